@@ -1,0 +1,99 @@
+"""What was decided for one model and one signature, and why: the value behind `fusewright.explain`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from fusewright.verification import Verdict
+
+Status = Literal["rewritten", "unchanged", "untouched"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Arithmetic, traffic and launches of a graph, and the roofline time they add up to on the plan's device."""
+
+    flops: float
+    bytes: float
+    launches: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Fired:
+    """One application of a rule: the estimated work of the whole graph just before and just after it."""
+
+    rule: str
+    where: str
+    exactness: Literal["exact", "reassociates", "finite"]
+    before: Work
+    after: Work
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A rule that matched and was not taken, with the reason in a few words."""
+
+    rule: str
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Interleaved medians in seconds of the original and the rewritten program; `None` where not measured."""
+
+    original_forward: float | None = None
+    rewritten_forward: float | None = None
+    original_training: float | None = None
+    rewritten_training: float | None = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Which path serves calls of one kind (``"forward"`` or ``"forward+backward"``), and why."""
+
+    mode: Literal["forward", "forward+backward"]
+    path: Literal["rewritten", "original"]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer of `fusewright.explain`: printable, and JSON through `to_json`."""
+
+    model: str
+    status: Status
+    reason: str
+    device: str
+    signature: str
+    before: Work | None = None
+    after: Work | None = None
+    rules: tuple[Fired, ...] = ()
+    declined: tuple[Declined, ...] = ()
+    opaque: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    precision: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+    timing: Timing = field(default_factory=Timing)
+    verdict: Verdict | None = None
+    program: str = ""
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The whole plan as JSON text."""
+        record: dict[str, Any] = {k: getattr(self, k) for k in self.__dataclass_fields__ if k != "verdict"}
+        for name in ("before", "after", "timing"):
+            record[name] = None if record[name] is None else asdict(record[name])
+        for name in ("rules", "declined", "kept"):
+            record[name] = [asdict(entry) for entry in record[name]]
+        record["verdict"] = None if self.verdict is None else json.loads(self.verdict.to_json())
+        return json.dumps(record, indent=indent)
+
+    def __str__(self) -> str:
+        from fusewright.report import render_plan
+
+        return render_plan(self)
