@@ -1,0 +1,1 @@
+"""The intermediate representation: nodes, operations, the pointwise table, the validity check and the printer."""

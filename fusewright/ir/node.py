@@ -1,0 +1,149 @@
+"""The graph: a hash-consed DAG of frozen nodes.
+
+Two structurally equal pure nodes are the same object, so equality is identity, common subexpressions exist once, and
+whatever no output or effect reaches is gone.  Effectful nodes (random numbers, running statistics, opaque operations)
+carry a serial number, so each is unique, and `Graph.effects` keeps their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakValueDictionary
+
+import sympy
+import torch
+
+from fusewright.ir.ops import Number, Op, Size, TensorType
+
+_interned: WeakValueDictionary[tuple[Any, ...], Node] = WeakValueDictionary()
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Node:
+    """One operation applied to nodes: `op` says which, with its attributes; the rest is inferred from both.
+
+    `shape` entries are ints, or sympy expressions in the batch symbol.  `where` is the module path the operation came
+    from, for messages only.  Operations with several results
+    have the type of their first one; `Item` picks them apart.
+    """
+
+    op: Op
+    args: tuple[Node | None, ...]
+    shape: tuple[Size, ...]
+    dtype: torch.dtype
+    device: torch.device
+    where: str = ""
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(self.shape, self.dtype, self.device, weak=isinstance(self.op, Number))
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The arguments that are there (an absent bias is `None` in `args`)."""
+        return tuple(a for a in self.args if a is not None)
+
+    def arg(self, index: int) -> Node:
+        """Argument `index`, which must be there."""
+        value = self.args[index]
+        assert value is not None, f"{self.op} has no argument {index}"
+        return value
+
+    def __repr__(self) -> str:
+        dims = ", ".join(map(str, self.shape))
+        return f"<{type(self.op).__name__} ({dims}) {str(self.dtype).removeprefix('torch.')}>"
+
+
+def make(op: Op, *args: Node | None, where: str = "") -> Node:
+    """The node that applies `op` to `args`: the existing one when an equal one is alive.
+
+    Raises `GraphError` when the operation does not accept arguments of these shapes or dtypes.
+    """
+    inferred = op.infer(tuple(None if a is None else a.type for a in args))
+    # repr, because 1 == 1.0 == True and 0.0 == -0.0 although they mean different programs
+    key = (type(op), repr(op), tuple(map(id, args)), inferred.shape, inferred.dtype, inferred.device)
+    found = _interned.get(key)
+    if found is None:
+        found = Node(op, args, inferred.shape, inferred.dtype, inferred.device, where)
+        _interned[key] = found
+    return found
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A whole model: `outputs` are what it returns (flat; plain Python values allowed), `effects` what it must do, in order.
+
+    `inputs` are the flat tensor inputs in call order; `symbols` maps each batch symbol to the (input, dimension) that
+    carries it and to the inclusive range of values the graph is valid for (`None`: no upper bound).
+    """
+
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node | int | float | bool | str | None, ...]
+    effects: tuple[Node, ...] = ()
+    symbols: Mapping[sympy.Symbol, Symbol] = field(default_factory=dict)
+
+    def roots(self) -> tuple[Node, ...]:
+        """Every node that must be computed: effects in order, then outputs."""
+        return (*self.effects, *(o for o in self.outputs if isinstance(o, Node)))
+
+    def nodes(self) -> list[Node]:
+        """All live nodes, arguments before users, effects in their order."""
+        return topological(self.roots())
+
+    def users(self) -> dict[Node, int]:
+        """How many uses each live node has; an output or effect counts as one use."""
+        counts: dict[Node, int] = {}
+        for node in self.nodes():
+            for arg in node.inputs:
+                counts[arg] = counts.get(arg, 0) + 1
+        for root in self.roots():
+            counts[root] = counts.get(root, 0) + 1
+        return counts
+
+    def substitute(self, old: Node, new: Node) -> Graph:
+        """This graph with `new` wherever `old` was used."""
+        mapping = {old: new}
+        for node in self.nodes():
+            if node in mapping:
+                continue
+            args = tuple(None if a is None else mapping.get(a, a) for a in node.args)
+            mapping[node] = node if args == node.args else make(node.op, *args, where=node.where)
+        effects = tuple(mapping[e] for e in self.effects)
+        return replace(
+            self, outputs=tuple(mapping[o] if isinstance(o, Node) else o for o in self.outputs), effects=effects
+        )
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """Where a batch symbol is read from, and for which values the graph holds."""
+
+    input: int
+    dim: int
+    low: int
+    high: int | None
+
+
+def topological(roots: Sequence[Node]) -> list[Node]:
+    """The nodes below `roots` in post-order: every argument before its users, earlier roots first; no recursion."""
+    order: list[Node] = []
+    done: set[int] = set()
+    for root in roots:
+        stack: list[tuple[Node, Iterator[Node]]] = [(root, iter(root.inputs))] if id(root) not in done else []
+        done.add(id(root))
+        while stack:
+            node, pending = stack[-1]
+            child = next(pending, None)
+            if child is None:
+                order.append(node)
+                stack.pop()
+            elif id(child) not in done:
+                done.add(id(child))
+                stack.append((child, iter(child.inputs)))
+    return order

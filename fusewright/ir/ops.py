@@ -1,0 +1,539 @@
+"""The semantic operations: each a frozen record of its attributes that can infer its result's type.
+
+ATen's hundreds of spellings normalise into these (`fusewright.capture.normalize`); whatever does not is `Opaque` and
+runs as it did.  Shapes below name dimensions as N (batch), C (input channels), O (output channels), * (spatial).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import sympy
+import torch
+import torch.nn.functional as F
+
+from fusewright.errors import GraphError
+from fusewright.ir import pointwise
+from fusewright.ir.pointwise import Scalar
+
+Size = int | sympy.Expr
+
+
+class TensorType(NamedTuple):
+    """Shape, dtype and device of a value; `weak` marks a Python number, which promotes less than a 0-d tensor."""
+
+    shape: tuple[Size, ...]
+    dtype: torch.dtype
+    device: torch.device
+    weak: bool = False
+
+
+Types = tuple[TensorType | None, ...]
+
+
+def size(value: Any) -> Size:
+    """`value` as a plain int where it is one, else the sympy expression."""
+    if isinstance(value, int):
+        return value
+    expression = sympy.sympify(value)
+    return int(expression) if expression.is_Integer else expression
+
+
+def numel(shape: Sequence[Size]) -> Size:
+    """The number of elements of a shape."""
+    return size(sympy.prod(shape)) if any(not isinstance(d, int) for d in shape) else math.prod(shape)  # type: ignore[arg-type]
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `GraphError(message)` unless `condition`."""
+    if not condition:
+        raise GraphError(message)
+
+
+@dataclass(frozen=True)
+class Op:
+    """The base of all operations."""
+
+    @property
+    def effectful(self) -> bool:
+        """Whether the operation is ordered and unique: never merged, duplicated or dropped."""
+        return False
+
+    def infer(self, types: Types) -> TensorType:
+        """The result's type for arguments of these types; raises `GraphError` for arguments it does not accept."""
+        raise GraphError(f"{type(self).__name__} does not say what it returns")
+
+
+@dataclass(frozen=True)
+class Source(Op):
+    """A value the graph does not compute."""
+
+    shape: tuple[Size, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def infer(self, types: Types) -> TensorType:
+        return TensorType(self.shape, self.dtype, self.device)
+
+
+@dataclass(frozen=True)
+class Input(Source):
+    """A tensor argument of the model; `index` counts the flat tensor inputs."""
+
+    name: str
+    index: int
+
+
+@dataclass(frozen=True)
+class Param(Source):
+    """A parameter, by its dotted path in the module."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Buffer(Source):
+    """A buffer, by its dotted path in the module."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Constant(Source):
+    """A tensor the trace holds (a plain tensor attribute, a literal), by its key in the capture's constants."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class Number(Op):
+    """A Python number; it promotes as Python numbers do.  `value` may be an expression in the batch symbol."""
+
+    value: Scalar | sympy.Expr
+    device: torch.device = torch.device("cpu")
+
+    def infer(self, types: Types) -> TensorType:
+        if isinstance(self.value, bool):
+            return TensorType((), torch.bool, self.device, weak=True)
+        whole = isinstance(self.value, int) or (isinstance(self.value, sympy.Expr) and bool(self.value.is_integer))
+        return TensorType((), torch.int64 if whole else torch.float64, self.device, weak=True)
+
+
+@dataclass(frozen=True)
+class Full(Op):
+    """A tensor of one value."""
+
+    shape: tuple[Size, ...]
+    value: Scalar
+    dtype: torch.dtype
+    device: torch.device
+
+    def infer(self, types: Types) -> TensorType:
+        return TensorType(self.shape, self.dtype, self.device)
+
+
+@dataclass(frozen=True)
+class Vector(Op):
+    """A small literal tensor of the given values, shape (len(values),); e.g. one divisor per pooling slot."""
+
+    values: tuple[Scalar, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def infer(self, types: Types) -> TensorType:
+        return TensorType((len(self.values),), self.dtype, self.device)
+
+
+@dataclass(frozen=True)
+class Conv(Op):
+    """n-d convolution of x (N, C, *) with w (O, C/groups, *k), or (C, O/groups, *k) when `transposed`; bias (O,) or None.
+
+    `padding` is (left, right) zeros per dimension.  Transposed: `y[o, s*p + d*u - left] += x[c, p] * w[c, o, u]`, of
+    length (in-1)*s - left - right + d*(k-1) + output_padding + 1.
+    """
+
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+
+    def infer(self, types: Types) -> TensorType:
+        x, w = types[0], types[1]
+        assert x is not None and w is not None
+        n = len(self.stride)
+        require(len(x.shape) == n + 2 and len(w.shape) == n + 2, f"conv{n}d of {x.shape} with weight {w.shape}")
+        require(x.dtype == w.dtype, f"conv{n}d of {x.dtype} with weight {w.dtype}")
+        channels = w.shape[0] if self.transposed else w.shape[1] * self.groups  # type: ignore[operator]
+        cropped = not self.transposed or all(left == right for left, right in self.padding)
+        require(cropped, f"conv_transpose{n}d with unequal padding {self.padding}")
+        require(x.shape[1] == channels, f"conv{n}d of {x.shape} with weight {w.shape} and {self.groups} groups")
+        out = w.shape[1] * self.groups if self.transposed else w.shape[0]  # type: ignore[operator]
+        return TensorType((x.shape[0], out, *self.spatial(x.shape[2:], w.shape[2:])), x.dtype, x.device)
+
+    def spatial(self, lengths: Sequence[Size], kernel: Sequence[Size]) -> tuple[Size, ...]:
+        """Output length per spatial dimension."""
+        result: list[Size] = []
+        for i, (length, k) in enumerate(zip(lengths, kernel, strict=True)):
+            reach = self.dilation[i] * (k - 1)
+            if self.transposed:
+                extra = self.output_padding[i] + 1 - sum(self.padding[i])
+                result.append(size((length - 1) * self.stride[i] + reach + extra))
+            else:
+                result.append(size((length + sum(self.padding[i]) - reach - 1) // self.stride[i] + 1))
+        return tuple(result)
+
+
+@dataclass(frozen=True)
+class Matmul(Op):
+    """x (..., M, K) @ w (..., K, N) [or (..., N, K) when `transpose_w`] + bias (N,) or None; leading dimensions broadcast."""
+
+    transpose_w: bool = False
+
+    def infer(self, types: Types) -> TensorType:
+        x, w = types[0], types[1]
+        assert x is not None and w is not None
+        require(len(x.shape) >= 2 and len(w.shape) >= 2, f"matmul of {x.shape} with {w.shape}")
+        k, n = (w.shape[-1], w.shape[-2]) if self.transpose_w else (w.shape[-2], w.shape[-1])
+        require(x.shape[-1] == k and x.dtype == w.dtype, f"matmul of {x.shape} {x.dtype} with {w.shape} {w.dtype}")
+        return TensorType((*broadcast(x.shape[:-2], w.shape[:-2]), x.shape[-2], n), x.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Pool(Op):
+    """Pooling over the last len(kernel) dimensions, as PyTorch's `max_pool`/`avg_pool` define it (symmetric padding).
+
+    ``min`` is -max_pool(-x): its padding is +inf.  Average pooling has dilation 1; `divisor` overrides the window size.
+    """
+
+    kind: Literal["max", "min", "avg"]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    ceil_mode: bool = False
+    count_include_pad: bool = True
+    divisor: int | None = None
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        n = len(self.kernel)
+        require(len(x.shape) > n, f"{self.kind} pooling over {n} dimensions of {x.shape}")
+        pooled = tuple(self.length(i, length) for i, length in enumerate(x.shape[-n:]))
+        return TensorType((*x.shape[:-n], *pooled), x.dtype, x.device)
+
+    def length(self, i: int, length: Size) -> Size:
+        """Output length along pooled dimension `i`; with ceil_mode a window must start inside the input or its left padding."""
+        free = length + 2 * self.padding[i] - self.dilation[i] * (self.kernel[i] - 1) - 1
+        if not self.ceil_mode:
+            return size(free // self.stride[i] + 1)
+        slots = -(-free // self.stride[i]) + 1
+        require(isinstance(slots, int) and isinstance(length, int), "ceil_mode pooling over a symbolic dimension")
+        return slots - 1 if (slots - 1) * self.stride[i] >= length + self.padding[i] else slots
+
+
+class Slot(NamedTuple):
+    """One output slot of a range sum: `scale * sum(x[start:stop:step])`; empty when start >= stop."""
+
+    start: int
+    stop: int
+    step: int
+    scale: float
+
+    @property
+    def count(self) -> int:
+        return max(0, -(-(self.stop - self.start) // self.step))
+
+
+@dataclass(frozen=True)
+class RangeSum(Op):
+    """Along each listed dimension, one scaled sum over an arithmetic index range per output slot; dimensions are kept.
+
+    `table` holds (dimension, slots), dimensions ascending.  Ranges are added directly, never as differences, so a
+    non-finite value reaches exactly the slots whose range holds it.  `dtype` is the type of the result, and sums are
+    carried in it (see `fusewright.codegen.ranges` for how far).
+    """
+
+    table: tuple[tuple[int, tuple[Slot, ...]], ...]
+    dtype: torch.dtype
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        shape = list(x.shape)
+        for dim, slots in self.table:
+            length = shape[dim]
+            require(isinstance(length, int), f"range sum along symbolic dimension {dim} of {x.shape}")
+            inside = all(s.start >= s.stop or (s.start >= 0 and s.stop <= length and s.step >= 1) for s in slots)
+            require(inside, f"range sum along dimension {dim} of {x.shape} reaches outside")
+            shape[dim] = len(slots)
+        return TensorType(tuple(shape), self.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Pointwise(Op):
+    """One function from the table in `fusewright.ir.pointwise`, operands broadcast, with Python-number promotion."""
+
+    fn: str
+    params: tuple[Scalar, ...] = ()
+
+    def infer(self, types: Types) -> TensorType:
+        operands = [t for t in types if t is not None]
+        shape: tuple[Size, ...] = ()
+        for operand in operands:
+            shape = broadcast(shape, operand.shape)
+        tensors = [t for t in operands if not t.weak] or operands
+        device = next((t.device for t in tensors if t.shape), tensors[0].device)
+        kinds = tuple((t.weak, len(t.shape) > 0, t.dtype) for t in operands)
+        return TensorType(shape, _pointwise_dtype(self.traits.torch, kinds), device)
+
+    @property
+    def traits(self) -> pointwise.Traits:
+        return pointwise.traits(self.fn, self.params)
+
+
+@dataclass(frozen=True)
+class Cast(Op):
+    """The same values in another dtype."""
+
+    dtype: torch.dtype
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        return TensorType(x.shape, self.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Reduce(Op):
+    """A reduction over `dims` (ascending, non-negative); `correction` belongs to ``var`` alone; `dtype` to sum, mean, prod."""
+
+    kind: Literal["sum", "mean", "max", "min", "logsumexp", "var", "prod"]
+    dims: tuple[int, ...]
+    keepdim: bool = False
+    correction: float = 1
+    dtype: torch.dtype | None = None
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        require(all(0 <= d < len(x.shape) for d in self.dims), f"{self.kind} over {self.dims} of {x.shape}")
+        kept = [1 if i in self.dims else d for i, d in enumerate(x.shape)]
+        shape = kept if self.keepdim else [d for i, d in enumerate(x.shape) if i not in self.dims]
+        promoted = self.kind in ("sum", "prod") and not (x.dtype.is_floating_point or x.dtype.is_complex)
+        return TensorType(tuple(shape), self.dtype or (torch.int64 if promoted else x.dtype), x.device)
+
+
+@dataclass(frozen=True)
+class Softmax(Op):
+    """Softmax, or its logarithm, along `dim`."""
+
+    dim: int
+    log: bool = False
+
+    def infer(self, types: Types) -> TensorType:
+        assert types[0] is not None
+        return types[0]
+
+
+@dataclass(frozen=True)
+class Norm(Op):
+    """A normalisation of x; arguments (x, weight, bias, running_mean, running_var), each but x may be None.
+
+    batch      over all but dimension 1; `training` uses and updates statistics (then `serial` makes it unique)
+    instance   per sample and channel, over the spatial dimensions
+    group      per sample and group of C/groups channels
+    layer, rms over the last `trailing` dimensions
+    """
+
+    kind: Literal["batch", "instance", "group", "layer", "rms"]
+    eps: float | None
+    training: bool = False
+    momentum: float = 0.1
+    groups: int = 1
+    trailing: int = 1
+    serial: int | None = None
+
+    @property
+    def effectful(self) -> bool:
+        return self.serial is not None
+
+    def infer(self, types: Types) -> TensorType:
+        assert types[0] is not None
+        return types[0]
+
+
+@dataclass(frozen=True)
+class Dropout(Op):
+    """Dropout in training mode: draws from the random stream, so it is ordered and unique by `serial`."""
+
+    p: float
+    serial: int
+
+    @property
+    def effectful(self) -> bool:
+        return True
+
+    def infer(self, types: Types) -> TensorType:
+        assert types[0] is not None
+        return types[0]
+
+
+@dataclass(frozen=True)
+class Reshape(Op):
+    """The same elements in row-major order under another shape (a view where PyTorch can give one)."""
+
+    shape: tuple[Size, ...]
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        same = sympy.expand(sympy.sympify(numel(x.shape)) - sympy.sympify(numel(self.shape))) == 0
+        require(bool(same), f"reshape of {x.shape} to {self.shape}")
+        return TensorType(self.shape, x.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Permute(Op):
+    """Dimensions in the order `dims`."""
+
+    dims: tuple[int, ...]
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        require(sorted(self.dims) == list(range(len(x.shape))), f"permute {self.dims} of {x.shape}")
+        return TensorType(tuple(x.shape[d] for d in self.dims), x.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Expand(Op):
+    """Broadcast to `shape` without a copy."""
+
+    shape: tuple[Size, ...]
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        require(broadcast(x.shape, self.shape) == self.shape, f"expand of {x.shape} to {self.shape}")
+        return TensorType(self.shape, x.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Slice(Op):
+    """x[start:stop:step] along `dim`, with 0 <= start <= stop."""
+
+    dim: int
+    start: int
+    stop: Size
+    step: int = 1
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        length = size(-(-(self.stop - self.start) // self.step))
+        return TensorType((*x.shape[: self.dim], length, *x.shape[self.dim + 1 :]), x.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Cat(Op):
+    """Concatenation of two or more tensors of one dtype along `dim`."""
+
+    dim: int
+
+    def infer(self, types: Types) -> TensorType:
+        parts = [t for t in types if t is not None]
+        total = size(sum((t.shape[self.dim] for t in parts), start=0))
+        first = parts[0]
+        rest = [(*t.shape[: self.dim], *t.shape[self.dim + 1 :]) for t in parts]
+        require(all(r == rest[0] for r in rest), f"cat along {self.dim} of {[t.shape for t in parts]}")
+        return TensorType((*first.shape[: self.dim], total, *first.shape[self.dim + 1 :]), first.dtype, first.device)
+
+
+@dataclass(frozen=True)
+class Pad(Op):
+    """Padding: `pads` is (dimension, left, right), all >= 0; `value` belongs to ``constant``."""
+
+    pads: tuple[tuple[int, int, int], ...]
+    mode: Literal["constant", "reflect", "replicate", "circular"] = "constant"
+    value: float = 0.0
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        shape = list(x.shape)
+        for dim, left, right in self.pads:
+            shape[dim] = size(shape[dim] + left + right)
+        return TensorType(tuple(shape), x.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Arg:
+    """The place of tensor argument `index` in an opaque call."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Opaque(Op):
+    """An ATen call that is not understood: it runs as it did, in its order.
+
+    `target` is the overload's name (``aten.lstm.input``); `arguments` and `keywords` are its literal arguments with `Arg`
+    in place of tensors and sympy expressions in place of symbolic sizes; `results` the types of its results, and
+    `several` whether it returns a tuple.
+    """
+
+    target: str
+    arguments: tuple[Any, ...]
+    keywords: tuple[tuple[str, Any], ...]
+    results: tuple[TensorType | None, ...]
+    several: bool
+    serial: int
+
+    @property
+    def effectful(self) -> bool:
+        return True
+
+    def infer(self, types: Types) -> TensorType:
+        known = next((r for r in self.results if r is not None), None)
+        return known or TensorType((), torch.float32, torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class Item(Op):
+    """Result `index` of an operation with several."""
+
+    index: int
+    result: TensorType
+
+    def infer(self, types: Types) -> TensorType:
+        return self.result
+
+
+def broadcast(a: Sequence[Size], b: Sequence[Size]) -> tuple[Size, ...]:
+    """The broadcast of two shapes; raises `GraphError` when they do not broadcast."""
+    n = max(len(a), len(b))
+    left, right = (1,) * (n - len(a)) + tuple(a), (1,) * (n - len(b)) + tuple(b)
+    result: list[Size] = []
+    for p, q in zip(left, right, strict=True):
+        require(p == q or p == 1 or q == 1, f"shapes {tuple(a)} and {tuple(b)} do not broadcast")
+        result.append(q if p == 1 else p)
+    return tuple(result)
+
+
+@lru_cache(maxsize=4096)
+def _pointwise_dtype(template: str, kinds: tuple[tuple[bool, bool, torch.dtype], ...]) -> torch.dtype:
+    """The dtype PyTorch gives, found by applying the function to ones of the operands' kinds (number, dimensions, dtype)."""
+    ones = [torch.ones((1,) if dims else (), dtype=dtype) for _, dims, dtype in kinds]
+    values = {
+        f"v{i}": one.item() if weak else one for i, (one, (weak, _, _)) in enumerate(zip(ones, kinds, strict=True))
+    }
+    result = eval(template.format(*values), {"torch": torch, "F": F, **values})  # the table's own text, never a user's
+    assert isinstance(result, torch.Tensor), f"{template} of Python numbers only"
+    return result.dtype
