@@ -1,0 +1,57 @@
+"""Short constructors, so that a rule's replacement reads like the algebra it states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from fusewright.ir import ops
+from fusewright.ir.node import Node, make
+from fusewright.ir.ops import Size
+from fusewright.ir.pointwise import Scalar
+
+
+def pointwise(fn: str, *args: Node | Scalar | sympy.Expr, params: tuple[Scalar, ...] = ()) -> Node:
+    """A pointwise function; Python numbers may stand for operands."""
+    nodes = [a if isinstance(a, Node) else make(ops.Number(a)) for a in args]
+    return make(ops.Pointwise(fn, params), *nodes)
+
+
+def reshape(x: Node, shape: Sequence[Size]) -> Node:
+    """x under another shape; x itself when it has it already."""
+    return x if tuple(shape) == x.shape else make(ops.Reshape(tuple(shape)), x)
+
+
+def permute(x: Node, dims: Sequence[int]) -> Node:
+    """x with its dimensions in another order; x itself for the identity."""
+    return x if tuple(dims) == tuple(range(x.ndim)) else make(ops.Permute(tuple(dims)), x)
+
+
+def cast(x: Node, dtype: torch.dtype) -> Node:
+    """x in another dtype; x itself when it has it already."""
+    return x if x.dtype == dtype else make(ops.Cast(dtype), x)
+
+
+def total(x: Node, dims: Sequence[int], *, keepdim: bool = False) -> Node:
+    """The sum over `dims`; x itself when there are none."""
+    return x if not dims else make(ops.Reduce("sum", tuple(sorted(dims)), keepdim), x)
+
+
+def range_sum(x: Node, table: dict[int, tuple[ops.Slot, ...]], dtype: torch.dtype) -> Node:
+    """The range sum of x, dropping dimensions along which it would do nothing."""
+    kept = {d: slots for d, slots in table.items() if slots != identity_slots(x.shape[d])}
+    if not kept:
+        return cast(x, dtype)
+    return make(ops.RangeSum(tuple(sorted(kept.items())), dtype), x)
+
+
+def identity_slots(length: Size) -> tuple[ops.Slot, ...]:
+    """One slot per index: the range sum that changes nothing."""
+    return tuple(ops.Slot(i, i + 1, 1, 1.0) for i in range(length)) if isinstance(length, int) else ()
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that sums of `dtype` are carried in: float64 for float32 and float64, float32 for half precisions."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else torch.float64

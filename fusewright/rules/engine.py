@@ -1,0 +1,160 @@
+"""Graph -> Graph: rules to a fixpoint, each application judged by the cost model.
+
+Every root where rules match is offered all of them; the one that leaves the least work is taken.  ``cost`` takes it when it
+saves time, ``always`` whenever it is valid (so that a test on a small shape cannot pass by doing nothing), ``never`` not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fusewright.ir.node import Graph, Node, topological
+from fusewright.plan import Declined, Fired, Work
+from fusewright.rules.rule import Exactness, Match, Rule
+
+Mode = Literal["cost", "always", "never"]
+NodeCost = Callable[[Node], Work]
+
+# A rewrite must save this share of what it replaces, so that rounding in the cost model decides nothing.
+WORTHWHILE = 1e-3
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A rewritten graph with the story of how it came about."""
+
+    graph: Graph
+    fired: tuple[Fired, ...]
+    declined: tuple[Declined, ...]
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """One valid application: what it would replace, and the seconds it would save."""
+
+    rule: Rule
+    root: Node
+    new: Node
+    exactness: Exactness
+    saves: float
+    of: float
+
+
+def rewrite(
+    graph: Graph, rules: Sequence[Rule], cost: NodeCost, *, mode: Mode = "cost", finite: bool = False
+) -> Rewritten:
+    """Apply `rules` to `graph` until none is left that is valid (and, under ``cost``, pays).
+
+    `cost` gives the work of one node.  ``finite`` rules are only taken when `finite` is set.  Valid in, valid out.
+    """
+    fired: list[Fired] = []
+    declined: dict[tuple[str, Node], Declined] = {}
+    if mode == "never":
+        return Rewritten(graph, (), ())
+    limit = 20 * len(graph.nodes()) + 100
+    for _ in range(limit):
+        offer = _next(graph, rules, cost, mode, finite, declined)
+        if offer is None:
+            kept = set(graph.nodes())
+            return Rewritten(graph, tuple(fired), tuple(d for (_, n), d in declined.items() if n in kept))
+        before, graph = graph, graph.substitute(offer.root, offer.new)
+        work = total(before, cost), total(graph, cost)
+        fired.append(Fired(offer.rule.name, _place(offer.root), offer.exactness, *work))
+    raise AssertionError(f"rules did not reach a fixpoint in {limit} steps: {[f.rule for f in fired[-6:]]}")
+
+
+def total(graph: Graph, cost: NodeCost) -> Work:
+    """The work of all live nodes."""
+    works = [cost(n) for n in graph.nodes()]
+    return Work(
+        flops=sum(w.flops for w in works),
+        bytes=sum(w.bytes for w in works),
+        launches=sum(w.launches for w in works),
+        seconds=sum(w.seconds for w in works),
+    )
+
+
+def _next(
+    graph: Graph,
+    rules: Sequence[Rule],
+    cost: NodeCost,
+    mode: Mode,
+    finite: bool,
+    declined: dict[tuple[str, Node], Declined],
+) -> _Offer | None:
+    """The first application to take, looking from the inputs on."""
+    users = graph.users()
+    for root in graph.nodes():
+        offers: list[_Offer] = []
+        for rule, match in _matches(root, rules):
+            reason = refusal(rule, match, users, finite)
+            if reason is None:
+                offers.append(_offer(rule, match, root, users, cost))
+            else:
+                declined[rule.name, root] = Declined(rule.name, _place(root), reason)
+        best = max(offers, key=lambda o: o.saves, default=None)
+        if best is not None and (mode == "always" or best.saves > WORTHWHILE * best.of):
+            return best
+        for offer in offers:
+            reason = f"would not pay: {-offer.saves * 1e6:+.1f} us by the cost model"
+            declined[offer.rule.name, root] = Declined(offer.rule.name, _place(root), reason)
+    return None
+
+
+def _matches(root: Node, rules: Sequence[Rule]) -> Iterator[tuple[Rule, Match]]:
+    for rule in rules:
+        match = rule.pattern.match(root)
+        if match is not None:
+            yield rule, match
+
+
+def refusal(rule: Rule, match: Match, users: dict[Node, int], finite: bool) -> str | None:
+    """Why `rule` may not be applied at this match; `None` when it may."""
+    if any(n.op.effectful for n in match.values() if n in _operations(rule, match)):
+        return "an operation with effects stays where it is"
+    shared = [name for name in rule.pattern.inner() if users.get(match[name], 0) > 1]
+    if shared:
+        return f"the {shared[0]} has another user"
+    reason = rule.condition(match)
+    if reason is not None:
+        return reason
+    if rule.classify(match) == "finite" and not finite:
+        return "holds for finite values only; allow it with finite=True"
+    return None
+
+
+def _operations(rule: Rule, match: Match) -> list[Node]:
+    return [match[name] for name in (rule.pattern.name, *rule.pattern.inner())]
+
+
+def _offer(rule: Rule, match: Match, root: Node, users: dict[Node, int], cost: NodeCost) -> _Offer:
+    new = rule.replacement(match)
+    same = (new.shape, new.dtype, new.device) == (root.shape, root.dtype, root.device)
+    assert same, f"{rule.name} turned {root!r} into {new!r}"
+    assert new is not root, f"{rule.name} left {root!r} as it was"
+    dying = sum(cost(n).seconds for n in _dying(root, new, users))
+    born = sum(cost(n).seconds for n in topological([new]) if n not in users)
+    return _Offer(rule, root, new, rule.classify(match), dying - born, dying)
+
+
+def _dying(root: Node, new: Node, users: dict[Node, int]) -> list[Node]:
+    """The nodes that nothing uses any more once `new` stands for `root`."""
+    kept = set(topological([new]))
+    left = dict(users)
+    dead: list[Node] = []
+    stack = [root] if root not in kept else []
+    while stack:
+        node = stack.pop()
+        dead.append(node)
+        for arg in node.inputs:
+            left[arg] -= 1
+            if left[arg] == 0 and arg not in kept and not arg.op.effectful:
+                stack.append(arg)
+    return dead
+
+
+def _place(node: Node) -> str:
+    """Where a node came from, for messages."""
+    return node.where or repr(node)
