@@ -24,11 +24,11 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from fusewright.errors import FusewrightError, ProblemError
 from fusewright.problem_batch import batch_edits
 from fusewright.runtime.memory import available_bytes, is_out_of_memory
+from fusewright.tree import tree_flatten, tree_map
 
 Arguments: TypeAlias = tuple[Any, ...] | dict[str, Any]
 """What a function of a problem file returns: positional arguments, or keyword arguments."""
@@ -157,7 +157,7 @@ class Problem:
                 arguments = self._ask("get_inputs", seed=0)
         except ProblemError:
             arguments = self._ask("get_inputs", seed=0)
-        return [x for x in pytree.tree_leaves(arguments) if isinstance(x, torch.Tensor)]
+        return [x for x in tree_flatten(arguments)[0] if isinstance(x, torch.Tensor)]
 
     def _check_memory(self) -> None:
         """An operating system that overcommits kills the process instead of failing an allocation, so look first."""
@@ -297,7 +297,7 @@ def _find_class(path: Path, module: ModuleType, names: tuple[str, ...]) -> type[
 
 
 def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], arguments: Arguments) -> Arguments:
-    mapped: Arguments = pytree.tree_map_only(torch.Tensor, function, arguments)
+    mapped: Arguments = tree_map(lambda x: function(x) if isinstance(x, torch.Tensor) else x, arguments)
     return mapped
 
 

@@ -6,6 +6,9 @@
     replacement  the new node, of the very type of the old one
     exactness    ``exact``: the same bits; ``reassociates``: the same real number for finite values, other rounding;
                  ``finite``: drops a dependence, so a NaN may vanish (off unless asked for)
+    doc          before -> after, shapes, condition, class
+
+A rule is written as its replacement, under the `rule` decorator, which makes it the record.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ class Pattern:
         return [n for p in self.args for n in ([p.name] if p.kinds else []) + p.inner()]
 
 
-def op(name: str, *kinds: type[Op], of: tuple[Pattern, ...] = (), where: Callable[[Node], bool] | None = None) -> Pattern:
+def op(
+    name: str, *kinds: type[Op], of: tuple[Pattern, ...] = (), where: Callable[[Node], bool] | None = None
+) -> Pattern:
     """A pattern for an operation of one of `kinds` whose first arguments match `of`."""
     assert kinds, "an operation pattern names its operation; use `value` for anything"
     return Pattern(name, kinds, of, where)
@@ -73,7 +78,24 @@ class Rule:
     condition: Callable[[Match], str | None]
     replacement: Callable[[Match], Node]
     exactness: Exactness | Callable[[Match], Exactness]
+    doc: str
 
     def classify(self, match: Match) -> Exactness:
         """The exactness class of this instance."""
         return self.exactness(match) if callable(self.exactness) else self.exactness
+
+
+def rule(
+    name: str,
+    *,
+    pattern: Pattern,
+    condition: Callable[[Match], str | None],
+    exactness: Exactness | Callable[[Match], Exactness],
+) -> Callable[[Callable[[Match], Node]], Rule]:
+    """Make a replacement function into the `Rule` it completes; its docstring says before -> after, shapes and condition."""
+
+    def complete(replacement: Callable[[Match], Node]) -> Rule:
+        assert replacement.__doc__, f"{name} has no docstring"
+        return Rule(name, pattern, condition, replacement, exactness, replacement.__doc__)
+
+    return complete
