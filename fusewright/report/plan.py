@@ -1,0 +1,145 @@
+"""A plan for people: which rules fired where, the work before and after, what was kept and why, and what to do next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fusewright.plan import Fired, Kept, Plan, Timing, Work
+from fusewright.report.text import bullets, duration, heading, less, render, scaled, table, times
+from fusewright.report.verdict import verdict_summary
+
+_MOST_ROWS = 30
+_STATUS = {
+    "rewritten": ("rewritten", "bold green"),
+    "unchanged": ("unchanged, nothing to gain", "bold yellow"),
+    "untouched": ("untouched, it runs as it did", "bold yellow"),
+}
+_CLASS = {
+    "exact": "exact: the same bits, non-finite values included",
+    "reassociates": "reassociates: the same real number, other rounding; a NaN still reaches every output it reached",
+    "finite": "finite: the same for finite values; a NaN may vanish",
+}
+
+
+def render_plan(plan: Plan, width: int | None = None) -> str:
+    """A plan as plain text, `width` columns wide."""
+    return render(plan_view(plan), width)
+
+
+def plan_view(plan: Plan) -> RenderableType:
+    """A plan as something a rich console prints."""
+    return Group(*_sections(plan))
+
+
+def _sections(plan: Plan) -> Iterator[RenderableType]:
+    yield _title(plan)
+    if plan.before is not None and plan.after is not None:
+        yield heading("Work")
+        yield _work(plan.before, plan.after)
+    if plan.rules:
+        yield heading("Rules that fired")
+        yield from _rules(plan.rules)
+    if plan.kernels:
+        yield heading("Kernels")
+        yield bullets(plan.kernels)
+    if plan.kept:
+        yield heading("What serves calls")
+        yield _kept(plan.kept, plan.timing)
+    if plan.verdict is not None:
+        yield heading("Verified")
+        yield verdict_summary(plan.verdict)
+    for title, lines in (("Precision", plan.precision), ("Advice", plan.advice)):
+        if lines:
+            yield heading(title)
+            yield bullets(lines)
+    if plan.declined:
+        yield heading("Rules that matched and were not taken")
+        yield _declined(plan)
+    if plan.opaque:
+        yield heading("Runs as it did (not understood, so not touched)")
+        yield Text(", ".join(_counted(plan.opaque)))
+
+
+def _title(plan: Plan) -> RenderableType:
+    words, style = _STATUS[plan.status]
+    title = Text.assemble((plan.model, "bold"), ": ", (words, style))
+    lines = [title, Text(f"on {plan.device}, for {plan.signature}", style="dim")]
+    if plan.reason:
+        lines.append(Text(plan.reason))
+    return Group(*lines)
+
+
+def _work(before: Work, after: Work) -> RenderableType:
+    made = table(("", "before", "after", "change"), right=("before", "after"))
+    made.add_row(
+        "arithmetic", scaled(before.flops, "FLOP"), scaled(after.flops, "FLOP"), less(before.flops, after.flops)
+    )
+    made.add_row("memory traffic", scaled(before.bytes, "B"), scaled(after.bytes, "B"), less(before.bytes, after.bytes))
+    made.add_row("launches", f"{before.launches:g}", f"{after.launches:g}", less(before.launches, after.launches))
+    seconds = less(before.seconds, after.seconds)
+    made.add_row("estimated time", duration(before.seconds), duration(after.seconds), seconds)
+    return made
+
+
+def _rules(rules: tuple[Fired, ...]) -> Iterator[RenderableType]:
+    made = table(("rule", "class", "arithmetic", "estimate"), right=("arithmetic", "estimate"), fixed=("class",))
+    groups = [list(group) for _, group in groupby(rules, key=lambda fired: (fired.rule, fired.exactness))]
+    for group in groups[:_MOST_ROWS]:
+        first, last = group[0], group[-1]
+        where = first.where if len(group) == 1 else f"{first.where} and {len(group) - 1} more"
+        made.add_row(
+            Text.assemble(first.rule, "\n", (f"at {where}", "dim")),
+            first.exactness,
+            less(first.before.flops, last.after.flops),
+            _change(duration(first.before.seconds), duration(last.after.seconds)),
+        )
+    yield made
+    if len(groups) > _MOST_ROWS:
+        yield Text(f"and {len(groups) - _MOST_ROWS} more rows", style="dim")
+    used = {fired.exactness for fired in rules}
+    yield Text("\n".join(meaning for name, meaning in _CLASS.items() if name in used), style="dim")
+
+
+def _change(before: str, after: str) -> str:
+    """``2.31 -> 0.58 GFLOP`` where the units agree, both units where not, one figure where nothing moved."""
+    if before == after:
+        return after
+    value, _, unit = before.partition(" ")
+    return f"{value} -> {after}" if after.endswith(f" {unit}") else f"{before} -> {after}"
+
+
+def _kept(kept: tuple[Kept, ...], timing: Timing) -> RenderableType:
+    made = table(
+        ("calls", "run", "original", "rewritten", "speedup", "why"), right=("original", "rewritten", "speedup")
+    )
+    for entry in kept:
+        forward = entry.mode == "forward"
+        before = timing.original_forward if forward else timing.original_training
+        after = timing.rewritten_forward if forward else timing.rewritten_training
+        made.add_row(
+            entry.mode,
+            entry.path,
+            "-" if before is None else duration(before),
+            "-" if after is None else duration(after),
+            "-" if before is None or not after else times(before / after),
+            Text(entry.reason),
+        )
+    return made
+
+
+def _declined(plan: Plan) -> RenderableType:
+    made = table(("rule", "where", "why"))
+    groups = [list(group) for _, group in groupby(plan.declined, key=lambda entry: (entry.rule, entry.reason))]
+    for group in groups[:_MOST_ROWS]:
+        where = group[0].where if len(group) == 1 else f"{group[0].where} and {len(group) - 1} more"
+        made.add_row(Text(group[0].rule), Text(where), Text(group[0].reason))
+    return made
+
+
+def _counted(names: tuple[str, ...]) -> list[str]:
+    return [name if count == 1 else f"{name} ({count} times)" for name, count in Counter(names).items()]
