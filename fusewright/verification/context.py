@@ -1,0 +1,415 @@
+"""Running reference, candidate and truth from one state, one seed and one set of inputs, within a budget."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusewright.runtime.memory import is_out_of_memory
+from fusewright.tree import TreeSpec, tree_flatten
+from fusewright.verification.compare import Comparison, Rules, Sample, compare, worst_of
+from fusewright.verification.inputs import Call, copied, is_real, nudged
+from fusewright.verification.numerics import WideArithmetic, ieee_float32, tf32_allowed
+from fusewright.verification.state import State, reseed
+
+# Further evidence: this many runs, or as many as it takes to see this many elements, within the limit.
+_EVIDENCE_RUNS, _EVIDENCE_ELEMENTS, _EVIDENCE_LIMIT = 8, 32, 31
+
+
+class NotApplicable(Exception):
+    """The check says nothing about this model; the message says why."""
+
+
+class Fault(Exception):
+    """The candidate is wrong in a way that has no size; the message says how."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one forward call (and backward, where asked for) gave and left behind."""
+
+    outputs: list[Any]
+    structure: TreeSpec
+    gradients: dict[str, Tensor | None]
+    buffers: dict[str, Tensor]
+    inputs: list[Tensor]
+
+    @cached_property
+    def values(self) -> dict[str, Tensor]:
+        """Every output tensor by position, and every gradient that there is by name."""
+        outputs = {f"output {i}": x for i, x in enumerate(self.outputs) if isinstance(x, Tensor)}
+        gradients = {f"gradient of {name}": g for name, g in self.gradients.items() if g is not None}
+        return {**outputs, **gradients}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for."""
+
+    training: bool
+    precision: str = "eager"
+    exact: bool = False
+    gradients: bool = True
+    seed: int = 0
+    max_bytes: int = 0
+
+
+@dataclass
+class Context:
+    """What every check needs: the two modules, their truth, the inputs at three sizes, and how to compare."""
+
+    reference: nn.Module
+    candidate: nn.Module
+    example: Call
+    options: Options
+    core: Call = field(init=False)
+    """The example at the largest size whose float64 run fits the budget."""
+    side: Call = field(init=False)
+    """The example at a size at which many more runs fit the budget."""
+    oracle: nn.Module | None = field(init=False, default=None)
+    """The reference in float64; `None` where only eager itself can be the truth."""
+    oracle_reason: str = field(init=False, default="")
+    bytes_per_row: float = field(init=False, default=0.0)
+    state: State = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.core = self.side = self.example
+        self.state = State(self.reference, self.candidate)
+
+    # -- one run ------------------------------------------------------------------------------------------------------
+
+    def eager(self, call: Call, *, grad: bool = False) -> Run:
+        """The reference, as the user runs it.  Raises `NotApplicable` where it refuses these inputs."""
+        mode = ieee_float32() if self.options.precision == "fp32" else nullcontext()
+        try:
+            return self._run(self.reference, call, grad, [mode])
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise NotApplicable(f"the reference itself raises {_summary(error)}") from error
+
+    def tried(self, call: Call, *, grad: bool = False, within: AbstractContextManager[Any] | None = None) -> Run:
+        """The candidate.  Raises `Fault` where it refuses inputs that the reference accepts."""
+        try:
+            return self._run(self.candidate, call, grad, [within or nullcontext()])
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise Fault(f"the candidate raises {_summary(error)}") from error
+
+    def truth(self, call: Call, *, grad: bool = False, tf32: bool = False) -> Run:
+        """The reference in float64, on operands rounded to tf32 where asked for; eager itself where there is none."""
+        if self.oracle is None:
+            return self.eager(call, grad=grad)
+        convolutions, matmuls = tf32_allowed(self.options.precision) if tf32 else (False, False)
+        mode = WideArithmetic(round_convolutions=convolutions, round_matmuls=matmuls)
+        return self._run_wide(call, grad, mode)
+
+    def _run_wide(self, call: Call, grad: bool, mode: WideArithmetic) -> Run:
+        assert self.oracle is not None
+        self.state.restore()
+        self._copy_state(self.oracle)
+        wide = call.map(_widened)
+        device = next((x.device.type for x in call.tensors()), "cpu")
+        return self._run(self.oracle, wide, grad, [torch.autocast(device, enabled=False), mode])
+
+    def _run(self, module: nn.Module, call: Call, grad: bool, modes: Sequence[AbstractContextManager[Any]]) -> Run:
+        self.state.restore()
+        if module.training != self.options.training:
+            # Only then: a part that is frozen on purpose keeps its own flag.
+            module.train(self.options.training)
+        with ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            stack.enter_context(torch.set_grad_enabled(grad))
+            for mode in modes:
+                stack.enter_context(mode)
+            leaves = [copied(x.detach()).requires_grad_(grad and is_real(x)) for x in call.tensors()]
+            given = [copied(leaf) if leaf.requires_grad else leaf for leaf in leaves]
+            passed = iter(given)
+            reseed(self.options.seed)
+            outputs, structure = tree_flatten(call.map(lambda _: next(passed))(module))
+            gradients = self._gradients(module, leaves, outputs) if grad else {}
+        buffers = {name: x.detach().clone() for name, x in module.named_buffers()}
+        return Run(outputs, structure, gradients, buffers, [x.detach() for x in given])
+
+    def _gradients(self, module: nn.Module, leaves: list[Tensor], outputs: list[Any]) -> dict[str, Tensor | None]:
+        ends = [x for x in outputs if is_real(x) and x.requires_grad]
+        wanted = {f"input {i}": x for i, x in enumerate(leaves) if x.requires_grad}
+        own = dict(module.named_parameters(remove_duplicate=False))
+        wanted |= {name: own[name] for name, p in self.reference.named_parameters() if p.requires_grad}
+        if not ends or not wanted:
+            return {}
+        grads = torch.autograd.grad(ends, list(wanted.values()), [self._cotangent(x) for x in ends], allow_unused=True)
+        return dict(zip(wanted, grads, strict=True))
+
+    def _cotangent(self, x: Tensor) -> Tensor:
+        # Seven-bit values are the same number in every floating dtype.
+        generator = torch.Generator(device=x.device).manual_seed(self.options.seed + x.numel())
+        value = torch.randint(-64, 65, x.shape, generator=generator, device=x.device) / 32
+        return value.to(x.dtype)
+
+    def _copy_state(self, oracle: nn.Module) -> None:
+        """Each run starts the float64 reference from the reference's state of that moment, edits included."""
+        with torch.no_grad():
+            for own, theirs in zip(_tensors_of(oracle), _tensors_of(self.reference), strict=True):
+                own.copy_(theirs)
+
+    # -- agreement ----------------------------------------------------------------------------------------------------
+
+    def rules(self, planted: Any = None) -> Rules:
+        """The kind of agreement that the options ask for."""
+        return Rules(self.options.exact, planted, looseness=1.0 if self.oracle is not None else 8.0)
+
+    def sample(self, call: Call, *, grad: bool = False) -> tuple[Run, Run, list[Run], Run]:
+        """Eager, the candidate, the baselines of the error and the truth, all on `call`."""
+        eager = self.eager(call, grad=grad)
+        tried = self.tried(call, grad=grad)
+        truth = self.truth(call, grad=grad)
+        baselines = [eager]
+        if (
+            self.oracle is not None
+            and any(x.is_cuda for x in call.tensors())
+            and any(tf32_allowed(self.options.precision))
+        ):
+            baselines.append(self.truth(call, grad=grad, tf32=True))
+        return eager, tried, baselines, truth
+
+    def agreement(self, call: Call, *, grad: bool = False, planted: Any = None, tried: Run | None = None) -> Comparison:
+        """Compares every output (and gradient) on `call`, of a run made already where `tried` gives it.
+
+        Raises `Fault` where they cannot even be compared.
+        """
+        eager, now, baselines, truth = self.sample(call, grad=grad)
+        tried = now if tried is None else tried
+        same_form(eager, tried)
+        same_gradients(eager, tried)
+        evidence = _Evidence(self, call, grad, eager)
+        results = []
+        for name, value in tried.values.items():
+            if name not in eager.values:
+                continue
+            first = Sample(value, _named(baselines, name, eager), _of(truth, name, eager))
+            result = compare(first, partial(evidence.of, name, first), self.rules(planted))
+            results.append(replace(result, detail=f"{name}: {result.detail}" if result.detail else ""))
+        return worst_of(results)
+
+
+class _Evidence:
+    """Samples on inputs moved by rounding-sized noise, taken once for all tensors of a comparison."""
+
+    def __init__(self, context: Context, call: Call, grad: bool, base: Run) -> None:
+        self._context, self._call, self._grad, self._base = context, call, grad, base
+        self._runs: list[tuple[Run, Run, list[Run], Run]] = []
+        self._spent = False
+
+    def of(self, name: str, first: Sample) -> list[Sample]:
+        """The samples of one tensor."""
+        needed = max(_EVIDENCE_RUNS, min(_EVIDENCE_LIMIT, _EVIDENCE_ELEMENTS // first.candidate.numel()))
+        while len(self._runs) < needed and not self._spent:
+            self._take()
+        return [sample for run in self._runs if (sample := self._sample(name, first, *run)) is not None]
+
+    def _take(self) -> None:
+        call = nudged(self._call, self._context.options.seed + 1 + len(self._runs))
+        if not any(is_real(x) for x in call.tensors()):
+            # Integers have no rounding-sized neighbours.
+            self._spent = True
+            return
+        try:
+            self._runs.append(self._context.sample(call, grad=self._grad))
+        except (NotApplicable, Fault):
+            self._spent = True
+
+    def _sample(
+        self, name: str, first: Sample, eager: Run, tried: Run, baselines: list[Run], truth: Run
+    ) -> Sample | None:
+        if name not in tried.values or name not in eager.values:
+            return None
+        if tried.values[name].shape != first.candidate.shape or eager.values[name].shape != first.eager.shape:
+            return None
+        if self._context.oracle is None:
+            # Eager is the truth: what noise does to it stands in for its error.
+            baselines = [self._base]
+        return Sample(tried.values[name], _named(baselines, name, eager), _of(truth, name, eager))
+
+
+def _named(runs: Sequence[Run], name: str, eager: Run) -> tuple[Tensor, ...]:
+    return tuple(_of(run, name, eager) for run in runs)
+
+
+def _of(run: Run, name: str, eager: Run) -> Tensor:
+    """A tensor by name; float64 and eager may differ in whether a gradient that is zero exists."""
+    own = eager.values[name]
+    return run.values.get(name, torch.zeros_like(own))
+
+
+def same_form(eager: Run, tried: Run) -> None:
+    """Raises `Fault` unless the outputs have one structure, and each pair one type, shape, dtype and device."""
+    if eager.structure != tried.structure:
+        raise Fault(f"the output's structure is {tried.structure}, not {eager.structure}")
+    for i, (a, b) in enumerate(zip(eager.outputs, tried.outputs, strict=True)):
+        if not isinstance(a, Tensor):
+            _same_constant(i, a, b)
+            continue
+        if not isinstance(b, Tensor):
+            raise Fault(f"output {i} is a {type(b).__name__}, not a tensor")
+        for what in ("shape", "dtype", "device", "layout"):
+            if getattr(a, what) != getattr(b, what):
+                raise Fault(f"output {i} has {what} {_plain(getattr(b, what))}, not {_plain(getattr(a, what))}")
+
+
+def _same_constant(i: int, a: Any, b: Any) -> None:
+    same = abs(a - b) <= 1e-5 * abs(a) if isinstance(a, float) and isinstance(b, float) and a != b else a == b
+    if type(a) is not type(b) or not (same or a != a):
+        raise Fault(f"output {i} is {b!r}, not {a!r}")
+
+
+def same_gradients(eager: Run, tried: Run) -> None:
+    """Raises `Fault` where a gradient exists that should not, or the reverse."""
+    for i, (a, b) in enumerate(zip(eager.outputs, tried.outputs, strict=True)):
+        if isinstance(a, Tensor) and a.requires_grad != b.requires_grad:
+            raise Fault(f"output {i} has requires_grad {b.requires_grad}, not {a.requires_grad}")
+    for name, expected in eager.gradients.items():
+        given = tried.gradients.get(name)
+        if expected is None and given is not None and bool(given.any()):
+            raise Fault(f"the gradient of {name} should be none or zero and is not")
+        if expected is not None and given is None:
+            raise Fault(f"the gradient of {name} is missing")
+        if expected is not None and given is not None and expected.shape != given.shape:
+            raise Fault(f"the gradient of {name} has shape {tuple(given.shape)}, not {tuple(expected.shape)}")
+
+
+# -- setting up -------------------------------------------------------------------------------------------------------
+
+
+def set_oracle(context: Context, probe: Call) -> None:
+    """Gives the context its float64 reference, if the model runs in float64 and draws the same random numbers there.
+
+    Raises `NotApplicable` where the reference refuses the probe.
+    """
+    context.oracle, context.oracle_reason = None, ""
+    try:
+        oracle = deepcopy(context.reference).double()
+    except Exception as error:
+        context.oracle_reason = f"the reference cannot be copied to float64 ({_summary(error)})"
+        return
+    eager = context.eager(probe)
+    context.oracle = oracle
+    try:
+        truth = context.truth(probe)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        context.oracle, context.oracle_reason = None, f"the reference does not run in float64 ({_summary(error)})"
+        return
+    reason = _unusable(truth, eager)
+    if reason:
+        context.oracle, context.oracle_reason = None, reason
+
+
+def _unusable(truth: Run, eager: Run) -> str:
+    for a, b in zip(truth.outputs, eager.outputs, strict=False):
+        if not is_real(b):
+            continue
+        if a.dtype not in (torch.float64, torch.complex128):
+            return "the reference leaves float64 by itself"
+        difference, size = (a - b).abs(), b.abs()
+        finite = difference.isfinite() & size.isfinite()
+        if float(difference[finite].square().sum()) > 0.01 * float(size[finite].double().square().sum()) > 0:
+            return "the reference gives other results in float64 (random numbers that depend on the dtype?)"
+    return ""
+
+
+def fit(context: Context, seconds: float) -> None:
+    """Chooses the sizes of `core` and `side` so that float64 runs fit the memory and time allowed.
+
+    One or two rows are run in float64, their allocations added up and their time taken.  A gradient run keeps about
+    three times what its forward allocates, and takes about four times as long; six of them make up the core.
+    """
+    batch = context.example.batch()
+    if batch is None or batch <= 2:
+        set_oracle(context, context.example)
+        return
+    probe = context.example.resized(2)
+    try:
+        set_oracle(context, probe)
+    except NotApplicable:
+        # It takes no other batch, so nothing can be cut.
+        set_oracle(context, context.example)
+        return
+    if context.oracle is None:
+        return
+    allocated, elapsed = _probe(context, probe)
+    context.bytes_per_row = allocated / 2 / 2
+    by_memory = context.options.max_bytes / max(3 * allocated / 2, 1)
+    by_time = seconds / 4 / max(elapsed / 2 * 6 * 4, 1e-9)
+    by_time_aside = seconds / 200 / max(elapsed / 2, 1e-9)
+    context.core = _cut(context.example, batch, min(by_memory, by_time))
+    context.side = _cut(context.example, batch, min(by_memory, by_time, by_time_aside))
+
+
+def _probe(context: Context, probe: Call) -> tuple[int, float]:
+    """Bytes and seconds of a float64 forward of two rows; the second run counts, the first one warms up."""
+    try:
+        for _ in range(2):
+            mode = WideArithmetic()
+            start = time.perf_counter()
+            context._run_wide(probe, False, mode)
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.synchronize()
+            elapsed = time.perf_counter() - start
+    except Exception:
+        return 0, 0.0
+    return mode.bytes, elapsed
+
+
+def _cut(call: Call, batch: int, limit: float) -> Call:
+    size = max(2, min(batch, int(limit)))
+    return call if size == batch else call.resized(size)
+
+
+def halve(context: Context) -> bool:
+    """Halves the sizes after memory ran out; whether there was anything left to halve."""
+    batch = context.core.batch() or 1
+    if batch <= 1:
+        return False
+    context.core = context.core.resized(max(1, batch // 2))
+    context.side = context.side.resized(max(1, min(batch // 2, context.side.batch() or 1)))
+    return True
+
+
+def default_max_bytes(call: Call, available: Callable[[], int | None]) -> int:
+    """A quarter of the free memory of the device that the inputs live on."""
+    device = next((x.device for x in call.tensors() if x.is_cuda), None)
+    if device is not None:
+        return int(torch.cuda.mem_get_info(device)[0]) // 4
+    return (available() or 4 << 30) // 4
+
+
+def _widened(x: Tensor) -> Tensor:
+    if not is_real(x):
+        return x
+    return x.to(torch.complex128 if x.is_complex() else torch.float64)
+
+
+def _tensors_of(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _summary(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__
+
+
+def _plain(value: object) -> object:
+    return tuple(value) if isinstance(value, torch.Size) else value

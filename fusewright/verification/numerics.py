@@ -1,0 +1,91 @@
+"""Arithmetic of the references: float64 whatever a model hard-codes, and float64 on operands rounded to tf32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
+_MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+_WIDE = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+
+
+class WideArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs a model that is already in float64, and keeps it there.
+
+    Casts and new tensors that name a narrower dtype (a hard-coded ``.float()``) become float64.  The operands of
+    convolutions and matmuls are rounded to tf32 first where that is asked for.  `bytes` counts all that was allocated.
+    """
+
+    def __init__(self, *, round_convolutions: bool = False, round_matmuls: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+        self._rounded = (_CONVOLUTIONS if round_convolutions else frozenset()) | (
+            _MATMULS if round_matmuls else frozenset()
+        )
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Runs one operation wide."""
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") in _WIDE:
+            kwargs["dtype"] = _WIDE[kwargs["dtype"]]
+        if getattr(func, "overloadpacket", func).__name__ in self._rounded:
+            args = tuple(round_to_tf32(x) if _is_wide(x) else x for x in args)
+        result = func(*args, **kwargs)
+        for x in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(x, Tensor):
+                self.bytes += x.numel() * x.element_size()
+        return result
+
+
+def _is_wide(x: object) -> bool:
+    return isinstance(x, Tensor) and x.dtype == torch.float64
+
+
+def round_to_tf32(x: Tensor) -> Tensor:
+    """`x` rounded to nearest on tf32's ten explicit mantissa bits, in `x`'s dtype."""
+    bits = x.to(torch.float32).contiguous().view(torch.int32)
+    rounded = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+    return torch.where(torch.isfinite(x), rounded.to(x.dtype), x)
+
+
+def tf32_allowed(precision: str) -> tuple[bool, bool]:
+    """Whether convolutions and matmuls may use tf32 on CUDA, under `precision` and the user's own flags."""
+    if precision != "eager":
+        return precision == "tf32", precision == "tf32"
+    backends: Any = torch.backends
+    own = (backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision)
+    convolutions, matmuls = ((backends.fp32_precision if value == "none" else value) == "tf32" for value in own)
+    return convolutions, matmuls
+
+
+@contextmanager
+def ieee_float32() -> Iterator[None]:
+    """Eager PyTorch without tf32, whatever the user's flags say."""
+    backends: Any = torch.backends
+    settings = (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
+    before = [setting.fp32_precision for setting in settings]
+    try:
+        for setting in settings:
+            setting.fp32_precision = "ieee"
+        yield
+    finally:
+        for setting, value in zip(settings, before, strict=True):
+            setting.fp32_precision = value
