@@ -1,0 +1,1 @@
+"""Fusewright: do less, then fuse."""

@@ -1,0 +1,347 @@
+"""The main theorem: linear reductions move through linear windows, one dimension at a time.
+
+For y[o,p] = b[o] + sum_{c,u} w[o,c,u] * xpad[c, s*p + d*u] and any set P of positions along one spatial dimension,
+
+    sum_{p in P} y[o,p] = |P|*b[o] + sum_{c,u} w[o,c,u] * R[c,u],     R[c,u] = sum_{p in P} xpad[c, s*p + d*u]
+
+so each tap needs one range sum of x, and the convolution runs once per slot instead of once per position.  Sums that end
+in a single slot are carried in float64 through the small contraction that follows (float32 for half precisions).
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import torch
+
+from fusewright.ir.build import cast, permute, pointwise, range_sum, reshape, wide
+from fusewright.ir.node import Node, make
+from fusewright.ir.ops import Conv, Matmul, Slice, Slot, numel
+from fusewright.ir.slots import Slots, make_slot, sliding, solve, tap_slots
+from fusewright.rules.linear import LINEAR, finish, is_linear, reduced_dims, refuse_linear, slots_along, weighted
+from fusewright.rules.rule import Match, op, rule, value
+
+# A table larger than this many times the input would read more than the convolution it replaces.
+CROWDED = 4
+
+_REDUCED_CONV = op("reduction", *LINEAR, of=(op("conv", Conv),), where=is_linear)
+
+
+def _spatial(m: Match) -> tuple[int, ...]:
+    return tuple(d for d in reduced_dims(m["reduction"]) if d >= 2)
+
+
+def _tables(m: Match) -> dict[int, Slots]:
+    """Slots over the convolution's output positions, per reduced spatial dimension."""
+    return {d: slots_along(m["reduction"], d) for d in _spatial(m)}
+
+
+def _taps(m: Match, d: int) -> int:
+    taps = m["conv"].arg(1).shape[d]
+    assert isinstance(taps, int)
+    return taps
+
+
+def _refuse_shapes(m: Match) -> str | None:
+    dims = _spatial(m)
+    if not dims:
+        return "no spatial dimension is reduced"
+    reason = refuse_linear(m["reduction"], dims)
+    if reason is not None:
+        return reason
+    lengths = [m["conv"].arg(0).shape[d] for d in dims]
+    return None if all(isinstance(n, int) for n in lengths) else "the length of a reduced dimension is not known"
+
+
+def _refuse_collapse(m: Match) -> str | None:
+    reason = _refuse_shapes(m)
+    if reason is not None:
+        return reason
+    for d, slots in _tables(m).items():
+        length = m["conv"].arg(0).shape[d]
+        if len(slots) * _taps(m, d) > CROWDED * max(length, 4):  # type: ignore[type-var, operator]
+            return "one range sum per slot and tap would be more than there is to sum"
+    return None
+
+
+def _refuse_transposed(m: Match) -> str | None:
+    return _refuse_collapse(m) if m["conv"].op.transposed else "the convolution is not transposed"  # type: ignore[attr-defined]
+
+
+def _refuse_plain(m: Match) -> str | None:
+    return "the convolution is transposed" if m["conv"].op.transposed else _refuse_collapse(m)  # type: ignore[attr-defined]
+
+
+def _carried(m: Match, tables: dict[int, Slots]) -> torch.dtype:
+    """The dtype to sum in: wide where only one position is left, so that the contraction after it is small."""
+    conv = m["conv"]
+    single = all(len(tables[d]) == 1 if d in tables else conv.shape[d] == 1 for d in range(2, conv.ndim))
+    return wide(conv.dtype) if single else conv.dtype
+
+
+def _tap_table(m: Match, tables: dict[int, Slots]) -> dict[int, tuple[Slots, ...]]:
+    conv, x = m["conv"], m["conv"].arg(0)
+    assert isinstance(conv.op, Conv)
+    return {d: tap_slots(conv.op, d - 2, s, _taps(m, d), x.shape[d]) for d, s in tables.items()}  # type: ignore[arg-type]
+
+
+def _biased(m: Match, y: Node, tables: dict[int, Slots]) -> Node:
+    """y plus the bias times |P|."""
+    bias = m["conv"].args[2]
+    if bias is None:
+        return y
+    shaped = reshape(cast(bias, y.dtype), (1, bias.shape[0], *(1,) * (y.ndim - 2)))
+    return pointwise("add", y, weighted(shaped, tables))
+
+
+def _replaced(values: tuple[int, ...], dims: tuple[int, ...], new: dict[int, int] | int) -> tuple[int, ...]:
+    """Per-dimension attribute `values` of a convolution with those of spatial `dims` replaced."""
+    chosen = {d: new for d in dims} if isinstance(new, int) else new
+    return tuple(chosen.get(i + 2, v) for i, v in enumerate(values))
+
+
+@rule(
+    "sum_P(conv(x, w)) = conv(rangesum_taps(x), w)",
+    pattern=_REDUCED_CONV,
+    condition=_refuse_plain,
+    exactness="reassociates",
+)
+def sum_through_conv(m: Match) -> Node:
+    """sum_P(conv(x, w) + b) -> conv'(R, w) + |P|*b, with R[c, (q, u)] one range sum of x per slot q and tap u.
+
+    x (N, C, *L), w (O, C/g, *K), reduction to *Q slots: R (N, C, *(Q*K)), and conv' has stride K, dilation 1, no padding.
+    Holds for every stride, padding, dilation, group count, clipped window and divisor, along any spatial dimensions
+    of known length.  Class reassociates: an Inf summed with its opposite gives NaN.
+    """
+    conv, tables = m["conv"], _tables(m)
+    assert isinstance(conv.op, Conv)
+    dims, dtype = tuple(tables), _carried(m, tables)
+    flat = {d: tuple(s for taps in rows for s in taps) for d, rows in _tap_table(m, tables).items()}
+    summed = range_sum(conv.arg(0), flat, dtype)
+    padding = tuple((0, 0) if i + 2 in dims else p for i, p in enumerate(conv.op.padding))
+    stride = _replaced(conv.op.stride, dims, {d: _taps(m, d) for d in dims})
+    inner = Conv(stride, padding, _replaced(conv.op.dilation, dims, 1), conv.op.groups)
+    y = _biased(m, make(inner, summed, cast(conv.arg(1), dtype), None), tables)
+    return finish(m["reduction"], cast(y, conv.dtype), dims)
+
+
+@rule(
+    "sum_P(conv_transpose(x, w)) = conv_transpose(rangesum_taps(x), taps as channels of w)",
+    pattern=_REDUCED_CONV,
+    condition=_refuse_transposed,
+    exactness="reassociates",
+)
+def sum_through_conv_transpose(m: Match) -> Node:
+    """sum_P(conv_transpose(x, w) + b) -> conv_transpose'(R, w') + |P|*b; the taps of each summed dimension become channels.
+
+    x (N, C, *L), w (C, O/g, *K): R (N, C*K, *Q) and w' (C*K, O/g, *1), where R[(c, u), q] sums the x[c, p] whose target
+    s*p + d*u - pad lies in slot q.  Where every tap sums the same range (nothing is cropped), w is summed over its taps.
+    Holds for every stride, padding, output_padding, dilation and group count.  Class reassociates.
+    """
+    conv, tables = m["conv"], _tables(m)
+    assert isinstance(conv.op, Conv)
+    dims, dtype = tuple(tables), _carried(m, tables)
+    rows = _tap_table(m, tables)
+    uniform = {d for d in dims if all(len(set(taps)) == 1 for taps in rows[d])}
+    flat = {d: tuple(s for taps in rows[d] for s in (taps[:1] if d in uniform else taps)) for d in dims}
+    summed = range_sum(conv.arg(0), flat, dtype)
+    one = {d: (Slot(0, _taps(m, d), 1, 1.0),) for d in uniform}
+    weight = range_sum(cast(conv.arg(1), dtype), one, dtype)
+    for d in dims:
+        if d not in uniform:
+            summed = _taps_to_channels(summed, d, _taps(m, d), channel=1)
+            weight = _taps_to_channels(weight, d, _taps(m, d), channel=0)
+    keep = tuple((0, 0) if i + 2 in dims else p for i, p in enumerate(conv.op.padding))
+    stride, dilation = _replaced(conv.op.stride, dims, 1), _replaced(conv.op.dilation, dims, 1)
+    extra = _replaced(conv.op.output_padding, dims, 0)
+    inner = Conv(stride, keep, dilation, conv.op.groups, True, extra)
+    y = _biased(m, make(inner, summed, weight, None), tables)
+    return finish(m["reduction"], cast(y, conv.dtype), dims)
+
+
+def _taps_to_channels(x: Node, d: int, taps: int, channel: int) -> Node:
+    """(.., C at `channel`, .., Q*K at d, ..) -> (.., C*K, .., Q, ..)."""
+    length = x.shape[d]
+    assert isinstance(length, int)
+    split = reshape(x, (*x.shape[:d], length // taps, taps, *x.shape[d + 1 :]))
+    order = [i for i in range(split.ndim) if i != d + 1]
+    order.insert(channel + 1, d + 1)
+    moved = permute(split, order)
+    return reshape(moved, (*moved.shape[:channel], x.shape[channel] * taps, *moved.shape[channel + 2 :]))
+
+
+def _refuse_sliding(m: Match) -> str | None:
+    reason = _refuse_shapes(m)
+    if reason is not None:
+        return reason
+    if m["conv"].op.transposed:  # type: ignore[attr-defined]
+        return "the convolution is transposed"
+    if any(sliding(slots) is None for slots in _tables(m).values()):
+        return "the windows are not all equal and whole"
+    if all(len(slots) == 1 for slots in _tables(m).values()):
+        return "one window only: it is a total sum"
+    return None
+
+
+def _pooled_stride(conv: Conv, tables: dict[int, Slots]) -> dict[int, int]:
+    """The stride of a convolution that yields one output per slot."""
+    return {d: conv.stride[d - 2] * (s[1].start - s[0].start if len(s) > 1 else 1) for d, s in tables.items()}
+
+
+@rule(
+    "avg_pool(conv(x, w)) = conv_strided(box(x), w)",
+    pattern=_REDUCED_CONV,
+    condition=_refuse_sliding,
+    exactness="reassociates",
+)
+def box_before_conv(m: Match) -> Node:
+    """avg_pool_t(conv_s(x, w) + b) -> conv_{s*t}(box(x), w) + b: the window slides over x first.
+
+    box[c, j] = scale * sum_i xpad[c, j + s*i] at the positions that the taps of the pooled outputs read.
+    Holds for equal, whole windows (no padding or partial window in the pooling; the convolution's own padding is free).
+    Class reassociates.
+    """
+    conv, tables = m["conv"], _tables(m)
+    assert isinstance(conv.op, Conv)
+    dims, op = tuple(tables), conv.op
+    stride = _pooled_stride(op, tables)
+    boxes: dict[int, Slots] = {}
+    for d, slots in tables.items():
+        reach = stride[d] * (len(slots) - 1) + op.dilation[d - 2] * (_taps(m, d) - 1) + 1
+        start = op.stride[d - 2] * slots[0].start - op.padding[d - 2][0]
+        length, (s, count, scale) = conv.arg(0).shape[d], (slots[0], slots[0].count, slots[0].scale)
+        assert isinstance(length, int)
+        step = op.stride[d - 2] * s.step
+        boxes[d] = tuple(make_slot(start + j, step, count, length, scale) for j in range(reach))
+    summed = range_sum(conv.arg(0), boxes, conv.dtype)
+    padding = tuple((0, 0) if i + 2 in dims else p for i, p in enumerate(op.padding))
+    inner = Conv(_replaced(op.stride, dims, stride), padding, op.dilation, op.groups)
+    return finish(m["reduction"], _biased(m, make(inner, summed, conv.arg(1), None), tables), dims)
+
+
+@rule(
+    "avg_pool(conv(x, w)) = conv_strided(x, box * w)",
+    pattern=_REDUCED_CONV,
+    condition=_refuse_sliding,
+    exactness="reassociates",
+)
+def box_into_weight(m: Match) -> Node:
+    """avg_pool_t(conv_s(x, w) + b) -> conv_{s*t}(x, w') + b: the window is folded into one larger kernel.
+
+    w' (O, C/g, *V), w'[v] = scale * sum of w[u] over the u with d*u + s*i = v for a window index i; V = s*(k-1) + d*(K-1) + 1.
+    Holds as `box_before_conv` does; costs more arithmetic and no intermediate.  Class reassociates.
+    """
+    conv, tables = m["conv"], _tables(m)
+    assert isinstance(conv.op, Conv)
+    dims, op = tuple(tables), conv.op
+    stride = _pooled_stride(op, tables)
+    taps: dict[int, Slots] = {}
+    padding, dilation = list(op.padding), list(op.dilation)
+    for d, slots in tables.items():
+        step, spread = op.stride[d - 2] * slots[0].step, op.dilation[d - 2]
+        unit = gcd(step, spread) if slots[0].count > 1 else spread
+        reach = step * (slots[0].count - 1) + spread * (_taps(m, d) - 1)
+        window = Slot(0, step * (slots[0].count - 1) + 1, step, slots[0].scale)
+        taps[d] = tuple(_weight_slot(window, v, spread, _taps(m, d)) for v in range(0, reach + 1, unit))
+        length, left = conv.arg(0).shape[d], op.padding[d - 2][0] - op.stride[d - 2] * slots[0].start
+        needed = stride[d] * (len(slots) - 1) + reach + 1 - left
+        padding[d - 2], dilation[d - 2] = (left, needed - length), unit  # type: ignore[operator]
+    weight = cast(range_sum(cast(conv.arg(1), wide(conv.dtype)), taps, wide(conv.dtype)), conv.dtype)
+    x = _cropped(conv.arg(0), padding)
+    inner = Conv(
+        _replaced(op.stride, dims, stride),
+        tuple((max(a, 0), max(b, 0)) for a, b in padding),
+        tuple(dilation),
+        op.groups,
+    )
+    return finish(m["reduction"], _biased(m, make(inner, x, weight, None), tables), dims)
+
+
+def _weight_slot(window: Slot, v: int, dilation: int, taps: int) -> Slot:
+    """{u : v - dilation*u in window}, as an ascending range: u and v - dilation*u run against each other."""
+    mirrored = Slot(v - window.stop + 1, v - window.start + 1, window.step, window.scale)
+    return solve(dilation, 0, mirrored, taps)
+
+
+def _cropped(x: Node, padding: list[tuple[int, int]]) -> Node:
+    """x without what negative padding cuts off."""
+    for d, (left, right) in enumerate(padding, start=2):
+        length = x.shape[d]
+        if left < 0 or right < 0:
+            assert isinstance(length, int)
+            x = make(Slice(d, max(-left, 0), length - max(-right, 0)), x)
+    return x
+
+
+def _refuse_full(m: Match) -> str | None:
+    conv = m["conv"]
+    if conv.op.transposed:  # type: ignore[attr-defined]
+        return "the convolution is transposed"
+    if any(p != (0, 0) for p in conv.op.padding):  # type: ignore[attr-defined]
+        return "the convolution is padded"
+    if conv.arg(0).shape[2:] != conv.arg(1).shape[2:]:
+        return "the kernel does not cover the input"
+    if any(d > 1 and k > 1 for d, k in zip(conv.op.dilation, conv.arg(1).shape[2:], strict=True)):  # type: ignore[attr-defined, operator]
+        return "the kernel is dilated"
+    return None
+
+
+@rule("conv(x, w) = matmul(x, w)", pattern=op("conv", Conv), condition=_refuse_full, exactness="reassociates")
+def full_conv_is_matmul(m: Match) -> Node:
+    """conv(x, w) + b -> x (N, g, C/g*K) @ w (g, O/g, C/g*K)^T + b when the kernel covers the whole unpadded input.
+
+    x (N, C, *K), w (O, C/g, *K) -> (N, O, 1, ..).  Class reassociates: another order of summation.
+    """
+    conv, (x, w, bias) = m["conv"], m["conv"].args
+    assert isinstance(conv.op, Conv) and x is not None and w is not None
+    groups, n, out = conv.op.groups, x.shape[0], w.shape[0]
+    depth = numel(w.shape[1:])
+    if groups == 1:
+        flat = make(Matmul(transpose_w=True), reshape(x, (n, depth)), reshape(w, (out, depth)), bias)
+        return reshape(flat, conv.shape)
+    split = permute(reshape(x, (n, groups, depth)), (1, 0, 2))
+    weight = reshape(w, (groups, out // groups, depth))  # type: ignore[operator]
+    y = permute(make(Matmul(transpose_w=True), split, weight, None), (1, 0, 2))
+    y = reshape(y, conv.shape)
+    return y if bias is None else pointwise("add", y, reshape(bias, (1, out, *(1,) * (conv.ndim - 2))))
+
+
+def _refuse_single_tap(m: Match) -> str | None:
+    conv = m["conv"].op
+    assert isinstance(conv, Conv)
+    if not conv.transposed:
+        return "the convolution is not transposed"
+    if any(k != 1 for k in m["conv"].arg(1).shape[2:]):
+        return "the kernel has more than one tap"
+    moved = any(s != 1 for s in conv.stride) or any(p != (0, 0) for p in conv.padding) or any(conv.output_padding)
+    return "it strides, crops or pads" if moved else None
+
+
+@rule(
+    "conv_transpose_1(x, w) = conv_1(x, w^T)",
+    pattern=op("conv", Conv),
+    condition=_refuse_single_tap,
+    exactness="reassociates",
+)
+def single_tap_transpose(m: Match) -> Node:
+    """conv_transpose(x, w) -> conv(x, w') for one tap and stride 1, with w' (O, C/g, 1..) from w (C, O/g, 1..).
+
+    x (N, C, *L) -> (N, O, *L).  Holds without cropping or output padding.  Class reassociates: another kernel's order.
+    """
+    conv, (x, w, bias) = m["conv"], m["conv"].args
+    assert isinstance(conv.op, Conv) and w is not None
+    groups, channels, out = conv.op.groups, w.shape[0], w.shape[1]
+    ones = (1,) * (conv.ndim - 2)
+    grouped = reshape(w, (groups, channels // groups, out))  # type: ignore[operator]
+    weight = reshape(permute(grouped, (0, 2, 1)), (out * groups, channels // groups, *ones))  # type: ignore[operator]
+    return make(Conv(ones, conv.op.padding, ones, groups), x, weight, bias)
+
+
+RULES = (
+    sum_through_conv,
+    sum_through_conv_transpose,
+    box_before_conv,
+    box_into_weight,
+    full_conv_is_matmul,
+    single_tap_transpose,
+)
