@@ -1,0 +1,265 @@
+"""The command line.  Exit codes: 0 verified (nothing gained included), 1 verification failed, 2 a user's mistake."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.text import Text
+from torch import nn
+from typer.core import TyperGroup
+
+import fusewright
+from fusewright.doctor import examine
+from fusewright.errors import UnsupportedError
+from fusewright.plan import Plan
+from fusewright.problem import Arguments, Problem, load_candidate, load_problem
+from fusewright.report import plan_view, verdict_view
+from fusewright.report.text import scaled, table
+from fusewright.runtime import cache
+from fusewright.terminal import FAILED, VERIFIED, check_target, clean_errors, save, show, stage
+
+
+class Device(StrEnum):
+    """Where models run."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Precision(StrEnum):
+    """Which rounding is allowed."""
+
+    eager = "eager"
+    fp32 = "fp32"
+    tf32 = "tf32"
+
+
+class Rewrite(StrEnum):
+    """When a valid rewrite is taken."""
+
+    cost = "cost"
+    always = "always"
+    never = "never"
+
+
+class Kernels(StrEnum):
+    """When generated kernels are used."""
+
+    auto = "auto"
+    always = "always"
+    never = "never"
+
+
+class _Group(TyperGroup):
+    """Every command's mistakes end in the same place."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with clean_errors():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="Makes PyTorch models do less: rewrites their algebra, proves the result, keeps what is faster.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+cache_app = typer.Typer(help="Looks into the cache directory, or empties it.", no_args_is_help=True)
+app.add_typer(cache_app, name="cache")
+
+ProblemFile = Annotated[
+    Path, typer.Argument(metavar="PROBLEM.py", help="A file with class Model, get_inputs() and get_init_inputs().")
+]
+DeviceOption = Annotated[Device | None, typer.Option("--device", help="Where to run; a GPU if there is one.")]
+TrainingOption = Annotated[
+    bool | None, typer.Option("--training/--inference", help="Train or eval mode; by default as constructed.")
+]
+BatchOption = Annotated[
+    int | None, typer.Option("--batch", min=1, metavar="N", help="Replace the leading size of every tensor input.")
+]
+JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")]
+
+
+def main() -> None:
+    """Runs the command line."""
+    app(prog_name="fusewright")
+
+
+def _examples(*lines: str) -> str:
+    # A blank line between them: help text joins neighbouring lines into a paragraph.
+    return "\n\n".join(["Examples:", *(f"  fusewright {line}" for line in lines)])
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fusewright {importlib.metadata.version('fusewright')}")
+        raise typer.Exit
+
+
+@app.callback(epilog=_examples("optimize model.py --batch 8", "verify model.py candidate.py", "doctor"))
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Only carries `--version`; its callback has done the work."""
+
+
+@app.command(epilog=_examples("optimize model.py --batch 8", "optimize model.py --inference --json plan.json"))
+def optimize(
+    problem: ProblemFile,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="SOLUTION.py", help="Write a solution file: not yet.")
+    ] = None,
+    device: DeviceOption = None,
+    training: TrainingOption = None,
+    precision: Annotated[Precision, typer.Option(help="eager: as accurate as PyTorch under its own flags.")] = (
+        Precision.eager
+    ),
+    rewrite: Annotated[Rewrite, typer.Option(help="cost: where the estimate says it pays.")] = Rewrite.cost,
+    kernels: Annotated[Kernels, typer.Option(help="auto: where they measure faster.")] = Kernels.auto,
+    finite: Annotated[bool, typer.Option("--finite", help="Allow rules that may lose a NaN.")] = False,
+    batch: BatchOption = None,
+    json_file: JsonOption = None,
+    no_measure: Annotated[bool, typer.Option("--no-measure", help="Trust the estimate, time nothing.")] = False,
+) -> None:
+    """Optimizes a problem file's model, verifies the result and prints the plan."""
+    if output is not None:
+        raise UnsupportedError(f"-o {output}: solution files cannot be written yet; run without -o to see the plan")
+    check_target(json_file)
+    _, model, inputs = _load(problem, device, training, batch)
+    doing = "rewriting and verifying" if no_measure else "rewriting, verifying and measuring"
+    with stage(doing):
+        fast = fusewright.optimize(
+            model,
+            inputs,
+            training=training,
+            precision=precision.value,
+            rewrite=rewrite.value,
+            kernels=kernels.value,
+            finite=finite,
+            verify=True,
+            measure=not no_measure,
+        )
+        plan = fusewright.explain(fast)
+    _finish_plan(plan, json_file)
+
+
+@app.command(epilog=_examples("explain model.py", "explain model.py --batch 4"))
+def explain(
+    problem: ProblemFile,
+    device: DeviceOption = None,
+    training: TrainingOption = None,
+    batch: BatchOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Says what optimize would do to a problem file's model, and why."""
+    check_target(json_file)
+    _, model, inputs = _load(problem, device, training, batch)
+    with stage("capturing and rewriting"):
+        plan = fusewright.explain(model, inputs)
+    _finish_plan(plan, json_file)
+
+
+@app.command(epilog=_examples("verify model.py candidate.py", "verify model.py candidate.py --json verdict.json"))
+def verify(
+    reference: Annotated[Path, typer.Argument(metavar="REFERENCE.py", help="A problem file: what is right.")],
+    candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE.py", help="A file with class ModelNew.")],
+    device: DeviceOption = None,
+    training: TrainingOption = None,
+    batch: BatchOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Checks somebody's candidate against its reference, and names every check."""
+    check_target(json_file)
+    problem, model, inputs = _load(reference, device, training, batch)
+    with stage("loading the candidate"):
+        other = load_candidate(candidate, problem).build(device=_device(device))
+        _set_mode(other, training)
+        _share_weights(model, other)
+    with stage("verifying"):
+        verdict = fusewright.verify(model, other, inputs)
+    show(verdict_view(verdict))
+    save(json_file, verdict.to_json())
+    raise typer.Exit(VERIFIED if verdict.ok else FAILED)
+
+
+@app.command()
+def doctor() -> None:
+    """Says what this machine has: PyTorch, GPU, compilers, cache, peers."""
+    marks = {True: Text("ok", style="green"), False: Text("problem", style="red"), None: Text("-", style="dim")}
+    made = table(("", "", "found"), fixed=("",))
+    for fact in examine():
+        made.add_row(Text(fact.name), marks[fact.ok], Text(fact.value))
+    show(made)
+
+
+@cache_app.command("ls")
+def cache_ls() -> None:
+    """Lists what is cached, and where."""
+    found = cache.entries()
+    made = table(("name", "size"), right=("size",))
+    for entry in found:
+        made.add_row(Text(entry.name), scaled(entry.size, "B"))
+    if found:
+        show(made)
+    total = scaled(sum(entry.size for entry in found), "B")
+    show(Text(f"{_files(len(found))}, {total}, in {cache.cache_path()}"))
+
+
+@cache_app.command("clear")
+def cache_clear() -> None:
+    """Deletes everything that is cached."""
+    show(Text(f"{_files(cache.clear())} deleted from {cache.cache_path()}"))
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"
+
+
+def _load(
+    path: Path, device: Device | None, training: bool | None, batch: int | None
+) -> tuple[Problem, nn.Module, Arguments]:
+    """The problem, its model and its inputs, after one forward of a twin has shown that they fit together."""
+    where = _device(device)
+    with stage(f"loading {path.name}"):
+        problem = load_problem(path)
+        if batch is not None:
+            problem = problem.with_batch(batch)
+        inputs = problem.inputs(device=where)
+        # A twin, because a forward may update buffers; its own inputs, because it may write into them.
+        problem.try_forward(_set_mode(problem.build(device=where), training), problem.inputs(device=where))
+        return problem, _set_mode(problem.build(device=where), training), inputs
+
+
+def _device(chosen: Device | None) -> str:
+    if chosen is Device.cuda and not torch.cuda.is_available():
+        raise UnsupportedError("--device cuda: PyTorch finds no GPU here; `fusewright doctor` says what there is")
+    if chosen is not None:
+        return chosen.value
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _set_mode(model: nn.Module, training: bool | None) -> nn.Module:
+    return model if training is None else model.train(training)
+
+
+def _share_weights(reference: nn.Module, candidate: nn.Module) -> None:
+    """Gives the candidate the reference's weights where their names and shapes agree; else the common seed decides."""
+    theirs, ours = candidate.state_dict(), reference.state_dict()
+    if {k: v.shape for k, v in theirs.items()} == {k: v.shape for k, v in ours.items()}:
+        candidate.load_state_dict(ours)
+
+
+def _finish_plan(plan: Plan, json_file: Path | None) -> None:
+    show(plan_view(plan))
+    save(json_file, plan.to_json())
+    raise typer.Exit(FAILED if plan.verdict is not None and not plan.verdict.ok else VERIFIED)
