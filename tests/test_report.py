@@ -134,7 +134,7 @@ def test_verdict(width: int) -> None:
     text = render_verdict(VERDICT, width)
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
-    assert "FAILED: 1 passed, 1 failed, 1 not checked, in 3,210 ms" in words
+    assert "FAILED: 1 passed, 1 failed, 1 not checked, in 3.2 s" in words
     assert "1.2e-07 1.0e-06" in words
     assert "no GPU here" in words
 

@@ -114,9 +114,8 @@ def _change(before: str, after: str) -> str:
 
 
 def _kept(kept: tuple[Kept, ...], timing: Timing) -> RenderableType:
-    made = table(
-        ("calls", "run", "original", "rewritten", "speedup", "why"), right=("original", "rewritten", "speedup")
-    )
+    numbers = ("original", "rewritten", "speedup")
+    made = table(("calls", "run by", *numbers, "why"), right=numbers, fixed=("calls", "run by"))
     for entry in kept:
         forward = entry.mode == "forward"
         before = timing.original_forward if forward else timing.original_training

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fusewright.report.text import duration, heading, render, table
+from fusewright.report.text import heading, render, table
 
 if TYPE_CHECKING:
     from fusewright.verification.verdict import Check, Verdict
@@ -51,7 +51,7 @@ def _headline(verdict: Verdict) -> RenderableType:
     else:
         outcome = Text("nothing could be checked", style="bold red")
     counts = [f"{passed} passed", f"{failed} failed" if failed else "", f"{skipped} not checked" if skipped else ""]
-    outcome.append(f": {', '.join(filter(None, counts))}, in {duration(verdict.seconds)}", style="not bold default")
+    outcome.append(f": {', '.join(filter(None, counts))}, in {verdict.seconds:.1f} s", style="not bold default")
     return Group(outcome, Text(f"checked {verdict.checked}"))
 
 
