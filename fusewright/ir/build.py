@@ -13,7 +13,7 @@ from fusewright.ir.ops import Size
 from fusewright.ir.pointwise import Scalar
 
 
-def pointwise(fn: str, *args: Node | Scalar | sympy.Expr, params: tuple[Scalar, ...] = ()) -> Node:
+def pointwise(fn: str, *args: Node | Scalar | sympy.Expr, params: tuple[Scalar | str, ...] = ()) -> Node:
     """A pointwise function; Python numbers may stand for operands."""
     nodes = [a if isinstance(a, Node) else make(ops.Number(a)) for a in args]
     return make(ops.Pointwise(fn, params), *nodes)

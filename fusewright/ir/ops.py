@@ -281,7 +281,7 @@ class Pointwise(Op):
     """One function from the table in `fusewright.ir.pointwise`, operands broadcast, with Python-number promotion."""
 
     fn: str
-    params: tuple[Scalar, ...] = ()
+    params: tuple[Scalar | str, ...] = ()
 
     def infer(self, types: Types) -> TensorType:
         operands = [t for t in types if t is not None]

@@ -1,19 +1,26 @@
+# ruff: noqa: D103  (a table entry is described by its name and its traits)
 """The pointwise functions: the only place that knows what `relu` is.
 
-Each entry maps a function and its parameters to `Traits`, which rules and code generators read.  Facts are about the
-function on the reals unless they say "float"; `tests/ir/test_pointwise.py` checks every claim numerically.
+Functions without parameters are entries of `_PLAIN`, families with parameters are functions under `_family`; names and
+the order of parameters are ATen's.  Rules and code generators read the `Traits`.  Facts are about the function on the
+reals unless they say "float", and claimed only where they hold on every device: `float_monotone` needs an
+implementation made of correctly rounded steps, each of them monotone, so no library function (exp, tanh, ...) has it.
+`tests/ir/test_pointwise.py` checks every claim numerically.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
+from math import inf, isnan, nan
 from typing import Literal
 
 Scalar = bool | int | float
 Interval = tuple[float, float]
 REALS: Interval = (-inf, inf)
+NON_NEGATIVE: Interval = (0.0, inf)
+# Without zero, which has a sign: 1 / -0.0 is -inf.
+POSITIVE: Interval = (5e-324, inf)
 
 
 @dataclass(frozen=True)
@@ -22,12 +29,12 @@ class Traits:
 
     torch           the program text, with `{0}`, `{1}` for the operands
     arity           number of tensor operands
-    monotone        ``"up"``, ``"down"`` or ``None``, on `domain`
+    monotone        ``"up"``, ``"down"`` or ``None``, on `domain` (constant stretches allowed)
     domain          the interval on which `monotone` holds and the function is defined
     float_monotone  the float implementation keeps the order bit for bit
     nan_to_nan      a NaN operand gives NaN
-    limits          the values at -inf and +inf (NaN where undefined)
-    range           an interval that holds every value
+    limits          the values at -inf and +inf (NaN where undefined or outside `domain`)
+    range           an interval that holds every value but NaN
     parity          ``"odd"``, ``"even"`` or ``None``
     idempotent      f(f(x)) == f(x), bit for bit
     at_zero         f(0)
@@ -46,62 +53,315 @@ class Traits:
     at_zero: float | None = None
 
 
-_FUNCTIONS: dict[str, Callable[..., Traits]] = {}
+_FAMILIES: dict[str, Callable[..., Traits]] = {}
 
 
-def traits(fn: str, params: tuple[Scalar, ...] = ()) -> Traits:
+def traits(fn: str, params: tuple[Scalar | str, ...] = ()) -> Traits:
     """The traits of function `fn` with parameters `params`; `KeyError` for a function the table does not hold."""
-    return _FUNCTIONS[fn](*params)
+    if fn in _PLAIN:
+        assert not params, f"{fn} has no parameters"
+        return _PLAIN[fn]
+    return _FAMILIES[fn](*params)
 
 
 def functions() -> tuple[str, ...]:
     """The names in the table."""
-    return tuple(_FUNCTIONS)
+    return (*_PLAIN, *_FAMILIES)
 
 
-def _entry(build: Callable[..., Traits]) -> Callable[..., Traits]:
-    _FUNCTIONS[build.__name__.removesuffix("_")] = build
+def text(value: Scalar) -> str:
+    """Python text of a number, non-finite ones included."""
+    return f'float("{value}")' if isinstance(value, float) and (isnan(value) or abs(value) == inf) else repr(value)
+
+
+def _family(build: Callable[..., Traits]) -> Callable[..., Traits]:
+    _FAMILIES[build.__name__.removesuffix("_")] = build
     return build
 
 
-@_entry
-def relu() -> Traits:
+@_family
+def hardtanh(min_val: Scalar = -1.0, max_val: Scalar = 1.0) -> Traits:
+    return _clipping(f"F.hardtanh({{0}}, {text(min_val)}, {text(max_val)})", min_val, max_val)
+
+
+@_family
+def clamp(low: Scalar, high: Scalar) -> Traits:
+    return _clipping(f"torch.clamp({{0}}, {text(low)}, {text(high)})", low, high)
+
+
+@_family
+def clamp_min(low: Scalar) -> Traits:
+    return _clipping(f"torch.clamp({{0}}, min={text(low)})", low, inf)
+
+
+@_family
+def clamp_max(high: Scalar) -> Traits:
+    return _clipping(f"torch.clamp({{0}}, max={text(high)})", -inf, high)
+
+
+def _clipping(program: str, low: Scalar, high: Scalar) -> Traits:
+    """min(max(x, low), high), which is `high` everywhere when low > high."""
+    if isnan(low) or isnan(high):
+        return Traits(program)
+    low = min(low, high)
     return Traits(
-        "torch.relu({0})",
+        program,
         monotone="up",
         float_monotone=True,
-        limits=(0.0, inf),
-        range=(0.0, inf),
+        limits=(float(low), float(high)),
+        range=(float(low), float(high)),
+        idempotent=True,
+        at_zero=float(min(max(0.0, low), high)),
+    )
+
+
+@_family
+def leaky_relu(negative_slope: Scalar = 0.01) -> Traits:
+    rising = negative_slope >= 0
+    return Traits(
+        f"F.leaky_relu({{0}}, {text(negative_slope)})",
+        monotone="up" if rising else None,
+        float_monotone=rising,
+        limits=(-inf * negative_slope if negative_slope else nan, inf),
+        at_zero=0.0,
+    )
+
+
+@_family
+def threshold(threshold: Scalar, value: Scalar) -> Traits:
+    rising = value <= threshold
+    return Traits(
+        f"F.threshold({{0}}, {text(threshold)}, {text(value)})",
+        monotone="up" if rising else None,
+        float_monotone=rising,
+        limits=(float(value), inf),
+        range=(float(min(value, threshold)), inf),
+        idempotent=True,
+        at_zero=float(value) if threshold >= 0 else 0.0,
+    )
+
+
+@_family
+def hardshrink(lambd: Scalar = 0.5) -> Traits:
+    return _shrinking("F.hardshrink", lambd, idempotent=True)
+
+
+@_family
+def softshrink(lambd: Scalar = 0.5) -> Traits:
+    return _shrinking("F.softshrink", lambd)
+
+
+def _shrinking(function: str, lambd: Scalar, idempotent: bool = False) -> Traits:
+    rising = lambd >= 0
+    return Traits(
+        f"{function}({{0}}, {text(lambd)})",
+        monotone="up" if rising else None,
+        float_monotone=rising,
+        limits=(-inf, inf),
+        parity="odd" if rising else None,
+        idempotent=idempotent,
+        at_zero=0.0 if rising else None,
+    )
+
+
+def _rounding(program: str, parity: Literal["odd"] | None = None) -> Traits:
+    return Traits(
+        program,
+        monotone="up",
+        float_monotone=True,
+        limits=(-inf, inf),
+        parity=parity,
         idempotent=True,
         at_zero=0.0,
     )
 
 
-@_entry
-def sigmoid() -> Traits:
-    return Traits("torch.sigmoid({0})", monotone="up", limits=(0.0, 1.0), range=(0.0, 1.0), at_zero=0.5)
+@_family
+def softplus(beta: Scalar = 1.0, threshold: Scalar = 20.0) -> Traits:
+    # At the threshold the result steps down by log1p(exp(-threshold)) / beta; from 20 on float32 does not see it.
+    rising = beta > 0 and threshold >= 20
+    return Traits(
+        f"F.softplus({{0}}, {text(beta)}, {text(threshold)})",
+        monotone="up" if rising else None,
+        limits=(0.0, inf) if beta > 0 else None,
+        range=NON_NEGATIVE if beta > 0 else REALS,
+    )
 
 
-@_entry
-def add() -> Traits:
-    return Traits("{0} + {1}", arity=2)
+@_family
+def elu(alpha: Scalar = 1.0, scale: Scalar = 1.0, input_scale: Scalar = 1.0) -> Traits:
+    plain = scale == 1 and input_scale == 1
+    arguments = ", ".join(text(p) for p in (alpha, scale, input_scale))
+    rising = alpha >= 0 and scale >= 0 and input_scale > 0
+    return Traits(
+        f"F.elu({{0}}, {text(alpha)})" if plain else f"torch.ops.aten.elu({{0}}, {arguments})",
+        monotone="up" if rising else None,
+        limits=(-float(alpha * scale), inf) if rising and scale > 0 else None,
+        range=(-float(alpha * scale), inf) if rising else REALS,
+        at_zero=0.0,
+    )
 
 
-@_entry
-def sub() -> Traits:
-    return Traits("{0} - {1}", arity=2)
+@_family
+def celu(alpha: Scalar = 1.0) -> Traits:
+    rising = alpha > 0
+    return Traits(
+        f"F.celu({{0}}, {text(alpha)})",
+        monotone="up" if rising else None,
+        limits=(-float(alpha), inf) if rising else None,
+        range=(-float(alpha), inf) if rising else REALS,
+        at_zero=0.0,
+    )
 
 
-@_entry
-def mul() -> Traits:
-    return Traits("{0} * {1}", arity=2)
+@_family
+def gelu(approximate: str = "none") -> Traits:
+    return Traits(f'F.gelu({{0}}, approximate="{approximate}")', range=(-0.1701, inf), at_zero=0.0)
 
 
-@_entry
-def div() -> Traits:
-    return Traits("{0} / {1}", arity=2)
+@_family
+def pow_(exponent: Scalar) -> Traits:
+    program = f"torch.pow({{0}}, {text(exponent)})"
+    if not exponent > 0 or exponent == inf:  # x ** 0 is 1 even for NaN
+        falling = -inf < exponent < 0
+        domain = POSITIVE if falling else REALS
+        return Traits(program, monotone="down" if falling else None, domain=domain, nan_to_nan=exponent != 0)
+    whole, even = exponent == int(exponent), exponent % 2 == 0
+    return Traits(
+        program,
+        monotone="up",
+        domain=REALS if whole and not even else NON_NEGATIVE,
+        float_monotone=exponent in (1, 2, 3),  # computed as products; anything else by a library function
+        limits=(inf if even else -inf if whole else nan, inf),
+        range=REALS if whole and not even else NON_NEGATIVE,
+        parity=None if not whole else "even" if even else "odd",
+        at_zero=0.0,
+    )
 
 
-@_entry
-def neg() -> Traits:
-    return Traits("-{0}", monotone="down", float_monotone=True, limits=(inf, -inf), parity="odd", at_zero=0.0)
+_SELU = -1.7580993408473766
+_QUARTER = 1.5707963267948968  # pi / 2, rounded up
+_TRUTHS = {
+    name: Traits(program, arity=2, nan_to_nan=False, range=(0.0, 1.0))
+    for name, program in {
+        "eq": "{0} == {1}",
+        "ne": "{0} != {1}",
+        "lt": "{0} < {1}",
+        "le": "{0} <= {1}",
+        "gt": "{0} > {1}",
+        "ge": "{0} >= {1}",
+        "logical_and": "torch.logical_and({0}, {1})",
+        "logical_or": "torch.logical_or({0}, {1})",
+    }.items()
+}
+_PLAIN: dict[str, Traits] = {
+    "relu": Traits(
+        "torch.relu({0})",
+        monotone="up",
+        float_monotone=True,
+        limits=(0.0, inf),
+        range=NON_NEGATIVE,
+        idempotent=True,
+        at_zero=0.0,
+    ),
+    "relu6": _clipping("F.relu6({0})", 0.0, 6.0),
+    "hardsigmoid": Traits(
+        "F.hardsigmoid({0})", monotone="up", float_monotone=True, limits=(0.0, 1.0), range=(0.0, 1.0), at_zero=0.5
+    ),
+    "abs": Traits(
+        "torch.abs({0})",
+        monotone="up",
+        domain=NON_NEGATIVE,
+        float_monotone=True,
+        limits=(inf, inf),
+        range=NON_NEGATIVE,
+        parity="even",
+        idempotent=True,
+        at_zero=0.0,
+    ),
+    "neg": Traits("-{0}", monotone="down", float_monotone=True, limits=(inf, -inf), parity="odd", at_zero=0.0),
+    "floor": _rounding("torch.floor({0})"),
+    "ceil": _rounding("torch.ceil({0})"),
+    "round": _rounding("torch.round({0})", "odd"),
+    "trunc": _rounding("torch.trunc({0})", "odd"),
+    "sign": Traits(
+        "torch.sign({0})",
+        monotone="up",
+        float_monotone=True,
+        nan_to_nan=False,
+        limits=(-1.0, 1.0),
+        range=(-1.0, 1.0),
+        parity="odd",
+        idempotent=True,
+        at_zero=0.0,
+    ),
+    "sigmoid": Traits("torch.sigmoid({0})", monotone="up", limits=(0.0, 1.0), range=(0.0, 1.0), at_zero=0.5),
+    "log_sigmoid": Traits("F.logsigmoid({0})", monotone="up", limits=(-inf, 0.0), range=(-inf, 0.0)),
+    "tanh": Traits("torch.tanh({0})", monotone="up", limits=(-1.0, 1.0), range=(-1.0, 1.0), parity="odd", at_zero=0.0),
+    "tanhshrink": Traits("F.tanhshrink({0})", monotone="up", limits=(-inf, inf), parity="odd", at_zero=0.0),
+    # x / (1 + |x|) is inf / inf at the infinities
+    "softsign": Traits(
+        "F.softsign({0})", monotone="up", limits=(nan, nan), range=(-1.0, 1.0), parity="odd", at_zero=0.0
+    ),
+    "selu": Traits("F.selu({0})", monotone="up", limits=(_SELU, inf), range=(_SELU, inf), at_zero=0.0),
+    # silu, mish and hardswish dip below zero before they rise (least value rounded down), and are -inf * 0 at -inf
+    "silu": Traits("F.silu({0})", limits=(nan, inf), range=(-0.2785, inf), at_zero=0.0),
+    "mish": Traits("F.mish({0})", limits=(nan, inf), range=(-0.3089, inf), at_zero=0.0),
+    "hardswish": Traits("F.hardswish({0})", limits=(nan, inf), range=(-0.3751, inf), at_zero=0.0),
+    "exp": Traits("torch.exp({0})", monotone="up", limits=(0.0, inf), range=NON_NEGATIVE, at_zero=1.0),
+    "exp2": Traits("torch.exp2({0})", monotone="up", limits=(0.0, inf), range=NON_NEGATIVE, at_zero=1.0),
+    "expm1": Traits("torch.expm1({0})", monotone="up", limits=(-1.0, inf), range=(-1.0, inf), at_zero=0.0),
+    "log": Traits("torch.log({0})", monotone="up", domain=NON_NEGATIVE, limits=(nan, inf), at_zero=-inf),
+    "log2": Traits("torch.log2({0})", monotone="up", domain=NON_NEGATIVE, limits=(nan, inf), at_zero=-inf),
+    "log10": Traits("torch.log10({0})", monotone="up", domain=NON_NEGATIVE, limits=(nan, inf), at_zero=-inf),
+    "log1p": Traits("torch.log1p({0})", monotone="up", domain=(-1.0, inf), limits=(nan, inf), at_zero=0.0),
+    "sqrt": Traits(
+        "torch.sqrt({0})",
+        monotone="up",
+        domain=NON_NEGATIVE,
+        float_monotone=True,
+        limits=(nan, inf),
+        range=NON_NEGATIVE,
+        at_zero=0.0,
+    ),
+    "rsqrt": Traits("torch.rsqrt({0})", monotone="down", domain=POSITIVE, limits=(nan, 0.0), at_zero=inf),
+    "reciprocal": Traits(
+        "torch.reciprocal({0})",
+        monotone="down",
+        domain=POSITIVE,
+        float_monotone=True,
+        limits=(0.0, 0.0),
+        parity="odd",
+        at_zero=inf,
+    ),
+    "square": Traits(
+        "torch.square({0})",
+        monotone="up",
+        domain=NON_NEGATIVE,
+        float_monotone=True,
+        limits=(inf, inf),
+        range=NON_NEGATIVE,
+        parity="even",
+        at_zero=0.0,
+    ),
+    "erf": Traits("torch.erf({0})", monotone="up", limits=(-1.0, 1.0), range=(-1.0, 1.0), parity="odd", at_zero=0.0),
+    "atan": Traits(
+        "torch.atan({0})",
+        monotone="up",
+        limits=(-_QUARTER, _QUARTER),
+        range=(-_QUARTER, _QUARTER),
+        parity="odd",
+        at_zero=0.0,
+    ),
+    "sin": Traits("torch.sin({0})", limits=(nan, nan), range=(-1.0, 1.0), parity="odd", at_zero=0.0),
+    "cos": Traits("torch.cos({0})", limits=(nan, nan), range=(-1.0, 1.0), parity="even", at_zero=1.0),
+    "logical_not": Traits("torch.logical_not({0})", nan_to_nan=False, range=(0.0, 1.0), at_zero=1.0),
+    "add": Traits("{0} + {1}", arity=2),
+    "sub": Traits("{0} - {1}", arity=2),
+    "mul": Traits("{0} * {1}", arity=2),
+    "div": Traits("{0} / {1}", arity=2),
+    "maximum": Traits("torch.maximum({0}, {1})", arity=2),
+    "minimum": Traits("torch.minimum({0}, {1})", arity=2),
+    "where": Traits("torch.where({0}, {1}, {2})", arity=3, nan_to_nan=False),
+    **_TRUTHS,
+}
