@@ -7,10 +7,26 @@ PyTorch's cascade, short rows at a time, and everything after that in the result
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import pairwise
+
 from fusewright.ir.node import Node
 from fusewright.ir.ops import RangeSum, Slot
 
 Slots = tuple[Slot, ...]
+
+# Irregular slots up to this many are summed one by one; more of them are gathered first.
+FEW = 16
+GATHERED = 8192
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One step of a range sum: helper statements, the expression, and the scale still to be applied."""
+
+    before: tuple[str, ...]
+    text: str
+    scale: float
 
 
 def lines(op: RangeSum, x: Node, operand: str, name: str) -> list[str]:
@@ -19,66 +35,74 @@ def lines(op: RangeSum, x: Node, operand: str, name: str) -> list[str]:
     if pooled is not None:
         return [f"{name} = F.adaptive_avg_pool{len(pooled)}d({operand}, {pooled})"]
     result: list[str] = []
-    value, dtype = operand, x.dtype
-    promote = x.device.type != "cpu"
-    factor = 1.0
-    for group in _stages(op, x):
-        cast = f", dtype={op.dtype}" if promote and dtype != op.dtype else ""
-        if cast:
-            dtype = op.dtype
-        text, rest = _stage(group, x, value, cast)
-        factor *= rest
+    value, dtype, factor = operand, x.dtype, 1.0
+    for dims in _stages(op, x):
+        cast = ""
+        if x.device.type != "cpu" and dtype != op.dtype:
+            cast, dtype = f", dtype={op.dtype}", op.dtype
+        stage = _total(dims, x, value, cast) if len(dims) > 1 else _along(*dims[0], x, value, cast, name)
+        text = stage.text
         if dtype != op.dtype:
             text, dtype = f"{text}.to({op.dtype})", op.dtype
-        result.append(f"{name} = {text}")
-        value = name
+        result += [*stage.before, f"{name} = {text}"]
+        value, factor = name, factor * stage.scale
     if factor != 1.0:
         result.append(f"{name} = {name} * {factor!r}")
     return result
 
 
 def _stages(op: RangeSum, x: Node) -> list[list[tuple[int, Slots]]]:
-    """The dimensions in the order they are summed, innermost first; plain total sums that can share a stage do."""
+    """The dimensions in the order they are summed, innermost first; single sums that can share a stage do."""
     stages: list[list[tuple[int, Slots]]] = []
     for dim, slots in reversed(op.table):
-        whole = len(slots) == 1 and slots[0].count > 0
-        alone = x.device.type == "cpu" and x.dtype != op.dtype and len(stages) == 1
-        if whole and stages and not alone and all(len(s) == 1 and s[0].count > 0 for _, s in stages[-1]):
+        narrow_first = x.device.type == "cpu" and x.dtype != op.dtype and len(stages) == 1
+        shared = stages and not narrow_first and all(len(s) == 1 and s[0].count for _, s in [*stages[-1], (dim, slots)])
+        if shared:
             stages[-1].append((dim, slots))
         else:
             stages.append([(dim, slots)])
     return stages
 
 
-def _stage(group: list[tuple[int, Slots]], x: Node, value: str, cast: str) -> tuple[str, float]:
-    """The text of one stage without its common scale, and that scale."""
-    if len(group) > 1 or len(group[0][1]) == 1:
-        cuts = {dim: slots[0] for dim, slots in group}
-        scale = 1.0
-        for slot in cuts.values():
-            scale *= slot.scale
-        dims = ", ".join(str(d) for d in sorted(cuts))
-        return f"{_cut(value, cuts, x)}.sum(({dims},), keepdim=True{cast})", scale
-    dim, slots = group[0]
+def _total(dims: list[tuple[int, Slots]], x: Node, value: str, cast: str) -> _Stage:
+    """One slot along each of several dimensions: a slice and a sum."""
+    scale = 1.0
+    for _, (slot,) in dims:
+        scale *= slot.scale
+    listed = ", ".join(str(d) for d, _ in sorted(dims))
+    text = f"{_cut(value, {d: s for d, (s,) in dims}, x)}.sum(({listed}), keepdim=True{cast})"
+    return _Stage((), text, scale)
+
+
+def _along(dim: int, slots: Slots, x: Node, value: str, cast: str, name: str) -> _Stage:
+    """All slots along one dimension."""
+    if len(slots) == 1 and slots[0].count:
+        text = f"{_cut(value, {dim: slots[0]}, x)}.sum({dim}, keepdim=True{cast})"
+        return _Stage((), text, slots[0].scale)
+    windows = _windows(value, dim, slots, cast)
+    before: tuple[str, ...] = ()
+    if windows is not None:
+        text = windows
+    elif len(slots) > FEW and len(slots) * max(s.count for s in slots) <= GATHERED:
+        text = _gathered(value, dim, slots, cast, x)
+    else:
+        before, text = _pieces(value, dim, slots, cast, name)
     scales = {s.scale for s in slots if s.count}
-    common = scales.pop() if len(scales) == 1 else None
-    text = _windows(value, dim, slots, cast) or _pieces(value, dim, slots, cast, x)
-    if common is not None:
-        return text, common
-    shape = ", ".join(["-1", *["1"] * (x.ndim - dim - 1)])
-    scale_text = f"torch.tensor({[s.scale for s in slots]}, dtype={{dtype}}, device={value}.device).view({shape})"
+    if len(scales) == 1:
+        return _Stage(before, text, scales.pop())
     dtype = cast.removeprefix(", dtype=") or f"{value}.dtype"
-    return f"({text} * {scale_text.format(dtype=dtype)})", 1.0
+    shape = ", ".join(["-1", *["1"] * (x.ndim - dim - 1)])
+    vector = f"torch.tensor({[s.scale for s in slots]}, dtype={dtype}, device={value}.device).view({shape})"
+    return _Stage(before, f"({text} * {vector})", 1.0)
 
 
 def _cut(value: str, cuts: dict[int, Slot], x: Node) -> str:
     """`value` restricted to one slot per dimension."""
-    if all(s.start == 0 and s.stop == x.shape[d] and s.step == 1 for d, s in cuts.items()):
-        return value
     index = [":"] * (max(cuts) + 1)
     for dim, s in cuts.items():
-        index[dim] = _index(s.start, s.stop, s.step)
-    return f"{value}[{', '.join(index)}]"
+        if (s.start, s.stop, s.step) != (0, x.shape[dim], 1):
+            index[dim] = _index(s.start, s.stop, s.step)
+    return value if set(index) == {":"} else f"{value}[{', '.join(index)}]"
 
 
 def _index(start: int, stop: int, step: int) -> str:
@@ -88,10 +112,8 @@ def _index(start: int, stop: int, step: int) -> str:
 def _windows(value: str, dim: int, slots: Slots, cast: str) -> str | None:
     """Slots that are sliding windows, or an interleaving of a few such families: one unfold and sum per family."""
     for period in range(1, min(len(slots) // 2, 32) + 1):
-        if len(slots) % period:
-            continue
         families = [slots[i::period] for i in range(period)]
-        if not all(_sliding(f) for f in families):
+        if len(slots) % period or not all(_sliding(f) for f in families):
             continue
         parts = [_family(value, dim, f, cast) for f in families]
         if period == 1:
@@ -102,29 +124,37 @@ def _windows(value: str, dim: int, slots: Slots, cast: str) -> str | None:
 
 def _sliding(slots: Slots) -> bool:
     """Equal, dense, non-empty ranges at a constant positive distance."""
-    first = slots[0]
-    distance = slots[1].start - first.start
-    return (
-        first.step == 1
-        and first.count > 0
-        and distance > 0
-        and all(s.step == 1 and s.count == first.count and s.scale == first.scale for s in slots)
-        and all(b.start - a.start == distance for a, b in zip(slots, slots[1:], strict=False))
-    )
+    first, distance = slots[0], slots[1].start - slots[0].start
+    dense = all((s.step, s.count, s.scale) == (1, first.count, first.scale) for s in slots)
+    return dense and first.count > 0 and distance > 0 and all(b.start - a.start == distance for a, b in pairwise(slots))
 
 
 def _family(value: str, dim: int, slots: Slots, cast: str) -> str:
     first, distance = slots[0], slots[1].start - slots[0].start
     lead = f"{':, ' * dim}{_index(first.start, slots[-1].stop, 1)}"
+    if first.count == 1:
+        step = f":{distance}" if distance > 1 else ""
+        dtype = cast.removeprefix(", dtype=")
+        return f"{value}[{lead}{step}]" + (f".to({dtype})" if dtype else "")
     return f"{value}[{lead}].unfold({dim}, {first.count}, {distance}).sum(-1{cast})"
 
 
-def _pieces(value: str, dim: int, slots: Slots, cast: str, x: Node) -> str:
-    """One sum per slot; slots on the same residue share the sum of their common core, and only add their own ends to it."""
+def _gathered(value: str, dim: int, slots: Slots, cast: str, x: Node) -> str:
+    """Many irregular slots: their indices, filled up with that of an appended zero, gathered and summed."""
+    width, length = max(s.count for s in slots), x.shape[dim]
+    rows = [[*range(s.start, s.stop, s.step)] if s.count else [] for s in slots]
+    index = [i for row in rows for i in [*row, *[length] * (width - len(row))]]
+    zero = f"{value}.new_zeros({value}[{':, ' * dim}:1].shape)"
+    padded = f"torch.cat(({value}, {zero}), {dim})"
+    picked = f"{padded}.index_select({dim}, torch.tensor({index}, device={value}.device))"
+    return f"{picked}.unflatten({dim}, ({len(slots)}, {width})).sum({dim + 1}{cast})"
+
+
+def _pieces(value: str, dim: int, slots: Slots, cast: str, name: str) -> tuple[tuple[str, ...], str]:
+    """One sum per slot; slots on one residue share the sum of their common core and only add their own ends to it."""
     lead = ":, " * dim
     cores = _cores(slots)
-    shared = {key: core for key, core in cores.items() if core is not None}
-    names = {key: f"core_{i}" for i, key in enumerate(shared)}
+    names = {key: f"{name}_core_{i}" if i else f"{name}_core" for i, key in enumerate(cores)}
 
     def part(start: int, stop: int, step: int) -> str:
         return f"{value}[{lead}{_index(start, stop, step)}].sum({dim}, keepdim=True{cast})"
@@ -132,35 +162,31 @@ def _pieces(value: str, dim: int, slots: Slots, cast: str, x: Node) -> str:
     texts: list[str] = []
     for s in slots:
         key = (s.step, s.start % s.step)
-        core = cores.get(key) if s.count else None
         if s.count == 0:
             dtype = cast or f", dtype={value}.dtype"
             texts.append(f"torch.zeros_like({value}[{lead}:1]{dtype})")
-        elif core is None:
+        elif key not in cores:
             texts.append(part(s.start, s.stop, s.step))
         else:
-            ends = [(s.start, core[0]), (core[1], s.stop)]
-            texts.append(" + ".join([names[key], *(part(a, b, s.step) for a, b in ends if a < b)]))
-    joined = f"torch.cat(({', '.join(texts)},), {dim})"
-    if not names:
-        return joined
-    bound = ", ".join(names.values())
-    values = ", ".join(part(core[0], core[1], key[0]) for key, core in shared.items())
-    return f"(lambda {bound}: {joined})({values})"
+            start, stop = cores[key]
+            ends = [part(a, b, s.step) for a, b in ((s.start, start), (stop, s.stop)) if a < b]
+            texts.append(" + ".join([names[key], *ends]))
+    before = tuple(f"{names[key]} = {part(a, b, key[0])}" for key, (a, b) in cores.items())
+    return before, f"torch.cat(({', '.join(texts)},), {dim})"
 
 
-def _cores(slots: Slots) -> dict[tuple[int, int], tuple[int, int] | None]:
-    """Per (step, residue), the indices that all its slots share, when there are at least two slots and a shared index."""
+def _cores(slots: Slots) -> dict[tuple[int, int], tuple[int, int]]:
+    """Per (step, residue) with several slots, the indices that all of them share, when there are any."""
     groups: dict[tuple[int, int], list[Slot]] = {}
     for s in slots:
         if s.count:
             groups.setdefault((s.step, s.start % s.step), []).append(s)
-    cores: dict[tuple[int, int], tuple[int, int] | None] = {}
-    for key, members in groups.items():
-        start = max(s.start for s in members)
-        stop = min(s.start + s.count * s.step for s in members)
-        cores[key] = (start, stop) if len(members) > 1 and start < stop else None
-    return cores
+    shared = {
+        key: (max(s.start for s in members), min(s.start + s.count * s.step for s in members))
+        for key, members in groups.items()
+        if len(members) > 1
+    }
+    return {key: (start, stop) for key, (start, stop) in shared.items() if start < stop}
 
 
 def adaptive_slots(length: int, out: int) -> Slots:

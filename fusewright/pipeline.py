@@ -1,0 +1,72 @@
+"""The table of contents: the passes from a module to a program, in order.
+
+    capture    module -> Graph               `fusewright.capture`
+    rewrite    Graph -> Graph                `fusewright.rules` under `fusewright.schedule.cost`
+    lower      Graph -> Program              `fusewright.codegen.aten`
+
+Every pass takes a valid value and returns one (`fusewright.ir.spec.check` runs between them).  Verification and measuring
+follow on the built program (`fusewright.optimizer`); kernel groups will be cut between rewriting and lowering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import nn
+
+from fusewright.capture import Captured, capture
+from fusewright.codegen.aten import Program, lower
+from fusewright.ir.node import Graph
+from fusewright.ir.spec import check
+from fusewright.plan import Work
+from fusewright.rules import RULES
+from fusewright.rules.engine import Mode, Rewritten, rewrite, total
+from fusewright.runtime.device import device_facts
+from fusewright.schedule.cost import CostModel
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the passes made of one model for one signature."""
+
+    captured: Captured
+    rewritten: Rewritten
+    program: Program
+    before: Work
+    after: Work
+    device: torch.device
+
+
+def build(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, mode: Mode = "cost", finite: bool = False
+) -> Built:
+    """Run all passes on `model` called with `args` and `kwargs`.
+
+    Raises `CaptureError` when the model cannot be captured whole.
+    """
+    captured = capture(model, args, dict(kwargs))
+    graph = check(captured.graph)
+    device = _device(graph)
+    cost = CostModel(device_facts(device), _hints(graph, captured, args, kwargs))
+    rewritten = rewrite(graph, RULES, cost, mode=mode, finite=finite)
+    check(rewritten.graph)
+    program = lower(rewritten.graph, captured.out_spec, captured.constants)
+    return Built(captured, rewritten, program, total(graph, cost), total(rewritten.graph, cost), device)
+
+
+def _device(graph: Graph) -> torch.device:
+    """Where most of the work happens: the first tensor that is not on the CPU, else the CPU."""
+    devices = [n.device for n in graph.nodes()]
+    return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+
+
+def _hints(
+    graph: Graph, captured: Captured, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[sympy.Symbol, int]:
+    """The batch symbols' values in this call."""
+    tensors = captured.tensors(args, kwargs)
+    return {symbol: tensors[where.input].shape[where.dim] for symbol, where in graph.symbols.items()}

@@ -1,0 +1,129 @@
+"""FLOPs, bytes, launches -> roofline time: what a node costs on a device.
+
+Counts are of the ATen program: every node is one launch that reads its operands and writes its result once; views are free.
+An absolute time here is an estimate; it is the comparison before and after a rewrite that decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from weakref import WeakKeyDictionary
+
+import sympy
+import torch
+
+from fusewright.ir import ops
+from fusewright.ir.node import Node
+from fusewright.ir.ops import Size
+from fusewright.plan import Work
+from fusewright.runtime.device import DeviceFacts
+
+FREE = (
+    ops.Source,
+    ops.Number,
+    ops.Reshape,
+    ops.Permute,
+    ops.Expand,
+    ops.Slice,
+    ops.Item,
+)
+NOTHING = Work(0.0, 0.0, 0.0, 0.0)
+
+# FLOPs per element of an operation that is not a contraction; only its order matters.
+_PER_ELEMENT = {ops.Pointwise: 1, ops.Softmax: 5, ops.Norm: 6, ops.Dropout: 2, ops.Cast: 1}
+
+
+class CostModel:
+    """`cost(node)` gives the work of a node on one device, with symbolic sizes taken at `hints`."""
+
+    def __init__(self, facts: DeviceFacts, hints: Mapping[sympy.Symbol, int] | None = None) -> None:
+        self.facts = facts
+        self.hints = dict(hints or {})
+        self._known: WeakKeyDictionary[Node, Work] = WeakKeyDictionary()
+
+    def __call__(self, node: Node) -> Work:
+        """The work of `node` alone."""
+        found = self._known.get(node)
+        if found is None:
+            found = self._known[node] = NOTHING if isinstance(node.op, FREE) else self._work(node)
+        return found
+
+    def _work(self, node: Node) -> Work:
+        flops, moved = self._flops(node), self._bytes(node)
+        launches = self._launches(node)
+        seconds = launches * self.facts.launch + max(flops / self._rate(node), moved / self._bandwidth(node))
+        return Work(flops, moved, launches, seconds)
+
+    def _size(self, value: Size) -> int:
+        return value if isinstance(value, int) else int(value.subs(self.hints))
+
+    def _numel(self, node: Node) -> int:
+        return prod(map(self._size, node.shape))
+
+    def _flops(self, node: Node) -> float:
+        x = node.inputs[0] if node.inputs else node
+        match node.op:
+            case ops.Conv(transposed=transposed):
+                w = node.arg(1)
+                positions = self._numel(x if transposed else node)
+                return 2.0 * positions * prod(map(self._size, w.shape[1:]))
+            case ops.Matmul():
+                return 2.0 * self._numel(node) * self._size(x.shape[-1])
+            case ops.Pool(kernel=kernel):
+                return float(self._numel(node) * prod(kernel))
+            case ops.RangeSum() as op:
+                return float(self._read(op, x))
+            case ops.Reduce():
+                return float(self._numel(x))
+        return float(_PER_ELEMENT.get(type(node.op), 1) * self._numel(node))
+
+    def _read(self, op: ops.RangeSum, x: Node) -> float:
+        """Elements that a range sum adds up, the first dimension it takes shrinking what the next one reads."""
+        shape = [self._size(d) for d in x.shape]
+        read = 0.0
+        for dim, slots in reversed(op.table):
+            others = prod(shape[:dim] + shape[dim + 1 :])
+            read += others * max(1, self._touched(slots))
+            shape[dim] = len(slots)
+        return read
+
+    @staticmethod
+    def _touched(slots: tuple[ops.Slot, ...]) -> int:
+        """Indices added along one dimension; slots on one residue that mostly overlap are added once and shared."""
+        groups: dict[tuple[int, int], list[ops.Slot]] = {}
+        for s in slots:
+            if s.count:
+                groups.setdefault((s.step, s.start % s.step), []).append(s)
+        total = 0
+        for members in groups.values():
+            core = min(s.stop for s in members) - max(s.start for s in members)
+            shared = max(0, core) // members[0].step if len(members) <= 16 else 0
+            total += sum(s.count for s in members) - shared * (len(members) - 1)
+        return total
+
+    def _bytes(self, node: Node) -> float:
+        written = self._numel(node) * node.dtype.itemsize
+        if isinstance(node.op, ops.RangeSum):
+            return self._read(node.op, node.arg(0)) * node.arg(0).dtype.itemsize + written
+        return float(written + sum(self._numel(a) * a.dtype.itemsize for a in node.inputs))
+
+    def _launches(self, node: Node) -> float:
+        if isinstance(node.op, ops.RangeSum):
+            return float(sum(1 + 2 * min(len(slots), 16) * (len(slots) > 1) for _, slots in node.op.table))
+        return 2.0 if isinstance(node.op, ops.Reduce) and node.op.kind in ("logsumexp", "var") else 1.0
+
+    def _rate(self, node: Node) -> float:
+        match node.op:
+            case ops.Conv() if node.dtype == torch.float64:
+                return self.facts.wide / 4
+            case ops.Conv():
+                return self.facts.conv
+            case ops.Matmul():
+                return self.facts.wide if node.dtype == torch.float64 else self.facts.matmul
+            case ops.Pool():
+                return self.facts.window
+        return self.facts.memory
+
+    def _bandwidth(self, node: Node) -> float:
+        return self.facts.reduce if isinstance(node.op, ops.Reduce | ops.RangeSum) else self.facts.memory
