@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,12 +18,14 @@ from typer.core import TyperGroup
 import fusewright
 from fusewright.doctor import examine
 from fusewright.errors import UnsupportedError
+from fusewright.peers import PEERS, peers
+from fusewright.peers import bench as run_peers
 from fusewright.plan import Plan
 from fusewright.problem import Arguments, Problem, load_candidate, load_problem
-from fusewright.report import plan_view, verdict_view
+from fusewright.report import bench_view, plan_view, verdict_view
 from fusewright.report.text import scaled, table
 from fusewright.runtime import cache
-from fusewright.terminal import FAILED, VERIFIED, check_target, clean_errors, save, show, stage
+from fusewright.terminal import FAILED, VERIFIED, check_target, clean_errors, save, show, stage, steps
 
 
 class Device(StrEnum):
@@ -190,6 +194,41 @@ def verify(
     show(verdict_view(verdict))
     save(json_file, verdict.to_json())
     raise typer.Exit(VERIFIED if verdict.ok else FAILED)
+
+
+@app.command(epilog=_examples("bench model.py", "bench a.py b.py --peers compile,openvino --batch 8 --json bench.json"))
+def bench(
+    problems: Annotated[list[Path], typer.Argument(metavar="PROBLEM.py...", help="Problem files.")],
+    peer_names: Annotated[
+        str, typer.Option("--peers", metavar="NAMES", help=f"Of {', '.join(PEERS)}; eager always runs.")
+    ] = "eager,compile",
+    device: DeviceOption = None,
+    training: TrainingOption = None,
+    batch: BatchOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Times eager, its peers and Fusewright in one run, each checked against eager first."""
+    check_target(json_file)
+    names = [name.strip() for name in peer_names.split(",") if name.strip()]
+    peers(names)
+    results = []
+    # Per problem: each peer's turn, eager's and Fusewright's, and the timing.
+    with steps("measuring", total=len(problems) * (len({*names, "eager"}) + 2)) as progress:
+        for path in problems:
+            _, model, inputs = _load(path, device, training, batch)
+            measured = run_peers(
+                model,
+                inputs,
+                names,
+                include={"fusewright": fusewright.optimize},
+                training=model.training,
+                progress=partial(progress.next, path.stem),
+            )
+            results.append(measured)
+            show(bench_view(path.stem, measured))
+    save(json_file, json.dumps([result.record() for result in results], indent=2))
+    failed = any(row.name == "fusewright" and row.forward is None for result in results for row in result.rows)
+    raise typer.Exit(FAILED if failed else VERIFIED)
 
 
 @app.command()

@@ -77,14 +77,12 @@ class Steps:
     def __init__(self, progress: Progress, doing: str, total: int) -> None:
         self._progress = progress
         self._task = progress.add_task(doing, total=total)
+        self._begun = 0
 
-    def begin(self, doing: str) -> None:
-        """Names the step that starts now."""
-        self._progress.update(self._task, description=doing)
-
-    def done(self) -> None:
-        """Counts one step as finished."""
-        self._progress.advance(self._task)
+    def next(self, of: str, doing: str) -> None:
+        """Names the step that starts now; the one before it is finished."""
+        self._progress.update(self._task, description=f"{of}: {doing}", completed=self._begun)
+        self._begun += 1
 
 
 def check_target(path: Path | None) -> None:

@@ -208,6 +208,33 @@ class TestVerify:
         assert_mistake(run("verify", problem, path), "defines no class ModelNew or Model")
 
 
+class TestBench:
+    def test_beside_eager(self, run: Run, api: Api, problem: Path, tmp_path: Path, monkeypatch: Any) -> None:
+        monkeypatch.setattr(fusewright, "optimize", lambda model, inputs: model)
+        target = tmp_path / "bench.json"
+        result = run("bench", problem, problem, "--peers", "eager", "--batch", 2, "--json", target)
+        assert result.exit_code == 0, result.output
+        assert "with backward" in result.stdout
+        first, second = json.loads(target.read_text())
+        assert [row["name"] for row in first["rows"]] == ["eager", "fusewright"]
+        assert second["environment"]["torch"] == torch.__version__
+
+    def test_inference(self, run: Run, api: Api, problem: Path, monkeypatch: Any) -> None:
+        monkeypatch.setattr(fusewright, "optimize", lambda model, inputs: model)
+        result = run("bench", problem, "--peers", "eager", "--inference")
+        assert result.exit_code == 0, result.output
+        assert "with backward" not in result.stdout
+
+    def test_a_wrong_answer_is_a_failure(self, run: Run, api: Api, problem: Path, monkeypatch: Any) -> None:
+        monkeypatch.setattr(fusewright, "optimize", lambda model, inputs: nn.Sequential(model, nn.Tanh()))
+        result = run("bench", problem, "--peers", "eager")
+        assert result.exit_code == 1
+        assert "differs from eager's" in " ".join(result.stdout.split())
+
+    def test_unknown_peer(self, run: Run, api: Api, problem: Path) -> None:
+        assert_mistake(run("bench", problem, "--peers", "eager,tvm"), "no peer is called tvm")
+
+
 def assert_mistake(result: Result, words: str) -> None:
     assert result.exit_code == 2, result.output
     assert words in result.stderr
@@ -261,6 +288,7 @@ class TestMistakes:
             ["optimize", "x.py", "--batch", "0"],
             ["optimize", "x.py", "--batch", "many"],
             ["verify", "x.py"],
+            ["bench"],
             ["cache", "drop"],
             ["improve", "x.py"],
         ],
@@ -291,7 +319,7 @@ class TestSmallCommands:
 
     def test_cache(self, run: Run) -> None:
         assert "0 files" in run("cache", "ls").stdout
-        cache.write("device.json", b"{}")
+        cache.write_atomic(cache.cache_directory() / "device.json", b"{}")
         listed = run("cache", "ls").stdout
         assert "device.json" in listed and "1 file," in listed
         assert "1 file deleted" in run("cache", "clear").stdout

@@ -6,8 +6,10 @@ import dataclasses
 
 import pytest
 
+from fusewright.measure import Sample
+from fusewright.peers import Bench, Row
 from fusewright.plan import Declined, Fired, Kept, Plan, Timing, Work
-from fusewright.report import BenchRow, render_bench, render_plan, render_verdict
+from fusewright.report import render_bench, render_plan, render_verdict
 from fusewright.report.text import duration, less, scaled, times
 from fusewright.verification.verdict import Check, Verdict
 
@@ -144,21 +146,29 @@ def test_verdict_that_passes_and_one_that_checked_nothing() -> None:
     assert render_verdict(dataclasses.replace(VERDICT, rows=())).startswith("nothing could be checked")
 
 
+def sample(seconds: float) -> Sample:
+    return Sample(seconds, seconds, seconds, 15)
+
+
+ENVIRONMENT = {"device": "a processor", "threads": 2, "torch": "2.13.0", "date": "2026-01-02T03:04:05+00:00"}
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_bench(width: int) -> None:
     rows = (
-        BenchRow("eager", 0.290, 0.9),
-        BenchRow("fusewright", 0.0823, 0.3),
-        BenchRow("openvino", None, None, "not installed"),
+        Row("eager", sample(0.290), 1.0, sample(0.9), 1.0),
+        Row("fusewright", sample(0.0823), 3.52, sample(0.3), 3.0),
+        Row("openvino", reason="openvino is not installed"),
     )
-    text = render_bench("conv_avgpool_sigmoid_sum", rows, width)
+    text = render_bench("conv_avgpool_sigmoid_sum", Bench("Model", rows, ENVIRONMENT), width)
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
+    assert "a processor, 2 threads, torch 2.13.0" in words
     assert "eager 290 ms 1.00x 900 ms 1.00x" in words
     assert "fusewright 82.3 ms 3.52x 300 ms 3.00x" in words
-    assert "openvino - - - - not installed" in words
+    assert "openvino - - - -" in words
 
 
 def test_bench_without_training() -> None:
-    text = render_bench("x", (BenchRow("eager", 0.29), BenchRow("fusewright", 0.1)), 80)
-    assert "backward" not in text
+    rows = (Row("eager", sample(0.29), 1.0), Row("fusewright", sample(0.1), 2.9))
+    assert "backward" not in render_bench("x", Bench("Model", rows, ENVIRONMENT), 80)

@@ -63,28 +63,6 @@ def check_directory(path: Path) -> None:
         raise UnsupportedError(f"cache directory {path} can be written by other users; chmod 700 it, or {_REMEDY}")
 
 
-def read(name: str) -> bytes | None:
-    """The content of one entry, or `None` where there is none.
-
-    Raises `UnsupportedError` when the cache directory is not safely ours.
-    """
-    path = cache_directory() / name
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-
-
-def write(name: str, content: bytes) -> Path:
-    """Writes one entry and returns its path.
-
-    Raises `UnsupportedError` when the cache directory is not safely ours.
-    """
-    path = cache_directory() / name
-    write_atomic(path, content)
-    return path
-
-
 def entries() -> tuple[Entry, ...]:
     """Everything in the cache, by name; empty where there is no cache yet.
 
