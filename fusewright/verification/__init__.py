@@ -43,8 +43,9 @@ def verify(
     `example_inputs` holds positional arguments (a tuple or list) or keyword arguments (a dict); other batches and
     values are derived from it.  `training` follows ``reference.training`` where it is `None`.  `precision` is the
     contract: ``"eager"`` (the user's flags), ``"fp32"`` (never tf32) or ``"tf32"``.  `exact` asks for eager's
-    NaN and Inf to the element.  No check is started after `seconds`, but for those of `CORE`; float64 runs that would take more than
-    `max_bytes` (a quarter of the free memory by default) are made at a smaller batch.  `progress` is told each name.
+    NaN and Inf to the element.  No check is started after `seconds`, but for those of `CORE`; float64 runs that would
+    take more than `max_bytes` (a quarter of the free memory by default) are made at a smaller batch.  `progress` is
+    told the name of each check before it runs.
 
     Raises `FusewrightError` for arguments that are none of these.
     """

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from fusewright.runtime.memory import is_out_of_memory
 from fusewright.verification import inputs as transforms
 from fusewright.verification.compare import Comparison, Rules, Sample, compare, worst_of
 from fusewright.verification.context import Context, Fault, NotApplicable, Run, same_form
@@ -298,7 +299,12 @@ def _full_size(context: Context, name: str) -> Check:
         raise NotApplicable("the example was checked at its full size")
     if context.bytes_per_row * (context.example.batch() or 1) > context.options.max_bytes:
         raise NotApplicable("does not fit in the memory allowed")
-    eager, tried = context.eager(context.example), context.tried(context.example)
+    try:
+        eager, tried = context.eager(context.example), context.tried(context.example)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise NotApplicable("does not fit in memory") from error
+        raise
     same_form(eager, tried)
     rules = Rules(context.options.exact, looseness=64.0)
     pairs = [(key, x, tried.values[key]) for key, x in eager.values.items()]

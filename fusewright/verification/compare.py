@@ -24,8 +24,9 @@ from torch import Tensor
 _FLOAT32_EPS = torch.finfo(torch.float32).eps
 _RMSE_FACTOR, _RMSE_FLOOR = 2.0, 1e-6
 _WORST_FACTOR, _WORST_FLOOR_ULP = 4.0, 16.0
-# A largest error this far above the root mean square is no rounding of one kind: look for switches.
-_OUTLIER = 30.0
+# Eager's largest error so far above its root mean square, or the latter so far above the floor, is no plain rounding:
+# look for switches before believing it.
+_OUTLIER, _GROSS = 8.0, 100.0
 # How far beyond eager's ordinary error noise must move an element to call it a near-tie, and may then be believed.
 _TIE, _TIE_FACTOR = 16.0, 4.0
 # Where the true value vanishes, eager's error is all there is, and it is a poor estimate of what rounding may do.
@@ -98,7 +99,7 @@ def compare(first: Sample, more: Callable[[], Sequence[Sample]], rules: Rules) -
     limits = _Limits.of(first, rules)
     own = _Errors.of(first)
     quick = limits.judge([own], ties=None)
-    if quick.ok and not limits.has_outliers(own):
+    if quick.ok and not limits.doubts(own):
         return quick
     samples = [first, *(s for s in more() if s.truth.shape == first.truth.shape)]
     if len(samples) == 1:
@@ -181,10 +182,12 @@ class _Limits:
         worst_floor = rules.looseness * _WORST_FLOOR_ULP * info.eps * (size + rms) + info.tiny
         return cls(rms, worst_floor, rules.looseness * _RMSE_FLOOR * (info.eps / _FLOAT32_EPS) * rms + info.tiny)
 
-    def has_outliers(self, errors: _Errors) -> bool:
-        """Whether eager's own largest error stands out so far that it says nothing about rounding."""
-        beyond = bool((errors.eager > self.worst_floor).any())
-        return beyond and float(errors.eager.max()) > _OUTLIER * _rms(errors.eager)
+    def doubts(self, errors: _Errors) -> bool:
+        """Whether eager's own error is of a size or shape that rounding alone does not give."""
+        if not bool((errors.eager > self.worst_floor).any()):
+            return False
+        spread = _rms(errors.eager)
+        return float(errors.eager.max()) > _OUTLIER * spread or spread > _GROSS * self.rmse_floor
 
     def judge(self, samples: Sequence[_Errors], ties: Tensor | None) -> Comparison:
         """Holds the candidate's pooled errors against eager's; `ties` is how far noise moves each element."""
