@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -26,37 +25,6 @@ from fusewright.report import bench_view, plan_view, verdict_view
 from fusewright.report.text import scaled, table
 from fusewright.runtime import cache
 from fusewright.terminal import FAILED, VERIFIED, check_target, clean_errors, save, show, stage, steps
-
-
-class Device(StrEnum):
-    """Where models run."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Precision(StrEnum):
-    """Which rounding is allowed."""
-
-    eager = "eager"
-    fp32 = "fp32"
-    tf32 = "tf32"
-
-
-class Rewrite(StrEnum):
-    """When a valid rewrite is taken."""
-
-    cost = "cost"
-    always = "always"
-    never = "never"
-
-
-class Kernels(StrEnum):
-    """When generated kernels are used."""
-
-    auto = "auto"
-    always = "always"
-    never = "never"
 
 
 class _Group(TyperGroup):
@@ -82,13 +50,22 @@ app.add_typer(cache_app, name="cache")
 ProblemFile = Annotated[
     Path, typer.Argument(metavar="PROBLEM.py", help="A file with class Model, get_inputs() and get_init_inputs().")
 ]
-DeviceOption = Annotated[Device | None, typer.Option("--device", help="Where to run; a GPU if there is one.")]
+DeviceOption = Annotated[
+    Literal["cpu", "cuda"] | None, typer.Option("--device", help="Where to run; a GPU if there is one.")
+]
 TrainingOption = Annotated[
     bool | None, typer.Option("--training/--inference", help="Train or eval mode; by default as constructed.")
 ]
 BatchOption = Annotated[
     int | None, typer.Option("--batch", min=1, metavar="N", help="Replace the leading size of every tensor input.")
 ]
+PrecisionOption = Annotated[
+    Literal["eager", "fp32", "tf32"], typer.Option(help="eager: as accurate as PyTorch under its own flags.")
+]
+RewriteOption = Annotated[
+    Literal["cost", "always", "never"], typer.Option(help="cost: where the estimate says that it pays.")
+]
+KernelsOption = Annotated[Literal["auto", "always", "never"], typer.Option(help="auto: where they measure faster.")]
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")]
 
 
@@ -125,11 +102,9 @@ def optimize(
     ] = None,
     device: DeviceOption = None,
     training: TrainingOption = None,
-    precision: Annotated[Precision, typer.Option(help="eager: as accurate as PyTorch under its own flags.")] = (
-        Precision.eager
-    ),
-    rewrite: Annotated[Rewrite, typer.Option(help="cost: where the estimate says it pays.")] = Rewrite.cost,
-    kernels: Annotated[Kernels, typer.Option(help="auto: where they measure faster.")] = Kernels.auto,
+    precision: PrecisionOption = "eager",
+    rewrite: RewriteOption = "cost",
+    kernels: KernelsOption = "auto",
     finite: Annotated[bool, typer.Option("--finite", help="Allow rules that may lose a NaN.")] = False,
     batch: BatchOption = None,
     json_file: JsonOption = None,
@@ -146,9 +121,9 @@ def optimize(
             model,
             inputs,
             training=training,
-            precision=precision.value,
-            rewrite=rewrite.value,
-            kernels=kernels.value,
+            precision=precision,
+            rewrite=rewrite,
+            kernels=kernels,
             finite=finite,
             verify=True,
             measure=not no_measure,
@@ -265,7 +240,7 @@ def _files(count: int) -> str:
 
 
 def _load(
-    path: Path, device: Device | None, training: bool | None, batch: int | None
+    path: Path, device: str | None, training: bool | None, batch: int | None
 ) -> tuple[Problem, nn.Module, Arguments]:
     """The problem, its model and its inputs, after one forward of a twin has shown that they fit together."""
     where = _device(device)
@@ -279,11 +254,11 @@ def _load(
         return problem, _set_mode(problem.build(device=where), training), inputs
 
 
-def _device(chosen: Device | None) -> str:
-    if chosen is Device.cuda and not torch.cuda.is_available():
+def _device(chosen: str | None) -> str:
+    if chosen == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError("--device cuda: PyTorch finds no GPU here; `fusewright doctor` says what there is")
     if chosen is not None:
-        return chosen.value
+        return chosen
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 

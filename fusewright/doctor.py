@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import torch
 
 from fusewright.errors import UnsupportedError
+from fusewright.peers import PEERS
 from fusewright.runtime import cache
 from fusewright.runtime.memory import available_bytes
 
-_OPTIONAL = ("onnxruntime", "onnx", "openvino", "matplotlib")
+_OPTIONAL = (*(package for peer in PEERS.values() for package in peer.needs), "matplotlib")
 _COMPILERS = (("C++ compiler", os.environ.get("CXX", "g++")), ("CUDA compiler", "nvcc"))
 
 
