@@ -36,6 +36,8 @@ def get_init_inputs():
     return [3]
 """
 
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
 Write = Callable[..., Path]
 
 
@@ -119,7 +121,7 @@ class TestLoading:
         path = write(text)
         assert load_candidate(path, load_problem(path)).model_class.__name__ == "ModelNew"
 
-    @pytest.mark.parametrize("path", sorted(Path("examples").glob("c*.py")), ids=lambda path: path.stem)
+    @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("c*.py")), ids=lambda path: path.stem)
     def test_examples(self, path: Path) -> None:
         problem = load_problem(path).with_batch(1)
         assert problem.try_forward(problem.build(), problem.inputs()).shape[0] == 1
