@@ -30,7 +30,7 @@ def _refuse_channels(m: Match) -> str | None:
 
 
 def _regroup(m: Match) -> list[Slots] | None:
-    """The slots over output channels in each group's own numbering, when each lies in one group and every group has as many."""
+    """The slots over output channels in each group's own numbering; each must lie in one group, as many in every group."""
     conv, slots = m["conv"], slots_along(m["reduction"], 1)
     groups, out = conv.op.groups, conv.shape[1]  # type: ignore[attr-defined]
     if len(slots) % groups:
@@ -39,7 +39,7 @@ def _regroup(m: Match) -> list[Slots] | None:
     local: list[Slots] = []
     for g in range(groups):
         row = [s._replace(start=s.start - g * width, stop=s.stop - g * width) for s in slots[g * per : (g + 1) * per]]
-        if any(s.count and not (0 <= s.start and s.stop <= width) for s in row):
+        if any(s.count and not (s.start >= 0 and s.stop <= width) for s in row):
             return None
         local.append(tuple(s if s.count else Slot(0, 0, 1, s.scale) for s in row))
     uniform = all(row == local[0] for row in local)
@@ -53,7 +53,7 @@ def _regroup(m: Match) -> list[Slots] | None:
     exactness="reassociates",
 )
 def channels_into_conv_weight(m: Match) -> Node:
-    """sum, mean or average pooling over output channels of conv(x, w) + b -> conv(x, w') + b', w' reduced over channels.
+    """sum, mean or average pooling over output channels of conv(x, w) + b -> conv(x, w') + b', w' and b' reduced.
 
     w (O, C/g, *K) -> (Q, C/g, *K); transposed w (C, O/g, *K) -> (C, Q/g, *K).  Holds without groups, or when each slot
     of channels lies in one group and every group has as many.  Class reassociates.
@@ -79,8 +79,8 @@ def _over(w: Node, dim: int, slots: Slots) -> Node:
 
 def _refuse_ungroup(m: Match) -> str | None:
     root, conv = m["reduction"], m["conv"]
-    if 1 not in reduced_dims(root) or len(slots_along(root, 1)) != 1:
-        return "the channels are not summed to one"
+    if 1 not in reduced_dims(root):
+        return "the channels are not reduced"
     reason = refuse_linear(root, (1,))
     if reason is not None:
         return reason

@@ -4,8 +4,8 @@ For y[o,p] = b[o] + sum_{c,u} w[o,c,u] * xpad[c, s*p + d*u] and any set P of pos
 
     sum_{p in P} y[o,p] = |P|*b[o] + sum_{c,u} w[o,c,u] * R[c,u],     R[c,u] = sum_{p in P} xpad[c, s*p + d*u]
 
-so each tap needs one range sum of x, and the convolution runs once per slot instead of once per position.  Sums that end
-in a single slot are carried in float64 through the small contraction that follows (float32 for half precisions).
+so each tap needs one range sum of x, and the convolution runs once per slot instead of once per position.  Sums that
+end in a single slot are carried in float64 through the small contraction that follows (float32 for half precisions).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Conv, Matmul, Slice, Slot, numel
 from fusewright.ir.slots import Slots, make_slot, sliding, solve, tap_slots
 from fusewright.rules.linear import LINEAR, finish, is_linear, reduced_dims, refuse_linear, slots_along, weighted
-from fusewright.rules.rule import Match, op, rule, value
+from fusewright.rules.rule import Match, op, rule
 
 # A table larger than this many times the input would read more than the convolution it replaces.
 CROWDED = 4
@@ -44,13 +44,7 @@ def _taps(m: Match, d: int) -> int:
 
 def _refuse_shapes(m: Match) -> str | None:
     dims = _spatial(m)
-    if not dims:
-        return "no spatial dimension is reduced"
-    reason = refuse_linear(m["reduction"], dims)
-    if reason is not None:
-        return reason
-    lengths = [m["conv"].arg(0).shape[d] for d in dims]
-    return None if all(isinstance(n, int) for n in lengths) else "the length of a reduced dimension is not known"
+    return refuse_linear(m["reduction"], dims) if dims else "no spatial dimension is reduced"
 
 
 def _refuse_collapse(m: Match) -> str | None:
@@ -59,7 +53,7 @@ def _refuse_collapse(m: Match) -> str | None:
         return reason
     for d, slots in _tables(m).items():
         length = m["conv"].arg(0).shape[d]
-        if len(slots) * _taps(m, d) > CROWDED * max(length, 4):  # type: ignore[type-var, operator]
+        if len(slots) * _taps(m, d) > CROWDED * max(length, 4):
             return "one range sum per slot and tap would be more than there is to sum"
     return None
 
@@ -82,7 +76,7 @@ def _carried(m: Match, tables: dict[int, Slots]) -> torch.dtype:
 def _tap_table(m: Match, tables: dict[int, Slots]) -> dict[int, tuple[Slots, ...]]:
     conv, x = m["conv"], m["conv"].arg(0)
     assert isinstance(conv.op, Conv)
-    return {d: tap_slots(conv.op, d - 2, s, _taps(m, d), x.shape[d]) for d, s in tables.items()}  # type: ignore[arg-type]
+    return {d: tap_slots(conv.op, d - 2, s, _taps(m, d), x.shape[d]) for d, s in tables.items()}
 
 
 def _biased(m: Match, y: Node, tables: dict[int, Slots]) -> Node:
@@ -96,7 +90,7 @@ def _biased(m: Match, y: Node, tables: dict[int, Slots]) -> Node:
 
 def _replaced(values: tuple[int, ...], dims: tuple[int, ...], new: dict[int, int] | int) -> tuple[int, ...]:
     """Per-dimension attribute `values` of a convolution with those of spatial `dims` replaced."""
-    chosen = {d: new for d in dims} if isinstance(new, int) else new
+    chosen = dict.fromkeys(dims, new) if isinstance(new, int) else new
     return tuple(chosen.get(i + 2, v) for i, v in enumerate(values))
 
 
@@ -109,7 +103,7 @@ def _replaced(values: tuple[int, ...], dims: tuple[int, ...], new: dict[int, int
 def sum_through_conv(m: Match) -> Node:
     """sum_P(conv(x, w) + b) -> conv'(R, w) + |P|*b, with R[c, (q, u)] one range sum of x per slot q and tap u.
 
-    x (N, C, *L), w (O, C/g, *K), reduction to *Q slots: R (N, C, *(Q*K)), and conv' has stride K, dilation 1, no padding.
+    x (N, C, *L), w (O, C/g, *K), reduction to *Q slots: R (N, C, *(Q*K)); conv' has stride K, dilation 1, no padding.
     Holds for every stride, padding, dilation, group count, clipped window and divisor, along any spatial dimensions
     of known length.  Class reassociates: an Inf summed with its opposite gives NaN.
     """
@@ -132,31 +126,37 @@ def sum_through_conv(m: Match) -> Node:
     exactness="reassociates",
 )
 def sum_through_conv_transpose(m: Match) -> Node:
-    """sum_P(conv_transpose(x, w) + b) -> conv_transpose'(R, w') + |P|*b; the taps of each summed dimension become channels.
+    """sum_P(conv_transpose(x, w) + b) -> conv_transpose'(R, w') + |P|*b; the taps of summed dimensions become channels.
 
     x (N, C, *L), w (C, O/g, *K): R (N, C*K, *Q) and w' (C*K, O/g, *1), where R[(c, u), q] sums the x[c, p] whose target
-    s*p + d*u - pad lies in slot q.  Where every tap sums the same range (nothing is cropped), w is summed over its taps.
-    Holds for every stride, padding, output_padding, dilation and group count.  Class reassociates.
+    s*p + d*u - pad lies in slot q.  Where every tap sums the same range (nothing is cropped), w is summed over its
+    taps.  Holds for every stride, padding, output_padding, dilation and group count.  Class reassociates.
     """
     conv, tables = m["conv"], _tables(m)
     assert isinstance(conv.op, Conv)
     dims, dtype = tuple(tables), _carried(m, tables)
+    summed, weight = _taps_as_channels(m, tables, dtype)
+    padding = tuple((0, 0) if i + 2 in dims else p for i, p in enumerate(conv.op.padding))
+    stride, dilation = _replaced(conv.op.stride, dims, 1), _replaced(conv.op.dilation, dims, 1)
+    extra = _replaced(conv.op.output_padding, dims, 0)
+    inner = Conv(stride, padding, dilation, conv.op.groups, True, extra)
+    y = _biased(m, make(inner, summed, weight, None), tables)
+    return finish(m["reduction"], cast(y, conv.dtype), dims)
+
+
+def _taps_as_channels(m: Match, tables: dict[int, Slots], dtype: torch.dtype) -> tuple[Node, Node]:
+    """The input summed per slot and tap of a transposed convolution, and its weight, taps as channels in both."""
+    x, w = m["conv"].arg(0), m["conv"].arg(1)
     rows = _tap_table(m, tables)
-    uniform = {d for d in dims if all(len(set(taps)) == 1 for taps in rows[d])}
-    flat = {d: tuple(s for taps in rows[d] for s in (taps[:1] if d in uniform else taps)) for d in dims}
-    summed = range_sum(conv.arg(0), flat, dtype)
-    one = {d: (Slot(0, _taps(m, d), 1, 1.0),) for d in uniform}
-    weight = range_sum(cast(conv.arg(1), dtype), one, dtype)
-    for d in dims:
+    uniform = {d for d in tables if all(len(set(taps)) == 1 for taps in rows[d])}
+    flat = {d: tuple(s for taps in rows[d] for s in (taps[:1] if d in uniform else taps)) for d in tables}
+    summed = range_sum(x, flat, dtype)
+    weight = range_sum(cast(w, dtype), {d: (Slot(0, _taps(m, d), 1, 1.0),) for d in uniform}, dtype)
+    for d in tables:
         if d not in uniform:
             summed = _taps_to_channels(summed, d, _taps(m, d), channel=1)
             weight = _taps_to_channels(weight, d, _taps(m, d), channel=0)
-    keep = tuple((0, 0) if i + 2 in dims else p for i, p in enumerate(conv.op.padding))
-    stride, dilation = _replaced(conv.op.stride, dims, 1), _replaced(conv.op.dilation, dims, 1)
-    extra = _replaced(conv.op.output_padding, dims, 0)
-    inner = Conv(stride, keep, dilation, conv.op.groups, True, extra)
-    y = _biased(m, make(inner, summed, weight, None), tables)
-    return finish(m["reduction"], cast(y, conv.dtype), dims)
+    return summed, weight
 
 
 def _taps_to_channels(x: Node, d: int, taps: int, channel: int) -> Node:
@@ -197,7 +197,7 @@ def _pooled_stride(conv: Conv, tables: dict[int, Slots]) -> dict[int, int]:
 def box_before_conv(m: Match) -> Node:
     """avg_pool_t(conv_s(x, w) + b) -> conv_{s*t}(box(x), w) + b: the window slides over x first.
 
-    box[c, j] = scale * sum_i xpad[c, j + s*i] at the positions that the taps of the pooled outputs read.
+    x (N, C, *L); box[c, j] = scale * sum_i xpad[c, j + s*i] at the positions that the taps of the pooled outputs read.
     Holds for equal, whole windows (no padding or partial window in the pooling; the convolution's own padding is free).
     Class reassociates.
     """
@@ -205,18 +205,21 @@ def box_before_conv(m: Match) -> Node:
     assert isinstance(conv.op, Conv)
     dims, op = tuple(tables), conv.op
     stride = _pooled_stride(op, tables)
-    boxes: dict[int, Slots] = {}
-    for d, slots in tables.items():
-        reach = stride[d] * (len(slots) - 1) + op.dilation[d - 2] * (_taps(m, d) - 1) + 1
-        start = op.stride[d - 2] * slots[0].start - op.padding[d - 2][0]
-        length, (s, count, scale) = conv.arg(0).shape[d], (slots[0], slots[0].count, slots[0].scale)
-        assert isinstance(length, int)
-        step = op.stride[d - 2] * s.step
-        boxes[d] = tuple(make_slot(start + j, step, count, length, scale) for j in range(reach))
-    summed = range_sum(conv.arg(0), boxes, conv.dtype)
+    boxes = {d: _boxes(m, d, slots, stride[d]) for d, slots in tables.items()}
     padding = tuple((0, 0) if i + 2 in dims else p for i, p in enumerate(op.padding))
     inner = Conv(_replaced(op.stride, dims, stride), padding, op.dilation, op.groups)
-    return finish(m["reduction"], _biased(m, make(inner, summed, conv.arg(1), None), tables), dims)
+    y = make(inner, range_sum(conv.arg(0), boxes, conv.dtype), conv.arg(1), None)
+    return finish(m["reduction"], _biased(m, y, tables), dims)
+
+
+def _boxes(m: Match, d: int, slots: Slots, stride: int) -> Slots:
+    """One box per position of x along `d` that the convolution of pooled stride reads."""
+    op, length, window = m["conv"].op, m["conv"].arg(0).shape[d], slots[0]
+    assert isinstance(op, Conv) and isinstance(length, int)
+    own, left = op.stride[d - 2], op.padding[d - 2][0]
+    reach = stride * (len(slots) - 1) + op.dilation[d - 2] * (_taps(m, d) - 1) + 1
+    first = own * window.start - left
+    return tuple(make_slot(first + j, own * window.step, window.count, length, window.scale) for j in range(reach))
 
 
 @rule(
@@ -228,33 +231,46 @@ def box_before_conv(m: Match) -> Node:
 def box_into_weight(m: Match) -> Node:
     """avg_pool_t(conv_s(x, w) + b) -> conv_{s*t}(x, w') + b: the window is folded into one larger kernel.
 
-    w' (O, C/g, *V), w'[v] = scale * sum of w[u] over the u with d*u + s*i = v for a window index i; V = s*(k-1) + d*(K-1) + 1.
-    Holds as `box_before_conv` does; costs more arithmetic and no intermediate.  Class reassociates.
+    w' (O, C/g, *V), w'[v] = scale * sum of w[u] over the u with d*u + s*i = v for an i of the window;
+    V = s*(k-1) + d*(K-1) + 1.  Holds as `box_before_conv` does; costs more arithmetic and no intermediate.
+    Class reassociates.
     """
     conv, tables = m["conv"], _tables(m)
     assert isinstance(conv.op, Conv)
     dims, op = tuple(tables), conv.op
-    stride = _pooled_stride(op, tables)
-    taps: dict[int, Slots] = {}
-    padding, dilation = list(op.padding), list(op.dilation)
-    for d, slots in tables.items():
-        step, spread = op.stride[d - 2] * slots[0].step, op.dilation[d - 2]
-        unit = gcd(step, spread) if slots[0].count > 1 else spread
-        reach = step * (slots[0].count - 1) + spread * (_taps(m, d) - 1)
-        window = Slot(0, step * (slots[0].count - 1) + 1, step, slots[0].scale)
-        taps[d] = tuple(_weight_slot(window, v, spread, _taps(m, d)) for v in range(0, reach + 1, unit))
-        length, left = conv.arg(0).shape[d], op.padding[d - 2][0] - op.stride[d - 2] * slots[0].start
-        needed = stride[d] * (len(slots) - 1) + reach + 1 - left
-        padding[d - 2], dilation[d - 2] = (left, needed - length), unit  # type: ignore[operator]
+    units = {d: _unit(op, d, slots) for d, slots in tables.items()}
+    taps = {d: _folded(op, d, slots[0], _taps(m, d), units[d]) for d, slots in tables.items()}
     weight = cast(range_sum(cast(conv.arg(1), wide(conv.dtype)), taps, wide(conv.dtype)), conv.dtype)
-    x = _cropped(conv.arg(0), padding)
-    inner = Conv(
-        _replaced(op.stride, dims, stride),
-        tuple((max(a, 0), max(b, 0)) for a, b in padding),
-        tuple(dilation),
-        op.groups,
+    stride = _pooled_stride(op, tables)
+    x, padding = _read(
+        m, tables, {d: stride[d] * (len(s) - 1) + units[d] * (len(taps[d]) - 1) for d, s in tables.items()}
     )
+    inner = Conv(_replaced(op.stride, dims, stride), padding, _replaced(op.dilation, dims, units), op.groups)
     return finish(m["reduction"], _biased(m, make(inner, x, weight, None), tables), dims)
+
+
+def _unit(op: Conv, d: int, slots: Slots) -> int:
+    """The distance between the taps of the folded kernel."""
+    return gcd(op.stride[d - 2] * slots[0].step, op.dilation[d - 2]) if slots[0].count > 1 else op.dilation[d - 2]
+
+
+def _folded(op: Conv, d: int, window: Slot, taps: int, unit: int) -> Slots:
+    """The taps of w that each tap of the folded kernel sums."""
+    step, spread = op.stride[d - 2] * window.step, op.dilation[d - 2]
+    last = step * (window.count - 1)
+    pooled = Slot(0, last + 1, step, window.scale)
+    return tuple(_weight_slot(pooled, v, spread, taps) for v in range(0, last + spread * (taps - 1) + 1, unit))
+
+
+def _read(m: Match, tables: dict[int, Slots], last: dict[int, int]) -> tuple[Node, tuple[tuple[int, int], ...]]:
+    """The part of x that is read, when from the first window on everything up to `last` is, and how it is padded."""
+    conv = m["conv"]
+    assert isinstance(conv.op, Conv)
+    padding = list(conv.op.padding)
+    for d, slots in tables.items():
+        length, left = conv.arg(0).shape[d], padding[d - 2][0] - conv.op.stride[d - 2] * slots[0].start
+        padding[d - 2] = (left, last[d] + 1 - left - length)
+    return _cropped(conv.arg(0), padding), tuple((max(a, 0), max(b, 0)) for a, b in padding)
 
 
 def _weight_slot(window: Slot, v: int, dilation: int, taps: int) -> Slot:
@@ -281,7 +297,7 @@ def _refuse_full(m: Match) -> str | None:
         return "the convolution is padded"
     if conv.arg(0).shape[2:] != conv.arg(1).shape[2:]:
         return "the kernel does not cover the input"
-    if any(d > 1 and k > 1 for d, k in zip(conv.op.dilation, conv.arg(1).shape[2:], strict=True)):  # type: ignore[attr-defined, operator]
+    if any(d > 1 and k > 1 for d, k in zip(conv.op.dilation, conv.arg(1).shape[2:], strict=True)):  # type: ignore[attr-defined]
         return "the kernel is dilated"
     return None
 
@@ -300,7 +316,7 @@ def full_conv_is_matmul(m: Match) -> Node:
         flat = make(Matmul(transpose_w=True), reshape(x, (n, depth)), reshape(w, (out, depth)), bias)
         return reshape(flat, conv.shape)
     split = permute(reshape(x, (n, groups, depth)), (1, 0, 2))
-    weight = reshape(w, (groups, out // groups, depth))  # type: ignore[operator]
+    weight = reshape(w, (groups, out // groups, depth))
     y = permute(make(Matmul(transpose_w=True), split, weight, None), (1, 0, 2))
     y = reshape(y, conv.shape)
     return y if bias is None else pointwise("add", y, reshape(bias, (1, out, *(1,) * (conv.ndim - 2))))
@@ -332,8 +348,8 @@ def single_tap_transpose(m: Match) -> Node:
     assert isinstance(conv.op, Conv) and w is not None
     groups, channels, out = conv.op.groups, w.shape[0], w.shape[1]
     ones = (1,) * (conv.ndim - 2)
-    grouped = reshape(w, (groups, channels // groups, out))  # type: ignore[operator]
-    weight = reshape(permute(grouped, (0, 2, 1)), (out * groups, channels // groups, *ones))  # type: ignore[operator]
+    grouped = reshape(w, (groups, channels // groups, out))
+    weight = reshape(permute(grouped, (0, 2, 1)), (out * groups, channels // groups, *ones))
     return make(Conv(ones, conv.op.padding, ones, groups), x, weight, bias)
 
 
