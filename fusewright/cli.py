@@ -114,7 +114,8 @@ def optimize(
     if output is not None:
         raise UnsupportedError(f"-o {output}: solution files cannot be written yet; run without -o to see the plan")
     check_target(json_file)
-    _, model, inputs = _load(problem, device, training, batch)
+    with stage(f"loading {problem.name}"):
+        _, model, inputs = _load(problem, device, training, batch)
     doing = "rewriting and verifying" if no_measure else "rewriting, verifying and measuring"
     with stage(doing):
         fast = fusewright.optimize(
@@ -142,7 +143,8 @@ def explain(
 ) -> None:
     """Says what optimize would do to a problem file's model, and why."""
     check_target(json_file)
-    _, model, inputs = _load(problem, device, training, batch)
+    with stage(f"loading {problem.name}"):
+        _, model, inputs = _load(problem, device, training, batch)
     with stage("capturing and rewriting"):
         plan = fusewright.explain(model, inputs)
     _finish_plan(plan, json_file)
@@ -159,8 +161,8 @@ def verify(
 ) -> None:
     """Checks somebody's candidate against its reference, and names every check."""
     check_target(json_file)
-    problem, model, inputs = _load(reference, device, training, batch)
-    with stage("loading the candidate"):
+    with stage(f"loading {reference.name} and {candidate.name}"):
+        problem, model, inputs = _load(reference, device, training, batch)
         other = load_candidate(candidate, problem).build(device=_device(device))
         _set_mode(other, training)
         _share_weights(model, other)
@@ -187,9 +189,10 @@ def bench(
     names = [name.strip() for name in peer_names.split(",") if name.strip()]
     peers(names)
     results = []
-    # Per problem: each peer's turn, eager's and Fusewright's, and the timing.
-    with steps("measuring", total=len(problems) * (len({*names, "eager"}) + 2)) as progress:
+    # Per problem: loading, each peer's turn (eager's included), Fusewright's, and the timing.
+    with steps("measuring", total=len(problems) * (len({*names, "eager"}) + 3)) as progress:
         for path in problems:
+            progress.next(path.stem, "loading")
             _, model, inputs = _load(path, device, training, batch)
             measured = run_peers(
                 model,
@@ -244,14 +247,13 @@ def _load(
 ) -> tuple[Problem, nn.Module, Arguments]:
     """The problem, its model and its inputs, after one forward of a twin has shown that they fit together."""
     where = _device(device)
-    with stage(f"loading {path.name}"):
-        problem = load_problem(path)
-        if batch is not None:
-            problem = problem.with_batch(batch)
-        inputs = problem.inputs(device=where)
-        # A twin, because a forward may update buffers; its own inputs, because it may write into them.
-        problem.try_forward(_set_mode(problem.build(device=where), training), problem.inputs(device=where))
-        return problem, _set_mode(problem.build(device=where), training), inputs
+    problem = load_problem(path)
+    if batch is not None:
+        problem = problem.with_batch(batch)
+    inputs = problem.inputs(device=where)
+    # A twin, because a forward may update buffers; its own inputs, because it may write into them.
+    problem.try_forward(_set_mode(problem.build(device=where), training), problem.inputs(device=where))
+    return problem, _set_mode(problem.build(device=where), training), inputs
 
 
 def _device(chosen: str | None) -> str:

@@ -110,7 +110,12 @@ def save(path: Path | None, text: str) -> None:
 
 def _progress(*columns: SpinnerColumn | TextColumn | TimeElapsedColumn | BarColumn | MofNCompleteColumn) -> Progress:
     console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    # Rich takes stdout's text through the progress display's own console, which would send results meant for a file to
+    # the terminal instead.
+    to_terminal = sys.stdout.isatty()
+    return Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal, redirect_stdout=to_terminal
+    )
 
 
 def _leave(message: str, code: int) -> None:

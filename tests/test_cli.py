@@ -356,3 +356,30 @@ def test_reader_that_goes_away(tmp_path: Path) -> None:
     os.close(write_end)
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+TERMINAL = """
+import pty, sys
+sys.exit(pty.spawn(sys.argv[1:]) >> 8)
+"""
+
+
+def test_results_go_to_the_file_and_progress_to_the_terminal(problem: Path, tmp_path: Path) -> None:
+    """With stderr a terminal and stdout a file, as in `fusewright bench x.py > out.txt`."""
+    code = (
+        "import fusewright; fusewright.optimize = lambda model, inputs: model\nfrom fusewright.cli import main; main()"
+    )
+    script, target = tmp_path / "main.py", tmp_path / "out.txt"
+    script.write_text(code)
+    shell = f"{sys.executable} {script} bench {problem} --peers eager > {target}"
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINAL, "sh", "-c", shell],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=100,
+        check=False,
+    )
+    text = target.read_text()
+    assert done.returncode == 0, done.stdout
+    assert "eager" in text and "\x1b" not in text
+    assert b"\x1b" in done.stdout and b"1.00x" not in done.stdout

@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("verification", "measure", "peers"),
     ("report",),
     ("pipeline",),
-    ("dispatch",),
+    ("dispatch", "advice"),
     ("module",),
     ("optimizer",),
     ("__init__",),

@@ -33,7 +33,7 @@ def bench_view(title: str, bench: Bench) -> RenderableType:
             cells += _cells(row.training, row.training_ratio)
         made.add_row(Text(row.name), *cells, Text(row.reason))
     facts = bench.environment
-    where = f"{facts['device']}, {facts['threads']} threads, torch {facts['torch']}, {facts['date']}"
+    where = f"{facts['device']}, {facts['threads']} threads, torch {facts['torch']}, {facts['date'][:10]}"
     return Group(heading(title), Text(where, style="dim"), made)
 
 
