@@ -1,7 +1,7 @@
 """Every exception Fusewright raises on purpose: one family, one sentence each.
 
-A message names the operation, the shapes, the cause and the remedy.  `FusewrightError` is a `ValueError`, so a caller who
-has never heard of Fusewright still catches it where it catches bad arguments.  Internal invariants use `assert`.
+A message names the operation, the shapes, the cause and the remedy.  `FusewrightError` is a `ValueError`, so a caller
+who has never heard of Fusewright still catches it where it catches bad arguments.  Internal invariants use `assert`.
 """
 
 

@@ -4,8 +4,9 @@
     rewrite    Graph -> Graph                `fusewright.rules` under `fusewright.schedule.cost`
     lower      Graph -> Program              `fusewright.codegen.aten`
 
-Every pass takes a valid value and returns one (`fusewright.ir.spec.check` runs between them).  Verification and measuring
-follow on the built program (`fusewright.optimizer`); kernel groups will be cut between rewriting and lowering.
+Every pass takes a valid value and returns one (`fusewright.ir.spec.check` runs between them).  Verification and
+measuring follow on the built program (`fusewright.optimizer`); kernel groups will be cut between rewriting and
+lowering.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
 import torch
 from torch import nn
 
@@ -27,6 +27,7 @@ from fusewright.rules import RULES
 from fusewright.rules.engine import Mode, Rewritten, rewrite, total
 from fusewright.runtime.device import device_facts
 from fusewright.schedule.cost import CostModel
+from fusewright.tree import flat_tensors
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,9 @@ def build(
     captured = capture(model, args, dict(kwargs))
     graph = check(captured.graph)
     device = _device(graph)
-    cost = CostModel(device_facts(device), _hints(graph, captured, args, kwargs))
+    tensors = flat_tensors(args, kwargs)
+    hints = {symbol: tensors[where.input].shape[where.dim] for symbol, where in graph.symbols.items()}
+    cost = CostModel(device_facts(device), hints)
     rewritten = rewrite(graph, RULES, cost, mode=mode, finite=finite)
     check(rewritten.graph)
     program = lower(rewritten.graph, captured.out_spec, captured.constants)
@@ -62,11 +65,3 @@ def _device(graph: Graph) -> torch.device:
     """Where most of the work happens: the first tensor that is not on the CPU, else the CPU."""
     devices = [n.device for n in graph.nodes()]
     return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
-
-
-def _hints(
-    graph: Graph, captured: Captured, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[sympy.Symbol, int]:
-    """The batch symbols' values in this call."""
-    tensors = captured.tensors(args, kwargs)
-    return {symbol: tensors[where.input].shape[where.dim] for symbol, where in graph.symbols.items()}

@@ -1,0 +1,1 @@
+"""Text from graphs: programs on ATen operations; kernel families will stand beside them."""

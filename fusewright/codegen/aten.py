@@ -1,8 +1,9 @@
 """Graph -> Program on plain ATen operations: the text that runs is the text that prints.
 
-A program is two functions.  `derive(self)` computes what depends on parameters and constants alone (summed taps, composed
-kernels); `forward(self, inputs..., derived...)` does the rest.  A value's variable takes over its first operand's name
-when that operand dies there, so the text reads like a hand-written forward and frees memory as early as one.
+A program is two functions.  `derive(self)` computes what depends on parameters and constants alone (summed taps,
+composed kernels); `forward(self, inputs..., derived...)` does the rest.  A value's variable takes over its first
+operand's name when that operand dies there, so the text reads like a hand-written forward and frees memory as early as
+one.
 """
 
 from __future__ import annotations
@@ -78,8 +79,7 @@ def _derived(graph: Graph) -> list[Node]:
         fixed[node] = not node.op.effectful and (sources or computed)
         if not fixed[node]:
             frontier.update((a, None) for a in node.inputs if fixed[a] and a.inputs)
-    frontier.update((o, None) for o in graph.outputs if isinstance(o, Node) and fixed[o] and o.inputs)
-    return list(frontier)
+    return [node for node in frontier if node not in graph.outputs]
 
 
 def _input_name(node: Node) -> str:

@@ -77,7 +77,7 @@ def make(op: Op, *args: Node | None, where: str = "") -> Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """A whole model: `outputs` are what it returns (flat; plain Python values allowed), `effects` what it must do, in order.
+    """A whole model: `outputs` are what it returns (flat; Python values allowed), `effects` what it must do, in order.
 
     `inputs` are the flat tensor inputs in call order; `symbols` maps each batch symbol to the (input, dimension) that
     carries it and to the inclusive range of values the graph is valid for (`None`: no upper bound).

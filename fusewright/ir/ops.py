@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import sympy
 import torch
@@ -20,7 +20,7 @@ from fusewright.errors import GraphError
 from fusewright.ir import pointwise
 from fusewright.ir.pointwise import Scalar
 
-Size = int | sympy.Expr
+Size: TypeAlias = int | sympy.Expr
 
 
 class TensorType(NamedTuple):
@@ -114,13 +114,12 @@ class Number(Op):
     """A Python number; it promotes as Python numbers do.  `value` may be an expression in the batch symbol."""
 
     value: Scalar | sympy.Expr
-    device: torch.device = torch.device("cpu")
 
     def infer(self, types: Types) -> TensorType:
         if isinstance(self.value, bool):
-            return TensorType((), torch.bool, self.device, weak=True)
+            return TensorType((), torch.bool, torch.device("cpu"), weak=True)
         whole = isinstance(self.value, int) or (isinstance(self.value, sympy.Expr) and bool(self.value.is_integer))
-        return TensorType((), torch.int64 if whole else torch.float64, self.device, weak=True)
+        return TensorType((), torch.int64 if whole else torch.float64, torch.device("cpu"), weak=True)
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ class Vector(Op):
 
 @dataclass(frozen=True)
 class Conv(Op):
-    """n-d convolution of x (N, C, *) with w (O, C/groups, *k), or (C, O/groups, *k) when `transposed`; bias (O,) or None.
+    """n-d convolution of x (N, C, *) with w (O, C/groups, *k), transposed (C, O/groups, *k); bias (O,) or None.
 
     `padding` is (left, right) zeros per dimension.  Transposed: `y[o, s*p + d*u - left] += x[c, p] * w[c, o, u]`, of
     length (in-1)*s - left - right + d*(k-1) + output_padding + 1.
@@ -191,7 +190,7 @@ class Conv(Op):
 
 @dataclass(frozen=True)
 class Matmul(Op):
-    """x (..., M, K) @ w (..., K, N) [or (..., N, K) when `transpose_w`] + bias (N,) or None; leading dimensions broadcast."""
+    """x (..., M, K) @ w (..., K, N) [(..., N, K) when `transpose_w`] + bias (N,) or None; batches broadcast."""
 
     transpose_w: bool = False
 
@@ -229,7 +228,7 @@ class Pool(Op):
         return TensorType((*x.shape[:-n], *pooled), x.dtype, x.device)
 
     def length(self, i: int, length: Size) -> Size:
-        """Output length along pooled dimension `i`; with ceil_mode a window must start inside the input or its left padding."""
+        """Output length along dimension `i`; with ceil_mode a window starts inside the input or its left padding."""
         free = length + 2 * self.padding[i] - self.dilation[i] * (self.kernel[i] - 1) - 1
         if not self.ceil_mode:
             return size(free // self.stride[i] + 1)
@@ -238,7 +237,8 @@ class Pool(Op):
         return slots - 1 if (slots - 1) * self.stride[i] >= length + self.padding[i] else slots
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True)
+class Slot:
     """One output slot of a range sum: `scale * sum(x[start:stop:step])`; empty when start >= stop."""
 
     start: int
@@ -312,7 +312,7 @@ class Cast(Op):
 
 @dataclass(frozen=True)
 class Reduce(Op):
-    """A reduction over `dims` (ascending, non-negative); `correction` belongs to ``var`` alone; `dtype` to sum, mean, prod."""
+    """A reduction over `dims` (ascending); `correction` belongs to ``var`` alone, `dtype` to sum, mean, prod."""
 
     kind: Literal["sum", "mean", "max", "min", "logsumexp", "var", "prod"]
     dims: tuple[int, ...]
@@ -484,7 +484,7 @@ class Arg:
 class Opaque(Op):
     """An ATen call that is not understood: it runs as it did, in its order.
 
-    `target` is the overload's name (``aten.lstm.input``); `arguments` and `keywords` are its literal arguments with `Arg`
+    `target` is the overload's name (``aten.lstm.input``); `arguments` and `keywords` are its literal arguments, `Arg`
     in place of tensors and sympy expressions in place of symbolic sizes; `results` the types of its results, and
     `several` whether it returns a tuple.
     """
@@ -529,7 +529,7 @@ def broadcast(a: Sequence[Size], b: Sequence[Size]) -> tuple[Size, ...]:
 
 @lru_cache(maxsize=4096)
 def _pointwise_dtype(template: str, kinds: tuple[tuple[bool, bool, torch.dtype], ...]) -> torch.dtype:
-    """The dtype PyTorch gives, found by applying the function to ones of the operands' kinds (number, dimensions, dtype)."""
+    """The dtype PyTorch gives, found by applying the function to ones of the operands' kinds."""
     ones = [torch.ones((1,) if dims else (), dtype=dtype) for _, dims, dtype in kinds]
     values = {
         f"v{i}": one.item() if weak else one for i, (one, (weak, _, _)) in enumerate(zip(ones, kinds, strict=True))

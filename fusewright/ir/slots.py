@@ -1,12 +1,13 @@
 """Index ranges of linear windows, one dimension at a time: the arithmetic behind the main theorem.
 
-A *slot* is one output of a sum along a dimension: an arithmetic index range and a scale.  Everything linear that slides along
-a dimension (a total sum, a mean, average and adaptive pooling) is a tuple of slots, and a convolution maps slots over
-its output positions to slots over its input positions, one per tap.
+A *slot* is one output of a sum along a dimension: an arithmetic index range and a scale.  Everything linear that slides
+along a dimension (a total sum, a mean, average and adaptive pooling) is a tuple of slots, and a convolution maps slots
+over its output positions to slots over its input positions, one per tap.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import gcd
 
 from fusewright.ir.ops import Conv, Pool, Slot
@@ -94,5 +95,5 @@ def sliding(slots: Slots) -> tuple[int, int] | None:
     first = slots[0]
     distance = slots[1].start - first.start if len(slots) > 1 else 1
     same = all((s.step, s.count, s.scale) == (first.step, first.count, first.scale) for s in slots)
-    regular = all(b.start - a.start == distance for a, b in zip(slots, slots[1:], strict=False))
+    regular = all(b.start - a.start == distance for a, b in pairwise(slots))
     return (first.step, distance) if same and regular and first.count > 0 and distance > 0 else None

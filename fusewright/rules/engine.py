@@ -1,7 +1,7 @@
 """Graph -> Graph: rules to a fixpoint, each application judged by the cost model.
 
-Every root where rules match is offered all of them; the one that leaves the least work is taken.  ``cost`` takes it when it
-saves time, ``always`` whenever it is valid (so that a test on a small shape cannot pass by doing nothing), ``never`` not.
+Every root where rules match is offered all of them; the one that leaves the least work is taken.  ``cost`` takes it
+when it saves time, ``always`` whenever it is valid (so that a test on a small shape cannot pass by doing nothing).
 """
 
 from __future__ import annotations

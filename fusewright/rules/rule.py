@@ -92,7 +92,7 @@ def rule(
     condition: Callable[[Match], str | None],
     exactness: Exactness | Callable[[Match], Exactness],
 ) -> Callable[[Callable[[Match], Node]], Rule]:
-    """Make a replacement function into the `Rule` it completes; its docstring says before -> after, shapes and condition."""
+    """Make a replacement function the `Rule` it completes; its docstring says before -> after, shapes, condition."""
 
     def complete(replacement: Callable[[Match], Node]) -> Rule:
         assert replacement.__doc__, f"{name} has no docstring"

@@ -1,0 +1,1 @@
+"""The machine: cache, device facts, memory; noticing changed modules; keeping derived weights."""

@@ -1,7 +1,8 @@
 """Derived weights (summed taps, composed kernels): recomputed while training, kept while nothing moved when not.
 
 An in-place edit, `load_state_dict` or an optimizer step moves a parameter's version counter.  An edit through ``.data``
-does not; on a CPU a probe of up to `PROBED` elements of each source catches it, on a GPU reading one would stall the stream.
+does not; on a CPU a probe of up to `PROBED` elements of each source catches it, on a GPU reading one would stall the
+stream.
 """
 
 from __future__ import annotations
@@ -31,9 +32,8 @@ class _Source:
         """Take note of `tensor` as it is now."""
         probe = seen = None
         if tensor.device.type == "cpu" and tensor.numel():
-            flat = tensor.detach()
-            flat = flat.view(-1) if flat.is_contiguous() else flat.as_strided((1,), (1,))
-            probe = flat[:: max(1, flat.numel() // PROBED)]
+            span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            probe = tensor.detach().as_strided((span,), (1,))[:: max(1, span // PROBED)]
             seen = probe.clone()
         return cls(tensor, tensor._version, tensor.data_ptr(), probe, seen)
 
@@ -72,7 +72,7 @@ class DerivedWeights:
 
     @staticmethod
     def _cacheable(sources: Sequence[Any]) -> bool:
-        """Not while gradients flow through them, nor for stand-ins (functional transforms, sharded or inference tensors)."""
+        """Not while gradients flow through them, nor for stand-ins (functional transforms, inference tensors)."""
         if any(type(t) not in (Tensor, nn.Parameter) or t.is_inference() for t in sources):
             return False
         if torch.is_grad_enabled() and any(t.requires_grad for t in sources):

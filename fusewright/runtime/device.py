@@ -1,4 +1,4 @@
-"""What a device can do: a handful of measured rates, taken once and cached per device, PyTorch version and thread count."""
+"""What a device can do: a few measured rates, taken once and cached per device, PyTorch version and thread count."""
 
 from __future__ import annotations
 

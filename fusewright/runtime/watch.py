@@ -1,7 +1,8 @@
 """Noticing that a module is no longer what it was when it was captured.
 
-A forward reads attributes, submodules and hooks; a plan captured before they changed is stale.  `Watch.unchanged` compares
-identities only and costs about a microsecond a submodule; what it cannot clear is compared by value (`fingerprint`).
+A forward reads attributes, submodules and hooks; a plan captured before they changed is stale.  `Watch.unchanged`
+compares identities only and costs about a microsecond a submodule; what it cannot clear is compared by value
+(`fingerprint`).
 """
 
 from __future__ import annotations

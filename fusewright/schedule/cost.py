@@ -1,7 +1,7 @@
 """FLOPs, bytes, launches -> roofline time: what a node costs on a device.
 
-Counts are of the ATen program: every node is one launch that reads its operands and writes its result once; views are free.
-An absolute time here is an estimate; it is the comparison before and after a rewrite that decides.
+Counts are of the ATen program: every node is one launch that reads its operands and writes its result once; views are
+free. An absolute time here is an estimate; it is the comparison before and after a rewrite that decides.
 """
 
 from __future__ import annotations

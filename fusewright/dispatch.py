@@ -1,0 +1,253 @@
+"""Which program serves a call: signatures, entries, and what happens when a call comes that no entry covers.
+
+A signature is the state of the module (structure, attributes, flags: an *epoch*), and the kinds of all inputs.  A new
+batch size under a symbolic batch needs no new plan.  Anything else new runs the original the first time it is seen and
+is planned and verified when it returns, at most `Options.replans` times; every other call runs the original.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import sympy
+import torch
+from torch import Tensor, nn
+
+from fusewright.codegen.aten import Program
+from fusewright.ir.node import Symbol
+from fusewright.ir.ops import Size
+from fusewright.plan import Plan
+from fusewright.runtime.derived import DerivedWeights
+from fusewright.runtime.watch import Watch, freeze, has_inner_hooks
+from fusewright.tree import flat_tensors, tree_flatten
+
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
+Key = tuple[Hashable, ...]
+
+# More signatures than this are not remembered: what comes then runs the original.
+MOST_SIGNATURES = 256
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked of `fusewright.optimize`, kept for planning again."""
+
+    training: bool | None = None
+    precision: Literal["eager", "fp32", "tf32"] = "eager"
+    rewrite: Literal["cost", "always", "never"] = "cost"
+    kernels: Literal["auto", "always", "never"] = "auto"
+    finite: bool = False
+    verify: bool = True
+    measure: bool = True
+    replans: int = 8
+
+
+@dataclass(frozen=True)
+class Guard:
+    """The calls a program is valid for: input kinds with symbolic sizes, and the range of each symbol."""
+
+    layout: Hashable
+    shapes: tuple[tuple[Size, ...], ...]
+    kinds: tuple[tuple[torch.dtype, torch.device], ...]
+    symbols: Mapping[sympy.Symbol, Symbol]
+
+    def admits(self, layout: Hashable, tensors: tuple[Tensor, ...]) -> bool:
+        """Whether a call of this layout with these tensors is covered."""
+        if layout != self.layout or tuple((t.dtype, t.device) for t in tensors) != self.kinds:
+            return False
+        if any(t.ndim != len(shape) for t, shape in zip(tensors, self.shapes, strict=True)):
+            return False
+        sizes: dict[sympy.Symbol, int] = {}
+        for symbol, where in self.symbols.items():
+            value = sizes[symbol] = tensors[where.input].shape[where.dim]
+            if value < where.low or (where.high is not None and value > where.high):
+                return False
+        wanted = (tuple(n if isinstance(n, int) else int(n.subs(sizes)) for n in shape) for shape in self.shapes)
+        return all(tuple(t.shape) == shape for t, shape in zip(tensors, wanted, strict=True))
+
+
+class Runner:
+    """A program, ready to be called on a module."""
+
+    def __init__(self, program: Program, guard: Guard, precision: str = "eager") -> None:
+        self.program = program
+        self.guard = guard
+        self.precision = precision
+        derive, self._forward = program.functions()
+        self._derived = DerivedWeights(derive, program.sources) if program.derived else None
+        on_gpu = any(device.type == "cuda" for _, device in guard.kinds)
+        self._context = _tf32(precision == "tf32") if on_gpu and precision != "eager" else contextlib.nullcontext
+
+    def __call__(self, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
+        """What the model would return for this call, which `guard` admits."""
+        tensors = args if isinstance(self.guard.layout, int) else flat_tensors(args, kwargs)
+        with self._context():
+            derived = () if self._derived is None else self._derived(module)
+            return self._forward(module, *tensors, *derived)
+
+    def __reduce__(self) -> Any:
+        return Runner, (self.program, self.guard, self.precision)  # what was derived belongs to one module
+
+
+def _tf32(allowed: bool) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """A context in which float32 convolutions and matmuls may, or may not, use tf32."""
+
+    @contextlib.contextmanager
+    def context() -> Any:
+        matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, conv
+
+    return context
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What serves calls of one signature, without and with gradients; `None` is the original."""
+
+    forward: Runner | None
+    training: Runner | None
+    plan: Plan | None = None
+
+    @property
+    def guard(self) -> Guard | None:
+        """The guard of its program, when it has one."""
+        runner = self.forward or self.training
+        return None if runner is None else runner.guard
+
+
+ORIGINAL = Entry(None, None)
+Planner = Callable[[nn.Module, Args, Kwargs, Options], Entry]
+
+
+@dataclass
+class State:
+    """What an optimised module knows beyond the original."""
+
+    original: nn.Module
+    options: Options
+    planner: Planner | None = None
+    entries: dict[Key, Entry] = field(default_factory=dict)
+    epoch: int | None = 0
+    plan: Plan | None = None
+    replans: int = 0
+
+    def __post_init__(self) -> None:
+        self.watch = Watch(self.original)
+        self._epochs: dict[Any, int] = {self.watch.fingerprint: 0}
+        self._seen: set[Key] = set()
+        self._lock = threading.RLock()
+
+    def runner(self, args: Args, kwargs: Kwargs) -> Runner | None:
+        """The program for this call, or `None` for the original."""
+        if not self.watch.unchanged():
+            self._renew()
+        if self.epoch is None or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            return None
+        key = _key(args, kwargs)
+        if key is None:
+            return None
+        entry = self.entries.get((self.epoch, *key))
+        if entry is None:
+            entry = self._resolve((self.epoch, *key), args, kwargs)
+        return entry.training if torch.is_grad_enabled() else entry.forward
+
+    def add(self, entry: Entry, args: Args, kwargs: Kwargs) -> None:
+        """Let `entry` serve calls like this one, in the module's present state."""
+        key = _key(args, kwargs)
+        if key is not None and self.epoch is not None:
+            self.entries[(self.epoch, *key)] = entry
+
+    def _renew(self) -> None:
+        """The module changed: to a state seen before, or to a new one."""
+        with self._lock:
+            self.watch = Watch(self.original)
+            known = self._epochs.setdefault(self.watch.fingerprint, len(self._epochs))
+            self.epoch = None if has_inner_hooks(self.original) else known
+
+    def _resolve(self, key: Key, args: Args, kwargs: Kwargs) -> Entry:
+        """An entry for a signature met for the first or second time."""
+        with self._lock:
+            entry = self._covering(args, kwargs)
+            if entry is None and key not in self._seen and len(self._seen) < MOST_SIGNATURES:
+                self._seen.add(key)
+                return ORIGINAL
+            if entry is None:
+                entry = self._planned(args, kwargs)
+            if len(self.entries) < MOST_SIGNATURES:
+                self.entries[key] = entry
+            return entry
+
+    def _covering(self, args: Args, kwargs: Kwargs) -> Entry | None:
+        """An entry of this epoch whose guard admits the call: another batch size of a known signature."""
+        tensors, layout = flat_tensors(args, kwargs), _layout(args, kwargs)
+        for (epoch, *_), entry in self.entries.items():
+            if epoch == self.epoch and entry.guard is not None and entry.guard.admits(layout, tensors):
+                return entry
+        return None
+
+    def _planned(self, args: Args, kwargs: Kwargs) -> Entry:
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if self.planner is None or self.replans >= self.options.replans or capturing:
+            return ORIGINAL
+        self.replans += 1
+        return self.planner(self.original, args, kwargs, self.options)
+
+    def latest_plan(self) -> Plan | None:
+        """The plan of the newest signature, else the first one."""
+        plans = [e.plan for e in self.entries.values() if e.plan is not None]
+        return plans[-1] if plans else self.plan
+
+    def copied_to(self, original: nn.Module) -> State:
+        """The state of a deep copy of the module: the plans of its present state, for other parameters."""
+        return State.from_portable(original, self.portable())
+
+    def portable(self) -> dict[str, Any]:
+        """What a copy or a pickle takes along: options, plan, and the entries of the module's present state."""
+        current = self.watch.unchanged()
+        entries = {key[1:]: e for key, e in self.entries.items() if current and key[0] == self.epoch}
+        return {"options": self.options, "planner": self.planner, "entries": entries, "plan": self.plan}
+
+    @classmethod
+    def from_portable(cls, original: nn.Module, portable: Mapping[str, Any]) -> State:
+        """The state that `portable` describes, for `original`."""
+        entries = {(0, *key): _for_other_module(entry) for key, entry in portable["entries"].items()}
+        return cls(original, portable["options"], portable["planner"], entries, plan=portable["plan"])
+
+
+def _for_other_module(entry: Entry) -> Entry:
+    def fresh(runner: Runner | None) -> Runner | None:
+        return None if runner is None else Runner(runner.program, runner.guard, runner.precision)
+
+    return Entry(fresh(entry.forward), fresh(entry.training), entry.plan)
+
+
+def _layout(args: Args, kwargs: Kwargs) -> Hashable:
+    """How the arguments are arranged, and every one that is no tensor."""
+    if not kwargs and all(isinstance(a, Tensor) for a in args):
+        return len(args)
+    leaves, spec = tree_flatten((args, dict(kwargs)))
+    return str(spec), tuple("tensor" if isinstance(leaf, Tensor) else freeze(leaf) for leaf in leaves)
+
+
+def _key(args: Args, kwargs: Kwargs) -> Key | None:
+    """The inputs' part of the signature; `None` for inputs that only the original understands."""
+    layout = _layout(args, kwargs)
+    tensors = args if isinstance(layout, int) else flat_tensors(args, kwargs)
+    if any(type(t) not in (Tensor, nn.Parameter) or t.layout is not torch.strided for t in tensors):
+        return None
+    return (layout, *((t.shape, t.dtype, t.device) for t in tensors))
+
+
+def guard_of(args: Args, kwargs: Kwargs, shapes: tuple[tuple[Size, ...], ...], symbols: Mapping[Any, Symbol]) -> Guard:
+    """The guard of a program captured from this call."""
+    kinds = tuple((t.dtype, t.device) for t in flat_tensors(args, kwargs))
+    return Guard(_layout(args, kwargs), shapes, kinds, dict(symbols))
