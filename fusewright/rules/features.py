@@ -7,6 +7,8 @@ A matmul is a convolution with no spatial dimension, and its weight is as linear
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusewright.ir.build import cast, pointwise, range_sum, reshape, wide
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Conv, Matmul, Reduce, Slot
@@ -30,7 +32,7 @@ def _refuse_channels(m: Match) -> str | None:
 
 
 def _regroup(m: Match) -> list[Slots] | None:
-    """The slots over output channels in each group's own numbering; each must lie in one group, as many in every group."""
+    """The slots in each group's own numbering, when each lies in one group and every group has as many."""
     conv, slots = m["conv"], slots_along(m["reduction"], 1)
     groups, out = conv.op.groups, conv.shape[1]  # type: ignore[attr-defined]
     if len(slots) % groups:
@@ -38,7 +40,7 @@ def _regroup(m: Match) -> list[Slots] | None:
     per, width = len(slots) // groups, out // groups
     local: list[Slots] = []
     for g in range(groups):
-        row = [s._replace(start=s.start - g * width, stop=s.stop - g * width) for s in slots[g * per : (g + 1) * per]]
+        row = [replace(s, start=s.start - g * width, stop=s.stop - g * width) for s in slots[g * per : (g + 1) * per]]
         if any(s.count and not (s.start >= 0 and s.stop <= width) for s in row):
             return None
         local.append(tuple(s if s.count else Slot(0, 0, 1, s.scale) for s in row))
