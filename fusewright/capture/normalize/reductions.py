@@ -1,0 +1,67 @@
+"""Reductions and softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+from fusewright.capture.normalize.call import Call, Handler, Normal
+from fusewright.ir.ops import Reduce, Softmax
+
+Kind = Literal["sum", "mean", "max", "min", "logsumexp", "var", "prod"]
+
+
+def _reduce(call: Call, kind: Kind) -> Normal:
+    x = call.node("self")
+    if x.ndim == 0:
+        return None
+    op = Reduce(kind, call.dims("dim", x.ndim), bool(call.get("keepdim", False)), dtype=call.get("dtype"))
+    return call.make(op, x)
+
+
+def _prod(call: Call) -> Normal:
+    """A product over one dimension; the product over several at once rounds in another order."""
+    return _reduce(call, "prod") if call.get("dim") is not None or call.node("self").ndim == 1 else None
+
+
+def _var(call: Call, correction: Callable[[Call], Any]) -> Normal:
+    x, amount = call.node("self"), correction(call)
+    if x.ndim == 0 or not x.dtype.is_floating_point or float(f"{amount:g}") != amount:
+        return None
+    op = Reduce("var", call.dims("dim", x.ndim), bool(call.get("keepdim", False)), correction=amount)
+    return call.make(op, x)
+
+
+def _given(call: Call) -> Any:
+    return 1 if call["correction"] is None else call["correction"]
+
+
+def _unbiased(call: Call) -> Any:
+    return 1 if call["unbiased"] else 0
+
+
+def _softmax(call: Call, log: bool) -> Normal:
+    x = call.node("self")
+    plain = x.ndim > 0 and x.dtype.is_floating_point and call.result.dtype == x.dtype
+    return call.make(Softmax(call["dim"] % x.ndim, log), x) if plain and call.get("dtype") is None else None
+
+
+TABLE: dict[str, Handler] = {
+    "aten.sum.default": partial(_reduce, kind="sum"),
+    "aten.sum.dim_IntList": partial(_reduce, kind="sum"),
+    "aten.mean.default": partial(_reduce, kind="mean"),
+    "aten.mean.dim": partial(_reduce, kind="mean"),
+    "aten.amax.default": partial(_reduce, kind="max"),
+    "aten.amin.default": partial(_reduce, kind="min"),
+    "aten.logsumexp.default": partial(_reduce, kind="logsumexp"),
+    "aten.prod.default": _prod,
+    "aten.prod.dim_int": _prod,
+    "aten.var.correction": partial(_var, correction=_given),
+    "aten.var.dim": partial(_var, correction=_unbiased),
+    "aten.var.default": partial(_var, correction=_unbiased),
+    "aten.softmax.int": partial(_softmax, log=False),
+    "aten.log_softmax.int": partial(_softmax, log=True),
+    "aten._softmax.default": partial(_softmax, log=False),
+    "aten._log_softmax.default": partial(_softmax, log=True),
+}

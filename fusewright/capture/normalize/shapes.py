@@ -1,0 +1,227 @@
+"""Operations that move elements: reshapes, permutations, slices, concatenations, padding; and casts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fusewright.capture.normalize.call import Call, Handler, Normal
+from fusewright.ir.node import Node
+from fusewright.ir.ops import Cast, Cat, Expand, Full, Op, Pad, Permute, Reshape, Size, Slice
+
+
+def _unless_same(call: Call, op: Op, x: Node) -> Node:
+    """`op` applied to x; x itself where that changes nothing, unless the caller would see that it is no new tensor."""
+    return x if call.shape == x.shape and not call.escapes else call.make(op, x)
+
+
+def _reshape(call: Call) -> Normal:
+    return _unless_same(call, Reshape(call.shape), call.node("self"))
+
+
+def _expand(call: Call) -> Normal:
+    return _unless_same(call, Expand(call.shape), call.node("self"))
+
+
+def _permute(call: Call) -> Normal:
+    x = call.node("self")
+    return call.make(Permute(tuple(d % x.ndim for d in call["dims"])), x) if x.ndim else None
+
+
+def _swapped(call: Call, a: int, b: int) -> Normal:
+    x = call.node("self")
+    if x.ndim < 2:
+        return None
+    order = list(range(x.ndim))
+    a, b = a % x.ndim, b % x.ndim
+    order[a], order[b] = order[b], order[a]
+    return call.make(Permute(tuple(order)), x)
+
+
+def _transpose(call: Call) -> Normal:
+    names = ("dim0", "dim1") if "dim0" in call.values else ("axis0", "axis1")
+    return _swapped(call, call[names[0]], call[names[1]])
+
+
+def _last_two_swapped(call: Call) -> Normal:
+    return _swapped(call, -2, -1)
+
+
+def _reversed_dims(call: Call) -> Normal:
+    x = call.node("self")
+    return call.make(Permute(tuple(reversed(range(x.ndim)))), x) if x.ndim > 1 else None
+
+
+def _movedim(call: Call) -> Normal:
+    x = call.node("self")
+    if x.ndim == 0:
+        return None
+    source = [d % x.ndim for d in call.ints("source", 1)]
+    target = [d % x.ndim for d in call.ints("destination", 1)]
+    moved = dict(zip(target, source, strict=True))
+    rest = iter([d for d in range(x.ndim) if d not in source])
+    return call.make(Permute(tuple(moved[d] if d in moved else next(rest) for d in range(x.ndim))), x)
+
+
+def _part(call: Call, x: Node, dim: int, start: int, stop: Size, step: int = 1) -> Node:
+    whole = start == 0 and stop == x.shape[dim] and step == 1 and not call.escapes
+    return x if whole else call.make(Slice(dim, start, stop, step), x)
+
+
+def _slice(call: Call) -> Normal:
+    x = call.node("self")
+    dim, step = call["dim"] % max(x.ndim, 1), call["step"]
+    length, begin, end = x.shape[dim], call["start"], call["end"]
+    if isinstance(length, int) and all(v is None or isinstance(v, int) for v in (begin, end)):
+        start, stop, _ = slice(begin, end, step).indices(length)
+        return _part(call, x, dim, start, max(start, stop), step)
+    return _slice_symbolic(call, x, dim, step)
+
+
+def _slice_symbolic(call: Call, x: Node, dim: int, step: int) -> Normal:
+    """A slice along the batch; that it lies inside shows in the length which the trace found."""
+    start, end, length = call["start"] or 0, call["end"], x.shape[dim]
+    if not isinstance(start, int) or start < 0 or step != 1:
+        return None
+    stop = length if end is None or (isinstance(end, int) and end >= 2**62) else end
+    if isinstance(stop, int) and stop < 0:
+        stop = length + stop
+    return _part(call, x, dim, start, stop)
+
+
+def _select(call: Call) -> Normal:
+    x, index = call.node("self"), call["index"]
+    dim = call["dim"] % max(x.ndim, 1)
+    length = x.shape[dim]
+    if isinstance(length, int) and isinstance(index, int):
+        index %= length
+    if not isinstance(index, int) or index < 0:
+        return None
+    return call.make(Reshape(call.shape), call.make(Slice(dim, index, index + 1), x))
+
+
+def _narrow(call: Call) -> Normal:
+    x, start = call.node("self"), call["start"]
+    dim = call["dim"] % max(x.ndim, 1)
+    if not isinstance(start, int) or start < 0:
+        return None
+    return _part(call, x, dim, start, start + call["length"])
+
+
+def _split(call: Call) -> Normal:
+    """Consecutive pieces, as long as the trace found them."""
+    x = call.node("self")
+    dim = call["dim"] % max(x.ndim, 1)
+    parts: list[Node] = []
+    start = 0
+    for piece in call.results:
+        length = piece.shape[dim] if piece is not None else None
+        if not isinstance(length, int):
+            return None
+        parts.append(call.make(Slice(dim, start, start + length), x))
+        start += length
+    return tuple(parts)
+
+
+def _unbind(call: Call) -> Normal:
+    x = call.node("self")
+    dim = call["dim"] % max(x.ndim, 1)
+    pieces = [call.make(Slice(dim, i, i + 1), x) for i in range(len(call.results))]
+    return tuple(call.make(Reshape((*x.shape[:dim], *x.shape[dim + 1 :])), p) for p in pieces)
+
+
+def _alike(parts: Sequence[Node]) -> bool:
+    return len(parts) > 1 and len({(p.ndim, p.dtype) for p in parts}) == 1 and parts[0].ndim > 0
+
+
+def _cat(call: Call) -> Normal:
+    parts = call["tensors"]
+    return call.make(Cat(call["dim"] % parts[0].ndim), *parts) if _alike(parts) else None
+
+
+def _stack(call: Call) -> Normal:
+    parts = call["tensors"]
+    if not _alike(parts):
+        return None
+    dim = call["dim"] % (parts[0].ndim + 1)
+    shape = (*parts[0].shape[:dim], 1, *parts[0].shape[dim:])
+    return call.make(Cat(dim), *(call.make(Reshape(shape), p) for p in parts))
+
+
+def _pads(x: Node, amounts: Sequence[Any]) -> tuple[tuple[int, int, int], ...] | None:
+    """(dimension, left, right) from PyTorch's list, which starts at the last dimension."""
+    if not amounts or not all(isinstance(a, int) and a >= 0 for a in amounts):
+        return None
+    pairs = zip(amounts[::2], amounts[1::2], strict=True)
+    return tuple(sorted((x.ndim - 1 - i, left, right) for i, (left, right) in enumerate(pairs)))
+
+
+def _pad(call: Call) -> Normal:
+    x, mode = call.node("self"), call.get("mode", "constant")
+    pads, value = _pads(x, call["pad"]), call["value"] or 0.0
+    if pads is None or isinstance(value, complex):
+        return None
+    return call.make(Pad(pads, mode, float(value)), x)
+
+
+def _cast(call: Call) -> Normal:
+    """A change of dtype alone; a tensor that has it already comes back itself, as in PyTorch."""
+    x = call.node("self")
+    formats = (None, torch.preserve_format)
+    moved = call.result.device != x.device or call.get("layout") not in (None, torch.strided)
+    if moved or call.get("copy") or call.get("memory_format") not in formats or call.get("pin_memory"):
+        return None
+    return x if call.result.dtype == x.dtype else call.make(Cast(call.result.dtype), x)
+
+
+def _full(call: Call) -> Normal:
+    value = {"zeros": 0, "ones": 1}.get(call.target.split(".")[1].removeprefix("new_").removesuffix("_like"))
+    value = call["fill_value"] if value is None else value
+    plain = call.get("layout") in (None, torch.strided) and not call.get("pin_memory")
+    plain = plain and call.get("memory_format") in (None, torch.preserve_format, torch.contiguous_format)
+    if not plain or not isinstance(value, bool | int | float) or call.escapes:
+        return None
+    return call.make(Full(call.shape, value, call.result.dtype, call.result.device))
+
+
+_RESHAPES = (
+    *("view.default", "reshape.default", "_unsafe_view.default", "view_as.default", "reshape_as.default"),
+    *("flatten.using_ints", "unflatten.int", "ravel.default"),
+    *("squeeze.default", "squeeze.dim", "squeeze.dims", "unsqueeze.default"),
+)
+_FACTORIES = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full")
+
+TABLE: dict[str, Handler] = {
+    **{f"aten.{name}": _reshape for name in _RESHAPES},
+    **{f"aten.{name}.default": _full for name in _FACTORIES},
+    **{f"aten.{name}.default": _expand for name in ("expand", "expand_as", "broadcast_to")},
+    **{f"aten.to.{name}": _cast for name in ("dtype", "dtype_layout", "device", "other")},
+    "aten.type_as.default": _cast,
+    "aten.permute.default": _permute,
+    "aten.transpose.int": _transpose,
+    "aten.swapaxes.default": _transpose,
+    "aten.swapdims.default": _transpose,
+    "aten.t.default": _last_two_swapped,
+    "aten.mT.default": _last_two_swapped,
+    "aten.numpy_T.default": _reversed_dims,
+    "aten.movedim.int": _movedim,
+    "aten.movedim.intlist": _movedim,
+    "aten.moveaxis.int": _movedim,
+    "aten.moveaxis.intlist": _movedim,
+    "aten.slice.Tensor": _slice,
+    "aten.select.int": _select,
+    "aten.narrow.default": _narrow,
+    "aten.split.Tensor": _split,
+    "aten.split.sizes": _split,
+    "aten.split_with_sizes.default": _split,
+    "aten.chunk.default": _split,
+    "aten.unbind.int": _unbind,
+    "aten.cat.default": _cat,
+    "aten.concat.default": _cat,
+    "aten.concatenate.default": _cat,
+    "aten.stack.default": _stack,
+    "aten.pad.default": _pad,
+    "aten.constant_pad_nd.default": _pad,
+}

@@ -1,0 +1,147 @@
+"""Symbolic sizes: the trace's own symbols become `B`, `B2`, ... with the range they were proved for.
+
+The trace guards against sizes its path does not hold for, but nobody checks those guards later.  So every guard must
+follow from the range that the graph records, and each size must be a polynomial in the symbols; otherwise the model is
+captured for the one batch size it was shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.export import ExportedProgram
+
+from fusewright.ir.node import Symbol
+from fusewright.ir.ops import Size
+
+
+class NotSymbolicError(Exception):
+    """The batch cannot stay symbolic; the message says why."""
+
+
+class Symbols:
+    """Translates the sizes of one trace."""
+
+    def __init__(self, names: Mapping[sympy.Symbol, sympy.Symbol], places: Mapping[sympy.Symbol, Symbol]) -> None:
+        self.names = names
+        self.places = places
+
+    def size(self, value: Any) -> Size:
+        """An int or symbolic int of the trace as an int or a polynomial in the batch symbols."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if not isinstance(value, torch.SymInt):
+            raise NotSymbolicError(f"the value {value} is computed from the batch size by more than integer arithmetic")
+        return self.translate(expression(value))
+
+    def translate(self, found: sympy.Expr) -> Size:
+        """`found` in our own symbols; raises `NotSymbolicError` unless it is a polynomial with integer coefficients."""
+        ours = found.xreplace(dict(self.names))
+        if ours.is_Integer:
+            return int(ours)
+        known = set(self.names.values())
+        if not (ours.free_symbols <= known and ours.is_polynomial(*known)):
+            raise NotSymbolicError(f"the size {ours} is not a polynomial in the batch size")
+        if not all(c.is_Integer for c in sympy.Poly(ours, *known).coeffs()):
+            raise NotSymbolicError(f"the size {ours} is not an integer polynomial in the batch size")
+        return sympy.expand(ours)
+
+    def shape(self, values: Iterable[Any]) -> tuple[Size, ...]:
+        """A shape of the trace."""
+        return tuple(self.size(v) for v in values)
+
+
+STATIC = Symbols({}, {})
+
+
+def expression(value: torch.SymInt) -> sympy.Expr:
+    """The expression behind a symbolic int; by way of its text should the attribute ever move."""
+    node = getattr(value, "node", None)
+    found = getattr(node, "expr", None)
+    if found is None:
+        found = sympy.sympify(str(value), locals={n: sympy.Symbol(n, integer=True) for n in _names(str(value))})
+    return found
+
+
+def _names(text: str) -> set[str]:
+    return {str(s) for s in sympy.sympify(text).free_symbols}
+
+
+def read_symbols(program: ExportedProgram, inputs: Sequence[torch.Tensor], taken: Collection[str]) -> Symbols:
+    """The batch symbols of a trace whose tensor inputs are `inputs` (fake), named apart from `taken`.
+
+    Raises `NotSymbolicError` when a guard of the trace does not follow from the symbols' ranges.
+    """
+    names: dict[sympy.Symbol, sympy.Symbol] = {}
+    places: dict[sympy.Symbol, Symbol] = {}
+    for index, tensor in enumerate(inputs):
+        for dim, length in enumerate(tensor.shape):
+            if not isinstance(length, torch.SymInt):
+                continue
+            found = expression(length)
+            if found.is_Symbol and found not in names:
+                names[found] = sympy.Symbol(_fresh(taken, names.values()), integer=True, positive=True)
+                places[names[found]] = Symbol(index, dim, *_range(program, found))
+    if names:
+        _check_guards(inputs, names, places)
+    return Symbols(names, places)
+
+
+def _fresh(taken: Collection[str], used: Iterable[sympy.Symbol]) -> str:
+    held = {*taken, *map(str, used)}
+    count = 1
+    while (name := "B" if count == 1 else f"B{count}") in held:
+        count += 1
+    return name
+
+
+def _range(program: ExportedProgram, symbol: sympy.Symbol) -> tuple[int, int | None]:
+    limits = program.range_constraints.get(symbol)
+    if limits is None:
+        raise NotSymbolicError(f"no range is known for {symbol}")
+    low, high = limits.lower, limits.upper
+    # Both infinities of the trace are no sympy integers.
+    return int(low) if _finite(low) else 2, int(high) if _finite(high) else None
+
+
+def _finite(bound: Any) -> bool:
+    return bool(getattr(bound, "is_Integer", isinstance(bound, int)))
+
+
+def _check_guards(
+    inputs: Sequence[torch.Tensor],
+    names: Mapping[sympy.Symbol, sympy.Symbol],
+    places: Mapping[sympy.Symbol, Symbol],
+) -> None:
+    symbolic = next(n for t in inputs for n in t.shape if isinstance(n, torch.SymInt))
+    environment = getattr(getattr(symbolic, "node", None), "shape_env", None)
+    guards = getattr(environment, "guards", None)
+    if environment is None or guards is None:
+        raise NotSymbolicError("this PyTorch does not say what the trace assumed of the batch size")
+    for guard in guards:
+        claim = environment.replace(guard.expr) if hasattr(environment, "replace") else guard.expr
+        claim = claim.xreplace(dict(names))
+        if not _follows(claim, places):
+            raise NotSymbolicError(f"the model's path depends on the batch size ({claim})")
+
+
+def _follows(claim: Any, places: Mapping[sympy.Symbol, Symbol]) -> bool:
+    """Whether `claim` holds throughout the ranges; only claims that are linear in one symbol are understood."""
+    if claim in (sympy.true, True):
+        return True
+    symbols = list(getattr(claim, "free_symbols", ()))
+    if not isinstance(claim, sympy.core.relational.Relational) or len(symbols) != 1 or symbols[0] not in places:
+        return False
+    symbol, difference = symbols[0], claim.lhs - claim.rhs
+    if not difference.is_polynomial(symbol) or sympy.degree(difference, symbol) != 1:
+        return False
+    place = places[symbol]
+    ends = [difference.subs(symbol, place.low), sympy.limit(difference, symbol, sympy.oo)]
+    if place.high is not None:
+        ends[1] = difference.subs(symbol, place.high)
+    if isinstance(claim, sympy.Ne):
+        return all(e > 0 for e in ends) or all(e < 0 for e in ends)
+    return not isinstance(claim, sympy.Eq) and all(claim.func(e, 0) == sympy.true for e in ends)
