@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from fusewright.errors import FusewrightError
 from fusewright.runtime.memory import available_bytes, is_out_of_memory
 from fusewright.verification.checks import CHECKS, CORE, CheckFunction
-from fusewright.verification.context import Context, Fault, NotApplicable, Options, default_max_bytes, fit, halve
+from fusewright.verification.context import Context, Fault, NotApplicable, Options
 from fusewright.verification.inputs import Call
+from fusewright.verification.sizes import default_max_bytes, fit, halve
 from fusewright.verification.state import preserved
 from fusewright.verification.verdict import Check, Verdict
 
@@ -55,7 +56,7 @@ def verify(
     if max_bytes is None:
         max_bytes = default_max_bytes(call, available_bytes)
     training = reference.training if training is None else training
-    options = Options(training, precision, exact, gradients, seed, max_bytes)
+    options = Options(training, precision, exact, gradients, seed, max_bytes, evidence_seconds=max(seconds, 12.0) / 12)
     start = time.monotonic()
     with torch.inference_mode(False), preserved(reference, candidate):
         problem = _align(reference, candidate)

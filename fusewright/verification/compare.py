@@ -24,9 +24,9 @@ from torch import Tensor
 _FLOAT32_EPS = torch.finfo(torch.float32).eps
 _RMSE_FACTOR, _RMSE_FLOOR = 2.0, 1e-6
 _WORST_FACTOR, _WORST_FLOOR_ULP = 4.0, 16.0
-# Eager's largest error so far above its root mean square, or the latter so far above the floor, is no plain rounding:
-# look for switches before believing it.
-_OUTLIER, _GROSS = 8.0, 100.0
+# A candidate's error beyond so many floors is excused by eager's own only once that is known to be rounding: a largest
+# error so far above eager's root mean square, or the latter so far above its floor, may come from switches.
+_BEYOND, _OUTLIER, _GROSS = 64.0, 8.0, 100.0
 # How far beyond eager's ordinary error noise must move an element to call it a near-tie, and may then be believed.
 _TIE, _TIE_FACTOR = 16.0, 4.0
 # Where the true value vanishes, eager's error is all there is, and it is a poor estimate of what rounding may do.
@@ -183,8 +183,8 @@ class _Limits:
         return cls(rms, worst_floor, rules.looseness * _RMSE_FLOOR * (info.eps / _FLOAT32_EPS) * rms + info.tiny)
 
     def doubts(self, errors: _Errors) -> bool:
-        """Whether eager's own error is of a size or shape that rounding alone does not give."""
-        if not bool((errors.eager > self.worst_floor).any()):
+        """Whether a large error is excused by an error of eager's that rounding alone may not explain."""
+        if not bool((errors.candidate > _BEYOND * self.worst_floor).any()):
             return False
         spread = _rms(errors.eager)
         return float(errors.eager.max()) > _OUTLIER * spread or spread > _GROSS * self.rmse_floor

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -21,8 +20,9 @@ from fusewright.verification.inputs import Call, copied, is_real, nudged
 from fusewright.verification.numerics import WideArithmetic, ieee_float32, tf32_allowed
 from fusewright.verification.state import State, reseed
 
-# Further evidence: this many runs, or as many as it takes to see this many elements, within the limit.
-_EVIDENCE_RUNS, _EVIDENCE_ELEMENTS, _EVIDENCE_LIMIT = 8, 32, 31
+# Further evidence: this many runs, or as many as it takes to see this many elements, within the limit; never fewer than
+# the least, however long they take.
+_EVIDENCE_RUNS, _EVIDENCE_ELEMENTS, _EVIDENCE_LIMIT, _EVIDENCE_LEAST = 8, 32, 31, 3
 
 
 class NotApplicable(Exception):
@@ -61,6 +61,8 @@ class Options:
     gradients: bool = True
     seed: int = 0
     max_bytes: int = 0
+    evidence_seconds: float = 5.0
+    """The time that one comparison may take to gather further evidence."""
 
 
 @dataclass
@@ -95,7 +97,7 @@ class Context:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            raise NotApplicable(f"the reference itself raises {_summary(error)}") from error
+            raise NotApplicable(f"the reference itself raises {summary(error)}") from error
 
     def tried(self, call: Call, *, grad: bool = False, within: AbstractContextManager[Any] | None = None) -> Run:
         """The candidate.  Raises `Fault` where it refuses inputs that the reference accepts."""
@@ -104,7 +106,7 @@ class Context:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            raise Fault(f"the candidate raises {_summary(error)}") from error
+            raise Fault(f"the candidate raises {summary(error)}") from error
 
     def truth(self, call: Call, *, grad: bool = False, tf32: bool = False) -> Run:
         """The reference in float64, on operands rounded to tf32 where asked for; eager itself where there is none."""
@@ -112,9 +114,10 @@ class Context:
             return self.eager(call, grad=grad)
         convolutions, matmuls = tf32_allowed(self.options.precision) if tf32 else (False, False)
         mode = WideArithmetic(round_convolutions=convolutions, round_matmuls=matmuls)
-        return self._run_wide(call, grad, mode)
+        return self.run_wide(call, grad, mode)
 
-    def _run_wide(self, call: Call, grad: bool, mode: WideArithmetic) -> Run:
+    def run_wide(self, call: Call, grad: bool, mode: WideArithmetic) -> Run:
+        """The float64 reference under a mode of its own."""
         assert self.oracle is not None
         self.state.restore()
         self._copy_state(self.oracle)
@@ -211,12 +214,17 @@ class _Evidence:
         self._context, self._call, self._grad, self._base = context, call, grad, base
         self._runs: list[tuple[Run, Run, list[Run], Run]] = []
         self._spent = False
+        self._seconds = 0.0
 
     def of(self, name: str, first: Sample) -> list[Sample]:
         """The samples of one tensor."""
         needed = max(_EVIDENCE_RUNS, min(_EVIDENCE_LIMIT, _EVIDENCE_ELEMENTS // first.candidate.numel()))
         while len(self._runs) < needed and not self._spent:
+            start = time.monotonic()
             self._take()
+            self._seconds += time.monotonic() - start
+            late = self._seconds > self._context.options.evidence_seconds
+            self._spent |= late and len(self._runs) >= _EVIDENCE_LEAST
         return [sample for run in self._runs if (sample := self._sample(name, first, *run)) is not None]
 
     def _take(self) -> None:
@@ -289,113 +297,6 @@ def same_gradients(eager: Run, tried: Run) -> None:
             raise Fault(f"the gradient of {name} has shape {tuple(given.shape)}, not {tuple(expected.shape)}")
 
 
-# -- setting up -------------------------------------------------------------------------------------------------------
-
-
-def set_oracle(context: Context, probe: Call) -> None:
-    """Gives the context its float64 reference, if the model runs in float64 and draws the same random numbers there.
-
-    Raises `NotApplicable` where the reference refuses the probe.
-    """
-    context.oracle, context.oracle_reason = None, ""
-    try:
-        oracle = deepcopy(context.reference).double()
-    except Exception as error:
-        context.oracle_reason = f"the reference cannot be copied to float64 ({_summary(error)})"
-        return
-    eager = context.eager(probe)
-    context.oracle = oracle
-    try:
-        truth = context.truth(probe)
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        context.oracle, context.oracle_reason = None, f"the reference does not run in float64 ({_summary(error)})"
-        return
-    reason = _unusable(truth, eager)
-    if reason:
-        context.oracle, context.oracle_reason = None, reason
-
-
-def _unusable(truth: Run, eager: Run) -> str:
-    for a, b in zip(truth.outputs, eager.outputs, strict=False):
-        if not is_real(b):
-            continue
-        if a.dtype not in (torch.float64, torch.complex128):
-            return "the reference leaves float64 by itself"
-        difference, size = (a - b).abs(), b.abs()
-        finite = difference.isfinite() & size.isfinite()
-        if float(difference[finite].square().sum()) > 0.01 * float(size[finite].double().square().sum()) > 0:
-            return "the reference gives other results in float64 (random numbers that depend on the dtype?)"
-    return ""
-
-
-def fit(context: Context, seconds: float) -> None:
-    """Chooses the sizes of `core` and `side` so that float64 runs fit the memory and time allowed.
-
-    One or two rows are run in float64, their allocations added up and their time taken.  A gradient run keeps about
-    three times what its forward allocates, and takes about four times as long; six of them make up the core.
-    """
-    batch = context.example.batch()
-    if batch is None or batch <= 2:
-        set_oracle(context, context.example)
-        return
-    probe = context.example.resized(2)
-    try:
-        set_oracle(context, probe)
-    except NotApplicable:
-        # It takes no other batch, so nothing can be cut.
-        set_oracle(context, context.example)
-        return
-    if context.oracle is None:
-        return
-    allocated, elapsed = _probe(context, probe)
-    context.bytes_per_row = allocated / 2 / 2
-    by_memory = context.options.max_bytes / max(3 * allocated / 2, 1)
-    by_time = seconds / 4 / max(elapsed / 2 * 6 * 4, 1e-9)
-    by_time_aside = seconds / 200 / max(elapsed / 2, 1e-9)
-    context.core = _cut(context.example, batch, min(by_memory, by_time))
-    context.side = _cut(context.example, batch, min(by_memory, by_time, by_time_aside))
-
-
-def _probe(context: Context, probe: Call) -> tuple[int, float]:
-    """Bytes and seconds of a float64 forward of two rows; the second run counts, the first one warms up."""
-    try:
-        for _ in range(2):
-            mode = WideArithmetic()
-            start = time.perf_counter()
-            context._run_wide(probe, False, mode)
-            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                torch.cuda.synchronize()
-            elapsed = time.perf_counter() - start
-    except Exception:
-        return 0, 0.0
-    return mode.bytes, elapsed
-
-
-def _cut(call: Call, batch: int, limit: float) -> Call:
-    size = max(2, min(batch, int(limit)))
-    return call if size == batch else call.resized(size)
-
-
-def halve(context: Context) -> bool:
-    """Halves the sizes after memory ran out; whether there was anything left to halve."""
-    batch = context.core.batch() or 1
-    if batch <= 1:
-        return False
-    context.core = context.core.resized(max(1, batch // 2))
-    context.side = context.side.resized(max(1, min(batch // 2, context.side.batch() or 1)))
-    return True
-
-
-def default_max_bytes(call: Call, available: Callable[[], int | None]) -> int:
-    """A quarter of the free memory of the device that the inputs live on."""
-    device = next((x.device for x in call.tensors() if x.is_cuda), None)
-    if device is not None:
-        return int(torch.cuda.mem_get_info(device)[0]) // 4
-    return (available() or 4 << 30) // 4
-
-
 def _widened(x: Tensor) -> Tensor:
     if not is_real(x):
         return x
@@ -406,7 +307,8 @@ def _tensors_of(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def _summary(error: BaseException) -> str:
+def summary(error: BaseException) -> str:
+    """An exception in one line."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__
 

@@ -109,7 +109,9 @@ def drawn(call: Call, distribution: str, seed: int) -> Call:
         if not is_real(x):
             return x
         parts = torch.view_as_real(x) if x.is_complex() else x
-        z = torch.randn(parts.shape, generator=generators[x.device], device=x.device)
+        # A half's noise is drawn in float32, and a double's in its own range.
+        drawn_in = torch.promote_types(parts.dtype, torch.float32)
+        z = torch.randn(parts.shape, generator=generators[x.device], device=x.device, dtype=drawn_in)
         value = shape_value(z, torch.finfo(parts.dtype)).to(parts.dtype)
         return torch.view_as_complex(value) if x.is_complex() else value
 
@@ -146,7 +148,11 @@ def nudged(call: Call, seed: int, steps: float = 4.0) -> Call:
 
 def transposed(call: Call) -> Call:
     """`call` with the same values stored in the opposite order of dimensions."""
-    return call.map(lambda x: x.permute(*reversed(range(x.dim()))).contiguous().permute(*reversed(range(x.dim()))))
+    return call.map(lambda x: _reversed(_reversed(x).contiguous()))
+
+
+def _reversed(x: Tensor) -> Tensor:
+    return x.permute(tuple(reversed(range(x.dim()))))
 
 
 def strided(call: Call) -> Call:

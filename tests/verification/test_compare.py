@@ -1,0 +1,136 @@
+"""The precision contract on single tensors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusewright.verification.compare import Comparison, Rules, Sample, compare, worst_of
+
+EPS = torch.finfo(torch.float32).eps
+NAN, INF = math.nan, math.inf
+
+
+def judge(candidate: Tensor, eager: Tensor, truth: Tensor, rules: Rules | None = None, more: tuple[Sample, ...] = ()):
+    return compare(Sample(candidate, (eager,), truth.double()), lambda: more, rules or Rules())
+
+
+def spread(size: float, count: int = 1000) -> Tensor:
+    """Errors of one magnitude and both signs."""
+    return size * (torch.arange(count) % 2 * 2 - 1).double()
+
+
+@pytest.mark.parametrize(("factor", "ok"), [(1.9, True), (2.2, False)])
+def test_root_mean_square_may_be_twice_eager_s(factor: float, ok: bool) -> None:
+    truth = torch.ones(1000).double()
+    eager = (truth + spread(1e-4)).float()
+    assert judge((truth + factor * spread(1e-4)).float(), eager, truth).ok is ok
+
+
+@pytest.mark.parametrize(("size", "ok"), [(0.8e-6, True), (1.6e-6, False)])
+def test_root_mean_square_floor_is_relative_to_the_output(size: float, ok: bool) -> None:
+    truth = 1000 * torch.ones(1000).double()
+    assert judge((truth + 1000 * spread(size)).float(), truth.float(), truth).ok is ok
+
+
+@pytest.mark.parametrize(("ulps", "ok"), [(25, True), (60, False)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_one_element_may_be_a_few_units_off_in_its_own_dtype(ulps: int, ok: bool, dtype: torch.dtype) -> None:
+    truth = torch.ones(100_000, dtype=torch.float64)
+    candidate = truth.to(dtype, copy=True)
+    candidate[7] += ulps * torch.finfo(dtype).eps
+    assert judge(candidate, truth.to(dtype), truth).ok is ok
+
+
+def test_large_element_does_not_hide_an_error_in_a_small_one() -> None:
+    truth = torch.ones(100_000).double()
+    truth[0] = 200.0
+    candidate = truth.float()
+    candidate[1] += 100 * EPS
+    assert not judge(candidate, truth.float(), truth).ok
+
+
+CASES = [
+    # candidate, eager, truth, planted, exact, ok
+    (1.0, NAN, NAN, "nan", False, False),
+    (NAN, NAN, NAN, "nan", False, True),
+    (INF, NAN, NAN, "nan", False, False),
+    (NAN, 1.0, 1.0, "nan", False, False),
+    (NAN, 1.0, 1.0, None, False, False),
+    (INF, 1.0, 1.0, None, False, False),
+    (NAN, 1.0, 1.0, "inf", False, True),
+    (NAN, INF, INF, "inf", False, True),
+    (INF, NAN, NAN, "inf", False, True),
+    (NAN, INF, INF, "inf", True, False),
+    (-INF, INF, INF, "inf", True, False),
+    (INF, INF, INF, "inf", True, True),
+    (INF, 1.0, 1.0, "inf", True, False),
+    (1.0, INF, INF, None, False, False),
+    (1.0, INF, 1.0, None, False, True),
+    (2.0, INF, 1.0, None, False, False),
+    (NAN, INF, INF, None, False, True),
+]
+
+
+@pytest.mark.parametrize(("candidate", "eager", "truth", "planted", "exact", "ok"), CASES)
+def test_non_finite_values(candidate, eager, truth, planted, exact, ok) -> None:
+    def row(value: float) -> Tensor:
+        return torch.tensor([1.0, value, 1.0])
+
+    assert judge(row(candidate), row(eager), row(truth), Rules(exact, planted)).ok is ok
+
+
+def test_integers_are_equal_but_where_noise_changes_them() -> None:
+    eager, candidate = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 4])
+    moved = Sample(candidate, (eager,), torch.tensor([1, 2, 4]))
+    first = Sample(candidate, (eager,), eager)
+    assert not compare(first, lambda: (), Rules()).ok
+    tied = compare(first, lambda: (moved,), Rules())
+    assert tied.ok and tied.ties == 1
+    assert not compare(Sample(torch.tensor([1, 9, 4]), (eager,), eager), lambda: (moved,), Rules()).ok
+
+
+def test_element_that_noise_moves_is_held_to_that_movement() -> None:
+    truth = torch.ones(1000).double()
+    other = truth.clone()
+    other[3] = 0.0
+    more = (Sample(other.float(), (other.float(),), other),)
+    for value, ok in ((0.0, True), (-2.5, True), (-10.0, False)):
+        candidate = truth.float()
+        candidate[3] = value
+        result = judge(candidate, truth.float(), truth, more=more)
+        assert result.ok is ok and result.ties == 1
+    candidate = truth.float()
+    candidate[4] = 0.0
+    assert not judge(candidate, truth.float(), truth, more=more).ok
+
+
+def test_lucky_eager_is_judged_by_its_other_errors() -> None:
+    one = torch.ones(1).double()
+    first = Sample((one + 1e-5).float(), (one.float(),), one)
+    more = [Sample((one + 1e-5 * s).float(), (one.float() + 1e-5 * s,), one) for s in (-1, 1, -1)]
+    assert not compare(first, lambda: (), Rules()).ok
+    assert compare(first, lambda: more, Rules()).ok
+
+
+def test_complex_and_empty_tensors() -> None:
+    z = torch.tensor([1 + 2j, 3 - 1j])
+    assert compare(Sample(z, (z,), z.to(torch.complex128)), lambda: (), Rules()).ok
+    assert not compare(Sample(z * (1 + 1e-4j), (z,), z.to(torch.complex128)), lambda: (), Rules()).ok
+    assert judge(torch.empty(0), torch.empty(0), torch.empty(0)).ok
+
+
+def test_zero_truth_allows_what_eager_does() -> None:
+    zero, noise = torch.zeros(64).double(), 1e-9 * torch.randn(64)
+    assert judge(noise * 3, noise, zero).ok
+    assert not judge(noise * 1e3, noise, zero).ok
+    assert not judge(noise, zero.float(), zero).ok
+
+
+def test_worst_of_takes_the_failure() -> None:
+    good, bad = Comparison(True, 1.0, 1.1, ties=1, elements=4), Comparison(False, 2.0, 1.0, "bad", 2, 4)
+    assert worst_of([good, bad, good]).detail == "bad" and worst_of([good, bad]).ties == 3
+    assert worst_of([]).ok
