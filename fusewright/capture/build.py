@@ -141,12 +141,13 @@ class _Builder:
         return None
 
     def normal(self, node: fx.Node, target: str) -> Normal:
-        users = [u for u in node.users if u.target is operator.getitem]
+        users = [u for u in node.users if u.target is operator.getitem and u.users]
         call = Call(
             target=target,
             values={name: self.value(v) for name, v in alias.bound(node).items()},
             results=self.results(node),
             used=frozenset(u.args[1] for u in users if isinstance(u.args[1], int)),
+            returned=any(user.op == "output" for user in (*node.users, *(w for u in users for w in u.users))),
             escapes=self.aliases.escapes(node),
             where=_where(node),
             serial=self.serial,

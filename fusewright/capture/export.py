@@ -165,7 +165,8 @@ def _read(name: str, program: ExportedProgram, flat: list[Any], in_spec: TreeSpe
     positions = tuple(i for i, value in enumerate(flat) if isinstance(value, torch.Tensor))
     tensors = [user[i] for i in positions]
     names = _names(tensors)
-    symbols = read_symbols(program, [n.meta["val"] for n in tensors], names) if tensors else STATIC
+    shown = [flat[i] for i in positions]
+    symbols = read_symbols(program, [n.meta["val"] for n in tensors], shown, names) if tensors else STATIC
     inputs = tuple(
         make(ops.Input(*_type(symbols, node), name=label, index=i))
         for i, (node, label) in enumerate(zip(tensors, names, strict=True))

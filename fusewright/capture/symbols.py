@@ -8,6 +8,7 @@ captured for the one batch size it was shown.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -70,8 +71,10 @@ def _names(text: str) -> set[str]:
     return {str(s) for s in sympy.sympify(text).free_symbols}
 
 
-def read_symbols(program: ExportedProgram, inputs: Sequence[torch.Tensor], taken: Collection[str]) -> Symbols:
-    """The batch symbols of a trace whose tensor inputs are `inputs` (fake), named apart from `taken`.
+def read_symbols(
+    program: ExportedProgram, inputs: Sequence[torch.Tensor], shown: Sequence[torch.Tensor], taken: Collection[str]
+) -> Symbols:
+    """The batch symbols of a trace with tensor inputs `inputs` (fake; `shown` are the examples), named apart from `taken`.
 
     Raises `NotSymbolicError` when a guard of the trace does not follow from the symbols' ranges.
     """
@@ -85,8 +88,8 @@ def read_symbols(program: ExportedProgram, inputs: Sequence[torch.Tensor], taken
             if found.is_Symbol and found not in names:
                 names[found] = sympy.Symbol(_fresh(taken, names.values()), integer=True, positive=True)
                 places[names[found]] = Symbol(index, dim, *_range(program, found))
-    if names:
-        _check_guards(inputs, names, places)
+    for claim in _claims(inputs, names) if names else ():
+        _apply(claim, places, shown)
     return Symbols(names, places)
 
 
@@ -111,37 +114,49 @@ def _finite(bound: Any) -> bool:
     return bool(getattr(bound, "is_Integer", isinstance(bound, int)))
 
 
-def _check_guards(
-    inputs: Sequence[torch.Tensor],
-    names: Mapping[sympy.Symbol, sympy.Symbol],
-    places: Mapping[sympy.Symbol, Symbol],
-) -> None:
+def _claims(inputs: Sequence[torch.Tensor], names: Mapping[sympy.Symbol, sympy.Symbol]) -> list[Any]:
+    """What the trace assumed of the sizes, in our symbols."""
     symbolic = next(n for t in inputs for n in t.shape if isinstance(n, torch.SymInt))
     environment = getattr(getattr(symbolic, "node", None), "shape_env", None)
     guards = getattr(environment, "guards", None)
-    if environment is None or guards is None:
+    if environment is None or guards is None or not hasattr(environment, "replace"):
         raise NotSymbolicError("this PyTorch does not say what the trace assumed of the batch size")
-    for guard in guards:
-        claim = environment.replace(guard.expr) if hasattr(environment, "replace") else guard.expr
-        claim = claim.xreplace(dict(names))
-        if not _follows(claim, places):
-            raise NotSymbolicError(f"the model's path depends on the batch size ({claim})")
+    return [environment.replace(guard.expr).xreplace(dict(names)) for guard in guards]
 
 
-def _follows(claim: Any, places: Mapping[sympy.Symbol, Symbol]) -> bool:
-    """Whether `claim` holds throughout the ranges; only claims that are linear in one symbol are understood."""
+def _apply(claim: Any, places: dict[sympy.Symbol, Symbol], shown: Sequence[torch.Tensor]) -> None:
+    """Check that `claim` holds throughout the ranges; one value that it excludes becomes the end of a range.
+
+    Only claims that are linear in one symbol are understood; raises `NotSymbolicError` for others.
+    """
     if claim in (sympy.true, True):
-        return True
+        return
     symbols = list(getattr(claim, "free_symbols", ()))
-    if not isinstance(claim, sympy.core.relational.Relational) or len(symbols) != 1 or symbols[0] not in places:
-        return False
-    symbol, difference = symbols[0], claim.lhs - claim.rhs
-    if not difference.is_polynomial(symbol) or sympy.degree(difference, symbol) != 1:
-        return False
-    place = places[symbol]
-    ends = [difference.subs(symbol, place.low), sympy.limit(difference, symbol, sympy.oo)]
-    if place.high is not None:
-        ends[1] = difference.subs(symbol, place.high)
-    if isinstance(claim, sympy.Ne):
-        return all(e > 0 for e in ends) or all(e < 0 for e in ends)
-    return not isinstance(claim, sympy.Eq) and all(claim.func(e, 0) == sympy.true for e in ends)
+    relation = isinstance(claim, sympy.core.relational.Relational)
+    if relation and len(symbols) == 1 and symbols[0] in places:
+        place = places[symbols[0]]
+        difference = sympy.expand(claim.lhs - claim.rhs)
+        if difference.is_polynomial(symbols[0]) and sympy.degree(difference, symbols[0]) == 1:
+            if isinstance(claim, sympy.Ne):
+                example = shown[place.input].shape[place.dim]
+                slope, offset = sympy.Poly(difference, symbols[0]).all_coeffs()
+                places[symbols[0]] = _without(place, -offset / slope, example)
+                return
+            if not isinstance(claim, sympy.Eq) and _holds(claim, difference, symbols[0], place):
+                return
+    raise NotSymbolicError(f"the model's path depends on the batch size ({claim})")
+
+
+def _holds(claim: Any, difference: sympy.Expr, symbol: sympy.Symbol, place: Symbol) -> bool:
+    """Whether an inequality that is linear in `symbol` holds at both ends of its range, and so between them."""
+    last = sympy.limit(difference, symbol, sympy.oo) if place.high is None else difference.subs(symbol, place.high)
+    return all(claim.func(end, 0) == sympy.true for end in (difference.subs(symbol, place.low), last))
+
+
+def _without(place: Symbol, value: sympy.Expr, example: int) -> Symbol:
+    """The part of a range on the example's side of `value`."""
+    if not value.is_Integer or value < place.low or (place.high is not None and value > place.high):
+        return place
+    if value < example:
+        return replace(place, low=int(value) + 1)
+    return replace(place, high=int(value) - 1)

@@ -16,7 +16,8 @@ class Call:
 
     results    the types of its results, as the trace found them
     used       which of several results anything uses
-    escapes    whether the result is an output of the model: then a view must stay a view of its own
+    returned   whether the model returns the result: then a view must stay a view of its own
+    escapes    whether the model returns something that may share memory with the result
     serial     allots the next serial number, for effects
     """
 
@@ -24,6 +25,7 @@ class Call:
     values: Mapping[str, Any]
     results: tuple[TensorType | None, ...]
     used: frozenset[int]
+    returned: bool
     escapes: bool
     where: str
     serial: Callable[[], int]

@@ -14,7 +14,7 @@ from fusewright.ir.ops import Cast, Cat, Expand, Full, Op, Pad, Permute, Reshape
 
 def _unless_same(call: Call, op: Op, x: Node) -> Node:
     """`op` applied to x; x itself where that changes nothing, unless the caller would see that it is no new tensor."""
-    return x if call.shape == x.shape and not call.escapes else call.make(op, x)
+    return x if call.shape == x.shape and not call.returned else call.make(op, x)
 
 
 def _reshape(call: Call) -> Normal:
@@ -66,7 +66,7 @@ def _movedim(call: Call) -> Normal:
 
 
 def _part(call: Call, x: Node, dim: int, start: int, stop: Size, step: int = 1) -> Node:
-    whole = start == 0 and stop == x.shape[dim] and step == 1 and not call.escapes
+    whole = start == 0 and stop == x.shape[dim] and step == 1 and not call.returned
     return x if whole else call.make(Slice(dim, start, stop, step), x)
 
 

@@ -1,0 +1,244 @@
+"""Each ATen spelling becomes the operation it means, and gives the same bits when it runs again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fusewright.ir.ops import (
+    Cast,
+    Cat,
+    Conv,
+    Dropout,
+    Expand,
+    Full,
+    Matmul,
+    Norm,
+    Opaque,
+    Pad,
+    Permute,
+    Pointwise,
+    Pool,
+    RangeSum,
+    Reduce,
+    Reshape,
+    Slice,
+    Softmax,
+)
+from tests.capture.harness import Fn, check, kinds, opaque
+
+IMAGE = (4, 6, 9, 11)
+
+
+def r(*shape: int, grad: bool = True) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator).requires_grad_(grad)
+
+
+def conv(n: int, **options: Any) -> nn.Module:
+    return getattr(nn, f"Conv{n}d")(6, 4, 3, **options)
+
+
+def transposed(n: int, **options: Any) -> nn.Module:
+    return getattr(nn, f"ConvTranspose{n}d")(6, 4, 3, **options)
+
+
+CONTRACTIONS: list[tuple[nn.Module, tuple[int, ...], list[type]]] = [
+    (conv(1), (4, 6, 11), [Conv]),
+    (conv(2, stride=2, padding=(1, 0), dilation=2, bias=False), IMAGE, [Conv]),
+    (conv(2, groups=2), IMAGE, [Conv]),
+    (conv(3, padding=1), (4, 6, 5, 6, 7), [Conv]),
+    (conv(2, padding="same"), IMAGE, [Conv]),
+    (conv(2, padding="valid"), IMAGE, [Conv]),
+    (nn.Conv2d(6, 4, 4, padding="same"), IMAGE, [Conv]),
+    (nn.Conv1d(6, 4, 2, padding="same", dilation=3), (4, 6, 11), [Conv]),
+    (conv(2, padding=1, padding_mode="circular"), IMAGE, [Pad, Conv]),
+    (conv(2), (6, 9, 11), [Reshape, Conv, Reshape]),
+    (transposed(1), (4, 6, 11), [Conv]),
+    (transposed(2, stride=2, padding=1, output_padding=1), IMAGE, [Conv]),
+    (transposed(2, stride=3, groups=2, dilation=2), IMAGE, [Conv]),
+    (transposed(3, stride=2), (4, 6, 3, 4, 5), [Conv]),
+    (transposed(2), (6, 9, 11), [Reshape, Conv, Reshape]),
+    (nn.Linear(6, 5), (4, 6), [Matmul]),
+    (nn.Linear(6, 5, bias=False), (4, 3, 6), [Matmul]),
+    (nn.Linear(6, 5), (6,), [Opaque]),
+]
+
+
+@pytest.mark.parametrize(("model", "shape", "expected"), CONTRACTIONS, ids=lambda v: str(v)[:60])
+def test_contractions(model: nn.Module, shape: tuple[int, ...], expected: list[type]) -> None:
+    unbatched = expected[0] in (Reshape, Opaque)
+    assert kinds(check(model, r(*shape), batch=None if unbatched else 3)) == expected
+
+
+POOLS: list[tuple[nn.Module, tuple[int, ...], list[type]]] = [
+    (nn.MaxPool1d(3), (4, 6, 11), [Pool]),
+    (nn.MaxPool2d(3, 2, 1), IMAGE, [Pool]),
+    (nn.MaxPool2d(3, 2, 1, dilation=2, ceil_mode=True), IMAGE, [Pool]),
+    (nn.MaxPool3d(2), (4, 6, 5, 6, 7), [Pool]),
+    (nn.MaxPool2d(2), (6, 9, 11), [Pool]),
+    (nn.AvgPool1d(3, 2), (4, 6, 11), [Pool]),
+    (nn.AvgPool2d(3, padding=1, ceil_mode=True), IMAGE, [Pool]),
+    (nn.AvgPool2d(3, padding=1, count_include_pad=False), IMAGE, [Pool]),
+    (nn.AvgPool2d(3, divisor_override=5), IMAGE, [Pool]),
+    (nn.AvgPool3d(2), (4, 6, 5, 6, 7), [Pool]),
+    (nn.AdaptiveAvgPool1d(1), (4, 6, 11), [Reduce]),
+    (nn.AdaptiveAvgPool1d(5), (4, 6, 11), [RangeSum]),
+    (nn.AdaptiveAvgPool1d(4), (4, 6, 12), [Pool]),
+    (nn.AdaptiveAvgPool2d(1), IMAGE, [Reduce]),
+    (nn.AdaptiveAvgPool2d((3, None)), IMAGE, [Pool]),
+    (nn.AdaptiveAvgPool2d(3), (4, 6, 9, 9), [RangeSum]),
+    (nn.AdaptiveAvgPool2d((4, 5)), IMAGE, [RangeSum]),
+    (nn.AdaptiveAvgPool2d((4, 5)), (6, 9, 11), [Reshape, RangeSum, Reshape]),
+    (nn.AdaptiveAvgPool3d(1), (4, 6, 5, 6, 7), [Reduce]),
+    (nn.AdaptiveAvgPool3d(2), (4, 6, 4, 4, 4), [Pool]),
+    (nn.AdaptiveMaxPool2d(3), (4, 6, 9, 9), [Pool]),
+    (nn.AdaptiveMaxPool2d(4), (4, 6, 9, 9), [Opaque]),
+]
+
+
+@pytest.mark.parametrize(("model", "shape", "expected"), POOLS, ids=lambda v: str(v)[:60])
+def test_pools(model: nn.Module, shape: tuple[int, ...], expected: list[type]) -> None:
+    captured = check(model, r(*shape), batch=3 if shape[0] == 4 else None)
+    assert [k for k in kinds(captured) if k.__name__ != "Item"] == expected
+
+
+def test_used_indices_keep_a_pool_opaque() -> None:
+    captured = check(Fn(lambda x: F.max_pool2d(x, 2, return_indices=True)), r(*IMAGE))
+    assert opaque(captured) == ["max_pool2d_with_indices"]
+
+
+FUNCTIONS: list[tuple[str, Callable[..., Any], list[type]]] = [
+    ("mean", lambda x: x.mean(), [Reduce]),
+    ("mean dims", lambda x: x.mean((-1, 2), keepdim=True), [Reduce]),
+    ("sum", lambda x: x.sum(), [Reduce]),
+    ("sum dims", lambda x: x.sum((3, 1)), [Reduce]),
+    ("sum dtype", lambda x: x.sum(1, dtype=torch.float64), [Reduce]),
+    ("amax", lambda x: x.amax((1, 2)), [Reduce]),
+    ("amin", lambda x: x.amin(), [Reduce]),
+    ("logsumexp", lambda x: x.logsumexp(1, keepdim=True), [Reduce]),
+    ("prod", lambda x: x.prod(1), [Reduce]),
+    ("prod over all", lambda x: x.prod(), [Opaque]),
+    ("var", lambda x: x.var((2, 3)), [Reduce]),
+    ("var biased", lambda x: x.var(1, unbiased=False, keepdim=True), [Reduce]),
+    ("var correction", lambda x: torch.var(x, (1, 2), correction=2), [Reduce]),
+    ("max with indices", lambda x: x.max(1)[0], [Opaque]),
+    ("softmax", lambda x: x.softmax(-1), [Softmax]),
+    ("log_softmax", lambda x: F.log_softmax(x, 1), [Softmax]),
+    ("softmax dtype", lambda x: x.softmax(1, dtype=torch.float64), [Opaque]),
+    ("view", lambda x: x.view(x.shape[0], -1), [Reshape]),
+    ("reshape merging the batch", lambda x: x.reshape(-1, 9, 11), [Reshape]),
+    ("flatten", lambda x: x.flatten(1), [Reshape]),
+    ("unflatten", lambda x: x.unflatten(1, (2, 3)), [Reshape]),
+    ("squeeze", lambda x: x.unsqueeze(2).squeeze(2), [Reshape, Reshape]),
+    ("permute", lambda x: x.permute(0, -1, 1, 2), [Permute]),
+    ("transpose", lambda x: x.transpose(1, -1), [Permute]),
+    ("mT", lambda x: x.mT, [Permute]),
+    ("movedim", lambda x: x.movedim((1, 2), (-1, 1)), [Permute]),
+    ("expand", lambda x: x[:, :1].expand(-1, 5, -1, -1), [Slice, Expand]),
+    ("expand_as", lambda x: x.mean(1, keepdim=True).expand_as(x), [Reduce, Expand]),
+    ("slice", lambda x: x[:, 1:-1, ::2], [Slice, Slice]),
+    ("slice of the batch", lambda x: x[1:] - x[:-1], [Slice, Slice, Pointwise]),
+    ("select", lambda x: x[:, -1], [Slice, Reshape]),
+    ("narrow", lambda x: x.narrow(2, 3, 4), [Slice]),
+    ("split", lambda x: [p * 2 for p in x.split(4, 1)], [Slice, Pointwise, Slice, Pointwise]),
+    ("split sizes", lambda x: x.split([1, 5], 1)[1], [Slice]),
+    ("chunk", lambda x: x.chunk(2, 1)[0] * x.chunk(2, 1)[1], [Slice, Slice, Pointwise]),
+    ("unbind", lambda x: x.unbind(1)[2], [Slice, Reshape]),
+    ("cat", lambda x: torch.cat([x, x * 2], -3), [Pointwise, Cat]),
+    ("stack", lambda x: torch.stack([x, x * 2], 1), [Reshape, Pointwise, Reshape, Cat]),
+    ("pad", lambda x: F.pad(x, (1, 2, 0, 3), value=1.5), [Pad]),
+    ("pad reflect", lambda x: F.pad(x, (1, 0, 2, 3), mode="reflect"), [Pad]),
+    ("pad replicate", lambda x: F.pad(x, (1, 0, 2, 3), mode="replicate"), [Pad]),
+    ("negative pad", lambda x: F.pad(x, (-1, 2)), [Opaque]),
+    ("cast", lambda x: x.double(), [Cast]),
+    ("cast to the same", lambda x: x.float() * 2, [Pointwise]),
+    ("type_as", lambda x: x.to(torch.float64).type_as(x), [Cast, Cast]),
+    ("contiguous", lambda x: x.mT.contiguous(), [Permute, Opaque]),
+    ("detach", lambda x: x.detach() + x, [Opaque, Pointwise]),
+    ("scalars", lambda x: (3 - x * 2 + 1.5) / 4, [Pointwise] * 4),
+    ("alpha", lambda x: torch.add(x, x, alpha=2), [Opaque]),
+    ("rounding", lambda x: torch.div(x, 2, rounding_mode="floor"), [Opaque]),
+    ("reciprocal", lambda x: 2 / x, [Pointwise, Pointwise]),
+    ("batch size as a number", lambda x: x.sum(0) / x.shape[0], [Reduce, Pointwise]),
+    ("matmul", lambda x: x @ x.mT, [Permute, Matmul]),
+    ("bmm", lambda x: torch.bmm(x[:, 0], x[:, 1].mT), [Slice, Reshape, Slice, Reshape, Permute, Matmul]),
+    ("mm", lambda x: x[:, 0, 0] @ torch.ones(11, 3), [Slice, Reshape, Slice, Reshape, Matmul]),
+    ("zeros", lambda x: x + torch.zeros(x.shape[0], 1, 1, 1), [Pointwise]),
+    ("masked_fill", lambda x: x.masked_fill(x > 0, -1.0), [Pointwise, Pointwise]),
+    ("where", lambda x: torch.where(x > 0, x, 0.5), [Pointwise, Pointwise]),
+    ("layer_norm", lambda x: F.layer_norm(x, (9, 11)), [Norm]),
+    ("rms_norm", lambda x: F.rms_norm(x, (11,)), [Norm]),
+    ("group_norm", lambda x: F.group_norm(x, 3), [Norm]),
+    ("instance_norm", lambda x: F.instance_norm(x), [Norm]),
+    ("batch_norm without statistics", lambda x: F.batch_norm(x, None, None, training=True), [Norm]),
+    ("dropout off", lambda x: F.dropout(x, 0.5, False) * 2, [Pointwise]),
+    ("dropout of nothing", lambda x: F.dropout(x, 0.0, True) * 2, [Pointwise]),
+    ("dropout", lambda x: F.dropout(x, 0.5, True), [Dropout]),
+    ("feature dropout", lambda x: F.dropout2d(x, 0.5, True), [Opaque]),
+]
+
+
+@pytest.mark.parametrize(("name", "fn", "expected"), FUNCTIONS, ids=[f[0] for f in FUNCTIONS])
+def test_functions(name: str, fn: Callable[..., Any], expected: list[type]) -> None:
+    found = [k for k in kinds(check(Fn(fn), r(*IMAGE), batch=7)) if k.__name__ != "Item"]
+    assert sorted(k.__name__ for k in found) == sorted(k.__name__ for k in expected if k is not Full)
+
+
+POINTWISE = {
+    "relu": F.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "clamp": lambda x: x.clamp(-0.5, 1),
+    "clamp_min": lambda x: x.clamp(min=0.25),
+    "clamp_max": lambda x: x.clamp(max=0.25),
+    "hardtanh": lambda x: F.hardtanh(x, -0.5, 2.0),
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+    "elu": lambda x: F.elu(x, 0.7),
+    "celu": lambda x: F.celu(x, 0.7),
+    "softplus": lambda x: F.softplus(x, 2, 10),
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "mish": F.mish,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "threshold": lambda x: F.threshold(x, 0.1, -3.0),
+    "pow": lambda x: x**3,
+    "square": torch.square,
+    "abs": torch.abs,
+    "neg": lambda x: -x,
+    "exp": torch.exp,
+    "maximum": lambda x: torch.maximum(x, x.mean(1, keepdim=True)),
+    "minimum": lambda x: torch.min(x, x * 2),
+}
+
+
+@pytest.mark.parametrize("fn", POINTWISE)
+def test_pointwise(fn: str) -> None:
+    captured = check(Fn(POINTWISE[fn]), r(*IMAGE), batch=2)
+    assert any(isinstance(n.op, Pointwise) and n.op.fn == fn for n in captured.graph.nodes())
+
+
+def test_batch_norm_in_eval_mode_is_pure() -> None:
+    captured = check(nn.BatchNorm2d(6).eval(), r(*IMAGE), batch=2)
+    assert kinds(captured) == [Norm] and not captured.graph.effects
+
+
+def test_batch_norm_in_training_mode_updates_its_statistics_once() -> None:
+    captured = check(nn.BatchNorm2d(6), r(*IMAGE), batch=2)
+    assert opaque(captured) == ["add_"] and kinds(captured) == [Opaque, Norm]
+
+
+def test_instance_norm_with_statistics_is_an_effect() -> None:
+    captured = check(nn.InstanceNorm2d(6, affine=True, track_running_stats=True), r(*IMAGE), batch=2)
+    assert [type(e.op) for e in captured.graph.effects] == [Norm]
+
+
+def test_a_number_comes_second() -> None:
+    captured = check(Fn(lambda x: 2 * x + 1), r(3, 5))
+    assert all(n.args[1].op.__class__.__name__ == "Number" for n in captured.graph.nodes() if n.args)  # type: ignore[union-attr]
