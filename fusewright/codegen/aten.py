@@ -76,10 +76,16 @@ def _derived(graph: Graph) -> list[Node]:
     for node in graph.nodes():
         sources = isinstance(node.op, ops.Param | ops.Buffer | ops.Constant | ops.Number | ops.Full | ops.Vector)
         computed = bool(node.inputs) and all(fixed[a] for a in node.inputs)
-        fixed[node] = not node.op.effectful and (sources or computed)
+        fixed[node] = not node.op.effectful and not _depends_on_batch(node) and (sources or computed)
         if not fixed[node]:
             frontier.update((a, None) for a in node.inputs if fixed[a] and a.inputs)
     return [node for node in frontier if node not in graph.outputs]
+
+
+def _depends_on_batch(node: Node) -> bool:
+    """Whether a value that no input reaches is another one at another batch size."""
+    number = isinstance(node.op, ops.Number) and isinstance(node.op.value, sympy.Expr)
+    return number or any(isinstance(d, sympy.Expr) for d in node.shape)
 
 
 def _input_name(node: Node) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from harness import B, RuleSpec, inp
+from harness import B, RuleSpec, inp, param
 from hypothesis import assume
 from hypothesis import strategies as st
 from linear_cases import Draw, adaptive, avg_pool, conv, convs, matmuls, range_sum, reduce, reductions
@@ -54,7 +55,7 @@ def channel_sums(draw: Draw) -> Node:
         own = [own[0]] * groups
     per = min(map(len, own))
     local = [
-        s._replace(start=s.start + g * width, stop=s.stop + g * width) for g in range(groups) for s in own[g][:per]
+        replace(s, start=s.start + g * width, stop=s.stop + g * width) for g in range(groups) for s in own[g][:per]
     ]
     return range_sum(y, d1=tuple(local))
 
@@ -192,6 +193,6 @@ SPECS = [
             "# pool": lambda: avg_pool(grouped(), 1, 2),
             "# not a convolution": lambda: reduce("sum", inp(2, 3, 4), 0),
         },
-        lambda: reduce("mean", grouped(batch=4, transposed=True), 0, 1),
+        lambda: reduce("sum", conv(inp(B, 2, 5), param(3, 2, 2), param(3)), 0, 1),  # N*b is not derived ahead
     ),
 ]
