@@ -119,5 +119,7 @@ def default_max_bytes(call: Call, available: Callable[[], int | None]) -> int:
     """A quarter of the free memory of the device that the inputs live on."""
     device = next((x.device for x in call.tensors() if x.is_cuda), None)
     if device is not None:
-        return int(torch.cuda.mem_get_info(device)[0]) // 4
+        # What the allocator holds and does not use is free as well.
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + cached) // 4
     return (available() or 4 << 30) // 4
