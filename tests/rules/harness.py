@@ -44,6 +44,7 @@ class RuleSpec:
     refusals       phrase the engine's reason starts with -> expression where the rule may not fire.  What follows "# "
                    tells several with one phrase apart; the phrase is empty where the pattern must not match
     exact_example  a case whose arithmetic is exact on small integers; `None` when `example` is one
+    signed_zeros   whether an ``exact`` rule keeps the sign of a zero (a max over zeros of both signs promises none)
     """
 
     rule: Rule
@@ -51,6 +52,7 @@ class RuleSpec:
     cases: SearchStrategy[Node]
     refusals: Mapping[str, Callable[[], Node]]
     exact_example: Callable[[], Node] | None = None
+    signed_zeros: bool = True
 
 
 def specs() -> list[RuleSpec]:
@@ -193,6 +195,12 @@ def assert_near(new: torch.Tensor, old: torch.Tensor, what: str) -> None:
     torch.testing.assert_close(new, old, rtol=1e4 * eps, atol=1e4 * eps * scale, equal_nan=True, msg=message)
 
 
+def same_values(new: torch.Tensor, old: torch.Tensor) -> bool:
+    """The same values: the same bits but for NaN's and the sign of a zero."""
+    equal = new == old
+    return bool((equal | ((new != new) & (old != old))).all())
+
+
 def same_bits(new: torch.Tensor, old: torch.Tensor) -> bool:
     """The same bits, any NaN standing for any other."""
     if not old.dtype.is_floating_point:
@@ -204,13 +212,18 @@ def same_bits(new: torch.Tensor, old: torch.Tensor) -> bool:
 
 
 def keeps_nans(new: torch.Tensor, old: torch.Tensor) -> bool:
-    """NaN wherever there was one, perhaps in more places: a tap that no position reached, times an empty sum, is one."""
+    """NaN wherever there was one, perhaps in more: a tap that no position reached, times an empty sum, is one."""
     return bool((torch.isnan(new) | ~torch.isnan(old)).all())
 
 
 def classes(result: Rewritten) -> set[str]:
     """The classes of the applications."""
     return {f.exactness for f in result.fired}
+
+
+def exactly(spec: RuleSpec) -> Callable[[torch.Tensor, torch.Tensor], bool]:
+    """What ``exact`` means for a rule."""
+    return same_bits if spec.signed_zeros else same_values
 
 
 def check_near(rule: Rule, root: Node, seed: int = 0) -> None:
@@ -236,27 +249,27 @@ def check_gradients(rule: Rule, root: Node, seed: int = 1) -> None:
         assert_near(given, old, f"{rule.name}, gradient {i}")
 
 
-def check_exact(rule: Rule, root: Node) -> None:
+def check_exact(spec: RuleSpec, root: Node) -> None:
     """On small integers in float64 the values are the same; the bits too where the class is ``exact``."""
-    graph = graph_of(root)
+    graph, rule = graph_of(root), spec.rule
     result = fired(rule, graph)
     for seed in range(4):
         values = tensors(graph, integers(torch.Generator().manual_seed(seed)), BATCHES[0])
         new, old = run(result.graph, values, graph)[0], run(graph, values)[0]
         assert torch.equal(new, old), f"{rule.name}: {new} instead of {old}"
-        assert classes(result) != {"exact"} or same_bits(new, old), f"{rule.name}: the sign of a zero differs"
+        assert classes(result) != {"exact"} or exactly(spec)(new, old), f"{rule.name}: the sign of a zero differs"
 
 
-def check_nonfinite(rule: Rule, root: Node, dtype: torch.dtype, seeds: int) -> None:
+def check_nonfinite(spec: RuleSpec, root: Node, dtype: torch.dtype, seeds: int) -> None:
     """``exact``: the same bits with NaN, Inf and zeros planted; ``reassociates``: no NaN vanishes, without Inf."""
-    graph = graph_of(root, dtype=dtype)
+    graph, rule = graph_of(root, dtype=dtype), spec.rule
     result = fired(rule, graph)
     kinds = classes(result)
     if "finite" in kinds:
         return
     nan, inf = float("nan"), float("inf")
     special = (nan, inf, -inf, 0.0, -0.0) if kinds == {"exact"} else (nan,)
-    agree = same_bits if kinds == {"exact"} else keeps_nans
+    agree = exactly(spec) if kinds == {"exact"} else keeps_nans
     for seed in range(seeds):
         generator = torch.Generator().manual_seed(seed)
         values = tensors(graph, normal(generator), BATCHES[0])
@@ -316,20 +329,25 @@ def _called(function: FunctionType) -> list[Any]:
 def _returned(function: FunctionType) -> set[str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     values = [n.value for n in ast.walk(tree) if isinstance(n, ast.Return) and n.value is not None]
-    return {_regex(text) for value in values for text in _texts(value)}
+    named = {n: v for n, v in function.__globals__.items() if isinstance(v, str)}
+    return {_regex(text, named) for value in values for text in _texts(value, named)}
 
 
-def _texts(value: ast.expr) -> Iterator[ast.expr]:
+def _texts(value: ast.expr, named: Mapping[str, str]) -> Iterator[ast.expr]:
     """The string expressions an expression may evaluate to."""
     if isinstance(value, ast.IfExp):
-        yield from [*_texts(value.body), *_texts(value.orelse)]
+        yield from [*_texts(value.body, named), *_texts(value.orelse, named)]
     elif isinstance(value, ast.BoolOp):
-        yield from (t for v in value.values for t in _texts(v))
-    elif isinstance(value, ast.JoinedStr) or (isinstance(value, ast.Constant) and isinstance(value.value, str)):
-        yield value
+        yield from (t for v in value.values for t in _texts(v, named))
+    else:
+        literal = isinstance(value, ast.Constant) and isinstance(value.value, str)
+        if literal or isinstance(value, ast.JoinedStr) or (isinstance(value, ast.Name) and value.id in named):
+            yield value
 
 
-def _regex(text: ast.expr) -> str:
+def _regex(text: ast.expr, named: Mapping[str, str]) -> str:
+    if isinstance(text, ast.Name):
+        return re.escape(named[text.id])
     if isinstance(text, ast.Constant):
         return re.escape(str(text.value))
     assert isinstance(text, ast.JoinedStr)

@@ -39,7 +39,7 @@ def test_fires_and_equals_the_original(spec: RuleSpec) -> None:
 
 @every_rule
 def test_is_exact_on_small_integers(spec: RuleSpec) -> None:
-    check_exact(spec.rule, (spec.exact_example or spec.example)())
+    check_exact(spec, (spec.exact_example or spec.example)())
 
 
 @every_rule
@@ -47,7 +47,7 @@ def test_is_exact_on_small_integers(spec: RuleSpec) -> None:
 def test_keeps_what_its_class_promises_for_non_finite_values(spec: RuleSpec, dtype: torch.dtype) -> None:
     for example in (spec.example, spec.exact_example):
         if example is not None:
-            check_nonfinite(spec.rule, example(), dtype, seeds=16)
+            check_nonfinite(spec, example(), dtype, seeds=16)
 
 
 @every_rule
@@ -61,7 +61,7 @@ def test_cases(spec: RuleSpec) -> None:
     @given(spec.cases, st.integers(0, 1000))
     def check(root, seed):
         check_near(spec.rule, root, seed)
-        check_nonfinite(spec.rule, root, torch.float64, seeds=2)
+        check_nonfinite(spec, root, torch.float64, seeds=2)
         check_gradients(spec.rule, root, seed)
 
     check()
