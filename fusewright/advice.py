@@ -34,6 +34,6 @@ def advice(built: Built) -> tuple[str, ...]:
             found.append(
                 f"{declined.where}: for finite inputs {declined.rule} holds: is that intended? finite=True allows it"
             )
-    if built.captured.opaque:
-        found.append(f"{len(built.captured.opaque)} operations were not understood and run as they did")
+    if built.captured.reasons:
+        found.append(f"{len(built.captured.reasons)} operations were not understood and run as they did")
     return tuple(dict.fromkeys(found))

@@ -186,7 +186,7 @@ def _described(draft: Plan, built: Built) -> Plan:
         after=built.after,
         rules=built.rewritten.fired,
         declined=built.rewritten.declined,
-        opaque=tuple(built.captured.opaque),
+        opaque=tuple(built.captured.reasons),
         precision=advice.precision_notes(built),
         advice=advice.advice(built),
         program=built.program.source,

@@ -78,7 +78,7 @@ def _derived(graph: Graph) -> list[Node]:
         computed = bool(node.inputs) and all(fixed[a] for a in node.inputs)
         fixed[node] = not node.op.effectful and not _depends_on_batch(node) and (sources or computed)
         if not fixed[node]:
-            frontier.update((a, None) for a in node.inputs if fixed[a] and a.inputs)
+            frontier.update((a, None) for a in node.inputs if fixed[a] and _computed(a))
     return [node for node in frontier if node not in graph.outputs]
 
 
@@ -86,6 +86,13 @@ def _depends_on_batch(node: Node) -> bool:
     """Whether a value that no input reaches is another one at another batch size."""
     number = isinstance(node.op, ops.Number) and isinstance(node.op.value, sympy.Expr)
     return number or any(isinstance(d, sympy.Expr) for d in node.shape)
+
+
+def _computed(node: Node) -> bool:
+    """Whether anything below `node` is more than a view of a parameter."""
+    if not isinstance(node.op, ops.Reshape | ops.Permute | ops.Expand | ops.Slice):
+        return bool(node.inputs)
+    return _computed(node.arg(0))
 
 
 def _input_name(node: Node) -> str:

@@ -92,7 +92,7 @@ def _next(
             reason = refusal(rule, match, users, finite)
             if reason is None:
                 offers.append(_offer(rule, match, root, users, cost))
-            else:
+            elif rule.pattern.inner():  # a rule about one operation alone mostly just does not concern it
                 declined[rule.name, root] = Declined(rule.name, _place(root), reason)
         best = max(offers, key=lambda o: o.saves, default=None)
         if best is not None and (mode == "always" or best.saves > WORTHWHILE * best.of):

@@ -6,7 +6,7 @@ free. An absolute time here is an estimate; it is the comparison before and afte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from weakref import WeakKeyDictionary
 
@@ -28,6 +28,9 @@ FREE = (
     ops.Slice,
     ops.Item,
 )
+# Ranges shorter than this are summed at the pace of pooling.
+SHORT = 32
+
 NOTHING = Work(0.0, 0.0, 0.0, 0.0)
 
 # FLOPs per element of an operation that is not a contraction; only its order matters.
@@ -53,6 +56,8 @@ class CostModel:
         flops, moved = self._flops(node), self._bytes(node)
         launches = self._launches(node)
         seconds = launches * self.facts.launch + max(flops / self._rate(node), moved / self._bandwidth(node))
+        if isinstance(node.op, ops.RangeSum):
+            seconds += self._windowed(node.op, node.arg(0)) / self.facts.window
         return Work(flops, moved, launches, seconds)
 
     def _size(self, value: Size) -> int:
@@ -78,15 +83,24 @@ class CostModel:
                 return float(self._numel(x))
         return float(_PER_ELEMENT.get(type(node.op), 1) * self._numel(node))
 
-    def _read(self, op: ops.RangeSum, x: Node) -> float:
-        """Elements that a range sum adds up, the first dimension it takes shrinking what the next one reads."""
+    def _stages(self, op: ops.RangeSum, x: Node) -> Iterator[tuple[tuple[ops.Slot, ...], int]]:
+        """Per dimension in the order they are summed, its slots and the number of elements added up for them."""
         shape = [self._size(d) for d in x.shape]
-        read = 0.0
         for dim, slots in reversed(op.table):
-            others = prod(shape[:dim] + shape[dim + 1 :])
-            read += others * max(1, self._touched(slots))
+            yield slots, prod(shape[:dim] + shape[dim + 1 :]) * max(1, self._touched(slots))
             shape[dim] = len(slots)
-        return read
+
+    def _read(self, op: ops.RangeSum, x: Node) -> int:
+        """Elements that a range sum adds up, the first dimension it takes shrinking what the next one reads."""
+        return sum(elements for _, elements in self._stages(op, x))
+
+    def _windowed(self, op: ops.RangeSum, x: Node) -> int:
+        """Those of them that are added in many short ranges, at the pace of pooling rather than of memory."""
+        return sum(
+            elements
+            for slots, elements in self._stages(op, x)
+            if len(slots) > 1 and sum(s.count for s in slots) < SHORT * len(slots)
+        )
 
     @staticmethod
     def _touched(slots: tuple[ops.Slot, ...]) -> int:
@@ -117,8 +131,8 @@ class CostModel:
         match node.op:
             case ops.Conv() if node.dtype == torch.float64:
                 return self.facts.wide / 4
-            case ops.Conv():
-                return self.facts.conv
+            case ops.Conv(transposed=transposed):
+                return self.facts.conv / 2 if transposed else self.facts.conv
             case ops.Matmul():
                 return self.facts.wide if node.dtype == torch.float64 else self.facts.matmul
             case ops.Pool():
