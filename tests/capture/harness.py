@@ -80,7 +80,9 @@ def _same_leaf(x: Any, y: Any) -> bool:
     return bool(torch.equal(x, y) or torch.allclose(x.detach(), y.detach(), rtol=0, atol=0, equal_nan=True))
 
 
-def assert_equal(model: nn.Module, captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+def assert_equal(
+    model: nn.Module, captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+) -> None:
     """The program gives the model's outputs, gradients and buffers bit for bit."""
     kwargs = kwargs or {}
     ours, theirs = copy.deepcopy(model), copy.deepcopy(model)
