@@ -145,7 +145,7 @@ def sum_of_pointwise_conv(m: Match) -> Node:
     x, w, b = make(whole, conv.arg(0)), conv.arg(1), conv.args[2]
     y = make(conv.op, x, w, None)
     if b is not None:
-        bias = reshape(b, (*b.shape, *(1,) * (conv.ndim - 2)))
+        bias = reshape(b, (1, *b.shape, *(1,) * (conv.ndim - 2)))
         y = pointwise("add", y, weighted(bias, {d: slots_along(window, d) for d in dims}))
     return reshape(y, window.shape)
 
