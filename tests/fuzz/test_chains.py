@@ -1,0 +1,44 @@
+"""Random chains of modules: nothing wrong, nothing crashes, and every rule takes part."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+
+import pytest
+import torch
+from chains import run
+
+from fusewright.rules import RULES
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
+BLOCKS, SIZE = 26, 40
+MANY_BLOCKS, MANY = 200, 100
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_chains(block: int, tmp_path_factory: pytest.TempPathFactory, record_property) -> None:
+    _check(range(block * SIZE, (block + 1) * SIZE), BLOCKS, "few", tmp_path_factory, record_property)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(MANY_BLOCKS))
+def test_many_chains(block: int, tmp_path_factory: pytest.TempPathFactory, record_property) -> None:
+    first = 1_000_000 + block * MANY
+    _check(range(first, first + MANY), MANY_BLOCKS, "many", tmp_path_factory, record_property)
+
+
+def _check(seeds: range, blocks: int, name: str, factory: pytest.TempPathFactory, record_property) -> None:
+    """No chain of the block fails; whichever block ends last also looks at all of them together."""
+    torch.set_num_threads(1)
+    tally = run(seeds)
+    record_property("chains", tally.summary())
+    failures = "\n".join(f"seed {f['seed']}: {f['error']}\n{f['trace']}" for f in tally.failures)
+    assert not tally.failures, f"{failures}\nreproduce with: python -m tests.fuzz.chains --seed SEED --count 1"
+    shared = factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
+    (shared / f"chains_{name}_{seeds.start}.json").write_text(json.dumps(tally.fired))
+    done = list(shared.glob(f"chains_{name}_*.json"))
+    if len(done) == blocks:
+        fired = sum((Counter(json.loads(path.read_text())) for path in done), Counter())
+        assert [rule.name for rule in RULES if not fired[rule.name]] == [], "rules that fired in no chain at all"
