@@ -68,6 +68,8 @@ def _captured(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool, static: str | None = None
 ) -> Captured:
     exported = export(model, args, kwargs, dynamic=dynamic)
+    if dynamic and not exported.symbols.places:
+        static = "the example has no batch of two or more, or the model works for this batch size alone"
     try:
         graph, reasons = build(exported)
         spec.check(graph)

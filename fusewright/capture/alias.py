@@ -70,6 +70,8 @@ class Aliases:
     functions  the in-place calls that become their functional form
     pinned     the sets whose calls must stay calls, by representative
     escaping   the sets that an output of the model belongs to
+    assigned   buffers that the forward replaces, with the copy at the end that stands for it
+    idle       copies of a buffer to itself, left by an in-place assignment such as ``self.b += 1``
     """
 
     order: dict[fx.Node, int]
@@ -78,6 +80,8 @@ class Aliases:
     functions: set[fx.Node]
     pinned: set[fx.Node]
     escaping: set[fx.Node]
+    assigned: dict[fx.Node, fx.Node]
+    idle: set[fx.Node]
 
     def touches_pinned(self, node: fx.Node) -> bool:
         """Whether `node` reads, writes or belongs to a pinned set, a norm's own statistics aside."""
@@ -103,19 +107,15 @@ def find(sets: dict[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
 def analyse(graph: fx.Graph, understood: Callable[[fx.Node], bool]) -> Aliases:
     """The alias sets of `graph`; `understood` says whether an in-place call has a functional form worth trying."""
     nodes = list(graph.nodes)
-    result = Aliases({n: i for i, n in enumerate(nodes)}, {}, {}, set(), set(), set())
-    writes: list[tuple[fx.Node, fx.Node]] = []
+    final = _final_copies(nodes)
+    result = Aliases({n: i for i, n in enumerate(nodes)}, {}, {}, set(), set(), set(), {}, set())
     for node in nodes:
         if node.op == "output":
             result.escaping.update(find(result.sets, n) for n in node.all_input_nodes)
-        elif node.op == "call_function":
-            for source in _aliased(node):
-                result.sets[find(result.sets, node)] = find(result.sets, source)
-            writes.extend((node, target) for target in _written(node))
-            if isinstance(node.target, OpOverload) and is_in_place(str(node.target)) and node.args:
-                operand = node.args[0]
-                if isinstance(operand, fx.Node):
-                    result.names[node] = find(result.names, operand)
+        elif node.op == "call_function" and node not in final:
+            _unite(result, node)
+    writes = [(n, target) for n in nodes if n.op == "call_function" and n not in final for target in _written(n)]
+    writes += _settle(result, final, {find(result.sets, target) for _, target in writes}, nodes)
     members = _members(result, nodes)
     for call, target in writes:
         group = find(result.sets, target)
@@ -127,6 +127,52 @@ def analyse(graph: fx.Graph, understood: Callable[[fx.Node], bool]) -> Aliases:
     for node in nodes:  # statistics that a training norm writes bind everybody else who reads them
         result.pinned.update(find(result.sets, s) for s in norm_statistics(node))
     return result
+
+
+def _unite(aliases: Aliases, node: fx.Node) -> None:
+    """Put the result of `node` into the sets, and under the names, that it belongs to."""
+    for source in _aliased(node):
+        aliases.sets[find(aliases.sets, node)] = find(aliases.sets, source)
+    if isinstance(node.target, OpOverload) and is_in_place(str(node.target)) and node.args:
+        operand = node.args[0]
+        if isinstance(operand, fx.Node):
+            aliases.names[node] = find(aliases.names, operand)
+
+
+def _final_copies(nodes: list[fx.Node]) -> set[fx.Node]:
+    """The copies into buffers that a trace ends with: ``self.b = self.b + 1`` leaves one."""
+    found: set[fx.Node] = set()
+    for node in reversed([n for n in nodes if n.op == "call_function"]):
+        buffer = node.args[0] if node.args else None
+        if str(node.target) != "aten.copy_.default" or node.users or not isinstance(buffer, fx.Node):
+            break
+        if buffer.op != "placeholder":
+            break
+        found.add(node)
+    return found
+
+
+def _settle(
+    aliases: Aliases, final: set[fx.Node], written: set[fx.Node], nodes: list[fx.Node]
+) -> list[tuple[fx.Node, fx.Node]]:
+    """Sort the final copies into idle ones, assignments and, which are returned, plain writes.
+
+    Values that an assigned buffer had before may be saved for the backward pass, so the forward reads a copy of it and
+    only the end writes to it.
+    """
+    written = written | {find(aliases.sets, s) for n in nodes for s in norm_statistics(n)}
+    rest: list[tuple[fx.Node, fx.Node]] = []
+    for node in (n for n in nodes if n in final):
+        buffer, value = node.args[0], node.args[1]
+        assert isinstance(buffer, fx.Node)
+        if isinstance(value, fx.Node) and find(aliases.names, value) is buffer:
+            aliases.idle.add(node)
+        elif find(aliases.sets, buffer) in written | aliases.escaping or buffer in aliases.assigned:
+            _unite(aliases, node)
+            rest.append((node, buffer))
+        else:
+            aliases.assigned[buffer] = node
+    return rest
 
 
 def _members(aliases: Aliases, nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:

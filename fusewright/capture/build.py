@@ -66,14 +66,34 @@ class _Builder:
         for name in self.aliases.names:
             root = alias.find(self.aliases.names, name)
             self.same.setdefault(root, [root]).append(name)
+        for buffer in self.aliases.assigned:
+            self.values[buffer] = self.copied(buffer)
         for node in traced.nodes:
-            if node.op == "call_function":
+            if node in self.aliases.assigned.values():
+                self.assign(node)
+            elif node.op == "call_function" and node not in self.aliases.idle:
                 self.visit(node)
             elif node.op == "get_attr":
                 raise CaptureError(self.complain(node, "holds a subprogram (such as torch.cond or torch.no_grad)"))
         outputs = self.outputs(self.exported.outputs)
         graph = Graph(self.exported.inputs, outputs, tuple(self.effects), dict(self.exported.symbols.places))
         return graph, tuple(self.reasons)
+
+    def copied(self, buffer: fx.Node) -> Node:
+        """A copy of a buffer as the forward finds it."""
+        source = self.values[buffer]
+        kept = ops.Opaque("aten.clone.default", (ops.Arg(0),), (), (source.type,), False, self.serial())
+        self.effects.append(make(kept, source))
+        return self.effects[-1]
+
+    def assign(self, node: fx.Node) -> None:
+        """The new value of a buffer, written at the end."""
+        buffer, value = node.args[0], self.node(node.args[1])
+        assert isinstance(buffer, fx.Node)
+        target = self.exported.sources[buffer]
+        op = ops.Opaque("aten.copy_.default", (ops.Arg(0), ops.Arg(1)), (), (target.type,), False, self.serial())
+        self.effects.append(make(op, target, value))
+        self.reasons[f"aten.copy_.default of the buffer {getattr(target.op, 'path', '')} runs as it did"] = None
 
     def understood(self, node: fx.Node) -> bool:
         target = str(node.target)

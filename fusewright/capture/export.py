@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
-import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,17 +102,14 @@ def _plain_modes(devices: set[torch.device]) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the tracer's own warnings: what it cannot do is reported by us, in one sentence."""
-    logger = logging.getLogger("torch")
-    held, disabled = logger.level, logging.root.manager.disable
+    """Without the tracer's own messages: what it cannot do is reported by us, in one sentence."""
+    disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with redirect_stderr(io.StringIO()):
             yield
     finally:
         logging.disable(disabled)
-        logger.setLevel(held)
 
 
 def _cause(error: Exception) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +14,8 @@ from torch import nn
 
 from fusewright.errors import CaptureError
 
-# A buffer that the forward assigns is part of the program.
-_OWN = frozenset({"_parameters", "_buffers"})
+# A buffer that the forward assigns is part of the program, and the hook is ours.
+_OWN = frozenset({"_parameters", "_buffers", "_forward_hooks"})
 
 
 @contextmanager
@@ -22,17 +25,35 @@ def untouched(model: nn.Module, devices: set[torch.device]) -> Iterator[None]:
     Raises `CaptureError` when the forward changed a plain attribute: the captured program would not.
     """
     before = {module: _held(module) for module in model.modules()}
-    cuda = [d for d in devices if d.type == "cuda"]
-    with torch.random.fork_rng(devices=cuda):
+    changed: list[str] = []
+
+    # At the end of the forward, because tracing puts plain attributes back before it returns.
+    def look(*_: Any) -> None:
+        changed.extend(name for module, held in before.items() for name in _changes(module, held))
+
+    handle = model.register_forward_hook(look)
+    with torch.random.fork_rng(devices=[d for d in devices if d.type == "cuda"]):
         try:
-            yield
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                yield
         finally:
-            changed = [name for module, held in before.items() for name in _restore(module, held)]
+            handle.remove()
+            for module, held in before.items():
+                _restore(module, held)
+    changed += [found for warning in said for found in _assigned(str(warning.message))]
     if changed:
         raise CaptureError(
             f"{type(model).__name__} cannot be captured: its forward changes the attribute {changed[0]}, which the "
             "program would not; keep such state in a registered buffer."
         )
+
+
+def _assigned(warning: str) -> list[str]:
+    """The tensor attributes that tracing reports as assigned; recurrent layers keep a list of their own parameters."""
+    if "assigned during export" not in warning:
+        return []
+    return [name for name in re.findall(r"self\.[\w.\[\]]+", warning) if "_flat_weights" not in name][:1]
 
 
 def _held(module: nn.Module) -> dict[str, Any]:
@@ -44,28 +65,30 @@ def _contents(value: Any) -> Any:
     return value.copy() if isinstance(value, dict | list | set) else None
 
 
-def _restore(module: nn.Module, held: dict[str, Any]) -> list[str]:
-    """Put back what differs; returns the names of attributes with a new value, which is the model's own doing.
-
-    Tracing itself replaces tuples and lists by equal ones, which does not count.
-    """
-    changed = [name for name in module.__dict__ if name not in held]
-    for name in changed:
-        del module.__dict__[name]
+def _changes(module: nn.Module, held: dict[str, Any]) -> list[str]:
+    """The attributes with a new value; tracing itself swaps tensors, and tuples and lists for equal ones."""
+    now = module.__dict__
+    new = [name for name in now if name not in held]
     for name, (value, contents) in held.items():
         before = value if contents is None else contents
-        if name not in module.__dict__ or not _same(module.__dict__[name], before):
-            changed.append(name)
+        if name not in _OWN and (name not in now or not _same(now[name], before)):
+            new.append(name)
+    return [f"{name} of {type(module).__name__}" for name in new]
+
+
+def _restore(module: nn.Module, held: dict[str, Any]) -> None:
+    for name in [name for name in module.__dict__ if name not in held]:
+        del module.__dict__[name]
+    for name, (value, contents) in held.items():
         if contents is not None:
             _refill(value, contents)
         module.__dict__[name] = value
-    label = type(module).__name__
-    return [f"{name} of {label}" for name in changed if name not in _OWN]
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two attribute values are one object, or containers of the same objects, or equal numbers or texts."""
-    if a is b:
+    """Whether two values are one object, two tensors (or references to), equal numbers or texts, or contain such."""
+    kinds = (torch.Tensor, weakref.ref)
+    if a is b or (isinstance(a, kinds) and isinstance(b, kinds)):
         return True
     if type(a) is not type(b):
         return False
@@ -79,8 +102,7 @@ def _same(a: Any, b: Any) -> bool:
 def _refill(value: Any, contents: Any) -> None:
     """Give a container its former contents."""
     if isinstance(value, list):
-        if not (len(value) == len(contents) and all(map(lambda a, b: a is b, value, contents))):
-            value[:] = contents
-    elif not _same(value, contents):
+        value[:] = contents
+    else:
         value.clear()
         value.update(contents)

@@ -74,7 +74,7 @@ def _names(text: str) -> set[str]:
 def read_symbols(
     program: ExportedProgram, inputs: Sequence[torch.Tensor], shown: Sequence[torch.Tensor], taken: Collection[str]
 ) -> Symbols:
-    """The batch symbols of a trace with tensor inputs `inputs` (fake; `shown` are the examples), named apart from `taken`.
+    """The batch symbols of a trace with tensor inputs `inputs` (`shown` are the examples), named apart from `taken`.
 
     Raises `NotSymbolicError` when a guard of the trace does not follow from the symbols' ranges.
     """

@@ -48,6 +48,13 @@ def _returned(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return h.add_(1), x
 
 
+def _contiguous_used(x: torch.Tensor) -> torch.Tensor:
+    h = fresh(x)
+    other = h.contiguous()
+    h.add_(1)
+    return other * 2
+
+
 VALUES: dict[str, Callable[..., Any]] = {
     "statement": _statement,
     "chain": _chain,
@@ -57,6 +64,7 @@ VALUES: dict[str, Callable[..., Any]] = {
     "dropout": lambda x: F.dropout(fresh(x), 0.5, True, inplace=True),
     "leaky_relu": lambda x: F.leaky_relu(fresh(x), 0.2, inplace=True) + x,
     "clamp": lambda x: fresh(x).clamp_(-0.5, 0.5),
+    "another name": _contiguous_used,
     "unsqueeze": lambda x: fresh(x).unsqueeze_(1),
 }
 
@@ -94,13 +102,6 @@ def _maybe_view_used(x: torch.Tensor) -> torch.Tensor:
     return flat * 2
 
 
-def _contiguous_used(x: torch.Tensor) -> torch.Tensor:
-    h = fresh(x)
-    other = h.contiguous()
-    h.add_(1)
-    return other * 2
-
-
 def _random(x: torch.Tensor) -> torch.Tensor:
     return x + torch.empty(3, 5).normal_()
 
@@ -123,7 +124,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "base used": _base_used,
     "view used": _view_used,
     "perhaps a view": _maybe_view_used,
-    "contiguous": _contiguous_used,
     "random": _random,
     "another dtype": _mixed_dtype,
     "both returned": _both,
@@ -151,15 +151,39 @@ class Counting(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.steps += 1
-        before = x * self.mean
+        before = x.detach() * self.mean
         self.mean.lerp_(x.detach().mean(0), 0.5)
-        self.mean = self.mean * 0.5
-        return before + x * self.mean / self.steps * self.scale
+        return before + x / self.steps * self.scale
+
+
+class Assigning(Counting):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = x * self.mean + self.steps
+        self.mean = 0.5 * self.mean + x.detach().mean(0)
+        self.steps = self.steps + 1
+        return before * self.mean / self.steps * self.scale
 
 
 def test_buffers_written_in_the_forward() -> None:
     captured = check(Counting(), torch.randn(4, 3, requires_grad=True), batch=2)
-    assert {"add_", "lerp_", "copy_"} <= set(opaque(captured))
+    assert {"add_", "lerp_"} <= set(opaque(captured))
+
+
+def test_buffers_assigned_in_the_forward() -> None:
+    captured = check(Assigning(), torch.randn(4, 3, requires_grad=True), batch=2)
+    assert opaque(captured) == ["clone", "clone", "detach", "copy_", "copy_"]
+
+
+class Storing(Counting):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.mean * x
+        self.mean.copy_(y.detach()[0])
+        return self.mean
+
+
+def test_a_buffer_that_is_written_and_returned_has_its_new_value() -> None:
+    captured = check(Storing(), torch.randn(4, 3))
+    assert getattr(captured.graph.outputs[0], "op", None).path == "mean"  # type: ignore[union-attr]
 
 
 def test_a_plain_tensor_attribute_is_the_same_tensor() -> None:
@@ -215,4 +239,5 @@ def test_a_view_of_the_same_shape_is_not_the_input() -> None:
 def test_literals_are_constants_unless_someone_writes_to_them() -> None:
     assert opaque(check(Fn(lambda x: x + torch.tensor([1.0, 2.0])), torch.randn(4, 2), batch=3)) == []
     assert "lift_fresh_copy" in opaque(check(Fn(lambda x: torch.tensor([1.0, 2.0])), torch.randn(4, 2)))
-    assert "add_" in opaque(check(Fn(lambda x: torch.tensor([1.0, 2.0]).add_(1) * x), torch.randn(4, 2)))
+    assert opaque(check(Fn(lambda x: torch.tensor([1.0, 2.0]).add_(1) * x), torch.randn(4, 2))) == []
+    assert "fill_" in opaque(check(Fn(lambda x: torch.tensor([1.0, 2.0]).fill_(1) * x), torch.randn(4, 2)))

@@ -23,12 +23,13 @@ def bounds(captured: Captured) -> list[tuple[str, int, int, int, int | None]]:
 
 
 def test_nested_inputs_and_outputs() -> None:
-    def forward(x: Any, pair: Any, *, scale: float, flag: bool, name: Any = None) -> Any:
-        y = pair["a"] * scale if flag else pair["b"]
-        return {"sum": x + y, "parts": [y, (x, None, 3, "text")], "size": x.shape[0], 5: pair["b"].mean()}
+    class Nested(nn.Module):
+        def forward(self, x: Any, pair: Any, *, scale: float, flag: bool, name: Any = None) -> Any:
+            y = pair["a"] * scale if flag else pair["b"]
+            return {"sum": x + y, "parts": [y, (x, None, 3, "text")], "size": x.shape[0], 5: pair["b"].mean()}
 
     x, pair = torch.randn(4, 3, requires_grad=True), {"b": torch.randn(2), "a": torch.randn(4, 3)}
-    captured = check(Fn(forward), x, pair, batch=6, flag=True, scale=2.5)
+    captured = check(Nested(), x, pair, batch=6, flag=True, scale=2.5)
     assert captured.positions == (0, 1, 2) and set(captured.fixed.values()) == {True, 2.5}
     assert len(set(captured.input_names)) == 3
 
@@ -169,7 +170,7 @@ class Cond(nn.Module):
         return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
 
 
-Pair = collections.namedtuple("Pair", "a b")  # noqa: PYI024 - what a user's model may return
+Pair = collections.namedtuple("Pair", "a b")
 
 
 class Named(nn.Module):
