@@ -128,9 +128,9 @@ def sum_through_conv(m: Match) -> Node:
 def sum_through_conv_transpose(m: Match) -> Node:
     """sum_P(conv_transpose(x, w) + b) -> conv_transpose'(R, w') + |P|*b; the taps of summed dimensions become channels.
 
-    x (N, C, *L), w (C, O/g, *K): R (N, C*K, *Q) and w' (C*K, O/g, *1), where R[(c, u), q] sums the x[c, p] whose target
-    s*p + d*u - pad lies in slot q.  Where every tap sums the same range (nothing is cropped), w is summed over its
-    taps.  Holds for every stride, padding, output_padding, dilation and group count.  Class reassociates.
+    x (N, C, *L), w (C, O/g, *K): R (N, C*K, *Q) and w' (C*K, O/g, *1), where R[(c, u), q] sums the x[c, p] whose
+    target s*p + d*u - pad lies in slot q.  Where every tap sums the same range (nothing is cropped), w is summed over
+    its taps.  Holds for every stride, padding, output_padding, dilation and group count.  Class reassociates.
     """
     conv, tables = m["conv"], _tables(m)
     assert isinstance(conv.op, Conv)
@@ -222,10 +222,19 @@ def _boxes(m: Match, d: int, slots: Slots, stride: int) -> Slots:
     return tuple(make_slot(first + j, own * window.step, window.count, length, window.scale) for j in range(reach))
 
 
+def _refuse_folding(m: Match) -> str | None:
+    reason = _refuse_sliding(m)
+    if reason is not None:
+        return reason
+    lengths = m["conv"].arg(0).shape[2:]
+    lost = any(min(p) <= -length for p, length in zip(_paddings(m, _tables(m)), lengths, strict=True) if min(p) < 0)
+    return "the windows read nothing but padding" if lost else None
+
+
 @rule(
     "avg_pool(conv(x, w)) = conv_strided(x, box * w)",
     pattern=_REDUCED_CONV,
-    condition=_refuse_sliding,
+    condition=_refuse_folding,
     exactness="reassociates",
 )
 def box_into_weight(m: Match) -> Node:
@@ -238,39 +247,45 @@ def box_into_weight(m: Match) -> Node:
     conv, tables = m["conv"], _tables(m)
     assert isinstance(conv.op, Conv)
     dims, op = tuple(tables), conv.op
-    units = {d: _unit(op, d, slots) for d, slots in tables.items()}
-    taps = {d: _folded(op, d, slots[0], _taps(m, d), units[d]) for d, slots in tables.items()}
+    taps = {d: _folded(op, d, slots[0], _taps(m, d)) for d, slots in tables.items()}
     weight = cast(range_sum(cast(conv.arg(1), wide(conv.dtype)), taps, wide(conv.dtype)), conv.dtype)
-    stride = _pooled_stride(op, tables)
-    x, padding = _read(
-        m, tables, {d: stride[d] * (len(s) - 1) + units[d] * (len(taps[d]) - 1) for d, s in tables.items()}
-    )
-    inner = Conv(_replaced(op.stride, dims, stride), padding, _replaced(op.dilation, dims, units), op.groups)
-    return finish(m["reduction"], _biased(m, make(inner, x, weight, None), tables), dims)
+    x, padding = _cropped(conv.arg(0), _paddings(m, tables))
+    units = {d: _unit(op, d, slots[0]) for d, slots in tables.items()}
+    stride = _replaced(op.stride, dims, _pooled_stride(op, tables))
+    y = make(Conv(stride, padding, _replaced(op.dilation, dims, units), op.groups), x, weight, None)
+    return finish(m["reduction"], _biased(m, y, tables), dims)
 
 
-def _unit(op: Conv, d: int, slots: Slots) -> int:
+def _unit(op: Conv, d: int, window: Slot) -> int:
     """The distance between the taps of the folded kernel."""
-    return gcd(op.stride[d - 2] * slots[0].step, op.dilation[d - 2]) if slots[0].count > 1 else op.dilation[d - 2]
+    return gcd(op.stride[d - 2] * window.step, op.dilation[d - 2]) if window.count > 1 else op.dilation[d - 2]
 
 
-def _folded(op: Conv, d: int, window: Slot, taps: int, unit: int) -> Slots:
+def _folded(op: Conv, d: int, window: Slot, taps: int) -> Slots:
     """The taps of w that each tap of the folded kernel sums."""
     step, spread = op.stride[d - 2] * window.step, op.dilation[d - 2]
-    last = step * (window.count - 1)
-    pooled = Slot(0, last + 1, step, window.scale)
-    return tuple(_weight_slot(pooled, v, spread, taps) for v in range(0, last + spread * (taps - 1) + 1, unit))
+    pooled = Slot(0, step * (window.count - 1) + 1, step, window.scale)
+    reach = _reach(op, d, window, taps)
+    return tuple(_weight_slot(pooled, v, spread, taps) for v in range(0, reach + 1, _unit(op, d, window)))
 
 
-def _read(m: Match, tables: dict[int, Slots], last: dict[int, int]) -> tuple[Node, tuple[tuple[int, int], ...]]:
-    """The part of x that is read, when from the first window on everything up to `last` is, and how it is padded."""
+def _reach(op: Conv, d: int, window: Slot, taps: int) -> int:
+    """How far the last position that one pooled output reads lies from the first."""
+    return op.stride[d - 2] * window.step * (window.count - 1) + op.dilation[d - 2] * (taps - 1)
+
+
+def _paddings(m: Match, tables: dict[int, Slots]) -> tuple[tuple[int, int], ...]:
+    """How x is padded, or cut where negative, to what the windows read."""
     conv = m["conv"]
     assert isinstance(conv.op, Conv)
-    padding = list(conv.op.padding)
+    padding, stride = list(conv.op.padding), _pooled_stride(conv.op, tables)
     for d, slots in tables.items():
-        length, left = conv.arg(0).shape[d], padding[d - 2][0] - conv.op.stride[d - 2] * slots[0].start
-        padding[d - 2] = (left, last[d] + 1 - left - length)
-    return _cropped(conv.arg(0), padding), tuple((max(a, 0), max(b, 0)) for a, b in padding)
+        left = padding[d - 2][0] - conv.op.stride[d - 2] * slots[0].start
+        last = stride[d] * (len(slots) - 1) + _reach(conv.op, d, slots[0], _taps(m, d))
+        right = last + 1 - left - conv.arg(0).shape[d]  # type: ignore[operator]
+        # a tail too short for another window is left where it is: cutting it off would cost a copy
+        padding[d - 2] = (left, 0 if -stride[d] < right < 0 else right)
+    return tuple(padding)
 
 
 def _weight_slot(window: Slot, v: int, dilation: int, taps: int) -> Slot:
@@ -279,14 +294,14 @@ def _weight_slot(window: Slot, v: int, dilation: int, taps: int) -> Slot:
     return solve(dilation, 0, mirrored, taps)
 
 
-def _cropped(x: Node, padding: list[tuple[int, int]]) -> Node:
-    """x without what negative padding cuts off."""
+def _cropped(x: Node, padding: tuple[tuple[int, int], ...]) -> tuple[Node, tuple[tuple[int, int], ...]]:
+    """x without what negative padding cuts off, and the padding that is left."""
     for d, (left, right) in enumerate(padding, start=2):
         length = x.shape[d]
         if left < 0 or right < 0:
             assert isinstance(length, int)
             x = make(Slice(d, max(-left, 0), length - max(-right, 0)), x)
-    return x
+    return x, tuple((max(left, 0), max(right, 0)) for left, right in padding)
 
 
 def _refuse_full(m: Match) -> str | None:

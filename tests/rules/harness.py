@@ -26,7 +26,7 @@ from fusewright.codegen.aten import lower
 from fusewright.ir import ops, spec
 from fusewright.ir.node import Graph, Node, Symbol, make, topological
 from fusewright.plan import Work
-from fusewright.rules.engine import Rewritten, rewrite
+from fusewright.rules.engine import Rewritten, refusal, rewrite
 from fusewright.rules.rule import Match, Rule
 
 B = sympy.Symbol("B", integer=True, positive=True)
@@ -280,9 +280,10 @@ def check_nonfinite(spec: RuleSpec, root: Node, dtype: torch.dtype, seeds: int) 
 
 def reason(rule: Rule, key: str, root: Node) -> str:
     """The engine's reason for refusing `root`; ``""`` where the pattern does not match.  The rule must not fire."""
-    result = apply(rule, graph_of(root))
-    assert not result.fired, f"{rule.name} fired in spite of: {key}"
-    return result.declined[-1].reason if result.declined else ""
+    graph = graph_of(root)
+    assert not apply(rule, graph).fired, f"{rule.name} fired in spite of: {key}"
+    matches = [m for m in map(rule.pattern.match, graph.nodes()) if m is not None]
+    return str(refusal(rule, matches[-1], graph.users(), finite=True)) if matches else ""
 
 
 def phrase(key: str) -> str:
