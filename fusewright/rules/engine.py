@@ -20,6 +20,8 @@ NodeCost = Callable[[Node], Work]
 # A rewrite must save this share of what it replaces, so that rounding in the cost model decides nothing.
 WORTHWHILE = 1e-3
 
+FINITE_ONLY = "holds for finite values only; allow it with finite=True"
+
 
 @dataclass(frozen=True)
 class Rewritten:
@@ -92,7 +94,8 @@ def _next(
             reason = refusal(rule, match, users, finite)
             if reason is None:
                 offers.append(_offer(rule, match, root, users, cost))
-            elif rule.pattern.inner():  # a rule about one operation alone mostly just does not concern it
+            elif rule.pattern.inner() or reason == FINITE_ONLY:
+                # any other reason of a rule about one operation alone mostly says that it does not concern it
                 declined[rule.name, root] = Declined(rule.name, _place(root), reason)
         best = max(offers, key=lambda o: o.saves, default=None)
         if best is not None and (mode == "always" or best.saves > WORTHWHILE * best.of):
@@ -121,7 +124,7 @@ def refusal(rule: Rule, match: Match, users: dict[Node, int], finite: bool) -> s
     if reason is not None:
         return reason
     if rule.classify(match) == "finite" and not finite:
-        return "holds for finite values only; allow it with finite=True"
+        return FINITE_ONLY
     return None
 
 
