@@ -10,27 +10,31 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import sympy
 import torch
 from torch import Tensor, nn
+from torch._C import _functorch as _transforms
 
 from fusewright.codegen.aten import Program
 from fusewright.ir.node import Symbol
 from fusewright.ir.ops import Size
 from fusewright.plan import Plan
 from fusewright.runtime.derived import DerivedWeights
-from fusewright.runtime.watch import Watch, freeze, has_inner_hooks
+from fusewright.runtime.watch import Watch, freeze, has_inner_hooks, has_plain_parameters
 from fusewright.tree import flat_tensors, tree_flatten
 
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]
 Key = tuple[Hashable, ...]
 
-# More signatures than this are not remembered: what comes then runs the original.
+# More signatures, or states of a module, than this are not remembered: what comes then runs the original.
 MOST_SIGNATURES = 256
+MOST_STATES = 64
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Tensor)
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class Runner:
         self.program = program
         self.guard = guard
         self.precision = precision
+        self.calls = 0
         derive, self._forward = program.functions()
         self._derived = DerivedWeights(derive, program.sources) if program.derived else None
         on_gpu = any(device.type == "cuda" for _, device in guard.kinds)
@@ -86,6 +91,7 @@ class Runner:
     def __call__(self, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """What the model would return for this call, which `guard` admits."""
         tensors = args if isinstance(self.guard.layout, int) else flat_tensors(args, kwargs)
+        self.calls += 1
         with self._context():
             derived = () if self._derived is None else self._derived(module)
             return self._forward(module, *tensors, *derived)
@@ -136,21 +142,26 @@ class State:
     options: Options
     planner: Planner | None = None
     entries: dict[Key, Entry] = field(default_factory=dict)
-    epoch: int | None = 0
     plan: Plan | None = None
     replans: int = 0
+    watch: Watch = field(init=False)
+    epoch: int | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.watch = Watch(self.original)
-        self._epochs: dict[Any, int] = {self.watch.fingerprint: 0}
+        self._epochs: dict[Any, int] = {}
         self._seen: set[Key] = set()
         self._lock = threading.RLock()
+        self._renew()
 
     def runner(self, args: Args, kwargs: Kwargs) -> Runner | None:
         """The program for this call, or `None` for the original."""
+        if _transforms.peek_interpreter_stack() is not None:  # torch.func: the inputs may be stand-ins
+            return None
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            return None
         if not self.watch.unchanged():
             self._renew()
-        if self.epoch is None or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        if self.epoch is None:
             return None
         key = _key(args, kwargs)
         if key is None:
@@ -162,6 +173,8 @@ class State:
 
     def add(self, entry: Entry, args: Args, kwargs: Kwargs) -> None:
         """Let `entry` serve calls like this one, in the module's present state."""
+        if not self.watch.unchanged():
+            self._renew()
         key = _key(args, kwargs)
         if key is not None and self.epoch is not None:
             self.entries[(self.epoch, *key)] = entry
@@ -169,9 +182,13 @@ class State:
     def _renew(self) -> None:
         """The module changed: to a state seen before, or to a new one."""
         with self._lock:
-            self.watch = Watch(self.original)
-            known = self._epochs.setdefault(self.watch.fingerprint, len(self._epochs))
-            self.epoch = None if has_inner_hooks(self.original) else known
+            watch = Watch(self.original)
+            known = self._epochs.get(watch.fingerprint)
+            if has_inner_hooks(self.original) or not has_plain_parameters(self.original):
+                known = None
+            elif known is None and len(self._epochs) < MOST_STATES:
+                known = self._epochs[watch.fingerprint] = len(self._epochs)
+            self.watch, self.epoch = watch, known
 
     def _resolve(self, key: Key, args: Args, kwargs: Kwargs) -> Entry:
         """An entry for a signature met for the first or second time."""
@@ -199,7 +216,8 @@ class State:
         if self.planner is None or self.replans >= self.options.replans or capturing:
             return ORIGINAL
         self.replans += 1
-        return self.planner(self.original, args, kwargs, self.options)
+        present = replace(self.options, training=None)  # as it is now, whatever it was planned for first
+        return self.planner(self.original, args, kwargs, present)
 
     def latest_plan(self) -> Plan | None:
         """The plan of the newest signature, else the first one."""
@@ -231,19 +249,24 @@ def _for_other_module(entry: Entry) -> Entry:
 
 
 def _layout(args: Args, kwargs: Kwargs) -> Hashable:
-    """How the arguments are arranged, and every one that is no tensor."""
+    """How the arguments are arranged, and every one that is no tensor; `None` where one is no plain value either."""
     if not kwargs and all(isinstance(a, Tensor) for a in args):
         return len(args)
     leaves, spec = tree_flatten((args, dict(kwargs)))
+    if not all(isinstance(leaf, _PLAIN) for leaf in leaves):
+        return None
     return str(spec), tuple("tensor" if isinstance(leaf, Tensor) else freeze(leaf) for leaf in leaves)
 
 
 def _key(args: Args, kwargs: Kwargs) -> Key | None:
     """The inputs' part of the signature; `None` for inputs that only the original understands."""
     layout = _layout(args, kwargs)
-    tensors = args if isinstance(layout, int) else flat_tensors(args, kwargs)
-    if any(type(t) not in (Tensor, nn.Parameter) or t.layout is not torch.strided for t in tensors):
+    if layout is None:
         return None
+    tensors = args if isinstance(layout, int) else flat_tensors(args, kwargs)
+    for t in tensors:
+        if type(t) not in (Tensor, nn.Parameter) or t.layout is not torch.strided or 0 in t.shape:
+            return None
     return (layout, *((t.shape, t.dtype, t.device) for t in tensors))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -14,18 +15,24 @@ from fusewright import advice
 from fusewright.dispatch import Args, Entry, Kwargs, Options, Runner, State, guard_of
 from fusewright.errors import CaptureError, FusewrightError, UnsupportedError
 from fusewright.measure import compare, forward_call, training_call
-from fusewright.module import attach, state_of
+from fusewright.module import attach, state_of, unhooked
 from fusewright.pipeline import Built, build
 from fusewright.plan import Kept, Plan, Timing
+from fusewright.reduced import reduced
 from fusewright.runtime.watch import has_inner_hooks
 from fusewright.tree import flat_tensors
 from fusewright.verification import Verdict
 from fusewright.verification import verify as run_verification
+from fusewright.verification.state import preserved
 
 Progress = Callable[[str], None]
 
 # A rewritten path is kept only when its median is below the original's by this share: less is noise.
 FASTER = 0.98
+
+# Models estimated to take longer than this many seconds are verified at a smaller side: a verification is some hundred
+# runs, most of them in float64.
+SLOW = 0.02
 
 _CHOICES = {
     "precision": ("eager", "fp32", "tf32"),
@@ -120,17 +127,27 @@ def _plan(model: nn.Module, args: Args, kwargs: Kwargs, options: Options, progre
     reason = _untouchable(model, args, kwargs)
     if reason is not None:
         return Entry(None, None, replace(draft, reason=reason))
-    with _mode(model, options.training), torch.inference_mode(False):
+    trial = _Trial(unhooked(model), args, kwargs, options, progress)
+    with _mode(trial.model, options.training), torch.inference_mode(False):
         try:
-            progress("capturing and rewriting")
-            built = build(model, args, kwargs, mode=options.rewrite, finite=options.finite)
+            return _tried(trial, draft)
         except CaptureError as error:
             return Entry(None, None, replace(draft, reason=str(error)))
-        plan = _described(draft, built)
-        if not plan.rules:
-            reason = "no rule applies" if not plan.declined else "no rule that applies would pay"
-            return Entry(None, None, replace(plan, status="unchanged", reason=reason))
-        return _judge(_Trial(model, args, kwargs, options, progress), built, plan)
+        except Exception as error:  # a model that we fail on still has to run
+            reason = f"Fusewright failed on it ({type(error).__name__}: {error}); please report this"
+            warnings.warn(f"{type(model).__name__} is left as it is: {reason}", RuntimeWarning, stacklevel=3)
+            return Entry(None, None, replace(draft, reason=reason))
+
+
+def _tried(trial: _Trial, draft: Plan) -> Entry:
+    """What building, verifying and measuring come to; raises `CaptureError` where it cannot be built."""
+    trial.progress("capturing and rewriting")
+    built = build(trial.model, trial.args, trial.kwargs, mode=trial.options.rewrite, finite=trial.options.finite)
+    plan = _described(draft, built)
+    if plan.rules:
+        return _judge(trial, built, plan)
+    reason = "no rule applies" if not plan.declined else "no rule that applies would pay"
+    return Entry(None, None, replace(plan, status="unchanged", reason=reason))
 
 
 def _draft(model: nn.Module, args: Args, kwargs: Kwargs, options: Options) -> Plan:
@@ -150,7 +167,7 @@ def _untouchable(model: nn.Module, args: Args, kwargs: Kwargs) -> str | None:
     if has_inner_hooks(model):
         return "a submodule has hooks, which a captured graph would not run; remove them first"
     tensors = [*flat_tensors(args, kwargs), *model.parameters(), *model.buffers()]
-    if any(isinstance(t, nn.parameter.UninitializedTensorMixin) for t in tensors):
+    if any(nn.parameter.is_lazy(t) for t in tensors):
         return "it has uninitialised (lazy) parameters; run it once first"
     odd = next((t for t in tensors if type(t) not in (Tensor, nn.Parameter, nn.Buffer)), None)
     if odd is not None:
@@ -211,20 +228,16 @@ class _Trial:
 
 def _judge(trial: _Trial, built: Built, plan: Plan) -> Entry:
     """Verify and measure a rewritten program; keep it where it is right and faster."""
-    graph = built.captured.graph
-    guard = guard_of(trial.args, trial.kwargs, tuple(n.shape for n in graph.inputs), graph.symbols)
-    runner = Runner(built.program, guard, trial.options.precision)
-    state = State(trial.model, trial.options)
-    state.add(Entry(runner, runner), trial.args, trial.kwargs)
-    candidate = attach(trial.model, state)
+    candidate, runner = _candidate(trial, built)
     if trial.options.verify:
-        verdict = _verified(trial, candidate, plan)
+        verdict = _verified(trial, built)
         plan = replace(plan, verdict=verdict)
         if not verdict.ok:
             failed = next(row for row in verdict.rows if row.ok is False)
             reason = f"verification failed ({failed.name}: {failed.detail}); the original is kept"
             return Entry(None, None, replace(plan, status="unchanged", reason=reason))
-    kept, timing = _measured(trial, candidate)
+    with preserved(trial.model):
+        kept, timing = _measured(trial, candidate)
     forward, training = (k.path == "rewritten" for k in kept)
     status: Literal["rewritten", "unchanged"] = "rewritten" if forward or training else "unchanged"
     reason = "" if forward or training else "the rewritten program was not faster; the original is kept"
@@ -232,9 +245,45 @@ def _judge(trial: _Trial, built: Built, plan: Plan) -> Entry:
     return Entry(runner if forward else None, runner if training else None, plan)
 
 
-def _verified(trial: _Trial, candidate: nn.Module, plan: Plan) -> Verdict:
-    exact = all(fired.exactness == "exact" for fired in plan.rules)
-    return run_verification(
+def _candidate(trial: _Trial, built: Built) -> tuple[nn.Module, Runner]:
+    """A module that runs `built` on every call it is valid for."""
+    graph = built.captured.graph
+    guard = guard_of(trial.args, trial.kwargs, tuple(n.shape for n in graph.inputs), graph.symbols)
+    runner = Runner(built.program, guard, trial.options.precision)
+    state = State(trial.model, trial.options)
+    state.add(Entry(runner, runner), trial.args, trial.kwargs)
+    return attach(trial.model, state), runner
+
+
+def _verified(trial: _Trial, built: Built) -> Verdict:
+    """All checks; where float64 runs would take long, at a smaller side, and then the example at full size against eager."""
+
+    def again(args: Args, kwargs: Kwargs) -> Built:
+        return build(trial.model, args, kwargs, mode=trial.options.rewrite, finite=trial.options.finite)
+
+    smaller = None
+    if built.before.seconds > SLOW:
+        with preserved(trial.model):
+            smaller = reduced(trial.model, trial.args, trial.kwargs, built, again)
+    if smaller is None:
+        return _checked_against_float64(trial, built)
+    args, kwargs, small = smaller
+    verdict = _checked_against_float64(replace(trial, args=args, kwargs=kwargs), small)
+    full = _verify(trial, built, checks=("example", "metadata"), truth="eager")
+    rows = tuple(replace(row, name=f"{row.name} at full size") for row in full.rows)
+    sizes = ", ".join(str(tuple(t.shape)) for t in flat_tensors(args, kwargs))
+    checked = f"{verdict.checked}, on inputs cut to {sizes}; then against eager at full size"
+    return Verdict((*verdict.rows, *rows), checked, verdict.seconds + full.seconds)
+
+
+def _checked_against_float64(trial: _Trial, built: Built) -> Verdict:
+    return _verify(trial, built, cut_batch=bool(built.captured.graph.symbols))
+
+
+def _verify(trial: _Trial, built: Built, **how: Any) -> Verdict:
+    candidate, runner = _candidate(trial, built)
+    exact = all(fired.exactness == "exact" for fired in built.rewritten.fired)
+    verdict = run_verification(
         trial.model,
         candidate,
         trial.inputs,
@@ -242,7 +291,10 @@ def _verified(trial: _Trial, candidate: nn.Module, plan: Plan) -> Verdict:
         precision=trial.options.precision,
         exact=exact,
         progress=lambda name: trial.progress(f"verifying: {name}"),
+        **how,
     )
+    assert runner.calls > 0, "the verification never ran the program"
+    return verdict
 
 
 def _measured(trial: _Trial, candidate: nn.Module) -> tuple[tuple[Kept, Kept], Timing]:

@@ -52,6 +52,7 @@ def lower(
     body = _Writer("forward", ["self", *inputs, *names], graph)
     body.bind_symbols()
     body.names.update(zip(derived, names, strict=True))
+    body.given.update(derived)
     body.finish(graph.outputs, out_spec, effects=graph.effects)
     roots = [n for n in ops_below(derived) if isinstance(n.op, ops.Param | ops.Buffer)]
     return Program(
@@ -110,6 +111,8 @@ class _Writer:
         self.names: dict[Node, str] = {}
         self.taken = set(parameters) | {"torch", "F", "constants"}
         self.kept: set[Node] = set()
+        self.given: set[Node] = set()
+        self.deriving = function == "derive"
         if function == "forward":
             self.names.update({n: _input_name(n) for n in graph.inputs})
 
@@ -159,16 +162,21 @@ class _Writer:
         operands = [None if a is None else self.operand(a) for a in node.args]
         freed = [n for n in dying if n in self.names and not _inline(n)]
         heir = next((n for n in freed if n in node.inputs[:1] and n not in self.kept), None)
-        name = self.names[heir] if heir is not None else self.fresh(_stem(node))
+        name = self.names[heir] if heir is not None else self.fresh(self.stem(node))
         emit = _EMITTERS[type(node.op)]
         for line in emit(node, operands, name):
             self.line(line)
         if not isinstance(node.op, ops.Opaque) or not node.op.several:
             self.lines[-1] += f"  # ({', '.join(map(str, node.shape))})"
         self.names[node] = name
-        gone = [self.names[n] for n in freed if n is not heir and n not in self.kept]
+        gone = [self.names[n] for n in freed if n is not heir and n not in self.kept and n not in self.given]
         if gone:
             self.line(f"del {', '.join(gone)}")
+
+    def stem(self, node: Node) -> str:
+        """What to call a value: a derived one after the parameter it comes from, others after their operation."""
+        paths = [n.op.path for n in ops_below([node]) if isinstance(n.op, ops.Param | ops.Buffer)]
+        return paths[0].replace(".", "_") if self.deriving and paths else _stem(node)
 
     def operand(self, node: Node) -> str:
         op = node.op

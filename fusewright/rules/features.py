@@ -13,7 +13,16 @@ from fusewright.ir.build import cast, pointwise, range_sum, reshape, wide
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Conv, Matmul, Reduce, Slot
 from fusewright.ir.slots import Slots
-from fusewright.rules.linear import LINEAR, finish, is_linear, reduced_dims, refuse_linear, slots_along, weighted
+from fusewright.rules.linear import (
+    LINEAR,
+    finish,
+    is_linear,
+    is_uniform,
+    reduced_dims,
+    refuse_linear,
+    slots_along,
+    weighted,
+)
 from fusewright.rules.rule import Match, op, rule
 
 _REDUCED_CONV = op("reduction", *LINEAR, of=(op("conv", Conv),), where=is_linear)
@@ -180,8 +189,9 @@ def rows_before_matmul(m: Match) -> Node:
     tables = {d: slots_along(m["reduction"], d) for d in dims}
     dtype = wide(x.dtype) if all(len(s) == 1 for s in tables.values()) and len(dims) == matmul.ndim - 1 else x.dtype
     summed = cast(range_sum(x, tables, wide(x.dtype)), dtype)
-    y = make(matmul.op, summed, cast(w, dtype), None)
-    if bias is not None:
+    inside = None if bias is None or not is_uniform(tables) else weighted(cast(bias, dtype), tables)
+    y = make(matmul.op, summed, cast(w, dtype), inside)
+    if bias is not None and inside is None:
         shaped = reshape(cast(bias, dtype), (*(1,) * (y.ndim - 1), bias.shape[0]))
         y = pointwise("add", y, weighted(shaped, tables))
     return finish(m["reduction"], cast(y, x.dtype), dims)

@@ -65,6 +65,11 @@ def finish(root: Node, inner: Node, done: tuple[int, ...]) -> Node:
     return range_sum(inner, {d: slots_along(root, d) for d in rest}, root.dtype)
 
 
+def is_uniform(tables: dict[int, Slots]) -> bool:
+    """Whether a constant comes out the same in every slot."""
+    return all(len({mass(s) for s in slots}) == 1 for slots in tables.values())
+
+
 def weighted(bias: Node, tables: dict[int, Slots]) -> Node:
     """`bias` (broadcastable against the result) times each slot's mass: |P| for a sum, 1 for a whole mean."""
     for d, slots in tables.items():

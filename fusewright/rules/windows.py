@@ -18,7 +18,16 @@ from fusewright.ir.build import cast, permute, pointwise, range_sum, reshape, wi
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Conv, Matmul, Slice, Slot, numel
 from fusewright.ir.slots import Slots, make_slot, sliding, solve, tap_slots
-from fusewright.rules.linear import LINEAR, finish, is_linear, reduced_dims, refuse_linear, slots_along, weighted
+from fusewright.rules.linear import (
+    LINEAR,
+    finish,
+    is_linear,
+    is_uniform,
+    reduced_dims,
+    refuse_linear,
+    slots_along,
+    weighted,
+)
 from fusewright.rules.rule import Match, op, rule
 
 # A table larger than this many times the input would read more than the convolution it replaces.
@@ -79,11 +88,14 @@ def _tap_table(m: Match, tables: dict[int, Slots]) -> dict[int, tuple[Slots, ...
     return {d: tap_slots(conv.op, d - 2, s, _taps(m, d), x.shape[d]) for d, s in tables.items()}
 
 
-def _biased(m: Match, y: Node, tables: dict[int, Slots]) -> Node:
-    """y plus the bias times |P|."""
+def _biased(m: Match, inner: Conv, x: Node, w: Node, tables: dict[int, Slots]) -> Node:
+    """inner(x, w) plus the bias times |P|: inside the convolution where |P| is the same for all slots."""
     bias = m["conv"].args[2]
     if bias is None:
-        return y
+        return make(inner, x, w, None)
+    if is_uniform(tables):
+        return make(inner, x, w, weighted(cast(bias, x.dtype), tables))
+    y = make(inner, x, w, None)
     shaped = reshape(cast(bias, y.dtype), (1, bias.shape[0], *(1,) * (y.ndim - 2)))
     return pointwise("add", y, weighted(shaped, tables))
 
@@ -115,7 +127,7 @@ def sum_through_conv(m: Match) -> Node:
     padding = tuple((0, 0) if i + 2 in dims else p for i, p in enumerate(conv.op.padding))
     stride = _replaced(conv.op.stride, dims, {d: _taps(m, d) for d in dims})
     inner = Conv(stride, padding, _replaced(conv.op.dilation, dims, 1), conv.op.groups)
-    y = _biased(m, make(inner, summed, cast(conv.arg(1), dtype), None), tables)
+    y = _biased(m, inner, summed, cast(conv.arg(1), dtype), tables)
     return finish(m["reduction"], cast(y, conv.dtype), dims)
 
 
@@ -140,7 +152,7 @@ def sum_through_conv_transpose(m: Match) -> Node:
     stride, dilation = _replaced(conv.op.stride, dims, 1), _replaced(conv.op.dilation, dims, 1)
     extra = _replaced(conv.op.output_padding, dims, 0)
     inner = Conv(stride, padding, dilation, conv.op.groups, True, extra)
-    y = _biased(m, make(inner, summed, weight, None), tables)
+    y = _biased(m, inner, summed, weight, tables)
     return finish(m["reduction"], cast(y, conv.dtype), dims)
 
 
@@ -208,8 +220,8 @@ def box_before_conv(m: Match) -> Node:
     boxes = {d: _boxes(m, d, slots, stride[d]) for d, slots in tables.items()}
     padding = tuple((0, 0) if i + 2 in dims else p for i, p in enumerate(op.padding))
     inner = Conv(_replaced(op.stride, dims, stride), padding, op.dilation, op.groups)
-    y = make(inner, range_sum(conv.arg(0), boxes, conv.dtype), conv.arg(1), None)
-    return finish(m["reduction"], _biased(m, y, tables), dims)
+    y = _biased(m, inner, range_sum(conv.arg(0), boxes, conv.dtype), conv.arg(1), tables)
+    return finish(m["reduction"], y, dims)
 
 
 def _boxes(m: Match, d: int, slots: Slots, stride: int) -> Slots:
@@ -252,8 +264,8 @@ def box_into_weight(m: Match) -> Node:
     x, padding = _cropped(conv.arg(0), _paddings(m, tables))
     units = {d: _unit(op, d, slots[0]) for d, slots in tables.items()}
     stride = _replaced(op.stride, dims, _pooled_stride(op, tables))
-    y = make(Conv(stride, padding, _replaced(op.dilation, dims, units), op.groups), x, weight, None)
-    return finish(m["reduction"], _biased(m, y, tables), dims)
+    inner = Conv(stride, padding, _replaced(op.dilation, dims, units), op.groups)
+    return finish(m["reduction"], _biased(m, inner, x, weight, tables), dims)
 
 
 def _unit(op: Conv, d: int, window: Slot) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +36,9 @@ def verify(
     max_bytes: int | None = None,
     gradients: bool = True,
     seed: int = 0,
+    checks: Sequence[str] | None = None,
+    truth: Literal["float64", "eager"] = "float64",
+    cut_batch: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Verdict:
     """Checks that `candidate` computes what `reference` computes, against a float64 run of the reference.
@@ -46,7 +51,8 @@ def verify(
     contract: ``"eager"`` (the user's flags), ``"fp32"`` (never tf32) or ``"tf32"``.  `exact` asks for eager's
     NaN and Inf to the element.  No check is started after `seconds`, but for those of `CORE`; float64 runs that would
     take more than `max_bytes` (a quarter of the free memory by default) are made at a smaller batch.  `progress` is
-    told the name of each check before it runs.
+    told the name of each check before it runs.  `checks` names the ones to run, all by default; `truth` may be eager
+    itself, at 8 times the tolerance, where a float64 run is made elsewhere (at a smaller size, say); without `cut_batch` no check runs at a smaller batch, however long it takes.
 
     Raises `FusewrightError` for arguments that are none of these.
     """
@@ -61,7 +67,10 @@ def verify(
     with torch.inference_mode(False), preserved(reference, candidate):
         problem = _align(reference, candidate)
         context = Context(reference, candidate, call, options)
-        rows, checked = _run_checks(context, problem, seconds, progress or (lambda _: None))
+        fitting = (lambda: None) if truth == "eager" else partial(fit, context, seconds if cut_batch else None)
+        context.oracle_reason = "as asked"
+        chosen = [entry for entry in CHECKS if checks is None or entry[0] in checks]
+        rows, checked = _run_checks(context, problem, fitting, chosen, seconds, progress or (lambda _: None))
     return Verdict(tuple(rows), checked, time.monotonic() - start)
 
 
@@ -88,18 +97,23 @@ def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _run_checks(
-    context: Context, problem: str, seconds: float, progress: Callable[[str], None]
+    context: Context,
+    problem: str,
+    fitting: Callable[[], None],
+    checks: Sequence[tuple[str, CheckFunction]],
+    seconds: float,
+    progress: Callable[[str], None],
 ) -> tuple[list[Check], str]:
     if problem:
         return [Check("state_dict", False, problem)], "nothing: the two modules do not have one state"
     start = time.monotonic()
-    progress("sizes")
     try:
-        fit(context, seconds)
+        progress("sizes")
+        fitting()
     except NotApplicable as error:
         return [Check("example", False, str(error))], "nothing"
     rows = []
-    for name, function in CHECKS:
+    for name, function in checks:
         if name not in CORE and time.monotonic() - start > seconds:
             rows.append(Check(name, None, f"not run: the {seconds:g} s allowed were over"))
             continue

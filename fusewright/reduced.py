@@ -1,0 +1,69 @@
+"""The same call at a smaller side: where float64 runs at full size would take minutes, most is verified on this one.
+
+A plan for the smaller side is built by the same passes; it stands for the larger one when the same rules fired on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusewright.dispatch import Args, Kwargs
+from fusewright.errors import CaptureError
+from fusewright.pipeline import Built
+from fusewright.runtime.memory import is_out_of_memory
+from fusewright.tree import tree_flatten, tree_map
+
+# A side is cut to the first of these, plus its own remainder by eight, so that strides and windows end as they did.
+SIDES = (24, 40, 72, 136)
+
+
+def reduced(
+    model: nn.Module, args: Args, kwargs: Kwargs, built: Built, build: Callable[[Args, Kwargs], Built]
+) -> tuple[Args, Kwargs, Built] | None:
+    """The example call with its spatial sides cut, and the program built for it; `None` where none is like `built`.
+
+    Dimensions from the third on count as sides.  `build` runs the passes on a call.
+    """
+    wanted = [fired.rule for fired in built.rewritten.fired]
+    for cut_args, cut_kwargs in _cuts(args, kwargs):
+        if not _accepts(model, cut_args, cut_kwargs):
+            continue
+        try:
+            smaller = build(cut_args, cut_kwargs)
+        except CaptureError:
+            continue
+        if [fired.rule for fired in smaller.rewritten.fired] == wanted:
+            return cut_args, cut_kwargs, smaller
+    return None
+
+
+def _cuts(args: Args, kwargs: Kwargs) -> Iterator[tuple[Args, Kwargs]]:
+    largest = max((max(t.shape[2:], default=0) for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)), default=0)
+    for side in SIDES:
+        if side + 8 > largest // 2:
+            return
+        yield tree_map(lambda t, n=side: _cut(t, n) if isinstance(t, Tensor) else t, (args, dict(kwargs)))
+
+
+def _cut(tensor: Tensor, side: int) -> Tensor:
+    for dim in range(2, tensor.ndim):
+        length = tensor.shape[dim]
+        if length > side + 8:
+            tensor = tensor.narrow(dim, 0, side + length % 8)
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _accepts(model: nn.Module, args: Any, kwargs: Any) -> bool:
+    """Whether the model runs on this call; its state is left as it was by the caller's care."""
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return False
+    return True
