@@ -8,9 +8,10 @@ to both.  What is ours lives in one slot beside it.  Any call that no verified p
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
 from functools import cache, wraps
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -18,11 +19,12 @@ from torch import nn
 from fusewright.dispatch import State
 
 SLOT = "_fusewright"
+_ROOT_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def attach(model: nn.Module, state: State) -> nn.Module:
     """An object of a subclass of ``type(model)`` that shares all of `model`'s attributes; `state` picks the forward."""
-    fused: nn.Module = object.__new__(_subclass(type(model)))
+    fused: nn.Module = object.__new__(_subclass(cast(Hashable, type(model))))
     object.__setattr__(fused, "__dict__", vars(model))
     object.__setattr__(fused, SLOT, state)
     return fused
@@ -34,13 +36,18 @@ def state_of(module: nn.Module) -> State | None:
 
 
 @cache
-def _subclass(base: type[nn.Module]) -> type[nn.Module]:
+def _subclass(base: Any) -> Any:
     @wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # Tracers see the original: what they make of it is theirs to optimise.
-        state = None if torch.compiler.is_compiling() or torch.jit.is_tracing() else getattr(self, SLOT, None)
+        # A wrapper that changes the class (sharding does) brings a forward of its own making.
+        state = None if type(self) is not fused or _is_traced() else getattr(self, SLOT, None)
         runner = None if state is None else state.runner(args, kwargs)
         return base.forward(self, *args, **kwargs) if runner is None else runner(self, args, kwargs)
+
+    def shallow_copy(self: nn.Module) -> nn.Module:
+        state: State = getattr(self, SLOT)
+        original = copy.copy(state.original)
+        return attach(original, state.copied_to(original))
 
     def deep_copy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
         state: State = getattr(self, SLOT)
@@ -57,10 +64,27 @@ def _subclass(base: type[nn.Module]) -> type[nn.Module]:
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
         "forward": forward,
+        "__copy__": shallow_copy,
         "__deepcopy__": deep_copy,
         "__reduce_ex__": reduce,
     }
-    return type(base.__name__, (base,), body)
+    fused = type(base.__name__, (base,), body)
+    return fused
+
+
+def _is_traced() -> bool:
+    """Tracers see the original, for what they make of it is theirs to optimise; so do hooks set for all modules."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return True
+    return bool(nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+
+
+def unhooked(model: nn.Module) -> nn.Module:
+    """`model` without the hooks of its root: they fire around a forward, ours or the original's, and not within."""
+    bare = object.__new__(type(model))
+    emptied = {name: OrderedDict[int, Any]() for name in vars(model) if name in _ROOT_HOOKS}
+    object.__setattr__(bare, "__dict__", {**vars(model), **emptied})
+    return bare
 
 
 def _restore(original: nn.Module, portable: Mapping[str, Any]) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -33,6 +34,9 @@ FASTER = 0.98
 # Models estimated to take longer than this many seconds are verified at a smaller side: a verification is some hundred
 # runs, most of them in float64.
 SLOW = 0.02
+
+_UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+_REST = inspect.Parameter.VAR_KEYWORD
 
 _CHOICES = {
     "precision": ("eager", "fp32", "tf32"),
@@ -222,8 +226,15 @@ class _Trial:
 
     @property
     def inputs(self) -> Any:
-        """The example inputs as `verify` and `measure` take them."""
-        return dict(self.kwargs) if self.kwargs else self.args
+        """The example inputs as `verify` and `measure` take them: all positional, or all by name."""
+        if not (self.args and self.kwargs):
+            return dict(self.kwargs) if self.kwargs else self.args
+        bound = inspect.signature(self.model.forward).bind(*self.args, **self.kwargs)
+        kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
+        if any(kinds[name] in _UNNAMED for name in bound.arguments):
+            raise CaptureError(f"{type(self.model).__name__} takes arguments that have no name beside named ones")
+        rest = next((bound.arguments[n] for n, kind in kinds.items() if kind is _REST and n in bound.arguments), {})
+        return {**{name: value for name, value in bound.arguments.items() if kinds[name] is not _REST}, **rest}
 
 
 def _judge(trial: _Trial, built: Built, plan: Plan) -> Entry:
@@ -256,7 +267,7 @@ def _candidate(trial: _Trial, built: Built) -> tuple[nn.Module, Runner]:
 
 
 def _verified(trial: _Trial, built: Built) -> Verdict:
-    """All checks; where float64 runs would take long, at a smaller side, and then the example at full size against eager."""
+    """All checks; of a slow model at a smaller side, and then the example at full size against eager."""
 
     def again(args: Args, kwargs: Kwargs) -> Built:
         return build(trial.model, args, kwargs, mode=trial.options.rewrite, finite=trial.options.finite)
