@@ -15,7 +15,7 @@ from fusewright.dispatch import Args, Kwargs
 from fusewright.errors import CaptureError
 from fusewright.pipeline import Built
 from fusewright.runtime.memory import is_out_of_memory
-from fusewright.tree import tree_flatten, tree_map
+from fusewright.tree import flat_tensors, tree_map
 
 # A side is cut to the first of these, plus its own remainder by eight, so that strides and windows end as they did.
 SIDES = (24, 40, 72, 136)
@@ -42,7 +42,7 @@ def reduced(
 
 
 def _cuts(args: Args, kwargs: Kwargs) -> Iterator[tuple[Args, Kwargs]]:
-    largest = max((max(t.shape[2:], default=0) for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)), default=0)
+    largest = max((n for t in flat_tensors(args, kwargs) for n in t.shape[2:]), default=0)
     for side in SIDES:
         if side + 8 > largest // 2:
             return

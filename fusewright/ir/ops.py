@@ -45,7 +45,7 @@ def size(value: Any) -> Size:
 
 def numel(shape: Sequence[Size]) -> Size:
     """The number of elements of a shape."""
-    return size(sympy.prod(shape)) if any(not isinstance(d, int) for d in shape) else math.prod(shape)  # type: ignore[arg-type]
+    return size(sympy.prod(shape)) if any(not isinstance(d, int) for d in shape) else math.prod(shape)
 
 
 def require(condition: bool, message: str) -> None:
@@ -168,11 +168,11 @@ class Conv(Op):
         n = len(self.stride)
         require(len(x.shape) == n + 2 and len(w.shape) == n + 2, f"conv{n}d of {x.shape} with weight {w.shape}")
         require(x.dtype == w.dtype, f"conv{n}d of {x.dtype} with weight {w.dtype}")
-        channels = w.shape[0] if self.transposed else w.shape[1] * self.groups  # type: ignore[operator]
+        channels = w.shape[0] if self.transposed else w.shape[1] * self.groups
         cropped = not self.transposed or all(left == right for left, right in self.padding)
         require(cropped, f"conv_transpose{n}d with unequal padding {self.padding}")
         require(x.shape[1] == channels, f"conv{n}d of {x.shape} with weight {w.shape} and {self.groups} groups")
-        out = w.shape[1] * self.groups if self.transposed else w.shape[0]  # type: ignore[operator]
+        out = w.shape[1] * self.groups if self.transposed else w.shape[0]
         return TensorType((x.shape[0], out, *self.spatial(x.shape[2:], w.shape[2:])), x.dtype, x.device)
 
     def spatial(self, lengths: Sequence[Size], kernel: Sequence[Size]) -> tuple[Size, ...]:

@@ -1,8 +1,15 @@
 """The algebra: one explicit ordered table of rules.  No rule knows another."""
 
-from fusewright.rules import features, windows
+from fusewright.rules import features, pointwise, pooling, sizes, sums, windows
 from fusewright.rules.rule import Rule
 
-RULES: tuple[Rule, ...] = (*windows.RULES, *features.RULES)
+RULES: tuple[Rule, ...] = (
+    *windows.RULES,
+    *features.RULES,
+    *pooling.RULES,
+    *sums.RULES,
+    *pointwise.RULES,
+    *sizes.RULES,
+)
 
 __all__ = ["RULES", "Rule"]

@@ -294,7 +294,7 @@ def _paddings(m: Match, tables: dict[int, Slots]) -> tuple[tuple[int, int], ...]
     for d, slots in tables.items():
         left = padding[d - 2][0] - conv.op.stride[d - 2] * slots[0].start
         last = stride[d] * (len(slots) - 1) + _reach(conv.op, d, slots[0], _taps(m, d))
-        right = last + 1 - left - conv.arg(0).shape[d]  # type: ignore[operator]
+        right = last + 1 - left - conv.arg(0).shape[d]
         # a tail too short for another window is left where it is: cutting it off would cost a copy
         padding[d - 2] = (left, 0 if -stride[d] < right < 0 else right)
     return tuple(padding)

@@ -52,7 +52,8 @@ def verify(
     NaN and Inf to the element.  No check is started after `seconds`, but for those of `CORE`; float64 runs that would
     take more than `max_bytes` (a quarter of the free memory by default) are made at a smaller batch.  `progress` is
     told the name of each check before it runs.  `checks` names the ones to run, all by default; `truth` may be eager
-    itself, at 8 times the tolerance, where a float64 run is made elsewhere (at a smaller size, say); without `cut_batch` no check runs at a smaller batch, however long it takes.
+    itself, at 8 times the tolerance, where a float64 run is made elsewhere (at a smaller size, say); without
+    `cut_batch` no check runs at a smaller batch, however long it takes.
 
     Raises `FusewrightError` for arguments that are none of these.
     """

@@ -61,7 +61,8 @@ def fit(context: Context, seconds: float | None) -> None:
     """Chooses the sizes of `core` and `side` so that float64 runs fit the memory and time allowed.
 
     One or two rows are run in float64, their allocations added up and their time taken.  A gradient run keeps about
-    three times what its forward allocates, and takes about four times as long; six of them make up the core.  Nothing is cut where `seconds` is `None`.
+    three times what its forward allocates, and takes about four times as long; six of them make up the core.  Nothing
+    is cut where `seconds` is `None`.
     """
     batch = context.example.batch()
     if batch is None or batch <= 2 or seconds is None:
