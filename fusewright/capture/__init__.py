@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fusewright.capture.build import build
-from fusewright.capture.export import Exported, export
+from fusewright.capture.export import Exported, trace
 from fusewright.capture.symbols import NotSymbolicError
 from fusewright.errors import CaptureError, GraphError
 from fusewright.ir import spec
@@ -67,7 +67,7 @@ def capture(
 def _captured(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool, static: str | None = None
 ) -> Captured:
-    exported = export(model, args, kwargs, dynamic=dynamic)
+    exported = trace(model, args, kwargs, dynamic=dynamic)
     if dynamic and not exported.symbols.places:
         static = "the example has no batch of two or more, or the model works for this batch size alone"
     try:

@@ -47,12 +47,12 @@ class Exported:
     fixed: Mapping[int, Any]
 
 
-def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool) -> Exported:
+def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool) -> Exported:
     """Trace `model` on the example arguments; raises `CaptureError` or `NotSymbolicError`."""
     name = type(model).__name__
     flat, in_spec = tree_flatten((args, kwargs))
     _check_tensors(name, model, flat)
-    program = _trace(name, model, args, kwargs, _batched(flat) if dynamic else [])
+    program = _export(name, model, args, kwargs, _batched(flat) if dynamic else [])
     return _read(name, program, flat, in_spec)
 
 
@@ -66,7 +66,7 @@ def _batched(flat: list[Any]) -> list[torch.Tensor]:
     return [t for t in tensors if t.shape[0] == batch and batch >= 2]
 
 
-def _trace(
+def _export(
     name: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batched: list[torch.Tensor]
 ) -> ExportedProgram:
     shapes = ShapesCollection()  # type: ignore[no-untyped-call]

@@ -44,7 +44,9 @@ class Symbols:
         if ours.is_Integer:
             return int(ours)
         known = set(self.names.values())
-        if not (ours.free_symbols <= known and ours.is_polynomial(*known)):
+        if not ours.free_symbols <= known:
+            raise NotSymbolicError("a size depends on the values of tensors")
+        if not ours.is_polynomial(*known):
             raise NotSymbolicError(f"the size {ours} is not a polynomial in the batch size")
         if not all(c.is_Integer for c in sympy.Poly(ours, *known).coeffs()):
             raise NotSymbolicError(f"the size {ours} is not an integer polynomial in the batch size")
@@ -59,16 +61,11 @@ STATIC = Symbols({}, {})
 
 
 def expression(value: torch.SymInt) -> sympy.Expr:
-    """The expression behind a symbolic int; by way of its text should the attribute ever move."""
-    node = getattr(value, "node", None)
-    found = getattr(node, "expr", None)
-    if found is None:
-        found = sympy.sympify(str(value), locals={n: sympy.Symbol(n, integer=True) for n in _names(str(value))})
+    """The expression behind a symbolic int; raises `NotSymbolicError` should PyTorch ever stop showing it."""
+    found = getattr(getattr(value, "node", None), "expr", None)
+    if not isinstance(found, sympy.Expr):
+        raise NotSymbolicError("this PyTorch does not show the expression of a size")
     return found
-
-
-def _names(text: str) -> set[str]:
-    return {str(s) for s in sympy.sympify(text).free_symbols}
 
 
 def read_symbols(

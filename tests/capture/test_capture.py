@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusewright.capture import Captured, capture
+from fusewright.capture import Captured, capture, symbols
 from fusewright.errors import CaptureError
 from fusewright.ir.ops import Opaque
 from tests.capture.harness import Fn, assert_equal, check, opaque, program_of, resized, same
@@ -106,6 +106,29 @@ def test_the_batch_range_is_what_the_trace_holds_for(name: str) -> None:
     x = torch.randn(4, 6, 5)
     for size in {expected[0], expected[1] or 9}:
         assert_equal(Fn(fn), captured, *resized(((x,), {}), 4, size))
+
+
+@pytest.mark.parametrize("hidden", ["expr", "guards"])
+def test_a_pytorch_that_hides_its_symbols_gives_a_static_graph(hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are attributes without a promise: without them, nothing may be assumed about other batches."""
+    from torch.fx.experimental import sym_node, symbolic_shapes
+
+    captured = capture(nn.Linear(3, 2), (torch.randn(4, 3),))
+    assert captured.static is None
+    real = symbols.read_symbols
+
+    def blind(*args: Any) -> Any:
+        owner: Any = sym_node.SymNode if hidden == "expr" else symbolic_shapes.ShapeEnv
+        if hidden == "expr":
+            monkeypatch.setattr(owner, "expr", None)
+        else:
+            values = args[1][0].fake_mode.shape_env
+            monkeypatch.delattr(values, "guards")
+        return real(*args)
+
+    monkeypatch.setattr("fusewright.capture.export.read_symbols", blind)
+    captured = capture(nn.Linear(3, 2), (torch.randn(4, 3),))
+    assert captured.static and "this PyTorch" in captured.static and not captured.graph.symbols
 
 
 @pytest.mark.parametrize("batch", [0, 1])
@@ -237,6 +260,7 @@ class LazyOne(nn.LazyLinear):
 
 REFUSED: list[Callable[[], nn.Module]] = [
     *(Branching, Reading, Looping, NoGrad, Cond, Named, Custom, Stateful, Caching, Numpy, Quantised, Failing),
+    Unique,
     lambda: LazyOne(3),
 ]
 

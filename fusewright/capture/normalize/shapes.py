@@ -138,6 +138,8 @@ def _alike(parts: Sequence[Node]) -> bool:
 
 def _cat(call: Call) -> Normal:
     parts = call["tensors"]
+    if len(parts) == 1 and not call.escapes:  # a copy
+        return parts[0]  # type: ignore[no-any-return]
     return call.make(Cat(call["dim"] % parts[0].ndim), *parts) if _alike(parts) else None
 
 
