@@ -47,7 +47,7 @@ def _is_sum(node: Node) -> bool:
     return function(node) in ("add", "sub")
 
 
-def _extreme(window: Node, x: Node, *, flip: bool = False) -> Node:
+def _extreme(window: Node, x: Node, *, flip: bool) -> Node:
     """The window over x; with `flip`, min in place of max and the reverse."""
     op = window.op
     assert isinstance(op, Pool | Reduce)

@@ -151,10 +151,9 @@ def _refuse_views(m: Match) -> str | None:
 def view_of_view(m: Match) -> Node:
     """reshape(reshape(x)) -> reshape(x), and so for permute and expand; x of any shape.  Class exact."""
     outer, inner, x = m["outer"].op, m["inner"].op, m["x"]
-    if isinstance(outer, Permute) and isinstance(inner, Permute):
+    if isinstance(outer, Permute):
+        assert isinstance(inner, Permute)
         return permute(x, [inner.dims[d] for d in outer.dims])
-    if isinstance(outer, Reshape):
-        return reshape(x, outer.shape)
     return make(outer, x)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from harness import B, RuleSpec, inp, param
+from harness import B, RuleSpec, graph_of, inp, param, run
 from hypothesis import assume
 from hypothesis import strategies as st
 
@@ -77,12 +77,19 @@ FUNCTIONS: list[tuple[str, tuple[Any, ...], str | None]] = [
 ]  # fmt: skip
 
 
+def again(root: Node, x: Node) -> Node:
+    """The window of `root` over another operand."""
+    return make(root.op, x)
+
+
 @st.composite
 def functions(draw: Draw) -> Node:
     fn, params, before = draw(st.sampled_from(FUNCTIONS))
     x = draw(INPUTS)
     root = over(draw(windows()), pw(fn, x if before is None else pw(before, x), params=params))
-    assume(not rules._padded_away(root))
+    ones = torch.ones([2 if d == B else d for d in root.arg(0).shape])
+    seen = run(graph_of(again(root, inp(*ones.shape, dtype=torch.float32))), [ones])[0]
+    assume(bool((seen == 1).all()))  # a window of padding alone shows an infinity
     return root
 
 
@@ -121,6 +128,7 @@ def pools_of_pools(draw: Draw, kinds: tuple[str, ...]) -> Node:
     divisor = draw(st.sampled_from([None, 3])) if kind == "avg" and n == 2 else None
     x = inp(draw(st.sampled_from([B, 2])), 2, *(13, 17)[:n])
     options = {"stride": (s,) * n, "padding": padding, "dilation": dilation, "divisor": divisor}
+    options["count_include_pad"] = padded or draw(st.booleans())
     first = pool(x, kind, *(k,) * n, **options)
     spread = (1,) * n if kind == "avg" else each([1, 2])
     root = over(lambda x: pool(x, kind, *each([1, 2, 3]), stride=each([1, 2, 3]), dilation=spread), first)
@@ -169,6 +177,12 @@ SPECS = [
             "leaky_relu of an infinity is NaN": lambda: of("leaky_relu", 0.0),
             "softsign of an infinity is NaN": lambda: of("softsign"),
             "a window lies in the padding alone": lambda: of("relu", x=image(2, 3, 1, 1), **HOLE),
+            "a window lies in the padding alone # on both sides": lambda: pool(
+                pw("relu", image(2, 3, 2)), "max", 2, padding=(1,), dilation=(3,), stride=(1,)
+            ),
+            "a window lies in the padding alone # the length is not known": lambda: pool(
+                pw("relu", image(2, 3, B)), "max", 2, padding=(1,)
+            ),
             "the values are not floating point # whole numbers": lambda: of("relu", x=image(dtype=WHOLE)),
             "the values are not floating point # turned into floats": lambda: of("sigmoid", x=image(dtype=WHOLE)),
             "# two operands": lambda: pool(pw("maximum", image(), image()), "max", 2, 2),

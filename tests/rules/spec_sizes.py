@@ -108,6 +108,9 @@ SPECS = [
             "the length changes": lambda: pool(x(2, 3, 4, 5), "max", 1, 1, stride=(2, 1)),
             "the length changes # padding": lambda: pool(x(2, 3, 1), "max", 2, padding=(1,), stride=(1,)),
             "a window holds more than its own value": lambda: pool(x(2, 3, 5), "max", 3, padding=(1,), stride=(1,)),
+            "a window holds more than its own value # along one dimension": lambda: pool(
+                x(2, 3, 4, 5), "max", 1, 3, padding=(0, 1), stride=(1, 1)
+            ),
             "a window holds more than its own value # misses it": lambda: pool(
                 x(2, 3, 1), "max", 2, padding=(1,), stride=(2,), dilation=(2,)
             ),
