@@ -129,6 +129,7 @@ SPECS = [
             "# a max": lambda: reduce("max", pw("add", image(), 2.0), 2),
             "# a product": lambda: reduce("sum", pw("mul", image(), 2.0), 2),
         },
+        exact_example=lambda: reduce("sum", pw("sub", inp(B, 3, 1, 1), image()), 1, 2, 3),
     ),
     RuleSpec(
         rules.sum_of_pointwise_conv,
@@ -137,6 +138,7 @@ SPECS = [
         {
             "the kernel is larger than 1": lambda: avg_pool(one(2), 2, 2),
             "the convolution is strided or padded # stride": lambda: avg_pool(one(stride=2), 2, 2),
+            "the convolution is strided or padded # one stride": lambda: avg_pool(one(stride=(1, 2)), 2, 2),
             "the convolution is strided or padded # padding": lambda: avg_pool(one(padding=1), 2, 2),
             "the convolution is strided or padded # output padding": lambda: avg_pool(
                 conv(image(), inp(3, 5, 1, 1), transposed=True, dilation=2, extra=1), 2, 2
