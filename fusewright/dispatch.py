@@ -84,7 +84,7 @@ class Runner:
         self.precision = precision
         self.calls = 0
         derive, self._forward = program.functions()
-        self._derived = DerivedWeights(derive, program.sources) if program.derived else None
+        self._derived = DerivedWeights(derive, program.sources, program.constants) if program.derived else None
         on_gpu = any(device.type == "cuda" for _, device in guard.kinds)
         self._context = _tf32(precision == "tf32") if on_gpu and precision != "eager" else contextlib.nullcontext
 
@@ -237,8 +237,13 @@ class State:
     @classmethod
     def from_portable(cls, original: nn.Module, portable: Mapping[str, Any]) -> State:
         """The state that `portable` describes, for `original`."""
-        entries = {(0, *key): _for_other_module(entry) for key, entry in portable["entries"].items()}
+        entries = {(0, *key): _for_other_module(e) for key, e in portable["entries"].items() if _is_portable(e)}
         return cls(original, portable["options"], portable["planner"], entries, plan=portable["plan"])
+
+
+def _is_portable(entry: Entry) -> bool:
+    """Whether a program holds no tensor of its own: one found in a list of the model, say, is another in a copy."""
+    return not any(runner is not None and runner.program.constants for runner in (entry.forward, entry.training))
 
 
 def _for_other_module(entry: Entry) -> Entry:

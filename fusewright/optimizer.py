@@ -233,7 +233,9 @@ class _Trial:
         kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
         if any(kinds[name] in _UNNAMED for name in bound.arguments):
             raise CaptureError(f"{type(self.model).__name__} takes arguments that have no name beside named ones")
-        rest = next((bound.arguments[n] for n, kind in kinds.items() if kind is _REST and n in bound.arguments), {})
+        rest: Mapping[str, Any] = next(
+            (bound.arguments[n] for n, kind in kinds.items() if kind is _REST and n in bound.arguments), {}
+        )
         return {**{name: value for name, value in bound.arguments.items() if kinds[name] is not _REST}, **rest}
 
 

@@ -57,8 +57,17 @@ def build(
     cost = CostModel(device_facts(device), hints)
     rewritten = rewrite(graph, RULES, cost, mode=mode, finite=finite)
     check(rewritten.graph)
-    program = lower(rewritten.graph, captured.out_spec, captured.constants)
+    attributes = [key for key, tensor in captured.constants.items() if _found(model, key) is tensor]
+    program = lower(rewritten.graph, captured.out_spec, captured.constants, attributes)
     return Built(captured, rewritten, program, total(graph, cost), total(rewritten.graph, cost), device)
+
+
+def _found(model: nn.Module, path: str) -> object:
+    """What `model` has at a dotted path, if anything."""
+    found: Any = model
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def _device(graph: Graph) -> torch.device:

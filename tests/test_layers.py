@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("pipeline",),
     ("dispatch", "advice"),
-    ("module",),
+    ("module", "reduced"),
     ("optimizer",),
     ("__init__",),
     ("problem", "doctor", "terminal"),

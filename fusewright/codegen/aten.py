@@ -8,19 +8,28 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import keyword
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 import torch
 
-from fusewright.codegen import ranges
+from fusewright.codegen.expressions import EMITTERS, repr_number
 from fusewright.ir import ops
-from fusewright.ir.node import Graph, Node
+from fusewright.ir.node import Graph, Node, topological
 from fusewright.tree import TreeSpec, tree_unflatten
 
 HEADER = "import torch\nimport torch.nn.functional as F\n\n\n"
+
+# Names that the text of a program uses for itself; ranges.py names its cores after the variable they belong to.
+_RESERVED = frozenset({"self", "torch", "F", "constants", "float", "getattr"})
+_CORE = re.compile(r"_core(_\d+)?$")
+
+# Operations whose result is always memory of its own.
+_ALLOCATES = (ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm, ops.Cat)
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,7 @@ class Program:
     source: str
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()  # dotted paths of the parameters and buffers that the derived values depend on
+    sources: tuple[str, ...] = ()  # what the derived values depend on: dotted paths in the module, keys of constants
 
     def functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """`derive(self)` and `forward(self, *inputs, *derived)`, compiled from `source`."""
@@ -40,47 +49,59 @@ class Program:
 
 
 def lower(
-    graph: Graph, out_spec: TreeSpec | None = None, constants: Mapping[str, torch.Tensor] | None = None
+    graph: Graph,
+    out_spec: TreeSpec | None = None,
+    constants: Mapping[str, torch.Tensor] | None = None,
+    attributes: Collection[str] = (),
 ) -> Program:
-    """The program for `graph`; its forward returns the outputs arranged as `out_spec` says (default: a flat tuple)."""
+    """The program for `graph`; its forward returns the outputs arranged as `out_spec` says (default: a flat tuple).
+
+    Constants are found by key in `constants`, but for those in `attributes`, whose key is a dotted path in the module.
+    """
+    inputs = _input_names(graph)
     derived = _derived(graph)
-    head = _Writer("derive", ["self"], graph)
-    for node in derived:
-        head.keep(node)
-    names = head.finish(derived, None, trailing=True)
-    inputs = [_input_name(n) for n in graph.inputs]
-    body = _Writer("forward", ["self", *inputs, *names], graph)
-    body.bind_symbols()
+    head = _Writer("derive", ["self"], graph, attributes)
+    head.taken.update(inputs.values(), map(str, graph.symbols))
+    head.kept.update(derived)
+    names = head.finish(derived, None)
+    body = _Writer("forward", ["self", *inputs.values(), *names], graph, attributes)
+    body.names.update(inputs)
     body.names.update(zip(derived, names, strict=True))
     body.given.update(derived)
+    body.bind_symbols()
     body.finish(graph.outputs, out_spec, effects=graph.effects)
-    roots = [n for n in ops_below(derived) if isinstance(n.op, ops.Param | ops.Buffer)]
+    sources = [n.op for n in topological(derived) if isinstance(n.op, ops.Param | ops.Buffer | ops.Constant)]
+    paths = {op.key if isinstance(op, ops.Constant) else op.path for op in sources}
+    held = dict(constants or {})
     return Program(
         source=HEADER + head.text() + "\n\n" + body.text(),
-        constants=dict(constants or {}),
+        constants={key: held[key] for key in sorted(held.keys() - set(attributes))},
         derived=tuple(names),
-        sources=tuple(sorted({n.op.path for n in roots if isinstance(n.op, ops.Param | ops.Buffer)})),
+        sources=tuple(sorted(paths)),
     )
-
-
-def ops_below(roots: Sequence[Node]) -> list[Node]:
-    """All nodes below `roots`."""
-    from fusewright.ir.node import topological
-
-    return topological(roots)
 
 
 def _derived(graph: Graph) -> list[Node]:
     """The values to derive ahead: computed from parameters and constants alone, and used by something that is not."""
+    exposed = _exposed(graph)
     fixed: dict[Node, bool] = {}
     frontier: dict[Node, None] = {}
     for node in graph.nodes():
         sources = isinstance(node.op, ops.Param | ops.Buffer | ops.Constant | ops.Number | ops.Full | ops.Vector)
-        computed = bool(node.inputs) and all(fixed[a] for a in node.inputs)
+        computed = bool(node.inputs) and node not in exposed and all(fixed[a] for a in node.inputs)
         fixed[node] = not node.op.effectful and not _depends_on_batch(node) and (sources or computed)
         if not fixed[node]:
             frontier.update((a, None) for a in node.inputs if fixed[a] and _computed(a))
-    return [node for node in frontier if node not in graph.outputs]
+    return list(frontier)
+
+
+def _exposed(graph: Graph) -> set[Node]:
+    """The values that the caller or an opaque operation may get to write to: none of them may be kept for later."""
+    exposed = {o for o in graph.outputs if isinstance(o, Node)}
+    for node in reversed(graph.nodes()):
+        if node.op.effectful or (node in exposed and not isinstance(node.op, _ALLOCATES)):
+            exposed.update(node.inputs)
+    return exposed
 
 
 def _depends_on_batch(node: Node) -> bool:
@@ -96,39 +117,50 @@ def _computed(node: Node) -> bool:
     return _computed(node.arg(0))
 
 
-def _input_name(node: Node) -> str:
-    assert isinstance(node.op, ops.Input)
-    return node.op.name
+def _input_names(graph: Graph) -> dict[Node, str]:
+    """A variable per input: its own name, where a program does not use that otherwise."""
+    names: dict[Node, str] = {}
+    symbols = set(map(str, graph.symbols))
+    for node in graph.inputs:
+        assert isinstance(node.op, ops.Input)
+        name = node.op.name
+        while not _usable(name) or name in symbols or name in names.values():
+            name += "_"
+        names[node] = name
+    return names
+
+
+def _usable(name: str) -> bool:
+    """Whether a variable may have this name: no keyword, nothing that a program calls, no name of a shared core."""
+    return name.isidentifier() and not keyword.iskeyword(name) and name not in _RESERVED and not _CORE.search(name)
 
 
 class _Writer:
     """Writes one function: allots names, lines and deletions."""
 
-    def __init__(self, function: str, parameters: Sequence[str], graph: Graph) -> None:
+    def __init__(
+        self, function: str, parameters: Sequence[str], graph: Graph, attributes: Collection[str] = ()
+    ) -> None:
         self.signature = f"def {function}({', '.join(parameters)}):"
         self.graph = graph
         self.lines: list[str] = []
         self.names: dict[Node, str] = {}
-        self.taken = set(parameters) | {"torch", "F", "constants"}
-        self.kept: set[Node] = set()
-        self.given: set[Node] = set()
+        self.taken = set(parameters)
+        self.attributes = frozenset(attributes)
+        self.kept: set[Node] = set()  # whose variables are never reused
+        self.given: set[Node] = set()  # which others hold too, so that deleting them here frees nothing
         self.deriving = function == "derive"
-        if function == "forward":
-            self.names.update({n: _input_name(n) for n in graph.inputs})
-
-    def keep(self, node: Node) -> None:
-        """Never reuse `node`'s variable."""
-        self.kept.add(node)
 
     def bind_symbols(self) -> None:
         for symbol, where in self.graph.symbols.items():
             self.taken.add(str(symbol))
-            self.line(f"{symbol} = {_input_name(self.graph.inputs[where.input])}.shape[{where.dim}]")
+            self.line(f"{symbol} = {self.names[self.graph.inputs[where.input]]}.shape[{where.dim}]")
 
     def line(self, text: str) -> None:
         self.lines.append("    " + text)
 
     def fresh(self, stem: str) -> str:
+        stem = stem if _usable(stem) else f"{stem}_"
         name, count = stem, 1
         while name in self.taken:
             count += 1
@@ -136,24 +168,15 @@ class _Writer:
         self.taken.add(name)
         return name
 
-    def finish(
-        self,
-        outputs: Sequence[Any],
-        out_spec: TreeSpec | None,
-        *,
-        effects: Sequence[Node] = (),
-        trailing: bool = False,
-    ) -> list[str]:
+    def finish(self, outputs: Sequence[Any], out_spec: TreeSpec | None, *, effects: Sequence[Node] = ()) -> list[str]:
         """Write every node the roots need, then the return statement; returns the outputs' texts."""
         results = [o for o in outputs if isinstance(o, Node)]
-        order = [n for n in ops_below([*effects, *results]) if n not in self.names]
-        if self.names:  # what is derived ahead hides what lies below it
-            order = _needed([*effects, *results], self.names)
-        last = _last_uses(order, [*results, *self.kept])
+        order = _needed([*effects, *results], self.names)  # what is derived ahead hides what lies below it
+        last = _last_uses(order, {*results, *self.kept})
         for index, node in enumerate(order):
             self.statement(node, last.get(index, ()))
-        texts = [self.operand(o) if isinstance(o, Node) else repr(o) for o in outputs]
-        self.line(f"return {_structure(texts, out_spec, trailing)}")
+        texts = [self.operand(o) if isinstance(o, Node) else repr_number(o) for o in outputs]
+        self.line(f"return {_structure(texts, out_spec)}")
         return texts
 
     def statement(self, node: Node, dying: Sequence[Node]) -> None:
@@ -163,11 +186,12 @@ class _Writer:
         freed = [n for n in dying if n in self.names and not _inline(n)]
         heir = next((n for n in freed if n in node.inputs[:1] and n not in self.kept), None)
         name = self.names[heir] if heir is not None else self.fresh(self.stem(node))
-        emit = _EMITTERS[type(node.op)]
+        emit = EMITTERS[type(node.op)]
         for line in emit(node, operands, name):
             self.line(line)
         if not isinstance(node.op, ops.Opaque) or not node.op.several:
-            self.lines[-1] += f"  # ({', '.join(map(str, node.shape))})"
+            index = max(i for i, text in enumerate(self.lines) if text.startswith(f"    {name} = "))
+            self.lines[index] += f"  # ({', '.join(map(str, node.shape))})"
         self.names[node] = name
         gone = [self.names[n] for n in freed if n is not heir and n not in self.kept and n not in self.given]
         if gone:
@@ -175,7 +199,7 @@ class _Writer:
 
     def stem(self, node: Node) -> str:
         """What to call a value: a derived one after the parameter it comes from, others after their operation."""
-        paths = [n.op.path for n in ops_below([node]) if isinstance(n.op, ops.Param | ops.Buffer)]
+        paths = [n.op.path for n in topological([node]) if isinstance(n.op, ops.Param | ops.Buffer)]
         return paths[0].replace(".", "_") if self.deriving and paths else _stem(node)
 
     def operand(self, node: Node) -> str:
@@ -185,7 +209,7 @@ class _Writer:
         if isinstance(op, ops.Param | ops.Buffer):
             return attribute("self", op.path)
         if isinstance(op, ops.Constant):
-            return f"constants[{op.key!r}]"
+            return attribute("self", op.key) if op.key in self.attributes else f"constants[{op.key!r}]"
         return self.names[node]
 
     def text(self) -> str:
@@ -211,7 +235,7 @@ def _needed(roots: Sequence[Node], known: Mapping[Node, str]) -> list[Node]:
     return order
 
 
-def _last_uses(order: Sequence[Node], alive: Sequence[Node]) -> dict[int, list[Node]]:
+def _last_uses(order: Sequence[Node], alive: Collection[Node]) -> dict[int, list[Node]]:
     """For each position, the values whose last use it is."""
     last: dict[Node, int] = {}
     for index, node in enumerate(order):
@@ -238,15 +262,6 @@ def attribute(owner: str, path: str) -> str:
     return text
 
 
-def repr_number(value: Any) -> str:
-    """Python text of a number, non-finite ones included."""
-    if isinstance(value, float) and value != value:
-        return 'float("nan")'
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return f'float("{value}")'
-    return repr(value) if not isinstance(value, int | float) or value >= 0 else f"({value!r})"
-
-
 class _Text:
     """A value whose repr is its text, so that repr of a structure is the text of the structure."""
 
@@ -257,25 +272,10 @@ class _Text:
         return self.text
 
 
-def _structure(texts: Sequence[str], spec: TreeSpec | None, trailing: bool) -> str:
+def _structure(texts: Sequence[str], spec: TreeSpec | None) -> str:
     if spec is not None:
         return repr(tree_unflatten([_Text(t) for t in texts], spec))
     return ", ".join(texts) + ("," if len(texts) == 1 else "") if texts else "()"
-
-
-Emitter = Callable[[Node, Sequence[str | None], str], Sequence[str]]
-_EMITTERS: dict[type[ops.Op], Emitter] = {}
-
-
-def _emits(*kinds: type[ops.Op]) -> Callable[[Callable[[Any, Any, Any], str]], Callable[[Any, Any, Any], str]]:
-    """Register a function (op, node, operand texts) -> expression for operations of these kinds."""
-
-    def register(expression: Callable[[Any, Any, Any], str]) -> Callable[[Any, Any, Any], str]:
-        for kind in kinds:
-            _EMITTERS[kind] = lambda node, args, name: [f"{name} = {expression(node.op, node, args)}"]
-        return expression
-
-    return register
 
 
 def _stem(node: Node) -> str:
@@ -287,204 +287,3 @@ def _stem(node: Node) -> str:
     if isinstance(op, ops.Opaque):
         return op.target.split(".")[1].rstrip("_")
     return {ops.RangeSum: "range_sum", ops.Reshape: "shaped"}.get(type(op), type(op).__name__.lower())
-
-
-def _pairs(values: Sequence[int]) -> str:
-    """An attribute per dimension, as one number where all agree."""
-    return str(values[0]) if len(set(values)) == 1 else str(tuple(values))
-
-
-def _options(**given: tuple[Any, Any]) -> str:
-    """Keyword arguments that differ from their defaults, from name=(value text, is default)."""
-    return "".join(f", {name}={text}" for name, (text, default) in given.items() if not default)
-
-
-@_emits(ops.Conv)
-def _conv(op: ops.Conv, node: Node, args: Sequence[str]) -> str:
-    n = len(op.stride)
-    x, left = args[0], [p[0] for p in op.padding]
-    symmetric = all(p[0] == p[1] for p in op.padding)
-    if not symmetric and not op.transposed:
-        pads = [q for p in reversed(op.padding) for q in p]
-        x, left = f"F.pad({x}, {pads})", [0] * n
-    options = _options(
-        stride=(_pairs(op.stride), set(op.stride) == {1}),
-        padding=(_pairs(left), not any(left)),
-        output_padding=(_pairs(op.output_padding or (0,)), not any(op.output_padding)),
-        groups=(op.groups, op.groups == 1),
-        dilation=(_pairs(op.dilation), set(op.dilation) == {1}),
-    )
-    function = f"F.conv_transpose{n}d" if op.transposed else f"F.conv{n}d"
-    bias = "" if args[2] is None else f", {args[2]}"
-    return f"{function}({x}, {args[1]}{bias}{options})"
-
-
-@_emits(ops.Matmul)
-def _matmul(op: ops.Matmul, node: Node, args: Sequence[str]) -> str:
-    x, w, bias = args
-    if len(node.arg(1).shape) == 2 and op.transpose_w:
-        return f"F.linear({x}, {w}{'' if bias is None else f', {bias}'})"
-    if len(node.arg(0).shape) == 2 and len(node.arg(1).shape) == 2 and bias is not None:
-        return f"torch.addmm({bias}, {x}, {w})"
-    product = f"{x} @ {w}{'.mT' if op.transpose_w else ''}"
-    return product if bias is None else f"{product} + {bias}"
-
-
-@_emits(ops.Pool)
-def _pool(op: ops.Pool, node: Node, args: Sequence[str]) -> str:
-    n = len(op.kernel)
-    options = _options(
-        stride=(_pairs(op.stride), op.stride == op.kernel),
-        padding=(_pairs(op.padding), not any(op.padding)),
-        dilation=(_pairs(op.dilation), set(op.dilation) == {1}),
-        ceil_mode=(op.ceil_mode, not op.ceil_mode),
-        count_include_pad=(op.count_include_pad, op.count_include_pad or op.kind != "avg"),
-        divisor_override=(op.divisor, op.divisor is None),
-    )
-    sign, function = ("-", "max") if op.kind == "min" else ("", op.kind)
-    return f"{sign}F.{function}_pool{n}d({sign}{args[0]}, {_pairs(op.kernel)}{options})"
-
-
-def _range_sum(node: Node, args: Sequence[str | None], name: str) -> Sequence[str]:
-    assert isinstance(node.op, ops.RangeSum) and args[0] is not None
-    return ranges.lines(node.op, node.arg(0), args[0], name)
-
-
-_EMITTERS[ops.RangeSum] = _range_sum
-
-
-@_emits(ops.Pointwise)
-def _pointwise(op: ops.Pointwise, node: Node, args: Sequence[str]) -> str:
-    return op.traits.torch.format(*args)
-
-
-@_emits(ops.Cast)
-def _cast(op: ops.Cast, node: Node, args: Sequence[str]) -> str:
-    return f"{args[0]}.to({op.dtype})"
-
-
-@_emits(ops.Reduce)
-def _reduce(op: ops.Reduce, node: Node, args: Sequence[str]) -> str:
-    x, dims = args[0], op.dims[0] if len(op.dims) == 1 else op.dims
-    keep = ", keepdim=True" if op.keepdim else ""
-    cast = f", dtype={op.dtype}" if op.dtype is not None else ""
-    match op.kind:
-        case "max" | "min":
-            return f"torch.a{op.kind}({x}, {dims}{keep})"
-        case "logsumexp":
-            return f"torch.logsumexp({x}, {dims}{keep})"
-        case "var":
-            return f"torch.var({x}, {dims}, correction={op.correction:g}{keep})"
-        case "prod":
-            return _product(op, x, keep, cast)
-        case _:
-            return f"{x}.{op.kind}({dims}{keep}{cast})"
-
-
-def _product(op: ops.Reduce, x: str, keep: str, cast: str) -> str:
-    """`torch.prod` takes one dimension at a time."""
-    for dim in reversed(op.dims):
-        x = f"torch.prod({x}, {dim}{keep}{cast})"
-    return x
-
-
-@_emits(ops.Softmax)
-def _softmax(op: ops.Softmax, node: Node, args: Sequence[str]) -> str:
-    return f"F.{'log_' if op.log else ''}softmax({args[0]}, dim={op.dim})"
-
-
-@_emits(ops.Norm)
-def _norm(op: ops.Norm, node: Node, args: Sequence[str]) -> str:
-    x, weight, bias, mean, var = args
-    trailing = f"({', '.join(map(str, node.shape[-op.trailing :]))},)"
-    match op.kind:
-        case "batch":
-            return f"F.batch_norm({x}, {mean}, {var}, {weight}, {bias}, {op.training}, {op.momentum!r}, {op.eps!r})"
-        case "instance":
-            return f"F.instance_norm({x}, {mean}, {var}, {weight}, {bias}, {op.training}, {op.momentum!r}, {op.eps!r})"
-        case "group":
-            return f"F.group_norm({x}, {op.groups}, {weight}, {bias}, {op.eps!r})"
-        case "layer":
-            return f"F.layer_norm({x}, {trailing}, {weight}, {bias}, {op.eps!r})"
-        case "rms":
-            return f"F.rms_norm({x}, {trailing}, {weight}, {op.eps!r})"
-
-
-@_emits(ops.Dropout)
-def _dropout(op: ops.Dropout, node: Node, args: Sequence[str]) -> str:
-    return f"F.dropout({args[0]}, {op.p!r}, True)"
-
-
-@_emits(ops.Reshape)
-def _reshape(op: ops.Reshape, node: Node, args: Sequence[str]) -> str:
-    return f"{args[0]}.reshape({_tuple(op.shape)})"
-
-
-@_emits(ops.Expand)
-def _expand(op: ops.Expand, node: Node, args: Sequence[str]) -> str:
-    return f"{args[0]}.expand({_tuple(op.shape)})"
-
-
-def _tuple(values: Sequence[Any]) -> str:
-    return f"({', '.join(map(str, values))}{',' if len(values) == 1 else ''})"
-
-
-@_emits(ops.Permute)
-def _permute(op: ops.Permute, node: Node, args: Sequence[str]) -> str:
-    return f"{args[0]}.permute{op.dims}" if len(op.dims) > 1 else f"{args[0]}"
-
-
-@_emits(ops.Slice)
-def _slice(op: ops.Slice, node: Node, args: Sequence[str]) -> str:
-    step = "" if op.step == 1 else f":{op.step}"
-    whole = op.stop == node.arg(0).shape[op.dim]
-    return f"{args[0]}[{':, ' * op.dim}{op.start or ''}:{'' if whole else op.stop}{step}]"
-
-
-@_emits(ops.Cat)
-def _cat(op: ops.Cat, node: Node, args: Sequence[str]) -> str:
-    return f"torch.cat(({', '.join(args)},), {op.dim})"
-
-
-@_emits(ops.Pad)
-def _pad(op: ops.Pad, node: Node, args: Sequence[str]) -> str:
-    first = min(dim for dim, _, _ in op.pads)
-    amounts = {dim: (left, right) for dim, left, right in op.pads}
-    pads = [n for dim in range(node.ndim - 1, first - 1, -1) for n in amounts.get(dim, (0, 0))]
-    mode = f", value={repr_number(op.value)}" if op.mode == "constant" else f', mode="{op.mode}"'
-    return f"F.pad({args[0]}, {tuple(pads)}{mode if mode != ', value=0.0' else ''})"
-
-
-@_emits(ops.Full)
-def _full(op: ops.Full, node: Node, args: Sequence[str]) -> str:
-    return f'torch.full({_tuple(op.shape)}, {repr_number(op.value)}, dtype={op.dtype}, device="{op.device}")'
-
-
-@_emits(ops.Vector)
-def _vector(op: ops.Vector, node: Node, args: Sequence[str]) -> str:
-    return f'torch.tensor({list(op.values)}, dtype={op.dtype}, device="{op.device}")'
-
-
-@_emits(ops.Item)
-def _item(op: ops.Item, node: Node, args: Sequence[str]) -> str:
-    return f"{args[0]}[{op.index}]"
-
-
-@_emits(ops.Opaque)
-def _opaque(op: ops.Opaque, node: Node, args: Sequence[str]) -> str:
-    positional = [_literal(a, args) for a in op.arguments]
-    keywords = [f"{name}={_literal(a, args)}" for name, a in op.keywords]
-    return f"torch.ops.{op.target}({', '.join(positional + keywords)})"
-
-
-def _literal(value: Any, args: Sequence[str]) -> str:
-    """Python text of an argument of an opaque call."""
-    if isinstance(value, ops.Arg):
-        return args[value.index]
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(_literal(v, args) for v in value)}]"
-    if isinstance(value, torch.device):
-        return f'torch.device("{value}")'
-    if isinstance(value, float):
-        return repr_number(value)
-    return repr(value) if isinstance(value, str) else str(value)

@@ -7,7 +7,7 @@ stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,14 +52,22 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 class DerivedWeights:
     """The derived values of one program for one module."""
 
-    def __init__(self, derive: Callable[[nn.Module], tuple[Tensor, ...]], paths: Sequence[str]) -> None:
+    def __init__(
+        self,
+        derive: Callable[[nn.Module], tuple[Tensor, ...]],
+        sources: Sequence[str],
+        constants: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """`sources` are what `derive` reads: keys of `constants`, and dotted paths in the module."""
+        held = constants or {}
         self._derive = derive
-        self._paths = [path.rpartition(".")[::2] for path in paths]
+        self._held = tuple(held[key] for key in sources if key in held)
+        self._paths = [path.rpartition(".")[::2] for path in sources if path not in held]
         self._known: tuple[list[_Source], tuple[Tensor, ...]] | None = None
 
     def __call__(self, module: nn.Module) -> tuple[Tensor, ...]:
         """The values for `module` as it is now."""
-        sources = [_read(module, owner, name) for owner, name in self._paths]
+        sources = [*self._held, *(_read(module, owner, name) for owner, name in self._paths)]
         if not self._cacheable(sources):
             return self._derive(module)
         known = self._known  # read once: another thread may replace it

@@ -1,0 +1,236 @@
+"""The text of each operation in ATen calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fusewright.codegen import ranges
+from fusewright.ir import ops
+from fusewright.ir.node import Node
+
+Emitter = Callable[[Node, Sequence[str | None], str], Sequence[str]]
+EMITTERS: dict[type[ops.Op], Emitter] = {}
+
+
+def repr_number(value: Any) -> str:
+    """Python text of a number, non-finite ones included."""
+    if isinstance(value, float) and value != value:
+        return 'float("nan")'
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return f'float("{value}")'
+    return repr(value) if not isinstance(value, int | float) or value >= 0 else f"({value!r})"
+
+
+def _emits(*kinds: type[ops.Op]) -> Callable[[Callable[[Any, Any, Any], str]], Callable[[Any, Any, Any], str]]:
+    """Register a function (op, node, operand texts) -> expression for operations of these kinds."""
+
+    def register(expression: Callable[[Any, Any, Any], str]) -> Callable[[Any, Any, Any], str]:
+        for kind in kinds:
+            EMITTERS[kind] = lambda node, args, name: [f"{name} = {expression(node.op, node, args)}"]
+        return expression
+
+    return register
+
+
+def _pairs(values: Sequence[int]) -> str:
+    """An attribute per dimension, as one number where all agree."""
+    return str(values[0]) if len(set(values)) == 1 else str(tuple(values))
+
+
+def _options(**given: tuple[Any, Any]) -> str:
+    """Keyword arguments that differ from their defaults, from name=(value text, is default)."""
+    return "".join(f", {name}={text}" for name, (text, default) in given.items() if not default)
+
+
+@_emits(ops.Conv)
+def _conv(op: ops.Conv, node: Node, args: Sequence[str]) -> str:
+    n = len(op.stride)
+    x, left = args[0], [p[0] for p in op.padding]
+    symmetric = all(p[0] == p[1] for p in op.padding)
+    if not symmetric and not op.transposed:
+        pads = [q for p in reversed(op.padding) for q in p]
+        x, left = f"F.pad({x}, {pads})", [0] * n
+    options = _options(
+        stride=(_pairs(op.stride), set(op.stride) == {1}),
+        padding=(_pairs(left), not any(left)),
+        output_padding=(_pairs(op.output_padding or (0,)), not any(op.output_padding)),
+        groups=(op.groups, op.groups == 1),
+        dilation=(_pairs(op.dilation), set(op.dilation) == {1}),
+    )
+    function = f"F.conv_transpose{n}d" if op.transposed else f"F.conv{n}d"
+    bias = "" if args[2] is None else f", {args[2]}"
+    return f"{function}({x}, {args[1]}{bias}{options})"
+
+
+@_emits(ops.Matmul)
+def _matmul(op: ops.Matmul, node: Node, args: Sequence[str]) -> str:
+    x, w, bias = args
+    if len(node.arg(1).shape) == 2 and op.transpose_w:
+        return f"F.linear({x}, {w}{'' if bias is None else f', {bias}'})"
+    if len(node.arg(0).shape) == 2 and len(node.arg(1).shape) == 2 and bias is not None:
+        return f"torch.addmm({bias}, {x}, {w})"
+    product = f"{x} @ {w}{'.mT' if op.transpose_w else ''}"
+    return product if bias is None else f"{product} + {bias}"
+
+
+@_emits(ops.Pool)
+def _pool(op: ops.Pool, node: Node, args: Sequence[str]) -> str:
+    n = len(op.kernel)
+    options = _options(
+        stride=(_pairs(op.stride), op.stride == op.kernel),
+        padding=(_pairs(op.padding), not any(op.padding)),
+        dilation=(_pairs(op.dilation), set(op.dilation) == {1}),
+        ceil_mode=(op.ceil_mode, not op.ceil_mode),
+        count_include_pad=(op.count_include_pad, op.count_include_pad or op.kind != "avg"),
+        divisor_override=(op.divisor, op.divisor is None),
+    )
+    sign, function = ("-", "max") if op.kind == "min" else ("", op.kind)
+    return f"{sign}F.{function}_pool{n}d({sign}{args[0]}, {_pairs(op.kernel)}{options})"
+
+
+def _range_sum(node: Node, args: Sequence[str | None], name: str) -> Sequence[str]:
+    assert isinstance(node.op, ops.RangeSum) and args[0] is not None
+    return ranges.lines(node.op, node.arg(0), args[0], name)
+
+
+EMITTERS[ops.RangeSum] = _range_sum
+
+
+@_emits(ops.Pointwise)
+def _pointwise(op: ops.Pointwise, node: Node, args: Sequence[str]) -> str:
+    return op.traits.torch.format(*args)
+
+
+@_emits(ops.Cast)
+def _cast(op: ops.Cast, node: Node, args: Sequence[str]) -> str:
+    return f"{args[0]}.to({op.dtype})"
+
+
+@_emits(ops.Reduce)
+def _reduce(op: ops.Reduce, node: Node, args: Sequence[str]) -> str:
+    x, dims = args[0], op.dims[0] if len(op.dims) == 1 else op.dims
+    keep = ", keepdim=True" if op.keepdim else ""
+    cast = f", dtype={op.dtype}" if op.dtype is not None else ""
+    match op.kind:
+        case "max" | "min":
+            return f"torch.a{op.kind}({x}, {dims}{keep})"
+        case "logsumexp":
+            return f"torch.logsumexp({x}, {dims}{keep})"
+        case "var":
+            return f"torch.var({x}, {dims}, correction={op.correction:g}{keep})"
+        case "prod":
+            return _product(op, x, keep, cast)
+        case _:
+            return f"{x}.{op.kind}({dims}{keep}{cast})"
+
+
+def _product(op: ops.Reduce, x: str, keep: str, cast: str) -> str:
+    """`torch.prod` takes one dimension at a time."""
+    for dim in reversed(op.dims):
+        x = f"torch.prod({x}, {dim}{keep}{cast})"
+    return x
+
+
+@_emits(ops.Softmax)
+def _softmax(op: ops.Softmax, node: Node, args: Sequence[str]) -> str:
+    return f"F.{'log_' if op.log else ''}softmax({args[0]}, dim={op.dim})"
+
+
+@_emits(ops.Norm)
+def _norm(op: ops.Norm, node: Node, args: Sequence[str]) -> str:
+    x, weight, bias, mean, var = args
+    trailing = f"({', '.join(map(str, node.shape[-op.trailing :]))},)"
+    match op.kind:
+        case "batch":
+            return f"F.batch_norm({x}, {mean}, {var}, {weight}, {bias}, {op.training}, {op.momentum!r}, {op.eps!r})"
+        case "instance":
+            return f"F.instance_norm({x}, {mean}, {var}, {weight}, {bias}, {op.training}, {op.momentum!r}, {op.eps!r})"
+        case "group":
+            return f"F.group_norm({x}, {op.groups}, {weight}, {bias}, {op.eps!r})"
+        case "layer":
+            return f"F.layer_norm({x}, {trailing}, {weight}, {bias}, {op.eps!r})"
+        case "rms":
+            return f"F.rms_norm({x}, {trailing}, {weight}, {op.eps!r})"
+
+
+@_emits(ops.Dropout)
+def _dropout(op: ops.Dropout, node: Node, args: Sequence[str]) -> str:
+    return f"F.dropout({args[0]}, {op.p!r}, True)"
+
+
+@_emits(ops.Reshape)
+def _reshape(op: ops.Reshape, node: Node, args: Sequence[str]) -> str:
+    return f"{args[0]}.reshape({_tuple(op.shape)})"
+
+
+@_emits(ops.Expand)
+def _expand(op: ops.Expand, node: Node, args: Sequence[str]) -> str:
+    return f"{args[0]}.expand({_tuple(op.shape)})"
+
+
+def _tuple(values: Sequence[Any]) -> str:
+    return f"({', '.join(map(str, values))}{',' if len(values) == 1 else ''})"
+
+
+@_emits(ops.Permute)
+def _permute(op: ops.Permute, node: Node, args: Sequence[str]) -> str:
+    return f"{args[0]}.permute{op.dims}" if len(op.dims) > 1 else f"{args[0]}"
+
+
+@_emits(ops.Slice)
+def _slice(op: ops.Slice, node: Node, args: Sequence[str]) -> str:
+    step = "" if op.step == 1 else f":{op.step}"
+    whole = op.stop == node.arg(0).shape[op.dim]
+    return f"{args[0]}[{':, ' * op.dim}{op.start or ''}:{'' if whole else op.stop}{step}]"
+
+
+@_emits(ops.Cat)
+def _cat(op: ops.Cat, node: Node, args: Sequence[str]) -> str:
+    return f"torch.cat(({', '.join(args)},), {op.dim})"
+
+
+@_emits(ops.Pad)
+def _pad(op: ops.Pad, node: Node, args: Sequence[str]) -> str:
+    first = min(dim for dim, _, _ in op.pads)
+    amounts = {dim: (left, right) for dim, left, right in op.pads}
+    pads = [n for dim in range(node.ndim - 1, first - 1, -1) for n in amounts.get(dim, (0, 0))]
+    mode = f", value={repr_number(op.value)}" if op.mode == "constant" else f', mode="{op.mode}"'
+    return f"F.pad({args[0]}, {tuple(pads)}{mode if mode != ', value=0.0' else ''})"
+
+
+@_emits(ops.Full)
+def _full(op: ops.Full, node: Node, args: Sequence[str]) -> str:
+    return f'torch.full({_tuple(op.shape)}, {repr_number(op.value)}, dtype={op.dtype}, device="{op.device}")'
+
+
+@_emits(ops.Vector)
+def _vector(op: ops.Vector, node: Node, args: Sequence[str]) -> str:
+    return f'torch.tensor({list(op.values)}, dtype={op.dtype}, device="{op.device}")'
+
+
+@_emits(ops.Item)
+def _item(op: ops.Item, node: Node, args: Sequence[str]) -> str:
+    return f"{args[0]}[{op.index}]"
+
+
+@_emits(ops.Opaque)
+def _opaque(op: ops.Opaque, node: Node, args: Sequence[str]) -> str:
+    positional = [_literal(a, args) for a in op.arguments]
+    keywords = [f"{name}={_literal(a, args)}" for name, a in op.keywords]
+    return f"torch.ops.{op.target}({', '.join(positional + keywords)})"
+
+
+def _literal(value: Any, args: Sequence[str]) -> str:
+    """Python text of an argument of an opaque call."""
+    if isinstance(value, ops.Arg):
+        return args[value.index]
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_literal(v, args) for v in value)}]"
+    if isinstance(value, torch.device):
+        return f'torch.device("{value}")'
+    if isinstance(value, float):
+        return repr_number(value)
+    return repr(value) if isinstance(value, str) else str(value)
