@@ -239,7 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for failure in one.failures:
             print(f"seed {seed}: {failure['error']}\n{failure['trace']}\n{draw(seed).model}", flush=True)
     summary = {"first seed": options.seed, "torch": torch.__version__, **tally.summary()}
-    print(f"{tally.chains} chains, {len(tally.failures)} failed, {tally.untouched} untouched, {tally.redrawn} redrawn")
+    counts = {key: summary[key] for key in ("chains", "redrawn", "untouched", "opaque")}
+    print(f"{', '.join(f'{n} {key}' for key, n in counts.items())}, {len(tally.failures)} failed")
     for name, times in sorted(summary["fired"].items(), key=lambda item: -item[1]):
         print(f"{times / tally.chains:8.2%}  {name}")
     if options.json:
