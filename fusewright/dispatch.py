@@ -21,7 +21,7 @@ from torch._C import _functorch as _transforms
 from fusewright.codegen.aten import Program
 from fusewright.ir.node import Symbol
 from fusewright.ir.ops import Size
-from fusewright.plan import Plan
+from fusewright.plan import Mode, Plan
 from fusewright.runtime.derived import DerivedWeights
 from fusewright.runtime.watch import Watch, freeze, has_inner_hooks, has_plain_parameters
 from fusewright.tree import flat_tensors, tree_flatten
@@ -117,20 +117,14 @@ def _tf32(allowed: bool) -> Callable[[], contextlib.AbstractContextManager[None]
 
 @dataclass(frozen=True)
 class Entry:
-    """What serves calls of one signature, without and with gradients; `None` is the original."""
+    """What serves calls of one signature: a program in the modes it is kept for, the original in all others."""
 
-    forward: Runner | None
-    training: Runner | None
+    runner: Runner | None = None
+    modes: frozenset[Mode] = frozenset()
     plan: Plan | None = None
 
-    @property
-    def guard(self) -> Guard | None:
-        """The guard of its program, when it has one."""
-        runner = self.forward or self.training
-        return None if runner is None else runner.guard
 
-
-ORIGINAL = Entry(None, None)
+ORIGINAL = Entry()
 Planner = Callable[[nn.Module, Args, Kwargs, Options], Entry]
 
 
@@ -169,7 +163,7 @@ class State:
         entry = self.entries.get((self.epoch, *key))
         if entry is None:
             entry = self._resolve((self.epoch, *key), args, kwargs)
-        return entry.training if torch.is_grad_enabled() else entry.forward
+        return entry.runner if entry.runner is not None and _mode(args, kwargs) in entry.modes else None
 
     def add(self, entry: Entry, args: Args, kwargs: Kwargs) -> None:
         """Let `entry` serve calls like this one, in the module's present state."""
@@ -207,7 +201,7 @@ class State:
         """An entry of this epoch whose guard admits the call: another batch size of a known signature."""
         tensors, layout = flat_tensors(args, kwargs), _layout(args, kwargs)
         for (epoch, *_), entry in self.entries.items():
-            if epoch == self.epoch and entry.guard is not None and entry.guard.admits(layout, tensors):
+            if epoch == self.epoch and entry.runner is not None and entry.runner.guard.admits(layout, tensors):
                 return entry
         return None
 
@@ -243,14 +237,20 @@ class State:
 
 def _is_portable(entry: Entry) -> bool:
     """Whether a program holds no tensor of its own: one found in a list of the model, say, is another in a copy."""
-    return not any(runner is not None and runner.program.constants for runner in (entry.forward, entry.training))
+    return entry.runner is None or not entry.runner.program.constants
 
 
 def _for_other_module(entry: Entry) -> Entry:
-    def fresh(runner: Runner | None) -> Runner | None:
-        return None if runner is None else Runner(runner.program, runner.guard, runner.precision)
+    runner = entry.runner
+    return entry if runner is None else replace(entry, runner=Runner(runner.program, runner.guard, runner.precision))
 
-    return Entry(fresh(entry.forward), fresh(entry.training), entry.plan)
+
+def _mode(args: Args, kwargs: Kwargs) -> Mode:
+    if not torch.is_grad_enabled():
+        return "forward"
+    if any(t.requires_grad for t in flat_tensors(args, kwargs)):
+        return "forward+backward to inputs"
+    return "forward+backward"
 
 
 def _layout(args: Args, kwargs: Kwargs) -> Hashable:

@@ -14,12 +14,12 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from fusewright.tree import tree_flatten, tree_map
 
 Candidate = Callable[[], object]
+Name = TypeVar("Name", bound=Hashable)
 
 # One timed block is at least this long, so that the clock's resolution does not show.
 _BLOCK_SECONDS = 2e-3
@@ -51,14 +52,14 @@ class Sample:
 
 
 def compare(
-    candidates: Mapping[str, Candidate],
+    candidates: Mapping[Name, Candidate],
     *,
     device: torch.device | str = "cpu",
     min_time: float = 0.5,
     rounds: int = 15,
     max_time: float = 30.0,
     cold: bool = True,
-) -> dict[str, Sample]:
+) -> dict[Name, Sample]:
     """Seconds per call of each candidate, measured in turns: what slows the machine down slows all of them.
 
     Each is called twice to warm up.  Then rounds follow until there are `rounds` of them and each candidate has been
@@ -69,7 +70,7 @@ def compare(
     timed = _timer_of(torch.device(device), cold)
     start = time.perf_counter()
     repeats = {name: _warm_up(call, timed) for name, call in candidates.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    seconds: dict[Name, list[float]] = {name: [] for name in candidates}
     order = list(candidates)
     for turn in itertools.count(1):
         for name in order:

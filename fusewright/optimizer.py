@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from fusewright import advice
-from fusewright.dispatch import Args, Entry, Kwargs, Options, Runner, State, guard_of
+from fusewright.dispatch import Args, Entry, Kwargs, Options, State
 from fusewright.errors import CaptureError, FusewrightError, UnsupportedError
-from fusewright.measure import compare, forward_call, training_call
 from fusewright.module import attach, state_of, unhooked
-from fusewright.pipeline import Built, build
-from fusewright.plan import Kept, Plan, Timing
-from fusewright.reduced import reduced
+from fusewright.plan import Plan
 from fusewright.runtime.watch import has_inner_hooks
 from fusewright.tree import flat_tensors
-from fusewright.verification import Verdict
-from fusewright.verification import verify as run_verification
-from fusewright.verification.state import preserved
-
-Progress = Callable[[str], None]
-
-# A rewritten path is kept only when its median is below the original's by this share: less is noise.
-FASTER = 0.98
-
-# Models estimated to take longer than this many seconds are verified at a smaller side: a verification is some hundred
-# runs, most of them in float64.
-SLOW = 0.02
-
-_UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
-_REST = inspect.Parameter.VAR_KEYWORD
+from fusewright.trial import Progress, Trial, tried
 
 _CHOICES = {
     "precision": ("eager", "fp32", "tf32"),
@@ -77,7 +58,7 @@ def optimize(
     original = model if state is None else state.original
     entry = _plan(original, args, kwargs, options, progress or (lambda _: None))
     assert entry.plan is not None
-    if entry.forward is None and entry.training is None:
+    if entry.runner is None:
         _plans[original] = entry.plan
         return original
     state = State(original, options, planner=_plan, plan=entry.plan)
@@ -130,28 +111,17 @@ def _plan(model: nn.Module, args: Args, kwargs: Kwargs, options: Options, progre
     draft = _draft(model, args, kwargs, options)
     reason = _untouchable(model, args, kwargs)
     if reason is not None:
-        return Entry(None, None, replace(draft, reason=reason))
-    trial = _Trial(unhooked(model), args, kwargs, options, progress)
+        return Entry(plan=replace(draft, reason=reason))
+    trial = Trial(unhooked(model), args, kwargs, options, progress)
     with _mode(trial.model, options.training), torch.inference_mode(False):
         try:
-            return _tried(trial, draft)
+            return tried(trial, draft)
         except CaptureError as error:
-            return Entry(None, None, replace(draft, reason=str(error)))
+            return Entry(plan=replace(draft, reason=str(error)))
         except Exception as error:  # a model that we fail on still has to run
             reason = f"Fusewright failed on it ({type(error).__name__}: {error}); please report this"
             warnings.warn(f"{type(model).__name__} is left as it is: {reason}", RuntimeWarning, stacklevel=3)
-            return Entry(None, None, replace(draft, reason=reason))
-
-
-def _tried(trial: _Trial, draft: Plan) -> Entry:
-    """What building, verifying and measuring come to; raises `CaptureError` where it cannot be built."""
-    trial.progress("capturing and rewriting")
-    built = build(trial.model, trial.args, trial.kwargs, mode=trial.options.rewrite, finite=trial.options.finite)
-    plan = _described(draft, built)
-    if plan.rules:
-        return _judge(trial, built, plan)
-    reason = "no rule applies" if not plan.declined else "no rule that applies would pay"
-    return Entry(None, None, replace(plan, status="unchanged", reason=reason))
+            return Entry(plan=replace(draft, reason=reason))
 
 
 def _draft(model: nn.Module, args: Args, kwargs: Kwargs, options: Options) -> Plan:
@@ -197,145 +167,3 @@ class _mode:
     def __exit__(self, *_: object) -> None:
         for module, flag in self.flags:
             module.training = flag
-
-
-def _described(draft: Plan, built: Built) -> Plan:
-    return replace(
-        draft,
-        status="rewritten",
-        before=built.before,
-        after=built.after,
-        rules=built.rewritten.fired,
-        declined=built.rewritten.declined,
-        opaque=tuple(built.captured.reasons),
-        precision=advice.precision_notes(built),
-        advice=advice.advice(built),
-        program=built.program.source,
-    )
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """One call of one model, to be judged."""
-
-    model: nn.Module
-    args: Args
-    kwargs: Kwargs
-    options: Options
-    progress: Progress
-
-    @property
-    def inputs(self) -> Any:
-        """The example inputs as `verify` and `measure` take them: all positional, or all by name."""
-        if not (self.args and self.kwargs):
-            return dict(self.kwargs) if self.kwargs else self.args
-        bound = inspect.signature(self.model.forward).bind(*self.args, **self.kwargs)
-        kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
-        if any(kinds[name] in _UNNAMED for name in bound.arguments):
-            raise CaptureError(f"{type(self.model).__name__} takes arguments that have no name beside named ones")
-        rest: Mapping[str, Any] = next(
-            (bound.arguments[n] for n, kind in kinds.items() if kind is _REST and n in bound.arguments), {}
-        )
-        return {**{name: value for name, value in bound.arguments.items() if kinds[name] is not _REST}, **rest}
-
-
-def _judge(trial: _Trial, built: Built, plan: Plan) -> Entry:
-    """Verify and measure a rewritten program; keep it where it is right and faster."""
-    candidate, runner = _candidate(trial, built)
-    if trial.options.verify:
-        verdict = _verified(trial, built)
-        plan = replace(plan, verdict=verdict)
-        if not verdict.ok:
-            failed = next(row for row in verdict.rows if row.ok is False)
-            reason = f"verification failed ({failed.name}: {failed.detail}); the original is kept"
-            return Entry(None, None, replace(plan, status="unchanged", reason=reason))
-    with preserved(trial.model):
-        kept, timing = _measured(trial, candidate)
-    forward, training = (k.path == "rewritten" for k in kept)
-    status: Literal["rewritten", "unchanged"] = "rewritten" if forward or training else "unchanged"
-    reason = "" if forward or training else "the rewritten program was not faster; the original is kept"
-    plan = replace(plan, status=status, reason=reason, kept=kept, timing=timing)
-    return Entry(runner if forward else None, runner if training else None, plan)
-
-
-def _candidate(trial: _Trial, built: Built) -> tuple[nn.Module, Runner]:
-    """A module that runs `built` on every call it is valid for."""
-    graph = built.captured.graph
-    guard = guard_of(trial.args, trial.kwargs, tuple(n.shape for n in graph.inputs), graph.symbols)
-    runner = Runner(built.program, guard, trial.options.precision)
-    state = State(trial.model, trial.options)
-    state.add(Entry(runner, runner), trial.args, trial.kwargs)
-    return attach(trial.model, state), runner
-
-
-def _verified(trial: _Trial, built: Built) -> Verdict:
-    """All checks; of a slow model at a smaller side, and then the example at full size against eager."""
-
-    def again(args: Args, kwargs: Kwargs) -> Built:
-        return build(trial.model, args, kwargs, mode=trial.options.rewrite, finite=trial.options.finite)
-
-    smaller = None
-    if built.before.seconds > SLOW:
-        with preserved(trial.model):
-            smaller = reduced(trial.model, trial.args, trial.kwargs, built, again)
-    if smaller is None:
-        return _checked_against_float64(trial, built)
-    args, kwargs, small = smaller
-    verdict = _checked_against_float64(replace(trial, args=args, kwargs=kwargs), small)
-    full = _verify(trial, built, checks=("example", "metadata"), truth="eager")
-    rows = tuple(replace(row, name=f"{row.name} at full size") for row in full.rows)
-    sizes = ", ".join(str(tuple(t.shape)) for t in flat_tensors(args, kwargs))
-    checked = f"{verdict.checked}, on inputs cut to {sizes}; then against eager at full size"
-    return Verdict((*verdict.rows, *rows), checked, verdict.seconds + full.seconds)
-
-
-def _checked_against_float64(trial: _Trial, built: Built) -> Verdict:
-    return _verify(trial, built, cut_batch=bool(built.captured.graph.symbols))
-
-
-def _verify(trial: _Trial, built: Built, **how: Any) -> Verdict:
-    candidate, runner = _candidate(trial, built)
-    exact = all(fired.exactness == "exact" for fired in built.rewritten.fired)
-    verdict = run_verification(
-        trial.model,
-        candidate,
-        trial.inputs,
-        training=trial.model.training,
-        precision=trial.options.precision,
-        exact=exact,
-        progress=lambda name: trial.progress(f"verifying: {name}"),
-        **how,
-    )
-    assert runner.calls > 0, "the verification never ran the program"
-    return verdict
-
-
-def _measured(trial: _Trial, candidate: nn.Module) -> tuple[tuple[Kept, Kept], Timing]:
-    """Which path serves calls without and with gradients."""
-    if not trial.options.measure:
-        reason = "by the cost model; not measured" if trial.options.rewrite == "cost" else "as asked; not measured"
-        return (Kept("forward", "rewritten", reason), Kept("forward+backward", "rewritten", reason)), Timing()
-    device = next((t.device for t in flat_tensors(trial.args, trial.kwargs)), torch.device("cpu"))
-    modules = {"original": trial.model, "rewritten": candidate}
-    trial.progress("measuring the forward")
-    calls = {name: forward_call(module, trial.inputs) for name, module in modules.items()}
-    seconds = {name: s.median for name, s in compare(calls, device=device, max_time=10.0).items()}
-    timing = Timing(original_forward=seconds["original"], rewritten_forward=seconds["rewritten"])
-    forward = _keep("forward", seconds, trial.options)
-    wanted = any(t.requires_grad for t in flat_tensors(trial.args, trial.kwargs))
-    if not wanted and not any(p.requires_grad for p in trial.model.parameters()):
-        return (forward, replace(forward, mode="forward+backward")), timing
-    trial.progress("measuring forward and backward")
-    calls = {name: training_call(m, trial.inputs, input_gradients=wanted) for name, m in modules.items()}
-    seconds = {name: s.median for name, s in compare(calls, device=device, max_time=15.0).items()}
-    timing = replace(timing, original_training=seconds["original"], rewritten_training=seconds["rewritten"])
-    return (forward, _keep("forward+backward", seconds, trial.options)), timing
-
-
-def _keep(mode: Literal["forward", "forward+backward"], seconds: Mapping[str, float], options: Options) -> Kept:
-    ratio = seconds["original"] / seconds["rewritten"]
-    if options.rewrite == "always":
-        return Kept(mode, "rewritten", f"as asked; measured {ratio:.2f}x")
-    if seconds["rewritten"] < FASTER * seconds["original"]:
-        return Kept(mode, "rewritten", f"measured {ratio:.2f}x faster")
-    return Kept(mode, "original", f"the rewritten program measured {ratio:.2f}x the original's speed")

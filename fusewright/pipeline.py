@@ -40,12 +40,19 @@ class Built:
     before: Work
     after: Work
     device: torch.device
+    without: frozenset[str] = frozenset()
 
 
 def build(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, mode: Mode = "cost", finite: bool = False
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    mode: Mode = "cost",
+    finite: bool = False,
+    without: frozenset[str] = frozenset(),
 ) -> Built:
-    """Run all passes on `model` called with `args` and `kwargs`.
+    """Run all passes on `model` called with `args` and `kwargs`, leaving out the rules named in `without`.
 
     Raises `CaptureError` when the model cannot be captured whole.
     """
@@ -55,11 +62,12 @@ def build(
     tensors = flat_tensors(args, kwargs)
     hints = {symbol: tensors[where.input].shape[where.dim] for symbol, where in graph.symbols.items()}
     cost = CostModel(device_facts(device), hints)
-    rewritten = rewrite(graph, RULES, cost, mode=mode, finite=finite)
+    rules = [rule for rule in RULES if rule.name not in without]
+    rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite)
     check(rewritten.graph)
     attributes = [key for key, tensor in captured.constants.items() if _found(model, key) is tensor]
     program = lower(rewritten.graph, captured.out_spec, captured.constants, attributes)
-    return Built(captured, rewritten, program, total(graph, cost), total(rewritten.graph, cost), device)
+    return Built(captured, rewritten, program, total(graph, cost), total(rewritten.graph, cost), device, without)
 
 
 def _found(model: nn.Module, path: str) -> object:

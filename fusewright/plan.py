@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from fusewright.verification import Verdict
 
 Status = Literal["rewritten", "unchanged", "untouched"]
+Mode = Literal["forward", "forward+backward", "forward+backward to inputs"]
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,17 @@ class Work:
 
 @dataclass(frozen=True)
 class Fired:
-    """One application of a rule: the estimated work of the whole graph just before and just after it."""
+    """One application of a rule: the estimated work of the whole graph just before and just after it.
+
+    `rivals` are the other rules that could have been applied to the same node.
+    """
 
     rule: str
     where: str
     exactness: Literal["exact", "reassociates", "finite"]
     before: Work
     after: Work
+    rivals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,22 +48,17 @@ class Declined:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Interleaved medians in seconds of the original and the rewritten program; `None` where not measured."""
-
-    original_forward: float | None = None
-    rewritten_forward: float | None = None
-    original_training: float | None = None
-    rewritten_training: float | None = None
-
-
-@dataclass(frozen=True)
 class Kept:
-    """Which path serves calls of one kind (``"forward"`` or ``"forward+backward"``), and why."""
+    """Which path serves calls of one mode, why, and the measured medians in seconds (`None` where not measured).
 
-    mode: Literal["forward", "forward+backward"]
+    The modes: without gradients, with those of parameters, with those of inputs as well.
+    """
+
+    mode: Mode
     path: Literal["rewritten", "original"]
     reason: str
+    original: float | None = None
+    rewritten: float | None = None
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,13 @@ class Plan:
     kept: tuple[Kept, ...] = ()
     precision: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
-    timing: Timing = field(default_factory=Timing)
     verdict: Verdict | None = None
     program: str = ""
 
     def to_json(self, indent: int | None = 2) -> str:
         """The whole plan as JSON text."""
         record: dict[str, Any] = {k: getattr(self, k) for k in self.__dataclass_fields__ if k != "verdict"}
-        for name in ("before", "after", "timing"):
+        for name in ("before", "after"):
             record[name] = None if record[name] is None else asdict(record[name])
         for name in ("rules", "declined", "kept"):
             record[name] = [asdict(entry) for entry in record[name]]

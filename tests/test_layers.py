@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pipeline",),
     ("dispatch", "advice"),
     ("module", "reduced"),
+    ("trial",),
     ("optimizer",),
     ("__init__",),
     ("problem", "doctor", "terminal"),

@@ -1,8 +1,8 @@
 """Range sums in ATen.
 
-How far the result's dtype is carried: sums of half precisions accumulate in it throughout.  A float64 sum of float32 reads
-at a thirteenth of the speed on a CPU and a fifth on an H200, so there the first dimension (the innermost one there is)
-is summed in float32 by PyTorch's cascade, short rows at a time, and everything after that in float64.
+How far the result's dtype is carried: sums of half precisions accumulate in it throughout.  A float64 sum of float32
+reads at a thirteenth of the speed on a CPU and a fifth on an H200; so there the first dimension (the innermost one
+there is) is summed in float32 by PyTorch's cascade, short rows at a time, and everything after that in float64.
 """
 
 from __future__ import annotations

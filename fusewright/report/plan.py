@@ -9,7 +9,7 @@ from itertools import groupby
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fusewright.plan import Fired, Kept, Plan, Timing, Work
+from fusewright.plan import Fired, Kept, Plan, Work
 from fusewright.report.text import bullets, duration, heading, less, render, scaled, table, times
 from fusewright.report.verdict import verdict_summary
 
@@ -49,7 +49,7 @@ def _sections(plan: Plan) -> Iterator[RenderableType]:
         yield bullets(plan.kernels)
     if plan.kept:
         yield heading("What serves calls")
-        yield _kept(plan.kept, plan.timing)
+        yield _kept(plan.kept)
     if plan.verdict is not None:
         yield heading("Verified")
         yield verdict_summary(plan.verdict)
@@ -113,13 +113,11 @@ def _change(before: str, after: str) -> str:
     return f"{value} -> {after}" if after.endswith(f" {unit}") else f"{before} -> {after}"
 
 
-def _kept(kept: tuple[Kept, ...], timing: Timing) -> RenderableType:
+def _kept(kept: tuple[Kept, ...]) -> RenderableType:
     numbers = ("original", "rewritten", "speedup")
     made = table(("calls", "run by", *numbers, "why"), right=numbers, fixed=("calls", "run by"))
     for entry in kept:
-        forward = entry.mode == "forward"
-        before = timing.original_forward if forward else timing.original_training
-        after = timing.rewritten_forward if forward else timing.rewritten_training
+        before, after = entry.original, entry.rewritten
         made.add_row(
             entry.mode,
             entry.path,

@@ -57,13 +57,13 @@ def rewrite(
         return Rewritten(graph, (), ())
     limit = 20 * len(graph.nodes()) + 100
     for _ in range(limit):
-        offer = _next(graph, rules, cost, mode, finite, declined)
+        offer, rivals = _next(graph, rules, cost, mode, finite, declined)
         if offer is None:
             kept = set(graph.nodes())
             return Rewritten(graph, tuple(fired), tuple(d for (_, n), d in declined.items() if n in kept))
         before, graph = graph, graph.substitute(offer.root, offer.new)
         work = total(before, cost), total(graph, cost)
-        fired.append(Fired(offer.rule.name, _place(offer.root), offer.exactness, *work))
+        fired.append(Fired(offer.rule.name, _place(offer.root), offer.exactness, *work, rivals))
     raise AssertionError(f"rules did not reach a fixpoint in {limit} steps: {[f.rule for f in fired[-6:]]}")
 
 
@@ -85,8 +85,8 @@ def _next(
     mode: Mode,
     finite: bool,
     declined: dict[tuple[str, Node], Declined],
-) -> _Offer | None:
-    """The first application to take, looking from the inputs on."""
+) -> tuple[_Offer | None, tuple[str, ...]]:
+    """The first application to take, looking from the inputs on, and the other rules that could be applied there."""
     users = graph.users()
     for root in graph.nodes():
         offers: list[_Offer] = []
@@ -99,11 +99,11 @@ def _next(
                 declined[rule.name, root] = Declined(rule.name, _place(root), reason)
         best = max(offers, key=lambda o: o.saves, default=None)
         if best is not None and (mode == "always" or best.saves > WORTHWHILE * best.of):
-            return best
+            return best, tuple(o.rule.name for o in offers if o is not best)
         for offer in offers:
             reason = f"would not pay: {-offer.saves * 1e6:+.1f} us by the cost model"
             declined[offer.rule.name, root] = Declined(offer.rule.name, _place(root), reason)
-    return None
+    return None, ()
 
 
 def _matches(root: Node, rules: Sequence[Rule]) -> Iterator[tuple[Rule, Match]]:

@@ -125,6 +125,8 @@ class CostModel:
     def _launches(self, node: Node) -> float:
         if isinstance(node.op, ops.RangeSum):
             return float(sum(1 + 2 * min(len(slots), 16) * (len(slots) > 1) for _, slots in node.op.table))
+        if isinstance(node.op, ops.Pool) and node.op.kind == "min":
+            return 3.0  # two negations around a max pooling
         two = isinstance(node.op, ops.Reduce) and node.op.kind in ("logsumexp", "var")
         return 2.0 if two or (isinstance(node.op, ops.Conv) and node.op.transposed) else 1.0
 

@@ -1,0 +1,229 @@
+"""One call of one model on trial: variants built, verified, measured; what is right and faster is kept."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusewright import advice
+from fusewright.dispatch import Args, Entry, Kwargs, Options, Runner, State, guard_of
+from fusewright.errors import CaptureError
+from fusewright.measure import compare, forward_call, training_call
+from fusewright.module import attach
+from fusewright.pipeline import Built, build
+from fusewright.plan import Kept, Mode, Plan
+from fusewright.reduced import reduced
+from fusewright.tree import flat_tensors
+from fusewright.verification import Verdict
+from fusewright.verification import verify as run_verification
+from fusewright.verification.state import preserved
+
+Progress = Callable[[str], None]
+
+# A rewritten path is kept only when its median is below the original's by this share: less is noise.
+FASTER = 0.98
+
+# Models estimated to take longer than this many seconds are verified at a smaller side: a verification is some hundred
+# runs, most of them in float64.
+SLOW = 0.02
+
+# So many rules that had rivals are also tried without.
+MOST_VARIANTS = 2
+
+MODES: tuple[Mode, ...] = ("forward", "forward+backward", "forward+backward to inputs")
+
+_UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+_REST = inspect.Parameter.VAR_KEYWORD
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One call of one model, to be judged."""
+
+    model: nn.Module
+    args: Args
+    kwargs: Kwargs
+    options: Options
+    progress: Progress
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs: the device of its first input."""
+        return next((t.device for t in flat_tensors(self.args, self.kwargs)), torch.device("cpu"))
+
+    @property
+    def inputs(self) -> Any:
+        """The example inputs as `verify` and `measure` take them: all positional, or all by name."""
+        if not (self.args and self.kwargs):
+            return dict(self.kwargs) if self.kwargs else self.args
+        bound = inspect.signature(self.model.forward).bind(*self.args, **self.kwargs)
+        kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
+        if any(kinds[name] in _UNNAMED for name in bound.arguments):
+            raise CaptureError(f"{type(self.model).__name__} takes arguments that have no name beside named ones")
+        rest: Mapping[str, Any] = next(
+            (bound.arguments[n] for n, kind in kinds.items() if kind is _REST and n in bound.arguments), {}
+        )
+        return {**{name: value for name, value in bound.arguments.items() if kinds[name] is not _REST}, **rest}
+
+
+def _judge(trial: Trial, built: Built, plan: Plan) -> Entry:
+    """Verify and measure a rewritten program; keep it where it is right and faster."""
+    candidate, runner = _candidate(trial, built)
+    if trial.options.verify:
+        verdict = _verified(trial, built)
+        plan = replace(plan, verdict=verdict)
+        if not verdict.ok:
+            failed = next(row for row in verdict.rows if row.ok is False)
+            reason = f"verification failed ({failed.name}: {failed.detail}); the original is kept"
+            return Entry(plan=replace(plan, status="unchanged", reason=reason))
+    with preserved(trial.model):
+        kept = _measured(trial, candidate)
+    modes = frozenset(k.mode for k in kept if k.path == "rewritten")
+    if not modes:
+        reason = "the rewritten program was not faster; the original is kept"
+        return Entry(plan=replace(plan, status="unchanged", reason=reason, kept=kept))
+    return Entry(runner, modes, replace(plan, kept=kept))
+
+
+def _candidate(trial: Trial, built: Built) -> tuple[nn.Module, Runner]:
+    """A module that runs `built` on every call it is valid for."""
+    graph = built.captured.graph
+    guard = guard_of(trial.args, trial.kwargs, tuple(n.shape for n in graph.inputs), graph.symbols)
+    runner = Runner(built.program, guard, trial.options.precision)
+    state = State(trial.model, trial.options)
+    state.add(Entry(runner, frozenset(MODES)), trial.args, trial.kwargs)
+    return attach(trial.model, state), runner
+
+
+def _verified(trial: Trial, built: Built) -> Verdict:
+    """All checks; of a slow model at a smaller side, and then the example at full size against eager."""
+
+    def again(args: Args, kwargs: Kwargs) -> Built:
+        return _built(replace(trial, args=args, kwargs=kwargs), built.without)
+
+    smaller = None
+    if built.before.seconds > SLOW:
+        with preserved(trial.model):
+            smaller = reduced(trial.model, trial.args, trial.kwargs, built, again)
+    if smaller is None:
+        return _checked_against_float64(trial, built)
+    args, kwargs, small = smaller
+    verdict = _checked_against_float64(replace(trial, args=args, kwargs=kwargs), small)
+    full = _verify(trial, built, checks=("example", "metadata"), truth="eager")
+    rows = tuple(replace(row, name=f"{row.name} at full size") for row in full.rows)
+    sizes = ", ".join(str(tuple(t.shape)) for t in flat_tensors(args, kwargs))
+    checked = f"{verdict.checked}, on inputs cut to {sizes}; then against eager at full size"
+    return Verdict((*verdict.rows, *rows), checked, verdict.seconds + full.seconds)
+
+
+def _checked_against_float64(trial: Trial, built: Built) -> Verdict:
+    return _verify(trial, built, cut_batch=bool(built.captured.graph.symbols))
+
+
+def _verify(trial: Trial, built: Built, **how: Any) -> Verdict:
+    candidate, runner = _candidate(trial, built)
+    exact = all(fired.exactness == "exact" for fired in built.rewritten.fired)
+    verdict = run_verification(
+        trial.model,
+        candidate,
+        trial.inputs,
+        training=trial.model.training,
+        precision=trial.options.precision,
+        exact=exact,
+        progress=lambda name: trial.progress(f"verifying: {name}"),
+        **how,
+    )
+    assert runner.calls > 0, "the verification never ran the program"
+    return verdict
+
+
+def _measured(trial: Trial, candidate: nn.Module) -> tuple[Kept, ...]:
+    """Which path serves calls of each mode."""
+    if not trial.options.measure:
+        reason = "by the cost model; not measured" if trial.options.rewrite == "cost" else "as asked; not measured"
+        return tuple(Kept(mode, "rewritten", reason) for mode in MODES)
+    return tuple(_kept(trial, candidate, mode) for mode in MODES if _occurs(trial, mode))
+
+
+def _occurs(trial: Trial, mode: Mode) -> bool:
+    """Whether the model can be called in this mode with anything to differentiate."""
+    if mode == "forward+backward":
+        return any(p.requires_grad for p in trial.model.parameters())
+    return mode == "forward" or any(t.is_floating_point() for t in flat_tensors(trial.args, trial.kwargs))
+
+
+def _kept(trial: Trial, candidate: nn.Module, mode: Mode) -> Kept:
+    """The path that serves calls of `mode`, both measured in turns."""
+
+    def call(module: nn.Module) -> Callable[[], object]:
+        if mode == "forward":
+            return forward_call(module, trial.inputs)
+        return training_call(module, trial.inputs, input_gradients=mode.endswith("inputs"))
+
+    trial.progress(f"measuring {mode}")
+    calls = {"original": call(trial.model), "rewritten": call(candidate)}
+    try:
+        samples = compare(calls, device=trial.device, rounds=9, max_time=8.0)
+    except ValueError as error:  # nothing to differentiate after all
+        return Kept(mode, "original", str(error))
+    before, after = samples["original"].median, samples["rewritten"].median
+    ratio = before / after
+    if trial.options.rewrite == "always":
+        return Kept(mode, "rewritten", f"as asked; measured {ratio:.2f}x", before, after)
+    if after < FASTER * before:
+        return Kept(mode, "rewritten", f"measured {ratio:.2f}x faster", before, after)
+    return Kept(mode, "original", f"the rewritten program measured {ratio:.2f}x the original's speed", before, after)
+
+
+def tried(trial: Trial, draft: Plan) -> Entry:
+    """What building, verifying and measuring come to; raises `CaptureError` where it cannot be built."""
+    trial.progress("capturing and rewriting")
+    built = _built(trial)
+    plan = _described(draft, built)
+    if not plan.rules:
+        reason = "no rule applies" if not plan.declined else "no rule that applies would pay"
+        return Entry(plan=replace(plan, status="unchanged", reason=reason))
+    entries = (_judge(trial, variant, _described(draft, variant)) for variant in _variants(trial, built))
+    first = next(entries)
+    if first.plan is None or first.plan.verdict is None or first.plan.verdict.ok:
+        return first
+    return next((e for e in entries if e.plan is not None and e.plan.verdict is not None and e.plan.verdict.ok), first)
+
+
+def _built(trial: Trial, without: frozenset[str] = frozenset()) -> Built:
+    options = trial.options
+    return build(trial.model, trial.args, trial.kwargs, mode=options.rewrite, finite=options.finite, without=without)
+
+
+def _variants(trial: Trial, built: Built) -> list[Built]:
+    """`built`, and what becomes of it without a rule that had rivals; the fastest first where that may be measured."""
+    contested = dict.fromkeys(fired.rule for fired in built.rewritten.fired if fired.rivals)
+    others = [_built(trial, frozenset({rule})) for rule in list(contested)[:MOST_VARIANTS]]
+    variants = [built, *(v for v in others if v.program.source != built.program.source and v.rewritten.fired)]
+    if len(variants) == 1 or not trial.options.measure:
+        return variants
+    trial.progress("comparing variants")
+    calls = {i: forward_call(_candidate(trial, variant)[0], trial.inputs) for i, variant in enumerate(variants)}
+    with preserved(trial.model):
+        seconds = compare(calls, device=trial.device, min_time=0.05, rounds=5, max_time=5.0)
+    return [variants[i] for i in sorted(seconds, key=lambda i: seconds[i].median)]
+
+
+def _described(draft: Plan, built: Built) -> Plan:
+    return replace(
+        draft,
+        status="rewritten",
+        before=built.before,
+        after=built.after,
+        rules=built.rewritten.fired,
+        declined=built.rewritten.declined,
+        opaque=tuple(built.captured.reasons),
+        precision=advice.precision_notes(built),
+        advice=advice.advice(built),
+        program=built.program.source,
+    )
