@@ -1,0 +1,276 @@
+"""Which calls a program serves, how often is planned, and what the rest of PyTorch makes of the drop-in."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import sympy
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.utils.checkpoint import checkpoint
+
+import fusewright.optimizer
+from fusewright.dispatch import MOST_STATES, Guard, Options, State
+from fusewright.ir.node import Symbol
+from fusewright.module import state_of
+from tests.dropin import Gap, Linear, fast, images, program_calls, same
+
+
+@pytest.fixture
+def model() -> Gap:
+    torch.manual_seed(0)
+    return Gap()
+
+
+def state(module: nn.Module) -> State:
+    found = state_of(module)
+    assert found is not None
+    return found
+
+
+class TestGuard:
+    B = sympy.Symbol("B", integer=True, positive=True)
+    guard = Guard(2, ((B, 3), (2 * B,)), ((torch.float32, torch.device("cpu")),) * 2, {B: Symbol(0, 0, 2, 8)})
+
+    @pytest.mark.parametrize("batch, admitted", [(1, False), (2, True), (8, True), (9, False)])
+    def test_range(self, batch: int, admitted: bool) -> None:
+        assert self.guard.admits(2, (torch.ones(batch, 3), torch.ones(2 * batch))) == admitted
+
+    @pytest.mark.parametrize(
+        "tensors",
+        [
+            (torch.ones(4, 3), torch.ones(7)),
+            (torch.ones(4, 4), torch.ones(8)),
+            (torch.ones(4, 3, 1), torch.ones(8)),
+            (torch.ones(4, 3, dtype=torch.float64), torch.ones(8)),
+            (torch.ones(4, 3), torch.ones(8, device="meta")),
+        ],
+    )
+    def test_refuses_what_differs(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        assert not self.guard.admits(2, tensors)
+
+    def test_refuses_another_layout(self) -> None:
+        assert not self.guard.admits("other", (torch.ones(4, 3), torch.ones(8)))
+
+
+class TestPlanning:
+    def test_first_call_of_a_kind_runs_the_original(self, model: Gap) -> None:
+        f = fast(model)
+        for program in (False, True, True):
+            same(f, model, images(side=9), program=None if program else False)
+        assert state(f).replans == 1
+
+    def test_is_bounded(self, model: Gap) -> None:
+        f = fast(model)
+        state(f).options = replace(state(f).options, replans=2)
+        for side in (5, 6, 7, 8):
+            for _ in range(3):
+                same(f, model, images(side=side))
+        assert state(f).replans == 2
+        same(f, model, images(side=8), program=False)
+
+    def test_states_are_bounded(self, model: Gap) -> None:
+        f = fast(model)
+        state(f).options = replace(state(f).options, replans=0)
+        for i in range(MOST_STATES + 5):
+            model.divisor = 10.0 + i
+            same(f, model, images(), program=False)
+        assert len(state(f)._epochs) == MOST_STATES
+        model.divisor = 2.0
+        same(f, model, images(), program=True)
+
+    def test_an_address_used_again_is_no_old_state(self, model: Gap) -> None:
+        f = fast(model)
+        for _ in range(20):  # a new function tends to get its predecessor's address
+            model.extra = lambda x: x
+            same(f, model, images(), program=False)
+            del model.extra
+
+    def test_failure_of_a_plan_is_no_failure_of_the_call(self, model: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
+        f = fast(model)
+
+        def failing(*_: object) -> None:
+            raise AssertionError("a fault of ours")
+
+        monkeypatch.setattr(fusewright.optimizer, "tried", failing)
+        same(f, model, images(side=9))
+        with pytest.warns(RuntimeWarning, match="a fault of ours"):
+            same(f, model, images(side=9), program=False)
+        same(f, model, images(side=9), program=False)
+
+    def test_options_follow(self, model: Gap) -> None:
+        f = fast(model, finite=True, precision="fp32")
+        assert state(f).options == Options(None, "fp32", "always", "auto", True, False, False)
+
+    def test_verified_before_it_is_used(self, model: Gap) -> None:
+        f = fast(model, verify=True)
+        for _ in range(2):
+            same(f, model, images(2, side=7))
+        plan = state(f).latest_plan()
+        assert plan is not None and plan.verdict is not None and plan.verdict.ok
+        assert "7, 7" in plan.signature
+
+    def test_integers_and_subclasses_of_tensors(self, model: Gap) -> None:
+        f = fast(model)
+        x = images().as_subclass(Tagged)
+        for _ in range(3):
+            same(f, model, x, program=False)
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+def test_threads(model: Gap) -> None:
+    f = fast(model)
+    inputs = [images(batch, side) for batch in (2, 3) for side in (10, 9)]
+    expected = [model(x) for x in inputs]
+    faults: list[object] = []
+
+    def work() -> None:
+        try:
+            for _ in range(10):
+                for x, y in zip(inputs, expected, strict=True):
+                    torch.testing.assert_close(f(x), y, rtol=1e-4, atol=1e-5)
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults and state(f).replans == 1
+
+
+class TestTransforms:
+    def test_functional_call(self, model: Gap) -> None:
+        f, x = fast(model), images()
+        other = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+        for _ in range(3):
+            expected = functional_call(model, other, (x,))
+            torch.testing.assert_close(functional_call(f, other, (x,)), expected)
+        assert state(f).replans == 0
+        same(f, model, x, program=True)
+
+    def test_grad_and_vmap(self, model: Gap) -> None:
+        f, x = fast(model), images()
+        parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+        def loss(module: nn.Module):
+            return lambda weights, one: functional_call(module, weights, (one[None],)).square().sum()
+
+        for _ in range(3):
+            found, expected = (vmap(grad(loss(m)), (None, 0))(parameters, x) for m in (f, model))
+            torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.func.jvp(f, (x,), (x,)), torch.func.jvp(model, (x,), (x,)))
+        same(f, model, x, program=True)
+
+    def test_ensemble(self, model: Gap) -> None:
+        stacked, buffers = stack_module_state([model, Gap()])
+        f, x = fast(model), images()
+        found, expected = (
+            vmap(lambda p, b, m=m: functional_call(m, (p, b), (x,)))(stacked, buffers) for m in (f, model)
+        )
+        torch.testing.assert_close(found, expected)
+
+    def test_forward_mode(self, model: Gap) -> None:
+        import torch.autograd.forward_ad as fwAD
+
+        f, x, t = fast(model), images(), images()
+        with fwAD.dual_level():
+            found, expected = (fwAD.unpack_dual(m(fwAD.make_dual(x, t))).tangent for m in (f, model))
+            torch.testing.assert_close(found, expected)
+
+    def test_double_backward(self, model: Gap) -> None:
+        results = []
+        x = images(requires_grad=True)
+        for module in (fast(model), model):
+            (first,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+            results.append(torch.autograd.grad(first.square().sum(), [x, *module.parameters()]))
+        torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+
+    def test_checkpoint(self, model: Gap) -> None:
+        f, x = fast(model), images(requires_grad=True)
+        (found,) = torch.autograd.grad(checkpoint(f, x, use_reentrant=False).sum(), x)
+        (expected,) = torch.autograd.grad(model(x).sum(), x)
+        torch.testing.assert_close(found, expected)
+
+
+class TestTracers:
+    def test_compile(self, model: Gap) -> None:
+        f, x = fast(model), images()
+        compiled = torch.compile(f, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), model(x))
+        assert program_calls(f) == 0
+
+    def test_export(self, model: Gap) -> None:
+        f, x = fast(model), images()
+        program = torch.export.export(f, (x,))
+        torch.testing.assert_close(program.module()(x), model(x))
+        assert any("conv2d" in str(node.target) for node in program.graph.nodes)
+
+    def test_trace(self, model: Gap) -> None:
+        f, x = fast(model), images()
+        torch.testing.assert_close(torch.jit.trace(f, (x,), check_trace=False)(x), model(x))
+        assert program_calls(f) == 0
+
+    def test_fx(self) -> None:
+        model = Linear()
+        f, x = fast(model, torch.randn(4, 16)), torch.randn(4, 16)
+        torch.testing.assert_close(torch.fx.symbolic_trace(f)(x), model(x))
+
+    def test_fake_tensors(self, model: Gap) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        f = fast(model)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert f(torch.empty(4, 3, 10, 10)).shape == (4, 8)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    os.environ.update(MASTER_ADDR="127.0.0.1")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+class TestDistributed:
+    def test_data_parallel(self, model: Gap) -> None:
+        twin = copy.deepcopy(model)
+        f = fast(model)
+        wrapped = nn.parallel.DistributedDataParallel(f)
+        for side in (10, 10, 9, 9, 9):  # the second of a new size plans within a step
+            x = images(side=side)
+            wrapped(x).square().mean().backward()
+            twin(x).square().mean().backward()
+        for a, b in zip(f.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+        assert program_calls(f) >= 4 and state(f).replans == 1
+
+    def test_sharded(self, model: Gap) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (1,))
+        twin = copy.deepcopy(model)
+        f = fully_shard(fast(model), mesh=mesh)
+        assert isinstance(f, Gap)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (f, twin)]
+        for _ in range(3):
+            x = images()
+            for module, optimizer in zip((f, twin), optimizers, strict=True):
+                optimizer.zero_grad()
+                module(x).square().mean().backward()
+                optimizer.step()
+            with torch.no_grad():
+                torch.testing.assert_close(f(x), twin(x), rtol=1e-4, atol=1e-5)
