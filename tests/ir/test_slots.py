@@ -130,10 +130,8 @@ def test_sliding(windows: list[Slot]) -> None:
     first, held = windows[0], [indices(s) for s in windows]
     distances = {b.start - a.start for a, b in pairwise(windows)} or {1}
     alike = len({(s.step, len(i)) for s, i in zip(windows, held, strict=True)}) == 1
-    expected = (
-        (first.step, min(distances)) if alike and held[0] and len(distances) == 1 and min(distances) > 0 else None
-    )
-    assert sliding(tuple(windows)) == expected
+    regular = len(distances) == 1 and min(distances) > 0
+    assert sliding(tuple(windows)) == ((first.step, min(distances)) if alike and held[0] and regular else None)
 
 
 def test_sliding_windows_have_one_scale() -> None:
