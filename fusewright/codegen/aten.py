@@ -258,7 +258,8 @@ def attribute(owner: str, path: str) -> str:
     """The text that reads a dotted path; names that are no identifiers (``Sequential``'s digits) go through getattr."""
     text = owner
     for part in path.split("."):
-        text = f"{text}.{part}" if part.isidentifier() else f'getattr({text}, "{part}")'
+        plain = part.isidentifier() and not keyword.iskeyword(part)
+        text = f"{text}.{part}" if plain else f"getattr({text}, {part!r})"
     return text
 
 

@@ -1,0 +1,249 @@
+"""Programs: golden texts, names that cannot collide, what is derived, what is freed."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusewright.pipeline import Built, build
+from fusewright.problem import load_problem
+from fusewright.runtime.device import DeviceFacts
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+
+
+class Cropped(nn.Module):
+    """A transposed convolution whose ends are cropped, averaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose2d(3, 4, 4, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).mean((2, 3))
+
+
+class Depth(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(2, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.conv(x).mean(2))
+
+
+class Features(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 12))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor | list[Tensor]]:
+        y = self.layers(x)
+        return {"sum": y.sum(1, keepdim=True), "inputs": [x, x[:, 1:3]]}
+
+
+class Bypass(nn.Module):
+    """Nothing to rewrite: dropout, a residual, an operation that is not understood."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y = F.dropout(torch.relu(self.first(x)), 0.25) + x
+        z = torch.cumsum(self.second(self.norm(y)), 1)
+        return (z if mask is None else z.masked_fill(mask, float("-inf"))), y
+
+
+class Constants(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 8)
+        self.shift = torch.arange(8.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.linear(x) * torch.tensor([1.0, -2.0] * 4) + self.shift).sum(1) + (self.shift * 2).sum()
+
+
+def _example(name: str, batch: int):
+    problem = load_problem(ROOT / "examples" / f"{name}.py").with_batch(batch)
+    return problem.build(), tuple(problem.inputs())
+
+
+MODELS = {
+    "conv_avgpool_sigmoid_sum": lambda: _example("conv_avgpool_sigmoid_sum", 2),
+    "conv3d_div_maxpool_gap_bias_sum": lambda: _example("conv3d_div_maxpool_gap_bias_sum", 2),
+    "convtranspose_gap_bias_logsumexp": lambda: _example("convtranspose_gap_bias_logsumexp", 2),
+    "cropped": lambda: (Cropped(), (torch.randn(2, 3, 9, 8),)),
+    "depth": lambda: (Depth(), (torch.randn(2, 2, 9, 8, 8),)),
+    "features": lambda: (Features(), (torch.randn(3, 6),)),
+    "bypass": lambda: (Bypass(), (torch.randn(3, 6), torch.ones(3, 6, dtype=torch.bool))),
+    "constants": lambda: (Constants(), (torch.randn(3, 6),)),
+}
+
+
+# Rates of no machine in particular: which of two valid rewrites is taken must not depend on where the tests run.
+FACTS = DeviceFacts("none", conv=1e11, matmul=1e11, wide=5e10, memory=1e10, reduce=1e10, window=1e9, launch=2e-6)
+
+
+@pytest.fixture(autouse=True)
+def fixed_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusewright.pipeline.device_facts", lambda _: FACTS)
+
+
+def built(model: nn.Module, *args: object, **kwargs: object) -> Built:
+    return build(model, args, kwargs, mode="always")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_golden(name: str) -> None:
+    """To accept new texts: delete the file, run twice, and read the difference."""
+    model, args = MODELS[name]()
+    path = GOLDEN / f"{name}.txt"
+    text = built(model, *args).program.source
+    if not path.exists():
+        path.write_text(text)
+        pytest.fail(f"wrote {path.name}; read it and run again")
+    assert text == path.read_text()
+
+
+def run(model: nn.Module, *args: object, **kwargs: object) -> object:
+    found = built(model, *args, **kwargs)
+    derive, forward = found.program.functions()
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+    return forward(model, *tensors, *derive(model))
+
+
+def test_dropout_and_opaque_operations_draw_alike() -> None:
+    model, args = MODELS["bypass"]()
+    torch.manual_seed(3)
+    found = run(model, *args)
+    torch.manual_seed(3)
+    torch.testing.assert_close(found, model(*args))
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "conv",
+            "torch",
+            "F",
+            "constants",
+            "B",
+            "x_core",
+            "range_sum_core_1",
+            "float",
+            "getattr",
+            "conv_weight",
+            "cast",
+        ],
+    )
+    def test_of_inputs_cannot_collide(self, name: str) -> None:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1))
+
+            def forward(self, **inputs: Tensor) -> Tensor:
+                y = self.conv(inputs[name])
+                return y.mean((2, 3)) * inputs["other"] + float("inf") * 0 + inputs[name].amax((1, 2, 3))[:, None]
+
+        model = Model()
+        inputs = {name: torch.randn(3, 3, 8, 8), "other": torch.randn(3, 4)}
+        torch.testing.assert_close(run(model, **inputs), model(**inputs), equal_nan=True)
+
+    @pytest.mark.parametrize("name", ["x_core", "lambda", "shaped", "torch", "self"])
+    def test_of_parameters_cannot_collide(self, name: str) -> None:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_parameter(name, nn.Parameter(torch.randn(4, 3, 3, 3)))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return F.conv2d(x, getattr(self, name), padding=1).mean((2, 3))
+
+        model = Model()
+        torch.testing.assert_close(run(model, x := torch.randn(3, 3, 8, 8)), model(x), rtol=1e-5, atol=1e-6)
+
+
+class TestDerived:
+    def test_reads_parameters_and_attributes(self) -> None:
+        class Model(Constants):
+            def forward(self, x: Tensor) -> Tensor:
+                return self.linear(x).sum(1) + (self.shift * 2).sum() * torch.tensor([2.0]).exp()
+
+        model = Model()
+        program = built(model, torch.randn(3, 6)).program
+        literal = next(iter(program.constants))
+        assert set(program.sources) == {"linear.weight", "linear.bias", "shift", literal}
+        assert set(program.constants) == {literal} and "self.shift" in program.source
+
+    def test_what_the_caller_may_write_to_is_not_kept(self) -> None:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(4))
+
+            def forward(self, x: Tensor):
+                w = self.weight.exp()
+                return x + w, (w * 2)[None].expand(x.shape[0], -1), w.reshape(2, 2), self.weight.tanh()
+
+        program = built(Model(), torch.randn(3, 4)).program
+        derive, forward = program.functions()
+        model, x = Model(), torch.randn(3, 4)
+        derived = derive(model)
+        kept = {t.untyped_storage().data_ptr() for t in derived}
+        assert not kept & {t.untyped_storage().data_ptr() for t in forward(model, x, *derived)}
+
+    def test_what_depends_on_the_batch_is_computed_anew(self) -> None:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(1, 4))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return x + self.weight.exp().expand(x.shape[0], 4) * x.shape[0]
+
+        model = Model()
+        derive, forward = built(model, torch.randn(3, 4)).program.functions()
+        for batch in (3, 5):
+            x = torch.randn(batch, 4)
+            torch.testing.assert_close(forward(model, x, *derive(model)), model(x))
+
+
+class Chain(nn.Module):
+    """Deep and plain, so that eager holds two activations at a time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in range(12):
+            y = x.sin()
+            x = torch.cat((y[:, 1:], y[:, :1]), 1) if i % 3 == 0 else y + 1
+        return x.sum(1)
+
+
+def peak(call) -> int:
+    """The most bytes alive at once among the tensors a call makes, by PyTorch's own profiler."""
+    gc.collect()
+    with torch.no_grad(), torch.profiler.profile(profile_memory=True) as profile:
+        call()
+    held = highest = 0
+    for event in sorted(profile.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            highest = max(highest, held)
+    return highest
+
+
+def test_memory_is_freed_as_early_as_in_eager() -> None:
+    model, x = Chain(), torch.randn(64, 4096)
+    derive, forward = build(model, (x,), {}, mode="never").program.functions()
+    ours, eager = peak(lambda: forward(model, x, *derive(model))), peak(lambda: model(x))
+    assert 0 < ours <= eager
