@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
+import gc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -79,6 +81,7 @@ class Select:
         return self.stem == module.__name__.split(".")[-1] or _uses(module.__name__, self.stem)
 
 
+@functools.cache
 def _uses(module: str, stem: str) -> bool:
     """Whether a module imports, perhaps through others, fusewright's module `stem`."""
     source = Path(sys.modules[module].__file__ or "").read_text()
@@ -205,6 +208,7 @@ def main() -> int:
     hypothesis.settings.register_profile("mutation", quick)
     hypothesis.settings.load_profile("mutation")
     importlib.import_module("harness").specs()  # PyTorch and all else that the children share
+    gc.freeze()  # or every child would go through all of it again
     chosen = choose(options)
     for file in sorted({m.file for m in chosen}):
         plain = Mutant(file, "", 0, ast.unparse(ast.parse(Path(file).read_text())))

@@ -139,9 +139,11 @@ def _family(value: str, dim: int, slots: Slots, cast: str) -> str:
     first, distance = slots[0], slots[1].start - slots[0].start
     lead = f"{':, ' * dim}{_index(first.start, slots[-1].stop, 1)}"
     if first.count == 1:
-        step = f":{distance}" if distance > 1 else ""
         dtype = cast.removeprefix(", dtype=")
-        return f"{value}[{lead}{step}]" + (f".to({dtype})" if dtype else "")
+        if distance == 1 or dtype:
+            step = f":{distance}" if distance > 1 else ""
+            return f"{value}[{lead}{step}]" + (f".to({dtype})" if dtype else "")
+        return f"{value}[{lead}:{distance}].contiguous()"  # what comes out is a value of its own, in order
     return f"{value}[{lead}].unfold({dim}, {first.count}, {distance}).sum(-1{cast})"
 
 

@@ -14,7 +14,7 @@ from math import gcd
 
 import torch
 
-from fusewright.ir.build import cast, permute, pointwise, range_sum, reshape, wide
+from fusewright.ir.build import cast, permute, pointwise, range_sum, reshape, total, wide
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Conv, Matmul, Slice, Slot, numel
 from fusewright.ir.slots import Slots, make_slot, sliding, solve, tap_slots
@@ -337,16 +337,26 @@ def full_conv_is_matmul(m: Match) -> Node:
     """
     conv, (x, w, bias) = m["conv"], m["conv"].args
     assert isinstance(conv.op, Conv) and x is not None and w is not None
-    groups, n, out = conv.op.groups, x.shape[0], w.shape[0]
-    depth = numel(w.shape[1:])
+    groups, n, depth = conv.op.groups, x.shape[0], numel(w.shape[1:])
     if groups == 1:
-        flat = make(Matmul(transpose_w=True), reshape(x, (n, depth)), reshape(w, (out, depth)), bias)
+        flat = make(Matmul(transpose_w=True), reshape(x, (n, depth)), reshape(w, (w.shape[0], depth)), bias)
         return reshape(flat, conv.shape)
-    split = permute(reshape(x, (n, groups, depth)), (1, 0, 2))
-    weight = reshape(w, (groups, out // groups, depth))
-    y = permute(make(Matmul(transpose_w=True), split, weight, None), (1, 0, 2))
-    y = reshape(y, conv.shape)
-    return y if bias is None else pointwise("add", y, reshape(bias, (1, out, *(1,) * (conv.ndim - 2))))
+    split, weight = reshape(x, (n, groups, depth)), reshape(w, (groups, w.shape[0] // groups, depth))
+    y = reshape(_by_group(split, weight), conv.shape)
+    return y if bias is None else pointwise("add", y, reshape(bias, (1, *bias.shape, *(1,) * (conv.ndim - 2))))
+
+
+def _by_group(x: Node, w: Node) -> Node:
+    """x (N, g, D) with w (g, O/g, D) -> (N, g, O/g), such that a reshape to (N, O) is in row-major memory.
+
+    Dropout draws in the order of memory, and callers may view what they get.  A permuted matmul is put in order where
+    g is joined with O/g, but not by a mere change of shape.
+    """
+    if w.shape[1] > 1:
+        return permute(make(Matmul(transpose_w=True), permute(x, (1, 0, 2)), w, None), (1, 0, 2))
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    products = pointwise("mul", cast(x, dtype), cast(reshape(w, (1, *x.shape[1:])), dtype))
+    return cast(total(products, (2,), keepdim=True), x.dtype)
 
 
 def _refuse_single_tap(m: Match) -> str | None:

@@ -118,6 +118,8 @@ def _compare(model: nn.Module, program: tuple[Any, Any], x: Tensor, seed: int) -
     new = _evaluate(lambda value: _run(program, new_model, value), new_model, x, seed)
     for i, (a, b) in enumerate(zip(new.outputs, old.outputs, strict=True)):
         _require_near(a, b, f"output {i}", 0.0)
+        if b.is_contiguous() and not a.is_contiguous():
+            raise Wrong(f"output {i} has strides {a.stride()} instead of {b.stride()}")
     for name, buffer in old_model.named_buffers():
         _require_near(new_model.get_buffer(name), buffer, f"buffer {name}", 0.0)
     largest = max((float(g.abs().max()) for g in old.gradients.values() if g.numel()), default=0.0)
