@@ -202,9 +202,13 @@ def _built(trial: Trial, without: frozenset[str] = frozenset()) -> Built:
 
 def _variants(trial: Trial, built: Built) -> list[Built]:
     """`built`, and what becomes of it without a rule that had rivals; the fastest first where that may be measured."""
-    contested = dict.fromkeys(fired.rule for fired in built.rewritten.fired if fired.rivals)
-    others = [_built(trial, frozenset({rule})) for rule in list(contested)[:MOST_VARIANTS]]
-    variants = [built, *(v for v in others if v.program.source != built.program.source and v.rewritten.fired)]
+    variants = [built]
+    while len(variants) <= MOST_VARIANTS:
+        contested = next((fired.rule for fired in variants[-1].rewritten.fired if fired.rivals), None)
+        other = None if contested is None else _built(trial, variants[-1].without | {contested})
+        if other is None or not other.rewritten.fired:
+            break
+        variants.append(other)
     if len(variants) == 1 or not trial.options.measure:
         return variants
     trial.progress("comparing variants")

@@ -200,7 +200,10 @@ class _Writer:
     def stem(self, node: Node) -> str:
         """What to call a value: a derived one after the parameter it comes from, others after their operation."""
         paths = [n.op.path for n in topological([node]) if isinstance(n.op, ops.Param | ops.Buffer)]
-        return paths[0].replace(".", "_") if self.deriving and paths else _stem(node)
+        if not (self.deriving and paths):
+            return _stem(node)
+        name = re.sub(r"\W", "_", paths[0])
+        return name if name.isidentifier() else f"module_{name}"  # Sequential's digits
 
     def operand(self, node: Node) -> str:
         op = node.op

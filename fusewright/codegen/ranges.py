@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
 from fusewright.ir.node import Node
 from fusewright.ir.ops import RangeSum, Slot
@@ -18,6 +19,9 @@ Slots = tuple[Slot, ...]
 # Irregular slots up to this many are summed one by one; more of them are gathered first.
 FEW = 16
 GATHERED = 8192
+
+# Windows of up to this many elements are left to average pooling, which adds them one after another.
+POOLED = 64
 
 
 @dataclass(frozen=True)
@@ -31,20 +35,19 @@ class _Stage:
 
 def lines(op: RangeSum, x: Node, operand: str, name: str) -> list[str]:
     """Statements that leave the range sum of `operand` in the variable `name`."""
-    pooled = _adaptive(op, x)
+    pooled = _adaptive(op, x, operand) or _pooled(op, x, operand)
     if pooled is not None:
-        return [f"{name} = F.adaptive_avg_pool{len(pooled)}d({operand}, {pooled})"]
+        return [f"{name} = {pooled}"]
     result: list[str] = []
     value, dtype, factor = operand, x.dtype, 1.0
-    for dims in _stages(op, x):
+    stages = _stages(op, x)
+    for i, dims in enumerate(stages):
         cast = ""
-        if _half(x) and dtype != op.dtype:
+        if dtype != op.dtype and (i > 0 or _half(x)):
             cast, dtype = f", dtype={op.dtype}", op.dtype
         stage = _total(dims, x, value, cast) if len(dims) > 1 else _along(*dims[0], x, value, cast, name)
-        text = stage.text
-        if dtype != op.dtype:
-            text, dtype = f"{text}.to({op.dtype})", op.dtype
-        result += [*stage.before, f"{name} = {text}"]
+        late = dtype != op.dtype and i == len(stages) - 1
+        result += [*stage.before, f"{name} = {stage.text}" + (f".to({op.dtype})" if late else "")]
         if stage.before:
             result.append(f"del {', '.join(line.partition(' = ')[0] for line in stage.before)}")
         value, factor = name, factor * stage.scale
@@ -58,9 +61,15 @@ def _half(x: Node) -> bool:
 
 
 def _stages(op: RangeSum, x: Node) -> list[list[tuple[int, Slots]]]:
-    """The dimensions in the order they are summed, innermost first; single sums that can share a stage do."""
+    """The dimensions in the order they are summed; single sums that can share a stage do.
+
+    Innermost first, as rows are what is fast to sum; but a GPU reads part of each row slowly, so there the innermost
+    dimension comes last when it is not summed whole.
+    """
     stages: list[list[tuple[int, Slots]]] = []
-    for dim, slots in reversed(op.table):
+    inner, slots = op.table[-1]
+    ragged = x.device.type != "cpu" and (len(slots) > 1 or slots[0] != Slot(0, x.shape[inner], 1, slots[0].scale))
+    for dim, slots in op.table if ragged else reversed(op.table):
         narrow_first = not _half(x) and x.dtype != op.dtype and len(stages) == 1
         shared = stages and not narrow_first and all(len(s) == 1 and s[0].count for _, s in [*stages[-1], (dim, slots)])
         if shared:
@@ -203,14 +212,34 @@ def adaptive_slots(length: int, out: int) -> Slots:
     return tuple(Slot(a, b, 1, 1.0 / (b - a)) for a, b in bounds)
 
 
-def _adaptive(op: RangeSum, x: Node) -> tuple[int, ...] | None:
-    """The output size when the table is an adaptive average pooling over the trailing dimensions of (N, C, *)."""
+def _trailing(op: RangeSum, x: Node) -> int:
+    """How many dimensions are summed where they are all those after (N, C) and stay in the operand's dtype; else 0."""
     dims = [dim for dim, _ in op.table]
-    n = len(dims)
-    if op.dtype != x.dtype or not 1 <= n <= 3 or x.ndim != n + 2 or dims != list(range(2, x.ndim)):
+    plain = op.dtype == x.dtype and 3 <= x.ndim <= 5 and dims == list(range(2, x.ndim))
+    return len(dims) if plain else 0
+
+
+def _adaptive(op: RangeSum, x: Node, operand: str) -> str | None:
+    """Adaptive average pooling, where that is what the table says."""
+    if not _trailing(op, x):
         return None
     for dim, slots in op.table:
         length = x.shape[dim]
         if not isinstance(length, int) or length == 0 or slots != adaptive_slots(length, len(slots)):
             return None
-    return tuple(len(slots) for _, slots in op.table)
+    return f"F.adaptive_avg_pool{_trailing(op, x)}d({operand}, {tuple(len(slots) for _, slots in op.table)})"
+
+
+def _pooled(op: RangeSum, x: Node, operand: str) -> str | None:
+    """Average pooling on a GPU, where its kernel is faster than a sum over a sliding view, for small whole windows."""
+    n = _trailing(op, x)
+    if not n or x.device.type == "cpu" or any(len(slots) < 2 or not _sliding(slots) for _, slots in op.table):
+        return None
+    kernel = tuple(slots[0].count for _, slots in op.table)
+    if prod(kernel) > POOLED:
+        return None
+    stride = tuple(slots[1].start - slots[0].start for _, slots in op.table)
+    cut = {dim: Slot(slots[0].start, slots[-1].stop, 1, 1.0) for dim, slots in op.table}
+    factor = prod(slots[0].scale * slots[0].count for _, slots in op.table)
+    text = f"F.avg_pool{n}d({_cut(operand, cut, x)}, {kernel}, {stride})"
+    return text if abs(factor - 1.0) < 1e-12 else f"{text} * {factor!r}"

@@ -10,7 +10,8 @@ end in a single slot are carried in float64 through the small contraction that f
 
 from __future__ import annotations
 
-from math import gcd
+from dataclasses import replace
+from math import gcd, prod
 
 import torch
 
@@ -100,6 +101,15 @@ def _biased(m: Match, inner: Conv, x: Node, w: Node, tables: dict[int, Slots]) -
     return pointwise("add", y, weighted(shaped, tables))
 
 
+def _scaled(w: Node, tables: dict[int, Slots]) -> tuple[Node, dict[int, Slots]]:
+    """Where one slot is left per dimension its scale goes into the weight, which is known ahead of the call."""
+    if any(len(slots) > 1 for slots in tables.values()):
+        return w, tables
+    scale = prod(slots[0].scale for slots in tables.values())
+    plain: dict[int, Slots] = {d: (replace(slots[0], scale=1.0),) for d, slots in tables.items()}
+    return (w if scale == 1.0 else pointwise("mul", w, scale)), plain
+
+
 def _replaced(values: tuple[int, ...], dims: tuple[int, ...], new: dict[int, int] | int) -> tuple[int, ...]:
     """Per-dimension attribute `values` of a convolution with those of spatial `dims` replaced."""
     chosen = dict.fromkeys(dims, new) if isinstance(new, int) else new
@@ -122,12 +132,13 @@ def sum_through_conv(m: Match) -> Node:
     conv, tables = m["conv"], _tables(m)
     assert isinstance(conv.op, Conv)
     dims, dtype = tuple(tables), _carried(m, tables)
-    flat = {d: tuple(s for taps in rows for s in taps) for d, rows in _tap_table(m, tables).items()}
+    weight, plain = _scaled(cast(conv.arg(1), dtype), tables)
+    flat = {d: tuple(s for taps in rows for s in taps) for d, rows in _tap_table(m, plain).items()}
     summed = range_sum(conv.arg(0), flat, dtype)
     padding = tuple((0, 0) if i + 2 in dims else p for i, p in enumerate(conv.op.padding))
     stride = _replaced(conv.op.stride, dims, {d: _taps(m, d) for d in dims})
     inner = Conv(stride, padding, _replaced(conv.op.dilation, dims, 1), conv.op.groups)
-    y = _biased(m, inner, summed, cast(conv.arg(1), dtype), tables)
+    y = _biased(m, inner, summed, weight, tables)
     return finish(m["reduction"], cast(y, conv.dtype), dims)
 
 
@@ -158,12 +169,12 @@ def sum_through_conv_transpose(m: Match) -> Node:
 
 def _taps_as_channels(m: Match, tables: dict[int, Slots], dtype: torch.dtype) -> tuple[Node, Node]:
     """The input summed per slot and tap of a transposed convolution, and its weight, taps as channels in both."""
-    x, w = m["conv"].arg(0), m["conv"].arg(1)
+    x, (w, tables) = m["conv"].arg(0), _scaled(cast(m["conv"].arg(1), dtype), tables)
     rows = _tap_table(m, tables)
     uniform = {d for d in tables if all(len(set(taps)) == 1 for taps in rows[d])}
     flat = {d: tuple(s for taps in rows[d] for s in (taps[:1] if d in uniform else taps)) for d in tables}
     summed = range_sum(x, flat, dtype)
-    weight = range_sum(cast(w, dtype), {d: (Slot(0, _taps(m, d), 1, 1.0),) for d in uniform}, dtype)
+    weight = range_sum(w, {d: (Slot(0, _taps(m, d), 1, 1.0),) for d in uniform}, dtype)
     for d in tables:
         if d not in uniform:
             summed = _taps_to_channels(summed, d, _taps(m, d), channel=1)

@@ -128,7 +128,9 @@ class CostModel:
         if isinstance(node.op, ops.Pool) and node.op.kind == "min":
             return 3.0  # two negations around a max pooling
         two = isinstance(node.op, ops.Reduce) and node.op.kind in ("logsumexp", "var")
-        return 2.0 if two or (isinstance(node.op, ops.Conv) and node.op.transposed) else 1.0
+        if isinstance(node.op, ops.Conv):  # float64 and transposed ones are not what libraries are tuned for
+            return 1.0 + node.op.transposed + (node.dtype == torch.float64)
+        return 2.0 if two else 1.0
 
     def _rate(self, node: Node) -> float:
         match node.op:
