@@ -13,6 +13,7 @@ from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -28,13 +29,10 @@ class Watch:
 
     def __init__(self, model: nn.Module) -> None:
         self.fingerprint = fingerprint(model)
-        found: dict[int, Any] = {}  # by id: an object that several modules hold is watched once
+        found: dict[int, Any] = {}  # by id: what several modules hold is watched once
         sized: list[Collection[Any]] = []
         for module in model.modules():
-            sized += _views(module, root=module is model)
-            for name, attribute in vars(module).items():
-                if name not in _INTERNAL:
-                    sized += _contents(attribute, found)
+            sized += _views(module, found, root=module is model)
         self._owners = tuple(found.values())  # kept alive, so that no id is given away
         self._sized = tuple(sized)
         self._lengths = list(map(len, sized))
@@ -47,17 +45,36 @@ class Watch:
         return same and all(map(is_, chain.from_iterable(self._views), self._values))
 
 
-def _views(module: nn.Module, *, root: bool) -> Iterator[Collection[Any]]:
+def _views(module: nn.Module, found: dict[int, Any], *, root: bool = False) -> Iterator[Collection[Any]]:
     """Live views of what a module's behaviour hangs on; hooks of the root fire around its forward: no matter to it."""
+    if id(module) in found:
+        return
+    found[id(module)] = module
     yield vars(module).values()
     yield vars(module)["_modules"].keys()
     for name in _CONTAINERS if root else (*_CONTAINERS, *_HOOKS):
         yield vars(module)[name].values()
+    for kind in _own_classes(module):
+        if id(kind) not in found:
+            found[id(kind)] = kind
+            yield vars(kind).values()
+    for name, attribute in vars(module).items():
+        if name not in _INTERNAL:
+            yield from _contents(attribute, found)
+
+
+def _own_classes(module: nn.Module) -> Iterator[type]:
+    """The classes that a module's methods and defaults come from, but for PyTorch's and Python's own."""
+    return (kind for kind in type(module).__mro__ if kind.__module__.partition(".")[0] not in ("torch", "builtins"))
 
 
 def _contents(value: Any, found: dict[int, Any]) -> Iterator[Collection[Any]]:
     """Live views of everything in `value` that can change without becoming another object."""
-    if isinstance(value, (*_PLAIN, float, torch.Tensor, nn.Module, type)) or id(value) in found:
+    if isinstance(value, (*_PLAIN, float, torch.Tensor, type)) or id(value) in found:
+        return
+    if isinstance(value, nn.Module):  # held in a list, say, and so no submodule
+        for module in value.modules():
+            yield from _views(module, found)
         return
     found[id(value)] = value
     inner: Collection[Any] = ()
@@ -70,8 +87,40 @@ def _contents(value: Any, found: dict[int, Any]) -> Iterator[Collection[Any]]:
         inner = (value.__self__,)
     elif not isinstance(value, FunctionType) and hasattr(value, "__dict__"):
         yield (inner := vars(value).values())
+    elif isinstance(value, numpy.ndarray) or _slots(value):
+        yield _Moment(value)
     for part in tuple(inner):
         yield from _contents(part, found)
+
+
+def _slots(value: Any) -> tuple[str, ...]:
+    """The attributes that an object without a dictionary holds."""
+    named = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
+    return tuple(name for names in named for name in ((names,) if isinstance(names, str) else names))
+
+
+class _Moment(Collection[Any]):
+    """What an object holds at the moment it is looked at, where PyTorch gives no live view of it."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._first = self._now()
+
+    def _now(self) -> tuple[Any, ...]:
+        if isinstance(self._value, numpy.ndarray):
+            return self._value.shape, self._value.dtype.str, self._value.tobytes()
+        return tuple(getattr(self._value, name, None) for name in _slots(self._value))
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._first
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def __iter__(self) -> Iterator[Any]:
+        now = self._now()
+        same = now == self._first if isinstance(self._value, numpy.ndarray) else all(map(is_, now, self._first))
+        return iter(self._first if same else now)
 
 
 def has_inner_hooks(model: nn.Module) -> bool:
@@ -86,19 +135,12 @@ def has_plain_parameters(model: nn.Module) -> bool:
 
 def fingerprint(model: nn.Module) -> tuple[Any, ...]:
     """The state of `model` as a comparable value: structure, attributes, training flags, kinds of parameters."""
-    return tuple(
-        (name, type(module), _attributes(module), _tensors(module))
-        for name, module in model.named_modules(remove_duplicate=False)
-    )
+    return _Picture().of_module(model)
 
 
-def _attributes(module: nn.Module) -> Any:
-    return tuple((name, freeze(value)) for name, value in vars(module).items() if name not in _INTERNAL)
-
-
-def _tensors(module: nn.Module) -> Any:
-    named = [*module._parameters.items(), *module._buffers.items()]
-    return tuple((k, None if t is None else (type(t), t.shape, t.dtype, t.device)) for k, t in named)
+def freeze(value: Any) -> Any:
+    """A comparable picture of `value`: containers and plain objects by content, tensors and the rest by identity."""
+    return _Picture().of(value)
 
 
 class _Identity:
@@ -121,30 +163,55 @@ class _Identity:
         return isinstance(other, _Identity) and (mine := self._value()) is not None and mine is other._value()
 
 
-def freeze(value: Any, above: tuple[int, ...] = ()) -> Any:
-    """A comparable picture of `value`: containers and plain objects by content, tensors and the rest by identity."""
-    if isinstance(value, _PLAIN):
-        return type(value), value
-    if isinstance(value, float):
-        return float, repr(value)  # 0.0 == -0.0, and NaN equals nothing
-    if isinstance(value, torch.Tensor | nn.Module | type | FunctionType | BuiltinFunctionType):
-        return _Identity(value)
-    if id(value) in above:
-        return above.index(id(value))
-    above = (*above, id(value))
-    if isinstance(value, list | tuple):
-        return type(value), tuple(freeze(v, above) for v in value)
-    if isinstance(value, dict):
-        return type(value), tuple((freeze(k, above), freeze(v, above)) for k, v in value.items())
-    if isinstance(value, set | frozenset):
-        return type(value), frozenset(freeze(v, above) for v in value)
-    if isinstance(value, MethodType):
-        return freeze(value.__self__, above), _Identity(value.__func__)
-    if hasattr(value, "__dict__"):
-        return type(value), freeze(vars(value), above), _state_beside(value)
-    return _Identity(value)
+class _Picture:
+    """Pictures of values that may share parts: each module and tensor of a module is drawn once, then numbered."""
 
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
 
-def _state_beside(value: Any) -> Any:
-    """Objects that are called or hold more than their attributes are themselves only."""
-    return _Identity(value) if callable(value) else None
+    def _number(self, value: object) -> int:
+        return self._numbers.setdefault(id(value), len(self._numbers))
+
+    def of_module(self, model: nn.Module) -> tuple[Any, ...]:
+        """A module with all below it."""
+        named = list(model.named_modules(remove_duplicate=False))
+        new = {id(module) for _, module in named} - self._numbers.keys()
+        numbered = tuple((name, self._number(module)) for name, module in named)
+        return numbered, tuple(self._of_one(module) for module in model.modules() if id(module) in new)
+
+    def _of_one(self, module: nn.Module) -> Any:
+        own = tuple((k, self.of(v)) for k, v in vars(module).items() if k not in _INTERNAL)
+        classes = tuple((k, _Identity(v)) for kind in _own_classes(module) for k, v in vars(kind).items())
+        named = [*module._parameters.items(), *module._buffers.items()]
+        tensors = tuple(
+            (k, None if t is None else (self._number(t), type(t), t.shape, t.dtype, t.device)) for k, t in named
+        )
+        return type(module), own, classes, tensors
+
+    def of(self, value: Any, above: tuple[int, ...] = ()) -> Any:
+        """Any value; `above` are the containers it was found in."""
+        if isinstance(value, _PLAIN):
+            return type(value), value
+        if isinstance(value, float):
+            return float, repr(value)  # 0.0 == -0.0, and NaN equals nothing
+        if isinstance(value, nn.Module):
+            return self.of_module(value)
+        if isinstance(value, numpy.ndarray):
+            return value.shape, value.dtype.str, value.tobytes()
+        if isinstance(value, torch.Tensor | type | FunctionType | BuiltinFunctionType):
+            return _Identity(value)
+        return above.index(id(value)) if id(value) in above else self._of_parts(value, (*above, id(value)))
+
+    def _of_parts(self, value: Any, above: tuple[int, ...]) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value), tuple(self.of(v, above) for v in value)
+        if isinstance(value, dict):
+            return type(value), tuple((self.of(k, above), self.of(v, above)) for k, v in value.items())
+        if isinstance(value, set | frozenset):
+            return type(value), frozenset(self.of(v, above) for v in value)
+        if isinstance(value, MethodType):
+            return self.of(value.__self__, above), _Identity(value.__func__)
+        if hasattr(value, "__dict__"):
+            # what is called holds more than its attributes (a partial, say)
+            return type(value), self.of(vars(value), above), _Identity(value) if callable(value) else None
+        return _Identity(value), tuple(self.of(getattr(value, name, None), above) for name in _slots(value))
