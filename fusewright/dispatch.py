@@ -163,7 +163,10 @@ class State:
         entry = self.entries.get((self.epoch, *key))
         if entry is None:
             entry = self._resolve((self.epoch, *key), args, kwargs)
-        return entry.runner if entry.runner is not None and _mode(args, kwargs) in entry.modes else None
+        if entry.runner is None:
+            return None
+        tensors = args if isinstance(key[0], int) else flat_tensors(args, kwargs)
+        return entry.runner if _mode(tensors) in entry.modes else None
 
     def add(self, entry: Entry, args: Args, kwargs: Kwargs) -> None:
         """Let `entry` serve calls like this one, in the module's present state."""
@@ -245,10 +248,10 @@ def _for_other_module(entry: Entry) -> Entry:
     return entry if runner is None else replace(entry, runner=Runner(runner.program, runner.guard, runner.precision))
 
 
-def _mode(args: Args, kwargs: Kwargs) -> Mode:
+def _mode(tensors: tuple[Tensor, ...]) -> Mode:
     if not torch.is_grad_enabled():
         return "forward"
-    if any(t.requires_grad for t in flat_tensors(args, kwargs)):
+    if any(t.requires_grad for t in tensors):
         return "forward+backward to inputs"
     return "forward+backward"
 

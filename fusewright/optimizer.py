@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -16,7 +17,7 @@ from fusewright.errors import CaptureError, FusewrightError, UnsupportedError
 from fusewright.module import attach, state_of, unhooked
 from fusewright.plan import Plan
 from fusewright.runtime.watch import has_inner_hooks
-from fusewright.tree import flat_tensors
+from fusewright.tree import flat_tensors, tree_map
 from fusewright.trial import Progress, Trial, tried
 
 _CHOICES = {
@@ -112,8 +113,9 @@ def _plan(model: nn.Module, args: Args, kwargs: Kwargs, options: Options, progre
     reason = _untouchable(model, args, kwargs)
     if reason is not None:
         return Entry(plan=replace(draft, reason=reason))
-    trial = Trial(unhooked(model), args, kwargs, options, progress)
-    with _mode(trial.model, options.training), torch.inference_mode(False):
+    with _mode(model, options.training), _plain_modes():
+        args, kwargs = tree_map(_leaf, (args, dict(kwargs)))
+        trial = Trial(unhooked(model), args, kwargs, options, progress)
         try:
             return tried(trial, draft)
         except CaptureError as error:
@@ -122,6 +124,25 @@ def _plan(model: nn.Module, args: Args, kwargs: Kwargs, options: Options, progre
             reason = f"Fusewright failed on it ({type(error).__name__}: {error}); please report this"
             warnings.warn(f"{type(model).__name__} is left as it is: {reason}", RuntimeWarning, stacklevel=3)
             return Entry(plan=replace(draft, reason=reason))
+
+
+@contextmanager
+def _plain_modes() -> Iterator[None]:
+    """Neither inference mode nor autocast, whatever surrounds the call: a program is made for neither."""
+    kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        for kind in kinds:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def _leaf(value: Any) -> Any:
+    """An input without its history, be it a graph or an inference."""
+    if not isinstance(value, Tensor) or (value.is_leaf and not value.is_inference()):
+        return value
+    plain = value.clone() if value.is_inference() else value.detach()
+    return plain.requires_grad_(value.requires_grad)
 
 
 def _draft(model: nn.Module, args: Args, kwargs: Kwargs, options: Options) -> Plan:
