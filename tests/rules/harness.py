@@ -72,12 +72,16 @@ def param(*shape: int, dtype: torch.dtype = torch.float64) -> Node:
 
 
 def graph_of(root: Node, *extra: Node, dtype: torch.dtype = torch.float64) -> Graph:
-    """The graph that returns `root` (and `extra`), inputs numbered in order, float64 sources turned to `dtype`."""
+    """The graph that returns `root` (and `extra`), inputs numbered in order, float64 turned to `dtype`."""
     mapping: dict[Node, Node] = {}
     inputs: list[Node] = []
     for node in topological((root, *extra)):
         op = node.op
-        if hasattr(op, "dtype") and op.dtype == torch.float64 and isinstance(op, ops.Source | ops.Full | ops.Vector):
+        if (
+            hasattr(op, "dtype")
+            and op.dtype == torch.float64
+            and isinstance(op, ops.Source | ops.Full | ops.Vector | ops.RangeSum)
+        ):
             op = replace(op, dtype=dtype)  # type: ignore[type-var]
         if isinstance(op, ops.Input):
             op = replace(op, name=f"x{len(inputs)}", index=len(inputs))

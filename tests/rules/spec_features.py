@@ -131,7 +131,7 @@ SPECS = [
                 grouped(transposed=True), d1=(slot(0, 3), slot(3, 5))
             ),
         },
-        lambda: avg_pool(conv(inp(3, 4, 5), inp(4, 4, 2), inp(4)), 2, 2),
+        lambda: range_sum(grouped(batch=B), d1=(slot(1, 3, scale=0.5), slot(0, 0), slot(3, 6), slot(0, 0))),
     ),
     RuleSpec(
         rules.channels_over_groups,

@@ -181,6 +181,12 @@ def pool_of_turned() -> Node:
     return avg_pool(conv(x, w, inp(3), stride=(2, 1), padding=1, dilation=(3, 1), transposed=True), 2, 2)
 
 
+def late_windows() -> Node:
+    """Windows with gaps that start and end inside, over a convolution of which every attribute matters."""
+    y = conv(inp(B, 2, 18), inp(4, 1, 2), inp(4), stride=2, padding=((1, 2),), dilation=3, groups=2)
+    return range_sum(y, d2=tuple(ops.Slot(start, start + 3, 2, 0.5) for start in (1, 4)))
+
+
 def in_padding(first: int) -> Node:
     """Two windows that read positions `first` - 2 and the next of an input of length 2."""
     y = conv(inp(2, 1, 2), inp(1, 1, 1), padding=((3, 3),))
@@ -240,7 +246,7 @@ SPECS = [
         },
         pool_of_turned,
     ),
-    RuleSpec(rules.box_before_conv, pooled, sliding_sums(), SLIDING),
+    RuleSpec(rules.box_before_conv, pooled, sliding_sums(), SLIDING, late_windows),
     RuleSpec(
         rules.box_into_weight,
         pooled,
@@ -250,6 +256,7 @@ SPECS = [
             "the windows read nothing but padding": lambda: in_padding(1),
             "the windows read nothing but padding # right": lambda: in_padding(6),
         },
+        late_windows,
     ),
     RuleSpec(
         rules.full_conv_is_matmul,
@@ -265,6 +272,7 @@ SPECS = [
             "the kernel is dilated": lambda: conv(inp(2, 3, 1, 3), inp(2, 3, 1, 3), dilation=(1, 2)),
             "# not a convolution": lambda: reduce("sum", inp(2, 3, 4), 2),
         },
+        lambda: conv(inp(B, 3, 2), inp(3, 1, 2), inp(3), groups=3),
     ),
     RuleSpec(
         rules.single_tap_transpose,
