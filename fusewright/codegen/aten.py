@@ -26,7 +26,7 @@ HEADER = "import torch\nimport torch.nn.functional as F\n\n\n"
 
 # Names that the text of a program uses for itself; ranges.py names its cores after the variable they belong to.
 _RESERVED = frozenset({"self", "torch", "F", "constants", "float", "getattr"})
-_CORE = re.compile(r"_core(_\d+)?$")
+_CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 
 # Operations whose result is always memory of its own.
 _ALLOCATES = (ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm, ops.Cat)

@@ -169,27 +169,33 @@ def _gathered(value: str, dim: int, slots: Slots, cast: str, x: Node) -> str:
 
 def _pieces(value: str, dim: int, slots: Slots, cast: str, name: str) -> tuple[tuple[str, ...], str]:
     """One sum per slot; slots on one residue share the sum of their common core and only add their own ends to it."""
-    lead = ":, " * dim
+    lead, dtype = ":, " * dim, cast.removeprefix(", dtype=")
     cores = _cores(slots)
     names = {key: f"{name}_core_{i}" if i else f"{name}_core" for i, key in enumerate(cores)}
 
     def part(start: int, stop: int, step: int) -> str:
+        if stop - start <= step:
+            return f"{value}[{lead}{start}:{start + 1}]"
         return f"{value}[{lead}{_index(start, stop, step)}].sum({dim}, keepdim=True{cast})"
 
-    texts: list[str] = []
-    for s in slots:
+    def whole(s: Slot) -> str:
         key = (s.step, s.start % s.step)
         if s.count == 0:
-            dtype = cast or f", dtype={value}.dtype"
-            texts.append(f"torch.zeros_like({value}[{lead}:1]{dtype})")
-        elif key not in cores:
-            texts.append(part(s.start, s.stop, s.step))
-        else:
-            start, stop = cores[key]
-            ends = [part(a, b, s.step) for a, b in ((s.start, start), (stop, s.stop)) if a < b]
-            texts.append(" + ".join([names[key], *ends]))
-    before = tuple(f"{names[key]} = {part(a, b, key[0])}" for key, (a, b) in cores.items())
-    return before, f"torch.cat(({', '.join(texts)},), {dim})"
+            return f"torch.zeros_like({value}[{lead}:1]{cast})"
+        if key not in cores:
+            return part(s.start, s.stop, s.step) + (f".to({dtype})" if dtype and s.count == 1 else "")
+        start, stop = cores[key]
+        ends = [part(a, b, s.step) for a, b in ((s.start, start), (stop, s.stop)) if a < b]
+        return " + ".join([names[key], *ends])
+
+    before = {names[key]: part(a, b, key[0]) for key, (a, b) in cores.items()}
+    texts = [whole(s) for s in slots]
+    for text in dict.fromkeys(t for t in texts if " + " in t and texts.count(t) > 1):
+        before[f"{name}_slot_{texts.index(text)}"] = text
+    known = {text: variable for variable, text in before.items()}
+    joined = ", ".join(known.get(t, t) for t in texts)
+    statements = tuple(f"{variable} = {text}" for variable, text in before.items())
+    return statements, joined if len(texts) == 1 else f"torch.cat(({joined}), {dim})"
 
 
 def _cores(slots: Slots) -> dict[tuple[int, int], tuple[int, int]]:
