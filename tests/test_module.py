@@ -7,6 +7,7 @@ import inspect
 import io
 import pickle
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -186,6 +187,35 @@ class TestConversions:
         same(fast(model), model, x, program=True)
 
 
+@pytest.mark.parametrize(
+    "mode",
+    [lambda: torch.autocast("cpu"), torch.inference_mode, torch.no_grad],
+    ids=["autocast", "inference", "no_grad"],
+)
+def test_optimized_within_a_mode(model: Gap, mode) -> None:
+    with mode():
+        f = fast(model, images(), verify=True)
+        for _ in range(2):
+            f(images(side=9))
+    for side in (10, 9):
+        x = images(side=side)
+        same(f, model, x)
+        f(x).sum().backward()
+
+
+def test_replanning_draws_nothing() -> None:
+    model = Normed()
+    f, twin = fast(model, images(), verify=True), copy.deepcopy(model)
+    inputs = [images(side=side) for side in (10, 9, 9, 9, 10)]
+    results = []
+    for module in (f, twin):
+        torch.manual_seed(3)
+        results.append([module(x) for x in inputs])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(f.state_dict(), twin.state_dict(), rtol=1e-4, atol=1e-5)
+    assert state_of(f).replans == 1
+
+
 class TestCopies:
     @pytest.mark.parametrize("copier", [copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))], ids=["copy", "pickle"])
     def test_is_independent(self, model: Gap, copier) -> None:
@@ -266,6 +296,44 @@ class TestChanges:
             same(f, model, x, program=True)
             model.shift = torch.full((8,), 9.0)
             same(f, model, x, program=False)
+
+    def test_sharing(self) -> None:
+        """Tied weights are one parameter to a program; untied, they must be two again."""
+        model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.AvgPool1d(6))
+        model[2].weight = model[0].weight
+        f, x = fast(model, torch.randn(4, 6)), torch.randn(4, 6)
+        same(f, model, x, program=True)
+        model[2].weight = nn.Parameter(torch.randn(6, 6))
+        same(f, model, x, program=False)
+        model[2].weight = model[0].weight
+        same(f, model, x, program=True)
+
+    def test_module_that_is_no_submodule(self) -> None:
+        model = Scaled()
+        model.factors[1:] = [hidden := nn.Linear(8, 8)]  # type: ignore[assignment]
+        hidden.parent = [model]  # a cycle
+        f, x = fast(model), images()
+        same(f, model, x, program=True)
+        hidden.eval()
+        same(f, model, x, program=False)
+        hidden.train()
+        same(f, model, x, program=True)
+
+    @pytest.mark.parametrize("kind", ["slots", "array", "class", "method"])
+    def test_hidden_state(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = Hidden()
+        f, x = fast(model), images()
+        same(f, model, x, program=True)
+        match kind:
+            case "slots":
+                model.slotted.factor = 5.0
+            case "array":
+                model.array[0] = 5.0
+            case "class":
+                monkeypatch.setattr(Hidden, "factor", 5.0)
+            case "method":
+                monkeypatch.setattr(Hidden, "forward", lambda self, x: self.conv(x).mean((2, 3)) * 5)
+        same(f, model, x, program=False)
 
     def test_submodule_replaced(self, model: Gap) -> None:
         f, x = fast(model), images()
@@ -433,6 +501,26 @@ class Scaled(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         depth = len(self.settings.deep["a"][0])
         return self.conv(x).mean((2, 3)) * self.factors[0] + self.shift * 2 + depth
+
+
+class Slotted:
+    __slots__ = ("factor",)
+
+
+class Hidden(nn.Module):
+    """State in places that are no attributes of the module."""
+
+    factor = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.slotted = Slotted()
+        self.slotted.factor = 2.0
+        self.array = numpy.ones(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).mean((2, 3)) * self.slotted.factor * float(self.array[0]) * self.factor
 
 
 class Settings:

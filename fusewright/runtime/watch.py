@@ -58,6 +58,8 @@ def _views(module: nn.Module, found: dict[int, Any], *, root: bool = False) -> I
         if id(kind) not in found:
             found[id(kind)] = kind
             yield vars(kind).values()
+            for attribute in vars(kind).values():
+                yield from _contents(attribute, found)
     for name, attribute in vars(module).items():
         if name not in _INTERNAL:
             yield from _contents(attribute, found)
@@ -181,7 +183,7 @@ class _Picture:
 
     def _of_one(self, module: nn.Module) -> Any:
         own = tuple((k, self.of(v)) for k, v in vars(module).items() if k not in _INTERNAL)
-        classes = tuple((k, _Identity(v)) for kind in _own_classes(module) for k, v in vars(kind).items())
+        classes = tuple((k, self.of(v)) for kind in _own_classes(module) for k, v in vars(kind).items())
         named = [*module._parameters.items(), *module._buffers.items()]
         tensors = tuple(
             (k, None if t is None else (self._number(t), type(t), t.shape, t.dtype, t.device)) for k, t in named
