@@ -204,7 +204,7 @@ def test_optimized_within_a_mode(model: Gap, mode) -> None:
 
 
 def test_replanning_draws_nothing() -> None:
-    model = Normed()
+    model = nn.Sequential(Gap(), nn.Dropout(0.5))
     f, twin = fast(model, images(), verify=True), copy.deepcopy(model)
     inputs = [images(side=side) for side in (10, 9, 9, 9, 10)]
     results = []
@@ -212,7 +212,6 @@ def test_replanning_draws_nothing() -> None:
         torch.manual_seed(3)
         results.append([module(x) for x in inputs])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(f.state_dict(), twin.state_dict(), rtol=1e-4, atol=1e-5)
     assert state_of(f).replans == 1
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from itertools import chain
-from operator import is_
+from operator import attrgetter, is_
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -22,6 +23,9 @@ _CONTAINERS = ("_parameters", "_buffers", "_modules")
 # What every module carries for PyTorch's own use.
 _INTERNAL = frozenset(vars(nn.Module())) - {"training"}
 _PLAIN = (bool, int, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+_dtype = attrgetter("dtype")
 
 
 class Watch:
@@ -38,10 +42,15 @@ class Watch:
         self._lengths = list(map(len, sized))
         self._views = tuple(view for view in sized if view)  # what is empty shows a change by its length
         self._values = tuple(chain.from_iterable(self._views))
+        self._tensors = tuple(model.parameters())
+        self._dtypes = tuple(map(_dtype, self._tensors))
 
     def unchanged(self) -> bool:
         """Whether every watched value is the very object it was; a false alarm is possible."""
-        same = list(map(len, self._sized)) == self._lengths
+        if list(map(len, self._sized)) != self._lengths:
+            return False
+        # a parameter may change its dtype and stay the same object
+        same = all(map(is_, map(_dtype, self._tensors), self._dtypes))
         return same and all(map(is_, chain.from_iterable(self._views), self._values))
 
 
@@ -87,6 +96,8 @@ def _contents(value: Any, found: dict[int, Any]) -> Iterator[Collection[Any]]:
         yield (inner := value)
     elif isinstance(value, MethodType):
         inner = (value.__self__,)
+    elif isinstance(value, partial):
+        inner = (value.func, value.args, value.keywords)
     elif not isinstance(value, FunctionType) and hasattr(value, "__dict__"):
         yield (inner := vars(value).values())
     elif isinstance(value, numpy.ndarray) or _slots(value):
@@ -211,9 +222,11 @@ class _Picture:
             return type(value), tuple((self.of(k, above), self.of(v, above)) for k, v in value.items())
         if isinstance(value, set | frozenset):
             return type(value), frozenset(self.of(v, above) for v in value)
+        if isinstance(value, partial):
+            return partial, tuple(self.of(part, above) for part in (value.func, value.args, value.keywords))
         if isinstance(value, MethodType):
             return self.of(value.__self__, above), _Identity(value.__func__)
         if hasattr(value, "__dict__"):
-            # what is called holds more than its attributes (a partial, say)
+            # what is called may hold more than its attributes
             return type(value), self.of(vars(value), above), _Identity(value) if callable(value) else None
         return _Identity(value), tuple(self.of(getattr(value, name, None), above) for name in _slots(value))

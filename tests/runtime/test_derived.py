@@ -1,0 +1,124 @@
+"""Derived weights are computed anew exactly when something moved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusewright.runtime.derived import PROBED, DerivedWeights
+
+
+class Derivation:
+    """Counts how often it derives the sum of a weight's rows."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, module: nn.Module) -> tuple[Tensor, ...]:
+        self.count += 1
+        return (module.weight.sum(0),)  # type: ignore[union-attr, operator]
+
+
+@pytest.fixture
+def parts() -> tuple[nn.Linear, Derivation, DerivedWeights]:
+    derive = Derivation()
+    return nn.Linear(3, 4), derive, DerivedWeights(derive, ["weight"])
+
+
+def _replace(m: nn.Linear) -> None:
+    m.weight = nn.Parameter(torch.randn(4, 3))
+
+
+EDITS = {
+    "in place": lambda m: m.weight.mul_(2),
+    "through data": lambda m: m.weight.data.mul_(2),
+    "new data": lambda m: setattr(m.weight, "data", torch.randn(4, 3)),
+    "one element through data": lambda m: m.weight.data.view(-1)[5:6].add_(1),
+    "to NaN through data": lambda m: m.weight.data.fill_(float("nan")),
+    "new parameter": _replace,
+    "loaded": lambda m: m.load_state_dict(nn.Linear(3, 4).state_dict()),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@torch.no_grad()
+def test_an_edit_is_seen(parts, edit: str) -> None:
+    module, derive, derived = parts
+    derived(module), derived(module)
+    assert derive.count == 1
+    EDITS[edit](module)
+    torch.testing.assert_close(derived(module)[0], module.weight.sum(0), equal_nan=True)
+    derived(module)
+    assert derive.count == 2
+
+
+@torch.no_grad()
+def test_a_weight_of_nan_is_kept(parts) -> None:
+    module, derive, derived = parts
+    module.weight.fill_(float("nan"))
+    derived(module), derived(module)
+    assert derive.count == 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stride", [1, 2])
+def test_large_weights_are_probed(stride: int) -> None:
+    module, derive = nn.Linear(3, 4), Derivation()
+    module.weight = nn.Parameter(torch.randn(8 * PROBED, 3)[:, ::stride].t()[:1].t())
+    derived = DerivedWeights(derive, ["weight"])
+    derived(module)
+    module.weight.data.mul_(2)  # what an optimizer's step touches is everything
+    derived(module)
+    assert derive.count == 2
+
+
+def test_gradients_flow(parts) -> None:
+    module, derive, derived = parts
+    for count in (1, 2):
+        derived(module)[0].sum().backward()
+        assert derive.count == count
+    assert torch.equal(module.weight.grad, torch.full((4, 3), 2.0))
+
+
+def test_kept_while_frozen_and_from_inference(parts) -> None:
+    module, derive, derived = parts
+    with torch.inference_mode():
+        (first,) = derived(module)
+    assert not first.is_inference()
+    module.requires_grad_(False)
+    assert derived(module)[0] is first and derive.count == 1
+    module.requires_grad_(True)
+    assert derived(module)[0].requires_grad
+
+
+def test_stand_ins_are_never_kept(parts) -> None:
+    module, derive, derived = parts
+    del module._parameters["weight"]
+    module.weight = torch.randn(4, 3).as_subclass(type("Other", (Tensor,), {}))
+    with torch.no_grad():
+        derived(module), derived(module)
+    assert derive.count == 2
+    with torch.inference_mode():
+        module.weight = torch.randn(4, 3)
+        derived(module), derived(module)
+    assert derive.count == 4
+
+
+@torch.no_grad()
+def test_inner_paths_and_held_constants() -> None:
+    module = nn.Sequential(nn.Sequential(nn.Linear(3, 4)))
+    held = torch.ones(3)
+    calls: list[int] = []
+
+    def derive(owner: nn.Module) -> tuple[Tensor, ...]:
+        calls.append(1)
+        return (owner.get_submodule("0.0").weight.sum(0) * held,)  # type: ignore[union-attr, operator]
+
+    derived = DerivedWeights(derive, ["0.0.weight", "literal"], {"literal": held})
+    derived(module), derived(module)
+    assert len(calls) == 1
+    held.add_(1)
+    torch.testing.assert_close(derived(module)[0], module[0][0].weight.sum(0) * 2)
+    module[0][0].weight.zero_()
+    assert not derived(module)[0].any() and len(calls) == 3
