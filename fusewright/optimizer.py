@@ -155,15 +155,15 @@ def _draft(model: nn.Module, args: Args, kwargs: Kwargs, options: Options) -> Pl
 
 def _untouchable(model: nn.Module, args: Args, kwargs: Kwargs) -> str | None:
     """Why `model` is not even captured, or `None`."""
-    if "forward" in vars(model):
-        return "its forward was replaced on the instance; optimise the module before wrapping it"
     if isinstance(model, torch.jit.ScriptModule):
         return "it is a TorchScript module; optimise the module it was made from"
-    if has_inner_hooks(model):
-        return "a submodule has hooks, which a captured graph would not run; remove them first"
+    if "forward" in vars(model):
+        return "its forward was replaced on the instance; optimise the module before wrapping it"
     tensors = [*flat_tensors(args, kwargs), *model.parameters(), *model.buffers()]
     if any(nn.parameter.is_lazy(t) for t in tensors):
         return "it has uninitialised (lazy) parameters; run it once first"
+    if has_inner_hooks(model):
+        return "a submodule has hooks, which a captured graph would not run; remove them first"
     odd = next((t for t in tensors if type(t) not in (Tensor, nn.Parameter, nn.Buffer)), None)
     if odd is not None:
         return f"it holds or takes a {type(odd).__name__}, not plain tensors"

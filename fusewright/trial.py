@@ -83,11 +83,13 @@ def _judge(trial: Trial, built: Built, plan: Plan) -> Entry:
             return Entry(plan=replace(plan, status="unchanged", reason=reason))
     with preserved(trial.model):
         kept = _measured(trial, candidate)
-    modes = frozenset(k.mode for k in kept if k.path == "rewritten")
+    modes = {k.mode for k in kept if k.path == "rewritten"}
+    if "forward" in modes and not _occurs(trial, "forward+backward"):
+        modes.add("forward+backward")  # gradients are on, and nothing has one: that is a forward
     if not modes:
         reason = "the rewritten program was not faster; the original is kept"
         return Entry(plan=replace(plan, status="unchanged", reason=reason, kept=kept))
-    return Entry(runner, modes, replace(plan, kept=kept))
+    return Entry(runner, frozenset(modes), replace(plan, kept=kept))
 
 
 def _candidate(trial: Trial, built: Built) -> tuple[nn.Module, Runner]:

@@ -112,7 +112,8 @@ def _depends_on_batch(node: Node) -> bool:
 
 def _computed(node: Node) -> bool:
     """Whether anything below `node` is more than a view of a parameter."""
-    if not isinstance(node.op, ops.Reshape | ops.Permute | ops.Expand | ops.Slice):
+    view = isinstance(node.op, ops.Reshape | ops.Permute | ops.Expand | ops.Slice)
+    if not view or (isinstance(node.op, ops.Permute) and node.op.copy):
         return bool(node.inputs)
     return _computed(node.arg(0))
 

@@ -177,7 +177,8 @@ def _tuple(values: Sequence[Any]) -> str:
 
 @_emits(ops.Permute)
 def _permute(op: ops.Permute, node: Node, args: Sequence[str]) -> str:
-    return f"{args[0]}.permute{op.dims}" if len(op.dims) > 1 else f"{args[0]}"
+    copy = ".contiguous()" if op.copy else ""
+    return f"{args[0]}.permute{op.dims}{copy}" if len(op.dims) > 1 else f"{args[0]}"
 
 
 @_emits(ops.Slice)

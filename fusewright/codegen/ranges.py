@@ -173,9 +173,9 @@ def _pieces(value: str, dim: int, slots: Slots, cast: str, name: str) -> tuple[t
     cores = _cores(slots)
     names = {key: f"{name}_core_{i}" if i else f"{name}_core" for i, key in enumerate(cores)}
 
-    def part(start: int, stop: int, step: int) -> str:
+    def part(start: int, stop: int, step: int, wide: bool = True) -> str:
         if stop - start <= step:
-            return f"{value}[{lead}{start}:{start + 1}]"
+            return f"{value}[{lead}{start}:{start + 1}]" + (f".to({dtype})" if dtype and wide else "")
         return f"{value}[{lead}{_index(start, stop, step)}].sum({dim}, keepdim=True{cast})"
 
     def whole(s: Slot) -> str:
@@ -183,9 +183,9 @@ def _pieces(value: str, dim: int, slots: Slots, cast: str, name: str) -> tuple[t
         if s.count == 0:
             return f"torch.zeros_like({value}[{lead}:1]{cast})"
         if key not in cores:
-            return part(s.start, s.stop, s.step) + (f".to({dtype})" if dtype and s.count == 1 else "")
+            return part(s.start, s.stop, s.step)
         start, stop = cores[key]
-        ends = [part(a, b, s.step) for a, b in ((s.start, start), (stop, s.stop)) if a < b]
+        ends = [part(a, b, s.step, wide=False) for a, b in ((s.start, start), (stop, s.stop)) if a < b]
         return " + ".join([names[key], *ends])
 
     before = {names[key]: part(a, b, key[0]) for key, (a, b) in cores.items()}

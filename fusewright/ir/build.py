@@ -24,9 +24,9 @@ def reshape(x: Node, shape: Sequence[Size]) -> Node:
     return x if tuple(shape) == x.shape else make(ops.Reshape(tuple(shape)), x)
 
 
-def permute(x: Node, dims: Sequence[int]) -> Node:
-    """x with its dimensions in another order; x itself for the identity."""
-    return x if tuple(dims) == tuple(range(x.ndim)) else make(ops.Permute(tuple(dims)), x)
+def permute(x: Node, dims: Sequence[int], *, copy: bool = False) -> Node:
+    """x with its dimensions in another order, as a view unless `copy`; x itself for the identity."""
+    return x if tuple(dims) == tuple(range(x.ndim)) else make(ops.Permute(tuple(dims), copy), x)
 
 
 def cast(x: Node, dtype: torch.dtype) -> Node:

@@ -401,9 +401,13 @@ class Reshape(Op):
 
 @dataclass(frozen=True)
 class Permute(Op):
-    """Dimensions in the order `dims`."""
+    """Dimensions in the order `dims`: a view, or with `copy` a value in row-major memory.
+
+    Strides matter beyond speed: convolutions answer in the memory format they are given, dropout draws along memory.
+    """
 
     dims: tuple[int, ...]
+    copy: bool = False
 
     def infer(self, types: Types) -> TensorType:
         x = types[0]

@@ -153,7 +153,7 @@ def view_of_view(m: Match) -> Node:
     outer, inner, x = m["outer"].op, m["inner"].op, m["x"]
     if isinstance(outer, Permute):
         assert isinstance(inner, Permute)
-        return permute(x, [inner.dims[d] for d in outer.dims])
+        return permute(x, [inner.dims[d] for d in outer.dims], copy=outer.copy or inner.copy)
     return make(outer, x)
 
 

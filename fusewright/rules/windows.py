@@ -189,7 +189,7 @@ def _taps_to_channels(x: Node, d: int, taps: int, channel: int) -> Node:
     split = reshape(x, (*x.shape[:d], length // taps, taps, *x.shape[d + 1 :]))
     order = [i for i in range(split.ndim) if i != d + 1]
     order.insert(channel + 1, d + 1)
-    moved = permute(split, order)
+    moved = permute(split, order, copy=True)
     return reshape(moved, (*moved.shape[:channel], x.shape[channel] * taps, *moved.shape[channel + 2 :]))
 
 

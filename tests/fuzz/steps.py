@@ -140,7 +140,7 @@ def _twice(random: Random, x: Tensor) -> nn.Module:
         ("x * 1 + 0", lambda x: x * 1.0 + 0.0),
         ("abs(-x)", lambda x: x.neg().abs()),
         ("cos(-x)", lambda x: torch.cos(-x)),
-        ("view as it is", lambda x: x.expand(x.shape).permute(*range(x.ndim)).reshape(x.shape)),
+        ("view as it is", lambda x: x.expand(x.shape).permute(tuple(range(x.ndim))).reshape(x.shape)),
         ("relu6(relu)", lambda x: F.relu6(torch.relu(x))),
     ]
     return Apply(*random.choice(pairs))
@@ -187,10 +187,16 @@ def _norm(random: Random, x: Tensor) -> nn.Module:
             channels, affine=affine, track_running_stats=not tracked
         ),
         lambda: nn.GroupNorm(random.choice([g for g in (1, 2, 3, channels) if channels % g == 0]), channels),
-        lambda: nn.LayerNorm(tuple(x.shape[random.randint(1, x.ndim - 1) :]), elementwise_affine=affine),
-        lambda: nn.RMSNorm(tuple(x.shape[random.randint(1, x.ndim - 1) :]), elementwise_affine=affine),
+        lambda: nn.LayerNorm(_trailing(random, x), elementwise_affine=affine),
+        lambda: nn.RMSNorm(_trailing(random, x), elementwise_affine=affine),
     ]
     return random.choice(kinds)()
+
+
+def _trailing(random: Random, x: Tensor) -> tuple[int, ...]:
+    """Trailing sizes to normalise over; of one element only rounding errors would be left, magnified."""
+    shapes = [tuple(x.shape[i:]) for i in range(1, x.ndim)]
+    return random.choice([s for s in shapes if math.prod(s) > 1] or shapes[:1])
 
 
 def _dropout(random: Random, x: Tensor) -> nn.Module:
