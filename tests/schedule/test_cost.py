@@ -1,0 +1,108 @@
+"""Counts of FLOPs, bytes and launches, and the times they come to."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+import torch
+
+from fusewright.ir import ops
+from fusewright.ir.node import Node, make
+from fusewright.ir.ops import Slot
+from fusewright.plan import Work
+from fusewright.runtime.device import DeviceFacts
+from fusewright.schedule.cost import NOTHING, CostModel
+
+CPU = torch.device("cpu")
+FACTS = DeviceFacts("test", conv=1e9, matmul=2e9, wide=1e8, memory=1e9, reduce=5e8, window=1e8, launch=1e-6)
+B = sympy.Symbol("B", integer=True, positive=True)
+
+
+def value(*shape: ops.Size, dtype: torch.dtype = torch.float32, name: str = "x") -> Node:
+    return make(ops.Input(shape, dtype, CPU, name=name, index=0))
+
+
+def cost(op: ops.Op, *args: Node | None, **hints: int) -> Work:
+    return CostModel(FACTS, {B: 4, **{sympy.Symbol(k): v for k, v in hints.items()}})(make(op, *args))
+
+
+def conv(**options: object) -> ops.Conv:
+    return ops.Conv(**{"stride": (1, 1), "padding": ((0, 0),) * 2, "dilation": (1, 1), **options})  # type: ignore[arg-type]
+
+
+class TestFlops:
+    def test_conv(self) -> None:
+        work = cost(conv(), value(2, 3, 8, 8), value(5, 3, 3, 3, name="w"), None)
+        assert work.flops == 2 * (2 * 5 * 6 * 6) * (3 * 3 * 3)
+        assert work.bytes == 4 * (2 * 3 * 64 + 5 * 27 + 2 * 5 * 36)
+
+    def test_grouped_conv(self) -> None:
+        work = cost(conv(groups=3), value(2, 3, 8, 8), value(6, 1, 3, 3, name="w"), None)
+        assert work.flops == 2 * (2 * 6 * 36) * 9
+
+    def test_transposed_conv_counts_from_its_input(self) -> None:
+        op = conv(transposed=True, stride=(2, 2), output_padding=(0, 0))
+        work = cost(op, value(2, 3, 8, 8), value(3, 5, 3, 3, name="w"), None)
+        assert work.flops == 2 * (2 * 3 * 64) * (5 * 9)
+
+    def test_matmul(self) -> None:
+        assert cost(ops.Matmul(), value(B, 7), value(7, 5, name="w"), None).flops == 2 * 4 * 5 * 7
+
+    def test_batch_comes_from_the_hints(self) -> None:
+        x, w = value(B, 7), value(7, 5, name="w")
+        small, large = (CostModel(FACTS, {B: b})(make(ops.Matmul(), x, w, None)) for b in (1, 10))
+        assert large.flops == 10 * small.flops
+
+
+class TestRangeSums:
+    def test_a_total_reads_all_once(self) -> None:
+        x = value(2, 3, 100)
+        work = cost(ops.RangeSum(((2, (Slot(0, 100, 1, 1.0),)),), torch.float32), x)
+        assert work.flops == 600 and work.bytes == 4 * (600 + 6) and work.launches == 1
+
+    def test_the_next_dimension_reads_what_is_left(self) -> None:
+        whole = (Slot(0, 10, 1, 1.0),)
+        work = cost(ops.RangeSum(((1, whole), (2, whole)), torch.float32), value(2, 10, 10))
+        assert work.flops == 2 * 10 * 10 + 2 * 10
+
+    def test_a_shared_core_is_read_once(self) -> None:
+        taps = tuple(Slot(u, 98 + u, 1, 1.0) for u in range(3))
+        work = cost(ops.RangeSum(((1, taps),), torch.float32), value(1, 100))
+        assert work.flops == 98 * 3 - 2 * 96
+
+    def test_short_windows_go_at_the_pace_of_pooling(self) -> None:
+        windows = tuple(Slot(4 * i, 4 * i + 4, 1, 1.0) for i in range(25))
+        long = tuple(Slot(50 * i, 50 * i + 50, 1, 1.0) for i in range(2))
+        short_time, long_time = (
+            cost(ops.RangeSum(((1, s),), torch.float32), value(10_000, 100)).seconds for s in (windows, long)
+        )
+        assert short_time > 1e6 / FACTS.window > long_time
+
+
+class TestTimes:
+    def test_views_and_sources_are_free(self) -> None:
+        x = value(2, 6)
+        assert CostModel(FACTS)(x) == NOTHING
+        assert cost(ops.Reshape((3, 4)), x) == cost(ops.Permute((1, 0)), x) == NOTHING
+
+    def test_the_slower_of_arithmetic_and_traffic_counts(self) -> None:
+        pointwise = cost(ops.Pointwise("relu"), value(1000, 1000))
+        assert pointwise.seconds == pytest.approx(1e-6 + 8e6 / FACTS.memory)
+        product = cost(ops.Matmul(), value(1000, 1000), value(1000, 1000, name="w"), None)
+        assert product.seconds == pytest.approx(1e-6 + 2e9 / FACTS.matmul)
+
+    def test_wide_arithmetic_is_slower(self) -> None:
+        narrow, wide = (
+            cost(ops.Matmul(), value(64, 64, dtype=d), value(64, 64, dtype=d, name="w"), None).seconds
+            for d in (torch.float32, torch.float64)
+        )
+        assert wide > 5 * narrow
+
+    def test_small_operations_cost_a_launch(self) -> None:
+        work = cost(ops.Pointwise("relu"), value(2))
+        assert work.launches == 1 and work.seconds == pytest.approx(FACTS.launch, rel=0.1)
+
+    def test_min_pooling_takes_three(self) -> None:
+        pool = {"kernel": (2,), "stride": (2,), "padding": (0,), "dilation": (1,)}
+        launches = [cost(ops.Pool(kind, **pool), value(2, 3, 8)).launches for kind in ("min", "max", "avg")]  # type: ignore[arg-type]
+        assert launches == [3, 1, 1]
