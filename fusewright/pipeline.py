@@ -20,7 +20,9 @@ from torch import nn
 
 from fusewright.capture import Captured, capture
 from fusewright.codegen.aten import Program, lower
-from fusewright.ir.node import Graph
+from fusewright.errors import CaptureError
+from fusewright.ir import ops
+from fusewright.ir.node import Graph, Node
 from fusewright.ir.spec import check
 from fusewright.plan import Work
 from fusewright.rules import RULES
@@ -58,6 +60,11 @@ def build(
     """
     captured = capture(model, args, dict(kwargs))
     graph = check(captured.graph)
+    if len(graph.inputs) > 1 and _writes_to_inputs(graph):
+        raise CaptureError(
+            f"{type(model).__name__} cannot be planned: it writes to an input, and what that changes depends on which "
+            "of its inputs share memory; it runs as it did."
+        )
     device = _device(graph)
     tensors = flat_tensors(args, kwargs)
     hints = {symbol: tensors[where.input].shape[where.dim] for symbol, where in graph.symbols.items()}
@@ -68,6 +75,17 @@ def build(
     attributes = [key for key, tensor in captured.constants.items() if _found(model, key) is tensor]
     program = lower(rewritten.graph, captured.out_spec, captured.constants, attributes)
     return Built(captured, rewritten, program, total(graph, cost), total(rewritten.graph, cost), device, without)
+
+
+def _writes_to_inputs(graph: Graph) -> bool:
+    """Whether an opaque operation writes to memory of an input (the writes that are seen all stay opaque)."""
+    shares: set[Node] = set(graph.inputs)
+    for node in graph.nodes():
+        if isinstance(node.op, ops.Opaque) and node.args and node.args[0] in shares:
+            if node.op.target.split(".")[1].endswith("_"):
+                return True
+            shares.add(node)
+    return False
 
 
 def _found(model: nn.Module, path: str) -> object:

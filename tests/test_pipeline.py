@@ -81,6 +81,18 @@ def test_attributes_are_read_from_the_module() -> None:
     assert "self.shift" in program.source and "shift" not in program.constants and len(program.constants) == 1
 
 
+def test_writing_to_one_of_several_inputs_is_left_alone() -> None:
+    class Writes(nn.Module):
+        def forward(self, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+            y = sum(other.sum(1) for other in others) + x.sum(1)
+            x[:, 1:].add_(1.0)
+            return y
+
+    with pytest.raises(CaptureError, match="Writes cannot be planned: it writes to an input"):
+        build(Writes(), (torch.ones(2, 8), torch.ones(2, 8)), {})
+    assert build(Writes(), (torch.ones(2, 8),), {}).captured.reasons
+
+
 def test_what_cannot_be_captured_is_said() -> None:
     class Reads(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
