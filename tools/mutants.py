@@ -93,6 +93,8 @@ def _inside(node: ast.AST, owner: str) -> Iterator[tuple[str, ast.AST]]:
                 continue
             if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
                 continue
+            if isinstance(child, ast.keyword) and child.arg == "strict":  # of zip: an assertion, too
+                continue
             named = isinstance(child, ast.FunctionDef | ast.ClassDef)
             inner = child.name if named else owner
             yield inner, child

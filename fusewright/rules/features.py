@@ -31,13 +31,13 @@ _MEAN_OR_SUM_OF_CONV = op("reduction", Reduce, of=(op("conv", Conv),), where=is_
 
 
 def _refuse_channels(m: Match) -> str | None:
-    root, conv = m["reduction"], m["conv"]
+    root = m["reduction"]
     if 1 not in reduced_dims(root):
         return "the channels are not reduced"
     reason = refuse_linear(root, (1,))
     if reason is not None:
         return reason
-    return None if conv.op.groups == 1 or _regroup(m) is not None else "a slot of channels reaches over groups"  # type: ignore[attr-defined]
+    return None if _regroup(m) is not None else "a slot of channels reaches over groups"
 
 
 def _regroup(m: Match) -> list[Slots] | None:

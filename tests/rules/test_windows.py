@@ -102,3 +102,9 @@ def test_taps_that_sum_the_same_are_summed_once() -> None:
     assert contraction(graph).arg(1).shape == (2, 3, 1, 1)
     cropped = rewritten(windows.sum_through_conv_transpose, reduce("sum", turned(padding=((1, 1), (0, 0))), 2, 3))
     assert contraction(cropped).arg(1).shape == (6, 3, 1, 1)
+
+
+def test_a_kernel_that_covers_its_input_is_one_matmul() -> None:
+    graph = rewritten(windows.full_conv_is_matmul, conv(inp(B, 4, 3), inp(6, 4, 3), inp(6)))
+    assert len(contraction(graph).inputs) == 3 and not adds(graph)
+    assert not any(isinstance(n.op, ops.Permute) for n in graph.nodes())

@@ -1,0 +1,101 @@
+"""Cases at the very edge of a rule's condition, on both sides of it."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from harness import B, check_near, inp, phrase, reason
+from linear_cases import adaptive, conv, range_sum, reduce
+
+from fusewright.ir import ops
+from fusewright.ir.build import cast, pointwise
+from fusewright.ir.node import Node, make
+from fusewright.rules import pointwise as scalars
+from fusewright.rules import pooling, sums, windows
+
+
+def max_pools(stride: int, spread: int, kernel: int = 3) -> Node:
+    """A max pool of dilation `spread` behind one of `stride`."""
+    inner = make(ops.Pool("max", (kernel,), (stride,), (0,), (1,)), inp(2, 3, 30))
+    return make(ops.Pool("max", (2,), (1,), (0,), (spread,)), inner)
+
+
+def turned(**options) -> Node:
+    return conv(inp(2, 3, 4, 4), inp(3, 2, 1, 1), transposed=True, **options)
+
+
+REFUSED = {
+    "the inner windows leave gaps": (pooling.max_pool_of_max_pool, lambda: max_pools(2, 2)),
+    "it strides, crops or pads # one stride": (windows.single_tap_transpose, lambda: turned(stride=(1, 2))),
+    "it strides, crops or pads # one crop": (windows.single_tap_transpose, lambda: turned(padding=((0, 0), (1, 1)))),
+    "the kernel has more than one tap # one way": (
+        windows.single_tap_transpose,
+        lambda: conv(inp(2, 3, 4, 4), inp(3, 2, 1, 2), transposed=True),
+    ),
+    "the inner cast may change values # complex": (
+        scalars.cast_of_cast,
+        lambda: cast(cast(inp(3, dtype=torch.int64), torch.complex64), torch.float32),
+    ),
+}
+TAKEN = {
+    "as many range sums as may be": (
+        windows.sum_through_conv,
+        lambda: adaptive(conv(inp(2, 2, 10), inp(3, 2, 2)), d2=20),
+    ),
+    "as many range sums as may be, of little": (
+        windows.sum_through_conv,
+        lambda: adaptive(conv(inp(2, 2, 3), inp(3, 2, 4), padding=1), d2=4),
+    ),
+    "windows as far apart as they are long": (pooling.max_pool_of_max_pool, lambda: max_pools(1, 3)),
+    "nothing added": (sums.sum_of_constant, lambda: reduce("sum", pointwise("add", inp(B, 3, 4), 0.0), 1)),
+    "one window along one dimension of two": (
+        windows.box_into_weight,
+        lambda: range_sum(
+            conv(inp(2, 2, 9, 7), inp(3, 2, 2, 2), stride=2),
+            d2=(ops.Slot(1, 2, 1, 0.5), ops.Slot(2, 3, 1, 0.5)),
+            d3=(ops.Slot(1, 3, 1, 0.5),),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("key", "case"), REFUSED.items(), ids=REFUSED)
+def test_refused(key: str, case) -> None:
+    rule, root = case
+    assert reason(rule, key, root()).startswith(phrase(key))
+
+
+@pytest.mark.parametrize("case", TAKEN.values(), ids=TAKEN)
+def test_taken(case) -> None:
+    rule, root = case
+    check_near(rule, root())
+
+
+DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+DTYPES += [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def extremes(dtype: torch.dtype) -> torch.Tensor:
+    """The values of a dtype that another one is most likely to lack."""
+    if dtype == torch.bool:
+        return torch.tensor([False, True])
+    if not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        return torch.tensor([info.min, info.min + 1, 0, info.max - 1, info.max], dtype=dtype)
+    limits = torch.finfo(dtype)
+    values = [limits.min, limits.max, limits.tiny, limits.eps, 1 + limits.eps, 0.5]
+    return torch.tensor(values, dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize(("wide", "narrow"), list(product(DTYPES, DTYPES)), ids=str)
+def test_a_dtype_holds_another(wide: torch.dtype, narrow: torch.dtype) -> None:
+    values = extremes(narrow)
+    there = values.to(wide)
+    kept = [a.item() == b.item() for a, b in zip(values, there, strict=True)]
+    assert scalars.holds(wide, narrow) == all(kept)
+
+
+def test_nothing_is_known_of_other_dtypes() -> None:
+    assert not scalars.holds(torch.complex64, torch.float32) and not scalars.holds(torch.complex64, torch.int8)
