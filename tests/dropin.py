@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -47,6 +48,80 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x).sum(1)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.factors = [2.0, 3.0]
+        self.settings = Settings()
+        self.shift = torch.ones(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        depth = len(self.settings.deep["a"][0])
+        return self.conv(x).mean((2, 3)) * self.factors[0] + self.shift * 2 + depth
+
+
+class Slotted:
+    __slots__ = ("factor",)
+
+
+class Hidden(nn.Module):
+    """State in places that are no attributes of the module."""
+
+    factor = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.slotted = Slotted()
+        self.slotted.factor = 2.0
+        self.array = numpy.ones(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).mean((2, 3)) * self.slotted.factor * float(self.array[0]) * self.factor
+
+
+class Settings:
+    def __init__(self) -> None:
+        self.deep = {"a": [[1, 2], [3]]}
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gap = Gap()
+
+    def forward(self, inputs: dict, shift: int | None):
+        first, second = inputs["more"]
+        y = self.gap(inputs["image"]) + (0 if second is None else self.gap(second)) + (shift or 0)
+        return {"y": y, "both": (y * 2, [self.gap(first)])}
+
+
+class Exposed(nn.Module):
+    """Returns what a program might keep for later, and views of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.bias = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor):
+        scaled = self.bias * 3 + self.conv.bias
+        y = self.conv(x).mean((2, 3)) + scaled
+        constant = torch.zeros(2, 2)
+        return y, scaled, (self.bias * 2).reshape(2, 4), (self.bias * 5)[2:4], constant, y[:, :2], self.bias
+
+
+class DataDependent(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Final(Gap):
+    def __init_subclass__(cls) -> None:
+        raise TypeError("no subclass, please")
 
 
 def images(batch: int = 4, side: int = 10, **options: Any) -> Tensor:

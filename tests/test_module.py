@@ -6,15 +6,16 @@ import copy
 import inspect
 import io
 import pickle
+import timeit
 
-import numpy
 import pytest
 import torch
 from torch import nn
 
 import fusewright
+from fusewright.dispatch import State
 from fusewright.module import state_of
-from tests.dropin import Gap, Linear, Normed, fast, images, program_calls, same
+from tests.dropin import DataDependent, Exposed, Final, Gap, Linear, Nested, Normed, fast, images, program_calls, same
 
 
 @pytest.fixture
@@ -261,133 +262,6 @@ class TestCopies:
         torch.testing.assert_close(replica(x := images()), model(x))
 
 
-class TestChanges:
-    @pytest.mark.parametrize("through", ["model", "fast"])
-    def test_attribute(self, model: Gap, through: str) -> None:
-        f, x = fast(model), images()
-        same(f, model, x, program=True)
-        (model if through == "model" else f).divisor = 3.0
-        same(f, model, x, program=False)
-        same(f, model, x, program=True)
-        assert f.divisor == model.divisor == 3.0
-        model.divisor = 2.0
-        same(f, model, x, program=True)
-
-    def test_list_changed_in_place(self) -> None:
-        model = Scaled()
-        f, x = fast(model), images()
-        same(f, model, x, program=True)
-        model.factors[0] = 4.0
-        same(f, model, x, program=False)
-        model.settings.deep["a"][0].append(1)
-        same(f, model, x, program=False)
-
-    def test_plain_tensor_attribute(self) -> None:
-        model = Scaled()
-        f, x = fast(model), images()
-        with torch.no_grad():
-            same(f, model, x, program=True)
-            model.shift.add_(1.0)
-            same(f, model, x, program=True)
-            other = copy.deepcopy(f)
-            other.shift.add_(1.0)
-            torch.testing.assert_close(other(x), Scaled.forward(other, x))
-            same(f, model, x, program=True)
-            model.shift = torch.full((8,), 9.0)
-            same(f, model, x, program=False)
-
-    def test_sharing(self) -> None:
-        """Tied weights are one parameter to a program; untied, they must be two again."""
-        model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.AvgPool1d(6))
-        model[2].weight = model[0].weight
-        f, x = fast(model, torch.randn(4, 6)), torch.randn(4, 6)
-        same(f, model, x, program=True)
-        model[2].weight = nn.Parameter(torch.randn(6, 6))
-        same(f, model, x, program=False)
-        model[2].weight = model[0].weight
-        same(f, model, x, program=True)
-
-    def test_module_that_is_no_submodule(self) -> None:
-        model = Scaled()
-        model.factors[1:] = [hidden := nn.Linear(8, 8)]  # type: ignore[assignment]
-        hidden.parent = [model]  # a cycle
-        f, x = fast(model), images()
-        same(f, model, x, program=True)
-        hidden.eval()
-        same(f, model, x, program=False)
-        hidden.train()
-        same(f, model, x, program=True)
-
-    @pytest.mark.parametrize("kind", ["slots", "array", "class", "method"])
-    def test_hidden_state(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        model = Hidden()
-        f, x = fast(model), images()
-        same(f, model, x, program=True)
-        match kind:
-            case "slots":
-                model.slotted.factor = 5.0
-            case "array":
-                model.array[0] = 5.0
-            case "class":
-                monkeypatch.setattr(Hidden, "factor", 5.0)
-            case "method":
-                monkeypatch.setattr(Hidden, "forward", lambda self, x: self.conv(x).mean((2, 3)) * 5)
-        same(f, model, x, program=False)
-
-    def test_submodule_replaced(self, model: Gap) -> None:
-        f, x = fast(model), images()
-        model.conv = nn.Conv2d(3, 8, 3, padding=1)
-        same(f, model, x, program=False)
-        model.conv = nn.Conv2d(3, 8, 3)
-        same(f, model, x, program=True)
-
-    def test_hook_on_a_submodule(self, model: Gap) -> None:
-        f, x, seen = fast(model), images(), []
-        handle = model.conv.register_forward_hook(lambda *_: seen.append(1))
-        same(f, model, x, program=False)
-        same(f, model, x, program=False)
-        assert len(seen) == 4
-        handle.remove()
-        same(f, model, x, program=True)
-
-    def test_hook_for_all_modules(self, model: Gap) -> None:
-        f, x, seen = fast(model), images(), []
-        handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module).__name__))
-        try:
-            f(x)
-        finally:
-            handle.remove()
-        assert seen == ["Conv2d", "Gap"]
-
-    def test_forward_replaced_on_the_instance(self, model: Gap) -> None:
-        f = fast(model)
-        model.forward = lambda x: x
-        assert f(x := images()) is x
-
-
-class TestRootHooks:
-    def test_all_kinds_fire_once(self, model: Gap) -> None:
-        f, seen = fast(model), []
-        f.register_forward_pre_hook(lambda *_: seen.append("pre"))
-        model.register_forward_hook(lambda *_: seen.append("forward"))
-        f.register_full_backward_hook(lambda *_: seen.append("backward"))
-        f(images(requires_grad=True)).sum().backward()
-        assert seen == ["pre", "forward", "backward"] and program_calls(f) == 1
-
-    def test_not_fired_and_not_baked_in_by_optimize(self, model: Gap) -> None:
-        calls: list[int] = []
-
-        def doubled(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
-            calls.append(1)
-            return output * 2
-
-        model.register_forward_hook(doubled)
-        f = fast(model, verify=True)
-        assert not calls
-        same(f, model, images(), program=True)
-        assert len(calls) == 2
-
-
 class TestCalls:
     def test_other_batches(self, model: Gap) -> None:
         f = fast(model)
@@ -489,86 +363,8 @@ class TestRefusals:
         assert "no subclass" in fusewright.explain(model).reason
 
 
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3)
-        self.factors = [2.0, 3.0]
-        self.settings = Settings()
-        self.shift = torch.ones(8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        depth = len(self.settings.deep["a"][0])
-        return self.conv(x).mean((2, 3)) * self.factors[0] + self.shift * 2 + depth
-
-
-class Slotted:
-    __slots__ = ("factor",)
-
-
-class Hidden(nn.Module):
-    """State in places that are no attributes of the module."""
-
-    factor = 2.0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3)
-        self.slotted = Slotted()
-        self.slotted.factor = 2.0
-        self.array = numpy.ones(2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(x).mean((2, 3)) * self.slotted.factor * float(self.array[0]) * self.factor
-
-
-class Settings:
-    def __init__(self) -> None:
-        self.deep = {"a": [[1, 2], [3]]}
-
-
-class Nested(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gap = Gap()
-
-    def forward(self, inputs: dict, shift: int | None):
-        first, second = inputs["more"]
-        y = self.gap(inputs["image"]) + (0 if second is None else self.gap(second)) + (shift or 0)
-        return {"y": y, "both": (y * 2, [self.gap(first)])}
-
-
-class Exposed(nn.Module):
-    """Returns what a program might keep for later, and views of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3)
-        self.bias = nn.Parameter(torch.randn(8))
-
-    def forward(self, x: torch.Tensor):
-        scaled = self.bias * 3 + self.conv.bias
-        y = self.conv(x).mean((2, 3)) + scaled
-        constant = torch.zeros(2, 2)
-        return y, scaled, (self.bias * 2).reshape(2, 4), (self.bias * 5)[2:4], constant, y[:, :2], self.bias
-
-
-class DataDependent(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x if x.sum() > 0 else -x
-
-
-class Final(Gap):
-    def __init_subclass__(cls) -> None:
-        raise TypeError("no subclass, please")
-
-
 def test_smallest_overhead() -> None:
     """A model of five modules pays less than 60 us a call."""
-    import timeit
-
-    from fusewright.dispatch import State
-
     model = nn.Sequential(Linear(), *(nn.Identity() for _ in range(3)))
     state = State(model, state_of(fast(Linear(), torch.randn(4, 16))).options)  # type: ignore[union-attr]
     x = torch.randn(4, 16)
