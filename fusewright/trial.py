@@ -30,7 +30,10 @@ FASTER = 0.98
 
 # Models estimated to take longer than this many seconds are verified at a smaller side: a verification is some hundred
 # runs, most of them in float64.
-SLOW = 0.02
+SLOW = 0.002
+
+# After so many seconds no further check of a verification is started; the plan lists those that were not.
+SECONDS = 30.0
 
 # So many rules that had rivals are also tried without.
 MOST_VARIANTS = 2
@@ -137,6 +140,7 @@ def _verify(trial: Trial, built: Built, **how: Any) -> Verdict:
         training=trial.model.training,
         precision=trial.options.precision,
         exact=exact,
+        seconds=SECONDS,
         progress=lambda name: trial.progress(f"verifying: {name}"),
         **how,
     )

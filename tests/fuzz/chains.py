@@ -180,7 +180,7 @@ def _check_float32(drawn: Drawn, captured: Captured, seed: int) -> None:
     shaken = [_outputs(_shaken(copy.deepcopy(model).double(), i), x.double(), seed) for i in range(2)]
     eager = _outputs(copy.deepcopy(model), x, seed)
     new = _outputs(lambda value: _run(program, model, value), x, seed)
-    for i, truth in enumerate(exact):
+    for i, truth in enumerate(exact if _fits(eager) else []):
         ours, theirs = _error(new[i], truth), _error(eager[i], truth)
         conditioned = max(_error(s[i], truth) for s in shaken)
         allowed = 16 * (theirs + conditioned) + 64 * EPS32 * float(truth.abs().max()) + 1e-6
@@ -196,6 +196,11 @@ def _outputs(function: Any, x: Tensor, seed: int) -> list[Tensor]:
 
 def _error(value: Tensor, truth: Tensor) -> float:
     return float((value.double() - truth).abs().max()) if truth.numel() else 0.0
+
+
+def _fits(values: list[Tensor]) -> bool:
+    """Whether eager float32 got through without leaving its range, so that there is something to compare with."""
+    return all(bool(v.isfinite().all()) for v in values if v.is_floating_point())
 
 
 def _shaken(model: nn.Module, salt: int) -> nn.Module:
