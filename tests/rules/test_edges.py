@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from math import inf, nan
 
 import pytest
 import torch
@@ -38,6 +39,13 @@ REFUSED = {
         scalars.cast_of_cast,
         lambda: cast(cast(inp(3, dtype=torch.int64), torch.complex64), torch.float32),
     ),
+}
+REFUSED |= {
+    f"a constant is not finite # {name}": (
+        scalars.shift_of_shift,
+        lambda first=first, second=second: pointwise("add", pointwise("add", inp(B, 3), first), second),
+    )
+    for name, first, second in (("nan", nan, 1.0), ("nan behind", 1.0, nan), ("both", inf, -inf))
 }
 TAKEN = {
     "as many range sums as may be": (
@@ -99,3 +107,4 @@ def test_a_dtype_holds_another(wide: torch.dtype, narrow: torch.dtype) -> None:
 
 def test_nothing_is_known_of_other_dtypes() -> None:
     assert not scalars.holds(torch.complex64, torch.float32) and not scalars.holds(torch.complex64, torch.int8)
+    assert not scalars.holds(torch.float32, torch.complex64) and not scalars.holds(torch.int8, torch.complex64)

@@ -97,6 +97,18 @@ def test_a_bias_that_slots_weigh_differently_is_added_behind() -> None:
     assert adds(rewritten(windows.sum_through_conv, root)) == 1
 
 
+@pytest.mark.parametrize("y", [plain, turned])
+def test_the_divisor_of_a_mean_goes_into_the_weight(y) -> None:
+    rule = windows.sum_through_conv if y is plain else windows.sum_through_conv_transpose
+    mean, total = (rewritten(rule, reduce(kind, y(), 2, 3), torch.float64) for kind in ("mean", "sum"))
+    assert (scaled_weights(mean), scaled_weights(total)) == (1, 0)
+    assert {s.scale for n in mean.nodes() if isinstance(n.op, ops.RangeSum) for _, t in n.op.table for s in t} == {1.0}
+
+
+def scaled_weights(graph: Graph) -> int:
+    return sum(isinstance(n.op, ops.Pointwise) and n.op.fn == "mul" and n.ndim == 4 for n in graph.nodes())
+
+
 def test_taps_that_sum_the_same_are_summed_once() -> None:
     graph = rewritten(windows.sum_through_conv_transpose, reduce("sum", turned(), 2, 3))
     assert contraction(graph).arg(1).shape == (2, 3, 1, 1)
