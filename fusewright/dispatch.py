@@ -252,7 +252,7 @@ def _mode(tensors: tuple[Tensor, ...]) -> Mode:
     if not torch.is_grad_enabled():
         return "forward"
     if any(t.requires_grad for t in tensors):
-        return "forward+backward to inputs"
+        return "with input gradients"
     return "forward+backward"
 
 

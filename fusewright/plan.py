@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fusewright.verification import Verdict
 
 Status = Literal["rewritten", "unchanged", "untouched"]
-Mode = Literal["forward", "forward+backward", "forward+backward to inputs"]
+Mode = Literal["forward", "forward+backward", "with input gradients"]
 
 
 @dataclass(frozen=True)

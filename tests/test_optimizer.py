@@ -48,7 +48,7 @@ class TestArguments:
         with pytest.raises(FusewrightError, match="example_inputs is a NoneType; pass a tuple"):
             fusewright.optimize(model, None)
 
-    @pytest.mark.parametrize("inputs", [(x := images(), 2.0), [x], x, {"x": x, "scale": 2.0}], ids=str)
+    @pytest.mark.parametrize("inputs", [(x := images(), 2.0), [x], x, {"x": x, "scale": 2.0}], ids=("tuple", "list", "tensor", "dict"))
     def test_forms_of_inputs(self, model: Gap, inputs: Any) -> None:
         f = fusewright.optimize(model, inputs, rewrite="always", verify=False, measure=False)
         args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
@@ -100,7 +100,7 @@ class TestDecisions:
         monkeypatch.setattr("fusewright.trial._variants", lambda trial, built: [built])
         f = fast(model.requires_grad_(False), images(), measure=True)
         same(f, model, images(), program=True)
-        assert [kept.mode for kept in fusewright.explain(f).kept] == ["forward", "forward+backward to inputs"]
+        assert [kept.mode for kept in fusewright.explain(f).kept] == ["forward", "with input gradients"]
 
 
 def _generous(_: object) -> Any:

@@ -94,13 +94,13 @@ def _next(
             reason = refusal(rule, match, users, finite)
             if reason is None:
                 offers.append(_offer(rule, match, root, users, cost))
-            elif rule.pattern.inner() or reason == FINITE_ONLY:
-                # any other reason of a rule about one operation alone mostly says that it does not concern it
+            elif reason == FINITE_ONLY or (rule.pattern.inner() and cost(root).seconds > 0):
+                # any other reason of a rule about one operation, or about views, mostly says that it is not its case
                 declined[rule.name, root] = Declined(rule.name, _place(root), reason)
         best = max(offers, key=lambda o: o.saves, default=None)
         if best is not None and (mode == "always" or best.saves > WORTHWHILE * best.of):
             return best, tuple(o.rule.name for o in offers if o is not best)
-        for offer in offers:
+        for offer in (o for o in offers if cost(root).seconds > 0):
             reason = f"would not pay: {-offer.saves * 1e6:+.1f} us by the cost model"
             declined[offer.rule.name, root] = Declined(offer.rule.name, _place(root), reason)
     return None, ()
@@ -160,4 +160,4 @@ def _dying(root: Node, new: Node, users: dict[Node, int]) -> list[Node]:
 
 def _place(node: Node) -> str:
     """Where a node came from, for messages."""
-    return node.where or repr(node)
+    return node.where or f"{type(node.op).__name__} ({', '.join(map(str, node.shape))})"
