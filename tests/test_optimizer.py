@@ -48,7 +48,9 @@ class TestArguments:
         with pytest.raises(FusewrightError, match="example_inputs is a NoneType; pass a tuple"):
             fusewright.optimize(model, None)
 
-    @pytest.mark.parametrize("inputs", [(x := images(), 2.0), [x], x, {"x": x, "scale": 2.0}], ids=("tuple", "list", "tensor", "dict"))
+    @pytest.mark.parametrize(
+        "inputs", [(x := images(), 2.0), [x], x, {"x": x, "scale": 2.0}], ids=("tuple", "list", "tensor", "dict")
+    )
     def test_forms_of_inputs(self, model: Gap, inputs: Any) -> None:
         f = fusewright.optimize(model, inputs, rewrite="always", verify=False, measure=False)
         args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
