@@ -6,66 +6,58 @@ runs as it did.  Shapes below name dimensions as N (batch), C (input channels), 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal
 
 import sympy
 import torch
 import torch.nn.functional as F
 
-from fusewright.errors import GraphError
 from fusewright.ir import pointwise
 from fusewright.ir.pointwise import Scalar
+from fusewright.ir.types import Op, Size, TensorType, Types, broadcast, numel, require, size
+from fusewright.ir.views import Cat, Expand, Pad, Permute, Reshape, Slice
 
-Size: TypeAlias = int | sympy.Expr
-
-
-class TensorType(NamedTuple):
-    """Shape, dtype and device of a value; `weak` marks a Python number, which promotes less than a 0-d tensor."""
-
-    shape: tuple[Size, ...]
-    dtype: torch.dtype
-    device: torch.device
-    weak: bool = False
-
-
-Types = tuple[TensorType | None, ...]
-
-
-def size(value: Any) -> Size:
-    """`value` as a plain int where it is one, else the sympy expression."""
-    if isinstance(value, int):
-        return value
-    expression = sympy.sympify(value)
-    return int(expression) if expression.is_Integer else expression
-
-
-def numel(shape: Sequence[Size]) -> Size:
-    """The number of elements of a shape."""
-    return size(sympy.prod(shape)) if any(not isinstance(d, int) for d in shape) else math.prod(shape)
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise `GraphError(message)` unless `condition`."""
-    if not condition:
-        raise GraphError(message)
-
-
-@dataclass(frozen=True)
-class Op:
-    """The base of all operations."""
-
-    @property
-    def effectful(self) -> bool:
-        """Whether the operation is ordered and unique: never merged, duplicated or dropped."""
-        return False
-
-    def infer(self, types: Types) -> TensorType:
-        """The result's type for arguments of these types; raises `GraphError` for arguments it does not accept."""
-        raise GraphError(f"{type(self).__name__} does not say what it returns")
+__all__ = [
+    "Arg",
+    "Buffer",
+    "Cast",
+    "Cat",
+    "Constant",
+    "Conv",
+    "Dropout",
+    "Expand",
+    "Full",
+    "Input",
+    "Item",
+    "Matmul",
+    "Norm",
+    "Number",
+    "Op",
+    "Opaque",
+    "Pad",
+    "Param",
+    "Permute",
+    "Pointwise",
+    "Pool",
+    "RangeSum",
+    "Reduce",
+    "Reshape",
+    "Size",
+    "Slice",
+    "Slot",
+    "Softmax",
+    "Source",
+    "TensorType",
+    "Types",
+    "Vector",
+    "broadcast",
+    "numel",
+    "require",
+    "size",
+]
 
 
 @dataclass(frozen=True)
@@ -386,98 +378,6 @@ class Dropout(Op):
 
 
 @dataclass(frozen=True)
-class Reshape(Op):
-    """The same elements in row-major order under another shape (a view where PyTorch can give one)."""
-
-    shape: tuple[Size, ...]
-
-    def infer(self, types: Types) -> TensorType:
-        x = types[0]
-        assert x is not None
-        same = sympy.expand(sympy.sympify(numel(x.shape)) - sympy.sympify(numel(self.shape))) == 0
-        require(bool(same), f"reshape of {x.shape} to {self.shape}")
-        return TensorType(self.shape, x.dtype, x.device)
-
-
-@dataclass(frozen=True)
-class Permute(Op):
-    """Dimensions in the order `dims`: a view, or with `copy` a value in row-major memory.
-
-    Strides matter beyond speed: convolutions answer in the memory format they are given, dropout draws along memory.
-    """
-
-    dims: tuple[int, ...]
-    copy: bool = False
-
-    def infer(self, types: Types) -> TensorType:
-        x = types[0]
-        assert x is not None
-        require(sorted(self.dims) == list(range(len(x.shape))), f"permute {self.dims} of {x.shape}")
-        return TensorType(tuple(x.shape[d] for d in self.dims), x.dtype, x.device)
-
-
-@dataclass(frozen=True)
-class Expand(Op):
-    """Broadcast to `shape` without a copy."""
-
-    shape: tuple[Size, ...]
-
-    def infer(self, types: Types) -> TensorType:
-        x = types[0]
-        assert x is not None
-        require(broadcast(x.shape, self.shape) == self.shape, f"expand of {x.shape} to {self.shape}")
-        return TensorType(self.shape, x.dtype, x.device)
-
-
-@dataclass(frozen=True)
-class Slice(Op):
-    """x[start:stop:step] along `dim`, with 0 <= start <= stop."""
-
-    dim: int
-    start: int
-    stop: Size
-    step: int = 1
-
-    def infer(self, types: Types) -> TensorType:
-        x = types[0]
-        assert x is not None
-        length = size(-(-(self.stop - self.start) // self.step))
-        return TensorType((*x.shape[: self.dim], length, *x.shape[self.dim + 1 :]), x.dtype, x.device)
-
-
-@dataclass(frozen=True)
-class Cat(Op):
-    """Concatenation of two or more tensors of one dtype along `dim`."""
-
-    dim: int
-
-    def infer(self, types: Types) -> TensorType:
-        parts = [t for t in types if t is not None]
-        total = size(sum((t.shape[self.dim] for t in parts), start=0))
-        first = parts[0]
-        rest = [(*t.shape[: self.dim], *t.shape[self.dim + 1 :]) for t in parts]
-        require(all(r == rest[0] for r in rest), f"cat along {self.dim} of {[t.shape for t in parts]}")
-        return TensorType((*first.shape[: self.dim], total, *first.shape[self.dim + 1 :]), first.dtype, first.device)
-
-
-@dataclass(frozen=True)
-class Pad(Op):
-    """Padding: `pads` is (dimension, left, right), all >= 0; `value` belongs to ``constant``."""
-
-    pads: tuple[tuple[int, int, int], ...]
-    mode: Literal["constant", "reflect", "replicate", "circular"] = "constant"
-    value: float = 0.0
-
-    def infer(self, types: Types) -> TensorType:
-        x = types[0]
-        assert x is not None
-        shape = list(x.shape)
-        for dim, left, right in self.pads:
-            shape[dim] = size(shape[dim] + left + right)
-        return TensorType(tuple(shape), x.dtype, x.device)
-
-
-@dataclass(frozen=True)
 class Arg:
     """The place of tensor argument `index` in an opaque call."""
 
@@ -518,17 +418,6 @@ class Item(Op):
 
     def infer(self, types: Types) -> TensorType:
         return self.result
-
-
-def broadcast(a: Sequence[Size], b: Sequence[Size]) -> tuple[Size, ...]:
-    """The broadcast of two shapes; raises `GraphError` when they do not broadcast."""
-    n = max(len(a), len(b))
-    left, right = (1,) * (n - len(a)) + tuple(a), (1,) * (n - len(b)) + tuple(b)
-    result: list[Size] = []
-    for p, q in zip(left, right, strict=True):
-        require(p == q or p == 1 or q == 1, f"shapes {tuple(a)} and {tuple(b)} do not broadcast")
-        result.append(q if p == 1 else p)
-    return tuple(result)
 
 
 @lru_cache(maxsize=4096)

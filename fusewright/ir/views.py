@@ -1,0 +1,102 @@
+"""Operations that move elements and compute nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import sympy
+
+from fusewright.ir.types import Op, Size, TensorType, Types, broadcast, numel, require, size
+
+
+@dataclass(frozen=True)
+class Reshape(Op):
+    """The same elements in row-major order under another shape (a view where PyTorch can give one)."""
+
+    shape: tuple[Size, ...]
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        same = sympy.expand(sympy.sympify(numel(x.shape)) - sympy.sympify(numel(self.shape))) == 0
+        require(bool(same), f"reshape of {x.shape} to {self.shape}")
+        return TensorType(self.shape, x.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Permute(Op):
+    """Dimensions in the order `dims`: a view, or with `copy` a value in row-major memory.
+
+    Strides matter beyond speed: convolutions answer in the memory format they are given, dropout draws along memory.
+    """
+
+    dims: tuple[int, ...]
+    copy: bool = False
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        require(sorted(self.dims) == list(range(len(x.shape))), f"permute {self.dims} of {x.shape}")
+        return TensorType(tuple(x.shape[d] for d in self.dims), x.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Expand(Op):
+    """Broadcast to `shape` without a copy."""
+
+    shape: tuple[Size, ...]
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        require(broadcast(x.shape, self.shape) == self.shape, f"expand of {x.shape} to {self.shape}")
+        return TensorType(self.shape, x.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Slice(Op):
+    """x[start:stop:step] along `dim`, with 0 <= start <= stop."""
+
+    dim: int
+    start: int
+    stop: Size
+    step: int = 1
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        length = size(-(-(self.stop - self.start) // self.step))
+        return TensorType((*x.shape[: self.dim], length, *x.shape[self.dim + 1 :]), x.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Cat(Op):
+    """Concatenation of two or more tensors of one dtype along `dim`."""
+
+    dim: int
+
+    def infer(self, types: Types) -> TensorType:
+        parts = [t for t in types if t is not None]
+        total = size(sum((t.shape[self.dim] for t in parts), start=0))
+        first = parts[0]
+        rest = [(*t.shape[: self.dim], *t.shape[self.dim + 1 :]) for t in parts]
+        require(all(r == rest[0] for r in rest), f"cat along {self.dim} of {[t.shape for t in parts]}")
+        return TensorType((*first.shape[: self.dim], total, *first.shape[self.dim + 1 :]), first.dtype, first.device)
+
+
+@dataclass(frozen=True)
+class Pad(Op):
+    """Padding: `pads` is (dimension, left, right), all >= 0; `value` belongs to ``constant``."""
+
+    pads: tuple[tuple[int, int, int], ...]
+    mode: Literal["constant", "reflect", "replicate", "circular"] = "constant"
+    value: float = 0.0
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        shape = list(x.shape)
+        for dim, left, right in self.pads:
+            shape[dim] = size(shape[dim] + left + right)
+        return TensorType(tuple(shape), x.dtype, x.device)
