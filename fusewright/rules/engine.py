@@ -117,12 +117,13 @@ def refusal(rule: Rule, match: Match, users: dict[Node, int], finite: bool) -> s
     """Why `rule` may not be applied at this match; `None` when it may."""
     if any(n.op.effectful for n in match.values() if n in _operations(rule, match)):
         return "an operation with effects stays where it is"
-    shared = [name for name in rule.pattern.inner() if users.get(match[name], 0) > 1]
-    if shared:
-        return f"the {shared[0]} has another user"
+    # The condition first: "has another user" is told as the one thing in the way.
     reason = rule.condition(match)
     if reason is not None:
         return reason
+    shared = [name for name in rule.pattern.inner() if users.get(match[name], 0) > 1]
+    if shared:
+        return f"the {shared[0]} has another user"
     if rule.classify(match) == "finite" and not finite:
         return FINITE_ONLY
     return None

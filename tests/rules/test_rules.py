@@ -85,6 +85,15 @@ def test_refuses_when_an_inner_value_has_another_user(spec: RuleSpec) -> None:
 
 
 @every_rule
+def test_another_user_is_blamed_only_where_nothing_else_refuses(spec: RuleSpec) -> None:
+    for key in filter(phrase, spec.refusals):
+        graph = graph_of(spec.refusals[key]())
+        shared = replace(graph, outputs=(*graph.outputs, *inner_nodes(spec.rule, graph)))
+        blamed = [d.reason for d in apply(spec.rule, shared).declined if d.reason.endswith("has another user")]
+        assert not blamed, key
+
+
+@every_rule
 def test_drops_a_dependence_only_when_asked(spec: RuleSpec) -> None:
     graph = graph_of(spec.example())
     if any(f.exactness == "finite" for f in fired(spec.rule, graph).fired):
