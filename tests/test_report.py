@@ -80,6 +80,7 @@ def test_factors() -> None:
     assert less(10, 5) == "2.00x less"
     assert less(5, 10) == "2.00x more"
     assert (less(5, 5), less(5, 0), less(0, 5)) == ("same", "all gone", "new")
+    assert (less(1.001, 1), less(1, 1.001), less(1.006, 1)) == ("about the same", "about the same", "1.01x less")
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -114,6 +115,21 @@ def test_plan_tells_everything() -> None:
         "fused_conv_avg [not a tag] on cpu",
     ):
         assert words in text, words
+
+
+def test_what_serves_calls_fits_a_narrow_terminal() -> None:
+    text = render_plan(dataclasses.replace(PLAN, kept=(*PLAN.kept, Kept("with input gradients", "rewritten", ""))), 60)
+    words = " ".join(text.split())
+    assert "calls run by original rewritten speedup" in words
+    assert "with input rewritten - - - gradients" in words
+    assert "not faster with gradients" in words
+
+
+def test_nothing_measured_shows_no_figures() -> None:
+    text = render_plan(dataclasses.replace(PLAN, kept=(Kept("with input gradients", "rewritten", "not measured"),)), 60)
+    words = " ".join(text.split())
+    assert "with input gradients rewritten not measured" in words
+    assert "speedup" not in words
 
 
 def test_untouched_plan_gives_the_reason() -> None:

@@ -114,17 +114,22 @@ def _change(before: str, after: str) -> str:
 
 
 def _kept(kept: tuple[Kept, ...]) -> RenderableType:
+    if all(entry.original is None and entry.rewritten is None for entry in kept):
+        made = table(("calls", "run by", "why"), fixed=("calls", "run by"))
+        for entry in kept:
+            made.add_row(entry.mode, entry.path, Text(entry.reason))
+        return made
     numbers = ("original", "rewritten", "speedup")
-    made = table(("calls", "run by", *numbers, "why"), right=numbers, fixed=("calls", "run by"))
+    made = table(("calls", "run by", *numbers), right=numbers, fixed=("run by",))
     for entry in kept:
         before, after = entry.original, entry.rewritten
         made.add_row(
-            entry.mode,
+            # The reason goes below: a column of its own would leave a narrow terminal no room for the figures.
+            Text.assemble(entry.mode, "\n", (entry.reason, "dim")) if entry.reason else Text(entry.mode),
             entry.path,
             "-" if before is None else duration(before),
             "-" if after is None else duration(after),
             "-" if before is None or not after else times(before / after),
-            Text(entry.reason),
         )
     return made
 

@@ -42,7 +42,9 @@ def less(before: float, after: float) -> str:
         return "all gone"
     if before == 0:
         return "new"
-    return f"{times(before / after)} less" if after < before else f"{times(after / before)} more"
+    ratio, word = (before / after, "less") if after < before else (after / before, "more")
+    # 1.00x less reads as a figure and says nothing.
+    return "about the same" if times(ratio) == times(1.0) else f"{times(ratio)} {word}"
 
 
 def table(headings: Iterable[str], *, right: Iterable[str] = (), fixed: Iterable[str] = ()) -> Table:
