@@ -140,6 +140,11 @@ def test_untouched_plan_gives_the_reason() -> None:
     assert "Work" not in text
 
 
+def test_a_call_without_tensors_leaves_no_stray_comma() -> None:
+    text = render_plan(dataclasses.replace(PLAN, signature=", training mode"), 80)
+    assert "for training mode" in text
+
+
 def test_many_rules_stay_short() -> None:
     rules = tuple(Fired(f"rule {i}", "node", "exact", AFTER, AFTER) for i in range(100))
     text = render_plan(dataclasses.replace(PLAN, rules=rules), 80)

@@ -68,7 +68,7 @@ def _sections(plan: Plan) -> Iterator[RenderableType]:
 def _title(plan: Plan) -> RenderableType:
     words, style = _STATUS[plan.status]
     title = Text.assemble((plan.model, "bold"), ": ", (words, style))
-    lines = [title, Text(f"on {plan.device}, for {plan.signature}", style="dim")]
+    lines = [title, Text(f"on {plan.device}, for {plan.signature.removeprefix(', ') or 'no inputs'}", style="dim")]
     if plan.reason:
         lines.append(Text(plan.reason))
     return Group(*lines)
