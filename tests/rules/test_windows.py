@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from harness import B, fired, graph_of, inp
-from linear_cases import adaptive, avg_pool, conv, reduce
+from linear_cases import adaptive, avg_pool, conv, range_sum, reduce
 
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node, make
@@ -55,6 +55,7 @@ NARROW = {
     "several slots": (windows.sum_through_conv, lambda: adaptive(plain(), d2=2, d3=1)),
     "several slots, transposed": (windows.sum_through_conv_transpose, lambda: avg_pool(turned(), 3, 3)),
     "several rows": (features.rows_before_matmul, lambda: reduce("mean", row(inp(2, 6, 4)), 1)),
+    "several slots of all rows": (features.rows_before_matmul, lambda: adaptive(row(inp(6, 4)), d0=2)),
     "several slots of rows": (features.rows_before_matmul, lambda: avg_pool(row(inp(2, 6, 4)), 3, 1)),
 }
 
@@ -120,3 +121,14 @@ def test_a_kernel_that_covers_its_input_is_one_matmul() -> None:
     graph = rewritten(windows.full_conv_is_matmul, conv(inp(B, 4, 3), inp(6, 4, 3), inp(6)))
     assert len(contraction(graph).inputs) == 3 and not adds(graph)
     assert not any(isinstance(n.op, ops.Permute) for n in graph.nodes())
+
+
+def test_a_tail_too_short_for_a_window_is_not_cut_off() -> None:
+    graph = rewritten(windows.box_into_weight, avg_pool(conv(inp(B, 2, 10), inp(3, 2, 3), inp(3)), 3))
+    assert not any(isinstance(n.op, ops.Slice) for n in graph.nodes())
+
+
+def test_a_folded_kernel_has_no_taps_that_are_always_zero() -> None:
+    y = conv(inp(B, 2, 12), inp(3, 2, 2), inp(3), dilation=2)
+    graph = rewritten(windows.box_into_weight, range_sum(y, d2=tuple(ops.Slot(i, i + 3, 2, 0.5) for i in (0, 3))))
+    assert contraction(graph).arg(1).shape == (3, 2, 3) and contraction(graph).op.dilation == (2,)
