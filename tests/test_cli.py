@@ -337,7 +337,8 @@ def test_interrupt_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "slow.py"
     path.write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
     # a shell that runs the tests in the background has them ignore the signal, and their children with them
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from fusewright.cli import main; main()"
+    restore = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{restore}; from fusewright.cli import main; main()"
     command = [sys.executable, "-c", code, "explain", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
