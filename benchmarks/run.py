@@ -50,7 +50,7 @@ def run_case(path: str, batch: int | None, device: str, names: tuple[str, ...], 
         plans["plan"] = fusewright.explain(fast)
         return fast
 
-    measured = bench(model, inputs, names, include={"fusewright": optimized}, training=training, max_time=40.0)
+    measured = bench(model, inputs, names, include={"fusewright": optimized}, training=training, max_time=20.0)
     plan = plans["plan"]
     return {
         **measured.record(),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from fusewright.ir import ops
+from fusewright.ir.node import Node, topological
 from fusewright.pipeline import Built
+from fusewright.plan import Declined
 
 
 def precision_notes(built: Built) -> tuple[str, ...]:
@@ -18,10 +20,22 @@ def precision_notes(built: Built) -> tuple[str, ...]:
         notes.append("reassociates: the same real number, other rounding; an Inf may surface as NaN or the reverse")
     if "finite" in classes:
         notes.append("finite: a dependence was dropped, so a NaN of the original may vanish")
-    computed = {n.dtype for n in built.rewritten.graph.nodes() if not isinstance(n.op, ops.Number)}
+    summed = (ops.RangeSum, ops.Reduce)
+    computed = {n.dtype for n in built.rewritten.graph.nodes() if isinstance(n.op, summed) and not _only_weights(n)}
     if torch.float64 in computed and not any(n.dtype == torch.float64 for n in built.captured.graph.nodes()):
         notes.append("total sums are carried in float64 through the contraction that follows")
     return tuple(notes)
+
+
+def _only_weights(node: Node) -> bool:
+    """Whether nothing below `node` is an input."""
+    return not any(isinstance(n.op, ops.Input) for n in topological([node]))
+
+
+def telling(built: Built) -> tuple[Declined, ...]:
+    """The declined rules a reader can do something about; that a rule for another case does not apply tells nothing."""
+    signs = ("another user", "finite", "would not pay", "monotone", "not known", "varies")
+    return tuple(d for d in built.rewritten.declined if any(sign in d.reason for sign in signs))
 
 
 def advice(built: Built) -> tuple[str, ...]:
@@ -29,11 +43,13 @@ def advice(built: Built) -> tuple[str, ...]:
     found: list[str] = []
     for declined in built.rewritten.declined:
         if "another user" in declined.reason:
-            found.append(f"{declined.where}: {declined.rule} would apply if {declined.reason.replace('has', 'had no')}")
+            wish = declined.reason.replace("has another", "had no other")
+            found.append(f"{declined.where}: {declined.rule} would apply if {wish}")
         if "finite" in declined.reason:
             found.append(
                 f"{declined.where}: for finite inputs {declined.rule} holds: is that intended? finite=True allows it"
             )
     if built.captured.reasons:
-        found.append(f"{len(built.captured.reasons)} operations were not understood and run as they did")
+        some = f"{len(built.captured.reasons)} operation{'s' * (len(built.captured.reasons) > 1)}"
+        found.append(f"not understood, and so run as before: {some}")
     return tuple(dict.fromkeys(found))

@@ -8,6 +8,7 @@ is planned and verified when it returns, at most `Options.replans` times; every 
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch._C import _functorch as _transforms
 
 from fusewright.codegen.aten import Program
+from fusewright.errors import FusewrightError
 from fusewright.ir.node import Symbol
 from fusewright.ir.ops import Size
 from fusewright.plan import Mode, Plan
@@ -214,7 +216,12 @@ class State:
             return ORIGINAL
         self.replans += 1
         present = replace(self.options, training=None)  # as it is now, whatever it was planned for first
-        return self.planner(self.original, args, kwargs, present)
+        try:
+            # A verification edits weights for a moment, and other threads may be calling the model meanwhile.
+            entry = self.planner(copy.deepcopy(self.original), args, kwargs, present)
+        except (FusewrightError, RuntimeError, TypeError):  # it rejects this call, which its own error says best, or
+            return ORIGINAL  # cannot be copied
+        return entry if _is_portable(entry) else ORIGINAL
 
     def latest_plan(self) -> Plan | None:
         """The plan of the newest signature, else the first one."""

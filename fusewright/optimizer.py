@@ -16,9 +16,11 @@ from fusewright.dispatch import Args, Entry, Kwargs, Options, State
 from fusewright.errors import CaptureError, FusewrightError, UnsupportedError
 from fusewright.module import attach, state_of, unhooked
 from fusewright.plan import Plan
+from fusewright.runtime.memory import is_out_of_memory
 from fusewright.runtime.watch import has_inner_hooks
 from fusewright.tree import flat_tensors, tree_map
 from fusewright.trial import Progress, Trial, tried
+from fusewright.verification.state import preserved
 
 _CHOICES = {
     "precision": ("eager", "fp32", "tf32"),
@@ -119,11 +121,25 @@ def _plan(model: nn.Module, args: Args, kwargs: Kwargs, options: Options, progre
         try:
             return tried(trial, draft)
         except CaptureError as error:
+            _require_runs(trial)
             return Entry(plan=replace(draft, reason=str(error)))
         except Exception as error:  # a model that we fail on still has to run
             reason = f"Fusewright failed on it ({type(error).__name__}: {error}); please report this"
             warnings.warn(f"{type(model).__name__} is left as it is: {reason}", RuntimeWarning, stacklevel=3)
             return Entry(plan=replace(draft, reason=reason))
+
+
+def _require_runs(trial: Trial) -> None:
+    """Raises `FusewrightError` where the model itself rejects the example call: that is the caller's to mend."""
+    try:
+        with preserved(trial.model), torch.no_grad():
+            trial.model(*trial.args, **trial.kwargs)
+    except Exception as error:
+        if is_out_of_memory(error):
+            return
+        name, cause = type(trial.model).__name__, str(error).strip().partition("\n")[0]
+        message = f"{name} does not run on the example inputs ({type(error).__name__}: {cause}); pass inputs it takes"
+        raise FusewrightError(message) from error
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def build(
     device = _device(graph)
     tensors = flat_tensors(args, kwargs)
     hints = {symbol: tensors[where.input].shape[where.dim] for symbol, where in graph.symbols.items()}
-    cost = CostModel(device_facts(device), hints)
+    cost = CostModel(device_facts(device), hints, derived_ahead=not model.training)
     rules = [rule for rule in RULES if rule.name not in without]
     rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite)
     check(rewritten.graph)

@@ -230,7 +230,7 @@ def _described(draft: Plan, built: Built) -> Plan:
         before=built.before,
         after=built.after,
         rules=built.rewritten.fired,
-        declined=built.rewritten.declined,
+        declined=advice.telling(built),
         opaque=tuple(built.captured.reasons),
         precision=advice.precision_notes(built),
         advice=advice.advice(built),

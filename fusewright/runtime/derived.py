@@ -1,8 +1,8 @@
 """Derived weights (summed taps, composed kernels): recomputed while training, kept while nothing moved when not.
 
 An in-place edit, `load_state_dict` or an optimizer step moves a parameter's version counter.  An edit through ``.data``
-does not; on a CPU a probe of up to `PROBED` elements of each source catches it, on a GPU reading one would stall the
-stream.
+does not: on a CPU, sources of up to `PROBED` elements are compared whole and larger ones at as many places, on a GPU
+reading any would stall the stream.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PROBED = 4096
+PROBED = 1 << 18
 
 
 @dataclass(frozen=True)

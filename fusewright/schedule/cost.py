@@ -38,19 +38,38 @@ _PER_ELEMENT = {ops.Pointwise: 1, ops.Softmax: 5, ops.Norm: 6, ops.Dropout: 2, o
 
 
 class CostModel:
-    """`cost(node)` gives the work of a node on one device, with symbolic sizes taken at `hints`."""
+    """`cost(node)` gives the work of a node on one device, with symbolic sizes taken at `hints`.
 
-    def __init__(self, facts: DeviceFacts, hints: Mapping[sympy.Symbol, int] | None = None) -> None:
+    With `derived_ahead`, what depends on parameters alone costs nothing: it is kept between calls outside training.
+    """
+
+    def __init__(
+        self, facts: DeviceFacts, hints: Mapping[sympy.Symbol, int] | None = None, *, derived_ahead: bool = False
+    ) -> None:
         self.facts = facts
+        self.derived_ahead = derived_ahead
         self.hints = dict(hints or {})
         self._known: WeakKeyDictionary[Node, Work] = WeakKeyDictionary()
+        self._derived: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
 
     def __call__(self, node: Node) -> Work:
         """The work of `node` alone."""
         found = self._known.get(node)
         if found is None:
-            found = self._known[node] = NOTHING if isinstance(node.op, FREE) else self._work(node)
+            found = self._known[node] = NOTHING if self._is_free(node) else self._work(node)
         return found
+
+    def _is_free(self, node: Node) -> bool:
+        return isinstance(node.op, FREE) or (self.derived_ahead and self._is_derived(node))
+
+    def _is_derived(self, node: Node) -> bool:
+        """Whether the node depends on parameters and constants alone."""
+        known = self._derived.get(node)
+        if known is None:
+            fixed = isinstance(node.op, ops.Param | ops.Buffer | ops.Constant | ops.Number | ops.Full | ops.Vector)
+            computed = bool(node.inputs) and not node.op.effectful and all(map(self._is_derived, node.inputs))
+            known = self._derived[node] = fixed or computed
+        return known
 
     def _work(self, node: Node) -> Work:
         flops, moved = self._flops(node), self._bytes(node)
