@@ -269,7 +269,6 @@ SPECS = [
                 inp(2, 3, 4, 2), inp(2, 3, 4, 2), padding=((0, 0), (0, 1))
             ),
             "the kernel does not cover the input": lambda: conv(inp(2, 3, 4), inp(2, 3, 3)),
-            "the kernel is dilated": lambda: conv(inp(2, 3, 1, 3), inp(2, 3, 1, 3), dilation=(1, 2)),
             "# not a convolution": lambda: reduce("sum", inp(2, 3, 4), 2),
         },
         lambda: conv(inp(B, 3, 2), inp(3, 1, 2), inp(3), groups=3),

@@ -8,7 +8,7 @@ from math import inf, nan
 import pytest
 import torch
 from harness import B, check_near, fired, graph_of, inp, phrase, reason
-from linear_cases import adaptive, conv, range_sum, reduce
+from linear_cases import adaptive, avg_pool, conv, range_sum, reduce
 
 from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise
@@ -44,6 +44,16 @@ REFUSED = {
         windows.single_tap_transpose,
         lambda: make(ops.Conv((1, 1), ((0, 0),) * 2, (1, 2), 1, True, (0, 1)), inp(2, 3, 4, 4), inp(3, 2, 1, 1), None),
     ),
+    "the windows read nothing but padding # of one value": (
+        windows.box_into_weight,
+        lambda: range_sum(
+            conv(inp(2, 1, 1), inp(1, 1, 1), padding=2), d2=tuple(ops.Slot(i, i + 1, 1, 1.0) for i in (0, 1))
+        ),
+    ),
+    "the convolution is strided or padded # one way": (
+        sums.sum_of_pointwise_conv,
+        lambda: avg_pool(conv(inp(2, 3, 4, 4), inp(2, 3, 1, 1), padding=((0, 0), (1, 1))), 2, 2),
+    ),
     "the kernel is larger than 1": (
         sums.sum_of_pointwise_conv,
         lambda: adaptive(conv(inp(2, 3, 9), inp(2, 3, 3)), d2=2),
@@ -78,7 +88,11 @@ TAKEN = {
     "nothing added": (sums.sum_of_constant, lambda: reduce("sum", pointwise("add", inp(B, 3, 4), 0.0), 1)),
     "nothing is padded, whatever the length": (
         pooling.extreme_of_function,
-        lambda: make(ops.Pool("max", (2,), (1,), (0,), (1,)), pointwise("relu", permuted(inp(3, 2, B)))),
+        lambda: make(ops.Pool("max", (2,), (1,), (0,), (1,)), pointwise("relu", inp(2, 3, B))),
+    ),
+    "every other average of averages that overlap": (
+        pooling.avg_pool_of_avg_pool,
+        lambda: avg_pool(avg_pool(inp(B, 2, 9), 3, stride=(1,)), 1, stride=(2,)),
     ),
     "an inner view, an outer copy": (sizes.view_of_view, lambda: permuted(permuted(inp(B, 3, 4)), copy=True)),
     "an inner copy, an outer view": (sizes.view_of_view, lambda: permuted(permuted(inp(B, 3, 4), copy=True))),

@@ -128,7 +128,8 @@ def test_a_tail_too_short_for_a_window_is_not_cut_off() -> None:
     assert not any(isinstance(n.op, ops.Slice) for n in graph.nodes())
 
 
-def test_a_folded_kernel_has_no_taps_that_are_always_zero() -> None:
-    y = conv(inp(B, 2, 12), inp(3, 2, 2), inp(3), dilation=2)
+@pytest.mark.parametrize(("stride", "spread"), [(1, 2), (2, 4)])
+def test_a_folded_kernel_has_no_taps_that_are_always_zero(stride: int, spread: int) -> None:
+    y = conv(inp(B, 2, 20), inp(3, 2, 2), inp(3), stride=stride, dilation=spread)
     graph = rewritten(windows.box_into_weight, range_sum(y, d2=tuple(ops.Slot(i, i + 3, 2, 0.5) for i in (0, 3))))
-    assert contraction(graph).arg(1).shape == (3, 2, 3) and contraction(graph).op.dilation == (2,)
+    assert contraction(graph).arg(1).shape == (3, 2, 3) and contraction(graph).op.dilation == (spread,)
