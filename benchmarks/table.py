@@ -30,23 +30,25 @@ def _table(record: dict[str, Any], name: str) -> str:
     where = cases[0]["environment"]
     threads = f", {where['threads']} threads" if "cuda" not in where else f", CUDA {where['cuda']}"
     title = f"{where['device']}, torch {where['torch']}{threads}, {where['date'][:10]}"
+    trained = any(row["training"] for case in cases for row in case["rows"])
+    columns = ["model", "input", "eager", "torch.compile", "Fusewright", "times eager"]
+    columns += ["forward+backward: eager", "torch.compile", "Fusewright"] if trained else []
     lines = [
         f"{title}; float32, default flags; milliseconds, medians of interleaved rounds, `results/{name}`:",
         "",
-        "| model | input | eager | torch.compile | Fusewright | times eager | forward+backward: eager | torch.compile "
-        "| Fusewright |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        f"| {' | '.join(columns)} |",
+        f"| --- | --- |{' ---: |' * (len(columns) - 2)}",
     ]
-    return "\n".join([*lines, *map(_row, cases)]) + "\n"
+    return "\n".join([*lines, *(_row(case, trained) for case in cases)]) + "\n"
 
 
-def _row(case: dict[str, Any]) -> str:
+def _row(case: dict[str, Any], trained: bool) -> str:
     rows = {row["name"]: row for row in case["rows"]}
     shape = "x".join(map(str, case["inputs"][0]))
     forward = [_milliseconds(rows[n]["forward"]) for n in ("eager", "compile", "fusewright")]
-    training = [_milliseconds(rows[n]["training"]) for n in ("eager", "compile", "fusewright")]
+    training = [_milliseconds(rows[n]["training"]) for n in ("eager", "compile", "fusewright")] if trained else []
     gain = f"{rows['fusewright']['ratio']:.2f}" if case["status"] == "rewritten" else "unchanged"
-    return f"| {case['problem']} | {shape} | {' | '.join(forward)} | {gain} | {' | '.join(training)} |"
+    return f"| {' | '.join([case['problem'], shape, *forward, gain, *training])} |"
 
 
 def _milliseconds(sample: dict[str, float] | None) -> str:
