@@ -54,6 +54,10 @@ REFUSED = {
         sums.sum_of_pointwise_conv,
         lambda: avg_pool(conv(inp(2, 3, 4, 4), inp(2, 3, 1, 1), padding=((0, 0), (1, 1))), 2, 2),
     ),
+    "the kernel is larger than 1 # one way": (
+        sums.sum_of_pointwise_conv,
+        lambda: avg_pool(conv(inp(2, 3, 4, 4), inp(2, 3, 1, 2)), 2, 2),
+    ),
     "the kernel is larger than 1": (
         sums.sum_of_pointwise_conv,
         lambda: adaptive(conv(inp(2, 3, 9), inp(2, 3, 3)), d2=2),
@@ -127,6 +131,12 @@ def test_taken(case) -> None:
 def test_scales_that_cancel_leave_nothing() -> None:
     graph = fired(scalars.scale_of_scale, graph_of(pointwise("div", pointwise("mul", inp(B, 3), 4.0), 4.0))).graph
     assert isinstance(graph.outputs[0].op, ops.Input)
+
+
+def test_the_mean_of_a_number_is_the_number() -> None:
+    graph = fired(sums.sum_of_constant, graph_of(reduce("mean", pointwise("add", inp(B, 3), 2.0), 1))).graph
+    assert [n.op.value for n in graph.nodes() if isinstance(n.op, ops.Number)] == [2.0]
+    assert not any(isinstance(n.op, ops.Full) for n in graph.nodes())
 
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
