@@ -42,8 +42,8 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: $(STAMP)
-	$(VENV)/bin/fusewright optimize examples/conv_avgpool_sigmoid_sum.py --batch 8
-	$(VENV)/bin/fusewright optimize examples/conv3d_div_maxpool_gap_bias_sum.py --batch 8
+	$(VENV)/bin/fusewright optimize examples/conv_avgpool_sigmoid_sum.py --batch 4
+	$(VENV)/bin/fusewright optimize examples/conv3d_div_maxpool_gap_bias_sum.py --batch 4
 	$(VENV)/bin/fusewright optimize examples/convtranspose_gap_bias_logsumexp.py --batch 2
 
 check: $(STAMP)
