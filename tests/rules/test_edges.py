@@ -54,6 +54,14 @@ REFUSED = {
         sums.sum_of_pointwise_conv,
         lambda: avg_pool(conv(inp(2, 3, 4, 4), inp(2, 3, 1, 1), padding=((0, 0), (1, 1))), 2, 2),
     ),
+    "the scale is zero, not finite or not normal # its reciprocal": (
+        pooling.extreme_of_scale,
+        lambda: reduce("max", pointwise("mul", inp(B, 3), 1e308), 1),
+    ),
+    "a window lies in the padding alone # one way": (
+        pooling.extreme_of_function,
+        lambda: make(ops.Pool("max", (1, 2), (1, 1), (0, 1), (1, 2)), pointwise("relu", inp(2, 3, 4, 1))),
+    ),
     "the kernel is larger than 1 # one way": (
         sums.sum_of_pointwise_conv,
         lambda: avg_pool(conv(inp(2, 3, 4, 4), inp(2, 3, 1, 2)), 2, 2),
@@ -103,6 +111,14 @@ TAKEN = {
     "the last window left out": (
         windows.box_into_weight,
         lambda: range_sum(conv(inp(B, 2, 7), inp(3, 2, 2)), d2=tuple(ops.Slot(i, i + 2, 1, 0.5) for i in range(4))),
+    ),
+    "late windows, into the padding": (
+        windows.box_into_weight,
+        lambda: range_sum(
+            conv(inp(B, 2, 6, 9), inp(3, 2, 2, 2), stride=(1, 2), padding=((0, 3), (0, 2))),
+            d2=tuple(ops.Slot(i, i + 2, 1, 0.5) for i in (1, 3, 5)),
+            d3=tuple(ops.Slot(i, i + 2, 1, 0.5) for i in (1, 2, 3)),
+        ),
     ),
     "one window along one dimension of two": (
         windows.box_into_weight,
