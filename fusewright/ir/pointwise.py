@@ -38,6 +38,7 @@ class Traits:
     parity          ``"odd"``, ``"even"`` or ``None``
     idempotent      f(f(x)) == f(x), bit for bit
     at_zero         f(0)
+    cpp             C++ text of one element, with `{T}` for the type it is computed in; `None` where there is none
     """
 
     torch: str
@@ -51,6 +52,7 @@ class Traits:
     parity: Literal["odd", "even"] | None = None
     idempotent: bool = False
     at_zero: float | None = None
+    cpp: str | None = None
 
 
 _FAMILIES: dict[str, Callable[..., Traits]] = {}

@@ -1,0 +1,93 @@
+"""What a generated kernel is to whoever runs or prints it: source text, launches, and the arithmetic of their sizes.
+
+One record serves the runtime (which compiles and launches it) and an emitted file (which holds the same text).  Every
+number that depends on a call is an *expression*: Python text over the names in `Kernel.sizes` with ``+ - * //``,
+``min``, ``max`` and ``ceil_div``, so that it can be evaluated here and printed in C++ there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+Expression = str
+
+
+@dataclass(frozen=True)
+class Array:
+    """A tensor that a call allocates: shape as expressions, contiguous."""
+
+    name: str
+    shape: tuple[Expression, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One parameter of a ``__global__`` function: a pointer to an operand, the output or a scratch array, or a number.
+
+    kind   ``"pointer"`` (text names an operand or array), ``"int"`` (32 bits) or ``"long"`` (64 bits, an expression)
+    """
+
+    kind: str
+    text: Expression
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: entry point, its parameters, and the grid; `shared` counts bytes of dynamic shared memory.
+
+    `cluster` blocks along x form a thread block cluster; the source itself carries the attribute.
+    """
+
+    entry: str
+    arguments: tuple[Argument, ...]
+    grid: tuple[Expression, Expression, Expression]
+    threads: int
+    shared: int = 0
+    cluster: int = 1
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A group's generated kernel.
+
+    name       the group's name, an identifier of ours (``fused_conv_avg_sigmoid_sum``)
+    source     complete CUDA C++ text: everything it uses is in it, entry points are ``extern "C" __global__``
+    operands   names of the tensors a call passes, in order; each must be dense and in the layout of `layouts`
+    layouts    per operand ``"contiguous"`` or ``"channels_last"``
+    sizes      named numbers of a call: (name, operand index, dimension)
+    output     the one array it returns
+    scratch    arrays allocated for the call and dropped after it (uninitialised)
+    launches   in order, on one stream
+    reference  ATen text of a function ``reference(*operands)`` that computes the same value
+    needs      least compute capability times ten (80, 90)
+    notes      what a plan says about it, one sentence each
+    """
+
+    name: str
+    source: str
+    operands: tuple[str, ...]
+    layouts: tuple[str, ...]
+    sizes: tuple[tuple[str, int, int], ...]
+    output: Array
+    scratch: tuple[Array, ...]
+    launches: tuple[Launch, ...]
+    reference: str
+    needs: int = 80
+    notes: tuple[str, ...] = ()
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The least integer that is no less than a / b."""
+    return -(-a // b)
+
+
+_FUNCTIONS = {"ceil_div": ceil_div, "min": min, "max": max}
+
+
+def evaluate(expression: Expression, sizes: Mapping[str, int]) -> int:
+    """The value of an expression of ours for the sizes of one call."""
+    return int(eval(expression, {"__builtins__": {}, **_FUNCTIONS}, dict(sizes)))  # our own text, never a user's
