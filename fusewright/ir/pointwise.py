@@ -11,11 +11,13 @@ implementation made of correctly rounded steps, each of them monotone, so no lib
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isnan, nan
 from typing import Literal
 
-Scalar = bool | int | float
+from fusewright.ir import scalars
+
+Scalar = scalars.Scalar
 Interval = tuple[float, float]
 REALS: Interval = (-inf, inf)
 NON_NEGATIVE: Interval = (0.0, inf)
@@ -104,7 +106,7 @@ def clamp_max(high: Scalar) -> Traits:
 def _clipping(program: str, low: Scalar, high: Scalar) -> Traits:
     """min(max(x, low), high), which is `high` everywhere when low > high."""
     if isnan(low) or isnan(high):
-        return Traits(program)
+        return Traits(program, cpp=scalars.clipping(low, high))
     low = min(low, high)
     return Traits(
         program,
@@ -114,6 +116,7 @@ def _clipping(program: str, low: Scalar, high: Scalar) -> Traits:
         range=(float(low), float(high)),
         idempotent=True,
         at_zero=float(min(max(0.0, low), high)),
+        cpp=scalars.clipping(low, high),
     )
 
 
@@ -126,6 +129,7 @@ def leaky_relu(negative_slope: Scalar = 0.01) -> Traits:
         float_monotone=rising,
         limits=(-inf * negative_slope if negative_slope else nan, inf),
         at_zero=0.0,
+        cpp=scalars.leaky(negative_slope),
     )
 
 
@@ -140,20 +144,21 @@ def threshold(threshold: Scalar, value: Scalar) -> Traits:
         range=(float(min(value, threshold)), inf),
         idempotent=True,
         at_zero=float(value) if threshold >= 0 else 0.0,
+        cpp=scalars.threshold(threshold, value),
     )
 
 
 @_family
 def hardshrink(lambd: Scalar = 0.5) -> Traits:
-    return _shrinking("F.hardshrink", lambd, idempotent=True)
+    return _shrinking("F.hardshrink", lambd, scalars.hardshrink(lambd), idempotent=True)
 
 
 @_family
 def softshrink(lambd: Scalar = 0.5) -> Traits:
-    return _shrinking("F.softshrink", lambd)
+    return _shrinking("F.softshrink", lambd, scalars.softshrink(lambd))
 
 
-def _shrinking(function: str, lambd: Scalar, idempotent: bool = False) -> Traits:
+def _shrinking(function: str, lambd: Scalar, cpp: str, idempotent: bool = False) -> Traits:
     rising = lambd >= 0
     return Traits(
         f"{function}({{0}}, {text(lambd)})",
@@ -163,6 +168,7 @@ def _shrinking(function: str, lambd: Scalar, idempotent: bool = False) -> Traits
         parity="odd" if rising else None,
         idempotent=idempotent,
         at_zero=0.0 if rising else None,
+        cpp=cpp,
     )
 
 
@@ -187,6 +193,7 @@ def softplus(beta: Scalar = 1.0, threshold: Scalar = 20.0) -> Traits:
         monotone="up" if rising else None,
         limits=(0.0, inf) if beta > 0 else None,
         range=NON_NEGATIVE if beta > 0 else REALS,
+        cpp=scalars.softplus(beta, threshold),
     )
 
 
@@ -201,6 +208,7 @@ def elu(alpha: Scalar = 1.0, scale: Scalar = 1.0, input_scale: Scalar = 1.0) -> 
         limits=(-float(alpha * scale), inf) if rising and scale > 0 else None,
         range=(-float(alpha * scale), inf) if rising else REALS,
         at_zero=0.0,
+        cpp=scalars.elu(alpha, scale, input_scale),
     )
 
 
@@ -213,21 +221,23 @@ def celu(alpha: Scalar = 1.0) -> Traits:
         limits=(-float(alpha), inf) if rising else None,
         range=(-float(alpha), inf) if rising else REALS,
         at_zero=0.0,
+        cpp=scalars.elu(alpha, 1, 1 / alpha),
     )
 
 
 @_family
 def gelu(approximate: str = "none") -> Traits:
-    return Traits(f'F.gelu({{0}}, approximate="{approximate}")', range=(-0.1701, inf), at_zero=0.0)
+    program = f'F.gelu({{0}}, approximate="{approximate}")'
+    return Traits(program, range=(-0.1701, inf), at_zero=0.0, cpp=scalars.gelu(approximate))
 
 
 @_family
 def pow_(exponent: Scalar) -> Traits:
-    program = f"torch.pow({{0}}, {text(exponent)})"
+    program, cpp = f"torch.pow({{0}}, {text(exponent)})", scalars.power(exponent)
     if not exponent > 0 or exponent == inf:  # x ** 0 is 1 even for NaN
         falling = -inf < exponent < 0
         domain = POSITIVE if falling else REALS
-        return Traits(program, monotone="down" if falling else None, domain=domain, nan_to_nan=exponent != 0)
+        return Traits(program, monotone="down" if falling else None, domain=domain, nan_to_nan=exponent != 0, cpp=cpp)
     whole, even = exponent == int(exponent), exponent % 2 == 0
     return Traits(
         program,
@@ -238,6 +248,7 @@ def pow_(exponent: Scalar) -> Traits:
         range=REALS if whole and not even else NON_NEGATIVE,
         parity=None if not whole else "even" if even else "odd",
         at_zero=0.0,
+        cpp=cpp,
     )
 
 
@@ -367,3 +378,4 @@ _PLAIN: dict[str, Traits] = {
     "where": Traits("torch.where({0}, {1}, {2})", arity=3, nan_to_nan=False),
     **_TRUTHS,
 }
+_PLAIN = {name: replace(entry, cpp=scalars.PLAIN[name]) for name, entry in _PLAIN.items()}

@@ -8,6 +8,13 @@ from __future__ import annotations
 
 # name -> CUDA text.  Everything else in a kernel is plain CUDA C++ (shuffles, barriers, vector types).
 PRIMITIVES: dict[str, str] = {
+    "nonfinite": r"""
+// NVRTC has no <cmath> to define these.
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
+#endif
+""",
     "mma_tf32": r"""
 // d += a * b for one 16x8x8 tile: a is 16x8 row-major, b is 8x8 column-major, both rounded to tf32, d in float32.
 __device__ __forceinline__ void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {

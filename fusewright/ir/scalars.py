@@ -1,0 +1,143 @@
+# ruff: noqa: D103  (a text is described by its name)
+"""C++ texts of the pointwise functions, for one element: the column `cpp` of the table in `fusewright.ir.pointwise`.
+
+`{0}`, `{1}`, `{2}` are operands (names or literals, so repeating one is free), `{T}` is the compute type, `float` or
+`double`.  Each text means what ATen computes, NaN and infinities included, in CUDA C++ and in C++17 with
+``using namespace std``.  Comparisons with NaN are false, so a text's last branch is the one that keeps it.
+"""
+
+from __future__ import annotations
+
+from math import inf, isnan
+
+Scalar = bool | int | float
+
+_SELU_ALPHA = 1.6732632423543772848170429916717
+_SELU_SCALE = 1.0507009873554804934193349852946
+_SQRT_HALF = 0.70710678118654752440
+_SQRT_TWO_OVER_PI = 0.79788456080286535588
+
+
+def number(value: Scalar) -> str:
+    """A parameter as text of type `{T}`, non-finite ones included."""
+    value = float(value)
+    if isnan(value):
+        return "{T}(NAN)"
+    if abs(value) == inf:
+        return "-{T}(INFINITY)" if value < 0 else "{T}(INFINITY)"
+    return f"{{T}}({value!r})"
+
+
+def clipping(low: Scalar, high: Scalar) -> str:
+    """min(max(x, low), high), for low <= high."""
+    if isnan(low) or isnan(high):
+        return number(float("nan"))
+    upper = "{0}" if high == inf else f"{{0}} > {number(high)} ? {number(high)} : {{0}}"
+    return upper if low == -inf else f"{{0}} < {number(low)} ? {number(low)} : {upper}"
+
+
+def leaky(slope: Scalar) -> str:
+    return f"{{0}} > 0 ? {{0}} : {{0}} * {number(slope)}"
+
+
+def threshold(limit: Scalar, value: Scalar) -> str:
+    return f"{{0}} <= {number(limit)} ? {number(value)} : {{0}}"
+
+
+def hardshrink(lambd: Scalar) -> str:
+    return f"{{0}} >= {number(-lambd)} && {{0}} <= {number(lambd)} ? {{T}}(0) : {{0}}"
+
+
+def softshrink(lambd: Scalar) -> str:
+    up, down = number(lambd), number(-lambd)
+    return f"{{0}} > {up} ? {{0}} - {up} : {{0}} < {down} ? {{0}} + {up} : {{0}} == {{0}} ? {{T}}(0) : {{0}}"
+
+
+def softplus(beta: Scalar, limit: Scalar) -> str:
+    scaled = "{0}" if beta == 1 else f"{{0}} * {number(beta)}"
+    result = f"log1p(exp({scaled}))"
+    return f"{scaled} > {number(limit)} ? {{0}} : {result if beta == 1 else f'{result} / {number(beta)}'}"
+
+
+def elu(alpha: Scalar, scale: Scalar, input_scale: Scalar) -> str:
+    negative = "expm1({0})" if input_scale == 1 else f"expm1({{0}} * {number(input_scale)})"
+    factor = alpha * scale
+    negative = negative if factor == 1 else f"{negative} * {number(factor)}"
+    return f"{{0}} < 0 ? {negative} : {'{0}' if scale == 1 else f'{{0}} * {number(scale)}'}"
+
+
+def gelu(approximate: str) -> str:
+    if approximate == "none":
+        return f"{number(0.5)} * {{0}} * (1 + erf({{0}} * {number(_SQRT_HALF)}))"
+    inner = f"{number(_SQRT_TWO_OVER_PI)} * ({{0}} + {number(0.044715)} * {{0}} * {{0}} * {{0}})"
+    return f"{number(0.5)} * {{0}} * (1 + tanh({inner}))"
+
+
+_POWERS = {  # ATen computes these without its library function
+    0.0: "{T}(1)",
+    0.5: "sqrt({0})",
+    1.0: "{0}",
+    2.0: "{0} * {0}",
+    3.0: "{0} * {0} * {0}",
+    -0.5: "1 / sqrt({0})",
+    -1.0: "1 / {0}",
+    -2.0: "1 / ({0} * {0})",
+}
+
+
+def power(exponent: Scalar) -> str:
+    return _POWERS.get(float(exponent), f"pow({{0}}, {number(exponent)})")
+
+
+PLAIN: dict[str, str] = {
+    "relu": clipping(0, inf),
+    "relu6": clipping(0, 6),
+    "hardsigmoid": "{0} < -3 ? {T}(0) : {0} > 3 ? {T}(1) : ({0} + 3) / 6",
+    "abs": "fabs({0})",
+    "neg": "-{0}",
+    "floor": "floor({0})",
+    "ceil": "ceil({0})",
+    "round": "rint({0})",  # half to even
+    "trunc": "trunc({0})",
+    "sign": "{T}(({0} > 0) - ({0} < 0))",
+    "sigmoid": "1 / (1 + exp(-{0}))",
+    "log_sigmoid": "({0} < 0 ? {0} : {T}(0)) - log1p(exp(-fabs({0})))",
+    "tanh": "tanh({0})",
+    "tanhshrink": "{0} - tanh({0})",
+    "softsign": "{0} / (1 + fabs({0}))",
+    "selu": elu(_SELU_ALPHA, _SELU_SCALE, 1),
+    "silu": "{0} / (1 + exp(-{0}))",
+    "mish": "{0} * tanh(log1p(exp({0})))",
+    "hardswish": "{0} * ({0} < -3 ? {T}(0) : {0} > 3 ? {T}(6) : {0} + 3) / 6",
+    "exp": "exp({0})",
+    "exp2": "exp2({0})",
+    "expm1": "expm1({0})",
+    "log": "log({0})",
+    "log2": "log2({0})",
+    "log10": "log10({0})",
+    "log1p": "log1p({0})",
+    "sqrt": "sqrt({0})",
+    "rsqrt": "1 / sqrt({0})",
+    "reciprocal": "1 / {0}",
+    "square": "{0} * {0}",
+    "erf": "erf({0})",
+    "atan": "atan({0})",
+    "sin": "sin({0})",
+    "cos": "cos({0})",
+    "logical_not": "{T}({0} == 0)",
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "maximum": "{0} > {1} || {0} != {0} ? {0} : {1}",
+    "minimum": "{0} < {1} || {0} != {0} ? {0} : {1}",
+    "where": "{0} != 0 ? {1} : {2}",
+    "eq": "{T}({0} == {1})",
+    "ne": "{T}({0} != {1})",
+    "lt": "{T}({0} < {1})",
+    "le": "{T}({0} <= {1})",
+    "gt": "{T}({0} > {1})",
+    "ge": "{T}({0} >= {1})",
+    "logical_and": "{T}({0} != 0 && {1} != 0)",
+    "logical_or": "{T}({0} != 0 || {1} != 0)",
+}

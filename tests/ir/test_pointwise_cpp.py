@@ -1,0 +1,132 @@
+"""The C++ text of every pointwise function, compiled by g++ and compared with PyTorch value by value."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_pointwise import PARAMS
+from torch import Tensor
+
+from fusewright.codegen.cuda.primitives import primitives
+from fusewright.ir import pointwise
+
+inf, nan = float("inf"), float("nan")
+CASES = [(fn, params) for fn in pointwise.functions() for params in PARAMS.get(fn, [()])]
+DTYPES = {torch.float32: "float", torch.float64: "double"}
+
+# A difference of two nearly equal numbers is only as good as they are, a product with a denormal one no better than it:
+# errors in units in the last place of this.
+FLOOR = {"gelu": 1.0, "tanhshrink": 1.0, "elu": 1.0, "celu": 1.0, "selu": 1.0, "mish": 1e-36}
+# exp, then a step or two, here and in PyTorch, each with an error of its own.
+ULPS = {"sigmoid": 4, "silu": 4, "mish": 4}
+SPECIAL = [0.0, -0.0, inf, -inf, nan, 1e-45, -1e-45, 1e-40, -1e-40, 3e38, -3e38, 1e-38]
+
+
+def values(dtype: torch.dtype) -> Tensor:
+    """Ordinary numbers, halves and whole ones (ties, thresholds), wide magnitudes, and the special ones."""
+    ladder = torch.logspace(-30, 30, 601, dtype=torch.float64)
+    ends = torch.tensor([5e-324, 1e-310, 1e300, 1.7e308], dtype=torch.float64)
+    parts = [
+        torch.linspace(-30, 30, 20_011, dtype=torch.float64),
+        torch.arange(-50, 51, dtype=torch.float64) / 2,
+        torch.cat([ladder, -ladder, ends, -ends]),
+        torch.tensor(SPECIAL, dtype=torch.float64),
+    ]
+    return torch.cat(parts).to(dtype)
+
+
+def operands(fn: str, arity: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """As many operands as `fn` takes: all pairs of special values among those of two operands."""
+    if arity == 1:
+        return (values(dtype),)
+    few = [*SPECIAL, 0.5, 1.0, -1.0, 2.0, -2.0, 7.25]
+    columns = torch.tensor(list(itertools.product(few, repeat=arity)), dtype=dtype).unbind(1)
+    noise = torch.randn(arity, 4000, dtype=dtype, generator=torch.Generator().manual_seed(7)) * 3
+    columns = tuple(torch.cat([c, n]) for c, n in zip(columns, noise, strict=True))
+    return (columns[0] > 0, *columns[1:]) if fn == "where" else columns
+
+
+def expected(traits: pointwise.Traits, args: tuple[Tensor, ...]) -> Tensor:
+    if traits.torch.startswith("F.gelu"):  # PyTorch's float32 loop on x86 alone gives gelu(inf) = NaN
+        args = tuple(a.double() for a in args)
+    names = {f"v{i}": a for i, a in enumerate(args)}
+    result: Tensor = eval(traits.torch.format(*names), {"torch": torch, "F": F, **names})
+    return result
+
+
+def program(before: str, qualifiers: str) -> str:
+    """One file with a loop per function and compute type."""
+    lines = [before]
+    for number, (fn, params) in enumerate(CASES):
+        traits = pointwise.traits(fn, params)
+        assert traits.cpp is not None, f"{fn} has no C++ text"
+        for name in DTYPES.values():
+            text = traits.cpp.format("a", "b", "c", T=name)
+            parameters = f"const {name}* x, const {name}* y, const {name}* z, {name}* r, long n"
+            body = f"const {name} a = x[i], b = y[i], c = z[i]; r[i] = {text};"
+            lines.append(f'extern "C" {qualifiers} void f{number}_{name}({parameters}) {{')
+            lines.append(f"    for (long i = 0; i < n; ++i) {{ {body} }}\n}}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Tensor]]:
+    """`compiled(case, *operands)`: what the C++ text of a case gives."""
+    folder: Path = tmp_path_factory.mktemp("cpp")
+    source, library = folder / "functions.cpp", folder / "functions.so"
+    source.write_text(program("#include <cmath>\nusing namespace std;", ""))
+    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wno-unused-variable", "-Werror", "-shared", "-fPIC"]
+    subprocess.run(["g++", *flags, source, "-o", library], check=True)
+    functions = ctypes.CDLL(str(library))
+
+    def call(case: int, *args: Tensor, dtype: torch.dtype) -> Tensor:
+        given = [a.to(dtype).contiguous() for a in args]
+        given += [given[0]] * (3 - len(given))
+        result = torch.empty_like(given[0])
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (*given, result)]
+        functions[f"f{case}_{DTYPES[dtype]}"](*pointers, ctypes.c_long(result.numel()))
+        return result
+
+    yield call
+
+
+def ulps(got: Tensor, want: Tensor, floor: float) -> Tensor:
+    """|got - want| in units in the last place of `want`, or of `floor` where that is larger."""
+    info = torch.finfo(want.dtype)
+    scale = want.abs().clamp(min=max(floor, info.tiny))
+    unit = torch.exp2(torch.floor(torch.log2(scale.double()))) * info.eps
+    return (got.double() - want.double()).abs() / unit
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPES.values())
+@pytest.mark.parametrize("case", range(len(CASES)), ids=[f"{fn}{params}" for fn, params in CASES])
+def test_cpp_is_what_torch_computes(compiled: Callable[..., Tensor], case: int, dtype: torch.dtype) -> None:
+    fn, params = CASES[case]
+    traits = pointwise.traits(fn, params)
+    args = operands(fn, traits.arity, dtype)
+    got = compiled(case, *args, dtype=dtype)
+    want = expected(traits, args).to(dtype)
+
+    special = ~(got.isfinite() & want.isfinite())
+    wrong = special & ~((got == want) | (got.isnan() & want.isnan()))
+    assert not wrong.any(), [(*(a[wrong][:5] for a in args), got[wrong][:5], want[wrong][:5])]
+    off = torch.where(special, 0.0, ulps(got, want, FLOOR.get(fn, 0.0)))
+    worst = int(off.argmax())
+    assert off[worst] <= ULPS.get(fn, 2), [*(a[worst] for a in args), got[worst], want[worst], off[worst]]
+    if fn == "softshrink":  # its zeros are 0 * x or 0, depending on where in memory x lies
+        return
+    signs = (want == 0) & (got == 0) & (got.signbit() != want.signbit())
+    assert not signs.any(), [(*(a[signs][:5] for a in args), got[signs][:5], want[signs][:5])]
+
+
+def test_cpp_is_cuda() -> None:
+    core = pytest.importorskip("cuda.core", reason="no NVRTC")
+    text = program(primitives("nonfinite"), "__device__")
+    core.Program(text, "c++", core.ProgramOptions(arch="sm_80", std="c++17")).compile("ptx")
