@@ -1,0 +1,175 @@
+"""Chains: source -> pointwise -> window pool -> pointwise -> reduction, read backwards from their last node.
+
+A chain is what one kernel can carry out on a tile of its source while the tile is at hand.  The stages are
+target-independent; a family says which sources and which stages it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fusewright.ir import ops
+from fusewright.ir.node import Node
+
+Users = Mapping[Node, int]
+
+
+@dataclass(frozen=True)
+class Map:
+    """A tree of pointwise operations from `value` to `root`, of one shape; every other leaf is an operand."""
+
+    value: Node
+    root: Node
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window pooling."""
+
+    node: Node
+
+    @property
+    def op(self) -> ops.Pool:
+        assert isinstance(self.node.op, ops.Pool)
+        return self.node.op
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A reduction."""
+
+    node: Node
+
+    @property
+    def op(self) -> ops.Reduce:
+        assert isinstance(self.node.op, ops.Reduce)
+        return self.node.op
+
+
+Stage = Map | Window | Fold
+
+
+@dataclass(frozen=True)
+class Chain:
+    """`stages` in the order they run on `source`; `operands` are the other values they read, in order of first use."""
+
+    source: Node
+    stages: tuple[Stage, ...]
+    operands: tuple[Node, ...]
+
+
+def parse(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Chain | str:
+    """The chain that ends in `root` and starts at the first node for which `is_source` holds, or why there is none.
+
+    Inner nodes have no user outside the chain.
+    """
+    stages: list[Stage] = []
+    operands: dict[Node, None] = {}
+    node = root
+    while not is_source(node):
+        if node is not root and not isinstance(stages[-1], Map) and users[node] != 1:
+            return f"{node!r} has another user"
+        if isinstance(node.op, ops.Pointwise | ops.Cast):
+            stage = _map(node, users, is_source)
+            if isinstance(stage, str):
+                return stage
+            operands.update((leaf, None) for leaf in leaves(stage) if leaf is not stage.value)
+            stages.append(stage)
+            node = stage.value
+        elif isinstance(node.op, ops.Pool | ops.Reduce):
+            stages.append(Window(node) if isinstance(node.op, ops.Pool) else Fold(node))
+            node = node.arg(0)
+        else:
+            return f"{node!r} is no stage of a chain"
+    if node is not root and not isinstance(stages[-1], Map) and users[node] != 1:
+        return f"{node!r} has another user"
+    return Chain(node, tuple(reversed(stages)), tuple(operands))
+
+
+def leaves(stage: Map) -> tuple[Node, ...]:
+    """Everything that a tree of pointwise operations reads, Python numbers left out."""
+    found: dict[Node, None] = {}
+    region = _region(stage)
+    for node in region:
+        found.update((a, None) for a in node.inputs if a not in region and not isinstance(a.op, ops.Number))
+    return tuple(found)
+
+
+def _region(stage: Map) -> dict[Node, None]:
+    """The pointwise nodes between `value` and `root` that lie on a way from the one to the other, root first."""
+    carries: dict[Node, bool] = {stage.value: True}
+
+    def carry(node: Node) -> bool:
+        if node not in carries:
+            inner = isinstance(node.op, ops.Pointwise | ops.Cast)
+            carries[node] = inner and any([carry(a) for a in node.inputs])
+        return carries[node]
+
+    carry(stage.root)
+    region: dict[Node, None] = {stage.root: None}
+    for node in list(region):
+        stack = [node]
+        while stack:
+            for a in stack.pop().inputs:
+                if a is not stage.value and carries.get(a) and a not in region:
+                    region[a] = None
+                    stack.append(a)
+    return region
+
+
+def _map(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Map | str:
+    """The largest pointwise tree that ends in `root`, all of whose inner values are used inside it alone."""
+    region: dict[Node, None] = {root: None}
+    while True:
+        uses: dict[Node, int] = {}
+        for node in region:
+            for a in node.inputs:
+                uses[a] = uses.get(a, 0) + 1
+        closed = [leaf for leaf in uses if leaf not in region and uses[leaf] == users[leaf]]
+        grown = [
+            leaf
+            for leaf in closed
+            if isinstance(leaf.op, ops.Pointwise | ops.Cast) and leaf.shape == root.shape and not is_source(leaf)
+        ]
+        if not grown:
+            break
+        region.update(dict.fromkeys(grown))
+    staged = (ops.Pool, ops.Reduce)
+    shaped = [leaf for leaf in closed if leaf.shape == root.shape]
+    values = [leaf for leaf in shaped if is_source(leaf)] or [v for v in shaped if isinstance(v.op, staged)]
+    if not values:
+        return f"{root!r} combines values that no chain leads to"
+    return Map(values[0], root)
+
+
+WORDS = {"avg": "avg", "layer": "layernorm", "rms": "rmsnorm", "group": "groupnorm", "instance": "instancenorm"}
+
+
+def word(node: Node) -> str | None:
+    """The short word for an operation in a kernel's name, `None` for what only reshapes or converts."""
+    match node.op:
+        case ops.Conv(transposed=transposed):
+            return "convtranspose" if transposed else "conv"
+        case ops.Matmul():
+            return "linear"
+        case ops.Pool(kind=kind) | ops.Reduce(kind=kind):
+            return kind
+        case ops.Norm(kind=kind):
+            return WORDS.get(kind, f"{kind}norm")
+        case ops.Pointwise(fn=fn):
+            return fn
+        case ops.Softmax(log=log):
+            return "logsoftmax" if log else "softmax"
+        case ops.RangeSum():
+            return "rangesum"
+    return None
+
+
+def chain_name(words: list[str]) -> str:
+    """A kernel's name from its words, repeated ones once, at most 60 characters."""
+    short: list[str] = []
+    for w in words:
+        if not short or short[-1] != w:
+            short.append(w)
+    return "_".join(["fused", *short])[:60].rstrip("_")
