@@ -129,4 +129,4 @@ def test_cpp_is_what_torch_computes(compiled: Callable[..., Tensor], case: int, 
 def test_cpp_is_cuda() -> None:
     core = pytest.importorskip("cuda.core", reason="no NVRTC")
     text = program(primitives("nonfinite"), "__device__")
-    core.Program(text, "c++", core.ProgramOptions(arch="sm_80", std="c++17")).compile("ptx")
+    core.Program(text, "c++", core.ProgramOptions(arch="sm_80", std="c++17")).compile("cubin")
