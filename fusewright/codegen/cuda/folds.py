@@ -1,0 +1,104 @@
+"""What reductions carry, as C++ structs: taking values, merging with another, and passing between lanes.
+
+Sums are carried in float64 after a few additions in the values' own type; maxima and minima keep a NaN.  All of them
+have the same members, so that the code around them does not know which it is:
+
+    empty(), take(values), merge(other), from(offset in lanes), save(to, stride), load(from, stride), result(count)
+"""
+
+from __future__ import annotations
+
+from string import Template
+
+# How many float64 numbers a saved fold takes.
+PLANES = {"sum": 1, "mean": 1, "max": 1, "min": 1, "logsumexp": 2}
+
+_SUM = """
+// A running $kind: a few values are added in $T, the rest in float64.
+struct $Name {
+    double total;
+    static __device__ $Name empty() { return {0.0}; }
+    template <int COUNT>
+    __device__ void take(const $T (&value)[COUNT]) {
+        $T few = value[0];
+#pragma unroll
+        for (int i = 1; i < COUNT; ++i) few += value[i];
+        total += few;
+    }
+    __device__ void merge(const $Name& other) { total += other.total; }
+    __device__ $Name from(int offset) const { return {__shfl_down_sync(~0u, total, offset)}; }
+    __device__ void save(double* to, index_t) const { *to = total; }
+    static __device__ $Name load(const double* from, index_t) { return {*from}; }
+    __device__ $R result(double$count) const { return $R($result); }
+};
+"""
+
+_EXTREME = """
+// A running $kind, NaN once there is one.
+struct $Name {
+    $T best;
+    static __device__ $Name empty() { return {$start}; }
+    __device__ void take_one($T value) { best = value $better best || value != value ? value : best; }
+    template <int COUNT>
+    __device__ void take(const $T (&value)[COUNT]) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) take_one(value[i]);
+    }
+    __device__ void merge(const $Name& other) { take_one(other.best); }
+    __device__ $Name from(int offset) const { return {__shfl_down_sync(~0u, best, offset)}; }
+    __device__ void save(double* to, index_t) const { *to = best; }
+    static __device__ $Name load(const double* from, index_t) { return {$T(*from)}; }
+    __device__ $R result(double) const { return $R(best); }
+};
+"""
+
+_LOGSUMEXP = """
+// A running logsumexp: the largest value, and the sum of exp(value - largest).  Where the largest is infinite there is
+// nothing to subtract.
+struct $Name {
+    $T most;
+    double total;
+    static __device__ $Name empty() { return {$start, 0.0}; }
+    static __device__ $T shift($T most) { return fabs(most) == $T(INFINITY) ? $T(0) : most; }
+    __device__ void raise($T value) {
+        const $T least = most;
+        most = value > most || value != value ? value : most;
+        if (most != least) total *= exp(least - most);
+    }
+    template <int COUNT>
+    __device__ void take(const $T (&value)[COUNT]) {
+        $T top = value[0], few = 0;
+#pragma unroll
+        for (int i = 1; i < COUNT; ++i) top = value[i] > top || value[i] != value[i] ? value[i] : top;
+        raise(top);
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) few += exp(value[i] - shift(most));
+        total += few;
+    }
+    __device__ void merge(const $Name& other) {
+        raise(other.most);
+        if (other.total != 0) total += other.total * exp(shift(other.most) - shift(most));
+    }
+    __device__ $Name from(int offset) const {
+        return {__shfl_down_sync(~0u, most, offset), __shfl_down_sync(~0u, total, offset)};
+    }
+    __device__ void save(double* to, index_t stride) const { to[0] = most, to[stride] = total; }
+    static __device__ $Name load(const double* from, index_t stride) { return {$T(from[0]), from[stride]}; }
+    __device__ $R result(double) const { return $R($T(log(total)) + shift(most)); }
+};
+"""
+
+
+def fold(kind: str, name: str, compute: str, result: str) -> str:
+    """The struct `name` of a reduction of values of type `compute` to one of type `result`."""
+    texts = {"logsumexp": _LOGSUMEXP, "max": _EXTREME, "min": _EXTREME}
+    return Template(texts.get(kind, _SUM)).substitute(
+        Name=name,
+        T=compute,
+        R=result,
+        kind={"max": "maximum", "min": "minimum"}.get(kind, kind),
+        start=f"{compute}(INFINITY)" if kind == "min" else f"-{compute}(INFINITY)",
+        better="<" if kind == "min" else ">",
+        result="total / count" if kind == "mean" else "total",
+        count=" count" if kind == "mean" else "",
+    )

@@ -1,0 +1,604 @@
+"""CUDA C++ of streams: one pass over values in memory, 16 bytes at a time where the last axis allows it.
+
+flat     no reduction: a thread writes a few neighbours
+rows     the last axes are reduced: a team of threads per row, or per part of one
+columns  axes before the last are reduced: a thread keeps a few neighbours of the last axis and walks along the others
+
+Where there are too few rows or columns to fill a device, each is reduced in parts, and a second launch joins the parts in
+a fixed order.  A second reduction belongs to that launch as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from string import Template
+
+import torch
+
+from fusewright.codegen.cpp import ELEMENT, compute_type
+from fusewright.codegen.cuda.folds import PLANES, fold
+from fusewright.codegen.cuda.primitives import primitives
+from fusewright.codegen.cuda.stream_values import Lines, Values, Widths, decode, indent, widths
+from fusewright.codegen.kernel import Argument, Array, Expression, Kernel, Launch
+from fusewright.ir.ops import Size
+from fusewright.schedule.stream import Role, Stream
+
+THREADS = 256
+FULL = 1056  # blocks that keep a large device busy: eight on each of 132 multiprocessors
+
+
+def kernel(s: Stream, name: str, reference: str = "") -> Kernel:
+    """The kernel of a stream; sizes that the graph knows only choose between its forms."""
+    return _Writer(s, name).kernel(reference)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the work is cut, chosen from the sizes the graph knows.
+
+    team     threads per row (rows), or rows of threads per block (columns)
+    parts    how many parts a row or column is cut into; `None` for one launch
+    joiners  threads that join the parts of one result
+    """
+
+    form: str
+    team: int = 1
+    parts: Expression | None = None
+    joiners: int = 1
+
+
+def hint(size: Size) -> int:
+    """A number for a size: eight for a symbolic batch."""
+    if isinstance(size, int):
+        return size
+    return int(size.subs(dict.fromkeys(size.free_symbols, 8)))
+
+
+_TOOLS = """
+// COUNT neighbours in memory, read or written by as few instructions as their alignment allows.
+template <typename E, int COUNT>
+struct alignas(sizeof(E) * COUNT < 16 ? sizeof(E) * COUNT : 16) Pack {
+    E at[COUNT];
+};
+template <int COUNT, typename E>
+__device__ __forceinline__ Pack<E, COUNT> load(const E* from) {
+    return *reinterpret_cast<const Pack<E, COUNT>*>(from);
+}
+template <int COUNT, typename E, typename T>
+__device__ __forceinline__ void store(E* to, const T (&value)[COUNT]) {
+    Pack<E, COUNT> pack;
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) pack.at[e] = narrow_to<E>::of(value[e]);
+    *reinterpret_cast<Pack<E, COUNT>*>(to) = pack;
+}
+__device__ __forceinline__ bool aligned(const void* p) { return reinterpret_cast<size_t>(p) % 16 == 0; }
+"""
+
+_JOINED = """
+// The folds of TEAM neighbouring threads together, in the first of them.
+template <int TEAM, typename Fold>
+__device__ Fold joined(Fold fold) {
+#pragma unroll
+    for (int offset = (TEAM < 32 ? TEAM : 32) / 2; offset > 0; offset /= 2) fold.merge(fold.from(offset));
+    if constexpr (TEAM > 32) {
+        static_assert(TEAM == THREADS, "a team is part of a warp, or a block");
+        __shared__ Fold warps[THREADS / 32];
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = fold;
+        __syncthreads();
+        if (threadIdx.x == 0)
+            for (int warp = 1; warp < THREADS / 32; ++warp) fold.merge(warps[warp]);
+    }
+    return fold;
+}
+"""
+
+_FLAT = """
+// Every thread computes AT_ONCE groups of neighbours, a block apart, and then writes them.
+template <bool WIDE>
+__device__ __forceinline__ void flat(const Data& d, $out* out) {
+    constexpr int V = VALUES<WIDE>, AT_ONCE = WIDE ? $wide_at_once : $at_once;
+    const index_t items = $items;
+    for (index_t first = index_t(blockIdx.x) * (THREADS * AT_ONCE) + threadIdx.x; first < items;
+         first += index_t(gridDim.x) * (THREADS * AT_ONCE)) {
+        $T value[AT_ONCE][V];
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; ++t) {
+            const index_t item = min(first + t * THREADS, items - 1);  // loads need no branch then
+            $decode
+            values<WIDE>(d, $coordinates, value[t]);
+        }
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; ++t)
+            if (first + t * THREADS < items) store<V>(out + (first + t * THREADS) * V, value[t]);
+    }
+}
+"""
+
+_ROWS = """
+// A team of threads per part of a row; its threads take neighbouring items.
+template <bool WIDE>
+__device__ __forceinline__ void rows(const Data& d, $parameters) {
+    constexpr int V = VALUES<WIDE>, AT_ONCE = WIDE ? $wide_at_once : $at_once;
+    const index_t team = index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM;
+    const int lane = threadIdx.x % TEAM;
+    const index_t rows = $rows, items = $items;
+    $share
+    $decode_row
+    const auto item_values = [&](index_t item, $T (&value)[V]) {
+        $decode_item
+        values<WIDE>(d, $coordinates, value);
+    };
+    First fold = First::empty();
+    index_t item = begin + lane;
+    for (; item < end - (AT_ONCE - 1) * TEAM; item += AT_ONCE * TEAM) {
+        $T value[AT_ONCE][V];
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; ++t) item_values(item + t * TEAM, value[t]);
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; ++t) fold.take(value[t]);
+    }
+    for (; item < end; item += TEAM) {
+        $T value[V];
+        item_values(item, value);
+        fold.take(value);
+    }
+    fold = joined<TEAM>(fold);
+    if (lane != 0 || row >= rows) return;
+    $write
+}
+"""
+
+_COLUMNS = """
+// LANES threads side by side along the last axis, TEAM of them on each other: each of those walks along its share of
+// what is reduced.
+template <bool WIDE>
+__device__ __forceinline__ void columns(const Data& d, $parameters) {
+    constexpr int V = VALUES<WIDE>, AT_ONCE = WIDE ? $wide_at_once : $at_once;
+    const int lane = threadIdx.x % LANES, member = threadIdx.x / LANES;
+    const index_t items = $items, reduced = $reduced;
+    const index_t blocks = (items + LANES - 1) / LANES;
+    for (index_t job = blockIdx.x; job < blocks$times_parts; job += gridDim.x) {
+        const index_t item = job$over_parts * LANES + lane;
+        $share
+        $decode_item
+        const auto reduced_values = [&](index_t r, $T (&value)[V]) {
+            $decode_reduced
+            values<WIDE>(d, $coordinates, value);
+        };
+        First fold[V];
+#pragma unroll
+        for (int e = 0; e < V; ++e) fold[e] = First::empty();
+        index_t r = begin + member;
+        for (; r < end - (AT_ONCE - 1) * TEAM; r += AT_ONCE * TEAM) {
+            $T value[AT_ONCE][V];
+#pragma unroll
+            for (int t = 0; t < AT_ONCE; ++t) reduced_values(r + t * TEAM, value[t]);
+#pragma unroll
+            for (int e = 0; e < V; ++e) {
+                $T taken[AT_ONCE];
+#pragma unroll
+                for (int t = 0; t < AT_ONCE; ++t) taken[t] = value[t][e];
+                fold[e].take(taken);
+            }
+        }
+        for (; r < end; r += TEAM) {
+            $T value[V];
+            reduced_values(r, value);
+#pragma unroll
+            for (int e = 0; e < V; ++e) {
+                const $T taken[1] = {value[e]};
+                fold[e].take(taken);
+            }
+        }
+        $join
+        $write
+    }
+}
+"""
+
+_COLUMNS_JOIN = """
+__shared__ First others[TEAM - 1][LANES][V];
+if (member > 0)
+#pragma unroll
+    for (int e = 0; e < V; ++e) others[member - 1][lane][e] = fold[e];
+__syncthreads();
+if (member == 0)
+    for (int m = 0; m < TEAM - 1; ++m)
+#pragma unroll
+        for (int e = 0; e < V; ++e) fold[e].merge(others[m][lane][e]);
+__syncthreads();
+"""
+
+_FINISH = """
+// Joins the parts of every result, in their order$also.
+extern "C" __global__ void __launch_bounds__(THREADS)
+${name}_finish($signature) {
+    const Data d{$data};
+    const index_t results = $results;
+    const int lane = threadIdx.x % JOINERS;
+    const auto whole = [&](index_t result) {
+        First fold = First::empty();
+        for (int part = lane; part < parts; part += JOINERS)
+            fold.merge(First::load(scratch + (index_t(part) * results + result), parts * results));
+        return joined<JOINERS>(fold);
+    };
+    $body
+}
+"""
+
+_FINISH_ONE = """
+const index_t result = (index_t(blockIdx.x) * THREADS + threadIdx.x) / JOINERS;
+const First fold[1] = {whole(min(result, results - 1))};
+if (lane != 0 || result >= results) return;
+$T value[1];
+finish(d, result, fold, value);
+store<1>(out + result, value);
+"""
+
+_FINISH_TWO = """
+const index_t row = blockIdx.x, columns = $columns;
+Second second = Second::empty();
+for (index_t column = threadIdx.x / JOINERS; column < columns; column += THREADS / JOINERS) {
+    const First fold[1] = {whole(row * columns + column)};
+    $T value[1];
+    finish(d, row * columns + column, fold, value);
+    if (lane == 0) second.take(value);
+}
+const Second fold[1] = {joined<THREADS>(second)};
+if (threadIdx.x != 0) return;
+$R value[1];
+finish(d, row, fold, value);
+store<1>(out + row, value);
+"""
+
+
+def fill(text: str, **names: object) -> Lines:
+    """The lines of `text` with ``$name`` replaced; a name alone on its line may stand for several, or none."""
+    lines: Lines = []
+    for line in text.strip("\n").split("\n"):
+        bare = line.strip()
+        value = names.get(bare[1:]) if bare.startswith("$") else None
+        if isinstance(value, list):
+            lines += indent(value, (len(line) - len(bare)) // 4)
+        else:
+            lines.append(Template(line).substitute({k: v for k, v in names.items() if not isinstance(v, list)}))
+    return lines
+
+
+class _Writer:
+    """Knows the axes, the sizes and the names of one stream, and writes its sections."""
+
+    def __init__(self, s: Stream, name: str) -> None:
+        self.s, self.name = s, name
+        self.names = {t: f"p{i}" if i else "x" for i, t in enumerate(s.tensors)}
+        self.values = Values(s, self.names)
+        self.wide = widths(s)
+        self.sizes, self.lengths = self._sizes()
+        roles: tuple[Role, Role, Role] = ("kept", "first", "second")
+        self.axes = {role: [a for a, x in enumerate(s.axes) if x.role == role] for role in roles}
+        self.results = [a for a, x in enumerate(s.axes) if x.role != "first"]
+        self.shape = self._shape()
+        most = max(prod(map(hint, t.shape)) for t in (*s.tensors, s.entry, s.value))
+        self.index = "int" if most < 2**30 else "long long"
+
+    # Sizes: expressions over the dimensions of operands.
+
+    def _sizes(self) -> tuple[tuple[tuple[str, int, int], ...], list[Expression]]:
+        """Named numbers of a call, and the length of every dimension of `entry`."""
+        named, lengths = [], []
+        for d in range(self.s.entry.ndim):
+            for read in self.s.reads:
+                own = d - (self.s.entry.ndim - read.tensor.ndim)
+                if read.place == "before" and own >= 0 and read.tensor.shape[own] == self.s.entry.shape[d]:
+                    named.append((f"s{d}", self.s.tensors.index(read.tensor), own))
+                    lengths.append(f"s{d}")
+                    break
+        assert len(lengths) == self.s.entry.ndim
+        return tuple(named), lengths
+
+    def length(self, d: int) -> Expression:
+        """The length of dimension `d` of the value."""
+        w = self.s.window
+        if w is None or d < self.s.value.ndim - len(w.op.kernel):
+            return self.lengths[d]
+        k, op, n = d - (self.s.value.ndim - len(w.op.kernel)), w.op, self.lengths[d]
+        free = f"({n} + {2 * op.padding[k] - op.dilation[k] * (op.kernel[k] - 1) - 1})"
+        if not op.ceil_mode:
+            return f"({free} // {op.stride[k]} + 1)"
+        return f"min(ceil_div({free}, {op.stride[k]}) + 1, ceil_div({n} + {op.padding[k]}, {op.stride[k]}))"
+
+    def product(self, axes: list[int]) -> Expression:
+        """The number of elements of these axes."""
+        return " * ".join(self.length(d) for a in axes for d in self.s.axes[a].dims) or "1"
+
+    def count(self, axes: list[int]) -> int:
+        """The same, for the sizes the graph knows."""
+        return prod(hint(self.s.value.shape[d]) for a in axes for d in self.s.axes[a].dims)
+
+    def _shape(self) -> Shape:
+        """The form, and how it is cut: enough threads for a large device, and long enough runs for each."""
+        if not self.s.folds:
+            return Shape("flat")
+        first, results = self.axes["first"], self.results
+        reduced, kept = self.count(first), self.count(results)
+        two = len(self.s.folds) == 2
+        if len(self.s.axes) - 1 in first:
+            split = kept < FULL // 4 and reduced >= 16 * THREADS
+            team = THREADS if split or reduced >= 16 * THREADS else 32 if reduced >= 128 else 8
+            cut = f"max(1, min(ceil_div({self.product(first)}, {32 * THREADS}), ceil_div({2 * FULL}, {self.product(results)})))"
+            parts = cut if split else "1" if two else None
+            return Shape("rows", team, parts, 32 if split and kept * 32 <= 2**16 else 1)
+        threads = kept // (self.wide.values if self.wide else 1)
+        team = next((t for t in (1, 2, 4, 8) if threads * t >= 2**18 or reduced < 8 * t), 8)
+        split = threads * team < 2**16 and reduced >= 64 * team
+        blocks = f"ceil_div({self.product(results)}, {THREADS // team})"
+        cut = f"max(1, min(ceil_div({self.product(first)}, {16 * team}), ceil_div({4 * FULL}, {blocks})))"
+        return Shape("columns", team, cut if split else "1" if two else None, 32 if split and kept <= 2**11 else 1)
+
+    # Text.
+
+    def kernel(self, reference: str) -> Kernel:
+        s, shape = self.s, self.shape
+        scratch: tuple[Array, ...] = ()
+        if shape.parts is not None:
+            planes = PLANES[s.folds[0][0].op.kind]
+            scratch = (
+                Array("scratch", (f"{planes} * ({shape.parts}) * {self.product(self.results)}",), torch.float64),
+            )
+        return Kernel(
+            name=self.name,
+            source=self.source(),
+            operands=tuple(self.names.values()),
+            layouts=("contiguous",) * len(self.names),
+            sizes=self.sizes,
+            output=Array("out", self._output_shape(), s.root.dtype),
+            scratch=scratch,
+            launches=self._launches(),
+            reference=reference,
+            notes=self._notes(),
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        limit = () if self.index != "int" else ("32-bit indices: fewer than 2**31 elements.",)
+        parts = () if self.shape.parts is None else ("Reduced in parts, which a second launch joins.",)
+        return (*parts, *limit)
+
+    def _output_shape(self) -> tuple[Expression, ...]:
+        dims = [self.length(d) for d in range(self.s.value.ndim)]
+        for reduction, _ in self.s.folds:
+            op = reduction.op
+            kept = ["1" if d in op.dims else n for d, n in enumerate(dims)]
+            dims = kept if op.keepdim else [n for d, n in enumerate(dims) if d not in op.dims]
+        return tuple(dims)
+
+    def _arguments(self, *more: Argument) -> tuple[Argument, ...]:
+        number = "int" if self.index == "int" else "long"
+        pointers = [Argument("pointer", name) for name in self.names.values()]
+        lengths = [Argument(number, self.product([a])) for a in range(len(self.s.axes))]
+        pooled = [Argument(number, self.lengths[x.dims[0]]) for x in self.s.axes if x.window is not None]
+        return (*pointers, *lengths, *pooled, *more)
+
+    def _launches(self) -> tuple[Launch, ...]:
+        shape, results = self.shape, self.product(self.results)
+        out = Argument("pointer", "out")
+        partial = (Argument("pointer", "scratch"), Argument("int", shape.parts or "1"))
+        arguments = self._arguments(*((out,) if shape.parts is None else partial))
+        parts = f"({shape.parts or 1})"
+        values = self.wide.values if self.wide else 1
+        blocks = {
+            "flat": f"ceil_div({results}, {THREADS * values * self.at_once(2)})",
+            "rows": f"ceil_div({results} * {parts}, {THREADS // shape.team})",
+            "columns": f"ceil_div(ceil_div({results}, {values}), {THREADS // shape.team}) * {parts}",
+        }[shape.form]
+        main = Launch(self.name, arguments, (f"max(1, {blocks})", "1", "1"), THREADS)
+        if shape.parts is None:
+            return (main,)
+        joined = f"ceil_div({results}, {THREADS // shape.joiners})"
+        grid = self.product(self.axes["kept"]) if len(self.s.folds) == 2 else joined
+        last = Launch(f"{self.name}_finish", self._arguments(*partial, out), (f"max(1, {grid})", "1", "1"), THREADS)
+        return (main, last)
+
+    def at_once(self, most: int) -> int:
+        """How many groups of values a thread loads together: fewer where a window makes many loads anyway."""
+        return max(1, most // 2) if self.s.window else most
+
+    def source(self) -> str:
+        lines = self._head()
+        lines += self._constants()
+        lines += fill(_TOOLS) + [""] + self._data() + [""]
+        compute = compute_type(self.s.value.dtype)
+        for i, (reduction, tail) in enumerate(self.s.folds):
+            kind, result = reduction.op.kind, compute_type(reduction.node.dtype)
+            lines += fold(kind, ("First", "Second")[i], compute, result).strip().split("\n") + [""]
+            compute = compute_type((tail.root if tail else reduction.node).dtype)
+        if self.shape.team > 1 or self.shape.parts is not None:
+            lines += fill(_JOINED) + [""]
+        lines += self.values.counted() + self.values.text() + [""]
+        for i in range(len(self.s.folds)):
+            lines += self.values.tail(i) + [""]
+        lines += self._body() + [""] + self._entry()
+        if self.shape.parts is not None:
+            lines += ["", *self._finish()]
+        return "\n".join(lines) + "\n"
+
+    def _head(self) -> Lines:
+        axes = ", ".join(
+            f"i{a} over dimension{'s' if len(x.dims) > 1 else ''} {'-'.join(map(str, sorted({x.dims[0], x.dims[-1]})))}"
+            + (" (pooled)" if x.window is not None else "")
+            for a, x in enumerate(self.s.axes)
+        )
+        return [f"// {self.name}: axes {axes}.", "", *primitives("nonfinite", "elements").rstrip("\n").split("\n"), ""]
+
+    def _constants(self) -> Lines:
+        shape, wide = self.shape, self.wide or Widths(1, 1)
+        lines = [f"using index_t = {self.index};", f"constexpr int THREADS = {THREADS};"]
+        if shape.form == "rows":
+            lines.append(f"constexpr int TEAM = {shape.team};  // threads per row")
+        if shape.form == "columns":
+            lines.append(f"constexpr int TEAM = {shape.team}, LANES = THREADS / TEAM;")
+        if shape.parts is not None:
+            lines.append(f"constexpr int JOINERS = {shape.joiners};  // threads that join the parts of one result")
+        lines += ["// Values per thread and elements per load, in the wide variant (16-byte loads) and in the other."]
+        lines += self._widths("VALUES", wide.values, 1)
+        if self.s.window is None:
+            return [*lines, ""]
+        op = self.s.window.op
+        lines += self._widths("CHUNK", wide.chunk, 1)
+        for constant in ("kernel", "stride", "padding", "dilation"):
+            values = ", ".join(map(str, getattr(op, constant)))
+            lines.append(f"__device__ constexpr int {constant.upper()}[] = {{{values}}};")
+        stride, padding, reach = op.stride[-1], op.padding[-1], op.dilation[-1] * (op.kernel[-1] - 1)
+        skew = -(-padding // wide.chunk) * wide.chunk
+        lines.append(f"constexpr int REACH = {reach};  // from the first to the last tap of a row")
+        lines.append("// A row of loads starts SKEW elements to the left of the first slot and takes SPAN of them.")
+        lines += self._widths("SKEW", skew, padding)
+        lines += self._widths("SPAN", skew - padding + (wide.values - 1) * stride + reach + 1, reach + 1)
+        return [*lines, ""]
+
+    def _widths(self, name: str, wide: int, narrow: int) -> Lines:
+        value = f"WIDE ? {wide} : {narrow}" if self.wide and wide != narrow else str(narrow)
+        return ["template <bool WIDE>", f"constexpr int {name} = {value};"]
+
+    def _data(self) -> Lines:
+        lines = [f"const {ELEMENT[t.dtype]}* {name};" for t, name in self.names.items()]
+        lines.append("index_t " + ", ".join(f"n{a}" for a in range(len(self.s.axes))) + ";  // lengths of the axes")
+        pooled = [f"m{a}" for a, x in enumerate(self.s.axes) if x.window is not None]
+        if pooled:
+            lines.append("index_t " + ", ".join(pooled) + ";  // those of pooled axes before the window")
+        return ["// What a call passes.", "struct Data {", *indent(lines), "};"]
+
+    def _body(self) -> Lines:
+        return {"flat": self._flat, "rows": self._rows, "columns": self._columns}[self.shape.form]()
+
+    def _common(self, wide_at_once: int, at_once: int) -> dict[str, object]:
+        return {
+            "T": compute_type(self.s.value.dtype),
+            "coordinates": ", ".join(f"i{a}" for a in range(len(self.s.axes))),
+            "wide_at_once": self.at_once(wide_at_once),
+            "at_once": self.at_once(at_once),
+        }
+
+    def _items(self, axes: list[int]) -> str:
+        """C++ for the number of groups of values of these axes."""
+        last = len(self.s.axes) - 1
+        return " * ".join(f"(d.n{a} / V)" if a == last else f"d.n{a}" for a in axes) or "1"
+
+    def _decode(self, index: str, axes: list[int]) -> Lines:
+        wide = bool(axes) and axes[-1] == len(self.s.axes) - 1
+        return decode(index, axes, " * V" if wide else "")
+
+    def _flat(self) -> Lines:
+        axes = list(range(len(self.s.axes)))
+        return fill(
+            _FLAT,
+            out=ELEMENT[self.s.root.dtype],
+            items=self._items(axes),
+            decode=self._decode("item", axes),
+            **self._common(2, 4),
+        )
+
+    def _target(self) -> str:
+        return "double* scratch, int parts" if self.shape.parts is not None else f"{ELEMENT[self.s.root.dtype]}* out"
+
+    def _rows(self) -> Lines:
+        first, parts = self.axes["first"], self.shape.parts is not None
+        result = compute_type(self.s.root.dtype)
+        share = ["const index_t row = team, begin = 0, end = row < rows ? items : 0;"]
+        write = ["const First whole[1] = {fold};", f"{result} value[1];", "finish(d, row, whole, value);"]
+        write += ["store<1>(out + row, value);"]
+        if parts:
+            share = ["const index_t row = team / parts, part = team % parts, share = (items + parts - 1) / parts;"]
+            share += ["const index_t begin = part * share, end = row < rows ? min(items, begin + share) : 0;"]
+            write = ["fold.save(scratch + (part * rows + row), parts * rows);"]
+        return fill(
+            _ROWS,
+            parameters=self._target(),
+            rows=self._items(self.results),
+            items=self._items(first),
+            share=share,
+            decode_row=decode("row", self.results, ""),
+            decode_item=self._decode("item", first),
+            write=write,
+            **self._common(4, 8),
+        )
+
+    def _columns(self) -> Lines:
+        parts, team = self.shape.parts is not None, self.shape.team
+        result = compute_type(self.s.root.dtype)
+        write = [f"{result} value[V];", "finish(d, item * V, fold, value);", "store<V>(out + item * V, value);"]
+        share = ["const index_t begin = 0, end = item < items ? reduced : 0;"]
+        if parts:
+            share = ["const index_t part = job % parts, share = (reduced + parts - 1) / parts;"]
+            share += ["const index_t begin = part * share, end = item < items ? min(reduced, begin + share) : 0;"]
+            save = "fold[e].save(scratch + ((part * items + item) * V + e), parts * items * V);"
+            write = ["#pragma unroll", "for (int e = 0; e < V; ++e)", f"    {save}"]
+        return fill(
+            _COLUMNS,
+            parameters=self._target(),
+            items=self._items(self.results),
+            reduced=" * ".join(f"d.n{a}" for a in self.axes["first"]),
+            times_parts=" * parts" if parts else "",
+            over_parts=" / parts" if parts else "",
+            share=share,
+            decode_item=self._decode("item", self.results),
+            decode_reduced=decode("r", self.axes["first"], ""),
+            join=fill(_COLUMNS_JOIN) if team > 1 else [],
+            write=[f"if ({'member == 0 && ' if team > 1 else ''}item < items) {{", *indent(write), "}"],
+            **self._common(4, 8),
+        )
+
+    def _signature(self, *more: str) -> str:
+        number = "int" if self.index == "int" else "long long"
+        pointers = [f"const {ELEMENT[t.dtype]}* __restrict__ {name}" for t, name in self.names.items()]
+        return ", ".join([*pointers, *(f"{number} {n}" for n in self._numbers()), *more])
+
+    def _numbers(self) -> list[str]:
+        pooled = [f"m{a}" for a, x in enumerate(self.s.axes) if x.window is not None]
+        return [*(f"n{a}" for a in range(len(self.s.axes))), *pooled]
+
+    def _members(self) -> str:
+        return ", ".join([*self.names.values(), *self._numbers()])
+
+    def _entry(self) -> Lines:
+        target = ["scratch", "parts"] if self.shape.parts is not None else ["out"]
+        call = f"{self.shape.form}<%s>(d, {', '.join(target)});"
+        parts = self.shape.parts is not None
+        more = ("double* scratch", "int parts") if parts else (f"{ELEMENT[self.s.root.dtype]}* __restrict__ out",)
+        body = [f"const Data d{{{self._members()}}};"]
+        if self.wide:
+            body += [f"if ({' && '.join(self._conditions())})", f"    {call % 'true'}", "else", f"    {call % 'false'}"]
+        else:
+            body += [call % "false"]
+        head = 'extern "C" __global__ void __launch_bounds__(THREADS)'
+        return [head, f"{self.name}({self._signature(*more)}) {{", *indent(body), "}"]
+
+    def _conditions(self) -> Lines:
+        """When the wide variant may run: whole groups in every row, and rows that start where 16 bytes do."""
+        assert self.wide is not None
+        last = len(self.s.axes) - 1
+        tests = [f"n{last} % VALUES<true> == 0"] if self.wide.values > 1 else []
+        tests += [f"m{last} % CHUNK<true> == 0"] if self.s.axes[last].window is not None else []
+        loaded = dict.fromkeys(self.names[r.tensor] for r in self.s.reads if last in r.axes)
+        written = ["out"] if self.shape.form != "rows" and self.shape.parts is None else []
+        return [*tests, *(f"aligned({name})" for name in (*loaded, *written))]
+
+    def _finish(self) -> Lines:
+        two = len(self.s.folds) == 2
+        out = ELEMENT[self.s.root.dtype]
+        tail = self.s.folds[0][1]
+        body = fill(
+            _FINISH_TWO if two else _FINISH_ONE,
+            T=compute_type((tail.root if tail else self.s.folds[0][0].node).dtype),
+            R=compute_type(self.s.root.dtype),
+            columns=" * ".join(f"n{a}" for a in self.axes["second"]),
+        )
+        return fill(
+            _FINISH,
+            name=self.name,
+            also=", and reduces the results" if two else "",
+            signature=self._signature("const double* __restrict__ scratch", "int parts", f"{out}* __restrict__ out"),
+            data=self._members(),
+            results=" * ".join(f"n{a}" for a in self.results) or "1",
+            body=body,
+        )

@@ -1,0 +1,282 @@
+"""The streaming family: pointwise -> window pool -> pointwise -> one or two reductions, over values in memory.
+
+Every element is read once and nothing but the result is written.  What a kernel needs to know of shapes is which
+dimensions are alike: neighbours that are pooled, reduced and broadcast alike merge into one *axis*.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import sympy
+import torch
+
+from fusewright.ir import ops
+from fusewright.ir.node import Node
+from fusewright.schedule.chain import Fold, Users, Window
+
+MEMORY = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+FOLDS = ("sum", "mean", "max", "min", "logsumexp")
+
+Role = Literal["kept", "first", "second"]
+Place = Literal["before", "after", "first", "second"]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Pointwise operations: `root` from `leaves`, one of which, `value`, an earlier stage may compute."""
+
+    root: Node
+    leaves: tuple[Node, ...]
+    value: Node | None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Neighbouring dimensions that one index runs over.
+
+    dims    dimensions of the value before the reductions
+    window  which dimension of the window runs along it, if any (then `dims` is one)
+    role    ``"kept"``, or which reduction takes it away
+    """
+
+    dims: tuple[int, ...]
+    window: int | None
+    role: Role
+
+
+@dataclass(frozen=True)
+class Read:
+    """A tensor in memory that the pointwise tree at `place` reads, and the axes along which it varies."""
+
+    tensor: Node
+    place: Place
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A chain of this family; absent stages are `None`.
+
+    tensors  what it reads from memory, in order of first use; tensors of one value (`Full`) are not among them
+    entry    the value that the window reads: the root of `before`, or a tensor in memory
+    value    the value that the reductions read, or that is written
+    folds    up to two reductions, each with the pointwise operations on its result
+    axes     of `value`, outermost first
+    """
+
+    root: Node
+    tensors: tuple[Node, ...]
+    entry: Node
+    before: Tree | None
+    window: Window | None
+    after: Tree | None
+    value: Node
+    folds: tuple[tuple[Fold, Tree | None], ...]
+    axes: tuple[Axis, ...]
+    reads: tuple[Read, ...]
+
+
+def parse(root: Node, users: Users) -> Stream | str:
+    """The longest stream that ends in `root`, or why there is none.
+
+    Inner nodes have no user outside of it: what others use is in memory, and a stream may start there.
+    """
+    stages = _backwards(root, users)
+    problem = f"{root!r} is no stage of a stream"
+    for start in range(len(stages)):
+        found = _stream(stages[start:])
+        if isinstance(found, Stream):
+            return found
+        problem = found
+    return problem
+
+
+Stage = Tree | Window | Fold
+
+
+def _backwards(root: Node, users: Users) -> list[Stage]:
+    """All stages that lead to `root`, the first one first."""
+    stages: list[Stage] = []
+    node: Node | None = root
+    while node is not None:
+        if isinstance(node.op, ops.Pointwise | ops.Cast):
+            tree = _tree(node, users)
+            stages.append(tree)
+            node = tree.value
+        elif isinstance(node.op, ops.Pool | ops.Reduce):
+            stages.append(Window(node) if isinstance(node.op, ops.Pool) else Fold(node))
+            node = node.arg(0) if users[node.arg(0)] == 1 else None
+        else:
+            break
+    return stages[::-1]
+
+
+def _tree(root: Node, users: Users) -> Tree:
+    """The largest tree that ends in `root`: pointwise nodes of its shape that are used inside of it alone."""
+    region: dict[Node, None] = {root: None}
+    while True:
+        uses: dict[Node, int] = {}
+        for node in region:
+            for a in node.inputs:
+                uses[a] = uses.get(a, 0) + 1
+        leaves = {v: n for v, n in uses.items() if v not in region and not isinstance(v.op, ops.Number)}
+        own = [v for v, count in leaves.items() if count == users[v] and v.shape == root.shape]
+        grown = [v for v in own if isinstance(v.op, ops.Pointwise | ops.Cast)]
+        if not grown:
+            value = next((v for v in own if isinstance(v.op, ops.Pool | ops.Reduce)), None)
+            return Tree(root, tuple(leaves), value)
+        region.update(dict.fromkeys(grown))
+
+
+def nodes(tree: Tree) -> tuple[Node, ...]:
+    """The nodes that a tree computes, `root` first."""
+    found: dict[Node, None] = {}
+    stack = [tree.root]
+    while stack:
+        node = stack.pop()
+        found[node] = None
+        stack += [a for a in node.inputs if a not in tree.leaves and not isinstance(a.op, ops.Number)]
+    return tuple(found)
+
+
+def _stream(stages: list[Stage]) -> Stream | str:
+    """These stages as a stream: T?(WT?)?(FT?)?(FT?)? with T(ree), W(indow), F(old)."""
+    letters = "".join(type(stage).__name__[0] for stage in stages)
+    matched = re.fullmatch(r"(T?)((?:WT?)?)((?:FT?){0,2})", letters)
+    if matched is None:
+        return "its stages take more than one pass"
+    problem = next(filter(None, map(_unsupported, stages)), None)
+    if problem:
+        return problem
+    before, window, after = None, None, None
+    folds: list[tuple[Fold, Tree | None]] = []
+    for i, stage in enumerate(stages):
+        if isinstance(stage, Window):
+            window = stage
+        elif isinstance(stage, Fold):
+            folds.append((stage, None))
+        elif i == 0:
+            before = Tree(stage.root, stage.leaves, None)
+        elif folds:
+            folds[-1] = (folds[-1][0], stage)
+        else:
+            after = stage
+    first = stages[0]
+    entry = first.root if isinstance(first, Tree) else first.node.arg(0)
+    value = after.root if after else window.node if window else entry
+    last = stages[-1]
+    root = last.root if isinstance(last, Tree) else last.node
+    return _Axes(entry, value, before, window, after, tuple(folds)).stream(root)
+
+
+def _unsupported(stage: Stage) -> str | None:
+    """Why a stage cannot be carried out, whatever its sizes."""
+    if isinstance(stage, Fold) and (stage.op.kind not in FOLDS or not stage.op.dims):
+        return f"{stage.op.kind} over {stage.op.dims} is no reduction of a stream"
+    for node in nodes(stage) if isinstance(stage, Tree) else (stage.node,):
+        if node.dtype not in (*MEMORY, torch.bool):
+            return f"{node!r} is computed in {node.dtype}"
+        if isinstance(node.op, ops.Pointwise) and node.op.traits.cpp is None:
+            return f"{node.op.fn} has no C++ text"
+        if any(isinstance(a.op, ops.Number) and isinstance(a.op.value, sympy.Expr) for a in node.inputs):
+            return f"{node!r} depends on a size"
+    return None
+
+
+@dataclass
+class _Axes:
+    """Finds the axes of a stream whose stages are known."""
+
+    entry: Node
+    value: Node
+    before: Tree | None
+    window: Window | None
+    after: Tree | None
+    folds: tuple[tuple[Fold, Tree | None], ...]
+
+    def stream(self, root: Node) -> Stream | str:
+        roles, dims = self._roles()
+        problem = _order(roles)
+        if problem:
+            return problem
+        varies = [(v, place, along) for v, place, along in self._varies(dims)]
+        tensors = tuple(dict.fromkeys(v for v, _, _ in varies))
+        wrong = [v for v in (root, *tensors) if v.dtype not in MEMORY]
+        if wrong or not tensors:
+            return f"{wrong[0]!r} lies in memory as {wrong[0].dtype}" if wrong else f"{root!r} reads nothing"
+        axes = self._merged(roles, [along for _, _, along in varies])
+        reads = tuple(
+            Read(v, place, tuple(i for i, axis in enumerate(axes) if any(along.get(d) for d in axis.dims)))
+            for v, place, along in varies
+        )
+        return Stream(
+            root, tensors, self.entry, self.before, self.window, self.after, self.value, self.folds, axes, reads
+        )
+
+    def _roles(self) -> tuple[list[Role], list[tuple[int, ...]]]:
+        """The role of each dimension of the value, and per fold the dimensions that its result's ones stand for."""
+        roles: list[Role] = ["kept"] * self.value.ndim
+        names: tuple[Role, Role] = ("first", "second")
+        dims = tuple(range(self.value.ndim))
+        results = []
+        for role, (fold, _) in zip(names, self.folds, strict=False):
+            for d in fold.op.dims:
+                roles[dims[d]] = role if roles[dims[d]] == "kept" else roles[dims[d]]
+            dims = dims if fold.op.keepdim else tuple(d for i, d in enumerate(dims) if i not in fold.op.dims)
+            results.append(dims)
+        return roles, results
+
+    def _varies(self, results: list[tuple[int, ...]]) -> list[tuple[Node, Place, dict[int, bool]]]:
+        """Per tensor read: which dimensions of the value it varies along; dimensions of size 1 are left out."""
+        everything = tuple(range(self.value.ndim))
+        trees: list[tuple[Tree | None, Place, tuple[int, ...]]] = [
+            (self.before or Tree(self.entry, (self.entry,), None), "before", everything),
+            (self.after, "after", everything),
+        ]
+        places: tuple[Place, Place] = ("first", "second")
+        trees += [(t, p, dims) for (_, t), p, dims in zip(self.folds, places, results, strict=False)]
+        found = []
+        for tree, place, dims in trees:
+            if tree is None:
+                continue
+            for leaf in tree.leaves:
+                if leaf is not tree.value and not isinstance(leaf.op, ops.Full):
+                    missing = len(dims) - leaf.ndim
+                    along = dict.fromkeys(dims[:missing], False)
+                    shapes = zip(dims[missing:], leaf.shape, tree.root.shape[missing:], strict=True)
+                    found.append((leaf, place, along | {d: own != 1 for d, own, all_ in shapes if all_ != 1}))
+        return found
+
+    def _merged(self, roles: list[Role], varies: list[dict[int, bool]]) -> tuple[Axis, ...]:
+        rank = self.value.ndim
+        pooled = len(self.window.op.kernel) if self.window else 0
+        groups: list[list[int]] = []
+        for d in range(rank):
+            group = groups[-1] if groups else []
+            if group and roles[d] == roles[group[0]] and d < rank - pooled and _alike(d, group, varies):
+                group.append(d)
+            else:
+                groups.append([d])
+        return tuple(
+            Axis(tuple(g), g[0] - (rank - pooled) if g[0] >= rank - pooled else None, roles[g[0]]) for g in groups
+        )
+
+
+def _alike(d: int, group: list[int], varies: list[dict[int, bool]]) -> bool:
+    """Whether every tensor varies along dimension `d` if and only if it does along those of `group`."""
+    return all(along[d] == along[e] for along in varies for e in group if d in along and e in along)
+
+
+def _order(roles: list[Role]) -> str | None:
+    """Why reductions in these places are none of this family's."""
+    first = [i for i, role in enumerate(roles) if role == "first"]
+    if any(j != i + 1 for i, j in pairwise(first)):
+        return f"the reduced dimensions {first} are not neighbours"
+    rest = [role for role in roles if role != "first"]
+    if any(a == "second" and b == "kept" for a, b in pairwise(rest)):
+        return "the second reduction is not over the last dimensions"
+    return None
