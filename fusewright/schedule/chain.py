@@ -102,8 +102,8 @@ def _region(stage: Map) -> dict[Node, None]:
 
     def carry(node: Node) -> bool:
         if node not in carries:
-            inner = isinstance(node.op, ops.Pointwise | ops.Cast)
-            carries[node] = inner and any([carry(a) for a in node.inputs])
+            carried = [carry(a) for a in node.inputs] if isinstance(node.op, ops.Pointwise | ops.Cast) else []
+            carries[node] = any(carried)
         return carries[node]
 
     carry(stage.root)

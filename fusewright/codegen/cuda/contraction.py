@@ -1,0 +1,363 @@
+"""CUDA C++ of contraction groups: a convolution's tile never leaves the registers of the warp that computed it.
+
+A block stages an input tile, or a panel of window sums (`contraction_box`), in shared memory; its warps multiply it by
+the weights on the tensor cores; every thread then holds whole cells, so that pooling, the pointwise trees around it and
+the reduction run on registers (`contraction_epilogue`).  The text lies in `contraction_text`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import ceil, prod
+from string import Template
+
+from fusewright.codegen.cpp import ELEMENT, compute_type
+from fusewright.codegen.cuda import contraction_box, contraction_text
+from fusewright.codegen.cuda.contraction_epilogue import Epilogue, operands
+from fusewright.codegen.cuda.primitives import primitives
+from fusewright.codegen.kernel import Argument, Kernel, Launch
+from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, blocks_per_sm, span
+
+# A sample of more elements than this needs 64-bit indices inside a tile, which this family does not spend.
+MOST_ELEMENTS = 2**31 - 1
+
+_PRIMITIVES = {"tf32": ("mma_tf32", "round_tf32"), "tf32x3": ("mma_tf32", "round_tf32"), "f64": ("mma_f64",)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shared memory, in elements: the input as [channel][d][h][w], the weights by feature and channel.
+
+    `low` is the input index of cell 0's first element per dimension.
+    """
+
+    x_shape: tuple[int, int, int]
+    x_channel: int
+    w_feature: int
+    w_channel: int
+    low: tuple[int, ...]
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        _, h, w = self.x_shape
+        return h * w, w, 1
+
+
+def layout(c: Contraction, t: Tiling) -> Layout:
+    """Rows are whole 16-byte vectors; channels and features are padded so that a fragment spreads over the banks."""
+    size = c.x.dtype.itemsize
+    vector = 16 // size
+    taps = prod(a.taps for a in c.axes)
+    if c.box is not None:
+        return Layout(t.cells, _spread(prod(t.cells), 8, size), _spread(c.channels * taps, 4, size), 1, (0, 0, 0))
+    d, h, w = (span(a, n) for a, n in zip(c.axes, t.cells, strict=True))
+    w = ceil((w + vector - 1) / vector) * vector
+    low = tuple(a.reach()[0] for a in c.axes)
+    channel = _spread(d * h * w, 8, size)
+    if c.op.transposed:
+        return Layout((d, h, w), channel, taps, _spread(t.block_m * taps, 4, size), low)
+    return Layout((d, h, w), channel, _spread(t.chunk * taps, 4, size), taps, low)
+
+
+def _spread(elements: int, residue: int, size: int) -> int:
+    """The least stride of at least `elements` that is `residue` words modulo the 32 banks."""
+    banks, wanted = 128 // size, residue * 4 // size
+    return elements + (wanted - elements) % banks
+
+
+def generate(c: Contraction, t: Tiling, name: str, reference: str, *, tf32: bool) -> Kernel:
+    """The kernel of a group for one tiling; `tf32` says whether float32 operands may be rounded to it."""
+    return _Writer(c, t, name, reference, tf32).kernel()
+
+
+@dataclass(frozen=True)
+class _Writer:
+    c: Contraction
+    t: Tiling
+    name: str
+    reference: str
+    tf32: bool
+
+    @cached_property
+    def epilogue(self) -> Epilogue:
+        return Epilogue(self.c, self.t)
+
+    @cached_property
+    def layout(self) -> Layout:
+        return layout(self.c, self.t)
+
+    @property
+    def flavour(self) -> str:
+        """How two numbers are multiplied; half precisions are tf32 numbers as they are."""
+        if compute_type(self.c.x.dtype) == "double":
+            return "f64"
+        return "tf32" if self.tf32 or self.c.x.dtype.itemsize == 2 else "tf32x3"
+
+    @property
+    def taps(self) -> int:
+        return prod(a.taps for a in self.c.axes)
+
+    @property
+    def rows(self) -> int:
+        """Channels of the staged input: a panel of window sums has one per tap."""
+        return self.c.channels * self.taps if self.c.box is not None else self.c.channels
+
+    @property
+    def chunk(self) -> int:
+        return self.rows if self.c.box is not None else self.t.chunk
+
+    @property
+    def chunks(self) -> int:
+        return ceil(self.rows / self.chunk)
+
+    @property
+    def m_blocks(self) -> int:
+        return ceil(self.c.features / self.t.block_m)
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.t.warps
+
+    @property
+    def x_elements(self) -> int:
+        return ceil(self.chunk * self.layout.x_channel / 8) * 8
+
+    @property
+    def w_elements(self) -> int:
+        outer, stride = (
+            (self.chunk, self.layout.w_channel) if self.c.op.transposed else (self.t.block_m, self.layout.w_feature)
+        )
+        return ceil(outer * stride / 8) * 8
+
+    @property
+    def shared(self) -> int:
+        """Bytes: input tile, weights, and what the warps exchange at the end."""
+        size = self.c.x.dtype.itemsize
+        compute = 8 if compute_type(self.c.x.dtype) == "double" else 4
+        staged = (self.x_elements + self.w_elements) * size + self.epilogue.exchange_elements() * compute
+        return max(staged, self.epilogue.closing_bytes())
+
+    @property
+    def per_sm(self) -> int:
+        """Blocks that share a multiprocessor, which bounds the registers the compiler may use."""
+        return max(1, blocks_per_sm(self.c, self.t, self.shared))
+
+    # -- the record --------------------------------------------------------------------------------------------------
+
+    def kernel(self) -> Kernel:
+        n = self.c.x.ndim - 2
+        axes = "dhw"[3 - n :]
+        into = {a: f"in_{a}" if a in axes else "1" for a in "dhw"}
+        out = {a: self._length(i, into[a]) for i, a in enumerate("dhw")}
+        cells = {a: self._cells(i, out[a]) for i, a in enumerate("dhw")}
+        tiles = " * ".join(f"ceil_div({cells[a]}, {k})" for a, k in zip("dhw", self.t.cells, strict=True))
+        z = self.c.op.groups * self.m_blocks
+        # Four waves of blocks, so that the last one is short.
+        splits = f"min({tiles}, ceil_div({4 * MULTIPROCESSORS * self.per_sm}, N * {z}))"
+        results = self.epilogue.results(self.name, splits, cells, out, z)
+        names = tuple(operands(self.c).values())
+        numbers = [Argument("int", lengths[a]) for lengths in (into, out, cells) for a in "dhw"]
+        arguments = (*(Argument("pointer", o) for o in (*names, self.epilogue.target)), *numbers)
+        first = Launch(self.name, arguments, ("N", splits, str(z)), self.threads, self.shared)
+        return Kernel(
+            name=self.name,
+            source=self.source(),
+            operands=names,
+            layouts=("contiguous",) * len(names),
+            sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate(axes))),
+            output=results.output,
+            scratch=results.scratch,
+            launches=(first, *results.launches),
+            reference=self.reference,
+        )
+
+    def _length(self, i: int, length: str) -> str:
+        """The convolution's output length along one of the three dimensions."""
+        op = self.c.op
+        k = i - (3 - len(op.stride))
+        if k < 0:
+            return "1"
+        reach, pad = op.dilation[k] * (self.c.axes[i].taps - 1), sum(op.padding[k])
+        if op.transposed:
+            return f"(({length} - 1) * {op.stride[k]} + {reach + (op.output_padding or (0,) * 3)[k] + 1 - pad})"
+        if self.c.box is not None:
+            reach += (self.c.box.count[i] - 1) * self.c.box.step[i]
+        return f"(({length} + {pad - reach - 1}) // {op.stride[k]} + 1)"
+
+    def _cells(self, i: int, out: str) -> str:
+        """The number of cells along one of the three dimensions."""
+        axis, window = self.c.axes[i], self.c.window
+        k = i - (3 - len(self.c.op.stride))
+        if window is None or k < 0:
+            return f"ceil_div({out}, {axis.stride})" if axis.stride > 1 else out
+        if window.op.ceil_mode:
+            return str(window.node.shape[2 + k])  # static: ceil_mode refuses symbolic lengths
+        return f"(({out} + {2 * window.op.padding[k] - window.op.kernel[k]}) // {window.op.stride[k]} + 1)"
+
+    # -- the text ----------------------------------------------------------------------------------------------------
+
+    def source(self) -> str:
+        multiply = Template(contraction_text.MULTIPLY[self.flavour]).safe_substitute(
+            round="round_tf32(x)" if self.c.x.dtype.itemsize == 4 else "__float_as_uint(widened(x))"
+        )
+        stage = contraction_box.stage(self.c, self.t) if self.c.box is not None else self._stage_input()
+        return "".join(
+            [
+                primitives("nonfinite", "elements", "copy_async", *_PRIMITIVES[self.flavour]),
+                self._constants(),
+                multiply,
+                contraction_text.INDEXING,
+                contraction_text.ACCUMULATE,
+                contraction_text.COPY,
+                stage,
+                self._stage_weights(),
+                self.epilogue.functions(),
+                self._kernel_text(),
+                self.epilogue.finish(self.name),
+            ]
+        )
+
+    def _constants(self) -> str:
+        c, t, lay = self.c, self.t, self.layout
+        boxed = c.box is not None
+        names: dict[str, object] = {}
+        kernel_strides = (c.axes[1].taps * c.axes[2].taps, c.axes[2].taps, 1)
+        for i, a in enumerate("dhw"):
+            axis, stride = c.axes[i], lay.strides[i]
+            several = next((p for p in axis.phases if len(p.taps) > 1), None)
+            names[f"advance_{a}"] = stride * (1 if boxed else axis.advance)
+            names[f"element_{a}"] = stride * (1 if boxed else axis.phases[0].per_element)
+            names[f"tap_{a}"] = 0 if boxed or several is None else stride * several.per_tap
+            between = 0 if boxed or several is None else several.taps[1] - several.taps[0]
+            names[f"next_{a}"] = kernel_strides[i] * between
+            names[f"x_{a}"] = lay.x_shape[i]
+        per_cell = max(len(p.elements) for p in c.axes[2].phases)
+        names |= {
+            "channels": self.rows, "features": c.features, "groups": c.op.groups, "taps": 1 if boxed else self.taps,
+            "m_tiles": t.m_tiles, "own_d": t.cells_d, "own_h": t.cells_h, "own_w": t.cells_w,
+            "rows_d": t.rows_d, "rows_h": t.rows_h,
+            "tiles_w": t.cells_w * per_cell // 2, "warps_m": t.warps_m, "warps_h": t.warps_h, "warps_w": t.warps_w,
+            "threads": self.threads, "m_blocks": self.m_blocks, "chunk": self.chunk, "chunks": self.chunks,
+            "together_d": str(t.together_d).lower(), "together_h": str(t.together_h).lower(),
+            "x_channel": lay.x_channel, "w_feature": lay.w_feature, "w_channel": lay.w_channel,}  # fmt: skip
+        types = {"element": ELEMENT[c.x.dtype], "compute": compute_type(c.x.dtype)}
+        return Template(contraction_text.CONSTANTS).substitute(types | {k: str(v) for k, v in names.items()})
+
+    def _stage_input(self) -> str:
+        names = {f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)}
+        names |= {f"low_{a}": low for a, low in zip("dhw", self.layout.low, strict=True)}
+        return Template(contraction_text.STAGE_TILE).substitute(names)
+
+    def _stage_weights(self) -> str:
+        vector = 16 // self.c.x.dtype.itemsize
+        taps = 1 if self.c.box is not None else self.taps
+        if self.c.op.transposed:
+            run, whole = self.t.block_m * taps, self.c.features * taps
+            names = {
+                "run": "BLOCK_M * TAPS",
+                "outer": "CHUNK",
+                "feature": "at / TAPS",
+                "channel": "outer",
+                "stride": "W_CHANNEL",
+            }
+            names["from"] = "((group * C + c) * O + first_feature) * TAPS + at"
+            # A vector must not straddle the last feature.
+            plain = run % vector == 0 and whole % vector == 0 and taps % vector == 0
+        else:
+            run, whole = self.chunk * taps, self.rows * taps
+            names = {
+                "run": "CHUNK * TAPS",
+                "outer": "BLOCK_M",
+                "feature": "outer",
+                "channel": "at / TAPS",
+                "stride": "W_FEATURE",
+            }
+            names["from"] = "((group * O + feature) * C + chunk * CHUNK) * TAPS + at"
+            plain = run % vector == 0 and whole % vector == 0 and (self.chunks == 1 or self.rows % self.chunk == 0)
+        return Template(contraction_text.STAGE_WEIGHTS).substitute(names, vector=vector if plain else 1)
+
+    def _kernel_text(self) -> str:
+        types = (f"const {ELEMENT[n.dtype]}* __restrict__ {name}" for n, name in operands(self.c).items())
+        body = [self.epilogue.open_tile()]
+        if self.chunks == 1:
+            body.append(_STAGE_ONCE)
+        body += [self._pass((d, h, w)) for d, h, w in product(*(a.phases for a in self.c.axes))]
+        body.append(self.epilogue.after_cell())
+        prologue = "" if self.chunks > 1 else "    stage_weights(w, w_tile, group, first_feature, 0);\n"
+        return Template(contraction_text.KERNEL).substitute(
+            name=self.name,
+            per_sm=self.per_sm,
+            parameters=", ".join([*types, self.epilogue.parameter]),
+            x_elements=self.x_elements,
+            x_channels=self.c.channels,
+            staged=f"\n    constexpr int STAGED = {self.x_elements + self.w_elements};"
+            if self.epilogue.exchange_elements()
+            else "",
+            prologue=self.epilogue.prologue() + prologue,
+            body="".join(body).rstrip("\n"),
+            close=self.epilogue.close(),
+        )
+
+    def _taps_of(self, phases: tuple[Phase, Phase, Phase]) -> tuple[int, int, int]:
+        if self.c.box is not None:
+            return 1, 1, 1
+        d, h, w = (len(p.taps) for p in phases)
+        return d, h, w
+
+    def _weight_start(self, phases: tuple[Phase, Phase, Phase]) -> int:
+        if self.c.box is not None:
+            return 0
+        d, h, w = (p.taps[0] for p in phases)
+        return (d * self.c.axes[1].taps + h) * self.c.axes[2].taps + w
+
+    def _pass(self, phases: tuple[Phase, Phase, Phase]) -> str:
+        """One phase of the cells: multiply by all its taps, some rows at a time, and hand the values on."""
+        tiles = self.t.cells_w * len(phases[2].elements) // 2
+        loops, fixed = "", ""
+        for name, phase, rows in (("row_d", phases[0], self.t.rows_d), ("row_h", phases[1], self.t.rows_h)):
+            count = len(phase.elements)
+            if count > rows:
+                loops += f"        for (int {name} = 0; {name} < {count}; {name} += {rows})\n"
+            else:
+                fixed += f"            constexpr int {name} = 0;\n"
+        multiply = self._multiply(phases, tiles)
+        if self.chunks > 1:
+            multiply = Template(_CHUNKED).substitute(multiply=multiply.strip())
+        values = self.epilogue.values(phases, tiles)
+        return f"{loops}        {{\n{fixed}            Accumulators acc = {{}};\n{multiply}{values}        }}\n"
+
+    def _multiply(self, phases: tuple[Phase, Phase, Phase], tiles: int) -> str:
+        taps = self._taps_of(phases)
+        if 0 in taps:
+            return ""
+        start = 0
+        if self.c.box is None:
+            low = zip(phases, self.layout.low, self.layout.strides, strict=True)
+            start = sum((p.first - at) * stride for p, at, stride in low)
+        sizes = ", ".join(map(str, (tiles, *taps, len(phases[2].elements))))
+        at = f"x_warp + shift + {start} + row_d * ELEMENT_D + row_h * ELEMENT_H"
+        return f"            accumulate<{sizes}>(acc, {at}, w_warp + {self._weight_start(phases)});\n"
+
+
+_STAGE_ONCE = """\
+        __syncthreads();    // until the last tile has been read
+        const int shift = stage_input(x_sample, x_tile, 0, cell_d, cell_h, cell_w, D, H, W);
+        copy_async_commit();
+        copy_async_wait<0>();
+        __syncthreads();
+"""
+
+_CHUNKED = """\
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+                __syncthreads();    // until the last chunk has been read
+                const int shift = stage_input(x_sample, x_tile, chunk, cell_d, cell_h, cell_w, D, H, W);
+                stage_weights(w, w_tile, group, first_feature, chunk);
+                copy_async_commit();
+                copy_async_wait<0>();
+                __syncthreads();
+                $multiply
+            }
+"""

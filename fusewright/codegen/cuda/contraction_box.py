@@ -1,0 +1,145 @@
+"""Staging of window sums: a panel [channel][tap] x cells, each value added up in registers from the rows it covers."""
+
+from __future__ import annotations
+
+from math import prod
+from string import Template
+
+from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.tiling import Tiling
+
+
+def stage(c: Contraction, t: Tiling) -> str:
+    """The text of `stage_input` for a convolution of window sums."""
+    assert c.box is not None
+    taps = [a.taps for a in c.axes]
+    dilation = [a.phases[0].per_tap for a in c.axes]
+    spans = [(taps[i] - 1) * dilation[i] + (c.box.count[i] - 1) * c.box.step[i] + 1 for i in range(3)]
+    return Template(_STAGE).substitute(
+        channels=c.channels,
+        taps_d=taps[0],
+        taps_h=taps[1],
+        taps_w=taps[2],
+        dilation_d=dilation[0],
+        dilation_h=dilation[1],
+        dilation_w=dilation[2],
+        count_d=c.box.count[0],
+        count_h=c.box.count[1],
+        count_w=c.box.count[2],
+        step_d=c.box.step[0],
+        step_h=c.box.step[1],
+        step_w=c.box.step[2],
+        span_d=spans[0],
+        span_h=spans[1],
+        span_w=spans[2],
+        move_d=c.axes[0].advance,
+        move_h=c.axes[1].advance,
+        move_w=c.axes[2].advance,
+        start_d=c.axes[0].phases[0].first,
+        start_h=c.axes[1].phases[0].first,
+        start_w=c.axes[2].phases[0].first,
+        scale=repr(c.box.scale),
+        cells=prod(t.cells),
+    )
+
+
+_STAGE = """
+// Windows of COUNT elements, STEP apart, one per tap; a cell moves them by MOVE.
+constexpr int BOX_C = $channels;
+constexpr int BOX_TAPS_D = $taps_d, BOX_TAPS_H = $taps_h, BOX_TAPS_W = $taps_w;
+constexpr int DILATION_D = $dilation_d, DILATION_H = $dilation_h, DILATION_W = $dilation_w;
+constexpr int COUNT_D = $count_d, COUNT_H = $count_h, COUNT_W = $count_w;
+constexpr int STEP_D = $step_d, STEP_H = $step_h, STEP_W = $step_w;
+constexpr int MOVE_D = $move_d, MOVE_H = $move_h, MOVE_W = $move_w;
+constexpr int SPAN_D = $span_d, SPAN_H = $span_h, SPAN_W = $span_w;    // elements that the windows of one cell cover
+
+// Whether offset `at` belongs to the window of a tap.
+__device__ __forceinline__ constexpr bool covers(int at, int tap, int dilation, int count, int step) {
+    const int from = at - tap * dilation;
+    return from >= 0 && from % step == 0 && from / step < count;
+}
+
+// One row of x under a cell, in the widest loads that its alignment allows.
+template <bool ALIGNED>
+__device__ __forceinline__ void load_row(Compute (&v)[SPAN_W], const Element* from) {
+    int i = 0;
+    if constexpr (ALIGNED && sizeof(Element) == 4) {
+#pragma unroll
+        for (; i + 4 <= SPAN_W; i += 4) {
+            const float4 four = __ldg(reinterpret_cast<const float4*>(from + i));
+            v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
+        }
+        if (i + 2 <= SPAN_W) {
+            const float2 two = __ldg(reinterpret_cast<const float2*>(from + i));
+            v[i] = two.x, v[i + 1] = two.y, i += 2;
+        }
+    }
+#pragma unroll
+    for (; i < SPAN_W; ++i) v[i] = widened(from[i]);
+}
+
+template <bool ALIGNED>
+__device__ __forceinline__ void sum_windows(const Element* x, Element* tile, int cell_d, int cell_h, int cell_w,
+                                            int D, int H, int W) {
+    for (int i = threadIdx.x; i < BOX_C * CELLS_D * CELLS_H * CELLS_W; i += THREADS) {
+        const int w = i % CELLS_W, h = i / CELLS_W % CELLS_H, d = i / (CELLS_W * CELLS_H) % CELLS_D;
+        const int c = i / (CELLS_W * CELLS_H * CELLS_D);
+        const int x_d = (cell_d + d) * MOVE_D, x_h = (cell_h + h) * MOVE_H, x_w = (cell_w + w) * MOVE_W;
+        Compute box[BOX_TAPS_D][BOX_TAPS_H][BOX_TAPS_W] = {};
+        if (x_d + SPAN_D <= D && x_h + SPAN_H <= H && x_w + SPAN_W <= W) {
+            const Element* from = x + ((c * D + x_d) * H + x_h) * W + x_w;
+#pragma unroll
+            for (int rd = 0; rd < SPAN_D; ++rd)
+#pragma unroll
+                for (int rh = 0; rh < SPAN_H; ++rh) {
+                    Compute v[SPAN_W];
+                    load_row<ALIGNED>(v, from + (rd * H + rh) * W);
+                    // What all taps share is added once.
+                    Compute shared_part = 0;
+#pragma unroll
+                    for (int at = 0; at < SPAN_W; ++at) {
+                        bool all = true;
+#pragma unroll
+                        for (int tap = 0; tap < BOX_TAPS_W; ++tap)
+                            all &= covers(at, tap, DILATION_W, COUNT_W, STEP_W);
+                        if (all) shared_part += v[at];
+                    }
+#pragma unroll
+                    for (int tw = 0; tw < BOX_TAPS_W; ++tw) {
+                        Compute sum = shared_part;
+#pragma unroll
+                        for (int at = 0; at < SPAN_W; ++at) {
+                            bool all = true;
+#pragma unroll
+                            for (int tap = 0; tap < BOX_TAPS_W; ++tap)
+                                all &= covers(at, tap, DILATION_W, COUNT_W, STEP_W);
+                            if (!all && covers(at, tw, DILATION_W, COUNT_W, STEP_W)) sum += v[at];
+                        }
+#pragma unroll
+                        for (int td = 0; td < BOX_TAPS_D; ++td)
+#pragma unroll
+                            for (int th = 0; th < BOX_TAPS_H; ++th)
+                                if (covers(rd, td, DILATION_D, COUNT_D, STEP_D) &&
+                                    covers(rh, th, DILATION_H, COUNT_H, STEP_H))
+                                    box[td][th][tw] += sum;
+                    }
+                }
+        }
+        Element* to = tile + c * BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W * X_CHANNEL + (d * CELLS_H + h) * CELLS_W + w;
+#pragma unroll
+        for (int tap = 0; tap < BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W; ++tap)
+            to[tap * X_CHANNEL] = (&box[0][0][0])[tap] * Compute($scale);
+    }
+}
+
+// Write the window sums that the cells of a block read, zeros for cells beyond the last.
+__device__ __forceinline__ int stage_input(const Element* x, Element* tile, int, int cell_d, int cell_h,
+                                           int cell_w, int D, int H, int W) {
+    const bool aligned = MOVE_W % 4 == 0 && W % 4 == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0;
+    if (aligned)
+        sum_windows<true>(x, tile, cell_d, cell_h, cell_w, D, H, W);
+    else
+        sum_windows<false>(x, tile, cell_d, cell_h, cell_w, D, H, W);
+    return 0;
+}
+"""

@@ -1,0 +1,479 @@
+"""What happens to a contraction's accumulators: pointwise trees, window pooling, reduction, writing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import prod
+from string import Template
+
+import torch
+
+from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type
+from fusewright.codegen.kernel import Argument, Array, Launch
+from fusewright.ir import ops
+from fusewright.ir.node import Node
+from fusewright.schedule.chain import Map
+from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.tiling import Tiling
+
+# How two values become one, and the value that changes nothing.
+COMBINE = {
+    "sum": ("{0} + {1}", "Compute(0)"),
+    "mean": ("{0} + {1}", "Compute(0)"),
+    "avg": ("{0} + {1}", "Compute(0)"),
+    "max": ("greater({0}, {1})", "-Compute(INFINITY)"),
+    "min": ("smaller({0}, {1})", "Compute(INFINITY)"),
+}
+
+_ORDER = """
+// The {word} of two values; NaN wins.
+template <typename T>
+__device__ __forceinline__ T {name}(T a, T b) {{ return a {sign} b || a != a ? a : b; }}
+"""
+
+
+def operands(c: Contraction) -> dict[Node, str]:
+    """Pointer names of the tensors a call passes: input, weight, bias where there is one, operands of the trees."""
+    bias = c.conv.args[2]
+    names = {c.x: "x", c.conv.arg(1): "w"}
+    if bias is not None:
+        names[bias] = "bias"
+    for node in c.operands:
+        names.setdefault(node, _name(node, set(names.values())))
+    return names
+
+
+def _name(node: Node, taken: set[str]) -> str:
+    """A pointer's name, of our own making: a user's words never enter the text."""
+    stem = "parameter" if isinstance(node.op, ops.Param | ops.Buffer) else "operand"
+    return next(n for n in (f"{stem}_{i}" for i in range(1, len(taken) + 2)) if n not in taken)
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Writes the text after the multiplication for one group and tiling."""
+
+    c: Contraction
+    t: Tiling
+
+    @property
+    def kind(self) -> str:
+        """``"store"``, ``"positions"``, ``"channels"`` or ``"all"``: what of the output is reduced."""
+        if self.c.over_positions:
+            return "all" if self.c.over_channels else "positions"
+        return "channels" if self.c.over_channels else "store"
+
+    @property
+    def fold(self) -> str:
+        return self.c.fold.op.kind if self.c.fold is not None else "sum"
+
+    @property
+    def partial(self) -> bool:
+        return self.kind in ("positions", "all")
+
+    # -- functions and state -----------------------------------------------------------------------------------------
+
+    def functions(self) -> str:
+        used = {self.fold} | ({self.c.window.op.kind} if self.c.window is not None else set())
+        return "".join(
+            _ORDER.format(word=word, name=name, sign=sign)
+            for kind, word, name, sign in (("max", "greatest", "greater", ">"), ("min", "least", "smaller", "<"))
+            if kind in used
+        )
+
+    def prologue(self) -> str:
+        """Per-channel numbers in registers, and running totals."""
+        channel, scalar = self._channel_operands(), self._scalar_operands()
+        lines: list[str] = []
+        if channel:
+            lines += ["", "// Per-channel numbers of this lane's rows."]
+            lines += [f"Compute {name}_at[M_TILES][2];" for _, name in channel]
+            lines += ["#pragma unroll", "for (int m = 0; m < M_TILES; ++m)", "#pragma unroll"]
+            lines += ["    for (int half = 0; half < 2; ++half) {"]
+            lines += ["        const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;"]
+            for _, name in channel:
+                read = f"widened({name}[group * O + feature])"
+                lines += [f"        {name}_at[m][half] = feature < O ? {read} : Compute(0);"]
+            lines += ["    }"]
+        lines += [f"const Compute {name}_at = widened({name}[0]);" for _, name in scalar]
+        for label, tree in (("before", self.c.before), ("after", self.c.after)):
+            if tree is not None or (label == "before" and self.c.conv.args[2] is not None):
+                lines += self._function(label, tree)
+        if self.kind == "positions":
+            lines += [f"{self.total_type} total[M_TILES][2];"]
+            lines += ["#pragma unroll", f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {self.identity};"]
+        if self.kind == "all":
+            lines += [f"{self.total_type} total = {self.identity};"]
+        if self.kind == "channels":
+            lines += ["Compute* const exchange = reinterpret_cast<Compute*>(x_tile + STAGED);"]
+            lines += [f"constexpr int {n} = {self.local(i)};" for i, n in enumerate(("LOCAL_D", "LOCAL_H", "LOCAL_W"))]
+        return _indented(lines, 1)
+
+    @property
+    def identity(self) -> str:
+        return COMBINE[self.fold][1]
+
+    @property
+    def total_type(self) -> str:
+        """Sums over many tiles are carried in float64."""
+        return "double" if self.fold in ("sum", "mean") else "Compute"
+
+    def _channel_operands(self) -> list[tuple[Node, str]]:
+        """Operands that hold one number per channel: a padded shape (1, O, 1, ...)."""
+        return [(n, name) for n, name in self._read() if any(d != 1 for d in n.shape)]
+
+    def _scalar_operands(self) -> list[tuple[Node, str]]:
+        return [(n, name) for n, name in self._read() if all(d == 1 for d in n.shape)]
+
+    def _read(self) -> list[tuple[Node, str]]:
+        """What the trees read beside the value; the bias is added by the first of them."""
+        bias, names = self.c.conv.args[2], operands(self.c)
+        found = dict.fromkeys([*([bias] if bias is not None else []), *self.c.operands])
+        return [(node, names[node]) for node in found]
+
+    def _function(self, label: str, tree: Map | None) -> list[str]:
+        """A lambda that applies a pointwise tree to one value of row `half` of channel tile `m`."""
+        lines, start = [], "value"
+        if label == "before" and self.c.conv.args[2] is not None:
+            at = self._access(self.c.conv.args[2])
+            lines.append(f"const Compute biased = value + {at};")
+            start = "biased"
+        if tree is None:
+            lines.append(f"return {start};")
+        else:
+            scalars = Scalars({tree.value: start}, self._access)
+            result = scalars.value(tree.root)
+            lines += [*scalars.lines, f"return {result};"]
+        return [f"const auto {label} = [&](Compute value, int m, int half) {{", *("    " + x for x in lines), "};"]
+
+    def _access(self, node: Node) -> str:
+        name = operands(self.c)[node]
+        cast = compute_type(node.dtype)
+        text = f"{name}_at" if all(d == 1 for d in node.shape) else f"{name}_at[m][half]"
+        return text if cast == compute_type(self.c.x.dtype) else f"{cast}({text})"
+
+    # -- one pass ----------------------------------------------------------------------------------------------------
+
+    def open_tile(self) -> str:
+        """State of one tile: pooled values, sums in the compute type."""
+        lines: list[str] = []
+        if self.c.window is not None:
+            start = COMBINE[self.c.window.op.kind][1]
+            lines += ["Compute pooled[OWN_D][OWN_H][OWN_W][M_TILES][2];", "#pragma unroll"]
+            lines += ["for (int i = 0; i < OWN_D * OWN_H * OWN_W * M_TILES * 2; ++i)"]
+            lines += [f"    (&pooled[0][0][0][0][0])[i] = {start};"]
+        if self.kind == "positions":
+            lines += ["Compute part[M_TILES][2];", "#pragma unroll"]
+            lines += [f"for (int i = 0; i < 2 * M_TILES; ++i) part[i / 2][i % 2] = {self.identity};"]
+        if self.kind == "all":
+            lines += [f"Compute part = {self.identity};"]
+        return _indented(lines, 2)
+
+    def values(self, phases: tuple[Phase, Phase, Phase], tiles: int) -> str:
+        """Hand the accumulators of one pass to the pool, or straight on."""
+        per_cell = len(phases[2].elements)
+        position = [self._position(i, phases[i]) for i in range(3)]
+        return self._value_loops(tiles, per_cell, position)
+
+    def _value_loops(self, tiles: int, per_cell: int, position: list[str]) -> str:
+        lines = ["#pragma unroll", "for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "#pragma unroll"]
+        lines += ["    for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)", "#pragma unroll"]
+        lines += [f"        for (int s = 0; s < {2 * tiles}; ++s) {{"]
+        inner: list[str] = [f"const int own_w = s / {per_cell};    // the cell, and below its position"]
+        if self._masked():
+            inner += [f"const int {a} = {text};" for a, text in zip("pqr", position, strict=True)]
+            inside = "unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R)"
+            inner += [f"const bool inside = {inside};"]
+        value = "acc[rd][rh][s / 2][m][2 * half + s % 2]"
+        if self.c.before is not None or self.c.conv.args[2] is not None:
+            value = f"before({value}, m, half)"
+        if self.c.window is not None:
+            combine = COMBINE[self.c.window.op.kind][0]
+            target = "pooled[rd / ROWS_D][rh / ROWS_H][own_w][m][half]"
+            guard = "if (inside) " if self._masked() else ""
+            inner += _over_rows([f"{guard}{target} = {combine.format(target, value)};"])
+        else:
+            inner += self._result(value, "p", "q", "r", "P", "Q", "R", self._local(position))
+        lines += ["            " + x if not x.startswith("#") else x for x in inner]
+        lines += ["        }"]
+        return _indented(lines, 3)
+
+    def _masked(self) -> bool:
+        """Whether positions of a cell may lie outside the convolution's output."""
+        if self.c.window is None:
+            return True
+        op = self.c.window.op
+        return op.ceil_mode or any(op.padding)
+
+    def _position(self, i: int, phase: Phase) -> str:
+        """The output position along dimension i of what the loops are at."""
+        axis = self.c.axes[i]
+        between = phase.elements[1] - phase.elements[0] if len(phase.elements) > 1 else 1
+        cell = ("(cell_d + rd / ROWS_D)", "(cell_h + warp_h * OWN_H + rh / ROWS_H)", _CELL_W)[i]
+        element = ("(row_d + rd % ROWS_D)", "(row_h + rh % ROWS_H)", f"s % {len(phase.elements)}")[i]
+        shift = phase.elements[0] + axis.start
+        text = f"{cell} * {axis.stride}" if axis.stride != 1 else cell
+        if len(phase.elements) > 1:
+            text += f" + {element} * {between}" if between != 1 else f" + {element}"
+        return f"{text} + {shift}" if shift > 0 else f"{text} - {-shift}" if shift < 0 else text
+
+    def _local(self, position: list[str]) -> tuple[str, str, str]:
+        """Position inside the block's tile, for the exchange between warps."""
+        starts = ("cell_d", "cell_h", "cell_w")
+        local = []
+        for i, (name, start) in enumerate(zip("pqr", starts, strict=True)):
+            stride = self.c.axes[i].stride
+            local.append(f"({name} - {start} * {stride})" if stride != 1 else f"({name} - {start})")
+        return local[0], local[1], local[2]
+
+    def after_cell(self) -> str:
+        """When all passes over a cell are done: the tree after the pool, and on."""
+        lines: list[str] = []
+        if self.c.window is not None:
+            lines += ["#pragma unroll", "for (int own_d = 0; own_d < OWN_D; ++own_d)", "#pragma unroll"]
+            lines += ["    for (int own_h = 0; own_h < OWN_H; ++own_h)", "#pragma unroll"]
+            lines += ["        for (int own_w = 0; own_w < OWN_W; ++own_w) {"]
+            inner = ["const int p = cell_d + own_d, q = cell_h + warp_h * OWN_H + own_h;", f"const int r = {_CELL_W};"]
+            inner += ["const bool inside = p < cells_d && q < cells_h && r < cells_w;"]
+            inner += self._divisor()
+            value = "pooled[own_d][own_h][own_w][m][half]"
+            if self.c.window.op.kind == "avg":
+                value = f"{value} * share"
+            if self.c.after is not None:
+                value = f"after({value}, m, half)"
+            local = ("(p - cell_d)", "(q - cell_h)", "(r - cell_w)")
+            inner += self._result(value, "p", "q", "r", "cells_d", "cells_h", "cells_w", local)
+            lines += ["            " + x if not x.startswith("#") else x for x in inner] + ["        }"]
+        if self.kind == "positions":
+            combine = COMBINE[self.fold][0].format("total[i / 2][i % 2]", "part[i / 2][i % 2]")
+            lines += ["#pragma unroll", f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {combine};"]
+        if self.kind == "all":
+            lines += [f"total = {COMBINE[self.fold][0].format('total', 'part')};"]
+        if self.kind == "channels":
+            lines += self._exchanged()
+        return _indented(lines, 2)
+
+    def _divisor(self) -> list[str]:
+        """What one position of an average pooling window counts."""
+        assert self.c.window is not None
+        op, n = self.c.window.op, len(self.c.window.op.kernel)
+        if op.kind != "avg":
+            return []
+        if op.divisor is not None or not self._masked():
+            return [f"constexpr Compute share = Compute(1.0 / {op.divisor or prod(op.kernel)});"]
+        terms = []
+        for i, (cell, length) in enumerate(zip("pqr", "PQR", strict=True)):
+            k = i - (3 - n)
+            if k < 0:
+                continue
+            start = f"{cell} * {op.stride[k]} - {op.padding[k]}"
+            stop = f"min({start} + {op.kernel[k]}, {length} + {op.padding[k]})"
+            if op.count_include_pad:
+                terms.append(f"({stop} - ({start}))")
+            else:
+                terms.append(f"(min({stop}, {length}) - max({start}, 0))")
+        return [f"const Compute share = Compute(1) / Compute({' * '.join(terms)});"]
+
+    def _result(self, value: str, p: str, q: str, r: str, P: str, Q: str, R: str, local: tuple[str, ...]) -> list[str]:
+        """What to do with a finished value at position (p, q, r)."""
+        combine = COMBINE[self.fold][0]
+        feature = "const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;"
+        if self.kind == "positions":
+            return _over_rows([f"if (inside) part[m][half] = {combine.format('part[m][half]', value)};"])
+        if self.kind == "all":
+            return _over_rows([feature, f"if (inside && feature < O) part = {combine.format('part', value)};"])
+        if self.kind == "channels":
+            lines = [f"Compute over = {self.identity};"]
+            lines += _over_rows([feature, f"if (feature < O) over = {combine.format('over', value)};"])
+            for distance in (4, 8, 16):
+                lines += [f"over = {combine.format('over', f'__shfl_xor_sync(0xffffffffu, over, {distance})')};"]
+            d, h, w = local
+            at = f"({d} * LOCAL_H + {h}) * LOCAL_W + {w}"
+            return [*lines, f"if (row == 0 && inside) exchange[warp_m * LOCAL_D * LOCAL_H * LOCAL_W + {at}] = over;"]
+        at = f"(((long long)sample * GROUPS * O + group * O + feature) * {P} + {p}) * {Q} * {R} + {q} * {R} + {r}"
+        return _over_rows([feature, f"if (inside && feature < O) out[{at}] = narrow_to<Element>::of({value});"])
+
+    def _exchanged(self) -> list[str]:
+        """Fold over the warps that share positions, and write rows as they lie in memory."""
+        d, h, w = (self.local(i) for i in range(3))
+        scale = "" if self.fold != "mean" else " * Compute(1.0 / O)"
+        p, q, r = (
+            f"cell_{a} * {self.c.axes[i].stride if self.c.window is None else 1} + " for i, a in enumerate("dhw")
+        )
+        big = ("cells_d", "cells_h", "cells_w") if self.c.window is not None else ("P", "Q", "R")
+        return [
+            "__syncthreads();",
+            f"for (int i = threadIdx.x; i < {d * h * w}; i += THREADS) {{",
+            f"    const int p = {p}i / {h * w}, q = {q}i / {w} % {h}, r = {r}i % {w};",
+            f"    if (p >= {big[0]} || q >= {big[1]} || r >= {big[2]}) continue;",
+            "    Compute over = exchange[i];",
+            "#pragma unroll",
+            f"    for (int m = 1; m < WARPS_M; ++m) over = "
+            f"{COMBINE[self.fold][0].format('over', f'exchange[m * {d * h * w} + i]')};",
+            f"    out[(((long long)sample * {big[0]} + p) * {big[1]} + q) * {big[2]} + r] = "
+            f"narrow_to<Element>::of(over{scale});",
+            "}",
+        ]
+
+    def local(self, i: int) -> int:
+        """Positions of a block's tile along dimension i."""
+        return self.t.cells[i] * (self.c.axes[i].stride if self.c.window is None else 1)
+
+    def exchange_elements(self) -> int:
+        """Compute values for the exchange between warps."""
+        if self.kind == "channels":
+            return self.t.warps_m * prod(self.local(i) for i in range(3))
+        return 0
+
+    def closing_bytes(self) -> int:
+        """Shared memory that the end of a block uses, over what was staged."""
+        wide = 8 if self.total_type == "double" or compute_type(self.c.x.dtype) == "double" else 4
+        rows = self.t.block_m * self.t.warps_h * self.t.warps_w if self.kind == "positions" else self.t.warps
+        return wide * rows if self.partial else 0
+
+    # -- the end of a block, and of the group ------------------------------------------------------------------------
+
+    def close(self) -> str:
+        """Reduce over the block's threads and leave one partial result per block."""
+        combine = COMBINE[self.fold][0]
+        if self.kind == "positions":
+            return Template(_CLOSE_POSITIONS).substitute(
+                total=self.total_type,
+                quads=combine.format("value", "__shfl_xor_sync(0xffffffffu, value, distance)"),
+                warps=combine.format("value", "across[other][i]"),
+            )
+        if self.kind == "all":
+            return Template(_CLOSE_ALL).substitute(
+                total=self.total_type,
+                lanes=combine.format("total", "__shfl_xor_sync(0xffffffffu, total, distance)"),
+                warps=combine.format("total", "across[other]"),
+            )
+        return ""
+
+    @property
+    def target(self) -> str:
+        return "partial" if self.partial else "out"
+
+    @property
+    def parameter(self) -> str:
+        return f"{self.total_type}* __restrict__ partial" if self.partial else "Element* __restrict__ out"
+
+    def finish(self, name: str) -> str:
+        """The second kernel: fold the blocks' partial results in a fixed order."""
+        if not self.partial:
+            return ""
+        return Template(_FINISH).substitute(
+            name=name,
+            total=self.total_type,
+            combine=COMBINE[self.fold][0].format("value", "from[(long long)split * rows]"),
+            scale=" / count" if self.fold == "mean" else "",
+            element=ELEMENT[self.c.root.dtype],
+            compute=compute_type(self.c.root.dtype),
+        )
+
+    def results(self, name: str, splits: str, cells: dict[str, str], out: dict[str, str], blocks_z: int) -> Results:
+        """Output, scratch and further launches."""
+        c = self.c
+        n = c.x.ndim - 2
+        spatial = [(cells if c.window is not None else out)[a] for a in "dhw"[3 - n :]]
+        features = c.features * c.op.groups
+        full = {"store": ["N", str(features), *spatial], "channels": ["N", "1", *spatial]}
+        full |= {"positions": ["N", str(features), *["1"] * n], "all": ["N", "1", *["1"] * n]}
+        shape = full[self.kind]
+        if c.fold is not None and not c.fold.op.keepdim:
+            shape = [d for i, d in enumerate(shape) if i not in c.fold.op.dims]
+        output = Array("out", tuple(shape), c.root.dtype)
+        if not self.partial:
+            return Results(output, (), ())
+        rows = str(features) if self.kind == "positions" else str(blocks_z)
+        dtype = _torch_type(self.total_type, compute_type(c.x.dtype))
+        partial = Array("partial", ("N", splits, rows), dtype)
+        count = " * ".join(spatial) + ("" if self.kind == "positions" else f" * {features}")
+        arguments = (
+            Argument("pointer", "partial"),
+            Argument("pointer", "out"),
+            Argument("long", f"N * {rows}" if self.kind == "positions" else "N"),
+            Argument("int", splits if self.kind == "positions" else f"{splits} * {rows}"),
+            Argument("int", rows if self.kind == "positions" else "1"),
+            Argument("long", count),
+        )
+        total = f"N * {rows}" if self.kind == "positions" else "N"
+        launch = Launch(f"{name}_finish", arguments, (f"ceil_div({total}, 128)", "1", "1"), 128)
+        return Results(output, (partial,), (launch,))
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a group returns, allocates, and launches after the first kernel."""
+
+    output: Array
+    scratch: tuple[Array, ...]
+    launches: tuple[Launch, ...]
+
+
+def _torch_type(total: str, compute: str) -> torch.dtype:
+    return torch.float64 if total == "double" or compute == "double" else torch.float32
+
+
+def _over_rows(lines: list[str]) -> list[str]:
+    """Statements for each of a thread's channels."""
+    head = ["#pragma unroll", "for (int m = 0; m < M_TILES; ++m)", "#pragma unroll"]
+    if len(lines) == 1:
+        return [*head, "    for (int half = 0; half < 2; ++half)", f"        {lines[0]}"]
+    return [*head, "    for (int half = 0; half < 2; ++half) {", *("        " + x for x in lines), "    }"]
+
+
+def _indented(lines: list[str], by: int) -> str:
+    return "".join(x + "\n" if re.match(r"\s*#pragma|$", x) else "    " * by + x + "\n" for x in lines)
+
+
+_CELL_W = "cell_w + 4 * (warp_w * OWN_W + own_w) + quad"
+
+_CLOSE_POSITIONS = """
+    // Over the four lanes that share channels, then over the warps that do, in a fixed order.
+    __syncthreads();
+    $total(*const across)[BLOCK_M] = reinterpret_cast<$total(*)[BLOCK_M]>(shared_memory);
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            $total value = total[m][half];
+#pragma unroll
+            for (int distance = 1; distance <= 2; distance *= 2) value = $quads;
+            if (quad == 0) across[warp_h * WARPS_W + warp_w][16 * (warp_m * M_TILES + m) + 8 * half + row] = value;
+        }
+    __syncthreads();
+    for (int i = threadIdx.x; i < BLOCK_M && first_feature + i < O; i += THREADS) {
+        $total value = across[0][i];
+        for (int other = 1; other < WARPS_H * WARPS_W; ++other) value = $warps;
+        partial[((long long)sample * gridDim.y + blockIdx.y) * (GROUPS * O) + group * O + first_feature + i] = value;
+    }
+"""
+
+_CLOSE_ALL = """
+    // Over the lanes, then over the warps, in a fixed order.
+    __syncthreads();
+    $total* const across = reinterpret_cast<$total*>(shared_memory);
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) total = $lanes;
+    if (lane == 0) across[warp] = total;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int other = 1; other < THREADS / 32; ++other) total = $warps;
+        partial[((long long)sample * gridDim.y + blockIdx.y) * gridDim.z + blockIdx.z] = total;
+    }
+"""
+
+_FINISH = """
+// Fold the partial results of the blocks, in their order: out[i] over partial[i / rows][split][i % rows].
+extern "C" __global__ void __launch_bounds__(128) ${name}_finish(const $total* __restrict__ partial,
+    $element* __restrict__ out, long long results, int splits, int rows, long long count) {
+    const long long i = (long long)blockIdx.x * 128 + threadIdx.x;
+    if (i >= results) return;
+    const $total* from = partial + i / rows * splits * rows + i % rows;
+    $total value = from[0];
+    for (int split = 1; split < splits; ++split) value = $combine;
+    out[i] = narrow_to<$element>::of($compute(value$scale));
+}
+"""

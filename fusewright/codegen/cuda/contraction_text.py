@@ -1,0 +1,263 @@
+"""The CUDA text of contraction kernels: everything that is the same for all groups but for named constants."""
+
+from __future__ import annotations
+
+CONSTANTS = """
+using Element = $element;    // of tensors in memory
+using Compute = $compute;    // of everything else
+
+constexpr int C = $channels, O = $features, GROUPS = $groups;    // channels of a group, in and out
+constexpr int TAPS = $taps;    // of one channel's kernel
+
+// A warp owns 16 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
+constexpr int M_TILES = $m_tiles, OWN_D = $own_d, OWN_H = $own_h, OWN_W = $own_w;
+constexpr int ROWS_D = $rows_d, ROWS_H = $rows_h, TILES_W = $tiles_w;
+constexpr int WARPS_M = $warps_m, WARPS_H = $warps_h, WARPS_W = $warps_w, THREADS = $threads;
+constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = $m_blocks;
+constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
+constexpr int CHUNK = $chunk, CHUNKS = $chunks;    // input channels staged at a time
+constexpr bool TOGETHER_D = $together_d, TOGETHER_H = $together_h;    // whether all taps along d, h are at hand at once
+
+// Shared memory: the input as [channel][d][h][w], the weights as [feature][channel][tap] or [channel][feature][tap].
+constexpr int X_D = $x_d, X_H = $x_h, X_W = $x_w, X_CHANNEL = $x_channel;
+constexpr int W_FEATURE = $w_feature, W_CHANNEL = $w_channel;
+// Steps in the staged input from cell to cell, from position to position and from tap to tap; taps in the weights.
+constexpr int ADVANCE_D = $advance_d, ADVANCE_H = $advance_h, ADVANCE_W = $advance_w;
+constexpr int ELEMENT_D = $element_d, ELEMENT_H = $element_h, ELEMENT_W = $element_w;
+constexpr int TAP_D = $tap_d, TAP_H = $tap_h, TAP_W = $tap_w;
+constexpr int NEXT_D = $next_d, NEXT_H = $next_h, NEXT_W = $next_w;
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+// The staged input's offset of row r along d or h: rows of one cell first.
+__device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
+__device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
+"""
+
+MULTIPLY = {
+    "tf32": """
+using Operand = unsigned;    // a float32 rounded to tf32
+using Accumulators = float[OWN_D * ROWS_D][OWN_H * ROWS_H][TILES_W][M_TILES][4];
+
+__device__ __forceinline__ Operand operand(Element x) { return $round; }
+__device__ __forceinline__ void multiply_add(float (&d)[4], const Operand (&a)[4], const Operand (&b)[2]) {
+    mma_tf32(d, a, b);
+}
+""",
+    "tf32x3": """
+// A float32 as the sum of two tf32 numbers; the product of the small parts is below float32's rounding.
+struct Operand { unsigned big, small; };
+using Accumulators = float[OWN_D * ROWS_D][OWN_H * ROWS_H][TILES_W][M_TILES][4];
+
+__device__ __forceinline__ Operand operand(float x) {
+    const unsigned big = round_tf32(x);
+    const float rest = x - __uint_as_float(big);
+    return {big, round_tf32(fabsf(x) < INFINITY ? rest : 0.0f)};
+}
+__device__ __forceinline__ void multiply_add(float (&d)[4], const Operand (&a)[4], const Operand (&b)[2]) {
+    const unsigned a_big[4] = {a[0].big, a[1].big, a[2].big, a[3].big}, b_big[2] = {b[0].big, b[1].big};
+    const unsigned a_small[4] = {a[0].small, a[1].small, a[2].small, a[3].small}, b_small[2] = {b[0].small, b[1].small};
+    float sum[4] = {};    // tensor cores truncate as they accumulate: chains stay short, and are added in float32
+    mma_tf32(sum, a_small, b_big);
+    mma_tf32(sum, a_big, b_small);
+    mma_tf32(sum, a_big, b_big);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[i] += sum[i];
+}
+""",
+    "f64": """
+using Operand = double;
+using Accumulators = double[OWN_D * ROWS_D][OWN_H * ROWS_H][TILES_W][M_TILES][4];
+
+__device__ __forceinline__ Operand operand(double x) { return x; }
+__device__ __forceinline__ void multiply_add(double (&d)[4], const Operand (&a)[4], const Operand (&b)[2]) {
+    mma_f64(d, a, b);
+}
+""",
+}
+
+# Shared by both ways to multiply.
+INDEXING = """
+// The k indices of one row of taps run over channels, then taps along w; a lane supplies two of every eight.
+template <int TAPS_W>
+struct Lane {
+    static constexpr int K = CHUNK * TAPS_W, STEPS = (K + 7) / 8;
+    static __device__ __forceinline__ int k(int step, int half) { return 8 * step + 4 * half + threadIdx.x % 4; }
+    static __device__ __forceinline__ bool inside(int k) { return K % 8 == 0 || k < K; }
+    static __device__ __forceinline__ int x(int k) { return k / TAPS_W * X_CHANNEL + k % TAPS_W * TAP_W; }
+    static __device__ __forceinline__ int w(int k) { return k / TAPS_W * W_CHANNEL + k % TAPS_W * NEXT_W; }
+};
+
+// Column n of 8-column tile j is position s % PER_CELL of cell 4 * (s / PER_CELL) + n / 2, where s = 2 * j + n % 2:
+// so the accumulators of a thread, columns 2 * quad and 2 * quad + 1, cover whole cells.
+template <int PER_CELL>
+__device__ __forceinline__ int column(int j) {
+    const int n = threadIdx.x % 32 / 4, s = 2 * j + n % 2;
+    return (4 * (s / PER_CELL) + n / 2) * ADVANCE_W + s % PER_CELL * ELEMENT_W;
+}
+"""
+
+ACCUMULATE = """
+// Add the products of all staged channels and the given taps.  An input row is read from shared memory once and is
+// multiplied by all of the TOGETHER_D x TOGETHER_H taps at hand that lead from it to a row of this warp.
+template <int TILES, int TAPS_D, int TAPS_H, int TAPS_W, int PER_CELL>
+__device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, const Element* w) {
+    using L = Lane<TAPS_W>;
+    constexpr int D = OWN_D * ROWS_D, H = OWN_H * ROWS_H;
+    constexpr int AT_ONCE_D = TOGETHER_D ? TAPS_D : 1, AT_ONCE_H = TOGETHER_H ? TAPS_H : 1;
+#pragma unroll 1
+    for (int step = 0; step < L::STEPS; ++step) {
+        const int k[2] = {L::k(step, 0), L::k(step, 1)};
+        const Element* const x_k[2] = {x + L::x(k[0]), x + L::x(k[1])};
+#pragma unroll 1
+        for (int td_0 = 0; td_0 < TAPS_D; td_0 += AT_ONCE_D)
+#pragma unroll 1
+            for (int th_0 = 0; th_0 < TAPS_H; th_0 += AT_ONCE_H) {
+                Operand a[AT_ONCE_D][AT_ONCE_H][M_TILES][4];
+#pragma unroll
+                for (int td = 0; td < AT_ONCE_D; ++td)
+#pragma unroll
+                    for (int th = 0; th < AT_ONCE_H; ++th)
+#pragma unroll
+                        for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+                            for (int i = 0; i < 4; ++i) {
+                                const int tap = (td_0 + td) * NEXT_D + (th_0 + th) * NEXT_H;
+                                const int at = (16 * m + 8 * (i % 2)) * W_FEATURE + L::w(k[i / 2]) + tap;
+                                a[td][th][m][i] = operand(L::inside(k[i / 2]) ? w[at] : Element{});
+                            }
+                // Every row that is read, in turn: those that an earlier row and tap read too are passed over.
+#pragma unroll
+                for (int first_d = 0; first_d < D * AT_ONCE_D; ++first_d)
+#pragma unroll
+                    for (int first_h = 0; first_h < H * AT_ONCE_H; ++first_h) {
+                        const int at_d = row_d(first_d / AT_ONCE_D) + first_d % AT_ONCE_D * TAP_D;
+                        const int at_h = row_h(first_h / AT_ONCE_H) + first_h % AT_ONCE_H * TAP_H;
+                        bool read = false;
+#pragma unroll
+                        for (int r = 0; r < first_d; ++r) read |= row_d(r / AT_ONCE_D) + r % AT_ONCE_D * TAP_D == at_d;
+#pragma unroll
+                        for (int r = 0; r < first_h; ++r) read |= row_h(r / AT_ONCE_H) + r % AT_ONCE_H * TAP_H == at_h;
+                        if (read) continue;
+#pragma unroll
+                        for (int j = 0; j < TILES; ++j) {
+                            const int at = at_d + td_0 * TAP_D + at_h + th_0 * TAP_H + column<PER_CELL>(j);
+                            Operand b[2];
+#pragma unroll
+                            for (int i = 0; i < 2; ++i) b[i] = operand(L::inside(k[i]) ? x_k[i][at] : Element{});
+#pragma unroll
+                            for (int rd = 0; rd < D; ++rd)
+#pragma unroll
+                                for (int td = 0; td < AT_ONCE_D; ++td) {
+                                    if (row_d(rd) + td * TAP_D != at_d) continue;
+#pragma unroll
+                                    for (int rh = 0; rh < H; ++rh)
+#pragma unroll
+                                        for (int th = 0; th < AT_ONCE_H; ++th) {
+                                            if (row_h(rh) + th * TAP_H != at_h) continue;
+#pragma unroll
+                                            for (int m = 0; m < M_TILES; ++m)
+                                                multiply_add(acc[rd][rh][j][m], a[td][th][m], b);
+                                        }
+                                }
+                        }
+                    }
+            }
+    }
+}
+"""
+
+STAGE_TILE = """
+// Start copying the input that a block's cells read, zeros outside, in vectors of VECTOR elements.  A thread keeps its
+// place in the plane and goes through the channels.
+template <int VECTOR>
+__device__ __forceinline__ void stage_planes(const Element* x, Element* tile, int chunk, int low_d, int low_h,
+                                             int low_w, int D, int H, int W) {
+    constexpr int ROW = X_W / VECTOR, PLANE = X_D * X_H * ROW, SIDE_BY_SIDE = PLANE < THREADS ? THREADS / PLANE : 1;
+    for (int i = threadIdx.x; i < PLANE * SIDE_BY_SIDE; i += THREADS) {
+        const int at = i % PLANE, column = at % ROW * VECTOR, h = at / ROW % X_H, d = at / (ROW * X_H);
+        const int x_d = low_d + d, x_h = low_h + h, x_w = low_w + column;
+        const bool inside = unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) && unsigned(x_w) < unsigned(W);
+        const Element* const from = x + (inside ? (x_d * H + x_h) * W + x_w : 0);
+        Element* const to = tile + (d * X_H + h) * X_W + column;
+#pragma unroll 4
+        for (int c = i / PLANE; c < CHUNK; c += SIDE_BY_SIDE) {
+            const bool there = inside && (C % CHUNK == 0 || chunk * CHUNK + c < C);
+            copy_vector<VECTOR>(to + c * X_CHANNEL, there ? from + (chunk * CHUNK + c) * (D * H * W) : x, there);
+        }
+    }
+}
+
+// Returns how far the tile is shifted: its rows start at a 16-byte boundary of x.
+__device__ __forceinline__ int stage_input(const Element* x, Element* tile, int chunk, int cell_d, int cell_h,
+                                           int cell_w, int D, int H, int W) {
+    constexpr int VECTOR = 16 / sizeof(Element);
+    const int low_d = cell_d * $advance_d + $low_d, low_h = cell_h * $advance_h + $low_h;
+    const int needed = cell_w * $advance_w + $low_w, low_w = needed & -VECTOR;
+    if (W % VECTOR == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0)
+        stage_planes<VECTOR>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+    else
+        stage_planes<1>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+    return needed - low_w;
+}
+"""
+
+COPY = """
+// Start copying VECTOR elements, or zeros where they are not `there`.
+template <int VECTOR>
+__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there) {
+    if constexpr (VECTOR * sizeof(Element) >= 4)
+        copy_async<VECTOR * sizeof(Element)>(to, from, there);
+    else
+        *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
+}
+"""
+
+STAGE_WEIGHTS = """
+// Start copying the weights of a block's features and the staged channels, zeros where there are none.  A thread keeps
+// its place in a run of elements that are neighbours both in w and in the tile.
+template <int VECTOR>
+__device__ __forceinline__ void stage_runs(const Element* w, Element* tile, int group, int first_feature, int chunk) {
+    constexpr int RUN = $run / VECTOR, SIDE_BY_SIDE = RUN < THREADS ? THREADS / RUN : 1;
+    for (int i = threadIdx.x; i < RUN * SIDE_BY_SIDE; i += THREADS) {
+        const int at = i % RUN * VECTOR;
+#pragma unroll 4
+        for (int outer = i / RUN; outer < $outer; outer += SIDE_BY_SIDE) {
+            const int feature = first_feature + $feature, c = chunk * CHUNK + $channel;
+            const bool there = feature < O && c < C;
+            copy_vector<VECTOR>(tile + outer * $stride + at, w + (there ? $from : 0), there);
+        }
+    }
+}
+__device__ __forceinline__ void stage_weights(const Element* w, Element* tile, int group, int first_feature,
+                                              int chunk) {
+    if (reinterpret_cast<unsigned long long>(w) % 16 == 0)
+        stage_runs<$vector>(w, tile, group, first_feature, chunk);
+    else
+        stage_runs<1>(w, tile, group, first_feature, chunk);
+}
+"""
+
+KERNEL = """
+extern "C" __global__ void __launch_bounds__(THREADS, $per_sm)
+$name($parameters,
+    int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    extern __shared__ __align__(16) unsigned char shared_memory[];
+    Element* const x_tile = reinterpret_cast<Element*>(shared_memory);
+    Element* const w_tile = x_tile + $x_elements;$staged
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
+    const int warp_w = warp % WARPS_W, warp_h = warp / WARPS_W % WARPS_H, warp_m = warp / (WARPS_W * WARPS_H);
+    const int sample = blockIdx.x, group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
+    const Element* const x_sample = x + ((long long)sample * GROUPS + group) * $x_channels * D * H * W;
+    const Element* const x_warp = x_tile + warp_h * OWN_H * ADVANCE_H + 4 * warp_w * OWN_W * ADVANCE_W;
+    const Element* const w_warp = w_tile + (16 * warp_m * M_TILES + row) * W_FEATURE;
+$prologue
+    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
+    for (int tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
+        const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
+        const int cell_w = tile % tiles_w * CELLS_W;
+$body
+    }
+$close}
+"""

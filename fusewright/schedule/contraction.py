@@ -1,0 +1,263 @@
+"""Contraction groups: convolution -> pointwise -> window pool -> pointwise -> reduction, on one tile at a time.
+
+Every convolution is brought to three spatial dimensions and described per dimension by `Axis`: *cells* of output
+positions that belong together (one pooling window, or the positions between two strides of a transposed convolution),
+and *phases* of a cell, inside which the convolution is plain: position and tap move the input index by constants.
+A plain convolution has one phase; a transposed one of stride s has s, each with its own taps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd, prod
+
+import torch
+
+from fusewright.ir import ops
+from fusewright.ir.node import Node
+from fusewright.ir.slots import sliding
+from fusewright.schedule.chain import Chain, Fold, Map, Users, Window, parse
+
+FOLDS = ("sum", "mean", "max", "min")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Positions `elements` of a cell and the taps that reach them.
+
+    Element j and tap t read input index ``cell * Axis.advance + first + j * per_element + t * per_tap``.
+    """
+
+    elements: tuple[int, ...]
+    taps: tuple[int, ...]
+    first: int
+    per_element: int
+    per_tap: int
+
+    def offset(self, j: int, t: int) -> int:
+        return self.first + j * self.per_element + t * self.per_tap
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial dimension of a contraction group.
+
+    cell      output positions computed per cell (overlapping pooling windows compute some positions twice)
+    stride    distance of cells in output positions; `start` is the first position of cell 0 (negative: pool padding)
+    advance   distance of cells in input indices
+    """
+
+    taps: int
+    cell: int
+    stride: int
+    start: int
+    advance: int
+    phases: tuple[Phase, ...]
+
+    def reach(self) -> tuple[int, int]:
+        """Least and greatest input index of cell 0."""
+        found = [
+            p.offset(j, t) for p in self.phases for j in range(len(p.elements)) for t in range(len(p.taps)) if p.taps
+        ]
+        return (min(found), max(found)) if found else (0, 0)
+
+
+@dataclass(frozen=True)
+class Box:
+    """Window sums of x that a convolution runs on: `count` elements `step` apart, times `scale`, per dimension."""
+
+    count: tuple[int, int, int]
+    step: tuple[int, int, int]
+    scale: float
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A group: conv (C -> O per group) with what follows it.
+
+    before, window, after   pointwise tree on the convolution's output, pooling, pointwise tree on what was pooled
+    fold                    reduction over all positions, all channels or both; `None` where all is written
+    """
+
+    root: Node
+    conv: Node
+    x: Node
+    box: Box | None
+    axes: tuple[Axis, Axis, Axis]
+    before: Map | None
+    window: Window | None
+    after: Map | None
+    fold: Fold | None
+    operands: tuple[Node, ...]
+
+    @property
+    def op(self) -> ops.Conv:
+        assert isinstance(self.conv.op, ops.Conv)
+        return self.conv.op
+
+    @property
+    def channels(self) -> int:
+        """Input channels per group."""
+        c = self.x.shape[1]
+        assert isinstance(c, int)
+        return c // self.op.groups
+
+    @property
+    def features(self) -> int:
+        """Output channels per group."""
+        o = self.conv.shape[1]
+        assert isinstance(o, int)
+        return o // self.op.groups
+
+    @property
+    def over_positions(self) -> bool:
+        return self.fold is not None and 2 in self.fold.op.dims
+
+    @property
+    def over_channels(self) -> bool:
+        return self.fold is not None and 1 in self.fold.op.dims
+
+
+def match(root: Node, users: Users) -> Contraction | str:
+    """The contraction group that ends in `root`, or why there is none."""
+    chain = parse(root, users, lambda n: isinstance(n.op, ops.Conv))
+    if isinstance(chain, str):
+        return chain
+    shape = _stages(chain)
+    if isinstance(shape, str):
+        return shape
+    before, window, after, fold = shape
+    conv = chain.source
+    assert isinstance(conv.op, ops.Conv)
+    reason = _refused(conv, window, fold, chain.operands)
+    if reason is not None:
+        return reason
+    x, box = _boxed(conv, users)
+    axes = _axes(conv, window)
+    if isinstance(axes, str):
+        return axes
+    return Contraction(root, conv, x, box, axes, before, window, after, fold, chain.operands)
+
+
+def _stages(chain: Chain) -> tuple[Map | None, Window | None, Map | None, Fold | None] | str:
+    """The stages in the order a tile takes them, each at most once."""
+    rest = list(chain.stages)
+    before = rest.pop(0) if rest and isinstance(rest[0], Map) else None
+    window = rest.pop(0) if rest and isinstance(rest[0], Window) else None
+    after = rest.pop(0) if rest and window is not None and isinstance(rest[0], Map) else None
+    fold = rest.pop(0) if rest and isinstance(rest[0], Fold) else None
+    if rest:
+        return f"{rest[0]!r} comes after what a tile can do"
+    assert isinstance(before, Map | None) and isinstance(window, Window | None)
+    assert isinstance(after, Map | None) and isinstance(fold, Fold | None)
+    return before, window, after, fold
+
+
+def _refused(conv: Node, window: Window | None, fold: Fold | None, operands: tuple[Node, ...]) -> str | None:
+    """Why this family does not take these stages, or `None`."""
+    if not conv.dtype.is_floating_point or conv.dtype not in (
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.float16,
+    ):
+        return f"a convolution of {conv.dtype} has no kernel"
+    if any(isinstance(d, int) and d == 0 for d in (*conv.shape, *conv.arg(1).shape)):
+        return "an empty convolution needs no kernel"
+    if conv.ndim > 5:
+        return f"a convolution over {conv.ndim - 2} dimensions"
+    if window is not None and (len(window.op.kernel) != conv.ndim - 2 or set(window.op.dilation) != {1}):
+        return "the pooling is dilated, or is not over all positions' dimensions"
+    if fold is not None:
+        spatial = set(range(2, conv.ndim))
+        dims = set(fold.op.dims)
+        if fold.op.kind not in FOLDS or fold.op.dtype is not None:
+            return f"a fused reduction is one of {', '.join(FOLDS)}"
+        if dims not in ({1}, spatial, {1} | spatial):
+            return "the reduction is over some of the positions only"
+        if 1 in dims and isinstance(conv.op, ops.Conv) and conv.op.groups > 1:
+            return "the reduction adds up channels of several groups"
+    bad = next((n for n in operands if _operand_kind(n, conv) is None), None)
+    return None if bad is None else f"operand {bad!r} is neither a number nor one number per channel"
+
+
+def _operand_kind(node: Node, conv: Node) -> str | None:
+    """``"scalar"`` or ``"channel"``: how an operand of a pointwise tree varies over the output."""
+    if not node.dtype.is_floating_point:
+        return None
+    if all(d == 1 for d in node.shape):
+        return "scalar"
+    padded = (1,) * (conv.ndim - node.ndim) + tuple(node.shape)
+    channel = padded[1] == conv.shape[1] and all(d == 1 for i, d in enumerate(padded) if i != 1)
+    return "channel" if channel else None
+
+
+def _boxed(conv: Node, users: Users) -> tuple[Node, Box | None]:
+    """What the convolution reads: x itself, or window sums of x where those are equal windows, none clipped."""
+    x = conv.arg(0)
+    assert isinstance(conv.op, ops.Conv)
+    inner = isinstance(x.op, ops.RangeSum) and users[x] == 1 and x.dtype == x.arg(0).dtype
+    if not inner or conv.op.transposed or any(a or b for a, b in conv.op.padding):
+        return x, None
+    assert isinstance(x.op, ops.RangeSum)
+    count, step, scale = [1] * (x.ndim - 2), [1] * (x.ndim - 2), 1.0
+    for dim, slots in x.op.table:
+        if dim < 2:
+            return x, None
+        slide = sliding(slots)
+        if slide is None or slide[1] != 1 or slots[0].start != 0:
+            return x, None
+        count[dim - 2], step[dim - 2] = slots[0].count, slide[0]
+        scale *= slots[0].scale
+    pad = [1] * (3 - len(count))
+    box = Box(_three(pad + count), _three(pad + step), scale)
+    return (x.arg(0), box) if prod(count) > 1 else (x, None)
+
+
+def _three(values: list[int]) -> tuple[int, int, int]:
+    a, b, c = values
+    return a, b, c
+
+
+def _axes(conv: Node, window: Window | None) -> tuple[Axis, Axis, Axis] | str:
+    """The three dimensions, leading ones of extent 1 added."""
+    assert isinstance(conv.op, ops.Conv)
+    n = conv.ndim - 2
+    found: list[Axis] = [_plain_axis(1, 1, 1, 0, None)] * (3 - n)
+    for i in range(n):
+        taps = conv.arg(1).shape[i + 2]
+        assert isinstance(taps, int)
+        s, d, pad = conv.op.stride[i], conv.op.dilation[i], conv.op.padding[i][0]
+        pool = None if window is None else (window.op.kernel[i], window.op.stride[i], window.op.padding[i])
+        if conv.op.transposed:
+            if pool is not None and pool[1] % s:
+                return "the pooling's stride is no multiple of the transposed convolution's"
+            found.append(_transposed_axis(taps, s, d, pad, pool))
+        else:
+            found.append(_plain_axis(taps, s, d, pad, pool))
+    a, b, c = found
+    return a, b, c
+
+
+Pooling = tuple[int, int, int] | None
+
+
+def _plain_axis(taps: int, s: int, d: int, pad: int, pool: Pooling) -> Axis:
+    """x index = p * s - pad + u * d for output position p and tap u."""
+    cell, stride, left = pool or (1, 1, 0)
+    phase = Phase(tuple(range(cell)), tuple(range(taps)), -left * s - pad, s, d)
+    return Axis(taps, cell, stride, -left, stride * s, (phase,))
+
+
+def _transposed_axis(taps: int, s: int, d: int, pad: int, pool: Pooling) -> Axis:
+    """x index = (p + pad - u * d) / s for the taps u that make it whole: a progression per residue of p + pad."""
+    cell, stride, left = pool or (s, s, 0)
+    phases: list[Phase] = []
+    for first in range(min(s, cell)):
+        elements = tuple(range(first, cell, s))
+        target = first - left + pad
+        reaching = tuple(u for u in range(taps) if (target - u * d) % s == 0)
+        between = s // gcd(s, d)
+        index = (target - reaching[0] * d) // s if reaching else 0
+        phases.append(Phase(elements, reaching, index, 1, -between * d // s))
+    return Axis(taps, cell, stride, -left, stride // s, tuple(phases))
