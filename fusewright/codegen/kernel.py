@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache, reduce
+from types import CodeType
 
 import torch
 
@@ -65,6 +67,8 @@ class Kernel:
     reference  ATen text of a function ``reference(*operands)`` that computes the same value
     needs      least compute capability times ten (80, 90)
     notes      what a plan says about it, one sentence each
+    dtypes     what the operands must be, one each; a call with others is refused (empty: its maker vouches for them)
+    shapes     likewise their shapes, as expressions over the sizes
     """
 
     name: str
@@ -78,6 +82,8 @@ class Kernel:
     reference: str
     needs: int = 80
     notes: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
+    shapes: tuple[tuple[Expression, ...], ...] = ()
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -85,9 +91,20 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-_FUNCTIONS = {"ceil_div": ceil_div, "min": min, "max": max}
+_NAMES = {
+    "__builtins__": {},
+    "ceil_div": ceil_div,
+    "min": lambda *values: reduce(torch.sym_min, values),
+    "max": lambda *values: reduce(torch.sym_max, values),
+}
 
 
-def evaluate(expression: Expression, sizes: Mapping[str, int]) -> int:
-    """The value of an expression of ours for the sizes of one call."""
-    return int(eval(expression, {"__builtins__": {}, **_FUNCTIONS}, dict(sizes)))  # our own text, never a user's
+def evaluate(expression: Expression, sizes: Mapping[str, int | torch.SymInt]) -> int:
+    """The value of an expression of ours for the sizes of one call: an int, or a `SymInt` of symbolic sizes."""
+    value: int = eval(_compiled(expression), _NAMES, dict(sizes))  # our own text, never a user's
+    return value
+
+
+@lru_cache(maxsize=4096)
+def _compiled(expression: Expression) -> CodeType:
+    return compile(expression, "<size>", "eval")

@@ -1,4 +1,4 @@
-"""The cache directory: device facts today, compiled kernels later, so nothing in it may come from another user.
+"""The cache directory: device facts and compiled kernels, so nothing in it may come from another user.
 
 The directory is ``$FUSEWRIGHT_CACHE_DIR`` or the platform's cache directory for this user.  It is created for its owner
 alone, and refused when somebody else could have written to it.  Files appear under their final name only when complete.
@@ -6,16 +6,25 @@ alone, and refused when somebody else could have written to it.  Files appear un
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
 import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
 from fusewright.errors import UnsupportedError
+
+try:
+    import fcntl
+except ImportError:  # no POSIX: nobody waits for anybody, at worst something is built twice
+    fcntl = None  # type: ignore[assignment]
 
 ENVIRONMENT_VARIABLE = "FUSEWRIGHT_CACHE_DIR"
 
@@ -61,6 +70,81 @@ def check_directory(path: Path) -> None:
         raise UnsupportedError(f"cache directory {path} belongs to another user; {_REMEDY}")
     if os.name == "posix" and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UnsupportedError(f"cache directory {path} can be written by other users; chmod 700 it, or {_REMEDY}")
+
+
+def cache_subdirectory(name: str) -> Path:
+    """A directory in the cache, under the same rules."""
+    path = cache_directory() / name
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    check_directory(path)
+    return path
+
+
+def built(path: Path, build: Callable[[], bytes], timeout: float = 30.0) -> bytes:
+    """What `path` keeps, or else what `build` returns, kept there for the next.
+
+    Processes and threads that want the same file wait for the first of them, at most `timeout` seconds, then build too.
+    A file that cannot be written is not kept.
+    """
+    if (content := load(path)) is not None:
+        return content
+    with lock(path.with_name(f".{path.name}.lock"), timeout):
+        if (content := load(path)) is not None:
+            return content
+        content = build()
+        with suppress(OSError):
+            write_atomic(path, hashlib.sha256(content).digest() + content)
+    return content
+
+
+def load(path: Path) -> bytes | None:
+    """What `built` kept at `path`; `None` when it is absent, a link, another user's, or not what was written."""
+    try:
+        handle = os.open(path, os.O_RDONLY | _NEITHER_LINK_NOR_CHILD)
+    except OSError:
+        return None
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or (hasattr(os, "geteuid") and found.st_uid != os.geteuid()):
+            return None
+        digest, content = file.read(32), file.read()
+    return content if hashlib.sha256(content).digest() == digest else None
+
+
+@contextmanager
+def lock(path: Path, timeout: float) -> Iterator[bool]:
+    """Holds the lock file `path`, or goes on without after `timeout` seconds; yields whether it is held.
+
+    The operating system drops the lock of a process that dies, so a file left behind holds nobody up.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | _NEITHER_LINK_NOR_CHILD, 0o600)
+    except OSError:
+        yield False
+        return
+    try:
+        held = _locked(handle, time.monotonic() + timeout)
+        yield held
+        if held:  # who waits for this file gets it and looks again at what was built
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int, deadline: float) -> bool:
+    """Whether an open file could be locked before `deadline` (of `time.monotonic`)."""
+    while fcntl is not None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+        except OSError:  # a file system without locks
+            return False
+    return False
 
 
 def entries() -> tuple[Entry, ...]:
@@ -120,4 +204,5 @@ def _mode_of_new_file(path: Path) -> int:
     return 0o666 & ~mask
 
 
+_NEITHER_LINK_NOR_CHILD = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _REMEDY = f"set {ENVIRONMENT_VARIABLE} to a directory of your own"

@@ -1,0 +1,133 @@
+"""The few functions of the CUDA driver that launching needs, straight from its library.
+
+A launch through `ctypes` with arguments packed beforehand costs about half a microsecond, less than any binding;
+every status is looked at, here or by `fusewright.runtime.launch`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from ctypes import byref, c_int, c_uint, c_void_p
+from functools import lru_cache, partial
+from typing import Any, Protocol
+
+import torch
+
+from fusewright.errors import UnsupportedError
+from fusewright.runtime.nvrtc import KernelError
+
+# Starts a prepared launch on a stream with an array of pointers to its arguments; returns the driver's status.
+Start = Callable[[c_void_p, Any], int]
+
+_MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
+_RELAXED = 2  # CUstreamCaptureMode
+_PLAIN_SHARED = 48 << 10  # bytes that need no permission
+_PORTABLE_CLUSTER = 8  # blocks
+
+
+class Driver(Protocol):
+    """What launching asks of a driver; `kind` is the type of its devices, which go by PyTorch's indices."""
+
+    kind: str
+
+    def capability(self, index: int) -> int:
+        """Compute capability times ten."""
+
+    def current(self) -> int:
+        """The calling thread's device."""
+
+    def guard(self, index: int) -> AbstractContextManager[Any]:
+        """Makes a device the thread's own for a while."""
+
+    def stream(self, index: int) -> int:
+        """PyTorch's current stream on a device."""
+
+    def attach(self, index: int) -> None:
+        """Sees to it that the calling thread, whose device is `index`, can launch on it."""
+
+    def load(self, cubin: bytes) -> int:
+        """A module on the thread's device, kept until the process ends."""
+
+    def function(self, module: int, entry: str, shared: int, cluster: int) -> int:
+        """An entry point, allowed that many bytes of dynamic shared memory and blocks per cluster."""
+
+    def start(self, function: int, grid: tuple[int, int, int], threads: int, shared: int) -> Start:
+        """A launch, ready but for its stream and arguments."""
+
+    def error(self, status: int) -> str:
+        """What a status other than 0 means."""
+
+
+class CudaDriver:
+    """NVIDIA's driver, which PyTorch has initialised by the time a CUDA tensor exists."""
+
+    kind = "cuda"
+
+    def __init__(self) -> None:
+        name = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+        try:
+            self._cuda = ctypes.CDLL(name)
+        except OSError as error:
+            raise UnsupportedError(f"the CUDA driver ({name}) cannot be loaded: {error}") from error
+        # What PyTorch's own generated code calls; the public way makes a Stream object, as dear as a launch.
+        self.stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self.current = torch.cuda.current_device
+        self.guard = torch.cuda.device
+
+    def capability(self, index: int) -> int:
+        major, minor = torch.cuda.get_device_capability(index)
+        return 10 * major + minor
+
+    def attach(self, index: int) -> None:
+        context, device = c_void_p(), c_int()
+        self._check(self._cuda.cuCtxGetCurrent(byref(context)))
+        if context.value is not None:
+            return
+        # A thread that has only taken memory from PyTorch's cache has no context yet.
+        self._check(self._cuda.cuDeviceGet(byref(device), c_int(index)))
+        self._check(self._cuda.cuDevicePrimaryCtxRetain(byref(context), device))
+        self._check(self._cuda.cuCtxSetCurrent(context))
+
+    def load(self, cubin: bytes) -> int:
+        module, mode = c_void_p(), c_int(_RELAXED)
+        # Loading is refused while any thread captures a graph in the default mode; it touches no stream.
+        self._check(self._cuda.cuThreadExchangeStreamCaptureMode(byref(mode)))
+        try:
+            self._check(self._cuda.cuModuleLoadData(byref(module), cubin))
+        finally:
+            self._check(self._cuda.cuThreadExchangeStreamCaptureMode(byref(mode)))
+        assert module.value is not None
+        return module.value
+
+    def function(self, module: int, entry: str, shared: int, cluster: int) -> int:
+        function = c_void_p()
+        self._check(self._cuda.cuModuleGetFunction(byref(function), c_void_p(module), entry.encode()))
+        if shared > _PLAIN_SHARED:
+            self._check(self._cuda.cuFuncSetAttribute(function, c_int(_MAX_DYNAMIC_SHARED), c_int(shared)))
+        if cluster > _PORTABLE_CLUSTER:
+            self._check(self._cuda.cuFuncSetAttribute(function, c_int(_NON_PORTABLE_CLUSTER), c_int(1)))
+        assert function.value is not None
+        return function.value
+
+    def start(self, function: int, grid: tuple[int, int, int], threads: int, shared: int) -> Start:
+        numbers = map(c_uint, (*grid, threads, 1, 1, shared))
+        launch = partial(self._cuda.cuLaunchKernel, c_void_p(function), *numbers)
+        return lambda stream, parameters: launch(stream, parameters, None)
+
+    def error(self, status: int) -> str:
+        text = ctypes.c_char_p()
+        self._cuda.cuGetErrorString(c_int(status), byref(text))
+        return f"{text.value.decode() if text.value else 'unknown error'} ({status})"
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise KernelError(f"the CUDA driver says: {self.error(status)}")
+
+
+@lru_cache(maxsize=1)
+def cuda_driver() -> Driver:
+    """The driver of this machine; raises `UnsupportedError` where there is none."""
+    return CudaDriver()

@@ -1,0 +1,229 @@
+"""Running a generated kernel on tensors: checked once per shape, then little more than the launch itself.
+
+The first call on a device compiles the kernel and loads it, which takes up to seconds; `Launcher.load` does it
+beforehand, as is wise before a CUDA graph is captured.  Everything runs on PyTorch's current stream and in memory that
+PyTorch gives out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import Array, addressof, c_uint64, c_void_p, sizeof
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusewright.codegen.kernel import Argument, Kernel, evaluate
+from fusewright.errors import UnsupportedError
+from fusewright.runtime import nvrtc
+from fusewright.runtime.driver import Driver, Start, cuda_driver
+from fusewright.runtime.nvrtc import KernelError
+
+# Shapes whose calls stay prepared, per kernel and thread.
+KEPT = 256
+# Every operand starts at a multiple of this, so that kernels may load 16 bytes at once.
+ALIGNMENT = 16
+_LAYOUTS = {
+    "contiguous": dict.fromkeys(range(16), torch.contiguous_format),
+    "channels_last": {4: torch.channels_last, 5: torch.channels_last_3d},
+}
+
+Call = Callable[[tuple[Tensor, ...]], Tensor]
+_signature = attrgetter("shape", "dtype", "device")
+
+
+class _Prepared(threading.local):
+    """The calls that a thread has prepared: each has a buffer of arguments, so no two threads share one."""
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple[Any, ...], Call] = {}
+
+
+class Launcher:
+    """A kernel as a function of its operands.
+
+    Operands are made dense in the layout the kernel asks for where they are not; the output is new.  Raises
+    `KernelError` for operands that the kernel was not generated for, and when the driver refuses a launch.
+    """
+
+    def __init__(self, kernel: Kernel, driver: Driver | None = None) -> None:
+        self.kernel = kernel
+        self._driver = driver
+        self._prepared = _Prepared()
+        self._loaded: dict[int, dict[str, int]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        key = tuple(map(_signature, tensors))
+        call = self._prepared.calls.get(key)
+        if call is None:
+            call = self._prepare(tensors)
+            if len(self._prepared.calls) >= KEPT:
+                self._prepared.calls.clear()
+            self._prepared.calls[key] = call
+        return call(tensors)
+
+    def load(self, index: int) -> dict[str, int]:
+        """Compiles the kernel and loads it on device `index`, once; returns its entry points."""
+        if index in self._loaded:
+            return self._loaded[index]
+        driver, kernel = self.driver, self.kernel
+        with self._lock:
+            if index in self._loaded:
+                return self._loaded[index]
+            capability = driver.capability(index)
+            if capability < kernel.needs:
+                raise UnsupportedError(
+                    f"kernel {kernel.name} needs compute capability {kernel.needs / 10}, "
+                    f"device {driver.kind}:{index} has {capability / 10}"
+                )
+            cubin = nvrtc.compile(kernel.source, f"sm_{capability}", name=kernel.name)
+            try:
+                self._loaded[index] = self._load(cubin, index)
+            except KernelError as error:
+                raise KernelError(f"kernel {kernel.name} cannot be loaded on {driver.kind}:{index}: {error}") from error
+        return self._loaded[index]
+
+    def _load(self, cubin: bytes, index: int) -> dict[str, int]:
+        with self.driver.guard(index):
+            self.driver.attach(index)
+            module = self.driver.load(cubin)
+            return {
+                launch.entry: self.driver.function(module, launch.entry, launch.shared, launch.cluster)
+                for launch in sorted(self.kernel.launches, key=attrgetter("shared"))  # an entry keeps its largest
+            }
+
+    @property
+    def driver(self) -> Driver:
+        """What it launches through."""
+        if self._driver is None:
+            self._driver = cuda_driver()
+        return self._driver
+
+    # -- once per shape and thread -----------------------------------------------------------------------------------
+
+    def _prepare(self, tensors: tuple[Tensor, ...]) -> Call:
+        sizes = self._check(tensors)
+        kernel, driver = self.kernel, self.driver
+        device = tensors[0].device
+        index = device.index or 0
+        entries = self.load(index)
+        with driver.guard(index):
+            driver.attach(index)
+        shapes = [tuple(evaluate(n, sizes) for n in array.shape) for array in (kernel.output, *kernel.scratch)]
+        if 0 not in shapes[0] and any(t.numel() == 0 for t in tensors):
+            raise self._error("reads an empty tensor", tensors)
+        cells, parameters = self._pack(sizes)
+        launches = []
+        for launch, packed in zip(kernel.launches, parameters, strict=True):
+            x, y, z = (evaluate(n, sizes) for n in launch.grid)
+            if x * y * z:
+                start = driver.start(entries[launch.entry], (x, y, z), launch.threads, launch.shared)
+                launches.append((launch.entry, start, packed))
+        new = [
+            partial(torch.empty, shape, dtype=array.dtype, device=device)
+            for shape, array in zip(shapes, (kernel.output, *kernel.scratch), strict=True)
+        ]
+        formats = [_LAYOUTS[layout][t.ndim] for layout, t in zip(kernel.layouts, tensors, strict=True)]
+        return self._call(index, formats, new, cells, launches)
+
+    def _call(
+        self,
+        index: int,
+        formats: list[torch.memory_format],
+        new: list[partial[Tensor]],
+        cells: Array[c_uint64],
+        launches: list[tuple[str, Start, Array[c_void_p]]],
+    ) -> Call:
+        driver, pointers = self.driver, len(formats) + len(new)
+
+        def run(tensors: tuple[Tensor, ...]) -> Tensor:
+            held = [_dense(t, f) for t, f in zip(tensors, formats, strict=True)]
+            arrays = [allocate() for allocate in new]
+            cells[:pointers] = [t.data_ptr() for t in (*held, *arrays)]
+            stream = c_void_p(driver.stream(index))
+            for entry, start, parameters in launches:
+                status = start(stream, parameters)
+                if status:
+                    raise self._error(f"could not launch {entry} ({driver.error(status)})", tensors)
+            return arrays[0]
+
+        def call(tensors: tuple[Tensor, ...]) -> Tensor:
+            if driver.current() == index:
+                return run(tensors)
+            with driver.guard(index):
+                return run(tensors)
+
+        return call
+
+    def _check(self, tensors: tuple[Tensor, ...]) -> dict[str, int]:
+        """The sizes of a call whose operands are what the kernel was generated for."""
+        kernel, kind = self.kernel, self.driver.kind
+        if len(tensors) != len(kernel.operands):
+            raise self._error(f"takes {len(kernel.operands)} tensors ({', '.join(kernel.operands)})", tensors)
+        for name, tensor in zip(kernel.operands, tensors, strict=True):
+            if tensor.device.type != kind or tensor.device != tensors[0].device:
+                raise self._error(f"needs every operand on one {kind} device, {name} is on {tensor.device}", tensors)
+        for name, tensor, layout in zip(kernel.operands, tensors, kernel.layouts, strict=True):
+            if tensor.ndim not in _LAYOUTS[layout]:
+                raise self._error(f"needs {name} in {layout} format", tensors)
+        for name, tensor, dtype in zip(kernel.operands, tensors, kernel.dtypes, strict=False):
+            if tensor.dtype != dtype:
+                raise self._error(f"was generated for {dtype} {name}, not {tensor.dtype}", tensors)
+        for name, number, dimension in kernel.sizes:
+            if dimension >= tensors[number].ndim:
+                raise self._error(f"reads {name} from dimension {dimension} of {kernel.operands[number]}", tensors)
+        sizes = sizes_of(kernel, tensors)
+        for name, tensor, shape in zip(kernel.operands, tensors, kernel.shapes, strict=False):
+            expected = tuple(evaluate(n, sizes) for n in shape)
+            if tensor.shape != expected:
+                raise self._error(f"was generated for {name} of shape {expected}", tensors)
+        return sizes
+
+    def _pack(self, sizes: Mapping[str, int]) -> tuple[Array[c_uint64], list[Array[c_void_p]]]:
+        """Cells for all arguments, pointers first, and for each launch the addresses of those it takes."""
+        kernel = self.kernel
+        names = (*kernel.operands, kernel.output.name, *(array.name for array in kernel.scratch))
+        places = {name: place for place, name in enumerate(names)}
+        values = [0] * len(places)
+        taken: list[list[int]] = []
+        for launch in kernel.launches:
+            taken.append([])
+            for argument in launch.arguments:
+                if argument.kind == "pointer":
+                    taken[-1].append(places[argument.text])
+                    continue
+                taken[-1].append(len(values))
+                values.append(self._number(argument, sizes))
+        cells = (c_uint64 * len(values))(*values)  # a kernel reads the low half of a cell as an int
+        base = addressof(cells)
+        return cells, [(c_void_p * len(t))(*(base + sizeof(c_uint64) * place for place in t)) for t in taken]
+
+    def _number(self, argument: Argument, sizes: Mapping[str, int]) -> int:
+        value = evaluate(argument.text, sizes)
+        if argument.kind == "int" and not -(2**31) <= value < 2**31:
+            listed = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            raise KernelError(
+                f"kernel {self.kernel.name} counts {argument.text} in 32 bits, it is {value} for {listed}"
+            )
+        return value
+
+    def _error(self, what: str, tensors: tuple[Tensor, ...]) -> KernelError:
+        given = ", ".join(f"{t.dtype} {tuple(t.shape)}".removeprefix("torch.") for t in tensors)
+        return KernelError(f"kernel {self.kernel.name} {what}; it was given {given or 'nothing'}")
+
+
+def sizes_of(kernel: Kernel, tensors: Sequence[Tensor]) -> dict[str, int]:
+    """The named numbers of a call: ints, or `SymInt`s of tensors with symbolic shapes."""
+    return {name: tensors[number].shape[dimension] for name, number, dimension in kernel.sizes}
+
+
+def _dense(tensor: Tensor, layout: torch.memory_format) -> Tensor:
+    """`tensor`, or a copy of it that is dense in `layout` and aligned."""
+    if not tensor.is_contiguous(memory_format=layout):
+        return tensor.contiguous(memory_format=layout)
+    return tensor.clone(memory_format=layout) if tensor.data_ptr() % ALIGNMENT else tensor

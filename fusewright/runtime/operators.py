@@ -1,0 +1,161 @@
+"""Generated kernels as PyTorch operators: ``torch.ops.fusewright.<name>_<hash>``.
+
+CUDA tensors run the kernel, others the reference program beside it.  The backward recomputes the reference and
+differentiates it, so nothing but the operands is kept, and a second derivative is the reference's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from fusewright.codegen.kernel import Kernel, evaluate
+from fusewright.runtime.launch import Launcher, sizes_of
+
+NAMESPACE = "fusewright"
+
+_lock = threading.Lock()
+_operators: dict[Kernel, Operator] = {}
+_torch: Any = torch  # much of what follows has no types
+_library = _torch.library.Library(NAMESPACE, "FRAGMENT")
+_KINDS = (Tensor, torch.nn.Parameter)
+
+Reference = Callable[..., Tensor]
+
+
+def operator(kernel: Kernel) -> Operator:
+    """The operator of `kernel`: registered on first use, the same one ever after in this process."""
+    key = replace(kernel, notes=())
+    with _lock:
+        found = _operators.get(key)
+        if found is None:
+            found = _operators[key] = Operator(key)
+        return found
+
+
+class Operator:
+    """Calls a kernel's operator, or the kernel itself where the dispatcher has nothing to add.
+
+    Made by `operator` only; pickles and copies as its kernel.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.reference = _reference(kernel)
+        self.launch = Launcher(kernel)
+        self.overload = _register(kernel, self.reference, self.launch)
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or not _plain(tensors):
+            return self.overload(*tensors)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return _recomputed(self.launch, self.reference, tensors)
+        return self.launch(*tensors)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return operator, (self.kernel,)
+
+
+def _plain(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether these are ordinary CUDA tensors and nothing (a mode, a transform, a tracer) wants to see the call."""
+    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
+        return False
+    return all(type(t) in _KINDS and t.is_cuda and not t.is_neg() for t in tensors)
+
+
+def _has_tangent(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether forward-mode differentiation passes through."""
+    unpack: Any = forward_ad.unpack_dual
+    return forward_ad._current_level >= 0 and any(unpack(t).tangent is not None for t in tensors)
+
+
+# -- registration --------------------------------------------------------------------------------------------------
+
+
+def _reference(kernel: Kernel) -> Reference:
+    namespace: dict[str, Any] = {"torch": torch, "F": F}
+    exec(kernel.reference, namespace)  # our own text, never a user's
+    function: Reference = namespace["reference"]
+    return function
+
+
+def _register(kernel: Kernel, reference: Reference, launch: Launcher) -> Callable[..., Tensor]:
+    digest = hashlib.sha256(repr(kernel).encode()).hexdigest()
+    name = f"{kernel.name}_{digest[:8]}"
+    _library.define(f"{name}({', '.join(f'Tensor {operand}' for operand in kernel.operands)}) -> Tensor")
+    overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+
+    def elsewhere(*tensors: Tensor) -> Tensor:
+        value = reference(*tensors).contiguous()
+        return value.clone() if any(_torch._C._is_alias_of(value, t) for t in tensors) else value
+
+    def fake(*tensors: Tensor) -> Tensor:
+        sizes = sizes_of(kernel, tensors)
+        shape = [evaluate(n, sizes) for n in kernel.output.shape]
+        return tensors[0].new_empty(shape, dtype=kernel.output.dtype)
+
+    def below(keys: Any, *tensors: Tensor) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            value: Tensor = overload.redispatch(keys & torch._C._after_autograd_keyset, *tensors)
+            return value
+
+    def differentiable(keys: Any, *tensors: Tensor) -> Tensor:
+        if torch._C._are_functorch_transforms_active() or _has_tangent(tensors):
+            return reference(*tensors)  # what autograd functions cannot do is left to ATen's own
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return _recomputed(partial(below, keys), reference, tensors)
+        return below(keys, *tensors)
+
+    _library.impl(name, elsewhere, "CompositeExplicitAutograd")
+    _library.impl(name, launch, "CUDA")
+    _library.impl(name, differentiable, "Autograd", with_keyset=True)
+    _library.impl(name, reference, "FuncTorchBatched")
+    torch.library.register_fake(overload, fake, lib=_library)
+    operator: Callable[..., Tensor] = overload
+    return operator
+
+
+# -- gradients -----------------------------------------------------------------------------------------------------
+
+
+def _recomputed(run: Callable[..., Tensor], reference: Reference, tensors: tuple[Tensor, ...]) -> Tensor:
+    value: Tensor = _Recomputed.apply(run, reference, *tensors)  # type: ignore[no-untyped-call]
+    return value
+
+
+class _Recomputed(torch.autograd.Function):
+    """``run(*tensors)``, differentiated as ``reference(*tensors)``, which is computed again for it."""
+
+    @staticmethod
+    def forward(run: Callable[..., Tensor], reference: Reference, *tensors: Tensor) -> Tensor:
+        return run(*tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.reference, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        twice = torch.is_grad_enabled()
+        needed = ctx.needs_input_grad[2:]
+        with torch.enable_grad():
+            # Views, so that an operand computed from another one does not pass its gradient on in here.
+            views = [t.view_as(t) for t in ctx.saved_tensors]
+            value = ctx.reference(*views)
+        wanted = [view for view, need in zip(views, needed, strict=True) if need]
+        if not value.requires_grad:
+            return (None,) * (2 + len(views))
+        found = iter(torch.autograd.grad(value, wanted, grad, create_graph=twice, allow_unused=True))
+        return None, None, *(next(found) if need else None for need in needed)
