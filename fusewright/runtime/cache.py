@@ -123,12 +123,13 @@ def lock(path: Path, timeout: float) -> Iterator[bool]:
     except OSError:
         yield False
         return
+    held = False
     try:
         held = _locked(handle, time.monotonic() + timeout)
         yield held
-        if held:  # who waits for this file gets it and looks again at what was built
-            path.unlink(missing_ok=True)
     finally:
+        if held:  # who waits for this very file gets it still, and looks again at what was built
+            path.unlink(missing_ok=True)
         os.close(handle)
 
 

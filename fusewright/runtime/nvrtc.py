@@ -32,19 +32,18 @@ class Resources:
     stack: int
 
 
-def compile(source: str, arch: str, *, name: str = "kernel", max_registers: int | None = None) -> bytes:
+def compile(source: str, arch: str, *, name: str = "kernel") -> bytes:
     """The machine code (a cubin) of CUDA C++ `source` for `arch`, such as ``"sm_90"``.
 
     Raises `UnsupportedError` where NVRTC is missing, `KernelError` where the source, called `name`, does not compile.
     """
-    options = OPTIONS if max_registers is None else {**OPTIONS, "max_register_count": max_registers}
-    parts = (version(), arch, repr(sorted(options.items())), source)
+    parts = (version(), arch, repr(OPTIONS), source)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     try:
         path = cache.cache_subdirectory("kernels") / f"{key}.cubin"
     except UnsupportedError:
-        return _compiled(source, arch, name, options)  # no safe cache: compile every time
-    return cache.built(path, lambda: _compiled(source, arch, name, options))
+        return _compiled(source, arch, name)  # no safe cache: compile every time
+    return cache.built(path, lambda: _compiled(source, arch, name))
 
 
 def version() -> str:
@@ -73,10 +72,10 @@ def _toolchain() -> tuple[Any, Any, str]:
     return Program, ProgramOptions, f"{major}.{minor}"
 
 
-def _compiled(source: str, arch: str, name: str, options: dict[str, Any]) -> bytes:
+def _compiled(source: str, arch: str, name: str) -> bytes:
     program_type, options_type, _ = _toolchain()
     try:
-        program = program_type(source, "c++", options_type(arch=arch, name=name, **options))
+        program = program_type(source, "c++", options_type(arch=arch, name=name, **OPTIONS))
         return bytes(program.compile("cubin").code)
     except Exception as error:  # the packages' own types have changed between releases
         lines = str(error).replace("\0", "").splitlines()
