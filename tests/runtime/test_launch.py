@@ -1,0 +1,476 @@
+"""Launching: through a driver that runs on the CPU, through a stand-in for NVIDIA's library, and on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_driver import FakeDriver, at, blend, rows
+from torch import Tensor
+from torch.utils.benchmark import Timer
+
+from fusewright.codegen.kernel import Argument, evaluate
+from fusewright.errors import FusewrightError, UnsupportedError
+from fusewright.runtime import cache, driver, launch
+from fusewright.runtime.launch import Launcher
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(tmp_path_factory.getbasetemp() / "kernels"))
+
+
+def expected(x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(x) * w * w
+
+
+def operands(n: int = 5, c: int = 3, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(n)
+    return torch.randn(n, c, generator=generator).to(device), torch.randn(c, generator=generator).to(device)
+
+
+def test_expressions() -> None:
+    sizes = {"N": 7, "C": 3}
+    assert evaluate("ceil_div(N * C, 4) + min(N, C, 2) - max(1, N // 2)", sizes) == 6 + 2 - 3
+    with pytest.raises(NameError):
+        evaluate("len('abc')", sizes)
+
+
+# -- what is launched ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (129, 7), (64, 130)])
+def test_one_launch(shape: tuple[int, int]) -> None:
+    fake = FakeDriver()
+    run = Launcher(blend(), fake)
+    x, w = operands(*shape)
+    for _ in range(2):
+        torch.testing.assert_close(run(x, w), expected(x, w))
+    grid = (-(-x.numel() // 128), 1, 1)
+    assert fake.launches == [("blend", 7 << 32, grid, 128, 0)] * 2
+    assert len(fake.loads) == 1
+
+
+def test_two_launches_with_scratch() -> None:
+    fake = FakeDriver()
+    x = torch.randn(9, 5, dtype=torch.float64)
+    torch.testing.assert_close(Launcher(rows(), fake)(x), (x * x).sum(1))
+    assert [entry for entry, *_ in fake.launches] == ["square", "sum_rows"]
+    assert sorted(fake.functions) == [("square", 57024, 1), ("sum_rows", 0, 1)]
+
+
+def test_a_new_output_every_time() -> None:
+    run = Launcher(blend(), FakeDriver())
+    x, w = operands()
+    first, second = run(x, w), run(x, 2 * w)
+    torch.testing.assert_close(first, expected(x, w))
+    torch.testing.assert_close(second, expected(x, 2 * w))
+
+
+def test_operands_are_made_dense_and_aligned() -> None:
+    run = Launcher(blend(), FakeDriver())
+    x, w = operands(6, 4)
+    wide = torch.randn(6, 8)
+    shifted = torch.randn(25)[1:]
+    assert shifted.data_ptr() % 16 == 4
+    for strange in (x.t().contiguous().t(), wide[:, ::2], wide[:, :4], shifted.view(6, 4), x[:1].expand(6, 4)):
+        torch.testing.assert_close(run(strange, w), expected(strange, w))
+    torch.testing.assert_close(run(x, w[:1].expand(4)), expected(x, w[:1]))
+    torch.testing.assert_close(run(x, w.flip(0)[::1]), expected(x, w.flip(0)))
+
+
+def seen_addresses(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Where each launch's pointers lead, without running it."""
+    seen: list[list[int]] = []
+
+    def start(*_: object) -> Callable[[Any, Any], int]:
+        return lambda stream, packed: bool(seen.append([at(cell, ctypes.c_uint64)[0] for cell in packed]))
+
+    monkeypatch.setattr(fake, "start", start)
+    return seen
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 4, 5, 6)])
+def test_channels_last(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDriver()
+    seen = seen_addresses(fake, monkeypatch)
+    kernel = blend(
+        operands=("x",), layouts=("channels_last",), dtypes=(), shapes=(), launches=(
+            replace(blend().launches[0], arguments=(Argument("pointer", "x"),)),
+        )
+    )  # fmt: skip
+    last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    x = torch.randn(shape).contiguous(memory_format=last)
+    run = Launcher(kernel, fake)
+    run(x)
+    assert seen == [[x.data_ptr()]]  # as it is
+    copies: list[Tensor] = []
+    monkeypatch.setattr(launch, "_dense", lambda t, f: copies.append(t.contiguous(memory_format=f)) or copies[-1])
+    run(x.contiguous())
+    assert seen[1] == [copies[0].data_ptr()]
+    assert copies[0].is_contiguous(memory_format=last)
+    with pytest.raises(FusewrightError, match=r"kernel fused_blend needs x in channels_last format; .* \(2, 3, 4\)"):
+        run(torch.randn(2, 3, 4))
+
+
+def test_numbers_keep_their_width_and_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, seen = FakeDriver(), []
+
+    def start(*_: object) -> Callable[[Any, Any], int]:
+        def look(stream: object, packed: Any) -> int:
+            seen.append((at(packed[0], ctypes.c_int32)[0], at(packed[1], ctypes.c_int64)[0]))
+            return 0
+
+        return look
+
+    monkeypatch.setattr(fake, "start", start)
+    arguments = (Argument("int", "0 - N * 400000000"), Argument("long", "0 - N * 4000000000"))
+    run = Launcher(blend(launches=(replace(blend().launches[0], arguments=arguments),)), fake)
+    run(*operands(5))
+    assert seen == [(-2_000_000_000, -20_000_000_000)]
+    with pytest.raises(FusewrightError, match=r"counts 0 - N .* in 32 bits, it is -2400000000 for N=6, C=3"):
+        run(*operands(6))
+
+
+def test_empty_tensors() -> None:
+    fake = FakeDriver()
+    run = Launcher(blend(), fake)
+    assert run(torch.empty(0, 3), torch.ones(3)).shape == (0, 3)
+    assert not fake.launches
+    with pytest.raises(FusewrightError, match=r"kernel fused_square_sum reads an empty tensor; .*float64 \(4, 0\)"):
+        Launcher(rows(), fake)(torch.empty(4, 0, dtype=torch.float64))
+
+
+def test_a_launch_without_blocks_is_left_out() -> None:
+    first, second = rows().launches
+    fake = FakeDriver()
+    run = Launcher(rows(launches=(replace(first, grid=("N - 1", "1", "1")), second)), fake)
+    run(torch.ones(1, 2, dtype=torch.float64))
+    assert [entry for entry, *_ in fake.launches] == ["sum_rows"]
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------
+
+X, W = operands()
+REFUSED: dict[str, tuple[tuple[Tensor, ...], str]] = {
+    "count": ((X,), r"takes 2 tensors \(x, w\); it was given float32 \(5, 3\)"),
+    "none": ((), r"takes 2 tensors \(x, w\); it was given nothing"),
+    "dtype": ((X, W.double()), r"for torch.float32 w, not torch.float64; .*float32 \(5, 3\), float64 \(3,\)"),
+    "shape": ((X, W[:2]), r"was generated for w of shape \(3,\); it was given float32 \(5, 3\), float32 \(2,\)"),
+    "rank": ((X[0], W), r"reads C from dimension 1 of x"),
+    "more": ((X[None], W), r"was generated for x of shape \(1, 5\)"),
+    "device": ((X, W.to("meta")), r"needs every operand on one cpu device, w is on meta"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    tensors, message = REFUSED[case]
+    fake = FakeDriver()
+    with pytest.raises(FusewrightError, match=message) as caught:
+        Launcher(blend(), fake)(*tensors)
+    assert str(caught.value).startswith("kernel fused_blend ")
+    assert not fake.launches
+
+
+def test_a_status_names_kernel_launch_and_shapes() -> None:
+    run = Launcher(blend(), FakeDriver(status=701))
+    with pytest.raises(FusewrightError) as caught:
+        run(*operands())
+    assert str(caught.value) == (
+        "kernel fused_blend could not launch blend (out of resources (701)); it was given float32 (5, 3), float32 (3,)"
+    )
+
+
+def test_an_older_device() -> None:
+    with pytest.raises(UnsupportedError, match=r"fused_blend needs compute capability 9.0, device cpu:0 has 8.6"):
+        Launcher(blend(needs=90), FakeDriver(capabilities=86))(*operands())
+
+
+def test_a_source_that_does_not_compile() -> None:
+    with pytest.raises(FusewrightError, match=r"kernel fused_blend does not compile for sm_90: .*error"):
+        Launcher(blend(source="nonsense"), FakeDriver())(*operands())
+
+
+# -- threads, devices, many shapes ---------------------------------------------------------------------------------
+
+
+def test_threads_do_not_share_arguments() -> None:
+    fake = FakeDriver(before_launch=lambda: time.sleep(0.001))  # lets another thread in between packing and launch
+    run = Launcher(blend(), fake)
+
+    def work(seed: int) -> None:
+        torch.manual_seed(seed)
+        for _ in range(20):
+            x, w = torch.randn(5, 3), torch.randn(3)
+            torch.testing.assert_close(run(x, w), expected(x, w))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert len(fake.loads) == 1
+    assert fake.attached >= 2  # the loading thread, and every one that launches
+
+
+def test_another_current_device_is_guarded() -> None:
+    fake = FakeDriver()
+    run = Launcher(blend(), fake)
+    run(*operands())
+    fake.guards.clear()
+    run(*operands())
+    assert fake.guards == []
+    fake.device = 1
+    run(*operands())
+    assert fake.guards == [0]
+
+
+def test_prepared_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "KEPT", 4)
+    run = Launcher(blend(), FakeDriver())
+    for n in range(1, 12):
+        x, w = operands(n)
+        torch.testing.assert_close(run(x, w), expected(x, w))
+        assert len(run._prepared.calls) <= 4
+
+
+def test_nothing_is_kept_alive() -> None:
+    run = Launcher(rows(), FakeDriver())
+    x = torch.ones(4, 6, dtype=torch.float64).t().contiguous().t()  # copied on the way in
+    result = run(x)
+    gone = [weakref.ref(x), weakref.ref(result)]
+    del x, result
+    assert [ref() for ref in gone] == [None, None]
+
+
+# -- NVIDIA's interface, with a library in its place ----------------------------------------------------------------
+
+STUB = r"""
+#include <stdio.h>
+#include <string.h>
+static FILE* out;
+static void* context;
+#define LOG(...) (out = fopen(LOG_PATH, "a"), fprintf(out, __VA_ARGS__), fclose(out), 0)
+int cuCtxGetCurrent(void** c) { *c = context; return 0; }
+int cuDeviceGet(int* device, int ordinal) { *device = ordinal + 40; return 0; }
+int cuDevicePrimaryCtxRetain(void** c, int device) { *c = (void*)0x700000001234; return LOG("retain %d\n", device); }
+int cuCtxSetCurrent(void* c) { context = c; return LOG("context %p\n", c); }
+int cuThreadExchangeStreamCaptureMode(int* mode) { int old = 9; LOG("mode %d\n", *mode); *mode = old; return 0; }
+int cuModuleLoadData(void** module, const void* image) {
+    if (memcmp(image, "\177ELF", 4)) return 200;
+    *module = (void*)0x7000000000aa;
+    return LOG("load\n");
+}
+int cuModuleGetFunction(void** function, void* module, const char* name) {
+    *function = (void*)0x7000000000bb;
+    return LOG("function %s of %p\n", name, module);
+}
+int cuFuncSetAttribute(void* function, int attribute, int value) {
+    return value > 232448 ? 1 : LOG("attribute %d of %p = %d\n", attribute, function, value);
+}
+int cuGetErrorString(int status, const char** text) {
+    if (status != 1) return 1;
+    *text = "invalid argument";
+    return 0;
+}
+int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void* stream, void** p, void** extra) {
+    LOG("launch %p <%u %u %u, %u %u %u, %u> on %p, %lld %d, %p\n", f, gx, gy, gz, bx, by, bz, shared, stream,
+        *(long long*)p[3], *(int*)p[4], (void*)extra);
+    return gx > 1000;
+}
+"""
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[driver.CudaDriver, Path]:
+    """`CudaDriver` over a library that writes down its calls, serving CPU tensors."""
+    log = tmp_path / "log"
+    log.touch()
+    source, library = tmp_path / "stub.c", tmp_path / "stub.so"
+    source.write_text(STUB)
+    subprocess.run(["gcc", "-shared", "-fPIC", f'-DLOG_PATH="{log}"', source, "-o", library], check=True)
+    inner = ctypes.CDLL
+    with monkeypatch.context() as patched:
+        patched.setattr(ctypes, "CDLL", lambda name: inner(library))
+        patched.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0x7000000000CC, raising=False)
+        made = driver.CudaDriver()
+    fake = FakeDriver()
+    for name, value in {
+        "kind": "cpu", "capability": fake.capability, "current": fake.current, "guard": fake.guard
+    }.items():  # fmt: skip
+        monkeypatch.setattr(made, name, value)
+    return made, log
+
+
+def test_calls_of_the_library(stub: tuple[driver.CudaDriver, Path]) -> None:
+    cuda, log = stub
+    kernel = blend(launches=(replace(blend().launches[0], shared=100_000, cluster=16),))
+    x, w = operands()
+    run = Launcher(kernel, cuda)
+    run(x, w)
+    assert log.read_text().splitlines() == [
+        "retain 40",
+        "context 0x700000001234",
+        "mode 2",
+        "load",
+        "mode 9",
+        "function blend of 0x7000000000aa",
+        "attribute 8 of 0x7000000000bb = 100000",
+        "attribute 14 of 0x7000000000bb = 1",
+        "launch 0x7000000000bb <1 1 1, 128 1 1, 100000> on 0x7000000000cc, 15 3, (nil)",
+    ]
+    run(x, w)
+    assert len(log.read_text().splitlines()) == 10  # a launch and nothing else
+
+
+def test_errors_of_the_library(stub: tuple[driver.CudaDriver, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, _ = stub
+    with pytest.raises(FusewrightError, match=r"could not launch blend \(invalid argument \(1\)\); .*\(128128, 1\)"):
+        Launcher(blend(), cuda)(*operands(128128, 1))
+    greedy = blend(launches=(replace(blend().launches[0], shared=300_000),))
+    with pytest.raises(
+        FusewrightError, match=r"kernel fused_blend cannot be loaded on cpu:0: .*invalid argument \(1\)"
+    ):
+        Launcher(greedy, cuda)(*operands())
+    monkeypatch.setattr(launch.nvrtc, "compile", lambda *_, **__: b"no code at all")
+    with pytest.raises(FusewrightError, match=r"cannot be loaded .*unknown error \(200\)"):
+        Launcher(blend(), cuda)(*operands())
+
+
+def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(UnsupportedError, match=r"the CUDA driver .* cannot be loaded"):
+        driver.CudaDriver()
+
+
+# -- on a GPU ------------------------------------------------------------------------------------------------------
+
+
+def microseconds(call: Callable[[], object]) -> float:
+    """The time a call takes on the host."""
+    return 1e6 * float(Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=0.3).median)
+
+
+@pytest.mark.gpu
+class TestGpu:
+    @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (129, 7), (1000, 1001)])
+    def test_odd_sizes(self, shape: tuple[int, int]) -> None:
+        x, w = operands(*shape, device="cuda")
+        torch.testing.assert_close(Launcher(blend())(x, w), expected(x, w))
+
+    def test_large_shared_memory_and_scratch(self) -> None:
+        x = torch.randn(301, 77, dtype=torch.float64, device="cuda")
+        torch.testing.assert_close(Launcher(rows())(x), (x * x).sum(1))
+
+    def test_strange_operands(self) -> None:
+        run = Launcher(blend())
+        x, w = operands(6, 4, device="cuda")
+        for strange in (x.t().contiguous().t(), torch.randn(25, device="cuda")[1:].view(6, 4), x[:1].expand(6, 4)):
+            torch.testing.assert_close(run(strange, w), expected(strange, w))
+
+    def test_the_current_stream(self) -> None:
+        """What is queued before on the same stream is seen, though it takes a while."""
+        run = Launcher(blend())
+        x, w = operands(512, 512, device="cuda")
+        run(x, w)
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(100_000_000)
+            moved = x + 1
+            result = run(moved, w)
+            later = result * 1
+        stream.synchronize()
+        torch.testing.assert_close(later, expected(x + 1, w))
+
+    @pytest.mark.parametrize("warm", [True, False])
+    def test_graph(self, warm: bool) -> None:
+        """A captured call runs again on new content; even the first call may be captured."""
+        run = Launcher(blend(name=f"fused_graph_{warm}"))
+        x, w = operands(33, 5, device="cuda")
+        if warm:
+            run(x, w)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            result = run(x, w)
+        for _ in range(2):
+            x.normal_()
+            graph.replay()
+            torch.testing.assert_close(result, expected(x, w))
+
+    def test_threads(self) -> None:
+        run = Launcher(blend())
+
+        def work(seed: int) -> None:
+            generator = torch.Generator("cuda").manual_seed(seed)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(200):
+                    x = torch.randn(257, 9, device="cuda", generator=generator)
+                    w = torch.randn(9, device="cuda", generator=generator)
+                    torch.testing.assert_close(run(x, w), expected(x, w))
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(work, range(2)))
+
+    def test_a_thread_that_has_no_context(self) -> None:
+        run = Launcher(blend())
+        x, w = operands(device="cuda")
+        run(x, w)
+        found: list[Tensor] = []
+        thread = threading.Thread(target=lambda: found.append(run(x, w)))
+        thread.start()
+        thread.join()
+        torch.testing.assert_close(found[0], expected(x, w))
+
+    def test_refused(self) -> None:
+        x, w = operands(device="cuda")
+        with pytest.raises(FusewrightError, match=r"was generated for torch.float32 w, not torch.float64"):
+            Launcher(blend())(x, w.double())
+        with pytest.raises(FusewrightError, match="needs every operand on one cuda device, w is on cpu"):
+            Launcher(blend())(x, w.cpu())
+
+    def test_a_refused_launch_is_reported_and_harms_nothing(self) -> None:
+        x, w = operands(device="cuda")
+        bad = blend(launches=(replace(blend().launches[0], threads=2048),))
+        with pytest.raises(
+            FusewrightError, match=r"kernel fused_blend could not launch blend \(invalid argument \(1\)\)"
+        ):
+            Launcher(bad)(x, w)
+        greedy = blend(launches=(replace(blend().launches[0], shared=1 << 20),))
+        with pytest.raises(FusewrightError, match="kernel fused_blend cannot be loaded on cuda:0"):
+            Launcher(greedy)(x, w)
+        torch.testing.assert_close(Launcher(blend())(x, w), expected(x, w))
+
+    def test_devices(self) -> None:
+        if torch.cuda.device_count() < 2:
+            pytest.skip("one device")
+        run = Launcher(blend())
+        for index in (1, 0, 1):  # the current device stays 0
+            x, w = operands(device=f"cuda:{index}")
+            result = run(x, w)
+            assert result.device == x.device
+            torch.testing.assert_close(result, expected(x, w))
+        assert torch.cuda.current_device() == 0
+
+    def test_overhead(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """At most 6 us over an ATen operation's call."""
+        x, w = operands(8, 8, device="cuda")
+        run = Launcher(blend())
+        ours, aten = microseconds(lambda: run(x, w)), microseconds(lambda: x * w)
+        with capsys.disabled():
+            print(f"\nlaunch {ours:.2f} us, x * w {aten:.2f} us, over it {ours - aten:.2f} us")
+        assert ours - aten <= 6.0
