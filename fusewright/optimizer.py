@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fusewright.dispatch import Args, Entry, Kwargs, Options, State
 from fusewright.errors import CaptureError, FusewrightError, UnsupportedError
 from fusewright.module import attach, state_of, unhooked
+from fusewright.pipeline import kernel_target
 from fusewright.plan import Plan
 from fusewright.runtime.memory import is_out_of_memory
 from fusewright.runtime.watch import has_inner_hooks
@@ -53,7 +54,8 @@ def optimize(
     The result shares parameters, buffers and attributes with `model`, which stays usable.  A model that cannot be
     captured, gains nothing, or fails verification is returned as it is; `explain` says why.
 
-    Raises `FusewrightError` for arguments that are none of these, and `UnsupportedError` for ``kernels="always"``.
+    Raises `FusewrightError` for arguments that are none of these, and `UnsupportedError` for ``kernels="always"`` where
+    no kernels can be generated.
     """
     options = Options(training, precision, rewrite, kernels, finite, verify, measure)
     args, kwargs = _checked(model, example_inputs, options)
@@ -97,8 +99,17 @@ def _checked(model: nn.Module, example_inputs: Any, options: Options) -> tuple[A
     for name, choices in _CHOICES.items():
         if getattr(options, name) not in choices:
             raise FusewrightError(f"{name} is {getattr(options, name)!r}; choose one of {', '.join(choices)}")
+    args, kwargs = _call(example_inputs)
     if options.kernels == "always":
-        raise UnsupportedError("kernels='always' needs a generated kernel for every group, and there are none yet")
+        device = next((t.device for t in (*flat_tensors(args, kwargs), *model.parameters())), torch.device("cpu"))
+        missing = kernel_target(device)
+        if missing is not None:
+            raise UnsupportedError(f"kernels='always' needs a generated kernel for every group, and {missing}")
+    return args, kwargs
+
+
+def _call(example_inputs: Any) -> tuple[Args, Kwargs]:
+    """Example inputs as positional and keyword arguments."""
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
     if isinstance(example_inputs, Tensor):

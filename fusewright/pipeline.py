@@ -2,34 +2,40 @@
 
     capture    module -> Graph               `fusewright.capture`
     rewrite    Graph -> Graph                `fusewright.rules` under `fusewright.schedule.cost`
+    cut        Graph -> Graph, kernels       `fusewright.schedule.groups` under `fusewright.tuning`
     lower      Graph -> Program              `fusewright.codegen.aten`
 
 Every pass takes a valid value and returns one (`fusewright.ir.spec.check` runs between them).  Verification and
-measuring follow on the built program (`fusewright.optimizer`); kernel groups will be cut between rewriting and
-lowering.
+measuring follow on the built program (`fusewright.optimizer`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from fusewright.capture import Captured, capture
 from fusewright.codegen.aten import Program, lower
-from fusewright.errors import CaptureError
+from fusewright.errors import CaptureError, UnsupportedError
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node
 from fusewright.ir.spec import check
-from fusewright.plan import Work
+from fusewright.plan import KernelChoice, Work
 from fusewright.rules import RULES
 from fusewright.rules.engine import Mode, Rewritten, rewrite, total
+from fusewright.runtime import nvrtc
 from fusewright.runtime.device import device_facts
 from fusewright.schedule.cost import CostModel
+from fusewright.schedule.groups import cut
 from fusewright.tree import flat_tensors
+from fusewright.tuning import Decision, Tuner
+from fusewright.verification.numerics import tf32_allowed
+
+Kernels = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class Built:
     after: Work
     device: torch.device
     without: frozenset[str] = frozenset()
+    choices: tuple[KernelChoice, ...] = ()
+    decisions: Mapping[str, Decision] = field(default_factory=dict)
 
 
 def build(
@@ -53,8 +61,16 @@ def build(
     mode: Mode = "cost",
     finite: bool = False,
     without: frozenset[str] = frozenset(),
+    kernels: Kernels = "never",
+    precision: str = "eager",
+    measure: bool = True,
+    decisions: Mapping[str, Decision] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Built:
     """Run all passes on `model` called with `args` and `kwargs`, leaving out the rules named in `without`.
+
+    Groups become generated kernels as `kernels` says and as `decisions` of an earlier build have it; with `measure`,
+    the rest is decided by measuring on the device.
 
     Raises `CaptureError` when the model cannot be captured whole.
     """
@@ -68,13 +84,28 @@ def build(
     device = _device(graph)
     tensors = flat_tensors(args, kwargs)
     hints = {symbol: tensors[where.input].shape[where.dim] for symbol, where in graph.symbols.items()}
-    cost = CostModel(device_facts(device), hints, derived_ahead=not model.training)
+    fusing = kernels != "never" and kernel_target(device) is None
+    cost = CostModel(device_facts(device), hints, derived_ahead=not model.training, fusing=fusing)
     rules = [rule for rule in RULES if rule.name not in without]
     rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite)
     check(rewritten.graph)
+    tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, decisions or {}, progress)
+    final = check(cut(rewritten.graph, tuner)) if fusing else rewritten.graph
     attributes = [key for key, tensor in captured.constants.items() if _found(model, key) is tensor]
-    program = lower(rewritten.graph, captured.out_spec, captured.constants, attributes)
-    return Built(captured, rewritten, program, total(graph, cost), total(rewritten.graph, cost), device, without)
+    program = lower(final, captured.out_spec, captured.constants, attributes, tuple(tuner.kernels.values()))
+    work = total(graph, cost), total(final, cost)
+    return Built(captured, rewritten, program, *work, device, without, tuple(tuner.choices), tuner.decisions)
+
+
+def kernel_target(device: torch.device) -> str | None:
+    """Why no kernels can be generated for `device`, or `None` where they can."""
+    if device.type != "cuda":
+        return f"there are no generated kernels for {device.type} yet"
+    try:
+        nvrtc.version()
+    except UnsupportedError as error:
+        return str(error)
+    return None
 
 
 def _writes_to_inputs(graph: Graph) -> bool:

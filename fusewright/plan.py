@@ -62,6 +62,22 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class KernelChoice:
+    """A group that a generated kernel covers, which of the two runs it, and the measured times of both in seconds.
+
+    `tried` counts the tile shapes that were measured; times are `None` where nothing was.
+    """
+
+    name: str
+    family: str
+    where: str
+    path: Literal["generated", "ATen"]
+    generated: float | None = None
+    aten: float | None = None
+    tried: int = 0
+
+
+@dataclass(frozen=True)
 class Plan:
     """The answer of `fusewright.explain`: printable, and JSON through `to_json`."""
 
@@ -75,7 +91,7 @@ class Plan:
     rules: tuple[Fired, ...] = ()
     declined: tuple[Declined, ...] = ()
     opaque: tuple[str, ...] = ()
-    kernels: tuple[str, ...] = ()
+    kernels: tuple[KernelChoice, ...] = ()
     kept: tuple[Kept, ...] = ()
     precision: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
@@ -87,7 +103,7 @@ class Plan:
         record: dict[str, Any] = {k: getattr(self, k) for k in self.__dataclass_fields__ if k != "verdict"}
         for name in ("before", "after"):
             record[name] = None if record[name] is None else asdict(record[name])
-        for name in ("rules", "declined", "kept"):
+        for name in ("rules", "declined", "kernels", "kept"):
             record[name] = [asdict(entry) for entry in record[name]]
         record["verdict"] = None if self.verdict is None else json.loads(self.verdict.to_json())
         return json.dumps(record, indent=indent)

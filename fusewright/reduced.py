@@ -1,6 +1,7 @@
 """The same call at a smaller side: where float64 runs at full size would take minutes, most is verified on this one.
 
-A plan for the smaller side is built by the same passes; it stands for the larger one when the same rules fired on it.
+A plan for the smaller side is built by the same passes; it stands for the larger one when the same rules fired on it and
+the same groups became kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def reduced(
 
     Dimensions from the third on count as sides.  `build` runs the passes on a call.
     """
-    wanted = [fired.rule for fired in built.rewritten.fired]
+    wanted = _shape(built)
     for cut_args, cut_kwargs in _cuts(args, kwargs):
         if not _accepts(model, cut_args, cut_kwargs):
             continue
@@ -36,9 +37,14 @@ def reduced(
             smaller = build(cut_args, cut_kwargs)
         except CaptureError:
             continue
-        if [fired.rule for fired in smaller.rewritten.fired] == wanted:
+        if _shape(smaller) == wanted:
             return cut_args, cut_kwargs, smaller
     return None
+
+
+def _shape(built: Built) -> tuple[list[str], list[str]]:
+    """What must be the same for one program to stand for another: its rules and its kernels."""
+    return [fired.rule for fired in built.rewritten.fired], [k.name for k in built.program.kernels]
 
 
 def _cuts(args: Args, kwargs: Kwargs) -> Iterator[tuple[Args, Kwargs]]:

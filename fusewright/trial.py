@@ -109,7 +109,7 @@ def _verified(trial: Trial, built: Built) -> Verdict:
     """All checks; of a slow model at a smaller side, and then the example at full size against eager."""
 
     def again(args: Args, kwargs: Kwargs) -> Built:
-        return _built(replace(trial, args=args, kwargs=kwargs), built.without)
+        return _built(replace(trial, args=args, kwargs=kwargs), built)
 
     smaller = None
     if built.before.seconds > SLOW:
@@ -132,7 +132,7 @@ def _checked_against_float64(trial: Trial, built: Built) -> Verdict:
 
 def _verify(trial: Trial, built: Built, **how: Any) -> Verdict:
     candidate, runner = _candidate(trial, built)
-    exact = all(fired.exactness == "exact" for fired in built.rewritten.fired)
+    exact = not built.program.kernels and all(fired.exactness == "exact" for fired in built.rewritten.fired)
     verdict = run_verification(
         trial.model,
         candidate,
@@ -178,7 +178,7 @@ def _kept(trial: Trial, candidate: nn.Module, mode: Mode) -> Kept:
     except ValueError as error:  # nothing to differentiate after all
         return Kept(mode, "original", str(error))
     before, after = samples["original"].median, samples["rewritten"].median
-    if trial.options.rewrite == "always":
+    if "always" in (trial.options.rewrite, trial.options.kernels):
         return Kept(mode, "rewritten", "as asked", before, after)
     if after < FASTER * before:
         return Kept(mode, "rewritten", "measured faster", before, after)
@@ -190,7 +190,7 @@ def tried(trial: Trial, draft: Plan) -> Entry:
     trial.progress("capturing and rewriting")
     built = _built(trial)
     plan = _described(draft, built)
-    if not plan.rules:
+    if not plan.rules and not built.program.kernels:
         reason = "no rule applies" if not plan.declined else "no rule that applies would pay"
         return Entry(plan=replace(plan, status="unchanged", reason=reason))
     entries = (_judge(trial, variant, _described(draft, variant)) for variant in _variants(trial, built))
@@ -200,20 +200,36 @@ def tried(trial: Trial, draft: Plan) -> Entry:
     return next((e for e in entries if e.plan is not None and e.plan.verdict is not None and e.plan.verdict.ok), first)
 
 
-def _built(trial: Trial, without: frozenset[str] = frozenset()) -> Built:
+def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:
+    """The passes' work on the trial's call; `like` another build: without its rules left out, with its decisions."""
     options = trial.options
-    return build(trial.model, trial.args, trial.kwargs, mode=options.rewrite, finite=options.finite, without=without)
+    wanted: dict[str, Any] = {
+        "mode": options.rewrite,
+        "finite": options.finite,
+        "kernels": options.kernels,
+        "precision": options.precision,
+        "measure": options.measure and like is None,
+        "progress": trial.progress,
+    }
+    if like is not None:
+        kernels = options.kernels if like.program.kernels else "never"
+        wanted |= {"without": like.without, "decisions": like.decisions, "kernels": kernels}
+    return build(trial.model, trial.args, trial.kwargs, **wanted | changes)
 
 
 def _variants(trial: Trial, built: Built) -> list[Built]:
-    """`built`, and what becomes of it without a rule that had rivals; the fastest first where that may be measured."""
+    """`built`, and what becomes of it without a rule that had rivals, or without kernels; the fastest first where that
+    may be measured."""
     variants = [built]
     while len(variants) <= MOST_VARIANTS:
         contested = next((fired.rule for fired in variants[-1].rewritten.fired if fired.rivals), None)
-        other = None if contested is None else _built(trial, variants[-1].without | {contested})
+        other = None if contested is None else _built(trial, without=variants[-1].without | {contested})
         if other is None or not other.rewritten.fired:
             break
         variants.append(other)
+    if built.program.kernels and trial.options.kernels == "auto":
+        plain = _built(trial, kernels="never")
+        variants += [plain] if plain.rewritten.fired else []
     if len(variants) == 1 or not trial.options.measure:
         return variants
     trial.progress("comparing variants")
@@ -232,6 +248,7 @@ def _described(draft: Plan, built: Built) -> Plan:
         rules=built.rewritten.fired,
         declined=advice.telling(built),
         opaque=tuple(built.captured.reasons),
+        kernels=built.choices,
         precision=advice.precision_notes(built),
         advice=advice.advice(built),
         program=built.program.source,

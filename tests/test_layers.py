@@ -18,6 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("autograd",),
     ("verification", "measure", "peers"),
     ("report",),
+    ("tuning",),
     ("pipeline",),
     ("dispatch", "advice"),
     ("module", "reduced"),

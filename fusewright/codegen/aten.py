@@ -18,8 +18,11 @@ import sympy
 import torch
 
 from fusewright.codegen.expressions import EMITTERS, repr_number
+from fusewright.codegen.kernel import Kernel
 from fusewright.ir import ops
+from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph, Node, topological
+from fusewright.runtime.operators import operator
 from fusewright.tree import TreeSpec, tree_unflatten
 
 HEADER = "import torch\nimport torch.nn.functional as F\n\n\n"
@@ -29,7 +32,7 @@ _RESERVED = frozenset({"self", "torch", "F", "constants", "float", "getattr"})
 _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 
 # Operations whose result is always memory of its own.
-_ALLOCATES = (ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm, ops.Cat)
+_ALLOCATES = (Fused, ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm, ops.Cat)
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,12 @@ class Program:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()  # what the derived values depend on: dotted paths in the module, keys of constants
+    kernels: tuple[Kernel, ...] = ()  # called by their names
 
     def functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """`derive(self)` and `forward(self, *inputs, *derived)`, compiled from `source`."""
         scope: dict[str, Any] = {"constants": self.constants}
+        scope |= {kernel.name: operator(kernel) for kernel in self.kernels}
         exec(compile(self.source, "<fusewright program>", "exec"), scope)
         return scope["derive"], scope["forward"]
 
@@ -53,8 +58,9 @@ def lower(
     out_spec: TreeSpec | None = None,
     constants: Mapping[str, torch.Tensor] | None = None,
     attributes: Collection[str] = (),
+    kernels: Sequence[Kernel] = (),
 ) -> Program:
-    """The program for `graph`; its forward returns the outputs arranged as `out_spec` says (default: a flat tuple).
+    """The program for `graph`, whose kernel groups are computed by `kernels`; its forward returns the outputs arranged as `out_spec` says (default: a flat tuple).
 
     Constants are found by key in `constants`, but for those in `attributes`, whose key is a dotted path in the module.
     """
@@ -78,7 +84,21 @@ def lower(
         constants={key: held[key] for key in sorted(held.keys() - set(attributes))},
         derived=tuple(names),
         sources=tuple(sorted(paths)),
+        kernels=tuple(kernels),
     )
+
+
+def lower_function(name: str, graph: Graph) -> str:
+    """The text of a function of the graph's inputs that returns its only output."""
+    inputs = _input_names(graph)
+    body = _Writer(name, list(inputs.values()), graph)
+    body.names.update(inputs)
+    body.bind_symbols()
+    (output,) = graph.outputs
+    assert isinstance(output, Node)
+    body.write([output])
+    body.line(f"return {body.operand(output)}")
+    return body.text()
 
 
 def _derived(graph: Graph) -> list[Node]:
@@ -171,14 +191,17 @@ class _Writer:
 
     def finish(self, outputs: Sequence[Any], out_spec: TreeSpec | None, *, effects: Sequence[Node] = ()) -> list[str]:
         """Write every node the roots need, then the return statement; returns the outputs' texts."""
-        results = [o for o in outputs if isinstance(o, Node)]
-        order = _needed([*effects, *results], self.names)  # what is derived ahead hides what lies below it
-        last = _last_uses(order, {*results, *self.kept})
-        for index, node in enumerate(order):
-            self.statement(node, last.get(index, ()))
+        self.write([*effects, *(o for o in outputs if isinstance(o, Node))])
         texts = [self.operand(o) if isinstance(o, Node) else repr_number(o) for o in outputs]
         self.line(f"return {_structure(texts, out_spec)}")
         return texts
+
+    def write(self, roots: Sequence[Node]) -> None:
+        """Write every node the roots need."""
+        order = _needed(roots, self.names)  # what is derived ahead hides what lies below it
+        last = _last_uses(order, {*roots, *self.kept})
+        for index, node in enumerate(order):
+            self.statement(node, last.get(index, ()))
 
     def statement(self, node: Node, dying: Sequence[Node]) -> None:
         if _inline(node):
@@ -285,6 +308,8 @@ def _structure(texts: Sequence[str], spec: TreeSpec | None) -> str:
 
 def _stem(node: Node) -> str:
     op = node.op
+    if isinstance(op, Fused):
+        return "fused"
     if isinstance(op, ops.Pointwise):
         return op.fn
     if isinstance(op, ops.Reduce | ops.Norm | ops.Pool):

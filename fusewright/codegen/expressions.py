@@ -9,6 +9,7 @@ import torch
 
 from fusewright.codegen import ranges
 from fusewright.ir import ops
+from fusewright.ir.fused import Fused
 from fusewright.ir.node import Node
 
 Emitter = Callable[[Node, Sequence[str | None], str], Sequence[str]]
@@ -215,6 +216,11 @@ def _vector(op: ops.Vector, node: Node, args: Sequence[str]) -> str:
 @_emits(ops.Item)
 def _item(op: ops.Item, node: Node, args: Sequence[str]) -> str:
     return f"{args[0]}[{op.index}]"
+
+
+@_emits(Fused)
+def _fused(op: Fused, node: Node, args: Sequence[str]) -> str:
+    return f"{op.name}({', '.join(args)})"
 
 
 @_emits(ops.Opaque)

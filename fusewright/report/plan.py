@@ -9,7 +9,7 @@ from itertools import groupby
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fusewright.plan import Fired, Kept, Plan, Work
+from fusewright.plan import Fired, Kept, KernelChoice, Plan, Work
 from fusewright.report.text import bullets, duration, heading, less, render, scaled, table, times
 from fusewright.report.verdict import verdict_summary
 
@@ -46,7 +46,7 @@ def _sections(plan: Plan) -> Iterator[RenderableType]:
         yield from _rules(plan.rules)
     if plan.kernels:
         yield heading("Kernels")
-        yield bullets(plan.kernels)
+        yield _kernels(plan.kernels)
     if plan.kept:
         yield heading("What serves calls")
         yield _kept(plan.kept)
@@ -103,6 +103,19 @@ def _rules(rules: tuple[Fired, ...]) -> Iterator[RenderableType]:
         yield Text(f"and {len(groups) - _MOST_ROWS} more rows", style="dim")
     used = {fired.exactness for fired in rules}
     yield Text("\n".join(meaning for name, meaning in _CLASS.items() if name in used), style="dim")
+
+
+def _kernels(choices: tuple[KernelChoice, ...]) -> RenderableType:
+    made = table(("group", "run by", "generated", "ATen"), right=("generated", "ATen"), fixed=("run by",))
+    for choice in choices:
+        shapes = f", best of {choice.tried} tile shapes" if choice.tried > 1 else ""
+        made.add_row(
+            Text.assemble(choice.name, "\n", (f"{choice.family}{shapes}", "dim")),
+            choice.path,
+            "-" if choice.generated is None else duration(choice.generated),
+            "-" if choice.aten is None else duration(choice.aten),
+        )
+    return made
 
 
 def _change(before: str, after: str) -> str:

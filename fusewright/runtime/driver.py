@@ -72,6 +72,7 @@ class CudaDriver:
             self._cuda = ctypes.CDLL(name)
         except OSError as error:
             raise UnsupportedError(f"the CUDA driver ({name}) cannot be loaded: {error}") from error
+        self._contexts: dict[int, int] = {}
         # What PyTorch's own generated code calls; the public way makes a Stream object, as dear as a launch.
         self.stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self.current = torch.cuda.current_device
@@ -82,14 +83,21 @@ class CudaDriver:
         return 10 * major + minor
 
     def attach(self, index: int) -> None:
-        context, device = c_void_p(), c_int()
-        self._check(self._cuda.cuCtxGetCurrent(byref(context)))
-        if context.value is not None:
-            return
         # A thread that has only taken memory from PyTorch's cache has no context yet.
-        self._check(self._cuda.cuDeviceGet(byref(device), c_int(index)))
-        self._check(self._cuda.cuDevicePrimaryCtxRetain(byref(context), device))
-        self._check(self._cuda.cuCtxSetCurrent(context))
+        context = c_void_p()
+        self._check(self._cuda.cuCtxGetCurrent(byref(context)))
+        if context.value != self._primary(index):
+            self._check(self._cuda.cuCtxSetCurrent(c_void_p(self._primary(index))))
+
+    def _primary(self, index: int) -> int:
+        """The context that PyTorch uses on a device."""
+        if index not in self._contexts:
+            context, device = c_void_p(), c_int()
+            self._check(self._cuda.cuDeviceGet(byref(device), c_int(index)))
+            self._check(self._cuda.cuDevicePrimaryCtxRetain(byref(context), device))
+            assert context.value is not None
+            self._contexts[index] = context.value
+        return self._contexts[index]
 
     def load(self, cubin: bytes) -> int:
         module, mode = c_void_p(), c_int(_RELAXED)

@@ -114,8 +114,8 @@ class Launcher:
         entries = self.load(index)
         with driver.guard(index):
             driver.attach(index)
-        shapes = [tuple(evaluate(n, sizes) for n in array.shape) for array in (kernel.output, *kernel.scratch)]
-        if 0 not in shapes[0] and any(t.numel() == 0 for t in tensors):
+        arrays = [(tuple(evaluate(n, sizes) for n in a.shape), a.dtype) for a in (kernel.output, *kernel.scratch)]
+        if 0 not in arrays[0][0] and any(t.numel() == 0 for t in tensors):
             raise self._error("reads an empty tensor", tensors)
         cells, parameters = self._pack(sizes)
         launches = []
@@ -124,10 +124,7 @@ class Launcher:
             if x * y * z:
                 start = driver.start(entries[launch.entry], (x, y, z), launch.threads, launch.shared)
                 launches.append((launch.entry, start, packed))
-        new = [
-            partial(torch.empty, shape, dtype=array.dtype, device=device)
-            for shape, array in zip(shapes, (kernel.output, *kernel.scratch), strict=True)
-        ]
+        new = [_allocation(shape, dtype, device) for shape, dtype in arrays]
         formats = [_LAYOUTS[layout][t.ndim] for layout, t in zip(kernel.layouts, tensors, strict=True)]
         return self._call(index, formats, new, cells, launches)
 
@@ -140,23 +137,24 @@ class Launcher:
         launches: list[tuple[str, Start, Array[c_void_p]]],
     ) -> Call:
         driver, pointers = self.driver, len(formats) + len(new)
+        current, stream_of = driver.current, driver.stream
 
-        def run(tensors: tuple[Tensor, ...]) -> Tensor:
-            held = [_dense(t, f) for t, f in zip(tensors, formats, strict=True)]
+        def call(tensors: tuple[Tensor, ...]) -> Tensor:
+            if current() != index:
+                with driver.guard(index):
+                    return call(tensors)
+            held = [
+                t if t.is_contiguous(memory_format=f) and not t.data_ptr() % ALIGNMENT else t.clone(memory_format=f)
+                for t, f in zip(tensors, formats, strict=True)
+            ]
             arrays = [allocate() for allocate in new]
             cells[:pointers] = [t.data_ptr() for t in (*held, *arrays)]
-            stream = c_void_p(driver.stream(index))
+            stream = c_void_p(stream_of(index))
             for entry, start, parameters in launches:
                 status = start(stream, parameters)
                 if status:
                     raise self._error(f"could not launch {entry} ({driver.error(status)})", tensors)
             return arrays[0]
-
-        def call(tensors: tuple[Tensor, ...]) -> Tensor:
-            if driver.current() == index:
-                return run(tensors)
-            with driver.guard(index):
-                return run(tensors)
 
         return call
 
@@ -222,8 +220,9 @@ def sizes_of(kernel: Kernel, tensors: Sequence[Tensor]) -> dict[str, int]:
     return {name: tensors[number].shape[dimension] for name, number, dimension in kernel.sizes}
 
 
-def _dense(tensor: Tensor, layout: torch.memory_format) -> Tensor:
-    """`tensor`, or a copy of it that is dense in `layout` and aligned."""
-    if not tensor.is_contiguous(memory_format=layout):
-        return tensor.contiguous(memory_format=layout)
-    return tensor.clone(memory_format=layout) if tensor.data_ptr() % ALIGNMENT else tensor
+def _allocation(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> partial[Tensor]:
+    """Makes an array; with strides, because PyTorch is quicker about it then."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(size, 1))
+    return partial(torch.empty_strided, shape, tuple(reversed(strides[: len(shape)])), dtype=dtype, device=device)

@@ -96,6 +96,12 @@ class Contraction:
         return self.conv.op
 
     @property
+    def tensors(self) -> tuple[Node, ...]:
+        """What a call passes, in order: input, weight, bias where there is one, operands of the pointwise trees."""
+        bias = self.conv.args[2]
+        return tuple(dict.fromkeys((self.x, self.conv.arg(1), *((bias,) if bias else ()), *self.operands)))
+
+    @property
     def channels(self) -> int:
         """Input channels per group."""
         c = self.x.shape[1]

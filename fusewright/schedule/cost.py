@@ -14,7 +14,8 @@ import sympy
 import torch
 
 from fusewright.ir import ops
-from fusewright.ir.node import Node
+from fusewright.ir.fused import Fused
+from fusewright.ir.node import Node, topological
 from fusewright.ir.ops import Size
 from fusewright.plan import Work
 from fusewright.runtime.device import DeviceFacts
@@ -41,12 +42,19 @@ class CostModel:
     """`cost(node)` gives the work of a node on one device, with symbolic sizes taken at `hints`.
 
     With `derived_ahead`, what depends on parameters alone costs nothing: it is kept between calls outside training.
+    With `fusing`, window sums are formed by the kernel that reads them, at the pace of memory.
     """
 
     def __init__(
-        self, facts: DeviceFacts, hints: Mapping[sympy.Symbol, int] | None = None, *, derived_ahead: bool = False
+        self,
+        facts: DeviceFacts,
+        hints: Mapping[sympy.Symbol, int] | None = None,
+        *,
+        derived_ahead: bool = False,
+        fusing: bool = False,
     ) -> None:
         self.facts = facts
+        self.fusing = fusing
         self.derived_ahead = derived_ahead
         self.hints = dict(hints or {})
         self._known: WeakKeyDictionary[Node, Work] = WeakKeyDictionary()
@@ -75,7 +83,7 @@ class CostModel:
         flops, moved = self._flops(node), self._bytes(node)
         launches = self._launches(node)
         seconds = launches * self.facts.launch + max(flops / self._rate(node), moved / self._bandwidth(node))
-        if isinstance(node.op, ops.RangeSum):
+        if isinstance(node.op, ops.RangeSum) and not self.fusing:
             seconds += self._windowed(node.op, node.arg(0)) / self.facts.window
         return Work(flops, moved, launches, seconds)
 
@@ -88,6 +96,8 @@ class CostModel:
     def _flops(self, node: Node) -> float:
         x = node.inputs[0] if node.inputs else node
         match node.op:
+            case Fused(body=body):
+                return sum(self._flops(n) for n in topological([body]) if n.inputs and not isinstance(n.op, FREE))
             case ops.Conv(transposed=transposed):
                 w = node.arg(1)
                 positions = self._numel(x if transposed else node)
@@ -153,6 +163,8 @@ class CostModel:
 
     def _rate(self, node: Node) -> float:
         match node.op:
+            case Fused():
+                return self.facts.conv
             case ops.Conv() if node.dtype == torch.float64:
                 return self.facts.wide / 4
             case ops.Conv(transposed=transposed):

@@ -7,7 +7,7 @@ dimensions are alike: neighbours that are pooled, reduced and broadcast alike me
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -50,18 +50,23 @@ class Axis:
 
 @dataclass(frozen=True)
 class Read:
-    """A tensor in memory that the pointwise tree at `place` reads, and the axes along which it varies."""
+    """A tensor in memory that the pointwise tree at `place` reads.
+
+    dims  per dimension of the tensor, which dimension of the value it lies along; `None` where it is of size 1
+    axes  along which it varies
+    """
 
     tensor: Node
     place: Place
-    axes: tuple[int, ...]
+    dims: tuple[int | None, ...]
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Stream:
     """A chain of this family; absent stages are `None`.
 
-    tensors  what it reads from memory, in order of first use; tensors of one value (`Full`) are not among them
+    tensors  what it reads from memory, those of the shape of `entry` first, no tensors of one value (`Full`)
     entry    the value that the window reads: the root of `before`, or a tensor in memory
     value    the value that the reductions read, or that is written
     folds    up to two reductions, each with the pointwise operations on its result
@@ -199,41 +204,58 @@ class _Axes:
     folds: tuple[tuple[Fold, Tree | None], ...]
 
     def stream(self, root: Node) -> Stream | str:
+        if not self.value.shape:
+            return f"{root!r} is one number"
         roles, dims = self._roles()
         problem = _order(roles)
         if problem:
             return problem
-        varies = [(v, place, along) for v, place, along in self._varies(dims)]
-        tensors = tuple(dict.fromkeys(v for v, _, _ in varies))
+        if len(set(roles) - {"kept"}) < len(self.folds):
+            return "a reduction over dimensions that one before it took away"
+        reads = self._reads(dims)
+        tensors = tuple(sorted(dict.fromkeys(r.tensor for r in reads), key=lambda v: v.shape != self.entry.shape))
         wrong = [v for v in (root, *tensors) if v.dtype not in MEMORY]
         if wrong or not tensors:
             return f"{wrong[0]!r} lies in memory as {wrong[0].dtype}" if wrong else f"{root!r} reads nothing"
-        axes = self._merged(roles, [along for _, _, along in varies])
-        reads = tuple(
-            Read(v, place, tuple(i for i, axis in enumerate(axes) if any(along.get(d) for d in axis.dims)))
-            for v, place, along in varies
-        )
+        axes = self._merged(roles, reads)
+        along = [tuple(i for i, axis in enumerate(axes) if set(axis.dims) & set(r.dims)) for r in reads]
         return Stream(
-            root, tensors, self.entry, self.before, self.window, self.after, self.value, self.folds, axes, reads
+            root=root,
+            tensors=tensors,
+            entry=self.entry,
+            before=self.before,
+            window=self.window,
+            after=self.after,
+            value=self.value,
+            folds=self.folds,
+            axes=axes,
+            reads=tuple(replace(r, axes=a) for r, a in zip(reads, along, strict=True)),
         )
 
-    def _roles(self) -> tuple[list[Role], list[tuple[int, ...]]]:
-        """The role of each dimension of the value, and per fold the dimensions that its result's ones stand for."""
+    def _roles(self) -> tuple[list[Role], list[tuple[int | None, ...]]]:
+        """The role of each dimension of the value; and per fold, which of them its result's dimensions are."""
         roles: list[Role] = ["kept"] * self.value.ndim
         names: tuple[Role, Role] = ("first", "second")
-        dims = tuple(range(self.value.ndim))
+        dims: tuple[int | None, ...] = tuple(range(self.value.ndim))
         results = []
         for role, (fold, _) in zip(names, self.folds, strict=False):
-            for d in fold.op.dims:
-                roles[dims[d]] = role if roles[dims[d]] == "kept" else roles[dims[d]]
-            dims = dims if fold.op.keepdim else tuple(d for i, d in enumerate(dims) if i not in fold.op.dims)
+            away = [(i, d) for i, d in enumerate(dims) if i in fold.op.dims]
+            for _, d in away:
+                if d is not None:
+                    roles[d] = role
+            kept = [None if (i, d) in away else d for i, d in enumerate(dims)]
+            dims = tuple(d for i, d in enumerate(kept) if fold.op.keepdim or i not in fold.op.dims)
             results.append(dims)
         return roles, results
 
-    def _varies(self, results: list[tuple[int, ...]]) -> list[tuple[Node, Place, dict[int, bool]]]:
-        """Per tensor read: which dimensions of the value it varies along; dimensions of size 1 are left out."""
+    def _reads(self, results: list[tuple[int | None, ...]]) -> list[Read]:
+        """What the trees read.
+
+        A tensor of the whole shape varies along dimensions of size 1 as well, so that a batch of one may grow; any
+        other does not, so that a bias may stay one.
+        """
         everything = tuple(range(self.value.ndim))
-        trees: list[tuple[Tree | None, Place, tuple[int, ...]]] = [
+        trees: list[tuple[Tree | None, Place, tuple[int | None, ...]]] = [
             (self.before or Tree(self.entry, (self.entry,), None), "before", everything),
             (self.after, "after", everything),
         ]
@@ -241,34 +263,25 @@ class _Axes:
         trees += [(t, p, dims) for (_, t), p, dims in zip(self.folds, places, results, strict=False)]
         found = []
         for tree, place, dims in trees:
-            if tree is None:
-                continue
-            for leaf in tree.leaves:
+            for leaf in tree.leaves if tree is not None else ():
+                assert tree is not None
                 if leaf is not tree.value and not isinstance(leaf.op, ops.Full):
-                    missing = len(dims) - leaf.ndim
-                    along = dict.fromkeys(dims[:missing], False)
-                    shapes = zip(dims[missing:], leaf.shape, tree.root.shape[missing:], strict=True)
-                    found.append((leaf, place, along | {d: own != 1 for d, own, all_ in shapes if all_ != 1}))
+                    whole = leaf.shape == tree.root.shape
+                    own = zip(dims[len(dims) - leaf.ndim :], leaf.shape, strict=True)
+                    found.append(Read(leaf, place, tuple(d if whole or n != 1 else None for d, n in own)))
         return found
 
-    def _merged(self, roles: list[Role], varies: list[dict[int, bool]]) -> tuple[Axis, ...]:
-        rank = self.value.ndim
-        pooled = len(self.window.op.kernel) if self.window else 0
-        groups: list[list[int]] = []
-        for d in range(rank):
-            group = groups[-1] if groups else []
-            if group and roles[d] == roles[group[0]] and d < rank - pooled and _alike(d, group, varies):
-                group.append(d)
+    def _merged(self, roles: list[Role], reads: list[Read]) -> tuple[Axis, ...]:
+        """Neighbours of one role that no tensor tells apart, none of them pooled."""
+        pooled = self.value.ndim - len(self.window.op.kernel) if self.window else self.value.ndim
+        groups: list[list[int]] = [[0]]
+        for d in range(1, self.value.ndim):
+            alike = all((d in r.dims) == (d - 1 in r.dims) for r in reads)
+            if alike and roles[d] == roles[d - 1] and d < pooled:
+                groups[-1].append(d)
             else:
                 groups.append([d])
-        return tuple(
-            Axis(tuple(g), g[0] - (rank - pooled) if g[0] >= rank - pooled else None, roles[g[0]]) for g in groups
-        )
-
-
-def _alike(d: int, group: list[int], varies: list[dict[int, bool]]) -> bool:
-    """Whether every tensor varies along dimension `d` if and only if it does along those of `group`."""
-    return all(along[d] == along[e] for along in varies for e in group if d in along and e in along)
+        return tuple(Axis(tuple(g), g[0] - pooled if g[0] >= pooled else None, roles[g[0]]) for g in groups)
 
 
 def _order(roles: list[Role]) -> str | None:

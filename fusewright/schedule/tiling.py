@@ -78,6 +78,18 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], element_bytes: int
     return [t for _, t in sorted(scored, key=lambda pair: pair[0])]
 
 
+def shortlist(c: Contraction, lengths: tuple[int, int, int], element_bytes: int, count: int) -> list[Tiling]:
+    """The best `count` candidates that differ in more than how warps lie side by side."""
+    found: dict[tuple[int, ...], Tiling] = {}
+    for t in candidates(c, lengths, element_bytes):
+        rows = (t.rows_d * t.cells_d, t.rows_h * t.cells_h, t.cells_w)
+        together = (t.together_d, t.together_h)
+        found.setdefault((t.m_tiles, t.warps_m, t.warps, t.chunk, *rows, *together), t)
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
 def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[Tiling]:
     m16 = ceil(c.features / 16)
     d, h, w = (elements(a) for a in c.axes)

@@ -146,7 +146,9 @@ class FakeDriver:
     @contextmanager
     def guard(self, index: int) -> Any:
         self.guards.append(index)
+        before, self.device = self.device, index
         yield
+        self.device = before
 
     def stream(self, index: int) -> int:
         return (7 << 32) + index

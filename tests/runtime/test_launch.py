@@ -114,11 +114,12 @@ def test_channels_last(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) 
     run = Launcher(kernel, fake)
     run(x)
     assert seen == [[x.data_ptr()]]  # as it is
-    copies: list[Tensor] = []
-    monkeypatch.setattr(launch, "_dense", lambda t, f: copies.append(t.contiguous(memory_format=f)) or copies[-1])
+    held: list[Tensor] = []
+    clone = Tensor.clone
+    monkeypatch.setattr(Tensor, "clone", lambda t, **how: held.append(clone(t, **how)) or held[-1])
     run(x.contiguous())
-    assert seen[1] == [copies[0].data_ptr()]
-    assert copies[0].is_contiguous(memory_format=last)
+    assert seen[1] == [held[0].data_ptr()]
+    assert held[0].is_contiguous(memory_format=last)
     with pytest.raises(FusewrightError, match=r"kernel fused_blend needs x in channels_last format; .* \(2, 3, 4\)"):
         run(torch.randn(2, 3, 4))
 

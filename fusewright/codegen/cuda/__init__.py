@@ -1,0 +1,55 @@
+"""CUDA C++ of kernel groups: which ways there are to cut a group into tiles, and the kernel of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from math import prod
+from typing import Any
+
+from fusewright.codegen.aten import lower_function
+from fusewright.codegen.cuda import contraction, ranges, sample, stream
+from fusewright.codegen.kernel import Kernel
+from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.groups import Group, as_graph, body, sizes
+from fusewright.schedule.tiling import Tiling, shortlist
+
+# So many tilings of a contraction are worth measuring.
+WORTH_MEASURING = 16
+
+Option = dict[str, Any]
+
+
+def options(group: Group, hints: Mapping[Any, int]) -> list[Option]:
+    """Ways to cut the group, best estimate first; one empty option where there is nothing to choose, none at all
+    where the family finds no way."""
+    c = group.record
+    if not isinstance(c, Contraction):
+        return [{}]
+    lengths = _cells(c, hints)
+    if prod(sizes(c.x, hints)[1:]) > contraction.MOST_ELEMENTS:
+        return []
+    return [asdict(t) for t in shortlist(c, lengths, c.x.dtype.itemsize, WORTH_MEASURING)]
+
+
+def _cells(c: Contraction, hints: Mapping[Any, int]) -> tuple[int, int, int]:
+    """Cells of the whole output along the three dimensions."""
+    pooled = c.window is not None
+    shape = sizes(c.window.node if c.window is not None else c.conv, hints)[2:]
+    padded = (*(1,) * (3 - len(shape)), *shape)
+    d, h, w = (-(-n // (1 if pooled else a.stride)) for n, a in zip(padded, c.axes, strict=True))
+    return d, h, w
+
+
+def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
+    """The kernel of `group`, called `name`; `tf32` says whether float32 operands of products may be rounded to it."""
+    graph = as_graph(body(group), group.operands)
+    reference = lower_function("reference", graph)
+    match group.family:
+        case "contraction":
+            return contraction.generate(group.record, Tiling(**option), name, reference, tf32=tf32)
+        case "range reduction":
+            return ranges.kernel(group.record, name, reference)
+        case "sample program":
+            return sample.kernel(group.record, name, reference)
+    return stream.kernel(group.record, name, reference)

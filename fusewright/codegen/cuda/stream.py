@@ -4,23 +4,24 @@ flat     no reduction: a thread writes a few neighbours
 rows     the last axes are reduced: a team of threads per row, or per part of one
 columns  axes before the last are reduced: a thread keeps a few neighbours of the last axis and walks along the others
 
-Where there are too few rows or columns to fill a device, each is reduced in parts, and a second launch joins the parts in
-a fixed order.  A second reduction belongs to that launch as well.
+Where there are too few rows or columns to fill a device, each is reduced in parts, and a second launch joins the parts
+in a fixed order.  A second reduction belongs to that launch as well.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from string import Template
 
 import torch
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
+from fusewright.codegen.cuda import stream_text as text
 from fusewright.codegen.cuda.folds import PLANES, fold
 from fusewright.codegen.cuda.primitives import primitives
 from fusewright.codegen.cuda.stream_values import Lines, Values, Widths, decode, indent, widths
 from fusewright.codegen.kernel import Argument, Array, Expression, Kernel, Launch
+from fusewright.ir.node import Node
 from fusewright.ir.ops import Size
 from fusewright.schedule.stream import Role, Stream
 
@@ -55,217 +56,6 @@ def hint(size: Size) -> int:
     return int(size.subs(dict.fromkeys(size.free_symbols, 8)))
 
 
-_TOOLS = """
-// COUNT neighbours in memory, read or written by as few instructions as their alignment allows.
-template <typename E, int COUNT>
-struct alignas(sizeof(E) * COUNT < 16 ? sizeof(E) * COUNT : 16) Pack {
-    E at[COUNT];
-};
-template <int COUNT, typename E>
-__device__ __forceinline__ Pack<E, COUNT> load(const E* from) {
-    return *reinterpret_cast<const Pack<E, COUNT>*>(from);
-}
-template <int COUNT, typename E, typename T>
-__device__ __forceinline__ void store(E* to, const T (&value)[COUNT]) {
-    Pack<E, COUNT> pack;
-#pragma unroll
-    for (int e = 0; e < COUNT; ++e) pack.at[e] = narrow_to<E>::of(value[e]);
-    *reinterpret_cast<Pack<E, COUNT>*>(to) = pack;
-}
-__device__ __forceinline__ bool aligned(const void* p) { return reinterpret_cast<size_t>(p) % 16 == 0; }
-"""
-
-_JOINED = """
-// The folds of TEAM neighbouring threads together, in the first of them.
-template <int TEAM, typename Fold>
-__device__ Fold joined(Fold fold) {
-#pragma unroll
-    for (int offset = (TEAM < 32 ? TEAM : 32) / 2; offset > 0; offset /= 2) fold.merge(fold.from(offset));
-    if constexpr (TEAM > 32) {
-        static_assert(TEAM == THREADS, "a team is part of a warp, or a block");
-        __shared__ Fold warps[THREADS / 32];
-        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = fold;
-        __syncthreads();
-        if (threadIdx.x == 0)
-            for (int warp = 1; warp < THREADS / 32; ++warp) fold.merge(warps[warp]);
-    }
-    return fold;
-}
-"""
-
-_FLAT = """
-// Every thread computes AT_ONCE groups of neighbours, a block apart, and then writes them.
-template <bool WIDE>
-__device__ __forceinline__ void flat(const Data& d, $out* out) {
-    constexpr int V = VALUES<WIDE>, AT_ONCE = WIDE ? $wide_at_once : $at_once;
-    const index_t items = $items;
-    for (index_t first = index_t(blockIdx.x) * (THREADS * AT_ONCE) + threadIdx.x; first < items;
-         first += index_t(gridDim.x) * (THREADS * AT_ONCE)) {
-        $T value[AT_ONCE][V];
-#pragma unroll
-        for (int t = 0; t < AT_ONCE; ++t) {
-            const index_t item = min(first + t * THREADS, items - 1);  // loads need no branch then
-            $decode
-            values<WIDE>(d, $coordinates, value[t]);
-        }
-#pragma unroll
-        for (int t = 0; t < AT_ONCE; ++t)
-            if (first + t * THREADS < items) store<V>(out + (first + t * THREADS) * V, value[t]);
-    }
-}
-"""
-
-_ROWS = """
-// A team of threads per part of a row; its threads take neighbouring items.
-template <bool WIDE>
-__device__ __forceinline__ void rows(const Data& d, $parameters) {
-    constexpr int V = VALUES<WIDE>, AT_ONCE = WIDE ? $wide_at_once : $at_once;
-    const index_t team = index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM;
-    const int lane = threadIdx.x % TEAM;
-    const index_t rows = $rows, items = $items;
-    $share
-    $decode_row
-    const auto item_values = [&](index_t item, $T (&value)[V]) {
-        $decode_item
-        values<WIDE>(d, $coordinates, value);
-    };
-    First fold = First::empty();
-    index_t item = begin + lane;
-    for (; item < end - (AT_ONCE - 1) * TEAM; item += AT_ONCE * TEAM) {
-        $T value[AT_ONCE][V];
-#pragma unroll
-        for (int t = 0; t < AT_ONCE; ++t) item_values(item + t * TEAM, value[t]);
-#pragma unroll
-        for (int t = 0; t < AT_ONCE; ++t) fold.take(value[t]);
-    }
-    for (; item < end; item += TEAM) {
-        $T value[V];
-        item_values(item, value);
-        fold.take(value);
-    }
-    fold = joined<TEAM>(fold);
-    if (lane != 0 || row >= rows) return;
-    $write
-}
-"""
-
-_COLUMNS = """
-// LANES threads side by side along the last axis, TEAM of them on each other: each of those walks along its share of
-// what is reduced.
-template <bool WIDE>
-__device__ __forceinline__ void columns(const Data& d, $parameters) {
-    constexpr int V = VALUES<WIDE>, AT_ONCE = WIDE ? $wide_at_once : $at_once;
-    const int lane = threadIdx.x % LANES, member = threadIdx.x / LANES;
-    const index_t items = $items, reduced = $reduced;
-    const index_t blocks = (items + LANES - 1) / LANES;
-    for (index_t job = blockIdx.x; job < blocks$times_parts; job += gridDim.x) {
-        const index_t item = job$over_parts * LANES + lane;
-        $share
-        $decode_item
-        const auto reduced_values = [&](index_t r, $T (&value)[V]) {
-            $decode_reduced
-            values<WIDE>(d, $coordinates, value);
-        };
-        First fold[V];
-#pragma unroll
-        for (int e = 0; e < V; ++e) fold[e] = First::empty();
-        index_t r = begin + member;
-        for (; r < end - (AT_ONCE - 1) * TEAM; r += AT_ONCE * TEAM) {
-            $T value[AT_ONCE][V];
-#pragma unroll
-            for (int t = 0; t < AT_ONCE; ++t) reduced_values(r + t * TEAM, value[t]);
-#pragma unroll
-            for (int e = 0; e < V; ++e) {
-                $T taken[AT_ONCE];
-#pragma unroll
-                for (int t = 0; t < AT_ONCE; ++t) taken[t] = value[t][e];
-                fold[e].take(taken);
-            }
-        }
-        for (; r < end; r += TEAM) {
-            $T value[V];
-            reduced_values(r, value);
-#pragma unroll
-            for (int e = 0; e < V; ++e) {
-                const $T taken[1] = {value[e]};
-                fold[e].take(taken);
-            }
-        }
-        $join
-        $write
-    }
-}
-"""
-
-_COLUMNS_JOIN = """
-__shared__ First others[TEAM - 1][LANES][V];
-if (member > 0)
-#pragma unroll
-    for (int e = 0; e < V; ++e) others[member - 1][lane][e] = fold[e];
-__syncthreads();
-if (member == 0)
-    for (int m = 0; m < TEAM - 1; ++m)
-#pragma unroll
-        for (int e = 0; e < V; ++e) fold[e].merge(others[m][lane][e]);
-__syncthreads();
-"""
-
-_FINISH = """
-// Joins the parts of every result, in their order$also.
-extern "C" __global__ void __launch_bounds__(THREADS)
-${name}_finish($signature) {
-    const Data d{$data};
-    const index_t results = $results;
-    const int lane = threadIdx.x % JOINERS;
-    const auto whole = [&](index_t result) {
-        First fold = First::empty();
-        for (int part = lane; part < parts; part += JOINERS)
-            fold.merge(First::load(scratch + (index_t(part) * results + result), parts * results));
-        return joined<JOINERS>(fold);
-    };
-    $body
-}
-"""
-
-_FINISH_ONE = """
-const index_t result = (index_t(blockIdx.x) * THREADS + threadIdx.x) / JOINERS;
-const First fold[1] = {whole(min(result, results - 1))};
-if (lane != 0 || result >= results) return;
-$T value[1];
-finish(d, result, fold, value);
-store<1>(out + result, value);
-"""
-
-_FINISH_TWO = """
-const index_t row = blockIdx.x, columns = $columns;
-Second second = Second::empty();
-for (index_t column = threadIdx.x / JOINERS; column < columns; column += THREADS / JOINERS) {
-    const First fold[1] = {whole(row * columns + column)};
-    $T value[1];
-    finish(d, row * columns + column, fold, value);
-    if (lane == 0) second.take(value);
-}
-const Second fold[1] = {joined<THREADS>(second)};
-if (threadIdx.x != 0) return;
-$R value[1];
-finish(d, row, fold, value);
-store<1>(out + row, value);
-"""
-
-
-def fill(text: str, **names: object) -> Lines:
-    """The lines of `text` with ``$name`` replaced; a name alone on its line may stand for several, or none."""
-    lines: Lines = []
-    for line in text.strip("\n").split("\n"):
-        bare = line.strip()
-        value = names.get(bare[1:]) if bare.startswith("$") else None
-        if isinstance(value, list):
-            lines += indent(value, (len(line) - len(bare)) // 4)
-        else:
-            lines.append(Template(line).substitute({k: v for k, v in names.items() if not isinstance(v, list)}))
-    return lines
-
-
 class _Writer:
     """Knows the axes, the sizes and the names of one stream, and writes its sections."""
 
@@ -288,14 +78,17 @@ class _Writer:
         """Named numbers of a call, and the length of every dimension of `entry`."""
         named, lengths = [], []
         for d in range(self.s.entry.ndim):
-            for read in self.s.reads:
-                own = d - (self.s.entry.ndim - read.tensor.ndim)
-                if read.place == "before" and own >= 0 and read.tensor.shape[own] == self.s.entry.shape[d]:
-                    named.append((f"s{d}", self.s.tensors.index(read.tensor), own))
-                    lengths.append(f"s{d}")
-                    break
-        assert len(lengths) == self.s.entry.ndim
+            carriers = (r for r in self.s.reads if r.place == "before" and d in r.dims)
+            read = next(carriers, None)
+            lengths.append(f"s{d}" if read else "1")
+            if read:
+                named.append((f"s{d}", self.s.tensors.index(read.tensor), read.dims.index(d)))
         return tuple(named), lengths
+
+    def _operand_shape(self, tensor: Node) -> tuple[Expression, ...]:
+        read = next(r for r in self.s.reads if r.tensor is tensor)
+        length = self.lengths.__getitem__ if read.place == "before" else self.length
+        return tuple("1" if d is None else length(d) for d in read.dims)
 
     def length(self, d: int) -> Expression:
         """The length of dimension `d` of the value."""
@@ -326,7 +119,8 @@ class _Writer:
         if len(self.s.axes) - 1 in first:
             split = kept < FULL // 4 and reduced >= 16 * THREADS
             team = THREADS if split or reduced >= 16 * THREADS else 32 if reduced >= 128 else 8
-            cut = f"max(1, min(ceil_div({self.product(first)}, {32 * THREADS}), ceil_div({2 * FULL}, {self.product(results)})))"
+            most = f"ceil_div({self.product(first)}, {32 * THREADS})"
+            cut = f"max(1, min({most}, ceil_div({2 * FULL}, {self.product(results)})))"
             parts = cut if split else "1" if two else None
             return Shape("rows", team, parts, 32 if split and kept * 32 <= 2**16 else 1)
         threads = kept // (self.wide.values if self.wide else 1)
@@ -357,6 +151,8 @@ class _Writer:
             launches=self._launches(),
             reference=reference,
             notes=self._notes(),
+            dtypes=tuple(t.dtype for t in s.tensors),
+            shapes=tuple(map(self._operand_shape, s.tensors)),
         )
 
     def _notes(self) -> tuple[str, ...]:
@@ -406,18 +202,18 @@ class _Writer:
     def source(self) -> str:
         lines = self._head()
         lines += self._constants()
-        lines += fill(_TOOLS) + [""] + self._data() + [""]
+        lines += [*text.fill(text.TOOLS), "", *self._data(), ""]
         compute = compute_type(self.s.value.dtype)
         for i, (reduction, tail) in enumerate(self.s.folds):
             kind, result = reduction.op.kind, compute_type(reduction.node.dtype)
-            lines += fold(kind, ("First", "Second")[i], compute, result).strip().split("\n") + [""]
+            lines += [*fold(kind, ("First", "Second")[i], compute, result).strip().split("\n"), ""]
             compute = compute_type((tail.root if tail else reduction.node).dtype)
         if self.shape.team > 1 or self.shape.parts is not None:
-            lines += fill(_JOINED) + [""]
+            lines += [*text.fill(text.JOINED), ""]
         lines += self.values.counted() + self.values.text() + [""]
         for i in range(len(self.s.folds)):
-            lines += self.values.tail(i) + [""]
-        lines += self._body() + [""] + self._entry()
+            lines += [*self.values.tail(i), ""]
+        lines += [*self._body(), "", *self._entry()]
         if self.shape.parts is not None:
             lines += ["", *self._finish()]
         return "\n".join(lines) + "\n"
@@ -490,8 +286,8 @@ class _Writer:
 
     def _flat(self) -> Lines:
         axes = list(range(len(self.s.axes)))
-        return fill(
-            _FLAT,
+        return text.fill(
+            text.FLAT,
             out=ELEMENT[self.s.root.dtype],
             items=self._items(axes),
             decode=self._decode("item", axes),
@@ -511,8 +307,8 @@ class _Writer:
             share = ["const index_t row = team / parts, part = team % parts, share = (items + parts - 1) / parts;"]
             share += ["const index_t begin = part * share, end = row < rows ? min(items, begin + share) : 0;"]
             write = ["fold.save(scratch + (part * rows + row), parts * rows);"]
-        return fill(
-            _ROWS,
+        return text.fill(
+            text.ROWS,
             parameters=self._target(),
             rows=self._items(self.results),
             items=self._items(first),
@@ -533,8 +329,8 @@ class _Writer:
             share += ["const index_t begin = part * share, end = item < items ? min(reduced, begin + share) : 0;"]
             save = "fold[e].save(scratch + ((part * items + item) * V + e), parts * items * V);"
             write = ["#pragma unroll", "for (int e = 0; e < V; ++e)", f"    {save}"]
-        return fill(
-            _COLUMNS,
+        return text.fill(
+            text.COLUMNS,
             parameters=self._target(),
             items=self._items(self.results),
             reduced=" * ".join(f"d.n{a}" for a in self.axes["first"]),
@@ -543,7 +339,7 @@ class _Writer:
             share=share,
             decode_item=self._decode("item", self.results),
             decode_reduced=decode("r", self.axes["first"], ""),
-            join=fill(_COLUMNS_JOIN) if team > 1 else [],
+            join=text.fill(text.COLUMNS_JOIN) if team > 1 else [],
             write=[f"if ({'member == 0 && ' if team > 1 else ''}item < items) {{", *indent(write), "}"],
             **self._common(4, 8),
         )
@@ -587,14 +383,14 @@ class _Writer:
         two = len(self.s.folds) == 2
         out = ELEMENT[self.s.root.dtype]
         tail = self.s.folds[0][1]
-        body = fill(
-            _FINISH_TWO if two else _FINISH_ONE,
+        body = text.fill(
+            text.FINISH_TWO if two else text.FINISH_ONE,
             T=compute_type((tail.root if tail else self.s.folds[0][0].node).dtype),
             R=compute_type(self.s.root.dtype),
             columns=" * ".join(f"n{a}" for a in self.axes["second"]),
         )
-        return fill(
-            _FINISH,
+        return text.fill(
+            text.FINISH,
             name=self.name,
             also=", and reduces the results" if two else "",
             signature=self._signature("const double* __restrict__ scratch", "int parts", f"{out}* __restrict__ out"),

@@ -72,7 +72,8 @@ class Values:
         head = [
             "// Neighbours along the last axis, from these coordinates on.",
             "template <bool WIDE>",
-            f"__device__ __forceinline__ void values(const Data& d, {coordinates}, {compute} (&value)[VALUES<WIDE>]) {{",
+            "__device__ __forceinline__",
+            f"void values(const Data& d, {coordinates}, {compute} (&value)[VALUES<WIDE>]) {{",
         ]
         return [*head, *indent(self._pooled() if s.window else self._plain()), "}"]
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from emulation.emulate import emulate
 from torch import Tensor
 
-from emulation.emulate import emulate
 from fusewright.codegen.aten import lower
 from fusewright.codegen.cuda.stream import kernel
 from fusewright.codegen.kernel import Kernel
 from fusewright.ir import ops
-from fusewright.ir.build import cast, pointwise
+from fusewright.ir.build import pointwise
 from fusewright.ir.node import Graph, Node, make
 from fusewright.schedule.stream import Stream, parse
 
@@ -29,7 +29,9 @@ def inp(index: int, *shape: int, dtype: torch.dtype = F32) -> Node:
     return make(ops.Input(shape, dtype, CPU, f"a{index}", index))
 
 
-def pool(x: Node, kind: str, kernel: tuple[int, ...], stride: int = 0, padding: int = 0, dilation: int = 1, **more) -> Node:
+def pool(
+    x: Node, kind: str, kernel: tuple[int, ...], stride: int = 0, padding: int = 0, dilation: int = 1, **more
+) -> Node:
     n = len(kernel)
     stride_ = (stride,) * n if stride else kernel
     return make(ops.Pool(kind, kernel, stride_, (padding,) * n, (dilation,) * n, **more), x)
@@ -65,7 +67,9 @@ def random(node: Node, seed: int) -> Tensor:
     return torch.randn(node.shape, generator=generator, dtype=F64).to(node.dtype)
 
 
-def check(root: Node, tensors: dict[Node, Tensor] | None = None, *, order: str = "forward", tolerance: float = 0.0) -> Kernel:
+def check(
+    root: Node, tensors: dict[Node, Tensor] | None = None, *, order: str = "forward", tolerance: float = 0.0
+) -> Kernel:
     s = stream_of(root)
     k = kernel(s, "fused_test")
     given = tensors or {n: random(n, i) for i, n in enumerate(s.tensors)}
@@ -88,7 +92,6 @@ CHAINS: dict[str, Callable[[], Node]] = {
     "relu": lambda: pointwise("relu", X),
     "odd": lambda: pointwise("tanh", ODD),
     "one": lambda: pointwise("sigmoid", inp(0, 1)),
-    "scalar": lambda: pointwise("sigmoid", inp(0)),
     "many blocks": lambda: pointwise("mul", inp(0, 3, 1025), 3.0),
     "channel bias": lambda: pointwise("relu", pointwise("add", X, inp(1, 3, 1, 1))),
     "last bias": lambda: pointwise("add", pointwise("mul", X, 0.5), inp(1, 12)),
@@ -127,7 +130,9 @@ CHAINS: dict[str, Callable[[], Node]] = {
     "wide window": lambda: pool(inp(0, 1, 2, 40, 72), "avg", (40, 71), 1),
     "length one": lambda: pool(inp(0, 2, 3, 9, 1), "max", (3, 1), 1),
     "before and after": lambda: pointwise(
-        "add", pointwise("mul", pool(pointwise("tanh", pointwise("add", X, inp(1, 3, 1, 1))), "max", (2, 2)), 2.0), inp(2, 3, 4, 6)
+        "add",
+        pointwise("mul", pool(pointwise("tanh", pointwise("add", X, inp(1, 3, 1, 1))), "max", (2, 2)), 2.0),
+        inp(2, 3, 4, 6),
     ),
     # reductions
     "mean": lambda: fold(ODD, "mean", 2, 3),
@@ -147,7 +152,9 @@ CHAINS: dict[str, Callable[[], Node]] = {
     "pool, sigmoid, sum": lambda: fold(pointwise("sigmoid", pool(X, "avg", (4, 4))), "sum", 1, 2, 3),
     "pool, mean, bias": lambda: pointwise("add", fold(pool(X, "max", (2, 2)), "mean", 2, 3), inp(1, 3)),
     "div, pool, mean, bias, sum": lambda: fold(
-        pointwise("add", fold(pool(pointwise("div", X, 2.0), "max", (2, 2)), "mean", 2, 3, keepdim=True), inp(1, 3, 1, 1)),
+        pointwise(
+            "add", fold(pool(pointwise("div", X, 2.0), "max", (2, 2)), "mean", 2, 3, keepdim=True), inp(1, 3, 1, 1)
+        ),
         "sum",
         1,
     ),

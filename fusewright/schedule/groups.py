@@ -1,0 +1,238 @@
+"""Graph -> Graph with kernel groups: which subgraphs one generated kernel could compute.
+
+Families are tried in order.  Those with an *anchor* (a convolution, a range sum) start there and take in as much of
+what follows as they can; the others start from the last node that wants computing and reach back.  What is no group
+stays as it is.  Nothing here knows a target; whether a group becomes a kernel is the caller's decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fusewright.ir import ops
+from fusewright.ir.fused import Fused
+from fusewright.ir.node import Graph, Node, Symbol, make, topological
+from fusewright.schedule import chain, contraction, range_sums, sample, stream
+from fusewright.schedule.chain import Users
+
+# A chain longer than this many operations is not searched to its end.
+REACH = 32
+
+
+@dataclass(frozen=True)
+class Group:
+    """A subgraph that a family covers: from `operands` to `root`; `record` is the family's own description of it."""
+
+    family: str
+    record: Any
+    root: Node
+    operands: tuple[Node, ...]
+
+    @property
+    def inner(self) -> tuple[Node, ...]:
+        """The nodes computed inside, operands before users."""
+        return tuple(n for n in _between(self.root, self.operands) if not isinstance(n.op, ops.Number))
+
+    @property
+    def name(self) -> str:
+        """After its chain in short words, as the model had it: a pool that slid before its convolution follows it."""
+        words = [(n, w) for n in self.inner if (w := chain.word(n)) is not None]
+        if isinstance(self.record, contraction.Contraction) and self.record.box is not None:
+            words = [(n, w) for n, w in words if not isinstance(n.op, ops.RangeSum)]
+            at = next(i for i, (n, _) in enumerate(words) if n is self.record.conv)
+            words.insert(at + 1, (self.record.conv, "avg"))
+        return chain.chain_name([w for _, w in words])
+
+    def fused(self, name: str) -> Node:
+        """The node that stands for the group."""
+        return make(Fused(name, body(self)), *self.operands, where=self.root.where)
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to find groups of one kind: `match` takes a last node; `anchor` is the kind of node a group starts at."""
+
+    name: str
+    match: Callable[[Node, Users], Any]
+    operands: Callable[[Any], tuple[Node, ...]]
+    anchor: type[ops.Op] | None = None
+
+
+def _sample(root: Node, users: Users) -> Any:
+    return sample.parse(root, lambda node: users[node] == 1)
+
+
+def _range(root: Node, users: Users) -> Any:
+    return range_sums.parse(root, lambda node: users[node] == 1)
+
+
+FAMILIES = (
+    Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv),
+    Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum),
+    Family("sample program", _sample, lambda s: s.leaves),
+    Family("stream", stream.parse, lambda s: s.tensors),
+)
+
+Decide = Callable[[Group], Node | None]
+
+
+def cut(graph: Graph, decide: Decide) -> Graph:
+    """`graph` with every group for which `decide` gives a node replaced by that node."""
+    for family in FAMILIES:
+        declined: set[Node] = set()
+        while (group := _next(graph, family, declined)) is not None:
+            node = decide(group)
+            if node is None:
+                declined.add(_key(family, group))
+                continue
+            graph = graph.substitute(group.root, node)
+    return graph
+
+
+def _key(family: Family, group: Group) -> Node:
+    """What a group is remembered by: its anchor, or its last node."""
+    if family.anchor is None:
+        return group.root
+    return next(n for n in group.inner if isinstance(n.op, family.anchor))
+
+
+def _next(graph: Graph, family: Family, declined: set[Node]) -> Group | None:
+    users, nodes = graph.users(), graph.nodes()
+    computed = _depends_on_input(nodes)
+    if family.anchor is None:
+        for root in reversed(nodes):
+            if root in computed and root not in declined and _may_end(root):
+                group = _matched(family, root, users)
+                if group is not None:
+                    return group
+        return None
+    for anchor in nodes:
+        if isinstance(anchor.op, family.anchor) and anchor in computed and anchor not in declined:
+            group = _longest(family, anchor, nodes, users)
+            if group is not None:
+                return group
+    return None
+
+
+def _may_end(node: Node) -> bool:
+    return isinstance(
+        node.op, ops.Pointwise | ops.Cast | ops.Pool | ops.Reduce | ops.Softmax | ops.Norm | ops.Matmul | ops.Reshape
+    ) and not (isinstance(node.op, ops.Norm) and node.op.effectful)
+
+
+def _matched(family: Family, root: Node, users: Users) -> Group | None:
+    record = family.match(root, users)
+    if isinstance(record, str):
+        return None
+    operands = family.operands(record)
+    group = Group(family.name, record, root, operands)
+    return group if group.inner and _worth(group) else None
+
+
+def _worth(group: Group) -> bool:
+    """Whether a group does anything but look at memory in another way."""
+    views = ops.Reshape | ops.Permute | ops.Expand | ops.Slice
+    return any(not isinstance(n.op, views) for n in group.inner)
+
+
+def _longest(family: Family, anchor: Node, nodes: list[Node], users: Users) -> Group | None:
+    """The group from `anchor` to the furthest node behind it that the family reaches."""
+    found: Group | None = None
+    for root in _downstream(anchor, nodes):
+        group = _matched(family, root, users)
+        if group is not None and anchor in group.inner:
+            found = group
+    return found
+
+
+def _downstream(anchor: Node, nodes: list[Node]) -> Iterator[Node]:
+    """`anchor` and what is computed from it, in order, as far as a chain may reach."""
+    behind = {anchor}
+    yield anchor
+    for node in nodes:
+        if node in behind or not any(a in behind for a in node.inputs):
+            continue
+        if isinstance(node.op, ops.Pointwise | ops.Cast | ops.Pool | ops.Reduce):
+            behind.add(node)
+            yield node
+        if len(behind) > REACH:
+            return
+
+
+def _depends_on_input(nodes: list[Node]) -> set[Node]:
+    """What must be computed in every call, and on one device with known kinds of numbers."""
+    found: set[Node] = set()
+    for node in nodes:
+        if isinstance(node.op, ops.Input) or any(a in found for a in node.inputs):
+            found.add(node)
+    return found
+
+
+def _between(root: Node, operands: tuple[Node, ...]) -> list[Node]:
+    """The nodes from `operands` (left out) to `root`, operands before users."""
+    order: list[Node] = []
+    seen: set[Node] = set(operands)
+
+    def visit(node: Node) -> None:
+        if node in seen:
+            return
+        seen.add(node)
+        for a in node.inputs:
+            visit(a)
+        order.append(node)
+
+    visit(root)
+    return order
+
+
+def body(group: Group) -> Node:
+    """The group's last node over placeholders instead of its operands."""
+    mapping: dict[Node, Node] = {}
+    for i, node in enumerate(group.operands):
+        mapping[node] = make(ops.Input(node.shape, node.dtype, node.device, f"operand_{i}", i))
+    for node in _between(group.root, group.operands):
+        args = tuple(None if a is None else mapping[a] for a in node.args)
+        mapping[node] = make(node.op, *args, where=node.where)
+    return mapping[group.root]
+
+
+def as_graph(root: Node, operands: tuple[Node, ...]) -> Graph:
+    """A body as a graph of its own; sizes that are symbols are read from the first operand that has them."""
+    placeholders = sorted(
+        (n for n in topological([root]) if isinstance(n.op, ops.Input)),
+        key=lambda n: n.op.index,  # type: ignore[attr-defined]
+    )
+    found = {n.op.index: n for n in placeholders}  # type: ignore[attr-defined]
+    inputs = tuple(
+        found.get(i) or make(ops.Input(n.shape, n.dtype, n.device, f"operand_{i}", i)) for i, n in enumerate(operands)
+    )
+    symbols: dict[Any, Symbol] = {}
+    for i, node in enumerate(inputs):
+        for dim, length in enumerate(node.shape):
+            if not isinstance(length, int) and length.is_Symbol:
+                symbols.setdefault(length, Symbol(i, dim, 0, None))
+    return Graph(inputs, (root,), symbols=symbols)
+
+
+def sizes(node: Node, hints: Mapping[Any, int]) -> tuple[int, ...]:
+    """A shape with symbols at their hints."""
+    return tuple(d if isinstance(d, int) else int(d.subs(hints)) for d in node.shape)
+
+
+def signature(group: Group) -> str:
+    """What a group computes, its sizes left out: the same for another batch or image of the same model."""
+    kinds = [f"{type(n.op).__name__} {_attributes(n)}" for n in group.inner]
+    operands = [f"{n.ndim} {n.dtype}" for n in group.operands]
+    return f"{group.family}: {'; '.join(kinds)} of {', '.join(operands)}"
+
+
+def _attributes(node: Node) -> str:
+    if isinstance(node.op, ops.RangeSum):  # its table lists positions
+        return ", ".join(f"{dim}: {len(slots)}" for dim, slots in node.op.table if len(slots) <= 16)
+    if isinstance(node.op, ops.Reshape | ops.Expand | ops.Slice | ops.Input):
+        return ""
+    if isinstance(node.op, ops.Full):
+        return str(node.dtype)
+    return repr(node.op)
