@@ -1,0 +1,149 @@
+"""`emulate`: what a generated kernel computes, found on a CPU, with everything checked that a GPU would not tell.
+
+Threads are fibers that run until they meet a barrier or a collective of their warp, in one of three orders; shared
+memory, scratch and output start as NaN, and so does what lies around every array.  A missing barrier, a read of
+something nobody wrote and an overrun show as NaN or as results that differ between orders; `EmulationError` names a
+deadlock, a divergent barrier or shuffle, a write outside of an array, an operand written to, a tensor core's operand
+that was not rounded, a misaligned asynchronous copy.  `sanitize=True` runs under AddressSanitizer and UBSan instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from emulation.build import EmulationError, build
+from fusewright.codegen.kernel import Array, Kernel, Launch, evaluate
+
+ORDERS = ("forward", "reverse", "shuffled")
+POISON = 0xFF
+GUARD = 4096  # bytes of poison on either side of an array
+LIMITS = (2**31 - 1, 65535, 65535)  # of a grid
+MOST_SHARED = 232448  # bytes a block can ask for on sm_90
+_KINDS = {"pointer": "p", "int": "i", "long": "l"}
+
+
+class _Memory:
+    """An array's bytes, with poison around them unless a sanitizer guards it."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.name, self.dtype, self.shape = name, dtype, shape
+        self.bytes = math.prod(shape) * dtype.itemsize
+        self.raw = torch.full((self.bytes + 2 * GUARD,), POISON, dtype=torch.uint8)
+
+    @property
+    def payload(self) -> Tensor:
+        return self.raw[GUARD : GUARD + self.bytes]
+
+    def fill(self, tensor: Tensor) -> None:
+        if self.bytes:
+            self.payload.copy_(tensor.reshape(-1).view(torch.uint8))
+
+    def value(self) -> Tensor:
+        return self.payload.clone().view(self.dtype).reshape(self.shape)
+
+    def check_guards(self, kernel: Kernel) -> None:
+        around = torch.cat([self.raw[:GUARD], self.raw[GUARD + self.bytes :]])
+        if not bool((around == POISON).all()):
+            raise EmulationError(f"{kernel.name} wrote outside {self.name}")
+
+
+def emulate(kernel: Kernel, *tensors: Tensor, order: str = "forward", seed: int = 0, sanitize: bool = False) -> Tensor:
+    """The output of `kernel` for these operands, on a CPU; raises `EmulationError` where the kernel is wrong."""
+    dense = _checked(kernel, tensors)
+    sizes = {name: tensors[operand].shape[dim] for name, operand, dim in kernel.sizes}
+    memories = [_Memory(n, tuple(t.shape), t.dtype) for n, t in zip(kernel.operands, tensors, strict=True)]
+    for memory, tensor in zip(memories, dense, strict=True):
+        memory.fill(tensor)
+    memories += [_memory(array, sizes) for array in (*kernel.scratch, kernel.output)]
+    index = {memory.name: i for i, memory in enumerate(memories)}
+    call = "".join(_line(launch, sizes, index) for launch in kernel.launches)
+    if sanitize:
+        _run_program(kernel, call, memories, ORDERS.index(order), seed)
+    else:
+        _run_library(kernel, call, memories, ORDERS.index(order), seed)
+    for memory, tensor in zip(memories, dense, strict=False):
+        if memory.bytes and not torch.equal(memory.payload, tensor.reshape(-1).view(torch.uint8)):
+            raise EmulationError(f"{kernel.name} wrote to its operand {memory.name}")
+    return memories[-1].value()
+
+
+def _checked(kernel: Kernel, tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    """The operands as they lie in memory, each flat and contiguous."""
+    assert len(tensors) == len(kernel.operands), f"{kernel.name} takes {kernel.operands}"
+    dense = []
+    for name, layout, tensor in zip(kernel.operands, kernel.layouts, tensors, strict=True):
+        assert tensor.device.type == "cpu", f"{name} is not on the CPU"
+        ordered = tensor.movedim(1, -1) if layout == "channels_last" else tensor
+        assert ordered.is_contiguous(), f"{name} is not {layout}"
+        dense.append(ordered.detach())
+    return dense
+
+
+def _memory(array: Array, sizes: Mapping[str, int]) -> _Memory:
+    return _Memory(array.name, tuple(evaluate(e, sizes) for e in array.shape), array.dtype)
+
+
+def _line(launch: Launch, sizes: Mapping[str, int], index: Mapping[str, int]) -> str:
+    """One launch as `launch.cpp` reads it."""
+    grid = [evaluate(e, sizes) for e in launch.grid]
+    legal = all(1 <= g <= most for g, most in zip(grid, LIMITS, strict=True)) and grid[0] % launch.cluster == 0
+    if not legal or not 1 <= launch.threads <= 1024 or launch.shared > MOST_SHARED or launch.cluster > 8:
+        raise EmulationError(f"no GPU launches {launch.entry}: grid {grid}, {launch}")
+    words = [launch.entry, *grid, launch.threads, launch.shared, launch.cluster, len(launch.arguments)]
+    for argument in launch.arguments:
+        value = index[argument.text] if argument.kind == "pointer" else evaluate(argument.text, sizes)
+        if argument.kind == "int" and not -(2**31) <= value < 2**31:
+            raise EmulationError(f"{launch.entry}: {argument.text} = {value} is no int")
+        words += [_KINDS[argument.kind], value]
+    return " ".join(map(str, words)) + "\n"
+
+
+@functools.lru_cache(maxsize=64)
+def _library(path: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+
+
+def _run_library(kernel: Kernel, call: str, memories: list[_Memory], order: int, seed: int) -> None:
+    library = _library(build(kernel, sanitize=False))
+    buffers = (ctypes.c_void_p * len(memories))(*(m.raw.data_ptr() + GUARD for m in memories))
+    message = ctypes.create_string_buffer(4000)
+    arguments = (ctypes.c_char_p(call.encode()), buffers, order, ctypes.c_ulonglong(seed), message)
+    if library.emulation_run(*arguments, ctypes.c_size_t(len(message))):
+        raise EmulationError(message.value.decode())
+    for memory in memories:
+        memory.check_guards(kernel)
+
+
+def _run_program(kernel: Kernel, call: str, memories: list[_Memory], order: int, seed: int) -> None:
+    program = build(kernel, sanitize=True)
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / "call", *(Path(folder) / f"{i}" for i in range(len(memories)))]
+        files[0].write_text(call)
+        for file, memory in zip(files[1:], memories, strict=True):
+            file.write_bytes(memory.payload.numpy().tobytes())
+        command = [program, files[0], order, seed, *files[1:]]
+        environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=environment)
+        if done.returncode:
+            raise EmulationError(_complaint(done.stderr) or f"{kernel.name}: exit status {done.returncode}")
+        for file, memory in zip(files[1:], memories, strict=True):
+            memory.payload.copy_(
+                torch.frombuffer(bytearray(file.read_bytes()) or bytearray(1), dtype=torch.uint8)[: memory.bytes]
+            )
+
+
+def _complaint(stderr: str) -> str:
+    """What the sanitizer found, and the kernel's lines that it blames."""
+    lines = [line for line in stderr.splitlines() if re.search(r"ERROR|runtime error|\.cu:|READ of|WRITE of", line)]
+    return "\n".join(lines[:20] or stderr.splitlines()[:20])

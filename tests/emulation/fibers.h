@@ -1,0 +1,127 @@
+// Threads of a block as fibers: what the emulated CUDA names need of the scheduler in fibers.cpp.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include <utility>
+
+namespace emulation {
+
+struct Index {
+    unsigned x, y, z;
+};
+
+struct Fiber;
+
+// Where all of `expected` fibers, beginning with `first`, meet.
+struct Barrier {
+    Fiber* first;
+    unsigned expected, arrived, votes, counted;
+    int line;
+};
+
+struct Warp {
+    Fiber* first;
+    unsigned lanes;    // those that exist
+    unsigned arrived;  // those that wait in a collective
+};
+
+struct Block {
+    Index index;
+    unsigned rank, exited;
+    unsigned char* shared;  // dynamic shared memory
+    Barrier barrier;
+};
+
+// An asynchronous copy under way: read when issued, written when waited for.
+struct Copy {
+    unsigned char* to;
+    unsigned char bytes[16];
+    int size, group;
+};
+
+// Runs once all `lanes` of a warp have arrived, on behalf of each of them.
+using Complete = void (*)(Warp& warp, unsigned lanes);
+
+struct Fiber {
+    void* stack_pointer;
+    unsigned char* stack;
+    size_t stack_size;
+    void* shadow;  // AddressSanitizer's
+    Index thread;
+    Block* block;
+    Warp* warp;
+    unsigned lane, position;
+    bool exited;
+    // Where it waits.
+    const char* where;
+    int line;
+    // Its part in a collective of its warp.
+    Complete complete;
+    unsigned mask, argument;
+    int width;
+    uint64_t value, result;
+    void* operands[3];
+    // Its asynchronous copies.
+    Copy* copies;
+    int pending, capacity, group;
+};
+
+extern Fiber* current;
+extern Index grid, threads;
+
+[[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);
+unsigned block_barrier(const char* where, int line, unsigned vote);
+void cluster_barrier(int line);
+void collective(Complete complete, const char* where, unsigned mask, int line);
+void copy_begin(void* to, const void* from, int bytes, bool inside);
+void copy_commit();
+void copy_wait(int pending);
+// The place in the dynamic shared memory of block `rank` of the cluster that `own` is in this one's.
+const void* remote(const void* own, size_t bytes, unsigned rank);
+
+// One parameter of a kernel, as a launch passes it.
+union Value {
+    void* pointer;
+    int number;
+    long long large;
+};
+
+struct Entry {
+    const char* name;
+    const char* kinds;  // of its parameters: p(ointer), i(nt), l(ong), or ? for what no launch passes
+    void (*call)(const Value*);
+};
+
+template <typename T>
+struct Parameter {
+    static constexpr char kind = T(0.5) != T(0) ? '?' : sizeof(T) == 4 ? 'i' : sizeof(T) == 8 ? 'l' : '?';
+    static T of(const Value& value) { return T(sizeof(T) == 4 ? value.number : value.large); }
+};
+template <typename T>
+struct Parameter<T*> {
+    static constexpr char kind = 'p';
+    static T* of(const Value& value) { return static_cast<T*>(value.pointer); }
+};
+
+template <auto function, typename... P>
+struct Caller {
+    static constexpr char kinds[] = {Parameter<P>::kind..., 0};
+    template <size_t... I>
+    static void unpacked(const Value* values, std::index_sequence<I...>) {
+        function(Parameter<P>::of(values[I])...);
+    }
+    static void call(const Value* values) { unpacked(values, std::index_sequence_for<P...>()); }
+};
+
+// A constant, since the kernel's .bss is poisoned.
+template <auto function, typename... P>
+constexpr Entry entry(const char* name, void (*)(P...)) {
+    return {name, Caller<function, P...>::kinds, Caller<function, P...>::call};
+}
+
+}  // namespace emulation
+
+// A kernel's file ends with these.
+extern const emulation::Entry emulation_entries[];
+extern const int emulation_entry_count;

@@ -1,0 +1,144 @@
+// fusewright/codegen/cuda/primitives.py on a CPU: each where its text was in the kernel (USES_name).
+#pragma once
+
+namespace {
+
+#if defined(USES_mma_tf32) || defined(USES_mma_f64)
+// d += a * b for one 16x8x8 tile, each lane's elements where PTX's mma.m16n8k8 has them.
+template <typename Element, typename Sum, typename Read, typename Round>
+inline void completed_mma(Warp& warp, Read read, Round round) {
+    double a[16][8], b[8][8];
+    for (int lane = 0; lane < 32; ++lane) {
+        const auto own_a = static_cast<const Element*>(warp.first[lane].operands[1]);
+        const auto own_b = static_cast<const Element*>(warp.first[lane].operands[2]);
+        const int group = lane / 4, member = lane % 4;
+        for (int i = 0; i < 4; ++i) a[group + i % 2 * 8][member + i / 2 * 4] = read(own_a[i]);
+        for (int i = 0; i < 2; ++i) b[member + i * 4][group] = read(own_b[i]);
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+        const auto d = static_cast<Sum*>(warp.first[lane].operands[0]);
+        for (int i = 0; i < 4; ++i) {
+            const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+            double sum = double(d[i]);
+            for (int k = 0; k < 8; ++k) sum += a[row][k] * b[k][column];
+            d[i] = round(sum);
+        }
+    }
+}
+
+inline void emulated_mma(emulation::Complete complete, const char* where, void* d, const void* a, const void* b, int line) {
+    Fiber& self = *emulation::current;
+    self.operands[0] = d;
+    self.operands[1] = const_cast<void*>(a);
+    self.operands[2] = const_cast<void*>(b);
+    emulation::collective(complete, where, EMULATED_WARP, line);
+}
+
+// All 32 lanes must come, and to the same instruction.
+inline void check_mma(const Warp& warp, unsigned lanes) {
+    if (lanes != EMULATED_WARP) emulation::fail("mma in a warp of fewer than 32 lanes");
+    for (int lane = 1; lane < 32; ++lane)
+        if (warp.first[lane].line != warp.first[0].line)
+            emulation::fail("divergent mma: lines %d and %d", warp.first[0].line, warp.first[lane].line);
+}
+#endif
+
+#ifdef USES_round_tf32
+inline unsigned round_tf32(float x) {
+    if (x != x) return 0x7fffffffu;
+    const unsigned bits = __float_as_uint(x);
+    return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & ~0x1fffu;
+}
+#endif
+
+#ifdef USES_mma_tf32
+inline double read_tf32(unsigned bits) {
+    const float x = __uint_as_float(bits);
+    if (x == x && bits & 0x1fffu) emulation::fail("mma_tf32: operand %a is not rounded to tf32", double(x));
+    return x;
+}
+// Tensor cores keep a few bits more than float32 while they add, then cut the sum off.
+inline float cut_off(double sum) {
+    const float nearest = float(sum);
+    return fabs(double(nearest)) > fabs(sum) && !isinf(nearest) ? nextafterf(nearest, 0.0f) : nearest;
+}
+inline void completed_mma_tf32(Warp& warp, unsigned lanes) {
+    check_mma(warp, lanes);
+    completed_mma<unsigned, float>(warp, read_tf32, cut_off);
+}
+inline void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], EMULATED_LINE) {
+    emulated_mma(completed_mma_tf32, "mma_tf32", d, a, b, line);
+}
+#endif
+
+#ifdef USES_mma_f64
+inline double as_it_is(double x) { return x; }
+inline void completed_mma_f64(Warp& warp, unsigned lanes) {
+    check_mma(warp, lanes);
+    completed_mma<double, double>(warp, as_it_is, as_it_is);
+}
+inline void mma_f64(double (&d)[4], const double (&a)[4], const double (&b)[2], EMULATED_LINE) {
+    emulated_mma(completed_mma_f64, "mma_f64", d, a, b, line);
+}
+#endif
+
+#ifdef USES_copy_async
+template <int BYTES>
+inline void copy_async(void* to_shared, const void* from_global, bool inside) {
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "no such copy");
+    emulation::copy_begin(to_shared, from_global, BYTES, inside);
+}
+inline void copy_async_commit() { emulation::copy_commit(); }
+template <int PENDING>
+inline void copy_async_wait() { emulation::copy_wait(PENDING); }
+#endif
+
+#ifdef USES_cluster
+inline unsigned cluster_rank() { return emulation::current->block->rank; }
+inline void cluster_barrier(EMULATED_LINE) { emulation::cluster_barrier(line); }
+inline float cluster_load(const float* shared, unsigned rank) {
+    return *static_cast<const float*>(emulation::remote(shared, sizeof(float), rank));
+}
+inline double cluster_load(const double* shared, unsigned rank) {
+    return *static_cast<const double*>(emulation::remote(shared, sizeof(double), rank));
+}
+#endif
+
+#ifdef USES_elements
+struct bf16 { unsigned short bits; };
+struct fp16 { unsigned short bits; };
+inline float widened(float x) { return x; }
+inline double widened(double x) { return x; }
+inline float widened(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+inline float widened(fp16 x) {
+    const int exponent = x.bits >> 10 & 31, fraction = x.bits & 1023;
+    const float magnitude = exponent == 31 ? (fraction ? NAN : INFINITY)
+                            : exponent     ? ldexpf(float(fraction + 1024), exponent - 25)
+                                           : ldexpf(float(fraction), -24);
+    return x.bits >> 15 ? -magnitude : magnitude;
+}
+template <typename E> struct narrow_to;
+template <> struct narrow_to<float> { static float of(float x) { return x; } };
+template <> struct narrow_to<double> { static double of(double x) { return x; } };
+template <> struct narrow_to<bf16> {
+    static bf16 of(float x) {
+        if (x != x) return {0x7fff};
+        const unsigned bits = __float_as_uint(x);
+        return {static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16)};
+    }
+};
+template <> struct narrow_to<fp16> {
+    static fp16 of(float x) {
+        if (x != x) return {0x7fff};
+        const unsigned sign = __float_as_uint(x) >> 16 & 0x8000u;
+        const float magnitude = fabsf(x);
+        if (magnitude >= 65520.0f) return {static_cast<unsigned short>(sign | 0x7c00u)};
+        // The unit of its last place, then how many of them: 2^10 of them carry into the exponent.
+        const int unit = (magnitude < 0x1p-14f ? -14 : ilogbf(magnitude)) - 10;
+        const unsigned count = unsigned(nearbyintf(ldexpf(magnitude, -unit)));
+        return {static_cast<unsigned short>(sign | ((unsigned(unit + 24) << 10) + count))};
+    }
+};
+#endif
+
+}  // namespace
