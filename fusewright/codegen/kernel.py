@@ -58,8 +58,8 @@ class Kernel:
 
     name       the group's name, an identifier of ours (``fused_conv_avg_sigmoid_sum``)
     source     complete CUDA C++ text: everything it uses is in it, entry points are ``extern "C" __global__``
-    operands   names of the tensors a call passes, in order; each must be dense and in the layout of `layouts`
-    layouts    per operand ``"contiguous"`` or ``"channels_last"``
+    operands   names of the tensors a call passes, in order
+    layouts    per operand ``"contiguous"`` or ``"channels_last"``: the kernel sees it dense in that, 16-byte aligned
     sizes      named numbers of a call: (name, operand index, dimension)
     output     the one array it returns
     scratch    arrays allocated for the call and dropped after it (uninitialised)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ _lock = threading.Lock()
 _operators: dict[Kernel, Operator] = {}
 _torch: Any = torch  # much of what follows has no types
 _library = _torch.library.Library(NAMESPACE, "FRAGMENT")
-_KINDS = (Tensor, torch.nn.Parameter)
+_KINDS = frozenset({Tensor, torch.nn.Parameter})
+_on_gpu = attrgetter("is_cuda")
 
 Reference = Callable[..., Tensor]
 
@@ -71,7 +73,9 @@ def _plain(tensors: tuple[Tensor, ...]) -> bool:
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
         return False
-    return all(type(t) in _KINDS and t.is_cuda and not t.is_neg() for t in tensors)
+    if not _KINDS.issuperset(map(type, tensors)) or not all(map(_on_gpu, tensors)):
+        return False
+    return not any(map(Tensor.is_neg, tensors))  # negating lazily is the dispatcher's affair
 
 
 def _has_tangent(tensors: tuple[Tensor, ...]) -> bool:

@@ -147,8 +147,10 @@ class FakeDriver:
     def guard(self, index: int) -> Any:
         self.guards.append(index)
         before, self.device = self.device, index
-        yield
-        self.device = before
+        try:
+            yield
+        finally:
+            self.device = before
 
     def stream(self, index: int) -> int:
         return (7 << 32) + index
