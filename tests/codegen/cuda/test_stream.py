@@ -15,7 +15,7 @@ from fusewright.codegen.aten import lower
 from fusewright.codegen.cuda.stream import kernel
 from fusewright.codegen.kernel import Kernel
 from fusewright.ir import ops
-from fusewright.ir.build import pointwise
+from fusewright.ir.build import cast, pointwise
 from fusewright.ir.node import Graph, Node, make
 from fusewright.schedule.stream import Stream, parse
 
@@ -172,3 +172,165 @@ CHAINS: dict[str, Callable[[], Node]] = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_value(name: str) -> None:
     check(CHAINS[name](), order=("forward", "reverse", "shuffled")[zlib.crc32(name.encode()) % 3])
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F64], ids=str)
+@pytest.mark.parametrize("name", ["flat", "pooled", "rows", "columns", "mixed"])
+def test_dtypes(name: str, dtype: torch.dtype) -> None:
+    x = inp(0, 2, 6, 8, 16, dtype=dtype)
+    bias = inp(1, 6, 1, 1, dtype=dtype)
+    roots = {
+        "flat": lambda: pointwise("silu", pointwise("add", x, bias)),
+        "pooled": lambda: pointwise("mul", pool(pointwise("add", x, bias), "avg", (3, 3), 2, 1), 0.25),
+        "rows": lambda: fold(pool(x, "max", (2, 2)), "mean", 2, 3),
+        "columns": lambda: fold(pointwise("tanh", x), "logsumexp", 1),
+        "mixed": lambda: pointwise("add", cast(x, F32), inp(1, 8, 16, dtype=F32)),
+    }
+    check(roots[name](), order="shuffled")
+
+
+SPECIAL = {
+    "flat": lambda: pointwise("relu", X),
+    "clamp": lambda: pointwise("clamp", X, params=(-1.0, 1.0)),
+    "max pool": lambda: pool(X, "max", (3, 3), 2, 1),
+    "min pool": lambda: pool(X, "min", (2, 2)),
+    "avg pool": lambda: pool(X, "avg", (2, 2)),
+    "max": lambda: fold(X, "max", 2, 3),
+    "min of channels": lambda: fold(X, "min", 1),
+    "sum": lambda: fold(X, "sum", 1, 2, 3),
+    "mean": lambda: fold(X, "mean", 3),
+    "logsumexp": lambda: fold(X, "logsumexp", 2, 3),
+    "logsumexp of channels": lambda: fold(X, "logsumexp", 1),
+    "mean, then max": lambda: fold(fold(X, "mean", 2, 3), "max", 1),
+    "long": lambda: fold(fold(inp(0, 2, 3, 9000), "logsumexp", 2), "logsumexp", 1),
+}
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf, "both", "all -inf"], ids=str)
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_values(name: str, value: float | str) -> None:
+    root = SPECIAL[name]()
+    (x,) = stream_of(root).tensors
+    t = random(x, 3)
+    flat = t.view(-1)
+    if isinstance(value, float):
+        flat[5], flat[-40] = value, value
+    elif value == "both":
+        flat[5], flat[6], flat[-40], flat[-41] = inf, -inf, nan, inf
+    else:
+        t[0] = -inf
+    check(root, {x: t})
+
+
+def test_a_negative_row_of_infinities_is_minus_infinity() -> None:
+    root = fold(inp(0, 2, 64), "logsumexp", 1)
+    k = kernel(stream_of(root), "fused_test")
+    assert emulate(k, torch.full((2, 64), -inf)).tolist() == [-inf, -inf]
+
+
+def test_sums_are_wide() -> None:
+    """A large mean: float32 additions one after another would lose five digits."""
+    root = fold(inp(0, 1, 60_000), "sum", 1)
+    t = torch.rand(1, 60_000, generator=torch.Generator().manual_seed(1)) + 1000
+    got = emulate(kernel(stream_of(root), "fused_test"), t)
+    assert abs(got.double() - t.double().sum()) <= t.double().sum() * torch.finfo(F32).eps
+
+
+def test_one_kernel_serves_other_sizes() -> None:
+    """Sizes are arguments: aligned or not, more parts or fewer."""
+
+    def build(*shape: int) -> Node:
+        pooled = pool(pointwise("relu", inp(0, *shape)), "max", (2, 2))
+        return pointwise("add", fold(pooled, "mean", 2, 3), inp(1, shape[1]))
+
+    k = kernel(stream_of(build(2, 3, 8, 16)), "fused_test")
+    for shape in ((1, 3, 8, 16), (5, 4, 9, 7), (3, 1, 40, 64), (2, 7, 2, 2)):
+        root = build(*shape)
+        s = stream_of(root)
+        given = {n: random(n, i) for i, n in enumerate(s.tensors)}
+        got = emulate(k, *(given[n] for n in s.tensors))
+        torch.testing.assert_close(got.double(), reference(root, given), rtol=1e-5, atol=1e-6)
+
+
+def test_operands_are_described() -> None:
+    """What the launcher checks a call against: a bias of size 1 stays one, the rest may be of any size."""
+    root = pointwise("mul", pointwise("add", X, inp(1, 3, 1, 1)), inp(2, 2, 3, 8, 12, dtype=BF16))
+    k = kernel(stream_of(root), "fused_test")
+    whole = ("s0", "s1", "s2", "s3")
+    assert sorted(k.shapes) == sorted([whole, ("s1", "1", "1"), whole])
+    assert sorted(map(str, k.dtypes)) == ["torch.bfloat16", "torch.float32", "torch.float32"]
+    assert all(
+        f"aligned({name})" in k.source for name, shape in zip(k.operands, k.shapes, strict=True) if shape == whole
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["max 3 s2 p1", "avg ceil without padding", "residual", "long rows, then sum", "batch"]
+)
+def test_nothing_is_read_or_written_outside(name: str) -> None:
+    s = stream_of(CHAINS[name]())
+    emulate(kernel(s, "fused_test"), *(random(n, i) for i, n in enumerate(s.tensors)), order="reverse", sanitize=True)
+
+
+REFUSED: dict[str, Callable[[], Node]] = {
+    "no stage": lambda: make(ops.Reshape((6, 96)), X),
+    "no reduction": lambda: fold(X, "prod", 1),
+    "not neighbours": lambda: fold(X, "sum", 0, 2),
+    "computed in": lambda: pointwise("floor", inp(0, 4, dtype=torch.int64)),
+    "one number": lambda: pointwise("relu", inp(0)),
+    "last dimensions": lambda: fold(fold(X, "sum", 3), "max", 0),
+    "took away": lambda: fold(fold(X, "sum", 2, 3, keepdim=True), "max", 2, 3, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("phrase", REFUSED)
+def test_refusals(phrase: str) -> None:
+    root = REFUSED[phrase]()
+    inner = parse(root, graph_of(root).users())
+    if isinstance(inner, Stream):  # a shorter stream: what is refused is read from memory
+        assert phrase in ("last dimensions", "took away") and len(inner.folds) == 1
+    else:
+        assert phrase in inner
+
+
+def test_what_others_use_is_read_from_memory() -> None:
+    pooled = pool(pointwise("tanh", X), "max", (2, 2))
+    root = pointwise("relu", fold(pooled, "sum", 2, 3))
+    users = Graph((X,), (root, pooled)).users()
+    found = parse(root, users)
+    assert isinstance(found, Stream) and found.tensors == (pooled,) and found.window is None
+    alone = parse(root, graph_of(root).users())
+    assert isinstance(alone, Stream) and alone.tensors == (X,) and alone.window is not None
+
+
+COMPILED = [
+    "before and after",
+    "avg ceil without padding",
+    "div, pool, mean, bias, sum",
+    "channels, then positions",
+    "3-d",
+]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_compiles(arch: str) -> None:
+    core = pytest.importorskip("cuda.core", reason="no NVRTC")
+    for name in COMPILED:
+        k = kernel(stream_of(CHAINS[name]()), "fused_test")
+        core.Program(k.source, "c++", core.ProgramOptions(arch=arch, std="c++17")).compile("cubin")
+
+
+def founding_tail() -> Node:
+    """What follows a library convolution: average pool, sigmoid, sum."""
+    return fold(pointwise("sigmoid", pool(inp(0, 128, 64, 124, 124), "avg", (4, 4))), "sum", 1, 2, 3)
+
+
+def epilogue() -> Node:
+    x, bias, rest = inp(0, 16, 64, 56, 56, dtype=BF16), inp(1, 64, 1, 1, dtype=BF16), inp(2, 16, 64, 56, 56, dtype=BF16)
+    return pointwise("relu", pointwise("add", pointwise("add", x, bias), rest))
+
+
+@pytest.mark.parametrize(("name", "root"), [("stream_avg_sigmoid_sum", founding_tail), ("stream_add_relu", epilogue)])
+def test_golden(name: str, root: Callable[[], Node]) -> None:
+    text = kernel(stream_of(root()), f"fused_{name.removeprefix('stream_')}").source
+    assert text == (GOLDEN / f"{name}.cu").read_text()

@@ -1,0 +1,217 @@
+"""The fixed parts of a stream's CUDA C++, and how names are filled in."""
+
+from __future__ import annotations
+
+from string import Template
+
+from fusewright.codegen.cuda.stream_values import Lines, indent
+
+TOOLS = """
+// COUNT neighbours in memory, read or written by as few instructions as their alignment allows.
+template <typename E, int COUNT>
+struct alignas(sizeof(E) * COUNT < 16 ? sizeof(E) * COUNT : 16) Pack {
+    E at[COUNT];
+};
+template <int COUNT, typename E>
+__device__ __forceinline__ Pack<E, COUNT> load(const E* from) {
+    return *reinterpret_cast<const Pack<E, COUNT>*>(from);
+}
+template <int COUNT, typename E, typename T>
+__device__ __forceinline__ void store(E* to, const T (&value)[COUNT]) {
+    Pack<E, COUNT> pack;
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) pack.at[e] = narrow_to<E>::of(value[e]);
+    *reinterpret_cast<Pack<E, COUNT>*>(to) = pack;
+}
+__device__ __forceinline__ bool aligned(const void* p) { return reinterpret_cast<size_t>(p) % 16 == 0; }
+"""
+
+JOINED = """
+// The folds of TEAM neighbouring threads together, in the first of them.
+template <int TEAM, typename Fold>
+__device__ Fold joined(Fold fold) {
+#pragma unroll
+    for (int offset = (TEAM < 32 ? TEAM : 32) / 2; offset > 0; offset /= 2) fold.merge(fold.from(offset));
+    if constexpr (TEAM > 32) {
+        static_assert(TEAM == THREADS, "a team is part of a warp, or a block");
+        __shared__ Fold warps[THREADS / 32];
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = fold;
+        __syncthreads();
+        if (threadIdx.x == 0)
+            for (int warp = 1; warp < THREADS / 32; ++warp) fold.merge(warps[warp]);
+    }
+    return fold;
+}
+"""
+
+FLAT = """
+// Every thread computes AT_ONCE groups of neighbours, a block apart, and then writes them.
+template <bool WIDE>
+__device__ __forceinline__ void flat(const Data& d, $out* out) {
+    constexpr int V = VALUES<WIDE>, AT_ONCE = WIDE ? $wide_at_once : $at_once;
+    const index_t items = $items;
+    for (index_t first = index_t(blockIdx.x) * (THREADS * AT_ONCE) + threadIdx.x; first < items;
+         first += index_t(gridDim.x) * (THREADS * AT_ONCE)) {
+        $T value[AT_ONCE][V];
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; ++t) {
+            const index_t item = min(first + t * THREADS, items - 1);  // loads need no branch then
+            $decode
+            values<WIDE>(d, $coordinates, value[t]);
+        }
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; ++t)
+            if (first + t * THREADS < items) store<V>(out + (first + t * THREADS) * V, value[t]);
+    }
+}
+"""
+
+ROWS = """
+// A team of threads per part of a row; its threads take neighbouring items.
+template <bool WIDE>
+__device__ __forceinline__ void rows(const Data& d, $parameters) {
+    constexpr int V = VALUES<WIDE>, AT_ONCE = WIDE ? $wide_at_once : $at_once;
+    const index_t team = index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM;
+    const int lane = threadIdx.x % TEAM;
+    const index_t rows = $rows, items = $items;
+    $share
+    $decode_row
+    const auto item_values = [&](index_t item, $T (&value)[V]) {
+        $decode_item
+        values<WIDE>(d, $coordinates, value);
+    };
+    First fold = First::empty();
+    index_t item = begin + lane;
+    for (; item < end - (AT_ONCE - 1) * TEAM; item += AT_ONCE * TEAM) {
+        $T value[AT_ONCE][V];
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; ++t) item_values(item + t * TEAM, value[t]);
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; ++t) fold.take(value[t]);
+    }
+    for (; item < end; item += TEAM) {
+        $T value[V];
+        item_values(item, value);
+        fold.take(value);
+    }
+    fold = joined<TEAM>(fold);
+    if (lane != 0 || row >= rows) return;
+    $write
+}
+"""
+
+COLUMNS = """
+// LANES threads side by side along the last axis, TEAM of them on each other: each of those walks along its share of
+// what is reduced.
+template <bool WIDE>
+__device__ __forceinline__ void columns(const Data& d, $parameters) {
+    constexpr int V = VALUES<WIDE>, AT_ONCE = WIDE ? $wide_at_once : $at_once;
+    const int lane = threadIdx.x % LANES, member = threadIdx.x / LANES;
+    const index_t items = $items, reduced = $reduced;
+    const index_t blocks = (items + LANES - 1) / LANES;
+    for (index_t job = blockIdx.x; job < blocks$times_parts; job += gridDim.x) {
+        const index_t item = job$over_parts * LANES + lane;
+        $share
+        $decode_item
+        const auto reduced_values = [&](index_t r, $T (&value)[V]) {
+            $decode_reduced
+            values<WIDE>(d, $coordinates, value);
+        };
+        First fold[V];
+#pragma unroll
+        for (int e = 0; e < V; ++e) fold[e] = First::empty();
+        index_t r = begin + member;
+        for (; r < end - (AT_ONCE - 1) * TEAM; r += AT_ONCE * TEAM) {
+            $T value[AT_ONCE][V];
+#pragma unroll
+            for (int t = 0; t < AT_ONCE; ++t) reduced_values(r + t * TEAM, value[t]);
+#pragma unroll
+            for (int e = 0; e < V; ++e) {
+                $T taken[AT_ONCE];
+#pragma unroll
+                for (int t = 0; t < AT_ONCE; ++t) taken[t] = value[t][e];
+                fold[e].take(taken);
+            }
+        }
+        for (; r < end; r += TEAM) {
+            $T value[V];
+            reduced_values(r, value);
+#pragma unroll
+            for (int e = 0; e < V; ++e) {
+                const $T taken[1] = {value[e]};
+                fold[e].take(taken);
+            }
+        }
+        $join
+        $write
+    }
+}
+"""
+
+COLUMNS_JOIN = """
+__shared__ First others[TEAM - 1][LANES][V];
+if (member > 0)
+#pragma unroll
+    for (int e = 0; e < V; ++e) others[member - 1][lane][e] = fold[e];
+__syncthreads();
+if (member == 0)
+    for (int m = 0; m < TEAM - 1; ++m)
+#pragma unroll
+        for (int e = 0; e < V; ++e) fold[e].merge(others[m][lane][e]);
+__syncthreads();
+"""
+
+FINISH = """
+// Joins the parts of every result, in their order$also.
+extern "C" __global__ void __launch_bounds__(THREADS)
+${name}_finish($signature) {
+    const Data d{$data};
+    const index_t results = $results;
+    const int lane = threadIdx.x % JOINERS;
+    const auto whole = [&](index_t result) {
+        First fold = First::empty();
+        for (int part = lane; part < parts; part += JOINERS)
+            fold.merge(First::load(scratch + (index_t(part) * results + result), parts * results));
+        return joined<JOINERS>(fold);
+    };
+    $body
+}
+"""
+
+FINISH_ONE = """
+const index_t result = (index_t(blockIdx.x) * THREADS + threadIdx.x) / JOINERS;
+const First fold[1] = {whole(min(result, results - 1))};
+if (lane != 0 || result >= results) return;
+$T value[1];
+finish(d, result, fold, value);
+store<1>(out + result, value);
+"""
+
+FINISH_TWO = """
+const index_t row = blockIdx.x, columns = $columns;
+Second second = Second::empty();
+for (index_t column = threadIdx.x / JOINERS; column < columns; column += THREADS / JOINERS) {
+    const First fold[1] = {whole(row * columns + column)};
+    $T value[1];
+    finish(d, row * columns + column, fold, value);
+    if (lane == 0) second.take(value);
+}
+const Second fold[1] = {joined<THREADS>(second)};
+if (threadIdx.x != 0) return;
+$R value[1];
+finish(d, row, fold, value);
+store<1>(out + row, value);
+"""
+
+
+def fill(text: str, **names: object) -> Lines:
+    """The lines of `text` with ``$name`` replaced; a name alone on its line may stand for several, or none."""
+    lines: Lines = []
+    for line in text.strip("\n").split("\n"):
+        bare = line.strip()
+        value = names.get(bare[1:]) if bare.startswith("$") else None
+        if isinstance(value, list):
+            lines += indent(value, (len(line) - len(bare)) // 4)
+        else:
+            lines.append(Template(line).substitute({k: v for k, v in names.items() if not isinstance(v, list)}))
+    return lines
