@@ -8,12 +8,13 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import platformdirs
 
 from fusewright.codegen.cuda.primitives import PRIMITIVES
-from fusewright.codegen.kernel import Kernel
+from fusewright.codegen.kernel import Kernel, Launch
 
 HERE = Path(__file__).parent
 # Unset locals hold a pattern (-1.7e38 as a float), so that reading one shows.
@@ -40,7 +41,9 @@ def translation_unit(kernel: Kernel) -> str:
     if re.search(r"\basm\b", re.sub(r"//.*", "", text)):
         raise EmulationError(f"{kernel.name} has PTX outside the primitives")
     text = DYNAMIC_SHARED.sub("", text)
-    entries = dict.fromkeys(launch.entry for launch in kernel.launches)
+    entries = {launch.entry: launch for launch in kernel.launches}
+    for launch in entries.values():
+        _check_attributes(text, launch)
     return "\n".join(
         [
             *(f"#define USES_{name}" for name in used),
@@ -57,9 +60,24 @@ def translation_unit(kernel: Kernel) -> str:
     )
 
 
+def _check_attributes(text: str, launch: Launch) -> None:
+    """What a launch asks for must agree with its kernel's attributes, where those are plain numbers."""
+    found = re.search(rf"__global__([^;{{]*)\b{launch.entry}\s*\(", text)
+    if not found:
+        raise EmulationError(f"no __global__ function {launch.entry}")
+    bound = re.search(r"__launch_bounds__\((\d+)", found[1])
+    if bound and launch.threads > int(bound[1]):
+        raise EmulationError(f"{launch.entry}: {launch.threads} threads, more than its {bound[0]})")
+    cluster = re.search(r"__cluster_dims__\(([^,)]*)", found[1])
+    if bool(cluster) != (launch.cluster > 1) or (
+        cluster and cluster[1].isdigit() and int(cluster[1]) != launch.cluster
+    ):
+        raise EmulationError(f"{launch.entry}: launched with clusters of {launch.cluster}, {cluster and cluster[0]}")
+
+
 def cache() -> Path:
     """Where builds are kept between runs."""
-    folder = platformdirs.user_cache_path("fusewright") / "emulation"
+    folder = platformdirs.user_cache_path("fusewright-tests") / "emulation"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
 
@@ -79,28 +97,36 @@ def _headers() -> str:
     return digest.hexdigest() + version.stdout
 
 
-def _once(suffix: str, key: str, *arguments: str | Path, text: str | None = None) -> Path:
-    """The file that g++ makes of these arguments; made beside its place and moved there, so that builds may race."""
-    digest = hashlib.sha256("\0".join([_headers(), key, *map(str, arguments), text or ""]).encode()).hexdigest()[:32]
-    place = cache() / f"{digest}{suffix}"
-    if place.exists():
-        return place
-    with tempfile.TemporaryDirectory(dir=cache()) as folder:
-        made = Path(folder) / f"made{suffix}"
-        source = Path(folder) / "kernel.cpp"
-        if text is not None:
-            source.write_text(text)
-        _tool("g++", *arguments, *([source] if text is not None else []), "-o", made)
-        if text is not None:  # .bss holds the shared variables and nothing else
-            _tool("objcopy", "--rename-section", ".bss=cuda_shared", made)
-        os.replace(made, place)
+def _once(suffix: str, key: str, make: Callable[[Path], None]) -> Path:
+    """The file that `make` writes for `key`; written beside its place and moved there, so that builds may race."""
+    place = cache() / (hashlib.sha256((_headers() + key).encode()).hexdigest()[:32] + suffix)
+    if not place.exists():
+        with tempfile.TemporaryDirectory(dir=cache()) as folder:
+            made = Path(folder) / f"made{suffix}"
+            make(made)
+            os.replace(made, place)
     return place
+
+
+def _runtime(name: str, flags: tuple[str, ...]) -> Path:
+    """The scheduler's part `name`, compiled."""
+    arguments = (*flags, "-O2", "-c", HERE / f"{name}.cpp")
+    return _once(".o", f"{name} {flags}", lambda made: _tool("g++", *arguments, "-o", made))
 
 
 def build(kernel: Kernel, sanitize: bool) -> Path:
     """A library with `emulation_run`, or the program that does the same under sanitizers."""
     flags = (*FLAGS, *(SANITIZERS if sanitize else ()))
-    objects = [_once(".o", "runtime", *flags, "-O2", "-c", HERE / f"{name}.cpp") for name in RUNTIME]
-    kind = () if sanitize else ("-shared", "-fno-gnu-unique")
-    compiled = _once(".o", "kernel", *flags, "-O1", "-c", "-I", HERE, text=translation_unit(kernel))
-    return _once("" if sanitize else ".so", "linked", *flags, *kind, compiled, *objects)
+    runtime = [_runtime(name, flags) for name in RUNTIME]
+    text = translation_unit(kernel)
+
+    def make(made: Path) -> None:
+        source, compiled = made.parent / "kernel.cpp", made.parent / "kernel.o"
+        source.write_text(text)
+        _tool("g++", *flags, "-O1", "-c", "-I", HERE, source, "-o", compiled)
+        # .bss holds the shared variables and nothing else: in a section with a C name, its ends have names too.
+        _tool("objcopy", "--rename-section", ".bss=cuda_shared", compiled)
+        kind = () if sanitize else ("-shared", "-fno-gnu-unique")
+        _tool("g++", *flags, *kind, compiled, *runtime, "-o", made)
+
+    return _once("" if sanitize else ".so", f"{flags}{text}", make)

@@ -60,8 +60,8 @@ class _Memory:
 
 def emulate(kernel: Kernel, *tensors: Tensor, order: str = "forward", seed: int = 0, sanitize: bool = False) -> Tensor:
     """The output of `kernel` for these operands, on a CPU; raises `EmulationError` where the kernel is wrong."""
-    dense = _checked(kernel, tensors)
     sizes = {name: tensors[operand].shape[dim] for name, operand, dim in kernel.sizes}
+    dense = _checked(kernel, tensors, sizes)
     memories = [_Memory(n, tuple(t.shape), t.dtype) for n, t in zip(kernel.operands, tensors, strict=True)]
     for memory, tensor in zip(memories, dense, strict=True):
         memory.fill(tensor)
@@ -78,9 +78,12 @@ def emulate(kernel: Kernel, *tensors: Tensor, order: str = "forward", seed: int 
     return memories[-1].value()
 
 
-def _checked(kernel: Kernel, tensors: tuple[Tensor, ...]) -> list[Tensor]:
+def _checked(kernel: Kernel, tensors: tuple[Tensor, ...], sizes: Mapping[str, int]) -> list[Tensor]:
     """The operands as they lie in memory, each flat and contiguous."""
     assert len(tensors) == len(kernel.operands), f"{kernel.name} takes {kernel.operands}"
+    assert not kernel.dtypes or kernel.dtypes == tuple(t.dtype for t in tensors), f"{kernel.dtypes} were promised"
+    for shape, tensor in zip(kernel.shapes, tensors, strict=False):
+        assert [evaluate(e, sizes) for e in shape] == list(tensor.shape), f"{shape} was promised"
     dense = []
     for name, layout, tensor in zip(kernel.operands, kernel.layouts, tensors, strict=True):
         assert tensor.device.type == "cpu", f"{name} is not on the CPU"
@@ -134,7 +137,8 @@ def _run_program(kernel: Kernel, call: str, memories: list[_Memory], order: int,
             file.write_bytes(memory.payload.numpy().tobytes())
         command = [program, files[0], order, seed, *files[1:]]
         environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
-        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=environment)
+        words = [str(word) for word in command]
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=280)
         if done.returncode:
             raise EmulationError(_complaint(done.stderr) or f"{kernel.name}: exit status {done.returncode}")
         for file, memory in zip(files[1:], memories, strict=True):

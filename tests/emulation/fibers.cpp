@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 
 #include <algorithm>
 #include <numeric>
@@ -40,7 +41,6 @@ constexpr size_t STACK = 512 << 10;  // its frames are larger
 #else
 constexpr size_t STACK = 128 << 10;
 #endif
-constexpr size_t CANARY = 64;  // bytes at the far end of a stack
 
 const Launch* launch;
 Fiber scheduler;
@@ -374,12 +374,49 @@ void run_cluster(Index first) {
     }
 }
 
-#ifndef __SANITIZE_ADDRESS__
-void on_crash(int signal) {
+#ifndef __SANITIZE_ADDRESS__  // which tells more about a crash
+constexpr int PATIENCE = 100;  // seconds of the processor, after which a kernel counts as hanging
+constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGVTALRM};
+
+void on_signal(int signal) {
     ::signal(signal, SIG_DFL);  // a second one would be ours
-    siglongjmp(crash, 1);
+    siglongjmp(crash, signal);
 }
+
+// Makes errors of crashes and endless loops while it lives.
+struct Guarded {
+    Guarded() {
+        handling.ss_sp = stack;
+        handling.ss_size = sizeof stack;
+        sigaltstack(&handling, &stack_before);
+        struct sigaction action = {};
+        action.sa_handler = on_signal;
+        action.sa_flags = SA_ONSTACK;
+        for (int i = 0; i < 3; ++i) sigaction(SIGNALS[i], &action, &before[i]);
+        const itimerval patience = {{0, 0}, {PATIENCE, 0}};
+        setitimer(ITIMER_VIRTUAL, &patience, nullptr);
+    }
+    ~Guarded() {
+        const itimerval off = {};
+        setitimer(ITIMER_VIRTUAL, &off, nullptr);
+        for (int i = 0; i < 3; ++i) sigaction(SIGNALS[i], &before[i], nullptr);
+        sigaltstack(&stack_before, nullptr);
+    }
+    stack_t handling = {}, stack_before;
+    struct sigaction before[3];
+    alignas(16) static inline char stack[1 << 16];
+};
 #endif
+
+void run_clusters() {
+    const unsigned across = launch->grid.x / launch->cluster;
+    std::vector<uint64_t> clusters(uint64_t(across) * grid.y * grid.z);
+    std::iota(clusters.begin(), clusters.end(), 0);
+    arrange(clusters);
+    for (size_t c = 0; c < clusters.size() && error.empty(); ++c)
+        run_cluster({unsigned(clusters[c] % across) * launch->cluster, unsigned(clusters[c] / across % grid.y),
+                     unsigned(clusters[c] / across / grid.y)});
+}
 
 }  // namespace
 
@@ -393,31 +430,13 @@ const char* run(const Launch& given) {
     if (given.cluster > 1 && static_shared()) return "a cluster's blocks have static shared memory: use dynamic";
 #endif
     build();
-    std::vector<uint64_t> clusters(uint64_t(grid.x) / given.cluster * grid.y * grid.z);
-    std::iota(clusters.begin(), clusters.end(), 0);
-    arrange(clusters);
-#ifndef __SANITIZE_ADDRESS__  // which tells more about a crash
-    static char handler_stack[1 << 16];
-    stack_t before, handling = {};
-    handling.ss_sp = handler_stack;
-    handling.ss_size = sizeof handler_stack;
-    struct sigaction action = {}, segv, bus;
-    action.sa_handler = on_crash;
-    action.sa_flags = SA_ONSTACK;
-    sigaltstack(&handling, &before);
-    sigaction(SIGSEGV, &action, &segv);
-    sigaction(SIGBUS, &action, &bus);
-    if (sigsetjmp(crash, 1)) error = "memory fault (sanitize=True tells more)" + place(*current);
-#endif
-    const unsigned across = grid.x / given.cluster;
-    for (size_t c = 0; c < clusters.size() && error.empty(); ++c)
-        run_cluster({unsigned(clusters[c] % across) * given.cluster, unsigned(clusters[c] / across % grid.y),
-                     unsigned(clusters[c] / across / grid.y)});
 #ifndef __SANITIZE_ADDRESS__
-    sigaction(SIGSEGV, &segv, nullptr);
-    sigaction(SIGBUS, &bus, nullptr);
-    sigaltstack(&before, nullptr);
+    Guarded guarded;
+    if (const int signal = sigsetjmp(crash, 1))
+        error = (signal == SIGVTALRM ? "no end in sight" : "memory fault (sanitize=True tells more)") + place(*current);
+    else
 #endif
+        run_clusters();
     destroy();
     return error.empty() ? nullptr : error.c_str();
 }

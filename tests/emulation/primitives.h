@@ -4,25 +4,30 @@
 namespace {
 
 #if defined(USES_mma_tf32) || defined(USES_mma_f64)
-// d += a * b for one 16x8x8 tile, each lane's elements where PTX's mma.m16n8k8 has them.
-template <typename Element, typename Sum, typename Read, typename Round>
-inline void completed_mma(Warp& warp, Read read, Round round) {
-    double a[16][8], b[8][8];
+// d += a * b for one 16x8x8 tile.
+__attribute__((optimize("O3"))) inline void product(double (&d)[16][8], const double (&a)[16][8], const double (&b)[8][8]) {
+    for (int row = 0; row < 16; ++row)
+        for (int k = 0; k < 8; ++k)
+            for (int column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
+}
+
+// The same from the registers of a warp: each lane's elements are those of PTX's mma.m16n8k8.
+template <typename Element, typename Sum>
+inline void completed_mma(Warp& warp, double (*read)(Element), Sum (*round)(double)) {
+    double a[16][8], b[8][8], d[16][8];
     for (int lane = 0; lane < 32; ++lane) {
         const auto own_a = static_cast<const Element*>(warp.first[lane].operands[1]);
         const auto own_b = static_cast<const Element*>(warp.first[lane].operands[2]);
+        const auto own_d = static_cast<const Sum*>(warp.first[lane].operands[0]);
         const int group = lane / 4, member = lane % 4;
         for (int i = 0; i < 4; ++i) a[group + i % 2 * 8][member + i / 2 * 4] = read(own_a[i]);
         for (int i = 0; i < 2; ++i) b[member + i * 4][group] = read(own_b[i]);
+        for (int i = 0; i < 4; ++i) d[group + i / 2 * 8][member * 2 + i % 2] = double(own_d[i]);
     }
+    product(d, a, b);
     for (int lane = 0; lane < 32; ++lane) {
-        const auto d = static_cast<Sum*>(warp.first[lane].operands[0]);
-        for (int i = 0; i < 4; ++i) {
-            const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-            double sum = double(d[i]);
-            for (int k = 0; k < 8; ++k) sum += a[row][k] * b[k][column];
-            d[i] = round(sum);
-        }
+        const auto own_d = static_cast<Sum*>(warp.first[lane].operands[0]);
+        for (int i = 0; i < 4; ++i) own_d[i] = round(d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
     }
 }
 
@@ -64,7 +69,7 @@ inline float cut_off(double sum) {
 }
 inline void completed_mma_tf32(Warp& warp, unsigned lanes) {
     check_mma(warp, lanes);
-    completed_mma<unsigned, float>(warp, read_tf32, cut_off);
+    completed_mma(warp, read_tf32, cut_off);
 }
 inline void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], EMULATED_LINE) {
     emulated_mma(completed_mma_tf32, "mma_tf32", d, a, b, line);
@@ -75,7 +80,7 @@ inline void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[
 inline double as_it_is(double x) { return x; }
 inline void completed_mma_f64(Warp& warp, unsigned lanes) {
     check_mma(warp, lanes);
-    completed_mma<double, double>(warp, as_it_is, as_it_is);
+    completed_mma(warp, as_it_is, as_it_is);
 }
 inline void mma_f64(double (&d)[4], const double (&a)[4], const double (&b)[2], EMULATED_LINE) {
     emulated_mma(completed_mma_f64, "mma_f64", d, a, b, line);

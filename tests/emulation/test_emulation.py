@@ -33,7 +33,8 @@ def kernel(
     parameters = ", ".join(arguments)
     names = [a.split()[-1].lstrip("*") for a in arguments]
     kinds = ["pointer" if "*" in a else "long" if "long" in a else "int" for a in arguments]
-    source = f'{before}\nextern "C" __global__ void f({parameters}) {{\n{body}\n}}\n'
+    attributes = f"__cluster_dims__({cluster}) " if cluster > 1 else ""
+    source = f'{before}\nextern "C" __global__ {attributes}void f({parameters}) {{\n{body}\n}}\n'
     launch = Launch(
         "f",
         tuple(Argument(k, n) for k, n in zip(kinds, names, strict=True)),
@@ -195,7 +196,8 @@ def test_votes_and_parts_of_a_warp() -> None:
     body = """
     const int t = threadIdx.x;
     const unsigned half = t < 16 ? 0xffffu : 0xffff0000u;
-    y[t] = __popc(__ballot_sync(half, x[t] > 4)) + 100 * __any_sync(half, x[t] > 20) + 200 * __all_sync(half, x[t] > 16);
+    y[t] = __popc(__ballot_sync(half, x[t] > 4)) + 100 * __any_sync(half, x[t] > 20)
+           + 200 * __all_sync(half, x[t] > 16);
     __syncwarp();
     y[t] += 1000 * __syncthreads_count(x[t] > 20);
     """
