@@ -19,8 +19,8 @@ import torch
 from fusewright.errors import UnsupportedError
 from fusewright.runtime.nvrtc import KernelError
 
-# Starts a prepared launch on a stream with an array of pointers to its arguments; returns the driver's status.
-Start = Callable[[c_void_p, Any], int]
+# Starts a prepared launch on a stream with an array of pointers to its arguments (and no other); returns a status.
+Start = Callable[[c_void_p, Any, None], int]
 
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
 _RELAXED = 2  # CUstreamCaptureMode
@@ -122,8 +122,7 @@ class CudaDriver:
 
     def start(self, function: int, grid: tuple[int, int, int], threads: int, shared: int) -> Start:
         numbers = map(c_uint, (*grid, threads, 1, 1, shared))
-        launch = partial(self._cuda.cuLaunchKernel, c_void_p(function), *numbers)
-        return lambda stream, parameters: launch(stream, parameters, None)
+        return partial(self._cuda.cuLaunchKernel, c_void_p(function), *numbers)
 
     def error(self, status: int) -> str:
         text = ctypes.c_char_p()

@@ -151,7 +151,7 @@ class Launcher:
             cells[:pointers] = [t.data_ptr() for t in (*held, *arrays)]
             stream = c_void_p(stream_of(index))
             for entry, start, parameters in launches:
-                status = start(stream, parameters)
+                status = start(stream, parameters, None)
                 if status:
                     raise self._error(f"could not launch {entry} ({driver.error(status)})", tensors)
             return arrays[0]

@@ -170,9 +170,10 @@ class FakeDriver:
         entry = list(ENTRIES)[function]
         parameters, run = ENTRIES[entry]
 
-        def launch(stream: ctypes.c_void_p, packed: Any) -> int:
+        def launch(stream: ctypes.c_void_p, packed: Any, _: None) -> int:
             self.before_launch()
             assert len(packed) == parameters
+            assert at(packed[0], ctypes.c_uint64)[0] % 16 == 0, "the first operand is not aligned"
             run(list(packed), grid)
             self.launches.append((entry, stream.value or 0, grid, threads, shared))
             return self.status

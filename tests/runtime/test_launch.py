@@ -93,8 +93,8 @@ def seen_addresses(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> list[li
     """Where each launch's pointers lead, without running it."""
     seen: list[list[int]] = []
 
-    def start(*_: object) -> Callable[[Any, Any], int]:
-        return lambda stream, packed: bool(seen.append([at(cell, ctypes.c_uint64)[0] for cell in packed]))
+    def start(*_: object) -> Callable[..., int]:
+        return lambda stream, packed, _: bool(seen.append([at(cell, ctypes.c_uint64)[0] for cell in packed]))
 
     monkeypatch.setattr(fake, "start", start)
     return seen
@@ -127,8 +127,8 @@ def test_channels_last(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) 
 def test_numbers_keep_their_width_and_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     fake, seen = FakeDriver(), []
 
-    def start(*_: object) -> Callable[[Any, Any], int]:
-        def look(stream: object, packed: Any) -> int:
+    def start(*_: object) -> Callable[..., int]:
+        def look(stream: object, packed: Any, _: None) -> int:
             seen.append((at(packed[0], ctypes.c_int32)[0], at(packed[1], ctypes.c_int64)[0]))
             return 0
 
@@ -220,6 +220,21 @@ def test_threads_do_not_share_arguments() -> None:
         list(pool.map(work, range(4)))
     assert len(fake.loads) == 1
     assert fake.attached >= 2  # the loading thread, and every one that launches
+
+
+def test_loaded_once_by_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDriver()
+    load = fake.load
+
+    def slowly(cubin: bytes) -> int:
+        time.sleep(0.05)
+        return load(cubin)
+
+    monkeypatch.setattr(fake, "load", slowly)
+    run = Launcher(blend(), fake)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: run(*operands()), range(4)))
+    assert len(fake.loads) == 1
 
 
 def test_another_current_device_is_guarded() -> None:
