@@ -1,0 +1,285 @@
+"""The texts that `fusewright.codegen.cuda.ranges` fills in."""
+
+HEAD = """
+using index_t = long long;
+using Element = $Element;
+
+constexpr int THREADS = $threads, TEAM = $team;  // of a block, and of them per plane
+constexpr int BLOCKS = $blocks, LOADS = $loads;  // per multiprocessor at a time; under way per thread
+constexpr int LANES = TEAM < 32 ? TEAM : 32, GROUPS = THREADS / LANES;  // threads that shuffles join
+constexpr int CELLS = $cells, SLOTS = $slots;  // different sums per plane, and results made of them
+
+// COUNT neighbours in memory, read by one load that leaves the caches alone: nothing is read twice.
+template <int BYTES> struct Word;
+template <> struct Word<16> { using Type = uint4; };
+template <> struct Word<8> { using Type = uint2; };
+template <> struct Word<4> { using Type = unsigned; };
+template <> struct Word<2> { using Type = unsigned short; };
+template <int COUNT>
+struct alignas(sizeof(Element) * COUNT) Pack {
+    Element at[COUNT];
+};
+template <int COUNT>
+__device__ __forceinline__ Pack<COUNT> load(const Pack<COUNT>* from) {
+    using Bits = typename Word<sizeof(Pack<COUNT>)>::Type;
+    const Bits bits = __ldcs(reinterpret_cast<const Bits*>(from));
+    Pack<COUNT> pack;
+    memcpy(&pack, &bits, sizeof pack);
+    return pack;
+}
+
+"""
+
+JOINED = """
+// The sum over LANES neighbouring threads, in the first of them.
+__device__ __forceinline__ double joined(double sum) {
+#pragma unroll
+    for (int offset = LANES / 2; offset > 0; offset /= 2) sum += __shfl_down_sync(~0u, sum, offset);
+    return sum;
+}
+
+"""
+
+ABOUT_ONE = """
+// Adds this thread's share of the elements [first, last) of a plane to `sum`.
+"""
+ABOUT_PERIODIC = """
+// Adds this thread's share of the elements [first, last) of a plane to sums[index % PERIOD].
+"""
+GATHER_ONE = """
+for (int e = 0; e < COUNT; ++e) sum += column[e];
+"""
+GATHER_PERIODIC = """
+for (int e = 0; e < COUNT; ++e)
+#pragma unroll
+    for (int q = 0; q < PERIOD; ++q)
+        if ((e + COUNT - skew) % PERIOD == q) sums[q] += column[e];
+"""
+SINGLE_ONE = """
+sum += value(plane[i]);
+"""
+SINGLE_PERIODIC = """
+#pragma unroll
+for (int q = 0; q < PERIOD; ++q)
+    if (i % PERIOD == q) sums[q] += value(plane[i]);
+"""
+OWN = """
+const index_t from = begin, until = end;
+"""
+SHARE = """
+// The blocks along y share the packs of a plane; the first one takes the ends as well.
+const index_t share = (end - begin + gridDim.y - 1) / gridDim.y;
+const index_t from = begin + share * blockIdx.y, until = min(end, from + share);
+"""
+
+TAKE = """
+$about
+__device__ __forceinline__ void take(const Element* plane, index_t first, index_t last, int lane, $sums) {
+    constexpr int COUNT = 16 / sizeof(Element);
+    // Packs are aligned in memory; the plane begins `skew` elements into one.
+    const int skew = reinterpret_cast<size_t>(plane) % 16 / sizeof(Element);
+    const Pack<COUNT>* const packs = reinterpret_cast<const Pack<COUNT>*>(plane - skew);
+    const index_t begin = (first + skew + COUNT - 1) / COUNT, end = max(begin, (last + skew) / COUNT);
+    $share
+    double column[COUNT] = {};
+    for (index_t p = from + lane; p < until; p += TEAM * LOADS) {
+        Pack<COUNT> pack[LOADS];
+#pragma unroll
+        for (int u = 0; u < LOADS; ++u)
+            if (p + u * TEAM < until) pack[u] = load(packs + (p + u * TEAM));
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) {
+            $T few = 0;  // a few additions in the type of the values, all others in float64
+#pragma unroll
+            for (int u = 0; u < LOADS; ++u)
+                if (p + u * TEAM < until) few += value(pack[u].at[e]);
+            column[e] += few;
+        }
+    }
+#pragma unroll
+    $gather
+    $ends
+    const index_t head = min(begin * COUNT - skew, last), tail = max(end * COUNT - skew, head);
+    for (index_t i = first + lane; i < head; i += TEAM) {
+        $single
+    }
+    for (index_t i = tail + lane; i < last; i += TEAM) {
+        $single
+    }
+}
+
+"""
+
+SUM_PLANE = """
+__device__ __forceinline__ int cell_of(int column) {
+    for (int k = 0; k < SEGMENTS; ++k)
+        if (column >= SEGMENT[k].begin && column < SEGMENT[k].end) return k * PERIOD + column % PERIOD;
+    return -1;
+}
+
+// Adds this thread's share of a plane to the cells of its group: COUNT neighbouring columns of every DOWN-th row.
+template <int COUNT>
+__device__ __forceinline__ void sum_plane(const Element* plane, int lane, double* cells) {
+    constexpr int BEGIN = FIRST / COUNT * COUNT, PACKS = (LAST - BEGIN + COUNT - 1) / COUNT;
+    constexpr int PASSES = (PACKS + TEAM - 1) / TEAM, ACROSS = (PACKS + PASSES - 1) / PASSES, DOWN = TEAM / ACROSS;
+    const int across = lane % ACROSS, down = lane / ACROSS;
+    for (int pass = 0; pass < PASSES; ++pass) {
+        const int first = BEGIN + (pass * ACROSS + across) * COUNT;
+        const bool working = down < DOWN && first < LAST;
+        const Element* const from = plane + first;
+        int cell[COUNT];
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) cell[e] = cell_of(first + e);
+        for (int k = 0; k < SETS; ++k) {
+            const Rows rows = ROWS[k];
+            const int count = working ? rows.count : 0, stride = DOWN$part;
+            double column[COUNT] = {};
+            for (int row = $start; row < count; row += stride * LOADS) {
+                Pack<COUNT> pack[LOADS];
+#pragma unroll
+                for (int u = 0; u < LOADS; ++u) {
+                    const int r = row + u * stride;
+                    if (r < count) pack[u] = load(reinterpret_cast<const Pack<COUNT>*>(from + ($row)));
+                }
+#pragma unroll
+                for (int e = 0; e < COUNT; ++e) {
+                    $T few = 0;  // a few additions in the type of the values, all others in float64
+#pragma unroll
+                    for (int u = 0; u < LOADS; ++u)
+                        if (row + u * stride < count) few += value(pack[u].at[e]);
+                    column[e] += few;
+                }
+            }
+            for (int c = 0; c < SEGMENTS * PERIOD; ++c) {
+                double sum = 0;
+#pragma unroll
+                for (int e = 0; e < COUNT; ++e)
+                    if (cell[e] == c) sum += column[e];
+                sum = joined(sum);
+                if (threadIdx.x % LANES == 0) cells[k * SEGMENTS * PERIOD + c] += sum;
+            }
+        }
+    }
+}
+
+"""
+
+BELONGS_LINE = """
+__device__ __forceinline__ bool belongs(int cell, int slot) { return SLOTS_OF[cell] >> slot & 1; }
+"""
+BELONGS_PLANES = """
+__device__ __forceinline__ bool belongs(int cell, int slot) {
+    const bool row = ROW_SLOTS_OF[cell / (SEGMENTS * PERIOD)] >> slot / COLUMN_SLOTS & 1;
+    return row && (SLOTS_OF[cell % (SEGMENTS * PERIOD)] >> slot % COLUMN_SLOTS & 1);
+}
+"""
+
+WRITE_ONE = """
+__syncthreads();
+const index_t first = index_t(blockIdx.x) * (THREADS / TEAM);
+for (int team = threadIdx.x; team < THREADS / TEAM && first + team < planes; team += THREADS) {
+    constexpr int slot = 0;
+    double total = 0;
+    for (int group = 0; group < TEAM / LANES; ++group) total += cells[team * (TEAM / LANES) + group][0];
+    $store
+}
+"""
+
+WRITE = """
+__syncthreads();
+const index_t first = index_t(blockIdx.x) * (THREADS / TEAM);
+for (int i = threadIdx.x; i < THREADS / TEAM * SLOTS; i += THREADS) {
+    const int team = i / SLOTS, slot = i % SLOTS;
+    if (first + team >= planes) break;
+    double total = 0;
+    for (int cell = 0; cell < CELLS; ++cell)
+        if (belongs(cell, slot))
+            for (int group = 0; group < TEAM / LANES; ++group) total += cells[team * (TEAM / LANES) + group][cell];
+    $store
+}
+"""
+
+TOTAL = """
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+$name(const Element* __restrict__ x, $Result* __restrict__ $to, index_t planes, index_t length) {
+    __shared__ double cells[GROUPS][CELLS];
+    const index_t plane = min(index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM, planes - 1);
+    double sum = 0;
+    take(x + plane * length, 0, length, threadIdx.x % TEAM, sum);
+    sum = joined(sum);
+    if (threadIdx.x % LANES == 0) cells[threadIdx.x / LANES][0] = sum;
+    $write
+}
+"""
+
+LINE_ONE = """
+double sum = 0;
+take(plane, SEGMENT[k].begin, SEGMENT[k].end, lane, sum);
+sum = joined(sum);
+if (threadIdx.x % LANES == 0) cells[threadIdx.x / LANES][k] = sum;
+"""
+
+LINE_PERIODIC = """
+double sums[PERIOD] = {};
+take(plane, SEGMENT[k].begin, SEGMENT[k].end, lane, sums);
+#pragma unroll
+for (int q = 0; q < PERIOD; ++q) {
+    const double sum = joined(sums[q]);
+    if (threadIdx.x % LANES == 0) cells[threadIdx.x / LANES][k * PERIOD + q] = sum;
+}
+"""
+
+LINE = """
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+$name(const Element* __restrict__ x, $Result* __restrict__ $to, index_t planes) {
+    __shared__ double cells[GROUPS][CELLS];
+    const index_t job = min(index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM, planes - 1);
+    const Element* const plane = x + job * LENGTH;
+    const int lane = threadIdx.x % TEAM;
+#pragma unroll 1
+    for (int k = 0; k < SEGMENTS; ++k) {
+        $segment
+    }
+    $write
+}
+"""
+
+PLANES = """
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+$name(const Element* __restrict__ x, $Result* __restrict__ $to, index_t planes) {
+    __shared__ double cells[GROUPS][CELLS];
+    double* const own = cells[threadIdx.x / LANES];
+    if (threadIdx.x % LANES == 0)
+        for (int cell = 0; cell < CELLS; ++cell) own[cell] = 0;
+    const index_t plane = min(index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM, planes - 1);
+    const int lane = threadIdx.x % TEAM;
+    $choose
+    $write
+}
+"""
+
+CHOOSE = """
+if (reinterpret_cast<size_t>(x) % (sizeof(Element) * $COUNT) == 0)
+    sum_plane<$COUNT>(x + plane * PLANE, lane, own);
+else
+    sum_plane<1>(x + plane * PLANE, lane, own);
+"""
+NO_CHOICE = """
+sum_plane<1>(x + plane * PLANE, lane, own);
+"""
+
+FINISH = """
+
+// Adds up the parts of every sum, in their order: a warp per sum.
+extern "C" __global__ void __launch_bounds__(THREADS)
+${name}_finish(const double* __restrict__ scratch, $Result* __restrict__ out, index_t results, int parts$length) {
+    const index_t result = index_t(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32;
+    double total = 0;
+    for (int part = threadIdx.x % 32; part < parts && result < results; part += 32)
+        total += scratch[part * results + result];
+    total = joined(total);
+    if (threadIdx.x % 32 != 0 || result >= results) return;
+    $slot
+    out[result] = $result;
+}
+"""

@@ -1,0 +1,32 @@
+"""Filling templates of CUDA text line by line, so that what comes out is indented like hand-written code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import Template
+
+Lines = list[str]
+
+
+def indent(lines: Sequence[str], by: int = 1) -> Lines:
+    """The lines moved to the right; directives stay where they are."""
+    return [line if line.startswith("#") or not line else "    " * by + line for line in lines]
+
+
+def block(head: str, body: Sequence[str]) -> Lines:
+    """``head { body }``."""
+    return [f"{head} {{", *indent(body), "}"]
+
+
+def fill(text: str, **names: object) -> Lines:
+    """The lines of `text` with ``$name`` replaced; a name alone on its line may stand for several lines, or none."""
+    words = {name: value for name, value in names.items() if not isinstance(value, list)}
+    lines: Lines = []
+    for line in text.removeprefix("\n").removesuffix("\n").split("\n"):
+        bare = line.strip()
+        value = names.get(bare[1:]) if bare.startswith("$") else None
+        if isinstance(value, list):
+            lines += indent(value, (len(line) - len(bare)) // 4)
+        else:
+            lines.append(Template(line).substitute(words))
+    return lines

@@ -1,0 +1,183 @@
+"""Range reductions: the generated CUDA C++ runs on the CPU, and is compared with sums in float64."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from emulation.emulate import ORDERS, emulate
+from torch import Tensor
+
+from fusewright.codegen.cuda.ranges import kernel
+from fusewright.codegen.kernel import Kernel
+from fusewright.ir import ops
+from fusewright.ir.build import cast, pointwise
+from fusewright.ir.node import Node, make
+from fusewright.ir.ops import Slot
+from fusewright.schedule.range_sums import RangeReduction, parse
+
+CPU = torch.device("cpu")
+GOLDEN = Path(__file__).parents[2] / "golden"
+inf, nan = float("inf"), float("nan")
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+Slots = tuple[Slot, ...]
+
+
+def inp(*shape: int, dtype: torch.dtype = F32) -> Node:
+    return make(ops.Input(shape, dtype, CPU, "x", 0))
+
+
+def sums(x: Node, table: dict[int, Slots], dtype: torch.dtype = F64) -> Node:
+    return make(ops.RangeSum(tuple(sorted(table.items())), dtype), x)
+
+
+def reduce(x: Node, kind: str, *dims: int, **more: object) -> Node:
+    return make(ops.Reduce(kind, dims, **more), x)  # type: ignore[arg-type]
+
+
+def whole(n: int, scale: float = 1.0) -> Slots:
+    return (Slot(0, n, 1, scale),)
+
+
+def borders(n: int, k: int, scale: float = 1.0) -> Slots:
+    """Slots of a convolution of k taps without padding: they differ at the ends."""
+    return tuple(Slot(u, n - k + 1 + u, 1, scale) for u in range(k))
+
+
+def strided(n: int, k: int, step: int) -> Slots:
+    count = (n - k) // step + 1
+    return tuple(Slot(u, u + (count - 1) * step + 1, step if count > 1 else 1, 0.5) for u in range(k))
+
+
+def windows(n: int, size: int) -> Slots:
+    return tuple(Slot(i, min(i + size, n), 1, 1 / size) for i in range(0, n, size))
+
+
+def expected(op: ops.Op, value: Tensor) -> Tensor:
+    """The sums by their definition."""
+    if isinstance(op, ops.Reduce):
+        total = value.sum(op.dims, keepdim=op.keepdim)
+        return total / (value.numel() / max(total.numel(), 1)) if op.kind == "mean" else total
+    assert isinstance(op, ops.RangeSum)
+    for dim, slots in op.table:
+        picked = [
+            value.narrow(dim, 0, 0) if not s.count else value.index_select(dim, torch.arange(s.start, s.stop, s.step))
+            for s in slots
+        ]
+        value = torch.cat([p.sum(dim, keepdim=True) * s.scale for p, s in zip(picked, slots, strict=True)], dim)
+    return value
+
+
+def _value(node: Node, leaf: Node, x: Tensor) -> Tensor:
+    if node is leaf:
+        return x
+    if isinstance(node.op, ops.Cast):
+        return _value(node.arg(0), leaf, x)
+    assert isinstance(node.op, ops.Pointwise)
+    args = [a.op.value if isinstance(a.op, ops.Number) else _value(a, leaf, x) for a in node.inputs]
+    names = {f"v{i}": a for i, a in enumerate(args)}
+    return eval(node.op.traits.torch.format(*names), {"torch": torch, "F": torch.nn.functional, **names})
+
+
+def parsed(root: Node) -> RangeReduction:
+    found = parse(root, lambda node: True)
+    assert isinstance(found, RangeReduction), found
+    return found
+
+
+def random(node: Node, seed: int, offset: float = 0.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(node.shape, generator=generator, dtype=F64) + offset).to(node.dtype)
+
+
+def check(root: Node, x: Tensor | None = None, order: str = "forward") -> Kernel:
+    r = parsed(root)
+    k = kernel(r, "fused_test")
+    x = random(r.x, 1) if x is None else x
+    value = _value(r.value, r.x, x.double())
+    got, want = emulate(k, x, order=order), expected(root.op, value)
+    assert got.dtype == root.dtype and got.shape == want.shape
+    special = ~want.isfinite()
+    torch.testing.assert_close(got.double()[special], want[special], equal_nan=True, rtol=0, atol=0)
+    # what the parts of a sum are rounded to in chains of eight additions, and the result itself
+    magnitude = expected(root.op, value.abs())
+    compute = torch.finfo(F64 if r.value.dtype == F64 else F32).eps
+    bound = magnitude * compute * (1.5 if r.value is r.x else 8) + want.abs() * torch.finfo(root.dtype).eps / 2 + 1e-300
+    wrong = ((got.double() - want).abs() > bound)[~special]
+    assert not wrong.any(), ((got.double() - want).abs() / bound)[~special].max()
+    return k
+
+
+P = (2, 3)
+CASES = {
+    # totals: teams of every size, ends that are not aligned
+    "one element": lambda: sums(inp(*P, 1), {2: whole(1, 0.5)}),
+    "three elements": lambda: reduce(inp(*P, 3), "sum", 2),
+    "five elements": lambda: reduce(inp(7, 5), "mean", 1),
+    "7x7": lambda: reduce(inp(2, 37, 7, 7), "mean", 2, 3, keepdim=True),
+    "8x8": lambda: reduce(inp(*P, 8, 8), "sum", 2, 3),
+    "13x21": lambda: reduce(inp(*P, 13, 21), "sum", 2, 3),
+    "32x32": lambda: sums(inp(*P, 32, 32), {2: whole(32), 3: whole(32)}),
+    "shared planes": lambda: reduce(inp(*P, 150, 150), "mean", 2, 3),
+    "shared planes, scaled": lambda: sums(inp(1, 3, 151, 151), {2: whole(151, 0.1), 3: whole(151, 0.2)}),
+    "3-d": lambda: reduce(inp(*P, 5, 6, 7), "sum", 2, 3, 4),
+    "everything": lambda: reduce(inp(5, 7, 9), "sum", 0, 1, 2),
+    "everything, many": lambda: reduce(inp(3, 12_345), "mean", 0, 1),
+    "last of four": lambda: reduce(inp(2, 3, 4, 33), "sum", 3, keepdim=True),
+    "float64": lambda: reduce(inp(*P, 17, 9, dtype=F64), "mean", 2, 3),
+    "float64, odd": lambda: sums(inp(*P, 17, 9, dtype=F64), {2: whole(17), 3: whole(9)}),
+    "bf16": lambda: reduce(inp(*P, 25, 9, dtype=BF16), "mean", 2, 3),
+    "fp16": lambda: reduce(inp(*P, 31, 9, dtype=F16), "sum", 2, 3),
+    "bf16 in float32": lambda: sums(inp(*P, 14, 14, dtype=BF16), {2: whole(14), 3: whole(14)}, F32),
+    "fp16, shared planes": lambda: sums(inp(1, 2, 250, 201, dtype=F16), {2: whole(250), 3: whole(201)}, F32),
+    # pointwise operations before the sum
+    "of squares": lambda: reduce(pointwise("square", inp(*P, 9, 9)), "mean", 2, 3),
+    "of sigmoids": lambda: reduce(pointwise("sigmoid", pointwise("mul", inp(*P, 9, 9), 2.0)), "sum", 2, 3),
+    "of a cast": lambda: reduce(cast(inp(*P, 9, 9), F64), "sum", 2, 3),
+    "of x times itself": lambda: reduce((lambda x: pointwise("mul", x, pointwise("tanh", x)))(inp(*P, 40)), "sum", 2),
+    "of exp, ranges": lambda: sums(pointwise("exp", inp(*P, 9, 12)), {2: borders(9, 2), 3: borders(12, 3)}),
+    # ranges of one axis
+    "crop": lambda: sums(inp(*P, 37), {2: (Slot(3, 30, 1, 0.25),)}),
+    "crop of rows": lambda: sums(inp(*P, 12, 10), {2: (Slot(2, 9, 1, 1.0),), 3: whole(10)}),
+    "borders of rows": lambda: sums(inp(*P, 12, 10), {2: borders(12, 3), 3: whole(10, 0.5)}),
+    "1-d borders": lambda: sums(inp(*P, 63), {2: borders(63, 4)}),
+    "1-d borders, long": lambda: sums(inp(1, 3, 20_001), {2: borders(20_001, 3)}),
+    "1-d step 2": lambda: sums(inp(*P, 61), {2: strided(61, 3, 2)}),
+    "1-d step 4": lambda: sums(inp(*P, 250), {2: strided(250, 5, 4)}),
+    "1-d step 2, float64": lambda: sums(inp(*P, 50, dtype=F64), {2: strided(50, 4, 2)}),
+    "1-d step 8, bf16": lambda: sums(inp(*P, 203, dtype=BF16), {2: strided(203, 3, 8)}, F32),
+    "1-d windows": lambda: sums(inp(*P, 50), {2: windows(50, 7)}),
+    "1-d of all dimensions": lambda: sums(inp(40), {0: borders(40, 3)}),
+    # ranges of two axes
+    "crop of both": lambda: sums(inp(*P, 9, 13), {2: (Slot(1, 8, 1, 0.5),), 3: (Slot(2, 13, 1, 0.5),)}),
+    "crop of columns": lambda: sums(inp(*P, 9, 12), {2: whole(9), 3: (Slot(4, 9, 1, 1.0),)}),
+    "borders": lambda: sums(inp(*P, 16, 20), {2: borders(16, 4), 3: borders(20, 4)}),
+    "borders, odd": lambda: sums(inp(*P, 11, 13), {2: borders(11, 3), 3: borders(13, 2)}),
+    "borders, even": lambda: sums(inp(*P, 11, 14), {2: borders(11, 3), 3: borders(14, 2)}),
+    "other scales": lambda: sums(inp(*P, 8, 8), {2: (Slot(0, 7, 1, 1.0), Slot(1, 8, 1, 2.0)), 3: borders(8, 2)}),
+    "step 2": lambda: sums(inp(*P, 17, 18), {2: strided(17, 3, 2), 3: strided(18, 3, 2)}),
+    "step 3": lambda: sums(inp(*P, 17, 19), {2: strided(17, 5, 3), 3: strided(19, 4, 3)}),
+    "steps 2 and 1": lambda: sums(inp(*P, 17, 16), {2: strided(17, 3, 2), 3: borders(16, 3)}),
+    "windows of both": lambda: sums(inp(*P, 24, 24), {2: windows(24, 8), 3: windows(24, 5)}),
+    "an empty slot": lambda: sums(inp(*P, 8, 8), {2: (Slot(0, 0, 1, 1.0), Slot(0, 8, 1, 1.0)), 3: borders(8, 2)}),
+    "shared, borders": lambda: sums(inp(1, 2, 130, 140), {2: borders(130, 3), 3: borders(140, 3)}),
+    "blocks of one plane": lambda: sums(inp(1, 1, 70, 64), {2: borders(70, 3), 3: borders(64, 3)}),
+    "wide rows": lambda: sums(inp(1, 2, 3, 4100), {2: borders(3, 2), 3: borders(4100, 2)}),
+    "wide odd rows": lambda: sums(inp(1, 1, 4, 1027), {2: borders(4, 2), 3: borders(1027, 2)}),
+    "float64 borders": lambda: sums(inp(*P, 9, 10, dtype=F64), {2: borders(9, 3), 3: borders(10, 3)}),
+    "bf16 borders": lambda: sums(inp(*P, 9, 24, dtype=BF16), {2: borders(9, 3), 3: borders(24, 3)}, F32),
+    "fp16 to fp16": lambda: sums(inp(*P, 9, 18, dtype=F16), {2: borders(9, 3, 0.1), 3: borders(18, 3, 0.1)}, F16),
+    # ranges of three axes
+    "3-d borders": lambda: sums(inp(*P, 5, 6, 8), {2: borders(5, 3), 3: borders(6, 3), 4: borders(8, 3)}),
+    "3-d step 2": lambda: sums(inp(*P, 7, 6, 9), {2: strided(7, 3, 2), 3: strided(6, 2, 2), 4: strided(9, 3, 2)}),
+    "3-d, one merged": lambda: sums(inp(*P, 7, 6, 9), {2: borders(7, 3), 3: whole(6), 4: whole(9)}),
+    "3-d, two merged": lambda: sums(inp(*P, 7, 6, 9), {2: whole(7), 3: whole(6), 4: borders(9, 2)}),
+    "3-d, middle": lambda: sums(inp(*P, 7, 6, 9), {2: whole(7), 3: borders(6, 2), 4: whole(9)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_value(name: str) -> None:
+    check(CASES[name](), order=ORDERS[zlib.crc32(name.encode()) % 3])
