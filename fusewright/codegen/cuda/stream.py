@@ -118,7 +118,8 @@ class _Writer:
         two = len(self.s.folds) == 2
         if len(self.s.axes) - 1 in first:
             split = kept < FULL // 4 and reduced >= 16 * THREADS
-            team = THREADS if split or reduced >= 16 * THREADS else 32 if reduced >= 128 else 8
+            few = split or (reduced >= 16 * THREADS and kept < 8 * FULL)  # rows: fewer than warps, nearly
+            team = THREADS if few else 32 if reduced >= 128 else 8
             most = f"ceil_div({self.product(first)}, {32 * THREADS})"
             cut = f"max(1, min({most}, ceil_div({2 * FULL}, {self.product(results)})))"
             parts = cut if split else "1" if two else None
@@ -316,8 +317,14 @@ class _Writer:
             decode_row=decode("row", self.results, ""),
             decode_item=self._decode("item", first),
             write=write,
-            **self._common(4, 8),
+            **self._common(self._fitting(4, wide=True), self._fitting(8, wide=False)),
         )
+
+    def _fitting(self, most: int, *, wide: bool) -> int:
+        """How many groups of values a thread of a team takes together: no more than a row has for it."""
+        values = self.wide.values if self.wide and wide else 1
+        share = self.count(self.axes["first"]) // (self.shape.team * values)
+        return next((n for n in (8, 4, 2) if n <= min(most, share)), 1)
 
     def _columns(self) -> Lines:
         parts, team = self.shape.parts is not None, self.shape.team

@@ -53,7 +53,7 @@ def widths(s: Stream) -> Widths | None:
     stride, reach = op.stride[along], op.dilation[along] * (op.kernel[along] - 1)
     values = next(v for v in (1, 2, 4, 8) if v * stride % chunk == 0)
     if reach + 1 > stride:  # neighbours share elements: more of them share more
-        values = max(values, min(chunk, 4))
+        values = chunk
     return Widths(values, chunk) if (values - 1) * stride + reach + 1 <= UNROLLED_TAPS else None
 
 
@@ -148,7 +148,7 @@ class Values:
             [f"if (j{a} < 0 || j{a} >= d.m{a}) continue;  // a chunk is inside or outside"] if self._checked() else []
         )
         body += [*loads, "#pragma unroll", *block("for (int c = 0; c < CHUNK<WIDE>; ++c)", each)]
-        unroll = "#pragma unroll" if prod(s.window.op.kernel) <= UNROLLED_TAPS else "#pragma unroll 1"
+        unroll = "#pragma unroll" if s.window.op.kernel[-1] <= UNROLLED_TAPS // 2 else "#pragma unroll 1"
         return [unroll, *block("for (int u = 0; u < SPAN<WIDE>; u += CHUNK<WIDE>)", body)]
 
     def _divisor(self) -> tuple[Lines, str] | None:
