@@ -142,7 +142,7 @@ class Epilogue:
         if tree is None:
             lines.append(f"return {start};")
         else:
-            scalars = Scalars({tree.value: start}, self._access)
+            scalars = Scalars({tree.value: start}, self._access, cuda=True)
             result = scalars.value(tree.root)
             lines += [*scalars.lines, f"return {result};"]
         return [f"const auto {label} = [&](Compute value, int m, int half) {{", *("    " + x for x in lines), "};"]
@@ -210,7 +210,7 @@ class Epilogue:
         """The output position along dimension i of what the loops are at."""
         axis = self.c.axes[i]
         between = phase.elements[1] - phase.elements[0] if len(phase.elements) > 1 else 1
-        cell = ("(cell_d + rd / ROWS_D)", "(cell_h + warp_h * OWN_H + rh / ROWS_H)", _CELL_W)[i]
+        cell = ("(cell_d + rd / ROWS_D)", "(cell_h + warp_h * OWN_H + rh / ROWS_H)", f"({_CELL_W})")[i]
         element = ("(row_d + rd % ROWS_D)", "(row_h + rh % ROWS_H)", f"s % {len(phase.elements)}")[i]
         shift = phase.elements[0] + axis.start
         text = f"{cell} * {axis.stride}" if axis.stride != 1 else cell
