@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 # Unset locals hold a pattern (-1.7e38 as a float), so that reading one shows.
 FLAGS = ("-std=c++17", "-w", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-ftrivial-auto-var-init=pattern")
 SANITIZERS = ("-g1", "-DEMULATION_PROGRAM", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-RUNTIME = ("fibers", "launch")
+RUNTIME = ("fibers", "copies", "launch")
 DYNAMIC_SHARED = re.compile(r"extern\s+__shared__[^;]*\bshared_memory\[\];")
 # Plain C++ to the emulator: it means the same on a CPU.
 UNTOUCHED = {"nonfinite"}

@@ -2,8 +2,8 @@
 // shared variables of function templates lie in .bss like all others).
 #pragma once
 #include <math.h>
-#include <string.h>
 
+#include "collectives.h"
 #include "fibers.h"
 
 #define __global__
@@ -25,7 +25,6 @@
 namespace {
 
 constexpr int warpSize = 32;
-constexpr unsigned EMULATED_WARP = 0xffffffffu;
 
 // ---- vectors -------------------------------------------------------------------------------------------------------
 #define EMULATED_VECTORS(T, name)                                                                       \
@@ -63,75 +62,33 @@ inline void __threadfence() {}
 inline void __threadfence_block() {}
 
 // ---- collectives of a warp -----------------------------------------------------------------------------------------
-using emulation::Fiber;
-using emulation::Warp;
-
-inline void completed_nothing(Warp&, unsigned) {}
-inline void __syncwarp(unsigned mask = EMULATED_WARP, EMULATED_LINE) {
-    emulation::collective(completed_nothing, "__syncwarp", mask, line);
+inline void __syncwarp(unsigned mask = emulation::WHOLE_WARP, EMULATED_LINE) {
+    emulation::collective(emulation::completed_nothing, "__syncwarp", mask, line);
 }
 
-inline void completed_ballot(Warp& warp, unsigned lanes) {
-    uint64_t votes = 0;
-    for (int lane = 0; lane < 32; ++lane)
-        if (lanes >> lane & 1) votes |= warp.first[lane].value << lane;
-    for (int lane = 0; lane < 32; ++lane)
-        if (lanes >> lane & 1) warp.first[lane].result = votes;
-}
 inline unsigned __ballot_sync(unsigned mask, int vote, EMULATED_LINE) {
     emulation::current->value = vote != 0;
-    emulation::collective(completed_ballot, "__ballot_sync", mask, line);
+    emulation::collective(emulation::completed_ballot, "__ballot_sync", mask, line);
     return unsigned(emulation::current->result);
 }
 inline int __any_sync(unsigned mask, int vote, EMULATED_LINE) { return __ballot_sync(mask, vote, line) != 0; }
 inline int __all_sync(unsigned mask, int vote, EMULATED_LINE) { return __ballot_sync(mask, !vote, line) == 0; }
 
-// Which lane each one reads, by PTX's definition of shfl: its own where that would leave the segment.
-struct Indexed { static int source(int, int first, int width, int argument) { return first | (argument & (width - 1)); } };
-struct Up { static int source(int lane, int first, int, int by) { return lane - by < first ? lane : lane - by; } };
-struct Down {
-    static int source(int lane, int first, int width, int by) { return lane + by >= first + width ? lane : lane + by; }
-};
-struct Xor {
-    static int source(int lane, int first, int width, int by) { return (lane ^ by) >= first + width ? lane : lane ^ by; }
-};
-
-template <typename Kind>
-void completed_shuffle(Warp& warp, unsigned lanes) {
-    for (int lane = 0; lane < 32; ++lane) {
-        if (!(lanes >> lane & 1)) continue;
-        Fiber& fiber = warp.first[lane];
-        const int from = Kind::source(lane, lane & ~(fiber.width - 1), fiber.width, int(fiber.argument));
-        fiber.result = lanes >> from & 1 ? warp.first[from].value : ~uint64_t(0);  // undefined: poison
-    }
-}
-
-template <typename Kind, typename T>
-inline T emulated_shuffle(const char* where, unsigned mask, T value, unsigned argument, int width, int line) {
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "no such shuffle");
-    Fiber& self = *emulation::current;
-    memcpy(&self.value, &value, sizeof value);
-    self.argument = argument;
-    self.width = width;
-    emulation::collective(completed_shuffle<Kind>, where, mask, line);
-    memcpy(&value, &self.result, sizeof value);
-    return value;
-}
 template <typename T>
 inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32, EMULATED_LINE) {
-    return emulated_shuffle<Indexed>("__shfl_sync", mask, value, unsigned(lane), width, line);
+    return emulation::shuffle<emulation::Indexed>("__shfl_sync", mask, value, unsigned(lane), width, line);
 }
 template <typename T>
 inline T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32, EMULATED_LINE) {
-    return emulated_shuffle<Up>("__shfl_up_sync", mask, value, by, width, line);
+    return emulation::shuffle<emulation::Up>("__shfl_up_sync", mask, value, by, width, line);
 }
 template <typename T>
 inline T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32, EMULATED_LINE) {
-    return emulated_shuffle<Down>("__shfl_down_sync", mask, value, by, width, line);
+    return emulation::shuffle<emulation::Down>("__shfl_down_sync", mask, value, by, width, line);
 }
 template <typename T>
 inline T __shfl_xor_sync(unsigned mask, T value, int by, int width = 32, EMULATED_LINE) {
-    return emulated_shuffle<Xor>("__shfl_xor_sync", mask, value, unsigned(by), width, line);
+    return emulation::shuffle<emulation::Xor>("__shfl_xor_sync", mask, value, unsigned(by), width, line);
 }
 
 // ---- memory --------------------------------------------------------------------------------------------------------
@@ -146,35 +103,35 @@ template <typename T> inline void __stcg(T* p, T value) { *p = value; }
 template <typename T> inline void __stwb(T* p, T value) { *p = value; }
 template <typename T> inline void __stwt(T* p, T value) { *p = value; }
 
-template <typename T> struct Same { using type = T; };
-template <typename T> using Like = typename Same<T>::type;
-template <typename T> inline T atomicExch(T* p, Like<T> value) { const T old = *p; *p = value; return old; }
-template <typename T> inline T atomicAdd(T* p, Like<T> value) { return atomicExch(p, T(*p + value)); }
-template <typename T> inline T atomicSub(T* p, Like<T> value) { return atomicExch(p, T(*p - value)); }
-template <typename T> inline T atomicMin(T* p, Like<T> value) { return atomicExch(p, value < *p ? value : *p); }
-template <typename T> inline T atomicMax(T* p, Like<T> value) { return atomicExch(p, *p < value ? value : *p); }
-template <typename T> inline T atomicAnd(T* p, Like<T> value) { return atomicExch(p, T(*p & value)); }
-template <typename T> inline T atomicOr(T* p, Like<T> value) { return atomicExch(p, T(*p | value)); }
-template <typename T> inline T atomicCAS(T* p, Like<T> expected, Like<T> value) {
-    return atomicExch(p, *p == expected ? value : *p);
+#define EMULATED_ATOMIC(name, next)                                       \
+    template <typename T>                                                 \
+    inline T name(T* p, typename emulation::Same<T>::type value) {        \
+        const T old = *p;                                                 \
+        *p = T(next);                                                     \
+        return old;                                                       \
+    }
+EMULATED_ATOMIC(atomicExch, value)
+EMULATED_ATOMIC(atomicAdd, old + value)
+EMULATED_ATOMIC(atomicSub, old - value)
+EMULATED_ATOMIC(atomicMin, value < old ? value : old)
+EMULATED_ATOMIC(atomicMax, old < value ? value : old)
+EMULATED_ATOMIC(atomicAnd, old & value)
+EMULATED_ATOMIC(atomicOr, old | value)
+EMULATED_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
+EMULATED_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
+#undef EMULATED_ATOMIC
+template <typename T>
+inline T atomicCAS(T* p, typename emulation::Same<T>::type expected, typename emulation::Same<T>::type value) {
+    return *p == expected ? atomicExch(p, value) : *p;
 }
-inline unsigned atomicInc(unsigned* p, unsigned last) { return atomicExch(p, *p >= last ? 0 : *p + 1); }
-inline unsigned atomicDec(unsigned* p, unsigned last) { return atomicExch(p, *p == 0 || *p > last ? last : *p - 1); }
 
 // ---- bits ----------------------------------------------------------------------------------------------------------
-template <typename To, typename From>
-inline To emulated_bits(From from) {
-    static_assert(sizeof(To) == sizeof(From), "not the same size");
-    To to;
-    memcpy(&to, &from, sizeof to);
-    return to;
-}
-inline unsigned __float_as_uint(float x) { return emulated_bits<unsigned>(x); }
-inline int __float_as_int(float x) { return emulated_bits<int>(x); }
-inline float __uint_as_float(unsigned x) { return emulated_bits<float>(x); }
-inline float __int_as_float(int x) { return emulated_bits<float>(x); }
-inline long long __double_as_longlong(double x) { return emulated_bits<long long>(x); }
-inline double __longlong_as_double(long long x) { return emulated_bits<double>(x); }
+inline unsigned __float_as_uint(float x) { return emulation::bits<unsigned>(x); }
+inline int __float_as_int(float x) { return emulation::bits<int>(x); }
+inline float __uint_as_float(unsigned x) { return emulation::bits<float>(x); }
+inline float __int_as_float(int x) { return emulation::bits<float>(x); }
+inline long long __double_as_longlong(double x) { return emulation::bits<long long>(x); }
+inline double __longlong_as_double(long long x) { return emulation::bits<double>(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
@@ -206,16 +163,15 @@ inline float __int2float_rn(int x) { return float(x); }
 inline int __umulhi(unsigned x, unsigned y) { return int(uint64_t(x) * y >> 32); }
 
 // Of floating types they are fmin and fmax: a NaN gives way to a number.
-template <typename A, typename B> using Common = decltype(true ? A() : B());
 template <typename A, typename B>
-inline Common<A, B> min(A a, B b) {
-    using C = Common<A, B>;
+inline emulation::Common<A, B> min(A a, B b) {
+    using C = emulation::Common<A, B>;
     if constexpr (C(0.5) != C(0)) return C(fmin(C(a), C(b)));
     else return C(b) < C(a) ? C(b) : C(a);
 }
 template <typename A, typename B>
-inline Common<A, B> max(A a, B b) {
-    using C = Common<A, B>;
+inline emulation::Common<A, B> max(A a, B b) {
+    using C = emulation::Common<A, B>;
     if constexpr (C(0.5) != C(0)) return C(fmax(C(a), C(b)));
     else return C(a) < C(b) ? C(b) : C(a);
 }

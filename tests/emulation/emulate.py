@@ -1,8 +1,8 @@
 """`emulate`: what a generated kernel computes, found on a CPU, with everything checked that a GPU would not tell.
 
-Threads are fibers that run until they meet a barrier or a collective of their warp, in one of three orders; shared
-memory, scratch and output start as NaN, and so does what lies around every array.  A missing barrier, a read of
-something nobody wrote and an overrun show as NaN or as results that differ between orders; `EmulationError` names a
+Threads are fibers that run until they meet a barrier or a collective of their warp, in one of three orders.  Output,
+shared memory, scratch, and what lies around every array, start as poison.  A missing barrier, a read of
+something nobody wrote and an overrun show as poison or as results that differ between orders; `EmulationError` names a
 deadlock, a divergent barrier or shuffle, a write outside of an array, an operand written to, a tensor core's operand
 that was not rounded, a misaligned asynchronous copy.  `sanitize=True` runs under AddressSanitizer and UBSan instead.
 """
@@ -26,7 +26,9 @@ from emulation.build import EmulationError, build
 from fusewright.codegen.kernel import Array, Kernel, Launch, evaluate
 
 ORDERS = ("forward", "reverse", "shuffled")
-POISON = 0xFF
+# What unwritten memory holds, by turns: NaN; since fmaxf and fminf ignore that, 3.4e38 and -1.7e38 as well.
+POISONS = (0xFF, 0x7F, 0xFE)
+NAN = 0xFF  # what no thread writes of the output, under every order
 GUARD = 4096  # bytes of poison on either side of an array
 LIMITS = (2**31 - 1, 65535, 65535)  # of a grid
 MOST_SHARED = 232448  # bytes a block can ask for on sm_90
@@ -34,12 +36,12 @@ _KINDS = {"pointer": "p", "int": "i", "long": "l"}
 
 
 class _Memory:
-    """An array's bytes, with poison around them unless a sanitizer guards it."""
+    """An array's bytes with poison around them (a sanitizer has its own guards)."""
 
-    def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.name, self.dtype, self.shape = name, dtype, shape
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, poison: int) -> None:
+        self.name, self.dtype, self.shape, self.poison = name, dtype, shape, poison
         self.bytes = math.prod(shape) * dtype.itemsize
-        self.raw = torch.full((self.bytes + 2 * GUARD,), POISON, dtype=torch.uint8)
+        self.raw = torch.full((self.bytes + 2 * GUARD,), poison, dtype=torch.uint8)
 
     @property
     def payload(self) -> Tensor:
@@ -54,7 +56,7 @@ class _Memory:
 
     def check_guards(self, kernel: Kernel) -> None:
         around = torch.cat([self.raw[:GUARD], self.raw[GUARD + self.bytes :]])
-        if not bool((around == POISON).all()):
+        if not bool((around == self.poison).all()):
             raise EmulationError(f"{kernel.name} wrote outside {self.name}")
 
 
@@ -62,16 +64,19 @@ def emulate(kernel: Kernel, *tensors: Tensor, order: str = "forward", seed: int 
     """The output of `kernel` for these operands, on a CPU; raises `EmulationError` where the kernel is wrong."""
     sizes = {name: tensors[operand].shape[dim] for name, operand, dim in kernel.sizes}
     dense = _checked(kernel, tensors, sizes)
-    memories = [_Memory(n, tuple(t.shape), t.dtype) for n, t in zip(kernel.operands, tensors, strict=True)]
+    turn = ORDERS.index(order)
+    poison = POISONS[(turn + seed) % 3]
+    memories = [_Memory(n, tuple(t.shape), t.dtype, poison) for n, t in zip(kernel.operands, tensors, strict=True)]
     for memory, tensor in zip(memories, dense, strict=True):
         memory.fill(tensor)
-    memories += [_memory(array, sizes) for array in (*kernel.scratch, kernel.output)]
+    memories += [_memory(array, sizes, poison) for array in kernel.scratch]
+    memories += [_memory(kernel.output, sizes, NAN)]
     index = {memory.name: i for i, memory in enumerate(memories)}
     call = "".join(_line(launch, sizes, index) for launch in kernel.launches)
     if sanitize:
-        _run_program(kernel, call, memories, ORDERS.index(order), seed)
+        _run_program(kernel, call, memories, turn, seed)
     else:
-        _run_library(kernel, call, memories, ORDERS.index(order), seed)
+        _run_library(kernel, call, memories, turn, seed)
     for memory, tensor in zip(memories, dense, strict=False):
         if memory.bytes and not torch.equal(memory.payload, tensor.reshape(-1).view(torch.uint8)):
             raise EmulationError(f"{kernel.name} wrote to its operand {memory.name}")
@@ -93,8 +98,8 @@ def _checked(kernel: Kernel, tensors: tuple[Tensor, ...], sizes: Mapping[str, in
     return dense
 
 
-def _memory(array: Array, sizes: Mapping[str, int]) -> _Memory:
-    return _Memory(array.name, tuple(evaluate(e, sizes) for e in array.shape), array.dtype)
+def _memory(array: Array, sizes: Mapping[str, int], poison: int) -> _Memory:
+    return _Memory(array.name, tuple(evaluate(e, sizes) for e in array.shape), array.dtype, poison)
 
 
 def _line(launch: Launch, sizes: Mapping[str, int], index: Mapping[str, int]) -> str:

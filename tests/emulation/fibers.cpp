@@ -1,19 +1,17 @@
 // Runs the blocks (or clusters) of a launch one after another, the threads of one as fibers.
 #include "fibers.h"
 
-#include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/time.h>
 
 #include <algorithm>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "guarded.h"
 #include "launch.h"
 #include "switch.h"
 
@@ -30,10 +28,12 @@ namespace emulation {
 
 Fiber* current;
 Index grid, threads;
+int poison;
 
 namespace {
 
-constexpr int POISON = 0xff;      // NaN in every floating type
+// NaN; since fmaxf and fminf ignore that, 3.4e38 and -1.7e38 as well: blocks take turns.
+constexpr int POISONS[] = {0xff, 0x7f, 0xfe};
 constexpr size_t GUARD = 4096;    // on either side of dynamic shared memory
 constexpr int GUARD_BYTE = 0xf9;
 #ifdef __SANITIZE_ADDRESS__
@@ -55,7 +55,6 @@ unsigned char *stacks, *shared_memory;
 size_t shared_stride;
 uint64_t random_state;
 std::string error;
-sigjmp_buf crash;
 
 size_t static_shared() { return size_t(__stop_cuda_shared - __start_cuda_shared); }
 
@@ -148,13 +147,6 @@ unsigned meet(Barrier& barrier, const char* where, int line, unsigned vote) {
     return barrier.counted;
 }
 
-bool in_shared(const void* pointer, size_t bytes) {
-    const auto at = static_cast<const unsigned char*>(pointer);
-    const unsigned char* dynamic = current->block->shared;
-    return (at >= dynamic && at + bytes <= dynamic + launch->shared) ||
-           (at >= __start_cuda_shared && at + bytes <= __stop_cuda_shared);
-}
-
 }  // namespace
 
 void fail(const char* format, ...) {
@@ -170,6 +162,13 @@ void fail(const char* format, ...) {
 
 unsigned block_barrier(const char* where, int line, unsigned vote) {
     return meet(current->block->barrier, where, line, vote);
+}
+
+bool in_shared(const void* pointer, size_t bytes) {
+    const auto at = static_cast<const unsigned char*>(pointer);
+    const unsigned char* dynamic = current->block->shared;
+    return (at >= dynamic && at + bytes <= dynamic + launch->shared) ||
+           (at >= __start_cuda_shared && at + bytes <= __stop_cuda_shared);
 }
 
 void cluster_barrier(int line) { meet(whole_cluster, "cluster_barrier", line, 0); }
@@ -194,41 +193,6 @@ void collective(Complete complete, const char* where, unsigned mask, int line) {
     complete(warp, lanes);
     for (unsigned rest = lanes & ~(1u << self.lane); rest; rest &= rest - 1)
         make_ready(warp.first[__builtin_ctz(rest)]);
-}
-
-void copy_begin(void* to, const void* from, int bytes, bool inside) {
-    Fiber& self = *current;
-    if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % unsigned(bytes))
-        fail("copy_async<%d>: a misaligned address", bytes);
-    if (!in_shared(to, size_t(bytes))) fail("copy_async<%d>: not to shared memory", bytes);
-    if (self.pending == self.capacity) {
-        self.capacity = std::max(16, 2 * self.capacity);
-        self.copies = static_cast<Copy*>(realloc(self.copies, size_t(self.capacity) * sizeof(Copy)));
-    }
-    Copy& copy = self.copies[self.pending++];
-    copy.to = static_cast<unsigned char*>(to);
-    copy.size = bytes;
-    copy.group = self.group;
-    if (inside)
-        memcpy(copy.bytes, from, size_t(bytes));
-    else
-        memset(copy.bytes, 0, size_t(bytes));
-    memset(to, POISON, size_t(bytes));  // nobody may read it, from now until the wait
-}
-
-void copy_commit() { ++current->group; }
-
-void copy_wait(int pending) {
-    Fiber& self = *current;
-    int kept = 0;
-    for (int i = 0; i < self.pending; ++i) {
-        const Copy copy = self.copies[i];
-        if (copy.group < self.group - pending)
-            memcpy(copy.to, copy.bytes, size_t(copy.size));
-        else
-            self.copies[kept++] = copy;
-    }
-    self.pending = kept;
 }
 
 const void* remote(const void* own, size_t bytes, unsigned rank) {
@@ -264,7 +228,8 @@ void build() {
                                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     if (stacks == MAP_FAILED) abort();
     shared_stride = (launch->shared + 15) / 16 * 16 + 2 * GUARD;
-    shared_memory = static_cast<unsigned char*>(aligned_alloc(1024, (shared_stride * launch->cluster + 1023) / 1024 * 1024));
+    const size_t bytes = (shared_stride * launch->cluster + 1023) / 1024 * 1024;
+    shared_memory = static_cast<unsigned char*>(aligned_alloc(1024, bytes));
     memset(shared_memory, GUARD_BYTE, shared_stride * launch->cluster);
     fibers.assign(count, {});
     warps.assign(warps_per_block * launch->cluster, {});
@@ -338,17 +303,18 @@ void check_guards([[maybe_unused]] const Block& block) {
 // Byte by byte, since AddressSanitizer has its own zones between the variables.
 __attribute__((no_sanitize("address"))) void poison_static_shared() {
 #ifdef __SANITIZE_ADDRESS__
-    for (volatile unsigned char* at = __start_cuda_shared; at < __stop_cuda_shared; ++at) *at = POISON;
+    for (volatile unsigned char* at = __start_cuda_shared; at < __stop_cuda_shared; ++at) *at = poison;
 #else
-    if (static_shared()) memset(__start_cuda_shared, POISON, static_shared());
+    if (static_shared()) memset(__start_cuda_shared, poison, static_shared());
 #endif
 }
 
 void run_cluster(Index first) {
+    poison = POISONS[(unsigned(launch->order) + launch->seed + first.x + first.y + first.z) % 3];
     for (Block& block : blocks) {
         block.index = {first.x + block.rank, first.y, first.z};
         block.exited = 0;
-        memset(block.shared, POISON, launch->shared);
+        memset(block.shared, poison, launch->shared);
     }
     poison_static_shared();
     for (size_t f = 0; f < fibers.size(); ++f) {
@@ -373,40 +339,6 @@ void run_cluster(Index first) {
         }
     }
 }
-
-#ifndef __SANITIZE_ADDRESS__  // which tells more about a crash
-constexpr int PATIENCE = 100;  // seconds of the processor, after which a kernel counts as hanging
-constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGVTALRM};
-
-void on_signal(int signal) {
-    ::signal(signal, SIG_DFL);  // a second one would be ours
-    siglongjmp(crash, signal);
-}
-
-// Makes errors of crashes and endless loops while it lives.
-struct Guarded {
-    Guarded() {
-        handling.ss_sp = stack;
-        handling.ss_size = sizeof stack;
-        sigaltstack(&handling, &stack_before);
-        struct sigaction action = {};
-        action.sa_handler = on_signal;
-        action.sa_flags = SA_ONSTACK;
-        for (int i = 0; i < 3; ++i) sigaction(SIGNALS[i], &action, &before[i]);
-        const itimerval patience = {{0, 0}, {PATIENCE, 0}};
-        setitimer(ITIMER_VIRTUAL, &patience, nullptr);
-    }
-    ~Guarded() {
-        const itimerval off = {};
-        setitimer(ITIMER_VIRTUAL, &off, nullptr);
-        for (int i = 0; i < 3; ++i) sigaction(SIGNALS[i], &before[i], nullptr);
-        sigaltstack(&stack_before, nullptr);
-    }
-    stack_t handling = {}, stack_before;
-    struct sigaction before[3];
-    alignas(16) static inline char stack[1 << 16];
-};
-#endif
 
 void run_clusters() {
     const unsigned across = launch->grid.x / launch->cluster;

@@ -69,11 +69,13 @@ struct Fiber {
 
 extern Fiber* current;
 extern Index grid, threads;
+extern int poison;  // the byte that unwritten memory is full of
 
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);
 unsigned block_barrier(const char* where, int line, unsigned vote);
 void cluster_barrier(int line);
 void collective(Complete complete, const char* where, unsigned mask, int line);
+bool in_shared(const void* pointer, size_t bytes);
 void copy_begin(void* to, const void* from, int bytes, bool inside);
 void copy_commit();
 void copy_wait(int pending);

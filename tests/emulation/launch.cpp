@@ -19,18 +19,21 @@ std::string failure(const std::string& name, const std::string& why) { return wh
 std::string parse(std::istringstream& line, void** buffers, Launch& launch) {
     std::string name;
     size_t count;
-    line >> name >> launch.grid.x >> launch.grid.y >> launch.grid.z >> launch.threads >> launch.shared >> launch.cluster;
-    line >> count;
+    line >> name >> launch.grid.x >> launch.grid.y >> launch.grid.z >> launch.threads >> launch.shared;
+    line >> launch.cluster >> count;
     for (int i = 0; i < emulation_entry_count; ++i)
         if (name == emulation_entries[i].name) launch.entry = &emulation_entries[i];
-    if (count != strlen(launch.entry->kinds) || count > 64)
-        return failure(name, "it takes " + std::to_string(strlen(launch.entry->kinds)) + " parameters, not " + std::to_string(count));
+    const std::string kinds = launch.entry->kinds;
+    if (count != kinds.size() || count > 64)
+        return failure(name, "it takes " + std::to_string(kinds.size()) + " parameters, not " + std::to_string(count));
     for (size_t i = 0; i < count; ++i) {
         char kind;
         long long value;
         line >> kind >> value;
-        if (kind != launch.entry->kinds[i])
-            return failure(name, "parameter " + std::to_string(i + 1) + " is of kind '" + launch.entry->kinds[i] + "', not '" + kind + "',");
+        if (kind != kinds[i]) {
+            const std::string what = "parameter " + std::to_string(i + 1) + " is of kind '" + kinds[i];
+            return failure(name, what + "', not '" + kind + "',");
+        }
         if (kind == 'p') launch.values[i].pointer = buffers[value];
         if (kind == 'i') launch.values[i].number = int(value);
         if (kind == 'l') launch.values[i].large = value;
@@ -57,8 +60,8 @@ std::string run_all(const char* text, void** buffers, int order, uint64_t seed) 
 
 #ifndef EMULATION_PROGRAM
 extern "C" __attribute__((visibility("default"))) int emulation_run(const char* text, void** buffers, int order,
-                                                                    unsigned long long seed, char* message,
-                                                                    size_t size) {
+                                                                    unsigned long long seed,
+                                                                    char* message, size_t size) {
     const std::string wrong = emulation::run_all(text, buffers, order, seed);
     snprintf(message, size, "%s", wrong.c_str());
     return !wrong.empty();
@@ -84,7 +87,8 @@ int main(int count, char** arguments) {
         buffers.push_back(memory);
         sizes.push_back(size);
     }
-    const std::string wrong = emulation::run_all(text.c_str(), buffers.data(), atoi(arguments[2]), strtoull(arguments[3], nullptr, 10));
+    const uint64_t seed = strtoull(arguments[3], nullptr, 10);
+    const std::string wrong = emulation::run_all(text.c_str(), buffers.data(), atoi(arguments[2]), seed);
     if (!wrong.empty()) {
         fprintf(stderr, "%s\n", wrong.c_str());
         return 3;

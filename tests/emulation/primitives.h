@@ -1,11 +1,13 @@
 // fusewright/codegen/cuda/primitives.py on a CPU: each where its text was in the kernel (USES_name).
 #pragma once
 
+#if defined(USES_mma_tf32) || defined(USES_mma_f64)
+namespace emulation {
 namespace {
 
-#if defined(USES_mma_tf32) || defined(USES_mma_f64)
 // d += a * b for one 16x8x8 tile.
-__attribute__((optimize("O3"))) inline void product(double (&d)[16][8], const double (&a)[16][8], const double (&b)[8][8]) {
+__attribute__((optimize("O3")))
+inline void product(double (&d)[16][8], const double (&a)[16][8], const double (&b)[8][8]) {
     for (int row = 0; row < 16; ++row)
         for (int k = 0; k < 8; ++k)
             for (int column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
@@ -31,22 +33,48 @@ inline void completed_mma(Warp& warp, double (*read)(Element), Sum (*round)(doub
     }
 }
 
-inline void emulated_mma(emulation::Complete complete, const char* where, void* d, const void* a, const void* b, int line) {
-    Fiber& self = *emulation::current;
+inline void start_mma(Complete complete, const char* where, void* d, const void* a, const void* b, int line) {
+    Fiber& self = *current;
     self.operands[0] = d;
     self.operands[1] = const_cast<void*>(a);
     self.operands[2] = const_cast<void*>(b);
-    emulation::collective(complete, where, EMULATED_WARP, line);
+    collective(complete, where, WHOLE_WARP, line);
 }
 
 // All 32 lanes must come, and to the same instruction.
 inline void check_mma(const Warp& warp, unsigned lanes) {
-    if (lanes != EMULATED_WARP) emulation::fail("mma in a warp of fewer than 32 lanes");
+    if (lanes != WHOLE_WARP) fail("mma in a warp of fewer than 32 lanes");
     for (int lane = 1; lane < 32; ++lane)
         if (warp.first[lane].line != warp.first[0].line)
-            emulation::fail("divergent mma: lines %d and %d", warp.first[0].line, warp.first[lane].line);
+            fail("divergent mma: lines %d and %d", warp.first[0].line, warp.first[lane].line);
 }
+
+// Tensor cores keep a few bits more than float32 while they add, then cut the sum off.
+inline float cut_off(double sum) {
+    const float nearest = float(sum);
+    return fabs(double(nearest)) > fabs(sum) && !isinf(nearest) ? nextafterf(nearest, 0.0f) : nearest;
+}
+inline double read_tf32(unsigned bits) {
+    const float x = __uint_as_float(bits);
+    if (x == x && bits & 0x1fffu) fail("mma_tf32: operand %a is not rounded to tf32", double(x));
+    return x;
+}
+inline void completed_mma_tf32(Warp& warp, unsigned lanes) {
+    check_mma(warp, lanes);
+    completed_mma(warp, read_tf32, cut_off);
+}
+
+inline double as_it_is(double x) { return x; }
+inline void completed_mma_f64(Warp& warp, unsigned lanes) {
+    check_mma(warp, lanes);
+    completed_mma(warp, as_it_is, as_it_is);
+}
+
+}  // namespace
+}  // namespace emulation
 #endif
+
+namespace {
 
 #ifdef USES_round_tf32
 inline unsigned round_tf32(float x) {
@@ -57,33 +85,14 @@ inline unsigned round_tf32(float x) {
 #endif
 
 #ifdef USES_mma_tf32
-inline double read_tf32(unsigned bits) {
-    const float x = __uint_as_float(bits);
-    if (x == x && bits & 0x1fffu) emulation::fail("mma_tf32: operand %a is not rounded to tf32", double(x));
-    return x;
-}
-// Tensor cores keep a few bits more than float32 while they add, then cut the sum off.
-inline float cut_off(double sum) {
-    const float nearest = float(sum);
-    return fabs(double(nearest)) > fabs(sum) && !isinf(nearest) ? nextafterf(nearest, 0.0f) : nearest;
-}
-inline void completed_mma_tf32(Warp& warp, unsigned lanes) {
-    check_mma(warp, lanes);
-    completed_mma(warp, read_tf32, cut_off);
-}
 inline void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], EMULATED_LINE) {
-    emulated_mma(completed_mma_tf32, "mma_tf32", d, a, b, line);
+    emulation::start_mma(emulation::completed_mma_tf32, "mma_tf32", d, a, b, line);
 }
 #endif
 
 #ifdef USES_mma_f64
-inline double as_it_is(double x) { return x; }
-inline void completed_mma_f64(Warp& warp, unsigned lanes) {
-    check_mma(warp, lanes);
-    completed_mma(warp, as_it_is, as_it_is);
-}
 inline void mma_f64(double (&d)[4], const double (&a)[4], const double (&b)[2], EMULATED_LINE) {
-    emulated_mma(completed_mma_f64, "mma_f64", d, a, b, line);
+    emulation::start_mma(emulation::completed_mma_f64, "mma_f64", d, a, b, line);
 }
 #endif
 

@@ -1,0 +1,46 @@
+// Asynchronous copies as late as CUDA allows: they land when waited for, and their place is poison until then.
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+
+#include "fibers.h"
+
+namespace emulation {
+
+void copy_begin(void* to, const void* from, int bytes, bool inside) {
+    Fiber& self = *current;
+    if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % unsigned(bytes))
+        fail("copy_async<%d>: a misaligned address", bytes);
+    if (!in_shared(to, size_t(bytes))) fail("copy_async<%d>: not to shared memory", bytes);
+    if (self.pending == self.capacity) {
+        self.capacity = std::max(16, 2 * self.capacity);
+        self.copies = static_cast<Copy*>(realloc(self.copies, size_t(self.capacity) * sizeof(Copy)));
+    }
+    Copy& copy = self.copies[self.pending++];
+    copy.to = static_cast<unsigned char*>(to);
+    copy.size = bytes;
+    copy.group = self.group;
+    if (inside)
+        memcpy(copy.bytes, from, size_t(bytes));
+    else
+        memset(copy.bytes, 0, size_t(bytes));
+    memset(to, poison, size_t(bytes));  // nobody may read it, from now until the wait
+}
+
+void copy_commit() { ++current->group; }
+
+void copy_wait(int pending) {
+    Fiber& self = *current;
+    int kept = 0;
+    for (int i = 0; i < self.pending; ++i) {
+        const Copy copy = self.copies[i];
+        if (copy.group < self.group - pending)
+            memcpy(copy.to, copy.bytes, size_t(copy.size));
+        else
+            self.copies[kept++] = copy;
+    }
+    self.pending = kept;
+}
+
+}  // namespace emulation
