@@ -5,8 +5,8 @@ line    several ranges of one axis: a line, segment by segment
 planes  ranges of two or three axes: threads keep their columns and walk along the rows, one set of rows after another
 
 A reduction of this kind is bound by memory.  About 40 KB must be under way per multiprocessor to hide its latency: a
-thread has `LOADS` loads of 16 bytes in flight, and registers are bounded so that four blocks of 256 threads fit, which
-makes 128 KB.  Where there are fewer planes than keep a device busy, blocks share planes, and a second launch adds their
+thread has eight loads of 16 bytes in flight, and registers are bounded so that three or four blocks of 256 threads
+fit, which makes 96 or 128 KB.  Where there are fewer planes than keep a device busy, blocks share planes, and a second launch adds their
 parts in a fixed order.
 """
 
@@ -38,10 +38,15 @@ class Tuning:
     blocks: int = 4
     loads: int = 8
 
+    @classmethod
+    def default(cls, r: RangeReduction) -> Tuning:
+        """Rows of float32 need 64 registers; what keeps more sums at once, or converts, needs some more."""
+        return cls(blocks=4 if r.x.dtype == torch.float32 and len(r.axes) == 1 else 3)
 
-def kernel(r: RangeReduction, name: str, reference: str = "", tuning: Tuning = Tuning()) -> Kernel:
+
+def kernel(r: RangeReduction, name: str, reference: str = "", tuning: Tuning | None = None) -> Kernel:
     """The kernel of a range reduction; leading sizes, and that of a total, are those of the call."""
-    return _Writer(r, name, tuning).kernel(reference)
+    return _Writer(r, name, tuning or Tuning.default(r)).kernel(reference)
 
 
 @dataclass(frozen=True)
@@ -158,6 +163,7 @@ class _Writer:
             *fill(texts.HEAD, **self._constants()),
             *self._value(),
             *self._tables(),
+            *fill(texts.ADD, T=compute_type(r.value.dtype)),
             *fill(texts.JOINED),
             *head,
             *body,
@@ -240,14 +246,7 @@ class _Writer:
         sets, _ = self._row_sets()
         first, last = columns.segments[0].begin, columns.segments[-1].end
         lines = [f"constexpr int FIRST = {first}, LAST = {last};  // elements of a row that are summed"]
-        if len(rows) == 1:
-            lines.append(
-                "struct Rows { int offset, stride, count; };  // rows that belong to the same slots, in elements"
-            )
-        else:
-            lines.append(
-                "struct Rows { int offset, outer, inner, inside, count; };  // rows that belong to the same slots"
-            )
+        lines += fill(texts.ROWS_2D if len(rows) == 1 else texts.ROWS_3D)
         return [*lines, f"constexpr int SETS = {len(sets)};", _table("Rows ROWS[SETS]", sets)]
 
     def _row_sets(self) -> tuple[list[str], list[int]]:
@@ -326,7 +325,6 @@ class _Writer:
         one = period == 1
         return fill(
             texts.TAKE,
-            T=compute_type(self.r.value.dtype),
             about=fill(texts.ABOUT_ONE if one else texts.ABOUT_PERIODIC),
             sums="double& sum" if one else "double (&sums)[PERIOD]",
             gather=fill(texts.GATHER_ONE if one else texts.GATHER_PERIODIC),
@@ -337,11 +335,9 @@ class _Writer:
 
     def _planes(self) -> tuple[list[str], list[str]]:
         shared = self.shared_planes
-        inner = "rows.offset + r / rows.inside * rows.outer + r % rows.inside * rows.inner"
         head = fill(
             texts.SUM_PLANE,
             T=compute_type(self.r.value.dtype),
-            row="rows.offset + r * rows.stride" if len(self.r.axes) == 2 else inner,
             part=" * gridDim.y" if shared else "",
             start="blockIdx.y * DOWN + down" if shared else "down",
         )

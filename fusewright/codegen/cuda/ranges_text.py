@@ -9,23 +9,39 @@ constexpr int BLOCKS = $blocks, LOADS = $loads;  // per multiprocessor at a time
 constexpr int LANES = TEAM < 32 ? TEAM : 32, GROUPS = THREADS / LANES;  // threads that shuffles join
 constexpr int CELLS = $cells, SLOTS = $slots;  // different sums per plane, and results made of them
 
-// COUNT neighbours in memory, read by one load that leaves the caches alone: nothing is read twice.
-template <int BYTES> struct Word;
-template <> struct Word<16> { using Type = uint4; };
-template <> struct Word<8> { using Type = uint2; };
-template <> struct Word<4> { using Type = unsigned; };
-template <> struct Word<2> { using Type = unsigned short; };
+// COUNT neighbours in memory: the word that one load brings, and its elements.
+template <int BYTES> struct Bits;
+template <> struct Bits<16> { using Type = uint4; };
+template <> struct Bits<8> { using Type = uint2; };
+template <> struct Bits<4> { using Type = unsigned; };
+template <> struct Bits<2> { using Type = unsigned short; };
 template <int COUNT>
-struct alignas(sizeof(Element) * COUNT) Pack {
+union Pack {
+    using Word = typename Bits<sizeof(Element) * COUNT>::Type;
+    Word word;
     Element at[COUNT];
 };
-template <int COUNT>
-__device__ __forceinline__ Pack<COUNT> load(const Pack<COUNT>* from) {
-    using Bits = typename Word<sizeof(Pack<COUNT>)>::Type;
-    const Bits bits = __ldcs(reinterpret_cast<const Bits*>(from));
-    Pack<COUNT> pack;
-    memcpy(&pack, &bits, sizeof pack);
-    return pack;
+
+"""
+
+ADD = """
+// Adds LOADS packs (or the first `packs` of them, unless ALL) at from(0), from(1), ... to the columns.  All loads are
+// under way before the first is used, and leave the caches alone: nothing is read twice.
+template <bool ALL, int COUNT, typename From>
+__device__ __forceinline__ void add(From from, int packs, double (&column)[COUNT]) {
+    Pack<COUNT> pack[LOADS];
+#pragma unroll
+    for (int u = 0; u < LOADS; ++u)
+        if (ALL || u < packs) pack[u].word = __ldcs(reinterpret_cast<const typename Pack<COUNT>::Word*>(from(u)));
+    $T few[COUNT] = {};  // a few additions in the type of the values, all others in float64
+#pragma unroll
+    for (int u = 0; u < LOADS; ++u) {
+        if (!ALL && u >= packs) break;
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) few[e] += value(pack[u].at[e]);
+    }
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) column[e] += few[e];
 }
 
 """
@@ -78,24 +94,14 @@ __device__ __forceinline__ void take(const Element* plane, index_t first, index_
     constexpr int COUNT = 16 / sizeof(Element);
     // Packs are aligned in memory; the plane begins `skew` elements into one.
     const int skew = reinterpret_cast<size_t>(plane) % 16 / sizeof(Element);
-    const Pack<COUNT>* const packs = reinterpret_cast<const Pack<COUNT>*>(plane - skew);
     const index_t begin = (first + skew + COUNT - 1) / COUNT, end = max(begin, (last + skew) / COUNT);
     $share
     double column[COUNT] = {};
-    for (index_t p = from + lane; p < until; p += TEAM * LOADS) {
-        Pack<COUNT> pack[LOADS];
-#pragma unroll
-        for (int u = 0; u < LOADS; ++u)
-            if (p + u * TEAM < until) pack[u] = load(packs + (p + u * TEAM));
-#pragma unroll
-        for (int e = 0; e < COUNT; ++e) {
-            $T few = 0;  // a few additions in the type of the values, all others in float64
-#pragma unroll
-            for (int u = 0; u < LOADS; ++u)
-                if (p + u * TEAM < until) few += value(pack[u].at[e]);
-            column[e] += few;
-        }
-    }
+    index_t p = from + lane;
+    const auto at = [&](int u) { return plane - skew + (p + u * TEAM) * COUNT; };
+#pragma unroll 1
+    for (; p + (LOADS - 1) * TEAM < until; p += LOADS * TEAM) add<true>(at, LOADS, column);
+    if (p < until) add<false>(at, int(until - p + TEAM - 1) / TEAM, column);
 #pragma unroll
     $gather
     $ends
@@ -108,6 +114,22 @@ __device__ __forceinline__ void take(const Element* plane, index_t first, index_
     }
 }
 
+"""
+
+ROWS_2D = """
+// Rows that belong to the same slots: where row r of them is, in elements.
+struct Rows {
+    int offset, stride, count;
+    __device__ __forceinline__ int at(int r) const { return offset + r * stride; }
+};
+"""
+
+ROWS_3D = """
+// Rows that belong to the same slots, `inside` of them per plane of rows: where row r is, in elements.
+struct Rows {
+    int offset, outer, inner, inside, count;
+    __device__ __forceinline__ int at(int r) const { return offset + r / inside * outer + r % inside * inner; }
+};
 """
 
 SUM_PLANE = """
@@ -134,22 +156,11 @@ __device__ __forceinline__ void sum_plane(const Element* plane, int lane, double
             const Rows rows = ROWS[k];
             const int count = working ? rows.count : 0, stride = DOWN$part;
             double column[COUNT] = {};
-            for (int row = $start; row < count; row += stride * LOADS) {
-                Pack<COUNT> pack[LOADS];
-#pragma unroll
-                for (int u = 0; u < LOADS; ++u) {
-                    const int r = row + u * stride;
-                    if (r < count) pack[u] = load(reinterpret_cast<const Pack<COUNT>*>(from + ($row)));
-                }
-#pragma unroll
-                for (int e = 0; e < COUNT; ++e) {
-                    $T few = 0;  // a few additions in the type of the values, all others in float64
-#pragma unroll
-                    for (int u = 0; u < LOADS; ++u)
-                        if (row + u * stride < count) few += value(pack[u].at[e]);
-                    column[e] += few;
-                }
-            }
+            int r = $start;
+            const auto at = [&](int u) { return from + rows.at(r + u * stride); };
+#pragma unroll 1
+            for (; r + (LOADS - 1) * stride < count; r += LOADS * stride) add<true>(at, LOADS, column);
+            if (r < count) add<false>(at, (count - r + stride - 1) / stride, column);
             for (int c = 0; c < SEGMENTS * PERIOD; ++c) {
                 double sum = 0;
 #pragma unroll
