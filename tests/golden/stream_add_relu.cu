@@ -36,6 +36,7 @@ template <> struct narrow_to<fp16> {
 };
 
 using index_t = int;
+using count_t = unsigned int;  // divides faster
 constexpr int THREADS = 256;
 // Values per thread and elements per load, in the wide variant (16-byte loads) and in the other.
 template <bool WIDE>
@@ -96,11 +97,11 @@ __device__ __forceinline__ void flat(const Data& d, bf16* out) {
 #pragma unroll
         for (int t = 0; t < AT_ONCE; ++t) {
             const index_t item = min(first + t * THREADS, items - 1);  // loads need no branch then
-            index_t rest = item;
-            const index_t i2 = rest % (d.n2 / V) * V;
-            rest /= (d.n2 / V);
-            const index_t i1 = rest % d.n1;
-            rest /= d.n1;
+            count_t rest = item;
+            const index_t i2 = rest % count_t(d.n2 / V) * V;
+            rest /= count_t(d.n2 / V);
+            const index_t i1 = rest % count_t(d.n1);
+            rest /= count_t(d.n1);
             const index_t i0 = rest;
             values<WIDE>(d, i0, i1, i2, value[t]);
         }
@@ -111,7 +112,8 @@ __device__ __forceinline__ void flat(const Data& d, bf16* out) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-fused_add_relu(const bf16* __restrict__ x, const bf16* __restrict__ p1, const bf16* __restrict__ p2, int n0, int n1, int n2, bf16* __restrict__ out) {
+fused_add_relu(const bf16* __restrict__ x, const bf16* __restrict__ p1, const bf16* __restrict__ p2, int n0, int n1,
+    int n2, bf16* __restrict__ out) {
     const Data d{x, p1, p2, n0, n1, n2};
     if (n2 % VALUES<true> == 0 && aligned(x) && aligned(p1) && aligned(out))
         flat<true>(d, out);

@@ -36,6 +36,7 @@ template <> struct narrow_to<fp16> {
 };
 
 using index_t = int;
+using count_t = unsigned int;  // divides faster
 constexpr int THREADS = 256;
 constexpr int TEAM = 256;  // threads per row
 constexpr int JOINERS = 32;  // threads that join the parts of one result
@@ -169,11 +170,11 @@ __device__ __forceinline__ void rows(const Data& d, double* scratch, int parts) 
     const index_t begin = part * share, end = row < rows ? min(items, begin + share) : 0;
     const index_t i0 = row;
     const auto item_values = [&](index_t item, float (&value)[V]) {
-        index_t rest = item;
-        const index_t i3 = rest % (d.n3 / V) * V;
-        rest /= (d.n3 / V);
-        const index_t i2 = rest % d.n2;
-        rest /= d.n2;
+        count_t rest = item;
+        const index_t i3 = rest % count_t(d.n3 / V) * V;
+        rest /= count_t(d.n3 / V);
+        const index_t i2 = rest % count_t(d.n2);
+        rest /= count_t(d.n2);
         const index_t i1 = rest;
         values<WIDE>(d, i0, i1, i2, i3, value);
     };
@@ -197,7 +198,8 @@ __device__ __forceinline__ void rows(const Data& d, double* scratch, int parts) 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-fused_avg_sigmoid_sum(const float* __restrict__ x, int n0, int n1, int n2, int n3, int m2, int m3, double* scratch, int parts) {
+fused_avg_sigmoid_sum(const float* __restrict__ x, int n0, int n1, int n2, int n3, int m2, int m3, double* scratch,
+    int parts) {
     const Data d{x, n0, n1, n2, n3, m2, m3};
     if (m3 % CHUNK<true> == 0 && aligned(x))
         rows<true>(d, scratch, parts);
@@ -207,7 +209,8 @@ fused_avg_sigmoid_sum(const float* __restrict__ x, int n0, int n1, int n2, int n
 
 // Joins the parts of every result, in their order.
 extern "C" __global__ void __launch_bounds__(THREADS)
-fused_avg_sigmoid_sum_finish(const float* __restrict__ x, int n0, int n1, int n2, int n3, int m2, int m3, const double* __restrict__ scratch, int parts, float* __restrict__ out) {
+fused_avg_sigmoid_sum_finish(const float* __restrict__ x, int n0, int n1, int n2, int n3, int m2, int m3, const
+    double* __restrict__ scratch, int parts, float* __restrict__ out) {
     const Data d{x, n0, n1, n2, n3, m2, m3};
     const index_t results = n0;
     const int lane = threadIdx.x % JOINERS;

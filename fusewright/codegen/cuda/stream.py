@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from textwrap import wrap
 
 import torch
 
@@ -19,10 +20,9 @@ from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import stream_text as text
 from fusewright.codegen.cuda.folds import PLANES, fold
 from fusewright.codegen.cuda.primitives import primitives
+from fusewright.codegen.cuda.stream_sizes import Sizes, hint
 from fusewright.codegen.cuda.stream_values import Lines, Values, Widths, decode, indent, widths
 from fusewright.codegen.kernel import Argument, Array, Expression, Kernel, Launch
-from fusewright.ir.node import Node
-from fusewright.ir.ops import Size
 from fusewright.schedule.stream import Role, Stream
 
 THREADS = 256
@@ -49,13 +49,6 @@ class Shape:
     joiners: int = 1
 
 
-def hint(size: Size) -> int:
-    """A number for a size: eight for a symbolic batch."""
-    if isinstance(size, int):
-        return size
-    return int(size.subs(dict.fromkeys(size.free_symbols, 8)))
-
-
 class _Writer:
     """Knows the axes, the sizes and the names of one stream, and writes its sections."""
 
@@ -64,7 +57,7 @@ class _Writer:
         self.names = {t: f"p{i}" if i else "x" for i, t in enumerate(s.tensors)}
         self.values = Values(s, self.names)
         self.wide = widths(s)
-        self.sizes, self.lengths = self._sizes()
+        self.sizes = Sizes(s)
         roles: tuple[Role, Role, Role] = ("kept", "first", "second")
         self.axes = {role: [a for a, x in enumerate(s.axes) if x.role == role] for role in roles}
         self.results = [a for a, x in enumerate(s.axes) if x.role != "first"]
@@ -72,63 +65,26 @@ class _Writer:
         most = max(prod(map(hint, t.shape)) for t in (*s.tensors, s.entry, s.value))
         self.index = "int" if most < 2**30 else "long long"
 
-    # Sizes: expressions over the dimensions of operands.
-
-    def _sizes(self) -> tuple[tuple[tuple[str, int, int], ...], list[Expression]]:
-        """Named numbers of a call, and the length of every dimension of `entry`."""
-        named, lengths = [], []
-        for d in range(self.s.entry.ndim):
-            carriers = (r for r in self.s.reads if r.place == "before" and d in r.dims)
-            read = next(carriers, None)
-            lengths.append(f"s{d}" if read else "1")
-            if read:
-                named.append((f"s{d}", self.s.tensors.index(read.tensor), read.dims.index(d)))
-        return tuple(named), lengths
-
-    def _operand_shape(self, tensor: Node) -> tuple[Expression, ...]:
-        read = next(r for r in self.s.reads if r.tensor is tensor)
-        length = self.lengths.__getitem__ if read.place == "before" else self.length
-        return tuple("1" if d is None else length(d) for d in read.dims)
-
-    def length(self, d: int) -> Expression:
-        """The length of dimension `d` of the value."""
-        w = self.s.window
-        if w is None or d < self.s.value.ndim - len(w.op.kernel):
-            return self.lengths[d]
-        k, op, n = d - (self.s.value.ndim - len(w.op.kernel)), w.op, self.lengths[d]
-        free = f"({n} + {2 * op.padding[k] - op.dilation[k] * (op.kernel[k] - 1) - 1})"
-        if not op.ceil_mode:
-            return f"({free} // {op.stride[k]} + 1)"
-        return f"min(ceil_div({free}, {op.stride[k]}) + 1, ceil_div({n} + {op.padding[k]}, {op.stride[k]}))"
-
-    def product(self, axes: list[int]) -> Expression:
-        """The number of elements of these axes."""
-        return " * ".join(self.length(d) for a in axes for d in self.s.axes[a].dims) or "1"
-
-    def count(self, axes: list[int]) -> int:
-        """The same, for the sizes the graph knows."""
-        return prod(hint(self.s.value.shape[d]) for a in axes for d in self.s.axes[a].dims)
-
     def _shape(self) -> Shape:
         """The form, and how it is cut: enough threads for a large device, and long enough runs for each."""
         if not self.s.folds:
             return Shape("flat")
         first, results = self.axes["first"], self.results
-        reduced, kept = self.count(first), self.count(results)
+        reduced, kept = self.sizes.count(first), self.sizes.count(results)
         two = len(self.s.folds) == 2
         if len(self.s.axes) - 1 in first:
             split = kept < FULL // 4 and reduced >= 16 * THREADS
             few = split or (reduced >= 16 * THREADS and kept < 8 * FULL)  # rows: fewer than warps, nearly
             team = THREADS if few else 32 if reduced >= 128 else 8
-            most = f"ceil_div({self.product(first)}, {32 * THREADS})"
-            cut = f"max(1, min({most}, ceil_div({2 * FULL}, {self.product(results)})))"
-            parts = cut if split else "1" if two else None
+            most = f"ceil_div({self.sizes.product(first)}, {8 * THREADS})"
+            cut = f"max(1, min({most}, ceil_div({4 * FULL}, {self.sizes.product(results)})))"
+            parts = cut if split or two else None
             return Shape("rows", team, parts, 32 if split and kept * 32 <= 2**16 else 1)
         threads = kept // (self.wide.values if self.wide else 1)
         team = next((t for t in (1, 2, 4, 8) if threads * t >= 2**18 or reduced < 8 * t), 8)
         split = threads * team < 2**16 and reduced >= 64 * team
-        blocks = f"ceil_div({self.product(results)}, {THREADS // team})"
-        cut = f"max(1, min(ceil_div({self.product(first)}, {16 * team}), ceil_div({4 * FULL}, {blocks})))"
+        blocks = f"ceil_div({self.sizes.product(results)}, {THREADS // team})"
+        cut = f"max(1, min(ceil_div({self.sizes.product(first)}, {16 * team}), ceil_div({4 * FULL}, {blocks})))"
         return Shape("columns", team, cut if split else "1" if two else None, 32 if split and kept <= 2**11 else 1)
 
     # Text.
@@ -139,21 +95,21 @@ class _Writer:
         if shape.parts is not None:
             planes = PLANES[s.folds[0][0].op.kind]
             scratch = (
-                Array("scratch", (f"{planes} * ({shape.parts}) * {self.product(self.results)}",), torch.float64),
+                Array("scratch", (f"{planes} * ({shape.parts}) * {self.sizes.product(self.results)}",), torch.float64),
             )
         return Kernel(
             name=self.name,
             source=self.source(),
             operands=tuple(self.names.values()),
             layouts=("contiguous",) * len(self.names),
-            sizes=self.sizes,
-            output=Array("out", self._output_shape(), s.root.dtype),
+            sizes=self.sizes.named,
+            output=Array("out", self.sizes.output(), s.root.dtype),
             scratch=scratch,
             launches=self._launches(),
             reference=reference,
             notes=self._notes(),
             dtypes=tuple(t.dtype for t in s.tensors),
-            shapes=tuple(map(self._operand_shape, s.tensors)),
+            shapes=tuple(map(self.sizes.operand, s.tensors)),
         )
 
     def _notes(self) -> tuple[str, ...]:
@@ -161,23 +117,15 @@ class _Writer:
         parts = () if self.shape.parts is None else ("Reduced in parts, which a second launch joins.",)
         return (*parts, *limit)
 
-    def _output_shape(self) -> tuple[Expression, ...]:
-        dims = [self.length(d) for d in range(self.s.value.ndim)]
-        for reduction, _ in self.s.folds:
-            op = reduction.op
-            kept = ["1" if d in op.dims else n for d, n in enumerate(dims)]
-            dims = kept if op.keepdim else [n for d, n in enumerate(dims) if d not in op.dims]
-        return tuple(dims)
-
     def _arguments(self, *more: Argument) -> tuple[Argument, ...]:
         number = "int" if self.index == "int" else "long"
         pointers = [Argument("pointer", name) for name in self.names.values()]
-        lengths = [Argument(number, self.product([a])) for a in range(len(self.s.axes))]
-        pooled = [Argument(number, self.lengths[x.dims[0]]) for x in self.s.axes if x.window is not None]
+        lengths = [Argument(number, self.sizes.product([a])) for a in range(len(self.s.axes))]
+        pooled = [Argument(number, self.sizes.lengths[x.dims[0]]) for x in self.s.axes if x.window is not None]
         return (*pointers, *lengths, *pooled, *more)
 
     def _launches(self) -> tuple[Launch, ...]:
-        shape, results = self.shape, self.product(self.results)
+        shape, results = self.shape, self.sizes.product(self.results)
         out = Argument("pointer", "out")
         partial = (Argument("pointer", "scratch"), Argument("int", shape.parts or "1"))
         arguments = self._arguments(*((out,) if shape.parts is None else partial))
@@ -192,7 +140,7 @@ class _Writer:
         if shape.parts is None:
             return (main,)
         joined = f"ceil_div({results}, {THREADS // shape.joiners})"
-        grid = self.product(self.axes["kept"]) if len(self.s.folds) == 2 else joined
+        grid = self.sizes.product(self.axes["kept"]) if len(self.s.folds) == 2 else joined
         last = Launch(f"{self.name}_finish", self._arguments(*partial, out), (f"max(1, {grid})", "1", "1"), THREADS)
         return (main, last)
 
@@ -229,7 +177,8 @@ class _Writer:
 
     def _constants(self) -> Lines:
         shape, wide = self.shape, self.wide or Widths(1, 1)
-        lines = [f"using index_t = {self.index};", f"constexpr int THREADS = {THREADS};"]
+        lines = [f"using index_t = {self.index};", f"using count_t = unsigned {self.index};  // divides faster"]
+        lines += [f"constexpr int THREADS = {THREADS};"]
         if shape.form == "rows":
             lines.append(f"constexpr int TEAM = {shape.team};  // threads per row")
         if shape.form == "columns":
@@ -323,7 +272,7 @@ class _Writer:
     def _fitting(self, most: int, *, wide: bool) -> int:
         """How many groups of values a thread of a team takes together: no more than a row has for it."""
         values = self.wide.values if self.wide and wide else 1
-        share = self.count(self.axes["first"]) // (self.shape.team * values)
+        share = self.sizes.count(self.axes["first"]) // (self.shape.team * values)
         return next((n for n in (8, 4, 2) if n <= min(most, share)), 1)
 
     def _columns(self) -> Lines:
@@ -351,10 +300,12 @@ class _Writer:
             **self._common(4, 8),
         )
 
-    def _signature(self, *more: str) -> str:
+    def _signature(self, entry: str, *more: str) -> Lines:
+        """``entry(parameters) {``, in lines of ordinary length."""
         number = "int" if self.index == "int" else "long long"
         pointers = [f"const {ELEMENT[t.dtype]}* __restrict__ {name}" for t, name in self.names.items()]
-        return ", ".join([*pointers, *(f"{number} {n}" for n in self._numbers()), *more])
+        parameters = ", ".join([*pointers, *(f"{number} {n}" for n in self._numbers()), *more])
+        return wrap(f"{entry}({parameters}) {{", width=116, subsequent_indent="    ", break_long_words=False)
 
     def _numbers(self) -> list[str]:
         pooled = [f"m{a}" for a, x in enumerate(self.s.axes) if x.window is not None]
@@ -374,7 +325,7 @@ class _Writer:
         else:
             body += [call % "false"]
         head = 'extern "C" __global__ void __launch_bounds__(THREADS)'
-        return [head, f"{self.name}({self._signature(*more)}) {{", *indent(body), "}"]
+        return [head, *self._signature(self.name, *more), *indent(body), "}"]
 
     def _conditions(self) -> Lines:
         """When the wide variant may run: whole groups in every row, and rows that start where 16 bytes do."""
@@ -398,9 +349,10 @@ class _Writer:
         )
         return text.fill(
             text.FINISH,
-            name=self.name,
             also=", and reduces the results" if two else "",
-            signature=self._signature("const double* __restrict__ scratch", "int parts", f"{out}* __restrict__ out"),
+            signature=self._signature(
+                f"{self.name}_finish", "const double* __restrict__ scratch", "int parts", f"{out}* __restrict__ out"
+            ),
             data=self._members(),
             results=" * ".join(f"n{a}" for a in self.results) or "1",
             body=body,

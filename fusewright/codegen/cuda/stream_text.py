@@ -164,7 +164,7 @@ __syncthreads();
 FINISH = """
 // Joins the parts of every result, in their order$also.
 extern "C" __global__ void __launch_bounds__(THREADS)
-${name}_finish($signature) {
+$signature
     const Data d{$data};
     const index_t results = $results;
     const int lane = threadIdx.x % JOINERS;

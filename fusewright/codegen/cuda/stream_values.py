@@ -277,9 +277,9 @@ def decode(index: str, axes: Sequence[int], scale: str) -> Lines:
         return []
     if len(axes) == 1:
         return [f"const index_t i{axes[0]} = {index}{scale};"]
-    lines = [f"index_t rest = {index};"]
+    lines = [f"count_t rest = {index};"]
     for a in reversed(axes[1:]):
-        length = f"(d.n{a} / {scale.removeprefix(' * ')})" if scale and a == axes[-1] else f"d.n{a}"
+        length = f"count_t(d.n{a} / {scale.removeprefix(' * ')})" if scale and a == axes[-1] else f"count_t(d.n{a})"
         lines.append(f"const index_t i{a} = rest % {length}{scale if a == axes[-1] else ''};")
         lines.append(f"rest /= {length};")
     return [*lines, f"const index_t i{axes[0]} = rest;"]

@@ -1,0 +1,70 @@
+"""The sizes of a stream as expressions over the dimensions of its operands: ``s<d>`` is dimension d of the entry."""
+
+from __future__ import annotations
+
+from math import prod
+
+from fusewright.codegen.kernel import Expression
+from fusewright.ir.node import Node
+from fusewright.ir.ops import Size
+from fusewright.schedule.stream import Stream
+
+
+def hint(size: Size) -> int:
+    """A number for a size: eight for a symbolic batch."""
+    if isinstance(size, int):
+        return size
+    return int(size.subs(dict.fromkeys(size.free_symbols, 8)))
+
+
+class Sizes:
+    """`named` are the numbers of a call (see `Kernel.sizes`), `lengths` the dimensions of the entry."""
+
+    def __init__(self, s: Stream) -> None:
+        self.s = s
+        self.named, self.lengths = self._named()
+
+    def _named(self) -> tuple[tuple[tuple[str, int, int], ...], list[Expression]]:
+        """Named numbers of a call, and the length of every dimension of `entry`."""
+        named, lengths = [], []
+        for d in range(self.s.entry.ndim):
+            carriers = (r for r in self.s.reads if r.place == "before" and d in r.dims)
+            read = next(carriers, None)
+            lengths.append(f"s{d}" if read else "1")
+            if read:
+                named.append((f"s{d}", self.s.tensors.index(read.tensor), read.dims.index(d)))
+        return tuple(named), lengths
+
+    def operand(self, tensor: Node) -> tuple[Expression, ...]:
+        """The shape of a tensor in memory."""
+        read = next(r for r in self.s.reads if r.tensor is tensor)
+        length = self.lengths.__getitem__ if read.place == "before" else self.length
+        return tuple("1" if d is None else length(d) for d in read.dims)
+
+    def length(self, d: int) -> Expression:
+        """The length of dimension `d` of the value."""
+        w = self.s.window
+        if w is None or d < self.s.value.ndim - len(w.op.kernel):
+            return self.lengths[d]
+        k, op, n = d - (self.s.value.ndim - len(w.op.kernel)), w.op, self.lengths[d]
+        free = f"({n} + {2 * op.padding[k] - op.dilation[k] * (op.kernel[k] - 1) - 1})"
+        if not op.ceil_mode:
+            return f"({free} // {op.stride[k]} + 1)"
+        return f"min(ceil_div({free}, {op.stride[k]}) + 1, ceil_div({n} + {op.padding[k]}, {op.stride[k]}))"
+
+    def product(self, axes: list[int]) -> Expression:
+        """The number of elements of these axes."""
+        return " * ".join(self.length(d) for a in axes for d in self.s.axes[a].dims) or "1"
+
+    def count(self, axes: list[int]) -> int:
+        """The same, for the sizes the graph knows."""
+        return prod(hint(self.s.value.shape[d]) for a in axes for d in self.s.axes[a].dims)
+
+    def output(self) -> tuple[Expression, ...]:
+        """The shape of the result."""
+        dims = [self.length(d) for d in range(self.s.value.ndim)]
+        for reduction, _ in self.s.folds:
+            op = reduction.op
+            kept = ["1" if d in op.dims else n for d, n in enumerate(dims)]
+            dims = kept if op.keepdim else [n for d, n in enumerate(dims) if d not in op.dims]
+        return tuple(dims)
