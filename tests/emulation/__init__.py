@@ -1,5 +1,6 @@
 """Generated CUDA C++ run on a CPU."""
 
-from emulation.emulate import EmulationError, emulate
+from emulation.build import EmulationError
+from emulation.emulate import emulate
 
 __all__ = ["EmulationError", "emulate"]

@@ -110,7 +110,7 @@ def _once(suffix: str, key: str, make: Callable[[Path], None]) -> Path:
 
 def _runtime(name: str, flags: tuple[str, ...]) -> Path:
     """The scheduler's part `name`, compiled."""
-    arguments = (*flags, "-O2", "-c", HERE / f"{name}.cpp")
+    arguments = (*flags, "-O2", "-c", str(HERE / f"{name}.cpp"))
     return _once(".o", f"{name} {flags}", lambda made: _tool("g++", *arguments, "-o", made))
 
 

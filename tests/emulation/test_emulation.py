@@ -1,4 +1,4 @@
-"""The emulator on small hand-written kernels: right ones give what torch gives, and each kind of wrong one is found."""
+"""The emulator on small hand-written kernels: right ones give what torch gives, wrong numbers are visible."""
 
 from __future__ import annotations
 
@@ -11,78 +11,9 @@ from torch import Tensor
 
 from emulation import EmulationError, emulate
 from emulation.build import UNTOUCHED
-from emulation.emulate import ORDERS
+from emulation.records import DYNAMIC, assert_right, assert_visible, in_all_orders, kernel, ramp, saxpy
 from fusewright.codegen.cuda.primitives import PRIMITIVES, primitives
 from fusewright.codegen.kernel import Argument, Array, Kernel, Launch
-
-DYNAMIC = "extern __shared__ __align__(16) unsigned char shared_memory[];\n"
-
-
-def kernel(
-    body: str,
-    *arguments: str,
-    operands: str = "x",
-    shape: tuple[str, ...] = ("n",),
-    dtype: torch.dtype = torch.float32,
-    grid: str = "1",
-    threads: int = 64,
-    shared: int = 0,
-    cluster: int = 1,
-    before: str = "",
-) -> Kernel:
-    """A record of one launch of `extern "C" __global__ void f(PARAMETERS) { body }`; n is the first operand's size."""
-    parameters = ", ".join(arguments)
-    names = [a.split()[-1].lstrip("*") for a in arguments]
-    kinds = ["pointer" if "*" in a else "long" if "long" in a else "int" for a in arguments]
-    attributes = f"__cluster_dims__({cluster}) " if cluster > 1 else ""
-    source = f'{before}\nextern "C" __global__ {attributes}void f({parameters}) {{\n{body}\n}}\n'
-    launch = Launch(
-        "f",
-        tuple(Argument(k, n) for k, n in zip(kinds, names, strict=True)),
-        (grid, "1", "1"),
-        threads,
-        shared,
-        cluster,
-    )
-    passed = tuple(operands.split())
-    return Kernel(
-        name="f",
-        source=source,
-        operands=passed,
-        layouts=("contiguous",) * len(passed),
-        sizes=(("n", 0, 0),),
-        output=Array("y", shape, dtype),
-        scratch=(),
-        launches=(launch,),
-        reference="",
-    )
-
-
-def in_all_orders(record: Kernel, *tensors: Tensor) -> list[Tensor]:
-    return [emulate(record, *tensors, order=order, seed=3) for order in ORDERS]
-
-
-def assert_right(record: Kernel, want: Tensor, *tensors: Tensor, tolerance: float = 0.0) -> None:
-    """In every order, and under the sanitizers."""
-    for got in [*in_all_orders(record, *tensors), emulate(record, *tensors, sanitize=True)]:
-        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
-
-
-def assert_visible(record: Kernel, want: Tensor, *tensors: Tensor) -> None:
-    """The fault shows in at least one order."""
-    assert any(not torch.allclose(got, want, rtol=1e-5) for got in in_all_orders(record, *tensors))
-
-
-def ramp(n: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.arange(1, n + 1, dtype=dtype)
-
-
-SAXPY = "    const int i = blockIdx.x * blockDim.x + threadIdx.x;\n    if (i < n) y[i] = 2 * x[i] + z[i];"
-
-
-def saxpy(grid: str = "ceil_div(n, 64)", body: str = SAXPY) -> Kernel:
-    parameters = ("const float* __restrict__ x", "const float* __restrict__ z", "float* __restrict__ y", "int n")
-    return kernel(body, *parameters, operands="x z", grid=grid)
 
 
 def test_saxpy() -> None:
@@ -353,77 +284,6 @@ def test_cluster_refuses_static_shared_memory() -> None:
         emulate(cluster("    __shared__ float part[2]; part[0] = 1; y[blockIdx.x] = part[0];"), ramp(512))
 
 
-def test_dynamic_shared_overrun() -> None:
-    body = DYNAMIC + "    reinterpret_cast<float*>(shared_memory)[threadIdx.x] = x[0]; y[threadIdx.x] = 0;"
-    record = {size: kernel(body, "const float* x", "float* y", shape=("64",), shared=size) for size in (256, 252)}
-    emulate(record[256], ramp(1))
-    with pytest.raises(EmulationError, match="wrote outside the 252 bytes of dynamic shared memory"):
-        emulate(record[252], ramp(1))
-    emulate(record[256], ramp(1), sanitize=True)
-    with pytest.raises(EmulationError, match="AddressSanitizer"):
-        emulate(record[252], ramp(1), sanitize=True)
-
-
-def test_read_out_of_bounds() -> None:
-    late = saxpy(body=SAXPY.replace("z[i]", "z[i + 1]"))
-    assert emulate(late, torch.ones(64), torch.ones(64)).isnan().tolist() == [False] * 63 + [True]
-    with pytest.raises(EmulationError, match=r"heap-buffer-overflow[^$]*f\.cu:4"):
-        emulate(late, torch.ones(64), torch.ones(64), sanitize=True)
-
-
-def test_write_out_of_bounds() -> None:
-    late = saxpy(body=SAXPY.replace("y[i]", "y[i + 1]"))
-    with pytest.raises(EmulationError, match="wrote outside y"):
-        emulate(late, torch.ones(64), torch.ones(64))
-
-
-def test_write_to_an_operand() -> None:
-    record = kernel("    x[threadIdx.x] += 1; y[threadIdx.x] = 0;", "float* x", "float* y")
-    with pytest.raises(EmulationError, match="wrote to its operand x"):
-        emulate(record, ramp(64))
-
-
-def test_misaligned_vector_is_found_by_the_sanitizer() -> None:
-    body = "    y[threadIdx.x] = reinterpret_cast<const float2*>(x + 1)[threadIdx.x].x;"
-    with pytest.raises(EmulationError, match="misaligned address"):
-        emulate(kernel(body, "const float* x", "float* y", shape=("64",)), ramp(200), sanitize=True)
-
-
-def test_wild_pointer_is_an_error_not_a_crash() -> None:
-    body = "    y[threadIdx.x] = x[1ll << 40];"
-    with pytest.raises(EmulationError, match=r"memory fault.*block \(0, 0, 0\), thread \(0, 0, 0\)"):
-        emulate(kernel(body, "const float* x", "float* y"), ramp(64))
-    test_saxpy()
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("if (threadIdx.x < 40) return;\n__syncthreads();", "deadlock in f, .*__syncthreads, line 4; 40 of 64"),
-        ("if (threadIdx.x < 32) __syncthreads();", "deadlock"),
-        (
-            "if (threadIdx.x < 32)\n__syncthreads();\nelse\n__syncthreads();",
-            "divergent __syncthreads: lines [46] and [46]",
-        ),
-        ("if (threadIdx.x < 9) __syncwarp(); else __shfl_sync(~0u, 1, 0);", "divergent warp"),
-        ("if (threadIdx.x < 9) __syncthreads(); else __shfl_sync(~0u, 1, 0);", "deadlock"),
-        ("if (threadIdx.x != 9) __shfl_sync(~0u, 1, 0);", "deadlock"),
-        ("__shfl_sync(1u, 1, 0);", "lacks the calling lane"),
-    ],
-)
-def test_threads_that_do_not_meet(body: str, message: str) -> None:
-    record = kernel(body, "const float* x", "float* y", grid="3")
-    for order in ORDERS:
-        with pytest.raises(EmulationError, match=message):
-            emulate(record, ramp(64), order=order)
-
-
-def test_deadlock_under_the_sanitizers() -> None:
-    record = kernel("    if (threadIdx.x < 32) __syncthreads();", "const float* x", "float* y", grid="3")
-    with pytest.raises(EmulationError, match="deadlock in f, "):
-        emulate(record, ramp(64), sanitize=True)
-
-
 def halves() -> Tensor:
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     return bits
@@ -451,31 +311,10 @@ def test_names_of_a_kernel_may_be_ours() -> None:
     assert emulate(kernel(body, "const float* x", "float* y", before=before), ramp(64)).equal(torch.full((64,), 3.0))
 
 
-@pytest.mark.parametrize(
-    ("attribute", "launched"),
-    [("__launch_bounds__(32) ", "64 threads"), ("__cluster_dims__(2, 1, 1) ", "clusters of 1")],
-)
-def test_attributes_must_agree_with_the_launch(attribute: str, launched: str) -> None:
-    record = kernel("    y[threadIdx.x] = 1;", "const float* x", "float* y")
-    source = record.source.replace("__global__ ", f"__global__ {attribute}")
-    with pytest.raises(EmulationError, match=launched):
-        emulate(replace(record, source=source), ramp(64))
-
-
 def test_every_primitive_has_a_meaning_here() -> None:
     body = "    y[threadIdx.x] = 1;"
     for name in PRIMITIVES.keys() - UNTOUCHED:
         emulate(kernel(body, "const float* x", "float* y", threads=32, before=primitives(name)), ramp(32))
-
-
-def test_ptx_elsewhere_is_refused() -> None:
-    with pytest.raises(EmulationError, match="PTX outside"):
-        emulate(kernel('    asm volatile("bar.sync 0;");', "const float* x", "float* y"), ramp(64))
-
-
-def test_a_primitive_that_is_not_in_the_text_is_unknown() -> None:
-    with pytest.raises(EmulationError, match="round_tf32"):
-        emulate(kernel("    y[0] = round_tf32(x[0]);", "const float* x", "float* y"), ramp(64))
 
 
 def test_shared_variables_of_templates_are_poisoned_at_every_block() -> None:
@@ -492,14 +331,6 @@ template <int N> __device__ float stale() {
     record = kernel(body, "const float* x", "float* y", shape=("3",), grid="3", threads=1, before=before)
     got = emulate(record, ramp(1))  # whose poisons take turns
     assert got[0].isnan() and got[1] > 3e38 and got[2] < -1e38
-
-
-def test_parameters_must_be_of_the_kinds_launched() -> None:
-    body, before = "    y[threadIdx.x] = m;", ""
-    record = kernel(body, "const float* x", "float* y", "int n", before=before)
-    wrong = replace(record, source=record.source.replace("int n", "long long m"))
-    with pytest.raises(EmulationError, match="parameter 3 is of kind 'l', not 'i'"):
-        emulate(wrong, ramp(64))
 
 
 def test_last_block_done() -> None:
