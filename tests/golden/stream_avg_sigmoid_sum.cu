@@ -209,8 +209,8 @@ fused_avg_sigmoid_sum(const float* __restrict__ x, int n0, int n1, int n2, int n
 
 // Joins the parts of every result, in their order.
 extern "C" __global__ void __launch_bounds__(THREADS)
-fused_avg_sigmoid_sum_finish(const float* __restrict__ x, int n0, int n1, int n2, int n3, int m2, int m3, const
-    double* __restrict__ scratch, int parts, float* __restrict__ out) {
+fused_avg_sigmoid_sum_finish(const float* __restrict__ x, int n0, int n1, int n2, int n3, int m2, int m3,
+    const double* __restrict__ scratch, int parts, float* __restrict__ out) {
     const Data d{x, n0, n1, n2, n3, m2, m3};
     const index_t results = n0;
     const int lane = threadIdx.x % JOINERS;

@@ -304,8 +304,9 @@ class _Writer:
         """``entry(parameters) {``, in lines of ordinary length."""
         number = "int" if self.index == "int" else "long long"
         pointers = [f"const {ELEMENT[t.dtype]}* __restrict__ {name}" for t, name in self.names.items()]
-        parameters = ", ".join([*pointers, *(f"{number} {n}" for n in self._numbers()), *more])
-        return wrap(f"{entry}({parameters}) {{", width=116, subsequent_indent="    ", break_long_words=False)
+        glued = [p.replace(" ", "~") for p in (*pointers, *(f"{number} {n}" for n in self._numbers()), *more)]
+        lines = wrap(f"{entry}({', '.join(glued)})~{{", width=116, subsequent_indent="    ", break_long_words=False)
+        return [line.replace("~", " ") for line in lines]
 
     def _numbers(self) -> list[str]:
         pooled = [f"m{a}" for a, x in enumerate(self.s.axes) if x.window is not None]
