@@ -50,7 +50,7 @@ def _shape(built: Built) -> tuple[list[str], list[str]]:
 def _cuts(args: Args, kwargs: Kwargs) -> Iterator[tuple[Args, Kwargs]]:
     largest = max((n for t in flat_tensors(args, kwargs) for n in t.shape[2:]), default=0)
     for side in SIDES:
-        if side + 8 > largest // 2:
+        if side + 8 > largest * 3 // 4:
             return
         yield tree_map(lambda t, n=side: _cut(t, n) if isinstance(t, Tensor) else t, (args, dict(kwargs)))
 

@@ -48,9 +48,11 @@ class Scalars:
 
     given     nodes that have a variable already (the value the tree starts from)
     operand   text that reads any other leaf at the current element, in the compute type of its dtype
+    cuda      whether the text is for CUDA, which has faster instructions for some functions
     """
 
-    def __init__(self, given: Mapping[Node, str], operand: Callable[[Node], str]) -> None:
+    def __init__(self, given: Mapping[Node, str], operand: Callable[[Node], str], cuda: bool = False) -> None:
+        self.cuda = cuda
         self.names = dict(given)
         self.operand = operand
         self.lines: list[str] = []
@@ -83,6 +85,7 @@ class Scalars:
                 texts.append(literal(arg.op.value, compute))
             else:
                 texts.append(self.value(arg))
-        template = node.op.traits.cpp
+        traits = node.op.traits
+        template = traits.cuda if self.cuda and traits.cuda and compute == "float" else traits.cpp
         assert template is not None, f"{node.op.fn} has no C++ text"
         return template.format(*texts, T=compute)

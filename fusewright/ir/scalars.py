@@ -141,3 +141,10 @@ PLAIN: dict[str, str] = {
     "logical_and": "{T}({0} != 0 && {1} != 0)",
     "logical_or": "{T}({0} != 0 || {1} != 0)",
 }
+
+# In CUDA, float32 only: the device's own exponential and reciprocal (`exp2_approx`, `reciprocal_approx`), within 4 ulp
+# of the result and right at the ends.
+CUDA: dict[str, str] = {
+    "sigmoid": "reciprocal_approx(1.0f + exp2_approx(-1.44269504f * {0}))",
+    "silu": "{0} * reciprocal_approx(1.0f + exp2_approx(-1.44269504f * {0}))",
+}

@@ -1,21 +1,220 @@
-"""Sample programs: under way."""
+"""Sample programs: small operations on one sample of a batch after another, which one block carries out.
+
+Every inner value has the batch as its leading dimension, and no operation mixes samples.  Values that others read more
+than once, or in another order, are *kept* (in shared memory); pointwise trees and views are read through.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
 
+import torch
+
+from fusewright.ir import ops
 from fusewright.ir.node import Node
+from fusewright.ir.ops import Size
+
+MEMORY = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+MOST_BYTES = 40 * 1024  # kept by a block at one time
+LONGEST = 2**30  # elements of one sample of any value
+
+VIEWS = (ops.Reshape, ops.Permute, ops.Expand, ops.Slice)
+ROWS = (ops.Reduce, ops.Softmax, ops.Norm)
 
 
 @dataclass(frozen=True)
 class SampleProgram:
-    """Not there yet."""
+    """The operations from `leaves` (in memory) and `given` (in shared memory already) to `root`.
+
+    inner  what is computed, operands before users
+    """
 
     root: Node
     leaves: tuple[Node, ...]
+    inner: tuple[Node, ...]
+    given: frozenset[Node] = field(default=frozenset())
+
+    @property
+    def batch(self) -> Size:
+        return self.root.shape[0]
+
+    def sampled(self, node: Node, ndim: int) -> bool:
+        """Whether `node`, broadcast to a value of `ndim` dimensions, is another one for every sample."""
+        return node.ndim == ndim and node.shape[0] == self.batch
+
+    @cached_property
+    def result(self) -> Node:
+        """What is written: the root, seen through reshapes."""
+        node = self.root
+        while isinstance(node.op, ops.Reshape) and node in self.inner:
+            node = node.arg(0)
+        return node
+
+    @cached_property
+    def steps(self) -> tuple[Node, ...]:
+        """The values computed one after another, the result last; all but the result are kept."""
+        kept = {n for n in self.inner if isinstance(n.op, (*ROWS, ops.Matmul))}
+        for node in self.inner:
+            if isinstance(node.op, VIEWS) and isinstance(node.arg(0).op, ops.Pointwise | ops.Cast):
+                kept.add(node.arg(0))
+            if isinstance(node.op, ops.Matmul) and not self._held(node.arg(0), kept):
+                kept.add(node.arg(0))
+            if _passes(node) > 1 and isinstance(node.arg(0).op, ops.Pointwise | ops.Cast) and _fits(node.arg(0)):
+                kept.add(node.arg(0))
+        order = [n for n in dict.fromkeys((*self.leaves, *self.inner)) if n in kept and n is not self.result]
+        return (*(n for n in order if n in self.inner or n in kept), self.result)
+
+    def _held(self, node: Node, kept: Collection[Node]) -> bool:
+        """Whether a value can be read from shared memory as it is."""
+        while isinstance(node.op, ops.Reshape) and node in self.inner and node not in kept:
+            node = node.arg(0)
+        return node in kept or node in self.given
+
+    def reads(self, step: Node) -> tuple[Node, ...]:
+        """The kept, given and leaf values that computing `step` reads."""
+        stops = {*self.steps, *self.given, *self.leaves}
+        found: dict[Node, None] = {}
+        stack = list(step.inputs) if step in self.inner else [step]
+        while stack:
+            node = stack.pop()
+            if node in stops:
+                found[node] = None
+            else:
+                stack += node.inputs
+        return tuple(found)
+
+    @cached_property
+    def arena(self) -> tuple[dict[Node, int], int]:
+        """Where each kept value lies, in units of 8 bytes, and how many there are: dead values make room."""
+        steps = self.steps[:-1]
+        last = {n: i for i, step in enumerate(self.steps) for n in (*self.reads(step), step)}
+        places: dict[Node, int] = {}
+        for i, node in enumerate(steps):
+            living = [(places[n], places[n] + units(n)) for n in steps[:i] if last[n] >= i]
+            place = 0
+            for begin, end in sorted(living):
+                if begin - place >= units(node):
+                    break
+                place = max(place, end)
+            places[node] = place
+        return places, max((places[n] + units(n) for n in steps), default=0)
 
 
-def parse(root: Node, single: Callable[[Node], bool]) -> SampleProgram | str:
-    """Nothing, so far."""
-    return f"{root!r} is no sample program"
+def parse(
+    root: Node, single: Callable[[Node], bool], given: Collection[Node] = (), most: int = MOST_BYTES
+) -> SampleProgram | str:
+    """The sample program that ends in `root`, or why there is none.
+
+    `single` says that a value has one user; `given` are values that lie in shared memory, `most` the bytes of it that
+    others may take.
+    """
+    if root in given or not _sample(root, root):
+        return f"{root!r} has no samples"
+    problem = _unsupported(root, root)
+    if problem:
+        return problem
+    inner: dict[Node, None] = {}
+    leaves: dict[Node, None] = {}
+
+    def visit(node: Node) -> None:
+        if node in given or node in inner or isinstance(node.op, ops.Number):
+            return
+        if node is not root and (not single(node) or _unsupported(node, root)):
+            leaves[node] = None
+            return
+        for arg in node.inputs:
+            visit(arg)
+        inner[node] = None
+
+    visit(root)
+    program = SampleProgram(root, tuple(leaves), tuple(inner), frozenset(given))
+    return _problem(program, most) or program
+
+
+def _problem(p: SampleProgram, most: int) -> str | None:
+    wrong = [n for n in (p.root, *p.leaves) if n.dtype not in MEMORY and not isinstance(n.op, ops.Full)]
+    if wrong:
+        return f"{wrong[0]!r} lies in memory as {wrong[0].dtype}"
+    if not any(p.sampled(n, n.ndim) and n.ndim for n in (*p.leaves, *p.given)):
+        return f"{p.root!r} depends on no sample"
+    if any(numel(n) > LONGEST for n in (*p.leaves, *p.inner) if _sample(n, p.root)):
+        return f"a sample of {p.root!r} is too long"
+    if p.arena[1] * 8 > most:
+        return f"{p.root!r} keeps {p.arena[1] * 8} bytes per sample"
+    return None
+
+
+def _sample(node: Node, root: Node) -> bool:
+    """Whether the leading dimension is the batch, and no other one is symbolic."""
+    return bool(node.ndim and node.shape[0] == root.shape[0] and all(isinstance(d, int) for d in node.shape[1:]))
+
+
+def numel(node: Node) -> int:
+    """Elements of one sample."""
+    return prod(d for d in node.shape[1:] if isinstance(d, int))
+
+
+def units(node: Node) -> int:
+    """Units of 8 bytes that a sample takes in the compute type, rounded up to 16 bytes."""
+    return -(-numel(node) * (8 if node.dtype == torch.float64 else 4) // 16) * 2
+
+
+def _passes(node: Node) -> int:
+    """How often a row operation reads its input."""
+    if isinstance(node.op, ops.Reduce):
+        return 2 if node.op.kind in ("logsumexp", "var") else 1
+    return 3 if isinstance(node.op, ops.Softmax | ops.Norm) else 0
+
+
+def _fits(node: Node) -> bool:
+    return units(node) * 8 <= MOST_BYTES // 2
+
+
+def _unsupported(node: Node, root: Node) -> str | None:
+    """Why a node cannot be computed sample by sample."""
+    op, data = node.op, [a for a in node.inputs if not isinstance(a.op, ops.Number)]
+    if not _sample(node, root) or (node.dtype not in MEMORY and node.dtype != torch.bool):
+        return f"{node!r} has no samples of floating-point numbers"
+    x = data[0] if data else node
+    own = bool(data) and _sample(x, root) and _single_batch(node, x)
+    match op:
+        case ops.Pointwise():
+            numbers = [a.op.value for a in node.inputs if isinstance(a.op, ops.Number)]
+            fine = op.traits.cpp is not None and all(isinstance(v, bool | int | float) for v in numbers)
+        case ops.Cast():
+            fine = True
+        case ops.Reshape():
+            fine = own
+        case ops.Permute(dims=dims):
+            fine = own and dims[0] == 0
+        case ops.Expand():
+            fine = own and x.ndim == node.ndim
+        case ops.Slice(dim=dim):
+            fine = own and dim > 0
+        case ops.Reduce(dims=dims):
+            fine = own and bool(dims) and 0 not in dims and x.dtype in MEMORY
+        case ops.Softmax(dim=dim):
+            fine = own and dim > 0
+        case ops.Norm():
+            fine = own and _norm_fits(op, node)
+        case ops.Matmul():
+            fine = own and x.ndim <= 3 and node.arg(1).ndim == 2 and all(isinstance(d, int) for d in node.arg(1).shape)
+        case _:
+            fine = False
+    return None if fine else f"{node!r} does not go sample by sample"
+
+
+def _single_batch(node: Node, x: Node) -> bool:
+    """Whether operand and result have one batch, and not by chance: neither mixes samples by its size."""
+    return x.shape[0] == node.shape[0]
+
+
+def _norm_fits(op: ops.Norm, node: Node) -> bool:
+    """Whether a normalisation looks at one sample alone."""
+    if op.effectful or any(a is not None for a in node.args[3:]):
+        return False
+    inside = node.ndim - 1
+    return (op.kind in ("layer", "rms") and op.trailing <= inside) or (op.kind in ("group", "instance") and inside >= 1)

@@ -84,6 +84,18 @@ inline unsigned round_tf32(float x) {
 }
 #endif
 
+#ifdef USES_extremes
+inline float greater(float a, float b) { return a > b || a != a ? a : b; }
+inline float smaller(float a, float b) { return a < b || a != a ? a : b; }
+inline double greater(double a, double b) { return a > b || a != a ? a : b; }
+inline double smaller(double a, double b) { return a < b || a != a ? a : b; }
+#endif
+
+#ifdef USES_approximations
+inline float exp2_approx(float x) { return std::exp2(x) < 1.17549435e-38f ? 0.0f : std::exp2(x); }
+inline float reciprocal_approx(float x) { return std::fabs(1.0f / x) < 1.17549435e-38f ? 0.0f : 1.0f / x; }
+#endif
+
 #ifdef USES_mma_tf32
 inline void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], EMULATED_LINE) {
     emulation::start_mma(emulation::completed_mma_tf32, "mma_tf32", d, a, b, line);

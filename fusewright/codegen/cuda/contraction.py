@@ -13,10 +13,12 @@ from itertools import product
 from math import ceil, prod
 from string import Template
 
+import torch
+
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import contraction_box, contraction_text
 from fusewright.codegen.cuda.contraction_epilogue import Epilogue, operands
-from fusewright.codegen.cuda.primitives import primitives
+from fusewright.codegen.cuda.primitives import used_primitives
 from fusewright.codegen.kernel import Argument, Kernel, Launch
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, blocks_per_sm, span
@@ -24,7 +26,8 @@ from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, blocks_per_sm, s
 # A sample of more elements than this needs 64-bit indices inside a tile, which this family does not spend.
 MOST_ELEMENTS = 2**31 - 1
 
-_PRIMITIVES = {"tf32": ("mma_tf32", "round_tf32"), "tf32x3": ("mma_tf32", "round_tf32"), "f64": ("mma_f64",)}
+# Blocks come in so many waves, so that the last one is short; each of them loads the weights once.
+WAVES = 4
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,11 @@ class _Writer:
         return "tf32" if self.tf32 or self.c.x.dtype.itemsize == 2 else "tf32x3"
 
     @property
+    def rounds(self) -> bool:
+        """Whether operands have to be rounded to tf32: weights once, where they stay, window sums as they are written."""
+        return self.flavour == "tf32" and self.c.x.dtype == torch.float32
+
+    @property
     def taps(self) -> int:
         return prod(a.taps for a in self.c.axes)
 
@@ -155,8 +163,7 @@ class _Writer:
         cells = {a: self._cells(i, out[a]) for i, a in enumerate("dhw")}
         tiles = " * ".join(f"ceil_div({cells[a]}, {k})" for a, k in zip("dhw", self.t.cells, strict=True))
         z = self.c.op.groups * self.m_blocks
-        # Four waves of blocks, so that the last one is short.
-        splits = f"min({tiles}, ceil_div({4 * MULTIPROCESSORS * self.per_sm}, N * {z}))"
+        splits = f"min({tiles}, ceil_div({WAVES * MULTIPROCESSORS * self.per_sm}, N * {z}))"
         results = self.epilogue.results(self.name, splits, cells, out, z)
         names = tuple(operands(self.c).values())
         numbers = [Argument("int", lengths[a]) for lengths in (into, out, cells) for a in "dhw"]
@@ -201,24 +208,28 @@ class _Writer:
 
     def source(self) -> str:
         multiply = Template(contraction_text.MULTIPLY[self.flavour]).safe_substitute(
-            round="round_tf32(x)" if self.c.x.dtype.itemsize == 4 else "__float_as_uint(widened(x))"
+            x="__float_as_uint(x)" if self.c.box is not None and self.rounds else self._rounded("x"),
+            w="__float_as_uint(w)" if self.chunks == 1 and self.rounds else self._rounded("w"),
         )
-        stage = contraction_box.stage(self.c, self.t) if self.c.box is not None else self._stage_input()
-        return "".join(
-            [
-                primitives("nonfinite", "elements", "copy_async", *_PRIMITIVES[self.flavour]),
-                self._constants(),
-                multiply,
-                contraction_text.INDEXING,
-                contraction_text.ACCUMULATE,
-                contraction_text.COPY,
-                stage,
-                self._stage_weights(),
-                self.epilogue.functions(),
-                self._kernel_text(),
-                self.epilogue.finish(self.name),
-            ]
-        )
+        stage = contraction_box.stage(self.c, self.t, self.rounds) if self.c.box is not None else self._stage_input()
+        parts = [
+            self._constants(),
+            multiply,
+            contraction_text.INDEXING,
+            contraction_text.ACCUMULATE,
+            contraction_text.COPY,
+            contraction_text.ROUND if self.rounds and self.chunks == 1 else "",
+            stage,
+            self._stage_weights(),
+            self._kernel_text(),
+            self.epilogue.finish(self.name),
+        ]
+        text = "".join(parts)
+        return used_primitives(text) + text
+
+    def _rounded(self, name: str) -> str:
+        """An element as an operand of the tensor cores."""
+        return f"round_tf32({name})" if self.rounds else f"__float_as_uint(widened({name}))"
 
     def _constants(self) -> str:
         c, t, lay = self.c, self.t, self.layout
@@ -286,7 +297,10 @@ class _Writer:
             body.append(_STAGE_ONCE)
         body += [self._pass((d, h, w)) for d, h, w in product(*(a.phases for a in self.c.axes))]
         body.append(self.epilogue.after_cell())
-        prologue = "" if self.chunks > 1 else "    stage_weights(w, w_tile, group, first_feature, 0);\n"
+        prologue = ""
+        if self.chunks == 1:
+            prologue = "    stage_weights(w, w_tile, group, first_feature, 0);\n"
+            prologue += Template(_ROUND_WEIGHTS).substitute(w=self.w_elements) if self.rounds else ""
         return Template(contraction_text.KERNEL).substitute(
             name=self.name,
             per_sm=self.per_sm,
@@ -348,6 +362,13 @@ _STAGE_ONCE = """\
         copy_async_commit();
         copy_async_wait<0>();
         __syncthreads();
+"""
+
+_ROUND_WEIGHTS = """\
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncthreads();
+    round_staged(w_tile, $w);
 """
 
 _CHUNKED = """\

@@ -9,12 +9,13 @@ from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.tiling import Tiling
 
 
-def stage(c: Contraction, t: Tiling) -> str:
-    """The text of `stage_input` for a convolution of window sums."""
+def stage(c: Contraction, t: Tiling, rounds: bool) -> str:
+    """The text of `stage_input` for a convolution of window sums, `rounds` to tf32 as they are written."""
     assert c.box is not None
     taps = [a.taps for a in c.axes]
     dilation = [a.phases[0].per_tap for a in c.axes]
     spans = [(taps[i] - 1) * dilation[i] + (c.box.count[i] - 1) * c.box.step[i] + 1 for i in range(3)]
+    value = "sum.value"
     return Template(_STAGE).substitute(
         channels=c.channels,
         taps_d=taps[0],
@@ -38,7 +39,7 @@ def stage(c: Contraction, t: Tiling) -> str:
         start_d=c.axes[0].phases[0].first,
         start_h=c.axes[1].phases[0].first,
         start_w=c.axes[2].phases[0].first,
-        scale=repr(c.box.scale),
+        value=f"__uint_as_float(round_tf32({value}))" if rounds else value,
         cells=prod(t.cells),
     )
 
@@ -58,6 +59,21 @@ __device__ __forceinline__ constexpr bool covers(int at, int tap, int dilation, 
     const int from = at - tap * dilation;
     return from >= 0 && from % step == 0 && from / step < count;
 }
+
+// Whether offset `at` belongs to the windows of all taps.
+template <int TAPS_ALONG>
+__device__ __forceinline__ constexpr bool covered(int at, int dilation, int count, int step) {
+    for (int tap = 0; tap < TAPS_ALONG; ++tap)
+        if (!covers(at, tap, dilation, count, step)) return false;
+    return true;
+}
+
+// A sum that starts with its first term instead of zero; `any` is known when the loops around are unrolled.
+struct Sum {
+    Compute value = 0;
+    bool any = false;
+    __device__ __forceinline__ void add(Compute term) { value = any ? value + term : term, any = true; }
+};
 
 // One row of x under a cell, in the widest loads that its alignment allows.
 template <bool ALIGNED>
@@ -85,7 +101,8 @@ __device__ __forceinline__ void sum_windows(const Element* x, Element* tile, int
         const int w = i % CELLS_W, h = i / CELLS_W % CELLS_H, d = i / (CELLS_W * CELLS_H) % CELLS_D;
         const int c = i / (CELLS_W * CELLS_H * CELLS_D);
         const int x_d = (cell_d + d) * MOVE_D, x_h = (cell_h + h) * MOVE_H, x_w = (cell_w + w) * MOVE_W;
-        Compute box[BOX_TAPS_D][BOX_TAPS_H][BOX_TAPS_W] = {};
+        // Rows that belong to the windows of all taps are added once, and to every window at the end.
+        Sum box[BOX_TAPS_D][BOX_TAPS_H][BOX_TAPS_W], common[BOX_TAPS_W];
         if (x_d + SPAN_D <= D && x_h + SPAN_H <= H && x_w + SPAN_W <= W) {
             const Element* from = x + ((c * D + x_d) * H + x_h) * W + x_w;
 #pragma unroll
@@ -94,41 +111,38 @@ __device__ __forceinline__ void sum_windows(const Element* x, Element* tile, int
                 for (int rh = 0; rh < SPAN_H; ++rh) {
                     Compute v[SPAN_W];
                     load_row<ALIGNED>(v, from + (rd * H + rh) * W);
-                    // What all taps share is added once.
-                    Compute shared_part = 0;
+                    Sum middle;
 #pragma unroll
-                    for (int at = 0; at < SPAN_W; ++at) {
-                        bool all = true;
-#pragma unroll
-                        for (int tap = 0; tap < BOX_TAPS_W; ++tap)
-                            all &= covers(at, tap, DILATION_W, COUNT_W, STEP_W);
-                        if (all) shared_part += v[at];
-                    }
+                    for (int at = 0; at < SPAN_W; ++at)
+                        if (covered<BOX_TAPS_W>(at, DILATION_W, COUNT_W, STEP_W)) middle.add(v[at]);
+                    const bool all = covered<BOX_TAPS_D>(rd, DILATION_D, COUNT_D, STEP_D) &&
+                                     covered<BOX_TAPS_H>(rh, DILATION_H, COUNT_H, STEP_H);
 #pragma unroll
                     for (int tw = 0; tw < BOX_TAPS_W; ++tw) {
-                        Compute sum = shared_part;
+                        Sum sum = middle;
 #pragma unroll
-                        for (int at = 0; at < SPAN_W; ++at) {
-                            bool all = true;
-#pragma unroll
-                            for (int tap = 0; tap < BOX_TAPS_W; ++tap)
-                                all &= covers(at, tap, DILATION_W, COUNT_W, STEP_W);
-                            if (!all && covers(at, tw, DILATION_W, COUNT_W, STEP_W)) sum += v[at];
-                        }
+                        for (int at = 0; at < SPAN_W; ++at)
+                            if (!covered<BOX_TAPS_W>(at, DILATION_W, COUNT_W, STEP_W) &&
+                                covers(at, tw, DILATION_W, COUNT_W, STEP_W))
+                                sum.add(v[at]);
+                        if (all) common[tw].add(sum.value);
 #pragma unroll
                         for (int td = 0; td < BOX_TAPS_D; ++td)
 #pragma unroll
                             for (int th = 0; th < BOX_TAPS_H; ++th)
-                                if (covers(rd, td, DILATION_D, COUNT_D, STEP_D) &&
+                                if (!all && covers(rd, td, DILATION_D, COUNT_D, STEP_D) &&
                                     covers(rh, th, DILATION_H, COUNT_H, STEP_H))
-                                    box[td][th][tw] += sum;
+                                    box[td][th][tw].add(sum.value);
                     }
                 }
         }
         Element* to = tile + c * BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W * X_CHANNEL + (d * CELLS_H + h) * CELLS_W + w;
 #pragma unroll
-        for (int tap = 0; tap < BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W; ++tap)
-            to[tap * X_CHANNEL] = (&box[0][0][0])[tap] * Compute($scale);
+        for (int tap = 0; tap < BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W; ++tap) {
+            Sum sum = box[tap / (BOX_TAPS_W * BOX_TAPS_H)][tap / BOX_TAPS_W % BOX_TAPS_H][tap % BOX_TAPS_W];
+            if (common[tap % BOX_TAPS_W].any) sum.add(common[tap % BOX_TAPS_W].value);
+            to[tap * X_CHANNEL] = $value;
+        }
     }
 }
 

@@ -26,13 +26,6 @@ COMBINE = {
     "min": ("smaller({0}, {1})", "Compute(INFINITY)"),
 }
 
-_ORDER = """
-// The {word} of two values; NaN wins.
-template <typename T>
-__device__ __forceinline__ T {name}(T a, T b) {{ return a {sign} b || a != a ? a : b; }}
-"""
-
-
 def operands(c: Contraction) -> dict[Node, str]:
     """Pointer names of the tensors a call passes: input, weight, bias where there is one, operands of the trees."""
     bias = c.conv.args[2]
@@ -74,14 +67,6 @@ class Epilogue:
 
     # -- functions and state -----------------------------------------------------------------------------------------
 
-    def functions(self) -> str:
-        used = {self.fold} | ({self.c.window.op.kind} if self.c.window is not None else set())
-        return "".join(
-            _ORDER.format(word=word, name=name, sign=sign)
-            for kind, word, name, sign in (("max", "greatest", "greater", ">"), ("min", "least", "smaller", "<"))
-            if kind in used
-        )
-
     def prologue(self) -> str:
         """Per-channel numbers in registers, and running totals."""
         channel, scalar = self._channel_operands(), self._scalar_operands()
@@ -98,7 +83,7 @@ class Epilogue:
             lines += ["    }"]
         lines += [f"const Compute {name}_at = widened({name}[0]);" for _, name in scalar]
         for label, tree in (("before", self.c.before), ("after", self.c.after)):
-            if tree is not None or (label == "before" and self.c.conv.args[2] is not None):
+            if tree is not None or (label == "before" and self._shifted):
                 lines += self._function(label, tree)
         if self.kind == "positions":
             lines += [f"{self.total_type} total[M_TILES][2];"]
@@ -132,13 +117,19 @@ class Epilogue:
         found = dict.fromkeys([*([bias] if bias is not None else []), *self.c.operands])
         return [(node, names[node]) for node in found]
 
+    @property
+    def _shifted(self) -> bool:
+        """Whether the products need a bias or a scale before anything else."""
+        return self.c.conv.args[2] is not None or self.c.box is not None
+
     def _function(self, label: str, tree: Map | None) -> list[str]:
         """A lambda that applies a pointwise tree to one value of row `half` of channel tile `m`."""
         lines, start = [], "value"
-        if label == "before" and self.c.conv.args[2] is not None:
-            at = self._access(self.c.conv.args[2])
-            lines.append(f"const Compute biased = value + {at};")
-            start = "biased"
+        if label == "before" and self._shifted:
+            bias, box = self.c.conv.args[2], self.c.box
+            scaled = "value" if box is None else f"value * Compute({box.scale!r})"  # what window sums were to be scaled by
+            lines.append(f"const Compute shifted = {scaled}{'' if bias is None else f' + {self._access(bias)}'};")
+            start = "shifted"
         if tree is None:
             lines.append(f"return {start};")
         else:
@@ -186,7 +177,7 @@ class Epilogue:
             inside = "unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R)"
             inner += [f"const bool inside = {inside};"]
         value = "acc[rd][rh][s / 2][m][2 * half + s % 2]"
-        if self.c.before is not None or self.c.conv.args[2] is not None:
+        if self.c.before is not None or self._shifted:
             value = f"before({value}, m, half)"
         if self.c.window is not None:
             combine = COMBINE[self.c.window.op.kind][0]

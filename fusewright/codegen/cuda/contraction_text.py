@@ -38,7 +38,8 @@ MULTIPLY = {
 using Operand = unsigned;    // a float32 rounded to tf32
 using Accumulators = float[OWN_D * ROWS_D][OWN_H * ROWS_H][TILES_W][M_TILES][4];
 
-__device__ __forceinline__ Operand operand(Element x) { return $round; }
+__device__ __forceinline__ Operand input_operand(Element x) { return $x; }
+__device__ __forceinline__ Operand weight_operand(Element w) { return $w; }
 __device__ __forceinline__ void multiply_add(float (&d)[4], const Operand (&a)[4], const Operand (&b)[2]) {
     mma_tf32(d, a, b);
 }
@@ -48,11 +49,12 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const Operand (&a)[4
 struct Operand { unsigned big, small; };
 using Accumulators = float[OWN_D * ROWS_D][OWN_H * ROWS_H][TILES_W][M_TILES][4];
 
-__device__ __forceinline__ Operand operand(float x) {
+__device__ __forceinline__ Operand input_operand(float x) {
     const unsigned big = round_tf32(x);
     const float rest = x - __uint_as_float(big);
     return {big, round_tf32(fabsf(x) < INFINITY ? rest : 0.0f)};
 }
+__device__ __forceinline__ Operand weight_operand(float w) { return input_operand(w); }
 __device__ __forceinline__ void multiply_add(float (&d)[4], const Operand (&a)[4], const Operand (&b)[2]) {
     const unsigned a_big[4] = {a[0].big, a[1].big, a[2].big, a[3].big}, b_big[2] = {b[0].big, b[1].big};
     const unsigned a_small[4] = {a[0].small, a[1].small, a[2].small, a[3].small}, b_small[2] = {b[0].small, b[1].small};
@@ -68,7 +70,8 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const Operand (&a)[4
 using Operand = double;
 using Accumulators = double[OWN_D * ROWS_D][OWN_H * ROWS_H][TILES_W][M_TILES][4];
 
-__device__ __forceinline__ Operand operand(double x) { return x; }
+__device__ __forceinline__ Operand input_operand(double x) { return x; }
+__device__ __forceinline__ Operand weight_operand(double w) { return w; }
 __device__ __forceinline__ void multiply_add(double (&d)[4], const Operand (&a)[4], const Operand (&b)[2]) {
     mma_f64(d, a, b);
 }
@@ -90,9 +93,20 @@ struct Lane {
 // Column n of 8-column tile j is position s % PER_CELL of cell 4 * (s / PER_CELL) + n / 2, where s = 2 * j + n % 2:
 // so the accumulators of a thread, columns 2 * quad and 2 * quad + 1, cover whole cells.
 template <int PER_CELL>
-__device__ __forceinline__ int column(int j) {
-    const int n = threadIdx.x % 32 / 4, s = 2 * j + n % 2;
-    return (4 * (s / PER_CELL) + n / 2) * ADVANCE_W + s % PER_CELL * ELEMENT_W;
+__device__ __forceinline__ constexpr int slot_at(int s) {
+    return 4 * (s / PER_CELL) * ADVANCE_W + s % PER_CELL * ELEMENT_W;
+}
+// The part of a column's offset that depends on the lane, and the part that depends on the tile: where cells have one
+// position or an even number of them, the latter is a constant of the instruction that reads it.
+template <int PER_CELL>
+__device__ __forceinline__ int lane_column() {
+    const int n = threadIdx.x % 32 / 4;
+    return n / 2 * ADVANCE_W + (PER_CELL == 1 || PER_CELL % 2 == 0 ? n % 2 * slot_at<PER_CELL>(1) : 0);
+}
+template <int PER_CELL>
+__device__ __forceinline__ int tile_column(int j) {
+    if (PER_CELL == 1 || PER_CELL % 2 == 0) return slot_at<PER_CELL>(2 * j);
+    return threadIdx.x % 8 < 4 ? slot_at<PER_CELL>(2 * j) : slot_at<PER_CELL>(2 * j + 1);
 }
 """
 
@@ -107,7 +121,8 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
 #pragma unroll 1
     for (int step = 0; step < L::STEPS; ++step) {
         const int k[2] = {L::k(step, 0), L::k(step, 1)};
-        const Element* const x_k[2] = {x + L::x(k[0]), x + L::x(k[1])};
+        const Element* const x_k[2] = {x + lane_column<PER_CELL>() + L::x(k[0]), x + lane_column<PER_CELL>() + L::x(k[1])};
+        const Element* const w_k[2] = {w + L::w(k[0]), w + L::w(k[1])};
 #pragma unroll 1
         for (int td_0 = 0; td_0 < TAPS_D; td_0 += AT_ONCE_D)
 #pragma unroll 1
@@ -122,8 +137,8 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
 #pragma unroll
                             for (int i = 0; i < 4; ++i) {
                                 const int tap = (td_0 + td) * NEXT_D + (th_0 + th) * NEXT_H;
-                                const int at = (16 * m + 8 * (i % 2)) * W_FEATURE + L::w(k[i / 2]) + tap;
-                                a[td][th][m][i] = operand(L::inside(k[i / 2]) ? w[at] : Element{});
+                                const int at = (16 * m + 8 * (i % 2)) * W_FEATURE + tap;
+                                a[td][th][m][i] = weight_operand(L::inside(k[i / 2]) ? w_k[i / 2][at] : Element{});
                             }
                 // Every row that is read, in turn: those that an earlier row and tap read too are passed over.
 #pragma unroll
@@ -140,10 +155,10 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
                         if (read) continue;
 #pragma unroll
                         for (int j = 0; j < TILES; ++j) {
-                            const int at = at_d + td_0 * TAP_D + at_h + th_0 * TAP_H + column<PER_CELL>(j);
+                            const int at = at_d + td_0 * TAP_D + at_h + th_0 * TAP_H + tile_column<PER_CELL>(j);
                             Operand b[2];
 #pragma unroll
-                            for (int i = 0; i < 2; ++i) b[i] = operand(L::inside(k[i]) ? x_k[i][at] : Element{});
+                            for (int i = 0; i < 2; ++i) b[i] = input_operand(L::inside(k[i]) ? x_k[i][at] : Element{});
 #pragma unroll
                             for (int rd = 0; rd < D; ++rd)
 #pragma unroll
@@ -209,6 +224,18 @@ __device__ __forceinline__ void copy_vector(Element* to, const Element* from, bo
         copy_async<VECTOR * sizeof(Element)>(to, from, there);
     else
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
+}
+"""
+
+ROUND = """
+// Round weights that stay to tf32, once for all their uses.
+__device__ __forceinline__ void round_staged(Element* tile, int count) {
+    for (int i = 4 * threadIdx.x; i < count; i += 4 * THREADS) {
+        float4 four = *reinterpret_cast<float4*>(tile + i);
+        four.x = __uint_as_float(round_tf32(four.x)), four.y = __uint_as_float(round_tf32(four.y));
+        four.z = __uint_as_float(round_tf32(four.z)), four.w = __uint_as_float(round_tf32(four.w));
+        *reinterpret_cast<float4*>(tile + i) = four;
+    }
 }
 """
 

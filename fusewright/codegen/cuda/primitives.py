@@ -6,6 +6,8 @@ the same meaning on a CPU (`tests/emulation`), and leave everything else as it i
 
 from __future__ import annotations
 
+import re
+
 # name -> CUDA text.  Everything else in a kernel is plain CUDA C++ (shuffles, barriers, vector types).
 PRIMITIVES: dict[str, str] = {
     "nonfinite": r"""
@@ -37,11 +39,43 @@ __device__ __forceinline__ void mma_f64(double (&d)[4], const double (&a)[4], co
 }
 """,
     "round_tf32": r"""
-// The tf32 value nearest to x (ties away from zero), in the bits of a float32.
+// The tf32 value nearest to x, in the bits of a float32: one instruction from sm_90 on.
 __device__ __forceinline__ unsigned round_tf32(float x) {
     unsigned bits;
+#if __CUDA_ARCH__ >= 900
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#else
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#endif
     return bits;
+}
+""",
+    "extremes": r"""
+// The greater and the smaller of two values; NaN wins.
+__device__ __forceinline__ float greater(float a, float b) {
+    float c;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+__device__ __forceinline__ float smaller(float a, float b) {
+    float c;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+__device__ __forceinline__ double greater(double a, double b) { return a > b || a != a ? a : b; }
+__device__ __forceinline__ double smaller(double a, double b) { return a < b || a != a ? a : b; }
+""",
+    "approximations": r"""
+// 2^x and 1/x to 2 ulp; results below the normal numbers are zero.
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float reciprocal_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 """,
     "copy_async": r"""
@@ -124,3 +158,15 @@ def primitives(*names: str) -> str:
     """The texts of the named primitives, in the order of the table."""
     assert set(names) <= PRIMITIVES.keys(), f"unknown primitives {set(names) - PRIMITIVES.keys()}"
     return "".join(text for name, text in PRIMITIVES.items() if name in names).lstrip("\n")
+
+
+def used_primitives(text: str) -> str:
+    """The primitives that a kernel's text calls, in the order of the table."""
+    calls = set(re.findall(r"\w+", text))
+    return primitives(*(name for name, body in PRIMITIVES.items() if calls & set(_defined(body))))
+
+
+def _defined(body: str) -> list[str]:
+    """The names that a primitive's text defines."""
+    found = re.findall(r"#define (\w+)|struct (\w+)|__forceinline__ \w+ (\w+)\(", body)
+    return [name for names in found for name in names if name]
