@@ -119,17 +119,17 @@ def parse(
     inner: dict[Node, None] = {}
     leaves: dict[Node, None] = {}
 
-    def visit(node: Node) -> None:
+    def visit(node: Node, sampled: bool) -> None:
         if node in given or node in inner or isinstance(node.op, ops.Number):
             return
-        if node is not root and (not single(node) or _unsupported(node, root)):
+        if node is not root and not (sampled and single(node) and _unsupported(node, root) is None):
             leaves[node] = None
             return
-        for arg in node.inputs:
-            visit(arg)
+        for i, arg in enumerate(node.inputs):
+            visit(arg, arg.ndim == node.ndim if isinstance(node.op, ops.Pointwise) else i == 0)
         inner[node] = None
 
-    visit(root)
+    visit(root, True)
     program = SampleProgram(root, tuple(leaves), tuple(inner), frozenset(given))
     return _problem(program, most) or program
 
@@ -140,8 +140,8 @@ def _problem(p: SampleProgram, most: int) -> str | None:
         return f"{wrong[0]!r} lies in memory as {wrong[0].dtype}"
     if not any(p.sampled(n, n.ndim) and n.ndim for n in (*p.leaves, *p.given)):
         return f"{p.root!r} depends on no sample"
-    if any(numel(n) > LONGEST for n in (*p.leaves, *p.inner) if _sample(n, p.root)):
-        return f"a sample of {p.root!r} is too long"
+    if not all(0 < numel(n) <= LONGEST for n in (*p.leaves, *p.inner) if _sample(n, p.root)):
+        return f"a sample of {p.root!r} is empty or too long"
     if p.arena[1] * 8 > most:
         return f"{p.root!r} keeps {p.arena[1] * 8} bytes per sample"
     return None
@@ -179,7 +179,7 @@ def _unsupported(node: Node, root: Node) -> str | None:
     if not _sample(node, root) or (node.dtype not in MEMORY and node.dtype != torch.bool):
         return f"{node!r} has no samples of floating-point numbers"
     x = data[0] if data else node
-    own = bool(data) and _sample(x, root) and _single_batch(node, x)
+    own = bool(data) and _sample(x, root)
     match op:
         case ops.Pointwise():
             numbers = [a.op.value for a in node.inputs if isinstance(a.op, ops.Number)]
@@ -205,11 +205,6 @@ def _unsupported(node: Node, root: Node) -> str | None:
         case _:
             fine = False
     return None if fine else f"{node!r} does not go sample by sample"
-
-
-def _single_batch(node: Node, x: Node) -> bool:
-    """Whether operand and result have one batch, and not by chance: neither mixes samples by its size."""
-    return x.shape[0] == node.shape[0]
 
 
 def _norm_fits(op: ops.Norm, node: Node) -> bool:

@@ -1,0 +1,83 @@
+"""The texts that `fusewright.codegen.cuda.sample` fills in."""
+
+# `rows` is a namespace of its own, because a program may be the tail of another kernel.
+ROWS = """
+// A team of LANES neighbouring threads works on one row; joins are in a fixed order.
+namespace rows {
+constexpr int THREADS = $threads;
+struct Add {
+    template <typename T> __device__ __forceinline__ T operator()(T a, T b) const { return a + b; }
+};
+struct Times {
+    template <typename T> __device__ __forceinline__ T operator()(T a, T b) const { return a * b; }
+};
+struct Greater {  // NaN once there is one
+    template <typename T> __device__ __forceinline__ T operator()(T a, T b) const { return b > a || b != b ? b : a; }
+};
+struct Less {
+    template <typename T> __device__ __forceinline__ T operator()(T a, T b) const { return b < a || b != b ? b : a; }
+};
+// Every thread of the team gets the join of all their values; every thread of the block takes part.
+template <int LANES, typename T, typename Join>
+__device__ __forceinline__ T joined(T value, Join join) {
+#pragma unroll
+    for (int offset = (LANES < 32 ? LANES : 32) / 2; offset > 0; offset /= 2)
+        value = join(value, __shfl_xor_sync(~0u, value, offset));
+    if constexpr (LANES > 32) {
+        static_assert(LANES == THREADS, "a team is part of a warp, or the block");
+        __shared__ T warps[LANES / 32];
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+        __syncthreads();
+        value = warps[0];
+        for (int warp = 1; warp < LANES / 32; ++warp) value = join(value, warps[warp]);
+        __syncthreads();
+    }
+    return value;
+}
+// The join of element(0) ... element(length - 1).
+template <int LANES, typename T, typename Element, typename Join>
+__device__ __forceinline__ T over(int length, T start, Element element, Join join) {
+#pragma unroll 4
+    for (int r = threadIdx.x % LANES; r < length; r += LANES) start = join(start, T(element(r)));
+    return joined<LANES>(start, join);
+}
+}  // namespace rows
+
+"""
+
+MAP = """
+for (int i = threadIdx.x; i < $count; i += $threads) {
+    $lines
+    $store
+}
+"""
+
+TEAMS = """
+for (int first = 0; first < $rows; first += $threads / $lanes) {
+    const int row = min(first + int(threadIdx.x) / $lanes, $last), lane = threadIdx.x % $lanes;
+    const bool own = first + int(threadIdx.x) / $lanes < $rows;
+    $element
+    $passes
+    $store
+}
+"""
+
+ONE_TEAM = """
+{
+    constexpr int row = 0;
+    const int lane = threadIdx.x % $lanes;
+    const bool own = threadIdx.x < $lanes;
+    $element
+    $passes
+    $store
+}
+"""
+
+KERNEL = """
+extern "C" __global__ void __launch_bounds__($threads)
+$name($parameters) {
+    $arena
+    const long long sample = blockIdx.x;
+    $body
+}
+"""
