@@ -67,7 +67,7 @@ def span(axis: Axis, cells: int) -> int:
     return (cells - 1) * axis.advance + high - low + 1
 
 
-def elements(axis: Axis) -> int:
+def _most(axis: Axis) -> int:
     """The most positions of one cell that one phase holds."""
     return max(len(p.elements) for p in axis.phases)
 
@@ -79,20 +79,26 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], element_bytes: int
 
 
 def shortlist(c: Contraction, lengths: tuple[int, int, int], element_bytes: int, count: int) -> list[Tiling]:
-    """The best `count` candidates that differ in more than how warps lie side by side."""
-    found: dict[tuple[int, ...], Tiling] = {}
+    """The best `count` candidates, few of them alike in what a warp holds."""
+    found: list[Tiling] = []
+    alike: dict[tuple[int, ...], int] = {}
     for t in candidates(c, lengths, element_bytes):
-        rows = (t.rows_d * t.cells_d, t.rows_h * t.cells_h, t.cells_w)
-        together = (t.together_d, t.together_h)
-        found.setdefault((t.m_tiles, t.warps_m, t.warps, t.chunk, *rows, *together), t)
+        key = (t.m_tiles, t.rows_d * t.cells_d, t.rows_h * t.cells_h, t.cells_w)
+        alike[key] = alike.get(key, 0) + 1
+        if alike[key] <= ALIKE:
+            found.append(t)
         if len(found) == count:
             break
-    return list(found.values())
+    return found
+
+
+# So many tilings with the same accumulators are worth a try: other warps side by side, another chunk.
+ALIKE = 3
 
 
 def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[Tiling]:
     m16 = ceil(c.features / 16)
-    d, h, w = (elements(a) for a in c.axes)
+    d, h, w = (_most(a) for a in c.axes)
     pooled = c.window is not None
     for m_tiles, warps_m in product((1, 2, 3, 4, 5), (1, 2, 4, 5, 8)):
         whole = m_tiles * warps_m >= m16
@@ -101,7 +107,7 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[Tiling]:
         if whole and (m_tiles * warps_m - m16) * 4 > m16:
             continue
         for cells_w, cells_h, cells_d in product((1, 2, 4, 8), (1, 2, 4), (1, 2)):
-            if cells_w * w % 2 or (pooled and (cells_d > 1 or cells_h > 2)) or cells_d > lengths[0]:
+            if cells_w * w % 2 or (pooled and cells_d * cells_h > 4) or cells_d > lengths[0]:
                 continue
             if cells_h > lengths[1] or 4 * cells_w >= 2 * lengths[2] + 7:
                 continue
@@ -116,18 +122,19 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[Tiling]:
                 together = [
                     (a, b) for a in {False, several_d} for b in {False, several_h} if b or not a or not several_h
                 ]
-                for warps_w, warps_h in product((1, 2, 4, 8), (1, 2, 4, 8)):
+                for warps_w, warps_h in product((1, 2, 3, 4, 8), (1, 2, 4, 8)):
                     if not 4 <= warps_m * warps_w * warps_h <= 16:
                         continue
-                    for chunk, (td, th) in product(_chunks(c.channels), together):
+                    for chunk, (td, th) in product(_chunks(c), together):
                         yield Tiling(
                             m_tiles, warps_m, warps_h, warps_w, cells_d, cells_h, cells_w, rows_d, rows_h,
                             chunk, td, th,
                         )  # fmt: skip
 
 
-def _chunks(channels: int) -> list[int]:
-    return [k for k in (4, 8, 16, 32, 64) if k < channels] + [channels]
+def _chunks(c: Contraction) -> list[int]:
+    channels = c.channels
+    return [channels] if c.box is not None else [k for k in (4, 8, 16, 32, 64) if k < channels] + [channels]
 
 
 def _divisors(n: int) -> list[int]:
@@ -140,7 +147,7 @@ def shared_elements(c: Contraction, t: Tiling) -> tuple[int, int]:
         k = c.channels * prod(a.taps for a in c.axes)
         return k * (prod(t.cells) + 8), t.block_m * (k + 4)
     d, h, w = (span(a, n) for a, n in zip(c.axes, t.cells, strict=True))
-    taps = prod(a.taps for a in c.axes)
+    taps = prod((sum if t.chunk == c.channels else max)(len(p.taps) for p in a.phases) for a in c.axes)
     return t.chunk * (d * h * (w + 7) + 16), t.block_m * (t.chunk * taps + 4)
 
 
@@ -158,23 +165,49 @@ def _score(c: Contraction, t: Tiling, lengths: tuple[int, int, int], element_byt
     steps, loads, held = _work(c, t)
     if held > HELD_WEIGHTS:
         return None
-    chunks = ceil(c.channels / t.chunk) if c.box is None else 1
-    pieces = prod(elements(a) // r for a, r in zip(c.axes[:2], (t.rows_d, t.rows_h), strict=True))
-    refills = chunks * pieces if chunks > 1 else 1
-    # Per block tile: tensor cores at 60% of one tile a cycle, shared memory at 32 words a cycle, and filling.
-    mma = steps * chunks * t.warps / 0.6
-    wide = element_bytes / 4
-    reads = loads * chunks * t.warps * wide
-    fill = (tile * refills + (weights * refills if chunks > 1 else 0)) * wide / 32 * 4
     per_sm = blocks_per_sm(c, t, shared)
     if per_sm < 1:
         return None
-    overlap = 0.0 if per_sm >= 3 else 0.35 if per_sm == 2 else 1.0
-    longest, total = max(mma, reads, fill), mma + reads + fill
-    useful = prod(n / (ceil(n / k) * k) for n, k in zip(lengths, t.cells, strict=True))
-    useful *= c.features / (ceil(c.features / t.block_m) * t.block_m)
-    few_warps = max(1.0, 8 / (per_sm * t.warps))
-    return (longest + overlap * (total - longest)) * few_warps / (prod(t.cells) * t.block_m * useful)
+    return _cycles(c, t, steps, loads, (tile, weights), element_bytes, per_sm) / _useful(c, t, lengths)
+
+
+# Measured on an H200 over a few hundred kernels, roughly: cycles from a barrier to the first operand, cycles that one
+# warp takes per instruction on its own, the share of the issue slots and of the tensor cores that kernels reach.
+LATENCY, ALONE, ISSUED, MULTIPLIED = 1500.0, 2.5, 0.7, 0.6
+
+
+def _cycles(
+    c: Contraction, t: Tiling, steps: int, loads: float, elements: tuple[int, int], element_bytes: int, per_sm: int
+) -> float:
+    """Estimated cycles of one multiprocessor per tile of a block: the busiest unit, or waiting where warps are few."""
+    tile, weights = elements
+    chunks = ceil(c.channels / t.chunk) if c.box is None else 1
+    pieces = prod(_most(a) // r for a, r in zip(c.axes[:2], (t.rows_d, t.rows_h), strict=True))
+    pieces *= prod(len(a.phases) for a in c.axes)
+    refills = chunks * pieces if chunks > 1 else 1
+    wide = element_bytes / 4
+    mma, reads = float(steps * chunks), loads * chunks * wide
+    values = t.m_tiles * prod((t.cells_d, t.cells_h, t.cells_w)) * prod(_most(a) for a in c.axes) * 2
+    instructions = mma + 1.8 * reads + 10.0 * values
+    waits = LATENCY * refills
+    if c.box is None:
+        copied = (tile * refills + (weights * refills if chunks > 1 else 0)) * wide / 4
+        filling = 6.0 * copied / (32 * t.warps)
+    else:
+        tasks = c.channels * prod(t.cells) / (32 * t.warps)
+        rows = prod((a.taps - 1) * a.phases[0].per_tap + n for a, n in zip(c.axes[:2], c.box.count[:2], strict=True))
+        filling = tasks * (rows * (4 + 3 * c.axes[2].taps) + 5 * prod(a.taps for a in c.axes) + 40)
+        waits = LATENCY * ceil(tasks) * (2 if prod(t.cells[2:]) < 32 else 1)
+    instructions += filling
+    busiest = max(mma * t.warps / MULTIPLIED, reads * t.warps, instructions * t.warps / 4 / ISSUED)
+    return max(busiest, (waits + ALONE * instructions) / per_sm) + 0.1 * busiest
+
+
+def _useful(c: Contraction, t: Tiling, lengths: tuple[int, int, int]) -> float:
+    """Outputs of a tile, less what of them lies beyond the ends."""
+    share = prod(n / (ceil(n / k) * k) for n, k in zip(lengths, t.cells, strict=True))
+    share *= c.features / (ceil(c.features / t.block_m) * t.block_m)
+    return prod(t.cells) * t.block_m * share
 
 
 def blocks_per_sm(c: Contraction, t: Tiling, shared: int) -> int:
@@ -186,7 +219,7 @@ def blocks_per_sm(c: Contraction, t: Tiling, shared: int) -> int:
 def registers(c: Contraction, t: Tiling) -> int:
     """An estimate of a thread's registers, rounded up to what hardware hands out."""
     own = t.cells_d * t.cells_h * t.cells_w
-    count = 44 + own * t.rows_d * t.rows_h * elements(c.axes[2]) * t.m_tiles * 2
+    count = 44 + own * t.rows_d * t.rows_h * _most(c.axes[2]) * t.m_tiles * 2
     count += _work(c, t)[2] + 4
     count += 2 * t.m_tiles * (1 + len(c.operands))
     if c.window is not None:

@@ -32,15 +32,13 @@ WAVES = 4
 
 @dataclass(frozen=True)
 class Layout:
-    """Shared memory, in elements: the input as [channel][d][h][w], the weights by feature and channel.
+    """The input in shared memory, in elements, as [channel][d][h][w].
 
     `low` is the input index of cell 0's first element per dimension.
     """
 
     x_shape: tuple[int, int, int]
     x_channel: int
-    w_feature: int
-    w_channel: int
     low: tuple[int, ...]
 
     @property
@@ -53,16 +51,12 @@ def layout(c: Contraction, t: Tiling) -> Layout:
     """Rows are whole 16-byte vectors; channels and features are padded so that a fragment spreads over the banks."""
     size = c.x.dtype.itemsize
     vector = 16 // size
-    taps = prod(a.taps for a in c.axes)
     if c.box is not None:
-        return Layout(t.cells, _spread(prod(t.cells), 8, size), _spread(c.channels * taps, 4, size), 1, (0, 0, 0))
+        return Layout(t.cells, _spread(prod(t.cells), 8, size), (0, 0, 0))
     d, h, w = (span(a, n) for a, n in zip(c.axes, t.cells, strict=True))
     w = ceil((w + vector - 1) / vector) * vector
     low = tuple(a.reach()[0] for a in c.axes)
-    channel = _spread(d * h * w, 8, size)
-    if c.op.transposed:
-        return Layout((d, h, w), channel, taps, _spread(t.block_m * taps, 4, size), low)
-    return Layout((d, h, w), channel, _spread(t.chunk * taps, 4, size), taps, low)
+    return Layout((d, h, w), _spread(d * h * w, 8, size), low)
 
 
 def _spread(elements: int, residue: int, size: int) -> int:
@@ -133,12 +127,22 @@ class _Writer:
     def x_elements(self) -> int:
         return ceil(self.chunk * self.layout.x_channel / 8) * 8
 
+    @cached_property
+    def phases(self) -> list[tuple[Phase, Phase, Phase]]:
+        """A phase per dimension, in the order they are computed."""
+        d, h, w = (a.phases for a in self.c.axes)
+        return list(product(d, h, w))
+
+    def phase_elements(self, phases: tuple[Phase, Phase, Phase]) -> int:
+        """Elements that the weights of one phase take in shared memory."""
+        run = self.chunk * prod(self._taps_of(phases))
+        return self.t.block_m * _spread(run, 4, self.c.x.dtype.itemsize) if run else 0
+
     @property
     def w_elements(self) -> int:
-        outer, stride = (
-            (self.chunk, self.layout.w_channel) if self.c.op.transposed else (self.t.block_m, self.layout.w_feature)
-        )
-        return ceil(outer * stride / 8) * 8
+        """All phases side by side where weights stay, else the largest."""
+        every = [self.phase_elements(p) for p in self.phases]
+        return ceil((sum(every) if self.chunks == 1 else max(every)) / 8) * 8
 
     @property
     def shared(self) -> int:
@@ -235,15 +239,12 @@ class _Writer:
         c, t, lay = self.c, self.t, self.layout
         boxed = c.box is not None
         names: dict[str, object] = {}
-        kernel_strides = (c.axes[1].taps * c.axes[2].taps, c.axes[2].taps, 1)
         for i, a in enumerate("dhw"):
             axis, stride = c.axes[i], lay.strides[i]
             several = next((p for p in axis.phases if len(p.taps) > 1), None)
             names[f"advance_{a}"] = stride * (1 if boxed else axis.advance)
             names[f"element_{a}"] = stride * (1 if boxed else axis.phases[0].per_element)
             names[f"tap_{a}"] = 0 if boxed or several is None else stride * several.per_tap
-            between = 0 if boxed or several is None else several.taps[1] - several.taps[0]
-            names[f"next_{a}"] = kernel_strides[i] * between
             names[f"x_{a}"] = lay.x_shape[i]
         per_cell = max(len(p.elements) for p in c.axes[2].phases)
         names |= {
@@ -253,7 +254,8 @@ class _Writer:
             "tiles_w": t.cells_w * per_cell // 2, "warps_m": t.warps_m, "warps_h": t.warps_h, "warps_w": t.warps_w,
             "threads": self.threads, "m_blocks": self.m_blocks, "chunk": self.chunk, "chunks": self.chunks,
             "together_d": str(t.together_d).lower(), "together_h": str(t.together_h).lower(),
-            "x_channel": lay.x_channel, "w_feature": lay.w_feature, "w_channel": lay.w_channel,}  # fmt: skip
+            "x_channel": lay.x_channel,
+        }  # fmt: skip
         types = {"element": ELEMENT[c.x.dtype], "compute": compute_type(c.x.dtype)}
         return Template(contraction_text.CONSTANTS).substitute(types | {k: str(v) for k, v in names.items()})
 
@@ -263,43 +265,49 @@ class _Writer:
         return Template(contraction_text.STAGE_TILE).substitute(names)
 
     def _stage_weights(self) -> str:
-        vector = 16 // self.c.x.dtype.itemsize
-        taps = 1 if self.c.box is not None else self.taps
         if self.c.op.transposed:
-            run, whole = self.t.block_m * taps, self.c.features * taps
-            names = {
-                "run": "BLOCK_M * TAPS",
-                "outer": "CHUNK",
-                "feature": "at / TAPS",
-                "channel": "outer",
-                "stride": "W_CHANNEL",
-            }
-            names["from"] = "((group * C + c) * O + first_feature) * TAPS + at"
-            # A vector must not straddle the last feature.
-            plain = run % vector == 0 and whole % vector == 0 and taps % vector == 0
-        else:
-            run, whole = self.chunk * taps, self.rows * taps
-            names = {
-                "run": "CHUNK * TAPS",
-                "outer": "BLOCK_M",
-                "feature": "outer",
-                "channel": "at / TAPS",
-                "stride": "W_FEATURE",
-            }
-            names["from"] = "((group * O + feature) * C + chunk * CHUNK) * TAPS + at"
-            plain = run % vector == 0 and whole % vector == 0 and (self.chunks == 1 or self.rows % self.chunk == 0)
-        return Template(contraction_text.STAGE_WEIGHTS).substitute(names, vector=vector if plain else 1)
+            kernel = (self.c.axes[1].taps * self.c.axes[2].taps, self.c.axes[2].taps, 1)
+            between = [self._between(i) for i in range(3)]
+            names = {f"next_{a}": n * k for a, n, k in zip("dhw", between, kernel, strict=True)}
+            return Template(contraction_text.STAGE_PHASE).substitute(names)
+        vector = 16 // self.c.x.dtype.itemsize
+        taps = self._taps_of(self.phases[0])
+        whole = self.rows * prod(taps), self.chunk * prod(taps)
+        plain = all(n % vector == 0 for n in whole) and self.rows % self.chunk == 0
+        names = {"taps": ", ".join(map(str, taps)), "vector": str(vector if plain else 1)}
+        return Template(contraction_text.STAGE_WEIGHTS).substitute(names)
+
+    def _between(self, i: int) -> int:
+        """Distance of neighbouring taps of a phase along dimension i."""
+        several = next((p.taps for p in self.c.axes[i].phases if len(p.taps) > 1), None)
+        return several[1] - several[0] if several else 0
+
+    def _stage_phases(self, chosen: list[int], chunk: str) -> list[str]:
+        """Statements that stage the weights of the chosen phases, one behind the other."""
+        if not self.c.op.transposed:
+            return [f"stage_weights(w, w_tile, group, first_feature, {chunk});"]
+        lines, at = [], 0
+        for i in chosen:
+            taps = self._taps_of(self.phases[i])
+            if 0 not in taps:
+                sizes = ", ".join(map(str, taps))
+                first = self._first_tap(self.phases[i])
+                tile = f"w_tile + {at}" if at else "w_tile"
+                lines.append(f"stage_phase<{sizes}>(w, {tile}, group, first_feature, {chunk}, {first});")
+            at += self.phase_elements(self.phases[i])
+        return lines
 
     def _kernel_text(self) -> str:
         types = (f"const {ELEMENT[n.dtype]}* __restrict__ {name}" for n, name in operands(self.c).items())
         body = [self.epilogue.open_tile()]
         if self.chunks == 1:
             body.append(_STAGE_ONCE)
-        body += [self._pass((d, h, w)) for d, h, w in product(*(a.phases for a in self.c.axes))]
+        body += [self._pass(i) for i in range(len(self.phases))]
         body.append(self.epilogue.after_cell())
         prologue = ""
         if self.chunks == 1:
-            prologue = "    stage_weights(w, w_tile, group, first_feature, 0);\n"
+            staged = self._stage_phases(list(range(len(self.phases))), "0")
+            prologue = "".join(f"    {line}\n" for line in staged)
             prologue += Template(_ROUND_WEIGHTS).substitute(w=self.w_elements) if self.rounds else ""
         return Template(contraction_text.KERNEL).substitute(
             name=self.name,
@@ -321,14 +329,13 @@ class _Writer:
         d, h, w = (len(p.taps) for p in phases)
         return d, h, w
 
-    def _weight_start(self, phases: tuple[Phase, Phase, Phase]) -> int:
-        if self.c.box is not None:
-            return 0
+    def _first_tap(self, phases: tuple[Phase, Phase, Phase]) -> int:
         d, h, w = (p.taps[0] for p in phases)
         return (d * self.c.axes[1].taps + h) * self.c.axes[2].taps + w
 
-    def _pass(self, phases: tuple[Phase, Phase, Phase]) -> str:
+    def _pass(self, index: int) -> str:
         """One phase of the cells: multiply by all its taps, some rows at a time, and hand the values on."""
+        phases = self.phases[index]
         tiles = self.t.cells_w * len(phases[2].elements) // 2
         loops, fixed = "", ""
         for name, phase, rows in (("row_d", phases[0], self.t.rows_d), ("row_h", phases[1], self.t.rows_h)):
@@ -337,13 +344,16 @@ class _Writer:
                 loops += f"        for (int {name} = 0; {name} < {count}; {name} += {rows})\n"
             else:
                 fixed += f"            constexpr int {name} = 0;\n"
-        multiply = self._multiply(phases, tiles)
+        multiply = self._multiply(index, tiles)
         if self.chunks > 1:
-            multiply = Template(_CHUNKED).substitute(multiply=multiply.strip())
+            multiply = Template(_CHUNKED).substitute(
+                multiply=multiply.strip(), stage=" ".join(self._stage_phases([index], "chunk"))
+            )
         values = self.epilogue.values(phases, tiles)
         return f"{loops}        {{\n{fixed}            Accumulators acc = {{}};\n{multiply}{values}        }}\n"
 
-    def _multiply(self, phases: tuple[Phase, Phase, Phase], tiles: int) -> str:
+    def _multiply(self, index: int, tiles: int) -> str:
+        phases = self.phases[index]
         taps = self._taps_of(phases)
         if 0 in taps:
             return ""
@@ -353,7 +363,9 @@ class _Writer:
             start = sum((p.first - at) * stride for p, at, stride in low)
         sizes = ", ".join(map(str, (tiles, *taps, len(phases[2].elements))))
         at = f"x_warp + shift + {start} + row_d * ELEMENT_D + row_h * ELEMENT_H"
-        return f"            accumulate<{sizes}>(acc, {at}, w_warp + {self._weight_start(phases)});\n"
+        behind = sum(map(self.phase_elements, self.phases[:index])) if self.chunks == 1 else 0
+        tile = f"w_tile + {behind}" if behind else "w_tile"
+        return f"            accumulate<{sizes}>(acc, {at}, {tile}, feature_row);\n"
 
 
 _STAGE_ONCE = """\
@@ -375,7 +387,7 @@ _CHUNKED = """\
             for (int chunk = 0; chunk < CHUNKS; ++chunk) {
                 __syncthreads();    // until the last chunk has been read
                 const int shift = stage_input(x_sample, x_tile, chunk, cell_d, cell_h, cell_w, D, H, W);
-                stage_weights(w, w_tile, group, first_feature, chunk);
+                $stage
                 copy_async_commit();
                 copy_async_wait<0>();
                 __syncthreads();

@@ -26,6 +26,7 @@ COMBINE = {
     "min": ("smaller({0}, {1})", "Compute(INFINITY)"),
 }
 
+
 def operands(c: Contraction) -> dict[Node, str]:
     """Pointer names of the tensors a call passes: input, weight, bias where there is one, operands of the trees."""
     bias = c.conv.args[2]
@@ -127,7 +128,9 @@ class Epilogue:
         lines, start = [], "value"
         if label == "before" and self._shifted:
             bias, box = self.c.conv.args[2], self.c.box
-            scaled = "value" if box is None else f"value * Compute({box.scale!r})"  # what window sums were to be scaled by
+            scaled = (
+                "value" if box is None else f"value * Compute({box.scale!r})"
+            )  # what window sums were to be scaled by
             lines.append(f"const Compute shifted = {scaled}{'' if bias is None else f' + {self._access(bias)}'};")
             start = "shifted"
         if tree is None:

@@ -18,14 +18,12 @@ constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * 
 constexpr int CHUNK = $chunk, CHUNKS = $chunks;    // input channels staged at a time
 constexpr bool TOGETHER_D = $together_d, TOGETHER_H = $together_h;    // whether all taps along d, h are at hand at once
 
-// Shared memory: the input as [channel][d][h][w], the weights as [feature][channel][tap] or [channel][feature][tap].
+// Shared memory: the input as [channel][d][h][w].
 constexpr int X_D = $x_d, X_H = $x_h, X_W = $x_w, X_CHANNEL = $x_channel;
-constexpr int W_FEATURE = $w_feature, W_CHANNEL = $w_channel;
-// Steps in the staged input from cell to cell, from position to position and from tap to tap; taps in the weights.
+// Steps in the staged input from cell to cell, from position to position and from tap to tap.
 constexpr int ADVANCE_D = $advance_d, ADVANCE_H = $advance_h, ADVANCE_W = $advance_w;
 constexpr int ELEMENT_D = $element_d, ELEMENT_H = $element_h, ELEMENT_W = $element_w;
 constexpr int TAP_D = $tap_d, TAP_H = $tap_h, TAP_W = $tap_w;
-constexpr int NEXT_D = $next_d, NEXT_H = $next_h, NEXT_W = $next_w;
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 // The staged input's offset of row r along d or h: rows of one cell first.
@@ -87,7 +85,14 @@ struct Lane {
     static __device__ __forceinline__ int k(int step, int half) { return 8 * step + 4 * half + threadIdx.x % 4; }
     static __device__ __forceinline__ bool inside(int k) { return K % 8 == 0 || k < K; }
     static __device__ __forceinline__ int x(int k) { return k / TAPS_W * X_CHANNEL + k % TAPS_W * TAP_W; }
-    static __device__ __forceinline__ int w(int k) { return k / TAPS_W * W_CHANNEL + k % TAPS_W * NEXT_W; }
+};
+
+// A phase's weights in shared memory: [feature][channel][d][h][w], features spread over the banks.
+template <int TAPS_D, int TAPS_H, int TAPS_W>
+struct Phase {
+    static constexpr int TAPS = TAPS_D * TAPS_H * TAPS_W, RUN = CHUNK * TAPS, BANKS = 128 / sizeof(Element);
+    static constexpr int FEATURE = RUN + ((BANKS / 8 - RUN) % BANKS + BANKS) % BANKS;
+    static __device__ __forceinline__ int at(int k) { return k / TAPS_W * TAPS + k % TAPS_W; }
 };
 
 // Column n of 8-column tile j is position s % PER_CELL of cell 4 * (s / PER_CELL) + n / 2, where s = 2 * j + n % 2:
@@ -114,15 +119,18 @@ ACCUMULATE = """
 // Add the products of all staged channels and the given taps.  An input row is read from shared memory once and is
 // multiplied by all of the TOGETHER_D x TOGETHER_H taps at hand that lead from it to a row of this warp.
 template <int TILES, int TAPS_D, int TAPS_H, int TAPS_W, int PER_CELL>
-__device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, const Element* w) {
+__device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, const Element* w, int feature) {
     using L = Lane<TAPS_W>;
+    using P = Phase<TAPS_D, TAPS_H, TAPS_W>;
     constexpr int D = OWN_D * ROWS_D, H = OWN_H * ROWS_H;
     constexpr int AT_ONCE_D = TOGETHER_D ? TAPS_D : 1, AT_ONCE_H = TOGETHER_H ? TAPS_H : 1;
 #pragma unroll 1
     for (int step = 0; step < L::STEPS; ++step) {
         const int k[2] = {L::k(step, 0), L::k(step, 1)};
-        const Element* const x_k[2] = {x + lane_column<PER_CELL>() + L::x(k[0]), x + lane_column<PER_CELL>() + L::x(k[1])};
-        const Element* const w_k[2] = {w + L::w(k[0]), w + L::w(k[1])};
+        const Element* const x_lane = x + lane_column<PER_CELL>();
+        const Element* const w_lane = w + feature * P::FEATURE;
+        const Element* const x_k[2] = {x_lane + L::x(k[0]), x_lane + L::x(k[1])};
+        const Element* const w_k[2] = {w_lane + P::at(k[0]), w_lane + P::at(k[1])};
 #pragma unroll 1
         for (int td_0 = 0; td_0 < TAPS_D; td_0 += AT_ONCE_D)
 #pragma unroll 1
@@ -136,8 +144,8 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int i = 0; i < 4; ++i) {
-                                const int tap = (td_0 + td) * NEXT_D + (th_0 + th) * NEXT_H;
-                                const int at = (16 * m + 8 * (i % 2)) * W_FEATURE + tap;
+                                const int tap = ((td_0 + td) * TAPS_H + th_0 + th) * TAPS_W;
+                                const int at = (16 * m + 8 * (i % 2)) * P::FEATURE + tap;
                                 a[td][th][m][i] = weight_operand(L::inside(k[i / 2]) ? w_k[i / 2][at] : Element{});
                             }
                 // Every row that is read, in turn: those that an earlier row and tap read too are passed over.
@@ -241,17 +249,19 @@ __device__ __forceinline__ void round_staged(Element* tile, int count) {
 
 STAGE_WEIGHTS = """
 // Start copying the weights of a block's features and the staged channels, zeros where there are none.  A thread keeps
-// its place in a run of elements that are neighbours both in w and in the tile.
+// its place in a feature's run of channels and taps, which is one in memory too, and goes through the features.
 template <int VECTOR>
 __device__ __forceinline__ void stage_runs(const Element* w, Element* tile, int group, int first_feature, int chunk) {
-    constexpr int RUN = $run / VECTOR, SIDE_BY_SIDE = RUN < THREADS ? THREADS / RUN : 1;
+    using P = Phase<$taps>;
+    constexpr int RUN = P::RUN / VECTOR, SIDE_BY_SIDE = RUN < THREADS ? THREADS / RUN : 1;
     for (int i = threadIdx.x; i < RUN * SIDE_BY_SIDE; i += THREADS) {
         const int at = i % RUN * VECTOR;
+        const bool channel = C % CHUNK == 0 || chunk * CHUNK + at / P::TAPS < C;
 #pragma unroll 4
-        for (int outer = i / RUN; outer < $outer; outer += SIDE_BY_SIDE) {
-            const int feature = first_feature + $feature, c = chunk * CHUNK + $channel;
-            const bool there = feature < O && c < C;
-            copy_vector<VECTOR>(tile + outer * $stride + at, w + (there ? $from : 0), there);
+        for (int feature = i / RUN; feature < BLOCK_M; feature += SIDE_BY_SIDE) {
+            const bool there = channel && first_feature + feature < O;
+            const Element* from = w + ((group * O + first_feature + feature) * C + chunk * CHUNK) * P::TAPS + at;
+            copy_vector<VECTOR>(tile + feature * P::FEATURE + at, there ? from : w, there);
         }
     }
 }
@@ -261,6 +271,28 @@ __device__ __forceinline__ void stage_weights(const Element* w, Element* tile, i
         stage_runs<$vector>(w, tile, group, first_feature, chunk);
     else
         stage_runs<1>(w, tile, group, first_feature, chunk);
+}
+"""
+
+STAGE_PHASE = """
+// Start copying the weights of one phase: every NEXT-th tap from `first` on.  A thread keeps its feature and tap and
+// goes through the channels.
+constexpr int NEXT_D = $next_d, NEXT_H = $next_h, NEXT_W = $next_w;
+template <int TAPS_D, int TAPS_H, int TAPS_W>
+__device__ __forceinline__ void stage_phase(const Element* w, Element* tile, int group, int first_feature, int chunk,
+                                            int first) {
+    using P = Phase<TAPS_D, TAPS_H, TAPS_W>;
+    for (int i = threadIdx.x; i < BLOCK_M * P::TAPS; i += THREADS) {
+        const int tap = i % P::TAPS, feature = i / P::TAPS;
+        const int of_w = tap / (TAPS_H * TAPS_W) * NEXT_D + tap / TAPS_W % TAPS_H * NEXT_H + tap % TAPS_W * NEXT_W;
+#pragma unroll 4
+        for (int c = 0; c < CHUNK; ++c) {
+            const bool there = first_feature + feature < O && chunk * CHUNK + c < C;
+            const int row = (group * C + chunk * CHUNK + c) * O + first_feature + feature;
+            const Element* from = there ? w + row * TAPS + first + of_w : w;
+            copy_vector<1>(tile + feature * P::FEATURE + c * P::TAPS + tap, from, there);
+        }
+    }
 }
 """
 
@@ -277,7 +309,7 @@ $name($parameters,
     const int sample = blockIdx.x, group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
     const Element* const x_sample = x + ((long long)sample * GROUPS + group) * $x_channels * D * H * W;
     const Element* const x_warp = x_tile + warp_h * OWN_H * ADVANCE_H + 4 * warp_w * OWN_W * ADVANCE_W;
-    const Element* const w_warp = w_tile + (16 * warp_m * M_TILES + row) * W_FEATURE;
+    const int feature_row = 16 * warp_m * M_TILES + row;    // the first of this lane's features
 $prologue
     const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
