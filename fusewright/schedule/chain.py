@@ -90,13 +90,13 @@ def parse(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Chain 
 def leaves(stage: Map) -> tuple[Node, ...]:
     """Everything that a tree of pointwise operations reads, Python numbers left out."""
     found: dict[Node, None] = {}
-    region = _region(stage)
-    for node in region:
-        found.update((a, None) for a in node.inputs if a not in region and not isinstance(a.op, ops.Number))
+    inner = region(stage)
+    for node in inner:
+        found.update((a, None) for a in node.inputs if a not in inner and not isinstance(a.op, ops.Number))
     return tuple(found)
 
 
-def _region(stage: Map) -> dict[Node, None]:
+def region(stage: Map) -> dict[Node, None]:
     """The pointwise nodes between `value` and `root` that lie on a way from the one to the other, root first."""
     carries: dict[Node, bool] = {stage.value: True}
 
@@ -107,15 +107,14 @@ def _region(stage: Map) -> dict[Node, None]:
         return carries[node]
 
     carry(stage.root)
-    region: dict[Node, None] = {stage.root: None}
-    for node in list(region):
-        stack = [node]
-        while stack:
-            for a in stack.pop().inputs:
-                if a is not stage.value and carries.get(a) and a not in region:
-                    region[a] = None
-                    stack.append(a)
-    return region
+    found: dict[Node, None] = {stage.root: None}
+    stack = [stage.root]
+    while stack:
+        for a in stack.pop().inputs:
+            if a is not stage.value and carries.get(a) and a not in found:
+                found[a] = None
+                stack.append(a)
+    return found
 
 
 def _map(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Map | str:

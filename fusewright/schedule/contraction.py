@@ -16,9 +16,12 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.ir.slots import sliding
-from fusewright.schedule.chain import Chain, Fold, Map, Users, Window, parse
+from fusewright.schedule.chain import Chain, Fold, Map, Users, Window, parse, region
 
 FOLDS = ("sum", "mean", "max", "min")
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# Indices inside a sample and inside the weight are 32-bit numbers.
+MOST_ELEMENTS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -135,10 +138,10 @@ def match(root: Node, users: Users) -> Contraction | str:
     before, window, after, fold = shape
     conv = chain.source
     assert isinstance(conv.op, ops.Conv)
-    reason = _refused(conv, window, fold, chain.operands)
+    reason = _refused_conv(conv) or _refused(conv, window, fold, chain.operands) or _retyped(root, before, after, conv)
     if reason is not None:
         return reason
-    x, box = _boxed(conv, users)
+    x, box = _boxed(conv, users) if window is None else (conv.arg(0), None)
     axes = _axes(conv, window)
     if isinstance(axes, str):
         return axes
@@ -159,19 +162,40 @@ def _stages(chain: Chain) -> tuple[Map | None, Window | None, Map | None, Fold |
     return before, window, after, fold
 
 
-def _refused(conv: Node, window: Window | None, fold: Fold | None, operands: tuple[Node, ...]) -> str | None:
-    """Why this family does not take these stages, or `None`."""
-    if not conv.dtype.is_floating_point or conv.dtype not in (
-        torch.float32,
-        torch.float64,
-        torch.bfloat16,
-        torch.float16,
-    ):
+def _refused_conv(conv: Node) -> str | None:
+    """Why this family does not take this convolution, or `None`."""
+    if conv.dtype not in FLOATS:
         return f"a convolution of {conv.dtype} has no kernel"
     if any(isinstance(d, int) and d == 0 for d in (*conv.shape, *conv.arg(1).shape)):
         return "an empty convolution needs no kernel"
     if conv.ndim > 5:
         return f"a convolution over {conv.ndim - 2} dimensions"
+    shapes = conv.arg(0).shape[1:], conv.shape[1:], conv.arg(1).shape
+    if any(all(isinstance(d, int) for d in shape) and prod(shape) > MOST_ELEMENTS for shape in shapes):
+        return "a sample or the weight has more than 2^31 elements"
+    return None
+
+
+def _retyped(root: Node, before: Map | None, after: Map | None, conv: Node) -> str | None:
+    """Why values of another type arise in the pointwise trees that a thread cannot carry, or `None`."""
+    for tree in (before, after):
+        for node in region(tree) if tree is not None else ():
+            if node.dtype not in FLOATS and (node is root or not _is_truth(node)):
+                return f"{node!r} is no floating-point number"
+            if node.dtype != torch.bool and (node.dtype == torch.float64) != (conv.dtype == torch.float64):
+                return "the precision changes between float64 and less"
+            if isinstance(node.op, ops.Cast) and node.dtype.itemsize < node.arg(0).dtype.itemsize and node is not root:
+                return "a value is rounded to a narrower type on the way"
+    return None
+
+
+def _is_truth(node: Node) -> bool:
+    """Whether `node` is the result of a comparison, which a thread carries as 0 or 1."""
+    return isinstance(node.op, ops.Pointwise) and node.dtype == torch.bool and node.op.traits.range == (0.0, 1.0)
+
+
+def _refused(conv: Node, window: Window | None, fold: Fold | None, operands: tuple[Node, ...]) -> str | None:
+    """Why this family does not take these stages, or `None`."""
     if window is not None and (len(window.op.kernel) != conv.ndim - 2 or set(window.op.dilation) != {1}):
         return "the pooling is dilated, or is not over all positions' dimensions"
     if fold is not None:

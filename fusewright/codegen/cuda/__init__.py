@@ -10,7 +10,7 @@ from typing import Any
 from fusewright.codegen.aten import lower_function
 from fusewright.codegen.cuda import contraction, ranges, sample, stream
 from fusewright.codegen.kernel import Kernel
-from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
 from fusewright.schedule.groups import Group, as_graph, body, sizes
 from fusewright.schedule.tiling import Tiling, shortlist
 
@@ -27,7 +27,7 @@ def options(group: Group, hints: Mapping[Any, int]) -> list[Option]:
     if not isinstance(c, Contraction):
         return [{}]
     lengths = _cells(c, hints)
-    if prod(sizes(c.x, hints)[1:]) > contraction.MOST_ELEMENTS:
+    if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []
     return [asdict(t) for t in shortlist(c, lengths, c.x.dtype.itemsize, WORTH_MEASURING)]
 

@@ -23,9 +23,6 @@ from fusewright.codegen.kernel import Argument, Kernel, Launch
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, blocks_per_sm, span
 
-# A sample of more elements than this needs 64-bit indices inside a tile, which this family does not spend.
-MOST_ELEMENTS = 2**31 - 1
-
 # Blocks come in so many waves, so that the last one is short; each of them loads the weights once.
 WAVES = 4
 
@@ -195,6 +192,8 @@ class _Writer:
         if op.transposed:
             return f"(({length} - 1) * {op.stride[k]} + {reach + (op.output_padding or (0,) * 3)[k] + 1 - pad})"
         if self.c.box is not None:
+            if self.c.conv.shape[2 + k] == 1:
+                return "1"  # there may be place for more windows than the one that is wanted
             reach += (self.c.box.count[i] - 1) * self.c.box.step[i]
         return f"(({length} + {pad - reach - 1}) // {op.stride[k]} + 1)"
 

@@ -9,13 +9,18 @@ from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.tiling import Tiling
 
 
+def scaled_early(c: Contraction) -> bool:
+    """Whether window sums are scaled as they are written: in half precisions they could overflow."""
+    return c.x.dtype.itemsize == 2
+
+
 def stage(c: Contraction, t: Tiling, rounds: bool) -> str:
     """The text of `stage_input` for a convolution of window sums, `rounds` to tf32 as they are written."""
     assert c.box is not None
     taps = [a.taps for a in c.axes]
     dilation = [a.phases[0].per_tap for a in c.axes]
     spans = [(taps[i] - 1) * dilation[i] + (c.box.count[i] - 1) * c.box.step[i] + 1 for i in range(3)]
-    value = "sum.value"
+    value = f"narrow_to<Element>::of(sum.value * Compute({c.box.scale!r}))" if scaled_early(c) else "sum.value"
     return Template(_STAGE).substitute(
         channels=c.channels,
         taps_d=taps[0],

@@ -10,6 +10,7 @@ from string import Template
 import torch
 
 from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type
+from fusewright.codegen.cuda.contraction_box import scaled_early
 from fusewright.codegen.kernel import Argument, Array, Launch
 from fusewright.ir import ops
 from fusewright.ir.node import Node
@@ -121,14 +122,19 @@ class Epilogue:
     @property
     def _shifted(self) -> bool:
         """Whether the products need a bias or a scale before anything else."""
-        return self.c.conv.args[2] is not None or self.c.box is not None
+        return self.c.conv.args[2] is not None or self._scale is not None
+
+    @property
+    def _scale(self) -> float | None:
+        """What the products of window sums are to be scaled by."""
+        return None if self.c.box is None or scaled_early(self.c) else self.c.box.scale
 
     def _function(self, label: str, tree: Map | None) -> list[str]:
         """A lambda that applies a pointwise tree to one value of row `half` of channel tile `m`."""
         lines, start = [], "value"
         if label == "before" and self._shifted:
-            bias, box = self.c.conv.args[2], self.c.box
-            scaled = (
+            bias, scale = self.c.conv.args[2], self._scale
+            scaled = "value" if scale is None else f"value * Compute({scale!r})"
                 "value" if box is None else f"value * Compute({box.scale!r})"
             )  # what window sums were to be scaled by
             lines.append(f"const Compute shifted = {scaled}{'' if bias is None else f' + {self._access(bias)}'};")
@@ -286,7 +292,9 @@ class Epilogue:
             at = f"({d} * LOCAL_H + {h}) * LOCAL_W + {w}"
             return [*lines, f"if (row == 0 && inside) exchange[warp_m * LOCAL_D * LOCAL_H * LOCAL_W + {at}] = over;"]
         at = f"(((long long)sample * GROUPS * O + group * O + feature) * {P} + {p}) * {Q} * {R} + {q} * {R} + {r}"
-        return _over_rows([feature, f"if (inside && feature < O) out[{at}] = narrow_to<Element>::of({value});"])
+        return _over_rows(
+            [feature, f"if (inside && feature < O) out[{at}] = narrow_to<{self.result_type}>::of({value});"]
+        )
 
     def _exchanged(self) -> list[str]:
         """Fold over the warps that share positions, and write rows as they lie in memory."""
@@ -306,7 +314,7 @@ class Epilogue:
             f"    for (int m = 1; m < WARPS_M; ++m) over = "
             f"{COMBINE[self.fold][0].format('over', f'exchange[m * {d * h * w} + i]')};",
             f"    out[(((long long)sample * {big[0]} + p) * {big[1]} + q) * {big[2]} + r] = "
-            f"narrow_to<Element>::of(over{scale});",
+            f"narrow_to<{self.result_type}>::of(over{scale});",
             "}",
         ]
 
@@ -346,12 +354,16 @@ class Epilogue:
         return ""
 
     @property
+    def result_type(self) -> str:
+        return "Element" if self.c.root.dtype == self.c.x.dtype else ELEMENT[self.c.root.dtype]
+
+    @property
     def target(self) -> str:
         return "partial" if self.partial else "out"
 
     @property
     def parameter(self) -> str:
-        return f"{self.total_type}* __restrict__ partial" if self.partial else "Element* __restrict__ out"
+        return f"{self.total_type}* __restrict__ partial" if self.partial else f"{self.result_type}* __restrict__ out"
 
     def finish(self, name: str) -> str:
         """The second kernel: fold the blocks' partial results in a fixed order."""
