@@ -92,7 +92,7 @@ class _Writer:
 
     @property
     def rounds(self) -> bool:
-        """Whether operands have to be rounded to tf32: weights once, where they stay, window sums as they are written."""
+        """Whether operands have to be rounded to tf32: weights once, where they stay, window sums when written."""
         return self.flavour == "tf32" and self.c.x.dtype == torch.float32
 
     @property

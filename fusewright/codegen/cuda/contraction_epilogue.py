@@ -135,8 +135,6 @@ class Epilogue:
         if label == "before" and self._shifted:
             bias, scale = self.c.conv.args[2], self._scale
             scaled = "value" if scale is None else f"value * Compute({scale!r})"
-                "value" if box is None else f"value * Compute({box.scale!r})"
-            )  # what window sums were to be scaled by
             lines.append(f"const Compute shifted = {scaled}{'' if bias is None else f' + {self._access(bias)}'};")
             start = "shifted"
         if tree is None:
