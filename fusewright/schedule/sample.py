@@ -138,7 +138,8 @@ def _problem(p: SampleProgram, most: int) -> str | None:
     wrong = [n for n in (p.root, *p.leaves) if n.dtype not in MEMORY and not isinstance(n.op, ops.Full)]
     if wrong:
         return f"{wrong[0]!r} lies in memory as {wrong[0].dtype}"
-    if not any(p.sampled(n, n.ndim) and n.ndim for n in (*p.leaves, *p.given)):
+    values = [n for n in (*p.leaves, *p.given) if n.ndim and not isinstance(n.op, ops.Full)]
+    if not any(p.sampled(n, n.ndim) for n in values):
         return f"{p.root!r} depends on no sample"
     if not all(0 < numel(n) <= LONGEST for n in (*p.leaves, *p.inner) if _sample(n, p.root)):
         return f"a sample of {p.root!r} is empty or too long"

@@ -6,8 +6,8 @@ planes  ranges of two or three axes: threads keep their columns and walk along t
 
 A reduction of this kind is bound by memory.  About 40 KB must be under way per multiprocessor to hide its latency: a
 thread has eight loads of 16 bytes in flight, and registers are bounded so that three or four blocks of 256 threads
-fit, which makes 96 or 128 KB.  Where there are fewer planes than keep a device busy, blocks share planes, and a second launch adds their
-parts in a fixed order.
+fit, which makes 96 or 128 KB.  Where there are fewer planes than keep a device busy, blocks share planes, and a
+second launch adds their parts in a fixed order.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+import sympy
 import torch
 from emulation.emulate import ORDERS, emulate
 from torch import Tensor
@@ -16,7 +17,7 @@ from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Slot
-from fusewright.schedule.range_sums import RangeReduction, parse
+from fusewright.schedule.range_sums import Axis, RangeReduction, parse
 
 CPU = torch.device("cpu")
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -181,3 +182,130 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_value(name: str) -> None:
     check(CASES[name](), order=ORDERS[zlib.crc32(name.encode()) % 3])
+
+
+@pytest.mark.parametrize(
+    "name", ["13x21", "shared planes", "1-d step 2", "borders, odd", "shared, borders", "wide rows"]
+)
+def test_every_order_gives_the_same_bits(name: str) -> None:
+    r = parsed(CASES[name]())
+    k, x = kernel(r, "fused_test"), random(r.x, 2)
+    first = emulate(k, x)
+    assert all(torch.equal(first, emulate(k, x, order=order, seed=3)) for order in ORDERS[1:])
+
+
+@pytest.mark.parametrize("name", ["7x7", "shared planes", "everything, many", "1-d borders", "borders", "3-d borders"])
+@pytest.mark.parametrize("value", [nan, inf])
+def test_values_that_are_not_finite_reach_their_slots_alone(name: str, value: float) -> None:
+    root = CASES[name]()
+    x = random(parsed(root).x, 3)
+    x.view(-1)[0] = value
+    x.view(-1)[-1] = -value
+    check(root, x)
+
+
+def test_an_offset_costs_no_digits() -> None:
+    """A large mean: the float32 chains are short, and all else is float64."""
+    r = parsed(reduce(inp(2, 300_000), "mean", 1))
+    x = random(r.x, 4, offset=10.0)
+    got = emulate(kernel(r, "fused_test"), x).double()
+    assert ((got - x.double().mean(1)).abs() <= 1.2e-6).all()  # one ulp of the result
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 7, 7), (1, 1, 1, 1), (3, 5, 150, 149), (400, 1, 3, 5)])
+def test_sizes_of_totals_are_arguments(shape: tuple[int, ...]) -> None:
+    """One text serves every size; whether blocks share planes was decided for the size it was written for."""
+    root = reduce(inp(2, 3, 150, 150), "mean", 2, 3, keepdim=True)
+    x = torch.randn(shape)
+    got = emulate(kernel(parsed(root), "fused_test"), x)
+    torch.testing.assert_close(got, x.double().mean((2, 3), keepdim=True).float(), rtol=3e-7, atol=1e-7)
+
+
+def test_symbolic_batch() -> None:
+    b = sympy.Symbol("B", positive=True, integer=True)
+    x = make(ops.Input((b, 3, 20, 24), F32, CPU, "x", 0))
+    k = kernel(parsed(sums(x, {2: borders(20, 3), 3: borders(24, 3)})), "fused_test")
+    assert [s[0] for s in k.sizes] == ["n0", "n1"] and k.output.shape == ("n0", "n1", "3", "3")
+    given = torch.randn(4, 3, 20, 24)
+    want = expected(sums(inp(4, 3, 20, 24), {2: borders(20, 3), 3: borders(24, 3)}).op, given.double())
+    torch.testing.assert_close(emulate(k, given), want, rtol=1e-5, atol=1e-5)
+
+
+def test_two_launches_only_where_planes_are_few() -> None:
+    few, many = (kernel(parsed(reduce(inp(n, 256, 256), "sum", 1, 2)), "fused_test") for n in (16, 1024))
+    assert [launch.entry for launch in few.launches] == ["fused_test", "fused_test_finish"]
+    assert [launch.entry for launch in many.launches] == ["fused_test"] and not many.scratch
+
+
+NO = {
+    "no sum": (lambda: reduce(inp(2, 3), "max", 1), "is no sum"),
+    "inner dimensions": (lambda: reduce(inp(2, 3, 4), "sum", 1), "not over the last dimensions"),
+    "a kept dimension": (lambda: sums(inp(2, 3, 4, 5), {2: whole(4)}), "keeps dimension 3"),
+    "two tensors": (lambda: reduce(pointwise("add", inp(2, 3), inp_other(2, 3)), "sum", 1), "reads 2 tensors"),
+    "a broadcast": (lambda: reduce(pointwise("add", inp(3), inp(3)), "sum", 0), None),
+    "integers": (lambda: reduce(inp(2, 3, dtype=torch.int64), "sum", 1), "is summed in torch.int64"),
+    "every third element of a line": (lambda: sums(inp(2, 30), {1: strided(30, 3, 3)}), "takes every 3th element"),
+    "nothing": (lambda: sums(inp(2, 5, 7), {1: (Slot(0, 0, 1, 1.0),), 2: whole(7)}), "sums nothing"),
+    "many windows": (lambda: sums(inp(2, 96, 96), {1: windows(96, 2), 2: windows(96, 2)}), "too many"),
+    "four axes": (lambda: sums(inp(2, 4, 4, 4, 4), {d: borders(4, 2) for d in (1, 2, 3, 4)}), "too many slots"),
+}  # fmt: skip
+
+
+def inp_other(*shape: int) -> Node:
+    return make(ops.Input(shape, F32, CPU, "y", 1))
+
+
+@pytest.mark.parametrize("name", NO)
+def test_refuses(name: str) -> None:
+    root, why = NO[name]
+    found = parse(root(), lambda node: True)
+    if why is None:
+        assert isinstance(found, RangeReduction)
+    else:
+        assert isinstance(found, str) and why in found, found
+
+
+def test_a_value_with_another_user_is_read_from_memory() -> None:
+    y = pointwise("relu", inp(2, 30))
+    found = parse(reduce(pointwise("mul", y, 2.0), "sum", 1), lambda node: node is not y)
+    assert isinstance(found, RangeReduction) and found.x is y
+
+
+def test_segments_cover_what_slots_hold() -> None:
+    for slots, length in ((strided(17, 5, 3), 17), (borders(9, 4), 9), (windows(20, 6), 20), (strided(11, 3, 2), 11)):
+        axis = Axis((0,), slots)
+        held = {i: 0 for i in range(length)}
+        for s in axis.segments:
+            held |= {i: s.members[i % axis.period] for i in range(s.begin, s.end)}
+        want = {i: sum(1 << n for n, s in enumerate(slots) if i in range(s.start, s.stop, s.step)) for i in held}
+        assert held == want
+
+
+GOLDENS = {
+    "ranges_total": lambda: sums(inp(16, 64, 512, 512), {2: whole(512), 3: whole(512)}),
+    "ranges_borders": lambda: sums(inp(32, 64, 256, 256), {2: borders(256, 3), 3: borders(256, 3)}),
+}
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_golden(name: str) -> None:
+    assert kernel(parsed(GOLDENS[name]()), "fused_rangesum").source == (GOLDEN / f"{name}.cu").read_text()
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ranges_total",
+        "ranges_borders",
+        "shared, borders",
+        "3-d step 2",
+        "fp16, shared planes",
+        "1-d step 8, bf16",
+        "of exp, ranges",
+    ],
+)
+def test_compiles(name: str, arch: str) -> None:
+    core = pytest.importorskip("cuda.core")
+    source = kernel(parsed((CASES | GOLDENS)[name]()), "fused_test").source
+    core.Program(source, "c++", core.ProgramOptions(arch=arch, std="c++17")).compile("cubin")
