@@ -216,6 +216,6 @@ def _problem(r: RangeReduction) -> str | None:
         return f"{r.root!r} has slots with too many borders"
     pack = 16 // r.x.dtype.itemsize
     if len(r.axes) == 1 and pack % r.axes[0].period:
-        return f"{r.root!r} takes every {r.axes[0].period}th element, {pack} are loaded at once"
+        return f"{r.root!r} takes one element in {r.axes[0].period}, and loads bring {pack}"
     sizes = [d for d in r.x.shape[r.leading :] if isinstance(d, int)]
     return f"{r.root!r} sums planes of 2^31 elements" if prod(sizes) >= 2**31 else None

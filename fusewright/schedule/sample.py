@@ -19,7 +19,10 @@ from fusewright.ir.ops import Size
 
 MEMORY = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MOST_BYTES = 40 * 1024  # kept by a block at one time
-LONGEST = 2**30  # elements of one sample of any value
+# Elements of one sample of a value: of any one, and of what consists of a few long rows.  One block has to do it all.
+MOST_ELEMENTS = 16384
+MOST_IN_ROWS = 2**20
+LONG_ROW = 4096
 
 VIEWS = (ops.Reshape, ops.Permute, ops.Expand, ops.Slice)
 ROWS = (ops.Reduce, ops.Softmax, ops.Norm)
@@ -141,8 +144,12 @@ def _problem(p: SampleProgram, most: int) -> str | None:
     values = [n for n in (*p.leaves, *p.given) if n.ndim and not isinstance(n.op, ops.Full)]
     if not any(p.sampled(n, n.ndim) for n in values):
         return f"{p.root!r} depends on no sample"
-    if not all(0 < numel(n) <= LONGEST for n in (*p.leaves, *p.inner) if _sample(n, p.root)):
-        return f"a sample of {p.root!r} is empty or too long"
+    if not p.given and not any(isinstance(n.op, (*ROWS, ops.Matmul)) for n in p.inner):
+        return f"{p.root!r} takes every element by itself"
+    sizes = {numel(n) for n in p.inner} | {numel(a) for n in p.inner for a in n.inputs if _sample(a, p.root)}
+    in_rows = {numel(n.arg(0)) for n in p.inner if isinstance(n.op, ROWS) and _row_length(n) >= LONG_ROW}
+    if not all(0 < n <= (MOST_IN_ROWS if n in in_rows else MOST_ELEMENTS) for n in sizes):
+        return f"{p.root!r} has samples of {max(sizes)} elements"
     if p.arena[1] * 8 > most:
         return f"{p.root!r} keeps {p.arena[1] * 8} bytes per sample"
     return None
@@ -168,6 +175,21 @@ def _passes(node: Node) -> int:
     if isinstance(node.op, ops.Reduce):
         return 2 if node.op.kind in ("logsumexp", "var") else 1
     return 3 if isinstance(node.op, ops.Softmax | ops.Norm) else 0
+
+
+def _row_length(node: Node) -> int:
+    """Elements that a row operation joins."""
+    x, op = node.arg(0), node.op
+    match op:
+        case ops.Reduce(dims=dims):
+            return prod(d for d in (x.shape[i] for i in dims) if isinstance(d, int))
+        case ops.Softmax(dim=dim):
+            return int(x.shape[dim])
+        case ops.Norm(kind="layer" | "rms", trailing=trailing):
+            return prod(d for d in x.shape[-trailing:] if isinstance(d, int))
+        case ops.Norm(kind="group", groups=groups):
+            return numel(x) // groups
+    return prod(d for d in x.shape[2:] if isinstance(d, int))
 
 
 def _fits(node: Node) -> bool:

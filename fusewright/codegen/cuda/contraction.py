@@ -267,7 +267,7 @@ class _Writer:
         if self.c.op.transposed:
             kernel = (self.c.axes[1].taps * self.c.axes[2].taps, self.c.axes[2].taps, 1)
             between = [self._between(i) for i in range(3)]
-            names = {f"next_{a}": n * k for a, n, k in zip("dhw", between, kernel, strict=True)}
+            names: dict[str, object] = {f"next_{a}": n * k for a, n, k in zip("dhw", between, kernel, strict=True)}
             return Template(contraction_text.STAGE_PHASE).substitute(names)
         vector = 16 // self.c.x.dtype.itemsize
         taps = self._taps_of(self.phases[0])

@@ -110,22 +110,26 @@ def founding() -> Node:
     return pointwise("mul", reshape(y, (B, 1)), 10.0)
 
 
+def top(x: Node) -> Node:
+    """Something that is more than pointwise, and shows every element of short rows."""
+    return softmax(x, x.ndim - 1)
+
+
 X = inp(0, B, 12)
 IMAGE = inp(0, B, 6, 4, 5)
 CASES: dict[str, Callable[[], Node]] = {
     "founding": founding,
     # pointwise
-    "tanh": lambda: pointwise("tanh", X),
-    "int batch": lambda: pointwise("sigmoid", inp(0, 3, 7)),
-    "batch of one": lambda: pointwise("add", inp(0, 1, 7), inp(1, 7)),
-    "vector batch": lambda: pointwise("mul", inp(0, B), 2.0),
-    "bias": lambda: pointwise("add", pointwise("mul", X, 0.5), inp(1, 12)),
-    "channel bias": lambda: pointwise("sub", IMAGE, inp(1, 6, 1, 1)),
-    "row bias": lambda: pointwise("maximum", IMAGE, inp(1, 1, 1, 4, 1)),
-    "two samples' values": lambda: pointwise("mul", IMAGE, inp(1, B, 6, 1, 1)),
-    "broadcast sample": lambda: pointwise("add", inp(0, B, 6, 1), inp(1, B, 1, 8)),
-    "full": lambda: pointwise("add", X, full((12,), 1.5)),
-    "as many samples as features": lambda: pointwise("add", inp(0, 4, 4), inp(1, 4)),
+    "tanh": lambda: top(pointwise("tanh", X)),
+    "int batch": lambda: top(pointwise("sigmoid", inp(0, 3, 7))),
+    "batch of one": lambda: top(pointwise("add", inp(0, 1, 7), inp(1, 7))),
+    "bias": lambda: top(pointwise("add", pointwise("mul", X, 0.5), inp(1, 12))),
+    "channel bias": lambda: top(pointwise("sub", IMAGE, inp(1, 6, 1, 1))),
+    "row bias": lambda: top(pointwise("maximum", IMAGE, inp(1, 1, 1, 4, 1))),
+    "two samples' values": lambda: top(pointwise("mul", IMAGE, inp(1, B, 6, 1, 1))),
+    "broadcast sample": lambda: top(pointwise("add", inp(0, B, 6, 1), inp(1, B, 1, 8))),
+    "full": lambda: top(pointwise("add", X, full((12,), 1.5))),
+    "as many samples as features": lambda: top(pointwise("add", inp(0, 4, 4), inp(1, 4))),
     "square weight": lambda: pointwise("mul", linear(inp(0, 4, 4), inp(1, 4, 4), inp(2, 4)), inp(3, 4)),
     # reductions
     "sum": lambda: fold(X, "sum", 1),
@@ -170,15 +174,15 @@ CASES: dict[str, Callable[[], Node]] = {
     "float64 product": lambda: linear(cast(X, F64), inp(1, 7, 12, dtype=F64)),
     "head": lambda: softmax(linear(norm(X, "layer", inp(1, 12), inp(2, 12)), inp(3, 10, 12), inp(4, 10)), 1),
     # views
-    "reshape": lambda: reshape(pointwise("relu", IMAGE), (B, 24, 5)),
+    "reshape": lambda: top(reshape(pointwise("relu", IMAGE), (B, 24, 5))),
     "reshape alone at the end": lambda: reshape(fold(IMAGE, "sum", 3, keepdim=True), (B, 24)),
-    "permute": lambda: pointwise("relu", permute(IMAGE, (0, 3, 1, 2))),
-    "permute of a tree": lambda: pointwise("add", permute(pointwise("exp", IMAGE), (0, 2, 3, 1)), inp(1, 6)),
+    "permute": lambda: top(pointwise("relu", permute(IMAGE, (0, 3, 1, 2)))),
+    "permute of a tree": lambda: top(pointwise("add", permute(pointwise("exp", IMAGE), (0, 2, 3, 1)), inp(1, 6))),
     "permute at the end": lambda: permute(softmax(IMAGE, 1), (0, 2, 1, 3)),
     "permute, then product": lambda: linear(reshape(permute(IMAGE, (0, 2, 3, 1)), (B, 20, 6)), inp(1, 3, 6)),
-    "expand": lambda: pointwise("mul", make(ops.Expand((B, 6, 8)), inp(0, B, 6, 1)), inp(1, 8)),
+    "expand": lambda: top(pointwise("mul", make(ops.Expand((B, 6, 8)), inp(0, B, 6, 1)), inp(1, 8))),
     "slice": lambda: fold(make(ops.Slice(2, 1, 4, 2), IMAGE), "sum", 2),
-    "slice of a permutation": lambda: pointwise("neg", make(ops.Slice(1, 1, 5, 3), permute(IMAGE, (0, 3, 1, 2)))),
+    "slice of a permutation": lambda: top(make(ops.Slice(1, 1, 5, 3), permute(IMAGE, (0, 3, 1, 2)))),
     # half precisions
     "bf16 head": lambda: linear(
         pointwise("gelu", inp(0, B, 12, dtype=BF16), params=("none",)), inp(1, 6, 12, dtype=BF16), inp(2, 6, dtype=BF16)
@@ -306,10 +310,13 @@ NO: dict[str, tuple[Callable[[], Node], str]] = {
         lambda: make(ops.Conv((1,), ((0, 0),), (1,)), inp(0, B, 2, 9), inp(1, 3, 2, 3), None),
         "does not go",
     ),
-    "parameters alone": (lambda: pointwise("add", full((B, 3), 1.0), inp(1, 3)), "depends on no sample"),
+    "parameters alone": (lambda: top(pointwise("add", full((B, 3), 1.0), inp(1, 3))), "depends on no sample"),
     "number of samples": (lambda: pointwise("mul", X, B), "does not go"),
+    "pointwise alone": (lambda: pointwise("relu", inp(0, B)), "takes every element by itself"),
+    "many rows": (lambda: softmax(inp(0, B, 64, 512), 2), "has samples of 32768 elements"),
+    "a wide product": (lambda: linear(inp(0, B, 512, 64), inp(1, 3, 64)), "has samples of 32768 elements"),
     "too much to keep": (lambda: fold(softmax(pointwise("exp", inp(0, B, 20_000)), 1), "max", 1), "keeps 80000 bytes"),
-    "bool result": (lambda: pointwise("gt", X, 0.0), "lies in memory as torch.bool"),
+    "bool result": (lambda: pointwise("gt", top(X), 0.0), "lies in memory as torch.bool"),
 }
 
 
