@@ -48,6 +48,16 @@ class SampleProgram:
         """Whether `node`, broadcast to a value of `ndim` dimensions, is another one for every sample."""
         return node.ndim == ndim and node.shape[0] == self.batch
 
+    def per_sample(self, leaf: Node) -> bool:
+        """Whether a leaf has a part for each sample, by how it is used: weights may be as many as samples."""
+        users = (n for n in self.inner if leaf in n.inputs)
+        return any(self.sampled(leaf, n.ndim) if isinstance(n.op, ops.Pointwise) else leaf is n.arg(0) for n in users)
+
+    @cached_property
+    def constants(self) -> frozenset[Node]:
+        """Tensors of one value, which nobody needs to read."""
+        return frozenset(a for n in self.inner for a in n.inputs if isinstance(a.op, ops.Full))
+
     @cached_property
     def result(self) -> Node:
         """What is written: the root, seen through reshapes."""
@@ -78,7 +88,7 @@ class SampleProgram:
 
     def reads(self, step: Node) -> tuple[Node, ...]:
         """The kept, given and leaf values that computing `step` reads."""
-        stops = {*self.steps, *self.given, *self.leaves}
+        stops = {*self.steps, *self.given, *self.leaves, *self.constants}
         found: dict[Node, None] = {}
         stack = list(step.inputs) if step in self.inner else [step]
         while stack:
@@ -123,7 +133,7 @@ def parse(
     leaves: dict[Node, None] = {}
 
     def visit(node: Node, sampled: bool) -> None:
-        if node in given or node in inner or isinstance(node.op, ops.Number):
+        if node in given or node in inner or isinstance(node.op, ops.Number | ops.Full):
             return
         if node is not root and not (sampled and single(node) and _unsupported(node, root) is None):
             leaves[node] = None
@@ -138,11 +148,10 @@ def parse(
 
 
 def _problem(p: SampleProgram, most: int) -> str | None:
-    wrong = [n for n in (p.root, *p.leaves) if n.dtype not in MEMORY and not isinstance(n.op, ops.Full)]
+    wrong = [n for n in (p.root, *p.leaves) if n.dtype not in MEMORY]
     if wrong:
         return f"{wrong[0]!r} lies in memory as {wrong[0].dtype}"
-    values = [n for n in (*p.leaves, *p.given) if n.ndim and not isinstance(n.op, ops.Full)]
-    if not any(p.sampled(n, n.ndim) for n in values):
+    if not p.given and not any(map(p.per_sample, p.leaves)):
         return f"{p.root!r} depends on no sample"
     if not p.given and not any(isinstance(n.op, (*ROWS, ops.Matmul)) for n in p.inner):
         return f"{p.root!r} takes every element by itself"

@@ -7,14 +7,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
 import torch
 
-from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type, literal
+from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import sample_text as texts
 from fusewright.codegen.cuda.primitives import primitives
+from fusewright.codegen.cuda.sample_values import Reader, contiguous, ints, remap
 from fusewright.codegen.cuda.text import Lines, fill, indent
 from fusewright.codegen.kernel import Argument, Array, Kernel, Launch
 from fusewright.ir import ops
@@ -57,21 +58,20 @@ def block_program(
     operands  pointers to the leaves in global memory
     threads   of the block, along x: a power of two, at least 32
     """
-    assert given.keys() == p.given and operands.keys() >= {n for n in p.leaves if not isinstance(n.op, ops.Full)}
-    body = _Body(p, dict(given), operands, sample, threads, out, arena).lines()
+    assert given.keys() == p.given and operands.keys() >= set(p.leaves)
+    body = _Body(p, Reader(p, dict(given), operands), sample, threads, out, arena).lines()
     return BlockProgram(fill(texts.ROWS, threads=threads), body, p.arena[1])
 
 
 def kernel(p: SampleProgram, name: str, reference: str = "") -> Kernel:
     """The stand-alone kernel: one block per sample."""
-    leaves = [n for n in p.leaves if not isinstance(n.op, ops.Full)]
-    names = {n: f"a{i}" for i, n in enumerate(leaves)}
+    names = {n: f"a{i}" for i, n in enumerate(p.leaves)}
     width = threads(p)
     program = block_program(p, {}, names, "sample", width)
-    parameters = [f"const {ELEMENT[n.dtype]}* __restrict__ {names[n]}" for n in leaves]
+    parameters = [f"const {ELEMENT[n.dtype]}* __restrict__ {names[n]}" for n in p.leaves]
     arena = [f"__shared__ double arena[{program.units}];  // values of one sample, dead ones make room"]
     source = [
-        f"// {name}: one block per sample.  Operands: {', '.join(f'{names[n]} {_shape(n.shape)}' for n in leaves)}.",
+        f"// {name}: one block per sample.  Operands: {', '.join(f'{names[n]} {_shape(n.shape)}' for n in p.leaves)}.",
         primitives(*PRIMITIVES),
         *program.head,
         *fill(
@@ -83,13 +83,13 @@ def kernel(p: SampleProgram, name: str, reference: str = "") -> Kernel:
             body=program.body,
         ),
     ]
-    first = next(i for i, n in enumerate(leaves) if n.ndim and n.shape[0] == p.batch)
+    first = next(i for i, n in enumerate(p.leaves) if p.per_sample(n))
     pointers = [Argument("pointer", n) for n in [*names.values(), "out"]]
     return Kernel(
         name=name,
         source="\n".join(source) + "\n",
         operands=tuple(names.values()),
-        layouts=("contiguous",) * len(leaves),
+        layouts=("contiguous",) * len(p.leaves),
         sizes=(("batch", first, 0),),
         output=Array("out", ("batch", *(str(d) for d in p.root.shape[1:])), p.root.dtype),
         scratch=(),
@@ -120,72 +120,20 @@ def _shape(shape: Sequence[Size]) -> str:
     return f"({', '.join(map(str, shape))})"
 
 
-def remap(index: str, sizes: Sequence[int], strides: Sequence[int], offset: int = 0) -> str:
-    """Where the element lies whose row-major number under `sizes` is `index`, in an array with these strides."""
-    merged: list[tuple[int, int]] = []
-    for size, stride in zip(sizes, strides, strict=True):
-        if size == 1:
-            continue
-        if merged and merged[-1][1] == stride * size:
-            merged[-1] = (merged[-1][0] * size, stride)
-        else:
-            merged.append((size, stride))
-    terms: list[str] = []
-    inner = prod(size for size, _ in merged)
-    for i, (size, stride) in enumerate(merged):
-        inner //= size
-        if stride:
-            text = index if inner == 1 else f"{index} / {inner}"
-            text = text if i == 0 else f"{text} % {size}"
-            terms.append(text if stride == 1 else f"{text} * {stride}")
-    if offset:
-        terms.append(str(offset))
-    return " + ".join(terms) or "0"
-
-
-def contiguous(sizes: Sequence[int]) -> list[int]:
-    """The strides of a dense array."""
-    return [prod(sizes[d + 1 :]) for d in range(len(sizes))]
-
-
-def ints(shape: Sequence[Size]) -> list[int]:
-    """Sizes that are known."""
-    return [d for d in shape if isinstance(d, int)]
-
-
-class _Element(Scalars):
-    """One element of a pointwise tree whose leaves may be pointwise nodes themselves."""
-
-    def __init__(self, reader: _Body, root: Node, index: str) -> None:
-        super().__init__({}, lambda node: reader.read(node, root, index))
-        self.reader, self.root = reader, root
-
-    def value(self, node: Node) -> str:
-        tree = isinstance(node.op, ops.Pointwise | ops.Cast)
-        if node in self.names or (tree and node not in self.reader.stops):
-            return super().value(node)
-        name = self.names[node] = f"v{len(self.names)}"
-        self.lines.append(f"const {compute_type(node.dtype)} {name} = {self.operand(node)};")
-        return name
-
-
 @dataclass
 class _Body:
-    """Writes the statements of a program; `arrays` are the shared arrays that hold values."""
+    """Writes the statements of a program."""
 
     p: SampleProgram
-    arrays: dict[Node, str]
-    operands: Mapping[Node, str]
+    reader: Reader
     sample: str
     threads: int
     out: str
     arena: str
-    stops: set[Node] = field(default_factory=set)
 
     def lines(self) -> Lines:
         p = self.p
         places = p.arena[0]
-        self.stops = {*p.leaves, *self.arrays}
         lines = self._pointers()
         for i, step in enumerate(p.steps):
             last = step is p.result
@@ -196,8 +144,7 @@ class _Body:
             lines += [f"// {self._about(step)}", *self._step(step, to)]
             if not last:
                 lines.append("__syncthreads();")
-                self.arrays[step] = to
-                self.stops.add(step)
+                self.reader.hold(step, to)
         return lines
 
     def _place(self, units: int) -> str:
@@ -207,23 +154,13 @@ class _Body:
         """Pointers to this sample in the leaves, and in the output."""
         p = self.p
         lines = []
-        for node, name in self.operands.items():
-            if node in p.leaves and self._per_sample(node):
+        for node, name in self.reader.operands.items():
+            if node in p.leaves and p.per_sample(node):
                 count = numel(node)
                 lines.append(f"const {ELEMENT[node.dtype]}* const {name}_row = {name} + {self.sample} * {count};")
         lines.append(f"{ELEMENT[p.root.dtype]}* const {self.out}_row = {self.out} + {self.sample} * {numel(p.root)};")
         self.out = f"{self.out}_row"
         return lines
-
-    def _per_sample(self, leaf: Node) -> bool:
-        users = [n for n in self.p.inner if leaf in n.inputs]
-        return any(self._varies(leaf, user) for user in users)
-
-    def _varies(self, leaf: Node, user: Node) -> bool:
-        """Whether `user` reads another part of `leaf` for each sample."""
-        if isinstance(user.op, ops.Pointwise):
-            return self.p.sampled(leaf, user.ndim)
-        return leaf is user.arg(0)
 
     def _about(self, step: Node) -> str:
         op = step.op
@@ -233,56 +170,11 @@ class _Body:
             shapes.append(_shape(step.arg(1).shape))
         return f"{kind}: {' @ '.join(shapes)}{' -> ' if shapes else ''}{_shape(step.shape)}"
 
-    # ---- reading
-
-    def read(self, node: Node, root: Node, index: str) -> str:
-        """Text of operand `node` of a tree with the shape of `root`, broadcast, at row-major number `index`."""
-        sizes = ints(root.shape[1:])
-        own = ints(node.shape[1:] if node.ndim == root.ndim else node.shape)
-        own = [1] * (len(sizes) - len(own)) + own
-        strides = [0 if size == 1 else stride for size, stride in zip(own, contiguous(own), strict=True)]
-        return self.at(node, remap(index, sizes, strides), self.p.sampled(node, root.ndim))
-
-    def at(self, node: Node, index: str, sampled: bool = True) -> str:
-        """Text of element `index` of a value, seen through views, in its compute type."""
-        while node not in self.stops:
-            node, index = self._through(node, index)
-        if node in self.arrays:
-            return f"{self.arrays[node]}[{index}]"
-        if isinstance(node.op, ops.Full):
-            return literal(node.op.value, compute_type(node.dtype))
-        name = self.operands[node]
-        return f"widened({name}_row[{index}])" if sampled else f"widened({name}[{index}])"
-
-    def _through(self, node: Node, index: str) -> tuple[Node, str]:
-        """What a view looks at, and where."""
-        x, op = node.arg(0), node.op
-        sizes, own = ints(node.shape[1:]), ints(x.shape[1:])
-        strides = contiguous(own)
-        if isinstance(op, ops.Reshape):
-            return x, index
-        index = index if index.isidentifier() else f"({index})"
-        if isinstance(op, ops.Permute):
-            return x, remap(index, sizes, [strides[d - 1] for d in op.dims[1:]])
-        if isinstance(op, ops.Expand):
-            return x, remap(index, sizes, [0 if n == 1 else s for n, s in zip(own, strides, strict=True)])
-        assert isinstance(op, ops.Slice), node
-        offset = op.start * strides[op.dim - 1]
-        strides[op.dim - 1] *= op.step
-        return x, remap(index, sizes, strides, offset)
-
-    def element(self, node: Node, index: str) -> tuple[Lines, str]:
-        """Statements and text of one element of a value that a step reads."""
-        tree = _Element(self, node, index)
-        if isinstance(node.op, ops.Pointwise | ops.Cast) and node not in self.stops:
-            return tree.lines, tree.value(node)
-        return [], self.at(node, index)
-
     # ---- steps
 
     def _step(self, step: Node, to: str) -> Lines:
         if step not in self.p.inner:
-            return self._map(step, to, [], self.at(step, "i"))
+            return self._map(step, to, [], self.reader.at(step, "i"))
         match step.op:
             case ops.Matmul():
                 return self._matmul(step, to)
@@ -292,7 +184,7 @@ class _Body:
                 return self._softmax(step, to)
             case ops.Norm():
                 return self._norm(step, to)
-        return self._map(step, to, *self.element(step, "i"))
+        return self._map(step, to, *self.reader.element(step, "i"))
 
     def _map(self, step: Node, to: str, lines: Lines, text: str) -> Lines:
         store = self._store(step, to, "i", text)
@@ -331,10 +223,10 @@ class _Body:
 
     def _reader(self, x: Node, index: str) -> Lines:
         """The lambda ``element(r)``: element `index` of `x`."""
-        name = index if index.isidentifier() or x in self.stops else "i"
-        lines, text = self.element(x, name)
+        name = index if index.isidentifier() or x in self.reader.stops else "i"
+        lines, text = self.reader.element(x, name)
         if not lines:
-            text = self.element(x, index)[1]
+            text = self.reader.element(x, index)[1]
             return [f"const auto element = [&](int r) {{ return {text}; }};"]
         if name != index:
             lines = [f"const int i = {index};", *lines]
@@ -397,7 +289,7 @@ class _Body:
         text = _as(compute, text)
         for operand, sign in zip(step.args[1:3], ("*", "+"), strict=False):
             if operand is not None:
-                text = f"{text} {sign} {self.at(operand, channel if channel != '' else index, sampled=False)}"
+                text = f"{text} {sign} {self.reader.at(operand, channel if channel != '' else index, sampled=False)}"
         return self._teams(
             rows, lanes, self._reader(x, index), passes, self._each(step, to, lanes, length, index, text)
         )
@@ -421,11 +313,11 @@ class _Body:
         row = "row" if rows == n else f"row % {n}"
         left = "r" if rows == n else f"row / {n} * {k} + r"
         weight = f"{row} * {k} + r" if op.transpose_w else f"r * {n} + {row}"
-        body = f"[&](int r) {{ return {self.at(x, left)} * {self.at(w, weight, sampled=False)}; }}"
+        body = f"[&](int r) {{ return {self.reader.at(x, left)} * {self.reader.at(w, weight, sampled=False)}; }}"
         passes = [_over("double", "total", lanes, k, "0.0", body, "Add")]
         compute = compute_type(step.dtype)
         bias = step.args[2]
-        text = "total" if bias is None else f"total + {self.at(bias, row, sampled=False)}"
+        text = "total" if bias is None else f"total + {self.reader.at(bias, row, sampled=False)}"
         store = [f"if (own && lane == 0) {self._store(step, to, 'row', _as(compute, text))}"]
         return self._teams(rows, lanes, [], passes, store)
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fusewright.codegen.aten import lower
 from fusewright.codegen.cuda.primitives import primitives
-from fusewright.codegen.cuda.sample import PRIMITIVES, block_program, kernel, remap
+from fusewright.codegen.cuda.sample import PRIMITIVES, block_program, kernel
+from fusewright.codegen.cuda.sample_values import remap
 from fusewright.codegen.kernel import Argument, Array, Kernel, Launch
 from fusewright.ir import ops
 from fusewright.ir.build import cast, permute, pointwise, reshape
@@ -86,9 +87,8 @@ def random(node: Node, seed: int) -> Tensor:
 def check(root: Node, tensors: dict[Node, Tensor] | None = None, order: str = "forward", ulps: float = 8) -> Kernel:
     p = program(root)
     k = kernel(p, "fused_test")
-    operands = [n for n in p.leaves if not isinstance(n.op, ops.Full)]
-    given = tensors or {n: random(n, i) for i, n in enumerate(operands)}
-    got, want = emulate(k, *(given[n] for n in operands), order=order), reference(root, given)
+    given = tensors or {n: random(n, i) for i, n in enumerate(p.leaves)}
+    got, want = emulate(k, *(given[n] for n in p.leaves), order=order), reference(root, given)
     compare(got, want, root.dtype, ulps)
     return k
 
