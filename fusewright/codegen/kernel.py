@@ -2,7 +2,7 @@
 
 One record serves the runtime (which compiles and launches it) and an emitted file (which holds the same text).  Every
 number that depends on a call is an *expression*: Python text over the names in `Kernel.sizes` with ``+ - * //``,
-``min``, ``max`` and ``ceil_div``, so that it can be evaluated here and printed in C++ there.
+``min``, ``max``, ``ceil_div`` and ``spread``, so that it can be evaluated here and printed in C++ there.
 """
 
 from __future__ import annotations
@@ -91,9 +91,19 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def spread(samples: int, tiles: int, slots: int) -> int:
+    """Blocks to give each sample so that all tiles are done soonest on a device that runs `slots` blocks at a time.
+
+    A block costs about as much as one tile more than its tiles.
+    """
+    most = max(1, min(tiles, 64))
+    return min(range(1, most + 1), key=lambda blocks: ceil_div(samples * blocks, slots) * (ceil_div(tiles, blocks) + 1))
+
+
 _NAMES = {
     "__builtins__": {},
     "ceil_div": ceil_div,
+    "spread": spread,
     "min": lambda *values: reduce(torch.sym_min, values),
     "max": lambda *values: reduce(torch.sym_max, values),
 }

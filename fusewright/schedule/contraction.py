@@ -8,15 +8,17 @@ A plain convolution has one phase; a transposed one of stride s has s, each with
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, prod
 
 import torch
 
 from fusewright.ir import ops
-from fusewright.ir.node import Node
+from fusewright.ir.node import Node, topological
 from fusewright.ir.slots import sliding
+from fusewright.schedule import sample
 from fusewright.schedule.chain import Chain, Fold, Map, Users, Window, parse, region
+from fusewright.schedule.sample import SampleProgram
 
 FOLDS = ("sum", "mean", "max", "min")
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -80,6 +82,7 @@ class Contraction:
 
     before, window, after   pointwise tree on the convolution's output, pooling, pointwise tree on what was pooled
     fold                    reduction over all positions, all channels or both; `None` where all is written
+    tail                    what is computed per sample from a reduction over positions
     """
 
     root: Node
@@ -92,6 +95,7 @@ class Contraction:
     after: Map | None
     fold: Fold | None
     operands: tuple[Node, ...]
+    tail: SampleProgram | None = None
 
     @property
     def op(self) -> ops.Conv:
@@ -102,7 +106,13 @@ class Contraction:
     def tensors(self) -> tuple[Node, ...]:
         """What a call passes, in order: input, weight, bias where there is one, operands of the pointwise trees."""
         bias = self.conv.args[2]
-        return tuple(dict.fromkeys((self.x, self.conv.arg(1), *((bias,) if bias else ()), *self.operands)))
+        behind = self.tail_operands
+        return tuple(dict.fromkeys((self.x, self.conv.arg(1), *((bias,) if bias else ()), *self.operands, *behind)))
+
+    @property
+    def tail_operands(self) -> tuple[Node, ...]:
+        """What the tail reads beside the reduction's result."""
+        return () if self.tail is None else tuple(n for n in self.tail.leaves if not isinstance(n.op, ops.Full))
 
     @property
     def channels(self) -> int:
@@ -129,6 +139,26 @@ class Contraction:
 
 def match(root: Node, users: Users) -> Contraction | str:
     """The contraction group that ends in `root`, or why there is none."""
+    found = _chain(root, users)
+    return (_with_tail(root, users) or found) if isinstance(found, str) else found
+
+
+def _with_tail(root: Node, users: Users) -> Contraction | None:
+    """A group that reduces over positions, and all that is computed per sample from its result."""
+    for node in topological([root]):
+        if not isinstance(node.op, ops.Reduce) or users.get(node) != 1:
+            continue
+        found = _chain(node, users)
+        if isinstance(found, str) or not found.over_positions:
+            continue
+        tail = sample.parse(root, lambda n: users[n] == 1, given=(node,))
+        if not isinstance(tail, str) and any(node in n.inputs for n in tail.inner):
+            return replace(found, root=root, tail=tail)
+    return None
+
+
+def _chain(root: Node, users: Users) -> Contraction | str:
+    """The group that ends in `root` without a tail."""
     chain = parse(root, users, lambda n: isinstance(n.op, ops.Conv))
     if isinstance(chain, str):
         return chain

@@ -71,7 +71,7 @@ def _range(root: Node, users: Users) -> Any:
 FAMILIES = (
     Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv),
     Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum),
-    Family("sample program", _sample, lambda s: s.leaves),
+    Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
     Family("stream", stream.parse, lambda s: s.tensors),
 )
 
@@ -147,6 +147,12 @@ def _longest(family: Family, anchor: Node, nodes: list[Node], users: Users) -> G
     return found
 
 
+_FOLLOWS = (
+    *(ops.Pointwise, ops.Cast, ops.Pool, ops.Reduce),
+    *(ops.Reshape, ops.Permute, ops.Expand, ops.Slice, ops.Matmul, ops.Softmax, ops.Norm),
+)
+
+
 def _downstream(anchor: Node, nodes: list[Node]) -> Iterator[Node]:
     """`anchor` and what is computed from it, in order, as far as a chain may reach."""
     behind = {anchor}
@@ -154,7 +160,7 @@ def _downstream(anchor: Node, nodes: list[Node]) -> Iterator[Node]:
     for node in nodes:
         if node in behind or not any(a in behind for a in node.inputs):
             continue
-        if isinstance(node.op, ops.Pointwise | ops.Cast | ops.Pool | ops.Reduce):
+        if isinstance(node.op, _FOLLOWS):
             behind.add(node)
             yield node
         if len(behind) > REACH:

@@ -29,7 +29,9 @@ def options(group: Group, hints: Mapping[Any, int]) -> list[Option]:
     lengths = _cells(c, hints)
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []
-    return [asdict(t) for t in shortlist(c, lengths, c.x.dtype.itemsize, WORTH_MEASURING)]
+    (samples,) = sizes(c.x, hints)[:1]
+    tilings = shortlist(c, lengths, c.x.dtype.itemsize, WORTH_MEASURING)
+    return [{"tiling": asdict(t), "blocks": contraction.blocks_per_sample(c, t, samples, lengths)} for t in tilings]
 
 
 def _cells(c: Contraction, hints: Mapping[Any, int]) -> tuple[int, int, int]:
@@ -47,7 +49,8 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     reference = lower_function("reference", graph)
     match group.family:
         case "contraction":
-            return contraction.generate(group.record, Tiling(**option), name, reference, tf32=tf32)
+            tiling = Tiling(**option["tiling"])
+            return contraction.generate(group.record, tiling, name, reference, tf32=tf32, blocks=option["blocks"])
         case "range reduction":
             return ranges.kernel(group.record, name, reference)
         case "sample program":

@@ -19,12 +19,12 @@ from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import contraction_box, contraction_text
 from fusewright.codegen.cuda.contraction_epilogue import Epilogue, operands
 from fusewright.codegen.cuda.primitives import used_primitives
-from fusewright.codegen.kernel import Argument, Kernel, Launch
+from fusewright.codegen.kernel import Argument, Kernel, Launch, spread
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, blocks_per_sm, span
 
-# Blocks come in so many waves, so that the last one is short; each of them loads the weights once.
-WAVES = 4
+# Blocks that may work on one sample and join their results in shared memory: the portable size of a cluster.
+LARGEST_CLUSTER = 8
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,23 @@ def _spread(elements: int, residue: int, size: int) -> int:
     return elements + (wanted - elements) % banks
 
 
-def generate(c: Contraction, t: Tiling, name: str, reference: str, *, tf32: bool) -> Kernel:
-    """The kernel of a group for one tiling; `tf32` says whether float32 operands may be rounded to it."""
-    return _Writer(c, t, name, reference, tf32).kernel()
+def generate(c: Contraction, t: Tiling, name: str, reference: str, *, tf32: bool, blocks: int | None = None) -> Kernel:
+    """The kernel of a group for one tiling; `tf32` says whether float32 operands may be rounded to it.
+
+    With `blocks`, as `blocks_per_sample` gives them, the blocks of a sample form a cluster and finish it in one launch.
+    """
+    return _Writer(c, t, name, reference, tf32, blocks).kernel()
+
+
+def blocks_per_sample(c: Contraction, t: Tiling, samples: int, cells: tuple[int, int, int]) -> int | None:
+    """How many blocks a cluster should have for `samples` samples, each of so many cells; `None`: no cluster fits."""
+    writer = _Writer(c, t, "", "", True)
+    one_block = c.op.groups * writer.m_blocks == 1 and t.warps & (t.warps - 1) == 0
+    if not (c.over_positions and one_block):
+        return None
+    tiles = prod(ceil(n / k) for n, k in zip(cells, t.cells, strict=True))
+    blocks = spread(samples, tiles, MULTIPROCESSORS * writer.per_sm)
+    return blocks if blocks <= LARGEST_CLUSTER else None
 
 
 @dataclass(frozen=True)
@@ -74,10 +88,11 @@ class _Writer:
     name: str
     reference: str
     tf32: bool
+    blocks: int | None = None
 
     @cached_property
     def epilogue(self) -> Epilogue:
-        return Epilogue(self.c, self.t)
+        return Epilogue(self.c, self.t, self.blocks)
 
     @cached_property
     def layout(self) -> Layout:
@@ -164,12 +179,17 @@ class _Writer:
         cells = {a: self._cells(i, out[a]) for i, a in enumerate("dhw")}
         tiles = " * ".join(f"ceil_div({cells[a]}, {k})" for a, k in zip("dhw", self.t.cells, strict=True))
         z = self.c.op.groups * self.m_blocks
-        splits = f"min({tiles}, ceil_div({WAVES * MULTIPROCESSORS * self.per_sm}, N * {z}))"
+        splits = f"spread(N * {z}, {tiles}, {MULTIPROCESSORS * self.per_sm})"
+        if self.blocks is not None:
+            splits = str(self.blocks)
         results = self.epilogue.results(self.name, splits, cells, out, z)
         names = tuple(operands(self.c).values())
+        own = [n for n in names if n not in self.epilogue.names_of_finish]
         numbers = [Argument("int", lengths[a]) for lengths in (into, out, cells) for a in "dhw"]
-        arguments = (*(Argument("pointer", o) for o in (*names, self.epilogue.target)), *numbers)
-        first = Launch(self.name, arguments, ("N", splits, str(z)), self.threads, self.shared)
+        arguments = (*(Argument("pointer", o) for o in (*own, self.epilogue.target)), *numbers)
+        cluster = self.blocks or 1
+        grid = ("N", splits, str(z)) if self.blocks is None else (f"N * {cluster}", "1", "1")
+        first = Launch(self.name, arguments, grid, self.threads, self.shared, cluster)
         return Kernel(
             name=self.name,
             source=self.source(),
@@ -180,6 +200,7 @@ class _Writer:
             scratch=results.scratch,
             launches=(first, *results.launches),
             reference=self.reference,
+            needs=90 if cluster > 1 else 80,
         )
 
     def _length(self, i: int, length: str) -> str:
@@ -224,6 +245,7 @@ class _Writer:
             contraction_text.ROUND if self.rounds and self.chunks == 1 else "",
             stage,
             self._stage_weights(),
+            self.epilogue.head(),
             self._kernel_text(),
             self.epilogue.finish(self.name),
         ]
@@ -297,7 +319,11 @@ class _Writer:
         return lines
 
     def _kernel_text(self) -> str:
-        types = (f"const {ELEMENT[n.dtype]}* __restrict__ {name}" for n, name in operands(self.c).items())
+        types = (
+            f"const {ELEMENT[n.dtype]}* __restrict__ {name}"
+            for n, name in operands(self.c).items()
+            if name not in self.epilogue.names_of_finish
+        )
         body = [self.epilogue.open_tile()]
         if self.chunks == 1:
             body.append(_STAGE_ONCE)
@@ -310,6 +336,10 @@ class _Writer:
             prologue += Template(_ROUND_WEIGHTS).substitute(w=self.w_elements) if self.rounds else ""
         return Template(contraction_text.KERNEL).substitute(
             name=self.name,
+            cluster=f"__cluster_dims__({self.blocks}, 1, 1) " if (self.blocks or 1) > 1 else "",
+            place="sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y"
+            if self.blocks is None
+            else f"parts = {self.blocks}, sample = blockIdx.x / parts, part = blockIdx.x % parts",
             per_sm=self.per_sm,
             parameters=", ".join([*types, self.epilogue.parameter]),
             x_elements=self.x_elements,

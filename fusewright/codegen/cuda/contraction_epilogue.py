@@ -11,6 +11,7 @@ import torch
 
 from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type
 from fusewright.codegen.cuda.contraction_box import scaled_early
+from fusewright.codegen.cuda.sample import BlockProgram, block_program
 from fusewright.codegen.kernel import Argument, Array, Launch
 from fusewright.ir import ops
 from fusewright.ir.node import Node
@@ -28,13 +29,17 @@ COMBINE = {
 }
 
 
+# Threads of the second kernel's blocks.
+FINISHERS = 128
+
+
 def operands(c: Contraction) -> dict[Node, str]:
     """Pointer names of the tensors a call passes: input, weight, bias where there is one, operands of the trees."""
     bias = c.conv.args[2]
     names = {c.x: "x", c.conv.arg(1): "w"}
     if bias is not None:
         names[bias] = "bias"
-    for node in c.operands:
+    for node in (*c.operands, *c.tail_operands):
         names.setdefault(node, _name(node, set(names.values())))
     return names
 
@@ -51,6 +56,7 @@ class Epilogue:
 
     c: Contraction
     t: Tiling
+    blocks: int | None = None
 
     @property
     def kind(self) -> str:
@@ -326,30 +332,135 @@ class Epilogue:
             return self.t.warps_m * prod(self.local(i) for i in range(3))
         return 0
 
-    def closing_bytes(self) -> int:
-        """Shared memory that the end of a block uses, over what was staged."""
-        wide = 8 if self.total_type == "double" or compute_type(self.c.x.dtype) == "double" else 4
-        rows = self.t.block_m * self.t.warps_h * self.t.warps_w if self.kind == "positions" else self.t.warps
-        return wide * rows if self.partial else 0
-
     # -- the end of a block, and of the group ------------------------------------------------------------------------
 
+    @property
+    def rows(self) -> int:
+        """Results of a reduction over positions per sample."""
+        return self.c.features * self.c.op.groups if self.kind == "positions" else 1
+
+    @property
+    def names_of_finish(self) -> tuple[str, ...]:
+        """Operands that only the second kernel reads."""
+        if self.blocks is not None or self.c.tail is None:
+            return ()
+        first = {self.c.x, self.c.conv.arg(1), self.c.conv.args[2], *self.c.operands}
+        return tuple(name for node, name in operands(self.c).items() if node not in first)
+
+    def _across(self) -> int:
+        """Units of 8 bytes in which the warps of a block leave their results."""
+        warps = self.t.block_m * self.t.warps_h * self.t.warps_w if self.kind == "positions" else self.t.warps
+        return warps + warps % 2
+
+    def closing_bytes(self) -> int:
+        """Shared memory that the end of a block uses, over what was staged."""
+        if not self.partial:
+            return 0
+        joined = 2 * self.rows + 2 + (self._program("", 32).units if self.c.tail is not None else 0)
+        return 8 * (self._across() + (joined if self.blocks is not None else 0))
+
     def close(self) -> str:
-        """Reduce over the block's threads and leave one partial result per block."""
+        """Reduce over the block's threads; leave the result to the second kernel, or join those of the cluster."""
+        if not self.partial:
+            return ""
         combine = COMBINE[self.fold][0]
+        shuffled = combine.format("value", "__shfl_xor_sync(0xffffffffu, value, distance)")
+        if self.blocks is not None:
+            target = "own[$i]"
+        else:
+            target = "partial[((long long)sample * parts + part) * $rows + $i]"
         if self.kind == "positions":
-            return Template(_CLOSE_POSITIONS).substitute(
+            target = Template(target).substitute(rows="(GROUPS * O)", i="group * O + first_feature + i")
+            text = Template(_CLOSE_POSITIONS).substitute(
                 total=self.total_type,
-                quads=combine.format("value", "__shfl_xor_sync(0xffffffffu, value, distance)"),
+                quads=shuffled,
                 warps=combine.format("value", "across[other][i]"),
+                target=target,
             )
-        if self.kind == "all":
-            return Template(_CLOSE_ALL).substitute(
+        else:
+            text = Template(_CLOSE_ALL).substitute(
                 total=self.total_type,
-                lanes=combine.format("total", "__shfl_xor_sync(0xffffffffu, total, distance)"),
-                warps=combine.format("total", "across[other]"),
+                lanes=shuffled,
+                warps=combine.format("value", "across[other]"),
+                target=Template(target).substitute(rows="gridDim.z", i="blockIdx.z" if self.blocks is None else "0"),
             )
-        return ""
+        if self.blocks is None:
+            return text
+        place = self._across()
+        own = f"    {self.total_type}* const own = reinterpret_cast<{self.total_type}*>(shared_memory) + {place};\n"
+        if self.total_type == "Compute":
+            own = own.replace(f"+ {place}", f"+ {place} * (8 / sizeof(Compute))")
+        return (
+            "\n    // What this block's warps come to, for the others to read.\n"
+            + own
+            + text.lstrip("\n")
+            + self._join()
+        )
+
+    def _join(self) -> str:
+        """The first block of a cluster folds the results of all, in their order, and finishes the sample."""
+        assert self.c.fold is not None and self.blocks is not None
+        compute = compute_type(self.c.fold.node.dtype)
+        place = self._across() + self.rows + self.rows % 2
+        folded = f"reinterpret_cast<{compute}*>(reinterpret_cast<double*>(shared_memory) + {place})"
+        scale = "" if self.fold != "mean" else f" / (double({self._positions()}){self._features()})"
+        lines = [f"{compute}* const folded = {folded};"]
+        several = self.blocks > 1
+        lines += ["cluster_barrier();", "if (cluster_rank() == 0)"] if several else ["__syncthreads();"]
+        body = [
+            f"for (int i = threadIdx.x; i < {self.rows}; i += THREADS) {{",
+            f"    {self.total_type} value = own[i];",
+        ]
+        if several:
+            load = COMBINE[self.fold][0].format("value", "cluster_load(own + i, rank)")
+            body += [f"    for (unsigned rank = 1; rank < {self.blocks}; ++rank) value = {load};"]
+        body += [f"    folded[i] = {compute}(value{scale});", "}"]
+        lines += ["    " + x for x in body] if several else body
+        if several:
+            lines += [
+                "cluster_barrier();    // until the others' shared memory has been read",
+                "if (cluster_rank() != 0) return;",
+            ]
+        else:
+            lines += ["__syncthreads();"]
+        return _indented(lines, 1) + self._finished("THREADS", 8 * (place + self.rows + self.rows % 2))
+
+    def _positions(self) -> str:
+        over = ("cells_d", "cells_h", "cells_w") if self.c.window is not None else ("P", "Q", "R")
+        return f"(long long){over[0]} * {over[1]} * {over[2]}"
+
+    def _features(self) -> str:
+        return f" * {self.c.features * self.c.op.groups}" if self.kind == "all" else ""
+
+    def _finished(self, threads: str, arena: int) -> str:
+        """Write what was folded, or carry on from it."""
+        if self.c.tail is None:
+            written = f"narrow_to<{self.result_type}>::of(folded[i])"
+            return _indented(
+                [
+                    f"for (int i = threadIdx.x; i < {self.rows}; i += {threads})",
+                    f"    out[(long long)sample * {self.rows} + i] = {written};",
+                ],
+                1,
+            )
+        program = self._program("folded", 32 * self.t.warps if threads == "THREADS" else FINISHERS)
+        lines = list(program.body)
+        if program.units and threads == "THREADS":
+            lines = [f"double* const arena = reinterpret_cast<double*>(shared_memory + {arena});", *lines]
+        elif program.units:
+            lines = [f"__shared__ double arena[{program.units}];    // values of one sample", *lines]
+        return _indented(lines, 1)
+
+    def _program(self, folded: str, threads: int) -> BlockProgram:
+        assert self.c.tail is not None and self.c.fold is not None
+        return block_program(self.c.tail, {self.c.fold.node: folded}, operands(self.c), "sample", threads)
+
+    def head(self) -> str:
+        """Declarations that the tail needs."""
+        if self.c.tail is None:
+            return ""
+        threads = FINISHERS if self.blocks is None else 32 * self.t.warps
+        return "\n".join(self._program("folded", threads).head) + "\n"
 
     @property
     def result_type(self) -> str:
@@ -357,23 +468,38 @@ class Epilogue:
 
     @property
     def target(self) -> str:
-        return "partial" if self.partial else "out"
+        return "partial" if self.partial and self.blocks is None else "out"
 
     @property
     def parameter(self) -> str:
-        return f"{self.total_type}* __restrict__ partial" if self.partial else f"{self.result_type}* __restrict__ out"
+        if self.target == "partial":
+            return f"{self.total_type}* __restrict__ partial"
+        return f"{self.result_type}* __restrict__ out"
 
     def finish(self, name: str) -> str:
-        """The second kernel: fold the blocks' partial results in a fixed order."""
-        if not self.partial:
+        """The second kernel: fold the blocks' partial results in a fixed order, and carry on from there."""
+        if not self.partial or self.blocks is not None:
             return ""
-        return Template(_FINISH).substitute(
-            name=name,
-            total=self.total_type,
-            combine=COMBINE[self.fold][0].format("value", "from[(long long)split * rows]"),
-            scale=" / count" if self.fold == "mean" else "",
-            element=ELEMENT[self.c.root.dtype],
-            compute=compute_type(self.c.root.dtype),
+        assert self.c.fold is not None
+        names = {
+            "name": name,
+            "total": self.total_type,
+            "scale": " / count" if self.fold == "mean" else "",
+            "element": ELEMENT[self.c.root.dtype],
+            "compute": compute_type(self.c.fold.node.dtype),
+            "threads": FINISHERS,
+            "rows": self.rows,
+        }
+        combine = COMBINE[self.fold][0]
+        if self.c.tail is None:
+            return Template(_FINISH).substitute(names, combine=combine.format("value", "from[(long long)split * rows]"))
+        known = operands(self.c)
+        parameters = [f"const {ELEMENT[n.dtype]}* __restrict__ {known[n]}, " for n in self.c.tail_operands]
+        return Template(_FINISH_SAMPLE).substitute(
+            names,
+            parameters="".join(parameters),
+            combine=combine.format("value", "from[(long long)split * rows]"),
+            body=self._finished("", 0),
         )
 
     def results(self, name: str, splits: str, cells: dict[str, str], out: dict[str, str], blocks_z: int) -> Results:
@@ -387,14 +513,16 @@ class Epilogue:
         shape = full[self.kind]
         if c.fold is not None and not c.fold.op.keepdim:
             shape = [d for i, d in enumerate(shape) if i not in c.fold.op.dims]
+        if c.tail is not None:
+            shape = ["N", *map(str, c.root.shape[1:])]
         output = Array("out", tuple(shape), c.root.dtype)
-        if not self.partial:
+        if not self.partial or self.blocks is not None:
             return Results(output, (), ())
         rows = str(features) if self.kind == "positions" else str(blocks_z)
         dtype = _torch_type(self.total_type, compute_type(c.x.dtype))
         partial = Array("partial", ("N", splits, rows), dtype)
         count = " * ".join(spatial) + ("" if self.kind == "positions" else f" * {features}")
-        arguments = (
+        arguments: tuple[Argument, ...] = (
             Argument("pointer", "partial"),
             Argument("pointer", "out"),
             Argument("long", f"N * {rows}" if self.kind == "positions" else "N"),
@@ -402,6 +530,10 @@ class Epilogue:
             Argument("int", rows if self.kind == "positions" else "1"),
             Argument("long", count),
         )
+        if c.tail is not None:
+            read = [Argument("pointer", operands(c)[n]) for n in c.tail_operands]
+            arguments = (arguments[0], *read, arguments[1], *arguments[3:])
+            return Results(output, (partial,), (Launch(f"{name}_finish", arguments, ("N", "1", "1"), FINISHERS),))
         total = f"N * {rows}" if self.kind == "positions" else "N"
         launch = Launch(f"{name}_finish", arguments, (f"ceil_div({total}, 128)", "1", "1"), 128)
         return Results(output, (partial,), (launch,))
@@ -451,7 +583,7 @@ _CLOSE_POSITIONS = """
     for (int i = threadIdx.x; i < BLOCK_M && first_feature + i < O; i += THREADS) {
         $total value = across[0][i];
         for (int other = 1; other < WARPS_H * WARPS_W; ++other) value = $warps;
-        partial[((long long)sample * gridDim.y + blockIdx.y) * (GROUPS * O) + group * O + first_feature + i] = value;
+        $target = value;
     }
 """
 
@@ -459,13 +591,14 @@ _CLOSE_ALL = """
     // Over the lanes, then over the warps, in a fixed order.
     __syncthreads();
     $total* const across = reinterpret_cast<$total*>(shared_memory);
+    $total value = total;
 #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) total = $lanes;
-    if (lane == 0) across[warp] = total;
+    for (int distance = 1; distance < 32; distance *= 2) value = $lanes;
+    if (lane == 0) across[warp] = value;
     __syncthreads();
     if (threadIdx.x == 0) {
-        for (int other = 1; other < THREADS / 32; ++other) total = $warps;
-        partial[((long long)sample * gridDim.y + blockIdx.y) * gridDim.z + blockIdx.z] = total;
+        for (int other = 1; other < THREADS / 32; ++other) value = $warps;
+        $target = value;
     }
 """
 
@@ -480,4 +613,20 @@ extern "C" __global__ void __launch_bounds__(128) ${name}_finish(const $total* _
     for (int split = 1; split < splits; ++split) value = $combine;
     out[i] = narrow_to<$element>::of($compute(value$scale));
 }
+"""
+
+_FINISH_SAMPLE = """
+// One block per sample: fold the partial results of its blocks, in their order, and carry on from there.
+extern "C" __global__ void __launch_bounds__($threads) ${name}_finish(const $total* __restrict__ partial,
+    $parameters$element* __restrict__ out, int splits, int rows, long long count) {
+    __shared__ $compute folded[$rows];
+    const int sample = blockIdx.x;
+    for (int i = threadIdx.x; i < $rows; i += $threads) {
+        const $total* from = partial + (long long)sample * splits * rows + i;
+        $total value = from[0];
+        for (int split = 1; split < splits; ++split) value = $combine;
+        folded[i] = $compute(value$scale);
+    }
+    __syncthreads();
+$body}
 """

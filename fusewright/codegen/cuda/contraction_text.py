@@ -299,7 +299,7 @@ __device__ __forceinline__ void stage_phase(const Element* w, Element* tile, int
 """
 
 KERNEL = """
-extern "C" __global__ void __launch_bounds__(THREADS, $per_sm)
+extern "C" __global__ void ${cluster}__launch_bounds__(THREADS, $per_sm)
 $name($parameters,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     extern __shared__ __align__(16) unsigned char shared_memory[];
@@ -308,14 +308,15 @@ $name($parameters,
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
     const int warp_w = warp % WARPS_W, warp_h = warp / WARPS_W % WARPS_H, warp_m = warp / (WARPS_W * WARPS_H);
-    const int sample = blockIdx.x, group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
+    const int $place;    // of the sample's blocks
+    const int group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
     const Element* const x_sample = x + ((long long)sample * GROUPS + group) * $x_channels * D * H * W;
     const Element* const x_warp = x_tile + warp_h * OWN_H * ADVANCE_H + 4 * warp_w * OWN_W * ADVANCE_W;
     const int feature_row = 16 * warp_m * M_TILES + row;    // the first of this lane's features
 $prologue
     const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
-    for (int tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
+    for (int tile = part; tile < tiles; tile += parts) {
         const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
         const int cell_w = tile % tiles_w * CELLS_W;
 $body

@@ -146,7 +146,21 @@ class _Writer:
         launches: tuple[Launch, ...],
         reference: str,
     ) -> Kernel:
-        return Kernel(self.name, self.text(), ("x",), ("contiguous",), sizes, output, scratch, launches, reference)
+        names = [n for n, _, _ in sizes]
+        shape = (*names, *(str(d) for d in self.r.x.shape[len(names) :]))
+        return Kernel(
+            self.name,
+            self.text(),
+            ("x",),
+            ("contiguous",),
+            sizes,
+            output,
+            scratch,
+            launches,
+            reference,
+            dtypes=(self.r.x.dtype,),
+            shapes=(shape,),
+        )
 
     def _shape(self, names: list[str]) -> tuple[Expression, ...]:
         kept = self.r.root.shape[self.r.leading :]
@@ -344,8 +358,7 @@ class _Writer:
         count = 16 // self.r.x.dtype.itemsize
         while self.width % count:
             count //= 2
-        choose = fill(texts.CHOOSE, COUNT=count) if count > 1 else fill(texts.NO_CHOICE)
-        return head, self._entry(texts.PLANES, choose=choose)
+        return head, self._entry(texts.PLANES, count=count)
 
 
 def _runs(axis: Axis) -> list[tuple[int, int, int, int]]:

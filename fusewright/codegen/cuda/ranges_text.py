@@ -105,7 +105,7 @@ __device__ __forceinline__ void take(const Element* plane, index_t first, index_
 #pragma unroll
     $gather
     $ends
-    const index_t head = min(begin * COUNT - skew, last), tail = max(end * COUNT - skew, head);
+    const index_t head = min(begin * COUNT - skew, last), tail = end * COUNT - skew;
     for (index_t i = first + lane; i < head; i += TEAM) {
         $single
     }
@@ -264,19 +264,9 @@ $name(const Element* __restrict__ x, $Result* __restrict__ $to, index_t planes) 
         for (int cell = 0; cell < CELLS; ++cell) own[cell] = 0;
     const index_t plane = min(index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM, planes - 1);
     const int lane = threadIdx.x % TEAM;
-    $choose
+    sum_plane<$count>(x + plane * PLANE, lane, own);
     $write
 }
-"""
-
-CHOOSE = """
-if (reinterpret_cast<size_t>(x) % (sizeof(Element) * $COUNT) == 0)
-    sum_plane<$COUNT>(x + plane * PLANE, lane, own);
-else
-    sum_plane<1>(x + plane * PLANE, lane, own);
-"""
-NO_CHOICE = """
-sum_plane<1>(x + plane * PLANE, lane, own);
 """
 
 FINISH = """

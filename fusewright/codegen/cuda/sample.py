@@ -95,6 +95,8 @@ def kernel(p: SampleProgram, name: str, reference: str = "") -> Kernel:
         scratch=(),
         launches=(Launch(name, tuple(pointers), ("batch", "1", "1"), width),),
         reference=reference,
+        dtypes=tuple(n.dtype for n in p.leaves),
+        shapes=tuple(tuple(str(d) if isinstance(d, int) else "batch" for d in n.shape) for n in p.leaves),
     )
 
 

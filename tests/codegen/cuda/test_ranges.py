@@ -226,6 +226,7 @@ def test_symbolic_batch() -> None:
     x = make(ops.Input((b, 3, 20, 24), F32, CPU, "x", 0))
     k = kernel(parsed(sums(x, {2: borders(20, 3), 3: borders(24, 3)})), "fused_test")
     assert [s[0] for s in k.sizes] == ["n0", "n1"] and k.output.shape == ("n0", "n1", "3", "3")
+    assert k.shapes == (("n0", "n1", "20", "24"),) and k.dtypes == (F32,)
     given = torch.randn(4, 3, 20, 24)
     want = expected(sums(inp(4, 3, 20, 24), {2: borders(20, 3), 3: borders(24, 3)}).op, given.double())
     torch.testing.assert_close(emulate(k, given), want, rtol=1e-5, atol=1e-5)

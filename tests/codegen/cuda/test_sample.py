@@ -359,8 +359,9 @@ def test_remap(sizes: list[int], strides: list[int], text: str) -> None:
 
 
 def test_golden() -> None:
-    text = kernel(program(founding()), "fused_linear_add_logsumexp_mul").source
-    assert text == (GOLDEN / "sample_linear_logsumexp.cu").read_text()
+    k = kernel(program(founding()), "fused_linear_add_logsumexp_mul")
+    assert k.shapes == (("batch", "64", "1", "1"), ("128", "64"), ("128",), ("128", "1", "1"))
+    assert k.source == (GOLDEN / "sample_linear_logsumexp.cu").read_text()
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
