@@ -22,6 +22,8 @@ SHARED = 110 * 1024
 # One block per multiprocessor where two do not fit.
 MOST_SHARED = 220 * 1024
 MULTIPROCESSORS = 132
+# Registers that multiplying pairs of tf32 numbers takes beside them.
+SPLITTING = 32
 
 
 @dataclass(frozen=True)
@@ -210,17 +212,17 @@ def _useful(c: Contraction, t: Tiling, lengths: tuple[int, int, int]) -> float:
     return prod(t.cells) * t.block_m * share
 
 
-def blocks_per_sm(c: Contraction, t: Tiling, shared: int) -> int:
+def blocks_per_sm(c: Contraction, t: Tiling, shared: int, *, split: bool = False) -> int:
     """Blocks that share a multiprocessor: by shared memory (in bytes per block), threads and registers."""
     threads = 32 * t.warps
-    return min(4, (MOST_SHARED + 7168) // (shared + 1024), 2048 // threads, 65536 // (threads * registers(c, t)))
+    return min(4, (MOST_SHARED + 7168) // (shared + 1024), 2048 // threads, 65536 // (threads * registers(c, t, split=split)))
 
 
-def registers(c: Contraction, t: Tiling) -> int:
-    """An estimate of a thread's registers, rounded up to what hardware hands out."""
+def registers(c: Contraction, t: Tiling, *, split: bool = False) -> int:
+    """An estimate of a thread's registers, rounded up to what hardware hands out; `split` operands are pairs."""
     own = t.cells_d * t.cells_h * t.cells_w
     count = 44 + own * t.rows_d * t.rows_h * _most(c.axes[2]) * t.m_tiles * 2
-    count += _work(c, t)[2] + 4
+    count += 2 * (_work(c, t)[2] + 4) + SPLITTING if split else _work(c, t)[2] + 4
     count += 2 * t.m_tiles * (1 + len(c.operands))
     if c.window is not None:
         count += own * t.m_tiles * 2

@@ -167,7 +167,7 @@ class _Writer:
     @property
     def per_sm(self) -> int:
         """Blocks that share a multiprocessor, which bounds the registers the compiler may use."""
-        return max(1, blocks_per_sm(self.c, self.t, self.shared))
+        return max(1, blocks_per_sm(self.c, self.t, self.shared, split=self.flavour == "tf32x3"))
 
     # -- the record --------------------------------------------------------------------------------------------------
 
