@@ -154,10 +154,7 @@ fused_rangesum(const Element* __restrict__ x, double* __restrict__ out, index_t 
         for (int cell = 0; cell < CELLS; ++cell) own[cell] = 0;
     const index_t plane = min(index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM, planes - 1);
     const int lane = threadIdx.x % TEAM;
-    if (reinterpret_cast<size_t>(x) % (sizeof(Element) * 4) == 0)
-        sum_plane<4>(x + plane * PLANE, lane, own);
-    else
-        sum_plane<1>(x + plane * PLANE, lane, own);
+    sum_plane<4>(x + plane * PLANE, lane, own);
     __syncthreads();
     const index_t first = index_t(blockIdx.x) * (THREADS / TEAM);
     for (int i = threadIdx.x; i < THREADS / TEAM * SLOTS; i += THREADS) {

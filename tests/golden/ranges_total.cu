@@ -101,7 +101,7 @@ __device__ __forceinline__ void take(const Element* plane, index_t first, index_
     if (p < until) add<false>(at, int(until - p + TEAM - 1) / TEAM, column);
 #pragma unroll
     for (int e = 0; e < COUNT; ++e) sum += column[e];
-    const index_t head = min(begin * COUNT - skew, last), tail = max(end * COUNT - skew, head);
+    const index_t head = min(begin * COUNT - skew, last), tail = end * COUNT - skew;
     for (index_t i = first + lane; i < head; i += TEAM) {
         sum += value(plane[i]);
     }
