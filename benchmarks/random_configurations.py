@@ -1,0 +1,286 @@
+"""Random models of the fused family: whether a generated kernel covers each, is right, and how near its floor it runs.
+
+    python benchmarks/random_configurations.py --seed 1 --count 30 --device cuda --out random.json
+    python benchmarks/random_configurations.py --seed 1 --count 1 --first 17 --device cuda        # one row again
+
+Each model goes through the passes of `fusewright.optimize` with ``kernels="always"`` (tuned on the device), is compared
+with a float64 run of some rows of the batch under the precision contract of `fusewright.verify`, and is then timed in
+turns with eager and its peers: as ``kernels="always"`` has it, and as ``"auto"`` does where that chose otherwise.  The
+comparison with eager that `optimize` itself ends with is left out: the table makes it.  Floors are `roofline.py`'s.
+
+Configurations run in a process of their own, which is replaced when it dies or takes too long; whatever goes wrong
+becomes a row of one sentence.  Results are saved after every row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from accuracy import Accuracy
+from configurations import Configuration, Sizes, draw
+from rich.console import Console
+from rich.table import Table
+from roofline import contractions, floor, rates
+from torch import Tensor, nn
+
+import fusewright
+from fusewright.dispatch import Entry, Options, Runner, State, guard_of
+from fusewright.measure import compare, environment, forward_call, save_results
+from fusewright.module import attach
+from fusewright.peers import peers
+from fusewright.pipeline import Built, build, kernel_target
+from fusewright.problem import load_problem
+from fusewright.tuning import FASTER
+
+BYTES = {"cuda": (1e8, 1e9), "cpu": (5e5, 4e6)}
+# Seconds after which a configuration is given up, and within which all candidates together are timed.
+LIMIT, TIMING = 120.0, 3.0
+
+
+# -- one configuration, in the worker ---------------------------------------------------------------------------------
+
+
+def measured(configuration: Configuration, index: int, device: torch.device, names: tuple[str, ...]) -> dict[str, Any]:
+    """The row of one configuration; what fails is told in it."""
+    begun = time.perf_counter()
+    row: dict[str, Any] = {"index": index, "name": str(configuration), "source": configuration.source(), "error": ""}
+    try:
+        _fill(row, configuration, device, names)
+    except Exception as failure:
+        row["error"] = _sentence(failure)
+    gc.collect()
+    if device.type == "cuda" and "CUDA error" not in row["error"]:
+        torch.cuda.empty_cache()
+    return {**row, "took": time.perf_counter() - begun}
+
+
+def _fill(row: dict[str, Any], configuration: Configuration, device: torch.device, names: tuple[str, ...]) -> None:
+    """Adds what is known after each step, so that a failure leaves the steps before it in the row."""
+    torch.manual_seed(row["index"])
+    model, x = _model(configuration, device), torch.randn(configuration.shape, device=device)
+    sizes = Sizes.of(configuration)
+    missing = kernel_target(device)
+    begun = time.perf_counter()
+    built = build(model, (x,), {}, kernels="always" if missing is None else "never")
+    row |= {"built": time.perf_counter() - begun, "path": _path(built), "launches": len(built.program.kernels)}
+    row |= {"rules": [fired.rule for fired in built.rewritten.fired], "kernels": [asdict(c) for c in built.choices]}
+    fast, runner = _drop_in(model, built, x)
+    accuracy = Accuracy(model, fast, x, sizes.flops, sizes.middle).checked()
+    if not runner.calls:
+        raise RuntimeError("the model ran in place of the program made of it")
+    row["accuracy"] = asdict(accuracy)
+    entrants = {"fusewright": fast}
+    if _declined(built):
+        chosen = build(model, (x,), {}, kernels="auto")
+        row["auto"] = [asdict(c) for c in chosen.choices]
+        entrants = {"fusewright": _drop_in(model, chosen, x)[0], "always": fast}
+    row["reasons"] = _admit(entrants, model, x, names)
+    calls = {name: forward_call(module, (x,)) for name, module in entrants.items()}
+    times = compare(calls, device=device, min_time=0.02, rounds=7, max_time=TIMING)
+    row["times"] = {name: asdict(sample) for name, sample in times.items()}
+    row["roofline"] = floor(built, model, x, forward_call(model, (x,))()).record(times["fusewright"].median)
+
+
+def _model(configuration: Configuration, device: torch.device) -> nn.Module:
+    """The model without gradients, from a file as a user's would be."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.py"
+        path.write_text(configuration.source())
+        return load_problem(path).build(device=device).eval().requires_grad_(False)
+
+
+def _drop_in(model: nn.Module, built: Built, x: Tensor) -> tuple[nn.Module, Runner]:
+    """What `optimize` returns for this program, to be called without gradients, and what counts its calls."""
+    graph = built.captured.graph
+    guard = guard_of((x,), {}, tuple(n.shape for n in graph.inputs), graph.symbols)
+    runner, state = Runner(built.program, guard), State(model, Options())
+    state.add(Entry(runner, frozenset({"forward"})), (x,), {})
+    return attach(model, state), runner
+
+
+def _path(built: Built) -> str:
+    """What computes the convolution: a generated kernel, ATen, or nothing because the algebra removed it."""
+    wanted = sum(type(node.op).__name__ == "Conv" for node in contractions(built.rewritten.graph))
+    if not wanted:
+        return "algebra"
+    covered = sum(c.family == "contraction" and c.path == "generated" for c in built.choices)
+    return "generated" if covered >= wanted else "ATen"
+
+
+def _declined(built: Built) -> bool:
+    """Whether ``kernels="auto"`` would leave a group to ATen."""
+    return any(c.generated is not None and c.aten is not None and c.generated > FASTER * c.aten for c in built.choices)
+
+
+def _admit(entrants: dict[str, nn.Module], model: nn.Module, x: Tensor, names: tuple[str, ...]) -> dict[str, str]:
+    """Adds the peers that survive one call to `entrants`; why the others do not."""
+    reasons = {}
+    for peer in peers(names):
+        try:
+            module = peer.build(model, (x,))
+            forward_call(module, (x,))()
+        except Exception as failure:
+            reasons[peer.name] = _sentence(failure)
+        else:
+            entrants[peer.name] = module
+    return reasons
+
+
+def _sentence(failure: Exception) -> str:
+    lines = str(failure).strip().splitlines()
+    return f"{type(failure).__name__}: {lines[0][:200]}" if lines else type(failure).__name__
+
+
+# -- the worker -------------------------------------------------------------------------------------------------------
+
+
+def _work(pipe: Connection, device: str, names: tuple[str, ...], threads: int | None) -> None:
+    """Answers (configuration, index) with a row, until told `None` or the device is lost; first of all with facts."""
+    if threads:
+        torch.set_num_threads(threads)
+    reached = rates(torch.device(device), torch.float32, bool(torch.backends.cudnn.allow_tf32))
+    pipe.send({"environment": environment(device), "rates": asdict(reached)})
+    while (job := pipe.recv()) is not None:
+        row = measured(*job, torch.device(device), names)
+        pipe.send(row)
+        if "CUDA error" in row["error"]:  # the context is of no more use
+            return
+
+
+class Worker:
+    """A process that measures, and another when it is lost."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._arguments = arguments
+        self.facts: dict[str, Any] = self._start()
+
+    def _start(self) -> dict[str, Any]:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, *self._arguments))
+        self._process.start()
+        theirs.close()
+        facts: dict[str, Any] = self._pipe.recv()
+        return facts
+
+    def row(self, configuration: Configuration, index: int, limit: float) -> dict[str, Any]:
+        """The row of one configuration, or one that says why there is none."""
+        lost = {"index": index, "name": str(configuration), "source": configuration.source(), "took": limit}
+        if not self._process.is_alive():
+            self._start()
+        self._pipe.send((configuration, index))
+        try:
+            if self._pipe.poll(limit):
+                row: dict[str, Any] = self._pipe.recv()
+                if "CUDA error" in row["error"]:
+                    self._process.join(10)
+                return row
+            reason = f"it took more than {limit:g} s"
+        except EOFError:
+            reason = "the process that measured it died"
+        self.kill()
+        return {**lost, "error": reason}
+
+    def stop(self) -> None:
+        if self._process.is_alive():
+            self._pipe.send(None)
+        self._process.join(10)
+        self.kill()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What issue-sized questions ask of all rows together."""
+    whole = [row for row in rows if not row["error"]]
+    fractions = [row["roofline"]["fraction"] for row in whole]
+    against = [row["times"] for row in whole if "compile" in row["times"]]
+    slower = [t for t in against if t["fusewright"]["median"] > t["compile"]["median"]]
+    return {
+        "rows": len(rows),
+        "failed": len(rows) - len(whole),
+        "right": sum(row["accuracy"]["right"] for row in whole),
+        "paths": {path: sum(row["path"] == path for row in whole) for path in ("generated", "algebra", "ATen")},
+        "median fraction": statistics.median(fractions) if fractions else None,
+        "worst fraction": min(fractions, default=None),
+        "compared with compile": len(against),
+        "slower than compile": len(slower),
+    }
+
+
+def show(record: dict[str, Any], names: tuple[str, ...]) -> None:
+    """All rows, milliseconds; then the summary."""
+    table = Table("#", "model", "conv by", "error / eager's", "bound", title="medians in ms")
+    for name in ("floor", "fusewright", "always", *names):
+        table.add_column(name, justify="right")
+    table.add_column("fraction", justify="right")
+    for row in record["rows"]:
+        table.add_row(*_cells(row, names))
+    console = Console(width=230)
+    console.print(table)
+    for key, value in record["summary"].items():
+        console.print(f"{key}: {value:.3f}" if isinstance(value, float) else f"{key}: {value}", highlight=False)
+
+
+def _cells(row: dict[str, Any], names: tuple[str, ...]) -> list[str]:
+    head = [str(row["index"]), row["name"]]
+    if row["error"]:
+        return [*head, row.get("path", "-"), row["error"]]
+    checked, roofline, times = row["accuracy"], row["roofline"], row["times"]
+    error = f"{checked['error']:.1e} / {checked['eager']:.1e}" if checked["right"] else f"WRONG: {checked['reason']}"
+    timed = [f"{times[n]['median'] * 1e3:.3f}" if n in times else "-" for n in ("fusewright", "always", *names)]
+    return [
+        *(*head, row["path"], error, roofline["bound"]),
+        *(f"{roofline['seconds'] * 1e3:.3f}", *timed, f"{roofline['fraction']:.0%}"),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=30)
+    parser.add_argument("--first", type=int, default=0, help="index of the first configuration")
+    parser.add_argument("--device", choices=list(BYTES), default="cuda")
+    parser.add_argument("--bytes", nargs=2, type=float, metavar=("LOW", "HIGH"), help="of input and output together")
+    parser.add_argument("--peers", default="eager,compile")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds after which a configuration is given up")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args()
+    names = tuple(chosen.peers.split(","))
+    low, high = chosen.bytes or BYTES[chosen.device]
+    worker = Worker(chosen.device, names, chosen.threads)
+    record: dict[str, Any] = {"seed": chosen.seed, "bytes": [low, high], "fusewright": fusewright.__version__}
+    record |= {**worker.facts, "summary": {}, "rows": []}
+    try:
+        for index in range(chosen.first, chosen.first + chosen.count):
+            configuration = draw(chosen.seed, index, low, high)
+            row = worker.row(configuration, index, chosen.limit)
+            record["rows"].append(row)
+            record["summary"] = summary(record["rows"])
+            print(f"{' | '.join(_cells(row, names))} | {row['took']:.1f} s", file=sys.stderr, flush=True)
+            if chosen.out:
+                save_results(chosen.out, record)
+    finally:
+        worker.stop()
+    show(record, names)
+
+
+if __name__ == "__main__":
+    main()
