@@ -5,8 +5,8 @@ line    several ranges of one axis: a line, segment by segment
 planes  ranges of two or three axes: threads keep their columns and walk along the rows, one set of rows after another
 
 A reduction of this kind is bound by memory.  About 40 KB must be under way per multiprocessor to hide its latency: a
-thread has eight loads of 16 bytes in flight, and registers are bounded so that three or four blocks of 256 threads
-fit, which makes 96 or 128 KB.  Where there are fewer planes than keep a device busy, blocks share planes, and a
+thread has six or eight loads of 16 bytes in flight, and registers are bounded so that three or four blocks of 256
+threads fit, which makes 72 to 128 KB.  Where there are fewer planes than keep a device busy, blocks share planes, and a
 second launch adds their parts in a fixed order.
 """
 
@@ -40,8 +40,9 @@ class Tuning:
 
     @classmethod
     def default(cls, r: RangeReduction) -> Tuning:
-        """Rows of float32 need 64 registers; what keeps more sums at once, or converts, needs some more."""
-        return cls(blocks=4 if r.x.dtype == torch.float32 and len(r.axes) == 1 else 3)
+        """Lines of float32 need 64 registers; what keeps more sums at once, or converts, needs some more."""
+        plain = r.x.dtype == torch.float32 and len(r.axes) == 1
+        return cls(blocks=4 if plain else 3, loads=6 if r.x.dtype.itemsize == 2 else 8)
 
 
 def kernel(r: RangeReduction, name: str, reference: str = "", tuning: Tuning | None = None) -> Kernel:

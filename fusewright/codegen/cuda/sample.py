@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -201,7 +202,9 @@ class _Body:
     def _teams(self, rows: int, lanes: int, element: Lines, passes: Lines, store: Lines) -> Lines:
         template = texts.ONE_TEAM if rows == 1 else texts.TEAMS
         names = {"rows": rows, "last": rows - 1, "lanes": lanes, "threads": self.threads}
-        return fill(template, **names, element=element, passes=passes, store=store)
+        named = any(re.search(r"\brow\b", line) for line in (*element, *passes, *store))
+        row = ["constexpr int row = 0;"] if named else []
+        return fill(template, **names, row=row, element=element, passes=passes, store=store)
 
     def _lanes(self, rows: int, length: int, along: bool) -> int:
         """Threads per row: the block for a few long rows, else neighbours where the row lies in a line."""

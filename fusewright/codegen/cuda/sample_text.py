@@ -64,7 +64,7 @@ for (int first = 0; first < $rows; first += $threads / $lanes) {
 
 ONE_TEAM = """
 {
-    constexpr int row = 0;
+    $row
     const int lane = threadIdx.x % $lanes;
     const bool own = threadIdx.x < $lanes;
     $element
