@@ -215,7 +215,8 @@ def _useful(c: Contraction, t: Tiling, lengths: tuple[int, int, int]) -> float:
 def blocks_per_sm(c: Contraction, t: Tiling, shared: int, *, split: bool = False) -> int:
     """Blocks that share a multiprocessor: by shared memory (in bytes per block), threads and registers."""
     threads = 32 * t.warps
-    return min(4, (MOST_SHARED + 7168) // (shared + 1024), 2048 // threads, 65536 // (threads * registers(c, t, split=split)))
+    by_registers = 65536 // (threads * registers(c, t, split=split))
+    return min(4, (MOST_SHARED + 7168) // (shared + 1024), 2048 // threads, by_registers)
 
 
 def registers(c: Contraction, t: Tiling, *, split: bool = False) -> int:
