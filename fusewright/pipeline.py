@@ -61,13 +61,15 @@ def build(
     mode: Mode = "cost",
     finite: bool = False,
     without: frozenset[str] = frozenset(),
+    only: frozenset[str] | None = None,
     kernels: Kernels = "never",
     precision: str = "eager",
     measure: bool = True,
     decisions: Mapping[str, Decision] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Built:
-    """Run all passes on `model` called with `args` and `kwargs`, leaving out the rules named in `without`.
+    """Run all passes on `model` called with `args` and `kwargs`, leaving out the rules named in `without`, and
+    all but `only`.
 
     Groups become generated kernels as `kernels` says and as `decisions` of an earlier build have it; with `measure`,
     the rest is decided by measuring on the device.
@@ -86,7 +88,7 @@ def build(
     hints = {symbol: tensors[where.input].shape[where.dim] for symbol, where in graph.symbols.items()}
     fusing = kernels != "never" and kernel_target(device) is None
     cost = CostModel(device_facts(device), hints, derived_ahead=not model.training, fusing=fusing)
-    rules = [rule for rule in RULES if rule.name not in without]
+    rules = [rule for rule in RULES if rule.name not in without and (only is None or rule.name in only)]
     rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite)
     check(rewritten.graph)
     tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, decisions or {}, progress)

@@ -29,7 +29,7 @@ def reduced(
 
     Dimensions from the third on count as sides.  `build` runs the passes on a call.
     """
-    wanted = _shape(built)
+    wanted = shape(built)
     for cut_args, cut_kwargs in _cuts(args, kwargs):
         if not _accepts(model, cut_args, cut_kwargs):
             continue
@@ -37,12 +37,12 @@ def reduced(
             smaller = build(cut_args, cut_kwargs)
         except CaptureError:
             continue
-        if _shape(smaller) == wanted:
+        if shape(smaller) == wanted:
             return cut_args, cut_kwargs, smaller
     return None
 
 
-def _shape(built: Built) -> tuple[list[str], list[str]]:
+def shape(built: Built) -> tuple[list[str], list[str]]:
     """What must be the same for one program to stand for another: its rules and its kernels."""
     return [fired.rule for fired in built.rewritten.fired], [k.name for k in built.program.kernels]
 

@@ -17,7 +17,7 @@ from fusewright.measure import compare, forward_call, training_call
 from fusewright.module import attach
 from fusewright.pipeline import Built, build
 from fusewright.plan import Kept, Mode, Plan
-from fusewright.reduced import reduced
+from fusewright.reduced import reduced, shape
 from fusewright.tree import flat_tensors
 from fusewright.verification import Verdict
 from fusewright.verification import verify as run_verification
@@ -30,7 +30,7 @@ FASTER = 0.98
 
 # Models estimated to take longer than this many seconds are verified at a smaller side: a verification is some hundred
 # runs, most of them in float64.
-SLOW = 0.002
+SLOW = 0.0005
 
 # After so many seconds no further check of a verification is started; the plan lists those that were not.
 SECONDS = 30.0
@@ -109,7 +109,12 @@ def _verified(trial: Trial, built: Built) -> Verdict:
     """All checks; of a slow model at a smaller side, and then the example at full size against eager."""
 
     def again(args: Args, kwargs: Kwargs) -> Built:
-        return _built(replace(trial, args=args, kwargs=kwargs), built)
+        """Built by cost like the original, else by the very rules that fired on it."""
+        smaller = replace(trial, args=args, kwargs=kwargs)
+        found = _built(smaller, built)
+        if shape(found) == shape(built):
+            return found
+        return _built(smaller, built, mode="always", only=frozenset(shape(built)[0]))
 
     smaller = None
     if built.before.seconds > SLOW:

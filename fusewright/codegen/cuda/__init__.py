@@ -15,7 +15,10 @@ from fusewright.schedule.groups import Group, as_graph, body, sizes
 from fusewright.schedule.tiling import Tiling, shortlist
 
 # So many tilings of a contraction are worth measuring.
-WORTH_MEASURING = 16
+WORTH_MEASURING = 14
+
+# Of the best so many, also the form in which one cluster of blocks finishes a sample in the same launch.
+WORTH_CLUSTERING = 4
 
 Option = dict[str, Any]
 
@@ -29,9 +32,14 @@ def options(group: Group, hints: Mapping[Any, int]) -> list[Option]:
     lengths = _cells(c, hints)
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []
-    (samples,) = sizes(c.x, hints)[:1]
     tilings = shortlist(c, lengths, c.x.dtype.itemsize, WORTH_MEASURING)
-    return [{"tiling": asdict(t), "blocks": contraction.blocks_per_sample(c, t, samples, lengths)} for t in tilings]
+    found: list[Option] = [{"tiling": asdict(t), "blocks": None} for t in tilings]
+    samples = sizes(c.x, hints)[0]
+    for t in tilings[:WORTH_CLUSTERING]:
+        blocks = contraction.blocks_per_sample(c, t, samples, lengths)
+        if blocks is not None:
+            found.insert(0, {"tiling": asdict(t), "blocks": blocks})
+    return found
 
 
 def _cells(c: Contraction, hints: Mapping[Any, int]) -> tuple[int, int, int]:
