@@ -366,20 +366,22 @@ class _Writer:
         """One phase of the cells: multiply by all its taps, some rows at a time, and hand the values on."""
         phases = self.phases[index]
         tiles = self.t.cells_w * len(phases[2].elements) // 2
-        loops, fixed = "", ""
-        for name, phase, rows in (("row_d", phases[0], self.t.rows_d), ("row_h", phases[1], self.t.rows_h)):
-            count = len(phase.elements)
-            if count > rows:
-                loops += f"        for (int {name} = 0; {name} < {count}; {name} += {rows})\n"
-            else:
-                fixed += f"            constexpr int {name} = 0;\n"
+        loops = "".join(
+            f"        for (int from_{a} = 0; from_{a} < {len(p.elements)}; from_{a} += {rows})\n"
+            for a, p, rows in self._looped(phases)
+        )
         multiply = self._multiply(index, tiles)
         if self.chunks > 1:
             multiply = Template(_CHUNKED).substitute(
                 multiply=multiply.strip(), stage=" ".join(self._stage_phases([index], "chunk"))
             )
         values = self.epilogue.values(phases, tiles)
-        return f"{loops}        {{\n{fixed}            Accumulators acc = {{}};\n{multiply}{values}        }}\n"
+        return f"{loops}        {{\n            Accumulators acc = {{}};\n{multiply}{values}        }}\n"
+
+    def _looped(self, phases: tuple[Phase, Phase, Phase]) -> list[tuple[str, Phase, int]]:
+        """The dimensions whose rows are computed some at a time: name, phase, rows at a time."""
+        rows = (("d", phases[0], self.t.rows_d), ("h", phases[1], self.t.rows_h))
+        return [(a, p, n) for a, p, n in rows if len(p.elements) > n]
 
     def _multiply(self, index: int, tiles: int) -> str:
         phases = self.phases[index]
@@ -391,7 +393,8 @@ class _Writer:
             low = zip(phases, self.layout.low, self.layout.strides, strict=True)
             start = sum((p.first - at) * stride for p, at, stride in low)
         sizes = ", ".join(map(str, (tiles, *taps, len(phases[2].elements))))
-        at = f"x_warp + shift + {start} + row_d * ELEMENT_D + row_h * ELEMENT_H"
+        at = f"x_warp + shift + {start}" if start else "x_warp + shift"
+        at += "".join(f" + from_{a} * ELEMENT_{a.upper()}" for a, _, _ in self._looped(phases))
         behind = sum(map(self.phase_elements, self.phases[:index])) if self.chunks == 1 else 0
         tile = f"w_tile + {behind}" if behind else "w_tile"
         return f"            accumulate<{sizes}>(acc, {at}, {tile}, feature_row);\n"

@@ -184,7 +184,9 @@ class Epilogue:
         lines = ["#pragma unroll", "for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "#pragma unroll"]
         lines += ["    for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)", "#pragma unroll"]
         lines += [f"        for (int s = 0; s < {2 * tiles}; ++s) {{"]
-        inner: list[str] = [f"const int own_w = s / {per_cell};    // the cell, and below its position"]
+        inner: list[str] = [
+            f"const int own_w = {f's / {per_cell}' if per_cell > 1 else 's'};    // the cell, and below its position"
+        ]
         if self._masked():
             inner += [f"const int {a} = {text};" for a, text in zip("pqr", position, strict=True)]
             inside = "unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R)"
@@ -214,13 +216,18 @@ class Epilogue:
         """The output position along dimension i of what the loops are at."""
         axis = self.c.axes[i]
         between = phase.elements[1] - phase.elements[0] if len(phase.elements) > 1 else 1
-        cell = ("(cell_d + rd / ROWS_D)", "(cell_h + warp_h * OWN_H + rh / ROWS_H)", f"({_CELL_W})")[i]
-        element = ("(row_d + rd % ROWS_D)", "(row_h + rh % ROWS_H)", f"s % {len(phase.elements)}")[i]
+        cell = ("cell_d + rd / ROWS_D", "cell_h + warp_h * OWN_H + rh / ROWS_H", _CELL_W)[i]
+        element = (self._row(0, phase), self._row(1, phase), f"s % {len(phase.elements)}")[i]
         shift = phase.elements[0] + axis.start
-        text = f"{cell} * {axis.stride}" if axis.stride != 1 else cell
+        text = f"({cell}) * {axis.stride}" if axis.stride != 1 else cell
         if len(phase.elements) > 1:
-            text += f" + {element} * {between}" if between != 1 else f" + {element}"
+            text += f" + ({element}) * {between}" if between != 1 else f" + {element}"
         return f"{text} + {shift}" if shift > 0 else f"{text} - {-shift}" if shift < 0 else text
+
+    def _row(self, i: int, phase: Phase) -> str:
+        """The row of a cell along d or h; `from` counts the rows of earlier passes."""
+        row, rows = (("rd % ROWS_D", self.t.rows_d), ("rh % ROWS_H", self.t.rows_h))[i]
+        return f"from_{'dh'[i]} + {row}" if len(phase.elements) > rows else row
 
     def _local(self, position: list[str]) -> tuple[str, str, str]:
         """Position inside the block's tile, for the exchange between warps."""
