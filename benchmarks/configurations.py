@@ -175,7 +175,7 @@ class Sizes:
         """Raises what PyTorch raises where the configuration is no valid model."""
         model = meta_model(configuration)
         x = torch.empty(configuration.shape, device="meta")
-        y: torch.Tensor = model.conv(x)  # type: ignore[operator, assignment]
+        y: torch.Tensor = model.conv(x)  # type: ignore[operator]
         weight = math.prod(configuration.kernel) * (
             configuration.out_channels if configuration.transposed else configuration.shape[1]
         )

@@ -42,6 +42,7 @@ from fusewright.peers import peers
 from fusewright.pipeline import Built, build, kernel_target
 from fusewright.problem import load_problem
 from fusewright.tuning import FASTER
+from fusewright.verification.numerics import tf32_allowed
 
 BYTES = {"cuda": (1e8, 1e9), "cpu": (5e5, 4e6)}
 # Seconds after which a configuration is given up, and within which all candidates together are timed.
@@ -149,10 +150,11 @@ def _work(pipe: Connection, device: str, names: tuple[str, ...], threads: int | 
     """Answers (configuration, index) with a row, until told `None` or the device is lost; first of all with facts."""
     if threads:
         torch.set_num_threads(threads)
-    reached = rates(torch.device(device), torch.float32, bool(torch.backends.cudnn.allow_tf32))
+    reached = rates(torch.device(device), torch.float32, tf32_allowed("eager")[0])
     pipe.send({"environment": environment(device), "rates": asdict(reached)})
     while (job := pipe.recv()) is not None:
-        row = measured(*job, torch.device(device), names)
+        configuration, index = job
+        row = measured(configuration, index, torch.device(device), names)
         pipe.send(row)
         if "CUDA error" in row["error"]:  # the context is of no more use
             return

@@ -32,6 +32,7 @@ from fusewright.pipeline import Built
 from fusewright.runtime.device import device_facts
 from fusewright.schedule.cost import CostModel
 from fusewright.tree import flat_tensors
+from fusewright.verification.numerics import tf32_allowed
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,13 @@ class Rates:
 
 @dataclass(frozen=True)
 class Floor:
-    """The least time of one model, and which of the two bounds it is."""
+    """The least time of one model, which of the two bounds it is, and the rates it was taken from."""
 
     bytes: int
     flops: float
     seconds: float
     bound: str
+    rates: Rates
 
     def record(self, seconds: float | None) -> dict[str, Any]:
         """The floor as data, with the fraction of it that a time of `seconds` reaches."""
@@ -89,10 +91,10 @@ def floor(built: Built, model: nn.Module, inputs: Any, outputs: Any) -> Floor:
     graphs = built.captured.graph, built.rewritten.graph
     flops = min(sum(cost(node).flops for node in contractions(graph)) for graph in graphs)
     dtype = next((t.dtype for t in given if t.is_floating_point()), torch.float32)
-    reached = rates(built.device, dtype, bool(torch.backends.cudnn.allow_tf32))
+    reached = rates(built.device, dtype, tf32_allowed("eager")[0])
     by_memory, by_arithmetic = size / reached.bandwidth, flops / reached.flops
     bound = "memory" if by_memory >= by_arithmetic else "arithmetic"
-    return Floor(size, flops, max(by_memory, by_arithmetic), bound)
+    return Floor(size, flops, max(by_memory, by_arithmetic), bound, reached)
 
 
 def contractions(graph: Graph) -> list[Node]:

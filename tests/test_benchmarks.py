@@ -1,12 +1,192 @@
-"""What the README claims is what the data say."""
+"""What the README claims is what the data say; every case and every random configuration is a model that runs."""
 
+from __future__ import annotations
+
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusewright.ir import pointwise
+from fusewright.pipeline import build
+from fusewright.plan import KernelChoice
+from fusewright.problem import load_problem
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))  # its scripts import each other by name, as scripts do
+
+import configurations  # noqa: E402
+import random_configurations  # noqa: E402
+import roofline  # noqa: E402
+import run  # noqa: E402
+import table  # noqa: E402
+from accuracy import Accuracy  # noqa: E402
 
 
 def test_readme_tables_are_the_data() -> None:
     done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "table.py"), "--check"], check=False)
     assert done.returncode == 0, "run: python benchmarks/table.py"
+
+
+@pytest.mark.parametrize("path", run.CASES)
+def test_a_case_runs_at_its_full_size(path: str) -> None:
+    problem = load_problem(ROOT / path)
+    model = problem.build(device="meta")
+    dtype = next(model.parameters()).dtype
+    inputs = [torch.empty(shape, dtype=dtype, device="meta") for shape in problem.shapes()]
+    assert model(*inputs).numel() > 0
+
+
+# Tables
+
+
+def _case(name: str, **more: Any) -> dict[str, Any]:
+    def row(peer: str, seconds: float) -> dict[str, Any]:
+        forward = {"median": seconds}
+        return {
+            "name": peer,
+            "forward": forward,
+            "training": None,
+            "ratio": 0.01 / seconds,
+            "fraction": 0.001 / seconds,
+        }
+
+    rows = [row("eager", 0.01), row("fusewright", 0.002)]
+    where = {"device": "D", "torch": "2", "threads": 1, "date": "2026-01-01T00:00"}
+    return {"problem": name, "inputs": [[2, 3]], "status": "rewritten", "rows": rows, "environment": where, **more}
+
+
+def test_a_table_has_columns_for_what_was_measured_only() -> None:
+    plain = table._table({"cases": [_case("a")]}, "x.json")
+    assert "| model | input | eager | Fusewright | times eager |\n" in plain and "otherwise" not in plain
+    full = table._table({"cases": [_case("a"), _case("b", roofline={"seconds": 0.001}, flags=run.NO_TF32)]}, "x.json")
+    assert "| a | 2x3 | 10 | 2 | 5.00 | - | - |" in full
+    assert "| b (allow_tf32=False) | 2x3 | 10 | 2 | 5.00 | 1 | 50% |" in full and "otherwise" in full
+
+
+def test_a_case_measured_again_takes_the_place_of_the_old_one() -> None:
+    first, flagged, again = _case("a"), _case("a", flags=run.NO_TF32), _case("a", status="unchanged")
+    records = run.added(run.added([first], flagged), again)
+    assert records == [again, flagged]
+
+
+# Random configurations
+
+
+def test_a_configuration_depends_on_seed_and_index_alone() -> None:
+    drawn = [configurations.draw(7, i, 1e5, 1e6) for i in range(40)]
+    assert drawn[23] == configurations.draw(7, 23, 1e5, 1e6)
+    assert len(set(map(str, drawn))) == 40
+    assert {c.rank for c in drawn} == {1, 2, 3} and {c.transposed for c in drawn} == {True, False}
+    assert {c.pool.kind if c.pool else None for c in drawn} == {"max", "avg", None}
+    assert {c.reduction.over if c.reduction else None for c in drawn} == {"positions", "channels", "both", None}
+    assert any(c.groups > 1 for c in drawn) and any(c.pool and c.pool.stride != c.pool.window for c in drawn)
+
+
+def test_sizes_keep_to_the_range() -> None:
+    for index in range(20):
+        sizes = configurations.Sizes.of(configurations.draw(3, index, 1e8, 1e9))
+        assert 1e8 <= sizes.ends <= 1e9 and sizes.middle <= configurations.SWELLS * 1e9
+
+
+def test_a_configuration_counts_its_bytes_and_flops() -> None:
+    layer: Any = ((3, 3), (1, 1), (0, 0), (1, 1), 2, False, (0, 0))
+    plain = configurations.Configuration((2, 4, 8, 8), 6, *layer, ("torch.tanh(x)",), None, (), None)
+    sizes = configurations.Sizes.of(plain)
+    assert sizes.ends == 4 * (2 * 4 * 64 + 2 * 6 * 36) and sizes.middle == 4 * 2 * 6 * 36
+    assert sizes.flops == 2 * (2 * 6 * 36) * 2 * 9
+
+
+def test_functions_are_those_of_the_table() -> None:
+    assert set(configurations.FUNCTIONS) <= set(pointwise.functions())
+    for name, parameters in configurations.FUNCTIONS.items():
+        assert pointwise.traits(name, parameters).arity == 1
+
+
+@pytest.fixture
+def row() -> dict[str, Any]:
+    drawn = configurations.draw(1, 3, 5e4, 2e5)
+    return random_configurations.measured(drawn, 3, torch.device("cpu"), ("eager",))
+
+
+def test_a_row_is_whole_and_can_be_saved(row: dict[str, Any]) -> None:
+    assert row["error"] == "" and row["accuracy"]["right"] and row["path"] in ("ATen", "algebra")
+    assert set(row["times"]) == {"fusewright", "eager"} and row["roofline"]["fraction"] > 0
+    found = random_configurations.summary([json.loads(json.dumps(row)), {**row, "error": "lost"}])
+    assert (found["rows"], found["failed"], found["right"]) == (2, 1, 1)
+
+
+def test_a_failure_becomes_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such kernel\nwith a long story")
+
+    monkeypatch.setattr(random_configurations, "build", fail)
+    drawn = configurations.draw(1, 3, 5e4, 2e5)
+    failed = random_configurations.measured(drawn, 3, torch.device("cpu"), ("eager",))
+    assert failed["error"] == "RuntimeError: no such kernel"
+    assert random_configurations._cells(failed, ("eager",))[-1] == failed["error"]
+
+
+def test_a_path_says_what_computes_the_convolution() -> None:
+    conv = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.Tanh()).eval().requires_grad_(False)
+    built = build(conv, (torch.randn(2, 2, 5, 5),), {})
+    ours, theirs = (KernelChoice("fused_conv_tanh", "contraction", "", p) for p in ("generated", "ATen"))
+    tail = KernelChoice("fused_tanh", "stream", "", "generated")
+    paths = [random_configurations._path(replace(built, choices=c)) for c in ((), (theirs, tail), (ours,))]
+    assert paths == ["ATen", "ATen", "generated"]
+    mean = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.AdaptiveAvgPool2d(1)).eval().requires_grad_(False)
+    summed = build(mean, (torch.randn(2, 2, 5, 5),), {}, mode="always")
+    assert random_configurations._path(summed) == "algebra"
+
+
+@pytest.mark.slow
+def test_a_worker_that_takes_too_long_is_replaced() -> None:
+    drawn = configurations.draw(1, 3, 5e4, 2e5)
+    worker = random_configurations.Worker("cpu", ("eager",), 1)
+    try:
+        assert worker.facts["rates"]["bandwidth"] > 0
+        assert worker.row(drawn, 3, 0.0)["error"] == "it took more than 0 s"
+        assert worker.row(drawn, 3, 100.0)["error"] == ""
+        worker._process.kill()
+        worker._process.join()
+        assert worker.row(drawn, 3, 100.0)["error"] == ""
+    finally:
+        worker.stop()
+
+
+class Off(torch.nn.Module):
+    """A model, wrong in one row of the batch."""
+
+    def __init__(self, model: torch.nn.Module, row: int, by: float) -> None:
+        super().__init__()
+        self.model, self.row, self.by = model, row, by
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.model(x).clone()
+        y[self.row] += self.by
+        return y
+
+
+@pytest.mark.parametrize(("row", "by"), [(15, 1e-4), (7, 0.5), (7, float("nan"))])
+def test_a_wrong_row_is_seen(row: int, by: float) -> None:
+    """The last row is compared with float64, one in the middle with eager: `flops` leaves time for one row only."""
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(8, 4).requires_grad_(False), torch.randn(16, 8)
+    right = Accuracy(model, model, x, 1e12, 1.0).checked()
+    assert right.right and right.rows == 1 and right.error == right.eager > 0
+    wrong = Accuracy(model, Off(model, row, by), x, 1e12, 1.0).checked()
+    assert not wrong.right and wrong.reason
+
+
+def test_a_floor_is_bytes_or_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = torch.nn.Linear(64, 32).eval().requires_grad_(False), torch.randn(8, 64)
+    size = 4 * (8 * 64 + 8 * 32 + 64 * 32 + 32)
+    for reached, seconds, bound in (((1.0, 1e9), size, "memory"), ((1e9, 1.0), 2 * 8 * 64 * 32, "arithmetic")):
+        monkeypatch.setattr(roofline, "rates", lambda *_, r=reached: roofline.Rates(*r))
+        least = roofline.floor(build(model, (x,), {}), model, (x,), model(x))
+        assert (least.seconds, least.bound) == (seconds, bound)
