@@ -1,7 +1,7 @@
 """The same call at a smaller side: where float64 runs at full size would take minutes, most is verified on this one.
 
-A plan for the smaller side is built by the same passes; it stands for the larger one when the same rules fired on it and
-the same groups became kernels.
+A plan for the smaller side is built by the same passes; it stands for the larger one when the same rules fired on it
+and the same groups became kernels.
 """
 
 from __future__ import annotations

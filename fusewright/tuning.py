@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from fusewright.codegen import cuda
-from fusewright.codegen.kernel import Kernel
 from fusewright.errors import FusewrightError, UnsupportedError
 from fusewright.ir.node import Node
+from fusewright.kernel import Kernel
 from fusewright.plan import KernelChoice
 from fusewright.runtime.cache import cache_directory, write_atomic
 from fusewright.runtime.device import device_name

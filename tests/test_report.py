@@ -8,7 +8,7 @@ import pytest
 
 from fusewright.measure import Sample
 from fusewright.peers import Bench, Row
-from fusewright.plan import Declined, Fired, Kept, Plan, Work
+from fusewright.plan import Declined, Fired, Kept, KernelChoice, Plan, Work
 from fusewright.report import render_bench, render_plan, render_verdict
 from fusewright.report.text import duration, less, scaled, times
 from fusewright.verification.verdict import Check, Verdict
@@ -39,7 +39,10 @@ PLAN = Plan(
     ),
     declined=(Declined("sum(conv(x)) -> matmul", "conv", "would cost 1.2 ms more"),),
     opaque=("aten.cumsum", "aten.cumsum", "aten.sort"),
-    kernels=("fused_conv_avg [not a tag] on cpu",),
+    kernels=(
+        KernelChoice("fused_conv_avg", "contraction", "conv [not a tag]", "generated", 2.5e-4, 3.4e-3, 16),
+        KernelChoice("fused_mul", "stream", "", "ATen", 8.7e-6, 6.4e-6, 1),
+    ),
     kept=(
         Kept("forward", "rewritten", "3.5 times faster", 0.290, 0.0823),
         Kept("forward+backward", "original", "not faster with gradients", 0.9, 1.2),
@@ -112,7 +115,8 @@ def test_plan_tells_everything() -> None:
         "is that intended?",
         "would cost 1.2 ms more",
         "aten.cumsum (2 times), aten.sort",
-        "fused_conv_avg [not a tag] on cpu",
+        "best of 16 tile shapes",
+        "fused_mul",
     ):
         assert words in text, words
 

@@ -18,10 +18,10 @@ import sympy
 import torch
 
 from fusewright.codegen.expressions import EMITTERS, repr_number
-from fusewright.codegen.kernel import Kernel
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph, Node, topological
+from fusewright.kernel import Kernel
 from fusewright.runtime.operators import operator
 from fusewright.tree import TreeSpec, tree_unflatten
 
@@ -60,9 +60,9 @@ def lower(
     attributes: Collection[str] = (),
     kernels: Sequence[Kernel] = (),
 ) -> Program:
-    """The program for `graph`, whose kernel groups are computed by `kernels`; its forward returns the outputs arranged as `out_spec` says (default: a flat tuple).
+    """The program for `graph`, whose kernel groups are computed by `kernels`.
 
-    Constants are found by key in `constants`, but for those in `attributes`, whose key is a dotted path in the module.
+    Its forward returns the outputs arranged as `out_spec` says (default: a flat tuple).  Constants are found by key in `constants`, but for those in `attributes`, whose key is a dotted path in the module.
     """
     inputs = _input_names(graph)
     derived = _derived(graph)
@@ -96,7 +96,7 @@ def lower_function(name: str, graph: Graph) -> str:
     body.bind_symbols()
     (output,) = graph.outputs
     assert isinstance(output, Node)
-    body.write([output])
+    body.write([output], [output])
     body.line(f"return {body.operand(output)}")
     return body.text()
 
@@ -191,15 +191,16 @@ class _Writer:
 
     def finish(self, outputs: Sequence[Any], out_spec: TreeSpec | None, *, effects: Sequence[Node] = ()) -> list[str]:
         """Write every node the roots need, then the return statement; returns the outputs' texts."""
-        self.write([*effects, *(o for o in outputs if isinstance(o, Node))])
+        results = [o for o in outputs if isinstance(o, Node)]
+        self.write([*effects, *results], results)
         texts = [self.operand(o) if isinstance(o, Node) else repr_number(o) for o in outputs]
         self.line(f"return {_structure(texts, out_spec)}")
         return texts
 
-    def write(self, roots: Sequence[Node]) -> None:
-        """Write every node the roots need."""
+    def write(self, roots: Sequence[Node], results: Sequence[Node]) -> None:
+        """Write every node the roots need; results stay alive."""
         order = _needed(roots, self.names)  # what is derived ahead hides what lies below it
-        last = _last_uses(order, {*roots, *self.kept})
+        last = _last_uses(order, {*results, *self.kept})
         for index, node in enumerate(order):
             self.statement(node, last.get(index, ()))
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusewright.codegen.kernel import Argument, Kernel, evaluate
 from fusewright.errors import UnsupportedError
+from fusewright.kernel import Argument, Kernel, evaluate
 from fusewright.runtime import nvrtc
 from fusewright.runtime.driver import Driver, Start, cuda_driver
 from fusewright.runtime.nvrtc import KernelError

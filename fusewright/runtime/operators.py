@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fusewright.codegen.kernel import Kernel, evaluate
+from fusewright.kernel import Kernel, evaluate
 from fusewright.runtime.launch import Launcher, sizes_of
 
 NAMESPACE = "fusewright"

@@ -14,7 +14,7 @@ from pathlib import Path
 import platformdirs
 
 from fusewright.codegen.cuda.primitives import PRIMITIVES
-from fusewright.codegen.kernel import Kernel, Launch
+from fusewright.kernel import Kernel, Launch
 
 HERE = Path(__file__).parent
 # Unset locals hold a pattern (-1.7e38 as a float), so that reading one shows.

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from emulation.build import EmulationError, build
-from fusewright.codegen.kernel import Array, Kernel, Launch, evaluate
+from fusewright.kernel import Array, Kernel, Launch, evaluate
 
 ORDERS = ("forward", "reverse", "shuffled")
 # What unwritten memory holds, by turns: NaN; since fmaxf and fminf ignore that, 3.4e38 and -1.7e38 as well.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from emulation import emulate
 from emulation.emulate import ORDERS
-from fusewright.codegen.kernel import Argument, Array, Kernel, Launch
+from fusewright.kernel import Argument, Array, Kernel, Launch
 
 DYNAMIC = "extern __shared__ __align__(16) unsigned char shared_memory[];\n"
 

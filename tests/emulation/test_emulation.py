@@ -13,7 +13,7 @@ from emulation import EmulationError, emulate
 from emulation.build import UNTOUCHED
 from emulation.records import DYNAMIC, assert_right, assert_visible, in_all_orders, kernel, ramp, saxpy
 from fusewright.codegen.cuda.primitives import PRIMITIVES, primitives
-from fusewright.codegen.kernel import Argument, Array, Kernel, Launch
+from fusewright.kernel import Argument, Array, Kernel, Launch
 
 
 def test_saxpy() -> None:

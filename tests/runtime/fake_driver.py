@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fusewright.codegen.kernel import Argument, Array, Kernel, Launch
+from fusewright.kernel import Argument, Array, Kernel, Launch
 from fusewright.runtime.driver import Start
 
 BLEND = """

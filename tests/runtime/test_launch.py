@@ -19,8 +19,8 @@ from fake_driver import FakeDriver, at, blend, rows
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
-from fusewright.codegen.kernel import Argument, evaluate
 from fusewright.errors import FusewrightError, UnsupportedError
+from fusewright.kernel import Argument, evaluate
 from fusewright.runtime import cache, driver, launch
 from fusewright.runtime.launch import Launcher
 

@@ -16,8 +16,8 @@ from test_launch import expected, microseconds
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusewright.codegen.kernel import Array, Kernel
 from fusewright.errors import FusewrightError
+from fusewright.kernel import Array, Kernel
 from fusewright.runtime import cache, operators
 from fusewright.runtime.launch import Launcher
 from fusewright.runtime.operators import operator

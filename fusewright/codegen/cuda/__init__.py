@@ -9,7 +9,7 @@ from typing import Any
 
 from fusewright.codegen.aten import lower_function
 from fusewright.codegen.cuda import contraction, ranges, sample, stream
-from fusewright.codegen.kernel import Kernel
+from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
 from fusewright.schedule.groups import Group, as_graph, body, sizes
 from fusewright.schedule.tiling import Tiling, shortlist

@@ -19,7 +19,7 @@ from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import contraction_box, contraction_text
 from fusewright.codegen.cuda.contraction_epilogue import Epilogue, operands
 from fusewright.codegen.cuda.primitives import used_primitives
-from fusewright.codegen.kernel import Argument, Kernel, Launch, spread
+from fusewright.kernel import Argument, Kernel, Launch, spread
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, blocks_per_sm, span
 

@@ -12,9 +12,9 @@ import torch
 from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type
 from fusewright.codegen.cuda.contraction_box import scaled_early
 from fusewright.codegen.cuda.sample import BlockProgram, block_program
-from fusewright.codegen.kernel import Argument, Array, Launch
 from fusewright.ir import ops
 from fusewright.ir.node import Node
+from fusewright.kernel import Argument, Array, Launch
 from fusewright.schedule.chain import Map
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.tiling import Tiling

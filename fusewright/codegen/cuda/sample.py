@@ -18,10 +18,10 @@ from fusewright.codegen.cuda import sample_text as texts
 from fusewright.codegen.cuda.primitives import primitives
 from fusewright.codegen.cuda.sample_values import Reader, contiguous, ints, remap
 from fusewright.codegen.cuda.text import Lines, fill, indent
-from fusewright.codegen.kernel import Argument, Array, Kernel, Launch
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Size
+from fusewright.kernel import Argument, Array, Kernel, Launch
 from fusewright.schedule.sample import SampleProgram, numel
 
 PRIMITIVES = ("nonfinite", "elements")

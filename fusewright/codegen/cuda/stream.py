@@ -22,7 +22,7 @@ from fusewright.codegen.cuda.folds import PLANES, fold
 from fusewright.codegen.cuda.primitives import primitives
 from fusewright.codegen.cuda.stream_sizes import Sizes, hint
 from fusewright.codegen.cuda.stream_values import Lines, Values, Widths, decode, indent, widths
-from fusewright.codegen.kernel import Argument, Array, Expression, Kernel, Launch
+from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
 from fusewright.schedule.stream import Role, Stream
 
 THREADS = 256

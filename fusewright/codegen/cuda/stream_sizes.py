@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from fusewright.codegen.kernel import Expression
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Size
+from fusewright.kernel import Expression
 from fusewright.schedule.stream import Stream
 
 

@@ -12,11 +12,11 @@ from emulation.emulate import ORDERS, emulate
 from torch import Tensor
 
 from fusewright.codegen.cuda.ranges import kernel
-from fusewright.codegen.kernel import Kernel
 from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Slot
+from fusewright.kernel import Kernel
 from fusewright.schedule.range_sums import Axis, RangeReduction, parse
 
 CPU = torch.device("cpu")

@@ -16,11 +16,11 @@ from fusewright.codegen.aten import lower
 from fusewright.codegen.cuda.primitives import primitives
 from fusewright.codegen.cuda.sample import PRIMITIVES, block_program, kernel
 from fusewright.codegen.cuda.sample_values import remap
-from fusewright.codegen.kernel import Argument, Array, Kernel, Launch
 from fusewright.ir import ops
 from fusewright.ir.build import cast, permute, pointwise, reshape
 from fusewright.ir.node import Graph, Node, Symbol, make
 from fusewright.ir.ops import Size
+from fusewright.kernel import Argument, Array, Kernel, Launch
 from fusewright.schedule.sample import SampleProgram, parse
 
 CPU = torch.device("cpu")

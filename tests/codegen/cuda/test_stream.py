@@ -13,10 +13,10 @@ from torch import Tensor
 
 from fusewright.codegen.aten import lower
 from fusewright.codegen.cuda.stream import kernel
-from fusewright.codegen.kernel import Kernel
 from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise
 from fusewright.ir.node import Graph, Node, make
+from fusewright.kernel import Kernel
 from fusewright.schedule.stream import Stream, parse
 
 CPU = torch.device("cpu")
