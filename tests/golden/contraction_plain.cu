@@ -1,0 +1,358 @@
+// d += a * b for one 16x8x8 tile: a is 16x8 row-major, b is 8x8 column-major, both rounded to tf32, d in float32.
+__device__ __forceinline__ void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// The tf32 value nearest to x, in the bits of a float32: one instruction from sm_90 on.
+__device__ __forceinline__ unsigned round_tf32(float x) {
+    unsigned bits;
+#if __CUDA_ARCH__ >= 900
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#else
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#endif
+    return bits;
+}
+
+// Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(void* to_shared, const void* from_global, bool inside) {
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+    const int bytes = inside ? BYTES : 0;
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_global), "r"(bytes));
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from_global), "r"(bytes), "n"(BYTES));
+}
+// Close the group of copies started so far; wait until at most PENDING groups are still under way.
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
+template <int PENDING>
+__device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING)); }
+
+// Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
+struct bf16 { unsigned short bits; };
+struct fp16 { unsigned short bits; };
+__device__ __forceinline__ float widened(float x) { return x; }
+__device__ __forceinline__ double widened(double x) { return x; }
+__device__ __forceinline__ float widened(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+__device__ __forceinline__ float widened(fp16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+template <typename E> struct narrow_to;
+template <> struct narrow_to<float> { static __device__ __forceinline__ float of(float x) { return x; } };
+template <> struct narrow_to<double> { static __device__ __forceinline__ double of(double x) { return x; } };
+template <> struct narrow_to<bf16> {
+    static __device__ __forceinline__ bf16 of(float x) {
+        bf16 y;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+template <> struct narrow_to<fp16> {
+    static __device__ __forceinline__ fp16 of(float x) {
+        fp16 y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+
+using Element = float;    // of tensors in memory
+using Compute = float;    // of everything else
+
+constexpr int C = 8, O = 64, GROUPS = 1;    // channels of a group, in and out
+constexpr int TAPS = 9;    // of one channel's kernel
+
+// A warp owns 16 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
+constexpr int M_TILES = 2, OWN_D = 1, OWN_H = 4, OWN_W = 4;
+constexpr int ROWS_D = 1, ROWS_H = 1, TILES_W = 2;
+constexpr int WARPS_M = 2, WARPS_H = 1, WARPS_W = 2, THREADS = 128;
+constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 1;
+constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
+constexpr int CHUNK = 8, CHUNKS = 1;    // input channels staged at a time
+constexpr bool TOGETHER_D = false, TOGETHER_H = true;    // whether all taps along d, h are at hand at once
+
+// Shared memory: the input as [channel][d][h][w].
+constexpr int X_D = 1, X_H = 6, X_W = 40, X_CHANNEL = 264;
+// Steps in the staged input from cell to cell, from position to position and from tap to tap.
+constexpr int ADVANCE_D = 240, ADVANCE_H = 40, ADVANCE_W = 1;
+constexpr int ELEMENT_D = 240, ELEMENT_H = 40, ELEMENT_W = 1;
+constexpr int TAP_D = 0, TAP_H = 40, TAP_W = 1;
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+// The staged input's offset of row r along d or h: rows of one cell first.
+__device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
+__device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
+
+using Operand = unsigned;    // a float32 rounded to tf32
+using Accumulators = float[OWN_D * ROWS_D][OWN_H * ROWS_H][TILES_W][M_TILES][4];
+
+__device__ __forceinline__ Operand input_operand(Element x) { return round_tf32(x); }
+__device__ __forceinline__ Operand weight_operand(Element w) { return __float_as_uint(w); }
+__device__ __forceinline__ void multiply_add(float (&d)[4], const Operand (&a)[4], const Operand (&b)[2]) {
+    mma_tf32(d, a, b);
+}
+
+// The k indices of one row of taps run over channels, then taps along w; a lane supplies two of every eight.
+template <int TAPS_W>
+struct Lane {
+    static constexpr int K = CHUNK * TAPS_W, STEPS = (K + 7) / 8;
+    static __device__ __forceinline__ int k(int step, int half) { return 8 * step + 4 * half + threadIdx.x % 4; }
+    static __device__ __forceinline__ bool inside(int k) { return K % 8 == 0 || k < K; }
+    static __device__ __forceinline__ int x(int k) { return k / TAPS_W * X_CHANNEL + k % TAPS_W * TAP_W; }
+};
+
+// A phase's weights in shared memory: [feature][channel][d][h][w], features spread over the banks.
+template <int TAPS_D, int TAPS_H, int TAPS_W>
+struct Phase {
+    static constexpr int TAPS = TAPS_D * TAPS_H * TAPS_W, RUN = CHUNK * TAPS, BANKS = 128 / sizeof(Element);
+    static constexpr int FEATURE = RUN + ((BANKS / 8 - RUN) % BANKS + BANKS) % BANKS;
+    static __device__ __forceinline__ int at(int k) { return k / TAPS_W * TAPS + k % TAPS_W; }
+};
+
+// Column n of 8-column tile j is position s % PER_CELL of cell 4 * (s / PER_CELL) + n / 2, where s = 2 * j + n % 2:
+// so the accumulators of a thread, columns 2 * quad and 2 * quad + 1, cover whole cells.
+template <int PER_CELL>
+__device__ __forceinline__ constexpr int slot_at(int s) {
+    return 4 * (s / PER_CELL) * ADVANCE_W + s % PER_CELL * ELEMENT_W;
+}
+// The part of a column's offset that depends on the lane, and the part that depends on the tile: where cells have one
+// position or an even number of them, the latter is a constant of the instruction that reads it.
+template <int PER_CELL>
+__device__ __forceinline__ int lane_column() {
+    const int n = threadIdx.x % 32 / 4;
+    return n / 2 * ADVANCE_W + (PER_CELL == 1 || PER_CELL % 2 == 0 ? n % 2 * slot_at<PER_CELL>(1) : 0);
+}
+template <int PER_CELL>
+__device__ __forceinline__ int tile_column(int j) {
+    if (PER_CELL == 1 || PER_CELL % 2 == 0) return slot_at<PER_CELL>(2 * j);
+    return threadIdx.x % 8 < 4 ? slot_at<PER_CELL>(2 * j) : slot_at<PER_CELL>(2 * j + 1);
+}
+
+// Add the products of all staged channels and the given taps.  An input row is read from shared memory once and is
+// multiplied by all of the TOGETHER_D x TOGETHER_H taps at hand that lead from it to a row of this warp.
+template <int TILES, int TAPS_D, int TAPS_H, int TAPS_W, int PER_CELL>
+__device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, const Element* w, int feature) {
+    using L = Lane<TAPS_W>;
+    using P = Phase<TAPS_D, TAPS_H, TAPS_W>;
+    constexpr int D = OWN_D * ROWS_D, H = OWN_H * ROWS_H;
+    constexpr int AT_ONCE_D = TOGETHER_D ? TAPS_D : 1, AT_ONCE_H = TOGETHER_H ? TAPS_H : 1;
+#pragma unroll 1
+    for (int step = 0; step < L::STEPS; ++step) {
+        const int k[2] = {L::k(step, 0), L::k(step, 1)};
+        const Element* const x_lane = x + lane_column<PER_CELL>();
+        const Element* const w_lane = w + feature * P::FEATURE;
+        const Element* const x_k[2] = {x_lane + L::x(k[0]), x_lane + L::x(k[1])};
+        const Element* const w_k[2] = {w_lane + P::at(k[0]), w_lane + P::at(k[1])};
+#pragma unroll 1
+        for (int td_0 = 0; td_0 < TAPS_D; td_0 += AT_ONCE_D)
+#pragma unroll 1
+            for (int th_0 = 0; th_0 < TAPS_H; th_0 += AT_ONCE_H) {
+                Operand a[AT_ONCE_D][AT_ONCE_H][M_TILES][4];
+#pragma unroll
+                for (int td = 0; td < AT_ONCE_D; ++td)
+#pragma unroll
+                    for (int th = 0; th < AT_ONCE_H; ++th)
+#pragma unroll
+                        for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+                            for (int i = 0; i < 4; ++i) {
+                                const int tap = ((td_0 + td) * TAPS_H + th_0 + th) * TAPS_W;
+                                const int at = (16 * m + 8 * (i % 2)) * P::FEATURE + tap;
+                                a[td][th][m][i] = weight_operand(L::inside(k[i / 2]) ? w_k[i / 2][at] : Element{});
+                            }
+                // Every row that is read, in turn: those that an earlier row and tap read too are passed over.
+#pragma unroll
+                for (int first_d = 0; first_d < D * AT_ONCE_D; ++first_d)
+#pragma unroll
+                    for (int first_h = 0; first_h < H * AT_ONCE_H; ++first_h) {
+                        const int at_d = row_d(first_d / AT_ONCE_D) + first_d % AT_ONCE_D * TAP_D;
+                        const int at_h = row_h(first_h / AT_ONCE_H) + first_h % AT_ONCE_H * TAP_H;
+                        bool read = false;
+#pragma unroll
+                        for (int r = 0; r < first_d; ++r) read |= row_d(r / AT_ONCE_D) + r % AT_ONCE_D * TAP_D == at_d;
+#pragma unroll
+                        for (int r = 0; r < first_h; ++r) read |= row_h(r / AT_ONCE_H) + r % AT_ONCE_H * TAP_H == at_h;
+                        if (read) continue;
+#pragma unroll
+                        for (int j = 0; j < TILES; ++j) {
+                            const int at = at_d + td_0 * TAP_D + at_h + th_0 * TAP_H + tile_column<PER_CELL>(j);
+                            Operand b[2];
+#pragma unroll
+                            for (int i = 0; i < 2; ++i) b[i] = input_operand(L::inside(k[i]) ? x_k[i][at] : Element{});
+#pragma unroll
+                            for (int rd = 0; rd < D; ++rd)
+#pragma unroll
+                                for (int td = 0; td < AT_ONCE_D; ++td) {
+                                    if (row_d(rd) + td * TAP_D != at_d) continue;
+#pragma unroll
+                                    for (int rh = 0; rh < H; ++rh)
+#pragma unroll
+                                        for (int th = 0; th < AT_ONCE_H; ++th) {
+                                            if (row_h(rh) + th * TAP_H != at_h) continue;
+#pragma unroll
+                                            for (int m = 0; m < M_TILES; ++m)
+                                                multiply_add(acc[rd][rh][j][m], a[td][th][m], b);
+                                        }
+                                }
+                        }
+                    }
+            }
+    }
+}
+
+// Start copying VECTOR elements, or zeros where they are not `there`.
+template <int VECTOR>
+__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there) {
+    if constexpr (VECTOR * sizeof(Element) >= 4)
+        copy_async<VECTOR * sizeof(Element)>(to, from, there);
+    else
+        *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
+}
+
+// Round weights that stay to tf32, once for all their uses.
+__device__ __forceinline__ void round_staged(Element* tile, int count) {
+    for (int i = 4 * threadIdx.x; i < count; i += 4 * THREADS) {
+        float4 four = *reinterpret_cast<float4*>(tile + i);
+        four.x = __uint_as_float(round_tf32(four.x)), four.y = __uint_as_float(round_tf32(four.y));
+        four.z = __uint_as_float(round_tf32(four.z)), four.w = __uint_as_float(round_tf32(four.w));
+        *reinterpret_cast<float4*>(tile + i) = four;
+    }
+}
+
+// Start copying the input that a block's cells read, zeros outside, in vectors of VECTOR elements.  A thread keeps its
+// place in the plane and goes through the channels.
+template <int VECTOR>
+__device__ __forceinline__ void stage_planes(const Element* x, Element* tile, int chunk, int low_d, int low_h,
+                                             int low_w, int D, int H, int W) {
+    constexpr int ROW = X_W / VECTOR, PLANE = X_D * X_H * ROW, SIDE_BY_SIDE = PLANE < THREADS ? THREADS / PLANE : 1;
+    for (int i = threadIdx.x; i < PLANE * SIDE_BY_SIDE; i += THREADS) {
+        const int at = i % PLANE, column = at % ROW * VECTOR, h = at / ROW % X_H, d = at / (ROW * X_H);
+        const int x_d = low_d + d, x_h = low_h + h, x_w = low_w + column;
+        const bool inside = unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) && unsigned(x_w) < unsigned(W);
+        const Element* const from = x + (inside ? (x_d * H + x_h) * W + x_w : 0);
+        Element* const to = tile + (d * X_H + h) * X_W + column;
+#pragma unroll 4
+        for (int c = i / PLANE; c < CHUNK; c += SIDE_BY_SIDE) {
+            const bool there = inside && (C % CHUNK == 0 || chunk * CHUNK + c < C);
+            copy_vector<VECTOR>(to + c * X_CHANNEL, there ? from + (chunk * CHUNK + c) * (D * H * W) : x, there);
+        }
+    }
+}
+
+// Returns how far the tile is shifted: its rows start at a 16-byte boundary of x.
+__device__ __forceinline__ int stage_input(const Element* x, Element* tile, int chunk, int cell_d, int cell_h,
+                                           int cell_w, int D, int H, int W) {
+    constexpr int VECTOR = 16 / sizeof(Element);
+    const int low_d = cell_d * 1 + 0, low_h = cell_h * 1 + 0;
+    const int needed = cell_w * 1 + 0, low_w = needed & -VECTOR;
+    if (W % VECTOR == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0)
+        stage_planes<VECTOR>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+    else
+        stage_planes<1>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+    return needed - low_w;
+}
+
+// Start copying the weights of a block's features and the staged channels, zeros where there are none.  A thread keeps
+// its place in a feature's run of channels and taps, which is one in memory too, and goes through the features.
+template <int VECTOR>
+__device__ __forceinline__ void stage_runs(const Element* w, Element* tile, int group, int first_feature, int chunk) {
+    using P = Phase<1, 3, 3>;
+    constexpr int RUN = P::RUN / VECTOR, SIDE_BY_SIDE = RUN < THREADS ? THREADS / RUN : 1;
+    for (int i = threadIdx.x; i < RUN * SIDE_BY_SIDE; i += THREADS) {
+        const int at = i % RUN * VECTOR;
+        const bool channel = C % CHUNK == 0 || chunk * CHUNK + at / P::TAPS < C;
+#pragma unroll 4
+        for (int feature = i / RUN; feature < BLOCK_M; feature += SIDE_BY_SIDE) {
+            const bool there = channel && first_feature + feature < O;
+            const Element* from = w + ((group * O + first_feature + feature) * C + chunk * CHUNK) * P::TAPS + at;
+            copy_vector<VECTOR>(tile + feature * P::FEATURE + at, there ? from : w, there);
+        }
+    }
+}
+__device__ __forceinline__ void stage_weights(const Element* w, Element* tile, int group, int first_feature,
+                                              int chunk) {
+    if (reinterpret_cast<unsigned long long>(w) % 16 == 0)
+        stage_runs<4>(w, tile, group, first_feature, chunk);
+    else
+        stage_runs<1>(w, tile, group, first_feature, chunk);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
+fused_test(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, const float* __restrict__ parameter_1, Element* __restrict__ out,
+    int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    extern __shared__ __align__(16) unsigned char shared_memory[];
+    Element* const x_tile = reinterpret_cast<Element*>(shared_memory);
+    Element* const w_tile = x_tile + 2112;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
+    const int warp_w = warp % WARPS_W, warp_h = warp / WARPS_W % WARPS_H, warp_m = warp / (WARPS_W * WARPS_H);
+    const int sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y;    // of the sample's blocks
+    const int group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
+    const Element* const x_sample = x + ((long long)sample * GROUPS + group) * 8 * D * H * W;
+    const Element* const x_warp = x_tile + warp_h * OWN_H * ADVANCE_H + 4 * warp_w * OWN_W * ADVANCE_W;
+    const int feature_row = 16 * warp_m * M_TILES + row;    // the first of this lane's features
+
+    // Per-channel numbers of this lane's rows.
+    Compute bias_at[M_TILES][2];
+    Compute parameter_1_at[M_TILES][2];
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
+            bias_at[m][half] = feature < O ? widened(bias[group * O + feature]) : Compute(0);
+            parameter_1_at[m][half] = feature < O ? widened(parameter_1[group * O + feature]) : Compute(0);
+        }
+    const auto before = [&](Compute value, int m, int half) {
+        const Compute shifted = value + bias_at[m][half];
+        const float v1 = shifted < float(0.0) ? float(0.0) : shifted;
+        const float v2 = parameter_1_at[m][half];
+        const float v3 = v1 + v2;
+        return v3;
+    };
+    stage_weights(w, w_tile, group, first_feature, 0);
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncthreads();
+    round_staged(w_tile, 6400);
+
+    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
+    for (int tile = part; tile < tiles; tile += parts) {
+        const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
+        const int cell_w = tile % tiles_w * CELLS_W;
+        __syncthreads();    // until the last tile has been read
+        const int shift = stage_input(x_sample, x_tile, 0, cell_d, cell_h, cell_w, D, H, W);
+        copy_async_commit();
+        copy_async_wait<0>();
+        __syncthreads();
+        {
+            Accumulators acc = {};
+            accumulate<2, 1, 3, 3, 1>(acc, x_warp + shift, w_tile, feature_row);
+#pragma unroll
+            for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+#pragma unroll
+                for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
+#pragma unroll
+                    for (int s = 0; s < 4; ++s) {
+                        const int own_w = s;    // the cell, and below its position
+                        const int p = cell_d + rd / ROWS_D;
+                        const int q = cell_h + warp_h * OWN_H + rh / ROWS_H;
+                        const int r = cell_w + 4 * (warp_w * OWN_W + own_w) + quad;
+                        const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
+#pragma unroll
+                        for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+                            for (int half = 0; half < 2; ++half) {
+                                const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
+                                if (inside && feature < O) out[(((long long)sample * GROUPS * O + group * O + feature) * P + p) * Q * R + q * R + r] = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
+                            }
+                    }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+"""Contraction groups: what they are made of, how a dimension is described, what is refused and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fusewright.ir import ops
+from fusewright.ir.build import cast, pointwise
+from fusewright.ir.node import Graph, Node, make
+from fusewright.ir.ops import Slot
+from fusewright.schedule.contraction import Axis, Box, Contraction, match
+
+CPU = torch.device("cpu")
+F32 = torch.float32
+
+
+def inp(*shape: int, dtype: torch.dtype = F32, name: str = "x") -> Node:
+    return make(ops.Input(shape, dtype, CPU, name, 0))
+
+
+def weight(*shape: int, dtype: torch.dtype = F32, path: str = "w") -> Node:
+    return make(ops.Param(shape, dtype, CPU, path))
+
+
+def conv(
+    x: Node, o: int = 5, k: int = 3, s: int = 1, pad: int = 0, d: int = 1, groups: int = 1, transposed: bool = False
+) -> Node:
+    n, c = x.ndim - 2, x.shape[1]
+    assert isinstance(c, int)
+    op = ops.Conv((s,) * n, ((pad, pad),) * n, (d,) * n, groups, transposed, (0,) * n)
+    shape = (c, o // groups) if transposed else (o, c // groups)
+    return make(op, x, weight(*shape, *(k,) * n, dtype=x.dtype), None)
+
+
+def pool(x: Node, k: int = 2, s: int = 2, dilation: int = 1, n: int = 2) -> Node:
+    return make(ops.Pool("max", (k,) * n, (s,) * n, (0,) * n, (dilation,) * n), x)
+
+
+def fold(x: Node, kind: str, *dims: int) -> Node:
+    return make(ops.Reduce(kind, dims, False), x)
+
+
+def matched(root: Node, *others: Node) -> Contraction | str:
+    return match(root, Graph((), (root, *others)).users())
+
+
+def reads(axis: Axis, length: int, positions: int) -> dict[int, set[tuple[int, int]]]:
+    """(input index, tap) per output position, as the cells of `axis` cover them."""
+    found: dict[int, set[tuple[int, int]]] = {}
+    for cell in range(-(-positions // axis.stride)):
+        for phase in axis.phases:
+            for j, element in enumerate(phase.elements):
+                p = cell * axis.stride + axis.start + element
+                at = [(cell * axis.advance + phase.offset(j, t), u) for t, u in enumerate(phase.taps)]
+                if p < positions:
+                    assert p not in found
+                    found[p] = {(i, u) for i, u in at if 0 <= i < length}
+    return found
+
+
+@pytest.mark.parametrize("taps", [1, 2, 3, 5])
+@pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (2, 1), (3, 1), (2, 2), (3, 2), (2, 3), (4, 6), (1, 2)])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_an_axis_reads_what_a_convolution_does(
+    taps: int, stride: int, dilation: int, padding: int, transposed: bool
+) -> None:
+    length = 9
+    node = conv(inp(1, 2, length), 4, taps, stride, padding, dilation, transposed=transposed)
+    positions = node.shape[2]
+    assert isinstance(positions, int)
+    if positions < 1:
+        pytest.skip("nothing is left")
+    group = matched(node)
+    assert isinstance(group, Contraction)
+    want: dict[int, set[tuple[int, int]]] = {p: set() for p in range(positions)}
+    for p in range(positions):
+        for i in range(length):
+            for u in range(taps):
+                hit = (
+                    i * stride + u * dilation - padding == p if transposed else p * stride + u * dilation - padding == i
+                )
+                if hit:
+                    want[p].add((i, u))
+    assert reads(group.axes[2], length, positions) == want
+
+
+def test_stages_in_their_order() -> None:
+    y = conv(inp(2, 3, 16, 16))
+    before = pointwise("relu", y)
+    pooled = pool(before)
+    after = pointwise("tanh", pooled)
+    group = matched(fold(after, "sum", 1, 2, 3))
+    assert isinstance(group, Contraction)
+    assert group.before is not None and group.before.root is before
+    assert group.window is not None and group.window.node is pooled
+    assert group.after is not None and group.after.root is after
+    assert group.over_channels and group.over_positions
+
+
+X = inp(2, 3, 16, 16)
+Y = conv(X)
+REFUSED: dict[str, tuple[Callable[[], Node], str]] = {
+    "dilated pool": (lambda: pool(Y, dilation=2), "the pooling is dilated"),
+    "pool over some dimensions": (lambda: pool(Y, n=1), "not over all positions"),
+    "two pools": (lambda: pool(pool(Y)), "comes after what a tile can do"),
+    "after the reduction": (lambda: pointwise("relu", fold(Y, "sum", 1)), "comes after what a tile can do"),
+    "product": (lambda: fold(Y, "prod", 1, 2, 3), "a fused reduction is one of"),
+    "over one dimension": (lambda: fold(Y, "sum", 3), "over some of the positions only"),
+    "over the batch": (lambda: fold(Y, "sum", 0), "over some of the positions only"),
+    "channels of groups": (lambda: fold(conv(X, 6, groups=3), "sum", 1), "channels of several groups"),
+    "operand per position": (lambda: pointwise("add", Y, weight(1, 5, 14, 14)), "neither a number nor one"),
+    "operand along the last dimension": (
+        lambda: pointwise("add", conv(inp(2, 3, 7), 5), weight(5)),
+        "neither a number",
+    ),
+    "pool that is no multiple": (lambda: pool(conv(X, s=2, transposed=True), s=3), "no multiple"),
+    "integers": (lambda: conv(inp(1, 3, 8, 8, dtype=torch.int64)), "has no kernel"),
+    "to integers": (lambda: cast(Y, torch.int64), "is no floating-point number"),
+    "a truth": (lambda: pointwise("gt", Y, X.op and make(ops.Number(0.0))), "is no floating-point number"),
+    "to float64": (lambda: fold(cast(Y, torch.float64), "sum", 1), "the precision changes"),
+    "to less and back": (lambda: cast(cast(Y, torch.float16), F32), "rounded to a narrower type"),
+    "large": (lambda: conv(inp(1, 2, 40000, 40000), 1), "more than 2^31 elements"),
+    "large output": (lambda: conv(inp(1, 1, 40000, 40000), 2, 1), "more than 2^31 elements"),
+    "empty": (lambda: conv(inp(0, 3, 8, 8)), "an empty convolution"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    root, reason = REFUSED[name]
+    found = matched(root())
+    assert isinstance(found, str) and reason in found
+
+
+def test_another_user_refuses() -> None:
+    """The convolution's output would be needed in memory anyway."""
+    found = matched(pool(pointwise("relu", Y)), Y)
+    assert isinstance(found, str)
+    found = matched(fold(pool(Y), "sum", 1), pool(Y))
+    assert isinstance(found, str) and "another user" in found
+
+
+def box(count: int, slots: int, start: int = 0, step: int = 1, scale: float = 0.5) -> tuple[Slot, ...]:
+    return tuple(Slot(start + j, start + j + (count - 1) * step + 1, step, scale) for j in range(slots))
+
+
+def summed(table: tuple[tuple[int, tuple[Slot, ...]], ...], dtype: torch.dtype = F32) -> Node:
+    return make(ops.RangeSum(table, dtype), X)
+
+
+def test_window_sums_are_formed_inside() -> None:
+    group = matched(conv(summed(((2, box(3, 12, step=2)), (3, box(2, 15)))), s=4))
+    assert isinstance(group, Contraction)
+    assert group.x is X and group.box == Box((1, 3, 2), (1, 2, 1), 0.25)
+
+
+@pytest.mark.parametrize("root", [
+    conv(summed(((2, box(3, 12, start=1)),))),  # not from the beginning
+    conv(summed(((2, box(3, 12)),)), pad=1),
+    pool(conv(summed(((2, box(3, 12)),)))),  # a window of window sums
+    conv(summed(((2, (Slot(0, 3, 1, 1.0), Slot(2, 5, 1, 1.0), Slot(4, 7, 1, 1.0))),))),  # two apart
+])  # fmt: skip
+def test_other_window_sums_are_read_from_memory(root: Node) -> None:
+    group = matched(root)
+    assert isinstance(group, Contraction)
+    assert group.box is None and isinstance(group.x.op, ops.RangeSum)
