@@ -168,10 +168,10 @@ class Epilogue:
             lines += ["for (int i = 0; i < OWN_D * OWN_H * OWN_W * M_TILES * 2; ++i)"]
             lines += [f"    (&pooled[0][0][0][0][0])[i] = {start};"]
         if self.kind == "positions":
-            lines += ["Compute part[M_TILES][2];", "#pragma unroll"]
-            lines += [f"for (int i = 0; i < 2 * M_TILES; ++i) part[i / 2][i % 2] = {self.identity};"]
+            lines += ["Compute of_tile[M_TILES][2];", "#pragma unroll"]
+            lines += [f"for (int i = 0; i < 2 * M_TILES; ++i) of_tile[i / 2][i % 2] = {self.identity};"]
         if self.kind == "all":
-            lines += [f"Compute part = {self.identity};"]
+            lines += [f"Compute of_tile = {self.identity};"]
         return _indented(lines, 2)
 
     def values(self, phases: tuple[Phase, Phase, Phase], tiles: int) -> str:
@@ -257,10 +257,10 @@ class Epilogue:
             inner += self._result(value, "p", "q", "r", "cells_d", "cells_h", "cells_w", local)
             lines += ["            " + x if not x.startswith("#") else x for x in inner] + ["        }"]
         if self.kind == "positions":
-            combine = COMBINE[self.fold][0].format("total[i / 2][i % 2]", "part[i / 2][i % 2]")
+            combine = COMBINE[self.fold][0].format("total[i / 2][i % 2]", "of_tile[i / 2][i % 2]")
             lines += ["#pragma unroll", f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {combine};"]
         if self.kind == "all":
-            lines += [f"total = {COMBINE[self.fold][0].format('total', 'part')};"]
+            lines += [f"total = {COMBINE[self.fold][0].format('total', 'of_tile')};"]
         if self.kind == "channels":
             lines += self._exchanged()
         return _indented(lines, 2)
@@ -291,9 +291,9 @@ class Epilogue:
         combine = COMBINE[self.fold][0]
         feature = "const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;"
         if self.kind == "positions":
-            return _over_rows([f"if (inside) part[m][half] = {combine.format('part[m][half]', value)};"])
+            return _over_rows([f"if (inside) of_tile[m][half] = {combine.format('of_tile[m][half]', value)};"])
         if self.kind == "all":
-            return _over_rows([feature, f"if (inside && feature < O) part = {combine.format('part', value)};"])
+            return _over_rows([feature, f"if (inside && feature < O) of_tile = {combine.format('of_tile', value)};"])
         if self.kind == "channels":
             lines = [f"Compute over = {self.identity};"]
             lines += _over_rows([feature, f"if (feature < O) over = {combine.format('over', value)};"])
