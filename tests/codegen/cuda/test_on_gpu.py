@@ -1,0 +1,90 @@
+"""The kernel families on a GPU: the cases of the emulated tests and random ones, each twice into poisoned memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from contraction_cases import draw, draw_boxed, find, some, tolerance
+from emulation.emulate import ON_DEVICE, emulate
+from torch import nn
+
+import fusewright
+from fusewright.codegen.cuda import contraction as cuda
+
+pytestmark = pytest.mark.gpu
+HERE = Path(__file__).parent
+
+
+def test_the_emulated_cases() -> None:
+    """Streams, range reductions, sample programs and contractions: the tests beside this one, on the device."""
+    files = [str(f) for f in HERE.glob("test_*.py") if f != Path(__file__)]
+    chosen = "not nvrtc and not compiles and not golden and not sanit"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "8", "-k", chosen, *files]
+    ran = subprocess.run(command, env={**os.environ, ON_DEVICE: "1"}, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout[-3000:]
+    passed = re.search(r"(\d+) passed", ran.stdout)
+    assert passed and int(passed[1]) >= 300, ran.stdout[-300:]
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_contractions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight groups, each with two tilings; reductions over positions in one launch as well as in two."""
+    monkeypatch.setenv(ON_DEVICE, "1")
+    rng, ran = random.Random(seed), 0
+    while ran < 8:
+        boxed = rng.random() < 0.2
+        case = draw_boxed(rng) if boxed else draw(rng)
+        found = find(case, boxed)
+        if isinstance(found, str):
+            continue
+        x = case.example(seed)
+        want, size = found.reference(x)
+        for t in some(found.tilings(), 2, rng):
+            joined = cuda.blocks_per_sample(found.group, t, case.batch, found.cells) is not None
+            for blocks in (None, *((1, 3) if joined else ())):
+                kernel = cuda.generate(
+                    found.group, t, "fused_test", "def reference(*operands): ...", tf32=case.tf32, blocks=blocks
+                )
+                got = emulate(kernel, *found.tensors(x)).double()
+                error = ((got - want).abs() / size.clamp(min=1e-30)).max().item()
+                assert error <= tolerance(case, boxed), (case, t, blocks, error)
+        ran += 1
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(4, 24, 3, padding=1), nn.Linear(24, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.linear(torch.relu(self.conv(x)).mean((2, 3))), 1)
+
+
+def test_always_means_generated() -> None:
+    torch.manual_seed(0)
+    model, x = Head().cuda(), torch.randn(8, 4, 33, 37, device="cuda")
+    fast = fusewright.optimize(model, x, kernels="always", measure=False)
+    plan = fusewright.explain(fast)
+    assert [choice.path for choice in plan.kernels] == ["generated"] and plan.verdict is not None and plan.verdict.ok
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-3, atol=1e-4)
+
+
+def test_more_than_2_to_the_31_elements() -> None:
+    """A batch whose tensor is longer than 32-bit indices reach, through a contraction and a stream."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 16, 3), nn.ReLU(), nn.MaxPool2d(2)).cuda()
+    x = torch.randn(2050, 2, 724, 724, device="cuda")
+    assert x.numel() > 2**31
+    fast = fusewright.optimize(model, x[:4], kernels="always", measure=False, verify=False)
+    assert any(c.path == "generated" for c in fusewright.explain(fast).kernels)
+    with torch.no_grad():
+        got = fast(x)
+        for i in (0, 1024, 2049):
+            torch.testing.assert_close(got[i : i + 1], model(x[i : i + 1]), rtol=2e-3, atol=2e-3)
