@@ -37,7 +37,8 @@ __device__ __forceinline__ void copy_async(void* to_shared, const void* from_glo
     if constexpr (BYTES == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_global), "r"(bytes));
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from_global), "r"(bytes), "n"(BYTES));
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from_global), "r"(bytes),
+                     "n"(BYTES));
 }
 // Close the group of copies started so far; wait until at most PENDING groups are still under way.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;"); }

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fusewright.capture import capture
 from fusewright.codegen.cuda import contraction as cuda
-from fusewright.codegen.kernel import Kernel
 from fusewright.ir import ops
 from fusewright.ir.node import Node
+from fusewright.kernel import Kernel
 from fusewright.plan import Work
 from fusewright.rules import RULES
 from fusewright.rules.engine import rewrite
