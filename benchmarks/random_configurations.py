@@ -90,7 +90,8 @@ def _fill(row: dict[str, Any], configuration: Configuration, device: torch.devic
     calls = {name: forward_call(module, (x,)) for name, module in entrants.items()}
     times = compare(calls, device=device, min_time=0.02, rounds=7, max_time=TIMING)
     row["times"] = {name: asdict(sample) for name, sample in times.items()}
-    row["roofline"] = floor(built, model, x, forward_call(model, (x,))()).record(times["fusewright"].median)
+    least = floor(built.captured.graph, x, forward_call(model, (x,))())
+    row["roofline"] = least.record(times["fusewright"].median)
 
 
 def _model(configuration: Configuration, device: torch.device) -> nn.Module:
@@ -209,20 +210,22 @@ class Worker:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What issue-sized questions ask of all rows together."""
+    """What is asked of all rows together; rows are named by their index."""
     whole = [row for row in rows if not row["error"]]
     fractions = [row["roofline"]["fraction"] for row in whole]
-    against = [row["times"] for row in whole if "compile" in row["times"]]
-    slower = [t for t in against if t["fusewright"]["median"] > t["compile"]["median"]]
+    compared = [row for row in whole if "compile" in row["times"]]
+    slower = [r for r in compared if r["times"]["fusewright"]["median"] > r["times"]["compile"]["median"]]
     return {
         "rows": len(rows),
-        "failed": len(rows) - len(whole),
-        "right": sum(row["accuracy"]["right"] for row in whole),
-        "paths": {path: sum(row["path"] == path for row in whole) for path in ("generated", "algebra", "ATen")},
+        "all right": bool(rows) and len(whole) == len(rows) and all(row["accuracy"]["right"] for row in whole),
+        "failed": [row["index"] for row in rows if row["error"]],
+        "wrong": [row["index"] for row in whole if not row["accuracy"]["right"]],
+        "convolution removed": [row["index"] for row in whole if row["path"] == "algebra"],
+        "convolution left to ATen": [row["index"] for row in whole if row["path"] == "ATen"],
         "median fraction": statistics.median(fractions) if fractions else None,
         "worst fraction": min(fractions, default=None),
-        "compared with compile": len(against),
-        "slower than compile": len(slower),
+        "compared with compile": len(compared),
+        "slower than compile": [row["index"] for row in slower],
     }
 
 

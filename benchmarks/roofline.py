@@ -3,7 +3,8 @@
     floor    = max(bytes / bandwidth, FLOPs / rate)
     fraction = floor / measured time
 
-bytes      inputs, outputs and parameters, each moved once; nothing in between
+bytes      inputs, outputs and parameters (or what the rewrites derive from them ahead of a call, where that is
+           smaller), each moved once; nothing in between
 bandwidth  measured: a copy of a large tensor, its bytes counted once for the read and once for the write
 FLOPs      of convolutions and matrix products alone, two per multiply-add, padding counted as if it were data; of the
            model as written or after the algebra's rewrites, whichever is less; work on parameters alone is not counted
@@ -20,19 +21,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
-from torch import nn
 
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node
 from fusewright.measure import compare
-from fusewright.pipeline import Built
+from fusewright.rules import RULES
+from fusewright.rules.engine import Mode, rewrite
 from fusewright.runtime.device import device_facts
 from fusewright.schedule.cost import CostModel
 from fusewright.tree import flat_tensors
 from fusewright.verification.numerics import tf32_allowed
+
+MODES: tuple[Mode, ...] = ("cost", "always")
 
 
 @dataclass(frozen=True)
@@ -82,16 +86,18 @@ def _matmul_flags(tf32: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def floor(built: Built, model: nn.Module, inputs: Any, outputs: Any) -> Floor:
-    """The floor of `model` on `inputs`; `built` is what the passes made of it, whatever runs it."""
+def floor(written: Graph, inputs: Any, outputs: Any) -> Floor:
+    """The floor of a call of the model that was captured as `written`."""
     given, made = flat_tensors((inputs,), {}), flat_tensors((outputs,), {})
-    size = sum(t.numel() * t.element_size() for t in (*given, *made, *model.parameters()))
-    hints = {s: given[at.input].shape[at.dim] for s, at in built.captured.graph.symbols.items()}
-    cost = CostModel(device_facts(built.device), hints, derived_ahead=True)
-    graphs = built.captured.graph, built.rewritten.graph
+    hints = {symbol: given[at.input].shape[at.dim] for symbol, at in written.symbols.items()}
+    device = given[0].device
+    cost = CostModel(device_facts(device), hints, derived_ahead=True, fusing=device.type == "cuda")
+    # What pays in time may not be what has the fewest FLOPs.
+    graphs = written, *(rewrite(written, RULES, cost, mode=mode).graph for mode in MODES)
+    size = sum(t.numel() * t.element_size() for t in (*given, *made)) + min(weights(graph) for graph in graphs)
     flops = min(sum(cost(node).flops for node in contractions(graph)) for graph in graphs)
     dtype = next((t.dtype for t in given if t.is_floating_point()), torch.float32)
-    reached = rates(built.device, dtype, tf32_allowed("eager")[0])
+    reached = rates(device, dtype, tf32_allowed("eager")[0])
     by_memory, by_arithmetic = size / reached.bandwidth, flops / reached.flops
     bound = "memory" if by_memory >= by_arithmetic else "arithmetic"
     return Floor(size, flops, max(by_memory, by_arithmetic), bound, reached)
@@ -99,8 +105,28 @@ def floor(built: Built, model: nn.Module, inputs: Any, outputs: Any) -> Floor:
 
 def contractions(graph: Graph) -> list[Node]:
     """The convolutions and matrix products that depend on an input."""
+    computed = _computed(graph)
+    return [n for n in graph.nodes() if n in computed and isinstance(n.op, ops.Conv | ops.Matmul)]
+
+
+def weights(graph: Graph) -> int:
+    """Bytes of all that a call reads beside its inputs."""
+    computed = _computed(graph)
+    read = {_repeated(a) for n in computed for a in n.inputs if a not in computed}
+    return sum(prod(map(int, n.shape)) * n.dtype.itemsize for n in read if not isinstance(n.op, ops.Number | ops.Full))
+
+
+def _repeated(node: Node) -> Node:
+    """What an expanded value repeats."""
+    while isinstance(node.op, ops.Expand):
+        node = node.inputs[0]
+    return node
+
+
+def _computed(graph: Graph) -> set[Node]:
+    """The inputs and what is computed from them."""
     computed: set[Node] = set()
     for node in graph.nodes():
         if isinstance(node.op, ops.Input) or any(a in computed for a in node.inputs):
             computed.add(node)
-    return [n for n in graph.nodes() if n in computed and isinstance(n.op, ops.Conv | ops.Matmul)]
+    return computed

@@ -24,9 +24,9 @@ from torch import nn
 
 import fusewright
 import fusewright.plan
+from fusewright.capture import capture
 from fusewright.measure import forward_call, save_results
 from fusewright.peers import bench
-from fusewright.pipeline import build
 from fusewright.problem import load_problem
 from fusewright.tree import flat_tensors
 from fusewright.verification.numerics import tf32_allowed
@@ -90,8 +90,7 @@ def run_case(
 def _with_floor(record: dict[str, Any], model: nn.Module, inputs: Any) -> dict[str, Any]:
     """The record with the model's floor, and the fraction of it that each row reaches."""
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(inputs), {})
-    built = build(model, args, kwargs, kernels="auto", measure=False)
-    least = floor(built, model, inputs, forward_call(model, inputs)())
+    least = floor(capture(model, args, kwargs).graph, inputs, forward_call(model, inputs)())
     for row in record["rows"]:
         row["fraction"] = None if row["forward"] is None else least.seconds / row["forward"]["median"]
     return {**record, "roofline": asdict(least)}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from fusewright.capture import capture
 from fusewright.ir import pointwise
 from fusewright.pipeline import build
 from fusewright.plan import KernelChoice
@@ -118,7 +119,12 @@ def test_a_row_is_whole_and_can_be_saved(row: dict[str, Any]) -> None:
     assert row["error"] == "" and row["accuracy"]["right"] and row["path"] in ("ATen", "algebra")
     assert set(row["times"]) == {"fusewright", "eager"} and row["roofline"]["fraction"] > 0
     found = random_configurations.summary([json.loads(json.dumps(row)), {**row, "error": "lost"}])
-    assert (found["rows"], found["failed"], found["right"]) == (2, 1, 1)
+    assert (found["rows"], found["failed"], found["wrong"], found["all right"]) == (2, [3], [], False)
+    assert found["worst fraction"] == row["roofline"]["fraction"] and found["slower than compile"] == []
+    slow = {"median": row["times"]["fusewright"]["median"] / 2}
+    beaten = {**row, "times": {**row["times"], "compile": slow}, "accuracy": {**row["accuracy"], "right": False}}
+    found = random_configurations.summary([beaten])
+    assert found["slower than compile"] == found["wrong"] == [3] and not found["all right"]
 
 
 def test_a_failure_becomes_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,5 +194,23 @@ def test_a_floor_is_bytes_or_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None
     size = 4 * (8 * 64 + 8 * 32 + 64 * 32 + 32)
     for reached, seconds, bound in (((1.0, 1e9), size, "memory"), ((1e9, 1.0), 2 * 8 * 64 * 32, "arithmetic")):
         monkeypatch.setattr(roofline, "rates", lambda *_, r=reached: roofline.Rates(*r))
-        least = roofline.floor(build(model, (x,), {}), model, (x,), model(x))
+        least = roofline.floor(capture(model, (x,), {}).graph, (x,), model(x))
         assert (least.seconds, least.bound) == (seconds, bound)
+
+
+def test_a_floor_is_that_of_the_rewritten_model() -> None:
+    """A convolution summed over positions: one product per tap is left of it, and less where the weight is summed."""
+    layers = torch.nn.Conv2d(4, 8, 3, bias=False), torch.nn.AdaptiveAvgPool2d(1)
+    model, x = torch.nn.Sequential(*layers).eval().requires_grad_(False), torch.randn(2, 4, 32, 32)
+    least = roofline.floor(capture(model, (x,), {}).graph, (x,), model(x))
+    assert 0 < least.flops <= 2 * 2 * 8 * 4 * 9
+
+
+def test_a_floor_reads_what_is_derived_from_the_weights() -> None:
+    class Summed(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).sum(dim=1, keepdim=True)
+
+    model, x = Summed(64, 512).eval().requires_grad_(False), torch.randn(2, 64)
+    least = roofline.floor(capture(model, (x,), {}).graph, (x,), model(x))
+    assert 4 * (2 * 64 + 2 + 64) <= least.bytes <= 8 * (2 * 64 + 2 + 64)
