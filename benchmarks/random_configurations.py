@@ -74,7 +74,11 @@ def _fill(row: dict[str, Any], configuration: Configuration, device: torch.devic
     missing = kernel_target(device)
     begun = time.perf_counter()
     built = build(model, (x,), {}, kernels="always" if missing is None else "never")
-    row |= {"built": time.perf_counter() - begun, "path": _path(built), "launches": len(built.program.kernels)}
+    row |= {
+        "built": time.perf_counter() - begun,
+        "path": _path(built),
+        "launches": sum(len(k.launches) for k in built.program.kernels),
+    }
     row |= {"rules": [fired.rule for fired in built.rewritten.fired], "kernels": [asdict(c) for c in built.choices]}
     fast, runner = _drop_in(model, built, x)
     accuracy = Accuracy(model, fast, x, sizes.flops, sizes.middle).checked()
