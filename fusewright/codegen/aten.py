@@ -62,7 +62,8 @@ def lower(
 ) -> Program:
     """The program for `graph`, whose kernel groups are computed by `kernels`.
 
-    Its forward returns the outputs arranged as `out_spec` says (default: a flat tuple).  Constants are found by key in `constants`, but for those in `attributes`, whose key is a dotted path in the module.
+    Its forward returns the outputs arranged as `out_spec` says (default: a flat tuple).  Constants are found by key in
+    `constants`, but for those in `attributes`, whose key is a dotted path in the module.
     """
     inputs = _input_names(graph)
     derived = _derived(graph)

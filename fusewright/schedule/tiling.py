@@ -176,6 +176,8 @@ def _score(c: Contraction, t: Tiling, lengths: tuple[int, int, int], element_byt
 # Measured on an H200 over a few hundred kernels, roughly: cycles from a barrier to the first operand, cycles that one
 # warp takes per instruction on its own, the share of the issue slots and of the tensor cores that kernels reach.
 LATENCY, ALONE, ISSUED, MULTIPLIED = 1500.0, 2.5, 0.7, 0.6
+# Bytes per cycle that one multiprocessor gets from the level-2 cache, as far as nothing else hides them.
+FETCHED = 120.0
 
 
 def _cycles(
@@ -192,6 +194,7 @@ def _cycles(
     values = t.m_tiles * prod((t.cells_d, t.cells_h, t.cells_w)) * prod(_most(a) for a in c.axes) * 2
     instructions = mma + 1.8 * reads + 10.0 * values
     waits = LATENCY * refills
+    fetched = 0.0
     if c.box is None:
         copied = (tile * refills + (weights * refills if chunks > 1 else 0)) * wide / 4
         filling = 6.0 * copied / (32 * t.warps)
@@ -199,10 +202,15 @@ def _cycles(
         tasks = c.channels * prod(t.cells) / (32 * t.warps)
         rows = prod((a.taps - 1) * a.phases[0].per_tap + n for a, n in zip(c.axes[:2], c.box.count[:2], strict=True))
         filling = tasks * (rows * (4 + 3 * c.axes[2].taps) + 5 * prod(a.taps for a in c.axes) + 40)
-        waits = LATENCY * ceil(tasks) * (2 if prod(t.cells[2:]) < 32 else 1)
+        waits = LATENCY * (1 + 0.4 * ceil(tasks)) * (2 if t.cells[2] < 32 else 1)
+        reach = [(a.taps - 1) * a.phases[0].per_tap + n for a, n in zip(c.axes, c.box.count, strict=True)]
+        sides = ((n - 1) * a.advance + r for a, n, r in zip(c.axes, t.cells, reach, strict=True))
+        fetched = float(
+            c.channels * prod(sides) * element_bytes
+        )  # rows that neighbouring cells share come from level 1
     instructions += filling
     busiest = max(mma * t.warps / MULTIPLIED, reads * t.warps, instructions * t.warps / 4 / ISSUED)
-    return max(busiest, (waits + ALONE * instructions) / per_sm) + 0.1 * busiest
+    return max(busiest, (waits + ALONE * instructions) / per_sm) + 0.1 * busiest + fetched / FETCHED
 
 
 def _useful(c: Contraction, t: Tiling, lengths: tuple[int, int, int]) -> float:

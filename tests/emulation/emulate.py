@@ -98,7 +98,7 @@ def _on_device(kernel: Kernel, tensors: tuple[Tensor, ...], sizes: Mapping[str, 
             count = math.prod(evaluate(e, sizes) for e in array.shape) * array.dtype.itemsize
             torch.full((max(1, -(-count // 8)),), -1, dtype=torch.int64, device="cuda")  # what is given out next
         results.append(launch(*operands).cpu())
-    bits = [r.contiguous().view(torch.uint8) if r.numel() and r.ndim else r.reshape(1).view(torch.uint8) for r in results]
+    bits = [r.reshape(-1).view(torch.uint8) for r in results]
     if not torch.equal(*bits):
         raise EmulationError(f"{kernel.name} gives other bits when it runs again")
     return results[0]

@@ -17,6 +17,7 @@ from torch import nn
 
 import fusewright
 from fusewright.codegen.cuda import contraction as cuda
+from fusewright.errors import CaptureError
 
 pytestmark = pytest.mark.gpu
 HERE = Path(__file__).parent
@@ -41,7 +42,10 @@ def test_random_contractions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
     while ran < 8:
         boxed = rng.random() < 0.2
         case = draw_boxed(rng) if boxed else draw(rng)
-        found = find(case, boxed)
+        try:
+            found = find(case, boxed)
+        except CaptureError:  # no such model
+            continue
         if isinstance(found, str):
             continue
         x = case.example(seed)
