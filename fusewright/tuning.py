@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from os import cpu_count
 from typing import Any, Literal
@@ -20,11 +20,13 @@ from torch import Tensor
 
 from fusewright.codegen import cuda
 from fusewright.errors import FusewrightError, UnsupportedError
+from fusewright.ir.fused import Fused
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.plan import KernelChoice
 from fusewright.runtime.cache import cache_directory, write_atomic
 from fusewright.runtime.device import device_name
+from fusewright.runtime.launch import FORMATS
 from fusewright.runtime.memory import is_out_of_memory
 from fusewright.runtime.operators import operator
 from fusewright.schedule.groups import Group, signature, sizes
@@ -57,6 +59,7 @@ class Tuner:
 
     hints       values of the batch symbols
     tf32        whether float32 convolutions, and matmuls, may use tf32
+    layouts     of the graph's inputs, as `fusewright.kernel.Kernel.layouts` has them (contiguous where not named)
     remembered  decisions by signature, taken over without measuring (for the same model at other sizes)
     """
 
@@ -65,6 +68,7 @@ class Tuner:
     mode: Mode
     tf32: tuple[bool, bool]
     measure: bool = True
+    layouts: Mapping[Node, str] = field(default_factory=dict)
     remembered: Mapping[str, Decision] = field(default_factory=dict)
     progress: Callable[[str], None] = lambda _: None
     decisions: dict[str, Decision] = field(default_factory=dict)
@@ -76,7 +80,7 @@ class Tuner:
         """The node that stands for `group`, or `None` where it stays as it is."""
         if group.root.device != self.device:
             return None
-        key = signature(group)
+        key = self._key(group)
         name = self._fresh(group.name)
         decision = self.remembered.get(key) or self.decisions.get(key)
         if decision is None:
@@ -99,13 +103,29 @@ class Tuner:
             fresh = f"{name}_{count}"
         return fresh
 
+    def _layouts(self, group: Group) -> dict[Node, str]:
+        """Of the operands that do not come contiguous: inputs, and what earlier kernels write."""
+        found = {}
+        for node in group.operands:
+            fused = self.kernels[node.op.name].output.layout if isinstance(node.op, Fused) else "contiguous"
+            layout = self.layouts.get(node, fused)
+            if layout != "contiguous":
+                found[node] = layout
+        return found
+
+    def _key(self, group: Group) -> str:
+        """What a decision is remembered by."""
+        layouts = self._layouts(group)
+        at = [f"{i} {layouts[n]}" for i, n in enumerate(group.operands) if n in layouts]
+        return f"{signature(group)}, {', '.join(at)}" if at else signature(group)
+
     def _kernel(self, group: Group, name: str, option: cuda.Option) -> Kernel:
         convolutions, matmuls = self.tf32
         return cuda.generate(group, name, option, tf32=convolutions if group.family == "contraction" else matmuls)
 
     def _decided(self, group: Group, name: str) -> Decision | None:
         """The decision for a group met for the first time; `None` where no kernel can be made."""
-        options = cuda.options(group, self.hints)
+        options = cuda.options(group, self.hints, self._layouts(group))
         if not options:
             return None
         if not self.measure:
@@ -121,10 +141,18 @@ class Tuner:
             return Decision(None if slower else found.option, found.generated, found.aten, found.tried)
         return found
 
+    def _fits(self, future: Future[bool], *, wait: bool) -> bool:
+        """Whether a kernel is built: waited for while there is time, and for the first one whatever it takes."""
+        left = self.started + SECONDS - time.monotonic()
+        try:
+            return future.result(timeout=None if wait else max(0.0, left))
+        except TimeoutError:
+            return False
+
     def _remembered_at(self, group: Group) -> Any:
         """The file that keeps a group's times; `None` where no directory is safe to use."""
         shapes = [sizes(n, self.hints) for n in group.operands]
-        key = f"{REVISION} {device_name(self.device)} {torch.__version__} {self.tf32} {signature(group)} {shapes}"
+        key = f"{REVISION} {device_name(self.device)} {torch.__version__} {self.tf32} {self._key(group)} {shapes}"
         try:
             return cache_directory() / f"tuned-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
         except UnsupportedError:
@@ -133,7 +161,8 @@ class Tuner:
     def _measured(self, group: Group, name: str, options: list[cuda.Option]) -> Decision:
         """Times of ATen and of the kernel's best tile shape."""
         try:
-            operands = [_random(n, self.hints, self.device) for n in group.operands]
+            layouts = self._layouts(group)
+            operands = [_dense(_random(n, self.hints, self.device), layouts.get(n)) for n in group.operands]
         except RuntimeError as error:
             if is_out_of_memory(error):
                 return Decision(options[0])
@@ -141,40 +170,37 @@ class Tuner:
         if time.monotonic() - self.started > SECONDS:
             options = options[:1]
         kernels = [self._kernel(group, name, option) for option in options]
-        self.progress(f"tuning {name}: building {len(kernels)} kernels")
-        with ThreadPoolExecutor(min(8, cpu_count() or 1)) as pool:
-            usable = list(pool.map(_loads(self.device), kernels))
         reference = operator(kernels[0]).reference
-        with torch.no_grad():
-            aten = _seconds(lambda: reference(*operands))
-            best, fastest = options[0], float("inf")
-            tried = 0
-            for option, kernel, fits in zip(options, kernels, usable, strict=True):
-                if not fits or (tried and time.monotonic() - self.started > SECONDS):
-                    continue
-                tried += 1
-                self.progress(f"tuning {name}: {tried} of {len(kernels)}")
-                launch = operator(kernel).launch
-                seconds = _seconds(lambda run=launch: run(*operands), most=4 * fastest)  # type: ignore[misc]
-                if seconds < fastest:
-                    best, fastest = option, seconds
+        self.progress(f"tuning {name}: building {len(kernels)} kernels")
+        best, fastest, tried = options[0], float("inf"), 0
+        pool = ThreadPoolExecutor(min(16, cpu_count() or 1))
+        built = [pool.submit(_loads, kernel, self.device) for kernel in kernels]
+        try:
+            with torch.no_grad():
+                aten = _seconds(lambda: reference(*operands))
+                for option, kernel, future in zip(options, kernels, built, strict=True):
+                    if not self._fits(future, wait=not tried):
+                        continue
+                    tried += 1
+                    self.progress(f"tuning {name}: {tried} of {len(kernels)}")
+                    launch = operator(kernel).launch
+                    seconds = _seconds(lambda run=launch: run(*operands), most=4 * fastest)  # type: ignore[misc]
+                    if seconds < fastest:
+                        best, fastest = option, seconds
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
         if not tried:
             return Decision(None, None, aten, 0)
         return Decision(best, fastest, aten, tried)
 
 
-def _loads(device: torch.device) -> Callable[[Kernel], bool]:
+def _loads(kernel: Kernel, device: torch.device) -> bool:
     """Whether a kernel can be built for, and loaded on, `device`."""
-    index = device.index if device.index is not None else torch.cuda.current_device()
-
-    def loads(kernel: Kernel) -> bool:
-        try:
-            operator(kernel).launch.load(index)
-        except (FusewrightError, RuntimeError):
-            return False
-        return True
-
-    return loads
+    try:
+        operator(kernel).launch.load(device.index if device.index is not None else torch.cuda.current_device())
+    except (FusewrightError, RuntimeError):
+        return False
+    return True
 
 
 def _random(node: Node, hints: Mapping[Any, int], device: torch.device) -> Tensor:
@@ -184,6 +210,11 @@ def _random(node: Node, hints: Mapping[Any, int], device: torch.device) -> Tenso
     if node.dtype.itemsize < 4:
         return torch.rand(shape, device=device).to(node.dtype)
     return torch.rand(shape, dtype=node.dtype, device=device)
+
+
+def _dense(tensor: Tensor, layout: str | None) -> Tensor:
+    """`tensor` in a kernel's layout."""
+    return tensor.contiguous(memory_format=FORMATS[layout or "contiguous"][tensor.ndim])
 
 
 def _seconds(call: Callable[[], Tensor], most: float = float("inf")) -> float:

@@ -17,7 +17,7 @@ from fusewright.runtime.memory import is_out_of_memory
 from fusewright.tree import TreeSpec, tree_flatten
 from fusewright.verification.compare import Comparison, Rules, Sample, compare, worst_of
 from fusewright.verification.inputs import Call, copied, is_real, nudged
-from fusewright.verification.numerics import WideArithmetic, ieee_float32, tf32_allowed
+from fusewright.verification.numerics import RoundedOperands, WideArithmetic, ieee_float32, tf32_allowed
 from fusewright.verification.state import State, reseed
 
 # Further evidence: this many runs, or as many as it takes to see this many elements, within the limit; never fewer than
@@ -109,10 +109,14 @@ class Context:
             raise Fault(f"the candidate raises {summary(error)}") from error
 
     def truth(self, call: Call, *, grad: bool = False, tf32: bool = False) -> Run:
-        """The reference in float64, on operands rounded to tf32 where asked for; eager itself where there is none."""
-        if self.oracle is None:
-            return self.eager(call, grad=grad)
+        """The reference in float64, on operands rounded to tf32 where asked for.
+
+        Where there is none it is eager itself, kept from tf32 but for that rounding.
+        """
         convolutions, matmuls = tf32_allowed(self.options.precision) if tf32 else (False, False)
+        if self.oracle is None:
+            rounded = [RoundedOperands(convolutions=convolutions, matmuls=matmuls)] if convolutions or matmuls else []
+            return self._run(self.reference, call, grad, [ieee_float32(), *rounded])
         mode = WideArithmetic(round_convolutions=convolutions, round_matmuls=matmuls)
         return self.run_wide(call, grad, mode)
 
@@ -179,11 +183,7 @@ class Context:
         tried = self.tried(call, grad=grad)
         truth = self.truth(call, grad=grad)
         baselines = [eager]
-        if (
-            self.oracle is not None
-            and any(x.is_cuda for x in call.tensors())
-            and any(tf32_allowed(self.options.precision))
-        ):
+        if any(x.is_cuda for x in call.tensors()) and any(tf32_allowed(self.options.precision)):
             baselines.append(self.truth(call, grad=grad, tf32=True))
         return eager, tried, baselines, truth
 
@@ -247,7 +247,7 @@ class _Evidence:
             return None
         if self._context.oracle is None:
             # Eager is the truth: what noise does to it stands in for its error.
-            baselines = [self._base]
+            baselines = [self._base, *baselines]
         return Sample(tried.values[name], _named(baselines, name, eager), _of(truth, name, eager))
 
 

@@ -55,6 +55,27 @@ class WideArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+class RoundedOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Rounds the float32 operands of convolutions and matmuls to tf32, where asked for, and changes nothing else."""
+
+    def __init__(self, *, convolutions: bool, matmuls: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._rounded = (_CONVOLUTIONS if convolutions else frozenset()) | (_MATMULS if matmuls else frozenset())
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Runs one operation."""
+        if getattr(func, "overloadpacket", func).__name__ in self._rounded:
+            narrow = (isinstance(x, Tensor) and x.dtype == torch.float32 for x in args)
+            args = tuple(round_to_tf32(x) if is_float else x for x, is_float in zip(args, narrow, strict=True))
+        return func(*args, **dict(kwargs or {}))
+
+
 def _is_wide(x: object) -> bool:
     return isinstance(x, Tensor) and x.dtype == torch.float64
 
