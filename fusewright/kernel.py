@@ -19,11 +19,12 @@ Expression = str
 
 @dataclass(frozen=True)
 class Array:
-    """A tensor that a call allocates: shape as expressions, contiguous."""
+    """A tensor that a call allocates: shape as expressions, dense in its layout (see `Kernel.layouts`)."""
 
     name: str
     shape: tuple[Expression, ...]
     dtype: torch.dtype
+    layout: str = "contiguous"
 
 
 @dataclass(frozen=True)

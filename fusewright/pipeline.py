@@ -29,6 +29,7 @@ from fusewright.rules import RULES
 from fusewright.rules.engine import Mode, Rewritten, rewrite, total
 from fusewright.runtime import nvrtc
 from fusewright.runtime.device import device_facts
+from fusewright.runtime.launch import layout_of
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.groups import cut
 from fusewright.tree import flat_tensors
@@ -91,7 +92,8 @@ def build(
     rules = [rule for rule in RULES if rule.name not in without and (only is None or rule.name in only)]
     rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite)
     check(rewritten.graph)
-    tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, decisions or {}, progress)
+    layouts = {node: layout_of(tensor) for node, tensor in zip(rewritten.graph.inputs, tensors, strict=True)}
+    tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, layouts, decisions or {}, progress)
     final = check(cut(rewritten.graph, tuner)) if fusing else rewritten.graph
     attributes = [key for key, tensor in captured.constants.items() if _found(model, key) is tensor]
     program = lower(final, captured.out_spec, captured.constants, attributes, tuple(tuner.kernels.values()))

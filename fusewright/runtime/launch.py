@@ -27,7 +27,7 @@ from fusewright.runtime.nvrtc import KernelError
 KEPT = 256
 # Every operand starts at a multiple of this, so that kernels may load 16 bytes at once.
 ALIGNMENT = 16
-_LAYOUTS = {
+FORMATS = {
     "contiguous": dict.fromkeys(range(16), torch.contiguous_format),
     "channels_last": {4: torch.channels_last, 5: torch.channels_last_3d},
 }
@@ -114,7 +114,9 @@ class Launcher:
         entries = self.load(index)
         with driver.guard(index):
             driver.attach(index)
-        arrays = [(tuple(evaluate(n, sizes) for n in a.shape), a.dtype) for a in (kernel.output, *kernel.scratch)]
+        arrays = [
+            (tuple(evaluate(n, sizes) for n in a.shape), a.dtype, a.layout) for a in (kernel.output, *kernel.scratch)
+        ]
         if 0 not in arrays[0][0] and any(t.numel() == 0 for t in tensors):
             raise self._error("reads an empty tensor", tensors)
         cells, parameters = self._pack(sizes)
@@ -124,8 +126,8 @@ class Launcher:
             if x * y * z:
                 start = driver.start(entries[launch.entry], (x, y, z), launch.threads, launch.shared)
                 launches.append((launch.entry, start, packed))
-        new = [_allocation(shape, dtype, device) for shape, dtype in arrays]
-        formats = [_LAYOUTS[layout][t.ndim] for layout, t in zip(kernel.layouts, tensors, strict=True)]
+        new = [_allocation(shape, dtype, layout, device) for shape, dtype, layout in arrays]
+        formats = [FORMATS[layout][t.ndim] for layout, t in zip(kernel.layouts, tensors, strict=True)]
         return self._call(index, formats, new, cells, launches)
 
     def _call(
@@ -167,7 +169,7 @@ class Launcher:
             if tensor.device.type != kind or tensor.device != tensors[0].device:
                 raise self._error(f"needs every operand on one {kind} device, {name} is on {tensor.device}", tensors)
         for name, tensor, layout in zip(kernel.operands, tensors, kernel.layouts, strict=True):
-            if tensor.ndim not in _LAYOUTS[layout]:
+            if tensor.ndim not in FORMATS[layout]:
                 raise self._error(f"needs {name} in {layout} format", tensors)
         for name, tensor, dtype in zip(kernel.operands, tensors, kernel.dtypes, strict=False):
             if tensor.dtype != dtype:
@@ -220,9 +222,20 @@ def sizes_of(kernel: Kernel, tensors: Sequence[Tensor]) -> dict[str, int]:
     return {name: tensors[number].shape[dimension] for name, number, dimension in kernel.sizes}
 
 
-def _allocation(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> partial[Tensor]:
+def layout_of(tensor: Tensor) -> str:
+    """The layout that a kernel should ask for to read `tensor` as it lies in memory."""
+    last = FORMATS["channels_last"].get(tensor.ndim)
+    dense = last is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=last)
+    return "channels_last" if dense else "contiguous"
+
+
+def _allocation(shape: tuple[int, ...], dtype: torch.dtype, layout: str, device: torch.device) -> partial[Tensor]:
     """Makes an array; with strides, because PyTorch is quicker about it then."""
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * max(size, 1))
-    return partial(torch.empty_strided, shape, tuple(reversed(strides[: len(shape)])), dtype=dtype, device=device)
+    order = [*range(len(shape))]  # of the dimensions, the densest last
+    if layout == "channels_last":
+        order.append(order.pop(1))
+    strides, step = [1] * len(shape), 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return partial(torch.empty_strided, shape, tuple(strides), dtype=dtype, device=device)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fusewright.kernel import Kernel, evaluate
-from fusewright.runtime.launch import Launcher, sizes_of
+from fusewright.runtime.launch import FORMATS, Launcher, sizes_of
 
 NAMESPACE = "fusewright"
 
@@ -99,15 +99,16 @@ def _register(kernel: Kernel, reference: Reference, launch: Launcher) -> Callabl
     name = f"{kernel.name}_{digest[:8]}"
     _library.define(f"{name}({', '.join(f'Tensor {operand}' for operand in kernel.operands)}) -> Tensor")
     overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    memory_format = FORMATS[kernel.output.layout][len(kernel.output.shape)]
 
     def elsewhere(*tensors: Tensor) -> Tensor:
-        value = reference(*tensors).contiguous()
+        value = reference(*tensors).contiguous(memory_format=memory_format)
         return value.clone() if any(_torch._C._is_alias_of(value, t) for t in tensors) else value
 
     def fake(*tensors: Tensor) -> Tensor:
         sizes = sizes_of(kernel, tensors)
         shape = [evaluate(n, sizes) for n in kernel.output.shape]
-        return tensors[0].new_empty(shape, dtype=kernel.output.dtype)
+        return torch.empty(shape, dtype=kernel.output.dtype, device=tensors[0].device, memory_format=memory_format)
 
     def below(keys: Any, *tensors: Tensor) -> Tensor:
         with torch._C._AutoDispatchBelowAutograd():

@@ -83,6 +83,7 @@ class Contraction:
     before, window, after   pointwise tree on the convolution's output, pooling, pointwise tree on what was pooled
     fold                    reduction over all positions, all channels or both; `None` where all is written
     tail                    what is computed per sample from a reduction over positions
+    channels_last           whether x lies so in memory; what is written at all positions then does too
     """
 
     root: Node
@@ -96,11 +97,22 @@ class Contraction:
     fold: Fold | None
     operands: tuple[Node, ...]
     tail: SampleProgram | None = None
+    channels_last: bool = False
 
     @property
     def op(self) -> ops.Conv:
         assert isinstance(self.conv.op, ops.Conv)
         return self.conv.op
+
+    @property
+    def layout(self) -> str:
+        """Of x, and of the output where positions are written."""
+        return "channels_last" if self.channels_last else "contiguous"
+
+    @property
+    def takes_channels_last(self) -> bool:
+        """Whether the kernel may read x in that layout: window sums are added up along rows of one channel."""
+        return self.box is None and self.x.ndim in (4, 5)
 
     @property
     def tensors(self) -> tuple[Node, ...]:

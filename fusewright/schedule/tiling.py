@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, prod
+from math import ceil, gcd, prod
 
 from fusewright.schedule.contraction import Axis, Contraction, Phase
 
@@ -67,6 +67,17 @@ def span(axis: Axis, cells: int) -> int:
     """Input indices that `cells` neighbouring cells read along one dimension."""
     low, high = axis.reach()
     return (cells - 1) * axis.advance + high - low + 1
+
+
+def column(channels: int, size: int) -> int:
+    """Elements of `size` bytes from column to column of a channels-last tile: 4 words modulo 8, so that what a warp
+    reads at once, 4 channels of 8 columns, spreads over the banks."""
+    return channels + (16 // size - channels) % (32 // size)
+
+
+def copied_at_once(c: Contraction, chunk: int) -> int:
+    """Channels of a channels-last input that one copy takes, aligned in both memories."""
+    return gcd(c.channels, chunk, 16 // c.x.dtype.itemsize)
 
 
 def _most(axis: Axis) -> int:
@@ -150,7 +161,8 @@ def shared_elements(c: Contraction, t: Tiling) -> tuple[int, int]:
         return k * (prod(t.cells) + 8), t.block_m * (k + 4)
     d, h, w = (span(a, n) for a, n in zip(c.axes, t.cells, strict=True))
     taps = prod((sum if t.chunk == c.channels else max)(len(p.taps) for p in a.phases) for a in c.axes)
-    return t.chunk * (d * h * (w + 7) + 16), t.block_m * (t.chunk * taps + 4)
+    tile = d * h * w * column(t.chunk, c.x.dtype.itemsize) if c.channels_last else t.chunk * (d * h * (w + 7) + 16)
+    return tile, t.block_m * (t.chunk * taps + 4)
 
 
 def _score(c: Contraction, t: Tiling, lengths: tuple[int, int, int], element_bytes: int) -> float | None:
@@ -196,7 +208,8 @@ def _cycles(
     waits = LATENCY * refills
     fetched = 0.0
     if c.box is None:
-        copied = (tile * refills + (weights * refills if chunks > 1 else 0)) * wide / 4
+        alone = 16 // element_bytes // copied_at_once(c, t.chunk) if c.channels_last else 1
+        copied = (tile * alone * refills + (weights * refills if chunks > 1 else 0)) * wide / 4
         filling = 6.0 * copied / (32 * t.warps)
     else:
         tasks = c.channels * prod(t.cells) / (32 * t.warps)

@@ -42,8 +42,10 @@ _KINDS = {"pointer": "p", "int": "i", "long": "l"}
 class _Memory:
     """An array's bytes with poison around them (a sanitizer has its own guards)."""
 
-    def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, poison: int) -> None:
-        self.name, self.dtype, self.shape, self.poison = name, dtype, shape, poison
+    def __init__(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, poison: int, layout: str = "contiguous"
+    ) -> None:
+        self.name, self.dtype, self.shape, self.poison, self.layout = name, dtype, shape, poison, layout
         self.bytes = math.prod(shape) * dtype.itemsize
         self.raw = torch.full((self.bytes + 2 * GUARD,), poison, dtype=torch.uint8)
 
@@ -56,7 +58,11 @@ class _Memory:
             self.payload.copy_(tensor.reshape(-1).view(torch.uint8))
 
     def value(self) -> Tensor:
-        return self.payload.clone().view(self.dtype).reshape(self.shape)
+        flat = self.payload.clone().view(self.dtype)
+        if self.layout == "contiguous":
+            return flat.reshape(self.shape)
+        batch, channels, *rest = self.shape
+        return flat.reshape(batch, *rest, channels).movedim(-1, 1)
 
     def check_guards(self, kernel: Kernel) -> None:
         around = torch.cat([self.raw[:GUARD], self.raw[GUARD + self.bytes :]])
@@ -120,7 +126,7 @@ def _checked(kernel: Kernel, tensors: tuple[Tensor, ...], sizes: Mapping[str, in
 
 
 def _memory(array: Array, sizes: Mapping[str, int], poison: int) -> _Memory:
-    return _Memory(array.name, tuple(evaluate(e, sizes) for e in array.shape), array.dtype, poison)
+    return _Memory(array.name, tuple(evaluate(e, sizes) for e in array.shape), array.dtype, poison, array.layout)
 
 
 def _line(launch: Launch, sizes: Mapping[str, int], index: Mapping[str, int]) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import prod
 from typing import Any
 
 from fusewright.codegen.aten import lower_function
 from fusewright.codegen.cuda import contraction, ranges, sample, stream
+from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
 from fusewright.schedule.groups import Group, as_graph, body, sizes
@@ -21,24 +22,27 @@ WORTH_MEASURING = 14
 WORTH_CLUSTERING = 4
 
 Option = dict[str, Any]
+Layouts = Mapping[Node, str]
 
 
-def options(group: Group, hints: Mapping[Any, int]) -> list[Option]:
+def options(group: Group, hints: Mapping[Any, int], layouts: Layouts) -> list[Option]:
     """Ways to cut the group, best estimate first; one empty option where there is nothing to choose, none at all
-    where the family finds no way."""
+    where the family finds no way.  `layouts` has the operands that do not come contiguous (see `Kernel.layouts`)."""
     c = group.record
     if not isinstance(c, Contraction):
         return [{}]
+    last = layouts.get(c.x) == "channels_last" and c.takes_channels_last
+    c = replace(c, channels_last=last)
     lengths = _cells(c, hints)
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []
     tilings = shortlist(c, lengths, c.x.dtype.itemsize, WORTH_MEASURING)
-    found: list[Option] = [{"tiling": asdict(t), "blocks": None} for t in tilings]
+    found: list[Option] = [{"tiling": asdict(t), "blocks": None, "channels_last": last} for t in tilings]
     samples = sizes(c.x, hints)[0]
     for t in tilings[:WORTH_CLUSTERING]:
         blocks = contraction.blocks_per_sample(c, t, samples, lengths)
         if blocks is not None:
-            found.insert(0, {"tiling": asdict(t), "blocks": blocks})
+            found.insert(0, {"tiling": asdict(t), "blocks": blocks, "channels_last": last})
     return found
 
 
@@ -58,7 +62,8 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     match group.family:
         case "contraction":
             tiling = Tiling(**option["tiling"])
-            return contraction.generate(group.record, tiling, name, reference, tf32=tf32, blocks=option["blocks"])
+            c = replace(group.record, channels_last=option.get("channels_last", False))
+            return contraction.generate(c, tiling, name, reference, tf32=tf32, blocks=option["blocks"])
         case "range reduction":
             return ranges.kernel(group.record, name, reference)
         case "sample program":

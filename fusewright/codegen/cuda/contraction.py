@@ -16,50 +16,15 @@ from string import Template
 import torch
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
-from fusewright.codegen.cuda import contraction_box, contraction_text
+from fusewright.codegen.cuda import contraction_box, contraction_layout, contraction_text
 from fusewright.codegen.cuda.contraction_epilogue import Epilogue, operands
 from fusewright.codegen.cuda.primitives import used_primitives
 from fusewright.kernel import Argument, Kernel, Launch, spread
 from fusewright.schedule.contraction import Contraction, Phase
-from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, blocks_per_sm, span
+from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, blocks_per_sm
 
 # Blocks that may work on one sample and join their results in shared memory: the portable size of a cluster.
 LARGEST_CLUSTER = 8
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The input in shared memory, in elements, as [channel][d][h][w].
-
-    `low` is the input index of cell 0's first element per dimension.
-    """
-
-    x_shape: tuple[int, int, int]
-    x_channel: int
-    low: tuple[int, ...]
-
-    @property
-    def strides(self) -> tuple[int, int, int]:
-        _, h, w = self.x_shape
-        return h * w, w, 1
-
-
-def layout(c: Contraction, t: Tiling) -> Layout:
-    """Rows are whole 16-byte vectors; channels and features are padded so that a fragment spreads over the banks."""
-    size = c.x.dtype.itemsize
-    vector = 16 // size
-    if c.box is not None:
-        return Layout(t.cells, _spread(prod(t.cells), 8, size), (0, 0, 0))
-    d, h, w = (span(a, n) for a, n in zip(c.axes, t.cells, strict=True))
-    w = ceil((w + vector - 1) / vector) * vector
-    low = tuple(a.reach()[0] for a in c.axes)
-    return Layout((d, h, w), _spread(d * h * w, 8, size), low)
-
-
-def _spread(elements: int, residue: int, size: int) -> int:
-    """The least stride of at least `elements` that is `residue` words modulo the 32 banks."""
-    banks, wanted = 128 // size, residue * 4 // size
-    return elements + (wanted - elements) % banks
 
 
 def generate(c: Contraction, t: Tiling, name: str, reference: str, *, tf32: bool, blocks: int | None = None) -> Kernel:
@@ -95,8 +60,8 @@ class _Writer:
         return Epilogue(self.c, self.t, self.blocks)
 
     @cached_property
-    def layout(self) -> Layout:
-        return layout(self.c, self.t)
+    def layout(self) -> contraction_layout.Layout:
+        return contraction_layout.layout(self.c, self.t)
 
     @property
     def flavour(self) -> str:
@@ -137,7 +102,7 @@ class _Writer:
 
     @property
     def x_elements(self) -> int:
-        return ceil(self.chunk * self.layout.x_channel / 8) * 8
+        return self.layout.elements(self.chunk)
 
     @cached_property
     def phases(self) -> list[tuple[Phase, Phase, Phase]]:
@@ -148,7 +113,7 @@ class _Writer:
     def phase_elements(self, phases: tuple[Phase, Phase, Phase]) -> int:
         """Elements that the weights of one phase take in shared memory."""
         run = self.chunk * prod(self._taps_of(phases))
-        return self.t.block_m * _spread(run, 4, self.c.x.dtype.itemsize) if run else 0
+        return self.t.block_m * contraction_layout.spread(run, 4, self.c.x.dtype.itemsize) if run else 0
 
     @property
     def w_elements(self) -> int:
@@ -194,7 +159,7 @@ class _Writer:
             name=self.name,
             source=self.source(),
             operands=names,
-            layouts=("contiguous",) * len(names),
+            layouts=(self.c.layout, *("contiguous",) * (len(names) - 1)),
             sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate(axes))),
             output=results.output,
             scratch=results.scratch,
@@ -235,11 +200,14 @@ class _Writer:
             x="__float_as_uint(x)" if self.c.box is not None and self.rounds else self._rounded("x"),
             w="__float_as_uint(w)" if self.chunks == 1 and self.rounds else self._rounded("w"),
         )
-        stage = contraction_box.stage(self.c, self.t, self.rounds) if self.c.box is not None else self._stage_input()
+        if self.c.box is not None:
+            stage = contraction_box.stage(self.c, self.t, self.rounds)
+        else:
+            stage = contraction_layout.stage(self.c, self.t, self.layout)
         parts = [
             self._constants(),
             multiply,
-            contraction_text.INDEXING,
+            contraction_layout.indexing(self.c),
             contraction_text.ACCUMULATE,
             contraction_text.COPY,
             contraction_text.ROUND if self.rounds and self.chunks == 1 else "",
@@ -275,15 +243,10 @@ class _Writer:
             "tiles_w": t.cells_w * per_cell // 2, "warps_m": t.warps_m, "warps_h": t.warps_h, "warps_w": t.warps_w,
             "threads": self.threads, "m_blocks": self.m_blocks, "chunk": self.chunk, "chunks": self.chunks,
             "together_d": str(t.together_d).lower(), "together_h": str(t.together_h).lower(),
-            "x_channel": lay.x_channel,
         }  # fmt: skip
+        names |= contraction_layout.constants(c, lay)
         types = {"element": ELEMENT[c.x.dtype], "compute": compute_type(c.x.dtype)}
         return Template(contraction_text.CONSTANTS).substitute(types | {k: str(v) for k, v in names.items()})
-
-    def _stage_input(self) -> str:
-        names = {f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)}
-        names |= {f"low_{a}": low for a, low in zip("dhw", self.layout.low, strict=True)}
-        return Template(contraction_text.STAGE_TILE).substitute(names)
 
     def _stage_weights(self) -> str:
         if self.c.op.transposed:
@@ -326,7 +289,7 @@ class _Writer:
         )
         body = [self.epilogue.open_tile()]
         if self.chunks == 1:
-            body.append(_STAGE_ONCE)
+            body.append(Template(_STAGE_ONCE).substitute(shift=self._shift))
         body += [self._pass(i) for i in range(len(self.phases))]
         body.append(self.epilogue.after_cell())
         prologue = ""
@@ -343,7 +306,7 @@ class _Writer:
             per_sm=self.per_sm,
             parameters=", ".join([*types, self.epilogue.parameter]),
             x_elements=self.x_elements,
-            x_channels=self.c.channels,
+            of_sample=contraction_layout.sample(self.c),
             staged=f"\n    constexpr int STAGED = {self.x_elements + self.w_elements};"
             if self.epilogue.exchange_elements()
             else "",
@@ -357,6 +320,11 @@ class _Writer:
             return 1, 1, 1
         d, h, w = (len(p.taps) for p in phases)
         return d, h, w
+
+    @property
+    def _shift(self) -> str:
+        """Rows of channel planes are staged from the 16-byte boundary before them on."""
+        return "" if self.c.channels_last else "const int shift = "
 
     def _first_tap(self, phases: tuple[Phase, Phase, Phase]) -> int:
         d, h, w = (p.taps[0] for p in phases)
@@ -373,7 +341,7 @@ class _Writer:
         multiply = self._multiply(index, tiles)
         if self.chunks > 1:
             multiply = Template(_CHUNKED).substitute(
-                multiply=multiply.strip(), stage=" ".join(self._stage_phases([index], "chunk"))
+                multiply=multiply.strip(), shift=self._shift, stage=" ".join(self._stage_phases([index], "chunk"))
             )
         values = self.epilogue.values(phases, tiles)
         return f"{loops}        {{\n            Accumulators acc = {{}};\n{multiply}{values}        }}\n"
@@ -393,7 +361,7 @@ class _Writer:
             low = zip(phases, self.layout.low, self.layout.strides, strict=True)
             start = sum((p.first - at) * stride for p, at, stride in low)
         sizes = ", ".join(map(str, (tiles, *taps, len(phases[2].elements))))
-        at = f"x_warp + shift + {start}" if start else "x_warp + shift"
+        at = " + ".join(["x_warp", *(["shift"] if self._shift else []), *([str(start)] if start else [])])
         at += "".join(f" + from_{a} * ELEMENT_{a.upper()}" for a, _, _ in self._looped(phases))
         behind = sum(map(self.phase_elements, self.phases[:index])) if self.chunks == 1 else 0
         tile = f"w_tile + {behind}" if behind else "w_tile"
@@ -402,7 +370,7 @@ class _Writer:
 
 _STAGE_ONCE = """\
         __syncthreads();    // until the last tile has been read
-        const int shift = stage_input(x_sample, x_tile, 0, cell_d, cell_h, cell_w, D, H, W);
+        ${shift}stage_input(x_sample, x_tile, 0, cell_d, cell_h, cell_w, D, H, W);
         copy_async_commit();
         copy_async_wait<0>();
         __syncthreads();
@@ -418,7 +386,7 @@ _ROUND_WEIGHTS = """\
 _CHUNKED = """\
             for (int chunk = 0; chunk < CHUNKS; ++chunk) {
                 __syncthreads();    // until the last chunk has been read
-                const int shift = stage_input(x_sample, x_tile, chunk, cell_d, cell_h, cell_w, D, H, W);
+                ${shift}stage_input(x_sample, x_tile, chunk, cell_d, cell_h, cell_w, D, H, W);
                 $stage
                 copy_async_commit();
                 copy_async_wait<0>();

@@ -302,7 +302,10 @@ class Epilogue:
             d, h, w = local
             at = f"({d} * LOCAL_H + {h}) * LOCAL_W + {w}"
             return [*lines, f"if (row == 0 && inside) exchange[warp_m * LOCAL_D * LOCAL_H * LOCAL_W + {at}] = over;"]
-        at = f"(((long long)sample * GROUPS * O + group * O + feature) * {P} + {p}) * {Q} * {R} + {q} * {R} + {r}"
+        if self.c.channels_last:
+            at = f"((((long long)sample * {P} + {p}) * {Q} + {q}) * {R} + {r}) * (GROUPS * O) + group * O + feature"
+        else:
+            at = f"(((long long)sample * GROUPS * O + group * O + feature) * {P} + {p}) * {Q} * {R} + {q} * {R} + {r}"
         return _over_rows(
             [feature, f"if (inside && feature < O) out[{at}] = narrow_to<{self.result_type}>::of({value});"]
         )
@@ -522,7 +525,7 @@ class Epilogue:
             shape = [d for i, d in enumerate(shape) if i not in c.fold.op.dims]
         if c.tail is not None:
             shape = ["N", *map(str, c.root.shape[1:])]
-        output = Array("out", tuple(shape), c.root.dtype)
+        output = Array("out", tuple(shape), c.root.dtype, c.layout if self.kind == "store" else "contiguous")
         if not self.partial or self.blocks is not None:
             return Results(output, (), ())
         rows = str(features) if self.kind == "positions" else str(blocks_z)

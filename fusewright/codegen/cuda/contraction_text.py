@@ -18,8 +18,8 @@ constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * 
 constexpr int CHUNK = $chunk, CHUNKS = $chunks;    // input channels staged at a time
 constexpr bool TOGETHER_D = $together_d, TOGETHER_H = $together_h;    // whether all taps along d, h are at hand at once
 
-// Shared memory: the input as [channel][d][h][w].
-constexpr int X_D = $x_d, X_H = $x_h, X_W = $x_w, X_CHANNEL = $x_channel;
+// Shared memory: the input as $order.
+constexpr int X_D = $x_d, X_H = $x_h, X_W = $x_w, $step;
 // Steps in the staged input from cell to cell, from position to position and from tap to tap.
 constexpr int ADVANCE_D = $advance_d, ADVANCE_H = $advance_h, ADVANCE_W = $advance_w;
 constexpr int ELEMENT_D = $element_d, ELEMENT_H = $element_h, ELEMENT_W = $element_w;
@@ -80,13 +80,13 @@ __device__ __forceinline__ void multiply_add(double (&d)[4], const Operand (&a)[
 
 # Shared by both ways to multiply.
 INDEXING = """
-// The k indices of one row of taps run over channels, then taps along w; a lane supplies two of every eight.
+// The k indices of one row of taps run over $order; a lane supplies two of every eight.
 template <int TAPS_W>
 struct Lane {
     static constexpr int K = CHUNK * TAPS_W, STEPS = (K + 7) / 8;
     static __device__ __forceinline__ int k(int step, int half) { return 8 * step + 4 * half + threadIdx.x % 4; }
     static __device__ __forceinline__ bool inside(int k) { return K % 8 == 0 || k < K; }
-    static __device__ __forceinline__ int x(int k) { return k / TAPS_W * X_CHANNEL + k % TAPS_W * TAP_W; }
+    static __device__ __forceinline__ int x(int k) { return $channel + $tap * TAP_W; }
 };
 
 // A phase's weights in shared memory: [feature][channel][d][h][w], features spread over the banks.
@@ -94,7 +94,7 @@ template <int TAPS_D, int TAPS_H, int TAPS_W>
 struct Phase {
     static constexpr int TAPS = TAPS_D * TAPS_H * TAPS_W, RUN = CHUNK * TAPS, BANKS = 128 / sizeof(Element);
     static constexpr int FEATURE = RUN + ((BANKS / 8 - RUN) % BANKS + BANKS) % BANKS;
-    static __device__ __forceinline__ int at(int k) { return k / TAPS_W * TAPS + k % TAPS_W; }
+    static __device__ __forceinline__ int at(int k) { return $of_weight; }
 };
 
 // Column n of 8-column tile j is position s % PER_CELL of cell 4 * (s / PER_CELL) + n / 2, where s = 2 * j + n % 2:
@@ -226,6 +226,29 @@ __device__ __forceinline__ int stage_input(const Element* x, Element* tile, int 
 }
 """
 
+STAGE_COLUMNS = """
+// Start copying the input that a block's cells read, zeros outside.  A thread keeps its channels, as many as an aligned
+// copy takes, and goes through the positions.
+__device__ __forceinline__ void stage_input(const Element* x, Element* tile, int chunk, int cell_d, int cell_h,
+                                            int cell_w, int D, int H, int W) {
+    constexpr int VECTOR = $vector, ROW = CHUNK / VECTOR, SIDE_BY_SIDE = ROW < THREADS ? THREADS / ROW : 1;
+    const int low_d = cell_d * $advance_d + $low_d, low_h = cell_h * $advance_h + $low_h;
+    const int low_w = cell_w * $advance_w + $low_w;
+    for (int i = threadIdx.x; i < ROW * SIDE_BY_SIDE; i += THREADS) {
+        const int c = i % ROW * VECTOR;
+        const bool channel = C % CHUNK == 0 || chunk * CHUNK + c < C;
+#pragma unroll 4
+        for (int at = i / ROW; at < X_D * X_H * X_W; at += SIDE_BY_SIDE) {
+            const int x_d = low_d + at / (X_H * X_W), x_h = low_h + at / X_W % X_H, x_w = low_w + at % X_W;
+            const bool row = unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H);
+            const bool there = channel && row && unsigned(x_w) < unsigned(W);
+            const int from = ((x_d * H + x_h) * W + x_w) * (GROUPS * C) + chunk * CHUNK + c;
+            copy_vector<VECTOR>(tile + at * X_COLUMN + c, x + (there ? from : 0), there);
+        }
+    }
+}
+"""
+
 COPY = """
 // Start copying VECTOR elements, or zeros where they are not `there`.
 template <int VECTOR>
@@ -310,7 +333,7 @@ $name($parameters,
     const int warp_w = warp % WARPS_W, warp_h = warp / WARPS_W % WARPS_H, warp_m = warp / (WARPS_W * WARPS_H);
     const int $place;    // of the sample's blocks
     const int group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
-    const Element* const x_sample = x + ((long long)sample * GROUPS + group) * $x_channels * D * H * W;
+    const Element* const x_sample = x + $of_sample;
     const Element* const x_warp = x_tile + warp_h * OWN_H * ADVANCE_H + 4 * warp_w * OWN_W * ADVANCE_W;
     const int feature_row = 16 * warp_m * M_TILES + row;    // the first of this lane's features
 $prologue

@@ -76,6 +76,7 @@ class Case:
     batch: int = 2
     dtype: torch.dtype = torch.float32
     tf32: bool = True
+    channels_last: bool = False
 
     @property
     def n(self) -> int:
@@ -89,7 +90,9 @@ class Case:
         """An input (N, C, *) whose numbers are tf32 numbers where those may be used."""
         torch.manual_seed(seed)
         shape = (self.batch if batch is None else batch, self.channels * self.groups, *self.sizes)
-        return self.short(torch.randn(shape)).to(self.dtype)
+        x = self.short(torch.randn(shape)).to(self.dtype)
+        last = torch.channels_last if self.n == 2 else torch.channels_last_3d
+        return x.to(memory_format=last) if self.channels_last else x
 
     def short(self, x: Tensor) -> Tensor:
         if self.dtype != torch.float32 or not self.tf32:
@@ -202,7 +205,10 @@ def find(case: Case, boxed: bool = False) -> Found | str:
         rules = [rule for rule in RULES if rule.name == _SLIDES_FIRST]
         graph = rewrite(graph, rules, lambda node: Work(0, 0, 0, 0), mode="always").graph
     group = contraction.match(graph.outputs[0], graph.users())
-    return group if isinstance(group, str) else Found(case, model, group)
+    if isinstance(group, str):
+        return group
+    assert group.takes_channels_last or not case.channels_last
+    return Found(case, model, replace(group, channels_last=case.channels_last))
 
 
 def some(tilings: Sequence[Tiling], count: int, rng: random.Random) -> list[Tiling]:
@@ -270,6 +276,7 @@ def draw(rng: random.Random) -> Case:
         batch=rng.randint(1, 3),
         dtype=dtype,
         tf32=rng.random() < 0.5,
+        channels_last=n > 1 and rng.random() < 0.4,
     )
 
 
@@ -314,6 +321,7 @@ def draw_boxed(rng: random.Random) -> Case:
         dilation=each(1, 1, 2),
         transposed=False,
         output_padding=(),
+        channels_last=False,
         before=(),
         pool="avg",
         window=window,

@@ -1,0 +1,87 @@
+"""How the input of a contraction lies in shared memory, as channel planes or channels last, and how it gets there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, prod
+from string import Template
+
+from fusewright.codegen.cuda import contraction_text
+from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.tiling import Tiling, column, copied_at_once, span
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The input in shared memory, in elements, as [channel][d][h][w] or [d][h][w][channel].
+
+    `column` and `channel` are the steps along w and from channel to channel; `low` is the input index of cell 0's
+    first element per dimension.
+    """
+
+    x_shape: tuple[int, int, int]
+    column: int
+    channel: int
+    low: tuple[int, ...]
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        _, h, w = self.x_shape
+        return h * w * self.column, w * self.column, self.column
+
+    def elements(self, channels: int) -> int:
+        """Of a tile of so many channels, in whole 16-byte vectors."""
+        return ceil(max(channels * self.channel, self.x_shape[0] * self.strides[0]) / 8) * 8
+
+
+def layout(c: Contraction, t: Tiling) -> Layout:
+    """Channel planes have rows of whole 16-byte vectors; planes, or columns, are padded so that a fragment spreads
+    over the banks."""
+    size = c.x.dtype.itemsize
+    vector = 16 // size
+    if c.box is not None:
+        return Layout(t.cells, 1, spread(prod(t.cells), 8, size), (0, 0, 0))
+    d, h, w = (span(a, n) for a, n in zip(c.axes, t.cells, strict=True))
+    low = tuple(a.reach()[0] for a in c.axes)
+    if c.channels_last:
+        return Layout((d, h, w), column(t.chunk, size), 1, low)
+    w = ceil((w + vector - 1) / vector) * vector
+    return Layout((d, h, w), 1, spread(d * h * w, 8, size), low)
+
+
+def spread(elements: int, residue: int, size: int) -> int:
+    """The least stride of at least `elements` that is `residue` words modulo the 32 banks."""
+    banks, wanted = 128 // size, residue * 4 // size
+    return elements + (wanted - elements) % banks
+
+
+def indexing(c: Contraction) -> str:
+    """Where the lanes find their operands: the inner one of channel and tap is the one that is denser in memory."""
+    if not c.channels_last:
+        names = {"order": "channels, then taps along w", "channel": "k / TAPS_W * X_CHANNEL", "tap": "k % TAPS_W"}
+        return Template(contraction_text.INDEXING).substitute(names, of_weight="k / TAPS_W * TAPS + k % TAPS_W")
+    names = {"order": "taps along w, then channels", "channel": "k % CHUNK", "tap": "k / CHUNK"}
+    return Template(contraction_text.INDEXING).substitute(names, of_weight="k % CHUNK * TAPS + k / CHUNK")
+
+
+def constants(c: Contraction, lay: Layout) -> dict[str, object]:
+    """What the constants say about the staged input."""
+    if c.channels_last:
+        return {"order": "[d][h][w][channel], columns padded over the banks", "step": f"X_COLUMN = {lay.column}"}
+    return {"order": "[channel][d][h][w]", "step": f"X_CHANNEL = {lay.channel}"}
+
+
+def stage(c: Contraction, t: Tiling, lay: Layout) -> str:
+    """The text of `stage_input` for a convolution of x itself."""
+    names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", c.axes, strict=True)}
+    names |= {f"low_{a}": low for a, low in zip("dhw", lay.low, strict=True)}
+    if c.channels_last:
+        return Template(contraction_text.STAGE_COLUMNS).substitute(names, vector=copied_at_once(c, t.chunk))
+    return Template(contraction_text.STAGE_TILE).substitute(names)
+
+
+def sample(c: Contraction) -> str:
+    """Offset of a sample's first channel of this block's group."""
+    if c.channels_last:
+        return "((long long)sample * D * H * W * GROUPS + group) * C"
+    return f"((long long)sample * GROUPS + group) * {c.channels} * D * H * W"

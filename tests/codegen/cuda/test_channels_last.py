@@ -1,0 +1,137 @@
+"""Contraction kernels of channels-last inputs: who asks for one, what it returns, what it compiles to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from contraction_cases import Case, Found, find
+from emulation.emulate import emulate
+from torch import Tensor, nn
+
+from fusewright.capture import capture
+from fusewright.codegen.cuda import contraction
+from fusewright.kernel import Kernel
+from fusewright.runtime import nvrtc
+from fusewright.runtime.launch import layout_of
+from fusewright.runtime.operators import operator
+from fusewright.schedule.groups import cut
+from fusewright.schedule.tiling import Tiling
+from fusewright.tuning import Tuner
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+BF16, LAST = torch.bfloat16, torch.channels_last
+MEAN = Case((14, 14), 320, 1280, (1, 1), dtype=BF16, before=("hardswish",), fold="mean", fold_dims="p", batch=8)
+
+
+def tuned(model: nn.Module, x: Tensor, layout: str | None = None) -> Tuner:
+    """The kernels of `model` for an input like `x`, nothing measured."""
+    graph = capture(model, (x,), {}).graph
+    layouts = {graph.inputs[0]: layout or layout_of(x)}
+    hints = {symbol: x.shape[where.dim] for symbol, where in graph.symbols.items()}
+    tuner = Tuner(torch.device("cpu"), hints, "always", (True, True), measure=False, layouts=layouts)
+    cut(graph, tuner)
+    return tuner
+
+
+def two() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(8, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 5, 2), nn.Tanh()).eval()
+
+
+def test_what_comes_channels_last_stays_so() -> None:
+    """The second kernel reads what the first one wrote, as it lies."""
+    model, x = two(), torch.randn(2, 8, 9, 11).to(memory_format=LAST)
+    first, second = tuned(model, x).kernels.values()
+    assert [k.layouts[0] for k in (first, second)] == ["channels_last"] * 2
+    assert set(first.layouts[1:] + second.layouts[1:]) == {"contiguous"}
+    parameters = {tuple(p.shape): p.detach() for p in model.parameters()}
+    between = emulate(first, x, parameters[12, 8, 3, 3], parameters[(12,)])
+    got = emulate(second, between, parameters[5, 12, 2, 2], parameters[(5,)])
+    with torch.no_grad():
+        want = model(x)
+    assert got.stride() == want.stride() and got.is_contiguous(memory_format=LAST)
+    torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)
+
+
+def test_what_comes_contiguous_stays_so() -> None:
+    kernels = tuned(two(), torch.randn(2, 8, 9, 11)).kernels.values()
+    assert {layout for k in kernels for layout in (*k.layouts, k.output.layout)} == {"contiguous"}
+
+
+def test_decisions_are_remembered_by_layout() -> None:
+    x = torch.randn(2, 8, 9, 11)
+    ours, others = (tuned(two(), x, layout).decisions for layout in ("channels_last", "contiguous"))
+    assert len(ours) == len(others) == 2 and not ours.keys() & others.keys()
+    assert all(d.option is not None and d.option["channels_last"] for d in ours.values())
+
+
+@pytest.mark.parametrize(
+    ("make", "layout"),
+    [
+        (lambda: torch.randn(2, 3, 4, 5), "contiguous"),
+        (lambda: torch.randn(2, 3, 4, 5).to(memory_format=LAST), "channels_last"),
+        (lambda: torch.randn(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d), "channels_last"),
+        (lambda: torch.randn(2, 1, 4, 5).to(memory_format=LAST), "contiguous"),
+        (lambda: torch.randn(2, 3, 1, 1).to(memory_format=LAST), "contiguous"),
+        (lambda: torch.randn(2, 3, 4, 5).to(memory_format=LAST)[:, :, 1:], "contiguous"),
+        (lambda: torch.randn(2, 4, 3).transpose(1, 2), "contiguous"),
+    ],
+)
+def test_layout_of_an_example(make: object, layout: str) -> None:
+    assert callable(make) and layout_of(make()) == layout
+
+
+@pytest.mark.parametrize("given", [LAST, torch.contiguous_format])
+def test_operators_return_what_the_kernel_writes(given: torch.memory_format) -> None:
+    """Whatever the call's own layout is; the shape functions agree."""
+    x = torch.randn(2, 8, 9, 11)
+    model = two()[:2]
+    (kernel,) = tuned(model, x, "channels_last").kernels.values()
+    operands = [x.to(memory_format=given), *(p.detach() for p in model.parameters())]
+    got = operator(kernel)(*operands)
+    assert got.is_contiguous(memory_format=LAST) and not got.is_contiguous()
+    torch.testing.assert_close(got, model(x).detach())
+    tests = torch.library.opcheck(operator(kernel).overload, operands)
+    assert set(tests.values()) == {"SUCCESS"}
+
+
+def test_window_sums_want_planes() -> None:
+    case = Case((22, 20), 3, 24, pool="avg", window=(4, 4), step=(4, 4))
+    boxed = find(case, boxed=True)
+    assert isinstance(boxed, Found) and boxed.group.box is not None and not boxed.group.takes_channels_last
+
+
+def kernels() -> dict[str, Kernel]:
+    """Larger ones: of what is written, of a mean, of pooled values."""
+    cases = {
+        "plain": Case((62, 62), 64, 64, before=("relu", "add channel")),
+        "mean": MEAN,
+        "pool": Case((62, 62), 8, 64, pool="max", window=(4, 4), step=(4, 4), fold="sum", fold_dims="cp"),
+    }
+    made = {}
+    for name, case in cases.items():
+        found = find(replace(case, channels_last=True))
+        assert isinstance(found, Found)
+        made[name] = found.kernel(found.tilings()[0])
+    return made
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_compiles_without_spills(arch: str) -> None:
+    for name, kernel in kernels().items():
+        taken = nvrtc.resources(nvrtc.compile(kernel.source, arch))
+        assert taken.keys() == {launch.entry for launch in kernel.launches}
+        assert all(entry.stack == 0 for entry in taken.values()), (name, taken)
+
+
+def test_reads_as_it_did() -> None:
+    """A golden text, as those of `test_contraction_kernels`."""
+    found = find(replace(MEAN, channels_last=True))
+    assert isinstance(found, Found)
+    tiling = Tiling(2, 2, 1, 4, 1, 2, 2, 1, 1, 64, False, False)
+    source = contraction.generate(found.group, tiling, "fused_test", "", tf32=True).source
+    path = GOLDEN / "contraction_channels_last.cu"
+    assert source == path.read_text(), f"write the text to {path} if it is meant to change"
