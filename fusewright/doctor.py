@@ -15,7 +15,7 @@ import torch
 
 from fusewright.errors import UnsupportedError
 from fusewright.peers import PEERS
-from fusewright.runtime import cache
+from fusewright.runtime import cache, nvrtc
 from fusewright.runtime.memory import available_bytes
 
 _OPTIONAL = (*(package for peer in PEERS.values() for package in peer.needs), "matplotlib")
@@ -42,6 +42,7 @@ def examine() -> Iterator[Fact]:
     yield Fact("free memory", None if free is None else True, "unknown" if free is None else f"{free / 1e9:.1f} GB")
     for name, command in _COMPILERS:
         yield _compiler(name, command)
+    yield _kernels()
     yield _cache()
     for package in _OPTIONAL:
         yield _package(package)
@@ -57,6 +58,13 @@ def _gpu() -> Fact:
     names = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     listed = ", ".join(f"{gpu.name} ({gpu.total_memory / 1e9:.0f} GB)" for gpu in names)
     return Fact("GPU", True, f"{listed}; CUDA {torch.version.cuda}")
+
+
+def _kernels() -> Fact:
+    try:
+        return Fact("CUDA kernels", True, f"compiled by NVRTC {nvrtc.version()}")
+    except UnsupportedError as error:
+        return Fact("CUDA kernels", None, str(error))
 
 
 def _compiler(name: str, command: str) -> Fact:
