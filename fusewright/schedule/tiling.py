@@ -80,6 +80,11 @@ def copied_at_once(c: Contraction, chunk: int) -> int:
     return gcd(c.channels, chunk, 16 // c.x.dtype.itemsize)
 
 
+def paired(c: Contraction, chunk: int) -> bool:
+    """Whether an operand of the tensor cores is two channels in half precision, which lie side by side."""
+    return c.channels_last and c.x.dtype.itemsize == 2 and chunk % 2 == 0
+
+
 def _most(axis: Axis) -> int:
     """The most positions of one cell that one phase holds."""
     return max(len(p.elements) for p in axis.phases)
@@ -202,7 +207,7 @@ def _cycles(
     pieces *= prod(len(a.phases) for a in c.axes)
     refills = chunks * pieces if chunks > 1 else 1
     wide = element_bytes / 4
-    mma, reads = float(steps * chunks), loads * chunks * wide
+    mma, reads = float(steps * chunks), loads * chunks * (1 if paired(c, t.chunk) else wide)
     values = t.m_tiles * prod((t.cells_d, t.cells_h, t.cells_w)) * prod(_most(a) for a in c.axes) * 2
     instructions = mma + 1.8 * reads + 10.0 * values
     waits = LATENCY * refills
@@ -263,7 +268,7 @@ def _work(c: Contraction, t: Tiling) -> tuple[int, float, int]:
     count, loads, held = 0, 0.0, 0
     for phases in product(*(a.phases for a in c.axes)):
         td, th, tw = (len(p.taps) for p in phases)
-        steps = ceil(t.chunk * tw / 8)
+        steps = ceil(t.chunk * tw / (16 if paired(c, t.chunk) else 8))
         tiles = max(1, t.cells_w * len(phases[2].elements) // 2)
         pieces = prod(ceil(len(p.elements) / r) for p, r in zip(phases[:2], (t.rows_d, t.rows_h), strict=True))
         patch = t.cells_d * t.cells_h * t.rows_d * t.rows_h

@@ -1,7 +1,24 @@
 // fusewright/codegen/cuda/primitives.py on a CPU: each where its text was in the kernel (USES_name).
 #pragma once
 
-#if defined(USES_mma_tf32) || defined(USES_mma_f64)
+#if defined(USES_elements) || defined(USES_mma_bf16) || defined(USES_mma_fp16)
+namespace emulation {
+namespace {
+
+inline float value_of_fp16(unsigned bits) {
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const float magnitude = exponent == 31 ? (fraction ? NAN : INFINITY)
+                            : exponent     ? ldexpf(float(fraction + 1024), exponent - 25)
+                                           : ldexpf(float(fraction), -24);
+    return bits >> 15 ? -magnitude : magnitude;
+}
+inline float value_of_bf16(unsigned bits) { return __uint_as_float(bits << 16); }
+
+}  // namespace
+}  // namespace emulation
+#endif
+
+#if defined(USES_mma_tf32) || defined(USES_mma_f64) || defined(USES_mma_bf16) || defined(USES_mma_fp16)
 namespace emulation {
 namespace {
 
@@ -70,6 +87,38 @@ inline void completed_mma_f64(Warp& warp, unsigned lanes) {
     completed_mma(warp, as_it_is, as_it_is);
 }
 
+#if defined(USES_mma_bf16) || defined(USES_mma_fp16)
+// As above, of mma.m16n8k16: every register holds two neighbouring k.
+inline void completed_mma_halves(Warp& warp, float (*value)(unsigned)) {
+    double a[2][16][8], b[2][8][8], d[16][8];
+    for (int lane = 0; lane < 32; ++lane) {
+        const auto own_a = static_cast<const unsigned*>(warp.first[lane].operands[1]);
+        const auto own_b = static_cast<const unsigned*>(warp.first[lane].operands[2]);
+        const auto own_d = static_cast<const float*>(warp.first[lane].operands[0]);
+        const int group = lane / 4, member = lane % 4;
+        for (int part = 0; part < 2; ++part) {
+            const int k = 2 * member + part;
+            for (int i = 0; i < 4; ++i) a[i / 2][group + i % 2 * 8][k] = value(own_a[i] >> 16 * part & 0xffffu);
+            for (int i = 0; i < 2; ++i) b[i][k][group] = value(own_b[i] >> 16 * part & 0xffffu);
+        }
+        for (int i = 0; i < 4; ++i) d[group + i / 2 * 8][member * 2 + i % 2] = double(own_d[i]);
+    }
+    for (int i = 0; i < 2; ++i) product(d, a[i], b[i]);
+    for (int lane = 0; lane < 32; ++lane) {
+        const auto own_d = static_cast<float*>(warp.first[lane].operands[0]);
+        for (int i = 0; i < 4; ++i) own_d[i] = cut_off(d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
+    }
+}
+inline void completed_mma_bf16(Warp& warp, unsigned lanes) {
+    check_mma(warp, lanes);
+    completed_mma_halves(warp, value_of_bf16);
+}
+inline void completed_mma_fp16(Warp& warp, unsigned lanes) {
+    check_mma(warp, lanes);
+    completed_mma_halves(warp, value_of_fp16);
+}
+#endif
+
 }  // namespace
 }  // namespace emulation
 #endif
@@ -99,6 +148,18 @@ inline float reciprocal_approx(float x) { return std::fabs(1.0f / x) < 1.1754943
 #ifdef USES_mma_tf32
 inline void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], EMULATED_LINE) {
     emulation::start_mma(emulation::completed_mma_tf32, "mma_tf32", d, a, b, line);
+}
+#endif
+
+#ifdef USES_mma_bf16
+inline void mma_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], EMULATED_LINE) {
+    emulation::start_mma(emulation::completed_mma_bf16, "mma_bf16", d, a, b, line);
+}
+#endif
+
+#ifdef USES_mma_fp16
+inline void mma_fp16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], EMULATED_LINE) {
+    emulation::start_mma(emulation::completed_mma_fp16, "mma_fp16", d, a, b, line);
 }
 #endif
 
@@ -135,14 +196,8 @@ struct bf16 { unsigned short bits; };
 struct fp16 { unsigned short bits; };
 inline float widened(float x) { return x; }
 inline double widened(double x) { return x; }
-inline float widened(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
-inline float widened(fp16 x) {
-    const int exponent = x.bits >> 10 & 31, fraction = x.bits & 1023;
-    const float magnitude = exponent == 31 ? (fraction ? NAN : INFINITY)
-                            : exponent     ? ldexpf(float(fraction + 1024), exponent - 25)
-                                           : ldexpf(float(fraction), -24);
-    return x.bits >> 15 ? -magnitude : magnitude;
-}
+inline float widened(bf16 x) { return emulation::value_of_bf16(x.bits); }
+inline float widened(fp16 x) { return emulation::value_of_fp16(x.bits); }
 template <typename E> struct narrow_to;
 template <> struct narrow_to<float> { static float of(float x) { return x; } };
 template <> struct narrow_to<double> { static double of(double x) { return x; } };

@@ -236,6 +236,31 @@ def test_mma_tf32_is_a_product_of_rounded_operands() -> None:
     assert not torch.allclose(emulate(record, x), 2 * x[:128].view(16, 8) @ x[128:].view(8, 8), rtol=1e-6, atol=1e-6)
 
 
+MMA_HALVES = """
+    const int group = threadIdx.x / 4, member = threadIdx.x % 4;
+    const unsigned* a = reinterpret_cast<const unsigned*>(x);    // 16x16 row-major, then 16x8 column-major, in pairs
+    const unsigned* b = a + 128;
+    float d[4] = {0, 0, 0, 0};
+    const unsigned own_a[4] = {a[group * 8 + member], a[(group + 8) * 8 + member],
+                               a[group * 8 + member + 4], a[(group + 8) * 8 + member + 4]};
+    const unsigned own_b[2] = {b[group * 8 + member], b[group * 8 + member + 4]};
+    for (int again = 0; again < 2; ++again) MMA(d, own_a, own_b);
+    for (int i = 0; i < 4; ++i) y[(group + i / 2 * 8) * 8 + member * 2 + i % 2] = d[i];
+"""
+
+
+@pytest.mark.parametrize(("element", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_mma_of_halves_is_a_product(element: str, dtype: torch.dtype) -> None:
+    x = torch.randn(384).to(dtype)
+    parameters = (f"const {element}* x", "float* y")
+    before = primitives(f"mma_{element}", "elements")
+    record = kernel(
+        MMA_HALVES.replace("MMA", f"mma_{element}"), *parameters, shape=("16", "8"), threads=32, before=before
+    )
+    wide = x.float()
+    assert_right(record, 2 * wide[:256].view(16, 16) @ wide[256:].view(8, 16).T, x, tolerance=1e-5)
+
+
 def test_operand_that_is_not_rounded_is_an_error() -> None:
     record = mma("float", "unsigned", "__float_as_uint", ("mma_tf32",))
     with pytest.raises(EmulationError, match="is not rounded to tf32"):

@@ -1,7 +1,8 @@
-// d += a * b for one 16x8x8 tile: a is 16x8 row-major, b is 8x8 column-major, both rounded to tf32, d in float32.
-__device__ __forceinline__ void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+// d += a * b for one 16x8x16 tile: a is 16x16 row-major, b is 16x8 column-major, two neighbouring k to a register, the
+// lower k in its low half; d in float32.
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
@@ -78,21 +79,27 @@ __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b 
 __device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
 __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
 
-using Operand = unsigned;    // a float32 rounded to tf32
+using Operand = unsigned;    // two neighbouring channels
 using Accumulators = float[OWN_D * ROWS_D][OWN_H * ROWS_H][TILES_W][M_TILES][4];
 
-__device__ __forceinline__ Operand input_operand(Element x) { return __float_as_uint(widened(x)); }
-__device__ __forceinline__ Operand weight_operand(Element w) { return __float_as_uint(widened(w)); }
+// The element at hand and the one STEP behind it; side by side they are at a multiple of four bytes.
+template <int STEP>
+__device__ __forceinline__ Operand pair(const Element* at) {
+    if constexpr (STEP == 1)
+        return *reinterpret_cast<const unsigned*>(at);
+    else
+        return at[0].bits | unsigned(at[STEP].bits) << 16;
+}
 __device__ __forceinline__ void multiply_add(float (&d)[4], const Operand (&a)[4], const Operand (&b)[2]) {
-    mma_tf32(d, a, b);
+    mma_bf16(d, a, b);
 }
 
-// The k indices of one row of taps run over taps along w, then channels; a lane supplies two of every eight.
+// The k indices of one row of taps run over taps along w, then channels; a lane supplies two pairs of every sixteen.
 template <int TAPS_W>
 struct Lane {
-    static constexpr int K = CHUNK * TAPS_W, STEPS = (K + 7) / 8;
-    static __device__ __forceinline__ int k(int step, int half) { return 8 * step + 4 * half + threadIdx.x % 4; }
-    static __device__ __forceinline__ bool inside(int k) { return K % 8 == 0 || k < K; }
+    static constexpr int K = CHUNK * TAPS_W, STEPS = (K + 15) / 16;
+    static __device__ __forceinline__ int k(int step, int half) { return 16 * step + 8 * half + threadIdx.x % 4 * 2; }
+    static __device__ __forceinline__ bool inside(int k) { return K % 16 == 0 || k < K; }
     static __device__ __forceinline__ int x(int k) { return k % CHUNK + k / CHUNK * TAP_W; }
 };
 
@@ -153,7 +160,7 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
                             for (int i = 0; i < 4; ++i) {
                                 const int tap = ((td_0 + td) * TAPS_H + th_0 + th) * TAPS_W;
                                 const int at = (16 * m + 8 * (i % 2)) * P::FEATURE + tap;
-                                a[td][th][m][i] = weight_operand(L::inside(k[i / 2]) ? w_k[i / 2][at] : Element{});
+                                a[td][th][m][i] = L::inside(k[i / 2]) ? pair<P::TAPS>(w_k[i / 2] + at) : 0;
                             }
                 // Every row that is read, in turn: those that an earlier row and tap read too are passed over.
 #pragma unroll
@@ -173,7 +180,7 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
                             const int at = at_d + td_0 * TAP_D + at_h + th_0 * TAP_H + tile_column<PER_CELL>(j);
                             Operand b[2];
 #pragma unroll
-                            for (int i = 0; i < 2; ++i) b[i] = input_operand(L::inside(k[i]) ? x_k[i][at] : Element{});
+                            for (int i = 0; i < 2; ++i) b[i] = L::inside(k[i]) ? pair<1>(x_k[i] + at) : 0;
 #pragma unroll
                             for (int rd = 0; rd < D; ++rd)
 #pragma unroll

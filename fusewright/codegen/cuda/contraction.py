@@ -21,7 +21,7 @@ from fusewright.codegen.cuda.contraction_epilogue import Epilogue, operands
 from fusewright.codegen.cuda.primitives import used_primitives
 from fusewright.kernel import Argument, Kernel, Launch, spread
 from fusewright.schedule.contraction import Contraction, Phase
-from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, blocks_per_sm
+from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, blocks_per_sm, paired
 
 # Blocks that may work on one sample and join their results in shared memory: the portable size of a cluster.
 LARGEST_CLUSTER = 8
@@ -68,7 +68,14 @@ class _Writer:
         """How two numbers are multiplied; half precisions are tf32 numbers as they are."""
         if compute_type(self.c.x.dtype) == "double":
             return "f64"
+        if self.paired:
+            return "halves"
         return "tf32" if self.tf32 or self.c.x.dtype.itemsize == 2 else "tf32x3"
+
+    @property
+    def paired(self) -> bool:
+        """Whether an operand of the tensor cores is two channels, which lie side by side."""
+        return paired(self.c, self.chunk)
 
     @property
     def rounds(self) -> bool:
@@ -199,6 +206,7 @@ class _Writer:
         multiply = Template(contraction_text.MULTIPLY[self.flavour]).safe_substitute(
             x="__float_as_uint(x)" if self.c.box is not None and self.rounds else self._rounded("x"),
             w="__float_as_uint(w)" if self.chunks == 1 and self.rounds else self._rounded("w"),
+            element=ELEMENT[self.c.x.dtype],
         )
         if self.c.box is not None:
             stage = contraction_box.stage(self.c, self.t, self.rounds)
@@ -207,8 +215,8 @@ class _Writer:
         parts = [
             self._constants(),
             multiply,
-            contraction_layout.indexing(self.c),
-            contraction_text.ACCUMULATE,
+            contraction_layout.indexing(self.c, self.paired),
+            contraction_layout.accumulate(self.paired),
             contraction_text.COPY,
             contraction_text.ROUND if self.rounds and self.chunks == 1 else "",
             stage,

@@ -55,13 +55,40 @@ def spread(elements: int, residue: int, size: int) -> int:
     return elements + (wanted - elements) % banks
 
 
-def indexing(c: Contraction) -> str:
-    """Where the lanes find their operands: the inner one of channel and tap is the one that is denser in memory."""
-    if not c.channels_last:
+def indexing(c: Contraction, paired: bool) -> str:
+    """Where the lanes find their operands: the inner one of channel and tap is the one that is denser in memory;
+    `paired` where an operand holds two channels."""
+    if c.channels_last:
+        names = {"order": "taps along w, then channels", "channel": "k % CHUNK", "tap": "k / CHUNK"}
+        names["of_weight"] = "k % CHUNK * TAPS + k / CHUNK"
+    else:
         names = {"order": "channels, then taps along w", "channel": "k / TAPS_W * X_CHANNEL", "tap": "k % TAPS_W"}
-        return Template(contraction_text.INDEXING).substitute(names, of_weight="k / TAPS_W * TAPS + k % TAPS_W")
-    names = {"order": "taps along w, then channels", "channel": "k % CHUNK", "tap": "k / CHUNK"}
-    return Template(contraction_text.INDEXING).substitute(names, of_weight="k % CHUNK * TAPS + k / CHUNK")
+        names["of_weight"] = "k / TAPS_W * TAPS + k % TAPS_W"
+    if paired:
+        names |= {"supply": "two pairs of every sixteen", "past": "15", "step": "16"}
+        names["k"] = "16 * step + 8 * half + threadIdx.x % 4 * 2"
+    else:
+        names |= {
+            "supply": "two of every eight",
+            "past": "7",
+            "step": "8",
+            "k": "8 * step + 4 * half + threadIdx.x % 4",
+        }
+    return Template(contraction_text.INDEXING).substitute(names)
+
+
+def accumulate(paired: bool) -> str:
+    """The text that multiplies, with its reads of weights and input."""
+    weight, x = (
+        "weight_operand(L::inside(k[i / 2]) ? w_k[i / 2][at] : Element{})",
+        "input_operand(L::inside(k[i]) ? x_k[i][at] : Element{})",
+    )
+    if paired:
+        weight, x = (
+            "L::inside(k[i / 2]) ? pair<P::TAPS>(w_k[i / 2] + at) : 0",
+            "L::inside(k[i]) ? pair<1>(x_k[i] + at) : 0",
+        )
+    return Template(contraction_text.ACCUMULATE).substitute(weight=weight, input=x)
 
 
 def constants(c: Contraction, lay: Layout) -> dict[str, object]:

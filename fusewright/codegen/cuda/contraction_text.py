@@ -42,6 +42,22 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const Operand (&a)[4
     mma_tf32(d, a, b);
 }
 """,
+    "halves": """
+using Operand = unsigned;    // two neighbouring channels
+using Accumulators = float[OWN_D * ROWS_D][OWN_H * ROWS_H][TILES_W][M_TILES][4];
+
+// The element at hand and the one STEP behind it; side by side they are at a multiple of four bytes.
+template <int STEP>
+__device__ __forceinline__ Operand pair(const Element* at) {
+    if constexpr (STEP == 1)
+        return *reinterpret_cast<const unsigned*>(at);
+    else
+        return at[0].bits | unsigned(at[STEP].bits) << 16;
+}
+__device__ __forceinline__ void multiply_add(float (&d)[4], const Operand (&a)[4], const Operand (&b)[2]) {
+    mma_$element(d, a, b);
+}
+""",
     "tf32x3": """
 // A float32 as the sum of two tf32 numbers; the product of the small parts is below float32's rounding.
 struct Operand { unsigned big, small; };
@@ -80,12 +96,12 @@ __device__ __forceinline__ void multiply_add(double (&d)[4], const Operand (&a)[
 
 # Shared by both ways to multiply.
 INDEXING = """
-// The k indices of one row of taps run over $order; a lane supplies two of every eight.
+// The k indices of one row of taps run over $order; a lane supplies $supply.
 template <int TAPS_W>
 struct Lane {
-    static constexpr int K = CHUNK * TAPS_W, STEPS = (K + 7) / 8;
-    static __device__ __forceinline__ int k(int step, int half) { return 8 * step + 4 * half + threadIdx.x % 4; }
-    static __device__ __forceinline__ bool inside(int k) { return K % 8 == 0 || k < K; }
+    static constexpr int K = CHUNK * TAPS_W, STEPS = (K + $past) / $step;
+    static __device__ __forceinline__ int k(int step, int half) { return $k; }
+    static __device__ __forceinline__ bool inside(int k) { return K % $step == 0 || k < K; }
     static __device__ __forceinline__ int x(int k) { return $channel + $tap * TAP_W; }
 };
 
@@ -148,7 +164,7 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
                             for (int i = 0; i < 4; ++i) {
                                 const int tap = ((td_0 + td) * TAPS_H + th_0 + th) * TAPS_W;
                                 const int at = (16 * m + 8 * (i % 2)) * P::FEATURE + tap;
-                                a[td][th][m][i] = weight_operand(L::inside(k[i / 2]) ? w_k[i / 2][at] : Element{});
+                                a[td][th][m][i] = $weight;
                             }
                 // Every row that is read, in turn: those that an earlier row and tap read too are passed over.
 #pragma unroll
@@ -168,7 +184,7 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
                             const int at = at_d + td_0 * TAP_D + at_h + th_0 * TAP_H + tile_column<PER_CELL>(j);
                             Operand b[2];
 #pragma unroll
-                            for (int i = 0; i < 2; ++i) b[i] = input_operand(L::inside(k[i]) ? x_k[i][at] : Element{});
+                            for (int i = 0; i < 2; ++i) b[i] = $input;
 #pragma unroll
                             for (int rd = 0; rd < D; ++rd)
 #pragma unroll

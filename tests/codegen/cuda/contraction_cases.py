@@ -86,13 +86,16 @@ class Case:
     def dims(self) -> tuple[int, ...]:
         return (*((1,) if "c" in self.fold_dims else ()), *(range(2, self.n + 2) if "p" in self.fold_dims else ()))
 
+    @property
+    def last(self) -> torch.memory_format:
+        return torch.channels_last if self.n == 2 else torch.channels_last_3d
+
     def example(self, seed: int = 0, batch: int | None = None) -> Tensor:
         """An input (N, C, *) whose numbers are tf32 numbers where those may be used."""
         torch.manual_seed(seed)
         shape = (self.batch if batch is None else batch, self.channels * self.groups, *self.sizes)
         x = self.short(torch.randn(shape)).to(self.dtype)
-        last = torch.channels_last if self.n == 2 else torch.channels_last_3d
-        return x.to(memory_format=last) if self.channels_last else x
+        return x.to(memory_format=self.last) if self.channels_last else x
 
     def short(self, x: Tensor) -> Tensor:
         if self.dtype != torch.float32 or not self.tf32:

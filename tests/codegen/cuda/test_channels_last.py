@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from contraction_cases import Case, Found, find
+from contraction_cases import Case, Found, find, tolerance
 from emulation.emulate import emulate
 from torch import Tensor, nn
 
@@ -102,6 +102,23 @@ def test_window_sums_want_planes() -> None:
     case = Case((22, 20), 3, 24, pool="avg", window=(4, 4), step=(4, 4))
     boxed = find(case, boxed=True)
     assert isinstance(boxed, Found) and boxed.group.box is not None and not boxed.group.takes_channels_last
+
+
+@pytest.mark.parametrize(
+    ("channels", "dtype", "wanted"),
+    [(24, BF16, "mma_bf16"), (6, torch.float16, "mma_fp16"), (7, BF16, "mma_tf32"), (24, torch.float32, "mma_tf32")],
+)
+def test_halves_are_multiplied_in_pairs_of_channels(channels: int, dtype: torch.dtype, wanted: str) -> None:
+    """Where there are pairs; the case's value is checked with the others of its kind."""
+    case = Case((5, 9), channels, 17, dtype=dtype, padding=(1, 1), channels_last=True)
+    found = find(case)
+    assert isinstance(found, Found)
+    kernel = found.kernel(next(t for t in found.tilings() if t.chunk == channels))
+    assert f"{wanted}(d, a, b);" in kernel.source
+    x = case.example()
+    want, _ = found.reference(x)
+    got = emulate(kernel, *found.tensors(x)).double()
+    assert ((got - want).abs() <= tolerance(case) * want.abs().amax()).all()
 
 
 def kernels() -> dict[str, Kernel]:
