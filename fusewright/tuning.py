@@ -60,7 +60,8 @@ class Tuner:
     hints       values of the batch symbols
     tf32        whether float32 convolutions, and matmuls, may use tf32
     layouts     of the graph's inputs, as `fusewright.kernel.Kernel.layouts` has them (contiguous where not named)
-    remembered  decisions by signature, taken over without measuring (for the same model at other sizes)
+    remembered  `decisions` of another build, taken over without measuring (for the same model at other sizes)
+    known       decisions by kind and sizes, for what a model computes more than once
     """
 
     device: torch.device
@@ -72,6 +73,7 @@ class Tuner:
     remembered: Mapping[str, Decision] = field(default_factory=dict)
     progress: Callable[[str], None] = lambda _: None
     decisions: dict[str, Decision] = field(default_factory=dict)
+    known: dict[str, Decision] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(default_factory=dict)
     choices: list[KernelChoice] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
@@ -80,14 +82,13 @@ class Tuner:
         """The node that stands for `group`, or `None` where it stays as it is."""
         if group.root.device != self.device:
             return None
-        key = self._key(group)
+        kind, sized = self._kind(group), self._sized(group)
         name = self._fresh(group.name)
-        decision = self.remembered.get(key) or self.decisions.get(key)
-        if decision is None:
-            decision = self._decided(group, name)
+        key = self._key(kind)
+        decision = self.remembered.get(key) or self.known.get(sized) or self._decided(group, name)
         if decision is None:
             return None
-        self.decisions[key] = decision
+        self.decisions[key] = self.known[sized] = decision
         path: Literal["generated", "ATen"] = "ATen" if decision.option is None else "generated"
         times = (decision.generated, decision.aten, decision.tried)
         self.choices.append(KernelChoice(name, group.family, group.root.where, path, *times))
@@ -113,8 +114,16 @@ class Tuner:
                 found[node] = layout
         return found
 
-    def _key(self, group: Group) -> str:
-        """What a decision is remembered by."""
+    def _key(self, kind: str) -> str:
+        """What a decision is remembered by: its kind and which of that kind it is, since they may differ in size."""
+        return f"{kind} #{sum(key.rpartition(' #')[0] == kind for key in self.decisions)}"
+
+    def _sized(self, group: Group) -> str:
+        """What times depend on: two groups of one model for which it is the same share a decision."""
+        return f"{self._kind(group)} of {[sizes(n, self.hints) for n in group.operands]}"
+
+    def _kind(self, group: Group) -> str:
+        """What a group computes and how its operands lie in memory: its options are as good at any size."""
         layouts = self._layouts(group)
         at = [f"{i} {layouts[n]}" for i, n in enumerate(group.operands) if n in layouts]
         return f"{signature(group)}, {', '.join(at)}" if at else signature(group)
@@ -151,8 +160,7 @@ class Tuner:
 
     def _remembered_at(self, group: Group) -> Any:
         """The file that keeps a group's times; `None` where no directory is safe to use."""
-        shapes = [sizes(n, self.hints) for n in group.operands]
-        key = f"{REVISION} {device_name(self.device)} {torch.__version__} {self.tf32} {self._key(group)} {shapes}"
+        key = f"{REVISION} {device_name(self.device)} {torch.__version__} {self.tf32} {self._sized(group)}"
         try:
             return cache_directory() / f"tuned-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
         except UnsupportedError:

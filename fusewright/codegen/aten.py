@@ -65,13 +65,15 @@ def lower(
     Its forward returns the outputs arranged as `out_spec` says (default: a flat tuple).  Constants are found by key in
     `constants`, but for those in `attributes`, whose key is a dotted path in the module.
     """
-    inputs = _input_names(graph)
+    called = [kernel.name for kernel in kernels]
+    inputs = _input_names(graph, called)
     derived = _derived(graph)
     head = _Writer("derive", ["self"], graph, attributes)
-    head.taken.update(inputs.values(), map(str, graph.symbols))
+    head.taken.update(called, inputs.values(), map(str, graph.symbols))
     head.kept.update(derived)
     names = head.finish(derived, None)
     body = _Writer("forward", ["self", *inputs.values(), *names], graph, attributes)
+    body.taken.update(called)
     body.names.update(inputs)
     body.names.update(zip(derived, names, strict=True))
     body.given.update(derived)
@@ -139,14 +141,14 @@ def _computed(node: Node) -> bool:
     return _computed(node.arg(0))
 
 
-def _input_names(graph: Graph) -> dict[Node, str]:
-    """A variable per input: its own name, where a program does not use that otherwise."""
+def _input_names(graph: Graph, called: Sequence[str] = ()) -> dict[Node, str]:
+    """A variable per input: its own name, where a program does not use that otherwise, as for a kernel it calls."""
     names: dict[Node, str] = {}
-    symbols = set(map(str, graph.symbols))
+    taken = {*called, *map(str, graph.symbols)}
     for node in graph.inputs:
         assert isinstance(node.op, ops.Input)
         name = node.op.name
-        while not _usable(name) or name in symbols or name in names.values():
+        while not _usable(name) or name in taken or name in names.values():
             name += "_"
         names[node] = name
     return names

@@ -166,9 +166,9 @@ def word(node: Node) -> str | None:
 
 
 def chain_name(words: list[str]) -> str:
-    """A kernel's name from its words, repeated ones once, at most 60 characters."""
+    """A kernel's name from its words, repeated ones once, at most 60 characters; without words it but converts."""
     short: list[str] = []
     for w in words:
         if not short or short[-1] != w:
             short.append(w)
-    return "_".join(["fused", *short])[:60].rstrip("_")
+    return "_".join(["fused", *(short or ["cast"])])[:60].rstrip("_")

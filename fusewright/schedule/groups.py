@@ -100,7 +100,7 @@ def _key(family: Family, group: Group) -> Node:
 
 def _next(graph: Graph, family: Family, declined: set[Node]) -> Group | None:
     users, nodes = graph.users(), graph.nodes()
-    computed = _depends_on_input(nodes)
+    computed = depends_on_input(nodes)
     if family.anchor is None:
         for root in reversed(nodes):
             if root in computed and root not in declined and _may_end(root):
@@ -167,8 +167,8 @@ def _downstream(anchor: Node, nodes: list[Node]) -> Iterator[Node]:
             return
 
 
-def _depends_on_input(nodes: list[Node]) -> set[Node]:
-    """What must be computed in every call, and on one device with known kinds of numbers."""
+def depends_on_input(nodes: list[Node]) -> set[Node]:
+    """What must be computed in every call."""
     found: set[Node] = set()
     for node in nodes:
         if isinstance(node.op, ops.Input) or any(a in found for a in node.inputs):
@@ -228,9 +228,10 @@ def sizes(node: Node, hints: Mapping[Any, int]) -> tuple[int, ...]:
 
 
 def signature(group: Group) -> str:
-    """What a group computes, its sizes left out: the same for another batch or image of the same model."""
+    """What a group computes: the same for another batch or image of the same model, whose sizes are left out."""
     kinds = [f"{type(n.op).__name__} {_attributes(n)}" for n in group.inner]
-    operands = [f"{n.ndim} {n.dtype}" for n in group.operands]
+    varies = depends_on_input(topological(group.operands))
+    operands = [f"{n.ndim if n in varies else n.shape} {n.dtype}" for n in group.operands]
     return f"{group.family}: {'; '.join(kinds)} of {', '.join(operands)}"
 
 

@@ -10,6 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusewright.codegen.aten import lower
+from fusewright.ir import ops
+from fusewright.ir.fused import Fused
+from fusewright.ir.node import Graph, make
+from fusewright.kernel import Array, Kernel
 from fusewright.pipeline import Built, build
 from fusewright.problem import load_problem
 from fusewright.runtime.device import DeviceFacts
@@ -247,3 +252,31 @@ def test_memory_is_freed_as_early_as_in_eager() -> None:
     derive, forward = build(model, (x,), {}, mode="never").program.functions()
     ours, eager = peak(lambda: forward(model, x, *derive(model))), peak(lambda: model(x))
     assert 0 < ours <= eager
+
+
+def test_variables_leave_the_names_of_kernels_alone() -> None:
+    """A variable of the name would hide the operator that the same line calls."""
+    x = make(ops.Input((2, 3), torch.float32, torch.device("cpu"), "fused_cast", 0))
+    placeholder = make(ops.Input(x.shape, x.dtype, x.device, "operand_0", 0))
+    calls = []
+    for name in ("fused", "fused_2", "fused_cast"):
+        calls.append(make(Fused(name, make(ops.Pointwise("relu"), placeholder)), calls[-1] if calls else x))
+    kernels = [_kernel(name) for name in ("fused", "fused_2", "fused_cast")]
+    program = lower(Graph((x,), tuple(calls)), kernels=kernels)
+    value = torch.randn(2, 3)
+    derive, forward = program.functions()
+    assert all(torch.equal(y, value.relu()) for y in forward(None, value, *derive(None)))
+
+
+def _kernel(name: str) -> Kernel:
+    return Kernel(
+        name=name,
+        source="",
+        operands=("x",),
+        layouts=("contiguous",),
+        sizes=(("n", 0, 0),),
+        output=Array("out", ("n", "3"), torch.float32),
+        scratch=(),
+        launches=(),
+        reference="def reference(x):\n    return torch.relu(x)\n",
+    )

@@ -1,0 +1,224 @@
+"""Which groups are found in which models, what they are called, and what stays outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusewright import pipeline
+from fusewright.capture import capture
+from fusewright.ir import ops, spec
+from fusewright.ir.fused import Fused
+from fusewright.ir.node import Graph, Node, topological
+from fusewright.problem import load_problem
+from fusewright.runtime.device import DeviceFacts
+from fusewright.schedule.groups import Group, as_graph, body, cut, signature
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FACTS = DeviceFacts("GPU", conv=1.2e14, matmul=5e13, wide=5e13, memory=3.5e12, reduce=3e12, window=3e11, launch=6e-6)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes do what they do on a large GPU."""
+    monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
+    monkeypatch.setattr(pipeline, "device_facts", lambda device: FACTS)
+
+
+def taken(graph: Graph, accept: Callable[[Group], bool] = lambda group: True) -> tuple[list[Group], Graph]:
+    """The groups that are found where those that `accept` likes are replaced, and the graph with them."""
+    found: list[Group] = []
+
+    def decide(group: Group) -> Node | None:
+        found.append(group)
+        return group.fused(f"{group.name}_{len(found)}") if accept(group) else None
+
+    return found, spec.check(cut(graph, decide))
+
+
+def graph_of(model: nn.Module, *args: Tensor) -> Graph:
+    return capture(model.eval(), args, {}).graph
+
+
+class Function(nn.Module):
+    """A function of tensors and of the module, which has a convolution, a linear layer, a scale and a bias."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(3, 8, 3), nn.Linear(8, 5)
+        self.conv1d = nn.Conv1d(3, 8, 3, padding_mode="circular")
+        self.scale, self.bias = nn.Parameter(torch.ones(8, 1, 1)), nn.Parameter(torch.zeros(8))
+        self.function = function
+
+    def forward(self, *args: Tensor) -> object:
+        return self.function(self, *args)
+
+
+IMAGES = (4, 3, 16, 16)
+TABLE: dict[str, tuple[Callable[..., object], tuple[int, ...], list[tuple[str, str]]]] = {
+    "contraction and tail": (
+        lambda m, x: m.linear(torch.relu(m.conv(x)).mean((2, 3))).softmax(1),
+        IMAGES,
+        [("contraction", "fused_conv_relu_mean_linear_softmax")],
+    ),
+    "pooled inside": (
+        lambda m, x: torch.tanh(F.max_pool2d(torch.relu(m.conv(x)), 2)).amax((1, 2, 3)),
+        IMAGES,
+        [("contraction", "fused_conv_relu_max_tanh_max")],
+    ),
+    "an operand per channel": (
+        lambda m, x: torch.relu(m.conv(x) * m.scale),
+        IMAGES,
+        [("contraction", "fused_conv_mul_relu")],
+    ),
+    "an opaque operation in between": (
+        lambda m, x: torch.cumsum(torch.tanh(m.conv(x)), 1).relu().sum((2, 3)),
+        IMAGES,
+        [("contraction", "fused_conv_tanh"), ("sample program", "fused_relu_sum")],
+    ),
+    "nothing but a stream": (
+        lambda m, x: (x * torch.sigmoid(x)).sum((2, 3)),
+        (4, 8, 600, 600),
+        [("stream", "fused_sigmoid_mul_sum")],
+    ),
+    "rows of samples": (lambda m, x: m.linear(x).softmax(-1), (4, 8), [("sample program", "fused_linear_softmax")]),
+    "a norm": (lambda m, x: F.layer_norm(x, (8,)) + m.bias, (4, 6, 8), [("sample program", "fused_layernorm_add")]),
+    "only views": (lambda m, x: x.permute(0, 2, 1).reshape(4, -1)[:, 1:], (4, 6, 8), []),
+    "only parameters": (lambda m, x: (x, torch.relu(m.scale * 2).sum()), (4, 6), []),
+    "random numbers": (
+        lambda m, x: torch.bernoulli(x.abs().clamp(max=1)),
+        (4, 6),
+        [("stream", "fused_abs_clamp_max")],
+    ),
+    "whole numbers": (lambda m, x: x.to(torch.int32) + 1, (4, 6), []),
+    "a conversion": (lambda m, x: x.double(), (4, 6), [("stream", "fused_cast")]),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_found(name: str) -> None:
+    function, shape, expected = TABLE[name]
+    found, graph = taken(graph_of(Function(function), torch.rand(shape)))
+    assert [(g.family, g.name) for g in found] == expected
+    assert sum(isinstance(n.op, Fused) for n in graph.nodes()) == len(expected)
+
+
+# Which rules may fire in a founding model, its groups, and what the kernels are called where that is its chain.
+BOX = "avg_pool(conv(x, w)) = conv_strided(box(x), w)"
+FOUNDING: dict[str, tuple[frozenset[str] | None, tuple[int, ...], list[str], str | None]] = {
+    "conv_avgpool_sigmoid_sum": (
+        frozenset(),
+        (128, 8, 384, 384),
+        ["contraction"],
+        "fused_conv_avg_sigmoid_sum",
+    ),
+    "conv3d_div_maxpool_gap_bias_sum": (
+        None,
+        (128, 8, 16, 64, 64),
+        ["contraction"],
+        "fused_conv_max_mean_div_add_sum",
+    ),
+    "convtranspose_gap_bias_logsumexp": (None, (16, 64, 512, 512), ["range reduction", "sample program"], None),
+}
+
+
+@pytest.mark.parametrize("name", FOUNDING)
+def test_founding_models(name: str, on_gpu: None) -> None:
+    """Nothing but kernels runs: one, or a range reduction and what is small."""
+    only, shape, families, expected = FOUNDING[name]
+    problem = load_problem(EXAMPLES / f"{name}.py")
+    model = problem.model_class(*problem.init_inputs())
+    built = pipeline.build(model, (torch.empty(shape),), {}, kernels="always", measure=False, only=only)
+    forward = built.program.source.split("def forward")[1].splitlines()[1:]
+    calls = [line for line in forward if " = " in line and ".shape[" not in line]
+    assert [c.family for c in built.choices] == families and len(calls) == len(families)
+    assert expected is None or [k.name for k in built.program.kernels] == [expected]
+
+
+def test_window_sums_are_taken_inside(on_gpu: None) -> None:
+    problem = load_problem(EXAMPLES / "conv_avgpool_sigmoid_sum.py")
+    model, x = problem.model_class(*problem.init_inputs()), torch.empty(128, 8, 384, 384)
+    built = pipeline.build(model, (x,), {}, kernels="never", mode="always", only=frozenset({BOX}))
+    assert [fired.rule for fired in built.rewritten.fired] == [BOX]
+    (group,), _ = taken(built.rewritten.graph)
+    assert group.name == "fused_conv_avg_sigmoid_sum"
+    assert group.record.box.count == (1, 4, 4) and group.operands[0].shape[1:] == (8, 384, 384)
+
+
+def test_declined_groups_leave_the_graph_as_it_is() -> None:
+    graph = graph_of(Function(TABLE["contraction and tail"][0]), torch.rand(IMAGES))
+    found, after = taken(graph, lambda group: False)
+    assert {g.family for g in found} >= {"contraction", "stream", "sample program"}
+    assert len({g.root for g in found if g.family != "contraction"}) <= len(found)
+    assert after.outputs == graph.outputs and after.nodes() == graph.nodes()
+
+
+def test_a_declined_contraction_leaves_its_chain_to_other_families() -> None:
+    graph = graph_of(Function(lambda m, x: torch.relu(m.conv(x)).sum((2, 3))), torch.rand(IMAGES))
+    found, after = taken(graph, lambda group: group.family != "contraction")
+    assert [g.name for g in found] == ["fused_conv_relu_sum", "fused_relu_sum"]
+    assert [type(n.op) for n in after.nodes() if n.inputs] == [ops.Conv, Fused]
+
+
+def test_each_group_is_offered_once() -> None:
+    graph = graph_of(Function(lambda m, x: torch.relu(m.conv(x)) + torch.tanh(m.conv(x + 1))), torch.rand(IMAGES))
+    found, _ = taken(graph, lambda group: False)
+    assert len({(g.family, g.root) for g in found}) == len(found)
+
+
+@pytest.mark.parametrize("other", ["output", "branch", "opaque"])
+def test_values_with_other_users_stay_outside(other: str) -> None:
+    def function(m: Function, x: Tensor) -> object:
+        y = torch.relu(m.conv(x))
+        second = {"output": lambda: y, "branch": lambda: y.amax(1), "opaque": lambda: torch.cumsum(y, 2)}[other]()
+        return y.sum((2, 3)), second
+
+    graph = graph_of(Function(function), torch.rand(IMAGES))
+    users = graph.users()
+    found, after = taken(graph)
+    assert found[0].name == "fused_conv_relu"
+    for group in found:
+        inside = {n for n in group.inner if n is not group.root}
+        assert all(users[n] == sum(a is n for m in group.inner for a in m.inputs) for n in inside if n in users)
+    assert len(after.outputs) == 2
+
+
+def test_groups_of_derived_values_are_left_to_derive() -> None:
+    """What depends on parameters alone is an operand, whole."""
+    graph = graph_of(Function(lambda m, x: x * torch.exp(m.scale).sum()), torch.rand(4, 8, 64, 64))
+    found, after = taken(graph)
+    assert [g.name for g in found] == ["fused_mul"]
+    assert not any(isinstance(n.op, Fused) for n in topological(list(after.outputs[0].inputs[1:])))
+
+
+def test_body_is_the_group_over_placeholders() -> None:
+    found, _ = taken(graph_of(Function(TABLE["contraction and tail"][0]), torch.rand(IMAGES)))
+    (group,) = found
+    root = body(group)
+    inputs = [n for n in topological([root]) if not n.inputs and not isinstance(n.op, ops.Number)]
+    assert all(isinstance(n.op, ops.Input) for n in inputs)
+    assert sorted(n.op.index for n in inputs) == list(range(len(group.operands)))
+    graph = as_graph(root, group.operands)
+    assert [n.shape for n in graph.inputs] == [n.shape for n in group.operands]
+    assert list(graph.symbols) and (root.shape, root.dtype) == (group.root.shape, group.root.dtype)
+
+
+def test_signatures_leave_out_what_a_call_decides() -> None:
+    def kind(function: Callable[..., object], *shape: int) -> str:
+        return signature(taken(graph_of(Function(function), torch.rand(shape)))[0][0])
+
+    def gap(m: Function, x: Tensor) -> Tensor:
+        return torch.relu(m.conv(x)).sum((2, 3))
+
+    assert kind(gap, 4, 3, 16, 16) == kind(gap, 4, 3, 20, 24) == kind(gap, 9, 3, 16, 16)
+    assert kind(gap, 4, 3, 16, 16) != kind(lambda m, x: torch.relu(m.conv(x)).mean((2, 3)), 4, 3, 16, 16)
+
+    def wider(m: Function, x: Tensor) -> Tensor:
+        return torch.relu(F.conv2d(x, m.conv.weight.repeat(2, 1, 1, 1), m.bias.repeat(2))).sum((2, 3))
+
+    assert kind(gap, 4, 3, 16, 16) != kind(wider, 4, 3, 16, 16)  # tiles for 8 features are none for 16
