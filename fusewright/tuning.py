@@ -11,8 +11,10 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from os import cpu_count
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -140,11 +142,12 @@ class Tuner:
         if not self.measure:
             return Decision(options[0])
         path = self._remembered_at(group)
-        found = None if path is None else _read(path)
+        found = None if path is None else _read(path, options)
         if found is None:
             found = self._measured(group, name, options)
-            if path is not None and found.aten is not None:
-                write_atomic(path, json.dumps(vars(found)).encode())
+            if path is not None and found.tried:
+                with suppress(OSError):  # a full disk costs the next run its head start, nothing more
+                    write_atomic(path, json.dumps(vars(found)).encode())
         if found.option is not None and self.mode == "auto" and found.generated is not None and found.aten is not None:
             slower = found.generated > FASTER * found.aten
             return Decision(None if slower else found.option, found.generated, found.aten, found.tried)
@@ -158,7 +161,7 @@ class Tuner:
         except TimeoutError:
             return False
 
-    def _remembered_at(self, group: Group) -> Any:
+    def _remembered_at(self, group: Group) -> Path | None:
         """The file that keeps a group's times; `None` where no directory is safe to use."""
         key = f"{REVISION} {device_name(self.device)} {torch.__version__} {self.tf32} {self._sized(group)}"
         try:
@@ -167,14 +170,18 @@ class Tuner:
             return None
 
     def _measured(self, group: Group, name: str, options: list[cuda.Option]) -> Decision:
-        """Times of ATen and of the kernel's best tile shape."""
+        """Times of ATen and of the kernel's best tile shape; the best guess where memory is short."""
         try:
             layouts = self._layouts(group)
             operands = [_dense(_random(n, self.hints, self.device), layouts.get(n)) for n in group.operands]
+            return self._raced(group, name, options, operands)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 return Decision(options[0])
             raise
+
+    def _raced(self, group: Group, name: str, options: list[cuda.Option], operands: list[Tensor]) -> Decision:
+        """The times on `operands`, of kernels as they get built; those that cannot be built or run are passed over."""
         if time.monotonic() - self.started > SECONDS:
             options = options[:1]
         kernels = [self._kernel(group, name, option) for option in options]
@@ -189,10 +196,13 @@ class Tuner:
                 for option, kernel, future in zip(options, kernels, built, strict=True):
                     if not self._fits(future, wait=not tried):
                         continue
+                    launch = operator(kernel).launch
+                    try:
+                        seconds = _seconds(lambda run=launch: run(*operands), most=4 * fastest)  # type: ignore[misc]
+                    except FusewrightError:
+                        continue
                     tried += 1
                     self.progress(f"tuning {name}: {tried} of {len(kernels)}")
-                    launch = operator(kernel).launch
-                    seconds = _seconds(lambda run=launch: run(*operands), most=4 * fastest)  # type: ignore[misc]
                     if seconds < fastest:
                         best, fastest = option, seconds
         finally:
@@ -247,8 +257,11 @@ def _timed(call: Callable[[], Tensor], count: int) -> float:
     return float(start.elapsed_time(stop)) / 1e3 / count
 
 
-def _read(path: Any) -> Decision | None:
+def _read(path: Path, options: list[cuda.Option]) -> Decision | None:
+    """What a file says, where that is times of one of these options."""
     try:
-        return Decision(**json.loads(path.read_text()))
+        found = Decision(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         return None
+    numbers = all(isinstance(n, float) for n in (found.generated, found.aten)) and isinstance(found.tried, int)
+    return found if numbers and found.option in options else None

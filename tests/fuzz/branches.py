@@ -70,7 +70,7 @@ def draw(seed: int) -> Call:
             continue
         model.double().eval()
         _scramble(model)
-        if _right(copy.deepcopy(model), args):
+        if right(copy.deepcopy(model), args):
             return Call(model, args)
     raise AssertionError
 
@@ -124,10 +124,10 @@ def _step(random: Random, values: list[Tensor], modules: list[nn.Module]) -> tup
             read, module = (i,), random.choice(kinds)(random, values[i]).double().eval()
     except (RuntimeError, ValueError, IndexError, TypeError):
         return None
-    return (read, module) if _right(module, tuple(values[j] for j in read)) else None
+    return (read, module) if right(module, tuple(values[j] for j in read)) else None
 
 
-def _right(function: Callable[..., Value], args: tuple[Tensor, ...]) -> bool:
+def right(function: Callable[..., Value], args: tuple[Tensor, ...]) -> bool:
     """Whether PyTorch takes these arguments, and what comes out is of moderate size and magnitude."""
     try:
         with torch.no_grad():

@@ -1,0 +1,331 @@
+"""Which groups become kernels, and with which tiles: decided by times that the tests make up."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusewright import tuning
+from fusewright.capture import capture
+from fusewright.errors import UnsupportedError
+from fusewright.ir.fused import Fused
+from fusewright.ir.node import Graph
+from fusewright.runtime import cache
+from fusewright.runtime.launch import Launcher
+from fusewright.runtime.nvrtc import KernelError
+from fusewright.schedule.groups import cut
+from fusewright.tuning import Decision, Tuner
+
+CPU = torch.device("cpu")
+
+
+class Pair(nn.Module):
+    """One kind of group twice: convolutions of so many features, on images of so many rows."""
+
+    def __init__(self, *features: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3, n, 3) for n in features)
+
+    def forward(self, *images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.relu(conv(x)).sum((2, 3)) for conv, x in zip(self.convs, images, strict=True))
+
+
+def pair(features: tuple[int, ...] = (4,), rows: tuple[int, ...] = (20,), batch: int = 2) -> Graph:
+    return capture(Pair(*features), tuple(torch.rand(batch, 3, n, 20) for n in rows), {}).graph
+
+
+class Clock:
+    """Stands in for the device: what each call takes by the source of its kernel, `aten` for anything else."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+        monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(directory))
+        monkeypatch.setattr(tuning, "_seconds", self.seconds)
+        monkeypatch.setattr(tuning, "_loads", lambda kernel, device: self.loads(kernel.source))
+        monkeypatch.setattr(Launcher, "__call__", lambda launcher, *operands: self.launch(launcher, *operands))
+        self.aten = 1.0
+        self.takes: Callable[[str], float] = lambda source: 0.5
+        self.loads: Callable[[str], bool] = lambda source: True
+        self.calls = 0
+        self.launched: str | None = None
+
+    def launch(self, launcher: Launcher, *operands: Tensor) -> Tensor:
+        self.launched = launcher.kernel.source
+        return operands[0]
+
+    def seconds(self, call: Callable[[], Tensor], most: float = float("inf")) -> float:
+        self.calls += 1
+        self.launched = None
+        call()
+        return self.aten if self.launched is None else self.takes(self.launched)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
+    return Clock(monkeypatch, tmp_path / "cache")
+
+
+def tuned(graph: Graph, mode: tuning.Mode = "auto", **options: Any) -> tuple[Tuner, Graph]:
+    hints = dict.fromkeys(graph.symbols, 2)
+    tuner = Tuner(CPU, hints, mode, (False, False), **options)
+    return tuner, cut(graph, tuner)
+
+
+def contraction(tuner: Tuner) -> Decision:
+    return next(d for key, d in tuner.decisions.items() if key.startswith("contraction"))
+
+
+def fused(graph: Graph) -> list[str]:
+    return [n.op.name for n in graph.nodes() if isinstance(n.op, Fused)]
+
+
+# -- which kernel
+
+
+@pytest.mark.parametrize("place", [0, 3, -1])
+def test_the_fastest_tiles_win(clock: Clock, place: int) -> None:
+    sources = made_for(pair())
+    clock.takes = lambda source: 0.1 if source == sources[place] else 0.2
+    tuner, graph = tuned(pair())
+    assert tuner.kernels["fused_conv_relu_sum"].source == sources[place]
+    (choice,) = tuner.choices
+    assert (choice.path, choice.generated, choice.aten, choice.tried) == ("generated", 0.1, 1.0, len(sources))
+    assert fused(graph) == ["fused_conv_relu_sum"]
+
+
+def made_for(graph: Graph) -> list[str]:
+    """The source of each option of the only contraction."""
+    found: list[str] = []
+
+    def decide(group: Any) -> None:
+        if group.family == "contraction":
+            hints = dict.fromkeys(graph.symbols, 2)
+            options = tuning.cuda.options(group, hints, {})
+            found.extend(tuning.cuda.generate(group, group.name, o, tf32=False).source for o in options)
+
+    cut(graph, decide)
+    assert len(set(found)) == len(found) > 4
+    return found
+
+
+@pytest.mark.parametrize(("mode", "taken"), [("auto", False), ("always", True)])
+def test_a_slower_kernel_is_taken_only_where_it_must_be(clock: Clock, mode: tuning.Mode, taken: bool) -> None:
+    clock.aten = 0.5 * 0.96
+    tuner, graph = tuned(pair(), mode)
+    choice = tuner.choices[0]
+    assert choice.path == ("generated" if taken else "ATen")
+    assert (choice.generated, choice.aten) == (0.5, clock.aten)
+    assert ("fused_conv_relu_sum" in fused(graph)) == taken == bool(tuner.kernels)
+
+
+def test_a_little_faster_is_not_enough(clock: Clock) -> None:
+    clock.aten = 0.5 / 0.98
+    assert tuned(pair())[0].choices[0].path == "ATen"
+    clock.aten = 0.5 / 0.96
+    assert tuned(pair(batch=3, rows=(21,)))[0].choices[0].path == "generated"
+
+
+def test_without_measuring_the_best_guess(clock: Clock) -> None:
+    tuner, _ = tuned(pair(), measure=False)
+    assert tuner.kernels["fused_conv_relu_sum"].source == made_for(pair())[0]
+    assert clock.calls == 0 and tuner.choices[0].generated is None
+
+
+def test_another_device_is_left_alone(clock: Clock) -> None:
+    graph = pair()
+    tuner = Tuner(torch.device("meta"), {}, "always", (False, False))
+    assert cut(graph, tuner).outputs == graph.outputs and not tuner.choices
+
+
+# -- kernels that do not work
+
+
+def test_what_does_not_build_is_passed_over(clock: Clock) -> None:
+    sources = made_for(pair())
+    clock.takes = lambda source: 0.1 if source == sources[0] else 0.2 if source == sources[1] else 0.3
+    clock.loads = lambda source: source != sources[0]
+    tuner, _ = tuned(pair())
+    assert tuner.kernels["fused_conv_relu_sum"].source == sources[1]
+    assert tuner.choices[0].tried == len(sources) - 1
+
+
+def test_what_does_not_run_is_passed_over(clock: Clock) -> None:
+    sources = made_for(pair())
+
+    def takes(source: str) -> float:
+        if source == sources[0]:
+            raise KernelError("cannot be launched")
+        return 0.2
+
+    clock.takes = takes
+    tuner, _ = tuned(pair())
+    assert tuner.kernels["fused_conv_relu_sum"].source != sources[0] and tuner.choices[0].tried == len(sources) - 1
+
+
+@pytest.mark.parametrize("mode", ["auto", "always"])
+def test_where_nothing_builds_aten_runs(clock: Clock, mode: tuning.Mode, tmp_path: Path) -> None:
+    clock.loads = lambda source: False
+    tuner, graph = tuned(pair(), mode)
+    assert not fused(graph) and not tuner.kernels and {c.path for c in tuner.choices} == {"ATen"}
+    assert not list((tmp_path / "cache").glob("tuned-*")), "a build may work another day"
+
+
+def test_short_of_memory_the_best_guess_runs(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(call: Callable[[], Tensor], most: float = 0.0) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(tuning, "_seconds", fails)
+    tuner, _ = tuned(pair())
+    assert tuner.kernels["fused_conv_relu_sum"].source == made_for(pair())[0]
+
+
+def test_other_errors_are_not_hidden(clock: Clock) -> None:
+    clock.takes = lambda source: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        tuned(pair())
+
+
+def test_out_of_time_one_option_is_enough(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "SECONDS", -1.0)
+    assert tuned(pair())[0].choices[0].tried == 1
+
+
+# -- what is remembered
+
+
+def test_decisions_carry_over_to_other_sizes(clock: Clock) -> None:
+    sources = made_for(pair())
+    clock.takes = lambda source: 0.1 if source == sources[3] else 0.2
+    first, _ = tuned(pair())
+    calls = clock.calls
+    second, _ = tuned(pair(rows=(14,), batch=5), remembered=first.decisions, measure=False)
+    assert clock.calls == calls and contraction(second) == contraction(first)
+    assert contraction(second).option != contraction(tuned(pair(), measure=False)[0]).option
+
+
+def test_declined_stays_declined_at_other_sizes(clock: Clock) -> None:
+    clock.aten = 0.01
+    first, _ = tuned(pair())
+    second, graph = tuned(pair(rows=(14,)), remembered=first.decisions)
+    assert {c.path for c in second.choices} == {"ATen"} and not fused(graph)
+
+
+def test_groups_of_one_kind_but_other_weights_are_decided_apart(clock: Clock) -> None:
+    """Tiles, and whether a cluster finishes a sample, that fit 4 features are wrong for 100."""
+    tuner, _ = tuned(pair((4, 100), (20, 20)), measure=False)
+    small, large = tuner.kernels.values()
+    assert small.launches[0].cluster > 1 and large.launches[0].cluster == 1
+
+
+def test_groups_of_one_kind_are_decided_by_their_sizes(clock: Clock) -> None:
+    clock.takes = lambda source: 0.5
+    tuner, _ = tuned(pair((4, 4), (20, 30)))
+    assert len([k for k in tuner.decisions if k.startswith("contraction")]) == 2
+    assert len({k.rpartition(" #")[0] for k in tuner.decisions}) == 1
+    assert clock.calls == 2 * (1 + tuner.choices[0].tried)
+    again, _ = tuned(pair((4, 4), (12, 16)), remembered=tuner.decisions)
+    assert list(again.decisions.items()) == list(tuner.decisions.items())
+
+
+def test_what_occurs_twice_is_measured_once(clock: Clock) -> None:
+    tuner, graph = tuned(pair((4, 4), (20, 20)))
+    assert clock.calls == 1 + tuner.choices[0].tried and len(tuner.choices) == 2
+    assert fused(graph) == ["fused_conv_relu_sum", "fused_conv_relu_sum_2"]
+    assert list(tuner.kernels) == fused(graph)
+
+
+# -- on disk
+
+
+def kept(directory: Path) -> Path:
+    (path,) = (directory / "cache").glob("tuned-*.json")
+    return path
+
+
+def test_times_are_kept_for_the_next_run(clock: Clock, tmp_path: Path) -> None:
+    first, _ = tuned(pair())
+    calls = clock.calls
+    second, _ = tuned(pair())
+    assert clock.calls == calls and second.decisions == first.decisions and second.choices == first.choices
+    assert not kept(tmp_path).stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    tuned(pair(batch=2, rows=(24,)))
+    assert clock.calls == 2 * calls, "other sizes, other times"
+
+
+def test_kept_times_serve_both_modes(clock: Clock) -> None:
+    """What is kept are times; what they mean is for the mode to say."""
+    clock.aten = 0.01
+    assert {c.path for c in tuned(pair())[0].choices} == {"ATen"}
+    calls = clock.calls
+    assert tuned(pair(), "always")[0].choices[0].path == "generated"
+    assert clock.calls >= calls
+
+
+CORRUPT = {
+    "empty": "",
+    "cut off": '{"option": {"tiling": {"m_t',
+    "another shape": "[1, 2]",
+    "unknown fields": '{"option": null, "generated": 0.1, "aten": 1.0, "tried": 3, "more": 1}',
+    "no numbers": '{"option": {}, "generated": "fast", "aten": null, "tried": 3}',
+    "no option of today's": '{"option": {"tiling": {"warps": 3}}, "generated": 0.1, "aten": 1.0, "tried": 3}',
+    "no text": b"\xff\xfe\x00",
+}
+
+
+@pytest.mark.parametrize("name", CORRUPT)
+def test_a_corrupt_file_is_ignored(clock: Clock, tmp_path: Path, name: str) -> None:
+    first, _ = tuned(pair())
+    path, calls = kept(tmp_path), clock.calls
+    content = CORRUPT[name]
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    second, _ = tuned(pair())
+    assert second.decisions == first.decisions and clock.calls == 2 * calls
+    assert json.loads(path.read_text())["tried"] == first.choices[0].tried, "and replaced"
+
+
+def test_a_full_disk_is_no_problem(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tuning, "write_atomic", full)
+    assert tuned(pair())[0].choices[0].path == "generated"
+
+
+def test_without_a_safe_directory_nothing_is_kept(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> Path:
+        raise UnsupportedError("not safely ours")
+
+    monkeypatch.setattr(tuning, "cache_directory", refused)
+    tuned(pair())
+    calls = clock.calls
+    tuned(pair())
+    assert clock.calls == 2 * calls
+
+
+def test_tf32_is_for_the_operation_it_was_allowed_for() -> None:
+    """A convolution's kernel asks the flag of convolutions."""
+    texts = []
+    for tf32 in ((True, False), (False, True)):
+        graph = pair()
+        tuner = Tuner(CPU, dict.fromkeys(graph.symbols, 2), "always", tf32, measure=False)
+        cut(graph, tuner)
+        texts.append(tuner.kernels["fused_conv_relu_sum"].source)
+    assert texts[0] != texts[1] == made_for(pair())[0]
+
+
+def test_random_operands_have_the_kinds_of_the_group() -> None:
+    class Kinds(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return F.relu(x) * y
+
+    graph = capture(Kinds(), (torch.rand(3, 4, dtype=torch.bfloat16), torch.rand(4, dtype=torch.float64)), {}).graph
+    for node in graph.inputs:
+        value = tuning._random(node, dict.fromkeys(graph.symbols, 3), CPU)
+        assert value.dtype == node.dtype and value.shape[-1] == 4
