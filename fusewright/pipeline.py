@@ -90,7 +90,7 @@ def build(
     fusing = kernels != "never" and kernel_target(device) is None
     cost = CostModel(device_facts(device), hints, derived_ahead=not model.training, fusing=fusing)
     rules = [rule for rule in RULES if rule.name not in without and (only is None or rule.name in only)]
-    rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite)
+    rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite, fusing=fusing)
     check(rewritten.graph)
     layouts = {node: layout_of(tensor) for node, tensor in zip(rewritten.graph.inputs, tensors, strict=True)}
     tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, layouts, decisions or {}, progress)

@@ -1,6 +1,6 @@
 """The algebra: one explicit ordered table of rules.  No rule knows another."""
 
-from fusewright.rules import features, pointwise, pooling, sizes, sums, windows
+from fusewright.rules import features, pointwise, pooling, sizes, sums, views, windows
 from fusewright.rules.rule import Rule
 
 RULES: tuple[Rule, ...] = (
@@ -10,6 +10,7 @@ RULES: tuple[Rule, ...] = (
     *sums.RULES,
     *pointwise.RULES,
     *sizes.RULES,
+    *views.RULES,
 )
 
 __all__ = ["RULES", "Rule"]

@@ -1,7 +1,8 @@
 """Graph -> Graph: rules to a fixpoint, each application judged by the cost model.
 
 Every root where rules match is offered all of them; the one that leaves the least work is taken.  ``cost`` takes it
-when it saves time, ``always`` whenever it is valid (so that a test on a small shape cannot pass by doing nothing).
+when it saves time (one that enables others, when it costs none), ``always`` whenever it is valid (so that a test on a
+small shape cannot pass by doing nothing).
 """
 
 from __future__ import annotations
@@ -43,14 +44,28 @@ class _Offer:
     saves: float
     of: float
 
+    @property
+    def pays(self) -> bool:
+        """Whether it saves time, or costs none and enables others that may."""
+        return self.saves > (-WORTHWHILE if self.rule.enables else WORTHWHILE) * self.of
+
 
 def rewrite(
-    graph: Graph, rules: Sequence[Rule], cost: NodeCost, *, mode: Mode = "cost", finite: bool = False
+    graph: Graph,
+    rules: Sequence[Rule],
+    cost: NodeCost,
+    *,
+    mode: Mode = "cost",
+    finite: bool = False,
+    fusing: bool = False,
 ) -> Rewritten:
     """Apply `rules` to `graph` until none is left that is valid (and, under ``cost``, pays).
 
     `cost` gives the work of one node.  ``finite`` rules are only taken when `finite` is set.  Valid in, valid out.
+    Where no application saved anything under ``cost``, those that only enable are taken back, unless kernels that may
+    use them follow (`fusing`).
     """
+    original, saved = graph, mode == "always" or fusing
     fired: list[Fired] = []
     declined: dict[tuple[str, Node], Declined] = {}
     if mode == "never":
@@ -60,7 +75,9 @@ def rewrite(
         offer, rivals = _next(graph, rules, cost, mode, finite, declined)
         if offer is None:
             kept = set(graph.nodes())
-            return Rewritten(graph, tuple(fired), tuple(d for (_, n), d in declined.items() if n in kept))
+            left = tuple(d for (_, n), d in declined.items() if n in kept)
+            return Rewritten(graph, tuple(fired), left) if saved else Rewritten(original, (), left)
+        saved = saved or offer.saves > WORTHWHILE * offer.of
         before, graph = graph, graph.substitute(offer.root, offer.new)
         work = total(before, cost), total(graph, cost)
         fired.append(Fired(offer.rule.name, _place(offer.root), offer.exactness, *work, rivals))
@@ -97,8 +114,9 @@ def _next(
             elif reason == FINITE_ONLY or (rule.pattern.inner() and cost(root).seconds > 0):
                 # any other reason of a rule about one operation, or about views, mostly says that it is not its case
                 declined[rule.name, root] = Declined(rule.name, _place(root), reason)
-        best = max(offers, key=lambda o: o.saves, default=None)
-        if best is not None and (mode == "always" or best.saves > WORTHWHILE * best.of):
+        worth = (o for o in offers if mode == "always" or o.pays)
+        best = max(worth, key=lambda o: o.saves, default=None)
+        if best is not None:
             return best, tuple(o.rule.name for o in offers if o is not best)
         for offer in (o for o in offers if cost(root).seconds > 0):
             reason = f"would not pay: {-offer.saves * 1e6:+.1f} us by the cost model"

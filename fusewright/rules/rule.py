@@ -7,6 +7,8 @@
     exactness    ``exact``: the same bits; ``reassociates``: the same real number for finite values, other rounding;
                  ``finite``: drops a dependence, so a NaN may vanish (off unless asked for)
     doc          before -> after, shapes, condition, class
+    enables      it is taken where it costs nothing, for what it lets others do; it must end by itself, as views do that
+                 only ever move outwards
 
 A rule is written as its replacement, under the `rule` decorator, which makes it the record.
 """
@@ -79,6 +81,7 @@ class Rule:
     replacement: Callable[[Match], Node]
     exactness: Exactness | Callable[[Match], Exactness]
     doc: str
+    enables: bool = False
 
     def classify(self, match: Match) -> Exactness:
         """The exactness class of this instance."""
@@ -91,11 +94,12 @@ def rule(
     pattern: Pattern,
     condition: Callable[[Match], str | None],
     exactness: Exactness | Callable[[Match], Exactness],
+    enables: bool = False,
 ) -> Callable[[Callable[[Match], Node]], Rule]:
     """Make a replacement function the `Rule` it completes; its docstring says before -> after, shapes, condition."""
 
     def complete(replacement: Callable[[Match], Node]) -> Rule:
         assert replacement.__doc__, f"{name} has no docstring"
-        return Rule(name, pattern, condition, replacement, exactness, replacement.__doc__)
+        return Rule(name, pattern, condition, replacement, exactness, replacement.__doc__, enables)
 
     return complete

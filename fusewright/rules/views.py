@@ -1,0 +1,125 @@
+"""Reductions past views below them, so that a reduction meets the operation whose elements a view only moved.
+
+A reduction does not ask in which order its operand's dimensions lie, nor how the reduced ones are split:
+
+    mean(permute(x)) = permute(mean(x))        mean_-1(flatten_2(x)) = mean_{2,3}(x)
+
+Neither is cheaper by itself.  Both are taken for what may follow, and only above an operation that something may be
+done about.  They end, since views only ever move outwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, groupby
+
+import sympy
+
+from fusewright.ir.build import permute, reshape
+from fusewright.ir.node import Node, make
+from fusewright.ir.ops import Conv, Matmul, Permute, Pointwise, Pool, RangeSum, Reduce, Reshape, Size, size
+from fusewright.rules.rule import Exactness, Match, Rule, op, rule, value
+
+_VIEWS = (Reshape, Permute)
+# What other rules or one kernel may do together with a reduction.
+_PARTNERS = (Conv, Matmul, Pool, Pointwise, RangeSum, Reduce)
+
+
+def _moves(reduction: Node) -> bool:
+    """Whether something may come of `reduction` moving down: no algebra takes a variance further."""
+    return isinstance(reduction.op, Reduce) and reduction.op.kind != "var"
+
+
+def _class(m: Match) -> Exactness:
+    # the order in which values are added is the order in which they lie
+    assert isinstance(m["reduction"].op, Reduce)
+    return "exact" if m["reduction"].op.kind in ("max", "min") else "reassociates"
+
+
+def _refuse_below(x: Node) -> str | None:
+    while isinstance(x.op, _VIEWS):
+        x = x.arg(0)
+    return None if isinstance(x.op, _PARTNERS) else "no operation that goes with a reduction lies below"
+
+
+def _ends(shape: Sequence[Size]) -> list[tuple[int, Size]]:
+    """Each dimension longer than 1 with the number of elements in it and those before it: where it ends."""
+    lengths = [(d, length) for d, length in enumerate(shape) if length != 1]
+    products = accumulate((length for _, length in lengths), lambda a, b: size(sympy.expand(a * b)))
+    return [(d, end) for (d, _), end in zip(lengths, products, strict=True)]
+
+
+def _before(m: Match) -> tuple[int, ...] | None:
+    """The dimensions of x with the elements of the reduced dimensions, or `None` where one is reduced in part."""
+    op, inner, outer = m["reduction"].op, _ends(m["x"].shape), _ends(m["view"].shape)
+    assert isinstance(op, Reduce)
+    reduced = op.dims
+    places = {1: 0} | {end: i for i, (_, end) in enumerate(inner, 1)}
+    dims: list[int] = []
+    start: Size = 1
+    for inside, run in groupby(outer, lambda end: end[0] in reduced):  # neighbours may share a dimension of x
+        end = list(run)[-1][1]
+        if inside:
+            if start not in places or end not in places:
+                return None
+            dims += [d for d, _ in inner[places[start] : places[end]]]
+        start = end
+    return tuple(dims)
+
+
+def _refuse_reshape(m: Match) -> str | None:
+    if 0 in m["x"].shape:
+        return "a dimension is empty"
+    dims = _before(m)
+    if dims is None:
+        return "a reduced dimension holds part of one that is kept"
+    return _refuse_below(m["x"]) if dims else "no dimension longer than 1 is reduced"
+
+
+@rule(
+    "mean(reshape(x)) = reshape(mean(x))",
+    pattern=op("reduction", Reduce, of=(op("view", Reshape, of=(value("x"),)),), where=_moves),
+    condition=_refuse_reshape,
+    exactness=_class,
+    enables=True,
+)
+def reduction_of_reshape(m: Match) -> Node:
+    """mean over D of reshape(x) -> mean over the dimensions of x with D's elements, reshaped; likewise for every kind.
+
+    x (N, C, H, W) seen as (N, C, H*W) over -1 becomes x over (2, 3).  Neighbouring reduced dimensions hold whole
+    dimensions of x.
+    Class exact for max and min, else reassociates.
+    """
+    root, dims = m["reduction"], _before(m)
+    assert isinstance(root.op, Reduce) and dims is not None
+    return reshape(make(replace(root.op, dims=dims, keepdim=False), m["x"]), root.shape)
+
+
+def _refuse_permute(m: Match) -> str | None:
+    return _refuse_below(m["x"])
+
+
+@rule(
+    "mean(permute(x)) = permute(mean(x))",
+    pattern=op("reduction", Reduce, of=(op("view", Permute, of=(value("x"),)),), where=_moves),
+    condition=_refuse_permute,
+    exactness=_class,
+    enables=True,
+)
+def reduction_of_permute(m: Match) -> Node:
+    """mean over D of permute(x) -> permute(mean over the dimensions of x that D names); likewise for every kind.
+
+    x (N, C, H, W) seen as (N, H, W, C) over (1, 2) becomes x over (2, 3).  What is left is copied into row-major
+    memory, as a reduction's result lies.  Class exact for max and min, else reassociates.
+    """
+    root, view = m["reduction"], m["view"].op
+    assert isinstance(root.op, Reduce) and isinstance(view, Permute)
+    dims = tuple(sorted(view.dims[d] for d in root.op.dims))
+    left = [d for d in view.dims if d not in dims]
+    order = [sorted(left).index(d) for d in left]
+    reduced = make(replace(root.op, dims=dims, keepdim=False), m["x"])
+    return reshape(permute(reduced, order, copy=True), root.shape)
+
+
+RULES: tuple[Rule, ...] = (reduction_of_reshape, reduction_of_permute)

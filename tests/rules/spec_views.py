@@ -1,0 +1,110 @@
+"""Specs for `fusewright.rules.views`."""
+
+from __future__ import annotations
+
+from harness import B, RuleSpec, inp
+from hypothesis import strategies as st
+from linear_cases import Draw, conv, reduce
+
+from fusewright.ir import ops
+from fusewright.ir.build import pointwise
+from fusewright.ir.node import Node, make
+from fusewright.rules import views as rules
+
+KINDS = st.sampled_from(["sum", "mean", "max", "min", "logsumexp", "prod"])
+
+
+def x(*shape: object) -> Node:
+    """A computed value."""
+    return pointwise("neg", inp(*(shape or (B, 3, 2, 4))))
+
+
+def shaped(v: Node, *shape: object) -> Node:
+    return make(ops.Reshape(tuple(map(ops.size, shape))), v)
+
+
+def permuted(v: Node, *dims: int, copy: bool = False) -> Node:
+    return make(ops.Permute(dims, copy), v)
+
+
+def convolved() -> Node:
+    return conv(inp(B, 2, 4, 5), inp(3, 2, 3, 2), inp(3))
+
+
+@st.composite
+def regrouped(draw: Draw) -> Node:
+    """A reduction whose elements are whole dimensions on both sides, each side cut and padded with ones in its way."""
+    before: list[object] = []
+    after: list[object] = []
+    dims: list[int] = []
+    blocks = draw(st.lists(st.sampled_from([(B,), (2, 3), (6,), (3, 2), (4,), (2, 2), (1, 4), (5,), (1,)]),
+                           min_size=2, max_size=4, unique=True))  # fmt: skip
+    reduced = draw(st.integers(0, len(blocks) - 1).filter(lambda i: blocks[i] != (1,)))
+    for i, block in enumerate(blocks):
+        before += [*block, *draw(st.sampled_from([(), (), (1,)]))]
+        merged = [B] if B in block else [_product(block)]
+        cut = [merged, merged, list(block), list(reversed(block)), [1, *merged], [*merged, 1]]
+        chosen = draw(st.sampled_from(cut))
+        if i == reduced or (B not in block and draw(st.integers(0, 2)) == 0):
+            dims += range(len(after), len(after) + len(chosen))
+        after += chosen
+    value = pointwise("neg", inp(*before))
+    return reduce(draw(KINDS), shaped(value, *after), *dims, keepdim=draw(st.booleans()))
+
+
+def _product(block: tuple[int, ...]) -> int:
+    total = 1
+    for length in block:
+        total *= length
+    return total
+
+
+@st.composite
+def turned(draw: Draw) -> Node:
+    v = draw(st.sampled_from([(B, 3, 2, 4), (2, 1, 3), (3, 4), (1, 2, 1, 3, 2), (5,)]).map(lambda shape: x(*shape)))
+    order = draw(st.permutations(range(v.ndim)))
+    dims = sorted(draw(st.sets(st.sampled_from(range(v.ndim)), min_size=1)))
+    view = permuted(v, *order, copy=draw(st.booleans()))
+    return reduce(draw(KINDS), view, *dims, keepdim=draw(st.booleans()))
+
+
+PART = "a reduced dimension holds part of one that is kept"
+NONE = "no dimension longer than 1 is reduced"
+BARE = "no operation that goes with a reduction lies below"
+
+SPECS = [
+    RuleSpec(
+        rules.reduction_of_reshape,
+        lambda: reduce("mean", shaped(convolved(), B, 3, 8), 2),
+        regrouped(),
+        {
+            "a dimension is empty": lambda: reduce("sum", shaped(x(2, 0, 3), 2, 3, 0), 1),
+            PART: lambda: reduce("sum", shaped(x(B, 6), B, 2, 3), 2),
+            f"{PART} # the first half": lambda: reduce("sum", shaped(x(B, 6), B, 2, 3), 1),
+            f"{PART} # the batch, too": lambda: reduce("sum", shaped(x(B, 6), 2, 3 * B), 1),
+            f"{PART} # across": lambda: reduce("max", shaped(x(B, 4, 6), B, 6, 4), 2),
+            f"{PART} # one of two": lambda: reduce("max", shaped(x(2, 3, 4), 2, 2, 6), 0, 2),
+            NONE: lambda: reduce("mean", shaped(x(B, 6), B, 1, 6), 1, keepdim=True),
+            BARE: lambda: reduce("mean", shaped(inp(B, 3, 2, 4), B, 3, 8), 2),
+            f"{BARE} # a view of an input": lambda: reduce("mean", shaped(permuted(inp(B, 3, 4), 0, 2, 1), B, 12), 1),
+            f"{BARE} # a softmax": lambda: reduce("max", shaped(make(ops.Softmax(1), inp(B, 3, 4)), B, 12), 1),
+            "# a variance": lambda: make(ops.Reduce("var", (2,)), shaped(x(), B, 3, 8)),
+            "# a permute": lambda: reduce("max", permuted(x(), 0, 2, 3, 1), 1, 2),
+        },
+        exact_example=lambda: reduce("max", shaped(x(), B, 3, 8), 2),
+        signed_zeros=False,
+    ),
+    RuleSpec(
+        rules.reduction_of_permute,
+        lambda: reduce("mean", permuted(convolved(), 0, 2, 3, 1), 1, 2),
+        turned(),
+        {
+            BARE: lambda: reduce("mean", permuted(inp(B, 3, 4), 0, 2, 1), 1),
+            f"{BARE} # a view of an input": lambda: reduce("mean", permuted(shaped(inp(B, 12), B, 3, 4), 0, 2, 1), 1),
+            "# a variance": lambda: make(ops.Reduce("var", (2,)), permuted(x(), 0, 2, 3, 1)),
+            "# a reshape": lambda: reduce("max", shaped(x(), B, 3, 8), 2),
+        },
+        exact_example=lambda: reduce("min", permuted(x(), 3, 1, 0, 2, copy=True), 2),
+        signed_zeros=False,
+    ),
+]
