@@ -12,13 +12,21 @@ from spec_views import x as computed
 from torch import Tensor, nn
 
 import fusewright.rules
+from fusewright import pipeline
 from fusewright.ir import ops
 from fusewright.pipeline import build
 from fusewright.plan import Work
 from fusewright.rules import views
 from fusewright.rules.engine import rewrite
+from fusewright.runtime.device import DeviceFacts
 
+FACTS = DeviceFacts("CPU", conv=1e11, matmul=1e11, wide=5e10, memory=1e10, reduce=1e10, window=1e9, launch=1e-6)
 RESHAPE, PERMUTE = views.reduction_of_reshape.name, views.reduction_of_permute.name
+
+
+@pytest.fixture(autouse=True)
+def _same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "device_facts", lambda device: FACTS)
 
 
 class Behind(nn.Module):
@@ -79,6 +87,14 @@ def test_nothing_is_moved_for_nothing() -> None:
     assert not rewrite(graph, (views.reduction_of_reshape,), cost).fired
     assert rewrite(graph, (views.reduction_of_reshape,), cost).graph is graph
     assert [f.rule for f in rewrite(graph, (views.reduction_of_reshape,), cost, fusing=True).fired] == [RESHAPE]
+
+
+def test_kernels_get_the_moves_that_save_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Behind(nn.Conv2d(16, 24, 3), lambda m, y: torch.relu(y).flatten(2).mean(-1))
+    assert not build(model, (images(),), {}).rewritten.fired
+    monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
+    monkeypatch.setattr(pipeline, "cut", lambda graph, tuner: graph)
+    assert [f.rule for f in build(model, (images(),), {}, kernels="auto").rewritten.fired] == [RESHAPE]
 
 
 def test_a_move_that_costs_is_not_made() -> None:
