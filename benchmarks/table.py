@@ -15,7 +15,9 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 START, END = "<!-- measured tables: benchmarks/table.py writes what follows -->\n", "<!-- end of measured tables -->\n"
-FILES = ("cpu.json", "h200.json")
+FILES = ("cpu.json", "h200.json", "h200_aten.json")
+# What sets a file's run apart.
+SETTINGS = {"h200_aten.json": "without generated kernels"}
 # A peer's name in the data, and at the head of its column; one that no case has gets none.
 PEERS = {"eager": "eager", "compile": "torch.compile", "compile-max": "max-autotune", "fusewright": "Fusewright"}
 
@@ -40,7 +42,8 @@ def _table(record: dict[str, Any], name: str) -> str:
     columns += [f"forward+backward: {text}" if text == "eager" else text for text in peers.values()] if trained else []
     unless = " unless the row says otherwise" if any(_label(case) for case in cases) else ""
     lines = [
-        f"{title}; float32, default flags{unless}; milliseconds, medians of interleaved rounds, `results/{name}`:",
+        f"{title}; {SETTINGS.get(name, 'float32, default flags')}{unless}; milliseconds, medians of interleaved rounds, "
+        f"`results/{name}`:",
         "",
         f"| {' | '.join(columns)} |",
         f"| --- | --- |{' ---: |' * (len(columns) - 2)}",
