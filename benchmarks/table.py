@@ -42,8 +42,8 @@ def _table(record: dict[str, Any], name: str) -> str:
     columns += [f"forward+backward: {text}" if text == "eager" else text for text in peers.values()] if trained else []
     unless = " unless the row says otherwise" if any(_label(case) for case in cases) else ""
     lines = [
-        f"{title}; {SETTINGS.get(name, 'float32, default flags')}{unless}; milliseconds, medians of interleaved rounds, "
-        f"`results/{name}`:",
+        f"{title}; {SETTINGS.get(name, 'float32, default flags')}{unless}; "
+        f"milliseconds, medians of interleaved rounds, `results/{name}`:",
         "",
         f"| {' | '.join(columns)} |",
         f"| --- | --- |{' ---: |' * (len(columns) - 2)}",

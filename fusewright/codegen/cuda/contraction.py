@@ -167,6 +167,7 @@ class _Writer:
             source=self.source(),
             operands=names,
             layouts=(self.c.layout, *("contiguous",) * (len(names) - 1)),
+            dtypes=tuple(n.dtype for n in self.c.tensors),
             sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate(axes))),
             output=results.output,
             scratch=results.scratch,
