@@ -91,7 +91,6 @@ def kernel(p: SampleProgram, name: str, reference: str = "") -> Kernel:
         source="\n".join(source) + "\n",
         operands=tuple(names.values()),
         layouts=("contiguous",) * len(p.leaves),
-        dtypes=tuple(n.dtype for n in leaves),
         sizes=(("batch", first, 0),),
         output=Array("out", ("batch", *(str(d) for d in p.root.shape[1:])), p.root.dtype),
         scratch=(),
