@@ -79,7 +79,10 @@ class KernelChoice:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer of `fusewright.explain`: printable, and JSON through `to_json`."""
+    """The answer of `fusewright.explain`: printable, and JSON through `to_json`.
+
+    `no_kernels` says why none could be generated, where that is so.
+    """
 
     model: str
     status: Status
@@ -92,6 +95,7 @@ class Plan:
     declined: tuple[Declined, ...] = ()
     opaque: tuple[str, ...] = ()
     kernels: tuple[KernelChoice, ...] = ()
+    no_kernels: str = ""
     kept: tuple[Kept, ...] = ()
     precision: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from fusewright.dispatch import Args, Entry, Kwargs, Options, Runner, State, gua
 from fusewright.errors import CaptureError
 from fusewright.measure import compare, forward_call, training_call
 from fusewright.module import attach
-from fusewright.pipeline import Built, build
+from fusewright.pipeline import Built, build, kernel_target
 from fusewright.plan import Kept, Mode, Plan
 from fusewright.reduced import reduced, shape
 from fusewright.tree import flat_tensors
@@ -254,6 +254,7 @@ def _described(draft: Plan, built: Built) -> Plan:
         declined=advice.telling(built),
         opaque=tuple(built.captured.reasons),
         kernels=built.choices,
+        no_kernels=kernel_target(built.device) or "",
         precision=advice.precision_notes(built),
         advice=advice.advice(built),
         program=built.program.source,

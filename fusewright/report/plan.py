@@ -47,6 +47,9 @@ def _sections(plan: Plan) -> Iterator[RenderableType]:
     if plan.kernels:
         yield heading("Kernels")
         yield _kernels(plan.kernels)
+    elif plan.no_kernels and plan.status == "rewritten":
+        yield heading("Kernels")
+        yield Text(f"none: {plan.no_kernels}; the program runs on PyTorch's own operators")
     if plan.kept:
         yield heading("What serves calls")
         yield _kept(plan.kept)
