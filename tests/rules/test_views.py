@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import apply, classes, fired, graph_of, inp
+from harness import B, apply, classes, fired, graph_of, inp
 from linear_cases import conv, reduce
 from spec_views import permuted, shaped
 from spec_views import x as computed
@@ -16,7 +16,7 @@ from fusewright import pipeline
 from fusewright.ir import ops
 from fusewright.pipeline import build
 from fusewright.plan import Work
-from fusewright.rules import views
+from fusewright.rules import pooling, views
 from fusewright.rules.engine import rewrite
 from fusewright.runtime.device import DeviceFacts
 
@@ -99,8 +99,16 @@ def test_kernels_get_the_moves_that_save_nothing(monkeypatch: pytest.MonkeyPatch
 
 def test_a_move_that_costs_is_not_made() -> None:
     graph = graph_of(reduce("max", permuted(computed(2, 3, 4), 2, 1, 0), 0))
-    expensive = lambda n: Work(1.0, 1.0, 1.0, float(isinstance(n.op, ops.Permute) and n.op.copy))  # noqa: E731
-    assert not rewrite(graph, (views.reduction_of_permute,), expensive, fusing=True).fired
+    copies = lambda n: Work(1.0, 1.0, 1.0, 1.0 + (isinstance(n.op, ops.Permute) and n.op.copy))  # noqa: E731
+    assert not rewrite(graph, (views.reduction_of_permute,), copies, fusing=True).fired
+
+
+def test_a_reduction_meets_a_reduction() -> None:
+    inner = reduce("sum", inp(2, 3, 4, 5), 3)
+    names = [
+        f.rule for f in rewrite(graph_of(reduce("sum", shaped(inner, 2, 12), 1)), fusewright.rules.RULES, cost).fired
+    ]
+    assert names == [RESHAPE, pooling.reduction_of_reduction.name]
 
 
 def test_all_rules_reach_an_end_together() -> None:
@@ -128,6 +136,7 @@ def test_class(kind: str) -> None:
         ((2, 3, 4), (1, 2, 12), (0, 2), (1, 2)),
         ((4, 3, 2), (12, 2), (0,), (0, 1)),
         ((4, 6), (8, 3), (0, 1), (0, 1)),
+        ((B, B + 1, 2), (B**2 + B, 2), (0,), (0, 1)),
         ((4, 6, 5), (8, 3, 5), (0, 1), (0, 1)),
     ],
 )
