@@ -100,13 +100,19 @@ def check(seed: int, tally: Tally, most: int, compiled: bool) -> None:
     narrow = Call(copy.deepcopy(call.model).to(dtype), tuple(_narrowed(a, dtype) for a in call.args))
     if not branches.right(copy.deepcopy(narrow.model), narrow.args):  # a cast to a fixed type in its midst
         narrow = call
-    built = _built(_larger(narrow, 512, carries) if random.random() < 0.5 else narrow)
+    layout = random.choice(("contiguous", "contiguous", "channels_last"))
+
+    def batched(batch: int | None = None) -> Call:
+        some = narrow if batch is None else _larger(narrow, batch, carries)
+        return Call(some.model, tuple(_laid_out(a, layout) for a in some.args))
+
+    built = _built(batched(512 if random.random() < 0.5 else None))
     tally.families.update(c.family for c in built.choices)
     tally.kernels += len(built.program.kernels)
     if compiled:
         for kernel in built.program.kernels:
             nvrtc.compile(kernel.source, "sm_90", name=kernel.name)
-    calls = [narrow, _larger(narrow, 5, carries)] if any(carries) else [narrow]
+    calls = [batched(), batched(5)] if any(carries) else [batched()]
     chosen = random.sample(built.program.kernels, min(most, len(built.program.kernels)))
     for each in calls:
         for kernel, operands in _recorded(built, each):
@@ -250,7 +256,7 @@ def _check_nan(kernel: Kernel, operands: tuple[Tensor, ...], random: Random) -> 
 
 
 def _laid_out(t: Tensor, layout: str) -> Tensor:
-    if layout == "contiguous":
+    if layout == "contiguous" or t.ndim not in (4, 5):
         return t.contiguous()
     return t.contiguous(memory_format=torch.channels_last if t.ndim == 4 else torch.channels_last_3d)
 
