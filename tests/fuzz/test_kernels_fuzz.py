@@ -25,6 +25,11 @@ def test_kernels() -> None:
     assert _check(range(8), most=1) >= FAMILIES - {"range reduction"}
 
 
+def test_operands_that_are_computed() -> None:
+    """Pooling what was divided by a function of a parameter: the kernel reads the function's value, as an operand."""
+    assert "contraction" in _check(range(248, 249), most=2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(400, 1000, 50))
 def test_many_kernels(first: int) -> None:

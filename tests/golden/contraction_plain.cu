@@ -311,9 +311,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         }
     const auto before = [&](Compute value, int m, int half) {
         const Compute shifted = value + bias_at[m][half];
-        const float v1 = shifted < float(0.0) ? float(0.0) : shifted;
-        const float v2 = parameter_1_at[m][half];
-        const float v3 = v1 + v2;
+        const float v2 = shifted < float(0.0) ? float(0.0) : shifted;
+        const float v3 = v2 + parameter_1_at[m][half];
         return v3;
     };
     stage_weights(w, w_tile, group, first_feature, 0);

@@ -146,7 +146,9 @@ class Epilogue:
         if tree is None:
             lines.append(f"return {start};")
         else:
-            scalars = Scalars({tree.value: start}, self._access, cuda=True)
+            # Operands are read from memory, those that a pointwise function of parameters gave as well.
+            given = {n: self._access(n) for n in self.c.operands} | {tree.value: start}
+            scalars = Scalars(given, self._access, cuda=True)
             result = scalars.value(tree.root)
             lines += [*scalars.lines, f"return {result};"]
         return [f"const auto {label} = [&](Compute value, int m, int half) {{", *("    " + x for x in lines), "};"]
