@@ -14,12 +14,10 @@ from math import ceil, gcd, prod
 
 from fusewright.schedule.contraction import Axis, Contraction, Phase
 
-# Registers a thread may spend on accumulators and on weights held throughout, and bytes of shared memory per block,
-# so that two blocks share a multiprocessor (228 KB of shared memory, 65536 registers).
+# Registers a thread may spend on accumulators, and on weights at hand at a time.
 ACCUMULATORS = 96
 HELD_WEIGHTS = 80
-SHARED = 110 * 1024
-# One block per multiprocessor where two do not fit.
+# Bytes of shared memory that a block may take.
 MOST_SHARED = 220 * 1024
 MULTIPROCESSORS = 132
 # Registers that multiplying pairs of tf32 numbers takes beside them.

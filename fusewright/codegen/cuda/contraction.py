@@ -17,7 +17,8 @@ import torch
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import contraction_box, contraction_layout, contraction_text
-from fusewright.codegen.cuda.contraction_epilogue import Epilogue, operands
+from fusewright.codegen.cuda.contraction_epilogue import Epilogue
+from fusewright.codegen.cuda.contraction_finish import operands
 from fusewright.codegen.cuda.primitives import used_primitives
 from fusewright.kernel import Argument, Kernel, Launch, spread
 from fusewright.schedule.contraction import Contraction, Phase

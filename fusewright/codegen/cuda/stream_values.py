@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-import torch
-
-from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type, literal
+from fusewright.codegen.cpp import Scalars, compute_type, literal
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.schedule.stream import Place, Read, Stream, Tree
@@ -283,8 +281,3 @@ def decode(index: str, axes: Sequence[int], scale: str) -> Lines:
         lines.append(f"const index_t i{a} = rest % {length}{scale if a == axes[-1] else ''};")
         lines.append(f"rest /= {length};")
     return [*lines, f"const index_t i{axes[0]} = rest;"]
-
-
-def element_type(dtype: torch.dtype) -> str:
-    """C++ element type in memory."""
-    return ELEMENT[dtype]

@@ -1,0 +1,370 @@
+"""The end of a contraction's blocks: warps are joined, then blocks, and a tail may carry on per sample."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from string import Template
+
+import torch
+
+from fusewright.codegen.cpp import ELEMENT, compute_type
+from fusewright.codegen.cuda.sample import BlockProgram, block_program
+from fusewright.ir import ops
+from fusewright.ir.node import Node
+from fusewright.kernel import Argument, Array, Launch
+from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.tiling import Tiling
+
+# How two values become one, and the value that changes nothing.
+COMBINE = {
+    "sum": ("{0} + {1}", "Compute(0)"),
+    "mean": ("{0} + {1}", "Compute(0)"),
+    "avg": ("{0} + {1}", "Compute(0)"),
+    "max": ("greater({0}, {1})", "-Compute(INFINITY)"),
+    "min": ("smaller({0}, {1})", "Compute(INFINITY)"),
+}
+
+# Threads of the second kernel's blocks.
+FINISHERS = 128
+
+
+def operands(c: Contraction) -> dict[Node, str]:
+    """Pointer names of the tensors a call passes: input, weight, bias where there is one, operands of the trees."""
+    bias = c.conv.args[2]
+    names = {c.x: "x", c.conv.arg(1): "w"}
+    if bias is not None:
+        names[bias] = "bias"
+    for node in (*c.operands, *c.tail_operands):
+        names.setdefault(node, _name(node, set(names.values())))
+    return names
+
+
+def _name(node: Node, taken: set[str]) -> str:
+    """A pointer's name, of our own making: a user's words never enter the text."""
+    stem = "parameter" if isinstance(node.op, ops.Param | ops.Buffer) else "operand"
+    return next(n for n in (f"{stem}_{i}" for i in range(1, len(taken) + 2)) if n not in taken)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a group returns, allocates, and launches after the first kernel."""
+
+    output: Array
+    scratch: tuple[Array, ...]
+    launches: tuple[Launch, ...]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Writes what happens once all tiles of a block are done.
+
+    With `blocks`, so many blocks form a cluster and finish a sample in the same launch.
+    """
+
+    c: Contraction
+    t: Tiling
+    blocks: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """``"store"``, ``"positions"``, ``"channels"`` or ``"all"``: what of the output is reduced."""
+        if self.c.over_positions:
+            return "all" if self.c.over_channels else "positions"
+        return "channels" if self.c.over_channels else "store"
+
+    @property
+    def fold(self) -> str:
+        return self.c.fold.op.kind if self.c.fold is not None else "sum"
+
+    @property
+    def partial(self) -> bool:
+        return self.kind in ("positions", "all")
+
+    @property
+    def identity(self) -> str:
+        return COMBINE[self.fold][1]
+
+    @property
+    def total_type(self) -> str:
+        """Sums over many tiles are carried in float64."""
+        return "double" if self.fold in ("sum", "mean") else "Compute"
+
+    @property
+    def rows(self) -> int:
+        """Results of a reduction over positions per sample."""
+        return self.c.features * self.c.op.groups if self.kind == "positions" else 1
+
+    @property
+    def names_of_finish(self) -> tuple[str, ...]:
+        """Operands that only the second kernel reads."""
+        if self.blocks is not None or self.c.tail is None:
+            return ()
+        first = {self.c.x, self.c.conv.arg(1), self.c.conv.args[2], *self.c.operands}
+        return tuple(name for node, name in operands(self.c).items() if node not in first)
+
+    def _across(self) -> int:
+        """Units of 8 bytes in which the warps of a block leave their results."""
+        warps = self.t.block_m * self.t.warps_h * self.t.warps_w if self.kind == "positions" else self.t.warps
+        return warps + warps % 2
+
+    def closing_bytes(self) -> int:
+        """Shared memory that the end of a block uses, over what was staged."""
+        if not self.partial:
+            return 0
+        joined = 2 * self.rows + 2 + (self._program("", 32).units if self.c.tail is not None else 0)
+        return 8 * (self._across() + (joined if self.blocks is not None else 0))
+
+    def close(self) -> str:
+        """Reduce over the block's threads; leave the result to the second kernel, or join those of the cluster."""
+        if not self.partial:
+            return ""
+        combine = COMBINE[self.fold][0]
+        shuffled = combine.format("value", "__shfl_xor_sync(0xffffffffu, value, distance)")
+        if self.blocks is not None:
+            target = "own[$i]"
+        else:
+            target = "partial[((long long)sample * parts + part) * $rows + $i]"
+        if self.kind == "positions":
+            target = Template(target).substitute(rows="(GROUPS * O)", i="group * O + first_feature + i")
+            text = Template(_CLOSE_POSITIONS).substitute(
+                total=self.total_type,
+                quads=shuffled,
+                warps=combine.format("value", "across[other][i]"),
+                target=target,
+            )
+        else:
+            text = Template(_CLOSE_ALL).substitute(
+                total=self.total_type,
+                lanes=shuffled,
+                warps=combine.format("value", "across[other]"),
+                target=Template(target).substitute(rows="gridDim.z", i="blockIdx.z" if self.blocks is None else "0"),
+            )
+        if self.blocks is None:
+            return text
+        place = self._across()
+        own = f"    {self.total_type}* const own = reinterpret_cast<{self.total_type}*>(shared_memory) + {place};\n"
+        if self.total_type == "Compute":
+            own = own.replace(f"+ {place}", f"+ {place} * (8 / sizeof(Compute))")
+        return (
+            "\n    // What this block's warps come to, for the others to read.\n"
+            + own
+            + text.lstrip("\n")
+            + self._join()
+        )
+
+    def _join(self) -> str:
+        """The first block of a cluster folds the results of all, in their order, and finishes the sample."""
+        assert self.c.fold is not None and self.blocks is not None
+        compute = compute_type(self.c.fold.node.dtype)
+        place = self._across() + self.rows + self.rows % 2
+        folded = f"reinterpret_cast<{compute}*>(reinterpret_cast<double*>(shared_memory) + {place})"
+        scale = "" if self.fold != "mean" else f" / (double({self._positions()}){self._features()})"
+        lines = [f"{compute}* const folded = {folded};"]
+        several = self.blocks > 1
+        lines += ["cluster_barrier();", "if (cluster_rank() == 0)"] if several else ["__syncthreads();"]
+        body = [
+            f"for (int i = threadIdx.x; i < {self.rows}; i += THREADS) {{",
+            f"    {self.total_type} value = own[i];",
+        ]
+        if several:
+            load = COMBINE[self.fold][0].format("value", "cluster_load(own + i, rank)")
+            body += [f"    for (unsigned rank = 1; rank < {self.blocks}; ++rank) value = {load};"]
+        body += [f"    folded[i] = {compute}(value{scale});", "}"]
+        lines += ["    " + x for x in body] if several else body
+        if several:
+            lines += [
+                "cluster_barrier();    // until the others' shared memory has been read",
+                "if (cluster_rank() != 0) return;",
+            ]
+        else:
+            lines += ["__syncthreads();"]
+        return indented(lines, 1) + self._finished("THREADS", 8 * (place + self.rows + self.rows % 2))
+
+    def _positions(self) -> str:
+        over = ("cells_d", "cells_h", "cells_w") if self.c.window is not None else ("P", "Q", "R")
+        return f"(long long){over[0]} * {over[1]} * {over[2]}"
+
+    def _features(self) -> str:
+        return f" * {self.c.features * self.c.op.groups}" if self.kind == "all" else ""
+
+    def _finished(self, threads: str, arena: int) -> str:
+        """Write what was folded, or carry on from it."""
+        if self.c.tail is None:
+            written = f"narrow_to<{self.result_type}>::of(folded[i])"
+            return indented(
+                [
+                    f"for (int i = threadIdx.x; i < {self.rows}; i += {threads})",
+                    f"    out[(long long)sample * {self.rows} + i] = {written};",
+                ],
+                1,
+            )
+        program = self._program("folded", 32 * self.t.warps if threads == "THREADS" else FINISHERS)
+        lines = list(program.body)
+        if program.units and threads == "THREADS":
+            lines = [f"double* const arena = reinterpret_cast<double*>(shared_memory + {arena});", *lines]
+        elif program.units:
+            lines = [f"__shared__ double arena[{program.units}];    // values of one sample", *lines]
+        return indented(lines, 1)
+
+    def _program(self, folded: str, threads: int) -> BlockProgram:
+        assert self.c.tail is not None and self.c.fold is not None
+        return block_program(self.c.tail, {self.c.fold.node: folded}, operands(self.c), "sample", threads)
+
+    def head(self) -> str:
+        """Declarations that the tail needs."""
+        if self.c.tail is None:
+            return ""
+        threads = FINISHERS if self.blocks is None else 32 * self.t.warps
+        return "\n".join(self._program("folded", threads).head) + "\n"
+
+    @property
+    def result_type(self) -> str:
+        return "Element" if self.c.root.dtype == self.c.x.dtype else ELEMENT[self.c.root.dtype]
+
+    @property
+    def target(self) -> str:
+        return "partial" if self.partial and self.blocks is None else "out"
+
+    @property
+    def parameter(self) -> str:
+        if self.target == "partial":
+            return f"{self.total_type}* __restrict__ partial"
+        return f"{self.result_type}* __restrict__ out"
+
+    def finish(self, name: str) -> str:
+        """The second kernel: fold the blocks' partial results in a fixed order, and carry on from there."""
+        if not self.partial or self.blocks is not None:
+            return ""
+        assert self.c.fold is not None
+        names = {
+            "name": name,
+            "total": self.total_type,
+            "scale": " / count" if self.fold == "mean" else "",
+            "element": ELEMENT[self.c.root.dtype],
+            "compute": compute_type(self.c.fold.node.dtype),
+            "threads": FINISHERS,
+            "rows": self.rows,
+        }
+        combine = COMBINE[self.fold][0]
+        if self.c.tail is None:
+            return Template(_FINISH).substitute(names, combine=combine.format("value", "from[(long long)split * rows]"))
+        known = operands(self.c)
+        parameters = [f"const {ELEMENT[n.dtype]}* __restrict__ {known[n]}, " for n in self.c.tail_operands]
+        return Template(_FINISH_SAMPLE).substitute(
+            names,
+            parameters="".join(parameters),
+            combine=combine.format("value", "from[(long long)split * rows]"),
+            body=self._finished("", 0),
+        )
+
+    def results(self, name: str, splits: str, cells: dict[str, str], out: dict[str, str], blocks_z: int) -> Results:
+        """Output, scratch and further launches."""
+        c = self.c
+        n = c.x.ndim - 2
+        spatial = [(cells if c.window is not None else out)[a] for a in "dhw"[3 - n :]]
+        features = c.features * c.op.groups
+        full = {"store": ["N", str(features), *spatial], "channels": ["N", "1", *spatial]}
+        full |= {"positions": ["N", str(features), *["1"] * n], "all": ["N", "1", *["1"] * n]}
+        shape = full[self.kind]
+        if c.fold is not None and not c.fold.op.keepdim:
+            shape = [d for i, d in enumerate(shape) if i not in c.fold.op.dims]
+        if c.tail is not None:
+            shape = ["N", *map(str, c.root.shape[1:])]
+        output = Array("out", tuple(shape), c.root.dtype, c.layout if self.kind == "store" else "contiguous")
+        if not self.partial or self.blocks is not None:
+            return Results(output, (), ())
+        rows = str(features) if self.kind == "positions" else str(blocks_z)
+        dtype = _torch_type(self.total_type, compute_type(c.x.dtype))
+        partial = Array("partial", ("N", splits, rows), dtype)
+        count = " * ".join(spatial) + ("" if self.kind == "positions" else f" * {features}")
+        arguments: tuple[Argument, ...] = (
+            Argument("pointer", "partial"),
+            Argument("pointer", "out"),
+            Argument("long", f"N * {rows}" if self.kind == "positions" else "N"),
+            Argument("int", splits if self.kind == "positions" else f"{splits} * {rows}"),
+            Argument("int", rows if self.kind == "positions" else "1"),
+            Argument("long", count),
+        )
+        if c.tail is not None:
+            read = [Argument("pointer", operands(c)[n]) for n in c.tail_operands]
+            arguments = (arguments[0], *read, arguments[1], *arguments[3:])
+            return Results(output, (partial,), (Launch(f"{name}_finish", arguments, ("N", "1", "1"), FINISHERS),))
+        total = f"N * {rows}" if self.kind == "positions" else "N"
+        launch = Launch(f"{name}_finish", arguments, (f"ceil_div({total}, 128)", "1", "1"), 128)
+        return Results(output, (partial,), (launch,))
+
+
+def _torch_type(total: str, compute: str) -> torch.dtype:
+    return torch.float64 if total == "double" or compute == "double" else torch.float32
+
+
+def indented(lines: list[str], by: int) -> str:
+    """Lines as text, moved to the right; directives stay where they are."""
+    return "".join(x + "\n" if re.match(r"\s*#pragma|$", x) else "    " * by + x + "\n" for x in lines)
+
+
+_CLOSE_POSITIONS = """
+    // Over the four lanes that share channels, then over the warps that do, in a fixed order.
+    __syncthreads();
+    $total(*const across)[BLOCK_M] = reinterpret_cast<$total(*)[BLOCK_M]>(shared_memory);
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            $total value = total[m][half];
+#pragma unroll
+            for (int distance = 1; distance <= 2; distance *= 2) value = $quads;
+            if (quad == 0) across[warp_h * WARPS_W + warp_w][16 * (warp_m * M_TILES + m) + 8 * half + row] = value;
+        }
+    __syncthreads();
+    for (int i = threadIdx.x; i < BLOCK_M && first_feature + i < O; i += THREADS) {
+        $total value = across[0][i];
+        for (int other = 1; other < WARPS_H * WARPS_W; ++other) value = $warps;
+        $target = value;
+    }
+"""
+
+_CLOSE_ALL = """
+    // Over the lanes, then over the warps, in a fixed order.
+    __syncthreads();
+    $total* const across = reinterpret_cast<$total*>(shared_memory);
+    $total value = total;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) value = $lanes;
+    if (lane == 0) across[warp] = value;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int other = 1; other < THREADS / 32; ++other) value = $warps;
+        $target = value;
+    }
+"""
+
+_FINISH = """
+// Fold the partial results of the blocks, in their order: out[i] over partial[i / rows][split][i % rows].
+extern "C" __global__ void __launch_bounds__(128) ${name}_finish(const $total* __restrict__ partial,
+    $element* __restrict__ out, long long results, int splits, int rows, long long count) {
+    const long long i = (long long)blockIdx.x * 128 + threadIdx.x;
+    if (i >= results) return;
+    const $total* from = partial + i / rows * splits * rows + i % rows;
+    $total value = from[0];
+    for (int split = 1; split < splits; ++split) value = $combine;
+    out[i] = narrow_to<$element>::of($compute(value$scale));
+}
+"""
+
+_FINISH_SAMPLE = """
+// One block per sample: fold the partial results of its blocks, in their order, and carry on from there.
+extern "C" __global__ void __launch_bounds__($threads) ${name}_finish(const $total* __restrict__ partial,
+    $parameters$element* __restrict__ out, int splits, int rows, long long count) {
+    __shared__ $compute folded[$rows];
+    const int sample = blockIdx.x;
+    for (int i = threadIdx.x; i < $rows; i += $threads) {
+        const $total* from = partial + (long long)sample * splits * rows + i;
+        $total value = from[0];
+        for (int split = 1; split < splits; ++split) value = $combine;
+        folded[i] = $compute(value$scale);
+    }
+    __syncthreads();
+$body}
+"""
