@@ -202,7 +202,7 @@ class _Writer:
 
     def write(self, roots: Sequence[Node], results: Sequence[Node]) -> None:
         """Write every node the roots need; results stay alive."""
-        order = _needed(roots, self.names)  # what is derived ahead hides what lies below it
+        order = topological(roots, self.names)  # what is derived ahead hides what lies below it
         last = _last_uses(order, {*results, *self.kept})
         for index, node in enumerate(order):
             self.statement(node, last.get(index, ()))
@@ -245,25 +245,6 @@ class _Writer:
 
     def text(self) -> str:
         return "\n".join([self.signature, *self.lines]) + "\n"
-
-
-def _needed(roots: Sequence[Node], known: Mapping[Node, str]) -> list[Node]:
-    """The nodes below `roots` in order, not looking below what is already named."""
-    order: list[Node] = []
-    seen: set[Node] = set(known)
-    for root in roots:
-        stack: list[tuple[Node, bool]] = [(root, False)]
-        while stack:
-            node, ready = stack.pop()
-            if ready:
-                order.append(node)
-                continue
-            if node in seen:
-                continue
-            seen.add(node)
-            stack.append((node, True))
-            stack.extend((a, False) for a in reversed(node.inputs) if a not in seen)
-    return order
 
 
 def _last_uses(order: Sequence[Node], alive: Collection[Node]) -> dict[int, list[Node]]:

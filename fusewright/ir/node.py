@@ -7,7 +7,7 @@ carry a serial number, so each is unique, and `Graph.effects` keeps their order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -130,10 +130,13 @@ class Symbol:
     high: int | None
 
 
-def topological(roots: Sequence[Node]) -> list[Node]:
-    """The nodes below `roots` in post-order: every argument before its users, earlier roots first; no recursion."""
+def topological(roots: Sequence[Node], known: Iterable[Node] = ()) -> list[Node]:
+    """The nodes below `roots` in post-order: every argument before its users, earlier roots first; no recursion.
+
+    Values that are `known` are left out, and so is what only they need.
+    """
     order: list[Node] = []
-    done: set[int] = set()
+    done: set[int] = set(map(id, known))
     for root in roots:
         stack: list[tuple[Node, Iterator[Node]]] = [(root, iter(root.inputs))] if id(root) not in done else []
         done.add(id(root))

@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 
 Users = Mapping[Node, int]
+
+# What tensors that kernels read and write consist of.
+MEMORY = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -117,32 +122,38 @@ def region(stage: Map) -> dict[Node, None]:
     return found
 
 
-def _map(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Map | str:
-    """The largest pointwise tree that ends in `root`, all of whose inner values are used inside it alone."""
+def pointwise_tree(
+    root: Node, users: Users, ends: Callable[[Node], bool] = lambda _: False
+) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """What the largest pointwise tree that ends in `root` reads, Python numbers left out; and of that, what has the
+    tree's shape and no user outside of it.
+
+    Inner nodes have the shape of `root` and are used inside the tree alone; those for which `ends` holds stay outside.
+    """
     region: dict[Node, None] = {root: None}
     while True:
         uses: dict[Node, int] = {}
         for node in region:
             for a in node.inputs:
                 uses[a] = uses.get(a, 0) + 1
-        closed = [leaf for leaf in uses if leaf not in region and uses[leaf] == users[leaf]]
-        grown = [
-            leaf
-            for leaf in closed
-            if isinstance(leaf.op, ops.Pointwise | ops.Cast) and leaf.shape == root.shape and not is_source(leaf)
-        ]
+        read = {n: count for n, count in uses.items() if n not in region and not isinstance(n.op, ops.Number)}
+        own = [n for n, count in read.items() if count == users[n] and n.shape == root.shape]
+        grown = [n for n in own if isinstance(n.op, ops.Pointwise | ops.Cast) and not ends(n)]
         if not grown:
-            break
+            return tuple(read), tuple(own)
         region.update(dict.fromkeys(grown))
-    staged = (ops.Pool, ops.Reduce)
-    shaped = [leaf for leaf in closed if leaf.shape == root.shape]
-    values = [leaf for leaf in shaped if is_source(leaf)] or [v for v in shaped if isinstance(v.op, staged)]
+
+
+def _map(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Map | str:
+    """The largest pointwise tree that ends in `root` and starts at a source or at another stage."""
+    _, own = pointwise_tree(root, users, is_source)
+    values = [n for n in own if is_source(n)] or [n for n in own if isinstance(n.op, ops.Pool | ops.Reduce)]
     if not values:
         return f"{root!r} combines values that no chain leads to"
     return Map(values[0], root)
 
 
-WORDS = {"avg": "avg", "layer": "layernorm", "rms": "rmsnorm", "group": "groupnorm", "instance": "instancenorm"}
+WORDS = {"layer": "layernorm", "rms": "rmsnorm", "group": "groupnorm", "instance": "instancenorm"}
 
 
 def word(node: Node) -> str | None:

@@ -17,11 +17,10 @@ from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
 from fusewright.ir.slots import sliding
 from fusewright.schedule import sample
-from fusewright.schedule.chain import Chain, Fold, Map, Users, Window, parse, region
+from fusewright.schedule.chain import MEMORY, Chain, Fold, Map, Users, Window, parse, region
 from fusewright.schedule.sample import SampleProgram
 
 FOLDS = ("sum", "mean", "max", "min")
-FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # Indices inside a sample and inside the weight are 32-bit numbers.
 MOST_ELEMENTS = 2**31 - 1
 
@@ -206,7 +205,7 @@ def _stages(chain: Chain) -> tuple[Map | None, Window | None, Map | None, Fold |
 
 def _refused_conv(conv: Node) -> str | None:
     """Why this family does not take this convolution, or `None`."""
-    if conv.dtype not in FLOATS:
+    if conv.dtype not in MEMORY:
         return f"a convolution of {conv.dtype} has no kernel"
     if any(isinstance(d, int) and d == 0 for d in (*conv.shape, *conv.arg(1).shape)):
         return "an empty convolution needs no kernel"
@@ -222,7 +221,7 @@ def _retyped(root: Node, before: Map | None, after: Map | None, conv: Node) -> s
     """Why values of another type arise in the pointwise trees that a thread cannot carry, or `None`."""
     for tree in (before, after):
         for node in region(tree) if tree is not None else ():
-            if node.dtype not in FLOATS and (node is root or not _is_truth(node)):
+            if node.dtype not in MEMORY and (node is root or not _is_truth(node)):
                 return f"{node!r} is no floating-point number"
             if node.dtype != torch.bool and (node.dtype == torch.float64) != (conv.dtype == torch.float64):
                 return "the precision changes between float64 and less"

@@ -33,7 +33,7 @@ class Group:
     @property
     def inner(self) -> tuple[Node, ...]:
         """The nodes computed inside, operands before users."""
-        return tuple(n for n in _between(self.root, self.operands) if not isinstance(n.op, ops.Number))
+        return tuple(n for n in topological([self.root], self.operands) if not isinstance(n.op, ops.Number))
 
     @property
     def name(self) -> str:
@@ -176,29 +176,15 @@ def depends_on_input(nodes: list[Node]) -> set[Node]:
     return found
 
 
-def _between(root: Node, operands: tuple[Node, ...]) -> list[Node]:
-    """The nodes from `operands` (left out) to `root`, operands before users."""
-    order: list[Node] = []
-    seen: set[Node] = set(operands)
-
-    def visit(node: Node) -> None:
-        if node in seen:
-            return
-        seen.add(node)
-        for a in node.inputs:
-            visit(a)
-        order.append(node)
-
-    visit(root)
-    return order
+def _placeholder(i: int, node: Node) -> Node:
+    """What stands for operand `i` in a body."""
+    return make(ops.Input(node.shape, node.dtype, node.device, f"operand_{i}", i))
 
 
 def body(group: Group) -> Node:
     """The group's last node over placeholders instead of its operands."""
-    mapping: dict[Node, Node] = {}
-    for i, node in enumerate(group.operands):
-        mapping[node] = make(ops.Input(node.shape, node.dtype, node.device, f"operand_{i}", i))
-    for node in _between(group.root, group.operands):
+    mapping = {node: _placeholder(i, node) for i, node in enumerate(group.operands)}
+    for node in topological([group.root], group.operands):
         args = tuple(None if a is None else mapping[a] for a in node.args)
         mapping[node] = make(node.op, *args, where=node.where)
     return mapping[group.root]
@@ -206,14 +192,7 @@ def body(group: Group) -> Node:
 
 def as_graph(root: Node, operands: tuple[Node, ...]) -> Graph:
     """A body as a graph of its own; sizes that are symbols are read from the first operand that has them."""
-    placeholders = sorted(
-        (n for n in topological([root]) if isinstance(n.op, ops.Input)),
-        key=lambda n: n.op.index,  # type: ignore[attr-defined]
-    )
-    found = {n.op.index: n for n in placeholders}  # type: ignore[attr-defined]
-    inputs = tuple(
-        found.get(i) or make(ops.Input(n.shape, n.dtype, n.device, f"operand_{i}", i)) for i, n in enumerate(operands)
-    )
+    inputs = tuple(_placeholder(i, node) for i, node in enumerate(operands))
     symbols: dict[Any, Symbol] = {}
     for i, node in enumerate(inputs):
         for dim, length in enumerate(node.shape):

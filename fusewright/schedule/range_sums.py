@@ -12,13 +12,10 @@ from functools import cached_property
 from itertools import pairwise
 from math import lcm, prod
 
-import torch
-
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Slot
-
-MEMORY = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+from fusewright.schedule.chain import MEMORY
 
 # Bounds on what a block keeps and on the length of the tables in a kernel's text.
 MOST_CELLS = 256

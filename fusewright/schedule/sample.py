@@ -16,8 +16,8 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Size
+from fusewright.schedule.chain import MEMORY
 
-MEMORY = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MOST_BYTES = 40 * 1024  # kept by a block at one time
 # Elements of one sample of a value: of any one, and of what consists of a few long rows.  One block has to do it all.
 MOST_ELEMENTS = 16384

@@ -16,9 +16,8 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.node import Node
-from fusewright.schedule.chain import Fold, Users, Window
+from fusewright.schedule.chain import MEMORY, Fold, Users, Window, pointwise_tree
 
-MEMORY = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 FOLDS = ("sum", "mean", "max", "min", "logsumexp")
 
 Role = Literal["kept", "first", "second"]
@@ -121,20 +120,9 @@ def _backwards(root: Node, users: Users) -> list[Stage]:
 
 
 def _tree(root: Node, users: Users) -> Tree:
-    """The largest tree that ends in `root`: pointwise nodes of its shape that are used inside of it alone."""
-    region: dict[Node, None] = {root: None}
-    while True:
-        uses: dict[Node, int] = {}
-        for node in region:
-            for a in node.inputs:
-                uses[a] = uses.get(a, 0) + 1
-        leaves = {v: n for v, n in uses.items() if v not in region and not isinstance(v.op, ops.Number)}
-        own = [v for v, count in leaves.items() if count == users[v] and v.shape == root.shape]
-        grown = [v for v in own if isinstance(v.op, ops.Pointwise | ops.Cast)]
-        if not grown:
-            value = next((v for v in own if isinstance(v.op, ops.Pool | ops.Reduce)), None)
-            return Tree(root, tuple(leaves), value)
-        region.update(dict.fromkeys(grown))
+    """The largest tree that ends in `root`, and the stage it starts at, if any."""
+    read, own = pointwise_tree(root, users)
+    return Tree(root, read, next((n for n in own if isinstance(n.op, ops.Pool | ops.Reduce)), None))
 
 
 def nodes(tree: Tree) -> tuple[Node, ...]:

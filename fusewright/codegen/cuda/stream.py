@@ -21,7 +21,8 @@ from fusewright.codegen.cuda import stream_text as text
 from fusewright.codegen.cuda.folds import PLANES, fold
 from fusewright.codegen.cuda.primitives import primitives
 from fusewright.codegen.cuda.stream_sizes import Sizes, hint
-from fusewright.codegen.cuda.stream_values import Lines, Values, Widths, decode, indent, widths
+from fusewright.codegen.cuda.stream_values import Values, Widths, decode, widths
+from fusewright.codegen.cuda.text import Lines, fill, indent
 from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
 from fusewright.schedule.stream import Role, Stream
 
@@ -151,14 +152,14 @@ class _Writer:
     def source(self) -> str:
         lines = self._head()
         lines += self._constants()
-        lines += [*text.fill(text.TOOLS), "", *self._data(), ""]
+        lines += [*fill(text.TOOLS), "", *self._data(), ""]
         compute = compute_type(self.s.value.dtype)
         for i, (reduction, tail) in enumerate(self.s.folds):
             kind, result = reduction.op.kind, compute_type(reduction.node.dtype)
             lines += [*fold(kind, ("First", "Second")[i], compute, result).strip().split("\n"), ""]
             compute = compute_type((tail.root if tail else reduction.node).dtype)
         if self.shape.team > 1 or self.shape.parts is not None:
-            lines += [*text.fill(text.JOINED), ""]
+            lines += [*fill(text.JOINED), ""]
         lines += self.values.counted() + self.values.text() + [""]
         for i in range(len(self.s.folds)):
             lines += [*self.values.tail(i), ""]
@@ -236,7 +237,7 @@ class _Writer:
 
     def _flat(self) -> Lines:
         axes = list(range(len(self.s.axes)))
-        return text.fill(
+        return fill(
             text.FLAT,
             out=ELEMENT[self.s.root.dtype],
             items=self._items(axes),
@@ -257,7 +258,7 @@ class _Writer:
             share = ["const index_t row = team / parts, part = team % parts, share = (items + parts - 1) / parts;"]
             share += ["const index_t begin = part * share, end = row < rows ? min(items, begin + share) : 0;"]
             write = ["fold.save(scratch + (part * rows + row), parts * rows);"]
-        return text.fill(
+        return fill(
             text.ROWS,
             parameters=self._target(),
             rows=self._items(self.results),
@@ -285,7 +286,7 @@ class _Writer:
             share += ["const index_t begin = part * share, end = item < items ? min(reduced, begin + share) : 0;"]
             save = "fold[e].save(scratch + ((part * items + item) * V + e), parts * items * V);"
             write = ["#pragma unroll", "for (int e = 0; e < V; ++e)", f"    {save}"]
-        return text.fill(
+        return fill(
             text.COLUMNS,
             parameters=self._target(),
             items=self._items(self.results),
@@ -295,7 +296,7 @@ class _Writer:
             share=share,
             decode_item=self._decode("item", self.results),
             decode_reduced=decode("r", self.axes["first"], ""),
-            join=text.fill(text.COLUMNS_JOIN) if team > 1 else [],
+            join=fill(text.COLUMNS_JOIN) if team > 1 else [],
             write=[f"if ({'member == 0 && ' if team > 1 else ''}item < items) {{", *indent(write), "}"],
             **self._common(4, 8),
         )
@@ -342,13 +343,13 @@ class _Writer:
         two = len(self.s.folds) == 2
         out = ELEMENT[self.s.root.dtype]
         tail = self.s.folds[0][1]
-        body = text.fill(
+        body = fill(
             text.FINISH_TWO if two else text.FINISH_ONE,
             T=compute_type((tail.root if tail else self.s.folds[0][0].node).dtype),
             R=compute_type(self.s.root.dtype),
             columns=" * ".join(f"n{a}" for a in self.axes["second"]),
         )
-        return text.fill(
+        return fill(
             text.FINISH,
             also=", and reduces the results" if two else "",
             signature=self._signature(

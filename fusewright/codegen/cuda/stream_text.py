@@ -1,10 +1,6 @@
-"""The fixed parts of a stream's CUDA C++, and how names are filled in."""
+"""The fixed parts of a stream's CUDA C++."""
 
 from __future__ import annotations
-
-from string import Template
-
-from fusewright.codegen.cuda.stream_values import Lines, indent
 
 TOOLS = """
 // COUNT neighbours in memory, read or written by as few instructions as their alignment allows.
@@ -202,16 +198,3 @@ $R value[1];
 finish(d, row, fold, value);
 store<1>(out + row, value);
 """
-
-
-def fill(text: str, **names: object) -> Lines:
-    """The lines of `text` with ``$name`` replaced; a name alone on its line may stand for several, or none."""
-    lines: Lines = []
-    for line in text.strip("\n").split("\n"):
-        bare = line.strip()
-        value = names.get(bare[1:]) if bare.startswith("$") else None
-        if isinstance(value, list):
-            lines += indent(value, (len(line) - len(bare)) // 4)
-        else:
-            lines.append(Template(line).substitute({k: v for k, v in names.items() if not isinstance(v, list)}))
-    return lines

@@ -11,22 +11,12 @@ from dataclasses import dataclass
 from math import prod
 
 from fusewright.codegen.cpp import Scalars, compute_type, literal
+from fusewright.codegen.cuda.text import Lines, block, indent
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.schedule.stream import Place, Read, Stream, Tree
 
-Lines = list[str]
 UNROLLED_TAPS = 64
-
-
-def indent(lines: Sequence[str], by: int = 1) -> Lines:
-    """The lines moved to the right; directives stay where they are."""
-    return [line if line.startswith("#") or not line else "    " * by + line for line in lines]
-
-
-def block(head: str, body: Sequence[str]) -> Lines:
-    """``head { body }``."""
-    return [f"{head} {{", *indent(body), "}"]
 
 
 @dataclass(frozen=True)
