@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from os import cpu_count
 from pathlib import Path
 from typing import Any, Literal
@@ -28,9 +29,9 @@ from fusewright.kernel import Kernel
 from fusewright.plan import KernelChoice
 from fusewright.runtime.cache import cache_directory, write_atomic
 from fusewright.runtime.device import device_name
-from fusewright.runtime.launch import FORMATS
+from fusewright.runtime.launch import FORMATS, Launcher
 from fusewright.runtime.memory import is_out_of_memory
-from fusewright.runtime.operators import operator
+from fusewright.runtime.operators import reference_of
 from fusewright.schedule.groups import Group, signature, sizes
 
 # Bump when kernels change so much that old timings mean nothing.
@@ -185,20 +186,20 @@ class Tuner:
         if time.monotonic() - self.started > SECONDS:
             options = options[:1]
         kernels = [self._kernel(group, name, option) for option in options]
-        reference = operator(kernels[0]).reference
+        reference = reference_of(kernels[0])
+        launchers = [Launcher(kernel) for kernel in kernels]  # only what gets chosen becomes an operator
         self.progress(f"tuning {name}: building {len(kernels)} kernels")
         best, fastest, tried = options[0], float("inf"), 0
         pool = ThreadPoolExecutor(min(16, cpu_count() or 1))
-        built = [pool.submit(_loads, kernel, self.device) for kernel in kernels]
+        built = [pool.submit(_loads, launcher, self.device) for launcher in launchers]
         try:
             with torch.no_grad():
-                aten = _seconds(lambda: reference(*operands))
-                for option, kernel, future in zip(options, kernels, built, strict=True):
+                aten = _seconds(partial(reference, *operands))
+                for option, launcher, future in zip(options, launchers, built, strict=True):
                     if not self._fits(future, wait=not tried):
                         continue
-                    launch = operator(kernel).launch
                     try:
-                        seconds = _seconds(lambda run=launch: run(*operands), most=4 * fastest)  # type: ignore[misc]
+                        seconds = _seconds(partial(launcher, *operands), most=4 * fastest)
                     except FusewrightError:
                         continue
                     tried += 1
@@ -212,10 +213,10 @@ class Tuner:
         return Decision(best, fastest, aten, tried)
 
 
-def _loads(kernel: Kernel, device: torch.device) -> bool:
+def _loads(launcher: Launcher, device: torch.device) -> bool:
     """Whether a kernel can be built for, and loaded on, `device`."""
     try:
-        operator(kernel).launch.load(device.index if device.index is not None else torch.cuda.current_device())
+        launcher.load(device.index if device.index is not None else torch.cuda.current_device())
     except (FusewrightError, RuntimeError):
         return False
     return True

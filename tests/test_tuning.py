@@ -18,7 +18,7 @@ from fusewright.capture import capture
 from fusewright.errors import UnsupportedError
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph
-from fusewright.runtime import cache
+from fusewright.runtime import cache, operators
 from fusewright.runtime.launch import Launcher
 from fusewright.runtime.nvrtc import KernelError
 from fusewright.schedule.groups import cut
@@ -48,7 +48,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
         monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(directory))
         monkeypatch.setattr(tuning, "_seconds", self.seconds)
-        monkeypatch.setattr(tuning, "_loads", lambda kernel, device: self.loads(kernel.source))
+        monkeypatch.setattr(tuning, "_loads", lambda launcher, device: self.loads(launcher.kernel.source))
         monkeypatch.setattr(Launcher, "__call__", lambda launcher, *operands: self.launch(launcher, *operands))
         self.aten = 1.0
         self.takes: Callable[[str], float] = lambda source: 0.5
@@ -123,6 +123,13 @@ def test_a_slower_kernel_is_taken_only_where_it_must_be(clock: Clock, mode: tuni
     assert choice.path == ("generated" if taken else "ATen")
     assert (choice.generated, choice.aten) == (0.5, clock.aten)
     assert ("fused_conv_relu_sum" in fused(graph)) == taken == bool(tuner.kernels)
+
+
+def test_only_the_chosen_kernel_becomes_an_operator(clock: Clock) -> None:
+    known = set(operators._operators)
+    tuner, _ = tuned(pair((5,)))
+    assert tuner.choices[0].path == "generated" and tuner.choices[0].tried > 4
+    assert set(operators._operators) == known, "the program that calls the chosen one registers it"
 
 
 def test_a_little_faster_is_not_enough(clock: Clock) -> None:

@@ -44,6 +44,14 @@ def operator(kernel: Kernel) -> Operator:
         return found
 
 
+def reference_of(kernel: Kernel) -> Reference:
+    """A kernel's reference program as a function of its operands."""
+    namespace: dict[str, Any] = {"torch": torch, "F": F}
+    exec(kernel.reference, namespace)  # our own text, never a user's
+    function: Reference = namespace["reference"]
+    return function
+
+
 class Operator:
     """Calls a kernel's operator, or the kernel itself where the dispatcher has nothing to add.
 
@@ -52,7 +60,7 @@ class Operator:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.reference = _reference(kernel)
+        self.reference = reference_of(kernel)
         self.launch = Launcher(kernel)
         self.overload = _register(kernel, self.reference, self.launch)
 
@@ -85,13 +93,6 @@ def _has_tangent(tensors: tuple[Tensor, ...]) -> bool:
 
 
 # -- registration --------------------------------------------------------------------------------------------------
-
-
-def _reference(kernel: Kernel) -> Reference:
-    namespace: dict[str, Any] = {"torch": torch, "F": F}
-    exec(kernel.reference, namespace)  # our own text, never a user's
-    function: Reference = namespace["reference"]
-    return function
 
 
 def _register(kernel: Kernel, reference: Reference, launch: Launcher) -> Callable[..., Tensor]:
