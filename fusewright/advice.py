@@ -13,13 +13,23 @@ from fusewright.plan import Declined
 def precision_notes(built: Built) -> tuple[str, ...]:
     """How the rewritten arithmetic differs from the original's."""
     classes = {fired.exactness for fired in built.rewritten.fired}
+    kernels = built.program.kernels
     notes: list[str] = []
-    if classes == {"exact"}:
+    if classes == {"exact"} and not kernels:
         notes.append("exact: the same bits as the original, non-finite values included")
     if "reassociates" in classes:
         notes.append("reassociates: the same real number, other rounding; an Inf may surface as NaN or the reverse")
     if "finite" in classes:
         notes.append("finite: a dependence was dropped, so a NaN of the original may vanish")
+    if kernels:
+        notes.append(
+            "generated kernels: sums in another order and other rounding; an Inf may surface as NaN or the reverse"
+        )
+    products = {choice.name for choice in built.choices if choice.family == "contraction"}
+    if built.device.type == "cuda" and any(k.name in products and torch.float32 in k.dtypes for k in kernels):
+        notes.append(
+            "where the settings allow tf32, generated kernels round the float32 operands of their products to it"
+        )
     summed = (ops.RangeSum, ops.Reduce)
     computed = {n.dtype for n in built.rewritten.graph.nodes() if isinstance(n.op, summed) and not _only_weights(n)}
     if torch.float64 in computed and not any(n.dtype == torch.float64 for n in built.captured.graph.nodes()):
