@@ -72,7 +72,7 @@ class Accuracy:
         return Sample(given[self.rows], tuple(baselines), self._truth(x))
 
     def _truth(self, x: Tensor, convolutions: bool = False, matmuls: bool = False) -> Tensor:
-        with WideArithmetic(round_convolutions=convolutions, round_matmuls=matmuls):
+        with WideArithmetic(convolutions=convolutions, matmuls=matmuls):
             wide: Tensor = self.oracle(x[self.rows].double())
         return wide
 

@@ -117,7 +117,7 @@ class Context:
         if self.oracle is None:
             rounded = [RoundedOperands(convolutions=convolutions, matmuls=matmuls)] if convolutions or matmuls else []
             return self._run(self.reference, call, grad, [ieee_float32(), *rounded])
-        mode = WideArithmetic(round_convolutions=convolutions, round_matmuls=matmuls)
+        mode = WideArithmetic(convolutions=convolutions, matmuls=matmuls)
         return self.run_wide(call, grad, mode)
 
     def run_wide(self, call: Call, grad: bool, mode: WideArithmetic) -> Run:

@@ -21,44 +21,15 @@ _WIDE = {
 }
 
 
-class WideArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs a model that is already in float64, and keeps it there.
+class RoundedOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Rounds the operands of convolutions and matmuls to tf32, where asked for, and changes nothing else.
 
-    Casts and new tensors that name a narrower dtype (a hard-coded ``.float()``) become float64.  The operands of
-    convolutions and matmuls are rounded to tf32 first where that is asked for.  `bytes` counts all that was allocated.
+    Operands of `dtype` that is: float32, or the dtype of a run that stands for one in float32.
     """
 
-    def __init__(self, *, round_convolutions: bool = False, round_matmuls: bool = False) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes = 0
-        self._rounded = (_CONVOLUTIONS if round_convolutions else frozenset()) | (
-            _MATMULS if round_matmuls else frozenset()
-        )
+    dtype = torch.float32
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Runs one operation wide."""
-        kwargs = dict(kwargs or {})
-        if kwargs.get("dtype") in _WIDE:
-            kwargs["dtype"] = _WIDE[kwargs["dtype"]]
-        if getattr(func, "overloadpacket", func).__name__ in self._rounded:
-            args = tuple(round_to_tf32(x) if _is_wide(x) else x for x in args)
-        result = func(*args, **kwargs)
-        for x in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(x, Tensor):
-                self.bytes += x.numel() * x.element_size()
-        return result
-
-
-class RoundedOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Rounds the float32 operands of convolutions and matmuls to tf32, where asked for, and changes nothing else."""
-
-    def __init__(self, *, convolutions: bool, matmuls: bool) -> None:
+    def __init__(self, *, convolutions: bool = False, matmuls: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._rounded = (_CONVOLUTIONS if convolutions else frozenset()) | (_MATMULS if matmuls else frozenset())
 
@@ -71,13 +42,39 @@ class RoundedOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs one operation."""
         if getattr(func, "overloadpacket", func).__name__ in self._rounded:
-            narrow = (isinstance(x, Tensor) and x.dtype == torch.float32 for x in args)
-            args = tuple(round_to_tf32(x) if is_float else x for x, is_float in zip(args, narrow, strict=True))
+            args = tuple(round_to_tf32(x) if isinstance(x, Tensor) and x.dtype == self.dtype else x for x in args)
         return func(*args, **dict(kwargs or {}))
 
 
-def _is_wide(x: object) -> bool:
-    return isinstance(x, Tensor) and x.dtype == torch.float64
+class WideArithmetic(RoundedOperands):  # type: ignore[no-untyped-call]
+    """Runs a model that is already in float64, and keeps it there.
+
+    Casts and new tensors that name a narrower dtype (a hard-coded ``.float()``) become float64.  The operands of
+    convolutions and matmuls are rounded to tf32 first where that is asked for.  `bytes` counts all that was allocated.
+    """
+
+    dtype = torch.float64
+
+    def __init__(self, *, convolutions: bool = False, matmuls: bool = False) -> None:
+        super().__init__(convolutions=convolutions, matmuls=matmuls)
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Runs one operation wide."""
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") in _WIDE:
+            kwargs["dtype"] = _WIDE[kwargs["dtype"]]
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        for x in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(x, Tensor):
+                self.bytes += x.numel() * x.element_size()
+        return result
 
 
 def round_to_tf32(x: Tensor) -> Tensor:

@@ -96,12 +96,12 @@ def test_wide_arithmetic_undoes_hard_coded_casts_and_rounds_on_request() -> None
     with WideArithmetic() as mode:
         y = torch.conv2d(x.float(), w) + torch.zeros(1, dtype=torch.float32)
     assert y.dtype == torch.float64 and torch.equal(y, torch.conv2d(x, w)) and mode.bytes >= y.numel() * 8
-    with WideArithmetic(round_convolutions=True):
+    with WideArithmetic(convolutions=True):
         rounded = torch.conv2d(x, w)
     assert torch.allclose(rounded, torch.conv2d(round_to_tf32(x), round_to_tf32(w)), rtol=1e-12)
-    with WideArithmetic(round_convolutions=True):
+    with WideArithmetic(convolutions=True):
         assert torch.equal(x[0, 0] @ x[0, 1], torch.mm(x[0, 0], x[0, 1]))
-    with WideArithmetic(round_matmuls=True):
+    with WideArithmetic(matmuls=True):
         product = x[0, 0] @ x[0, 1]
     assert not torch.equal(product, x[0, 0] @ x[0, 1])
 
