@@ -188,8 +188,9 @@ def _score(c: Contraction, t: Tiling, lengths: tuple[int, int, int], element_byt
     return _cycles(c, t, steps, loads, (tile, weights), element_bytes, per_sm) / _useful(c, t, lengths)
 
 
-# Measured on an H200 over a few hundred kernels, roughly: cycles from a barrier to the first operand, cycles that one
-# warp takes per instruction on its own, the share of the issue slots and of the tensor cores that kernels reach.
+# Fitted roughly to the 140 kernels of benchmarks/results/h200_tilings.json: cycles from a barrier to the first operand,
+# cycles that one warp takes per instruction on its own, the share of the issue slots and of the tensor cores that
+# kernels reach.
 LATENCY, ALONE, ISSUED, MULTIPLIED = 1500.0, 2.5, 0.7, 0.6
 # Bytes per cycle that one multiprocessor gets from the level-2 cache, as far as nothing else hides them.
 FETCHED = 120.0
