@@ -29,9 +29,11 @@ class Array:
 
 @dataclass(frozen=True)
 class Argument:
-    """One parameter of a ``__global__`` function: a pointer to an operand, the output or a scratch array, or a number.
+    """One parameter of an entry point: a pointer to an operand, the output or a scratch array, or a number.
 
-    kind   ``"pointer"`` (text names an operand or array), ``"int"`` (32 bits) or ``"long"`` (64 bits, an expression)
+    kind   ``"pointer"`` (text names an operand or array), ``"int"`` (32 bits) or ``"long"`` (64 bits, an expression),
+           ``"threads"`` (CPU, an int: PyTorch's number of threads where the expression, scalar operations that there
+           are to do, is worth them, else 1)
     """
 
     kind: str
@@ -42,13 +44,14 @@ class Argument:
 class Launch:
     """One launch: entry point, its parameters, and the grid; `shared` counts bytes of dynamic shared memory.
 
-    `cluster` blocks along x form a thread block cluster; the source itself carries the attribute.
+    `cluster` blocks along x form a thread block cluster; the source itself carries the attribute.  On a CPU a launch is
+    a call, and the grid says only whether there is anything to do.
     """
 
     entry: str
     arguments: tuple[Argument, ...]
-    grid: tuple[Expression, Expression, Expression]
-    threads: int
+    grid: tuple[Expression, Expression, Expression] = ("1", "1", "1")
+    threads: int = 1
     shared: int = 0
     cluster: int = 1
 
@@ -58,9 +61,10 @@ class Kernel:
     """A group's generated kernel.
 
     name       the group's name, an identifier of ours (``fused_conv_avg_sigmoid_sum``)
-    source     complete CUDA C++ text: everything it uses is in it, entry points are ``extern "C" __global__``
+    source     complete C++ text: everything it uses is in it, entry points are ``extern "C"`` (and ``__global__``)
     operands   names of the tensors a call passes, in order
-    layouts    per operand ``"contiguous"`` or ``"channels_last"``: the kernel sees it dense in that, 16-byte aligned
+    layouts    per operand ``"contiguous"`` or ``"channels_last"``: the kernel sees it dense in that; on a GPU it starts
+               at a multiple of 16 bytes, on a CPU at one of its elements' size
     sizes      named numbers of a call: (name, operand index, dimension)
     output     the one array it returns
     scratch    arrays allocated for the call and dropped after it (uninitialised)
@@ -70,6 +74,7 @@ class Kernel:
     notes      what a plan says about it, one sentence each
     dtypes     what the operands must be, one each; a call with others is refused (empty: its maker vouches for them)
     shapes     likewise their shapes, as expressions over the sizes
+    target     ``"cuda"`` or ``"cpu"``
     """
 
     name: str
@@ -85,6 +90,7 @@ class Kernel:
     notes: tuple[str, ...] = ()
     dtypes: tuple[torch.dtype, ...] = ()
     shapes: tuple[tuple[Expression, ...], ...] = ()
+    target: str = "cuda"
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -33,6 +33,7 @@ FORMATS = {
 }
 
 Call = Callable[[tuple[Tensor, ...]], Tensor]
+Allocated = tuple[tuple[int, ...], torch.dtype, str]  # shape, dtype and layout
 _signature = attrgetter("shape", "dtype", "device")
 
 
@@ -67,7 +68,7 @@ class Launcher:
             self._prepared.calls[key] = call
         return call(tensors)
 
-    def load(self, index: int) -> dict[str, int]:
+    def load(self, index: int) -> Mapping[str, Any]:
         """Compiles the kernel and loads it on device `index`, once; returns its entry points."""
         if index in self._loaded:
             return self._loaded[index]
@@ -98,6 +99,11 @@ class Launcher:
             }
 
     @property
+    def kind(self) -> str:
+        """The type of the devices it runs on."""
+        return self.driver.kind
+
+    @property
     def driver(self) -> Driver:
         """What it launches through."""
         if self._driver is None:
@@ -114,11 +120,7 @@ class Launcher:
         entries = self.load(index)
         with driver.guard(index):
             driver.attach(index)
-        arrays = [
-            (tuple(evaluate(n, sizes) for n in a.shape), a.dtype, a.layout) for a in (kernel.output, *kernel.scratch)
-        ]
-        if 0 not in arrays[0][0] and any(t.numel() == 0 for t in tensors):
-            raise self._error("reads an empty tensor", tensors)
+        arrays = self._arrays(tensors, sizes)
         cells, parameters = self._pack(sizes)
         launches = []
         for launch, packed in zip(kernel.launches, parameters, strict=True):
@@ -126,7 +128,7 @@ class Launcher:
             if x * y * z:
                 start = driver.start(entries[launch.entry], (x, y, z), launch.threads, launch.shared)
                 launches.append((launch.entry, start, packed))
-        new = [_allocation(shape, dtype, layout, device) for shape, dtype, layout in arrays]
+        new = [allocation(*array, device) for array in arrays]
         formats = [FORMATS[layout][t.ndim] for layout, t in zip(kernel.layouts, tensors, strict=True)]
         return self._call(index, formats, new, cells, launches)
 
@@ -160,9 +162,17 @@ class Launcher:
 
         return call
 
+    def _arrays(self, tensors: tuple[Tensor, ...], sizes: Mapping[str, int]) -> list[Allocated]:
+        """What a call allocates, the output first."""
+        made = (self.kernel.output, *self.kernel.scratch)
+        arrays = [(tuple(evaluate(n, sizes) for n in a.shape), a.dtype, a.layout) for a in made]
+        if 0 not in arrays[0][0] and any(t.numel() == 0 for t in tensors):
+            raise self._error("reads an empty tensor", tensors)
+        return arrays
+
     def _check(self, tensors: tuple[Tensor, ...]) -> dict[str, int]:
         """The sizes of a call whose operands are what the kernel was generated for."""
-        kernel, kind = self.kernel, self.driver.kind
+        kernel, kind = self.kernel, self.kind
         if len(tensors) != len(kernel.operands):
             raise self._error(f"takes {len(kernel.operands)} tensors ({', '.join(kernel.operands)})", tensors)
         for name, tensor in zip(kernel.operands, tensors, strict=True):
@@ -229,7 +239,7 @@ def layout_of(tensor: Tensor) -> str:
     return "channels_last" if dense else "contiguous"
 
 
-def _allocation(shape: tuple[int, ...], dtype: torch.dtype, layout: str, device: torch.device) -> partial[Tensor]:
+def allocation(shape: tuple[int, ...], dtype: torch.dtype, layout: str, device: torch.device) -> partial[Tensor]:
     """Makes an array; with strides, because PyTorch is quicker about it then."""
     order = [*range(len(shape))]  # of the dimensions, the densest last
     if layout == "channels_last":

@@ -1,6 +1,6 @@
 """Generated kernels as PyTorch operators: ``torch.ops.fusewright.<name>_<hash>``.
 
-CUDA tensors run the kernel, others the reference program beside it.  The backward recomputes the reference and
+Tensors on a kernel's target run the kernel, others the reference program beside it.  The backward recomputes the reference and
 differentiates it, so nothing but the operands is kept, and a second derivative is the reference's own.
 """
 
@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 
 from fusewright.kernel import Kernel, evaluate
 from fusewright.runtime.launch import FORMATS, Launcher, sizes_of
+from fusewright.runtime.native import launcher
 
 NAMESPACE = "fusewright"
 
@@ -29,7 +30,7 @@ _operators: dict[Kernel, Operator] = {}
 _torch: Any = torch  # much of what follows has no types
 _library = _torch.library.Library(NAMESPACE, "FRAGMENT")
 _KINDS = frozenset({Tensor, torch.nn.Parameter})
-_on_gpu = attrgetter("is_cuda")
+_TARGETS = {"cuda": attrgetter("is_cuda"), "cpu": attrgetter("is_cpu")}
 
 Reference = Callable[..., Tensor]
 
@@ -61,29 +62,32 @@ class Operator:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.reference = reference_of(kernel)
-        self.launch = Launcher(kernel)
+        self.launch = launcher(kernel)
+        self._on_target = _TARGETS[kernel.target]
         self.overload = _register(kernel, self.reference, self.launch)
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or not _plain(tensors):
+        if torch.compiler.is_compiling() or not self._plain(tensors):
             return self.overload(*tensors)
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             return _recomputed(self.launch, self.reference, tensors)
         return self.launch(*tensors)
 
+    def _plain(self, tensors: tuple[Tensor, ...]) -> bool:
+        """Whether these are ordinary tensors on the kernel's target and nothing (a mode, a transform, a tracer) wants
+        to see the call."""
+        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+            return False
+        if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+            return False
+        if torch._C._get_tracing_state() is not None:
+            return False
+        if not _KINDS.issuperset(map(type, tensors)) or not all(map(self._on_target, tensors)):
+            return False
+        return not any(map(Tensor.is_neg, tensors))  # negating lazily is the dispatcher's affair
+
     def __reduce__(self) -> tuple[Any, ...]:
         return operator, (self.kernel,)
-
-
-def _plain(tensors: tuple[Tensor, ...]) -> bool:
-    """Whether these are ordinary CUDA tensors and nothing (a mode, a transform, a tracer) wants to see the call."""
-    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
-        return False
-    if not _KINDS.issuperset(map(type, tensors)) or not all(map(_on_gpu, tensors)):
-        return False
-    return not any(map(Tensor.is_neg, tensors))  # negating lazily is the dispatcher's affair
 
 
 def _has_tangent(tensors: tuple[Tensor, ...]) -> bool:
@@ -124,7 +128,7 @@ def _register(kernel: Kernel, reference: Reference, launch: Launcher) -> Callabl
         return below(keys, *tensors)
 
     _library.impl(name, elsewhere, "CompositeExplicitAutograd")
-    _library.impl(name, launch, "CUDA")
+    _library.impl(name, launch, kernel.target.upper())
     _library.impl(name, differentiable, "Autograd", with_keyset=True)
     _library.impl(name, reference, "FuncTorchBatched")
     torch.library.register_fake(overload, fake, lib=_library)

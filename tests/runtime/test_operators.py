@@ -243,7 +243,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> tuple[operators.Operator, FakeDriv
     """An operator that takes CPU tensors for a GPU's, launching on a driver that runs there."""
     fake, run = FakeDriver(), operator(blend(name="fused_short"))
     monkeypatch.setattr(run, "launch", Launcher(blend(), fake))
-    monkeypatch.setattr(operators, "_on_gpu", attrgetter("is_cpu"))
+    monkeypatch.setattr(run, "_on_target", attrgetter("is_cpu"))
     return run, fake
 
 

@@ -1,0 +1,128 @@
+"""Running a generated CPU kernel on tensors: a call of a function in a shared library, prepared once per shape.
+
+Calls go through `ctypes` with raw pointers and release the GIL.  Every call works in as many threads as
+`torch.get_num_threads` says, PyTorch's own (see `fusewright.runtime.compiler`), or in one where there is little to do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusewright.kernel import Kernel, Launch, evaluate
+from fusewright.runtime import compiler
+from fusewright.runtime.launch import FORMATS, Call, Launcher, allocation
+from fusewright.runtime.nvrtc import KernelError
+
+# Scalar operations that are worth waking PyTorch's threads for.
+GRAIN = 32768
+
+_TYPES: dict[str, Any] = {
+    "pointer": ctypes.c_void_p,
+    "int": ctypes.c_int,
+    "long": ctypes.c_longlong,
+    "threads": ctypes.c_int,
+}
+Entries = Mapping[str, Callable[..., None]]
+
+
+class NativeLauncher(Launcher):
+    """A CPU kernel as a function of its operands; see `Launcher`."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self._library: Entries | None = None
+        self._loading = threading.Lock()
+
+    @property
+    def kind(self) -> str:
+        return "cpu"
+
+    def load(self, index: int = 0) -> Entries:
+        """Compiles the kernel and loads it, once; returns its entry points."""
+        if self._library is None:
+            with self._loading:
+                if self._library is None:
+                    self._library = _loaded(self.kernel)
+        return self._library
+
+    def _prepare(self, tensors: tuple[Tensor, ...]) -> Call:
+        sizes, entries = self._check(tensors), self.load()
+        arrays = self._arrays(tensors, sizes)
+        names = (*self.kernel.operands, self.kernel.output.name, *(a.name for a in self.kernel.scratch))
+        places = {name: place for place, name in enumerate(names)}
+        calls = [
+            self._bound(entries[launch.entry], launch, places, sizes)
+            for launch in self.kernel.launches
+            if all(evaluate(n, sizes) for n in launch.grid)
+        ]
+        formats = [
+            (FORMATS[layout][t.ndim], t.itemsize) for layout, t in zip(self.kernel.layouts, tensors, strict=True)
+        ]
+        new = [allocation(*array, tensors[0].device) for array in arrays]
+
+        def call(tensors: tuple[Tensor, ...]) -> Tensor:
+            held = [
+                t if t.is_contiguous(memory_format=f) and not t.data_ptr() % size else t.clone(memory_format=f)
+                for t, (f, size) in zip(tensors, formats, strict=True)
+            ]
+            made = [allocate() for allocate in new]
+            pointers = [t.data_ptr() for t in (*held, *made)]
+            threads = torch.get_num_threads()
+            for start in calls:
+                start(pointers, threads)
+            return made[0]
+
+        return call
+
+    def _bound(
+        self, entry: Callable[..., None], launch: Launch, places: Mapping[str, int], sizes: Mapping[str, int]
+    ) -> Callable[[list[int], int], None]:
+        """A launch that wants only its pointers and the number of threads; arguments come in this order."""
+        kinds = [a.kind for a in launch.arguments]
+        assert kinds == sorted(kinds, key=("pointer", "int", "long", "threads").index), f"{launch.entry}: {kinds}"
+        taken = [places[a.text] for a in launch.arguments if a.kind == "pointer"]
+        numbers = [self._number(a, sizes) for a in launch.arguments if a.kind in ("int", "long")]
+        work = max((evaluate(a.text, sizes) for a in launch.arguments if a.kind == "threads"), default=None)
+
+        if work is None:
+            return lambda pointers, threads: entry(*(pointers[i] for i in taken), *numbers)
+        if work < GRAIN:
+            return lambda pointers, threads: entry(*(pointers[i] for i in taken), *numbers, 1)
+        return lambda pointers, threads: entry(*(pointers[i] for i in taken), *numbers, threads)
+
+
+def _loaded(kernel: Kernel) -> Entries:
+    """The entry points of a kernel, which stay loaded until the process ends."""
+    content = compiler.compile(kernel.source, name=kernel.name)
+    # What was checked is what is loaded: the library is written to a place of its own, not loaded from the cache.
+    with tempfile.TemporaryDirectory(prefix="fusewright-") as folder:
+        path = Path(folder) / f"{kernel.name}.so"
+        path.write_bytes(content)
+        try:
+            library = ctypes.CDLL(os.fspath(path))
+            return {launch.entry: _entry(library, launch) for launch in kernel.launches}
+        except (OSError, AttributeError) as error:
+            raise KernelError(f"kernel {kernel.name} cannot be loaded: {error}") from error
+
+
+def _entry(library: ctypes.CDLL, launch: Launch) -> Callable[..., None]:
+    function = getattr(library, launch.entry)
+    function.argtypes = [_TYPES[a.kind] for a in launch.arguments]
+    function.restype = None
+    found: Callable[..., None] = function
+    return found
+
+
+def launcher(kernel: Kernel) -> Launcher:
+    """What runs `kernel` on its target."""
+    return NativeLauncher(kernel) if kernel.target == "cpu" else Launcher(kernel)
