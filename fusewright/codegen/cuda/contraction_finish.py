@@ -103,17 +103,25 @@ class Finish:
         first = {self.c.x, self.c.conv.arg(1), self.c.conv.args[2], *self.c.operands}
         return tuple(name for node, name in operands(self.c).items() if node not in first)
 
-    def _across(self) -> int:
-        """Units of 8 bytes in which the warps of a block leave their results."""
+    @property
+    def finishers(self) -> int:
+        """Threads that carry on from what was folded: of the block that did, or of the second kernel's."""
+        return FINISHERS if self.blocks is None else 32 * self.t.warps
+
+    @property
+    def _places(self) -> tuple[int, int, int]:
+        """Where the block's own results, what was folded and the tail's values lie in shared memory, in units of 8
+        bytes: behind what the warps leave each other."""
         warps = self.t.block_m * self.t.warps_h * self.t.warps_w if self.kind == "positions" else self.t.warps
-        return warps + warps % 2
+        own, rows = _even(warps), _even(self.rows)
+        return own, own + rows, own + 2 * rows
 
     def closing_bytes(self) -> int:
         """Shared memory that the end of a block uses, over what was staged."""
         if not self.partial:
             return 0
-        joined = 2 * self.rows + 2 + (self._program("", 32).units if self.c.tail is not None else 0)
-        return 8 * (self._across() + (joined if self.blocks is not None else 0))
+        own, _, arena = self._places
+        return 8 * (own if self.blocks is None else arena + (self._program.units if self.c.tail is not None else 0))
 
     def close(self) -> str:
         """Reduce over the block's threads; leave the result to the second kernel, or join those of the cluster."""
@@ -142,10 +150,10 @@ class Finish:
             )
         if self.blocks is None:
             return text
-        place = self._across()
-        own = f"    {self.total_type}* const own = reinterpret_cast<{self.total_type}*>(shared_memory) + {place};\n"
-        if self.total_type == "Compute":
-            own = own.replace(f"+ {place}", f"+ {place} * (8 / sizeof(Compute))")
+        total, place = self.total_type, f"{self._places[0]}"
+        if total == "Compute":
+            place += " * (8 / sizeof(Compute))"
+        own = f"    {total}* const own = reinterpret_cast<{total}*>(shared_memory) + {place};\n"
         return (
             "\n    // What this block's warps come to, for the others to read.\n"
             + own
@@ -157,8 +165,7 @@ class Finish:
         """The first block of a cluster folds the results of all, in their order, and finishes the sample."""
         assert self.c.fold is not None and self.blocks is not None
         compute = compute_type(self.c.fold.node.dtype)
-        place = self._across() + self.rows + self.rows % 2
-        folded = f"reinterpret_cast<{compute}*>(reinterpret_cast<double*>(shared_memory) + {place})"
+        folded = f"reinterpret_cast<{compute}*>(reinterpret_cast<double*>(shared_memory) + {self._places[1]})"
         scale = "" if self.fold != "mean" else f" / (double({self._positions()}){self._features()})"
         lines = [f"{compute}* const folded = {folded};"]
         several = self.blocks > 1
@@ -179,7 +186,7 @@ class Finish:
             ]
         else:
             lines += ["__syncthreads();"]
-        return indented(lines, 1) + self._finished("THREADS", 8 * (place + self.rows + self.rows % 2))
+        return indented(lines, 1) + self._finished()
 
     def _positions(self) -> str:
         over = ("cells_d", "cells_h", "cells_w") if self.c.window is not None else ("P", "Q", "R")
@@ -188,35 +195,36 @@ class Finish:
     def _features(self) -> str:
         return f" * {self.c.features * self.c.op.groups}" if self.kind == "all" else ""
 
-    def _finished(self, threads: str, arena: int) -> str:
+    def _finished(self) -> str:
         """Write what was folded, or carry on from it."""
         if self.c.tail is None:
             written = f"narrow_to<{self.result_type}>::of(folded[i])"
             return indented(
                 [
-                    f"for (int i = threadIdx.x; i < {self.rows}; i += {threads})",
+                    f"for (int i = threadIdx.x; i < {self.rows}; i += THREADS)",
                     f"    out[(long long)sample * {self.rows} + i] = {written};",
                 ],
                 1,
             )
-        program = self._program("folded", 32 * self.t.warps if threads == "THREADS" else FINISHERS)
+        program = self._program
         lines = list(program.body)
-        if program.units and threads == "THREADS":
-            lines = [f"double* const arena = reinterpret_cast<double*>(shared_memory + {arena});", *lines]
+        if program.units and self.blocks is not None:
+            lines = [f"double* const arena = reinterpret_cast<double*>(shared_memory + {8 * self._places[2]});", *lines]
         elif program.units:
             lines = [f"__shared__ double arena[{program.units}];    // values of one sample", *lines]
         return indented(lines, 1)
 
-    def _program(self, folded: str, threads: int) -> BlockProgram:
+    @property
+    def _program(self) -> BlockProgram:
+        """The tail, from `folded` on."""
         assert self.c.tail is not None and self.c.fold is not None
-        return block_program(self.c.tail, {self.c.fold.node: folded}, operands(self.c), "sample", threads)
+        return block_program(self.c.tail, {self.c.fold.node: "folded"}, operands(self.c), "sample", self.finishers)
 
     def head(self) -> str:
         """Declarations that the tail needs."""
         if self.c.tail is None:
             return ""
-        threads = FINISHERS if self.blocks is None else 32 * self.t.warps
-        return "\n".join(self._program("folded", threads).head) + "\n"
+        return "\n".join(self._program.head) + "\n"
 
     @property
     def result_type(self) -> str:
@@ -255,7 +263,7 @@ class Finish:
             names,
             parameters="".join(parameters),
             combine=combine.format("value", "from[(long long)split * rows]"),
-            body=self._finished("", 0),
+            body=self._finished(),
         )
 
     def results(self, name: str, splits: str, cells: dict[str, str], out: dict[str, str], blocks_z: int) -> Results:
@@ -293,6 +301,11 @@ class Finish:
         total = f"N * {rows}" if self.kind == "positions" else "N"
         launch = Launch(f"{name}_finish", arguments, (f"ceil_div({total}, 128)", "1", "1"), 128)
         return Results(output, (partial,), (launch,))
+
+
+def _even(n: int) -> int:
+    """Rounded up: what follows starts at a multiple of 16 bytes."""
+    return n + n % 2
 
 
 def _torch_type(total: str, compute: str) -> torch.dtype:
