@@ -73,19 +73,38 @@ class Scalars:
         return name
 
     def _cast(self, node: Node) -> str:
-        return f"{compute_type(node.dtype)}({self.value(node.arg(0))})"
+        value = self.value(node.arg(0))
+        return _truth(value) if node.dtype == torch.bool else f"{compute_type(node.dtype)}({value})"
 
     def _pointwise(self, node: Node) -> str:
         assert isinstance(node.op, ops.Pointwise)
-        compute = compute_type(node.dtype)
-        texts = []
-        for arg in node.inputs:
-            if isinstance(arg.op, ops.Number):
-                assert isinstance(arg.op.value, bool | int | float)
-                texts.append(literal(arg.op.value, compute))
-            else:
-                texts.append(self.value(arg))
-        traits = node.op.traits
+        compute, traits = compute_type(node.dtype), node.op.traits
+        truth = node.dtype == torch.bool
+        texts = [self._compared(a, node) if truth else self._argument(a, compute) for a in node.inputs]
         template = traits.cuda if self.cuda and traits.cuda and compute == "float" else traits.cpp
         assert template is not None, f"{node.op.fn} has no C++ text"
-        return template.format(*texts, T=compute)
+        text = template.format(*texts, T=compute)
+        return text if not truth or traits.range == (0.0, 1.0) else _truth(text)  # true + true is true
+
+    def _argument(self, node: Node, compute: str) -> str:
+        if not isinstance(node.op, ops.Number):
+            return self.value(node)
+        assert isinstance(node.op.value, bool | int | float)
+        return literal(node.op.value, compute)
+
+    def _compared(self, node: Node, comparison: Node) -> str:
+        """An operand in the type that all operands of a comparison are promoted to, where that matters."""
+        common = _PROMOTES.infer(tuple(a.type for a in comparison.inputs)).dtype
+        if isinstance(node.op, ops.Number):
+            value = torch.tensor(node.op.value, dtype=common).item()  # a step as wide as a number of `common`
+            return literal(value, compute_type(common))
+        text = self.value(node)
+        return text if compute_type(node.dtype) == "float" or compute_type(common) == "double" else f"float({text})"
+
+
+_PROMOTES = ops.Pointwise("add")
+
+
+def _truth(text: str) -> str:
+    """A number as the truth it stands for."""
+    return f"float({text} != 0)" if text.isidentifier() else f"float(({text}) != 0)"

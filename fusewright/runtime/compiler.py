@@ -1,8 +1,8 @@
 """Generated C++ to a shared library: the system's compiler, without PyTorch's headers.  Cached by content.
 
-Threads are those of the OpenMP runtime that PyTorch has loaded: a library is compiled with OpenMP and linked without it,
-so its symbols resolve to that one.  A second runtime would keep threads of its own, which wait busily for each other's
-cores.  Where the compiler wants another runtime than PyTorch's, kernels run in one thread.
+Threads are those of the OpenMP runtime that PyTorch has loaded: a library is compiled with OpenMP and linked without
+it, so its symbols resolve to that one.  A second runtime would keep threads of its own, and each pool's would wait
+busily on the other's cores.  Where the compiler wants another runtime than PyTorch's, kernels run in one thread.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 

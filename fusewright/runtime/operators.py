@@ -1,7 +1,7 @@
 """Generated kernels as PyTorch operators: ``torch.ops.fusewright.<name>_<hash>``.
 
-Tensors on a kernel's target run the kernel, others the reference program beside it.  The backward recomputes the reference and
-differentiates it, so nothing but the operands is kept, and a second derivative is the reference's own.
+Tensors on a kernel's target run the kernel, others the reference program beside it.  The backward recomputes the
+reference and differentiates it, so nothing but the operands is kept, and a second derivative is the reference's own.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from math import prod
 
 from fusewright.codegen.cpp import Scalars, compute_type
 from fusewright.codegen.cuda.contraction_box import scaled_early
-from fusewright.codegen.cuda.contraction_finish import COMBINE, Finish, indented, operands
+from fusewright.codegen.cuda.contraction_finish import Finish, indented, operands
+from fusewright.codegen.cuda.contraction_folds import JOININGS
 from fusewright.ir.node import Node
 from fusewright.schedule.chain import Map
 from fusewright.schedule.contraction import Phase
@@ -21,7 +22,7 @@ class Epilogue(Finish):
 
     def prologue(self) -> str:
         """Per-channel numbers in registers, and running totals."""
-        channel, scalar = self._channel_operands(), self._scalar_operands()
+        channel, scalar, empty = self._channel_operands(), self._scalar_operands(), self.joining.empty
         lines: list[str] = []
         if channel:
             lines += ["", "// Per-channel numbers of this lane's rows."]
@@ -39,11 +40,12 @@ class Epilogue(Finish):
                 lines += self._function(label, tree)
         if self.kind == "positions":
             lines += [f"{self.total_type} total[M_TILES][2];"]
-            lines += ["#pragma unroll", f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {self.identity};"]
+            lines += ["#pragma unroll", f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {empty};"]
         if self.kind == "all":
-            lines += [f"{self.total_type} total = {self.identity};"]
+            lines += [f"{self.total_type} total = {empty};"]
         if self.kind == "channels":
-            lines += ["Compute* const exchange = reinterpret_cast<Compute*>(x_tile + STAGED);"]
+            kind = self.tile_type
+            lines += [f"{kind}* const exchange = reinterpret_cast<{kind}*>(x_tile + STAGED);"]
             lines += [f"constexpr int {n} = {self.local(i)};" for i, n in enumerate(("LOCAL_D", "LOCAL_H", "LOCAL_W"))]
         return indented(lines, 1)
 
@@ -100,15 +102,15 @@ class Epilogue(Finish):
         """State of one tile: pooled values, sums in the compute type."""
         lines: list[str] = []
         if self.c.window is not None:
-            start = COMBINE[self.c.window.op.kind][1]
+            start = JOININGS[self.c.window.op.kind].empty
             lines += ["Compute pooled[OWN_D][OWN_H][OWN_W][M_TILES][2];", "#pragma unroll"]
             lines += ["for (int i = 0; i < OWN_D * OWN_H * OWN_W * M_TILES * 2; ++i)"]
             lines += [f"    (&pooled[0][0][0][0][0])[i] = {start};"]
         if self.kind == "positions":
-            lines += ["Compute of_tile[M_TILES][2];", "#pragma unroll"]
-            lines += [f"for (int i = 0; i < 2 * M_TILES; ++i) of_tile[i / 2][i % 2] = {self.identity};"]
+            lines += [f"{self.tile_type} of_tile[M_TILES][2];", "#pragma unroll"]
+            lines += [f"for (int i = 0; i < 2 * M_TILES; ++i) of_tile[i / 2][i % 2] = {self.joining.empty};"]
         if self.kind == "all":
-            lines += [f"Compute of_tile = {self.identity};"]
+            lines += [f"{self.tile_type} of_tile = {self.joining.empty};"]
         return indented(lines, 2)
 
     def values(self, phases: tuple[Phase, Phase, Phase], tiles: int) -> str:
@@ -132,10 +134,9 @@ class Epilogue(Finish):
         if self.c.before is not None or self._shifted:
             value = f"before({value}, m, half)"
         if self.c.window is not None:
-            combine = COMBINE[self.c.window.op.kind][0]
             target = "pooled[rd / ROWS_D][rh / ROWS_H][own_w][m][half]"
             guard = "if (inside) " if self._masked() else ""
-            inner += _over_rows([f"{guard}{target} = {combine.format(target, value)};"])
+            inner += _over_rows([f"{guard}{target} = {JOININGS[self.c.window.op.kind].join(target, value)};"])
         else:
             inner += self._result(value, "p", "q", "r", "P", "Q", "R", self._local(position))
         lines += ["            " + x if not x.startswith("#") else x for x in inner]
@@ -194,10 +195,10 @@ class Epilogue(Finish):
             inner += self._result(value, "p", "q", "r", "cells_d", "cells_h", "cells_w", local)
             lines += ["            " + x if not x.startswith("#") else x for x in inner] + ["        }"]
         if self.kind == "positions":
-            combine = COMBINE[self.fold][0].format("total[i / 2][i % 2]", "of_tile[i / 2][i % 2]")
-            lines += ["#pragma unroll", f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {combine};"]
+            joined = self.joining.join("total[i / 2][i % 2]", "of_tile[i / 2][i % 2]")
+            lines += ["#pragma unroll", f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {joined};"]
         if self.kind == "all":
-            lines += [f"total = {COMBINE[self.fold][0].format('total', 'of_tile')};"]
+            lines += [f"total = {self.joining.join('total', 'of_tile')};"]
         if self.kind == "channels":
             lines += self._exchanged()
         return indented(lines, 2)
@@ -225,17 +226,16 @@ class Epilogue(Finish):
 
     def _result(self, value: str, p: str, q: str, r: str, P: str, Q: str, R: str, local: tuple[str, ...]) -> list[str]:
         """What to do with a finished value at position (p, q, r)."""
-        combine = COMBINE[self.fold][0]
+        join = self.joining.join
         feature = "const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;"
         if self.kind == "positions":
-            return _over_rows([f"if (inside) of_tile[m][half] = {combine.format('of_tile[m][half]', value)};"])
+            return _over_rows([f"if (inside) of_tile[m][half] = {join('of_tile[m][half]', value)};"])
         if self.kind == "all":
-            return _over_rows([feature, f"if (inside && feature < O) of_tile = {combine.format('of_tile', value)};"])
+            return _over_rows([feature, f"if (inside && feature < O) of_tile = {join('of_tile', value)};"])
         if self.kind == "channels":
-            lines = [f"Compute over = {self.identity};"]
-            lines += _over_rows([feature, f"if (feature < O) over = {combine.format('over', value)};"])
-            for distance in (4, 8, 16):
-                lines += [f"over = {combine.format('over', f'__shfl_xor_sync(0xffffffffu, over, {distance})')};"]
+            lines = [f"{self.tile_type} over = {self.joining.empty};"]
+            lines += _over_rows([feature, f"if (feature < O) over = {join('over', value)};"])
+            lines += [f"over = {self.joining.join_lane('over', distance)};" for distance in (4, 8, 16)]
             d, h, w = local
             at = f"({d} * LOCAL_H + {h}) * LOCAL_W + {w}"
             return [*lines, f"if (row == 0 && inside) exchange[warp_m * LOCAL_D * LOCAL_H * LOCAL_W + {at}] = over;"]
@@ -260,12 +260,12 @@ class Epilogue(Finish):
             f"for (int i = threadIdx.x; i < {d * h * w}; i += THREADS) {{",
             f"    const int p = {p}i / {h * w}, q = {q}i / {w} % {h}, r = {r}i % {w};",
             f"    if (p >= {big[0]} || q >= {big[1]} || r >= {big[2]}) continue;",
-            "    Compute over = exchange[i];",
+            f"    {self.tile_type} over = exchange[i];",
             "#pragma unroll",
             f"    for (int m = 1; m < WARPS_M; ++m) over = "
-            f"{COMBINE[self.fold][0].format('over', f'exchange[m * {d * h * w} + i]')};",
+            f"{self.joining.join('over', f'exchange[m * {d * h * w} + i]')};",
             f"    out[(((long long)sample * {big[0]} + p) * {big[1]} + q) * {big[2]} + r] = "
-            f"narrow_to<{self.result_type}>::of(over{scale});",
+            f"narrow_to<{self.result_type}>::of({self.joining.result.format('over')}{scale});",
             "}",
         ]
 
@@ -276,7 +276,7 @@ class Epilogue(Finish):
     def exchange_elements(self) -> int:
         """Compute values for the exchange between warps."""
         if self.kind == "channels":
-            return self.t.warps_m * prod(self.local(i) for i in range(3))
+            return self.joining.words * self.t.warps_m * prod(self.local(i) for i in range(3))
         return 0
 
 

@@ -6,24 +6,14 @@ import re
 from dataclasses import dataclass
 from string import Template
 
-import torch
-
 from fusewright.codegen.cpp import ELEMENT, compute_type
+from fusewright.codegen.cuda.contraction_folds import JOININGS, Joining, declarations, scratch_type
 from fusewright.codegen.cuda.sample import BlockProgram, block_program
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Array, Launch
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.tiling import Tiling
-
-# How two values become one, and the value that changes nothing.
-COMBINE = {
-    "sum": ("{0} + {1}", "Compute(0)"),
-    "mean": ("{0} + {1}", "Compute(0)"),
-    "avg": ("{0} + {1}", "Compute(0)"),
-    "max": ("greater({0}, {1})", "-Compute(INFINITY)"),
-    "min": ("smaller({0}, {1})", "Compute(INFINITY)"),
-}
 
 # Threads of the second kernel's blocks.
 FINISHERS = 128
@@ -82,13 +72,23 @@ class Finish:
         return self.kind in ("positions", "all")
 
     @property
-    def identity(self) -> str:
-        return COMBINE[self.fold][1]
+    def joining(self) -> Joining:
+        return JOININGS[self.fold]
+
+    @property
+    def tile_type(self) -> str:
+        """Of a running result within a tile."""
+        return self.joining.running[0]
 
     @property
     def total_type(self) -> str:
-        """Sums over many tiles are carried in float64."""
-        return "double" if self.fold in ("sum", "mean") else "Compute"
+        """Of a running result over many tiles."""
+        return self.joining.running[1]
+
+    @property
+    def _units(self) -> int:
+        """Units of 8 bytes that are set aside for a running result."""
+        return self.joining.words if compute_type(self.c.x.dtype) == "double" else 1
 
     @property
     def rows(self) -> int:
@@ -113,8 +113,9 @@ class Finish:
         """Where the block's own results, what was folded and the tail's values lie in shared memory, in units of 8
         bytes: behind what the warps leave each other."""
         warps = self.t.block_m * self.t.warps_h * self.t.warps_w if self.kind == "positions" else self.t.warps
-        own, rows = _even(warps), _even(self.rows)
-        return own, own + rows, own + 2 * rows
+        own = _even(warps * self._units)
+        folded = own + _even(self.rows * self._units)
+        return own, folded, folded + _even(self.rows)
 
     def closing_bytes(self) -> int:
         """Shared memory that the end of a block uses, over what was staged."""
@@ -127,8 +128,7 @@ class Finish:
         """Reduce over the block's threads; leave the result to the second kernel, or join those of the cluster."""
         if not self.partial:
             return ""
-        combine = COMBINE[self.fold][0]
-        shuffled = combine.format("value", "__shfl_xor_sync(0xffffffffu, value, distance)")
+        shuffled = self.joining.join_lane("value", "distance")
         if self.blocks is not None:
             target = "own[$i]"
         else:
@@ -138,21 +138,21 @@ class Finish:
             text = Template(_CLOSE_POSITIONS).substitute(
                 total=self.total_type,
                 quads=shuffled,
-                warps=combine.format("value", "across[other][i]"),
+                warps=self.joining.join("value", "across[other][i]"),
                 target=target,
             )
         else:
             text = Template(_CLOSE_ALL).substitute(
                 total=self.total_type,
                 lanes=shuffled,
-                warps=combine.format("value", "across[other]"),
+                warps=self.joining.join("value", "across[other]"),
                 target=Template(target).substitute(rows="gridDim.z", i="blockIdx.z" if self.blocks is None else "0"),
             )
         if self.blocks is None:
             return text
         total, place = self.total_type, f"{self._places[0]}"
-        if total == "Compute":
-            place += " * (8 / sizeof(Compute))"
+        if total != "double":
+            place += f" * (8 / sizeof({total}))"
         own = f"    {total}* const own = reinterpret_cast<{total}*>(shared_memory) + {place};\n"
         return (
             "\n    // What this block's warps come to, for the others to read.\n"
@@ -166,7 +166,6 @@ class Finish:
         assert self.c.fold is not None and self.blocks is not None
         compute = compute_type(self.c.fold.node.dtype)
         folded = f"reinterpret_cast<{compute}*>(reinterpret_cast<double*>(shared_memory) + {self._places[1]})"
-        scale = "" if self.fold != "mean" else f" / (double({self._positions()}){self._features()})"
         lines = [f"{compute}* const folded = {folded};"]
         several = self.blocks > 1
         lines += ["cluster_barrier();", "if (cluster_rank() == 0)"] if several else ["__syncthreads();"]
@@ -175,9 +174,9 @@ class Finish:
             f"    {self.total_type} value = own[i];",
         ]
         if several:
-            load = COMBINE[self.fold][0].format("value", "cluster_load(own + i, rank)")
+            load = self.joining.join("value", "cluster_load(own + i, rank)")
             body += [f"    for (unsigned rank = 1; rank < {self.blocks}; ++rank) value = {load};"]
-        body += [f"    folded[i] = {compute}(value{scale});", "}"]
+        body += [f"    folded[i] = {self._come_to('value', f'(double({self._positions()}){self._features()})')};", "}"]
         lines += ["    " + x for x in body] if several else body
         if several:
             lines += [
@@ -194,6 +193,12 @@ class Finish:
 
     def _features(self) -> str:
         return f" * {self.c.features * self.c.op.groups}" if self.kind == "all" else ""
+
+    def _come_to(self, running: str, count: str) -> str:
+        """What a running result over `count` values comes to."""
+        assert self.c.fold is not None
+        result = self.joining.result.format(running)
+        return f"{compute_type(self.c.fold.node.dtype)}({result}{f' / {count}' if self.fold == 'mean' else ''})"
 
     def _finished(self) -> str:
         """Write what was folded, or carry on from it."""
@@ -221,10 +226,10 @@ class Finish:
         return block_program(self.c.tail, {self.c.fold.node: "folded"}, operands(self.c), "sample", self.finishers)
 
     def head(self) -> str:
-        """Declarations that the tail needs."""
-        if self.c.tail is None:
-            return ""
-        return "\n".join(self._program.head) + "\n"
+        """Declarations that the reduction and the tail need."""
+        clustered = (self.blocks or 1) > 1
+        text = declarations(self.fold, compute_type(self.c.x.dtype), clustered=clustered)
+        return text if self.c.tail is None else text + "\n".join(self._program.head) + "\n"
 
     @property
     def result_type(self) -> str:
@@ -248,21 +253,20 @@ class Finish:
         names = {
             "name": name,
             "total": self.total_type,
-            "scale": " / count" if self.fold == "mean" else "",
+            "result": self._come_to("value", "count"),
             "element": ELEMENT[self.c.root.dtype],
             "compute": compute_type(self.c.fold.node.dtype),
+            "join": self.joining.join("value", "from[(long long)split * rows]"),
             "threads": FINISHERS,
             "rows": self.rows,
         }
-        combine = COMBINE[self.fold][0]
         if self.c.tail is None:
-            return Template(_FINISH).substitute(names, combine=combine.format("value", "from[(long long)split * rows]"))
+            return Template(_FINISH).substitute(names)
         known = operands(self.c)
         parameters = [f"const {ELEMENT[n.dtype]}* __restrict__ {known[n]}, " for n in self.c.tail_operands]
         return Template(_FINISH_SAMPLE).substitute(
             names,
             parameters="".join(parameters),
-            combine=combine.format("value", "from[(long long)split * rows]"),
             body=self._finished(),
         )
 
@@ -283,8 +287,9 @@ class Finish:
         if not self.partial or self.blocks is not None:
             return Results(output, (), ())
         rows = str(features) if self.kind == "positions" else str(blocks_z)
-        dtype = _torch_type(self.total_type, compute_type(c.x.dtype))
-        partial = Array("partial", ("N", splits, rows), dtype)
+        words = (str(self.joining.words),) if self.joining.words > 1 else ()
+        dtype = scratch_type(self.total_type, compute_type(c.x.dtype))
+        partial = Array("partial", ("N", splits, rows, *words), dtype)
         count = " * ".join(spatial) + ("" if self.kind == "positions" else f" * {features}")
         arguments: tuple[Argument, ...] = (
             Argument("pointer", "partial"),
@@ -306,10 +311,6 @@ class Finish:
 def _even(n: int) -> int:
     """Rounded up: what follows starts at a multiple of 16 bytes."""
     return n + n % 2
-
-
-def _torch_type(total: str, compute: str) -> torch.dtype:
-    return torch.float64 if total == "double" or compute == "double" else torch.float32
 
 
 def indented(lines: list[str], by: int) -> str:
@@ -361,8 +362,8 @@ extern "C" __global__ void __launch_bounds__(128) ${name}_finish(const $total* _
     if (i >= results) return;
     const $total* from = partial + i / rows * splits * rows + i % rows;
     $total value = from[0];
-    for (int split = 1; split < splits; ++split) value = $combine;
-    out[i] = narrow_to<$element>::of($compute(value$scale));
+    for (int split = 1; split < splits; ++split) value = $join;
+    out[i] = narrow_to<$element>::of($result);
 }
 """
 
@@ -375,8 +376,8 @@ extern "C" __global__ void __launch_bounds__($threads) ${name}_finish(const $tot
     for (int i = threadIdx.x; i < $rows; i += $threads) {
         const $total* from = partial + (long long)sample * splits * rows + i;
         $total value = from[0];
-        for (int split = 1; split < splits; ++split) value = $combine;
-        folded[i] = $compute(value$scale);
+        for (int split = 1; split < splits; ++split) value = $join;
+        folded[i] = $result;
     }
     __syncthreads();
 $body}

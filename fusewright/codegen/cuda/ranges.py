@@ -20,7 +20,7 @@ import torch
 from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type
 from fusewright.codegen.cuda import ranges_text as texts
 from fusewright.codegen.cuda.primitives import primitives
-from fusewright.codegen.cuda.text import fill
+from fusewright.codegen.text import fill
 from fusewright.ir.ops import Size
 from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
 from fusewright.schedule.range_sums import Axis, RangeReduction

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from fusewright.codegen.cpp import Scalars, compute_type, literal
-from fusewright.codegen.cuda.text import Lines
+from fusewright.codegen.text import Lines
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Size

@@ -22,7 +22,7 @@ from fusewright.codegen.cuda.folds import PLANES, fold
 from fusewright.codegen.cuda.primitives import primitives
 from fusewright.codegen.cuda.stream_sizes import Sizes, hint
 from fusewright.codegen.cuda.stream_values import Values, Widths, decode, widths
-from fusewright.codegen.cuda.text import Lines, fill, indent
+from fusewright.codegen.text import Lines, fill, indent
 from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
 from fusewright.schedule.stream import Role, Stream
 

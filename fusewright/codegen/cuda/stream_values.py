@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from fusewright.codegen.cpp import Scalars, compute_type, literal
-from fusewright.codegen.cuda.text import Lines, block, indent
+from fusewright.codegen.text import Lines, block, indent
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.schedule.stream import Place, Read, Stream, Tree

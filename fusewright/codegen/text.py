@@ -1,4 +1,4 @@
-"""Filling templates of CUDA text line by line, so that what comes out is indented like hand-written code."""
+"""Filling templates of C++ text line by line, so that what comes out is indented like hand-written code."""
 
 from __future__ import annotations
 
