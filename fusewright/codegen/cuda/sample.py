@@ -16,7 +16,7 @@ import torch
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import sample_text as texts
 from fusewright.codegen.cuda.primitives import primitives
-from fusewright.codegen.cuda.sample_values import Reader, contiguous, ints, remap
+from fusewright.codegen.sample_values import Reader, contiguous, ints, remap
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.ir import ops
 from fusewright.ir.node import Node

@@ -20,8 +20,8 @@ from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import stream_text as text
 from fusewright.codegen.cuda.folds import PLANES, fold
 from fusewright.codegen.cuda.primitives import primitives
-from fusewright.codegen.cuda.stream_sizes import Sizes, hint
 from fusewright.codegen.cuda.stream_values import Values, Widths, decode, widths
+from fusewright.codegen.stream_sizes import Sizes, hint
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
 from fusewright.schedule.stream import Role, Stream

@@ -1,4 +1,4 @@
-"""CUDA C++ that reads values of a sample program: pointwise trees, views and broadcasting, for one element."""
+"""C++ that reads values of a sample program: pointwise trees, views and broadcasting, for one element."""
 
 from __future__ import annotations
 
