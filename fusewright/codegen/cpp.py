@@ -80,7 +80,8 @@ class Scalars:
         assert isinstance(node.op, ops.Pointwise)
         compute, traits = compute_type(node.dtype), node.op.traits
         truth = node.dtype == torch.bool
-        texts = [self._compared(a, node) if truth else self._argument(a, compute) for a in node.inputs]
+        compared = truth and len(node.inputs) == 2
+        texts = [self._compared(a, node) if compared else self._argument(a, compute) for a in node.inputs]
         template = traits.cuda if self.cuda and traits.cuda and compute == "float" else traits.cpp
         assert template is not None, f"{node.op.fn} has no C++ text"
         text = template.format(*texts, T=compute)
