@@ -20,7 +20,7 @@ from fusewright.schedule import sample
 from fusewright.schedule.chain import MEMORY, Chain, Fold, Map, Users, Window, parse, region
 from fusewright.schedule.sample import SampleProgram
 
-FOLDS = ("sum", "mean", "max", "min")
+FOLDS = ("sum", "mean", "max", "min", "logsumexp")
 # Indices inside a sample and inside the weight are 32-bit numbers.
 MOST_ELEMENTS = 2**31 - 1
 

@@ -34,6 +34,8 @@ STEPS: dict[str, Step] = {
     "gelu": lambda y, p, q: F.gelu(y),
     "scale": lambda y, p, q: y * 0.5,
     "shift": lambda y, p, q: y + 1.25,
+    "square": lambda y, p, q: y.square(),
+    "large": lambda y, p, q: y * 40.0,
     "divide": lambda y, p, q: y / 2.0,
     "reverse": lambda y, p, q: 3 - y,
     "clamp": lambda y, p, q: y.clamp(-0.4, 0.6),
@@ -170,8 +172,10 @@ class Found:
     def tilings(self) -> list[Tiling]:
         return tiling.candidates(self.group, self.cells, self.case.dtype.itemsize)
 
-    def kernel(self, t: Tiling) -> Kernel:
-        return cuda.generate(self.group, t, "fused_test", "def reference(*operands): ...", tf32=self.case.tf32)
+    def kernel(self, t: Tiling, blocks: int | None = None) -> Kernel:
+        """In two launches where positions are reduced, or in one by clusters of so many blocks."""
+        reference = "def reference(*operands): ..."
+        return cuda.generate(self.group, t, "fused_test", reference, tf32=self.case.tf32, blocks=blocks)
 
     def tensors(self, x: Tensor) -> list[Tensor]:
         """Operands of a call."""
@@ -269,7 +273,7 @@ def draw(rng: random.Random) -> Case:
     dims = rng.choice(("", "", "c", "p", "cp"))
     if "c" in dims and groups > 1:
         dims = dims.strip("c")
-    kind = rng.choice(("sum", "mean", "max", "min")) if dims else ""
+    kind = rng.choice(("sum", "mean", "max", "min", "logsumexp")) if dims else ""
     dtype = rng.choice((torch.float32,) * 5 + (torch.float64, torch.bfloat16, torch.float16))
     return replace(
         case,

@@ -11,6 +11,7 @@ import torch
 from contraction_cases import Case, Found, Model, draw, draw_boxed, find, some, tolerance
 from emulation.emulate import ORDERS, emulate
 
+from fusewright.codegen.cuda import contraction as cuda
 from fusewright.runtime import nvrtc
 from fusewright.schedule.tiling import Tiling
 
@@ -68,6 +69,15 @@ CASES = {
         keepdim=True,
     ),
     "over channels": Case((6, 10), 6, 33, before=("sigmoid",), fold="min", fold_dims="c", tf32=False),
+    "logsumexp over positions": Case((7, 21), 5, 20, before=("scale",), fold="logsumexp", fold_dims="p"),
+    "logsumexp over channels": Case((9, 10), 6, 33, before=("square",), fold="logsumexp", fold_dims="c", keepdim=True),
+    "logsumexp over all": Case(
+        (11, 17), 3, 24, before=("large",), pool="max", window=(2, 2), step=(2, 2), fold="logsumexp", fold_dims="cp"
+    ),
+    "logsumexp in float64": Case(
+        (6, 9), 5, 12, dtype=F64, transposed=True, stride=(2, 2), fold="logsumexp", fold_dims="p", tf32=False
+    ),
+    "logsumexp in bfloat16": Case((9, 16), 8, 24, dtype=BF16, after=(), fold="logsumexp", fold_dims="c"),
     "transposed": Case((5, 9), 6, 24, (3, 3), (2, 2), (1, 1), transposed=True, before=("relu",), tf32=False),
     "transposed, fewer taps than strides": Case(
         (4, 5), 9, 5, (1, 2), (3, 2), (0, 0), (1, 1), 2, True, (2, 1), before=("where",), fold="sum", fold_dims="p"
@@ -169,10 +179,12 @@ def found(case: Case, boxed: bool) -> Found:
     return result
 
 
-def assert_right(f: Found, t: Tiling, boxed: bool, order: str = "forward", sanitize: bool = False) -> None:
+def assert_right(
+    f: Found, t: Tiling, boxed: bool, order: str = "forward", sanitize: bool = False, blocks: int | None = None
+) -> None:
     x = f.case.example()
     want, size = f.reference(x)
-    got = emulate(f.kernel(t), *f.tensors(x), order=order, sanitize=sanitize)
+    got = emulate(f.kernel(t, blocks), *f.tensors(x), order=order, sanitize=sanitize)
     assert got.shape == want.shape and got.dtype == f.case.dtype
     written = f.case.last if f.case.channels_last and not f.case.fold else torch.contiguous_format
     assert got.is_contiguous(memory_format=written)
@@ -265,6 +277,45 @@ def test_what_is_not_finite(case: Case, boxed: bool) -> None:
         torch.testing.assert_close(got.isnan(), want.isnan())
         torch.testing.assert_close(got[want.isinf()], want[want.isinf()])
     assert got[3:].isfinite().all()
+
+
+def joined(f: Found, t: Tiling) -> bool:
+    """Whether blocks may form a cluster that finishes a sample."""
+    return cuda.blocks_per_sample(f.group, t, f.case.batch, f.cells) is not None
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("fold", ["mean", "min", "logsumexp"])
+@pytest.mark.parametrize("name", ["float64", "pool, then all", "three dimensions"])
+def test_clusters_finish_samples_in_one_launch(name: str, fold: str, blocks: int) -> None:
+    f = found(replace(CASES[name], fold=fold), False)
+    t = next(t for t in f.tilings() if joined(f, t))
+    assert len(f.kernel(t, blocks).launches) == 1
+    for order in ORDERS:
+        assert_right(f, t, False, order, blocks=blocks)
+
+
+# What a logsumexp is of, and what it comes to as PyTorch has it.
+EXTREMES = [
+    [-inf] * 6, [-inf, 2.0, -inf, -inf, 1.0, -inf], [inf, 1.0, 2.0, 3.0, 4.0, 5.0], [1.0, inf, inf, 2.0, -inf, inf],
+    [inf, 1.0, nan, 2.0, 3.0, -inf], [nan] * 6, [1e38, -1e38, 1e38, 0.0, 1.0, 2.0], [-1e38] * 6,
+    [0.0, 100.0, -100.0, 99.0, 3.0, 100.0], [-80.0, -90.0, -85.0, -200.0, -81.0, -80.0],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize(("dims", "blocks"), [("p", None), ("p", 2), ("c", None), ("cp", None), ("cp", 1)])
+def test_logsumexp_of_extremes(dims: str, blocks: int | None, dtype: torch.dtype) -> None:
+    """The values come from the positions of x where those are reduced, else from the channels' biases."""
+    case = Case((6,), 1, 6, (1,), (1,), (0,), (1,), tf32=False, fold="logsumexp", fold_dims=dims, dtype=dtype)
+    f = found(case, False)
+    t = next(t for t in f.tilings() if blocks is None or joined(f, t))
+    weight, bias = f.model.conv.weight.detach().fill_(1), f.model.conv.bias.detach().zero_()
+    for i, row in enumerate(torch.tensor(EXTREMES, dtype=dtype)):
+        x = (0 * weight[:1] if dims == "c" else row).expand(2, 1, 6).clone()
+        bias.copy_(row if dims == "c" else bias)
+        got = emulate(f.kernel(t, blocks), *f.tensors(x), order=ORDERS[i % 3]).double()
+        torch.testing.assert_close(got, f.reference(x)[0], rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("batch", [1, 5])
