@@ -114,6 +114,13 @@ class Contraction:
         return self.box is None and self.x.ndim in (4, 5)
 
     @property
+    def plain_axes(self) -> tuple[Axis, Axis, Axis]:
+        """The axes of the convolution alone, without the pooling: a cell is what lies between two strides."""
+        found = self.axes if self.window is None else _axes(self.conv, None)
+        assert not isinstance(found, str), found
+        return found
+
+    @property
     def tensors(self) -> tuple[Node, ...]:
         """What a call passes, in order: input, weight, bias where there is one, operands of the pointwise trees."""
         bias = self.conv.args[2]
