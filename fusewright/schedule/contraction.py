@@ -253,8 +253,6 @@ def _refused(conv: Node, window: Window | None, fold: Fold | None, operands: tup
             return f"a fused reduction is one of {', '.join(FOLDS)}"
         if dims not in ({1}, spatial, {1} | spatial):
             return "the reduction is over some of the positions only"
-        if 1 in dims and isinstance(conv.op, ops.Conv) and conv.op.groups > 1:
-            return "the reduction adds up channels of several groups"
     bad = next((n for n in operands if _operand_kind(n, conv) is None), None)
     return None if bad is None else f"operand {bad!r} is neither a number nor one number per channel"
 

@@ -111,7 +111,6 @@ REFUSED: dict[str, tuple[Callable[[], Node], str]] = {
     "product": (lambda: fold(Y, "prod", 1, 2, 3), "a fused reduction is one of"),
     "over one dimension": (lambda: fold(Y, "sum", 3), "over some of the positions only"),
     "over the batch": (lambda: fold(Y, "sum", 0), "over some of the positions only"),
-    "channels of groups": (lambda: fold(conv(X, 6, groups=3), "sum", 1), "channels of several groups"),
     "operand per position": (lambda: pointwise("add", Y, weight(1, 5, 14, 14)), "neither a number nor one"),
     "operand along the last dimension": (
         lambda: pointwise("add", conv(inp(2, 3, 7), 5), weight(5)),

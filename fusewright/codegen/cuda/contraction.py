@@ -155,7 +155,7 @@ class _Writer:
         splits = f"spread(N * {z}, {tiles}, {MULTIPROCESSORS * self.per_sm})"
         if self.blocks is not None:
             splits = str(self.blocks)
-        results = self.epilogue.results(self.name, splits, cells, out, z)
+        results = self.epilogue.results(self.name, splits, cells, out)
         names = tuple(operands(self.c).values())
         own = [n for n in names if n not in self.epilogue.names_of_finish]
         numbers = [Argument("int", lengths[a]) for lengths in (into, out, cells) for a in "dhw"]

@@ -250,7 +250,6 @@ class Epilogue(Finish):
     def _exchanged(self) -> list[str]:
         """Fold over the warps that share positions, and write rows as they lie in memory."""
         d, h, w = (self.local(i) for i in range(3))
-        scale = "" if self.fold != "mean" else " * Compute(1.0 / O)"
         p, q, r = (
             f"cell_{a} * {self.c.axes[i].stride if self.c.window is None else 1} + " for i, a in enumerate("dhw")
         )
@@ -264,10 +263,19 @@ class Epilogue(Finish):
             "#pragma unroll",
             f"    for (int m = 1; m < WARPS_M; ++m) over = "
             f"{self.joining.join('over', f'exchange[m * {d * h * w} + i]')};",
-            f"    out[(((long long)sample * {big[0]} + p) * {big[1]} + q) * {big[2]} + r] = "
-            f"narrow_to<{self.result_type}>::of({self.joining.result.format('over')}{scale});",
+            f"    {self._written(big)}",
             "}",
         ]
+
+    def _written(self, lengths: tuple[str, str, str]) -> str:
+        """The statement that writes a result over channels: what is left to join with those of other blocks, or all."""
+        P, Q, R = lengths
+        if self.partial:
+            return (
+                f"partial[(((long long)sample * gridDim.z + blockIdx.z) * {P} + p) * {Q} * {R} + q * {R} + r] = over;"
+            )
+        value = self.joining.result.format("over") + (" * Compute(1.0 / O)" if self.fold == "mean" else "")
+        return f"out[(((long long)sample * {P} + p) * {Q} + q) * {R} + r] = narrow_to<{self.result_type}>::of({value});"
 
     def local(self, i: int) -> int:
         """Positions of a block's tile along dimension i."""

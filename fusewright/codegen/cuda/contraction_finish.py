@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import ceil
 from string import Template
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
@@ -68,8 +69,19 @@ class Finish:
         return self.c.fold.op.kind if self.c.fold is not None else "sum"
 
     @property
-    def partial(self) -> bool:
+    def slices(self) -> int:
+        """Blocks that share positions, each with channels of its own."""
+        return self.c.op.groups * ceil(self.c.features / self.t.block_m)
+
+    @property
+    def closes(self) -> bool:
+        """Whether blocks have results once all their tiles are done."""
         return self.kind in ("positions", "all")
+
+    @property
+    def partial(self) -> bool:
+        """Whether the first kernel leaves parts of results to a second one."""
+        return self.blocks is None and (self.closes or (self.kind == "channels" and self.slices > 1))
 
     @property
     def joining(self) -> Joining:
@@ -84,6 +96,11 @@ class Finish:
     def total_type(self) -> str:
         """Of a running result over many tiles."""
         return self.joining.running[1]
+
+    @property
+    def partial_type(self) -> str:
+        """Of the running results left to the second kernel: by every block, or for every position of a tile."""
+        return self.total_type if self.closes else self.tile_type
 
     @property
     def _units(self) -> int:
@@ -119,14 +136,14 @@ class Finish:
 
     def closing_bytes(self) -> int:
         """Shared memory that the end of a block uses, over what was staged."""
-        if not self.partial:
+        if not self.closes:
             return 0
         own, _, arena = self._places
         return 8 * (own if self.blocks is None else arena + (self._program.units if self.c.tail is not None else 0))
 
     def close(self) -> str:
         """Reduce over the block's threads; leave the result to the second kernel, or join those of the cluster."""
-        if not self.partial:
+        if not self.closes:
             return ""
         shuffled = self.joining.join_lane("value", "distance")
         if self.blocks is not None:
@@ -237,22 +254,23 @@ class Finish:
 
     @property
     def target(self) -> str:
-        return "partial" if self.partial and self.blocks is None else "out"
+        return "partial" if self.partial else "out"
 
     @property
     def parameter(self) -> str:
-        if self.target == "partial":
-            return f"{self.total_type}* __restrict__ partial"
+        if self.partial:
+            return f"{self.partial_type}* __restrict__ partial"
         return f"{self.result_type}* __restrict__ out"
 
     def finish(self, name: str) -> str:
         """The second kernel: fold the blocks' partial results in a fixed order, and carry on from there."""
-        if not self.partial or self.blocks is not None:
+        if not self.partial:
             return ""
         assert self.c.fold is not None
         names = {
             "name": name,
             "total": self.total_type,
+            "partial": self.partial_type,
             "result": self._come_to("value", "count"),
             "element": ELEMENT[self.c.root.dtype],
             "compute": compute_type(self.c.fold.node.dtype),
@@ -270,7 +288,7 @@ class Finish:
             body=self._finished(),
         )
 
-    def results(self, name: str, splits: str, cells: dict[str, str], out: dict[str, str], blocks_z: int) -> Results:
+    def results(self, name: str, splits: str, cells: dict[str, str], out: dict[str, str]) -> Results:
         """Output, scratch and further launches."""
         c = self.c
         n = c.x.ndim - 2
@@ -284,28 +302,32 @@ class Finish:
         if c.tail is not None:
             shape = ["N", *map(str, c.root.shape[1:])]
         output = Array("out", tuple(shape), c.root.dtype, c.layout if self.kind == "store" else "contiguous")
-        if not self.partial or self.blocks is not None:
+        if not self.partial:
             return Results(output, (), ())
-        rows = str(features) if self.kind == "positions" else str(blocks_z)
+        positions = " * ".join(spatial)
+        # Results per sample, parts of each, and the values behind it.
+        rows, parts, count = {
+            "positions": (str(features), splits, positions),
+            "channels": (positions, str(self.slices), str(features)),
+            "all": ("1", f"{splits} * {self.slices}", f"{positions} * {features}"),
+        }[self.kind]
         words = (str(self.joining.words),) if self.joining.words > 1 else ()
-        dtype = scratch_type(self.total_type, compute_type(c.x.dtype))
-        partial = Array("partial", ("N", splits, rows, *words), dtype)
-        count = " * ".join(spatial) + ("" if self.kind == "positions" else f" * {features}")
+        dtype = scratch_type(self.partial_type, compute_type(c.x.dtype))
+        partial = Array("partial", ("N", parts, rows, *words), dtype)
         arguments: tuple[Argument, ...] = (
             Argument("pointer", "partial"),
             Argument("pointer", "out"),
-            Argument("long", f"N * {rows}" if self.kind == "positions" else "N"),
-            Argument("int", splits if self.kind == "positions" else f"{splits} * {rows}"),
-            Argument("int", rows if self.kind == "positions" else "1"),
+            Argument("long", f"N * {rows}"),
+            Argument("int", parts),
+            Argument("int", rows),
             Argument("long", count),
         )
         if c.tail is not None:
             read = [Argument("pointer", operands(c)[n]) for n in c.tail_operands]
             arguments = (arguments[0], *read, arguments[1], *arguments[3:])
             return Results(output, (partial,), (Launch(f"{name}_finish", arguments, ("N", "1", "1"), FINISHERS),))
-        total = f"N * {rows}" if self.kind == "positions" else "N"
-        launch = Launch(f"{name}_finish", arguments, (f"ceil_div({total}, 128)", "1", "1"), 128)
-        return Results(output, (partial,), (launch,))
+        blocks = f"ceil_div(N * {rows}, {FINISHERS})"
+        return Results(output, (partial,), (Launch(f"{name}_finish", arguments, (blocks, "1", "1"), FINISHERS),))
 
 
 def _even(n: int) -> int:
@@ -356,11 +378,11 @@ _CLOSE_ALL = """
 
 _FINISH = """
 // Fold the partial results of the blocks, in their order: out[i] over partial[i / rows][split][i % rows].
-extern "C" __global__ void __launch_bounds__(128) ${name}_finish(const $total* __restrict__ partial,
+extern "C" __global__ void __launch_bounds__($threads) ${name}_finish(const $partial* __restrict__ partial,
     $element* __restrict__ out, long long results, int splits, int rows, long long count) {
-    const long long i = (long long)blockIdx.x * 128 + threadIdx.x;
+    const long long i = (long long)blockIdx.x * $threads + threadIdx.x;
     if (i >= results) return;
-    const $total* from = partial + i / rows * splits * rows + i % rows;
+    const $partial* from = partial + i / rows * splits * rows + i % rows;
     $total value = from[0];
     for (int split = 1; split < splits; ++split) value = $join;
     out[i] = narrow_to<$element>::of($result);

@@ -66,8 +66,8 @@ def scratch_type(running: str, compute: str) -> torch.dtype:
 
 
 _LOGSUM = """
-// A running logsumexp: `total` times exp(shift) is the sum of exp(value).  The shift follows the values where they exceed
-// it by more than SLACK, which few do, and stays finite: infinities meet no others.
+// A running logsumexp: `total` times exp(shift) is the sum of exp(value).  The shift follows the values where they
+// exceed it by more than SLACK, which few do, and stays finite: infinities meet no others.
 constexpr Compute LARGEST = $largest, SLACK = 4;
 
 __device__ __forceinline__ Compute exponential(Compute x) { return $exponential; }

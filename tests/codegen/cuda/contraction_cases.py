@@ -271,8 +271,6 @@ def draw(rng: random.Random) -> Case:
     )
     case = _pooled(case, rng) if rng.random() < 0.6 else case
     dims = rng.choice(("", "", "c", "p", "cp"))
-    if "c" in dims and groups > 1:
-        dims = dims.strip("c")
     kind = rng.choice(("sum", "mean", "max", "min", "logsumexp")) if dims else ""
     dtype = rng.choice((torch.float32,) * 5 + (torch.float64, torch.bfloat16, torch.float16))
     return replace(

@@ -69,6 +69,12 @@ CASES = {
         keepdim=True,
     ),
     "over channels": Case((6, 10), 6, 33, before=("sigmoid",), fold="min", fold_dims="c", tf32=False),
+    "over channels of groups": Case((9, 11), 2, 5, groups=3, before=("relu",), fold="mean", fold_dims="c", tf32=False),
+    "maximum of groups, pooled": Case(
+        (10, 13), 1, 2, groups=6, pool="avg", window=(2, 3), step=(2, 3), after=("tanh",), fold="max", fold_dims="c"
+    ),
+    "logsumexp over groups": Case((23,), 2, 20, (3,), (2,), (1,), (1,), 2, fold="logsumexp", fold_dims="c"),
+    "over groups and positions": Case((9, 9), 3, 17, groups=2, transposed=True, fold="sum", fold_dims="cp"),
     "logsumexp over positions": Case((7, 21), 5, 20, before=("scale",), fold="logsumexp", fold_dims="p"),
     "logsumexp over channels": Case((9, 10), 6, 33, before=("square",), fold="logsumexp", fold_dims="c", keepdim=True),
     "logsumexp over all": Case(
