@@ -17,6 +17,7 @@ from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Node, topological
 from fusewright.ir.ops import Size
+from fusewright.ir.slots import sliding
 from fusewright.plan import Work
 from fusewright.runtime.device import DeviceFacts
 
@@ -81,6 +82,8 @@ class CostModel:
 
     def _work(self, node: Node) -> Work:
         flops, moved = self._flops(node), self._bytes(node)
+        if self._on_the_way(node):
+            return Work(flops, moved, 0.0, moved / self._bandwidth(node))
         launches = self._launches(node)
         seconds = launches * self.facts.launch + max(flops / self._rate(node), moved / self._bandwidth(node))
         if isinstance(node.op, ops.RangeSum) and not self.fusing:
@@ -147,9 +150,18 @@ class CostModel:
 
     def _bytes(self, node: Node) -> float:
         written = self._numel(node) * node.dtype.itemsize
+        if self._on_the_way(node):
+            return float(self._numel(node.arg(0)) * node.arg(0).dtype.itemsize)
         if isinstance(node.op, ops.RangeSum):
             return self._read(node.op, node.arg(0)) * node.arg(0).dtype.itemsize + written
-        return float(written + sum(self._numel(a) * a.dtype.itemsize for a in node.inputs))
+        read = [a for a in node.inputs if not (isinstance(node.op, ops.Conv) and self._on_the_way(a))]
+        return float(written + sum(self._numel(a) * a.dtype.itemsize for a in read))
+
+    def _on_the_way(self, node: Node) -> bool:
+        """Whether these are window sums that the convolution's own kernel forms, and that never reach memory."""
+        if not (self.fusing and isinstance(node.op, ops.RangeSum)):
+            return False
+        return all(sliding(slots) and slots[0].count < SHORT for _, slots in node.op.table)
 
     def _launches(self, node: Node) -> float:
         if isinstance(node.op, ops.RangeSum):

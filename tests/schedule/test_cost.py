@@ -78,6 +78,20 @@ class TestRangeSums:
         )
         assert short_time > 1e6 / FACTS.window > long_time
 
+    def test_window_sums_that_a_kernel_forms_on_its_way_never_reach_memory(self) -> None:
+        x, w = value(2, 3, 100), value(5, 3, 1, name="w")
+        windows = tuple(Slot(i, i + 4, 1, 1.0) for i in range(97))
+        sums = make(ops.RangeSum(((2, windows),), torch.float32), x)
+        read = make(ops.Conv((1,), ((0, 0),), (1,)), sums, w, None)
+        fused, apart = CostModel(FACTS, fusing=True), CostModel(FACTS)
+        assert fused(sums).bytes == 4 * 2 * 3 * 100 and fused(sums).launches == 0
+        assert fused(read).bytes == 4 * (5 * 3 + 2 * 5 * 97)
+        assert apart(sums).bytes > fused(sums).bytes and apart(read).bytes == fused(read).bytes + 4 * 2 * 3 * 97
+
+    def test_long_sums_are_written_also_where_kernels_fuse(self) -> None:
+        whole = make(ops.RangeSum(((2, (Slot(0, 100, 1, 1.0),)),), torch.float32), value(2, 3, 100))
+        assert CostModel(FACTS, fusing=True)(whole) == CostModel(FACTS)(whole)
+
 
 class TestTimes:
     def test_views_and_sources_are_free(self) -> None:
