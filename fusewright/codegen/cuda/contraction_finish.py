@@ -8,6 +8,7 @@ from math import ceil
 from string import Template
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
+from fusewright.codegen.cuda import contraction_finish_text as texts
 from fusewright.codegen.cuda.contraction_folds import JOININGS, Joining, declarations, scratch_type
 from fusewright.codegen.cuda.sample import BlockProgram, block_program
 from fusewright.ir import ops
@@ -152,14 +153,14 @@ class Finish:
             target = "partial[((long long)sample * parts + part) * $rows + $i]"
         if self.kind == "positions":
             target = Template(target).substitute(rows="(GROUPS * O)", i="group * O + first_feature + i")
-            text = Template(_CLOSE_POSITIONS).substitute(
+            text = Template(texts.CLOSE_POSITIONS).substitute(
                 total=self.total_type,
                 quads=shuffled,
                 warps=self.joining.join("value", "across[other][i]"),
                 target=target,
             )
         else:
-            text = Template(_CLOSE_ALL).substitute(
+            text = Template(texts.CLOSE_ALL).substitute(
                 total=self.total_type,
                 lanes=shuffled,
                 warps=self.joining.join("value", "across[other]"),
@@ -279,10 +280,10 @@ class Finish:
             "rows": self.rows,
         }
         if self.c.tail is None:
-            return Template(_FINISH).substitute(names)
+            return Template(texts.FINISH).substitute(names)
         known = operands(self.c)
         parameters = [f"const {ELEMENT[n.dtype]}* __restrict__ {known[n]}, " for n in self.c.tail_operands]
-        return Template(_FINISH_SAMPLE).substitute(
+        return Template(texts.FINISH_SAMPLE).substitute(
             names,
             parameters="".join(parameters),
             body=self._finished(),
@@ -338,69 +339,3 @@ def _even(n: int) -> int:
 def indented(lines: list[str], by: int) -> str:
     """Lines as text, moved to the right; directives stay where they are."""
     return "".join(x + "\n" if re.match(r"\s*#pragma|$", x) else "    " * by + x + "\n" for x in lines)
-
-
-_CLOSE_POSITIONS = """
-    // Over the four lanes that share channels, then over the warps that do, in a fixed order.
-    __syncthreads();
-    $total(*const across)[BLOCK_M] = reinterpret_cast<$total(*)[BLOCK_M]>(shared_memory);
-#pragma unroll
-    for (int m = 0; m < M_TILES; ++m)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            $total value = total[m][half];
-#pragma unroll
-            for (int distance = 1; distance <= 2; distance *= 2) value = $quads;
-            if (quad == 0) across[warp_h * WARPS_W + warp_w][16 * (warp_m * M_TILES + m) + 8 * half + row] = value;
-        }
-    __syncthreads();
-    for (int i = threadIdx.x; i < BLOCK_M && first_feature + i < O; i += THREADS) {
-        $total value = across[0][i];
-        for (int other = 1; other < WARPS_H * WARPS_W; ++other) value = $warps;
-        $target = value;
-    }
-"""
-
-_CLOSE_ALL = """
-    // Over the lanes, then over the warps, in a fixed order.
-    __syncthreads();
-    $total* const across = reinterpret_cast<$total*>(shared_memory);
-    $total value = total;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) value = $lanes;
-    if (lane == 0) across[warp] = value;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int other = 1; other < THREADS / 32; ++other) value = $warps;
-        $target = value;
-    }
-"""
-
-_FINISH = """
-// Fold the partial results of the blocks, in their order: out[i] over partial[i / rows][split][i % rows].
-extern "C" __global__ void __launch_bounds__($threads) ${name}_finish(const $partial* __restrict__ partial,
-    $element* __restrict__ out, long long results, int splits, int rows, long long count) {
-    const long long i = (long long)blockIdx.x * $threads + threadIdx.x;
-    if (i >= results) return;
-    const $partial* from = partial + i / rows * splits * rows + i % rows;
-    $total value = from[0];
-    for (int split = 1; split < splits; ++split) value = $join;
-    out[i] = narrow_to<$element>::of($result);
-}
-"""
-
-_FINISH_SAMPLE = """
-// One block per sample: fold the partial results of its blocks, in their order, and carry on from there.
-extern "C" __global__ void __launch_bounds__($threads) ${name}_finish(const $total* __restrict__ partial,
-    $parameters$element* __restrict__ out, int splits, int rows, long long count) {
-    __shared__ $compute folded[$rows];
-    const int sample = blockIdx.x;
-    for (int i = threadIdx.x; i < $rows; i += $threads) {
-        const $total* from = partial + (long long)sample * splits * rows + i;
-        $total value = from[0];
-        for (int split = 1; split < splits; ++split) value = $join;
-        folded[i] = $result;
-    }
-    __syncthreads();
-$body}
-"""

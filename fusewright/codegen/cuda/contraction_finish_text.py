@@ -1,0 +1,68 @@
+"""The CUDA text of the end of a contraction's blocks, and of the second kernel."""
+
+from __future__ import annotations
+
+CLOSE_POSITIONS = """
+    // Over the four lanes that share channels, then over the warps that do, in a fixed order.
+    __syncthreads();
+    $total(*const across)[BLOCK_M] = reinterpret_cast<$total(*)[BLOCK_M]>(shared_memory);
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            $total value = total[m][half];
+#pragma unroll
+            for (int distance = 1; distance <= 2; distance *= 2) value = $quads;
+            if (quad == 0) across[warp_h * WARPS_W + warp_w][16 * (warp_m * M_TILES + m) + 8 * half + row] = value;
+        }
+    __syncthreads();
+    for (int i = threadIdx.x; i < BLOCK_M && first_feature + i < O; i += THREADS) {
+        $total value = across[0][i];
+        for (int other = 1; other < WARPS_H * WARPS_W; ++other) value = $warps;
+        $target = value;
+    }
+"""
+
+CLOSE_ALL = """
+    // Over the lanes, then over the warps, in a fixed order.
+    __syncthreads();
+    $total* const across = reinterpret_cast<$total*>(shared_memory);
+    $total value = total;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) value = $lanes;
+    if (lane == 0) across[warp] = value;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int other = 1; other < THREADS / 32; ++other) value = $warps;
+        $target = value;
+    }
+"""
+
+FINISH = """
+// Fold the partial results of the blocks, in their order: out[i] over partial[i / rows][split][i % rows].
+extern "C" __global__ void __launch_bounds__($threads) ${name}_finish(const $partial* __restrict__ partial,
+    $element* __restrict__ out, long long results, int splits, int rows, long long count) {
+    const long long i = (long long)blockIdx.x * $threads + threadIdx.x;
+    if (i >= results) return;
+    const $partial* from = partial + i / rows * splits * rows + i % rows;
+    $total value = from[0];
+    for (int split = 1; split < splits; ++split) value = $join;
+    out[i] = narrow_to<$element>::of($result);
+}
+"""
+
+FINISH_SAMPLE = """
+// One block per sample: fold the partial results of its blocks, in their order, and carry on from there.
+extern "C" __global__ void __launch_bounds__($threads) ${name}_finish(const $total* __restrict__ partial,
+    $parameters$element* __restrict__ out, int splits, int rows, long long count) {
+    __shared__ $compute folded[$rows];
+    const int sample = blockIdx.x;
+    for (int i = threadIdx.x; i < $rows; i += $threads) {
+        const $total* from = partial + (long long)sample * splits * rows + i;
+        $total value = from[0];
+        for (int split = 1; split < splits; ++split) value = $join;
+        folded[i] = $result;
+    }
+    __syncthreads();
+$body}
+"""
