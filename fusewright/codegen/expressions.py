@@ -178,8 +178,8 @@ def _tuple(values: Sequence[Any]) -> str:
 
 @_emits(ops.Permute)
 def _permute(op: ops.Permute, node: Node, args: Sequence[str]) -> str:
-    copy = ".contiguous()" if op.copy else ""
-    return f"{args[0]}.permute{op.dims}{copy}" if len(op.dims) > 1 else f"{args[0]}"
+    view = args[0] if op.dims == tuple(range(len(op.dims))) else f"{args[0]}.permute{op.dims}"
+    return f"{view}.contiguous()" if op.copy else view
 
 
 @_emits(ops.Slice)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusewright.ir.build import cast, permute, reshape
+from fusewright.ir.build import cast, reshape
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Cast, Expand, Full, Permute, Pool, Reduce, Reshape, Slice, Softmax
 from fusewright.rules.rule import Exactness, Match, Rule, op, rule, value
@@ -121,6 +121,8 @@ def _refuse_change(m: Match) -> str | None:
         return "the shape or dtype changes"
     if isinstance(root.op, Permute) and root.op.dims != tuple(range(x.ndim)):
         return "the order of dimensions changes"
+    if isinstance(root.op, Permute) and root.op.copy:
+        return "the order in memory may change"
     return None
 
 
@@ -139,7 +141,11 @@ _VIEWS = (Reshape, Permute, Expand)
 
 
 def _refuse_views(m: Match) -> str | None:
-    return None if type(m["outer"].op) is type(m["inner"].op) else "the two differ"
+    outer, inner = m["outer"].op, m["inner"].op
+    if type(outer) is not type(inner):
+        return "the two differ"
+    lost = isinstance(outer, Permute) and isinstance(inner, Permute) and inner.copy and not outer.copy
+    return "the order in memory would change" if lost else None
 
 
 @rule(
@@ -153,7 +159,7 @@ def view_of_view(m: Match) -> Node:
     outer, inner, x = m["outer"].op, m["inner"].op, m["x"]
     if isinstance(outer, Permute):
         assert isinstance(inner, Permute)
-        return permute(x, [inner.dims[d] for d in outer.dims], copy=outer.copy or inner.copy)
+        return make(Permute(tuple(inner.dims[d] for d in outer.dims), outer.copy), x)
     return make(outer, x)
 
 

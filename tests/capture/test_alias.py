@@ -55,6 +55,17 @@ def _contiguous_used(x: torch.Tensor) -> torch.Tensor:
     return other * 2
 
 
+def _clone_written(x: torch.Tensor) -> torch.Tensor:
+    return x.clone().mul_(2).relu_() + x
+
+
+def _clone_of_what_is_written(x: torch.Tensor) -> torch.Tensor:
+    h = fresh(x)
+    old = h.clone()
+    h.add_(1)
+    return old * h
+
+
 VALUES: dict[str, Callable[..., Any]] = {
     "statement": _statement,
     "chain": _chain,
@@ -65,6 +76,8 @@ VALUES: dict[str, Callable[..., Any]] = {
     "leaky_relu": lambda x: F.leaky_relu(fresh(x), 0.2, inplace=True) + x,
     "clamp": lambda x: fresh(x).clamp_(-0.5, 0.5),
     "another name": _contiguous_used,
+    "clone": _clone_written,
+    "clone before": _clone_of_what_is_written,
     "unsqueeze": lambda x: fresh(x).unsqueeze_(1),
 }
 

@@ -63,7 +63,9 @@ def views(draw: Draw) -> Node:
     kind = draw(st.sampled_from(["reshape", "permute", "expand"]))
     if kind == "permute":
         first, second = draw(st.permutations(range(4))), draw(st.permutations(range(4)))
-        return make(ops.Permute(tuple(second)), make(ops.Permute(tuple(first)), v))
+        copied = draw(st.booleans())
+        inner = make(ops.Permute(tuple(first), copied and draw(st.booleans())), v)
+        return make(ops.Permute(tuple(second), copied), inner)
     if kind == "reshape":
         back = v.shape if draw(st.booleans()) else (*v.shape[2:], 1, *v.shape[:2])
         return make(ops.Reshape(back), make(ops.Reshape((v.shape[2], v.shape[0])), v))
@@ -130,6 +132,7 @@ SPECS = [
             "the shape or dtype changes # a cast": lambda: view(ops.Cast(torch.float32), x()),
             "the shape or dtype changes # a slice": lambda: view(ops.Slice(1, 1, 4), x()),
             "the order of dimensions changes": lambda: view(ops.Permute((1, 0, 2)), x(3, 3, 2)),
+            "the order in memory may change": lambda: view(ops.Permute((0, 1, 2), copy=True), x()),
             "# a reduction": lambda: reduce("max", x(), 2, keepdim=True),
         },
     ),
@@ -139,6 +142,9 @@ SPECS = [
         views(),
         {
             "the two differ": lambda: view(ops.Permute((1, 0)), view(ops.Reshape((B, 4)), x())),
+            "the order in memory would change": lambda: view(
+                ops.Permute((2, 0, 1)), view(ops.Permute((0, 2, 1), copy=True), x())
+            ),
             "# a single one": lambda: view(ops.Reshape((4, B)), x()),
         },
     ),

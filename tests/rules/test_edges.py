@@ -58,6 +58,10 @@ REFUSED = {
         pooling.extreme_of_scale,
         lambda: reduce("max", pointwise("mul", inp(B, 3), 1e308), 1),
     ),
+    "the order in memory would change # to channels last": (
+        sizes.view_of_view,
+        lambda: make(ops.Permute((0, 3, 1, 2)), make(ops.Permute((0, 2, 3, 1), copy=True), inp(B, 3, 4, 4))),
+    ),
     "a window lies in the padding alone # one way": (
         pooling.extreme_of_function,
         lambda: make(ops.Pool("max", (1, 2), (1, 1), (0, 1), (1, 2)), pointwise("relu", inp(2, 3, 4, 1))),
@@ -107,7 +111,7 @@ TAKEN = {
         lambda: avg_pool(avg_pool(inp(B, 2, 9), 3, stride=(1,)), 1, stride=(2,)),
     ),
     "an inner view, an outer copy": (sizes.view_of_view, lambda: permuted(permuted(inp(B, 3, 4)), copy=True)),
-    "an inner copy, an outer view": (sizes.view_of_view, lambda: permuted(permuted(inp(B, 3, 4), copy=True))),
+    "two copies": (sizes.view_of_view, lambda: permuted(permuted(inp(B, 3, 4), copy=True), copy=True)),
     "the last window left out": (
         windows.box_into_weight,
         lambda: range_sum(conv(inp(B, 2, 7), inp(3, 2, 2)), d2=tuple(ops.Slot(i, i + 2, 1, 0.5) for i in range(4))),

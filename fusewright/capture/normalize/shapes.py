@@ -11,6 +11,8 @@ from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Cast, Cat, Expand, Full, Op, Pad, Permute, Reshape, Size, Slice
 
+_ROW_MAJOR = (torch.contiguous_format, 0)  # the number is what a schema's default comes as
+
 
 def _unless_same(call: Call, op: Op, x: Node) -> Node:
     """`op` applied to x; x itself where that changes nothing, unless the caller would see that it is no new tensor."""
@@ -52,6 +54,23 @@ def _last_two_swapped(call: Call) -> Normal:
 def _reversed_dims(call: Call) -> Normal:
     x = call.node("self")
     return call.make(Permute(tuple(reversed(range(x.ndim)))), x) if x.ndim > 1 else None
+
+
+def _contiguous(call: Call) -> Normal:
+    """A copy into row-major memory; the trace leaves out those of what lies so already."""
+    x = call.node("self")
+    if call["memory_format"] not in _ROW_MAJOR or x.ndim == 0:
+        return None
+    if isinstance(x.op, Permute):
+        return call.make(Permute(x.op.dims, copy=True), x.arg(0))
+    return call.make(Permute(tuple(range(x.ndim)), copy=True), x)
+
+
+def _clone(call: Call) -> Normal:
+    """A copy that nobody writes to is its operand, but for the order in memory that it may ask for."""
+    if call.escapes:
+        return None
+    return call.node("self") if call["memory_format"] in (None, torch.preserve_format) else _contiguous(call)
 
 
 def _movedim(call: Call) -> Normal:
@@ -208,6 +227,8 @@ TABLE: dict[str, Handler] = {
     "aten.t.default": _last_two_swapped,
     "aten.mT.default": _last_two_swapped,
     "aten.numpy_T.default": _reversed_dims,
+    "aten.contiguous.default": _contiguous,
+    "aten.clone.default": _clone,
     "aten.movedim.int": _movedim,
     "aten.movedim.intlist": _movedim,
     "aten.moveaxis.int": _movedim,
