@@ -8,14 +8,15 @@ stays as it is.  Nothing here knows a target; whether a group becomes a kernel i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph, Node, Symbol, make, topological
-from fusewright.schedule import chain, contraction, range_sums, sample, stream
+from fusewright.schedule import chain, contraction, partial, range_sums, sample, stream
 from fusewright.schedule.chain import Users
+from fusewright.schedule.partial import Split
 
 # A chain longer than this many operations is not searched to its end.
 REACH = 32
@@ -23,12 +24,16 @@ REACH = 32
 
 @dataclass(frozen=True)
 class Group:
-    """A subgraph that a family covers: from `operands` to `root`; `record` is the family's own description of it."""
+    """A subgraph that a family covers: from `operands` to `root`; `record` is the family's own description of it.
+
+    split   where the group is the first step of a reduction, the reduction: `root` is not in the graph then
+    """
 
     family: str
     record: Any
     root: Node
     operands: tuple[Node, ...]
+    split: Split | None = None
 
     @property
     def inner(self) -> tuple[Node, ...]:
@@ -49,15 +54,23 @@ class Group:
         """The node that stands for the group."""
         return make(Fused(name, body(self)), *self.operands, where=self.root.where)
 
+    def placed(self, graph: Graph, node: Node) -> Graph:
+        """`graph` with `node` computing what the group does."""
+        if self.split is not None:
+            return graph.substitute(self.split.root, self.split.whole(node))
+        return graph.substitute(self.root, node)
+
 
 @dataclass(frozen=True)
 class Family:
-    """How to find groups of one kind: `match` takes a last node; `anchor` is the kind of node a group starts at."""
+    """How to find groups of one kind: `match` takes a last node; `anchor` is the kind of node a group starts at;
+    `split` finds the part of a last node that a group may end in."""
 
     name: str
     match: Callable[[Node, Users], Any]
     operands: Callable[[Any], tuple[Node, ...]]
     anchor: type[ops.Op] | None = None
+    split: Callable[[Node, Users], Split | None] = lambda root, users: None
 
 
 def _sample(root: Node, users: Users) -> Any:
@@ -69,7 +82,7 @@ def _range(root: Node, users: Users) -> Any:
 
 
 FAMILIES = (
-    Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv),
+    Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split),
     Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum),
     Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
     Family("stream", stream.parse, lambda s: s.tensors),
@@ -87,7 +100,7 @@ def cut(graph: Graph, decide: Decide) -> Graph:
             if node is None:
                 declined.add(_key(family, group))
                 continue
-            graph = graph.substitute(group.root, node)
+            graph = group.placed(graph, node)
     return graph
 
 
@@ -141,10 +154,17 @@ def _longest(family: Family, anchor: Node, nodes: list[Node], users: Users) -> G
     """The group from `anchor` to the furthest node behind it that the family reaches."""
     found: Group | None = None
     for root in _downstream(anchor, nodes):
-        group = _matched(family, root, users)
+        group = _matched(family, root, users) or _split(family, root, users)
         if group is not None and anchor in group.inner:
             found = group
     return found
+
+
+def _split(family: Family, root: Node, users: Users) -> Group | None:
+    """The group of the first step towards `root`."""
+    split = family.split(root, users)
+    group = None if split is None else _matched(family, split.part, split.users(users))
+    return None if group is None else replace(group, split=split)
 
 
 _FOLLOWS = (
