@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fusewright.codegen import cuda
+from fusewright.codegen import cpu, cuda
 from fusewright.errors import FusewrightError, UnsupportedError
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Node
@@ -31,6 +31,7 @@ from fusewright.runtime.cache import cache_directory, write_atomic
 from fusewright.runtime.device import device_name
 from fusewright.runtime.launch import FORMATS, Launcher
 from fusewright.runtime.memory import is_out_of_memory
+from fusewright.runtime.native import launcher
 from fusewright.runtime.operators import reference_of
 from fusewright.schedule.groups import Group, signature, sizes
 
@@ -43,14 +44,18 @@ SECONDS = 20.0
 # A kernel replaces ATen when its time is below this share of ATen's.
 FASTER = 0.97
 
+# Who writes kernels for the devices of a type.
+TARGETS = {"cuda": cuda, "cpu": cpu}
+
 Mode = Literal["auto", "always", "never"]
+Option = dict[str, Any]
 
 
 @dataclass
 class Decision:
     """What was decided for a group: the tiles of its kernel (`None`: ATen runs it), with the times in seconds."""
 
-    option: cuda.Option | None
+    option: Option | None
     generated: float | None = None
     aten: float | None = None
     tried: int = 0
@@ -131,13 +136,14 @@ class Tuner:
         at = [f"{i} {layouts[n]}" for i, n in enumerate(group.operands) if n in layouts]
         return f"{signature(group)}, {', '.join(at)}" if at else signature(group)
 
-    def _kernel(self, group: Group, name: str, option: cuda.Option) -> Kernel:
+    def _kernel(self, group: Group, name: str, option: Option) -> Kernel:
         convolutions, matmuls = self.tf32
-        return cuda.generate(group, name, option, tf32=convolutions if group.family == "contraction" else matmuls)
+        tf32 = convolutions if group.family == "contraction" else matmuls
+        return TARGETS[self.device.type].generate(group, name, option, tf32=tf32)
 
     def _decided(self, group: Group, name: str) -> Decision | None:
         """The decision for a group met for the first time; `None` where no kernel can be made."""
-        options = cuda.options(group, self.hints, self._layouts(group))
+        options = TARGETS[self.device.type].options(group, self.hints, self._layouts(group))
         if not options:
             return None
         if not self.measure:
@@ -164,13 +170,15 @@ class Tuner:
 
     def _remembered_at(self, group: Group) -> Path | None:
         """The file that keeps a group's times; `None` where no directory is safe to use."""
-        key = f"{REVISION} {device_name(self.device)} {torch.__version__} {self.tf32} {self._sized(group)}"
+        threads = f"x{torch.get_num_threads()}" if self.device.type == "cpu" else ""
+        device = f"{device_name(self.device)}{threads}"
+        key = f"{REVISION} {device} {torch.__version__} {self.tf32} {self._sized(group)}"
         try:
             return cache_directory() / f"tuned-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
         except UnsupportedError:
             return None
 
-    def _measured(self, group: Group, name: str, options: list[cuda.Option]) -> Decision:
+    def _measured(self, group: Group, name: str, options: list[Option]) -> Decision:
         """Times of ATen and of the kernel's best tile shape; the best guess where memory is short."""
         try:
             layouts = self._layouts(group)
@@ -181,25 +189,27 @@ class Tuner:
                 return Decision(options[0])
             raise
 
-    def _raced(self, group: Group, name: str, options: list[cuda.Option], operands: list[Tensor]) -> Decision:
+    def _raced(self, group: Group, name: str, options: list[Option], operands: list[Tensor]) -> Decision:
         """The times on `operands`, of kernels as they get built; those that cannot be built or run are passed over."""
         if time.monotonic() - self.started > SECONDS:
             options = options[:1]
         kernels = [self._kernel(group, name, option) for option in options]
         reference = reference_of(kernels[0])
-        launchers = [Launcher(kernel) for kernel in kernels]  # only what gets chosen becomes an operator
+        launchers = [launcher(kernel) for kernel in kernels]  # only what gets chosen becomes an operator
         self.progress(f"tuning {name}: building {len(kernels)} kernels")
         best, fastest, tried = options[0], float("inf"), 0
         pool = ThreadPoolExecutor(min(16, cpu_count() or 1))
-        built = [pool.submit(_loads, launcher, self.device) for launcher in launchers]
+        built = [pool.submit(_loads, candidate, self.device) for candidate in launchers]
         try:
+            if self.device.type == "cpu":  # a compiler would take time from what is measured
+                wait(built, timeout=max(0.0, self.started + SECONDS / 2 - time.monotonic()))
             with torch.no_grad():
-                aten = _seconds(partial(reference, *operands))
-                for option, launcher, future in zip(options, launchers, built, strict=True):
+                aten = _seconds(partial(reference, *operands), self.device)
+                for option, candidate, future in zip(options, launchers, built, strict=True):
                     if not self._fits(future, wait=not tried):
                         continue
                     try:
-                        seconds = _seconds(partial(launcher, *operands), most=4 * fastest)
+                        seconds = _seconds(partial(candidate, *operands), self.device, most=4 * fastest)
                     except FusewrightError:
                         continue
                     tried += 1
@@ -216,7 +226,7 @@ class Tuner:
 def _loads(launcher: Launcher, device: torch.device) -> bool:
     """Whether a kernel can be built for, and loaded on, `device`."""
     try:
-        launcher.load(device.index if device.index is not None else torch.cuda.current_device())
+        launcher.load(torch.cuda.current_device() if device == torch.device("cuda") else device.index or 0)
     except (FusewrightError, RuntimeError):
         return False
     return True
@@ -236,18 +246,27 @@ def _dense(tensor: Tensor, layout: str | None) -> Tensor:
     return tensor.contiguous(memory_format=FORMATS[layout or "contiguous"][tensor.ndim])
 
 
-def _seconds(call: Callable[[], Tensor], most: float = float("inf")) -> float:
-    """The time of one call among several in a row, as the device sees it; not looked into when the first is slow."""
+def _seconds(call: Callable[[], Tensor], device: torch.device, most: float = float("inf")) -> float:
+    """The time of one call among several in a row, the least of a few; not looked into when the first is slow."""
+    timed = _timed_on_gpu if device.type == "cuda" else _timed
     call()
-    torch.cuda.synchronize()
-    once = _timed(call, 1)
+    once = timed(call, 1)
     if once > most:
         return once
-    count = max(3, min(50, int(0.01 / max(once, 1e-6))))
-    return min(_timed(call, count) for _ in range(3))
+    count = max(3 if device.type == "cuda" else 1, min(50, int(0.01 / max(once, 1e-6))))
+    return min(timed(call, count) for _ in range(3 if device.type == "cuda" else 5))
 
 
 def _timed(call: Callable[[], Tensor], count: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - begin) / count
+
+
+def _timed_on_gpu(call: Callable[[], Tensor], count: int) -> float:
+    """As the device sees it."""
+    torch.cuda.synchronize()
     event: Any = torch.cuda.Event
     start, stop = event(enable_timing=True), event(enable_timing=True)
     start.record()
@@ -258,7 +277,7 @@ def _timed(call: Callable[[], Tensor], count: int) -> float:
     return float(start.elapsed_time(stop)) / 1e3 / count
 
 
-def _read(path: Path, options: list[cuda.Option]) -> Decision | None:
+def _read(path: Path, options: list[Option]) -> Decision | None:
     """What a file says, where that is times of one of these options."""
     try:
         found = Decision(**json.loads(path.read_text()))

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusewright import pipeline
+from fusewright import pipeline, tuning
 from fusewright.advice import precision_notes
+from fusewright.codegen import cuda
 from fusewright.pipeline import Built, build
 
 
@@ -34,6 +35,7 @@ def rewritten() -> Built:
 @pytest.fixture
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> Built:
     monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
+    monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
     built = build(Monotone(), (torch.rand(2, 3, 32, 32),), {}, mode="always", kernels="always", measure=False)
     assert {fired.exactness for fired in built.rewritten.fired} == {"exact"} and built.program.kernels
     return built
@@ -55,6 +57,7 @@ def test_kernels_on_a_gpu_may_use_tf32(with_kernels: Built) -> None:
 
 def test_kernels_without_products_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
+    monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
     built = build(nn.Sequential(nn.ReLU(), nn.Tanh()), (torch.rand(2, 30),), {}, kernels="always", measure=False)
     assert built.program.kernels
     (note,) = precision_notes(replace(built, device=torch.device("cuda", 0)))

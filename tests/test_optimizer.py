@@ -36,8 +36,9 @@ class TestArguments:
         with pytest.raises(FusewrightError, match=message):
             fusewright.optimize(model, (images(),), **options)
 
-    def test_kernels_are_for_later(self, model: Gap) -> None:
-        with pytest.raises(UnsupportedError, match="no generated kernels for cpu yet"):
+    def test_kernels_need_a_compiler(self, model: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        with pytest.raises(UnsupportedError, match=r"kernels='always' needs .* no-such-compiler does not work"):
             fusewright.optimize(model, (images(),), kernels="always")
 
     def test_no_module(self) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fusewright import tuning
 from fusewright.capture import capture
+from fusewright.codegen import cuda
 from fusewright.errors import UnsupportedError
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph
@@ -47,6 +48,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
         monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(directory))
+        monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
         monkeypatch.setattr(tuning, "_seconds", self.seconds)
         monkeypatch.setattr(tuning, "_loads", lambda launcher, device: self.loads(launcher.kernel.source))
         monkeypatch.setattr(Launcher, "__call__", lambda launcher, *operands: self.launch(launcher, *operands))
@@ -60,7 +62,7 @@ class Clock:
         self.launched = launcher.kernel.source
         return operands[0]
 
-    def seconds(self, call: Callable[[], Tensor], most: float = float("inf")) -> float:
+    def seconds(self, call: Callable[[], Tensor], device: torch.device, most: float = float("inf")) -> float:
         self.calls += 1
         self.launched = None
         call()
@@ -317,8 +319,9 @@ def test_without_a_safe_directory_nothing_is_kept(clock: Clock, monkeypatch: pyt
     assert clock.calls == 2 * calls
 
 
-def test_tf32_is_for_the_operation_it_was_allowed_for() -> None:
+def test_tf32_is_for_the_operation_it_was_allowed_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A convolution's kernel asks the flag of convolutions."""
+    monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
     texts = []
     for tf32 in ((True, False), (False, True)):
         graph = pair()

@@ -37,7 +37,8 @@ else:
     import modules
     from branches import Call
 
-from fusewright import pipeline
+from fusewright import pipeline, tuning
+from fusewright.codegen import cuda
 from fusewright.errors import CaptureError
 from fusewright.kernel import Kernel
 from fusewright.pipeline import Built
@@ -145,6 +146,7 @@ def _built(call: Call) -> Built:
 
     def once() -> Built:
         with (
+            patch.dict(tuning.TARGETS, cpu=cuda),
             patch.object(pipeline, "kernel_target", lambda device: None),
             patch.object(pipeline, "device_facts", lambda device: FACTS),
             patch.object(pipeline, "tf32_allowed", lambda precision: (False, False)),

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusewright import pipeline
+from fusewright import pipeline, tuning
 from fusewright.capture import capture
+from fusewright.codegen import cuda
 from fusewright.ir import ops, spec
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph, Node, topological
@@ -27,6 +28,7 @@ FACTS = DeviceFacts("GPU", conv=1.2e14, matmul=5e13, wide=5e13, memory=3.5e12, r
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes do what they do on a large GPU."""
     monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
+    monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
     monkeypatch.setattr(pipeline, "device_facts", lambda device: FACTS)
 
 
@@ -65,6 +67,11 @@ TABLE: dict[str, tuple[Callable[..., object], tuple[int, ...], list[tuple[str, s
         lambda m, x: m.linear(torch.relu(m.conv(x)).mean((2, 3))).softmax(1),
         IMAGES,
         [("contraction", "fused_conv_relu_mean_linear_softmax")],
+    ),
+    "a copy on the way": (
+        lambda m, x: m.linear(x.flatten(2).transpose(1, 2).contiguous().tanh()).clone().softmax(2).sum(1),
+        (4, 8, 5, 5),
+        [("sample program", "fused_tanh_linear_softmax_sum")],
     ),
     "pooled inside": (
         lambda m, x: torch.tanh(F.max_pool2d(torch.relu(m.conv(x)), 2)).amax((1, 2, 3)),

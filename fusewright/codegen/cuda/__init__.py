@@ -8,10 +8,12 @@ from math import prod
 from typing import Any
 
 from fusewright.codegen.aten import lower_function
-from fusewright.codegen.cuda import contraction, ranges, sample, stream
+from fusewright.codegen.cuda import contraction, direct, ranges, sample, stream
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
+from fusewright.schedule.direct import DirectTile
+from fusewright.schedule.direct import worthwhile as direct_tiles
 from fusewright.schedule.groups import Group, as_graph, body, sizes
 from fusewright.schedule.tiling import Tiling, shortlist
 
@@ -20,6 +22,9 @@ WORTH_MEASURING = 14
 
 # Of the best so many, also the form in which one cluster of blocks finishes a sample in the same launch.
 WORTH_CLUSTERING = 4
+
+# Whether the kernel of a contraction forms the window sums that it reads, at the pace of memory.
+FORMS_WINDOW_SUMS = True
 
 Option = dict[str, Any]
 Layouts = Mapping[Node, str]
@@ -43,7 +48,7 @@ def options(group: Group, hints: Mapping[Any, int], layouts: Layouts) -> list[Op
         blocks = contraction.blocks_per_sample(c, t, samples, lengths)
         if blocks is not None:
             found.insert(0, {"tiling": asdict(t), "blocks": blocks, "channels_last": last})
-    return found
+    return found + [{"direct": asdict(t)} for t in direct_tiles(replace(c, channels_last=False), lengths)]
 
 
 def _cells(c: Contraction, hints: Mapping[Any, int]) -> tuple[int, int, int]:
@@ -60,6 +65,8 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     graph = as_graph(body(group), group.operands)
     reference = lower_function("reference", graph)
     match group.family:
+        case "contraction" if "direct" in option:
+            return direct.generate(group.record, DirectTile(**option["direct"]), name, reference)
         case "contraction":
             tiling = Tiling(**option["tiling"])
             c = replace(group.record, channels_last=option.get("channels_last", False))

@@ -1,0 +1,44 @@
+"""C++ of kernel groups for CPUs: which ways there are to cut a group, and the kernel of one of them.
+
+A family is a module with ``kernel(record, name, reference, ...) -> Kernel``; `options` says what its `...` may be.  The
+record it returns has ``target="cpu"``, and:
+
+source    complete C++17: `fusewright.codegen.cpu.text.source` puts the body into a namespace of the kernel's name,
+          behind the primitives it uses (`fusewright.codegen.cpu.primitives`: element types, vector maths)
+launches  calls of ``extern "C" void entry(...)``, one after another, arguments in the order pointers, ints, longs, and
+          last ``int threads`` where the entry has a parallel loop (`fusewright.kernel.Argument`); its expression says
+          how many scalar operations there are, so that little work stays in one thread
+threads   ``#pragma omp parallel for num_threads(threads)`` over work that is cut by sizes alone: no result may depend
+          on the number of threads, so sums are cut into parts by size and joined in a fixed order
+loops     plain scalar C++ under ``#pragma omp simd`` that the compiler turns into vectors; functions from the pointwise
+          table are free of branches for that, so they cost no calls.  Restrict-qualified pointers, unaligned elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fusewright.codegen.aten import lower_function
+from fusewright.codegen.cpu import stream
+from fusewright.ir.node import Node
+from fusewright.kernel import Kernel
+from fusewright.schedule.groups import Group, as_graph, body
+
+# Whether the kernel of a contraction forms the window sums that it reads, at the pace of memory.
+FORMS_WINDOW_SUMS = False
+
+Option = dict[str, Any]
+Layouts = Mapping[Node, str]
+
+
+def options(group: Group, hints: Mapping[Any, int], layouts: Layouts) -> list[Option]:
+    """Ways to cut the group, best estimate first; one empty option where there is nothing to choose, none at all
+    where the family finds no way.  `layouts` has the operands that do not come contiguous (see `Kernel.layouts`)."""
+    return [{}] if group.family == "stream" else []
+
+
+def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
+    """The kernel of `group`, called `name`; there is no tf32 on a CPU, so nothing is rounded to it."""
+    reference = lower_function("reference", as_graph(body(group), group.operands))
+    return stream.kernel(group.record, name, reference)

@@ -1,0 +1,157 @@
+"""What reductions carry, as C++ structs: of one result, or of a block of neighbouring results.
+
+Sums are carried in float64; maxima and minima keep a NaN.  All have the same members, so that the code around them does
+not know which it is:
+
+    take(values, count), merge(other), save(to, stride), load(from, stride), result(count)
+
+A block's take an element each, and one more argument says how many there are.
+"""
+
+from __future__ import annotations
+
+from string import Template
+
+# How many float64 numbers a saved fold takes.
+PLANES = {"sum": 1, "mean": 1, "max": 1, "min": 1, "logsumexp": 2}
+
+_SUM = """
+// A running $kind, in float64.
+struct $Name {
+    double total = 0;
+    void take(const $T* value, index_t count) {
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (index_t e = 0; e < count; ++e) sum += value[e];
+        total += sum;
+    }
+    void merge(const $Name& other) { total += other.total; }
+    void save(double* to, index_t) const { *to = total; }
+    static $Name load(const double* from, index_t) { return {*from}; }
+    $R result(double$count) const { return $R($result); }
+};
+"""
+
+_EXTREME = """
+// A running $kind, NaN once there is one.
+struct $Name {
+    $T best = $start;
+    void take(const $T* value, index_t count) {
+        $T found = $start;
+        int unordered = 0;
+#pragma omp simd reduction($function : found) reduction(| : unordered)
+        for (index_t e = 0; e < count; ++e) {
+            found = value[e] $better found ? value[e] : found;
+            unordered |= value[e] != value[e];
+        }
+        merge({unordered ? $T(NAN) : found});
+    }
+    void merge(const $Name& other) { best = other.best $better best || other.best != other.best ? other.best : best; }
+    void save(double* to, index_t) const { *to = best; }
+    static $Name load(const double* from, index_t) { return {$T(*from)}; }
+    $R result(double) const { return $R(best); }
+};
+"""
+
+_LOGSUMEXP = """
+// A running logsumexp: the largest value, and the sum of exp(value - largest).  Where the largest is infinite there is
+// nothing to subtract.
+struct $Name {
+    $T most = -$T(INFINITY);
+    double total = 0;
+    static $T shift($T most) { return fabs(most) == $T(INFINITY) ? $T(0) : most; }
+    void raise($T value) {
+        if (!(value > most)) return;
+        if (total != 0) total *= exp(double(shift(most)) - value);
+        most = value;
+    }
+    void take(const $T* value, index_t count) {
+        $T found = -$T(INFINITY);
+#pragma omp simd reduction(max : found)
+        for (index_t e = 0; e < count; ++e) found = value[e] > found ? value[e] : found;
+        raise(found);
+        const $T by = shift(most);
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (index_t e = 0; e < count; ++e) sum += exp(value[e] - by);
+        total += sum;
+    }
+    void merge(const $Name& other) {
+        raise(other.most);
+        if (other.total != 0) total += other.total * exp(double(shift(other.most)) - shift(most));
+    }
+    void save(double* to, index_t stride) const { to[0] = most, to[stride] = total; }
+    static $Name load(const double* from, index_t stride) { return {$T(from[0]), from[stride]}; }
+    $R result(double) const { return $R($T(log(total)) + shift(most)); }
+};
+"""
+
+_SUMS = """
+// Running ${kind}s of neighbouring results, in float64.
+struct ${Name}s {
+    double total[BLOCK];
+    explicit ${Name}s(index_t count) { std::fill(total, total + count, 0.0); }
+    void take(const $T* __restrict__ value, index_t count) {
+#pragma omp simd
+        for (index_t e = 0; e < count; ++e) total[e] += value[e];
+    }
+    $Name of(index_t e) const { return {total[e]}; }
+};
+"""
+
+_EXTREMES = """
+// Running ${kind}s of neighbouring results, NaN once there is one.
+struct ${Name}s {
+    $T best[BLOCK];
+    explicit ${Name}s(index_t count) { std::fill(best, best + count, $start); }
+    void take(const $T* __restrict__ value, index_t count) {
+#pragma omp simd
+        for (index_t e = 0; e < count; ++e)
+            best[e] = value[e] $better best[e] || value[e] != value[e] ? value[e] : best[e];
+    }
+    $Name of(index_t e) const { return {best[e]}; }
+};
+"""
+
+_LOGSUMEXPS = """
+// Running logsumexps of neighbouring results.
+struct ${Name}s {
+    $T most[BLOCK];
+    double total[BLOCK];
+    explicit ${Name}s(index_t count) {
+        std::fill(most, most + count, -$T(INFINITY));
+        std::fill(total, total + count, 0.0);
+    }
+    void take(const $T* __restrict__ value, index_t count) {
+#pragma omp simd
+        for (index_t e = 0; e < count; ++e) {
+            const $T least = most[e], now = value[e] > least ? value[e] : least;
+            const $T by = fabs(now) == $T(INFINITY) ? $T(0) : now;
+            const $T scale = least == now ? $T(1) : exp(least - by);
+            total[e] = total[e] * scale + exp(value[e] - by);
+            most[e] = now;
+        }
+    }
+    $Name of(index_t e) const { return {most[e], total[e]}; }
+};
+"""
+
+
+def fold(kind: str, name: str, compute: str, result: str, *, blocks: bool = False) -> str:
+    """The struct `name` of a reduction of values of type `compute` to one of type `result`.
+
+    With `blocks` also ``<name>s``, of which ``of(e)`` is the fold of result e.
+    """
+    texts = {"logsumexp": (_LOGSUMEXP, _LOGSUMEXPS), "max": (_EXTREME, _EXTREMES), "min": (_EXTREME, _EXTREMES)}
+    one, many = texts.get(kind, (_SUM, _SUMS))
+    return Template(one + many if blocks else one).substitute(
+        Name=name,
+        T=compute,
+        R=result,
+        kind={"max": "maximum", "min": "minimum"}.get(kind, kind),
+        function=kind,
+        start=f"{compute}(INFINITY)" if kind == "min" else f"-{compute}(INFINITY)",
+        better="<" if kind == "min" else ">",
+        result="total / count" if kind == "mean" else "total",
+        count=" count" if kind == "mean" else "",
+    )

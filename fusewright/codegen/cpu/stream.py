@@ -1,0 +1,347 @@
+"""C++ of streams on a CPU: one pass over values in memory, a run of neighbours along the last axis at a time.
+
+flat     no reduction: runs are written as they are computed
+rows     the last axes are reduced: a fold takes run after run
+columns  axes before the last are reduced: folds of neighbours take an element of every run each
+
+Where there are too few results to keep all threads busy, and under a second reduction, results are reduced in parts,
+whose number depends on sizes alone, and a second loop joins the parts in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from fusewright.codegen.cpp import ELEMENT, compute_type
+from fusewright.codegen.cpu.elements import written
+from fusewright.codegen.cpu.folds import PLANES, fold
+from fusewright.codegen.cpu.stream_values import Values, tree
+from fusewright.codegen.cpu.text import function, parallel, source
+from fusewright.codegen.stream_sizes import Sizes
+from fusewright.codegen.text import Lines, block, indent
+from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
+from fusewright.schedule.stream import Role, Stream
+
+# Neighbours that are computed together: their buffers stay in the first cache.
+RUN = 512
+RUN_OF_FOLDS = 1024
+MOST_SPAN = 16384  # elements of a row that the windows of one run may reach
+# Items that keep all threads busy, and elements that are worth a part of their own.
+ENOUGH = 64
+WORTH_A_PART = 16384
+
+
+def kernel(s: Stream, name: str, reference: str = "") -> Kernel:
+    """The kernel of a stream; sizes that the graph knows only choose between its forms."""
+    return _Writer(s, name).kernel(reference)
+
+
+def fits(s: Stream) -> bool:
+    """Whether the buffers of a stream fit a thread's stack."""
+    return span(s, run(s)) <= MOST_SPAN
+
+
+def run(s: Stream) -> int:
+    """Neighbours along the last axis that are computed together: fewer where their windows lie far apart."""
+    last = s.axes[-1]
+    if s.window is not None and last.window is not None:
+        return max(1, min(RUN, MOST_SPAN // 2 // s.window.op.stride[-1]))
+    return RUN_OF_FOLDS if s.folds and last.role != "first" else RUN
+
+
+def span(s: Stream, run: int) -> int:
+    """Elements of a row that a run reads."""
+    if s.window is None:
+        return run
+    op = s.window.op
+    return (run - 1) * op.stride[-1] + op.dilation[-1] * (op.kernel[-1] - 1) + 1
+
+
+class _Writer:
+    """Knows the axes, the sizes and the names of one stream, and writes its sections."""
+
+    def __init__(self, s: Stream, name: str) -> None:
+        self.s, self.name = s, name
+        self.names = {t: f"p{i}" if i else "x" for i, t in enumerate(s.tensors)}
+        self.sizes = Sizes(s)
+        self.values = Values(s, self.names, s.value.dtype if s.folds else s.root.dtype)
+        roles: tuple[Role, Role, Role] = ("kept", "first", "second")
+        self.axes = {role: [a for a, x in enumerate(s.axes) if x.role == role] for role in roles}
+        self.results = [a for a, x in enumerate(s.axes) if x.role != "first"]
+        self.last, self.run = len(s.axes) - 1, run(s)
+        self.by_columns = bool(s.folds) and self.last not in self.axes["first"]
+        self.parted = bool(s.folds) and (len(s.folds) == 2 or self._few())
+
+    def _few(self) -> bool:
+        """Whether there are too few results for each to be one thread's."""
+        items = self.sizes.count(self.results) // (self.run if self.by_columns else 1)
+        return items < ENOUGH // 4 and self.sizes.count(self.axes["first"]) >= 2 * WORTH_A_PART // self._neighbours()
+
+    def _neighbours(self) -> int:
+        """Results that are reduced together."""
+        return min(self.run, self.sizes.count([self.last])) if self.by_columns else 1
+
+    def _parts(self) -> Expression:
+        """The number of parts of every result."""
+        results, reduced = self.sizes.product(self.results), self.sizes.product(self.axes["first"])
+        items = f"ceil_div({results}, {self.run})" if self.by_columns else results
+        most = f"ceil_div({reduced}, {max(1, WORTH_A_PART // self._neighbours())})"
+        return f"max(1, min({most}, {ENOUGH} // max(1, {items})))"
+
+    # ---- the record
+
+    def kernel(self, reference: str) -> Kernel:
+        s = self.s
+        taps = prod(s.window.op.kernel) if s.window else 1
+        work = Argument("threads", f"{self.sizes.product(list(range(self.last + 1)))} * {taps}")
+        pointers = [Argument("pointer", p) for p in (*self.names.values(), *self._scratch_names(), "out")]
+        numbers = [Argument("long", self.sizes.product([a])) for a in range(self.last + 1)]
+        numbers += [Argument("long", self.sizes.lengths[x.dims[0]]) for x in s.axes if x.window is not None]
+        numbers += [Argument("long", self._parts())] if self.parted else []
+        scratch: tuple[Array, ...] = ()
+        if self.parted:
+            planes = PLANES[s.folds[0][0].op.kind]
+            states = f"{planes} * ({self._parts()}) * {self.sizes.product(self.results)}"
+            scratch = (Array("scratch", (states,), torch.float64),)
+        return Kernel(
+            name=self.name,
+            source=self.source(),
+            operands=tuple(self.names.values()),
+            layouts=("contiguous",) * len(self.names),
+            sizes=self.sizes.named,
+            output=Array("out", self.sizes.output(), s.root.dtype),
+            scratch=scratch,
+            launches=(Launch(self.name, (*pointers, *numbers, work)),),
+            reference=reference,
+            notes=("Reduced in parts, which are joined in their order.",) if self.parted else (),
+            dtypes=tuple(t.dtype for t in s.tensors),
+            shapes=tuple(map(self.sizes.operand, s.tensors)),
+            target="cpu",
+        )
+
+    def _scratch_names(self) -> list[str]:
+        return ["scratch"] if self.parted else []
+
+    # ---- the text
+
+    def source(self) -> str:
+        s = self.s
+        lines = [*self._constants(), *self._data(), ""]
+        compute = compute_type(s.value.dtype)
+        for i, (reduction, tail) in enumerate(s.folds):
+            result = compute_type(reduction.node.dtype)
+            blocks = self.by_columns and i == 0
+            lines += fold(reduction.op.kind, ("First", "Second")[i], compute, result, blocks=blocks).split("\n")
+            compute = compute_type((tail.root if tail else reduction.node).dtype)
+        lines += [*self.values.counted(), *self.values.text(), ""]
+        for i in range(len(s.folds)):
+            lines += [*self._finish(i), ""]
+        if s.folds:
+            lines += [*self._reduced(), ""]
+        body = self._flat() if not s.folds else self._parted() if self.parted else self._direct()
+        names = ", ".join([*self.names.values(), *self._numbers()])
+        lines += function(self._head(), [f"const Data d{{{names}}};", *body])
+        return source(self._about(), self.name, lines)
+
+    def _about(self) -> str:
+        axes = ", ".join(
+            f"i{a} over dimension{'s' if len(x.dims) > 1 else ''} {'-'.join(map(str, sorted({x.dims[0], x.dims[-1]})))}"
+            + (" (pooled)" if x.window is not None else "")
+            for a, x in enumerate(self.s.axes)
+        )
+        return f"axes {axes}."
+
+    def _constants(self) -> Lines:
+        lines = [f"constexpr index_t BLOCK = {self.run};  // neighbours along the last axis that are computed together"]
+        if self.s.window is None:
+            return [*lines, ""]
+        op = self.s.window.op
+        for constant in ("kernel", "stride", "padding", "dilation"):
+            values = ", ".join(map(str, getattr(op, constant)))
+            lines.append(f"constexpr index_t {constant.upper()}[] = {{{values}}};")
+        reach = op.dilation[-1] * (op.kernel[-1] - 1)
+        lines.append(f"constexpr index_t REACH = {reach};  // from the first to the last tap of a row")
+        return [*lines, f"constexpr index_t SPAN = {span(self.s, self.run)};  // that a block of windows reaches", ""]
+
+    def _numbers(self) -> list[str]:
+        pooled = [f"m{a}" for a, x in enumerate(self.s.axes) if x.window is not None]
+        return [*(f"n{a}" for a in range(self.last + 1)), *pooled]
+
+    def _data(self) -> Lines:
+        lines = [f"const {ELEMENT[t.dtype]}* {name};" for t, name in self.names.items()]
+        lines.append("index_t " + ", ".join(f"n{a}" for a in range(self.last + 1)) + ";  // lengths of the axes")
+        pooled = [f"m{a}" for a, x in enumerate(self.s.axes) if x.window is not None]
+        if pooled:
+            lines.append("index_t " + ", ".join(pooled) + ";  // those of pooled axes before the window")
+        return ["// What a call passes.", "struct Data {", *indent(lines), "};"]
+
+    def _head(self) -> tuple[str, list[str]]:
+        """The entry point's name and parameters."""
+        pointers = [f"const {ELEMENT[t.dtype]}* {name}" for t, name in self.names.items()]
+        pointers += [f"double* {n}" for n in self._scratch_names()] + [f"{ELEMENT[self.s.root.dtype]}* out"]
+        numbers = [f"index_t {n}" for n in (*self._numbers(), *(["parts"] if self.parted else []))]
+        return f'extern "C" void {self.name}', [*pointers, *numbers, "int threads"]
+
+    def _finish(self, i: int) -> Lines:
+        """The function that finishes a reduction: its result, and what follows it."""
+        s = self.s
+        reduction, after = s.folds[i]
+        struct, place = (("First", "first"), ("Second", "second"))[i]
+        axes = self.results if i == 0 else self.axes["kept"]
+        result = (after.root if after else reduction.node).dtype
+        last = i == len(s.folds) - 1
+        loads, given = self.values.scalars("first" if i == 0 else "second")
+        lines, value = tree(after, reduction.node, given | {reduction.node: "reduced"})
+        away = [f"d.n{a}" for a, axis in enumerate(s.axes) if axis.role == place]
+        count = " * ".join([f"double({away[0]})", *away[1:]])
+        compute = compute_type(reduction.node.dtype)
+        body = [*loads, f"const {compute} reduced = fold.result({count});", *lines]
+        body.append(f"return {written(value, result) if last else value};")
+        coordinates = "".join(f", index_t i{a}" for a in axes) if loads else "".join(", index_t" for a in axes)
+        element = ELEMENT[result] if last else compute_type(result)
+        head = f"inline {element} finish_{place}(const Data& d{coordinates}, const {struct}& fold)"
+        return [f"// What comes of the {place} reduction.", *block(head, body)]
+
+    # ---- loops
+
+    def _coordinates(self, axes: Sequence[int], last: str = "") -> str:
+        """Arguments ``i<a>``, the last axis with something added."""
+        return "".join(f", i{a}{last if a == self.last else ''}" for a in axes)
+
+    def _place(self, axes: Sequence[int]) -> str:
+        """The linear index of coordinates of these axes."""
+        text = ""
+        for a in axes:
+            text = f"({text}) * n{a} + i{a}" if " " in text else f"{text} * n{a} + i{a}" if text else f"i{a}"
+        return text or "0"
+
+    def _loops(self, axes: Sequence[int], body: Lines, more: str = "") -> Lines:
+        """Parallel loops over `axes`, the last of which goes in blocks, and then `more`."""
+        heads = [self._loop(a, blocks=a == self.last) for a in axes] + ([more] if more else [])
+        if not heads:
+            return block("", body)
+        for head in reversed(heads):
+            body = block(head, body)
+        return [*parallel(len(heads)), *body]
+
+    @staticmethod
+    def _loop(a: int, blocks: bool = False) -> str:
+        return f"for (index_t i{a} = 0; i{a} < n{a}; {f'i{a} += BLOCK' if blocks else f'++i{a}'})"
+
+    def _count(self) -> str:
+        return f"const index_t count = std::min(BLOCK, n{self.last} - i{self.last});"
+
+    def _flat(self) -> Lines:
+        axes = list(range(self.last + 1))
+        call = f"values(d{self._coordinates(axes)}, count, out + {_bracketed(self._place(axes))});"
+        return self._loops(axes, [self._count(), call])
+
+    def _reduced(self) -> Lines:
+        """The function that reduces runs number `begin` to `end` of a result, or of a block of results."""
+        first, s = self.axes["first"], self.s
+        compute = compute_type(s.value.dtype)
+        coordinates = "".join(f", index_t i{a}" for a in self.results)
+        all_axes = list(range(self.last + 1))
+        decode, rest = [], "run"
+        for a in reversed(first):
+            blocks = a == self.last
+            length = f"((d.n{a} + BLOCK - 1) / BLOCK)" if blocks else f"d.n{a}"
+            index = rest if a == first[0] else f"{rest} % {length}"
+            decode.append(f"const index_t i{a} = {index}{' * BLOCK' if blocks else ''};")
+            rest = f"{rest} / {length}"
+        if self.by_columns:
+            numbers = "index_t count, index_t begin, index_t end"
+            head = f"inline void reduce(const Data& d{coordinates}, {numbers}, Firsts& folds)"
+            about = "// Takes runs `begin` to `end` of a block of neighbouring results."
+            body = [*decode, f"values(d{self._coordinates(all_axes)}, count, value);", "folds.take(value, count);"]
+            return [about, *block(head, [f"{compute} value[BLOCK];", *self._runs(body)])]
+        body = [*decode, f"const index_t count = std::min(BLOCK, d.n{self.last} - i{self.last});"]
+        body += [f"values(d{self._coordinates(all_axes)}, count, value);", "fold.take(value, count);"]
+        head = f"inline First reduced(const Data& d{coordinates}, index_t begin, index_t end)"
+        lines = ["First fold;", f"{compute} value[BLOCK];", *self._runs(body), "return fold;"]
+        return ["// The fold of runs `begin` to `end` of a result.", *block(head, lines)]
+
+    @staticmethod
+    def _runs(body: Lines) -> Lines:
+        return block("for (index_t run = begin; run < end; ++run)", body)
+
+    def _number_of_runs(self) -> str:
+        first = self.axes["first"]
+        lengths = [f"((n{a} + BLOCK - 1) / BLOCK)" if a == self.last else f"n{a}" for a in first]
+        return f"const index_t runs = {' * '.join(lengths)};"
+
+    def _direct(self) -> Lines:
+        """Every result by itself, or every block of neighbours."""
+        axes, place = self.results, self._place(self.results)
+        if not self.by_columns:
+            finish = f"finish_first(d{self._coordinates(axes)}, reduced(d{self._coordinates(axes)}, 0, runs))"
+            return [self._number_of_runs(), *self._loops(axes, [f"out[{place}] = {finish};"])]
+        body = [self._count(), "Firsts folds(count);"]
+        body += [f"reduce(d{self._coordinates(axes)}, count, 0, runs, folds);"]
+        body += [f"{ELEMENT[self.s.root.dtype]}* const to = out + {_bracketed(place)};"]
+        finish = f"finish_first(d{self._coordinates(axes, ' + e')}, folds.of(e))"
+        body += [f"for (index_t e = 0; e < count; ++e) to[e] = {finish};"]
+        return [self._number_of_runs(), *self._loops(axes, body)]
+
+    def _parted(self) -> Lines:
+        """Parts of every result, then their joins."""
+        axes, place = self.results, self._place(self.results)
+        results = " * ".join(f"n{a}" for a in axes) or "1"
+        share = "const index_t begin = std::min(part * share, runs), end = std::min(begin + share, runs);"
+        part = "for (index_t part = 0; part < parts; ++part)"
+        if self.by_columns:
+            body = [share, self._count(), "Firsts folds(count);"]
+            body += [f"reduce(d{self._coordinates(axes)}, count, begin, end, folds);"]
+            body += [f"double* const to = scratch + part * results + {_bracketed(place)};"]
+            body += ["for (index_t e = 0; e < count; ++e) folds.of(e).save(to + e, parts * results);"]
+        else:
+            call = f"reduced(d{self._coordinates(axes)}, begin, end)"
+            body = [share, f"{call}.save(scratch + part * results + {_bracketed(place)}, parts * results);"]
+        joined = [
+            "// The parts of a result, in their order.",
+            "const auto joined = [=](index_t result) {",
+            "    First fold;",
+            f"    {part}",
+            "        fold.merge(First::load(scratch + part * results + result, parts * results));",
+            "    return fold;",
+            "};",
+        ]
+        lines = [self._number_of_runs(), f"const index_t results = {results}, share = (runs + parts - 1) / parts;"]
+        lines += self._loops(axes, body, part)
+        return [*lines, *joined, *self._joins()]
+
+    def _joins(self) -> Lines:
+        """The loop that joins parts, and carries out a second reduction."""
+        kept, second, s = self.axes["kept"], self.axes["second"], self.s
+        first = f"finish_first(d{self._coordinates(self.results)}, joined({self._place(self.results)}))"
+        if not second:
+            return self._each(kept, [f"out[{self._place(kept)}] = {first};"])
+        after = s.folds[0][1]
+        compute = compute_type((after.root if after else s.folds[0][0].node).dtype)
+        a = second[-1]
+        inner = [
+            f"const index_t count = std::min(BLOCK, n{a} - start);",
+            *block("for (index_t e = 0; e < count; ++e)", [f"const index_t i{a} = start + e;", f"value[e] = {first};"]),
+            "fold.take(value, count);",
+        ]
+        lines = block(f"for (index_t start = 0; start < n{a}; start += BLOCK)", inner)
+        for b in reversed(second[:-1]):
+            lines = block(self._loop(b), lines)
+        finish = f"finish_second(d{self._coordinates(kept)}, fold)"
+        body = ["Second fold;", f"{compute} value[BLOCK];", *lines, f"out[{self._place(kept)}] = {finish};"]
+        return self._each(kept, body)
+
+    def _each(self, axes: Sequence[int], body: Lines) -> Lines:
+        """Parallel loops over every element of these axes."""
+        if not axes:
+            return block("", body)
+        for a in reversed(axes):
+            body = block(self._loop(a), body)
+        return [*parallel(len(axes)), *body]
+
+
+def _bracketed(text: str) -> str:
+    return f"({text})" if " " in text else text
