@@ -27,13 +27,13 @@ from fusewright.ir.spec import check
 from fusewright.plan import KernelChoice, Work
 from fusewright.rules import RULES
 from fusewright.rules.engine import Mode, Rewritten, rewrite, total
-from fusewright.runtime import nvrtc
+from fusewright.runtime import compiler, nvrtc
 from fusewright.runtime.device import device_facts
 from fusewright.runtime.launch import layout_of
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.groups import cut
 from fusewright.tree import flat_tensors
-from fusewright.tuning import Decision, Tuner
+from fusewright.tuning import TARGETS, Decision, Tuner
 from fusewright.verification.numerics import tf32_allowed
 
 Kernels = Literal["auto", "always", "never"]
@@ -88,7 +88,8 @@ def build(
     tensors = flat_tensors(args, kwargs)
     hints = {symbol: tensors[where.input].shape[where.dim] for symbol, where in graph.symbols.items()}
     fusing = kernels != "never" and kernel_target(device) is None
-    cost = CostModel(device_facts(device), hints, derived_ahead=not model.training, fusing=fusing)
+    sliding = fusing and TARGETS[device.type].FORMS_WINDOW_SUMS
+    cost = CostModel(device_facts(device), hints, derived_ahead=not model.training, fusing=sliding)
     rules = [rule for rule in RULES if rule.name not in without and (only is None or rule.name in only)]
     rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite, fusing=fusing)
     check(rewritten.graph)
@@ -103,10 +104,13 @@ def build(
 
 def kernel_target(device: torch.device) -> str | None:
     """Why no kernels can be generated for `device`, or `None` where they can."""
-    if device.type != "cuda":
-        return f"there are no generated kernels for {device.type} yet"
+    if device.type not in TARGETS:
+        return f"there are no generated kernels for {device.type}"
     try:
-        nvrtc.version()
+        if device.type == "cuda":
+            nvrtc.version()
+        else:
+            compiler.compiler()
     except UnsupportedError as error:
         return str(error)
     return None
