@@ -6,7 +6,8 @@
 Each model goes through the passes of `fusewright.optimize` with ``kernels="always"`` (tuned on the device), is compared
 with a float64 run of some rows of the batch under the precision contract of `fusewright.verify`, and is then timed in
 turns with eager and its peers: as ``kernels="always"`` has it, and as ``"auto"`` does where that chose otherwise.  The
-comparison with eager that `optimize` itself ends with is left out: the table makes it.  Floors are `roofline.py`'s.
+comparison with eager that `optimize` itself ends with is left out: the table makes it.  Floors are `roofline.py`'s;
+"functions" is the least time that pointwise functions take on a GPU (`functions.py`), which the fraction leaves out.
 
 Configurations run in a process of their own, which is replaced when it dies or takes too long; whatever goes wrong
 becomes a row of one sentence.  Results are saved after every row.
@@ -239,6 +240,7 @@ def show(record: dict[str, Any], names: tuple[str, ...]) -> None:
     for name in ("floor", "fusewright", "always", *names):
         table.add_column(name, justify="right")
     table.add_column("fraction", justify="right")
+    table.add_column("functions", justify="right")
     for row in record["rows"]:
         table.add_row(*_cells(row, names))
     console = Console(width=230)
@@ -257,6 +259,7 @@ def _cells(row: dict[str, Any], names: tuple[str, ...]) -> list[str]:
     return [
         *(*head, row["path"], error, roofline["bound"]),
         *(f"{roofline['seconds'] * 1e3:.3f}", *timed, f"{roofline['fraction']:.0%}"),
+        "-" if roofline["functions"] is None else f"{roofline['functions'] * 1e3:.3f}",
     ]
 
 

@@ -11,6 +11,9 @@ FLOPs      of convolutions and matrix products alone, two per multiply-add, padd
 rate       measured: a large matrix product of the model's dtype, float32 on tensor cores (tf32) where the flags that
            convolutions are run under allow it
 
+Beside it stands the least time that evaluating pointwise functions takes on a GPU (`functions.py`).  It has no part in
+the fraction: it says what else may keep a kernel from its floor.
+
 A read runs faster than a copy on some devices, so a kernel that only reads may come out slightly above 1; so may one
 that need not look at all of its input (a stride larger than the kernel).
 """
@@ -25,6 +28,7 @@ from math import prod
 from typing import Any
 
 import torch
+from functions import evaluations
 
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node
@@ -49,13 +53,15 @@ class Rates:
 
 @dataclass(frozen=True)
 class Floor:
-    """The least time of one model, which of the two bounds it is, and the rates it was taken from."""
+    """The least time of one model, which of the two bounds it is, and the rates it was taken from; `functions`: the
+    least time for pointwise functions, in seconds, on a GPU."""
 
     bytes: int
     flops: float
     seconds: float
     bound: str
     rates: Rates
+    functions: float | None = None
 
     def record(self, seconds: float | None) -> dict[str, Any]:
         """The floor as data, with the fraction of it that a time of `seconds` reaches."""
@@ -100,7 +106,10 @@ def floor(written: Graph, inputs: Any, outputs: Any) -> Floor:
     reached = rates(device, dtype, tf32_allowed("eager")[0])
     by_memory, by_arithmetic = size / reached.bandwidth, flops / reached.flops
     bound = "memory" if by_memory >= by_arithmetic else "arithmetic"
-    return Floor(size, flops, max(by_memory, by_arithmetic), bound, reached)
+    functions = None
+    if device.type == "cuda":
+        functions = min(evaluations(graph, hints).seconds(device) for graph in graphs)
+    return Floor(size, flops, max(by_memory, by_arithmetic), bound, reached, functions)
 
 
 def contractions(graph: Graph) -> list[Node]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from fusewright.capture import capture
 from fusewright.ir import pointwise
@@ -22,6 +25,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))  # its scripts import each other by name, as scripts do
 
 import configurations  # noqa: E402
+import functions  # noqa: E402
 import random_configurations  # noqa: E402
 import roofline  # noqa: E402
 import run  # noqa: E402
@@ -116,8 +120,8 @@ def row() -> dict[str, Any]:
 
 
 def test_a_row_is_whole_and_can_be_saved(row: dict[str, Any]) -> None:
-    assert row["error"] == "" and row["accuracy"]["right"] and row["path"] in ("ATen", "algebra")
-    assert set(row["times"]) == {"fusewright", "eager"} and row["roofline"]["fraction"] > 0
+    assert row["error"] == "" and row["accuracy"]["right"] and row["path"] in ("generated", "ATen", "algebra")
+    assert set(row["times"]) - {"always"} == {"fusewright", "eager"} and row["roofline"]["fraction"] > 0
     found = random_configurations.summary([json.loads(json.dumps(row)), {**row, "error": "lost"}])
     assert (found["rows"], found["failed"], found["wrong"], found["all right"]) == (2, [3], [], False)
     assert found["worst fraction"] == row["roofline"]["fraction"] and found["slower than compile"] == []
@@ -214,3 +218,78 @@ def test_a_floor_reads_what_is_derived_from_the_weights() -> None:
     model, x = Summed(64, 512).eval().requires_grad_(False), torch.randn(2, 64)
     least = roofline.floor(capture(model, (x,), {}).graph, (x,), model(x))
     assert 4 * (2 * 64 + 2 + 64) <= least.bytes <= 8 * (2 * 64 + 2 + 64)
+
+
+# Functions
+
+
+class Squashed(torch.nn.Module):
+    """A function after a convolution and before pooling, then a softmax."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.conv, self.function = torch.nn.Conv2d(2, 4, 3), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.max_pool2d(self.function(self.conv(x)), 2).flatten(1).softmax(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "special"),
+    [
+        (torch.tanh, 2),
+        (torch.sin, 1),
+        (torch.relu, 0),
+        (lambda x: x / 3.0, 0),
+        (lambda x: 3.0 / (1.0 + x.exp()), None),
+        (lambda x: x**-1.5, 1),
+        (lambda x: x**3, 0),
+        (lambda x: x**0.3, 2),
+        (lambda x: F.gelu(x, approximate="tanh"), 2),
+    ],
+)
+def test_functions_are_counted_where_they_are_evaluated(function: Any, special: int | None) -> None:
+    """At the outputs of the convolution, 2 x 4 x 6 x 6; the softmax at those of the pooling."""
+    graph = capture(Squashed(function).eval(), (torch.randn(2, 2, 8, 8),), {}).graph
+    found = functions.evaluations(graph, dict.fromkeys(graph.symbols, 2))
+    softmax, outputs = 2 * 36, 2 * 4 * 36
+    if special is None:  # exp, add, reciprocal, mul
+        assert (found.all, found.special) == (4 * outputs + softmax, 2 * outputs + softmax)
+    else:
+        assert (found.all, found.special) == (outputs + softmax, special * outputs + softmax)
+
+
+def test_functions_of_parameters_are_not_counted() -> None:
+    class Scaled(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight.tanh()
+
+    graph = capture(Scaled(5, 1), (torch.randn(3, 5),), {}).graph
+    assert functions.evaluations(graph, dict.fromkeys(graph.symbols, 3)) == functions.Evaluations(15.0, 0.0)
+
+
+def test_every_function_that_needs_a_special_result_has_its_number() -> None:
+    """Those whose text calls the library or divides."""
+    special = re.compile(r"\b(exp|exp2|expm1|log|log2|log10|log1p|tanh|erf|sqrt|sin|cos|atan|pow)\(|\b1 / |/ \(")
+    known = {*functions.SPECIAL, "div", "gelu", "pow"}
+    named = {name for name in pointwise.functions() if name in pointwise._PLAIN}
+    needing = {name for name in named if special.search(pointwise.traits(name).cpp or "")}
+    assert needing and needing <= known <= set(pointwise.functions())
+
+
+def test_functions_take_the_time_of_the_busier_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    chip = SimpleNamespace(multi_processor_count=100, major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: chip)
+    monkeypatch.setattr(functions, "_clock", lambda _: 1e9)
+    gpu = torch.device("cuda", 0)
+    assert functions.Evaluations(16e11, 16e11).seconds(gpu) == pytest.approx(1.0)
+    assert functions.Evaluations(128e11, 1.0).seconds(gpu) == pytest.approx(1.0)
+
+
+def test_functions_leave_the_fraction_alone(row: dict[str, Any]) -> None:
+    least = roofline.Floor(8, 2.0, 0.5, "memory", roofline.Rates(16.0, 4.0))
+    record = replace(least, functions=9.0).record(1.0)
+    assert record["functions"] == 9.0 and record["fraction"] == least.record(1.0)["fraction"] == 0.5
+    assert row["roofline"]["functions"] is None and random_configurations._cells(row, ("eager",))[-1] == "-"
+    row["roofline"]["functions"] = 0.0015
+    assert random_configurations._cells(row, ("eager",))[-1] == "1.500"
