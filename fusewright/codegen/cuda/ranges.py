@@ -20,6 +20,7 @@ import torch
 from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type
 from fusewright.codegen.cuda import ranges_text as texts
 from fusewright.codegen.cuda.primitives import primitives
+from fusewright.codegen.range_tables import Tables, one_scale
 from fusewright.codegen.text import fill
 from fusewright.ir.ops import Size
 from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
@@ -59,6 +60,10 @@ class _Writer:
     # ---- how the work is cut
 
     @property
+    def tables(self) -> Tables:
+        return Tables(self.r)
+
+    @property
     def form(self) -> str:
         return "total" if self.r.total else "line" if len(self.r.axes) == 1 else "planes"
 
@@ -95,11 +100,11 @@ class _Writer:
     @property
     def width(self) -> int:
         """Elements of a row."""
-        return prod(_hint(self.r.x.shape[d], 0) for d in self.r.axes[-1].dims)
+        return self.tables.width
 
     @property
     def cells(self) -> int:
-        return 1 if self.r.total else prod(len(a.segments) * a.period for a in self.r.axes)
+        return 1 if self.r.total else self.tables.cells
 
     @property
     def alone(self) -> bool:
@@ -189,7 +194,7 @@ class _Writer:
                 name=self.name,
                 Result=ELEMENT[r.root.dtype],
                 length=", index_t length" if r.mean else "",
-                slot=["const int slot = result % SLOTS;"] if self._scales() is None else [],
+                slot=["const int slot = result % SLOTS;"] if one_scale(self.r) is None else [],
                 result=self._result("total"),
             )
         return "\n".join(lines) + "\n"
@@ -253,34 +258,16 @@ class _Writer:
             lines += self._rows(rows, columns)
         if not self.alone:
             lines += self._members(rows, columns)
-        if self._scales() is None:
-            lines.append(_table("double SCALE[SLOTS]", [repr(s) for s in self._scale_list()]))
+        if one_scale(self.r) is None:
+            lines.append(_table("double SCALE[SLOTS]", [repr(s) for s in self.tables.scales]))
         return [*lines, ""]
 
     def _rows(self, rows: list[Axis], columns: Axis) -> list[str]:
-        sets, _ = self._row_sets()
+        sets, _ = self.tables.sets
         first, last = columns.segments[0].begin, columns.segments[-1].end
         lines = [f"constexpr int FIRST = {first}, LAST = {last};  // elements of a row that are summed"]
         lines += fill(texts.ROWS_2D if len(rows) == 1 else texts.ROWS_3D)
         return [*lines, f"constexpr int SETS = {len(sets)};", _table("Rows ROWS[SETS]", sets)]
-
-    def _row_sets(self) -> tuple[list[str], list[int]]:
-        """The initialisers of all sets of rows, and the slots of each as a mask."""
-        rows, width = self.r.axes[:-1], self.width
-        inner = rows[-1]
-        runs = [_runs(axis) for axis in rows]
-        if len(rows) == 1:
-            return (
-                [f"{{{first * width}, {step * width}, {count}}}" for first, step, count, _ in runs[0]],
-                [mask for *_, mask in runs[0]],
-            )
-        plane = width * prod(_hint(self.r.x.shape[d], 0) for d in inner.dims)
-        sets, masks = [], []
-        for f0, s0, c0, m0 in runs[0]:
-            for f1, s1, c1, m1 in runs[1]:
-                sets.append(f"{{{f0 * plane + f1 * width}, {s0 * plane}, {s1 * width}, {c1}, {c0 * c1}}}")
-                masks.append(_outer(m0, m1, len(inner.slots or ())))
-        return sets, masks
 
     def _members(self, rows: list[Axis], columns: Axis) -> list[str]:
         """Tables of the slots that cells belong to, a bit each, and the function that looks them up."""
@@ -289,26 +276,13 @@ class _Writer:
         )
         if not rows:
             return [across, *fill(texts.BELONGS_LINE)]
-        down = _table("unsigned long long ROW_SLOTS_OF[SETS]", [f"{m:#x}" for m in self._row_sets()[1]])
+        down = _table("unsigned long long ROW_SLOTS_OF[SETS]", [f"{m:#x}" for m in self.tables.sets[1]])
         count = f"constexpr int COLUMN_SLOTS = {len(columns.slots or ())};"
         return [across, count, down, *fill(texts.BELONGS_PLANES)]
 
-    def _scale_list(self) -> list[float]:
-        scales = [1.0]
-        for axis in self.r.axes:
-            scales = [s * slot.scale for s in scales for slot in axis.slots or ()]
-        return scales
-
-    def _scales(self) -> float | None:
-        """The scale of all slots, where they agree."""
-        if self.r.total:
-            return self.r.scale
-        scales = set(self._scale_list())
-        return scales.pop() if len(scales) == 1 else None
-
     def _result(self, total: str) -> str:
         """The finished sum, from its total in float64."""
-        scale = self._scales()
+        scale = one_scale(self.r)
         if self.r.mean:
             text = f"{total} / double(length)"
         elif scale is None:
@@ -360,22 +334,6 @@ class _Writer:
         while self.width % count:
             count //= 2
         return head, self._entry(texts.PLANES, count=count)
-
-
-def _runs(axis: Axis) -> list[tuple[int, int, int, int]]:
-    """(first, step, count, slots) of the indices of an axis that belong to the same slots."""
-    found = []
-    for s in axis.segments:
-        for q, mask in enumerate(s.members):
-            first = s.begin + (q - s.begin) % axis.period
-            if mask and first < s.end:
-                found.append((first, axis.period, ceil((s.end - first) / axis.period), mask))
-    return found
-
-
-def _outer(a: int, b: int, width: int) -> int:
-    """The slots of a pair, row-major, from those of each."""
-    return sum(b << (i * width) for i in range(a.bit_length()) if a >> i & 1)
 
 
 def _table(declaration: str, entries: list[str]) -> str:

@@ -1,0 +1,106 @@
+"""The tables of a range reduction, whatever the target: its rows in sets, the slots of its cells, and the scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+
+from fusewright.ir.ops import Size
+from fusewright.schedule.range_sums import Axis, RangeReduction
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What is constant in the text of one reduction that is no total."""
+
+    r: RangeReduction
+
+    @property
+    def rows(self) -> tuple[Axis, ...]:
+        """The axes before the last: none where it is a line."""
+        return self.r.axes[:-1]
+
+    @property
+    def columns(self) -> Axis:
+        return self.r.axes[-1]
+
+    @property
+    def plane(self) -> int:
+        """Elements of a plane."""
+        return prod(known(d) for d in self.r.x.shape[self.r.leading :])
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return prod(known(self.r.x.shape[d]) for d in self.columns.dims)
+
+    @property
+    def cells(self) -> int:
+        """Different sums per plane."""
+        return prod(len(a.segments) * a.period for a in self.r.axes)
+
+    @cached_property
+    def sets(self) -> tuple[list[str], list[int]]:
+        """The initialisers of all sets of rows, and the slots of each as a mask.
+
+        They are (offset, stride, count) under one axis of rows, (offset, outer stride, inner stride, rows per inner
+        plane, count) under two.
+        """
+        width, inner = self.width, self.rows[-1]
+        runs = [_runs(axis) for axis in self.rows]
+        if len(runs) == 1:
+            return (
+                [f"{{{first * width}, {step * width}, {count}}}" for first, step, count, _ in runs[0]],
+                [mask for *_, mask in runs[0]],
+            )
+        plane = width * prod(known(self.r.x.shape[d]) for d in inner.dims)
+        sets, masks = [], []
+        for f0, s0, c0, m0 in runs[0]:
+            for f1, s1, c1, m1 in runs[1]:
+                sets.append(f"{{{f0 * plane + f1 * width}, {s0 * plane}, {s1 * width}, {c1}, {c0 * c1}}}")
+                masks.append(_outer(m0, m1, len(inner.slots or ())))
+        return sets, masks
+
+    @property
+    def members(self) -> list[int]:
+        """The slots of every segment and residue of the columns, as masks."""
+        return [mask for segment in self.columns.segments for mask in segment.members]
+
+    @property
+    def scales(self) -> list[float]:
+        """What each slot is multiplied by."""
+        scales = [1.0]
+        for axis in self.r.axes:
+            scales = [s * slot.scale for s in scales for slot in axis.slots or ()]
+        return scales
+
+
+def one_scale(r: RangeReduction) -> float | None:
+    """The scale of all slots, where they agree."""
+    if r.total:
+        return r.scale
+    scales = set(Tables(r).scales)
+    return scales.pop() if len(scales) == 1 else None
+
+
+def known(size: Size) -> int:
+    """A size that the graph knows, as those of planes are."""
+    assert isinstance(size, int), size
+    return size
+
+
+def _runs(axis: Axis) -> list[tuple[int, int, int, int]]:
+    """(first, step, count, slots) of the indices of an axis that belong to the same slots."""
+    found = []
+    for s in axis.segments:
+        for q, mask in enumerate(s.members):
+            first = s.begin + (q - s.begin) % axis.period
+            if mask and first < s.end:
+                found.append((first, axis.period, ceil((s.end - first) / axis.period), mask))
+    return found
+
+
+def _outer(a: int, b: int, width: int) -> int:
+    """The slots of a pair, row-major, from those of each."""
+    return sum(b << (i * width) for i in range(a.bit_length()) if a >> i & 1)
