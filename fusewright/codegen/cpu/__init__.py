@@ -20,13 +20,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusewright.codegen.aten import lower_function
-from fusewright.codegen.cpu import stream
+from fusewright.codegen.cpu import contraction, stream
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
+from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.groups import Group, as_graph, body
 
 # Whether the kernel of a contraction forms the window sums that it reads, at the pace of memory.
-FORMS_WINDOW_SUMS = False
+FORMS_WINDOW_SUMS = True
 
 Option = dict[str, Any]
 Layouts = Mapping[Node, str]
@@ -35,10 +36,14 @@ Layouts = Mapping[Node, str]
 def options(group: Group, hints: Mapping[Any, int], layouts: Layouts) -> list[Option]:
     """Ways to cut the group, best estimate first; one empty option where there is nothing to choose, none at all
     where the family finds no way.  `layouts` has the operands that do not come contiguous (see `Kernel.layouts`)."""
+    if isinstance(group.record, Contraction):
+        return contraction.options(group.record, hints, layouts)
     return [{}] if group.family == "stream" else []
 
 
 def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     """The kernel of `group`, called `name`; there is no tf32 on a CPU, so nothing is rounded to it."""
     reference = lower_function("reference", as_graph(body(group), group.operands))
+    if isinstance(group.record, Contraction):
+        return contraction.generate(group.record, option, name, reference)
     return stream.kernel(group.record, name, reference)

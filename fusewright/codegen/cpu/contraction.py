@@ -1,0 +1,397 @@
+"""C++ of contraction groups on a CPU: a convolution's output stays in the cache of the core that computed it.
+
+A task is a strip of results of one sample.  The input that it reads is staged in float32 with zeros around the image
+(or as window sums); then, for one block of output features after another, tiles of the convolution are added up in
+registers, features along the lanes of vectors, and what follows runs on a band of positions (`contraction_epilogue`).
+The text lies in `contraction_text`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+
+from fusewright.codegen.cpp import ELEMENT, compute_type
+from fusewright.codegen.cpu import contraction_text as texts
+from fusewright.codegen.cpu.contraction_epilogue import DIMENSIONS, Epilogue, operands
+from fusewright.codegen.cpu.elements import read
+from fusewright.codegen.cpu.text import source
+from fusewright.codegen.text import Lines, fill, indent
+from fusewright.ir.node import Node
+from fusewright.kernel import Argument, Array, Kernel, Launch
+from fusewright.schedule.contraction import MOST_ELEMENTS, Axis, Contraction
+from fusewright.schedule.groups import sizes
+from fusewright.schedule.strips import Strips, candidates, is_flat
+
+# So many ways to cut a group are worth measuring.
+WORTH_MEASURING = 4
+
+
+def options(c: Contraction, hints: Mapping[Any, int], layouts: Mapping[Node, str]) -> list[dict[str, Any]]:
+    """Ways to cut a group, best guess first; none where this family does not take it."""
+    spatial = set(range(2, c.conv.ndim))
+    if c.tail is not None or (c.fold is not None and set(c.fold.op.dims) not in ({1}, spatial, {1} | spatial)):
+        return []
+    if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
+        return []
+    last = layouts.get(c.x) == "channels_last" and c.takes_channels_last
+    samples, _, *lengths = sizes(c.window.node if c.window is not None else c.conv, hints)
+    d, h, w = (*(1,) * (3 - len(lengths)), *lengths)
+    found = candidates(replace(c, channels_last=last), (d, h, w), samples)[:WORTH_MEASURING]
+    return [{"strips": {**asdict(s), "strip": list(s.strip)}, "channels_last": last} for s in found]
+
+
+def generate(c: Contraction, option: dict[str, Any], name: str, reference: str) -> Kernel:
+    """The kernel of a group for one of its options."""
+    strips = Strips(**{**option["strips"], "strip": tuple(option["strips"]["strip"])})
+    return kernel(replace(c, channels_last=option["channels_last"]), strips, name, reference)
+
+
+def kernel(c: Contraction, strips: Strips, name: str, reference: str) -> Kernel:
+    """The kernel of a group, cut into `strips`."""
+    return _Writer(c, strips, name, reference).kernel()
+
+
+@dataclass(frozen=True)
+class _Writer:
+    c: Contraction
+    s: Strips
+    name: str
+    reference: str
+
+    @cached_property
+    def epilogue(self) -> Epilogue:
+        return Epilogue(self.c)
+
+    @cached_property
+    def axes(self) -> tuple[Axis, Axis, Axis]:
+        """Of positions, without the pooling."""
+        return self.c.plain_axes
+
+    @property
+    def tasks(self) -> str:
+        """Tasks of one strip of one sample: groups and parts of a group's features."""
+        return "1" if self.epilogue.kind == "channels" else "GROUPS * PARTS"
+
+    # -- the record --------------------------------------------------------------------------------------------------
+
+    def kernel(self) -> Kernel:
+        c, e = self.c, self.epilogue
+        n = c.x.ndim - 2
+        axes = DIMENSIONS[3 - n :]
+        lengths = {a: f"in_{a}" if a in axes else "1" for a in DIMENSIONS}
+        conv = {a: self._length(i, lengths[a]) for i, a in enumerate(DIMENSIONS)}
+        out = {a: self._results(i, conv[a]) for i, a in enumerate(DIMENSIONS)}
+        spatial = [out[a] for a in axes]
+        if is_flat(c):
+            lengths, conv, out = ({"d": "1", "h": "1", "w": " * ".join(x.values())} for x in (lengths, conv, out))
+        strips = " * ".join(f"ceil_div({out[a]}, {k})" for a, k in zip(DIMENSIONS, self.s.strip, strict=True))
+        names = tuple(operands(c).values())
+        first = [n for n in names if n not in self._of_finish]
+        target = "partial" if e.partial else "out"
+        flops = f"N * {' * '.join(conv.values())} * {c.features * c.op.groups * c.channels * self._taps}"
+        numbers = ["N", *lengths.values(), *conv.values(), *out.values()]
+        arguments = (
+            *(Argument("pointer", p) for p in (*first, "packed", target)),
+            *(Argument("int", text) for text in numbers),
+            Argument("threads", flops),
+        )
+        scratch = [Array("packed", (str(self._packed),), self._compute)]
+        launches = [Launch(self.name, arguments, ("N", "1", "1"))]
+        if e.partial:
+            rows = c.features * c.op.groups if e.kind == "positions" else 1
+            splits = strips if e.kind == "positions" else f"{strips} * {c.op.groups * self.s.parts}"
+            count = " * ".join([*spatial, *([str(c.features * c.op.groups)] if e.kind == "all" else [])])
+            scratch.append(Array("partial", ("N", splits, str(rows * e.planes)), torch.float64))
+            numbers_of_finish = (Argument("int", splits), Argument("int", str(rows)), Argument("long", f"N * {rows}"))
+            ends = (Argument("pointer", "partial"), Argument("pointer", "out"), *numbers_of_finish)
+            launches.append(Launch(f"{self.name}_finish", (*ends, Argument("long", count))))
+        return Kernel(
+            name=self.name,
+            source=self.source(),
+            operands=names,
+            layouts=(c.layout, *("contiguous",) * (len(names) - 1)),
+            dtypes=tuple(n.dtype for n in c.tensors),
+            sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate(axes))),
+            output=self._output(spatial),
+            scratch=tuple(scratch),
+            launches=tuple(launches),
+            reference=self.reference,
+            target="cpu",
+        )
+
+    @property
+    def _of_finish(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def _compute(self) -> torch.dtype:
+        return torch.float64 if compute_type(self.c.x.dtype) == "double" else torch.float32
+
+    @property
+    def _taps(self) -> int:
+        return prod(a.taps for a in self.c.axes)
+
+    @property
+    def _packed(self) -> int:
+        """Elements of the packed weight: every block of features is whole, for vectors of any width."""
+        features = -(-self.c.features // self.s.widest) * self.s.widest
+        return self.c.op.groups * features * self.c.channels * self._taps
+
+    def _output(self, spatial: list[str]) -> Array:
+        c, kind = self.c, self.epilogue.kind
+        features, ones = str(c.features * c.op.groups), ["1"] * len(spatial)
+        shape = ["N", "1" if kind in ("channels", "all") else features]
+        shape += ones if kind in ("positions", "all") else spatial
+        if c.fold is not None and not c.fold.op.keepdim:
+            shape = [d for i, d in enumerate(shape) if i not in c.fold.op.dims]
+        return Array("out", tuple(shape), c.root.dtype, c.layout if kind == "store" else "contiguous")
+
+    def _length(self, i: int, length: str) -> str:
+        """The convolution's output length along one of the three dimensions."""
+        op = self.c.op
+        k = i - (3 - len(op.stride))
+        if k < 0:
+            return "1"
+        reach, pad = op.dilation[k] * (self.c.axes[i].taps - 1), sum(op.padding[k])
+        if op.transposed:
+            return f"(({length} - 1) * {op.stride[k]} + {reach + (op.output_padding or (0,) * 3)[k] + 1 - pad})"
+        if self.c.box is not None:
+            if self.c.conv.shape[2 + k] == 1:
+                return "1"  # there may be place for more windows than the one that is wanted
+            reach += (self.c.box.count[i] - 1) * self.c.box.step[i]
+        return f"(({length} + {pad - reach - 1}) // {op.stride[k]} + 1)"
+
+    def _results(self, i: int, conv: str) -> str:
+        """Results along one of the three dimensions."""
+        window = self.c.window
+        k = i - (3 - len(self.c.op.stride))
+        if window is None or k < 0:
+            return conv
+        if window.op.ceil_mode:
+            return str(window.node.shape[2 + k])  # static: ceil_mode refuses symbolic lengths
+        return f"(({conv} + {2 * window.op.padding[k] - window.op.kernel[k]}) // {window.op.stride[k]} + 1)"
+
+    # -- the text ----------------------------------------------------------------------------------------------------
+
+    def source(self) -> str:
+        e = self.epilogue
+        sections = [
+            self._constants(),
+            self._call(),
+            fill(texts.PACK, weight=self._weight()),
+            fill(texts.MULTIPLY),
+            self._stage(),
+            fill(texts.ROWS, phases=self._convolve()),
+            *e.declarations(),
+            self._strip(),
+            self._entry(),
+            e.finish(self.name, self.c.root),
+        ]
+        body = "\n\n".join("\n".join(section).strip("\n") for section in sections if section)
+        return source("a convolution and what follows it, strip by strip.", self.name, body.split("\n"))
+
+    @property
+    def pooling(self) -> list[tuple[int, int, int]]:
+        """Kernel, stride and padding of the pooling along d, h, w."""
+        if self.c.window is None:
+            return [(1, 1, 0)] * 3
+        op = self.c.window.op
+        found = list(zip(op.kernel, op.stride, op.padding, strict=True))
+        return [(1, 1, 0)] * (3 - len(found)) + found
+
+    def _constants(self) -> Lines:
+        c, s = self.c, self.s
+        names: dict[str, object] = {}
+        spans = [_span(a) for a in self.axes]
+        for i, a in enumerate(DIMENSIONS):
+            kernel, stride, _ = self.pooling[i]
+            low, high = spans[i]
+            names |= {f"taps_{a}": c.axes[i].taps, f"lowest_{a}": low, f"reach_{a}": high - low + 1}
+            names |= {f"strip_{a}": s.strip[i], f"positions_{a}": (s.strip[i] - 1) * stride + kernel}
+        lanes = 1 << max(c.features - 1, 3 if self._compute == torch.float32 else 1).bit_length()
+        phases = [line for i in range(3) for line in self._phases(i)]
+        steps = fill(texts.CHANNELS_LAST if c.channels_last else texts.CONTIGUOUS)
+        return fill(
+            texts.CONSTANTS,
+            element=ELEMENT[c.x.dtype],
+            compute=compute_type(c.x.dtype),
+            channels=c.channels,
+            features=c.features,
+            groups=c.op.groups,
+            lanes=lanes,
+            vectors=s.vectors,
+            parts=self.s.parts,
+            phases=phases,
+            pool=self._pool_constants(),
+            steps=steps,
+            together=s.together,
+            chunk=s.chunk,
+            staged="INPUTS_D * PLANE" if c.channels_last else "CHANNELS * CHANNEL",
+            **names,
+        )
+
+    def _phases(self, i: int) -> Lines:
+        axis, a = self.axes[i], DIMENSIONS[i].upper()
+        several = next((p for p in axis.phases if len(p.taps) > 1), None)
+        between = several.taps[1] - several.taps[0] if several else 1
+        numbers = {"A": a, "stride": axis.stride, "advance": axis.advance, "between": between}
+        rows, before = [], 0
+        for p in axis.phases:
+            rows.append(f"{{{p.first}, {len(p.taps)}, {p.taps[0] if p.taps else 0}, {before}}}")
+            before += len(p.taps)
+        step = several.per_tap if several else 1
+        return [
+            *fill(texts.PHASES, step=step, **numbers),
+            f"constexpr Phase PHASES_{a}[STRIDE_{a}] = {{{', '.join(rows)}}};",
+        ]
+
+    def _pool_constants(self) -> Lines:
+        if self.c.window is None:
+            return []
+        names: dict[str, object] = {}
+        for a, (kernel, stride, pad) in zip(DIMENSIONS, self.pooling, strict=True):
+            names |= {a: kernel, f"stride_{a}": stride, f"pad_{a}": pad}
+        padding = fill(texts.POOL_PADDING, **names) if self.epilogue.clipped else []
+        return [*fill(texts.POOL_CONSTANTS, **names), *padding]
+
+    @property
+    def band(self) -> tuple[int, int]:
+        """Results along d and h whose windows are pooled from the same positions: all where windows overlap."""
+        d, h = (s if k > t else 1 for s, (k, t, _) in zip(self.s.strip, self.pooling[:2], strict=False))
+        return d, h
+
+    def _call(self) -> Lines:
+        """What a call is given."""
+        c, e = self.c, self.epilogue
+        lines = [
+            "",
+            "// What a call works on: tensors, and lengths of the input, the convolution's output and the result.",
+        ]
+        fields = [f"const {ELEMENT[n.dtype]}* {name};" for n, name in operands(c).items() if n is not c.conv.arg(1)]
+        fields += ["const Compute* packed;", "double* partial;" if e.partial else "Result* out;"]
+        fields += ["int in_d, in_h, in_w, conv_d, conv_h, conv_w, out_d, out_h, out_w;"]
+        result = [f"using Result = {ELEMENT[c.root.dtype]};"]
+        return ["", *result, *lines, "struct Call {", *indent(fields), "};", *self._bands()]
+
+    def _bands(self) -> Lines:
+        d, h = self.band
+        parts = [
+            f"constexpr int PARTS = {self.s.parts}, PART = ceil_div(BLOCKS, PARTS);    // of the blocks of features"
+        ]
+        if self.c.window is None:
+            return ["", *parts, "constexpr int ROWS_D = 1, ROWS_H = 1;    // of positions that are at hand at a time"]
+        return ["", *parts, "// A band of results, and the rows of positions that it needs.",
+                f"constexpr int BAND_D = {d}, BAND_H = {h};",
+                "constexpr int ROWS_D = (BAND_D - 1) * POOL_STRIDE_D + POOL_D;",
+                "constexpr int ROWS_H = (BAND_H - 1) * POOL_STRIDE_H + POOL_H;"]  # fmt: skip
+
+    def _weight(self) -> str:
+        """Text of the weight of feature f of a block, channel c, at `offset` among the taps."""
+        at = "((group * FEATURES + first_feature + f) * CHANNELS + c) * TAPS + offset"
+        if self.c.op.transposed:
+            at = "((group * CHANNELS + c) * FEATURES + first_feature + f) * TAPS + offset"
+        return read(f"w[{at}]", self.c.conv.arg(1).dtype)
+
+    def _stage(self) -> Lines:
+        skip, dtype = self._skip(), self.c.x.dtype
+        if self.c.box is not None:
+            names: dict[str, object] = {}
+            for a, count, step in zip(DIMENSIONS, self.c.box.count, self.c.box.step, strict=True):
+                names |= {f"box_{a}": count, f"step_{a}": step}
+            x = read("from[row / BOX_H * next_d + row % BOX_H * next_h + k]", dtype)
+            return fill(texts.BOX, skip=skip, x=x, **names)
+        if self.c.channels_last:
+            loops = fill(texts.STAGE_CHANNELS_LAST, skip=skip, x=read("from[k * (GROUPS * CHANNELS) + c]", dtype))
+        else:
+            loops = fill(texts.STAGE_CONTIGUOUS, skip=skip, x=read("from[k]", dtype))
+        return fill(texts.STAGE, loops=indent(loops))
+
+    def _skip(self) -> Lines:
+        """Where no tap reads some of the rows between two positions, a statement that leaves them out."""
+        tests = [
+            f"{i} % ADVANCE_{a} >= REACH_{a}"
+            for i, a, axis in zip("ij", "DH", self.axes, strict=False)
+            if axis.advance > _span(axis)[1] - _span(axis)[0] + 1
+        ]
+        return [f"if ({' || '.join(tests)}) continue;    // no tap reads this row"] if tests else []
+
+    def _convolve(self) -> Lines:
+        phases = self.axes[2].phases
+        if len(phases) == 1:
+            return indent(fill(texts.ROW))
+        return indent([line for i in range(len(phases)) for line in fill(texts.ROW_PHASE, phase=i)])
+
+    def _strip(self) -> Lines:
+        e = self.epilogue
+        pooled = self.c.window is not None
+        before = fill("before($of, $row, $count);", of=e.arguments, row="row" if pooled else "band",
+                      count="to_w - from_w" if pooled else "count") if e.has_before else []  # fmt: skip
+        after = [f"after({e.arguments}, results, count);"] if self.c.after is not None else []
+        rows = self._positions("band", "begin", "end") if pooled else []
+        bands = fill(
+            texts.BAND_OF_WINDOWS if pooled else texts.BAND_OF_POSITIONS,
+            rows=rows[:2], before=before, after=after, take=e.take(),
+        )  # fmt: skip
+        channels = e.kind == "channels"
+        opened = ["const Channels of(call, first_feature, features);"] if e.channel_operands else []
+        group = fill(
+            texts.GROUP,
+            group_of_x="group * CHANNELS" if self.c.channels_last
+            else "(long long)group * CHANNELS * call.in_d * call.in_h * call.in_w",
+            open_block=[*opened, *e.open_block()],
+            bands=bands,
+            close_block=e.close_block(),
+        )  # fmt: skip
+        open_strip = ["own.over.assign(STRIP_D * STRIP_H * STRIP_W, Fold());"] if channels else []
+        open_strip += ["Fold all;"] if e.kind == "all" else []
+        return fill(
+            texts.STRIP,
+            over=["std::vector<Fold> over;"] if channels else [],
+            one_group=[] if channels else fill(texts.ONE_GROUP),
+            positions=self._positions("first", "from", "to"),
+            open_strip=open_strip,
+            groups=[f"{texts.ALL_GROUPS} {{", *indent(group), "}"] if channels else group,
+            close_strip=e.close_strip(),
+        )
+
+    def _positions(self, of: str, begin: str, end: str) -> Lines:
+        """The positions that results [of_d, last_d) and so on need."""
+        lines = []
+        for a in DIMENSIONS:
+            first, last = (f"first_{a}", f"last_{a}") if of == "first" else (f"band_{a}", f"last_band_{a}")
+            if self.c.window is None:
+                lines.append(f"const int {begin}_{a} = {first}, {end}_{a} = {last};")
+                continue
+            A = a.upper()
+            low, high = f"{first} * POOL_STRIDE_{A}", f"({last} - 1) * POOL_STRIDE_{A} + POOL_{A}"
+            if self.epilogue.clipped:
+                low = f"larger({low} - POOL_PAD_{A}, 0)"
+                high = f"smaller({high} - POOL_PAD_{A}, call.conv_{a})"
+            lines.append(f"const int {begin}_{a} = {low}, {end}_{a} = {high};")
+        return lines
+
+    def _entry(self) -> Lines:
+        c, e = self.c, self.epilogue
+        pointers = [f"const {ELEMENT[n.dtype]}* {name}" for n, name in operands(c).items()]
+        target = ("double* partial", "partial") if e.partial else ("Result* out", "out")
+        fields = [name for n, name in operands(c).items() if n is not c.conv.arg(1)]
+        lengths = [f"{kind}_{a}" for kind in ("in", "conv", "out") for a in DIMENSIONS]
+        return fill(
+            texts.ENTRY,
+            name=self.name,
+            pointers=", ".join([*pointers, "Compute* packed", target[0]]),
+            fields=", ".join([*fields, "packed", target[1], *lengths]),
+            tasks=self.tasks,
+        )
+
+
+def _span(axis: Axis) -> tuple[int, int]:
+    """The lowest and highest input, relative to a position's index, that any phase reads."""
+    found = [p.first + t * p.per_tap for p in axis.phases for t in range(len(p.taps))]
+    return (min(found), max(found)) if found else (0, 0)

@@ -1,0 +1,219 @@
+"""What happens to a strip of a convolution's output on a CPU: pointwise trees, pooling, reduction, writing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from fusewright.codegen.cpp import Scalars, compute_type
+from fusewright.codegen.cpu import contraction_text as texts
+from fusewright.codegen.cpu.elements import read, written
+from fusewright.codegen.cpu.folds import PLANES, fold
+from fusewright.codegen.text import Lines, block, fill, indent
+from fusewright.ir import ops
+from fusewright.ir.node import Node
+from fusewright.schedule.chain import Map
+from fusewright.schedule.contraction import Contraction
+
+DIMENSIONS = "dhw"
+
+
+def operands(c: Contraction) -> dict[Node, str]:
+    """Pointer names of the tensors a call passes, none of a user's making."""
+    names: dict[Node, str] = {c.x: "x", c.conv.arg(1): "w"}
+    if c.conv.args[2] is not None:
+        names[c.conv.args[2]] = "bias"
+    for i, node in enumerate(n for n in c.tensors if n not in names):
+        names[node] = f"{'parameter' if isinstance(node.op, ops.Param | ops.Buffer) else 'operand'}_{i + 1}"
+    return {n: names[n] for n in c.tensors}
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Writes the text that follows the multiplication."""
+
+    c: Contraction
+
+    @property
+    def kind(self) -> str:
+        """``"store"``, ``"positions"``, ``"channels"`` or ``"all"``: what of the output is reduced."""
+        if self.c.over_positions:
+            return "all" if self.c.over_channels else "positions"
+        return "channels" if self.c.over_channels else "store"
+
+    @property
+    def partial(self) -> bool:
+        """Whether strips leave parts of reductions, which are joined at the end."""
+        return self.kind in ("positions", "all")
+
+    @property
+    def planes(self) -> int:
+        """float64 numbers of a part of a reduction."""
+        assert self.c.fold is not None
+        return PLANES[self.c.fold.op.kind]
+
+    @property
+    def result(self) -> Node:
+        """What a fold, or else the last tree, gives."""
+        return self.c.root
+
+    # -- declarations ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def channel_operands(self) -> tuple[Node, ...]:
+        """What the trees read that holds one number per channel, the bias among it."""
+        return tuple(n for n in self._read if any(d != 1 for d in n.shape))
+
+    @cached_property
+    def _read(self) -> tuple[Node, ...]:
+        bias = self.c.conv.args[2]
+        return tuple(dict.fromkeys([*([bias] if bias is not None else []), *self.c.operands]))
+
+    def declarations(self) -> list[Lines]:
+        """The numbers per channel of a block of features, the pointwise trees, pooling and reduction."""
+        names = operands(self.c)
+        sections: list[Lines] = []
+        if self.channel_operands:
+            fields = ", ".join(f"{names[n]}_at[BLOCK]" for n in self.channel_operands)
+            loads = [f"{names[n]}_at[f] = inside ? {self._element(n, 'feature')} : 0;" for n in self.channel_operands]
+            sections.append(fill(texts.CHANNEL_NUMBERS, fields=fields, loads=loads))
+        for label, tree in (("before", self.c.before), ("after", self.c.after)):
+            if tree is not None or (label == "before" and self.shifted):
+                sections.append(self._function(label, tree))
+        if self.c.window is not None:
+            sections.append(self._pool())
+        if self.c.fold is not None:
+            kind, dtype = self.c.fold.op.kind, self.c.fold.node.dtype
+            sections.append(fold(kind, "Fold", "Compute", compute_type(dtype), blocks=self.partial).split("\n"))
+        return sections
+
+    @property
+    def shifted(self) -> bool:
+        """Whether the products need a bias or a scale before anything else."""
+        return self.c.conv.args[2] is not None or self.c.box is not None
+
+    @property
+    def has_before(self) -> bool:
+        return self.c.before is not None or self.shifted
+
+    def _element(self, node: Node, at: str) -> str:
+        text = read(f"call.{operands(self.c)[node]}[{at}]", node.dtype)
+        return text if compute_type(node.dtype) == compute_type(self.c.x.dtype) else f"Compute({text})"
+
+    def _access(self, node: Node) -> str:
+        if node in self.channel_operands:
+            return f"of.{operands(self.c)[node]}_at[f]"
+        return self._element(node, "0")
+
+    def _function(self, label: str, tree: Map | None) -> Lines:
+        """A function that applies a pointwise tree to a row of positions."""
+        start, inner = "value", ["const Compute value = row[f];"]
+        if label == "before" and self.shifted:
+            bias, box = self.c.conv.args[2], self.c.box
+            scaled = "value" if box is None else f"value * Compute({box.scale!r})"
+            inner.append(f"const Compute shifted = {scaled}{'' if bias is None else f' + {self._access(bias)}'};")
+            start = "shifted"
+        result = start
+        if tree is not None:
+            scalars = Scalars({tree.value: start}, self._access)
+            result = scalars.value(tree.root)
+            inner += scalars.lines
+        numbers = "const Channels& of, " if self.channel_operands else ""
+        about = "What follows the convolution" if label == "before" else "What follows the pooling"
+        head = f"void {label}(const Call& call, {numbers}Compute* __restrict row, int count)"
+        loop = ["#pragma omp simd", *block("for (int f = 0; f < BLOCK; ++f)", [*inner, f"row[f] = {result};"])]
+        return ["", f"// {about}, on `count` positions.",
+                *block(head, block("for (int n = 0; n < count; ++n, row += BLOCK)", loop))]  # fmt: skip
+
+    @property
+    def arguments(self) -> str:
+        """What the functions of pointwise trees are called with first."""
+        return "call, of" if self.channel_operands else "call"
+
+    # -- pooling -----------------------------------------------------------------------------------------------------
+
+    @property
+    def clipped(self) -> bool:
+        """Whether windows may reach beyond the convolution's output."""
+        assert self.c.window is not None
+        op = self.c.window.op
+        return op.ceil_mode or any(op.padding)
+
+    def _pool(self) -> Lines:
+        assert self.c.window is not None
+        op = self.c.window.op
+        join = "best[f] + value" if op.kind == "avg" else "value > best[f] || value != value ? value : best[f]"
+        bounds: Lines = []
+        for i, a in enumerate(DIMENSIONS):
+            start = f"{('d', 'h', '(w + n)')[i]} * POOL_STRIDE_{a.upper()}"
+            if self.clipped:
+                A = a.upper()
+                bounds.append(f"const int start_{a} = {start} - POOL_PAD_{A}, stop_{a} = start_{a} + POOL_{A};")
+                bounds.append(f"const int begin_{a} = larger(start_{a}, 0) - from_{a};")
+                bounds.append(f"const int end_{a} = smaller(stop_{a}, call.conv_{a}) - from_{a};")
+            else:
+                bounds.append(f"const int begin_{a} = {start} - from_{a}, end_{a} = begin_{a} + POOL_{a.upper()};")
+        share = self._share()
+        return fill(
+            texts.POOL,
+            kind={"max": "maximum", "avg": "mean"}[op.kind],
+            bounds=bounds,
+            start="0" if op.kind == "avg" else "-Compute(INFINITY)",
+            join=join,
+            share=[share] if share else [],
+            result="best[f] * share" if share else "best[f]",
+        )
+
+    def _share(self) -> str:
+        """What one position of an average pooling window counts."""
+        assert self.c.window is not None
+        op, n = self.c.window.op, len(self.c.window.op.kernel)
+        if op.kind != "avg":
+            return ""
+        if op.divisor is not None or not self.clipped:
+            return f"constexpr Compute share = Compute(1.0 / {op.divisor or prod(op.kernel)});"
+        terms = []
+        for a in DIMENSIONS[3 - n :]:
+            padded = f"(smaller(stop_{a}, call.conv_{a} + POOL_PAD_{a.upper()}) - start_{a})"
+            terms.append(padded if op.count_include_pad else f"(end_{a} - begin_{a})")
+        return f"const Compute share = Compute(1) / Compute({' * '.join(terms)});"
+
+    # -- what becomes of a row of results ----------------------------------------------------------------------------
+
+    def take(self) -> Lines:
+        """Statements for a row of results: `results[count][BLOCK]` at (d, h, first w) of features `first_feature`..."""
+        match self.kind:
+            case "positions" | "all":
+                return ["for (int n = 0; n < count; ++n) total.take(results + n * BLOCK, BLOCK);"]
+            case "channels":
+                at = "((d - first_d) * STRIP_H + h - first_h) * STRIP_W + n"
+                return [f"for (int n = 0; n < count; ++n) own.over[{at}].take(results + n * BLOCK, features);"]
+        place = texts.STORE_CHANNELS_LAST if self.c.channels_last else texts.STORE
+        return fill(place, value=written("results[n * BLOCK + f]", self.c.root.dtype))
+
+    def open_block(self) -> Lines:
+        return ["Folds total(BLOCK);"] if self.partial else []
+
+    def close_block(self) -> Lines:
+        if self.kind == "positions":
+            return fill(texts.LEAVE_POSITIONS, planes=self.planes)
+        return ["for (int f = 0; f < features; ++f) all.merge(total.of(f));"] if self.kind == "all" else []
+
+    def close_strip(self) -> Lines:
+        if self.kind == "all":
+            return [f"all.save(call.partial + {self.planes} * task, 1);"]
+        if self.kind == "channels":
+            count = ", double(GROUPS * FEATURES)"
+            return fill(texts.LEAVE_CHANNELS, value=written(f"own.over[at].result({count[2:]})", self.c.root.dtype))
+        return []
+
+    def finish(self, name: str, root: Node) -> Lines:
+        """The function that joins the parts of reductions, in their order."""
+        if not self.partial:
+            return []
+        value = written("value.result(count)", root.dtype)
+        return fill(texts.FINISH, name=name, planes=self.planes, value=value)
+
+    def indented(self, lines: Lines, by: int) -> Lines:
+        return indent(lines, by)

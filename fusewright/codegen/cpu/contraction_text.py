@@ -1,0 +1,443 @@
+"""The C++ text of contraction kernels: everything that is the same for all groups but for named constants."""
+
+from __future__ import annotations
+
+CONSTANTS = """
+using Element = $element;    // of the input and the weight in memory
+using Compute = $compute;    // of everything else
+
+constexpr int CHANNELS = $channels, FEATURES = $features, GROUPS = $groups;    // of a group, in and out
+constexpr int TAPS_D = $taps_d, TAPS_H = $taps_h, TAPS_W = $taps_w, TAPS = TAPS_D * TAPS_H * TAPS_W;
+
+// Features lie along the lanes of vectors.
+#if defined(__AVX512F__)
+constexpr int VECTOR_BYTES = 64, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int VECTOR_BYTES = 32, REGISTERS = 16;
+#else
+constexpr int VECTOR_BYTES = 16, REGISTERS = 32;
+#endif
+constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+constexpr int smaller(int a, int b) { return a < b ? a : b; }
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+constexpr int LANES = smaller(VECTOR_BYTES / sizeof(Compute), $lanes);
+using Vector __attribute__((vector_size(LANES * sizeof(Compute)))) = Compute;
+constexpr int VECTORS = $vectors, BLOCK = VECTORS * LANES, BLOCKS = ceil_div(FEATURES, BLOCK);
+
+// A phase of a dimension: the output positions `index * STRIDE + phase`.  Its taps read the input at
+// `index * ADVANCE + first + tap * STEP`, and are taps `start + tap * BETWEEN` of the weight; `before` counts those of
+// earlier phases.
+struct Phase { int first, taps, start, before; };
+$phases
+constexpr int LOWEST_D = $lowest_d, LOWEST_H = $lowest_h, LOWEST_W = $lowest_w;    // of first + tap * STEP
+constexpr int REACH_D = $reach_d, REACH_H = $reach_h, REACH_W = $reach_w;    // from there to the highest
+$pool
+// A strip of results, the positions of the convolution that they need, and the inputs that those read.
+constexpr int STRIP_D = $strip_d, STRIP_H = $strip_h, STRIP_W = $strip_w;
+constexpr int POSITIONS_D = $positions_d, POSITIONS_H = $positions_h, POSITIONS_W = $positions_w;
+constexpr int INPUTS_D = ceil_div(POSITIONS_D - 1, STRIDE_D) * ADVANCE_D + REACH_D;
+constexpr int INPUTS_H = ceil_div(POSITIONS_H - 1, STRIDE_H) * ADVANCE_H + REACH_H;
+constexpr int INPUTS_W = ceil_div(POSITIONS_W - 1, STRIDE_W) * ADVANCE_W + REACH_W;
+$steps
+
+// A tile of sums in registers: TILE positions of one phase and row, a block of features.  The weights of TOGETHER taps
+// are at hand, so that an input once read serves all of them.
+constexpr int TOGETHER = $together;
+constexpr int IN_ROW = ceil_div(POSITIONS_W - 1, STRIDE_W) + 1;
+constexpr int MOST = larger(1, (REGISTERS - 2 - TOGETHER * VECTORS) / VECTORS), TILES = ceil_div(IN_ROW, MOST);
+constexpr int TILE = ceil_div(IN_ROW, TILES), PITCH = TILES * TILE * STRIDE_W + STRIDE_W - 1;
+// So many channels are added up before their sum joins that of the others: long chains of additions lose digits.
+constexpr int CHUNK = $chunk;
+
+constexpr int STAGED = $staged + TILE * ADVANCE_W * COLUMN;
+constexpr int WEIGHTS = CHANNELS * TAPS * BLOCK;    // of a block of features
+"""
+
+PHASES = "constexpr int STRIDE_$A = $stride, ADVANCE_$A = $advance, STEP_$A = $step, BETWEEN_$A = $between;"
+
+CONTIGUOUS = """
+// The staged input is [channel][d][h][w].
+constexpr int COLUMN = 1, ROW = INPUTS_W, PLANE = INPUTS_H * ROW;
+constexpr int CHANNEL = (ceil_div(INPUTS_D * PLANE, 16) | 1) * 16;    // an odd number of cache lines
+"""
+CHANNELS_LAST = """
+// The staged input is [d][h][w][channel].
+constexpr int CHANNEL = 1, COLUMN = CHANNELS < 64 ? CHANNELS : (ceil_div(CHANNELS, 16) | 1) * 16;
+constexpr int ROW = INPUTS_W * COLUMN, PLANE = INPUTS_H * ROW;
+"""
+
+PACK = """
+// The weight in the order of use: packed[group][block][phase][chunk][d][h][channel][w][feature of the block].
+void pack(const Element* __restrict w, Compute* __restrict packed, int group, int block) {
+    const int first_feature = block * BLOCK, features = smaller(BLOCK, FEATURES - first_feature);
+    Compute* to = packed + (group * BLOCKS + block) * (long long)WEIGHTS;
+    for (const Phase& d : PHASES_D)
+        for (const Phase& h : PHASES_H)
+            for (const Phase& v : PHASES_W)
+                for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK)
+                    for (int i = 0; i < d.taps * h.taps; ++i)
+                        for (int c = chunk; c < smaller(chunk + CHUNK, CHANNELS); ++c)
+                            for (int tap = 0; tap < v.taps; ++tap, to += BLOCK) {
+                                const int tap_d = d.start + i / h.taps * BETWEEN_D;
+                                const int tap_h = h.start + i % h.taps * BETWEEN_H, tap_w = v.start + tap * BETWEEN_W;
+                                const int offset = (tap_d * TAPS_H + tap_h) * TAPS_W + tap_w;
+                                for (int f = 0; f < BLOCK; ++f)
+                                    to[f] = f < features ? $weight : Compute(0);
+                            }
+}
+"""
+
+MULTIPLY = """
+// y[TILE * STRIDE_W][BLOCK] += the products of one tile: x is the staged input of its first position and first taps.
+template <int TAPS_OF_ROW>
+void multiply(const Compute* __restrict x, int taps_d, int taps_h, const Compute* __restrict w, Compute* __restrict y) {
+    constexpr int HELD = TAPS_OF_ROW % TOGETHER ? 1 : TOGETHER;
+    constexpr int LEFT = STEP_W < 0 ? (HELD - 1) * STEP_W : 0, RIGHT = STEP_W > 0 ? (HELD - 1) * STEP_W : 0;
+    for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK) {
+        Vector sum[TILE][VECTORS] = {};
+        for (int d = 0; d < taps_d; ++d)
+            for (int h = 0; h < taps_h; ++h) {
+                const Compute* row = x + d * STEP_D * PLANE + h * STEP_H * ROW + chunk * CHANNEL;
+                for (int c = chunk; c < smaller(chunk + CHUNK, CHANNELS); ++c, row += CHANNEL)
+#pragma GCC unroll 1
+                    for (int tap = 0; tap < TAPS_OF_ROW; tap += HELD) {
+                        Vector weight[HELD][VECTORS];
+                        std::memcpy(weight, w, sizeof weight);
+#pragma GCC unroll 512
+                        for (int column = LEFT; column <= (TILE - 1) * ADVANCE_W + RIGHT; ++column) {
+                            const Compute value = row[(tap * STEP_W + column) * COLUMN];
+#pragma GCC unroll 16
+                            for (int held = 0; held < HELD; ++held) {
+                                const int from = column - held * STEP_W, position = from / ADVANCE_W;
+                                if (from >= 0 && from % ADVANCE_W == 0 && position < TILE)
+#pragma GCC unroll 16
+                                    for (int v = 0; v < VECTORS; ++v) sum[position][v] += value * weight[held][v];
+                            }
+                        }
+                        w += HELD * BLOCK;
+                    }
+            }
+#pragma GCC unroll 64
+        for (int position = 0; position < TILE; ++position) {
+            Vector result[VECTORS];
+            Compute* to = y + position * STRIDE_W * BLOCK;
+            if (chunk) std::memcpy(result, to, sizeof result);
+            for (int v = 0; v < VECTORS; ++v) result[v] = chunk ? result[v] + sum[position][v] : sum[position][v];
+            std::memcpy(to, result, sizeof result);
+        }
+    }
+}
+"""
+
+STAGE = """
+// The input that a strip reads, in the compute type, zeros around the image.  x is a sample's group; (d, h, w) is the
+// input at the strip's corner, (rows_d, rows_h, columns) what of it is read.
+void stage(const Call& call, const Element* __restrict x, int d, int h, int w, int rows_d, int rows_h, int columns,
+    Compute* __restrict staged) {
+    const int begin = larger(0, smaller(-w, columns)), end = larger(begin, smaller(call.in_w - w, columns));
+$loops
+}
+"""
+
+STAGE_CONTIGUOUS = """
+for (int c = 0; c < CHANNELS; ++c)
+    for (int i = 0; i < rows_d; ++i)
+        for (int j = 0; j < rows_h; ++j) {
+$skip
+            Compute* to = staged + c * CHANNEL + i * PLANE + j * ROW;
+            const bool inside = unsigned(d + i) < unsigned(call.in_d) && unsigned(h + j) < unsigned(call.in_h);
+            if (!inside) {
+                for (int k = 0; k < columns; ++k) to[k] = 0;
+                continue;
+            }
+            const Element* from = x + (((long long)c * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
+            for (int k = 0; k < begin; ++k) to[k] = 0;
+            for (int k = begin; k < end; ++k) to[k] = $x;
+            for (int k = end; k < columns; ++k) to[k] = 0;
+        }
+"""
+
+STAGE_CHANNELS_LAST = """
+for (int i = 0; i < rows_d; ++i)
+    for (int j = 0; j < rows_h; ++j) {
+$skip
+        const bool inside = unsigned(d + i) < unsigned(call.in_d) && unsigned(h + j) < unsigned(call.in_h);
+        const Element* from = x + (((long long)(d + i) * call.in_h + h + j) * call.in_w + w) * (GROUPS * CHANNELS);
+        for (int k = 0; k < columns; ++k) {
+            Compute* to = staged + i * PLANE + j * ROW + k * COLUMN;
+            const bool read = inside && k >= begin && k < end;
+            for (int c = 0; c < CHANNELS; ++c) to[c] = read ? $x : Compute(0);
+        }
+    }
+"""
+
+BOX = """
+constexpr int BOX_D = $box_d, BOX_H = $box_h, BOX_W = $box_w;    // a window of x,
+constexpr int BOX_STEP_D = $step_d, BOX_STEP_H = $step_h, BOX_STEP_W = $step_w;    // whose elements lie so far apart
+constexpr int BOX_REACH = (BOX_W - 1) * BOX_STEP_W;
+
+// The window sums that a strip reads: over the rows of a window first, then along them.
+void stage(const Call& call, const Element* __restrict x, int d, int h, int w, int rows_d, int rows_h, int columns,
+    Compute* __restrict staged) {
+    Compute sums[INPUTS_W + BOX_REACH];
+    const int wide = smaller(columns + BOX_REACH, call.in_w - w);
+    for (int c = 0; c < CHANNELS; ++c)
+        for (int i = 0; i < rows_d; ++i)
+            for (int j = 0; j < rows_h; ++j) {
+$skip
+                const Element* from = x + (((long long)c * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
+                const long long next_d = (long long)BOX_STEP_D * call.in_h * call.in_w;
+                const long long next_h = (long long)BOX_STEP_H * call.in_w;
+#pragma omp simd
+                for (int k = 0; k < wide; ++k) {
+                    Compute sum = 0;
+#pragma GCC unroll 8
+                    for (int row = 0; row < BOX_D * BOX_H; ++row)
+                        sum += $x;
+                    sums[k] = sum;
+                }
+                Compute* to = staged + c * CHANNEL + i * PLANE + j * ROW;
+#pragma omp simd
+                for (int k = 0; k < wide - BOX_REACH; ++k) {
+                    Compute sum = 0;
+#pragma GCC unroll 8
+                    for (int n = 0; n < BOX_W; ++n) sum += sums[k + n * BOX_STEP_W];
+                    to[k] = sum;
+                }
+            }
+}
+"""
+
+ROWS = """
+// The convolution at `count` positions of one row from position w on: row[position][BLOCK].  staged is the input at
+// rows (d, h) of their phases' first taps, the strip's input beginning at column left.
+void convolve(const Compute* __restrict staged, const Phase& d, const Phase& h, int w, int count, int left,
+    const Compute* __restrict weights, Compute* __restrict row) {
+$phases
+}
+"""
+
+# Along w: all positions are of one phase, or the phases take turns.
+ROW = """
+constexpr const Phase& v = PHASES_W[0];
+for (int index = w; index < w + count; index += TILE)
+    multiply<v.taps>(staged + (index * ADVANCE_W + v.first - left) * COLUMN, d.taps, h.taps,
+        weights + (d.before * TAPS_H + d.taps * h.before) * TAPS_W * CHANNELS * BLOCK, row + (index - w) * BLOCK);
+"""
+ROW_PHASE = """
+{
+    constexpr const Phase& v = PHASES_W[$phase];
+    const int begin = (w - $phase + STRIDE_W - 1) / STRIDE_W;
+    const int before = (d.before * TAPS_H + d.taps * h.before) * TAPS_W + d.taps * h.taps * v.before;
+    for (int index = begin; index * STRIDE_W + $phase < w + count; index += TILE)
+        multiply<v.taps>(staged + (index * ADVANCE_W + v.first - left) * COLUMN, d.taps, h.taps,
+            weights + before * CHANNELS * BLOCK, row + (index * STRIDE_W + $phase - w) * BLOCK);
+}
+"""
+
+POOL_CONSTANTS = """
+constexpr int POOL_D = $d, POOL_H = $h, POOL_W = $w;
+constexpr int POOL_STRIDE_D = $stride_d, POOL_STRIDE_H = $stride_h, POOL_STRIDE_W = $stride_w;
+"""
+POOL_PADDING = "constexpr int POOL_PAD_D = $pad_d, POOL_PAD_H = $pad_h, POOL_PAD_W = $pad_w;"
+
+CHANNEL_NUMBERS = """
+
+// What is given per channel, for a block of features.
+struct Channels {
+    Compute $fields;
+    Channels(const Call& call, int first_feature, int features) {
+        for (int f = 0; f < BLOCK; ++f) {
+            const bool inside = f < features;
+            const int feature = first_feature + f;
+            $loads
+        }
+    }
+};
+"""
+
+POOL = """
+
+// The $kind of each window: results[count][BLOCK] at (d, h, w...), from the positions of a band, which begins at
+// (from_d, from_h, from_w).
+void pool(const Call& call, const Compute* __restrict band, int from_d, int from_h, int from_w, int d, int h, int w,
+    int count, Compute* __restrict results) {
+    for (int n = 0; n < count; ++n, results += BLOCK) {
+        $bounds
+        Compute best[BLOCK];
+        for (int f = 0; f < BLOCK; ++f) best[f] = $start;
+        for (int i = begin_d; i < end_d; ++i)
+            for (int j = begin_h; j < end_h; ++j)
+                for (int k = begin_w; k < end_w; ++k) {
+                    const Compute* at = band + ((i * ROWS_H + j) * PITCH + k) * BLOCK;
+#pragma omp simd
+                    for (int f = 0; f < BLOCK; ++f) {
+                        const Compute value = at[f];
+                        best[f] = $join;
+                    }
+                }
+        $share
+#pragma omp simd
+        for (int f = 0; f < BLOCK; ++f) results[f] = $result;
+    }
+}
+"""
+
+STORE = """
+const long long plane = (long long)call.out_d * call.out_h * call.out_w;
+const long long at = ((long long)sample * (GROUPS * FEATURES) + first_feature) * plane
+    + ((long long)d * call.out_h + h) * call.out_w + first_w;
+for (int f = 0; f < features; ++f)
+    for (int n = 0; n < count; ++n) call.out[at + f * plane + n] = $value;
+"""
+STORE_CHANNELS_LAST = """
+const long long row = (((long long)sample * call.out_d + d) * call.out_h + h) * call.out_w + first_w;
+for (int n = 0; n < count; ++n)
+    for (int f = 0; f < features; ++f)
+        call.out[(row + n) * (GROUPS * FEATURES) + first_feature + f] = $value;
+"""
+
+LEAVE_POSITIONS = """
+const long long rows = GROUPS * FEATURES, strip = task / (GROUPS * PARTS);
+for (int f = 0; f < features; ++f)
+    total.of(f).save(call.partial + $planes * (strip * rows + first_feature + f), 1);
+"""
+LEAVE_CHANNELS = """
+for (int d = first_d; d < last_d; ++d)
+    for (int h = first_h; h < last_h; ++h)
+        for (int w = first_w; w < last_w; ++w) {
+            const int at = ((d - first_d) * STRIP_H + h - first_h) * STRIP_W + w - first_w;
+            const long long row = ((long long)sample * call.out_d + d) * call.out_h + h;
+            call.out[row * call.out_w + w] = $value;
+        }
+"""
+
+FINISH = """
+
+// Join the parts of reductions, in their order: out[i] over partial[i / rows][split][i % rows].
+extern "C" void ${name}_finish(const double* partial, Result* out, int splits, int rows, long long results,
+    long long count) {
+    for (long long i = 0; i < results; ++i) {
+        const double* from = partial + $planes * (i / rows * splits * rows + i % rows);
+        Fold value = Fold::load(from, 1);
+        for (int split = 1; split < splits; ++split)
+            value.merge(Fold::load(from + $planes * ((long long)split * rows), 1));
+        out[i] = $value;
+    }
+}
+"""
+
+STRIP = """
+
+// What a thread works on.
+struct Scratch {
+    std::vector<Compute> staged, band, results;
+    $over
+    Scratch() : staged(STAGED), band((long long)ROWS_D * ROWS_H * PITCH * BLOCK), results(STRIP_W * BLOCK) {}
+};
+
+// One strip of results of one sample, for one part of the blocks of features.
+void strip(const Call& call, long long task, Scratch& own) {
+    const int strips_h = ceil_div(call.out_h, STRIP_H), strips_w = ceil_div(call.out_w, STRIP_W);
+    long long rest = task;
+    const int part = rest % PARTS;
+    rest /= PARTS;
+    $one_group
+    const int first_w = rest % strips_w * STRIP_W, last_w = smaller(first_w + STRIP_W, call.out_w);
+    rest /= strips_w;
+    const int first_h = rest % strips_h * STRIP_H, last_h = smaller(first_h + STRIP_H, call.out_h);
+    rest /= strips_h;
+    const int strips_d = ceil_div(call.out_d, STRIP_D);
+    const int first_d = rest % strips_d * STRIP_D, last_d = smaller(first_d + STRIP_D, call.out_d);
+    const long long sample = rest / strips_d;
+
+    // Positions of the convolution that the strip needs, and the input at the first of their taps.
+    $positions
+    const int left_d = from_d / STRIDE_D * ADVANCE_D + LOWEST_D;
+    const int rows_d = ((to_d - 1) / STRIDE_D - from_d / STRIDE_D) * ADVANCE_D + REACH_D;
+    const int left_h = from_h / STRIDE_H * ADVANCE_H + LOWEST_H;
+    const int rows_h = ((to_h - 1) / STRIDE_H - from_h / STRIDE_H) * ADVANCE_H + REACH_H;
+    const int left_w = from_w / STRIDE_W * ADVANCE_W + LOWEST_W;
+    const int columns = ((to_w - 1) / STRIDE_W - from_w / STRIDE_W) * ADVANCE_W + REACH_W;
+    Compute *staged = own.staged.data(), *band = own.band.data();
+    $open_strip
+    $groups
+    $close_strip
+}
+"""
+
+GROUP = """
+const Element* x = call.x + sample * GROUPS * CHANNELS * call.in_d * call.in_h * call.in_w + $group_of_x;
+stage(call, x, left_d, left_h, left_w, rows_d, rows_h, columns, staged);
+for (int block = part * PART; block < smaller(part * PART + PART, BLOCKS); ++block) {
+    const int features = smaller(BLOCK, FEATURES - block * BLOCK), first_feature = group * FEATURES + block * BLOCK;
+    const Compute* weights = call.packed + (group * BLOCKS + block) * (long long)WEIGHTS;
+    $open_block
+    $bands
+    $close_block
+}
+"""
+
+# Without a pooling, a band is a row, and its positions are the results.
+BAND_OF_POSITIONS = """
+const int count = last_w - first_w;
+for (int d = first_d; d < last_d; ++d)
+    for (int h = first_h; h < last_h; ++h) {
+        const Phase &of_d = PHASES_D[d % STRIDE_D], &of_h = PHASES_H[h % STRIDE_H];
+        const int row_d = d / STRIDE_D * ADVANCE_D + of_d.first - left_d;
+        const int row_h = h / STRIDE_H * ADVANCE_H + of_h.first - left_h;
+        convolve(staged + row_d * PLANE + row_h * ROW, of_d, of_h, from_w, count, left_w, weights, band);
+        $before
+        const Compute* results = band;
+        $take
+    }
+"""
+
+BAND_OF_WINDOWS = """
+const int count = last_w - first_w;
+for (int band_d = first_d; band_d < last_d; band_d += BAND_D)
+    for (int band_h = first_h; band_h < last_h; band_h += BAND_H) {
+        const int last_band_d = smaller(band_d + BAND_D, last_d), last_band_h = smaller(band_h + BAND_H, last_h);
+        $rows
+        for (int i = begin_d; i < end_d; ++i)
+            for (int j = begin_h; j < end_h; ++j) {
+                const Phase &of_d = PHASES_D[i % STRIDE_D], &of_h = PHASES_H[j % STRIDE_H];
+                const int row_d = i / STRIDE_D * ADVANCE_D + of_d.first - left_d;
+                const int row_h = j / STRIDE_H * ADVANCE_H + of_h.first - left_h;
+                Compute* row = band + ((i - begin_d) * ROWS_H + j - begin_h) * PITCH * BLOCK;
+                convolve(staged + row_d * PLANE + row_h * ROW, of_d, of_h, from_w, to_w - from_w, left_w, weights, row);
+                $before
+            }
+        for (int d = band_d; d < last_band_d; ++d)
+            for (int h = band_h; h < last_band_h; ++h) {
+                Compute* results = own.results.data();
+                pool(call, band, begin_d, begin_h, from_w, d, h, first_w, count, results);
+                $after
+                $take
+            }
+    }
+"""
+
+ENTRY = """
+
+extern "C" void $name($pointers, int N, int in_d, int in_h, int in_w, int conv_d, int conv_h,
+    int conv_w, int out_d, int out_h, int out_w, int threads) {
+    const Call call = {$fields};
+    const long long strips = (long long)ceil_div(out_d, STRIP_D) * ceil_div(out_h, STRIP_H) * ceil_div(out_w, STRIP_W);
+    const long long tasks = N * strips * $tasks;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static)
+        for (int i = 0; i < GROUPS * BLOCKS; ++i) pack(w, packed, i / BLOCKS, i % BLOCKS);
+        Scratch own;
+#pragma omp for schedule(dynamic)
+        for (long long task = 0; task < tasks; ++task) strip(call, task, own);
+    }
+}
+"""
+
+ONE_GROUP = """
+const int group = rest % GROUPS;
+rest /= GROUPS;
+"""
+ALL_GROUPS = "for (int group = 0; group < GROUPS; ++group)"

@@ -1,0 +1,118 @@
+"""How a contraction group is cut for a CPU: strips of results for its caches, tiles of sums for its registers.
+
+A strip is what one task computes of one sample: its input is staged in the second cache, and one block of features
+after another is computed on it.  Strips are cut by sizes alone, so that results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, prod
+
+import torch
+
+from fusewright.schedule.contraction import Axis, Contraction
+
+# Bytes of staged input that a strip may have: half of a usual second cache.
+STAGED = 512 * 1024
+# Tasks that a call should have, so that threads end about together.
+TASKS = 16
+# Products that are added up in one chain.
+CHAIN = 512
+# What a machine with vectors of 64 bytes has.
+REGISTERS = 32
+LANES = 16
+
+
+@dataclass(frozen=True)
+class Strips:
+    """See the module's text.
+
+    strip      results of a strip along d, h, w
+    vectors    of a block of features
+    together   taps along w whose weights are in registers at one time
+    chunk      channels whose products are added up in one chain
+    parts      of the blocks of features, for as many tasks on one strip
+    """
+
+    strip: tuple[int, int, int]
+    vectors: int
+    together: int
+    chunk: int
+    parts: int = 1
+
+    @property
+    def widest(self) -> int:
+        """Features of a block on the widest machine; a narrower one's blocks divide it."""
+        return LANES * self.vectors
+
+
+def is_flat(c: Contraction) -> bool:
+    """Whether positions are independent, and neighbours in memory: a 1x1 convolution that nothing pools."""
+    plain = all(a.taps == 1 and a.advance == a.stride == 1 and a.start == 0 for a in c.axes)
+    padded = any(left or right for left, right in c.op.padding) or any(c.op.output_padding or ())
+    return plain and not padded and c.box is None and c.window is None
+
+
+def candidates(c: Contraction, lengths: tuple[int, int, int], samples: int) -> list[Strips]:
+    """Ways to cut a group whose results are so many along d, h, w, best guess first."""
+    lanes = LANES if c.x.dtype != torch.float64 else LANES // 2
+    taps = prod(a.taps for a in c.axes)
+    chunk = max(1, min(c.channels, CHAIN // taps))
+    found = []
+    for vectors, together in _tiles(c, lanes):
+        strip = _strip(c, lengths, samples)
+        strips = samples * c.op.groups * prod(ceil(n / k) for n, k in zip(lengths, strip, strict=True))
+        blocks = ceil(c.features / (vectors * lanes))
+        parts = 1 if c.over_channels and not c.over_positions else max(1, min(blocks, ceil(TASKS / strips)))
+        found.append(Strips(strip, vectors, together, chunk, parts))
+    return found
+
+
+def _tiles(c: Contraction, lanes: int) -> Iterator[tuple[int, int]]:
+    """Vectors of a block of features and taps at hand, those with the most work per load first."""
+    taps = c.axes[2].taps
+    phases = {len(p.taps) for p in c.plain_axes[2].phases}
+    ways = []
+    for vectors in range(1, min(4, ceil(c.features / lanes)) + 1):
+        for together in {1, *(t for t in range(2, taps + 1) if all(n % t == 0 for n in phases))}:
+            tile = (REGISTERS - 2 - together * vectors) // vectors
+            if tile >= 3:
+                useful = c.features / (ceil(c.features / (vectors * lanes)) * vectors * lanes)
+                shared = c.plain_axes[2].advance == 1
+                loads = tile * (1 if shared else together) + together * vectors
+                ways.append((useful * min(1.0, tile * vectors * together / loads / 2), vectors, together))
+    for _, vectors, together in sorted(ways, reverse=True):
+        yield vectors, together
+
+
+def _strip(c: Contraction, lengths: tuple[int, int, int], samples: int) -> tuple[int, int, int]:
+    """Results along d, h, w: whole rows, and as many of them as fit."""
+    itemsize = 8 if c.x.dtype == torch.float64 else 4
+
+    def fits(strip: list[int]) -> bool:
+        return c.channels * prod(map(inputs, c.axes, strip)) * itemsize <= STAGED
+
+    lengths_ = [1, 1, prod(lengths)] if is_flat(c) else list(lengths)
+    strip = [1, 1, lengths_[2]]
+    while not fits(strip) and strip[2] > 16:
+        strip[2] = ceil(strip[2] / 2)
+    for i in (1, 0):
+        while strip[2] == lengths_[2] and strip[i] < lengths_[i]:
+            larger = [*strip]
+            larger[i] = min(lengths_[i], 2 * strip[i])
+            tasks = samples * prod(ceil(n / k) for n, k in zip(lengths_, larger, strict=True))
+            if not fits(larger) or tasks < TASKS:
+                break
+            strip = larger
+        if strip[i] < lengths_[i]:
+            break
+    d, h, w = (ceil(n / ceil(n / k)) for n, k in zip(lengths_, strip, strict=True))
+    return d, h, w
+
+
+def inputs(axis: Axis, results: int) -> int:
+    """Inputs along one dimension that so many results read."""
+    low, high = axis.reach()
+    return (results - 1) * axis.advance + high - low + 1
