@@ -15,7 +15,9 @@ from torch import nn
 from typer.core import TyperGroup
 
 import fusewright
+from fusewright.dispatch import Options
 from fusewright.doctor import examine
+from fusewright.emit.writing import check_output, write_solution
 from fusewright.errors import UnsupportedError
 from fusewright.peers import PEERS, peers
 from fusewright.peers import bench as run_peers
@@ -98,8 +100,12 @@ def _root(
 def optimize(
     problem: ProblemFile,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="SOLUTION.py", help="Write a solution file: not yet.")
+        Path | None, typer.Option("-o", "--output", metavar="SOLUTION.py", help="Write the result as one file.")
     ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="DEVICES", help="What the file is for: cuda, even without a GPU.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
     device: DeviceOption = None,
     training: TrainingOption = None,
     precision: PrecisionOption = "eager",
@@ -111,9 +117,11 @@ def optimize(
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Trust the estimate, time nothing.")] = False,
 ) -> None:
     """Optimizes a problem file's model, verifies the result and prints the plan."""
-    if output is not None:
-        raise UnsupportedError(f"-o {output}: solution files cannot be written yet; run without -o to see the plan")
     check_target(json_file)
+    if output is not None:
+        _refuse(output, {"--batch": batch, "--device": device})
+        options = Options(training, precision, rewrite, kernels, finite, measure=not no_measure)
+        _write(problem, output, options, _emission_target(target), force, json_file)
     with stage(f"loading {problem.name}"):
         _, model, inputs = _load(problem, device, training, batch)
     doing = "rewriting and verifying" if no_measure else "rewriting, verifying and measuring"
@@ -273,6 +281,38 @@ def _share_weights(reference: nn.Module, candidate: nn.Module) -> None:
     theirs, ours = candidate.state_dict(), reference.state_dict()
     if {k: v.shape for k, v in theirs.items()} == {k: v.shape for k, v in ours.items()}:
         candidate.load_state_dict(ours)
+
+
+def _refuse(output: Path, given: dict[str, object]) -> None:
+    """A solution file is for its problem as it stands."""
+    name = next((name for name, value in given.items() if value is not None), None)
+    if name is not None:
+        raise UnsupportedError(f"-o {output}: a solution file is for the problem's own inputs; leave {name} out")
+
+
+def _emission_target(asked: str | None) -> str:
+    """The one device that a solution file is made for."""
+    targets = (asked or ("cuda" if torch.cuda.is_available() else "cpu")).split(",")
+    unknown = next((t for t in targets if t not in ("cuda", "cpu")), None)
+    if unknown is not None:
+        raise UnsupportedError(f"--target {asked}: {unknown or 'nothing'} is no device; name cuda")
+    if "cpu" in targets:
+        raise UnsupportedError(
+            "--target cpu: there are no generated kernels for CPUs yet; --target cuda works without a GPU"
+        )
+    return targets[0]
+
+
+def _write(path: Path, output: Path, options: Options, target: str, force: bool, json_file: Path | None) -> None:
+    check_output(output, force)
+    with stage(f"loading {path.name}"):
+        problem = load_problem(path)
+    with stage(f"writing {output.name}"):
+        written = write_solution(problem, output, options, device=target, force=force, progress=lambda _: None)
+    show(plan_view(written.plan))
+    show(Text(f"\nwrote {written.path}"))
+    save(json_file, written.plan.to_json())
+    raise typer.Exit(VERIFIED)
 
 
 def _finish_plan(plan: Plan, json_file: Path | None) -> None:

@@ -51,6 +51,7 @@ class Options:
     verify: bool = True
     measure: bool = True
     replans: int = 8
+    target: torch.device | None = None  # a device that is not here, which nothing can run or be measured on
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,15 @@ def optimize(
     return attach(original, state)
 
 
+def planned(model: nn.Module, example_inputs: Any, options: Options, progress: Progress) -> tuple[Args, Kwargs, Entry]:
+    """The example call, and what would serve calls like it: as `optimize` has it, for whoever writes it down.
+
+    Raises `FusewrightError` as `optimize` does.
+    """
+    args, kwargs = _checked(model, example_inputs, options)
+    return args, kwargs, _plan(model, args, kwargs, options, progress)
+
+
 def explain(model_or_fast: nn.Module, example_inputs: Any = None) -> Plan:
     """The plan of an optimised module, or, given example inputs, what `optimize` would try on a model and why.
 
@@ -102,7 +111,7 @@ def _checked(model: nn.Module, example_inputs: Any, options: Options) -> tuple[A
     args, kwargs = _call(example_inputs)
     if options.kernels == "always":
         device = next((t.device for t in (*flat_tensors(args, kwargs), *model.parameters())), torch.device("cpu"))
-        missing = kernel_target(device)
+        missing = kernel_target(options.target or device)
         if missing is not None:
             raise UnsupportedError(f"kernels='always' needs a generated kernel for every group, and {missing}")
     return args, kwargs

@@ -23,12 +23,13 @@ from fusewright.codegen.aten import Program, lower
 from fusewright.errors import CaptureError, UnsupportedError
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node
+from fusewright.ir.placement import placed
 from fusewright.ir.spec import check
 from fusewright.plan import KernelChoice, Work
 from fusewright.rules import RULES
 from fusewright.rules.engine import Mode, Rewritten, rewrite, total
 from fusewright.runtime import compiler, nvrtc
-from fusewright.runtime.device import device_facts
+from fusewright.runtime.device import LARGE_GPU, device_facts
 from fusewright.runtime.launch import layout_of
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.groups import cut
@@ -66,6 +67,7 @@ def build(
     kernels: Kernels = "never",
     precision: str = "eager",
     measure: bool = True,
+    target: torch.device | None = None,
     decisions: Mapping[str, Decision] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Built:
@@ -74,6 +76,8 @@ def build(
 
     Groups become generated kernels as `kernels` says and as `decisions` of an earlier build have it; with `measure`,
     the rest is decided by measuring on the device.
+
+    For a `target` that is not here, everything is done as on a large GPU, by estimate; the program refers to it.
 
     Raises `CaptureError` when the model cannot be captured whole.
     """
@@ -84,12 +88,15 @@ def build(
             f"{type(model).__name__} cannot be planned: it writes to an input, and what that changes depends on which "
             "of its inputs share memory; it runs as it did."
         )
+    if target is not None:
+        graph = check(placed(graph, target))
     device = _device(graph)
     tensors = flat_tensors(args, kwargs)
     hints = {symbol: tensors[where.input].shape[where.dim] for symbol, where in graph.symbols.items()}
     fusing = kernels != "never" and kernel_target(device) is None
     sliding = fusing and TARGETS[device.type].FORMS_WINDOW_SUMS
-    cost = CostModel(device_facts(device), hints, derived_ahead=not model.training, fusing=sliding)
+    facts = device_facts(device) if target is None else LARGE_GPU
+    cost = CostModel(facts, hints, derived_ahead=not model.training, fusing=sliding)
     rules = [rule for rule in RULES if rule.name not in without and (only is None or rule.name in only)]
     rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite, fusing=fusing)
     check(rewritten.graph)

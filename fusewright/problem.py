@@ -85,6 +85,18 @@ class Problem:
         with guarded(self.inputs_path, "moving the inputs to the device"):
             return _map_tensors(lambda x: x.to(device), arguments)
 
+    def placeholders(self) -> Arguments:
+        """The forward's arguments for looking at alone: floating-point memory that was never touched, zeros elsewhere.
+
+        Values of its own where the file cannot be asked without making them.
+        """
+        try:
+            with torch.device("meta"):
+                arguments = self._ask("get_inputs", seed=0)
+        except ProblemError:
+            return self.inputs()
+        return _map_tensors(lambda x: _untouched(x) if x.is_meta else x, arguments)
+
     def try_forward(self, model: nn.Module, inputs: Arguments) -> Any:
         """The model's output, without gradients; shows the user's own mistakes before anything is optimised.
 
@@ -299,6 +311,11 @@ def _find_class(path: Path, module: ModuleType, names: tuple[str, ...]) -> type[
 def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], arguments: Arguments) -> Arguments:
     mapped: Arguments = tree_map(lambda x: function(x) if isinstance(x, torch.Tensor) else x, arguments)
     return mapped
+
+
+def _untouched(x: torch.Tensor) -> torch.Tensor:
+    make = torch.empty if x.is_floating_point() else torch.zeros
+    return make(x.shape, dtype=x.dtype).requires_grad_(x.requires_grad)
 
 
 def _cut_rows(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -214,6 +214,7 @@ def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:
         "kernels": options.kernels,
         "precision": options.precision,
         "measure": options.measure and like is None,
+        "target": options.target,
         "progress": trial.progress,
     }
     if like is not None:

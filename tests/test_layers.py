@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("optimizer",),
     ("__init__",),
     ("problem", "doctor", "terminal"),
+    ("emit",),
     ("cli", "backend", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

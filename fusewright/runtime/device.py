@@ -41,6 +41,12 @@ class DeviceFacts:
     launch: float
 
 
+# What a plan for a GPU that is not here goes by: about an H200.
+LARGE_GPU = DeviceFacts(
+    "a large GPU", conv=1e14, matmul=5e13, wide=5e13, memory=4e12, reduce=4e12, window=3e11, launch=3e-6
+)
+
+
 @lru_cache(maxsize=16)
 def device_facts(device: torch.device) -> DeviceFacts:
     """The facts of `device`, from the cache or measured now (a second or two)."""

@@ -1,0 +1,1 @@
+"""Solution files: a problem's model with its generated kernels, in one file that needs nothing but PyTorch."""

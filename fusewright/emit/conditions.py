@@ -1,0 +1,112 @@
+"""Where a solution's forward finds its inputs, and the conditions under which its kernels serve a call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusewright.dispatch import Args, Guard, Kwargs
+from fusewright.errors import UnsupportedError
+from fusewright.tree import flat_tensors
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How a forward's parameters hold the inputs of a program.
+
+    tensors     expressions of the tensors, in the program's order: ``x``, ``pair[1]``, ``named["mask"]``
+    conditions  on everything else: containers, and arguments that are no tensors
+    """
+
+    tensors: tuple[str, ...]
+    conditions: tuple[str, ...]
+
+
+def inputs_of(forward: Callable[..., Any], args: Args, kwargs: Kwargs) -> Inputs:
+    """Where the example call's tensors are, by the names of `forward`'s parameters.
+
+    Raises `UnsupportedError` for arguments whose value has no text.
+    """
+    bound = inspect.signature(forward).bind(*args, **kwargs)
+    by_call = {id(leaf): text for name, value in bound.arguments.items() for text, leaf in _leaves(name, value)}
+    bound.apply_defaults()
+    tensors = [by_call[id(leaf)] for leaf in flat_tensors(args, kwargs)]
+    conditions = [c for name, value in bound.arguments.items() for c in _conditions(name, value)]
+    return Inputs(tuple(tensors), tuple(conditions))
+
+
+def _leaves(text: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield text, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(f"{text}[{key!r}]", item)
+    elif isinstance(value, tuple | list):
+        for i, item in enumerate(value):
+            yield from _leaves(f"{text}[{i}]", item)
+
+
+def _conditions(text: str, value: Any) -> Iterator[str]:
+    """What makes an argument the one that the program was made for, tensors left out."""
+    if isinstance(value, Tensor):
+        return
+    if isinstance(value, Mapping):
+        yield f"list({text}) == {list(value)!r}"
+        for key, item in value.items():
+            yield from _conditions(f"{text}[{key!r}]", item)
+    elif isinstance(value, tuple | list):
+        kind = type(value).__name__ if type(value) in (tuple, list) else "tuple"
+        yield f"isinstance({text}, {kind}) and len({text}) == {len(value)}"
+        for i, item in enumerate(value):
+            yield from _conditions(f"{text}[{i}]", item)
+    elif value is None or isinstance(value, bool):
+        yield f"{text} is {value}"
+    elif isinstance(value, _PLAIN):
+        yield f"type({text}) is {type(value).__name__} and {text} == {value!r}"
+    else:
+        raise UnsupportedError(
+            f"-o: the forward's argument {text} is a {type(value).__name__}, which a solution file cannot compare; "
+            "call the model with tensors and plain values"
+        )
+
+
+def tensor_conditions(name: str, guard: Guard, index: int) -> list[str]:
+    """What a tensor input must be: dtype, shape, within the range of the batch."""
+    shape, (dtype, _) = guard.shapes[index], guard.kinds[index]
+    conditions = [f"{name}.dtype is {dtype}"]
+    fixed = [i for i, n in enumerate(shape) if isinstance(n, int)]
+    if len(fixed) == len(shape):
+        conditions.append(f"{name}.shape == {tuple(shape)}")
+    elif fixed == list(range(1, len(shape))):
+        conditions.append(f"{name}.shape[1:] == {tuple(shape[1:])}")
+    else:
+        conditions.append(f"{name}.dim() == {len(shape)}")
+        conditions += [f"{name}.shape[{i}] == {shape[i]}" for i in fixed]
+    return conditions
+
+
+def size_conditions(tensors: tuple[str, ...], guard: Guard) -> list[str]:
+    """Bounds of symbolic sizes, and the sizes that must agree with them."""
+    where = {symbol: f"{tensors[at.input]}.shape[{at.dim}]" for symbol, at in guard.symbols.items()}
+    conditions = []
+    for symbol, at in guard.symbols.items():
+        low = max(at.low, 1)
+        upper = "" if at.high is None else f" <= {at.high}"
+        conditions.append(f"{low} <= {where[symbol]}{upper}" if upper else f"{where[symbol]} >= {low}")
+    for name, shape in zip(tensors, guard.shapes, strict=True):
+        for i, n in enumerate(shape):
+            own = f"{name}.shape[{i}]"
+            if isinstance(n, int) or own in where.values():
+                continue
+            text = str(n)
+            for symbol, place in where.items():
+                text = text.replace(str(symbol), place)
+            conditions.append(f"{own} == {text}")
+    return conditions

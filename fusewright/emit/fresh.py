@@ -1,0 +1,258 @@
+"""Runs a solution file beside its problem in a process of its own, where Fusewright cannot be imported.
+
+    python -I fresh.py '{"problem": PATH, "solution": PATH, "device": "cpu", "rows": 2, "time": false, ...}'
+
+Prints one line of JSON.  On a GPU the kernels are built and must run; on a CPU the rewritten program runs with the
+kernels' references in their place.  Needs nothing but PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.machinery
+import importlib.util
+import json
+import os
+import platform
+import sys
+import time
+from typing import Any
+
+import torch
+
+# The relative error (root mean square) that is allowed beyond four times eager's own, and where tf32 may be used.
+CLOSE, CLOSE_TF32 = 1e-5, 1e-3
+# What the field's harness allows.
+HARNESS = {"atol": 1e-4, "rtol": 1e-4}
+
+
+class Wrong(Exception):
+    """What is wrong with a solution, in one sentence."""
+
+
+def load(path: str, name: str, *, on_cpu: bool = False) -> Any:
+    """A Python file as a module; its neighbours can be imported."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    with open(path, encoding="utf-8") as file:
+        source = file.read()
+    if on_cpu:
+        source = source.replace('device="cuda"', 'device="cpu"')
+    spec = importlib.machinery.ModuleSpec(name, None, origin=path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    exec(compile(source, path, "exec"), module.__dict__)
+    return module
+
+
+def call(function: Any, arguments: Any) -> Any:
+    """`function` with positional or keyword arguments."""
+    return function(**arguments) if isinstance(arguments, dict) else function(*arguments)
+
+
+def mapped(value: Any, change: Any) -> Any:
+    """`value` with every tensor changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: mapped(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [mapped(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """All tensors in a value."""
+    found: list[torch.Tensor] = []
+    mapped(value, found.append)
+    return found
+
+
+class Check:
+    """One solution and its problem."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self.device, self.rows, self.timed = asked["device"], asked["rows"], asked["time"]
+        self.training = asked["training"]
+        self.problem = load(asked["problem"], "the_problem")
+        self.solution = load(asked["solution"], "the_solution", on_cpu=self.device == "cpu")
+        self.facts: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version()}
+        self.ran = 0
+
+    def run(self) -> dict[str, Any]:
+        """Every check, in order; raises `Wrong` at the first that fails."""
+        reference, new = self.built(self.problem, "Model"), self.built(self.solution, "ModelNew")
+        self.same_state(reference, new)
+        if self.facts.pop("Model") != self.facts.pop("ModelNew"):
+            raise Wrong("ModelNew draws other random numbers than Model when it is built")
+        inputs = self.inputs()
+        self.harness(reference, new, inputs)
+        few = mapped(inputs, self.cut)
+        self.watch_kernels()
+        self.against_float64(reference, new, few)
+        if not self.ran:
+            self.against_float64(reference, new, inputs)  # made for one batch alone
+        if not self.ran:
+            raise Wrong("no call of the model reached the kernels")
+        if self.timed:
+            self.time(reference, new, inputs)
+        return self.facts
+
+    def built(self, module: Any, name: str) -> torch.nn.Module:
+        """A model under the common seed."""
+        torch.manual_seed(0)
+        arguments = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
+        torch.manual_seed(0)
+        model: torch.nn.Module = call(getattr(module, name), arguments).to(self.device)
+        self.facts[name] = torch.rand(1).item()
+        return model.train(self.training) if model.training != self.training else model
+
+    def inputs(self) -> Any:
+        """The problem's inputs; on a CPU so few rows that it takes a moment."""
+        torch.manual_seed(1)
+        inputs = self.problem.get_inputs()
+        if self.device == "cpu":
+            inputs = mapped(inputs, self.cut)
+        return mapped(inputs, lambda x: x.to(self.device))
+
+    def cut(self, x: torch.Tensor) -> torch.Tensor:
+        """The leading rows of a tensor."""
+        return x[: self.rows].clone() if x.dim() else x
+
+    def same_state(self, reference: torch.nn.Module, new: torch.nn.Module) -> None:
+        """One seed gives the same parameters and buffers."""
+        ours, theirs = new.state_dict(), reference.state_dict()
+        if list(ours) != list(theirs):
+            raise Wrong("ModelNew has other parameters than Model")
+        for name, value in theirs.items():
+            if not torch.equal(torch.nan_to_num(value), torch.nan_to_num(ours[name])):
+                raise Wrong(f"ModelNew starts with another {name} than Model under the same seed")
+        new.load_state_dict(theirs)
+
+    def harness(self, reference: torch.nn.Module, new: torch.nn.Module, inputs: Any) -> None:
+        """What the field's harness does: both models as they were built, on the problem's own inputs."""
+        before = [x.clone() for x in tensors(inputs)]
+        with torch.no_grad():
+            torch.manual_seed(2)
+            expected = tensors(call(copy.deepcopy(reference), inputs))
+            torch.manual_seed(2)
+            self.synchronize()
+            start = time.perf_counter()
+            found = tensors(call(new, inputs))
+            self.synchronize()
+        self.facts["first call"] = time.perf_counter() - start
+        for x, y in zip(before, tensors(inputs), strict=True):
+            if not torch.equal(torch.nan_to_num(x), torch.nan_to_num(y)):
+                raise Wrong("ModelNew changes its inputs")
+        for i, (e, f) in enumerate(zip(expected, found, strict=True)):
+            if e.shape != f.shape or e.dtype != f.dtype:
+                raise Wrong(f"output {i} is {f.dtype} {tuple(f.shape)}, not {e.dtype} {tuple(e.shape)}")
+            tolerance = HARNESS if e.dtype in (torch.float32, torch.float64) else {"atol": 2e-2, "rtol": 2e-2}
+            if e.is_floating_point() and not torch.allclose(e, f, equal_nan=True, **tolerance):
+                most = (e - f).abs().max().item()
+                raise Wrong(f"output {i} differs from eager's by up to {most:.2e} on the problem's own inputs")
+
+    def watch_kernels(self) -> None:
+        """Counts the calls that kernels serve; on a CPU their references serve them."""
+        names = [name.removesuffix("_launch") for name in vars(self.solution) if name.endswith("_launch")]
+        for name in names:
+            launch = getattr(self.solution, f"{name}_launch" if self.device == "cuda" else f"{name}_reference")
+
+            def counted(*operands: torch.Tensor, launch: Any = launch) -> torch.Tensor:
+                self.ran += 1
+                result: torch.Tensor = launch(*operands)
+                return result
+
+            setattr(self.solution, f"{name}_launch", counted)
+        if self.device == "cpu":
+            self.solution.covers = lambda *_, **__: True
+            torch.cuda.device = contextlib.nullcontext  # type: ignore[assignment, misc]
+
+    def against_float64(self, reference: torch.nn.Module, new: torch.nn.Module, inputs: Any) -> None:
+        """Outputs and all gradients against those of the original in float64, beside eager's own error."""
+        models = {"float64": copy.deepcopy(reference).double(), "eager": copy.deepcopy(reference), "new": new}
+        found = {name: self.gradients(model, inputs, wide=name == "float64") for name, model in models.items()}
+        tf32 = self.device == "cuda" and torch.backends.cudnn.allow_tf32
+        for kind in ("outputs", "gradients"):
+            errors = {name: worst(found[name][kind], found["float64"][kind]) for name in ("eager", "new")}
+            self.facts.setdefault("errors", {})[kind] = errors
+            if not errors["new"] <= max(4 * errors["eager"], CLOSE_TF32 if tf32 else CLOSE):
+                raise Wrong(
+                    f"the {kind} are off by {errors['new']:.2e} of their size against float64, eager's by "
+                    f"{errors['eager']:.2e}"
+                )
+
+    def gradients(self, model: torch.nn.Module, inputs: Any, *, wide: bool) -> dict[str, list[torch.Tensor]]:
+        """Outputs, and gradients of every parameter and floating-point input for a fixed cotangent."""
+
+        def leaf(x: torch.Tensor) -> torch.Tensor:
+            if not x.is_floating_point():
+                return x
+            return (x.double() if wide else x.clone()).detach().requires_grad_()
+
+        inputs = mapped(inputs, leaf)
+        torch.manual_seed(3)
+        outputs = [y for y in tensors(call(model, inputs)) if y.is_floating_point()]
+        leaves = [p for p in model.parameters() if p.requires_grad] + [x for x in tensors(inputs) if x.requires_grad]
+        grown = [y for y in outputs if y.requires_grad]
+        grads: list[torch.Tensor] = []
+        if grown and leaves:
+            generator = torch.Generator(self.device).manual_seed(4)
+            weights = [torch.randn(y.shape, generator=generator, device=self.device).to(y.dtype) for y in grown]
+            some = torch.autograd.grad(grown, leaves, weights, allow_unused=True)
+            grads = [torch.zeros_like(x) if g is None else g for g, x in zip(some, leaves, strict=True)]
+        return {"outputs": [y.detach() for y in outputs], "gradients": grads}
+
+    def time(self, reference: torch.nn.Module, new: torch.nn.Module, inputs: Any) -> None:
+        """Medians of the forward, in turns, in milliseconds."""
+        samples: dict[str, list[float]] = {"eager": [], "new": []}
+        models = {"eager": reference, "new": new}
+        event: Any = torch.cuda.Event
+        with torch.no_grad():
+            for _ in range(12):
+                for name, model in models.items():
+                    start, stop = (event(enable_timing=True) for _ in range(2))
+                    call(model, inputs)
+                    start.record()
+                    for _ in range(5):
+                        call(model, inputs)
+                    stop.record()
+                    stop.synchronize()
+                    samples[name].append(start.elapsed_time(stop) / 5)
+        self.facts["milliseconds"] = {name: sorted(times)[len(times) // 2] for name, times in samples.items()}
+        self.facts["device"] = torch.cuda.get_device_name()
+        self.facts["cuda"] = torch.version.cuda
+
+    def synchronize(self) -> None:
+        """Waits for the device."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def worst(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """The largest error of several tensors."""
+    return max((error(f, e) for f, e in zip(found, expected, strict=True)), default=0.0)
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The root mean square of the difference, relative to that of what is expected."""
+    expected = expected.double()
+    size = expected.square().mean().sqrt().item() if expected.numel() else 0.0
+    difference = (found.double() - expected).square().mean().sqrt().item() if expected.numel() else 0.0
+    return difference / size if size > 1e-30 else difference
+
+
+def main() -> None:
+    """Prints what came of the check that the first argument describes."""
+    sys.modules["fusewright"] = None  # type: ignore[assignment]
+    asked = json.loads(sys.argv[1])
+    try:
+        facts = Check(asked).run()
+        print(json.dumps({"ok": True, **facts}))
+    except Wrong as wrong:
+        print(json.dumps({"ok": False, "reason": str(wrong)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""The docstring of a solution file: what was done and why, the work it saves, what was verified and measured."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from fusewright.kernel import Kernel
+from fusewright.plan import Plan
+from fusewright.report.text import duration, less, scaled
+
+WIDTH = 110
+
+_WORDS = {
+    "conv": "convolution",
+    "convtranspose": "transposed convolution",
+    "avg": "average pooling",
+    "linear": "matrix product",
+    "rangesum": "sums over positions",
+    "mul": "multiplication",
+    "add": "addition",
+    "div": "division",
+    "sub": "subtraction",
+}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is known of a file once it has been tried: facts of `fusewright.emit.fresh`, or where it only compiled."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    compiled_for: tuple[str, ...] = ()
+    date: str = ""
+    version: str = ""
+
+
+def header(name: str, plan: Plan, kernels: tuple[Kernel, ...], checked: Checked) -> str:
+    """The text between a solution file's first quotes; `name` is the problem file's."""
+    paragraphs = [_title(name, kernels), _wrap(" ".join(_story(plan, kernels)))]
+    if plan.before is not None and plan.after is not None:
+        paragraphs.append("\n".join(_work(plan)))
+    paragraphs.append("\n".join(_wrap(line, "    ") for line in _evidence(plan, checked)))
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def _wrap(text: str, hanging: str = "") -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+
+
+def _title(name: str, kernels: tuple[Kernel, ...]) -> str:
+    count = {0: "rewritten to do less", 1: "in one generated CUDA kernel"}
+    return f"{name} with its forward {count.get(len(kernels), f'in {len(kernels)} generated CUDA kernels')}."
+
+
+def words(kernel: Kernel) -> str:
+    """The operations of a kernel."""
+    found = kernel.name.removeprefix("fused_").split("_")
+    found = found[:-1] if found[-1].isdigit() else found
+    return listed([_WORDS.get(word, word) for word in found])
+
+
+def listed(items: list[str]) -> str:
+    """``a, b and c``."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def _story(plan: Plan, kernels: tuple[Kernel, ...]) -> Iterator[str]:
+    """A few sentences: what was rewritten, what became kernels, what was left alone and why."""
+    yield from _rewrites(plan)
+    for kernel in kernels:
+        launches = "one launch" if len(kernel.launches) == 1 else f"{len(kernel.launches)} launches"
+        yield f"{kernel.name} computes {words(kernel)} in {launches}{_times(plan, kernel)}."
+    if kernels and plan.before is not None and plan.after is not None and plan.after.bytes < plan.before.bytes:
+        before, after = scaled(plan.before.bytes, "B"), scaled(plan.after.bytes, "B")
+        yield (
+            f"These operators had the most to give: what they hand to each other no longer goes through memory, "
+            f"so {after} are moved instead of {before}."
+        )
+    yield from _left_alone(plan)
+    yield from (f"{note[0].upper()}{note[1:]}." for note in plan.precision if "tf32" in note)
+
+
+def _rewrites(plan: Plan) -> Iterator[str]:
+    rules = [rule for rule, _ in groupby(fired.rule for fired in plan.rules)]
+    if not rules:
+        return
+    first, last = plan.rules[0].before, plan.rules[-1].after
+    change = less(first.flops, last.flops)
+    effect = f", which leaves {change} arithmetic" if "less" in change else ""
+    yield f"The algebra was rewritten first, by {listed([f'`{rule}`' for rule in dict.fromkeys(rules)])}{effect}."
+
+
+def _times(plan: Plan, kernel: Kernel) -> str:
+    choice = next((c for c in plan.kernels if c.name == kernel.name), None)
+    if choice is None or choice.generated is None or choice.aten is None:
+        return ""
+    return f" ({duration(choice.generated)}; PyTorch's own operations take {duration(choice.aten)})"
+
+
+def _left_alone(plan: Plan) -> Iterator[str]:
+    for choice in plan.kernels:
+        if choice.path == "ATen":
+            operations = listed(choice.name.removeprefix("fused_").split("_"))
+            figures = ""
+            if choice.generated is not None and choice.aten is not None:
+                figures = f" ({duration(choice.aten)}; a generated kernel takes {duration(choice.generated)})"
+            yield f"As one group, {operations} stay with PyTorch, which measured faster{figures}."
+    if plan.opaque:
+        names = sorted({reason.partition(":")[0] for reason in plan.opaque})
+        yield f"Left as they were, because they are not understood: {listed(names)}."
+    slower: list[str] = [kept.mode for kept in plan.kept if kept.path == "original"]
+    if slower:
+        yield f"Calls with {listed(slower)} run the original forward, which measured faster there."
+
+
+def _work(plan: Plan) -> list[str]:
+    before, after = plan.before, plan.after
+    assert before is not None
+    assert after is not None
+    rows = [
+        ("", "before", "after", ""),
+        ("arithmetic", scaled(before.flops, "FLOP"), scaled(after.flops, "FLOP"), less(before.flops, after.flops)),
+        ("memory traffic", scaled(before.bytes, "B"), scaled(after.bytes, "B"), less(before.bytes, after.bytes)),
+        ("launches", f"{before.launches:g}", f"{after.launches:g}", less(before.launches, after.launches)),
+    ]
+    return [f"    {a:<16}{b:>12}{c:>14}    {d}".rstrip() for a, b, c, d in rows]
+
+
+def _evidence(plan: Plan, checked: Checked) -> Iterator[str]:
+    facts = checked.facts
+    yield f"Made for: {plan.signature}; other calls run the original forward."
+    if "errors" in facts:
+        on = f"on {facts['device']}" if "device" in facts else "on a CPU, with PyTorch's operations for the kernels"
+        kinds = [f"{kind} are off by {e['new']:.1e} (eager: {e['eager']:.1e})" for kind, e in facts["errors"].items()]
+        yield f"Verified {on}, against float64: {listed(kinds)} of their size."
+    if "milliseconds" in facts:
+        times = facts["milliseconds"]
+        yield (
+            f"Measured on {facts['device']}, PyTorch {facts['torch']}, CUDA {facts['cuda']}, {checked.date}: "
+            f"{duration(times['new'] / 1e3)}, eager {duration(times['eager'] / 1e3)}; kernels built in "
+            f"{facts['first call']:.1f} s."
+        )
+    elif checked.compiled_for:
+        yield f"Not measured: there was no GPU; the kernels compile for {listed(list(checked.compiled_for))}."
+    yield f"Written by fusewright {checked.version}."

@@ -1,0 +1,122 @@
+"""Solutions for the tests: problems as text, written by the passes for a CUDA device that is not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from fusewright.dispatch import Options
+from fusewright.emit.header import Checked
+from fusewright.emit.solution import Draft
+from fusewright.emit.writing import content_of
+from fusewright.optimizer import planned
+from fusewright.problem import load_problem
+
+ROOT = Path(__file__).parents[2]
+FOUNDING = ("conv_avgpool_sigmoid_sum", "conv3d_div_maxpool_gap_bias_sum", "convtranspose_gap_bias_logsumexp")
+CUDA = torch.device("cuda", 0)
+_count = itertools.count()
+
+
+def problem(tmp_path: Path, init: str, forward: str, inputs: str, *, arguments: str = "", given: str = "") -> Path:
+    """A problem file of these lines."""
+    path = tmp_path / f"problem_{next(_count)}.py"
+    takes = f", {arguments}" if arguments else ""
+    lines = [
+        "import torch",
+        "import torch.nn.functional as F",
+        "from torch import nn",
+        "",
+        "",
+        "class Model(nn.Module):",
+        f"    def __init__(self{takes}):",
+        "        super().__init__()",
+        *(f"        {line}" for line in init.splitlines()),
+        "",
+        *(f"    {line}" for line in forward.splitlines()),
+        "",
+        "",
+        "def get_inputs():",
+        f"    return {inputs}",
+        "",
+        "",
+        "def get_init_inputs():",
+        f"    return [{given}]",
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def draft(path: Path, *, training: bool = True, **options: Any) -> Draft:
+    """What becomes of a problem, by estimate."""
+    loaded = load_problem(path)
+    model = loaded.build().train(training)
+    asked = Options(verify=False, measure=False, target=CUDA, **options)
+    args, kwargs, entry = planned(model, loaded.placeholders(), asked, lambda _: None)
+    assert entry.plan is not None
+    assert entry.runner is not None, entry.plan.reason
+    return Draft(loaded, model, args, kwargs, entry)
+
+
+def write(path: Path, **options: Any) -> Path:
+    """The solution file of a problem, beside it."""
+    solution = path.with_name(f"{path.stem}_solution.py")
+    solution.write_text(content_of(draft(path, **options), Checked()))
+    return solution
+
+
+def load(path: Path) -> ModuleType:
+    """A Python file as a module of its own."""
+    spec = importlib.util.spec_from_file_location(f"solution_{next(_count)}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def cuda_source(solution: Any, capability: tuple[int, int] = (9, 0)) -> tuple[str, list[str]]:
+    """What a solution would have built on a GPU: the whole CUDA text and the compiler's options."""
+
+    class Asked(Exception):
+        pass
+
+    asked: dict[str, Any] = {}
+
+    def take(**given: Any) -> None:
+        asked.update(given)
+        raise Asked
+
+    with (
+        patch.object(solution, "load_inline", take),
+        patch("torch.cuda.get_device_capability", lambda *_: capability),
+    ):
+        try:
+            solution.library(0)
+        except Asked:
+            assert asked["no_implicit_headers"]
+    return "\n".join(asked["cuda_sources"]), asked["extra_cuda_cflags"]
+
+
+def nvcc(source: str, options: list[str], tmp_path: Path) -> None:
+    """Compiles CUDA text; an error fails the test."""
+    (tmp_path / "all.cu").write_text(source)
+    command = ["nvcc", "-c", *options, "-o", str(tmp_path / "all.o"), str(tmp_path / "all.cu")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def ruff(path: Path) -> None:
+    """The file passes ruff's checks and is formatted, both by its defaults but for the width."""
+    for command in (["check", "--select", "E4,E7,E9,F"], ["format", "--check"]):
+        whole = [sys.executable, "-m", "ruff", *command, "--isolated", "--line-length", "120", str(path)]
+        done = subprocess.run(whole, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,62 @@
+"""Solution files: what they hold, that they compile, and that they compute what the model computes, on a CPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from solutions import FOUNDING, ROOT, cuda_source, draft, load, nvcc, problem, ruff, write
+
+from fusewright.emit.header import Checked
+from fusewright.emit.writing import content_of, tried
+
+CONV = "self.conv = nn.Conv2d(3, 8, 3)"
+HEAD = "def forward(self, x):\n    return self.conv(x).relu().mean((2, 3))"
+INPUT = "[torch.rand(4, 3, 20, 24)]"
+
+
+@pytest.fixture(scope="module")
+def founding(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The solutions of the founding models."""
+    folder = tmp_path_factory.mktemp("founding")
+    for name in FOUNDING:
+        shutil.copy(ROOT / "examples" / f"{name}.py", folder)
+    return {name: write(folder / f"{name}.py") for name in FOUNDING}
+
+
+class TestText:
+    @pytest.mark.parametrize("name", FOUNDING)
+    def test_meets_the_rules_of_the_field(self, founding: dict[str, Path], name: str) -> None:
+        text = founding[name].read_text()
+        assert not re.search(r"\bpass\b|\btry\b|\bexcept\b|threading|\bfusewright\.", text)
+        assert "load_inline(" in text
+        assert "__global__" in text
+        assert "class ModelNew(Model):" in text
+        ruff(founding[name])
+
+    @pytest.mark.parametrize("name", FOUNDING)
+    def test_holds_the_kernels_as_they_ran(self, founding: dict[str, Path], name: str) -> None:
+        made = draft(ROOT / "examples" / f"{name}.py")
+        solution = load(founding[name])
+        assert made.program.kernels
+        for kernel in made.program.kernels:
+            assert getattr(solution, kernel.name.upper()) == kernel.source
+
+    def test_is_the_same_every_time(self, tmp_path: Path) -> None:
+        path = problem(tmp_path, CONV, HEAD, INPUT)
+        assert content_of(draft(path), Checked()) == content_of(draft(path), Checked())
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
+@pytest.mark.parametrize("name", FOUNDING)
+def test_launchers_compile_with_their_kernels(founding: dict[str, Path], name: str, tmp_path: Path) -> None:
+    nvcc(*cuda_source(load(founding[name])), tmp_path)
+
+
+def test_runs_without_fusewright(tmp_path: Path) -> None:
+    path = problem(tmp_path, CONV, HEAD, INPUT)
+    facts = tried(path, write(path), "cpu", timed=False)
+    assert facts["errors"]["outputs"]["new"] < 1e-6
+    assert facts["errors"]["gradients"]["new"] < 1e-5
