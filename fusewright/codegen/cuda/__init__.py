@@ -8,13 +8,14 @@ from math import prod
 from typing import Any
 
 from fusewright.codegen.aten import lower_function
-from fusewright.codegen.cuda import contraction, direct, ranges, sample, stream
+from fusewright.codegen.cuda import contraction, direct, product, ranges, sample, stream
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
 from fusewright.schedule.direct import DirectTile
-from fusewright.schedule.direct import worthwhile as direct_tiles
+from fusewright.schedule.direct_choice import worthwhile
 from fusewright.schedule.groups import Group, as_graph, body, sizes
+from fusewright.schedule.product import Product
 from fusewright.schedule.tiling import Tiling, shortlist
 
 # So many tilings of a contraction are worth measuring.
@@ -33,10 +34,10 @@ Layouts = Mapping[Node, str]
 def options(group: Group, hints: Mapping[Any, int], layouts: Layouts) -> list[Option]:
     """Ways to cut the group, best estimate first; one empty option where there is nothing to choose, none at all
     where the family finds no way.  `layouts` has the operands that do not come contiguous (see `Kernel.layouts`)."""
-    c = group.record
+    c = group.record.contraction if isinstance(group.record, Product) else group.record
     if not isinstance(c, Contraction):
         return [{}]
-    last = layouts.get(c.x) == "channels_last" and c.takes_channels_last
+    last = c.channels_last or (layouts.get(c.x) == "channels_last" and c.takes_channels_last)
     c = replace(c, channels_last=last)
     lengths = _cells(c, hints)
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
@@ -48,7 +49,9 @@ def options(group: Group, hints: Mapping[Any, int], layouts: Layouts) -> list[Op
         blocks = contraction.blocks_per_sample(c, t, samples, lengths)
         if blocks is not None:
             found.insert(0, {"tiling": asdict(t), "blocks": blocks, "channels_last": last})
-    return found + [{"direct": asdict(t)} for t in direct_tiles(replace(c, channels_last=False), lengths)]
+    if isinstance(group.record, Product):
+        return found
+    return found + [{"direct": asdict(t)} for t in worthwhile(replace(c, channels_last=False), lengths)]
 
 
 def _cells(c: Contraction, hints: Mapping[Any, int]) -> tuple[int, int, int]:
@@ -71,6 +74,9 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
             tiling = Tiling(**option["tiling"])
             c = replace(group.record, channels_last=option.get("channels_last", False))
             return contraction.generate(c, tiling, name, reference, tf32=tf32, blocks=option["blocks"])
+        case "product":
+            tiling, blocks = Tiling(**option["tiling"]), option["blocks"]
+            return product.generate(group.record, tiling, name, reference, tf32=tf32, blocks=blocks)
         case "range reduction":
             return ranges.kernel(group.record, name, reference)
         case "sample program":

@@ -12,11 +12,14 @@ from fusewright.codegen.cuda.contraction_folds import JOININGS
 from fusewright.ir.node import Node
 from fusewright.schedule.chain import Map
 from fusewright.schedule.contraction import Phase
+from fusewright.schedule.tiling import Tiling
 
 
 @dataclass(frozen=True)
 class Epilogue(Finish):
     """Writes the text after the multiplication for one group and tiling."""
+
+    t: Tiling
 
     # -- functions and state -----------------------------------------------------------------------------------------
 

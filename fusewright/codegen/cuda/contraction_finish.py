@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from math import ceil
 from string import Template
+from typing import Protocol
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import contraction_finish_text as texts
@@ -15,7 +16,6 @@ from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Array, Launch
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.tiling import Tiling
 
 # Threads of the second kernel's blocks.
 FINISHERS = 128
@@ -47,6 +47,19 @@ class Results:
     launches: tuple[Launch, ...]
 
 
+class Block(Protocol):
+    """What has to be known of how a block is cut: its features, its warps, and how many of those share features."""
+
+    @property
+    def block_m(self) -> int: ...
+    @property
+    def warps(self) -> int: ...
+    @property
+    def warps_h(self) -> int: ...
+    @property
+    def warps_w(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Finish:
     """Writes what happens once all tiles of a block are done.
@@ -55,7 +68,7 @@ class Finish:
     """
 
     c: Contraction
-    t: Tiling
+    t: Block
     blocks: int | None = None
 
     @property

@@ -1,0 +1,212 @@
+"""CUDA C++ of contraction groups without tensor cores, for where there is little to multiply: depthwise and grouped
+convolutions, few channels, large pooling windows.
+
+A block stages its input in shared memory, the next tile's while it works on this one's; every thread multiplies on
+its own, and what follows goes through registers or through shared memory (`direct_epilogue`).  Sums of products are
+float32, or float64 for that.  The text lies in `direct_text`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import gcd
+
+from fusewright.codegen.cpp import ELEMENT, compute_type
+from fusewright.codegen.cuda import direct_text
+from fusewright.codegen.cuda.contraction_finish import operands
+from fusewright.codegen.cuda.contraction_sizes import lengths
+from fusewright.codegen.cuda.direct_epilogue import DirectEpilogue
+from fusewright.codegen.cuda.primitives import used_primitives
+from fusewright.codegen.text import Lines, fill
+from fusewright.kernel import Argument, Kernel, Launch
+from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.direct import Box, Cut, DirectTile
+from fusewright.schedule.tiling import MULTIPROCESSORS
+
+# Products that one turn of the loop over channels should have at least, and at most where all is unrolled.
+FEWEST, MOST = 128, 1024
+
+
+def generate(c: Contraction, t: DirectTile, name: str, reference: str) -> Kernel:
+    """The kernel of a group for one tile."""
+    return _Writer(c, t, name, reference).kernel()
+
+
+@dataclass(frozen=True)
+class _Writer:
+    c: Contraction
+    t: DirectTile
+    name: str
+    reference: str
+
+    @cached_property
+    def epilogue(self) -> DirectEpilogue:
+        return DirectEpilogue(self.c, Cut.of(self.c, self.t))
+
+    @property
+    def cut(self) -> Cut:
+        return self.epilogue.t
+
+    @property
+    def box(self) -> Box:
+        return self.cut.box
+
+    @property
+    def compute(self) -> str:
+        return compute_type(self.c.x.dtype)
+
+    @cached_property
+    def phases(self) -> list[tuple[Phase, Phase, Phase]]:
+        """A phase per dimension, in the order they are computed."""
+        d, h, w = (a.phases for a in self.c.axes)
+        return list(product(d, h, w))
+
+    # -- the record --------------------------------------------------------------------------------------------------
+
+    def kernel(self) -> Kernel:
+        into, out, cells = lengths(self.c)
+        tiles = " * ".join(f"ceil_div({cells[a]}, {k})" for a, k in zip("dhw", self.t.cells, strict=True))
+        z = self.epilogue.slices
+        splits = f"spread(N * {z}, {tiles}, {MULTIPROCESSORS * self.cut.per_sm})"
+        results = self.epilogue.results(self.name, splits, cells, out)
+        names = tuple(operands(self.c).values())
+        own = [n for n in names if n not in self.epilogue.names_of_finish]
+        numbers = [Argument("int", each[a]) for each in (into, out, cells) for a in "dhw"]
+        arguments = (*(Argument("pointer", o) for o in (*own, self.epilogue.target)), *numbers)
+        shared = max(self.cut.shared, self.epilogue.closing_bytes())
+        n = self.c.x.ndim - 2
+        return Kernel(
+            name=self.name,
+            source=self.source(),
+            operands=names,
+            layouts=("contiguous",) * len(names),
+            dtypes=tuple(node.dtype for node in self.c.tensors),
+            sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate("dhw"[3 - n :]))),
+            output=results.output,
+            scratch=results.scratch,
+            launches=(Launch(self.name, arguments, ("N", splits, str(z)), self.cut.threads, shared), *results.launches),
+            reference=self.reference,
+        )
+
+    # -- the text ----------------------------------------------------------------------------------------------------
+
+    def source(self) -> str:
+        parts = [
+            "\n".join(self._constants()),
+            "\n".join(self._multiply()),
+            "\n".join(self._stage()),
+            self.epilogue.head().strip("\n"),
+            "\n".join(self._kernel_text()),
+            self.epilogue.finish(self.name).strip("\n"),
+        ]
+        text = "\n\n".join(part for part in parts if part) + "\n"
+        return used_primitives(text) + "\n" + text
+
+    def _constants(self) -> Lines:
+        c, t, b = self.c, self.t, self.box
+        names: dict[str, object] = {}
+        kernel = (c.axes[1].taps * c.axes[2].taps, c.axes[2].taps, 1)
+        for a, side, axis, over in zip("dhw", b.sides, c.axes, kernel, strict=True):
+            several = next((p for p in axis.phases if len(p.taps) > 1), None)
+            names |= {f"units_{a}": side.units, f"x_{a}": side.length, f"low_{a}": side.low}
+            names |= {f"cells_{a}": t.cells["dhw".index(a)], f"element_{a}": side.per_element}
+            names[f"tap_{a}"] = several.per_tap if several else 0
+            names[f"next_{a}"] = (several.taps[1] - several.taps[0]) * over if several else 0
+        names |= {
+            "element": ELEMENT[c.x.dtype], "compute": self.compute, "channels": c.channels, "features": c.features,
+            "groups": c.op.groups, "taps": self.cut.taps, "own_features": t.features, "rows": t.rows, "run": t.run,
+            "phases": len(self.phases), "team": b.unit_threads, "teams": t.teams, "o_blocks": self.cut.o_blocks,
+            "chunk": t.chunk, "chunks": self.cut.chunks, "passes": self.cut.passes, "x_w": b.pitch,
+            "x_tile": self.cut.x_elements, "w_tiles": self.cut.w_elements, "together": str(t.together).lower(),
+        }  # fmt: skip
+        return fill(direct_text.CONSTANTS, **names)
+
+    def _multiply(self) -> Lines:
+        several = gcd(self.t.features, 16 // (8 if self.compute == "double" else 4))
+        products = self.t.features * self.t.rows * self.t.run * max(p[2].taps.__len__() for p in self.phases)
+        rows = max(len(p[1].taps) for p in self.phases)
+        depth = max(len(p[0].taps) for p in self.phases)
+        return fill(
+            direct_text.MULTIPLY,
+            vector=self.box.vector,
+            side_by_side=several,
+            unroll_h="" if products * rows <= MOST else "1",
+            unroll_d="" if products * rows * depth <= MOST else "1",
+        )
+
+    def _stage(self) -> Lines:
+        whole = 16 // self.c.x.dtype.itemsize
+        step = self.t.cells_w * self.c.axes[2].advance
+        row = "((group * C + chunk * CHUNK + c) * O + first_feature + feature)"
+        if not self.c.op.transposed:
+            row = "((group * O + first_feature + feature) * C + chunk * CHUNK + c)"
+        as_it_is = self.c.x.dtype.itemsize >= 4
+        return fill(
+            direct_text.STAGE,
+            vector=whole if step % whole == 0 else 1,
+            **{f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)},
+            row=row,
+            copy="copy_async<sizeof(Compute)>(to, from, there);"
+            if as_it_is
+            else "*to = there ? widened(*from) : Compute(0);",
+        )
+
+    def _kernel_text(self) -> Lines:
+        types = [
+            f"const {ELEMENT[n.dtype]}* __restrict__ {name}"
+            for n, name in operands(self.c).items()
+            if name not in self.epilogue.names_of_finish
+        ]
+        stay = self.cut.weights_stay
+        prologue = self.epilogue.prologue()
+        if stay:
+            prologue += self._stay()
+        staged = [] if stay else ["stage_weights(w, w_tiles + step % 2 * W_TILE, pass, chunk);"]
+        products = self.t.features * self.t.rows * self.t.run * self.cut.taps
+        return fill(
+            direct_text.KERNEL,
+            per_sm=self.cut.per_sm,
+            name=self.name,
+            parameters=", ".join([*types, self.epilogue.parameter]),
+            exchange=self.epilogue.exchange(),
+            prologue=prologue,
+            stage_weights=staged,
+            w_tile=self._w_tile(stay),
+            unroll=max(1, min(self.t.chunk, FEWEST // products)),
+            accumulate=[line for i, p in enumerate(self.phases) for line in self._accumulate(i, p)],
+            finished=self.epilogue.finished(
+                [(p[0].elements[0], p[1].elements[0], p[2].elements[0]) for p in self.phases]
+            ),
+            close=self.epilogue.closed(),
+        )
+
+    def _stay(self) -> Lines:
+        """Weights that stay are staged once."""
+        if self.cut.passes * self.cut.chunks == 1:
+            return ["stage_weights(w, w_tiles, first_pass, 0);"]
+        return [
+            "for (int i = 0; i < PASSES * CHUNKS; ++i)",
+            "    stage_weights(w, w_tiles + i * W_TILE, first_pass + i / CHUNKS, i % CHUNKS);",
+        ]
+
+    def _w_tile(self, stay: bool) -> str:
+        """Which of the staged weights a step reads."""
+        if not stay:
+            return "step % 2"
+        return "step % (PASSES * CHUNKS)" if self.cut.passes * self.cut.chunks > 1 else "0"
+
+    def _accumulate(self, index: int, phases: tuple[Phase, Phase, Phase]) -> Lines:
+        """The products of one phase."""
+        counts = [len(p.taps) for p in phases]
+        if 0 in counts:
+            return []
+        d, h, w = (s.first(p) for s, p in zip(self.box.sides, phases, strict=True))
+        # The first tap reads behind the others where taps go backwards.
+        d, h = (n + (len(p.taps) - 1) * max(0, -p.per_tap) for n, p in zip((d, h), phases[:2], strict=True))
+        shift = w % self.box.vector
+        at = (d * self.box.sides[1].length + h) * self.box.pitch + w - shift
+        tap = (phases[0].taps[0] * self.c.axes[1].taps + phases[1].taps[0]) * self.c.axes[2].taps + phases[2].taps[0]
+        x, weights = (f"x_c + {at}" if at else "x_c"), (f"w_c + {tap} * BLOCK_O" if tap else "w_c")
+        return [f"accumulate<{', '.join(map(str, [*counts, shift]))}>(acc[{index}], {x}, {weights});"]

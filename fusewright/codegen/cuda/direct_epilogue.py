@@ -1,0 +1,364 @@
+"""What happens to the values of a direct contraction kernel: pointwise trees, windows, reduction, writing.
+
+Where a window or an exchange of threads follows, a block leaves its values in shared memory, [feature][d][h][w], and
+every cell is folded from there; else they go into running results in registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from fusewright.codegen.cpp import Scalars, compute_type
+from fusewright.codegen.cuda.contraction_finish import Finish, operands
+from fusewright.codegen.cuda.contraction_folds import JOININGS
+from fusewright.codegen.cuda.direct_text import CLOSE_ALL, CLOSE_POSITIONS
+from fusewright.codegen.text import Lines, block, fill, indent
+from fusewright.ir.node import Node
+from fusewright.schedule.chain import Map
+from fusewright.schedule.direct import Box, Cut, folded_early, loops_over_groups, window_passes
+
+UNROLL = "#pragma unroll"
+
+
+@dataclass(frozen=True)
+class DirectEpilogue(Finish):
+    """Writes the text behind the products for one group and tile."""
+
+    t: Cut
+
+    @property
+    def box(self) -> Box:
+        return self.t.box
+
+    @property
+    def slices(self) -> int:
+        """Blocks that share positions, each with features of its own; one where a block goes through all of them."""
+        return 1 if loops_over_groups(self.c) else super().slices
+
+    @property
+    def stays(self) -> bool:
+        """Whether values go into running results where they are computed."""
+        return self.c.window is None and self.closes
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Results of a block along d, h, w: cells, or positions where there is no window."""
+        return self.box.cells if self.c.window is not None else self.box.positions
+
+    # -- before the first tile ---------------------------------------------------------------------------------------
+
+    def exchange(self) -> Lines:
+        """Where values are exchanged in shared memory."""
+        first, second, running = self.t.strips
+        lines = ["Compute* const strip = w_tiles + W_TILES;    // values: [feature][d][h][w]"] if first else []
+        if second:
+            lines += [f"Compute* const folded = strip + {first};    // the same, windows folded along some dimensions"]
+        if running:
+            kind = self.joining.running[0]
+            place = f"strip + {first + second}" if first + second else "strip"
+            at = place if kind == "Compute" else f"reinterpret_cast<{kind}*>({place})"
+            lines += [f"{kind}* const running = {at};    // of each cell"]
+        return lines
+
+    def prologue(self) -> Lines:
+        """Numbers that all values share, the pointwise trees, and running results."""
+        lines = [f"const Compute {name}_at = widened({name}[0]);" for node, name in self._read() if _is_one(node)]
+        if self._changes:
+            lines += self._function("before", self.c.before)
+        if self.c.after is not None:
+            lines += self._function("after", self.c.after)
+        total, empty = self.joining.running[1], self.joining.empty
+        if self.kind == "positions":
+            lines += [f"{total} total[FEATURES];", UNROLL, f"for (int o = 0; o < FEATURES; ++o) total[o] = {empty};"]
+        if self.kind == "all":
+            lines += [f"{total} total = {empty};"]
+        return lines
+
+    @property
+    def _changes(self) -> bool:
+        """Whether the products need a bias or a function before anything else."""
+        return self.c.conv.args[2] is not None or self.c.before is not None
+
+    def _read(self) -> list[tuple[Node, str]]:
+        """What the trees read beside the value; the bias is added by the first of them."""
+        bias, names = self.c.conv.args[2], operands(self.c)
+        return [(n, names[n]) for n in dict.fromkeys([*([bias] if bias is not None else []), *self.c.operands])]
+
+    def _function(self, label: str, tree: Map | None) -> Lines:
+        """A lambda that applies a pointwise tree to one value of channel `at`."""
+        lines, start, bias = [], "value", self.c.conv.args[2]
+        if label == "before" and bias is not None:
+            lines.append(f"const Compute shifted = value + {self._access(bias)};")
+            start = "shifted"
+        if tree is not None:
+            # Operands are read from memory, those that a pointwise function of parameters gave as well.
+            given = {n: self._access(n) for n in self.c.operands} | {tree.value: start}
+            scalars = Scalars(given, self._access, cuda=True)
+            start = scalars.value(tree.root)
+            lines += scalars.lines
+        return [*block(f"const auto {label} = [&](Compute value, int at)", [*lines, f"return {start};"])[:-1], "};"]
+
+    def _access(self, node: Node) -> str:
+        name, cast = operands(self.c)[node], compute_type(node.dtype)
+        text = f"{name}_at" if _is_one(node) else f"widened({name}[at])"
+        return text if cast == compute_type(self.c.x.dtype) else f"{cast}({text})"
+
+    # -- the values of a tile ----------------------------------------------------------------------------------------
+
+    def finished(self, phases: list[tuple[int, int, int]]) -> Lines:
+        """What to do with the values of a tile; `phases` are the first positions of the phases, in order."""
+        lines = [*self._keep(), *(f"keep(acc[{i}], {d}, {h}, {w});" for i, (d, h, w) in enumerate(phases))]
+        if self.stays:
+            return [*self._of_tile(), *lines, *self._into_total()]
+        lines.append("__syncthreads();")
+        extents, source = list(self.box.positions), "strip"
+        for axis in window_passes(self.c):
+            target = "folded" if source == "strip" else "strip"
+            lines += self._folded_along(axis, extents, source, target)
+            extents[axis], source = self.box.cells[axis], target
+        return [*lines, *self._cells(extents, source)]
+
+    def _of_tile(self) -> Lines:
+        """Running results of one tile, in the compute type."""
+        kind, empty = self.joining.running[0], self.joining.empty
+        if self.kind == "all":
+            return [f"{kind} of_tile = {empty};"]
+        return [f"{kind} of_tile[FEATURES];", UNROLL, f"for (int o = 0; o < FEATURES; ++o) of_tile[o] = {empty};"]
+
+    def _into_total(self) -> Lines:
+        if self.kind == "all":
+            return [f"total = {self.joining.join('total', 'of_tile')};"]
+        joined = self.joining.join("total[o]", "of_tile[o]")
+        return [UNROLL, f"for (int o = 0; o < FEATURES; ++o) total[o] = {joined};"]
+
+    def _keep(self) -> Lines:
+        """A lambda that takes the values of one phase on."""
+        period = [s.period for s in self.box.sides]
+        own = ("unit_d", "unit_h * ROWS + rh", "unit_w * RUN + r")
+        place = [f"const int d = {_times(own[0], period[0])} + phase_d, h = {_times(own[1], period[1])} + phase_h;"]
+        place += [f"const int w = {_times(own[2], period[2])} + phase_w;"]
+        value = "before(acc[o][rh][r], at)" if self._changes else "acc[o][rh][r]"
+        feature = ["const int feature = first_feature + team * FEATURES + o;"]
+        feature += ["const int at = group * O + min(feature, O - 1);"] if self._changes else []
+        if folded_early(self.c):
+            inner = [f"Compute over = {self.joining.empty};", UNROLL]
+            joined = self.joining.join("over", value)
+            inner += block("for (int o = 0; o < FEATURES; ++o)", [*feature, f"if (feature < O) over = {joined};"])
+            body = _loops(["for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"])
+            inner += [*place, f"if (active) strip[{self._at('team', self.box.positions)}] = over;"]
+        else:
+            over = "for (int o = 0; o < FEATURES; ++o)"
+            body = _loops([over, "for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"])
+            needed = self._changes or self.kind == "all"
+            inner = [*(feature if needed else []), *place]
+            inner += self._straight(value) if self.stays else self._to_strip(value)
+        head = "const auto keep = [&](const Compute (&acc)[FEATURES][ROWS][RUN], int phase_d, int phase_h, int phase_w)"
+        lines = [*body, *indent(["{", *indent(inner), "}"], len([x for x in body if not x.startswith("#")]))]
+        return [*block(head, lines)[:-1], "};"]
+
+    def _straight(self, value: str) -> Lines:
+        """Into the running results."""
+        inside = ["active", *(f"{n} < {length}" for n, length in zip(self._positions_of("dhw"), "PQR", strict=True))]
+        if self.kind == "all":
+            return [f"if ({' && '.join([*inside, 'feature < O'])}) of_tile = {self.joining.join('of_tile', value)};"]
+        return [f"if ({' && '.join(inside)}) of_tile[o] = {self.joining.join('of_tile[o]', value)};"]
+
+    def _to_strip(self, value: str) -> Lines:
+        target = f"strip[{self._at('(team * FEATURES + o)', self.box.positions)}]"
+        if not self._masked:
+            return [f"if (active) {target} = {value};"]
+        assert self.c.window is not None
+        empty = JOININGS[self.c.window.op.kind].empty
+        names = ("d", "h", "w")
+        checks = (f"unsigned({p}) < unsigned({n})" for p, n in zip(self._positions_of(names), "PQR", strict=True))
+        return [f"const bool inside = {' && '.join(checks)};", f"if (active) {target} = inside ? {value} : {empty};"]
+
+    @property
+    def _masked(self) -> bool:
+        """Whether windows may reach beyond the convolution's output."""
+        if self.c.window is None:
+            return False
+        op = self.c.window.op
+        return op.ceil_mode or any(op.padding)
+
+    def _positions_of(self, names: tuple[str, ...] | str) -> list[str]:
+        """Positions of the output, from those inside a tile."""
+        found = []
+        for name, axis, a in zip(names, self.c.axes, "dhw", strict=True):
+            start = f" + {axis.start}" if axis.start > 0 else f" - {-axis.start}" if axis.start else ""
+            found.append(f"{_times(f'cell_{a}', axis.stride)} + {name}{start}")
+        return found
+
+    def _at(self, row: str, extents: tuple[int, ...] | list[int]) -> str:
+        return f"(({row} * {extents[0]} + d) * {extents[1]} + h) * {extents[2]} + w"
+
+    # -- windows and cells -------------------------------------------------------------------------------------------
+
+    def _folded_along(self, axis: int, extents: list[int], source: str, target: str) -> Lines:
+        """Fold the windows along one dimension."""
+        assert self.c.window is not None
+        joining, side = JOININGS[self.c.window.op.kind], self.c.axes[axis]
+        inner, cells = prod(extents[axis + 1 :]), self.box.cells[axis]
+        outer = self.t.block_m * prod(extents[:axis])
+        joined = joining.join("value", f"{source}[from + k * {inner}]" if inner > 1 else f"{source}[from + k]")
+        within = f"i / {inner}" if inner > 1 else "i"
+        place = f"({within} / {cells} * {extents[axis]} + {_times(f'({within} % {cells})', side.stride)})"
+        place += f" * {inner} + i % {inner}" if inner > 1 else ""
+        return [
+            *block(
+                f"for (int i = threadIdx.x; i < {outer * cells * inner}; i += THREADS)",
+                [
+                    f"const int from = {place};",
+                    f"Compute value = {source}[from];",
+                    UNROLL,
+                    f"for (int k = 1; k < {side.cell}; ++k) value = {joined};",
+                    f"{target}[i] = value;",
+                ],
+            ),
+            "__syncthreads();",
+        ]
+
+    def _cells(self, extents: list[int], source: str) -> Lines:
+        """Fold what is left of each cell's window, and take it on."""
+        cells = prod(self.counts)
+        _, h, w = self.counts
+        place = [f"const int d = cell / {h * w}, h = cell / {w} % {h}, w = cell % {w};    // inside the tile"]
+        inside = [f"const bool inside = {self._inside()};"]
+        at = ["const int at = group * O + first_feature + o;"]
+        if self.kind == "channels":
+            count = "TEAMS" if folded_early(self.c) else "min(BLOCK_O, O - first_feature)"
+            kind, empty = self.joining.running[0], self.joining.empty
+            value = self._value(extents, source, "o")
+            fold = [*(at if self.c.after is not None else []), *value[:-1]]
+            fold += [f"over = {self.joining.join('over', value[-1])};"]
+            body = [*place, f"{kind} over = pass == 0 ? {empty} : running[cell];"]
+            body += block(f"for (int o = 0; o < {count}; ++o)", fold)
+            body += ["if (pass < PASSES - 1)", "    running[cell] = over;", f"else if ({self._inside()})"]
+            body += indent(self._write_over())
+            return block(f"for (int cell = threadIdx.x; cell < {cells}; cell += THREADS)", body)
+        if self.kind == "positions":
+            value = self._value(extents, source, "(team * FEATURES + o)")
+            fold = ["const int at = group * O + min(first_feature + team * FEATURES + o, O - 1);"]
+            fold = [*(fold if self.c.after is not None else []), *value[:-1]]
+            fold += [f"of_tile[o] = {self.joining.join('of_tile[o]', value[-1])};"]
+            body = [*place, f"if (!({self._inside()})) continue;", UNROLL]
+            body += block("for (int o = 0; o < FEATURES; ++o)", fold)
+            loop = block(f"for (int cell = unit; cell < {cells}; cell += TEAM)", body)
+            return [*self._of_tile(), *loop, *self._into_total()]
+        value = self._value(extents, source, "o")
+        body = [f"const int o = i / {cells}, cell = i % {cells};", *place, *inside]
+        body += ["if (!inside || first_feature + o >= O) continue;", *at, *value[:-1]]
+        if self.kind == "store":
+            body += [f"out[{self._out()}] = narrow_to<{self.result_type}>::of({value[-1]});"]
+            return block(f"for (int i = threadIdx.x; i < BLOCK_O * {cells}; i += THREADS)", body)
+        if self.c.after is None:
+            body.remove(at[0])
+        body += [f"of_tile = {self.joining.join('of_tile', value[-1])};"]
+        loop = block(f"for (int i = threadIdx.x; i < BLOCK_O * {cells}; i += THREADS)", body)
+        return [*self._of_tile(), *loop, *self._into_total()]
+
+    def _inside(self) -> str:
+        """Whether place d, h, w of the tile is one of the output."""
+        return " && ".join(f"{p} < {n}" for p, n in zip(self._places_of_cell(), self._lengths(), strict=True))
+
+    def _places_of_cell(self) -> list[str]:
+        if self.c.window is None:
+            return self._positions_of("dhw")
+        return [f"cell_{a} + {a}" for a in "dhw"]
+
+    def _lengths(self) -> tuple[str, str, str]:
+        return ("cells_d", "cells_h", "cells_w") if self.c.window is not None else ("P", "Q", "R")
+
+    def _value(self, extents: list[int], source: str, row: str) -> Lines:
+        """Statements that fold the window of one cell and feature, and the text of what it comes to."""
+        if self.c.window is None:
+            return [f"{source}[{self._at(row, extents)}]"]
+        done = window_passes(self.c)
+        op, joining = self.c.window.op, JOININGS[self.c.window.op.kind]
+        size = [1 if i in done else a.cell for i, a in enumerate(self.c.axes)]
+        step = [1 if i in done else a.stride for i, a in enumerate(self.c.axes)]
+        d, h, w = (_times(n, s) for n, s in zip("dhw", step, strict=True))
+        lines = [
+            f"const Compute* const from = {source}",
+            f"    + (({row} * {extents[0]} + {d}) * {extents[1]} + {h}) * {extents[2]} + {w};",
+        ]
+        strides = (extents[1] * extents[2], extents[2], 1)
+        looped = [(f"k{a}", n, s) for a, n, s in zip("dhw", size, strides, strict=True) if n > 1]
+        at = " + ".join(_times(k, s) for k, _, s in looped) or "0"
+        lines += [f"Compute pooled = {joining.empty};"]
+        heads = [f"for (int {k} = 0; {k} < {n}; ++{k})" for k, n, _ in looped]
+        nested = _loops(heads)
+        lines += [*nested, *indent([f"pooled = {joining.join('pooled', f'from[{at}]')};"], len(heads))]
+        value = "pooled"
+        if op.kind == "avg":
+            lines += self._divisor()
+            value = "pooled * share"
+        return [*lines, f"after({value}, at)" if self.c.after is not None else value]
+
+    def _divisor(self) -> Lines:
+        """What one position of an average pooling window counts."""
+        assert self.c.window is not None
+        op, n = self.c.window.op, len(self.c.window.op.kernel)
+        if op.divisor is not None or not self._masked:
+            return [f"constexpr Compute share = Compute(1.0 / {op.divisor or prod(op.kernel)});"]
+        terms = []
+        for i, (a, length) in enumerate(zip("dhw", "PQR", strict=True)):
+            k = i - (3 - n)
+            if k < 0:
+                continue
+            start = f"(cell_{a} + {a}) * {op.stride[k]} - {op.padding[k]}"
+            stop = f"min({start} + {op.kernel[k]}, {length} + {op.padding[k]})"
+            if op.count_include_pad:
+                terms.append(f"({stop} - ({start}))")
+            else:
+                terms.append(f"(min({stop}, {length}) - max({start}, 0))")
+        return [f"const Compute share = Compute(1) / Compute({' * '.join(terms)});"]
+
+    def _out(self) -> str:
+        """Where a value of feature `at` goes."""
+        p, q, r = self._places_of_cell()
+        big = self._lengths()
+        base = "(long long)sample * (GROUPS * O) + at"
+        return f"((({base}) * {big[0]} + {p}) * {big[1]} + {q}) * {big[2]} + {r}"
+
+    def _write_over(self) -> Lines:
+        """A result over channels."""
+        assert self.c.fold is not None
+        p, q, r = self._places_of_cell()
+        big = self._lengths()
+        at = f"(((long long)sample * {big[0]} + {p}) * {big[1]} + {q}) * {big[2]} + {r}"
+        value = self.joining.result.format("over") + (" * Compute(1.0 / (GROUPS * O))" if self.fold == "mean" else "")
+        return [f"out[{at}] = narrow_to<{self.result_type}>::of({value});"]
+
+    # -- the end of a block ------------------------------------------------------------------------------------------
+
+    def closed(self) -> Lines:
+        """Leave the block's results to the second kernel."""
+        if not self.closes:
+            return []
+        total = self.joining.running[1]
+        if self.kind == "positions":
+            lanes, warps = self.joining.join_lane("value", "distance"), self.joining.join("value", "across[warp][i]")
+            return fill(CLOSE_POSITIONS, total=total, lanes=lanes, warps=warps)
+        lanes, warps = self.joining.join_lane("total", "distance"), self.joining.join("total", "across[warp]")
+        return fill(CLOSE_ALL, total=total, lanes=lanes, warps=warps)
+
+
+def _is_one(node: Node) -> bool:
+    """Whether an operand is a single number."""
+    return all(d == 1 for d in node.shape)
+
+
+def _times(text: str, factor: int) -> str:
+    if factor == 1:
+        return f"({text})" if " " in text and not text.startswith("(") else text
+    return f"({text}) * {factor}" if " " in text and not text.startswith("(") else f"{text} * {factor}"
+
+
+def _loops(heads: list[str]) -> Lines:
+    """Nested unrolled loops, still without a body."""
+    lines: Lines = []
+    for i, head in enumerate(heads):
+        lines += [UNROLL, "    " * i + head]
+    return lines

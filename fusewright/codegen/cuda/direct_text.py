@@ -1,0 +1,245 @@
+"""The CUDA text of direct contraction kernels: everything that is the same for all groups but for named constants."""
+
+from __future__ import annotations
+
+CONSTANTS = """
+using Element = $element;    // of tensors in memory
+using Compute = $compute;    // of everything else
+
+constexpr int C = $channels, O = $features, GROUPS = $groups;    // channels of a group, in and out
+constexpr int TAPS = $taps;    // of one channel's kernel
+
+// A thread owns FEATURES features at ROWS x RUN positions of every phase; the threads of a team share the features.
+constexpr int FEATURES = $own_features, ROWS = $rows, RUN = $run, PHASES = $phases;
+constexpr int UNITS_D = $units_d, UNITS_H = $units_h, UNITS_W = $units_w;    // threads side by side
+constexpr int TEAM = $team, TEAMS = $teams, THREADS = TEAM * TEAMS;
+constexpr int BLOCK_O = FEATURES * TEAMS, O_BLOCKS = $o_blocks;
+constexpr int CELLS_D = $cells_d, CELLS_H = $cells_h, CELLS_W = $cells_w;    // of a block
+constexpr int CHUNK = $chunk, CHUNKS = $chunks;    // input channels staged at a time
+constexpr int PASSES = $passes;    // blocks of features that one block goes through
+
+// Shared memory: the input as [channel][d][h][w], twice; weights as [channel][tap][feature].
+constexpr int X_D = $x_d, X_H = $x_h, X_W = $x_w, X_TILE = $x_tile;
+constexpr int W_TILE = CHUNK * TAPS * BLOCK_O, W_TILES = $w_tiles;
+constexpr int LOW_D = $low_d, LOW_H = $low_h, LOW_W = $low_w;    // input index of cell 0 that is staged first
+// Steps in the staged input from position to position and from tap to tap, in the weights from tap to tap.
+constexpr int ELEMENT_D = $element_d, ELEMENT_H = $element_h, ELEMENT_W = $element_w;
+constexpr int TAP_D = $tap_d, TAP_H = $tap_h, TAP_W = $tap_w;
+constexpr int NEXT_D = $next_d, NEXT_H = $next_h, NEXT_W = $next_w;
+constexpr bool TOGETHER = $together;    // whether the weights of all rows of a plane are at hand at once
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+"""
+
+MULTIPLY = """
+// COUNT numbers that are read from shared memory at once.
+template <typename T, int COUNT>
+struct alignas(COUNT * sizeof(T)) Several { T at[COUNT]; };
+
+// Add the products of one staged channel and the taps of one phase; `x` is aligned to $vector elements, and the first
+// number that is used lies SHIFT behind it.
+template <int TAPS_D, int TAPS_H, int TAPS_W, int SHIFT>
+__device__ __forceinline__ void accumulate(Compute (&acc)[FEATURES][ROWS][RUN], const Element* x, const Compute* w) {
+    constexpr int VECTOR = $vector, SIDE_BY_SIDE = $side_by_side;
+    constexpr int FIRST = SHIFT + (TAP_W < 0 ? (TAPS_W - 1) * -TAP_W : 0);    // of tap 0
+    constexpr int REACH = SHIFT + (RUN - 1) * ELEMENT_W + (TAPS_W - 1) * (TAP_W < 0 ? -TAP_W : TAP_W) + 1;
+    constexpr int AT_ONCE = TOGETHER ? TAPS_H : 1;
+#pragma unroll $unroll_d
+    for (int td = 0; td < TAPS_D; ++td)
+#pragma unroll $unroll_h
+        for (int th_0 = 0; th_0 < TAPS_H; th_0 += AT_ONCE) {
+            Compute weight[AT_ONCE][TAPS_W][FEATURES];
+#pragma unroll
+            for (int th = 0; th < AT_ONCE; ++th)
+#pragma unroll
+                for (int tw = 0; tw < TAPS_W; ++tw)
+#pragma unroll
+                    for (int o = 0; o < FEATURES; o += SIDE_BY_SIDE) {
+                        const int at = (td * NEXT_D + (th_0 + th) * NEXT_H + tw * NEXT_W) * BLOCK_O + o;
+                        const auto several = *reinterpret_cast<const Several<Compute, SIDE_BY_SIDE>*>(w + at);
+#pragma unroll
+                        for (int i = 0; i < SIDE_BY_SIDE; ++i) weight[th][tw][o + i] = several.at[i];
+                    }
+            // Every row that is read, in turn: those that an earlier row and tap read too are passed over.
+#pragma unroll
+            for (int first = 0; first < ROWS * AT_ONCE; ++first) {
+                const int row = first / AT_ONCE * ELEMENT_H + first % AT_ONCE * TAP_H;
+                bool read = false;
+#pragma unroll
+                for (int r = 0; r < first; ++r) read |= r / AT_ONCE * ELEMENT_H + r % AT_ONCE * TAP_H == row;
+                if (read) continue;
+                Compute run[ceil_div(REACH, VECTOR) * VECTOR];
+#pragma unroll
+                for (int i = 0; i < REACH; i += VECTOR) {
+                    const Element* const from = x + (td * TAP_D * X_H + row + th_0 * TAP_H) * X_W + i;
+                    const auto several = *reinterpret_cast<const Several<Element, VECTOR>*>(from);
+#pragma unroll
+                    for (int j = 0; j < VECTOR; ++j) run[i + j] = widened(several.at[j]);
+                }
+#pragma unroll
+                for (int rh = 0; rh < ROWS; ++rh)
+#pragma unroll
+                    for (int th = 0; th < AT_ONCE; ++th) {
+                        if (rh * ELEMENT_H + th * TAP_H != row) continue;
+#pragma unroll
+                        for (int tw = 0; tw < TAPS_W; ++tw)
+#pragma unroll
+                            for (int o = 0; o < FEATURES; ++o)
+#pragma unroll
+                                for (int r = 0; r < RUN; ++r)
+                                    acc[o][rh][r] += weight[th][tw][o] * run[FIRST + r * ELEMENT_W + tw * TAP_W];
+                    }
+            }
+        }
+}
+"""
+
+STAGE = """
+// Start copying VECTOR elements, or zeros where they are not `there`.
+template <int VECTOR>
+__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there) {
+    if constexpr (VECTOR * sizeof(Element) >= 4)
+        copy_async<VECTOR * sizeof(Element)>(to, from, there);
+    else
+        *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
+}
+
+// Start copying the input of a box of positions, zeros outside.  A thread keeps its place in the plane and goes through
+// the channels.
+template <int VECTOR>
+__device__ __forceinline__ void stage_planes(const Element* x, Element* tile, int chunk, int low_d, int low_h,
+                                             int low_w, int D, int H, int W) {
+    constexpr int ROW = X_W / VECTOR, PLANE = X_D * X_H * ROW, SIDE_BY_SIDE = PLANE < THREADS ? THREADS / PLANE : 1;
+    for (int i = threadIdx.x; i < PLANE * SIDE_BY_SIDE; i += THREADS) {
+        const int at = i % PLANE, column = at % ROW * VECTOR, h = at / ROW % X_H, d = at / (ROW * X_H);
+        const int x_d = low_d + d, x_h = low_h + h, x_w = low_w + column;
+        const bool inside = unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) && unsigned(x_w) < unsigned(W);
+        const Element* const from = x + (inside ? (x_d * H + x_h) * W + x_w : 0);
+        Element* const to = tile + at * VECTOR;
+#pragma unroll 4
+        for (int c = i / PLANE; c < CHUNK; c += SIDE_BY_SIDE) {
+            const bool there = inside && (C % CHUNK == 0 || chunk * CHUNK + c < C);
+            const Element* const at_c = there ? from + (chunk * CHUNK + c) * (D * H * W) : x;
+            copy_vector<VECTOR>(to + c * (X_D * X_H * X_W), at_c, there);
+        }
+    }
+}
+__device__ __forceinline__ void stage_input(const Element* x, Element* tile, int chunk, int cell_d, int cell_h,
+                                            int cell_w, int D, int H, int W) {
+    constexpr int VECTOR = $vector;    // rows of a box start at such multiples
+    const int low_d = cell_d * $advance_d + LOW_D, low_h = cell_h * $advance_h + LOW_H;
+    const int low_w = cell_w * $advance_w + LOW_W;
+    if (VECTOR > 1 && W % VECTOR == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0)
+        stage_planes<VECTOR>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+    else
+        stage_planes<1>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+}
+
+// Start copying the weights of a pass's features and the channels of a chunk, zeros where there are none.
+__device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, int pass, int chunk) {
+    const int group = pass / O_BLOCKS, first_feature = pass % O_BLOCKS * BLOCK_O;
+    for (int i = threadIdx.x; i < W_TILE; i += THREADS) {
+        const int tap = i % TAPS, c = i / TAPS % CHUNK, feature = i / (TAPS * CHUNK);
+        const bool there = first_feature + feature < O && (C % CHUNK == 0 || chunk * CHUNK + c < C);
+        const int row = $row;
+        const Element* const from = w + (there ? row * TAPS + tap : 0);
+        Compute* const to = tile + (c * TAPS + tap) * BLOCK_O + feature;
+        $copy
+    }
+}
+"""
+
+KERNEL = """
+extern "C" __global__ void __launch_bounds__(THREADS, $per_sm)
+$name($parameters,
+    int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    extern __shared__ __align__(16) unsigned char shared_memory[];
+    Element* const x_tiles = reinterpret_cast<Element*>(shared_memory);    // one is read while the other is written
+    Compute* const w_tiles = reinterpret_cast<Compute*>(x_tiles + 2 * X_TILE);
+    $exchange
+    const int sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y;    // of the sample's blocks
+    const int team = threadIdx.x / TEAM, unit = threadIdx.x % TEAM;
+    const bool active = unit < UNITS_D * UNITS_H * UNITS_W;
+    const int own = active ? unit : 0;
+    const int unit_d = own / (UNITS_W * UNITS_H), unit_h = own / UNITS_W % UNITS_H, unit_w = own % UNITS_W;
+    const Element* const x_sample = x + (long long)sample * (GROUPS * C) * D * H * W;
+    const int x_unit = (unit_d * ELEMENT_D * X_H + unit_h * ROWS * ELEMENT_H) * X_W + unit_w * RUN * ELEMENT_W;
+    const int first_pass = blockIdx.z;    // a block of features of a group
+    $prologue
+
+    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
+    const int steps = (part < tiles ? ceil_div(tiles - part, parts) : 0) * (PASSES * CHUNKS);
+    const auto stage = [&](int step) {
+        const int chunk = step % CHUNKS, pass = first_pass + step / CHUNKS % PASSES;
+        const int tile = part + step / (CHUNKS * PASSES) * parts;
+        const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
+        const int cell_w = tile % tiles_w * CELLS_W;
+        stage_input(x_sample + pass / O_BLOCKS * C * (D * H * W), x_tiles + step % 2 * X_TILE, chunk, cell_d, cell_h,
+                    cell_w, D, H, W);
+        $stage_weights
+        copy_async_commit();
+    };
+    if (steps > 0) stage(0);
+    Compute acc[PHASES][FEATURES][ROWS][RUN];
+    for (int step = 0; step < steps; ++step) {
+        copy_async_wait<0>();
+        __syncthreads();    // what this step reads is there, what the last one read is free
+        if (step + 1 < steps) stage(step + 1);
+        const int chunk = step % CHUNKS, pass = first_pass + step / CHUNKS % PASSES;
+        if (chunk == 0)
+#pragma unroll
+            for (int i = 0; i < PHASES * FEATURES * ROWS * RUN; ++i) (&acc[0][0][0][0])[i] = Compute(0);
+        const Element* const x_tile = x_tiles + step % 2 * X_TILE + x_unit;
+        const Compute* const w_tile = w_tiles + $w_tile * W_TILE + team * FEATURES;
+#pragma unroll $unroll
+        for (int c = 0; c < CHUNK; ++c) {
+            const Element* const x_c = x_tile + c * (X_D * X_H * X_W);
+            const Compute* const w_c = w_tile + c * (TAPS * BLOCK_O);
+            $accumulate
+        }
+        if (chunk < CHUNKS - 1) continue;
+
+        const int tile = part + step / (CHUNKS * PASSES) * parts;
+        const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
+        const int cell_w = tile % tiles_w * CELLS_W;
+        const int group = pass / O_BLOCKS, first_feature = pass % O_BLOCKS * BLOCK_O;
+        $finished
+    }
+    $close
+}
+"""
+
+CLOSE_POSITIONS = """
+// Over the lanes of a warp, then over a team's warps, in a fixed order.
+__syncthreads();
+$total(*const across)[BLOCK_O] = reinterpret_cast<$total(*)[BLOCK_O]>(shared_memory);
+#pragma unroll
+for (int o = 0; o < FEATURES; ++o) {
+    $total value = total[o];
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) value = $lanes;
+    if (threadIdx.x % 32 == 0) across[unit / 32][team * FEATURES + o] = value;
+}
+__syncthreads();
+const int group = first_pass / O_BLOCKS, first_feature = first_pass % O_BLOCKS * BLOCK_O;
+for (int i = threadIdx.x; i < BLOCK_O && first_feature + i < O; i += THREADS) {
+    $total value = across[0][i];
+    for (int warp = 1; warp < TEAM / 32; ++warp) value = $warps;
+    partial[((long long)sample * parts + part) * (GROUPS * O) + group * O + first_feature + i] = value;
+}
+"""
+
+CLOSE_ALL = """
+// Over the lanes of a warp, then over the warps, in a fixed order.
+__syncthreads();
+$total* const across = reinterpret_cast<$total*>(shared_memory);
+#pragma unroll
+for (int distance = 1; distance < 32; distance *= 2) total = $lanes;
+if (threadIdx.x % 32 == 0) across[threadIdx.x / 32] = total;
+__syncthreads();
+if (threadIdx.x == 0) {
+    for (int warp = 1; warp < THREADS / 32; ++warp) total = $warps;
+    partial[((long long)sample * parts + part) * gridDim.z + blockIdx.z] = total;
+}
+"""

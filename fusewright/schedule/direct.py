@@ -1,0 +1,296 @@
+"""How a contraction group is cut where there is little to multiply: no tensor cores, values straight from threads.
+
+A block computes the convolution at a box of positions, as many as `cells` cells need along each dimension.  A thread
+computes `features` features at `rows` x `run` positions side by side; `teams` groups of threads share the positions
+and differ in features.  Pooling windows are folded from shared memory, so that they may overlap and be of any size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import ceil, gcd, prod
+
+from fusewright.schedule.contraction import Axis, Contraction, Phase
+
+# Bytes of shared memory up to which all weights of a block stay there.
+WEIGHTS_STAY = 48 * 1024
+# Windows of more elements are folded one dimension after the other.
+AT_ONCE = 9
+
+
+@dataclass(frozen=True)
+class DirectTile:
+    """See the module's text; `chunk` input channels are staged at a time, and with `together` the weights of all rows
+    of a kernel's plane are in registers at once, so that an input row is read once for all of them."""
+
+    features: int
+    teams: int
+    rows: int
+    run: int
+    cells_d: int
+    cells_h: int
+    cells_w: int
+    chunk: int
+    together: bool
+
+    @property
+    def cells(self) -> tuple[int, int, int]:
+        return self.cells_d, self.cells_h, self.cells_w
+
+
+@dataclass(frozen=True)
+class Side:
+    """One dimension of a block's box.
+
+    period     positions between two that a phase computes; `per_unit` of those belong to one thread, side by side
+    units      threads along this dimension
+    low        first input index that is staged for cell 0; `length` indices are
+    """
+
+    axis: Axis
+    period: int
+    per_unit: int
+    units: int
+    low: int
+    length: int
+
+    @property
+    def positions(self) -> int:
+        """Positions that are computed: what the cells need, rounded up to whole threads."""
+        return self.units * self.per_unit * self.period
+
+    @property
+    def per_element(self) -> int:
+        """Input indices from one of a phase's positions to the next."""
+        return self.axis.phases[0].per_element
+
+    def first(self, phase: Phase) -> int:
+        """Least staged index that the first position of `phase` reads."""
+        return phase.first + min(0, (len(phase.taps) - 1) * phase.per_tap) - self.low
+
+    def reach(self, phase: Phase) -> int:
+        """Input indices that one thread's positions read."""
+        taps = max(0, len(phase.taps) - 1)
+        return (self.per_unit - 1) * self.per_element + taps * abs(phase.per_tap) + 1
+
+
+def side(axis: Axis, cells: int, per_unit: int, align: int = 1) -> Side:
+    """The box along one dimension; reads are of `align` elements, from multiples of that many."""
+    period = axis.stride * axis.phases[0].per_element // axis.advance
+    wanted = (cells - 1) * axis.stride + axis.cell
+    units = ceil(ceil(wanted / period) / per_unit)
+    found = Side(axis, period, per_unit, units, 0, 0)
+    used = [p for p in axis.phases if p.taps] or list(axis.phases)
+    low = min(found.first(p) for p in used) // align * align
+    found = Side(axis, period, per_unit, units, low, 0)
+    last = (units - 1) * per_unit * found.per_element
+    ends = (
+        found.first(p) // align * align + ceil((found.first(p) % align + found.reach(p)) / align) * align for p in used
+    )
+    return Side(axis, period, per_unit, units, low, last + max(ends))
+
+
+@dataclass(frozen=True)
+class Box:
+    """A block's box of positions and the input it stages, rows `pitch` elements apart.
+
+    A thread reads `vector` elements at once, for which a warp takes `turns`; a team has `unit_threads` threads.
+    """
+
+    cells: tuple[int, int, int]
+    sides: tuple[Side, Side, Side]
+    vector: int
+    pitch: int
+    turns: int
+    unit_threads: int
+
+    @property
+    def plane(self) -> int:
+        """Elements of one staged channel."""
+        return self.sides[0].length * self.sides[1].length * self.pitch
+
+    @property
+    def positions(self) -> tuple[int, int, int]:
+        d, h, w = (s.positions for s in self.sides)
+        return d, h, w
+
+
+def make_box(axes: tuple[Axis, Axis, Axis], cells: tuple[int, int, int], rows: int, run: int, size: int) -> Box:
+    """The box of so many cells along d, h, w, for elements of `size` bytes."""
+    whole = 16 // size
+    vector = gcd(run * axes[2].phases[0].per_element, whole)
+    d, h = side(axes[0], cells[0], 1), side(axes[1], cells[1], rows)
+    w = side(axes[2], cells[2], run, vector)
+    low = w.low // whole * whole
+    w = replace(w, low=low, length=w.length + w.low - low)
+    turns, pitch = _pitch(h, w, vector, size)
+    threads = ceil(d.units * h.units * w.units / 32) * 32
+    return Box(cells, (d, h, w), vector, pitch, turns, threads)
+
+
+def _pitch(h: Side, w: Side, vector: int, size: int) -> tuple[int, int]:
+    """Turns that a warp's read takes, and elements from row to row: whole 16-byte vectors, and such that lanes of two
+    rows differ in their banks."""
+    whole = 16 // size
+    least = ceil(w.length / whole) * whole
+    step, down = w.per_unit * w.per_element, h.per_unit * h.per_element
+    if w.units >= 32:
+        return _turns(32, 1, step, 0, vector, size), least
+    rows = min(h.units, ceil(32 / w.units))
+    pitches = range(least, least + 128 // size, whole)
+    return min((_turns(w.units, rows, step, down * pitch % (128 // size), vector, size), pitch) for pitch in pitches)
+
+
+@lru_cache(maxsize=65536)
+def _turns(columns: int, rows: int, step: int, down: int, vector: int, size: int) -> int:
+    """Turns that a warp's read of `vector` elements per lane takes: the most words that lanes want of one bank.  Lanes
+    are `step` elements apart along a row of so many columns, rows `down` modulo the banks."""
+    words: dict[int, set[int]] = {}
+    for lane in range(32):
+        row = lane // columns % rows
+        start = (lane % columns * step + row * down) * size
+        for byte in range(start, start + vector * size, 4):
+            words.setdefault(byte // 4 % 32, set()).add(row << 20 | byte // 4)
+    return max(map(len, words.values()))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A group and how it is cut."""
+
+    c: Contraction
+    t: DirectTile
+    box: Box
+
+    @staticmethod
+    def of(c: Contraction, t: DirectTile) -> Cut:
+        return Cut(c, t, make_box(c.axes, t.cells, t.rows, t.run, c.x.dtype.itemsize))
+
+    @cached_property
+    def taps(self) -> int:
+        """Of one channel's kernel."""
+        return prod(a.taps for a in self.c.axes)
+
+    @property
+    def block_m(self) -> int:
+        """Features of a block."""
+        return self.t.features * self.t.teams
+
+    @property
+    def warps(self) -> int:
+        return self.threads // 32
+
+    @property
+    def warps_h(self) -> int:
+        """Warps that share features and differ in positions."""
+        return self.box.unit_threads // 32
+
+    @property
+    def warps_w(self) -> int:
+        return 1
+
+    @property
+    def threads(self) -> int:
+        return self.box.unit_threads * self.t.teams
+
+    @property
+    def o_blocks(self) -> int:
+        """Blocks of features in a group."""
+        return ceil(self.c.features / self.block_m)
+
+    @property
+    def chunks(self) -> int:
+        return ceil(self.c.channels / self.t.chunk)
+
+    @property
+    def passes(self) -> int:
+        """Blocks of features that one block goes through."""
+        return self.c.op.groups * self.o_blocks if loops_over_groups(self.c) else 1
+
+    @cached_property
+    def values(self) -> int:
+        """Values that a thread accumulates."""
+        return self.t.features * self.t.rows * self.t.run * prod(len(a.phases) for a in self.c.axes)
+
+    @property
+    def compute_bytes(self) -> int:
+        return 8 if self.c.x.dtype.itemsize == 8 else 4
+
+    @cached_property
+    def weights_stay(self) -> bool:
+        """Whether all weights that a block needs are in shared memory at once."""
+        return self._all_weights * self.compute_bytes <= WEIGHTS_STAY
+
+    @property
+    def _all_weights(self) -> int:
+        return self.passes * self.chunks * self.t.chunk * self.taps * self.block_m
+
+    @cached_property
+    def x_elements(self) -> int:
+        """Of one staged chunk of channels."""
+        return ceil(self.t.chunk * self.box.plane / 8) * 8
+
+    @cached_property
+    def w_elements(self) -> int:
+        """Of all staged weights: two chunks where they do not stay."""
+        count = self._all_weights if self.weights_stay else 2 * self.t.chunk * self.taps * self.block_m
+        return ceil(count / 8) * 8
+
+    @cached_property
+    def strips(self) -> tuple[int, int, int]:
+        """Compute values of the strip of positions, of the strip that windows are folded into by turns, and of running
+        results per cell."""
+        c, t = self.c, self.t
+        if c.window is None and c.over_positions:
+            return 0, 0, 0
+        rows = t.teams if folded_early(c) else self.block_m
+        d, h, w = self.box.positions
+        folded = rows * d * h * t.cells_w if window_passes(c) else 0
+        cells = prod(t.cells) if c.window is not None else d * h * w
+        words = 2 if c.fold is not None and c.fold.op.kind == "logsumexp" else 1
+        running = cells * words if loops_over_groups(c) else 0
+        return _eights(rows * d * h * w), _eights(folded), _eights(running)
+
+    @cached_property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        return 2 * self.x_elements * self.c.x.dtype.itemsize + (self.w_elements + sum(self.strips)) * self.compute_bytes
+
+    @cached_property
+    def held(self) -> int:
+        """Numbers in a thread's registers beside its values: weights at hand and a run of the input."""
+        most_h, most_w = (max(len(p.taps) for p in a.phases) for a in self.c.axes[1:])
+        weights = self.t.features * most_w * (most_h if self.t.together else 1)
+        w = self.box.sides[2]
+        return weights + max(w.reach(p) for p in w.axis.phases) + self.box.vector
+
+    @cached_property
+    def per_sm(self) -> int:
+        """Blocks that share a multiprocessor: by shared memory, threads and registers."""
+        wide = self.compute_bytes // 4
+        registers = min(255, ceil((48 + (self.values + self.held) * wide) / 8) * 8)
+        return min(16, 227 * 1024 // (self.shared + 1024), 2048 // self.threads, 65536 // (self.threads * registers))
+
+
+def _eights(n: int) -> int:
+    return ceil(n / 8) * 8
+
+
+def loops_over_groups(c: Contraction) -> bool:
+    """Whether a block goes through all features: where it folds over them and not over positions."""
+    return c.over_channels and not c.over_positions
+
+
+def folded_early(c: Contraction) -> bool:
+    """Whether a thread folds its own features before it leaves them to others."""
+    return c.window is None and c.fold is not None and c.fold.op.kind != "logsumexp" and loops_over_groups(c)
+
+
+def window_passes(c: Contraction) -> tuple[int, ...]:
+    """Dimensions along which windows are folded beforehand, one after the other; the rest is folded at once."""
+    if c.window is None:
+        return ()
+    sizes = [a.cell for a in c.axes]
+    wide = [i for i in (2, 1, 0) if sizes[i] > 1]
+    return tuple(wide[:-1]) if prod(sizes) > AT_ONCE else ()

@@ -1,0 +1,147 @@
+"""Which direct tiles are worth measuring, by an estimate of the busiest unit per value; nothing here knows a model."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import ceil, gcd, prod
+
+from fusewright.schedule.contraction import Axis, Contraction
+from fusewright.schedule.direct import Cut, DirectTile, make_box
+
+# Values that a thread accumulates at most, and numbers it holds beside them: weights and a run of the input.
+MOST_VALUES, MOST_HELD = 64, 112
+# Bytes of shared memory that a block may take, and its threads.
+MOST_SHARED, FEWEST_THREADS, MOST_THREADS = 110 * 1024, 32, 512
+
+# So many tiles are worth measuring, and so many of the same values per thread.
+WORTH_MEASURING, ALIKE = 6, 2
+
+# Estimates for an H200: cycles from a copy to its use, at a barrier, per instruction of a warp on its own; the share of
+# the issue slots that kernels reach; bytes per cycle of one multiprocessor from the level-2 cache and from memory.
+LATENCY, BARRIER, ALONE, ISSUED, FETCHED, MEMORY = 1000.0, 100.0, 3.0, 0.7, 30.0, 16.0
+# Instructions per value behind the products, and per copy to shared memory.
+PER_VALUE, PER_COPY = 14.0, 4.0
+# Multiplications per cycle that tensor cores of one multiprocessor reach, a share of that where a window's values do
+# not fit into registers, and how much slower than tensor cores or memory an estimate may be.
+MULTIPLIED, LARGE_WINDOW, SLOWER = 500.0, 16, 3.0
+
+
+def worthwhile(c: Contraction, lengths: tuple[int, int, int]) -> list[DirectTile]:
+    """The tiles that may be as fast as tensor cores, or as memory, best estimate first, few of them alike in what a
+    thread holds; `lengths` are the cells of the whole output along d, h, w."""
+    per_cell = prod(a.cell for a in c.axes)
+    multiplied = per_cell * ceil(c.features / 16) * 16 / c.features * ceil(c.channels / 8) * 8
+    multiplied *= prod(a.taps for a in c.axes) / (MULTIPLIED / (4 if per_cell > LARGE_WINDOW else 1))
+    behind = per_cell * PER_VALUE / (128 * ISSUED)
+    read = c.channels * prod(a.advance for a in c.axes) * c.x.dtype.itemsize / c.features / MEMORY
+    found: list[DirectTile] = []
+    alike: dict[tuple[int, ...], int] = {}
+    for score, t in _scored(c, lengths):
+        key = (t.features, t.rows, t.run)
+        alike[key] = alike.get(key, 0) + 1
+        if alike[key] <= ALIKE and score <= SLOWER * max(multiplied, read) + behind:
+            found.append(t)
+        if len(found) == WORTH_MEASURING:
+            break
+    return found
+
+
+def candidates(c: Contraction, lengths: tuple[int, int, int]) -> list[DirectTile]:
+    """Tiles that fit, best estimate first; `lengths` are the cells of the whole output along d, h, w."""
+    return [t for _, t in _scored(c, lengths)]
+
+
+def _scored(c: Contraction, lengths: tuple[int, int, int]) -> list[tuple[float, DirectTile]]:
+    if c.box is not None:
+        return []
+    found = []
+    for rows, run in product((1,) if lengths[1] == 1 else (1, 2, 4), _runs(c)):
+        cells = [_cells(a, n, k) for a, n, k in zip(c.axes, lengths, (1, rows, run), strict=True)]
+        boxes = [make_box(c.axes, (d, h, w), rows, run, c.x.dtype.itemsize) for d, h, w in product(*cells)]
+        boxes = [
+            b for b in boxes if b.unit_threads <= MOST_THREADS and b.plane * c.x.dtype.itemsize <= MOST_SHARED // 2
+        ]
+        for features, teams, together in _shapes(c, rows, run):
+            work = None
+            for b in boxes:
+                if not FEWEST_THREADS <= b.unit_threads * teams <= MOST_THREADS:
+                    continue
+                for chunk in _chunks(c):
+                    t = DirectTile(features, teams, rows, run, *b.cells, chunk, together)
+                    cut = Cut(c, t, b)
+                    work = work or _work(cut)
+                    score = _score(cut, work, lengths)
+                    if score is not None:
+                        found.append((score, t))
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def _runs(c: Contraction) -> list[int]:
+    """Runs whose reads by neighbouring lanes spread over the banks."""
+    step = c.axes[2].phases[0].per_element * c.x.dtype.itemsize
+    return [n for n in (1, 2, 3, 4, 6, 8, 12) if n * step % 32 == 16 or n * step % 16] or [1]
+
+
+def _shapes(c: Contraction, rows: int, run: int) -> list[tuple[int, int, bool]]:
+    """Features of a thread, teams, and whether a plane's weights are at hand together."""
+    most = MOST_VALUES // (rows * run * prod(len(a.phases) for a in c.axes))
+    found = []
+    for features, teams in product((1, 2, 3, 4, 5, 6, 8, 16), (1, 2, 4, 8)):
+        blocks = ceil(c.features / (features * teams))
+        if features <= most and blocks * features * teams * 4 <= 5 * c.features + 3:
+            found += [(features, teams, b) for b in ((False, True) if rows > 1 and c.axes[1].taps > 1 else (False,))]
+    return found
+
+
+def _cells(axis: Axis, length: int, per_unit: int) -> list[int]:
+    """Cells along one dimension that are worth a try: those that whole threads compute, and a few windows."""
+    period = axis.stride * axis.phases[0].per_element // axis.advance
+    found = {1, 2, 3, 4, 6} if axis.cell != period else set()
+    for units in (1, 2, 4, 8, 16, 32, 64, 128) if axis.cell == period else (8, 16, 28, 32, 64):
+        positions = units * per_unit * period
+        if positions >= axis.cell:
+            found.add((positions - axis.cell) // axis.stride + 1)
+    return [n for n in sorted(found) if n == min(found) or n <= 1.25 * length]
+
+
+def _chunks(c: Contraction) -> list[int]:
+    return [n for n in (1, 4, 8) if n < c.channels] + ([c.channels] if c.channels <= 24 else [])
+
+
+Work = tuple[float, float, float]
+
+
+def _work(cut: Cut) -> Work:
+    """Per thread and channel: multiplications, weights that are read, and reads of the input."""
+    c, t, b = cut.c, cut.t, cut.box
+    h, w = b.sides[1:]
+    weights = t.features * cut.taps
+    runs = 0.0
+    for phases in product(*(a.phases for a in c.axes)):
+        of_d, of_h, of_w = (len(p.taps) for p in phases)
+        if of_d * of_h * of_w == 0:
+            continue
+        rows = t.rows * of_h
+        if t.together:
+            rows = len({r * h.per_element + u * phases[1].per_tap for r in range(t.rows) for u in range(of_h)})
+        runs += of_d * rows * ceil((w.first(phases[2]) % b.vector + w.reach(phases[2])) / b.vector)
+    return t.features * t.rows * t.run * cut.taps, weights, runs
+
+
+def _score(cut: Cut, work: Work, lengths: tuple[int, int, int]) -> float | None:
+    """Estimated cycles of one multiprocessor per useful value, `None` where a tile does not fit."""
+    c, t, b = cut.c, cut.t, cut.box
+    if cut.held > MOST_HELD or cut.shared > MOST_SHARED or cut.per_sm < 1:
+        return None
+    multiplications, weights, runs = work
+    warps, channels = cut.threads / 32, cut.chunks * t.chunk
+    staged = channels * b.plane
+    reads = weights / gcd(t.features, 16 // cut.compute_bytes) + runs
+    instructions = (multiplications + reads) * channels + PER_VALUE * cut.values + PER_COPY * staged / (32 * warps)
+    issue = instructions * warps / 4 / ISSUED
+    shared = (weights / 2 + runs * b.turns) * channels * warps
+    busiest = max(issue, shared, staged * c.x.dtype.itemsize / FETCHED)
+    alone = max(LATENCY * cut.chunks, ALONE * instructions) + BARRIER * cut.chunks
+    cycles = max(busiest, alone / cut.per_sm) + 0.1 * issue
+    share = prod(n / (ceil(n / k) * k) for n, k in zip(lengths, t.cells, strict=True))
+    return cycles / (prod(t.cells) * share * c.features / cut.o_blocks)

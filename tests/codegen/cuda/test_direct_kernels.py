@@ -1,0 +1,341 @@
+"""Direct contraction kernels: the generated CUDA C++ runs on the CPU, and is compared with the model in float64."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from contraction_cases import Case, Found, Model, draw, find, tolerance
+from emulation.emulate import ORDERS, emulate
+
+from fusewright.codegen.cuda import direct as cuda
+from fusewright.kernel import Kernel
+from fusewright.runtime import nvrtc
+from fusewright.schedule import direct_choice
+from fusewright.schedule.direct import DirectTile
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+F16, BF16, F64 = torch.float16, torch.bfloat16, torch.float64
+inf, nan = float("inf"), float("nan")
+REFERENCE = "def reference(*operands): ..."
+
+CASES = {
+    "plain": Case((9, 13), channels=5, features=20, before=("relu", "add channel")),
+    "depthwise": Case((12, 18), 1, 1, (5, 3), padding=(2, 1), groups=6, before=("times channel",)),
+    "depthwise, overlapping windows, over channels": Case(
+        (14, 19),
+        1,
+        1,
+        (5, 5),
+        padding=(1, 1),
+        groups=7,
+        before=("tanh",),
+        pool="avg",
+        window=(2, 2),
+        step=(1, 1),
+        after=("hardswish",),
+        fold="logsumexp",
+        fold_dims="c",
+    ),
+    "groups of one channel, over channels": Case(
+        (70,),
+        1,
+        4,
+        (7,),
+        (2,),
+        (5,),
+        (3,),
+        5,
+        before=("gate",),
+        pool="avg",
+        window=(3,),
+        step=(3,),
+        fold="sum",
+        fold_dims="c",
+    ),
+    "groups, over channels": Case(
+        (17, 12), 6, 2, (5, 5), (1, 1), (3, 2), (3, 1), 4, before=("reverse",), fold="min", fold_dims="c"
+    ),
+    "groups, logsumexp over channels": Case(
+        (61,), 11, 13, (1,), (3,), (0,), (3,), 3, before=("both",), fold="logsumexp", fold_dims="c"
+    ),
+    "groups, three dimensions, over positions": Case(
+        (12, 14, 13),
+        3,
+        6,
+        (2, 2, 2),
+        (3, 3, 3),
+        (0, 0, 0),
+        (1, 1, 1),
+        2,
+        before=("hardswish",),
+        pool="avg",
+        window=(2, 3, 2),
+        step=(2, 3, 2),
+        after=("shift", "tanh"),
+        fold="mean",
+        fold_dims="p",
+    ),
+    "transposed to one feature": Case(
+        (9, 11),
+        9,
+        1,
+        (5, 5),
+        (1, 1),
+        (2, 0),
+        (2, 2),
+        transposed=True,
+        output_padding=(0, 0),
+        before=("times channel",),
+        pool="avg",
+        window=(2, 6),
+        step=(2, 6),
+    ),
+    "a large window, over all": Case(
+        (14, 15, 14),
+        17,
+        8,
+        (1, 1, 1),
+        (1, 1, 1),
+        (0, 0, 0),
+        (1, 1, 1),
+        before=("scale",),
+        pool="max",
+        window=(7, 7, 7),
+        step=(7, 7, 7),
+        after=("hardswish",),
+        fold="min",
+        fold_dims="cp",
+    ),
+    "large windows that reach beyond the ends": Case(
+        (21, 26),
+        5,
+        9,
+        (2, 3),
+        pool="max",
+        window=(6, 7),
+        step=(3, 5),
+        pool_padding=(2, 3),
+        ceil_mode=True,
+        before=("minus one",),
+    ),
+    "windows and padding": Case(
+        (12, 11),
+        4,
+        9,
+        pool="avg",
+        window=(3, 2),
+        step=(2, 1),
+        pool_padding=(1, 1),
+        ceil_mode=True,
+        include_pad=False,
+        before=("shift",),
+        after=("both",),
+    ),
+    "transposed": Case((5, 9), 6, 10, (3, 3), (2, 2), (1, 1), transposed=True, before=("relu",)),
+    "transposed, fewer taps than strides": Case(
+        (4, 5), 9, 5, (1, 2), (3, 2), (0, 0), (1, 1), 2, True, (2, 1), before=("where",), fold="sum", fold_dims="p"
+    ),
+    "transposed, dilated": Case(
+        (4, 4, 5), 3, 5, (2, 3, 2), (2, 2, 1), (1, 1, 0), (1, 2, 3), 1, True, (0, 1, 2), fold="sum", fold_dims="c"
+    ),
+    "transposed, pool": Case(
+        (6, 7),
+        4,
+        18,
+        (5, 4),
+        (2, 1),
+        (2, 1),
+        transposed=True,
+        pool="max",
+        window=(3, 2),
+        step=(4, 2),
+        fold="mean",
+        fold_dims="cp",
+    ),
+    "many features, over positions": Case((11, 18), 3, 40, before=("gelu",), fold="max", fold_dims="p"),
+    "logsumexp over all": Case((11, 18), 3, 7, fold="logsumexp", fold_dims="cp", groups=2),
+    "float64": Case(
+        (8, 9), 5, 7, dtype=F64, before=("gelu",), pool="avg", window=(2, 2), step=(2, 2), fold="sum", fold_dims="p"
+    ),
+    "bfloat16": Case((9, 16), 8, 24, dtype=BF16, before=("hardswish",), fold="mean", fold_dims="p"),
+    "float16": Case(
+        (9, 15),
+        5,
+        9,
+        dtype=F16,
+        transposed=True,
+        stride=(2, 2),
+        before=("minus one",),
+        pool="max",
+        window=(2, 2),
+        step=(2, 2),
+    ),
+}
+EACH = [pytest.param(case, id=name) for name, case in CASES.items()]
+
+
+def found(case: Case) -> Found:
+    result = find(case)
+    assert isinstance(result, Found), result
+    return result
+
+
+def tiles(f: Found) -> list[DirectTile]:
+    fit = direct_choice.candidates(f.group, f.cells)
+    assert fit
+    return fit
+
+
+def some(fit: list[DirectTile], count: int, rng: random.Random) -> list[DirectTile]:
+    """The first of `fit`, and others that differ from it and from each other."""
+    chosen = fit[:1]
+    for t in rng.sample(fit[1:], min(len(fit) - 1, 60)):
+        if len(chosen) < count and all(
+            sum(a != b for a, b in zip(vars(t).values(), vars(c).values(), strict=True)) > 3 for c in chosen
+        ):
+            chosen.append(t)
+    return chosen
+
+
+def kernel(f: Found, t: DirectTile) -> Kernel:
+    return cuda.generate(f.group, t, "fused_test", REFERENCE)
+
+
+def precision(case: Case) -> float:
+    """Products are float32 whatever the flags allow."""
+    return tolerance(replace(case, tf32=False))
+
+
+def assert_right(f: Found, t: DirectTile, order: str = "forward", sanitize: bool = False) -> None:
+    x = f.case.example()
+    want, size = f.reference(x)
+    got = emulate(kernel(f, t), *f.tensors(x), order=order, sanitize=sanitize)
+    assert got.shape == want.shape and got.dtype == f.case.dtype
+    error = ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf)
+    assert error.max() <= precision(f.case), t
+
+
+@pytest.mark.parametrize("case", EACH)
+def test_as_the_model_in_float64(case: Case) -> None:
+    """A tile that differs from the best."""
+    f = found(case)
+    assert_right(f, some(tiles(f), 2, random.Random(1))[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EACH)
+def test_more_tiles(case: Case) -> None:
+    f = found(case)
+    for t in some(tiles(f), 8, random.Random(2)):
+        assert_right(f, t, "shuffled")
+
+
+def random_found(seed: int) -> tuple[Found, random.Random]:
+    """The first case that is drawn from `seed` and that PyTorch and the family take."""
+    rng = random.Random(seed)
+    while True:
+        case = replace(draw(rng), channels_last=False)
+        try:
+            Model(case)(case.example())
+        except RuntimeError:  # nothing is left of the image, or no such pooling in this dtype
+            continue
+        f = find(case)
+        if isinstance(f, Found) and direct_choice.candidates(f.group, f.cells):
+            return f, rng
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_cases(seed: int) -> None:
+    f, rng = random_found(seed)
+    assert_right(f, some(tiles(f), 2, rng)[-1], ORDERS[seed % 3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6, 106))
+def test_more_random_cases(seed: int) -> None:
+    f, rng = random_found(seed)
+    for t in some(tiles(f), 3, rng):
+        assert_right(f, t, ORDERS[seed % 3])
+
+
+@pytest.mark.parametrize("case", EACH)
+def test_orders_of_threads_agree(case: Case) -> None:
+    """The best tile, into memory that holds one poison after the other."""
+    f = found(case)
+    k, operands = kernel(f, tiles(f)[0]), f.tensors(case.example())
+    first, *others = (emulate(k, *operands, order=order, seed=3) for order in ORDERS)
+    assert all(torch.equal(first, other) for other in others)
+    want, size = f.reference(case.example())
+    assert (((first.double() - want).abs() / (size + 1e-3)).nan_to_num(inf)).max() <= precision(case)
+
+
+@pytest.mark.parametrize("case", EACH)
+def test_what_is_not_finite(case: Case) -> None:
+    """NaN and infinities surface where eager has them."""
+    f, x = found(case), replace(case, batch=4).example()
+    for sample, value in zip(x, (nan, inf, -inf), strict=False):
+        sample[tuple(n // 2 for n in sample.shape)] = value
+    want, _ = f.reference(x)
+    got = emulate(kernel(f, tiles(f)[0]), *f.tensors(x)).double()
+    torch.testing.assert_close(got.isnan(), want.isnan())
+    torch.testing.assert_close(got[want.isinf()], want[want.isinf()])
+    assert got[3:].isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "depthwise, overlapping windows, over channels",
+        "groups of one channel, over channels",
+        "groups, three dimensions, over positions",
+        "large windows that reach beyond the ends",
+        "transposed, dilated",
+        "float16",
+    ],
+)
+def test_stays_inside_its_arrays(name: str) -> None:
+    """Under AddressSanitizer, every array in an allocation of its own size."""
+    f = found(CASES[name])
+    assert_right(f, some(tiles(f), 2, random.Random(1))[-1], sanitize=True)
+
+
+LARGE = {
+    "depthwise": Case((62, 62), 1, 1, (7, 7), (1, 1), (3, 3), groups=64, before=("relu", "times channel")),
+    "over channels": replace(CASES["depthwise, overlapping windows, over channels"], sizes=(62, 62), groups=64),
+    "window": replace(CASES["a large window, over all"], sizes=(28, 28, 28), channels=64),
+    "transposed": Case((32, 32), 16, 4, (3, 3), (2, 2), (1, 1), transposed=True, before=("relu",)),
+    "float64": Case((62, 62), 4, 4, dtype=F64, pool="avg", window=(2, 2), step=(2, 2)),
+    "bfloat16": Case((62, 62), 1, 1, groups=64, dtype=BF16, before=("hardswish",), fold="mean", fold_dims="p"),
+}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize(
+    "name", ["depthwise", *(pytest.param(n, marks=pytest.mark.slow) for n in LARGE if n != "depthwise")]
+)
+def test_compiles_without_spills(name: str, arch: str) -> None:
+    f = found(LARGE[name])
+    for t in direct_choice.worthwhile(f.group, f.cells)[:2]:
+        k = kernel(f, t)
+        taken = nvrtc.resources(nvrtc.compile(k.source, arch))
+        assert taken.keys() == {launch.entry for launch in k.launches}
+        assert all(entry.stack == 0 for entry in taken.values()), (taken, t)
+
+
+@pytest.mark.parametrize("name", ["depthwise", "over channels"])
+def test_reads_as_it_did(name: str) -> None:
+    """Golden texts: a change of the generator shows as a difference of these files."""
+    text = kernel(found(LARGE[name]), GOLDEN_TILES[name]).source
+    path = GOLDEN / f"direct_{name.replace(' ', '_')}.cu"
+    assert text == path.read_text(), f"write the text to {path} if it is meant to change"
+
+
+GOLDEN_TILES = {
+    "depthwise": DirectTile(1, 1, 4, 4, 1, 32, 64, 1, True),
+    "over channels": DirectTile(1, 1, 2, 4, 1, 15, 60, 1, True),
+}

@@ -1,0 +1,329 @@
+// 2^x and 1/x to 2 ulp; results below the normal numbers are zero.
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float reciprocal_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(void* to_shared, const void* from_global, bool inside) {
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+    const int bytes = inside ? BYTES : 0;
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_global), "r"(bytes));
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from_global), "r"(bytes),
+                     "n"(BYTES));
+}
+// Close the group of copies started so far; wait until at most PENDING groups are still under way.
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
+template <int PENDING>
+__device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING)); }
+
+// Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
+struct bf16 { unsigned short bits; };
+struct fp16 { unsigned short bits; };
+__device__ __forceinline__ float widened(float x) { return x; }
+__device__ __forceinline__ double widened(double x) { return x; }
+__device__ __forceinline__ float widened(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+__device__ __forceinline__ float widened(fp16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+template <typename E> struct narrow_to;
+template <> struct narrow_to<float> { static __device__ __forceinline__ float of(float x) { return x; } };
+template <> struct narrow_to<double> { static __device__ __forceinline__ double of(double x) { return x; } };
+template <> struct narrow_to<bf16> {
+    static __device__ __forceinline__ bf16 of(float x) {
+        bf16 y;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+template <> struct narrow_to<fp16> {
+    static __device__ __forceinline__ fp16 of(float x) {
+        fp16 y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+
+using Element = float;    // of tensors in memory
+using Compute = float;    // of everything else
+
+constexpr int C = 1, O = 1, GROUPS = 64;    // channels of a group, in and out
+constexpr int TAPS = 25;    // of one channel's kernel
+
+// A thread owns FEATURES features at ROWS x RUN positions of every phase; the threads of a team share the features.
+constexpr int FEATURES = 1, ROWS = 2, RUN = 4, PHASES = 1;
+constexpr int UNITS_D = 1, UNITS_H = 8, UNITS_W = 16;    // threads side by side
+constexpr int TEAM = 128, TEAMS = 1, THREADS = TEAM * TEAMS;
+constexpr int BLOCK_O = FEATURES * TEAMS, O_BLOCKS = 1;
+constexpr int CELLS_D = 1, CELLS_H = 15, CELLS_W = 60;    // of a block
+constexpr int CHUNK = 1, CHUNKS = 1;    // input channels staged at a time
+constexpr int PASSES = 64;    // blocks of features that one block goes through
+
+// Shared memory: the input as [channel][d][h][w], twice; weights as [channel][tap][feature].
+constexpr int X_D = 1, X_H = 20, X_W = 72, X_TILE = 1440;
+constexpr int W_TILE = CHUNK * TAPS * BLOCK_O, W_TILES = 1600;
+constexpr int LOW_D = 0, LOW_H = -1, LOW_W = -4;    // input index of cell 0 that is staged first
+// Steps in the staged input from position to position and from tap to tap, in the weights from tap to tap.
+constexpr int ELEMENT_D = 1, ELEMENT_H = 1, ELEMENT_W = 1;
+constexpr int TAP_D = 0, TAP_H = 1, TAP_W = 1;
+constexpr int NEXT_D = 0, NEXT_H = 5, NEXT_W = 1;
+constexpr bool TOGETHER = true;    // whether the weights of all rows of a plane are at hand at once
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// COUNT numbers that are read from shared memory at once.
+template <typename T, int COUNT>
+struct alignas(COUNT * sizeof(T)) Several { T at[COUNT]; };
+
+// Add the products of one staged channel and the taps of one phase; `x` is aligned to 4 elements, and the first
+// number that is used lies SHIFT behind it.
+template <int TAPS_D, int TAPS_H, int TAPS_W, int SHIFT>
+__device__ __forceinline__ void accumulate(Compute (&acc)[FEATURES][ROWS][RUN], const Element* x, const Compute* w) {
+    constexpr int VECTOR = 4, SIDE_BY_SIDE = 1;
+    constexpr int FIRST = SHIFT + (TAP_W < 0 ? (TAPS_W - 1) * -TAP_W : 0);    // of tap 0
+    constexpr int REACH = SHIFT + (RUN - 1) * ELEMENT_W + (TAPS_W - 1) * (TAP_W < 0 ? -TAP_W : TAP_W) + 1;
+    constexpr int AT_ONCE = TOGETHER ? TAPS_H : 1;
+#pragma unroll 
+    for (int td = 0; td < TAPS_D; ++td)
+#pragma unroll 
+        for (int th_0 = 0; th_0 < TAPS_H; th_0 += AT_ONCE) {
+            Compute weight[AT_ONCE][TAPS_W][FEATURES];
+#pragma unroll
+            for (int th = 0; th < AT_ONCE; ++th)
+#pragma unroll
+                for (int tw = 0; tw < TAPS_W; ++tw)
+#pragma unroll
+                    for (int o = 0; o < FEATURES; o += SIDE_BY_SIDE) {
+                        const int at = (td * NEXT_D + (th_0 + th) * NEXT_H + tw * NEXT_W) * BLOCK_O + o;
+                        const auto several = *reinterpret_cast<const Several<Compute, SIDE_BY_SIDE>*>(w + at);
+#pragma unroll
+                        for (int i = 0; i < SIDE_BY_SIDE; ++i) weight[th][tw][o + i] = several.at[i];
+                    }
+            // Every row that is read, in turn: those that an earlier row and tap read too are passed over.
+#pragma unroll
+            for (int first = 0; first < ROWS * AT_ONCE; ++first) {
+                const int row = first / AT_ONCE * ELEMENT_H + first % AT_ONCE * TAP_H;
+                bool read = false;
+#pragma unroll
+                for (int r = 0; r < first; ++r) read |= r / AT_ONCE * ELEMENT_H + r % AT_ONCE * TAP_H == row;
+                if (read) continue;
+                Compute run[ceil_div(REACH, VECTOR) * VECTOR];
+#pragma unroll
+                for (int i = 0; i < REACH; i += VECTOR) {
+                    const Element* const from = x + (td * TAP_D * X_H + row + th_0 * TAP_H) * X_W + i;
+                    const auto several = *reinterpret_cast<const Several<Element, VECTOR>*>(from);
+#pragma unroll
+                    for (int j = 0; j < VECTOR; ++j) run[i + j] = widened(several.at[j]);
+                }
+#pragma unroll
+                for (int rh = 0; rh < ROWS; ++rh)
+#pragma unroll
+                    for (int th = 0; th < AT_ONCE; ++th) {
+                        if (rh * ELEMENT_H + th * TAP_H != row) continue;
+#pragma unroll
+                        for (int tw = 0; tw < TAPS_W; ++tw)
+#pragma unroll
+                            for (int o = 0; o < FEATURES; ++o)
+#pragma unroll
+                                for (int r = 0; r < RUN; ++r)
+                                    acc[o][rh][r] += weight[th][tw][o] * run[FIRST + r * ELEMENT_W + tw * TAP_W];
+                    }
+            }
+        }
+}
+
+// Start copying VECTOR elements, or zeros where they are not `there`.
+template <int VECTOR>
+__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there) {
+    if constexpr (VECTOR * sizeof(Element) >= 4)
+        copy_async<VECTOR * sizeof(Element)>(to, from, there);
+    else
+        *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
+}
+
+// Start copying the input of a box of positions, zeros outside.  A thread keeps its place in the plane and goes through
+// the channels.
+template <int VECTOR>
+__device__ __forceinline__ void stage_planes(const Element* x, Element* tile, int chunk, int low_d, int low_h,
+                                             int low_w, int D, int H, int W) {
+    constexpr int ROW = X_W / VECTOR, PLANE = X_D * X_H * ROW, SIDE_BY_SIDE = PLANE < THREADS ? THREADS / PLANE : 1;
+    for (int i = threadIdx.x; i < PLANE * SIDE_BY_SIDE; i += THREADS) {
+        const int at = i % PLANE, column = at % ROW * VECTOR, h = at / ROW % X_H, d = at / (ROW * X_H);
+        const int x_d = low_d + d, x_h = low_h + h, x_w = low_w + column;
+        const bool inside = unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) && unsigned(x_w) < unsigned(W);
+        const Element* const from = x + (inside ? (x_d * H + x_h) * W + x_w : 0);
+        Element* const to = tile + at * VECTOR;
+#pragma unroll 4
+        for (int c = i / PLANE; c < CHUNK; c += SIDE_BY_SIDE) {
+            const bool there = inside && (C % CHUNK == 0 || chunk * CHUNK + c < C);
+            const Element* const at_c = there ? from + (chunk * CHUNK + c) * (D * H * W) : x;
+            copy_vector<VECTOR>(to + c * (X_D * X_H * X_W), at_c, there);
+        }
+    }
+}
+__device__ __forceinline__ void stage_input(const Element* x, Element* tile, int chunk, int cell_d, int cell_h,
+                                            int cell_w, int D, int H, int W) {
+    constexpr int VECTOR = 4;    // rows of a box start at such multiples
+    const int low_d = cell_d * 1 + LOW_D, low_h = cell_h * 1 + LOW_H;
+    const int low_w = cell_w * 1 + LOW_W;
+    if (VECTOR > 1 && W % VECTOR == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0)
+        stage_planes<VECTOR>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+    else
+        stage_planes<1>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+}
+
+// Start copying the weights of a pass's features and the channels of a chunk, zeros where there are none.
+__device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, int pass, int chunk) {
+    const int group = pass / O_BLOCKS, first_feature = pass % O_BLOCKS * BLOCK_O;
+    for (int i = threadIdx.x; i < W_TILE; i += THREADS) {
+        const int tap = i % TAPS, c = i / TAPS % CHUNK, feature = i / (TAPS * CHUNK);
+        const bool there = first_feature + feature < O && (C % CHUNK == 0 || chunk * CHUNK + c < C);
+        const int row = ((group * O + first_feature + feature) * C + chunk * CHUNK + c);
+        const Element* const from = w + (there ? row * TAPS + tap : 0);
+        Compute* const to = tile + (c * TAPS + tap) * BLOCK_O + feature;
+        copy_async<sizeof(Compute)>(to, from, there);
+    }
+}
+
+// A running logsumexp: `total` times exp(shift) is the sum of exp(value).  The shift follows the values where they
+// exceed it by more than SLACK, which few do, and stays finite: infinities meet no others.
+constexpr Compute LARGEST = 3.40282347e38f, SLACK = 4;
+
+__device__ __forceinline__ Compute exponential(Compute x) { return exp2_approx(1.44269504f * x); }
+
+struct LogSum {
+    Compute shift = -LARGEST, total = 0;
+    __device__ __forceinline__ Compute result() const { return log(total) + shift; }
+};
+__device__ __forceinline__ LogSum joined(LogSum sum, Compute value) {
+    if (value > sum.shift + SLACK) {
+        const Compute shift = value < LARGEST ? value : LARGEST;
+        sum.total *= exponential(sum.shift - shift);
+        sum.shift = shift;
+    }
+    sum.total += exponential(value - sum.shift);
+    return sum;
+}
+__device__ __forceinline__ LogSum joined(LogSum a, LogSum b) {
+    const Compute shift = a.shift > b.shift ? a.shift : b.shift;
+    return {shift, a.total * exponential(a.shift - shift) + b.total * exponential(b.shift - shift)};
+}
+__device__ __forceinline__ LogSum swapped(LogSum sum, int distance) {
+    return {__shfl_xor_sync(0xffffffffu, sum.shift, distance), __shfl_xor_sync(0xffffffffu, sum.total, distance)};
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 5)
+fused_test(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, Element* __restrict__ out,
+    int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    extern __shared__ __align__(16) unsigned char shared_memory[];
+    Element* const x_tiles = reinterpret_cast<Element*>(shared_memory);    // one is read while the other is written
+    Compute* const w_tiles = reinterpret_cast<Compute*>(x_tiles + 2 * X_TILE);
+    Compute* const strip = w_tiles + W_TILES;    // values: [feature][d][h][w]
+    LogSum* const running = reinterpret_cast<LogSum*>(strip + 1024);    // of each cell
+    const int sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y;    // of the sample's blocks
+    const int team = threadIdx.x / TEAM, unit = threadIdx.x % TEAM;
+    const bool active = unit < UNITS_D * UNITS_H * UNITS_W;
+    const int own = active ? unit : 0;
+    const int unit_d = own / (UNITS_W * UNITS_H), unit_h = own / UNITS_W % UNITS_H, unit_w = own % UNITS_W;
+    const Element* const x_sample = x + (long long)sample * (GROUPS * C) * D * H * W;
+    const int x_unit = (unit_d * ELEMENT_D * X_H + unit_h * ROWS * ELEMENT_H) * X_W + unit_w * RUN * ELEMENT_W;
+    const int first_pass = blockIdx.z;    // a block of features of a group
+    const auto before = [&](Compute value, int at) {
+        const Compute shifted = value + widened(bias[at]);
+        const float v1 = tanh(shifted);
+        return v1;
+    };
+    const auto after = [&](Compute value, int at) {
+        const float v1 = value * (value < -3 ? float(0) : value > 3 ? float(6) : value + 3) / 6;
+        return v1;
+    };
+    for (int i = 0; i < PASSES * CHUNKS; ++i)
+        stage_weights(w, w_tiles + i * W_TILE, first_pass + i / CHUNKS, i % CHUNKS);
+
+    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
+    const int steps = (part < tiles ? ceil_div(tiles - part, parts) : 0) * (PASSES * CHUNKS);
+    const auto stage = [&](int step) {
+        const int chunk = step % CHUNKS, pass = first_pass + step / CHUNKS % PASSES;
+        const int tile = part + step / (CHUNKS * PASSES) * parts;
+        const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
+        const int cell_w = tile % tiles_w * CELLS_W;
+        stage_input(x_sample + pass / O_BLOCKS * C * (D * H * W), x_tiles + step % 2 * X_TILE, chunk, cell_d, cell_h,
+                    cell_w, D, H, W);
+        copy_async_commit();
+    };
+    if (steps > 0) stage(0);
+    Compute acc[PHASES][FEATURES][ROWS][RUN];
+    for (int step = 0; step < steps; ++step) {
+        copy_async_wait<0>();
+        __syncthreads();    // what this step reads is there, what the last one read is free
+        if (step + 1 < steps) stage(step + 1);
+        const int chunk = step % CHUNKS, pass = first_pass + step / CHUNKS % PASSES;
+        if (chunk == 0)
+#pragma unroll
+            for (int i = 0; i < PHASES * FEATURES * ROWS * RUN; ++i) (&acc[0][0][0][0])[i] = Compute(0);
+        const Element* const x_tile = x_tiles + step % 2 * X_TILE + x_unit;
+        const Compute* const w_tile = w_tiles + step % (PASSES * CHUNKS) * W_TILE + team * FEATURES;
+#pragma unroll 1
+        for (int c = 0; c < CHUNK; ++c) {
+            const Element* const x_c = x_tile + c * (X_D * X_H * X_W);
+            const Compute* const w_c = w_tile + c * (TAPS * BLOCK_O);
+            accumulate<1, 5, 5, 3>(acc[0], x_c, w_c);
+        }
+        if (chunk < CHUNKS - 1) continue;
+
+        const int tile = part + step / (CHUNKS * PASSES) * parts;
+        const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
+        const int cell_w = tile % tiles_w * CELLS_W;
+        const int group = pass / O_BLOCKS, first_feature = pass % O_BLOCKS * BLOCK_O;
+        const auto keep = [&](const Compute (&acc)[FEATURES][ROWS][RUN], int phase_d, int phase_h, int phase_w) {
+#pragma unroll
+            for (int o = 0; o < FEATURES; ++o)
+#pragma unroll
+                for (int rh = 0; rh < ROWS; ++rh)
+#pragma unroll
+                    for (int r = 0; r < RUN; ++r)
+                        {
+                            const int feature = first_feature + team * FEATURES + o;
+                            const int at = group * O + min(feature, O - 1);
+                            const int d = unit_d + phase_d, h = (unit_h * ROWS + rh) + phase_h;
+                            const int w = (unit_w * RUN + r) + phase_w;
+                            if (active) strip[(((team * FEATURES + o) * 1 + d) * 16 + h) * 64 + w] = before(acc[o][rh][r], at);
+                        }
+        };
+        keep(acc[0], 0, 0, 0);
+        __syncthreads();
+        for (int cell = threadIdx.x; cell < 900; cell += THREADS) {
+            const int d = cell / 900, h = cell / 60 % 15, w = cell % 60;    // inside the tile
+            LogSum over = pass == 0 ? LogSum() : running[cell];
+            for (int o = 0; o < min(BLOCK_O, O - first_feature); ++o) {
+                const int at = group * O + first_feature + o;
+                const Compute* const from = strip
+                    + ((o * 1 + d) * 16 + h) * 64 + w;
+                Compute pooled = Compute(0);
+#pragma unroll
+                for (int kh = 0; kh < 2; ++kh)
+#pragma unroll
+                    for (int kw = 0; kw < 2; ++kw)
+                        pooled = pooled + from[kh * 64 + kw];
+                constexpr Compute share = Compute(1.0 / 4);
+                over = joined(over, after(pooled * share, at));
+            }
+            if (pass < PASSES - 1)
+                running[cell] = over;
+            else if (cell_d + d < cells_d && cell_h + h < cells_h && cell_w + w < cells_w)
+                out[(((long long)sample * cells_d + cell_d + d) * cells_h + cell_h + h) * cells_w + cell_w + w] = narrow_to<Element>::of(over.result());
+        }
+    }
+}
