@@ -69,7 +69,7 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     reference = lower_function("reference", graph)
     match group.family:
         case "contraction" if "direct" in option:
-            return direct.generate(group.record, DirectTile(**option["direct"]), name, reference)
+            return direct.generate(replace(group.record, channels_last=False), DirectTile(**option["direct"]), name, reference)
         case "contraction":
             tiling = Tiling(**option["tiling"])
             c = replace(group.record, channels_last=option.get("channels_last", False))
