@@ -75,6 +75,7 @@ class Kernel:
     dtypes     what the operands must be, one each; a call with others is refused (empty: its maker vouches for them)
     shapes     likewise their shapes, as expressions over the sizes
     target     ``"cuda"`` or ``"cpu"``
+    counts     what the text counts in 32 bits beside its arguments; a call in which that is not enough is refused
     """
 
     name: str
@@ -91,6 +92,7 @@ class Kernel:
     dtypes: tuple[torch.dtype, ...] = ()
     shapes: tuple[tuple[Expression, ...], ...] = ()
     target: str = "cuda"
+    counts: tuple[Expression, ...] = ()
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -108,7 +110,8 @@ def spread(samples: int, tiles: int, slots: int) -> int:
         rounds = ceil_div(samples * blocks, slots)
         return rounds * (ceil_div(tiles, blocks) + 1) * (1 + 0.1 / rounds)
 
-    return min(range(1, max(1, min(tiles, 64)) + 1), key=tiles_in_a_row)
+    most = max(64, slots // max(1, samples))
+    return min(range(1, max(1, min(tiles, most)) + 1), key=tiles_in_a_row)
 
 
 _NAMES = {

@@ -192,6 +192,9 @@ class Launcher:
             expected = tuple(evaluate(n, sizes) for n in shape)
             if tensor.shape != expected:
                 raise self._error(f"was generated for {name} of shape {expected}", tensors)
+        for text in kernel.counts:
+            if evaluate(text, sizes) >= 2**31:
+                raise self._error(f"counts {text} in 32 bits", tensors)
         return sizes
 
     def _pack(self, sizes: Mapping[str, int]) -> tuple[Array[c_uint64], list[Array[c_void_p]]]:

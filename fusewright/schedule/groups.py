@@ -14,7 +14,7 @@ from typing import Any
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph, Node, Symbol, make, topological
-from fusewright.schedule import chain, contraction, partial, range_sums, sample, stream
+from fusewright.schedule import chain, contraction, partial, product, range_sums, sample, stream
 from fusewright.schedule.chain import Users
 from fusewright.schedule.partial import Split
 
@@ -83,6 +83,7 @@ def _range(root: Node, users: Users) -> Any:
 
 FAMILIES = (
     Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split),
+    Family("product", product.match, lambda p: p.tensors, ops.Matmul),
     Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum),
     Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
     Family("stream", stream.parse, lambda s: s.tensors),

@@ -108,6 +108,9 @@ def shortlist(c: Contraction, lengths: tuple[int, int, int], element_bytes: int,
     return found
 
 
+# Tiles of 16 features up to which one block has all of those that a reduction joins.
+WHOLE = 40
+
 # So many tilings with the same accumulators are worth a try: other warps side by side, another chunk.
 ALIKE = 3
 
@@ -118,7 +121,9 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[Tiling]:
     pooled = c.window is not None
     for m_tiles, warps_m in product((1, 2, 3, 4, 5), (1, 2, 4, 5, 8)):
         whole = m_tiles * warps_m >= m16
-        if (c.over_channels and not whole) or m_tiles * warps_m > 2 * m16 or (m16 % (m_tiles * warps_m) and not whole):
+        if c.over_channels and not whole and m16 <= WHOLE:
+            continue
+        if m_tiles * warps_m > 2 * m16 or (m16 % (m_tiles * warps_m) and not whole):
             continue
         if whole and (m_tiles * warps_m - m16) * 4 > m16:
             continue

@@ -143,6 +143,13 @@ def test_numbers_keep_their_width_and_sign(monkeypatch: pytest.MonkeyPatch) -> N
         run(*operands(6))
 
 
+def test_what_is_counted_in_32_bits_must_fit() -> None:
+    run = Launcher(replace(blend(), counts=("N * 536870912",)), FakeDriver())
+    torch.testing.assert_close(run(*operands(3)), expected(*operands(3)))
+    with pytest.raises(FusewrightError, match=r"counts N \* 536870912 in 32 bits; it was given float32 \(4, 3\)"):
+        run(*operands(4))
+
+
 def test_empty_tensors() -> None:
     fake = FakeDriver()
     run = Launcher(blend(), fake)

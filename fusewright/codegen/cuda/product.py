@@ -1,0 +1,41 @@
+"""CUDA C++ of products: the kernel of a contraction over views, called with what they are views of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fusewright.codegen.cuda import contraction
+from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
+from fusewright.schedule.product import Product
+from fusewright.schedule.tiling import Tiling
+
+
+def generate(p: Product, t: Tiling, name: str, reference: str, *, tf32: bool, blocks: int | None = None) -> Kernel:
+    """See `contraction.generate`."""
+    kernel = contraction.generate(p.contraction, t, name, reference, tf32=tf32, blocks=blocks)
+    rows = [f"rows_{i}" for i in range(p.x.ndim - 1)]
+    samples, positions = (rows[:1], rows[1:]) if p.by_sample else ([], rows)
+    names = {"N": " * ".join(samples) or "1", "in_h": "1", "in_w": f"({' * '.join(positions)})"}
+    lengths = dict(zip(p.x.shape, rows, strict=False))
+    shape = [str(d) if isinstance(d, int) else lengths[d] for d in p.root.shape]
+    return replace(
+        kernel,
+        layouts=("contiguous",) * len(kernel.layouts),
+        sizes=tuple((row, 0, i) for i, row in enumerate(rows)),
+        counts=(f"{' * '.join(positions)} * {p.x.shape[-1]}",),
+        output=Array("out", tuple(shape), p.root.dtype),
+        scratch=tuple(replace(a, shape=tuple(_renamed(e, names) for e in a.shape)) for a in kernel.scratch),
+        launches=tuple(_launch(launch, names) for launch in kernel.launches),
+    )
+
+
+def _launch(launch: Launch, names: Mapping[str, Expression]) -> Launch:
+    x, y, z = (_renamed(e, names) for e in launch.grid)
+    arguments = (a if a.kind == "pointer" else Argument(a.kind, _renamed(a.text, names)) for a in launch.arguments)
+    return replace(launch, grid=(x, y, z), arguments=tuple(arguments))
+
+
+def _renamed(expression: Expression, names: Mapping[str, Expression]) -> Expression:
+    return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), expression)
