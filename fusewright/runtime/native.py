@@ -22,8 +22,8 @@ from fusewright.runtime import compiler
 from fusewright.runtime.launch import FORMATS, Call, Launcher, allocation
 from fusewright.runtime.nvrtc import KernelError
 
-# Scalar operations that are worth waking PyTorch's threads for.
-GRAIN = 32768
+# Scalar operations that are worth waking PyTorch's threads for: some ten microseconds of vector instructions.
+GRAIN = 65536
 
 _TYPES: dict[str, Any] = {
     "pointer": ctypes.c_void_p,

@@ -20,11 +20,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusewright.codegen.aten import lower_function
-from fusewright.codegen.cpu import contraction, stream
+from fusewright.codegen.cpu import contraction, ranges, sample, stream
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.groups import Group, as_graph, body
+from fusewright.schedule.stream import Stream
 
 # Whether the kernel of a contraction forms the window sums that it reads, at the pace of memory.
 FORMS_WINDOW_SUMS = True
@@ -38,7 +39,7 @@ def options(group: Group, hints: Mapping[Any, int], layouts: Layouts) -> list[Op
     where the family finds no way.  `layouts` has the operands that do not come contiguous (see `Kernel.layouts`)."""
     if isinstance(group.record, Contraction):
         return contraction.options(group.record, hints, layouts)
-    return [{}] if group.family == "stream" else []
+    return [] if isinstance(group.record, Stream) and not stream.fits(group.record) else [{}]
 
 
 def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
@@ -46,4 +47,5 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     reference = lower_function("reference", as_graph(body(group), group.operands))
     if isinstance(group.record, Contraction):
         return contraction.generate(group.record, option, name, reference)
-    return stream.kernel(group.record, name, reference)
+    family = {"range reduction": ranges, "sample program": sample, "stream": stream}[group.family]
+    return family.kernel(group.record, name, reference)

@@ -28,6 +28,10 @@ inline To bits_as(From from) {
 struct bf16 { unsigned short bits; };
 struct fp16 { unsigned short bits; };
 """,
+    "read_plain": """
+inline float widened(float x) { return x; }
+inline double widened(double x) { return x; }
+""",
     "read_bf16": """
 inline float widened(bf16 x) { return bits_as<float>(unsigned(x.bits) << 16); }
 """,
@@ -65,7 +69,8 @@ def used_primitives(text: str) -> str:
     """The primitives that a kernel's text calls, and what those call, in the order of the table."""
     found: list[str] = []
     for name, body in reversed(PRIMITIVES.items()):
-        words = set(re.findall(r"\w+", "\n".join((text, *(PRIMITIVES[n] for n in found)))))
+        callers = [] if name == "read_plain" else [PRIMITIVES[n] for n in found]
+        words = set(re.findall(r"\w+", "\n".join((text, *callers))))
         if words & _defined(name, body):
             found.insert(0, name)
     return "".join(PRIMITIVES[name] for name in found).lstrip("\n") + ("\n" if found else "")
@@ -73,6 +78,6 @@ def used_primitives(text: str) -> str:
 
 def _defined(name: str, body: str) -> set[str]:
     """The names that call for a primitive: what its text defines, or the element type that its function reads."""
-    if name.startswith("read_"):
+    if name in ("read_bf16", "read_fp16"):
         return {name.removeprefix("read_")}
     return set(re.findall(r"^(?:struct|using|inline \w+) (\w+)", body, re.MULTILINE))

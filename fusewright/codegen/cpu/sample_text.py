@@ -1,0 +1,107 @@
+"""The texts that `fusewright.codegen.cpu.sample` fills in."""
+
+# Only those that a program uses are in its text.
+JOINS = {
+    "sum_of": """
+// element(0) + ... + element(length - 1), in float64.
+template <typename Element>
+inline double sum_of(index_t length, Element element) {
+    double total = 0;
+#pragma omp simd reduction(+ : total)
+    for (index_t r = 0; r < length; ++r) total += element(r);
+    return total;
+}
+""",
+    "product_of": """
+// element(0) * ... * element(length - 1), in float64.
+template <typename Element>
+inline double product_of(index_t length, Element element) {
+    double total = 1;
+#pragma omp simd reduction(* : total)
+    for (index_t r = 0; r < length; ++r) total *= element(r);
+    return total;
+}
+""",
+    "greatest_of": """
+// The greatest of element(0) ... element(length - 1), NaN where one is.
+template <typename T, typename Element>
+inline T greatest_of(index_t length, Element element) {
+    T most = -T(INFINITY);
+    int unordered = 0;
+#pragma omp simd reduction(max : most) reduction(| : unordered)
+    for (index_t r = 0; r < length; ++r) {
+        const T value = element(r);
+        most = value > most ? value : most;
+        unordered |= value != value;
+    }
+    return unordered ? T(NAN) : most;
+}
+""",
+    "least_of": """
+// The least of element(0) ... element(length - 1), NaN where one is.
+template <typename T, typename Element>
+inline T least_of(index_t length, Element element) {
+    T least = T(INFINITY);
+    int unordered = 0;
+#pragma omp simd reduction(min : least) reduction(| : unordered)
+    for (index_t r = 0; r < length; ++r) {
+        const T value = element(r);
+        least = value < least ? value : least;
+        unordered |= value != value;
+    }
+    return unordered ? T(NAN) : least;
+}
+""",
+}
+
+MAP = """
+#pragma omp simd
+for (index_t i = 0; i < $count; ++i) {
+    $lines
+    $store
+}
+"""
+
+ROWS = """
+for (index_t row = 0; row < $rows; ++row) {
+    $element
+    $passes
+    $store
+}
+"""
+
+ONE_ROW = """
+{
+    $row
+    $element
+    $passes
+    $store
+}
+"""
+
+EACH = """
+#pragma omp simd
+for (index_t r = 0; r < $length; ++r) $store
+"""
+
+# y = x @ w with the features of w side by side: a few of them at a time, row by row of w.
+FEATURES = """
+for (index_t first = 0; first < $features; first += $block) {
+    const index_t count = std::min(index_t($block), $features - first);
+    double total[$block] = {};
+    for (index_t r = 0; r < $length; ++r) {
+        const double left = $left;
+#pragma omp simd
+        for (index_t f = 0; f < count; ++f) total[f] += left * $weight;
+    }
+    for (index_t f = 0; f < count; ++f) $store
+}
+"""
+
+SAMPLES = """
+#pragma omp parallel for num_threads(threads) schedule(static)
+for (index_t sample = 0; sample < batch; ++sample) {
+    $arena
+    $body
+}
+"""
