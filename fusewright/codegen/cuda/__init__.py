@@ -8,7 +8,8 @@ from math import prod
 from typing import Any
 
 from fusewright.codegen.aten import lower_function
-from fusewright.codegen.cuda import contraction, direct, product, ranges, sample, stream
+from fusewright.codegen.cuda import contraction, direct, ranges, sample, stream
+from fusewright.codegen.product import of_tensors
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
@@ -69,14 +70,17 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     reference = lower_function("reference", graph)
     match group.family:
         case "contraction" if "direct" in option:
-            return direct.generate(replace(group.record, channels_last=False), DirectTile(**option["direct"]), name, reference)
+            return direct.generate(
+                replace(group.record, channels_last=False), DirectTile(**option["direct"]), name, reference
+            )
         case "contraction":
             tiling = Tiling(**option["tiling"])
             c = replace(group.record, channels_last=option.get("channels_last", False))
             return contraction.generate(c, tiling, name, reference, tf32=tf32, blocks=option["blocks"])
         case "product":
-            tiling, blocks = Tiling(**option["tiling"]), option["blocks"]
-            return product.generate(group.record, tiling, name, reference, tf32=tf32, blocks=blocks)
+            tiling, c, blocks = Tiling(**option["tiling"]), group.record.contraction, option["blocks"]
+            kernel = contraction.generate(c, tiling, name, reference, tf32=tf32, blocks=blocks)
+            return of_tensors(kernel, group.record)
         case "range reduction":
             return ranges.kernel(group.record, name, reference)
         case "sample program":

@@ -13,7 +13,8 @@ from emulation.emulate import ORDERS, emulate
 from torch import Tensor, nn
 
 from fusewright.capture import capture
-from fusewright.codegen.cuda import product
+from fusewright.codegen.cuda import contraction
+from fusewright.codegen.product import of_tensors
 from fusewright.ir import ops
 from fusewright.kernel import Kernel
 from fusewright.schedule import tiling
@@ -78,7 +79,9 @@ def found(case: Case) -> tuple[Model, Product, list[Tiling]]:
 
 
 def kernel(case: Case, group: Product, t: Tiling, blocks: int | None = None) -> Kernel:
-    return product.generate(group, t, "fused_test", "def reference(*operands): ...", tf32=case.tf32, blocks=blocks)
+    reference = "def reference(*operands): ..."
+    view = contraction.generate(group.contraction, t, "fused_test", reference, tf32=case.tf32, blocks=blocks)
+    return of_tensors(view, group)
 
 
 def assert_right(

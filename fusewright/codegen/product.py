@@ -1,4 +1,4 @@
-"""CUDA C++ of products: the kernel of a contraction over views, called with what they are views of."""
+"""Kernels of products: those of contractions over views, called with what these are views of, on every target."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusewright.codegen.cuda import contraction
 from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
 from fusewright.schedule.product import Product
-from fusewright.schedule.tiling import Tiling
 
 
-def generate(p: Product, t: Tiling, name: str, reference: str, *, tf32: bool, blocks: int | None = None) -> Kernel:
-    """See `contraction.generate`."""
-    kernel = contraction.generate(p.contraction, t, name, reference, tf32=tf32, blocks=blocks)
+def of_tensors(kernel: Kernel, p: Product) -> Kernel:
+    """`kernel`, which was generated for `p.contraction`, with the tensors of `p` for operands."""
     rows = [f"rows_{i}" for i in range(p.x.ndim - 1)]
     samples, positions = (rows[:1], rows[1:]) if p.by_sample else ([], rows)
     names = {"N": " * ".join(samples) or "1", "in_h": "1", "in_w": f"({' * '.join(positions)})"}
