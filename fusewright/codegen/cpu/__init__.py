@@ -21,10 +21,12 @@ from typing import Any
 
 from fusewright.codegen.aten import lower_function
 from fusewright.codegen.cpu import contraction, ranges, sample, stream
+from fusewright.codegen.product import of_tensors
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.groups import Group, as_graph, body
+from fusewright.schedule.product import Product
 from fusewright.schedule.stream import Stream
 
 # Whether the kernel of a contraction forms the window sums that it reads, at the pace of memory.
@@ -39,6 +41,9 @@ def options(group: Group, hints: Mapping[Any, int], layouts: Layouts) -> list[Op
     where the family finds no way.  `layouts` has the operands that do not come contiguous (see `Kernel.layouts`)."""
     if isinstance(group.record, Contraction):
         return contraction.options(group.record, hints, layouts)
+    if isinstance(group.record, Product):
+        c = group.record.contraction
+        return contraction.options(c, hints, {c.x: c.layout})
     return [] if isinstance(group.record, Stream) and not stream.fits(group.record) else [{}]
 
 
@@ -47,5 +52,7 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     reference = lower_function("reference", as_graph(body(group), group.operands))
     if isinstance(group.record, Contraction):
         return contraction.generate(group.record, option, name, reference)
+    if isinstance(group.record, Product):
+        return of_tensors(contraction.generate(group.record.contraction, option, name, reference), group.record)
     family = {"range reduction": ranges, "sample program": sample, "stream": stream}[group.family]
     return family.kernel(group.record, name, reference)
