@@ -123,8 +123,9 @@ struct Lane {
 template <int TAPS_D, int TAPS_H, int TAPS_W>
 struct Phase {
     static constexpr int TAPS = TAPS_D * TAPS_H * TAPS_W, RUN = CHUNK * TAPS, BANKS = 128 / sizeof(Element);
+    static constexpr int CHANNEL = TAPS, TAP = 1;    // steps from channel to channel and from tap to tap
     static constexpr int FEATURE = RUN + ((BANKS / 8 - RUN) % BANKS + BANKS) % BANKS;
-    static __device__ __forceinline__ int at(int k) { return k / TAPS_W * TAPS + k % TAPS_W; }
+    static __device__ __forceinline__ int at(int k) { return k / TAPS_W * CHANNEL + k % TAPS_W * TAP; }
 };
 
 // Column n of 8-column tile j is position s % PER_CELL of cell 4 * (s / PER_CELL) + n / 2, where s = 2 * j + n % 2:
@@ -174,7 +175,7 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int i = 0; i < 4; ++i) {
-                                const int tap = ((td_0 + td) * TAPS_H + th_0 + th) * TAPS_W;
+                                const int tap = ((td_0 + td) * TAPS_H + th_0 + th) * TAPS_W * P::TAP;
                                 const int at = (16 * m + 8 * (i % 2)) * P::FEATURE + tap;
                                 a[td][th][m][i] = weight_operand(L::inside(k[i / 2]) ? w_k[i / 2][at] : Element{});
                             }
@@ -225,16 +226,6 @@ __device__ __forceinline__ void copy_vector(Element* to, const Element* from, bo
         copy_async<VECTOR * sizeof(Element)>(to, from, there);
     else
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
-}
-
-// Round weights that stay to tf32, once for all their uses.
-__device__ __forceinline__ void round_staged(Element* tile, int count) {
-    for (int i = 4 * threadIdx.x; i < count; i += 4 * THREADS) {
-        float4 four = *reinterpret_cast<float4*>(tile + i);
-        four.x = __uint_as_float(round_tf32(four.x)), four.y = __uint_as_float(round_tf32(four.y));
-        four.z = __uint_as_float(round_tf32(four.z)), four.w = __uint_as_float(round_tf32(four.w));
-        *reinterpret_cast<float4*>(tile + i) = four;
-    }
 }
 
 // Windows of COUNT elements, STEP apart, one per tap; a cell moves them by MOVE.
@@ -349,29 +340,37 @@ __device__ __forceinline__ int stage_input(const Element* x, Element* tile, int,
     return 0;
 }
 
-// Start copying the weights of a block's features and the staged channels, zeros where there are none.  A thread keeps
-// its place in a feature's run of channels and taps, which is one in memory too, and goes through the features.
+// Round weights that stay to tf32, once for all their uses.
+__device__ __forceinline__ void round_staged(Element* tile, int count) {
+    for (int i = 4 * threadIdx.x; i < count; i += 4 * THREADS) {
+        float4 four = *reinterpret_cast<float4*>(tile + i);
+        four.x = __uint_as_float(round_tf32(four.x)), four.y = __uint_as_float(round_tf32(four.y));
+        four.z = __uint_as_float(round_tf32(four.z)), four.w = __uint_as_float(round_tf32(four.w));
+        *reinterpret_cast<float4*>(tile + i) = four;
+    }
+}
+
+// Start copying the weights of a block's features, zeros where there are none.  A thread keeps its place in a feature's
+// run of channels and taps, which is one in memory too, and goes through the features.
 template <int VECTOR>
-__device__ __forceinline__ void stage_runs(const Element* w, Element* tile, int group, int first_feature, int chunk) {
+__device__ __forceinline__ void stage_runs(const Element* w, Element* tile, int group, int first_feature) {
     using P = Phase<1, 1, 1>;
     constexpr int RUN = P::RUN / VECTOR, SIDE_BY_SIDE = RUN < THREADS ? THREADS / RUN : 1;
     for (int i = threadIdx.x; i < RUN * SIDE_BY_SIDE; i += THREADS) {
         const int at = i % RUN * VECTOR;
-        const bool channel = C % CHUNK == 0 || chunk * CHUNK + at / P::TAPS < C;
 #pragma unroll 4
         for (int feature = i / RUN; feature < BLOCK_M; feature += SIDE_BY_SIDE) {
-            const bool there = channel && first_feature + feature < O;
-            const Element* from = w + ((group * O + first_feature + feature) * C + chunk * CHUNK) * P::TAPS + at;
+            const bool there = first_feature + feature < O;
+            const Element* from = w + (group * O + first_feature + feature) * C * P::TAPS + at;
             copy_vector<VECTOR>(tile + feature * P::FEATURE + at, there ? from : w, there);
         }
     }
 }
-__device__ __forceinline__ void stage_weights(const Element* w, Element* tile, int group, int first_feature,
-                                              int chunk) {
+__device__ __forceinline__ void stage_weights(const Element* w, Element* tile, int group, int first_feature) {
     if (reinterpret_cast<unsigned long long>(w) % 16 == 0)
-        stage_runs<4>(w, tile, group, first_feature, chunk);
+        stage_runs<4>(w, tile, group, first_feature);
     else
-        stage_runs<1>(w, tile, group, first_feature, chunk);
+        stage_runs<1>(w, tile, group, first_feature);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
@@ -404,7 +403,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         return v1;
     };
     double total = Compute(0);
-    stage_weights(w, w_tile, group, first_feature, 0);
+    stage_weights(w, w_tile, group, first_feature);
     copy_async_commit();
     copy_async_wait<0>();
     __syncthreads();

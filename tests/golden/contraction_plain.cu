@@ -98,21 +98,22 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const Operand (&a)[4
     mma_tf32(d, a, b);
 }
 
-// The k indices of one row of taps run over channels, then taps along w; a lane supplies two of every eight.
+// The k indices of one row of taps run over taps along w, then channels; a lane supplies two of every eight.
 template <int TAPS_W>
 struct Lane {
     static constexpr int K = CHUNK * TAPS_W, STEPS = (K + 7) / 8;
     static __device__ __forceinline__ int k(int step, int half) { return 8 * step + 4 * half + threadIdx.x % 4; }
     static __device__ __forceinline__ bool inside(int k) { return K % 8 == 0 || k < K; }
-    static __device__ __forceinline__ int x(int k) { return k / TAPS_W * X_CHANNEL + k % TAPS_W * TAP_W; }
+    static __device__ __forceinline__ int x(int k) { return k % CHUNK * X_CHANNEL + k / CHUNK * TAP_W; }
 };
 
 // A phase's weights in shared memory: [feature][channel][d][h][w], features spread over the banks.
 template <int TAPS_D, int TAPS_H, int TAPS_W>
 struct Phase {
     static constexpr int TAPS = TAPS_D * TAPS_H * TAPS_W, RUN = CHUNK * TAPS, BANKS = 128 / sizeof(Element);
+    static constexpr int CHANNEL = TAPS, TAP = 1;    // steps from channel to channel and from tap to tap
     static constexpr int FEATURE = RUN + ((BANKS / 8 - RUN) % BANKS + BANKS) % BANKS;
-    static __device__ __forceinline__ int at(int k) { return k / TAPS_W * TAPS + k % TAPS_W; }
+    static __device__ __forceinline__ int at(int k) { return k % CHUNK * CHANNEL + k / CHUNK * TAP; }
 };
 
 // Column n of 8-column tile j is position s % PER_CELL of cell 4 * (s / PER_CELL) + n / 2, where s = 2 * j + n % 2:
@@ -162,7 +163,7 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int i = 0; i < 4; ++i) {
-                                const int tap = ((td_0 + td) * TAPS_H + th_0 + th) * TAPS_W;
+                                const int tap = ((td_0 + td) * TAPS_H + th_0 + th) * TAPS_W * P::TAP;
                                 const int at = (16 * m + 8 * (i % 2)) * P::FEATURE + tap;
                                 a[td][th][m][i] = weight_operand(L::inside(k[i / 2]) ? w_k[i / 2][at] : Element{});
                             }
@@ -215,16 +216,6 @@ __device__ __forceinline__ void copy_vector(Element* to, const Element* from, bo
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
 }
 
-// Round weights that stay to tf32, once for all their uses.
-__device__ __forceinline__ void round_staged(Element* tile, int count) {
-    for (int i = 4 * threadIdx.x; i < count; i += 4 * THREADS) {
-        float4 four = *reinterpret_cast<float4*>(tile + i);
-        four.x = __uint_as_float(round_tf32(four.x)), four.y = __uint_as_float(round_tf32(four.y));
-        four.z = __uint_as_float(round_tf32(four.z)), four.w = __uint_as_float(round_tf32(four.w));
-        *reinterpret_cast<float4*>(tile + i) = four;
-    }
-}
-
 // Start copying the input that a block's cells read, zeros outside, in vectors of VECTOR elements.  A thread keeps its
 // place in the plane and goes through the channels.
 template <int VECTOR>
@@ -258,29 +249,37 @@ __device__ __forceinline__ int stage_input(const Element* x, Element* tile, int 
     return needed - low_w;
 }
 
-// Start copying the weights of a block's features and the staged channels, zeros where there are none.  A thread keeps
-// its place in a feature's run of channels and taps, which is one in memory too, and goes through the features.
+// Round weights that stay to tf32, once for all their uses.
+__device__ __forceinline__ void round_staged(Element* tile, int count) {
+    for (int i = 4 * threadIdx.x; i < count; i += 4 * THREADS) {
+        float4 four = *reinterpret_cast<float4*>(tile + i);
+        four.x = __uint_as_float(round_tf32(four.x)), four.y = __uint_as_float(round_tf32(four.y));
+        four.z = __uint_as_float(round_tf32(four.z)), four.w = __uint_as_float(round_tf32(four.w));
+        *reinterpret_cast<float4*>(tile + i) = four;
+    }
+}
+
+// Start copying the weights of a block's features, zeros where there are none.  A thread keeps its place in a feature's
+// run of channels and taps, which is one in memory too, and goes through the features.
 template <int VECTOR>
-__device__ __forceinline__ void stage_runs(const Element* w, Element* tile, int group, int first_feature, int chunk) {
+__device__ __forceinline__ void stage_runs(const Element* w, Element* tile, int group, int first_feature) {
     using P = Phase<1, 3, 3>;
     constexpr int RUN = P::RUN / VECTOR, SIDE_BY_SIDE = RUN < THREADS ? THREADS / RUN : 1;
     for (int i = threadIdx.x; i < RUN * SIDE_BY_SIDE; i += THREADS) {
         const int at = i % RUN * VECTOR;
-        const bool channel = C % CHUNK == 0 || chunk * CHUNK + at / P::TAPS < C;
 #pragma unroll 4
         for (int feature = i / RUN; feature < BLOCK_M; feature += SIDE_BY_SIDE) {
-            const bool there = channel && first_feature + feature < O;
-            const Element* from = w + ((group * O + first_feature + feature) * C + chunk * CHUNK) * P::TAPS + at;
+            const bool there = first_feature + feature < O;
+            const Element* from = w + (group * O + first_feature + feature) * C * P::TAPS + at;
             copy_vector<VECTOR>(tile + feature * P::FEATURE + at, there ? from : w, there);
         }
     }
 }
-__device__ __forceinline__ void stage_weights(const Element* w, Element* tile, int group, int first_feature,
-                                              int chunk) {
+__device__ __forceinline__ void stage_weights(const Element* w, Element* tile, int group, int first_feature) {
     if (reinterpret_cast<unsigned long long>(w) % 16 == 0)
-        stage_runs<4>(w, tile, group, first_feature, chunk);
+        stage_runs<4>(w, tile, group, first_feature);
     else
-        stage_runs<1>(w, tile, group, first_feature, chunk);
+        stage_runs<1>(w, tile, group, first_feature);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
@@ -315,7 +314,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         const float v3 = v2 + parameter_1_at[m][half];
         return v3;
     };
-    stage_weights(w, w_tile, group, first_feature, 0);
+    stage_weights(w, w_tile, group, first_feature);
     copy_async_commit();
     copy_async_wait<0>();
     __syncthreads();

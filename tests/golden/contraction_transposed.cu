@@ -111,8 +111,9 @@ struct Lane {
 template <int TAPS_D, int TAPS_H, int TAPS_W>
 struct Phase {
     static constexpr int TAPS = TAPS_D * TAPS_H * TAPS_W, RUN = CHUNK * TAPS, BANKS = 128 / sizeof(Element);
+    static constexpr int CHANNEL = TAPS, TAP = 1;    // steps from channel to channel and from tap to tap
     static constexpr int FEATURE = RUN + ((BANKS / 8 - RUN) % BANKS + BANKS) % BANKS;
-    static __device__ __forceinline__ int at(int k) { return k / TAPS_W * TAPS + k % TAPS_W; }
+    static __device__ __forceinline__ int at(int k) { return k / TAPS_W * CHANNEL + k % TAPS_W * TAP; }
 };
 
 // Column n of 8-column tile j is position s % PER_CELL of cell 4 * (s / PER_CELL) + n / 2, where s = 2 * j + n % 2:
@@ -162,7 +163,7 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int i = 0; i < 4; ++i) {
-                                const int tap = ((td_0 + td) * TAPS_H + th_0 + th) * TAPS_W;
+                                const int tap = ((td_0 + td) * TAPS_H + th_0 + th) * TAPS_W * P::TAP;
                                 const int at = (16 * m + 8 * (i % 2)) * P::FEATURE + tap;
                                 a[td][th][m][i] = weight_operand(L::inside(k[i / 2]) ? w_k[i / 2][at] : Element{});
                             }
@@ -215,16 +216,6 @@ __device__ __forceinline__ void copy_vector(Element* to, const Element* from, bo
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
 }
 
-// Round weights that stay to tf32, once for all their uses.
-__device__ __forceinline__ void round_staged(Element* tile, int count) {
-    for (int i = 4 * threadIdx.x; i < count; i += 4 * THREADS) {
-        float4 four = *reinterpret_cast<float4*>(tile + i);
-        four.x = __uint_as_float(round_tf32(four.x)), four.y = __uint_as_float(round_tf32(four.y));
-        four.z = __uint_as_float(round_tf32(four.z)), four.w = __uint_as_float(round_tf32(four.w));
-        *reinterpret_cast<float4*>(tile + i) = four;
-    }
-}
-
 // Start copying the input that a block's cells read, zeros outside, in vectors of VECTOR elements.  A thread keeps its
 // place in the plane and goes through the channels.
 template <int VECTOR>
@@ -258,20 +249,31 @@ __device__ __forceinline__ int stage_input(const Element* x, Element* tile, int 
     return needed - low_w;
 }
 
+// Round weights that stay to tf32, once for all their uses.
+__device__ __forceinline__ void round_staged(Element* tile, int count) {
+    for (int i = 4 * threadIdx.x; i < count; i += 4 * THREADS) {
+        float4 four = *reinterpret_cast<float4*>(tile + i);
+        four.x = __uint_as_float(round_tf32(four.x)), four.y = __uint_as_float(round_tf32(four.y));
+        four.z = __uint_as_float(round_tf32(four.z)), four.w = __uint_as_float(round_tf32(four.w));
+        *reinterpret_cast<float4*>(tile + i) = four;
+    }
+}
+
+// Steps in memory between neighbouring taps of a phase.
+constexpr int NEXT_D = 0, NEXT_H = 6, NEXT_W = 2;
+
 // Start copying the weights of one phase: every NEXT-th tap from `first` on.  A thread keeps its feature and tap and
 // goes through the channels.
-constexpr int NEXT_D = 0, NEXT_H = 6, NEXT_W = 2;
 template <int TAPS_D, int TAPS_H, int TAPS_W>
-__device__ __forceinline__ void stage_phase(const Element* w, Element* tile, int group, int first_feature, int chunk,
-                                            int first) {
+__device__ __forceinline__ void stage_phase(const Element* w, Element* tile, int group, int first_feature, int first) {
     using P = Phase<TAPS_D, TAPS_H, TAPS_W>;
     for (int i = threadIdx.x; i < BLOCK_M * P::TAPS; i += THREADS) {
         const int tap = i % P::TAPS, feature = i / P::TAPS;
         const int of_w = tap / (TAPS_H * TAPS_W) * NEXT_D + tap / TAPS_W % TAPS_H * NEXT_H + tap % TAPS_W * NEXT_W;
 #pragma unroll 4
-        for (int c = 0; c < CHUNK; ++c) {
-            const bool there = first_feature + feature < O && chunk * CHUNK + c < C;
-            const int row = (group * C + chunk * CHUNK + c) * O + first_feature + feature;
+        for (int c = 0; c < C; ++c) {
+            const bool there = first_feature + feature < O;
+            const int row = (group * C + c) * O + first_feature + feature;
             const Element* from = there ? w + row * TAPS + first + of_w : w;
             copy_vector<1>(tile + feature * P::FEATURE + c * P::TAPS + tap, from, there);
         }
@@ -307,10 +309,10 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         const float v1 = shifted < float(0.0) ? float(0.0) : shifted;
         return v1;
     };
-    stage_phase<1, 1, 1>(w, w_tile, group, first_feature, 0, 4);
-    stage_phase<1, 1, 2>(w, w_tile + 1152, group, first_feature, 0, 3);
-    stage_phase<1, 2, 1>(w, w_tile + 2304, group, first_feature, 0, 1);
-    stage_phase<1, 2, 2>(w, w_tile + 3456, group, first_feature, 0, 0);
+    stage_phase<1, 1, 1>(w, w_tile, group, first_feature, 4);
+    stage_phase<1, 1, 2>(w, w_tile + 1152, group, first_feature, 3);
+    stage_phase<1, 2, 1>(w, w_tile + 2304, group, first_feature, 1);
+    stage_phase<1, 2, 2>(w, w_tile + 3456, group, first_feature, 0);
     copy_async_commit();
     copy_async_wait<0>();
     __syncthreads();

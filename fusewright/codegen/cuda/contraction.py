@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from math import ceil, prod
 from string import Template
 
@@ -19,6 +18,7 @@ from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import contraction_box, contraction_layout, contraction_text
 from fusewright.codegen.cuda.contraction_epilogue import Epilogue
 from fusewright.codegen.cuda.contraction_finish import operands
+from fusewright.codegen.cuda.contraction_weights import Weights
 from fusewright.codegen.cuda.primitives import used_primitives
 from fusewright.kernel import Argument, Kernel, Launch, spread
 from fusewright.schedule.contraction import Contraction, Phase
@@ -61,6 +61,10 @@ class _Writer:
         return Epilogue(self.c, self.t, self.blocks)
 
     @cached_property
+    def weights(self) -> Weights:
+        return Weights(self.c, self.t, self.rounds)
+
+    @cached_property
     def layout(self) -> contraction_layout.Layout:
         return contraction_layout.layout(self.c, self.t)
 
@@ -76,11 +80,11 @@ class _Writer:
     @property
     def paired(self) -> bool:
         """Whether an operand of the tensor cores is two channels, which lie side by side."""
-        return paired(self.c, self.chunk)
+        return paired(self.c, self.t.chunk)
 
     @property
     def rounds(self) -> bool:
-        """Whether operands have to be rounded to tf32: weights once, where they stay, window sums when written."""
+        """Whether operands have to be rounded to tf32: weights once for all uses, window sums when written."""
         return self.flavour == "tf32" and self.c.x.dtype == torch.float32
 
     @property
@@ -88,17 +92,8 @@ class _Writer:
         return prod(a.taps for a in self.c.axes)
 
     @property
-    def rows(self) -> int:
-        """Channels of the staged input: a panel of window sums has one per tap."""
-        return self.c.channels * self.taps if self.c.box is not None else self.c.channels
-
-    @property
     def chunk(self) -> int:
-        return self.rows if self.c.box is not None else self.t.chunk
-
-    @property
-    def chunks(self) -> int:
-        return ceil(self.rows / self.chunk)
+        return self.weights.chunk
 
     @property
     def m_blocks(self) -> int:
@@ -112,29 +107,12 @@ class _Writer:
     def x_elements(self) -> int:
         return self.layout.elements(self.chunk)
 
-    @cached_property
-    def phases(self) -> list[tuple[Phase, Phase, Phase]]:
-        """A phase per dimension, in the order they are computed."""
-        d, h, w = (a.phases for a in self.c.axes)
-        return list(product(d, h, w))
-
-    def phase_elements(self, phases: tuple[Phase, Phase, Phase]) -> int:
-        """Elements that the weights of one phase take in shared memory."""
-        run = self.chunk * prod(self._taps_of(phases))
-        return self.t.block_m * contraction_layout.spread(run, 4, self.c.x.dtype.itemsize) if run else 0
-
-    @property
-    def w_elements(self) -> int:
-        """All phases side by side where weights stay, else the largest."""
-        every = [self.phase_elements(p) for p in self.phases]
-        return ceil((sum(every) if self.chunks == 1 else max(every)) / 8) * 8
-
     @property
     def shared(self) -> int:
         """Bytes: input tile, weights, and what the warps exchange at the end."""
         size = self.c.x.dtype.itemsize
         compute = 8 if compute_type(self.c.x.dtype) == "double" else 4
-        staged = (self.x_elements + self.w_elements) * size + self.epilogue.exchange_elements() * compute
+        staged = (self.x_elements + self.weights.elements) * size + self.epilogue.exchange_elements() * compute
         return max(staged, self.epilogue.closing_bytes())
 
     @property
@@ -157,12 +135,14 @@ class _Writer:
             splits = str(self.blocks)
         results = self.epilogue.results(self.name, splits, cells, out)
         names = tuple(operands(self.c).values())
-        own = [n for n in names if n not in self.epilogue.names_of_finish]
+        own = [self._pointer(n) for n in names if n not in self.epilogue.names_of_finish]
         numbers = [Argument("int", lengths[a]) for lengths in (into, out, cells) for a in "dhw"]
         arguments = (*(Argument("pointer", o) for o in (*own, self.epilogue.target)), *numbers)
         cluster = self.blocks or 1
         grid = ("N", splits, str(z)) if self.blocks is None else (f"N * {cluster}", "1", "1")
         first = Launch(self.name, arguments, grid, self.threads, self.shared, cluster)
+        before = (self.weights.launch(self.name),) if self.weights.packed else ()
+        packed = (self.weights.array,) if self.weights.packed else ()
         return Kernel(
             name=self.name,
             source=self.source(),
@@ -171,11 +151,15 @@ class _Writer:
             dtypes=tuple(n.dtype for n in self.c.tensors),
             sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate(axes))),
             output=results.output,
-            scratch=results.scratch,
-            launches=(first, *results.launches),
+            scratch=(*packed, *results.scratch),
+            launches=(*before, first, *results.launches),
             reference=self.reference,
             needs=90 if cluster > 1 else 80,
         )
+
+    def _pointer(self, name: str) -> str:
+        """What the kernel reads in the place of an operand."""
+        return "packed" if name == "w" and self.weights.packed else name
 
     def _length(self, i: int, length: str) -> str:
         """The convolution's output length along one of the three dimensions."""
@@ -207,7 +191,7 @@ class _Writer:
     def source(self) -> str:
         multiply = Template(contraction_text.MULTIPLY[self.flavour]).safe_substitute(
             x="__float_as_uint(x)" if self.c.box is not None and self.rounds else self._rounded("x"),
-            w="__float_as_uint(w)" if self.chunks == 1 and self.rounds else self._rounded("w"),
+            w="__float_as_uint(w)" if self.rounds else self._rounded("w"),
             element=ELEMENT[self.c.x.dtype],
         )
         if self.c.box is not None:
@@ -217,12 +201,14 @@ class _Writer:
         parts = [
             self._constants(),
             multiply,
-            contraction_layout.indexing(self.c, self.paired),
+            contraction_layout.indexing(
+                self.paired, channels_inside=self.weights.channels_inside, packed=self.weights.packed
+            ),
             contraction_layout.accumulate(self.paired),
             contraction_text.COPY,
-            contraction_text.ROUND if self.rounds and self.chunks == 1 else "",
             stage,
-            self._stage_weights(),
+            self.weights.packing(self.name) if self.weights.packed else "",
+            self.weights.staging(),
             self.epilogue.head(),
             self._kernel_text(),
             self.epilogue.finish(self.name),
@@ -247,66 +233,34 @@ class _Writer:
             names[f"x_{a}"] = lay.x_shape[i]
         per_cell = max(len(p.elements) for p in c.axes[2].phases)
         names |= {
-            "channels": self.rows, "features": c.features, "groups": c.op.groups, "taps": 1 if boxed else self.taps,
+            "channels": self.weights.rows, "features": c.features, "groups": c.op.groups,
+            "taps": 1 if boxed else self.taps,
             "m_tiles": t.m_tiles, "own_d": t.cells_d, "own_h": t.cells_h, "own_w": t.cells_w,
             "rows_d": t.rows_d, "rows_h": t.rows_h,
             "tiles_w": t.cells_w * per_cell // 2, "warps_m": t.warps_m, "warps_h": t.warps_h, "warps_w": t.warps_w,
-            "threads": self.threads, "m_blocks": self.m_blocks, "chunk": self.chunk, "chunks": self.chunks,
+            "threads": self.threads, "m_blocks": self.m_blocks, "chunk": self.chunk, "chunks": self.weights.chunks,
             "together_d": str(t.together_d).lower(), "together_h": str(t.together_h).lower(),
         }  # fmt: skip
         names |= contraction_layout.constants(c, lay)
         types = {"element": ELEMENT[c.x.dtype], "compute": compute_type(c.x.dtype)}
         return Template(contraction_text.CONSTANTS).substitute(types | {k: str(v) for k, v in names.items()})
 
-    def _stage_weights(self) -> str:
-        if self.c.op.transposed:
-            kernel = (self.c.axes[1].taps * self.c.axes[2].taps, self.c.axes[2].taps, 1)
-            between = [self._between(i) for i in range(3)]
-            names: dict[str, object] = {f"next_{a}": n * k for a, n, k in zip("dhw", between, kernel, strict=True)}
-            return Template(contraction_text.STAGE_PHASE).substitute(names)
-        vector = 16 // self.c.x.dtype.itemsize
-        taps = self._taps_of(self.phases[0])
-        whole = self.rows * prod(taps), self.chunk * prod(taps)
-        plain = all(n % vector == 0 for n in whole) and self.rows % self.chunk == 0
-        names = {"taps": ", ".join(map(str, taps)), "vector": str(vector if plain else 1)}
-        return Template(contraction_text.STAGE_WEIGHTS).substitute(names)
-
-    def _between(self, i: int) -> int:
-        """Distance of neighbouring taps of a phase along dimension i."""
-        several = next((p.taps for p in self.c.axes[i].phases if len(p.taps) > 1), None)
-        return several[1] - several[0] if several else 0
-
-    def _stage_phases(self, chosen: list[int], chunk: str) -> list[str]:
-        """Statements that stage the weights of the chosen phases, one behind the other."""
-        if not self.c.op.transposed:
-            return [f"stage_weights(w, w_tile, group, first_feature, {chunk});"]
-        lines, at = [], 0
-        for i in chosen:
-            taps = self._taps_of(self.phases[i])
-            if 0 not in taps:
-                sizes = ", ".join(map(str, taps))
-                first = self._first_tap(self.phases[i])
-                tile = f"w_tile + {at}" if at else "w_tile"
-                lines.append(f"stage_phase<{sizes}>(w, {tile}, group, first_feature, {chunk}, {first});")
-            at += self.phase_elements(self.phases[i])
-        return lines
-
     def _kernel_text(self) -> str:
         types = (
-            f"const {ELEMENT[n.dtype]}* __restrict__ {name}"
+            f"const {ELEMENT[n.dtype]}* __restrict__ {self._pointer(name)}"
             for n, name in operands(self.c).items()
             if name not in self.epilogue.names_of_finish
         )
         body = [self.epilogue.open_tile()]
-        if self.chunks == 1:
+        if not self.weights.packed:
             body.append(Template(_STAGE_ONCE).substitute(shift=self._shift))
-        body += [self._pass(i) for i in range(len(self.phases))]
+        body += [self._pass(i) for i in range(len(self.weights.phases))]
         body.append(self.epilogue.after_cell())
-        prologue = ""
-        if self.chunks == 1:
-            staged = self._stage_phases(list(range(len(self.phases))), "0")
-            prologue = "".join(f"    {line}\n" for line in staged)
-            prologue += Template(_ROUND_WEIGHTS).substitute(w=self.w_elements) if self.rounds else ""
+        if self.weights.packed:
+            prologue = self.weights.packed_block()
+        else:
+            prologue = "".join(f"    {line}\n" for line in self.weights.stage_all())
+            prologue += Template(_ROUND_WEIGHTS).substitute(w=self.weights.elements) if self.rounds else ""
         return Template(contraction_text.KERNEL).substitute(
             name=self.name,
             cluster=f"__cluster_dims__({self.blocks}, 1, 1) " if (self.blocks or 1) > 1 else "",
@@ -317,7 +271,7 @@ class _Writer:
             parameters=", ".join([*types, self.epilogue.parameter]),
             x_elements=self.x_elements,
             of_sample=contraction_layout.sample(self.c),
-            staged=f"\n    constexpr int STAGED = {self.x_elements + self.w_elements};"
+            staged=f"\n    constexpr int STAGED = {self.x_elements + self.weights.elements};"
             if self.epilogue.exchange_elements()
             else "",
             prologue=self.epilogue.prologue() + prologue,
@@ -325,33 +279,23 @@ class _Writer:
             close=self.epilogue.close(),
         )
 
-    def _taps_of(self, phases: tuple[Phase, Phase, Phase]) -> tuple[int, int, int]:
-        if self.c.box is not None:
-            return 1, 1, 1
-        d, h, w = (len(p.taps) for p in phases)
-        return d, h, w
-
     @property
     def _shift(self) -> str:
         """Rows of channel planes are staged from the 16-byte boundary before them on."""
         return "" if self.c.channels_last else "const int shift = "
 
-    def _first_tap(self, phases: tuple[Phase, Phase, Phase]) -> int:
-        d, h, w = (p.taps[0] for p in phases)
-        return (d * self.c.axes[1].taps + h) * self.c.axes[2].taps + w
-
     def _pass(self, index: int) -> str:
         """One phase of the cells: multiply by all its taps, some rows at a time, and hand the values on."""
-        phases = self.phases[index]
+        phases = self.weights.phases[index]
         tiles = self.t.cells_w * len(phases[2].elements) // 2
         loops = "".join(
             f"        for (int from_{a} = 0; from_{a} < {len(p.elements)}; from_{a} += {rows})\n"
             for a, p, rows in self._looped(phases)
         )
         multiply = self._multiply(index, tiles)
-        if self.chunks > 1:
+        if self.weights.packed:
             multiply = Template(_CHUNKED).substitute(
-                multiply=multiply.strip(), shift=self._shift, stage=" ".join(self._stage_phases([index], "chunk"))
+                multiply=multiply.strip(), shift=self._shift, stage=self.weights.stage_chunk(index)
             )
         values = self.epilogue.values(phases, tiles)
         return f"{loops}        {{\n            Accumulators acc = {{}};\n{multiply}{values}        }}\n"
@@ -362,8 +306,8 @@ class _Writer:
         return [(a, p, n) for a, p, n in rows if len(p.elements) > n]
 
     def _multiply(self, index: int, tiles: int) -> str:
-        phases = self.phases[index]
-        taps = self._taps_of(phases)
+        phases = self.weights.phases[index]
+        taps = self.weights.taps(phases)
         if 0 in taps:
             return ""
         start = 0
@@ -373,7 +317,7 @@ class _Writer:
         sizes = ", ".join(map(str, (tiles, *taps, len(phases[2].elements))))
         at = " + ".join(["x_warp", *(["shift"] if self._shift else []), *([str(start)] if start else [])])
         at += "".join(f" + from_{a} * ELEMENT_{a.upper()}" for a, _, _ in self._looped(phases))
-        behind = sum(map(self.phase_elements, self.phases[:index])) if self.chunks == 1 else 0
+        behind = 0 if self.weights.packed else self.weights.behind(index)
         tile = f"w_tile + {behind}" if behind else "w_tile"
         return f"            accumulate<{sizes}>(acc, {at}, {tile}, feature_row);\n"
 

@@ -55,26 +55,23 @@ def spread(elements: int, residue: int, size: int) -> int:
     return elements + (wanted - elements) % banks
 
 
-def indexing(c: Contraction, paired: bool) -> str:
-    """Where the lanes find their operands: the inner one of channel and tap is the one that is denser in memory;
-    `paired` where an operand holds two channels."""
-    if c.channels_last:
-        names = {"order": "taps along w, then channels", "channel": "k % CHUNK", "tap": "k / CHUNK"}
-        names["of_weight"] = "k % CHUNK * TAPS + k / CHUNK"
-    else:
-        names = {"order": "channels, then taps along w", "channel": "k / TAPS_W * X_CHANNEL", "tap": "k % TAPS_W"}
-        names["of_weight"] = "k / TAPS_W * TAPS + k % TAPS_W"
+def indexing(paired: bool, *, channels_inside: bool, packed: bool) -> str:
+    """Where the lanes find their operands: k counts the channels of one tap first, or the taps of one channel; `paired`
+    where an operand holds two channels, `packed` where weights lie as [tap][channel]."""
+    names = {"order": "taps along w, then channels" if channels_inside else "channels, then taps along w"}
+    names |= {"channel": "k % CHUNK", "tap": "k / CHUNK"} if channels_inside else _TAPS_INSIDE
+    names |= {"weights": "[feature][d][h][w][channel]" if packed else "[feature][channel][d][h][w]"}
+    names |= {"of_channel": "1", "of_tap": "CHUNK"} if packed else {"of_channel": "TAPS", "of_tap": "1"}
     if paired:
         names |= {"supply": "two pairs of every sixteen", "past": "15", "step": "16"}
         names["k"] = "16 * step + 8 * half + threadIdx.x % 4 * 2"
     else:
-        names |= {
-            "supply": "two of every eight",
-            "past": "7",
-            "step": "8",
-            "k": "8 * step + 4 * half + threadIdx.x % 4",
-        }
+        names |= {"supply": "two of every eight", "past": "7", "step": "8"}
+        names["k"] = "8 * step + 4 * half + threadIdx.x % 4"
     return Template(contraction_text.INDEXING).substitute(names)
+
+
+_TAPS_INSIDE = {"channel": "k / TAPS_W", "tap": "k % TAPS_W"}
 
 
 def accumulate(paired: bool) -> str:
@@ -85,7 +82,7 @@ def accumulate(paired: bool) -> str:
     )
     if paired:
         weight, x = (
-            "L::inside(k[i / 2]) ? pair<P::TAPS>(w_k[i / 2] + at) : 0",
+            "L::inside(k[i / 2]) ? pair<P::CHANNEL>(w_k[i / 2] + at) : 0",
             "L::inside(k[i]) ? pair<1>(x_k[i] + at) : 0",
         )
     return Template(contraction_text.ACCUMULATE).substitute(weight=weight, input=x)
@@ -94,7 +91,10 @@ def accumulate(paired: bool) -> str:
 def constants(c: Contraction, lay: Layout) -> dict[str, object]:
     """What the constants say about the staged input."""
     if c.channels_last:
-        return {"order": "[d][h][w][channel], columns padded over the banks", "step": f"X_COLUMN = {lay.column}"}
+        return {
+            "order": "[d][h][w][channel], columns padded over the banks",
+            "step": f"X_COLUMN = {lay.column}, X_CHANNEL = 1",
+        }
     return {"order": "[channel][d][h][w]", "step": f"X_CHANNEL = {lay.channel}"}
 
 

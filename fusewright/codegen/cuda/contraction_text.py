@@ -102,15 +102,16 @@ struct Lane {
     static constexpr int K = CHUNK * TAPS_W, STEPS = (K + $past) / $step;
     static __device__ __forceinline__ int k(int step, int half) { return $k; }
     static __device__ __forceinline__ bool inside(int k) { return K % $step == 0 || k < K; }
-    static __device__ __forceinline__ int x(int k) { return $channel + $tap * TAP_W; }
+    static __device__ __forceinline__ int x(int k) { return $channel * X_CHANNEL + $tap * TAP_W; }
 };
 
-// A phase's weights in shared memory: [feature][channel][d][h][w], features spread over the banks.
+// A phase's weights in shared memory: $weights, features spread over the banks.
 template <int TAPS_D, int TAPS_H, int TAPS_W>
 struct Phase {
     static constexpr int TAPS = TAPS_D * TAPS_H * TAPS_W, RUN = CHUNK * TAPS, BANKS = 128 / sizeof(Element);
+    static constexpr int CHANNEL = $of_channel, TAP = $of_tap;    // steps from channel to channel and from tap to tap
     static constexpr int FEATURE = RUN + ((BANKS / 8 - RUN) % BANKS + BANKS) % BANKS;
-    static __device__ __forceinline__ int at(int k) { return $of_weight; }
+    static __device__ __forceinline__ int at(int k) { return $channel * CHANNEL + $tap * TAP; }
 };
 
 // Column n of 8-column tile j is position s % PER_CELL of cell 4 * (s / PER_CELL) + n / 2, where s = 2 * j + n % 2:
@@ -162,7 +163,7 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int i = 0; i < 4; ++i) {
-                                const int tap = ((td_0 + td) * TAPS_H + th_0 + th) * TAPS_W;
+                                const int tap = ((td_0 + td) * TAPS_H + th_0 + th) * TAPS_W * P::TAP;
                                 const int at = (16 * m + 8 * (i % 2)) * P::FEATURE + tap;
                                 a[td][th][m][i] = $weight;
                             }
@@ -273,67 +274,6 @@ __device__ __forceinline__ void copy_vector(Element* to, const Element* from, bo
         copy_async<VECTOR * sizeof(Element)>(to, from, there);
     else
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
-}
-"""
-
-ROUND = """
-// Round weights that stay to tf32, once for all their uses.
-__device__ __forceinline__ void round_staged(Element* tile, int count) {
-    for (int i = 4 * threadIdx.x; i < count; i += 4 * THREADS) {
-        float4 four = *reinterpret_cast<float4*>(tile + i);
-        four.x = __uint_as_float(round_tf32(four.x)), four.y = __uint_as_float(round_tf32(four.y));
-        four.z = __uint_as_float(round_tf32(four.z)), four.w = __uint_as_float(round_tf32(four.w));
-        *reinterpret_cast<float4*>(tile + i) = four;
-    }
-}
-"""
-
-STAGE_WEIGHTS = """
-// Start copying the weights of a block's features and the staged channels, zeros where there are none.  A thread keeps
-// its place in a feature's run of channels and taps, which is one in memory too, and goes through the features.
-template <int VECTOR>
-__device__ __forceinline__ void stage_runs(const Element* w, Element* tile, int group, int first_feature, int chunk) {
-    using P = Phase<$taps>;
-    constexpr int RUN = P::RUN / VECTOR, SIDE_BY_SIDE = RUN < THREADS ? THREADS / RUN : 1;
-    for (int i = threadIdx.x; i < RUN * SIDE_BY_SIDE; i += THREADS) {
-        const int at = i % RUN * VECTOR;
-        const bool channel = C % CHUNK == 0 || chunk * CHUNK + at / P::TAPS < C;
-#pragma unroll 4
-        for (int feature = i / RUN; feature < BLOCK_M; feature += SIDE_BY_SIDE) {
-            const bool there = channel && first_feature + feature < O;
-            const Element* from = w + ((group * O + first_feature + feature) * C + chunk * CHUNK) * P::TAPS + at;
-            copy_vector<VECTOR>(tile + feature * P::FEATURE + at, there ? from : w, there);
-        }
-    }
-}
-__device__ __forceinline__ void stage_weights(const Element* w, Element* tile, int group, int first_feature,
-                                              int chunk) {
-    if (reinterpret_cast<unsigned long long>(w) % 16 == 0)
-        stage_runs<$vector>(w, tile, group, first_feature, chunk);
-    else
-        stage_runs<1>(w, tile, group, first_feature, chunk);
-}
-"""
-
-STAGE_PHASE = """
-// Start copying the weights of one phase: every NEXT-th tap from `first` on.  A thread keeps its feature and tap and
-// goes through the channels.
-constexpr int NEXT_D = $next_d, NEXT_H = $next_h, NEXT_W = $next_w;
-template <int TAPS_D, int TAPS_H, int TAPS_W>
-__device__ __forceinline__ void stage_phase(const Element* w, Element* tile, int group, int first_feature, int chunk,
-                                            int first) {
-    using P = Phase<TAPS_D, TAPS_H, TAPS_W>;
-    for (int i = threadIdx.x; i < BLOCK_M * P::TAPS; i += THREADS) {
-        const int tap = i % P::TAPS, feature = i / P::TAPS;
-        const int of_w = tap / (TAPS_H * TAPS_W) * NEXT_D + tap / TAPS_W % TAPS_H * NEXT_H + tap % TAPS_W * NEXT_W;
-#pragma unroll 4
-        for (int c = 0; c < CHUNK; ++c) {
-            const bool there = first_feature + feature < O && chunk * CHUNK + c < C;
-            const int row = (group * C + chunk * CHUNK + c) * O + first_feature + feature;
-            const Element* from = there ? w + row * TAPS + first + of_w : w;
-            copy_vector<1>(tile + feature * P::FEATURE + c * P::TAPS + tap, from, there);
-        }
-    }
 }
 """
 
