@@ -93,7 +93,9 @@ __device__ __forceinline__ void accumulate(Compute (&acc)[FEATURES][ROWS][RUN], 
     constexpr int VECTOR = 4, SIDE_BY_SIDE = 1;
     constexpr int FIRST = SHIFT + (TAP_W < 0 ? (TAPS_W - 1) * -TAP_W : 0);    // of tap 0
     constexpr int REACH = SHIFT + (RUN - 1) * ELEMENT_W + (TAPS_W - 1) * (TAP_W < 0 ? -TAP_W : TAP_W) + 1;
-    constexpr int AT_ONCE = TOGETHER ? TAPS_H : 1;
+    constexpr int AT_ONCE = TOGETHER ? TAPS_H : 1, STEP = 1;
+    constexpr int LEAST = TAP_H < 0 ? (AT_ONCE - 1) * TAP_H : 0;
+    constexpr int MOST = (ROWS - 1) * ELEMENT_H + (TAP_H < 0 ? 0 : (AT_ONCE - 1) * TAP_H);
 #pragma unroll 
     for (int td = 0; td < TAPS_D; ++td)
 #pragma unroll 
@@ -110,14 +112,13 @@ __device__ __forceinline__ void accumulate(Compute (&acc)[FEATURES][ROWS][RUN], 
 #pragma unroll
                         for (int i = 0; i < SIDE_BY_SIDE; ++i) weight[th][tw][o + i] = several.at[i];
                     }
-            // Every row that is read, in turn: those that an earlier row and tap read too are passed over.
+            // Every input row that is read, in turn, times all taps that lead from it to a row of positions.
 #pragma unroll
-            for (int first = 0; first < ROWS * AT_ONCE; ++first) {
-                const int row = first / AT_ONCE * ELEMENT_H + first % AT_ONCE * TAP_H;
+            for (int row = LEAST; row <= MOST; row += STEP) {
                 bool read = false;
 #pragma unroll
-                for (int r = 0; r < first; ++r) read |= r / AT_ONCE * ELEMENT_H + r % AT_ONCE * TAP_H == row;
-                if (read) continue;
+                for (int i = 0; i < ROWS * AT_ONCE; ++i) read |= i / AT_ONCE * ELEMENT_H + i % AT_ONCE * TAP_H == row;
+                if (!read) continue;
                 Compute run[ceil_div(REACH, VECTOR) * VECTOR];
 #pragma unroll
                 for (int i = 0; i < REACH; i += VECTOR) {
@@ -152,35 +153,30 @@ __device__ __forceinline__ void copy_vector(Element* to, const Element* from, bo
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
 }
 
-// Start copying the input of a box of positions, zeros outside.  A thread keeps its place in the plane and goes through
-// the channels.
-template <int VECTOR>
-__device__ __forceinline__ void stage_planes(const Element* x, Element* tile, int chunk, int low_d, int low_h,
-                                             int low_w, int D, int H, int W) {
-    constexpr int ROW = X_W / VECTOR, PLANE = X_D * X_H * ROW, SIDE_BY_SIDE = PLANE < THREADS ? THREADS / PLANE : 1;
-    for (int i = threadIdx.x; i < PLANE * SIDE_BY_SIDE; i += THREADS) {
-        const int at = i % PLANE, column = at % ROW * VECTOR, h = at / ROW % X_H, d = at / (ROW * X_H);
-        const int x_d = low_d + d, x_h = low_h + h, x_w = low_w + column;
-        const bool inside = unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) && unsigned(x_w) < unsigned(W);
-        const Element* const from = x + (inside ? (x_d * H + x_h) * W + x_w : 0);
-        Element* const to = tile + at * VECTOR;
-#pragma unroll 4
-        for (int c = i / PLANE; c < CHUNK; c += SIDE_BY_SIDE) {
-            const bool there = inside && (C % CHUNK == 0 || chunk * CHUNK + c < C);
-            const Element* const at_c = there ? from + (chunk * CHUNK + c) * (D * H * W) : x;
-            copy_vector<VECTOR>(to + c * (X_D * X_H * X_W), at_c, there);
-        }
+// Start copying the input of a box of positions, zeros outside: LANES threads to a row.
+template <int VECTOR, int LANES>
+__device__ __forceinline__ void stage_rows(const Element* x, Element* tile, int chunk, int low_d, int low_h, int low_w,
+                                           int D, int H, int W) {
+    const int lane = threadIdx.x % LANES, w = low_w + lane * VECTOR;
+    for (int row = threadIdx.x / LANES; row < CHUNK * X_D * X_H; row += THREADS / LANES) {
+        const int c = chunk * CHUNK + row / (X_D * X_H), d = low_d + row / X_H % X_D, h = low_h + row % X_H;
+        const bool there = unsigned(d) < unsigned(D) && unsigned(h) < unsigned(H) && (C % CHUNK == 0 || c < C);
+        const Element* const from = x + (((long long)c * D + d) * H + h) * W + w;
+        Element* const to = tile + row * X_W + lane * VECTOR;
+#pragma unroll
+        for (int k = 0; k < X_W; k += LANES * VECTOR)
+            if (X_W % (LANES * VECTOR) == 0 || k + lane * VECTOR < X_W)
+                copy_vector<VECTOR>(to + k, from + k, there && unsigned(w + k) < unsigned(W));
     }
 }
 __device__ __forceinline__ void stage_input(const Element* x, Element* tile, int chunk, int cell_d, int cell_h,
                                             int cell_w, int D, int H, int W) {
-    constexpr int VECTOR = 4;    // rows of a box start at such multiples
     const int low_d = cell_d * 1 + LOW_D, low_h = cell_h * 1 + LOW_H;
     const int low_w = cell_w * 1 + LOW_W;
-    if (VECTOR > 1 && W % VECTOR == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0)
-        stage_planes<VECTOR>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+    if (W % 4 == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0)
+        stage_rows<4, 4>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
     else
-        stage_planes<1>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+        stage_rows<1, 4>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
 }
 
 // Start copying the weights of a pass's features and the channels of a chunk, zeros where there are none.
@@ -223,6 +219,9 @@ __device__ __forceinline__ LogSum swapped(LogSum sum, int distance) {
     return {__shfl_xor_sync(0xffffffffu, sum.shift, distance), __shfl_xor_sync(0xffffffffu, sum.total, distance)};
 }
 
+// Where a block is: it goes through chunks of channels, within passes, within tiles.
+struct Step { int tile, pass, chunk, cell_d, cell_h, cell_w; };
+
 extern "C" __global__ void __launch_bounds__(THREADS, 5)
 fused_test(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
@@ -253,39 +252,48 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 
     const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
-    const int steps = (part < tiles ? ceil_div(tiles - part, parts) : 0) * (PASSES * CHUNKS);
-    const auto stage = [&](int step) {
-        const int chunk = step % CHUNKS, pass = first_pass + step / CHUNKS % PASSES;
-        const int tile = part + step / (CHUNKS * PASSES) * parts;
-        const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
-        const int cell_w = tile % tiles_w * CELLS_W;
-        stage_input(x_sample + pass / O_BLOCKS * C * (D * H * W), x_tiles + step % 2 * X_TILE, chunk, cell_d, cell_h,
-                    cell_w, D, H, W);
+    const auto place = [&](Step& at) {
+        at.cell_d = at.tile / (tiles_w * tiles_h) * CELLS_D;
+        at.cell_h = at.tile / tiles_w % tiles_h * CELLS_H;
+        at.cell_w = at.tile % tiles_w * CELLS_W;
+    };
+    const auto advance = [&](Step& at) {
+        if (++at.chunk < CHUNKS) return;
+        at.chunk = 0;
+        if (++at.pass < first_pass + PASSES) return;
+        at.pass = first_pass;
+        at.tile += parts;
+        place(at);
+    };
+    const auto stage = [&](const Step& at, int buffer) {
+        const Element* const x_group = x_sample + at.pass / O_BLOCKS * C * (D * H * W);
+        stage_input(x_group, x_tiles + buffer * X_TILE, at.chunk, at.cell_d, at.cell_h, at.cell_w, D, H, W);
         copy_async_commit();
     };
-    if (steps > 0) stage(0);
+    Step next = {part, first_pass, 0, 0, 0, 0};
+    place(next);
+    if (part < tiles) stage(next, 0);
     Compute acc[PHASES][FEATURES][ROWS][RUN];
-    for (int step = 0; step < steps; ++step) {
+    for (int buffer = 0; next.tile < tiles; buffer ^= 1) {
+        const Step now = next;
+        advance(next);
         copy_async_wait<0>();
         __syncthreads();    // what this step reads is there, what the last one read is free
-        if (step + 1 < steps) stage(step + 1);
-        const int chunk = step % CHUNKS, pass = first_pass + step / CHUNKS % PASSES;
-        if (chunk == 0)
+        if (next.tile < tiles) stage(next, buffer ^ 1);
+        if (now.chunk == 0)
 #pragma unroll
             for (int i = 0; i < PHASES * FEATURES * ROWS * RUN; ++i) (&acc[0][0][0][0])[i] = Compute(0);
-        const Element* const x_tile = x_tiles + step % 2 * X_TILE + x_unit;
-        const Compute* const w_tile = w_tiles + step % (PASSES * CHUNKS) * W_TILE + team * FEATURES;
+        const Element* const x_tile = x_tiles + buffer * X_TILE + x_unit;
+        const Compute* const w_tile = w_tiles + (now.pass - first_pass) * W_TILE + team * FEATURES;
 #pragma unroll 1
         for (int c = 0; c < CHUNK; ++c) {
             const Element* const x_c = x_tile + c * (X_D * X_H * X_W);
             const Compute* const w_c = w_tile + c * (TAPS * BLOCK_O);
             accumulate<1, 5, 5, 3>(acc[0], x_c, w_c);
         }
-        if (chunk < CHUNKS - 1) continue;
+        if (now.chunk < CHUNKS - 1) continue;
 
-        const int tile = part + step / (CHUNKS * PASSES) * parts;
-        const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
-        const int cell_w = tile % tiles_w * CELLS_W;
+        const int cell_d = now.cell_d, cell_h = now.cell_h, cell_w = now.cell_w, pass = now.pass;
         const int group = pass / O_BLOCKS, first_feature = pass % O_BLOCKS * BLOCK_O;
         const auto keep = [&](const Compute (&acc)[FEATURES][ROWS][RUN], int phase_d, int phase_h, int phase_w) {
 #pragma unroll
@@ -293,24 +301,22 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
                 for (int rh = 0; rh < ROWS; ++rh)
 #pragma unroll
-                    for (int r = 0; r < RUN; ++r)
-                        {
-                            const int feature = first_feature + team * FEATURES + o;
-                            const int at = group * O + min(feature, O - 1);
-                            const int d = unit_d + phase_d, h = (unit_h * ROWS + rh) + phase_h;
-                            const int w = (unit_w * RUN + r) + phase_w;
-                            if (active) strip[(((team * FEATURES + o) * 1 + d) * 16 + h) * 64 + w] = before(acc[o][rh][r], at);
-                        }
+                    for (int r = 0; r < RUN; ++r) {
+                        const int feature = first_feature + team * FEATURES + o;
+                        const int at = group * O + min(feature, O - 1);
+                        const int d = unit_d + phase_d, h = (unit_h * ROWS + rh) + phase_h;
+                        const int w = (unit_w * RUN + r) + phase_w;
+                        if (active) strip[((team * FEATURES + o) * 16 + h) * 64 + w] = before(acc[o][rh][r], at);
+                    }
         };
         keep(acc[0], 0, 0, 0);
         __syncthreads();
         for (int cell = threadIdx.x; cell < 900; cell += THREADS) {
             const int d = cell / 900, h = cell / 60 % 15, w = cell % 60;    // inside the tile
             LogSum over = pass == 0 ? LogSum() : running[cell];
-            for (int o = 0; o < min(BLOCK_O, O - first_feature); ++o) {
+            for (int o = 0; o < BLOCK_O; ++o) {
                 const int at = group * O + first_feature + o;
-                const Compute* const from = strip
-                    + ((o * 1 + d) * 16 + h) * 64 + w;
+                const Compute* const from = strip + (o * 16 + h) * 64 + w;
                 Compute pooled = Compute(0);
 #pragma unroll
                 for (int kh = 0; kh < 2; ++kh)

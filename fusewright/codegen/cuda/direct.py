@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from math import gcd
+from math import ceil, gcd
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import direct_text
@@ -124,34 +124,50 @@ class _Writer:
         return fill(direct_text.CONSTANTS, **names)
 
     def _multiply(self) -> Lines:
+        h = self.c.axes[1]
         several = gcd(self.t.features, 16 // (8 if self.compute == "double" else 4))
-        products = self.t.features * self.t.rows * self.t.run * max(p[2].taps.__len__() for p in self.phases)
+        products = self.t.features * self.t.rows * self.t.run * max(len(p[2].taps) for p in self.phases)
         rows = max(len(p[1].taps) for p in self.phases)
         depth = max(len(p[0].taps) for p in self.phases)
         return fill(
             direct_text.MULTIPLY,
             vector=self.box.vector,
             side_by_side=several,
+            step_h=gcd(self.box.sides[1].per_element, max(abs(p.per_tap) if len(p.taps) > 1 else 0 for p in h.phases)),
             unroll_h="" if products * rows <= MOST else "1",
             unroll_d="" if products * rows * depth <= MOST else "1",
         )
 
     def _stage(self) -> Lines:
-        whole = 16 // self.c.x.dtype.itemsize
-        step = self.t.cells_w * self.c.axes[2].advance
         row = "((group * C + chunk * CHUNK + c) * O + first_feature + feature)"
         if not self.c.op.transposed:
             row = "((group * O + first_feature + feature) * C + chunk * CHUNK + c)"
-        as_it_is = self.c.x.dtype.itemsize >= 4
-        return fill(
-            direct_text.STAGE,
-            vector=whole if step % whole == 0 else 1,
-            **{f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)},
-            row=row,
-            copy="copy_async<sizeof(Compute)>(to, from, there);"
-            if as_it_is
-            else "*to = there ? widened(*from) : Compute(0);",
+        copy = "copy_async<sizeof(Compute)>(to, from, there);"
+        if self.c.x.dtype.itemsize < 4:
+            copy = "*to = there ? widened(*from) : Compute(0);"
+        advance = {f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)}
+        return fill(direct_text.STAGE, **advance, row=row, copy=copy, stage=self._stage_rows())
+
+    def _stage_rows(self) -> Lines:
+        """By vectors of 16 bytes where rows of x and the box's start at such, else element by element."""
+        whole = 16 // self.c.x.dtype.itemsize
+        single, wide = (
+            f"stage_rows<{n}, {self._lanes(n)}>(x, tile, chunk, low_d, low_h, low_w, D, H, W);" for n in (1, whole)
         )
+        if self.t.cells_w * self.c.axes[2].advance % whole:
+            return [single]
+        aligned = f"if (W % {whole} == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0)"
+        return [aligned, f"    {wide}", "else", f"    {single}"]
+
+    def _lanes(self, vector: int) -> int:
+        """Threads that copy one row: so many that all threads are done soonest."""
+        columns, rows = self.box.pitch // vector, self.box.plane // self.box.pitch * self.t.chunk
+        threads = self.cut.threads
+
+        def instructions(lanes: int) -> int:
+            return ceil(rows / (threads // lanes)) * (12 + 5 * ceil(columns / lanes))
+
+        return min((n for n in (4, 8, 16, 32, 64, 128, 256, 512) if threads % n == 0), key=instructions)
 
     def _kernel_text(self) -> Lines:
         types = [
@@ -163,7 +179,7 @@ class _Writer:
         prologue = self.epilogue.prologue()
         if stay:
             prologue += self._stay()
-        staged = [] if stay else ["stage_weights(w, w_tiles + step % 2 * W_TILE, pass, chunk);"]
+        staged = [] if stay else ["stage_weights(w, w_tiles + buffer * W_TILE, at.pass, at.chunk);"]
         products = self.t.features * self.t.rows * self.t.run * self.cut.taps
         return fill(
             direct_text.KERNEL,
@@ -194,8 +210,11 @@ class _Writer:
     def _w_tile(self, stay: bool) -> str:
         """Which of the staged weights a step reads."""
         if not stay:
-            return "step % 2"
-        return "step % (PASSES * CHUNKS)" if self.cut.passes * self.cut.chunks > 1 else "0"
+            return "buffer"
+        passes = ["(now.pass - first_pass)"] if self.cut.passes > 1 else []
+        if self.cut.chunks == 1:
+            return passes[0] if passes else "0"
+        return f"({passes[0]} * CHUNKS + now.chunk)" if passes else "now.chunk"
 
     def _accumulate(self, index: int, phases: tuple[Phase, Phase, Phase]) -> Lines:
         """The products of one phase."""

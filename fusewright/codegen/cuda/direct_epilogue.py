@@ -145,17 +145,16 @@ class DirectEpilogue(Finish):
             inner = [f"Compute over = {self.joining.empty};", UNROLL]
             joined = self.joining.join("over", value)
             inner += block("for (int o = 0; o < FEATURES; ++o)", [*feature, f"if (feature < O) over = {joined};"])
-            body = _loops(["for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"])
+            body = ["for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"]
             inner += [*place, f"if (active) strip[{self._at('team', self.box.positions)}] = over;"]
         else:
             over = "for (int o = 0; o < FEATURES; ++o)"
-            body = _loops([over, "for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"])
+            body = [over, "for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"]
             needed = self._changes or self.kind == "all"
             inner = [*(feature if needed else []), *place]
             inner += self._straight(value) if self.stays else self._to_strip(value)
         head = "const auto keep = [&](const Compute (&acc)[FEATURES][ROWS][RUN], int phase_d, int phase_h, int phase_w)"
-        lines = [*body, *indent(["{", *indent(inner), "}"], len([x for x in body if not x.startswith("#")]))]
-        return [*block(head, lines)[:-1], "};"]
+        return [*block(head, nest(body, inner))[:-1], "};"]
 
     def _straight(self, value: str) -> Lines:
         """Into the running results."""
@@ -190,8 +189,13 @@ class DirectEpilogue(Finish):
             found.append(f"{_times(f'cell_{a}', axis.stride)} + {name}{start}")
         return found
 
-    def _at(self, row: str, extents: tuple[int, ...] | list[int]) -> str:
-        return f"(({row} * {extents[0]} + d) * {extents[1]} + h) * {extents[2]} + w"
+    def _at(self, row: str, extents: tuple[int, ...] | list[int], place: tuple[str, ...] = ("d", "h", "w")) -> str:
+        """Place d, h, w of a row of the strip; dimensions of extent 1 are left out."""
+        text = row
+        for name, extent in zip(place, extents, strict=True):
+            if extent > 1:
+                text = f"({text} * {extent} + {name})"
+        return text.removeprefix("(").removesuffix(")") if text != row else row
 
     # -- windows and cells -------------------------------------------------------------------------------------------
 
@@ -227,7 +231,8 @@ class DirectEpilogue(Finish):
         inside = [f"const bool inside = {self._inside()};"]
         at = ["const int at = group * O + first_feature + o;"]
         if self.kind == "channels":
-            count = "TEAMS" if folded_early(self.c) else "min(BLOCK_O, O - first_feature)"
+            count = "BLOCK_O" if self.c.features % self.t.block_m == 0 else "min(BLOCK_O, O - first_feature)"
+            count = "TEAMS" if folded_early(self.c) else count
             kind, empty = self.joining.running[0], self.joining.empty
             value = self._value(extents, source, "o")
             fold = [*(at if self.c.after is not None else []), *value[:-1]]
@@ -279,17 +284,13 @@ class DirectEpilogue(Finish):
         size = [1 if i in done else a.cell for i, a in enumerate(self.c.axes)]
         step = [1 if i in done else a.stride for i, a in enumerate(self.c.axes)]
         d, h, w = (_times(n, s) for n, s in zip("dhw", step, strict=True))
-        lines = [
-            f"const Compute* const from = {source}",
-            f"    + (({row} * {extents[0]} + {d}) * {extents[1]} + {h}) * {extents[2]} + {w};",
-        ]
+        lines = [f"const Compute* const from = {source} + {self._at(row, extents, (d, h, w))};"]
         strides = (extents[1] * extents[2], extents[2], 1)
         looped = [(f"k{a}", n, s) for a, n, s in zip("dhw", size, strides, strict=True) if n > 1]
         at = " + ".join(_times(k, s) for k, _, s in looped) or "0"
         lines += [f"Compute pooled = {joining.empty};"]
         heads = [f"for (int {k} = 0; {k} < {n}; ++{k})" for k, n, _ in looped]
-        nested = _loops(heads)
-        lines += [*nested, *indent([f"pooled = {joining.join('pooled', f'from[{at}]')};"], len(heads))]
+        lines += nest(heads, [f"pooled = {joining.join('pooled', f'from[{at}]')};"])
         value = "pooled"
         if op.kind == "avg":
             lines += self._divisor()
@@ -356,9 +357,10 @@ def _times(text: str, factor: int) -> str:
     return f"({text}) * {factor}" if " " in text and not text.startswith("(") else f"{text} * {factor}"
 
 
-def _loops(heads: list[str]) -> Lines:
-    """Nested unrolled loops, still without a body."""
-    lines: Lines = []
-    for i, head in enumerate(heads):
-        lines += [UNROLL, "    " * i + head]
-    return lines
+def nest(heads: list[str], body: Lines) -> Lines:
+    """`body` in nested unrolled loops."""
+    if not heads:
+        return body
+    if len(heads) > 1:
+        return [UNROLL, heads[0], *indent(nest(heads[1:], body))]
+    return [UNROLL, *(block(heads[0], body) if len(body) > 1 else [heads[0], *indent(body)])]

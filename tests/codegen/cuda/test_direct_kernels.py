@@ -219,7 +219,12 @@ def assert_right(f: Found, t: DirectTile, order: str = "forward", sanitize: bool
     assert error.max() <= precision(f.case), t
 
 
-@pytest.mark.parametrize("case", EACH)
+SOME = ("depthwise", "groups, over channels", "windows and padding", "transposed, dilated", "float64", "float16")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=n, marks=() if n in SOME else pytest.mark.slow) for n, c in CASES.items()]
+)
 def test_as_the_model_in_float64(case: Case) -> None:
     """A tile that differs from the best."""
     f = found(case)
@@ -248,14 +253,14 @@ def random_found(seed: int) -> tuple[Found, random.Random]:
             return f, rng
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_cases(seed: int) -> None:
     f, rng = random_found(seed)
     assert_right(f, some(tiles(f), 2, rng)[-1], ORDERS[seed % 3])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6, 106))
+@pytest.mark.parametrize("seed", range(4, 104))
 def test_more_random_cases(seed: int) -> None:
     f, rng = random_found(seed)
     for t in some(tiles(f), 3, rng):
