@@ -314,8 +314,8 @@ def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], arguments: Ar
 
 
 def _untouched(x: torch.Tensor) -> torch.Tensor:
-    make = torch.empty if x.is_floating_point() else torch.zeros
-    return make(x.shape, dtype=x.dtype).requires_grad_(x.requires_grad)
+    made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+    return made.requires_grad_(x.requires_grad) if x.is_floating_point() else made.zero_()
 
 
 def _cut_rows(x: torch.Tensor, size: int) -> torch.Tensor:

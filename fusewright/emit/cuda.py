@@ -137,6 +137,7 @@ class CudaText:
         results = [self.shape, *self.scratch, _tuple(list(self.passed))]
         what = " ".join(["the output's shape,", *(f"that of {a.name}," for a in kernel.scratch)])
         ints = [name for name, kind in self.passed.items() if kind == "int"]
+        ints += [self.numbers.text(count) for count in kernel.counts]
         largest = f"max({', '.join(ints)})" if len(ints) > 1 else "".join(ints)
         check = [
             f"if {largest} >= 2**31:",
@@ -147,7 +148,7 @@ class CudaText:
             f"def {kernel.name}_sizes({', '.join(f'{name}: int' for name in names)}) -> tuple[tuple[int, ...], ...]:",
             f'    """Gives {what} and the numbers that the launcher takes."""',
             *(f"    {line}" for line in self.numbers.lines),
-            *(f"    {line}" for line in (check if ints else [])),
+            *(f"    {line}" for line in (check if largest else [])),
             f"    return {', '.join(results)}",
         ]
 

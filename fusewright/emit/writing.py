@@ -62,12 +62,19 @@ def check_output(path: Path, force: bool) -> None:
 
 
 def write_solution(
-    problem: Problem, path: Path, options: Options, *, device: str, force: bool = False, progress: Progress
+    problem: Problem,
+    path: Path,
+    options: Options,
+    *,
+    device: str,
+    force: bool = False,
+    timed: bool = True,
+    progress: Progress = lambda _: None,
 ) -> Written:
     """Writes the solution of `problem` to `path`.
 
     `device` is where it is made to run, ``"cuda"``; without a GPU everything is done by estimate and the kernels are
-    compiled as a check.
+    compiled as a check.  On one, the file is `timed` as well.
 
     Raises `UnsupportedError` where there is nothing to write or nowhere to write it to, and `FusewrightError` where
     the file turned out to be wrong.
@@ -89,8 +96,8 @@ def write_solution(
         raise UnsupportedError(f"-o {path}: nothing was written, for there is nothing to gain: {plan.reason}")
     draft = Draft(problem, model, args, kwargs, entry, options.precision, _either_mode(model, args, kwargs))
     checked = _compiled(draft, progress) if absent else Checked()
-    content = _placed(draft, checked, path, "cpu" if absent else device, progress)
-    return Written(path, plan, content)
+    checked = _placed(draft, checked, path, "cpu" if absent else device, timed and not absent, progress)
+    return Written(path, plan, checked)
 
 
 def _either_mode(model: nn.Module, args: Args, kwargs: Kwargs) -> bool:
@@ -121,7 +128,7 @@ def _compiled(draft: Draft, progress: Progress) -> Checked:
     return Checked(compiled_for=tuple(names))
 
 
-def _placed(draft: Draft, checked: Checked, path: Path, device: str, progress: Progress) -> Checked:
+def _placed(draft: Draft, checked: Checked, path: Path, device: str, timed: bool, progress: Progress) -> Checked:
     """Writes the file under another name, tries it, completes its header and gives it its name."""
     checked = replace(checked, version=importlib.metadata.version("fusewright"))
     try:
@@ -133,7 +140,7 @@ def _placed(draft: Draft, checked: Checked, path: Path, device: str, progress: P
     try:
         unnamed.write_text(content_of(draft, checked), encoding="utf-8")
         progress("verifying the file in a fresh process")
-        facts = tried(draft.problem.path, unnamed, device, timed=device == "cuda", training=draft.model.training)
+        facts = tried(draft.problem.path, unnamed, device, timed=timed, training=draft.model.training)
         checked = replace(checked, facts=facts, date=f"{datetime.now():%Y-%m-%d}")
         unnamed.write_text(content_of(draft, checked), encoding="utf-8")
         unnamed.chmod(0o666 & ~_umask())
