@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,16 +52,21 @@ def version() -> str:
     return str(_toolchain()[2])
 
 
+# Imported by several threads at once, the packages fail.
+_IMPORTING = threading.Lock()
+
+
 @lru_cache(maxsize=1)
 def _toolchain() -> tuple[Any, Any, str]:
     """``Program``, ``ProgramOptions`` and NVRTC's version."""
     try:
-        from cuda.bindings import nvrtc
+        with _IMPORTING:
+            from cuda.bindings import nvrtc
 
-        try:
-            from cuda.core import Program, ProgramOptions
-        except ImportError:  # before cuda-core 1.0
-            from cuda.core.experimental import Program, ProgramOptions
+            try:
+                from cuda.core import Program, ProgramOptions
+            except ImportError:  # before cuda-core 1.0
+                from cuda.core.experimental import Program, ProgramOptions
         status, major, minor = nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError, OSError) as error:
         reason = str(error).partition("\n")[0]

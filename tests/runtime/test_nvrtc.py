@@ -100,6 +100,19 @@ def test_without_nvrtc(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
         nvrtc.compile(SCALE, "sm_90")
 
 
+FIRST_OF_EIGHT = """
+from concurrent.futures import ThreadPoolExecutor
+from fusewright.runtime import nvrtc
+with ThreadPoolExecutor(8) as pool:
+    print(len(set(pool.map(lambda _: nvrtc.version(), range(8)))))
+"""
+
+
+def test_first_met_by_several_threads_at_once() -> None:
+    ran = subprocess.run([sys.executable, "-c", FIRST_OF_EIGHT], capture_output=True, text=True)
+    assert ran.stdout == "1\n", ran.stderr
+
+
 # -- the cache -----------------------------------------------------------------------------------------------------
 
 
