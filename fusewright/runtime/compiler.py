@@ -31,6 +31,8 @@ from fusewright.runtime.nvrtc import KernelError
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 # What this machine's processor can do, in the compilers' several words for it.
 NATIVE = ("-march=native", "-mcpu=native")
+# Where vectors of 512 bits exist, as PyTorch uses them.
+WIDE = "-mprefer-vector-width=512"
 # What the compilers' OpenMP calls, and the compilers, by what their versions say.
 _RUNTIMES = {"clang": "__kmpc_fork_call", "": "GOMP_parallel"}
 SECONDS = 120.0  # that one kernel may take
@@ -88,8 +90,9 @@ def _compiler(chosen: str) -> Compiler:
     kind = "clang" if "clang" in found.stdout else ""
     openmp = hasattr(ctypes.CDLL(None), _RUNTIMES[kind]) if os.name == "posix" else False
     flags = [*FLAGS, *(["-fopenmp"] if openmp else ["-Wno-unknown-pragmas"])]
-    native = next(([flag] for flag in NATIVE if _understands(command, flag)), [])
-    return Compiler(command, (*flags, *native), found.stdout, openmp)
+    flags += next(([flag] for flag in NATIVE if _understands(command, flag)), [])
+    flags += [WIDE] if _understands(command, WIDE) else []
+    return Compiler(command, tuple(flags), found.stdout, openmp)
 
 
 def _understands(command: tuple[str, ...], flag: str) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from fusewright.codegen.cpu.maths import MATHS
+
 # name -> text, in an order in which each uses only what stands before it.
 PRIMITIVES: dict[str, str] = {
     "index": """
@@ -62,12 +64,14 @@ inline fp16 to_fp16(float x) {
     return {static_cast<unsigned short>(sign | (magnitude >= 0x477ff000u ? large : finite))};
 }
 """,
+    **MATHS,
 }
 
 
 def used_primitives(text: str) -> str:
     """The primitives that a kernel's text calls, and what those call, in the order of the table."""
     found: list[str] = []
+    text = re.sub(r"//.*", "", text)
     for name, body in reversed(PRIMITIVES.items()):
         callers = [] if name == "read_plain" else [PRIMITIVES[n] for n in found]
         words = set(re.findall(r"\w+", "\n".join((text, *callers))))
@@ -80,4 +84,4 @@ def _defined(name: str, body: str) -> set[str]:
     """The names that call for a primitive: what its text defines, or the element type that its function reads."""
     if name in ("read_bf16", "read_fp16"):
         return {name.removeprefix("read_")}
-    return set(re.findall(r"^(?:struct|using|inline \w+) (\w+)", body, re.MULTILINE))
+    return set(re.findall(r"^(?:struct |using (?:std::)?|inline \w+ )(\w+)", body, re.MULTILINE))

@@ -1,0 +1,155 @@
+"""Functions of the pointwise table for loops that become vector instructions: no branches, no calls, no tables.
+
+Every function has a float and a double form.  Polynomials are near-minimax (`tools/polynomials.py` computes and prints
+them); the other constants are ln 2 in two parts, the first short enough for its multiples to be exact, and the bits of
+1.5 * 2^23 and 1.5 * 2^52, adding which rounds to an integer.  In float they are within 2.5 ulp of the true value, NaN,
+infinities and results below the normal numbers included.  What is rare or slow in double is the C++ library's.
+"""
+
+from __future__ import annotations
+
+from string import Template
+from textwrap import wrap
+
+# Those of the C++ library that compilers know as instructions, and those that are rare.
+LIBRARY = ("fabs", "copysign", "sqrt", "floor", "ceil", "rint", "trunc", "log2", "log10", "sin", "cos", "atan", "pow")
+
+# name: variable, coefficients from the lowest degree on, and the factor before them
+POLYNOMIALS: dict[str, tuple[str, tuple[float, ...]]] = {
+    # (e^r - 1 - r) / r^2
+    "exp32": ("r", (0.5, 0.166665763, 0.0416665561, 0.00836317893, 0.0013926184)),
+    "exp64": (
+        "r",
+        (
+            *(0.5, 0.16666666666666671, 0.041666666666666671, 0.0083333333333261358, 0.0013888888888883748),
+            *(0.00019841269874820627, 2.4801587325547743e-05, 2.7557255400206422e-06, 2.7557273643110297e-07),
+            *(2.5105217004720745e-08, 2.0914686968086876e-09),
+        ),
+    ),
+    # (ln(1 + f) - f + f^2/2) / f^3
+    "log32": (
+        "f",
+        (
+            *(0.333333313, -0.24999997, 0.200007156, -0.166678026, 0.142490536, -0.12425676, 0.116854429),
+            *(-0.114798367, 0.0697168112),
+        ),
+    ),
+    # erf(x) / x - 1, in x^2
+    "erf32": (
+        "z",
+        (0.128379166, -0.376126349, 0.112837009, -0.0268596914, 0.00520171458, -0.000815005042, 8.39977802e-05),
+    ),
+    # ln(1 - erf t)
+    "erfc32": (
+        "t",
+        (
+            *(0.000325905363, -1.13026178, -0.631769538, -0.110140562, 0.0264594145, -0.00477437768),
+            *(0.000600225001, -4.64933619e-05, 1.66059635e-06),
+        ),
+    ),
+}
+
+_TEXTS: dict[str, str] = {
+    "exp": """
+// e^x from x = n ln 2 + r.  2^n is multiplied in two steps, so that results below the normal numbers are right.
+inline float exp(float x) {
+    const float within = x < -104.0f ? -104.0f : x > 89.0f ? 89.0f : x;
+    const float shifted = within * 1.44269504f + 0x1.8p23f, k = shifted - 0x1.8p23f;
+    const float r = within - k * 0.693359375f - k * -2.12194440e-4f;
+    const float p = $exp32;
+    const int n = bits_as<int>(shifted) - bits_as<int>(0x1.8p23f), half = n >> 1;
+    return (1 + (r + r * r * p)) * bits_as<float>(unsigned(half + 127) << 23) *
+           bits_as<float>(unsigned(n - half + 127) << 23);
+}
+inline double exp(double x) {
+    const double within = x < -746.0 ? -746.0 : x > 710.0 ? 710.0 : x;
+    const double shifted = within * 1.4426950408889634 + 0x1.8p52, k = shifted - 0x1.8p52;
+    const double r = within - k * 0x1.62e42feep-1 - k * 0x1.a39ef35793c76p-33;
+    const double p = $exp64;
+    const long long n = bits_as<long long>(shifted) - bits_as<long long>(0x1.8p52), half = n >> 1;
+    return (1 + (r + r * r * p)) * bits_as<double>(static_cast<unsigned long long>(half + 1023) << 52) *
+           bits_as<double>(static_cast<unsigned long long>(n - half + 1023) << 52);
+}
+""",
+    "expm1": """
+// e^x - 1, from x = n ln 2 + r as well.
+inline float expm1(float x) {
+    const float within = x < -18.0f ? -18.0f : x > 89.0f ? 89.0f : x;
+    const float shifted = within * 1.44269504f + 0x1.8p23f, k = shifted - 0x1.8p23f;
+    const float r = within - k * 0.693359375f - k * -2.12194440e-4f;
+    const float p = $exp32;
+    const int n = bits_as<int>(shifted) - bits_as<int>(0x1.8p23f);
+    const float scale = bits_as<float>(unsigned(n + 126) << 23);  // 2^(n - 1)
+    return 2 * ((r + r * r * p) * scale + (scale - 0.5f));
+}
+inline double expm1(double x) { return std::expm1(x); }
+""",
+    "exp2": """
+// 2^x from x = n + r.
+inline float exp2(float x) {
+    const float within = x < -151.0f ? -151.0f : x > 129.0f ? 129.0f : x;
+    const float shifted = within + 0x1.8p23f, r = (within - (shifted - 0x1.8p23f)) * 0.693147181f;
+    const float p = $exp32;
+    const int n = bits_as<int>(shifted) - bits_as<int>(0x1.8p23f), half = n >> 1;
+    return (1 + (r + r * r * p)) * bits_as<float>(unsigned(half + 127) << 23) *
+           bits_as<float>(unsigned(n - half + 127) << 23);
+}
+inline double exp2(double x) { return std::exp2(x); }
+""",
+    "log": """
+// ln x = e ln 2 + ln(1 + f) from x = 2^e (1 + f), 1 + f between the roots of 1/2 and 2.
+inline float log(float x) {
+    const bool small = x < 0x1p-126f;
+    const int b = int(bits_as<unsigned>(small ? x * 0x1p23f : x) - 0x3f3504f3u);
+    const float f = bits_as<float>((b & 0x007fffff) + 0x3f3504f3) - 1, e = float((b >> 23) - (small ? 23 : 0));
+    const float p = $log32;
+    const float y = e * 0.693359375f + (f + (e * -2.12194440e-4f + f * f * (f * p - 0.5f)));
+    return x > 0 ? (x < INFINITY ? y : x) : x == 0 ? -INFINITY : NAN;
+}
+inline double log(double x) { return std::log(x); }
+""",
+    "log1p": """
+// ln(1 + x), with what adding 1 lost.
+inline float log1p(float x) {
+    const float u = 1 + x, lost = (x - (u - 1)) / u;
+    return u > 0 && u < INFINITY ? log(u) + lost : log(u);
+}
+inline double log1p(double x) { return std::log1p(x); }
+""",
+    "tanh": """
+inline float tanh(float x) {
+    const float size = fabs(x), e = expm1(2 * (size > 10.0f ? 10.0f : size));
+    return copysign(e / (e + 2), x);
+}
+inline double tanh(double x) { return std::tanh(x); }
+""",
+    "erf": """
+// erf x = x + x p(x^2) where |x| is small, else 1 - e^q(|x|).
+inline float erf(float x) {
+    const float size = fabs(x), t = size > 3.95f ? 3.95f : size, z = x * x;
+    const float p = $erf32;
+    const float q = $erfc32;
+    return size < 0.92f ? x + x * p : copysign(1 - exp(q), x);
+}
+inline double erf(double x) { return std::erf(x); }
+""",
+}
+
+
+def _horner(name: str) -> str:
+    """The text of a polynomial, in lines that fit a function's body."""
+    variable, coefficients = POLYNOMIALS[name]
+    single = name.endswith("32")
+    texts = [f"{c:.9g}f" if single else f"{c:.17g}" for c in coefficients]
+    text = texts[-1]
+    for i, term in enumerate(reversed(texts[:-1])):
+        text = f"{term} + {variable} * {text if i == 0 else f'({text})'}"
+    return "\n".join(wrap(text, 100, subsequent_indent="        ", break_long_words=False))
+
+
+_POLYNOMIALS = {name: _horner(name) for name in POLYNOMIALS}
+# name -> C++ text, in an order in which each uses only what stands before it.
+MATHS = {
+    **{name: f"\nusing std::{name};\n" for name in LIBRARY},
+    **{name: Template(text).substitute(_POLYNOMIALS) for name, text in _TEXTS.items()},
+}

@@ -1,0 +1,59 @@
+"""Computes the polynomials of `fusewright/codegen/cpu/maths.py`: ``python tools/polynomials.py``.
+
+Each is the Chebyshev interpolation of the part of a function that is left when its leading terms are taken out, in 40
+digits, coefficients rounded to the type they are used in, lowest degree first; the error is that before rounding.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from mpmath import chebyfit, erf, erfc, exp, ln, log1p, mp, mpf, nstr, sqrt
+
+mp.dps = 40
+HALF_LN2 = ln(2) / 2 * mpf("1.0001")
+ROOT_HALF, ROOT_TWO = mpf("0.70710"), mpf("1.41422")
+
+
+def exponential(r):  # type: ignore[no-untyped-def]
+    """(e^r - 1 - r) / r^2"""
+    return (exp(r) - 1 - r) / r**2 if abs(r) > 1e-12 else mpf(1) / 2 + r / 6
+
+
+def logarithm(f):  # type: ignore[no-untyped-def]
+    """(ln(1 + f) - f + f^2/2) / f^3"""
+    return (log1p(f) - f + f * f / 2) / f**3 if abs(f) > 1e-10 else mpf(1) / 3 - f / 4
+
+
+def error(z):  # type: ignore[no-untyped-def]
+    """erf(x) / x - 1, in z = x^2"""
+    return erf(sqrt(z)) / sqrt(z) - 1 if z > 1e-30 else 2 / sqrt(mp.pi) - 1
+
+
+def complement(t):  # type: ignore[no-untyped-def]
+    """ln(1 - erf t)"""
+    return mp.log(erfc(t))
+
+
+# name: function, interval, number of coefficients, digits
+POLYNOMIALS = {
+    "exp32": (exponential, (-HALF_LN2, HALF_LN2), 5, 9),
+    "exp64": (exponential, (-HALF_LN2, HALF_LN2), 11, 17),
+    "log32": (logarithm, (ROOT_HALF - 1, ROOT_TWO - 1), 9, 9),
+    "erf32": (error, (0, mpf("0.92") ** 2), 7, 9),
+    "erfc32": (complement, (mpf("0.92"), mpf("3.95")), 9, 9),
+}
+
+
+def coefficients(name: str) -> tuple[list[float], str]:
+    """The coefficients, lowest degree first, and the greatest error of the polynomial."""
+    function, interval, count, digits = POLYNOMIALS[name]
+    found, worst = chebyfit(function, list(interval), count, error=True)
+    kind = "f" if digits == 9 else "d"
+    return [struct.unpack(kind, struct.pack(kind, float(c)))[0] for c in reversed(found)], nstr(worst, 2)
+
+
+if __name__ == "__main__":
+    for name in POLYNOMIALS:
+        values, worst = coefficients(name)
+        print(f'"{name}": ({", ".join(f"{v:.{POLYNOMIALS[name][3]}g}" for v in values)}),  # error {worst}')
