@@ -31,6 +31,7 @@ from fusewright.tree import flat_tensors, tree_flatten
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]
 Key = tuple[Hashable, ...]
+Order = tuple[int, ...] | None
 
 # More signatures, or states of a module, than this are not remembered: what comes then runs the original.
 MOST_SIGNATURES = 256
@@ -56,18 +57,25 @@ class Options:
 
 @dataclass(frozen=True)
 class Guard:
-    """The calls a program is valid for: input kinds with symbolic sizes, and the range of each symbol."""
+    """The calls a program is valid for: input kinds with symbolic sizes, and the range of each symbol.
+
+    `orders` are those in which the inputs' dimensions lie in memory, for a program whose answers lie as they did when
+    it was made; one of ATen operations alone lets them follow the inputs.
+    """
 
     layout: Hashable
     shapes: tuple[tuple[Size, ...], ...]
     kinds: tuple[tuple[torch.dtype, torch.device], ...]
     symbols: Mapping[sympy.Symbol, Symbol]
+    orders: tuple[Order, ...] | None = None
 
     def admits(self, layout: Hashable, tensors: tuple[Tensor, ...]) -> bool:
         """Whether a call of this layout with these tensors is covered."""
         if layout != self.layout or tuple((t.dtype, t.device) for t in tensors) != self.kinds:
             return False
         if any(t.ndim != len(shape) for t, shape in zip(tensors, self.shapes, strict=True)):
+            return False
+        if self.orders is not None and tuple(map(_order, tensors)) != self.orders:
             return False
         sizes: dict[sympy.Symbol, int] = {}
         for symbol, where in self.symbols.items():
@@ -283,10 +291,28 @@ def _key(args: Args, kwargs: Kwargs) -> Key | None:
     for t in tensors:
         if type(t) not in (Tensor, nn.Parameter) or t.layout is not torch.strided or 0 in t.shape:
             return None
-    return (layout, *((t.shape, t.dtype, t.device) for t in tensors))
+    return (layout, *((t.shape, t.dtype, t.device, _order(t)) for t in tensors))
 
 
-def guard_of(args: Args, kwargs: Kwargs, shapes: tuple[tuple[Size, ...], ...], symbols: Mapping[Any, Symbol]) -> Guard:
-    """The guard of a program captured from this call."""
-    kinds = tuple((t.dtype, t.device) for t in flat_tensors(args, kwargs))
-    return Guard(_layout(args, kwargs), shapes, kinds, dict(symbols))
+def _order(t: Tensor) -> Order:
+    """The dimensions in the order in which they lie in memory, gaps and repetitions aside; `None` for row-major."""
+    if t.is_contiguous():
+        return None
+    moving = [d for d, (size, step) in enumerate(zip(t.shape, t.stride(), strict=True)) if size > 1 and step > 0]
+    order = sorted(moving, key=t.stride, reverse=True)
+    return None if order == moving else tuple(order)
+
+
+def guard_of(
+    args: Args,
+    kwargs: Kwargs,
+    shapes: tuple[tuple[Size, ...], ...],
+    symbols: Mapping[Any, Symbol],
+    *,
+    ordered: bool = False,
+) -> Guard:
+    """The guard of a program captured from this call; `ordered` where it must lie in memory as it does here."""
+    tensors = flat_tensors(args, kwargs)
+    kinds = tuple((t.dtype, t.device) for t in tensors)
+    orders = tuple(map(_order, tensors)) if ordered else None
+    return Guard(_layout(args, kwargs), shapes, kinds, dict(symbols), orders)

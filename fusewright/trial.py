@@ -13,6 +13,7 @@ from torch import nn
 from fusewright import advice
 from fusewright.dispatch import Args, Entry, Kwargs, Options, Runner, State, guard_of
 from fusewright.errors import CaptureError
+from fusewright.ir.memory_order import follows_inputs
 from fusewright.measure import compare, forward_call, training_call
 from fusewright.module import attach
 from fusewright.pipeline import Built, build, kernel_target
@@ -98,7 +99,9 @@ def _judge(trial: Trial, built: Built, plan: Plan) -> Entry:
 def _candidate(trial: Trial, built: Built) -> tuple[nn.Module, Runner]:
     """A module that runs `built` on every call it is valid for."""
     graph = built.captured.graph
-    guard = guard_of(trial.args, trial.kwargs, tuple(n.shape for n in graph.inputs), graph.symbols)
+    shapes = tuple(n.shape for n in graph.inputs)
+    ordered = bool(built.program.kernels) and follows_inputs(graph)  # a kernel writes in one order
+    guard = guard_of(trial.args, trial.kwargs, shapes, graph.symbols, ordered=ordered)
     runner = Runner(built.program, guard, trial.options.precision)
     state = State(trial.model, trial.options)
     state.add(Entry(runner, frozenset(MODES)), trial.args, trial.kwargs)

@@ -17,7 +17,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.utils.checkpoint import checkpoint
 
 import fusewright.optimizer
-from fusewright.dispatch import MOST_STATES, Guard, Options, State
+from fusewright.dispatch import MOST_STATES, Guard, Options, State, guard_of
 from fusewright.ir.node import Symbol
 from fusewright.module import state_of
 from tests.dropin import Gap, Linear, fast, images, program_calls, same
@@ -58,6 +58,52 @@ class TestGuard:
 
     def test_refuses_another_layout(self) -> None:
         assert not self.guard.admits("other", (torch.ones(4, 3), torch.ones(8)))
+
+    @pytest.mark.parametrize(
+        ("x", "same_order"),
+        [
+            (torch.ones(4, 3, 5), True),
+            (torch.ones(4, 3, 10)[..., ::2], True),
+            (torch.ones(4, 1, 5).expand(4, 3, 5), True),
+            (torch.ones(4, 5, 3).mT, False),
+            (torch.ones(3, 4, 5).transpose(0, 1), False),
+        ],
+    )
+    def test_order_in_memory(self, x: torch.Tensor, same_order: bool) -> None:
+        """Gaps and repetitions are no other order; what has no kernels takes any."""
+        for ordered in (False, True):
+            guard = guard_of((torch.ones(4, 3, 5),), {}, ((4, 3, 5),), {}, ordered=ordered)
+            assert guard.admits(1, (x,)) == (same_order or not ordered)
+        assert guard_of((x,), {}, ((4, 3, 5),), {}, ordered=True).admits(1, (x.clone(),))
+
+
+class Map(nn.Module):
+    """A model whose answer lies in memory as its input does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x))
+
+
+def test_kernels_serve_the_order_in_memory_that_they_were_made_for() -> None:
+    """The same shape in another memory format runs the original, which answers in that format."""
+    torch.manual_seed(0)
+    model = Map().eval()
+    row_major = torch.randn(2, 3, 8, 8)
+    last = row_major.to(memory_format=torch.channels_last)
+    for example, other in ((row_major, last), (last, row_major)):
+        f = fusewright.optimize(model, (example,), kernels="always", measure=False)
+        state(f).options = replace(state(f).options, replans=0)
+        assert any(choice.path == "generated" for choice in fusewright.explain(f).kernels)
+        for x, served in ((example, True), (other, False), (example, True)):
+            before = program_calls(f)
+            with torch.no_grad():
+                got, want = f(x), model(x)
+            torch.testing.assert_close(got, want)
+            assert got.stride() == want.stride() and (program_calls(f) > before) == served
 
 
 class TestPlanning:

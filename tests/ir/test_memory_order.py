@@ -1,0 +1,57 @@
+"""Which models' results lie in memory as their inputs do: what is claimed not to follow does not, in eager PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import permutations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusewright.capture import capture
+from fusewright.ir.memory_order import follows_inputs
+
+
+class Model(nn.Module):
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.conv, self.linear, self.function = nn.Conv2d(3, 4, 3), nn.Linear(6, 5), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], bool]] = {
+    "conv": (lambda m, x: m.conv(x), True),
+    "conv, pool": (lambda m, x: F.max_pool2d(m.conv(x).relu(), 2), True),
+    "mean over positions": (lambda m, x: m.conv(x).relu().mean((2, 3)), False),
+    "pooled to one": (lambda m, x: F.adaptive_avg_pool2d(m.conv(x), 1), False),
+    "mean over rows": (lambda m, x: m.conv(x).mean(2), True),
+    "sum over channels": (lambda m, x: m.conv(x).sum(1), True),
+    "one number a sample": (lambda m, x: m.conv(x).sum((1, 2, 3)), False),
+    "all": (lambda m, x: x.sum(), False),
+    "linear": (lambda m, x: m.linear(x), False),
+    "function": (lambda m, x: torch.relu(x), True),
+    "sum": (lambda m, x: x.sum(2), True),
+    "moved": (lambda m, x: x.permute(0, 2, 3, 1) * 2, True),
+    "copied": (lambda m, x: torch.relu(x).permute(0, 2, 3, 1).contiguous() * 2, False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_does_not_follow_does_not(name: str) -> None:
+    function, follows = CASES[name]
+    model, x = Model(function).eval(), torch.randn(2, 3, 7, 6)
+    assert follows_inputs(capture(model, (x,), {}).graph) == follows
+    if follows:
+        return
+    expected = steps(model(x))
+    for dims in permutations(range(4)):
+        back = [dims.index(d) for d in range(4)]
+        assert steps(model(x.permute(dims).contiguous().permute(back))) == expected, dims
+
+
+def steps(x: Tensor) -> list[int]:
+    return [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1]
