@@ -83,6 +83,11 @@ def paired(c: Contraction, chunk: int) -> bool:
     return c.channels_last and c.x.dtype.itemsize == 2 and chunk % 2 == 0
 
 
+def side_by_side(c: Contraction) -> bool:
+    """Whether the cells of a thread are neighbours along w: of cells of one position, whole ones need no care."""
+    return all(len(p.elements) == 1 for p in c.axes[2].phases)
+
+
 def _most(axis: Axis) -> int:
     """The most positions of one cell that one phase holds."""
     return max(len(p.elements) for p in axis.phases)

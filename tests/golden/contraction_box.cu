@@ -128,24 +128,11 @@ struct Phase {
     static __device__ __forceinline__ int at(int k) { return k / TAPS_W * CHANNEL + k % TAPS_W * TAP; }
 };
 
-// Column n of 8-column tile j is position s % PER_CELL of cell 4 * (s / PER_CELL) + n / 2, where s = 2 * j + n % 2:
-// so the accumulators of a thread, columns 2 * quad and 2 * quad + 1, cover whole cells.
+// Column n of 8-column tile j is cell 8 * j + n: the part that depends on the lane, and that which depends on the tile.
 template <int PER_CELL>
-__device__ __forceinline__ constexpr int slot_at(int s) {
-    return 4 * (s / PER_CELL) * ADVANCE_W + s % PER_CELL * ELEMENT_W;
-}
-// The part of a column's offset that depends on the lane, and the part that depends on the tile: where cells have one
-// position or an even number of them, the latter is a constant of the instruction that reads it.
+__device__ __forceinline__ int lane_column() { return threadIdx.x % 32 / 4 * ADVANCE_W; }
 template <int PER_CELL>
-__device__ __forceinline__ int lane_column() {
-    const int n = threadIdx.x % 32 / 4;
-    return n / 2 * ADVANCE_W + (PER_CELL == 1 || PER_CELL % 2 == 0 ? n % 2 * slot_at<PER_CELL>(1) : 0);
-}
-template <int PER_CELL>
-__device__ __forceinline__ int tile_column(int j) {
-    if (PER_CELL == 1 || PER_CELL % 2 == 0) return slot_at<PER_CELL>(2 * j);
-    return threadIdx.x % 8 < 4 ? slot_at<PER_CELL>(2 * j) : slot_at<PER_CELL>(2 * j + 1);
-}
+__device__ __forceinline__ constexpr int tile_column(int j) { return 8 * j * ADVANCE_W; }
 
 // Add the products of all staged channels and the given taps.  An input row is read from shared memory once and is
 // multiplied by all of the TOGETHER_D x TOGETHER_H taps at hand that lead from it to a row of this warp.
@@ -432,7 +419,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                         const int own_w = s;    // the cell, and below its position
                         const int p = cell_d + rd / ROWS_D;
                         const int q = cell_h + warp_h * OWN_H + rh / ROWS_H;
-                        const int r = cell_w + 4 * (warp_w * OWN_W + own_w) + quad;
+                        const int r = cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2;
                         const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)

@@ -116,24 +116,11 @@ struct Phase {
     static __device__ __forceinline__ int at(int k) { return k % CHUNK * CHANNEL + k / CHUNK * TAP; }
 };
 
-// Column n of 8-column tile j is position s % PER_CELL of cell 4 * (s / PER_CELL) + n / 2, where s = 2 * j + n % 2:
-// so the accumulators of a thread, columns 2 * quad and 2 * quad + 1, cover whole cells.
+// Column n of 8-column tile j is cell 8 * j + n: the part that depends on the lane, and that which depends on the tile.
 template <int PER_CELL>
-__device__ __forceinline__ constexpr int slot_at(int s) {
-    return 4 * (s / PER_CELL) * ADVANCE_W + s % PER_CELL * ELEMENT_W;
-}
-// The part of a column's offset that depends on the lane, and the part that depends on the tile: where cells have one
-// position or an even number of them, the latter is a constant of the instruction that reads it.
+__device__ __forceinline__ int lane_column() { return threadIdx.x % 32 / 4 * ADVANCE_W; }
 template <int PER_CELL>
-__device__ __forceinline__ int lane_column() {
-    const int n = threadIdx.x % 32 / 4;
-    return n / 2 * ADVANCE_W + (PER_CELL == 1 || PER_CELL % 2 == 0 ? n % 2 * slot_at<PER_CELL>(1) : 0);
-}
-template <int PER_CELL>
-__device__ __forceinline__ int tile_column(int j) {
-    if (PER_CELL == 1 || PER_CELL % 2 == 0) return slot_at<PER_CELL>(2 * j);
-    return threadIdx.x % 8 < 4 ? slot_at<PER_CELL>(2 * j) : slot_at<PER_CELL>(2 * j + 1);
-}
+__device__ __forceinline__ constexpr int tile_column(int j) { return 8 * j * ADVANCE_W; }
 
 // Add the products of all staged channels and the given taps.  An input row is read from shared memory once and is
 // multiplied by all of the TOGETHER_D x TOGETHER_H taps at hand that lead from it to a row of this warp.
@@ -219,19 +206,21 @@ __device__ __forceinline__ void copy_vector(Element* to, const Element* from, bo
 // Start copying the input that a block's cells read, zeros outside, in vectors of VECTOR elements.  A thread keeps its
 // place in the plane and goes through the channels.
 template <int VECTOR>
-__device__ __forceinline__ void stage_planes(const Element* x, Element* tile, int chunk, int low_d, int low_h,
+__device__ __forceinline__ void stage_planes(const Element* x, Element* tile, int channels, int low_d, int low_h,
                                              int low_w, int D, int H, int W) {
     constexpr int ROW = X_W / VECTOR, PLANE = X_D * X_H * ROW, SIDE_BY_SIDE = PLANE < THREADS ? THREADS / PLANE : 1;
     for (int i = threadIdx.x; i < PLANE * SIDE_BY_SIDE; i += THREADS) {
         const int at = i % PLANE, column = at % ROW * VECTOR, h = at / ROW % X_H, d = at / (ROW * X_H);
         const int x_d = low_d + d, x_h = low_h + h, x_w = low_w + column;
         const bool inside = unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) && unsigned(x_w) < unsigned(W);
-        const Element* const from = x + (inside ? (x_d * H + x_h) * W + x_w : 0);
-        Element* const to = tile + (d * X_H + h) * X_W + column;
+        const int step = inside ? D * H * W : 0;    // outside, the first element stands for what is not read
+        const Element* from = x + (inside ? (x_d * H + x_h) * W + x_w + i / PLANE * step : 0);
+        Element* to = tile + (d * X_H + h) * X_W + column + i / PLANE * X_CHANNEL;
 #pragma unroll 4
         for (int c = i / PLANE; c < CHUNK; c += SIDE_BY_SIDE) {
-            const bool there = inside && (C % CHUNK == 0 || chunk * CHUNK + c < C);
-            copy_vector<VECTOR>(to + c * X_CHANNEL, there ? from + (chunk * CHUNK + c) * (D * H * W) : x, there);
+            const bool there = inside && (C % CHUNK == 0 || c < channels);
+            copy_vector<VECTOR>(to, there ? from : x, there);
+            from += SIDE_BY_SIDE * step, to += SIDE_BY_SIDE * X_CHANNEL;
         }
     }
 }
@@ -242,10 +231,14 @@ __device__ __forceinline__ int stage_input(const Element* x, Element* tile, int 
     constexpr int VECTOR = 16 / sizeof(Element);
     const int low_d = cell_d * 1 + 0, low_h = cell_h * 1 + 0;
     const int needed = cell_w * 1 + 0, low_w = needed & -VECTOR;
-    if (W % VECTOR == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0)
-        stage_planes<VECTOR>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+    const Element* const from = x + chunk * CHUNK * (D * H * W);
+    const int channels = C - chunk * CHUNK, misaligned = reinterpret_cast<unsigned long long>(x) % 16;
+    if (W % VECTOR == 0 && misaligned == 0)
+        stage_planes<VECTOR>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+    else if (W % 2 == 0 && misaligned % (2 * sizeof(Element)) == 0)
+        stage_planes<2>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     else
-        stage_planes<1>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+        stage_planes<1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     return needed - low_w;
 }
 
@@ -280,6 +273,14 @@ __device__ __forceinline__ void stage_weights(const Element* w, Element* tile, i
         stage_runs<4>(w, tile, group, first_feature);
     else
         stage_runs<1>(w, tile, group, first_feature);
+}
+
+// Write two neighbours of an output row of which `left` elements follow, in one store where rows have an `even` length.
+struct alignas(2 * sizeof(Element)) Pair { Element first, second; };
+__device__ __forceinline__ void write_pair(Element* to, Element first, Element second, int left, bool even) {
+    if (even && left > 0) *reinterpret_cast<Pair*>(to) = Pair{first, second};
+    if (!even && left > 0) to[0] = first;
+    if (!even && left > 1) to[1] = second;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
@@ -338,18 +339,19 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
                 for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
 #pragma unroll
-                    for (int s = 0; s < 4; ++s) {
-                        const int own_w = s;    // the cell, and below its position
-                        const int p = cell_d + rd / ROWS_D;
-                        const int q = cell_h + warp_h * OWN_H + rh / ROWS_H;
-                        const int r = cell_w + 4 * (warp_w * OWN_W + own_w) + quad;
-                        const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
+                    for (int j = 0; j < 2; ++j) {
+                        const int p = cell_d + rd / ROWS_D, q = cell_h + warp_h * OWN_H + rh / ROWS_H;
+                        const int r = cell_w + 4 * warp_w * OWN_W + 8 * j + 2 * quad;    // of the first of two
+                        const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                                if (inside && feature < O) out[(((long long)sample * GROUPS * O + group * O + feature) * P + p) * Q * R + q * R + r] = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
+                                if (!inside || feature >= O) continue;
+                                const long long channel = (long long)sample * GROUPS * O + group * O + feature;
+                                write_pair(out + ((channel * P + p) * Q + q) * R + r, narrow_to<Element>::of(before(acc[rd][rh][j][m][2 * half], m, half)),
+                                           narrow_to<Element>::of(before(acc[rd][rh][j][m][2 * half + 1], m, half)), R - r, R % 2 == 0);
                             }
                     }
         }

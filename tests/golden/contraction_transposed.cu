@@ -116,24 +116,11 @@ struct Phase {
     static __device__ __forceinline__ int at(int k) { return k / TAPS_W * CHANNEL + k % TAPS_W * TAP; }
 };
 
-// Column n of 8-column tile j is position s % PER_CELL of cell 4 * (s / PER_CELL) + n / 2, where s = 2 * j + n % 2:
-// so the accumulators of a thread, columns 2 * quad and 2 * quad + 1, cover whole cells.
+// Column n of 8-column tile j is cell 8 * j + n: the part that depends on the lane, and that which depends on the tile.
 template <int PER_CELL>
-__device__ __forceinline__ constexpr int slot_at(int s) {
-    return 4 * (s / PER_CELL) * ADVANCE_W + s % PER_CELL * ELEMENT_W;
-}
-// The part of a column's offset that depends on the lane, and the part that depends on the tile: where cells have one
-// position or an even number of them, the latter is a constant of the instruction that reads it.
+__device__ __forceinline__ int lane_column() { return threadIdx.x % 32 / 4 * ADVANCE_W; }
 template <int PER_CELL>
-__device__ __forceinline__ int lane_column() {
-    const int n = threadIdx.x % 32 / 4;
-    return n / 2 * ADVANCE_W + (PER_CELL == 1 || PER_CELL % 2 == 0 ? n % 2 * slot_at<PER_CELL>(1) : 0);
-}
-template <int PER_CELL>
-__device__ __forceinline__ int tile_column(int j) {
-    if (PER_CELL == 1 || PER_CELL % 2 == 0) return slot_at<PER_CELL>(2 * j);
-    return threadIdx.x % 8 < 4 ? slot_at<PER_CELL>(2 * j) : slot_at<PER_CELL>(2 * j + 1);
-}
+__device__ __forceinline__ constexpr int tile_column(int j) { return 8 * j * ADVANCE_W; }
 
 // Add the products of all staged channels and the given taps.  An input row is read from shared memory once and is
 // multiplied by all of the TOGETHER_D x TOGETHER_H taps at hand that lead from it to a row of this warp.
@@ -219,19 +206,21 @@ __device__ __forceinline__ void copy_vector(Element* to, const Element* from, bo
 // Start copying the input that a block's cells read, zeros outside, in vectors of VECTOR elements.  A thread keeps its
 // place in the plane and goes through the channels.
 template <int VECTOR>
-__device__ __forceinline__ void stage_planes(const Element* x, Element* tile, int chunk, int low_d, int low_h,
+__device__ __forceinline__ void stage_planes(const Element* x, Element* tile, int channels, int low_d, int low_h,
                                              int low_w, int D, int H, int W) {
     constexpr int ROW = X_W / VECTOR, PLANE = X_D * X_H * ROW, SIDE_BY_SIDE = PLANE < THREADS ? THREADS / PLANE : 1;
     for (int i = threadIdx.x; i < PLANE * SIDE_BY_SIDE; i += THREADS) {
         const int at = i % PLANE, column = at % ROW * VECTOR, h = at / ROW % X_H, d = at / (ROW * X_H);
         const int x_d = low_d + d, x_h = low_h + h, x_w = low_w + column;
         const bool inside = unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) && unsigned(x_w) < unsigned(W);
-        const Element* const from = x + (inside ? (x_d * H + x_h) * W + x_w : 0);
-        Element* const to = tile + (d * X_H + h) * X_W + column;
+        const int step = inside ? D * H * W : 0;    // outside, the first element stands for what is not read
+        const Element* from = x + (inside ? (x_d * H + x_h) * W + x_w + i / PLANE * step : 0);
+        Element* to = tile + (d * X_H + h) * X_W + column + i / PLANE * X_CHANNEL;
 #pragma unroll 4
         for (int c = i / PLANE; c < CHUNK; c += SIDE_BY_SIDE) {
-            const bool there = inside && (C % CHUNK == 0 || chunk * CHUNK + c < C);
-            copy_vector<VECTOR>(to + c * X_CHANNEL, there ? from + (chunk * CHUNK + c) * (D * H * W) : x, there);
+            const bool there = inside && (C % CHUNK == 0 || c < channels);
+            copy_vector<VECTOR>(to, there ? from : x, there);
+            from += SIDE_BY_SIDE * step, to += SIDE_BY_SIDE * X_CHANNEL;
         }
     }
 }
@@ -242,10 +231,14 @@ __device__ __forceinline__ int stage_input(const Element* x, Element* tile, int 
     constexpr int VECTOR = 16 / sizeof(Element);
     const int low_d = cell_d * 1 + 0, low_h = cell_h * 1 + 0;
     const int needed = cell_w * 1 + 0, low_w = needed & -VECTOR;
-    if (W % VECTOR == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0)
-        stage_planes<VECTOR>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+    const Element* const from = x + chunk * CHUNK * (D * H * W);
+    const int channels = C - chunk * CHUNK, misaligned = reinterpret_cast<unsigned long long>(x) % 16;
+    if (W % VECTOR == 0 && misaligned == 0)
+        stage_planes<VECTOR>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+    else if (W % 2 == 0 && misaligned % (2 * sizeof(Element)) == 0)
+        stage_planes<2>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     else
-        stage_planes<1>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+        stage_planes<1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     return needed - low_w;
 }
 
@@ -340,7 +333,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                         const int own_w = s;    // the cell, and below its position
                         const int p = cell_d + rd / ROWS_D;
                         const int q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2;
-                        const int r = (cell_w + 4 * (warp_w * OWN_W + own_w) + quad) * 2;
+                        const int r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2;
                         const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
@@ -363,7 +356,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                         const int own_w = s;    // the cell, and below its position
                         const int p = cell_d + rd / ROWS_D;
                         const int q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2;
-                        const int r = (cell_w + 4 * (warp_w * OWN_W + own_w) + quad) * 2 + 1;
+                        const int r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2 + 1;
                         const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
@@ -386,7 +379,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                         const int own_w = s;    // the cell, and below its position
                         const int p = cell_d + rd / ROWS_D;
                         const int q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2 + 1;
-                        const int r = (cell_w + 4 * (warp_w * OWN_W + own_w) + quad) * 2;
+                        const int r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2;
                         const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
@@ -409,7 +402,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                         const int own_w = s;    // the cell, and below its position
                         const int p = cell_d + rd / ROWS_D;
                         const int q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2 + 1;
-                        const int r = (cell_w + 4 * (warp_w * OWN_W + own_w) + quad) * 2 + 1;
+                        const int r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2 + 1;
                         const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)

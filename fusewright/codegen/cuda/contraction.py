@@ -202,7 +202,10 @@ class _Writer:
             self._constants(),
             multiply,
             contraction_layout.indexing(
-                self.paired, channels_inside=self.weights.channels_inside, packed=self.weights.packed
+                self.c,
+                paired=self.paired,
+                channels_inside=self.weights.channels_inside,
+                packed=self.weights.packed,
             ),
             contraction_layout.accumulate(self.paired),
             contraction_text.COPY,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from string import Template
 
 from fusewright.codegen.cpp import Scalars, compute_type
 from fusewright.codegen.cuda.contraction_box import scaled_early
@@ -11,8 +12,8 @@ from fusewright.codegen.cuda.contraction_finish import Finish, indented, operand
 from fusewright.codegen.cuda.contraction_folds import JOININGS
 from fusewright.ir.node import Node
 from fusewright.schedule.chain import Map
-from fusewright.schedule.contraction import Phase
-from fusewright.schedule.tiling import Tiling
+from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.tiling import Tiling, side_by_side
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,10 @@ class Epilogue(Finish):
     """Writes the text after the multiplication for one group and tiling."""
 
     t: Tiling
+
+    def head(self) -> str:
+        """Declarations of what follows the multiplication."""
+        return super().head() + (Template(_WRITE_PAIR).substitute(type=self.result_type) if self.pairs else "")
 
     # -- functions and state -----------------------------------------------------------------------------------------
 
@@ -120,7 +125,20 @@ class Epilogue(Finish):
         """Hand the accumulators of one pass to the pool, or straight on."""
         per_cell = len(phases[2].elements)
         position = [self._position(i, phases[i]) for i in range(3)]
-        return self._value_loops(tiles, per_cell, position)
+        return self._pair_loops(tiles, position) if self.pairs else self._value_loops(tiles, per_cell, position)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether two neighbours of an output row, which a thread holds, are written at once."""
+        everywhere = self.kind == "store" and self.c.window is None and not self.c.channels_last
+        return everywhere and side_by_side(self.c) and self.c.axes[2].stride == 1
+
+    def _pair_loops(self, tiles: int, position: list[str]) -> str:
+        p, q, _ = position
+        first, second = (f"acc[rd][rh][j][m][2 * half{e}]" for e in ("", " + 1"))
+        if self.c.before is not None or self._shifted:
+            first, second = (f"before({value}, m, half)" for value in (first, second))
+        return Template(_PAIRS).substitute(p=p, q=q, tiles=tiles, first=first, second=second, type=self.result_type)
 
     def _value_loops(self, tiles: int, per_cell: int, position: list[str]) -> str:
         lines = ["#pragma unroll", "for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "#pragma unroll"]
@@ -157,7 +175,7 @@ class Epilogue(Finish):
         """The output position along dimension i of what the loops are at."""
         axis = self.c.axes[i]
         between = phase.elements[1] - phase.elements[0] if len(phase.elements) > 1 else 1
-        cell = ("cell_d + rd / ROWS_D", "cell_h + warp_h * OWN_H + rh / ROWS_H", _CELL_W)[i]
+        cell = ("cell_d + rd / ROWS_D", "cell_h + warp_h * OWN_H + rh / ROWS_H", _cell_w(self.c))[i]
         element = (self._row(0, phase), self._row(1, phase), f"s % {len(phase.elements)}")[i]
         shift = phase.elements[0] + axis.start
         text = f"({cell}) * {axis.stride}" if axis.stride != 1 else cell
@@ -186,7 +204,10 @@ class Epilogue(Finish):
             lines += ["#pragma unroll", "for (int own_d = 0; own_d < OWN_D; ++own_d)", "#pragma unroll"]
             lines += ["    for (int own_h = 0; own_h < OWN_H; ++own_h)", "#pragma unroll"]
             lines += ["        for (int own_w = 0; own_w < OWN_W; ++own_w) {"]
-            inner = ["const int p = cell_d + own_d, q = cell_h + warp_h * OWN_H + own_h;", f"const int r = {_CELL_W};"]
+            inner = [
+                "const int p = cell_d + own_d, q = cell_h + warp_h * OWN_H + own_h;",
+                f"const int r = {_cell_w(self.c)};",
+            ]
             inner += ["const bool inside = p < cells_d && q < cells_h && r < cells_w;"]
             inner += self._divisor()
             value = "pooled[own_d][own_h][own_w][m][half]"
@@ -299,4 +320,43 @@ def _over_rows(lines: list[str]) -> list[str]:
     return [*head, "    for (int half = 0; half < 2; ++half) {", *("        " + x for x in lines), "    }"]
 
 
-_CELL_W = "cell_w + 4 * (warp_w * OWN_W + own_w) + quad"
+def _cell_w(c: Contraction) -> str:
+    """The cell along w that a thread's slot `own_w` holds."""
+    if side_by_side(c):
+        return "cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2"
+    return "cell_w + 4 * (warp_w * OWN_W + own_w) + quad"
+
+
+# A row's end may lie between two neighbours where its length is odd.
+_WRITE_PAIR = """
+// Write two neighbours of an output row of which `left` elements follow, in one store where rows have an `even` length.
+struct alignas(2 * sizeof($type)) Pair { $type first, second; };
+__device__ __forceinline__ void write_pair($type* to, $type first, $type second, int left, bool even) {
+    if (even && left > 0) *reinterpret_cast<Pair*>(to) = Pair{first, second};
+    if (!even && left > 0) to[0] = first;
+    if (!even && left > 1) to[1] = second;
+}
+"""
+
+_PAIRS = """\
+#pragma unroll
+            for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+#pragma unroll
+                for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
+#pragma unroll
+                    for (int j = 0; j < $tiles; ++j) {
+                        const int p = $p, q = $q;
+                        const int r = cell_w + 4 * warp_w * OWN_W + 8 * j + 2 * quad;    // of the first of two
+                        const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+#pragma unroll
+                        for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+                            for (int half = 0; half < 2; ++half) {
+                                const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
+                                if (!inside || feature >= O) continue;
+                                const long long channel = (long long)sample * GROUPS * O + group * O + feature;
+                                write_pair(out + ((channel * P + p) * Q + q) * R + r, narrow_to<$type>::of($first),
+                                           narrow_to<$type>::of($second), R - r, R % 2 == 0);
+                            }
+                    }
+"""

@@ -8,7 +8,7 @@ from string import Template
 
 from fusewright.codegen.cuda import contraction_text
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.tiling import Tiling, column, copied_at_once, span
+from fusewright.schedule.tiling import Tiling, column, copied_at_once, side_by_side, span
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def spread(elements: int, residue: int, size: int) -> int:
     return elements + (wanted - elements) % banks
 
 
-def indexing(paired: bool, *, channels_inside: bool, packed: bool) -> str:
+def indexing(c: Contraction, *, paired: bool, channels_inside: bool, packed: bool) -> str:
     """Where the lanes find their operands: k counts the channels of one tap first, or the taps of one channel; `paired`
     where an operand holds two channels, `packed` where weights lie as [tap][channel]."""
     names = {"order": "taps along w, then channels" if channels_inside else "channels, then taps along w"}
@@ -68,7 +68,8 @@ def indexing(paired: bool, *, channels_inside: bool, packed: bool) -> str:
     else:
         names |= {"supply": "two of every eight", "past": "7", "step": "8"}
         names["k"] = "8 * step + 4 * half + threadIdx.x % 4"
-    return Template(contraction_text.INDEXING).substitute(names)
+    columns = contraction_text.COLUMNS_SIDE_BY_SIDE if side_by_side(c) else contraction_text.COLUMNS
+    return Template(contraction_text.INDEXING).substitute(names, columns=columns)
 
 
 _TAPS_INSIDE = {"channel": "k / TAPS_W", "tap": "k % TAPS_W"}
