@@ -142,9 +142,13 @@ PLAIN: dict[str, str] = {
     "logical_or": "{T}({0} != 0 || {1} != 0)",
 }
 
-# In CUDA, float32 only: the device's own exponential and reciprocal (`exp2_approx`, `reciprocal_approx`), within 4 ulp
-# of the result and right at the ends.
+# In CUDA, float32 only: the device's own exponential and reciprocal (`exp2_approx`, `reciprocal_approx`), no division;
+# within 4 ulp of the result and right at the ends.
+_SIXTH = "0.16666667f"
 CUDA: dict[str, str] = {
+    "hardsigmoid": f"({{0}} < -3 ? 0.0f : {{0}} > 3 ? 6.0f : {{0}} + 3) * {_SIXTH}",
+    "hardswish": f"{{0}} * ({{0}} < -3 ? 0.0f : {{0}} > 3 ? 6.0f : {{0}} + 3) * {_SIXTH}",
+    "softsign": "fabs({0}) > 1e30f ? {0} / fabs({0}) : {0} * reciprocal_approx(1.0f + fabs({0}))",
     "sigmoid": "reciprocal_approx(1.0f + exp2_approx(-1.44269504f * {0}))",
     "silu": "{0} * reciprocal_approx(1.0f + exp2_approx(-1.44269504f * {0}))",
 }

@@ -244,7 +244,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         return v1;
     };
     const auto after = [&](Compute value, int at) {
-        const float v1 = value * (value < -3 ? float(0) : value > 3 ? float(6) : value + 3) / 6;
+        const float v1 = value * (value < -3 ? 0.0f : value > 3 ? 6.0f : value + 3) * 0.16666667f;
         return v1;
     };
     for (int i = 0; i < PASSES * CHUNKS; ++i)

@@ -126,6 +126,33 @@ def test_cpp_is_what_torch_computes(compiled: Callable[..., Tensor], case: int, 
     assert not signs.any(), [(*(a[signs][:5] for a in args), got[signs][:5], want[signs][:5])]
 
 
+# What the texts for CUDA call, with its meaning on a CPU.
+APPROXIMATIONS = """
+inline float exp2_approx(float x) { return x < -126 ? 0.0f : exp2(x); }
+inline float reciprocal_approx(float x) { return fabs(1.0f / x) < 1.17549435e-38f ? 0.0f : 1.0f / x; }
+"""
+
+
+@pytest.mark.parametrize("fn", ["hardsigmoid", "hardswish", "softsign"])
+def test_cuda_is_what_torch_computes(fn: str, tmp_path: Path) -> None:
+    """Texts of CUDA's own that divide by nothing: within 4 ulp, right at the ends."""
+    traits = pointwise.traits(fn, ())
+    assert traits.cuda is not None and traits.cuda != traits.cpp
+    source, library = tmp_path / "functions.cpp", tmp_path / "functions.so"
+    loop = f"for (long i = 0; i < n; ++i) {{ const float a = x[i]; r[i] = {traits.cuda.format('a', T='float')}; }}"
+    head = "#include <cmath>\nusing namespace std;" + APPROXIMATIONS
+    source.write_text(head + f'extern "C" void f(const float* x, float* r, long n) {{ {loop} }}\n')
+    subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", source, "-o", library], check=True)
+    x = values(torch.float32)
+    got = torch.empty_like(x)
+    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, got)]
+    ctypes.CDLL(str(library)).f(*pointers, ctypes.c_long(x.numel()))
+    want = expected(traits, (x,))
+    finite = got.isfinite() & want.isfinite()
+    assert ((got == want) | (got.isnan() & want.isnan()))[~finite].all()
+    assert ulps(got[finite], want[finite], 0.0).max() <= 4
+
+
 def test_cpp_is_cuda() -> None:
     core = pytest.importorskip("cuda.core", reason="no NVRTC")
     text = program(primitives("nonfinite"), "__device__")
