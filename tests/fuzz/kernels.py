@@ -50,7 +50,7 @@ from fusewright.runtime.operators import operator
 FACTS = DeviceFacts("GPU", conv=1.2e14, matmul=5e13, wide=5e13, memory=3.5e12, reduce=3e12, window=3e11, launch=6e-6)
 SECONDS = 10.0  # a build may take
 DTYPES = (torch.float32,) * 5 + (torch.float64, torch.bfloat16, torch.float16)
-NAMES = ("kangaroo", "wallaby", "steps")  # what the models call their own
+NAMES = ("kangaroo", "wallaby", "bandicoot")  # what the models call their own
 IDENTIFIER = re.compile(r"fused(_[a-z0-9]+)*")
 
 

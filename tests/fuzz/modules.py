@@ -28,12 +28,12 @@ class Chain(nn.Module):
 
     def __init__(self, steps: Sequence[nn.Module], side: Sequence[int] = ()) -> None:
         super().__init__()
-        self.steps = nn.ModuleList(steps)
+        self.bandicoot = nn.ModuleList(steps)  # a name that no generated text may hold
         self.side = tuple(side)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         others = []
-        for index, step in enumerate(self.steps):
+        for index, step in enumerate(self.bandicoot):
             if index in self.side:
                 others.append(x.square().mean())
             x = step(x)
