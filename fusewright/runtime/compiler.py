@@ -84,7 +84,7 @@ def _compiler(chosen: str) -> Compiler:
     command = tuple(shlex.split(chosen)) or next(((n,) for n in ("c++", "g++", "clang++") if shutil.which(n)), ())
     if not command:
         raise UnsupportedError("CPU kernels are compiled by a C++ compiler, and there is none; install g++ or set CXX")
-    found = _run((*command, "--version"))
+    found = run((*command, "--version"))
     if found.returncode:
         raise UnsupportedError(f"CPU kernels need a C++ compiler, {command[0]} does not work: {_complaint(found)}")
     kind = "clang" if "clang" in found.stdout else ""
@@ -96,7 +96,7 @@ def _compiler(chosen: str) -> Compiler:
 
 
 def _understands(command: tuple[str, ...], flag: str) -> bool:
-    return _run((*command, flag, "-fsyntax-only", "-x", "c++", os.devnull)).returncode == 0
+    return run((*command, flag, "-fsyntax-only", "-x", "c++", os.devnull)).returncode == 0
 
 
 @lru_cache(maxsize=1)
@@ -114,20 +114,22 @@ def _compiled(chosen: Compiler, source: str, name: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="fusewright-") as folder:
         text, built, library = (Path(folder) / f"kernel.{suffix}" for suffix in ("cpp", "o", "so"))
         text.write_text(source)
-        done = _run((*chosen.command, *chosen.flags, "-c", str(text), "-o", str(built)))
+        done = run((*chosen.command, *chosen.flags, "-c", str(text), "-o", str(built)))
         if not done.returncode:  # without -fopenmp, or it would bring a runtime of its own
             undefined = ("-undefined", "dynamic_lookup") if platform.system() == "Darwin" else ()
-            done = _run((*chosen.command, "-shared", str(built), *undefined, "-o", str(library)))
+            done = run((*chosen.command, "-shared", str(built), *undefined, "-o", str(library)))
         if done.returncode:
             raise KernelError(f"kernel {name} does not compile with {chosen.command[0]}: {_complaint(done)}")
         return library.read_bytes()
 
 
-def _run(command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """The end of a command; one that cannot be started or takes too long has failed."""
+def run(command: tuple[str, ...], text: str = "") -> subprocess.CompletedProcess[str]:
+    """The end of a command that reads `text`; one that cannot be started or takes too long has failed."""
     environment = {**os.environ, "LC_ALL": "C"}
     try:
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=SECONDS, check=False)
+        return subprocess.run(
+            command, input=text, capture_output=True, text=True, env=environment, timeout=SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, 127, "", str(error))
 

@@ -67,7 +67,8 @@ class _Writer:
         self.s, self.name = s, name
         self.names = {t: f"p{i}" if i else "x" for i, t in enumerate(s.tensors)}
         self.sizes = Sizes(s)
-        self.values = Values(s, self.names, s.value.dtype if s.folds else s.root.dtype)
+        wide = torch.float64 if s.value.dtype == torch.float64 else torch.float32
+        self.values = Values(s, self.names, wide if s.folds else s.root.dtype)
         roles: tuple[Role, Role, Role] = ("kept", "first", "second")
         self.axes = {role: [a for a, x in enumerate(s.axes) if x.role == role] for role in roles}
         self.results = [a for a, x in enumerate(s.axes) if x.role != "first"]
