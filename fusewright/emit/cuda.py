@@ -172,7 +172,7 @@ class CudaText:
             f"    {', '.join(known)}, numbers = {name}_sizes({sizes})",
             *(f"    {line}" for line in allocations),
             f"    launch = library({kernel.operands[0]}.device.index).launch_{name}",
-            f"    check(launch({pointers}, *numbers, {stream}))",
+            f'    check("{name}", launch({pointers}, *numbers, {stream}))',
             f"    return {kernel.output.name}",
         ]
 

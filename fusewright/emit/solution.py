@@ -196,7 +196,7 @@ def _guards(draft: Draft) -> list[str]:
         f"# What the kernels were made for; a model that is configured otherwise runs its original forward.\n"
         f"MADE_FOR = {made_for}",
         support.CONFIGURATION,
-        fill_text(support.COVERS, capability=str((capability // 10, capability % 10))),
+        fill_text(support.ORDINARY, capability=str((capability // 10, capability % 10))),
         f'def weights(model: Model) -> tuple[torch.Tensor, ...]:\n    """The tensors of the model that the forward'
         f' reads."""\n    return ({weights.rstrip(" ")})',
         f"# Their shapes and dtypes.\nKINDS = [{kinds.rstrip(', ')}]",
@@ -241,11 +241,13 @@ def _covers(draft: Draft) -> str:
     """The function that looks at a call."""
     inputs = conditions.inputs_of(draft.model.forward, draft.args, draft.kwargs)
     tensors = ", ".join(inputs.tensors)
-    checks = [*inputs.conditions, f"ordinary({tensors}, *weights(model))", "called_plainly(model)"]
+    device = f"{inputs.tensors[0]}.device"
+    checks = [*inputs.conditions, f"runs_kernels({device})", f"ordinary({device}, {tensors}, *held)"]
+    checks.append("called_plainly(model)")
     for i, name in enumerate(inputs.tensors):
         checks += conditions.tensor_conditions(name, draft.guard, i)
     checks += conditions.size_conditions(inputs.tensors, draft.guard)
-    checks.append("[(w.shape, w.dtype) for w in weights(model)] == KINDS")
+    checks.append("[(w.shape, w.dtype) for w in held] == KINDS")
     if not draft.either_mode:
         quantifier = "all" if draft.model.training else "not any"
         checks.append(f"{quantifier}(m.training for m in model.modules())")
@@ -255,7 +257,7 @@ def _covers(draft: Draft) -> str:
     return (
         f"def covers(model: Model, {parameters}) -> bool:\n"
         '    """Whether the kernels were made for a call; the original forward serves all others."""\n'
-        f"    return (\n        {joined}\n    )"
+        f"    held = weights(model)\n    return (\n        {joined}\n    )"
     )
 
 

@@ -121,22 +121,26 @@ def described(value):
     return getattr(value, "__qualname__", type(value).__qualname__)
 '''
 
-COVERS = '''
-def ordinary(*tensors: torch.Tensor) -> bool:
-    """Whether these are plain tensors on one GPU on which the kernels run."""
-    device = tensors[0].device
-    return (
-        all(type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout is torch.strided for t in tensors)
-        and all(t.device == device for t in tensors)
-        and device.type == "cuda"
-        and torch.cuda.get_device_capability(device) >= $capability
-    )
+ORDINARY = '''
+@cache
+def runs_kernels(device: torch.device) -> bool:
+    """Whether a device is a GPU that the kernels are for."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= $capability
+
+
+def ordinary(device: torch.device, *tensors: torch.Tensor) -> bool:
+    """Whether these are plain, dense tensors on a device."""
+    for t in tensors:
+        if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device != device or t.layout is not torch.strided:
+            return False
+    return True
 
 
 def called_plainly(model: Model) -> bool:
-    """Whether nobody looks on: neither autocast, a tracer, a transform, nor a hook inside the model."""
-    watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if watched or torch.is_autocast_enabled("cuda") or torch._C._functorch.peek_interpreter_stack() is not None:
+    """Whether nobody looks on: neither a tracer, autocast, a transform, nor a hook inside the model."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cuda"):
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     inner = islice(model.modules(), 1, None)
     return not any(m._forward_pre_hooks or m._forward_hooks or m._backward_hooks for m in inner)

@@ -182,7 +182,10 @@ def tried(problem: Path, solution: Path, device: str, *, timed: bool, training: 
         "time": timed,
         "training": training,
     }
-    command = [sys.executable, "-I", fresh.__file__, json.dumps(asked)]
+    # An isolated interpreter may not find a PyTorch that was found through the environment.
+    found = f"sys.path.append({str(Path(torch.__file__).parents[1])!r}); runpy.run_path({fresh.__file__!r}"
+    script = f"import runpy, sys; {found}, run_name='__main__')"
+    command = [sys.executable, "-I", "-c", script, json.dumps(asked)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired as error:

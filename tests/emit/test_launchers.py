@@ -1,0 +1,141 @@
+"""Launchers: what the C++ text would hand to each kernel is what the kernel's record says, at many sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from solutions import draft, load, problem, write
+
+from fusewright.kernel import Kernel, evaluate
+
+CASES = {
+    "contraction": ("self.conv = nn.Conv2d(3, 40, (3, 2), padding=1)", "self.conv(x).relu().amax((2, 3))", "3, 33, 27"),
+    "contraction, not reduced": ("self.conv = nn.Conv1d(5, 8, 3)", "self.conv(x).tanh()", "5, 300"),
+    "transposed": ("self.conv = nn.ConvTranspose2d(4, 9, 3, stride=2)", "F.max_pool2d(self.conv(x), 2)", "4, 9, 11"),
+    "several": (
+        "self.conv = nn.ConvTranspose2d(4, 8, 3)",
+        "torch.logsumexp(self.conv(x).mean((2, 3)), 1)",
+        "4, 31, 30",
+    ),
+    "stream": ("self.pool = nn.MaxPool2d(3, 2, 1)", "self.pool(x.exp()).sigmoid().sum((1, 2, 3))", "6, 31, 64"),
+    "rows": ("self.norm = nn.LayerNorm(96)", "self.norm(x).relu() * 2", "40, 96"),
+    "ranges": ("self.conv = nn.Conv2d(6, 9, 4, stride=3, padding=2)", "self.conv(x).mean((2, 3))", "6, 200, 240"),
+}
+
+
+def made(tmp_path: Path, case: str) -> tuple[tuple[Kernel, ...], ModuleType]:
+    init, expression, shape = CASES[case]
+    path = problem(tmp_path, init, f"def forward(self, x):\n    return {expression}", f"[torch.rand(4, {shape})]")
+    return draft(path, kernels="always").program.kernels, load(write(path, kernels="always"))
+
+
+def launched(solution: Any, kernel: Kernel, operands: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The output that a launch would fill, and every argument that the launcher got, by its name in the C++ text."""
+    given: list[Any] = []
+    library = SimpleNamespace(**{f"launch_{kernel.name}": lambda *values: given.extend(values)})
+    with (
+        patch.object(solution, "library", lambda _: library),
+        patch.object(solution, "dense", lambda kernel, name, tensor, dtype, layout=None: tensor),
+        patch("torch.cuda.current_stream", lambda *_: SimpleNamespace(cuda_stream=0)),
+    ):
+        output = getattr(solution, f"{kernel.name}_launch")(*operands)
+    text = getattr(solution, f"{kernel.name.upper()}_LAUNCHER")
+    (parameters,) = re.findall(rf"launch_{kernel.name}\(([^)]*)\)", text)
+    names = [parameter.split()[-1].lstrip("*") for parameter in parameters.split(",")]
+    return output, dict(zip(names, given, strict=True))
+
+
+def calls_of(solution: Any, kernel: Kernel) -> list[tuple[str, list[str], list[str]]]:
+    """The launches in the C++ text: entry, what stands between the angles, the arguments."""
+    text = " ".join(getattr(solution, f"{kernel.name.upper()}_LAUNCHER").split())
+    found = re.findall(r"(\w+)<<<(.*?)>>>\((.*?)\);", text)
+    return [(entry, _items(shape), _items(arguments)) for entry, shape, arguments in found]
+
+
+def _items(text: str) -> list[str]:
+    return re.findall(r"dim3\([^)]*\)|[^,\s][^,]*", text)
+
+
+def operands_of(kernel: Kernel, sizes: dict[str, int], like: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Operands whose sizes are these."""
+    shapes = [list(t.shape) for t in like]
+    for name, operand, dim in kernel.sizes:
+        shapes[operand][dim] = sizes[name]
+    return [t.new_empty(shape) for t, shape in zip(like, shapes, strict=True)]
+
+
+def recorded(solution: Any, kernels: tuple[Kernel, ...]) -> dict[str, list[torch.Tensor]]:
+    """The operands that each kernel gets in a call of the model on a CPU, where references serve."""
+    found: dict[str, list[torch.Tensor]] = {}
+
+    def recorder(name: str) -> Callable[..., torch.Tensor]:
+        def record(*operands: torch.Tensor) -> torch.Tensor:
+            found[name] = list(operands)
+            result: torch.Tensor = getattr(solution, f"{name}_reference")(*operands)
+            return result
+
+        return record
+
+    for kernel in kernels:
+        setattr(solution, kernel.name, recorder(kernel.name))
+    model = solution.ModelNew(*solution.get_init_inputs())
+    values = solution.derived(model) if hasattr(solution, "derived") else ()
+    with torch.no_grad():
+        model.fused(*solution.get_inputs(), *values)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_launches_are_those_of_the_record(case: str, tmp_path: Path) -> None:
+    kernels, solution = made(tmp_path, case)
+    operands = recorded(solution, kernels)
+    random = Random(0)
+    for kernel in kernels:
+        for _ in range(20):
+            sizes = {name: random.randint(20, 90) for name, _, _ in kernel.sizes}
+            tensors = operands_of(kernel, sizes, operands[kernel.name])
+            output, given = launched(solution, kernel, tensors)
+            assert output.shape == tuple(evaluate(n, sizes) for n in kernel.output.shape)
+            assert output.dtype == kernel.output.dtype
+            pointers = dict(zip(kernel.operands, (t.data_ptr() for t in tensors), strict=True))
+            pointers[kernel.output.name] = output.data_ptr()
+            assert {name: given[name] for name in pointers if name in given} == {
+                name: value for name, value in pointers.items() if name in given
+            }
+            _same_launches(kernel, calls_of(solution, kernel), given, sizes)
+
+
+def _same_launches(
+    kernel: Kernel, calls: list[tuple[str, list[str], list[str]]], given: dict[str, Any], sizes: dict[str, int]
+) -> None:
+    assert len(calls) == len(kernel.launches) > 0
+    for (entry, shape, arguments), launch in zip(calls, kernel.launches, strict=True):
+        assert entry == launch.entry
+        grid = shape[0].removeprefix("dim3(").removesuffix(")").split(",")
+        numbers = [evaluate(n.strip(), given) for n in grid] + [1] * (3 - len(grid))
+        assert numbers == [evaluate(n, sizes) for n in launch.grid]
+        assert shape[1:] == [str(launch.threads), str(launch.shared), "stream"]
+        for text, argument in zip(arguments, launch.arguments, strict=True):
+            if argument.kind == "pointer":
+                assert text == argument.text
+            else:
+                assert evaluate(text, given) == evaluate(argument.text, sizes)
+
+
+def test_every_family_is_among_them(tmp_path: Path) -> None:
+    families = {c.family for case in CASES for c in draft_of(tmp_path, case).plan.kernels if c.path == "generated"}
+    assert {"contraction", "range reduction", "sample program", "stream"} <= families
+
+
+def draft_of(tmp_path: Path, case: str) -> Any:
+    init, expression, shape = CASES[case]
+    path = problem(tmp_path, init, f"def forward(self, x):\n    return {expression}", f"[torch.rand(4, {shape})]")
+    return draft(path, kernels="always")
