@@ -26,6 +26,10 @@ class Epilogue(Finish):
         """Declarations of what follows the multiplication."""
         return super().head() + (Template(_WRITE_PAIR).substitute(type=self.result_type) if self.pairs else "")
 
+    @property
+    def at_once(self) -> bool:
+        return self.kind == "channels" and self.joining.at_once
+
     # -- functions and state -----------------------------------------------------------------------------------------
 
     def prologue(self) -> str:
@@ -257,9 +261,14 @@ class Epilogue(Finish):
         if self.kind == "all":
             return _over_rows([feature, f"if (inside && feature < O) of_tile = {join('of_tile', value)};"])
         if self.kind == "channels":
-            lines = [f"{self.tile_type} over = {self.joining.empty};"]
-            lines += _over_rows([feature, f"if (feature < O) over = {join('over', value)};"])
-            lines += [f"over = {self.joining.join_lane('over', distance)};" for distance in (4, 8, 16)]
+            if self.at_once:
+                lines = ["Compute values[M_TILES][2];"]
+                lines += _over_rows([feature, f"values[m][half] = feature < O ? {value} : -Compute(INFINITY);"])
+                lines += [f"const {self.tile_type} over = of_column(values);"]
+            else:
+                lines = [f"{self.tile_type} over = {self.joining.empty};"]
+                lines += _over_rows([feature, f"if (feature < O) over = {join('over', value)};"])
+                lines += [f"over = {self.joining.join_lane('over', distance)};" for distance in (4, 8, 16)]
             d, h, w = local
             at = f"({d} * LOCAL_H + {h}) * LOCAL_W + {w}"
             return [*lines, f"if (row == 0 && inside) exchange[warp_m * LOCAL_D * LOCAL_H * LOCAL_W + {at}] = over;"]

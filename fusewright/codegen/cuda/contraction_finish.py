@@ -117,6 +117,11 @@ class Finish:
         return self.total_type if self.closes else self.tile_type
 
     @property
+    def at_once(self) -> bool:
+        """Whether the values of a column are joined all at once (`Joining.at_once`)."""
+        return False
+
+    @property
     def _units(self) -> int:
         """Units of 8 bytes that are set aside for a running result."""
         return self.joining.words if compute_type(self.c.x.dtype) == "double" else 1
@@ -259,7 +264,7 @@ class Finish:
     def head(self) -> str:
         """Declarations that the reduction and the tail need."""
         clustered = (self.blocks or 1) > 1
-        text = declarations(self.fold, compute_type(self.c.x.dtype), clustered=clustered)
+        text = declarations(self.fold, compute_type(self.c.x.dtype), at_once=self.at_once, clustered=clustered)
         return text if self.c.tail is None else text + "\n".join(self._program.head) + "\n"
 
     @property

@@ -18,6 +18,7 @@ class Joining:
     swapped   text of the running result of the lane so many lanes away
     result    text of what it comes to
     words     numbers of the compute type that the type over many tiles takes in memory
+    at_once   whether `of_column` joins the values of a column all at once
     """
 
     joins: str
@@ -26,6 +27,7 @@ class Joining:
     swapped: str = "__shfl_xor_sync(0xffffffffu, {0}, {1})"
     result: str = "{0}"
     words: int = 1
+    at_once: bool = False
 
     def join(self, one: str, other: str) -> str:
         return self.joins.format(one, other)
@@ -44,20 +46,22 @@ JOININGS = {
     "max": Joining("greater({0}, {1})", "-Compute(INFINITY)"),
     "min": Joining("smaller({0}, {1})", "Compute(INFINITY)"),
     "logsumexp": Joining(
-        "joined({0}, {1})", "LogSum()", ("LogSum", "LogSum"), "swapped({0}, {1})", "{0}.result()", words=2
+        "joined({0}, {1})", "LogSum()", ("LogSum", "LogSum"), "swapped({0}, {1})", "{0}.result()", 2, at_once=True
     ),
 }
 
 
-def declarations(kind: str, compute: str, *, clustered: bool) -> str:
-    """What a kernel has to define for a reduction of this kind; `clustered` where blocks read each other's results."""
+def declarations(kind: str, compute: str, *, at_once: bool, clustered: bool) -> str:
+    """What a kernel has to define for a reduction of this kind: `at_once` where values are joined so (`Joining`),
+    `clustered` where blocks read each other's results."""
     if kind != "logsumexp":
         return ""
     names = {
         "largest": "1.7976931348623157e308" if compute == "double" else "3.40282347e38f",
         "exponential": "exp(x)" if compute == "double" else "exp2_approx(1.44269504f * x)",
     }
-    return Template(_LOGSUM).substitute(names) + (_CLUSTERED if clustered else "")
+    text = _LOGSUM + (_OF_COLUMN if at_once else _OF_VALUES) + (_CLUSTERED if clustered else "")
+    return Template(text).substitute(names)
 
 
 def scratch_type(running: str, compute: str) -> torch.dtype:
@@ -66,9 +70,9 @@ def scratch_type(running: str, compute: str) -> torch.dtype:
 
 
 _LOGSUM = """
-// A running logsumexp: `total` times exp(shift) is the sum of exp(value).  The shift follows the values where they
-// exceed it by more than SLACK, which few do, and stays finite: infinities meet no others.
-constexpr Compute LARGEST = $largest, SLACK = 4;
+// A running logsumexp: `total` times exp(shift) is the sum of exp(value).  The shift is finite, so that infinities meet
+// no others.
+constexpr Compute LARGEST = $largest;
 
 __device__ __forceinline__ Compute exponential(Compute x) { return $exponential; }
 
@@ -76,6 +80,15 @@ struct LogSum {
     Compute shift = -LARGEST, total = 0;
     __device__ __forceinline__ Compute result() const { return log(total) + shift; }
 };
+__device__ __forceinline__ LogSum joined(LogSum a, LogSum b) {
+    const Compute shift = a.shift > b.shift ? a.shift : b.shift;
+    return {shift, a.total * exponential(a.shift - shift) + b.total * exponential(b.shift - shift)};
+}
+"""
+
+_OF_VALUES = """\
+// The shift follows the values where they exceed it by more than SLACK, which few do.
+constexpr Compute SLACK = 4;
 __device__ __forceinline__ LogSum joined(LogSum sum, Compute value) {
     if (value > sum.shift + SLACK) {
         const Compute shift = value < LARGEST ? value : LARGEST;
@@ -85,12 +98,27 @@ __device__ __forceinline__ LogSum joined(LogSum sum, Compute value) {
     sum.total += exponential(value - sum.shift);
     return sum;
 }
-__device__ __forceinline__ LogSum joined(LogSum a, LogSum b) {
-    const Compute shift = a.shift > b.shift ? a.shift : b.shift;
-    return {shift, a.total * exponential(a.shift - shift) + b.total * exponential(b.shift - shift)};
-}
 __device__ __forceinline__ LogSum swapped(LogSum sum, int distance) {
     return {__shfl_xor_sync(0xffffffffu, sum.shift, distance), __shfl_xor_sync(0xffffffffu, sum.total, distance)};
+}
+"""
+
+_OF_COLUMN = """\
+// Of the channels at one position: this lane's and those of the seven that have others.
+__device__ __forceinline__ LogSum of_column(const Compute (&values)[M_TILES][2]) {
+    LogSum sum;
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; ++i) sum.shift = fmax(sum.shift, values[i / 2][i % 2]);
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2)
+        sum.shift = fmax(sum.shift, __shfl_xor_sync(0xffffffffu, sum.shift, distance));
+    sum.shift = fmin(sum.shift, LARGEST);
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; ++i) sum.total += exponential(values[i / 2][i % 2] - sum.shift);
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2)
+        sum.total += __shfl_xor_sync(0xffffffffu, sum.total, distance);
+    return sum;
 }
 """
 
