@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 from math import ceil, gcd, prod
 
@@ -18,7 +19,7 @@ WORTH_MEASURING, ALIKE = 6, 2
 
 # Estimates for an H200: cycles from a copy to its use, at a barrier, per instruction of a warp on its own; the share of
 # the issue slots that kernels reach; bytes per cycle of one multiprocessor from the level-2 cache and from memory.
-LATENCY, BARRIER, ALONE, ISSUED, FETCHED, MEMORY = 1000.0, 100.0, 3.0, 0.7, 30.0, 16.0
+LATENCY, BARRIER, ALONE, ISSUED, FETCHED, MEMORY = 1000.0, 100.0, 5.0, 0.7, 30.0, 16.0
 # Instructions per value behind the products, and per copy to shared memory.
 PER_VALUE, PER_COPY = 14.0, 4.0
 # Multiplications per cycle that tensor cores of one multiprocessor reach, a share of that where a window's values do
@@ -26,24 +27,40 @@ PER_VALUE, PER_COPY = 14.0, 4.0
 MULTIPLIED, LARGE_WINDOW, SLOWER = 500.0, 16, 3.0
 
 
-def worthwhile(c: Contraction, lengths: tuple[int, int, int]) -> list[DirectTile]:
-    """The tiles that may be as fast as tensor cores, or as memory, best estimate first, few of them alike in what a
-    thread holds; `lengths` are the cells of the whole output along d, h, w."""
-    per_cell = prod(a.cell for a in c.axes)
-    multiplied = per_cell * ceil(c.features / 16) * 16 / c.features * ceil(c.channels / 8) * 8
-    multiplied *= prod(a.taps for a in c.axes) / (MULTIPLIED / (4 if per_cell > LARGE_WINDOW else 1))
-    behind = per_cell * PER_VALUE / (128 * ISSUED)
-    read = c.channels * prod(a.advance for a in c.axes) * c.x.dtype.itemsize / c.features / MEMORY
+@dataclass(frozen=True)
+class Shortlist:
+    """Tiles worth measuring, best estimate first, and whether that is ahead of what tensor cores can do."""
+
+    tiles: tuple[DirectTile, ...]
+    ahead: bool
+
+
+def shortlist(c: Contraction, lengths: tuple[int, int, int]) -> Shortlist:
+    """The tiles that may be as fast as tensor cores, or as memory, few of them alike in what a thread holds; `lengths`
+    are the cells of the whole output along d, h, w."""
+    scored = _scored(c, lengths)
+    multiplied, read, behind = _bounds(c)
     found: list[DirectTile] = []
     alike: dict[tuple[int, ...], int] = {}
-    for score, t in _scored(c, lengths):
+    for score, t in scored:
         key = (t.features, t.rows, t.run)
         alike[key] = alike.get(key, 0) + 1
         if alike[key] <= ALIKE and score <= SLOWER * max(multiplied, read) + behind:
             found.append(t)
         if len(found) == WORTH_MEASURING:
             break
-    return found
+    return Shortlist(tuple(found), bool(found) and scored[0][0] <= multiplied + behind)
+
+
+def _bounds(c: Contraction) -> tuple[float, float, float]:
+    """Cycles per value that tensor cores take, whose operands are multiples of 16 features and 8 channels; that
+    reading the input takes; and that what follows the products takes."""
+    per_cell = prod(a.cell for a in c.axes)
+    padded = ceil(c.features / 16) * 16 / c.features * ceil(c.channels / 8) * 8
+    multiplied = per_cell * padded * prod(a.taps for a in c.axes) / MULTIPLIED
+    read = c.channels * prod(a.advance for a in c.axes) * c.x.dtype.itemsize / c.features / MEMORY
+    behind = per_cell * PER_VALUE / (128 * ISSUED)
+    return multiplied * (8 if per_cell > LARGE_WINDOW else 1), read, behind
 
 
 def candidates(c: Contraction, lengths: tuple[int, int, int]) -> list[DirectTile]:

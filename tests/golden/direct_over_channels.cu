@@ -1,15 +1,3 @@
-// 2^x and 1/x to 2 ulp; results below the normal numbers are zero.
-__device__ __forceinline__ float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ __forceinline__ float reciprocal_approx(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(void* to_shared, const void* from_global, bool inside) {
@@ -192,33 +180,6 @@ __device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, i
     }
 }
 
-// A running logsumexp: `total` times exp(shift) is the sum of exp(value).  The shift follows the values where they
-// exceed it by more than SLACK, which few do, and stays finite: infinities meet no others.
-constexpr Compute LARGEST = 3.40282347e38f, SLACK = 4;
-
-__device__ __forceinline__ Compute exponential(Compute x) { return exp2_approx(1.44269504f * x); }
-
-struct LogSum {
-    Compute shift = -LARGEST, total = 0;
-    __device__ __forceinline__ Compute result() const { return log(total) + shift; }
-};
-__device__ __forceinline__ LogSum joined(LogSum sum, Compute value) {
-    if (value > sum.shift + SLACK) {
-        const Compute shift = value < LARGEST ? value : LARGEST;
-        sum.total *= exponential(sum.shift - shift);
-        sum.shift = shift;
-    }
-    sum.total += exponential(value - sum.shift);
-    return sum;
-}
-__device__ __forceinline__ LogSum joined(LogSum a, LogSum b) {
-    const Compute shift = a.shift > b.shift ? a.shift : b.shift;
-    return {shift, a.total * exponential(a.shift - shift) + b.total * exponential(b.shift - shift)};
-}
-__device__ __forceinline__ LogSum swapped(LogSum sum, int distance) {
-    return {__shfl_xor_sync(0xffffffffu, sum.shift, distance), __shfl_xor_sync(0xffffffffu, sum.total, distance)};
-}
-
 // Where a block is: it goes through chunks of channels, within passes, within tiles.
 struct Step { int tile, pass, chunk, cell_d, cell_h, cell_w; };
 
@@ -229,7 +190,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     Element* const x_tiles = reinterpret_cast<Element*>(shared_memory);    // one is read while the other is written
     Compute* const w_tiles = reinterpret_cast<Compute*>(x_tiles + 2 * X_TILE);
     Compute* const strip = w_tiles + W_TILES;    // values: [feature][d][h][w]
-    LogSum* const running = reinterpret_cast<LogSum*>(strip + 1024);    // of each cell
+    Compute* const running = strip + 1024;    // of each cell
     const int sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y;    // of the sample's blocks
     const int team = threadIdx.x / TEAM, unit = threadIdx.x % TEAM;
     const bool active = unit < UNITS_D * UNITS_H * UNITS_W;
@@ -313,7 +274,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         __syncthreads();
         for (int cell = threadIdx.x; cell < 900; cell += THREADS) {
             const int d = cell / 900, h = cell / 60 % 15, w = cell % 60;    // inside the tile
-            LogSum over = pass == 0 ? LogSum() : running[cell];
+            Compute over = pass == 0 ? Compute(0) : running[cell];
             for (int o = 0; o < BLOCK_O; ++o) {
                 const int at = group * O + first_feature + o;
                 const Compute* const from = strip + (o * 16 + h) * 64 + w;
@@ -324,12 +285,12 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                     for (int kw = 0; kw < 2; ++kw)
                         pooled = pooled + from[kh * 64 + kw];
                 constexpr Compute share = Compute(1.0 / 4);
-                over = joined(over, after(pooled * share, at));
+                over = over + after(pooled * share, at);
             }
             if (pass < PASSES - 1)
                 running[cell] = over;
             else if (cell_d + d < cells_d && cell_h + h < cells_h && cell_w + w < cells_w)
-                out[(((long long)sample * cells_d + cell_d + d) * cells_h + cell_h + h) * cells_w + cell_w + w] = narrow_to<Element>::of(over.result());
+                out[(((long long)sample * cells_d + cell_d + d) * cells_h + cell_h + h) * cells_w + cell_w + w] = narrow_to<Element>::of(over * Compute(1.0 / (GROUPS * O)));
         }
     }
 }

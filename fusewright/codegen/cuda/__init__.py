@@ -14,7 +14,7 @@ from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
 from fusewright.schedule.direct import DirectTile
-from fusewright.schedule.direct_choice import worthwhile
+from fusewright.schedule.direct_choice import shortlist as direct_shortlist
 from fusewright.schedule.groups import Group, as_graph, body, sizes
 from fusewright.schedule.product import Product
 from fusewright.schedule.tiling import Tiling, shortlist
@@ -52,7 +52,9 @@ def options(group: Group, hints: Mapping[Any, int], layouts: Layouts) -> list[Op
             found.insert(0, {"tiling": asdict(t), "blocks": blocks, "channels_last": last})
     if isinstance(group.record, Product):
         return found
-    return found + [{"direct": asdict(t)} for t in worthwhile(replace(c, channels_last=False), lengths)]
+    direct_tiles = direct_shortlist(replace(c, channels_last=False), lengths)
+    others: list[Option] = [{"direct": asdict(t)} for t in direct_tiles.tiles]
+    return others + found if direct_tiles.ahead else found + others
 
 
 def _cells(c: Contraction, hints: Mapping[Any, int]) -> tuple[int, int, int]:
