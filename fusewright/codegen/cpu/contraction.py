@@ -324,8 +324,8 @@ class _Writer:
     def _convolve(self) -> Lines:
         phases = self.axes[2].phases
         if len(phases) == 1:
-            return indent(fill(texts.ROW))
-        return indent([line for i in range(len(phases)) for line in fill(texts.ROW_PHASE, phase=i)])
+            return fill(texts.ROW)
+        return [line for i in range(len(phases)) for line in fill(texts.ROW_PHASE, phase=i)]
 
     def _strip(self) -> Lines:
         e = self.epilogue

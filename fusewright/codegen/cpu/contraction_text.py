@@ -22,6 +22,9 @@ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int LANES = smaller(VECTOR_BYTES / sizeof(Compute), $lanes);
 using Vector __attribute__((vector_size(LANES * sizeof(Compute)))) = Compute;
+using Unaligned __attribute__((vector_size(LANES * sizeof(Compute)), aligned(sizeof(Compute)), may_alias)) = Compute;
+inline const Unaligned& vector_at(const Compute* at) { return *reinterpret_cast<const Unaligned*>(at); }
+inline Unaligned& vector_at(Compute* at) { return *reinterpret_cast<Unaligned*>(at); }
 constexpr int VECTORS = $vectors, BLOCK = VECTORS * LANES, BLOCKS = ceil_div(FEATURES, BLOCK);
 
 // A phase of a dimension: the output positions `index * STRIDE + phase`.  Its taps read the input at
@@ -46,7 +49,8 @@ constexpr int TOGETHER = $together;
 constexpr int IN_ROW = ceil_div(POSITIONS_W - 1, STRIDE_W) + 1;
 constexpr int MOST = larger(1, (REGISTERS - 2 - TOGETHER * VECTORS) / VECTORS), TILES = ceil_div(IN_ROW, MOST);
 constexpr int TILE = ceil_div(IN_ROW, TILES), PITCH = TILES * TILE * STRIDE_W + STRIDE_W - 1;
-// So many channels are added up before their sum joins that of the others: long chains of additions lose digits.
+// So many channels are added up before their sum joins that of the others: what they need stays in the first cache,
+// and long chains of additions would lose digits.
 constexpr int CHUNK = $chunk;
 
 constexpr int STAGED = $staged + TILE * ADVANCE_W * COLUMN;
@@ -88,43 +92,42 @@ void pack(const Element* __restrict w, Compute* __restrict packed, int group, in
 """
 
 MULTIPLY = """
-// y[TILE * STRIDE_W][BLOCK] += the products of one tile: x is the staged input of its first position and first taps.
+// The products of one tile, for `channels` channels: y[TILE * STRIDE_W][BLOCK] = or, with `more`, +=.  x is the staged
+// input of the tile's first position and first taps.
 template <int TAPS_OF_ROW>
-void multiply(const Compute* __restrict x, int taps_d, int taps_h, const Compute* __restrict w, Compute* __restrict y) {
+void multiply(const Compute* __restrict x, int taps_d, int taps_h, int channels, const Compute* __restrict w,
+    Compute* __restrict y, bool more) {
     constexpr int HELD = TAPS_OF_ROW % TOGETHER ? 1 : TOGETHER;
     constexpr int LEFT = STEP_W < 0 ? (HELD - 1) * STEP_W : 0, RIGHT = STEP_W > 0 ? (HELD - 1) * STEP_W : 0;
-    for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK) {
-        Vector sum[TILE][VECTORS] = {};
-        for (int d = 0; d < taps_d; ++d)
-            for (int h = 0; h < taps_h; ++h) {
-                const Compute* row = x + d * STEP_D * PLANE + h * STEP_H * ROW + chunk * CHANNEL;
-                for (int c = chunk; c < smaller(chunk + CHUNK, CHANNELS); ++c, row += CHANNEL)
+    Vector sum[TILE][VECTORS] = {};
+    for (int d = 0; d < taps_d; ++d)
+        for (int h = 0; h < taps_h; ++h) {
+            const Compute* row = x + d * STEP_D * PLANE + h * STEP_H * ROW;
+            for (int c = 0; c < channels; ++c, row += CHANNEL)
 #pragma GCC unroll 1
-                    for (int tap = 0; tap < TAPS_OF_ROW; tap += HELD) {
-                        Vector weight[HELD][VECTORS];
-                        std::memcpy(weight, w, sizeof weight);
-#pragma GCC unroll 512
-                        for (int column = LEFT; column <= (TILE - 1) * ADVANCE_W + RIGHT; ++column) {
-                            const Compute value = row[(tap * STEP_W + column) * COLUMN];
-#pragma GCC unroll 16
-                            for (int held = 0; held < HELD; ++held) {
-                                const int from = column - held * STEP_W, position = from / ADVANCE_W;
-                                if (from >= 0 && from % ADVANCE_W == 0 && position < TILE)
-#pragma GCC unroll 16
-                                    for (int v = 0; v < VECTORS; ++v) sum[position][v] += value * weight[held][v];
-                            }
-                        }
-                        w += HELD * BLOCK;
-                    }
-            }
+                for (int tap = 0; tap < TAPS_OF_ROW; tap += HELD, w += HELD * BLOCK) {
+                    Vector weight[HELD][VECTORS];
 #pragma GCC unroll 64
-        for (int position = 0; position < TILE; ++position) {
-            Vector result[VECTORS];
-            Compute* to = y + position * STRIDE_W * BLOCK;
-            if (chunk) std::memcpy(result, to, sizeof result);
-            for (int v = 0; v < VECTORS; ++v) result[v] = chunk ? result[v] + sum[position][v] : sum[position][v];
-            std::memcpy(to, result, sizeof result);
+                    for (int i = 0; i < HELD * VECTORS; ++i)
+                        weight[i / VECTORS][i % VECTORS] = vector_at(w + i * LANES);
+#pragma GCC unroll 512
+                    for (int column = LEFT; column <= (TILE - 1) * ADVANCE_W + RIGHT; ++column) {
+                        const Compute value = row[(tap * STEP_W + column) * COLUMN];
+#pragma GCC unroll 16
+                        for (int held = 0; held < HELD; ++held) {
+                            const int from = column - held * STEP_W, position = from / ADVANCE_W;
+                            if (from >= 0 && from % ADVANCE_W == 0 && position < TILE)
+#pragma GCC unroll 16
+                                for (int v = 0; v < VECTORS; ++v) sum[position][v] += value * weight[held][v];
+                        }
+                    }
+                }
         }
+#pragma GCC unroll 512
+    for (int i = 0; i < TILE * VECTORS; ++i) {
+        Unaligned& to = vector_at(y + i / VECTORS * STRIDE_W * BLOCK + i % VECTORS * LANES);
+        const Vector part = sum[i / VECTORS][i % VECTORS];
+        to = more ? to + part : part;
     }
 }
 """
@@ -213,25 +216,31 @@ ROWS = """
 // rows (d, h) of their phases' first taps, the strip's input beginning at column left.
 void convolve(const Compute* __restrict staged, const Phase& d, const Phase& h, int w, int count, int left,
     const Compute* __restrict weights, Compute* __restrict row) {
-$phases
+    const int before = (d.before * TAPS_H + d.taps * h.before) * TAPS_W;
+    for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK) {
+        const int channels = smaller(CHUNK, CHANNELS - chunk);
+        const Compute* x = staged + chunk * CHANNEL;
+        $phases
+    }
 }
 """
 
 # Along w: all positions are of one phase, or the phases take turns.
 ROW = """
 constexpr const Phase& v = PHASES_W[0];
+const Compute* of_chunk = weights + (before * CHANNELS + chunk * d.taps * h.taps * TAPS_W) * BLOCK;
 for (int index = w; index < w + count; index += TILE)
-    multiply<v.taps>(staged + (index * ADVANCE_W + v.first - left) * COLUMN, d.taps, h.taps,
-        weights + (d.before * TAPS_H + d.taps * h.before) * TAPS_W * CHANNELS * BLOCK, row + (index - w) * BLOCK);
+    multiply<v.taps>(x + (index * ADVANCE_W + v.first - left) * COLUMN, d.taps, h.taps, channels, of_chunk,
+        row + (index - w) * BLOCK, chunk > 0);
 """
 ROW_PHASE = """
 {
     constexpr const Phase& v = PHASES_W[$phase];
-    const int begin = (w - $phase + STRIDE_W - 1) / STRIDE_W;
-    const int before = (d.before * TAPS_H + d.taps * h.before) * TAPS_W + d.taps * h.taps * v.before;
+    const int taps = d.taps * h.taps, begin = (w - $phase + STRIDE_W - 1) / STRIDE_W;
+    const Compute* of_chunk = weights + ((before + taps * v.before) * CHANNELS + chunk * taps * v.taps) * BLOCK;
     for (int index = begin; index * STRIDE_W + $phase < w + count; index += TILE)
-        multiply<v.taps>(staged + (index * ADVANCE_W + v.first - left) * COLUMN, d.taps, h.taps,
-            weights + before * CHANNELS * BLOCK, row + (index * STRIDE_W + $phase - w) * BLOCK);
+        multiply<v.taps>(x + (index * ADVANCE_W + v.first - left) * COLUMN, d.taps, h.taps, channels, of_chunk,
+            row + (index * STRIDE_W + $phase - w) * BLOCK, chunk > 0);
 }
 """
 

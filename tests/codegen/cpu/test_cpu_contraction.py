@@ -1,0 +1,241 @@
+"""Contraction kernels for CPUs: compiled, run, and compared with the model in float64."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from codegen.cuda.contraction_cases import Case, Found, draw, draw_boxed, find, tolerance
+from torch import Tensor
+
+import fusewright
+from fusewright.codegen.cpu import contraction as cpu
+from fusewright.kernel import Kernel
+from fusewright.runtime.launch import Launcher
+from fusewright.runtime.native import launcher
+from fusewright.schedule.strips import Strips, candidates
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+F16, BF16, F64 = torch.float16, torch.bfloat16, torch.float64
+nan, inf = float("nan"), float("inf")
+
+CASES = {
+    "plain": Case((9, 13), 5, 20, before=("relu", "add channel")),
+    "padded": Case((7, 11), 3, 5, (2, 5), (2, 1), (1, 3), (2, 1), bias=False),
+    "same": Case((6, 9), 9, 17, (4, 3), padding="same"),
+    "grouped": Case((8, 12), 2, 3, groups=4, before=("times channel",), fold="mean", fold_dims="p"),
+    "one dimension": Case((37,), 5, 40, (5,), (2,), (2,), (1,), pool="max", window=(3,), step=(2,), pool_padding=(1,)),
+    "long rows": Case((3, 700), 2, 3, (1, 4), fold="sum", fold_dims="cp"),
+    "many channels": Case((5, 6), 300, 33, before=("gelu",)),
+    "flat": Case((5, 7), 40, 70, (1, 1), before=("hardswish",), fold="mean", fold_dims="p", batch=1),
+    "one row between": Case((17, 9), 4, 6, (1, 1), (3, 2)),
+    "windows, then all": Case(
+        (17, 23), 3, 24, before=("tanh", "scale"), pool="max", window=(4, 2), step=(4, 2), after=("gate",), fold="sum",
+        fold_dims="cp",
+    ),
+    "overlapping windows": Case(
+        (12, 11), 4, 9, pool="avg", window=(3, 2), step=(2, 1), pool_padding=(1, 1), ceil_mode=True, include_pad=False,
+        before=("shift",), after=("both",),
+    ),
+    "stem": Case((23, 30), 3, 20, (7, 7), (2, 2), (3, 3), before=("relu",), pool="max", window=(3, 3), step=(2, 2),
+                 pool_padding=(1, 1)),
+    "divisor": Case((9, 10), 3, 4, pool="avg", window=(2, 3), step=(2, 3), divisor=7, pool_padding=(1, 0)),
+    "three dimensions": Case(
+        (6, 9, 8), 3, 16, (3, 3, 3), (1, 1, 1), (0, 0, 0), (1, 1, 1), before=("divide",), pool="max", window=(2, 2, 2),
+        step=(2, 2, 2), fold="mean", fold_dims="p",
+    ),
+    "transposed": Case((5, 7), 6, 5, (3, 4), (2, 3), (1, 0), transposed=True, output_padding=(1, 0)),
+    "transposed, dilated": Case((6, 5), 3, 4, (3, 3), (2, 2), (2, 1), (2, 3), transposed=True, before=("relu",)),
+    "transposed, holes": Case((4, 5), 3, 4, (2, 1), (3, 3), transposed=True, fold="max", fold_dims="c"),
+    "transposed, pooled": Case(
+        (4, 5, 3), 3, 9, (5, 3, 4), (2, 2, 1), (2, 1, 0), (1, 1, 1), transposed=True, output_padding=(0, 0, 0),
+        pool="max", window=(4, 2, 2), step=(4, 2, 2), fold="sum", fold_dims="c",
+    ),
+    "over channels": Case((8, 9), 4, 37, before=("sigmoid",), fold="max", fold_dims="c", keepdim=True),
+    "over channels of groups": Case((8, 9), 2, 5, groups=3, fold="mean", fold_dims="c"),
+    "logsumexp": Case((8, 9), 4, 19, fold="logsumexp", fold_dims="p"),
+    "logsumexp of all": Case((8, 9), 4, 19, fold="logsumexp", fold_dims="cp"),
+    "least": Case((8, 9), 4, 19, fold="min", fold_dims="cp", keepdim=True),
+    "float64": Case((9, 9), 5, 11, dtype=F64, before=("tanh",), pool="avg", window=(2, 2), step=(2, 2)),
+    "bfloat16": Case((9, 9), 16, 24, dtype=BF16, before=("hardswish",), fold="mean", fold_dims="p"),
+    "float16": Case((9, 9), 3, 7, dtype=F16, before=("add channel",), pool="max", window=(2, 2), step=(2, 2)),
+    "channels last": Case((9, 11), 5, 20, before=("relu",), channels_last=True),
+    "channels last, grouped": Case((9, 11), 70, 3, groups=2, stride=(2, 2), padding=(1, 1), channels_last=True),
+    "channels last, bfloat16": Case((4, 6, 5), 3, 20, (2, 3, 1), (1, 1, 1), (1, 1, 0), (1, 1, 1), dtype=BF16,
+                                    channels_last=True),
+    "columns of one": Case((8, 1), 4, 6, (3, 1), fold="sum", fold_dims="p"),
+    "one position": Case((3, 3), 4, 6, pool="max", window=(1, 1), step=(1, 1), batch=1),
+}  # fmt: skip
+BOXED = {
+    "box": Case(
+        (26, 30), 4, 20, pool="avg", window=(4, 4), step=(4, 4), after=("sigmoid",), fold="sum", fold_dims="cp"
+    ),
+    "box of strides": Case((25, 31), 3, 5, (2, 4), (2, 1), (0, 0), (1, 2), pool="avg", window=(3, 2), step=(3, 4)),
+    "box over depth": Case((7, 9, 11), 2, 5, (2, 2, 2), (1, 1, 1), (0, 0, 0), (1, 1, 1), pool="avg", window=(2, 3, 2),
+                           step=(2, 3, 2), dtype=F16),
+}  # fmt: skip
+
+
+def found(case: Case, boxed: bool = False) -> Found:
+    f = find(case, boxed)
+    assert isinstance(f, Found), f
+    assert (f.group.box is not None) == boxed
+    return f
+
+
+def ways(f: Found, batch: int = 2) -> list[Strips]:
+    shape = (f.group.window.node if f.group.window is not None else f.group.conv).shape[2:]
+    d, h, w = (*(1,) * (3 - len(shape)), *(int(n) for n in shape))
+    return candidates(f.group, (d, h, w), batch)
+
+
+def kernel(f: Found, strips: Strips) -> Kernel:
+    return cpu.kernel(f.group, strips, "fused_test", "def reference(*operands): ...")
+
+
+def assert_right(f: Found, run: Launcher, x: Tensor, boxed: bool = False) -> None:
+    """The kernel itself, not its reference, computes what the model does."""
+    want, size = f.reference(x)
+    got = run(*f.tensors(x))
+    assert got.shape == want.shape and got.dtype == f.case.dtype
+    assert got.is_contiguous(
+        memory_format=f.case.last if f.group.channels_last and not f.case.fold else torch.contiguous_format
+    )
+    error = ((got.double() - want).abs() / torch.maximum(size, want.abs().amax()).clamp_min(1e-30)).max().item()
+    assert error < tolerance(f.case, boxed), (f.case, run.kernel.source[:0], error)
+
+
+@pytest.mark.parametrize("name", [*CASES, *BOXED])
+def test_equals_the_model(name: str) -> None:
+    boxed = name in BOXED
+    f = found((BOXED if boxed else CASES)[name], boxed)
+    strips = ways(f)[-1 if name in ("plain", "stem", "transposed") else 0]
+    assert_right(f, launcher(kernel(f, strips)), f.case.example(), boxed)
+
+
+def sizes_like(f: Found, rng: random.Random) -> Iterator[Case]:
+    """The case at its own size, and at others that the same kernel takes."""
+    case = f.case
+    yield case
+    constant = case.ceil_mode or (f.group.box is not None and 1 in f.group.conv.shape[2:])
+    for more in () if constant else (1, 6):  # some numbers of windows are constants of the graph
+        yield replace(case, sizes=tuple(n + rng.randint(more, more + 4) for n in case.sizes), batch=rng.randint(1, 4))
+
+
+def assert_random(seed: int) -> int:
+    """A random group's kernel is right at several sizes; how many were tried."""
+    rng = random.Random(seed)
+    boxed = seed % 4 == 0
+    while True:
+        case = (draw_boxed if boxed else draw)(rng)
+        try:
+            f = find(case, boxed)
+        except fusewright.CaptureError:  # no window fits
+            continue
+        if isinstance(f, Found) and (f.group.box is not None) == boxed:
+            break
+    run = launcher(kernel(f, rng.choice(ways(f, case.batch))))
+    tried = list(sizes_like(f, rng))
+    for other in tried:
+        assert_right(replace(f, case=other), run, other.example(seed), boxed)
+    return len(tried)
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_random_groups(seed: int) -> None:
+    assert_random(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10))
+def test_many_random_groups(block: int) -> None:
+    assert sum(assert_random(seed) for seed in range(100 + 22 * block, 122 + 22 * block)) >= 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CASES, *BOXED])
+def test_every_way_to_cut(name: str) -> None:
+    boxed = name in BOXED
+    f = found((BOXED if boxed else CASES)[name], boxed)
+    for strips in ways(f):
+        for vectors, parts in ((strips.vectors, 1), (1, 2), (3, 2)):
+            cut = replace(strips, strip=(1, 2, 3), vectors=vectors, parts=1 if f.group.fold else parts, chunk=2)
+            assert_right(f, launcher(kernel(f, cut)), f.case.example(), boxed)
+
+
+@pytest.mark.parametrize("name", ["plain", "windows, then all", "float64"])
+def test_takes_any_tensor(name: str) -> None:
+    """Permuted, expanded, channels-last and unaligned inputs; results do not depend on how values lie in memory."""
+    f = found(CASES[name])
+    run, x = launcher(kernel(f, ways(f)[0])), CASES[name].example()
+    expanded = x[:1, :, :, :1].expand_as(x)
+    unaligned = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
+    forms = (x.permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0), x.to(memory_format=torch.channels_last), unaligned)
+    assert unaligned.data_ptr() % 16
+    for form in (*forms, expanded):
+        assert_right(f, run, form)
+    assert all(torch.equal(run(*f.tensors(form)), run(*f.tensors(x))) for form in forms)
+
+
+@pytest.mark.parametrize("name", ["plain", "windows, then all", "grouped", "over channels", "flat"])
+def test_empty_batch(name: str) -> None:
+    f = found(CASES[name])
+    x = CASES[name].example()[:0]
+    got = launcher(kernel(f, ways(f)[0]))(*f.tensors(x))
+    with torch.no_grad():
+        want = f.model(x)
+    assert got.shape == want.shape and got.numel() == 0
+
+
+@pytest.mark.parametrize("name", ["windows, then all", "logsumexp", "flat", "over channels of groups", "stem"])
+def test_threads_do_not_change_bits(name: str) -> None:
+    case = replace(CASES[name], batch=7)
+    f = found(case)
+    run = launcher(kernel(f, replace(ways(f, 7)[0], parts=1)))
+    tensors, before = f.tensors(case.example()), torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3, 8):
+            torch.set_num_threads(threads)
+            results += [run(*tensors), run(*tensors)]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(r, results[0]) for r in results)
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_values_that_are_not_finite_reach_what_they_reach(value: float) -> None:
+    f = found(CASES["padded"])
+    x = CASES["padded"].example()
+    x[1, 2, 3, 4] = value
+    got = launcher(kernel(f, ways(f)[0]))(*f.tensors(x))
+    want, _ = f.reference(x)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, 10.0])
+@pytest.mark.parametrize("case", [
+    Case((20, 22), 96, 40, before=("relu",), pool="max", window=(2, 2), step=(2, 2)),
+    Case((30, 30), 8, 64, pool="avg", window=(4, 4), step=(4, 4), fold="sum", fold_dims="cp"),
+    Case((7, 7), 320, 64, (1, 1), before=("hardswish",), fold="mean", fold_dims="p"),
+    Case((9, 9), 512, 16, (3, 3)),
+], ids=["many channels", "box", "head", "long chains"])  # fmt: skip
+def test_is_as_accurate_as_eager(case: Case, mean: float) -> None:
+    boxed = case.pool == "avg"
+    f = found(case, boxed)
+    torch.manual_seed(0)
+    x = torch.randn(2, case.channels, *case.sizes) + mean
+    want = f.reference(x)[0]
+    with torch.no_grad():
+        eager = f.model(x)
+    got = launcher(kernel(f, ways(f)[0]))(*f.tensors(x))
+    allowed = max(2 * _rmse(eager, want), 1e-6 * want.square().mean().sqrt().item())
+    assert _rmse(got, want) <= allowed, (_rmse(got, want), _rmse(eager, want))
+
+
+def _rmse(got: Tensor, want: Tensor) -> float:
+    return (got.double() - want).square().mean().sqrt().item()
