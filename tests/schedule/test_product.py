@@ -6,11 +6,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from fusewright.capture import capture
 from fusewright.ir import ops
 from fusewright.ir.build import pointwise
 from fusewright.ir.node import Graph, Node, make
 from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.groups import Group, cut
 from fusewright.schedule.product import Product, match
 
 CPU = torch.device("cpu")
@@ -104,3 +107,33 @@ def test_another_user_refuses() -> None:
     assert isinstance(matched(fold(pointwise("relu", Y), "sum", 1), Y), str)
     found = matched(fold(Y, "sum", 1), fold(Y, "max", 1))
     assert isinstance(found, str) and "another user" in found
+
+
+class Head(nn.Module):
+    """Tokens (N, T, K) to the classes of their sample."""
+
+    def __init__(self, k: int, hidden: int) -> None:
+        super().__init__()
+        self.hidden, self.classes = nn.Linear(k, hidden), nn.Linear(hidden, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.classes(torch.relu(self.hidden(x)).mean(1)), 1)
+
+
+@pytest.mark.parametrize(
+    ("k", "hidden", "expected"),
+    [
+        (128, 160, [("product", "fused_linear_relu_mean"), ("sample program", "fused_linear_softmax")]),
+        (16, 32, [("sample program", "fused_linear_relu_mean_linear_softmax")]),
+    ],
+)
+def test_groups(k: int, hidden: int, expected: list[tuple[str, str]]) -> None:
+    """A large matmul is a product as far as its reduction, a small one part of a sample program."""
+    found: list[tuple[str, str]] = []
+
+    def decide(group: Group) -> Node:
+        found.append((group.family, group.name))
+        return group.fused(group.name)
+
+    cut(capture(Head(k, hidden).eval(), (torch.randn(4, 9, k),), {}).graph, decide)
+    assert found == expected
