@@ -49,6 +49,9 @@ CASES = {
     "benchmarks/problems/convtranspose3d_maxpools_sum.py": 1,
     "benchmarks/problems/convtranspose3d_scale_maxpool_gap_clamp.py": 4,
     "benchmarks/problems/conv1x1_hardswish_gap_bf16.py": 4,
+    "benchmarks/problems/conv2d_relu_mean_over_time.py": 2,
+    "benchmarks/problems/linear_relu_logsumexp.py": 1024,
+    "benchmarks/problems/linear_gelu_mean_tokens.py": 8,
 }
 PEERS = {"cuda": "eager,compile,compile-max", "cpu": "eager,compile"}
 NO_TF32 = "allow_tf32=False"
