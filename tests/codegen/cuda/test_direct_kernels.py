@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from contraction_cases import Case, Found, Model, draw, find, tolerance
+from contraction_cases import Case
+from direct_cases import assert_right, error_of, found, kernel, precision, random_found, some, tiles
 from emulation.emulate import ORDERS, emulate
 
-from fusewright.codegen.cuda import direct as cuda
-from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
 from fusewright.schedule import direct_choice
 from fusewright.schedule.direct import DirectTile
@@ -20,7 +19,6 @@ from fusewright.schedule.direct import DirectTile
 GOLDEN = Path(__file__).parents[2] / "golden"
 F16, BF16, F64 = torch.float16, torch.bfloat16, torch.float64
 inf, nan = float("inf"), float("nan")
-REFERENCE = "def reference(*operands): ..."
 
 CASES = {
     "plain": Case((9, 13), channels=5, features=20, before=("relu", "add channel")),
@@ -178,47 +176,6 @@ CASES = {
 EACH = [pytest.param(case, id=name) for name, case in CASES.items()]
 
 
-def found(case: Case) -> Found:
-    result = find(case)
-    assert isinstance(result, Found), result
-    return result
-
-
-def tiles(f: Found) -> list[DirectTile]:
-    fit = direct_choice.candidates(f.group, f.cells)
-    assert fit
-    return fit
-
-
-def some(fit: list[DirectTile], count: int, rng: random.Random) -> list[DirectTile]:
-    """The first of `fit`, and others that differ from it and from each other."""
-    chosen = fit[:1]
-    for t in rng.sample(fit[1:], min(len(fit) - 1, 60)):
-        if len(chosen) < count and all(
-            sum(a != b for a, b in zip(vars(t).values(), vars(c).values(), strict=True)) > 3 for c in chosen
-        ):
-            chosen.append(t)
-    return chosen
-
-
-def kernel(f: Found, t: DirectTile) -> Kernel:
-    return cuda.generate(f.group, t, "fused_test", REFERENCE)
-
-
-def precision(case: Case) -> float:
-    """Products are float32 whatever the flags allow."""
-    return tolerance(replace(case, tf32=False))
-
-
-def assert_right(f: Found, t: DirectTile, order: str = "forward", sanitize: bool = False) -> None:
-    x = f.case.example()
-    want, size = f.reference(x)
-    got = emulate(kernel(f, t), *f.tensors(x), order=order, sanitize=sanitize)
-    assert got.shape == want.shape and got.dtype == f.case.dtype
-    error = ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf)
-    assert error.max() <= precision(f.case), t
-
-
 SOME = ("depthwise", "groups, over channels", "windows and padding", "transposed, dilated", "float64", "float16")
 
 
@@ -237,20 +194,6 @@ def test_more_tiles(case: Case) -> None:
     f = found(case)
     for t in some(tiles(f), 8, random.Random(2)):
         assert_right(f, t, "shuffled")
-
-
-def random_found(seed: int) -> tuple[Found, random.Random]:
-    """The first case that is drawn from `seed` and that PyTorch and the family take."""
-    rng = random.Random(seed)
-    while True:
-        case = replace(draw(rng), channels_last=False)
-        try:
-            Model(case)(case.example())
-        except RuntimeError:  # nothing is left of the image, or no such pooling in this dtype
-            continue
-        f = find(case)
-        if isinstance(f, Found) and direct_choice.candidates(f.group, f.cells):
-            return f, rng
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -274,8 +217,7 @@ def test_orders_of_threads_agree(case: Case) -> None:
     k, operands = kernel(f, tiles(f)[0]), f.tensors(case.example())
     first, *others = (emulate(k, *operands, order=order, seed=3) for order in ORDERS)
     assert all(torch.equal(first, other) for other in others)
-    want, size = f.reference(case.example())
-    assert (((first.double() - want).abs() / (size + 1e-3)).nan_to_num(inf)).max() <= precision(case)
+    assert error_of(first, *f.reference(case.example())) <= precision(case)
 
 
 @pytest.mark.parametrize("case", EACH)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from contraction_cases import draw, draw_boxed, find, some, tolerance
+from direct_cases import assert_right, random_found, tiles
+from direct_cases import some as some_direct
 from emulation.emulate import ON_DEVICE, emulate
 from torch import nn
 
@@ -60,6 +62,16 @@ def test_random_contractions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
                 error = ((got - want).abs() / size.clamp(min=1e-30)).max().item()
                 assert error <= tolerance(case, boxed), (case, t, blocks, error)
         ran += 1
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_direct_contractions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight groups, each with three tiles."""
+    monkeypatch.setenv(ON_DEVICE, "1")
+    for i in range(8):
+        f, rng = random_found(1000 * (seed + 1) + i)
+        for t in some_direct(tiles(f), 3, rng):
+            assert_right(f, t)
 
 
 class Head(nn.Module):
