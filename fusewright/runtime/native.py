@@ -31,6 +31,7 @@ _TYPES: dict[str, Any] = {
     "long": ctypes.c_longlong,
     "threads": ctypes.c_int,
 }
+_ORDER = {"pointer": 0, "int": 1, "long": 1, "threads": 2}
 Entries = Mapping[str, Callable[..., None]]
 
 
@@ -86,9 +87,9 @@ class NativeLauncher(Launcher):
     def _bound(
         self, entry: Callable[..., None], launch: Launch, places: Mapping[str, int], sizes: Mapping[str, int]
     ) -> Callable[[list[int], int], None]:
-        """A launch that wants only its pointers and the number of threads; arguments come in this order."""
+        """A launch that wants only its pointers and the number of threads, which come first and last."""
         kinds = [a.kind for a in launch.arguments]
-        assert kinds == sorted(kinds, key=("pointer", "int", "long", "threads").index), f"{launch.entry}: {kinds}"
+        assert kinds == sorted(kinds, key=_ORDER.__getitem__), f"{launch.entry}: {kinds}"
         taken = [places[a.text] for a in launch.arguments if a.kind == "pointer"]
         numbers = [self._number(a, sizes) for a in launch.arguments if a.kind in ("int", "long")]
         work = max((evaluate(a.text, sizes) for a in launch.arguments if a.kind == "threads"), default=None)

@@ -5,7 +5,7 @@ record it returns has ``target="cpu"``, and:
 
 source    complete C++17: `fusewright.codegen.cpu.text.source` puts the body into a namespace of the kernel's name,
           behind the primitives it uses (`fusewright.codegen.cpu.primitives`: element types, vector maths)
-launches  calls of ``extern "C" void entry(...)``, one after another, arguments in the order pointers, ints, longs, and
+launches  calls of ``extern "C" void entry(...)``, one after another, arguments in the order pointers, numbers, and
           last ``int threads`` where the entry has a parallel loop (`fusewright.kernel.Argument`); its expression says
           how many scalar operations there are, so that little work stays in one thread
 threads   ``#pragma omp parallel for num_threads(threads)`` over work that is cut by sizes alone: no result may depend

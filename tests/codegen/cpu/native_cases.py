@@ -1,4 +1,4 @@
-"""What the tests of CPU kernels share: running them under conditions that must not matter, and which cases are quick."""
+"""What the tests of CPU kernels share: running them under conditions that must not matter, and what is quick."""
 
 from __future__ import annotations
 
