@@ -202,8 +202,9 @@ def _score(c: Contraction, t: Tiling, lengths: tuple[int, int, int], element_byt
 # cycles that one warp takes per instruction on its own, the share of the issue slots and of the tensor cores that
 # kernels reach.
 LATENCY, ALONE, ISSUED, MULTIPLIED = 1500.0, 2.5, 0.7, 0.6
-# Bytes per cycle that one multiprocessor gets from the level-2 cache, as far as nothing else hides them.
-FETCHED = 120.0
+# Bytes per cycle that one multiprocessor gets from the level-2 cache: of window sums' rows, as far as nothing else
+# hides them, and of tiles that all multiprocessors stage at once.
+FETCHED, STREAMED = 120.0, 24.0
 
 
 def _cycles(
@@ -220,11 +221,12 @@ def _cycles(
     values = t.m_tiles * prod((t.cells_d, t.cells_h, t.cells_w)) * prod(_most(a) for a in c.axes) * 2
     instructions = mma + 1.8 * reads + 10.0 * values
     waits = LATENCY * refills
-    fetched = 0.0
+    fetched = streamed = 0.0
     if c.box is None:
         alone = 16 // element_bytes // copied_at_once(c, t.chunk) if c.channels_last else 1
-        copied = (tile * alone * refills + (weights * refills if chunks > 1 else 0)) * wide / 4
-        filling = 6.0 * copied / (32 * t.warps)
+        staged = weights * refills if chunks > 1 else 0
+        filling = 6.0 * (tile * alone * refills + staged) * wide / 4 / (32 * t.warps)
+        streamed = (tile * refills + staged) * element_bytes / STREAMED
     else:
         tasks = c.channels * prod(t.cells) / (32 * t.warps)
         rows = prod((a.taps - 1) * a.phases[0].per_tap + n for a, n in zip(c.axes[:2], c.box.count[:2], strict=True))
@@ -236,7 +238,7 @@ def _cycles(
             c.channels * prod(sides) * element_bytes
         )  # rows that neighbouring cells share come from level 1
     instructions += filling
-    busiest = max(mma * t.warps / MULTIPLIED, reads * t.warps, instructions * t.warps / 4 / ISSUED)
+    busiest = max(mma * t.warps / MULTIPLIED, reads * t.warps, instructions * t.warps / 4 / ISSUED, streamed)
     return max(busiest, (waits + ALONE * instructions) / per_sm) + 0.1 * busiest + fetched / FETCHED
 
 
