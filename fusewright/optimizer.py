@@ -205,6 +205,11 @@ def _untouchable(model: nn.Module, args: Args, kwargs: Kwargs) -> str | None:
         return f"it holds or takes a {type(odd).__name__}, not plain tensors"
     if any(t.device.type == "meta" for t in tensors):
         return "it holds or takes tensors on the meta device, which have no values to verify with"
+    inputs = flat_tensors(args, kwargs)
+    if any(t.layout is not torch.strided for t in inputs):
+        return "it takes a sparse tensor; such calls run as they did"
+    if any(0 in t.shape for t in inputs):
+        return "an input is empty, which shows nothing of what is right or fast; pass inputs with elements"
     return None
 
 

@@ -157,6 +157,13 @@ class TestUntouchable:
         plan = fusewright.explain(model)
         assert plan.status == "untouched" and reason in plan.reason
 
+    @pytest.mark.parametrize(
+        "x, reason", [(images(batch=0), "an input is empty"), (images().to_sparse(), "takes a sparse tensor")]
+    )
+    def test_inputs(self, model: Gap, x: torch.Tensor, reason: str) -> None:
+        assert fusewright.optimize(model, (x,), rewrite="always") is model
+        assert reason in fusewright.explain(model).reason
+
     def test_scripted(self, model: Gap) -> None:
         scripted = torch.jit.script(model)
         assert fusewright.optimize(scripted, (images(),)) is scripted
