@@ -20,12 +20,13 @@ from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cpu import contraction_text as texts
 from fusewright.codegen.cpu.contraction_epilogue import DIMENSIONS, Epilogue, operands
 from fusewright.codegen.cpu.elements import read
+from fusewright.codegen.cpu.sample import program_work
 from fusewright.codegen.cpu.text import source
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Array, Kernel, Launch
 from fusewright.schedule.contraction import MOST_ELEMENTS, Axis, Contraction
-from fusewright.schedule.groups import sizes
+from fusewright.schedule.groups import sizes as sizes_of
 from fusewright.schedule.strips import Strips, candidates, is_flat
 
 # So many ways to cut a group are worth measuring.
@@ -35,12 +36,12 @@ WORTH_MEASURING = 4
 def options(c: Contraction, hints: Mapping[Any, int], layouts: Mapping[Node, str]) -> list[dict[str, Any]]:
     """Ways to cut a group, best guess first; none where this family does not take it."""
     spatial = set(range(2, c.conv.ndim))
-    if c.tail is not None or (c.fold is not None and set(c.fold.op.dims) not in ({1}, spatial, {1} | spatial)):
+    if c.fold is not None and set(c.fold.op.dims) not in ({1}, spatial, {1} | spatial):
         return []
-    if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
+    if prod(sizes_of(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []
     last = layouts.get(c.x) == "channels_last" and c.takes_channels_last
-    samples, _, *lengths = sizes(c.window.node if c.window is not None else c.conv, hints)
+    samples, _, *lengths = sizes_of(c.window.node if c.window is not None else c.conv, hints)
     d, h, w = (*(1,) * (3 - len(lengths)), *lengths)
     found = candidates(replace(c, channels_last=last), (d, h, w), samples)[:WORTH_MEASURING]
     return [{"strips": {**asdict(s), "strip": list(s.strip)}, "channels_last": last} for s in found]
@@ -73,6 +74,11 @@ class _Writer:
         """Of positions, without the pooling."""
         return self.c.plain_axes
 
+    @cached_property
+    def _operands(self) -> dict[Node, str]:
+        """What the first entry reads."""
+        return {n: name for n, name in operands(self.c).items() if n not in self.epilogue.read_by_tail}
+
     @property
     def tasks(self) -> str:
         """Tasks of one strip of one sample: groups and parts of a group's features."""
@@ -92,25 +98,20 @@ class _Writer:
             lengths, conv, out = ({"d": "1", "h": "1", "w": " * ".join(x.values())} for x in (lengths, conv, out))
         strips = " * ".join(f"ceil_div({out[a]}, {k})" for a, k in zip(DIMENSIONS, self.s.strip, strict=True))
         names = tuple(operands(c).values())
-        first = [n for n in names if n not in self._of_finish]
         target = "partial" if e.partial else "out"
         flops = f"N * {' * '.join(conv.values())} * {c.features * c.op.groups * c.channels * self._taps}"
         numbers = ["N", *lengths.values(), *conv.values(), *out.values()]
         arguments = (
-            *(Argument("pointer", p) for p in (*first, "packed", target)),
+            *(Argument("pointer", p) for p in (*self._operands.values(), "packed", target)),
             *(Argument("int", text) for text in numbers),
             Argument("threads", flops),
         )
         scratch = [Array("packed", (str(self._packed),), self._compute)]
         launches = [Launch(self.name, arguments, ("N", "1", "1"))]
         if e.partial:
-            rows = c.features * c.op.groups if e.kind == "positions" else 1
             splits = strips if e.kind == "positions" else f"{strips} * {c.op.groups * self.s.parts}"
-            count = " * ".join([*spatial, *([str(c.features * c.op.groups)] if e.kind == "all" else [])])
-            scratch.append(Array("partial", ("N", splits, str(rows * e.planes)), torch.float64))
-            numbers_of_finish = (Argument("int", splits), Argument("int", str(rows)), Argument("long", f"N * {rows}"))
-            ends = (Argument("pointer", "partial"), Argument("pointer", "out"), *numbers_of_finish)
-            launches.append(Launch(f"{self.name}_finish", (*ends, Argument("long", count))))
+            scratch.append(Array("partial", ("N", splits, str(e.rows * e.planes)), torch.float64))
+            launches.append(self._finish(splits, spatial))
         return Kernel(
             name=self.name,
             source=self.source(),
@@ -125,9 +126,17 @@ class _Writer:
             target="cpu",
         )
 
-    @property
-    def _of_finish(self) -> tuple[str, ...]:
-        return ()
+    def _finish(self, splits: str, spatial: list[str]) -> Launch:
+        """The call that joins the parts of reductions."""
+        c, e = self.c, self.epilogue
+        count = Argument("long", " * ".join([*spatial, *([str(c.features * c.op.groups)] if e.kind == "all" else [])]))
+        entry, partial, out = f"{self.name}_finish", Argument("pointer", "partial"), Argument("pointer", "out")
+        if c.tail is None:
+            sizes = (Argument("int", splits), Argument("int", str(e.rows)), Argument("long", f"N * {e.rows}"))
+            return Launch(entry, (partial, out, *sizes, count))
+        read = [Argument("pointer", operands(c)[n]) for n in c.tail_operands]
+        work = Argument("threads", f"N * ({splits} * {e.rows} + {program_work(c.tail)})")
+        return Launch(entry, (partial, *read, out, Argument("int", splits), Argument("long", "N"), count, work))
 
     @property
     def _compute(self) -> torch.dtype:
@@ -148,7 +157,9 @@ class _Writer:
         features, ones = str(c.features * c.op.groups), ["1"] * len(spatial)
         shape = ["N", "1" if kind in ("channels", "all") else features]
         shape += ones if kind in ("positions", "all") else spatial
-        if c.fold is not None and not c.fold.op.keepdim:
+        if c.tail is not None:
+            shape = ["N", *map(str, c.root.shape[1:])]
+        if c.tail is None and c.fold is not None and not c.fold.op.keepdim:
             shape = [d for i, d in enumerate(shape) if i not in c.fold.op.dims]
         return Array("out", tuple(shape), c.root.dtype, c.layout if kind == "store" else "contiguous")
 
@@ -191,7 +202,7 @@ class _Writer:
             *e.declarations(),
             self._strip(),
             self._entry(),
-            e.finish(self.name, self.c.root),
+            *e.finish(self.name),
         ]
         body = "\n\n".join("\n".join(section).strip("\n") for section in sections if section)
         return source("a convolution and what follows it, strip by strip.", self.name, body.split("\n"))
@@ -273,7 +284,7 @@ class _Writer:
             "",
             "// What a call works on: tensors, and lengths of the input, the convolution's output and the result.",
         ]
-        fields = [f"const {ELEMENT[n.dtype]}* {name};" for n, name in operands(c).items() if n is not c.conv.arg(1)]
+        fields = [f"const {ELEMENT[n.dtype]}* {name};" for n, name in self._operands.items() if n is not c.conv.arg(1)]
         fields += ["const Compute* packed;", "double* partial;" if e.partial else "Result* out;"]
         fields += ["int in_d, in_h, in_w, conv_d, conv_h, conv_w, out_d, out_h, out_w;"]
         result = [f"using Result = {ELEMENT[c.root.dtype]};"]
@@ -378,9 +389,9 @@ class _Writer:
 
     def _entry(self) -> Lines:
         c, e = self.c, self.epilogue
-        pointers = [f"const {ELEMENT[n.dtype]}* {name}" for n, name in operands(c).items()]
+        pointers = [f"const {ELEMENT[n.dtype]}* {name}" for n, name in self._operands.items()]
         target = ("double* partial", "partial") if e.partial else ("Result* out", "out")
-        fields = [name for n, name in operands(c).items() if n is not c.conv.arg(1)]
+        fields = [name for n, name in self._operands.items() if n is not c.conv.arg(1)]
         lengths = [f"{kind}_{a}" for kind in ("in", "conv", "out") for a in DIMENSIONS]
         return fill(
             texts.ENTRY,

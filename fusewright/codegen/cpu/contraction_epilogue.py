@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from fusewright.codegen.cpp import Scalars, compute_type
+from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type
 from fusewright.codegen.cpu import contraction_text as texts
 from fusewright.codegen.cpu.elements import read, written
 from fusewright.codegen.cpu.folds import PLANES, fold
-from fusewright.codegen.text import Lines, block, fill, indent
+from fusewright.codegen.cpu.sample import sample_program
+from fusewright.codegen.cpu.text import function
+from fusewright.codegen.text import Lines, block, fill
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.schedule.chain import Map
@@ -52,11 +54,6 @@ class Epilogue:
         """float64 numbers of a part of a reduction."""
         assert self.c.fold is not None
         return PLANES[self.c.fold.op.kind]
-
-    @property
-    def result(self) -> Node:
-        """What a fold, or else the last tree, gives."""
-        return self.c.root
 
     # -- declarations ------------------------------------------------------------------------------------------------
 
@@ -208,12 +205,33 @@ class Epilogue:
             return fill(texts.LEAVE_CHANNELS, value=written(f"own.over[at].result({count[2:]})", self.c.root.dtype))
         return []
 
-    def finish(self, name: str, root: Node) -> Lines:
-        """The function that joins the parts of reductions, in their order."""
+    # -- joining the parts -------------------------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> int:
+        """Results of a reduction over positions per sample."""
+        return self.c.features * self.c.op.groups if self.kind == "positions" else 1
+
+    @property
+    def read_by_tail(self) -> tuple[Node, ...]:
+        """Operands that only the tail reads."""
+        first = {self.c.x, self.c.conv.arg(1), self.c.conv.args[2], *self.c.operands}
+        return tuple(n for n in self.c.tail_operands if n not in first)
+
+    def finish(self, name: str) -> list[Lines]:
+        """The function that joins the parts of reductions, in their order, and carries on per sample with a tail."""
         if not self.partial:
             return []
-        value = written("value.result(count)", root.dtype)
-        return fill(texts.FINISH, name=name, planes=self.planes, value=value)
-
-    def indented(self, lines: Lines, by: int) -> Lines:
-        return indent(lines, by)
+        if self.c.tail is None:
+            value = written("value.result(count)", self.c.root.dtype)
+            return [fill(texts.FINISH, name=name, planes=self.planes, value=value)]
+        assert self.c.fold is not None
+        names = operands(self.c)
+        tail_names = {n: names[n] for n in self.c.tail_operands}
+        joins, body = sample_program(self.c.tail, {self.c.fold.node: "folded"}, tail_names, "sample")
+        pointers = [f"const {ELEMENT[n.dtype]}* {name}" for n, name in tail_names.items()]
+        parameters = ["const double* partial", *pointers, "Result* out", "int splits", "long long N"]
+        head = (f'extern "C" void {name}_finish', [*parameters, "long long count", "int threads"])
+        compute = compute_type(self.c.fold.node.dtype)
+        loop = fill(texts.FINISH_SAMPLE, planes=self.planes, rows=self.rows, compute=compute, body=body)
+        return [joins, function(head, loop)]

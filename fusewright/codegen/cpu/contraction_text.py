@@ -336,6 +336,21 @@ extern "C" void ${name}_finish(const double* partial, Result* out, int splits, i
 }
 """
 
+FINISH_SAMPLE = """
+#pragma omp parallel for num_threads(threads) schedule(static)
+for (long long sample = 0; sample < N; ++sample) {
+    $compute folded[$rows];
+    for (int i = 0; i < $rows; ++i) {
+        const double* from = partial + $planes * (sample * splits * $rows + i);
+        Fold value = Fold::load(from, 1);
+        for (int split = 1; split < splits; ++split)
+            value.merge(Fold::load(from + $planes * ((long long)split * $rows), 1));
+        folded[i] = value.result(count);
+    }
+    $body
+}
+"""
+
 STRIP = """
 
 // What a thread works on.

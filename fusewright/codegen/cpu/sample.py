@@ -57,7 +57,7 @@ def kernel(p: SampleProgram, name: str, reference: str = "") -> Kernel:
     operands = ", ".join(f"{names[n]} {_shape(n.shape)}" for n in p.leaves)
     first = next(i for i, n in enumerate(p.leaves) if p.per_sample(n))
     arguments = [Argument("pointer", n) for n in [*names.values(), "out"]]
-    arguments += [Argument("long", "batch"), Argument("threads", f"batch * {sum(map(_work, p.steps))}")]
+    arguments += [Argument("long", "batch"), Argument("threads", f"batch * {program_work(p)}")]
     return Kernel(
         name=name,
         source=source(f"sample by sample.  Operands: {operands}.", name, [*joins, *function((head, parameters), loop)]),
@@ -72,6 +72,11 @@ def kernel(p: SampleProgram, name: str, reference: str = "") -> Kernel:
         shapes=tuple(tuple(str(d) if isinstance(d, int) else "batch" for d in n.shape) for n in p.leaves),
         target="cpu",
     )
+
+
+def program_work(p: SampleProgram) -> int:
+    """Scalar operations for one sample."""
+    return sum(map(_work, p.steps))
 
 
 def _work(step: Node) -> int:

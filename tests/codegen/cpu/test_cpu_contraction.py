@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from codegen.cuda.contraction_cases import Case, Found, draw, draw_boxed, find, tolerance
-from torch import Tensor
+from torch import Tensor, nn
 
 import fusewright
+from fusewright.capture import capture
 from fusewright.codegen.cpu import contraction as cpu
+from fusewright.ir import ops
 from fusewright.kernel import Kernel
 from fusewright.runtime.launch import Launcher
 from fusewright.runtime.native import launcher
+from fusewright.schedule import contraction
 from fusewright.schedule.strips import Strips, candidates
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -115,6 +119,45 @@ def test_equals_the_model(name: str) -> None:
     f = found((BOXED if boxed else CASES)[name], boxed)
     strips = ways(f)[-1 if name in ("plain", "stem", "transposed") else 0]
     assert_right(f, launcher(kernel(f, strips)), f.case.example(), boxed)
+
+
+class Tail(nn.Module):
+    """Ends per sample in something that depends on a mean over positions or on a maximum of everything."""
+
+    def __init__(self, kind: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.conv = kind, nn.Conv2d(4, 20, 3)
+        self.bias, self.head = nn.Parameter(torch.randn(20, 1, 1)), nn.Linear(20, 7)
+        self.eval().to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x).relu()
+        match self.kind:
+            case "logsumexp":
+                return (y.mean((2, 3), keepdim=True) + self.bias).logsumexp(1, keepdim=True).sum((2, 3)) * 10
+            case "linear":
+                return self.head(y.mean((2, 3)))
+            case "softmax":
+                return (y.amax((2, 3)) * 0.5).softmax(1)
+        return (y.amax((1, 2, 3)) + 1).tanh()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64, BF16], ids=str)
+@pytest.mark.parametrize("kind", ["logsumexp", "linear", "softmax", "all"])
+def test_tails(kind: str, dtype: torch.dtype) -> None:
+    model = Tail(kind, dtype)
+    x = torch.randn(3, 4, 9, 11).to(dtype)
+    graph = capture(model, (x,), {}).graph
+    c = contraction.match(graph.outputs[0], graph.users())
+    assert isinstance(c, contraction.Contraction) and c.tail is not None
+    run = launcher(cpu.kernel(c, candidates(c, (1, 7, 9), 3)[0], "fused_test", "def reference(*operands): ..."))
+    parameters = [model.get_parameter(n.op.path) for n in c.tensors[1:] if isinstance(n.op, ops.Param)]
+    got = run(x, *(p.detach() for p in parameters))
+    want = deepcopy(model).double()(x.double())
+    torch.testing.assert_close(
+        got.double(), want, rtol={BF16: 2e-2}.get(dtype, 1e-5), atol={BF16: 2e-2}.get(dtype, 1e-6)
+    )
 
 
 def sizes_like(f: Found, rng: random.Random) -> Iterator[Case]:
