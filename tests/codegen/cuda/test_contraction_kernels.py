@@ -349,6 +349,10 @@ def test_another_batch(batch: int) -> None:
         "columns in bfloat16",
         "columns, padded",
         "columns, transposed, dilated",
+        "logsumexp over groups",
+        "maximum of groups, pooled",
+        "logsumexp over positions",
+        "logsumexp over all",
     ],
 )
 def test_stays_inside_its_arrays(name: str) -> None:
@@ -365,6 +369,12 @@ LARGE = {
     "3xTF32": Case((62, 62), 64, 128, tf32=False, before=("relu",)),
     "float64": Case((62, 62), 16, 32, dtype=F64, pool="avg", window=(2, 2), step=(2, 2)),
     "bfloat16": Case((62, 62), 64, 64, dtype=BF16, before=("hardswish",), fold="mean", fold_dims="p"),
+    "logsumexp over channels": Case((62, 62), 8, 64, before=("relu",), fold="logsumexp", fold_dims="c"),
+    "logsumexp over all": Case(
+        (62, 62), 8, 64, pool="max", window=(2, 2), step=(2, 2), fold="logsumexp", fold_dims="cp"
+    ),
+    "logsumexp over positions": Case((62, 62), 64, 128, tf32=False, fold="logsumexp", fold_dims="p"),
+    "over groups": Case((62, 62), 8, 32, groups=4, before=("square",), fold="sum", fold_dims="c"),
     "box": Case(
         (66, 66), 8, 64, pool="avg", window=(4, 4), step=(4, 4), after=("sigmoid",), fold="sum", fold_dims="cp"
     ),
