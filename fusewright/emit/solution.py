@@ -68,12 +68,11 @@ def text(draft: Draft, header: str) -> str:
     code = model_code(draft.problem.path, draft.problem.source)
     _check(draft, code)
     kernels = [CudaText(kernel) for kernel in draft.program.kernels]
-    sections = [
-        _section("The model as it was", code.body),
-        _section("Kernels, in the order in which they run", *_kernels(kernels)),
-        _section("Building and calling them", *_calling(draft, kernels)),
-        _section("The model with the kernels", *_guards(draft), _model(draft)),
-    ]
+    sections = [_section("The model as it was", code.body)]
+    if kernels:
+        sections.append(_section("Kernels, in the order in which they run", *_kernels(kernels)))
+        sections.append(_section("Building and calling them", *_calling(draft, kernels)))
+    sections.append(_section("The model that does less", *_guards(draft), _model(draft)))
     body = "\n\n\n".join(sections)
     return f'"""{header}"""\n\n{_imports(code, body)}\n\n{body}\n'
 
@@ -191,7 +190,7 @@ def _guards(draft: Draft) -> list[str]:
     weights = "".join(f"{attribute('model', path)}, " for path in paths)
     kinds = "".join(f"({tuple(tensors[p].shape)}, {tensors[p].dtype}), " for p in paths)
     made_for = pformat(_configured(model), width=110, sort_dicts=False, compact=True)
-    capability = max(kernel.needs for kernel in program.kernels)
+    capability = max((kernel.needs for kernel in program.kernels), default=0)
     parts = [
         f"# What the kernels were made for; a model that is configured otherwise runs its original forward.\n"
         f"MADE_FOR = {made_for}",

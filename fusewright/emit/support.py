@@ -124,7 +124,7 @@ def described(value):
 ORDINARY = '''
 @cache
 def runs_kernels(device: torch.device) -> bool:
-    """Whether a device is a GPU that the kernels are for."""
+    """Whether a device is a GPU that this file is made for."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= $capability
 
 

@@ -12,8 +12,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from solutions import draft, load, problem, write
+from solutions import draft as drafted
+from solutions import load, problem
 
+from fusewright.emit.header import Checked
+from fusewright.emit.solution import Draft
+from fusewright.emit.writing import content_of
 from fusewright.kernel import Kernel, evaluate
 
 CASES = {
@@ -30,11 +34,24 @@ CASES = {
     "ranges": ("self.conv = nn.Conv2d(6, 9, 4, stride=3, padding=2)", "self.conv(x).mean((2, 3))", "6, 200, 240"),
 }
 
+FAMILIES = {
+    "contraction": {"contraction"},
+    "contraction, not reduced": {"contraction"},
+    "transposed": {"contraction"},
+    "several": {"range reduction", "sample program"},
+    "stream": {"stream"},
+    "rows": set[str](),
+    "ranges": {"range reduction"},
+}
 
-def made(tmp_path: Path, case: str) -> tuple[tuple[Kernel, ...], ModuleType]:
+
+def made(tmp_path: Path, case: str) -> tuple[Draft, ModuleType]:
     init, expression, shape = CASES[case]
     path = problem(tmp_path, init, f"def forward(self, x):\n    return {expression}", f"[torch.rand(4, {shape})]")
-    return draft(path, kernels="always").program.kernels, load(write(path, kernels="always"))
+    found = drafted(path, kernels="always", rewrite="always")
+    solution = path.with_name("solution.py")
+    solution.write_text(content_of(found, Checked()))
+    return found, load(solution)
 
 
 def launched(solution: Any, kernel: Kernel, operands: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -95,7 +112,9 @@ def recorded(solution: Any, kernels: tuple[Kernel, ...]) -> dict[str, list[torch
 
 @pytest.mark.parametrize("case", CASES)
 def test_launches_are_those_of_the_record(case: str, tmp_path: Path) -> None:
-    kernels, solution = made(tmp_path, case)
+    draft, solution = made(tmp_path, case)
+    kernels = draft.program.kernels
+    assert FAMILIES[case] <= {c.family for c in draft.plan.kernels if c.path == "generated"}
     operands = recorded(solution, kernels)
     random = Random(0)
     for kernel in kernels:
@@ -128,14 +147,3 @@ def _same_launches(
                 assert text == argument.text
             else:
                 assert evaluate(text, given) == evaluate(argument.text, sizes)
-
-
-def test_every_family_is_among_them(tmp_path: Path) -> None:
-    families = {c.family for case in CASES for c in draft_of(tmp_path, case).plan.kernels if c.path == "generated"}
-    assert {"contraction", "range reduction", "sample program", "stream"} <= families
-
-
-def draft_of(tmp_path: Path, case: str) -> Any:
-    init, expression, shape = CASES[case]
-    path = problem(tmp_path, init, f"def forward(self, x):\n    return {expression}", f"[torch.rand(4, {shape})]")
-    return draft(path, kernels="always")

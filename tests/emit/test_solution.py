@@ -14,6 +14,7 @@ from fusewright.emit.writing import content_of, tried
 
 CONV = "self.conv = nn.Conv2d(3, 8, 3)"
 HEAD = "def forward(self, x):\n    return self.conv(x).relu().mean((2, 3))"
+SUM = "def forward(self, x):\n    return self.linear(x).sum(1)"
 INPUT = "[torch.rand(4, 3, 20, 24)]"
 
 
@@ -60,3 +61,12 @@ def test_runs_without_fusewright(tmp_path: Path) -> None:
     facts = tried(path, write(path), "cpu", timed=False)
     assert facts["errors"]["outputs"]["new"] < 1e-6
     assert facts["errors"]["gradients"]["new"] < 1e-5
+
+
+def test_a_rewrite_without_kernels_is_a_solution_too(tmp_path: Path) -> None:
+    path = problem(tmp_path, "self.linear = nn.Linear(64, 96)", SUM, "[torch.rand(8, 64)]")
+    solution = write(path, kernels="never", rewrite="always")
+    assert "load_inline" not in solution.read_text()
+    ruff(solution)
+    facts = tried(path, solution, "cpu", timed=False)
+    assert facts["errors"]["outputs"]["new"] < 1e-5
