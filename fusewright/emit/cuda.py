@@ -222,14 +222,16 @@ def parameters_of(source: str, entry: str) -> list[_Parameter]:
 
 
 def without_unused(function: str) -> str:
-    """The text of a function without the sizes that it reads and does not use."""
+    """The text of a function without the names that it gives to sizes and to results of calls, and does not use."""
     lines = function.split("\n")
     kept = []
     for line in lines:
-        found = re.fullmatch(r"\s+(\w+) = \w+\.shape\[\d+\]", line)
+        found = re.fullmatch(r"(\s+)(\w+) = (\w+\.shape\[\d+\]|torch\.ops\..*)", line)
         others = "\n".join(re.sub(r"#.*", "", other) for other in lines if other is not line)
-        if found is None or re.search(rf"\b{found[1]}\b", others):
+        if found is None or re.search(rf"\b{found[2]}\b", others):
             kept.append(line)
+        elif found[3].startswith("torch.ops."):
+            kept.append(found[1] + found[3])  # for its effect
     return "\n".join(kept)
 
 
