@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from string import Template
 
 from fusewright.schedule.contraction import Contraction
@@ -45,8 +44,15 @@ def stage(c: Contraction, t: Tiling, rounds: bool) -> str:
         start_h=c.axes[1].phases[0].first,
         start_w=c.axes[2].phases[0].first,
         value=f"__uint_as_float(round_tf32({value}))" if rounds else value,
-        cells=prod(t.cells),
+        strip=strip(c, t),
+        shared=max(0, spans[1] - c.axes[1].advance) if strip(c, t) > 1 else 0,
     )
+
+
+def strip(c: Contraction, t: Tiling) -> int:
+    """Cells along h that a thread sums up one after the other: as many as leave no thread without a strip."""
+    d, h, w = t.cells
+    return max(n for n in range(1, h + 1) if h % n == 0 and (n == 1 or c.channels * d * w * h // n >= 32 * t.warps))
 
 
 _STAGE = """
@@ -58,6 +64,7 @@ constexpr int COUNT_D = $count_d, COUNT_H = $count_h, COUNT_W = $count_w;
 constexpr int STEP_D = $step_d, STEP_H = $step_h, STEP_W = $step_w;
 constexpr int MOVE_D = $move_d, MOVE_H = $move_h, MOVE_W = $move_w;
 constexpr int SPAN_D = $span_d, SPAN_H = $span_h, SPAN_W = $span_w;    // elements that the windows of one cell cover
+constexpr int STRIP = $strip, SHARED = $shared;    // cells of a strip along h; rows that two of them share
 
 // Whether offset `at` belongs to the window of a tap.
 __device__ __forceinline__ constexpr bool covers(int at, int tap, int dilation, int count, int step) {
@@ -99,54 +106,80 @@ __device__ __forceinline__ void load_row(Compute (&v)[SPAN_W], const Element* fr
     for (; i < SPAN_W; ++i) v[i] = widened(from[i]);
 }
 
+// The window sums of one row of x along w, one per tap.
+template <bool ALIGNED>
+__device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Element* from) {
+    Compute v[SPAN_W];
+    load_row<ALIGNED>(v, from);
+    Sum middle;    // of what belongs to all windows
+#pragma unroll
+    for (int at = 0; at < SPAN_W; ++at)
+        if (covered<BOX_TAPS_W>(at, DILATION_W, COUNT_W, STEP_W)) middle.add(v[at]);
+#pragma unroll
+    for (int tap = 0; tap < BOX_TAPS_W; ++tap) {
+        Sum sum = middle;
+#pragma unroll
+        for (int at = 0; at < SPAN_W; ++at)
+            if (!covered<BOX_TAPS_W>(at, DILATION_W, COUNT_W, STEP_W) && covers(at, tap, DILATION_W, COUNT_W, STEP_W))
+                sum.add(v[at]);
+        sums[tap] = sum.value;
+    }
+}
+
+// A thread goes down a strip of cells and keeps the sums of rows that the next cell reads as well.
 template <bool ALIGNED>
 __device__ __forceinline__ void sum_windows(const Element* x, Element* tile, int cell_d, int cell_h, int cell_w,
                                             int D, int H, int W) {
-    for (int i = threadIdx.x; i < BOX_C * CELLS_D * CELLS_H * CELLS_W; i += THREADS) {
-        const int w = i % CELLS_W, h = i / CELLS_W % CELLS_H, d = i / (CELLS_W * CELLS_H) % CELLS_D;
-        const int c = i / (CELLS_W * CELLS_H * CELLS_D);
-        const int x_d = (cell_d + d) * MOVE_D, x_h = (cell_h + h) * MOVE_H, x_w = (cell_w + w) * MOVE_W;
-        // Rows that belong to the windows of all taps are added once, and to every window at the end.
-        Sum box[BOX_TAPS_D][BOX_TAPS_H][BOX_TAPS_W], common[BOX_TAPS_W];
-        if (x_d + SPAN_D <= D && x_h + SPAN_H <= H && x_w + SPAN_W <= W) {
-            const Element* from = x + ((c * D + x_d) * H + x_h) * W + x_w;
+    constexpr int STRIPS = CELLS_H / STRIP;
+    for (int i = threadIdx.x; i < BOX_C * CELLS_D * STRIPS * CELLS_W; i += THREADS) {
+        const int w = i % CELLS_W, first = i / CELLS_W % STRIPS * STRIP, d = i / (CELLS_W * STRIPS) % CELLS_D;
+        const int c = i / (CELLS_W * STRIPS * CELLS_D);
+        const int x_d = (cell_d + d) * MOVE_D, x_w = (cell_w + w) * MOVE_W;
+        Compute rows[SPAN_D][SPAN_H][BOX_TAPS_W];
+#pragma unroll 1
+        for (int h = first; h < first + STRIP; ++h) {
+            const int x_h = (cell_h + h) * MOVE_H;
+            // Rows that belong to the windows of all taps are added once, and to every window at the end.
+            Sum box[BOX_TAPS_D][BOX_TAPS_H][BOX_TAPS_W], common[BOX_TAPS_W];
+            if (x_d + SPAN_D <= D && x_h + SPAN_H <= H && x_w + SPAN_W <= W) {
+                const Element* const from = x + ((c * D + x_d) * H + x_h) * W + x_w;
 #pragma unroll
-            for (int rd = 0; rd < SPAN_D; ++rd)
+                for (int rd = 0; rd < SPAN_D; ++rd)
 #pragma unroll
-                for (int rh = 0; rh < SPAN_H; ++rh) {
-                    Compute v[SPAN_W];
-                    load_row<ALIGNED>(v, from + (rd * H + rh) * W);
-                    Sum middle;
+                    for (int rh = 0; rh < SPAN_H; ++rh)
+                        if (rh >= SHARED || h == first) sum_row<ALIGNED>(rows[rd][rh], from + (rd * H + rh) * W);
 #pragma unroll
-                    for (int at = 0; at < SPAN_W; ++at)
-                        if (covered<BOX_TAPS_W>(at, DILATION_W, COUNT_W, STEP_W)) middle.add(v[at]);
-                    const bool all = covered<BOX_TAPS_D>(rd, DILATION_D, COUNT_D, STEP_D) &&
-                                     covered<BOX_TAPS_H>(rh, DILATION_H, COUNT_H, STEP_H);
+                for (int rd = 0; rd < SPAN_D; ++rd)
 #pragma unroll
-                    for (int tw = 0; tw < BOX_TAPS_W; ++tw) {
-                        Sum sum = middle;
+                    for (int rh = 0; rh < SPAN_H; ++rh) {
+                        const bool all = covered<BOX_TAPS_D>(rd, DILATION_D, COUNT_D, STEP_D) &&
+                                         covered<BOX_TAPS_H>(rh, DILATION_H, COUNT_H, STEP_H);
 #pragma unroll
-                        for (int at = 0; at < SPAN_W; ++at)
-                            if (!covered<BOX_TAPS_W>(at, DILATION_W, COUNT_W, STEP_W) &&
-                                covers(at, tw, DILATION_W, COUNT_W, STEP_W))
-                                sum.add(v[at]);
-                        if (all) common[tw].add(sum.value);
+                        for (int tw = 0; tw < BOX_TAPS_W; ++tw) {
+                            if (all) common[tw].add(rows[rd][rh][tw]);
 #pragma unroll
-                        for (int td = 0; td < BOX_TAPS_D; ++td)
+                            for (int td = 0; td < BOX_TAPS_D; ++td)
 #pragma unroll
-                            for (int th = 0; th < BOX_TAPS_H; ++th)
-                                if (!all && covers(rd, td, DILATION_D, COUNT_D, STEP_D) &&
-                                    covers(rh, th, DILATION_H, COUNT_H, STEP_H))
-                                    box[td][th][tw].add(sum.value);
+                                for (int th = 0; th < BOX_TAPS_H; ++th)
+                                    if (!all && covers(rd, td, DILATION_D, COUNT_D, STEP_D) &&
+                                        covers(rh, th, DILATION_H, COUNT_H, STEP_H))
+                                        box[td][th][tw].add(rows[rd][rh][tw]);
+                        }
                     }
-                }
-        }
-        Element* to = tile + c * BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W * X_CHANNEL + (d * CELLS_H + h) * CELLS_W + w;
 #pragma unroll
-        for (int tap = 0; tap < BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W; ++tap) {
-            Sum sum = box[tap / (BOX_TAPS_W * BOX_TAPS_H)][tap / BOX_TAPS_W % BOX_TAPS_H][tap % BOX_TAPS_W];
-            if (common[tap % BOX_TAPS_W].any) sum.add(common[tap % BOX_TAPS_W].value);
-            to[tap * X_CHANNEL] = $value;
+                for (int rd = 0; rd < SPAN_D; ++rd)
+#pragma unroll
+                    for (int rh = 0; rh < SHARED; ++rh)
+#pragma unroll
+                        for (int tw = 0; tw < BOX_TAPS_W; ++tw) rows[rd][rh][tw] = rows[rd][rh + MOVE_H][tw];
+            }
+            Element* to = tile + c * BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W * X_CHANNEL + (d * CELLS_H + h) * CELLS_W + w;
+#pragma unroll
+            for (int tap = 0; tap < BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W; ++tap) {
+                Sum sum = box[tap / (BOX_TAPS_W * BOX_TAPS_H)][tap / BOX_TAPS_W % BOX_TAPS_H][tap % BOX_TAPS_W];
+                if (common[tap % BOX_TAPS_W].any) sum.add(common[tap % BOX_TAPS_W].value);
+                to[tap * X_CHANNEL] = $value;
+            }
         }
     }
 }
