@@ -13,6 +13,8 @@ from fusewright.schedule.direct import Cut, DirectTile, make_box
 MOST_VALUES, MOST_HELD = 64, 112
 # Bytes of shared memory that a block may take, and its threads.
 MOST_SHARED, FEWEST_THREADS, MOST_THREADS = 110 * 1024, 32, 512
+# Teams of a block, and how many numbers of them are tried per number of features.
+MOST_TEAMS, TEAMS = 10, 3
 
 # So many tiles are worth measuring, and so many of the same values per thread.
 WORTH_MEASURING, ALIKE = 6, 2
@@ -102,11 +104,18 @@ def _runs(c: Contraction) -> list[int]:
 def _shapes(c: Contraction, rows: int, run: int) -> list[tuple[int, int, bool]]:
     """Features of a thread, teams, and whether a plane's weights are at hand together."""
     most = MOST_VALUES // (rows * run * prod(len(a.phases) for a in c.axes))
+    both = (False, True) if rows > 1 and c.axes[1].taps > 1 else (False,)
+
+    def computed(features: int, teams: int) -> int:
+        return ceil(c.features / (features * teams)) * features * teams
+
     found = []
-    for features, teams in product((1, 2, 3, 4, 5, 6, 8, 16), (1, 2, 4, 8)):
-        blocks = ceil(c.features / (features * teams))
-        if features <= most and blocks * features * teams * 4 <= 5 * c.features + 3:
-            found += [(features, teams, b) for b in ((False, True) if rows > 1 and c.axes[1].taps > 1 else (False,))]
+    for features in (1, 2, 3, 4, 5, 6, 8, 16):
+        teams = [n for n in range(1, MOST_TEAMS + 1) if computed(features, n) * 4 <= 5 * c.features + 3]
+        if features <= most:
+            # The fewest features in vain, and of those the largest blocks.
+            teams.sort(key=lambda n: (computed(features, n), -n))
+            found += [(features, n, together) for n in teams[:TEAMS] for together in both]
     return found
 
 
