@@ -186,23 +186,15 @@ class Finish:
             )
         if self.blocks is None:
             return text
-        total, place = self.total_type, f"{self._places[0]}"
-        if total != "double":
-            place += f" * (8 / sizeof({total}))"
-        own = f"    {total}* const own = reinterpret_cast<{total}*>(shared_memory) + {place};\n"
-        return (
-            "\n    // What this block's warps come to, for the others to read.\n"
-            + own
-            + text.lstrip("\n")
-            + self._join()
-        )
+        own = f"    {_in_shared(self.total_type, 'own', self._places[0])}\n"
+        about = "\n    // What this block's warps come to, for the others to read.\n"
+        return about + own + text.lstrip("\n") + self._join()
 
     def _join(self) -> str:
         """The first block of a cluster folds the results of all, in their order, and finishes the sample."""
         assert self.c.fold is not None and self.blocks is not None
         compute = compute_type(self.c.fold.node.dtype)
-        folded = f"reinterpret_cast<{compute}*>(reinterpret_cast<double*>(shared_memory) + {self._places[1]})"
-        lines = [f"{compute}* const folded = {folded};"]
+        lines = [_in_shared(compute, "folded", self._places[1])]
         several = self.blocks > 1
         lines += ["cluster_barrier();", "if (cluster_rank() == 0)"] if several else ["__syncthreads();"]
         body = [
@@ -250,7 +242,7 @@ class Finish:
         program = self._program
         lines = list(program.body)
         if program.units and self.blocks is not None:
-            lines = [f"double* const arena = reinterpret_cast<double*>(shared_memory + {8 * self._places[2]});", *lines]
+            lines = [_in_shared("double", "arena", self._places[2]), *lines]
         elif program.units:
             lines = [f"__shared__ double arena[{program.units}];    // values of one sample", *lines]
         return indented(lines, 1)
@@ -347,6 +339,12 @@ class Finish:
             return Results(output, (partial,), (Launch(f"{name}_finish", arguments, ("N", "1", "1"), FINISHERS),))
         blocks = f"ceil_div(N * {rows}, {FINISHERS})"
         return Results(output, (partial,), (Launch(f"{name}_finish", arguments, (blocks, "1", "1"), FINISHERS),))
+
+
+def _in_shared(kind: str, name: str, units: int) -> str:
+    """The declaration of an array in shared memory, so many units of 8 bytes from its start."""
+    at = f"reinterpret_cast<double*>(shared_memory) + {units}"
+    return f"{kind}* const {name} = {at if kind == 'double' else f'reinterpret_cast<{kind}*>({at})'};"
 
 
 def _even(n: int) -> int:
