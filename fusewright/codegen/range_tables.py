@@ -37,8 +37,8 @@ class Tables:
 
     @property
     def cells(self) -> int:
-        """Different sums per plane."""
-        return prod(len(a.segments) * a.period for a in self.r.axes)
+        """Different sums per plane: one per set of rows, segment of the columns and residue."""
+        return (len(self.sets[0]) if self.rows else 1) * len(self.members)
 
     @cached_property
     def sets(self) -> tuple[list[str], list[int]]:
