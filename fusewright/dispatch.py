@@ -26,6 +26,7 @@ from fusewright.ir.ops import Size
 from fusewright.plan import Mode, Plan
 from fusewright.runtime.derived import DerivedWeights
 from fusewright.runtime.watch import Watch, freeze, has_inner_hooks, has_plain_parameters
+from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors, tree_flatten
 
 Args = tuple[Any, ...]
@@ -52,6 +53,7 @@ class Options:
     verify: bool = True
     measure: bool = True
     replans: int = 8
+    wishes: Wishes = NO_WISHES
     target: torch.device | None = None  # a device that is not here, which nothing can run or be measured on
 
 

@@ -33,6 +33,7 @@ from fusewright.runtime.device import LARGE_GPU, device_facts
 from fusewright.runtime.launch import layout_of
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.groups import cut
+from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors
 from fusewright.tuning import TARGETS, Decision, Tuner
 from fusewright.verification.numerics import tf32_allowed
@@ -68,6 +69,7 @@ def build(
     precision: str = "eager",
     measure: bool = True,
     target: torch.device | None = None,
+    wishes: Wishes = NO_WISHES,
     decisions: Mapping[str, Decision] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Built:
@@ -78,6 +80,7 @@ def build(
     the rest is decided by measuring on the device.
 
     For a `target` that is not here, everything is done as on a large GPU, by estimate; the program refers to it.
+    `wishes` may leave operators alone.
 
     Raises `CaptureError` when the model cannot be captured whole.
     """
@@ -98,11 +101,12 @@ def build(
     facts = device_facts(device) if target is None else LARGE_GPU
     cost = CostModel(facts, hints, derived_ahead=not model.training, fusing=sliding)
     rules = [rule for rule in RULES if rule.name not in without and (only is None or rule.name in only)]
-    rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite, fusing=fusing)
+    alone = wishes.left_alone(graph)
+    rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite, fusing=fusing, alone=alone)
     check(rewritten.graph)
     layouts = {node: layout_of(tensor) for node, tensor in zip(rewritten.graph.inputs, tensors, strict=True)}
-    tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, layouts, decisions or {}, progress)
-    final = check(cut(rewritten.graph, tuner)) if fusing else rewritten.graph
+    tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, layouts, decisions or {}, progress, wishes)
+    final = check(cut(rewritten.graph, tuner, alone)) if fusing else rewritten.graph
     attributes = [key for key, tensor in captured.constants.items() if _found(model, key) is tensor]
     program = lower(final, captured.out_spec, captured.constants, attributes, tuple(tuner.kernels.values()))
     work = total(graph, cost), total(final, cost)

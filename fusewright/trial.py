@@ -218,6 +218,7 @@ def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:
         "precision": options.precision,
         "measure": options.measure and like is None,
         "target": options.target,
+        "wishes": options.wishes,
         "progress": trial.progress,
     }
     if like is not None:

@@ -34,6 +34,7 @@ from fusewright.runtime.memory import is_out_of_memory
 from fusewright.runtime.native import launcher
 from fusewright.runtime.operators import reference_of
 from fusewright.schedule.groups import Group, signature, sizes
+from fusewright.schedule.wishes import NO_WISHES, Wishes
 
 # Bump when kernels change so much that old timings mean nothing.
 REVISION = 1
@@ -61,6 +62,11 @@ class Decision:
     tried: int = 0
 
 
+def _is_one_launch(kernel: Kernel) -> bool:
+    """Whether a call launches once and allocates nothing but its output."""
+    return len(kernel.launches) == 1 and not kernel.scratch
+
+
 @dataclass
 class Tuner:
     """Decides for one graph; hand it to `fusewright.schedule.groups.cut`.
@@ -80,6 +86,7 @@ class Tuner:
     layouts: Mapping[Node, str] = field(default_factory=dict)
     remembered: Mapping[str, Decision] = field(default_factory=dict)
     progress: Callable[[str], None] = lambda _: None
+    wishes: Wishes = NO_WISHES
     decisions: dict[str, Decision] = field(default_factory=dict)
     known: dict[str, Decision] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(default_factory=dict)
@@ -106,6 +113,7 @@ class Tuner:
         return group.fused(name)
 
     def _fresh(self, name: str) -> str:
+        name = self.wishes.name or name
         fresh, count = name, 1
         while fresh in self.kernels:
             count += 1
@@ -144,6 +152,8 @@ class Tuner:
     def _decided(self, group: Group, name: str) -> Decision | None:
         """The decision for a group met for the first time; `None` where no kernel can be made."""
         options = TARGETS[self.device.type].options(group, self.hints, self._layouts(group))
+        if self.wishes.single:
+            options = [option for option in options if _is_one_launch(self._kernel(group, name, option))]
         if not options:
             return None
         if not self.measure:

@@ -160,7 +160,7 @@ class Check:
         with torch.no_grad():
             for p in reference.parameters():
                 if p.is_floating_point():
-                    p += 0.1 * torch.rand_like(p) * p.abs().mean().clamp(min=0.1)
+                    p.add_(0.1 * torch.rand_like(p) * p.abs().mean().clamp(min=0.1))
         new.load_state_dict(reference.state_dict())
 
     def watch_kernels(self) -> None:

@@ -58,12 +58,13 @@ def rewrite(
     mode: Mode = "cost",
     finite: bool = False,
     fusing: bool = False,
+    alone: Callable[[Node], bool] = lambda _: False,
 ) -> Rewritten:
     """Apply `rules` to `graph` until none is left that is valid (and, under ``cost``, pays).
 
     `cost` gives the work of one node.  ``finite`` rules are only taken when `finite` is set.  Valid in, valid out.
     Where no application saved anything under ``cost``, those that only enable are taken back, unless kernels that may
-    use them follow (`fusing`).
+    use them follow (`fusing`).  Operations for which `alone` holds stay as they are.
     """
     original, saved = graph, mode == "always" or fusing
     fired: list[Fired] = []
@@ -72,7 +73,7 @@ def rewrite(
         return Rewritten(graph, (), ())
     limit = 20 * len(graph.nodes()) + 100
     for _ in range(limit):
-        offer, rivals = _next(graph, rules, cost, mode, finite, declined)
+        offer, rivals = _next(graph, rules, cost, mode, finite, alone, declined)
         if offer is None:
             kept = set(graph.nodes())
             left = tuple(d for (_, n), d in declined.items() if n in kept)
@@ -101,6 +102,7 @@ def _next(
     cost: NodeCost,
     mode: Mode,
     finite: bool,
+    alone: Callable[[Node], bool],
     declined: dict[tuple[str, Node], Declined],
 ) -> tuple[_Offer | None, tuple[str, ...]]:
     """The first application to take, looking from the inputs on, and the other rules that could be applied there."""
@@ -108,6 +110,8 @@ def _next(
     for root in graph.nodes():
         offers: list[_Offer] = []
         for rule, match in _matches(root, rules):
+            if any(alone(node) for node in _operations(rule, match)):
+                continue
             reason = refusal(rule, match, users, finite)
             if reason is None:
                 offers.append(_offer(rule, match, root, users, cost))

@@ -92,11 +92,14 @@ FAMILIES = (
 Decide = Callable[[Group], Node | None]
 
 
-def cut(graph: Graph, decide: Decide) -> Graph:
-    """`graph` with every group for which `decide` gives a node replaced by that node."""
+def cut(graph: Graph, decide: Decide, alone: Callable[[Node], bool] = lambda _: False) -> Graph:
+    """`graph` with every group for which `decide` gives a node replaced by that node.
+
+    Operations for which `alone` holds are in no group.
+    """
     for family in FAMILIES:
         declined: set[Node] = set()
-        while (group := _next(graph, family, declined)) is not None:
+        while (group := _next(graph, family, declined, alone)) is not None:
             node = decide(group)
             if node is None:
                 declined.add(_key(family, group))
@@ -112,9 +115,11 @@ def _key(family: Family, group: Group) -> Node:
     return next(n for n in group.inner if isinstance(n.op, family.anchor))
 
 
-def _next(graph: Graph, family: Family, declined: set[Node]) -> Group | None:
+def _next(graph: Graph, family: Family, declined: set[Node], alone: Callable[[Node], bool]) -> Group | None:
     users, nodes = graph.users(), graph.nodes()
-    computed = depends_on_input(nodes)
+    apart = {node for node in nodes if alone(node)}
+    users.update((node, users[node] + 2) for node in apart)  # as if others used it: no group takes it in
+    computed = depends_on_input(nodes) - apart
     if family.anchor is None:
         for root in reversed(nodes):
             if root in computed and root not in declined and _may_end(root):
@@ -124,7 +129,7 @@ def _next(graph: Graph, family: Family, declined: set[Node]) -> Group | None:
         return None
     for anchor in nodes:
         if isinstance(anchor.op, family.anchor) and anchor in computed and anchor not in declined:
-            group = _longest(family, anchor, nodes, users)
+            group = _longest(family, anchor, nodes, users, apart)
             if group is not None:
                 return group
     return None
@@ -151,10 +156,10 @@ def _worth(group: Group) -> bool:
     return any(not isinstance(n.op, views) for n in group.inner)
 
 
-def _longest(family: Family, anchor: Node, nodes: list[Node], users: Users) -> Group | None:
+def _longest(family: Family, anchor: Node, nodes: list[Node], users: Users, apart: set[Node]) -> Group | None:
     """The group from `anchor` to the furthest node behind it that the family reaches."""
     found: Group | None = None
-    for root in _downstream(anchor, nodes):
+    for root in (n for n in _downstream(anchor, nodes) if n not in apart):
         group = _matched(family, root, users) or _split(family, root, users)
         if group is not None and anchor in group.inner:
             found = group
