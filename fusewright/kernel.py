@@ -100,17 +100,17 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def spread(samples: int, tiles: int, slots: int) -> int:
+def spread(samples: int, tiles: int, slots: int, most: int = 64) -> int:
     """Blocks to give each sample so that all tiles are done soonest on a device that runs `slots` blocks at a time.
 
     A block costs about as much as one tile more than its tiles, and blocks that all start at once also wait at once.
+    Results of more than `most` blocks would take too long to join.
     """
 
     def tiles_in_a_row(blocks: int) -> float:
         rounds = ceil_div(samples * blocks, slots)
         return rounds * (ceil_div(tiles, blocks) + 1) * (1 + 0.1 / rounds)
 
-    most = max(64, slots // max(1, samples))
     return min(range(1, max(1, min(tiles, most)) + 1), key=tiles_in_a_row)
 
 

@@ -130,7 +130,8 @@ class _Writer:
         cells = {a: self._cells(i, out[a]) for i, a in enumerate("dhw")}
         tiles = " * ".join(f"ceil_div({cells[a]}, {k})" for a, k in zip("dhw", self.t.cells, strict=True))
         z = self.c.op.groups * self.m_blocks
-        splits = f"spread(N * {z}, {tiles}, {MULTIPROCESSORS * self.per_sm})"
+        slots = MULTIPROCESSORS * self.per_sm
+        splits = f"spread(N * {z}, {tiles}, {slots}{'' if self.epilogue.closes else f', {slots}'})"
         if self.blocks is not None:
             splits = str(self.blocks)
         results = self.epilogue.results(self.name, splits, cells, out)
