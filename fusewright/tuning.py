@@ -147,7 +147,8 @@ class Tuner:
     def _kernel(self, group: Group, name: str, option: Option) -> Kernel:
         convolutions, matmuls = self.tf32
         tf32 = convolutions if group.family == "contraction" else matmuls
-        return TARGETS[self.device.type].generate(group, name, option, tf32=tf32)
+        kernel: Kernel = TARGETS[self.device.type].generate(group, name, option, tf32=tf32)
+        return kernel
 
     def _decided(self, group: Group, name: str) -> Decision | None:
         """The decision for a group met for the first time; `None` where no kernel can be made."""

@@ -54,5 +54,9 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
         return contraction.generate(group.record, option, name, reference)
     if isinstance(group.record, Product):
         return of_tensors(contraction.generate(group.record.contraction, option, name, reference), group.record)
-    family = {"range reduction": ranges, "sample program": sample, "stream": stream}[group.family]
-    return family.kernel(group.record, name, reference)
+    match group.family:
+        case "range reduction":
+            return ranges.kernel(group.record, name, reference)
+        case "sample program":
+            return sample.kernel(group.record, name, reference)
+    return stream.kernel(group.record, name, reference)
