@@ -99,6 +99,13 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], element_bytes: int
     return [t for _, t in sorted(scored, key=lambda pair: pair[0])]
 
 
+def estimate(c: Contraction, t: Tiling, lengths: tuple[int, int, int], element_bytes: int) -> float:
+    """Cycles of one multiprocessor per cell and output channel, of a tiling that fits."""
+    score = _score(c, t, lengths, element_bytes)
+    assert score is not None
+    return score
+
+
 def shortlist(c: Contraction, lengths: tuple[int, int, int], element_bytes: int, count: int) -> list[Tiling]:
     """The best `count` candidates, few of them alike in what a warp holds."""
     found: list[Tiling] = []
