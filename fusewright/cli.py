@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 from functools import partial
+from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +28,7 @@ from fusewright.problem import Arguments, Problem, load_candidate, load_problem
 from fusewright.report import bench_view, plan_view, verdict_view
 from fusewright.report.text import scaled, table
 from fusewright.runtime import cache
+from fusewright.schedule.wishes import Wishes
 from fusewright.terminal import FAILED, VERIFIED, check_target, clean_errors, save, show, stage, steps
 
 
@@ -106,6 +109,12 @@ def optimize(
         str | None, typer.Option(metavar="DEVICES", help="What the file is for: cuda, even without a GPU.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    kernel_name: Annotated[str, typer.Option(metavar="NAME", help="Call the file's kernels so.")] = "",
+    single_kernel: Annotated[
+        bool, typer.Option("--single-kernel", help="One launch that allocates its output alone, or nothing.")
+    ] = False,
+    keep: Annotated[str, typer.Option(metavar="OPS", help="Operators to leave alone: conv,sigmoid.")] = "",
+    only: Annotated[str, typer.Option(metavar="OPS", help="The only operators to replace.")] = "",
     device: DeviceOption = None,
     training: TrainingOption = None,
     precision: PrecisionOption = "eager",
@@ -120,8 +129,11 @@ def optimize(
     check_target(json_file)
     if output is not None:
         _refuse(output, {"--batch": batch, "--device": device})
-        options = Options(training, precision, rewrite, kernels, finite, measure=not no_measure)
+        wishes = _wishes(keep, only, kernel_name, single_kernel)
+        options = Options(training, precision, rewrite, kernels, finite, measure=not no_measure, wishes=wishes)
         _write(problem, output, options, _emission_target(target), force, json_file)
+    _need_output({"--target": target, "--force": force, "--kernel-name": kernel_name})
+    _need_output({"--single-kernel": single_kernel, "--keep": keep, "--only": only})
     with stage(f"loading {problem.name}"):
         _, model, inputs = _load(problem, device, training, batch)
     doing = "rewriting and verifying" if no_measure else "rewriting, verifying and measuring"
@@ -290,6 +302,20 @@ def _refuse(output: Path, given: dict[str, object]) -> None:
         raise UnsupportedError(f"-o {output}: a solution file is for the problem's own inputs; leave {name} out")
 
 
+def _need_output(given: dict[str, object]) -> None:
+    """These options are about solution files."""
+    name = next((name for name, value in given.items() if value), None)
+    if name is not None:
+        raise UnsupportedError(f"{name} is about the solution file; name that with -o")
+
+
+def _wishes(keep: str, only: str, name: str, single: bool) -> Wishes:
+    """What was asked of the kernels."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,60}|", name) or iskeyword(name):
+        raise UnsupportedError(f"--kernel-name {name}: use small letters, digits and underscores, a letter first")
+    return Wishes(tuple(filter(None, keep.split(","))), tuple(filter(None, only.split(","))), name, single)
+
+
 def _emission_target(asked: str | None) -> str:
     """The one device that a solution file is made for."""
     targets = (asked or ("cuda" if torch.cuda.is_available() else "cpu")).split(",")
@@ -304,7 +330,7 @@ def _emission_target(asked: str | None) -> str:
 
 
 def _write(path: Path, output: Path, options: Options, target: str, force: bool, json_file: Path | None) -> None:
-    check_output(output, force)
+    check_output(output, path, force)
     with stage(f"loading {path.name}"):
         problem = load_problem(path)
     with stage(f"writing {output.name}"):

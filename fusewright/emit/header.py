@@ -11,6 +11,7 @@ from typing import Any
 from fusewright.kernel import Kernel
 from fusewright.plan import Plan
 from fusewright.report.text import duration, less, scaled
+from fusewright.schedule.wishes import NO_WISHES, Wishes
 
 WIDTH = 110
 
@@ -37,9 +38,9 @@ class Checked:
     version: str = ""
 
 
-def header(name: str, plan: Plan, kernels: tuple[Kernel, ...], checked: Checked) -> str:
+def header(name: str, plan: Plan, kernels: tuple[Kernel, ...], checked: Checked, wishes: Wishes = NO_WISHES) -> str:
     """The text between a solution file's first quotes; `name` is the problem file's."""
-    paragraphs = [_title(name, kernels), _wrap(" ".join(_story(plan, kernels)))]
+    paragraphs = [_title(name, kernels), _wrap(" ".join([*_story(plan, kernels), *_asked(wishes)]))]
     if plan.before is not None and plan.after is not None:
         paragraphs.append("\n".join(_work(plan)))
     paragraphs.append("\n".join(_wrap(line, "    ") for line in _evidence(plan, checked)))
@@ -72,7 +73,8 @@ def _story(plan: Plan, kernels: tuple[Kernel, ...]) -> Iterator[str]:
     yield from _rewrites(plan)
     for kernel in kernels:
         launches = "one launch" if len(kernel.launches) == 1 else f"{len(kernel.launches)} launches"
-        yield f"{kernel.name} computes {words(kernel)} in {launches}{_times(plan, kernel)}."
+        does = f"computes {words(kernel)}" if kernel.name.startswith("fused_") else "does that"
+        yield f"{kernel.name} {does} in {launches}{_times(plan, kernel)}."
     if kernels and plan.before is not None and plan.after is not None and plan.after.bytes < plan.before.bytes:
         before, after = scaled(plan.before.bytes, "B"), scaled(plan.after.bytes, "B")
         yield (
@@ -81,6 +83,13 @@ def _story(plan: Plan, kernels: tuple[Kernel, ...]) -> Iterator[str]:
         )
     yield from _left_alone(plan)
     yield from (f"{note[0].upper()}{note[1:]}." for note in plan.precision if "tf32" in note)
+
+
+def _asked(wishes: Wishes) -> Iterator[str]:
+    if wishes.keep:
+        yield f"Left to PyTorch as asked: {listed(list(wishes.keep))}."
+    if wishes.only:
+        yield f"All but {listed(list(wishes.only))} was left to PyTorch as asked."
 
 
 def _rewrites(plan: Plan) -> Iterator[str]:

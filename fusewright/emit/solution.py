@@ -24,9 +24,17 @@ from fusewright.emit.model_code import ModelCode, import_block, method, model_co
 from fusewright.errors import UnsupportedError
 from fusewright.plan import Plan
 from fusewright.problem import Problem
+from fusewright.schedule.wishes import NO_WISHES, Wishes
 
 # Names that a solution file defines or imports besides the problem's own.
-_OWN = frozenset({"ctypes", "torch", "F", "lru_cache", "attrgetter", "load_inline", "WeakKeyDictionary", "ModelNew"})
+_OWN = frozenset(
+    (
+        *("ctypes", "torch", "F", "cache", "lru_cache", "islice", "load_inline", "WeakKeyDictionary"),
+        *("ModelNew", "FAILURE", "ceil_div", "spread", "library", "check", "dense", "Recomputed"),
+        *("differentiable", "KEPT", "derived", "MADE_FOR", "configuration", "described", "runs_kernels"),
+        *("ordinary", "called_plainly", "weights", "KINDS", "covers"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,7 @@ class Draft:
     kwargs: Kwargs
     entry: Entry
     precision: str = "eager"
+    wishes: Wishes = NO_WISHES
     either_mode: bool = False  # the forward is the same in training and in evaluation mode
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,9 +20,10 @@ import torch
 from torch import nn
 
 from fusewright.capture import capture
-from fusewright.dispatch import Args, Kwargs, Options
+from fusewright.codegen.aten import Program
+from fusewright.dispatch import Options
 from fusewright.emit import fresh
-from fusewright.emit.header import Checked, header
+from fusewright.emit.header import Checked, header, listed
 from fusewright.emit.solution import Draft, text
 from fusewright.errors import CaptureError, FusewrightError, UnsupportedError
 from fusewright.optimizer import planned
@@ -29,6 +31,7 @@ from fusewright.pipeline import kernel_target
 from fusewright.plan import Plan
 from fusewright.problem import Problem
 from fusewright.runtime import nvrtc
+from fusewright.schedule.wishes import Wishes
 
 Progress = Callable[[str], None]
 
@@ -51,8 +54,10 @@ class Written:
     checked: Checked
 
 
-def check_output(path: Path, force: bool) -> None:
+def check_output(path: Path, problem: Path, force: bool) -> None:
     """Raises `UnsupportedError` where a solution could not be written to `path`, before anything long has run."""
+    if path.exists() and path.samefile(problem):
+        raise UnsupportedError(f"-o {path}: this is the problem file itself; name another")
     if path.is_dir():
         raise UnsupportedError(f"-o {path}: this is a directory; name a file")
     if path.exists() and not force:
@@ -79,29 +84,38 @@ def write_solution(
     Raises `UnsupportedError` where there is nothing to write or nowhere to write it to, and `FusewrightError` where
     the file turned out to be wrong.
     """
-    check_output(path, force)
+    check_output(path, problem.path, force)
     absent = not torch.cuda.is_available()
     target = torch.device("cuda", 0) if absent else None
     if absent and (missing := kernel_target(torch.device("cuda", 0))) is not None:
         raise UnsupportedError(f"--target cuda: {missing}")
     model = problem.build(device="cpu" if absent else device)
+    if options.training is not None:
+        model.train(options.training)
     inputs: Any = problem.placeholders() if absent else problem.inputs(device=device)
     options = replace(options, target=target, verify=not absent and options.verify)
     options = replace(options, measure=not absent and options.measure)
+    either = _either_mode(model, inputs, options.wishes)
     progress("planning")
     args, kwargs, entry = planned(model, inputs, options, progress)
     plan = entry.plan
     assert plan is not None
     if entry.runner is None:
-        raise UnsupportedError(f"-o {path}: nothing was written, for there is nothing to gain: {plan.reason}")
-    draft = Draft(problem, model, args, kwargs, entry, options.precision, _either_mode(model, args, kwargs))
+        raise UnsupportedError(f"-o {path}: nothing was written: {plan.reason}")
+    if options.wishes.single:
+        _require_one_launch(entry.runner.program)
+    draft = Draft(problem, model, args, kwargs, entry, options.precision, options.wishes, either)
     checked = _compiled(draft, progress) if absent else Checked()
     checked = _placed(draft, checked, path, "cpu" if absent else device, timed and not absent, progress)
     return Written(path, plan, checked)
 
 
-def _either_mode(model: nn.Module, args: Args, kwargs: Kwargs) -> bool:
-    """Whether the forward does the same in training and in evaluation mode."""
+def _either_mode(model: nn.Module, inputs: Any, wishes: Wishes) -> bool:
+    """Whether the forward does the same in training and in evaluation mode.
+
+    Raises `UnsupportedError` for wishes about operators that it does not have.
+    """
+    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
     flags = [(module, module.training) for module in model.modules()]
     try:
         graphs = [capture(model.train(mode), args, dict(kwargs)).graph for mode in (True, False)]
@@ -110,7 +124,20 @@ def _either_mode(model: nn.Module, args: Args, kwargs: Kwargs) -> bool:
     finally:
         for module, flag in flags:
             module.training = flag
+    wishes.left_alone(graphs[0])
     return graphs[0].outputs == graphs[1].outputs and graphs[0].effects == graphs[1].effects
+
+
+def _require_one_launch(program: Program) -> None:
+    """Raises `UnsupportedError` where a call does more than launch one kernel and allocate its output."""
+    forward = program.source.partition("def forward(")[2]
+    computed = re.findall(r"= (?!\w+\.(?:shape\[|reshape\(|permute\())(.*?)\(", forward)
+    if program.derived:
+        raise UnsupportedError("--single-kernel: weights are derived before the kernel runs; --inference keeps them")
+    if len(computed) != 1 or computed != [kernel.name for kernel in program.kernels]:
+        raise UnsupportedError(
+            f"--single-kernel: no generated kernel does it all in one launch; there would be {listed(computed)}"
+        )
 
 
 def _compiled(draft: Draft, progress: Progress) -> Checked:
@@ -156,7 +183,7 @@ def content_of(draft: Draft, checked: Checked) -> str:
     """The whole text of a solution file."""
     kernels = draft.program.kernels
     name = f"{draft.problem.model_class.__name__} of {draft.problem.path.name}"
-    return formatted(text(draft, header(name, draft.plan, kernels, checked)))
+    return formatted(text(draft, header(name, draft.plan, kernels, checked, draft.wishes)))
 
 
 def formatted(source: str) -> str:
