@@ -270,7 +270,7 @@ class Cut:
         """Blocks that share a multiprocessor: by shared memory, threads and registers."""
         wide = self.compute_bytes // 4
         registers = min(255, ceil((48 + (self.values + self.held) * wide) / 8) * 8)
-        return min(16, 227 * 1024 // (self.shared + 1024), 2048 // self.threads, 65536 // (self.threads * registers))
+        return min(32, 227 * 1024 // (self.shared + 1024), 2048 // self.threads, 65536 // (self.threads * registers))
 
 
 def _eights(n: int) -> int:

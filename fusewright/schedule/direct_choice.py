@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, gcd, prod
+from math import ceil, gcd, inf, prod
 
 from fusewright.schedule.contraction import Axis, Contraction
 from fusewright.schedule.direct import Cut, DirectTile, make_box
+from fusewright.schedule.tiling import MULTIPROCESSORS
 
 # Values that a thread accumulates at most, and numbers it holds beside them: weights and a run of the input.
 MOST_VALUES, MOST_HELD = 64, 112
@@ -17,16 +18,15 @@ MOST_SHARED, FEWEST_THREADS, MOST_THREADS = 110 * 1024, 32, 512
 MOST_TEAMS, TEAMS = 10, 3
 
 # So many tiles are worth measuring, and so many of the same values per thread.
-WORTH_MEASURING, ALIKE = 6, 2
+WORTH_MEASURING, ALIKE = 8, 3
 
 # Estimates for an H200: cycles from a copy to its use, at a barrier, per instruction of a warp on its own; the share of
-# the issue slots that kernels reach; bytes per cycle of one multiprocessor from the level-2 cache and from memory.
-LATENCY, BARRIER, ALONE, ISSUED, FETCHED, MEMORY = 1000.0, 100.0, 5.0, 0.7, 30.0, 16.0
+# the issue slots that kernels reach; bytes per cycle of one multiprocessor from the level-2 cache.
+LATENCY, BARRIER, ALONE, ISSUED, FETCHED = 1000.0, 100.0, 5.0, 0.7, 30.0
 # Instructions per value behind the products, and per copy to shared memory.
 PER_VALUE, PER_COPY = 14.0, 4.0
-# Multiplications per cycle that tensor cores of one multiprocessor reach, a share of that where a window's values do
-# not fit into registers, and how much slower than tensor cores or memory an estimate may be.
-MULTIPLIED, LARGE_WINDOW, SLOWER = 500.0, 16, 3.0
+# Tensor cores take about as many times what `tiling.estimate` says; how much slower than they an estimate may be here.
+UNDERESTIMATED, SLOWER = 2.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -37,40 +37,29 @@ class Shortlist:
     ahead: bool
 
 
-def shortlist(c: Contraction, lengths: tuple[int, int, int]) -> Shortlist:
-    """The tiles that may be as fast as tensor cores, or as memory, few of them alike in what a thread holds; `lengths`
-    are the cells of the whole output along d, h, w."""
-    scored = _scored(c, lengths)
-    multiplied, read, behind = _bounds(c)
+def shortlist(c: Contraction, lengths: tuple[int, int, int], samples: int, rival: float | None) -> Shortlist:
+    """The tiles that may be as fast as tensor cores, few of them alike in what a thread holds; `lengths` are the cells
+    of the whole output along d, h, w, `rival` is the best estimate of a tiling, in the same unit."""
+    scored = _scored(c, lengths, samples)
+    theirs = inf if rival is None else UNDERESTIMATED * rival
     found: list[DirectTile] = []
     alike: dict[tuple[int, ...], int] = {}
     for score, t in scored:
         key = (t.features, t.rows, t.run)
         alike[key] = alike.get(key, 0) + 1
-        if alike[key] <= ALIKE and score <= SLOWER * max(multiplied, read) + behind:
+        if alike[key] <= ALIKE and score <= SLOWER * theirs:
             found.append(t)
         if len(found) == WORTH_MEASURING:
             break
-    return Shortlist(tuple(found), bool(found) and scored[0][0] <= multiplied + behind)
+    return Shortlist(tuple(found), bool(found) and scored[0][0] <= theirs)
 
 
-def _bounds(c: Contraction) -> tuple[float, float, float]:
-    """Cycles per value that tensor cores take, whose operands are multiples of 16 features and 8 channels; that
-    reading the input takes; and that what follows the products takes."""
-    per_cell = prod(a.cell for a in c.axes)
-    padded = ceil(c.features / 16) * 16 / c.features * ceil(c.channels / 8) * 8
-    multiplied = per_cell * padded * prod(a.taps for a in c.axes) / MULTIPLIED
-    read = c.channels * prod(a.advance for a in c.axes) * c.x.dtype.itemsize / c.features / MEMORY
-    behind = per_cell * PER_VALUE / (128 * ISSUED)
-    return multiplied * (8 if per_cell > LARGE_WINDOW else 1), read, behind
-
-
-def candidates(c: Contraction, lengths: tuple[int, int, int]) -> list[DirectTile]:
+def candidates(c: Contraction, lengths: tuple[int, int, int], samples: int) -> list[DirectTile]:
     """Tiles that fit, best estimate first; `lengths` are the cells of the whole output along d, h, w."""
-    return [t for _, t in _scored(c, lengths)]
+    return [t for _, t in _scored(c, lengths, samples)]
 
 
-def _scored(c: Contraction, lengths: tuple[int, int, int]) -> list[tuple[float, DirectTile]]:
+def _scored(c: Contraction, lengths: tuple[int, int, int], samples: int) -> list[tuple[float, DirectTile]]:
     if c.box is not None:
         return []
     found = []
@@ -89,7 +78,7 @@ def _scored(c: Contraction, lengths: tuple[int, int, int]) -> list[tuple[float, 
                     t = DirectTile(features, teams, rows, run, *b.cells, chunk, together)
                     cut = Cut(c, t, b)
                     work = work or _work(cut)
-                    score = _score(cut, work, lengths)
+                    score = _score(cut, work, lengths, samples)
                     if score is not None:
                         found.append((score, t))
     return sorted(found, key=lambda pair: pair[0])
@@ -154,7 +143,7 @@ def _work(cut: Cut) -> Work:
     return t.features * t.rows * t.run * cut.taps, weights, runs
 
 
-def _score(cut: Cut, work: Work, lengths: tuple[int, int, int]) -> float | None:
+def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int) -> float | None:
     """Estimated cycles of one multiprocessor per useful value, `None` where a tile does not fit."""
     c, t, b = cut.c, cut.t, cut.box
     if cut.held > MOST_HELD or cut.shared > MOST_SHARED or cut.per_sm < 1:
@@ -168,6 +157,8 @@ def _score(cut: Cut, work: Work, lengths: tuple[int, int, int]) -> float | None:
     shared = (weights / 2 + runs * b.turns) * channels * warps
     busiest = max(issue, shared, staged * c.x.dtype.itemsize / FETCHED)
     alone = max(LATENCY * cut.chunks, ALONE * instructions) + BARRIER * cut.chunks
-    cycles = max(busiest, alone / cut.per_sm) + 0.1 * issue
-    share = prod(n / (ceil(n / k) * k) for n, k in zip(lengths, t.cells, strict=True))
-    return cycles / (prod(t.cells) * share * c.features / cut.o_blocks)
+    # Of all tiles, the fullest multiprocessor's; and rounds in which all that fit run side by side.
+    tiles = samples * prod(ceil(n / k) for n, k in zip(lengths, t.cells, strict=True)) * c.op.groups * cut.o_blocks
+    cycles = max(ceil(tiles / MULTIPROCESSORS) * busiest, ceil(tiles / (MULTIPROCESSORS * cut.per_sm)) * alone)
+    useful = samples * prod(lengths) * c.features * c.op.groups
+    return (cycles + 0.1 * tiles / MULTIPROCESSORS * issue) * MULTIPROCESSORS / useful

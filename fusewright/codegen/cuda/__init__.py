@@ -17,7 +17,7 @@ from fusewright.schedule.direct import DirectTile
 from fusewright.schedule.direct_choice import shortlist as direct_shortlist
 from fusewright.schedule.groups import Group, as_graph, body, sizes
 from fusewright.schedule.product import Product
-from fusewright.schedule.tiling import Tiling, shortlist
+from fusewright.schedule.tiling import Tiling, estimate, shortlist
 
 # So many tilings of a contraction are worth measuring.
 WORTH_MEASURING = 14
@@ -52,7 +52,8 @@ def options(group: Group, hints: Mapping[Any, int], layouts: Layouts) -> list[Op
             found.insert(0, {"tiling": asdict(t), "blocks": blocks, "channels_last": last})
     if isinstance(group.record, Product):
         return found
-    direct_tiles = direct_shortlist(replace(c, channels_last=False), lengths)
+    rival = estimate(c, tilings[0], lengths, c.x.dtype.itemsize) if tilings else None
+    direct_tiles = direct_shortlist(replace(c, channels_last=False), lengths, samples, rival)
     others: list[Option] = [{"direct": asdict(t)} for t in direct_tiles.tiles]
     return others + found if direct_tiles.ahead else found + others
 

@@ -24,7 +24,7 @@ def found(case: Case) -> Found:
 
 
 def tiles(f: Found) -> list[DirectTile]:
-    fit = direct_choice.candidates(f.group, f.cells)
+    fit = direct_choice.candidates(f.group, f.cells, f.case.batch)
     assert fit
     return fit
 
@@ -72,5 +72,5 @@ def random_found(seed: int) -> tuple[Found, random.Random]:
         except RuntimeError:  # nothing is left of the image, or no such pooling in this dtype
             continue
         f = find(case)
-        if isinstance(f, Found) and direct_choice.candidates(f.group, f.cells):
+        if isinstance(f, Found) and direct_choice.candidates(f.group, f.cells, f.case.batch):
             return f, rng

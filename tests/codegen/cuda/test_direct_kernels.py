@@ -270,7 +270,7 @@ LARGE = {
 )
 def test_compiles_without_spills(name: str, arch: str) -> None:
     f = found(LARGE[name])
-    for t in direct_choice.shortlist(f.group, f.cells).tiles[:2]:
+    for t in direct_choice.shortlist(f.group, f.cells, f.case.batch, None).tiles[:2]:
         k = kernel(f, t)
         taken = nvrtc.resources(nvrtc.compile(k.source, arch))
         assert taken.keys() == {launch.entry for launch in k.launches}

@@ -1,0 +1,37 @@
+"""Whether tensor cores or plain multiplications come first, and which direct tiles are worth measuring at all."""
+
+from __future__ import annotations
+
+import pytest
+from contraction_cases import Case, Found, find
+
+from fusewright.schedule import direct_choice, tiling
+
+
+def estimated(case: Case) -> tuple[Found, float]:
+    """A case's group and the best estimate of a tiling."""
+    found = find(case)
+    assert not isinstance(found, str)
+    best = found.tilings()[0]
+    return found, tiling.estimate(found.group, best, found.cells, case.dtype.itemsize)
+
+
+@pytest.mark.parametrize(
+    ("case", "ahead"),
+    [
+        (Case((64, 64), 1, 1, (7, 7), groups=16, batch=64), True),
+        (Case((512,), 2, 4, (5,), (1,), (0,), (1,), 8, batch=64), True),
+        (Case((64, 64), 32, 64), False),
+        (Case((64, 64), 36, 34, (4, 4), pool="max", window=(6, 6), step=(6, 6)), False),
+    ],
+)
+def test_few_channels_of_many_groups_need_no_tensor_cores(case: Case, ahead: bool) -> None:
+    found, rival = estimated(case)
+    assert direct_choice.shortlist(found.group, found.cells, case.batch, rival).ahead == ahead
+
+
+def test_tiles_that_cannot_win_are_not_measured() -> None:
+    found, rival = estimated(Case((64, 64), 32, 64))
+    alone = direct_choice.shortlist(found.group, found.cells, found.case.batch, None)
+    assert alone.ahead and len(alone.tiles) == direct_choice.WORTH_MEASURING
+    assert len(direct_choice.shortlist(found.group, found.cells, found.case.batch, rival / 100).tiles) == 0
