@@ -3,144 +3,45 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 import pytest
-import torch
-from contraction_cases import STEPS, some
+from contraction_cases import some
 from emulation.emulate import ORDERS, emulate
-from torch import Tensor, nn
+from product_cases import CASES, Found, draw, found
+from torch import Tensor
 
-from fusewright.capture import capture
 from fusewright.codegen.cuda import contraction
 from fusewright.codegen.product import of_tensors
-from fusewright.ir import ops
-from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.schedule import product, tiling
-from fusewright.schedule.product import Product, match
 from fusewright.schedule.tiling import Tiling
 
-F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+def tilings(f: Found) -> list[Tiling]:
+    return tiling.candidates(f.group.contraction, (1, 1, f.rows), f.case.dtype.itemsize)
 
 
-@dataclass(frozen=True)
-class Case:
-    """x (`shape`) times a weight, pointwise functions, and a reduction over features ("f"), tokens ("t") or both."""
-
-    shape: tuple[int, ...]
-    features: int
-    steps: tuple[str, ...]
-    fold: str
-    over: str
-    dtype: torch.dtype = F32
-    tf32: bool = False
-    bias: bool = True
-    transposed: bool = True
-    keepdim: bool = False
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        last = len(self.shape) - 1
-        return (*(range(1, last) if "t" in self.over else ()), *((last,) if "f" in self.over else ()))
-
-    def short(self, x: Tensor) -> Tensor:
-        """Numbers of tf32 where those may be used."""
-        return (x.contiguous().view(torch.int32) & -8192).view(F32) if self.tf32 and self.dtype == F32 else x
+def generated(f: Found, t: Tiling, blocks: int | None = None) -> Kernel:
+    reference = "def reference(*operands): ..."
+    view = contraction.generate(f.group.contraction, t, "fused_test", reference, tf32=f.case.tf32, blocks=blocks)
+    return of_tensors(view, f.group)
 
 
-CASES = {
-    "rows, logsumexp": Case((70, 130), 140, ("relu",), "logsumexp", "f", keepdim=True),
-    "rows, mean": Case((33, 64), 300, ("times channel",), "mean", "f", tf32=True, bias=False),
-    "tokens, over tokens": Case((3, 50, 131), 129, ("add channel", "sigmoid"), "mean", "t"),
-    "tokens, over features": Case((2, 5, 7, 128), 144, ("gate",), "max", "f", tf32=True),
-    "tokens, over both": Case((3, 40, 96), 200, ("square",), "sum", "ft", F64),
-    "a weight (in, out)": Case((2, 17, 100), 170, ("reverse",), "min", "f", transposed=False, bias=False),
-    "more features than a block has": Case((20, 32), 704, ("minus one",), "logsumexp", "f"),
-    "bfloat16": Case((5, 30, 128), 136, ("relu",), "logsumexp", "t", BF16),
-    "float16": Case((50, 160), 128, ("tanh", "both"), "mean", "f", F16),
-}
+def assert_right(
+    f: Found, t: Tiling, order: str = "forward", blocks: int | None = None, batch: int | None = None
+) -> None:
+    def run(*operands: Tensor) -> Tensor:
+        return emulate(generated(f, t, blocks), *operands, order=order)
 
-
-class Model(nn.Module):
-    def __init__(self, case: Case) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        k, o = case.shape[-1], case.features
-        weight = torch.randn((o, k) if case.transposed else (k, o)) / k**0.5
-        self.case, self.w = case, nn.Parameter(case.short(weight))
-        self.b = nn.Parameter(torch.randn(o)) if case.bias else None
-        self.p, self.q = nn.Parameter(torch.rand(o) + 0.5), nn.Parameter(torch.tensor(0.75))
-        self.eval().to(case.dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y, c = self.before_fold(x), self.case
-        return getattr(torch, {"max": "amax", "min": "amin"}.get(c.fold, c.fold))(y, c.dims, c.keepdim)
-
-    def before_fold(self, x: Tensor) -> Tensor:
-        if self.case.transposed:
-            y = nn.functional.linear(x, self.w, self.b)
-        else:
-            y = x @ self.w if self.b is None else x @ self.w + self.b
-        for name in self.case.steps:
-            y = STEPS[name](y, self.p, self.q)
-        return y
-
-
-@dataclass(frozen=True)
-class Found:
-    case: Case
-    model: Model
-    group: Product
-
-    def tilings(self) -> list[Tiling]:
-        shape = self.case.shape
-        rows = torch.Size(shape[1:-1] if self.group.by_sample else shape[:-1]).numel()
-        return tiling.candidates(self.group.contraction, (1, 1, rows), self.case.dtype.itemsize)
-
-    def kernel(self, t: Tiling, blocks: int | None = None) -> Kernel:
-        reference, tf32 = "def reference(*operands): ...", self.case.tf32
-        view = contraction.generate(self.group.contraction, t, "fused_test", reference, tf32=tf32, blocks=blocks)
-        return of_tensors(view, self.group)
-
-    def assert_right(
-        self, t: Tiling, order: str = "forward", blocks: int | None = None, batch: int | None = None
-    ) -> None:
-        case = self.case
-        torch.manual_seed(1)
-        x = case.short(torch.randn(batch or case.shape[0], *case.shape[1:])).to(case.dtype)
-        wide = Model(case).double()
-        wide.load_state_dict(self.model.state_dict())
-        with torch.no_grad():
-            operands = [x if isinstance(n.op, ops.Input) else self.value(n) for n in self.group.tensors]
-            want, values = wide(x.double()), wide.before_fold(x.double()).abs()
-        got = emulate(self.kernel(t, blocks), *operands, order=order)
-        assert got.shape == want.shape and got.dtype == case.dtype
-        size = values.sum(case.dims, case.keepdim) if case.fold == "sum" else values.amax()
-        relative = {F64: 1e-13, F32: 2e-5 if case.tf32 else 3e-6, F16: 2e-3, BF16: 1e-2}[case.dtype]
-        assert ((got.double() - want).abs() <= relative * (size + 1e-3)).all(), (case, t)
-
-    def value(self, node: Node) -> Tensor:
-        """A parameter, or the function of one that "both" has."""
-        path = node.op.path if isinstance(node.op, ops.Param) else node.arg(0).op.path
-        value = self.model.get_parameter(path).detach()
-        return value if isinstance(node.op, ops.Param) else value.sigmoid()
-
-
-def found(case: Case) -> Found:
-    model = Model(case)
-    graph = capture(model, (torch.randn(case.shape).to(case.dtype),), {}).graph
-    group = match(graph.outputs[0], graph.users())
-    assert isinstance(group, Product), group
-    return Found(case, model, group)
+    f.assert_right(run, batch)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_as_the_model_in_float64(name: str) -> None:
     """The best tiling and one that differs from it, in two orders of threads."""
     f = found(CASES[name])
-    for t, order in zip(some(f.tilings(), 2, random.Random(1)), ORDERS[1:], strict=True):
-        f.assert_right(t, order)
+    for t, order in zip(some(tilings(f), 2, random.Random(1)), ORDERS[1:], strict=True):
+        assert_right(f, t, order)
 
 
 @pytest.mark.parametrize("batch", [1, 7])
@@ -148,40 +49,23 @@ def test_as_the_model_in_float64(name: str) -> None:
 def test_another_batch(name: str, batch: int) -> None:
     """Rows, be they positions or samples, are counted at run time."""
     f = found(CASES[name])
-    f.assert_right(f.tilings()[0], batch=batch)
+    assert_right(f, tilings(f)[0], batch=batch)
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_one_launch_over_tokens(blocks: int) -> None:
     f = found(CASES["tokens, over tokens"])
-    t = next(t for t in f.tilings() if t.block_m >= f.case.features and t.warps in (4, 8, 16))
-    assert len(f.kernel(t, blocks).launches) == 1
+    t = next(t for t in tilings(f) if t.block_m >= f.case.features and t.warps in (4, 8, 16))
+    assert len(generated(f, t, blocks).launches) == 1
     for order in ORDERS:
-        f.assert_right(t, order, blocks)
+        assert_right(f, t, order, blocks)
 
 
 def test_rows_of_one_sample_are_counted() -> None:
     """Inside a sample a thread counts in 32 bits."""
     f, g = found(CASES["rows, mean"]), found(CASES["tokens, over tokens"])
-    assert f.kernel(f.tilings()[0]).counts == ("rows_0 * 64",)
-    assert g.kernel(g.tilings()[0]).counts == ("rows_1 * 131",)
-
-
-def draw(rng: random.Random) -> Case:
-    """A random product at a size for the emulator."""
-    tokens = tuple(rng.randint(1, 9) for _ in range(rng.choice((0, 1, 1, 2))))
-    return Case(
-        (rng.randint(1, 40 if not tokens else 4), *tokens, rng.choice((1, 3, 16, 24, 37, 70))),
-        rng.choice((1, 5, 16, 33, 96, 130)),
-        tuple(rng.choices(list(STEPS), k=rng.choice((0, 1, 2)))),
-        rng.choice(("sum", "mean", "max", "min", "logsumexp")),
-        rng.choice(("f", "t", "ft") if tokens else ("f",)),
-        rng.choice((F32, F32, F32, F64, BF16, F16)),
-        tf32=rng.random() < 0.5,
-        bias=rng.random() < 0.6,
-        transposed=rng.random() < 0.7,
-        keepdim=rng.random() < 0.5,
-    )
+    assert generated(f, tilings(f)[0]).counts == ("rows_0 * 64",)
+    assert generated(g, tilings(g)[0]).counts == ("rows_1 * 131",)
 
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(i, marks=pytest.mark.slow) for i in range(6, 66))])
@@ -189,4 +73,4 @@ def test_random_products(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "SMALL", 0)
     rng = random.Random(seed)
     f = found(draw(rng))
-    f.assert_right(some(f.tilings(), 2, rng)[-1], ORDERS[seed % 3])
+    assert_right(f, some(tilings(f), 2, rng)[-1], ORDERS[seed % 3])
