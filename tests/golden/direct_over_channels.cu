@@ -162,9 +162,9 @@ __device__ __forceinline__ void stage_input(const Element* x, Element* tile, int
     const int low_d = cell_d * 1 + LOW_D, low_h = cell_h * 1 + LOW_H;
     const int low_w = cell_w * 1 + LOW_W;
     if (W % 4 == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0)
-        stage_rows<4, 4>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+        stage_rows<4, 8>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
     else
-        stage_rows<1, 4>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+        stage_rows<1, 32>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
 }
 
 // Start copying the weights of a pass's features and the channels of a chunk, zeros where there are none.

@@ -160,12 +160,14 @@ class _Writer:
         return [aligned, f"    {wide}", "else", f"    {single}"]
 
     def _lanes(self, vector: int) -> int:
-        """Threads that copy one row: so many that all threads are done soonest."""
+        """Threads that copy one row: so many that all rows are copied soonest.  A warp takes a turn per row and per
+        128 bytes, which is as long as four instructions."""
         columns, rows = self.box.pitch // vector, self.box.plane // self.box.pitch * self.t.chunk
-        threads = self.cut.threads
+        threads, size = self.cut.threads, vector * self.c.x.dtype.itemsize
 
         def instructions(lanes: int) -> int:
-            return ceil(rows / (threads // lanes)) * (12 + 5 * ceil(columns / lanes))
+            turns = max(1, 32 // lanes) * ceil(min(lanes, 32) * size / 128)
+            return ceil(rows / (threads // lanes)) * (12 + ceil(columns / lanes) * max(5, 4 * turns))
 
         return min((n for n in (4, 8, 16, 32, 64, 128, 256, 512) if threads % n == 0), key=instructions)
 
