@@ -102,7 +102,8 @@ def cut(graph: Graph, decide: Decide, alone: Callable[[Node], bool] = lambda _: 
         while (group := _next(graph, family, declined, alone)) is not None:
             node = decide(group)
             if node is None:
-                declined.add(_key(family, group))
+                with_tail = getattr(group.record, "tail", None) is not None
+                declined.add(group.root if with_tail else _key(family, group))  # without its tail, it may still pay
                 continue
             graph = group.placed(graph, node)
     return graph
@@ -129,7 +130,7 @@ def _next(graph: Graph, family: Family, declined: set[Node], alone: Callable[[No
         return None
     for anchor in nodes:
         if isinstance(anchor.op, family.anchor) and anchor in computed and anchor not in declined:
-            group = _longest(family, anchor, nodes, users, apart)
+            group = _longest(family, anchor, nodes, users, apart | declined)
             if group is not None:
                 return group
     return None

@@ -21,8 +21,9 @@ from fusewright.codegen.cpu import contraction_text as texts
 from fusewright.codegen.cpu.contraction_epilogue import DIMENSIONS, Epilogue, operands
 from fusewright.codegen.cpu.elements import read
 from fusewright.codegen.cpu.sample import program_work
-from fusewright.codegen.cpu.text import source
+from fusewright.codegen.cpu.text import function, source
 from fusewright.codegen.text import Lines, fill, indent
+from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Array, Kernel, Launch
 from fusewright.schedule.contraction import MOST_ELEMENTS, Axis, Contraction
@@ -31,12 +32,16 @@ from fusewright.schedule.strips import Strips, candidates, is_flat
 
 # So many ways to cut a group are worth measuring.
 WORTH_MEASURING = 4
+# A matrix product per sample of a larger matrix is the library's: it reads the matrix once for all samples.
+LARGEST_MATRIX = 32 * 1024
 
 
 def options(c: Contraction, hints: Mapping[Any, int], layouts: Mapping[Node, str]) -> list[dict[str, Any]]:
     """Ways to cut a group, best guess first; none where this family does not take it."""
     spatial = set(range(2, c.conv.ndim))
     if c.fold is not None and set(c.fold.op.dims) not in ({1}, spatial, {1} | spatial):
+        return []
+    if c.tail is not None and any(_is_large_product(n) for n in c.tail.inner):
         return []
     if prod(sizes_of(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []
@@ -45,6 +50,11 @@ def options(c: Contraction, hints: Mapping[Any, int], layouts: Mapping[Node, str
     d, h, w = (*(1,) * (3 - len(lengths)), *lengths)
     found = candidates(replace(c, channels_last=last), (d, h, w), samples)[:WORTH_MEASURING]
     return [{"strips": {**asdict(s), "strip": list(s.strip)}, "channels_last": last} for s in found]
+
+
+def _is_large_product(node: Node) -> bool:
+    sides = node.arg(1).shape if isinstance(node.op, ops.Matmul) else ()
+    return bool(sides) and prod(int(n) for n in sides) > LARGEST_MATRIX
 
 
 def generate(c: Contraction, option: dict[str, Any], name: str, reference: str) -> Kernel:
@@ -195,7 +205,7 @@ class _Writer:
         sections = [
             self._constants(),
             self._call(),
-            fill(texts.PACK, weight=self._weight()),
+            self._pack(),
             fill(texts.MULTIPLY),
             self._stage(),
             fill(texts.ROWS, phases=self._convolve()),
@@ -302,12 +312,11 @@ class _Writer:
                 "constexpr int ROWS_D = (BAND_D - 1) * POOL_STRIDE_D + POOL_D;",
                 "constexpr int ROWS_H = (BAND_H - 1) * POOL_STRIDE_H + POOL_H;"]  # fmt: skip
 
-    def _weight(self) -> str:
-        """Text of the weight of feature f of a block, channel c, at `offset` among the taps."""
-        at = "((group * FEATURES + first_feature + f) * CHANNELS + c) * TAPS + offset"
+    def _pack(self) -> Lines:
+        first, between = "(group * FEATURES + first_feature) * CHANNELS + c", "CHANNELS * TAPS"
         if self.c.op.transposed:
-            at = "((group * CHANNELS + c) * FEATURES + first_feature + f) * TAPS + offset"
-        return read(f"w[{at}]", self.c.conv.arg(1).dtype)
+            first, between = "(group * CHANNELS + c) * FEATURES + first_feature", "TAPS"
+        return fill(texts.PACK, first=first, weight=read(f"w[at + f * ({between})]", self.c.conv.arg(1).dtype))
 
     def _stage(self) -> Lines:
         skip, dtype = self._skip(), self.c.x.dtype
@@ -353,8 +362,9 @@ class _Writer:
         opened = ["const Channels of(call, first_feature, features);"] if e.channel_operands else []
         group = fill(
             texts.GROUP,
-            group_of_x="group * CHANNELS" if self.c.channels_last
-            else "(long long)group * CHANNELS * call.in_d * call.in_h * call.in_w",
+            group_of_x="sample * GROUPS * CHANNELS * image + group * CHANNELS"
+            if self.c.channels_last
+            else "(sample * GROUPS + group) * CHANNELS * image",
             open_block=[*opened, *e.open_block()],
             bands=bands,
             close_block=e.close_block(),
@@ -393,13 +403,13 @@ class _Writer:
         target = ("double* partial", "partial") if e.partial else ("Result* out", "out")
         fields = [name for n, name in self._operands.items() if n is not c.conv.arg(1)]
         lengths = [f"{kind}_{a}" for kind in ("in", "conv", "out") for a in DIMENSIONS]
-        return fill(
+        body = fill(
             texts.ENTRY,
-            name=self.name,
-            pointers=", ".join([*pointers, "Compute* packed", target[0]]),
             fields=", ".join([*fields, "packed", target[1], *lengths]),
             tasks=self.tasks,
         )
+        parameters = [*pointers, "Compute* packed", target[0], "int N", *(f"int {n}" for n in lengths), "int threads"]
+        return function((f'extern "C" void {self.name}', parameters), body)
 
 
 def _span(axis: Axis) -> tuple[int, int]:

@@ -83,6 +83,8 @@ class Epilogue:
         if self.c.fold is not None:
             kind, dtype = self.c.fold.op.kind, self.c.fold.node.dtype
             sections.append(fold(kind, "Fold", "Compute", compute_type(dtype), blocks=self.partial).split("\n"))
+            if self.partial:
+                sections[-1] += [f"constexpr int PLANES = {self.planes};    // float64 numbers of a saved fold"]
         return sections
 
     @property
@@ -194,12 +196,12 @@ class Epilogue:
 
     def close_block(self) -> Lines:
         if self.kind == "positions":
-            return fill(texts.LEAVE_POSITIONS, planes=self.planes)
+            return fill(texts.LEAVE_POSITIONS)
         return ["for (int f = 0; f < features; ++f) all.merge(total.of(f));"] if self.kind == "all" else []
 
     def close_strip(self) -> Lines:
         if self.kind == "all":
-            return [f"all.save(call.partial + {self.planes} * task, 1);"]
+            return ["all.save(call.partial + PLANES * task, 1);"]
         if self.kind == "channels":
             count = ", double(GROUPS * FEATURES)"
             return fill(texts.LEAVE_CHANNELS, value=written(f"own.over[at].result({count[2:]})", self.c.root.dtype))
@@ -224,7 +226,7 @@ class Epilogue:
             return []
         if self.c.tail is None:
             value = written("value.result(count)", self.c.root.dtype)
-            return [fill(texts.FINISH, name=name, planes=self.planes, value=value)]
+            return [fill(texts.FINISH, name=name, value=value)]
         assert self.c.fold is not None
         names = operands(self.c)
         tail_names = {n: names[n] for n in self.c.tail_operands}
@@ -233,5 +235,5 @@ class Epilogue:
         parameters = ["const double* partial", *pointers, "Result* out", "int splits", "long long N"]
         head = (f'extern "C" void {name}_finish', [*parameters, "long long count", "int threads"])
         compute = compute_type(self.c.fold.node.dtype)
-        loop = fill(texts.FINISH_SAMPLE, planes=self.planes, rows=self.rows, compute=compute, body=body)
+        loop = fill(texts.FINISH_SAMPLE, rows=self.rows, compute=compute, body=body)
         return [joins, function(head, loop)]

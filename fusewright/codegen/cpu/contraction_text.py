@@ -85,6 +85,7 @@ void pack(const Element* __restrict w, Compute* __restrict packed, int group, in
                                 const int tap_d = d.start + i / h.taps * BETWEEN_D;
                                 const int tap_h = h.start + i % h.taps * BETWEEN_H, tap_w = v.start + tap * BETWEEN_W;
                                 const int offset = (tap_d * TAPS_H + tap_h) * TAPS_W + tap_w;
+                                const int at = ($first) * TAPS + offset;
                                 for (int f = 0; f < BLOCK; ++f)
                                     to[f] = f < features ? $weight : Compute(0);
                             }
@@ -309,7 +310,7 @@ for (int n = 0; n < count; ++n)
 LEAVE_POSITIONS = """
 const long long rows = GROUPS * FEATURES, strip = task / (GROUPS * PARTS);
 for (int f = 0; f < features; ++f)
-    total.of(f).save(call.partial + $planes * (strip * rows + first_feature + f), 1);
+    total.of(f).save(call.partial + PLANES * (strip * rows + first_feature + f), 1);
 """
 LEAVE_CHANNELS = """
 for (int d = first_d; d < last_d; ++d)
@@ -327,10 +328,10 @@ FINISH = """
 extern "C" void ${name}_finish(const double* partial, Result* out, int splits, int rows, long long results,
     long long count) {
     for (long long i = 0; i < results; ++i) {
-        const double* from = partial + $planes * (i / rows * splits * rows + i % rows);
+        const double* from = partial + PLANES * (i / rows * splits * rows + i % rows);
         Fold value = Fold::load(from, 1);
         for (int split = 1; split < splits; ++split)
-            value.merge(Fold::load(from + $planes * ((long long)split * rows), 1));
+            value.merge(Fold::load(from + PLANES * ((long long)split * rows), 1));
         out[i] = $value;
     }
 }
@@ -341,10 +342,10 @@ FINISH_SAMPLE = """
 for (long long sample = 0; sample < N; ++sample) {
     $compute folded[$rows];
     for (int i = 0; i < $rows; ++i) {
-        const double* from = partial + $planes * (sample * splits * $rows + i);
+        const double* from = partial + PLANES * (sample * splits * $rows + i);
         Fold value = Fold::load(from, 1);
         for (int split = 1; split < splits; ++split)
-            value.merge(Fold::load(from + $planes * ((long long)split * $rows), 1));
+            value.merge(Fold::load(from + PLANES * ((long long)split * $rows), 1));
         folded[i] = value.result(count);
     }
     $body
@@ -391,7 +392,8 @@ void strip(const Call& call, long long task, Scratch& own) {
 """
 
 GROUP = """
-const Element* x = call.x + sample * GROUPS * CHANNELS * call.in_d * call.in_h * call.in_w + $group_of_x;
+const long long image = (long long)call.in_d * call.in_h * call.in_w;
+const Element* x = call.x + $group_of_x;
 stage(call, x, left_d, left_h, left_w, rows_d, rows_h, columns, staged);
 for (int block = part * PART; block < smaller(part * PART + PART, BLOCKS); ++block) {
     const int features = smaller(BLOCK, FEATURES - block * BLOCK), first_feature = group * FEATURES + block * BLOCK;
@@ -421,7 +423,8 @@ BAND_OF_WINDOWS = """
 const int count = last_w - first_w;
 for (int band_d = first_d; band_d < last_d; band_d += BAND_D)
     for (int band_h = first_h; band_h < last_h; band_h += BAND_H) {
-        const int last_band_d = smaller(band_d + BAND_D, last_d), last_band_h = smaller(band_h + BAND_H, last_h);
+        const int last_band_d = smaller(band_d + BAND_D, last_d);
+        const int last_band_h = smaller(band_h + BAND_H, last_h);
         $rows
         for (int i = begin_d; i < end_d; ++i)
             for (int j = begin_h; j < end_h; ++j) {
@@ -429,7 +432,8 @@ for (int band_d = first_d; band_d < last_d; band_d += BAND_D)
                 const int row_d = i / STRIDE_D * ADVANCE_D + of_d.first - left_d;
                 const int row_h = j / STRIDE_H * ADVANCE_H + of_h.first - left_h;
                 Compute* row = band + ((i - begin_d) * ROWS_H + j - begin_h) * PITCH * BLOCK;
-                convolve(staged + row_d * PLANE + row_h * ROW, of_d, of_h, from_w, to_w - from_w, left_w, weights, row);
+                const Compute* first = staged + row_d * PLANE + row_h * ROW;
+                convolve(first, of_d, of_h, from_w, to_w - from_w, left_w, weights, row);
                 $before
             }
         for (int d = band_d; d < last_band_d; ++d)
@@ -443,20 +447,16 @@ for (int band_d = first_d; band_d < last_d; band_d += BAND_D)
 """
 
 ENTRY = """
-
-extern "C" void $name($pointers, int N, int in_d, int in_h, int in_w, int conv_d, int conv_h,
-    int conv_w, int out_d, int out_h, int out_w, int threads) {
-    const Call call = {$fields};
-    const long long strips = (long long)ceil_div(out_d, STRIP_D) * ceil_div(out_h, STRIP_H) * ceil_div(out_w, STRIP_W);
-    const long long tasks = N * strips * $tasks;
+const Call call = {$fields};
+const long long strips = (long long)ceil_div(out_d, STRIP_D) * ceil_div(out_h, STRIP_H) * ceil_div(out_w, STRIP_W);
+const long long tasks = N * strips * $tasks;
 #pragma omp parallel num_threads(threads)
-    {
+{
 #pragma omp for schedule(static)
-        for (int i = 0; i < GROUPS * BLOCKS; ++i) pack(w, packed, i / BLOCKS, i % BLOCKS);
-        Scratch own;
+    for (int i = 0; i < GROUPS * BLOCKS; ++i) pack(w, packed, i / BLOCKS, i % BLOCKS);
+    Scratch own;
 #pragma omp for schedule(dynamic)
-        for (long long task = 0; task < tasks; ++task) strip(call, task, own);
-    }
+    for (long long task = 0; task < tasks; ++task) strip(call, task, own);
 }
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import random
 from collections.abc import Iterator
 from copy import deepcopy
@@ -9,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import standalone
 import torch
+import torch.nn.functional as F
 from codegen.cuda.contraction_cases import Case, Found, draw, draw_boxed, find, tolerance
 from torch import Tensor, nn
 
@@ -103,14 +106,17 @@ def kernel(f: Found, strips: Strips) -> Kernel:
 
 def assert_right(f: Found, run: Launcher, x: Tensor, boxed: bool = False) -> None:
     """The kernel itself, not its reference, computes what the model does."""
-    want, size = f.reference(x)
     got = run(*f.tensors(x))
+    layout = f.case.last if f.group.channels_last and not f.case.fold else torch.contiguous_format
+    assert got.is_contiguous(memory_format=layout)
+    assert_close(f, got, x, boxed)
+
+
+def assert_close(f: Found, got: Tensor, x: Tensor, boxed: bool) -> None:
+    want, size = f.reference(x)
     assert got.shape == want.shape and got.dtype == f.case.dtype
-    assert got.is_contiguous(
-        memory_format=f.case.last if f.group.channels_last and not f.case.fold else torch.contiguous_format
-    )
     error = ((got.double() - want).abs() / torch.maximum(size, want.abs().amax()).clamp_min(1e-30)).max().item()
-    assert error < tolerance(f.case, boxed), (f.case, run.kernel.source[:0], error)
+    assert error < tolerance(f.case, boxed), (f.case, error)
 
 
 @pytest.mark.parametrize("name", [*CASES, *BOXED])
@@ -278,6 +284,78 @@ def test_is_as_accurate_as_eager(case: Case, mean: float) -> None:
     got = launcher(kernel(f, ways(f)[0]))(*f.tensors(x))
     allowed = max(2 * _rmse(eager, want), 1e-6 * want.square().mean().sqrt().item())
     assert _rmse(got, want) <= allowed, (_rmse(got, want), _rmse(eager, want))
+
+
+SANITIZED = (
+    *("transposed, holes", "flat", "stem", "transposed, pooled", "overlapping windows", "channels last, bfloat16"),
+    *("over channels of groups", "padded", "one row between", "box of strides", "one dimension", "float64"),
+)
+SLOWLY = [pytest.param(name, marks=pytest.mark.slow) for name in SANITIZED[2:]]
+
+
+@pytest.mark.parametrize("name", [*SANITIZED[:2], *SLOWLY])
+def test_stays_inside_its_arrays(name: str) -> None:
+    """Under AddressSanitizer and UBSan, also at a size that the strips were not cut for."""
+    boxed = name in BOXED
+    f = found((BOXED if boxed else CASES)[name], boxed)
+    cut = replace(ways(f)[-1], strip=(1, 2, 3) if name != "flat" else (1, 1, 20))
+    run = kernel(f, cut)
+    tensors = f.tensors(f.case.example())
+    got = standalone.run(run, *tensors)
+    assert_close(f, got, f.case.example(), boxed)
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(16, 200, 1), nn.Linear(200, 300)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(F.hardswish(self.conv(x)).mean((2, 3))).softmax(1)
+
+
+def test_large_products_per_sample_are_left_to_the_library() -> None:
+    """The group then ends in front of them."""
+    x = torch.randn(3, 16, 7, 7)
+    model = Head().eval()
+    plan = fusewright.explain(fusewright.optimize(model, (x,), kernels="always", rewrite="never", verify=False))
+    assert [c.name for c in plan.kernels if c.family == "contraction"] == ["fused_conv_hardswish_mean"]
+    assert all(c.path == "generated" for c in plan.kernels if c.family == "contraction")
+
+
+@pytest.mark.parametrize("flags", [("-mavx2", "-mfma", "-mno-avx512f"), ("-march=x86-64",)], ids=" ".join)
+@pytest.mark.parametrize("name", ["plain", pytest.param("stem", marks=pytest.mark.slow)])
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of another processor")
+def test_runs_on_narrower_vectors(name: str, flags: tuple[str, ...]) -> None:
+    f = found(CASES[name])
+    x = f.case.example()
+    assert_close(f, standalone.run(kernel(f, ways(f)[0]), *f.tensors(x), flags=("-O1", *flags)), x, False)
+
+
+GOLDENS = {
+    "windows": (
+        Case((16, 64, 64), 8, 16, (3, 3, 3), (1, 1, 1), (0, 0, 0), (1, 1, 1), pool="max", window=(2, 2, 2),
+             step=(2, 2, 2), after=("divide",), fold="mean", fold_dims="p"),
+        Strips((1, 8, 31), 1, 3, 8),
+    ),
+    "box": (
+        Case((384, 384), 8, 64, pool="avg", window=(4, 4), step=(4, 4), after=("sigmoid",), fold="sum", fold_dims="cp"),
+        Strips((1, 8, 95), 4, 3, 8),
+    ),
+    "transposed": (
+        Case((32, 32), 16, 24, (3, 3), (2, 2), (1, 1), transposed=True, output_padding=(1, 1), before=("relu",)),
+        Strips((1, 8, 64), 2, 1, 16),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_reads_as_it_did(name: str) -> None:
+    """Golden texts: a change of the generator shows as a difference of these files."""
+    case, strips = GOLDENS[name]
+    text = kernel(found(case, name == "box"), strips).source
+    path = GOLDEN / f"cpu_contraction_{name}.cpp"
+    assert text == path.read_text(), f"write the text to {path} if it is meant to change"
 
 
 def _rmse(got: Tensor, want: Tensor) -> float:

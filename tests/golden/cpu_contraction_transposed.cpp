@@ -1,0 +1,287 @@
+// fused_test: a convolution and what follows it, strip by strip.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+namespace fused_test {
+
+using Element = float;    // of the input and the weight in memory
+using Compute = float;    // of everything else
+
+constexpr int CHANNELS = 16, FEATURES = 24, GROUPS = 1;    // of a group, in and out
+constexpr int TAPS_D = 1, TAPS_H = 3, TAPS_W = 3, TAPS = TAPS_D * TAPS_H * TAPS_W;
+
+// Features lie along the lanes of vectors.
+#if defined(__AVX512F__)
+constexpr int VECTOR_BYTES = 64, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int VECTOR_BYTES = 32, REGISTERS = 16;
+#else
+constexpr int VECTOR_BYTES = 16, REGISTERS = 32;
+#endif
+constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+constexpr int smaller(int a, int b) { return a < b ? a : b; }
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+constexpr int LANES = smaller(VECTOR_BYTES / sizeof(Compute), 32);
+using Vector __attribute__((vector_size(LANES * sizeof(Compute)))) = Compute;
+using Unaligned __attribute__((vector_size(LANES * sizeof(Compute)), aligned(sizeof(Compute)), may_alias)) = Compute;
+inline const Unaligned& vector_at(const Compute* at) { return *reinterpret_cast<const Unaligned*>(at); }
+inline Unaligned& vector_at(Compute* at) { return *reinterpret_cast<Unaligned*>(at); }
+constexpr int VECTORS = 2, BLOCK = VECTORS * LANES, BLOCKS = ceil_div(FEATURES, BLOCK);
+
+// A phase of a dimension: the output positions `index * STRIDE + phase`.  Its taps read the input at
+// `index * ADVANCE + first + tap * STEP`, and are taps `start + tap * BETWEEN` of the weight; `before` counts those of
+// earlier phases.
+struct Phase { int first, taps, start, before; };
+constexpr int STRIDE_D = 1, ADVANCE_D = 1, STEP_D = 1, BETWEEN_D = 1;
+constexpr Phase PHASES_D[STRIDE_D] = {{0, 1, 0, 0}};
+constexpr int STRIDE_H = 2, ADVANCE_H = 1, STEP_H = -1, BETWEEN_H = 2;
+constexpr Phase PHASES_H[STRIDE_H] = {{0, 1, 1, 0}, {1, 2, 0, 1}};
+constexpr int STRIDE_W = 2, ADVANCE_W = 1, STEP_W = -1, BETWEEN_W = 2;
+constexpr Phase PHASES_W[STRIDE_W] = {{0, 1, 1, 0}, {1, 2, 0, 1}};
+constexpr int LOWEST_D = 0, LOWEST_H = 0, LOWEST_W = 0;    // of first + tap * STEP
+constexpr int REACH_D = 1, REACH_H = 2, REACH_W = 2;    // from there to the highest
+// A strip of results, the positions of the convolution that they need, and the inputs that those read.
+constexpr int STRIP_D = 1, STRIP_H = 8, STRIP_W = 64;
+constexpr int POSITIONS_D = 1, POSITIONS_H = 8, POSITIONS_W = 64;
+constexpr int INPUTS_D = ceil_div(POSITIONS_D - 1, STRIDE_D) * ADVANCE_D + REACH_D;
+constexpr int INPUTS_H = ceil_div(POSITIONS_H - 1, STRIDE_H) * ADVANCE_H + REACH_H;
+constexpr int INPUTS_W = ceil_div(POSITIONS_W - 1, STRIDE_W) * ADVANCE_W + REACH_W;
+// The staged input is [channel][d][h][w].
+constexpr int COLUMN = 1, ROW = INPUTS_W, PLANE = INPUTS_H * ROW;
+constexpr int CHANNEL = (ceil_div(INPUTS_D * PLANE, 16) | 1) * 16;    // an odd number of cache lines
+
+// A tile of sums in registers: TILE positions of one phase and row, a block of features.  The weights of TOGETHER taps
+// are at hand, so that an input once read serves all of them.
+constexpr int TOGETHER = 1;
+constexpr int IN_ROW = ceil_div(POSITIONS_W - 1, STRIDE_W) + 1;
+constexpr int MOST = larger(1, (REGISTERS - 2 - TOGETHER * VECTORS) / VECTORS), TILES = ceil_div(IN_ROW, MOST);
+constexpr int TILE = ceil_div(IN_ROW, TILES), PITCH = TILES * TILE * STRIDE_W + STRIDE_W - 1;
+// So many channels are added up before their sum joins that of the others: what they need stays in the first cache,
+// and long chains of additions would lose digits.
+constexpr int CHUNK = 16;
+
+constexpr int STAGED = CHANNELS * CHANNEL + TILE * ADVANCE_W * COLUMN;
+constexpr int WEIGHTS = CHANNELS * TAPS * BLOCK;    // of a block of features
+
+using Result = float;
+
+// What a call works on: tensors, and lengths of the input, the convolution's output and the result.
+struct Call {
+    const float* x;
+    const float* bias;
+    const Compute* packed;
+    Result* out;
+    int in_d, in_h, in_w, conv_d, conv_h, conv_w, out_d, out_h, out_w;
+};
+
+constexpr int PARTS = 1, PART = ceil_div(BLOCKS, PARTS);    // of the blocks of features
+constexpr int ROWS_D = 1, ROWS_H = 1;    // of positions that are at hand at a time
+
+// The weight in the order of use: packed[group][block][phase][chunk][d][h][channel][w][feature of the block].
+void pack(const Element* __restrict w, Compute* __restrict packed, int group, int block) {
+    const int first_feature = block * BLOCK, features = smaller(BLOCK, FEATURES - first_feature);
+    Compute* to = packed + (group * BLOCKS + block) * (long long)WEIGHTS;
+    for (const Phase& d : PHASES_D)
+        for (const Phase& h : PHASES_H)
+            for (const Phase& v : PHASES_W)
+                for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK)
+                    for (int i = 0; i < d.taps * h.taps; ++i)
+                        for (int c = chunk; c < smaller(chunk + CHUNK, CHANNELS); ++c)
+                            for (int tap = 0; tap < v.taps; ++tap, to += BLOCK) {
+                                const int tap_d = d.start + i / h.taps * BETWEEN_D;
+                                const int tap_h = h.start + i % h.taps * BETWEEN_H, tap_w = v.start + tap * BETWEEN_W;
+                                const int offset = (tap_d * TAPS_H + tap_h) * TAPS_W + tap_w;
+                                const int at = ((group * CHANNELS + c) * FEATURES + first_feature) * TAPS + offset;
+                                for (int f = 0; f < BLOCK; ++f)
+                                    to[f] = f < features ? w[at + f * (TAPS)] : Compute(0);
+                            }
+}
+
+// The products of one tile, for `channels` channels: y[TILE * STRIDE_W][BLOCK] = or, with `more`, +=.  x is the staged
+// input of the tile's first position and first taps.
+template <int TAPS_OF_ROW>
+void multiply(const Compute* __restrict x, int taps_d, int taps_h, int channels, const Compute* __restrict w,
+    Compute* __restrict y, bool more) {
+    constexpr int HELD = TAPS_OF_ROW % TOGETHER ? 1 : TOGETHER;
+    constexpr int LEFT = STEP_W < 0 ? (HELD - 1) * STEP_W : 0, RIGHT = STEP_W > 0 ? (HELD - 1) * STEP_W : 0;
+    Vector sum[TILE][VECTORS] = {};
+    for (int d = 0; d < taps_d; ++d)
+        for (int h = 0; h < taps_h; ++h) {
+            const Compute* row = x + d * STEP_D * PLANE + h * STEP_H * ROW;
+            for (int c = 0; c < channels; ++c, row += CHANNEL)
+#pragma GCC unroll 1
+                for (int tap = 0; tap < TAPS_OF_ROW; tap += HELD, w += HELD * BLOCK) {
+                    Vector weight[HELD][VECTORS];
+#pragma GCC unroll 64
+                    for (int i = 0; i < HELD * VECTORS; ++i)
+                        weight[i / VECTORS][i % VECTORS] = vector_at(w + i * LANES);
+#pragma GCC unroll 512
+                    for (int column = LEFT; column <= (TILE - 1) * ADVANCE_W + RIGHT; ++column) {
+                        const Compute value = row[(tap * STEP_W + column) * COLUMN];
+#pragma GCC unroll 16
+                        for (int held = 0; held < HELD; ++held) {
+                            const int from = column - held * STEP_W, position = from / ADVANCE_W;
+                            if (from >= 0 && from % ADVANCE_W == 0 && position < TILE)
+#pragma GCC unroll 16
+                                for (int v = 0; v < VECTORS; ++v) sum[position][v] += value * weight[held][v];
+                        }
+                    }
+                }
+        }
+#pragma GCC unroll 512
+    for (int i = 0; i < TILE * VECTORS; ++i) {
+        Unaligned& to = vector_at(y + i / VECTORS * STRIDE_W * BLOCK + i % VECTORS * LANES);
+        const Vector part = sum[i / VECTORS][i % VECTORS];
+        to = more ? to + part : part;
+    }
+}
+
+// The input that a strip reads, in the compute type, zeros around the image.  x is a sample's group; (d, h, w) is the
+// input at the strip's corner, (rows_d, rows_h, columns) what of it is read.
+void stage(const Call& call, const Element* __restrict x, int d, int h, int w, int rows_d, int rows_h, int columns,
+    Compute* __restrict staged) {
+    const int begin = larger(0, smaller(-w, columns)), end = larger(begin, smaller(call.in_w - w, columns));
+    for (int c = 0; c < CHANNELS; ++c)
+        for (int i = 0; i < rows_d; ++i)
+            for (int j = 0; j < rows_h; ++j) {
+                Compute* to = staged + c * CHANNEL + i * PLANE + j * ROW;
+                const bool inside = unsigned(d + i) < unsigned(call.in_d) && unsigned(h + j) < unsigned(call.in_h);
+                if (!inside) {
+                    for (int k = 0; k < columns; ++k) to[k] = 0;
+                    continue;
+                }
+                const Element* from = x + (((long long)c * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
+                for (int k = 0; k < begin; ++k) to[k] = 0;
+                for (int k = begin; k < end; ++k) to[k] = from[k];
+                for (int k = end; k < columns; ++k) to[k] = 0;
+            }
+}
+
+// The convolution at `count` positions of one row from position w on: row[position][BLOCK].  staged is the input at
+// rows (d, h) of their phases' first taps, the strip's input beginning at column left.
+void convolve(const Compute* __restrict staged, const Phase& d, const Phase& h, int w, int count, int left,
+    const Compute* __restrict weights, Compute* __restrict row) {
+    const int before = (d.before * TAPS_H + d.taps * h.before) * TAPS_W;
+    for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK) {
+        const int channels = smaller(CHUNK, CHANNELS - chunk);
+        const Compute* x = staged + chunk * CHANNEL;
+        {
+            constexpr const Phase& v = PHASES_W[0];
+            const int taps = d.taps * h.taps, begin = (w - 0 + STRIDE_W - 1) / STRIDE_W;
+            const Compute* of_chunk = weights + ((before + taps * v.before) * CHANNELS + chunk * taps * v.taps) * BLOCK;
+            for (int index = begin; index * STRIDE_W + 0 < w + count; index += TILE)
+                multiply<v.taps>(x + (index * ADVANCE_W + v.first - left) * COLUMN, d.taps, h.taps, channels, of_chunk,
+                    row + (index * STRIDE_W + 0 - w) * BLOCK, chunk > 0);
+        }
+        {
+            constexpr const Phase& v = PHASES_W[1];
+            const int taps = d.taps * h.taps, begin = (w - 1 + STRIDE_W - 1) / STRIDE_W;
+            const Compute* of_chunk = weights + ((before + taps * v.before) * CHANNELS + chunk * taps * v.taps) * BLOCK;
+            for (int index = begin; index * STRIDE_W + 1 < w + count; index += TILE)
+                multiply<v.taps>(x + (index * ADVANCE_W + v.first - left) * COLUMN, d.taps, h.taps, channels, of_chunk,
+                    row + (index * STRIDE_W + 1 - w) * BLOCK, chunk > 0);
+        }
+    }
+}
+
+// What is given per channel, for a block of features.
+struct Channels {
+    Compute bias_at[BLOCK];
+    Channels(const Call& call, int first_feature, int features) {
+        for (int f = 0; f < BLOCK; ++f) {
+            const bool inside = f < features;
+            const int feature = first_feature + f;
+            bias_at[f] = inside ? call.bias[feature] : 0;
+        }
+    }
+};
+
+// What follows the convolution, on `count` positions.
+void before(const Call& call, const Channels& of, Compute* __restrict row, int count) {
+    for (int n = 0; n < count; ++n, row += BLOCK) {
+#pragma omp simd
+        for (int f = 0; f < BLOCK; ++f) {
+            const Compute value = row[f];
+            const Compute shifted = value + of.bias_at[f];
+            const float v1 = shifted < float(0.0) ? float(0.0) : shifted;
+            row[f] = v1;
+        }
+    }
+}
+
+// What a thread works on.
+struct Scratch {
+    std::vector<Compute> staged, band, results;
+    Scratch() : staged(STAGED), band((long long)ROWS_D * ROWS_H * PITCH * BLOCK), results(STRIP_W * BLOCK) {}
+};
+
+// One strip of results of one sample, for one part of the blocks of features.
+void strip(const Call& call, long long task, Scratch& own) {
+    const int strips_h = ceil_div(call.out_h, STRIP_H), strips_w = ceil_div(call.out_w, STRIP_W);
+    long long rest = task;
+    const int part = rest % PARTS;
+    rest /= PARTS;
+    const int group = rest % GROUPS;
+    rest /= GROUPS;
+    const int first_w = rest % strips_w * STRIP_W, last_w = smaller(first_w + STRIP_W, call.out_w);
+    rest /= strips_w;
+    const int first_h = rest % strips_h * STRIP_H, last_h = smaller(first_h + STRIP_H, call.out_h);
+    rest /= strips_h;
+    const int strips_d = ceil_div(call.out_d, STRIP_D);
+    const int first_d = rest % strips_d * STRIP_D, last_d = smaller(first_d + STRIP_D, call.out_d);
+    const long long sample = rest / strips_d;
+
+    // Positions of the convolution that the strip needs, and the input at the first of their taps.
+    const int from_d = first_d, to_d = last_d;
+    const int from_h = first_h, to_h = last_h;
+    const int from_w = first_w, to_w = last_w;
+    const int left_d = from_d / STRIDE_D * ADVANCE_D + LOWEST_D;
+    const int rows_d = ((to_d - 1) / STRIDE_D - from_d / STRIDE_D) * ADVANCE_D + REACH_D;
+    const int left_h = from_h / STRIDE_H * ADVANCE_H + LOWEST_H;
+    const int rows_h = ((to_h - 1) / STRIDE_H - from_h / STRIDE_H) * ADVANCE_H + REACH_H;
+    const int left_w = from_w / STRIDE_W * ADVANCE_W + LOWEST_W;
+    const int columns = ((to_w - 1) / STRIDE_W - from_w / STRIDE_W) * ADVANCE_W + REACH_W;
+    Compute *staged = own.staged.data(), *band = own.band.data();
+    const long long image = (long long)call.in_d * call.in_h * call.in_w;
+    const Element* x = call.x + (sample * GROUPS + group) * CHANNELS * image;
+    stage(call, x, left_d, left_h, left_w, rows_d, rows_h, columns, staged);
+    for (int block = part * PART; block < smaller(part * PART + PART, BLOCKS); ++block) {
+        const int features = smaller(BLOCK, FEATURES - block * BLOCK), first_feature = group * FEATURES + block * BLOCK;
+        const Compute* weights = call.packed + (group * BLOCKS + block) * (long long)WEIGHTS;
+        const Channels of(call, first_feature, features);
+        const int count = last_w - first_w;
+        for (int d = first_d; d < last_d; ++d)
+            for (int h = first_h; h < last_h; ++h) {
+                const Phase &of_d = PHASES_D[d % STRIDE_D], &of_h = PHASES_H[h % STRIDE_H];
+                const int row_d = d / STRIDE_D * ADVANCE_D + of_d.first - left_d;
+                const int row_h = h / STRIDE_H * ADVANCE_H + of_h.first - left_h;
+                convolve(staged + row_d * PLANE + row_h * ROW, of_d, of_h, from_w, count, left_w, weights, band);
+                before(call, of, band, count);
+                const Compute* results = band;
+                const long long plane = (long long)call.out_d * call.out_h * call.out_w;
+                const long long at = ((long long)sample * (GROUPS * FEATURES) + first_feature) * plane
+                    + ((long long)d * call.out_h + h) * call.out_w + first_w;
+                for (int f = 0; f < features; ++f)
+                    for (int n = 0; n < count; ++n) call.out[at + f * plane + n] = results[n * BLOCK + f];
+            }
+    }
+}
+
+extern "C" void fused_test(const float* x, const float* w, const float* bias, Compute* packed, Result* out, int N,
+    int in_d, int in_h, int in_w, int conv_d, int conv_h, int conv_w, int out_d, int out_h, int out_w, int threads) {
+    const Call call = {x, bias, packed, out, in_d, in_h, in_w, conv_d, conv_h, conv_w, out_d, out_h, out_w};
+    const long long strips = (long long)ceil_div(out_d, STRIP_D) * ceil_div(out_h, STRIP_H) * ceil_div(out_w, STRIP_W);
+    const long long tasks = N * strips * GROUPS * PARTS;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static)
+        for (int i = 0; i < GROUPS * BLOCKS; ++i) pack(w, packed, i / BLOCKS, i % BLOCKS);
+        Scratch own;
+#pragma omp for schedule(dynamic)
+        for (long long task = 0; task < tasks; ++task) strip(call, task, own);
+    }
+}
+
+}  // namespace fused_test
