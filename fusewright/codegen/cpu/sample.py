@@ -210,7 +210,8 @@ class _Body:
             passes.append(f"const {compute} shift = {_as(compute, 'log(total)')};")
             text = "element(r) - most - shift"
         else:
-            text = _as(compute, "exp(element(r) - most) / total")
+            passes.append(f"const {compute} scale = {_as(compute, '1 / total')};")
+            text = "exp(element(r) - most) * scale"
         return self._rows(rows, self._element(x, index), passes, self._each(step, to, length, index, text))
 
     def _each(self, step: Node, to: str, length: int, index: str, text: str) -> Lines:
@@ -235,8 +236,11 @@ class _Body:
             [f"const double x = {square};", "return x * x;"],
         )
         passes[-1] = f"}}) / {length};"
-        passes.append(f"const double scale = 1 / std::sqrt(variance + {eps!r});")
-        text = _as(compute, "element(r) * scale" if op.kind == "rms" else "(element(r) - mean) * scale")
+        passes.append(f"const {compute} scale = {_as(compute, f'1 / std::sqrt(variance + {eps!r})')};")
+        text = "element(r) * scale"
+        if op.kind != "rms":  # in two parts, so that a large mean costs no digits
+            passes.append(f"const {compute} centre = {_as(compute, 'mean')}, rest = {_as(compute, 'mean - centre')};")
+            text = "(element(r) - centre - rest) * scale"
         for operand, sign in zip(step.args[1:3], ("*", "+"), strict=False):
             if operand is not None:
                 text = f"{text} {sign} {self.reader.at(operand, channel or index, sampled=False)}"
