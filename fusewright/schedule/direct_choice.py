@@ -120,7 +120,7 @@ def _cells(axis: Axis, length: int, per_unit: int) -> list[int]:
 
 
 def _chunks(c: Contraction) -> list[int]:
-    return [n for n in (1, 4, 8) if n < c.channels] + ([c.channels] if c.channels <= 24 else [])
+    return [n for n in (1, 2, 4, 8) if n < c.channels] + ([c.channels] if c.channels <= 24 else [])
 
 
 Work = tuple[float, float, float]
