@@ -49,7 +49,8 @@ class Split:
 def split(root: Node, users: Users) -> Split | None:
     """The two steps of a reduction over some of the positions, and perhaps the channels, of a chain from a convolution.
 
-    Sums of half precisions stay whole: they would be rounded in between.
+    Sums of half precisions stay whole: they would be rounded in between.  So does what follows window sums, which a
+    tile forms only where it has no windows of its own.
     """
     op = root.op
     if not isinstance(op, ops.Reduce) or op.kind not in _POOLED or op.dtype is not None:
@@ -61,6 +62,8 @@ def split(root: Node, users: Users) -> Split | None:
         return None
     chain = parse(x, users, lambda n: isinstance(n.op, ops.Conv))
     if isinstance(chain, str) or (op.kind in ("sum", "mean") and x.dtype.itemsize < torch.float32.itemsize):
+        return None
+    if isinstance(chain.source.arg(0).op, ops.RangeSum):
         return None
     assert isinstance(chain.source.op, ops.Conv)
     strides = chain.source.op.stride if chain.source.op.transposed else (1,) * len(lengths)

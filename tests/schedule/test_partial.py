@@ -14,8 +14,10 @@ from fusewright.capture import capture
 from fusewright.codegen import cuda
 from fusewright.codegen.aten import lower
 from fusewright.ir import ops, spec
-from fusewright.ir.node import Graph, Node
+from fusewright.ir.build import pointwise
+from fusewright.ir.node import Graph, Node, make
 from fusewright.schedule.groups import Group, as_graph, body, cut
+from fusewright.schedule.partial import split
 
 F64 = torch.float64
 
@@ -60,8 +62,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], tuple[int, ...]
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_value_in_two_steps(name: str) -> None:
-    make, shape, window = CASES[name]
-    model, x = make().to(F64), torch.randn(shape, dtype=F64)
+    model_of, shape, window = CASES[name]
+    model, x = model_of().to(F64), torch.randn(shape, dtype=F64)
     graph, group = found(model, x)
     assert group.split is not None and group.record.window.op.kernel == window
     assert group.record.over_channels == (1 in group.split.root.op.dims)
@@ -71,8 +73,8 @@ def test_the_same_value_in_two_steps(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_of_the_first_step(name: str) -> None:
-    make, shape, _ = CASES[name]
-    model, x = make().to(F64), torch.randn(shape, dtype=F64)
+    model_of, shape, _ = CASES[name]
+    model, x = model_of().to(F64), torch.randn(shape, dtype=F64)
     graph, group = found(model, x)
     kernel = cuda.generate(group, "fused_test", cuda.options(group, dict.fromkeys(graph.symbols, 2), {})[0], tf32=False)
     operands = [x if isinstance(n.op, ops.Input) else model.get_parameter(n.op.path).detach() for n in group.operands]
@@ -91,8 +93,20 @@ WHOLE: dict[str, tuple[Callable[[], nn.Module], torch.dtype]] = {
 }
 
 
+def test_window_sums_stay_inside() -> None:
+    """A convolution of window sums and what follows is one tile's work as it is."""
+    graph = capture(Model(nn.Conv2d, lambda y: y.relu().sum(3)), (torch.randn(IMAGES),), {}).graph
+    (root,), (x,) = graph.outputs, graph.inputs
+    assert isinstance(root, Node) and split(root, graph.users()) is not None
+    slots = tuple(ops.Slot(j, j + 3, 1, 1.0) for j in range(19))
+    conv = next(n for n in graph.nodes() if isinstance(n.op, ops.Conv))
+    boxed = make(conv.op, make(ops.RangeSum(((3, slots),), x.dtype), x), *conv.args[1:])
+    root = make(ops.Reduce("sum", (3,)), pointwise("relu", boxed))
+    assert split(root, Graph((), (root,)).users()) is None
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_stays_whole(name: str) -> None:
-    make, dtype = WHOLE[name]
-    group = found(make().to(dtype), torch.randn(IMAGES, dtype=dtype))[1]
+    model_of, dtype = WHOLE[name]
+    group = found(model_of().to(dtype), torch.randn(IMAGES, dtype=dtype))[1]
     assert group.family == "contraction" and group.split is None
