@@ -197,8 +197,11 @@ class Found:
         wide.load_state_dict(self.model.state_dict())
         with torch.no_grad():
             y, c = wide.before_fold(x.double()), self.case
+            want = wide(x.double())
             size_ = y.abs().sum(c.dims, c.keepdim) if c.fold == "sum" else y.abs().amax()
-            return wide(x.double()), size_
+            if c.fold == "logsumexp":  # of numbers near zero it is the logarithm of how many there are
+                size_ = size_.maximum(want.abs().amax())
+            return want, size_
 
 
 _SLIDES_FIRST = "avg_pool(conv(x, w)) = conv_strided(box(x), w)"
