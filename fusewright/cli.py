@@ -128,7 +128,7 @@ def optimize(
     """Optimizes a problem file's model, verifies the result and prints the plan."""
     check_target(json_file)
     if output is not None:
-        _refuse(output, {"--batch": batch, "--device": device})
+        _refuse(output, {"--batch": batch, "--device": device, "--precision": None if precision == "eager" else 1})
         wishes = _wishes(keep, only, kernel_name, single_kernel)
         options = Options(training, precision, rewrite, kernels, finite, measure=not no_measure, wishes=wishes)
         _write(problem, output, options, _emission_target(target), force, json_file)
@@ -296,10 +296,10 @@ def _share_weights(reference: nn.Module, candidate: nn.Module) -> None:
 
 
 def _refuse(output: Path, given: dict[str, object]) -> None:
-    """A solution file is for its problem as it stands."""
+    """A solution file is for its problem as it stands, under PyTorch's own settings."""
     name = next((name for name, value in given.items() if value is not None), None)
     if name is not None:
-        raise UnsupportedError(f"-o {output}: a solution file is for the problem's own inputs; leave {name} out")
+        raise UnsupportedError(f"-o {output}: a solution file takes inputs and settings as they are; leave {name} out")
 
 
 def _need_output(given: dict[str, object]) -> None:

@@ -25,6 +25,7 @@ from fusewright.errors import UnsupportedError
 from fusewright.plan import Plan
 from fusewright.problem import Problem
 from fusewright.schedule.wishes import NO_WISHES, Wishes
+from fusewright.verification.numerics import tf32_allowed
 
 # Names that a solution file defines or imports besides the problem's own.
 _OWN = frozenset(
@@ -32,7 +33,7 @@ _OWN = frozenset(
         *("ctypes", "torch", "F", "cache", "lru_cache", "islice", "load_inline", "WeakKeyDictionary"),
         *("ModelNew", "FAILURE", "ceil_div", "spread", "library", "check", "dense", "Recomputed"),
         *("differentiable", "KEPT", "derived", "MADE_FOR", "configuration", "described", "runs_kernels"),
-        *("ordinary", "called_plainly", "weights", "KINDS", "covers"),
+        *("ordinary", "called_plainly", "weights", "KINDS", "covers", "tf32_allowed"),
     )
 )
 
@@ -208,6 +209,7 @@ def _guards(draft: Draft) -> list[str]:
         f'def weights(model: Model) -> tuple[torch.Tensor, ...]:\n    """The tensors of the model that the forward'
         f' reads."""\n    return ({weights.rstrip(" ")})',
         f"# Their shapes and dtypes.\nKINDS = [{kinds.rstrip(', ')}]",
+        *_tf32(draft),
         _covers(draft),
     ]
     if program.derived:
@@ -219,6 +221,18 @@ def _guards(draft: Draft) -> list[str]:
             )
         )
     return parts
+
+
+def _tf32(draft: Draft) -> list[str]:
+    """The function that says whether the settings allow what kernels do, where they round to tf32 by these settings."""
+    families = {choice.name: choice.family for choice in draft.plan.kernels}
+    wide = {families[k.name] for k in draft.program.kernels if torch.float32 in k.dtypes}
+    convolutions, products = tf32_allowed("eager")
+    if products and wide - {"range reduction", "stream"}:  # the rarer setting; convolutions go along with it
+        return [fill_text(support.TF32, operations="matrix products", setting="cuda.matmul")]
+    if convolutions and "contraction" in wide:
+        return [fill_text(support.TF32, operations="convolutions", setting="cudnn.conv")]
+    return []
 
 
 def fill_text(template: str, **names: str) -> str:
@@ -259,6 +273,7 @@ def _covers(draft: Draft) -> str:
     if not draft.either_mode:
         quantifier = "all" if draft.model.training else "not any"
         checks.append(f"{quantifier}(m.training for m in model.modules())")
+    checks += ["tf32_allowed()"] if _tf32(draft) else []
     checks += _gradient_modes(draft, inputs.tensors)
     joined = "\n        and ".join(checks)
     parameters = _signature(draft, "forward")[0].removeprefix("self").removeprefix(", ")

@@ -82,6 +82,13 @@ def differentiable(launch, reference, *operands: torch.Tensor) -> torch.Tensor:
     return launch(*operands)
 '''
 
+TF32 = '''
+def tf32_allowed() -> bool:
+    """Whether PyTorch's settings let float32 $operations round their operands to tf32, as the kernels do."""
+    own = torch.backends.$setting.fp32_precision
+    return (torch.backends.fp32_precision if own == "none" else own) == "tf32"
+'''
+
 DERIVED = '''
 KEPT = WeakKeyDictionary()  # for each model: its weights when they were last derived, and what they came to
 

@@ -95,19 +95,28 @@ def write_solution(
     inputs: Any = problem.placeholders() if absent else problem.inputs(device=device)
     options = replace(options, target=target, verify=not absent and options.verify)
     options = replace(options, measure=not absent and options.measure)
-    either = _either_mode(model, inputs, options.wishes)
     progress("planning")
-    args, kwargs, entry = planned(model, inputs, options, progress)
-    plan = entry.plan
-    assert plan is not None
-    if entry.runner is None:
-        raise UnsupportedError(f"-o {path}: nothing was written: {plan.reason}")
-    if options.wishes.single:
-        _require_one_launch(entry.runner.program)
-    draft = Draft(problem, model, args, kwargs, entry, options.precision, options.wishes, either)
+    draft = drafted(problem, model, inputs, options, progress)
     checked = _compiled(draft, progress) if absent else Checked()
     checked = _placed(draft, checked, path, "cpu" if absent else device, timed and not absent, progress)
-    return Written(path, plan, checked)
+    return Written(path, draft.plan, checked)
+
+
+def drafted(
+    problem: Problem, model: nn.Module, inputs: Any, options: Options, progress: Progress = lambda _: None
+) -> Draft:
+    """What a solution of `problem` is made of.
+
+    Raises `UnsupportedError` where there is nothing to make one of, or not what was asked.
+    """
+    either = _either_mode(model, inputs, options.wishes)
+    args, kwargs, entry = planned(model, inputs, options, progress)
+    assert entry.plan is not None
+    if entry.runner is None:
+        raise UnsupportedError(f"no solution file was written: {entry.plan.reason}")
+    if options.wishes.single:
+        _require_one_launch(entry.runner.program)
+    return Draft(problem, model, args, kwargs, entry, options.precision, options.wishes, either)
 
 
 def _either_mode(model: nn.Module, inputs: Any, wishes: Wishes) -> bool:

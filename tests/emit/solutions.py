@@ -16,8 +16,7 @@ import torch
 from fusewright.dispatch import Options
 from fusewright.emit.header import Checked
 from fusewright.emit.solution import Draft
-from fusewright.emit.writing import content_of
-from fusewright.optimizer import planned
+from fusewright.emit.writing import content_of, drafted
 from fusewright.problem import load_problem
 
 ROOT = Path(__file__).parents[2]
@@ -60,10 +59,7 @@ def draft(path: Path, *, training: bool = True, **options: Any) -> Draft:
     loaded = load_problem(path)
     model = loaded.build().train(training)
     asked = Options(verify=False, measure=False, target=CUDA, **options)
-    args, kwargs, entry = planned(model, loaded.placeholders(), asked, lambda _: None)
-    assert entry.plan is not None
-    assert entry.runner is not None, entry.plan.reason
-    return Draft(loaded, model, args, kwargs, entry)
+    return drafted(loaded, model, loaded.placeholders(), asked)
 
 
 def write(path: Path, **options: Any) -> Path:

@@ -1,0 +1,173 @@
+"""Which calls a solution's kernels serve, and what the original forward serves, decided on a CPU."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from solutions import load, problem, write
+from torch import nn
+
+CONV = "self.conv = nn.Conv2d(channels, 8, size)\nself.norm = nn.BatchNorm2d(8)\nself.scale = scale"
+FORWARD = "def forward(self, x):\n    return self.norm(self.conv(x)).relu().mean((2, 3)) * self.scale"
+PLAIN = "def forward(self, x):\n    return self.conv(x).relu().mean((2, 3)) * self.scale"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The solution of a model that is the same in both modes."""
+    return _solution(tmp_path_factory.mktemp("plain"), PLAIN)
+
+
+@pytest.fixture(scope="module")
+def normed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The solution of a model with batch norm, in training mode."""
+    return _solution(tmp_path_factory.mktemp("normed"), FORWARD)
+
+
+def _solution(folder: Path, forward: str) -> Any:
+    arguments = "channels: int, size: int = 3, *, scale: float = 2.0"
+    path = problem(folder, CONV, forward, "[torch.rand(4, 3, 20, 24)]", arguments=arguments, given="3")
+    solution: Any = load(write(path))
+    solution.runs_kernels = lambda _: True
+    for name in [name for name in vars(solution) if name.endswith("_launch")]:
+        setattr(solution, name, getattr(solution, name.replace("_launch", "_reference")))
+    return solution
+
+
+@contextmanager
+def served(solution: Any) -> Iterator[list[int]]:
+    """Counts the calls that the rewritten forward serves."""
+    count: list[int] = []
+    fused, device = solution.ModelNew.fused, torch.cuda.device
+
+    def counted(*arguments: Any) -> Any:
+        count.append(1)
+        return fused(*arguments)
+
+    class Nowhere:
+        def __init__(self, _: object) -> None: ...
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None: ...
+
+    solution.ModelNew.fused, torch.cuda.device = counted, Nowhere
+    try:
+        yield count
+    finally:
+        solution.ModelNew.fused, torch.cuda.device = fused, device
+
+
+def agrees(solution: Any, model: nn.Module, x: torch.Tensor, *, kernels: bool) -> None:
+    """A call gives what the original forward gives; `kernels`: it is one that the rewritten forward serves."""
+    original = copy.deepcopy(model)
+    with served(solution) as count:
+        found = model(x)
+    assert bool(count) == kernels
+    expected = super(solution.ModelNew, original).forward(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    if not kernels:
+        assert torch.equal(found, expected)
+
+
+def test_calls_that_it_was_made_for(plain: Any) -> None:
+    model = plain.ModelNew(3)
+    agrees(plain, model, torch.rand(4, 3, 20, 24), kernels=True)
+    agrees(plain, model, torch.rand(7, 3, 20, 24), kernels=True)
+    agrees(plain, model, torch.rand(4, 3, 24, 20).transpose(2, 3), kernels=True)
+    agrees(plain, model.eval(), torch.rand(4, 3, 20, 24), kernels=True)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 20, 25), (3, 20, 24), (0, 3, 20, 24)])
+def test_other_shapes(plain: Any, shape: tuple[int, ...]) -> None:
+    agrees(plain, plain.ModelNew(3), torch.rand(shape), kernels=False) if shape[0] == 4 else None
+    assert not plain.covers(plain.ModelNew(3), torch.rand(shape))
+
+
+def test_other_dtypes(plain: Any) -> None:
+    agrees(plain, plain.ModelNew(3).double(), torch.rand(4, 3, 20, 24).double(), kernels=False)
+    assert not plain.covers(plain.ModelNew(3).double(), torch.rand(4, 3, 20, 24))
+
+
+@pytest.mark.parametrize("given", [{"size": 5}, {"scale": 3.0}, {"size": (3, 3), "scale": -1.0}])
+def test_other_arguments(plain: Any, given: dict[str, Any]) -> None:
+    agrees(plain, plain.ModelNew(3, **given), torch.rand(4, 3, 20, 24), kernels=False)
+
+
+def test_other_mode(normed: Any) -> None:
+    agrees(normed, normed.ModelNew(3), torch.rand(4, 3, 20, 24), kernels=True)
+    agrees(normed, normed.ModelNew(3).eval(), torch.rand(4, 3, 20, 24), kernels=False)
+
+
+def test_running_statistics_move_as_before(normed: Any) -> None:
+    torch.manual_seed(0)
+    x, new = torch.rand(4, 3, 20, 24), normed.ModelNew(3)
+    old = normed.Model(3)
+    old.load_state_dict(new.state_dict())
+    with served(normed) as count:
+        new(x)
+    old(x)
+    assert count
+    torch.testing.assert_close(new.state_dict(), old.state_dict())
+
+
+def test_hooks_settings_and_transforms(plain: Any) -> None:
+    model, x = plain.ModelNew(3), torch.rand(4, 3, 20, 24)
+    seen: list[int] = []
+    handle = model.conv.register_forward_hook(lambda *_: seen.append(1))
+    agrees(plain, model, x, kernels=False)
+    assert seen
+    handle.remove()
+    model.conv._forward_hooks.clear()
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        agrees(plain, model, x, kernels=False)
+    expected = torch.vmap(lambda v: plain.Model.forward(model, v))(x[:, None])
+    torch.testing.assert_close(torch.vmap(model)(x[:, None]), expected)
+
+
+def test_a_parameter_of_another_shape(plain: Any) -> None:
+    model = plain.ModelNew(3)
+    model.conv.weight = nn.Parameter(torch.rand(8, 3, 5, 5))
+    agrees(plain, model, torch.rand(4, 3, 20, 24), kernels=False)
+
+
+def test_gradients(plain: Any) -> None:
+    x = torch.rand(4, 3, 20, 24, dtype=torch.float32, requires_grad=True)
+    new, old = plain.ModelNew(3), plain.Model(3)
+    old.load_state_dict(new.state_dict())
+    with served(plain) as count:
+        found = torch.autograd.grad(new(x).square().sum(), [x, *new.parameters()], allow_unused=True)
+    assert count
+    expected = torch.autograd.grad(old(x).square().sum(), [x, *old.parameters()], allow_unused=True)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_it_is_a_model_like_the_original(plain: Any) -> None:
+    assert inspect.signature(plain.ModelNew) == inspect.signature(plain.Model)
+    torch.manual_seed(3)
+    old, after_old = plain.Model(3, scale=1.5), torch.rand(1)
+    torch.manual_seed(3)
+    new, after_new = plain.ModelNew(3, scale=1.5), torch.rand(1)
+    assert torch.equal(after_old, after_new)
+    assert list(old.state_dict()) == list(new.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(old.state_dict().values(), new.state_dict().values(), strict=True))
+    assert [p.requires_grad for p in new.parameters()] == [p.requires_grad for p in old.parameters()]
+    copied = copy.deepcopy(new)
+    sys.modules[plain.__name__] = plain
+    assert list(pickle.loads(pickle.dumps(copied)).state_dict()) == list(old.state_dict())
+
+
+def test_a_kernel_refuses_what_it_was_not_made_for(plain: Any) -> None:
+    with pytest.raises(ValueError, match=r"takes x as torch\.float32 on a GPU, not as torch\.float64 on cpu"):
+        plain.dense("fused_conv", "x", torch.rand(3).double(), torch.float32)
+    with pytest.raises(RuntimeError, match="fused_conv could not be launched: invalid argument"):
+        plain.check("fused_conv", b"invalid argument")
