@@ -16,10 +16,11 @@ SAY_TORCH := from importlib.metadata import version; print("torch==" + version("
 # One thread per worker: the workers share the cores, and PyTorch would start one thread per core in each.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS)
 
-.PHONY: help setup demo test test-all check format clean
+.PHONY: help setup demo solutions test test-all check format clean
 
 help:
 	@echo "make demo      set up, then optimize the three founding models at a small batch and print the tables"
+	@echo "make solutions write examples/solutions anew (a test compares them with what would be written)"
 	@echo "make test      set up, then lint, types and tests (what CI runs)"
 	@echo "make test-all  the same with the slow tests"
 	@echo "make check     lint, formatting and types only"
@@ -45,6 +46,14 @@ demo: $(STAMP)
 	$(VENV)/bin/fusewright optimize examples/conv_avgpool_sigmoid_sum.py --batch 4
 	$(VENV)/bin/fusewright optimize examples/conv3d_div_maxpool_gap_bias_sum.py --batch 4
 	$(VENV)/bin/fusewright optimize examples/convtranspose_gap_bias_logsumexp.py --batch 2
+
+FOUNDING := conv_avgpool_sigmoid_sum conv3d_div_maxpool_gap_bias_sum convtranspose_gap_bias_logsumexp
+
+solutions: $(STAMP)
+	for name in $(FOUNDING); do \
+	    CUDA_VISIBLE_DEVICES= $(VENV)/bin/fusewright optimize examples/$$name.py -o examples/solutions/$$name.py \
+	        --target cuda --force || exit 1; \
+	done
 
 check: $(STAMP)
 	$(PY) -m ruff check .
