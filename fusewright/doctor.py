@@ -15,7 +15,7 @@ import torch
 
 from fusewright.errors import UnsupportedError
 from fusewright.peers import PEERS
-from fusewright.runtime import cache, nvrtc
+from fusewright.runtime import cache, compiler, nvrtc
 from fusewright.runtime.memory import available_bytes
 
 _OPTIONAL = (*(package for peer in PEERS.values() for package in peer.needs), "matplotlib")
@@ -43,6 +43,7 @@ def examine() -> Iterator[Fact]:
     for name, command in _COMPILERS:
         yield _compiler(name, command)
     yield _kernels()
+    yield _native_kernels()
     yield _cache()
     for package in _OPTIONAL:
         yield _package(package)
@@ -65,6 +66,16 @@ def _kernels() -> Fact:
         return Fact("CUDA kernels", True, f"compiled by NVRTC {nvrtc.version()}")
     except UnsupportedError as error:
         return Fact("CUDA kernels", None, str(error))
+
+
+def _native_kernels() -> Fact:
+    try:
+        found = compiler.compiler()
+    except UnsupportedError as error:
+        return Fact("CPU kernels", None, str(error))
+    threads = "PyTorch's threads" if found.openmp else "one thread: PyTorch's OpenMP runtime is another"
+    native = next((flag for flag in compiler.NATIVE if flag in found.flags), "portable flags")
+    return Fact("CPU kernels", True, f"compiled by {' '.join(found.command)} ({native}), run in {threads}")
 
 
 def _compiler(name: str, command: str) -> Fact:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 import fusewright
+from fusewright import doctor
 from fusewright.errors import UnsupportedError
 from fusewright.kernel import Argument, Array, Kernel, Launch
 from fusewright.runtime import cache, compiler
@@ -161,6 +162,14 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiler._compiler.cache_clear()
     with pytest.raises(UnsupportedError, match=r"compiled by a C\+\+ compiler, and there is none; install g\+\+ or"):
         compiler.compiler()
+
+
+def test_the_doctor_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    (fact,) = (f for f in doctor.examine() if f.name == "CPU kernels")
+    assert fact.ok and "PyTorch's threads" in fact.value
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    (fact,) = (f for f in doctor.examine() if f.name == "CPU kernels")
+    assert fact.ok is None and "no-such-compiler does not work" in fact.value
 
 
 def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
