@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import fusewright
 from fusewright.capture import capture
 from fusewright.codegen.aten import Program
 from fusewright.dispatch import Options
@@ -166,7 +166,7 @@ def _compiled(draft: Draft, progress: Progress) -> Checked:
 
 def _placed(draft: Draft, checked: Checked, path: Path, device: str, timed: bool, progress: Progress) -> Checked:
     """Writes the file under another name, tries it, completes its header and gives it its name."""
-    checked = replace(checked, version=importlib.metadata.version("fusewright"))
+    checked = replace(checked, version=fusewright.__version__)
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".py", dir=path.parent)
         os.close(handle)
