@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 import fusewright
 from fusewright.dispatch import Options
 from fusewright.doctor import examine
+from fusewright.emit.solution import TEXTS
 from fusewright.emit.writing import check_output, write_solution
 from fusewright.errors import UnsupportedError
 from fusewright.peers import PEERS, peers
@@ -322,10 +323,9 @@ def _emission_target(asked: str | None) -> str:
     unknown = next((t for t in targets if t not in ("cuda", "cpu")), None)
     if unknown is not None:
         raise UnsupportedError(f"--target {asked}: {unknown or 'nothing'} is no device; name cuda")
-    if "cpu" in targets:
-        raise UnsupportedError(
-            "--target cpu: there are no generated kernels for CPUs yet; --target cuda works without a GPU"
-        )
+    other = next((t for t in targets if t not in TEXTS), None)
+    if other is not None:
+        raise UnsupportedError(f"--target {other}: solution files are for CUDA; --target cuda works without a GPU")
     return targets[0]
 
 

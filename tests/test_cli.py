@@ -147,7 +147,7 @@ class TestOptimize:
 
     def test_solution_files_are_for_a_gpu(self, run: Run, api: Api, problem: Path, tmp_path: Path) -> None:
         result = run("optimize", problem, "-o", tmp_path / "solution.py", "--target", "cpu")
-        assert_mistake(result, "for CPUs")
+        assert_mistake(result, "solution files are for CUDA")
         assert not (tmp_path / "solution.py").exists()
 
     def test_a_forward_that_updates_buffers_is_tried_on_a_twin(self, run: Run, api: Api, tmp_path: Path) -> None:

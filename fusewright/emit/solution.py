@@ -38,6 +38,10 @@ _OWN = frozenset(
 )
 
 
+# What writes the text around a kernel, by the kernel's target.
+TEXTS = {"cuda": CudaText}
+
+
 @dataclass(frozen=True)
 class Draft:
     """Everything that the text of a solution is made of, but for what is known once it has run."""
@@ -77,7 +81,7 @@ def text(draft: Draft, header: str) -> str:
     """
     code = model_code(draft.problem.path, draft.problem.source)
     _check(draft, code)
-    kernels = [CudaText(kernel) for kernel in draft.program.kernels]
+    kernels = [TEXTS[kernel.target](kernel) for kernel in draft.program.kernels]
     sections = [_section("The model as it was", code.body)]
     if kernels:
         sections.append(_section("Kernels, in the order in which they run", *_kernels(kernels)))
