@@ -198,7 +198,10 @@ class Found:
         with torch.no_grad():
             y, c = wide.before_fold(x.double()), self.case
             want = wide(x.double())
-            size_ = y.abs().sum(c.dims, c.keepdim) if c.fold == "sum" else y.abs().amax()
+            # What cancels in one convolution's sum is as large as another's value: a sum of few is no measure.
+            size_ = y.abs().amax()
+            if c.fold == "sum":
+                size_ = torch.maximum(y.abs().sum(c.dims, c.keepdim), size_)
             if c.fold == "logsumexp":  # of numbers near zero it is the logarithm of how many there are
                 size_ = size_.maximum(want.abs().amax())
             return want, size_
