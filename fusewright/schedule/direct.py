@@ -238,15 +238,37 @@ class Cut:
         return ceil(count / 8) * 8
 
     @cached_property
+    def owned(self) -> tuple[int, int, int]:
+        """Positions along d, h, w that a thread folds itself: whole windows that do not overlap, where it has such."""
+        d, h, w = (s.axis.cell for s in self.box.sides)
+        whole = all(
+            s.period == 1 and s.axis.stride == s.axis.cell and s.per_unit % s.axis.cell == 0 for s in self.box.sides
+        )
+        return (d, h, w) if self.c.window is not None and whole else (1, 1, 1)
+
+    @cached_property
+    def extents(self) -> tuple[int, int, int]:
+        """Of what threads leave to others, along d, h, w."""
+        d, h, w = (n // own for n, own in zip(self.box.positions, self.owned, strict=True))
+        return d, h, w
+
+    @cached_property
+    def window_passes(self) -> tuple[int, ...]:
+        """Dimensions along which windows are folded beforehand, one after the other; the rest is folded at once."""
+        sizes = [a.cell // own for a, own in zip(self.c.axes, self.owned, strict=True)]
+        wide = [i for i in (2, 1, 0) if sizes[i] > 1]
+        return tuple(wide[:-1]) if self.c.window is not None and prod(sizes) > AT_ONCE else ()
+
+    @cached_property
     def strips(self) -> tuple[int, int, int]:
-        """Compute values of the strip of positions, of the strip that windows are folded into by turns, and of running
-        results per cell."""
+        """Compute values of the strip that threads leave their values in, of the strip that windows are folded into by
+        turns, and of running results per cell."""
         c, t = self.c, self.t
         if c.window is None and c.over_positions:
             return 0, 0, 0
         rows = t.teams if folded_early(c) else self.block_m
-        d, h, w = self.box.positions
-        folded = rows * d * h * t.cells_w if window_passes(c) else 0
+        d, h, w = self.extents
+        folded = rows * d * h * t.cells_w if self.window_passes else 0
         cells = prod(t.cells) if c.window is not None else d * h * w
         words = 2 if c.fold is not None and c.fold.op.kind == "logsumexp" else 1
         running = cells * words if loops_over_groups(c) else 0
@@ -285,12 +307,3 @@ def loops_over_groups(c: Contraction) -> bool:
 def folded_early(c: Contraction) -> bool:
     """Whether a thread folds its own features before it leaves them to others."""
     return c.window is None and c.fold is not None and c.fold.op.kind != "logsumexp" and loops_over_groups(c)
-
-
-def window_passes(c: Contraction) -> tuple[int, ...]:
-    """Dimensions along which windows are folded beforehand, one after the other; the rest is folded at once."""
-    if c.window is None:
-        return ()
-    sizes = [a.cell for a in c.axes]
-    wide = [i for i in (2, 1, 0) if sizes[i] > 1]
-    return tuple(wide[:-1]) if prod(sizes) > AT_ONCE else ()

@@ -23,8 +23,8 @@ WORTH_MEASURING, ALIKE = 8, 3
 # Estimates for an H200: cycles from a copy to its use, at a barrier, per instruction of a warp on its own; the share of
 # the issue slots that kernels reach; bytes per cycle of one multiprocessor from the level-2 cache.
 LATENCY, BARRIER, ALONE, ISSUED, FETCHED = 1000.0, 100.0, 5.0, 0.7, 30.0
-# Instructions per value behind the products, and per copy to shared memory.
-PER_VALUE, PER_COPY = 14.0, 4.0
+# Instructions per value behind the products, fewer where a thread folds windows itself, and per copy to shared memory.
+PER_VALUE, PER_OWNED, PER_COPY = 14.0, 10.0, 4.0
 # Tensor cores take about as many times what `tiling.estimate` says; how much slower than they an estimate may be here.
 UNDERESTIMATED, SLOWER = 2.0, 2.0
 
@@ -63,7 +63,7 @@ def _scored(c: Contraction, lengths: tuple[int, int, int], samples: int) -> list
     if c.box is not None:
         return []
     found = []
-    for rows, run in product((1,) if lengths[1] == 1 else (1, 2, 4), _runs(c)):
+    for rows, run in product(_rows(c, lengths[1]), _runs(c)):
         cells = [_cells(a, n, k) for a, n, k in zip(c.axes, lengths, (1, rows, run), strict=True)]
         boxes = [make_box(c.axes, (d, h, w), rows, run, c.x.dtype.itemsize) for d, h, w in product(*cells)]
         boxes = [
@@ -77,11 +77,18 @@ def _scored(c: Contraction, lengths: tuple[int, int, int], samples: int) -> list
                 for chunk in _chunks(c):
                     t = DirectTile(features, teams, rows, run, *b.cells, chunk, together)
                     cut = Cut(c, t, b)
+                    if cut.shared > MOST_SHARED or cut.held > MOST_HELD:
+                        break  # nor does a larger chunk fit
                     work = work or _work(cut)
-                    score = _score(cut, work, lengths, samples)
-                    if score is not None:
-                        found.append((score, t))
+                    if cut.per_sm >= 1:
+                        found.append((_score(cut, work, lengths, samples), t))
     return sorted(found, key=lambda pair: pair[0])
+
+
+def _rows(c: Contraction, length: int) -> list[int]:
+    """Rows of a thread: a few, or those of a window."""
+    window = c.axes[1].cell if c.window is not None and c.axes[1].cell <= 4 else 1
+    return [1] if length * c.axes[1].cell == 1 else sorted({1, 2, 4, window})
 
 
 def _runs(c: Contraction) -> list[int]:
@@ -143,16 +150,15 @@ def _work(cut: Cut) -> Work:
     return t.features * t.rows * t.run * cut.taps, weights, runs
 
 
-def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int) -> float | None:
-    """Estimated cycles of one multiprocessor per useful value, `None` where a tile does not fit."""
+def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int) -> float:
+    """Estimated cycles of one multiprocessor per useful value."""
     c, t, b = cut.c, cut.t, cut.box
-    if cut.held > MOST_HELD or cut.shared > MOST_SHARED or cut.per_sm < 1:
-        return None
     multiplications, weights, runs = work
     warps, channels = cut.threads / 32, cut.chunks * t.chunk
     staged = channels * b.plane
     reads = weights / gcd(t.features, 16 // cut.compute_bytes) + runs
-    instructions = (multiplications + reads) * channels + PER_VALUE * cut.values + PER_COPY * staged / (32 * warps)
+    behind = (PER_VALUE if cut.owned == (1, 1, 1) else PER_OWNED) * cut.values
+    instructions = (multiplications + reads) * channels + behind + PER_COPY * staged / (32 * warps)
     issue = instructions * warps / 4 / ISSUED
     shared = (weights / 2 + runs * b.turns) * channels * warps
     busiest = max(issue, shared, staged * c.x.dtype.itemsize / FETCHED)

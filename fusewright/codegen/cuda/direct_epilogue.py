@@ -16,7 +16,7 @@ from fusewright.codegen.cuda.direct_text import CLOSE_ALL, CLOSE_POSITIONS
 from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.ir.node import Node
 from fusewright.schedule.chain import Map
-from fusewright.schedule.direct import Box, Cut, folded_early, loops_over_groups, window_passes
+from fusewright.schedule.direct import Box, Cut, folded_early, loops_over_groups
 
 UNROLL = "#pragma unroll"
 
@@ -112,8 +112,8 @@ class DirectEpilogue(Finish):
         if self.stays:
             return [*self._of_tile(), *lines, *self._into_total()]
         lines.append("__syncthreads();")
-        extents, source = list(self.box.positions), "strip"
-        for axis in window_passes(self.c):
+        extents, source = list(self.t.extents), "strip"
+        for axis in self.t.window_passes:
             target = "folded" if source == "strip" else "strip"
             lines += self._folded_along(axis, extents, source, target)
             extents[axis], source = self.box.cells[axis], target
@@ -146,7 +146,10 @@ class DirectEpilogue(Finish):
             joined = self.joining.join("over", value)
             inner += block("for (int o = 0; o < FEATURES; ++o)", [*feature, f"if (feature < O) over = {joined};"])
             body = ["for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"]
-            inner += [*place, f"if (active) strip[{self._at('team', self.box.positions)}] = over;"]
+            inner += [*place, f"if (active) strip[{self._at('team', self.t.extents)}] = over;"]
+        elif self.t.owned != (1, 1, 1):
+            body, inner = self._windows(value)
+            inner = [*(feature if self._changes else []), *inner]
         else:
             over = "for (int o = 0; o < FEATURES; ++o)"
             body = [over, "for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"]
@@ -156,6 +159,24 @@ class DirectEpilogue(Finish):
         head = "const auto keep = [&](const Compute (&acc)[FEATURES][ROWS][RUN], int phase_d, int phase_h, int phase_w)"
         return [*block(head, nest(body, inner))[:-1], "};"]
 
+    def _windows(self, value: str) -> tuple[Lines, Lines]:
+        """Loops over a thread's own windows, and statements that fold one and leave it in the strip."""
+        assert self.c.window is not None
+        joining, (_, h, w) = JOININGS[self.c.window.op.kind], self.t.owned
+        loops = ["for (int o = 0; o < FEATURES; ++o)", f"for (int own_h = 0; own_h < ROWS / {h}; ++own_h)"]
+        loops += [f"for (int own_w = 0; own_w < RUN / {w}; ++own_w)"]
+        rows = [f"const int rh = {_times('own_h', h)} + kh, r = {_times('own_w', w)} + kw;"]
+        guard = ""
+        if self._masked:
+            place = ("unit_d", "(unit_h * ROWS + rh)", "(unit_w * RUN + r)")
+            checks = (f"unsigned({p}) < unsigned({n})" for p, n in zip(self._positions_of(place), "PQR", strict=True))
+            guard = f"if ({' && '.join(checks)}) "
+        rows += [f"{guard}pooled = {joining.join('pooled', value)};"]
+        inner = [f"Compute pooled = {joining.empty};"]
+        inner += nest([f"for (int kh = 0; kh < {h}; ++kh)", f"for (int kw = 0; kw < {w}; ++kw)"], rows)
+        inner += [f"const int d = unit_d, h = unit_h * (ROWS / {h}) + own_h, w = unit_w * (RUN / {w}) + own_w;"]
+        return loops, [*inner, f"if (active) strip[{self._at('(team * FEATURES + o)', self.t.extents)}] = pooled;"]
+
     def _straight(self, value: str) -> Lines:
         """Into the running results."""
         inside = ["active", *(f"{n} < {length}" for n, length in zip(self._positions_of("dhw"), "PQR", strict=True))]
@@ -164,7 +185,7 @@ class DirectEpilogue(Finish):
         return [f"if ({' && '.join(inside)}) of_tile[o] = {self.joining.join('of_tile[o]', value)};"]
 
     def _to_strip(self, value: str) -> Lines:
-        target = f"strip[{self._at('(team * FEATURES + o)', self.box.positions)}]"
+        target = f"strip[{self._at('(team * FEATURES + o)', self.t.extents)}]"
         if not self._masked:
             return [f"if (active) {target} = {value};"]
         assert self.c.window is not None
@@ -279,10 +300,10 @@ class DirectEpilogue(Finish):
         """Statements that fold the window of one cell and feature, and the text of what it comes to."""
         if self.c.window is None:
             return [f"{source}[{self._at(row, extents)}]"]
-        done = window_passes(self.c)
+        done, own = self.t.window_passes, self.t.owned
         op, joining = self.c.window.op, JOININGS[self.c.window.op.kind]
-        size = [1 if i in done else a.cell for i, a in enumerate(self.c.axes)]
-        step = [1 if i in done else a.stride for i, a in enumerate(self.c.axes)]
+        size = [1 if i in done else a.cell // own[i] for i, a in enumerate(self.c.axes)]
+        step = [1 if i in done else a.stride // own[i] for i, a in enumerate(self.c.axes)]
         d, h, w = (_times(n, s) for n, s in zip("dhw", step, strict=True))
         lines = [f"const Compute* const from = {source} + {self._at(row, extents, (d, h, w))};"]
         strides = (extents[1] * extents[2], extents[2], 1)

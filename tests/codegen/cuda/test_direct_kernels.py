@@ -14,7 +14,7 @@ from emulation.emulate import ORDERS, emulate
 
 from fusewright.runtime import nvrtc
 from fusewright.schedule import direct_choice
-from fusewright.schedule.direct import DirectTile
+from fusewright.schedule.direct import Cut, DirectTile
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 F16, BF16, F64 = torch.float16, torch.bfloat16, torch.float64
@@ -208,6 +208,24 @@ def test_more_random_cases(seed: int) -> None:
     f, rng = random_found(seed)
     for t in some(tiles(f), 3, rng):
         assert_right(f, t, ORDERS[seed % 3])
+
+
+WINDOWS = Case((20, 26), 1, 1, padding=(1, 1), groups=5, before=("times channel",), window=(2, 2), step=(2, 2))
+OWNED = {
+    "written": replace(WINDOWS, pool="max", after=("both",)),
+    "over channels": replace(WINDOWS, pool="avg", pool_padding=(1, 1), include_pad=False, fold="sum", fold_dims="c"),
+    "over positions": replace(WINDOWS, pool="max", pool_padding=(1, 1), ceil_mode=True, fold="mean", fold_dims="p"),
+    "over all": replace(
+        WINDOWS, pool="avg", pool_padding=(1, 0), after=("gate",), fold="max", fold_dims="cp", groups=1
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in OWNED.items()])
+def test_windows_that_a_thread_folds_itself(case: Case) -> None:
+    f = found(case)
+    fit = [t for t in tiles(f) if Cut.of(f.group, t).owned == (1, 2, 2)]
+    assert_right(f, random.Random(1).choice(fit), "shuffled")
 
 
 @pytest.mark.parametrize("case", EACH)
