@@ -16,6 +16,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -35,6 +36,7 @@ NATIVE = ("-march=native", "-mcpu=native")
 WIDE = "-mprefer-vector-width=512"
 # What the compilers' OpenMP calls, and the compilers, by what their versions say.
 _RUNTIMES = {"clang": "__kmpc_fork_call", "": "GOMP_parallel"}
+_LIBRARIES = ("libgomp.so.1", "libomp.so", "libiomp5.so", "libomp.dylib")
 SECONDS = 120.0  # that one kernel may take
 
 
@@ -88,11 +90,21 @@ def _compiler(chosen: str) -> Compiler:
     if found.returncode:
         raise UnsupportedError(f"CPU kernels need a C++ compiler, {command[0]} does not work: {_complaint(found)}")
     kind = "clang" if "clang" in found.stdout else ""
-    openmp = hasattr(ctypes.CDLL(None), _RUNTIMES[kind]) if os.name == "posix" else False
+    openmp = _openmp(_RUNTIMES[kind])
     flags = [*FLAGS, *(["-fopenmp"] if openmp else ["-Wno-unknown-pragmas"])]
     flags += next(([flag] for flag in NATIVE if _understands(command, flag)), [])
     flags += [WIDE] if _understands(command, WIDE) else []
     return Compiler(command, tuple(flags), found.stdout, openmp)
+
+
+def _openmp(symbol: str) -> bool:
+    """Whether code that calls `symbol` finds it in a runtime that is loaded already."""
+    if os.name != "posix":
+        return False
+    for library in _LIBRARIES:
+        with suppress(OSError, AttributeError):  # where PyTorch keeps it to itself, it is made known to others
+            ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_GLOBAL)
+    return hasattr(ctypes.CDLL(None), symbol)
 
 
 def _understands(command: tuple[str, ...], flag: str) -> bool:
@@ -111,6 +123,13 @@ def processor() -> str:
 
 
 def _compiled(chosen: Compiler, source: str, name: str) -> bytes:
+    try:
+        return _built(chosen, source, name)
+    except OSError as error:
+        raise KernelError(f"kernel {name} cannot be compiled in {tempfile.gettempdir()}: {error}") from error
+
+
+def _built(chosen: Compiler, source: str, name: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="fusewright-") as folder:
         text, built, library = (Path(folder) / f"kernel.{suffix}" for suffix in ("cpp", "o", "so"))
         text.write_text(source)

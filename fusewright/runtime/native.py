@@ -105,14 +105,14 @@ def _loaded(kernel: Kernel) -> Entries:
     """The entry points of a kernel, which stay loaded until the process ends."""
     content = compiler.compile(kernel.source, name=kernel.name)
     # What was checked is what is loaded: the library is written to a place of its own, not loaded from the cache.
-    with tempfile.TemporaryDirectory(prefix="fusewright-") as folder:
-        path = Path(folder) / f"{kernel.name}.so"
-        path.write_bytes(content)
-        try:
+    try:
+        with tempfile.TemporaryDirectory(prefix="fusewright-") as folder:
+            path = Path(folder) / f"{kernel.name}.so"
+            path.write_bytes(content)
             library = ctypes.CDLL(os.fspath(path))
-            return {launch.entry: _entry(library, launch) for launch in kernel.launches}
-        except (OSError, AttributeError) as error:
-            raise KernelError(f"kernel {kernel.name} cannot be loaded: {error}") from error
+        return {launch.entry: _entry(library, launch) for launch in kernel.launches}
+    except (OSError, AttributeError) as error:
+        raise KernelError(f"kernel {kernel.name} cannot be loaded: {error}") from error
 
 
 def _entry(library: ctypes.CDLL, launch: Launch) -> Callable[..., None]:

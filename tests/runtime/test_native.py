@@ -183,6 +183,15 @@ def test_source_that_does_not_compile() -> None:
         compiler.compile("int f() { return missing; }", name="fused_wrong")
 
 
+def test_no_room_to_compile_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(KernelError, match=r"kernel fused_x cannot be compiled in .*: .*No space left on device"):
+        compiler.compile(SOURCE, name="fused_x")
+
+
 def test_an_entry_that_is_not_there(operands: tuple[Tensor, Tensor]) -> None:
     with pytest.raises(KernelError, match=r"kernel fused_blend cannot be loaded: .*other"):
         launcher(blend(launches=(Launch("other", ()),)))(*operands)
