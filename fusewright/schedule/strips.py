@@ -23,6 +23,8 @@ CHAIN = 512
 # What a machine with vectors of 64 bytes has.
 REGISTERS = 32
 LANES = 16
+# Products per load beyond which loads no longer hold a core up.
+ENOUGH = 3.0
 
 
 @dataclass(frozen=True)
@@ -58,31 +60,39 @@ def is_flat(c: Contraction) -> bool:
 def candidates(c: Contraction, lengths: tuple[int, int, int], samples: int) -> list[Strips]:
     """Ways to cut a group whose results are so many along d, h, w, best guess first."""
     lanes = LANES if c.x.dtype != torch.float64 else LANES // 2
-    taps = prod(a.taps for a in c.axes)
-    chunk = max(1, min(c.channels, CHAIN // taps))
+    chunk = max(1, min(c.channels, CHAIN // prod(a.taps for a in c.axes)))
+    strip = _strip(c, lengths, samples)
+    strips = samples * c.op.groups * prod(ceil(n / k) for n, k in zip(lengths, strip, strict=True))
     found = []
-    for vectors, together in _tiles(c, lanes):
-        strip = _strip(c, lengths, samples)
-        strips = samples * c.op.groups * prod(ceil(n / k) for n, k in zip(lengths, strip, strict=True))
+    for vectors, together in _tiles(c, lanes, _positions(c, strip[2])):
         blocks = ceil(c.features / (vectors * lanes))
         parts = 1 if c.over_channels and not c.over_positions else max(1, min(blocks, ceil(TASKS / strips)))
         found.append(Strips(strip, vectors, together, chunk, parts))
     return found
 
 
-def _tiles(c: Contraction, lanes: int) -> Iterator[tuple[int, int]]:
-    """Vectors of a block of features and taps at hand, those with the most work per load first."""
-    taps = c.axes[2].taps
-    phases = {len(p.taps) for p in c.plain_axes[2].phases}
-    ways = []
+def _positions(c: Contraction, results: int) -> int:
+    """Positions of one phase in a row of so many results."""
+    kernel, stride = (1, 1) if c.window is None else (c.window.op.kernel[-1], c.window.op.stride[-1])
+    return ceil(((results - 1) * stride + kernel) / c.plain_axes[2].stride)
+
+
+def _tiles(c: Contraction, lanes: int, row: int) -> Iterator[tuple[int, int]]:
+    """Vectors of a block of features and taps at hand: those first whose tiles do most useful work per load."""
+    axis, ways = c.plain_axes[2], []
+    phases = {len(p.taps) for p in axis.phases}
     for vectors in range(1, min(4, ceil(c.features / lanes)) + 1):
-        for together in {1, *(t for t in range(2, taps + 1) if all(n % t == 0 for n in phases))}:
-            tile = (REGISTERS - 2 - together * vectors) // vectors
-            if tile >= 3:
-                useful = c.features / (ceil(c.features / (vectors * lanes)) * vectors * lanes)
-                shared = c.plain_axes[2].advance == 1
-                loads = tile * (1 if shared else together) + together * vectors
-                ways.append((useful * min(1.0, tile * vectors * together / loads / 2), vectors, together))
+        for together in {1, *(t for t in range(2, axis.taps + 1) if all(n % t == 0 for n in phases))}:
+            most = (REGISTERS - 2 - together * vectors) // vectors
+            if most < 3:
+                continue
+            tile = ceil(row / ceil(row / most))
+            useful = (
+                row / (ceil(row / tile) * tile) * c.features / (ceil(c.features / (vectors * lanes)) * vectors * lanes)
+            )
+            inputs_read = tile + together - 1 if axis.advance == 1 else tile * together
+            loads = inputs_read + together * vectors
+            ways.append((useful * min(ENOUGH, tile * vectors * together / loads), vectors, together))
     for _, vectors, together in sorted(ways, reverse=True):
         yield vectors, together
 

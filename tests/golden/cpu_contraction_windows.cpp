@@ -89,21 +89,24 @@ constexpr int ROWS_H = (BAND_H - 1) * POOL_STRIDE_H + POOL_H;
 // The weight in the order of use: packed[group][block][phase][chunk][d][h][channel][w][feature of the block].
 void pack(const Element* __restrict w, Compute* __restrict packed, int group, int block) {
     const int first_feature = block * BLOCK, features = smaller(BLOCK, FEATURES - first_feature);
-    Compute* to = packed + (group * BLOCKS + block) * (long long)WEIGHTS;
+    Compute* of_chunk = packed + (group * BLOCKS + block) * (long long)WEIGHTS;
     for (const Phase& d : PHASES_D)
         for (const Phase& h : PHASES_H)
             for (const Phase& v : PHASES_W)
-                for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK)
-                    for (int i = 0; i < d.taps * h.taps; ++i)
-                        for (int c = chunk; c < smaller(chunk + CHUNK, CHANNELS); ++c)
-                            for (int tap = 0; tap < v.taps; ++tap, to += BLOCK) {
-                                const int tap_d = d.start + i / h.taps * BETWEEN_D;
-                                const int tap_h = h.start + i % h.taps * BETWEEN_H, tap_w = v.start + tap * BETWEEN_W;
-                                const int offset = (tap_d * TAPS_H + tap_h) * TAPS_W + tap_w;
-                                const int at = ((group * FEATURES + first_feature) * CHANNELS + c) * TAPS + offset;
-                                for (int f = 0; f < BLOCK; ++f)
-                                    to[f] = f < features ? w[at + f * (CHANNELS * TAPS)] : Compute(0);
-                            }
+                for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK) {
+                    const int channels = smaller(CHUNK, CHANNELS - chunk), rows = d.taps * h.taps;
+                    for (int c = chunk; c < chunk + channels; ++c)
+                        for (int i = 0; i < rows * v.taps; ++i) {
+                            const int row = i / v.taps, tap = i % v.taps;
+                            const int tap_d = d.start + row / h.taps * BETWEEN_D;
+                            const int tap_h = h.start + row % h.taps * BETWEEN_H, tap_w = v.start + tap * BETWEEN_W;
+                            const int at = ((group * FEATURES + first_feature) * CHANNELS + c) * TAPS + (tap_d * TAPS_H + tap_h) * TAPS_W + tap_w;
+                            Compute* to = of_chunk + ((row * channels + c - chunk) * v.taps + tap) * BLOCK;
+                            for (int f = 0; f < BLOCK; ++f)
+                                to[f] = f < features ? w[at + f * (CHANNELS * TAPS)] : Compute(0);
+                        }
+                    of_chunk += channels * rows * v.taps * BLOCK;
+                }
 }
 
 // The products of one tile, for `channels` channels: y[TILE * STRIDE_W][BLOCK] = or, with `more`, +=.  x is the staged
