@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
+from fusewright.kernel import Kernel
 from fusewright.module import state_of
 
 
@@ -134,6 +135,13 @@ def fast(model: nn.Module, *args: Any, **options: Any) -> nn.Module:
     result = fusewright.optimize(model, args or (images(),), **chosen)
     assert result is not model, fusewright.explain(model).reason
     return result
+
+
+def kernels_of(module: nn.Module) -> tuple[Kernel, ...]:
+    """The generated kernels of the first program of an optimised module."""
+    state = state_of(module)
+    assert state is not None
+    return next(e.runner.program.kernels for e in state.entries.values() if e.runner is not None)
 
 
 def program_calls(module: nn.Module) -> int:

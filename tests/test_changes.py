@@ -6,9 +6,11 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tests.dropin import Gap, Hidden, Scaled, fast, images, program_calls, same
+from fusewright.runtime.nvrtc import KernelError
+from fusewright.runtime.operators import operator
+from tests.dropin import Gap, Hidden, Scaled, fast, images, kernels_of, program_calls, same
 
 
 @pytest.fixture
@@ -142,3 +144,39 @@ class TestRootHooks:
         assert not calls
         same(f, model, images(), program=True)
         assert len(calls) == 2
+
+
+class Positive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 2048)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).relu().sum(1)
+
+
+class TestShapesOfParameters:
+    """A generated kernel has its weights' shapes in its text."""
+
+    @pytest.mark.parametrize("taps", [5, 2])
+    def test_of_a_convolution(self, taps: int) -> None:
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        f, x = fast(model, images(), kernels="always"), images()
+        same(f, model, x, program=True)
+        model[0].weight.data = torch.randn(8, 3, taps, taps)
+        same(f, model, x, program=False)
+        same(f, model, x, program=True)
+
+    def test_of_a_product(self) -> None:
+        model = Positive()
+        f, x = fast(model, torch.randn(64, 16), kernels="always"), torch.randn(64, 16)
+        assert any("rows_0" in kernel.shapes[0] for kernel in kernels_of(f))
+        same(f, model, x, program=True)
+        model.linear.weight.data, model.linear.bias.data = torch.randn(4096, 16), torch.randn(4096)
+        same(f, model, x, program=False)
+
+    def test_a_kernel_refuses_others(self) -> None:
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        (kernel,) = kernels_of(fast(model, images(), kernels="always"))
+        with pytest.raises(KernelError, match=r"generated for .* of shape \(8, 3, 3, 3\)"):
+            operator(kernel)(images(), torch.randn(8, 3, 2, 2), torch.randn(8))

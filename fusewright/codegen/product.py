@@ -20,6 +20,7 @@ def of_tensors(kernel: Kernel, p: Product) -> Kernel:
     return replace(
         kernel,
         layouts=("contiguous",) * len(kernel.layouts),
+        shapes=((*rows, str(p.x.shape[-1])), *(tuple(map(str, n.shape)) for n in p.tensors[1:])),
         sizes=tuple((row, 0, i) for i, row in enumerate(rows)),
         counts=(f"{' * '.join(positions)} * {p.x.shape[-1]}",),
         output=Array("out", tuple(shape), p.root.dtype),

@@ -1,7 +1,8 @@
 """Noticing that a module is no longer what it was when it was captured.
 
 A forward reads attributes, submodules and hooks; a plan captured before they changed is stale.  `Watch.unchanged`
-compares identities only, about a microsecond a submodule; what it cannot clear is compared by value (`fingerprint`).
+compares identities, about a microsecond a submodule and half of one a parameter; what it cannot clear is compared by
+value (`fingerprint`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ _CONTAINERS = ("_parameters", "_buffers", "_modules")
 _INTERNAL = frozenset(vars(nn.Module())) - {"training"}
 _PLAIN = (bool, int, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
-
 _dtype = attrgetter("dtype")
+_shape = attrgetter("shape")
+_strides = torch.Tensor.stride
 
 
 class Watch:
@@ -44,13 +46,18 @@ class Watch:
         self._values = tuple(chain.from_iterable(self._views))
         self._tensors = tuple(model.parameters())
         self._dtypes = tuple(map(_dtype, self._tensors))
+        self._shapes = list(map(_shape, self._tensors))
+        self._images = tuple(t for t in self._tensors if _has_strides(t) and t.ndim > 3)  # have memory formats
+        self._strides = list(map(_strides, self._images))
 
     def unchanged(self) -> bool:
         """Whether every watched value is the very object it was; a false alarm is possible."""
         if list(map(len, self._sized)) != self._lengths:
             return False
-        # a parameter may change its dtype and stay the same object
+        # a parameter may change its dtype, shape or layout and stay the same object
         same = all(map(is_, map(_dtype, self._tensors), self._dtypes))
+        same = same and list(map(_shape, self._tensors)) == self._shapes
+        same = same and list(map(_strides, self._images)) == self._strides
         return same and all(map(is_, chain.from_iterable(self._views), self._values))
 
 
@@ -176,6 +183,10 @@ class _Identity:
         return isinstance(other, _Identity) and (mine := self._value()) is not None and mine is other._value()
 
 
+def _has_strides(t: torch.Tensor) -> bool:
+    return type(t) in (nn.Parameter, torch.Tensor) and t.layout is torch.strided
+
+
 class _Picture:
     """Pictures of values that may share parts: each module and tensor of a module is drawn once, then numbered."""
 
@@ -197,7 +208,13 @@ class _Picture:
         classes = tuple((k, self.of(v)) for kind in _own_classes(module) for k, v in vars(kind).items())
         named = [*module._parameters.items(), *module._buffers.items()]
         tensors = tuple(
-            (k, None if t is None else (self._number(t), type(t), t.shape, t.dtype, t.device)) for k, t in named
+            (
+                k,
+                None
+                if t is None
+                else (self._number(t), type(t), t.shape, t.dtype, t.device, t.stride() if _has_strides(t) else None),
+            )
+            for k, t in named
         )
         return type(module), own, classes, tensors
 

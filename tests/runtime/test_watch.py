@@ -17,6 +17,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(1, 2, 3)
+        self.inner = nn.Conv2d(3, 2, 3)
         self.norm = nn.BatchNorm2d(2)
         self.table = {"a": [1.0, (2, [3])]}
         self.names = {"x"}
@@ -41,6 +42,9 @@ CHANGES = {
     "submodule": lambda m: setattr(m, "conv", nn.Conv2d(1, 3, 3)),
     "name of a submodule": lambda m: setattr(m, "other", m._modules.pop("norm")),
     "kind of parameter": lambda m: m.conv.double(),
+    "shape of a parameter": lambda m: setattr(m.conv.weight, "data", torch.ones(2, 1, 5, 5)),
+    "shape of a parameter in its memory": lambda m: setattr(m.conv.weight, "data", m.conv.weight.data[:, :, :2]),
+    "memory format": lambda m: m.inner.to(memory_format=torch.channels_last),
     "parameter removed": lambda m: setattr(m.conv, "bias", None),
     "buffer": lambda m: m.register_buffer("extra", torch.ones(1)),
 }
@@ -57,6 +61,7 @@ def test_seen_and_another_state(model: Model, name: str) -> None:
 
 
 HARMLESS = {
+    "memory of a parameter": lambda m: setattr(m.conv.weight, "data", torch.ones(2, 1, 3, 3)),
     "values of parameters": lambda m: nn.init.ones_(m.conv.weight),
     "running statistics": lambda m: m.norm.running_mean.add_(1.0),
     "gradients": lambda m: setattr(m.conv.weight, "grad", torch.ones_like(m.conv.weight)),

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from fusewright.codegen.contraction_shapes import shapes
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cpu import contraction_text as texts
 from fusewright.codegen.cpu.contraction_epilogue import DIMENSIONS, Epilogue, operands
@@ -128,6 +129,7 @@ class _Writer:
             operands=names,
             layouts=(c.layout, *("contiguous",) * (len(names) - 1)),
             dtypes=tuple(n.dtype for n in c.tensors),
+            shapes=shapes(c),
             sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate(axes))),
             output=self._output(spatial),
             scratch=tuple(scratch),

@@ -14,6 +14,7 @@ from string import Template
 
 import torch
 
+from fusewright.codegen.contraction_shapes import shapes
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import contraction_box, contraction_layout, contraction_text
 from fusewright.codegen.cuda.contraction_epilogue import Epilogue
@@ -108,11 +109,16 @@ class _Writer:
         return self.layout.elements(self.chunk)
 
     @property
+    def stage(self) -> int:
+        """Elements of one chunk, of the input and of the weights."""
+        return self.x_elements + self.weights.elements
+
+    @property
     def shared(self) -> int:
         """Bytes: input tile, weights, and what the warps exchange at the end."""
         size = self.c.x.dtype.itemsize
         compute = 8 if compute_type(self.c.x.dtype) == "double" else 4
-        staged = (self.x_elements + self.weights.elements) * size + self.epilogue.exchange_elements() * compute
+        staged = self.t.stages * self.stage * size + self.epilogue.exchange_elements() * compute
         return max(staged, self.epilogue.closing_bytes())
 
     @property
@@ -150,6 +156,7 @@ class _Writer:
             operands=names,
             layouts=(self.c.layout, *("contiguous",) * (len(names) - 1)),
             dtypes=tuple(n.dtype for n in self.c.tensors),
+            shapes=shapes(self.c),
             sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate(axes))),
             output=results.output,
             scratch=(*packed, *results.scratch),
@@ -275,7 +282,7 @@ class _Writer:
             parameters=", ".join([*types, self.epilogue.parameter]),
             x_elements=self.x_elements,
             of_sample=contraction_layout.sample(self.c),
-            staged=f"\n    constexpr int STAGED = {self.x_elements + self.weights.elements};"
+            staged=f"\n    constexpr int STAGED = {self.t.stages * self.stage};"
             if self.epilogue.exchange_elements()
             else "",
             prologue=self.epilogue.prologue() + prologue,
@@ -298,8 +305,13 @@ class _Writer:
         )
         multiply = self._multiply(index, tiles)
         if self.weights.packed:
-            multiply = Template(_CHUNKED).substitute(
-                multiply=multiply.strip(), shift=self._shift, stage=self.weights.stage_chunk(index)
+            multiply = Template(_CHUNKED if self.t.stages == 1 else _AHEAD).substitute(
+                multiply=multiply.strip(),
+                shift=self._shift,
+                first=self.weights.stage_chunk(index, "0", "w_tile"),
+                stage=self.weights.stage_chunk(index, "chunk", "w_tile"),
+                ahead=self.weights.stage_chunk(index, "(chunk + 1)", "w_tile + next"),
+                size=self.stage,
             )
         values = self.epilogue.values(phases, tiles)
         return f"{loops}        {{\n            Accumulators acc = {{}};\n{multiply}{values}        }}\n"
@@ -322,8 +334,9 @@ class _Writer:
         at = " + ".join(["x_warp", *(["shift"] if self._shift else []), *([str(start)] if start else [])])
         at += "".join(f" + from_{a} * ELEMENT_{a.upper()}" for a, _, _ in self._looped(phases))
         behind = 0 if self.weights.packed else self.weights.behind(index)
+        now = " + now" if self.t.stages > 1 else ""
         tile = f"w_tile + {behind}" if behind else "w_tile"
-        return f"            accumulate<{sizes}>(acc, {at}, {tile}, feature_row);\n"
+        return f"            accumulate<{sizes}>(acc, {at}{now}, {tile}{now}, feature_row);\n"
 
 
 _STAGE_ONCE = """\
@@ -350,5 +363,24 @@ _CHUNKED = """\
                 copy_async_wait<0>();
                 __syncthreads();
                 $multiply
+            }
+"""
+
+_AHEAD = """\
+            constexpr int STAGE = $size;
+            ${shift}stage_input(x_sample, x_tile, 0, cell_d, cell_h, cell_w, D, H, W);
+            $first
+            copy_async_commit();
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+                const int now = chunk % 2 * STAGE, next = STAGE - now;    // where this chunk is, and the next one goes
+                if (chunk + 1 < CHUNKS) {
+                    stage_input(x_sample, x_tile + next, chunk + 1, cell_d, cell_h, cell_w, D, H, W);
+                    $ahead
+                }
+                copy_async_commit();
+                copy_async_wait<1>();
+                __syncthreads();
+                $multiply
+                __syncthreads();    // until this chunk has been read
             }
 """

@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import product
 from math import ceil, gcd
 
+from fusewright.codegen.contraction_shapes import shapes
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import direct_text
 from fusewright.codegen.cuda.contraction_finish import operands
@@ -83,6 +84,7 @@ class _Writer:
             operands=names,
             layouts=("contiguous",) * len(names),
             dtypes=tuple(node.dtype for node in self.c.tensors),
+            shapes=shapes(self.c),
             sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate("dhw"[3 - n :]))),
             output=results.output,
             scratch=results.scratch,
