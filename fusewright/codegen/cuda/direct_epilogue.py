@@ -19,6 +19,7 @@ from fusewright.schedule.chain import Map
 from fusewright.schedule.direct import Box, Cut, folded_early, loops_over_groups
 
 UNROLL = "#pragma unroll"
+_CHANNEL = "const int at = group * O + first_feature + o;"
 
 
 @dataclass(frozen=True)
@@ -246,43 +247,45 @@ class DirectEpilogue(Finish):
 
     def _cells(self, extents: list[int], source: str) -> Lines:
         """Fold what is left of each cell's window, and take it on."""
-        cells = prod(self.counts)
         _, h, w = self.counts
         place = [f"const int d = cell / {h * w}, h = cell / {w} % {h}, w = cell % {w};    // inside the tile"]
-        inside = [f"const bool inside = {self._inside()};"]
-        at = ["const int at = group * O + first_feature + o;"]
         if self.kind == "channels":
-            count = "BLOCK_O" if self.c.features % self.t.block_m == 0 else "min(BLOCK_O, O - first_feature)"
-            count = "TEAMS" if folded_early(self.c) else count
-            kind, empty = self.joining.running[0], self.joining.empty
-            value = self._value(extents, source, "o")
-            fold = [*(at if self.c.after is not None else []), *value[:-1]]
-            fold += [f"over = {self.joining.join('over', value[-1])};"]
-            body = [*place, f"{kind} over = pass == 0 ? {empty} : running[cell];"]
-            body += block(f"for (int o = 0; o < {count}; ++o)", fold)
-            body += ["if (pass < PASSES - 1)", "    running[cell] = over;", f"else if ({self._inside()})"]
-            body += indent(self._write_over())
-            return block(f"for (int cell = threadIdx.x; cell < {cells}; cell += THREADS)", body)
+            return self._over_channels(place, self._value(extents, source, "o"))
         if self.kind == "positions":
             value = self._value(extents, source, "(team * FEATURES + o)")
-            fold = ["const int at = group * O + min(first_feature + team * FEATURES + o, O - 1);"]
-            fold = [*(fold if self.c.after is not None else []), *value[:-1]]
-            fold += [f"of_tile[o] = {self.joining.join('of_tile[o]', value[-1])};"]
-            body = [*place, f"if (!({self._inside()})) continue;", UNROLL]
-            body += block("for (int o = 0; o < FEATURES; ++o)", fold)
-            loop = block(f"for (int cell = unit; cell < {cells}; cell += TEAM)", body)
-            return [*self._of_tile(), *loop, *self._into_total()]
-        value = self._value(extents, source, "o")
-        body = [f"const int o = i / {cells}, cell = i % {cells};", *place, *inside]
-        body += ["if (!inside || first_feature + o >= O) continue;", *at, *value[:-1]]
+            return [*self._of_tile(), *self._over_positions(place, value), *self._into_total()]
+        cells, value = prod(self.counts), self._value(extents, source, "o")
+        body = [f"const int o = i / {cells}, cell = i % {cells};", *place]
+        body += [f"const bool inside = {self._inside()};", "if (!inside || first_feature + o >= O) continue;"]
+        named = self.c.after is not None or self.kind == "store"
+        body += [*([_CHANNEL] if named else []), *value[:-1]]
+        head = f"for (int i = threadIdx.x; i < BLOCK_O * {cells}; i += THREADS)"
         if self.kind == "store":
-            body += [f"out[{self._out()}] = narrow_to<{self.result_type}>::of({value[-1]});"]
-            return block(f"for (int i = threadIdx.x; i < BLOCK_O * {cells}; i += THREADS)", body)
-        if self.c.after is None:
-            body.remove(at[0])
-        body += [f"of_tile = {self.joining.join('of_tile', value[-1])};"]
-        loop = block(f"for (int i = threadIdx.x; i < BLOCK_O * {cells}; i += THREADS)", body)
-        return [*self._of_tile(), *loop, *self._into_total()]
+            return block(head, [*body, f"out[{self._out()}] = narrow_to<{self.result_type}>::of({value[-1]});"])
+        body.append(f"of_tile = {self.joining.join('of_tile', value[-1])};")
+        return [*self._of_tile(), *block(head, body), *self._into_total()]
+
+    def _over_channels(self, place: Lines, value: Lines) -> Lines:
+        """Every cell's running result takes in the features at hand, and is written after the last ones."""
+        count = "BLOCK_O" if self.c.features % self.t.block_m == 0 else "min(BLOCK_O, O - first_feature)"
+        count = "TEAMS" if folded_early(self.c) else count
+        kind, empty = self.joining.running[0], self.joining.empty
+        fold = [*([_CHANNEL] if self.c.after is not None else []), *value[:-1]]
+        fold += [f"over = {self.joining.join('over', value[-1])};"]
+        body = [*place, f"{kind} over = pass == 0 ? {empty} : running[cell];"]
+        body += block(f"for (int o = 0; o < {count}; ++o)", fold)
+        body += ["if (pass < PASSES - 1)", "    running[cell] = over;", f"else if ({self._inside()})"]
+        body += indent(self._write_over())
+        return block(f"for (int cell = threadIdx.x; cell < {prod(self.counts)}; cell += THREADS)", body)
+
+    def _over_positions(self, place: Lines, value: Lines) -> Lines:
+        """Every thread folds cells of its team's features."""
+        at = ["const int at = group * O + min(first_feature + team * FEATURES + o, O - 1);"]
+        fold = [*(at if self.c.after is not None else []), *value[:-1]]
+        fold += [f"of_tile[o] = {self.joining.join('of_tile[o]', value[-1])};"]
+        body = [*place, f"if (!({self._inside()})) continue;", UNROLL]
+        body += block("for (int o = 0; o < FEATURES; ++o)", fold)
+        return block(f"for (int cell = unit; cell < {prod(self.counts)}; cell += TEAM)", body)
 
     def _inside(self) -> str:
         """Whether place d, h, w of the tile is one of the output."""
