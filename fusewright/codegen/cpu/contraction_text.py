@@ -85,7 +85,8 @@ void pack(const Element* __restrict w, Compute* __restrict packed, int group, in
                             const int row = i / v.taps, tap = i % v.taps;
                             const int tap_d = d.start + row / h.taps * BETWEEN_D;
                             const int tap_h = h.start + row % h.taps * BETWEEN_H, tap_w = v.start + tap * BETWEEN_W;
-                            const int at = ($first) * TAPS + (tap_d * TAPS_H + tap_h) * TAPS_W + tap_w;
+                            const int offset = (tap_d * TAPS_H + tap_h) * TAPS_W + tap_w;
+                            const int at = ($first) * TAPS + offset;
                             Compute* to = of_chunk + ((row * channels + c - chunk) * v.taps + tap) * BLOCK;
                             for (int f = 0; f < BLOCK; ++f)
                                 to[f] = f < features ? $weight : Compute(0);
