@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import subprocess
@@ -60,6 +61,12 @@ def draft(path: Path, *, training: bool = True, **options: Any) -> Draft:
     model = loaded.build().train(training)
     asked = Options(verify=False, measure=False, target=CUDA, **options)
     return drafted(loaded, model, loaded.placeholders(), asked)
+
+
+@functools.cache
+def founding(name: str) -> Draft:
+    """What becomes of a founding model; made once for all tests of a process."""
+    return draft(ROOT / "examples" / f"{name}.py")
 
 
 def write(path: Path, **options: Any) -> Path:

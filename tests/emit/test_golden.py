@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from solutions import FOUNDING, ROOT, draft
+from solutions import FOUNDING, ROOT, founding
 
 from fusewright.emit.header import Checked
 from fusewright.emit.writing import content_of
@@ -17,14 +17,14 @@ HEADER = re.compile(r'\A""".*?"""', re.DOTALL)
 @pytest.mark.parametrize("name", FOUNDING)
 def test_examples_are_up_to_date(name: str) -> None:
     written = (ROOT / "examples" / "solutions" / f"{name}.py").read_text()
-    now = content_of(draft(ROOT / "examples" / f"{name}.py"), Checked())
+    now = content_of(founding(name), Checked())
     assert HEADER.sub("", written) == HEADER.sub("", now), "make solutions"
 
 
 @pytest.mark.parametrize("name", FOUNDING)
 def test_headers_say_what_was_done(name: str) -> None:
     (header,) = HEADER.findall((ROOT / "examples" / "solutions" / f"{name}.py").read_text())
-    kernels = draft(ROOT / "examples" / f"{name}.py").program.kernels
+    kernels = founding(name).program.kernels
     assert all(kernel.name in header for kernel in kernels)
     assert "Verified on" in header
     assert "Not measured: there was no GPU; the kernels compile for" in header

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from solutions import FOUNDING, ROOT, cuda_source, draft, load, nvcc, problem, ruff, write
+from solutions import FOUNDING, cuda_source, draft, founding, load, nvcc, problem, ruff, write
 
 from fusewright.emit.header import Checked
 from fusewright.emit.writing import content_of, tried
@@ -18,29 +18,28 @@ SUM = "def forward(self, x):\n    return self.linear(x).sum(1)"
 INPUT = "[torch.rand(4, 3, 20, 24)]"
 
 
-@pytest.fixture(scope="module")
-def founding(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The solutions of the founding models."""
-    folder = tmp_path_factory.mktemp("founding")
-    for name in FOUNDING:
-        shutil.copy(ROOT / "examples" / f"{name}.py", folder)
-    return {name: write(folder / f"{name}.py") for name in FOUNDING}
+def solution_of(name: str, tmp_path: Path) -> Path:
+    """The solution file of a founding model."""
+    path = tmp_path / f"{name}.py"
+    path.write_text(content_of(founding(name), Checked()))
+    return path
 
 
 class TestText:
     @pytest.mark.parametrize("name", FOUNDING)
-    def test_meets_the_rules_of_the_field(self, founding: dict[str, Path], name: str) -> None:
-        text = founding[name].read_text()
+    def test_meets_the_rules_of_the_field(self, tmp_path: Path, name: str) -> None:
+        path = solution_of(name, tmp_path)
+        text = path.read_text()
         assert not re.search(r"\bpass\b|\btry\b|\bexcept\b|threading|\bfusewright\.", text)
         assert "load_inline(" in text
         assert "__global__" in text
         assert "class ModelNew(Model):" in text
-        ruff(founding[name])
+        ruff(path)
 
     @pytest.mark.parametrize("name", FOUNDING)
-    def test_holds_the_kernels_as_they_ran(self, founding: dict[str, Path], name: str) -> None:
-        made = draft(ROOT / "examples" / f"{name}.py")
-        solution = load(founding[name])
+    def test_holds_the_kernels_as_they_ran(self, tmp_path: Path, name: str) -> None:
+        made = founding(name)
+        solution = load(solution_of(name, tmp_path))
         assert made.program.kernels
         for kernel in made.program.kernels:
             assert getattr(solution, kernel.name.upper()) == kernel.source
@@ -52,8 +51,8 @@ class TestText:
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
 @pytest.mark.parametrize("name", FOUNDING)
-def test_launchers_compile_with_their_kernels(founding: dict[str, Path], name: str, tmp_path: Path) -> None:
-    nvcc(*cuda_source(load(founding[name])), tmp_path)
+def test_launchers_compile_with_their_kernels(name: str, tmp_path: Path) -> None:
+    nvcc(*cuda_source(load(solution_of(name, tmp_path))), tmp_path)
 
 
 def test_runs_without_fusewright(tmp_path: Path) -> None:
