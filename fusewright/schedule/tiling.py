@@ -31,6 +31,7 @@ class Tiling:
     chunk   input channels staged at a time
     together_d, together_h   all taps along d, h are in registers at once, so that an input row read from shared memory
             once serves every tap that leads from it to a row of the warp
+    stages   of shared memory: with two, the next chunk is copied while this one is multiplied
     """
 
     m_tiles: int
@@ -45,6 +46,7 @@ class Tiling:
     chunk: int
     together_d: bool
     together_h: bool
+    stages: int = 1
 
     @property
     def warps(self) -> int:
@@ -111,7 +113,7 @@ def shortlist(c: Contraction, lengths: tuple[int, int, int], element_bytes: int,
     found: list[Tiling] = []
     alike: dict[tuple[int, ...], int] = {}
     for t in candidates(c, lengths, element_bytes):
-        key = (t.m_tiles, t.rows_d * t.cells_d, t.rows_h * t.cells_h, t.cells_w)
+        key = (t.m_tiles, t.rows_d * t.cells_d, t.rows_h * t.cells_h, t.cells_w, t.stages)
         alike[key] = alike.get(key, 0) + 1
         if alike[key] <= ALIKE:
             found.append(t)
@@ -158,10 +160,12 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[Tiling]:
                 for warps_w, warps_h in product((1, 2, 3, 4, 8), (1, 2, 4, 8)):
                     if not 4 <= warps_m * warps_w * warps_h <= 16:
                         continue
-                    for chunk, (td, th) in product(_chunks(c), together):
+                    for chunk, (td, th), stages in product(_chunks(c), together, (1, 2)):
+                        if stages > 1 and chunk == c.channels:
+                            continue
                         yield Tiling(
                             m_tiles, warps_m, warps_h, warps_w, cells_d, cells_h, cells_w, rows_d, rows_h,
-                            chunk, td, th,
+                            chunk, td, th, stages,
                         )  # fmt: skip
 
 
@@ -188,7 +192,7 @@ def shared_elements(c: Contraction, t: Tiling) -> tuple[int, int]:
 def _score(c: Contraction, t: Tiling, lengths: tuple[int, int, int], element_bytes: int) -> float | None:
     """Estimated cycles per useful cell of one multiprocessor, `None` where it does not fit."""
     tile, weights = shared_elements(c, t)
-    shared = (tile + weights) * element_bytes
+    shared = t.stages * (tile + weights) * element_bytes
     if shared > MOST_SHARED:
         return None
     rows = zip(c.axes[:2], (t.rows_d, t.rows_h), strict=True)
@@ -205,10 +209,10 @@ def _score(c: Contraction, t: Tiling, lengths: tuple[int, int, int], element_byt
     return _cycles(c, t, steps, loads, (tile, weights), element_bytes, per_sm) / _useful(c, t, lengths)
 
 
-# Fitted roughly to the 140 kernels of benchmarks/results/h200_tilings.json: cycles from a barrier to the first operand,
-# cycles that one warp takes per instruction on its own, the share of the issue slots and of the tensor cores that
-# kernels reach.
-LATENCY, ALONE, ISSUED, MULTIPLIED = 1500.0, 2.5, 0.7, 0.6
+# Fitted roughly to the 140 kernels of benchmarks/results/h200_tilings.json: cycles from a copy to its use, and at a
+# barrier; cycles that one warp takes per instruction on its own; the share of the issue slots and of the tensor cores
+# that kernels reach.
+LATENCY, BARRIER, ALONE, ISSUED, MULTIPLIED = 1400.0, 100.0, 2.5, 0.7, 0.6
 # Bytes per cycle that one multiprocessor gets from the level-2 cache: of window sums' rows, as far as nothing else
 # hides them, and of tiles that all multiprocessors stage at once.
 FETCHED, STREAMED = 120.0, 24.0
@@ -227,7 +231,7 @@ def _cycles(
     mma, reads = float(steps * chunks), loads * chunks * (1 if paired(c, t.chunk) else wide)
     values = t.m_tiles * prod((t.cells_d, t.cells_h, t.cells_w)) * prod(_most(a) for a in c.axes) * 2
     instructions = mma + 1.8 * reads + 10.0 * values
-    waits = LATENCY * refills
+    waits = LATENCY * (refills if t.stages == 1 else pieces) + BARRIER * refills
     fetched = streamed = 0.0
     if c.box is None:
         alone = 16 // element_bytes // copied_at_once(c, t.chunk) if c.channels_last else 1

@@ -130,11 +130,12 @@ class Weights:
                 lines.append(f"stage_phase<{sizes}>(w, {tile}, group, first_feature, {first});")
         return lines
 
-    def stage_chunk(self, index: int) -> str:
+    def stage_chunk(self, index: int, chunk: str, tile: str) -> str:
         """The statement that starts copying the weights of one phase and chunk."""
         at, every = self.behind(index), self.behind(len(self.phases))
-        start = f"packed_block + chunk * {every}" + (f" + {at}" if at else "")
-        return f"stage_packed<{self.elements_of(self.phases[index])}>({start}, w_tile);"
+        steps = ([f"{chunk} * {every}"] if chunk != "0" else []) + ([str(at)] if at else [])
+        start = " + ".join(["packed_block", *steps])
+        return f"stage_packed<{self.elements_of(self.phases[index])}>({start}, {tile});"
 
     def packed_block(self) -> str:
         """Where the weights of this block begin."""

@@ -28,8 +28,10 @@ def test_as_the_model_in_float64(name: str) -> None:
     assert tilings
     x = found.case.example(3)
     want, size = found.reference(x)
-    for t in (tilings[0], replace(tilings[-1], together_h=not tilings[-1].together_h)):
+    other = replace(tilings[-1], together_h=not tilings[-1].together_h)
+    for t in (replace(tilings[0], stages=1), replace(tilings[0], stages=2), replace(other, stages=2)):
         kernel = found.kernel(t)
+        assert ("next" in kernel.source) == (t.stages == 2)
         assert kernel.launches[0].entry == "fused_test_pack" and kernel.scratch[0].name == "packed"
         got = emulate(kernel, *found.tensors(x)).double()
         error = ((got - want).abs() / size.clamp(min=1e-30)).max().item()
