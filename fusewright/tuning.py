@@ -244,12 +244,13 @@ def _loads(launcher: Launcher, device: torch.device) -> bool:
 
 
 def _random(node: Node, hints: Mapping[Any, int], device: torch.device) -> Tensor:
-    shape = sizes(node, hints)
+    """An operand of this size; drawn from a generator of its own, for the program's own stream stays where it is."""
+    shape, generator = sizes(node, hints), torch.Generator(device).manual_seed(0)
     if not node.dtype.is_floating_point:
         return torch.ones(shape, dtype=node.dtype, device=device)
     if node.dtype.itemsize < 4:
-        return torch.rand(shape, device=device).to(node.dtype)
-    return torch.rand(shape, dtype=node.dtype, device=device)
+        return torch.rand(shape, generator=generator, device=device).to(node.dtype)
+    return torch.rand(shape, generator=generator, dtype=node.dtype, device=device)
 
 
 def _dense(tensor: Tensor, layout: str | None) -> Tensor:
