@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, prod
 
@@ -63,6 +64,7 @@ class Tiling:
         return self.cells_d, self.cells_h * self.warps_h, 4 * self.cells_w * self.warps_w
 
 
+@lru_cache(maxsize=4096)
 def span(axis: Axis, cells: int) -> int:
     """Input indices that `cells` neighbouring cells read along one dimension."""
     low, high = axis.reach()
@@ -287,18 +289,33 @@ def _work(c: Contraction, t: Tiling) -> tuple[int, float, int]:
         steps = ceil(c.channels * prod(a.taps for a in c.axes) / 8)
         tiles = t.cells_d * t.cells_h * t.cells_w // 2
         return steps * t.m_tiles * tiles, steps * (2.0 * tiles + 4.0 * t.m_tiles), 4 * t.m_tiles
+    cells, rows = (t.cells_d, t.cells_h, t.cells_w), (t.rows_d, t.rows_h)
+    together = t.together_d, t.together_h
+    return _work_of_warp(c.axes, t.m_tiles, cells, rows, t.chunk, together, 16 if paired(c, t.chunk) else 8)
+
+
+@lru_cache(maxsize=1 << 15)  # many tilings differ only in how warps lie side by side
+def _work_of_warp(
+    axes: tuple[Axis, Axis, Axis],
+    m_tiles: int,
+    cells: tuple[int, int, int],
+    rows: tuple[int, int],
+    chunk: int,
+    together: tuple[bool, bool],
+    step: int,
+) -> tuple[int, float, int]:
+    """`_work` of a convolution of x itself, `step` channels and taps at a time."""
     count, loads, held = 0, 0.0, 0
-    for phases in product(*(a.phases for a in c.axes)):
+    for phases in product(*(a.phases for a in axes)):
         td, th, tw = (len(p.taps) for p in phases)
-        steps = ceil(t.chunk * tw / (16 if paired(c, t.chunk) else 8))
-        tiles = max(1, t.cells_w * len(phases[2].elements) // 2)
-        pieces = prod(ceil(len(p.elements) / r) for p, r in zip(phases[:2], (t.rows_d, t.rows_h), strict=True))
-        patch = t.cells_d * t.cells_h * t.rows_d * t.rows_h
-        count += pieces * td * th * steps * patch * tiles * t.m_tiles
-        read_d = _distinct(c.axes[0], phases[0], t.cells_d, t.rows_d) if t.together_d else td * t.cells_d * t.rows_d
-        read_h = _distinct(c.axes[1], phases[1], t.cells_h, t.rows_h) if t.together_h else th * t.cells_h * t.rows_h
-        loads += pieces * steps * (2.0 * tiles * read_d * read_h + 4.0 * t.m_tiles * td * th)
-        held = max(held, (td if t.together_d else 1) * (th if t.together_h else 1) * t.m_tiles * 4)
+        steps = ceil(chunk * tw / step)
+        tiles = max(1, cells[2] * len(phases[2].elements) // 2)
+        pieces = prod(ceil(len(p.elements) / r) for p, r in zip(phases[:2], rows, strict=True))
+        count += pieces * td * th * steps * cells[0] * cells[1] * rows[0] * rows[1] * tiles * m_tiles
+        read_d = _distinct(axes[0], phases[0], cells[0], rows[0]) if together[0] else td * cells[0] * rows[0]
+        read_h = _distinct(axes[1], phases[1], cells[1], rows[1]) if together[1] else th * cells[1] * rows[1]
+        loads += pieces * steps * (2.0 * tiles * read_d * read_h + 4.0 * m_tiles * td * th)
+        held = max(held, (td if together[0] else 1) * (th if together[1] else 1) * m_tiles * 4)
     return count, loads, held
 
 
