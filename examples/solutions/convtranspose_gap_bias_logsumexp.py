@@ -1,0 +1,685 @@
+"""Model of convtranspose_gap_bias_logsumexp.py with its forward in 2 generated CUDA kernels.
+
+The algebra was rewritten first, by `sum_P(conv_transpose(x, w)) = conv_transpose(rangesum_taps(x), taps as
+channels of w)`, `sum(c*x) = c*sum(x)`, `conv_transpose_1(x, w) = conv_1(x, w^T)`, `conv(x, w) = matmul(x, w)`
+and `sum_1(x) = x`, which leaves 2,298x less arithmetic. fused_rangesum computes sums over positions in one
+launch. fused_linear_add_logsumexp_mul computes matrix product, addition, logsumexp and multiplication in one
+launch. These operators had the most to give: what they hand to each other no longer goes through memory, so
+1.08 GB are moved instead of 5.40 GB.
+
+                          before         after
+    arithmetic         619 GFLOP     269 MFLOP    2,298x less
+    memory traffic       5.40 GB       1.08 GB    5.02x less
+    launches                   8             5    1.60x less
+
+Made for: float32 (16, 64, 512, 512), training mode; other calls run the original forward.
+Verified on a CPU, with PyTorch's operations for the kernels, against float64: outputs are off by 4.1e-08
+    (eager: 4.1e-08) and gradients are off by 4.2e-07 (eager: 7.4e-03) of their size.
+Not measured: there was no GPU; the kernels compile for sm_80 and sm_90.
+Written by fusewright 0.1.0.
+"""
+
+import ctypes
+from functools import cache, lru_cache
+from itertools import islice
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.cpp_extension import load_inline
+
+# ---- The model as it was ---------------------------------------------------------------------------------------------
+
+
+class Model(nn.Module):
+    """Upsamples, only to average over every position again: the algebra sees that it need not upsample."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, scale: float) -> None:
+        super().__init__()
+        self.conv_transpose = nn.ConvTranspose2d(in_channels, out_channels, kernel_size)
+        self.bias = nn.Parameter(torch.randn(out_channels, 1, 1))
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = self.conv_transpose(x).mean(dim=(2, 3), keepdim=True)
+        score = torch.logsumexp(mean + self.bias, dim=1, keepdim=True)
+        return score.sum(dim=(2, 3)) * self.scale
+
+
+batch_size = 16
+in_channels, out_channels = 64, 128
+height = width = 512
+
+
+def get_inputs() -> list[torch.Tensor]:
+    return [torch.rand(batch_size, in_channels, height, width)]
+
+
+def get_init_inputs() -> list[float]:
+    return [in_channels, out_channels, 3, 10.0]
+
+
+# ---- Kernels, in the order in which they run -------------------------------------------------------------------------
+
+
+FAILURE = r"""
+// What CUDA says about an error, nothing where there is none.
+static const char* failure(cudaError_t error) {
+    return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+"""
+
+
+FUSED_RANGESUM = r"""// fused_rangesum: sums over planes of any length, every element read once.
+// NVRTC has no <cmath> to define these.
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
+#endif
+
+// Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
+struct bf16 { unsigned short bits; };
+struct fp16 { unsigned short bits; };
+__device__ __forceinline__ float widened(float x) { return x; }
+__device__ __forceinline__ double widened(double x) { return x; }
+__device__ __forceinline__ float widened(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+__device__ __forceinline__ float widened(fp16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+template <typename E> struct narrow_to;
+template <> struct narrow_to<float> { static __device__ __forceinline__ float of(float x) { return x; } };
+template <> struct narrow_to<double> { static __device__ __forceinline__ double of(double x) { return x; } };
+template <> struct narrow_to<bf16> {
+    static __device__ __forceinline__ bf16 of(float x) {
+        bf16 y;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+template <> struct narrow_to<fp16> {
+    static __device__ __forceinline__ fp16 of(float x) {
+        fp16 y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+
+using index_t = long long;
+using Element = float;
+
+constexpr int THREADS = 256, TEAM = 256;  // of a block, and of them per plane
+constexpr int BLOCKS = 4, LOADS = 8;  // per multiprocessor at a time; under way per thread
+constexpr int LANES = TEAM < 32 ? TEAM : 32, GROUPS = THREADS / LANES;  // threads that shuffles join
+constexpr int CELLS = 1, SLOTS = 1;  // different sums per plane, and results made of them
+
+// COUNT neighbours in memory: the word that one load brings, and its elements.
+template <int BYTES> struct Bits;
+template <> struct Bits<16> { using Type = uint4; };
+template <> struct Bits<8> { using Type = uint2; };
+template <> struct Bits<4> { using Type = unsigned; };
+template <> struct Bits<2> { using Type = unsigned short; };
+template <int COUNT>
+union Pack {
+    using Word = typename Bits<sizeof(Element) * COUNT>::Type;
+    Word word;
+    Element at[COUNT];
+};
+
+// An element, in the type it is added in.
+__device__ __forceinline__ float value(Element element) {
+    return widened(element);
+}
+
+// Adds LOADS packs (or the first `packs` of them, unless ALL) at from(0), from(1), ... to the columns.  All loads are
+// under way before the first is used, and leave the caches alone: nothing is read twice.
+template <bool ALL, int COUNT, typename From>
+__device__ __forceinline__ void add(From from, int packs, double (&column)[COUNT]) {
+    Pack<COUNT> pack[LOADS];
+#pragma unroll
+    for (int u = 0; u < LOADS; ++u)
+        if (ALL || u < packs) pack[u].word = __ldcs(reinterpret_cast<const typename Pack<COUNT>::Word*>(from(u)));
+    float few[COUNT] = {};  // a few additions in the type of the values, all others in float64
+#pragma unroll
+    for (int u = 0; u < LOADS; ++u) {
+        if (!ALL && u >= packs) break;
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) few[e] += value(pack[u].at[e]);
+    }
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) column[e] += few[e];
+}
+
+// The sum over LANES neighbouring threads, in the first of them.
+__device__ __forceinline__ double joined(double sum) {
+#pragma unroll
+    for (int offset = LANES / 2; offset > 0; offset /= 2) sum += __shfl_down_sync(~0u, sum, offset);
+    return sum;
+}
+
+// Adds this thread's share of the elements [first, last) of a plane to `sum`.
+__device__ __forceinline__ void take(const Element* plane, index_t first, index_t last, int lane, double& sum) {
+    constexpr int COUNT = 16 / sizeof(Element);
+    // Packs are aligned in memory; the plane begins `skew` elements into one.
+    const int skew = reinterpret_cast<size_t>(plane) % 16 / sizeof(Element);
+    const index_t begin = (first + skew + COUNT - 1) / COUNT, end = max(begin, (last + skew) / COUNT);
+    const index_t from = begin, until = end;
+    double column[COUNT] = {};
+    index_t p = from + lane;
+    const auto at = [&](int u) { return plane - skew + (p + u * TEAM) * COUNT; };
+#pragma unroll 1
+    for (; p + (LOADS - 1) * TEAM < until; p += LOADS * TEAM) add<true>(at, LOADS, column);
+    if (p < until) add<false>(at, int(until - p + TEAM - 1) / TEAM, column);
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) sum += column[e];
+    const index_t head = min(begin * COUNT - skew, last), tail = end * COUNT - skew;
+    for (index_t i = first + lane; i < head; i += TEAM) {
+        sum += value(plane[i]);
+    }
+    for (index_t i = tail + lane; i < last; i += TEAM) {
+        sum += value(plane[i]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+fused_rangesum(const Element* __restrict__ x, double* __restrict__ out, index_t planes, index_t length) {
+    __shared__ double cells[GROUPS][CELLS];
+    const index_t plane = min(index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM, planes - 1);
+    double sum = 0;
+    take(x + plane * length, 0, length, threadIdx.x % TEAM, sum);
+    sum = joined(sum);
+    if (threadIdx.x % LANES == 0) cells[threadIdx.x / LANES][0] = sum;
+    __syncthreads();
+    const index_t first = index_t(blockIdx.x) * (THREADS / TEAM);
+    for (int team = threadIdx.x; team < THREADS / TEAM && first + team < planes; team += THREADS) {
+        constexpr int slot = 0;
+        double total = 0;
+        for (int group = 0; group < TEAM / LANES; ++group) total += cells[team * (TEAM / LANES) + group][0];
+        out[(first + team) * SLOTS + slot] = total;
+    }
+}
+"""
+
+
+FUSED_RANGESUM_LAUNCHER = r"""
+extern "C" const char* launch_fused_rangesum(const Element* x, double* out, long long planes, long long length,
+    cudaStream_t stream) {
+    fused_rangesum<<<planes, 256, 0, stream>>>(x, out, planes, length);
+    return failure(cudaGetLastError());
+}
+"""
+
+
+FUSED_LINEAR_ADD_LOGSUMEXP_MUL = r"""// fused_linear_add_logsumexp_mul: one block per sample.  Operands: a0 (B, 64, 1, 1), a1 (128, 64), a2 (128), a3 (128, 1, 1).
+// NVRTC has no <cmath> to define these.
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
+#endif
+
+// Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
+struct bf16 { unsigned short bits; };
+struct fp16 { unsigned short bits; };
+__device__ __forceinline__ float widened(float x) { return x; }
+__device__ __forceinline__ double widened(double x) { return x; }
+__device__ __forceinline__ float widened(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+__device__ __forceinline__ float widened(fp16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+template <typename E> struct narrow_to;
+template <> struct narrow_to<float> { static __device__ __forceinline__ float of(float x) { return x; } };
+template <> struct narrow_to<double> { static __device__ __forceinline__ double of(double x) { return x; } };
+template <> struct narrow_to<bf16> {
+    static __device__ __forceinline__ bf16 of(float x) {
+        bf16 y;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+template <> struct narrow_to<fp16> {
+    static __device__ __forceinline__ fp16 of(float x) {
+        fp16 y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+
+// A team of LANES neighbouring threads works on one row; joins are in a fixed order.
+namespace rows {
+constexpr int THREADS = 512;
+struct Add {
+    template <typename T> __device__ __forceinline__ T operator()(T a, T b) const { return a + b; }
+};
+struct Times {
+    template <typename T> __device__ __forceinline__ T operator()(T a, T b) const { return a * b; }
+};
+struct Greater {  // NaN once there is one
+    template <typename T> __device__ __forceinline__ T operator()(T a, T b) const { return b > a || b != b ? b : a; }
+};
+struct Less {
+    template <typename T> __device__ __forceinline__ T operator()(T a, T b) const { return b < a || b != b ? b : a; }
+};
+// Every thread of the team gets the join of all their values; every thread of the block takes part.
+template <int LANES, typename T, typename Join>
+__device__ __forceinline__ T joined(T value, Join join) {
+#pragma unroll
+    for (int offset = (LANES < 32 ? LANES : 32) / 2; offset > 0; offset /= 2)
+        value = join(value, __shfl_xor_sync(~0u, value, offset));
+    if constexpr (LANES > 32) {
+        static_assert(LANES == THREADS, "a team is part of a warp, or the block");
+        __shared__ T warps[LANES / 32];
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+        __syncthreads();
+        value = warps[0];
+        for (int warp = 1; warp < LANES / 32; ++warp) value = join(value, warps[warp]);
+        __syncthreads();
+    }
+    return value;
+}
+// The join of element(0) ... element(length - 1).
+template <int LANES, typename T, typename Element, typename Join>
+__device__ __forceinline__ T over(int length, T start, Element element, Join join) {
+#pragma unroll 4
+    for (int r = threadIdx.x % LANES; r < length; r += LANES) start = join(start, T(element(r)));
+    return joined<LANES>(start, join);
+}
+}  // namespace rows
+
+extern "C" __global__ void __launch_bounds__(512)
+fused_linear_add_logsumexp_mul(const double* __restrict__ a0, const double* __restrict__ a1, const double* __restrict__ a2, const float* __restrict__ a3, float* __restrict__ out) {
+    __shared__ double arena[192];  // values of one sample, dead ones make room
+    const long long sample = blockIdx.x;
+    const double* const a0_row = a0 + sample * 64;
+    float* const out_row = out + sample * 1;
+    double* const s0 = reinterpret_cast<double*>(arena);
+    // reshape: (B, 64, 1, 1) -> (B, 64)
+    for (int i = threadIdx.x; i < 64; i += 512) {
+        s0[i] = widened(a0_row[i]);
+    }
+    __syncthreads();
+    double* const s1 = reinterpret_cast<double*>(arena + 64);
+    // matmul: (B, 64) @ (128, 64) -> (B, 128)
+    for (int first = 0; first < 128; first += 512 / 8) {
+        const int row = min(first + int(threadIdx.x) / 8, 127), lane = threadIdx.x % 8;
+        const bool own = first + int(threadIdx.x) / 8 < 128;
+        const double total = rows::over<8>(64, 0.0, [&](int r) { return s0[r] * widened(a1[row * 64 + r]); }, rows::Add());
+        if (own && lane == 0) s1[row] = total + widened(a2[row]);
+    }
+    __syncthreads();
+    float* const s2 = reinterpret_cast<float*>(arena);
+    // add: (B, 128, 1, 1) -> (B, 128, 1, 1)
+    for (int i = threadIdx.x; i < 128; i += 512) {
+        const double v0 = s1[i];
+        const float v1 = float(v0);
+        const float v2 = widened(a3[i]);
+        const float v3 = v1 + v2;
+        s2[i] = v3;
+    }
+    __syncthreads();
+    float* const s3 = reinterpret_cast<float*>(arena + 64);
+    // logsumexp: (B, 128, 1, 1) -> (B, 1, 1, 1)
+    {
+        constexpr int row = 0;
+        const int lane = threadIdx.x % 32;
+        const bool own = threadIdx.x < 32;
+        const auto element = [&](int r) { return s2[r]; };
+        const float most = rows::over<32>(128, -float(INFINITY), element, rows::Greater());
+        const float shift = fabs(most) == float(INFINITY) ? float(0) : most;  // nothing to subtract
+        const double total = rows::over<32>(128, 0.0, [&](int r) { return exp(element(r) - shift); }, rows::Add());
+        if (own && lane == 0) s3[row] = float(log(total) + shift);
+    }
+    __syncthreads();
+    // mul: (B, 1) -> (B, 1)
+    for (int i = threadIdx.x; i < 1; i += 512) {
+        const float v0 = s3[0];
+        const float v1 = v0 * 10.0f;
+        out_row[i] = narrow_to<float>::of(v1);
+    }
+}
+"""
+
+
+FUSED_LINEAR_ADD_LOGSUMEXP_MUL_LAUNCHER = r"""
+extern "C" const char* launch_fused_linear_add_logsumexp_mul(const double* a0, const double* a1, const double* a2,
+    const float* a3, float* out, int batch, cudaStream_t stream) {
+    fused_linear_add_logsumexp_mul<<<batch, 512, 0, stream>>>(a0, a1, a2, a3, out);
+    return failure(cudaGetLastError());
+}
+"""
+
+
+# ---- Building and calling them ---------------------------------------------------------------------------------------
+
+
+@cache
+def library(device: int) -> ctypes.CDLL:
+    """The kernels for a device, built when first used.
+
+    Plain C functions, called through ctypes: compiling PyTorch's C++ headers would take most of a minute.
+    """
+    arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    path = load_inline(
+        name=f"fused_rangesum_44423bc0_{arch}",
+        cpp_sources="",
+        cuda_sources=[
+            FAILURE,
+            "namespace of_fused_rangesum {",
+            FUSED_RANGESUM,
+            FUSED_RANGESUM_LAUNCHER,
+            "}",
+            "namespace of_fused_linear_add_logsumexp_mul {",
+            FUSED_LINEAR_ADD_LOGSUMEXP_MUL,
+            FUSED_LINEAR_ADD_LOGSUMEXP_MUL_LAUNCHER,
+            "}",
+        ],
+        extra_cuda_cflags=[f"-arch={arch}", "-std=c++17"],
+        no_implicit_headers=True,
+        is_python_module=False,
+    )
+    kernels = ctypes.CDLL(path)
+    kernels.launch_fused_rangesum.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_longlong] * 2 + [ctypes.c_void_p]
+    kernels.launch_fused_rangesum.restype = ctypes.c_char_p
+    kernels.launch_fused_linear_add_logsumexp_mul.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_int] + [ctypes.c_void_p]
+    kernels.launch_fused_linear_add_logsumexp_mul.restype = ctypes.c_char_p
+    return kernels
+
+
+def check(kernel: str, error: bytes | None) -> None:
+    """Raises `RuntimeError` where CUDA refused to launch a kernel."""
+    if error is not None:
+        raise RuntimeError(f"{kernel} could not be launched: {error.decode()}")
+
+
+def dense(
+    kernel: str,
+    name: str,
+    tensor: torch.Tensor,
+    dtype: torch.dtype,
+    layout: torch.memory_format = torch.contiguous_format,
+) -> torch.Tensor:
+    """An operand as kernels read it: without gaps, from a multiple of 16 bytes on.
+
+    Raises `ValueError` for one that the kernel was not made for.
+    """
+    if not tensor.is_cuda or tensor.dtype is not dtype:
+        raise ValueError(f"{kernel} takes {name} as {dtype} on a GPU, not as {tensor.dtype} on {tensor.device}")
+    tensor = tensor.resolve_neg()
+    if tensor.is_contiguous(memory_format=layout) and tensor.data_ptr() % 16 == 0:
+        return tensor
+    return tensor.clone(memory_format=layout)
+
+
+class Recomputed(torch.autograd.Function):
+    """A kernel whose backward computes its reference again and differentiates that, so that nothing is kept."""
+
+    @staticmethod
+    def forward(launch, reference, *operands):
+        """Runs the kernel."""
+        return launch(*operands)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Keeps the operands, and nothing that was computed from them."""
+        _, ctx.reference, *operands = inputs
+        ctx.save_for_backward(*operands)
+
+    @staticmethod
+    def backward(ctx, grad):
+        """The gradients of the operands that need one."""
+        again = torch.is_grad_enabled()
+        needed = ctx.needs_input_grad[2:]
+        with torch.enable_grad():
+            # Views, so that no gradient flows from one operand to another that it was computed from.
+            operands = [operand.view_as(operand) for operand in ctx.saved_tensors]
+            value = ctx.reference(*operands)
+        wanted = [operand for operand, need in zip(operands, needed, strict=True) if need]
+        found = iter(torch.autograd.grad(value, wanted, grad, create_graph=again, allow_unused=True))
+        return None, None, *(next(found) if need else None for need in needed)
+
+
+def differentiable(launch, reference, *operands: torch.Tensor) -> torch.Tensor:
+    """`launch(*operands)`, through which gradients flow as through `reference(*operands)`."""
+    if torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
+        return Recomputed.apply(launch, reference, *operands)
+    return launch(*operands)
+
+
+@lru_cache(maxsize=256)
+def fused_rangesum_sizes(n0: int, n1: int, n2: int, n3: int) -> tuple[tuple[int, ...], ...]:
+    """Gives the output's shape, and the numbers that the launcher takes."""
+    planes = n0 * n1
+    length = n2 * n3
+    return (n0, n1, 1, 1), (planes, length)
+
+
+def fused_rangesum_launch(x: torch.Tensor) -> torch.Tensor:
+    """Launches the kernel on dense operands and returns out."""
+    x = dense("fused_rangesum", "x", x, torch.float32)
+    out_shape, numbers = fused_rangesum_sizes(x.shape[0], x.shape[1], x.shape[2], x.shape[3])
+    out = torch.empty(out_shape, dtype=torch.float64, device=x.device)
+    launch = library(x.device.index).launch_fused_rangesum
+    check("fused_rangesum", launch(x.data_ptr(), out.data_ptr(), *numbers, torch.cuda.current_stream().cuda_stream))
+    return out
+
+
+def fused_rangesum_reference(x):
+    """The same in PyTorch's own operations, which gradients go through."""
+    x = x.sum(3, keepdim=True)
+    x = x.sum(2, keepdim=True, dtype=torch.float64)  # (B, 64, 1, 1)
+    return x
+
+
+def fused_rangesum(x: torch.Tensor) -> torch.Tensor:
+    """rangesum in one launch."""
+    return differentiable(fused_rangesum_launch, fused_rangesum_reference, x)
+
+
+@lru_cache(maxsize=256)
+def fused_linear_add_logsumexp_mul_sizes(batch: int) -> tuple[tuple[int, ...], ...]:
+    """Gives the output's shape, and the numbers that the launcher takes."""
+    if batch >= 2**31:
+        raise ValueError(f"fused_linear_add_logsumexp_mul counts in 32 bits, too few for batch={batch}")
+    return (batch, 1), (batch,)
+
+
+def fused_linear_add_logsumexp_mul_launch(
+    a0: torch.Tensor, a1: torch.Tensor, a2: torch.Tensor, a3: torch.Tensor
+) -> torch.Tensor:
+    """Launches the kernel on dense operands and returns out."""
+    a0 = dense("fused_linear_add_logsumexp_mul", "a0", a0, torch.float64)
+    a1 = dense("fused_linear_add_logsumexp_mul", "a1", a1, torch.float64)
+    a2 = dense("fused_linear_add_logsumexp_mul", "a2", a2, torch.float64)
+    a3 = dense("fused_linear_add_logsumexp_mul", "a3", a3, torch.float32)
+    out_shape, numbers = fused_linear_add_logsumexp_mul_sizes(a0.shape[0])
+    out = torch.empty(out_shape, dtype=torch.float32, device=a0.device)
+    launch = library(a0.device.index).launch_fused_linear_add_logsumexp_mul
+    check(
+        "fused_linear_add_logsumexp_mul",
+        launch(
+            a0.data_ptr(),
+            a1.data_ptr(),
+            a2.data_ptr(),
+            a3.data_ptr(),
+            out.data_ptr(),
+            *numbers,
+            torch.cuda.current_stream().cuda_stream,
+        ),
+    )
+    return out
+
+
+def fused_linear_add_logsumexp_mul_reference(a0, a1, a2, a3):
+    """The same in PyTorch's own operations, which gradients go through."""
+    B = a0.shape[0]
+    a0 = a0.reshape((B, 64))  # (B, 64)
+    a0 = F.linear(a0, a1, a2)  # (B, 128)
+    del a1, a2
+    a0 = a0.reshape((B, 128, 1, 1))  # (B, 128, 1, 1)
+    a0 = a0.to(torch.float32)  # (B, 128, 1, 1)
+    a0 = a0 + a3  # (B, 128, 1, 1)
+    del a3
+    a0 = torch.logsumexp(a0, 1, keepdim=True)  # (B, 1, 1, 1)
+    a0 = a0.reshape((B, 1))  # (B, 1)
+    a0 = a0 * 10.0  # (B, 1)
+    return a0
+
+
+def fused_linear_add_logsumexp_mul(
+    a0: torch.Tensor, a1: torch.Tensor, a2: torch.Tensor, a3: torch.Tensor
+) -> torch.Tensor:
+    """linear, add, logsumexp, mul in one launch."""
+    return differentiable(
+        fused_linear_add_logsumexp_mul_launch, fused_linear_add_logsumexp_mul_reference, a0, a1, a2, a3
+    )
+
+
+# ---- The model that does less ----------------------------------------------------------------------------------------
+
+
+# What the kernels were made for; a model that is configured otherwise runs its original forward.
+MADE_FOR = {
+    "": ("", {"scale": 10.0}),
+    "conv_transpose": (
+        "ConvTranspose2d",
+        {
+            "in_channels": 64,
+            "out_channels": 128,
+            "kernel_size": (3, 3),
+            "stride": (1, 1),
+            "padding": (0, 0),
+            "dilation": (1, 1),
+            "transposed": True,
+            "output_padding": (0, 0),
+            "groups": 1,
+            "padding_mode": "zeros",
+        },
+    ),
+}
+
+
+def configuration(model: Model) -> dict:
+    """What a forward may depend on besides tensors: for each submodule its class and plain attributes."""
+    found = {}
+    for path, module in model.named_modules():
+        values = {name: described(value) for name, value in vars(module).items() if name[0] != "_"}
+        values = {name: value for name, value in values.items() if name not in ("training", "fits")}
+        found[path] = (type(module).__name__ if path else "", values)
+    return found
+
+
+def described(value):
+    """A plain value as it is, a container by its items, anything else by its name."""
+    if isinstance(value, (list, tuple)):
+        return tuple(described(item) for item in value)
+    if isinstance(value, dict):
+        return {str(key): described(item) for key, item in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+@cache
+def runs_kernels(device: torch.device) -> bool:
+    """Whether a device is a GPU that this file is made for."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def ordinary(device: torch.device, *tensors: torch.Tensor) -> bool:
+    """Whether these are plain, dense tensors on a device."""
+    for t in tensors:
+        if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device != device or t.layout is not torch.strided:
+            return False
+    return True
+
+
+def called_plainly(model: Model) -> bool:
+    """Whether nobody looks on: neither a tracer, autocast, a transform, nor a hook inside the model."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cuda"):
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    inner = islice(model.modules(), 1, None)
+    return not any(m._forward_pre_hooks or m._forward_hooks or m._backward_hooks for m in inner)
+
+
+def weights(model: Model) -> tuple[torch.Tensor, ...]:
+    """The tensors of the model that the forward reads."""
+    return (
+        model.bias,
+        model.conv_transpose.weight,
+        model.conv_transpose.bias,
+    )
+
+
+# Their shapes and dtypes.
+KINDS = [((128, 1, 1), torch.float32), ((64, 128, 3, 3), torch.float32), ((128,), torch.float32)]
+
+
+def covers(model: Model, x: torch.Tensor) -> bool:
+    """Whether the kernels were made for a call; the original forward serves all others."""
+    held = weights(model)
+    return (
+        runs_kernels(x.device)
+        and ordinary(x.device, x, *held)
+        and called_plainly(model)
+        and x.dtype is torch.float32
+        and x.shape[1:] == (64, 512, 512)
+        and x.shape[0] >= 2
+        and [(w.shape, w.dtype) for w in held] == KINDS
+    )
+
+
+KEPT = WeakKeyDictionary()  # for each model: its weights when they were last derived, and what they came to
+
+
+def derived(model: Model) -> tuple[torch.Tensor, ...]:
+    """What the forward computes of weights alone: kept while no weight changes and no gradient flows through."""
+    sources = (
+        model.conv_transpose.bias,
+        model.conv_transpose.weight,
+    )
+    if any(source.is_inference() or (source.requires_grad and torch.is_grad_enabled()) for source in sources):
+        return model.derive()
+    now = [(id(source), source._version, source.data_ptr()) for source in sources]
+    kept = KEPT.get(model)
+    if kept is None or kept[0] != now:
+        with torch.inference_mode(False), torch.no_grad():
+            kept = KEPT[model] = now, model.derive(), sources  # the weights too, so that nothing else gets their ids
+    return kept[1]
+
+
+class ModelNew(Model):
+    """`Model` with its forward computed by the kernels, where they were made for the call."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, scale: float):
+        super().__init__(in_channels, out_channels, kernel_size, scale)
+        self.fits = configuration(self) == MADE_FOR
+
+    def forward(self, x: torch.Tensor):
+        """As the original."""
+        if not (self.fits and covers(self, x)):
+            return super().forward(x)
+        with torch.cuda.device(x.device):
+            return self.fused(x, *derived(self))
+
+    def fused(self, x, conv_transpose_weight, conv_transpose_bias):
+        """The rewritten forward."""
+        x = fused_rangesum(x)  # (B, 64, 1, 1)
+        x = fused_linear_add_logsumexp_mul(x, conv_transpose_weight, conv_transpose_bias, self.bias)  # (B, 1)
+        return x
+
+    def derive(self):
+        """What the forward needs of weights alone."""
+        conv_transpose_weight = self.conv_transpose.weight.to(torch.float64)  # (64, 128, 3, 3)
+        conv_transpose_weight = conv_transpose_weight.sum((2, 3), keepdim=True)  # (64, 128, 1, 1)
+        conv_transpose_weight = conv_transpose_weight * 3.785068661145513e-06  # (64, 128, 1, 1)
+        conv_transpose_weight = conv_transpose_weight.reshape((1, 64, 128))  # (1, 64, 128)
+        conv_transpose_weight = conv_transpose_weight.permute(0, 2, 1)  # (1, 128, 64)
+        conv_transpose_weight = conv_transpose_weight.reshape((128, 64, 1, 1))  # (128, 64, 1, 1)
+        conv_transpose_weight = conv_transpose_weight.reshape((128, 64))  # (128, 64)
+        conv_transpose_bias = self.conv_transpose.bias.to(torch.float64)  # (128)
+        return conv_transpose_weight, conv_transpose_bias
