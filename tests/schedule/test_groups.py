@@ -165,6 +165,14 @@ def test_declined_groups_leave_the_graph_as_it_is() -> None:
     assert after.outputs == graph.outputs and after.nodes() == graph.nodes()
 
 
+def test_a_group_declined_with_its_tail_is_offered_without() -> None:
+    graph = graph_of(Function(lambda m, x: m.linear(m.conv(x).relu().mean((2, 3))).softmax(1)), torch.rand(4, 3, 9, 9))
+    offered, cut_graph = taken(graph, lambda g: getattr(g.record, "tail", None) is None)
+    names = [g.name for g in offered if g.family == "contraction"]
+    assert names[0] == "fused_conv_relu_mean_linear_softmax" and names[-1] == "fused_conv_relu_mean"
+    assert any(isinstance(n.op, Fused) and n.op.name.startswith("fused_conv_relu_mean_") for n in cut_graph.nodes())
+
+
 def test_a_declined_contraction_leaves_its_chain_to_other_families() -> None:
     graph = graph_of(Function(lambda m, x: torch.relu(m.conv(x)).sum((2, 3))), torch.rand(IMAGES))
     found, after = taken(graph, lambda group: group.family != "contraction")

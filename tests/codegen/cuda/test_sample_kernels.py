@@ -15,7 +15,7 @@ from torch import Tensor
 from fusewright.codegen.aten import lower
 from fusewright.codegen.cuda.primitives import primitives
 from fusewright.codegen.cuda.sample import PRIMITIVES, block_program, kernel
-from fusewright.codegen.cuda.sample_values import remap
+from fusewright.codegen.sample_values import remap
 from fusewright.ir import ops
 from fusewright.ir.build import cast, permute, pointwise, reshape
 from fusewright.ir.node import Graph, Node, Symbol, make
