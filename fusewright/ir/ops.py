@@ -356,6 +356,11 @@ class Norm(Op):
     def effectful(self) -> bool:
         return self.serial is not None
 
+    @property
+    def running(self) -> bool:
+        """Whether it uses running statistics, and none of x."""
+        return self.kind in ("batch", "instance") and not self.training
+
     def infer(self, types: Types) -> TensorType:
         assert types[0] is not None
         return types[0]

@@ -88,6 +88,8 @@ class CostModel:
         seconds = launches * self.facts.launch + max(flops / self._rate(node), moved / self._bandwidth(node))
         if isinstance(node.op, ops.RangeSum) and not self.fusing:
             seconds += self._windowed(node.op, node.arg(0)) / self.facts.window
+        if self.fusing and isinstance(node.op, ops.Norm) and node.op.running:
+            seconds *= 2  # as long as the two pointwise operations that kernels take in
         return Work(flops, moved, launches, seconds)
 
     def _size(self, value: Size) -> int:

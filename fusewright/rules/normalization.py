@@ -1,0 +1,120 @@
+"""Batch norm with running statistics is a scale and a shift per channel, which what comes before it may take in.
+
+    batchnorm(x) = x * s + t,    s = weight / sqrt(var + eps),    t = bias - mean * s
+
+s and t depend on parameters and buffers alone, and are carried in float32 at least, as in eager.  Instance norm with
+running statistics is the same.  Statistics of the input are left alone: they are different ones in every call.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fusewright.ir.build import cast, pointwise, reshape
+from fusewright.ir.node import Node, make
+from fusewright.ir.ops import Buffer, Constant, Conv, Full, Matmul, Norm, Vector
+from fusewright.rules.rule import Match, Rule, op, rule, value
+
+
+def _has_running_statistics(node: Node) -> bool:
+    return isinstance(node.op, Norm) and node.op.running
+
+
+def _scale_and_shift(norm: Node) -> tuple[Node, Node]:
+    """s and t, (C,) each, in float32 or float64."""
+    assert isinstance(norm.op, Norm) and norm.op.eps is not None
+    dtype = norm.dtype if norm.dtype == torch.float64 else torch.float32
+    weight, bias, mean, var = (None if a is None else cast(a, dtype) for a in norm.args[1:5])
+    assert mean is not None and var is not None
+    deviation = pointwise("sqrt", pointwise("add", var, norm.op.eps))
+    scale = pointwise("div", 1.0 if weight is None else weight, deviation)
+    product = pointwise("mul", mean, scale)
+    return scale, pointwise("neg", product) if bias is None else pointwise("sub", bias, product)
+
+
+def _along_channels(v: Node, x: Node) -> Node:
+    """v (C,) shaped to be broadcast against x (N, C, *)."""
+    return reshape(v, (*v.shape, *(1,) * (x.ndim - 2)))
+
+
+def _refuse_computed(m: Match) -> str | None:
+    statistics = m["norm"].args[3:5]
+    held = all(a is not None and isinstance(a.op, Buffer | Constant | Full | Vector) for a in statistics)
+    return None if held else "the statistics are computed"  # eager has no gradient for them
+
+
+def _folded(bias: Node | None, scale: Node, shift: Node, dtype: torch.dtype) -> Node:
+    """What a bias (O,) becomes under the norm."""
+    return cast(
+        shift if bias is None else pointwise("add", pointwise("mul", cast(bias, scale.dtype), scale), shift), dtype
+    )
+
+
+@rule(
+    "batchnorm(conv(x, w)) = conv(x, w*s) + t",
+    pattern=op("norm", Norm, of=(op("conv", Conv, of=(value("x"), value("w"))),), where=_has_running_statistics),
+    condition=_refuse_computed,
+    exactness="reassociates",
+)
+def norm_into_conv(m: Match) -> Node:
+    """batchnorm(conv(x, w) + b) -> conv(x, w*s) + (b*s + t), s and t per output channel.
+
+    x (N, C, *), w (O, C/g, *K), transposed w (C, O/g, *K); any convolution.  Class reassociates.
+    """
+    conv, w = m["conv"], m["w"]
+    assert isinstance(conv.op, Conv)
+    scale, shift = _scale_and_shift(m["norm"])
+    if conv.op.transposed:  # the output channels of a group come behind its input channels
+        groups, kernel = conv.op.groups, w.shape[2:]
+        parts = reshape(cast(w, scale.dtype), (groups, w.shape[0] // groups, *w.shape[1:]))
+        rows = reshape(scale, (groups, 1, w.shape[1], *(1,) * len(kernel)))
+        scaled = reshape(pointwise("mul", parts, rows), w.shape)
+    else:
+        scaled = pointwise("mul", cast(w, scale.dtype), reshape(scale, (*scale.shape, *(1,) * (w.ndim - 1))))
+    return make(conv.op, m["x"], cast(scaled, w.dtype), _folded(conv.args[2], scale, shift, w.dtype))
+
+
+def _refuse_rows(m: Match) -> str | None:
+    if m["norm"].ndim != 2:
+        return "the features are not the channels"
+    return _refuse_computed(m)
+
+
+@rule(
+    "batchnorm(x @ w) = x @ (w*s) + t",
+    pattern=op("norm", Norm, of=(op("matmul", Matmul, of=(value("x"), value("w"))),), where=_has_running_statistics),
+    condition=_refuse_rows,
+    exactness="reassociates",
+)
+def norm_into_matmul(m: Match) -> Node:
+    """batchnorm(x @ w + b) -> x @ (w*s) + (b*s + t), s and t per feature.
+
+    x (N, K), w (K, O), or (O, K) where it is transposed.  Class reassociates.
+    """
+    matmul, w = m["matmul"], m["w"]
+    assert isinstance(matmul.op, Matmul)
+    scale, shift = _scale_and_shift(m["norm"])
+    rows = reshape(scale, (*scale.shape, 1)) if matmul.op.transpose_w else scale
+    scaled = pointwise("mul", cast(w, scale.dtype), rows)
+    return make(matmul.op, m["x"], cast(scaled, w.dtype), _folded(matmul.args[2], scale, shift, w.dtype))
+
+
+@rule(
+    "batchnorm(x) = x*s + t",
+    pattern=op("norm", Norm, of=(value("x"),), where=_has_running_statistics),
+    condition=_refuse_computed,
+    exactness="reassociates",
+    enables=True,
+)
+def norm_as_scale_and_shift(m: Match) -> Node:
+    """batchnorm(x) -> x*s + t, so that kernels take it in; rounded once, as the norm is.
+
+    x (N, C, *).  Class reassociates.
+    """
+    norm, x = m["norm"], m["x"]
+    scale, shift = _scale_and_shift(norm)
+    scaled = pointwise("mul", cast(x, scale.dtype), _along_channels(scale, x))
+    return cast(pointwise("add", scaled, _along_channels(shift, x)), norm.dtype)
+
+
+RULES: tuple[Rule, ...] = (norm_into_conv, norm_into_matmul, norm_as_scale_and_shift)
