@@ -3,7 +3,8 @@
     python -I fresh.py '{"problem": PATH, "solution": PATH, "device": "cpu", "rows": 2, "time": false, ...}'
 
 Prints one line of JSON.  On a GPU the kernels are built and must run; on a CPU the rewritten program runs with the
-kernels' references in their place.  Needs nothing but PyTorch.
+kernels' references in their place.  Needs nothing but PyTorch: the precision contract and its arithmetic are the two
+files of `fusewright.verification` that import nothing else, loaded by their paths.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
-# The relative error (root mean square) that is allowed beyond four times eager's own, and where tf32 may be used.
-CLOSE, CLOSE_TF32 = 1e-5, 1e-3
 # What the field's harness allows.
 HARNESS = {"atol": 1e-4, "rtol": 1e-4}
+# Where one sample is not conclusive: so many more, on inputs moved by so many units in the last place; two if so many
+# seconds have gone by.
+SAMPLES, STEPS, SECONDS = 8, 4.0, 20.0
 
 
 class Wrong(Exception):
@@ -43,6 +48,20 @@ def load(path: str, name: str, *, on_cpu: bool = False) -> Any:
     sys.modules[name] = module
     exec(compile(source, path, "exec"), module.__dict__)
     return module
+
+
+def ours(name: str) -> Any:
+    """A file of `fusewright.verification`, which cannot be imported here."""
+    path = Path(__file__).parents[1] / "verification" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+compare, numerics = ours("compare"), ours("numerics")
 
 
 def call(function: Any, arguments: Any) -> Any:
@@ -74,7 +93,7 @@ class Check:
 
     def __init__(self, asked: dict[str, Any]) -> None:
         self.device, self.rows, self.timed = asked["device"], asked["rows"], asked["time"]
-        self.training = asked["training"]
+        self.training, self.keeps_nan = asked["training"], asked["keeps nan"]
         self.problem = load(asked["problem"], "the_problem")
         self.solution = load(asked["solution"], "the_solution", on_cpu=self.device == "cpu")
         self.facts: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version()}
@@ -88,16 +107,19 @@ class Check:
             raise Wrong("ModelNew draws other random numbers than Model when it is built")
         inputs = self.inputs()
         self.harness(reference, new, inputs)
-        few = mapped(inputs, self.cut)
+        chosen = mapped(inputs, self.cut)
         self.watch_kernels()
         self.perturb(reference, new)
-        self.against_float64(reference, new, few)
+        self.against_float64(reference, new, chosen)
         if not self.ran:
-            self.against_float64(reference, new, inputs)  # made for one batch alone
+            chosen = inputs  # made for one batch alone
+            self.against_float64(reference, new, chosen)
         if not self.ran:
             raise Wrong("no call of the model reached the rewritten forward")
         if self.timed:
             self.time(reference, new, inputs)
+        if self.keeps_nan:
+            self.not_a_number(reference, new, chosen)
         return self.facts
 
     def built(self, module: Any, name: str) -> torch.nn.Module:
@@ -180,42 +202,102 @@ class Check:
             torch.cuda.device = contextlib.nullcontext  # type: ignore[assignment, misc]
 
     def against_float64(self, reference: torch.nn.Module, new: torch.nn.Module, inputs: Any) -> None:
-        """Outputs and all gradients against those of the original in float64, beside eager's own error."""
-        models = {"float64": copy.deepcopy(reference).double(), "eager": copy.deepcopy(reference), "new": new}
-        found = {name: self.gradients(model, inputs, wide=name == "float64") for name, model in models.items()}
-        tf32 = self.device == "cuda" and torch.backends.cudnn.allow_tf32
-        for kind in ("outputs", "gradients"):
-            errors = {name: worst(found[name][kind], found["float64"][kind]) for name in ("eager", "new")}
+        """Outputs and all gradients against those of the original in float64, by the precision contract."""
+        first = self.sampled(reference, new, inputs)
+        more: list[dict[str, list[Any]]] = []
+        until = time.monotonic() + SECONDS
+
+        def further() -> list[dict[str, list[Any]]]:
+            """Samples of all tensors on inputs nearby."""
+            while len(more) < (SAMPLES if time.monotonic() < until else 2):
+                more.append(self.sampled(reference, new, mapped(inputs, self.nudged(len(more)))))
+            return more
+
+        for kind, samples in first.items():
+            errors = {"eager": worst([(s.eager, s.truth) for s in samples])}
+            errors["new"] = worst([(s.candidate, s.truth) for s in samples])
             self.facts.setdefault("errors", {})[kind] = errors
-            if not errors["new"] <= max(4 * errors["eager"], CLOSE_TF32 if tf32 else CLOSE):
-                raise Wrong(
-                    f"the {kind} are off by {errors['new']:.2e} of their size against float64, eager's by "
-                    f"{errors['eager']:.2e}"
-                )
+            for i, sample in enumerate(samples):
+                found = compare.compare(sample, partial(of, further, kind, i), compare.Rules())
+                if not found.ok:
+                    raise Wrong(
+                        f"{kind[:-1]} {i} is off against float64 by {found.error:.1e} of its size, beyond "
+                        f"{found.tolerance:.1e}: {found.detail}"
+                    )
 
-    def gradients(self, model: torch.nn.Module, inputs: Any, *, wide: bool) -> dict[str, list[torch.Tensor]]:
-        """Outputs, and gradients of every parameter and floating-point input for a fixed cotangent."""
+    def sampled(self, reference: torch.nn.Module, new: torch.nn.Module, inputs: Any) -> dict[str, list[Any]]:
+        """Outputs and gradients of the solution, of eager (and, where tf32 is allowed, on operands rounded to it), and
+        in truth."""
+        eager = self.gradients(copy.deepcopy(reference), inputs)
+        found = self.gradients(copy.deepcopy(new), inputs)
+        baselines, tf32 = [eager], numerics.tf32_allowed("eager")
+        with numerics.WideArithmetic():
+            truth = self.gradients(copy.deepcopy(reference).double(), mapped(inputs, wide))
+        if self.device == "cuda" and any(tf32):
+            with numerics.WideArithmetic(convolutions=tf32[0], matmuls=tf32[1]):
+                baselines.append(self.gradients(copy.deepcopy(reference).double(), mapped(inputs, wide)))
+        return {
+            kind: [
+                compare.Sample(value, tuple(b[kind][i] for b in baselines), truth[kind][i])
+                for i, value in enumerate(found[kind])
+            ]
+            for kind in found
+        }
 
-        def leaf(x: torch.Tensor) -> torch.Tensor:
+    def nudged(self, seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Moves a tensor by about a rounding."""
+        generator = torch.Generator(self.device).manual_seed(6 + seed)
+
+        def nudge(x: torch.Tensor) -> torch.Tensor:
             if not x.is_floating_point():
                 return x
-            return (x.double() if wide else x.clone()).detach().requires_grad_()
+            noise = 2 * torch.rand(x.shape, generator=generator, device=x.device, dtype=torch.float64) - 1
+            return (x.double() * (1 + STEPS * torch.finfo(x.dtype).eps * noise)).to(x.dtype)
 
-        inputs = mapped(inputs, leaf)
-        with torch.no_grad():  # kernels may serve calls without gradients only
+        return nudge
+
+    def not_a_number(self, reference: torch.nn.Module, new: torch.nn.Module, inputs: Any) -> None:
+        """A NaN in each input reaches the outputs that it reaches in eager, and no others."""
+
+        def planted(x: torch.Tensor) -> torch.Tensor:
+            x = x.clone(memory_format=torch.contiguous_format)
+            if x.is_floating_point() and x.numel():
+                x.view(-1)[x.numel() // 2] = float("nan")
+            return x
+
+        with torch.no_grad():
             torch.manual_seed(3)
-            found = [y for y in tensors(call(copy.deepcopy(model), inputs)) if y.is_floating_point()]
+            try:
+                expected = [e.cpu() for e in tensors(call(copy.deepcopy(reference), mapped(inputs, planted)))]
+            except RuntimeError:  # there are operations that refuse it
+                return
+            torch.manual_seed(3)
+            found = tensors(call(copy.deepcopy(new), mapped(inputs, planted)))
+        for i, (e, f) in enumerate(zip(expected, found, strict=True)):
+            if not torch.equal(e.isnan(), f.isnan().cpu()):
+                raise Wrong(f"output {i} has {int(f.isnan().sum())} NaN where eager has {int(e.isnan().sum())}")
+
+    def gradients(self, model: torch.nn.Module, inputs: Any) -> dict[str, list[torch.Tensor]]:
+        """Outputs, and gradients of every parameter and floating-point input for a fixed cotangent."""
+        inputs = mapped(inputs, lambda x: x.detach().clone().requires_grad_(x.is_floating_point()))
+        found = None
+        if isinstance(model, self.solution.ModelNew):  # kernels may serve calls without gradients only
+            with torch.no_grad():
+                torch.manual_seed(3)
+                found = [y for y in tensors(call(copy.deepcopy(model), inputs)) if y.is_floating_point()]
         torch.manual_seed(3)
         outputs = [y for y in tensors(call(model, inputs)) if y.is_floating_point()]
+        found = outputs if found is None else found
         leaves = [p for p in model.parameters() if p.requires_grad] + [x for x in tensors(inputs) if x.requires_grad]
         grown = [y for y in outputs if y.requires_grad]
         grads: list[torch.Tensor] = []
         if grown and leaves:
             generator = torch.Generator(self.device).manual_seed(4)
-            weights = [torch.randn(y.shape, generator=generator, device=self.device).to(y.dtype) for y in grown]
+            whole = [torch.randint(-64, 65, y.shape, generator=generator, device=self.device) for y in grown]
+            weights = [(w / 32).to(y.dtype) for w, y in zip(whole, grown, strict=True)]  # the same in every dtype
             some = torch.autograd.grad(grown, leaves, weights, allow_unused=True)
             grads = [torch.zeros_like(x) if g is None else g for g, x in zip(some, leaves, strict=True)]
-        return {"outputs": [*found, *(y.detach() for y in outputs)], "gradients": grads}
+        return {"outputs": [y.detach() for y in (*found, *outputs)], "gradients": grads}
 
     def time(self, reference: torch.nn.Module, new: torch.nn.Module, inputs: Any) -> None:
         """Medians of the forward, in turns, in milliseconds."""
@@ -243,14 +325,24 @@ class Check:
             torch.cuda.synchronize()
 
 
-def worst(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+def of(samples: Callable[[], list[dict[str, list[Any]]]], kind: str, index: int) -> list[Any]:
+    """One tensor's samples."""
+    return [sample[kind][index] for sample in samples()]
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """A tensor in float64."""
+    return x.double() if x.is_floating_point() else x
+
+
+def worst(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
     """The largest error of several tensors: root mean square, relative to what is expected.
 
     One that should be next to nothing (the gradient of a bias before a norm) is compared with a thousandth of the rest.
     """
-    sizes = [size(e) for e in expected]
+    sizes = [size(truth) for _, truth in pairs]
     least = max(1e-3 * max(sizes, default=0.0), 1e-12)
-    errors = [size(f.double() - e.double()) for f, e in zip(found, expected, strict=True)]
+    errors = [size(found.double() - truth.double()) for found, truth in pairs]
     return max((e / max(own, least) for e, own in zip(errors, sizes, strict=True)), default=0.0)
 
 

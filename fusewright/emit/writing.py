@@ -142,7 +142,11 @@ def _require_one_launch(program: Program) -> None:
     forward = program.source.partition("def forward(")[2]
     computed = re.findall(r"= (?!\w+\.(?:shape\[|reshape\(|permute\())(.*?)\(", forward)
     if program.derived:
-        raise UnsupportedError("--single-kernel: weights are derived before the kernel runs; --inference keeps them")
+        paths = listed(list(program.sources))
+        raise UnsupportedError(
+            f"--single-kernel: PyTorch's operations derive what the kernel reads from {paths}, so there would be more "
+            "than one launch"
+        )
     if len(computed) != 1 or computed != [kernel.name for kernel in program.kernels]:
         raise UnsupportedError(
             f"--single-kernel: no generated kernel does it all in one launch; there would be {listed(computed)}"
@@ -176,7 +180,9 @@ def _placed(draft: Draft, checked: Checked, path: Path, device: str, timed: bool
     try:
         unnamed.write_text(content_of(draft, checked), encoding="utf-8")
         progress("verifying the file in a fresh process")
-        facts = tried(draft.problem.path, unnamed, device, timed=timed, training=draft.model.training)
+        keeps_nan = all(fired.exactness != "finite" for fired in draft.plan.rules)
+        training = draft.model.training
+        facts = tried(draft.problem.path, unnamed, device, timed=timed, training=training, keeps_nan=keeps_nan)
         checked = replace(checked, facts=facts, date=f"{datetime.now():%Y-%m-%d}")
         unnamed.write_text(content_of(draft, checked), encoding="utf-8")
         unnamed.chmod(0o666 & ~_umask())
@@ -205,7 +211,9 @@ def formatted(source: str) -> str:
     return done.stdout if done.returncode == 0 else source
 
 
-def tried(problem: Path, solution: Path, device: str, *, timed: bool, training: bool = True) -> dict[str, Any]:
+def tried(
+    problem: Path, solution: Path, device: str, *, timed: bool, training: bool = True, keeps_nan: bool = True
+) -> dict[str, Any]:
     """What `fusewright.emit.fresh` finds out about a solution in a process of its own.
 
     Raises `FusewrightError` where it is wrong.
@@ -217,6 +225,7 @@ def tried(problem: Path, solution: Path, device: str, *, timed: bool, training: 
         "rows": ROWS if device == "cuda" else 2,
         "time": timed,
         "training": training,
+        "keeps nan": keeps_nan,
     }
     # An isolated interpreter may not find a PyTorch that was found through the environment.
     found = f"sys.path.append({str(Path(torch.__file__).parents[1])!r}); runpy.run_path({fresh.__file__!r}"
