@@ -139,9 +139,8 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[Tiling]:
         whole = m_tiles * warps_m >= m16
         if c.over_channels and not whole and m16 <= WHOLE:
             continue
-        if m_tiles * warps_m > 2 * m16 or (m16 % (m_tiles * warps_m) and not whole):
-            continue
-        if whole and (m_tiles * warps_m - m16) * 4 > m16:
+        idle = -m16 % (m_tiles * warps_m)  # channel tiles of the last block beyond the last feature
+        if idle * (4 if whole else 16) > m16:
             continue
         for cells_w, cells_h, cells_d in product((1, 2, 4, 8), (1, 2, 4), (1, 2)):
             if cells_w * w % 2 or (pooled and cells_d * cells_h > 4) or cells_d > lengths[0]:
