@@ -11,7 +11,7 @@ measuring follow on the built program (`fusewright.optimizer`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node
 from fusewright.ir.placement import placed
 from fusewright.ir.spec import check
+from fusewright.ir.strides import Order, order_of
 from fusewright.plan import KernelChoice, Work
 from fusewright.rules import RULES
 from fusewright.rules.engine import Mode, Rewritten, rewrite, total
@@ -106,7 +107,8 @@ def build(
     check(rewritten.graph)
     layouts = {node: layout_of(tensor) for node, tensor in zip(rewritten.graph.inputs, tensors, strict=True)}
     tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, layouts, decisions or {}, progress, wishes)
-    final = check(cut(rewritten.graph, tuner, alone)) if fusing else rewritten.graph
+    orders = _orders(rewritten.graph, model, captured.constants, tensors)
+    final = check(cut(rewritten.graph, tuner, alone, orders)) if fusing else rewritten.graph
     attributes = [key for key, tensor in captured.constants.items() if _found(model, key) is tensor]
     program = lower(final, captured.out_spec, captured.constants, attributes, tuple(tuner.kernels.values()))
     work = total(graph, cost), total(final, cost)
@@ -143,6 +145,22 @@ def _found(model: nn.Module, path: str) -> object:
     found: Any = model
     for name in path.split("."):
         found = getattr(found, name, None)
+    return found
+
+
+def _orders(
+    graph: Graph, model: nn.Module, constants: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> dict[Node, Order]:
+    """Of the dimensions of what a graph starts from, in memory."""
+    found = {node: order_of(node, tensor) for node, tensor in zip(graph.inputs, inputs, strict=True)}
+    for node in graph.nodes():
+        held: object = None
+        if isinstance(node.op, ops.Param | ops.Buffer):
+            held = _found(model, node.op.path)
+        if isinstance(node.op, ops.Constant):
+            held = constants.get(node.op.key)
+        if isinstance(held, torch.Tensor) and held.layout is torch.strided:
+            found[node] = order_of(node, held)
     return found
 
 

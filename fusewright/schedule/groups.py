@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph, Node, Symbol, make, topological
+from fusewright.ir.strides import Order, same_orders
 from fusewright.schedule import chain, contraction, partial, product, range_sums, sample, stream
 from fusewright.schedule.chain import Users
 from fusewright.schedule.partial import Split
@@ -92,15 +94,23 @@ FAMILIES = (
 Decide = Callable[[Group], Node | None]
 
 
-def cut(graph: Graph, decide: Decide, alone: Callable[[Node], bool] = lambda _: False) -> Graph:
+def cut(
+    graph: Graph,
+    decide: Decide,
+    alone: Callable[[Node], bool] = lambda _: False,
+    orders: Mapping[Node, Order] = MappingProxyType({}),
+) -> Graph:
     """`graph` with every group for which `decide` gives a node replaced by that node.
 
-    Operations for which `alone` holds are in no group.
+    Operations for which `alone` holds are in no group; nor is what would make the results lie in memory otherwise,
+    where the sources that do not lie row by row have these `orders`.
     """
+    original = graph
     for family in FAMILIES:
         declined: set[Node] = set()
         while (group := _next(graph, family, declined, alone)) is not None:
-            node = decide(group)
+            alike = same_orders(group.placed(graph, group.fused("")), original, orders)
+            node = decide(group) if alike else None
             if node is None:
                 with_tail = getattr(group.record, "tail", None) is not None
                 declined.add(group.root if with_tail else _key(family, group))  # without its tail, it may still pay

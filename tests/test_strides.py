@@ -1,0 +1,71 @@
+"""Kernels write row by row: a group whose result must lie otherwise stays as it is, and the others get theirs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.dropin import fast, kernels_of, program_calls
+
+
+class Heads(nn.Module):
+    """Two results, of which one lies transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+        self.conv = nn.Conv1d(4, 3, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x).transpose(1, 2).relu(), self.conv(x).relu()
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x * 2).relu() + 1
+        return y, x.sigmoid().sum((2, 3))
+
+
+class Moved(nn.Module):
+    """Transposed there and back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.transpose(1, 2) * 2).relu().transpose(1, 2).tanh().sum(2)
+
+
+def check(model: nn.Module, x: Tensor, *kernels: str) -> None:
+    f = fast(model, x, kernels="always", verify=True)
+    assert sorted(kernel.name for kernel in kernels_of(f)) == sorted(kernels)
+    found, expected = f(x), model(x)
+    assert program_calls(f) == 1
+    for a, b in zip(*((v,) if isinstance(v, Tensor) else v for v in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b, check_stride=True)
+
+
+def test_a_result_that_lies_transposed() -> None:
+    check(Heads(), torch.randn(2, 4, 6), "fused_conv_relu", "fused_linear")
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_result_in_the_format_of_the_input(last: bool, batch: int) -> None:
+    x = torch.randn(batch, 3, 4, 5)
+    both = ("fused_mul_relu_add", "fused_sigmoid_sum")
+    check(Doubled(), x.to(memory_format=torch.channels_last) if last else x, *both[last:])
+
+
+def test_what_a_reduction_hides() -> None:
+    f = fast(Moved(), torch.randn(2, 4, 6), kernels="always", verify=True)
+    assert kernels_of(f)
+
+
+def test_a_convolution_in_channels_last() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    check(model, torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last), "fused_conv_relu")
+
+
+def test_a_weight_in_channels_last() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.ReLU(), nn.AdaptiveMaxPool2d(1))
+    f = fast(model.to(memory_format=torch.channels_last), torch.randn(2, 3, 8, 8), kernels="always", verify=True)
+    assert kernels_of(f)
