@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
@@ -122,11 +123,22 @@ def _cause(error: Exception) -> str:
         "output type": "it returns something that is neither a tensor nor a plain Python value",
         "pytree": "it takes or returns a container that PyTorch does not know (use dicts, lists and tuples)",
     }
+    averaging = next(_averaging(error), None)
+    if averaging is not None:
+        return f"its {averaging} with momentum=None counts batches to average over them (give it a momentum, or eval())"
     for sign, reason in known.items():
         if sign in text:
             return reason
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"torch.export refused it ({type(error).__name__}: {first.rstrip('.')[:200]})"
+
+
+def _averaging(error: Exception) -> Iterator[str]:
+    """The kinds of norms that were running when `error` was raised, and read their counters."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.training and module.momentum is None:
+            yield type(module).__name__
 
 
 def _refusal(name: str, cause: str) -> CaptureError:

@@ -336,3 +336,11 @@ def test_two_captures_of_one_model_are_one_graph() -> None:
 def test_program_without_tensor_inputs() -> None:
     captured = capture(Fn(lambda: torch.arange(3) * 2), ())
     assert torch.equal(program_of(captured)(nn.Module(), (), {}), torch.arange(3) * 2)
+
+
+def test_a_norm_that_averages_over_all_batches_is_named() -> None:
+    """It reads its counter of batches in training."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=None))
+    with pytest.raises(CaptureError, match="its BatchNorm2d with momentum=None counts batches"):
+        capture(model, (torch.randn(2, 3, 6, 6),), {})
+    assert capture(model.eval(), (torch.randn(2, 3, 6, 6),), {}).graph
