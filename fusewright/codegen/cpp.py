@@ -7,6 +7,7 @@ which is at least as accurate as eager's rounding after every operation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import inf, isnan
 
 import torch
@@ -78,7 +79,7 @@ class Scalars:
 
     def _pointwise(self, node: Node) -> str:
         assert isinstance(node.op, ops.Pointwise)
-        compute, traits = compute_type(node.dtype), node.op.traits
+        compute, traits = compute_type(node.dtype), _as_in_eager(node.op, node.dtype).traits
         truth = node.dtype == torch.bool
         compared = truth and len(node.inputs) == 2
         texts = [self._compared(a, node) if compared else self._argument(a, compute) for a in node.inputs]
@@ -104,6 +105,13 @@ class Scalars:
 
 
 _PROMOTES = ops.Pointwise("add")
+
+
+def _as_in_eager(op: ops.Pointwise, dtype: torch.dtype) -> ops.Pointwise:
+    """`op` with the parameters that eager rounds to the values' type, where a result steps at them."""
+    if op.fn != "hardshrink":
+        return op
+    return replace(op, params=tuple(torch.tensor(p, dtype=dtype).item() for p in op.params))
 
 
 def _truth(text: str) -> str:

@@ -156,6 +156,15 @@ def _map(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Map | s
 WORDS = {"layer": "layernorm", "rms": "rmsnorm", "group": "groupnorm", "instance": "instancenorm"}
 
 
+def is_rounded(node: Node) -> bool:
+    """Whether `node` is a value cast to a narrower type and back, which must lose its last digits on the way."""
+    if not isinstance(node.op, ops.Cast) or not isinstance(node.arg(0).op, ops.Cast):
+        return False
+    narrow = node.arg(0)
+    floats = narrow.dtype.is_floating_point and narrow.arg(0).dtype.is_floating_point
+    return floats and narrow.dtype.itemsize < min(node.dtype.itemsize, narrow.arg(0).dtype.itemsize)
+
+
 def word(node: Node) -> str | None:
     """The short word for an operation in a kernel's name, `None` for what only reshapes or converts."""
     match node.op:

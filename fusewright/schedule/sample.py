@@ -16,7 +16,7 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Size
-from fusewright.schedule.chain import MEMORY
+from fusewright.schedule.chain import MEMORY, is_rounded
 
 MOST_BYTES = 40 * 1024  # kept by a block at one time
 # Elements of one sample of a value: of any one, and of what consists of a few long rows.  One block has to do it all.
@@ -217,7 +217,7 @@ def _unsupported(node: Node, root: Node) -> str | None:
             numbers = [a.op.value for a in node.inputs if isinstance(a.op, ops.Number)]
             fine = op.traits.cpp is not None and all(isinstance(v, bool | int | float) for v in numbers)
         case ops.Cast():
-            fine = True
+            fine = not is_rounded(node)
         case ops.Reshape():
             fine = own
         case ops.Permute(dims=dims):

@@ -16,7 +16,7 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.node import Node
-from fusewright.schedule.chain import MEMORY, Fold, Users, Window, pointwise_tree
+from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, pointwise_tree
 
 FOLDS = ("sum", "mean", "max", "min", "logsumexp")
 
@@ -175,6 +175,8 @@ def _unsupported(stage: Stage) -> str | None:
             return f"{node!r} is computed in {node.dtype}"
         if isinstance(node.op, ops.Pointwise) and node.op.traits.cpp is None:
             return f"{node.op.fn} has no C++ text"
+        if is_rounded(node):
+            return f"{node!r} is rounded to a narrower type on the way"
         if any(isinstance(a.op, ops.Number) and isinstance(a.op.value, sympy.Expr) for a in node.inputs):
             return f"{node!r} depends on a size"
     return None
