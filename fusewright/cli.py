@@ -107,7 +107,7 @@ def optimize(
         Path | None, typer.Option("-o", "--output", metavar="SOLUTION.py", help="Write the result as one file.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="DEVICES", help="What the file is for: cuda, even without a GPU.")
+        str | None, typer.Option(metavar="DEVICE", help="What the file is for: cuda (even without a GPU) or cpu.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
     kernel_name: Annotated[str, typer.Option(metavar="NAME", help="Call the file's kernels so.")] = "",
@@ -319,14 +319,12 @@ def _wishes(keep: str, only: str, name: str, single: bool) -> Wishes:
 
 def _emission_target(asked: str | None) -> str:
     """The one device that a solution file is made for."""
-    targets = (asked or ("cuda" if torch.cuda.is_available() else "cpu")).split(",")
-    unknown = next((t for t in targets if t not in ("cuda", "cpu")), None)
-    if unknown is not None:
-        raise UnsupportedError(f"--target {asked}: {unknown or 'nothing'} is no device; name cuda")
-    other = next((t for t in targets if t not in TEXTS), None)
-    if other is not None:
-        raise UnsupportedError(f"--target {other}: solution files are for CUDA; --target cuda works without a GPU")
-    return targets[0]
+    target = asked or ("cuda" if torch.cuda.is_available() else "cpu")
+    if target not in TEXTS:
+        raise UnsupportedError(
+            f"--target {target}: a solution file is for one of {', '.join(TEXTS)}; write a file for each"
+        )
+    return target
 
 
 def _write(path: Path, output: Path, options: Options, target: str, force: bool, json_file: Path | None) -> None:

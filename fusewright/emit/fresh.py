@@ -2,9 +2,9 @@
 
     python -I fresh.py '{"problem": PATH, "solution": PATH, "device": "cpu", "rows": 2, "time": false, ...}'
 
-Prints one line of JSON.  On a GPU the kernels are built and must run; on a CPU the rewritten program runs with the
-kernels' references in their place.  Needs nothing but PyTorch: the precision contract and its arithmetic are the two
-files of `fusewright.verification` that import nothing else, loaded by their paths.
+Prints one line of JSON.  The kernels are built and must run; where a file for GPUs is tried on a CPU, the rewritten
+program runs with the kernels' references in their place.  Needs nothing but PyTorch: the precision contract and its
+arithmetic are the two files of `fusewright.verification` that import nothing else, loaded by their paths.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ class Check:
         self.training, self.keeps_nan = asked["training"], asked["keeps nan"]
         self.problem = load(asked["problem"], "the_problem")
         self.solution = load(asked["solution"], "the_solution", on_cpu=self.device == "cpu")
+        # Kernels for another device cannot run here.
+        self.stands_in = not self.solution.runs_kernels(torch.device(self.device))
         self.facts: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version()}
         self.ran = 0
 
@@ -135,7 +137,7 @@ class Check:
         """The problem's inputs; on a CPU so few rows that it takes a moment."""
         torch.manual_seed(1)
         inputs = self.problem.get_inputs()
-        if self.device == "cpu":
+        if not self.timed and self.device == "cpu":
             inputs = mapped(inputs, self.cut)
         return mapped(inputs, lambda x: x.to(self.device))
 
@@ -186,7 +188,7 @@ class Check:
         new.load_state_dict(reference.state_dict())
 
     def watch_kernels(self) -> None:
-        """Counts the calls that the rewritten forward serves; on a CPU with references in the place of kernels."""
+        """Counts the calls that the rewritten forward serves, with references in the place of kernels for elsewhere."""
         (name,) = [name for name in vars(self.solution.ModelNew) if name.rstrip("_") == "fused"]
         fused = getattr(self.solution.ModelNew, name)
 
@@ -195,7 +197,7 @@ class Check:
             return fused(*arguments)
 
         setattr(self.solution.ModelNew, name, counted)
-        if self.device == "cpu":
+        if self.stands_in:
             for name in [name for name in vars(self.solution) if name.endswith("_launch")]:
                 setattr(self.solution, name, getattr(self.solution, name.replace("_launch", "_reference")))
             self.solution.covers = lambda *_, **__: True
@@ -302,21 +304,20 @@ class Check:
     def time(self, reference: torch.nn.Module, new: torch.nn.Module, inputs: Any) -> None:
         """Medians of the forward, in turns, in milliseconds."""
         samples: dict[str, list[float]] = {"eager": [], "new": []}
-        models = {"eager": reference, "new": new}
-        event: Any = torch.cuda.Event
+        rounds, calls = (12, 5) if self.device == "cuda" else (5, 1)
         with torch.no_grad():
-            for _ in range(12):
-                for name, model in models.items():
-                    start, stop = (event(enable_timing=True) for _ in range(2))
+            for _ in range(rounds):
+                for name, model in {"eager": reference, "new": new}.items():
                     call(model, inputs)
-                    start.record()
-                    for _ in range(5):
+                    self.synchronize()
+                    start = time.perf_counter()
+                    for _ in range(calls):
                         call(model, inputs)
-                    stop.record()
-                    stop.synchronize()
-                    samples[name].append(start.elapsed_time(stop) / 5)
+                    self.synchronize()
+                    samples[name].append(1e3 * (time.perf_counter() - start) / calls)
         self.facts["milliseconds"] = {name: sorted(times)[len(times) // 2] for name, times in samples.items()}
-        self.facts["device"] = torch.cuda.get_device_name()
+        on_gpu = self.device == "cuda"
+        self.facts["device"] = torch.cuda.get_device_name() if on_gpu else f"a CPU, {torch.get_num_threads()} threads"
         self.facts["cuda"] = torch.version.cuda
 
     def synchronize(self) -> None:
@@ -356,7 +357,8 @@ def main() -> None:
     sys.modules["fusewright"] = None  # type: ignore[assignment]
     asked = json.loads(sys.argv[1])
     try:
-        facts = Check(asked).run()
+        check = Check(asked)
+        facts = check.run() | {"stands in": check.stands_in}
         print(json.dumps({"ok": True, **facts}))
     except Wrong as wrong:
         print(json.dumps({"ok": False, "reason": str(wrong)}))

@@ -52,8 +52,11 @@ def _wrap(text: str, hanging: str = "") -> str:
 
 
 def _title(name: str, kernels: tuple[Kernel, ...]) -> str:
-    count = {0: "rewritten to do less", 1: "in one generated CUDA kernel"}
-    return f"{name} with its forward {count.get(len(kernels), f'in {len(kernels)} generated CUDA kernels')}."
+    if not kernels:
+        return f"{name} with its forward rewritten to do less."
+    kind = {"cuda": "CUDA", "cpu": "CPU"}[kernels[0].target]
+    count = f"{len(kernels)} generated {kind} kernels" if len(kernels) > 1 else f"one generated {kind} kernel"
+    return f"{name} with its forward in {count}."
 
 
 def words(kernel: Kernel) -> str:
@@ -142,13 +145,15 @@ def _evidence(plan: Plan, checked: Checked) -> Iterator[str]:
     facts = checked.facts
     yield f"Made for: {plan.signature}; other calls run the original forward."
     if "errors" in facts:
-        on = f"on {facts['device']}" if "device" in facts else "on a CPU, with PyTorch's operations for the kernels"
+        on = f"on {facts.get('device', 'a CPU')}"
+        on += ", with PyTorch's operations for the kernels" if facts["stands in"] else ""
         kinds = [f"{kind} are off by {e['new']:.1e} (eager: {e['eager']:.1e})" for kind, e in facts["errors"].items()]
         yield f"Verified {on}, against float64: {listed(kinds)} of their size."
     if "milliseconds" in facts:
         times = facts["milliseconds"]
+        cuda = f", CUDA {facts['cuda']}" if facts["cuda"] else ""
         yield (
-            f"Measured on {facts['device']}, PyTorch {facts['torch']}, CUDA {facts['cuda']}, {checked.date}: "
+            f"Measured on {facts['device']}, PyTorch {facts['torch']}{cuda}, {checked.date}: "
             f"{duration(times['new'] / 1e3)}, eager {duration(times['eager'] / 1e3)}; kernels built in "
             f"{facts['first call']:.1f} s."
         )

@@ -19,11 +19,14 @@ from fusewright.codegen.aten import HEADER, Program, attribute
 from fusewright.codegen.text import fill
 from fusewright.dispatch import Args, Entry, Guard, Kwargs
 from fusewright.emit import conditions, support
-from fusewright.emit.cuda import CudaText, without_unused
+from fusewright.emit.cpu import CpuText
+from fusewright.emit.cuda import CudaText
+from fusewright.emit.kernel_text import KernelText, without_unused
 from fusewright.emit.model_code import ModelCode, import_block, method, model_code
 from fusewright.errors import UnsupportedError
 from fusewright.plan import Plan
 from fusewright.problem import Problem
+from fusewright.runtime import compiler
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.verification.numerics import tf32_allowed
 
@@ -39,7 +42,7 @@ _OWN = frozenset(
 
 
 # What writes the text around a kernel, by the kernel's target.
-TEXTS = {"cuda": CudaText}
+TEXTS: dict[str, type[KernelText]] = {"cuda": CudaText, "cpu": CpuText}
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Draft:
     precision: str = "eager"
     wishes: Wishes = NO_WISHES
     either_mode: bool = False  # the forward is the same in training and in evaluation mode
+    target: str = "cuda"
 
     @property
     def plan(self) -> Plan:
@@ -129,14 +133,10 @@ def _section(title: str, *parts: str) -> str:
     return "\n\n\n".join([rule.ljust(120, "-"), *(part.strip("\n") for part in parts if part)])
 
 
-def _kernels(kernels: list[CudaText]) -> list[str]:
+def _kernels(kernels: list[KernelText]) -> list[str]:
     """The constants that hold the kernels' text, and the text of their launchers."""
-    failure = (
-        "// What CUDA says about an error, nothing where there is none.\n"
-        "static const char* failure(cudaError_t error) {\n"
-        "    return error == cudaSuccess ? nullptr : cudaGetErrorString(error);\n}\n"
-    )
-    parts = [f'FAILURE = r"""\n{failure}"""']
+    failure = kernels[0].failure
+    parts = [f'FAILURE = r"""{failure}"""'] if failure else []
     for kernel in kernels:
         assert '"""' not in kernel.kernel.source
         parts.append(f'{kernel.constant} = r"""{kernel.kernel.source}"""')
@@ -144,7 +144,7 @@ def _kernels(kernels: list[CudaText]) -> list[str]:
     return parts
 
 
-def _calling(draft: Draft, kernels: list[CudaText]) -> list[str]:
+def _calling(draft: Draft, kernels: list[KernelText]) -> list[str]:
     """Python that builds the kernels, and a function for each."""
     parts = []
     used = "\n".join(line for kernel in kernels for line in kernel.numbers.lines)
@@ -153,7 +153,7 @@ def _calling(draft: Draft, kernels: list[CudaText]) -> list[str]:
             if function is kernel_module.spread and "ceil_div(" not in used:
                 parts.append(inspect.getsource(kernel_module.ceil_div))
             parts.append(inspect.getsource(function))
-    parts.append("\n".join(_library(kernels)))
+    parts.append(_library(kernels))
     parts.append(support.GRADIENTS)
     for kernel in kernels:
         functions = (
@@ -166,34 +166,32 @@ def _calling(draft: Draft, kernels: list[CudaText]) -> list[str]:
     return parts
 
 
-def _says(draft: Draft, kernel: CudaText) -> str:
+def _says(draft: Draft, kernel: KernelText) -> str:
     """One line about a kernel."""
     words = kernel.kernel.name.removeprefix("fused_").split("_")
     launches = len(kernel.launches)
     return f"{', '.join(words)} in {'one launch' if launches == 1 else f'{launches} launches'}."
 
 
-def _library(kernels: list[CudaText]) -> list[str]:
-    sources = ["FAILURE"]
-    declarations = []
-    for kernel in kernels:
-        own = [kernel.constant, f"{kernel.constant}_LAUNCHER"]
-        if len(kernels) > 1:  # each has helpers of the same names
-            own = [f'"namespace of_{kernel.kernel.name} {{"', *own, '"}"']
-        sources += own
-        name = f"kernels.launch_{kernel.kernel.name}"
-        declarations += [f"{name}.argtypes = {kernel.argtypes}", f"{name}.restype = ctypes.c_char_p"]
-        if kernel.prepares:
-            prepare = f"kernels.prepare_{kernel.kernel.name}"
-            declarations += [
-                f"{prepare}.restype = ctypes.c_char_p",
-                "with torch.cuda.device(device):",
-                f'    check("{kernel.kernel.name}", {prepare}())',
-            ]
+def _library(kernels: list[KernelText]) -> str:
+    """The function that builds the kernels, and what calls of them need."""
+    first = kernels[0]
+    sources = [*(["FAILURE"] if first.failure else []), *(c for k in kernels for c in k.sources(len(kernels)))]
     digest = hashlib.sha256("".join(k.kernel.source + k.launcher for k in kernels).encode()).hexdigest()[:8]
-    extension = f"{kernels[0].kernel.name}_{digest}"
-    template = support.LIBRARY.replace('f"$extension_{arch}"', f'f"{extension}_{{arch}}"')
-    return fill(template.replace("$sources", ", ".join(sources)), declarations=declarations)
+    flags = ", ".join(f'"{flag}"' for flag in _flags()) if first.kernel.target == "cpu" else ""
+    made = fill(
+        first.library,
+        extension=f"{first.kernel.name}_{digest}",
+        sources=", ".join(sources),
+        flags=flags,
+        declarations=[line for kernel in kernels for line in kernel.declarations],
+    )
+    return "\n".join([*made, "", "", *fill(support.DENSE, **first.words)])
+
+
+def _flags() -> list[str]:
+    """What this machine's compiler of CPU kernels is told, without what `load_inline` says itself."""
+    return [flag for flag in compiler.compiler().flags if flag != "-fPIC"]
 
 
 def _guards(draft: Draft) -> list[str]:
@@ -204,12 +202,11 @@ def _guards(draft: Draft) -> list[str]:
     weights = "".join(f"{attribute('model', path)}, " for path in paths)
     kinds = "".join(f"({tuple(tensors[p].shape)}, {tensors[p].dtype}), " for p in paths)
     made_for = pformat(_configured(model), width=110, sort_dicts=False, compact=True)
-    capability = max((kernel.needs for kernel in program.kernels), default=0)
     parts = [
         f"# What the kernels were made for; a model that is configured otherwise runs its original forward.\n"
         f"MADE_FOR = {made_for}",
         support.CONFIGURATION,
-        fill_text(support.ORDINARY, capability=str((capability // 10, capability % 10))),
+        fill_text(support.ORDINARY, condition=_condition(draft), device=draft.target),
         f'def weights(model: Model) -> tuple[torch.Tensor, ...]:\n    """The tensors of the model that the forward'
         f' reads."""\n    return ({weights.rstrip(" ")})',
         f"# Their shapes and dtypes.\nKINDS = [{kinds.rstrip(', ')}]",
@@ -227,8 +224,18 @@ def _guards(draft: Draft) -> list[str]:
     return parts
 
 
+def _condition(draft: Draft) -> str:
+    """Whether a ``device`` is of the kind that the kernels run on."""
+    if draft.target == "cpu":
+        return 'device.type == "cpu"'
+    needs = max((kernel.needs for kernel in draft.program.kernels), default=0)
+    return f'device.type == "cuda" and torch.cuda.get_device_capability(device) >= ({needs // 10}, {needs % 10})'
+
+
 def _tf32(draft: Draft) -> list[str]:
     """The function that says whether the settings allow what kernels do, where they round to tf32 by these settings."""
+    if draft.target == "cpu":
+        return []
     families = {choice.name: choice.family for choice in draft.plan.kernels}
     wide = {families[k.name] for k in draft.program.kernels if torch.float32 in k.dtypes}
     convolutions, products = tf32_allowed("eager")
@@ -329,6 +336,9 @@ def _model(draft: Draft) -> str:
     derive, fused = _functions(program.source)
     fits, derive_name, fused_name = _method(draft, "fits"), _method(draft, "derive"), _method(draft, "fused")
     values = [*inputs.tensors, *(["*derived(self)"] if program.derived else [])]
+    call = [f"        return self.{fused_name}({', '.join(values)})"]
+    if draft.target == "cuda":
+        call = [f"        with torch.cuda.device({inputs.tensors[0]}.device):", f"    {call[0]}"]
     lines = [
         "class ModelNew(Model):",
         '    """`Model` with its forward computed by the kernels, where they were made for the call."""',
@@ -341,8 +351,7 @@ def _model(draft: Draft) -> str:
         '        """As the original."""',
         f"        if not (self.{fits} and covers(self, {forward_arguments})):",
         f"            return super().forward({forward_arguments})",
-        f"        with torch.cuda.device({inputs.tensors[0]}.device):",
-        f"            return self.{fused_name}({', '.join(values)})",
+        *call,
     ]
     methods = [(fused, "forward", fused_name, "The rewritten forward.")]
     if program.derived:

@@ -1,6 +1,6 @@
 """The parts of a solution file that are the same in every one; ``$name`` stands for what differs."""
 
-LIBRARY = '''
+CUDA_LIBRARY = '''
 @cache
 def library(device: int) -> ctypes.CDLL:
     """The kernels for a device, built when first used.
@@ -9,7 +9,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"$extension_{arch}",
+        name=f"${extension}_{arch}",
         cpp_sources="",
         cuda_sources=[$sources],
         extra_cuda_cflags=[f"-arch={arch}", "-std=c++17"],
@@ -25,8 +25,35 @@ def check(kernel: str, error: bytes | None) -> None:
     """Raises `RuntimeError` where CUDA refused to launch a kernel."""
     if error is not None:
         raise RuntimeError(f"{kernel} could not be launched: {error.decode()}")
+'''
 
+CPU_LIBRARY = '''
+@cache
+def library() -> ctypes.CDLL:
+    """The kernels, built for this machine's processor when first used.
 
+    Plain C functions, called through ctypes.  Compiled with OpenMP and linked without, so that PyTorch's threads serve.
+    """
+    path = load_inline(
+        name=f"${extension}_{torch.backends.cpu.get_cpu_capability()}",
+        cpp_sources=[$sources],
+        extra_cflags=[$flags],
+        no_implicit_headers=True,
+        is_python_module=False,
+    )
+    kernels = ctypes.CDLL(path)
+    $declarations
+    return kernels
+'''
+
+FAILURE = """
+// What CUDA says about an error, nothing where there is none.
+static const char* failure(cudaError_t error) {
+    return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+"""
+
+DENSE = '''
 def dense(
     kernel: str,
     name: str,
@@ -34,14 +61,14 @@ def dense(
     dtype: torch.dtype,
     layout: torch.memory_format = torch.contiguous_format,
 ) -> torch.Tensor:
-    """An operand as kernels read it: without gaps, from a multiple of 16 bytes on.
+    """An operand as kernels read it: without gaps, from a multiple of $multiple on.
 
     Raises `ValueError` for one that the kernel was not made for.
     """
-    if not tensor.is_cuda or tensor.dtype is not dtype:
-        raise ValueError(f"{kernel} takes {name} as {dtype} on a GPU, not as {tensor.dtype} on {tensor.device}")
+    if not tensor.$here or tensor.dtype is not dtype:
+        raise ValueError(f"{kernel} takes {name} as {dtype} $where, not as {tensor.dtype} on {tensor.device}")
     tensor = tensor.resolve_neg()
-    if tensor.is_contiguous(memory_format=layout) and tensor.data_ptr() % 16 == 0:
+    if tensor.is_contiguous(memory_format=layout) and tensor.data_ptr() % $alignment == 0:
         return tensor
     return tensor.clone(memory_format=layout)
 '''
@@ -131,8 +158,8 @@ def described(value):
 ORDINARY = '''
 @cache
 def runs_kernels(device: torch.device) -> bool:
-    """Whether a device is a GPU that this file is made for."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= $capability
+    """Whether a device is one that this file is made for."""
+    return $condition
 
 
 def ordinary(device: torch.device, *tensors: torch.Tensor) -> bool:
@@ -145,7 +172,7 @@ def ordinary(device: torch.device, *tensors: torch.Tensor) -> bool:
 
 def called_plainly(model: Model) -> bool:
     """Whether nobody looks on: neither a tracer, autocast, a transform, nor a hook inside the model."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cuda"):
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("$device"):
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False

@@ -32,6 +32,7 @@ from fusewright.plan import Plan
 from fusewright.problem import Problem
 from fusewright.runtime import nvrtc
 from fusewright.schedule.wishes import Wishes
+from fusewright.tree import flat_tensors
 
 Progress = Callable[[str], None]
 
@@ -78,17 +79,17 @@ def write_solution(
 ) -> Written:
     """Writes the solution of `problem` to `path`.
 
-    `device` is where it is made to run, ``"cuda"``; without a GPU everything is done by estimate and the kernels are
-    compiled as a check.  On one, the file is `timed` as well.
+    `device` is where it is made to run, ``"cuda"`` or ``"cpu"``; for the former without a GPU everything is done by
+    estimate and the kernels are compiled as a check.  On one, the file is `timed` as well.
 
     Raises `UnsupportedError` where there is nothing to write or nowhere to write it to, and `FusewrightError` where
     the file turned out to be wrong.
     """
     check_output(path, problem.path, force)
-    absent = not torch.cuda.is_available()
+    absent = device == "cuda" and not torch.cuda.is_available()
     target = torch.device("cuda", 0) if absent else None
-    if absent and (missing := kernel_target(torch.device("cuda", 0))) is not None:
-        raise UnsupportedError(f"--target cuda: {missing}")
+    if (missing := kernel_target(torch.device(device))) is not None:
+        raise UnsupportedError(f"--target {device}: {missing}")
     model = problem.build(device="cpu" if absent else device)
     if options.training is not None:
         model.train(options.training)
@@ -114,9 +115,10 @@ def drafted(
     assert entry.plan is not None
     if entry.runner is None:
         raise UnsupportedError(f"no solution file was written: {entry.plan.reason}")
+    target = options.target or next(tensor.device for tensor in flat_tensors(args, kwargs))
     if options.wishes.single:
         _require_one_launch(entry.runner.program)
-    return Draft(problem, model, args, kwargs, entry, options.precision, options.wishes, either)
+    return Draft(problem, model, args, kwargs, entry, options.precision, options.wishes, either, target.type)
 
 
 def _either_mode(model: nn.Module, inputs: Any, wishes: Wishes) -> bool:

@@ -1,0 +1,37 @@
+"""The text around a CPU kernel in a solution file: calls of its functions in as many threads as there is work for."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fusewright.codegen.text import Lines
+from fusewright.emit import support
+from fusewright.emit.kernel_text import KernelText, parameters_of
+from fusewright.kernel import Argument, Launch
+from fusewright.runtime.native import GRAIN
+
+
+class CpuText(KernelText):
+    """Everything a solution file says about a CPU kernel."""
+
+    returns = ("void ", "None")
+    last = ("int threads", "ctypes.c_int", "torch.get_num_threads()")
+    words: ClassVar = {"here": "is_cpu", "where": "on a CPU", "multiple": "its element", "alignment": "tensor.itemsize"}
+    library = support.CPU_LIBRARY
+
+    def _launcher(self) -> Lines:
+        return [f"namespace {self.kernel.name} {{", *super()._launcher(), "}"]
+
+    def _launch(self, launch: Launch) -> Lines:
+        """The lines of one call."""
+        parameters = parameters_of(self.kernel.source, launch.entry)
+        arguments = [self._argument(a, p.name) for a, p in zip(launch.arguments, parameters, strict=True)]
+        return [f"{launch.entry}({', '.join(arguments)});"]
+
+    def _argument(self, argument: Argument, name: str) -> str:
+        if argument.kind != "threads":
+            return super()._argument(argument, name)
+        return f"{self._passed(argument.text, 'work', 'long')} < {GRAIN} ? 1 : threads"
+
+    def _called(self, arguments: str) -> str:
+        return f"library().launch_{self.kernel.name}({arguments})"

@@ -1,0 +1,257 @@
+"""The text around a kernel in a solution file, whatever it runs on: a launcher in C++, Python functions that call it.
+
+The kernel's own text is `Kernel.source`, character for character.  A launcher takes plain pointers and numbers, so no
+header of PyTorch's is compiled; `ctypes` calls it.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import ClassVar
+
+import torch
+
+from fusewright.codegen.text import Lines, block
+from fusewright.emit.arithmetic import Arithmetic
+from fusewright.kernel import Argument, Array, Kernel, Launch
+
+_C_TYPES = {"int": ("int", "ctypes.c_int"), "long": ("long long", "ctypes.c_longlong")}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of an entry point, as its source has it."""
+
+    type: str
+    name: str
+
+
+class KernelText(ABC):
+    """Everything a solution file says about one kernel.
+
+    returns     the launcher's type in C++ and in ctypes
+    last        its last parameter: in C++, in ctypes, and what Python passes
+    words       what support.DENSE says of its device
+    library     the text of the function that builds kernels
+    failure     the text of what all launchers use
+    """
+
+    returns: ClassVar[tuple[str, str]]
+    last: ClassVar[tuple[str, str, str]]
+    words: ClassVar[dict[str, str]]
+    library: ClassVar[str]
+    failure: ClassVar[str] = ""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.numbers = Arithmetic([name for name, _, _ in kernel.sizes])
+        self.passed: dict[str, str] = {}  # numbers that the launcher takes: name -> kind
+        self.launches = [self._launch(launch) for launch in kernel.launches]
+        self.shape = self._dims(kernel.output)
+        self.scratch = [self._dims(array) for array in kernel.scratch]
+
+    @abstractmethod
+    def _launch(self, launch: Launch) -> Lines:
+        """The lines of C++ of one launch."""
+
+    @abstractmethod
+    def _called(self, arguments: str) -> str:
+        """The line of Python that calls the launcher."""
+
+    @property
+    def declarations(self) -> Lines:
+        """The lines of Python that tell ctypes of the launcher."""
+        name = f"kernels.launch_{self.kernel.name}"
+        return [f"{name}.argtypes = {self.argtypes}", f"{name}.restype = {self.returns[1]}"]
+
+    def sources(self, among: int) -> list[str]:
+        """The constants that are compiled, in order, where `among` kernels are."""
+        return [self.constant, f"{self.constant}_LAUNCHER"]
+
+    # -- C++ -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def constant(self) -> str:
+        """The name of the constant that holds the kernel's source."""
+        return self.kernel.name.upper()
+
+    @property
+    def launcher(self) -> str:
+        """C++ of the functions that make the kernel ready and launch it."""
+        return "\n".join(_wrapped(self._launcher())) + "\n"
+
+    def _launcher(self) -> Lines:
+        numbers = [f"{_C_TYPES[kind][0]} {name}" for name, kind in self.passed.items()]
+        parameters = [*(f"{kind} {name}" for name, kind in self.pointers.items()), *numbers, self.last[0]]
+        head = f'extern "C" {self.returns[0]}launch_{self.kernel.name}({", ".join(parameters)})'
+        return block(head, self._body())
+
+    def _body(self) -> Lines:
+        return [line for lines in self.launches for line in lines]
+
+    @cached_property
+    def pointers(self) -> dict[str, str]:
+        """The launcher's pointers with their types: operands, output, scratch."""
+        kernel = self.kernel
+        names = (*kernel.operands, kernel.output.name, *(array.name for array in kernel.scratch))
+        types: dict[str, str] = {}
+        for launch in kernel.launches:
+            for argument, parameter in zip(launch.arguments, parameters_of(kernel.source, launch.entry), strict=True):
+                if argument.kind == "pointer" and types.get(argument.text, "const").startswith("const"):
+                    types[argument.text] = parameter.type  # what a launch writes is not const
+        return {name: types[name] for name in names if name in types}
+
+    def _argument(self, argument: Argument, name: str) -> str:
+        return argument.text if argument.kind == "pointer" else self._passed(argument.text, name, argument.kind)
+
+    def _passed(self, expression: str, wanted: str, kind: str) -> str:
+        """The C++ text of a number: a literal, or a parameter of the launcher."""
+        name = self.numbers.name(wanted, expression)
+        if not name.isidentifier():
+            return name
+        known = self.passed.get(name, "int")
+        self.passed[name] = "long" if "long" in (known, kind) else "int"
+        return name
+
+    # -- Python --------------------------------------------------------------------------------------------------------
+
+    @property
+    def argtypes(self) -> str:
+        """The launcher's ctypes signature."""
+        types = ["ctypes.c_void_p"] * len(self.pointers) + [_C_TYPES[kind][1] for kind in self.passed.values()]
+        runs = [(name, len(list(run))) for name, run in groupby([*types, self.last[1]])]
+        return " + ".join(f"[{name}] * {count}" if count > 1 else f"[{name}]" for name, count in runs)
+
+    def _dims(self, array: Array) -> str:
+        dims = [self.numbers.name(f"{array.name}_{i}", n) for i, n in enumerate(array.shape)]
+        return _tuple(dims)
+
+    def sizes_function(self) -> list[str]:
+        """A function of the call's sizes: what to allocate, and the numbers that the launcher takes."""
+        kernel, names = self.kernel, [name for name, _, _ in self.kernel.sizes]
+        results = [self.shape, *self.scratch, _tuple(list(self.passed))]
+        what = " ".join(["the output's shape,", *(f"that of {a.name}," for a in kernel.scratch)])
+        ints = [name for name, kind in self.passed.items() if kind == "int"]
+        ints += [self.numbers.text(count) for count in kernel.counts]
+        largest = f"max({', '.join(ints)})" if len(ints) > 1 else "".join(ints)
+        check = [
+            f"if {largest} >= 2**31:",
+            f'    raise ValueError(f"{kernel.name} counts in 32 bits, too few for {_formatted(names)}")',
+        ]
+        return [
+            "@lru_cache(maxsize=256)",
+            f"def {kernel.name}_sizes({', '.join(f'{name}: int' for name in names)}) -> tuple[tuple[int, ...], ...]:",
+            f'    """Gives {what} and the numbers that the launcher takes."""',
+            *(f"    {line}" for line in self.numbers.lines),
+            *(f"    {line}" for line in (check if largest else [])),
+            f"    return {', '.join(results)}",
+        ]
+
+    def launch_function(self) -> list[str]:
+        """The function that runs the kernel on tensors of its device."""
+        kernel, name = self.kernel, self.kernel.name
+        arrays = [kernel.output.name, *(array.name for array in kernel.scratch)]
+        known = [f"{array}_shape" for array in arrays]
+        sizes = ", ".join(f"{kernel.operands[i]}.shape[{dim}]" for _, i, dim in kernel.sizes)
+        allocations = [
+            f"{array.name} = torch.empty({shape}, dtype={array.dtype}, device={kernel.operands[0]}.device"
+            f"{_memory_format(array.layout, len(array.shape))})"
+            for array, shape in zip((kernel.output, *kernel.scratch), known, strict=True)
+        ]
+        pointers = ", ".join(f"{pointer}.data_ptr()" for pointer in self.pointers)
+        return [
+            f"def {name}_launch({', '.join(f'{o}: torch.Tensor' for o in kernel.operands)}) -> torch.Tensor:",
+            f'    """Launches the kernel on dense operands and returns {kernel.output.name}."""',
+            *(f"    {line}" for line in self._dense()),
+            f"    {', '.join(known)}, numbers = {name}_sizes({sizes})",
+            *(f"    {line}" for line in allocations),
+            f"    {self._called(f'{pointers}, *numbers, {self.last[2]}')}",
+            f"    return {kernel.output.name}",
+        ]
+
+    def _dense(self) -> list[str]:
+        kernel = self.kernel
+        lines = []
+        for i, operand in enumerate(kernel.operands):
+            dtype = kernel.dtypes[i] if kernel.dtypes else torch.float32
+            layout = _memory_format(kernel.layouts[i], len(kernel.shapes[i]))
+            lines.append(f'{operand} = dense("{kernel.name}", "{operand}", {operand}, {dtype}{layout})')
+        return lines
+
+    def reference_function(self) -> list[str]:
+        """The kernel's reference under its own name, over the operands' names."""
+        text = self.kernel.reference.replace("def reference(", f"def {self.kernel.name}_reference(", 1)
+        words = set(re.findall(r"\w+", text))
+        for i, operand in enumerate(self.kernel.operands):
+            if operand not in words:
+                text = re.sub(rf"\boperand_{i}\b", operand, text)
+        lines = without_unused(text.rstrip("\n")).split("\n")
+        return [lines[0], '    """The same in PyTorch\'s own operations, which gradients go through."""', *lines[1:]]
+
+    def call_function(self, says: str) -> list[str]:
+        """The function that the forward calls."""
+        name, operands = self.kernel.name, ", ".join(self.kernel.operands)
+        return [
+            f"def {name}({', '.join(f'{o}: torch.Tensor' for o in self.kernel.operands)}) -> torch.Tensor:",
+            f'    """{says}"""',
+            f"    return differentiable({name}_launch, {name}_reference, {operands})",
+        ]
+
+
+def parameters_of(source: str, entry: str) -> list[Parameter]:
+    """The parameters of an entry point, read from the source."""
+    found = re.search(rf"\b{entry}\(([^)]*)\)\s*\{{", source)
+    assert found is not None, f"no entry point {entry}"
+    parameters = []
+    for text in found[1].split(","):
+        kind, name = text.replace("__restrict__", " ").rsplit(None, 1)
+        stars = len(name) - len(name.lstrip("*"))
+        parameters.append(Parameter(" ".join(kind.split()) + "*" * stars, name.lstrip("*")))
+    return parameters
+
+
+def without_unused(function: str) -> str:
+    """The text of a function without the names that it gives to sizes and to results of calls, and does not use."""
+    lines = function.split("\n")
+    kept = []
+    for line in lines:
+        found = re.fullmatch(r"(\s+)(\w+) = (\w+\.shape\[\d+\]|torch\.ops\..*)", line)
+        others = "\n".join(re.sub(r"#.*", "", other) for other in lines if other is not line)
+        if found is None or re.search(rf"\b{found[2]}\b", others):
+            kept.append(line)
+        elif found[3].startswith("torch.ops."):
+            kept.append(found[1] + found[3])  # for its effect
+    return "\n".join(kept)
+
+
+def _memory_format(layout: str, ndim: int) -> str:
+    if layout == "contiguous":
+        return ""
+    return f", memory_format=torch.channels_last{'_3d' if ndim == 5 else ''}"
+
+
+def _wrapped(lines: list[str], width: int = 116) -> list[str]:
+    """Long lines of C++ broken at commas."""
+    result = []
+    for line in lines:
+        depth = len(line) - len(line.lstrip())
+        while len(line) > width:
+            at = line.rfind(", ", 0, width) + 1
+            if at <= depth + 8:
+                break
+            result.append(line[:at])
+            line = " " * (depth + 4) + line[at + 1 :]
+        result.append(line)
+    return result
+
+
+def _tuple(items: list[str]) -> str:
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
+def _formatted(names: list[str]) -> str:
+    return ", ".join(f"{name}={{{name}}}" for name in names)
