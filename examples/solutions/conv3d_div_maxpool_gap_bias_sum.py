@@ -720,10 +720,9 @@ def fused_conv_max_mean_div_add_sum_launch(
     parameter_1 = dense("fused_conv_max_mean_div_add_sum", "parameter_1", parameter_1, torch.float32)
     out_shape, numbers = fused_conv_max_mean_div_add_sum_sizes(x.shape[0], x.shape[2], x.shape[3], x.shape[4])
     out = torch.empty(out_shape, dtype=torch.float32, device=x.device)
-    launch = library(x.device.index).launch_fused_conv_max_mean_div_add_sum
     check(
         "fused_conv_max_mean_div_add_sum",
-        launch(
+        library(x.device.index).launch_fused_conv_max_mean_div_add_sum(
             x.data_ptr(),
             w.data_ptr(),
             bias.data_ptr(),
@@ -810,7 +809,7 @@ def described(value):
 
 @cache
 def runs_kernels(device: torch.device) -> bool:
-    """Whether a device is a GPU that this file is made for."""
+    """Whether a device is one that this file is made for."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

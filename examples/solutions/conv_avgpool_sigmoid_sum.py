@@ -704,10 +704,9 @@ def fused_conv_avg_sigmoid_sum_launch(x: torch.Tensor, w: torch.Tensor, bias: to
     bias = dense("fused_conv_avg_sigmoid_sum", "bias", bias, torch.float32)
     out_shape, numbers = fused_conv_avg_sigmoid_sum_sizes(x.shape[0], x.shape[2], x.shape[3])
     out = torch.empty(out_shape, dtype=torch.float32, device=x.device)
-    launch = library(x.device.index).launch_fused_conv_avg_sigmoid_sum
     check(
         "fused_conv_avg_sigmoid_sum",
-        launch(
+        library(x.device.index).launch_fused_conv_avg_sigmoid_sum(
             x.data_ptr(),
             w.data_ptr(),
             bias.data_ptr(),
@@ -792,7 +791,7 @@ def described(value):
 
 @cache
 def runs_kernels(device: torch.device) -> bool:
-    """Whether a device is a GPU that this file is made for."""
+    """Whether a device is one that this file is made for."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -461,8 +461,12 @@ def fused_rangesum_launch(x: torch.Tensor) -> torch.Tensor:
     x = dense("fused_rangesum", "x", x, torch.float32)
     out_shape, numbers = fused_rangesum_sizes(x.shape[0], x.shape[1], x.shape[2], x.shape[3])
     out = torch.empty(out_shape, dtype=torch.float64, device=x.device)
-    launch = library(x.device.index).launch_fused_rangesum
-    check("fused_rangesum", launch(x.data_ptr(), out.data_ptr(), *numbers, torch.cuda.current_stream().cuda_stream))
+    check(
+        "fused_rangesum",
+        library(x.device.index).launch_fused_rangesum(
+            x.data_ptr(), out.data_ptr(), *numbers, torch.cuda.current_stream().cuda_stream
+        ),
+    )
     return out
 
 
@@ -496,10 +500,9 @@ def fused_linear_add_logsumexp_mul_launch(
     a3 = dense("fused_linear_add_logsumexp_mul", "a3", a3, torch.float32)
     out_shape, numbers = fused_linear_add_logsumexp_mul_sizes(a0.shape[0])
     out = torch.empty(out_shape, dtype=torch.float32, device=a0.device)
-    launch = library(a0.device.index).launch_fused_linear_add_logsumexp_mul
     check(
         "fused_linear_add_logsumexp_mul",
-        launch(
+        library(a0.device.index).launch_fused_linear_add_logsumexp_mul(
             a0.data_ptr(),
             a1.data_ptr(),
             a2.data_ptr(),
@@ -584,7 +587,7 @@ def described(value):
 
 @cache
 def runs_kernels(device: torch.device) -> bool:
-    """Whether a device is a GPU that this file is made for."""
+    """Whether a device is one that this file is made for."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
