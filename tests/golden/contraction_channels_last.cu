@@ -68,7 +68,7 @@ constexpr int CHUNK = 64, CHUNKS = 5;    // input channels staged at a time
 constexpr bool TOGETHER_D = false, TOGETHER_H = false;    // whether all taps along d, h are at hand at once
 
 // Shared memory: the input as [d][h][w][channel], columns padded over the banks.
-constexpr int X_D = 1, X_H = 2, X_W = 32, X_COLUMN = 72;
+constexpr int X_D = 1, X_H = 2, X_W = 32, X_COLUMN = 72, X_CHANNEL = 1;
 // Steps in the staged input from cell to cell, from position to position and from tap to tap.
 constexpr int ADVANCE_D = 4608, ADVANCE_H = 2304, ADVANCE_W = 72;
 constexpr int ELEMENT_D = 4608, ELEMENT_H = 2304, ELEMENT_W = 72;
@@ -100,35 +100,23 @@ struct Lane {
     static constexpr int K = CHUNK * TAPS_W, STEPS = (K + 15) / 16;
     static __device__ __forceinline__ int k(int step, int half) { return 16 * step + 8 * half + threadIdx.x % 4 * 2; }
     static __device__ __forceinline__ bool inside(int k) { return K % 16 == 0 || k < K; }
-    static __device__ __forceinline__ int x(int k) { return k % CHUNK + k / CHUNK * TAP_W; }
+    static __device__ __forceinline__ int x(int k) { return k % CHUNK * X_CHANNEL + k / CHUNK * TAP_W; }
 };
 
-// A phase's weights in shared memory: [feature][channel][d][h][w], features spread over the banks.
+// A phase's weights in shared memory: [feature][d][h][w][channel], features spread over the banks.
 template <int TAPS_D, int TAPS_H, int TAPS_W>
 struct Phase {
     static constexpr int TAPS = TAPS_D * TAPS_H * TAPS_W, RUN = CHUNK * TAPS, BANKS = 128 / sizeof(Element);
+    static constexpr int CHANNEL = 1, TAP = CHUNK;    // steps from channel to channel and from tap to tap
     static constexpr int FEATURE = RUN + ((BANKS / 8 - RUN) % BANKS + BANKS) % BANKS;
-    static __device__ __forceinline__ int at(int k) { return k % CHUNK * TAPS + k / CHUNK; }
+    static __device__ __forceinline__ int at(int k) { return k % CHUNK * CHANNEL + k / CHUNK * TAP; }
 };
 
-// Column n of 8-column tile j is position s % PER_CELL of cell 4 * (s / PER_CELL) + n / 2, where s = 2 * j + n % 2:
-// so the accumulators of a thread, columns 2 * quad and 2 * quad + 1, cover whole cells.
+// Column n of 8-column tile j is cell 8 * j + n: the part that depends on the lane, and that which depends on the tile.
 template <int PER_CELL>
-__device__ __forceinline__ constexpr int slot_at(int s) {
-    return 4 * (s / PER_CELL) * ADVANCE_W + s % PER_CELL * ELEMENT_W;
-}
-// The part of a column's offset that depends on the lane, and the part that depends on the tile: where cells have one
-// position or an even number of them, the latter is a constant of the instruction that reads it.
+__device__ __forceinline__ int lane_column() { return threadIdx.x % 32 / 4 * ADVANCE_W; }
 template <int PER_CELL>
-__device__ __forceinline__ int lane_column() {
-    const int n = threadIdx.x % 32 / 4;
-    return n / 2 * ADVANCE_W + (PER_CELL == 1 || PER_CELL % 2 == 0 ? n % 2 * slot_at<PER_CELL>(1) : 0);
-}
-template <int PER_CELL>
-__device__ __forceinline__ int tile_column(int j) {
-    if (PER_CELL == 1 || PER_CELL % 2 == 0) return slot_at<PER_CELL>(2 * j);
-    return threadIdx.x % 8 < 4 ? slot_at<PER_CELL>(2 * j) : slot_at<PER_CELL>(2 * j + 1);
-}
+__device__ __forceinline__ constexpr int tile_column(int j) { return 8 * j * ADVANCE_W; }
 
 // Add the products of all staged channels and the given taps.  An input row is read from shared memory once and is
 // multiplied by all of the TOGETHER_D x TOGETHER_H taps at hand that lead from it to a row of this warp.
@@ -158,9 +146,9 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int i = 0; i < 4; ++i) {
-                                const int tap = ((td_0 + td) * TAPS_H + th_0 + th) * TAPS_W;
+                                const int tap = ((td_0 + td) * TAPS_H + th_0 + th) * TAPS_W * P::TAP;
                                 const int at = (16 * m + 8 * (i % 2)) * P::FEATURE + tap;
-                                a[td][th][m][i] = L::inside(k[i / 2]) ? pair<P::TAPS>(w_k[i / 2] + at) : 0;
+                                a[td][th][m][i] = L::inside(k[i / 2]) ? pair<P::CHANNEL>(w_k[i / 2] + at) : 0;
                             }
                 // Every row that is read, in turn: those that an earlier row and tap read too are passed over.
 #pragma unroll
@@ -232,33 +220,38 @@ __device__ __forceinline__ void stage_input(const Element* x, Element* tile, int
     }
 }
 
-// Start copying the weights of a block's features and the staged channels, zeros where there are none.  A thread keeps
-// its place in a feature's run of channels and taps, which is one in memory too, and goes through the features.
-template <int VECTOR>
-__device__ __forceinline__ void stage_runs(const Element* w, Element* tile, int group, int first_feature, int chunk) {
-    using P = Phase<1, 1, 1>;
-    constexpr int RUN = P::RUN / VECTOR, SIDE_BY_SIDE = RUN < THREADS ? THREADS / RUN : 1;
-    for (int i = threadIdx.x; i < RUN * SIDE_BY_SIDE; i += THREADS) {
-        const int at = i % RUN * VECTOR;
-        const bool channel = C % CHUNK == 0 || chunk * CHUNK + at / P::TAPS < C;
-#pragma unroll 4
-        for (int feature = i / RUN; feature < BLOCK_M; feature += SIDE_BY_SIDE) {
-            const bool there = channel && first_feature + feature < O;
-            const Element* from = w + ((group * O + first_feature + feature) * C + chunk * CHUNK) * P::TAPS + at;
-            copy_vector<VECTOR>(tile + feature * P::FEATURE + at, there ? from : w, there);
-        }
+// Steps in memory between neighbouring taps of a phase.
+constexpr int NEXT_D = 0, NEXT_H = 0, NEXT_W = 0;
+
+// The weights of one phase, block and chunk as they are to lie in shared memory, zeros where there are none.
+template <int TAPS_D, int TAPS_H, int TAPS_W>
+__device__ __forceinline__ void pack_phase(const Element* w, Element* packed, int group, int first_feature, int chunk,
+                                           int first) {
+    using P = Phase<TAPS_D, TAPS_H, TAPS_W>;
+    for (int i = threadIdx.x; i < BLOCK_M * P::FEATURE; i += 256) {
+        const int feature = first_feature + i / P::FEATURE, k = i % P::FEATURE;
+        const int channel = chunk * CHUNK + k % CHUNK, tap = k / CHUNK;
+        const int of_w = tap / (TAPS_H * TAPS_W) * NEXT_D + tap / TAPS_W % TAPS_H * NEXT_H + tap % TAPS_W * NEXT_W;
+        const bool there = k < P::RUN && feature < O && channel < C;
+        const Element value = there ? w[((group * O + feature) * C + channel) * TAPS + first + of_w] : Element{};
+        packed[i] = value;
     }
 }
-__device__ __forceinline__ void stage_weights(const Element* w, Element* tile, int group, int first_feature,
-                                              int chunk) {
-    if (reinterpret_cast<unsigned long long>(w) % 16 == 0)
-        stage_runs<8>(w, tile, group, first_feature, chunk);
-    else
-        stage_runs<1>(w, tile, group, first_feature, chunk);
+extern "C" __global__ void fused_test_pack(const Element* __restrict__ w, Element* __restrict__ packed) {
+    const int chunk = blockIdx.x, group = blockIdx.y / M_BLOCKS, first_feature = blockIdx.y % M_BLOCKS * BLOCK_M;
+    packed += (long long)(blockIdx.y * CHUNKS + chunk) * 4608;
+    pack_phase<1, 1, 1>(w, packed, group, first_feature, chunk, 0);
+}
+
+// Start copying COUNT packed weights.
+template <int COUNT>
+__device__ __forceinline__ void stage_packed(const Element* from, Element* to) {
+    constexpr int VECTOR = 16 / sizeof(Element);
+    for (int i = VECTOR * threadIdx.x; i < COUNT; i += VECTOR * THREADS) copy_async<16>(to + i, from + i, true);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-fused_test(const bf16* __restrict__ x, const bf16* __restrict__ w, const bf16* __restrict__ bias, double* __restrict__ partial,
+fused_test(const bf16* __restrict__ x, const bf16* __restrict__ packed, const bf16* __restrict__ bias, double* __restrict__ partial,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     extern __shared__ __align__(16) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);
@@ -283,12 +276,13 @@ fused_test(const bf16* __restrict__ x, const bf16* __restrict__ w, const bf16* _
         }
     const auto before = [&](Compute value, int m, int half) {
         const Compute shifted = value + bias_at[m][half];
-        const float v1 = shifted * (shifted < -3 ? float(0) : shifted > 3 ? float(6) : shifted + 3) / 6;
+        const float v1 = shifted * (shifted < -3 ? 0.0f : shifted > 3 ? 6.0f : shifted + 3) * 0.16666667f;
         return v1;
     };
     double total[M_TILES][2];
 #pragma unroll
     for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = Compute(0);
+    const Element* const packed_block = packed + (long long)blockIdx.z * 23040;
 
     const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
@@ -303,7 +297,7 @@ fused_test(const bf16* __restrict__ x, const bf16* __restrict__ w, const bf16* _
             for (int chunk = 0; chunk < CHUNKS; ++chunk) {
                 __syncthreads();    // until the last chunk has been read
                 stage_input(x_sample, x_tile, chunk, cell_d, cell_h, cell_w, D, H, W);
-                stage_weights(w, w_tile, group, first_feature, chunk);
+                stage_packed<4608>(packed_block + chunk * 4608, w_tile);
                 copy_async_commit();
                 copy_async_wait<0>();
                 __syncthreads();
@@ -318,7 +312,7 @@ fused_test(const bf16* __restrict__ x, const bf16* __restrict__ w, const bf16* _
                         const int own_w = s;    // the cell, and below its position
                         const int p = cell_d + rd / ROWS_D;
                         const int q = cell_h + warp_h * OWN_H + rh / ROWS_H;
-                        const int r = cell_w + 4 * (warp_w * OWN_W + own_w) + quad;
+                        const int r = cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2;
                         const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
