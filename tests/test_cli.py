@@ -145,9 +145,9 @@ class TestOptimize:
         api.plan = Plan("Model", "untouched", "it cannot be captured", "cpu", "float32[16, 4]")
         assert run("optimize", problem).exit_code == 0
 
-    def test_solution_files_are_for_a_gpu(self, run: Run, api: Api, problem: Path, tmp_path: Path) -> None:
-        result = run("optimize", problem, "-o", tmp_path / "solution.py", "--target", "cpu")
-        assert_mistake(result, "solution files are for CUDA")
+    def test_solution_files_are_for_one_target(self, run: Run, api: Api, problem: Path, tmp_path: Path) -> None:
+        result = run("optimize", problem, "-o", tmp_path / "solution.py", "--target", "cuda,cpu")
+        assert_mistake(result, "write a file for each")
         assert not (tmp_path / "solution.py").exists()
 
     def test_a_forward_that_updates_buffers_is_tried_on_a_twin(self, run: Run, api: Api, tmp_path: Path) -> None:
