@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from fusewright.codegen.contraction_shapes import shapes
+from fusewright.codegen.contraction_sizes import lengths
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cpu import contraction_text as texts
 from fusewright.codegen.cpu.contraction_epilogue import DIMENSIONS, Epilogue, operands
@@ -47,8 +48,8 @@ def options(c: Contraction, hints: Mapping[Any, int], layouts: Mapping[Node, str
     if prod(sizes_of(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []
     last = layouts.get(c.x) == "channels_last" and c.takes_channels_last
-    samples, _, *lengths = sizes_of(c.window.node if c.window is not None else c.conv, hints)
-    d, h, w = (*(1,) * (3 - len(lengths)), *lengths)
+    samples, _, *positions = sizes_of(c.window.node if c.window is not None else c.conv, hints)
+    d, h, w = (*(1,) * (3 - len(positions)), *positions)
     found = candidates(replace(c, channels_last=last), (d, h, w), samples)[:WORTH_MEASURING]
     return [{"strips": {**asdict(s), "strip": list(s.strip)}, "channels_last": last} for s in found]
 
@@ -101,17 +102,16 @@ class _Writer:
         c, e = self.c, self.epilogue
         n = c.x.ndim - 2
         axes = DIMENSIONS[3 - n :]
-        lengths = {a: f"in_{a}" if a in axes else "1" for a in DIMENSIONS}
-        conv = {a: self._length(i, lengths[a]) for i, a in enumerate(DIMENSIONS)}
-        out = {a: self._results(i, conv[a]) for i, a in enumerate(DIMENSIONS)}
+        into, conv, cells = lengths(c)
+        out = conv if c.window is None else cells
         spatial = [out[a] for a in axes]
         if is_flat(c):
-            lengths, conv, out = ({"d": "1", "h": "1", "w": " * ".join(x.values())} for x in (lengths, conv, out))
+            into, conv, out = ({"d": "1", "h": "1", "w": " * ".join(x.values())} for x in (into, conv, out))
         strips = " * ".join(f"ceil_div({out[a]}, {k})" for a, k in zip(DIMENSIONS, self.s.strip, strict=True))
         names = tuple(operands(c).values())
         target = "partial" if e.partial else "out"
         flops = f"N * {' * '.join(conv.values())} * {c.features * c.op.groups * c.channels * self._taps}"
-        numbers = ["N", *lengths.values(), *conv.values(), *out.values()]
+        numbers = ["N", *into.values(), *conv.values(), *out.values()]
         arguments = (
             *(Argument("pointer", p) for p in (*self._operands.values(), "packed", target)),
             *(Argument("int", text) for text in numbers),
@@ -174,31 +174,6 @@ class _Writer:
         if c.tail is None and c.fold is not None and not c.fold.op.keepdim:
             shape = [d for i, d in enumerate(shape) if i not in c.fold.op.dims]
         return Array("out", tuple(shape), c.root.dtype, c.layout if kind == "store" else "contiguous")
-
-    def _length(self, i: int, length: str) -> str:
-        """The convolution's output length along one of the three dimensions."""
-        op = self.c.op
-        k = i - (3 - len(op.stride))
-        if k < 0:
-            return "1"
-        reach, pad = op.dilation[k] * (self.c.axes[i].taps - 1), sum(op.padding[k])
-        if op.transposed:
-            return f"(({length} - 1) * {op.stride[k]} + {reach + (op.output_padding or (0,) * 3)[k] + 1 - pad})"
-        if self.c.box is not None:
-            if self.c.conv.shape[2 + k] == 1:
-                return "1"  # there may be place for more windows than the one that is wanted
-            reach += (self.c.box.count[i] - 1) * self.c.box.step[i]
-        return f"(({length} + {pad - reach - 1}) // {op.stride[k]} + 1)"
-
-    def _results(self, i: int, conv: str) -> str:
-        """Results along one of the three dimensions."""
-        window = self.c.window
-        k = i - (3 - len(self.c.op.stride))
-        if window is None or k < 0:
-            return conv
-        if window.op.ceil_mode:
-            return str(window.node.shape[2 + k])  # static: ceil_mode refuses symbolic lengths
-        return f"(({conv} + {2 * window.op.padding[k] - window.op.kernel[k]}) // {window.op.stride[k]} + 1)"
 
     # -- the text ----------------------------------------------------------------------------------------------------
 
@@ -404,13 +379,13 @@ class _Writer:
         pointers = [f"const {ELEMENT[n.dtype]}* {name}" for n, name in self._operands.items()]
         target = ("double* partial", "partial") if e.partial else ("Result* out", "out")
         fields = [name for n, name in self._operands.items() if n is not c.conv.arg(1)]
-        lengths = [f"{kind}_{a}" for kind in ("in", "conv", "out") for a in DIMENSIONS]
+        along = [f"{kind}_{a}" for kind in ("in", "conv", "out") for a in DIMENSIONS]
         body = fill(
             texts.ENTRY,
-            fields=", ".join([*fields, "packed", target[1], *lengths]),
+            fields=", ".join([*fields, "packed", target[1], *along]),
             tasks=self.tasks,
         )
-        parameters = [*pointers, "Compute* packed", target[0], "int N", *(f"int {n}" for n in lengths), "int threads"]
+        parameters = [*pointers, "Compute* packed", target[0], "int N", *(f"int {n}" for n in along), "int threads"]
         return function((f'extern "C" void {self.name}', parameters), body)
 
 

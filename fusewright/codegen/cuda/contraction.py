@@ -15,6 +15,7 @@ from string import Template
 import torch
 
 from fusewright.codegen.contraction_shapes import shapes
+from fusewright.codegen.contraction_sizes import lengths
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import contraction_box, contraction_layout, contraction_text
 from fusewright.codegen.cuda.contraction_epilogue import Epilogue
@@ -131,9 +132,7 @@ class _Writer:
     def kernel(self) -> Kernel:
         n = self.c.x.ndim - 2
         axes = "dhw"[3 - n :]
-        into = {a: f"in_{a}" if a in axes else "1" for a in "dhw"}
-        out = {a: self._length(i, into[a]) for i, a in enumerate("dhw")}
-        cells = {a: self._cells(i, out[a]) for i, a in enumerate("dhw")}
+        into, out, cells = lengths(self.c)
         tiles = " * ".join(f"ceil_div({cells[a]}, {k})" for a, k in zip("dhw", self.t.cells, strict=True))
         z = self.c.op.groups * self.m_blocks
         slots = MULTIPROCESSORS * self.per_sm
@@ -143,7 +142,7 @@ class _Writer:
         results = self.epilogue.results(self.name, splits, cells, out)
         names = tuple(operands(self.c).values())
         own = [self._pointer(n) for n in names if n not in self.epilogue.names_of_finish]
-        numbers = [Argument("int", lengths[a]) for lengths in (into, out, cells) for a in "dhw"]
+        numbers = [Argument("int", along[a]) for along in (into, out, cells) for a in "dhw"]
         arguments = (*(Argument("pointer", o) for o in (*own, self.epilogue.target)), *numbers)
         cluster = self.blocks or 1
         grid = ("N", splits, str(z)) if self.blocks is None else (f"N * {cluster}", "1", "1")
@@ -168,31 +167,6 @@ class _Writer:
     def _pointer(self, name: str) -> str:
         """What the kernel reads in the place of an operand."""
         return "packed" if name == "w" and self.weights.packed else name
-
-    def _length(self, i: int, length: str) -> str:
-        """The convolution's output length along one of the three dimensions."""
-        op = self.c.op
-        k = i - (3 - len(op.stride))
-        if k < 0:
-            return "1"
-        reach, pad = op.dilation[k] * (self.c.axes[i].taps - 1), sum(op.padding[k])
-        if op.transposed:
-            return f"(({length} - 1) * {op.stride[k]} + {reach + (op.output_padding or (0,) * 3)[k] + 1 - pad})"
-        if self.c.box is not None:
-            if self.c.conv.shape[2 + k] == 1:
-                return "1"  # there may be place for more windows than the one that is wanted
-            reach += (self.c.box.count[i] - 1) * self.c.box.step[i]
-        return f"(({length} + {pad - reach - 1}) // {op.stride[k]} + 1)"
-
-    def _cells(self, i: int, out: str) -> str:
-        """The number of cells along one of the three dimensions."""
-        axis, window = self.c.axes[i], self.c.window
-        k = i - (3 - len(self.c.op.stride))
-        if window is None or k < 0:
-            return f"ceil_div({out}, {axis.stride})" if axis.stride > 1 else out
-        if window.op.ceil_mode:
-            return str(window.node.shape[2 + k])  # static: ceil_mode refuses symbolic lengths
-        return f"(({out} + {2 * window.op.padding[k] - window.op.kernel[k]}) // {window.op.stride[k]} + 1)"
 
     # -- the text ----------------------------------------------------------------------------------------------------
 

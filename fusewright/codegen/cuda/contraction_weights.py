@@ -120,14 +120,17 @@ class Weights:
         """Statements that start copying the weights of all phases, one behind the other."""
         if not self.c.op.transposed:
             return ["stage_weights(w, w_tile, group, first_feature);"]
+        return self._each_phase("stage_phase<{sizes}>(w, {at}, group, first_feature, {first});", "w_tile")
+
+    def _each_phase(self, statement: str, start: str) -> list[str]:
+        """A statement for every phase that has taps, at its place behind `start`."""
         lines = []
         for i, phases in enumerate(self.phases):
             taps = self.taps(phases)
             if 0 not in taps:
-                sizes, at = ", ".join(map(str, taps)), self.behind(i)
-                tile = f"w_tile + {at}" if at else "w_tile"
-                first = self._first_tap(phases)
-                lines.append(f"stage_phase<{sizes}>(w, {tile}, group, first_feature, {first});")
+                sizes, behind = ", ".join(map(str, taps)), self.behind(i)
+                at = f"{start} + {behind}" if behind else start
+                lines.append(statement.format(sizes=sizes, at=at, first=self._first_tap(phases)))
         return lines
 
     def stage_chunk(self, index: int, chunk: str, tile: str) -> str:
@@ -144,14 +147,8 @@ class Weights:
 
     def packing(self, name: str) -> str:
         """The kernel that packs."""
-        lines = []
-        for i, phases in enumerate(self.phases):
-            taps = self.taps(phases)
-            if 0 not in taps:
-                sizes, at = ", ".join(map(str, taps)), self.behind(i)
-                into = f"packed + {at}" if at else "packed"
-                first = self._first_tap(phases)
-                lines.append(f"    pack_phase<{sizes}>(w, {into}, group, first_feature, chunk, {first});")
+        pack = "pack_phase<{sizes}>(w, {at}, group, first_feature, chunk, {first});"
+        phases = "\n".join(f"    {line}" for line in self._each_phase(pack, "packed"))
         transposed = self.c.op.transposed
         return Template(_STEPS + _PACK).substitute(
             self._steps(),
@@ -159,7 +156,7 @@ class Weights:
             row="(group * C + channel) * O + feature" if transposed else "(group * O + feature) * C + channel",
             value="__uint_as_float(round_tf32(value))" if self.rounds else "value",
             every=self.behind(len(self.phases)),
-            phases="\n".join(lines),
+            phases=phases,
             threads=PACKING_THREADS,
         )
 

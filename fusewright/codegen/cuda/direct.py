@@ -14,10 +14,10 @@ from itertools import product
 from math import ceil, gcd
 
 from fusewright.codegen.contraction_shapes import shapes
+from fusewright.codegen.contraction_sizes import lengths
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import direct_text
 from fusewright.codegen.cuda.contraction_finish import operands
-from fusewright.codegen.cuda.contraction_sizes import lengths
 from fusewright.codegen.cuda.direct_epilogue import DirectEpilogue
 from fusewright.codegen.cuda.primitives import used_primitives
 from fusewright.codegen.text import Lines, fill
