@@ -37,7 +37,7 @@ from fusewright.schedule.groups import Group, signature, sizes
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 
 # Bump when kernels change so much that old timings mean nothing.
-REVISION = 1
+REVISION = 2
 
 # Seconds that measuring the groups of one model may take.
 SECONDS = 20.0
@@ -183,7 +183,8 @@ class Tuner:
         """The file that keeps a group's times; `None` where no directory is safe to use."""
         threads = f"x{torch.get_num_threads()}" if self.device.type == "cpu" else ""
         device = f"{device_name(self.device)}{threads}"
-        key = f"{REVISION} {device} {torch.__version__} {self.tf32} {self._sized(group)}"
+        single = " single" if self.wishes.single else ""  # the best of fewer options
+        key = f"{REVISION} {device} {torch.__version__} {self.tf32} {self._sized(group)}{single}"
         try:
             return cache_directory() / f"tuned-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
         except UnsupportedError:

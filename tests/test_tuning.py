@@ -23,6 +23,7 @@ from fusewright.runtime import cache, operators
 from fusewright.runtime.launch import Launcher
 from fusewright.runtime.nvrtc import KernelError
 from fusewright.schedule.groups import cut
+from fusewright.schedule.wishes import Wishes
 from fusewright.tuning import Decision, Tuner
 
 CPU = torch.device("cpu")
@@ -267,6 +268,17 @@ def test_times_are_kept_for_the_next_run(clock: Clock, tmp_path: Path) -> None:
     assert not kept(tmp_path).stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     tuned(pair(batch=2, rows=(24,)))
     assert clock.calls == 2 * calls, "other sizes, other times"
+
+
+def test_the_best_of_single_launches_is_kept_apart(clock: Clock) -> None:
+    clock.takes = lambda source: 0.4 if "__cluster_dims__" in source else 0.2
+    first, _ = tuned(pair())
+    alone, _ = tuned(pair(), wishes=Wishes(single=True))
+    calls = clock.calls
+    again, _ = tuned(pair())
+    assert clock.calls == calls
+    assert len(contraction(first).option or {}) and contraction(again).option == contraction(first).option
+    assert contraction(alone).option != contraction(first).option
 
 
 def test_kept_times_serve_both_modes(clock: Clock) -> None:

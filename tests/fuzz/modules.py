@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 if __package__:
-    from tests.fuzz.steps import CONTRACTIONS, LINEAR, MIDDLE, REDUCTIONS, TAILS, Step
+    from tests.fuzz.steps import CONTRACTIONS, LINEAR, MIDDLE, REDUCTIONS, TAILS, Step, batch_norm
 else:
-    from steps import CONTRACTIONS, LINEAR, MIDDLE, REDUCTIONS, TAILS, Step
+    from steps import CONTRACTIONS, LINEAR, MIDDLE, REDUCTIONS, TAILS, Step, batch_norm
 
 LARGEST, LOUDEST = 4096, 1e3  # elements and magnitude of a value
 
@@ -86,6 +86,8 @@ def _steps(random: Random, x: Tensor) -> tuple[list[nn.Module], int]:
 def _plan(random: Random) -> list[Sequence[Step]]:
     """What kinds of steps, one after another."""
     plan: list[Sequence[Step]] = [CONTRACTIONS]
+    if random.random() < 0.15:
+        plan.append([batch_norm])
     if random.random() < 0.45:  # the main theorem is about what follows the contraction at once
         plan += [LINEAR] * random.randint(1, 2)
     else:

@@ -175,16 +175,20 @@ def _parameter(random: Random, x: Tensor) -> nn.Module:
     return Combine(random.choice("+-*/"), *random.choice(shapes[: 1 + 3 * (x.ndim > 1)]))
 
 
-def _norm(random: Random, x: Tensor) -> nn.Module:
+def batch_norm(random: Random, x: Tensor) -> nn.Module:
     n, channels = x.ndim - 2, x.shape[1]
     affine, momentum = random.random() < 0.7, random.choice((0.1, 0.3))
-    tracked = random.random() < 0.8
+    kind = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[n]
+    return kind(channels, momentum=momentum, affine=affine, track_running_stats=random.random() < 0.8)
+
+
+def _norm(random: Random, x: Tensor) -> nn.Module:
+    n, channels = x.ndim - 2, x.shape[1]
+    affine = random.random() < 0.7
     kinds: list[Callable[[], nn.Module]] = [
-        lambda: (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[n](
-            channels, momentum=momentum, affine=affine, track_running_stats=tracked
-        ),
+        lambda: batch_norm(random, x),
         lambda: (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[n - 1](
-            channels, affine=affine, track_running_stats=not tracked
+            channels, affine=affine, track_running_stats=random.random() < 0.2
         ),
         lambda: nn.GroupNorm(random.choice([g for g in (1, 2, 3, channels) if channels % g == 0]), channels),
         lambda: nn.LayerNorm(_trailing(random, x), elementwise_affine=affine),

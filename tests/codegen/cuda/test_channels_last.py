@@ -12,6 +12,7 @@ from emulation.emulate import emulate
 from torch import Tensor, nn
 
 from fusewright.capture import capture
+from fusewright.codegen import cuda
 from fusewright.codegen.cuda import contraction
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
@@ -19,11 +20,17 @@ from fusewright.runtime.launch import layout_of
 from fusewright.runtime.operators import operator
 from fusewright.schedule.groups import cut
 from fusewright.schedule.tiling import Tiling
-from fusewright.tuning import Tuner
+from fusewright.tuning import TARGETS, Tuner
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 BF16, LAST = torch.bfloat16, torch.channels_last
 MEAN = Case((14, 14), 320, 1280, (1, 1), dtype=BF16, before=("hardswish",), fold="mean", fold_dims="p", batch=8)
+
+
+@pytest.fixture(autouse=True)
+def cuda_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a GPU makes the kernels that a GPU would be given."""
+    monkeypatch.setitem(TARGETS, "cpu", cuda)
 
 
 def tuned(model: nn.Module, x: Tensor, layout: str | None = None) -> Tuner:
