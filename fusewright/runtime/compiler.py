@@ -2,7 +2,8 @@
 
 Threads are those of the OpenMP runtime that PyTorch has loaded: a library is compiled with OpenMP and linked without
 it, so its symbols resolve to that one.  A second runtime would keep threads of its own, and each pool's would wait
-busily on the other's cores.  Where the compiler wants another runtime than PyTorch's, kernels run in one thread.
+busily on the other's cores.  So a compiler that calls PyTorch's runtime is preferred (g++ calls GNU's, which PyTorch's
+wheels for Linux bring; clang++ calls LLVM's), and where there is none, kernels run in one thread.
 """
 
 from __future__ import annotations
@@ -34,8 +35,25 @@ FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", 
 NATIVE = ("-march=native", "-mcpu=native")
 # Where vectors of 512 bits exist, as PyTorch uses them.
 WIDE = "-mprefer-vector-width=512"
-# What the compilers' OpenMP calls, and the compilers, by what their versions say.
-_RUNTIMES = {"clang": "__kmpc_fork_call", "": "GOMP_parallel"}
+# Who is asked where nobody is named.
+COMMANDS = ("c++", "g++", "clang++")
+# How OpenMP is asked for: Apple's compiler hides it behind its driver's back.  Without threads, vectors remain.
+OPENMP = (("-fopenmp",), ("-Xclang", "-fopenmp"))
+SIMD = "-fopenmp-simd"
+# Loops as kernels have them: what they call is what the runtime must have.
+_LOOPS = """
+void loops(double* x, long long n, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long long i = 0; i < n; ++i) x[i] += 1;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static)
+        for (int i = 0; i < threads; ++i) x[i] += 1;
+#pragma omp for schedule(dynamic)
+        for (long long i = 0; i < n; ++i) x[i] += 1;
+    }
+}
+"""
 _LIBRARIES = ("libgomp.so.1", "libomp.so", "libiomp5.so", "libomp.dylib")
 SECONDS = 120.0  # that one kernel may take
 
@@ -44,7 +62,7 @@ SECONDS = 120.0  # that one kernel may take
 class Compiler:
     """A C++ compiler: its command, the flags it understands, and what it says its version is.
 
-    openmp  whether its code can use the OpenMP runtime that PyTorch has loaded
+    openmp  whether its code runs in the threads of the OpenMP runtime that PyTorch has loaded, else in one
     """
 
     command: tuple[str, ...]
@@ -74,41 +92,64 @@ def compile(source: str, *, name: str = "kernel") -> bytes:
 
 
 def compiler() -> Compiler:
-    """The compiler of this machine: ``$CXX``, else the first of c++, g++ and clang++.
+    """The compiler of this machine: ``$CXX``, else of c++, g++ and clang++ the first whose code can use PyTorch's
+    threads, else the first that works.
 
     Raises `UnsupportedError` where there is none, or it does not work.
     """
-    return _compiler(os.environ.get("CXX", ""))
+    return _compiler(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
 
 
 @lru_cache(maxsize=8)
-def _compiler(chosen: str) -> Compiler:
-    command = tuple(shlex.split(chosen)) or next(((n,) for n in ("c++", "g++", "clang++") if shutil.which(n)), ())
-    if not command:
+def _compiler(chosen: str, path: str) -> Compiler:
+    if chosen.strip():
+        return _examined(tuple(shlex.split(chosen)))
+    there = [name for name in COMMANDS if shutil.which(name, path=path)]
+    if not there:
         raise UnsupportedError("CPU kernels are compiled by a C++ compiler, and there is none; install g++ or set CXX")
-    found = run((*command, "--version"))
-    if found.returncode:
-        raise UnsupportedError(f"CPU kernels need a C++ compiler, {command[0]} does not work: {_complaint(found)}")
-    kind = "clang" if "clang" in found.stdout else ""
-    openmp = _openmp(_RUNTIMES[kind])
-    flags = [*FLAGS, *(["-fopenmp"] if openmp else ["-Wno-unknown-pragmas"])]
-    flags += next(([flag] for flag in NATIVE if _understands(command, flag)), [])
-    flags += [WIDE] if _understands(command, WIDE) else []
-    return Compiler(command, tuple(flags), found.stdout, openmp)
+    found: list[Compiler] = []
+    for name in there:
+        with suppress(UnsupportedError):
+            found.append(_examined((name,)))
+            if found[-1].openmp:
+                return found[-1]
+    return found[0] if found else _examined((there[0],))
 
 
-def _openmp(symbol: str) -> bool:
-    """Whether code that calls `symbol` finds it in a runtime that is loaded already."""
-    if os.name != "posix":
+def _examined(command: tuple[str, ...]) -> Compiler:
+    """What this compiler can do; raises `UnsupportedError` where it does not work."""
+    said = run((*command, "--version"))
+    works = said if said.returncode else _tried(command, FLAGS)
+    if works.returncode:
+        raise UnsupportedError(f"CPU kernels need a C++ compiler, {command[0]} does not work: {_complaint(works)}")
+    openmp = next((flags for flags in OPENMP if _uses_pytorchs_threads(command, flags)), ())
+    flags = [*FLAGS, *openmp]
+    for words in (() if openmp else (SIMD,), NATIVE, (WIDE,)):
+        flags += next(([word] for word in words if not _tried(command, (word,)).returncode), [])
+    return Compiler(command, tuple(flags), said.stdout, bool(openmp))
+
+
+def _uses_pytorchs_threads(command: tuple[str, ...], flags: tuple[str, ...]) -> bool:
+    """Whether parallel loops, compiled with these flags, call the OpenMP runtime that PyTorch has loaded."""
+    said = _tried(command, flags, _LOOPS)
+    called = set(re.findall(r"\b_?((?:GOMP|__kmpc)_\w+)", said.stdout))
+    if said.returncode or not called or os.name != "posix":
         return False
     for library in _LIBRARIES:
         with suppress(OSError, AttributeError):  # where PyTorch keeps it to itself, it is made known to others
             ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_GLOBAL)
-    return hasattr(ctypes.CDLL(None), symbol)
+    everybody, pytorch = ctypes.CDLL(None), ctypes.CDLL(torch._C.__file__)
+    return all(_address(everybody, name) == _address(pytorch, name) != 0 for name in called)
 
 
-def _understands(command: tuple[str, ...], flag: str) -> bool:
-    return run((*command, flag, "-fsyntax-only", "-x", "c++", os.devnull)).returncode == 0
+def _address(library: ctypes.CDLL, symbol: str) -> int:
+    """Where `symbol` is, as seen from a library and what it depends on; 0 where it is not."""
+    return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0 if hasattr(library, symbol) else 0
+
+
+def _tried(command: tuple[str, ...], flags: tuple[str, ...], text: str = "") -> subprocess.CompletedProcess[str]:
+    """What the compiler makes of a text, as assembly."""
+    return run((*command, *flags, "-S", "-x", "c++", "-", "-o", "-"), text)
 
 
 @lru_cache(maxsize=1)
@@ -147,7 +188,14 @@ def run(command: tuple[str, ...], text: str = "") -> subprocess.CompletedProcess
     environment = {**os.environ, "LC_ALL": "C"}
     try:
         return subprocess.run(
-            command, input=text, capture_output=True, text=True, env=environment, timeout=SECONDS, check=False
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environment,
+            timeout=SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, 127, "", str(error))

@@ -51,17 +51,22 @@ constexpr int TAPS_D = 1, TAPS_H = 3, TAPS_W = 3, TAPS = TAPS_D * TAPS_H * TAPS_
 constexpr int VECTOR_BYTES = 64, REGISTERS = 32;
 #elif defined(__AVX__)
 constexpr int VECTOR_BYTES = 32, REGISTERS = 16;
-#else
+#elif defined(__aarch64__)
 constexpr int VECTOR_BYTES = 16, REGISTERS = 32;
+#else
+constexpr int VECTOR_BYTES = 16, REGISTERS = 16;
 #endif
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int LANES = smaller(VECTOR_BYTES / sizeof(Compute), 64);
 using Vector __attribute__((vector_size(LANES * sizeof(Compute)))) = Compute;
-using Unaligned __attribute__((vector_size(LANES * sizeof(Compute)), aligned(sizeof(Compute)), may_alias)) = Compute;
-inline const Unaligned& vector_at(const Compute* at) { return *reinterpret_cast<const Unaligned*>(at); }
-inline Unaligned& vector_at(Compute* at) { return *reinterpret_cast<Unaligned*>(at); }
+inline Vector load(const Compute* at) {
+    Vector lanes;
+    std::memcpy(&lanes, at, sizeof lanes);
+    return lanes;
+}
+inline void store(Vector lanes, Compute* at) { std::memcpy(at, &lanes, sizeof lanes); }
 constexpr int VECTORS = 4, BLOCK = VECTORS * LANES, BLOCKS = ceil_div(FEATURES, BLOCK);
 
 // A phase of a dimension: the output positions `index * STRIDE + phase`.  Its taps read the input at
@@ -154,7 +159,7 @@ void multiply(const Compute* __restrict x, int taps_d, int taps_h, int channels,
                     Vector weight[HELD][VECTORS];
 #pragma GCC unroll 64
                     for (int i = 0; i < HELD * VECTORS; ++i)
-                        weight[i / VECTORS][i % VECTORS] = vector_at(w + i * LANES);
+                        weight[i / VECTORS][i % VECTORS] = load(w + i * LANES);
 #pragma GCC unroll 512
                     for (int column = LEFT; column <= (TILE - 1) * ADVANCE_W + RIGHT; ++column) {
                         const Compute value = row[(tap * STEP_W + column) * COLUMN];
@@ -170,9 +175,9 @@ void multiply(const Compute* __restrict x, int taps_d, int taps_h, int channels,
         }
 #pragma GCC unroll 512
     for (int i = 0; i < TILE * VECTORS; ++i) {
-        Unaligned& to = vector_at(y + i / VECTORS * STRIDE_W * BLOCK + i % VECTORS * LANES);
+        Compute* to = y + i / VECTORS * STRIDE_W * BLOCK + i % VECTORS * LANES;
         const Vector part = sum[i / VECTORS][i % VECTORS];
-        to = more ? to + part : part;
+        store(more ? load(to) + part : part, to);
     }
 }
 
