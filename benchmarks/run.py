@@ -3,6 +3,7 @@
     python benchmarks/run.py --device cpu --threads 2 --out benchmarks/results/cpu.json
     python benchmarks/run.py --device cuda --out benchmarks/results/h200.json
     python benchmarks/run.py --device cuda --no-tf32 --append --out benchmarks/results/h200.json
+    python benchmarks/run.py --device cpu --threads 2 --eval --only densenet --append --out benchmarks/results/cpu.json
 
 Every model is built and verified first; what is printed is what is written.  Floors are `roofline.py`'s.
 """
@@ -58,15 +59,23 @@ CASES = {
 }
 PEERS = {"cuda": "eager,compile,compile-max", "cpu": "eager,compile"}
 NO_TF32 = "allow_tf32=False"
+EVAL = "evaluation mode"
 
 
 def run_case(
-    path: str, batch: int | None, device: str, names: tuple[str, ...], training: bool, verify: bool = True
+    path: str,
+    batch: int | None,
+    device: str,
+    names: tuple[str, ...],
+    training: bool,
+    verify: bool = True,
+    evaluation: bool = False,
 ) -> dict[str, Any]:
     """All rows of one model, with what Fusewright did to it and the least time that it can take."""
     problem = load_problem(ROOT / path)
     problem = problem if batch is None else problem.with_batch(batch)
     model, inputs = problem.build(device=device), problem.inputs(device=device)
+    model.train(model.training and not evaluation)
     plans: dict[str, fusewright.plan.Plan] = {}
 
     def optimized(target: nn.Module, example: Any) -> nn.Module:
@@ -80,7 +89,7 @@ def run_case(
     plan = plans["plan"]
     return {
         **_with_floor(measured.record(), model, inputs),
-        "flags": "default" if tf32_allowed("eager")[0] else NO_TF32,
+        "flags": _flags(evaluation),
         "dtype": str(flat_tensors((inputs,), {})[0].dtype).removeprefix("torch."),
         "problem": Path(path).stem,
         "inputs": [list(shape) for shape in problem.shapes()],
@@ -91,6 +100,11 @@ def run_case(
         "kernels": [asdict(choice) for choice in plan.kernels],
         "flops": [plan.before.flops, plan.after.flops] if plan.before and plan.after else None,
     }
+
+
+def _flags(evaluation: bool) -> str:
+    flags = [*([] if tf32_allowed("eager")[0] else [NO_TF32]), *([EVAL] if evaluation else [])]
+    return ", ".join(flags) or "default"
 
 
 def _with_floor(record: dict[str, Any], model: nn.Module, inputs: Any) -> dict[str, Any]:
@@ -114,7 +128,8 @@ def show(records: list[dict[str, Any]]) -> None:
         least, fraction = record.get("roofline"), rows["fusewright"].get("fraction")
         cells.append("-" if least is None else f"{least['seconds'] * 1e3:.3f}")
         cells.append("-" if fraction is None else f"{fraction:.0%}")
-        label = record["problem"] + (f" ({NO_TF32})" if record.get("flags") == NO_TF32 else "")
+        flags = record.get("flags", "default")
+        label = record["problem"] + ("" if flags == "default" else f" ({flags})")
         table.add_row(label, str(record["inputs"][0]), record["status"], *cells)
     Console(width=200).print(table)
 
@@ -145,6 +160,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run the cases whose name contains one of these words (a,b,c)")
     parser.add_argument("--training", action="store_true", help="time forward and backward as well")
     parser.add_argument("--no-tf32", action="store_true", help=f"run under {NO_TF32}; the cases are labelled with it")
+    parser.add_argument("--eval", action="store_true", help=f"models in {EVAL}; the cases are labelled with it")
     parser.add_argument("--no-verify", action="store_true", help="leave verification to another run")
     parser.add_argument("--append", action="store_true", help="keep the other cases that the file holds")
     parser.add_argument("--out", type=Path, required=True)
@@ -160,7 +176,7 @@ def main() -> None:
         if not any(word in path for word in chosen.only.split(",")):
             continue
         limit = batch if kind == "cpu" else None
-        record = run_case(path, limit, chosen.device, names, chosen.training, not chosen.no_verify)
+        record = run_case(path, limit, chosen.device, names, chosen.training, not chosen.no_verify, chosen.eval)
         records = added(records, record)
         show([record])
         save_results(chosen.out, {"cases": records})  # after every case: a run cut short keeps what it measured

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,10 @@ Candidate = Callable[[], object]
 Name = TypeVar("Name", bound=Hashable)
 
 # One timed block is at least this long, so that the clock's resolution does not show.
-_BLOCK_SECONDS = 2e-3
+_BLOCK_SECONDS = {"cuda": 2e-3, "cpu": 10e-3}
+# On a CPU, the threads of what ran before may still wait in a loop, and its data fill the caches: a candidate that
+# takes less than so many seconds is called once before the clock starts.
+_DISTURBED_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -62,31 +65,45 @@ def compare(
 ) -> dict[Name, Sample]:
     """Seconds per call of each candidate, measured in turns: what slows the machine down slows all of them.
 
-    Each is called twice to warm up.  Then rounds follow until there are `rounds` of them and each candidate has been
-    timed for `min_time` seconds, or until `max_time` seconds have passed in all, though never fewer than one round.
-    On CUDA, `cold` empties the L2 cache before every call, as the rest of a real program would; pass `cold=False` for
-    inputs that do stay in the cache.  What a candidate raises is not caught.
+    Each is called twice to warm up, and a short one on a CPU once more before each of its turns.  Then rounds follow
+    until there are `rounds` of them and each candidate has been timed for `min_time` seconds, or until `max_time`
+    seconds have passed in all, though never fewer than one round.  On CUDA, `cold` empties the L2 cache before every
+    call, as the rest of a real program would; pass `cold=False` for inputs that do stay in the cache.  What a candidate
+    raises is not caught.
     """
-    timed = _timer_of(torch.device(device), cold)
+    device = torch.device(device)
+    timed = _timer_of(device, cold)
     start = time.perf_counter()
-    repeats = {name: _warm_up(call, timed) for name, call in candidates.items()}
+    turns = {name: _warm_up(call, timed, device) for name, call in candidates.items()}
     seconds: dict[Name, list[float]] = {name: [] for name in candidates}
     order = list(candidates)
-    for turn in itertools.count(1):
+    for rounds_done in itertools.count(1):
         for name in order:
-            seconds[name].append(timed(candidates[name], repeats[name]))
+            for _ in range(turns[name].untimed):
+                candidates[name]()
+            seconds[name].append(timed(candidates[name], turns[name].timed))
         # Nobody always runs right after the same neighbour.
         order = [*order[1:], *order[:1]]
-        spent = min((sum(times) * repeats[name] for name, times in seconds.items()), default=math.inf)
-        if (turn >= rounds and spent >= min_time) or time.perf_counter() - start > max_time:
+        spent = min((sum(times) * turns[name].timed for name, times in seconds.items()), default=math.inf)
+        if (rounds_done >= rounds and spent >= min_time) or time.perf_counter() - start > max_time:
             break
     return {name: Sample.of(times) for name, times in seconds.items()}
 
 
-def _warm_up(call: Candidate, timed: Callable[[Candidate, int], float]) -> int:
-    """Calls twice (the first call may compile) and says how many calls make a block."""
+class _Turn(NamedTuple):
+    """Calls of a candidate in each round."""
+
+    untimed: int
+    timed: int
+
+
+def _warm_up(call: Candidate, timed: Callable[[Candidate, int], float], device: torch.device) -> _Turn:
+    """Calls twice (the first call may compile) and says how many calls a turn has."""
     call()
-    return max(1, math.ceil(_BLOCK_SECONDS / max(timed(call, 1), 1e-7)))
+    seconds = max(timed(call, 1), 1e-7)
+    if device.type == "cuda":
+        return _Turn(0, max(1, math.ceil(_BLOCK_SECONDS["cuda"] / seconds)))
+    return _Turn(int(seconds < _DISTURBED_SECONDS), max(1, math.ceil(_BLOCK_SECONDS["cpu"] / seconds)))
 
 
 def _timer_of(device: torch.device, cold: bool) -> Callable[[Candidate, int], float]:

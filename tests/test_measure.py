@@ -22,11 +22,22 @@ def test_candidates_are_told_apart_and_interleaved() -> None:
 
         return run
 
-    samples = compare({"short": waits("short", 0.003), "long": waits("long", 0.009)}, min_time=0.0, rounds=4)
-    assert samples["long"].median > 2 * samples["short"].median >= 0.006
+    samples = compare({"short": waits("short", 0.011), "long": waits("long", 0.033)}, min_time=0.0, rounds=4)
+    assert samples["long"].median > 2 * samples["short"].median >= 0.022
     assert samples["short"].n == samples["long"].n == 4
-    timed = order[4:]
-    assert set(timed[:2]) == set(timed[2:4]) == {"short", "long"}
+    turns = order[4:]  # each an untimed and a timed call
+    assert turns[::2] == turns[1::2] == ["short", "long", "long", "short"] * 2
+
+
+def test_calls_too_long_to_be_disturbed_are_called_once() -> None:
+    calls: list[float] = []
+
+    def slow() -> None:
+        calls.append(0.0)
+        time.sleep(0.11)
+
+    compare({"slow": slow}, min_time=0.0, rounds=2)
+    assert len(calls) == 2 + 2
 
 
 def test_total_time_is_bounded() -> None:

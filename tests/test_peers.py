@@ -52,6 +52,12 @@ def run(**options) -> dict[str, peers.Row]:
     return {row.name: row for row in result.rows}
 
 
+def test_a_peer_that_changes_the_mode_disturbs_no_other() -> None:
+    rows = run(include={"exporter": lambda model, _: Scaled(model.eval(), 1.0), "next": lambda model, _: model})
+    assert "differs" in rows["exporter"].reason
+    assert rows["next"].error == 0.0 and rows["next"].forward is not None
+
+
 def test_eager_is_always_there_and_is_the_measure_of_the_others() -> None:
     result = bench(Model(), (torch.randn(8, 4),), (), include={"same": lambda m, x: m}, rounds=2, max_time=1.0)
     rows = {row.name: row for row in result.rows}
