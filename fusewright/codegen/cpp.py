@@ -32,13 +32,13 @@ def compute_type(dtype: torch.dtype) -> str:
 def literal(value: bool | int | float, compute: str) -> str:
     """A number as C++ text of type `compute`."""
     number = float(value)
+    if compute == "float":
+        number = torch.tensor(number, dtype=torch.float32).item()  # what the kernel would round it to, in the open
     if isnan(number):
         return "NAN" if compute == "float" else "double(NAN)"
     if abs(number) == inf:
         sign = "-" if number < 0 else ""
         return f"{sign}INFINITY" if compute == "float" else f"{sign}double(INFINITY)"
-    if compute == "float":
-        number = torch.tensor(number, dtype=torch.float32).item()  # what the kernel would round it to, in the open
     text = repr(number)
     text = text if "." in text or "e" in text else f"{text}.0"
     return f"{text}f" if compute == "float" else text

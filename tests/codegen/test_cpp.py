@@ -56,6 +56,8 @@ def cases() -> dict[str, Case]:
                 found[f"{fn} {dtype} scalar"] = by_scalar, lambda v, s, f=compare: torch.where(f(v, s), 1.0, -1.0)
     positive, large = pointwise("gt", x(F32), 0.0), pointwise("gt", x(F32), 0.05)
     found["cast to bool"] = cast(cast(x(F32), torch.bool), F32), lambda v, _: v.bool().float()
+    found["times more than a float"] = pointwise("mul", x(F32), 1e39), lambda v, _: v * 1e39
+    found["over less than any float"] = pointwise("div", x(F32), -1e39), lambda v, _: v / -1e39
     both = cast(pointwise("add", positive, large), F32)
     found["bool + bool"] = both, lambda v, _: ((v > 0) + (v > 0.05)).float()
     either = chosen(pointwise("logical_or", pointwise("logical_not", x(F32)), large))
