@@ -1,12 +1,19 @@
-"""A generated CPU kernel as a program of its own, for sanitizers: every array lies in an allocation of its own size."""
+"""A generated CPU kernel as a program of its own: for sanitizers, and for processors that are not this one.
+
+Every array lies in an allocation of its own size.
+"""
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from shutil import which
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,7 +21,48 @@ from fusewright.kernel import Argument, Kernel, evaluate
 from fusewright.runtime import compiler
 from fusewright.runtime.launch import FORMATS
 
-SANITIZERS = ("-g1", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+@dataclass(frozen=True)
+class Machine:
+    """How to build a program, and how to run it: `command` is empty for the compiler of kernels."""
+
+    flags: tuple[str, ...]
+    command: tuple[str, ...] = ()
+    runner: tuple[str, ...] = ()
+    processor: str = ""
+
+    def skip_where_missing(self) -> None:
+        """Skips a test that needs what is not installed."""
+        for program in (*self.command[:1], *self.runner[:1]):
+            if which(program) is None:
+                pytest.skip(f"{program} is not installed")
+        if self.processor and platform.machine() != self.processor:
+            pytest.skip(f"flags of {self.processor}")
+        names = set(self.flags) & REQUIRED.keys()
+        if names:
+            there = Path("/proc/cpuinfo").read_text().split()
+            missing = [word for name in names for word in REQUIRED[name] if word not in there]
+            if missing:
+                pytest.skip(f"this processor has no {missing[0]}")
+
+
+# What a processor must have for code of these flags.
+REQUIRED = {"-march=haswell": ("avx2", "fma")}
+PLAIN = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp")
+SANITIZED = Machine(
+    ("-march=native", "-fopenmp", "-g1", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+)
+MACHINES = {
+    "x86-64": Machine((*PLAIN, "-march=x86-64"), processor="x86_64"),
+    "avx2": Machine((*PLAIN, "-march=haswell"), processor="x86_64"),
+    "clang": Machine((*PLAIN, "-march=native", "-mprefer-vector-width=512"), ("clang++",), (), "x86_64"),
+    "clang, avx2": Machine((*PLAIN, "-march=haswell"), ("clang++",), (), "x86_64"),
+    "aarch64": Machine((*PLAIN, "-static"), ("aarch64-linux-gnu-g++",), ("qemu-aarch64",)),
+    "clang, aarch64": Machine(
+        (*(flag for flag in PLAIN if flag != "-fopenmp"), "-fopenmp-simd", "--target=aarch64-linux-gnu", "-static"),
+        ("clang++",), ("qemu-aarch64",),
+    ),
+}  # fmt: skip
 
 MAIN = """
 #include <cstdio>
@@ -37,8 +85,9 @@ int main(int, char** paths) {
 """
 
 
-def run(kernel: Kernel, *tensors: Tensor, threads: int = 2, flags: tuple[str, ...] = SANITIZERS) -> Tensor:
-    """The kernel's output from a process of its own; `AssertionError` with the report where a sanitizer objects."""
+def run(kernel: Kernel, *tensors: Tensor, threads: int = 2, machine: Machine = SANITIZED) -> Tensor:
+    """The kernel's output from a process of its own; `AssertionError` with what the compiler or the process says."""
+    machine.skip_where_missing()
     sizes = {name: tensors[i].shape[dim] for name, i, dim in kernel.sizes}
     dense = [
         t.detach().contiguous(memory_format=FORMATS[layout][t.ndim])
@@ -50,15 +99,17 @@ def run(kernel: Kernel, *tensors: Tensor, threads: int = 2, flags: tuple[str, ..
     with tempfile.TemporaryDirectory() as folder:
         text, program, given, made = (Path(folder) / name for name in ("kernel.cpp", "program", "given", "made"))
         text.write_text(kernel.source + _main(kernel, dense, out.nbytes, sizes, threads))
-        command = compiler.compiler().command
-        build = [*command, "-std=c++17", "-fopenmp", "-march=native", *flags, str(text), "-o", str(program)]
-        done = subprocess.run(build, capture_output=True, text=True, check=False)
-        assert not done.returncode, done.stderr
+        command = machine.command or compiler.compiler().command
+        _done(*command, "-std=c++17", *machine.flags, str(text), "-o", str(program))
         given.write_bytes(b"".join(map(_bytes, dense)))
-        done = subprocess.run([str(program), str(given), str(made)], capture_output=True, text=True, check=False)
-        assert not done.returncode, done.stderr[-4000:]
+        _done(*machine.runner, str(program), str(given), str(made))
         flat = torch.frombuffer(bytearray(made.read_bytes()), dtype=out.dtype)
         return flat.as_strided(out.shape, out.stride())
+
+
+def _done(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=250, check=False)
+    assert not done.returncode, f"{command[0]} ended with {done.returncode}: {done.stderr[-4000:]}"
 
 
 def _bytes(tensor: Tensor) -> bytes:
@@ -83,7 +134,8 @@ def _main(kernel: Kernel, dense: list[Tensor], size: int, sizes: dict[str, int],
         return argument.text if argument.kind == "pointer" else str(evaluate(argument.text, sizes))
 
     for launch in kernel.launches:
-        lines += [f"    {kernel.name}::{launch.entry}({', '.join(map(text, launch.arguments))});"]
+        if all(evaluate(n, sizes) for n in launch.grid):
+            lines += [f"    {kernel.name}::{launch.entry}({', '.join(map(text, launch.arguments))});"]
     lines += [f"    std::fwrite({kernel.output.name}.at, 1, {size}, to);", "    std::fclose(to);"]
     names = (*kernel.operands, kernel.output.name, *(a.name for a in kernel.scratch))
     lines += [f"    std::free({name}.at);" for name in names]

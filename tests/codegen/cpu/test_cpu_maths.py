@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import standalone
 import torch
 from codegen.cuda.test_stream_kernels import inp, stream_of
 from native_cases import run
@@ -33,7 +36,7 @@ def arguments(dtype: torch.dtype) -> Tensor:
     return torch.cat([*parts, torch.tensor(SPECIAL)]).to(dtype)
 
 
-def computed(fn: str, x: Tensor) -> Tensor:
+def computed(fn: str, x: Tensor, run: Callable[..., Tensor] = run) -> Tensor:
     return run(kernel(stream_of(pointwise(fn, inp(0, len(x), dtype=x.dtype))), f"fused_{fn}"), x)
 
 
@@ -45,8 +48,19 @@ def ulps(got: Tensor, want: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("fn", ULPS)
 def test_float32(fn: str) -> None:
+    assert_float32(fn, run)
+
+
+@pytest.mark.parametrize("machine", standalone.MACHINES)
+@pytest.mark.parametrize("fn", [pytest.param(fn, marks=[] if fn == "tanh" else pytest.mark.slow) for fn in ULPS])
+def test_float32_on(machine: str, fn: str) -> None:
+    """Other processors and compilers; without instructions that multiply and add at once, too."""
+    assert_float32(fn, partial(standalone.run, machine=standalone.MACHINES[machine]))
+
+
+def assert_float32(fn: str, run: Callable[..., Tensor]) -> None:
     x = arguments(F32)
-    got, want = computed(fn, x), getattr(torch, fn)(x.double())
+    got, want = computed(fn, x, run), getattr(torch, fn)(x.double())
     finite = want.float().isfinite()
     if fn == "sigmoid":  # as in eager, 1 + exp(-x) is infinite before the result is zero
         finite &= x > -88
