@@ -20,10 +20,10 @@ from fusewright.codegen.cpu.elements import written
 from fusewright.codegen.cpu.folds import PLANES, fold
 from fusewright.codegen.cpu.stream_values import Values, tree
 from fusewright.codegen.cpu.text import function, parallel, source
-from fusewright.codegen.stream_sizes import Sizes
-from fusewright.codegen.text import Lines, block, indent
-from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
-from fusewright.schedule.stream import Role, Stream
+from fusewright.codegen.stream_sections import StreamSections
+from fusewright.codegen.text import Lines, block
+from fusewright.kernel import Argument, Expression, Kernel, Launch
+from fusewright.schedule.stream import Place, Stream
 
 # Neighbours that are computed together: their buffers stay in the first cache.
 RUN = 512
@@ -60,19 +60,14 @@ def span(s: Stream, run: int) -> int:
     return (run - 1) * op.stride[-1] + op.dilation[-1] * (op.kernel[-1] - 1) + 1
 
 
-class _Writer:
-    """Knows the axes, the sizes and the names of one stream, and writes its sections."""
+class _Writer(StreamSections):
+    """Writes the sections of one stream."""
 
     def __init__(self, s: Stream, name: str) -> None:
-        self.s, self.name = s, name
-        self.names = {t: f"p{i}" if i else "x" for i, t in enumerate(s.tensors)}
-        self.sizes = Sizes(s)
+        super().__init__(s, name)
         wide = torch.float64 if s.value.dtype == torch.float64 else torch.float32
         self.values = Values(s, self.names, wide if s.folds else s.root.dtype)
-        roles: tuple[Role, Role, Role] = ("kept", "first", "second")
-        self.axes = {role: [a for a, x in enumerate(s.axes) if x.role == role] for role in roles}
-        self.results = [a for a, x in enumerate(s.axes) if x.role != "first"]
-        self.last, self.run = len(s.axes) - 1, run(s)
+        self.run = run(s)
         self.by_columns = bool(s.folds) and self.last not in self.axes["first"]
         self.parted = bool(s.folds) and (len(s.folds) == 2 or self._few())
 
@@ -95,31 +90,17 @@ class _Writer:
     # ---- the record
 
     def kernel(self, reference: str) -> Kernel:
-        s = self.s
+        s, parts = self.s, self._parts() if self.parted else None
         taps = prod(s.window.op.kernel) if s.window else 1
-        work = Argument("threads", f"{self.sizes.product(list(range(self.last + 1)))} * {taps}")
+        work = Argument("threads", f"{self.sizes.product(self.all)} * {taps}")
         pointers = [Argument("pointer", p) for p in (*self.names.values(), *self._scratch_names(), "out")]
-        numbers = [Argument("long", self.sizes.product([a])) for a in range(self.last + 1)]
-        numbers += [Argument("long", self.sizes.lengths[x.dims[0]]) for x in s.axes if x.window is not None]
-        numbers += [Argument("long", self._parts())] if self.parted else []
-        scratch: tuple[Array, ...] = ()
-        if self.parted:
-            planes = PLANES[s.folds[0][0].op.kind]
-            states = f"{planes} * ({self._parts()}) * {self.sizes.product(self.results)}"
-            scratch = (Array("scratch", (states,), torch.float64),)
-        return Kernel(
-            name=self.name,
+        numbers = [Argument("long", n) for n in (*self.lengths(), *([parts] if parts else []))]
+        return self.record(
             source=self.source(),
-            operands=tuple(self.names.values()),
-            layouts=("contiguous",) * len(self.names),
-            sizes=self.sizes.named,
-            output=Array("out", self.sizes.output(), s.root.dtype),
-            scratch=scratch,
+            scratch=self.scratch(PLANES[s.folds[0][0].op.kind], parts) if parts else (),
             launches=(Launch(self.name, (*pointers, *numbers, work)),),
             reference=reference,
-            notes=("Reduced in parts, which are joined in their order.",) if self.parted else (),
-            dtypes=tuple(t.dtype for t in s.tensors),
-            shapes=tuple(map(self.sizes.operand, s.tensors)),
+            notes=("Reduced in parts, which are joined in their order.",) if parts else (),
             target="cpu",
         )
 
@@ -130,7 +111,7 @@ class _Writer:
 
     def source(self) -> str:
         s = self.s
-        lines = [*self._constants(), *self._data(), ""]
+        lines = [*self._constants(), *self.data(), ""]
         compute = compute_type(s.value.dtype)
         for i, (reduction, tail) in enumerate(s.folds):
             result = compute_type(reduction.node.dtype)
@@ -143,58 +124,33 @@ class _Writer:
         if s.folds:
             lines += [*self._reduced(), ""]
         body = self._flat() if not s.folds else self._parted() if self.parted else self._direct()
-        names = ", ".join([*self.names.values(), *self._numbers()])
+        names = ", ".join([*self.names.values(), *self.numbers()])
         lines += function(self._head(), [f"const Data d{{{names}}};", *body])
-        return source(self._about(), self.name, lines)
-
-    def _about(self) -> str:
-        axes = ", ".join(
-            f"i{a} over dimension{'s' if len(x.dims) > 1 else ''} {'-'.join(map(str, sorted({x.dims[0], x.dims[-1]})))}"
-            + (" (pooled)" if x.window is not None else "")
-            for a, x in enumerate(self.s.axes)
-        )
-        return f"axes {axes}."
+        return source(self.about(), self.name, lines)
 
     def _constants(self) -> Lines:
         lines = [f"constexpr index_t BLOCK = {self.run};  // neighbours along the last axis that are computed together"]
         if self.s.window is None:
             return [*lines, ""]
-        op = self.s.window.op
-        for constant in ("kernel", "stride", "padding", "dilation"):
-            values = ", ".join(map(str, getattr(op, constant)))
-            lines.append(f"constexpr index_t {constant.upper()}[] = {{{values}}};")
-        reach = op.dilation[-1] * (op.kernel[-1] - 1)
-        lines.append(f"constexpr index_t REACH = {reach};  // from the first to the last tap of a row")
+        lines += self.window_constants("constexpr index_t", "constexpr index_t")
         return [*lines, f"constexpr index_t SPAN = {span(self.s, self.run)};  // that a block of windows reaches", ""]
-
-    def _numbers(self) -> list[str]:
-        pooled = [f"m{a}" for a, x in enumerate(self.s.axes) if x.window is not None]
-        return [*(f"n{a}" for a in range(self.last + 1)), *pooled]
-
-    def _data(self) -> Lines:
-        lines = [f"const {ELEMENT[t.dtype]}* {name};" for t, name in self.names.items()]
-        lines.append("index_t " + ", ".join(f"n{a}" for a in range(self.last + 1)) + ";  // lengths of the axes")
-        pooled = [f"m{a}" for a, x in enumerate(self.s.axes) if x.window is not None]
-        if pooled:
-            lines.append("index_t " + ", ".join(pooled) + ";  // those of pooled axes before the window")
-        return ["// What a call passes.", "struct Data {", *indent(lines), "};"]
 
     def _head(self) -> tuple[str, list[str]]:
         """The entry point's name and parameters."""
         pointers = [f"const {ELEMENT[t.dtype]}* {name}" for t, name in self.names.items()]
         pointers += [f"double* {n}" for n in self._scratch_names()] + [f"{ELEMENT[self.s.root.dtype]}* out"]
-        numbers = [f"index_t {n}" for n in (*self._numbers(), *(["parts"] if self.parted else []))]
+        numbers = [f"index_t {n}" for n in (*self.numbers(), *(["parts"] if self.parted else []))]
         return f'extern "C" void {self.name}', [*pointers, *numbers, "int threads"]
 
     def _finish(self, i: int) -> Lines:
         """The function that finishes a reduction: its result, and what follows it."""
         s = self.s
         reduction, after = s.folds[i]
-        struct, place = (("First", "first"), ("Second", "second"))[i]
+        place: Place = "second" if i else "first"
         axes = self.results if i == 0 else self.axes["kept"]
         result = (after.root if after else reduction.node).dtype
         last = i == len(s.folds) - 1
-        loads, given = self.values.scalars("first" if i == 0 else "second")
+        loads, given = self.values.loads(place)
         lines, value = tree(after, reduction.node, given | {reduction.node: "reduced"})
         away = [f"d.n{a}" for a, axis in enumerate(s.axes) if axis.role == place]
         count = " * ".join([f"double({away[0]})", *away[1:]])
@@ -203,7 +159,7 @@ class _Writer:
         body.append(f"return {written(value, result) if last else value};")
         coordinates = "".join(f", index_t i{a}" for a in axes) if loads else "".join(", index_t" for a in axes)
         element = ELEMENT[result] if last else compute_type(result)
-        head = f"inline {element} finish_{place}(const Data& d{coordinates}, const {struct}& fold)"
+        head = f"inline {element} finish_{place}(const Data& d{coordinates}, const {place.title()}& fold)"
         return [f"// What comes of the {place} reduction.", *block(head, body)]
 
     # ---- loops
@@ -236,16 +192,14 @@ class _Writer:
         return f"const index_t count = std::min(BLOCK, n{self.last} - i{self.last});"
 
     def _flat(self) -> Lines:
-        axes = list(range(self.last + 1))
-        call = f"values(d{self._coordinates(axes)}, count, out + {_bracketed(self._place(axes))});"
-        return self._loops(axes, [self._count(), call])
+        call = f"values(d{self._coordinates(self.all)}, count, out + {_bracketed(self._place(self.all))});"
+        return self._loops(self.all, [self._count(), call])
 
     def _reduced(self) -> Lines:
         """The function that reduces runs number `begin` to `end` of a result, or of a block of results."""
         first, s = self.axes["first"], self.s
         compute = compute_type(s.value.dtype)
         coordinates = "".join(f", index_t i{a}" for a in self.results)
-        all_axes = list(range(self.last + 1))
         decode, rest = [], "run"
         for a in reversed(first):
             blocks = a == self.last
@@ -257,10 +211,10 @@ class _Writer:
             numbers = "index_t count, index_t begin, index_t end"
             head = f"inline void reduce(const Data& d{coordinates}, {numbers}, Firsts& folds)"
             about = "// Takes runs `begin` to `end` of a block of neighbouring results."
-            body = [*decode, f"values(d{self._coordinates(all_axes)}, count, value);", "folds.take(value, count);"]
+            body = [*decode, f"values(d{self._coordinates(self.all)}, count, value);", "folds.take(value, count);"]
             return [about, *block(head, [f"{compute} value[BLOCK];", *self._runs(body)])]
         body = [*decode, f"const index_t count = std::min(BLOCK, d.n{self.last} - i{self.last});"]
-        body += [f"values(d{self._coordinates(all_axes)}, count, value);", "fold.take(value, count);"]
+        body += [f"values(d{self._coordinates(self.all)}, count, value);", "fold.take(value, count);"]
         head = f"inline First reduced(const Data& d{coordinates}, index_t begin, index_t end)"
         lines = ["First fold;", f"{compute} value[BLOCK];", *self._runs(body), "return fold;"]
         return ["// The fold of runs `begin` to `end` of a result.", *block(head, lines)]

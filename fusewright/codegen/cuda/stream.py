@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from math import prod
 from textwrap import wrap
 
-import torch
-
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import stream_text as text
 from fusewright.codegen.cuda.folds import PLANES, fold
 from fusewright.codegen.cuda.primitives import primitives
 from fusewright.codegen.cuda.stream_values import Values, Widths, decode, widths
-from fusewright.codegen.stream_sizes import Sizes, hint
+from fusewright.codegen.stream_sections import StreamSections
+from fusewright.codegen.stream_sizes import hint
 from fusewright.codegen.text import Lines, fill, indent
-from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
-from fusewright.schedule.stream import Role, Stream
+from fusewright.kernel import Argument, Expression, Kernel, Launch
+from fusewright.schedule.stream import Stream
 
 THREADS = 256
 FULL = 1056  # blocks that keep a large device busy: eight on each of 132 multiprocessors
@@ -50,18 +49,13 @@ class Shape:
     joiners: int = 1
 
 
-class _Writer:
-    """Knows the axes, the sizes and the names of one stream, and writes its sections."""
+class _Writer(StreamSections):
+    """Writes the sections of one stream."""
 
     def __init__(self, s: Stream, name: str) -> None:
-        self.s, self.name = s, name
-        self.names = {t: f"p{i}" if i else "x" for i, t in enumerate(s.tensors)}
+        super().__init__(s, name)
         self.values = Values(s, self.names)
         self.wide = widths(s)
-        self.sizes = Sizes(s)
-        roles: tuple[Role, Role, Role] = ("kept", "first", "second")
-        self.axes = {role: [a for a, x in enumerate(s.axes) if x.role == role] for role in roles}
-        self.results = [a for a, x in enumerate(s.axes) if x.role != "first"]
         self.shape = self._shape()
         most = max(prod(map(hint, t.shape)) for t in (*s.tensors, s.entry, s.value))
         self.index = "int" if most < 2**30 else "long long"
@@ -73,7 +67,7 @@ class _Writer:
         first, results = self.axes["first"], self.results
         reduced, kept = self.sizes.count(first), self.sizes.count(results)
         two = len(self.s.folds) == 2
-        if len(self.s.axes) - 1 in first:
+        if self.last in first:
             split = kept < FULL // 4 and reduced >= 16 * THREADS
             few = split or (reduced >= 16 * THREADS and kept < 8 * FULL)  # rows: fewer than warps, nearly
             team = THREADS if few else 32 if reduced >= 128 else 8
@@ -91,26 +85,13 @@ class _Writer:
     # Text.
 
     def kernel(self, reference: str) -> Kernel:
-        s, shape = self.s, self.shape
-        scratch: tuple[Array, ...] = ()
-        if shape.parts is not None:
-            planes = PLANES[s.folds[0][0].op.kind]
-            scratch = (
-                Array("scratch", (f"{planes} * ({shape.parts}) * {self.sizes.product(self.results)}",), torch.float64),
-            )
-        return Kernel(
-            name=self.name,
+        s, parts = self.s, self.shape.parts
+        return self.record(
             source=self.source(),
-            operands=tuple(self.names.values()),
-            layouts=("contiguous",) * len(self.names),
-            sizes=self.sizes.named,
-            output=Array("out", self.sizes.output(), s.root.dtype),
-            scratch=scratch,
+            scratch=self.scratch(PLANES[s.folds[0][0].op.kind], parts) if parts else (),
             launches=self._launches(),
             reference=reference,
             notes=self._notes(),
-            dtypes=tuple(t.dtype for t in s.tensors),
-            shapes=tuple(map(self.sizes.operand, s.tensors)),
         )
 
     def _notes(self) -> tuple[str, ...]:
@@ -120,10 +101,8 @@ class _Writer:
 
     def _arguments(self, *more: Argument) -> tuple[Argument, ...]:
         number = "int" if self.index == "int" else "long"
-        pointers = [Argument("pointer", name) for name in self.names.values()]
-        lengths = [Argument(number, self.sizes.product([a])) for a in range(len(self.s.axes))]
-        pooled = [Argument(number, self.sizes.lengths[x.dims[0]]) for x in self.s.axes if x.window is not None]
-        return (*pointers, *lengths, *pooled, *more)
+        pointers = (Argument("pointer", name) for name in self.names.values())
+        return (*pointers, *(Argument(number, n) for n in self.lengths()), *more)
 
     def _launches(self) -> tuple[Launch, ...]:
         shape, results = self.shape, self.sizes.product(self.results)
@@ -150,9 +129,9 @@ class _Writer:
         return max(1, most // 2) if self.s.window else most
 
     def source(self) -> str:
-        lines = self._head()
-        lines += self._constants()
-        lines += [*fill(text.TOOLS), "", *self._data(), ""]
+        lines = [f"// {self.name}: {self.about()}", ""]
+        lines += [*primitives("nonfinite", "elements").rstrip("\n").split("\n"), "", *self._constants()]
+        lines += [*fill(text.TOOLS), "", *self.data(), ""]
         compute = compute_type(self.s.value.dtype)
         for i, (reduction, tail) in enumerate(self.s.folds):
             kind, result = reduction.op.kind, compute_type(reduction.node.dtype)
@@ -167,14 +146,6 @@ class _Writer:
         if self.shape.parts is not None:
             lines += ["", *self._finish()]
         return "\n".join(lines) + "\n"
-
-    def _head(self) -> Lines:
-        axes = ", ".join(
-            f"i{a} over dimension{'s' if len(x.dims) > 1 else ''} {'-'.join(map(str, sorted({x.dims[0], x.dims[-1]})))}"
-            + (" (pooled)" if x.window is not None else "")
-            for a, x in enumerate(self.s.axes)
-        )
-        return [f"// {self.name}: axes {axes}.", "", *primitives("nonfinite", "elements").rstrip("\n").split("\n"), ""]
 
     def _constants(self) -> Lines:
         shape, wide = self.shape, self.wide or Widths(1, 1)
@@ -192,12 +163,9 @@ class _Writer:
             return [*lines, ""]
         op = self.s.window.op
         lines += self._widths("CHUNK", wide.chunk, 1)
-        for constant in ("kernel", "stride", "padding", "dilation"):
-            values = ", ".join(map(str, getattr(op, constant)))
-            lines.append(f"__device__ constexpr int {constant.upper()}[] = {{{values}}};")
+        lines += self.window_constants("__device__ constexpr int", "constexpr int")
         stride, padding, reach = op.stride[-1], op.padding[-1], op.dilation[-1] * (op.kernel[-1] - 1)
         skew = -(-padding // wide.chunk) * wide.chunk
-        lines.append(f"constexpr int REACH = {reach};  // from the first to the last tap of a row")
         lines.append("// A row of loads starts SKEW elements to the left of the first slot and takes SPAN of them.")
         lines += self._widths("SKEW", skew, padding)
         lines += self._widths("SPAN", skew - padding + (wide.values - 1) * stride + reach + 1, reach + 1)
@@ -207,41 +175,30 @@ class _Writer:
         value = f"WIDE ? {wide} : {narrow}" if self.wide and wide != narrow else str(narrow)
         return ["template <bool WIDE>", f"constexpr int {name} = {value};"]
 
-    def _data(self) -> Lines:
-        lines = [f"const {ELEMENT[t.dtype]}* {name};" for t, name in self.names.items()]
-        lines.append("index_t " + ", ".join(f"n{a}" for a in range(len(self.s.axes))) + ";  // lengths of the axes")
-        pooled = [f"m{a}" for a, x in enumerate(self.s.axes) if x.window is not None]
-        if pooled:
-            lines.append("index_t " + ", ".join(pooled) + ";  // those of pooled axes before the window")
-        return ["// What a call passes.", "struct Data {", *indent(lines), "};"]
-
     def _body(self) -> Lines:
         return {"flat": self._flat, "rows": self._rows, "columns": self._columns}[self.shape.form]()
 
     def _common(self, wide_at_once: int, at_once: int) -> dict[str, object]:
         return {
             "T": compute_type(self.s.value.dtype),
-            "coordinates": ", ".join(f"i{a}" for a in range(len(self.s.axes))),
+            "coordinates": ", ".join(f"i{a}" for a in self.all),
             "wide_at_once": self.at_once(wide_at_once),
             "at_once": self.at_once(at_once),
         }
 
     def _items(self, axes: list[int]) -> str:
         """C++ for the number of groups of values of these axes."""
-        last = len(self.s.axes) - 1
-        return " * ".join(f"(d.n{a} / V)" if a == last else f"d.n{a}" for a in axes) or "1"
+        return " * ".join(f"(d.n{a} / V)" if a == self.last else f"d.n{a}" for a in axes) or "1"
 
     def _decode(self, index: str, axes: list[int]) -> Lines:
-        wide = bool(axes) and axes[-1] == len(self.s.axes) - 1
-        return decode(index, axes, " * V" if wide else "")
+        return decode(index, axes, " * V" if axes[-1:] == [self.last] else "")
 
     def _flat(self) -> Lines:
-        axes = list(range(len(self.s.axes)))
         return fill(
             text.FLAT,
             out=ELEMENT[self.s.root.dtype],
-            items=self._items(axes),
-            decode=self._decode("item", axes),
+            items=self._items(self.all),
+            decode=self._decode("item", self.all),
             **self._common(2, 4),
         )
 
@@ -305,16 +262,12 @@ class _Writer:
         """``entry(parameters) {``, in lines of ordinary length."""
         number = "int" if self.index == "int" else "long long"
         pointers = [f"const {ELEMENT[t.dtype]}* __restrict__ {name}" for t, name in self.names.items()]
-        glued = [p.replace(" ", "~") for p in (*pointers, *(f"{number} {n}" for n in self._numbers()), *more)]
+        glued = [p.replace(" ", "~") for p in (*pointers, *(f"{number} {n}" for n in self.numbers()), *more)]
         lines = wrap(f"{entry}({', '.join(glued)})~{{", width=116, subsequent_indent="    ", break_long_words=False)
         return [line.replace("~", " ") for line in lines]
 
-    def _numbers(self) -> list[str]:
-        pooled = [f"m{a}" for a, x in enumerate(self.s.axes) if x.window is not None]
-        return [*(f"n{a}" for a in range(len(self.s.axes))), *pooled]
-
     def _members(self) -> str:
-        return ", ".join([*self.names.values(), *self._numbers()])
+        return ", ".join([*self.names.values(), *self.numbers()])
 
     def _entry(self) -> Lines:
         target = ["scratch", "parts"] if self.shape.parts is not None else ["out"]
@@ -332,7 +285,7 @@ class _Writer:
     def _conditions(self) -> Lines:
         """When the wide variant may run: whole groups in every row, and rows that start where 16 bytes do."""
         assert self.wide is not None
-        last = len(self.s.axes) - 1
+        last = self.last
         tests = [f"n{last} % VALUES<true> == 0"] if self.wide.values > 1 else []
         tests += [f"m{last} % CHUNK<true> == 0"] if self.s.axes[last].window is not None else []
         loaded = dict.fromkeys(self.names[r.tensor] for r in self.s.reads if last in r.axes)

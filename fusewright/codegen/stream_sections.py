@@ -1,0 +1,95 @@
+"""What the writers of streams say on every target: names, axes, what a call passes, and the kernel's record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fusewright.codegen.cpp import ELEMENT
+from fusewright.codegen.stream_sizes import Sizes
+from fusewright.codegen.text import Lines, indent
+from fusewright.kernel import Array, Expression, Kernel
+from fusewright.schedule.stream import Role, Stream
+
+
+class StreamSections:
+    """Knows the axes, the sizes and the names of one stream, and writes what does not depend on the target.
+
+    axes     by role
+    results  the axes that the first reduction leaves
+    pooled   the axes that a window runs along
+    """
+
+    def __init__(self, s: Stream, name: str) -> None:
+        self.s, self.name = s, name
+        self.names = {t: f"p{i}" if i else "x" for i, t in enumerate(s.tensors)}
+        self.sizes = Sizes(s)
+        roles: tuple[Role, ...] = ("kept", "first", "second")
+        self.axes = {role: [a for a, x in enumerate(s.axes) if x.role == role] for role in roles}
+        self.results = [a for a, x in enumerate(s.axes) if x.role != "first"]
+        self.pooled = [a for a, x in enumerate(s.axes) if x.window is not None]
+        self.all = list(range(len(s.axes)))
+        self.last = self.all[-1]
+
+    def about(self) -> str:
+        """The axes, in words."""
+
+        def named(a: int) -> str:
+            dims = self.s.axes[a].dims
+            ends = "-".join(map(str, sorted({dims[0], dims[-1]})))
+            pooled = " (pooled)" if a in self.pooled else ""
+            return f"i{a} over dimension{'s' if len(dims) > 1 else ''} {ends}{pooled}"
+
+        return f"axes {', '.join(map(named, self.all))}."
+
+    def window_constants(self, array: str, number: str) -> Lines:
+        """What the window is like, an entry per dimension; `array` and `number` declare constants."""
+        if self.s.window is None:
+            return []
+        op = self.s.window.op
+        values = ((c.upper(), getattr(op, c)) for c in ("kernel", "stride", "padding", "dilation"))
+        reach = op.dilation[-1] * (op.kernel[-1] - 1)
+        return [
+            *(f"{array} {name}[] = {{{', '.join(map(str, each))}}};" for name, each in values),
+            f"{number} REACH = {reach};  // from the first to the last tap of a row",
+        ]
+
+    def numbers(self) -> list[str]:
+        """The names of the lengths that a call passes."""
+        return [*(f"n{a}" for a in self.all), *(f"m{a}" for a in self.pooled)]
+
+    def lengths(self) -> list[Expression]:
+        """What these are."""
+        pooled = (self.sizes.lengths[self.s.axes[a].dims[0]] for a in self.pooled)
+        return [*(self.sizes.product([a]) for a in self.all), *pooled]
+
+    def data(self) -> Lines:
+        """The struct of what a call passes."""
+
+        def declared(names: list[str], about: str) -> Lines:
+            return [f"index_t {', '.join(names)};  // {about}"] if names else []
+
+        members = [
+            *(f"const {ELEMENT[t.dtype]}* {name};" for t, name in self.names.items()),
+            *declared([f"n{a}" for a in self.all], "lengths of the axes"),
+            *declared([f"m{a}" for a in self.pooled], "those of pooled axes before the window"),
+        ]
+        return ["// What a call passes.", "struct Data {", *indent(members), "};"]
+
+    def scratch(self, states: int, parts: Expression) -> tuple[Array, ...]:
+        """Memory for the parts of every result, so many numbers each."""
+        return (Array("scratch", (f"{states} * ({parts}) * {self.sizes.product(self.results)}",), torch.float64),)
+
+    def record(self, **more: Any) -> Kernel:
+        """The kernel; `more` are fields of `Kernel`."""
+        return Kernel(
+            name=self.name,
+            operands=tuple(self.names.values()),
+            layouts=("contiguous",) * len(self.names),
+            sizes=self.sizes.named,
+            output=Array("out", self.sizes.output(), self.s.root.dtype),
+            dtypes=tuple(t.dtype for t in self.s.tensors),
+            shapes=tuple(map(self.sizes.operand, self.s.tensors)),
+            **more,
+        )

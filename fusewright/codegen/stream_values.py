@@ -1,0 +1,140 @@
+"""What the C++ of a stream's values says on every target: where elements lie, and what a window does with them.
+
+Axis a is run over by coordinate ``i<a>`` of length ``n<a>``; where a window runs along it, ``j<a>`` and ``m<a>`` are
+those of the value the window reads.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from math import prod
+from typing import ClassVar
+
+from fusewright.codegen.cpp import compute_type, literal
+from fusewright.codegen.text import Lines, block
+from fusewright.ir import ops
+from fusewright.ir.node import Node
+from fusewright.schedule.chain import Window
+from fusewright.schedule.stream import Place, Read, Stream
+
+# How a window takes an element in; a maximum and a minimum keep a NaN.
+TAKE = {
+    "max": "pooled[e] = element > pooled[e] || element != element ? element : pooled[e];",
+    "min": "pooled[e] = element < pooled[e] || element != element ? element : pooled[e];",
+    "avg": "pooled[e] += element;",
+}
+
+
+class StreamValues(ABC):
+    """Writes the function ``values``; `names` are the tensors' names in `Data`."""
+
+    inline: ClassVar[str]  # what stands before the result of a small function
+    std: ClassVar[str]  # and before ``min`` and ``max``
+
+    def __init__(self, s: Stream, names: dict[Node, str]) -> None:
+        self.s, self.names = s, names
+        self.last = len(s.axes) - 1
+
+    # ---- windows
+
+    @property
+    def window(self) -> Window:
+        """The window, of a stream that has one."""
+        assert self.s.window is not None
+        return self.s.window
+
+    def neutral(self) -> str:
+        """What changes no result of the window."""
+        compute = compute_type(self.window.node.dtype)
+        values = {"max": f"-{compute}(INFINITY)", "min": f"{compute}(INFINITY)", "avg": f"{compute}(0)"}
+        return values[self.window.op.kind]
+
+    def checked(self) -> bool:
+        """Whether a window may reach over an end of the value it reads."""
+        return self.window.op.ceil_mode or any(self.window.op.padding)
+
+    @abstractmethod
+    def row(self) -> Lines:
+        """The taps of the window along the last axis."""
+
+    def taps(self, unroll: Sequence[str] = ()) -> Lines:
+        """The loops over the taps of the other axes, each under `unroll`, around the row of the last one."""
+        lines = self.row()
+        others = [(a, axis.window) for a, axis in enumerate(self.s.axes) if axis.window is not None and a != self.last]
+        for a, k in reversed(others):
+            body = [f"const index_t j{a} = i{a} * STRIDE[{k}] - PADDING[{k}] + u{a} * DILATION[{k}];"]
+            body += [f"if (j{a} < 0 || j{a} >= d.m{a}) continue;"] if self.checked() else []
+            lines = [*unroll, *block(f"for (int u{a} = 0; u{a} < KERNEL[{k}]; ++u{a})", [*body, *lines])]
+        return lines
+
+    def divisor(self) -> str | None:
+        """Text of what an average of element ``e`` is divided by; `None` for maxima and minima."""
+        op, compute = self.window.op, compute_type(self.window.node.dtype)
+        if op.kind != "avg":
+            return None
+        if not self.counts():
+            return literal(prod(op.kernel) if op.divisor is None else op.divisor, compute)
+        counts = []
+        for a, axis in enumerate(self.s.axes):
+            if axis.window is not None:
+                i = f"i{a} + e" if a == self.last else f"i{a}"
+                counts.append(f"counted<{axis.window}>({i}, d.m{a})")
+        return f"{compute}({' * '.join(counts)})"
+
+    def counts(self) -> bool:
+        """Whether an average is over another number of elements at a border."""
+        op = self.window.op
+        whole = not self.checked() or (op.count_include_pad and not op.ceil_mode)
+        return op.kind == "avg" and op.divisor is None and not whole
+
+    def counted(self) -> Lines:
+        """The function that counts what an average is over, along one dimension of the window; often not needed."""
+        if self.s.window is None or not self.counts():
+            return []
+        padded = self.window.op.count_include_pad
+        end = "length + PADDING[K]" if padded else "length"
+        begin = "begin" if padded else f"{self.std}max(begin, index_t(0))"
+        return [
+            "// How many elements the window at slot `i` averages along its dimension K.",
+            "template <int K>",
+            *block(
+                f"{self.inline} index_t counted(index_t i, index_t length)",
+                [
+                    "const index_t begin = i * STRIDE[K] - PADDING[K];",
+                    f"return {self.std}min(begin + KERNEL[K], index_t({end})) - {begin};",
+                ],
+            ),
+            "",
+        ]
+
+    # ---- operands
+
+    def reads(self, place: Place) -> list[Read]:
+        """The tensors read at `place`."""
+        return [r for r in self.s.reads if r.place == place]
+
+    def last_of(self, place: Place) -> int:
+        """The last axis of the values at `place`, -1 where none is left."""
+        hidden = {"before": (), "after": (), "first": ("first",), "second": ("first", "second")}[place]
+        return max((a for a, axis in enumerate(self.s.axes) if axis.role not in hidden), default=-1)
+
+    def offset(self, r: Read) -> str:
+        """Where an element of a tensor lies: Horner's scheme over the axes along which it varies."""
+        text = ""
+        for a in r.axes:
+            moved = r.place == "before" and self.s.axes[a].window is not None
+            i, n = (f"j{a}", f"d.m{a}") if moved else (f"i{a}", f"d.n{a}")
+            text = f"({text}) * {n} + {i}" if " " in text else f"{text} * {n} + {i}" if text else i
+        return f"({text})" if " " in text else text or "0"
+
+
+def constant(leaf: Node) -> str:
+    """Text of a tensor of one value."""
+    assert isinstance(leaf.op, ops.Full)
+    return literal(leaf.op.value, compute_type(leaf.dtype))
+
+
+def unknown(leaf: Node) -> str:
+    """For leaves of a tree, all of which have names."""
+    raise AssertionError(f"{leaf!r} is no leaf of the tree")
