@@ -10,19 +10,17 @@ summed in parts, whose number depends on sizes alone, and the parts are added in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 import torch
 
-from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type
+from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cpu import ranges_text as texts
-from fusewright.codegen.cpu.elements import HALVES, read, written
+from fusewright.codegen.cpu.elements import read, written
 from fusewright.codegen.cpu.text import function, source
-from fusewright.codegen.range_tables import Tables, one_scale
+from fusewright.codegen.range_sections import RangeSections, guess
 from fusewright.codegen.text import Lines, fill
-from fusewright.ir.ops import Size
-from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
+from fusewright.kernel import Argument, Array, Kernel, Launch
 from fusewright.schedule.range_sums import RangeReduction
 
 WIDTH = 512  # columns that are summed together
@@ -36,68 +34,35 @@ def kernel(r: RangeReduction, name: str, reference: str = "") -> Kernel:
     return _Writer(r, name).kernel(reference)
 
 
-@dataclass(frozen=True)
-class _Writer:
-    r: RangeReduction
-    name: str
-
-    @property
-    def tables(self) -> Tables:
-        return Tables(self.r)
-
-    @property
-    def cells(self) -> int:
-        return 1 if self.r.total else self.tables.cells
-
-    @property
-    def alone(self) -> bool:
-        """Whether a plane has one sum, made of one cell."""
-        return self.cells == 1 and self.r.slots == 1
+class _Writer(RangeSections):
+    inline, constant, index = "inline", "constexpr", "index_t"
 
     @property
     def parted(self) -> bool:
         """Whether there are too few planes for each to be one thread's."""
-        planes = prod(_hint(d, 8) for d in self.r.x.shape[: self.r.leading])
-        elements = prod(_hint(d, 1024) for d in self.r.x.shape[self.r.leading :])
+        planes = prod(guess(d, 8) for d in self.r.x.shape[: self.r.leading])
+        elements = prod(guess(d, 1024) for d in self.r.x.shape[self.r.leading :])
         return planes < ENOUGH // 4 and elements >= 2 * WORTH_A_PART
 
     # ---- the record
 
     def kernel(self, reference: str) -> Kernel:
-        r = self.r
-        sizes = tuple((f"n{d}", 0, d) for d in range(r.x.ndim if r.total else r.leading))
-        names = [n for n, _, _ in sizes]
-        planes = " * ".join(names[: r.leading]) or "1"
-        length = " * ".join(names[r.leading :]) if r.total else str(self.tables.plane)
-        shape = (*names, *(str(d) for d in r.x.shape[len(names) :]))
+        planes, length = self.planes, self.length
         parts = f"max(1, min(ceil_div({length}, {WORTH_A_PART}), {ENOUGH} // max(1, {planes})))"
-        numbers = [planes, *([length] if r.total else []), *([parts] if self.parted else [])]
+        numbers = [planes, *([length] if self.r.total else []), *([parts] if self.parted else [])]
         arguments = (
-            Argument("pointer", "x"),
-            *([Argument("pointer", "scratch")] if self.parted else []),
-            Argument("pointer", "out"),
+            *(Argument("pointer", name) for name in ("x", *(["scratch"] if self.parted else []), "out")),
             *(Argument("long", n) for n in numbers),
             Argument("threads", f"({planes}) * {length}"),
         )
-        return Kernel(
-            self.name,
-            self.text(),
-            ("x",),
-            ("contiguous",),
-            sizes,
-            Array("out", self._shape(names), r.root.dtype),
-            (Array("scratch", (planes, parts, str(self.cells)), torch.float64),) if self.parted else (),
-            (Launch(self.name, arguments, (planes, "1", "1")),),
-            reference,
+        return self.record(
+            source=self.text(),
+            scratch=(Array("scratch", (planes, parts, str(self.cells)), torch.float64),) if self.parted else (),
+            launches=(Launch(self.name, arguments, (planes, "1", "1")),),
+            reference=reference,
             notes=("Summed in parts, which are added in their order.",) if self.parted else (),
-            dtypes=(r.x.dtype,),
-            shapes=(shape,),
             target="cpu",
         )
-
-    def _shape(self, names: list[str]) -> tuple[Expression, ...]:
-        kept = self.r.root.shape[self.r.leading :]
-        return (*names[: self.r.leading], *(str(d) for d in kept))
 
     # ---- the text
 
@@ -107,69 +72,32 @@ class _Writer:
             f"using Element = {ELEMENT[r.x.dtype]};",
             f"constexpr int CELLS = {self.cells}, SLOTS = {r.slots};  // different sums per plane, and results of them",
             "",
-            *self._value(),
+            *self.value(),
             *([] if r.total else self._tables()),
             *self._add(),
             *self._write(),
             *self._entry(),
         ]
-        return source(f"{self._about()}, every element read once.", self.name, lines)
+        return source(f"{self.about()}.", self.name, lines)
 
-    def _about(self) -> str:
-        if self.r.total:
-            return "sums over planes of any length"
-        counts = " x ".join(str(len(a.slots or ())) for a in self.r.axes)
-        return f"{counts} sums over index ranges of the last {'axis' if len(self.r.axes) == 1 else 'axes'}"
+    def read(self, element: str) -> str:
+        return read(element, self.r.x.dtype)
 
-    def _value(self) -> Lines:
-        """The function ``value``: what is summed, from what is read."""
-        compute, dtype = compute_type(self.r.value.dtype), self.r.x.dtype
-        scalars = Scalars({self.r.x: "x"}, repr)
-        result = scalars.value(self.r.value)
-        about = "What is summed, of an element." if scalars.lines else "An element, in the type it is added in."
-        return [
-            f"// {about}",
-            f"inline {compute} value(Element element) {{",
-            *([f"    const {compute_type(dtype)} x = {read('element', dtype)};"] if scalars.lines else []),
-            *(f"    {line}" for line in scalars.lines),
-            f"    return {result if scalars.lines else read('element', dtype)};",
-            "}",
-            "",
-        ]
+    def written(self, value: str) -> str:
+        return written(value, self.r.root.dtype)
 
     def _tables(self) -> Lines:
         """Constant tables of segments, rows and the slots their cells belong to."""
-        tables, segments = self.tables, self.tables.columns.segments
-        lines = [
-            f"constexpr index_t {'PLANE' if tables.rows else 'LENGTH'} = {tables.plane};",
-            f"constexpr int PERIOD = {tables.columns.period}, SEGMENTS = {len(segments)};",
-            "struct Segment { index_t begin, end; };  // in the same slots, up to the residue modulo PERIOD",
-            _table("Segment SEGMENT[SEGMENTS]", [f"{{{s.begin}, {s.end}}}" for s in segments]),
-        ]
-        if tables.rows or tables.columns.period > 1:
-            width = WIDTH // tables.columns.period * tables.columns.period
+        tables, period = self.tables, self.tables.columns.period
+        lines = self.segments()
+        if tables.rows or period > 1:
+            width = WIDTH // period * period
             lines.append(f"constexpr index_t WIDTH = {width};  // columns that are summed together")
         if tables.rows:
-            sets, _ = tables.sets
-            first, last = segments[0].begin, segments[-1].end
-            lines.append(f"constexpr index_t FIRST = {first}, LAST = {last};  // elements of a row that are summed")
-            lines += fill(texts.ROWS_2D if len(tables.rows) == 1 else texts.ROWS_3D)
-            lines += [f"constexpr int SETS = {len(sets)};", _table("Rows ROWS[SETS]", sets)]
+            lines += self.rows(fill(texts.ROWS_2D if len(tables.rows) == 1 else texts.ROWS_3D))
         if not self.alone:
-            lines += self._members()
-        if one_scale(self.r) is None:
-            lines.append(_table("double SCALE[SLOTS]", [repr(s) for s in tables.scales]))
-        return [*lines, ""]
-
-    def _members(self) -> Lines:
-        """Tables of the slots that cells belong to, a bit each, and the function that looks them up."""
-        tables = self.tables
-        across = _table("unsigned long long SLOTS_OF[SEGMENTS * PERIOD]", [f"{m:#x}" for m in tables.members])
-        if not tables.rows:
-            return [across, *fill(texts.BELONGS_LINE)]
-        count = f"constexpr int COLUMN_SLOTS = {len(tables.columns.slots or ())};"
-        down = _table("unsigned long long ROW_SLOTS_OF[SETS]", [f"{m:#x}" for m in tables.sets[1]])
-        return [across, count, down, *fill(texts.BELONGS_PLANES)]
+            lines += [*self.members(), *fill(texts.BELONGS_PLANES if tables.rows else texts.BELONGS_LINE)]
+        return [*lines, *self.scales(), ""]
 
     def _add(self) -> Lines:
         """The function that adds up a part of a plane."""
@@ -182,21 +110,8 @@ class _Writer:
     def _write(self) -> Lines:
         """The function that turns cells into results."""
         length = "index_t length, " if self.r.mean else ""
-        names = {"length": length, "Result": ELEMENT[self.r.root.dtype], "result": self._result()}
+        names = {"length": length, "Result": ELEMENT[self.r.root.dtype], "result": self.result()}
         return fill(texts.WRITE_ONE if self.alone else texts.WRITE, **names)
-
-    def _result(self) -> str:
-        """The finished sum, from its total in float64."""
-        dtype, scale = self.r.root.dtype, one_scale(self.r)
-        if self.r.mean:
-            text = "total / double(length)"
-        elif scale is None:
-            text = "total * SCALE[slot]"
-        else:
-            text = "total" if scale == 1.0 else f"total * {scale!r}"
-        if dtype == torch.float64:
-            return text
-        return written(f"float({text})", dtype) if dtype in HALVES or text != "total" else "float(total)"
 
     def _entry(self) -> Lines:
         total = self.r.total
@@ -211,12 +126,3 @@ class _Writer:
         pointers = ["const Element* x", *scratch, f"{ELEMENT[self.r.root.dtype]}* out"]
         parameters = [*pointers, "index_t planes", *length, *parts, "int threads"]
         return function((f'extern "C" void {self.name}', parameters), body)
-
-
-def _table(declaration: str, entries: list[str]) -> str:
-    return f"constexpr {declaration} = {{{', '.join(entries)}}};"
-
-
-def _hint(size: Size, symbolic: int) -> int:
-    """A number for a size the graph may not know."""
-    return size if isinstance(size, int) else symbolic

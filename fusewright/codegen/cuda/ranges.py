@@ -17,14 +17,14 @@ from math import ceil, prod
 
 import torch
 
-from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type
+from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import ranges_text as texts
 from fusewright.codegen.cuda.primitives import primitives
-from fusewright.codegen.range_tables import Tables, one_scale
-from fusewright.codegen.text import fill
-from fusewright.ir.ops import Size
+from fusewright.codegen.range_sections import RangeSections, guess
+from fusewright.codegen.range_tables import one_scale
+from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
-from fusewright.schedule.range_sums import Axis, RangeReduction
+from fusewright.schedule.range_sums import RangeReduction
 
 MULTIPROCESSORS = 132
 FULL = 8 * MULTIPROCESSORS  # blocks that keep a large device busy
@@ -52,16 +52,12 @@ def kernel(r: RangeReduction, name: str, reference: str = "", tuning: Tuning | N
 
 
 @dataclass(frozen=True)
-class _Writer:
-    r: RangeReduction
-    name: str
+class _Writer(RangeSections):
     tuning: Tuning
 
-    # ---- how the work is cut
+    inline, constant, index = "__device__ __forceinline__", "__constant__ const", "int"
 
-    @property
-    def tables(self) -> Tables:
-        return Tables(self.r)
+    # ---- how the work is cut
 
     @property
     def form(self) -> str:
@@ -70,18 +66,19 @@ class _Writer:
     @property
     def packs(self) -> int:
         """Loads of 16 bytes per plane, where its size is known."""
-        sizes = [_hint(d, 1024) for d in self.r.x.shape[self.r.leading :]]
+        sizes = (guess(d, 1024) for d in self.r.x.shape[self.r.leading :])
         return ceil(prod(sizes) * self.r.x.dtype.itemsize / 16)
 
     @property
-    def planes(self) -> int:
-        return prod(_hint(d, 8) for d in self.r.x.shape[: self.r.leading])
+    def some_planes(self) -> int:
+        """A number of planes, for choosing between forms."""
+        return prod(guess(d, 8) for d in self.r.x.shape[: self.r.leading])
 
     @property
     def team(self) -> int:
         """Threads per plane: a block where that gives each a few loads, else the part of a warp that does."""
         t = self.tuning
-        crowded = self.planes >= FULL * t.threads // 32
+        crowded = self.some_planes >= FULL * t.threads // 32
         if self.packs >= t.threads * (t.loads if crowded else 2):
             return t.threads
         team = 32
@@ -95,82 +92,48 @@ class _Writer:
     def shared_planes(self) -> bool:
         """Whether several blocks work on a plane."""
         several = self.packs >= 2 * self.tuning.threads * self.tuning.loads
-        return self.planes < ENOUGH and several and self.team == self.tuning.threads
-
-    @property
-    def width(self) -> int:
-        """Elements of a row."""
-        return self.tables.width
-
-    @property
-    def cells(self) -> int:
-        return 1 if self.r.total else self.tables.cells
-
-    @property
-    def alone(self) -> bool:
-        """Whether a plane has one sum, made of one cell."""
-        return self.cells == 1 and self.r.slots == 1
+        return self.some_planes < ENOUGH and several and self.team == self.tuning.threads
 
     # ---- the record
 
     def kernel(self, reference: str) -> Kernel:
-        r, t = self.r, self.tuning
-        sizes = tuple((f"n{d}", 0, d) for d in range(r.x.ndim if r.total else r.leading))
-        names = [n for n, _, _ in sizes]
-        planes = " * ".join(names[: r.leading]) or "1"
-        length = [Argument("long", " * ".join(names[r.leading :]))] if r.total else []
-        output = Array("out", self._shape(names), r.root.dtype)
-        teams = t.threads // self.team
+        planes, teams = self.planes, self.tuning.threads // self.team
         blocks = f"ceil_div({planes}, {teams})" if teams > 1 else planes
-        if not self.shared_planes:
-            arguments = (_pointer("x"), _pointer("out"), Argument("long", planes), *length)
-            return self._record(
-                sizes, output, (), (Launch(self.name, arguments, (blocks, "1", "1"), t.threads),), reference
-            )
+        if self.shared_planes:
+            return self._in_parts(blocks, reference)
+        launches = (self._sums("out", (blocks, "1", "1")),)
+        return self.record(source=self.text(), scratch=(), launches=launches, reference=reference)
+
+    def _in_parts(self, blocks: Expression, reference: str) -> Kernel:
+        """Blocks along y leave a part of every sum each, and a second launch adds those."""
+        t, slots = self.tuning, self.r.slots
         most = max(1, self.packs // (t.threads * t.loads))
-        parts = f"max(1, min({most}, {FULL} // max(1, {planes})))"
-        results = f"({planes}) * {r.slots}" if r.slots > 1 else planes
-        scratch = Array("scratch", (parts, results), torch.float64)
-        sums = (_pointer("x"), _pointer("scratch"), Argument("long", planes), *length)
-        finish = (_pointer("scratch"), _pointer("out"), Argument("long", results), Argument("int", parts))
-        launches = (
-            Launch(self.name, sums, (blocks, parts, "1"), t.threads),
-            Launch(
-                f"{self.name}_finish",
-                (*finish, *(length if r.mean else [])),
-                (f"ceil_div({results}, {t.threads // 32})", "1", "1"),
-                t.threads,
+        parts = f"max(1, min({most}, {FULL} // max(1, {self.planes})))"
+        results = f"({self.planes}) * {slots}" if slots > 1 else self.planes
+        finish = Launch(
+            f"{self.name}_finish",
+            (
+                Argument("pointer", "scratch"),
+                Argument("pointer", "out"),
+                Argument("long", results),
+                Argument("int", parts),
+                *([Argument("long", self.length)] if self.r.mean else []),
             ),
+            (f"ceil_div({results}, {t.threads // 32})", "1", "1"),
+            t.threads,
         )
-        return self._record(sizes, output, (scratch,), launches, reference)
-
-    def _record(
-        self,
-        sizes: tuple[tuple[str, int, int], ...],
-        output: Array,
-        scratch: tuple[Array, ...],
-        launches: tuple[Launch, ...],
-        reference: str,
-    ) -> Kernel:
-        names = [n for n, _, _ in sizes]
-        shape = (*names, *(str(d) for d in self.r.x.shape[len(names) :]))
-        return Kernel(
-            self.name,
-            self.text(),
-            ("x",),
-            ("contiguous",),
-            sizes,
-            output,
-            scratch,
-            launches,
-            reference,
-            dtypes=(self.r.x.dtype,),
-            shapes=(shape,),
+        return self.record(
+            source=self.text(),
+            scratch=(Array("scratch", (parts, results), torch.float64),),
+            launches=(self._sums("scratch", (blocks, parts, "1")), finish),
+            reference=reference,
         )
 
-    def _shape(self, names: list[str]) -> tuple[Expression, ...]:
-        kept = self.r.root.shape[self.r.leading :]
-        return (*names[: self.r.leading], *(str(d) for d in kept))
+    def _sums(self, to: str, grid: tuple[Expression, Expression, Expression]) -> Launch:
+        """The launch of the main kernel."""
+        pointers = (Argument("pointer", "x"), Argument("pointer", to))
+        numbers = (self.planes, *([self.length] if self.r.total else []))
+        return Launch(self.name, (*pointers, *(Argument("long", n) for n in numbers)), grid, self.tuning.threads)
 
     # ---- the text
 
@@ -178,10 +141,10 @@ class _Writer:
         r = self.r
         head, body = {"total": self._total, "line": self._line, "planes": self._planes}[self.form]()
         lines = [
-            f"// {self.name}: {self._about()}, every element read once.",
+            f"// {self.name}: {self.about()}.",
             primitives("nonfinite", "elements"),
             *fill(texts.HEAD, **self._constants()),
-            *self._value(),
+            *self.value(),
             *self._tables(),
             *fill(texts.ADD, T=compute_type(r.value.dtype)),
             *fill(texts.JOINED),
@@ -195,11 +158,11 @@ class _Writer:
                 Result=ELEMENT[r.root.dtype],
                 length=", index_t length" if r.mean else "",
                 slot=["const int slot = result % SLOTS;"] if one_scale(self.r) is None else [],
-                result=self._result("total"),
+                result=self.result(),
             )
         return "\n".join(lines) + "\n"
 
-    def _entry(self, template: str, **names: object) -> list[str]:
+    def _entry(self, template: str, **names: object) -> Lines:
         """The main kernel."""
         shared = self.shared_planes
         write = fill(texts.WRITE_ONE if self.alone else texts.WRITE, store=self._stored(shared))
@@ -207,11 +170,12 @@ class _Writer:
         to = "scratch" if shared else "out"
         return fill(template, name=self.name, Result=result, to=to, write=write, **names)
 
-    def _about(self) -> str:
-        if self.r.total:
-            return "sums over planes of any length"
-        counts = " x ".join(str(len(a.slots or ())) for a in self.r.axes)
-        return f"{counts} sums over index ranges of the last {'axis' if len(self.r.axes) == 1 else 'axes'}"
+    def read(self, element: str) -> str:
+        return f"widened({element})"
+
+    def written(self, value: str) -> str:
+        element = ELEMENT[self.r.root.dtype]
+        return value if element == "float" else f"narrow_to<{element}>::of({value})"
 
     def _constants(self) -> dict[str, object]:
         t = self.tuning
@@ -226,90 +190,32 @@ class _Writer:
             "slots": self.r.slots,
         }
 
-    def _value(self) -> list[str]:
-        """The function ``value``: what is summed, from what is read."""
-        compute, read = compute_type(self.r.value.dtype), compute_type(self.r.x.dtype)
-        scalars = Scalars({self.r.x: "x"}, lambda node: f"{node!r}")
-        result = scalars.value(self.r.value)
-        about = "What is summed, of an element." if scalars.lines else "An element, in the type it is added in."
-        return [
-            f"// {about}",
-            f"__device__ __forceinline__ {compute} value(Element element) {{",
-            *([f"    const {read} x = widened(element);"] if scalars.lines else []),
-            *(f"    {line}" for line in scalars.lines),
-            f"    return {result if scalars.lines else 'widened(element)'};",
-            "}",
-            "",
-        ]
-
-    def _tables(self) -> list[str]:
+    def _tables(self) -> Lines:
         """Constant tables of segments, rows and the slots their cells belong to."""
         if self.r.total:
             return []
-        *rows, columns = self.r.axes
-        plane = prod(_hint(d, 0) for d in self.r.x.shape[self.r.leading :])
-        lines = [
-            f"constexpr int {'PLANE' if rows else 'LENGTH'} = {plane};",
-            f"constexpr int PERIOD = {columns.period}, SEGMENTS = {len(columns.segments)};",
-            "struct Segment { int begin, end; };  // in the same slots, up to the residue modulo PERIOD",
-            _table("Segment SEGMENT[SEGMENTS]", [f"{{{s.begin}, {s.end}}}" for s in columns.segments]),
-        ]
+        lines, rows = self.segments(), self.tables.rows
         if rows:
-            lines += self._rows(rows, columns)
+            lines += self.rows(fill(texts.ROWS_2D if len(rows) == 1 else texts.ROWS_3D))
         if not self.alone:
-            lines += self._members(rows, columns)
-        if one_scale(self.r) is None:
-            lines.append(_table("double SCALE[SLOTS]", [repr(s) for s in self.tables.scales]))
-        return [*lines, ""]
-
-    def _rows(self, rows: list[Axis], columns: Axis) -> list[str]:
-        sets, _ = self.tables.sets
-        first, last = columns.segments[0].begin, columns.segments[-1].end
-        lines = [f"constexpr int FIRST = {first}, LAST = {last};  // elements of a row that are summed"]
-        lines += fill(texts.ROWS_2D if len(rows) == 1 else texts.ROWS_3D)
-        return [*lines, f"constexpr int SETS = {len(sets)};", _table("Rows ROWS[SETS]", sets)]
-
-    def _members(self, rows: list[Axis], columns: Axis) -> list[str]:
-        """Tables of the slots that cells belong to, a bit each, and the function that looks them up."""
-        across = _table(
-            "unsigned long long SLOTS_OF[SEGMENTS * PERIOD]", [f"{m:#x}" for s in columns.segments for m in s.members]
-        )
-        if not rows:
-            return [across, *fill(texts.BELONGS_LINE)]
-        down = _table("unsigned long long ROW_SLOTS_OF[SETS]", [f"{m:#x}" for m in self.tables.sets[1]])
-        count = f"constexpr int COLUMN_SLOTS = {len(columns.slots or ())};"
-        return [across, count, down, *fill(texts.BELONGS_PLANES)]
-
-    def _result(self, total: str) -> str:
-        """The finished sum, from its total in float64."""
-        scale = one_scale(self.r)
-        if self.r.mean:
-            text = f"{total} / double(length)"
-        elif scale is None:
-            text = f"{total} * SCALE[slot]"
-        else:
-            text = total if scale == 1.0 else f"{total} * {scale!r}"
-        element = ELEMENT[self.r.root.dtype]
-        if element == "double":
-            return text
-        text = f"float({text})"
-        return text if element == "float" else f"narrow_to<{element}>::of({text})"
+            lines += [*self.members(), *fill(texts.BELONGS_PLANES if rows else texts.BELONGS_LINE)]
+        return [*lines, *self.scales(), ""]
 
     def _stored(self, shared: bool) -> str:
         """The statement that writes a slot; parts of planes are written as they are."""
         if shared:
             return "scratch[(blockIdx.y * planes + first + team) * SLOTS + slot] = total;"
-        return f"out[(first + team) * SLOTS + slot] = {self._result('total')};"
+        return f"out[(first + team) * SLOTS + slot] = {self.result()};"
 
-    def _total(self) -> tuple[list[str], list[str]]:
+    def _total(self) -> tuple[Lines, Lines]:
         return self._take(1), self._entry(texts.TOTAL)
 
-    def _line(self) -> tuple[list[str], list[str]]:
+    def _line(self) -> tuple[Lines, Lines]:
         period = self.r.axes[0].period
         segment = fill(texts.LINE_ONE if period == 1 else texts.LINE_PERIODIC)
         return self._take(period), self._entry(texts.LINE, segment=segment)
 
-    def _take(self, period: int) -> list[str]:
+    def _take(self, period: int) -> Lines:
         """The function that adds up part of a line."""
         one = period == 1
         return fill(
@@ -322,7 +228,7 @@ class _Writer:
             ends=["if (blockIdx.y > 0) return;"] if self.shared_planes else [],
         )
 
-    def _planes(self) -> tuple[list[str], list[str]]:
+    def _planes(self) -> tuple[Lines, Lines]:
         shared = self.shared_planes
         head = fill(
             texts.SUM_PLANE,
@@ -331,19 +237,6 @@ class _Writer:
             start="blockIdx.y * DOWN + down" if shared else "down",
         )
         count = 16 // self.r.x.dtype.itemsize
-        while self.width % count:
+        while self.tables.width % count:
             count //= 2
         return head, self._entry(texts.PLANES, count=count)
-
-
-def _table(declaration: str, entries: list[str]) -> str:
-    return f"__constant__ const {declaration} = {{{', '.join(entries)}}};"
-
-
-def _pointer(name: str) -> Argument:
-    return Argument("pointer", name)
-
-
-def _hint(size: Size, symbolic: int) -> int:
-    """A number for a size the graph may not know."""
-    return size if isinstance(size, int) else symbolic
