@@ -2,7 +2,7 @@
 
 A block stages an input tile, or a panel of window sums (`contraction_box`), in shared memory; its warps multiply it by
 the weights on the tensor cores; every thread then holds whole cells, so that pooling, the pointwise trees around it and
-the reduction run on registers (`contraction_epilogue`).  The text lies in `contraction_text`.
+the reduction run on registers (`contraction_epilogue`).  The text lies in `contraction_text` and `contraction_multiply_text`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from fusewright.codegen.contraction_shapes import shapes
 from fusewright.codegen.contraction_sizes import lengths
 from fusewright.codegen.cpp import ELEMENT, compute_type
-from fusewright.codegen.cuda import contraction_box, contraction_layout, contraction_text
+from fusewright.codegen.cuda import contraction_box, contraction_layout, contraction_multiply_text, contraction_text
 from fusewright.codegen.cuda.contraction_epilogue import Epilogue
 from fusewright.codegen.cuda.contraction_finish import operands
 from fusewright.codegen.cuda.contraction_weights import Weights
@@ -171,7 +171,7 @@ class _Writer:
     # -- the text ----------------------------------------------------------------------------------------------------
 
     def source(self) -> str:
-        multiply = Template(contraction_text.MULTIPLY[self.flavour]).safe_substitute(
+        multiply = Template(contraction_multiply_text.MULTIPLY[self.flavour]).safe_substitute(
             x="__float_as_uint(x)" if self.c.box is not None and self.rounds else self._rounded("x"),
             w="__float_as_uint(w)" if self.rounds else self._rounded("w"),
             element=ELEMENT[self.c.x.dtype],
@@ -238,14 +238,16 @@ class _Writer:
         )
         body = [self.epilogue.open_tile()]
         if not self.weights.packed:
-            body.append(Template(_STAGE_ONCE).substitute(shift=self._shift))
+            body.append(Template(contraction_text.STAGE_ONCE).substitute(shift=self._shift))
         body += [self._pass(i) for i in range(len(self.weights.phases))]
         body.append(self.epilogue.after_cell())
         if self.weights.packed:
             prologue = self.weights.packed_block()
         else:
             prologue = "".join(f"    {line}\n" for line in self.weights.stage_all())
-            prologue += Template(_ROUND_WEIGHTS).substitute(w=self.weights.elements) if self.rounds else ""
+            prologue += (
+                Template(contraction_text.ROUND_WEIGHTS).substitute(w=self.weights.elements) if self.rounds else ""
+            )
         return Template(contraction_text.KERNEL).substitute(
             name=self.name,
             cluster=f"__cluster_dims__({self.blocks}, 1, 1) " if (self.blocks or 1) > 1 else "",
@@ -279,7 +281,7 @@ class _Writer:
         )
         multiply = self._multiply(index, tiles)
         if self.weights.packed:
-            multiply = Template(_CHUNKED if self.t.stages == 1 else _AHEAD).substitute(
+            multiply = Template(contraction_text.CHUNKED if self.t.stages == 1 else contraction_text.AHEAD).substitute(
                 multiply=multiply.strip(),
                 shift=self._shift,
                 first=self.weights.stage_chunk(index, "0", "w_tile"),
@@ -311,50 +313,3 @@ class _Writer:
         now = " + now" if self.t.stages > 1 else ""
         tile = f"w_tile + {behind}" if behind else "w_tile"
         return f"            accumulate<{sizes}>(acc, {at}{now}, {tile}{now}, feature_row);\n"
-
-
-_STAGE_ONCE = """\
-        __syncthreads();    // until the last tile has been read
-        ${shift}stage_input(x_sample, x_tile, 0, cell_d, cell_h, cell_w, D, H, W);
-        copy_async_commit();
-        copy_async_wait<0>();
-        __syncthreads();
-"""
-
-_ROUND_WEIGHTS = """\
-    copy_async_commit();
-    copy_async_wait<0>();
-    __syncthreads();
-    round_staged(w_tile, $w);
-"""
-
-_CHUNKED = """\
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-                __syncthreads();    // until the last chunk has been read
-                ${shift}stage_input(x_sample, x_tile, chunk, cell_d, cell_h, cell_w, D, H, W);
-                $stage
-                copy_async_commit();
-                copy_async_wait<0>();
-                __syncthreads();
-                $multiply
-            }
-"""
-
-_AHEAD = """\
-            constexpr int STAGE = $size;
-            ${shift}stage_input(x_sample, x_tile, 0, cell_d, cell_h, cell_w, D, H, W);
-            $first
-            copy_async_commit();
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-                const int now = chunk % 2 * STAGE, next = STAGE - now;    // where this chunk is, and the next one goes
-                if (chunk + 1 < CHUNKS) {
-                    stage_input(x_sample, x_tile + next, chunk + 1, cell_d, cell_h, cell_w, D, H, W);
-                    $ahead
-                }
-                copy_async_commit();
-                copy_async_wait<1>();
-                __syncthreads();
-                $multiply
-                __syncthreads();    // until this chunk has been read
-            }
-"""

@@ -6,25 +6,33 @@ from dataclasses import dataclass
 from math import prod
 from string import Template
 
-from fusewright.codegen.cpp import Scalars, compute_type
+from fusewright.codegen.cuda import contraction_finish_text as texts
 from fusewright.codegen.cuda.contraction_box import scaled_early
-from fusewright.codegen.cuda.contraction_finish import Finish, indented, operands
+from fusewright.codegen.cuda.contraction_finish import indented
 from fusewright.codegen.cuda.contraction_folds import JOININGS
-from fusewright.ir.node import Node
-from fusewright.schedule.chain import Map
+from fusewright.codegen.cuda.contraction_values import ValueText, is_one
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.tiling import Tiling, side_by_side
 
 
 @dataclass(frozen=True)
-class Epilogue(Finish):
+class Epilogue(ValueText):
     """Writes the text after the multiplication for one group and tiling."""
+
+    place = "int m, int half"
 
     t: Tiling
 
+    def of_channel(self, name: str) -> str:
+        return f"{name}_at[m][half]"
+
+    @property
+    def scale(self) -> float | None:
+        return None if self.c.box is None or scaled_early(self.c) else self.c.box.scale
+
     def head(self) -> str:
         """Declarations of what follows the multiplication."""
-        return super().head() + (Template(_WRITE_PAIR).substitute(type=self.result_type) if self.pairs else "")
+        return super().head() + (Template(texts.WRITE_PAIR).substitute(type=self.result_type) if self.pairs else "")
 
     @property
     def at_once(self) -> bool:
@@ -34,22 +42,21 @@ class Epilogue(Finish):
 
     def prologue(self) -> str:
         """Per-channel numbers in registers, and running totals."""
-        channel, scalar, empty = self._channel_operands(), self._scalar_operands(), self.joining.empty
+        channel = [name for node, name in self.read() if not is_one(node)]  # numbers of shape (1, O, 1, ...)
         lines: list[str] = []
         if channel:
             lines += ["", "// Per-channel numbers of this lane's rows."]
-            lines += [f"Compute {name}_at[M_TILES][2];" for _, name in channel]
+            lines += [f"Compute {name}_at[M_TILES][2];" for name in channel]
             lines += ["#pragma unroll", "for (int m = 0; m < M_TILES; ++m)", "#pragma unroll"]
             lines += ["    for (int half = 0; half < 2; ++half) {"]
             lines += ["        const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;"]
-            for _, name in channel:
+            for name in channel:
                 read = f"widened({name}[group * O + feature])"
                 lines += [f"        {name}_at[m][half] = feature < O ? {read} : Compute(0);"]
             lines += ["    }"]
-        lines += [f"const Compute {name}_at = widened({name}[0]);" for _, name in scalar]
-        for label, tree in (("before", self.c.before), ("after", self.c.after)):
-            if tree is not None or (label == "before" and self._shifted):
-                lines += self._function(label, tree)
+        lines += [f"const Compute {name}_at = widened({name}[0]);" for node, name in self.read() if is_one(node)]
+        lines += self.functions()
+        empty = self.joining.empty
         if self.kind == "positions":
             lines += [f"{self.total_type} total[M_TILES][2];"]
             lines += ["#pragma unroll", f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {empty};"]
@@ -60,53 +67,6 @@ class Epilogue(Finish):
             lines += [f"{kind}* const exchange = reinterpret_cast<{kind}*>(x_tile + STAGED);"]
             lines += [f"constexpr int {n} = {self.local(i)};" for i, n in enumerate(("LOCAL_D", "LOCAL_H", "LOCAL_W"))]
         return indented(lines, 1)
-
-    def _channel_operands(self) -> list[tuple[Node, str]]:
-        """Operands that hold one number per channel: a padded shape (1, O, 1, ...)."""
-        return [(n, name) for n, name in self._read() if any(d != 1 for d in n.shape)]
-
-    def _scalar_operands(self) -> list[tuple[Node, str]]:
-        return [(n, name) for n, name in self._read() if all(d == 1 for d in n.shape)]
-
-    def _read(self) -> list[tuple[Node, str]]:
-        """What the trees read beside the value; the bias is added by the first of them."""
-        bias, names = self.c.conv.args[2], operands(self.c)
-        found = dict.fromkeys([*([bias] if bias is not None else []), *self.c.operands])
-        return [(node, names[node]) for node in found]
-
-    @property
-    def _shifted(self) -> bool:
-        """Whether the products need a bias or a scale before anything else."""
-        return self.c.conv.args[2] is not None or self._scale is not None
-
-    @property
-    def _scale(self) -> float | None:
-        """What the products of window sums are to be scaled by."""
-        return None if self.c.box is None or scaled_early(self.c) else self.c.box.scale
-
-    def _function(self, label: str, tree: Map | None) -> list[str]:
-        """A lambda that applies a pointwise tree to one value of row `half` of channel tile `m`."""
-        lines, start = [], "value"
-        if label == "before" and self._shifted:
-            bias, scale = self.c.conv.args[2], self._scale
-            scaled = "value" if scale is None else f"value * Compute({scale!r})"
-            lines.append(f"const Compute shifted = {scaled}{'' if bias is None else f' + {self._access(bias)}'};")
-            start = "shifted"
-        if tree is None:
-            lines.append(f"return {start};")
-        else:
-            # Operands are read from memory, those that a pointwise function of parameters gave as well.
-            given = {n: self._access(n) for n in self.c.operands} | {tree.value: start}
-            scalars = Scalars(given, self._access, cuda=True)
-            result = scalars.value(tree.root)
-            lines += [*scalars.lines, f"return {result};"]
-        return [f"const auto {label} = [&](Compute value, int m, int half) {{", *("    " + x for x in lines), "};"]
-
-    def _access(self, node: Node) -> str:
-        name = operands(self.c)[node]
-        cast = compute_type(node.dtype)
-        text = f"{name}_at" if all(d == 1 for d in node.shape) else f"{name}_at[m][half]"
-        return text if cast == compute_type(self.c.x.dtype) else f"{cast}({text})"
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
@@ -140,9 +100,11 @@ class Epilogue(Finish):
     def _pair_loops(self, tiles: int, position: list[str]) -> str:
         p, q, _ = position
         first, second = (f"acc[rd][rh][j][m][2 * half{e}]" for e in ("", " + 1"))
-        if self.c.before is not None or self._shifted:
+        if self.changes:
             first, second = (f"before({value}, m, half)" for value in (first, second))
-        return Template(_PAIRS).substitute(p=p, q=q, tiles=tiles, first=first, second=second, type=self.result_type)
+        return Template(texts.PAIRS).substitute(
+            p=p, q=q, tiles=tiles, first=first, second=second, type=self.result_type
+        )
 
     def _value_loops(self, tiles: int, per_cell: int, position: list[str]) -> str:
         lines = ["#pragma unroll", "for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "#pragma unroll"]
@@ -151,16 +113,16 @@ class Epilogue(Finish):
         inner: list[str] = [
             f"const int own_w = {f's / {per_cell}' if per_cell > 1 else 's'};    // the cell, and below its position"
         ]
-        if self._masked():
+        if self.masked:
             inner += [f"const int {a} = {text};" for a, text in zip("pqr", position, strict=True)]
             inside = "unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R)"
             inner += [f"const bool inside = {inside};"]
         value = "acc[rd][rh][s / 2][m][2 * half + s % 2]"
-        if self.c.before is not None or self._shifted:
+        if self.changes:
             value = f"before({value}, m, half)"
         if self.c.window is not None:
             target = "pooled[rd / ROWS_D][rh / ROWS_H][own_w][m][half]"
-            guard = "if (inside) " if self._masked() else ""
+            guard = "if (inside) " if self.masked else ""
             inner += _over_rows([f"{guard}{target} = {JOININGS[self.c.window.op.kind].join(target, value)};"])
         else:
             inner += self._result(value, "p", "q", "r", "P", "Q", "R", self._local(position))
@@ -168,12 +130,10 @@ class Epilogue(Finish):
         lines += ["        }"]
         return indented(lines, 3)
 
-    def _masked(self) -> bool:
+    @property
+    def masked(self) -> bool:
         """Whether positions of a cell may lie outside the convolution's output."""
-        if self.c.window is None:
-            return True
-        op = self.c.window.op
-        return op.ceil_mode or any(op.padding)
+        return self.c.window is None or self.overhangs
 
     def _position(self, i: int, phase: Phase) -> str:
         """The output position along dimension i of what the loops are at."""
@@ -213,7 +173,7 @@ class Epilogue(Finish):
                 f"const int r = {_cell_w(self.c)};",
             ]
             inner += ["const bool inside = p < cells_d && q < cells_h && r < cells_w;"]
-            inner += self._divisor()
+            inner += self.share("pqr")
             value = "pooled[own_d][own_h][own_w][m][half]"
             if self.c.window.op.kind == "avg":
                 value = f"{value} * share"
@@ -230,27 +190,6 @@ class Epilogue(Finish):
         if self.kind == "channels":
             lines += self._exchanged()
         return indented(lines, 2)
-
-    def _divisor(self) -> list[str]:
-        """What one position of an average pooling window counts."""
-        assert self.c.window is not None
-        op, n = self.c.window.op, len(self.c.window.op.kernel)
-        if op.kind != "avg":
-            return []
-        if op.divisor is not None or not self._masked():
-            return [f"constexpr Compute share = Compute(1.0 / {op.divisor or prod(op.kernel)});"]
-        terms = []
-        for i, (cell, length) in enumerate(zip("pqr", "PQR", strict=True)):
-            k = i - (3 - n)
-            if k < 0:
-                continue
-            start = f"{cell} * {op.stride[k]} - {op.padding[k]}"
-            stop = f"min({start} + {op.kernel[k]}, {length} + {op.padding[k]})"
-            if op.count_include_pad:
-                terms.append(f"({stop} - ({start}))")
-            else:
-                terms.append(f"(min({stop}, {length}) - max({start}, 0))")
-        return [f"const Compute share = Compute(1) / Compute({' * '.join(terms)});"]
 
     def _result(self, value: str, p: str, q: str, r: str, P: str, Q: str, R: str, local: tuple[str, ...]) -> list[str]:
         """What to do with a finished value at position (p, q, r)."""
@@ -334,38 +273,3 @@ def _cell_w(c: Contraction) -> str:
     if side_by_side(c):
         return "cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2"
     return "cell_w + 4 * (warp_w * OWN_W + own_w) + quad"
-
-
-# A row's end may lie between two neighbours where its length is odd.
-_WRITE_PAIR = """
-// Write two neighbours of an output row of which `left` elements follow, in one store where rows have an `even` length.
-struct alignas(2 * sizeof($type)) Pair { $type first, second; };
-__device__ __forceinline__ void write_pair($type* to, $type first, $type second, int left, bool even) {
-    if (even && left > 0) *reinterpret_cast<Pair*>(to) = Pair{first, second};
-    if (!even && left > 0) to[0] = first;
-    if (!even && left > 1) to[1] = second;
-}
-"""
-
-_PAIRS = """\
-#pragma unroll
-            for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
-#pragma unroll
-                for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
-#pragma unroll
-                    for (int j = 0; j < $tiles; ++j) {
-                        const int p = $p, q = $q;
-                        const int r = cell_w + 4 * warp_w * OWN_W + 8 * j + 2 * quad;    // of the first of two
-                        const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
-#pragma unroll
-                        for (int m = 0; m < M_TILES; ++m)
-#pragma unroll
-                            for (int half = 0; half < 2; ++half) {
-                                const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                                if (!inside || feature >= O) continue;
-                                const long long channel = (long long)sample * GROUPS * O + group * O + feature;
-                                write_pair(out + ((channel * P + p) * Q + q) * R + r, narrow_to<$type>::of($first),
-                                           narrow_to<$type>::of($second), R - r, R % 2 == 0);
-                            }
-                    }
-"""

@@ -1,6 +1,40 @@
-"""The CUDA text of the end of a contraction's blocks, and of the second kernel."""
+"""The CUDA text of writing a contraction's values, of the end of its blocks, and of the second kernel."""
 
 from __future__ import annotations
+
+# A row's end may lie between two neighbours where its length is odd.
+WRITE_PAIR = """
+// Write two neighbours of an output row of which `left` elements follow, in one store where rows have an `even` length.
+struct alignas(2 * sizeof($type)) Pair { $type first, second; };
+__device__ __forceinline__ void write_pair($type* to, $type first, $type second, int left, bool even) {
+    if (even && left > 0) *reinterpret_cast<Pair*>(to) = Pair{first, second};
+    if (!even && left > 0) to[0] = first;
+    if (!even && left > 1) to[1] = second;
+}
+"""
+
+PAIRS = """\
+#pragma unroll
+            for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+#pragma unroll
+                for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
+#pragma unroll
+                    for (int j = 0; j < $tiles; ++j) {
+                        const int p = $p, q = $q;
+                        const int r = cell_w + 4 * warp_w * OWN_W + 8 * j + 2 * quad;    // of the first of two
+                        const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+#pragma unroll
+                        for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+                            for (int half = 0; half < 2; ++half) {
+                                const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
+                                if (!inside || feature >= O) continue;
+                                const long long channel = (long long)sample * GROUPS * O + group * O + feature;
+                                write_pair(out + ((channel * P + p) * Q + q) * R + r, narrow_to<$type>::of($first),
+                                           narrow_to<$type>::of($second), R - r, R % 2 == 0);
+                            }
+                    }
+"""
 
 CLOSE_POSITIONS = """
     // Over the four lanes that share channels, then over the warps that do, in a fixed order.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from string import Template
 
-from fusewright.codegen.cuda import contraction_text
+from fusewright.codegen.cuda import contraction_multiply_text, contraction_text
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.tiling import Tiling, column, copied_at_once, side_by_side, span
 
@@ -68,8 +68,8 @@ def indexing(c: Contraction, *, paired: bool, channels_inside: bool, packed: boo
     else:
         names |= {"supply": "two of every eight", "past": "7", "step": "8"}
         names["k"] = "8 * step + 4 * half + threadIdx.x % 4"
-    columns = contraction_text.COLUMNS_SIDE_BY_SIDE if side_by_side(c) else contraction_text.COLUMNS
-    return Template(contraction_text.INDEXING).substitute(names, columns=columns)
+    columns = contraction_multiply_text.COLUMNS_SIDE_BY_SIDE if side_by_side(c) else contraction_multiply_text.COLUMNS
+    return Template(contraction_multiply_text.INDEXING).substitute(names, columns=columns)
 
 
 _TAPS_INSIDE = {"channel": "k / TAPS_W", "tap": "k % TAPS_W"}
@@ -86,7 +86,7 @@ def accumulate(paired: bool) -> str:
             "L::inside(k[i / 2]) ? pair<P::CHANNEL>(w_k[i / 2] + at) : 0",
             "L::inside(k[i]) ? pair<1>(x_k[i] + at) : 0",
         )
-    return Template(contraction_text.ACCUMULATE).substitute(weight=weight, input=x)
+    return Template(contraction_multiply_text.ACCUMULATE).substitute(weight=weight, input=x)
 
 
 def constants(c: Contraction, lay: Layout) -> dict[str, object]:

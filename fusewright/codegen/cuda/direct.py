@@ -16,7 +16,7 @@ from math import ceil, gcd
 from fusewright.codegen.contraction_shapes import shapes
 from fusewright.codegen.contraction_sizes import lengths
 from fusewright.codegen.cpp import ELEMENT, compute_type
-from fusewright.codegen.cuda import direct_text
+from fusewright.codegen.cuda import contraction_text, direct_text
 from fusewright.codegen.cuda.contraction_finish import operands
 from fusewright.codegen.cuda.direct_epilogue import DirectEpilogue
 from fusewright.codegen.cuda.primitives import used_primitives
@@ -148,7 +148,8 @@ class _Writer:
         if self.c.x.dtype.itemsize < 4:
             copy = "*to = there ? widened(*from) : Compute(0);"
         advance = {f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)}
-        return fill(direct_text.STAGE, **advance, row=row, copy=copy, stage=self._stage_rows())
+        stage = fill(direct_text.STAGE, **advance, row=row, copy=copy, stage=self._stage_rows())
+        return [*fill(contraction_text.COPY), "", *stage]
 
     def _stage_rows(self) -> Lines:
         """By vectors of 16 bytes where rows of x and the box's start at such, else element by element."""

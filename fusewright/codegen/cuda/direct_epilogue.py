@@ -9,13 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from fusewright.codegen.cpp import Scalars, compute_type
-from fusewright.codegen.cuda.contraction_finish import Finish, operands
 from fusewright.codegen.cuda.contraction_folds import JOININGS
+from fusewright.codegen.cuda.contraction_values import ValueText, is_one
 from fusewright.codegen.cuda.direct_text import CLOSE_ALL, CLOSE_POSITIONS
 from fusewright.codegen.text import Lines, block, fill, indent
-from fusewright.ir.node import Node
-from fusewright.schedule.chain import Map
 from fusewright.schedule.direct import Box, Cut, folded_early, loops_over_groups
 
 UNROLL = "#pragma unroll"
@@ -23,10 +20,15 @@ _CHANNEL = "const int at = group * O + first_feature + o;"
 
 
 @dataclass(frozen=True)
-class DirectEpilogue(Finish):
+class DirectEpilogue(ValueText):
     """Writes the text behind the products for one group and tile."""
 
+    place = "int at"
+
     t: Cut
+
+    def of_channel(self, name: str) -> str:
+        return f"widened({name}[at])"
 
     @property
     def box(self) -> Box:
@@ -64,46 +66,14 @@ class DirectEpilogue(Finish):
 
     def prologue(self) -> Lines:
         """Numbers that all values share, the pointwise trees, and running results."""
-        lines = [f"const Compute {name}_at = widened({name}[0]);" for node, name in self._read() if _is_one(node)]
-        if self._changes:
-            lines += self._function("before", self.c.before)
-        if self.c.after is not None:
-            lines += self._function("after", self.c.after)
+        lines = [f"const Compute {name}_at = widened({name}[0]);" for node, name in self.read() if is_one(node)]
+        lines += self.functions()
         total, empty = self.joining.running[1], self.joining.empty
         if self.kind == "positions":
             lines += [f"{total} total[FEATURES];", UNROLL, f"for (int o = 0; o < FEATURES; ++o) total[o] = {empty};"]
         if self.kind == "all":
             lines += [f"{total} total = {empty};"]
         return lines
-
-    @property
-    def _changes(self) -> bool:
-        """Whether the products need a bias or a function before anything else."""
-        return self.c.conv.args[2] is not None or self.c.before is not None
-
-    def _read(self) -> list[tuple[Node, str]]:
-        """What the trees read beside the value; the bias is added by the first of them."""
-        bias, names = self.c.conv.args[2], operands(self.c)
-        return [(n, names[n]) for n in dict.fromkeys([*([bias] if bias is not None else []), *self.c.operands])]
-
-    def _function(self, label: str, tree: Map | None) -> Lines:
-        """A lambda that applies a pointwise tree to one value of channel `at`."""
-        lines, start, bias = [], "value", self.c.conv.args[2]
-        if label == "before" and bias is not None:
-            lines.append(f"const Compute shifted = value + {self._access(bias)};")
-            start = "shifted"
-        if tree is not None:
-            # Operands are read from memory, those that a pointwise function of parameters gave as well.
-            given = {n: self._access(n) for n in self.c.operands} | {tree.value: start}
-            scalars = Scalars(given, self._access, cuda=True)
-            start = scalars.value(tree.root)
-            lines += scalars.lines
-        return [*block(f"const auto {label} = [&](Compute value, int at)", [*lines, f"return {start};"])[:-1], "};"]
-
-    def _access(self, node: Node) -> str:
-        name, cast = operands(self.c)[node], compute_type(node.dtype)
-        text = f"{name}_at" if _is_one(node) else f"widened({name}[at])"
-        return text if cast == compute_type(self.c.x.dtype) else f"{cast}({text})"
 
     # -- the values of a tile ----------------------------------------------------------------------------------------
 
@@ -139,9 +109,9 @@ class DirectEpilogue(Finish):
         own = ("unit_d", "unit_h * ROWS + rh", "unit_w * RUN + r")
         place = [f"const int d = {_times(own[0], period[0])} + phase_d, h = {_times(own[1], period[1])} + phase_h;"]
         place += [f"const int w = {_times(own[2], period[2])} + phase_w;"]
-        value = "before(acc[o][rh][r], at)" if self._changes else "acc[o][rh][r]"
+        value = "before(acc[o][rh][r], at)" if self.changes else "acc[o][rh][r]"
         feature = ["const int feature = first_feature + team * FEATURES + o;"]
-        feature += ["const int at = group * O + min(feature, O - 1);"] if self._changes else []
+        feature += ["const int at = group * O + min(feature, O - 1);"] if self.changes else []
         if folded_early(self.c):
             inner = [f"Compute over = {self.joining.empty};", UNROLL]
             joined = self.joining.join("over", value)
@@ -150,11 +120,11 @@ class DirectEpilogue(Finish):
             inner += [*place, f"if (active) strip[{self._at('team', self.t.extents)}] = over;"]
         elif self.t.owned != (1, 1, 1):
             body, inner = self._windows(value)
-            inner = [*(feature if self._changes else []), *inner]
+            inner = [*(feature if self.changes else []), *inner]
         else:
             over = "for (int o = 0; o < FEATURES; ++o)"
             body = [over, "for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"]
-            needed = self._changes or self.kind == "all"
+            needed = self.changes or self.kind == "all"
             inner = [*(feature if needed else []), *place]
             inner += self._straight(value) if self.stays else self._to_strip(value)
         head = "const auto keep = [&](const Compute (&acc)[FEATURES][ROWS][RUN], int phase_d, int phase_h, int phase_w)"
@@ -168,7 +138,7 @@ class DirectEpilogue(Finish):
         loops += [f"for (int own_w = 0; own_w < RUN / {w}; ++own_w)"]
         rows = [f"const int rh = {_times('own_h', h)} + kh, r = {_times('own_w', w)} + kw;"]
         guard = ""
-        if self._masked:
+        if self.overhangs:
             place = ("unit_d", "(unit_h * ROWS + rh)", "(unit_w * RUN + r)")
             checks = (f"unsigned({p}) < unsigned({n})" for p, n in zip(self._positions_of(place), "PQR", strict=True))
             guard = f"if ({' && '.join(checks)}) "
@@ -187,21 +157,13 @@ class DirectEpilogue(Finish):
 
     def _to_strip(self, value: str) -> Lines:
         target = f"strip[{self._at('(team * FEATURES + o)', self.t.extents)}]"
-        if not self._masked:
+        if not self.overhangs:
             return [f"if (active) {target} = {value};"]
         assert self.c.window is not None
         empty = JOININGS[self.c.window.op.kind].empty
         names = ("d", "h", "w")
         checks = (f"unsigned({p}) < unsigned({n})" for p, n in zip(self._positions_of(names), "PQR", strict=True))
         return [f"const bool inside = {' && '.join(checks)};", f"if (active) {target} = inside ? {value} : {empty};"]
-
-    @property
-    def _masked(self) -> bool:
-        """Whether windows may reach beyond the convolution's output."""
-        if self.c.window is None:
-            return False
-        op = self.c.window.op
-        return op.ceil_mode or any(op.padding)
 
     def _positions_of(self, names: tuple[str, ...] | str) -> list[str]:
         """Positions of the output, from those inside a tile."""
@@ -317,28 +279,9 @@ class DirectEpilogue(Finish):
         lines += nest(heads, [f"pooled = {joining.join('pooled', f'from[{at}]')};"])
         value = "pooled"
         if op.kind == "avg":
-            lines += self._divisor()
+            lines += self.share([f"(cell_{a} + {a})" for a in "dhw"])
             value = "pooled * share"
         return [*lines, f"after({value}, at)" if self.c.after is not None else value]
-
-    def _divisor(self) -> Lines:
-        """What one position of an average pooling window counts."""
-        assert self.c.window is not None
-        op, n = self.c.window.op, len(self.c.window.op.kernel)
-        if op.divisor is not None or not self._masked:
-            return [f"constexpr Compute share = Compute(1.0 / {op.divisor or prod(op.kernel)});"]
-        terms = []
-        for i, (a, length) in enumerate(zip("dhw", "PQR", strict=True)):
-            k = i - (3 - n)
-            if k < 0:
-                continue
-            start = f"(cell_{a} + {a}) * {op.stride[k]} - {op.padding[k]}"
-            stop = f"min({start} + {op.kernel[k]}, {length} + {op.padding[k]})"
-            if op.count_include_pad:
-                terms.append(f"({stop} - ({start}))")
-            else:
-                terms.append(f"(min({stop}, {length}) - max({start}, 0))")
-        return [f"const Compute share = Compute(1) / Compute({' * '.join(terms)});"]
 
     def _out(self) -> str:
         """Where a value of feature `at` goes."""
@@ -368,11 +311,6 @@ class DirectEpilogue(Finish):
             return fill(CLOSE_POSITIONS, total=total, lanes=lanes, warps=warps)
         lanes, warps = self.joining.join_lane("total", "distance"), self.joining.join("total", "across[warp]")
         return fill(CLOSE_ALL, total=total, lanes=lanes, warps=warps)
-
-
-def _is_one(node: Node) -> bool:
-    """Whether an operand is a single number."""
-    return all(d == 1 for d in node.shape)
 
 
 def _times(text: str, factor: int) -> str:

@@ -96,15 +96,6 @@ __device__ __forceinline__ void accumulate(Compute (&acc)[FEATURES][ROWS][RUN], 
 """
 
 STAGE = """
-// Start copying VECTOR elements, or zeros where they are not `there`.
-template <int VECTOR>
-__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there) {
-    if constexpr (VECTOR * sizeof(Element) >= 4)
-        copy_async<VECTOR * sizeof(Element)>(to, from, there);
-    else
-        *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
-}
-
 // Start copying the input of a box of positions, zeros outside: LANES threads to a row.
 template <int VECTOR, int LANES>
 __device__ __forceinline__ void stage_rows(const Element* x, Element* tile, int chunk, int low_d, int low_h, int low_w,

@@ -1,0 +1,105 @@
+"""What both kinds of contraction kernels say of a value: bias and pointwise trees, and its share of an average."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+from fusewright.codegen.cpp import Scalars, compute_type
+from fusewright.codegen.cuda.contraction_finish import Finish, operands
+from fusewright.codegen.text import Lines, block
+from fusewright.ir.node import Node
+from fusewright.schedule.chain import Map
+
+
+@dataclass(frozen=True)
+class ValueText(Finish):
+    """Writes the pointwise trees as lambdas of a value and of where its channel is."""
+
+    place: ClassVar[str]  # the parameters that say that
+
+    @abstractmethod
+    def of_channel(self, name: str) -> str:
+        """An operand's number for the channel at hand."""
+
+    @property
+    def scale(self) -> float | None:
+        """What the products are to be scaled by."""
+        return None
+
+    @property
+    def shifted(self) -> bool:
+        """Whether the products need a bias or a scale before anything else."""
+        return self.c.conv.args[2] is not None or self.scale is not None
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is a lambda ``before``: for what happens ahead of a window, a reduction or writing."""
+        return self.shifted or self.c.before is not None
+
+    def read(self) -> list[tuple[Node, str]]:
+        """What the trees read beside the value; the bias is added by the first of them."""
+        bias, names = self.c.conv.args[2], operands(self.c)
+        return [(n, names[n]) for n in dict.fromkeys([*([bias] if bias is not None else []), *self.c.operands])]
+
+    def functions(self) -> Lines:
+        """The lambdas ``before`` and ``after``, those that there is a need for."""
+        before = self._function("before", self.c.before, self._shift()) if self.changes else []
+        return [*before, *(self._function("after", self.c.after, []) if self.c.after is not None else [])]
+
+    def _shift(self) -> Lines:
+        """Scale and bias."""
+        if not self.shifted:
+            return []
+        bias = self.c.conv.args[2]
+        scaled = "value" if self.scale is None else f"value * Compute({self.scale!r})"
+        return [f"const Compute shifted = {scaled}{'' if bias is None else f' + {self._access(bias)}'};"]
+
+    def _function(self, label: str, tree: Map | None, shift: Lines) -> Lines:
+        """A lambda that applies a pointwise tree to one value."""
+        result, lines = "shifted" if shift else "value", list(shift)
+        if tree is not None:
+            # Operands are read from memory, those that a pointwise function of parameters gave as well.
+            given = {n: self._access(n) for n in self.c.operands} | {tree.value: result}
+            scalars = Scalars(given, self._access, cuda=True)
+            result = scalars.value(tree.root)
+            lines += scalars.lines
+        head = f"const auto {label} = [&](Compute value, {self.place})"
+        return [*block(head, [*lines, f"return {result};"])[:-1], "};"]
+
+    def _access(self, node: Node) -> str:
+        name, cast = operands(self.c)[node], compute_type(node.dtype)
+        text = f"{name}_at" if is_one(node) else self.of_channel(name)
+        return text if cast == compute_type(self.c.x.dtype) else f"{cast}({text})"
+
+    # -- windows
+
+    @property
+    def overhangs(self) -> bool:
+        """Whether windows may reach beyond the convolution's output."""
+        return self.c.window is not None and (self.c.window.op.ceil_mode or any(self.c.window.op.padding))
+
+    def share(self, cells: Sequence[str]) -> Lines:
+        """What one position of the window of cell (d, h, w) counts in an average; nothing for maxima and minima."""
+        assert self.c.window is not None
+        op = self.c.window.op
+        if op.kind != "avg":
+            return []
+        if op.divisor is not None or not self.overhangs:
+            return [f"constexpr Compute share = Compute(1.0 / {op.divisor or prod(op.kernel)});"]
+        n = len(op.kernel)
+        counts = []
+        for k, (cell, length) in enumerate(zip(cells[-n:], "PQR"[-n:], strict=True)):
+            start = f"{cell} * {op.stride[k]} - {op.padding[k]}"
+            stop = f"min({start} + {op.kernel[k]}, {length} + {op.padding[k]})"
+            padded = op.count_include_pad
+            counts.append(f"({stop} - ({start}))" if padded else f"(min({stop}, {length}) - max({start}, 0))")
+        return [f"const Compute share = Compute(1) / Compute({' * '.join(counts)});"]
+
+
+def is_one(node: Node) -> bool:
+    """Whether an operand is a single number."""
+    return all(d == 1 for d in node.shape)
