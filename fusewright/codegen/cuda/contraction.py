@@ -2,7 +2,8 @@
 
 A block stages an input tile, or a panel of window sums (`contraction_box`), in shared memory; its warps multiply it by
 the weights on the tensor cores; every thread then holds whole cells, so that pooling, the pointwise trees around it and
-the reduction run on registers (`contraction_epilogue`).  The text lies in `contraction_text` and `contraction_multiply_text`.
+the reduction run on registers (`contraction_epilogue`).  The text lies in `contraction_text` and, of the products, in
+`contraction_multiply_text`.
 """
 
 from __future__ import annotations
