@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from torch._C import _functorch as _transforms
 
 from fusewright.codegen.aten import Program
-from fusewright.errors import FusewrightError
+from fusewright.errors import FusewrightError, UnsupportedError
 from fusewright.ir.node import Symbol
 from fusewright.ir.ops import Size
 from fusewright.plan import Mode, Plan
+from fusewright.runtime import compiler
 from fusewright.runtime.derived import DerivedWeights
 from fusewright.runtime.watch import Watch, freeze, has_inner_hooks, has_plain_parameters
 from fusewright.schedule.wishes import NO_WISHES, Wishes
@@ -252,13 +253,24 @@ class State:
     @classmethod
     def from_portable(cls, original: nn.Module, portable: Mapping[str, Any]) -> State:
         """The state that `portable` describes, for `original`."""
-        entries = {(0, *key): _for_other_module(e) for key, e in portable["entries"].items() if _is_portable(e)}
+        kept = {key: e for key, e in portable["entries"].items() if _is_portable(e) and _has_compiler(e)}
+        entries = {(0, *key): _for_other_module(e) for key, e in kept.items()}
         return cls(original, portable["options"], portable["planner"], entries, plan=portable["plan"])
 
 
 def _is_portable(entry: Entry) -> bool:
     """Whether a program holds no tensor of its own: one found in a list of the model, say, is another in a copy."""
     return entry.runner is None or not entry.runner.program.constants
+
+
+def _has_compiler(entry: Entry) -> bool:
+    """Whether the kernels of a program can be compiled on this machine, which need not be where they were planned."""
+    if entry.runner is None or all(kernel.target != "cpu" for kernel in entry.runner.program.kernels):
+        return True  # other devices are looked for in every call
+    try:
+        return bool(compiler.compiler())
+    except UnsupportedError:
+        return False
 
 
 def _for_other_module(entry: Entry) -> Entry:

@@ -126,3 +126,18 @@ def _entry(library: ctypes.CDLL, launch: Launch) -> Callable[..., None]:
 def launcher(kernel: Kernel) -> Launcher:
     """What runs `kernel` on its target."""
     return NativeLauncher(kernel) if kernel.target == "cpu" else Launcher(kernel)
+
+
+def _let_threads_go(runtime: ctypes.CDLL) -> None:
+    """Before a fork, GNU's OpenMP runtime is to end the threads that it keeps for the one that forks.
+
+    They do not live on in the child, which would wait for them for ever: in kernels as in PyTorch's own operations.
+    The next parallel loop of either process starts new ones.
+    """
+    runtime.omp_pause_resource_all(_HARD)
+
+
+_HARD = 2  # omp_pause_hard: nothing is kept
+_RUNTIME = ctypes.CDLL(torch._C.__file__)  # with all that PyTorch has loaded
+if hasattr(os, "register_at_fork") and hasattr(_RUNTIME, "omp_pause_resource_all"):
+    os.register_at_fork(before=lambda: _let_threads_go(_RUNTIME))
