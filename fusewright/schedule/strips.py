@@ -20,7 +20,10 @@ STAGED = 512 * 1024
 TASKS = 16
 # Products that are added up in one chain.
 CHAIN = 512
+# Bytes of weights at hand while a row is multiplied: together with the row they fit the first cache.
+AT_HAND = 16 * 1024
 # What a machine with vectors of 64 bytes has.
+WIDEST = 64
 REGISTERS = 32
 LANES = 16
 # Products per load beyond which loads no longer hold a core up.
@@ -60,15 +63,21 @@ def is_flat(c: Contraction) -> bool:
 def candidates(c: Contraction, lengths: tuple[int, int, int], samples: int) -> list[Strips]:
     """Ways to cut a group whose results are so many along d, h, w, best guess first."""
     lanes = LANES if c.x.dtype != torch.float64 else LANES // 2
-    chunk = max(1, min(c.channels, CHAIN // prod(a.taps for a in c.axes)))
     strip = _strip(c, lengths, samples)
     strips = samples * c.op.groups * prod(ceil(n / k) for n, k in zip(lengths, strip, strict=True))
     found = []
     for vectors, together in _tiles(c, lanes, _positions(c, strip[2])):
         blocks = ceil(c.features / (vectors * lanes))
         parts = 1 if c.over_channels and not c.over_positions else max(1, min(blocks, ceil(TASKS / strips)))
-        found.append(Strips(strip, vectors, together, chunk, parts))
+        found.append(Strips(strip, vectors, together, _chunk(c, vectors), parts))
     return found
+
+
+def _chunk(c: Contraction, vectors: int) -> int:
+    """Channels of a chain: equal shares of all."""
+    taps = prod(a.taps for a in c.axes)
+    most = max(1, min(CHAIN, AT_HAND // (WIDEST * vectors)) // taps)
+    return ceil(c.channels / ceil(c.channels / most))
 
 
 def _positions(c: Contraction, results: int) -> int:
@@ -86,7 +95,7 @@ def _tiles(c: Contraction, lanes: int, row: int) -> Iterator[tuple[int, int]]:
             most = (REGISTERS - 2 - together * vectors) // vectors
             if most < 3:
                 continue
-            tile = ceil(row / ceil(row / most))
+            tile = min(range(1, most + 1), key=lambda t: (ceil(row / t) * (2 * t + 1), -t))
             useful = (
                 row / (ceil(row / tile) * tile) * c.features / (ceil(c.features / (vectors * lanes)) * vectors * lanes)
             )

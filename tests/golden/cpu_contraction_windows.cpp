@@ -63,10 +63,15 @@ constexpr int CHANNEL = (ceil_div(INPUTS_D * PLANE, 16) | 1) * 16;    // an odd 
 
 // A tile of sums in registers: TILE positions of one phase and row, a block of features.  The weights of TOGETHER taps
 // are at hand, so that an input once read serves all of them.
-constexpr int TOGETHER = 3;
+constexpr int TOGETHER = 3, MOST = larger(1, (REGISTERS - 2 - TOGETHER * VECTORS) / VECTORS);
 constexpr int IN_ROW = ceil_div(POSITIONS_W - 1, STRIDE_W) + 1;
-constexpr int MOST = larger(1, (REGISTERS - 2 - TOGETHER * VECTORS) / VECTORS), TILES = ceil_div(IN_ROW, MOST);
-constexpr int TILE = ceil_div(IN_ROW, TILES), PITCH = TILES * TILE * STRIDE_W + STRIDE_W - 1;
+constexpr int tile_of(int row) {    // little idle in a row's last tile, and few tiles, since each loads the weights
+    int best = 1;
+    for (int tile = 2; tile <= MOST; ++tile)
+        if (ceil_div(row, tile) * (2 * tile + 1) <= ceil_div(row, best) * (2 * best + 1)) best = tile;
+    return best;
+}
+constexpr int TILE = tile_of(IN_ROW), PITCH = ceil_div(IN_ROW, TILE) * TILE * STRIDE_W + STRIDE_W - 1;
 // So many channels are added up before their sum joins that of the others: what they need stays in the first cache,
 // and long chains of additions would lose digits.
 constexpr int CHUNK = 8;
@@ -280,10 +285,13 @@ struct Folds {
 
 constexpr int PLANES = 1;    // float64 numbers of a saved fold
 
-// What a thread works on.
+// What a thread works on, in whole cache lines.
+struct alignas(64) Line { Compute at[64 / sizeof(Compute)]; };
+constexpr long long lines(long long numbers) { return (numbers * sizeof(Compute) + 63) / 64; }
+constexpr long long BAND = (long long)ROWS_D * ROWS_H * PITCH * BLOCK;
 struct Scratch {
-    std::vector<Compute> staged, band, results;
-    Scratch() : staged(STAGED), band((long long)ROWS_D * ROWS_H * PITCH * BLOCK), results(STRIP_W * BLOCK) {}
+    std::vector<Line> staged, band, results;
+    Scratch() : staged(lines(STAGED)), band(lines(BAND)), results(lines(STRIP_W * BLOCK)) {}
 };
 
 // One strip of results of one sample, for one part of the blocks of features.
@@ -312,7 +320,7 @@ void strip(const Call& call, long long task, Scratch& own) {
     const int rows_h = ((to_h - 1) / STRIDE_H - from_h / STRIDE_H) * ADVANCE_H + REACH_H;
     const int left_w = from_w / STRIDE_W * ADVANCE_W + LOWEST_W;
     const int columns = ((to_w - 1) / STRIDE_W - from_w / STRIDE_W) * ADVANCE_W + REACH_W;
-    Compute *staged = own.staged.data(), *band = own.band.data();
+    Compute *staged = own.staged.data()->at, *band = own.band.data()->at;
     const long long image = (long long)call.in_d * call.in_h * call.in_w;
     const Element* x = call.x + (sample * GROUPS + group) * CHANNELS * image;
     stage(call, x, left_d, left_h, left_w, rows_d, rows_h, columns, staged);
@@ -340,7 +348,7 @@ void strip(const Call& call, long long task, Scratch& own) {
                     }
                 for (int d = band_d; d < last_band_d; ++d)
                     for (int h = band_h; h < last_band_h; ++h) {
-                        Compute* results = own.results.data();
+                        Compute* results = own.results.data()->at;
                         pool(call, band, begin_d, begin_h, from_w, d, h, first_w, count, results);
                         after(call, of, results, count);
                         for (int n = 0; n < count; ++n) total.take(results + n * BLOCK, BLOCK);

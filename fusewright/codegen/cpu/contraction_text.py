@@ -50,10 +50,15 @@ $steps
 
 // A tile of sums in registers: TILE positions of one phase and row, a block of features.  The weights of TOGETHER taps
 // are at hand, so that an input once read serves all of them.
-constexpr int TOGETHER = $together;
+constexpr int TOGETHER = $together, MOST = larger(1, (REGISTERS - 2 - TOGETHER * VECTORS) / VECTORS);
 constexpr int IN_ROW = ceil_div(POSITIONS_W - 1, STRIDE_W) + 1;
-constexpr int MOST = larger(1, (REGISTERS - 2 - TOGETHER * VECTORS) / VECTORS), TILES = ceil_div(IN_ROW, MOST);
-constexpr int TILE = ceil_div(IN_ROW, TILES), PITCH = TILES * TILE * STRIDE_W + STRIDE_W - 1;
+constexpr int tile_of(int row) {    // little idle in a row's last tile, and few tiles, since each loads the weights
+    int best = 1;
+    for (int tile = 2; tile <= MOST; ++tile)
+        if (ceil_div(row, tile) * (2 * tile + 1) <= ceil_div(row, best) * (2 * best + 1)) best = tile;
+    return best;
+}
+constexpr int TILE = tile_of(IN_ROW), PITCH = ceil_div(IN_ROW, TILE) * TILE * STRIDE_W + STRIDE_W - 1;
 // So many channels are added up before their sum joins that of the others: what they need stays in the first cache,
 // and long chains of additions would lose digits.
 constexpr int CHUNK = $chunk;
@@ -363,11 +368,14 @@ for (long long sample = 0; sample < N; ++sample) {
 
 STRIP = """
 
-// What a thread works on.
+// What a thread works on, in whole cache lines.
+struct alignas(64) Line { Compute at[64 / sizeof(Compute)]; };
+constexpr long long lines(long long numbers) { return (numbers * sizeof(Compute) + 63) / 64; }
+constexpr long long BAND = (long long)ROWS_D * ROWS_H * PITCH * BLOCK;
 struct Scratch {
-    std::vector<Compute> staged, band, results;
+    std::vector<Line> staged, band, results;
     $over
-    Scratch() : staged(STAGED), band((long long)ROWS_D * ROWS_H * PITCH * BLOCK), results(STRIP_W * BLOCK) {}
+    Scratch() : staged(lines(STAGED)), band(lines(BAND)), results(lines(STRIP_W * BLOCK)) {}
 };
 
 // One strip of results of one sample, for one part of the blocks of features.
@@ -393,7 +401,7 @@ void strip(const Call& call, long long task, Scratch& own) {
     const int rows_h = ((to_h - 1) / STRIDE_H - from_h / STRIDE_H) * ADVANCE_H + REACH_H;
     const int left_w = from_w / STRIDE_W * ADVANCE_W + LOWEST_W;
     const int columns = ((to_w - 1) / STRIDE_W - from_w / STRIDE_W) * ADVANCE_W + REACH_W;
-    Compute *staged = own.staged.data(), *band = own.band.data();
+    Compute *staged = own.staged.data()->at, *band = own.band.data()->at;
     $open_strip
     $groups
     $close_strip
@@ -447,7 +455,7 @@ for (int band_d = first_d; band_d < last_d; band_d += BAND_D)
             }
         for (int d = band_d; d < last_band_d; ++d)
             for (int h = band_h; h < last_band_h; ++h) {
-                Compute* results = own.results.data();
+                Compute* results = own.results.data()->at;
                 pool(call, band, begin_d, begin_h, from_w, d, h, first_w, count, results);
                 $after
                 $take
