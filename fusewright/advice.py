@@ -8,6 +8,7 @@ from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
 from fusewright.pipeline import Built
 from fusewright.plan import Declined
+from fusewright.runtime import compiler
 
 
 def precision_notes(built: Built) -> tuple[str, ...]:
@@ -59,6 +60,8 @@ def advice(built: Built) -> tuple[str, ...]:
             found.append(
                 f"{declined.where}: for finite inputs {declined.rule} holds: is that intended? finite=True allows it"
             )
+    if any(kernel.target == "cpu" for kernel in built.program.kernels) and (why := compiler.compiler().one_thread):
+        found.append(f"generated kernels run in one thread: {why}")
     if built.captured.reasons:
         some = f"{len(built.captured.reasons)} operation{'s' * (len(built.captured.reasons) > 1)}"
         found.append(f"not understood, and so run as before: {some}")

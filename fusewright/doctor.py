@@ -73,7 +73,7 @@ def _native_kernels() -> Fact:
         found = compiler.compiler()
     except UnsupportedError as error:
         return Fact("CPU kernels", None, str(error))
-    threads = "PyTorch's threads" if found.openmp else "one thread: PyTorch's OpenMP runtime is another"
+    threads = "PyTorch's threads" if found.openmp else f"one thread: {found.one_thread}"
     native = next((flag for flag in compiler.NATIVE if flag in found.flags), "portable flags")
     return Fact("CPU kernels", True, f"compiled by {' '.join(found.command)} ({native}), run in {threads}")
 

@@ -75,6 +75,13 @@ class Compiler:
         """What machine code depends on besides its source: it must not run on another processor."""
         return "\0".join((*self.command, *self.flags, self.version, processor()))
 
+    @property
+    def one_thread(self) -> str:
+        """Why kernels run in one thread, and what helps; empty where they run in PyTorch's."""
+        if self.openmp:
+            return ""
+        return f"{self.command[0]} does not build for PyTorch's OpenMP runtime; set CXX to one that does, such as g++"
+
 
 def compile(source: str, *, name: str = "kernel") -> bytes:
     """The shared library of C++ `source`, for this machine.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -77,7 +78,7 @@ def test_without_openmp_in_one_thread(directory: Path, monkeypatch: pytest.Monke
     finally:
         torch.set_num_threads(before)
     (fact,) = (f for f in doctor.examine() if f.name == "CPU kernels")
-    assert fact.ok and "run in one thread" in fact.value
+    assert fact.ok and "run in one thread" in fact.value and "set CXX to one that does, such as g++" in fact.value
 
 
 def test_without_any_flag_of_its_own(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +149,7 @@ needs_clang = pytest.mark.skipif(which("clang++") is None, reason="clang++ is no
 def test_clang_shares_threads_or_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "clang++")
     found = compiler.compiler()
-    has_llvms = hasattr(__import__("ctypes").CDLL(torch._C.__file__), "__kmpc_fork_call")
+    has_llvms = hasattr(ctypes.CDLL(torch._C.__file__), "__kmpc_fork_call")
     assert found.openmp == has_llvms and (found.openmp or compiler.SIMD in found.flags)
     before = torch.get_num_threads()
     try:
@@ -186,13 +187,24 @@ def test_clang_brings_no_second_runtime() -> None:
     assert before == after and runtimes == 1
 
 
+def test_the_plan_says_that_kernels_run_in_one_thread(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And they are right, without OpenMP's threads but with its vectors."""
+    monkeypatch.setenv("CXX", fake(directory, "c++", "-fopenmp", "-Xclang"))
+    assert_runs_kernels("generated kernels run in one thread:")
+
+
 @needs_clang
 def test_models_run_kernels_of_clangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "clang++")
+    assert_runs_kernels("" if compiler.compiler().openmp else "generated kernels run in one thread: clang++ does not")
+
+
+def assert_runs_kernels(advice: str) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 20, 3), torch.nn.GELU(), torch.nn.MaxPool2d(2)).eval()
     x = torch.randn(2, 3, 34, 34)
     fast = fusewright.optimize(model, (x,), kernels="always", verify=False, measure=False)
     plan = fusewright.explain(fast)
     assert plan.kernels and all(choice.path == "generated" for choice in plan.kernels) and not plan.no_kernels
+    assert bool(advice) == any("one thread" in line for line in plan.advice) and advice in "\n".join(plan.advice)
     torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
