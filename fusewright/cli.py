@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 import fusewright
 from fusewright.dispatch import Options
 from fusewright.doctor import examine
-from fusewright.emit.solution import TEXTS
+from fusewright.emit.building import TEXTS
 from fusewright.emit.writing import check_output, write_solution
 from fusewright.errors import UnsupportedError
 from fusewright.peers import PEERS, peers
@@ -107,7 +107,8 @@ def optimize(
         Path | None, typer.Option("-o", "--output", metavar="SOLUTION.py", help="Write the result as one file.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="What the file is for: cuda (even without a GPU) or cpu.")
+        str | None,
+        typer.Option(metavar="DEVICES", help="What the file is for: cuda (even without a GPU), cpu or cuda,cpu."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
     kernel_name: Annotated[str, typer.Option(metavar="NAME", help="Call the file's kernels so.")] = "",
@@ -132,7 +133,7 @@ def optimize(
         _refuse(output, {"--batch": batch, "--device": device, "--precision": None if precision == "eager" else 1})
         wishes = _wishes(keep, only, kernel_name, single_kernel)
         options = Options(training, precision, rewrite, kernels, finite, measure=not no_measure, wishes=wishes)
-        _write(problem, output, options, _emission_target(target), force, json_file)
+        _write(problem, output, options, _emission_targets(target), force, json_file)
     _need_output({"--target": target, "--force": force, "--kernel-name": kernel_name})
     _need_output({"--single-kernel": single_kernel, "--keep": keep, "--only": only})
     with stage(f"loading {problem.name}"):
@@ -317,25 +318,28 @@ def _wishes(keep: str, only: str, name: str, single: bool) -> Wishes:
     return Wishes(tuple(filter(None, keep.split(","))), tuple(filter(None, only.split(","))), name, single)
 
 
-def _emission_target(asked: str | None) -> str:
-    """The one device that a solution file is made for."""
-    target = asked or ("cuda" if torch.cuda.is_available() else "cpu")
-    if target not in TEXTS:
-        raise UnsupportedError(
-            f"--target {target}: a solution file is for one of {', '.join(TEXTS)}; write a file for each"
-        )
-    return target
+def _emission_targets(asked: str | None) -> list[str]:
+    """The devices that a solution file is made for."""
+    if asked is None:
+        return ["cuda" if torch.cuda.is_available() else "cpu"]
+    targets = list(dict.fromkeys(name.strip() for name in asked.split(",")))
+    unknown = next((name for name in targets if name not in TEXTS), None)
+    if unknown is not None:
+        raise UnsupportedError(f"--target {asked}: a solution file is for {' or '.join(TEXTS)}, or for both: cuda,cpu")
+    return targets
 
 
-def _write(path: Path, output: Path, options: Options, target: str, force: bool, json_file: Path | None) -> None:
+def _write(path: Path, output: Path, options: Options, targets: list[str], force: bool, json_file: Path | None) -> None:
     check_output(output, path, force)
     with stage(f"loading {path.name}"):
         problem = load_problem(path)
     with stage(f"writing {output.name}"):
-        written = write_solution(problem, output, options, device=target, force=force, progress=lambda _: None)
-    show(plan_view(written.plan))
+        written = write_solution(problem, output, options, targets=targets, force=force)
+    for plan in written.plans:
+        show(plan_view(plan))
     show(Text(f"\nwrote {written.path}"))
-    save(json_file, written.plan.to_json())
+    plans = [plan.to_json() for plan in written.plans]
+    save(json_file, plans[0] if len(plans) == 1 else f"[{', '.join(plans)}]")
     raise typer.Exit(VERIFIED)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fusewright.kernel import Expression
 
-_FUNCTIONS = frozenset({"ceil_div", "spread", "min", "max"})
+FUNCTIONS = frozenset({"ceil_div", "spread", "min", "max"})
 
 
 class Arithmetic:
@@ -15,7 +15,7 @@ class Arithmetic:
 
     def __init__(self, sizes: Sequence[str]) -> None:
         self._names = {name: name for name in sizes}  # by the tidied expression
-        self._taken = {*sizes, *_FUNCTIONS}
+        self._taken = {*sizes, *FUNCTIONS}
         self.lines: list[str] = []
 
     def name(self, wanted: str, expression: Expression) -> str:
@@ -36,10 +36,6 @@ class Arithmetic:
         """The text of `expression` over the names so far."""
         return self._with_names(tidied(expression))
 
-    def uses(self, function: str) -> bool:
-        """Whether a line calls `function`."""
-        return any(f"{function}(" in line for line in self.lines)
-
     def _with_names(self, tree: ast.expr) -> str:
         names = self._names
 
@@ -49,6 +45,11 @@ class Arithmetic:
                 return self.generic_visit(node) if name is None else ast.Name(name, ast.Load())
 
         return ast.unparse(Named().visit(ast.parse(ast.unparse(tree), mode="eval").body))
+
+
+def readable(expression: Expression) -> str:
+    """The tidied text of `expression`."""
+    return ast.unparse(tidied(expression))
 
 
 def tidied(expression: Expression) -> ast.expr:
@@ -87,7 +88,7 @@ class _Tidy(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.expr:
         args = [self.visit(a) for a in node.args]
         assert isinstance(node.func, ast.Name)
-        assert node.func.id in _FUNCTIONS, node.func.id
+        assert node.func.id in FUNCTIONS, node.func.id
         if node.func.id == "ceil_div" and _number(args[1]) == 1:
             first: ast.expr = args[0]
             return first

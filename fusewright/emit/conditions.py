@@ -78,7 +78,7 @@ def _conditions(text: str, value: Any) -> Iterator[str]:
 
 
 def tensor_conditions(name: str, guard: Guard, index: int) -> list[str]:
-    """What a tensor input must be: dtype, shape, within the range of the batch."""
+    """What a tensor input must be: dtype, shape within the range of the batch, layout where that matters."""
     shape, (dtype, _) = guard.shapes[index], guard.kinds[index]
     conditions = [f"{name}.dtype is {dtype}"]
     fixed = [i for i, n in enumerate(shape) if isinstance(n, int)]
@@ -89,6 +89,11 @@ def tensor_conditions(name: str, guard: Guard, index: int) -> list[str]:
     else:
         conditions.append(f"{name}.dim() == {len(shape)}")
         conditions += [f"{name}.shape[{i}] == {shape[i]}" for i in fixed]
+    if guard.orders is not None:  # the answer lies in memory as the input does
+        order = guard.orders[index] or ()
+        order += tuple(dim for dim in range(len(shape)) if dim not in order)
+        view = f"{name}.permute{order}" if guard.orders[index] else name
+        conditions.append(f"{view}.is_contiguous()")
     return conditions
 
 

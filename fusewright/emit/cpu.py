@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from fusewright.codegen.text import Lines
-from fusewright.emit import support
 from fusewright.emit.kernel_text import KernelText, parameters_of
 from fusewright.kernel import Argument, Launch
 from fusewright.runtime.native import GRAIN
@@ -14,10 +11,11 @@ from fusewright.runtime.native import GRAIN
 class CpuText(KernelText):
     """Everything a solution file says about a CPU kernel."""
 
+    target = "cpu"
+    says = "CPU"
     returns = ("void ", "None")
     last = ("int threads", "ctypes.c_int", "torch.get_num_threads()")
-    words: ClassVar = {"here": "is_cpu", "where": "on a CPU", "multiple": "its element", "alignment": "tensor.itemsize"}
-    library = support.CPU_LIBRARY
+    alignment = ("its element", "tensor.itemsize")
 
     def _launcher(self) -> Lines:
         return [f"namespace {self.kernel.name} {{", *super()._launcher(), "}"]
@@ -34,4 +32,4 @@ class CpuText(KernelText):
         return f"{self._passed(argument.text, 'work', 'long')} < {GRAIN} ? 1 : threads"
 
     def _called(self, arguments: str) -> str:
-        return f"library().launch_{self.kernel.name}({arguments})"
+        return f"{self.builder}().launch_{self.kernel.name}({arguments})"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from fusewright.codegen.text import Lines, block
 from fusewright.emit import support
 from fusewright.emit.kernel_text import KernelText, parameters_of
@@ -18,10 +16,11 @@ _RETURN_ON_FAILURE = "if (const char* error = failure(cudaGetLastError())) retur
 class CudaText(KernelText):
     """Everything a solution file says about a CUDA kernel."""
 
+    target = "cuda"
+    says = "CUDA"
     returns = ("const char* ", "ctypes.c_char_p")
     last = ("cudaStream_t stream", "ctypes.c_void_p", "torch.cuda.current_stream().cuda_stream")
-    words: ClassVar = {"here": "is_cuda", "where": "on a GPU", "multiple": "16 bytes", "alignment": "16"}
-    library = support.CUDA_LIBRARY
+    alignment = ("16 bytes", "16")
     failure = support.FAILURE
 
     @property
@@ -54,7 +53,7 @@ class CudaText(KernelText):
         return [*body, *last, "return failure(cudaGetLastError());"]
 
     def _called(self, arguments: str) -> str:
-        launch = f"library({self.kernel.operands[0]}.device.index).launch_{self.kernel.name}"
+        launch = f"{self.builder}({self.kernel.operands[0]}.device.index).launch_{self.kernel.name}"
         return f'check("{self.kernel.name}", {launch}({arguments}))'
 
     @property

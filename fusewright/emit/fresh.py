@@ -1,6 +1,6 @@
 """Runs a solution file beside its problem in a process of its own, where Fusewright cannot be imported.
 
-    python -I fresh.py '{"problem": PATH, "solution": PATH, "device": "cpu", "rows": 2, "time": false, ...}'
+    python -I fresh.py '{"problem": PATH, "solution": PATH, "device": "cpu", "target": "cpu", ...}'
 
 Prints one line of JSON.  The kernels are built and must run; where a file for GPUs is tried on a CPU, the rewritten
 program runs with the kernels' references in their place.  Needs nothing but PyTorch: the precision contract and its
@@ -92,12 +92,15 @@ class Check:
     """One solution and its problem."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
-        self.device, self.rows, self.timed = asked["device"], asked["rows"], asked["time"]
+        self.device, self.target = asked["device"], asked["target"]
+        self.rows, self.timed = asked["rows"], asked["time"]
         self.training, self.keeps_nan = asked["training"], asked["keeps nan"]
         self.problem = load(asked["problem"], "the_problem")
         self.solution = load(asked["solution"], "the_solution", on_cpu=self.device == "cpu")
         # Kernels for another device cannot run here.
-        self.stands_in = not self.solution.runs_kernels(torch.device(self.device))
+        self.stands_in = self.solution.kernels_for(torch.device(self.device)) != self.target
+        if self.stands_in and self.device == "cuda":
+            raise Wrong(f"its kernels do not run on {torch.cuda.get_device_name()}")
         self.facts: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version()}
         self.ran = 0
 
@@ -189,7 +192,8 @@ class Check:
 
     def watch_kernels(self) -> None:
         """Counts the calls that the rewritten forward serves, with references in the place of kernels for elsewhere."""
-        (name,) = [name for name in vars(self.solution.ModelNew) if name.rstrip("_") == "fused"]
+        names = [name for name in vars(self.solution.ModelNew) if name.startswith("fused")]
+        name = next((name for name in names if name.rstrip("_").endswith(f"_{self.target}")), names[0])
         fused = getattr(self.solution.ModelNew, name)
 
         def counted(*arguments: Any) -> Any:
@@ -199,8 +203,12 @@ class Check:
         setattr(self.solution.ModelNew, name, counted)
         if self.stands_in:
             for name in [name for name in vars(self.solution) if name.endswith("_launch")]:
-                setattr(self.solution, name, getattr(self.solution, name.replace("_launch", "_reference")))
+                own = name.removesuffix("_launch")
+                names = [f"{kernel}_reference" for kernel in (own, own.removesuffix(f"_{self.target}"))]
+                found = [vars(self.solution)[name] for name in names if name in vars(self.solution)]
+                setattr(self.solution, name, *found[:1])
             self.solution.covers = lambda *_, **__: True
+            self.solution.kernels_for = lambda _: self.target
             torch.cuda.device = contextlib.nullcontext  # type: ignore[assignment, misc]
 
     def against_float64(self, reference: torch.nn.Module, new: torch.nn.Module, inputs: Any) -> None:

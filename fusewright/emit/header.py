@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -14,6 +14,8 @@ from fusewright.report.text import duration, less, scaled
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 
 WIDTH = 110
+
+_PLACES = {"cuda": "On a GPU", "cpu": "On a CPU"}
 
 _WORDS = {
     "conv": "convolution",
@@ -38,25 +40,45 @@ class Checked:
     version: str = ""
 
 
-def header(name: str, plan: Plan, kernels: tuple[Kernel, ...], checked: Checked, wishes: Wishes = NO_WISHES) -> str:
+@dataclass(frozen=True)
+class Part:
+    """What a file has for one device."""
+
+    target: str
+    plan: Plan
+    kernels: tuple[Kernel, ...]
+    checked: Checked = Checked()
+
+
+def header(name: str, parts: Sequence[Part], wishes: Wishes = NO_WISHES) -> str:
     """The text between a solution file's first quotes; `name` is the problem file's."""
-    paragraphs = [_title(name, kernels), _wrap(" ".join([*_story(plan, kernels), *_asked(wishes)]))]
-    if plan.before is not None and plan.after is not None:
-        paragraphs.append("\n".join(_work(plan)))
-    paragraphs.append("\n".join(_wrap(line, "    ") for line in _evidence(plan, checked)))
-    return "\n\n".join(paragraphs) + "\n"
+    paragraphs = [_title(name, parts)]
+    for part in parts:
+        plan = part.plan
+        where = [f"{_PLACES[part.target]}."] if len(parts) > 1 else []
+        paragraphs.append(_wrap(" ".join([*where, *_story(plan, part.kernels), *_asked(wishes)])))
+        if plan.before is not None and plan.after is not None:
+            paragraphs.append("\n".join(_work(plan)))
+        paragraphs.append("\n".join(_wrap(line, "    ") for line in _evidence(part)))
+    made = f"Made for: {parts[0].plan.signature}; other calls run the original forward."
+    by = f"Written by fusewright {parts[0].checked.version}."
+    return "\n\n".join([*paragraphs, f"{_wrap(made, '    ')}\n{by}"]) + "\n"
 
 
 def _wrap(text: str, hanging: str = "") -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
 
 
-def _title(name: str, kernels: tuple[Kernel, ...]) -> str:
-    if not kernels:
+def _title(name: str, parts: Sequence[Part]) -> str:
+    if not any(part.kernels for part in parts):
         return f"{name} with its forward rewritten to do less."
-    kind = {"cuda": "CUDA", "cpu": "CPU"}[kernels[0].target]
-    count = f"{len(kernels)} generated {kind} kernels" if len(kernels) > 1 else f"one generated {kind} kernel"
-    return f"{name} with its forward in {count}."
+    counts = []
+    for part in parts:
+        kind = {"cuda": "CUDA", "cpu": "CPU"}[part.target]
+        count = len(part.kernels)
+        plural = f"{count} generated {kind} kernels" if count else f"PyTorch's own {kind} kernels"
+        counts.append(f"one generated {kind} kernel" if count == 1 else plural)
+    return f"{name} with its forward in {', or in '.join(counts)}."
 
 
 def words(kernel: Kernel) -> str:
@@ -141,9 +163,8 @@ def _work(plan: Plan) -> list[str]:
     return [f"    {a:<16}{b:>12}{c:>14}    {d}".rstrip() for a, b, c, d in rows]
 
 
-def _evidence(plan: Plan, checked: Checked) -> Iterator[str]:
-    facts = checked.facts
-    yield f"Made for: {plan.signature}; other calls run the original forward."
+def _evidence(part: Part) -> Iterator[str]:
+    checked, facts = part.checked, part.checked.facts
     if "errors" in facts:
         on = f"on {facts.get('device', 'a CPU')}"
         on += ", with PyTorch's operations for the kernels" if facts["stands in"] else ""
@@ -159,4 +180,3 @@ def _evidence(plan: Plan, checked: Checked) -> Iterator[str]:
         )
     elif checked.compiled_for:
         yield f"Not measured: there was no GPU; the kernels compile for {listed(list(checked.compiled_for))}."
-    yield f"Written by fusewright {checked.version}."

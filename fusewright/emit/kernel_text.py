@@ -16,8 +16,8 @@ from typing import ClassVar
 import torch
 
 from fusewright.codegen.text import Lines, block
-from fusewright.emit.arithmetic import Arithmetic
-from fusewright.kernel import Argument, Array, Kernel, Launch
+from fusewright.emit.arithmetic import FUNCTIONS, Arithmetic, readable
+from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
 
 _C_TYPES = {"int": ("int", "ctypes.c_int"), "long": ("long long", "ctypes.c_longlong")}
 
@@ -33,21 +33,29 @@ class Parameter:
 class KernelText(ABC):
     """Everything a solution file says about one kernel.
 
-    returns     the launcher's type in C++ and in ctypes
-    last        its last parameter: in C++, in ctypes, and what Python passes
-    words       what support.DENSE says of its device
-    library     the text of the function that builds kernels
-    failure     the text of what all launchers use
+    target       the device that its kernels run on
+    says         what they are called in a sentence
+    returns      the launcher's type in C++ and in ctypes
+    last         its last parameter: in C++, in ctypes, and what Python passes
+    alignment    what support.OPERANDS says of where operands begin: in words, and in Python
+    failure      the text of what all launchers use
+
+    Of one kernel: `name`, which Python's functions have (with a suffix where files are for several devices), `builder`,
+    that of the function that builds it, `reference`, that of its reference, which two kernels may share.
     """
 
+    target: ClassVar[str]
+    says: ClassVar[str]
     returns: ClassVar[tuple[str, str]]
     last: ClassVar[tuple[str, str, str]]
-    words: ClassVar[dict[str, str]]
-    library: ClassVar[str]
+    alignment: ClassVar[tuple[str, str]]
     failure: ClassVar[str] = ""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, suffix: str = "") -> None:
         self.kernel = kernel
+        self.name = kernel.name + suffix
+        self.builder = f"{self.target}_library" if suffix else "library"
+        self.reference = f"{self.name}_reference"
         self.numbers = Arithmetic([name for name, _, _ in kernel.sizes])
         self.passed: dict[str, str] = {}  # numbers that the launcher takes: name -> kind
         self.launches = [self._launch(launch) for launch in kernel.launches]
@@ -77,7 +85,7 @@ class KernelText(ABC):
     @property
     def constant(self) -> str:
         """The name of the constant that holds the kernel's source."""
-        return self.kernel.name.upper()
+        return self.name.upper()
 
     @property
     def launcher(self) -> str:
@@ -131,7 +139,7 @@ class KernelText(ABC):
         return _tuple(dims)
 
     def sizes_function(self) -> list[str]:
-        """A function of the call's sizes: what to allocate, and the numbers that the launcher takes."""
+        """A function of the operands' shapes: what to allocate, and the numbers that the launcher takes."""
         kernel, names = self.kernel, [name for name, _, _ in self.kernel.sizes]
         results = [self.shape, *self.scratch, _tuple(list(self.passed))]
         what = " ".join(["the output's shape,", *(f"that of {a.name}," for a in kernel.scratch)])
@@ -142,21 +150,50 @@ class KernelText(ABC):
             f"if {largest} >= 2**31:",
             f'    raise ValueError(f"{kernel.name} counts in 32 bits, too few for {_formatted(names)}")',
         ]
+        parameters = ", ".join(f"{operand}_shape: torch.Size" for operand in kernel.operands)
         return [
             "@lru_cache(maxsize=256)",
-            f"def {kernel.name}_sizes({', '.join(f'{name}: int' for name in names)}) -> tuple[tuple[int, ...], ...]:",
+            f"def {self.name}_sizes({parameters}) -> tuple[tuple[int, ...], ...]:",
             f'    """Gives {what} and the numbers that the launcher takes."""',
+            *(f"    {line}" for line in self._shape_checks()),
             *(f"    {line}" for line in self.numbers.lines),
             *(f"    {line}" for line in (check if largest else [])),
             f"    return {', '.join(results)}",
         ]
 
+    def _shape_checks(self) -> list[str]:
+        """Lines that read the call's sizes from the operands' shapes, and compare everything else with the record's."""
+        kernel = self.kernel
+        given = {(operand, dim): name for name, operand, dim in kernel.sizes}
+        readers = list(dict.fromkeys(operand for _, operand, _ in kernel.sizes))
+        known: set[str] = set()
+        lines, again = [], []
+        for i in (*readers, *(i for i in range(len(kernel.operands)) if i not in readers)):
+            later = [dim for dim, n in enumerate(kernel.shapes[i]) if (i, dim) not in given and _names(n) - known]
+            open_ = {*later, *(dim for operand, dim in given if operand == i)}
+            lines.append(self._expects(i, open_))
+            own = {name: f"{kernel.operands[i]}_shape[{dim}]" for (operand, dim), name in given.items() if operand == i}
+            lines += [f"{', '.join(own)} = {', '.join(own.values())}"] if own else []
+            known |= own.keys()
+            again += [self._expects(i, set())] if later else []
+        return [*lines, *again]
+
+    def _expects(self, operand: int, open_: set[int]) -> str:
+        """The line that compares an operand's shape, but for the `open_` dimensions."""
+        name = self.kernel.operands[operand]
+        dims = ["None" if d in open_ else readable(n) for d, n in enumerate(self.kernel.shapes[operand])]
+        return f'expect("{self.kernel.name}", "{name}", {name}_shape, {_tuple(dims)})'
+
+    def calls(self, function: str) -> bool:
+        """Whether the arithmetic of sizes calls `function`."""
+        return any(f"{function}(" in line for line in (*self._shape_checks(), *self.numbers.lines))
+
     def launch_function(self) -> list[str]:
         """The function that runs the kernel on tensors of its device."""
-        kernel, name = self.kernel, self.kernel.name
+        kernel, name = self.kernel, self.name
         arrays = [kernel.output.name, *(array.name for array in kernel.scratch)]
         known = [f"{array}_shape" for array in arrays]
-        sizes = ", ".join(f"{kernel.operands[i]}.shape[{dim}]" for _, i, dim in kernel.sizes)
+        shapes = ", ".join(f"{operand}.shape" for operand in kernel.operands)
         allocations = [
             f"{array.name} = torch.empty({shape}, dtype={array.dtype}, device={kernel.operands[0]}.device"
             f"{_memory_format(array.layout, len(array.shape))})"
@@ -165,9 +202,9 @@ class KernelText(ABC):
         pointers = ", ".join(f"{pointer}.data_ptr()" for pointer in self.pointers)
         return [
             f"def {name}_launch({', '.join(f'{o}: torch.Tensor' for o in kernel.operands)}) -> torch.Tensor:",
-            f'    """Launches the kernel on dense operands and returns {kernel.output.name}."""',
+            f'    """Launches the kernel and returns {kernel.output.name}."""',
+            f"    {', '.join(known)}, numbers = {name}_sizes({shapes})",
             *(f"    {line}" for line in self._dense()),
-            f"    {', '.join(known)}, numbers = {name}_sizes({sizes})",
             *(f"    {line}" for line in allocations),
             f"    {self._called(f'{pointers}, *numbers, {self.last[2]}')}",
             f"    return {kernel.output.name}",
@@ -178,13 +215,15 @@ class KernelText(ABC):
         lines = []
         for i, operand in enumerate(kernel.operands):
             dtype = kernel.dtypes[i] if kernel.dtypes else torch.float32
-            layout = _memory_format(kernel.layouts[i], len(kernel.shapes[i]))
-            lines.append(f'{operand} = dense("{kernel.name}", "{operand}", {operand}, {dtype}{layout})')
+            layout = _memory_format(kernel.layouts[i], len(kernel.shapes[i])).replace("memory_format=", "")
+            lines.append(
+                f'{operand} = dense("{kernel.name}", "{operand}", {operand}, "{self.target}", {dtype}{layout})'
+            )
         return lines
 
     def reference_function(self) -> list[str]:
         """The kernel's reference under its own name, over the operands' names."""
-        text = self.kernel.reference.replace("def reference(", f"def {self.kernel.name}_reference(", 1)
+        text = self.kernel.reference.replace("def reference(", f"def {self.reference}(", 1)
         words = set(re.findall(r"\w+", text))
         for i, operand in enumerate(self.kernel.operands):
             if operand not in words:
@@ -194,11 +233,11 @@ class KernelText(ABC):
 
     def call_function(self, says: str) -> list[str]:
         """The function that the forward calls."""
-        name, operands = self.kernel.name, ", ".join(self.kernel.operands)
+        operands = ", ".join(self.kernel.operands)
         return [
-            f"def {name}({', '.join(f'{o}: torch.Tensor' for o in self.kernel.operands)}) -> torch.Tensor:",
+            f"def {self.name}({', '.join(f'{o}: torch.Tensor' for o in self.kernel.operands)}) -> torch.Tensor:",
             f'    """{says}"""',
-            f"    return differentiable({name}_launch, {name}_reference, {operands})",
+            f"    return differentiable({self.name}_launch, {self.reference}, {operands})",
         ]
 
 
@@ -255,3 +294,8 @@ def _tuple(items: list[str]) -> str:
 
 def _formatted(names: list[str]) -> str:
     return ", ".join(f"{name}={{{name}}}" for name in names)
+
+
+def _names(expression: Expression) -> set[str]:
+    """The sizes that an expression is over."""
+    return set(re.findall(r"[A-Za-z_]\w*", expression)) - FUNCTIONS

@@ -2,7 +2,7 @@
 
 CUDA_LIBRARY = '''
 @cache
-def library(device: int) -> ctypes.CDLL:
+def $library(device: int) -> ctypes.CDLL:
     """The kernels for a device, built when first used.
 
     Plain C functions, called through ctypes: compiling PyTorch's C++ headers would take most of a minute.
@@ -29,15 +29,17 @@ def check(kernel: str, error: bytes | None) -> None:
 
 CPU_LIBRARY = '''
 @cache
-def library() -> ctypes.CDLL:
+def $library() -> ctypes.CDLL:
     """The kernels, built for this machine's processor when first used.
 
     Plain C functions, called through ctypes.  Compiled with OpenMP and linked without, so that PyTorch's threads serve.
     """
+    capability = torch.backends.cpu.get_cpu_capability()
+    wide = ["$wide"] if capability == "AVX512" else []
     path = load_inline(
-        name=f"${extension}_{torch.backends.cpu.get_cpu_capability()}",
+        name=f"${extension}_{capability}",
         cpp_sources=[$sources],
-        extra_cflags=[$flags],
+        extra_cflags=[$flags, *wide],
         no_implicit_headers=True,
         is_python_module=False,
     )
@@ -53,22 +55,31 @@ static const char* failure(cudaError_t error) {
 }
 """
 
-DENSE = '''
+OPERANDS = '''
+def expect(kernel: str, name: str, shape: torch.Size, wanted: tuple[int | None, ...]) -> None:
+    """Raises `ValueError` for an operand of a shape that the kernel was not made for; `None` stands for any length."""
+    if len(shape) != len(wanted) or any(n not in (None, m) for m, n in zip(shape, wanted, strict=True)):
+        lengths = ", ".join("any" if n is None else str(n) for n in wanted)
+        raise ValueError(f"{kernel} takes {name} of shape ({lengths}), not {tuple(shape)}")
+
+
 def dense(
     kernel: str,
     name: str,
     tensor: torch.Tensor,
+    device: str,
     dtype: torch.dtype,
     layout: torch.memory_format = torch.contiguous_format,
 ) -> torch.Tensor:
-    """An operand as kernels read it: without gaps, from a multiple of $multiple on.
+    """An operand as kernels read it: without gaps, beginning at a multiple of $multiple.
 
-    Raises `ValueError` for one that the kernel was not made for.
+    Raises `ValueError` for one of another device or dtype than the kernel was made for.
     """
-    if not tensor.$here or tensor.dtype is not dtype:
-        raise ValueError(f"{kernel} takes {name} as {dtype} $where, not as {tensor.dtype} on {tensor.device}")
+    if tensor.device.type != device or tensor.dtype is not dtype:
+        raise ValueError(f"{kernel} takes {name} as {dtype} on {device}, not as {tensor.dtype} on {tensor.device}")
     tensor = tensor.resolve_neg()
-    if tensor.is_contiguous(memory_format=layout) and tensor.data_ptr() % $alignment == 0:
+    alignment = $alignment
+    if tensor.is_contiguous(memory_format=layout) and tensor.data_ptr() % alignment == 0:
         return tensor
     return tensor.clone(memory_format=layout)
 '''
@@ -117,21 +128,22 @@ def tf32_allowed() -> bool:
 '''
 
 DERIVED = '''
-KEPT = WeakKeyDictionary()  # for each model: its weights when they were last derived, and what they came to
+KEPT = WeakKeyDictionary()  # for each model: its weights when something was last derived from them, and what
 
 
-def derived(model: Model) -> tuple[torch.Tensor, ...]:
-    """What the forward computes of weights alone: kept while no weight changes and no gradient flows through."""
-    sources = $sources
+def derived(derive, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """`derive()`, a method that reads these weights alone: kept while none changes and no gradient flows through."""
     if any(source.is_inference() or (source.requires_grad and torch.is_grad_enabled()) for source in sources):
-        return model.$derive()
-    now = [(id(source), source._version, source.data_ptr()) for source in sources]
+        return derive()
+    model, now = derive.__self__, [(id(source), source._version, source.data_ptr()) for source in sources]
     kept = KEPT.get(model)
     if kept is None or kept[0] != now:
         with torch.inference_mode(False), torch.no_grad():
-            kept = KEPT[model] = now, model.$derive(), sources  # the weights too, so that nothing else gets their ids
+            kept = KEPT[model] = now, derive(), sources  # the weights too, so that nothing else gets their ids
     return kept[1]
 '''
+
+LIBRARIES = {"cuda": CUDA_LIBRARY, "cpu": CPU_LIBRARY}
 
 CONFIGURATION = '''
 def configuration(model: Model) -> dict:
@@ -139,27 +151,77 @@ def configuration(model: Model) -> dict:
     found = {}
     for path, module in model.named_modules():
         values = {name: described(value) for name, value in vars(module).items() if name[0] != "_"}
-        values = {name: value for name, value in values.items() if name not in ("training", "fits")}
-        found[path] = (type(module).__name__ if path else "", values)
+        found[path] = (type(module).__name__ if path else "", {k: v for k, v in values.items() if k != "training"})
     return found
 
 
 def described(value):
-    """A plain value as it is, a container by its items, anything else by its name."""
+    """A plain value as it is, a container or an object by what it holds, anything else by its name."""
     if isinstance(value, (list, tuple)):
         return tuple(described(item) for item in value)
     if isinstance(value, dict):
         return {str(key): described(item) for key, item in value.items()}
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, str)):
         return value
-    return getattr(value, "__qualname__", type(value).__qualname__)
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
+    if isinstance(value, (complex, bytes, torch.dtype, torch.device, torch.memory_format)):
+        return str(value)
+    if hasattr(value, "__qualname__"):
+        return value.__qualname__
+    return type(value).__qualname__, described(getattr(value, "__dict__", {}))
+'''
+
+STATE = '''
+INSIDE = ("_parameters", "_buffers", "_modules")
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+SEEN = WeakKeyDictionary()  # for each model: what it held when it was last examined, and what came of that
+
+
+def contents(value):
+    """Live views of a list or a dictionary, and of those in it."""
+    if isinstance(value, (list, dict)):
+        view = value.values() if isinstance(value, dict) else value
+        yield view
+        for item in view:
+            yield from contents(item)
+
+
+def views(model: Model):
+    """Live views of what a forward may depend on besides its inputs: where it changes, other objects appear in them."""
+    for module in model.modules():
+        own = vars(module)
+        yield own.values()
+        yield from (own[name].values() for name in (*INSIDE, *HOOKS))
+        for name, value in own.items():
+            if name[0] != "_":
+                yield from contents(value)
+
+
+def weights(model: Model) -> tuple[torch.Tensor, ...] | None:
+    """The tensors of the model that the forward reads; `None` where the kernels were not made for it as it is.
+
+    It is examined again once an attribute, a tensor, a submodule or a hook is not the very object that it was.
+    """
+    seen = SEEN.get(model)
+    if seen is not None:
+        live, lengths, objects, found = seen
+        if [*map(len, live)] == lengths and all(map(is_, chain.from_iterable(live), objects)):
+            return found
+    live = [*views(model)]
+    hooked = any(vars(module)[name] for module in islice(model.modules(), 1, None) for name in HOOKS)
+    fits = not hooked and $conditions
+    found = $weights if fits else None
+    SEEN[model] = live, [*map(len, live)], [*chain.from_iterable(live)], found
+    return found
 '''
 
 ORDINARY = '''
 @cache
-def runs_kernels(device: torch.device) -> bool:
-    """Whether a device is one that this file is made for."""
-    return $condition
+def kernels_for(device: torch.device) -> str:
+    """The kind of kernels that run on a device, if any of these do."""
+    $conditions
+    return ""
 
 
 def ordinary(device: torch.device, *tensors: torch.Tensor) -> bool:
@@ -170,12 +232,9 @@ def ordinary(device: torch.device, *tensors: torch.Tensor) -> bool:
     return True
 
 
-def called_plainly(model: Model) -> bool:
-    """Whether nobody looks on: neither a tracer, autocast, a transform, nor a hook inside the model."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("$device"):
+def called_plainly(device: torch.device) -> bool:
+    """Whether nobody looks on: neither a tracer nor autocast nor a transform."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled(device.type):
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    inner = islice(model.modules(), 1, None)
-    return not any(m._forward_pre_hooks or m._forward_hooks or m._backward_hooks for m in inner)
+    return torch._C._functorch.peek_interpreter_stack() is None
 '''

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -23,8 +23,10 @@ from fusewright.capture import capture
 from fusewright.codegen.aten import Program
 from fusewright.dispatch import Options
 from fusewright.emit import fresh
-from fusewright.emit.header import Checked, header, listed
-from fusewright.emit.solution import Draft, text
+from fusewright.emit.building import TEXTS
+from fusewright.emit.draft import Draft
+from fusewright.emit.header import Checked, Part, header, listed
+from fusewright.emit.solution import text
 from fusewright.errors import CaptureError, FusewrightError, UnsupportedError
 from fusewright.optimizer import planned
 from fusewright.pipeline import kernel_target
@@ -48,11 +50,11 @@ SECONDS = 600
 
 @dataclass(frozen=True)
 class Written:
-    """A solution file, with its plan and what is known of it."""
+    """A solution file, with the plan and what is known of it for each device that was asked for."""
 
     path: Path
-    plan: Plan
-    checked: Checked
+    plans: tuple[Plan, ...]
+    checked: tuple[Checked, ...]
 
 
 def check_output(path: Path, problem: Path, force: bool) -> None:
@@ -72,41 +74,67 @@ def write_solution(
     path: Path,
     options: Options,
     *,
-    device: str,
+    targets: Collection[str],
     force: bool = False,
     timed: bool = True,
     progress: Progress = lambda _: None,
 ) -> Written:
     """Writes the solution of `problem` to `path`.
 
-    `device` is where it is made to run, ``"cuda"`` or ``"cpu"``; for the former without a GPU everything is done by
-    estimate and the kernels are compiled as a check.  On one, the file is `timed` as well.
+    `targets` are where it is made to run, ``"cuda"``, ``"cpu"`` or both; for the former without a GPU everything is
+    done by estimate and the kernels are compiled as a check.  On one that is here, the file is `timed` as well.
 
     Raises `UnsupportedError` where there is nothing to write or nowhere to write it to, and `FusewrightError` where
     the file turned out to be wrong.
     """
     check_output(path, problem.path, force)
-    absent = device == "cuda" and not torch.cuda.is_available()
-    target = torch.device("cuda", 0) if absent else None
-    if (missing := kernel_target(torch.device(device))) is not None:
-        raise UnsupportedError(f"--target {device}: {missing}")
-    model = problem.build(device="cpu" if absent else device)
+    drafts, refusals = [], {}
+    for target in (target for target in TEXTS if target in targets):
+        if (missing := kernel_target(torch.device(target))) is not None:
+            raise UnsupportedError(f"--target {target}: {missing}")
+        progress(f"planning for {target}")
+        suffix = f"_{target}" if len(targets) > 1 else ""
+        try:
+            drafts.append(replace(_draft(problem, options, target, progress), suffix=suffix))
+        except NothingGained as nothing:
+            refusals[target] = nothing
+    if refusals and not drafts:
+        raise next(iter(refusals.values()))
+    if refusals:
+        (target, nothing), (draft,) = *refusals.items(), drafts
+        raise UnsupportedError(
+            f"--target {','.join(targets)}: for {target}, {nothing}; --target {draft.target} has one"
+        )
+    checked = [_compiled(draft, progress) if _absent(draft.target) else Checked() for draft in drafts]
+    checked = _placed(drafts, checked, path, timed, progress)
+    return Written(path, tuple(draft.plan for draft in drafts), tuple(checked))
+
+
+class NothingGained(UnsupportedError):
+    """There is nothing to write a solution of."""
+
+
+def _absent(target: str) -> bool:
+    return target == "cuda" and not torch.cuda.is_available()
+
+
+def _draft(problem: Problem, options: Options, target: str, progress: Progress) -> Draft:
+    """The draft for one device, which may be absent."""
+    absent = _absent(target)
+    model = problem.build(device="cpu" if absent else target)
     if options.training is not None:
         model.train(options.training)
-    inputs: Any = problem.placeholders() if absent else problem.inputs(device=device)
-    options = replace(options, target=target, verify=not absent and options.verify)
-    options = replace(options, measure=not absent and options.measure)
-    progress("planning")
-    draft = drafted(problem, model, inputs, options, progress)
-    checked = _compiled(draft, progress) if absent else Checked()
-    checked = _placed(draft, checked, path, "cpu" if absent else device, timed and not absent, progress)
-    return Written(path, draft.plan, checked)
+    inputs: Any = problem.placeholders() if absent else problem.inputs(device=target)
+    options = replace(options, target=torch.device("cuda", 0) if absent else None)
+    if absent:
+        options = replace(options, verify=False, measure=False)
+    return drafted(problem, model, inputs, options, progress)
 
 
 def drafted(
     problem: Problem, model: nn.Module, inputs: Any, options: Options, progress: Progress = lambda _: None
 ) -> Draft:
-    """What a solution of `problem` is made of.
+    """What a solution of `problem` for one device is made of.
 
     Raises `UnsupportedError` where there is nothing to make one of, or not what was asked.
     """
@@ -114,7 +142,7 @@ def drafted(
     args, kwargs, entry = planned(model, inputs, options, progress)
     assert entry.plan is not None
     if entry.runner is None:
-        raise UnsupportedError(f"no solution file was written: {entry.plan.reason}")
+        raise NothingGained(f"no solution file was written: {entry.plan.reason}")
     target = options.target or next(tensor.device for tensor in flat_tensors(args, kwargs))
     if options.wishes.single:
         _require_one_launch(entry.runner.program)
@@ -170,9 +198,12 @@ def _compiled(draft: Draft, progress: Progress) -> Checked:
     return Checked(compiled_for=tuple(names))
 
 
-def _placed(draft: Draft, checked: Checked, path: Path, device: str, timed: bool, progress: Progress) -> Checked:
+def _placed(
+    drafts: Sequence[Draft], checked: Sequence[Checked], path: Path, timed: bool, progress: Progress
+) -> list[Checked]:
     """Writes the file under another name, tries it, completes its header and gives it its name."""
-    checked = replace(checked, version=fusewright.__version__)
+    date = f"{datetime.now():%Y-%m-%d}"
+    checked = [replace(known, version=fusewright.__version__, date=date) for known in checked]
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".py", dir=path.parent)
         os.close(handle)
@@ -180,13 +211,11 @@ def _placed(draft: Draft, checked: Checked, path: Path, device: str, timed: bool
         raise UnsupportedError(f"-o {path}: cannot be written: {error.strerror}") from error
     unnamed = Path(name)
     try:
-        unnamed.write_text(content_of(draft, checked), encoding="utf-8")
-        progress("verifying the file in a fresh process")
-        keeps_nan = all(fired.exactness != "finite" for fired in draft.plan.rules)
-        training = draft.model.training
-        facts = tried(draft.problem.path, unnamed, device, timed=timed, training=training, keeps_nan=keeps_nan)
-        checked = replace(checked, facts=facts, date=f"{datetime.now():%Y-%m-%d}")
-        unnamed.write_text(content_of(draft, checked), encoding="utf-8")
+        unnamed.write_text(content_of(drafts, checked), encoding="utf-8")
+        for i, draft in enumerate(drafts):
+            progress(f"verifying the file for {draft.target} in a fresh process")
+            checked[i] = replace(checked[i], facts=_facts(draft, unnamed, timed))
+        unnamed.write_text(content_of(drafts, checked), encoding="utf-8")
         unnamed.chmod(0o666 & ~_umask())
         unnamed.replace(path)
     except OSError as error:
@@ -196,11 +225,26 @@ def _placed(draft: Draft, checked: Checked, path: Path, device: str, timed: bool
     return checked
 
 
-def content_of(draft: Draft, checked: Checked) -> str:
+def _facts(draft: Draft, solution: Path, timed: bool) -> dict[str, Any]:
+    """What is found out about a file on the device of a draft, or with a CPU in its place."""
+    absent = _absent(draft.target)
+    return tried(
+        draft.problem.path,
+        solution,
+        "cpu" if absent else draft.target,
+        target=draft.target,
+        timed=timed and not absent,
+        training=draft.model.training,
+        keeps_nan=all(fired.exactness != "finite" for fired in draft.plan.rules),
+    )
+
+
+def content_of(drafts: Sequence[Draft], checked: Sequence[Checked]) -> str:
     """The whole text of a solution file."""
-    kernels = draft.program.kernels
-    name = f"{draft.problem.model_class.__name__} of {draft.problem.path.name}"
-    return formatted(text(draft, header(name, draft.plan, kernels, checked, draft.wishes)))
+    first = drafts[0]
+    name = f"{first.problem.model_class.__name__} of {first.problem.path.name}"
+    parts = [Part(d.target, d.plan, d.program.kernels, known) for d, known in zip(drafts, checked, strict=True)]
+    return formatted(text(drafts, header(name, parts, first.wishes)))
 
 
 def formatted(source: str) -> str:
@@ -214,9 +258,17 @@ def formatted(source: str) -> str:
 
 
 def tried(
-    problem: Path, solution: Path, device: str, *, timed: bool, training: bool = True, keeps_nan: bool = True
+    problem: Path,
+    solution: Path,
+    device: str,
+    *,
+    target: str,
+    timed: bool,
+    training: bool = True,
+    keeps_nan: bool = True,
 ) -> dict[str, Any]:
-    """What `fusewright.emit.fresh` finds out about a solution in a process of its own.
+    """What `fusewright.emit.fresh` finds out about a solution's part for `target`, on `device`, in a process of its
+    own.
 
     Raises `FusewrightError` where it is wrong.
     """
@@ -224,6 +276,7 @@ def tried(
         "problem": str(problem.resolve()),
         "solution": str(solution.resolve()),
         "device": device,
+        "target": target,
         "rows": ROWS if device == "cuda" else 2,
         "time": timed,
         "training": training,

@@ -7,6 +7,8 @@ import importlib.util
 import itertools
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,8 +17,8 @@ from unittest.mock import patch
 import torch
 
 from fusewright.dispatch import Options
+from fusewright.emit.draft import Draft
 from fusewright.emit.header import Checked
-from fusewright.emit.solution import Draft
 from fusewright.emit.writing import content_of, drafted
 from fusewright.problem import load_problem
 
@@ -55,12 +57,22 @@ def problem(tmp_path: Path, init: str, forward: str, inputs: str, *, arguments: 
     return path
 
 
-def draft(path: Path, *, training: bool = True, **options: Any) -> Draft:
+def draft(path: Path, *, training: bool = True, target: str = "cuda", **options: Any) -> Draft:
     """What becomes of a problem, by estimate."""
     loaded = load_problem(path)
     model = loaded.build().train(training)
-    asked = Options(verify=False, measure=False, target=CUDA, **options)
+    asked = Options(verify=False, measure=False, target=CUDA if target == "cuda" else None, **options)
     return drafted(loaded, model, loaded.placeholders(), asked)
+
+
+def drafts(path: Path, targets: Sequence[str], **options: Any) -> list[Draft]:
+    """What becomes of a problem for several devices."""
+    return [replace(draft(path, target=target, **options), suffix=f"_{target}") for target in targets]
+
+
+def text_of(*drafts: Draft) -> str:
+    """The whole text of a solution that has not been tried."""
+    return content_of(drafts, [Checked()] * len(drafts))
 
 
 @functools.cache
@@ -69,10 +81,12 @@ def founding(name: str) -> Draft:
     return draft(ROOT / "examples" / f"{name}.py")
 
 
-def write(path: Path, **options: Any) -> Path:
+def write(path: Path, *, targets: Sequence[str] = ("cuda",), **options: Any) -> Path:
     """The solution file of a problem, beside it."""
     solution = path.with_name(f"{path.stem}_solution.py")
-    solution.write_text(content_of(draft(path, **options), Checked()))
+    several = len(targets) > 1
+    made = drafts(path, targets, **options) if several else [draft(path, target=targets[0], **options)]
+    solution.write_text(text_of(*made))
     return solution
 
 
@@ -103,7 +117,7 @@ def cuda_source(solution: Any, capability: tuple[int, int] = (9, 0)) -> tuple[st
         patch("torch.cuda.get_device_capability", lambda *_: capability),
     ):
         try:
-            solution.library(0)
+            (solution.cuda_library if hasattr(solution, "cuda_library") else solution.library)(0)
         except Asked:
             assert asked["no_implicit_headers"]
     return "\n".join(asked["cuda_sources"]), asked["extra_cuda_cflags"]

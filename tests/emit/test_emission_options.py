@@ -94,7 +94,9 @@ def test_a_wrong_file_is_not_kept(small: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [path.name for path in small.parent.iterdir()] == [small.name]
 
 
-@pytest.mark.parametrize(("target", "sentence"), [("tpu", "--target tpu: a solution file is for one of cuda, cpu")])
+@pytest.mark.parametrize(
+    ("target", "sentence"), [("tpu", "--target tpu: a solution file is for cuda or cpu, or for both: cuda,cpu")]
+)
 def test_devices(small: Path, target: str, sentence: str) -> None:
     refused(written(small, "--target", target)[0], sentence)
 

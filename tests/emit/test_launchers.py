@@ -13,11 +13,9 @@ from unittest.mock import patch
 import pytest
 import torch
 from solutions import draft as drafted
-from solutions import load, problem
+from solutions import load, problem, text_of
 
-from fusewright.emit.header import Checked
-from fusewright.emit.solution import Draft
-from fusewright.emit.writing import content_of
+from fusewright.emit.draft import Draft
 from fusewright.kernel import Kernel, evaluate
 
 CASES = {
@@ -50,7 +48,7 @@ def made(tmp_path: Path, case: str) -> tuple[Draft, ModuleType]:
     path = problem(tmp_path, init, f"def forward(self, x):\n    return {expression}", f"[torch.rand(4, {shape})]")
     found = drafted(path, kernels="always", rewrite="always")
     solution = path.with_name("solution.py")
-    solution.write_text(content_of(found, Checked()))
+    solution.write_text(text_of(found))
     return found, load(solution)
 
 
@@ -60,7 +58,7 @@ def launched(solution: Any, kernel: Kernel, operands: list[torch.Tensor]) -> tup
     library = SimpleNamespace(**{f"launch_{kernel.name}": lambda *values: given.extend(values)})
     with (
         patch.object(solution, "library", lambda _: library),
-        patch.object(solution, "dense", lambda kernel, name, tensor, dtype, layout=None: tensor),
+        patch.object(solution, "dense", lambda kernel, name, tensor, *_: tensor),
         patch("torch.cuda.current_stream", lambda *_: SimpleNamespace(cuda_stream=0)),
     ):
         output = getattr(solution, f"{kernel.name}_launch")(*operands)
@@ -83,9 +81,7 @@ def _items(text: str) -> list[str]:
 
 def operands_of(kernel: Kernel, sizes: dict[str, int], like: list[torch.Tensor]) -> list[torch.Tensor]:
     """Operands whose sizes are these."""
-    shapes = [list(t.shape) for t in like]
-    for name, operand, dim in kernel.sizes:
-        shapes[operand][dim] = sizes[name]
+    shapes = [[evaluate(n, sizes) for n in shape] for shape in kernel.shapes]
     return [t.new_empty(shape) for t, shape in zip(like, shapes, strict=True)]
 
 
@@ -104,7 +100,7 @@ def recorded(solution: Any, kernels: tuple[Kernel, ...]) -> dict[str, list[torch
     for kernel in kernels:
         setattr(solution, kernel.name, recorder(kernel.name))
     model = solution.ModelNew(*solution.get_init_inputs())
-    values = solution.derived(model) if hasattr(solution, "derived") else ()
+    values = model.derive() if hasattr(model, "derive") else ()
     with torch.no_grad():
         model.fused(*solution.get_inputs(), *values)
     return found

@@ -29,7 +29,7 @@ def test_solution(index: int, tmp_path: Path) -> None:
     ast.parse(text)
     ruff(solution)
     assert not re.search(r"\bpass\b|\btry\b|\bexcept\b", text)
-    facts = tried(path, solution, "cpu", timed=False)
+    facts = tried(path, solution, "cpu", target="cuda", timed=False)
     assert facts["errors"]["outputs"]["new"] < max(1e-4, 4 * facts["errors"]["outputs"]["eager"])
     loaded: Any = load(solution)
     _refuses(loaded, configuration.shape)
@@ -40,9 +40,9 @@ def test_solution(index: int, tmp_path: Path) -> None:
 def _refuses(solution: Any, shape: tuple[int, ...]) -> None:
     """Other sizes, and CPU tensors, are the original's; the batch may be another."""
     model = solution.ModelNew(*solution.get_init_inputs())
-    assert model.fits
+    assert solution.weights(model) is not None
     assert not solution.covers(model, torch.rand(shape))
-    solution.runs_kernels = lambda _: True
+    solution.kernels_for = lambda _: "cuda"
     assert solution.covers(model, torch.rand(shape))
     assert not solution.covers(model, torch.rand(*shape[:-1], shape[-1] + 1))
     assert not solution.covers(model, torch.rand(shape).double())

@@ -37,7 +37,7 @@ def _solution(folder: Path, forward: str) -> Any:
     arguments = "channels: int, size: int = 3, *, scale: float = 2.0"
     path = problem(folder, CONV, forward, "[torch.rand(4, 3, 20, 24)]", arguments=arguments, given="3")
     solution: Any = load(write(path))
-    solution.runs_kernels = lambda _: True
+    solution.kernels_for = lambda _: "cuda"
     for name in [name for name in vars(solution) if name.endswith("_launch")]:
         setattr(solution, name, getattr(solution, name.replace("_launch", "_reference")))
     return solution
@@ -167,7 +167,7 @@ def test_it_is_a_model_like_the_original(plain: Any) -> None:
 
 
 def test_a_kernel_refuses_what_it_was_not_made_for(plain: Any) -> None:
-    with pytest.raises(ValueError, match=r"takes x as torch\.float32 on a GPU, not as torch\.float64 on cpu"):
-        plain.dense("fused_conv", "x", torch.rand(3).double(), torch.float32)
+    with pytest.raises(ValueError, match=r"takes x as torch\.float32 on cuda, not as torch\.float64 on cpu"):
+        plain.dense("fused_conv", "x", torch.rand(3).double(), "cuda", torch.float32)
     with pytest.raises(RuntimeError, match="fused_conv could not be launched: invalid argument"):
         plain.check("fused_conv", b"invalid argument")

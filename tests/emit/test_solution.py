@@ -7,10 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from solutions import FOUNDING, cuda_source, draft, founding, load, nvcc, problem, ruff, write
+from solutions import FOUNDING, cuda_source, draft, founding, load, nvcc, problem, ruff, text_of, write
 
-from fusewright.emit.header import Checked
-from fusewright.emit.writing import content_of, tried
+from fusewright.emit.writing import tried
 
 CONV = "self.conv = nn.Conv2d(3, 8, 3)"
 HEAD = "def forward(self, x):\n    return self.conv(x).relu().mean((2, 3))"
@@ -21,7 +20,7 @@ INPUT = "[torch.rand(4, 3, 20, 24)]"
 def solution_of(name: str, tmp_path: Path) -> Path:
     """The solution file of a founding model."""
     path = tmp_path / f"{name}.py"
-    path.write_text(content_of(founding(name), Checked()))
+    path.write_text(text_of(founding(name)))
     return path
 
 
@@ -46,7 +45,7 @@ class TestText:
 
     def test_is_the_same_every_time(self, tmp_path: Path) -> None:
         path = problem(tmp_path, CONV, HEAD, INPUT)
-        assert content_of(draft(path), Checked()) == content_of(draft(path), Checked())
+        assert text_of(draft(path)) == text_of(draft(path))
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
@@ -57,7 +56,7 @@ def test_launchers_compile_with_their_kernels(name: str, tmp_path: Path) -> None
 
 def test_runs_without_fusewright(tmp_path: Path) -> None:
     path = problem(tmp_path, CONV, HEAD, INPUT)
-    facts = tried(path, write(path), "cpu", timed=False)
+    facts = tried(path, write(path), "cpu", target="cuda", timed=False)
     assert facts["errors"]["outputs"]["new"] < 1e-6
     assert facts["errors"]["gradients"]["new"] < 1e-5
 
@@ -67,5 +66,5 @@ def test_a_rewrite_without_kernels_is_a_solution_too(tmp_path: Path) -> None:
     solution = write(path, kernels="never", rewrite="always")
     assert "load_inline" not in solution.read_text()
     ruff(solution)
-    facts = tried(path, solution, "cpu", timed=False)
+    facts = tried(path, solution, "cpu", target="cuda", timed=False)
     assert facts["errors"]["outputs"]["new"] < 1e-5

@@ -1,0 +1,133 @@
+"""The part of a solution file that decides which calls its kernels serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pprint import pformat
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusewright.codegen.aten import attribute
+from fusewright.codegen.text import fill
+from fusewright.emit import conditions, support
+from fusewright.emit.draft import Draft, named_tensors
+from fusewright.verification.numerics import tf32_allowed
+
+_HERE = {"cuda": "is_cuda", "cpu": "is_cpu"}
+
+
+def serving(drafts: Sequence[Draft], parameters: str) -> list[str]:
+    """What decides whether the kernels serve a call with these `parameters`."""
+    first = drafts[0]
+    tensors = dict(named_tensors(first.model))
+    paths = [path for path in tensors if any(draft.reads(path) for draft in drafts)]
+    held = ", ".join(attribute("model", path) for path in paths) + ("," if len(paths) == 1 else "")
+    kinds = "".join(f"({tuple(tensors[p].shape)}, {tensors[p].dtype}), " for p in paths)
+    configured = pformat(_configured(first.model), width=110, sort_dicts=False, compact=True)
+    ordinary = fill(support.ORDINARY, conditions=[line for draft in drafts for line in _device(draft)])
+    return [
+        "# What the kernels were made for; a model that is configured otherwise runs its original forward.\n"
+        f"MADE_FOR = {configured}",
+        support.CONFIGURATION,
+        "\n".join(fill(support.STATE, weights=f"({held})", conditions=" and ".join(_model_conditions(first)))),
+        f"# Shapes and dtypes of these tensors.\nKINDS = [{kinds.rstrip(', ')}]",
+        "\n".join(ordinary),
+        *_tf32(drafts),
+        _covers(drafts, parameters),
+        *([support.DERIVED] if any(draft.program.derived for draft in drafts) else []),
+    ]
+
+
+def _device(draft: Draft) -> list[str]:
+    """The lines that recognize a device of the kind that the draft's kernels run on."""
+    condition = f'device.type == "{draft.target}"'
+    if draft.target == "cuda":
+        needs = max((kernel.needs for kernel in draft.program.kernels), default=0)
+        condition += f" and torch.cuda.get_device_capability(device) >= ({needs // 10}, {needs % 10})"
+    return [f"if {condition}:", f'    return "{draft.target}"']
+
+
+def _configured(model: nn.Module) -> object:
+    scope: dict[str, Any] = {"Model": nn.Module, "torch": torch}
+    exec("from math import isfinite\n" + support.CONFIGURATION, scope)  # our own text
+    return scope["configuration"](model)
+
+
+def _model_conditions(draft: Draft) -> list[str]:
+    """What a model must be, beside free of hooks."""
+    configured = "configuration(model) == MADE_FOR"
+    if draft.either_mode:
+        return [configured]
+    quantifier = "all" if draft.model.training else "not any"
+    return [f"{quantifier}(m.training for m in model.modules())", configured]
+
+
+def _tf32(drafts: Sequence[Draft]) -> list[str]:
+    """The function that says whether the settings allow what kernels do, where they round to tf32 by these settings."""
+    setting = next((s for s in map(_tf32_setting, drafts) if s is not None), None)
+    if setting is None:
+        return []
+    operations = {"cuda.matmul": "matrix products", "cudnn.conv": "convolutions"}[setting]
+    return ["\n".join(fill(support.TF32, operations=operations, setting=setting))]
+
+
+def _tf32_setting(draft: Draft) -> str | None:
+    """The setting of PyTorch's that a draft's kernels follow, if any."""
+    if draft.target == "cpu":
+        return None
+    families = {choice.name: choice.family for choice in draft.plan.kernels}
+    wide = {families[k.name] for k in draft.program.kernels if torch.float32 in k.dtypes}
+    convolutions, products = tf32_allowed("eager")
+    if products and wide - {"range reduction", "stream"}:  # the rarer setting; convolutions go along with it
+        return "cuda.matmul"
+    return "cudnn.conv" if convolutions and "contraction" in wide else None
+
+
+def _covers(drafts: Sequence[Draft], parameters: str) -> str:
+    """The function that looks at a call."""
+    inputs = drafts[0].inputs
+    tensors = ", ".join(inputs.tensors)
+    device = f"{inputs.tensors[0]}.device"
+    checks = ["held is not None", *inputs.conditions, f"kernels_for({device})", f"called_plainly({device})"]
+    checks.append(f"ordinary({device}, {tensors}, *held)")
+    checks += _everywhere(drafts, _shapes)
+    checks.append("[(w.shape, w.dtype) for w in held] == KINDS")
+    checks += _everywhere(drafts, lambda draft: ["tf32_allowed()"] if _tf32_setting(draft) else [])
+    checks += _everywhere(drafts, _gradient_modes)
+    joined = "\n        and ".join(checks)
+    return (
+        f"def covers(model: Model, {parameters}) -> bool:\n"
+        '    """Whether the kernels were made for a call; the original forward serves all others."""\n'
+        f"    held = weights(model)\n    return bool(\n        {joined}\n    )"
+    )
+
+
+def _shapes(draft: Draft) -> list[str]:
+    """What the tensor inputs must be."""
+    tensors, guard = draft.inputs.tensors, draft.guard
+    each = [c for i, name in enumerate(tensors) for c in conditions.tensor_conditions(name, guard, i)]
+    return [*each, *conditions.size_conditions(tensors, guard)]
+
+
+def _everywhere(drafts: Sequence[Draft], of: Any) -> Iterable[str]:
+    """Conditions that hold for every draft as they are, those of some only on their devices."""
+    found = {draft.target: of(draft) for draft in drafts}
+    first = drafts[0].inputs.tensors[0]
+    for condition in dict.fromkeys(c for own in found.values() for c in own):
+        exempt = [target for target, own in found.items() if condition not in own]
+        yield f"({first}.{_HERE[exempt[0]]} or {condition})" if exempt else condition
+
+
+def _gradient_modes(draft: Draft) -> list[str]:
+    """Which calls the kernels measured slower for."""
+    modes = draft.entry.modes
+    wants = " or ".join(f"{name}.requires_grad" for name in draft.inputs.tensors)
+    if {"forward+backward", "with input gradients"} <= modes:
+        return []
+    if "forward+backward" in modes:
+        return [f"not (torch.is_grad_enabled() and ({wants}))"]
+    if "with input gradients" in modes:
+        return [f"(not torch.is_grad_enabled() or {wants})"]
+    return ["not torch.is_grad_enabled()"]
