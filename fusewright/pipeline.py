@@ -22,10 +22,10 @@ from fusewright.capture import Captured, capture
 from fusewright.codegen.aten import Program, lower
 from fusewright.errors import CaptureError, UnsupportedError
 from fusewright.ir import ops
+from fusewright.ir.memory_order import Order, order_of
 from fusewright.ir.node import Graph, Node
 from fusewright.ir.placement import placed
 from fusewright.ir.spec import check
-from fusewright.ir.strides import Order, order_of
 from fusewright.plan import KernelChoice, Work
 from fusewright.rules import RULES
 from fusewright.rules.engine import Mode, Rewritten, rewrite, total
@@ -152,7 +152,7 @@ def _orders(
     graph: Graph, model: nn.Module, constants: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]
 ) -> dict[Node, Order]:
     """Of the dimensions of what a graph starts from, in memory."""
-    found = {node: order_of(node, tensor) for node, tensor in zip(graph.inputs, inputs, strict=True)}
+    found = {node: order_of(tensor, node) for node, tensor in zip(graph.inputs, inputs, strict=True)}
     for node in graph.nodes():
         held: object = None
         if isinstance(node.op, ops.Param | ops.Buffer):
@@ -160,7 +160,7 @@ def _orders(
         if isinstance(node.op, ops.Constant):
             held = constants.get(node.op.key)
         if isinstance(held, torch.Tensor) and held.layout is torch.strided:
-            found[node] = order_of(node, held)
+            found[node] = order_of(held, node)
     return found
 
 

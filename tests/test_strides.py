@@ -69,3 +69,33 @@ def test_a_weight_in_channels_last() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.ReLU(), nn.AdaptiveMaxPool2d(1))
     f = fast(model.to(memory_format=torch.channels_last), torch.randn(2, 3, 8, 8), kernels="always", verify=True)
     assert kernels_of(f)
+
+
+class Joined(nn.Module):
+    """What has the format of its operands, though nothing here knows that."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.cat([x, x * 2], 1).relu() + 3, (x * 2).sum((2, 3))
+
+
+def test_what_follows_an_operation_that_nothing_is_known_of() -> None:
+    check(Joined(), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), "fused_sum")
+
+
+class Normalised(nn.Module):
+    """A norm that answers in the format it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(3, 6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.norm(x).relu(), x.sigmoid().sum((2, 3))
+
+
+def test_a_group_norm_in_channels_last() -> None:
+    check(Normalised(), torch.randn(2, 6, 4, 5).to(memory_format=torch.channels_last), "fused_sigmoid_sum")
+
+
+def test_an_input_that_is_expanded() -> None:
+    check(Doubled(), torch.randn(1, 3, 4, 5).expand(2, 3, 4, 5), "fused_mul_relu_add", "fused_sigmoid_sum")

@@ -1,45 +1,146 @@
-"""Whether the order in which a graph's results lie in memory follows that of its inputs, in eager PyTorch."""
+"""In which order the dimensions of values lie in memory, in eager PyTorch and with kernels in their places.
+
+order   of a value: its dimensions longer than 1, the densest last.  Gaps between elements do not matter, nor does how
+        often a dimension repeats them.  What nothing is known of has an order of its own, equal where operation and
+        operands' orders are.
+rows    the order of a contiguous tensor: row by row
+last    channels last; only images, of 4 or 5 dimensions, have that
+
+A kernel's *layout* (`Kernel.layouts`, `fusewright.runtime.launch.layout_of`) says more: there are no gaps, and less:
+it is contiguous or channels last.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import IntEnum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
 
 from fusewright.ir import ops
-from fusewright.ir.node import Graph, Node
+from fusewright.ir.fused import Fused
+from fusewright.ir.node import Graph, Node, topological
+
+Order = tuple[Any, ...]
 
 
-class Follows(IntEnum):
-    """What a value's order in memory depends on: nothing, whether its operand is channels-last, any order of it."""
+def order_of(tensor: Tensor, node: Node | None = None) -> Order:
+    """Of the dimensions of `tensor`; where it stands for `node`, of those that may be longer than 1 in another call."""
+    rows = tuple(d for d, length in enumerate(tensor.shape) if length != 1) if node is None else _rows(node)
+    if tensor.is_contiguous():
+        return rows
+    moving = tuple(d for d in rows if tensor.stride(d))
+    found = tuple(sorted(moving, key=tensor.stride, reverse=True))
+    if found == moving:
+        return rows
+    return found if len(found) == len(rows) else (_UNKNOWN, "expanded", found)
 
-    NOTHING = 0
-    CHANNELS = 1
-    ANYTHING = 2
+
+def same_orders(graph: Graph, other: Graph, given: Mapping[Node, Order]) -> bool:
+    """Whether the outputs of `graph`, run by kernels where it has `Fused` nodes, lie as those of `other` in eager.
+
+    `given` has the inputs, parameters and buffers that do not lie row by row.
+    """
+    actual, eager = _orders(graph, given, kernels=True), _orders(other, given, kernels=False)
+    outputs = [(a, b) for a, b in zip(graph.outputs, other.outputs, strict=True) if isinstance(a, Node)]
+    return all(actual[a] == eager[b] for a, b in outputs if isinstance(b, Node))
 
 
 def follows_inputs(graph: Graph) -> bool:
-    """Whether the same call with inputs in another memory format could give results in another one."""
-    found: dict[Node, Follows] = {}
+    """Whether the same call in eager, with inputs in other orders, could give results in others."""
+    inputs: dict[Node, Order] = {n: (_UNKNOWN, n.op) for n in graph.inputs if len(_rows(n)) > 1}
+    found = _orders(graph, inputs, kernels=False)
+    return any(isinstance(o, Node) and not _is_known(found[o]) for o in graph.outputs)
+
+
+def _orders(graph: Graph, given: Mapping[Node, Order], *, kernels: bool) -> dict[Node, Order]:
+    found = dict(given)
     for node in graph.nodes():
-        found[node] = _follows(node, found)
-    return any(isinstance(o, Node) and found[o] != Follows.NOTHING for o in graph.outputs)
+        if node not in found:
+            found[node] = _fused(node, found, kernels) if isinstance(node.op, Fused) else _order(node, found)
+    return found
 
 
-def _follows(node: Node, known: Mapping[Node, Follows]) -> Follows:
-    if sum(length != 1 for length in node.shape) < 2:
-        return Follows.NOTHING
-    if isinstance(node.op, ops.Input):
-        return Follows.ANYTHING
-    operands = max((known[a] for a in node.inputs), default=Follows.NOTHING)
+def _fused(node: Node, known: Mapping[Node, Order], kernels: bool) -> Order:
+    """Kernels write row by row, but for positions of a convolution, in the format of an input or of another kernel."""
+    assert isinstance(node.op, Fused)
+    inside: dict[Node, Order] = {}
+    nodes = topological([node.op.body])
+    for inner in nodes:
+        if not isinstance(inner.op, ops.Input):
+            inside[inner] = _order(inner, inside)
+            continue
+        operand = node.arg(inner.op.index)
+        kept = not kernels or isinstance(operand.op, ops.Input | Fused)
+        inside[inner] = known[operand] if kept else _rows(operand)
+    order = inside[node.op.body]
+    convolves = any(isinstance(n.op, ops.Conv) for n in nodes)
+    return order if not kernels or (convolves and order == _last(node)) else _rows(node)
+
+
+def _rows(node: Node) -> Order:
+    return tuple(d for d, length in enumerate(node.shape) if length != 1)
+
+
+def _last(node: Node) -> Order:
+    rows = _rows(node)
+    return tuple(d for d in rows if d != 1) + (1,) * (1 in rows) if node.ndim in (4, 5) else rows
+
+
+def _order(node: Node, known: Mapping[Node, Order]) -> Order:
+    """Of what eager computes from operands in these orders."""
+    rows = _rows(node)
+    operands = [(a, known[a]) for a in node.inputs if not isinstance(a.op, ops.Number)]
+    if isinstance(node.op, ops.Permute) and not node.op.copy and _is_known(operands[0][1]):
+        return tuple(node.op.dims.index(d) for d in operands[0][1])
+    if len(rows) < 2 or all(order == _rows(a) for a, order in operands):
+        return rows
     match node.op:
-        case ops.Matmul() | ops.Permute(copy=True):
-            return Follows.NOTHING
-        case ops.Conv():  # in the format of its input or its weight
-            return Follows.CHANNELS
-        case ops.Reduce(dims=dims) if operands == Follows.CHANNELS:
-            positions = range(2, node.arg(0).ndim)
-            return Follows.NOTHING if set(positions) <= set(dims) else operands
-        case ops.RangeSum(table=table) if operands == Follows.CHANNELS:
-            alone = all(length == 1 for length in node.shape[2:])
-            return Follows.NOTHING if alone and table else operands
-    return operands
+        case ops.Matmul() | ops.Reduce() | ops.Softmax() | ops.Permute(copy=True):
+            return rows
+        case ops.Norm(kind="layer" | "instance"):
+            return rows
+        case ops.Norm(kind="group") if node.device.type != "cpu":
+            return rows
+        case ops.Pointwise() | ops.Cast() | ops.Dropout():
+            # the first operand that has all dimensions decides
+            return next((order for a, order in operands if a.shape == node.shape), rows)
+        case ops.RangeSum(table=table) if table and _last(node) == rows and _is_format(*operands[0]):
+            return rows
+        case ops.Conv():
+            return _in_format(node, operands[:2])
+        case ops.Pool() | ops.Norm(kind="batch" | "group"):
+            return _in_format(node, operands[:1])
+        case ops.Norm(kind="rms") if node.device.type == "cpu":
+            return _in_format(node, operands[:1])
+    return _unknown(node, operands)
+
+
+# -- formats: channels last where an operand is, else row by row ------------------------------------------------------
+
+
+def _in_format(node: Node, operands: Sequence[tuple[Node, Order]]) -> Order:
+    """Of what is computed in the format of one of these operands."""
+    last = _last(node)
+    if last == _rows(node) or any(order == _last(a) != _rows(a) for a, order in operands):
+        return last
+    return _rows(node) if all(_is_known(order) for _, order in operands) else _unknown(node, operands)
+
+
+def _is_format(node: Node, order: Order) -> bool:
+    """Whether this is one of the two orders, known or not which."""
+    computed = order[:2] in ((_UNKNOWN, kind.__name__) for kind in (ops.Conv, ops.Pool, ops.Norm))
+    return computed or order in (_rows(node), _last(node))
+
+
+# -- what nothing is known of -----------------------------------------------------------------------------------------
+
+_UNKNOWN = "?"
+
+
+def _unknown(node: Node, operands: Sequence[tuple[Node, Order]]) -> Order:
+    return (_UNKNOWN, type(node.op).__name__, node.shape, *(order for _, order in operands))
+
+
+def _is_known(order: Order) -> bool:
+    return order[:1] != (_UNKNOWN,)

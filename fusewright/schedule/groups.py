@@ -14,8 +14,8 @@ from typing import Any
 
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
+from fusewright.ir.memory_order import Order, same_orders
 from fusewright.ir.node import Graph, Node, Symbol, make, topological
-from fusewright.ir.strides import Order, same_orders
 from fusewright.schedule import chain, contraction, partial, product, range_sums, sample, stream
 from fusewright.schedule.chain import Users
 from fusewright.schedule.partial import Split

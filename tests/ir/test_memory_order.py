@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusewright.capture import capture
-from fusewright.ir.memory_order import follows_inputs
+from fusewright.ir.memory_order import follows_inputs, order_of
 
 
 class Model(nn.Module):
@@ -28,13 +28,18 @@ CASES: dict[str, tuple[Callable[..., Tensor], bool]] = {
     "conv, pool": (lambda m, x: F.max_pool2d(m.conv(x).relu(), 2), True),
     "mean over positions": (lambda m, x: m.conv(x).relu().mean((2, 3)), False),
     "pooled to one": (lambda m, x: F.adaptive_avg_pool2d(m.conv(x), 1), False),
-    "mean over rows": (lambda m, x: m.conv(x).mean(2), True),
-    "sum over channels": (lambda m, x: m.conv(x).sum(1), True),
+    "mean over rows": (lambda m, x: m.conv(x).mean(2), False),
+    "sum over channels": (lambda m, x: m.conv(x).sum(1), False),
     "one number a sample": (lambda m, x: m.conv(x).sum((1, 2, 3)), False),
     "all": (lambda m, x: x.sum(), False),
     "linear": (lambda m, x: m.linear(x), False),
     "function": (lambda m, x: torch.relu(x), True),
-    "sum": (lambda m, x: x.sum(2), True),
+    "sum": (lambda m, x: x.sum(2), False),
+    "softmax": (lambda m, x: m.conv(x).softmax(1), False),
+    "layer norm": (lambda m, x: F.layer_norm(x, (6,)), False),
+    "instance norm": (lambda m, x: F.instance_norm(x).relu(), False),
+    "group norm": (lambda m, x: F.group_norm(x, 3), True),
+    "padded": (lambda m, x: m.conv(F.pad(x, (1, 1))).relu(), True),
     "moved": (lambda m, x: x.permute(0, 2, 3, 1) * 2, True),
     "copied": (lambda m, x: torch.relu(x).permute(0, 2, 3, 1).contiguous() * 2, False),
 }
@@ -55,3 +60,14 @@ def test_what_does_not_follow_does_not(name: str) -> None:
 
 def steps(x: Tensor) -> list[int]:
     return [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1]
+
+
+def test_orders_of_tensors() -> None:
+    """Gaps do not matter, nor do dimensions of length 1, nor repetitions that keep rows in their order."""
+    x = torch.randn(2, 3, 4, 5)
+    last = x.to(memory_format=torch.channels_last)
+    assert order_of(x) == order_of(x[:, :, 1:3, ::2]) == (0, 1, 2, 3)
+    assert order_of(last) == order_of(last[:, :2]) == (0, 2, 3, 1)
+    assert order_of(last[:1]) == (2, 3, 1)
+    assert order_of(x[:1].expand(2, 3, 4, 5)) == (0, 1, 2, 3)
+    assert order_of(last[:1].expand(2, 3, 4, 5)) not in ((0, 1, 2, 3), (0, 2, 3, 1))
