@@ -21,6 +21,7 @@ from torch._C import _functorch as _transforms
 
 from fusewright.codegen.aten import Program
 from fusewright.errors import FusewrightError, UnsupportedError
+from fusewright.ir.memory_order import Order, is_in_rows, order_of
 from fusewright.ir.node import Symbol
 from fusewright.ir.ops import Size
 from fusewright.plan import Mode, Plan
@@ -33,7 +34,6 @@ from fusewright.tree import flat_tensors, tree_flatten
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]
 Key = tuple[Hashable, ...]
-Order = tuple[int, ...] | None
 
 # More signatures, or states of a module, than this are not remembered: what comes then runs the original.
 MOST_SIGNATURES = 256
@@ -70,7 +70,7 @@ class Guard:
     shapes: tuple[tuple[Size, ...], ...]
     kinds: tuple[tuple[torch.dtype, torch.device], ...]
     symbols: Mapping[sympy.Symbol, Symbol]
-    orders: tuple[Order, ...] | None = None
+    orders: tuple[Order | None, ...] | None = None
 
     def admits(self, layout: Hashable, tensors: tuple[Tensor, ...]) -> bool:
         """Whether a call of this layout with these tensors is covered."""
@@ -308,13 +308,9 @@ def _key(args: Args, kwargs: Kwargs) -> Key | None:
     return (layout, *((t.shape, t.dtype, t.device, _order(t)) for t in tensors))
 
 
-def _order(t: Tensor) -> Order:
-    """The dimensions in the order in which they lie in memory, gaps and repetitions aside; `None` for row-major."""
-    if t.is_contiguous():
-        return None
-    moving = [d for d, (size, step) in enumerate(zip(t.shape, t.stride(), strict=True)) if size > 1 and step > 0]
-    order = sorted(moving, key=t.stride, reverse=True)
-    return None if order == moving else tuple(order)
+def _order(t: Tensor) -> Order | None:
+    """The order of an input's dimensions in memory; `None` for row by row, as most lie, which is quick to see."""
+    return None if is_in_rows(t) else order_of(t)
 
 
 def guard_of(

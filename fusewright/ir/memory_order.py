@@ -26,7 +26,7 @@ Order = tuple[Any, ...]
 
 def order_of(tensor: Tensor, node: Node | None = None) -> Order:
     """Of the dimensions of `tensor`; where it stands for `node`, of those that may be longer than 1 in another call."""
-    rows = tuple(d for d, length in enumerate(tensor.shape) if length != 1) if node is None else _rows(node)
+    rows = _rows(tensor if node is None else node)
     if tensor.is_contiguous():
         return rows
     moving = tuple(d for d in rows if tensor.stride(d))
@@ -34,6 +34,11 @@ def order_of(tensor: Tensor, node: Node | None = None) -> Order:
     if found == moving:
         return rows
     return found if len(found) == len(rows) else (_UNKNOWN, "expanded", found)
+
+
+def is_in_rows(tensor: Tensor) -> bool:
+    """Whether a tensor lies row by row."""
+    return tensor.is_contiguous() or order_of(tensor) == _rows(tensor)
 
 
 def same_orders(graph: Graph, other: Graph, given: Mapping[Node, Order]) -> bool:
@@ -78,8 +83,8 @@ def _fused(node: Node, known: Mapping[Node, Order], kernels: bool) -> Order:
     return order if not kernels or (convolves and order == _last(node)) else _rows(node)
 
 
-def _rows(node: Node) -> Order:
-    return tuple(d for d, length in enumerate(node.shape) if length != 1)
+def _rows(value: Node | Tensor) -> Order:
+    return tuple(d for d, length in enumerate(value.shape) if length != 1)
 
 
 def _last(node: Node) -> Order:

@@ -236,7 +236,8 @@ def sizes_of(kernel: Kernel, tensors: Sequence[Tensor]) -> dict[str, int]:
 
 
 def layout_of(tensor: Tensor) -> str:
-    """The layout that a kernel should ask for to read `tensor` as it lies in memory."""
+    """The layout that a kernel should ask for to read `tensor` as it lies in memory: one of two orders of dimensions,
+    without gaps (`fusewright.ir.memory_order` knows all orders, and of gaps nothing)."""
     last = FORMATS["channels_last"].get(tensor.ndim)
     dense = last is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=last)
     return "channels_last" if dense else "contiguous"
