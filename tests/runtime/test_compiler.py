@@ -12,7 +12,7 @@ from shutil import which
 
 import pytest
 import torch
-from test_native import blend, counting
+from test_native import IN_A_PROCESS, blend, counting
 
 import fusewright
 from fusewright import doctor
@@ -161,25 +161,10 @@ def test_clang_shares_threads_or_has_one(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.set_num_threads(before)
 
 
-RUNTIMES = """
-import os, sys, torch
-sys.path[:0] = {path!r}
-from test_native import blend
-from fusewright.runtime.native import launcher
-torch.set_num_threads(3)
-x = torch.ones(1000, 1000)
-(x * 2).sum()
-before = len(os.listdir("/proc/self/task"))
-assert launcher(blend())(x, torch.ones(1000)).equal(x)
-names = {{os.path.basename(line.split()[-1]) for line in open("/proc/self/maps")}}
-print(before, len(os.listdir("/proc/self/task")), sum("omp" in name for name in names))
-"""
-
-
 @needs_clang
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_clang_brings_no_second_runtime() -> None:
-    code = RUNTIMES.format(path=[str(Path(__file__).parent)])
+    code = IN_A_PROCESS.format(path=[str(Path(__file__).parent)])
     environment = {**os.environ, "CXX": "clang++"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr

@@ -142,6 +142,19 @@ def test_a_directory_that_others_can_write_is_not_used(
     assert not libraries(directory)
 
 
+def test_what_another_user_owns_is_not_used(
+    directory: Path, operands: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w = operands
+    launcher(blend())(x, w)
+    (path,) = libraries(directory)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    build, built = compiler._compiled, []
+    monkeypatch.setattr(compiler, "_compiled", lambda *given: built.append(given) or build(*given))
+    torch.testing.assert_close(launcher(blend())(x, w), x * w)
+    assert built and cache.load(path) is None
+
+
 def test_kept_for_its_owner_alone(directory: Path) -> None:
     compiler.compile(SOURCE)
     assert stat.S_IMODE((directory / "kernels").stat().st_mode) == 0o700
