@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fusewright.dispatch import Args, Guard, Kwargs
 from fusewright.errors import UnsupportedError
+from fusewright.ir.memory_order import Order
 from fusewright.tree import flat_tensors
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
@@ -90,11 +91,20 @@ def tensor_conditions(name: str, guard: Guard, index: int) -> list[str]:
         conditions.append(f"{name}.dim() == {len(shape)}")
         conditions += [f"{name}.shape[{i}] == {shape[i]}" for i in fixed]
     if guard.orders is not None:  # the answer lies in memory as the input does
-        order = guard.orders[index] or ()
-        order += tuple(dim for dim in range(len(shape)) if dim not in order)
-        view = f"{name}.permute{order}" if guard.orders[index] else name
-        conditions.append(f"{view}.is_contiguous()")
+        conditions.append(f"{_in_order(name, guard.orders[index], len(shape))}.is_contiguous()")
     return conditions
+
+
+def _in_order(name: str, order: Order | None, ndim: int) -> str:
+    """The view of a tensor that is contiguous where its dimensions lie in `order`."""
+    if order is None:
+        return name
+    if not all(isinstance(dim, int) for dim in order):
+        raise UnsupportedError(
+            f"-o: the input {name} repeats elements in memory, and the answer would lie as it does; return a tensor "
+            "without repetitions (.contiguous()) from get_inputs()"
+        )
+    return f"{name}.permute({', '.join(map(str, (*order, *(dim for dim in range(ndim) if dim not in order))))})"
 
 
 def size_conditions(tensors: tuple[str, ...], guard: Guard) -> list[str]:

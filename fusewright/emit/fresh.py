@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -203,10 +204,8 @@ class Check:
         setattr(self.solution.ModelNew, name, counted)
         if self.stands_in:
             for name in [name for name in vars(self.solution) if name.endswith("_launch")]:
-                own = name.removesuffix("_launch")
-                names = [f"{kernel}_reference" for kernel in (own, own.removesuffix(f"_{self.target}"))]
-                found = [vars(self.solution)[name] for name in names if name in vars(self.solution)]
-                setattr(self.solution, name, *found[:1])
+                own, shared = name.replace("_launch", "_reference"), re.sub("_[a-z]+_launch$", "_reference", name)
+                setattr(self.solution, name, getattr(self.solution, own, None) or getattr(self.solution, shared))
             self.solution.covers = lambda *_, **__: True
             self.solution.kernels_for = lambda _: self.target
             torch.cuda.device = contextlib.nullcontext  # type: ignore[assignment, misc]
