@@ -132,45 +132,64 @@ ALIKE = 3
 
 
 def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[Tiling]:
-    m16 = ceil(c.features / 16)
-    d, h, w = (_most(a) for a in c.axes)
-    pooled = c.window is not None
+    """Tilings that may be worth an estimate: few idle channels, and sums that fit the registers."""
+    for m_tiles, warps_m in _features(c):
+        for (cells_w, cells_h, cells_d), (rows_d, rows_h) in _cells_of_warp(c, lengths, m_tiles):
+            shared = product(_warps(warps_m), _chunks(c), _together(c), (1, 2))
+            for (warps_w, warps_h), chunk, (together_d, together_h), stages in shared:
+                if stages > 1 and chunk == c.channels:
+                    continue
+                yield Tiling(
+                    m_tiles, warps_m, warps_h, warps_w, cells_d, cells_h, cells_w, rows_d, rows_h,
+                    chunk, together_d, together_h, stages,
+                )  # fmt: skip
+
+
+def _features(c: Contraction) -> Iterator[tuple[int, int]]:
+    """Tiles of 16 output channels of a warp, and warps side by side over channels."""
+    tiles = ceil(c.features / 16)
     for m_tiles, warps_m in product((1, 2, 3, 4, 5), (1, 2, 4, 5, 8)):
-        whole = m_tiles * warps_m >= m16
-        if c.over_channels and not whole and m16 <= WHOLE:
+        whole = m_tiles * warps_m >= tiles
+        idle = -tiles % (m_tiles * warps_m)  # of the last block, beyond the last feature
+        joined = whole or not c.over_channels or tiles > WHOLE
+        if joined and idle * (4 if whole else 16) <= tiles:
+            yield m_tiles, warps_m
+
+
+def _cells_of_warp(
+    c: Contraction, lengths: tuple[int, int, int], m_tiles: int
+) -> Iterator[tuple[tuple[int, int, int], tuple[int, int]]]:
+    """Cells of a warp along w (in fours), h, d, and rows of a cell that are computed at a time along d, h."""
+    d, h, w = (_most(a) for a in c.axes)
+    for cells in product((1, 2, 4, 8), (1, 2, 4), (1, 2)):
+        cells_w, cells_h, cells_d = cells
+        in_pairs = cells_w * w % 2 == 0
+        needed = cells_d <= lengths[0] and cells_h <= lengths[1] and 4 * cells_w < 2 * lengths[2] + 7
+        if not in_pairs or not needed or (c.window is not None and cells_d * cells_h > 4):
             continue
-        idle = -m16 % (m_tiles * warps_m)  # channel tiles of the last block beyond the last feature
-        if idle * (4 if whole else 16) > m16:
-            continue
-        for cells_w, cells_h, cells_d in product((1, 2, 4, 8), (1, 2, 4), (1, 2)):
-            if cells_w * w % 2 or (pooled and cells_d * cells_h > 4) or cells_d > lengths[0]:
-                continue
-            if cells_h > lengths[1] or 4 * cells_w >= 2 * lengths[2] + 7:
-                continue
-            for rows_d, rows_h in product(_divisors(d), _divisors(h)):
-                if not pooled and (rows_d < d or rows_h < h):
-                    continue
-                if (cells_d > 1 and rows_d < d) or (cells_h > 1 and rows_h < h):
-                    continue
-                if m_tiles * cells_d * cells_h * rows_d * rows_h * cells_w * w // 2 * 4 > ACCUMULATORS:
-                    continue
-                several_d, several_h = c.axes[0].taps > 1 and c.box is None, c.axes[1].taps > 1 and c.box is None
-                together = [
-                    (a, b) for a in {False, several_d} for b in {False, several_h} if b or not a or not several_h
-                ]
-                for warps_w, warps_h in product((1, 2, 3, 4, 8), (1, 2, 4, 8)):
-                    if not 4 <= warps_m * warps_w * warps_h <= 16:
-                        continue
-                    for chunk, (td, th), stages in product(_chunks(c), together, (1, 2)):
-                        if stages > 1 and chunk == c.channels:
-                            continue
-                        yield Tiling(
-                            m_tiles, warps_m, warps_h, warps_w, cells_d, cells_h, cells_w, rows_d, rows_h,
-                            chunk, td, th, stages,
-                        )  # fmt: skip
+        for rows_d, rows_h in product(_divisors(d), _divisors(h)):
+            # Where cells are pooled and there is one of them, its rows may be computed in pieces.
+            all_d = rows_d == d or (c.window is not None and cells_d == 1)
+            all_h = rows_h == h or (c.window is not None and cells_h == 1)
+            sums = m_tiles * cells_d * cells_h * rows_d * rows_h * cells_w * w // 2 * 4
+            if all_d and all_h and sums <= ACCUMULATORS:
+                yield cells, (rows_d, rows_h)
+
+
+def _warps(warps_m: int) -> list[tuple[int, int]]:
+    """Warps of a block side by side along w and h."""
+    return [(w, h) for w, h in product((1, 2, 3, 4, 8), (1, 2, 4, 8)) if 4 <= warps_m * w * h <= 16]
+
+
+def _together(c: Contraction) -> list[tuple[bool, bool]]:
+    """Whether all taps along d and h are at hand at once: where there are several, those along h first."""
+    several_d, several_h = (c.box is None and axis.taps > 1 for axis in c.axes[:2])
+    along_d, along_h = ([False, True] if several else [False] for several in (several_d, several_h))
+    return [(d, h) for d, h in product(along_d, along_h) if h or not d or not several_h]
 
 
 def _chunks(c: Contraction) -> list[int]:
+    """Input channels staged at a time."""
     channels = c.channels
     return [channels] if c.box is not None else [k for k in (4, 8, 16, 32, 64) if k < channels] + [channels]
 
@@ -246,9 +265,7 @@ def _cycles(
         waits = LATENCY * (1 + 0.4 * ceil(tasks)) * (2 if t.cells[2] < 32 else 1)
         reach = [(a.taps - 1) * a.phases[0].per_tap + n for a, n in zip(c.axes, c.box.count, strict=True)]
         sides = ((n - 1) * a.advance + r for a, n, r in zip(c.axes, t.cells, reach, strict=True))
-        fetched = float(
-            c.channels * prod(sides) * element_bytes
-        )  # rows that neighbouring cells share come from level 1
+        fetched = float(c.channels * prod(sides) * element_bytes)  # rows that cells share come from level 1
     instructions += filling
     busiest = max(mma * t.warps / MULTIPLIED, reads * t.warps, instructions * t.warps / 4 / ISSUED, streamed)
     return max(busiest, (waits + ALONE * instructions) / per_sm) + 0.1 * busiest + fetched / FETCHED
