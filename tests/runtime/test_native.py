@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import random
 import re
-import signal
 import stat
 import subprocess
 import sys
@@ -365,35 +363,3 @@ def test_optimised_models_run_kernels() -> None:
     assert plan.kernels and all(choice.path == "generated" for choice in plan.kernels) and not plan.no_kernels
     torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
     assert pickle.loads(pickle.dumps(fast))(x).equal(fast(x))
-
-
-# -- many builders -----------------------------------------------------------------------------------------------------
-
-BUILD = """
-import sys
-sys.path[:0] = {path!r}
-from test_native import SOURCE
-from fusewright.runtime import compiler
-for i in range(4):
-    print(len(compiler.compile(SOURCE + "//" + str(i))), flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_builders_that_are_killed_leave_nothing_behind(directory: Path, operands: tuple[Tensor, Tensor]) -> None:
-    """Eight processes build the same kernels while some of them are killed: nobody hangs, and what is kept is whole."""
-    code, draw = BUILD.format(path=[str(Path(__file__).parent)]), random.Random(5)
-    started = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=dict(os.environ))
-        for _ in range(8)
-    ]
-    deadline = time.monotonic() + 200
-    for victim in draw.sample(started, 5):
-        time.sleep(draw.uniform(0.5, 4.0))
-        victim.send_signal(signal.SIGKILL)
-    ends = [process.wait(timeout=max(1.0, deadline - time.monotonic())) for process in started]
-    assert ends.count(0) >= 3 and set(ends) <= {0, -signal.SIGKILL}
-    found = libraries(directory)
-    assert len(found) == 4 and all(cache.load(path) is not None for path in found)
-    x, w = operands
-    torch.testing.assert_close(launcher(blend(source=SOURCE + "//0"))(x, w), x * w)
