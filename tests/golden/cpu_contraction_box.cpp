@@ -198,7 +198,7 @@ void stage(const Call& call, const Element* __restrict x, int d, int h, int w, i
     for (int c = 0; c < CHANNELS; ++c)
         for (int i = 0; i < rows_d; ++i)
             for (int j = 0; j < rows_h; ++j) {
-if (j % ADVANCE_H >= REACH_H) continue;    // no tap reads this row
+                if (j % ADVANCE_H >= REACH_H) continue;    // no tap reads this row
                 const Element* from = x + (((long long)c * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
                 const long long next_d = (long long)BOX_STEP_D * call.in_h * call.in_w;
                 const long long next_h = (long long)BOX_STEP_H * call.in_w;

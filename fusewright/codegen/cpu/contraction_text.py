@@ -161,7 +161,7 @@ STAGE_CONTIGUOUS = """
 for (int c = 0; c < CHANNELS; ++c)
     for (int i = 0; i < rows_d; ++i)
         for (int j = 0; j < rows_h; ++j) {
-$skip
+            $skip
             Compute* to = staged + c * CHANNEL + i * PLANE + j * ROW;
             const bool inside = unsigned(d + i) < unsigned(call.in_d) && unsigned(h + j) < unsigned(call.in_h);
             if (!inside) {
@@ -178,7 +178,7 @@ $skip
 STAGE_CHANNELS_LAST = """
 for (int i = 0; i < rows_d; ++i)
     for (int j = 0; j < rows_h; ++j) {
-$skip
+        $skip
         const bool inside = unsigned(d + i) < unsigned(call.in_d) && unsigned(h + j) < unsigned(call.in_h);
         const Element* from = x + (((long long)(d + i) * call.in_h + h + j) * call.in_w + w) * (GROUPS * CHANNELS);
         for (int k = 0; k < columns; ++k) {
@@ -202,7 +202,7 @@ void stage(const Call& call, const Element* __restrict x, int d, int h, int w, i
     for (int c = 0; c < CHANNELS; ++c)
         for (int i = 0; i < rows_d; ++i)
             for (int j = 0; j < rows_h; ++j) {
-$skip
+                $skip
                 const Element* from = x + (((long long)c * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
                 const long long next_d = (long long)BOX_STEP_D * call.in_h * call.in_w;
                 const long long next_h = (long long)BOX_STEP_H * call.in_w;
