@@ -21,7 +21,7 @@ from fusewright.errors import UnsupportedError
 from fusewright.kernel import Argument, Kernel, evaluate
 from fusewright.runtime import nvrtc
 from fusewright.runtime.driver import Driver, Start, cuda_driver
-from fusewright.runtime.nvrtc import KernelError
+from fusewright.runtime.nvrtc import CountError, KernelError
 
 # Shapes whose calls stay prepared, per kernel and thread.
 KEPT = 256
@@ -48,7 +48,8 @@ class Launcher:
     """A kernel as a function of its operands.
 
     Operands are made dense in the layout the kernel asks for where they are not; the output is new.  Raises
-    `KernelError` for operands that the kernel was not generated for, and when the driver refuses a launch.
+    `KernelError` for operands that the kernel was not generated for, and when the driver refuses a launch; a `CountError`
+    where there are more elements than it counts.
     """
 
     def __init__(self, kernel: Kernel, driver: Driver | None = None) -> None:
@@ -194,7 +195,7 @@ class Launcher:
                 raise self._error(f"was generated for {name} of shape {expected}", tensors)
         for text in kernel.counts:
             if evaluate(text, sizes) >= 2**31:
-                raise self._error(f"counts {text} in 32 bits", tensors)
+                raise CountError(str(self._error(f"counts {text} in 32 bits", tensors)))
         return sizes
 
     def _pack(self, sizes: Mapping[str, int]) -> tuple[Array[c_uint64], list[Array[c_void_p]]]:
@@ -220,9 +221,7 @@ class Launcher:
         value = evaluate(argument.text, sizes)
         if argument.kind == "int" and not -(2**31) <= value < 2**31:
             listed = ", ".join(f"{name}={size}" for name, size in sizes.items())
-            raise KernelError(
-                f"kernel {self.kernel.name} counts {argument.text} in 32 bits, it is {value} for {listed}"
-            )
+            raise CountError(f"kernel {self.kernel.name} counts {argument.text} in 32 bits, it is {value} for {listed}")
         return value
 
     def _error(self, what: str, tensors: tuple[Tensor, ...]) -> KernelError:

@@ -25,6 +25,10 @@ class KernelError(FusewrightError):
     """A generated kernel does not compile, load, take its operands or start; the message names it."""
 
 
+class CountError(KernelError):
+    """There is more in a call than what a generated kernel counts in 32 bits."""
+
+
 @dataclass(frozen=True)
 class Resources:
     """What one entry point takes per thread: registers, and bytes of stack (spilled registers and local arrays)."""

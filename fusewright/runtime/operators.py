@@ -1,6 +1,7 @@
 """Generated kernels as PyTorch operators: ``torch.ops.fusewright.<name>_<hash>``.
 
-Tensors on a kernel's target run the kernel, others the reference program beside it.  The backward recomputes the
+Tensors on a kernel's target run the kernel; others, and more elements than it counts, the reference program beside it.
+The backward recomputes the
 reference and differentiates it, so nothing but the operands is kept, and a second derivative is the reference's own.
 """
 
@@ -22,6 +23,7 @@ from torch.autograd import forward_ad
 from fusewright.kernel import Kernel, evaluate
 from fusewright.runtime.launch import FORMATS, Launcher, sizes_of
 from fusewright.runtime.native import launcher
+from fusewright.runtime.nvrtc import CountError
 
 NAMESPACE = "fusewright"
 
@@ -69,9 +71,12 @@ class Operator:
     def __call__(self, *tensors: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or not self._plain(tensors):
             return self.overload(*tensors)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            return _recomputed(self.launch, self.reference, tensors)
-        return self.launch(*tensors)
+        try:
+            if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+                return _recomputed(self.launch, self.reference, tensors)
+            return self.launch(*tensors)
+        except CountError:
+            return self.reference(*tensors)
 
     def _plain(self, tensors: tuple[Tensor, ...]) -> bool:
         """Whether these are ordinary tensors on the kernel's target and nothing (a mode, a transform, a tracer) wants
@@ -120,6 +125,12 @@ def _register(kernel: Kernel, reference: Reference, launch: Launcher) -> Callabl
             value: Tensor = overload.redispatch(keys & torch._C._after_autograd_keyset, *tensors)
             return value
 
+    def on_target(*tensors: Tensor) -> Tensor:
+        try:
+            return launch(*tensors)
+        except CountError:
+            return elsewhere(*tensors)
+
     def differentiable(keys: Any, *tensors: Tensor) -> Tensor:
         if torch._C._are_functorch_transforms_active() or _has_tangent(tensors):
             return reference(*tensors)  # what autograd functions cannot do is left to ATen's own
@@ -128,7 +139,7 @@ def _register(kernel: Kernel, reference: Reference, launch: Launcher) -> Callabl
         return below(keys, *tensors)
 
     _library.impl(name, elsewhere, "CompositeExplicitAutograd")
-    _library.impl(name, launch, kernel.target.upper())
+    _library.impl(name, on_target, kernel.target.upper())
     _library.impl(name, differentiable, "Autograd", with_keyset=True)
     _library.impl(name, reference, "FuncTorchBatched")
     torch.library.register_fake(overload, fake, lib=_library)

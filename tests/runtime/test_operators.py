@@ -267,6 +267,19 @@ def test_gradients_around_a_launch(short: tuple[operators.Operator, FakeDriver])
     torch.testing.assert_close(ours, torch.autograd.grad(expected(x, w).square().sum(), (x, w)))
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_more_than_a_kernel_counts(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, kernel = FakeDriver(), blend(name="fused_counted", counts=("N * 536870912",))
+    run = operator(kernel)
+    monkeypatch.setattr(run, "launch", Launcher(kernel, fake))
+    monkeypatch.setattr(run, "_on_target", attrgetter("is_cpu"))
+    for n, launches in ((3, 1), (4, 1)):
+        x, w = operands(n, grad=grad)
+        y = run(x, w)
+        assert y.requires_grad == grad and len(fake.launches) == launches
+        torch.testing.assert_close(y, expected(x, w))
+
+
 class Seen(TorchDispatchMode):
     def __torch_dispatch__(self, func: object, types: object, args: tuple = (), kwargs: dict | None = None) -> object:  # type: ignore[type-arg]
         names.append(str(func))

@@ -57,8 +57,10 @@ class _Writer(StreamSections):
         self.values = Values(s, self.names)
         self.wide = widths(s)
         self.shape = self._shape()
+        # A step behind the last element, an index may be so many times as large.
+        self.beyond = 3 if self.shape.form == "flat" else 2
         most = max(prod(map(hint, t.shape)) for t in (*s.tensors, s.entry, s.value))
-        self.index = "int" if most < 2**30 else "long long"
+        self.index = "int" if self.beyond * most < 2**31 else "long long"
 
     def _shape(self) -> Shape:
         """The form, and how it is cut: enough threads for a large device, and long enough runs for each."""
@@ -92,10 +94,16 @@ class _Writer(StreamSections):
             launches=self._launches(),
             reference=reference,
             notes=self._notes(),
+            counts=self._counts() if self.index == "int" else (),
         )
 
+    def _counts(self) -> tuple[Expression, ...]:
+        """The greatest indices."""
+        elements = dict.fromkeys((self.sizes.product(self.all), " * ".join(self.sizes.lengths)))
+        return tuple(f"{self.beyond} * {n}" for n in elements)
+
     def _notes(self) -> tuple[str, ...]:
-        limit = () if self.index != "int" else ("32-bit indices: fewer than 2**31 elements.",)
+        limit = () if self.index != "int" else (f"32-bit indices: fewer than 2**31 / {self.beyond} elements.",)
         parts = () if self.shape.parts is None else ("Reduced in parts, which a second launch joins.",)
         return (*parts, *limit)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from emulation.emulate import emulate
+from runtime.fake_driver import FakeDriver
 from torch import Tensor
 
 from fusewright.codegen.aten import lower
@@ -17,6 +18,8 @@ from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise
 from fusewright.ir.node import Graph, Node, make
 from fusewright.kernel import Kernel
+from fusewright.runtime.launch import Launcher
+from fusewright.runtime.nvrtc import CountError
 from fusewright.schedule.stream import Stream, parse
 
 CPU = torch.device("cpu")
@@ -301,6 +304,15 @@ def test_what_others_use_is_read_from_memory() -> None:
     assert isinstance(found, Stream) and found.tensors == (pooled,) and found.window is None
     alone = parse(root, graph_of(root).users())
     assert isinstance(alone, Stream) and alone.tensors == (X,) and alone.window is not None
+
+
+def test_more_elements_than_32_bits_count() -> None:
+    """Sizes are those of the call; a thread's index goes some way beyond the last element."""
+    x, bias = torch.zeros(()).expand(3000, 3, 512, 512), torch.zeros(3, 1, 1)
+    for root in (pointwise("add", inp(0, 8, 3, 512, 512), inp(1, 3, 1, 1)), fold(inp(0, 8, 3, 512, 512), "sum", 1)):
+        k = kernel(stream_of(root), "fused_test")
+        with pytest.raises(CountError, match=r"counts . \* s0 .* in 32 bits"):
+            Launcher(k, FakeDriver())(*(x, bias)[: len(k.operands)])
 
 
 COMPILED = [
