@@ -28,9 +28,11 @@ from fusewright.errors import UnsupportedError
 from fusewright.runtime import cache
 from fusewright.runtime.nvrtc import KernelError
 
+# Some compilers are fast and loose unasked, or where a user's CXX says so; what they link then flushes small numbers.
+EXACT = "-fno-fast-math"
 # What every kernel is compiled with.  Nobody looks at errno or floating-point exceptions; NaN, infinities, signed zeros
 # and the order of sums are kept, a*b + c may become one fma.
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", EXACT, "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 # What this machine's processor can do, in the compilers' several words for it.
 NATIVE = ("-march=native", "-mcpu=native")
 # Where vectors of 512 bits exist, as PyTorch uses them.
@@ -184,7 +186,7 @@ def _built(chosen: Compiler, source: str, name: str) -> bytes:
         done = run((*chosen.command, *chosen.flags, "-c", str(text), "-o", str(built)))
         if not done.returncode:  # without -fopenmp, or it would bring a runtime of its own
             undefined = ("-undefined", "dynamic_lookup") if platform.system() == "Darwin" else ()
-            done = run((*chosen.command, "-shared", str(built), *undefined, "-o", str(library)))
+            done = run((*chosen.command, EXACT, "-shared", str(built), *undefined, "-o", str(library)))
         if done.returncode:
             raise KernelError(f"kernel {name} does not compile with {chosen.command[0]}: {_complaint(done)}")
         return library.read_bytes()

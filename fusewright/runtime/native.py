@@ -112,7 +112,8 @@ def _loaded(kernel: Kernel) -> Entries:
             library = ctypes.CDLL(os.fspath(path))
         return {launch.entry: _entry(library, launch) for launch in kernel.launches}
     except (OSError, AttributeError) as error:
-        raise KernelError(f"kernel {kernel.name} cannot be loaded: {error}") from error
+        remedy = "; set TMPDIR to where programs may be run from" if "failed to map" in str(error) else ""
+        raise KernelError(f"kernel {kernel.name} cannot be loaded: {error}{remedy}") from error
 
 
 def _entry(library: ctypes.CDLL, launch: Launch) -> Callable[..., None]:

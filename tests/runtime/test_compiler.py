@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from shutil import which
 
@@ -19,6 +20,7 @@ from fusewright import doctor
 from fusewright.errors import UnsupportedError
 from fusewright.runtime import cache, compiler
 from fusewright.runtime.native import GRAIN, launcher
+from fusewright.runtime.nvrtc import KernelError
 
 FAKE = """#!/bin/sh
 for word in "$@"; do
@@ -123,6 +125,30 @@ def test_one_that_does_not_work_is_passed_over(directory: Path, monkeypatch: pyt
     compiler._compiler.cache_clear()
     with pytest.raises(UnsupportedError, match=r"need a C\+\+ compiler, c\+\+ does not work: .*'-std=c\+\+17'"):
         compiler.compiler()
+
+
+NAN = 'extern "C" void count(float* y, int) { *y = 1; volatile float nan = 0.0f / 0.0f; float x = nan; *y = x != x; }'
+
+
+def test_fast_mathematics_is_not_for_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some compilers assume that there are no NaNs unless they are told otherwise."""
+    monkeypatch.setenv("CXX", "g++ -ffast-math")
+    assert launcher(replace(counting("1"), source=NAN))(torch.ones(5, 3), torch.ones(3)).item() == 1
+    denormal = torch.tensor([1e-40]) * 0.5
+    assert denormal.item() > 0  # nor has loading it changed how this thread computes
+
+
+def test_a_place_that_nothing_may_be_run_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temporary directory mounted noexec, as the loader complains of it."""
+    run = launcher(blend())
+    compiler.compiler()
+
+    def refused(path: str, *_: object) -> None:
+        raise OSError(f"{path}: failed to map segment from shared object")
+
+    monkeypatch.setattr(ctypes, "CDLL", refused)
+    with pytest.raises(KernelError, match=r"kernel fused_blend cannot be loaded: .*; set TMPDIR to where programs may"):
+        run(torch.ones(5, 3), torch.ones(3))
 
 
 def test_a_new_path_is_looked_at(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,9 +48,17 @@ class Machine:
 
 # What a processor must have for code of these flags.
 REQUIRED = {"-march=haswell": ("avx2", "fma")}
-PLAIN = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp")
+PLAIN = (*compiler.FLAGS, "-fopenmp")
 SANITIZED = Machine(
-    ("-march=native", "-fopenmp", "-g1", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    (
+        "-std=c++17",
+        "-march=native",
+        "-fopenmp",
+        "-g1",
+        "-O1",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+    )
 )
 MACHINES = {
     "x86-64": Machine((*PLAIN, "-march=x86-64"), processor="x86_64"),
@@ -100,7 +108,7 @@ def run(kernel: Kernel, *tensors: Tensor, threads: int = 2, machine: Machine = S
         text, program, given, made = (Path(folder) / name for name in ("kernel.cpp", "program", "given", "made"))
         text.write_text(kernel.source + _main(kernel, dense, out.nbytes, sizes, threads))
         command = machine.command or compiler.compiler().command
-        _done(*command, "-std=c++17", *machine.flags, str(text), "-o", str(program))
+        _done(*command, *machine.flags, str(text), "-o", str(program))
         given.write_bytes(b"".join(map(_bytes, dense)))
         _done(*machine.runner, str(program), str(given), str(made))
         flat = torch.frombuffer(bytearray(made.read_bytes()), dtype=out.dtype)
