@@ -48,7 +48,7 @@ class Launcher:
     """A kernel as a function of its operands.
 
     Operands are made dense in the layout the kernel asks for where they are not; the output is new.  Raises
-    `KernelError` for operands that the kernel was not generated for, and when the driver refuses a launch; a `CountError`
+    `KernelError` for operands that the kernel was not generated for, and when the driver refuses a launch, `CountError`
     where there are more elements than it counts.
     """
 
