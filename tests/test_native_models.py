@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -144,6 +145,22 @@ def test_an_empty_batch(pair: Pair) -> None:
     with torch.no_grad():
         got, want = fast(x[:0]), model(x[:0])
     assert got.shape == want.shape and got.dtype == want.dtype
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_empty_dimension(name: str) -> None:
+    """As an example and as an input: what eager makes of it, a value or an error."""
+    kind, shape = MODELS[name]
+    model, x, nothing = kind().eval(), torch.randn(shape), torch.empty(*shape[:-2], 0, shape[-1])
+    fast = optimised(model, x)
+    try:
+        want = model(nothing)
+    except RuntimeError as error:
+        with pytest.raises(RuntimeError, match=re.escape(str(error).splitlines()[0][:40])):
+            fast(nothing)
+        return
+    for module in (fast, fusewright.optimize(model, (nothing,), kernels="always", verify=False, measure=False)):
+        torch.testing.assert_close(module(nothing), want, equal_nan=True)
 
 
 @pytest.mark.parametrize("value", [nan, inf, -inf, 1e30, -1e30, 1e-40, -0.0], ids=str)

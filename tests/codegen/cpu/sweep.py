@@ -187,8 +187,7 @@ def check(family: str, seed: int) -> int:
         module(x)
     except (RuntimeError, NotImplementedError):  # no window fits, or ATen has no such operation in half precision
         return 0
-    build: Any = pipeline.build
-    built = build(module, (example,), {}, mode=model.mode, kernels="always", measure=False)
+    built = build(model, example)
     if not any(c.family == family and c.path == "generated" for c in built.choices):
         return 0
     program, count = Program(built), 0
@@ -198,6 +197,12 @@ def check(family: str, seed: int) -> int:
             program.check(module, given, f"{family} {seed}: {tuple(given.shape)} {given.dtype}, {layout}")
             count += 1
     return count
+
+
+def build(model: Model, example: Tensor) -> Built:
+    """All passes, with a kernel wherever there can be one."""
+    mode: Any = model.mode
+    return pipeline.build(model.module, (example,), {}, mode=mode, kernels="always", measure=False)
 
 
 class Program:
