@@ -108,7 +108,7 @@ def spread(samples: int, tiles: int, slots: int, most: int = 64) -> int:
     """
 
     def tiles_in_a_row(blocks: int) -> float:
-        rounds = ceil_div(samples * blocks, slots)
+        rounds = max(1, ceil_div(samples * blocks, slots))
         return rounds * (ceil_div(tiles, blocks) + 1) * (1 + 0.1 / rounds)
 
     return min(range(1, max(1, min(tiles, most)) + 1), key=tiles_in_a_row)

@@ -130,8 +130,10 @@ def _memory(array: Array, sizes: Mapping[str, int], poison: int) -> _Memory:
 
 
 def _line(launch: Launch, sizes: Mapping[str, int], index: Mapping[str, int]) -> str:
-    """One launch as `launch.cpp` reads it."""
+    """One launch as `launch.cpp` reads it; nothing where there are no blocks, as in `fusewright.runtime.launch`."""
     grid = [evaluate(e, sizes) for e in launch.grid]
+    if 0 in grid:
+        return ""
     legal = all(1 <= g <= most for g, most in zip(grid, LIMITS, strict=True)) and grid[0] % launch.cluster == 0
     if not legal or not 1 <= launch.threads <= 1024 or launch.shared > MOST_SHARED or launch.cluster > 8:
         raise EmulationError(f"no GPU launches {launch.entry}: grid {grid}, {launch}")

@@ -74,14 +74,14 @@ class _Writer(StreamSections):
             few = split or (reduced >= 16 * THREADS and kept < 8 * FULL)  # rows: fewer than warps, nearly
             team = THREADS if few else 32 if reduced >= 128 else 8
             most = f"ceil_div({self.sizes.product(first)}, {8 * THREADS})"
-            cut = f"max(1, min({most}, ceil_div({4 * FULL}, {self.sizes.product(results)})))"
+            cut = f"max(1, min({most}, ceil_div({4 * FULL}, max(1, {self.sizes.product(results)}))))"
             parts = cut if split or two else None
             return Shape("rows", team, parts, 32 if split and kept * 32 <= 2**16 else 1)
         threads = kept // (self.wide.values if self.wide else 1)
         team = next((t for t in (1, 2, 4, 8) if threads * t >= 2**18 or reduced < 8 * t), 8)
         split = threads * team < 2**16 and reduced >= 64 * team
         blocks = f"ceil_div({self.sizes.product(results)}, {THREADS // team})"
-        cut = f"max(1, min(ceil_div({self.sizes.product(first)}, {16 * team}), ceil_div({4 * FULL}, {blocks})))"
+        cut = f"max(1, min(ceil_div({self.sizes.product(first)}, {16 * team}), ceil_div({4 * FULL}, max(1, {blocks}))))"
         return Shape("columns", team, cut if split else "1" if two else None, 32 if split and kept <= 2**11 else 1)
 
     # Text.
@@ -124,12 +124,12 @@ class _Writer(StreamSections):
             "rows": f"ceil_div({results} * {parts}, {THREADS // shape.team})",
             "columns": f"ceil_div(ceil_div({results}, {values}), {THREADS // shape.team}) * {parts}",
         }[shape.form]
-        main = Launch(self.name, arguments, (f"max(1, {blocks})", "1", "1"), THREADS)
+        main = Launch(self.name, arguments, (blocks, "1", "1"), THREADS)
         if shape.parts is None:
             return (main,)
         joined = f"ceil_div({results}, {THREADS // shape.joiners})"
         grid = self.sizes.product(self.axes["kept"]) if len(self.s.folds) == 2 else joined
-        last = Launch(f"{self.name}_finish", self._arguments(*partial, out), (f"max(1, {grid})", "1", "1"), THREADS)
+        last = Launch(f"{self.name}_finish", self._arguments(*partial, out), (grid, "1", "1"), THREADS)
         return (main, last)
 
     def at_once(self, most: int) -> int:
