@@ -42,6 +42,11 @@ COMMANDS = ("c++", "g++", "clang++")
 # How OpenMP is asked for: Apple's compiler hides it behind its driver's back.  Without threads, vectors remain.
 OPENMP = (("-fopenmp",), ("-Xclang", "-fopenmp"))
 SIMD = "-fopenmp-simd"
+# A compiler may come without the C++ library.
+_HEADERS = "".join(
+    f'#if !__has_include(<{name}>)\n#error "the C++ library is not there: no <{name}>"\n#endif\n'
+    for name in ("algorithm", "cmath", "cstring", "vector")
+)
 # Loops as kernels have them: what they call is what the runtime must have.
 _LOOPS = """
 void loops(double* x, long long n, int threads) {
@@ -128,7 +133,7 @@ def _compiler(chosen: str, path: str) -> Compiler:
 def _examined(command: tuple[str, ...]) -> Compiler:
     """What this compiler can do; raises `UnsupportedError` where it does not work."""
     said = run((*command, "--version"))
-    works = said if said.returncode else _tried(command, FLAGS)
+    works = said if said.returncode else _tried(command, FLAGS, _HEADERS)
     if works.returncode:
         raise UnsupportedError(f"CPU kernels need a C++ compiler, {command[0]} does not work: {_complaint(works)}")
     openmp = next((flags for flags in OPENMP if _uses_pytorchs_threads(command, flags)), ())

@@ -151,6 +151,14 @@ def test_a_place_that_nothing_may_be_run_from(monkeypatch: pytest.MonkeyPatch) -
         run(torch.ones(5, 3), torch.ones(3))
 
 
+def test_without_the_library_of_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "g++ -nostdinc++")
+    with pytest.raises(
+        UnsupportedError, match=r"g\+\+ does not work: .*the C\+\+ library is not there: no <algorithm>"
+    ):
+        compiler.compiler()
+
+
 def test_a_new_path_is_looked_at(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory.mkdir()
     with monkeypatch.context() as patch:
