@@ -332,13 +332,6 @@ def test_another_batch(batch: int) -> None:
     torch.testing.assert_close(got.double(), f.reference(x)[0], rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize("dims", ["", "p", "c", "cp"])
-def test_empty_batch(dims: str) -> None:
-    f = found(Case((9, 9), fold="mean" if dims else "", fold_dims=dims), False)
-    got = emulate(f.kernel(f.tilings()[0]), *f.tensors(f.case.example(batch=0)))
-    assert got.shape == (0, *f.group.root.shape[1:])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",

@@ -306,15 +306,6 @@ def test_what_others_use_is_read_from_memory() -> None:
     assert isinstance(alone, Stream) and alone.tensors == (X,) and alone.window is not None
 
 
-@pytest.mark.parametrize("name", ["channel bias", "pool, channels", "long rows", "mean, bias, logsumexp, times"])
-def test_empty_batch(name: str) -> None:
-    """In one launch, or in two; of one reduction, or two."""
-    root = CHAINS[name]()
-    s = stream_of(root)
-    tensors = [torch.zeros((0, *t.shape[1:]) if i == 0 else t.shape) for i, t in enumerate(s.tensors)]
-    assert emulate(kernel(s, "fused_test"), *tensors).shape == (0, *root.shape[1:])
-
-
 def test_more_elements_than_32_bits_count() -> None:
     """Sizes are those of the call; a thread's index goes some way beyond the last element."""
     x, bias = torch.zeros(()).expand(3000, 3, 512, 512), torch.zeros(3, 1, 1)
