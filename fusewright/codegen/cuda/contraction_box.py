@@ -16,37 +16,17 @@ def scaled_early(c: Contraction) -> bool:
 def stage(c: Contraction, t: Tiling, rounds: bool) -> str:
     """The text of `stage_input` for a convolution of window sums, `rounds` to tf32 as they are written."""
     assert c.box is not None
-    taps = [a.taps for a in c.axes]
-    dilation = [a.phases[0].per_tap for a in c.axes]
-    spans = [(taps[i] - 1) * dilation[i] + (c.box.count[i] - 1) * c.box.step[i] + 1 for i in range(3)]
+    names: dict[str, object] = {"channels": c.channels, "strip": strip(c, t)}
+    spans = []
+    for name, axis, count, step in zip("dhw", c.axes, c.box.count, c.box.step, strict=True):
+        dilation = axis.phases[0].per_tap
+        spans.append((axis.taps - 1) * dilation + (count - 1) * step + 1)
+        names |= {f"taps_{name}": axis.taps, f"dilation_{name}": dilation, f"move_{name}": axis.advance}
+        names |= {f"count_{name}": count, f"step_{name}": step, f"span_{name}": spans[-1]}
     value = f"narrow_to<Element>::of(sum.value * Compute({c.box.scale!r}))" if scaled_early(c) else "sum.value"
-    return Template(_STAGE).substitute(
-        channels=c.channels,
-        taps_d=taps[0],
-        taps_h=taps[1],
-        taps_w=taps[2],
-        dilation_d=dilation[0],
-        dilation_h=dilation[1],
-        dilation_w=dilation[2],
-        count_d=c.box.count[0],
-        count_h=c.box.count[1],
-        count_w=c.box.count[2],
-        step_d=c.box.step[0],
-        step_h=c.box.step[1],
-        step_w=c.box.step[2],
-        span_d=spans[0],
-        span_h=spans[1],
-        span_w=spans[2],
-        move_d=c.axes[0].advance,
-        move_h=c.axes[1].advance,
-        move_w=c.axes[2].advance,
-        start_d=c.axes[0].phases[0].first,
-        start_h=c.axes[1].phases[0].first,
-        start_w=c.axes[2].phases[0].first,
-        value=f"__uint_as_float(round_tf32({value}))" if rounds else value,
-        strip=strip(c, t),
-        shared=max(0, spans[1] - c.axes[1].advance) if strip(c, t) > 1 else 0,
-    )
+    names["value"] = f"__uint_as_float(round_tf32({value}))" if rounds else value
+    names["shared"] = max(0, spans[1] - c.axes[1].advance) if strip(c, t) > 1 else 0
+    return Template(_STAGE).substitute(names)
 
 
 def strip(c: Contraction, t: Tiling) -> int:
