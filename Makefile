@@ -54,6 +54,8 @@ solutions: $(STAMP)
 	    CUDA_VISIBLE_DEVICES= $(VENV)/bin/fusewright optimize examples/$$name.py -o examples/solutions/$$name.py \
 	        --target cuda --force || exit 1; \
 	done
+	$(VENV)/bin/fusewright optimize examples/$(word 1,$(FOUNDING)).py -o examples/solutions/$(word 1,$(FOUNDING))_cpu.py \
+	    --target cpu --no-measure --force
 
 check: $(STAMP)
 	$(PY) -m ruff check .

@@ -334,7 +334,7 @@ def _write(path: Path, output: Path, options: Options, targets: list[str], force
     with stage(f"loading {path.name}"):
         problem = load_problem(path)
     with stage(f"writing {output.name}"):
-        written = write_solution(problem, output, options, targets=targets, force=force)
+        written = write_solution(problem, output, options, targets=targets, force=force, timed=options.measure)
     for plan in written.plans:
         show(plan_view(plan))
     show(Text(f"\nwrote {written.path}"))

@@ -18,7 +18,10 @@ class CpuText(KernelText):
     alignment = ("its element", "tensor.itemsize")
 
     def _launcher(self) -> Lines:
-        return [f"namespace {self.kernel.name} {{", *super()._launcher(), "}"]
+        threaded = any(argument.kind == "threads" for launch in self.kernel.launches for argument in launch.arguments)
+        says = [f"// Less than {GRAIN} operations are done in one thread."] if threaded else []
+        name = self.kernel.name
+        return [f"namespace {name} {{", "", *says, *super()._launcher(), "", f"}}  // namespace {name}"]
 
     def _launch(self, launch: Launch) -> Lines:
         """The lines of one call."""

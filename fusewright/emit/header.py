@@ -180,3 +180,5 @@ def _evidence(part: Part) -> Iterator[str]:
         )
     elif checked.compiled_for:
         yield f"Not measured: there was no GPU; the kernels compile for {listed(list(checked.compiled_for))}."
+    elif facts:
+        yield f"Not measured, as asked; built in {facts['first call']:.1f} s."

@@ -33,6 +33,7 @@ from fusewright.pipeline import kernel_target
 from fusewright.plan import Plan
 from fusewright.problem import Problem
 from fusewright.runtime import nvrtc
+from fusewright.runtime.cache import write_atomic
 from fusewright.schedule.wishes import Wishes
 from fusewright.tree import flat_tensors
 
@@ -88,23 +89,7 @@ def write_solution(
     the file turned out to be wrong.
     """
     check_output(path, problem.path, force)
-    drafts, refusals = [], {}
-    for target in (target for target in TEXTS if target in targets):
-        if (missing := kernel_target(torch.device(target))) is not None:
-            raise UnsupportedError(f"--target {target}: {missing}")
-        progress(f"planning for {target}")
-        suffix = f"_{target}" if len(targets) > 1 else ""
-        try:
-            drafts.append(replace(_draft(problem, options, target, progress), suffix=suffix))
-        except NothingGained as nothing:
-            refusals[target] = nothing
-    if refusals and not drafts:
-        raise next(iter(refusals.values()))
-    if refusals:
-        (target, nothing), (draft,) = *refusals.items(), drafts
-        raise UnsupportedError(
-            f"--target {','.join(targets)}: for {target}, {nothing}; --target {draft.target} has one"
-        )
+    drafts = _drafts(problem, options, targets, progress)
     checked = [_compiled(draft, progress) if _absent(draft.target) else Checked() for draft in drafts]
     checked = _placed(drafts, checked, path, timed, progress)
     return Written(path, tuple(draft.plan for draft in drafts), tuple(checked))
@@ -112,6 +97,27 @@ def write_solution(
 
 class NothingGained(UnsupportedError):
     """There is nothing to write a solution of."""
+
+
+def _drafts(problem: Problem, options: Options, targets: Collection[str], progress: Progress) -> list[Draft]:
+    """A draft for each of `targets`."""
+    drafts: list[Draft] = []
+    refusals: dict[str, NothingGained] = {}
+    for target in (target for target in TEXTS if target in targets):
+        if (missing := kernel_target(torch.device(target))) is not None:
+            raise UnsupportedError(f"--target {target}: {missing}")
+        progress(f"planning for {target}")
+        suffix = f"_{target}" if len(targets) > 1 else ""
+        try:
+            drafts.append(replace(_draft(problem, options, target, progress), suffix=suffix))
+        except NothingGained as refusal:
+            refusals[target] = refusal
+    if not drafts:
+        raise next(iter(refusals.values()))
+    for target, reason in refusals.items():
+        others = ",".join(draft.target for draft in drafts)
+        raise UnsupportedError(f"for {target}, {reason}; --target {others} writes one without it")
+    return drafts
 
 
 def _absent(target: str) -> bool:
@@ -201,27 +207,19 @@ def _compiled(draft: Draft, progress: Progress) -> Checked:
 def _placed(
     drafts: Sequence[Draft], checked: Sequence[Checked], path: Path, timed: bool, progress: Progress
 ) -> list[Checked]:
-    """Writes the file under another name, tries it, completes its header and gives it its name."""
+    """Writes the file elsewhere, tries it, completes its header, and writes it to its place."""
     date = f"{datetime.now():%Y-%m-%d}"
     checked = [replace(known, version=fusewright.__version__, date=date) for known in checked]
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".py", dir=path.parent)
-        os.close(handle)
+        with tempfile.TemporaryDirectory(prefix="fusewright-") as folder:
+            unnamed = Path(folder) / path.name
+            unnamed.write_text(content_of(drafts, checked), encoding="utf-8")
+            for i, draft in enumerate(drafts):
+                progress(f"verifying the file for {draft.target} in a fresh process")
+                checked[i] = replace(checked[i], facts=_facts(draft, unnamed, timed))
+        write_atomic(path, content_of(drafts, checked).encode())
     except OSError as error:
         raise UnsupportedError(f"-o {path}: cannot be written: {error.strerror}") from error
-    unnamed = Path(name)
-    try:
-        unnamed.write_text(content_of(drafts, checked), encoding="utf-8")
-        for i, draft in enumerate(drafts):
-            progress(f"verifying the file for {draft.target} in a fresh process")
-            checked[i] = replace(checked[i], facts=_facts(draft, unnamed, timed))
-        unnamed.write_text(content_of(drafts, checked), encoding="utf-8")
-        unnamed.chmod(0o666 & ~_umask())
-        unnamed.replace(path)
-    except OSError as error:
-        raise UnsupportedError(f"-o {path}: cannot be written: {error.strerror}") from error
-    finally:
-        unnamed.unlink(missing_ok=True)
     return checked
 
 
@@ -298,9 +296,3 @@ def tried(
     if not facts.pop("ok"):
         raise FusewrightError(f"the solution file is wrong and was not kept: {facts['reason']}")
     return facts
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

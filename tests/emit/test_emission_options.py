@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typer.testing import CliRunner, Result
 
 from fusewright.cli import app
 from fusewright.emit import writing
+from fusewright.errors import FusewrightError
 
 CONV = "self.conv = nn.Conv2d(3, 8, 3)"
 HEAD = "def forward(self, x):\n    return self.conv(x).relu().mean((2, 3))"
-FACTS = {"errors": {"outputs": {"new": 1e-8, "eager": 1e-8}}, "torch": "2", "stands in": True}
+FACTS = {"errors": {"outputs": {"new": 1e-8, "eager": 1e-8}}, "torch": "2", "stands in": True, "first call": 1.0}
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def test_a_file_that_exists_needs_force(small: Path) -> None:
 
 def test_a_wrong_file_is_not_kept(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*_: Any, **__: Any) -> None:
-        raise writing.FusewrightError("the solution file is wrong and was not kept: output 0 is off")
+        raise FusewrightError("the solution file is wrong and was not kept: output 0 is off")
 
     monkeypatch.setattr(writing, "tried", wrong)
     result, _ = written(small)
@@ -99,6 +101,31 @@ def test_a_wrong_file_is_not_kept(small: Path, monkeypatch: pytest.MonkeyPatch) 
 )
 def test_devices(small: Path, target: str, sentence: str) -> None:
     refused(written(small, "--target", target)[0], sentence)
+
+
+def test_a_file_for_both_devices(small: Path) -> None:
+    plans = small.with_name("plans.json")
+    result, solution = written(small, "--target", "cpu,cuda", "--json", str(plans))
+    assert result.exit_code == 0, result.output
+    names = kernels_in(solution)
+    assert [name.rpartition("_")[2] for name in names] == ["cuda"] * (len(names) - 1) + ["cpu"]
+    header = solution.read_text().partition("import ctypes")[0]
+    assert header.index("On a GPU.") < header.index("On a CPU.") < header.index("Made for:")
+    assert [plan["device"] for plan in json.loads(plans.read_text())] == ["cpu", "cpu"]
+
+
+def test_a_device_for_which_nothing_is_gained(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafted = writing.drafted
+
+    def none_on_a_cpu(*arguments: Any, **options: Any) -> Any:
+        if arguments[3].target is None:
+            raise writing.NothingGained("no solution file was written: it was not faster")
+        return drafted(*arguments, **options)
+
+    monkeypatch.setattr(writing, "drafted", none_on_a_cpu)
+    result, solution = written(small, "--target", "cuda,cpu")
+    refused(result, "for cpu, no solution file was written: it was not faster; --target cuda writes one without it")
+    assert not solution.exists()
 
 
 def test_places_that_cannot_be_written(small: Path) -> None:
