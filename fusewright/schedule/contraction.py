@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import gcd, prod
+from typing import Literal
 
 import torch
 
@@ -153,6 +154,13 @@ class Contraction:
     @property
     def over_channels(self) -> bool:
         return self.fold is not None and 1 in self.fold.op.dims
+
+    @property
+    def reduced(self) -> Literal["store", "positions", "channels", "all"]:
+        """What of the output is reduced; ``"store"`` where all of it is written."""
+        if self.over_positions:
+            return "all" if self.over_channels else "positions"
+        return "channels" if self.over_channels else "store"
 
 
 def match(root: Node, users: Users) -> Contraction | str:

@@ -39,10 +39,8 @@ class Epilogue:
 
     @property
     def kind(self) -> str:
-        """``"store"``, ``"positions"``, ``"channels"`` or ``"all"``: what of the output is reduced."""
-        if self.c.over_positions:
-            return "all" if self.c.over_channels else "positions"
-        return "channels" if self.c.over_channels else "store"
+        """What of the output is reduced (`Contraction.reduced`)."""
+        return self.c.reduced
 
     @property
     def partial(self) -> bool:
