@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,44 @@ def test_modes(pair: Pair) -> None:
     assert Calls.count > before
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(fast(x), model(x), rtol=0, atol=0)  # the original runs
+
+
+def test_inference_tensors(pair: Pair) -> None:
+    """Where gradients are wanted, eager takes them only if nothing keeps them for a backward."""
+    fast, model, x = pair
+    with torch.inference_mode():
+        given = x * 1
+    with torch.no_grad():
+        torch.testing.assert_close(fast(given), model(given), rtol=1e-4, atol=1e-5)
+    if isinstance(model, Plane):
+        torch.testing.assert_close(fast(given), model(given), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["double", "float64 by default", "poisoned memory", "device by default", "shared"])
+def test_settings(pair: Pair, how: str) -> None:
+    fast, model, x = pair
+    if how == "double":
+        with torch.no_grad():
+            wide, given = copy.deepcopy(fast).double(), x.double()
+            for _ in range(3):
+                torch.testing.assert_close(wide(given), copy.deepcopy(model).double()(given))
+        return
+    if how == "shared":
+        x = x.clone().share_memory_()
+    with ExitStack() as stack:
+        if how == "float64 by default":
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(torch.float64)
+        if how == "poisoned memory":  # what is allocated starts as NaN
+            stack.callback(torch.use_deterministic_algorithms, False)
+            torch.use_deterministic_algorithms(True)
+        if how == "device by default":
+            stack.enter_context(torch.device("meta"))
+        before = Calls.count
+        with torch.no_grad():
+            got, want = fast(x), model(x)
+    assert Calls.count > before
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients(pair: Pair) -> None:

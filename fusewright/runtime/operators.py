@@ -151,6 +151,8 @@ def _register(kernel: Kernel, reference: Reference, launch: Launcher) -> Callabl
 
 
 def _recomputed(run: Callable[..., Tensor], reference: Reference, tensors: tuple[Tensor, ...]) -> Tensor:
+    if any(map(Tensor.is_inference, tensors)):  # not to be kept for a backward; ATen's operations may do without
+        return reference(*tensors)
     value: Tensor = _Recomputed.apply(run, reference, *tensors)  # type: ignore[no-untyped-call]
     return value
 
