@@ -211,7 +211,9 @@ def run(command: tuple[str, ...], text: str = "") -> subprocess.CompletedProcess
             timeout=SECONDS,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 127, "", f"no answer in {SECONDS:.0f} s")
+    except OSError as error:
         return subprocess.CompletedProcess(command, 127, "", str(error))
 
 

@@ -135,10 +135,10 @@ def _let_threads_go(runtime: ctypes.CDLL) -> None:
     They do not live on in the child, which would wait for them for ever: in kernels as in PyTorch's own operations.
     The next parallel loop of either process starts new ones.
     """
-    runtime.omp_pause_resource_all(_HARD)
+    runtime.omp_pause_resource_all(_SOFT)
 
 
-_HARD = 2  # omp_pause_hard: nothing is kept
+_SOFT = 1  # omp_pause_soft; LLVM's runtime, which looks after forks itself, then does nothing
 _RUNTIME = ctypes.CDLL(torch._C.__file__)  # with all that PyTorch has loaded
 if hasattr(os, "register_at_fork") and hasattr(_RUNTIME, "omp_pause_resource_all"):
     os.register_at_fork(before=lambda: _let_threads_go(_RUNTIME))

@@ -43,7 +43,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     compiler._compiler.cache_clear()
 
 
-def fake(directory: Path, name: str, *refused: str, said: str = "", real: str | None = "") -> str:
+def fake(directory: Path, name: str, *refused: str, said: str = "", real: str = "") -> str:
     """A compiler that does not know some flags, and may call itself something else; it comes first on no path."""
     directory.mkdir(exist_ok=True)
     cases = [REFUSED.format(flag=flag) for flag in refused] + ([SAID.format(said=said)] if said else [])
@@ -156,6 +156,13 @@ def test_without_the_library_of_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         UnsupportedError, match=r"g\+\+ does not work: .*the C\+\+ library is not there: no <algorithm>"
     ):
+        compiler.compiler()
+
+
+def test_one_that_does_not_answer(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", fake(directory, "c++", real="sleep 60;"))
+    monkeypatch.setattr(compiler, "SECONDS", 0.5)
+    with pytest.raises(UnsupportedError, match=r"c\+\+ does not work: no answer in"):
         compiler.compiler()
 
 
