@@ -129,16 +129,17 @@ def launcher(kernel: Kernel) -> Launcher:
     return NativeLauncher(kernel) if kernel.target == "cpu" else Launcher(kernel)
 
 
-def _let_threads_go(runtime: ctypes.CDLL) -> None:
+def _let_threads_go() -> None:
     """Before a fork, GNU's OpenMP runtime is to end the threads that it keeps for the one that forks.
 
     They do not live on in the child, which would wait for them for ever: in kernels as in PyTorch's own operations.
-    The next parallel loop of either process starts new ones.
+    The next parallel loop of either process starts new ones.  LLVM's runtime looks after forks itself, and does nothing
+    when it is asked as softly as this.
     """
-    runtime.omp_pause_resource_all(_SOFT)
+    _RUNTIME.omp_pause_resource_all(_SOFT)
 
 
-_SOFT = 1  # omp_pause_soft; LLVM's runtime, which looks after forks itself, then does nothing
-_RUNTIME = ctypes.CDLL(torch._C.__file__)  # with all that PyTorch has loaded
+_SOFT = 1  # omp_pause_soft
+_RUNTIME = ctypes.CDLL(torch._C.__file__)  # PyTorch's, found through what has loaded it
 if hasattr(os, "register_at_fork") and hasattr(_RUNTIME, "omp_pause_resource_all"):
-    os.register_at_fork(before=lambda: _let_threads_go(_RUNTIME))
+    os.register_at_fork(before=_let_threads_go)
