@@ -1,13 +1,15 @@
 """Solution files tried: written, run where Fusewright cannot be imported, and timed beside the in-process module.
 
-    python benchmarks/solutions.py --device cuda --solutions DIR --out benchmarks/results/solutions_h200.json
-    python benchmarks/solutions.py --device cpu --only conv_avgpool --out solutions.json      # its logic, without a GPU
+    python benchmarks/solutions.py --device cuda --out benchmarks/results/h200_solutions.json
+    python benchmarks/solutions.py --device cpu --batch 8 --out benchmarks/results/cpu_solutions.json
+    python benchmarks/solutions.py --device cpu --batch 2 --out solutions.json model.py        # a problem of your own
 
-Every problem has processes of its own.  First the files are written, several at a time: `write_solution` runs each in a
-clean interpreter (``python -I`` that finds no Fusewright), compares outputs and gradients with float64, and reports how
-long the kernels took to build.  The founding models come first, one after the other, with kernels chosen by measuring;
-the others take every group's default kernel (``--measured`` measures all).  Then the forward is timed in turns: eager,
-the module that `optimize` returns, and the file.  What fails is a row with one sentence and the end of its stderr.
+Every problem has processes of its own.  First the files are written, on a GPU several at a time: `write_solution` runs
+each in a clean interpreter (``python -I`` that finds no Fusewright) and compares outputs and gradients with float64.
+Its first call there builds the kernels; a second clean interpreter finds them built.  The founding models come first,
+one after the other, with kernels chosen by measuring; the others take every group's default kernel (``--measured``
+measures all).  Then forward, and forward with backward, are timed in turns: eager, the module that `optimize` returns,
+and the file.  What fails is a row with one sentence and the end of its stderr.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +35,10 @@ from torch import nn
 
 import fusewright
 from fusewright.dispatch import Options
-from fusewright.emit.writing import write_solution
+from fusewright.emit.writing import ROWS, write_solution
 from fusewright.errors import FusewrightError
-from fusewright.measure import compare, environment, forward_call, save_results
-from fusewright.problem import load_candidate, load_problem
+from fusewright.measure import compare, environment, forward_call, save_results, training_call
+from fusewright.problem import Problem, load_candidate, load_problem
 
 ROOT = Path(__file__).parent.parent
 FOUNDING = ("conv_avgpool_sigmoid_sum", "conv3d_div_maxpool_gap_bias_sum", "convtranspose_gap_bias_logsumexp")
@@ -44,45 +47,94 @@ PROBLEMS = (
     *(f"benchmarks/problems/{path.name}" for path in sorted((ROOT / "benchmarks/problems").glob("*.py"))),
 )
 AT_ONCE = 5
-WRITING, TIMING = 150, 90  # seconds a process may take
+SECONDS = {"cuda": (150, 90), "cpu": (600, 300)}  # that writing and timing may take
 Row = dict[str, Any]
 
+# What a clean interpreter does to find out how long the first call takes once kernels are built.
+FIRST_CALL = """
+import json, sys, time
+solution, torch_at, device, rows = sys.argv[1:]
+sys.path.append(torch_at)
+sys.modules["fusewright"] = None
+import runpy, torch
+scope = runpy.run_path(solution)
+given, taken = scope["get_init_inputs"](), scope["get_inputs"]()
+model = (scope["ModelNew"](**given) if isinstance(given, dict) else scope["ModelNew"](*given)).to(device)
+cut = lambda x: x[: int(rows)].to(device) if isinstance(x, torch.Tensor) else x
+begun = time.perf_counter()
+with torch.no_grad():
+    model(**{k: cut(x) for k, x in taken.items()}) if isinstance(taken, dict) else model(*map(cut, taken))
+if device == "cuda":
+    torch.cuda.synchronize()
+print(json.dumps(time.perf_counter() - begun))
+"""
 
-def make(path: Path, solution: Path, device: str, measured: bool) -> Row:
-    """Writes a solution; what the clean interpreter found."""
+
+def make(path: Path, solution: Path, device: str, measured: bool, batch: int | None) -> Row:
+    """Writes a solution; what clean interpreters found."""
     options = Options(measure=measured, verify=False)
     begun = time.perf_counter()
-    written = write_solution(
-        load_problem(path), solution, options, device="cuda", force=True, timed=measured and device == "cuda"
-    )
-    facts = written.checked.facts
+    with tempfile.TemporaryDirectory(prefix="solutions-built-") as built:
+        os.environ["TORCH_EXTENSIONS_DIR"] = built
+        problem = _problem(path, batch)
+        written = write_solution(problem, solution, options, targets=[device], force=True, timed=False)
+        ((plan,), (checked,)) = written.plans, written.checked
+        seconds = time.perf_counter() - begun
+        warm = None if checked.facts["stands in"] else _first_call(solution, device)
     return {
-        "kernels": [c.name for c in written.plan.kernels if c.path == "generated"],
-        "rules": [fired.rule for fired in written.plan.rules],
-        "measured choice": measured and device == "cuda",
+        "kernels": [c.name for c in plan.kernels if c.path == "generated"],
+        "rules": [fired.rule for fired in plan.rules],
+        "measured choice": measured,
         "lines": len(solution.read_text().splitlines()),
-        "seconds to write": time.perf_counter() - begun,
-        "seconds of first call": facts["first call"] if device == "cuda" else None,
-        "errors": facts["errors"],
-        "compiled for": list(written.checked.compiled_for),
+        "seconds to write": seconds,
+        "seconds of first call": None if warm is None else {"cold": checked.facts["first call"], "warm": warm},
+        "errors": checked.facts["errors"],
+        "compiled for": list(checked.compiled_for),
     }
 
 
-def timed(path: Path, solution: Path, measured: bool, lock: Path) -> Row:
-    """Medians of eager, the in-process module and the file, in milliseconds."""
+def _problem(path: Path, batch: int | None) -> Problem:
     problem = load_problem(path)
-    model, inputs = problem.build(device="cuda"), problem.inputs(device="cuda")
-    file = load_candidate(solution, problem).build(device="cuda")
+    return problem if batch is None else problem.with_batch(batch)
+
+
+def _first_call(solution: Path, device: str) -> float:
+    """Seconds that the first call takes in a clean interpreter; raises `FusewrightError` where it fails."""
+    found = str(Path(torch.__file__).parents[1])
+    command = [sys.executable, "-I", "-c", FIRST_CALL, str(solution), found, device, str(ROWS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise FusewrightError(f"the file does not run again: {done.stderr.strip().splitlines()[-1]}")
+    return float(done.stdout.splitlines()[-1])
+
+
+def timed(path: Path, solution: Path, device: str, measured: bool, batch: int | None, lock: Path) -> Row:
+    """Medians of eager, the in-process module and the file, in milliseconds."""
+    problem = _problem(path, batch)
+    model, inputs = problem.build(device=device), problem.inputs(device=device)
+    file = load_candidate(solution, problem).build(device=device)
     file.load_state_dict(model.state_dict())
     fast = fusewright.optimize(model, inputs, verify=False, measure=measured)
     modules: dict[str, nn.Module] = {"eager": model, "in process": fast, "file": file}
-    calls: dict[str, Callable[[], Any]] = {name: forward_call(module, inputs) for name, module in modules.items()}
-    for call in calls.values():
-        call()
-    with _alone(lock):
-        samples = compare(calls, device="cuda", min_time=0.2, max_time=8.0)
-    medians = {name: sample.median * 1e3 for name, sample in samples.items()}
-    return {"milliseconds": medians, "file / in process": medians["file"] / medians["in process"]}
+    row: Row = {}
+    for kind, call_of in CALLS.items():
+        calls: dict[str, Callable[[], Any]] = {name: call_of(module, inputs) for name, module in modules.items()}
+        try:
+            for call in calls.values():
+                call()
+        except ValueError:  # nothing has a gradient
+            continue
+        with _alone(lock):
+            samples = compare(calls, device=device, min_time=0.2, max_time=8.0 if device == "cuda" else 40.0)
+        medians = {name: sample.median * 1e3 for name, sample in samples.items()}
+        row[kind] = {"milliseconds": medians, "file / in process": medians["file"] / medians["in process"]}
+    return row
+
+
+CALLS: dict[str, Callable[[nn.Module, Any], Callable[[], Any]]] = {
+    "forward": forward_call,
+    "forward and backward": partial(training_call, input_gradients=False),
+}
 
 
 @contextmanager
@@ -118,10 +170,12 @@ class Run:
     def __init__(self, chosen: argparse.Namespace) -> None:
         self.chosen = chosen
         self.deadline = time.monotonic() + chosen.seconds
-        self.paths = [p for p in PROBLEMS if any(word in p for word in chosen.only.split(","))]
+        given = [path.resolve() for path in chosen.problems]
+        self.paths = [str(p) for p in given or PROBLEMS if any(w in str(p) for w in chosen.only.split(","))]
+        self.writing, self.timing = SECONDS[chosen.device]
         self.saving = threading.Lock()
         self.rows: dict[str, Row] = {p: {"problem": Path(p).stem} for p in self.paths}
-        self.folder = chosen.solutions or Path(tempfile.mkdtemp(prefix="solutions-"))
+        self.folder = (chosen.solutions or Path(tempfile.mkdtemp(prefix="solutions-"))).resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def measured(self, path: str) -> bool:
@@ -137,6 +191,7 @@ class Run:
         else:
             how = ["--measured"] if self.measured(path) else []
             solution = self.folder / f"{Path(path).stem}.py"
+            how += ["--batch", str(self.chosen.batch)] if self.chosen.batch else []
             arguments = ("--out", os.devnull, "--device", self.chosen.device, *how, *more)
             row |= in_a_process(min(seconds, left), name, path, "--solutions", str(solution), *arguments)
         with self.saving:
@@ -147,18 +202,23 @@ class Run:
         """Writes every file, then times every one that was written."""
         alone = [p for p in self.paths if self.measured(p)]
         for path in alone:
-            self.step(path, "--make", WRITING)
+            self.step(path, "--make", self.writing)
         with ThreadPoolExecutor(AT_ONCE if self.chosen.device == "cuda" else 1) as pool:
-            list(pool.map(lambda p: self.step(p, "--make", WRITING), [p for p in self.paths if p not in alone]))
-        if self.chosen.device == "cuda":
-            with ThreadPoolExecutor(2) as pool:
-                list(
-                    pool.map(lambda p: self.step(p, "--time", TIMING, "--lock", str(self.folder / "lock")), self.paths)
-                )
+            list(pool.map(lambda p: self.step(p, "--make", self.writing), [p for p in self.paths if p not in alone]))
+        if self.chosen.device == "cuda" and not torch.cuda.is_available():
+            return
+        lock = ("--lock", str(self.folder / "lock"))
+        with ThreadPoolExecutor(2 if self.chosen.device == "cuda" else 1) as pool:
+            list(pool.map(lambda p: self.step(p, "--time", self.timing, *lock), self.paths))
 
     def save(self) -> None:
         save_results(
-            self.chosen.out, {"environment": environment(self.chosen.device), "solutions": list(self.rows.values())}
+            self.chosen.out,
+            {
+                "environment": environment(self.chosen.device),
+                "batch": self.chosen.batch,  # where it is not the problem's own
+                "solutions": list(self.rows.values()),
+            },
         )
 
 
@@ -168,10 +228,12 @@ def _line(row: Row) -> str:
     error = max(e["new"] for e in row["errors"].values())
     text = f"{row['problem']}: {len(row['kernels'])} kernels, error {error:.1e}"
     if row["seconds of first call"] is not None:
-        text += f", first call {row['seconds of first call']:.1f} s"
-    if "milliseconds" in row:
-        times = ", ".join(f"{name} {value:.3f}" for name, value in row["milliseconds"].items())
-        text += f"; ms: {times}; file / in process {row['file / in process']:.2f}"
+        text += f", first call {row['seconds of first call']['cold']:.1f} s"
+        text += f", {row['seconds of first call']['warm']:.2f} s where it is built"
+    for kind in CALLS:
+        if kind in row:
+            times = ", ".join(f"{name} {value:.3f}" for name, value in row[kind]["milliseconds"].items())
+            text += f"; {kind} in ms: {times}, file / in process {row[kind]['file / in process']:.2f}"
     return text
 
 
@@ -186,19 +248,22 @@ def one(work: Callable[[], Row]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("problems", type=Path, nargs="*", help="problem files; by default those of the project")
     parser.add_argument("--only", default="", help="problems whose path contains one of these words (a,b,c)")
     parser.add_argument("--measured", action="store_true", help="choose all kernels by measuring, one after the other")
+    parser.add_argument("--batch", type=int, help="another leading size of the inputs than the problems' own")
     parser.add_argument("--solutions", type=Path, help="where the files go; by default a temporary folder")
-    parser.add_argument("--seconds", type=float, default=400.0, help="start nothing after so long")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="start nothing after so long")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--time", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.make:
-        one(lambda: make(ROOT / chosen.make, chosen.solutions, chosen.device, chosen.measured))
+        one(lambda: make(ROOT / chosen.make, chosen.solutions, chosen.device, chosen.measured, chosen.batch))
     elif chosen.time:
-        one(lambda: timed(ROOT / chosen.time, chosen.solutions, chosen.measured, chosen.lock))
+        how = (chosen.device, chosen.measured, chosen.batch, chosen.lock)
+        one(lambda: timed(ROOT / chosen.time, chosen.solutions, *how))
     else:
         Run(chosen).all()
 
