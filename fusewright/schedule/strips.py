@@ -60,14 +60,30 @@ def is_flat(c: Contraction) -> bool:
     return plain and not padded and c.box is None and c.window is None
 
 
+def is_channelwise(c: Contraction) -> bool:
+    """Whether each output channel reads a single input channel, too few of them to fill a vector: then the channels of
+    all groups lie along the lanes, inputs as well as outputs."""
+    return c.op.groups > 1 and c.channels == 1 and c.features < LANES
+
+
+def features(c: Contraction) -> int:
+    """Output channels that are computed from the same inputs, or, where that is channelwise, all of them."""
+    return c.features * c.op.groups if is_channelwise(c) else c.features
+
+
+def groups(c: Contraction) -> int:
+    """Groups that are computed one after another."""
+    return 1 if is_channelwise(c) else c.op.groups
+
+
 def candidates(c: Contraction, lengths: tuple[int, int, int], samples: int) -> list[Strips]:
     """Ways to cut a group whose results are so many along d, h, w, best guess first."""
     lanes = LANES if c.x.dtype != torch.float64 else LANES // 2
     strip = _strip(c, lengths, samples)
-    strips = samples * c.op.groups * prod(ceil(n / k) for n, k in zip(lengths, strip, strict=True))
+    strips = samples * groups(c) * prod(ceil(n / k) for n, k in zip(lengths, strip, strict=True))
     found = []
     for vectors, together in _tiles(c, lanes, _positions(c, strip[2])):
-        blocks = ceil(c.features / (vectors * lanes))
+        blocks = ceil(features(c) / (vectors * lanes))
         parts = 1 if c.over_channels and not c.over_positions else max(1, min(blocks, ceil(TASKS / strips)))
         found.append(Strips(strip, vectors, together, _chunk(c, vectors), parts))
     return found
@@ -88,30 +104,34 @@ def _positions(c: Contraction, results: int) -> int:
 
 def _tiles(c: Contraction, lanes: int, row: int) -> Iterator[tuple[int, int]]:
     """Vectors of a block of features and taps at hand: those first whose tiles do most useful work per load."""
-    axis, ways = c.plain_axes[2], []
+    axis, ways, count = c.plain_axes[2], [], features(c)
     phases = {len(p.taps) for p in axis.phases}
-    for vectors in range(1, min(4, ceil(c.features / lanes)) + 1):
+    for vectors in range(1, min(4, ceil(count / lanes)) + 1):
         for together in {1, *(t for t in range(2, axis.taps + 1) if all(n % t == 0 for n in phases))}:
-            most = (REGISTERS - 2 - together * vectors) // vectors
+            at_hand = 2 * vectors if is_channelwise(c) else 2
+            most = (REGISTERS - at_hand - together * vectors) // vectors
             if most < 3:
                 continue
             tile = min(range(1, most + 1), key=lambda t: (ceil(row / t) * (2 * t + 1), -t))
-            useful = (
-                row / (ceil(row / tile) * tile) * c.features / (ceil(c.features / (vectors * lanes)) * vectors * lanes)
-            )
+            useful = row / _rounded(row, tile) * count / _rounded(count, vectors * lanes)
             inputs_read = tile + together - 1 if axis.advance == 1 else tile * together
-            loads = inputs_read + together * vectors
+            loads = inputs_read * (vectors if is_channelwise(c) else 1) + together * vectors
             ways.append((useful * min(ENOUGH, tile * vectors * together / loads), vectors, together))
     for _, vectors, together in sorted(ways, reverse=True):
         yield vectors, together
 
 
+def _rounded(n: int, to: int) -> int:
+    return ceil(n / to) * to
+
+
 def _strip(c: Contraction, lengths: tuple[int, int, int], samples: int) -> tuple[int, int, int]:
     """Results along d, h, w: whole rows, and as many of them as fit."""
     itemsize = 8 if c.x.dtype == torch.float64 else 4
+    channels = min(features(c), 2 * LANES) if is_channelwise(c) else c.channels
 
     def fits(strip: list[int]) -> bool:
-        return c.channels * prod(map(inputs, c.axes, strip)) * itemsize <= STAGED
+        return channels * prod(map(inputs, c.axes, strip)) * itemsize <= STAGED
 
     lengths_ = [1, 1, prod(lengths)] if is_flat(c) else list(lengths)
     strip = [1, 1, lengths_[2]]

@@ -191,8 +191,8 @@ constexpr int BOX_STEP_D = 1, BOX_STEP_H = 1, BOX_STEP_W = 1;    // whose elemen
 constexpr int BOX_REACH = (BOX_W - 1) * BOX_STEP_W;
 
 // The window sums that a strip reads: over the rows of a window first, then along them.
-void stage(const Call& call, const Element* __restrict x, int d, int h, int w, int rows_d, int rows_h, int columns,
-    Compute* __restrict staged) {
+void stage(const Call& call, const Element* __restrict x,
+    int d, int h, int w, int rows_d, int rows_h, int columns, Compute* __restrict staged) {
     Compute sums[INPUTS_W + BOX_REACH];
     const int wide = smaller(columns + BOX_REACH, call.in_w - w);
     for (int c = 0; c < CHANNELS; ++c)

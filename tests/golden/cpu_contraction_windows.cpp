@@ -161,8 +161,8 @@ void multiply(const Compute* __restrict x, int taps_d, int taps_h, int channels,
 
 // The input that a strip reads, in the compute type, zeros around the image.  x is a sample's group; (d, h, w) is the
 // input at the strip's corner, (rows_d, rows_h, columns) what of it is read.
-void stage(const Call& call, const Element* __restrict x, int d, int h, int w, int rows_d, int rows_h, int columns,
-    Compute* __restrict staged) {
+void stage(const Call& call, const Element* __restrict x,
+    int d, int h, int w, int rows_d, int rows_h, int columns, Compute* __restrict staged) {
     const int begin = larger(0, smaller(-w, columns)), end = larger(begin, smaller(call.in_w - w, columns));
     for (int c = 0; c < CHANNELS; ++c)
         for (int i = 0; i < rows_d; ++i)

@@ -19,8 +19,10 @@ import torch
 from fusewright.codegen.contraction_shapes import shapes
 from fusewright.codegen.contraction_sizes import lengths
 from fusewright.codegen.cpp import ELEMENT, compute_type
+from fusewright.codegen.cpu import contraction_epilogue_text as epilogue_texts
 from fusewright.codegen.cpu import contraction_text as texts
 from fusewright.codegen.cpu.contraction_epilogue import DIMENSIONS, Epilogue, operands
+from fusewright.codegen.cpu.contraction_stage import Staging, span
 from fusewright.codegen.cpu.elements import read
 from fusewright.codegen.cpu.sample import program_work
 from fusewright.codegen.cpu.text import function, source
@@ -30,7 +32,7 @@ from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Array, Kernel, Launch
 from fusewright.schedule.contraction import MOST_ELEMENTS, Axis, Contraction
 from fusewright.schedule.groups import sizes as sizes_of
-from fusewright.schedule.strips import Strips, candidates, is_flat
+from fusewright.schedule.strips import Strips, candidates, features, groups, is_channelwise, is_flat
 
 # So many ways to cut a group are worth measuring.
 WORTH_MEASURING = 4
@@ -82,6 +84,10 @@ class _Writer:
         return Epilogue(self.c)
 
     @cached_property
+    def staging(self) -> Staging:
+        return Staging(self.c)
+
+    @cached_property
     def axes(self) -> tuple[Axis, Axis, Axis]:
         """Of positions, without the pooling."""
         return self.c.plain_axes
@@ -120,7 +126,7 @@ class _Writer:
         scratch = [Array("packed", (str(self._packed),), self._compute)]
         launches = [Launch(self.name, arguments, ("N", "1", "1"))]
         if e.partial:
-            splits = strips if e.kind == "positions" else f"{strips} * {c.op.groups * self.s.parts}"
+            splits = strips if e.kind == "positions" else f"{strips} * {groups(c) * self.s.parts}"
             scratch.append(Array("partial", ("N", splits, str(e.rows * e.planes)), torch.float64))
             launches.append(self._finish(splits, spatial))
         return Kernel(
@@ -161,13 +167,13 @@ class _Writer:
     @property
     def _packed(self) -> int:
         """Elements of the packed weight: every block of features is whole, for vectors of any width."""
-        features = -(-self.c.features // self.s.widest) * self.s.widest
-        return self.c.op.groups * features * self.c.channels * self._taps
+        blocks = -(-features(self.c) // self.s.widest)
+        return groups(self.c) * blocks * self.s.widest * self.c.channels * self._taps
 
     def _output(self, spatial: list[str]) -> Array:
         c, kind = self.c, self.epilogue.kind
-        features, ones = str(c.features * c.op.groups), ["1"] * len(spatial)
-        shape = ["N", "1" if kind in ("channels", "all") else features]
+        every, ones = str(c.features * c.op.groups), ["1"] * len(spatial)
+        shape = ["N", "1" if kind in ("channels", "all") else every]
         shape += ones if kind in ("positions", "all") else spatial
         if c.tail is not None:
             shape = ["N", *map(str, c.root.shape[1:])]
@@ -183,8 +189,8 @@ class _Writer:
             self._constants(),
             self._call(),
             self._pack(),
-            fill(texts.MULTIPLY),
-            self._stage(),
+            self._multiply(),
+            self.staging.function(),
             fill(texts.ROWS, phases=self._convolve()),
             *e.declarations(),
             self._strip(),
@@ -206,31 +212,33 @@ class _Writer:
     def _constants(self) -> Lines:
         c, s = self.c, self.s
         names: dict[str, object] = {}
-        spans = [_span(a) for a in self.axes]
+        spans = [span(a) for a in self.axes]
         for i, a in enumerate(DIMENSIONS):
             kernel, stride, _ = self.pooling[i]
             low, high = spans[i]
             names |= {f"taps_{a}": c.axes[i].taps, f"lowest_{a}": low, f"reach_{a}": high - low + 1}
             names |= {f"strip_{a}": s.strip[i], f"positions_{a}": (s.strip[i] - 1) * stride + kernel}
-        lanes = 1 << max(c.features - 1, 3 if self._compute == torch.float32 else 1).bit_length()
+        lanes = 1 << max(features(c) - 1, 3 if self._compute == torch.float32 else 1).bit_length()
         phases = [line for i in range(3) for line in self._phases(i)]
-        steps = fill(texts.CHANNELS_LAST if c.channels_last else texts.CONTIGUOUS)
+        channelwise = is_channelwise(c)
         return fill(
             texts.CONSTANTS,
             element=ELEMENT[c.x.dtype],
             compute=compute_type(c.x.dtype),
+            about="each feature reads a channel of its own" if channelwise else "of a group, in and out",
             channels=c.channels,
-            features=c.features,
-            groups=c.op.groups,
+            features=features(c),
+            groups=groups(c),
             lanes=lanes,
             vectors=s.vectors,
             parts=self.s.parts,
             phases=phases,
             pool=self._pool_constants(),
-            steps=steps,
+            steps=self.staging.layout(),
             together=s.together,
             chunk=s.chunk,
-            staged="INPUTS_D * PLANE" if c.channels_last else "CHANNELS * CHANNEL",
+            staged=self.staging.size,
+            at_hand="2 * VECTORS" if channelwise else "2",
             **names,
         )
 
@@ -255,8 +263,8 @@ class _Writer:
         names: dict[str, object] = {}
         for a, (kernel, stride, pad) in zip(DIMENSIONS, self.pooling, strict=True):
             names |= {a: kernel, f"stride_{a}": stride, f"pad_{a}": pad}
-        padding = fill(texts.POOL_PADDING, **names) if self.epilogue.clipped else []
-        return [*fill(texts.POOL_CONSTANTS, **names), *padding]
+        padding = fill(epilogue_texts.POOL_PADDING, **names) if self.epilogue.clipped else []
+        return [*fill(epilogue_texts.POOL_CONSTANTS, **names), *padding]
 
     @property
     def band(self) -> tuple[int, int]:
@@ -295,28 +303,10 @@ class _Writer:
             first, between = "(group * CHANNELS + c) * FEATURES + first_feature", "TAPS"
         return fill(texts.PACK, first=first, weight=read(f"w[at + f * ({between})]", self.c.conv.arg(1).dtype))
 
-    def _stage(self) -> Lines:
-        skip, dtype = self._skip(), self.c.x.dtype
-        if self.c.box is not None:
-            names: dict[str, object] = {}
-            for a, count, step in zip(DIMENSIONS, self.c.box.count, self.c.box.step, strict=True):
-                names |= {f"box_{a}": count, f"step_{a}": step}
-            x = read("from[row / BOX_H * next_d + row % BOX_H * next_h + k]", dtype)
-            return fill(texts.BOX, skip=skip, x=x, **names)
-        if self.c.channels_last:
-            loops = fill(texts.STAGE_CHANNELS_LAST, skip=skip, x=read("from[k * (GROUPS * CHANNELS) + c]", dtype))
-        else:
-            loops = fill(texts.STAGE_CONTIGUOUS, skip=skip, x=read("from[k]", dtype))
-        return fill(texts.STAGE, loops=indent(loops))
-
-    def _skip(self) -> Lines:
-        """Where no tap reads some of the rows between two positions, a statement that leaves them out."""
-        tests = [
-            f"{i} % ADVANCE_{a} >= REACH_{a}"
-            for i, a, axis in zip("ij", "DH", self.axes, strict=False)
-            if axis.advance > _span(axis)[1] - _span(axis)[0] + 1
-        ]
-        return [f"if ({' || '.join(tests)}) continue;    // no tap reads this row"] if tests else []
+    def _multiply(self) -> Lines:
+        if is_channelwise(self.c):
+            return fill(texts.MULTIPLY, value=fill(texts.VALUES), factor="value[v]")
+        return fill(texts.MULTIPLY, value=fill(texts.VALUE), factor="value")
 
     def _convolve(self) -> Lines:
         phases = self.axes[2].phases
@@ -339,9 +329,8 @@ class _Writer:
         opened = ["const Channels of(call, first_feature, features);"] if e.channel_operands else []
         group = fill(
             texts.GROUP,
-            group_of_x="sample * GROUPS * CHANNELS * image + group * CHANNELS"
-            if self.c.channels_last
-            else "(sample * GROUPS + group) * CHANNELS * image",
+            group_of_x=self.staging.group_of_x(),
+            **self.staging.call(),
             open_block=[*opened, *e.open_block()],
             bands=bands,
             close_block=e.close_block(),
@@ -387,9 +376,3 @@ class _Writer:
         )
         parameters = [*pointers, "Compute* packed", target[0], "int N", *(f"int {n}" for n in along), "int threads"]
         return function((f'extern "C" void {self.name}', parameters), body)
-
-
-def _span(axis: Axis) -> tuple[int, int]:
-    """The lowest and highest input, relative to a position's index, that any phase reads."""
-    found = [p.first + t * p.per_tap for p in axis.phases for t in range(len(p.taps))]
-    return (min(found), max(found)) if found else (0, 0)

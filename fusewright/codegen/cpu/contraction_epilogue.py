@@ -7,7 +7,7 @@ from functools import cached_property
 from math import prod
 
 from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type
-from fusewright.codegen.cpu import contraction_text as texts
+from fusewright.codegen.cpu import contraction_epilogue_text as texts
 from fusewright.codegen.cpu.elements import read, written
 from fusewright.codegen.cpu.folds import PLANES, fold
 from fusewright.codegen.cpu.sample import sample_program

@@ -6,7 +6,7 @@ CONSTANTS = """
 using Element = $element;    // of the input and the weight in memory
 using Compute = $compute;    // of everything else
 
-constexpr int CHANNELS = $channels, FEATURES = $features, GROUPS = $groups;    // of a group, in and out
+constexpr int CHANNELS = $channels, FEATURES = $features, GROUPS = $groups;    // $about
 constexpr int TAPS_D = $taps_d, TAPS_H = $taps_h, TAPS_W = $taps_w, TAPS = TAPS_D * TAPS_H * TAPS_W;
 
 // Features lie along the lanes of vectors.
@@ -50,7 +50,7 @@ $steps
 
 // A tile of sums in registers: TILE positions of one phase and row, a block of features.  The weights of TOGETHER taps
 // are at hand, so that an input once read serves all of them.
-constexpr int TOGETHER = $together, MOST = larger(1, (REGISTERS - 2 - TOGETHER * VECTORS) / VECTORS);
+constexpr int TOGETHER = $together, MOST = larger(1, (REGISTERS - $at_hand - TOGETHER * VECTORS) / VECTORS);
 constexpr int IN_ROW = ceil_div(POSITIONS_W - 1, STRIDE_W) + 1;
 constexpr int tile_of(int row) {    // little idle in a row's last tile, and few tiles, since each loads the weights
     int best = 1;
@@ -68,17 +68,6 @@ constexpr int WEIGHTS = CHANNELS * TAPS * BLOCK;    // of a block of features
 """
 
 PHASES = "constexpr int STRIDE_$A = $stride, ADVANCE_$A = $advance, STEP_$A = $step, BETWEEN_$A = $between;"
-
-CONTIGUOUS = """
-// The staged input is [channel][d][h][w].
-constexpr int COLUMN = 1, ROW = INPUTS_W, PLANE = INPUTS_H * ROW;
-constexpr int CHANNEL = (ceil_div(INPUTS_D * PLANE, 16) | 1) * 16;    // an odd number of cache lines
-"""
-CHANNELS_LAST = """
-// The staged input is [d][h][w][channel].
-constexpr int CHANNEL = 1, COLUMN = CHANNELS < 64 ? CHANNELS : (ceil_div(CHANNELS, 16) | 1) * 16;
-constexpr int ROW = INPUTS_W * COLUMN, PLANE = INPUTS_H * ROW;
-"""
 
 PACK = """
 // The weight in the order of use: packed[group][block][phase][chunk][d][h][channel][w][feature of the block].
@@ -127,13 +116,13 @@ void multiply(const Compute* __restrict x, int taps_d, int taps_h, int channels,
                         weight[i / VECTORS][i % VECTORS] = load(w + i * LANES);
 #pragma GCC unroll 512
                     for (int column = LEFT; column <= (TILE - 1) * ADVANCE_W + RIGHT; ++column) {
-                        const Compute value = row[(tap * STEP_W + column) * COLUMN];
+                        $value
 #pragma GCC unroll 16
                         for (int held = 0; held < HELD; ++held) {
                             const int from = column - held * STEP_W, position = from / ADVANCE_W;
                             if (from >= 0 && from % ADVANCE_W == 0 && position < TILE)
 #pragma GCC unroll 16
-                                for (int v = 0; v < VECTORS; ++v) sum[position][v] += value * weight[held][v];
+                                for (int v = 0; v < VECTORS; ++v) sum[position][v] += $factor * weight[held][v];
                         }
                     }
                 }
@@ -147,83 +136,11 @@ void multiply(const Compute* __restrict x, int taps_d, int taps_h, int channels,
 }
 """
 
-STAGE = """
-// The input that a strip reads, in the compute type, zeros around the image.  x is a sample's group; (d, h, w) is the
-// input at the strip's corner, (rows_d, rows_h, columns) what of it is read.
-void stage(const Call& call, const Element* __restrict x, int d, int h, int w, int rows_d, int rows_h, int columns,
-    Compute* __restrict staged) {
-    const int begin = larger(0, smaller(-w, columns)), end = larger(begin, smaller(call.in_w - w, columns));
-$loops
-}
-"""
-
-STAGE_CONTIGUOUS = """
-for (int c = 0; c < CHANNELS; ++c)
-    for (int i = 0; i < rows_d; ++i)
-        for (int j = 0; j < rows_h; ++j) {
-            $skip
-            Compute* to = staged + c * CHANNEL + i * PLANE + j * ROW;
-            const bool inside = unsigned(d + i) < unsigned(call.in_d) && unsigned(h + j) < unsigned(call.in_h);
-            if (!inside) {
-                for (int k = 0; k < columns; ++k) to[k] = 0;
-                continue;
-            }
-            const Element* from = x + (((long long)c * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
-            for (int k = 0; k < begin; ++k) to[k] = 0;
-            for (int k = begin; k < end; ++k) to[k] = $x;
-            for (int k = end; k < columns; ++k) to[k] = 0;
-        }
-"""
-
-STAGE_CHANNELS_LAST = """
-for (int i = 0; i < rows_d; ++i)
-    for (int j = 0; j < rows_h; ++j) {
-        $skip
-        const bool inside = unsigned(d + i) < unsigned(call.in_d) && unsigned(h + j) < unsigned(call.in_h);
-        const Element* from = x + (((long long)(d + i) * call.in_h + h + j) * call.in_w + w) * (GROUPS * CHANNELS);
-        for (int k = 0; k < columns; ++k) {
-            Compute* to = staged + i * PLANE + j * ROW + k * COLUMN;
-            const bool read = inside && k >= begin && k < end;
-            for (int c = 0; c < CHANNELS; ++c) to[c] = read ? $x : Compute(0);
-        }
-    }
-"""
-
-BOX = """
-constexpr int BOX_D = $box_d, BOX_H = $box_h, BOX_W = $box_w;    // a window of x,
-constexpr int BOX_STEP_D = $step_d, BOX_STEP_H = $step_h, BOX_STEP_W = $step_w;    // whose elements lie so far apart
-constexpr int BOX_REACH = (BOX_W - 1) * BOX_STEP_W;
-
-// The window sums that a strip reads: over the rows of a window first, then along them.
-void stage(const Call& call, const Element* __restrict x, int d, int h, int w, int rows_d, int rows_h, int columns,
-    Compute* __restrict staged) {
-    Compute sums[INPUTS_W + BOX_REACH];
-    const int wide = smaller(columns + BOX_REACH, call.in_w - w);
-    for (int c = 0; c < CHANNELS; ++c)
-        for (int i = 0; i < rows_d; ++i)
-            for (int j = 0; j < rows_h; ++j) {
-                $skip
-                const Element* from = x + (((long long)c * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
-                const long long next_d = (long long)BOX_STEP_D * call.in_h * call.in_w;
-                const long long next_h = (long long)BOX_STEP_H * call.in_w;
-#pragma omp simd
-                for (int k = 0; k < wide; ++k) {
-                    Compute sum = 0;
-#pragma GCC unroll 8
-                    for (int row = 0; row < BOX_D * BOX_H; ++row)
-                        sum += $x;
-                    sums[k] = sum;
-                }
-                Compute* to = staged + c * CHANNEL + i * PLANE + j * ROW;
-#pragma omp simd
-                for (int k = 0; k < wide - BOX_REACH; ++k) {
-                    Compute sum = 0;
-#pragma GCC unroll 8
-                    for (int n = 0; n < BOX_W; ++n) sum += sums[k + n * BOX_STEP_W];
-                    to[k] = sum;
-                }
-            }
-}
+VALUE = "const Compute value = row[(tap * STEP_W + column) * COLUMN];"
+VALUES = """
+Vector value[VECTORS];
+#pragma GCC unroll 16
+for (int v = 0; v < VECTORS; ++v) value[v] = load(row + (tap * STEP_W + column) * COLUMN + v * LANES);
 """
 
 ROWS = """
@@ -256,113 +173,6 @@ ROW_PHASE = """
     for (int index = begin; index * STRIDE_W + $phase < w + count; index += TILE)
         multiply<v.taps>(x + (index * ADVANCE_W + v.first - left) * COLUMN, d.taps, h.taps, channels, of_chunk,
             row + (index * STRIDE_W + $phase - w) * BLOCK, chunk > 0);
-}
-"""
-
-POOL_CONSTANTS = """
-constexpr int POOL_D = $d, POOL_H = $h, POOL_W = $w;
-constexpr int POOL_STRIDE_D = $stride_d, POOL_STRIDE_H = $stride_h, POOL_STRIDE_W = $stride_w;
-"""
-POOL_PADDING = "constexpr int POOL_PAD_D = $pad_d, POOL_PAD_H = $pad_h, POOL_PAD_W = $pad_w;"
-
-CHANNEL_NUMBERS = """
-
-// What is given per channel, for a block of features.
-struct Channels {
-    Compute $fields;
-    Channels(const Call& call, int first_feature, int features) {
-        for (int f = 0; f < BLOCK; ++f) {
-            const bool inside = f < features;
-            const int feature = first_feature + f;
-            $loads
-        }
-    }
-};
-"""
-
-POOL = """
-
-// The $kind of each window: results[count][BLOCK] at (d, h, w...), from the positions of a band, which begins at
-// (from_d, from_h, from_w).
-void pool(const Call& call, const Compute* __restrict band, int from_d, int from_h, int from_w, int d, int h, int w,
-    int count, Compute* __restrict results) {
-    for (int n = 0; n < count; ++n, results += BLOCK) {
-        $bounds
-        Compute best[BLOCK];
-        for (int f = 0; f < BLOCK; ++f) best[f] = $start;
-        for (int i = begin_d; i < end_d; ++i)
-            for (int j = begin_h; j < end_h; ++j)
-                for (int k = begin_w; k < end_w; ++k) {
-                    const Compute* at = band + ((i * ROWS_H + j) * PITCH + k) * BLOCK;
-#pragma omp simd
-                    for (int f = 0; f < BLOCK; ++f) {
-                        const Compute value = at[f];
-                        best[f] = $join;
-                    }
-                }
-        $share
-#pragma omp simd
-        for (int f = 0; f < BLOCK; ++f) results[f] = $result;
-    }
-}
-"""
-
-STORE = """
-const long long plane = (long long)call.out_d * call.out_h * call.out_w;
-const long long at = ((long long)sample * (GROUPS * FEATURES) + first_feature) * plane
-    + ((long long)d * call.out_h + h) * call.out_w + first_w;
-for (int f = 0; f < features; ++f)
-    for (int n = 0; n < count; ++n) call.out[at + f * plane + n] = $value;
-"""
-STORE_CHANNELS_LAST = """
-const long long row = (((long long)sample * call.out_d + d) * call.out_h + h) * call.out_w + first_w;
-for (int n = 0; n < count; ++n)
-    for (int f = 0; f < features; ++f)
-        call.out[(row + n) * (GROUPS * FEATURES) + first_feature + f] = $value;
-"""
-
-LEAVE_POSITIONS = """
-const long long rows = GROUPS * FEATURES, strip = task / (GROUPS * PARTS);
-for (int f = 0; f < features; ++f)
-    total.of(f).save(call.partial + PLANES * (strip * rows + first_feature + f), 1);
-"""
-LEAVE_CHANNELS = """
-for (int d = first_d; d < last_d; ++d)
-    for (int h = first_h; h < last_h; ++h)
-        for (int w = first_w; w < last_w; ++w) {
-            const int at = ((d - first_d) * STRIP_H + h - first_h) * STRIP_W + w - first_w;
-            const long long row = ((long long)sample * call.out_d + d) * call.out_h + h;
-            call.out[row * call.out_w + w] = $value;
-        }
-"""
-
-FINISH = """
-
-// Join the parts of reductions, in their order: out[i] over partial[i / rows][split][i % rows].
-extern "C" void ${name}_finish(const double* partial, Result* out, int splits, int rows, long long results,
-    long long count) {
-    for (long long i = 0; i < results; ++i) {
-        const double* from = partial + PLANES * (i / rows * splits * rows + i % rows);
-        Fold value = Fold::load(from, 1);
-        for (int split = 1; split < splits; ++split)
-            value.merge(Fold::load(from + PLANES * ((long long)split * rows), 1));
-        out[i] = $value;
-    }
-}
-"""
-
-FINISH_SAMPLE = """
-#pragma omp parallel for num_threads(threads) schedule(static)
-for (long long sample = 0; sample < N; ++sample) {
-    $compute folded[$rows];
-    for (int i = 0; i < $rows; ++i) {
-        const double* from = partial + PLANES * (sample * splits * $rows + i);
-        Fold value = Fold::load(from, 1);
-        for (int split = 1; split < splits; ++split)
-            value.merge(Fold::load(from + PLANES * ((long long)split * $rows), 1));
-        folded[i] = value.result(count);
-    }
-    $body
 }
 """
 
@@ -411,10 +221,11 @@ void strip(const Call& call, long long task, Scratch& own) {
 GROUP = """
 const long long image = (long long)call.in_d * call.in_h * call.in_w;
 const Element* x = call.x + $group_of_x;
-stage(call, x, left_d, left_h, left_w, rows_d, rows_h, columns, staged);
+$stage_group
 for (int block = part * PART; block < smaller(part * PART + PART, BLOCKS); ++block) {
     const int features = smaller(BLOCK, FEATURES - block * BLOCK), first_feature = group * FEATURES + block * BLOCK;
     const Compute* weights = call.packed + (group * BLOCKS + block) * (long long)WEIGHTS;
+    $stage_block
     $open_block
     $bands
     $close_block

@@ -72,6 +72,16 @@ CASES = {
     "channels last, grouped": Case((9, 11), 70, 3, groups=2, stride=(2, 2), padding=(1, 1), channels_last=True),
     "channels last, bfloat16": Case((4, 6, 5), 3, 20, (2, 3, 1), (1, 1, 1), (1, 1, 0), (1, 1, 1), dtype=BF16,
                                     channels_last=True),
+    "depthwise": Case((9, 11), 1, 1, (5, 3), padding=(2, 1), groups=37, before=("hardswish",)),
+    "depthwise, three each": Case((12, 13), 1, 3, (3, 3), (2, 1), groups=25, before=("tanh",), pool="max", window=(2, 3),
+                                  step=(2, 2), fold="mean", fold_dims="p"),
+    "depthwise, channels last": Case((9, 8), 1, 1, (3, 3), (2, 2), (1, 1), groups=70, dtype=BF16, before=("relu",),
+                                     channels_last=True),
+    "depthwise, channels last, two each": Case((5, 8), 1, 2, (1, 7), groups=9, channels_last=True),
+    "depthwise, transposed": Case((5, 7), 1, 2, (3, 4), (2, 3), (1, 0), groups=11, transposed=True, fold="max",
+                                  fold_dims="c"),
+    "depthwise of all, float64": Case((41,), 1, 1, (7,), (3,), (3,), (2,), groups=19, dtype=F64, before=("gelu",),
+                                      fold="logsumexp", fold_dims="cp"),
     "columns of one": Case((8, 1), 4, 6, (3, 1), fold="sum", fold_dims="p"),
     "one position": Case((3, 3), 4, 6, pool="max", window=(1, 1), step=(1, 1), batch=1),
 }  # fmt: skip
@@ -80,6 +90,7 @@ BOXED = {
         (26, 30), 4, 20, pool="avg", window=(4, 4), step=(4, 4), after=("sigmoid",), fold="sum", fold_dims="cp"
     ),
     "box of strides": Case((25, 31), 3, 5, (2, 4), (2, 1), (0, 0), (1, 2), pool="avg", window=(3, 2), step=(3, 4)),
+    "box, depthwise": Case((19, 17), 1, 1, (3, 3), groups=21, pool="avg", window=(2, 2), step=(2, 2)),
     "box over depth": Case((7, 9, 11), 2, 5, (2, 2, 2), (1, 1, 1), (0, 0, 0), (1, 1, 1), pool="avg", window=(2, 3, 2),
                            step=(2, 3, 2), dtype=F16),
 }  # fmt: skip
@@ -303,6 +314,10 @@ def test_large_products_per_sample_are_left_to_the_library() -> None:
 
 
 GOLDENS = {
+    "depthwise": (
+        Case((56, 56), 1, 1, (3, 3), padding=(1, 1), groups=96, before=("hardswish",), fold="mean", fold_dims="p"),
+        Strips((1, 14, 56), 3, 3, 1),
+    ),
     "windows": (
         Case((16, 64, 64), 8, 16, (3, 3, 3), (1, 1, 1), (0, 0, 0), (1, 1, 1), pool="max", window=(2, 2, 2),
              step=(2, 2, 2), after=("divide",), fold="mean", fold_dims="p"),

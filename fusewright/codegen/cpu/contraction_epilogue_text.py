@@ -1,0 +1,113 @@
+"""The C++ text of what follows the multiplication: pooling, writing, joining the parts of reductions."""
+
+from __future__ import annotations
+
+POOL_PADDING = "constexpr int POOL_PAD_D = $pad_d, POOL_PAD_H = $pad_h, POOL_PAD_W = $pad_w;"
+
+POOL_CONSTANTS = """
+constexpr int POOL_D = $d, POOL_H = $h, POOL_W = $w;
+constexpr int POOL_STRIDE_D = $stride_d, POOL_STRIDE_H = $stride_h, POOL_STRIDE_W = $stride_w;
+"""
+
+CHANNEL_NUMBERS = """
+
+// What is given per channel, for a block of features.
+struct Channels {
+    Compute $fields;
+    Channels(const Call& call, int first_feature, int features) {
+        for (int f = 0; f < BLOCK; ++f) {
+            const bool inside = f < features;
+            const int feature = first_feature + f;
+            $loads
+        }
+    }
+};
+"""
+
+POOL = """
+
+// The $kind of each window: results[count][BLOCK] at (d, h, w...), from the positions of a band, which begins at
+// (from_d, from_h, from_w).
+void pool(const Call& call, const Compute* __restrict band, int from_d, int from_h, int from_w, int d, int h, int w,
+    int count, Compute* __restrict results) {
+    for (int n = 0; n < count; ++n, results += BLOCK) {
+        $bounds
+        Compute best[BLOCK];
+        for (int f = 0; f < BLOCK; ++f) best[f] = $start;
+        for (int i = begin_d; i < end_d; ++i)
+            for (int j = begin_h; j < end_h; ++j)
+                for (int k = begin_w; k < end_w; ++k) {
+                    const Compute* at = band + ((i * ROWS_H + j) * PITCH + k) * BLOCK;
+#pragma omp simd
+                    for (int f = 0; f < BLOCK; ++f) {
+                        const Compute value = at[f];
+                        best[f] = $join;
+                    }
+                }
+        $share
+#pragma omp simd
+        for (int f = 0; f < BLOCK; ++f) results[f] = $result;
+    }
+}
+"""
+
+STORE = """
+const long long plane = (long long)call.out_d * call.out_h * call.out_w;
+const long long at = ((long long)sample * (GROUPS * FEATURES) + first_feature) * plane
+    + ((long long)d * call.out_h + h) * call.out_w + first_w;
+for (int f = 0; f < features; ++f)
+    for (int n = 0; n < count; ++n) call.out[at + f * plane + n] = $value;
+"""
+
+STORE_CHANNELS_LAST = """
+const long long row = (((long long)sample * call.out_d + d) * call.out_h + h) * call.out_w + first_w;
+for (int n = 0; n < count; ++n)
+    for (int f = 0; f < features; ++f)
+        call.out[(row + n) * (GROUPS * FEATURES) + first_feature + f] = $value;
+"""
+
+LEAVE_POSITIONS = """
+const long long rows = GROUPS * FEATURES, strip = task / (GROUPS * PARTS);
+for (int f = 0; f < features; ++f)
+    total.of(f).save(call.partial + PLANES * (strip * rows + first_feature + f), 1);
+"""
+
+LEAVE_CHANNELS = """
+for (int d = first_d; d < last_d; ++d)
+    for (int h = first_h; h < last_h; ++h)
+        for (int w = first_w; w < last_w; ++w) {
+            const int at = ((d - first_d) * STRIP_H + h - first_h) * STRIP_W + w - first_w;
+            const long long row = ((long long)sample * call.out_d + d) * call.out_h + h;
+            call.out[row * call.out_w + w] = $value;
+        }
+"""
+
+FINISH = """
+
+// Join the parts of reductions, in their order: out[i] over partial[i / rows][split][i % rows].
+extern "C" void ${name}_finish(const double* partial, Result* out, int splits, int rows, long long results,
+    long long count) {
+    for (long long i = 0; i < results; ++i) {
+        const double* from = partial + PLANES * (i / rows * splits * rows + i % rows);
+        Fold value = Fold::load(from, 1);
+        for (int split = 1; split < splits; ++split)
+            value.merge(Fold::load(from + PLANES * ((long long)split * rows), 1));
+        out[i] = $value;
+    }
+}
+"""
+
+FINISH_SAMPLE = """
+#pragma omp parallel for num_threads(threads) schedule(static)
+for (long long sample = 0; sample < N; ++sample) {
+    $compute folded[$rows];
+    for (int i = 0; i < $rows; ++i) {
+        const double* from = partial + PLANES * (sample * splits * $rows + i);
+        Fold value = Fold::load(from, 1);
+        for (int split = 1; split < splits; ++split)
+            value.merge(Fold::load(from + PLANES * ((long long)split * $rows), 1));
+        folded[i] = value.result(count);
+    }
+    $body
+}
+"""
