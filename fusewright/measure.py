@@ -76,9 +76,14 @@ def compare(
     start = time.perf_counter()
     turns = {name: _warm_up(call, timed, device) for name, call in candidates.items()}
     seconds: dict[Name, list[float]] = {name: [] for name in candidates}
+    for name, turn in turns.items():
+        if turn.calls == (0, 1):  # a call that is long enough has been timed: that was its first turn
+            seconds[name].append(turn.seconds)
     order = list(candidates)
     for rounds_done in itertools.count(1):
         for name in order:
+            if len(seconds[name]) == rounds_done:
+                continue
             for _ in range(turns[name].untimed):
                 candidates[name]()
             seconds[name].append(timed(candidates[name], turns[name].timed))
@@ -91,10 +96,15 @@ def compare(
 
 
 class _Turn(NamedTuple):
-    """Calls of a candidate in each round."""
+    """Calls of a candidate in each round; seconds that one took before the rounds."""
 
     untimed: int
     timed: int
+    seconds: float
+
+    @property
+    def calls(self) -> tuple[int, int]:
+        return self.untimed, self.timed
 
 
 def _warm_up(call: Candidate, timed: Callable[[Candidate, int], float], device: torch.device) -> _Turn:
@@ -102,8 +112,8 @@ def _warm_up(call: Candidate, timed: Callable[[Candidate, int], float], device: 
     call()
     seconds = max(timed(call, 1), 1e-7)
     if device.type == "cuda":
-        return _Turn(0, max(1, math.ceil(_BLOCK_SECONDS["cuda"] / seconds)))
-    return _Turn(int(seconds < _DISTURBED_SECONDS), max(1, math.ceil(_BLOCK_SECONDS["cpu"] / seconds)))
+        return _Turn(0, max(1, math.ceil(_BLOCK_SECONDS["cuda"] / seconds)), seconds)
+    return _Turn(int(seconds < _DISTURBED_SECONDS), max(1, math.ceil(_BLOCK_SECONDS["cpu"] / seconds)), seconds)
 
 
 def _timer_of(device: torch.device, cold: bool) -> Callable[[Candidate, int], float]:
