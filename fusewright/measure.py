@@ -77,7 +77,7 @@ def compare(
     turns = {name: _warm_up(call, timed, device) for name, call in candidates.items()}
     seconds: dict[Name, list[float]] = {name: [] for name in candidates}
     for name, turn in turns.items():
-        if turn.calls == (0, 1):  # a call that is long enough has been timed: that was its first turn
+        if turn.seconds >= _DISTURBED_SECONDS:  # a call that is long has been timed: that was its first turn
             seconds[name].append(turn.seconds)
     order = list(candidates)
     for rounds_done in itertools.count(1):
@@ -101,10 +101,6 @@ class _Turn(NamedTuple):
     untimed: int
     timed: int
     seconds: float
-
-    @property
-    def calls(self) -> tuple[int, int]:
-        return self.untimed, self.timed
 
 
 def _warm_up(call: Candidate, timed: Callable[[Candidate, int], float], device: torch.device) -> _Turn:
