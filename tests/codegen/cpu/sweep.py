@@ -42,6 +42,8 @@ def contraction(rng: random.Random) -> Model:
     """A convolution of any kind and what follows it."""
     boxed = rng.random() < 0.25
     case = (contraction_cases.draw_boxed if boxed else contraction_cases.draw)(rng)
+    if rng.random() < 0.25:  # depthwise
+        case = replace(case, channels=1, features=rng.choice((1, 1, 2, 3)), groups=rng.choice((2, 5, 17, 24, 40)))
     module = contraction_cases.Model(case)
     mode = "always" if boxed else "never"
     return Model(module, (case.batch, case.channels * case.groups, *case.sizes), case.dtype, mode)

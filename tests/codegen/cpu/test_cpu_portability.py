@@ -10,7 +10,7 @@ QUICK = [("contraction", "windows, then all"), ("stream", "div, pool, mean, bias
 CASES = {
     "contraction": (
         *("plain", "stem", "transposed", "grouped", "overlapping windows", "logsumexp", "box", "float64", "bfloat16"),
-        *("float16", "channels last, bfloat16", "windows, then all"),
+        *("float16", "channels last, bfloat16", "windows, then all", "depthwise", "depthwise, channels last"),
     ),
     "range reduction": ("borders", "step 2", "float64 borders", "bf16 borders", "fp16 to fp16", "of exp, ranges"),
     "sample program": ("founding", "head", "softmax", "var", "float64 product", "bf16 head", "fp16 softmax"),

@@ -11,6 +11,7 @@ from family_cases import FAMILIES
 CONTRACTIONS = (
     *("transposed, holes", "flat", "stem", "transposed, pooled", "overlapping windows", "channels last, bfloat16"),
     *("over channels of groups", "padded", "one row between", "box of strides", "one dimension", "float64"),
+    *("depthwise", "depthwise, three each", "depthwise, channels last", "depthwise, transposed", "box, depthwise"),
 )
 CASES = [
     *(("contraction", name) for name in CONTRACTIONS),
