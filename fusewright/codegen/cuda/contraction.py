@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
-from string import Template
 
 import torch
 
@@ -22,7 +21,8 @@ from fusewright.codegen.cuda import contraction_box, contraction_layout, contrac
 from fusewright.codegen.cuda.contraction_epilogue import Epilogue
 from fusewright.codegen.cuda.contraction_finish import operands
 from fusewright.codegen.cuda.contraction_weights import Weights
-from fusewright.codegen.cuda.primitives import used_primitives
+from fusewright.codegen.cuda.primitives import with_primitives
+from fusewright.codegen.text import Lines, fill, indent
 from fusewright.kernel import Argument, Kernel, Launch, spread
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, blocks_per_sm, paired
@@ -172,7 +172,8 @@ class _Writer:
     # -- the text ----------------------------------------------------------------------------------------------------
 
     def source(self) -> str:
-        multiply = Template(contraction_multiply_text.MULTIPLY[self.flavour]).safe_substitute(
+        multiply = fill(
+            contraction_multiply_text.MULTIPLY[self.flavour],
             x="__float_as_uint(x)" if self.c.box is not None and self.rounds else self._rounded("x"),
             w="__float_as_uint(w)" if self.rounds else self._rounded("w"),
             element=ELEMENT[self.c.x.dtype],
@@ -181,32 +182,26 @@ class _Writer:
             stage = contraction_box.stage(self.c, self.t, self.rounds)
         else:
             stage = contraction_layout.stage(self.c, self.t, self.layout)
-        parts = [
+        inside, packed = self.weights.channels_inside, self.weights.packed
+        return with_primitives([
             self._constants(),
             multiply,
-            contraction_layout.indexing(
-                self.c,
-                paired=self.paired,
-                channels_inside=self.weights.channels_inside,
-                packed=self.weights.packed,
-            ),
+            contraction_layout.indexing(self.c, paired=self.paired, channels_inside=inside, packed=packed),
             contraction_layout.accumulate(self.paired),
-            contraction_text.COPY,
+            fill(contraction_text.COPY),
             stage,
-            self.weights.packing(self.name) if self.weights.packed else "",
-            self.weights.staging(),
-            self.epilogue.head(),
+            *self.weights.packing(self.name),
+            *self.weights.staging(),
+            *self.epilogue.head(),
             self._kernel_text(),
             self.epilogue.finish(self.name),
-        ]
-        text = "".join(parts)
-        return used_primitives(text) + text
+        ])  # fmt: skip
 
     def _rounded(self, name: str) -> str:
         """An element as an operand of the tensor cores."""
         return f"round_tf32({name})" if self.rounds else f"__float_as_uint(widened({name}))"
 
-    def _constants(self) -> str:
+    def _constants(self) -> Lines:
         c, t, lay = self.c, self.t, self.layout
         boxed = c.box is not None
         names: dict[str, object] = {}
@@ -229,61 +224,63 @@ class _Writer:
         }  # fmt: skip
         names |= contraction_layout.constants(c, lay)
         types = {"element": ELEMENT[c.x.dtype], "compute": compute_type(c.x.dtype)}
-        return Template(contraction_text.CONSTANTS).substitute(types | {k: str(v) for k, v in names.items()})
+        return fill(contraction_text.CONSTANTS, **types, **names)
 
-    def _kernel_text(self) -> str:
+    def _kernel_text(self) -> Lines:
         types = (
             f"const {ELEMENT[n.dtype]}* __restrict__ {self._pointer(name)}"
             for n, name in operands(self.c).items()
             if name not in self.epilogue.names_of_finish
         )
-        body = [self.epilogue.open_tile()]
+        body = self.epilogue.open_tile()
         if not self.weights.packed:
-            body.append(Template(contraction_text.STAGE_ONCE).substitute(shift=self._shift))
-        body += [self._pass(i) for i in range(len(self.weights.phases))]
-        body.append(self.epilogue.after_cell())
-        if self.weights.packed:
-            prologue = self.weights.packed_block()
-        else:
-            prologue = "".join(f"    {line}\n" for line in self.weights.stage_all())
-            prologue += (
-                Template(contraction_text.ROUND_WEIGHTS).substitute(w=self.weights.elements) if self.rounds else ""
-            )
-        return Template(contraction_text.KERNEL).substitute(
+            body += fill(contraction_text.STAGE_ONCE, shift=self._shift)
+        for i in range(len(self.weights.phases)):
+            body += self._pass(i)
+        place = "sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y"
+        if self.blocks is not None:
+            place = f"parts = {self.blocks}, sample = blockIdx.x / parts, part = blockIdx.x % parts"
+        staged = [f"constexpr int STAGED = {self.t.stages * self.stage};"]
+        return fill(
+            contraction_text.KERNEL,
             name=self.name,
             cluster=f"__cluster_dims__({self.blocks}, 1, 1) " if (self.blocks or 1) > 1 else "",
-            place="sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y"
-            if self.blocks is None
-            else f"parts = {self.blocks}, sample = blockIdx.x / parts, part = blockIdx.x % parts",
+            place=place,
             per_sm=self.per_sm,
             parameters=", ".join([*types, self.epilogue.parameter]),
             x_elements=self.x_elements,
             of_sample=contraction_layout.sample(self.c),
-            staged=f"\n    constexpr int STAGED = {self.t.stages * self.stage};"
-            if self.epilogue.exchange_elements()
-            else "",
-            prologue=self.epilogue.prologue() + prologue,
-            body="".join(body).rstrip("\n"),
+            staged=staged if self.epilogue.exchange_elements() else [],
+            prologue=[*self.epilogue.prologue(), *self._weights_at_hand()],
+            body=[*body, *self.epilogue.after_cell()],
             close=self.epilogue.close(),
         )
+
+    def _weights_at_hand(self) -> Lines:
+        """Start copying weights that stay, or find those that were packed."""
+        if self.weights.packed:
+            return [self.weights.packed_block()]
+        rounded = fill(contraction_text.ROUND_WEIGHTS, w=self.weights.elements) if self.rounds else []
+        return [*self.weights.stage_all(), *rounded]
 
     @property
     def _shift(self) -> str:
         """Rows of channel planes are staged from the 16-byte boundary before them on."""
         return "" if self.c.channels_last else "const int shift = "
 
-    def _pass(self, index: int) -> str:
+    def _pass(self, index: int) -> Lines:
         """One phase of the cells: multiply by all its taps, some rows at a time, and hand the values on."""
         phases = self.weights.phases[index]
         tiles = self.t.cells_w * len(phases[2].elements) // 2
-        loops = "".join(
-            f"        for (int from_{a} = 0; from_{a} < {len(p.elements)}; from_{a} += {rows})\n"
+        loops = [
+            f"for (int from_{a} = 0; from_{a} < {len(p.elements)}; from_{a} += {rows})"
             for a, p, rows in self._looped(phases)
-        )
+        ]
         multiply = self._multiply(index, tiles)
         if self.weights.packed:
-            multiply = Template(contraction_text.CHUNKED if self.t.stages == 1 else contraction_text.AHEAD).substitute(
-                multiply=multiply.strip(),
+            multiply = fill(
+                contraction_text.CHUNKED if self.t.stages == 1 else contraction_text.AHEAD,
+                multiply=multiply,
                 shift=self._shift,
                 first=self.weights.stage_chunk(index, "0", "w_tile"),
                 stage=self.weights.stage_chunk(index, "chunk", "w_tile"),
@@ -291,18 +288,18 @@ class _Writer:
                 size=self.stage,
             )
         values = self.epilogue.values(phases, tiles)
-        return f"{loops}        {{\n            Accumulators acc = {{}};\n{multiply}{values}        }}\n"
+        return [*loops, "{", *indent(["Accumulators acc = {};", *multiply, *values]), "}"]
 
     def _looped(self, phases: tuple[Phase, Phase, Phase]) -> list[tuple[str, Phase, int]]:
         """The dimensions whose rows are computed some at a time: name, phase, rows at a time."""
         rows = (("d", phases[0], self.t.rows_d), ("h", phases[1], self.t.rows_h))
         return [(a, p, n) for a, p, n in rows if len(p.elements) > n]
 
-    def _multiply(self, index: int, tiles: int) -> str:
+    def _multiply(self, index: int, tiles: int) -> Lines:
         phases = self.weights.phases[index]
         taps = self.weights.taps(phases)
         if 0 in taps:
-            return ""
+            return []
         start = 0
         if self.c.box is None:
             low = zip(phases, self.layout.low, self.layout.strides, strict=True)
@@ -313,4 +310,4 @@ class _Writer:
         behind = 0 if self.weights.packed else self.weights.behind(index)
         now = " + now" if self.t.stages > 1 else ""
         tile = f"w_tile + {behind}" if behind else "w_tile"
-        return f"            accumulate<{sizes}>(acc, {at}{now}, {tile}{now}, feature_row);\n"
+        return [f"accumulate<{sizes}>(acc, {at}{now}, {tile}{now}, feature_row);"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from string import Template
-
+from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.tiling import Tiling
 
@@ -13,7 +12,7 @@ def scaled_early(c: Contraction) -> bool:
     return c.x.dtype.itemsize == 2
 
 
-def stage(c: Contraction, t: Tiling, rounds: bool) -> str:
+def stage(c: Contraction, t: Tiling, rounds: bool) -> Lines:
     """The text of `stage_input` for a convolution of window sums, `rounds` to tf32 as they are written."""
     assert c.box is not None
     names: dict[str, object] = {"channels": c.channels, "strip": strip(c, t)}
@@ -26,7 +25,7 @@ def stage(c: Contraction, t: Tiling, rounds: bool) -> str:
     value = f"narrow_to<Element>::of(sum.value * Compute({c.box.scale!r}))" if scaled_early(c) else "sum.value"
     names["value"] = f"__uint_as_float(round_tf32({value}))" if rounds else value
     names["shared"] = max(0, spans[1] - c.axes[1].advance) if strip(c, t) > 1 else 0
-    return Template(_STAGE).substitute(names)
+    return fill(_STAGE, **names)
 
 
 def strip(c: Contraction, t: Tiling) -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from string import Template
 
 from fusewright.codegen.cuda import contraction_finish_text as texts
 from fusewright.codegen.cuda.contraction_box import scaled_early
-from fusewright.codegen.cuda.contraction_finish import indented
 from fusewright.codegen.cuda.contraction_folds import JOININGS
 from fusewright.codegen.cuda.contraction_values import ValueText, is_one
+from fusewright.codegen.cuda.loops import UNROLL, nest
+from fusewright.codegen.text import Lines, block, fill
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.tiling import Tiling, side_by_side
 
@@ -30,9 +31,9 @@ class Epilogue(ValueText):
     def scale(self) -> float | None:
         return None if self.c.box is None or scaled_early(self.c) else self.c.box.scale
 
-    def head(self) -> str:
+    def head(self) -> list[Lines]:
         """Declarations of what follows the multiplication."""
-        return super().head() + (Template(texts.WRITE_PAIR).substitute(type=self.result_type) if self.pairs else "")
+        return [*super().head(), *([fill(texts.WRITE_PAIR, type=self.result_type)] if self.pairs else [])]
 
     @property
     def at_once(self) -> bool:
@@ -40,52 +41,48 @@ class Epilogue(ValueText):
 
     # -- functions and state -----------------------------------------------------------------------------------------
 
-    def prologue(self) -> str:
+    def prologue(self) -> Lines:
         """Per-channel numbers in registers, and running totals."""
         channel = [name for node, name in self.read() if not is_one(node)]  # numbers of shape (1, O, 1, ...)
-        lines: list[str] = []
+        lines: Lines = []
         if channel:
             lines += ["", "// Per-channel numbers of this lane's rows."]
             lines += [f"Compute {name}_at[M_TILES][2];" for name in channel]
-            lines += ["#pragma unroll", "for (int m = 0; m < M_TILES; ++m)", "#pragma unroll"]
-            lines += ["    for (int half = 0; half < 2; ++half) {"]
-            lines += ["        const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;"]
-            for name in channel:
-                read = f"widened({name}[group * O + feature])"
-                lines += [f"        {name}_at[m][half] = feature < O ? {read} : Compute(0);"]
-            lines += ["    }"]
+            reads = {name: f"widened({name}[group * O + feature])" for name in channel}
+            loads = [f"{name}_at[m][half] = feature < O ? {read} : Compute(0);" for name, read in reads.items()]
+            lines += nest(_CHANNELS, [_FEATURE, *loads])
         lines += [f"const Compute {name}_at = widened({name}[0]);" for node, name in self.read() if is_one(node)]
         lines += self.functions()
         empty = self.joining.empty
         if self.kind == "positions":
-            lines += [f"{self.total_type} total[M_TILES][2];"]
-            lines += ["#pragma unroll", f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {empty};"]
+            lines += [f"{self.total_type} total[M_TILES][2];", UNROLL]
+            lines += [f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {empty};"]
         if self.kind == "all":
             lines += [f"{self.total_type} total = {empty};"]
         if self.kind == "channels":
             kind = self.tile_type
             lines += [f"{kind}* const exchange = reinterpret_cast<{kind}*>(x_tile + STAGED);"]
             lines += [f"constexpr int {n} = {self.local(i)};" for i, n in enumerate(("LOCAL_D", "LOCAL_H", "LOCAL_W"))]
-        return indented(lines, 1)
+        return lines
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
-    def open_tile(self) -> str:
+    def open_tile(self) -> Lines:
         """State of one tile: pooled values, sums in the compute type."""
-        lines: list[str] = []
+        lines: Lines = []
         if self.c.window is not None:
-            start = JOININGS[self.c.window.op.kind].empty
-            lines += ["Compute pooled[OWN_D][OWN_H][OWN_W][M_TILES][2];", "#pragma unroll"]
-            lines += ["for (int i = 0; i < OWN_D * OWN_H * OWN_W * M_TILES * 2; ++i)"]
-            lines += [f"    (&pooled[0][0][0][0][0])[i] = {start};"]
+            empty = JOININGS[self.c.window.op.kind].empty
+            lines += ["Compute pooled[OWN_D][OWN_H][OWN_W][M_TILES][2];"]
+            each = "for (int i = 0; i < OWN_D * OWN_H * OWN_W * M_TILES * 2; ++i)"
+            lines += nest([each], [f"(&pooled[0][0][0][0][0])[i] = {empty};"])
         if self.kind == "positions":
-            lines += [f"{self.tile_type} of_tile[M_TILES][2];", "#pragma unroll"]
+            lines += [f"{self.tile_type} of_tile[M_TILES][2];", UNROLL]
             lines += [f"for (int i = 0; i < 2 * M_TILES; ++i) of_tile[i / 2][i % 2] = {self.joining.empty};"]
         if self.kind == "all":
             lines += [f"{self.tile_type} of_tile = {self.joining.empty};"]
-        return indented(lines, 2)
+        return lines
 
-    def values(self, phases: tuple[Phase, Phase, Phase], tiles: int) -> str:
+    def values(self, phases: tuple[Phase, Phase, Phase], tiles: int) -> Lines:
         """Hand the accumulators of one pass to the pool, or straight on."""
         per_cell = len(phases[2].elements)
         position = [self._position(i, phases[i]) for i in range(3)]
@@ -97,38 +94,31 @@ class Epilogue(ValueText):
         everywhere = self.kind == "store" and self.c.window is None and not self.c.channels_last
         return everywhere and side_by_side(self.c) and self.c.axes[2].stride == 1
 
-    def _pair_loops(self, tiles: int, position: list[str]) -> str:
+    def _pair_loops(self, tiles: int, position: list[str]) -> Lines:
         p, q, _ = position
         first, second = (f"acc[rd][rh][j][m][2 * half{e}]" for e in ("", " + 1"))
         if self.changes:
             first, second = (f"before({value}, m, half)" for value in (first, second))
-        return Template(texts.PAIRS).substitute(
-            p=p, q=q, tiles=tiles, first=first, second=second, type=self.result_type
-        )
+        return fill(texts.PAIRS, p=p, q=q, tiles=tiles, first=first, second=second, type=self.result_type)
 
-    def _value_loops(self, tiles: int, per_cell: int, position: list[str]) -> str:
-        lines = ["#pragma unroll", "for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "#pragma unroll"]
-        lines += ["    for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)", "#pragma unroll"]
-        lines += [f"        for (int s = 0; s < {2 * tiles}; ++s) {{"]
-        inner: list[str] = [
-            f"const int own_w = {f's / {per_cell}' if per_cell > 1 else 's'};    // the cell, and below its position"
-        ]
+    def _value_loops(self, tiles: int, per_cell: int, position: list[str]) -> Lines:
+        loops = ["for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)"]
+        loops += [f"for (int s = 0; s < {2 * tiles}; ++s)"]
+        own = f"s / {per_cell}" if per_cell > 1 else "s"
+        lines = [f"const int own_w = {own};    // the cell, and below its position"]
         if self.masked:
-            inner += [f"const int {a} = {text};" for a, text in zip("pqr", position, strict=True)]
+            lines += [f"const int {a} = {text};" for a, text in zip("pqr", position, strict=True)]
             inside = "unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R)"
-            inner += [f"const bool inside = {inside};"]
+            lines += [f"const bool inside = {inside};"]
         value = "acc[rd][rh][s / 2][m][2 * half + s % 2]"
         if self.changes:
             value = f"before({value}, m, half)"
-        if self.c.window is not None:
-            target = "pooled[rd / ROWS_D][rh / ROWS_H][own_w][m][half]"
-            guard = "if (inside) " if self.masked else ""
-            inner += _over_rows([f"{guard}{target} = {JOININGS[self.c.window.op.kind].join(target, value)};"])
-        else:
-            inner += self._result(value, "p", "q", "r", "P", "Q", "R", self._local(position))
-        lines += ["            " + x if not x.startswith("#") else x for x in inner]
-        lines += ["        }"]
-        return indented(lines, 3)
+        if self.c.window is None:
+            return nest(loops, [*lines, *self._result(value, ("P", "Q", "R"), self._local())])
+        target = "pooled[rd / ROWS_D][rh / ROWS_H][own_w][m][half]"
+        guard = "if (inside) " if self.masked else ""
+        pooled = [f"{guard}{target} = {JOININGS[self.c.window.op.kind].join(target, value)};"]
+        return nest(loops, [*lines, *nest(_CHANNELS, pooled)])
 
     @property
     def masked(self) -> bool:
@@ -152,92 +142,94 @@ class Epilogue(ValueText):
         row, rows = (("rd % ROWS_D", self.t.rows_d), ("rh % ROWS_H", self.t.rows_h))[i]
         return f"from_{'dh'[i]} + {row}" if len(phase.elements) > rows else row
 
-    def _local(self, position: list[str]) -> tuple[str, str, str]:
-        """Position inside the block's tile, for the exchange between warps."""
-        starts = ("cell_d", "cell_h", "cell_w")
-        local = []
-        for i, (name, start) in enumerate(zip("pqr", starts, strict=True)):
-            stride = self.c.axes[i].stride
-            local.append(f"({name} - {start} * {stride})" if stride != 1 else f"({name} - {start})")
-        return local[0], local[1], local[2]
+    def _local(self) -> list[str]:
+        """Position (p, q, r) inside the block's tile, for the exchange between warps."""
+        starts = (
+            f"cell_{a}" if axis.stride == 1 else f"cell_{a} * {axis.stride}"
+            for a, axis in zip("dhw", self.c.axes, strict=True)
+        )
+        return [f"({name} - {start})" for name, start in zip("pqr", starts, strict=True)]
 
-    def after_cell(self) -> str:
+    def after_cell(self) -> Lines:
         """When all passes over a cell are done: the tree after the pool, and on."""
-        lines: list[str] = []
-        if self.c.window is not None:
-            lines += ["#pragma unroll", "for (int own_d = 0; own_d < OWN_D; ++own_d)", "#pragma unroll"]
-            lines += ["    for (int own_h = 0; own_h < OWN_H; ++own_h)", "#pragma unroll"]
-            lines += ["        for (int own_w = 0; own_w < OWN_W; ++own_w) {"]
-            inner = [
-                "const int p = cell_d + own_d, q = cell_h + warp_h * OWN_H + own_h;",
-                f"const int r = {_cell_w(self.c)};",
-            ]
-            inner += ["const bool inside = p < cells_d && q < cells_h && r < cells_w;"]
-            inner += self.share("pqr")
-            value = "pooled[own_d][own_h][own_w][m][half]"
-            if self.c.window.op.kind == "avg":
-                value = f"{value} * share"
-            if self.c.after is not None:
-                value = f"after({value}, m, half)"
-            local = ("(p - cell_d)", "(q - cell_h)", "(r - cell_w)")
-            inner += self._result(value, "p", "q", "r", "cells_d", "cells_h", "cells_w", local)
-            lines += ["            " + x if not x.startswith("#") else x for x in inner] + ["        }"]
+        lines = self._of_cells() if self.c.window is not None else []
         if self.kind == "positions":
             joined = self.joining.join("total[i / 2][i % 2]", "of_tile[i / 2][i % 2]")
-            lines += ["#pragma unroll", f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {joined};"]
+            lines += [UNROLL, f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {joined};"]
         if self.kind == "all":
             lines += [f"total = {self.joining.join('total', 'of_tile')};"]
         if self.kind == "channels":
             lines += self._exchanged()
-        return indented(lines, 2)
+        return lines
 
-    def _result(self, value: str, p: str, q: str, r: str, P: str, Q: str, R: str, local: tuple[str, ...]) -> list[str]:
-        """What to do with a finished value at position (p, q, r)."""
-        join = self.joining.join
-        feature = "const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;"
-        if self.kind == "positions":
-            return _over_rows([f"if (inside) of_tile[m][half] = {join('of_tile[m][half]', value)};"])
-        if self.kind == "all":
-            return _over_rows([feature, f"if (inside && feature < O) of_tile = {join('of_tile', value)};"])
-        if self.kind == "channels":
-            if self.at_once:
-                lines = ["Compute values[M_TILES][2];"]
-                lines += _over_rows([feature, f"values[m][half] = feature < O ? {value} : -Compute(INFINITY);"])
-                lines += [f"const {self.tile_type} over = of_column(values);"]
-            else:
-                lines = [f"{self.tile_type} over = {self.joining.empty};"]
-                lines += _over_rows([feature, f"if (feature < O) over = {join('over', value)};"])
-                lines += [f"over = {self.joining.join_lane('over', distance)};" for distance in (4, 8, 16)]
-            d, h, w = local
-            at = f"({d} * LOCAL_H + {h}) * LOCAL_W + {w}"
-            return [*lines, f"if (row == 0 && inside) exchange[warp_m * LOCAL_D * LOCAL_H * LOCAL_W + {at}] = over;"]
-        if self.c.channels_last:
-            at = f"((((long long)sample * {P} + {p}) * {Q} + {q}) * {R} + {r}) * (GROUPS * O) + group * O + feature"
-        else:
-            at = f"(((long long)sample * GROUPS * O + group * O + feature) * {P} + {p}) * {Q} * {R} + {q} * {R} + {r}"
-        return _over_rows(
-            [feature, f"if (inside && feature < O) out[{at}] = narrow_to<{self.result_type}>::of({value});"]
+    def _of_cells(self) -> Lines:
+        """What to do with the pooled values of a thread's cells."""
+        assert self.c.window is not None
+        value = "pooled[own_d][own_h][own_w][m][half]"
+        if self.c.window.op.kind == "avg":
+            value = f"{value} * share"
+        if self.c.after is not None:
+            value = f"after({value}, m, half)"
+        local = ("(p - cell_d)", "(q - cell_h)", "(r - cell_w)")
+        return nest(
+            [f"for (int own_{a} = 0; own_{a} < OWN_{a.upper()}; ++own_{a})" for a in "dhw"],
+            [
+                "const int p = cell_d + own_d, q = cell_h + warp_h * OWN_H + own_h;",
+                f"const int r = {_cell_w(self.c)};",
+                "const bool inside = p < cells_d && q < cells_h && r < cells_w;",
+                *self.share("pqr"),
+                *self._result(value, ("cells_d", "cells_h", "cells_w"), local),
+            ],
         )
 
-    def _exchanged(self) -> list[str]:
+    def _result(self, value: str, lengths: tuple[str, str, str], local: Sequence[str]) -> Lines:
+        """What to do with a finished value at position (p, q, r), which is `local` in the block's tile."""
+        join, (P, Q, R) = self.joining.join, lengths
+        if self.kind == "positions":
+            return nest(_CHANNELS, [f"if (inside) of_tile[m][half] = {join('of_tile[m][half]', value)};"])
+        if self.kind == "all":
+            return nest(_CHANNELS, [_FEATURE, f"if (inside && feature < O) of_tile = {join('of_tile', value)};"])
+        if self.kind == "channels":
+            return self._over_channels(value, local)
+        if self.c.channels_last:
+            at = f"((((long long)sample * {P} + p) * {Q} + q) * {R} + r) * (GROUPS * O) + group * O + feature"
+        else:
+            at = f"(((long long)sample * GROUPS * O + group * O + feature) * {P} + p) * {Q} * {R} + q * {R} + r"
+        written = f"out[{at}] = narrow_to<{self.result_type}>::of({value});"
+        return nest(_CHANNELS, [_FEATURE, f"if (inside && feature < O) {written}"])
+
+    def _over_channels(self, value: str, local: Sequence[str]) -> Lines:
+        """Join the channels of the lanes that share a position, and leave the result to the warps that do."""
+        if self.at_once:
+            channels = [_FEATURE, f"values[m][half] = feature < O ? {value} : -Compute(INFINITY);"]
+            lines = ["Compute values[M_TILES][2];", *nest(_CHANNELS, channels)]
+            lines += [f"const {self.tile_type} over = of_column(values);"]
+        else:
+            channels = [_FEATURE, f"if (feature < O) over = {self.joining.join('over', value)};"]
+            lines = [f"{self.tile_type} over = {self.joining.empty};", *nest(_CHANNELS, channels)]
+            lines += [f"over = {self.joining.join_lane('over', distance)};" for distance in (4, 8, 16)]
+        d, h, w = local
+        at = f"({d} * LOCAL_H + {h}) * LOCAL_W + {w}"
+        return [*lines, f"if (row == 0 && inside) exchange[warp_m * LOCAL_D * LOCAL_H * LOCAL_W + {at}] = over;"]
+
+    def _exchanged(self) -> Lines:
         """Fold over the warps that share positions, and write rows as they lie in memory."""
         d, h, w = (self.local(i) for i in range(3))
         p, q, r = (
-            f"cell_{a} * {self.c.axes[i].stride if self.c.window is None else 1} + " for i, a in enumerate("dhw")
+            f"cell_{a} * {axis.stride if self.c.window is None else 1}"
+            for a, axis in zip("dhw", self.c.axes, strict=True)
         )
-        big = ("cells_d", "cells_h", "cells_w") if self.c.window is not None else ("P", "Q", "R")
-        return [
-            "__syncthreads();",
-            f"for (int i = threadIdx.x; i < {d * h * w}; i += THREADS) {{",
-            f"    const int p = {p}i / {h * w}, q = {q}i / {w} % {h}, r = {r}i % {w};",
-            f"    if (p >= {big[0]} || q >= {big[1]} || r >= {big[2]}) continue;",
-            f"    {self.tile_type} over = exchange[i];",
-            "#pragma unroll",
-            f"    for (int m = 1; m < WARPS_M; ++m) over = "
-            f"{self.joining.join('over', f'exchange[m * {d * h * w} + i]')};",
-            f"    {self._written(big)}",
-            "}",
+        P, Q, R = ("cells_d", "cells_h", "cells_w") if self.c.window is not None else ("P", "Q", "R")
+        joined = self.joining.join("over", f"exchange[m * {d * h * w} + i]")
+        body = [
+            f"const int p = {p} + i / {h * w}, q = {q} + i / {w} % {h}, r = {r} + i % {w};",
+            f"if (p >= {P} || q >= {Q} || r >= {R}) continue;",
+            f"{self.tile_type} over = exchange[i];",
+            UNROLL,
+            f"for (int m = 1; m < WARPS_M; ++m) over = {joined};",
+            self._written((P, Q, R)),
         ]
+        return ["__syncthreads();", *block(f"for (int i = threadIdx.x; i < {d * h * w}; i += THREADS)", body)]
 
     def _written(self, lengths: tuple[str, str, str]) -> str:
         """The statement that writes a result over channels: what is left to join with those of other blocks, or all."""
@@ -260,12 +252,9 @@ class Epilogue(ValueText):
         return 0
 
 
-def _over_rows(lines: list[str]) -> list[str]:
-    """Statements for each of a thread's channels."""
-    head = ["#pragma unroll", "for (int m = 0; m < M_TILES; ++m)", "#pragma unroll"]
-    if len(lines) == 1:
-        return [*head, "    for (int half = 0; half < 2; ++half)", f"        {lines[0]}"]
-    return [*head, "    for (int half = 0; half < 2; ++half) {", *("        " + x for x in lines), "    }"]
+# Loops over the channels of a thread, and which one it is at.
+_CHANNELS = ("for (int m = 0; m < M_TILES; ++m)", "for (int half = 0; half < 2; ++half)")
+_FEATURE = "const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;"
 
 
 def _cell_w(c: Contraction) -> str:

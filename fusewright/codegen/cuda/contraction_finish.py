@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from math import ceil
-from string import Template
 from typing import Protocol
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import contraction_finish_text as texts
 from fusewright.codegen.cuda.contraction_folds import JOININGS, Joining, declarations, scratch_type
 from fusewright.codegen.cuda.sample import BlockProgram, block_program
+from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Array, Launch
@@ -158,60 +157,47 @@ class Finish:
         own, _, arena = self._places
         return 8 * (own if self.blocks is None else arena + (self._program.units if self.c.tail is not None else 0))
 
-    def close(self) -> str:
+    def close(self) -> Lines:
         """Reduce over the block's threads; leave the result to the second kernel, or join those of the cluster."""
         if not self.closes:
-            return ""
-        shuffled = self.joining.join_lane("value", "distance")
-        if self.blocks is not None:
-            target = "own[$i]"
-        else:
-            target = "partial[((long long)sample * parts + part) * $rows + $i]"
+            return []
+        clustered = self.blocks is not None
+        at = "partial[((long long)sample * parts + part) * {rows} + {i}]" if not clustered else "own[{i}]"
+        names = {"total": self.total_type, "shuffled": self.joining.join_lane("value", "distance")}
         if self.kind == "positions":
-            target = Template(target).substitute(rows="(GROUPS * O)", i="group * O + first_feature + i")
-            text = Template(texts.CLOSE_POSITIONS).substitute(
-                total=self.total_type,
-                quads=shuffled,
-                warps=self.joining.join("value", "across[other][i]"),
-                target=target,
-            )
+            names["target"] = at.format(rows="(GROUPS * O)", i="group * O + first_feature + i")
+            names["warps"] = self.joining.join("value", "across[other][i]")
+            lines = fill(texts.CLOSE_POSITIONS, **names)
         else:
-            text = Template(texts.CLOSE_ALL).substitute(
-                total=self.total_type,
-                lanes=shuffled,
-                warps=self.joining.join("value", "across[other]"),
-                target=Template(target).substitute(rows="gridDim.z", i="blockIdx.z" if self.blocks is None else "0"),
-            )
-        if self.blocks is None:
-            return text
-        own = f"    {_in_shared(self.total_type, 'own', self._places[0])}\n"
-        about = "\n    // What this block's warps come to, for the others to read.\n"
-        return about + own + text.lstrip("\n") + self._join()
+            names["target"] = at.format(rows="gridDim.z", i="0" if clustered else "blockIdx.z")
+            names["warps"] = self.joining.join("value", "across[other]")
+            lines = fill(texts.CLOSE_ALL, **names)
+        if not clustered:
+            return ["", *lines]
+        about = "// What this block's warps come to, for the others to read."
+        return ["", about, _in_shared(self.total_type, "own", self._places[0]), *lines, *self._join()]
 
-    def _join(self) -> str:
+    def _join(self) -> Lines:
         """The first block of a cluster folds the results of all, in their order, and finishes the sample."""
         assert self.c.fold is not None and self.blocks is not None
-        compute = compute_type(self.c.fold.node.dtype)
-        lines = [_in_shared(compute, "folded", self._places[1])]
-        several = self.blocks > 1
-        lines += ["cluster_barrier();", "if (cluster_rank() == 0)"] if several else ["__syncthreads();"]
-        body = [
-            f"for (int i = threadIdx.x; i < {self.rows}; i += THREADS) {{",
-            f"    {self.total_type} value = own[i];",
+        folded = [_in_shared(compute_type(self.c.fold.node.dtype), "folded", self._places[1])]
+        come_to = self._come_to("value", f"(double({self._positions()}){self._features()})")
+        loop = f"for (int i = threadIdx.x; i < {self.rows}; i += THREADS)"
+        own, result = f"{self.total_type} value = own[i];", f"folded[i] = {come_to};"
+        if self.blocks == 1:
+            lines = block(loop, [own, result])
+            return [*folded, "__syncthreads();", *lines, "__syncthreads();", *self._finished()]
+        load = self.joining.join("value", "cluster_load(own + i, rank)")
+        others = f"for (unsigned rank = 1; rank < {self.blocks}; ++rank) value = {load};"
+        return [
+            *folded,
+            "cluster_barrier();",
+            "if (cluster_rank() == 0)",
+            *indent(block(loop, [own, others, result])),
+            "cluster_barrier();    // until the others' shared memory has been read",
+            "if (cluster_rank() != 0) return;",
+            *self._finished(),
         ]
-        if several:
-            load = self.joining.join("value", "cluster_load(own + i, rank)")
-            body += [f"    for (unsigned rank = 1; rank < {self.blocks}; ++rank) value = {load};"]
-        body += [f"    folded[i] = {self._come_to('value', f'(double({self._positions()}){self._features()})')};", "}"]
-        lines += ["    " + x for x in body] if several else body
-        if several:
-            lines += [
-                "cluster_barrier();    // until the others' shared memory has been read",
-                "if (cluster_rank() != 0) return;",
-            ]
-        else:
-            lines += ["__syncthreads();"]
-        return indented(lines, 1) + self._finished()
 
     def _positions(self) -> str:
         over = ("cells_d", "cells_h", "cells_w") if self.c.window is not None else ("P", "Q", "R")
@@ -226,24 +212,19 @@ class Finish:
         result = self.joining.result.format(running)
         return f"{compute_type(self.c.fold.node.dtype)}({result}{f' / {count}' if self.fold == 'mean' else ''})"
 
-    def _finished(self) -> str:
+    def _finished(self) -> Lines:
         """Write what was folded, or carry on from it."""
         if self.c.tail is None:
             written = f"narrow_to<{self.result_type}>::of(folded[i])"
-            return indented(
-                [
-                    f"for (int i = threadIdx.x; i < {self.rows}; i += THREADS)",
-                    f"    out[(long long)sample * {self.rows} + i] = {written};",
-                ],
-                1,
-            )
+            return [
+                f"for (int i = threadIdx.x; i < {self.rows}; i += THREADS)",
+                f"    out[(long long)sample * {self.rows} + i] = {written};",
+            ]
         program = self._program
-        lines = list(program.body)
-        if program.units and self.blocks is not None:
-            lines = [_in_shared("double", "arena", self._places[2]), *lines]
-        elif program.units:
-            lines = [f"__shared__ double arena[{program.units}];    // values of one sample", *lines]
-        return indented(lines, 1)
+        if not program.units:
+            return program.body
+        arena = f"__shared__ double arena[{program.units}];    // values of one sample"
+        return [_in_shared("double", "arena", self._places[2]) if self.blocks is not None else arena, *program.body]
 
     @property
     def _program(self) -> BlockProgram:
@@ -251,11 +232,11 @@ class Finish:
         assert self.c.tail is not None and self.c.fold is not None
         return block_program(self.c.tail, {self.c.fold.node: "folded"}, operands(self.c), "sample", self.finishers)
 
-    def head(self) -> str:
+    def head(self) -> list[Lines]:
         """Declarations that the reduction and the tail need."""
         clustered = (self.blocks or 1) > 1
-        text = declarations(self.fold, compute_type(self.c.x.dtype), at_once=self.at_once, clustered=clustered)
-        return text if self.c.tail is None else text + "\n".join(self._program.head) + "\n"
+        own = declarations(self.fold, compute_type(self.c.x.dtype), at_once=self.at_once, clustered=clustered)
+        return [own, *([self._program.head] if self.c.tail is not None else [])]
 
     @property
     def result_type(self) -> str:
@@ -271,12 +252,12 @@ class Finish:
             return f"{self.partial_type}* __restrict__ partial"
         return f"{self.result_type}* __restrict__ out"
 
-    def finish(self, name: str) -> str:
+    def finish(self, name: str) -> Lines:
         """The second kernel: fold the blocks' partial results in a fixed order, and carry on from there."""
         if not self.partial:
-            return ""
+            return []
         assert self.c.fold is not None
-        names = {
+        names: dict[str, object] = {
             "name": name,
             "total": self.total_type,
             "partial": self.partial_type,
@@ -288,14 +269,10 @@ class Finish:
             "rows": self.rows,
         }
         if self.c.tail is None:
-            return Template(texts.FINISH).substitute(names)
+            return fill(texts.FINISH, **names)
         known = operands(self.c)
-        parameters = [f"const {ELEMENT[n.dtype]}* __restrict__ {known[n]}, " for n in self.c.tail_operands]
-        return Template(texts.FINISH_SAMPLE).substitute(
-            names,
-            parameters="".join(parameters),
-            body=self._finished(),
-        )
+        parameters = (f"const {ELEMENT[n.dtype]}* __restrict__ {known[n]}, " for n in self.c.tail_operands)
+        return fill(texts.FINISH_SAMPLE, **names, parameters="".join(parameters), body=self._finished())
 
     def results(self, name: str, splits: str, cells: dict[str, str], out: dict[str, str]) -> Results:
         """Output, scratch and further launches."""
@@ -348,8 +325,3 @@ def _in_shared(kind: str, name: str, units: int) -> str:
 def _even(n: int) -> int:
     """Rounded up: what follows starts at a multiple of 16 bytes."""
     return n + n % 2
-
-
-def indented(lines: list[str], by: int) -> str:
-    """Lines as text, moved to the right; directives stay where they are."""
-    return "".join(x + "\n" if re.match(r"\s*#pragma|$", x) else "    " * by + x + "\n" for x in lines)

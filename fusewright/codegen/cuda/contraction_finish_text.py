@@ -13,63 +13,63 @@ __device__ __forceinline__ void write_pair($type* to, $type first, $type second,
 }
 """
 
-PAIRS = """\
+PAIRS = """
 #pragma unroll
-            for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
-                for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
+    for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
 #pragma unroll
-                    for (int j = 0; j < $tiles; ++j) {
-                        const int p = $p, q = $q;
-                        const int r = cell_w + 4 * warp_w * OWN_W + 8 * j + 2 * quad;    // of the first of two
-                        const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+        for (int j = 0; j < $tiles; ++j) {
+            const int p = $p, q = $q;
+            const int r = cell_w + 4 * warp_w * OWN_W + 8 * j + 2 * quad;    // of the first of two
+            const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
 #pragma unroll
-                        for (int m = 0; m < M_TILES; ++m)
+            for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
-                            for (int half = 0; half < 2; ++half) {
-                                const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                                if (!inside || feature >= O) continue;
-                                const long long channel = (long long)sample * GROUPS * O + group * O + feature;
-                                write_pair(out + ((channel * P + p) * Q + q) * R + r, narrow_to<$type>::of($first),
-                                           narrow_to<$type>::of($second), R - r, R % 2 == 0);
-                            }
-                    }
+                for (int half = 0; half < 2; ++half) {
+                    const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
+                    if (!inside || feature >= O) continue;
+                    const long long channel = (long long)sample * GROUPS * O + group * O + feature;
+                    write_pair(out + ((channel * P + p) * Q + q) * R + r, narrow_to<$type>::of($first),
+                               narrow_to<$type>::of($second), R - r, R % 2 == 0);
+                }
+        }
 """
 
 CLOSE_POSITIONS = """
-    // Over the four lanes that share channels, then over the warps that do, in a fixed order.
-    __syncthreads();
-    $total(*const across)[BLOCK_M] = reinterpret_cast<$total(*)[BLOCK_M]>(shared_memory);
+// Over the four lanes that share channels, then over the warps that do, in a fixed order.
+__syncthreads();
+$total(*const across)[BLOCK_M] = reinterpret_cast<$total(*)[BLOCK_M]>(shared_memory);
 #pragma unroll
-    for (int m = 0; m < M_TILES; ++m)
+for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            $total value = total[m][half];
+    for (int half = 0; half < 2; ++half) {
+        $total value = total[m][half];
 #pragma unroll
-            for (int distance = 1; distance <= 2; distance *= 2) value = $quads;
-            if (quad == 0) across[warp_h * WARPS_W + warp_w][16 * (warp_m * M_TILES + m) + 8 * half + row] = value;
-        }
-    __syncthreads();
-    for (int i = threadIdx.x; i < BLOCK_M && first_feature + i < O; i += THREADS) {
-        $total value = across[0][i];
-        for (int other = 1; other < WARPS_H * WARPS_W; ++other) value = $warps;
-        $target = value;
+        for (int distance = 1; distance <= 2; distance *= 2) value = $shuffled;
+        if (quad == 0) across[warp_h * WARPS_W + warp_w][16 * (warp_m * M_TILES + m) + 8 * half + row] = value;
     }
+__syncthreads();
+for (int i = threadIdx.x; i < BLOCK_M && first_feature + i < O; i += THREADS) {
+    $total value = across[0][i];
+    for (int other = 1; other < WARPS_H * WARPS_W; ++other) value = $warps;
+    $target = value;
+}
 """
 
 CLOSE_ALL = """
-    // Over the lanes, then over the warps, in a fixed order.
-    __syncthreads();
-    $total* const across = reinterpret_cast<$total*>(shared_memory);
-    $total value = total;
+// Over the lanes, then over the warps, in a fixed order.
+__syncthreads();
+$total* const across = reinterpret_cast<$total*>(shared_memory);
+$total value = total;
 #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) value = $lanes;
-    if (lane == 0) across[warp] = value;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int other = 1; other < THREADS / 32; ++other) value = $warps;
-        $target = value;
-    }
+for (int distance = 1; distance < 32; distance *= 2) value = $shuffled;
+if (lane == 0) across[warp] = value;
+__syncthreads();
+if (threadIdx.x == 0) {
+    for (int other = 1; other < THREADS / 32; ++other) value = $warps;
+    $target = value;
+}
 """
 
 FINISH = """
@@ -98,5 +98,6 @@ extern "C" __global__ void __launch_bounds__($threads) ${name}_finish(const $tot
         folded[i] = $result;
     }
     __syncthreads();
-$body}
+    $body
+}
 """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from string import Template
 
 import torch
+
+from fusewright.codegen.text import Lines, fill
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,17 @@ JOININGS = {
 }
 
 
-def declarations(kind: str, compute: str, *, at_once: bool, clustered: bool) -> str:
+def declarations(kind: str, compute: str, *, at_once: bool, clustered: bool) -> Lines:
     """What a kernel has to define for a reduction of this kind: `at_once` where values are joined so (`Joining`),
     `clustered` where blocks read each other's results."""
     if kind != "logsumexp":
-        return ""
+        return []
     names = {
         "largest": "1.7976931348623157e308" if compute == "double" else "3.40282347e38f",
         "exponential": "exp(x)" if compute == "double" else "exp2_approx(1.44269504f * x)",
     }
     text = _LOGSUM + (_OF_COLUMN if at_once else _OF_VALUES) + (_CLUSTERED if clustered else "")
-    return Template(text).substitute(names)
+    return fill(text, **names)
 
 
 def scratch_type(running: str, compute: str) -> torch.dtype:

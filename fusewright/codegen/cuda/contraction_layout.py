@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, prod
-from string import Template
 
 from fusewright.codegen.cuda import contraction_multiply_text, contraction_text
+from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.tiling import Tiling, column, copied_at_once, side_by_side, span
 
@@ -55,7 +55,7 @@ def spread(elements: int, residue: int, size: int) -> int:
     return elements + (wanted - elements) % banks
 
 
-def indexing(c: Contraction, *, paired: bool, channels_inside: bool, packed: bool) -> str:
+def indexing(c: Contraction, *, paired: bool, channels_inside: bool, packed: bool) -> Lines:
     """Where the lanes find their operands: k counts the channels of one tap first, or the taps of one channel; `paired`
     where an operand holds two channels, `packed` where weights lie as [tap][channel]."""
     names = {"order": "taps along w, then channels" if channels_inside else "channels, then taps along w"}
@@ -69,13 +69,13 @@ def indexing(c: Contraction, *, paired: bool, channels_inside: bool, packed: boo
         names |= {"supply": "two of every eight", "past": "7", "step": "8"}
         names["k"] = "8 * step + 4 * half + threadIdx.x % 4"
     columns = contraction_multiply_text.COLUMNS_SIDE_BY_SIDE if side_by_side(c) else contraction_multiply_text.COLUMNS
-    return Template(contraction_multiply_text.INDEXING).substitute(names, columns=columns)
+    return fill(contraction_multiply_text.INDEXING, **names, columns=fill(columns))
 
 
 _TAPS_INSIDE = {"channel": "k / TAPS_W", "tap": "k % TAPS_W"}
 
 
-def accumulate(paired: bool) -> str:
+def accumulate(paired: bool) -> Lines:
     """The text that multiplies, with its reads of weights and input."""
     weight, x = (
         "weight_operand(L::inside(k[i / 2]) ? w_k[i / 2][at] : Element{})",
@@ -86,7 +86,7 @@ def accumulate(paired: bool) -> str:
             "L::inside(k[i / 2]) ? pair<P::CHANNEL>(w_k[i / 2] + at) : 0",
             "L::inside(k[i]) ? pair<1>(x_k[i] + at) : 0",
         )
-    return Template(contraction_multiply_text.ACCUMULATE).substitute(weight=weight, input=x)
+    return fill(contraction_multiply_text.ACCUMULATE, weight=weight, input=x)
 
 
 def constants(c: Contraction, lay: Layout) -> dict[str, object]:
@@ -99,13 +99,13 @@ def constants(c: Contraction, lay: Layout) -> dict[str, object]:
     return {"order": "[channel][d][h][w]", "step": f"X_CHANNEL = {lay.channel}"}
 
 
-def stage(c: Contraction, t: Tiling, lay: Layout) -> str:
+def stage(c: Contraction, t: Tiling, lay: Layout) -> Lines:
     """The text of `stage_input` for a convolution of x itself."""
     names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", c.axes, strict=True)}
     names |= {f"low_{a}": low for a, low in zip("dhw", lay.low, strict=True)}
     if c.channels_last:
-        return Template(contraction_text.STAGE_COLUMNS).substitute(names, vector=copied_at_once(c, t.chunk))
-    return Template(contraction_text.STAGE_TILE).substitute(names)
+        return fill(contraction_text.STAGE_COLUMNS, **names, vector=copied_at_once(c, t.chunk))
+    return fill(contraction_text.STAGE_TILE, **names)
 
 
 def sample(c: Contraction) -> str:

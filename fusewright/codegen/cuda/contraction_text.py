@@ -107,50 +107,50 @@ __device__ __forceinline__ void copy_vector(Element* to, const Element* from, bo
 """
 
 # How the input, and weights that do not stay, get into shared memory: all at once, in chunks, a chunk ahead.
-STAGE_ONCE = """\
-        __syncthreads();    // until the last tile has been read
-        ${shift}stage_input(x_sample, x_tile, 0, cell_d, cell_h, cell_w, D, H, W);
-        copy_async_commit();
-        copy_async_wait<0>();
-        __syncthreads();
+STAGE_ONCE = """
+__syncthreads();    // until the last tile has been read
+${shift}stage_input(x_sample, x_tile, 0, cell_d, cell_h, cell_w, D, H, W);
+copy_async_commit();
+copy_async_wait<0>();
+__syncthreads();
 """
 
-ROUND_WEIGHTS = """\
+ROUND_WEIGHTS = """
+copy_async_commit();
+copy_async_wait<0>();
+__syncthreads();
+round_staged(w_tile, $w);
+"""
+
+CHUNKED = """
+for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+    __syncthreads();    // until the last chunk has been read
+    ${shift}stage_input(x_sample, x_tile, chunk, cell_d, cell_h, cell_w, D, H, W);
+    $stage
     copy_async_commit();
     copy_async_wait<0>();
     __syncthreads();
-    round_staged(w_tile, $w);
+    $multiply
+}
 """
 
-CHUNKED = """\
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-                __syncthreads();    // until the last chunk has been read
-                ${shift}stage_input(x_sample, x_tile, chunk, cell_d, cell_h, cell_w, D, H, W);
-                $stage
-                copy_async_commit();
-                copy_async_wait<0>();
-                __syncthreads();
-                $multiply
-            }
-"""
-
-AHEAD = """\
-            constexpr int STAGE = $size;
-            ${shift}stage_input(x_sample, x_tile, 0, cell_d, cell_h, cell_w, D, H, W);
-            $first
-            copy_async_commit();
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-                const int now = chunk % 2 * STAGE, next = STAGE - now;    // where this chunk is, and the next one goes
-                if (chunk + 1 < CHUNKS) {
-                    stage_input(x_sample, x_tile + next, chunk + 1, cell_d, cell_h, cell_w, D, H, W);
-                    $ahead
-                }
-                copy_async_commit();
-                copy_async_wait<1>();
-                __syncthreads();
-                $multiply
-                __syncthreads();    // until this chunk has been read
-            }
+AHEAD = """
+constexpr int STAGE = $size;
+${shift}stage_input(x_sample, x_tile, 0, cell_d, cell_h, cell_w, D, H, W);
+$first
+copy_async_commit();
+for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+    const int now = chunk % 2 * STAGE, next = STAGE - now;    // where this chunk is, and the next one goes
+    if (chunk + 1 < CHUNKS) {
+        stage_input(x_sample, x_tile + next, chunk + 1, cell_d, cell_h, cell_w, D, H, W);
+        $ahead
+    }
+    copy_async_commit();
+    copy_async_wait<1>();
+    __syncthreads();
+    $multiply
+    __syncthreads();    // until this chunk has been read
+}
 """
 
 KERNEL = """
@@ -159,7 +159,8 @@ $name($parameters,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     extern __shared__ __align__(16) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);
-    Element* const w_tile = x_tile + $x_elements;$staged
+    Element* const w_tile = x_tile + $x_elements;
+    $staged
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
     const int warp_w = warp % WARPS_W, warp_h = warp / WARPS_W % WARPS_H, warp_m = warp / (WARPS_W * WARPS_H);
@@ -168,13 +169,15 @@ $name($parameters,
     const Element* const x_sample = x + $of_sample;
     const Element* const x_warp = x_tile + warp_h * OWN_H * ADVANCE_H + 4 * warp_w * OWN_W * ADVANCE_W;
     const int feature_row = 16 * warp_m * M_TILES + row;    // the first of this lane's features
-$prologue
+    $prologue
+
     const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
     for (int tile = part; tile < tiles; tile += parts) {
         const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
         const int cell_w = tile % tiles_w * CELLS_W;
-$body
+        $body
     }
-$close}
+    $close
+}
 """

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import ceil, prod
-from string import Template
 
 from fusewright.codegen.cuda import contraction_layout
+from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Argument, Array, Launch
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.tiling import Tiling
@@ -102,19 +102,18 @@ class Weights:
 
     # -- the text ----------------------------------------------------------------------------------------------------
 
-    def staging(self) -> str:
+    def staging(self) -> list[Lines]:
         """The functions that copy weights to shared memory."""
         if self.packed:
-            return _STAGE_PACKED
-        rounding = _ROUND if self.rounds else ""
+            return [fill(_STAGE_PACKED)]
+        rounding = [fill(_ROUND)] if self.rounds else []
         if self.c.op.transposed:
-            return rounding + Template(_STEPS + _STAGE_PHASE).substitute(self._steps())
+            return [*rounding, fill(_STEPS, **self._steps()), fill(_STAGE_PHASE)]
         vector = 16 // self.c.x.dtype.itemsize
         taps = self.taps(self.phases[0])
         whole = self.rows * prod(taps), self.chunk * prod(taps)
         plain = all(n % vector == 0 for n in whole)
-        names = {"taps": ", ".join(map(str, taps)), "vector": str(vector if plain else 1)}
-        return rounding + Template(_STAGE_WEIGHTS).substitute(names)
+        return [*rounding, fill(_STAGE_WEIGHTS, taps=", ".join(map(str, taps)), vector=vector if plain else 1)]
 
     def stage_all(self) -> list[str]:
         """Statements that start copying the weights of all phases, one behind the other."""
@@ -143,22 +142,23 @@ class Weights:
     def packed_block(self) -> str:
         """Where the weights of this block begin."""
         size = self.chunks * self.behind(len(self.phases))
-        return f"    const Element* const packed_block = packed + (long long)blockIdx.z * {size};\n"
+        return f"const Element* const packed_block = packed + (long long)blockIdx.z * {size};"
 
-    def packing(self, name: str) -> str:
-        """The kernel that packs."""
-        pack = "pack_phase<{sizes}>(w, {at}, group, first_feature, chunk, {first});"
-        phases = "\n".join(f"    {line}" for line in self._each_phase(pack, "packed"))
+    def packing(self, name: str) -> list[Lines]:
+        """The kernel that packs, where there is one."""
+        if not self.packed:
+            return []
         transposed = self.c.op.transposed
-        return Template(_STEPS + _PACK).substitute(
-            self._steps(),
+        pack = fill(
+            _PACK,
             name=f"{name}_pack",
             row="(group * C + channel) * O + feature" if transposed else "(group * O + feature) * C + channel",
             value="__uint_as_float(round_tf32(value))" if self.rounds else "value",
             every=self.behind(len(self.phases)),
-            phases=phases,
+            phases=self._each_phase("pack_phase<{sizes}>(w, {at}, group, first_feature, chunk, {first});", "packed"),
             threads=PACKING_THREADS,
         )
+        return [fill(_STEPS, **self._steps()), pack]
 
     def _steps(self) -> dict[str, object]:
         """Distances in memory of neighbouring taps of a phase along each dimension."""
@@ -198,7 +198,7 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* packed, in
 extern "C" __global__ void $name(const Element* __restrict__ w, Element* __restrict__ packed) {
     const int chunk = blockIdx.x, group = blockIdx.y / M_BLOCKS, first_feature = blockIdx.y % M_BLOCKS * BLOCK_M;
     packed += (long long)(blockIdx.y * CHUNKS + chunk) * $every;
-$phases
+    $phases
 }
 """
 

@@ -19,7 +19,7 @@ from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import contraction_text, direct_text
 from fusewright.codegen.cuda.contraction_finish import operands
 from fusewright.codegen.cuda.direct_epilogue import DirectEpilogue
-from fusewright.codegen.cuda.primitives import used_primitives
+from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Argument, Kernel, Launch
 from fusewright.schedule.contraction import Contraction, Phase
@@ -95,16 +95,14 @@ class _Writer:
     # -- the text ----------------------------------------------------------------------------------------------------
 
     def source(self) -> str:
-        parts = [
-            "\n".join(self._constants()),
-            "\n".join(self._multiply()),
-            "\n".join(self._stage()),
-            self.epilogue.head().strip("\n"),
-            "\n".join(self._kernel_text()),
-            self.epilogue.finish(self.name).strip("\n"),
-        ]
-        text = "\n\n".join(part for part in parts if part) + "\n"
-        return used_primitives(text) + "\n" + text
+        return with_primitives([
+            self._constants(),
+            self._multiply(),
+            self._stage(),
+            *self.epilogue.head(),
+            self._kernel_text(),
+            self.epilogue.finish(self.name),
+        ])  # fmt: skip
 
     def _constants(self) -> Lines:
         c, t, b = self.c, self.t, self.box
@@ -200,7 +198,7 @@ class _Writer:
             finished=self.epilogue.finished(
                 [(p[0].elements[0], p[1].elements[0], p[2].elements[0]) for p in self.phases]
             ),
-            close=self.epilogue.closed(),
+            close=self.epilogue.close(),
         )
 
     def _stay(self) -> Lines:

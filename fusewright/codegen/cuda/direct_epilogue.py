@@ -12,10 +12,10 @@ from math import prod
 from fusewright.codegen.cuda.contraction_folds import JOININGS
 from fusewright.codegen.cuda.contraction_values import ValueText, is_one
 from fusewright.codegen.cuda.direct_text import CLOSE_ALL, CLOSE_POSITIONS
+from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.schedule.direct import Box, Cut, folded_early, loops_over_groups
 
-UNROLL = "#pragma unroll"
 _CHANNEL = "const int at = group * O + first_feature + o;"
 
 
@@ -301,7 +301,7 @@ class DirectEpilogue(ValueText):
 
     # -- the end of a block ------------------------------------------------------------------------------------------
 
-    def closed(self) -> Lines:
+    def close(self) -> Lines:
         """Leave the block's results to the second kernel."""
         if not self.closes:
             return []
@@ -317,12 +317,3 @@ def _times(text: str, factor: int) -> str:
     if factor == 1:
         return f"({text})" if " " in text and not text.startswith("(") else text
     return f"({text}) * {factor}" if " " in text and not text.startswith("(") else f"{text} * {factor}"
-
-
-def nest(heads: list[str], body: Lines) -> Lines:
-    """`body` in nested unrolled loops."""
-    if not heads:
-        return body
-    if len(heads) > 1:
-        return [UNROLL, heads[0], *indent(nest(heads[1:], body))]
-    return [UNROLL, *(block(heads[0], body) if len(body) > 1 else [heads[0], *indent(body)])]

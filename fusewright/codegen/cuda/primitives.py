@@ -7,6 +7,7 @@ the same meaning on a CPU (`tests/emulation`), and leave everything else as it i
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 # name -> CUDA text.  Everything else in a kernel is plain CUDA C++ (shuffles, barriers, vector types).
 PRIMITIVES: dict[str, str] = {
@@ -185,6 +186,12 @@ def used_primitives(text: str) -> str:
     """The primitives that a kernel's text calls, in the order of the table."""
     calls = set(re.findall(r"\w+", text))
     return primitives(*(name for name, body in PRIMITIVES.items() if calls & set(_defined(body))))
+
+
+def with_primitives(sections: Iterable[Sequence[str]]) -> str:
+    """The text of a kernel: its sections, a blank line between two, behind the primitives that they call."""
+    text = "\n\n".join("\n".join(lines).strip("\n") for lines in sections if lines) + "\n"
+    return used_primitives(text) + "\n" + text
 
 
 def _defined(body: str) -> list[str]:
