@@ -19,25 +19,43 @@ FILES = ("cpu.json", "h200.json", "h200_aten.json")
 # What sets a file's run apart.
 SETTINGS = {"h200_aten.json": "without generated kernels"}
 # A peer's name in the data, and at the head of its column; one that no case has gets none.
-PEERS = {"eager": "eager", "compile": "torch.compile", "compile-max": "max-autotune", "fusewright": "Fusewright"}
+PEERS = {
+    "eager": "eager",
+    "compile": "torch.compile",
+    "compile-max": "max-autotune",
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "fusewright": "Fusewright",
+}
 
 
 def tables() -> str:
     """All tables, one per results file that exists."""
-    return "\n".join(
-        _table(json.loads((RESULTS / name).read_text()), name) for name in FILES if (RESULTS / name).exists()
-    )
+    writers = {**dict.fromkeys(FILES, _table), "cpu_footprint.json": _footprint, "cpu_scaling.json": _scaling}
+    found = {name: json.loads((RESULTS / name).read_text()) for name in writers if (RESULTS / name).exists()}
+    return "\n".join(writers[name](record, name) for name, record in found.items())
+
+
+def _where(environment: dict[str, Any]) -> str:
+    threads = f", CUDA {environment['cuda']}" if "cuda" in environment else f", {environment['threads']} threads"
+    return f"{environment['device']}, torch {environment['torch']}{threads}, {environment['date'][:10]}"
+
+
+def _rows(columns: list[str], rows: list[list[str]], words: int) -> list[str]:
+    """A table whose first `words` columns are text and whose others are numbers."""
+    ruler = " --- |" * words + " ---: |" * (len(columns) - words)
+    return [f"| {' | '.join(columns)} |", f"|{ruler}", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def _table(record: dict[str, Any], name: str) -> str:
     cases = record["cases"]
-    where = cases[0]["environment"]
-    threads = f", {where['threads']} threads" if "cuda" not in where else f", CUDA {where['cuda']}"
-    title = f"{where['device']}, torch {where['torch']}{threads}, {where['date'][:10]}"
+    title = _where(cases[0]["environment"])
     peers = {name: text for name, text in PEERS.items() if any(row["name"] == name for c in cases for row in c["rows"])}
     trained = any(row["training"] for case in cases for row in case["rows"])
     floored = any("roofline" in case for case in cases)
+    several = len(peers) > 2
     columns = ["model", "input", *peers.values(), "times eager"]
+    columns += ["times the fastest peer"] if several else []
     columns += ["floor", "fraction"] if floored else []
     columns += [f"forward+backward: {text}" if text == "eager" else text for text in peers.values()] if trained else []
     unless = " unless the row says otherwise" if any(_label(case) for case in cases) else ""
@@ -45,21 +63,57 @@ def _table(record: dict[str, Any], name: str) -> str:
         f"{title}; {SETTINGS.get(name, 'float32, default flags')}{unless}; "
         f"milliseconds, medians of interleaved rounds, `results/{name}`:",
         "",
-        f"| {' | '.join(columns)} |",
-        f"| --- | --- |{' ---: |' * (len(columns) - 2)}",
+        *_rows(columns, [_row(case, peers, trained, floored) for case in cases], words=2),
     ]
-    return "\n".join([*lines, *(_row(case, peers, trained, floored) for case in cases)]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
-def _row(case: dict[str, Any], peers: dict[str, str], trained: bool, floored: bool) -> str:
+def _row(case: dict[str, Any], peers: dict[str, str], trained: bool, floored: bool) -> list[str]:
     rows = {row["name"]: row for row in case["rows"]}
     shape = "x".join(map(str, case["inputs"][0]))
     forward = [_milliseconds(rows, n, "forward") for n in peers]
     training = [_milliseconds(rows, n, "training") for n in peers] if trained else []
     ratio = rows["fusewright"]["ratio"]
-    gain = f"{ratio:.2f}" if case["status"] == "rewritten" and ratio is not None else case["status"]
+    gain = [f"{ratio:.2f}" if case["status"] == "rewritten" and ratio is not None else case["status"]]
+    if len(peers) > 2:
+        gain += [_times_the_fastest(rows)]
     floor = _floor(case, rows["fusewright"]) if floored else []
-    return f"| {' | '.join([case['problem'] + _label(case), shape, *forward, gain, *floor, *training])} |"
+    return [case["problem"] + _label(case), shape, *forward, *gain, *floor, *training]
+
+
+def _times_the_fastest(rows: dict[str, Any]) -> str:
+    others = [row["forward"]["median"] for name, row in rows.items() if name != "fusewright" and row["forward"]]
+    ours = rows["fusewright"]["forward"]
+    return f"{min(others) / ours['median']:.2f}" if others and ours else "-"
+
+
+def _footprint(record: dict[str, Any], name: str) -> str:
+    """First calls and peak memory."""
+    cases = record["cases"]
+    rows = []
+    for case in cases:
+        first, extra = case["first_call"], case["extra"]
+        share = f"{extra['fusewright'] / extra['eager']:.1%}" if extra["eager"] else "-"
+        sizes = [_number(extra[who] / 1e6) for who in ("eager", "fusewright")]
+        rows.append(
+            [case["problem"], str(case["batch"]), f"{first['cold']:.2f}", f"{first['warm']:.2f}", *sizes, share]
+        )
+    columns = ["model", "batch", "first call, s", "kernels in the cache", "extra MB: eager", "Fusewright", "share"]
+    title = f"{_where(cases[0]['environment'])}; seconds of the first call and peak memory beyond model and inputs"
+    return "\n".join([f"{title}, a process each, `results/{name}`:", "", *_rows(columns, rows, words=1)]) + "\n"
+
+
+def _scaling(record: dict[str, Any], name: str) -> str:
+    """How times grow with one number at a time."""
+    rows = []
+    for row in record["rows"]:
+        times = [_number(row["times"][who]["median"] * 1e3) for who in ("eager", "fusewright")]
+        ends = [f"{row['ratio']:.1f}", f"{row['roofline']['fraction']:.0%}"]
+        rows.append([row["varies"], *map(str, row["point"].values()), *times, *ends])
+    first = list(record["rows"][0]["point"])
+    columns = ["varies", *(word.replace("_", " ") for word in first), "eager", "Fusewright", "times eager", "fraction"]
+    title = f"{_where(record['environment'])}; `{Path(record['problem']).stem}` at other sizes, milliseconds"
+    return "\n".join([f"{title}, `results/{name}`:", "", *_rows(columns, rows, words=1)]) + "\n"
 
 
 def _label(case: dict[str, Any]) -> str:

@@ -25,10 +25,12 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))  # its scripts import each other by name, as scripts do
 
 import configurations  # noqa: E402
+import footprint  # noqa: E402
 import functions  # noqa: E402
 import random_configurations  # noqa: E402
 import roofline  # noqa: E402
 import run  # noqa: E402
+import scaling  # noqa: E402
 import table  # noqa: E402
 from accuracy import Accuracy  # noqa: E402
 
@@ -72,6 +74,42 @@ def test_a_table_has_columns_for_what_was_measured_only() -> None:
     full = table._table({"cases": [_case("a"), _case("b", roofline={"seconds": 0.001}, flags=run.NO_TF32)]}, "x.json")
     assert "| a | 2x3 | 10 | 2 | 5.00 | - | - |" in full
     assert "| b (allow_tf32=False) | 2x3 | 10 | 2 | 5.00 | 1 | 50% |" in full and "otherwise" in full
+
+
+def test_the_fastest_peer_is_the_measure_where_there_are_several() -> None:
+    case = _case("a")
+    case["rows"].append({**case["rows"][0], "name": "openvino", "forward": {"median": 0.003}})
+    assert "| 10 | 3 | 2 | 5.00 | 1.50 |" in table._table({"cases": [case]}, "x.json")
+    case["rows"][-1]["forward"] = None
+    assert "| 10 | - | 2 | 5.00 | 5.00 |" in table._table({"cases": [case]}, "x.json")
+
+
+def test_first_calls_memory_and_scaling_have_tables() -> None:
+    where = _case("a")["environment"]
+    extra, first = {"eager": 4e6, "fusewright": 1e6}, {"cold": 0.5, "warm": 0.04}
+    case = {"problem": "a", "batch": 2, "environment": where, "first_call": first, "extra": extra}
+    assert "| a | 2 | 0.50 | 0.04 | 4 | 1 | 25.0% |" in table._footprint({"cases": [case]}, "x.json")
+    times = {"eager": {"median": 0.01}, "fusewright": {"median": 0.002}}
+    row = {"varies": "side", "point": scaling.BASE, "times": times, "ratio": 5.0, "roofline": {"fraction": 0.5}}
+    text = table._scaling({"problem": scaling.PROBLEM, "environment": where, "rows": [row]}, "x.json")
+    assert "| side | 4 | 192 | 8 | 64 | 2 | 10 | 2 | 5.0 | 50% |" in text
+
+
+def test_a_sweep_varies_one_number_at_a_time() -> None:
+    found = list(scaling.points(most_threads=2))
+    assert len(found) == len({tuple(point.values()) for _, point in found}) + len(scaling.SWEEPS) - 1
+    assert all(sum(point[k] != v for k, v in scaling.BASE.items()) <= 1 for _, point in found)
+
+
+def test_a_point_is_optimised_and_timed() -> None:
+    row = scaling.run_point({**scaling.BASE, "batch": 1, "side": 24, "threads": 1}, checked=False)
+    assert row["kernels"] and row["ratio"] > 0 and row["roofline"]["fraction"] > 0
+
+
+@pytest.mark.slow
+def test_footprint_in_fresh_processes() -> None:
+    found = footprint.run_case("examples/classifier_head.py", 2, threads=1)
+    assert found["kernels"] and found["first_call"]["warm"] > 0 and found["extra"]["eager"] > 0
 
 
 def test_a_case_measured_again_takes_the_place_of_the_old_one() -> None:
