@@ -14,8 +14,8 @@ def indent(lines: Sequence[str], by: int = 1) -> Lines:
 
 
 def block(head: str, body: Sequence[str]) -> Lines:
-    """``head { body }``."""
-    return [f"{head} {{", *indent(body), "}"]
+    """``head { body }``; the head may be empty."""
+    return [f"{head} {{" if head else "{", *indent(body), "}"]
 
 
 def fill(text: str, **names: object) -> Lines:

@@ -230,7 +230,8 @@ class Finish:
     def _program(self) -> BlockProgram:
         """The tail, from `folded` on."""
         assert self.c.tail is not None and self.c.fold is not None
-        return block_program(self.c.tail, {self.c.fold.node: "folded"}, operands(self.c), "sample", self.finishers)
+        given, sample = {self.c.fold.node: "folded"}, "(long long)sample"
+        return block_program(self.c.tail, given, operands(self.c), sample, self.finishers)
 
     def head(self) -> list[Lines]:
         """Declarations that the reduction and the tail need."""

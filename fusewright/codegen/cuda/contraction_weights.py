@@ -113,7 +113,10 @@ class Weights:
         taps = self.taps(self.phases[0])
         whole = self.rows * prod(taps), self.chunk * prod(taps)
         plain = all(n % vector == 0 for n in whole)
-        return [*rounding, fill(_STAGE_WEIGHTS, taps=", ".join(map(str, taps)), vector=vector if plain else 1)]
+        single, wide = (f"stage_runs<{n}>(w, tile, group, first_feature);" for n in (1, vector))
+        aligned = "if (reinterpret_cast<unsigned long long>(w) % 16 == 0)"
+        stage = [aligned, f"    {wide}", "else", f"    {single}"] if plain else [single]
+        return [*rounding, fill(_STAGE_WEIGHTS, taps=", ".join(map(str, taps)), stage=stage)]
 
     def stage_all(self) -> list[str]:
         """Statements that start copying the weights of all phases, one behind the other."""
@@ -241,10 +244,7 @@ __device__ __forceinline__ void stage_runs(const Element* w, Element* tile, int 
     }
 }
 __device__ __forceinline__ void stage_weights(const Element* w, Element* tile, int group, int first_feature) {
-    if (reinterpret_cast<unsigned long long>(w) % 16 == 0)
-        stage_runs<$vector>(w, tile, group, first_feature);
-    else
-        stage_runs<1>(w, tile, group, first_feature);
+    $stage
 }
 """
 

@@ -43,6 +43,7 @@ def test_as_the_model(name: str, dtype: torch.dtype, blocks: int | None) -> None
     best = tiling.candidates(group, (1, 7, 12), dtype.itemsize)[0]
     kernel = cuda.generate(group, best, "fused_test", "", tf32=False, blocks=blocks)
     assert len(kernel.launches) == (2 if blocks is None else 1)
+    assert "out + (long long)sample * " in kernel.source  # many samples have more results than 32 bits count
     operands = [x if isinstance(n.op, ops.Input) else model.get_parameter(n.op.path).detach() for n in group.tensors]
     first, *others = (emulate(kernel, *operands, order=order) for order in ORDERS)
     assert all(torch.equal(first, other) for other in others)
