@@ -6,6 +6,7 @@ every cell is folded from there; else they go into running results in registers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -105,48 +106,53 @@ class DirectEpilogue(ValueText):
 
     def _keep(self) -> Lines:
         """A lambda that takes the values of one phase on."""
-        period = [s.period for s in self.box.sides]
-        own = ("unit_d", "unit_h * ROWS + rh", "unit_w * RUN + r")
-        place = [f"const int d = {_times(own[0], period[0])} + phase_d, h = {_times(own[1], period[1])} + phase_h;"]
-        place += [f"const int w = {_times(own[2], period[2])} + phase_w;"]
         value = "before(acc[o][rh][r], at)" if self.changes else "acc[o][rh][r]"
         feature = ["const int feature = first_feature + team * FEATURES + o;"]
         feature += ["const int at = group * O + min(feature, O - 1);"] if self.changes else []
         if folded_early(self.c):
-            inner = [f"Compute over = {self.joining.empty};", UNROLL]
-            joined = self.joining.join("over", value)
-            inner += block("for (int o = 0; o < FEATURES; ++o)", [*feature, f"if (feature < O) over = {joined};"])
-            body = ["for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"]
-            inner += [*place, f"if (active) strip[{self._at('team', self.t.extents)}] = over;"]
+            loops, lines = self._over_features(value, feature)
         elif self.t.owned != (1, 1, 1):
-            body, inner = self._windows(value)
-            inner = [*(feature if self.changes else []), *inner]
+            loops, lines = self._windows(value, feature)
         else:
-            over = "for (int o = 0; o < FEATURES; ++o)"
-            body = [over, "for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"]
-            needed = self.changes or self.kind == "all"
-            inner = [*(feature if needed else []), *place]
-            inner += self._straight(value) if self.stays else self._to_strip(value)
+            loops, lines = self._one_by_one(value, feature)
         head = "const auto keep = [&](const Compute (&acc)[FEATURES][ROWS][RUN], int phase_d, int phase_h, int phase_w)"
-        return [*block(head, nest(body, inner))[:-1], "};"]
+        return [*block(head, nest(loops, lines))[:-1], "};"]
 
-    def _windows(self, value: str) -> tuple[Lines, Lines]:
+    def _place(self) -> Lines:
+        """Where the value at hand lies inside the tile."""
+        own = ("unit_d", "unit_h * ROWS + rh", "unit_w * RUN + r")
+        d, h, w = (_times(text, side.period) for text, side in zip(own, self.box.sides, strict=True))
+        return [f"const int d = {d} + phase_d, h = {h} + phase_h;", f"const int w = {w} + phase_w;"]
+
+    def _over_features(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
+        """Loops over a thread's positions, and statements that join its features at one and leave that in the strip."""
+        joined = [*feature, f"if (feature < O) over = {self.joining.join('over', value)};"]
+        lines = [f"Compute over = {self.joining.empty};", *nest(["for (int o = 0; o < FEATURES; ++o)"], joined)]
+        lines += [*self._place(), f"if (active) strip[{self._at('team', self.t.extents)}] = over;"]
+        return ["for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"], lines
+
+    def _windows(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
         """Loops over a thread's own windows, and statements that fold one and leave it in the strip."""
         assert self.c.window is not None
         joining, (_, h, w) = JOININGS[self.c.window.op.kind], self.t.owned
         loops = ["for (int o = 0; o < FEATURES; ++o)", f"for (int own_h = 0; own_h < ROWS / {h}; ++own_h)"]
         loops += [f"for (int own_w = 0; own_w < RUN / {w}; ++own_w)"]
-        rows = [f"const int rh = {_times('own_h', h)} + kh, r = {_times('own_w', w)} + kw;"]
-        guard = ""
-        if self.overhangs:
-            place = ("unit_d", "(unit_h * ROWS + rh)", "(unit_w * RUN + r)")
-            checks = (f"unsigned({p}) < unsigned({n})" for p, n in zip(self._positions_of(place), "PQR", strict=True))
-            guard = f"if ({' && '.join(checks)}) "
-        rows += [f"{guard}pooled = {joining.join('pooled', value)};"]
-        inner = [f"Compute pooled = {joining.empty};"]
-        inner += nest([f"for (int kh = 0; kh < {h}; ++kh)", f"for (int kw = 0; kw < {w}; ++kw)"], rows)
-        inner += [f"const int d = unit_d, h = unit_h * (ROWS / {h}) + own_h, w = unit_w * (RUN / {w}) + own_w;"]
-        return loops, [*inner, f"if (active) strip[{self._at('(team * FEATURES + o)', self.t.extents)}] = pooled;"]
+        place = ("unit_d", "(unit_h * ROWS + rh)", "(unit_w * RUN + r)")
+        guard = f"if ({self._exists(place)}) " if self.overhangs else ""
+        taps = [f"const int rh = {_times('own_h', h)} + kh, r = {_times('own_w', w)} + kw;"]
+        taps += [f"{guard}pooled = {joining.join('pooled', value)};"]
+        lines = [*(feature if self.changes else []), f"Compute pooled = {joining.empty};"]
+        lines += nest([f"for (int kh = 0; kh < {h}; ++kh)", f"for (int kw = 0; kw < {w}; ++kw)"], taps)
+        lines += [f"const int d = unit_d, h = unit_h * (ROWS / {h}) + own_h, w = unit_w * (RUN / {w}) + own_w;"]
+        return loops, [*lines, f"if (active) strip[{self._at('(team * FEATURES + o)', self.t.extents)}] = pooled;"]
+
+    def _one_by_one(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
+        """Loops over a thread's values, and statements that take one on."""
+        loops = ["for (int o = 0; o < FEATURES; ++o)", "for (int rh = 0; rh < ROWS; ++rh)"]
+        needed = self.changes or self.kind == "all"
+        lines = [*(feature if needed else []), *self._place()]
+        lines += self._straight(value) if self.stays else self._to_strip(value)
+        return [*loops, "for (int r = 0; r < RUN; ++r)"], lines
 
     def _straight(self, value: str) -> Lines:
         """Into the running results."""
@@ -161,11 +167,16 @@ class DirectEpilogue(ValueText):
             return [f"if (active) {target} = {value};"]
         assert self.c.window is not None
         empty = JOININGS[self.c.window.op.kind].empty
-        names = ("d", "h", "w")
-        checks = (f"unsigned({p}) < unsigned({n})" for p, n in zip(self._positions_of(names), "PQR", strict=True))
-        return [f"const bool inside = {' && '.join(checks)};", f"if (active) {target} = inside ? {value} : {empty};"]
+        exists = f"const bool inside = {self._exists('dhw')};"
+        return [exists, f"if (active) {target} = inside ? {value} : {empty};"]
 
-    def _positions_of(self, names: tuple[str, ...] | str) -> list[str]:
+    def _exists(self, place: Sequence[str]) -> str:
+        """Whether a place of the tile, which may lie before the output too, is a position of it."""
+        return " && ".join(
+            f"unsigned({p}) < unsigned({n})" for p, n in zip(self._positions_of(place), "PQR", strict=True)
+        )
+
+    def _positions_of(self, names: Sequence[str]) -> list[str]:
         """Positions of the output, from those inside a tile."""
         found = []
         for name, axis, a in zip(names, self.c.axes, "dhw", strict=True):
@@ -173,7 +184,7 @@ class DirectEpilogue(ValueText):
             found.append(f"{_times(f'cell_{a}', axis.stride)} + {name}{start}")
         return found
 
-    def _at(self, row: str, extents: tuple[int, ...] | list[int], place: tuple[str, ...] = ("d", "h", "w")) -> str:
+    def _at(self, row: str, extents: Sequence[int], place: Sequence[str] = "dhw") -> str:
         """Place d, h, w of a row of the strip; dimensions of extent 1 are left out."""
         text = row
         for name, extent in zip(place, extents, strict=True):
