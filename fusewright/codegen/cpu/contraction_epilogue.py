@@ -113,7 +113,9 @@ class Epilogue:
             start = "shifted"
         result = start
         if tree is not None:
-            scalars = Scalars({tree.value: start}, self._access)
+            # Operands are read from memory, those that a pointwise function of parameters gave as well.
+            given = {n: self._access(n) for n in self.c.operands} | {tree.value: start}
+            scalars = Scalars(given, self._access)
             result = scalars.value(tree.root)
             inner += scalars.lines
         numbers = "const Channels& of, " if self.channel_operands else ""

@@ -73,8 +73,8 @@ CASES = {
     "channels last, bfloat16": Case((4, 6, 5), 3, 20, (2, 3, 1), (1, 1, 1), (1, 1, 0), (1, 1, 1), dtype=BF16,
                                     channels_last=True),
     "depthwise": Case((9, 11), 1, 1, (5, 3), padding=(2, 1), groups=37, before=("hardswish",)),
-    "depthwise, three each": Case((12, 13), 1, 3, (3, 3), (2, 1), groups=25, before=("tanh",), pool="max", window=(2, 3),
-                                  step=(2, 2), fold="mean", fold_dims="p"),
+    "depthwise, three each": Case((12, 13), 1, 3, (3, 3), (2, 1), groups=25, before=("tanh",), pool="max",
+                                  window=(2, 3), step=(2, 2), fold="mean", fold_dims="p"),
     "depthwise, channels last": Case((9, 8), 1, 1, (3, 3), (2, 2), (1, 1), groups=70, dtype=BF16, before=("relu",),
                                      channels_last=True),
     "depthwise, channels last, two each": Case((5, 8), 1, 2, (1, 7), groups=9, channels_last=True),
@@ -293,6 +293,28 @@ def test_is_as_accurate_as_eager(case: Case, mean: float) -> None:
     got = launcher(kernel(f, ways(f)[0]))(*f.tensors(x))
     allowed = max(2 * _rmse(eager, want), 1e-6 * want.square().mean().sqrt().item())
     assert _rmse(got, want) <= allowed, (_rmse(got, want), _rmse(eager, want))
+
+
+class Computed(nn.Module):
+    """Divides by a function of a parameter, which is computed ahead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.q = nn.Conv2d(3, 20, 3), nn.Parameter(torch.randn(20, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (F.celu(self.conv(x)) / (self.q.square() + 1)).relu()
+
+
+def test_operands_that_are_computed() -> None:
+    model, x = Computed().eval(), torch.randn(2, 3, 9, 11)
+    graph = capture(model, (x,), {}).graph
+    c = contraction.match(graph.outputs[0], graph.users())
+    assert isinstance(c, contraction.Contraction) and isinstance(c.operands[0].op, ops.Pointwise)
+    run = launcher(cpu.kernel(c, candidates(c, (1, 7, 9), 2)[0], "fused_test", "def reference(*operands): ..."))
+    with torch.no_grad():
+        got = run(x, model.conv.weight, model.conv.bias, model.q.square() + 1)
+        torch.testing.assert_close(got, model(x), rtol=1e-5, atol=1e-5)
 
 
 class Head(nn.Module):
