@@ -65,6 +65,33 @@ def test_a_convolution_in_channels_last() -> None:
     check(model, torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last), "fused_conv_relu")
 
 
+@pytest.mark.parametrize("given", [1, 3])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_slice_of_channels(given: int, batch: int) -> None:
+    """Some channels of more, with gaps between them, or one of its own: what is convolved has their format."""
+    x = torch.randn(batch, 4, 8, 8).to(memory_format=torch.channels_last)
+    x = x[:, :3] if given == 3 else x[:, :1].contiguous(memory_format=torch.channels_last)
+    last = x if given == 3 else torch.empty_strided(x.shape, (64, 1, 8, 1)).copy_(x)
+    check(nn.Sequential(nn.Conv2d(given, 8, 3), nn.ReLU()), last, "fused_conv_relu")
+    check(nn.Sequential(nn.Conv2d(given, 8, 3), nn.ReLU()), torch.randn(batch, given, 8, 8), "fused_conv_relu")
+
+
+class OneChannel(nn.Module):
+    """Functions may or may not keep the format of one channel: nobody sees it until it is convolved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * 2).relu() + 1, self.conv(x * 3).relu()
+
+
+def test_functions_of_one_channel() -> None:
+    x = torch.empty_strided((2, 1, 8, 8), (64, 1, 8, 1)).normal_()
+    check(OneChannel(), x, "fused_mul_relu_add")
+
+
 def test_a_weight_in_channels_last() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.ReLU(), nn.AdaptiveMaxPool2d(1))
     f = fast(model.to(memory_format=torch.channels_last), torch.randn(2, 3, 8, 8), kernels="always", verify=True)

@@ -4,10 +4,10 @@ order   of a value: its dimensions longer than 1, the densest last.  Gaps betwee
         often a dimension repeats them.  What nothing is known of has an order of its own, equal where operation and
         operands' orders are.
 rows    the order of a contiguous tensor: row by row
-last    channels last; only images, of 4 or 5 dimensions, have that
+last    channels last; only images, of 4 or 5 dimensions, have that.  The channels are among the dimensions then even
+        where there is but one: convolutions in eager answer in that format if its stride is 1
 
-A kernel's *layout* (`Kernel.layouts`, `fusewright.runtime.launch.layout_of`) says more: there are no gaps, and less:
-it is contiguous or channels last.
+A kernel's *layout* (`Kernel.layouts`) is one of the two without gaps; an operand that has gaps is copied.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ Order = tuple[Any, ...]
 
 def order_of(tensor: Tensor, node: Node | None = None) -> Order:
     """Of the dimensions of `tensor`; where it stands for `node`, of those that may be longer than 1 in another call."""
-    rows = _rows(tensor if node is None else node)
+    value = tensor if node is None else node
+    rows = _rows(value)
+    if _has_last_channel(tensor):
+        return _last(value)
     if tensor.is_contiguous():
         return rows
     moving = tuple(d for d in rows if tensor.stride(d))
@@ -36,9 +39,23 @@ def order_of(tensor: Tensor, node: Node | None = None) -> Order:
     return found if len(found) == len(rows) else (_UNKNOWN, "expanded", found)
 
 
+def _has_last_channel(tensor: Tensor) -> bool:
+    """Whether a tensor of one channel, which lies row by row, is in channels-last format as well."""
+    if tensor.ndim not in (4, 5) or tensor.shape[1] != 1 or tensor.stride(1) != 1:
+        return False
+    return tensor.shape[2:].numel() > 1 and tensor.is_contiguous()
+
+
 def is_in_rows(tensor: Tensor) -> bool:
     """Whether a tensor lies row by row."""
-    return tensor.is_contiguous() or order_of(tensor) == _rows(tensor)
+    if tensor.is_contiguous():  # as most are
+        return tensor.ndim < 4 or not _has_last_channel(tensor)
+    return order_of(tensor) == _rows(tensor)
+
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether an image lies in that order, and not row by row."""
+    return not is_in_rows(tensor) and order_of(tensor) == _last(tensor)
 
 
 def same_orders(graph: Graph, other: Graph, given: Mapping[Node, Order]) -> bool:
@@ -48,7 +65,7 @@ def same_orders(graph: Graph, other: Graph, given: Mapping[Node, Order]) -> bool
     """
     actual, eager = _orders(graph, given, kernels=True), _orders(other, given, kernels=False)
     outputs = [(a, b) for a, b in zip(graph.outputs, other.outputs, strict=True) if isinstance(a, Node)]
-    return all(actual[a] == eager[b] for a, b in outputs if isinstance(b, Node))
+    return all(_seen(a, actual[a]) == _seen(b, eager[b]) for a, b in outputs if isinstance(b, Node))
 
 
 def follows_inputs(graph: Graph) -> bool:
@@ -87,9 +104,15 @@ def _rows(value: Node | Tensor) -> Order:
     return tuple(d for d, length in enumerate(value.shape) if length != 1)
 
 
-def _last(node: Node) -> Order:
-    rows = _rows(node)
-    return tuple(d for d in rows if d != 1) + (1,) * (1 in rows) if node.ndim in (4, 5) else rows
+def _last(value: Node | Tensor) -> Order:
+    rows = _rows(value)
+    return (*(d for d in rows if d != 1), 1) if value.ndim in (4, 5) else rows
+
+
+def _seen(node: Node, order: Order) -> Order:
+    """What of an order the strides of dimensions longer than 1 tell: not where one channel is."""
+    single = node.ndim > 1 and node.shape[1] == 1 and order[:1] != (_UNKNOWN,)
+    return tuple(d for d in order if d not in (1, _UNKNOWN)) if single else order
 
 
 def _order(node: Node, known: Mapping[Node, Order]) -> Order:
@@ -97,7 +120,7 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
     rows = _rows(node)
     operands = [(a, known[a]) for a in node.inputs if not isinstance(a.op, ops.Number)]
     if isinstance(node.op, ops.Permute) and not node.op.copy and _is_known(operands[0][1]):
-        return tuple(node.op.dims.index(d) for d in operands[0][1])
+        return tuple(node.op.dims.index(d) for d in _seen(*operands[0]))
     if len(rows) < 2 or all(order == _rows(a) for a, order in operands):
         return rows
     match node.op:
@@ -109,7 +132,10 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
             return rows
         case ops.Pointwise() | ops.Cast() | ops.Dropout():
             # the first operand that has all dimensions decides
-            return next((order for a, order in operands if a.shape == node.shape), rows)
+            decides = next(((a, order) for a, order in operands if a.shape == node.shape), (node, rows))
+            return decides[1] if _seen(*decides) == decides[1] else (*rows, _UNKNOWN)
+        case ops.Norm() if node.shape[1] == 1:
+            return (*rows, _UNKNOWN)
         case ops.RangeSum(table=table) if table and _last(node) == rows and _is_format(*operands[0]):
             return rows
         case ops.Conv():
@@ -148,4 +174,5 @@ def _unknown(node: Node, operands: Sequence[tuple[Node, Order]]) -> Order:
 
 
 def _is_known(order: Order) -> bool:
-    return order[:1] != (_UNKNOWN,)
+    """Whether all of it is: of one channel, it may not be known whether it is in channels-last format."""
+    return _UNKNOWN not in (order[:1] + order[-1:])

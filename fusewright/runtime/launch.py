@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fusewright.errors import UnsupportedError
+from fusewright.ir.memory_order import is_channels_last
 from fusewright.kernel import Argument, Kernel, evaluate
 from fusewright.runtime import nvrtc
 from fusewright.runtime.driver import Driver, Start, cuda_driver
@@ -235,11 +236,8 @@ def sizes_of(kernel: Kernel, tensors: Sequence[Tensor]) -> dict[str, int]:
 
 
 def layout_of(tensor: Tensor) -> str:
-    """The layout that a kernel should ask for to read `tensor` as it lies in memory: one of two orders of dimensions,
-    without gaps (`fusewright.ir.memory_order` knows all orders, and of gaps nothing)."""
-    last = FORMATS["channels_last"].get(tensor.ndim)
-    dense = last is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=last)
-    return "channels_last" if dense else "contiguous"
+    """The layout that a kernel should ask for to read `tensor` as it lies in memory, gaps aside."""
+    return "channels_last" if is_channels_last(tensor) else "contiguous"
 
 
 def allocation(shape: tuple[int, ...], dtype: torch.dtype, layout: str, device: torch.device) -> partial[Tensor]:
