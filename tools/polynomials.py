@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from mpmath import chebyfit, erf, erfc, exp, ln, log1p, mp, mpf, nstr, sqrt
+from mpmath import atan, chebyfit, cos, erf, erfc, exp, ln, log1p, mp, mpf, nstr, pi, sin, sqrt
 
 mp.dps = 40
 HALF_LN2 = ln(2) / 2 * mpf("1.0001")
@@ -35,6 +35,21 @@ def complement(t):  # type: ignore[no-untyped-def]
     return mp.log(erfc(t))
 
 
+def sine(z):  # type: ignore[no-untyped-def]
+    """(sin r / r - 1) / z, in z = r^2"""
+    return (sin(sqrt(z)) / sqrt(z) - 1) / z if z > 1e-15 else -mpf(1) / 6
+
+
+def cosine(z):  # type: ignore[no-untyped-def]
+    """(cos r - 1 + z/2) / z^2, in z = r^2"""
+    return (cos(sqrt(z)) - 1 + z / 2) / z**2 if z > 1e-10 else mpf(1) / 24
+
+
+def arc_tangent(z):  # type: ignore[no-untyped-def]
+    """(atan t / t - 1) / z, in z = t^2"""
+    return (atan(sqrt(z)) / sqrt(z) - 1) / z if z > 1e-15 else -mpf(1) / 3
+
+
 # name: function, interval, number of coefficients, digits
 POLYNOMIALS = {
     "exp32": (exponential, (-HALF_LN2, HALF_LN2), 5, 9),
@@ -42,6 +57,9 @@ POLYNOMIALS = {
     "log32": (logarithm, (ROOT_HALF - 1, ROOT_TWO - 1), 9, 9),
     "erf32": (error, (0, mpf("0.92") ** 2), 7, 9),
     "erfc32": (complement, (mpf("0.92"), mpf("3.95")), 9, 9),
+    "sin32": (sine, (0, (pi / 4) ** 2), 3, 9),
+    "cos32": (cosine, (0, (pi / 4) ** 2), 3, 9),
+    "atan32": (arc_tangent, (0, 1), 9, 9),
 }
 
 

@@ -44,14 +44,17 @@ inline double exp(double x) {
            bits_as<double>(static_cast<unsigned long long>(n - half + 1023) << 52);
 }
 
-// ln x = e ln 2 + ln(1 + f) from x = 2^e (1 + f), 1 + f between the roots of 1/2 and 2.
-inline float log(float x) {
-    const bool small = x < 0x1p-126f;
-    const int b = int(bits_as<unsigned>(small ? x * 0x1p23f : x) - 0x3f3504f3u);
-    const float f = bits_as<float>((b & 0x007fffff) + 0x3f3504f3) - 1, e = float((b >> 23) - (small ? 23 : 0));
+// ln x = e ln 2 + ln(1 + f) from x = 2^e (1 + f), 1 + f between the roots of 1/2 and 2; of x / 2^less.
+inline float log_of_normal(float x, int less) {
+    const int b = int(bits_as<unsigned>(x) - 0x3f3504f3u);
+    const float f = bits_as<float>((b & 0x007fffff) + 0x3f3504f3) - 1, e = float((b >> 23) - less);
     const float p = 0.333333313f + f * (-0.24999997f + f * (0.200007156f + f * (-0.166678026f + f * (0.142490536f + f *
         (-0.12425676f + f * (0.116854429f + f * (-0.114798367f + f * 0.0697168112f)))))));
-    const float y = e * 0.693359375f + (f + (e * -2.12194440e-4f + f * f * (f * p - 0.5f)));
+    return e * 0.693359375f + (f + (e * -2.12194440e-4f + f * f * (f * p - 0.5f)));
+}
+inline float log(float x) {
+    const bool small = x < 0x1p-126f;
+    const float y = log_of_normal(small ? x * 0x1p23f : x, small ? 23 : 0);
     return x > 0 ? (x < INFINITY ? y : x) : x == 0 ? -INFINITY : NAN;
 }
 inline double log(double x) { return std::log(x); }

@@ -1,9 +1,10 @@
-"""Functions of the pointwise table for loops that become vector instructions: no branches, no calls, no tables.
+"""Functions of the pointwise table for loops that become vector instructions: no branches, no calls.
 
 Every function has a float and a double form.  Polynomials are near-minimax (`tools/polynomials.py` computes and prints
-them); the other constants are ln 2 in two parts, the first short enough for its multiples to be exact, and the bits of
-1.5 * 2^23 and 1.5 * 2^52, adding which rounds to an integer.  In float they are within 2.5 ulp of the true value, NaN,
-infinities and results below the normal numbers included.  What is rare or slow in double is the C++ library's.
+them); the other constants are ln 2 in two parts, the first short enough for its multiples to be exact, the bits of
+1.5 * 2^23 and 1.5 * 2^52, adding which rounds to an integer, pi/2, and 2/pi in 224 bits, as many as the largest float
+needs (Payne and Hanek, 1983).  In float they are within 2.5 ulp of the true value, NaN, infinities and results below
+the normal numbers included.  What is rare or slow in double is the C++ library's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from string import Template
 from textwrap import wrap
 
 # Those of the C++ library that compilers know as instructions, and those that are rare.
-LIBRARY = ("fabs", "copysign", "sqrt", "floor", "ceil", "rint", "trunc", "log2", "log10", "sin", "cos", "atan", "pow")
+LIBRARY = ("fabs", "copysign", "sqrt", "floor", "ceil", "rint", "trunc", "log10", "pow")
 
 # name: variable, coefficients from the lowest degree on, and the factor before them
 POLYNOMIALS: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -45,6 +46,18 @@ POLYNOMIALS: dict[str, tuple[str, tuple[float, ...]]] = {
         (
             *(0.000325905363, -1.13026178, -0.631769538, -0.110140562, 0.0264594145, -0.00477437768),
             *(0.000600225001, -4.64933619e-05, 1.66059635e-06),
+        ),
+    ),
+    # (sin r / r - 1) / r^2, in r^2
+    "sin32": ("z", (-0.166666642, 0.00833274797, -0.000195878907)),
+    # (cos r - 1 + r^2/2) / r^4, in r^2
+    "cos32": ("z", (0.0416666642, -0.00138883025, 2.45479423e-05)),
+    # (atan t / t - 1) / t^2, in t^2
+    "atan32": (
+        "z",
+        (
+            *(-0.333333313, 0.199997395, -0.142785683, 0.110337645, -0.0865688026, 0.0625016913, -0.0358715393),
+            *(0.0135077713, -0.00238699722),
         ),
     ),
 }
@@ -97,22 +110,37 @@ inline float exp2(float x) {
 inline double exp2(double x) { return std::exp2(x); }
 """,
     "log": """
-// ln x = e ln 2 + ln(1 + f) from x = 2^e (1 + f), 1 + f between the roots of 1/2 and 2.
+// ln x = e ln 2 + ln(1 + f) from x = 2^e (1 + f), 1 + f between the roots of 1/2 and 2; of x / 2^less.
+inline float log_of_normal(float x, int less) {
+    const int b = int(bits_as<unsigned>(x) - 0x3f3504f3u);
+    const float f = bits_as<float>((b & 0x007fffff) + 0x3f3504f3) - 1, e = float((b >> 23) - less);
+    const float p = $log32;
+    return e * 0.693359375f + (f + (e * -2.12194440e-4f + f * f * (f * p - 0.5f)));
+}
 inline float log(float x) {
     const bool small = x < 0x1p-126f;
-    const int b = int(bits_as<unsigned>(small ? x * 0x1p23f : x) - 0x3f3504f3u);
-    const float f = bits_as<float>((b & 0x007fffff) + 0x3f3504f3) - 1, e = float((b >> 23) - (small ? 23 : 0));
-    const float p = $log32;
-    const float y = e * 0.693359375f + (f + (e * -2.12194440e-4f + f * f * (f * p - 0.5f)));
+    const float y = log_of_normal(small ? x * 0x1p23f : x, small ? 23 : 0);
     return x > 0 ? (x < INFINITY ? y : x) : x == 0 ? -INFINITY : NAN;
 }
 inline double log(double x) { return std::log(x); }
 """,
+    "log2": """
+// From x = 2^e (1 + f) as well, so that powers of two are exact.
+inline float log2(float x) {
+    const bool small = x < 0x1p-126f;
+    const int b = int(bits_as<unsigned>(small ? x * 0x1p23f : x) - 0x3f3504f3u);
+    const float f = bits_as<float>((b & 0x007fffff) + 0x3f3504f3) - 1, e = float((b >> 23) - (small ? 23 : 0));
+    const float p = $log32;
+    const float y = e + (f + f * f * (f * p - 0.5f)) * 1.44269504f;
+    return x > 0 ? (x < INFINITY ? y : x) : x == 0 ? -INFINITY : NAN;
+}
+inline double log2(double x) { return std::log2(x); }
+""",
     "log1p": """
 // ln(1 + x), with what adding 1 lost.
 inline float log1p(float x) {
-    const float u = 1 + x, lost = (x - (u - 1)) / u;
-    return u > 0 && u < INFINITY ? log(u) + lost : log(u);
+    const float u = 1 + x, lost = (x - (u - 1)) / u, y = log_of_normal(u, 0) + lost;
+    return u > 0 ? (u < INFINITY ? y : u) : u == 0 ? -INFINITY : NAN;
 }
 inline double log1p(double x) { return std::log1p(x); }
 """,
@@ -132,6 +160,64 @@ inline float erf(float x) {
     return size < 0.92f ? x + x * p : copysign(1 - exp(q), x);
 }
 inline double erf(double x) { return std::erf(x); }
+""",
+    "atan": """
+// atan x = pi/2 - atan 1/x.
+inline float atan(float x) {
+    const float size = fabs(x), t = size > 1 ? 1 / size : size, z = t * t;
+    const float p = $atan32;
+    const float y = t + t * (z * p);
+    return copysign(size > 1 ? 1.57079637f - (y + 4.37113883e-8f) : y, x);
+}
+inline double atan(double x) { return std::atan(x); }
+""",
+    "quarters": """
+// A number as the nearest multiple of pi/2, of which the last bits count, and the rest.  Of 2/pi, the 96 bits matter
+// that are worth 2 and less when they are multiplied by 2^e: the number is an integer below 2^24 times that.
+constexpr unsigned TWO_OVER_PI[] = {
+    0u, 0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu};
+struct Quarters { int count; float rest; };
+inline Quarters quarters(float size) {
+    const unsigned b = bits_as<unsigned>(size < 0.785f ? 0.785f : size < INFINITY ? size : 1.0f);
+    const int first = int(b >> 23) - 120, word = first >> 5, shift = first & 31;
+    const unsigned long long integer = (b & 0x007fffffu) | 0x00800000u;
+    const unsigned long long w0 = TWO_OVER_PI[word], w1 = TWO_OVER_PI[word + 1], w2 = TWO_OVER_PI[word + 2],
+        w3 = TWO_OVER_PI[word + 3];
+    const unsigned long long high = ((w0 << 32 | w1) << shift) >> 32, middle = ((w1 << 32 | w2) << shift) >> 32,
+        low = ((w2 << 32 | w3) << shift) >> 32;
+    const unsigned long long carried = integer * middle + (integer * low >> 32);
+    const unsigned long long turns = (integer * high << 32) + carried;  // in quarters, times 2^62
+    const int count = int(turns >> 62) + int(turns >> 61 & 1);
+    const int above = int(turns >> 30), below = int((turns << 2 & 0xffffffffu) >> 1);
+    const double rest = above * (1.5707963267948966 * 0x1p-32) + below * (1.5707963267948966 * 0x1p-63);
+    return {size < 0.785f ? 0 : count, size < 0.785f ? size : float(rest)};
+}
+inline float sine(float r) {
+    const float z = r * r, p = $sin32;
+    return r + r * (z * p);
+}
+inline float cosine(float r) {
+    const float z = r * r, p = $cos32;
+    return 1 + z * (z * p - 0.5f);
+}
+""",
+    "sin": """
+inline float sin(float x) {
+    const Quarters of = quarters(fabs(x));
+    const unsigned sign = unsigned(of.count & 2) << 30 ^ (bits_as<unsigned>(x) & 0x80000000u);
+    const float y = of.count & 1 ? cosine(of.rest) : sine(of.rest);
+    return fabs(x) < INFINITY ? bits_as<float>(bits_as<unsigned>(y) ^ sign) : NAN;
+}
+inline double sin(double x) { return std::sin(x); }
+""",
+    "cos": """
+inline float cos(float x) {
+    const Quarters of = quarters(fabs(x));
+    const unsigned sign = unsigned((of.count + 1) & 2) << 30;
+    const float y = of.count & 1 ? sine(of.rest) : cosine(of.rest);
+    return fabs(x) < INFINITY ? bits_as<float>(bits_as<unsigned>(y) ^ sign) : NAN;
+}
+inline double cos(double x) { return std::cos(x); }
 """,
 }
 

@@ -20,12 +20,16 @@ from fusewright.codegen.cpu import maths
 from fusewright.codegen.cpu.primitives import PRIMITIVES, used_primitives
 from fusewright.codegen.cpu.stream import kernel
 from fusewright.ir.build import pointwise
+from fusewright.ir.node import Node
 from fusewright.runtime import compiler
 
 F32, F64 = torch.float32, torch.float64
 inf, nan = float("inf"), float("nan")
 # The greatest error in float32, in units of the last place.
-ULPS = {"exp": 1.25, "exp2": 1.25, "expm1": 2.0, "log": 1.0, "log1p": 1.75, "tanh": 2.5, "erf": 1.25, "sigmoid": 3.0}
+ULPS = {
+    **{"exp": 1.25, "exp2": 1.25, "expm1": 2.0, "log": 1.0, "log2": 1.75, "log1p": 1.75, "tanh": 2.5, "erf": 1.25},
+    **{"sigmoid": 3.0, "sin": 1.75, "cos": 1.75, "atan": 1.75},
+}
 SPECIAL = [0.0, -0.0, inf, -inf, nan, 1e-45, -1e-45, 1e-38, 3.4e38, -3.4e38, 88.72, 88.73, -87.4, -103.9, -104.1, 1, -1]
 
 
@@ -77,16 +81,23 @@ def test_float64(fn: str) -> None:
     torch.testing.assert_close(got, want, rtol=8e-16, atol=5e-324, equal_nan=True)
 
 
-def test_loops_become_vectors() -> None:
-    """The compiler says so; a call or a branch in one of the functions would keep it from it."""
-    for fn in ("exp", "expm1", "exp2", "log", "log1p", "tanh", "erf"):
-        source = kernel(stream_of(pointwise(fn, inp(0, 100_000))), f"fused_{fn}").source
-        assert "simd" in source
-        found = compiler.compiler()
-        if "clang" in found.version:
-            pytest.skip("asks g++")
-        done = compiler.run((*found.command, *found.flags, "-fopt-info-vec", "-xc++", "-", "-S", "-o-"), source)
-        assert "loop vectorized" in done.stderr, fn
+CHAINS: dict[str, Callable[[Node], Node]] = {
+    **{fn: partial(pointwise, fn) for fn in (*ULPS, "mish", "softplus", "gelu", "silu")},
+    "softplus of a cosine": lambda x: pointwise("log1p", pointwise("exp", pointwise("cos", x))),
+    "tanh of a logarithm": lambda x: pointwise("tanh", pointwise("log", pointwise("atan", x))),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_loops_become_vectors(name: str) -> None:
+    """The compiler says so of the loop itself; a call or a branch in one of the functions would keep it from it."""
+    found = compiler.compiler()
+    if "clang" in found.version:
+        pytest.skip("asks g++")
+    source = kernel(stream_of(CHAINS[name](inp(0, 100_000))), "fused_chain").source
+    loop = 1 + source[: source.index("#pragma omp simd", source.index("inline void values("))].count("\n")
+    done = compiler.run((*found.command, *found.flags, "-fopt-info-vec", "-xc++", "-", "-S", "-o-"), source)
+    assert any(f":{loop + i}:" in done.stderr for i in range(1, 4)), done.stderr
 
 
 def test_only_what_is_used() -> None:
