@@ -19,7 +19,7 @@ constexpr index_t PLANE = 65536;
 constexpr int PERIOD = 1, SEGMENTS = 5;
 struct Segment { index_t begin, end; };  // in the same slots, up to the residue modulo PERIOD
 constexpr Segment SEGMENT[SEGMENTS] = {{0, 1}, {1, 2}, {2, 254}, {254, 255}, {255, 256}};
-constexpr index_t WIDTH = 512;  // columns that are summed together
+constexpr index_t WIDTH = 256;  // columns that are summed together
 constexpr index_t FIRST = 0, LAST = 256;  // elements of a row that are summed
 // Rows that belong to the same slots: where row r of them is, in elements.
 struct Rows {
@@ -31,11 +31,6 @@ constexpr Rows ROWS[SETS] = {{0, 256, 1}, {256, 256, 1}, {512, 256, 252}, {65024
 constexpr unsigned long long SLOTS_OF[SEGMENTS * PERIOD] = {0x1, 0x3, 0x7, 0x6, 0x4};
 constexpr int COLUMN_SLOTS = 3;
 constexpr unsigned long long ROW_SLOTS_OF[SETS] = {0x1, 0x3, 0x7, 0x6, 0x4};
-inline bool belongs(int cell, int slot) {
-    const bool row = ROW_SLOTS_OF[cell / (SEGMENTS * PERIOD)] >> slot / COLUMN_SLOTS & 1;
-    return row && (SLOTS_OF[cell % (SEGMENTS * PERIOD)] >> slot % COLUMN_SLOTS & 1);
-}
-
 
 // Adds one part of a plane to its cells: a part of every set of rows, WIDTH columns at a time.
 inline void add(const Element* plane, index_t part, index_t parts, double* cells) {
@@ -57,12 +52,18 @@ inline void add(const Element* plane, index_t part, index_t parts, double* cells
     }
 }
 
-// The results of a plane: each slot is the sum of its cells.
+// The results of a plane: each slot is the sum of its cells, those of one set of rows first.
 inline void write(const double* cells, double* out) {
+    constexpr int COLUMNS = SEGMENTS * PERIOD;
+    double sums[SETS][COLUMN_SLOTS] = {};
+    for (int k = 0; k < SETS; ++k)
+        for (int column = 0; column < COLUMNS; ++column)
+            for (int slot = 0; slot < COLUMN_SLOTS; ++slot)
+                if (SLOTS_OF[column] >> slot & 1) sums[k][slot] += cells[k * COLUMNS + column];
     for (int slot = 0; slot < SLOTS; ++slot) {
         double total = 0;
-        for (int cell = 0; cell < CELLS; ++cell)
-            if (belongs(cell, slot)) total += cells[cell];
+        for (int k = 0; k < SETS; ++k)
+            if (ROW_SLOTS_OF[k] >> slot / COLUMN_SLOTS & 1) total += sums[k][slot % COLUMN_SLOTS];
         out[slot] = total;
     }
 }

@@ -91,12 +91,14 @@ class _Writer(RangeSections):
         tables, period = self.tables, self.tables.columns.period
         lines = self.segments()
         if tables.rows or period > 1:
-            width = WIDTH // period * period
+            segments = tables.columns.segments
+            needed = -(-(segments[-1].end - segments[0].begin) // period)
+            width = min(WIDTH // period, needed) * period
             lines.append(f"constexpr index_t WIDTH = {width};  // columns that are summed together")
         if tables.rows:
             lines += self.rows(fill(texts.ROWS_2D if len(tables.rows) == 1 else texts.ROWS_3D))
         if not self.alone:
-            lines += [*self.members(), *fill(texts.BELONGS_PLANES if tables.rows else texts.BELONGS_LINE)]
+            lines += self.members()
         return [*lines, *self.scales(), ""]
 
     def _add(self) -> Lines:
@@ -111,7 +113,9 @@ class _Writer(RangeSections):
         """The function that turns cells into results."""
         length = "index_t length, " if self.r.mean else ""
         names = {"length": length, "Result": ELEMENT[self.r.root.dtype], "result": self.result()}
-        return fill(texts.WRITE_ONE if self.alone else texts.WRITE, **names)
+        if self.alone:
+            return fill(texts.WRITE_ONE, **names)
+        return fill(texts.WRITE_PLANE if self.tables.rows else texts.WRITE_LINE, **names)
 
     def _entry(self) -> Lines:
         total = self.r.total

@@ -107,18 +107,6 @@ inline void add(const Element* plane, index_t part, index_t parts, double* cells
 
 """
 
-BELONGS_LINE = """
-inline bool belongs(int cell, int slot) { return SLOTS_OF[cell] >> slot & 1; }
-
-"""
-BELONGS_PLANES = """
-inline bool belongs(int cell, int slot) {
-    const bool row = ROW_SLOTS_OF[cell / (SEGMENTS * PERIOD)] >> slot / COLUMN_SLOTS & 1;
-    return row && (SLOTS_OF[cell % (SEGMENTS * PERIOD)] >> slot % COLUMN_SLOTS & 1);
-}
-
-"""
-
 WRITE_ONE = """
 // The result of a plane's only cell.
 inline void write(const double* cells, $length$Result* out) {
@@ -128,13 +116,32 @@ inline void write(const double* cells, $length$Result* out) {
 
 """
 
-WRITE = """
-// The results of a plane: each slot is the sum of its cells.
+WRITE_LINE = """
+// The results of a line: each slot is the sum of its cells.
 inline void write(const double* cells, $length$Result* out) {
     for (int slot = 0; slot < SLOTS; ++slot) {
         double total = 0;
         for (int cell = 0; cell < CELLS; ++cell)
-            if (belongs(cell, slot)) total += cells[cell];
+            if (SLOTS_OF[cell] >> slot & 1) total += cells[cell];
+        out[slot] = $result;
+    }
+}
+
+"""
+
+WRITE_PLANE = """
+// The results of a plane: each slot is the sum of its cells, those of one set of rows first.
+inline void write(const double* cells, $length$Result* out) {
+    constexpr int COLUMNS = SEGMENTS * PERIOD;
+    double sums[SETS][COLUMN_SLOTS] = {};
+    for (int k = 0; k < SETS; ++k)
+        for (int column = 0; column < COLUMNS; ++column)
+            for (int slot = 0; slot < COLUMN_SLOTS; ++slot)
+                if (SLOTS_OF[column] >> slot & 1) sums[k][slot] += cells[k * COLUMNS + column];
+    for (int slot = 0; slot < SLOTS; ++slot) {
+        double total = 0;
+        for (int k = 0; k < SETS; ++k)
+            if (ROW_SLOTS_OF[k] >> slot / COLUMN_SLOTS & 1) total += sums[k][slot % COLUMN_SLOTS];
         out[slot] = $result;
     }
 }
