@@ -275,23 +275,25 @@ class Finish:
         parameters = (f"const {ELEMENT[n.dtype]}* __restrict__ {known[n]}, " for n in self.c.tail_operands)
         return fill(texts.FINISH_SAMPLE, **names, parameters="".join(parameters), body=self._finished())
 
+    def _shape(self, spatial: list[str]) -> tuple[str, ...]:
+        """Of the output, whose positions have these lengths."""
+        c, features = self.c, str(self.c.features * self.c.op.groups)
+        if c.tail is not None:
+            return ("N", *map(str, c.root.shape[1:]))
+        shape = ["N", "1" if c.over_channels else features, *(["1"] * len(spatial) if c.over_positions else spatial)]
+        if c.fold is None or c.fold.op.keepdim:
+            return tuple(shape)
+        return tuple(length for i, length in enumerate(shape) if i not in c.fold.op.dims)
+
     def results(self, name: str, splits: str, cells: dict[str, str], out: dict[str, str]) -> Results:
         """Output, scratch and further launches."""
         c = self.c
-        n = c.x.ndim - 2
-        spatial = [(cells if c.window is not None else out)[a] for a in "dhw"[3 - n :]]
-        features = c.features * c.op.groups
-        full = {"store": ["N", str(features), *spatial], "channels": ["N", "1", *spatial]}
-        full |= {"positions": ["N", str(features), *["1"] * n], "all": ["N", "1", *["1"] * n]}
-        shape = full[self.kind]
-        if c.fold is not None and not c.fold.op.keepdim:
-            shape = [d for i, d in enumerate(shape) if i not in c.fold.op.dims]
-        if c.tail is not None:
-            shape = ["N", *map(str, c.root.shape[1:])]
-        output = Array("out", tuple(shape), c.root.dtype, c.layout if self.kind == "store" else "contiguous")
+        spatial = [(cells if c.window is not None else out)[a] for a in "dhw"[3 - (c.x.ndim - 2) :]]
+        layout = c.layout if self.kind == "store" else "contiguous"
+        output = Array("out", self._shape(spatial), c.root.dtype, layout)
         if not self.partial:
             return Results(output, (), ())
-        positions = " * ".join(spatial)
+        positions, features = " * ".join(spatial), c.features * c.op.groups
         # Results per sample, parts of each, and the values behind it.
         rows, parts, count = {
             "positions": (str(features), splits, positions),
