@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pprint import pformat
 from typing import Any
 
 import torch
-from torch import nn
 
 from fusewright.codegen.aten import attribute
 from fusewright.codegen.text import fill
@@ -25,8 +24,10 @@ def serving(drafts: Sequence[Draft], parameters: str) -> list[str]:
     paths = [path for path in tensors if any(draft.reads(path) for draft in drafts)]
     held = ", ".join(attribute("model", path) for path in paths) + ("," if len(paths) == 1 else "")
     kinds = "".join(f"({tuple(tensors[p].shape)}, {tensors[p].dtype}), " for p in paths)
-    configured = pformat(_configured(first.model), width=110, sort_dicts=False, compact=True)
-    ordinary = fill(support.ORDINARY, conditions=[line for draft in drafts for line in _device(draft)])
+    configured = pformat(_configured(first), width=110, sort_dicts=False, compact=True)
+    devices = [line for draft in drafts for line in _device(draft)]
+    autocast = " or ".join(f'torch.is_autocast_enabled("{draft.target}")' for draft in drafts)
+    ordinary = fill(support.ORDINARY, conditions=devices, autocast=autocast)
     return [
         "# What the kernels were made for; a model that is configured otherwise runs its original forward.\n"
         f"MADE_FOR = {configured}",
@@ -49,10 +50,11 @@ def _device(draft: Draft) -> list[str]:
     return [f"if {condition}:", f'    return "{draft.target}"']
 
 
-def _configured(model: nn.Module) -> object:
-    scope: dict[str, Any] = {"Model": nn.Module, "torch": torch}
-    exec("from math import isfinite\n" + support.CONFIGURATION, scope)  # our own text
-    return scope["configuration"](model)
+def _configured(draft: Draft) -> object:
+    """What ``configuration`` of a solution file says of the model."""
+    scope: dict[str, Any] = {"Model": draft.problem.model_class, "torch": torch}
+    exec("from functools import partial\nfrom math import isfinite\n" + support.CONFIGURATION, scope)  # our own text
+    return scope["configuration"](draft.model)
 
 
 def _model_conditions(draft: Draft) -> list[str]:
@@ -90,7 +92,7 @@ def _covers(drafts: Sequence[Draft], parameters: str) -> str:
     inputs = drafts[0].inputs
     tensors = ", ".join(inputs.tensors)
     device = f"{inputs.tensors[0]}.device"
-    checks = ["held is not None", *inputs.conditions, f"kernels_for({device})", f"called_plainly({device})"]
+    checks = ["held is not None", *inputs.conditions, f"kernels_for({device})"]
     checks.append(f"ordinary({device}, {tensors}, *held)")
     checks += _everywhere(drafts, _shapes)
     checks.append("[(w.shape, w.dtype) for w in held] == KINDS")
@@ -100,7 +102,7 @@ def _covers(drafts: Sequence[Draft], parameters: str) -> str:
     return (
         f"def covers(model: Model, {parameters}) -> bool:\n"
         '    """Whether the kernels were made for a call; the original forward serves all others."""\n'
-        f"    held = weights(model)\n    return bool(\n        {joined}\n    )"
+        f"    held = weights(model) if called_plainly() else None\n    return bool(\n        {joined}\n    )"
     )
 
 
@@ -111,7 +113,7 @@ def _shapes(draft: Draft) -> list[str]:
     return [*each, *conditions.size_conditions(tensors, guard)]
 
 
-def _everywhere(drafts: Sequence[Draft], of: Any) -> Iterable[str]:
+def _everywhere(drafts: Sequence[Draft], of: Callable[[Draft], list[str]]) -> Iterable[str]:
     """Conditions that hold for every draft as they are, those of some only on their devices."""
     found = {draft.target: of(draft) for draft in drafts}
     first = drafts[0].inputs.tensors[0]

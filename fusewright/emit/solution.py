@@ -12,15 +12,29 @@ from fusewright.emit.model_code import ModelCode, import_block, model_code
 from fusewright.emit.serving import serving
 from fusewright.errors import UnsupportedError
 
-# Names that a solution file defines or imports besides the problem's own.
-_OWN = frozenset(
-    (
-        *("ctypes", "torch", "F", "cache", "lru_cache", "chain", "islice", "isfinite", "is_", "load_inline"),
-        *("WeakKeyDictionary", "ModelNew", "FAILURE", "ceil_div", "spread", "library", "cuda_library", "cpu_library"),
-        *("check", "expect", "dense", "Recomputed", "differentiable", "KEPT", "derived", "MADE_FOR", "configuration"),
-        *("described", "INSIDE", "HOOKS", "SEEN", "contents", "views", "weights", "KINDS", "kernels_for", "ordinary"),
-        *("called_plainly", "covers", "tf32_allowed"),
-    )
+# Names that a solution file imports: statement, and what a use of it looks like.
+_IMPORTED = {
+    "import ctypes": "ctypes.",
+    "from functools import cache": "@cache",
+    "from functools import lru_cache": "@lru_cache",
+    "from functools import partial": "partial)",
+    "from itertools import chain": "chain.",
+    "from itertools import islice": "islice(",
+    "from math import isfinite": "isfinite(",
+    "from operator import is_": "is_,",
+    "from weakref import WeakKeyDictionary": "WeakKeyDictionary(",
+    "import torch": "torch",
+    "import torch.nn.functional as F": "F.",
+    "from torch.utils.cpp_extension import load_inline": "load_inline(",
+}
+_OTHER_F = "from torch.nn import functional as F"
+
+# Names that it defines besides the problem's own.
+_DEFINED = (
+    *("ModelNew", "FAILURE", "ceil_div", "spread", "library", "cuda_library", "cpu_library", "check", "expect"),
+    *("dense", "Recomputed", "differentiable", "MADE_FOR", "configuration", "attributes", "described", "inside"),
+    *("CONTAINERS", "HOOKS", "SEEN", "contents", "views", "weights", "KINDS", "kernels_for", "ordinary"),
+    *("called_plainly", "tf32_allowed", "covers", "KEPT", "derived"),
 )
 
 
@@ -50,10 +64,11 @@ def text(drafts: Sequence[Draft], header: str) -> str:
 def _check(draft: Draft, code: ModelCode) -> None:
     """Refuses what one file cannot hold."""
     path, program = draft.problem.path, draft.program
-    own = _OWN | {kernel.name + draft.suffix for kernel in program.kernels}
-    imported = {"torch": "import torch", "F": "import torch.nn.functional as F"}
-    clash = next((n for n in sorted(own & code.names) if imported.get(n) not in code.imports), None)
-    if clash is not None and not (clash == "F" and "from torch.nn import functional as F" in code.imports):
+    theirs = {statement for statement in code.imports if statement in (*_IMPORTED, _OTHER_F)}
+    own = {*_DEFINED, *(statement.split()[-1] for statement in _IMPORTED)}
+    own |= {kernel.name + draft.suffix for kernel in program.kernels}
+    clash = next(iter(sorted((own & code.names) - {statement.split()[-1] for statement in theirs})), None)
+    if clash is not None:
         raise UnsupportedError(f"{path}: it defines {clash}, which a solution file needs for itself; rename it there")
     if program.constants:
         name, tensor = next(iter(program.constants.items()))
@@ -65,21 +80,8 @@ def _check(draft: Draft, code: ModelCode) -> None:
 
 def _imports(code: ModelCode, body: str) -> str:
     """The problem's imports, and those of the rest."""
-    wanted = {
-        "import ctypes": "ctypes.",
-        "from functools import cache": "@cache",
-        "from functools import lru_cache": "@lru_cache",
-        "from itertools import chain": "chain.",
-        "from itertools import islice": "islice(",
-        "from math import isfinite": "isfinite(",
-        "from operator import is_": "is_,",
-        "from weakref import WeakKeyDictionary": "WeakKeyDictionary(",
-        "import torch": "torch",
-        "import torch.nn.functional as F": r"F.",
-        "from torch.utils.cpp_extension import load_inline": "load_inline(",
-    }
-    own = [statement for statement, sign in wanted.items() if re.search(rf"(?<![\w.]){re.escape(sign)}", body)]
-    theirs = [statement for statement in code.imports if statement != "from torch.nn import functional as F"]
+    own = [statement for statement, sign in _IMPORTED.items() if re.search(rf"(?<![\w.]){re.escape(sign)}", body)]
+    theirs = [statement for statement in code.imports if statement != _OTHER_F]
     return import_block([*theirs, *own])
 
 

@@ -66,8 +66,12 @@ def check_output(path: Path, problem: Path, force: bool) -> None:
         raise UnsupportedError(f"-o {path}: this is a directory; name a file")
     if path.exists() and not force:
         raise UnsupportedError(f"-o {path}: this file exists; --force replaces it")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UnsupportedError(f"-o {path}: {path.parent} is no directory that can be written to")
+    if not path.parent.is_dir():
+        raise UnsupportedError(f"-o {path}: {path.parent} is no directory; make it first")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()  # what permissions say is not all there is to it
+    except OSError as error:
+        raise UnsupportedError(f"-o {path}: nothing can be written to {path.parent}: {error.strerror}") from error
 
 
 def write_solution(

@@ -96,6 +96,17 @@ def test_a_wrong_file_is_not_kept(small: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [path.name for path in small.parent.iterdir()] == [small.name]
 
 
+def test_a_run_that_is_killed_leaves_nothing_beside_the_problem(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def looked_at(*_: Any, **__: Any) -> Any:
+        assert [path.name for path in small.parent.iterdir()] == [small.name]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writing, "tried", looked_at)
+    result, solution = written(small)
+    assert result.exit_code == 130, result.output
+    assert not solution.exists()
+
+
 @pytest.mark.parametrize(
     ("target", "sentence"), [("tpu", "--target tpu: a solution file is for cuda or cpu, or for both: cuda,cpu")]
 )
@@ -132,7 +143,8 @@ def test_places_that_cannot_be_written(small: Path) -> None:
     for place, sentence in (
         (small, "this is the problem file itself"),
         (small.parent, "this is a directory"),
-        (small.parent / "absent" / "s.py", "is no directory that can be written to"),
+        (small.parent / "absent" / "s.py", "is no directory; make it first"),
+        (Path("/proc") / "s.py", "nothing can be written to /proc: "),
     ):
         refused(CliRunner().invoke(app, ["optimize", str(small), "-o", str(place)]), sentence)
 

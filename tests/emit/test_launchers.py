@@ -114,6 +114,7 @@ def test_launches_are_those_of_the_record(case: str, tmp_path: Path) -> None:
     operands = recorded(solution, kernels)
     random = Random(0)
     for kernel in kernels:
+        _refuses_other_shapes(solution, kernel, operands[kernel.name])
         for _ in range(20):
             sizes = {name: random.randint(20, 90) for name, _, _ in kernel.sizes}
             tensors = operands_of(kernel, sizes, operands[kernel.name])
@@ -126,6 +127,24 @@ def test_launches_are_those_of_the_record(case: str, tmp_path: Path) -> None:
                 name: value for name, value in pointers.items() if name in given
             }
             _same_launches(kernel, calls_of(solution, kernel), given, sizes)
+
+
+def _refuses_other_shapes(solution: Any, kernel: Kernel, tensors: list[torch.Tensor]) -> None:
+    """Every operand of another shape is refused in a sentence that names it; lengths that may differ are not."""
+    sizes_of, free = getattr(solution, f"{kernel.name}_sizes"), {(operand, dim) for _, operand, dim in kernel.sizes}
+    right = [t.shape for t in tensors]
+    sizes_of(*right)
+    for i, name in enumerate(kernel.operands):
+        wrong = [torch.Size((*right[i], 1))]
+        wrong += [
+            torch.Size(n + (d == dim) for d, n in enumerate(right[i]))
+            for dim in range(len(right[i]))
+            if (i, dim) not in free
+        ]
+        for shape in wrong:
+            sentence = rf"^{kernel.name} takes {name} of shape \(.*\), not {re.escape(str(tuple(shape)))}$"
+            with pytest.raises(ValueError, match=sentence):
+                sizes_of(*right[:i], shape, *right[i + 1 :])
 
 
 def _same_launches(

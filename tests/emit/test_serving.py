@@ -33,9 +33,16 @@ def normed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return _solution(tmp_path_factory.mktemp("normed"), FORWARD)
 
 
-def _solution(folder: Path, forward: str) -> Any:
-    arguments = "channels: int, size: int = 3, *, scale: float = 2.0"
-    path = problem(folder, CONV, forward, "[torch.rand(4, 3, 20, 24)]", arguments=arguments, given="3")
+def _solution(
+    folder: Path,
+    forward: str,
+    init: str = CONV,
+    arguments: str = "channels: int, size: int = 3, *, scale: float = 2.0",
+    given: str = "3",
+    imports: str = "",
+) -> Any:
+    path = problem(folder, init, forward, "[torch.rand(4, 3, 20, 24)]", arguments=arguments, given=given)
+    path.write_text(f"import {imports}\n" * bool(imports) + path.read_text())
     solution: Any = load(write(path))
     solution.kernels_for = lambda _: "cuda"
     for name in [name for name in vars(solution) if name.endswith("_launch")]:
@@ -103,6 +110,64 @@ def test_other_arguments(plain: Any, given: dict[str, Any]) -> None:
     agrees(plain, plain.ModelNew(3, **given), torch.rand(4, 3, 20, 24), kernels=False)
 
 
+def test_attributes_that_change_later(plain: Any) -> None:
+    model, x = plain.ModelNew(3), torch.rand(4, 3, 20, 24)
+    agrees(plain, model, x, kernels=True)
+    model.scale = 3.0
+    agrees(plain, model, x, kernels=False)
+    model.scale = 2.0
+    agrees(plain, model, x, kernels=True)
+    model.conv.stride = (2, 2)
+    agrees(plain, model, x, kernels=False)
+    model.conv = nn.Conv2d(3, 8, 3, padding=1)
+    agrees(plain, model, x, kernels=False)
+    model.conv = nn.Conv2d(3, 8, 3)
+    agrees(plain, model, x, kernels=True)
+    model.more = [1]
+    agrees(plain, model, x, kernels=False)
+
+
+def test_what_a_model_is_made_with(tmp_path: Path) -> None:
+    """Values that have no text of their own are compared by what they hold, in containers and after they change."""
+    arguments = "channels, options, limits=(float('-inf'), 6.0), kind=torch.float32"
+    init = "self.conv = nn.Conv2d(channels, 8, 3)\nself.options, self.limits, self.kind = options, limits, kind"
+    forward = (
+        "def forward(self, x):\n    y = self.conv(x).to(self.kind) * self.options['scales'][0].real\n"
+        "    return y.clamp(*self.limits).mean((2, 3))"
+    )
+    given = "3, {'scales': [2.0, 1j]}"
+    solution = _solution(tmp_path, forward, init=init, arguments=arguments, given=given)
+    x, options = torch.rand(4, 3, 20, 24), {"scales": [2.0, 1j]}
+    model = solution.ModelNew(3, options)
+    agrees(solution, model, x, kernels=True)
+    options["scales"][0] = 3.0
+    agrees(solution, model, x, kernels=False)
+    agrees(solution, solution.ModelNew(3, {"scales": [2.0, 2j]}), x, kernels=False)
+    agrees(solution, solution.ModelNew(3, {"scales": [2.0, 1j]}, (float("-inf"), 5.0)), x, kernels=False)
+    agrees(solution, solution.ModelNew(3, {"scales": [2.0, 1j]}, kind=torch.float64), x, kernels=False)
+
+
+def test_objects_and_functions_that_a_model_holds(tmp_path: Path) -> None:
+    init = (
+        "self.conv = nn.Conv2d(3, 8, 3)\nself.config = types.SimpleNamespace(scale=scale, owner=self, taps=[1.0])\n"
+        "self.first = functools.partial(F.leaky_relu, negative_slope=slope)\nself.second = lambda x: x * shift"
+    )
+    forward = (
+        "def forward(self, x):\n    y = self.second(self.first(self.conv(x)))\n"
+        "    return y.mean((2, 3)) * (self.config.scale * self.config.taps[0])"
+    )
+    arguments = "scale=2.0, slope=0.1, shift=3.0"
+    solution = _solution(tmp_path, forward, init=init, arguments=arguments, given="", imports="functools, types")
+    model, x = solution.ModelNew(), torch.rand(4, 3, 20, 24)
+    agrees(solution, model, x, kernels=True)
+    for other in ({"scale": 3.0}, {"slope": 0.2}, {"shift": -1.0}):
+        agrees(solution, solution.ModelNew(**other), x, kernels=False)
+    model.config.scale = 5.0
+    agrees(solution, model, x, kernels=False)
+    model.config.scale, model.config.taps[0] = 2.0, 4.0
+    agrees(solution, model, x, kernels=False)
+
+
 def test_other_mode(normed: Any) -> None:
     agrees(normed, normed.ModelNew(3), torch.rand(4, 3, 20, 24), kernels=True)
     agrees(normed, normed.ModelNew(3).eval(), torch.rand(4, 3, 20, 24), kernels=False)
@@ -128,10 +193,22 @@ def test_hooks_settings_and_transforms(plain: Any) -> None:
     assert seen
     handle.remove()
     model.conv._forward_hooks.clear()
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(2))
+    agrees(plain, model, x, kernels=False)
+    handle.remove()
     with torch.backends.cudnn.flags(allow_tf32=False):
         agrees(plain, model, x, kernels=False)
     expected = torch.vmap(lambda v: plain.Model.forward(model, v))(x[:, None])
     torch.testing.assert_close(torch.vmap(model)(x[:, None]), expected)
+
+
+def test_compilers_see_the_original(plain: Any) -> None:
+    model, x = plain.ModelNew(3), torch.rand(4, 3, 20, 24)
+    compiled: Any = torch.compile(model, backend="eager", fullgraph=True)
+    with served(plain) as count:
+        found = compiled(x)
+    assert not count
+    torch.testing.assert_close(found, plain.Model.forward(model, x))
 
 
 def test_a_parameter_of_another_shape(plain: Any) -> None:

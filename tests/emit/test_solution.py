@@ -10,6 +10,7 @@ import pytest
 from solutions import FOUNDING, cuda_source, draft, founding, load, nvcc, problem, ruff, text_of, write
 
 from fusewright.emit.writing import tried
+from fusewright.errors import UnsupportedError
 
 CONV = "self.conv = nn.Conv2d(3, 8, 3)"
 HEAD = "def forward(self, x):\n    return self.conv(x).relu().mean((2, 3))"
@@ -68,3 +69,23 @@ def test_a_rewrite_without_kernels_is_a_solution_too(tmp_path: Path) -> None:
     ruff(solution)
     facts = tried(path, solution, "cpu", target="cuda", timed=False)
     assert facts["errors"]["outputs"]["new"] < 1e-5
+
+
+def test_imports_of_its_own_that_the_file_needs_too(tmp_path: Path) -> None:
+    init = f"{CONV}\nself.act = partial(F.leaky_relu, negative_slope=0.2)"
+    path = problem(tmp_path, init, "def forward(self, x):\n    return self.act(self.conv(x)).mean((2, 3))", INPUT)
+    path.write_text("from functools import partial\n" + path.read_text())
+    solution = write(path)
+    assert len(re.findall(r"^from functools import .*\bpartial\b", solution.read_text(), re.MULTILINE)) == 1
+    ruff(solution)
+
+
+def test_names_that_the_file_needs_for_itself(tmp_path: Path) -> None:
+    path = problem(tmp_path, CONV, HEAD, INPUT)
+    path.write_text(
+        path.read_text()
+        .replace("class Model(", "covers = 3\n\n\nclass Model(")
+        .replace("nn.Conv2d(3", "nn.Conv2d(covers")
+    )
+    with pytest.raises(UnsupportedError, match="it defines covers, which a solution file needs for itself"):
+        write(path)
