@@ -26,8 +26,8 @@ def test_kernels() -> None:
 
 
 def test_operands_that_are_computed() -> None:
-    """Pooling what was divided by a function of a parameter: the kernel reads the function's value, as an operand."""
-    assert "contraction" in _check(range(248, 249), most=2)
+    """A convolution divided by a function of a parameter: the kernel reads the function's value, as an operand."""
+    assert "contraction" in _check(range(506, 507), most=2)
 
 
 @pytest.mark.slow
