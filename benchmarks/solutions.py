@@ -1,15 +1,16 @@
 """Solution files tried: written, run where Fusewright cannot be imported, and timed beside the in-process module.
 
     python benchmarks/solutions.py --device cuda --out benchmarks/results/h200_solutions.json
-    python benchmarks/solutions.py --device cpu --batch 8 --out benchmarks/results/cpu_solutions.json
-    python benchmarks/solutions.py --device cpu --batch 2 --out solutions.json model.py        # a problem of your own
+    python benchmarks/solutions.py --device cpu --divide 16 --out benchmarks/results/cpu_solutions.json
+    python benchmarks/solutions.py --device cpu --out solutions.json model.py     # a problem of your own
 
 Every problem has processes of its own.  First the files are written, on a GPU several at a time: `write_solution` runs
 each in a clean interpreter (``python -I`` that finds no Fusewright) and compares outputs and gradients with float64.
 Its first call there builds the kernels; a second clean interpreter finds them built.  The founding models come first,
 one after the other, with kernels chosen by measuring; the others take every group's default kernel (``--measured``
 measures all).  Then forward, and forward with backward, are timed in turns: eager, the module that `optimize` returns,
-and the file.  What fails is a row with one sentence and the end of its stderr.
+and the file.  ``--divide`` makes batches smaller, for a small machine.  What fails is a row with one sentence and the
+end of its stderr.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ print(json.dumps(time.perf_counter() - begun))
 """
 
 
-def make(path: Path, solution: Path, device: str, measured: bool, batch: int | None) -> Row:
+def make(path: Path, solution: Path, device: str, measured: bool, divide: int) -> Row:
     """Writes a solution; what clean interpreters found."""
     options = Options(measure=measured, verify=False)
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="solutions-built-") as built:
         os.environ["TORCH_EXTENSIONS_DIR"] = built
-        problem = _problem(path, batch)
+        problem = _problem(path, divide)
         written = write_solution(problem, solution, options, targets=[device], force=True, timed=False)
         ((plan,), (checked,)) = written.plans, written.checked
         seconds = time.perf_counter() - begun
@@ -93,9 +94,10 @@ def make(path: Path, solution: Path, device: str, measured: bool, batch: int | N
     }
 
 
-def _problem(path: Path, batch: int | None) -> Problem:
+def _problem(path: Path, divide: int) -> Problem:
+    """A problem with so many times fewer rows, though never fewer than two."""
     problem = load_problem(path)
-    return problem if batch is None else problem.with_batch(batch)
+    return problem if divide == 1 else problem.with_batch(max(2, problem.shapes()[0][0] // divide))
 
 
 def _first_call(solution: Path, device: str) -> float:
@@ -108,9 +110,9 @@ def _first_call(solution: Path, device: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
-def timed(path: Path, solution: Path, device: str, measured: bool, batch: int | None, lock: Path) -> Row:
+def timed(path: Path, solution: Path, device: str, measured: bool, divide: int, lock: Path) -> Row:
     """Medians of eager, the in-process module and the file, in milliseconds."""
-    problem = _problem(path, batch)
+    problem = _problem(path, divide)
     model, inputs = problem.build(device=device), problem.inputs(device=device)
     file = load_candidate(solution, problem).build(device=device)
     file.load_state_dict(model.state_dict())
@@ -191,8 +193,8 @@ class Run:
         else:
             how = ["--measured"] if self.measured(path) else []
             solution = self.folder / f"{Path(path).stem}.py"
-            how += ["--batch", str(self.chosen.batch)] if self.chosen.batch else []
-            arguments = ("--out", os.devnull, "--device", self.chosen.device, *how, *more)
+            how += ["--device", self.chosen.device, "--divide", str(self.chosen.divide)]
+            arguments = ("--out", os.devnull, *how, *more)
             row |= in_a_process(min(seconds, left), name, path, "--solutions", str(solution), *arguments)
         with self.saving:
             self.save()
@@ -216,7 +218,7 @@ class Run:
             self.chosen.out,
             {
                 "environment": environment(self.chosen.device),
-                "batch": self.chosen.batch,  # where it is not the problem's own
+                "batches divided by": self.chosen.divide,
                 "solutions": list(self.rows.values()),
             },
         )
@@ -251,7 +253,7 @@ def main() -> None:
     parser.add_argument("problems", type=Path, nargs="*", help="problem files; by default those of the project")
     parser.add_argument("--only", default="", help="problems whose path contains one of these words (a,b,c)")
     parser.add_argument("--measured", action="store_true", help="choose all kernels by measuring, one after the other")
-    parser.add_argument("--batch", type=int, help="another leading size of the inputs than the problems' own")
+    parser.add_argument("--divide", type=int, default=1, metavar="N", help="batches so many times smaller")
     parser.add_argument("--solutions", type=Path, help="where the files go; by default a temporary folder")
     parser.add_argument("--seconds", type=float, default=3600.0, help="start nothing after so long")
     parser.add_argument("--out", type=Path, required=True)
@@ -260,9 +262,9 @@ def main() -> None:
     parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.make:
-        one(lambda: make(ROOT / chosen.make, chosen.solutions, chosen.device, chosen.measured, chosen.batch))
+        one(lambda: make(ROOT / chosen.make, chosen.solutions, chosen.device, chosen.measured, chosen.divide))
     elif chosen.time:
-        how = (chosen.device, chosen.measured, chosen.batch, chosen.lock)
+        how = (chosen.device, chosen.measured, chosen.divide, chosen.lock)
         one(lambda: timed(ROOT / chosen.time, chosen.solutions, *how))
     else:
         Run(chosen).all()

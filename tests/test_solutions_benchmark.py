@@ -45,7 +45,16 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, text in {"pooled": POOLED, "worse": WORSE}.items():
         (folder / f"{name}.py").write_text(text)
     problems = [str(folder / f"{name}.py") for name in ("pooled", "worse")]
-    options = ["--device", "cpu", "--batch", "2", "--solutions", str(folder / "files"), "--out", str(folder / "r.json")]
+    options = [
+        "--device",
+        "cpu",
+        "--divide",
+        "32",
+        "--solutions",
+        str(folder / "files"),
+        "--out",
+        str(folder / "r.json"),
+    ]
     done = subprocess.run([sys.executable, SCRIPT, *problems, *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads((folder / "r.json").read_text())
@@ -73,5 +82,5 @@ def test_a_problem_that_fails_is_a_row_with_a_sentence(record: dict[str, Any]) -
 
 
 def test_the_record_says_where_and_how(record: dict[str, Any]) -> None:
-    assert record["batch"] == 2
+    assert record["batches divided by"] == 32
     assert record["environment"]["torch"]
