@@ -77,14 +77,15 @@ inline double sum_of(index_t length, Element element) {
 template <typename T, typename Element>
 inline T greatest_of(index_t length, Element element) {
     T most = -T(INFINITY);
-    int unordered = 0;
-#pragma omp simd reduction(max : most) reduction(| : unordered)
+    int unordered = 0, above = 0;  // a compiler's reduction may start from a finite number
+#pragma omp simd reduction(max : most) reduction(| : unordered, above)
     for (index_t r = 0; r < length; ++r) {
         const T value = element(r);
         most = value > most ? value : most;
         unordered |= value != value;
+        above |= value > -T(INFINITY);
     }
-    return unordered ? T(NAN) : most;
+    return unordered ? T(NAN) : above ? most : -T(INFINITY);
 }
 
 extern "C" void fused_linear_add_logsumexp_mul(const double* a0, const double* a1, const double* a2, const float* a3,

@@ -38,13 +38,14 @@ struct $Name {
     $T best = $start;
     void take(const $T* value, index_t count) {
         $T found = $start;
-        int unordered = 0;
-#pragma omp simd reduction($function : found) reduction(| : unordered)
+        int unordered = 0, better = 0;  // a compiler's reduction may start from a finite number
+#pragma omp simd reduction($function : found) reduction(| : unordered, better)
         for (index_t e = 0; e < count; ++e) {
             found = value[e] $better found ? value[e] : found;
             unordered |= value[e] != value[e];
+            better |= value[e] $better $start;
         }
-        merge({unordered ? $T(NAN) : found});
+        merge({unordered ? $T(NAN) : better ? found : $start});
     }
     void merge(const $Name& other) { best = other.best $better best || other.best != other.best ? other.best : best; }
     void save(double* to, index_t) const { *to = best; }

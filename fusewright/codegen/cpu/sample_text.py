@@ -32,14 +32,15 @@ inline double product_of(index_t length, Element element) {
 template <typename T, typename Element>
 inline T greatest_of(index_t length, Element element) {
     T most = -T(INFINITY);
-    int unordered = 0;
-#pragma omp simd reduction(max : most) reduction(| : unordered)
+    int unordered = 0, above = 0;  // a compiler's reduction may start from a finite number
+#pragma omp simd reduction(max : most) reduction(| : unordered, above)
     for (index_t r = 0; r < length; ++r) {
         const T value = element(r);
         most = value > most ? value : most;
         unordered |= value != value;
+        above |= value > -T(INFINITY);
     }
-    return unordered ? T(NAN) : most;
+    return unordered ? T(NAN) : above ? most : -T(INFINITY);
 }
 """,
     "least_of": """
@@ -47,14 +48,15 @@ inline T greatest_of(index_t length, Element element) {
 template <typename T, typename Element>
 inline T least_of(index_t length, Element element) {
     T least = T(INFINITY);
-    int unordered = 0;
-#pragma omp simd reduction(min : least) reduction(| : unordered)
+    int unordered = 0, below = 0;  // a compiler's reduction may start from a finite number
+#pragma omp simd reduction(min : least) reduction(| : unordered, below)
     for (index_t r = 0; r < length; ++r) {
         const T value = element(r);
         least = value < least ? value : least;
         unordered |= value != value;
+        below |= value < T(INFINITY);
     }
-    return unordered ? T(NAN) : least;
+    return unordered ? T(NAN) : below ? least : T(INFINITY);
 }
 """,
 }
