@@ -694,6 +694,8 @@ class Recomputed(torch.autograd.Function):
             # Views, so that no gradient flows from one operand to another that it was computed from.
             operands = [operand.view_as(operand) for operand in ctx.saved_tensors]
             value = ctx.reference(*operands)
+        if not value.requires_grad:  # a step function, say
+            return (None,) * (2 + len(operands))
         wanted = [operand for operand, need in zip(operands, needed, strict=True) if need]
         found = iter(torch.autograd.grad(value, wanted, grad, create_graph=again, allow_unused=True))
         return None, None, *(next(found) if need else None for need in needed)

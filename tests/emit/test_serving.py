@@ -40,10 +40,11 @@ def _solution(
     arguments: str = "channels: int, size: int = 3, *, scale: float = 2.0",
     given: str = "3",
     imports: str = "",
+    **options: Any,
 ) -> Any:
     path = problem(folder, init, forward, "[torch.rand(4, 3, 20, 24)]", arguments=arguments, given=given)
     path.write_text(f"import {imports}\n" * bool(imports) + path.read_text())
-    solution: Any = load(write(path))
+    solution: Any = load(write(path, **options))
     solution.kernels_for = lambda _: "cuda"
     for name in [name for name in vars(solution) if name.endswith("_launch")]:
         setattr(solution, name, getattr(solution, name.replace("_launch", "_reference")))
@@ -248,3 +249,18 @@ def test_a_kernel_refuses_what_it_was_not_made_for(plain: Any) -> None:
         plain.dense("fused_conv", "x", torch.rand(3).double(), "cuda", torch.float32)
     with pytest.raises(RuntimeError, match="fused_conv could not be launched: invalid argument"):
         plain.check("fused_conv", b"invalid argument")
+
+
+def test_a_kernel_through_which_no_gradient_flows(tmp_path: Path) -> None:
+    forward = (
+        "def forward(self, x):\n    return torch.cat([(self.conv(x) > 0).to(x.dtype).mean((2, 3)), x.amax((2, 3))], 1)"
+    )
+    init = "self.conv = nn.Conv2d(3, 8, 3)"
+    solution = _solution(tmp_path, forward, init=init, arguments="", given="", kernels="always")
+    assert any("conv" in name and "gt" in name for name in vars(solution))
+    model, x = solution.ModelNew(), torch.rand(4, 3, 20, 24, requires_grad=True)
+    with served(solution) as count:
+        (found,) = torch.autograd.grad(model(x).sum(), x)
+    assert count
+    (expected,) = torch.autograd.grad(solution.Model.forward(model, x).sum(), x)
+    torch.testing.assert_close(found, expected)
