@@ -152,11 +152,21 @@ def drafted(
     args, kwargs, entry = planned(model, inputs, options, progress)
     assert entry.plan is not None
     if entry.runner is None:
-        raise NothingGained(f"no solution file was written: {entry.plan.reason}")
+        raise NothingGained(f"no solution file was written: {_why_not(entry.plan)}")
     target = options.target or next(tensor.device for tensor in flat_tensors(args, kwargs))
     if options.wishes.single:
         _require_one_launch(entry.runner.program)
     return Draft(problem, model, args, kwargs, entry, options.precision, options.wishes, either, target.type)
+
+
+def _why_not(plan: Plan) -> str:
+    """Why nothing was gained, kernels included."""
+    if plan.status != "unchanged" or plan.verdict is not None:
+        return plan.reason
+    slower = [choice.name for choice in plan.kernels if choice.path == "ATen"]
+    if slower:
+        return f"{plan.reason}, and PyTorch's own operations are faster than {listed(slower)}"
+    return f"{plan.reason}, and no part of the model has a kernel" if not plan.kernels else plan.reason
 
 
 def _either_mode(model: nn.Module, inputs: Any, wishes: Wishes) -> bool:
