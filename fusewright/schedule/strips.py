@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from math import ceil, prod
 
 import torch
@@ -126,29 +127,47 @@ def _rounded(n: int, to: int) -> int:
 
 
 def _strip(c: Contraction, lengths: tuple[int, int, int], samples: int) -> tuple[int, int, int]:
-    """Results along d, h, w: whole rows, and as many of them as fit."""
+    """Results along d, h, w: whole rows, cut along d and h where it fits and costs the least per result."""
     itemsize = 8 if c.x.dtype == torch.float64 else 4
     channels = min(features(c), 2 * LANES) if is_channelwise(c) else c.channels
+    depth, height, width = (1, 1, prod(lengths)) if is_flat(c) else lengths
 
-    def fits(strip: list[int]) -> bool:
-        return channels * prod(map(inputs, c.axes, strip)) * itemsize <= STAGED
+    def fits(d: int, h: int, w: int) -> bool:
+        return channels * prod(map(inputs, c.axes, (d, h, w))) * itemsize <= STAGED
 
-    lengths_ = [1, 1, prod(lengths)] if is_flat(c) else list(lengths)
-    strip = [1, 1, lengths_[2]]
-    while not fits(strip) and strip[2] > 16:
-        strip[2] = ceil(strip[2] / 2)
-    for i in (1, 0):
-        while strip[2] == lengths_[2] and strip[i] < lengths_[i]:
-            larger = [*strip]
-            larger[i] = min(lengths_[i], 2 * strip[i])
-            tasks = samples * prod(ceil(n / k) for n, k in zip(lengths_, larger, strict=True))
-            if not fits(larger) or tasks < TASKS:
-                break
-            strip = larger
-        if strip[i] < lengths_[i]:
-            break
-    d, h, w = (ceil(n / ceil(n / k)) for n, k in zip(lengths_, strip, strict=True))
-    return d, h, w
+    row = width
+    while not fits(1, 1, row) and row > 16:
+        row = ceil(row / 2)
+    row = ceil(width / ceil(width / row))
+    if row < width:
+        return 1, 1, row
+    enough = min(TASKS, samples * depth * height)
+    cuts = [
+        (d, h)
+        for d, h in product(_shares(depth), _shares(height))
+        if (d, h) == (1, 1) or (fits(d, h, row) and samples * ceil(depth / d) * ceil(height / h) >= enough)
+    ]
+    return *min(cuts, key=lambda cut: (_work(c, *cut), -prod(cut))), row
+
+
+def _shares(length: int) -> list[int]:
+    """The lengths that a dimension is cut into, by number of parts."""
+    return sorted({ceil(length / parts) for parts in range(1, length + 1)})
+
+
+def _work(c: Contraction, d: int, h: int) -> float:
+    """What a result costs in a strip of so many rows: vectors of products, and inputs that are copied."""
+    windows = [(1, 1)] * 3 if c.window is None else list(zip(c.window.op.kernel, c.window.op.stride, strict=True))
+    windows = [(1, 1)] * (3 - len(windows)) + windows
+    positions = prod((n - 1) * stride + kernel for n, (kernel, stride) in zip((d, h), windows[:2], strict=True))
+    products = positions * ceil(features(c) / LANES) * prod(a.taps for a in c.axes)
+    return (products + prod(map(_rows, c.axes[:2], (d, h)))) / (d * h)
+
+
+def _rows(axis: Axis, results: int) -> int:
+    """Inputs along one dimension that are copied: those between two results' are left out."""
+    low, high = axis.reach()
+    return min(inputs(axis, results), results * (high - low + 1))
 
 
 def inputs(axis: Axis, results: int) -> int:
