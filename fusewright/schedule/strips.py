@@ -61,6 +61,13 @@ def is_flat(c: Contraction) -> bool:
     return plain and not padded and c.box is None and c.window is None
 
 
+def pooling(c: Contraction) -> list[tuple[int, int, int]]:
+    """Kernel, stride and padding of the window along d, h, w."""
+    op = None if c.window is None else c.window.op
+    found = [] if op is None else list(zip(op.kernel, op.stride, op.padding, strict=True))
+    return [(1, 1, 0)] * (3 - len(found)) + found
+
+
 def is_channelwise(c: Contraction) -> bool:
     """Whether each output channel reads a single input channel, too few of them to fill a vector: then the channels of
     all groups lie along the lanes, inputs as well as outputs."""
@@ -99,7 +106,7 @@ def _chunk(c: Contraction, vectors: int) -> int:
 
 def _positions(c: Contraction, results: int) -> int:
     """Positions of one phase in a row of so many results."""
-    kernel, stride = (1, 1) if c.window is None else (c.window.op.kernel[-1], c.window.op.stride[-1])
+    kernel, stride, _ = pooling(c)[2]
     return ceil(((results - 1) * stride + kernel) / c.plain_axes[2].stride)
 
 
@@ -157,9 +164,7 @@ def _shares(length: int) -> list[int]:
 
 def _work(c: Contraction, d: int, h: int) -> float:
     """What a result costs in a strip of so many rows: vectors of products, and inputs that are copied."""
-    windows = [(1, 1)] * 3 if c.window is None else list(zip(c.window.op.kernel, c.window.op.stride, strict=True))
-    windows = [(1, 1)] * (3 - len(windows)) + windows
-    positions = prod((n - 1) * stride + kernel for n, (kernel, stride) in zip((d, h), windows[:2], strict=True))
+    positions = prod((n - 1) * stride + kernel for n, (kernel, stride, _) in zip((d, h), pooling(c)[:2], strict=True))
     products = positions * ceil(features(c) / LANES) * prod(a.taps for a in c.axes)
     return (products + prod(map(_rows, c.axes[:2], (d, h)))) / (d * h)
 

@@ -32,7 +32,7 @@ from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Array, Kernel, Launch
 from fusewright.schedule.contraction import MOST_ELEMENTS, Axis, Contraction
 from fusewright.schedule.groups import sizes as sizes_of
-from fusewright.schedule.strips import Strips, candidates, features, groups, is_channelwise, is_flat
+from fusewright.schedule.strips import Strips, candidates, features, groups, is_channelwise, is_flat, pooling
 
 # So many ways to cut a group are worth measuring.
 WORTH_MEASURING = 4
@@ -200,21 +200,12 @@ class _Writer:
         body = "\n\n".join("\n".join(section).strip("\n") for section in sections if section)
         return source("a convolution and what follows it, strip by strip.", self.name, body.split("\n"))
 
-    @property
-    def pooling(self) -> list[tuple[int, int, int]]:
-        """Kernel, stride and padding of the pooling along d, h, w."""
-        if self.c.window is None:
-            return [(1, 1, 0)] * 3
-        op = self.c.window.op
-        found = list(zip(op.kernel, op.stride, op.padding, strict=True))
-        return [(1, 1, 0)] * (3 - len(found)) + found
-
     def _constants(self) -> Lines:
         c, s = self.c, self.s
         names: dict[str, object] = {}
-        spans = [span(a) for a in self.axes]
+        spans, windows = [span(a) for a in self.axes], pooling(c)
         for i, a in enumerate(DIMENSIONS):
-            kernel, stride, _ = self.pooling[i]
+            kernel, stride, _ = windows[i]
             low, high = spans[i]
             names |= {f"taps_{a}": c.axes[i].taps, f"lowest_{a}": low, f"reach_{a}": high - low + 1}
             names |= {f"strip_{a}": s.strip[i], f"positions_{a}": (s.strip[i] - 1) * stride + kernel}
@@ -261,7 +252,7 @@ class _Writer:
         if self.c.window is None:
             return []
         names: dict[str, object] = {}
-        for a, (kernel, stride, pad) in zip(DIMENSIONS, self.pooling, strict=True):
+        for a, (kernel, stride, pad) in zip(DIMENSIONS, pooling(self.c), strict=True):
             names |= {a: kernel, f"stride_{a}": stride, f"pad_{a}": pad}
         padding = fill(epilogue_texts.POOL_PADDING, **names) if self.epilogue.clipped else []
         return [*fill(epilogue_texts.POOL_CONSTANTS, **names), *padding]
@@ -269,7 +260,7 @@ class _Writer:
     @property
     def band(self) -> tuple[int, int]:
         """Results along d and h whose windows are pooled from the same positions: all where windows overlap."""
-        d, h = (s if k > t else 1 for s, (k, t, _) in zip(self.s.strip, self.pooling[:2], strict=False))
+        d, h = (s if k > t else 1 for s, (k, t, _) in zip(self.s.strip, pooling(self.c)[:2], strict=False))
         return d, h
 
     def _call(self) -> Lines:
