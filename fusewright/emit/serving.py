@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from pprint import pformat
-from typing import Any
 
 import torch
 
 from fusewright.codegen.aten import attribute
 from fusewright.codegen.text import fill
 from fusewright.emit import conditions, support
+from fusewright.emit.configuration import configuration
 from fusewright.emit.draft import Draft, named_tensors
 from fusewright.verification.numerics import tf32_allowed
 
@@ -24,13 +23,12 @@ def serving(drafts: Sequence[Draft], parameters: str) -> list[str]:
     paths = [path for path in tensors if any(draft.reads(path) for draft in drafts)]
     held = ", ".join(attribute("model", path) for path in paths) + ("," if len(paths) == 1 else "")
     kinds = "".join(f"({tuple(tensors[p].shape)}, {tensors[p].dtype}), " for p in paths)
-    configured = pformat(_configured(first), width=110, sort_dicts=False, compact=True)
     devices = [line for draft in drafts for line in _device(draft)]
     autocast = " or ".join(f'torch.is_autocast_enabled("{draft.target}")' for draft in drafts)
     ordinary = fill(support.ORDINARY, conditions=devices, autocast=autocast)
     return [
         "# What the kernels were made for; a model that is configured otherwise runs its original forward.\n"
-        f"MADE_FOR = {configured}",
+        f"MADE_FOR = {configuration(first)}",
         support.CONFIGURATION,
         "\n".join(fill(support.STATE, weights=f"({held})", conditions=" and ".join(_model_conditions(first)))),
         f"# Shapes and dtypes of these tensors.\nKINDS = [{kinds.rstrip(', ')}]",
@@ -50,16 +48,9 @@ def _device(draft: Draft) -> list[str]:
     return [f"if {condition}:", f'    return "{draft.target}"']
 
 
-def _configured(draft: Draft) -> object:
-    """What ``configuration`` of a solution file says of the model."""
-    scope: dict[str, Any] = {"Model": draft.problem.model_class, "torch": torch}
-    exec("from functools import partial\nfrom math import isfinite\n" + support.CONFIGURATION, scope)  # our own text
-    return scope["configuration"](draft.model)
-
-
 def _model_conditions(draft: Draft) -> list[str]:
     """What a model must be, beside free of hooks."""
-    configured = "configuration(model) == MADE_FOR"
+    configured = "described(model) == MADE_FOR"
     if draft.either_mode:
         return [configured]
     quantifier = "all" if draft.model.training else "not any"
@@ -92,17 +83,17 @@ def _covers(drafts: Sequence[Draft], parameters: str) -> str:
     inputs = drafts[0].inputs
     tensors = ", ".join(inputs.tensors)
     device = f"{inputs.tensors[0]}.device"
-    checks = ["held is not None", *inputs.conditions, f"kernels_for({device})"]
-    checks.append(f"ordinary({device}, {tensors}, *held)")
+    checks = ["own is not None", *inputs.conditions, f"kernels_for({device})"]
+    checks.append(f"ordinary({device}, {tensors}, *own)")
     checks += _everywhere(drafts, _shapes)
-    checks.append("[(w.shape, w.dtype) for w in held] == KINDS")
+    checks.append("[(w.shape, w.dtype) for w in own] == KINDS")
     checks += _everywhere(drafts, lambda draft: ["tf32_allowed()"] if _tf32_setting(draft) else [])
     checks += _everywhere(drafts, _gradient_modes)
     joined = "\n        and ".join(checks)
     return (
         f"def covers(model: Model, {parameters}) -> bool:\n"
         '    """Whether the kernels were made for a call; the original forward serves all others."""\n'
-        f"    held = weights(model) if called_plainly() else None\n    return bool(\n        {joined}\n    )"
+        f"    own = weights(model) if called_plainly() else None\n    return bool(\n        {joined}\n    )"
     )
 
 

@@ -22,6 +22,9 @@ _IMPORTED = {
     "from itertools import islice": "islice(",
     "from math import isfinite": "isfinite(",
     "from operator import is_": "is_,",
+    "from types import FunctionType": "FunctionType)",
+    "from types import MethodType": "MethodType)",
+    "from types import ModuleType": "ModuleType,",
     "from weakref import WeakKeyDictionary": "WeakKeyDictionary(",
     "import torch": "torch",
     "import torch.nn.functional as F": "F.",
@@ -32,8 +35,8 @@ _OTHER_F = "from torch.nn import functional as F"
 # Names that it defines besides the problem's own.
 _DEFINED = (
     *("ModelNew", "FAILURE", "ceil_div", "spread", "library", "cuda_library", "cpu_library", "check", "expect"),
-    *("dense", "Recomputed", "differentiable", "MADE_FOR", "configuration", "attributes", "described", "inside"),
-    *("CONTAINERS", "HOOKS", "SEEN", "contents", "views", "weights", "KINDS", "kernels_for", "ordinary"),
+    *("dense", "Recomputed", "differentiable", "MADE_FOR", "OF_ALL_MODULES", "held", "given", "described"),
+    *("named", "CONTAINERS", "HOOKS", "SEEN", "views", "weights", "KINDS", "kernels_for", "ordinary"),
     *("called_plainly", "tf32_allowed", "covers", "KEPT", "derived"),
 )
 

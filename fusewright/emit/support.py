@@ -148,52 +148,57 @@ def derived(derive, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
 LIBRARIES = {"cuda": CUDA_LIBRARY, "cpu": CPU_LIBRARY}
 
 CONFIGURATION = '''
-def configuration(model: Model) -> dict:
-    """What a forward may depend on besides tensors: for each submodule its class and plain attributes."""
-    found = {}
-    for path, module in model.named_modules():
-        values = {name: described(value) for name, value in attributes(module).items()}
-        found[path] = (type(module).__name__ if path else "", values)
-    return found
+OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))  # their parameters, submodules, hooks and mode
 
 
-def attributes(module: torch.nn.Module) -> dict:
-    """The attributes that somebody gave a module."""
-    return {name: value for name, value in vars(module).items() if name[0] != "_" and name != "training"}
+def held(value):
+    """What a module, container, object or function consists of, live where it may change; `None` for anything else."""
+    if isinstance(value, (dict, list, tuple, set, frozenset)):
+        return value
+    if hasattr(value, "tolist") and not isinstance(value, torch.Tensor):  # an array
+        return (value.tolist(),)
+    if isinstance(value, partial):
+        return value.func, value.args, value.keywords
+    if isinstance(value, MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, FunctionType):
+        cells = (cell.cell_contents for cell in value.__closure__ or ())
+        return *cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
+    return None if isinstance(value, (type, ModuleType, torch.Tensor)) else getattr(value, "__dict__", None)
+
+
+def given(module: torch.nn.Module) -> dict:
+    """What somebody gave a module; what PyTorch's own modules keep to themselves follows from the rest."""
+    hides = type(module).__module__.startswith("torch.")
+    own = {n: part for n, part in vars(module).items() if n not in OF_ALL_MODULES and not (hides and n[0] == "_")}
+    return {**own, **module._modules}
 
 
 def described(value, above=()):
-    """A plain value as it is, a container, object or function by what it holds, anything else by its name."""
-    if value is None or isinstance(value, (bool, int, str)):
+    """A plain value as it is, anything else by its name and what it holds, but for what it is held by."""
+    if type(value) in (bool, int, str, type(None)) or (type(value) is float and isfinite(value)):
         return value
-    if isinstance(value, float):
-        return value if isfinite(value) else str(value)
-    if isinstance(value, (complex, bytes, torch.dtype, torch.device, torch.memory_format)):
-        return str(value)
-    if isinstance(value, Model):
+    if isinstance(value, Model) and above:
         return "Model"
-    held, above = inside(value), (*above, id(value))
-    if isinstance(held, dict):
-        found = {str(name): described(item, above) for name, item in held.items() if id(item) not in above}
+    parts = given(value) if isinstance(value, torch.nn.Module) else held(value)
+    above = (*above, id(value))
+    if parts is None:
+        return named(value) if hasattr(value, "__qualname__") or isinstance(value, torch.Tensor) else str(value)
+    if isinstance(parts, dict):
+        found = {str(name): described(part, above) for name, part in parts.items() if id(part) not in above}
     else:
-        found = tuple(described(item, above) for item in held if id(item) not in above)
-    if isinstance(value, (list, tuple, dict)):
-        return found
-    name = getattr(value, "__qualname__", type(value).__qualname__)
-    return (name, found) if found else name
+        found = tuple(described(part, above) for part in parts if id(part) not in above)
+    if isinstance(value, (set, frozenset)):
+        return tuple(sorted(found, key=repr))
+    return found if isinstance(value, (dict, list, tuple, Model)) else (named(value), found) if found else named(value)
 
 
-def inside(value):
-    """What a container, an object or a function holds."""
-    if isinstance(value, (list, tuple, dict)):
-        return value
-    if hasattr(value, "__qualname__"):
-        return [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
-    if isinstance(value, partial):
-        return [value.func, value.args, value.keywords]
-    if isinstance(value, torch.nn.Module):
-        return {**attributes(value), **value._modules}
-    return getattr(value, "__dict__", {})
+def named(value) -> str:
+    """A function or class, or an object's class, by its name and its package, none for the model's own."""
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    name = value.__code__.co_qualname if isinstance(value, FunctionType) else kind.__qualname__
+    package = (kind.__module__ or "builtins").partition(".")[0]
+    return name if kind.__module__ == Model.__module__ else f"{package}.{name}"
 '''
 
 STATE = '''
@@ -202,25 +207,16 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 SEEN = WeakKeyDictionary()  # for each model: what it held when it was last examined, and what came of that
 
 
-def contents(value, above=()):
-    """Live views of what a container or an object holds, and of what is held there; a tuple stays what it is."""
-    held, above = inside(value), (*above, id(value))
-    view = held.values() if isinstance(held, dict) else held
-    if view and not isinstance(view, tuple):
-        yield view
-    for item in view:
-        if id(item) not in above:
-            yield from contents(item, above)
-
-
-def views(model: Model):
-    """Live views of what a forward may depend on besides its inputs: where it changes, other objects appear in them."""
-    for module in model.modules():
-        own = vars(module)
-        yield own.values()
-        yield from (own[name].values() for name in (*CONTAINERS, *HOOKS))
-        for value in attributes(module).values():
-            yield from contents(value)
+def views(model: Model) -> list:
+    """Live views of all that a model consists of: where that changes, another object appears in one of them."""
+    found, values = {}, [model]
+    for value in values:  # which grows on the way
+        parts = held(value)
+        if parts is not None and id(value) not in found:
+            view = found[id(value)] = parts.values() if isinstance(parts, dict) else parts
+            module = isinstance(value, torch.nn.Module)
+            values += [*given(value).values(), *(parts[name] for name in (*CONTAINERS, *HOOKS))] if module else view
+    return [*found.values()]
 
 
 def weights(model: Model) -> tuple[torch.Tensor, ...] | None:
@@ -233,7 +229,7 @@ def weights(model: Model) -> tuple[torch.Tensor, ...] | None:
         live, lengths, objects, found = seen
         if [*map(len, live)] == lengths and all(map(is_, chain.from_iterable(live), objects)):
             return found
-    live = [*views(model)]
+    live = views(model)
     hooked = any(vars(module)[name] for module in islice(model.modules(), 1, None) for name in HOOKS)
     fits = not hooked and $conditions
     found = $weights if fits else None

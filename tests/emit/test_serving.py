@@ -16,9 +16,42 @@ import torch
 from solutions import load, problem, write
 from torch import nn
 
+from fusewright.errors import UnsupportedError
+
 CONV = "self.conv = nn.Conv2d(channels, 8, size)\nself.norm = nn.BatchNorm2d(8)\nself.scale = scale"
 FORWARD = "def forward(self, x):\n    return self.norm(self.conv(x)).relu().mean((2, 3)) * self.scale"
 PLAIN = "def forward(self, x):\n    return self.conv(x).relu().mean((2, 3)) * self.scale"
+
+FUNCTIONS = """
+def relu(x):
+    return x.clamp(min=0) + 0.5
+
+
+def doubled(f):
+    @functools.wraps(f)
+    def wrapper(x):
+        return 2 * f(x)
+
+    return wrapper
+
+
+def halved(f):
+    @functools.wraps(f)
+    def wrapper(x):
+        return f(x) / 2
+
+    return wrapper
+
+
+class Scaled:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def apply(self, x):
+        return x * self.scale
+
+
+"""
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +77,11 @@ def _solution(
 ) -> Any:
     path = problem(folder, init, forward, "[torch.rand(4, 3, 20, 24)]", arguments=arguments, given=given)
     path.write_text(f"import {imports}\n" * bool(imports) + path.read_text())
+    return _standing_in(path, **options)
+
+
+def _standing_in(path: Path, **options: Any) -> Any:
+    """The solution of a problem, with references in the place of its kernels."""
     solution: Any = load(write(path, **options))
     solution.kernels_for = lambda _: "cuda"
     for name in [name for name in vars(solution) if name.endswith("_launch")]:
@@ -167,6 +205,81 @@ def test_objects_and_functions_that_a_model_holds(tmp_path: Path) -> None:
     agrees(solution, model, x, kernels=False)
     model.config.scale, model.config.taps[0] = 2.0, 4.0
     agrees(solution, model, x, kernels=False)
+
+
+def test_functions_by_what_they_are(tmp_path: Path) -> None:
+    """Two functions of one name, from elsewhere, with other defaults, or behind another wrapper are not the same."""
+    init = (
+        "self.conv = nn.Conv2d(3, 8, 3)\n"
+        "self.first = {'own': relu, 'torch': F.relu, 'doubled': doubled(relu), 'halved': halved(relu)}[first]\n"
+        "self.second = lambda y, by=by: y * by\nself.third = Scaled(third).apply"
+    )
+    forward = "def forward(self, x):\n    return self.third(self.second(self.first(self.conv(x)))).mean((2, 3))"
+    arguments = "first='own', by=2.0, third=3.0"
+    path = problem(tmp_path, init, forward, "[torch.rand(4, 3, 20, 24)]", arguments=arguments, given="")
+    path.write_text("import functools\n" + path.read_text().replace("class Model(", f"{FUNCTIONS}class Model("))
+    solution = _standing_in(path)
+    x = torch.rand(4, 3, 20, 24)
+    agrees(solution, solution.ModelNew(), x, kernels=True)
+    for other in ({"first": "torch"}, {"first": "doubled"}, {"by": 3.0}, {"third": 2.0}):
+        agrees(solution, solution.ModelNew(**other), x, kernels=False)
+    first = path.read_text().replace("first='own'", "first='doubled'")
+    path.write_text(first)
+    solution = _standing_in(path)
+    agrees(solution, solution.ModelNew(), x, kernels=True)
+    agrees(solution, solution.ModelNew("halved"), x, kernels=False)
+
+
+@pytest.mark.parametrize(
+    "init",
+    [
+        "self.act = (lambda y: y * 2) if twice else (lambda y: y + 2)",
+        "def act(y):\n    return y * 2\nif not twice:\n    def act(y):\n        return y + 2\nself.act = act",
+        "self.act = eval('lambda y: y * 2' if twice else 'lambda y: y + 2')",
+    ],
+)
+def test_functions_that_cannot_be_told_apart_are_refused(tmp_path: Path, init: str) -> None:
+    """What a function does is in its code, and a file can only name it."""
+    whole = f"self.conv = nn.Conv2d(3, 8, 3)\n{init}"
+    forward = "def forward(self, x):\n    return self.act(self.conv(x)).mean((2, 3))"
+    path = problem(tmp_path, whole, forward, "[torch.rand(4, 3, 20, 24)]", arguments="twice=True", given="")
+    with pytest.raises(UnsupportedError, match=r"it is not the only one called .*give it a name of its own"):
+        write(path)
+
+
+def test_private_attributes_and_what_has_no_dictionary(tmp_path: Path) -> None:
+    init = (
+        "self.conv = nn.Conv2d(3, 8, 3)\nself._slope, self._kinds = slope, {kind}\nself.power = numpy.float32(power)\n"
+        "self.limits = []"
+    )
+    forward = (
+        "def forward(self, x):\n    y = F.leaky_relu(self.conv(x), self._slope) * float(self.power)\n"
+        "    return y.mean((2, 3)) if 'mean' in self._kinds else y.amax((2, 3)).clamp(*self.limits)"
+    )
+    arguments = "slope=0.1, kind='mean', power=2.0"
+    solution = _solution(tmp_path, forward, init=init, arguments=arguments, given="", imports="numpy")
+    model, x = solution.ModelNew(), torch.rand(4, 3, 20, 24)
+    agrees(solution, model, x, kernels=True)
+    for other in ({"slope": 0.2}, {"power": 3.0}):
+        agrees(solution, solution.ModelNew(**other), x, kernels=False)
+    model._kinds.add("max")
+    agrees(solution, model, x, kernels=False)
+    model._kinds.discard("max")
+    agrees(solution, model, x, kernels=True)
+    model.limits.append(0.5)
+    agrees(solution, model, x, kernels=False)
+
+
+def test_attributes_that_a_file_cannot_compare(tmp_path: Path) -> None:
+    forward = "def forward(self, x):\n    return self.conv(x).relu().mean((2, 3))"
+    for value, sentence in (
+        ("object()", r"Model\.extra holds <object object>, which shows nothing of what it is"),
+        ("list(range(100_000))", r"Model\.extra holds \d+ characters of values"),
+    ):
+        init = f"self.conv = nn.Conv2d(3, 8, 3)\nself.extra = {value}"
+        path = problem(tmp_path, init, forward, "[torch.rand(4, 3, 20, 24)]")
+        with pytest.raises(UnsupportedError, match=sentence):
+            write(path)
 
 
 def test_other_mode(normed: Any) -> None:
