@@ -27,6 +27,8 @@ AT_HAND = 16 * 1024
 WIDEST = 64
 REGISTERS = 32
 LANES = 16
+# Output channels of a group that leave most of a vector idle.
+FEW = 4
 # Products per load beyond which loads no longer hold a core up.
 ENOUGH = 3.0
 
@@ -69,9 +71,10 @@ def pooling(c: Contraction) -> list[tuple[int, int, int]]:
 
 
 def is_channelwise(c: Contraction) -> bool:
-    """Whether each output channel reads a single input channel, too few of them to fill a vector: then the channels of
-    all groups lie along the lanes, inputs as well as outputs."""
-    return c.op.groups > 1 and c.channels == 1 and c.features < LANES
+    """Whether groups have too few output channels to fill a vector: then those of all groups lie along the lanes, and
+    beside each one the input channels that it reads."""
+    few = c.features < LANES if c.channels == 1 else c.features <= FEW and any(a.taps > 1 for a in c.axes)
+    return c.op.groups > 1 and few
 
 
 def features(c: Contraction) -> int:
@@ -136,7 +139,7 @@ def _rounded(n: int, to: int) -> int:
 def _strip(c: Contraction, lengths: tuple[int, int, int], samples: int) -> tuple[int, int, int]:
     """Results along d, h, w: whole rows, cut along d and h where it fits and costs the least per result."""
     itemsize = 8 if c.x.dtype == torch.float64 else 4
-    channels = min(features(c), 2 * LANES) if is_channelwise(c) else c.channels
+    channels = c.channels * (min(features(c), 2 * LANES) if is_channelwise(c) else 1)
     depth, height, width = (1, 1, prod(lengths)) if is_flat(c) else lengths
 
     def fits(d: int, h: int, w: int) -> bool:

@@ -199,7 +199,8 @@ void stage(const Call& call, const Element* __restrict x,
         for (int i = 0; i < rows_d; ++i)
             for (int j = 0; j < rows_h; ++j) {
                 if (j % ADVANCE_H >= REACH_H) continue;    // no tap reads this row
-                const Element* from = x + (((long long)c * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
+                const long long channel = c;
+                const Element* from = x + ((channel * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
                 const long long next_d = (long long)BOX_STEP_D * call.in_h * call.in_w;
                 const long long next_h = (long long)BOX_STEP_H * call.in_w;
 #pragma omp simd

@@ -11,7 +11,7 @@ using index_t = long long;
 using Element = float;    // of the input and the weight in memory
 using Compute = float;    // of everything else
 
-constexpr int CHANNELS = 1, FEATURES = 96, GROUPS = 1;    // each feature reads a channel of its own
+constexpr int CHANNELS = 1, FEATURES = 96, GROUPS = 1;    // each feature reads the channels of its group
 constexpr int TAPS_D = 1, TAPS_H = 3, TAPS_W = 3, TAPS = TAPS_D * TAPS_H * TAPS_W;
 
 // Features lie along the lanes of vectors.
@@ -35,6 +35,8 @@ inline Vector load(const Compute* at) {
     return lanes;
 }
 inline void store(Vector lanes, Compute* at) { std::memcpy(at, &lanes, sizeof lanes); }
+// Rows become columns in squares of LANES: where the next one begins after that at `at`, the last one ending at `end`.
+inline int next_square(int at, int end) { return at + LANES == end ? end : smaller(at + LANES, end - LANES); }
 constexpr int VECTORS = 3, BLOCK = VECTORS * LANES, BLOCKS = ceil_div(FEATURES, BLOCK);
 
 // A phase of a dimension: the output positions `index * STRIDE + phase`.  Its taps read the input at
@@ -55,8 +57,8 @@ constexpr int POSITIONS_D = 1, POSITIONS_H = 14, POSITIONS_W = 56;
 constexpr int INPUTS_D = ceil_div(POSITIONS_D - 1, STRIDE_D) * ADVANCE_D + REACH_D;
 constexpr int INPUTS_H = ceil_div(POSITIONS_H - 1, STRIDE_H) * ADVANCE_H + REACH_H;
 constexpr int INPUTS_W = ceil_div(POSITIONS_W - 1, STRIDE_W) * ADVANCE_W + REACH_W;
-// The staged input is [d][h][w][channel], the channels those that a block of features reads.
-constexpr int CHANNEL = 1, COLUMN = BLOCK, ROW = INPUTS_W * COLUMN, PLANE = INPUTS_H * ROW;
+// The staged input is [d][h][w][channel][lane], the channels those of the group of each lane's feature.
+constexpr int CHANNEL = BLOCK, COLUMN = CHANNELS * BLOCK, ROW = INPUTS_W * COLUMN, PLANE = INPUTS_H * ROW;
 
 // A tile of sums in registers: TILE positions of one phase and row, a block of features.  The weights of TOGETHER taps
 // are at hand, so that an input once read serves all of them.
@@ -155,25 +157,41 @@ void multiply(const Compute* __restrict x, int taps_d, int taps_h, int channels,
     }
 }
 
+// The channel that lane `lane` of the staged input holds; lanes behind the last feature hold what that reads.
+inline int channel_of(int first_feature, int features, int lane) {
+    return first_feature + smaller(lane, features - 1);
+}
+
 // The input that a strip reads, in the compute type, zeros around the image.  x is a sample's group; (d, h, w) is the
 // input at the strip's corner, (rows_d, rows_h, columns) what of it is read.
 void stage(const Call& call, const Element* __restrict x, int first_feature, int features,
     int d, int h, int w, int rows_d, int rows_h, int columns, Compute* __restrict staged) {
     const int begin = larger(0, smaller(-w, columns)), end = larger(begin, smaller(call.in_w - w, columns));
-    for (int c = 0; c < features; ++c)
-        for (int i = 0; i < rows_d; ++i)
-            for (int j = 0; j < rows_h; ++j) {
-                Compute* to = staged + c + i * PLANE + j * ROW;
-                const bool inside = unsigned(d + i) < unsigned(call.in_d) && unsigned(h + j) < unsigned(call.in_h);
-                if (!inside) {
-                    for (int k = 0; k < columns; ++k) to[k * COLUMN] = 0;
-                    continue;
+    const long long image = (long long)call.in_d * call.in_h * call.in_w;
+    for (int i = 0; i < rows_d; ++i)
+        for (int j = 0; j < rows_h; ++j) {
+            Compute* row = staged + i * PLANE + j * ROW;
+            const bool inside = unsigned(d + i) < unsigned(call.in_d) && unsigned(h + j) < unsigned(call.in_h);
+            std::fill(row, row + (inside ? begin : columns) * COLUMN, Compute(0));
+            if (!inside) continue;
+            std::fill(row + end * COLUMN, row + columns * COLUMN, Compute(0));
+            const Element* from = x + ((long long)(d + i) * call.in_h + h + j) * call.in_w + w;
+            for (int first = 0; first < COLUMN; first += LANES) {
+                const Element* of[LANES];    // the rows that come to lie side by side
+                for (int lane = 0; lane < LANES; ++lane)
+                    of[lane] = from + channel_of(first_feature, features, first + lane) * image;
+                for (int k = begin; k + LANES <= end; k = next_square(k, end)) {
+                    Compute turned[LANES][LANES];
+#pragma omp simd
+                    for (int n = 0; n < LANES; ++n)
+#pragma GCC unroll 16
+                        for (int lane = 0; lane < LANES; ++lane) turned[n][lane] = of[lane][k + n];
+                    for (int n = 0; n < LANES; ++n) store(load(turned[n]), row + (k + n) * COLUMN + first);
                 }
-                const Element* from = x + (((first_feature + (long long)c) * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
-                for (int k = 0; k < begin; ++k) to[k * COLUMN] = 0;
-                for (int k = begin; k < end; ++k) to[k * COLUMN] = from[k];
-                for (int k = end; k < columns; ++k) to[k * COLUMN] = 0;
+                for (int k = begin; k < end && end - begin < LANES; ++k)
+                    for (int lane = 0; lane < LANES; ++lane) row[k * COLUMN + first + lane] = of[lane][k];
             }
+        }
 }
 
 // The convolution at `count` positions of one row from position w on: row[position][BLOCK].  staged is the input at

@@ -33,6 +33,8 @@ inline Vector load(const Compute* at) {
     return lanes;
 }
 inline void store(Vector lanes, Compute* at) { std::memcpy(at, &lanes, sizeof lanes); }
+// Rows become columns in squares of LANES: where the next one begins after that at `at`, the last one ending at `end`.
+inline int next_square(int at, int end) { return at + LANES == end ? end : smaller(at + LANES, end - LANES); }
 constexpr int VECTORS = 2, BLOCK = VECTORS * LANES, BLOCKS = ceil_div(FEATURES, BLOCK);
 
 // A phase of a dimension: the output positions `index * STRIDE + phase`.  Its taps read the input at
@@ -107,7 +109,7 @@ void pack(const Element* __restrict w, Compute* __restrict packed, int group, in
                             const int at = ((group * CHANNELS + c) * FEATURES + first_feature) * TAPS + offset;
                             Compute* to = of_chunk + ((row * channels + c - chunk) * v.taps + tap) * BLOCK;
                             for (int f = 0; f < BLOCK; ++f)
-                                to[f] = f < features ? w[at + f * (TAPS)] : Compute(0);
+                                to[f] = f < features ? w[at + f * TAPS] : Compute(0);
                         }
                     of_chunk += channels * rows * v.taps * BLOCK;
                 }
@@ -280,8 +282,20 @@ void strip(const Call& call, long long task, Scratch& own) {
                 const long long plane = (long long)call.out_d * call.out_h * call.out_w;
                 const long long at = ((long long)sample * (GROUPS * FEATURES) + first_feature) * plane
                     + ((long long)d * call.out_h + h) * call.out_w + first_w;
-                for (int f = 0; f < features; ++f)
-                    for (int n = 0; n < count; ++n) call.out[at + f * plane + n] = results[n * BLOCK + f];
+                for (int f = 0; f < features; f += LANES) {
+                    const int lanes = smaller(LANES, features - f);
+                    Result* to = call.out + at + f * plane;
+                    for (int n = 0; lanes == LANES && n + LANES <= count; n = next_square(n, count)) {
+                        Compute turned[LANES][LANES];
+                        for (int i = 0; i < LANES; ++i) store(load(results + (n + i) * BLOCK + f), turned[i]);
+#pragma omp simd
+                        for (int i = 0; i < LANES; ++i)
+#pragma GCC unroll 16
+                            for (int lane = 0; lane < LANES; ++lane) to[lane * plane + n + i] = turned[i][lane];
+                    }
+                    for (int lane = 0; lane < lanes && (lanes < LANES || count < LANES); ++lane)
+                        for (int n = 0; n < count; ++n) to[lane * plane + n] = results[n * BLOCK + f + lane];
+                }
             }
     }
 }

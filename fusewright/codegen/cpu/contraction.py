@@ -216,7 +216,7 @@ class _Writer:
             texts.CONSTANTS,
             element=ELEMENT[c.x.dtype],
             compute=compute_type(c.x.dtype),
-            about="each feature reads a channel of its own" if channelwise else "of a group, in and out",
+            about="each feature reads the channels of its group" if channelwise else "of a group, in and out",
             channels=c.channels,
             features=features(c),
             groups=groups(c),
@@ -224,6 +224,7 @@ class _Writer:
             vectors=s.vectors,
             parts=self.s.parts,
             phases=phases,
+            turning=fill(texts.TURNING) if self.staging.turns or self.epilogue.turns else [],
             pool=self._pool_constants(),
             steps=self.staging.layout(),
             together=s.together,
@@ -289,10 +290,15 @@ class _Writer:
                 "constexpr int ROWS_H = (BAND_H - 1) * POOL_STRIDE_H + POOL_H;"]  # fmt: skip
 
     def _pack(self) -> Lines:
-        first, between = "(group * FEATURES + first_feature) * CHANNELS + c", "CHANNELS * TAPS"
-        if self.c.op.transposed:
-            first, between = "(group * CHANNELS + c) * FEATURES + first_feature", "TAPS"
-        return fill(texts.PACK, first=first, weight=read(f"w[at + f * ({between})]", self.c.conv.arg(1).dtype))
+        c = self.c
+        first, at = "(group * FEATURES + first_feature) * CHANNELS + c", "at + f * (CHANNELS * TAPS)"
+        if c.op.transposed:
+            first, at = "(group * CHANNELS + c) * FEATURES + first_feature", "at + f * TAPS"
+        if c.op.transposed and is_channelwise(c):  # channels before features, in each group
+            first = f"c * {c.features}"
+            own = f"(first_feature + f) / {c.features} * {c.channels * c.features} + (first_feature + f) % {c.features}"
+            at = f"at + ({own}) * TAPS"
+        return fill(texts.PACK, first=first, weight=read(f"w[{at}]", c.conv.arg(1).dtype))
 
     def _multiply(self) -> Lines:
         if is_channelwise(self.c):

@@ -180,6 +180,11 @@ class Epilogue:
 
     # -- what becomes of a row of results ----------------------------------------------------------------------------
 
+    @property
+    def turns(self) -> bool:
+        """Whether what lies feature by feature is written position by position."""
+        return self.kind == "store" and not self.c.channels_last
+
     def take(self) -> Lines:
         """Statements for a row of results: `results[count][BLOCK]` at (d, h, first w) of features `first_feature`..."""
         match self.kind:
@@ -188,8 +193,10 @@ class Epilogue:
             case "channels":
                 at = "((d - first_d) * STRIP_H + h - first_h) * STRIP_W + n"
                 return [f"for (int n = 0; n < count; ++n) own.over[{at}].take(results + n * BLOCK, features);"]
-        place = texts.STORE_CHANNELS_LAST if self.c.channels_last else texts.STORE
-        return fill(place, value=written("results[n * BLOCK + f]", self.c.root.dtype))
+        if not self.turns:
+            return fill(texts.STORE_CHANNELS_LAST, value=written("results[n * BLOCK + f]", self.c.root.dtype))
+        values = {"value": "results[n * BLOCK + f + lane]", "value_of_square": "turned[i][lane]"}
+        return fill(texts.STORE, **{name: written(value, self.c.root.dtype) for name, value in values.items()})
 
     def open_block(self) -> Lines:
         return ["Folds total(BLOCK);"] if self.partial else []

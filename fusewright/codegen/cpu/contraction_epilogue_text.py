@@ -55,8 +55,20 @@ STORE = """
 const long long plane = (long long)call.out_d * call.out_h * call.out_w;
 const long long at = ((long long)sample * (GROUPS * FEATURES) + first_feature) * plane
     + ((long long)d * call.out_h + h) * call.out_w + first_w;
-for (int f = 0; f < features; ++f)
-    for (int n = 0; n < count; ++n) call.out[at + f * plane + n] = $value;
+for (int f = 0; f < features; f += LANES) {
+    const int lanes = smaller(LANES, features - f);
+    Result* to = call.out + at + f * plane;
+    for (int n = 0; lanes == LANES && n + LANES <= count; n = next_square(n, count)) {
+        Compute turned[LANES][LANES];
+        for (int i = 0; i < LANES; ++i) store(load(results + (n + i) * BLOCK + f), turned[i]);
+#pragma omp simd
+        for (int i = 0; i < LANES; ++i)
+#pragma GCC unroll 16
+            for (int lane = 0; lane < LANES; ++lane) to[lane * plane + n + i] = $value_of_square;
+    }
+    for (int lane = 0; lane < lanes && (lanes < LANES || count < LANES); ++lane)
+        for (int n = 0; n < count; ++n) to[lane * plane + n] = $value;
+}
 """
 
 STORE_CHANNELS_LAST = """

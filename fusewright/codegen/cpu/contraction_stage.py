@@ -22,8 +22,8 @@ constexpr int ROW = INPUTS_W * COLUMN, PLANE = INPUTS_H * ROW;
 """
 
 CHANNELWISE = """
-// The staged input is [d][h][w][channel], the channels those that a block of features reads.
-constexpr int CHANNEL = 1, COLUMN = BLOCK, ROW = INPUTS_W * COLUMN, PLANE = INPUTS_H * ROW;
+// The staged input is [d][h][w][channel][lane], the channels those of the group of each lane's feature.
+constexpr int CHANNEL = BLOCK, COLUMN = CHANNELS * BLOCK, ROW = INPUTS_W * COLUMN, PLANE = INPUTS_H * ROW;
 """
 
 STAGE = """
@@ -37,21 +37,64 @@ $loops
 """
 
 STAGE_CONTIGUOUS = """
-for (int c = 0; c < $channels; ++c)
+for (int c = 0; c < CHANNELS; ++c)
     for (int i = 0; i < rows_d; ++i)
         for (int j = 0; j < rows_h; ++j) {
             $skip
-            Compute* to = staged + $to + i * PLANE + j * ROW;
+            Compute* to = staged + c * CHANNEL + i * PLANE + j * ROW;
             const bool inside = unsigned(d + i) < unsigned(call.in_d) && unsigned(h + j) < unsigned(call.in_h);
             if (!inside) {
-                for (int k = 0; k < columns; ++k) to[$k] = 0;
+                for (int k = 0; k < columns; ++k) to[k] = 0;
                 continue;
             }
-            const Element* from = x + (($channel * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
-            for (int k = 0; k < begin; ++k) to[$k] = 0;
-            for (int k = begin; k < end; ++k) to[$k] = $x;
-            for (int k = end; k < columns; ++k) to[$k] = 0;
+            const Element* from = x + (((long long)c * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
+            for (int k = 0; k < begin; ++k) to[k] = 0;
+            for (int k = begin; k < end; ++k) to[k] = $x;
+            for (int k = end; k < columns; ++k) to[k] = 0;
         }
+"""
+
+CHANNEL_OF = """
+// The channel that lane `lane` of the staged input holds; lanes behind the last feature hold what that reads.
+inline int channel_of(int first_feature, int features, int lane) {
+    return $channel;
+}
+
+"""
+
+LANES_LAST = """
+int channels[COLUMN];
+for (int c = 0; c < COLUMN; ++c) channels[c] = channel_of(first_feature, features, c);
+"""
+
+
+STAGE_LANES = """
+const long long image = (long long)call.in_d * call.in_h * call.in_w;
+for (int i = 0; i < rows_d; ++i)
+    for (int j = 0; j < rows_h; ++j) {
+        $skip
+        Compute* row = staged + i * PLANE + j * ROW;
+        const bool inside = unsigned(d + i) < unsigned(call.in_d) && unsigned(h + j) < unsigned(call.in_h);
+        std::fill(row, row + (inside ? begin : columns) * COLUMN, Compute(0));
+        if (!inside) continue;
+        std::fill(row + end * COLUMN, row + columns * COLUMN, Compute(0));
+        const Element* from = x + ((long long)(d + i) * call.in_h + h + j) * call.in_w + w;
+        for (int first = 0; first < COLUMN; first += LANES) {
+            const Element* of[LANES];    // the rows that come to lie side by side
+            for (int lane = 0; lane < LANES; ++lane)
+                of[lane] = from + channel_of(first_feature, features, first + lane) * image;
+            for (int k = begin; k + LANES <= end; k = next_square(k, end)) {
+                Compute turned[LANES][LANES];
+#pragma omp simd
+                for (int n = 0; n < LANES; ++n)
+#pragma GCC unroll 16
+                    for (int lane = 0; lane < LANES; ++lane) turned[n][lane] = $x_of_square;
+                for (int n = 0; n < LANES; ++n) store(load(turned[n]), row + (k + n) * COLUMN + first);
+            }
+            for (int k = begin; k < end && end - begin < LANES; ++k)
+                for (int lane = 0; lane < LANES; ++lane) row[k * COLUMN + first + lane] = $x;
+        }
+    }
 """
 
 STAGE_CHANNELS_LAST = """
@@ -78,11 +121,10 @@ void stage(const Call& call, const Element* __restrict x,$block
     int d, int h, int w, int rows_d, int rows_h, int columns, Compute* __restrict staged) {
     Compute sums[INPUTS_W + BOX_REACH];
     const int wide = smaller(columns + BOX_REACH, call.in_w - w);
-    for (int c = 0; c < $channels; ++c)
-        for (int i = 0; i < rows_d; ++i)
-            for (int j = 0; j < rows_h; ++j) {
+    $loops
                 $skip
-                const Element* from = x + (($channel * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
+                const long long channel = $channel;
+                const Element* from = x + ((channel * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
                 const long long next_d = (long long)BOX_STEP_D * call.in_h * call.in_w;
                 const long long next_h = (long long)BOX_STEP_H * call.in_w;
 #pragma omp simd
@@ -105,6 +147,7 @@ void stage(const Call& call, const Element* __restrict x,$block
 }
 """
 
+BLOCK = " int first_feature, int features,"
 CALL = "stage(call, x,$block left_d, left_h, left_w, rows_d, rows_h, columns, staged);"
 
 
@@ -131,10 +174,15 @@ class Staging:
         """Elements of the staged input."""
         return "INPUTS_D * PLANE" if is_channelwise(self.c) or self.c.channels_last else "CHANNELS * CHANNEL"
 
+    @property
+    def turns(self) -> bool:
+        """Whether channels that lie apart in memory come to lie side by side, one square of numbers after another."""
+        return is_channelwise(self.c) and not self.c.channels_last and self.c.box is None
+
     def group_of_x(self) -> str:
         """Where the input of a sample's group begins."""
         if is_channelwise(self.c):
-            return f"sample * {self.c.op.groups} * image"
+            return f"sample * {self.channels} * image"
         if self.c.channels_last:
             return "sample * GROUPS * CHANNELS * image + group * CHANNELS"
         return "(sample * GROUPS + group) * CHANNELS * image"
@@ -147,25 +195,49 @@ class Staging:
         return {"stage_group": fill(CALL, block=""), "stage_block": []}
 
     def function(self) -> Lines:
-        """The function `stage`."""
-        c, dtype = self.c, self.c.x.dtype
-        # How many channels are staged, which, and where; how far apart they lie in channels-last input.
-        names: dict[str, object] = {"skip": self._skip(), "block": "", "channels": "CHANNELS"}
-        names |= {"channel": "(long long)c", "to": "c * CHANNEL", "k": "k", "c": "c", "total": "(GROUPS * CHANNELS)"}
-        if is_channelwise(c):
-            channel = "(first_feature + (long long)c)" if c.features == 1 else f"(first_feature + c) / {c.features}LL"
-            names |= {"block": " int first_feature, int features,", "channels": "features", "channel": channel}
-            names |= {"to": "c", "k": "k * COLUMN", "c": channel, "total": c.op.groups}
+        """The function `stage`, and which channel a lane holds where the channels of all groups lie along the lanes."""
+        c, dtype, channelwise = self.c, self.c.x.dtype, is_channelwise(self.c)
+        names: dict[str, object] = {"skip": self._skip(), "block": BLOCK if channelwise else ""}
+        before = self._channel_of() if channelwise else []
         if c.box is not None:
-            for a, count, step in zip("dhw", c.box.count, c.box.step, strict=True):
-                names |= {f"box_{a}": count, f"step_{a}": step}
-            return fill(BOX, x=read("from[row / BOX_H * next_d + row % BOX_H * next_h + k]", dtype), **names)
+            return [*before, *self._boxed(names)]
         if c.channels_last:
-            x = read(f"from[k * {names['total']} + {names['c']}]", dtype)
-            loops = fill(STAGE_CHANNELS_LAST, x=x, **names)
+            channel = "channels[c]" if channelwise else "c"
+            names |= {"total": self.channels, "channels": "COLUMN" if channelwise else "CHANNELS"}
+            loops = fill(LANES_LAST) if channelwise else []
+            loops += fill(STAGE_CHANNELS_LAST, x=read(f"from[k * {self.channels} + {channel}]", dtype), **names)
         else:
-            loops = fill(STAGE_CONTIGUOUS, x=read("from[k]", dtype), **names)
-        return fill(STAGE, loops=indent(loops), block=names["block"])
+            text, x = (STAGE_LANES, "of[lane][k]") if self.turns else (STAGE_CONTIGUOUS, "from[k]")
+            loops = fill(text, x=read(x, dtype), x_of_square=read("of[lane][k + n]", dtype), **names)
+        return [*before, *fill(STAGE, loops=indent(loops), **names)]
+
+    def _boxed(self, names: dict[str, object]) -> Lines:
+        """The function `stage` where that forms window sums."""
+        c, box = self.c, self.c.box
+        assert box is not None
+        over = {"c": "CHANNELS", "i": "rows_d", "j": "rows_h"}
+        names |= {"channel": "c", "to": "c * CHANNEL", "k": "k"}
+        if is_channelwise(c):  # a row at a time, in all lanes
+            over = {"i": "rows_d", "j": "rows_h", "c": "COLUMN"}
+            names |= {"channel": "channel_of(first_feature, features, c)", "to": "c", "k": "k * COLUMN"}
+        for a, count, step in zip("dhw", box.count, box.step, strict=True):
+            names |= {f"box_{a}": count, f"step_{a}": step}
+        loops = [f"{'    ' * i}for (int {v} = 0; {v} < {n}; ++{v})" for i, (v, n) in enumerate(over.items())]
+        x = read("from[row / BOX_H * next_d + row % BOX_H * next_h + k]", c.x.dtype)
+        return fill(BOX, x=x, loops=[*loops[:2], f"{loops[2]} {{"], **names)
+
+    def _channel_of(self) -> Lines:
+        c = self.c
+        lane = "lane % BLOCK" if c.channels > 1 else "lane"
+        feature = f"first_feature + smaller({lane}, features - 1)"
+        group = feature if c.features == 1 else f"({feature}) / {c.features}"
+        channels = f"({group}) * CHANNELS" if c.features == 1 else f"{group} * CHANNELS"
+        return fill(CHANNEL_OF, channel=group if c.channels == 1 else f"{channels} + lane / BLOCK")
+
+    @property
+    def channels(self) -> int:
+        """Input channels of all groups."""
+        return self.c.channels * self.c.op.groups
 
     def _skip(self) -> Lines:
         """Where no tap reads some of the rows between two positions, a statement that leaves them out."""

@@ -30,6 +30,7 @@ inline Vector load(const Compute* at) {
     return lanes;
 }
 inline void store(Vector lanes, Compute* at) { std::memcpy(at, &lanes, sizeof lanes); }
+$turning
 constexpr int VECTORS = $vectors, BLOCK = VECTORS * LANES, BLOCKS = ceil_div(FEATURES, BLOCK);
 
 // A phase of a dimension: the output positions `index * STRIDE + phase`.  Its taps read the input at
@@ -65,6 +66,11 @@ constexpr int CHUNK = $chunk;
 
 constexpr int STAGED = $staged + TILE * ADVANCE_W * COLUMN;
 constexpr int WEIGHTS = CHANNELS * TAPS * BLOCK;    // of a block of features
+"""
+
+TURNING = """
+// Rows become columns in squares of LANES: where the next one begins after that at `at`, the last one ending at `end`.
+inline int next_square(int at, int end) { return at + LANES == end ? end : smaller(at + LANES, end - LANES); }
 """
 
 PHASES = "constexpr int STRIDE_$A = $stride, ADVANCE_$A = $advance, STEP_$A = $step, BETWEEN_$A = $between;"

@@ -22,7 +22,7 @@ from fusewright.kernel import Kernel
 from fusewright.runtime.launch import Launcher
 from fusewright.runtime.native import launcher
 from fusewright.schedule import contraction
-from fusewright.schedule.strips import Strips, candidates
+from fusewright.schedule.strips import Strips, candidates, is_channelwise
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 F16, BF16, F64 = torch.float16, torch.bfloat16, torch.float64
@@ -82,6 +82,12 @@ CASES = {
                                   fold_dims="c"),
     "depthwise of all, float64": Case((41,), 1, 1, (7,), (3,), (3,), (2,), groups=19, dtype=F64, before=("gelu",),
                                       fold="logsumexp", fold_dims="cp"),
+    "small groups": Case((6, 37), 5, 3, (3, 3), (1, 2), (1, 0), groups=7, before=("relu",)),
+    "small groups, transposed": Case((5, 20), 2, 3, (3, 4), (2, 1), (1, 0), groups=9, transposed=True,
+                                     before=("tanh",)),
+    "small groups, channels last": Case((7, 18), 3, 4, (2, 3), groups=5, channels_last=True, dtype=BF16, fold="max",
+                                        fold_dims="p"),
+    "rows of all lengths": Case((3, 33), 4, 35, (1, 2), before=("gelu",), dtype=F16),
     "columns of one": Case((8, 1), 4, 6, (3, 1), fold="sum", fold_dims="p"),
     "one position": Case((3, 3), 4, 6, pool="max", window=(1, 1), step=(1, 1), batch=1),
 }  # fmt: skip
@@ -91,6 +97,7 @@ BOXED = {
     ),
     "box of strides": Case((25, 31), 3, 5, (2, 4), (2, 1), (0, 0), (1, 2), pool="avg", window=(3, 2), step=(3, 4)),
     "box, depthwise": Case((19, 17), 1, 1, (3, 3), groups=21, pool="avg", window=(2, 2), step=(2, 2)),
+    "box, small groups": Case((19, 17), 3, 2, (3, 3), groups=11, pool="avg", window=(2, 2), step=(2, 2)),
     "box over depth": Case((7, 9, 11), 2, 5, (2, 2, 2), (1, 1, 1), (0, 0, 0), (1, 1, 1), pool="avg", window=(2, 3, 2),
                            step=(2, 3, 2), dtype=F16),
 }  # fmt: skip
@@ -293,6 +300,16 @@ def test_is_as_accurate_as_eager(case: Case, mean: float) -> None:
     got = launcher(kernel(f, ways(f)[0]))(*f.tensors(x))
     allowed = max(2 * _rmse(eager, want), 1e-6 * want.square().mean().sqrt().item())
     assert _rmse(got, want) <= allowed, (_rmse(got, want), _rmse(eager, want))
+
+
+@pytest.mark.parametrize(
+    ("channels", "features", "taps", "along"), [(6, 2, 3, True), (6, 2, 1, False), (6, 8, 3, False)]
+)
+def test_small_groups_lie_along_the_lanes(channels: int, features: int, taps: int, along: bool) -> None:
+    """Where several taps share what is staged for them."""
+    f = found(Case((9, 9), channels, features, (taps, taps), groups=8))
+    assert is_channelwise(f.group) == along
+    assert ("channel_of" in kernel(f, ways(f)[0]).source) == along
 
 
 class Computed(nn.Module):
