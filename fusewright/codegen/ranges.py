@@ -7,12 +7,12 @@ there is) is summed in float32 by PyTorch's cascade, short rows at a time, and e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from math import prod
 
 from fusewright.ir.node import Node
 from fusewright.ir.ops import RangeSum, Slot
+from fusewright.ir.slots import make_slot, sliding
 
 Slots = tuple[Slot, ...]
 
@@ -94,10 +94,10 @@ def _along(dim: int, slots: Slots, x: Node, value: str, cast: str, name: str) ->
     if len(slots) == 1 and slots[0].count:
         text = f"{_cut(value, {dim: slots[0]}, x)}.sum({dim}, keepdim=True{cast})"
         return _Stage((), text, slots[0].scale)
-    windows = _windows(value, dim, slots, cast)
+    windows = _windows(value, dim, slots, cast, x, name)
     before: tuple[str, ...] = ()
     if windows is not None:
-        text = windows
+        before, text = windows
     elif len(slots) > FEW and len(slots) * max(s.count for s in slots) <= GATHERED:
         text = _gathered(value, dim, slots, cast, x)
     else:
@@ -124,36 +124,66 @@ def _index(start: int, stop: int, step: int) -> str:
     return f"{start}:{stop}" + (f":{step}" if step != 1 else "")
 
 
-def _windows(value: str, dim: int, slots: Slots, cast: str) -> str | None:
-    """Slots that are sliding windows, or an interleaving of a few such families: one unfold and sum per family."""
+@dataclass(frozen=True)
+class _Windows:
+    """`slots` windows of `count` elements, `distance` apart; the first one starts at `first`."""
+
+    first: int
+    count: int
+    distance: int
+    slots: int
+
+    @property
+    def stop(self) -> int:
+        return self.first + (self.slots - 1) * self.distance + self.count
+
+
+def _windows(value: str, dim: int, slots: Slots, cast: str, x: Node, name: str) -> tuple[tuple[str, ...], str] | None:
+    """Slots that are sliding windows, or an interleaving of a few such families: one unfold and sum per family.
+
+    Windows that reach over an end read zeros there; where there are few, they had better share what they sum.
+    """
+    length = x.shape[dim]
+    assert isinstance(length, int)
     for period in range(1, min(len(slots) // 2, 32) + 1):
-        families = [slots[i::period] for i in range(period)]
-        if len(slots) % period or not all(_sliding(f) for f in families):
+        families = [] if len(slots) % period else [_sliding(slots[i::period], length) for i in range(period)]
+        found = [f for f in families if f is not None]
+        if not found or len(found) < period:
             continue
-        parts = [_family(value, dim, f, cast) for f in families]
-        if period == 1:
-            return parts[0]
-        return f"torch.stack(({', '.join(parts)}), {dim + 1}).flatten({dim}, {dim + 1})"
+        left = max(0, *(-f.first for f in found))
+        right = max(0, *(f.stop - length for f in found))
+        before: tuple[str, ...] = ()
+        if left or right:
+            if len(slots) <= FEW:
+                continue
+            ends = ", ".join([*["0"] * 2 * (x.ndim - dim - 1), str(left), str(right)])
+            before, value = (f"{name}_padded = F.pad({value}, ({ends}))",), f"{name}_padded"
+        parts = [_family(value, dim, replace(f, first=f.first + left), cast) for f in found]
+        joined = f"torch.stack(({', '.join(parts)}), {dim + 1}).flatten({dim}, {dim + 1})"
+        return before, joined if period > 1 else parts[0]
     return None
 
 
-def _sliding(slots: Slots) -> bool:
-    """Equal, dense, non-empty ranges at a constant positive distance."""
-    first, distance = slots[0], slots[1].start - slots[0].start
-    dense = all((s.step, s.count, s.scale) == (1, first.count, first.scale) for s in slots)
-    return dense and first.count > 0 and distance > 0 and all(b.start - a.start == distance for a, b in pairwise(slots))
+def _sliding(slots: Slots, length: int) -> _Windows | None:
+    """Dense ranges of one length at a constant positive distance, less what of them lies outside of the tensor."""
+    count = max(s.count for s in slots)
+    at = next(i for i, s in enumerate(slots) if s.count == count)
+    behind = at + 1 < len(slots) and slots[at + 1].count > 0
+    distance = slots[at + 1].start - slots[at].start if behind else slots[at].stop - slots[at - 1].stop
+    found = _Windows(slots[at].start - at * distance, count, distance, len(slots))
+    ranges = [make_slot(found.first + i * distance, 1, count, length, s.scale) for i, s in enumerate(slots)]
+    return found if count and distance > 0 and ranges == [*slots] else None
 
 
-def _family(value: str, dim: int, slots: Slots, cast: str) -> str:
-    first, distance = slots[0], slots[1].start - slots[0].start
-    lead = f"{':, ' * dim}{_index(first.start, slots[-1].stop, 1)}"
-    if first.count == 1:
+def _family(value: str, dim: int, f: _Windows, cast: str) -> str:
+    lead = f"{':, ' * dim}{_index(f.first, f.stop, 1)}"
+    if f.count == 1:
         dtype = cast.removeprefix(", dtype=")
-        if distance == 1 or dtype:
-            step = f":{distance}" if distance > 1 else ""
+        if f.distance == 1 or dtype:
+            step = f":{f.distance}" if f.distance > 1 else ""
             return f"{value}[{lead}{step}]" + (f".to({dtype})" if dtype else "")
-        return f"{value}[{lead}:{distance}].contiguous()"  # what comes out is a value of its own, in order
-    return f"{value}[{lead}].unfold({dim}, {first.count}, {distance}).sum(-1{cast})"
+        return f"{value}[{lead}:{f.distance}].contiguous()"  # what comes out is a value of its own, in order
+    return f"{value}[{lead}].unfold({dim}, {f.count}, {f.distance}).sum(-1{cast})"
 
 
 def _gathered(value: str, dim: int, slots: Slots, cast: str, x: Node) -> str:
@@ -239,7 +269,8 @@ def _adaptive(op: RangeSum, x: Node, operand: str) -> str | None:
 def _pooled(op: RangeSum, x: Node, operand: str) -> str | None:
     """Average pooling on a GPU, where its kernel is faster than a sum over a sliding view, for small whole windows."""
     n = _trailing(op, x)
-    if not n or x.device.type == "cpu" or any(len(slots) < 2 or not _sliding(slots) for _, slots in op.table):
+    slides = [(sliding(slots), slots) for _, slots in op.table]
+    if not n or x.device.type == "cpu" or any(len(slots) < 2 or not s or s[0] != 1 for s, slots in slides):
         return None
     kernel = tuple(slots[0].count for _, slots in op.table)
     if prod(kernel) > POOLED:

@@ -13,6 +13,7 @@ from fusewright.codegen.ranges import FEW, adaptive_slots
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, make
 from fusewright.ir.ops import Slot
+from fusewright.ir.slots import make_slot
 
 CPU = torch.device("cpu")
 Table = tuple[tuple[int, tuple[Slot, ...]], ...]
@@ -45,6 +46,21 @@ CASES: dict[str, tuple[tuple[int, ...], Table, str]] = {
     "families": (
         (2, 12, 3),
         ((1, interleaved(sliding(3, 4, 4), sliding(3, 2, 4, 2), sliding(3, 1, 3))),),
+        "torch.stack",
+    ),
+    "windows over both ends": (
+        (2, 3, 40),
+        ((2, tuple(make_slot(2 * i - 5, 1, 4, 40, 0.25) for i in range(24))),),
+        "x_padded = F.pad(x, (5, 5))",
+    ),
+    "windows beyond an end": (
+        (2, 40, 3),
+        ((1, tuple(make_slot(i + 25, 1, 3, 40, 1 / (1 + i)) for i in range(FEW + 2))),),
+        "F.pad(x, (0, 0, 0, 5))",
+    ),
+    "families over the ends": (
+        (2, 31),
+        ((1, interleaved(*(tuple(make_slot(3 * i + u - 2, 1, 4, 31, 0.5) for i in range(11)) for u in (0, 2)))),),
         "torch.stack",
     ),
     "few with a shared core": (
