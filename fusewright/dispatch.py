@@ -56,6 +56,7 @@ class Options:
     replans: int = 8
     wishes: Wishes = NO_WISHES
     target: torch.device | None = None  # a device that is not here, which nothing can run or be measured on
+    sides: bool = False  # look for other lengths of an input that the program serves as it is
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,27 @@ def _tf32(allowed: bool) -> Callable[[], contextlib.AbstractContextManager[None]
 
 
 @dataclass(frozen=True)
+class Sides:
+    """Ranges of lengths, by dimension of the one input, that a program serves beside those that it was made for.
+
+    `gradients`: those flow through it as well.
+    """
+
+    ranges: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    gradients: bool = False
+
+
+@dataclass(frozen=True)
 class Entry:
-    """What serves calls of one signature: a program in the modes it is kept for, the original in all others."""
+    """What serves calls of one signature: a program in the modes it is kept for, the original in all others.
+
+    `sides` are other lengths of its input that the program was found to serve, where `Options` asked.
+    """
 
     runner: Runner | None = None
     modes: frozenset[Mode] = frozenset()
     plan: Plan | None = None
+    sides: Sides = field(default_factory=Sides)
 
 
 ORIGINAL = Entry()

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fusewright import advice
-from fusewright.dispatch import Args, Entry, Kwargs, Options, Runner, State, guard_of
+from fusewright.dispatch import Args, Entry, Kwargs, Options, Runner, Sides, State, guard_of
 from fusewright.errors import CaptureError
 from fusewright.ir.memory_order import follows_inputs
 from fusewright.measure import compare, forward_call, training_call
@@ -19,7 +19,8 @@ from fusewright.module import attach
 from fusewright.pipeline import Built, build, kernel_target
 from fusewright.plan import Kept, Mode, Plan
 from fusewright.reduced import reduced, shape
-from fusewright.tree import flat_tensors
+from fusewright.sides import free_sides, path_is_one
+from fusewright.tree import flat_tensors, tree_map
 from fusewright.verification import Verdict
 from fusewright.verification import verify as run_verification
 from fusewright.verification.state import preserved
@@ -93,7 +94,25 @@ def _judge(trial: Trial, built: Built, plan: Plan) -> Entry:
     if not modes:
         reason = "the rewritten program was not faster; the original is kept"
         return Entry(plan=replace(plan, status="unchanged", reason=reason, kept=kept))
-    return Entry(runner, frozenset(modes), replace(plan, kept=kept))
+    return Entry(runner, frozenset(modes), replace(plan, kept=kept), _sides(trial, built))
+
+
+def _sides(trial: Trial, built: Built) -> Sides:
+    """The other lengths of its input that a program serves, where somebody wants to know."""
+    tensors = flat_tensors(trial.args, trial.kwargs)
+    if not trial.options.sides or len(tensors) != 1:
+        return Sides()
+
+    def on(x: Tensor) -> tuple[Args, Kwargs]:
+        args, kwargs = tree_map(lambda value: x if value is tensors[0] else value, (trial.args, dict(trial.kwargs)))
+        return args, kwargs
+
+    def again(x: Tensor) -> Built:
+        other = replace(trial, args=on(x)[0], kwargs=on(x)[1])
+        return _built(other, built, mode="always", only=frozenset(shape(built)[0]))
+
+    with preserved(trial.model):
+        return free_sides(tensors[0], built, again, lambda x, ranges: path_is_one(trial.model, *on(x), x, ranges))
 
 
 def _candidate(trial: Trial, built: Built) -> tuple[nn.Module, Runner]:

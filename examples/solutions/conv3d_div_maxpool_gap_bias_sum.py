@@ -939,7 +939,11 @@ def covers(model: Model, x: torch.Tensor) -> bool:
         and kernels_for(x.device)
         and ordinary(x.device, x, *own)
         and x.dtype is torch.float32
-        and x.shape[1:] == (8, 16, 64, 64)
+        and x.dim() == 5
+        and x.shape[1] == 8
+        and 8 <= x.shape[2] <= 32
+        and 32 <= x.shape[3] <= 128
+        and 32 <= x.shape[4] <= 128
         and x.shape[0] >= 2
         and [(w.shape, w.dtype) for w in own] == KINDS
         and tf32_allowed()

@@ -919,7 +919,11 @@ def covers(model: Model, x: torch.Tensor) -> bool:
         and kernels_for(x.device)
         and ordinary(x.device, x, *own)
         and x.dtype is torch.float32
-        and x.shape[1:] == (8, 384, 384)
+        and x.dim() == 4
+        and x.shape[1] == 8
+        and 192 <= x.shape[2] <= 768
+        and 192 <= x.shape[3] <= 768
+        and (x.shape[2:] == (384, 384) or not torch.is_grad_enabled())
         and x.shape[0] >= 2
         and [(w.shape, w.dtype) for w in own] == KINDS
         and tf32_allowed()

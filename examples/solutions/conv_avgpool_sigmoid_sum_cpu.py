@@ -264,7 +264,8 @@ void stage(const Call& call, const Element* __restrict x,
         for (int i = 0; i < rows_d; ++i)
             for (int j = 0; j < rows_h; ++j) {
                 if (j % ADVANCE_H >= REACH_H) continue;    // no tap reads this row
-                const Element* from = x + (((long long)c * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
+                const long long channel = c;
+                const Element* from = x + ((channel * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
                 const long long next_d = (long long)BOX_STEP_D * call.in_h * call.in_w;
                 const long long next_h = (long long)BOX_STEP_H * call.in_w;
 #pragma omp simd
@@ -481,7 +482,7 @@ def library() -> ctypes.CDLL:
     capability = torch.backends.cpu.get_cpu_capability()
     wide = ["-mprefer-vector-width=512"] if capability == "AVX512" else []
     path = load_inline(
-        name=f"fused_conv_avg_sigmoid_sum_c36c8138_{capability}",
+        name=f"fused_conv_avg_sigmoid_sum_0b22ff75_{capability}",
         cpp_sources=[FUSED_CONV_AVG_SIGMOID_SUM, FUSED_CONV_AVG_SIGMOID_SUM_LAUNCHER],
         extra_cflags=[
             "-std=c++17",
@@ -792,7 +793,11 @@ def covers(model: Model, x: torch.Tensor) -> bool:
         and kernels_for(x.device)
         and ordinary(x.device, x, *own)
         and x.dtype is torch.float32
-        and x.shape[1:] == (8, 384, 384)
+        and x.dim() == 4
+        and x.shape[1] == 8
+        and 192 <= x.shape[2] <= 768
+        and 192 <= x.shape[3] <= 768
+        and (x.shape[2:] == (384, 384) or not torch.is_grad_enabled())
         and x.shape[0] >= 2
         and [(w.shape, w.dtype) for w in own] == KINDS
     )

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusewright.dispatch import Args, Guard, Kwargs
+from fusewright.dispatch import Args, Guard, Kwargs, Sides
 from fusewright.errors import UnsupportedError
 from fusewright.ir.memory_order import Order
+from fusewright.ir.ops import Size
 from fusewright.tree import flat_tensors
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
@@ -78,11 +79,11 @@ def _conditions(text: str, value: Any) -> Iterator[str]:
         )
 
 
-def tensor_conditions(name: str, guard: Guard, index: int) -> list[str]:
-    """What a tensor input must be: dtype, shape within the range of the batch, layout where that matters."""
+def tensor_conditions(name: str, guard: Guard, index: int, sides: Sides) -> list[str]:
+    """What a tensor input must be: dtype, shape within the ranges that are served, layout where that matters."""
     shape, (dtype, _) = guard.shapes[index], guard.kinds[index]
     conditions = [f"{name}.dtype is {dtype}"]
-    fixed = [i for i, n in enumerate(shape) if isinstance(n, int)]
+    fixed = [i for i, n in enumerate(shape) if isinstance(n, int) and i not in sides.ranges]
     if len(fixed) == len(shape):
         conditions.append(f"{name}.shape == {tuple(shape)}")
     elif fixed == list(range(1, len(shape))):
@@ -90,9 +91,44 @@ def tensor_conditions(name: str, guard: Guard, index: int) -> list[str]:
     else:
         conditions.append(f"{name}.dim() == {len(shape)}")
         conditions += [f"{name}.shape[{i}] == {shape[i]}" for i in fixed]
+        conditions += _other_lengths(name, shape, sides)
     if guard.orders is not None:  # the answer lies in memory as the input does
         conditions.append(f"{_in_order(name, guard.orders[index], len(shape))}.is_contiguous()")
     return conditions
+
+
+def _other_lengths(name: str, shape: tuple[Size, ...], sides: Sides) -> list[str]:
+    conditions = [f"{low} <= {name}.shape[{dim}] <= {high}" for dim, (low, high) in sides.ranges.items()]
+    if sides.ranges and not sides.gradients:  # those are derived for the example's lengths
+        lengths = " and ".join(f"{name}.shape[{dim}] == {shape[dim]}" for dim in sides.ranges)
+        if list(sides.ranges) == list(range(min(sides.ranges), len(shape))):
+            lengths = f"{name}.shape[{min(sides.ranges)}:] == {tuple(shape[min(sides.ranges) :])}"
+        conditions.append(f"({lengths} or not torch.is_grad_enabled())")
+    return conditions
+
+
+def served(tensors: tuple[str, ...], guard: Guard, sides: Sides) -> str:
+    """The inputs that a program serves, in words."""
+    of_example = " and ".join(_shape_in_words(tensors, guard, i, {}) for i in range(len(tensors)))
+    if not sides.ranges:
+        return of_example
+    any_length = _shape_in_words(tensors, guard, 0, sides.ranges)
+    return any_length if sides.gradients else f"{of_example}, without gradients also {any_length}"
+
+
+def _shape_in_words(tensors: tuple[str, ...], guard: Guard, index: int, ranges: Mapping[int, tuple[int, int]]) -> str:
+    lengths = [str(n) for n in guard.shapes[index]]
+    for symbol, at in guard.symbols.items():
+        words = f"{max(at.low, 1)} or more" if at.high is None else f"{at.low} to {at.high}"
+        own = (at.input, at.dim) if at.input == index else None
+        lengths = [
+            words if own == (index, i) else n.replace(str(symbol), f"the length of {tensors[at.input]}")
+            for i, n in enumerate(lengths)
+        ]
+    for dim, (low, high) in ranges.items():
+        lengths[dim] = f"{low} to {high}"
+    dtype = str(guard.kinds[index][0]).removeprefix("torch.")
+    return f"{dtype} ({', '.join(lengths)}{',' * (len(lengths) == 1)})"
 
 
 def _in_order(name: str, order: Order | None, ndim: int) -> str:

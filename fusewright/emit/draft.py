@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fusewright.codegen.aten import Program, attribute
 from fusewright.dispatch import Args, Entry, Guard, Kwargs
-from fusewright.emit.conditions import Inputs, inputs_of
+from fusewright.emit.conditions import Inputs, inputs_of, served
 from fusewright.plan import Plan
 from fusewright.problem import Problem
 from fusewright.schedule.wishes import NO_WISHES, Wishes
@@ -56,6 +56,13 @@ class Draft:
     def inputs(self) -> Inputs:
         """Where the forward's parameters hold the program's inputs."""
         return inputs_of(self.model.forward, self.args, self.kwargs)
+
+    @property
+    def served(self) -> str:
+        """The calls that its kernels serve, in words."""
+        mode = "training" if self.model.training else "evaluation"
+        modes = "in either mode" if self.either_mode else f"in {mode} mode"
+        return f"{served(self.inputs.tensors, self.guard, self.entry.sides)}, {modes}"
 
     def method(self, name: str) -> str:
         """The name of a method that is ours: one that the model does not use."""

@@ -95,7 +95,7 @@ class Check:
     def __init__(self, asked: dict[str, Any]) -> None:
         self.device, self.target = asked["device"], asked["target"]
         self.rows, self.timed = asked["rows"], asked["time"]
-        self.training, self.keeps_nan = asked["training"], asked["keeps nan"]
+        self.training, self.keeps_nan, self.sides = asked["training"], asked["keeps nan"], asked["sides"]
         self.problem = load(asked["problem"], "the_problem")
         self.solution = load(asked["solution"], "the_solution", on_cpu=self.device == "cpu")
         # Kernels for another device cannot run here.
@@ -116,6 +116,8 @@ class Check:
         chosen = mapped(inputs, self.cut)
         self.watch_kernels()
         self.perturb(reference, new)
+        if not self.stands_in:  # references are for one length each
+            self.other_lengths(reference, new, chosen)
         self.against_float64(reference, new, chosen)
         if not self.ran:
             chosen = inputs  # made for one batch alone
@@ -161,19 +163,19 @@ class Check:
 
     def harness(self, reference: torch.nn.Module, new: torch.nn.Module, inputs: Any) -> None:
         """What the field's harness does: both models as they were built, on the problem's own inputs."""
-        before = [x.clone() for x in tensors(inputs)]
+        theirs = mapped(inputs, torch.clone)
         with torch.no_grad():
             torch.manual_seed(2)
-            expected = tensors(call(copy.deepcopy(reference), inputs))
+            expected = tensors(call(copy.deepcopy(reference), theirs))
             torch.manual_seed(2)
             self.synchronize()
             start = time.perf_counter()
             found = tensors(call(new, inputs))
             self.synchronize()
         self.facts["first call"] = time.perf_counter() - start
-        for x, y in zip(before, tensors(inputs), strict=True):
+        for x, y in zip(tensors(theirs), tensors(inputs), strict=True):
             if not torch.equal(torch.nan_to_num(x), torch.nan_to_num(y)):
-                raise Wrong("ModelNew changes its inputs")
+                raise Wrong("ModelNew leaves other values in its inputs than Model")
         for i, (e, f) in enumerate(zip(expected, found, strict=True)):
             if e.shape != f.shape or e.dtype != f.dtype:
                 raise Wrong(f"output {i} is {f.dtype} {tuple(f.shape)}, not {e.dtype} {tuple(e.shape)}")
@@ -234,6 +236,16 @@ class Check:
                         f"{found.tolerance:.1e}: {found.detail}"
                     )
 
+    def other_lengths(self, reference: torch.nn.Module, new: torch.nn.Module, inputs: Any) -> None:
+        """The same on inputs of the other lengths that the file says it serves, a shorter and a longer one."""
+        for share in (0.1, 0.5):
+            lengths = {dim: low + int(share * (high - low)) + 1 for dim, low, high in self.sides}
+            before = self.ran
+            if lengths:
+                self.against_float64(reference, new, mapped(inputs, partial(resized, lengths=lengths)))
+            if lengths and self.ran == before:
+                raise Wrong(f"inputs with dimensions of {lengths} elements did not reach the rewritten forward")
+
     def sampled(self, reference: torch.nn.Module, new: torch.nn.Module, inputs: Any) -> dict[str, list[Any]]:
         """Outputs and gradients of the solution, of eager (and, where tf32 is allowed, on operands rounded to it), and
         in truth."""
@@ -289,13 +301,14 @@ class Check:
     def gradients(self, model: torch.nn.Module, inputs: Any) -> dict[str, list[torch.Tensor]]:
         """Outputs, and gradients of every parameter and floating-point input for a fixed cotangent."""
         inputs = mapped(inputs, lambda x: x.detach().clone().requires_grad_(x.is_floating_point()))
-        found = None
+        found, given = None, mapped(inputs, torch.clone)  # which the model may write into
         if isinstance(model, self.solution.ModelNew):  # kernels may serve calls without gradients only
             with torch.no_grad():
                 torch.manual_seed(3)
-                found = [y for y in tensors(call(copy.deepcopy(model), inputs)) if y.is_floating_point()]
+                found = [y for y in tensors(call(copy.deepcopy(model), given)) if y.is_floating_point()]
         torch.manual_seed(3)
-        outputs = [y for y in tensors(call(model, inputs)) if y.is_floating_point()]
+        given = mapped(inputs, torch.clone)
+        outputs = [y for y in tensors(call(model, given)) if y.is_floating_point()]
         found = outputs if found is None else found
         leaves = [p for p in model.parameters() if p.requires_grad] + [x for x in tensors(inputs) if x.requires_grad]
         grown = [y for y in outputs if y.requires_grad]
@@ -336,6 +349,13 @@ class Check:
 def of(samples: Callable[[], list[dict[str, list[Any]]]], kind: str, index: int) -> list[Any]:
     """One tensor's samples."""
     return [sample[kind][index] for sample in samples()]
+
+
+def resized(x: torch.Tensor, lengths: dict[int, int]) -> torch.Tensor:
+    """A tensor with some dimensions cut, or continued by their mirror image."""
+    for dim, length in lengths.items():
+        x = torch.cat([x, x.flip(dim)], dim).narrow(dim, 0, length)
+    return x.contiguous()
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:

@@ -47,6 +47,7 @@ class Part:
     target: str
     plan: Plan
     kernels: tuple[Kernel, ...]
+    served: str = ""
     checked: Checked = Checked()
 
 
@@ -60,9 +61,21 @@ def header(name: str, parts: Sequence[Part], wishes: Wishes = NO_WISHES) -> str:
         if plan.before is not None and plan.after is not None:
             paragraphs.append("\n".join(_work(plan)))
         paragraphs.append("\n".join(_wrap(line, "    ") for line in _evidence(part)))
-    made = f"Made for: {parts[0].plan.signature}; other calls run the original forward."
+    made = " ".join(
+        [
+            *(f"Serves {own} of the model that get_init_inputs() describes." for own in _served(parts)),
+            "Other constructor arguments and other calls give the same results by the original forward.",
+        ]
+    )
     by = f"Written by fusewright {parts[0].checked.version}."
-    return "\n\n".join([*paragraphs, f"{_wrap(made, '    ')}\n{by}"]) + "\n"
+    return "\n\n".join([*paragraphs, f"{_wrap(made)}\n{by}"]) + "\n"
+
+
+def _served(parts: Sequence[Part]) -> list[str]:
+    """The calls that kernels serve, said once where they are the same on all devices."""
+    if len({part.served for part in parts}) == 1:
+        return [parts[0].served]
+    return [f"{_PLACES[part.target][0].lower()}{_PLACES[part.target][1:]} {part.served}" for part in parts]
 
 
 def _wrap(text: str, hanging: str = "") -> str:

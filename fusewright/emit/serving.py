@@ -100,7 +100,9 @@ def _covers(drafts: Sequence[Draft], parameters: str) -> str:
 def _shapes(draft: Draft) -> list[str]:
     """What the tensor inputs must be."""
     tensors, guard = draft.inputs.tensors, draft.guard
-    each = [c for i, name in enumerate(tensors) for c in conditions.tensor_conditions(name, guard, i)]
+    each = [
+        c for i, name in enumerate(tensors) for c in conditions.tensor_conditions(name, guard, i, draft.entry.sides)
+    ]
     return [*each, *conditions.size_conditions(tensors, guard)]
 
 

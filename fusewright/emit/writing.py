@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -149,7 +149,7 @@ def drafted(
     Raises `UnsupportedError` where there is nothing to make one of, or not what was asked.
     """
     either = _either_mode(model, inputs, options.wishes)
-    args, kwargs, entry = planned(model, inputs, options, progress)
+    args, kwargs, entry = planned(model, inputs, replace(options, sides=True), progress)
     assert entry.plan is not None
     if entry.runner is None:
         raise NothingGained(f"no solution file was written: {_why_not(entry.plan)}")
@@ -248,6 +248,7 @@ def _facts(draft: Draft, solution: Path, timed: bool) -> dict[str, Any]:
         timed=timed and not absent,
         training=draft.model.training,
         keeps_nan=all(fired.exactness != "finite" for fired in draft.plan.rules),
+        sides=draft.entry.sides.ranges,
     )
 
 
@@ -255,7 +256,9 @@ def content_of(drafts: Sequence[Draft], checked: Sequence[Checked]) -> str:
     """The whole text of a solution file."""
     first = drafts[0]
     name = f"{first.problem.model_class.__name__} of {first.problem.path.name}"
-    parts = [Part(d.target, d.plan, d.program.kernels, known) for d, known in zip(drafts, checked, strict=True)]
+    parts = [
+        Part(d.target, d.plan, d.program.kernels, d.served, known) for d, known in zip(drafts, checked, strict=True)
+    ]
     return formatted(text(drafts, header(name, parts, first.wishes)))
 
 
@@ -278,6 +281,7 @@ def tried(
     timed: bool,
     training: bool = True,
     keeps_nan: bool = True,
+    sides: Mapping[int, tuple[int, int]] | None = None,
 ) -> dict[str, Any]:
     """What `fusewright.emit.fresh` finds out about a solution's part for `target`, on `device`, in a process of its
     own.
@@ -293,6 +297,7 @@ def tried(
         "time": timed,
         "training": training,
         "keeps nan": keeps_nan,
+        "sides": [(dim, *lengths) for dim, lengths in (sides or {}).items()],
     }
     # An isolated interpreter may not find a PyTorch that was found through the environment.
     found = f"sys.path.append({str(Path(torch.__file__).parents[1])!r}); runpy.run_path({fresh.__file__!r}"

@@ -121,7 +121,7 @@ def test_a_file_for_both_devices(small: Path) -> None:
     names = kernels_in(solution)
     assert [name.rpartition("_")[2] for name in names] == ["cuda"] * (len(names) - 1) + ["cpu"]
     header = solution.read_text().partition("import ctypes")[0]
-    assert header.index("On a GPU.") < header.index("On a CPU.") < header.index("Made for:")
+    assert header.index("On a GPU.") < header.index("On a CPU.") < header.index("Serves ")
     assert [plan["device"] for plan in json.loads(plans.read_text())] == ["cpu", "cpu"]
 
 

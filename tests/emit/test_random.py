@@ -38,11 +38,12 @@ def test_solution(index: int, tmp_path: Path) -> None:
 
 
 def _refuses(solution: Any, shape: tuple[int, ...]) -> None:
-    """Other sizes, and CPU tensors, are the original's; the batch may be another."""
+    """Sizes beyond what it says, and CPU tensors, are the original's; the batch may be another."""
     model = solution.ModelNew(*solution.get_init_inputs())
     assert solution.weights(model) is not None
     assert not solution.covers(model, torch.rand(shape))
     solution.kernels_for = lambda _: "cuda"
     assert solution.covers(model, torch.rand(shape))
-    assert not solution.covers(model, torch.rand(*shape[:-1], shape[-1] + 1))
+    assert not solution.covers(model, torch.rand(*shape[:-1], 2 * shape[-1] + 1))
+    assert not solution.covers(model, torch.rand(shape[0], shape[1] + 1, *shape[2:]))
     assert not solution.covers(model, torch.rand(shape).double())

@@ -133,7 +133,7 @@ def test_calls_that_it_was_made_for(plain: Any) -> None:
     agrees(plain, model.eval(), torch.rand(4, 3, 20, 24), kernels=True)
 
 
-@pytest.mark.parametrize("shape", [(4, 3, 20, 25), (3, 20, 24), (0, 3, 20, 24)])
+@pytest.mark.parametrize("shape", [(4, 3, 20, 49), (4, 3, 9, 24), (3, 20, 24), (0, 3, 20, 24)])
 def test_other_shapes(plain: Any, shape: tuple[int, ...]) -> None:
     agrees(plain, plain.ModelNew(3), torch.rand(shape), kernels=False) if shape[0] == 4 else None
     assert not plain.covers(plain.ModelNew(3), torch.rand(shape))
