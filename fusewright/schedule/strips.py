@@ -29,6 +29,8 @@ REGISTERS = 32
 LANES = 16
 # Output channels of a group that leave most of a vector idle.
 FEW = 4
+# Taps that have to share an input before it is staged once for every feature that reads it.
+SHARED = 3
 # Products per load beyond which loads no longer hold a core up.
 ENOUGH = 3.0
 
@@ -72,9 +74,11 @@ def pooling(c: Contraction) -> list[tuple[int, int, int]]:
 
 def is_channelwise(c: Contraction) -> bool:
     """Whether groups have too few output channels to fill a vector: then those of all groups lie along the lanes, and
-    beside each one the input channels that it reads."""
-    few = c.features < LANES if c.channels == 1 else c.features <= FEW and any(a.taps > 1 for a in c.axes)
-    return c.op.groups > 1 and few
+    beside each one the input channels that it reads, where enough taps share what is staged so."""
+    if c.channels == 1:
+        return c.op.groups > 1 and c.features < LANES
+    taps = prod(max(len(p.taps) for p in a.phases) for a in c.plain_axes)
+    return c.op.groups > 1 and c.features <= FEW and taps >= SHARED
 
 
 def features(c: Contraction) -> int:

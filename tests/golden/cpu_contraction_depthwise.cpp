@@ -35,8 +35,10 @@ inline Vector load(const Compute* at) {
     return lanes;
 }
 inline void store(Vector lanes, Compute* at) { std::memcpy(at, &lanes, sizeof lanes); }
-// Rows become columns in squares of LANES: where the next one begins after that at `at`, the last one ending at `end`.
-inline int next_square(int at, int end) { return at + LANES == end ? end : smaller(at + LANES, end - LANES); }
+// Rows become columns SIDE numbers at a time: where the next ones begin after those at `at`, the last ones ending at
+// `end`.
+template <int SIDE>
+inline int next_square(int at, int end) { return at + SIDE == end ? end : smaller(at + SIDE, end - SIDE); }
 constexpr int VECTORS = 3, BLOCK = VECTORS * LANES, BLOCKS = ceil_div(FEATURES, BLOCK);
 
 // A phase of a dimension: the output positions `index * STRIDE + phase`.  Its taps read the input at
@@ -162,6 +164,19 @@ inline int channel_of(int first_feature, int features, int lane) {
     return first_feature + smaller(lane, features - 1);
 }
 
+// to[k * COLUMN + lane] = of[lane][k].
+template <int SIDE>
+inline void turn(const Element* const* of, int begin, int end, Compute* to) {
+    for (int k = begin; k < end; k = next_square<SIDE>(k, end)) {
+        Compute turned[SIDE][LANES];
+#pragma omp simd
+        for (int n = 0; n < SIDE; ++n)
+#pragma GCC unroll 16
+            for (int lane = 0; lane < LANES; ++lane) turned[n][lane] = of[lane][k + n];
+        for (int n = 0; n < SIDE; ++n) store(load(turned[n]), to + (k + n) * COLUMN);
+    }
+}
+
 // The input that a strip reads, in the compute type, zeros around the image.  x is a sample's group; (d, h, w) is the
 // input at the strip's corner, (rows_d, rows_h, columns) what of it is read.
 void stage(const Call& call, const Element* __restrict x, int first_feature, int features,
@@ -180,16 +195,9 @@ void stage(const Call& call, const Element* __restrict x, int first_feature, int
                 const Element* of[LANES];    // the rows that come to lie side by side
                 for (int lane = 0; lane < LANES; ++lane)
                     of[lane] = from + channel_of(first_feature, features, first + lane) * image;
-                for (int k = begin; k + LANES <= end; k = next_square(k, end)) {
-                    Compute turned[LANES][LANES];
-#pragma omp simd
-                    for (int n = 0; n < LANES; ++n)
-#pragma GCC unroll 16
-                        for (int lane = 0; lane < LANES; ++lane) turned[n][lane] = of[lane][k + n];
-                    for (int n = 0; n < LANES; ++n) store(load(turned[n]), row + (k + n) * COLUMN + first);
-                }
-                for (int k = begin; k < end && end - begin < LANES; ++k)
-                    for (int lane = 0; lane < LANES; ++lane) row[k * COLUMN + first + lane] = of[lane][k];
+                if (end - begin >= LANES) turn<LANES>(of, begin, end, row + first);
+                else if (end - begin >= 4) turn<4>(of, begin, end, row + first);
+                else turn<1>(of, begin, end, row + first);
             }
         }
 }

@@ -33,8 +33,10 @@ inline Vector load(const Compute* at) {
     return lanes;
 }
 inline void store(Vector lanes, Compute* at) { std::memcpy(at, &lanes, sizeof lanes); }
-// Rows become columns in squares of LANES: where the next one begins after that at `at`, the last one ending at `end`.
-inline int next_square(int at, int end) { return at + LANES == end ? end : smaller(at + LANES, end - LANES); }
+// Rows become columns SIDE numbers at a time: where the next ones begin after those at `at`, the last ones ending at
+// `end`.
+template <int SIDE>
+inline int next_square(int at, int end) { return at + SIDE == end ? end : smaller(at + SIDE, end - SIDE); }
 constexpr int VECTORS = 2, BLOCK = VECTORS * LANES, BLOCKS = ceil_div(FEATURES, BLOCK);
 
 // A phase of a dimension: the output positions `index * STRIDE + phase`.  Its taps read the input at
@@ -227,6 +229,19 @@ void before(const Call& call, const Channels& of, Compute* __restrict row, int c
     }
 }
 
+// to[lane * plane + n] = results[n * BLOCK + lane], for `count` positions n.
+template <int SIDE>
+inline void turn_back(const Compute* results, int count, Result* to, long long plane) {
+    for (int n = 0; n < count; n = next_square<SIDE>(n, count)) {
+        Compute turned[SIDE][LANES];
+        for (int i = 0; i < SIDE; ++i) store(load(results + (n + i) * BLOCK), turned[i]);
+#pragma omp simd
+        for (int i = 0; i < SIDE; ++i)
+#pragma GCC unroll 16
+            for (int lane = 0; lane < LANES; ++lane) to[lane * plane + n + i] = turned[i][lane];
+    }
+}
+
 // What a thread works on, in whole cache lines.
 struct alignas(64) Line { Compute at[64 / sizeof(Compute)]; };
 constexpr long long lines(long long numbers) { return (numbers * sizeof(Compute) + 63) / 64; }
@@ -282,20 +297,13 @@ void strip(const Call& call, long long task, Scratch& own) {
                 const long long plane = (long long)call.out_d * call.out_h * call.out_w;
                 const long long at = ((long long)sample * (GROUPS * FEATURES) + first_feature) * plane
                     + ((long long)d * call.out_h + h) * call.out_w + first_w;
-                for (int f = 0; f < features; f += LANES) {
-                    const int lanes = smaller(LANES, features - f);
-                    Result* to = call.out + at + f * plane;
-                    for (int n = 0; lanes == LANES && n + LANES <= count; n = next_square(n, count)) {
-                        Compute turned[LANES][LANES];
-                        for (int i = 0; i < LANES; ++i) store(load(results + (n + i) * BLOCK + f), turned[i]);
-#pragma omp simd
-                        for (int i = 0; i < LANES; ++i)
-#pragma GCC unroll 16
-                            for (int lane = 0; lane < LANES; ++lane) to[lane * plane + n + i] = turned[i][lane];
-                    }
-                    for (int lane = 0; lane < lanes && (lanes < LANES || count < LANES); ++lane)
-                        for (int n = 0; n < count; ++n) to[lane * plane + n] = results[n * BLOCK + f + lane];
-                }
+                int f = 0;
+                for (; f + LANES <= features; f += LANES)
+                    if (count >= LANES) turn_back<LANES>(results + f, count, call.out + at + f * plane, plane);
+                    else if (count >= 4) turn_back<4>(results + f, count, call.out + at + f * plane, plane);
+                    else turn_back<1>(results + f, count, call.out + at + f * plane, plane);
+                for (; f < features; ++f)
+                    for (int n = 0; n < count; ++n) call.out[at + f * plane + n] = results[n * BLOCK + f];
             }
     }
 }

@@ -36,9 +36,12 @@ Option = dict[str, Any]
 Layouts = Mapping[Node, str]
 
 
-def options(group: Group, hints: Mapping[Any, int], layouts: Layouts) -> list[Option]:
+def options(
+    group: Group, hints: Mapping[Any, int], layouts: Layouts, *, tf32: bool = False, capability: int | None = None
+) -> list[Option]:
     """Ways to cut the group, best estimate first; one empty option where there is nothing to choose, none at all
-    where the family finds no way.  `layouts` has the operands that do not come contiguous (see `Kernel.layouts`)."""
+    where the family finds no way.  `layouts` has the operands that do not come contiguous (see `Kernel.layouts`);
+    `tf32` and `capability` mean nothing on a CPU."""
     if isinstance(group.record, Contraction):
         return contraction.options(group.record, hints, layouts)
     if isinstance(group.record, Product):

@@ -78,6 +78,8 @@ class Epilogue:
                 sections.append(self._function(label, tree))
         if self.c.window is not None:
             sections.append(self._pool())
+        if self.turns:
+            sections.append(fill(texts.TURN_BACK, value=written("turned[i][lane]", self.c.root.dtype)))
         if self.c.fold is not None:
             kind, dtype = self.c.fold.op.kind, self.c.fold.node.dtype
             sections.append(fold(kind, "Fold", "Compute", compute_type(dtype), blocks=self.partial).split("\n"))
@@ -193,10 +195,8 @@ class Epilogue:
             case "channels":
                 at = "((d - first_d) * STRIP_H + h - first_h) * STRIP_W + n"
                 return [f"for (int n = 0; n < count; ++n) own.over[{at}].take(results + n * BLOCK, features);"]
-        if not self.turns:
-            return fill(texts.STORE_CHANNELS_LAST, value=written("results[n * BLOCK + f]", self.c.root.dtype))
-        values = {"value": "results[n * BLOCK + f + lane]", "value_of_square": "turned[i][lane]"}
-        return fill(texts.STORE, **{name: written(value, self.c.root.dtype) for name, value in values.items()})
+        place = texts.STORE if self.turns else texts.STORE_CHANNELS_LAST
+        return fill(place, value=written("results[n * BLOCK + f]", self.c.root.dtype))
 
     def open_block(self) -> Lines:
         return ["Folds total(BLOCK);"] if self.partial else []

@@ -51,24 +51,34 @@ void pool(const Call& call, const Compute* __restrict band, int from_d, int from
 }
 """
 
+# GCC makes vectors of the last two loops since the second one is unrolled and the first one has no remainder.
+TURN_BACK = """
+
+// to[lane * plane + n] = results[n * BLOCK + lane], for `count` positions n.
+template <int SIDE>
+inline void turn_back(const Compute* results, int count, Result* to, long long plane) {
+    for (int n = 0; n < count; n = next_square<SIDE>(n, count)) {
+        Compute turned[SIDE][LANES];
+        for (int i = 0; i < SIDE; ++i) store(load(results + (n + i) * BLOCK), turned[i]);
+#pragma omp simd
+        for (int i = 0; i < SIDE; ++i)
+#pragma GCC unroll 16
+            for (int lane = 0; lane < LANES; ++lane) to[lane * plane + n + i] = $value;
+    }
+}
+"""
+
 STORE = """
 const long long plane = (long long)call.out_d * call.out_h * call.out_w;
 const long long at = ((long long)sample * (GROUPS * FEATURES) + first_feature) * plane
     + ((long long)d * call.out_h + h) * call.out_w + first_w;
-for (int f = 0; f < features; f += LANES) {
-    const int lanes = smaller(LANES, features - f);
-    Result* to = call.out + at + f * plane;
-    for (int n = 0; lanes == LANES && n + LANES <= count; n = next_square(n, count)) {
-        Compute turned[LANES][LANES];
-        for (int i = 0; i < LANES; ++i) store(load(results + (n + i) * BLOCK + f), turned[i]);
-#pragma omp simd
-        for (int i = 0; i < LANES; ++i)
-#pragma GCC unroll 16
-            for (int lane = 0; lane < LANES; ++lane) to[lane * plane + n + i] = $value_of_square;
-    }
-    for (int lane = 0; lane < lanes && (lanes < LANES || count < LANES); ++lane)
-        for (int n = 0; n < count; ++n) to[lane * plane + n] = $value;
-}
+int f = 0;
+for (; f + LANES <= features; f += LANES)
+    if (count >= LANES) turn_back<LANES>(results + f, count, call.out + at + f * plane, plane);
+    else if (count >= 4) turn_back<4>(results + f, count, call.out + at + f * plane, plane);
+    else turn_back<1>(results + f, count, call.out + at + f * plane, plane);
+for (; f < features; ++f)
+    for (int n = 0; n < count; ++n) call.out[at + f * plane + n] = $value;
 """
 
 STORE_CHANNELS_LAST = """

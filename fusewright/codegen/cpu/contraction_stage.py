@@ -68,6 +68,23 @@ for (int c = 0; c < COLUMN; ++c) channels[c] = channel_of(first_feature, feature
 """
 
 
+# GCC makes vectors of the two loops since the second one is unrolled and the first one has no remainder.
+TURN = """
+// to[k * COLUMN + lane] = of[lane][k].
+template <int SIDE>
+inline void turn(const Element* const* of, int begin, int end, Compute* to) {
+    for (int k = begin; k < end; k = next_square<SIDE>(k, end)) {
+        Compute turned[SIDE][LANES];
+#pragma omp simd
+        for (int n = 0; n < SIDE; ++n)
+#pragma GCC unroll 16
+            for (int lane = 0; lane < LANES; ++lane) turned[n][lane] = $x;
+        for (int n = 0; n < SIDE; ++n) store(load(turned[n]), to + (k + n) * COLUMN);
+    }
+}
+
+"""
+
 STAGE_LANES = """
 const long long image = (long long)call.in_d * call.in_h * call.in_w;
 for (int i = 0; i < rows_d; ++i)
@@ -83,16 +100,9 @@ for (int i = 0; i < rows_d; ++i)
             const Element* of[LANES];    // the rows that come to lie side by side
             for (int lane = 0; lane < LANES; ++lane)
                 of[lane] = from + channel_of(first_feature, features, first + lane) * image;
-            for (int k = begin; k + LANES <= end; k = next_square(k, end)) {
-                Compute turned[LANES][LANES];
-#pragma omp simd
-                for (int n = 0; n < LANES; ++n)
-#pragma GCC unroll 16
-                    for (int lane = 0; lane < LANES; ++lane) turned[n][lane] = $x_of_square;
-                for (int n = 0; n < LANES; ++n) store(load(turned[n]), row + (k + n) * COLUMN + first);
-            }
-            for (int k = begin; k < end && end - begin < LANES; ++k)
-                for (int lane = 0; lane < LANES; ++lane) row[k * COLUMN + first + lane] = $x;
+            if (end - begin >= LANES) turn<LANES>(of, begin, end, row + first);
+            else if (end - begin >= 4) turn<4>(of, begin, end, row + first);
+            else turn<1>(of, begin, end, row + first);
         }
     }
 """
@@ -199,6 +209,7 @@ class Staging:
         c, dtype, channelwise = self.c, self.c.x.dtype, is_channelwise(self.c)
         names: dict[str, object] = {"skip": self._skip(), "block": BLOCK if channelwise else ""}
         before = self._channel_of() if channelwise else []
+        before += fill(TURN, x=read("of[lane][k + n]", dtype)) if self.turns else []
         if c.box is not None:
             return [*before, *self._boxed(names)]
         if c.channels_last:
@@ -207,8 +218,7 @@ class Staging:
             loops = fill(LANES_LAST) if channelwise else []
             loops += fill(STAGE_CHANNELS_LAST, x=read(f"from[k * {self.channels} + {channel}]", dtype), **names)
         else:
-            text, x = (STAGE_LANES, "of[lane][k]") if self.turns else (STAGE_CONTIGUOUS, "from[k]")
-            loops = fill(text, x=read(x, dtype), x_of_square=read("of[lane][k + n]", dtype), **names)
+            loops = fill(STAGE_LANES if self.turns else STAGE_CONTIGUOUS, x=read("from[k]", dtype), **names)
         return [*before, *fill(STAGE, loops=indent(loops), **names)]
 
     def _boxed(self, names: dict[str, object]) -> Lines:

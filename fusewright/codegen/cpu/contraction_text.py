@@ -69,8 +69,10 @@ constexpr int WEIGHTS = CHANNELS * TAPS * BLOCK;    // of a block of features
 """
 
 TURNING = """
-// Rows become columns in squares of LANES: where the next one begins after that at `at`, the last one ending at `end`.
-inline int next_square(int at, int end) { return at + LANES == end ? end : smaller(at + LANES, end - LANES); }
+// Rows become columns SIDE numbers at a time: where the next ones begin after those at `at`, the last ones ending at
+// `end`.
+template <int SIDE>
+inline int next_square(int at, int end) { return at + SIDE == end ? end : smaller(at + SIDE, end - SIDE); }
 """
 
 PHASES = "constexpr int STRIDE_$A = $stride, ADVANCE_$A = $advance, STEP_$A = $step, BETWEEN_$A = $between;"
