@@ -60,6 +60,10 @@ class Sizes:
         """The same, for the sizes the graph knows."""
         return prod(hint(self.s.value.shape[d]) for a in axes for d in self.s.axes[a].dims)
 
+    def entry_count(self, axes: list[int]) -> int:
+        """The same of the value that the window reads."""
+        return prod(hint(self.s.entry.shape[d]) for a in axes for d in self.s.axes[a].dims)
+
     def output(self) -> tuple[Expression, ...]:
         """The shape of the result."""
         dims = [self.length(d) for d in range(self.s.value.ndim)]

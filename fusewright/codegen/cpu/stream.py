@@ -1,6 +1,7 @@
 """C++ of streams on a CPU: one pass over values in memory, a run of neighbours along the last axis at a time.
 
 flat     no reduction: runs are written as they are computed
+planes   windows along short rows: many planes at a time (`stream_planes`)
 rows     the last axes are reduced: a fold takes run after run
 columns  axes before the last are reduced: folds of neighbours take an element of every run each
 
@@ -18,6 +19,7 @@ import torch
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cpu.elements import written
 from fusewright.codegen.cpu.folds import PLANES, fold
+from fusewright.codegen.cpu.stream_planes import BLOCK, Planes, lane_axis
 from fusewright.codegen.cpu.stream_values import Values, tree
 from fusewright.codegen.cpu.text import function, parallel, source
 from fusewright.codegen.stream_sections import StreamSections
@@ -41,7 +43,7 @@ def kernel(s: Stream, name: str, reference: str = "") -> Kernel:
 
 def fits(s: Stream) -> bool:
     """Whether the buffers of a stream fit a thread's stack."""
-    return span(s, run(s)) <= MOST_SPAN
+    return lane_axis(s) is not None or span(s, run(s)) <= MOST_SPAN
 
 
 def run(s: Stream) -> int:
@@ -66,10 +68,12 @@ class _Writer(StreamSections):
     def __init__(self, s: Stream, name: str) -> None:
         super().__init__(s, name)
         wide = torch.float64 if s.value.dtype == torch.float64 else torch.float32
-        self.values = Values(s, self.names, wide if s.folds else s.root.dtype)
-        self.run = run(s)
+        wanted, lane = wide if s.folds else s.root.dtype, lane_axis(s)
+        self.planes = None if lane is None else Planes(s, self.names, wanted, lane)
+        self.values = self.planes or Values(s, self.names, wanted)
+        self.run = BLOCK if self.planes else run(s)
         self.by_columns = bool(s.folds) and self.last not in self.axes["first"]
-        self.parted = bool(s.folds) and (len(s.folds) == 2 or self._few())
+        self.parted = bool(s.folds) and self.planes is None and (len(s.folds) == 2 or self._few())
 
     def _few(self) -> bool:
         """Whether there are too few results for each to be one thread's."""
@@ -115,25 +119,32 @@ class _Writer(StreamSections):
         compute = compute_type(s.value.dtype)
         for i, (reduction, tail) in enumerate(s.folds):
             result = compute_type(reduction.node.dtype)
-            blocks = self.by_columns and i == 0
+            blocks = (self.by_columns or self.planes is not None) and i == 0
             lines += fold(reduction.op.kind, ("First", "Second")[i], compute, result, blocks=blocks).split("\n")
             compute = compute_type((tail.root if tail else reduction.node).dtype)
-        lines += [*self.values.counted(), *self.values.text(), ""]
-        for i in range(len(s.folds)):
-            lines += [*self._finish(i), ""]
-        if s.folds:
+        values = [*self.values.counted(), *self.values.text(), ""]
+        finish = [line for i in range(len(s.folds)) for line in [*self._finish(i), ""]]
+        lines += [*finish, *values] if self.planes else [*values, *finish]
+        if s.folds and self.planes is None:
             lines += [*self._reduced(), ""]
-        body = self._flat() if not s.folds else self._parted() if self.parted else self._direct()
+        if self.planes is not None:
+            body = self.planes.loops()
+        else:
+            body = self._flat() if not s.folds else self._parted() if self.parted else self._direct()
         names = ", ".join([*self.names.values(), *self.numbers()])
         lines += function(self._head(), [f"const Data d{{{names}}};", *body])
         return source(self.about(), self.name, lines)
 
     def _constants(self) -> Lines:
-        lines = [f"constexpr index_t BLOCK = {self.run};  // neighbours along the last axis that are computed together"]
+        what = "neighbours along the last axis" if self.planes is None else "planes"
+        lines = [f"constexpr index_t BLOCK = {self.run};  // {what} that are computed together"]
+        window = self.window_constants("constexpr index_t", "constexpr index_t")
+        if self.planes is not None:
+            return [*lines, *window[:-1], ""]
         if self.s.window is None:
             return [*lines, ""]
-        lines += self.window_constants("constexpr index_t", "constexpr index_t")
-        return [*lines, f"constexpr index_t SPAN = {span(self.s, self.run)};  // that a block of windows reaches", ""]
+        reach = f"constexpr index_t SPAN = {span(self.s, self.run)};  // that a block of windows reaches"
+        return [*lines, *window, reach, ""]
 
     def _head(self) -> tuple[str, list[str]]:
         """The entry point's name and parameters."""

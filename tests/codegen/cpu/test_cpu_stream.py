@@ -98,6 +98,61 @@ def test_one_kernel_serves_other_sizes() -> None:
         torch.testing.assert_close(got.double(), cases.reference(root, given), rtol=1e-5, atol=1e-6)
 
 
+# Windows along short rows, a plane in every lane.
+PLANES: dict[str, Callable[[torch.dtype], Node]] = {
+    "overlapping": lambda t: pool(pointwise("relu", inp(0, 4, 20, 9, 5, dtype=t)), "max", (3, 3), 2, 1),
+    "per channel": lambda t: pointwise(
+        "mul",
+        pool(pointwise("add", inp(0, 2, 37, 6, 6, dtype=t), inp(1, 37, 1, 1, dtype=t)), "avg", (2, 2)),
+        inp(2, 37, 1, 1, dtype=t),
+    ),
+    "per sample": lambda t: pointwise(
+        "add", pool(inp(0, 3, 18, 7, 7, dtype=t), "min", (2, 2)), inp(1, 3, 1, 1, 1, dtype=t)
+    ),
+    "one dimension": lambda t: pool(inp(0, 5, 33, 11, dtype=t), "min", (3,), 2),
+    "three dimensions": lambda t: pool(inp(0, 2, 17, 4, 5, 6, dtype=t), "max", (2, 3, 2), 1, 1),
+    "borders": lambda t: pool(
+        inp(0, 2, 19, 7, 8, dtype=t), "avg", (3, 3), 2, 1, count_include_pad=False, ceil_mode=True
+    ),
+    "dilated": lambda t: pool(inp(0, 1, 50, 9, 9, dtype=t), "max", (2, 2), 1, 0, 3),
+    "one place": lambda t: pool(inp(0, 3, 16, 2, 1, dtype=t), "max", (2, 1)),
+    "then mean": lambda t: pointwise(
+        "mul", fold(pool(inp(0, 3, 23, 9, 8, dtype=t), "max", (2, 2)), "mean", 2, 3), inp(1, 23, dtype=t)
+    ),
+    "then logsumexp": lambda t: fold(pool(inp(0, 2, 40, 5, 5, dtype=t), "avg", (2, 2), 1), "logsumexp", 2, 3),
+    "then max": lambda t: fold(
+        pointwise("tanh", pool(inp(0, 2, 33, 6, 6, dtype=t), "avg", (3, 3), 1, 1)), "max", 2, 3, keepdim=True
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, F64], ids=str)
+@pytest.mark.parametrize("name", quick(PLANES, "overlapping", "per channel", "then mean"))
+def test_planes(name: str, dtype: torch.dtype) -> None:
+    """A NaN and infinities reach what they reach, too."""
+    root = PLANES[name](dtype)
+    k = check(root)
+    assert "planes(d" in k.source
+    given = {n: cases.random(n, i) for i, n in enumerate(cases.stream_of(root).tensors)}
+    first = next(iter(given.values())).view(-1)
+    first[1], first[-1], first[-2] = nan, inf, -inf
+    check(root, given)
+
+
+def test_planes_of_other_sizes() -> None:
+    k = kernel(cases.stream_of(PLANES["overlapping"](F32)), "fused_test")
+    for shape in ((1, 1, 1, 1), (3, 5, 2, 9), (1, 16, 40, 3), (0, 4, 3, 3)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(run(k, x), torch.nn.functional.max_pool2d(x.relu(), 3, 2, 1))
+
+
+def test_planes_beside_each_other_need_their_operands_so() -> None:
+    """What varies within planes behind the window is read along rows."""
+    x, y = inp(0, 2, 20, 8, 8), inp(1, 2, 20, 4, 4)
+    assert "planes(d" not in check(pointwise("add", pool(x, "max", (2, 2)), y)).source
+    assert "planes(d" not in check(pool(pointwise("add", x, inp(1, 8)), "max", (2, 2))).source
+
+
 def test_empty_outputs() -> None:
     k = kernel(cases.stream_of(pointwise("relu", inp(0, 2, 3, 4))), "fused_test")
     assert run(k, torch.empty(0, 3, 4)).shape == (0, 3, 4)
@@ -133,6 +188,10 @@ def test_memory_of_operands(layout: str) -> None:
 
 
 GOLDENS: dict[str, tuple[str, Callable[[], Node]]] = {
+    "stream_add_max": (
+        "fused_add_max",
+        lambda: pool(pointwise("add", inp(0, 32, 256, 8, 8), inp(1, 256, 1, 1)), "max", (3, 3), 2, 1),
+    ),
     "stream_avg_sigmoid_sum": ("fused_avg_sigmoid_sum", cases.founding_tail),
     "stream_add_relu": ("fused_add_relu", cases.epilogue),
 }
