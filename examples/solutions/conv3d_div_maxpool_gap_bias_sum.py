@@ -20,11 +20,9 @@ Written by fusewright 0.1.0.
 """
 
 import ctypes
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from itertools import chain, islice
-from math import isfinite
 from operator import is_
-from types import FunctionType, MethodType, ModuleType
 from weakref import WeakKeyDictionary
 
 import torch
@@ -810,73 +808,35 @@ MADE_FOR = {
 
 
 OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))  # their parameters, submodules, hooks and mode
-
-
-def held(value):
-    """What a module, container, object or function consists of, live where it may change; `None` for anything else."""
-    if isinstance(value, (dict, list, tuple, set, frozenset)):
-        return value
-    if hasattr(value, "tolist") and not isinstance(value, torch.Tensor):  # an array
-        return (value.tolist(),)
-    if isinstance(value, partial):
-        return value.func, value.args, value.keywords
-    if isinstance(value, MethodType):
-        return value.__func__, value.__self__
-    if isinstance(value, FunctionType):
-        cells = (cell.cell_contents for cell in value.__closure__ or ())
-        return *cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
-    return None if isinstance(value, (type, ModuleType, torch.Tensor)) else getattr(value, "__dict__", None)
-
-
-def given(module: torch.nn.Module) -> dict:
-    """What somebody gave a module; what PyTorch's own modules keep to themselves follows from the rest."""
-    hides = type(module).__module__.startswith("torch.")
-    own = {n: part for n, part in vars(module).items() if n not in OF_ALL_MODULES and not (hides and n[0] == "_")}
-    return {**own, **module._modules}
-
-
-def described(value, above=()):
-    """A plain value as it is, anything else by its name and what it holds, but for what it is held by."""
-    if type(value) in (bool, int, str, type(None)) or (type(value) is float and isfinite(value)):
-        return value
-    if isinstance(value, Model) and above:
-        return "Model"
-    parts = given(value) if isinstance(value, torch.nn.Module) else held(value)
-    above = (*above, id(value))
-    if parts is None:
-        return named(value) if hasattr(value, "__qualname__") or isinstance(value, torch.Tensor) else str(value)
-    if isinstance(parts, dict):
-        found = {str(name): described(part, above) for name, part in parts.items() if id(part) not in above}
-    else:
-        found = tuple(described(part, above) for part in parts if id(part) not in above)
-    if isinstance(value, (set, frozenset)):
-        return tuple(sorted(found, key=repr))
-    return found if isinstance(value, (dict, list, tuple, Model)) else (named(value), found) if found else named(value)
-
-
-def named(value) -> str:
-    """A function or class, or an object's class, by its name and its package, none for the model's own."""
-    kind = value if hasattr(value, "__qualname__") else type(value)
-    name = value.__code__.co_qualname if isinstance(value, FunctionType) else kind.__qualname__
-    package = (kind.__module__ or "builtins").partition(".")[0]
-    return name if kind.__module__ == Model.__module__ else f"{package}.{name}"
-
-
 CONTAINERS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-SEEN = WeakKeyDictionary()  # for each model: what it held when it was last examined, and what came of that
+
+
+def configuration(module: torch.nn.Module) -> dict:
+    """What a forward may depend on besides tensors: what somebody gave a module, and the like of its submodules."""
+    hides = type(module).__module__.startswith("torch.")  # what its private attributes hold follows from the others
+    own = {n: value for n, value in vars(module).items() if n not in OF_ALL_MODULES and not (hides and n[0] == "_")}
+    parts = {n: part if part is None else (named(part), configuration(part)) for n, part in module._modules.items()}
+    return {**own, **parts}
+
+
+def named(module: torch.nn.Module) -> str:
+    """A module's class by its name and package; those of this file have none."""
+    kind = type(module)
+    package = kind.__module__.partition(".")[0]
+    return kind.__qualname__ if kind.__module__ == Model.__module__ else f"{package}.{kind.__qualname__}"
 
 
 def views(model: Model) -> list:
     """Live views of all that a model consists of: where that changes, another object appears in one of them."""
-    found, values = {}, [model]
-    for value in values:  # which grows on the way
-        parts = held(value)
-        if parts is not None and id(value) not in found:
-            view = found[id(value)] = parts.values() if isinstance(parts, dict) else parts
-            module = isinstance(value, torch.nn.Module)
-            values += [*given(value).values(), *(parts[name] for name in (*CONTAINERS, *HOOKS))] if module else view
-    return [*found.values()]
+    return [
+        held.values()
+        for own in map(vars, model.modules())
+        for held in (own, *(own[name] for name in (*CONTAINERS, *HOOKS)))
+    ]
+
+
+SEEN = WeakKeyDictionary()  # for each model: what it held when it was last examined, and what came of that
 
 
 def weights(model: Model) -> tuple[torch.Tensor, ...] | None:
@@ -891,7 +851,7 @@ def weights(model: Model) -> tuple[torch.Tensor, ...] | None:
             return found
     live = views(model)
     hooked = any(vars(module)[name] for module in islice(model.modules(), 1, None) for name in HOOKS)
-    fits = not hooked and described(model) == MADE_FOR
+    fits = not hooked and repr(configuration(model)) == repr(MADE_FOR)
     found = (model.bias, model.conv.weight, model.conv.bias) if fits else None
     SEEN[model] = live, [*map(len, live)], [*chain.from_iterable(live)], found
     return found

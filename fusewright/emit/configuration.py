@@ -6,9 +6,13 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isfinite
 from pprint import pformat
 from types import CodeType, FunctionType
 from typing import Any
+
+import torch
 
 from fusewright.emit import support
 from fusewright.emit.draft import Draft
@@ -19,21 +23,67 @@ _MOST = 200_000
 
 _IMPORTS = """
 from functools import partial
+from logging import Logger
 from math import isfinite
 from types import FunctionType, MethodType, ModuleType
 import torch
 """
 
 
-def configuration(draft: Draft) -> str:
-    """The literal that ``described(model)`` in the solution file must equal.
+@dataclass(frozen=True)
+class Configuration:
+    """What a model is made of, as a literal; the text that finds it out, and the condition that it is the same."""
+
+    literal: str
+    text: str
+    condition: str
+
+
+def configuration(draft: Draft) -> Configuration:
+    """What the solution file compares its model with.
 
     Raises `UnsupportedError` for what the model holds that has no text of its own: functions that share a name, objects
     that show nothing but their address.
     """
-    functions: list[FunctionType] = []
+    found = _plain(draft)
+    if found is not None:
+        return Configuration(
+            _literal(found), support.PLAIN_CONFIGURATION, "repr(configuration(model)) == repr(MADE_FOR)"
+        )
+    return Configuration(_literal(_described(draft)), support.CONFIGURATION, "described(model) == MADE_FOR")
+
+
+def _literal(found: object) -> str:
+    return pformat(found, width=110, sort_dicts=False, compact=True)
+
+
+def _scope(draft: Draft, text: str) -> dict[str, Any]:
     scope: dict[str, Any] = {"Model": draft.problem.model_class}
-    exec(_IMPORTS + support.CONFIGURATION, scope)  # our own text
+    exec(_IMPORTS + text, scope)  # our own text
+    return scope
+
+
+def _plain(draft: Draft) -> object:
+    """The configuration of a model of plain values that cannot change, `None` for any other."""
+    found = _scope(draft, support.PLAIN_CONFIGURATION)
+    try:
+        values = found["configuration"](draft.model)
+    except RecursionError:  # it holds itself
+        return None
+    return values if _is_plain(values) and len(repr(values)) <= _MOST else None
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is what its text says."""
+    if type(value) in (dict, tuple):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))  # type: ignore[call-overload]
+    return type(value) in (bool, int, str, type(None), torch.dtype) or (type(value) is float and isfinite(value))
+
+
+def _described(draft: Draft) -> object:
+    """The configuration of a model of anything."""
+    functions: list[FunctionType] = []
+    scope = _scope(draft, support.CONFIGURATION)
     name_of = scope["named"]
 
     def named(value: object) -> object:
@@ -47,7 +97,7 @@ def configuration(draft: Draft) -> str:
         _require_own_name(draft, function)
     for name, part in found.items():
         _require_text(draft, name, repr(part))
-    return pformat(found, width=110, sort_dicts=False, compact=True)
+    return found
 
 
 def _require_own_name(draft: Draft, function: FunctionType) -> None:

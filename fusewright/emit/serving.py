@@ -21,6 +21,7 @@ def serving(drafts: Sequence[Draft], parameters: str) -> list[str]:
     first = drafts[0]
     tensors = dict(named_tensors(first.model))
     paths = [path for path in tensors if any(draft.reads(path) for draft in drafts)]
+    configured = configuration(first)
     held = ", ".join(attribute("model", path) for path in paths) + ("," if len(paths) == 1 else "")
     kinds = "".join(f"({tuple(tensors[p].shape)}, {tensors[p].dtype}), " for p in paths)
     devices = [line for draft in drafts for line in _device(draft)]
@@ -28,9 +29,11 @@ def serving(drafts: Sequence[Draft], parameters: str) -> list[str]:
     ordinary = fill(support.ORDINARY, conditions=devices, autocast=autocast)
     return [
         "# What the kernels were made for; a model that is configured otherwise runs its original forward.\n"
-        f"MADE_FOR = {configuration(first)}",
-        support.CONFIGURATION,
-        "\n".join(fill(support.STATE, weights=f"({held})", conditions=" and ".join(_model_conditions(first)))),
+        f"MADE_FOR = {configured.literal}",
+        configured.text,
+        "\n".join(
+            fill(support.STATE, weights=f"({held})", conditions=" and ".join([*_modes(first), configured.condition]))
+        ),
         f"# Shapes and dtypes of these tensors.\nKINDS = [{kinds.rstrip(', ')}]",
         "\n".join(ordinary),
         *_tf32(drafts),
@@ -48,13 +51,12 @@ def _device(draft: Draft) -> list[str]:
     return [f"if {condition}:", f'    return "{draft.target}"']
 
 
-def _model_conditions(draft: Draft) -> list[str]:
-    """What a model must be, beside free of hooks."""
-    configured = "described(model) == MADE_FOR"
+def _modes(draft: Draft) -> list[str]:
+    """The mode that a model must be in, where that makes a difference."""
     if draft.either_mode:
-        return [configured]
+        return []
     quantifier = "all" if draft.model.training else "not any"
-    return [f"{quantifier}(m.training for m in model.modules())", configured]
+    return [f"{quantifier}(m.training for m in model.modules())"]
 
 
 def _tf32(drafts: Sequence[Draft]) -> list[str]:

@@ -20,6 +20,7 @@ _IMPORTED = {
     "from functools import partial": "partial)",
     "from itertools import chain": "chain.",
     "from itertools import islice": "islice(",
+    "from logging import Logger": "Logger,",
     "from math import isfinite": "isfinite(",
     "from operator import is_": "is_,",
     "from types import FunctionType": "FunctionType)",
@@ -35,7 +36,17 @@ _OTHER_F = "from torch.nn import functional as F"
 # Names that it defines besides the problem's own.
 _DEFINED = (
     *("ModelNew", "FAILURE", "ceil_div", "spread", "library", "cuda_library", "cpu_library", "check", "expect"),
-    *("dense", "Recomputed", "differentiable", "MADE_FOR", "OF_ALL_MODULES", "held", "given", "described"),
+    *(
+        "dense",
+        "Recomputed",
+        "differentiable",
+        "MADE_FOR",
+        "OF_ALL_MODULES",
+        "held",
+        "given",
+        "described",
+        "configuration",
+    ),
     *("named", "CONTAINERS", "HOOKS", "SEEN", "views", "weights", "KINDS", "kernels_for", "ordinary"),
     *("called_plainly", "tf32_allowed", "covers", "KEPT", "derived"),
 )

@@ -147,8 +147,42 @@ def derived(derive, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 LIBRARIES = {"cuda": CUDA_LIBRARY, "cpu": CPU_LIBRARY}
 
+# For a model of plain values that cannot change by themselves: it changes where a module gets another object.
+PLAIN_CONFIGURATION = '''
+OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))  # their parameters, submodules, hooks and mode
+CONTAINERS = ("_parameters", "_buffers", "_modules")
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def configuration(module: torch.nn.Module) -> dict:
+    """What a forward may depend on besides tensors: what somebody gave a module, and the like of its submodules."""
+    hides = type(module).__module__.startswith("torch.")  # what its private attributes hold follows from the others
+    own = {n: value for n, value in vars(module).items() if n not in OF_ALL_MODULES and not (hides and n[0] == "_")}
+    parts = {n: part if part is None else (named(part), configuration(part)) for n, part in module._modules.items()}
+    return {**own, **parts}
+
+
+def named(module: torch.nn.Module) -> str:
+    """A module's class by its name and package; those of this file have none."""
+    kind = type(module)
+    package = kind.__module__.partition(".")[0]
+    return kind.__qualname__ if kind.__module__ == Model.__module__ else f"{package}.{kind.__qualname__}"
+
+
+def views(model: Model) -> list:
+    """Live views of all that a model consists of: where that changes, another object appears in one of them."""
+    return [
+        held.values()
+        for own in map(vars, model.modules())
+        for held in (own, *(own[name] for name in (*CONTAINERS, *HOOKS)))
+    ]
+'''
+
+# For one that holds containers, objects or functions.
 CONFIGURATION = '''
 OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))  # their parameters, submodules, hooks and mode
+CONTAINERS = ("_parameters", "_buffers", "_modules")
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def held(value):
@@ -164,7 +198,7 @@ def held(value):
     if isinstance(value, FunctionType):
         cells = (cell.cell_contents for cell in value.__closure__ or ())
         return *cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
-    return None if isinstance(value, (type, ModuleType, torch.Tensor)) else getattr(value, "__dict__", None)
+    return None if isinstance(value, (type, ModuleType, Logger, torch.Tensor)) else getattr(value, "__dict__", None)
 
 
 def given(module: torch.nn.Module) -> dict:
@@ -183,7 +217,8 @@ def described(value, above=()):
     parts = given(value) if isinstance(value, torch.nn.Module) else held(value)
     above = (*above, id(value))
     if parts is None:
-        return named(value) if hasattr(value, "__qualname__") or isinstance(value, torch.Tensor) else str(value)
+        by_name = hasattr(value, "__qualname__") or isinstance(value, (Logger, torch.Tensor))
+        return value.__name__ if isinstance(value, ModuleType) else named(value) if by_name else str(value)
     if isinstance(parts, dict):
         found = {str(name): described(part, above) for name, part in parts.items() if id(part) not in above}
     else:
@@ -199,12 +234,6 @@ def named(value) -> str:
     name = value.__code__.co_qualname if isinstance(value, FunctionType) else kind.__qualname__
     package = (kind.__module__ or "builtins").partition(".")[0]
     return name if kind.__module__ == Model.__module__ else f"{package}.{name}"
-'''
-
-STATE = '''
-CONTAINERS = ("_parameters", "_buffers", "_modules")
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-SEEN = WeakKeyDictionary()  # for each model: what it held when it was last examined, and what came of that
 
 
 def views(model: Model) -> list:
@@ -217,6 +246,10 @@ def views(model: Model) -> list:
             module = isinstance(value, torch.nn.Module)
             values += [*given(value).values(), *(parts[name] for name in (*CONTAINERS, *HOOKS))] if module else view
     return [*found.values()]
+'''
+
+STATE = '''
+SEEN = WeakKeyDictionary()  # for each model: what it held when it was last examined, and what came of that
 
 
 def weights(model: Model) -> tuple[torch.Tensor, ...] | None:

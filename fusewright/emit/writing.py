@@ -42,8 +42,9 @@ Progress = Callable[[str], None]
 # Compute capabilities, times ten, that kernels are compiled for where there is no GPU.
 ARCHITECTURES = (80, 90)
 
-# Rows of the inputs that a solution is compared with float64 on.
+# Rows of the inputs that a solution is compared with float64 on: at least so many, or all where it is made for those.
 ROWS = 4
+EVERY = 1 << 62
 
 # Seconds that a solution may take in its fresh process, building included.
 SECONDS = 600
@@ -239,7 +240,7 @@ def _placed(
 
 def _facts(draft: Draft, solution: Path, timed: bool) -> dict[str, Any]:
     """What is found out about a file on the device of a draft, or with a CPU in its place."""
-    absent = _absent(draft.target)
+    absent, batches = _absent(draft.target), draft.guard.symbols.values()
     return tried(
         draft.problem.path,
         solution,
@@ -248,6 +249,7 @@ def _facts(draft: Draft, solution: Path, timed: bool) -> dict[str, Any]:
         timed=timed and not absent,
         training=draft.model.training,
         keeps_nan=all(fired.exactness != "finite" for fired in draft.plan.rules),
+        rows=max([0, *(at.low for at in batches)]) if batches else EVERY,
         sides=draft.entry.sides.ranges,
     )
 
@@ -281,6 +283,7 @@ def tried(
     timed: bool,
     training: bool = True,
     keeps_nan: bool = True,
+    rows: int = 0,
     sides: Mapping[int, tuple[int, int]] | None = None,
 ) -> dict[str, Any]:
     """What `fusewright.emit.fresh` finds out about a solution's part for `target`, on `device`, in a process of its
@@ -293,7 +296,7 @@ def tried(
         "solution": str(solution.resolve()),
         "device": device,
         "target": target,
-        "rows": ROWS if device == "cuda" else 2,
+        "rows": max(rows, ROWS if device == "cuda" else 2),
         "time": timed,
         "training": training,
         "keeps nan": keeps_nan,

@@ -11,8 +11,9 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import chain
+from logging import Logger
 from operator import attrgetter, is_
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy
@@ -23,6 +24,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _CONTAINERS = ("_parameters", "_buffers", "_modules")
 # What every module carries for PyTorch's own use.
 _INTERNAL = frozenset(vars(nn.Module())) - {"training"}
+# Whole worlds hang on these, and no model's result.
+_NAMED = (type, ModuleType, Logger)
 _PLAIN = (bool, int, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 _dtype = attrgetter("dtype")
@@ -88,7 +91,7 @@ def _own_classes(module: nn.Module) -> Iterator[type]:
 
 def _contents(value: Any, found: dict[int, Any]) -> Iterator[Collection[Any]]:
     """Live views of everything in `value` that can change without becoming another object."""
-    if isinstance(value, (*_PLAIN, float, torch.Tensor, type)) or id(value) in found:
+    if isinstance(value, (*_PLAIN, *_NAMED, float, torch.Tensor)) or id(value) in found:
         return
     if isinstance(value, nn.Module):  # held in a list, say, and so no submodule
         for module in value.modules():
@@ -228,7 +231,7 @@ class _Picture:
             return self.of_module(value)
         if isinstance(value, numpy.ndarray):
             return value.shape, value.dtype.str, value.tobytes()
-        if isinstance(value, torch.Tensor | type | FunctionType | BuiltinFunctionType):
+        if isinstance(value, (*_NAMED, torch.Tensor, FunctionType, BuiltinFunctionType)):
             return _Identity(value)
         return above.index(id(value)) if id(value) in above else self._of_parts(value, (*above, id(value)))
 

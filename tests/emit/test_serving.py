@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import copy
 import inspect
 import pickle
@@ -268,6 +269,17 @@ def test_private_attributes_and_what_has_no_dictionary(tmp_path: Path) -> None:
     agrees(solution, model, x, kernels=True)
     model.limits.append(0.5)
     agrees(solution, model, x, kernels=False)
+
+
+def test_loggers_and_modules_by_name(tmp_path: Path) -> None:
+    init = (
+        "self.conv = nn.Conv2d(3, 8, 3)\nself.log, self.maths = logging.getLogger(__name__), maths\nself.own = [self]"
+    )
+    forward = "def forward(self, x):\n    return self.conv(x).relu().mean((2, 3)) * self.maths.sqrt(4.0).real"
+    arguments = "maths=math"
+    solution = _solution(tmp_path, forward, init, arguments, given="", imports="logging, math")
+    assert solution.weights(solution.ModelNew()) is not None
+    assert solution.weights(solution.ModelNew(cmath)) is None
 
 
 def test_attributes_that_a_file_cannot_compare(tmp_path: Path) -> None:

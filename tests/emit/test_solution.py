@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from solutions import FOUNDING, cuda_source, draft, founding, load, nvcc, problem, ruff, text_of, write
 
-from fusewright.emit.writing import tried
+from fusewright.dispatch import Options
+from fusewright.emit.writing import tried, write_solution
 from fusewright.errors import UnsupportedError
+from fusewright.problem import load_problem
 
 CONV = "self.conv = nn.Conv2d(3, 8, 3)"
 HEAD = "def forward(self, x):\n    return self.conv(x).relu().mean((2, 3))"
@@ -60,6 +62,21 @@ def test_runs_without_fusewright(tmp_path: Path) -> None:
     facts = tried(path, write(path), "cpu", target="cuda", timed=False)
     assert facts["errors"]["outputs"]["new"] < 1e-6
     assert facts["errors"]["gradients"]["new"] < 1e-5
+
+
+def test_a_model_made_for_one_batch_and_one_that_writes_to_its_input(tmp_path: Path) -> None:
+    """A file is tried on few rows, unless it serves no other batch; what Model does to its input is right."""
+    named = "def forward(self, *args, **named):\n    return self.conv(named['x']).relu().mean((2, 3))"
+    given = "{'x': torch.rand(4, 3, 20, 24)}"
+    writes = "def forward(self, x):\n    x.mul_(2)\n    return self.conv(x).relu().mean((2, 3))"
+    for forward, inputs in ((named, given), (writes, INPUT)):
+        path = problem(tmp_path, CONV, forward, inputs)
+        for target in ("cpu", "cuda"):
+            solution = path.with_name(f"{path.stem}_{target}.py")
+            options = Options(verify=False, measure=False, kernels="always")
+            written = write_solution(load_problem(path), solution, options, targets=[target], timed=False)
+            assert written.plans[0].kernels[0].path == "generated"
+            assert written.checked[0].facts["errors"]["outputs"]["new"] < 1e-6
 
 
 def test_a_rewrite_without_kernels_is_a_solution_too(tmp_path: Path) -> None:

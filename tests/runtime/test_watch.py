@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import logging
 
 import pytest
 import torch
@@ -118,6 +119,15 @@ def test_cycles(model: Model) -> None:
     model.conv.parent = [model]
     assert Watch(model).unchanged()
     assert fingerprint(model) == fingerprint(model)
+
+
+def test_loggers_and_modules_are_not_looked_into(model: Model) -> None:
+    model.log, model.library = logging.getLogger("one"), torch.nn.functional  # type: ignore[assignment]
+    watch = Watch(model)
+    assert len(watch._values) < 500
+    model.log = logging.getLogger("two")  # type: ignore[assignment]
+    assert not watch.unchanged()
+    assert fingerprint(model) != watch.fingerprint
 
 
 def test_a_watch_keeps_no_dead_parameters(model: Model) -> None:
