@@ -43,7 +43,7 @@ def load(path: str, name: str, *, on_cpu: bool = False) -> Any:
     with open(path, encoding="utf-8") as file:
         source = file.read()
     if on_cpu:
-        source = source.replace('device="cuda"', 'device="cpu"')
+        source = re.sub(r'(device=|device\()"cuda"', r'\1"cpu"', source)
     spec = importlib.machinery.ModuleSpec(name, None, origin=path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

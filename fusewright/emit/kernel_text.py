@@ -228,7 +228,7 @@ class KernelText(ABC):
         for i, operand in enumerate(self.kernel.operands):
             if operand not in words:
                 text = re.sub(rf"\boperand_{i}\b", operand, text)
-        lines = without_unused(text.rstrip("\n")).split("\n")
+        lines = without_unused(on_current_device(text.rstrip("\n"))).split("\n")
         return [lines[0], '    """The same in PyTorch\'s own operations, which gradients go through."""', *lines[1:]]
 
     def call_function(self, says: str) -> list[str]:
@@ -265,6 +265,11 @@ def without_unused(function: str) -> str:
         elif found[3].startswith("torch.ops."):
             kept.append(found[1] + found[3])  # for its effect
     return "\n".join(kept)
+
+
+def on_current_device(text: str) -> str:
+    """The text of a program that was made on one GPU, for whichever is the current one."""
+    return re.sub(r'"cuda:\d+"', '"cuda"', text)
 
 
 def _memory_format(layout: str, ndim: int) -> str:

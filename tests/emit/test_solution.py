@@ -79,6 +79,19 @@ def test_a_model_made_for_one_batch_and_one_that_writes_to_its_input(tmp_path: P
             assert written.checked[0].facts["errors"]["outputs"]["new"] < 1e-6
 
 
+def test_a_forward_that_makes_tensors_makes_them_on_the_device_of_its_input(tmp_path: Path) -> None:
+    forward = (
+        "def forward(self, x):\n    start = torch.zeros(1, 8, device=x.device) + torch.arange(8, device=x.device)\n"
+        "    return (self.conv(x).relu().mean((2, 3)) * torch.full((1, 8), 2.0, device=x.device)) + start"
+    )
+    path = problem(tmp_path, CONV, forward, INPUT)
+    solution = write(path, kernels="always")
+    assert 'device="cuda")' in solution.read_text()
+    assert "cuda:" not in solution.read_text()
+    facts = tried(path, solution, "cpu", target="cuda", timed=False)
+    assert facts["errors"]["outputs"]["new"] < 1e-6
+
+
 def test_a_rewrite_without_kernels_is_a_solution_too(tmp_path: Path) -> None:
     path = problem(tmp_path, "self.linear = nn.Linear(64, 96)", SUM, "[torch.rand(8, 64)]")
     solution = write(path, kernels="never", rewrite="always")
