@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from fusewright import kernel as kernel_module
 from fusewright.codegen.text import fill
 from fusewright.emit import support
+from fusewright.emit.architecture import architecture
 from fusewright.emit.cpu import CpuText
 from fusewright.emit.cuda import CudaText
 from fusewright.emit.draft import Draft
@@ -94,6 +95,7 @@ def _library(kernels: Sequence[KernelText]) -> str:
         sources=", ".join(sources),
         flags=", ".join(f'"{flag}"' for flag in _FLAGS),
         wide=compiler.WIDE,
+        arch=architecture(k.kernel for k in kernels).of_device,
         declarations=[line for kernel in kernels for line in kernel.declarations],
     )
     return "\n".join(made)

@@ -9,6 +9,7 @@ import torch
 from fusewright.codegen.aten import attribute
 from fusewright.codegen.text import fill
 from fusewright.emit import conditions, support
+from fusewright.emit.architecture import architecture
 from fusewright.emit.configuration import configuration
 from fusewright.emit.draft import Draft, named_tensors
 from fusewright.verification.numerics import tf32_allowed
@@ -46,8 +47,7 @@ def _device(draft: Draft) -> list[str]:
     """The lines that recognize a device of the kind that the draft's kernels run on."""
     condition = f'device.type == "{draft.target}"'
     if draft.target == "cuda":
-        needs = max((kernel.needs for kernel in draft.program.kernels), default=0)
-        condition += f" and torch.cuda.get_device_capability(device) >= ({needs // 10}, {needs % 10})"
+        condition += f" and {architecture(draft.program.kernels).condition}"
     return [f"if {condition}:", f'    return "{draft.target}"']
 
 

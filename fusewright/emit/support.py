@@ -7,7 +7,7 @@ def $library(device: int) -> ctypes.CDLL:
 
     Plain C functions, called through ctypes: compiling PyTorch's C++ headers would take most of a minute.
     """
-    arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    arch = $arch
     path = load_inline(
         name=f"${extension}_{arch}",
         cpp_sources="",

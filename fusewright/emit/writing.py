@@ -23,6 +23,7 @@ from fusewright.capture import capture
 from fusewright.codegen.aten import Program
 from fusewright.dispatch import Options
 from fusewright.emit import fresh
+from fusewright.emit.architecture import architecture
 from fusewright.emit.building import TEXTS
 from fusewright.emit.draft import Draft
 from fusewright.emit.header import Checked, Part, header, listed
@@ -207,15 +208,11 @@ def _require_one_launch(program: Program) -> None:
 def _compiled(draft: Draft, progress: Progress) -> Checked:
     """Compiles the kernels for the architectures that they are made for."""
     kernels = draft.program.kernels
-    least = max((kernel.needs for kernel in kernels), default=0)
-    names = []
-    for arch in ARCHITECTURES:
-        if arch < least or not kernels:
-            continue
-        names.append(f"sm_{arch}")
+    names = architecture(kernels).among(ARCHITECTURES) if kernels else []
+    for name in names:
         for kernel in kernels:
-            progress(f"compiling {kernel.name} for {names[-1]}")
-            nvrtc.compile(kernel.source, names[-1], name=kernel.name)
+            progress(f"compiling {kernel.name} for {name}")
+            nvrtc.compile(kernel.source, name, name=kernel.name)
     return Checked(compiled_for=tuple(names))
 
 

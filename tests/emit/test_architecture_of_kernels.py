@@ -1,0 +1,45 @@
+"""Which GPUs a file's kernels run on, in its text and for the compiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from solutions import cuda_source, load, problem, write
+
+from fusewright.emit import building, serving
+from fusewright.emit.architecture import Architecture, architecture
+
+
+def kernels(*needs: tuple[int, str]) -> Any:
+    return [SimpleNamespace(needs=least, arch=arch) for least, arch in needs]
+
+
+def test_the_most_that_any_kernel_needs() -> None:
+    assert architecture([]) == Architecture(0, "")
+    assert architecture(kernels((80, ""), (90, ""))) == Architecture(90, "")
+    assert architecture(kernels((80, ""), (90, "sm_90a"))) == Architecture(90, "sm_90a")
+    assert Architecture(80).among((80, 90)) == ["sm_80", "sm_90"]
+    assert Architecture(90).among((80, 90)) == ["sm_90"]
+    assert Architecture(90, "sm_90a").among((80, 90, 100)) == ["sm_90a"]
+
+
+@pytest.mark.parametrize("found", [Architecture(80), Architecture(90, "sm_90a")])
+def test_a_file_is_for_its_kernels_architecture(
+    found: Architecture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "architecture", lambda _: found)
+    monkeypatch.setattr(serving, "architecture", lambda _: found)
+    forward = "def forward(self, x):\n    return self.conv(x).relu().mean((2, 3))"
+    path = problem(tmp_path, "self.conv = nn.Conv2d(3, 8, 3)", forward, "[torch.rand(4, 3, 20, 24)]")
+    solution: Any = load(write(path))
+    named = bool(found.name)
+    for capability, served in (((8, 6), not named), ((9, 0), True), ((10, 0), not named)):
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_, at=capability: at)
+        solution.kernels_for.cache_clear()
+        assert solution.kernels_for(torch.device("cuda", 0)) == ("cuda" if served else "")
+    _, options = cuda_source(load(Path(solution.__file__)), (9, 0))
+    assert f"-arch={found.name or 'sm_90'}" in options
