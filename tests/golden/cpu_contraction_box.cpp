@@ -121,7 +121,8 @@ struct Call {
 };
 
 constexpr int PARTS = 1, PART = ceil_div(BLOCKS, PARTS);    // of the blocks of features
-constexpr int ROWS_D = 1, ROWS_H = 1;    // of positions that are at hand at a time
+// Rows of positions that are computed while the weights of a chunk are at hand.
+constexpr int BAND_H = 1, ROWS_D = 1, ROWS_H = BAND_H;
 
 // The weight in the order of use: packed[group][block][phase][chunk][d][h][channel][w][feature of the block].
 void pack(const Element* __restrict w, Compute* __restrict packed, int group, int block) {
@@ -147,17 +148,27 @@ void pack(const Element* __restrict w, Compute* __restrict packed, int group, in
                 }
 }
 
+// The taps of a phase that read inside of the image: the first one reads it at `at`, the others in steps.
+struct Inside {
+    int first = 0, last;
+    Inside(int taps, int at, int step, int length) : last(taps) {
+        while (first < last && unsigned(at + first * step) >= unsigned(length)) ++first;
+        while (first < last && unsigned(at + (last - 1) * step) >= unsigned(length)) --last;
+    }
+};
+
 // The products of one tile, for `channels` channels: y[TILE * STRIDE_W][BLOCK] = or, with `more`, +=.  x is the staged
-// input of the tile's first position and first taps.
+// input of the tile's first position and first taps, weights those of the phases' first taps, `rows` for each along d.
 template <int TAPS_OF_ROW>
-void multiply(const Compute* __restrict x, int taps_d, int taps_h, int channels, const Compute* __restrict w,
-    Compute* __restrict y, bool more) {
+void multiply(const Compute* __restrict x, const Inside& along_d, const Inside& along_h, int rows, int channels,
+    const Compute* __restrict weights, Compute* __restrict y, bool more) {
     constexpr int HELD = TAPS_OF_ROW % TOGETHER ? 1 : TOGETHER;
     constexpr int LEFT = STEP_W < 0 ? (HELD - 1) * STEP_W : 0, RIGHT = STEP_W > 0 ? (HELD - 1) * STEP_W : 0;
     Vector sum[TILE][VECTORS] = {};
-    for (int d = 0; d < taps_d; ++d)
-        for (int h = 0; h < taps_h; ++h) {
+    for (int d = along_d.first; d < along_d.last; ++d)
+        for (int h = along_h.first; h < along_h.last; ++h) {
             const Compute* row = x + d * STEP_D * PLANE + h * STEP_H * ROW;
+            const Compute* w = weights + (d * rows + h) * channels * TAPS_OF_ROW * BLOCK;
             for (int c = 0; c < channels; ++c, row += CHANNEL)
 #pragma GCC unroll 1
                 for (int tap = 0; tap < TAPS_OF_ROW; tap += HELD, w += HELD * BLOCK) {
@@ -222,20 +233,20 @@ void stage(const Call& call, const Element* __restrict x,
             }
 }
 
-// The convolution at `count` positions of one row from position w on: row[position][BLOCK].  staged is the input at
-// rows (d, h) of their phases' first taps, the strip's input beginning at column left.
-void convolve(const Compute* __restrict staged, const Phase& d, const Phase& h, int w, int count, int left,
-    const Compute* __restrict weights, Compute* __restrict row) {
+// The products of `CHUNK` channels from `chunk` on at `count` positions of one row from position w on, and of those
+// before: row[position][BLOCK].  staged is the input at rows (d, h) of their phases' first taps, the strip's input
+// beginning at column left.
+void convolve(const Compute* __restrict staged, const Phase& d, const Phase& h, const Inside& along_d,
+    const Inside& along_h, int w, int count, int left, int chunk, const Compute* __restrict weights,
+    Compute* __restrict row) {
     const int before = (d.before * TAPS_H + d.taps * h.before) * TAPS_W;
-    for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK) {
-        const int channels = smaller(CHUNK, CHANNELS - chunk);
-        const Compute* x = staged + chunk * CHANNEL;
-        constexpr const Phase& v = PHASES_W[0];
-        const Compute* of_chunk = weights + (before * CHANNELS + chunk * d.taps * h.taps * TAPS_W) * BLOCK;
-        for (int index = w; index < w + count; index += TILE)
-            multiply<v.taps>(x + (index * ADVANCE_W + v.first - left) * COLUMN, d.taps, h.taps, channels, of_chunk,
-                row + (index - w) * BLOCK, chunk > 0);
-    }
+    const int channels = smaller(CHUNK, CHANNELS - chunk);
+    const Compute* x = staged + chunk * CHANNEL;
+    constexpr const Phase& v = PHASES_W[0];
+    const Compute* of_chunk = weights + (before * CHANNELS + chunk * d.taps * h.taps * TAPS_W) * BLOCK;
+    for (int index = w; index < w + count; index += TILE)
+        multiply<v.taps>(x + (index * ADVANCE_W + v.first - left) * COLUMN, along_d, along_h, h.taps, channels,
+            of_chunk, row + (index - w) * BLOCK, chunk > 0);
 }
 
 // What is given per channel, for a block of features.
@@ -338,14 +349,24 @@ void strip(const Call& call, long long task, Scratch& own) {
         Folds total(BLOCK);
         const int count = last_w - first_w;
         for (int d = first_d; d < last_d; ++d)
-            for (int h = first_h; h < last_h; ++h) {
-                const Phase &of_d = PHASES_D[d % STRIDE_D], &of_h = PHASES_H[h % STRIDE_H];
-                const int row_d = d / STRIDE_D * ADVANCE_D + of_d.first - left_d;
-                const int row_h = h / STRIDE_H * ADVANCE_H + of_h.first - left_h;
-                convolve(staged + row_d * PLANE + row_h * ROW, of_d, of_h, from_w, count, left_w, weights, band);
-                before(call, of, band, count);
-                const Compute* results = band;
-                for (int n = 0; n < count; ++n) total.take(results + n * BLOCK, BLOCK);
+            for (int band_h = first_h; band_h < last_h; band_h += BAND_H) {
+                const int last_band_h = smaller(band_h + BAND_H, last_h);
+                for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK)    // its weights are at hand for all rows
+                    for (int h = band_h; h < last_band_h; ++h) {
+                        const Phase &of_d = PHASES_D[d % STRIDE_D], &of_h = PHASES_H[h % STRIDE_H];
+                        const int row_d = d / STRIDE_D * ADVANCE_D + of_d.first - left_d;
+                        const int row_h = h / STRIDE_H * ADVANCE_H + of_h.first - left_h;
+                        Compute* row = band + (h - band_h) * PITCH * BLOCK;
+                        const Compute* first = staged + row_d * PLANE + row_h * ROW;
+                        const Inside along_d(of_d.taps, left_d + row_d, STEP_D, call.in_d);
+                        const Inside along_h(of_h.taps, left_h + row_h, STEP_H, call.in_h);
+                        convolve(first, of_d, of_h, along_d, along_h, from_w, count, left_w, chunk, weights, row);
+                        before(call, of, row, count);
+                    }
+                for (int h = band_h; h < last_band_h; ++h) {
+                    const Compute* results = band + (h - band_h) * PITCH * BLOCK;
+                    for (int n = 0; n < count; ++n) total.take(results + n * BLOCK, BLOCK);
+                }
             }
         for (int f = 0; f < features; ++f) all.merge(total.of(f));
     }

@@ -120,17 +120,27 @@ void pack(const Element* __restrict w, Compute* __restrict packed, int group, in
                 }
 }
 
+// The taps of a phase that read inside of the image: the first one reads it at `at`, the others in steps.
+struct Inside {
+    int first = 0, last;
+    Inside(int taps, int at, int step, int length) : last(taps) {
+        while (first < last && unsigned(at + first * step) >= unsigned(length)) ++first;
+        while (first < last && unsigned(at + (last - 1) * step) >= unsigned(length)) --last;
+    }
+};
+
 // The products of one tile, for `channels` channels: y[TILE * STRIDE_W][BLOCK] = or, with `more`, +=.  x is the staged
-// input of the tile's first position and first taps.
+// input of the tile's first position and first taps, weights those of the phases' first taps, `rows` for each along d.
 template <int TAPS_OF_ROW>
-void multiply(const Compute* __restrict x, int taps_d, int taps_h, int channels, const Compute* __restrict w,
-    Compute* __restrict y, bool more) {
+void multiply(const Compute* __restrict x, const Inside& along_d, const Inside& along_h, int rows, int channels,
+    const Compute* __restrict weights, Compute* __restrict y, bool more) {
     constexpr int HELD = TAPS_OF_ROW % TOGETHER ? 1 : TOGETHER;
     constexpr int LEFT = STEP_W < 0 ? (HELD - 1) * STEP_W : 0, RIGHT = STEP_W > 0 ? (HELD - 1) * STEP_W : 0;
     Vector sum[TILE][VECTORS] = {};
-    for (int d = 0; d < taps_d; ++d)
-        for (int h = 0; h < taps_h; ++h) {
+    for (int d = along_d.first; d < along_d.last; ++d)
+        for (int h = along_h.first; h < along_h.last; ++h) {
             const Compute* row = x + d * STEP_D * PLANE + h * STEP_H * ROW;
+            const Compute* w = weights + (d * rows + h) * channels * TAPS_OF_ROW * BLOCK;
             for (int c = 0; c < channels; ++c, row += CHANNEL)
 #pragma GCC unroll 1
                 for (int tap = 0; tap < TAPS_OF_ROW; tap += HELD, w += HELD * BLOCK) {
@@ -180,20 +190,20 @@ void stage(const Call& call, const Element* __restrict x,
             }
 }
 
-// The convolution at `count` positions of one row from position w on: row[position][BLOCK].  staged is the input at
-// rows (d, h) of their phases' first taps, the strip's input beginning at column left.
-void convolve(const Compute* __restrict staged, const Phase& d, const Phase& h, int w, int count, int left,
-    const Compute* __restrict weights, Compute* __restrict row) {
+// The products of `CHUNK` channels from `chunk` on at `count` positions of one row from position w on, and of those
+// before: row[position][BLOCK].  staged is the input at rows (d, h) of their phases' first taps, the strip's input
+// beginning at column left.
+void convolve(const Compute* __restrict staged, const Phase& d, const Phase& h, const Inside& along_d,
+    const Inside& along_h, int w, int count, int left, int chunk, const Compute* __restrict weights,
+    Compute* __restrict row) {
     const int before = (d.before * TAPS_H + d.taps * h.before) * TAPS_W;
-    for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK) {
-        const int channels = smaller(CHUNK, CHANNELS - chunk);
-        const Compute* x = staged + chunk * CHANNEL;
-        constexpr const Phase& v = PHASES_W[0];
-        const Compute* of_chunk = weights + (before * CHANNELS + chunk * d.taps * h.taps * TAPS_W) * BLOCK;
-        for (int index = w; index < w + count; index += TILE)
-            multiply<v.taps>(x + (index * ADVANCE_W + v.first - left) * COLUMN, d.taps, h.taps, channels, of_chunk,
-                row + (index - w) * BLOCK, chunk > 0);
-    }
+    const int channels = smaller(CHUNK, CHANNELS - chunk);
+    const Compute* x = staged + chunk * CHANNEL;
+    constexpr const Phase& v = PHASES_W[0];
+    const Compute* of_chunk = weights + (before * CHANNELS + chunk * d.taps * h.taps * TAPS_W) * BLOCK;
+    for (int index = w; index < w + count; index += TILE)
+        multiply<v.taps>(x + (index * ADVANCE_W + v.first - left) * COLUMN, along_d, along_h, h.taps, channels,
+            of_chunk, row + (index - w) * BLOCK, chunk > 0);
 }
 
 // What is given per channel, for a block of features.
@@ -336,16 +346,20 @@ void strip(const Call& call, long long task, Scratch& own) {
                 const int last_band_h = smaller(band_h + BAND_H, last_h);
                 const int begin_d = band_d * POOL_STRIDE_D, end_d = (last_band_d - 1) * POOL_STRIDE_D + POOL_D;
                 const int begin_h = band_h * POOL_STRIDE_H, end_h = (last_band_h - 1) * POOL_STRIDE_H + POOL_H;
-                for (int i = begin_d; i < end_d; ++i)
-                    for (int j = begin_h; j < end_h; ++j) {
-                        const Phase &of_d = PHASES_D[i % STRIDE_D], &of_h = PHASES_H[j % STRIDE_H];
-                        const int row_d = i / STRIDE_D * ADVANCE_D + of_d.first - left_d;
-                        const int row_h = j / STRIDE_H * ADVANCE_H + of_h.first - left_h;
-                        Compute* row = band + ((i - begin_d) * ROWS_H + j - begin_h) * PITCH * BLOCK;
-                        const Compute* first = staged + row_d * PLANE + row_h * ROW;
-                        convolve(first, of_d, of_h, from_w, to_w - from_w, left_w, weights, row);
-                        before(call, of, row, to_w - from_w);
-                    }
+                for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK)    // its weights are at hand for all rows
+                    for (int i = begin_d; i < end_d; ++i)
+                        for (int j = begin_h; j < end_h; ++j) {
+                            const Phase &of_d = PHASES_D[i % STRIDE_D], &of_h = PHASES_H[j % STRIDE_H];
+                            const int row_d = i / STRIDE_D * ADVANCE_D + of_d.first - left_d;
+                            const int row_h = j / STRIDE_H * ADVANCE_H + of_h.first - left_h;
+                            Compute* row = band + ((i - begin_d) * ROWS_H + j - begin_h) * PITCH * BLOCK;
+                            const Compute* first = staged + row_d * PLANE + row_h * ROW;
+                            const Inside along_d(of_d.taps, left_d + row_d, STEP_D, call.in_d);
+                            const Inside along_h(of_h.taps, left_h + row_h, STEP_H, call.in_h);
+                            convolve(first, of_d, of_h, along_d, along_h, from_w, to_w - from_w, left_w, chunk, weights,
+                                row);
+                            before(call, of, row, to_w - from_w);
+                        }
                 for (int d = band_d; d < last_band_d; ++d)
                     for (int h = band_h; h < last_band_h; ++h) {
                         Compute* results = own.results.data()->at;

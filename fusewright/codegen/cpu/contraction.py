@@ -36,6 +36,8 @@ from fusewright.schedule.strips import Strips, candidates, features, groups, is_
 
 # So many ways to cut a group are worth measuring.
 WORTH_MEASURING = 4
+# Positions that share the weights of a chunk.
+ENOUGH = 64
 # A matrix product per sample of a larger matrix is the library's: it reads the matrix once for all samples.
 LARGEST_MATRIX = 32 * 1024
 
@@ -283,11 +285,18 @@ class _Writer:
             f"constexpr int PARTS = {self.s.parts}, PART = ceil_div(BLOCKS, PARTS);    // of the blocks of features"
         ]
         if self.c.window is None:
-            return ["", *parts, "constexpr int ROWS_D = 1, ROWS_H = 1;    // of positions that are at hand at a time"]
+            return ["", *parts, "// Rows of positions that are computed while the weights of a chunk are at hand.",
+                    f"constexpr int BAND_H = {self._rows}, ROWS_D = 1, ROWS_H = BAND_H;"]  # fmt: skip
         return ["", *parts, "// A band of results, and the rows of positions that it needs.",
                 f"constexpr int BAND_D = {d}, BAND_H = {h};",
                 "constexpr int ROWS_D = (BAND_D - 1) * POOL_STRIDE_D + POOL_D;",
                 "constexpr int ROWS_H = (BAND_H - 1) * POOL_STRIDE_H + POOL_H;"]  # fmt: skip
+
+    @property
+    def _rows(self) -> int:
+        """Rows of positions that share what is fetched for each chunk of channels."""
+        _, h, w = self.s.strip
+        return 1 if self.s.chunk >= self.c.channels else min(h, -(-ENOUGH // w))
 
     def _pack(self) -> Lines:
         c = self.c
@@ -314,8 +323,9 @@ class _Writer:
     def _strip(self) -> Lines:
         e = self.epilogue
         pooled = self.c.window is not None
-        before = fill("before($of, $row, $count);", of=e.arguments, row="row" if pooled else "band",
-                      count="to_w - from_w" if pooled else "count") if e.has_before else []  # fmt: skip
+        last = "" if self.s.chunk >= self.c.channels else "if (chunk + CHUNK >= CHANNELS) "
+        count = "to_w - from_w" if pooled else "count"
+        before = [f"{last}before({e.arguments}, row, {count});"] if e.has_before else []
         after = [f"after({e.arguments}, results, count);"] if self.c.after is not None else []
         rows = self._positions("band", "begin", "end") if pooled else []
         bands = fill(

@@ -104,17 +104,27 @@ void pack(const Element* __restrict w, Compute* __restrict packed, int group, in
 """
 
 MULTIPLY = """
+// The taps of a phase that read inside of the image: the first one reads it at `at`, the others in steps.
+struct Inside {
+    int first = 0, last;
+    Inside(int taps, int at, int step, int length) : last(taps) {
+        while (first < last && unsigned(at + first * step) >= unsigned(length)) ++first;
+        while (first < last && unsigned(at + (last - 1) * step) >= unsigned(length)) --last;
+    }
+};
+
 // The products of one tile, for `channels` channels: y[TILE * STRIDE_W][BLOCK] = or, with `more`, +=.  x is the staged
-// input of the tile's first position and first taps.
+// input of the tile's first position and first taps, weights those of the phases' first taps, `rows` for each along d.
 template <int TAPS_OF_ROW>
-void multiply(const Compute* __restrict x, int taps_d, int taps_h, int channels, const Compute* __restrict w,
-    Compute* __restrict y, bool more) {
+void multiply(const Compute* __restrict x, const Inside& along_d, const Inside& along_h, int rows, int channels,
+    const Compute* __restrict weights, Compute* __restrict y, bool more) {
     constexpr int HELD = TAPS_OF_ROW % TOGETHER ? 1 : TOGETHER;
     constexpr int LEFT = STEP_W < 0 ? (HELD - 1) * STEP_W : 0, RIGHT = STEP_W > 0 ? (HELD - 1) * STEP_W : 0;
     Vector sum[TILE][VECTORS] = {};
-    for (int d = 0; d < taps_d; ++d)
-        for (int h = 0; h < taps_h; ++h) {
+    for (int d = along_d.first; d < along_d.last; ++d)
+        for (int h = along_h.first; h < along_h.last; ++h) {
             const Compute* row = x + d * STEP_D * PLANE + h * STEP_H * ROW;
+            const Compute* w = weights + (d * rows + h) * channels * TAPS_OF_ROW * BLOCK;
             for (int c = 0; c < channels; ++c, row += CHANNEL)
 #pragma GCC unroll 1
                 for (int tap = 0; tap < TAPS_OF_ROW; tap += HELD, w += HELD * BLOCK) {
@@ -152,16 +162,16 @@ for (int v = 0; v < VECTORS; ++v) value[v] = load(row + (tap * STEP_W + column) 
 """
 
 ROWS = """
-// The convolution at `count` positions of one row from position w on: row[position][BLOCK].  staged is the input at
-// rows (d, h) of their phases' first taps, the strip's input beginning at column left.
-void convolve(const Compute* __restrict staged, const Phase& d, const Phase& h, int w, int count, int left,
-    const Compute* __restrict weights, Compute* __restrict row) {
+// The products of `CHUNK` channels from `chunk` on at `count` positions of one row from position w on, and of those
+// before: row[position][BLOCK].  staged is the input at rows (d, h) of their phases' first taps, the strip's input
+// beginning at column left.
+void convolve(const Compute* __restrict staged, const Phase& d, const Phase& h, const Inside& along_d,
+    const Inside& along_h, int w, int count, int left, int chunk, const Compute* __restrict weights,
+    Compute* __restrict row) {
     const int before = (d.before * TAPS_H + d.taps * h.before) * TAPS_W;
-    for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK) {
-        const int channels = smaller(CHUNK, CHANNELS - chunk);
-        const Compute* x = staged + chunk * CHANNEL;
-        $phases
-    }
+    const int channels = smaller(CHUNK, CHANNELS - chunk);
+    const Compute* x = staged + chunk * CHANNEL;
+    $phases
 }
 """
 
@@ -170,8 +180,8 @@ ROW = """
 constexpr const Phase& v = PHASES_W[0];
 const Compute* of_chunk = weights + (before * CHANNELS + chunk * d.taps * h.taps * TAPS_W) * BLOCK;
 for (int index = w; index < w + count; index += TILE)
-    multiply<v.taps>(x + (index * ADVANCE_W + v.first - left) * COLUMN, d.taps, h.taps, channels, of_chunk,
-        row + (index - w) * BLOCK, chunk > 0);
+    multiply<v.taps>(x + (index * ADVANCE_W + v.first - left) * COLUMN, along_d, along_h, h.taps, channels,
+        of_chunk, row + (index - w) * BLOCK, chunk > 0);
 """
 ROW_PHASE = """
 {
@@ -179,8 +189,8 @@ ROW_PHASE = """
     const int taps = d.taps * h.taps, begin = (w - $phase + STRIDE_W - 1) / STRIDE_W;
     const Compute* of_chunk = weights + ((before + taps * v.before) * CHANNELS + chunk * taps * v.taps) * BLOCK;
     for (int index = begin; index * STRIDE_W + $phase < w + count; index += TILE)
-        multiply<v.taps>(x + (index * ADVANCE_W + v.first - left) * COLUMN, d.taps, h.taps, channels, of_chunk,
-            row + (index * STRIDE_W + $phase - w) * BLOCK, chunk > 0);
+        multiply<v.taps>(x + (index * ADVANCE_W + v.first - left) * COLUMN, along_d, along_h, h.taps, channels,
+            of_chunk, row + (index * STRIDE_W + $phase - w) * BLOCK, chunk > 0);
 }
 """
 
@@ -240,18 +250,28 @@ for (int block = part * PART; block < smaller(part * PART + PART, BLOCKS); ++blo
 }
 """
 
-# Without a pooling, a band is a row, and its positions are the results.
+# Without a pooling, positions are the results.
 BAND_OF_POSITIONS = """
 const int count = last_w - first_w;
 for (int d = first_d; d < last_d; ++d)
-    for (int h = first_h; h < last_h; ++h) {
-        const Phase &of_d = PHASES_D[d % STRIDE_D], &of_h = PHASES_H[h % STRIDE_H];
-        const int row_d = d / STRIDE_D * ADVANCE_D + of_d.first - left_d;
-        const int row_h = h / STRIDE_H * ADVANCE_H + of_h.first - left_h;
-        convolve(staged + row_d * PLANE + row_h * ROW, of_d, of_h, from_w, count, left_w, weights, band);
-        $before
-        const Compute* results = band;
-        $take
+    for (int band_h = first_h; band_h < last_h; band_h += BAND_H) {
+        const int last_band_h = smaller(band_h + BAND_H, last_h);
+        for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK)    // its weights are at hand for all rows
+            for (int h = band_h; h < last_band_h; ++h) {
+                const Phase &of_d = PHASES_D[d % STRIDE_D], &of_h = PHASES_H[h % STRIDE_H];
+                const int row_d = d / STRIDE_D * ADVANCE_D + of_d.first - left_d;
+                const int row_h = h / STRIDE_H * ADVANCE_H + of_h.first - left_h;
+                Compute* row = band + (h - band_h) * PITCH * BLOCK;
+                const Compute* first = staged + row_d * PLANE + row_h * ROW;
+                const Inside along_d(of_d.taps, left_d + row_d, STEP_D, call.in_d);
+                const Inside along_h(of_h.taps, left_h + row_h, STEP_H, call.in_h);
+                convolve(first, of_d, of_h, along_d, along_h, from_w, count, left_w, chunk, weights, row);
+                $before
+            }
+        for (int h = band_h; h < last_band_h; ++h) {
+            const Compute* results = band + (h - band_h) * PITCH * BLOCK;
+            $take
+        }
     }
 """
 
@@ -262,16 +282,20 @@ for (int band_d = first_d; band_d < last_d; band_d += BAND_D)
         const int last_band_d = smaller(band_d + BAND_D, last_d);
         const int last_band_h = smaller(band_h + BAND_H, last_h);
         $rows
-        for (int i = begin_d; i < end_d; ++i)
-            for (int j = begin_h; j < end_h; ++j) {
-                const Phase &of_d = PHASES_D[i % STRIDE_D], &of_h = PHASES_H[j % STRIDE_H];
-                const int row_d = i / STRIDE_D * ADVANCE_D + of_d.first - left_d;
-                const int row_h = j / STRIDE_H * ADVANCE_H + of_h.first - left_h;
-                Compute* row = band + ((i - begin_d) * ROWS_H + j - begin_h) * PITCH * BLOCK;
-                const Compute* first = staged + row_d * PLANE + row_h * ROW;
-                convolve(first, of_d, of_h, from_w, to_w - from_w, left_w, weights, row);
-                $before
-            }
+        for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK)    // its weights are at hand for all rows
+            for (int i = begin_d; i < end_d; ++i)
+                for (int j = begin_h; j < end_h; ++j) {
+                    const Phase &of_d = PHASES_D[i % STRIDE_D], &of_h = PHASES_H[j % STRIDE_H];
+                    const int row_d = i / STRIDE_D * ADVANCE_D + of_d.first - left_d;
+                    const int row_h = j / STRIDE_H * ADVANCE_H + of_h.first - left_h;
+                    Compute* row = band + ((i - begin_d) * ROWS_H + j - begin_h) * PITCH * BLOCK;
+                    const Compute* first = staged + row_d * PLANE + row_h * ROW;
+                    const Inside along_d(of_d.taps, left_d + row_d, STEP_D, call.in_d);
+                    const Inside along_h(of_h.taps, left_h + row_h, STEP_H, call.in_h);
+                    convolve(first, of_d, of_h, along_d, along_h, from_w, to_w - from_w, left_w, chunk, weights,
+                        row);
+                    $before
+                }
         for (int d = band_d; d < last_band_d; ++d)
             for (int h = band_h; h < last_band_h; ++h) {
                 Compute* results = own.results.data()->at;

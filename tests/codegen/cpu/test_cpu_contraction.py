@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -87,6 +88,10 @@ CASES = {
                                      before=("tanh",)),
     "small groups, channels last": Case((7, 18), 3, 4, (2, 3), groups=5, channels_last=True, dtype=BF16, fold="max",
                                         fold_dims="p"),
+    "mostly outside": Case((3, 4, 2), 5, 19, (5, 7, 3), (1, 2, 1), (2, 5, 2), (1, 1, 1), pool="max", window=(2, 2, 2),
+                           step=(2, 2, 2)),
+    "mostly outside, transposed": Case((3, 4), 70, 9, (7, 6), (2, 1), (5, 4), (1, 2), transposed=True, bias=False),
+    "chunks over bands": Case((21, 7), 90, 33, (3, 3), padding=(1, 1), before=("relu",)),
     "rows of all lengths": Case((3, 33), 4, 35, (1, 2), before=("gelu",), dtype=F16),
     "columns of one": Case((8, 1), 4, 6, (3, 1), fold="sum", fold_dims="p"),
     "one position": Case((3, 3), 4, 6, pool="max", window=(1, 1), step=(1, 1), batch=1),
@@ -310,6 +315,23 @@ def test_small_groups_lie_along_the_lanes(channels: int, features: int, taps: in
     f = found(Case((9, 9), channels, features, (taps, taps), groups=8))
     assert is_channelwise(f.group) == along
     assert ("channel_of" in kernel(f, ways(f)[0]).source) == along
+
+
+def test_rows_share_the_weights_of_a_chunk() -> None:
+    """Where there are several chunks, and rows are short."""
+    sources = [kernel(f, ways(f)[0]).source for f in (found(CASES["plain"]), found(CASES["chunks over bands"]))]
+    rows = [int(re.search(r"BAND_H = (\d+),", text).group(1)) for text in sources]  # type: ignore[union-attr]
+    assert rows[0] == 1 < rows[1]
+
+
+def test_taps_outside_of_the_image_are_left_out() -> None:
+    """So that an infinite weight there makes no NaN of the zeros around the image."""
+    f = found(Case((6, 9), 3, 20, (3, 1), padding=(1, 0)))
+    x, weight, bias = f.tensors(torch.rand(f.case.example().shape) + 1)
+    weight = weight.detach().clone()
+    weight[:, :, 0] = inf
+    got = launcher(kernel(f, ways(f)[0]))(x, weight, bias)
+    assert got[:, :, 0].isfinite().all() and (got[:, :, 1:] == inf).all()
 
 
 class Computed(nn.Module):
