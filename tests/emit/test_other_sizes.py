@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from emulation.emulate import emulate
 from solutions import draft, founding, load, problem, text_of, write
 
 POOLED = (
@@ -84,6 +85,25 @@ def test_gradients_at_another_size(on_a_cpu: tuple[str, Any]) -> None:
     assert bool(count) == (name == "deeper")
     expected = torch.autograd.grad(solution.Model.forward(model, x).square().sum(), [x, *model.parameters()])
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_kernels_for_gpus_at_other_sizes(name: str, tmp_path: Path) -> None:
+    """The kernel itself, emulated, at the ends of the ranges that its file says it serves and in between."""
+    init, forward, arguments = {"pooled": POOLED, "deeper": DEEPER}[name]
+    path = problem(tmp_path, init, forward, f"[torch.rand({SHAPES[name]})]", arguments=arguments)
+    made = draft(path, kernels="always", rewrite="always")
+    (kernel,) = made.program.kernels
+    ranges = made.entry.sides.ranges
+    assert list(ranges) == list(range(2, len(SHAPES[name])))
+    torch.manual_seed(0)
+    for share in (0.0, 0.3, 0.9, 1.0):
+        sides = [low + int(share * (high - low)) - dim % 2 * (0 < share < 1) for dim, (low, high) in ranges.items()]
+        x = torch.randn(2, SHAPES[name][1], *sides)
+        with torch.no_grad():
+            expected = made.model.double()(x.double()).float()
+            found = emulate(kernel, x, *(p.float() for p in made.model.parameters()))
+        torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)  # operands are rounded to tf32
 
 
 OTHERS: dict[str, list[dict[str, Any]]] = {
