@@ -32,7 +32,7 @@ from fusewright.errors import CaptureError, FusewrightError, UnsupportedError
 from fusewright.optimizer import planned
 from fusewright.pipeline import kernel_target
 from fusewright.plan import Plan
-from fusewright.problem import Problem
+from fusewright.problem import Problem, guarded
 from fusewright.runtime import nvrtc
 from fusewright.runtime.cache import write_atomic
 from fusewright.schedule.wishes import Wishes
@@ -140,7 +140,15 @@ def _draft(problem: Problem, options: Options, target: str, progress: Progress) 
     options = replace(options, target=torch.device("cuda", 0) if absent else None)
     if absent:
         options = replace(options, verify=False, measure=False)
-    return drafted(problem, model, inputs, options, progress)
+    try:
+        return drafted(problem, model, inputs, options, progress)
+    except UnsupportedError:
+        raise
+    except FusewrightError as error:
+        if error.__cause__ is None:
+            raise
+        with guarded(problem.path, f"{problem.model_class.__name__}.forward()"):  # says where in the user's file
+            raise error.__cause__ from None
 
 
 def drafted(

@@ -147,6 +147,17 @@ def test_a_model_that_nothing_is_gained_for(small: Path, tmp_path: Path) -> None
     assert not solution.exists()
 
 
+def test_a_forward_that_fails_is_found_in_the_problem(small: Path, tmp_path: Path) -> None:
+    for forward, sentence in (
+        ("raise ValueError('not ready')", "Model.forward() raised ValueError: not ready"),
+        ("return self.conv(x[:, :2])", "Model.forward() raised RuntimeError: Given groups=1, weight of size"),
+    ):
+        path = problem(tmp_path, CONV, f"def forward(self, x):\n    {forward}", "[torch.rand(4, 3, 9, 9)]")
+        result, solution = written(path)
+        refused(result, f"{path.name}:12: {sentence}")
+        assert not solution.exists()
+
+
 def test_places_that_cannot_be_written(small: Path) -> None:
     for place, sentence in (
         (small, "this is the problem file itself"),
