@@ -232,8 +232,8 @@ def named(value) -> str:
     """A function or class, or an object's class, by its name and its package, none for the model's own."""
     kind = value if hasattr(value, "__qualname__") else type(value)
     name = value.__code__.co_qualname if isinstance(value, FunctionType) else kind.__qualname__
-    package = (kind.__module__ or "builtins").partition(".")[0]
-    return name if kind.__module__ == Model.__module__ else f"{package}.{name}"
+    module = kind.__module__ or Model.__module__  # of those written in C there is none
+    return name if module == Model.__module__ else f"{module.partition('.')[0]}.{name}"
 
 
 def views(model: Model) -> list:

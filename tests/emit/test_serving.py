@@ -231,6 +231,17 @@ def test_functions_by_what_they_are(tmp_path: Path) -> None:
     agrees(solution, solution.ModelNew("halved"), x, kernels=False)
 
 
+def test_a_file_that_is_executed_as_a_string(tmp_path: Path) -> None:
+    """As the field's harness does, in a namespace without even a name."""
+    init = "self.conv = nn.Conv2d(3, 8, 3)\nself.own, self.theirs, self.inner = relu, torch.tanh, Scaled(2.0)"
+    forward = "def forward(self, x):\n    return self.inner.apply(self.theirs(self.own(self.conv(x)))).mean((2, 3))"
+    path = problem(tmp_path, init, forward, "[torch.rand(4, 3, 20, 24)]")
+    path.write_text("import functools\n" + path.read_text().replace("class Model(", f"{FUNCTIONS}class Model("))
+    namespace: dict[str, Any] = {}
+    exec(compile(write(path).read_text(), "<string>", "exec"), namespace)
+    assert namespace["weights"](namespace["ModelNew"]()) is not None
+
+
 @pytest.mark.parametrize(
     "init",
     [
