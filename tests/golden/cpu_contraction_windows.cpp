@@ -286,9 +286,10 @@ struct Fold {
 struct Folds {
     double total[BLOCK];
     explicit Folds(index_t count) { std::fill(total, total + count, 0.0); }
-    void take(const Compute* __restrict__ value, index_t count) {
+    void take(const Compute* __restrict__ value, index_t count, index_t rows = 1, index_t pitch = 0) {
+        for (index_t r = 0; r < rows; ++r)
 #pragma omp simd
-        for (index_t e = 0; e < count; ++e) total[e] += value[e];
+            for (index_t e = 0; e < count; ++e) total[e] += value[r * pitch + e];
     }
     Fold of(index_t e) const { return {total[e]}; }
 };

@@ -342,11 +342,11 @@ class _Writer:
             bands=bands,
             close_block=e.close_block(),
         )  # fmt: skip
-        open_strip = ["own.over.assign(STRIP_D * STRIP_H * STRIP_W, Fold());"] if channels else []
+        open_strip = ["own.over.assign(STRIP_D * STRIP_H * OVER, Folds(BLOCK));"] if channels else []
         open_strip += ["Fold all;"] if e.kind == "all" else []
         return fill(
             texts.STRIP,
-            over=["std::vector<Fold> over;"] if channels else [],
+            over=["std::vector<Folds> over;"] if channels else [],
             one_group=[] if channels else fill(texts.ONE_GROUP),
             positions=self._positions("first", "from", "to"),
             open_strip=open_strip,

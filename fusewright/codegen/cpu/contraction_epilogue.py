@@ -82,9 +82,13 @@ class Epilogue:
             sections.append(fill(texts.TURN_BACK, value=written("turned[i][lane]", self.c.root.dtype)))
         if self.c.fold is not None:
             kind, dtype = self.c.fold.op.kind, self.c.fold.node.dtype
-            sections.append(fold(kind, "Fold", "Compute", compute_type(dtype), blocks=self.partial).split("\n"))
+            blocks = self.partial or self.kind == "channels"
+            sections.append(fold(kind, "Fold", "Compute", compute_type(dtype), blocks=blocks).split("\n"))
             if self.partial:
                 sections[-1] += [f"constexpr int PLANES = {self.planes};    // float64 numbers of a saved fold"]
+            if self.kind == "channels":
+                sections[-1] += ["constexpr int OVER = ceil_div(STRIP_W, BLOCK);    // folds of a row of results"]
+                sections.append(fill(texts.TAKE_FEATURES))
         return sections
 
     @property
@@ -193,8 +197,8 @@ class Epilogue:
             case "positions" | "all":
                 return ["for (int n = 0; n < count; ++n) total.take(results + n * BLOCK, BLOCK);"]
             case "channels":
-                at = "((d - first_d) * STRIP_H + h - first_h) * STRIP_W + n"
-                return [f"for (int n = 0; n < count; ++n) own.over[{at}].take(results + n * BLOCK, features);"]
+                over = "Folds* over = own.over.data() + ((d - first_d) * STRIP_H + h - first_h) * OVER;"
+                return [over, "take_features(results, count, features, over);"]
         place = texts.STORE if self.turns else texts.STORE_CHANNELS_LAST
         return fill(place, value=written("results[n * BLOCK + f]", self.c.root.dtype))
 
@@ -210,8 +214,9 @@ class Epilogue:
         if self.kind == "all":
             return ["all.save(call.partial + PLANES * task, 1);"]
         if self.kind == "channels":
-            count = ", double(GROUPS * FEATURES)"
-            return fill(texts.LEAVE_CHANNELS, value=written(f"own.over[at].result({count[2:]})", self.c.root.dtype))
+            return fill(
+                texts.LEAVE_CHANNELS, value=written("fold.result(double(GROUPS * FEATURES))", self.c.root.dtype)
+            )
         return []
 
     # -- joining the parts -------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ not know which it is:
 
     take(values, count), merge(other), save(to, stride), load(from, stride), result(count)
 
-A block's take an element each, and one more argument says how many there are.
+A block's take an element each of several rows, `pitch` apart.
 """
 
 from __future__ import annotations
@@ -92,9 +92,10 @@ _SUMS = """
 struct ${Name}s {
     double total[BLOCK];
     explicit ${Name}s(index_t count) { std::fill(total, total + count, 0.0); }
-    void take(const $T* __restrict__ value, index_t count) {
+    void take(const $T* __restrict__ value, index_t count, index_t rows = 1, index_t pitch = 0) {
+        for (index_t r = 0; r < rows; ++r)
 #pragma omp simd
-        for (index_t e = 0; e < count; ++e) total[e] += value[e];
+            for (index_t e = 0; e < count; ++e) total[e] += value[r * pitch + e];
     }
     $Name of(index_t e) const { return {total[e]}; }
 };
@@ -105,17 +106,20 @@ _EXTREMES = """
 struct ${Name}s {
     $T best[BLOCK];
     explicit ${Name}s(index_t count) { std::fill(best, best + count, $start); }
-    void take(const $T* __restrict__ value, index_t count) {
+    void take(const $T* __restrict__ values, index_t count, index_t rows = 1, index_t pitch = 0) {
+        for (index_t r = 0; r < rows; ++r)
 #pragma omp simd
-        for (index_t e = 0; e < count; ++e)
-            best[e] = value[e] $better best[e] || value[e] != value[e] ? value[e] : best[e];
+            for (index_t e = 0; e < count; ++e) {
+                const $T value = values[r * pitch + e];
+                best[e] = value $better best[e] || value != value ? value : best[e];
+            }
     }
     $Name of(index_t e) const { return {best[e]}; }
 };
 """
 
 _LOGSUMEXPS = """
-// Running logsumexps of neighbouring results.
+// Running logsumexps of neighbouring results: the largest values of all rows come first.
 struct ${Name}s {
     $T most[BLOCK];
     double total[BLOCK];
@@ -123,15 +127,22 @@ struct ${Name}s {
         std::fill(most, most + count, -$T(INFINITY));
         std::fill(total, total + count, 0.0);
     }
-    void take(const $T* __restrict__ value, index_t count) {
+    void take(const $T* __restrict__ value, index_t count, index_t rows = 1, index_t pitch = 0) {
+        $T by[BLOCK];
+        std::copy(most, most + count, by);
+        for (index_t r = 0; r < rows; ++r)
+#pragma omp simd
+            for (index_t e = 0; e < count; ++e) by[e] = value[r * pitch + e] > by[e] ? value[r * pitch + e] : by[e];
 #pragma omp simd
         for (index_t e = 0; e < count; ++e) {
-            const $T least = most[e], now = value[e] > least ? value[e] : least;
-            const $T by = fabs(now) == $T(INFINITY) ? $T(0) : now;
-            const $T scale = least == now ? $T(1) : exp(least - by);
-            total[e] = total[e] * scale + exp(value[e] - by);
+            const $T least = most[e], now = by[e];
+            by[e] = fabs(now) == $T(INFINITY) ? $T(0) : now;
+            total[e] *= least == now ? $T(1) : exp(least - by[e]);
             most[e] = now;
         }
+        for (index_t r = 0; r < rows; ++r)
+#pragma omp simd
+            for (index_t e = 0; e < count; ++e) total[e] += exp(value[r * pitch + e] - by[e]);
     }
     $Name of(index_t e) const { return {most[e], total[e]}; }
 };

@@ -92,6 +92,8 @@ CASES = {
                            step=(2, 2, 2)),
     "mostly outside, transposed": Case((3, 4), 70, 9, (7, 6), (2, 1), (5, 4), (1, 2), transposed=True, bias=False),
     "chunks over bands": Case((21, 7), 90, 33, (3, 3), padding=(1, 1), before=("relu",)),
+    "logsumexp over channels": Case((2, 70), 4, 37, (1, 3), before=("scale",), fold="logsumexp", fold_dims="c"),
+    "least of channels of groups": Case((3, 5), 2, 20, groups=3, fold="min", fold_dims="c", dtype=BF16),
     "rows of all lengths": Case((3, 33), 4, 35, (1, 2), before=("gelu",), dtype=F16),
     "columns of one": Case((8, 1), 4, 6, (3, 1), fold="sum", fold_dims="p"),
     "one position": Case((3, 3), 4, 6, pool="max", window=(1, 1), step=(1, 1), batch=1),
@@ -375,6 +377,10 @@ def test_large_products_per_sample_are_left_to_the_library() -> None:
 
 
 GOLDENS = {
+    "logsumexp": (
+        Case((31, 25), 3, 40, (2, 6), before=("tanh",), fold="logsumexp", fold_dims="c"),
+        Strips((1, 8, 20), 3, 2, 3),
+    ),
     "depthwise": (
         Case((56, 56), 1, 1, (3, 3), padding=(1, 1), groups=96, before=("hardswish",), fold="mean", fold_dims="p"),
         Strips((1, 14, 56), 3, 3, 1),
