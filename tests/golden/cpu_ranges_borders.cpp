@@ -58,13 +58,20 @@ inline void write(const double* cells, double* out) {
     double sums[SETS][COLUMN_SLOTS] = {};
     for (int k = 0; k < SETS; ++k)
         for (int column = 0; column < COLUMNS; ++column)
-            for (int slot = 0; slot < COLUMN_SLOTS; ++slot)
-                if (SLOTS_OF[column] >> slot & 1) sums[k][slot] += cells[k * COLUMNS + column];
-    for (int slot = 0; slot < SLOTS; ++slot) {
-        double total = 0;
+#pragma omp simd
+            for (int i = 0; i < COLUMN_SLOTS; ++i)
+                sums[k][i] += SLOTS_OF[column] >> i & 1 ? cells[k * COLUMNS + column] : 0.0;
+    for (int first = 0; first < SLOTS; first += COLUMN_SLOTS) {
+        double totals[COLUMN_SLOTS] = {};
         for (int k = 0; k < SETS; ++k)
-            if (ROW_SLOTS_OF[k] >> slot / COLUMN_SLOTS & 1) total += sums[k][slot % COLUMN_SLOTS];
-        out[slot] = total;
+            if (ROW_SLOTS_OF[k] >> first / COLUMN_SLOTS & 1)
+#pragma omp simd
+                for (int i = 0; i < COLUMN_SLOTS; ++i) totals[i] += sums[k][i];
+        for (int i = 0; i < COLUMN_SLOTS; ++i) {
+            const int slot = first + i;
+            const double total = totals[i];
+            out[slot] = total;
+        }
     }
 }
 

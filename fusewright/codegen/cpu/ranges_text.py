@@ -119,10 +119,12 @@ inline void write(const double* cells, $length$Result* out) {
 WRITE_LINE = """
 // The results of a line: each slot is the sum of its cells.
 inline void write(const double* cells, $length$Result* out) {
+    double totals[SLOTS] = {};
+    for (int cell = 0; cell < CELLS; ++cell)
+#pragma omp simd
+        for (int slot = 0; slot < SLOTS; ++slot) totals[slot] += SLOTS_OF[cell] >> slot & 1 ? cells[cell] : 0.0;
     for (int slot = 0; slot < SLOTS; ++slot) {
-        double total = 0;
-        for (int cell = 0; cell < CELLS; ++cell)
-            if (SLOTS_OF[cell] >> slot & 1) total += cells[cell];
+        const double total = totals[slot];
         out[slot] = $result;
     }
 }
@@ -136,13 +138,20 @@ inline void write(const double* cells, $length$Result* out) {
     double sums[SETS][COLUMN_SLOTS] = {};
     for (int k = 0; k < SETS; ++k)
         for (int column = 0; column < COLUMNS; ++column)
-            for (int slot = 0; slot < COLUMN_SLOTS; ++slot)
-                if (SLOTS_OF[column] >> slot & 1) sums[k][slot] += cells[k * COLUMNS + column];
-    for (int slot = 0; slot < SLOTS; ++slot) {
-        double total = 0;
+#pragma omp simd
+            for (int i = 0; i < COLUMN_SLOTS; ++i)
+                sums[k][i] += SLOTS_OF[column] >> i & 1 ? cells[k * COLUMNS + column] : 0.0;
+    for (int first = 0; first < SLOTS; first += COLUMN_SLOTS) {
+        double totals[COLUMN_SLOTS] = {};
         for (int k = 0; k < SETS; ++k)
-            if (ROW_SLOTS_OF[k] >> slot / COLUMN_SLOTS & 1) total += sums[k][slot % COLUMN_SLOTS];
-        out[slot] = $result;
+            if (ROW_SLOTS_OF[k] >> first / COLUMN_SLOTS & 1)
+#pragma omp simd
+                for (int i = 0; i < COLUMN_SLOTS; ++i) totals[i] += sums[k][i];
+        for (int i = 0; i < COLUMN_SLOTS; ++i) {
+            const int slot = first + i;
+            const double total = totals[i];
+            out[slot] = $result;
+        }
     }
 }
 
