@@ -23,6 +23,7 @@ from torch.export import Dim, ExportedProgram, export
 from fusewright.dispatch import Args, Kwargs, Sides
 from fusewright.errors import FusewrightError
 from fusewright.pipeline import Built
+from fusewright.runtime.launch import FORMATS, layout_of
 
 # Larger graphs take too long to be built a dozen times.
 MOST_NODES = 60
@@ -52,10 +53,11 @@ def free_sides(
     if len(graph.nodes()) > MOST_NODES or len(graph.symbols) != 1 or program.constants:
         return Sides()
     (batch,) = graph.symbols.values()
+    order = FORMATS[layout_of(x)].get(x.ndim, torch.contiguous_format)
 
     def of(lengths: Mapping[int, int]) -> Tensor:
         shape = [max(batch.low, 2), *(lengths.get(dim, n) for dim, n in enumerate(x.shape) if dim > 0)]
-        return torch.empty(shape, dtype=x.dtype, device=x.device)
+        return torch.zeros(shape, dtype=x.dtype, device=x.device).contiguous(memory_format=order)
 
     def alike(lengths: Mapping[int, int]) -> tuple[bool, bool]:
         """Whether the program, and the kernels' references, are the same at these lengths."""

@@ -26,9 +26,14 @@ class Head(nn.Module):
         return self.after(self.conv(x), x)
 
 
-def sides(after: Callable[[Tensor, Tensor], Tensor], *shape: int, **options: Any) -> Sides:
+def sides(
+    after: Callable[[Tensor, Tensor], Tensor],
+    *shape: int,
+    order: torch.memory_format = torch.contiguous_format,
+    **options: Any,
+) -> Sides:
     """What is found for a convolution and what comes after it, which must have become a kernel."""
-    args = (torch.rand(shape or (4, 3, 24, 30)),)
+    args = (torch.rand(shape or (4, 3, 24, 30)).contiguous(memory_format=order),)
     _, _, entry = planned(Head(after), args, Options(**{**vars(ASKED), **options}), lambda _: None)
     assert entry.runner is not None and entry.runner.program.kernels
     return entry.sides
@@ -56,6 +61,7 @@ def test_a_size_that_is_a_number_in_the_program() -> None:
         lambda x: x.shape[2] % 2 + x.shape[3] % 2 == 1,
         lambda x: x.shape[3] == 41,  # one length that no build is tried for
         lambda x: x.shape[2] == x.shape[3],
+        lambda x: x.shape[2] // 2 % 19 == 10,
     ],
 )
 def test_a_forward_that_asks_for_a_size(branch: Callable[[Tensor], bool]) -> None:
@@ -67,6 +73,7 @@ def test_what_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     mean: Callable[[Tensor, Tensor], Tensor] = lambda y, x: y.relu().mean((2, 3))  # noqa: E731
     assert sides(mean, sides=False) == Sides()
     assert sides(mean, 1, 3, 24, 30) == Sides()  # made for this batch alone
+    assert sides(mean, order=torch.channels_last).ranges == {2: (12, 48), 3: (15, 60)}
     assert sides(mean, 4, 3, 24, 7) == Sides({2: (12, 48)}, gradients=True)
     monkeypatch.setattr("fusewright.sides.MOST_NODES", 2)
     assert sides(mean) == Sides()
