@@ -71,6 +71,8 @@ class Kernel:
     launches   in order, on one stream
     reference  ATen text of a function ``reference(*operands)`` that computes the same value
     needs      least compute capability times ten (80, 90)
+    arch       the one architecture that it is written for, such as ``"sm_90a"``, whose compute capability `needs` then
+               is; empty: every one from `needs` on
     notes      what a plan says about it, one sentence each
     dtypes     what the operands must be, one each; a call with others is refused (empty: its maker vouches for them)
     shapes     likewise their shapes, as expressions over the sizes
@@ -93,6 +95,11 @@ class Kernel:
     shapes: tuple[tuple[Expression, ...], ...] = ()
     target: str = "cuda"
     counts: tuple[Expression, ...] = ()
+    arch: str = ""
+
+    def runs_on(self, capability: int) -> bool:
+        """Whether a device of this compute capability (times ten) has what the kernel uses."""
+        return capability == self.needs if self.arch else capability >= self.needs
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -28,7 +28,7 @@ from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.plan import KernelChoice
 from fusewright.runtime.cache import cache_directory, write_atomic
-from fusewright.runtime.device import device_name
+from fusewright.runtime.device import capability_of, device_name
 from fusewright.runtime.launch import FORMATS, Launcher
 from fusewright.runtime.memory import is_out_of_memory
 from fusewright.runtime.native import launcher
@@ -37,7 +37,7 @@ from fusewright.schedule.groups import Group, signature, sizes
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 
 # Bump when kernels change so much that old timings mean nothing.
-REVISION = 2
+REVISION = 3
 
 # Seconds that measuring the groups of one model may take.
 SECONDS = 20.0
@@ -144,15 +144,20 @@ class Tuner:
         at = [f"{i} {layouts[n]}" for i, n in enumerate(group.operands) if n in layouts]
         return f"{signature(group)}, {', '.join(at)}" if at else signature(group)
 
-    def _kernel(self, group: Group, name: str, option: Option) -> Kernel:
+    def _rounds(self, group: Group) -> bool:
+        """Whether operands of the group's products may be rounded to tf32."""
         convolutions, matmuls = self.tf32
-        tf32 = convolutions if group.family == "contraction" else matmuls
-        kernel: Kernel = TARGETS[self.device.type].generate(group, name, option, tf32=tf32)
+        return convolutions if group.family == "contraction" else matmuls
+
+    def _kernel(self, group: Group, name: str, option: Option) -> Kernel:
+        kernel: Kernel = TARGETS[self.device.type].generate(group, name, option, tf32=self._rounds(group))
         return kernel
 
     def _decided(self, group: Group, name: str) -> Decision | None:
         """The decision for a group met for the first time; `None` where no kernel can be made."""
-        options = TARGETS[self.device.type].options(group, self.hints, self._layouts(group))
+        target, machine = TARGETS[self.device.type], capability_of(self.device)
+        layouts, tf32 = self._layouts(group), self._rounds(group)
+        options = target.options(group, self.hints, layouts, tf32=tf32, capability=machine)
         if self.wishes.single:
             options = [option for option in options if _is_one_launch(self._kernel(group, name, option))]
         if not options:

@@ -118,6 +118,23 @@ def made_for(graph: Graph) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize(("capability", "tf32", "there"), [(90, True, True), (90, False, False), (80, True, False),
+                                                            (100, True, False), (None, True, False)])  # fmt: skip
+def test_what_only_hopper_runs_is_an_option_there_alone(capability: int | None, tf32: bool, there: bool) -> None:
+    """Kernels for warpgroups multiply tf32 numbers, and their instructions are in no other architecture."""
+    graph, found = pair(), []
+
+    def decide(group: Any) -> None:
+        if group.family == "contraction":
+            hints = dict.fromkeys(graph.symbols, 64)
+            options = tuning.cuda.options(group, hints, {}, tf32=tf32, capability=capability)
+            found.extend(tuning.cuda.generate(group, group.name, o, tf32=tf32) for o in options)
+
+    cut(graph, decide)
+    assert any(kernel.arch == "sm_90a" for kernel in found) == there
+    assert any(not kernel.arch for kernel in found)
+
+
 @pytest.mark.parametrize(("mode", "taken"), [("auto", False), ("always", True)])
 def test_a_slower_kernel_is_taken_only_where_it_must_be(clock: Clock, mode: tuning.Mode, taken: bool) -> None:
     clock.aten = 0.5 * 0.96

@@ -70,6 +70,14 @@ def device_name(device: torch.device) -> str:
     return f"{platform.processor() or platform.machine()} {device.type}"
 
 
+def capability_of(device: torch.device) -> int | None:
+    """A GPU's compute capability times ten; `None` for a CPU, and where there is no GPU to ask."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def _measured(name: str, device: torch.device) -> DeviceFacts:
     scale = 4 if device.type == "cuda" else 1
 

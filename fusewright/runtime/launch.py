@@ -79,12 +79,12 @@ class Launcher:
             if index in self._loaded:
                 return self._loaded[index]
             capability = driver.capability(index)
-            if capability < kernel.needs:
+            if not kernel.runs_on(capability):
                 raise UnsupportedError(
-                    f"kernel {kernel.name} needs compute capability {kernel.needs / 10}, "
-                    f"device {driver.kind}:{index} has {capability / 10}"
+                    f"kernel {kernel.name} needs compute capability {kernel.needs / 10}"
+                    f"{' and no other' if kernel.arch else ''}, device {driver.kind}:{index} has {capability / 10}"
                 )
-            cubin = nvrtc.compile(kernel.source, f"sm_{capability}", name=kernel.name)
+            cubin = nvrtc.compile(kernel.source, kernel.arch or f"sm_{capability}", name=kernel.name)
             try:
                 self._loaded[index] = self._load(cubin, index)
             except KernelError as error:

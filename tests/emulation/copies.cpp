@@ -1,4 +1,5 @@
-// Asynchronous copies as late as CUDA allows: they land when waited for, and their place is poison until then.
+// Asynchronous copies as late as CUDA allows: they land when waited for, and their place is poison until then.  What
+// asynchronous products read must stay as it is until they are waited for.
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,6 +42,25 @@ void copy_wait(int pending) {
             self.copies[kept++] = copy;
     }
     self.pending = kept;
+}
+
+void hold(const unsigned char* at) {
+    Fiber& self = *current;
+    if (self.holds == self.room) {
+        self.room = std::max(256, 2 * self.room);
+        self.held = static_cast<Held*>(realloc(self.held, size_t(self.room) * sizeof(Held)));
+    }
+    Held& held = self.held[self.holds++];
+    held.at = at;
+    memcpy(held.bytes, at, sizeof held.bytes);
+}
+
+void release() {
+    Fiber& self = *current;
+    for (int i = 0; i < self.holds; ++i)
+        if (memcmp(self.held[i].at, self.held[i].bytes, sizeof self.held[i].bytes))
+            fail("warpgroup_wait: shared memory was written to while it was multiplied");
+    self.holds = 0;
 }
 
 }  // namespace emulation

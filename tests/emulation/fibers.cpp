@@ -268,7 +268,7 @@ void destroy() {
     ASAN_UNPOISON_MEMORY_REGION(shared_memory, shared_stride * launch->cluster);
     ASAN_UNPOISON_MEMORY_REGION(stacks, fibers.size() * STACK);
 #endif
-    for (Fiber& fiber : fibers) free(fiber.copies);
+    for (Fiber& fiber : fibers) free(fiber.copies), free(fiber.held);
     munmap(stacks, fibers.size() * STACK);
     free(shared_memory);
 }
@@ -319,7 +319,7 @@ void run_cluster(Index first) {
     poison_static_shared();
     for (size_t f = 0; f < fibers.size(); ++f) {
         fibers[f].exited = false;
-        fibers[f].pending = 0;
+        fibers[f].pending = fibers[f].holds = 0;
         order[f] = &fibers[f];
     }
     arrange(order);

@@ -40,6 +40,12 @@ struct Copy {
     int size, group;
 };
 
+// 16 bytes of shared memory that tensor cores may still be reading, and what they were.
+struct Held {
+    const unsigned char* at;
+    unsigned char bytes[16];
+};
+
 // Runs once all `lanes` of a warp have arrived, on behalf of each of them.
 using Complete = void (*)(Warp& warp, unsigned lanes);
 
@@ -65,6 +71,9 @@ struct Fiber {
     // Its asynchronous copies.
     Copy* copies;
     int pending, capacity, group;
+    // What its products read.
+    Held* held;
+    int holds, room;
 };
 
 extern Fiber* current;
@@ -79,6 +88,8 @@ bool in_shared(const void* pointer, size_t bytes);
 void copy_begin(void* to, const void* from, int bytes, bool inside);
 void copy_commit();
 void copy_wait(int pending);
+void hold(const unsigned char* at);
+void release();
 // The place in the dynamic shared memory of block `rank` of the cluster that `own` is in this one's.
 const void* remote(const void* own, size_t bytes, unsigned rank);
 

@@ -1,7 +1,7 @@
 // fusewright/codegen/cuda/primitives.py on a CPU: each where its text was in the kernel (USES_name).
 #pragma once
 
-#if defined(USES_elements) || defined(USES_mma_bf16) || defined(USES_mma_fp16)
+#if defined(USES_elements) || defined(USES_mma_bf16) || defined(USES_mma_fp16) || defined(USES_warpgroup)
 namespace emulation {
 namespace {
 
@@ -18,7 +18,8 @@ inline float value_of_bf16(unsigned bits) { return __uint_as_float(bits << 16); 
 }  // namespace emulation
 #endif
 
-#if defined(USES_mma_tf32) || defined(USES_mma_f64) || defined(USES_mma_bf16) || defined(USES_mma_fp16)
+#if defined(USES_mma_tf32) || defined(USES_mma_f64) || defined(USES_mma_bf16) || defined(USES_mma_fp16) || \
+    defined(USES_warpgroup)
 namespace emulation {
 namespace {
 
@@ -119,6 +120,56 @@ inline void completed_mma_fp16(Warp& warp, unsigned lanes) {
 }
 #endif
 
+#ifdef USES_warpgroup
+struct Of_tf32 {
+    using Element = unsigned;
+    static double read(Element x) { return read_tf32(x); }
+};
+struct Of_bf16 {
+    using Element = unsigned short;
+    static double read(Element x) { return value_of_bf16(x); }
+};
+struct Of_fp16 {
+    using Element = unsigned short;
+    static double read(Element x) { return value_of_fp16(x); }
+};
+
+// Row `row` of a matrix, its half-th 16 bytes.
+inline const unsigned char* row_of(unsigned long long matrix, int row, int half) {
+    const auto field = [&](int shift) { return long(matrix >> shift & 0x3fff) * 16; };
+    const unsigned char* at = current->block->shared + field(0) + row / 8 * field(32) + row % 8 * 16 + half * field(16);
+    if (!in_shared(at, 16)) fail("wgmma: row %d lies outside of shared memory", row);
+    return at;
+}
+
+// This lane's share of d += a * b; what is read may not change until the wait, and one lane sees to that.
+template <typename Of, int TILES>
+inline void warpgroup_product(float (&d)[TILES][4], unsigned long long a, unsigned long long b) {
+    using Element = typename Of::Element;
+    constexpr int HALF = 16 / sizeof(Element);
+    const int thread = int(current->thread.x) % 128, first = thread / 32 * 16 + thread % 32 / 4;
+    if (thread == 0)
+        for (int half = 0; half < 2; ++half) {
+            for (int row = 0; row < 64; ++row) hold(row_of(a, row, half));
+            for (int row = 0; row < 8 * TILES; ++row) hold(row_of(b, row, half));
+        }
+    double of_a[2][2 * HALF];
+    for (int k = 0; k < 2 * HALF; ++k)
+        for (int i = 0; i < 2; ++i)
+            of_a[i][k] = Of::read(reinterpret_cast<const Element*>(row_of(a, first + 8 * i, k / HALF))[k % HALF]);
+    for (int j = 0; j < TILES; ++j)
+        for (int column = 0; column < 2; ++column) {
+            double sums[2] = {double(d[j][column]), double(d[j][2 + column])};
+            for (int half = 0; half < 2; ++half) {
+                const auto of_b = reinterpret_cast<const Element*>(row_of(b, 8 * j + thread % 4 * 2 + column, half));
+                for (int k = 0; k < HALF; ++k)
+                    for (int i = 0; i < 2; ++i) sums[i] += of_a[i][half * HALF + k] * Of::read(of_b[k]);
+            }
+            for (int i = 0; i < 2; ++i) d[j][2 * i + column] = cut_off(sums[i]);
+        }
+}
+#endif
+
 }  // namespace
 }  // namespace emulation
 #endif
@@ -167,6 +218,37 @@ inline void mma_fp16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[
 inline void mma_f64(double (&d)[4], const double (&a)[4], const double (&b)[2], EMULATED_LINE) {
     emulation::start_mma(emulation::completed_mma_f64, "mma_f64", d, a, b, line);
 }
+#endif
+
+
+#ifdef USES_warpgroup
+// Descriptors as the hardware has them: 14 bits each of start, and of bytes along and down, in units of 16.
+inline unsigned long long shared_matrix(const void* start, int along, int down) {
+    const auto at = static_cast<const unsigned char*>(start) - emulation::current->block->shared;
+    if (at % 16 || along % 16 || down % 16) emulation::fail("shared_matrix: not a multiple of 16 bytes");
+    if (at < 0 || (at | along | down) >> 18) emulation::fail("shared_matrix: more than 18 bits");
+    return at >> 4 | (unsigned long long)(along >> 4) << 16 | (unsigned long long)(down >> 4) << 32;
+}
+inline void fence_async() {}
+inline void warpgroup_arrive() {}
+inline void warpgroup_commit() {}
+inline void warpgroup_wait() { emulation::release(); }
+#endif
+
+#ifdef USES_warpgroup
+#define EMULATED_WGMMA(flavour, columns)                                                                      \
+    inline void wgmma_##flavour##_##columns(float (&d)[columns / 8][4], unsigned long long a, unsigned long long b) { \
+        emulation::warpgroup_product<emulation::Of_##flavour>(d, a, b);                                       \
+    }
+#define EMULATED_WGMMAS(columns) EMULATED_WGMMA(tf32, columns) EMULATED_WGMMA(bf16, columns) EMULATED_WGMMA(fp16, columns)
+EMULATED_WGMMAS(8) EMULATED_WGMMAS(16) EMULATED_WGMMAS(24) EMULATED_WGMMAS(32)
+EMULATED_WGMMAS(40) EMULATED_WGMMAS(48) EMULATED_WGMMAS(56) EMULATED_WGMMAS(64)
+EMULATED_WGMMAS(72) EMULATED_WGMMAS(80) EMULATED_WGMMAS(88) EMULATED_WGMMAS(96)
+EMULATED_WGMMAS(104) EMULATED_WGMMAS(112) EMULATED_WGMMAS(120) EMULATED_WGMMAS(128)
+EMULATED_WGMMAS(136) EMULATED_WGMMAS(144) EMULATED_WGMMAS(152) EMULATED_WGMMAS(160)
+EMULATED_WGMMAS(168) EMULATED_WGMMAS(176) EMULATED_WGMMAS(184) EMULATED_WGMMAS(192)
+EMULATED_WGMMAS(200) EMULATED_WGMMAS(208) EMULATED_WGMMAS(216) EMULATED_WGMMAS(224)
+EMULATED_WGMMAS(232) EMULATED_WGMMAS(240) EMULATED_WGMMAS(248) EMULATED_WGMMAS(256)
 #endif
 
 #ifdef USES_copy_async

@@ -205,6 +205,15 @@ def test_an_older_device() -> None:
         Launcher(blend(needs=90), FakeDriver(capabilities=86))(*operands())
 
 
+def test_another_architecture_than_the_one_it_is_written_for() -> None:
+    """What only Hopper has is in no later device."""
+    with pytest.raises(UnsupportedError, match=r"needs compute capability 9.0 and no other, device cpu:0 has 10.0"):
+        Launcher(blend(needs=90, arch="sm_90a"), FakeDriver(capabilities=100))(*operands())
+    fake = FakeDriver(capabilities=90)
+    Launcher(blend(needs=90, arch="sm_90a"), fake)(*operands())
+    assert fake.launches
+
+
 def test_a_source_that_does_not_compile() -> None:
     with pytest.raises(FusewrightError, match=r"kernel fused_blend does not compile for sm_90: .*error"):
         Launcher(blend(source="nonsense"), FakeDriver())(*operands())

@@ -8,19 +8,23 @@ from math import prod
 from typing import Any
 
 from fusewright.codegen.aten import lower_function
-from fusewright.codegen.cuda import contraction, direct, ranges, sample, stream
+from fusewright.codegen.cuda import contraction, direct, ranges, sample, stream, warpgroup
 from fusewright.codegen.product import of_tensors
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
 from fusewright.schedule.direct import DirectTile
+from fusewright.schedule.direct_choice import UNDERESTIMATED
 from fusewright.schedule.direct_choice import shortlist as direct_shortlist
 from fusewright.schedule.groups import Group, as_graph, body, sizes
 from fusewright.schedule.product import Product
 from fusewright.schedule.tiling import Tiling, estimate, shortlist
+from fusewright.schedule.warpgroup import WarpgroupTile
+from fusewright.schedule.warpgroup import shortlist as warpgroup_shortlist
 
-# So many tilings of a contraction are worth measuring.
+# So many tilings of a contraction are worth measuring; so many tiles of warpgroups, and tilings then.
 WORTH_MEASURING = 14
+OF_WARPGROUPS, BESIDE_WARPGROUPS = 10, 6
 
 # Of the best so many, also the form in which one cluster of blocks finishes a sample in the same launch.
 WORTH_CLUSTERING = 4
@@ -32,9 +36,16 @@ Option = dict[str, Any]
 Layouts = Mapping[Node, str]
 
 
-def options(group: Group, hints: Mapping[Any, int], layouts: Layouts) -> list[Option]:
+def options(
+    group: Group, hints: Mapping[Any, int], layouts: Layouts, *, tf32: bool = False, capability: int | None = None
+) -> list[Option]:
     """Ways to cut the group, best estimate first; one empty option where there is nothing to choose, none at all
-    where the family finds no way.  `layouts` has the operands that do not come contiguous (see `Kernel.layouts`)."""
+    where the family finds no way.
+
+    layouts     has the operands that do not come contiguous (see `Kernel.layouts`)
+    tf32        whether float32 operands of products may be rounded to it
+    capability  compute capability times ten of the device, where there is one: what only it can run is an option then
+    """
     c = group.record.contraction if isinstance(group.record, Product) else group.record
     if not isinstance(c, Contraction):
         return [{}]
@@ -53,9 +64,29 @@ def options(group: Group, hints: Mapping[Any, int], layouts: Layouts) -> list[Op
     if isinstance(group.record, Product):
         return found
     rival = estimate(c, tilings[0], lengths, c.x.dtype.itemsize) if tilings else None
+    if capability == warpgroup.CAPABILITY:
+        best, more = _of_warpgroups(c, lengths, samples, tf32)
+        if more:
+            few = [option for option in found if option["tiling"] in [asdict(t) for t in tilings[:BESIDE_WARPGROUPS]]]
+            ahead = rival is None or best <= UNDERESTIMATED * rival
+            found = more + few if ahead else few + more
+            rival = best / UNDERESTIMATED if ahead else rival
     direct_tiles = direct_shortlist(replace(c, channels_last=False), lengths, samples, rival)
     others: list[Option] = [{"direct": asdict(t)} for t in direct_tiles.tiles]
     return others + found if direct_tiles.ahead else found + others
+
+
+def _of_warpgroups(
+    c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool
+) -> tuple[float, list[Option]]:
+    """Ways to cut a group for the tensor cores of Hopper, and the estimate of the best."""
+    scored = warpgroup_shortlist(c, lengths, OF_WARPGROUPS, tf32=tf32)
+    found: list[Option] = [{"warpgroup": asdict(t), "blocks": None} for _, t in scored]
+    for _, t in scored[:WORTH_CLUSTERING]:
+        blocks = warpgroup.blocks_per_sample(c, t, samples, lengths)
+        if blocks is not None:
+            found.insert(0, {"warpgroup": asdict(t), "blocks": blocks})
+    return min((score for score, _ in scored), default=0.0), found
 
 
 def _cells(c: Contraction, hints: Mapping[Any, int]) -> tuple[int, int, int]:
@@ -76,6 +107,9 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
             return direct.generate(
                 replace(group.record, channels_last=False), DirectTile(**option["direct"]), name, reference
             )
+        case "contraction" if "warpgroup" in option:
+            tile = WarpgroupTile(**option["warpgroup"])
+            return warpgroup.generate(group.record, tile, name, reference, blocks=option["blocks"])
         case "contraction":
             tiling = Tiling(**option["tiling"])
             c = replace(group.record, channels_last=option.get("channels_last", False))

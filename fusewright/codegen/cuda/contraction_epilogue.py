@@ -5,15 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 from fusewright.codegen.cuda import contraction_finish_text as texts
 from fusewright.codegen.cuda.contraction_box import scaled_early
+from fusewright.codegen.cuda.contraction_finish import Block
 from fusewright.codegen.cuda.contraction_folds import JOININGS
 from fusewright.codegen.cuda.contraction_values import ValueText, is_one
 from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, block, fill
-from fusewright.schedule.contraction import Contraction, Phase
-from fusewright.schedule.tiling import Tiling, side_by_side
+from fusewright.schedule.contraction import Phase
+from fusewright.schedule.tiling import side_by_side
+
+
+class Cut(Block, Protocol):
+    """What has to be known of how a block's cells are cut: those it has, and the rows of one computed at a time."""
+
+    @property
+    def warps_m(self) -> int: ...
+    @property
+    def cells(self) -> tuple[int, int, int]: ...
+    @property
+    def rows_d(self) -> int: ...
+    @property
+    def rows_h(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -22,7 +37,32 @@ class Epilogue(ValueText):
 
     place = "int m, int half"
 
-    t: Tiling
+    t: Cut
+
+    # -- where a thread's values are
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether the cells of a thread are neighbours along w (`tiling.side_by_side`)."""
+        return side_by_side(self.c)
+
+    def accumulator(self, tile: str, lane: str) -> str:
+        """A value of this thread, of 8-position tile `tile` along w and of a pair of lanes' columns."""
+        return f"acc[rd][rh][{tile}][m][{lane}]"
+
+    def own_w(self, per_cell: int) -> str:
+        """Which of the thread's cells along w slot s is in, and below the position in it."""
+        return f"s / {per_cell}" if per_cell > 1 else "s"
+
+    def element_w(self, per_cell: int) -> str:
+        return f"s % {per_cell}"
+
+    @property
+    def cell_w(self) -> str:
+        """The cell along w that a thread's slot `own_w` holds."""
+        if self.side_by_side:
+            return "cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2"
+        return "cell_w + 4 * (warp_w * OWN_W + own_w) + quad"
 
     def of_channel(self, name: str) -> str:
         return f"{name}_at[m][half]"
@@ -96,7 +136,7 @@ class Epilogue(ValueText):
 
     def _pair_loops(self, tiles: int, position: list[str]) -> Lines:
         p, q, _ = position
-        first, second = (f"acc[rd][rh][j][m][2 * half{e}]" for e in ("", " + 1"))
+        first, second = (self.accumulator("j", f"2 * half{e}") for e in ("", " + 1"))
         if self.changes:
             first, second = (f"before({value}, m, half)" for value in (first, second))
         return fill(texts.PAIRS, p=p, q=q, tiles=tiles, first=first, second=second, type=self.result_type)
@@ -104,13 +144,12 @@ class Epilogue(ValueText):
     def _value_loops(self, tiles: int, per_cell: int, position: list[str]) -> Lines:
         loops = ["for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)"]
         loops += [f"for (int s = 0; s < {2 * tiles}; ++s)"]
-        own = f"s / {per_cell}" if per_cell > 1 else "s"
-        lines = [f"const int own_w = {own};    // the cell, and below its position"]
+        lines = [f"const int own_w = {self.own_w(per_cell)};    // the cell, and below its position"]
         if self.masked:
             lines += [f"const int {a} = {text};" for a, text in zip("pqr", position, strict=True)]
             inside = "unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R)"
             lines += [f"const bool inside = {inside};"]
-        value = "acc[rd][rh][s / 2][m][2 * half + s % 2]"
+        value = self.accumulator("s / 2", "2 * half + s % 2")
         if self.changes:
             value = f"before({value}, m, half)"
         if self.c.window is None:
@@ -129,8 +168,8 @@ class Epilogue(ValueText):
         """The output position along dimension i of what the loops are at."""
         axis = self.c.axes[i]
         between = phase.elements[1] - phase.elements[0] if len(phase.elements) > 1 else 1
-        cell = ("cell_d + rd / ROWS_D", "cell_h + warp_h * OWN_H + rh / ROWS_H", _cell_w(self.c))[i]
-        element = (self._row(0, phase), self._row(1, phase), f"s % {len(phase.elements)}")[i]
+        cell = ("cell_d + rd / ROWS_D", "cell_h + warp_h * OWN_H + rh / ROWS_H", self.cell_w)[i]
+        element = (self._row(0, phase), self._row(1, phase), self.element_w(len(phase.elements)))[i]
         shift = phase.elements[0] + axis.start
         text = f"({cell}) * {axis.stride}" if axis.stride != 1 else cell
         if len(phase.elements) > 1:
@@ -175,7 +214,7 @@ class Epilogue(ValueText):
             [f"for (int own_{a} = 0; own_{a} < OWN_{a.upper()}; ++own_{a})" for a in "dhw"],
             [
                 "const int p = cell_d + own_d, q = cell_h + warp_h * OWN_H + own_h;",
-                f"const int r = {_cell_w(self.c)};",
+                f"const int r = {self.cell_w};",
                 "const bool inside = p < cells_d && q < cells_h && r < cells_w;",
                 *self.share("pqr"),
                 *self._result(value, ("cells_d", "cells_h", "cells_w"), local),
@@ -255,10 +294,3 @@ class Epilogue(ValueText):
 # Loops over the channels of a thread, and which one it is at.
 _CHANNELS = ("for (int m = 0; m < M_TILES; ++m)", "for (int half = 0; half < 2; ++half)")
 _FEATURE = "const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;"
-
-
-def _cell_w(c: Contraction) -> str:
-    """The cell along w that a thread's slot `own_w` holds."""
-    if side_by_side(c):
-        return "cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2"
-    return "cell_w + 4 * (warp_w * OWN_W + own_w) + quad"

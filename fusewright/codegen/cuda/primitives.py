@@ -175,6 +175,55 @@ template <> struct narrow_to<fp16> {
 """,
 }
 
+PRIMITIVES["warpgroup"] = r"""
+// Matrices in shared memory for the tensor cores of a warpgroup (sm_90a): eight rows of 16 bytes lie one behind the
+// other, `along` bytes lead to their next 16 bytes and `down` bytes to the next eight rows.  One more is 16 bytes on.
+__device__ __forceinline__ unsigned long long shared_matrix(const void* start, int along, int down) {
+    const unsigned long long at = __cvta_generic_to_shared(start);
+    return (at & 0x3ffff) >> 4 | (unsigned long long)(along >> 4) << 16 | (unsigned long long)(down >> 4) << 32;
+}
+// What was written to shared memory is there for the tensor cores, after a barrier.
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Before the first product, after the last, and until all are done.
+__device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+"""
+
+# The columns that one instruction of a warpgroup may have, and what it multiplies: PTX's names, and k.
+COLUMNS = range(8, 257, 8)
+_PRODUCTS = {"tf32": ("tf32", 8), "bf16": ("bf16", 16), "fp16": ("f16", 16)}
+
+
+def _warpgroup_product(flavour: str, columns: int) -> str:
+    """The text of ``wgmma_<flavour>_<columns>``."""
+    kind, k = _PRODUCTS[flavour]
+    count = columns // 2
+    numbers = [f"%{i}" for i in range(count)]
+    outputs = [f'"+f"(d[{i // 4}][{i % 4}])' for i in range(count)]
+    registers = "\n".join(
+        f'        "{", ".join(numbers[i : i + 16])}{"," if i + 16 < count else ""}"' for i in range(0, count, 16)
+    )
+    bound = ",\n          ".join(", ".join(outputs[i : i + 4]) for i in range(0, count, 4))
+    transposed = "" if flavour == "tf32" else ", 0, 0"
+    return f"""
+// Start d += a * b for 64 rows and {columns} columns of {k} numbers; of every eight columns a lane has mma.sync's.
+__device__ __forceinline__ void wgmma_{flavour}_{columns}(float (&d)[{columns // 8}][4], unsigned long long a,
+                                                   unsigned long long b) {{
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n{columns}k{k}.f32.{kind}.{kind} {{"
+{registers}
+        "}}, %{count}, %{count + 1}, 1, 1, 1{transposed};"
+        : {bound}
+        : "l"(a), "l"(b));
+}}
+"""
+
+
+for _flavour in _PRODUCTS:
+    for _columns in COLUMNS:
+        PRIMITIVES[f"wgmma_{_flavour}_{_columns}"] = _warpgroup_product(_flavour, _columns)
+
 
 def primitives(*names: str) -> str:
     """The texts of the named primitives, in the order of the table."""
@@ -196,5 +245,5 @@ def with_primitives(sections: Iterable[Sequence[str]]) -> str:
 
 def _defined(body: str) -> list[str]:
     """The names that a primitive's text defines."""
-    found = re.findall(r"#define (\w+)|struct (\w+)|__forceinline__ \w+ (\w+)\(", body)
+    found = re.findall(r"#define (\w+)|struct (\w+)|__forceinline__ [\w ]+? (\w+)\(", body)
     return [name for names in found for name in names if name]

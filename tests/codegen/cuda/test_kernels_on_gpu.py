@@ -15,11 +15,16 @@ from contraction_cases import draw, draw_boxed, find, some, tolerance
 from direct_cases import assert_right, random_found, tiles
 from direct_cases import some as some_direct
 from emulation.emulate import ON_DEVICE, emulate
+from test_warpgroup_kernels import assert_right as assert_right_by_warpgroups
+from test_warpgroup_kernels import random_found as random_of_warpgroups
+from test_warpgroup_kernels import tiles as of_warpgroups
 from torch import nn
 
 import fusewright
 from fusewright.codegen.cuda import contraction as cuda
+from fusewright.codegen.cuda import warpgroup
 from fusewright.errors import CaptureError
+from fusewright.runtime.device import capability_of
 
 pytestmark = pytest.mark.gpu
 HERE = Path(__file__).parent
@@ -62,6 +67,19 @@ def test_random_contractions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
                 error = ((got - want).abs() / size.clamp(min=1e-30)).max().item()
                 assert error <= tolerance(case, boxed), (case, t, blocks, error)
         ran += 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and capability_of(torch.device("cuda")) != 90, reason="no Hopper")
+@pytest.mark.parametrize("seed", range(16))
+def test_random_contractions_of_warpgroups(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight groups, each with three tiles, and in one launch where that is possible."""
+    monkeypatch.setenv(ON_DEVICE, "1")
+    for i in range(8):
+        f, rng = random_of_warpgroups(1000 * (seed + 1) + i)
+        for t in (of_warpgroups(f)[0], *rng.sample(of_warpgroups(f), min(2, len(of_warpgroups(f))))):
+            joined = warpgroup.blocks_per_sample(f.group, t, 128, f.cells) is not None
+            for blocks in (None, *((1, 3) if joined else ())):
+                assert_right_by_warpgroups(f, t, blocks=blocks)
 
 
 @pytest.mark.parametrize("seed", range(16))

@@ -1,0 +1,242 @@
+"""CUDA C++ of contraction groups for Hopper, whose tensor cores read both operands from shared memory (sm_90a).
+
+A block stages its input as vectors of neighbouring channels, so that the positions that one tap reads are a matrix as
+the tensor cores take it, and the next tap's the same matrix from another column on: nothing is copied per tap.  They
+work while the block stages what comes next.  What follows is that of `contraction`: every thread holds whole cells in
+registers (`contraction_epilogue`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+
+import torch
+
+from fusewright.codegen.contraction_shapes import shapes
+from fusewright.codegen.contraction_sizes import lengths
+from fusewright.codegen.cpp import ELEMENT
+from fusewright.codegen.cuda import contraction_layout, warpgroup_text
+from fusewright.codegen.cuda.contraction_finish import operands
+from fusewright.codegen.cuda.primitives import with_primitives
+from fusewright.codegen.cuda.warpgroup_epilogue import WarpgroupEpilogue
+from fusewright.codegen.cuda.warpgroup_steps import Steps
+from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
+from fusewright.codegen.text import Lines, fill, indent
+from fusewright.kernel import Argument, Kernel, Launch, spread
+from fusewright.schedule import warpgroup
+from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.tiling import MULTIPROCESSORS
+from fusewright.schedule.warpgroup import Staged, WarpgroupTile
+
+ARCH, CAPABILITY = "sm_90a", 90
+# Blocks that may work on one sample and join their results in shared memory: the portable size of a cluster.
+LARGEST_CLUSTER = 8
+# Instructions of the tensor cores that are written out one behind the other.
+UNROLLED = 64
+
+
+def generate(c: Contraction, t: WarpgroupTile, name: str, reference: str, *, blocks: int | None = None) -> Kernel:
+    """The kernel of a group for one tile; with `blocks`, the blocks of a sample form a cluster and finish it in one
+    launch."""
+    return _Writer(c, t, name, reference, blocks).kernel()
+
+
+def blocks_per_sample(c: Contraction, t: WarpgroupTile, samples: int, cells: tuple[int, int, int]) -> int | None:
+    """How many blocks a cluster should have for `samples` samples, each of so many cells; `None`: no cluster fits."""
+    writer = _Writer(c, t, "", "", None)
+    one_block = writer.weights.blocks == 1 and t.warps & (t.warps - 1) == 0 and t.stay
+    if not (c.over_positions and one_block):
+        return None
+    tiles, slots = prod(ceil(n / k) for n, k in zip(cells, t.cells, strict=True)), MULTIPROCESSORS * writer.per_sm
+    blocks = spread(samples, tiles, slots, LARGEST_CLUSTER)
+    return blocks if blocks < LARGEST_CLUSTER or samples * blocks >= slots else None
+
+
+@dataclass(frozen=True)
+class _Writer:
+    c: Contraction
+    t: WarpgroupTile
+    name: str
+    reference: str
+    blocks: int | None
+
+    @cached_property
+    def epilogue(self) -> WarpgroupEpilogue:
+        return WarpgroupEpilogue(self.c, self.t, self.blocks)
+
+    @cached_property
+    def steps(self) -> Steps:
+        return Steps(self.c, self.t)
+
+    @property
+    def weights(self) -> WarpgroupWeights:
+        return self.steps.weights
+
+    @property
+    def lay(self) -> Staged:
+        return self.weights.lay
+
+    @property
+    def rounds(self) -> bool:
+        """Whether operands have to be rounded to tf32."""
+        return self.c.x.dtype == torch.float32
+
+    @property
+    def staged(self) -> int:
+        """Elements of two input tiles, and of the weights."""
+        x = self.lay.vectors * self.lay.plane * self.weights.vector
+        return 2 * x + (1 if self.t.stay else 2) * self.weights.tile
+
+    @property
+    def shared(self) -> int:
+        """Bytes: what is staged, and what the warps exchange at the end."""
+        own = self.staged * self.c.x.dtype.itemsize + 4 * self.epilogue.exchange_elements()
+        return max(own, self.epilogue.closing_bytes())
+
+    @property
+    def per_sm(self) -> int:
+        """Blocks that share a multiprocessor, which bounds the registers the compiler may use."""
+        return max(1, warpgroup.blocks_per_sm(self.c, self.t, self.shared))
+
+    # -- the record --------------------------------------------------------------------------------------------------
+
+    def kernel(self) -> Kernel:
+        n = self.c.x.ndim - 2
+        axes = "dhw"[3 - n :]
+        into, out, cells = lengths(self.c)
+        tiles = " * ".join(f"ceil_div({cells[a]}, {k})" for a, k in zip("dhw", self.t.cells, strict=True))
+        z = self.weights.blocks
+        slots = MULTIPROCESSORS * self.per_sm
+        splits = f"spread(N * {z}, {tiles}, {slots}{'' if self.epilogue.closes else f', {slots}'})"
+        if self.blocks is not None:
+            splits = str(self.blocks)
+        results = self.epilogue.results(self.name, splits, cells, out)
+        names = tuple(operands(self.c).values())
+        own = [self._pointer(n) for n in names if n not in self.epilogue.names_of_finish]
+        numbers = [Argument("int", along[a]) for along in (into, out, cells) for a in "dhw"]
+        arguments = (*(Argument("pointer", o) for o in (*own, self.epilogue.target)), *numbers)
+        cluster = self.blocks or 1
+        grid = ("N", splits, str(z)) if self.blocks is None else (f"N * {cluster}", "1", "1")
+        first = Launch(self.name, arguments, grid, 32 * self.t.warps, self.shared, cluster)
+        return Kernel(
+            name=self.name,
+            source=self.source(),
+            operands=names,
+            layouts=("contiguous",) * len(names),
+            dtypes=tuple(n.dtype for n in self.c.tensors),
+            shapes=shapes(self.c),
+            sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate(axes))),
+            output=results.output,
+            scratch=(*self.weights.scratch, *results.scratch),
+            launches=(*self.weights.launches(self.name), first, *results.launches),
+            reference=self.reference,
+            needs=CAPABILITY,
+            arch=ARCH,
+        )
+
+    def _pointer(self, name: str) -> str:
+        """What the kernel reads in the place of an operand."""
+        return "packed" if name == "w" and not self.t.stay else name
+
+    # -- the text ----------------------------------------------------------------------------------------------------
+
+    def source(self) -> str:
+        return with_primitives([
+            self._constants(),
+            self._multiply(),
+            fill(warpgroup_text.CHANNELS),
+            self._stage(),
+            *self.weights.functions(self.name),
+            *self.epilogue.head(),
+            self._kernel_text(),
+            self.epilogue.finish(self.name),
+        ])  # fmt: skip
+
+    def _constants(self) -> Lines:
+        c, t, lay = self.c, self.t, self.lay
+        per_row = lay.row
+        strides = (lay.lengths[1] * per_row, per_row, 1)
+        names: dict[str, object] = {}
+        for i, a in enumerate("dhw"):
+            axis = c.axes[i]
+            several = next((p for p in axis.phases if len(p.taps) > 1), None)
+            names[f"advance_{a}"] = strides[i] * axis.advance
+            names[f"element_{a}"] = strides[i] * axis.phases[0].per_element
+            names[f"tap_{a}"] = 0 if several is None else strides[i] * several.per_tap
+            names[f"x_{a}"] = lay.lengths[i]
+        names |= {
+            "element": ELEMENT[c.x.dtype], "channels": c.channels, "features": c.features, "groups": c.op.groups,
+            "taps": prod(a.taps for a in c.axes), "m_tiles": t.m_tiles, "own_d": t.cells_d,
+            "own_h": t.cells_h, "eights_w": t.eights_w, "rows_d": t.rows_d, "rows_h": t.rows_h,
+            "per_cell": max(len(p.elements) for p in c.axes[2].phases), "warps_m": t.warps_m, "warps_h": t.warps_h,
+            "warps_w": t.warps_w, "threads": 32 * t.warps, "m_blocks": ceil(c.features / t.block_m), "chunk": t.chunk,
+            "chunks": self.weights.chunks, "vectors": lay.vectors, "plane": lay.plane, "pitch": lay.pitch,
+            "skip": lay.advance,
+        }  # fmt: skip
+        return fill(warpgroup_text.CONSTANTS, **names)
+
+    def _multiply(self) -> Lines:
+        t = self.t
+        rows_h = warpgroup.rows_at_once(self.c, t)
+        each = t.cells_d * t.rows_d * (t.rows_h * t.cells_h // rows_h) * t.m_tiles
+        each *= max(len(p[2].elements) for p in self.weights.phases) * max(p.per_row for p in self.weights.taps)
+        steps, rows = self.lay.vectors // 2, max(p.rows for p in self.weights.taps)
+        at_once = rows == t.tap_rows and rows * steps * each <= UNROLLED
+        kinds = {torch.float32: "tf32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+        return fill(
+            warpgroup_text.MULTIPLY,
+            at_once=rows_h,
+            unroll_rows="" if at_once else "1",
+            unroll=max(1, min(steps, UNROLLED // each)),
+            flavour=f"{kinds[self.c.x.dtype]}_{warpgroup.positions(self.c, t)}",
+            tiles=rows_h * t.eights_w,
+        )
+
+    def _stage(self) -> Lines:
+        names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)}
+        names |= {f"low_{a}": axis.reach()[0] for a, axis in zip("dhw", self.c.axes, strict=True)}
+        rounded = fill(warpgroup_text.ROUND) if self.rounds else []
+        rounding = ", rounded to tf32" if self.rounds else ""
+        return fill(warpgroup_text.STAGE, **names, at_once=self.steps.at_once, round=rounded, rounding=rounding)
+
+    def _kernel_text(self) -> Lines:
+        types = (
+            f"const {ELEMENT[n.dtype]}* __restrict__ {self._pointer(name)}"
+            for n, name in operands(self.c).items()
+            if name not in self.epilogue.names_of_finish
+        )
+        place = "sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y"
+        if self.blocks is not None:
+            place = f"parts = {self.blocks}, sample = blockIdx.x / parts, part = blockIdx.x % parts"
+        body = self.epilogue.open_tile()
+        for index in range(len(self.weights.phases)):
+            body += self._phase(index)
+        if self.weights.chunks == 1:
+            body += ["x_now = 1 - x_now;"]
+        exchanges = self.epilogue.exchange_elements() > 0
+        return fill(
+            warpgroup_text.KERNEL,
+            name=self.name,
+            cluster=f"__cluster_dims__({self.blocks}, 1, 1) " if (self.blocks or 1) > 1 else "",
+            place=place,
+            per_sm=self.per_sm,
+            parameters=", ".join([*types, self.epilogue.parameter]),
+            of_sample=contraction_layout.sample(self.c),
+            stage=self.steps.functions(),
+            staged=[f"constexpr int STAGED = {self.staged};"] if exchanges else [],
+            between="128" if warpgroup.rows_at_once(self.c, self.t) == 1 else "16 * row_h(1)",
+            prologue=[*self.epilogue.prologue(), *self.weights.at_hand()],
+            w_now="" if self.t.stay else ", w_now = 0",
+            first=self.steps.first(),
+            body=[*body, *self.epilogue.after_cell()],
+            close=self.epilogue.close(),
+        )
+
+    def _phase(self, index: int) -> Lines:
+        """One phase of the cells: multiply by all its taps, some rows at a time, and hand the values on."""
+        phases, rows = self.weights.phases[index], self.steps.pieces(index)
+        loops = [f"for (int from_{a} = 0; from_{a} < {len(p.elements)}; from_{a} += {n})" for a, p, n in rows]
+        values = self.epilogue.values(phases, self.t.eights_w * len(phases[2].elements))
+        return [*loops, "{", *indent(["Accumulators acc = {};", *self.steps.of_phase(index, rows), *values]), "}"]

@@ -1,0 +1,155 @@
+"""The steps of a tile that warpgroups multiply: a chunk of channels and some rows of taps each.
+
+What the next step needs is on its way before the tensor cores are busy with this one, and is put where they will read
+it before they are done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+
+from fusewright.codegen.cuda import warpgroup_text
+from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights, plus
+from fusewright.codegen.text import Lines, fill, indent
+from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.warpgroup import WarpgroupTile
+
+# Vectors that a thread reads before it writes them to shared memory.
+AHEAD = 6
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Writes the steps of one group and tile."""
+
+    c: Contraction
+    t: WarpgroupTile
+
+    @cached_property
+    def weights(self) -> WarpgroupWeights:
+        return WarpgroupWeights(self.c, self.t)
+
+    @property
+    def _each(self) -> int:
+        """Vectors of a tile that a thread stages."""
+        lay = self.weights.lay
+        return ceil(lay.vectors * prod(lay.lengths) / (32 * self.t.warps))
+
+    @property
+    def at_once(self) -> int:
+        """Of which so many are on their way at a time."""
+        return ceil(self._each / ceil(self._each / AHEAD))
+
+    def functions(self) -> Lines:
+        """How the kernel names the staging of a tile's input."""
+        return fill(warpgroup_text.FETCH) + (fill(warpgroup_text.PUT) if self._in_rounds else [])
+
+    @property
+    def _in_rounds(self) -> bool:
+        """Whether a thread stages more vectors than are on their way at a time."""
+        return self._each > self.at_once
+
+    def _put(self, cell: str, chunk: str, tile: str) -> str:
+        """The statement that writes what was fetched, and fetches and writes the rest."""
+        if self._in_rounds:
+            return f"put(fetched, {cell}, {chunk}, {tile});"
+        return f"put_input(fetched, places, {tile});"
+
+    def first(self) -> Lines:
+        """Stage what the first step of the first tile needs."""
+        staged = ["Fetched fetched;", "fetch(fetched, places, here, 0);", self._put("here", "0", "x_tile")]
+        if not self.t.stay:
+            staged += [self.weights.copy(self.weights.passes[0], "0", "w_tile"), "copy_async_commit();"]
+        return ["if (part < tiles) {", *indent([*staged, *self._landed]), "}"]
+
+    def of_phase(self, index: int, rows: list[tuple[str, Phase, int]]) -> Lines:
+        """All steps of one phase; `rows` are the dimensions whose rows are computed some at a time (see `pieces`)."""
+        w, phases = self.weights, self.weights.phases[index]
+        if index not in w.passes:
+            return []
+        taps, slices = w.taps[index], w.slices(index)
+        more = " || ".join(f"from_{a} + {n} < {len(p.elements)}" for a, p, n in rows)
+        d, h, first_w = (p.first - axis.reach()[0] for p, axis in zip(phases, self.c.axes, strict=True))
+        x = "x_matrix + x_now * (VECTORS * PLANE)" + plus((d * w.lay.lengths[1] + h) * w.lay.row)
+        x += "".join(f" + from_{a} * ELEMENT_{a.upper()}" for a, _, _ in rows)
+        at = f"w_matrix + w_now * {w.tile // w.vector}"
+        if self.t.stay:
+            at = f"w_matrix{plus(w.at(index) // w.vector)}"
+            at += f" + step * {w.of_chunk(index) // w.vector}" if w.chunks > 1 else ""
+        first = "0" if slices == 1 else f"step % {slices} * {self.t.tap_rows}"
+        count = str(min(taps.rows, self.t.tap_rows))
+        if taps.rows % self.t.tap_rows and slices > 1:
+            count = f"{taps.rows} - {first} < {count} ? {taps.rows} - {first} : {count}"
+        sizes = f"{len(phases[1].taps)}, {taps.per_row}, {len(phases[2].elements)}, {first_w}"
+        before, after = (self._next_tile if w.chunks == 1 else self._next_chunk)(index, more, w.chunks * slices)
+        return fill(
+            warpgroup_text.STEPS,
+            steps=w.chunks * slices,
+            multiply=[f"multiply<{sizes}>(acc, {x}, {at}, {first}, {count});"],
+            before=before,
+            after=after,
+        )
+
+    def pieces(self, index: int) -> list[tuple[str, Phase, int]]:
+        """The dimensions whose rows are computed some at a time: name, phase, rows at a time."""
+        d, h, _ = self.weights.phases[index]
+        return [(a, p, n) for a, p, n in (("d", d, self.t.rows_d), ("h", h, self.t.rows_h)) if len(p.elements) > n]
+
+    # -- what comes next: what begins before the tensor cores are busy, and what comes after
+
+    def _next_tile(self, index: int, more: str, steps: int) -> tuple[Lines, Lines]:
+        """All channels of the next tile, in the first step of this one; the weights of the next rows of taps."""
+        w = self.weights
+        weights: Lines = []
+        if not self.t.stay:
+            over = "next == 0" + (f" && !({more})" if more else "")
+            guard = f"if (!({over}) || another) " if index == w.passes[-1] else ""
+            weights = [f"const int next = (step + 1) % {steps};", *self._next_weights(index, over, guard)]
+        landed = self._landed if self.t.stay else ["w_now = 1 - w_now;", *self._landed]
+        if index != w.passes[0]:
+            return weights, landed
+        when = [*(["step == 0"] if steps > 1 else []), *(f"from_{a} == 0" for a in "dh" if f"from_{a}" in more)]
+        before, after = self._staged("ahead", "0", [*when, "another"])
+        return [*weights, *before], [*after, *landed]
+
+    def _next_chunk(self, index: int, more: str, steps: int) -> tuple[Lines, Lines]:
+        """The next channels, or rows of taps, of this pass, of the next one over this tile, or of the next tile."""
+        slices, last = self.weights.slices(index), index == self.weights.passes[-1]
+        lines, when, cell = [f"const int next = (step + 1) % {steps};"], [], "here"
+        if last:
+            same = f"next > 0 || {more}" if more else "next > 0"
+            lines += [f"const bool same = {same}, some = same || another;    // tile; step that follows"]
+            when, cell = ["some"], "same ? here : ahead"
+        if not self.t.stay:
+            over = "next == 0" + (f" && !({more})" if more else "")
+            lines += self._next_weights(index, over, "if (some) " if last else "")
+        others = [f"next % {slices} == 0"] if slices > 1 else []
+        before, after = self._staged(cell, "next" if slices == 1 else f"next / {slices}", [*others, *when])
+        after += [f"{f'if ({others[0]}) ' if others else ''}x_now = 1 - x_now;"]
+        after += [] if self.t.stay else ["w_now = 1 - w_now;"]
+        return [*lines, *before], [*after, *self._landed]
+
+    def _next_weights(self, index: int, over: str, guard: str) -> Lines:
+        """Start copying the weights of the next step: of the next phase where this one is `over`."""
+        w = self.weights
+        following = w.passes[(w.passes.index(index) + 1) % len(w.passes)]
+        to = f"w_tile + (1 - w_now) * {w.tile}"
+        if following == index:
+            return [guard + w.copy(index, "next", to), "copy_async_commit();"]
+        lines = [f"if ({over})", f"    {w.copy(following, '0', to)}", "else", f"    {w.copy(index, 'next', to)}"]
+        lines = [f"{guard}{{", *indent(lines), "}"] if guard else lines
+        return [*lines, "copy_async_commit();"]
+
+    def _staged(self, cell: str, chunk: str, when: list[str]) -> tuple[Lines, Lines]:
+        """Statements that stage a tile's input to the other buffer."""
+        guard = f"if ({' && '.join(when)}) " if when else ""
+        fetch = f"{guard}fetch(fetched, places, {cell}, {chunk});"
+        put = guard + self._put(cell, chunk, "x_tile + (1 - x_now) * X_TILE")
+        return ["Fetched fetched;    // on its way while the tensor cores work", fetch], [put]
+
+    @property
+    def _landed(self) -> Lines:
+        """Wait for weights that were copied."""
+        return [] if self.t.stay else ["copy_async_wait<0>();"]

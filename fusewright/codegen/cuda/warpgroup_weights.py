@@ -1,0 +1,180 @@
+"""The weights of a contraction that warpgroups multiply: where they lie, and how they get there.
+
+They stay in shared memory, laid out there by the block itself, or a launch beforehand *packs* them in the order in
+which they are multiplied, and every step copies a run of 16-byte vectors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import ceil
+
+import torch
+
+from fusewright.codegen.cuda import warpgroup_text
+from fusewright.codegen.text import Lines, fill, indent
+from fusewright.kernel import Argument, Array, Launch
+from fusewright.schedule import warpgroup
+from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.warpgroup import Staged, Taps, WarpgroupTile
+
+PACKING_THREADS = 256
+
+
+@dataclass(frozen=True)
+class WarpgroupWeights:
+    """The weights of one group and tile; phases are counted in the order they are computed."""
+
+    c: Contraction
+    t: WarpgroupTile
+
+    @cached_property
+    def phases(self) -> list[tuple[Phase, Phase, Phase]]:
+        """A phase per dimension, in the order they are computed."""
+        d, h, w = (a.phases for a in self.c.axes)
+        return list(product(d, h, w))
+
+    @cached_property
+    def taps(self) -> list[Taps]:
+        return warpgroup.taps_of(self.c)
+
+    @property
+    def passes(self) -> list[int]:
+        """The phases that have taps."""
+        return [i for i, taps in enumerate(self.taps) if taps.rows * taps.per_row]
+
+    @cached_property
+    def lay(self) -> Staged:
+        return warpgroup.staged(self.c, self.t)
+
+    @property
+    def vector(self) -> int:
+        return warpgroup.vector(self.c)
+
+    @property
+    def chunks(self) -> int:
+        return warpgroup.chunks(self.c, self.t)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks with weights of their own."""
+        return self.c.op.groups * ceil(self.c.features / self.t.block_m)
+
+    @property
+    def tile(self) -> int:
+        """Elements that are staged at a time."""
+        return warpgroup.slice_vectors(self.c, self.t) * self.vector
+
+    def of_row(self, index: int) -> int:
+        """Weights of one row of taps of a phase and chunk."""
+        return self.taps[index].per_row * self.lay.vectors * self.t.block_m * self.vector
+
+    def of_chunk(self, index: int) -> int:
+        """Weights of all rows of taps of a phase and chunk."""
+        return self.taps[index].rows * self.of_row(index)
+
+    def at(self, index: int) -> int:
+        """Where the weights of a phase begin, which has those of all chunks."""
+        return sum(self.chunks * self.of_chunk(i) for i in range(index))
+
+    @property
+    def of_block(self) -> int:
+        """Weights of a block: [phase][chunk][row of taps][tap][vector of channels][feature][channel]."""
+        return self.at(len(self.taps))
+
+    def slices(self, index: int) -> int:
+        """Into how many parts the rows of taps of a phase are cut."""
+        return ceil(self.taps[index].rows / self.t.tap_rows)
+
+    def count(self, index: int, row: str) -> str:
+        """Weights of a part that begins with this row of taps."""
+        rows, at_once, size = self.taps[index].rows, self.t.tap_rows, self.of_row(index)
+        if rows % at_once == 0 or row == "0":
+            return str(min(at_once, rows) * size)
+        return f"({rows} - {row} < {at_once} ? {rows} - {row} : {at_once}) * {size}"
+
+    # -- the record
+
+    def launches(self, name: str) -> tuple[Launch, ...]:
+        """The launch that packs, where weights do not stay."""
+        if self.t.stay:
+            return ()
+        pointers = Argument("pointer", "w"), Argument("pointer", "packed")
+        return (Launch(f"{name}_pack", pointers, (str(self.chunks), str(self.blocks), "1"), PACKING_THREADS),)
+
+    @property
+    def scratch(self) -> tuple[Array, ...]:
+        """What that launch writes."""
+        return () if self.t.stay else (Array("packed", (str(self.blocks * self.of_block),), self.c.x.dtype),)
+
+    # -- the text
+
+    def functions(self, name: str) -> list[Lines]:
+        """What lays out weights and copies them; `name` is the kernel's."""
+        rounds = self.c.x.dtype == torch.float32
+        row = "(group * C + channel) * O + first_feature + feature"
+        if not self.c.op.transposed:
+            row = "(group * O + first_feature + feature) * C + channel"
+        phase = fill(
+            warpgroup_text.PACK_PHASE,
+            **self._between(),
+            row=row,
+            threads="THREADS" if self.t.stay else PACKING_THREADS,
+            value="__uint_as_float(round_tf32(value))" if rounds else "value",
+        )
+        found = [fill(warpgroup_text.PLACE), phase]
+        if not self.t.stay:
+            packing = self._pack_phases("packed", "chunk")
+            found.append(fill(warpgroup_text.PACK, name=f"{name}_pack", block=self.of_block, phases=packing))
+            found.append(fill(warpgroup_text.STAGE_WEIGHTS))
+        return found
+
+    def at_hand(self) -> Lines:
+        """Lay out weights that stay, or find those that were packed."""
+        if not self.t.stay:
+            return [f"const Element* const packed_block = packed + (long long)blockIdx.z * {self.of_block};"]
+        if self.chunks == 1:
+            return self._pack_phases("w_tile", "0")
+        loop = "for (int chunk = 0; chunk < CHUNKS; ++chunk)"
+        return [f"{loop} {{", *indent(self._pack_phases("w_tile", "chunk")), "}"]
+
+    def copy(self, index: int, part: str, to: str) -> str:
+        """The statement that starts copying part `part` of a phase, counted over its chunks and slices."""
+        slices = self.slices(index)
+        start = f"packed_block{plus(self.at(index))}"
+        if part == "0":
+            return f"stage_weights({start}, {to}, {self.count(index, '0')});"
+        chunk, row = (part, "0") if slices == 1 else (f"{part} / {slices}", f"{part} % {slices} * {self.t.tap_rows}")
+        start += f" + {chunk} * {self.of_chunk(index)}" + (f" + {row} * {self.of_row(index)}" if slices > 1 else "")
+        return f"stage_weights({start}, {to}, {self.count(index, row)});"
+
+    def _pack_phases(self, start: str, chunk: str) -> Lines:
+        """Statements that lay out the weights of every phase."""
+        lines = []
+        for i in self.passes:
+            sizes = ", ".join(str(len(p.taps)) for p in self.phases[i])
+            size = self.of_chunk(i)
+            places = [start, *([str(self.at(i))] if self.at(i) else []), *([f"chunk * {size}"] if chunk != "0" else [])]
+            first = self._first_tap(i)
+            lines.append(f"pack_phase<{sizes}>(w, {' + '.join(places)}, group, first_feature, {chunk}, {first});")
+        return lines
+
+    def _first_tap(self, index: int) -> int:
+        d, h, w = (p.taps[0] for p in self.phases[index])
+        return (d * self.c.axes[1].taps + h) * self.c.axes[2].taps + w
+
+    def _between(self) -> dict[str, object]:
+        """Distances in memory of neighbouring taps of a phase along each dimension."""
+        kernel = (self.c.axes[1].taps * self.c.axes[2].taps, self.c.axes[2].taps, 1)
+        found: dict[str, object] = {}
+        for a, axis, over in zip("dhw", self.c.axes, kernel, strict=True):
+            several = next((p.taps for p in axis.phases if len(p.taps) > 1), None)
+            found[f"next_{a}"] = (several[1] - several[0]) * over if several else 0
+        return found
+
+
+def plus(n: int) -> str:
+    """Text that adds a constant."""
+    return f" + {n}" if n else ""

@@ -1,0 +1,205 @@
+"""Contractions that warpgroups multiply: the generated CUDA C++ runs on the CPU, and is compared with float64."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contraction_cases import Case, Found, Model, draw, find, tolerance
+from emulation.emulate import ORDERS, emulate
+
+from fusewright.codegen.cuda import warpgroup as cuda
+from fusewright.kernel import Kernel
+from fusewright.runtime import nvrtc
+from fusewright.schedule import warpgroup
+from fusewright.schedule.warpgroup import WarpgroupTile
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+F16, BF16 = torch.float16, torch.bfloat16
+inf, nan = float("inf"), float("nan")
+
+# What of a tile a case is to have: weights that stay or not, taps staged in parts, several chunks, rows in pieces.
+CASES: dict[str, tuple[Case, dict[str, Any]]] = {
+    "weights stay": (Case((9, 21), 5, 20, before=("relu", "add channel")), {"stay": True, "chunk": 8}),
+    "chunks, weights stay": (Case((9, 21), 20, 20, before=("relu",)), {"stay": True, "chunk": 8}),
+    "chunks": (Case((9, 21), 20, 70, padding=(1, 2)), {"stay": False, "chunk": 8, "tap_rows": 3}),
+    "rows of taps": (Case((12, 21), 20, 70, (5, 3)), {"stay": False, "chunk": 8, "tap_rows": 1}),
+    "rows of taps, one chunk": (Case((12, 21), 8, 70, (5, 3)), {"stay": False, "chunk": 8, "tap_rows": 1}),
+    "more than 64 features each": (Case((7, 30), 9, 128, fold="max", fold_dims="c"), {"m_tiles": 2}),
+    "warpgroups of features": (Case((7, 30), 9, 130, fold="logsumexp", fold_dims="c"), {"m_tiles": 1, "groups_m": 3}),
+    "strides": (Case((11, 33), 6, 9, (3, 4), (2, 3), (1, 2), (1, 2), groups=2), {"cells_h": 4}),
+    "windows": (
+        Case((14, 21), 6, 16, pool="max", window=(3, 2), step=(3, 2), after=("gate",), fold="mean", fold_dims="p"),
+        {"rows_h": 3},
+    ),
+    "windows in pieces": (Case((14, 21), 18, 16, pool="avg", window=(4, 2), step=(3, 2)), {"rows_h": 1, "chunk": 8}),
+    "overlapping windows": (
+        Case((12, 20), 4, 9, pool="avg", window=(3, 2), step=(2, 1), pool_padding=(1, 1), include_pad=False),
+        {"rows_h": 3, "cells_h": 2},
+    ),
+    "three dimensions": (
+        Case((5, 6, 19), 3, 16, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), fold="sum", fold_dims="cp"),
+        {"cells_d": 2},
+    ),
+    "transposed": (Case((5, 12), 9, 24, (3, 3), (2, 2), (1, 1), transposed=True, before=("relu",)), {"chunk": 8}),
+    "transposed, pool": (
+        Case((6, 14), 10, 18, (5, 4), (2, 1), (2, 1), transposed=True, pool="max", window=(4, 2), step=(4, 2)),
+        {"rows_h": 2, "stay": False, "tap_rows": 1},
+    ),
+    "transposed, phases without taps": (
+        Case((4, 9), 9, 5, (1, 2), (3, 2), (0, 0), (1, 1), 2, True, (2, 1), fold="sum", fold_dims="p"),
+        {},
+    ),
+    "one dimension": (Case((70,), 5, 40, (5,), (2,), (2,), (1,), pool="max", window=(3,), step=(2,)), {"eights_w": 2}),
+    "bfloat16": (Case((9, 20), 20, 24, dtype=BF16, before=("hardswish",), fold="mean", fold_dims="p"), {"chunk": 16}),
+    "float16": (Case((9, 20), 5, 9, dtype=F16, transposed=True, stride=(2, 2)), {}),
+}
+EACH = [pytest.param(case, wanted, id=name) for name, (case, wanted) in CASES.items()]
+
+
+def tiles(f: Found) -> list[WarpgroupTile]:
+    return [t for _, t in warpgroup.candidates(f.group, f.cells, tf32=True)]
+
+
+def found(case: Case, wanted: dict[str, Any]) -> tuple[Found, WarpgroupTile]:
+    """The group of a case, and the best tile that is as wanted; how weights are staged is up to nobody else."""
+    result = find(case)
+    assert isinstance(result, Found), result
+    staging = {key: wanted[key] for key in ("tap_rows", "stay") if key in wanted}
+    others = {key: value for key, value in wanted.items() if key not in staging}
+    fitting = (t for t in tiles(result) if all(getattr(t, key) == value for key, value in others.items()))
+    return result, replace(next(fitting), **staging)
+
+
+def kernel(f: Found, t: WarpgroupTile, blocks: int | None = None) -> Kernel:
+    return cuda.generate(f.group, t, "fused_test", "def reference(*operands): ...", blocks=blocks)
+
+
+def assert_right(
+    f: Found, t: WarpgroupTile, order: str = "forward", sanitize: bool = False, blocks: int | None = None
+) -> None:
+    x = f.case.example()
+    want, size = f.reference(x)
+    record = kernel(f, t, blocks)
+    assert record.arch == "sm_90a" and "wgmma_" in record.source
+    got = emulate(record, *f.tensors(x), order=order, sanitize=sanitize)
+    assert got.shape == want.shape and got.dtype == f.case.dtype
+    error = ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf)
+    assert error.max() <= tolerance(f.case), t
+
+
+@pytest.mark.parametrize(("case", "wanted"), EACH)
+def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any]) -> None:
+    """In all orders of threads, with the same bits."""
+    f, t = found(case, wanted)
+    assert_right(f, t)
+    first, *others = (emulate(kernel(f, t), *f.tensors(case.example()), order=o, seed=3) for o in ORDERS)
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize(("case", "wanted"), EACH)
+def test_what_is_not_finite(case: Case, wanted: dict[str, Any]) -> None:
+    """NaN and infinities surface where eager has them."""
+    f, t = found(case, wanted)
+    x = replace(case, batch=4).example()
+    for sample, value in zip(x, (nan, inf, -inf), strict=False):
+        sample[tuple(n // 2 for n in sample.shape)] = value
+    want, _ = f.reference(x)
+    got = emulate(kernel(f, t), *f.tensors(x)).double()
+    torch.testing.assert_close(got.isnan(), want.isnan())
+    torch.testing.assert_close(got[want.isinf()], want[want.isinf()])
+    assert got[3:].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["chunks", "rows of taps", "windows in pieces", "transposed, pool"])
+def test_sanitizers_find_nothing(name: str) -> None:
+    f, t = found(*CASES[name])
+    assert_right(f, t, sanitize=True)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_clusters_finish_samples_in_one_launch(blocks: int) -> None:
+    case, _ = CASES["three dimensions"]
+    f, t = found(case, {"groups_w": 1, "groups_h": 1})
+    assert cuda.blocks_per_sample(f.group, t, 128, f.cells) is not None
+    assert len(kernel(f, t, blocks).launches) == 1
+    for order in ORDERS:
+        assert_right(f, t, order, blocks=blocks)
+
+
+def random_found(seed: int) -> tuple[Found, random.Random]:
+    """The first case drawn from `seed` that PyTorch and the family take."""
+    rng = random.Random(seed)
+    while True:
+        dtype = rng.choice((torch.float32, torch.float32, BF16, F16))
+        case = replace(draw(rng), channels_last=False, tf32=True, dtype=dtype)
+        try:
+            Model(case)(case.example())
+        except RuntimeError:  # nothing is left of the image, or no such pooling in this dtype
+            continue
+        f = find(case)
+        if isinstance(f, Found) and tiles(f):
+            return f, rng
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_cases(seed: int) -> None:
+    f, rng = random_found(seed)
+    assert_right(f, rng.choice(tiles(f)), ORDERS[seed % 3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6, 106))
+def test_more_random_cases(seed: int) -> None:
+    f, rng = random_found(seed)
+    for t in (tiles(f)[0], rng.choice(tiles(f))):
+        assert_right(f, t, ORDERS[seed % 3])
+
+
+@pytest.mark.parametrize("change", [{"channels_last": True}, {"tf32": False}, {"dtype": torch.float64}])
+def test_what_the_family_does_not_take(change: dict[str, Any]) -> None:
+    case = replace(CASES["chunks"][0], **change)
+    f = find(case)
+    assert isinstance(f, Found)
+    assert not warpgroup.candidates(f.group, f.cells, tf32=case.tf32)
+
+
+# -- what compiles: real sizes, for sm_90a
+
+
+REAL = {
+    "conv2d, relu": Case((126, 126), 64, 128, before=("relu", "add channel")),
+    "conv2d, tanh, pool": Case((128, 128), 8, 64, before=("tanh",), pool="max", window=(4, 4), step=(4, 4)),
+    "transposed, max": Case((120, 120), 79, 83, (2, 2), dilation=(2, 2), transposed=True, fold="max", fold_dims="cp"),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_compiles_without_spills(name: str) -> None:
+    """The best tile for 64 samples, with no more registers than its blocks may have."""
+    f = find(REAL[name])
+    assert isinstance(f, Found)
+    t = tiles(f)[0]
+    resources = nvrtc.resources(nvrtc.compile(kernel(f, t).source, "sm_90a"))
+    assert all(r.stack == 0 for r in resources.values()), (t, resources)
+    assert resources["fused_test"].registers * 32 * t.warps <= 65536
+
+
+def test_the_estimate_knows_no_model_and_prefers_overlap() -> None:
+    """Whatever is chosen fits, and of tiles alike but for idle features the fuller one costs less."""
+    f = find(REAL["conv2d, relu"])
+    assert isinstance(f, Found)
+    scored = warpgroup.candidates(f.group, f.cells, tf32=True)
+    assert [s for s, _ in scored] == sorted(s for s, _ in scored)
+    assert all(warpgroup.staged_bytes(f.group, t) <= 220 * 1024 for _, t in scored)
+    assert len(warpgroup.shortlist(f.group, f.cells, 10, tf32=True)) == 10
+
+
+def test_golden() -> None:
+    """The text of one kernel, to be read."""
+    f, t = found(*CASES["chunks"])
+    assert kernel(f, t).source == (GOLDEN / "contraction_warpgroup.cu").read_text()
