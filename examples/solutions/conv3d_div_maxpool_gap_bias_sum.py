@@ -783,10 +783,12 @@ def fused_conv_max_mean_div_add_sum(
 
 # What the kernels were made for; a model that is configured otherwise runs its original forward.
 MADE_FOR = {
+    "parameters and buffers": ("bias",),
     "divisor": 2.0,
     "conv": (
         "torch.Conv3d",
         {
+            "parameters and buffers": ("weight", "bias"),
             "in_channels": 8,
             "out_channels": 16,
             "kernel_size": (3, 3, 3),
@@ -801,9 +803,17 @@ MADE_FOR = {
     ),
     "max_pool": (
         "torch.MaxPool3d",
-        {"kernel_size": 2, "stride": 2, "padding": 0, "dilation": 1, "return_indices": False, "ceil_mode": False},
+        {
+            "parameters and buffers": (),
+            "kernel_size": 2,
+            "stride": 2,
+            "padding": 0,
+            "dilation": 1,
+            "return_indices": False,
+            "ceil_mode": False,
+        },
     ),
-    "mean": ("torch.AdaptiveAvgPool3d", {"output_size": 1}),
+    "mean": ("torch.AdaptiveAvgPool3d", {"parameters and buffers": (), "output_size": 1}),
 }
 
 
@@ -812,12 +822,17 @@ CONTAINERS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
+def tensor_names(module: torch.nn.Module) -> tuple[str, ...]:
+    """The parameters and buffers that a module has."""
+    return tuple(n for n, t in (*module._parameters.items(), *module._buffers.items()) if t is not None)
+
+
 def configuration(module: torch.nn.Module) -> dict:
     """What a forward may depend on besides tensors: what somebody gave a module, and the like of its submodules."""
     hides = type(module).__module__.startswith("torch.")  # what its private attributes hold follows from the others
     own = {n: value for n, value in vars(module).items() if n not in OF_ALL_MODULES and not (hides and n[0] == "_")}
     parts = {n: part if part is None else (named(part), configuration(part)) for n, part in module._modules.items()}
-    return {**own, **parts}
+    return {"parameters and buffers": tensor_names(module), **own, **parts}
 
 
 def named(module: torch.nn.Module) -> str:

@@ -184,8 +184,9 @@ struct Call {
 };
 
 constexpr int PARTS = 1, PART = ceil_div(BLOCKS, PARTS);    // of the blocks of features
-// Rows of positions that are computed while the weights of a chunk are at hand.
-constexpr int BAND_H = 1, ROWS_D = 1, ROWS_H = BAND_H;
+// A band of results, and the rows of positions that it needs.
+constexpr int BAND_D = 1, BAND_H = 1;
+constexpr int ROWS_D = BAND_D, ROWS_H = BAND_H;
 
 // The weight in the order of use: packed[group][block][phase][chunk][d][h][channel][w][feature of the block].
 void pack(const Element* __restrict w, Compute* __restrict packed, int group, int block) {
@@ -211,17 +212,27 @@ void pack(const Element* __restrict w, Compute* __restrict packed, int group, in
                 }
 }
 
+// The taps of a phase that read inside of the image: the first one reads it at `at`, the others in steps.
+struct Inside {
+    int first = 0, last;
+    Inside(int taps, int at, int step, int length) : last(taps) {
+        while (first < last && unsigned(at + first * step) >= unsigned(length)) ++first;
+        while (first < last && unsigned(at + (last - 1) * step) >= unsigned(length)) --last;
+    }
+};
+
 // The products of one tile, for `channels` channels: y[TILE * STRIDE_W][BLOCK] = or, with `more`, +=.  x is the staged
-// input of the tile's first position and first taps.
+// input of the tile's first position and first taps, weights those of the phases' first taps, `rows` for each along d.
 template <int TAPS_OF_ROW>
-void multiply(const Compute* __restrict x, int taps_d, int taps_h, int channels, const Compute* __restrict w,
-    Compute* __restrict y, bool more) {
+void multiply(const Compute* __restrict x, const Inside& along_d, const Inside& along_h, int rows, int channels,
+    const Compute* __restrict weights, Compute* __restrict y, bool more) {
     constexpr int HELD = TAPS_OF_ROW % TOGETHER ? 1 : TOGETHER;
     constexpr int LEFT = STEP_W < 0 ? (HELD - 1) * STEP_W : 0, RIGHT = STEP_W > 0 ? (HELD - 1) * STEP_W : 0;
     Vector sum[TILE][VECTORS] = {};
-    for (int d = 0; d < taps_d; ++d)
-        for (int h = 0; h < taps_h; ++h) {
+    for (int d = along_d.first; d < along_d.last; ++d)
+        for (int h = along_h.first; h < along_h.last; ++h) {
             const Compute* row = x + d * STEP_D * PLANE + h * STEP_H * ROW;
+            const Compute* w = weights + (d * rows + h) * channels * TAPS_OF_ROW * BLOCK;
             for (int c = 0; c < channels; ++c, row += CHANNEL)
 #pragma GCC unroll 1
                 for (int tap = 0; tap < TAPS_OF_ROW; tap += HELD, w += HELD * BLOCK) {
@@ -289,16 +300,17 @@ void stage(const Call& call, const Element* __restrict x,
 // The products of `CHUNK` channels from `chunk` on at `count` positions of one row from position w on, and of those
 // before: row[position][BLOCK].  staged is the input at rows (d, h) of their phases' first taps, the strip's input
 // beginning at column left.
-void convolve(const Compute* __restrict staged, const Phase& d, const Phase& h, int w, int count, int left, int chunk,
-    const Compute* __restrict weights, Compute* __restrict row) {
+void convolve(const Compute* __restrict staged, const Phase& d, const Phase& h, const Inside& along_d,
+    const Inside& along_h, int w, int count, int left, int chunk, const Compute* __restrict weights,
+    Compute* __restrict row) {
     const int before = (d.before * TAPS_H + d.taps * h.before) * TAPS_W;
     const int channels = smaller(CHUNK, CHANNELS - chunk);
     const Compute* x = staged + chunk * CHANNEL;
     constexpr const Phase& v = PHASES_W[0];
     const Compute* of_chunk = weights + (before * CHANNELS + chunk * d.taps * h.taps * TAPS_W) * BLOCK;
     for (int index = w; index < w + count; index += TILE)
-        multiply<v.taps>(x + (index * ADVANCE_W + v.first - left) * COLUMN, d.taps, h.taps, channels, of_chunk,
-            row + (index - w) * BLOCK, chunk > 0);
+        multiply<v.taps>(x + (index * ADVANCE_W + v.first - left) * COLUMN, along_d, along_h, h.taps, channels,
+            of_chunk, row + (index - w) * BLOCK, chunk > 0);
 }
 
 // What is given per channel, for a block of features.
@@ -345,9 +357,10 @@ struct Fold {
 struct Folds {
     double total[BLOCK];
     explicit Folds(index_t count) { std::fill(total, total + count, 0.0); }
-    void take(const Compute* __restrict__ value, index_t count) {
+    void take(const Compute* __restrict__ value, index_t count, index_t rows = 1, index_t pitch = 0) {
+        for (index_t r = 0; r < rows; ++r)
 #pragma omp simd
-        for (index_t e = 0; e < count; ++e) total[e] += value[e];
+            for (index_t e = 0; e < count; ++e) total[e] += value[r * pitch + e];
     }
     Fold of(index_t e) const { return {total[e]}; }
 };
@@ -400,23 +413,31 @@ void strip(const Call& call, long long task, Scratch& own) {
         const Channels of(call, first_feature, features);
         Folds total(BLOCK);
         const int count = last_w - first_w;
-        for (int d = first_d; d < last_d; ++d)
+        for (int band_d = first_d; band_d < last_d; band_d += BAND_D)
             for (int band_h = first_h; band_h < last_h; band_h += BAND_H) {
+                const int last_band_d = smaller(band_d + BAND_D, last_d);
                 const int last_band_h = smaller(band_h + BAND_H, last_h);
+                const int begin_d = band_d, end_d = last_band_d;
+                const int begin_h = band_h, end_h = last_band_h;
                 for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK)    // its weights are at hand for all rows
+                    for (int i = begin_d; i < end_d; ++i)
+                        for (int j = begin_h; j < end_h; ++j) {
+                            const Phase &of_d = PHASES_D[i % STRIDE_D], &of_h = PHASES_H[j % STRIDE_H];
+                            const int row_d = i / STRIDE_D * ADVANCE_D + of_d.first - left_d;
+                            const int row_h = j / STRIDE_H * ADVANCE_H + of_h.first - left_h;
+                            Compute* row = band + ((i - begin_d) * ROWS_H + j - begin_h) * PITCH * BLOCK;
+                            const Compute* first = staged + row_d * PLANE + row_h * ROW;
+                            const Inside along_d(of_d.taps, left_d + row_d, STEP_D, call.in_d);
+                            const Inside along_h(of_h.taps, left_h + row_h, STEP_H, call.in_h);
+                            convolve(first, of_d, of_h, along_d, along_h, from_w, to_w - from_w, left_w, chunk, weights,
+                                row);
+                            if (chunk + CHUNK >= CHANNELS) before(call, of, row, to_w - from_w);
+                        }
+                for (int d = band_d; d < last_band_d; ++d)
                     for (int h = band_h; h < last_band_h; ++h) {
-                        const Phase &of_d = PHASES_D[d % STRIDE_D], &of_h = PHASES_H[h % STRIDE_H];
-                        const int row_d = d / STRIDE_D * ADVANCE_D + of_d.first - left_d;
-                        const int row_h = h / STRIDE_H * ADVANCE_H + of_h.first - left_h;
-                        Compute* row = band + (h - band_h) * PITCH * BLOCK;
-                        const Compute* first = staged + row_d * PLANE + row_h * ROW;
-                        convolve(first, of_d, of_h, from_w, count, left_w, chunk, weights, row);
-                        if (chunk + CHUNK >= CHANNELS) before(call, of, row, count);
+                        const Compute* results = band + ((d - begin_d) * ROWS_H + h - begin_h) * PITCH * BLOCK;
+                        for (int n = 0; n < count; ++n) total.take(results + n * BLOCK, BLOCK);
                     }
-                for (int h = band_h; h < last_band_h; ++h) {
-                    const Compute* results = band + (h - band_h) * PITCH * BLOCK;
-                    for (int n = 0; n < count; ++n) total.take(results + n * BLOCK, BLOCK);
-                }
             }
         for (int f = 0; f < features; ++f) all.merge(total.of(f));
     }
@@ -488,7 +509,7 @@ def library() -> ctypes.CDLL:
     capability = torch.backends.cpu.get_cpu_capability()
     wide = ["-mprefer-vector-width=512"] if capability == "AVX512" else []
     path = load_inline(
-        name=f"fused_conv_avg_sigmoid_sum_5f6e92a4_{capability}",
+        name=f"fused_conv_avg_sigmoid_sum_0b5fe923_{capability}",
         cpp_sources=[FUSED_CONV_AVG_SIGMOID_SUM, FUSED_CONV_AVG_SIGMOID_SUM_LAUNCHER],
         extra_cflags=[
             "-std=c++17",
@@ -646,9 +667,11 @@ def fused_conv_avg_sigmoid_sum(x: torch.Tensor, w: torch.Tensor, bias: torch.Ten
 
 # What the kernels were made for; a model that is configured otherwise runs its original forward.
 MADE_FOR = {
+    "parameters and buffers": (),
     "conv": (
         "torch.Conv2d",
         {
+            "parameters and buffers": ("weight", "bias"),
             "in_channels": 8,
             "out_channels": 64,
             "kernel_size": (3, 3),
@@ -664,6 +687,7 @@ MADE_FOR = {
     "pool": (
         "torch.AvgPool2d",
         {
+            "parameters and buffers": (),
             "kernel_size": 4,
             "stride": 4,
             "padding": 0,
@@ -680,12 +704,17 @@ CONTAINERS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
+def tensor_names(module: torch.nn.Module) -> tuple[str, ...]:
+    """The parameters and buffers that a module has."""
+    return tuple(n for n, t in (*module._parameters.items(), *module._buffers.items()) if t is not None)
+
+
 def configuration(module: torch.nn.Module) -> dict:
     """What a forward may depend on besides tensors: what somebody gave a module, and the like of its submodules."""
     hides = type(module).__module__.startswith("torch.")  # what its private attributes hold follows from the others
     own = {n: value for n, value in vars(module).items() if n not in OF_ALL_MODULES and not (hides and n[0] == "_")}
     parts = {n: part if part is None else (named(part), configuration(part)) for n, part in module._modules.items()}
-    return {**own, **parts}
+    return {"parameters and buffers": tensor_names(module), **own, **parts}
 
 
 def named(module: torch.nn.Module) -> str:

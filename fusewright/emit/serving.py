@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from fusewright.codegen.aten import attribute
 from fusewright.codegen.text import fill
@@ -33,7 +34,11 @@ def serving(drafts: Sequence[Draft], parameters: str) -> list[str]:
         f"MADE_FOR = {configured.literal}",
         configured.text,
         "\n".join(
-            fill(support.STATE, weights=f"({held})", conditions=" and ".join([*_modes(first), configured.condition]))
+            fill(
+                support.STATE,
+                weights=f"({held})",
+                conditions=" and ".join([*_modes(first), configured.condition, *_shared(tensors)]),
+            )
         ),
         f"# Shapes and dtypes of these tensors.\nKINDS = [{kinds.rstrip(', ')}]",
         "\n".join(ordinary),
@@ -49,6 +54,14 @@ def _device(draft: Draft) -> list[str]:
     if draft.target == "cuda":
         condition += f" and {architecture(draft.program.kernels).condition}"
     return [f"if {condition}:", f'    return "{draft.target}"']
+
+
+def _shared(tensors: Mapping[str, Tensor]) -> Iterable[str]:
+    """That what was one tensor under several paths still is."""
+    first: dict[int, str] = {}
+    for path, tensor in tensors.items():
+        if first.setdefault(id(tensor), path) != path:
+            yield f"{attribute('model', path)} is {attribute('model', first[id(tensor)])}"
 
 
 def _modes(draft: Draft) -> list[str]:

@@ -154,12 +154,17 @@ CONTAINERS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
+def tensor_names(module: torch.nn.Module) -> tuple[str, ...]:
+    """The parameters and buffers that a module has."""
+    return tuple(n for n, t in (*module._parameters.items(), *module._buffers.items()) if t is not None)
+
+
 def configuration(module: torch.nn.Module) -> dict:
     """What a forward may depend on besides tensors: what somebody gave a module, and the like of its submodules."""
     hides = type(module).__module__.startswith("torch.")  # what its private attributes hold follows from the others
     own = {n: value for n, value in vars(module).items() if n not in OF_ALL_MODULES and not (hides and n[0] == "_")}
     parts = {n: part if part is None else (named(part), configuration(part)) for n, part in module._modules.items()}
-    return {**own, **parts}
+    return {"parameters and buffers": tensor_names(module), **own, **parts}
 
 
 def named(module: torch.nn.Module) -> str:
@@ -201,11 +206,16 @@ def held(value):
     return None if isinstance(value, (type, ModuleType, Logger, torch.Tensor)) else getattr(value, "__dict__", None)
 
 
+def tensor_names(module: torch.nn.Module) -> tuple[str, ...]:
+    """The parameters and buffers that a module has."""
+    return tuple(n for n, t in (*module._parameters.items(), *module._buffers.items()) if t is not None)
+
+
 def given(module: torch.nn.Module) -> dict:
     """What somebody gave a module; what PyTorch's own modules keep to themselves follows from the rest."""
     hides = type(module).__module__.startswith("torch.")
     own = {n: part for n, part in vars(module).items() if n not in OF_ALL_MODULES and not (hides and n[0] == "_")}
-    return {**own, **module._modules}
+    return {"parameters and buffers": tensor_names(module), **own, **module._modules}
 
 
 def described(value, above=()):

@@ -305,6 +305,33 @@ def test_attributes_that_a_file_cannot_compare(tmp_path: Path) -> None:
             write(path)
 
 
+def test_tensors_that_are_there_or_are_one(tmp_path: Path) -> None:
+    """A bias or a parameter more or less, and weights that are tied or not, leave no trace in plain attributes."""
+    init = (
+        "self.conv, self.first = nn.Conv2d(3, 8, 3, bias=bias), nn.Linear(8, 8)\nself.second = nn.Linear(8, 8)\n"
+        "if tied:\n    self.second.weight = self.first.weight\nif scaled:\n    self.scale = nn.Parameter(torch.rand(8))"
+    )
+    forward = (
+        "def forward(self, x):\n    y = self.second(self.first(self.conv(x).relu().mean((2, 3))).relu())\n"
+        "    return y * self.scale if hasattr(self, 'scale') else y"
+    )
+    arguments = "bias=False, tied=True, scaled=True"
+    x = torch.rand(4, 3, 20, 24)
+    solution = _solution(tmp_path, forward, init, arguments, given="")
+    agrees(solution, solution.ModelNew(), x, kernels=True)
+    for other in ({"bias": True}, {"tied": False}, {"scaled": False}):
+        agrees(solution, solution.ModelNew(**other), x, kernels=False)
+    model = solution.ModelNew()
+    agrees(solution, model, x, kernels=True)
+    model.second.weight = nn.Parameter(torch.rand(8, 8))
+    agrees(solution, model, x, kernels=False)
+    model.second.weight = model.first.weight
+    model.conv.bias = nn.Parameter(torch.rand(8))
+    agrees(solution, model, x, kernels=False)
+    model.conv.bias = None
+    agrees(solution, model, x, kernels=True)
+
+
 def test_other_mode(normed: Any) -> None:
     agrees(normed, normed.ModelNew(3), torch.rand(4, 3, 20, 24), kernels=True)
     agrees(normed, normed.ModelNew(3).eval(), torch.rand(4, 3, 20, 24), kernels=False)
