@@ -50,7 +50,7 @@ def configuration(draft: Draft) -> Configuration:
         return Configuration(
             _literal(found), support.PLAIN_CONFIGURATION, "repr(configuration(model)) == repr(MADE_FOR)"
         )
-    return Configuration(_literal(_described(draft)), support.CONFIGURATION, "described(model) == MADE_FOR")
+    return Configuration(_literal(_described(draft)), support.CONFIGURATION, "repr(described(model)) == repr(MADE_FOR)")
 
 
 def _literal(found: object) -> str:

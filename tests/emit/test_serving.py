@@ -332,6 +332,23 @@ def test_tensors_that_are_there_or_are_one(tmp_path: Path) -> None:
     agrees(solution, model, x, kernels=True)
 
 
+@pytest.mark.parametrize("extra", ["[]", "None"])
+def test_the_order_of_parts_and_the_kinds_of_numbers(tmp_path: Path, extra: str) -> None:
+    init = (
+        "parts = {'scale': nn.Hardtanh(-1, 2), 'shift': nn.Softshrink(shift)}\nself.conv = nn.Conv2d(3, 8, 3)\n"
+        f"self.body = nn.Sequential(OrderedDict((name, parts[name]) for name in order))\nself.extra = {extra}"
+    )
+    forward = "def forward(self, x):\n    return self.body(self.conv(x)).mean((2, 3))"
+    arguments = "order=('scale', 'shift'), shift=0.0"
+    path = problem(tmp_path, init, forward, "[torch.rand(4, 3, 20, 24)]", arguments=arguments)
+    path.write_text("from collections import OrderedDict\n" + path.read_text())
+    solution, x = _standing_in(path), torch.rand(4, 3, 20, 24)
+    agrees(solution, solution.ModelNew(), x, kernels=True)
+    agrees(solution, solution.ModelNew(("shift", "scale")), x, kernels=False)
+    agrees(solution, solution.ModelNew(shift=-0.0), x, kernels=False)
+    agrees(solution, solution.ModelNew(shift=0), x, kernels=False)
+
+
 def test_other_mode(normed: Any) -> None:
     agrees(normed, normed.ModelNew(3), torch.rand(4, 3, 20, 24), kernels=True)
     agrees(normed, normed.ModelNew(3).eval(), torch.rand(4, 3, 20, 24), kernels=False)
