@@ -158,8 +158,9 @@ struct Call {
 };
 
 constexpr int PARTS = 1, PART = ceil_div(BLOCKS, PARTS);    // of the blocks of features
-// Rows of positions that are computed while the weights of a chunk are at hand.
-constexpr int BAND_H = 1, ROWS_D = 1, ROWS_H = BAND_H;
+// A band of results, and the rows of positions that it needs.
+constexpr int BAND_D = 1, BAND_H = 1;
+constexpr int ROWS_D = BAND_D, ROWS_H = BAND_H;
 
 // The weight in the order of use: packed[group][block][phase][chunk][d][h][channel][w][feature of the block].
 void pack(const Element* __restrict w, Compute* __restrict packed, int group, int block) {
@@ -421,26 +422,32 @@ void strip(const Call& call, long long task, Scratch& own) {
             const Compute* weights = call.packed + (group * BLOCKS + block) * (long long)WEIGHTS;
             const Channels of(call, first_feature, features);
             const int count = last_w - first_w;
-            for (int d = first_d; d < last_d; ++d)
+            for (int band_d = first_d; band_d < last_d; band_d += BAND_D)
                 for (int band_h = first_h; band_h < last_h; band_h += BAND_H) {
+                    const int last_band_d = smaller(band_d + BAND_D, last_d);
                     const int last_band_h = smaller(band_h + BAND_H, last_h);
+                    const int begin_d = band_d, end_d = last_band_d;
+                    const int begin_h = band_h, end_h = last_band_h;
                     for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK)    // its weights are at hand for all rows
+                        for (int i = begin_d; i < end_d; ++i)
+                            for (int j = begin_h; j < end_h; ++j) {
+                                const Phase &of_d = PHASES_D[i % STRIDE_D], &of_h = PHASES_H[j % STRIDE_H];
+                                const int row_d = i / STRIDE_D * ADVANCE_D + of_d.first - left_d;
+                                const int row_h = j / STRIDE_H * ADVANCE_H + of_h.first - left_h;
+                                Compute* row = band + ((i - begin_d) * ROWS_H + j - begin_h) * PITCH * BLOCK;
+                                const Compute* first = staged + row_d * PLANE + row_h * ROW;
+                                const Inside along_d(of_d.taps, left_d + row_d, STEP_D, call.in_d);
+                                const Inside along_h(of_h.taps, left_h + row_h, STEP_H, call.in_h);
+                                convolve(first, of_d, of_h, along_d, along_h, from_w, to_w - from_w, left_w, chunk, weights,
+                                    row);
+                                before(call, of, row, to_w - from_w);
+                            }
+                    for (int d = band_d; d < last_band_d; ++d)
                         for (int h = band_h; h < last_band_h; ++h) {
-                            const Phase &of_d = PHASES_D[d % STRIDE_D], &of_h = PHASES_H[h % STRIDE_H];
-                            const int row_d = d / STRIDE_D * ADVANCE_D + of_d.first - left_d;
-                            const int row_h = h / STRIDE_H * ADVANCE_H + of_h.first - left_h;
-                            Compute* row = band + (h - band_h) * PITCH * BLOCK;
-                            const Compute* first = staged + row_d * PLANE + row_h * ROW;
-                            const Inside along_d(of_d.taps, left_d + row_d, STEP_D, call.in_d);
-                            const Inside along_h(of_h.taps, left_h + row_h, STEP_H, call.in_h);
-                            convolve(first, of_d, of_h, along_d, along_h, from_w, count, left_w, chunk, weights, row);
-                            before(call, of, row, count);
+                            const Compute* results = band + ((d - begin_d) * ROWS_H + h - begin_h) * PITCH * BLOCK;
+                            Folds* over = own.over.data() + ((d - first_d) * STRIP_H + h - first_h) * OVER;
+                            take_features(results, count, features, over);
                         }
-                    for (int h = band_h; h < last_band_h; ++h) {
-                        const Compute* results = band + (h - band_h) * PITCH * BLOCK;
-                        Folds* over = own.over.data() + ((d - first_d) * STRIP_H + h - first_h) * OVER;
-                        take_features(results, count, features, over);
-                    }
                 }
         }
     }

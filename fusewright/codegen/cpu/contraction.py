@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 import torch
@@ -262,9 +262,16 @@ class _Writer:
 
     @property
     def band(self) -> tuple[int, int]:
-        """Results along d and h whose windows are pooled from the same positions: all where windows overlap."""
-        d, h = (s if k > t else 1 for s, (k, t, _) in zip(self.s.strip, pooling(self.c)[:2], strict=False))
-        return d, h
+        """Results along d and h that are computed together: all where windows overlap, and as many positions as the
+        weights of a chunk of channels are worth fetching for."""
+        depth, height, width = self.s.strip
+        if self.c.window is not None:
+            d, h = (s if k > t else 1 for s, (k, t, _) in zip(self.s.strip, pooling(self.c)[:2], strict=False))
+            return d, h
+        if self.s.chunk >= self.c.channels:
+            return 1, 1
+        h = min(height, ceil(ENOUGH / width))
+        return min(depth, ceil(ENOUGH / (h * width))) if h == height else 1, h
 
     def _call(self) -> Lines:
         """What a call is given."""
@@ -284,19 +291,15 @@ class _Writer:
         parts = [
             f"constexpr int PARTS = {self.s.parts}, PART = ceil_div(BLOCKS, PARTS);    // of the blocks of features"
         ]
+        bands = [
+            "// A band of results, and the rows of positions that it needs.",
+            f"constexpr int BAND_D = {d}, BAND_H = {h};",
+        ]
         if self.c.window is None:
-            return ["", *parts, "// Rows of positions that are computed while the weights of a chunk are at hand.",
-                    f"constexpr int BAND_H = {self._rows}, ROWS_D = 1, ROWS_H = BAND_H;"]  # fmt: skip
-        return ["", *parts, "// A band of results, and the rows of positions that it needs.",
-                f"constexpr int BAND_D = {d}, BAND_H = {h};",
+            return ["", *parts, *bands, "constexpr int ROWS_D = BAND_D, ROWS_H = BAND_H;"]
+        return ["", *parts, *bands,
                 "constexpr int ROWS_D = (BAND_D - 1) * POOL_STRIDE_D + POOL_D;",
                 "constexpr int ROWS_H = (BAND_H - 1) * POOL_STRIDE_H + POOL_H;"]  # fmt: skip
-
-    @property
-    def _rows(self) -> int:
-        """Rows of positions that share what is fetched for each chunk of channels."""
-        _, h, w = self.s.strip
-        return 1 if self.s.chunk >= self.c.channels else min(h, -(-ENOUGH // w))
 
     def _pack(self) -> Lines:
         c = self.c
@@ -324,14 +327,16 @@ class _Writer:
         e = self.epilogue
         pooled = self.c.window is not None
         last = "" if self.s.chunk >= self.c.channels else "if (chunk + CHUNK >= CHANNELS) "
-        count = "to_w - from_w" if pooled else "count"
-        before = [f"{last}before({e.arguments}, row, {count});"] if e.has_before else []
+        before = [f"{last}before({e.arguments}, row, to_w - from_w);"] if e.has_before else []
         after = [f"after({e.arguments}, results, count);"] if self.c.after is not None else []
-        rows = self._positions("band", "begin", "end") if pooled else []
         bands = fill(
-            texts.BAND_OF_WINDOWS if pooled else texts.BAND_OF_POSITIONS,
-            rows=rows[:2], before=before, after=after, take=e.take(),
-        )  # fmt: skip
+            texts.BANDS,
+            rows=self._positions("band", "begin", "end")[:2],
+            before=before,
+            results=fill(texts.POOLED if pooled else texts.POSITIONS),
+            after=after,
+            take=e.take(),
+        )
         channels = e.kind == "channels"
         opened = ["const Channels of(call, first_feature, features);"] if e.channel_operands else []
         group = fill(

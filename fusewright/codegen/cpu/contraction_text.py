@@ -250,32 +250,7 @@ for (int block = part * PART; block < smaller(part * PART + PART, BLOCKS); ++blo
 }
 """
 
-# Without a pooling, positions are the results.
-BAND_OF_POSITIONS = """
-const int count = last_w - first_w;
-for (int d = first_d; d < last_d; ++d)
-    for (int band_h = first_h; band_h < last_h; band_h += BAND_H) {
-        const int last_band_h = smaller(band_h + BAND_H, last_h);
-        for (int chunk = 0; chunk < CHANNELS; chunk += CHUNK)    // its weights are at hand for all rows
-            for (int h = band_h; h < last_band_h; ++h) {
-                const Phase &of_d = PHASES_D[d % STRIDE_D], &of_h = PHASES_H[h % STRIDE_H];
-                const int row_d = d / STRIDE_D * ADVANCE_D + of_d.first - left_d;
-                const int row_h = h / STRIDE_H * ADVANCE_H + of_h.first - left_h;
-                Compute* row = band + (h - band_h) * PITCH * BLOCK;
-                const Compute* first = staged + row_d * PLANE + row_h * ROW;
-                const Inside along_d(of_d.taps, left_d + row_d, STEP_D, call.in_d);
-                const Inside along_h(of_h.taps, left_h + row_h, STEP_H, call.in_h);
-                convolve(first, of_d, of_h, along_d, along_h, from_w, count, left_w, chunk, weights, row);
-                $before
-            }
-        for (int h = band_h; h < last_band_h; ++h) {
-            const Compute* results = band + (h - band_h) * PITCH * BLOCK;
-            $take
-        }
-    }
-"""
-
-BAND_OF_WINDOWS = """
+BANDS = """
 const int count = last_w - first_w;
 for (int band_d = first_d; band_d < last_d; band_d += BAND_D)
     for (int band_h = first_h; band_h < last_h; band_h += BAND_H) {
@@ -298,12 +273,18 @@ for (int band_d = first_d; band_d < last_d; band_d += BAND_D)
                 }
         for (int d = band_d; d < last_band_d; ++d)
             for (int h = band_h; h < last_band_h; ++h) {
-                Compute* results = own.results.data()->at;
-                pool(call, band, begin_d, begin_h, from_w, d, h, first_w, count, results);
+                $results
                 $after
                 $take
             }
     }
+"""
+
+# Without a pooling, positions are the results.
+POSITIONS = "const Compute* results = band + ((d - begin_d) * ROWS_H + h - begin_h) * PITCH * BLOCK;"
+POOLED = """
+Compute* results = own.results.data()->at;
+pool(call, band, begin_d, begin_h, from_w, d, h, first_w, count, results);
 """
 
 ENTRY = """

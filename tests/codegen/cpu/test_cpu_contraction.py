@@ -94,6 +94,8 @@ CASES = {
     "chunks over bands": Case((21, 7), 90, 33, (3, 3), padding=(1, 1), before=("relu",)),
     "logsumexp over channels": Case((2, 70), 4, 37, (1, 3), before=("scale",), fold="logsumexp", fold_dims="c"),
     "least of channels of groups": Case((3, 5), 2, 20, groups=3, fold="min", fold_dims="c", dtype=BF16),
+    "chunks over planes": Case((4, 3, 3), 70, 20, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), fold="mean",
+                               fold_dims="p"),
     "rows of all lengths": Case((3, 33), 4, 35, (1, 2), before=("gelu",), dtype=F16),
     "columns of one": Case((8, 1), 4, 6, (3, 1), fold="sum", fold_dims="p"),
     "one position": Case((3, 3), 4, 6, pool="max", window=(1, 1), step=(1, 1), batch=1),
@@ -321,9 +323,12 @@ def test_small_groups_lie_along_the_lanes(channels: int, features: int, taps: in
 
 def test_rows_share_the_weights_of_a_chunk() -> None:
     """Where there are several chunks, and rows are short."""
-    sources = [kernel(f, ways(f)[0]).source for f in (found(CASES["plain"]), found(CASES["chunks over bands"]))]
-    rows = [int(re.search(r"BAND_H = (\d+),", text).group(1)) for text in sources]  # type: ignore[union-attr]
-    assert rows[0] == 1 < rows[1]
+    bands = []
+    for name in ("plain", "chunks over bands", "chunks over planes"):
+        f = found(CASES[name])
+        text = kernel(f, ways(f, batch=16)[0]).source
+        bands.append([int(n) for n in re.findall(r"BAND_[DH] = (\d+)", text)])
+    assert bands[0] == [1, 1] and bands[1][1] > 1 and bands[2][0] > 1
 
 
 def test_taps_outside_of_the_image_are_left_out() -> None:
