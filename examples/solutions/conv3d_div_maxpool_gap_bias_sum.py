@@ -15,7 +15,9 @@ Verified on a CPU, with PyTorch's operations for the kernels, against float64: o
     (eager: 3.0e-08) and gradients are off by 1.7e-04 (eager: 1.7e-04) of their size.
 Not measured: there was no GPU; the kernels compile for sm_90.
 
-Made for: float32 (128, 8, 16, 64, 64), training mode; other calls run the original forward.
+Serves float32 (2 or more, 8, 8 to 32, 32 to 128, 32 to 128), in either mode of the model that
+get_init_inputs() describes. Other constructor arguments and other calls give the same results by the original
+forward.
 Written by fusewright 0.1.0.
 """
 

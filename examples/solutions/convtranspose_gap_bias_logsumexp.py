@@ -16,7 +16,8 @@ Verified on a CPU, with PyTorch's operations for the kernels, against float64: o
     (eager: 4.1e-08) and gradients are off by 2.3e-07 (eager: 4.5e-03) of their size.
 Not measured: there was no GPU; the kernels compile for sm_80 and sm_90.
 
-Made for: float32 (16, 64, 512, 512), training mode; other calls run the original forward.
+Serves float32 (2 or more, 64, 512, 512), in either mode of the model that get_init_inputs() describes. Other
+constructor arguments and other calls give the same results by the original forward.
 Written by fusewright 0.1.0.
 """
 
