@@ -119,9 +119,6 @@ __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.com
 template <int PENDING>
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING)); }
 
-// Have the 128 bytes around an address on their way to the level-2 cache.
-__device__ __forceinline__ void prefetch(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
-
 // Thread block clusters (sm_90): rank in the cluster, a barrier over it, and reading another block's shared memory.
 __device__ __forceinline__ unsigned cluster_rank() {
     unsigned rank;
@@ -446,18 +443,6 @@ __device__ __forceinline__ void sum_windows(const Element* x, Element* tile, int
     }
 }
 
-// Have what the cells of another tile cover on its way to the level-2 cache, which is nearer than memory.
-__device__ __forceinline__ void prefetch_input(const Element* x, int cell_d, int cell_h, int cell_w, int D, int H,
-                                               int W) {
-    constexpr int LINE = 128 / sizeof(Element), LINES = ceil_div((CELLS_W - 1) * MOVE_W + SPAN_W, LINE);
-    constexpr int OF_H = (CELLS_H - 1) * MOVE_H + SPAN_H, OF_D = (CELLS_D - 1) * MOVE_D + SPAN_D;
-    for (int i = threadIdx.x; i < BOX_C * OF_D * OF_H * LINES; i += THREADS) {
-        const int x_w = cell_w * MOVE_W + i % LINES * LINE, x_h = cell_h * MOVE_H + i / LINES % OF_H;
-        const int x_d = cell_d * MOVE_D + i / (LINES * OF_H) % OF_D, c = i / (LINES * OF_H * OF_D);
-        if (x_d < D && x_h < H && x_w < W) prefetch(x + ((c * D + x_d) * H + x_h) * W + x_w);
-    }
-}
-
 // Write the window sums that the cells of a block read, zeros for cells beyond the last.
 __device__ __forceinline__ int stage_input(const Element* x, Element* tile, int, int cell_d, int cell_h,
                                            int cell_w, int D, int H, int W) {
@@ -549,9 +534,6 @@ fused_conv_avg_sigmoid_sum(const float* __restrict__ x, const float* __restrict_
         copy_async_commit();
         copy_async_wait<0>();
         __syncthreads();
-        if (const int then = tile + parts; then < tiles)
-            prefetch_input(x_sample, then / (tiles_w * tiles_h) * CELLS_D, then / tiles_w % tiles_h * CELLS_H,
-                           then % tiles_w * CELLS_W, D, H, W);
         {
             Accumulators acc = {};
             accumulate<4, 1, 1, 1, 1>(acc, x_warp + shift, w_tile, feature_row);
@@ -633,7 +615,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_conv_avg_sigmoid_sum_19b9647c_{arch}",
+        name=f"fused_conv_avg_sigmoid_sum_ca3cf74e_{arch}",
         cpp_sources="",
         cuda_sources=[FAILURE, FUSED_CONV_AVG_SIGMOID_SUM, FUSED_CONV_AVG_SIGMOID_SUM_LAUNCHER],
         extra_cuda_cflags=[f"-arch={arch}", "-std=c++17"],

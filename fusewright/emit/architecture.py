@@ -38,6 +38,6 @@ class Architecture:
 def architecture(kernels: Iterable[Kernel]) -> Architecture:
     """What all of `kernels` run on."""
     kernels = list(kernels)
-    names = {getattr(kernel, "arch", "") for kernel in kernels} - {""}
+    names = {kernel.arch for kernel in kernels} - {""}
     assert len(names) <= 1, f"no device runs kernels for all of {names}"
     return Architecture(max((kernel.needs for kernel in kernels), default=0), "".join(names))
