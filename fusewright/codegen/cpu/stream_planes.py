@@ -1,4 +1,4 @@
-"""C++ of streams on a CPU whose windows run along short rows: whole planes lie along the lanes of vectors.
+"""C++ of streams on a CPU whose windows run along short rows: planes lie along the lanes of vectors.
 
 A row of seven results leaves most of a vector idle, and its ends are most of it.  Sixteen planes side by side fill the
 lanes whatever their size, and all of them ask at once where an image ends.
@@ -21,7 +21,7 @@ from fusewright.codegen.text import Lines, block, fill
 from fusewright.ir.node import Node
 from fusewright.schedule.stream import Read, Stream
 
-BLOCK = 16
+BLOCK = 16  # planes that are computed together
 SHORT = 128  # results of a row that are few
 MOST_LENGTH = 16384  # elements of a plane, of which the second cache holds BLOCK
 
@@ -113,7 +113,7 @@ class Planes(Values):
         self.pooled = list(range(lane + 1, len(s.axes)))
         reads = [r for r in s.reads if r.place in ("before", "after")]
         self.x = next(r for r in reads if _kind(r, lane, self.pooled) == "plane")
-        self.given = [r for r in reads if r is not self.x]
+        self.given = list({r.tensor: r for r in reads if r is not self.x}.values())
 
     def text(self) -> Lines:
         """The functions."""

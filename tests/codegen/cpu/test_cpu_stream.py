@@ -109,6 +109,11 @@ PLANES: dict[str, Callable[[torch.dtype], Node]] = {
     "per sample": lambda t: pointwise(
         "add", pool(inp(0, 3, 18, 7, 7, dtype=t), "min", (2, 2)), inp(1, 3, 1, 1, 1, dtype=t)
     ),
+    "an operand twice": lambda t: pointwise(
+        "mul",
+        pool(pointwise("mul", inp(0, 2, 21, 5, 6, dtype=t), inp(1, 21, 1, 1, dtype=t)), "max", (2, 2)),
+        inp(1, 21, 1, 1, dtype=t),
+    ),
     "one dimension": lambda t: pool(inp(0, 5, 33, 11, dtype=t), "min", (3,), 2),
     "three dimensions": lambda t: pool(inp(0, 2, 17, 4, 5, 6, dtype=t), "max", (2, 3, 2), 1, 1),
     "borders": lambda t: pool(
