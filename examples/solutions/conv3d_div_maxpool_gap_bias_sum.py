@@ -618,12 +618,12 @@ def library(device: int) -> ctypes.CDLL:
 
     Plain C functions, called through ctypes: compiling PyTorch's C++ headers would take most of a minute.
     """
-    arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_conv_max_mean_div_add_sum_7c7a2618_{arch}",
+        name=f"fused_conv_max_mean_div_add_sum_7c7a2618_sm_{arch}",
         cpp_sources="",
         cuda_sources=[FAILURE, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM_LAUNCHER],
-        extra_cuda_cflags=[f"-arch={arch}", "-std=c++17"],
+        extra_cuda_cflags=[f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17"],
         no_implicit_headers=True,
         is_python_module=False,
     )

@@ -364,9 +364,9 @@ def library(device: int) -> ctypes.CDLL:
 
     Plain C functions, called through ctypes: compiling PyTorch's C++ headers would take most of a minute.
     """
-    arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_rangesum_44423bc0_{arch}",
+        name=f"fused_rangesum_44423bc0_sm_{arch}",
         cpp_sources="",
         cuda_sources=[
             FAILURE,
@@ -379,7 +379,7 @@ def library(device: int) -> ctypes.CDLL:
             FUSED_LINEAR_ADD_LOGSUMEXP_MUL_LAUNCHER,
             "}",
         ],
-        extra_cuda_cflags=[f"-arch={arch}", "-std=c++17"],
+        extra_cuda_cflags=[f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17"],
         no_implicit_headers=True,
         is_python_module=False,
     )

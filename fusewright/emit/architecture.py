@@ -27,8 +27,9 @@ class Architecture:
 
     @property
     def of_device(self) -> str:
-        """Python of the architecture that ``device`` is compiled for."""
-        return f'"{self.name}"' if self.name else '"sm_{}{}".format(*torch.cuda.get_device_capability(device))'
+        """Python of the number of the architecture that ``device`` is compiled for: ``"90"``, ``"90a"``."""
+        number = self.name.removeprefix("sm_")
+        return f'"{number}"' if number else '"{}{}".format(*torch.cuda.get_device_capability(device))'
 
     def among(self, capabilities: Sequence[int]) -> list[str]:
         """The architectures of devices of these capabilities that the kernels run on."""

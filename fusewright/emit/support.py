@@ -9,10 +9,10 @@ def $library(device: int) -> ctypes.CDLL:
     """
     arch = $arch
     path = load_inline(
-        name=f"${extension}_{arch}",
+        name=f"${extension}_sm_{arch}",
         cpp_sources="",
         cuda_sources=[$sources],
-        extra_cuda_cflags=[f"-arch={arch}", "-std=c++17"],
+        extra_cuda_cflags=[f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17"],
         no_implicit_headers=True,
         is_python_module=False,
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from solutions import cuda_source, load, problem, write
+from solutions import cuda_source, draft, load, nvcc, problem, text_of, write
 
+from fusewright.codegen import cuda
 from fusewright.emit import building, serving
 from fusewright.emit.architecture import Architecture, architecture
 
@@ -42,4 +44,25 @@ def test_a_file_is_for_its_kernels_architecture(
         solution.kernels_for.cache_clear()
         assert solution.kernels_for(torch.device("cuda", 0)) == ("cuda" if served else "")
     _, options = cuda_source(load(Path(solution.__file__)), (9, 0))
-    assert f"-arch={found.name or 'sm_90'}" in options
+    number = "90a" if named else "90"
+    assert f"-gencode=arch=compute_{number},code=sm_{number}" in options
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
+def test_a_file_with_a_kernel_for_one_architecture_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is written on a GPU that has what such a kernel needs."""
+    options = cuda.options
+
+    def of_hopper(*arguments: Any, **named: Any) -> list[dict[str, Any]]:
+        found = options(*arguments, **{**named, "capability": 90})
+        return sorted(found, key=lambda option: "warpgroup" not in option)
+
+    monkeypatch.setattr(cuda, "options", of_hopper)
+    forward = "def forward(self, x):\n    return self.conv(x).relu().mean((2, 3))"
+    path = problem(tmp_path, "self.conv = nn.Conv2d(64, 128, 3)", forward, "[torch.rand(64, 64, 66, 66)]")
+    made = draft(path, kernels="always")
+    (kernel,) = made.program.kernels
+    assert kernel.arch == "sm_90a"
+    solution = tmp_path / "solution.py"
+    solution.write_text(text_of(made))
+    nvcc(*cuda_source(load(solution)), tmp_path)
