@@ -366,7 +366,10 @@ __device__ __forceinline__ void load_row(Compute (&v)[SPAN_W], const Element* fr
 }
 
 // The window sums of one row of x along w, one per tap.
-__device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Compute (&v)[SPAN_W]) {
+template <bool ALIGNED>
+__device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Element* from) {
+    Compute v[SPAN_W];
+    load_row<ALIGNED>(v, from);
     Sum middle;    // of what belongs to all windows
 #pragma unroll
     for (int at = 0; at < SPAN_W; ++at)
@@ -382,8 +385,7 @@ __device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Compu
     }
 }
 
-// A thread goes down a strip of cells and keeps the sums of rows that the next cell reads as well; the rows that only
-// the next one reads are on their way while this one's are added.
+// A thread goes down a strip of cells and keeps the sums of rows that the next cell reads as well.
 template <bool ALIGNED>
 __device__ __forceinline__ void sum_windows(const Element* x, Element* tile, int cell_d, int cell_h, int cell_w,
                                             int D, int H, int W) {
@@ -392,37 +394,19 @@ __device__ __forceinline__ void sum_windows(const Element* x, Element* tile, int
         const int w = i % CELLS_W, first = i / CELLS_W % STRIPS * STRIP, d = i / (CELLS_W * STRIPS) % CELLS_D;
         const int c = i / (CELLS_W * STRIPS * CELLS_D);
         const int x_d = (cell_d + d) * MOVE_D, x_w = (cell_w + w) * MOVE_W;
-        const Element* const from = x + ((c * D + x_d) * H + (cell_h + first) * MOVE_H) * W + x_w;
-        // Cells of the strip whose windows lie within x.
-        const int whole = x_d + SPAN_D <= D && x_w + SPAN_W <= W ? (H - SPAN_H) / MOVE_H + 1 - cell_h - first : 0;
-        Compute rows[SPAN_D][SPAN_H][BOX_TAPS_W], fresh[SPAN_D][SPAN_H - SHARED][SPAN_W];
-        if (whole > 0) {
-            Compute shared[SPAN_D][SHARED + 1][SPAN_W];
-#pragma unroll
-            for (int rd = 0; rd < SPAN_D; ++rd)
-#pragma unroll
-                for (int rh = 0; rh < SPAN_H; ++rh)
-                    load_row<ALIGNED>(rh < SHARED ? shared[rd][rh] : fresh[rd][rh - SHARED], from + (rd * H + rh) * W);
-#pragma unroll
-            for (int rd = 0; rd < SPAN_D; ++rd)
-#pragma unroll
-                for (int rh = 0; rh < SHARED; ++rh) sum_row(rows[rd][rh], shared[rd][rh]);
-        }
+        Compute rows[SPAN_D][SPAN_H][BOX_TAPS_W];
 #pragma unroll 1
-        for (int h = 0; h < STRIP; ++h) {
+        for (int h = first; h < first + STRIP; ++h) {
+            const int x_h = (cell_h + h) * MOVE_H;
             // Rows that belong to the windows of all taps are added once, and to every window at the end.
             Sum box[BOX_TAPS_D][BOX_TAPS_H][BOX_TAPS_W], common[BOX_TAPS_W];
-            if (h < whole) {
+            if (x_d + SPAN_D <= D && x_h + SPAN_H <= H && x_w + SPAN_W <= W) {
+                const Element* const from = x + ((c * D + x_d) * H + x_h) * W + x_w;
 #pragma unroll
                 for (int rd = 0; rd < SPAN_D; ++rd)
 #pragma unroll
-                    for (int rh = SHARED; rh < SPAN_H; ++rh) sum_row(rows[rd][rh], fresh[rd][rh - SHARED]);
-                if (h + 1 < STRIP && h + 1 < whole)
-#pragma unroll
-                    for (int rd = 0; rd < SPAN_D; ++rd)
-#pragma unroll
-                        for (int rh = SHARED; rh < SPAN_H; ++rh)
-                            load_row<ALIGNED>(fresh[rd][rh - SHARED], from + (rd * H + (h + 1) * MOVE_H + rh) * W);
+                    for (int rh = 0; rh < SPAN_H; ++rh)
+                        if (rh >= SHARED || h == first) sum_row<ALIGNED>(rows[rd][rh], from + (rd * H + rh) * W);
 #pragma unroll
                 for (int rd = 0; rd < SPAN_D; ++rd)
 #pragma unroll
@@ -448,8 +432,7 @@ __device__ __forceinline__ void sum_windows(const Element* x, Element* tile, int
 #pragma unroll
                         for (int tw = 0; tw < BOX_TAPS_W; ++tw) rows[rd][rh][tw] = rows[rd][rh + MOVE_H][tw];
             }
-            Element* to = tile + c * BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W * X_CHANNEL;
-            to += (d * CELLS_H + first + h) * CELLS_W + w;
+            Element* to = tile + c * BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W * X_CHANNEL + (d * CELLS_H + h) * CELLS_W + w;
 #pragma unroll
             for (int tap = 0; tap < BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W; ++tap) {
                 Sum sum = box[tap / (BOX_TAPS_W * BOX_TAPS_H)][tap / BOX_TAPS_W % BOX_TAPS_H][tap % BOX_TAPS_W];
@@ -632,7 +615,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_conv_avg_sigmoid_sum_7c005e93_sm_{arch}",
+        name=f"fused_conv_avg_sigmoid_sum_ca3cf74e_sm_{arch}",
         cpp_sources="",
         cuda_sources=[FAILURE, FUSED_CONV_AVG_SIGMOID_SUM, FUSED_CONV_AVG_SIGMOID_SUM_LAUNCHER],
         extra_cuda_cflags=[f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17"],

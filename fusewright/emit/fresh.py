@@ -238,8 +238,8 @@ class Check:
                     )
 
     def other_lengths(self, reference: torch.nn.Module, new: torch.nn.Module, inputs: Any) -> None:
-        """The same on inputs of the other lengths that the file says it serves, a shorter and a longer one."""
-        for share in (0.1, 0.5):
+        """The same on inputs of the other lengths that the file says it serves: two short ones, for the time it takes."""
+        for share in (0.0, 0.2):
             lengths = {dim: low + int(share * (high - low)) + 1 for dim, low, high in self.sides}
             before = self.ran
             if lengths:
