@@ -238,7 +238,7 @@ class Check:
                     )
 
     def other_lengths(self, reference: torch.nn.Module, new: torch.nn.Module, inputs: Any) -> None:
-        """The same on inputs of the other lengths that the file says it serves: two short ones, for the time it takes."""
+        """The same on inputs of other lengths that the file says it serves, short ones for the time that it takes."""
         for share in (0.0, 0.2):
             lengths = {dim: low + int(share * (high - low)) + 1 for dim, low, high in self.sides}
             before = self.ran
