@@ -24,7 +24,7 @@ from fusewright.schedule.warpgroup import shortlist as warpgroup_shortlist
 
 # So many tilings of a contraction are worth measuring; so many tiles of warpgroups, and tilings then.
 WORTH_MEASURING = 14
-OF_WARPGROUPS, BESIDE_WARPGROUPS = 10, 6
+OF_WARPGROUPS, BESIDE_WARPGROUPS = 14, 6
 
 # Of the best so many, also the form in which one cluster of blocks finishes a sample in the same launch.
 WORTH_CLUSTERING = 4
