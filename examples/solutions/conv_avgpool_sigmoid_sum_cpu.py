@@ -701,7 +701,8 @@ MADE_FOR = {
 }
 
 
-OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))  # their parameters, submodules, hooks and mode
+# Parameters, submodules, hooks and mode, and what torch.compile leaves with a module that it is given.
+OF_ALL_MODULES = frozenset(vars(torch.nn.Module())) | {"_is_torch_compile"}
 CONTAINERS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 

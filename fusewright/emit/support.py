@@ -149,7 +149,8 @@ LIBRARIES = {"cuda": CUDA_LIBRARY, "cpu": CPU_LIBRARY}
 
 # For a model of plain values that cannot change by themselves: it changes where a module gets another object.
 PLAIN_CONFIGURATION = '''
-OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))  # their parameters, submodules, hooks and mode
+# Parameters, submodules, hooks and mode, and what torch.compile leaves with a module that it is given.
+OF_ALL_MODULES = frozenset(vars(torch.nn.Module())) | {"_is_torch_compile"}
 CONTAINERS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -185,7 +186,8 @@ def views(model: Model) -> list:
 
 # For one that holds containers, objects or functions.
 CONFIGURATION = '''
-OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))  # their parameters, submodules, hooks and mode
+# Parameters, submodules, hooks and mode, and what torch.compile leaves with a module that it is given.
+OF_ALL_MODULES = frozenset(vars(torch.nn.Module())) | {"_is_torch_compile"}
 CONTAINERS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 

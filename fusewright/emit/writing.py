@@ -37,6 +37,7 @@ from fusewright.runtime import nvrtc
 from fusewright.runtime.cache import write_atomic
 from fusewright.schedule.wishes import Wishes
 from fusewright.tree import flat_tensors
+from fusewright.verification.numerics import tf32_allowed
 
 Progress = Callable[[str], None]
 
@@ -91,14 +92,34 @@ def write_solution(
     `targets` are where it is made to run, ``"cuda"``, ``"cpu"`` or both; for the former without a GPU everything is
     done by estimate and the kernels are compiled as a check.  On one that is here, the file is `timed` as well.
 
+    A file whose tf32 keeps it from what eager computes, to the tolerance of the field's harness, is made once more
+    without tf32.
+
     Raises `UnsupportedError` where there is nothing to write or nowhere to write it to, and `FusewrightError` where
     the file turned out to be wrong.
     """
     check_output(path, problem.path, force)
+    try:
+        return _written(problem, path, options, targets, timed, progress)
+    except Differs:
+        if options.precision != "eager" or "cuda" not in targets or not any(tf32_allowed("eager")):
+            raise
+        # Eager may use tf32 and often does not: then only kernels without it are as close as the field asks for.
+        progress("once more without tf32, which eager does not use here")
+        return _written(problem, path, replace(options, precision="fp32"), targets, timed, progress)
+
+
+def _written(
+    problem: Problem, path: Path, options: Options, targets: Collection[str], timed: bool, progress: Progress
+) -> Written:
     drafts = _drafts(problem, options, targets, progress)
     checked = [_compiled(draft, progress) if _absent(draft.target) else Checked() for draft in drafts]
     checked = _placed(drafts, checked, path, timed, progress)
     return Written(path, tuple(draft.plan for draft in drafts), tuple(checked))
+
+
+class Differs(FusewrightError):
+    """A file does not compute what eager does to the field's tolerance, be it as exact or more so."""
 
 
 class NothingGained(UnsupportedError):
@@ -321,5 +342,6 @@ def tried(
         raise FusewrightError(f"the solution file does not run in a fresh process: {last}")
     facts: dict[str, Any] = json.loads(lines[-1])
     if not facts.pop("ok"):
-        raise FusewrightError(f"the solution file is wrong and was not kept: {facts['reason']}")
+        kind = Differs if facts.get("differs") else FusewrightError
+        raise kind(f"the solution file is wrong and was not kept: {facts['reason']}")
     return facts

@@ -22,8 +22,8 @@ from torch import nn
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = ("_parameters", "_buffers", "_modules")
-# What every module carries for PyTorch's own use.
-_INTERNAL = frozenset(vars(nn.Module())) - {"training"}
+# What modules carry for PyTorch's own use; `torch.compile` leaves the last with the module that it is given.
+_INTERNAL = frozenset(vars(nn.Module())) - {"training"} | {"_is_torch_compile"}
 # Whole worlds hang on these, and no model's result.
 _NAMED = (type, ModuleType, Logger)
 _PLAIN = (bool, int, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)

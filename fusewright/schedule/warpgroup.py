@@ -292,7 +292,7 @@ def _divisors(n: int) -> list[int]:
     return [k for k in range(1, n + 1) if n % k == 0]
 
 
-# Fitted to the 250 kernels of benchmarks/results/h200_warpgroups.json: cycles of a step, of a round of its staging and
+# Fitted to the kernels of benchmarks/results/h200_warpgroups.json: cycles of a step, of a round of its staging and
 # of a warp's part in that; of one accumulator's way through what follows; bytes per cycle that one multiprocessor gets
 # from the level-2 cache.
 STEP, ROUND, STAGED_BY_WARP, VALUE, STREAMED = 900.0, 400.0, 12.4, 5.6, 14.0

@@ -14,21 +14,24 @@ from math import ceil, prod
 
 import torch
 
-from fusewright.codegen.contraction_shapes import shapes
-from fusewright.codegen.contraction_sizes import lengths
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import contraction_box, contraction_layout, contraction_multiply_text, contraction_text
 from fusewright.codegen.cuda.contraction_epilogue import Epilogue
-from fusewright.codegen.cuda.contraction_finish import operands
+from fusewright.codegen.cuda.contraction_record import (
+    LARGEST_CLUSTER,
+    cluster_of,
+    may_join,
+    parameters,
+    place,
+    record,
+    spread_over,
+)
 from fusewright.codegen.cuda.contraction_weights import Weights
 from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.text import Lines, fill, indent
-from fusewright.kernel import Argument, Kernel, Launch, spread
+from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import Contraction, Phase
-from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, blocks_per_sm, paired
-
-# Blocks that may work on one sample and join their results in shared memory: the portable size of a cluster.
-LARGEST_CLUSTER = 8
+from fusewright.schedule.tiling import Tiling, blocks_per_sm, paired
 
 
 def generate(c: Contraction, t: Tiling, name: str, reference: str, *, tf32: bool, blocks: int | None = None) -> Kernel:
@@ -36,17 +39,15 @@ def generate(c: Contraction, t: Tiling, name: str, reference: str, *, tf32: bool
 
     With `blocks`, as `blocks_per_sample` gives them, the blocks of a sample form a cluster and finish it in one launch.
     """
-    return _Writer(c, t, name, reference, tf32, blocks).kernel()
+    return record(_Writer(c, t, name, reference, tf32, blocks))
 
 
 def blocks_per_sample(c: Contraction, t: Tiling, samples: int, cells: tuple[int, int, int]) -> int | None:
     """How many blocks a cluster should have for `samples` samples, each of so many cells; `None`: no cluster fits."""
     writer = _Writer(c, t, "", "", True)
-    one_block = c.op.groups * writer.m_blocks == 1 and t.warps & (t.warps - 1) == 0
-    if not (c.over_positions and one_block):
+    if not may_join(writer):
         return None
-    tiles = prod(ceil(n / k) for n, k in zip(cells, t.cells, strict=True))
-    blocks = spread(samples, tiles, MULTIPROCESSORS * writer.per_sm)
+    blocks = spread_over(writer, samples, cells)
     return blocks if blocks <= LARGEST_CLUSTER else None
 
 
@@ -128,47 +129,6 @@ class _Writer:
         """Blocks that share a multiprocessor, which bounds the registers the compiler may use."""
         return max(1, blocks_per_sm(self.c, self.t, self.shared, split=self.flavour == "tf32x3"))
 
-    # -- the record --------------------------------------------------------------------------------------------------
-
-    def kernel(self) -> Kernel:
-        n = self.c.x.ndim - 2
-        axes = "dhw"[3 - n :]
-        into, out, cells = lengths(self.c)
-        tiles = " * ".join(f"ceil_div({cells[a]}, {k})" for a, k in zip("dhw", self.t.cells, strict=True))
-        z = self.c.op.groups * self.m_blocks
-        slots = MULTIPROCESSORS * self.per_sm
-        splits = f"spread(N * {z}, {tiles}, {slots}{'' if self.epilogue.closes else f', {slots}'})"
-        if self.blocks is not None:
-            splits = str(self.blocks)
-        results = self.epilogue.results(self.name, splits, cells, out)
-        names = tuple(operands(self.c).values())
-        own = [self._pointer(n) for n in names if n not in self.epilogue.names_of_finish]
-        numbers = [Argument("int", along[a]) for along in (into, out, cells) for a in "dhw"]
-        arguments = (*(Argument("pointer", o) for o in (*own, self.epilogue.target)), *numbers)
-        cluster = self.blocks or 1
-        grid = ("N", splits, str(z)) if self.blocks is None else (f"N * {cluster}", "1", "1")
-        first = Launch(self.name, arguments, grid, self.threads, self.shared, cluster)
-        before = (self.weights.launch(self.name),) if self.weights.packed else ()
-        packed = (self.weights.array,) if self.weights.packed else ()
-        return Kernel(
-            name=self.name,
-            source=self.source(),
-            operands=names,
-            layouts=(self.c.layout, *("contiguous",) * (len(names) - 1)),
-            dtypes=tuple(n.dtype for n in self.c.tensors),
-            shapes=shapes(self.c),
-            sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate(axes))),
-            output=results.output,
-            scratch=(*packed, *results.scratch),
-            launches=(*before, first, *results.launches),
-            reference=self.reference,
-            needs=90 if cluster > 1 else 80,
-        )
-
-    def _pointer(self, name: str) -> str:
-        """What the kernel reads in the place of an operand."""
-        return "packed" if name == "w" and self.weights.packed else name
-
     # -- the text ----------------------------------------------------------------------------------------------------
 
     def source(self) -> str:
@@ -227,27 +187,19 @@ class _Writer:
         return fill(contraction_text.CONSTANTS, **types, **names)
 
     def _kernel_text(self) -> Lines:
-        types = (
-            f"const {ELEMENT[n.dtype]}* __restrict__ {self._pointer(name)}"
-            for n, name in operands(self.c).items()
-            if name not in self.epilogue.names_of_finish
-        )
         body = self.epilogue.open_tile()
         if not self.weights.packed:
             body += fill(contraction_text.STAGE_ONCE, shift=self._shift)
         for i in range(len(self.weights.phases)):
             body += self._pass(i)
-        place = "sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y"
-        if self.blocks is not None:
-            place = f"parts = {self.blocks}, sample = blockIdx.x / parts, part = blockIdx.x % parts"
         staged = [f"constexpr int STAGED = {self.t.stages * self.stage};"]
         return fill(
             contraction_text.KERNEL,
             name=self.name,
-            cluster=f"__cluster_dims__({self.blocks}, 1, 1) " if (self.blocks or 1) > 1 else "",
-            place=place,
+            cluster=cluster_of(self),
+            place=place(self),
             per_sm=self.per_sm,
-            parameters=", ".join([*types, self.epilogue.parameter]),
+            parameters=parameters(self),
             x_elements=self.x_elements,
             of_sample=contraction_layout.sample(self.c),
             staged=staged if self.epilogue.exchange_elements() else [],

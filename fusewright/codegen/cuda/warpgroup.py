@@ -14,25 +14,29 @@ from math import ceil, prod
 
 import torch
 
-from fusewright.codegen.contraction_shapes import shapes
-from fusewright.codegen.contraction_sizes import lengths
 from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cuda import contraction_layout, warpgroup_text
-from fusewright.codegen.cuda.contraction_finish import operands
+from fusewright.codegen.cuda.contraction_record import (
+    LARGEST_CLUSTER,
+    cluster_of,
+    may_join,
+    parameters,
+    place,
+    record,
+    spread_over,
+)
 from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.cuda.warpgroup_epilogue import WarpgroupEpilogue
 from fusewright.codegen.cuda.warpgroup_steps import Steps
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, indent
-from fusewright.kernel import Argument, Kernel, Launch, spread
+from fusewright.kernel import Kernel
 from fusewright.schedule import warpgroup
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.tiling import MULTIPROCESSORS
 from fusewright.schedule.warpgroup import Staged, WarpgroupTile
 
 ARCH, CAPABILITY = "sm_90a", 90
-# Blocks that may work on one sample and join their results in shared memory: the portable size of a cluster.
-LARGEST_CLUSTER = 8
 # Instructions of the tensor cores that are written out one behind the other.
 UNROLLED = 64
 
@@ -40,18 +44,16 @@ UNROLLED = 64
 def generate(c: Contraction, t: WarpgroupTile, name: str, reference: str, *, blocks: int | None = None) -> Kernel:
     """The kernel of a group for one tile; with `blocks`, the blocks of a sample form a cluster and finish it in one
     launch."""
-    return _Writer(c, t, name, reference, blocks).kernel()
+    return record(_Writer(c, t, name, reference, blocks), needs=CAPABILITY, arch=ARCH)
 
 
 def blocks_per_sample(c: Contraction, t: WarpgroupTile, samples: int, cells: tuple[int, int, int]) -> int | None:
     """How many blocks a cluster should have for `samples` samples, each of so many cells; `None`: no cluster fits."""
     writer = _Writer(c, t, "", "", None)
-    one_block = writer.weights.blocks == 1 and t.warps & (t.warps - 1) == 0 and t.stay
-    if not (c.over_positions and one_block):
+    if not (may_join(writer) and t.stay):
         return None
-    tiles, slots = prod(ceil(n / k) for n, k in zip(cells, t.cells, strict=True)), MULTIPROCESSORS * writer.per_sm
-    blocks = spread(samples, tiles, slots, LARGEST_CLUSTER)
-    return blocks if blocks < LARGEST_CLUSTER or samples * blocks >= slots else None
+    blocks = spread_over(writer, samples, cells, LARGEST_CLUSTER)
+    return blocks if blocks < LARGEST_CLUSTER or samples * blocks >= MULTIPROCESSORS * writer.per_sm else None
 
 
 @dataclass(frozen=True)
@@ -99,46 +101,6 @@ class _Writer:
     def per_sm(self) -> int:
         """Blocks that share a multiprocessor, which bounds the registers the compiler may use."""
         return max(1, warpgroup.blocks_per_sm(self.c, self.t, self.shared))
-
-    # -- the record --------------------------------------------------------------------------------------------------
-
-    def kernel(self) -> Kernel:
-        n = self.c.x.ndim - 2
-        axes = "dhw"[3 - n :]
-        into, out, cells = lengths(self.c)
-        tiles = " * ".join(f"ceil_div({cells[a]}, {k})" for a, k in zip("dhw", self.t.cells, strict=True))
-        z = self.weights.blocks
-        slots = MULTIPROCESSORS * self.per_sm
-        splits = f"spread(N * {z}, {tiles}, {slots}{'' if self.epilogue.closes else f', {slots}'})"
-        if self.blocks is not None:
-            splits = str(self.blocks)
-        results = self.epilogue.results(self.name, splits, cells, out)
-        names = tuple(operands(self.c).values())
-        own = [self._pointer(n) for n in names if n not in self.epilogue.names_of_finish]
-        numbers = [Argument("int", along[a]) for along in (into, out, cells) for a in "dhw"]
-        arguments = (*(Argument("pointer", o) for o in (*own, self.epilogue.target)), *numbers)
-        cluster = self.blocks or 1
-        grid = ("N", splits, str(z)) if self.blocks is None else (f"N * {cluster}", "1", "1")
-        first = Launch(self.name, arguments, grid, 32 * self.t.warps, self.shared, cluster)
-        return Kernel(
-            name=self.name,
-            source=self.source(),
-            operands=names,
-            layouts=("contiguous",) * len(names),
-            dtypes=tuple(n.dtype for n in self.c.tensors),
-            shapes=shapes(self.c),
-            sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate(axes))),
-            output=results.output,
-            scratch=(*self.weights.scratch, *results.scratch),
-            launches=(*self.weights.launches(self.name), first, *results.launches),
-            reference=self.reference,
-            needs=CAPABILITY,
-            arch=ARCH,
-        )
-
-    def _pointer(self, name: str) -> str:
-        """What the kernel reads in the place of an operand."""
-        return "packed" if name == "w" and not self.t.stay else name
 
     # -- the text ----------------------------------------------------------------------------------------------------
 
@@ -202,14 +164,6 @@ class _Writer:
         return fill(warpgroup_text.STAGE, **names, at_once=self.steps.at_once, round=rounded, rounding=rounding)
 
     def _kernel_text(self) -> Lines:
-        types = (
-            f"const {ELEMENT[n.dtype]}* __restrict__ {self._pointer(name)}"
-            for n, name in operands(self.c).items()
-            if name not in self.epilogue.names_of_finish
-        )
-        place = "sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y"
-        if self.blocks is not None:
-            place = f"parts = {self.blocks}, sample = blockIdx.x / parts, part = blockIdx.x % parts"
         body = self.epilogue.open_tile()
         for index in range(len(self.weights.phases)):
             body += self._phase(index)
@@ -219,10 +173,10 @@ class _Writer:
         return fill(
             warpgroup_text.KERNEL,
             name=self.name,
-            cluster=f"__cluster_dims__({self.blocks}, 1, 1) " if (self.blocks or 1) > 1 else "",
-            place=place,
+            cluster=cluster_of(self),
+            place=place(self),
             per_sm=self.per_sm,
-            parameters=", ".join([*types, self.epilogue.parameter]),
+            parameters=parameters(self),
             of_sample=contraction_layout.sample(self.c),
             stage=self.steps.functions(),
             staged=[f"constexpr int STAGED = {self.staged};"] if exchanges else [],

@@ -97,17 +97,20 @@ class WarpgroupWeights:
 
     # -- the record
 
-    def launches(self, name: str) -> tuple[Launch, ...]:
-        """The launch that packs, where weights do not stay."""
-        if self.t.stay:
-            return ()
-        pointers = Argument("pointer", "w"), Argument("pointer", "packed")
-        return (Launch(f"{name}_pack", pointers, (str(self.chunks), str(self.blocks), "1"), PACKING_THREADS),)
+    @property
+    def packed(self) -> bool:
+        """Whether a launch beforehand lays them out."""
+        return not self.t.stay
 
     @property
-    def scratch(self) -> tuple[Array, ...]:
+    def array(self) -> Array:
         """What that launch writes."""
-        return () if self.t.stay else (Array("packed", (str(self.blocks * self.of_block),), self.c.x.dtype),)
+        return Array("packed", (str(self.blocks * self.of_block),), self.c.x.dtype)
+
+    def launch(self, name: str) -> Launch:
+        """That launch, for the kernel of this name."""
+        pointers = Argument("pointer", "w"), Argument("pointer", "packed")
+        return Launch(f"{name}_pack", pointers, (str(self.chunks), str(self.blocks), "1"), PACKING_THREADS)
 
     # -- the text
 

@@ -1,0 +1,143 @@
+"""The record of a contraction's kernel: what is the same whether warps or warpgroups multiply."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import Protocol
+
+from fusewright.codegen.contraction_shapes import shapes
+from fusewright.codegen.contraction_sizes import lengths
+from fusewright.codegen.cpp import ELEMENT
+from fusewright.codegen.cuda.contraction_epilogue import Cut, Epilogue
+from fusewright.codegen.cuda.contraction_finish import operands
+from fusewright.kernel import Argument, Array, Kernel, Launch, spread
+from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.tiling import MULTIPROCESSORS
+
+# Blocks that may work on one sample and join their results in shared memory: the portable size of a cluster.
+LARGEST_CLUSTER = 8
+
+
+class Weights(Protocol):
+    """What has to be known of a group's weights."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether a launch beforehand lays them out."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks with weights of their own."""
+
+    @property
+    def array(self) -> Array:
+        """What that launch writes."""
+
+    def launch(self, name: str) -> Launch:
+        """That launch, for the kernel of this name."""
+
+
+class Writer(Protocol):
+    """Who writes the text of one group for one way to cut it; with `blocks`, those of a sample form a cluster."""
+
+    @property
+    def c(self) -> Contraction: ...
+    @property
+    def t(self) -> Cut: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def reference(self) -> str: ...
+    @property
+    def blocks(self) -> int | None: ...
+    @property
+    def epilogue(self) -> Epilogue: ...
+    @property
+    def weights(self) -> Weights: ...
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+
+    @property
+    def per_sm(self) -> int:
+        """Blocks that share a multiprocessor."""
+
+    def source(self) -> str:
+        """The text."""
+
+
+def record(w: Writer, *, needs: int = 80, arch: str = "") -> Kernel:
+    """The kernel that `w` writes."""
+    c, n, cluster = w.c, w.c.x.ndim - 2, w.blocks or 1
+    axes = "dhw"[3 - n :]
+    into, out, cells = lengths(c)
+    tiles = " * ".join(f"ceil_div({cells[a]}, {k})" for a, k in zip("dhw", w.t.cells, strict=True))
+    z, slots = w.weights.blocks, MULTIPROCESSORS * w.per_sm
+    splits = f"spread(N * {z}, {tiles}, {slots}{'' if w.epilogue.closes else f', {slots}'})"
+    if w.blocks is not None:
+        splits = str(w.blocks)
+    results = w.epilogue.results(w.name, splits, cells, out)
+    names = tuple(operands(c).values())
+    own = [pointer(w, name) for name in names if name not in w.epilogue.names_of_finish]
+    numbers = [Argument("int", along[a]) for along in (into, out, cells) for a in "dhw"]
+    arguments = (*(Argument("pointer", o) for o in (*own, w.epilogue.target)), *numbers)
+    grid = ("N", splits, str(z)) if w.blocks is None else (f"N * {cluster}", "1", "1")
+    first = Launch(w.name, arguments, grid, 32 * w.t.warps, w.shared, cluster)
+    packed = w.weights.packed
+    return Kernel(
+        name=w.name,
+        source=w.source(),
+        operands=names,
+        layouts=(c.layout, *("contiguous",) * (len(names) - 1)),
+        dtypes=tuple(n.dtype for n in c.tensors),
+        shapes=shapes(c),
+        sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate(axes))),
+        output=results.output,
+        scratch=(*((w.weights.array,) if packed else ()), *results.scratch),
+        launches=(*((w.weights.launch(w.name),) if packed else ()), first, *results.launches),
+        reference=w.reference,
+        needs=max(needs, 90) if cluster > 1 else needs,
+        arch=arch,
+    )
+
+
+def pointer(w: Writer, name: str) -> str:
+    """What the kernel reads in the place of an operand."""
+    return "packed" if name == "w" and w.weights.packed else name
+
+
+def parameters(w: Writer) -> str:
+    """The pointers that the kernel takes, with their types."""
+    types = (
+        f"const {ELEMENT[n.dtype]}* __restrict__ {pointer(w, name)}"
+        for n, name in operands(w.c).items()
+        if name not in w.epilogue.names_of_finish
+    )
+    return ", ".join([*types, w.epilogue.parameter])
+
+
+def cluster_of(w: Writer) -> str:
+    """The attribute of a kernel whose blocks form clusters."""
+    return f"__cluster_dims__({w.blocks}, 1, 1) " if (w.blocks or 1) > 1 else ""
+
+
+def place(w: Writer) -> str:
+    """Which of a sample's blocks a block is."""
+    if w.blocks is not None:
+        return f"parts = {w.blocks}, sample = blockIdx.x / parts, part = blockIdx.x % parts"
+    return "sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y"
+
+
+def may_join(w: Writer) -> bool:
+    """Whether the blocks of a sample may form a cluster that finishes it."""
+    return w.c.over_positions and w.weights.blocks == 1 and w.t.warps & (w.t.warps - 1) == 0
+
+
+def tiles_of(w: Writer, cells: tuple[int, int, int]) -> int:
+    """Tiles of one sample that has so many cells."""
+    return prod(ceil(n / k) for n, k in zip(cells, w.t.cells, strict=True))
+
+
+def spread_over(w: Writer, samples: int, cells: tuple[int, int, int], most: int = 64) -> int:
+    """Blocks for each of so many samples (`fusewright.kernel.spread`)."""
+    return spread(samples, tiles_of(w, cells), MULTIPROCESSORS * w.per_sm, most)
