@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tuning",),
     ("pipeline",),
     ("dispatch", "advice"),
-    ("module", "reduced"),
+    ("module", "reduced", "sides"),
     ("trial",),
     ("optimizer",),
     ("__init__",),
