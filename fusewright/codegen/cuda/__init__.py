@@ -81,12 +81,10 @@ def _of_warpgroups(
 ) -> tuple[float, list[Option]]:
     """Ways to cut a group for the tensor cores of Hopper, and the estimate of the best."""
     scored = warpgroup_shortlist(c, lengths, OF_WARPGROUPS, tf32=tf32)
-    found: list[Option] = [{"warpgroup": asdict(t), "blocks": None} for _, t in scored]
-    for _, t in scored[:WORTH_CLUSTERING]:
-        blocks = warpgroup.blocks_per_sample(c, t, samples, lengths)
-        if blocks is not None:
-            found.insert(0, {"warpgroup": asdict(t), "blocks": blocks})
-    return min((score for score, _ in scored), default=0.0), found
+    alone: list[Option] = [{"warpgroup": asdict(t), "blocks": None} for _, t in scored]
+    best = [(t, warpgroup.blocks_per_sample(c, t, samples, lengths)) for _, t in scored[:WORTH_CLUSTERING]]
+    joined: list[Option] = [{"warpgroup": asdict(t), "blocks": n} for t, n in best if n is not None]
+    return min((score for score, _ in scored), default=0.0), joined + alone
 
 
 def _cells(c: Contraction, hints: Mapping[Any, int]) -> tuple[int, int, int]:
