@@ -108,7 +108,9 @@ def takes(c: Contraction, *, tf32: bool) -> bool:
     Window sums take longer to form than to multiply, and `tiling` forms them with more threads.
     """
     rounded = c.x.dtype == torch.float32 and tf32
-    return (rounded or c.x.dtype in (torch.float16, torch.bfloat16)) and not c.channels_last and c.box is None
+    reached = any(p.rows * p.per_row for p in taps_of(c))  # a pool may leave only positions without taps
+    lies = not c.channels_last and c.box is None
+    return (rounded or c.x.dtype in (torch.float16, torch.bfloat16)) and lies and reached
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,20 @@ def staged_bytes(c: Contraction, t: WarpgroupTile) -> int:
     """Bytes of shared memory: two tiles of the input, and weights, twice where they do not stay."""
     x = staged(c, t).vectors * staged(c, t).plane
     return 16 * (2 * x + (1 if t.stay else 2) * slice_vectors(c, t))
+
+
+def exchanged_bytes(c: Contraction, t: WarpgroupTile) -> int:
+    """Bytes behind those: where channels are reduced, what the warps that share a tile's positions come to there."""
+    if c.fold is None or c.reduced != "channels":
+        return 0
+    words = 2 if c.fold.op.kind == "logsumexp" else 1
+    local = (n * (a.stride if c.window is None else 1) for a, n in zip(c.axes, t.cells, strict=True))
+    return 4 * words * t.warps_m * prod(local)
+
+
+def shared_bytes(c: Contraction, t: WarpgroupTile) -> int:
+    """Bytes of shared memory while a block's tiles are computed."""
+    return staged_bytes(c, t) + exchanged_bytes(c, t)
 
 
 def registers(c: Contraction, t: WarpgroupTile) -> int:
@@ -277,13 +293,13 @@ def _slices(c: Contraction, t: WarpgroupTile) -> Iterator[WarpgroupTile]:
     """The tile with weights that stay, and with those of all rows of taps at a time, or of as many as fit."""
     rows = max(p.rows for p in taps_of(c))
     stay = replace(t, tap_rows=rows, stay=True)
-    if staged_bytes(c, stay) <= MOST_SHARED:
+    if shared_bytes(c, stay) <= MOST_SHARED:
         yield stay
-    if chunks(c, t) == 1 and staged_bytes(c, stay) <= MOST_SHARED // 2:
+    if chunks(c, t) == 1 and shared_bytes(c, stay) <= MOST_SHARED // 2:
         return
     for tap_rows in dict.fromkeys((rows, gcd(rows, max(len(p.taps) for p in c.axes[1].phases)), 1)):
         cut = replace(t, tap_rows=tap_rows, stay=False)
-        if staged_bytes(c, cut) <= MOST_SHARED:
+        if shared_bytes(c, cut) <= MOST_SHARED:
             yield cut
             return
 
@@ -302,7 +318,7 @@ def _score(c: Contraction, t: WarpgroupTile, lengths: tuple[int, int, int]) -> f
     """Estimated cycles of one multiprocessor per useful cell and output channel, `None` where it does not fit."""
     if any(len(p.elements) % r for a, r in zip(c.axes[:2], (t.rows_d, t.rows_h), strict=True) for p in a.phases):
         return None
-    per_sm = blocks_per_sm(c, t, staged_bytes(c, t))
+    per_sm = blocks_per_sm(c, t, shared_bytes(c, t))
     if max(staged(c, t).lengths) > MOST_INDICES or per_sm < 1 or positions(c, t) > 256:
         return None
     share = prod(n / (ceil(n / k) * k) for n, k in zip(lengths, t.cells, strict=True))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from contraction_cases import Case, Found, Model, draw, find, tolerance
-from emulation.emulate import ORDERS, emulate
+from emulation.emulate import MOST_SHARED, ORDERS, emulate
 
+from fusewright.codegen.cuda import contraction_record
 from fusewright.codegen.cuda import warpgroup as cuda
-from fusewright.kernel import Kernel
+from fusewright.kernel import Kernel, ceil_div, evaluate
 from fusewright.runtime import nvrtc
 from fusewright.schedule import warpgroup
 from fusewright.schedule.warpgroup import WarpgroupTile
@@ -168,6 +170,61 @@ def test_what_the_family_does_not_take(change: dict[str, Any]) -> None:
     assert not warpgroup.candidates(f.group, f.cells, tf32=case.tf32)
 
 
+def test_a_pool_that_leaves_only_positions_without_taps_has_no_tile() -> None:
+    """There is nothing to multiply."""
+    f = find(Case((9, 9), 5, 9, (1, 1), (3, 3), (1, 1), transposed=True, pool="max", window=(2, 2), step=(3, 3)))
+    assert isinstance(f, Found)
+    assert not tiles(f)
+
+
+LARGE = {
+    "over channels": Case((60, 60), 64, 256, fold="max", fold_dims="c"),
+    "logsumexp over channels": Case((60, 60), 64, 64, (3, 3), (2, 2), transposed=True, fold="logsumexp", fold_dims="c"),
+    "over positions": Case((60, 60), 64, 256, fold="logsumexp", fold_dims="p"),
+    "pool, over channels": Case((60, 60), 64, 96, pool="max", window=(2, 2), step=(2, 2), fold="sum", fold_dims="c"),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_every_tile_has_place_for_what_its_warps_exchange(name: str) -> None:
+    """A block of sm_90 can ask for 227 KB."""
+    f = find(LARGE[name])
+    assert isinstance(f, Found)
+    found = tiles(f)
+    for t in found[:: len(found) // 20]:
+        launch = next(n for n in kernel(f, t).launches if n.entry == "fused_test")
+        assert warpgroup.shared_bytes(f.group, t) <= launch.shared <= MOST_SHARED, t
+
+
+# What several tiles of a block share: buffers by turns, and what is on its way to the next tile.
+ROWS: dict[str, tuple[Case, dict[str, Any]]] = {
+    "stored": (Case((9, 40), 20, 9), {"stay": False, "chunk": 8, "tap_rows": 2}),
+    "one chunk, rows of taps": (Case((9, 40), 8, 9, (5, 3)), {"stay": False, "chunk": 8, "tap_rows": 2}),
+    "over channels": (Case((9, 40), 12, 70, fold="logsumexp", fold_dims="c"), {"stay": True}),
+    "over positions": (Case((9, 40), 12, 9, fold="sum", fold_dims="p"), {"stay": True, "chunk": 8}),
+    "transposed": (
+        Case((5, 40), 9, 5, (3, 3), (2, 2), (1, 1), (2, 1), transposed=True, fold="max", fold_dims="c"),
+        {"stay": False, "chunk": 8, "tap_rows": 1},
+    ),
+    "windows in pieces": (
+        Case((14, 60), 18, 16, pool="avg", window=(4, 2), step=(3, 2)),
+        {"rows_h": 1, "stay": False, "chunk": 8, "tap_rows": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_blocks_with_several_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device with few multiprocessors."""
+    monkeypatch.setattr(contraction_record, "MULTIPROCESSORS", 1)
+    f, t = found(ROWS[name][0], {"groups_h": 1, "groups_w": 1, "cells_h": 1, "eights_w": 1, **ROWS[name][1]})
+    launch = next(n for n in kernel(f, t).launches if n.entry == "fused_test")
+    lengths = zip(("N", "in_h", "in_w"), (f.case.batch, *f.case.sizes), strict=True)
+    assert 2 * evaluate(launch.grid[1], dict(lengths)) <= prod(map(ceil_div, f.cells, t.cells))
+    for order in ORDERS:
+        assert_right(f, t, order)
+
+
 # -- what compiles: real sizes, for sm_90a
 
 
@@ -195,7 +252,7 @@ def test_the_estimate_knows_no_model_and_prefers_overlap() -> None:
     assert isinstance(f, Found)
     scored = warpgroup.candidates(f.group, f.cells, tf32=True)
     assert [s for s, _ in scored] == sorted(s for s, _ in scored)
-    assert all(warpgroup.staged_bytes(f.group, t) <= 220 * 1024 for _, t in scored)
+    assert all(warpgroup.shared_bytes(f.group, t) <= 220 * 1024 for _, t in scored)
     assert len(warpgroup.shortlist(f.group, f.cells, 10, tf32=True)) == 10
 
 
