@@ -111,7 +111,7 @@ constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * 
 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
-constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8, CHUNKS = 3;    // input channels staged at a time
+constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
 constexpr int VECTORS = 2, PLANE = 181;    // of a column; columns of a vector, odd for the banks
 constexpr int X_D = 1, X_H = 18, X_W = 10, PITCH = 10, SKIP = 1;
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.

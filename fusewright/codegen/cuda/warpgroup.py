@@ -134,8 +134,7 @@ class _Writer:
             "own_h": t.cells_h, "eights_w": t.eights_w, "rows_d": t.rows_d, "rows_h": t.rows_h,
             "per_cell": max(len(p.elements) for p in c.axes[2].phases), "warps_m": t.warps_m, "warps_h": t.warps_h,
             "warps_w": t.warps_w, "threads": 32 * t.warps, "m_blocks": ceil(c.features / t.block_m), "chunk": t.chunk,
-            "chunks": self.weights.chunks, "vectors": lay.vectors, "plane": lay.plane, "pitch": lay.pitch,
-            "skip": lay.advance,
+            "vectors": lay.vectors, "plane": lay.plane, "pitch": lay.pitch, "skip": lay.advance,
         }  # fmt: skip
         return fill(warpgroup_text.CONSTANTS, **names)
 

@@ -18,7 +18,7 @@ constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * 
 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
-constexpr int VECTOR = 16 / sizeof(Element), CHUNK = $chunk, CHUNKS = $chunks;    // input channels staged at a time
+constexpr int VECTOR = 16 / sizeof(Element), CHUNK = $chunk;    // input channels staged at a time
 constexpr int VECTORS = $vectors, PLANE = $plane;    // of a column; columns of a vector, odd for the banks
 constexpr int X_D = $x_d, X_H = $x_h, X_W = $x_w, PITCH = $pitch, SKIP = $skip;
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.

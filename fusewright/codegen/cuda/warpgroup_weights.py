@@ -140,7 +140,7 @@ class WarpgroupWeights:
             return [f"const Element* const packed_block = packed + (long long)blockIdx.z * {self.of_block};"]
         if self.chunks == 1:
             return self._pack_phases("w_tile", "0")
-        loop = "for (int chunk = 0; chunk < CHUNKS; ++chunk)"
+        loop = "for (int chunk = 0; chunk < ceil_div(C, CHUNK); ++chunk)"
         return [f"{loop} {{", *indent(self._pack_phases("w_tile", "chunk")), "}"]
 
     def copy(self, index: int, part: str, to: str) -> str:
