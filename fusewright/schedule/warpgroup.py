@@ -108,9 +108,9 @@ def takes(c: Contraction, *, tf32: bool) -> bool:
     Window sums take longer to form than to multiply, and `tiling` forms them with more threads.
     """
     rounded = c.x.dtype == torch.float32 and tf32
-    reached = any(p.rows * p.per_row for p in taps_of(c))  # a pool may leave only positions without taps
-    lies = not c.channels_last and c.box is None
-    return (rounded or c.x.dtype in (torch.float16, torch.bfloat16)) and lies and reached
+    if not (rounded or c.x.dtype in (torch.float16, torch.bfloat16)) or c.channels_last or c.box is not None:
+        return False
+    return any(p.rows * p.per_row for p in taps_of(c))  # a pool may leave only positions that no tap reaches
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,7 @@ def test_every_tile_has_place_for_what_its_warps_exchange(name: str) -> None:
 
 
 # What several tiles of a block share: buffers by turns, and what is on its way to the next tile.
-ROWS: dict[str, tuple[Case, dict[str, Any]]] = {
+SEVERAL_TILES: dict[str, tuple[Case, dict[str, Any]]] = {
     "stored": (Case((9, 40), 20, 9), {"stay": False, "chunk": 8, "tap_rows": 2}),
     "one chunk, rows of taps": (Case((9, 40), 8, 9, (5, 3)), {"stay": False, "chunk": 8, "tap_rows": 2}),
     "over channels": (Case((9, 40), 12, 70, fold="logsumexp", fold_dims="c"), {"stay": True}),
@@ -213,11 +213,12 @@ ROWS: dict[str, tuple[Case, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", SEVERAL_TILES)
 def test_blocks_with_several_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a device with few multiprocessors."""
     monkeypatch.setattr(contraction_record, "MULTIPROCESSORS", 1)
-    f, t = found(ROWS[name][0], {"groups_h": 1, "groups_w": 1, "cells_h": 1, "eights_w": 1, **ROWS[name][1]})
+    case, wanted = SEVERAL_TILES[name]
+    f, t = found(case, {"groups_h": 1, "groups_w": 1, "cells_h": 1, "eights_w": 1, **wanted})
     launch = next(n for n in kernel(f, t).launches if n.entry == "fused_test")
     lengths = zip(("N", "in_h", "in_w"), (f.case.batch, *f.case.sizes), strict=True)
     assert 2 * evaluate(launch.grid[1], dict(lengths)) <= prod(map(ceil_div, f.cells, t.cells))
