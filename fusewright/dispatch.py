@@ -27,6 +27,7 @@ from fusewright.ir.ops import Size
 from fusewright.plan import Mode, Plan
 from fusewright.runtime import compiler
 from fusewright.runtime.derived import DerivedWeights
+from fusewright.runtime.device import capability_of
 from fusewright.runtime.watch import Watch, freeze, has_inner_hooks, has_plain_parameters
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors, tree_flatten
@@ -269,7 +270,7 @@ class State:
     @classmethod
     def from_portable(cls, original: nn.Module, portable: Mapping[str, Any]) -> State:
         """The state that `portable` describes, for `original`."""
-        kept = {key: e for key, e in portable["entries"].items() if _is_portable(e) and _has_compiler(e)}
+        kept = {key: e for key, e in portable["entries"].items() if _is_portable(e) and _runs_here(e)}
         entries = {(0, *key): _for_other_module(e) for key, e in kept.items()}
         return cls(original, portable["options"], portable["planner"], entries, plan=portable["plan"])
 
@@ -279,9 +280,13 @@ def _is_portable(entry: Entry) -> bool:
     return entry.runner is None or not entry.runner.program.constants
 
 
-def _has_compiler(entry: Entry) -> bool:
-    """Whether the kernels of a program can be compiled on this machine, which need not be where they were planned."""
-    if entry.runner is None or all(kernel.target != "cpu" for kernel in entry.runner.program.kernels):
+def _runs_here(entry: Entry) -> bool:
+    """Whether the kernels of a program can be built for this machine, which need not be where they were planned."""
+    kernels = entry.runner.program.kernels if entry.runner is not None else ()
+    machine = capability_of(torch.device("cuda"))
+    if machine is not None and not all(kernel.runs_on(machine) for kernel in kernels if kernel.target == "cuda"):
+        return False
+    if all(kernel.target != "cpu" for kernel in kernels):
         return True  # other devices are looked for in every call
     try:
         return bool(compiler.compiler())

@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import sympy
@@ -17,7 +19,8 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.utils.checkpoint import checkpoint
 
 import fusewright.optimizer
-from fusewright.dispatch import MOST_STATES, Guard, Options, State, guard_of
+from fusewright import dispatch
+from fusewright.dispatch import MOST_STATES, Entry, Guard, Options, Runner, State, guard_of
 from fusewright.ir.node import Symbol
 from fusewright.module import state_of
 from tests.dropin import Gap, Linear, fast, images, program_calls, same
@@ -320,3 +323,17 @@ class TestDistributed:
                 optimizer.step()
             with torch.no_grad():
                 torch.testing.assert_close(f(x), twin(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("machine", "kept"), [(90, True), (100, False), (80, False), (None, True)])
+def test_a_pickle_leaves_kernels_of_another_architecture_behind(
+    monkeypatch: pytest.MonkeyPatch, machine: int | None, kept: bool
+) -> None:
+    """A program whose kernels are for Hopper alone, unpickled on a machine with that GPU, another one or none."""
+    kernel = SimpleNamespace(target="cuda", runs_on=lambda capability: capability == 90)
+    nothing = {"constants": {}, "derived": (), "sources": {}, "functions": lambda: (None, None)}
+    program = SimpleNamespace(kernels=(kernel,), **nothing)
+    entry = Entry(Runner(cast("Any", program), TestGuard.guard), frozenset())
+    monkeypatch.setattr(dispatch, "capability_of", lambda _: machine)
+    portable = {"entries": {("key",): entry}, "options": Options(), "planner": None, "plan": None}
+    assert bool(State.from_portable(nn.Identity(), portable).entries) == kept
