@@ -108,7 +108,7 @@ class Weights:
             return [fill(_STAGE_PACKED)]
         rounding = [fill(_ROUND)] if self.rounds else []
         if self.c.op.transposed:
-            return [*rounding, fill(_STEPS, **self._steps()), fill(_STAGE_PHASE)]
+            return [*rounding, fill(_STEPS, **tap_steps(self.c)), fill(_STAGE_PHASE)]
         vector = 16 // self.c.x.dtype.itemsize
         taps = self.taps(self.phases[0])
         whole = self.rows * prod(taps), self.chunk * prod(taps)
@@ -132,7 +132,7 @@ class Weights:
             if 0 not in taps:
                 sizes, behind = ", ".join(map(str, taps)), self.behind(i)
                 at = f"{start} + {behind}" if behind else start
-                lines.append(statement.format(sizes=sizes, at=at, first=self._first_tap(phases)))
+                lines.append(statement.format(sizes=sizes, at=at, first=first_tap(self.c, phases)))
         return lines
 
     def stage_chunk(self, index: int, chunk: str, tile: str) -> str:
@@ -161,21 +161,23 @@ class Weights:
             phases=self._each_phase("pack_phase<{sizes}>(w, {at}, group, first_feature, chunk, {first});", "packed"),
             threads=PACKING_THREADS,
         )
-        return [fill(_STEPS, **self._steps()), pack]
+        return [fill(_STEPS, **tap_steps(self.c)), pack]
 
-    def _steps(self) -> dict[str, object]:
-        """Distances in memory of neighbouring taps of a phase along each dimension."""
-        kernel = (self.c.axes[1].taps * self.c.axes[2].taps, self.c.axes[2].taps, 1)
-        return {f"next_{a}": self._between(i) * k for i, (a, k) in enumerate(zip("dhw", kernel, strict=True))}
 
-    def _between(self, i: int) -> int:
-        """Distance of neighbouring taps of a phase along dimension i."""
-        several = next((p.taps for p in self.c.axes[i].phases if len(p.taps) > 1), None)
-        return several[1] - several[0] if several else 0
+def tap_steps(c: Contraction) -> dict[str, object]:
+    """Distances in memory of neighbouring taps of a phase along each dimension."""
+    kernel = (c.axes[1].taps * c.axes[2].taps, c.axes[2].taps, 1)
+    found: dict[str, object] = {}
+    for a, axis, step in zip("dhw", c.axes, kernel, strict=True):
+        several = next((p.taps for p in axis.phases if len(p.taps) > 1), None)
+        found[f"next_{a}"] = (several[1] - several[0]) * step if several else 0
+    return found
 
-    def _first_tap(self, phases: Phases) -> int:
-        d, h, w = (p.taps[0] for p in phases)
-        return (d * self.c.axes[1].taps + h) * self.c.axes[2].taps + w
+
+def first_tap(c: Contraction, phases: Phases) -> int:
+    """Where in memory the first tap of a phase lies in a channel's kernel."""
+    d, h, w = (p.taps[0] for p in phases)
+    return (d * c.axes[1].taps + h) * c.axes[2].taps + w
 
 
 _STEPS = """

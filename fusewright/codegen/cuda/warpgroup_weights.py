@@ -14,13 +14,12 @@ from math import ceil
 import torch
 
 from fusewright.codegen.cuda import warpgroup_text
+from fusewright.codegen.cuda.contraction_weights import PACKING_THREADS, first_tap, tap_steps
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.kernel import Argument, Array, Launch
 from fusewright.schedule import warpgroup
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.warpgroup import Staged, Taps, WarpgroupTile
-
-PACKING_THREADS = 256
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class WarpgroupWeights:
             row = "(group * O + first_feature + feature) * C + channel"
         phase = fill(
             warpgroup_text.PACK_PHASE,
-            **self._between(),
+            **tap_steps(self.c),
             row=row,
             threads="THREADS" if self.t.stay else PACKING_THREADS,
             value="__uint_as_float(round_tf32(value))" if rounds else "value",
@@ -160,22 +159,9 @@ class WarpgroupWeights:
             sizes = ", ".join(str(len(p.taps)) for p in self.phases[i])
             size = self.of_chunk(i)
             places = [start, *([str(self.at(i))] if self.at(i) else []), *([f"chunk * {size}"] if chunk != "0" else [])]
-            first = self._first_tap(i)
+            first = first_tap(self.c, self.phases[i])
             lines.append(f"pack_phase<{sizes}>(w, {' + '.join(places)}, group, first_feature, {chunk}, {first});")
         return lines
-
-    def _first_tap(self, index: int) -> int:
-        d, h, w = (p.taps[0] for p in self.phases[index])
-        return (d * self.c.axes[1].taps + h) * self.c.axes[2].taps + w
-
-    def _between(self) -> dict[str, object]:
-        """Distances in memory of neighbouring taps of a phase along each dimension."""
-        kernel = (self.c.axes[1].taps * self.c.axes[2].taps, self.c.axes[2].taps, 1)
-        found: dict[str, object] = {}
-        for a, axis, over in zip("dhw", self.c.axes, kernel, strict=True):
-            several = next((p.taps for p in axis.phases if len(p.taps) > 1), None)
-            found[f"next_{a}"] = (several[1] - several[0]) * over if several else 0
-        return found
 
 
 def plus(n: int) -> str:
