@@ -728,4 +728,5 @@ class ModelNew(Model):
         conv_transpose_weight = conv_transpose_weight.reshape((128, 64, 1, 1))  # (128, 64, 1, 1)
         conv_transpose_weight = conv_transpose_weight.reshape((128, 64))  # (128, 64)
         conv_transpose_bias = self.conv_transpose.bias.to(torch.float64)  # (128)
+        conv_transpose_weight = conv_transpose_weight.contiguous()
         return conv_transpose_weight, conv_transpose_bias

@@ -71,7 +71,7 @@ def lower(
     head = _Writer("derive", ["self"], graph, attributes)
     head.taken.update(called, inputs.values(), map(str, graph.symbols))
     head.kept.update(derived)
-    names = head.finish(derived, None)
+    names = head.finish(derived, None, dense=_wanted_dense(graph, derived))
     body = _Writer("forward", ["self", *inputs.values(), *names], graph, attributes)
     body.taken.update(called)
     body.names.update(inputs)
@@ -116,6 +116,13 @@ def _derived(graph: Graph) -> list[Node]:
         if not fixed[node]:
             frontier.update((a, None) for a in node.inputs if fixed[a] and _computed(a))
     return list(frontier)
+
+
+def _wanted_dense(graph: Graph, derived: Sequence[Node]) -> list[Node]:
+    """Derived values that a kernel reads and that may not lie row by row: it would copy them in every call."""
+    read = {a for node in graph.nodes() if isinstance(node.op, Fused) for a in node.inputs}
+    turned = (ops.Permute, ops.Expand, ops.Slice)
+    return [d for d in derived if d in read and any(isinstance(n.op, turned) for n in topological([d]))]
 
 
 def _exposed(graph: Graph) -> set[Node]:
@@ -192,10 +199,22 @@ class _Writer:
         self.taken.add(name)
         return name
 
-    def finish(self, outputs: Sequence[Any], out_spec: TreeSpec | None, *, effects: Sequence[Node] = ()) -> list[str]:
-        """Write every node the roots need, then the return statement; returns the outputs' texts."""
+    def finish(
+        self,
+        outputs: Sequence[Any],
+        out_spec: TreeSpec | None,
+        *,
+        effects: Sequence[Node] = (),
+        dense: Sequence[Node] = (),
+    ) -> list[str]:
+        """Write every node the roots need, then the return statement; returns the outputs' texts.
+
+        Outputs in `dense` are made to lie row by row.
+        """
         results = [o for o in outputs if isinstance(o, Node)]
         self.write([*effects, *results], results)
+        for name in map(self.operand, dense):
+            self.line(f"{name} = {name}.contiguous()")
         texts = [self.operand(o) if isinstance(o, Node) else repr_number(o) for o in outputs]
         self.line(f"return {_structure(texts, out_spec)}")
         return texts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -266,6 +267,16 @@ def test_variables_leave_the_names_of_kernels_alone() -> None:
     value = torch.randn(2, 3)
     derive, forward = program.functions()
     assert all(torch.equal(y, value.relu()) for y in forward(None, value, *derive(None)))
+
+
+def test_derived_weights_lie_as_kernels_read_them() -> None:
+    """A transposed view would be copied by the kernel's launcher, in every call."""
+    weight = make(ops.Param((2, 3), torch.float32, torch.device("cpu"), "weight"))
+    turned = make(ops.Permute((1, 0)), make(ops.Pointwise("exp"), weight))
+    placeholder = make(ops.Input(turned.shape, torch.float32, weight.device, "operand_0", 0))
+    fused = make(Fused("fused", make(ops.Pointwise("relu"), placeholder)), turned)
+    program = lower(Graph((), (fused,)), kernels=(_kernel("fused"),))
+    assert program.functions()[0](SimpleNamespace(weight=torch.randn(2, 3)))[0].is_contiguous()
 
 
 def _kernel(name: str) -> Kernel:
