@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
 
-from fusewright.ir.ops import Size
-from fusewright.schedule.range_sums import Axis, RangeReduction
+from fusewright.schedule.range_sums import Axis, RangeReduction, known
 
 
 @dataclass(frozen=True)
@@ -48,16 +47,16 @@ class Tables:
         plane, count) under two.
         """
         width, inner = self.width, self.rows[-1]
-        runs = [_runs(axis) for axis in self.rows]
-        if len(runs) == 1:
+        found = [runs(axis) for axis in self.rows]
+        if len(found) == 1:
             return (
-                [f"{{{first * width}, {step * width}, {count}}}" for first, step, count, _ in runs[0]],
-                [mask for *_, mask in runs[0]],
+                [f"{{{first * width}, {step * width}, {count}}}" for first, step, count, _ in found[0]],
+                [mask for *_, mask in found[0]],
             )
         plane = width * prod(known(self.r.x.shape[d]) for d in inner.dims)
         sets, masks = [], []
-        for f0, s0, c0, m0 in runs[0]:
-            for f1, s1, c1, m1 in runs[1]:
+        for f0, s0, c0, m0 in found[0]:
+            for f1, s1, c1, m1 in found[1]:
                 sets.append(f"{{{f0 * plane + f1 * width}, {s0 * plane}, {s1 * width}, {c1}, {c0 * c1}}}")
                 masks.append(_outer(m0, m1, len(inner.slots or ())))
         return sets, masks
@@ -84,13 +83,7 @@ def one_scale(r: RangeReduction) -> float | None:
     return scales.pop() if len(scales) == 1 else None
 
 
-def known(size: Size) -> int:
-    """A size that the graph knows, as those of planes are."""
-    assert isinstance(size, int), size
-    return size
-
-
-def _runs(axis: Axis) -> list[tuple[int, int, int, int]]:
+def runs(axis: Axis) -> list[tuple[int, int, int, int]]:
     """(first, step, count, slots) of the indices of an axis that belong to the same slots."""
     found = []
     for s in axis.segments:

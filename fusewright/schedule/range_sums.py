@@ -14,7 +14,7 @@ from math import lcm, prod
 
 from fusewright.ir import ops
 from fusewright.ir.node import Node
-from fusewright.ir.ops import Slot
+from fusewright.ir.ops import Size, Slot
 from fusewright.schedule.chain import MEMORY
 
 # Bounds on what a block keeps and on the length of the tables in a kernel's text.
@@ -108,6 +108,11 @@ class RangeReduction:
         """Sums per plane."""
         return prod(len(a.slots) for a in self.axes if a.slots is not None)
 
+    @property
+    def sums(self) -> int:
+        """Different sums per plane that slots are made of, where none is to be read twice."""
+        return prod(len(a.segments) * a.period for a in self.axes)
+
 
 def parse(root: Node, single: Callable[[Node], bool]) -> RangeReduction | str:
     """The range reduction that ends in `root`, or why there is none; `single` says that a value has one user."""
@@ -199,20 +204,32 @@ def _plain_number(node: Node) -> bool:
 
 
 def _problem(r: RangeReduction) -> str | None:
-    """Why a range reduction is too much for one pass."""
+    """Why no kernel of this family computes a range reduction."""
     if r.total:
         return None
-    if len(r.axes) > 3 or any(len(a.slots or ()) > MOST_SLOTS or a.period > MOST_PERIOD for a in r.axes):
-        return f"{r.root!r} has too many slots"
-    if not all(a.segments for a in r.axes):
+    if len(r.axes) > 3:
+        return f"{r.root!r} is over {len(r.axes)} axes"
+    if not all(any(s.count for s in a.slots or ()) for a in r.axes):
         return f"{r.root!r} sums nothing"
-    if (
-        prod(len(a.segments) * a.period for a in r.axes) > MOST_CELLS
-        or prod(len(a.slots or ()) for a in r.axes[:-1]) > MOST_SLOTS
-    ):
+    sizes = [d for d in r.x.shape[r.leading :] if isinstance(d, int)]
+    return f"{r.root!r} sums planes of 2^31 elements" if prod(sizes) >= 2**31 else None
+
+
+def in_one_pass(r: RangeReduction) -> str | None:
+    """Why a range reduction has too many different sums for threads that keep them all; `None` where it has not."""
+    if r.total:
+        return None
+    if any(len(a.slots or ()) > MOST_SLOTS or a.period > MOST_PERIOD for a in r.axes):
+        return f"{r.root!r} has too many slots"
+    if r.sums > MOST_CELLS or prod(len(a.slots or ()) for a in r.axes[:-1]) > MOST_SLOTS:
         return f"{r.root!r} has slots with too many borders"
     pack = 16 // r.x.dtype.itemsize
     if len(r.axes) == 1 and pack % r.axes[0].period:
         return f"{r.root!r} takes one element in {r.axes[0].period}, and loads bring {pack}"
-    sizes = [d for d in r.x.shape[r.leading :] if isinstance(d, int)]
-    return f"{r.root!r} sums planes of 2^31 elements" if prod(sizes) >= 2**31 else None
+    return None
+
+
+def known(size: Size) -> int:
+    """A size that the graph knows, as those of planes are."""
+    assert isinstance(size, int), size
+    return size

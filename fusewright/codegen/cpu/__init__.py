@@ -27,6 +27,7 @@ from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.groups import Group, as_graph, body
 from fusewright.schedule.product import Product
+from fusewright.schedule.range_sums import RangeReduction, in_one_pass
 from fusewright.schedule.stream import Stream
 
 # Whether the kernel of a contraction forms the window sums that it reads, at the pace of memory.
@@ -47,6 +48,8 @@ def options(
     if isinstance(group.record, Product):
         c = group.record.contraction
         return contraction.options(c, hints, {c.x: c.layout})
+    if isinstance(group.record, RangeReduction):
+        return [] if in_one_pass(group.record) else [{}]
     return [] if isinstance(group.record, Stream) and not stream.fits(group.record) else [{}]
 
 

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from fusewright.codegen.aten import lower_function
-from fusewright.codegen.cuda import contraction, direct, ranges, sample, stream, warpgroup
+from fusewright.codegen.cuda import contraction, direct, ranges, ranges_blocks, sample, stream, warpgroup
 from fusewright.codegen.product import of_tensors
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
@@ -18,6 +18,8 @@ from fusewright.schedule.direct_choice import UNDERESTIMATED
 from fusewright.schedule.direct_choice import shortlist as direct_shortlist
 from fusewright.schedule.groups import Group, as_graph, body, sizes
 from fusewright.schedule.product import Product
+from fusewright.schedule.range_blocks import Cut, cuts
+from fusewright.schedule.range_sums import RangeReduction, in_one_pass
 from fusewright.schedule.tiling import Tiling, estimate, shortlist
 from fusewright.schedule.warpgroup import WarpgroupTile
 from fusewright.schedule.warpgroup import shortlist as warpgroup_shortlist
@@ -25,6 +27,10 @@ from fusewright.schedule.warpgroup import shortlist as warpgroup_shortlist
 # So many tilings of a contraction are worth measuring; so many tiles of warpgroups, and tilings then.
 WORTH_MEASURING = 14
 OF_WARPGROUPS, BESIDE_WARPGROUPS = 14, 6
+
+# And so many cuts of a range reduction into blocks; with more different sums than these, one pass is slower.
+CUTS = 4
+FEW_SUMS = 64
 
 # Of the best so many, also the form in which one cluster of blocks finishes a sample in the same launch.
 WORTH_CLUSTERING = 4
@@ -47,6 +53,8 @@ def options(
     capability  compute capability times ten of the device, where there is one: what only it can run is an option then
     """
     c = group.record.contraction if isinstance(group.record, Product) else group.record
+    if isinstance(c, RangeReduction):
+        return _of_ranges(c, hints)
     if not isinstance(c, Contraction):
         return [{}]
     last = c.channels_last or (layouts.get(c.x) == "channels_last" and c.takes_channels_last)
@@ -74,6 +82,15 @@ def options(
     direct_tiles = direct_shortlist(replace(c, channels_last=False), lengths, samples, rival)
     others: list[Option] = [{"direct": asdict(t)} for t in direct_tiles.tiles]
     return others + found if direct_tiles.ahead else found + others
+
+
+def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:
+    """In one pass where there are few different sums, else (and where that may be faster) one axis after the other."""
+    one: list[Option] = [] if in_one_pass(r) else [{}]
+    if one and (r.total or r.sums <= FEW_SUMS):
+        return one
+    planes = prod(sizes(r.x, hints)[: r.leading])
+    return [*({"cut": asdict(cut)} for cut in cuts(r, planes, CUTS)), *one]
 
 
 def _of_warpgroups(
@@ -116,6 +133,8 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
             tiling, c, blocks = Tiling(**option["tiling"]), group.record.contraction, option["blocks"]
             kernel = contraction.generate(c, tiling, name, reference, tf32=tf32, blocks=blocks)
             return of_tensors(kernel, group.record)
+        case "range reduction" if "cut" in option:
+            return ranges_blocks.kernel(group.record, Cut(**option["cut"]), name, reference)
         case "range reduction":
             return ranges.kernel(group.record, name, reference)
         case "sample program":

@@ -20,7 +20,8 @@ import torch
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import ranges_text as texts
 from fusewright.codegen.cuda.primitives import primitives
-from fusewright.codegen.range_sections import RangeSections, guess
+from fusewright.codegen.cuda.ranges_common import CudaRangeSections
+from fusewright.codegen.range_sections import guess
 from fusewright.codegen.range_tables import one_scale
 from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
@@ -52,10 +53,8 @@ def kernel(r: RangeReduction, name: str, reference: str = "", tuning: Tuning | N
 
 
 @dataclass(frozen=True)
-class _Writer(RangeSections):
+class _Writer(CudaRangeSections):
     tuning: Tuning
-
-    inline, constant, index = "__device__ __forceinline__", "__constant__ const", "int"
 
     # ---- how the work is cut
 
@@ -169,13 +168,6 @@ class _Writer(RangeSections):
         result = "double" if shared else ELEMENT[self.r.root.dtype]
         to = "scratch" if shared else "out"
         return fill(template, name=self.name, Result=result, to=to, write=write, **names)
-
-    def read(self, element: str) -> str:
-        return f"widened({element})"
-
-    def written(self, value: str) -> str:
-        element = ELEMENT[self.r.root.dtype]
-        return value if element == "float" else f"narrow_to<{element}>::of({value})"
 
     def _constants(self) -> dict[str, object]:
         t = self.tuning

@@ -1,0 +1,155 @@
+"""The texts that `fusewright.codegen.cuda.ranges_blocks` fills in."""
+
+FEW_OF = """
+// The sum of at(0), at(1), ..., `count` of them: in their own type, and mostly as many as MOST.
+template <int MOST, typename At>
+__device__ __forceinline__ auto few_of(At at, int count) {
+    decltype(at(0)) sum = 0;
+    if (count == MOST) {
+#pragma unroll
+        for (int i = 0; i < MOST; ++i) sum += at(i);
+    } else {
+        for (int i = 0; i < count; ++i) sum += at(i);
+    }
+    return sum;
+}
+
+"""
+
+SUM_OF = """
+// The same for any number: a few additions in their own type, all others in float64.
+template <typename At>
+__device__ __forceinline__ double sum_of(At at, int count) {
+    double sum = 0;
+    for (int i = 0; i < count; i += FEW)
+        sum += few_of<FEW>([&](int j) { return at(i + j); }, min(FEW, count - i));
+    return sum;
+}
+
+"""
+
+SLOT = """
+struct Slot { int begin, count; };  // neighbouring indices
+"""
+SLOT_STEP = """
+struct Slot { int begin, count, step; };  // indices that are `step` apart
+"""
+
+ENTRY = """
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+$name(const Element* __restrict__ x, $Result* __restrict__ out, index_t planes) {
+    extern __shared__ __align__(16) unsigned char shared_memory[];
+    Sum* const even = reinterpret_cast<Sum*>(shared_memory);
+    Sum* const odd = even + EVEN;
+    $parts
+    $stages
+    $write
+}
+"""
+
+# The outermost axis, whose rows lie in memory.
+
+COPY = """
+// The rows as they are.
+#pragma unroll 4
+for (int i = threadIdx.x; i < PLANES * READ_W; i += THREADS) {
+    const index_t plane = min(first + i / READ_W, planes - 1);
+    even[i / READ_W * PITCH + i % READ_W] = value(x[plane * PLANE + from_w + i % READ_W]);
+}
+__syncthreads();
+"""
+
+KEPT = """
+// Sums along $a, of which a thread keeps all that differ: every element is read once.
+for (int i = threadIdx.x; i < PLANES * COLUMNS; i += THREADS) {
+    const int column = i % COLUMNS;
+    const Element* const from = x + min(first + i / COLUMNS, planes - 1) * PLANE + $offset;
+    Sum* const to = even + $to;
+    $tables
+    Sum kept[KEPT];
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k) $read
+#pragma unroll
+    for (int s = 0; s < SLOTS_$A; ++s) {
+        $add
+        to[s * $pitch] = sum;
+    }
+}
+__syncthreads();
+"""
+
+ADD_FEW = """
+Sum sum = 0;
+#pragma unroll
+for (int k = 0; k < KEPT; ++k)
+    if (KEPT_OF[s] >> k & 1) sum += kept[k];
+"""
+
+ADD_MANY = """
+double sum = 0;
+#pragma unroll
+for (int begin = 0; begin < KEPT; begin += FEW) {
+    if ((KEPT_OF[s] >> begin & (1 << FEW) - 1) == 0) continue;
+    Sum few = 0;
+#pragma unroll
+    for (int k = begin; k < begin + FEW && k < KEPT; ++k)
+        if (KEPT_OF[s] >> k & 1) few += kept[k];
+    sum += few;
+}
+"""
+
+OUTER = """
+// Sums along $a: what slots share is in the first cache when it is read again.
+for (int i = threadIdx.x; i < PLANES * $part * COLUMNS; i += THREADS) {
+    const int column = i % COLUMNS, row = i / COLUMNS, s = row % $part;
+    const Slot slot = SLOT_$A[$slot];
+    const Element* const from = x + min(first + row / $part, planes - 1) * PLANE + $offset;
+    even[$to] = $sum;
+}
+__syncthreads();
+"""
+
+# Inner axes, in shared memory.
+
+MIDDLE = """
+// Sums along $a, columns side by side.
+for (int i = threadIdx.x; i < PLANES * $outer * $part * READ_W; i += THREADS) {
+    const int w = i % READ_W, s = i / READ_W % $part, before = i / (READ_W * $part);
+    const Slot slot = SLOT_$A[$slot];
+    const Sum* const from = even + (before * READ_$A + slot.begin - $begin) * READ_W + w;
+    odd[(before * $part + s) * PITCH + w] = $sum;
+}
+__syncthreads();
+"""
+
+LAST = """
+// Sums along $a, rows side by side.
+for (int i = threadIdx.x; i < $part * ROWS; i += THREADS) {
+    const int row = i % ROWS, s = i / ROWS;
+    const Slot slot = SLOT_$A[$slot];
+    const Sum* const from = $source + row * PITCH + slot.begin - $begin;
+    $target[row * OUT_PITCH + s] = $sum;
+}
+__syncthreads();
+"""
+
+WRITE = """
+// All results of the planes lie side by side.
+const int mine = int(min(index_t(PLANES), planes - first)) * RESULTS;
+for (int i = threadIdx.x; i < mine; i += THREADS) {
+    $scales
+    const double total = $target[i / SLOTS_W * OUT_PITCH + i % SLOTS_W];
+    out[first * RESULTS + i] = $result;
+}
+"""
+
+WRITE_PARTS = """
+// The last part of an axis may hold fewer slots than the others.
+for (int i = threadIdx.x; i < ROWS * $part_w; i += THREADS) {
+    $decode
+    if ($beyond) continue;
+    $scales
+    const double total = $target[i / $part_w * OUT_PITCH + i % $part_w];
+    out[$at] = $result;
+}
+"""

@@ -1,0 +1,19 @@
+"""What both forms of range reductions say in CUDA C++."""
+
+from __future__ import annotations
+
+from fusewright.codegen.cpp import ELEMENT
+from fusewright.codegen.range_sections import RangeSections
+
+
+class CudaRangeSections(RangeSections):
+    """Elements and functions as a GPU has them."""
+
+    inline, constant, index = "__device__ __forceinline__", "__constant__ const", "int"
+
+    def read(self, element: str) -> str:
+        return f"widened({element})"
+
+    def written(self, value: str) -> str:
+        element = ELEMENT[self.r.root.dtype]
+        return value if element == "float" else f"narrow_to<{element}>::of({value})"

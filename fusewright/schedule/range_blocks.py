@@ -1,0 +1,175 @@
+"""Range reductions of many slots: one axis after the other, in blocks that keep what is left of an axis at hand.
+
+A block takes a box of slots of one or a few planes.  It sums the outermost axis while it reads, so that only as many
+rows as there are slots need a place, and the inner axes in shared memory.  Where a plane is too much for one block, the
+slots of an axis are dealt to several *parts*, which read what their slots hold: neighbouring parts may share a border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, prod
+
+import torch
+
+from fusewright.ir.ops import Slot
+from fusewright.schedule.range_sums import MOST_PERIOD, MOST_SLOTS, Axis, RangeReduction, known
+
+THREADS = 256
+MULTIPROCESSORS = 132
+MOST_SHARED, PER_MULTIPROCESSOR = 162 * 1024, 228 * 1024  # bytes: of a block, where sm_80 has it; and in all
+
+# Sums that a thread keeps in registers while it reads an axis, and additions of them that are written out.
+MOST_KEPT = 64
+MOST_ADDITIONS = 2048
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the slots are dealt to blocks.
+
+    planes  that one block takes
+    parts   of the slots along every axis, outermost first
+    """
+
+    planes: int
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What blocks do along one axis: `slots` of them each, from the `read` indices behind their entry in `begins`."""
+
+    axis: Axis
+    length: int
+    slots: int
+    read: int
+    begins: tuple[int, ...]
+
+    @property
+    def parts(self) -> int:
+        return len(self.begins)
+
+    @property
+    def all_slots(self) -> tuple[Slot, ...]:
+        return self.axis.slots or ()
+
+    @property
+    def longest(self) -> int:
+        """The most elements of a slot."""
+        return max(s.count for s in self.all_slots)
+
+    @property
+    def added(self) -> int:
+        """Elements of all slots."""
+        return sum(s.count for s in self.all_slots)
+
+
+def lengths(r: RangeReduction) -> tuple[int, ...]:
+    """Indices along every axis."""
+    return tuple(prod(known(r.x.shape[d]) for d in axis.dims) for axis in r.axes)
+
+
+def divided(axis: Axis, length: int, parts: int) -> Part:
+    """`axis` in so many parts (or fewer, where that leaves none without a slot)."""
+    slots = axis.slots or ()
+    each = ceil(len(slots) / parts)
+    spans = [_span(slots[i : i + each]) for i in range(0, len(slots), each)]
+    read = max(end - begin for begin, end in spans)
+    return Part(axis, length, each, read, tuple(min(begin, length - read) for begin, _ in spans))
+
+
+def _span(slots: tuple[Slot, ...]) -> tuple[int, int]:
+    """The first index of some slots, and the one behind their last."""
+    some = [s for s in slots if s.count]
+    ends = (s.start + (s.count - 1) * s.step + 1 for s in some)
+    return min((s.start for s in some), default=0), max(ends, default=1)
+
+
+def parts_of(r: RangeReduction, cut: Cut) -> tuple[Part, ...]:
+    """The parts along every axis."""
+    return tuple(divided(a, n, p) for a, n, p in zip(r.axes, lengths(r), cut.parts, strict=True))
+
+
+def sum_type(r: RangeReduction) -> torch.dtype:
+    """What is kept of a summed axis: as wide as the result, where that is wider than float32."""
+    return torch.float64 if torch.float64 in (r.root.dtype, r.value.dtype) else torch.float32
+
+
+def in_registers(part: Part) -> bool:
+    """Whether a thread keeps all different sums of the outermost axis at once, and so reads every element once."""
+    axis, slots = part.axis, len(part.all_slots)
+    if part.parts > 1 or slots > MOST_SLOTS or axis.period > MOST_PERIOD:
+        return False
+    kept = sum(mask != 0 for segment in axis.segments for mask in segment.members)
+    return kept <= MOST_KEPT and kept * slots <= MOST_ADDITIONS
+
+
+def buffers(r: RangeReduction, cut: Cut) -> tuple[int, int]:
+    """Sums in the two halves of shared memory, which hold what is left of the axes by turns."""
+    halves, parts = [0, 0], parts_of(r, cut)
+    for i, shape in enumerate(kept_shapes(parts)):
+        halves[i % 2] = max(halves[i % 2], cut.planes * prod(shape))
+    return halves[0], halves[1]
+
+
+def kept_shapes(parts: tuple[Part, ...]) -> list[tuple[int, ...]]:
+    """Per plane, what is in shared memory after each axis; rows that threads read side by side have an odd pitch.
+
+    A line is copied first, so it has one shape more.
+    """
+    if len(parts) == 1:
+        return [(parts[0].read | 1,), (parts[0].slots | 1,)]
+    last, shapes = len(parts) - 1, []
+    for done in range(1, len(parts) + 1):
+        shape = [p.slots if i < done else p.read for i, p in enumerate(parts)]
+        if done >= last:
+            shape[-1] |= 1
+        shapes.append(tuple(shape))
+    return shapes
+
+
+def shared_bytes(r: RangeReduction, cut: Cut) -> int:
+    """Bytes of shared memory."""
+    return sum(buffers(r, cut)) * sum_type(r).itemsize
+
+
+def cuts(r: RangeReduction, some_planes: int, most: int) -> list[Cut]:
+    """The `most` promising cuts for about so many planes, the best first; none where a block cannot hold a slot."""
+    scored = [(score, cut) for cut in _candidates(r) if (score := _score(r, cut, some_planes)) is not None]
+    return [cut for _, cut in sorted(scored, key=lambda pair: (pair[0], pair[1].planes, pair[1].parts))[:most]]
+
+
+def _candidates(r: RangeReduction) -> Iterator[Cut]:
+    whole = (1,) * len(r.axes)
+    yield from (Cut(planes, whole) for planes in (2, 4, 8, 16, 32, 64))
+    for parts in product(*(_counts(len(a.slots or ())) for a in r.axes)):
+        yield Cut(1, parts)
+
+
+def _counts(slots: int) -> list[int]:
+    """Numbers of parts, each with another number of slots."""
+    found, n = [], 1
+    while n < slots:
+        found.append(ceil(slots / ceil(slots / n)))
+        n += max(1, n // 2)
+    return list(dict.fromkeys([*found, slots]))
+
+
+def _score(r: RangeReduction, cut: Cut, some_planes: int) -> float | None:
+    """About how long a cut takes, in times of reading all planes once; `None` where it does not fit."""
+    size, parts = shared_bytes(r, cut), parts_of(r, cut)
+    if size > MOST_SHARED:
+        return None
+    blocks = ceil(some_planes / cut.planes) * prod(p.parts for p in parts)
+    resident = min(8, PER_MULTIPROCESSOR // (size + 1024))
+    reread = prod(p.parts * p.read / p.length for p in parts)
+    outer = parts[0]
+    if len(parts) > 1 and not in_registers(outer):
+        reread *= 1 + 0.1 * outer.added / max(1, outer.parts * outer.read)  # from the first cache
+    items = cut.planes * (parts[0].read if len(parts) == 1 else prod(p.read for p in parts[1:]))
+    idle = ceil(items / THREADS) * THREADS / items
+    waves = blocks / (resident * MULTIPROCESSORS)
+    return reread * (1 + 0.6 / resident**2) * (0.7 + 0.3 * idle) * ceil(waves) / waves * (1 + 64 / (items + 512))

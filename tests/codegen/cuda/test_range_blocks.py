@@ -1,0 +1,107 @@
+"""Range reductions of many slots: the generated CUDA C++ runs on the CPU, and is compared with sums in float64."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from emulation.emulate import ORDERS, emulate
+from test_range_kernels import BF16, F16, F32, F64, Slots, borders, expected, inp, parsed, random, sums, whole
+from test_range_kernels import _value as value_of
+
+from fusewright.codegen.cuda.ranges_blocks import kernel
+from fusewright.ir.build import pointwise
+from fusewright.ir.node import Node
+from fusewright.ir.ops import Slot
+from fusewright.kernel import Kernel
+from fusewright.schedule.range_blocks import Cut, cuts
+from fusewright.schedule.range_sums import RangeReduction
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+def pooled(n: int, size: int, stride: int, taps: int = 1, spread: int = 1, pad: int = 0) -> Slots:
+    """Windows of `size`, `stride` apart, once per tap: what an average pool behind a convolution sums of its input."""
+    found = []
+    for begin in range(-pad, n + pad - size - spread * (taps - 1) + 1, stride):
+        for u in range(taps):
+            start, stop = max(0, begin + u * spread), min(n, begin + u * spread + size)
+            found.append(Slot(start, stop, 1, 1 / size) if start < stop else Slot(0, 0, 1, 1 / size))
+    return tuple(found)
+
+
+def mixed(n: int) -> Slots:
+    """Ranges of every kind: empty, one element, steps, all of it, with scales of their own."""
+    return (
+        Slot(0, 0, 1, 1.0),
+        Slot(n // 2, n // 2 + 1, 1, 2.0),
+        Slot(0, n, 2, 0.5),
+        Slot(1, n, 3, 0.25),
+        Slot(0, n, 1, 1.0 / n),
+        Slot(n - 1, n, 1, -1.0),
+    )
+
+
+P = (2, 3)
+CASES = {
+    "lines": lambda: sums(inp(*P, 61), {2: pooled(61, 7, 3, 3)}, F32),
+    "lines of float64": lambda: sums(inp(*P, 50, dtype=F64), {2: pooled(50, 4, 2, 2)}),
+    "lines, long windows": lambda: sums(inp(*P, 211), {2: pooled(211, 30, 9)}, F32),
+    "lines of bf16": lambda: sums(inp(*P, 93, dtype=BF16), {2: pooled(93, 5, 1, 1, 1, 2)}, F32),
+    "lines, mixed": lambda: sums(inp(*P, 37), {2: mixed(37)}, F32),
+    "planes": lambda: sums(inp(*P, 29, 23), {2: pooled(29, 7, 7, 3), 3: pooled(23, 5, 4, 2)}, F32),
+    "planes, padded": lambda: sums(inp(*P, 14, 14), {2: pooled(14, 3, 1, 1, 1, 1), 3: pooled(14, 3, 1, 1, 1, 1)}, F32),
+    "planes in float64": lambda: sums(inp(*P, 17, 12), {2: pooled(17, 4, 4, 3), 3: pooled(12, 4, 4, 3)}),
+    "planes of float64": lambda: sums(inp(*P, 17, 12, dtype=F64), {2: pooled(17, 4, 4, 3), 3: pooled(12, 2, 2)}),
+    "planes of bf16": lambda: sums(inp(*P, 31, 18, dtype=BF16), {2: pooled(31, 6, 3), 3: pooled(18, 6, 3)}, F32),
+    "planes of fp16": lambda: sums(inp(*P, 31, 18, dtype=F16), {2: pooled(31, 6, 3), 3: pooled(18, 6, 3)}, F16),
+    "planes, many rows": lambda: sums(inp(*P, 150, 9), {2: pooled(150, 3, 1), 3: pooled(9, 2, 2)}, F32),
+    "planes, long rows": lambda: sums(inp(*P, 9, 300), {2: pooled(9, 3, 1), 3: pooled(300, 40, 20)}, F32),
+    "planes, mixed": lambda: sums(inp(*P, 25, 33), {2: mixed(25), 3: mixed(33)}, F32),
+    "planes, borders and windows": lambda: sums(inp(*P, 40, 30), {2: borders(40, 3), 3: pooled(30, 4, 4, 3)}, F32),
+    "of squares": lambda: sums(
+        pointwise("square", inp(*P, 20, 21)), {2: pooled(20, 4, 4, 2), 3: pooled(21, 4, 4, 2)}, F32
+    ),
+    "volumes": lambda: sums(
+        inp(*P, 11, 12, 13), {2: pooled(11, 3, 3, 3), 3: pooled(12, 4, 3, 2), 4: pooled(13, 5, 5, 3)}, F32
+    ),
+    "volumes, mixed": lambda: sums(inp(1, 3, 9, 10, 11), {2: mixed(9), 3: mixed(10), 4: mixed(11)}, F32),
+    "volumes, few": lambda: sums(inp(*P, 5, 4, 3), {2: pooled(5, 2, 1), 3: pooled(4, 2, 1), 4: pooled(3, 2, 1)}, F32),
+    "volumes, long": lambda: sums(
+        inp(1, 2, 70, 6, 7), {2: pooled(70, 20, 10, 3), 3: pooled(6, 2, 1), 4: whole(7, 0.5)}, F32
+    ),
+}  # fmt: skip
+
+
+def some_cuts(r: RangeReduction) -> list[Cut]:
+    """The best cut, one of several planes, and one of several parts along every axis."""
+    slots = [len(a.slots or ()) for a in r.axes]
+    return [cuts(r, 1000, 1)[0], Cut(4, (1,) * len(slots)), Cut(1, tuple(min(n, 3) for n in slots))]
+
+
+def check(root: Node, cut: Cut, x: torch.Tensor | None = None, order: str = "forward") -> Kernel:
+    r = parsed(root)
+    k = kernel(r, cut, "fused_test")
+    x = random(r.x, 1) if x is None else x
+    value = value_of(r.value, r.x, x.double())
+    got, want = emulate(k, x, order=order), expected(root.op, value)
+    assert got.dtype == root.dtype and got.shape == want.shape
+    special = ~want.isfinite()
+    torch.testing.assert_close(got.double()[special], want[special], equal_nan=True, rtol=0, atol=0)
+    # chains of eight additions and the rounding of what is kept, once per axis; and the result itself
+    magnitude, wide = expected(root.op, value.abs()).abs(), F64 in (r.value.dtype,)
+    rounding = torch.finfo(F64 if wide else F32).eps * (1.0 + len(r.axes)) * (1 if r.value is r.x else 3)
+    bound = magnitude * rounding + want.abs() * torch.finfo(root.dtype).eps / 2 + 1e-300
+    wrong = ((got.double() - want).abs() > bound)[~special]
+    assert not wrong.any(), ((got.double() - want).abs() / bound)[~special].max()
+    return k
+
+
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("name", CASES)
+def test_value(name: str, which: int) -> None:
+    root = CASES[name]()
+    cut = some_cuts(parsed(root))[which]
+    check(root, cut, order=ORDERS[zlib.crc32(name.encode()) % 3])
