@@ -103,7 +103,7 @@ def _problem(path: Path, divide: int) -> Problem:
 def _first_call(solution: Path, device: str) -> float:
     """Seconds that the first call takes in a clean interpreter; raises `FusewrightError` where it fails."""
     found = str(Path(torch.__file__).parents[1])
-    command = [sys.executable, "-I", "-c", FIRST_CALL, str(solution), found, device, str(ROWS)]
+    command = [sys.executable, "-I", "-c", FIRST_CALL, str(solution), found, device, str(ROWS[device])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise FusewrightError(f"the file does not run again: {done.stderr.strip().splitlines()[-1]}")

@@ -19,6 +19,7 @@ import platform
 import re
 import sys
 import time
+import tokenize
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -44,7 +45,7 @@ class Differs(Wrong):
 def load(path: str, name: str, *, on_cpu: bool = False) -> Any:
     """A Python file as a module; its neighbours can be imported."""
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-    with open(path, encoding="utf-8") as file:
+    with tokenize.open(path) as file:
         source = file.read()
     if on_cpu:
         source = re.sub(r'(device=|device\()"cuda"', r'\1"cpu"', source)
@@ -98,7 +99,7 @@ class Check:
 
     def __init__(self, asked: dict[str, Any]) -> None:
         self.device, self.target = asked["device"], asked["target"]
-        self.rows, self.timed = asked["rows"], asked["time"]
+        self.rows, self.few, self.timed = asked["rows"], asked["few"], asked["time"]
         self.training, self.keeps_nan, self.sides = asked["training"], asked["keeps nan"], asked["sides"]
         self.problem = load(asked["problem"], "the_problem")
         self.solution = load(asked["solution"], "the_solution", on_cpu=self.device == "cpu")
@@ -116,11 +117,10 @@ class Check:
         if self.facts.pop("Model") != self.facts.pop("ModelNew"):
             raise Wrong("ModelNew draws other random numbers than Model when it is built")
         whole = self.inputs()
-        inputs = (
-            mapped(whole, self.cut) if not self.timed and self.device == "cpu" else whole
-        )  # so that it takes a moment
+        brief = not self.timed and self.device == "cpu"  # so that it takes a moment
+        inputs = self.cut(whole) if brief else whole
         self.harness(reference, new, inputs)
-        chosen = mapped(inputs, self.cut)
+        chosen = self.cut(inputs)
         self.watch_kernels()
         self.perturb(reference, new)
         if not self.stands_in:  # references are for one length each
@@ -152,9 +152,15 @@ class Check:
         torch.manual_seed(1)
         return mapped(self.problem.get_inputs(), lambda x: x.to(self.device))
 
-    def cut(self, x: torch.Tensor) -> torch.Tensor:
-        """The leading rows of a tensor."""
-        return x[: self.rows].clone() if x.dim() else x.clone()
+    def cut(self, inputs: Any) -> Any:
+        """A smaller batch of the inputs."""
+        rows = iter(self.rows)
+
+        def leading(x: torch.Tensor) -> torch.Tensor:
+            n = next(rows, self.few)
+            return x[:n].clone() if x.dim() else x.clone()
+
+        return mapped(inputs, leading)
 
     def same_state(self, reference: torch.nn.Module, new: torch.nn.Module) -> None:
         """One seed gives the same parameters and buffers."""
@@ -357,10 +363,11 @@ def of(samples: Callable[[], list[dict[str, list[Any]]]], kind: str, index: int)
 
 
 def resized(x: torch.Tensor, lengths: dict[int, int]) -> torch.Tensor:
-    """A tensor with some dimensions cut, or continued by their mirror image."""
+    """A tensor with some dimensions cut, or continued by their mirror image, and its order in memory."""
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
     for dim, length in lengths.items():
         x = torch.cat([x, x.flip(dim)], dim).narrow(dim, 0, length)
-    return x.contiguous()
+    return x.permute(order).contiguous().permute([order.index(dim) for dim in range(x.dim())])
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:

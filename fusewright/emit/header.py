@@ -51,8 +51,8 @@ class Part:
     checked: Checked = Checked()
 
 
-def header(name: str, parts: Sequence[Part], wishes: Wishes = NO_WISHES) -> str:
-    """The text between a solution file's first quotes; `name` is the problem file's."""
+def header(name: str, parts: Sequence[Part], wishes: Wishes = NO_WISHES, remarks: Sequence[str] = ()) -> str:
+    """The text between a solution file's first quotes; `name` is the problem file's, `remarks` are sentences on it."""
     paragraphs = [_title(name, parts)]
     for part in parts:
         plan = part.plan
@@ -65,6 +65,7 @@ def header(name: str, parts: Sequence[Part], wishes: Wishes = NO_WISHES) -> str:
         [
             *(f"Serves {own} of the model that get_init_inputs() describes." for own in _served(parts)),
             "Other constructor arguments and other calls give the same results by the original forward.",
+            *remarks,
         ]
     )
     by = f"Written by fusewright {parts[0].checked.version}."

@@ -11,7 +11,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,17 +19,21 @@ from fusewright.errors import UnsupportedError
 
 _ENTRIES = ("Model", "get_inputs", "get_init_inputs")
 _WORD = re.compile(r"\bpass\b", re.IGNORECASE)
+_OPENING = re.compile(r"""(\w*)(\"{3}|'{3}|["'])""")
 _STANDARD = frozenset({*sys.stdlib_module_names, "torch"})
 
 
 @dataclass(frozen=True)
 class ModelCode:
-    """What a problem file holds: import statements, all other text that is needed, and the names they define."""
+    """What a problem file holds: import statements, all other text that is needed, and the names they define.
+
+    remarks  what of it is not as in other solution files, one sentence each
+    """
 
     imports: tuple[str, ...]
     body: str
     names: frozenset[str]
-    foreign: tuple[str, ...]  # modules that are neither torch nor the standard library's
+    remarks: tuple[str, ...] = ()
 
 
 def model_code(path: Path, source: str) -> ModelCode:
@@ -47,7 +51,7 @@ def model_code(path: Path, source: str) -> ModelCode:
                 if name in needed or name == "annotations" or name == "*":
                     imports.append(text)
                     foreign += [module] if module not in _STANDARD else []
-        elif _defines(node) & needed or not _defines(node):
+        elif defines(node) & needed or not defines(node):
             kept.append(node)
     for module in foreign:
         if not module or (path.parent / f"{module}.py").exists() or (path.parent / module).is_dir():
@@ -56,8 +60,15 @@ def model_code(path: Path, source: str) -> ModelCode:
                 "solution file; put what Model needs into the problem file"
             )
     body = _joined(source, kept)
-    names = frozenset().union(*map(_defines, kept), (n for i in imports for n in _bound(i)))
-    return ModelCode(tuple(dict.fromkeys(imports)), body, names, tuple(dict.fromkeys(foreign)))
+    names = frozenset().union(*map(defines, kept), (n for i in imports for n in _bound(i)))
+    return ModelCode(tuple(dict.fromkeys(imports)), body, names, tuple(_remarks(foreign, kept)))
+
+
+def _remarks(foreign: Sequence[str], kept: Sequence[ast.stmt]) -> Iterator[str]:
+    if foreign:
+        yield f"Needs {' and '.join(dict.fromkeys(foreign))} beside PyTorch, as the model's own code does."
+    if any(isinstance(node, ast.Try | ast.TryStar) for statement in kept for node in ast.walk(statement)):
+        yield "The model's own code catches exceptions, which checkers of this field refuse."
 
 
 def method(source: str, class_name: str, name: str) -> ast.arguments | None:
@@ -79,9 +90,9 @@ def _needed(statements: list[ast.stmt]) -> set[str]:
     for node in statements:
         read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
         read |= {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
-        for name in _defines(node):
+        for name in defines(node):
             uses.setdefault(name, set()).update(read)
-        if not _defines(node):
+        if not defines(node):
             needed |= read
     stack = list(needed)
     while stack:
@@ -91,7 +102,7 @@ def _needed(statements: list[ast.stmt]) -> set[str]:
     return needed
 
 
-def _defines(node: ast.stmt) -> frozenset[str]:
+def defines(node: ast.stmt) -> frozenset[str]:
     """The module's names that a statement binds."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return frozenset({node.name})
@@ -121,7 +132,7 @@ def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str, str
 
 def _bound(statement: str) -> set[str]:
     (node,) = ast.parse(statement).body
-    return set(_defines(node))
+    return set(defines(node))
 
 
 def import_block(statements: list[str]) -> str:
@@ -158,12 +169,12 @@ def _is_main(node: ast.stmt) -> bool:
 
 def _text(source: str, node: ast.stmt) -> str:
     """A statement's own text, decorators and the comments just above it included."""
-    return "\n".join(source.splitlines()[_first(source, node) : node.end_lineno])
+    return "\n".join(source.split("\n")[_first(source, node) : node.end_lineno])
 
 
 def _first(source: str, node: ast.stmt) -> int:
     """The index of a statement's first line."""
-    lines = source.splitlines()
+    lines = source.split("\n")
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(d.lineno for d in decorators)]) - 1
     while first > 0 and lines[first - 1].startswith("#"):
@@ -174,15 +185,25 @@ def _first(source: str, node: ast.stmt) -> int:
 def _joined(source: str, nodes: list[ast.stmt]) -> str:
     """Statements with as many blank lines between them as there were."""
     text, end = "", 0
-    lines = source.splitlines()
+    lines = source.split("\n")
     for node in nodes:
         first = _first(source, node)
+        if first < end:  # on the line of the one before
+            continue
         blank = 0
         while first - blank > 0 and not lines[first - blank - 1].strip():
             blank += 1
         text += "\n" * (1 + min(blank, 2) if end else 0) + cleaned(_text(source, node))
         end = node.end_lineno or first
     return text
+
+
+def escaped(text: str) -> str:
+    """The text of a string, or of others in brackets, with the same value and without the word."""
+    opening = _OPENING.match(text)
+    if opening is not None and "r" in opening[1].lower():  # knows no escapes, so it becomes two strings side by side
+        return _WORD.sub(lambda word: f"{word[0][0]}{opening[2]} {opening[0]}{word[0][1:]}", text)
+    return _WORD.sub(lambda word: rf"{word[0][0]}\x{ord(word[0][1]):02x}{word[0][2:]}", text)
 
 
 def cleaned(text: str) -> str:
@@ -194,7 +215,7 @@ def cleaned(text: str) -> str:
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef) and _is_docstring(node.body[0])
     }
-    lines = text.splitlines()
+    lines = text.split("\n")
     for token in reversed(list(tokenize.generate_tokens(io.StringIO(text).readline))):
         if not _WORD.search(token.string) or token.type not in (tokenize.NAME, tokenize.COMMENT, tokenize.STRING):
             continue
@@ -207,7 +228,7 @@ def cleaned(text: str) -> str:
         elif (token.start[0], False) in docstrings:
             new = "..."
         else:
-            new = _WORD.sub(lambda found: found[0][0] + r"\x" + f"{ord('a'):02x}" + found[0][2:], token.string)
+            new = escaped(token.string)
         line = (before + new + after).rstrip()
         lines[first : last + 1] = [line] if line else []
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from fusewright.emit import conditions, support
 from fusewright.emit.architecture import architecture
 from fusewright.emit.configuration import configuration
 from fusewright.emit.draft import Draft, named_tensors
+from fusewright.emit.model_code import escaped
 from fusewright.verification.numerics import tf32_allowed
 
 _HERE = {"cuda": "is_cuda", "cpu": "is_cpu"}
@@ -31,7 +32,7 @@ def serving(drafts: Sequence[Draft], parameters: str) -> list[str]:
     ordinary = fill(support.ORDINARY, conditions=devices, autocast=autocast)
     return [
         "# What the kernels were made for; a model that is configured otherwise runs its original forward.\n"
-        f"MADE_FOR = {configured.literal}",
+        f"MADE_FOR = {escaped(configured.literal)}",
         configured.text,
         "\n".join(
             fill(
@@ -74,16 +75,16 @@ def _modes(draft: Draft) -> list[str]:
 
 def _tf32(drafts: Sequence[Draft]) -> list[str]:
     """The function that says whether the settings allow what kernels do, where they round to tf32 by these settings."""
-    setting = next((s for s in map(_tf32_setting, drafts) if s is not None), None)
+    setting = next((s for s in map(tf32_setting, drafts) if s is not None), None)
     if setting is None:
         return []
     operations = {"cuda.matmul": "matrix products", "cudnn.conv": "convolutions"}[setting]
     return ["\n".join(fill(support.TF32, operations=operations, setting=setting))]
 
 
-def _tf32_setting(draft: Draft) -> str | None:
-    """The setting of PyTorch's that a draft's kernels follow, if any."""
-    if draft.target == "cpu":
+def tf32_setting(draft: Draft) -> str | None:
+    """The setting of PyTorch's that a draft's kernels follow where they round to tf32, if any."""
+    if draft.target == "cpu" or draft.precision != "eager":
         return None
     families = {choice.name: choice.family for choice in draft.plan.kernels}
     wide = {families[k.name] for k in draft.program.kernels if torch.float32 in k.dtypes}
@@ -102,7 +103,7 @@ def _covers(drafts: Sequence[Draft], parameters: str) -> str:
     checks.append(f"ordinary({device}, {tensors}, *own)")
     checks += _everywhere(drafts, _shapes)
     checks.append("[(w.shape, w.dtype) for w in own] == KINDS")
-    checks += _everywhere(drafts, lambda draft: ["tf32_allowed()"] if _tf32_setting(draft) else [])
+    checks += _everywhere(drafts, lambda draft: ["tf32_allowed()"] if tf32_setting(draft) else [])
     checks += _everywhere(drafts, _gradient_modes)
     joined = "\n        and ".join(checks)
     return (

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from fusewright.emit.building import TEXTS, constants, functions, kernel_texts
 from fusewright.emit.draft import Draft
 from fusewright.emit.model_class import model_class, signature
-from fusewright.emit.model_code import ModelCode, import_block, model_code
+from fusewright.emit.model_code import ModelCode, defines, escaped, import_block
 from fusewright.emit.serving import serving
 from fusewright.errors import UnsupportedError
 
@@ -33,36 +36,17 @@ _IMPORTED = {
 }
 _OTHER_F = "from torch.nn import functional as F"
 
-# Names that it defines besides the problem's own.
-_DEFINED = (
-    *("ModelNew", "FAILURE", "ceil_div", "spread", "library", "cuda_library", "cpu_library", "check", "expect"),
-    *(
-        "dense",
-        "Recomputed",
-        "differentiable",
-        "MADE_FOR",
-        "OF_ALL_MODULES",
-        "held",
-        "given",
-        "described",
-        "configuration",
-    ),
-    *("named", "CONTAINERS", "HOOKS", "SEEN", "views", "weights", "KINDS", "kernels_for", "ordinary"),
-    *("called_plainly", "tf32_allowed", "covers", "KEPT", "derived"),
-)
 
-
-def text(drafts: Sequence[Draft], header: str) -> str:
-    """The whole file, unformatted; the same for the same problem, programs and header.
+def text(drafts: Sequence[Draft], code: ModelCode, header: str) -> str:
+    """The whole file, unformatted; the same for the same problem and its code, programs and header.
 
     Raises `UnsupportedError` where something of the problem or a program cannot be put into one file.
     """
     first = drafts[0]
-    code = model_code(first.problem.path, first.problem.source)
     for draft in drafts:
-        _check(draft, code)
+        _check_constants(draft)
     kernels = kernel_texts(drafts)
-    sections = [_section("The model as it was", code.body)]
+    sections = []
     for target, kind in TEXTS.items():
         if own := [kernel for kernel in kernels if kernel.target == target]:
             title = f"{kind.says} kernels" if len(drafts) > 1 else "Kernels"
@@ -71,32 +55,44 @@ def text(drafts: Sequence[Draft], header: str) -> str:
         sections.append(_section("Building and calling them", *functions(kernels)))
     parameters = signature(first)[0].removeprefix("self").removeprefix(", ")
     sections.append(_section("The model that does less", *serving(drafts, parameters), model_class(drafts)))
-    body = "\n\n\n".join(sections)
-    return f'"""{header}"""\n\n{_imports(code, body)}\n\n{body}\n'
+    ours = "\n\n\n".join(sections)
+    _check_names(first.problem.path, code, ours)
+    theirs = _section("The model as it was", code.body)
+    return f'"""{escaped(header)}"""\n\n{_imports(code, ours)}\n\n{theirs}\n\n\n{ours}\n'
 
 
-def _check(draft: Draft, code: ModelCode) -> None:
-    """Refuses what one file cannot hold."""
-    path, program = draft.problem.path, draft.program
-    theirs = {statement for statement in code.imports if statement in (*_IMPORTED, _OTHER_F)}
-    own = {*_DEFINED, *(statement.split()[-1] for statement in _IMPORTED)}
-    own |= {kernel.name + draft.suffix for kernel in program.kernels}
-    clash = next(iter(sorted((own & code.names) - {statement.split()[-1] for statement in theirs})), None)
-    if clash is not None:
-        raise UnsupportedError(f"{path}: it defines {clash}, which a solution file needs for itself; rename it there")
-    if program.constants:
-        name, tensor = next(iter(program.constants.items()))
+def _check_constants(draft: Draft) -> None:
+    """Refuses a program that reads tensors of its own, which no text holds."""
+    if draft.program.constants:
+        name, tensor = next(iter(draft.program.constants.items()))
         raise UnsupportedError(
-            f"{path}: the forward uses a tensor ({name}, {tuple(tensor.shape)}) that is no parameter or buffer of the "
-            "model; register it as a buffer"
+            f"{draft.problem.path}: the forward uses a tensor ({name}, {tuple(tensor.shape)}) that is no parameter or "
+            "buffer of the model; register it as a buffer"
         )
 
 
-def _imports(code: ModelCode, body: str) -> str:
+def _check_names(path: Path, code: ModelCode, ours: str) -> None:
+    """Refuses a problem that gives another meaning to a name that our part of the file defines, imports or reads."""
+    tree = ast.parse(ours)
+    own = {name for node in tree.body for name in defines(node)}
+    own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and hasattr(builtins, node.id)}
+    own |= {statement.split()[-1] for statement in _imports_of(ours)}
+    same = {statement.split()[-1] for statement in code.imports if statement in (*_IMPORTED, _OTHER_F)}
+    clash = next(iter(sorted((own & code.names) - same)), None)
+    if clash is not None:
+        raise UnsupportedError(f"{path}: it defines {clash}, which a solution file needs for itself; rename it there")
+
+
+def _imports(code: ModelCode, ours: str) -> str:
     """The problem's imports, and those of the rest."""
-    own = [statement for statement, sign in _IMPORTED.items() if re.search(rf"(?<![\w.]){re.escape(sign)}", body)]
     theirs = [statement for statement in code.imports if statement != _OTHER_F]
-    return import_block([*theirs, *own])
+    also = ["import torch.nn.functional as F"] if _OTHER_F in code.imports else []
+    return import_block([*theirs, *also, *_imports_of(ours)])
+
+
+def _imports_of(ours: str) -> list[str]:
+    """The statements that import what our text uses."""
+    return [statement for statement, sign in _IMPORTED.items() if re.search(rf"(?<![\w.]){re.escape(sign)}", ours)]
 
 
 def _section(title: str, *parts: str) -> str:

@@ -21,12 +21,14 @@ from torch import nn
 import fusewright
 from fusewright.capture import capture
 from fusewright.codegen.aten import Program
-from fusewright.dispatch import Options
+from fusewright.dispatch import Guard, Options
 from fusewright.emit import fresh
 from fusewright.emit.architecture import architecture
 from fusewright.emit.building import TEXTS
 from fusewright.emit.draft import Draft
 from fusewright.emit.header import Checked, Part, header, listed
+from fusewright.emit.model_code import model_code
+from fusewright.emit.serving import tf32_setting
 from fusewright.emit.solution import text
 from fusewright.errors import CaptureError, FusewrightError, UnsupportedError
 from fusewright.optimizer import planned
@@ -37,16 +39,14 @@ from fusewright.runtime import nvrtc
 from fusewright.runtime.cache import write_atomic
 from fusewright.schedule.wishes import Wishes
 from fusewright.tree import flat_tensors
-from fusewright.verification.numerics import tf32_allowed
 
 Progress = Callable[[str], None]
 
 # Compute capabilities, times ten, that kernels are compiled for where there is no GPU.
 ARCHITECTURES = (80, 90)
 
-# Rows of the inputs that a solution is compared with float64 on: at least so many, or all where it is made for those.
-ROWS = 4
-EVERY = 1 << 62
+# Rows of a batch that a solution is compared with float64 on, unless its kernels are for larger ones alone.
+ROWS = {"cuda": 4, "cpu": 2}
 
 # Seconds that a solution may take in its fresh process, building included.
 SECONDS = 600
@@ -92,8 +92,8 @@ def write_solution(
     `targets` are where it is made to run, ``"cuda"``, ``"cpu"`` or both; for the former without a GPU everything is
     done by estimate and the kernels are compiled as a check.  On one that is here, the file is `timed` as well.
 
-    A file whose tf32 keeps it from what eager computes, to the tolerance of the field's harness, is made once more
-    without tf32.
+    A file whose kernels rounded to tf32 where they ran, and that is not what eager computes to the tolerance of the
+    field's harness, is made once more without tf32.
 
     Raises `UnsupportedError` where there is nothing to write or nowhere to write it to, and `FusewrightError` where
     the file turned out to be wrong.
@@ -101,9 +101,7 @@ def write_solution(
     check_output(path, problem.path, force)
     try:
         return _written(problem, path, options, targets, timed, progress)
-    except Differs:
-        if options.precision != "eager" or "cuda" not in targets or not any(tf32_allowed("eager")):
-            raise
+    except DiffersByTf32:
         # Eager may use tf32 and often does not: then only kernels without it are as close as the field asks for.
         progress("once more without tf32, which eager does not use here")
         return _written(problem, path, replace(options, precision="fp32"), targets, timed, progress)
@@ -120,6 +118,10 @@ def _written(
 
 class Differs(FusewrightError):
     """A file does not compute what eager does to the field's tolerance, be it as exact or more so."""
+
+
+class DiffersByTf32(Differs):
+    """Kernels that the settings alone let round to tf32 ran there; without that it may be as close."""
 
 
 class NothingGained(UnsupportedError):
@@ -266,18 +268,31 @@ def _placed(
 
 def _facts(draft: Draft, solution: Path, timed: bool) -> dict[str, Any]:
     """What is found out about a file on the device of a draft, or with a CPU in its place."""
-    absent, batches = _absent(draft.target), draft.guard.symbols.values()
-    return tried(
-        draft.problem.path,
-        solution,
-        "cpu" if absent else draft.target,
-        target=draft.target,
-        timed=timed and not absent,
-        training=draft.model.training,
-        keeps_nan=all(fired.exactness != "finite" for fired in draft.plan.rules),
-        rows=max([0, *(at.low for at in batches)]) if batches else EVERY,
-        sides=draft.entry.sides.ranges,
-    )
+    absent = _absent(draft.target)
+    device = "cpu" if absent else draft.target
+    try:
+        return tried(
+            draft.problem.path,
+            solution,
+            device,
+            target=draft.target,
+            timed=timed and not absent,
+            training=draft.model.training,
+            keeps_nan=all(fired.exactness != "finite" for fired in draft.plan.rules),
+            rows=_rows(draft.guard, ROWS[device]),
+            sides=draft.entry.sides.ranges,
+        )
+    except Differs as error:
+        if absent or tf32_setting(draft) is None:
+            raise
+        raise DiffersByTf32(str(error)) from error
+
+
+def _rows(guard: Guard, few: int) -> list[int | None]:
+    """The leading rows of each tensor input in a batch of `few`, all (`None`) of one that has no rows of a batch."""
+    batch = {symbol: max(at.low, few) for symbol, at in guard.symbols.items()}
+    firsts = [shape[0] if shape else 0 for shape in guard.shapes]
+    return [None if isinstance(n, int) else int(n.subs(batch)) for n in firsts]
 
 
 def content_of(drafts: Sequence[Draft], checked: Sequence[Checked]) -> str:
@@ -287,7 +302,8 @@ def content_of(drafts: Sequence[Draft], checked: Sequence[Checked]) -> str:
     parts = [
         Part(d.target, d.plan, d.program.kernels, d.served, known) for d, known in zip(drafts, checked, strict=True)
     ]
-    return formatted(text(drafts, header(name, parts, first.wishes)))
+    code = model_code(first.problem.path, first.problem.source)
+    return formatted(text(drafts, code, header(name, parts, first.wishes, code.remarks)))
 
 
 def formatted(source: str) -> str:
@@ -309,11 +325,11 @@ def tried(
     timed: bool,
     training: bool = True,
     keeps_nan: bool = True,
-    rows: int = 0,
+    rows: Sequence[int | None] = (),
     sides: Mapping[int, tuple[int, int]] | None = None,
 ) -> dict[str, Any]:
     """What `fusewright.emit.fresh` finds out about a solution's part for `target`, on `device`, in a process of its
-    own.
+    own.  It is compared with float64 on so many leading `rows` of each tensor input (`None`: all; unnamed: few).
 
     Raises `FusewrightError` where it is wrong.
     """
@@ -322,7 +338,8 @@ def tried(
         "solution": str(solution.resolve()),
         "device": device,
         "target": target,
-        "rows": max(rows, ROWS if device == "cuda" else 2),
+        "rows": [*rows],
+        "few": ROWS[device],
         "time": timed,
         "training": training,
         "keeps nan": keeps_nan,

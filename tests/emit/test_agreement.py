@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from solutions import problem, write
+from solutions import draft, problem, text_of, write
 
 from fusewright.dispatch import Options
-from fusewright.emit import writing
-from fusewright.emit.writing import Differs, Written, tried, write_solution
+from fusewright.emit import serving, writing
+from fusewright.emit.writing import Differs, DiffersByTf32, Written, tried, write_solution
 from fusewright.errors import FusewrightError
 from fusewright.problem import load_problem
 
@@ -28,40 +29,56 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def written(made_of: Any, path: Path, options: Options, *_: Any) -> Written:
         precisions.append(options.precision)
         if options.precision != "fp32":
-            raise Differs("output 0 differs from eager's")
+            raise DiffersByTf32("output 0 differs from eager's")
         return Written(path, (), ())
 
     monkeypatch.setattr(writing, "_written", written)
     return precisions
 
 
-def test_a_file_that_differs_is_made_again_without_tf32(tmp_path: Path, asked: list[str]) -> None:
+def test_a_file_that_differs_by_tf32_is_made_again_without(tmp_path: Path, asked: list[str]) -> None:
     path = problem(tmp_path, CONV, HEAD, INPUT)
     write_solution(load_problem(path), tmp_path / "solution.py", Options(), targets=["cuda"])
     assert asked == ["eager", "fp32"]
 
 
-@pytest.mark.parametrize(("precision", "target"), [("tf32", "cuda"), ("eager", "cpu")])
-def test_it_is_refused_where_tf32_was_asked_for_or_has_no_part(
-    tmp_path: Path, asked: list[str], precision: Any, target: str
-) -> None:
-    path = problem(tmp_path, CONV, HEAD, INPUT)
-    with pytest.raises(Differs):
-        write_solution(load_problem(path), tmp_path / "out.py", Options(precision=precision), targets=[target])
-    assert asked == [precision]
+# What is asked for, and where: on a GPU that is here, on one that is not, with flags that forbid tf32.
+WHERE: dict[str, tuple[dict[str, Any], bool, bool, bool]] = {
+    "by the flags, on a GPU": ({}, True, True, True),
+    "for a GPU that is not here": ({}, False, True, False),
+    "on a CPU": ({"target": "cpu"}, True, True, False),
+    "as asked": ({"precision": "tf32"}, True, True, False),
+    "never": ({"precision": "fp32"}, True, True, False),
+    "flags that forbid it": ({}, True, False, False),
+}
 
 
-def test_it_is_refused_where_the_flags_forbid_tf32_anyway(tmp_path: Path, asked: list[str]) -> None:
+@pytest.mark.parametrize("case", WHERE)
+def test_tf32_has_a_part_where_kernels_ran_with_it(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only then would a file without it be another one."""
+    options, here, allowed, expected = WHERE[case]
+    made = replace(
+        draft(problem(tmp_path, CONV, HEAD, INPUT), kernels="always", **options),
+        precision=options.get("precision", "eager"),
+    )
+    assert [kernel.target for kernel in made.program.kernels] == [made.target]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: here)
+    monkeypatch.setattr(serving, "tf32_allowed", lambda _: (allowed, False))
+
+    def differs(*_: Any, **__: Any) -> None:
+        raise Differs("output 0 differs from eager's")
+
+    monkeypatch.setattr(writing, "tried", differs)
+    with pytest.raises(Differs) as caught:
+        writing._facts(made, tmp_path / "solution.py", False)
+    assert isinstance(caught.value, DiffersByTf32) == expected
+
+
+def test_a_file_without_tf32_asks_for_no_setting(tmp_path: Path) -> None:
     path = problem(tmp_path, CONV, HEAD, INPUT)
-    convolutions, matmuls = torch.backends.cudnn.conv, torch.backends.cuda.matmul
-    before = convolutions.fp32_precision, matmuls.fp32_precision
-    convolutions.fp32_precision = matmuls.fp32_precision = "ieee"
-    try:
-        with pytest.raises(Differs):
-            write_solution(load_problem(path), tmp_path / "out.py", Options(), targets=["cuda"])
-    finally:
-        convolutions.fp32_precision, matmuls.fp32_precision = before
-    assert asked == ["eager"]
+    made = draft(path, kernels="always", precision="fp32")
+    assert "def tf32_allowed(" in text_of(draft(path, kernels="always"))
+    assert "tf32_allowed" not in text_of(replace(made, precision="fp32"))
 
 
 def test_what_differs_is_told_from_what_is_wrong(tmp_path: Path) -> None:

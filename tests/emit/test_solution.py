@@ -11,7 +11,6 @@ from solutions import FOUNDING, cuda_source, draft, founding, load, nvcc, proble
 
 from fusewright.dispatch import Options
 from fusewright.emit.writing import tried, write_solution
-from fusewright.errors import UnsupportedError
 from fusewright.problem import load_problem
 
 CONV = "self.conv = nn.Conv2d(3, 8, 3)"
@@ -79,6 +78,31 @@ def test_a_model_made_for_one_batch_and_one_that_writes_to_its_input(tmp_path: P
             assert written.checked[0].facts["errors"]["outputs"]["new"] < 1e-6
 
 
+def test_inputs_of_which_some_have_no_rows_of_a_batch(tmp_path: Path) -> None:
+    forward = (
+        "def forward(self, pair, named):\n    return self.conv(pair[0] + pair[1]).relu().mean((2, 3)) * named['s']"
+    )
+    inputs = "[[torch.rand(5, 3, 20, 24), torch.rand(5, 3, 20, 24)], {'s': torch.rand(8)}]"
+    path = problem(tmp_path, CONV, forward, inputs)
+    options = Options(verify=False, measure=False, kernels="always")
+    written = write_solution(load_problem(path), tmp_path / "solution.py", options, targets=["cpu"], timed=False)
+    assert {choice.path for choice in written.plans[0].kernels} == {"generated"}
+    assert written.checked[0].facts["errors"]["outputs"]["new"] < 1e-6
+
+
+def test_inputs_of_other_sizes_keep_their_order_in_memory(tmp_path: Path) -> None:
+    """An answer that lies as its input does is the kernels' for that order alone."""
+    forward = "def forward(self, x):\n    return F.avg_pool2d(self.conv(x).tanh(), 2)"
+    inputs = "[torch.rand(4, 3, 20, 24).to(memory_format=torch.channels_last)]"
+    path = problem(tmp_path, CONV, forward, inputs)
+    solution = tmp_path / "solution.py"
+    options = Options(verify=False, measure=False, kernels="always")
+    written = write_solution(load_problem(path), solution, options, targets=["cpu"], timed=False)
+    assert [choice.path for choice in written.plans[0].kernels] == ["generated"]
+    assert "<= x.shape[2] <=" in solution.read_text()
+    assert ".is_contiguous()" in solution.read_text()
+
+
 def test_a_forward_that_makes_tensors_makes_them_on_the_device_of_its_input(tmp_path: Path) -> None:
     forward = (
         "def forward(self, x):\n    start = torch.zeros(1, 8, device=x.device) + torch.arange(8, device=x.device)\n"
@@ -108,14 +132,3 @@ def test_imports_of_its_own_that_the_file_needs_too(tmp_path: Path) -> None:
     solution = write(path)
     assert len(re.findall(r"^from functools import .*\bpartial\b", solution.read_text(), re.MULTILINE)) == 1
     ruff(solution)
-
-
-def test_names_that_the_file_needs_for_itself(tmp_path: Path) -> None:
-    path = problem(tmp_path, CONV, HEAD, INPUT)
-    path.write_text(
-        path.read_text()
-        .replace("class Model(", "covers = 3\n\n\nclass Model(")
-        .replace("nn.Conv2d(3", "nn.Conv2d(covers")
-    )
-    with pytest.raises(UnsupportedError, match="it defines covers, which a solution file needs for itself"):
-        write(path)
