@@ -65,15 +65,18 @@ class RangeSections(ABC):
     def record(self, **more: Any) -> Kernel:
         """The kernel; `more` are fields of `Kernel`."""
         r, names = self.r, [name for name, _, _ in self.sizes]
-        kept = (str(d) for d in r.root.shape[r.leading :])
+        kept = tuple(str(d) for d in r.root.shape[r.leading :])
+        result, shape = (*names[: r.leading], *kept), (*names, *(str(d) for d in r.x.shape[len(names) :]))
+        if r.stored is not None:  # in whose shape the sizes of planes are numbers
+            result, shape = (("n0", *(str(d) for d in node.shape[1:])) for node in (r.stored, r.x))
         return Kernel(
             name=self.name,
             operands=("x",),
             layouts=("contiguous",),
             sizes=self.sizes,
-            output=Array("out", (*names[: r.leading], *kept), r.root.dtype),
+            output=Array("out", result, r.root.dtype),
             dtypes=(r.x.dtype,),
-            shapes=((*names, *(str(d) for d in r.x.shape[len(names) :])),),
+            shapes=(shape,),
             **more,
         )
 

@@ -7,7 +7,7 @@ form *segments*; what a kernel adds up is one *cell* per segment and residue, an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import lcm, prod
@@ -16,6 +16,7 @@ from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Size, Slot
 from fusewright.schedule.chain import MEMORY
+from fusewright.schedule.range_order import Digits, moved_from, order_behind
 
 # Bounds on what a block keeps and on the length of the tables in a kernel's text.
 MOST_CELLS = 256
@@ -88,6 +89,8 @@ class RangeReduction:
     leading  dimensions before the summed ones
     mean     whether a total is divided by the number of elements
     scale    what a total is multiplied by; slots have scales of their own
+    stored   the value whose elements are results in another order, which its kernel writes, and that order with its
+             reverse (see `fusewright.schedule.range_order`)
     """
 
     root: Node
@@ -97,6 +100,13 @@ class RangeReduction:
     axes: tuple[Axis, ...]
     mean: bool = False
     scale: float = 1.0
+    stored: Node | None = None
+    order: tuple[Digits, Digits] = ((), ())
+
+    @property
+    def tail(self) -> Node | None:
+        """What a group without it may still do."""
+        return self.stored
 
     @property
     def total(self) -> bool:
@@ -116,6 +126,7 @@ class RangeReduction:
 
 def parse(root: Node, single: Callable[[Node], bool]) -> RangeReduction | str:
     """The range reduction that ends in `root`, or why there is none; `single` says that a value has one user."""
+    stored, root = root, moved_from(root, single)
     summed = _summed(root)
     if isinstance(summed, str):
         return summed
@@ -128,7 +139,11 @@ def parse(root: Node, single: Callable[[Node], bool]) -> RangeReduction | str:
     if wrong:
         return f"{wrong[0]!r} is summed in {wrong[0].dtype}"
     found = RangeReduction(root, x, value, leading, axes, mean, scale)
-    return _problem(found) or found
+    problem = _problem(found)
+    if problem is not None or stored is root:
+        return problem or found
+    order = order_behind(stored, root, leading)
+    return order if isinstance(order, str) else replace(found, stored=stored, order=order)
 
 
 Summed = tuple[int, tuple[Axis, ...], bool, float]

@@ -49,7 +49,7 @@ def options(
         c = group.record.contraction
         return contraction.options(c, hints, {c.x: c.layout})
     if isinstance(group.record, RangeReduction):
-        return [] if in_one_pass(group.record) else [{}]
+        return [] if group.record.stored is not None or in_one_pass(group.record) else [{}]
     return [] if isinstance(group.record, Stream) and not stream.fits(group.record) else [{}]
 
 

@@ -156,7 +156,8 @@ class _Writer(CudaRangeSections):
                 name=self.name,
                 Result=ELEMENT[r.root.dtype],
                 length=", index_t length" if r.mean else "",
-                slot=["const int slot = result % SLOTS;"] if one_scale(self.r) is None else [],
+                slot=["const int slot = result % SLOTS;"] if one_scale(self.r) is None or self.r.stored else [],
+                place="result" if self.r.stored is None else f"result - slot + {self.place()}",
                 result=self.result(),
             )
         return "\n".join(lines) + "\n"
@@ -197,7 +198,7 @@ class _Writer(CudaRangeSections):
         """The statement that writes a slot; parts of planes are written as they are."""
         if shared:
             return "scratch[(blockIdx.y * planes + first + team) * SLOTS + slot] = total;"
-        return f"out[(first + team) * SLOTS + slot] = {self.result()};"
+        return f"out[(first + team) * SLOTS + {self.place()}] = {self.result()};"
 
     def _total(self) -> tuple[Lines, Lines]:
         return self._take(1), self._entry(texts.TOTAL)

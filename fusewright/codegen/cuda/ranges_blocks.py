@@ -34,6 +34,7 @@ from fusewright.schedule.range_blocks import (
     shared_bytes,
     sum_type,
 )
+from fusewright.schedule.range_order import counted
 from fusewright.schedule.range_sums import RangeReduction
 
 FEW = 8  # additions in a row that may be in float32
@@ -131,12 +132,11 @@ class _Writer(CudaRangeSections):
         *_, pitch, out_pitch = [(0,), *kept_shapes(self.parts)][-2:]
         rows = " * ".join(["PLANES", *(self._part(i) for i in range(len(self.parts) - 1))])
         columns = "READ_H * READ_W" if len(self.parts) == 3 else "READ_W"
-        several = any(p.parts > 1 for p in self.parts)
         results = " * ".join(f"SLOTS_{a}" for a in self.letters.upper())
         return [
             *([f"constexpr int COLUMNS = {columns};  // of the outermost axis"] if len(self.parts) > 1 else []),
             f"constexpr int ROWS = {rows}, PITCH = {pitch[-1]}, OUT_PITCH = {out_pitch[-1]};  // of the last axis",
-            *([] if several else [f"constexpr int RESULTS = {results};  // of a plane"]),
+            f"constexpr int RESULTS = {results};  // of a plane",
             f"constexpr int EVEN = {buffers(self.r, self.cut)[0]};  // sums in the first half of shared memory",
         ]
 
@@ -370,32 +370,46 @@ class _Writer(CudaRangeSections):
         return lines, text if self.r.root.dtype == torch.float64 else self.written(f"float({text})")
 
     def _write(self) -> Lines:
-        several = any(p.parts > 1 for p in self.parts)
+        target = self.halves[1]
         scales, result = self._result()
-        target, used = self.halves[1], [a for a, p in self._pairs() if self._scales_differ(p)]
-        if not several:
-            places = [f"const int {a} = {self._place(i)};" for i, a in enumerate(self.letters) if a in used]
-            return fill(texts.WRITE, scales=[*places, *scales], target=target, result=result)
+        if any(p.parts > 1 for p in self.parts):
+            return self._write_parts(scales, result, target)
+        slot, lines = "i", []
+        order = "All results of the planes lie side by side."
+        if self.r.stored is not None:
+            order, slot = "Neighbours in the order of the result, which is not that of the slots.", "slot"
+            lines = [f"const int slot = {counted(self.r.order[0], 'i')};"]
+            if self.cut.planes > 1:
+                lines = [f"const int place = i % RESULTS, slot = i - place + {counted(self.r.order[0], 'place')};"]
+        used = [a for a, p in self._pairs() if self._scales_differ(p)]
+        places = [f"const int {a} = {self._place(i, slot)};" for i, a in enumerate(self.letters) if a in used]
+        at = f"{slot} / SLOTS_W * OUT_PITCH + {slot} % SLOTS_W"
+        decode = [*lines, *places, *scales]
+        return fill(texts.WRITE, order=order, decode=decode, total=f"{target}[{at}]", result=result)
+
+    def _write_parts(self, scales: Lines, result: str, target: str) -> Lines:
+        """Blocks that have a part of a plane's slots."""
         decode = [f"const int plane = i / ({' * '.join(self._part(i) for i in range(len(self.parts)))});"]
-        beyond, at = ["first + plane >= planes"], "first + plane"
+        beyond, slot = ["first + plane >= planes"], ""
         for i, (a, p) in enumerate(self._pairs()):
             first = f"first_{a} + " if p.parts > 1 else ""
             decode.append(f"const int {a} = {first}{self._place(i)};")
             if p.parts * p.slots > len(p.all_slots):
                 beyond.append(f"{a} >= SLOTS_{a.upper()}")
-            at = f"({at}) * SLOTS_{a.upper()} + {a}"
+            slot = f"{f'({slot})' if '+' in slot else slot} * SLOTS_{a.upper()} + {a}" if slot else a
         return fill(
             texts.WRITE_PARTS,
             part_w=self._part(len(self.parts) - 1),
             decode=decode,
             beyond=" || ".join(beyond),
-            scales=scales,
+            scales=[*scales, f"const int slot = {slot};"],
             target=target,
             result=result,
-            at=at,
+            at=f"(first + plane) * RESULTS + {self.place()}",
         )
 
-    def _place(self, i: int) -> str:
-        """Which of a block's slots along axis `i` the `i`-th result is of."""
-        inner = " * ".join(self._part(k) for k in range(i + 1, len(self.parts)))
-        return f"i{f' / ({inner})' if inner else ''} % {self._part(i)}"
+    def _place(self, axis: int, index: str = "i") -> str:
+        """Which of a block's slots along an axis a result is of."""
+        inner = [self._part(k) for k in range(axis + 1, len(self.parts))]
+        behind = f" / {inner[0]}" if len(inner) == 1 else f" / ({' * '.join(inner)})" if inner else ""
+        return f"{index}{behind} % {self._part(axis)}"

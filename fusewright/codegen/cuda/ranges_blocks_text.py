@@ -134,11 +134,11 @@ __syncthreads();
 """
 
 WRITE = """
-// All results of the planes lie side by side.
+// $order
 const int mine = int(min(index_t(PLANES), planes - first)) * RESULTS;
 for (int i = threadIdx.x; i < mine; i += THREADS) {
-    $scales
-    const double total = $target[i / SLOTS_W * OUT_PITCH + i % SLOTS_W];
+    $decode
+    const double total = $total;
     out[first * RESULTS + i] = $result;
 }
 """

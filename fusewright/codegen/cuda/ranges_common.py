@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.range_sections import RangeSections
+from fusewright.schedule.range_order import counted
 
 
 class CudaRangeSections(RangeSections):
     """Elements and functions as a GPU has them."""
 
     inline, constant, index = "__device__ __forceinline__", "__constant__ const", "int"
+
+    def place(self) -> str:
+        """Where the result of `slot` lies among those of its plane."""
+        return "slot" if self.r.stored is None else counted(self.r.order[1], "slot")
 
     def read(self, element: str) -> str:
         return f"widened({element})"

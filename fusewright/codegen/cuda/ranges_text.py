@@ -281,6 +281,6 @@ ${name}_finish(const double* __restrict__ scratch, $Result* __restrict__ out, in
     total = joined(total);
     if (threadIdx.x % 32 != 0 || result >= results) return;
     $slot
-    out[result] = $result;
+    out[$place] = $result;
 }
 """

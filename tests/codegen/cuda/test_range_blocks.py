@@ -8,12 +8,30 @@ from pathlib import Path
 import pytest
 import torch
 from emulation.emulate import ORDERS, emulate
-from test_range_kernels import BF16, F16, F32, F64, Slots, borders, expected, inp, parsed, random, sums, whole
+from test_range_kernels import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    Slots,
+    borders,
+    expected,
+    inp,
+    parse,
+    parsed,
+    random,
+    sums,
+    whole,
+    windows,
+)
 from test_range_kernels import _value as value_of
+from torch import Tensor
 
+from fusewright.codegen.cuda.ranges import kernel as one_pass
 from fusewright.codegen.cuda.ranges_blocks import kernel
+from fusewright.ir import ops
 from fusewright.ir.build import pointwise
-from fusewright.ir.node import Node
+from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Slot
 from fusewright.kernel import Kernel
 from fusewright.schedule.range_blocks import Cut, cuts
@@ -65,7 +83,7 @@ CASES = {
         pointwise("square", inp(*P, 20, 21)), {2: pooled(20, 4, 4, 2), 3: pooled(21, 4, 4, 2)}, F32
     ),
     "volumes": lambda: sums(
-        inp(*P, 11, 12, 13), {2: pooled(11, 3, 3, 3), 3: pooled(12, 4, 3, 2), 4: pooled(13, 5, 5, 3)}, F32
+        inp(*P, 11, 12, 13), {2: pooled(11, 3, 3, 3), 3: pooled(12, 4, 3, 2), 4: pooled(13, 4, 4, 3)}, F32
     ),
     "volumes, mixed": lambda: sums(inp(1, 3, 9, 10, 11), {2: mixed(9), 3: mixed(10), 4: mixed(11)}, F32),
     "volumes, few": lambda: sums(inp(*P, 5, 4, 3), {2: pooled(5, 2, 1), 3: pooled(4, 2, 1), 4: pooled(3, 2, 1)}, F32),
@@ -105,3 +123,73 @@ def test_value(name: str, which: int) -> None:
     root = CASES[name]()
     cut = some_cuts(parsed(root))[which]
     check(root, cut, order=ORDERS[zlib.crc32(name.encode()) % 3])
+
+
+def channels(node: Node, axis: int, taps: int) -> Node:
+    """The taps of a dimension's slots become channels, as those of a transposed convolution do."""
+    batch, c, *rest = node.shape
+    split = (batch, c, *rest[:axis], rest[axis] // taps, taps, *rest[axis + 1 :])
+    dims = (0, 1, axis + 3, *(d for d in range(2, len(split)) if d != axis + 3))
+    moved = make(ops.Permute(dims, copy=True), make(ops.Reshape(split), node))
+    rest[axis] //= taps
+    return make(ops.Reshape((batch, c * taps, *rest)), moved)
+
+
+def follow(node: Node, x: Tensor) -> Tensor:
+    """The value of reshapes and permutations of a range sum of `x`."""
+    if isinstance(node.op, ops.RangeSum):
+        return expected(node.op, x)
+    before = follow(node.arg(0), x)
+    return before.permute(node.op.dims) if isinstance(node.op, ops.Permute) else before.reshape(node.shape)
+
+
+MOVED = {
+    "lines": lambda: channels(sums(inp(*P, 61), {2: pooled(61, 7, 3, 3)}, F32), 0, 3),
+    "planes": lambda: channels(
+        channels(sums(inp(*P, 29, 23), {2: pooled(29, 7, 7, 3), 3: pooled(23, 5, 4, 2)}, F32), 0, 3), 1, 2
+    ),
+    "other scales": lambda: channels(sums(inp(*P, 20, 33), {2: pooled(20, 4, 4, 3), 3: mixed(33)}, F32), 1, 2),
+    "rows and columns": lambda: make(
+        ops.Permute((0, 1, 3, 2), copy=True), sums(inp(*P, 29, 23), {2: pooled(29, 7, 7, 3), 3: mixed(23)}, F32)
+    ),
+    "volumes": lambda: channels(channels(channels(CASES["volumes"](), 0, 3), 1, 2), 2, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("name", MOVED)
+def test_results_in_another_order(name: str, which: int) -> None:
+    root = MOVED[name]()
+    r = parsed(root)
+    assert r.stored is root and r.tail is root
+    x = random(r.x, 5)
+    got = emulate(kernel(r, some_cuts(r)[which], "fused_test"), x)
+    assert got.shape == root.shape
+    torch.testing.assert_close(got, follow(root, x.double()).float(), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 19, 20), (1, 2, 130, 140)])
+def test_results_of_one_pass_in_another_order(shape: tuple[int, ...]) -> None:
+    """Also where blocks share planes, and a second launch writes."""
+    root = channels(sums(inp(*shape), {2: borders(shape[2], 3), 3: borders(shape[3], 4, 0.5)}), 1, 4)
+    r = parsed(root)
+    x = random(r.x, 5)
+    k = one_pass(r, "fused_test")
+    assert r.stored is root and len(k.launches) == (2 if shape[0] == 1 else 1)
+    torch.testing.assert_close(emulate(k, x), follow(root, x.double()), rtol=1e-5, atol=2e-5)
+
+
+UNMOVED = {
+    "the order of the slots": lambda: make(
+        ops.Reshape((2, 3, 3, 2, 3)), sums(inp(*P, 9, 12), {2: borders(9, 3), 3: windows(12, 2)})
+    ),
+    "planes that mix": lambda: make(
+        ops.Permute((0, 2, 1), copy=True), sums(inp(*P, 30), {2: windows(30, 5)})
+    ),
+    "a view": lambda: make(ops.Permute((0, 1, 3, 2)), sums(inp(*P, 9, 9), {2: borders(9, 3), 3: borders(9, 2)})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNMOVED)
+def test_no_order_to_write(name: str) -> None:
+    assert isinstance(parse(UNMOVED[name](), lambda node: True), str)
