@@ -36,7 +36,8 @@ from torch import nn
 
 import fusewright
 from fusewright.dispatch import Options
-from fusewright.emit.writing import ROWS, write_solution
+from fusewright.emit.trying import ROWS
+from fusewright.emit.writing import write_solution
 from fusewright.errors import FusewrightError
 from fusewright.measure import compare, environment, forward_call, save_results, training_call
 from fusewright.problem import Problem, load_candidate, load_problem

@@ -3,8 +3,8 @@
     python -I fresh.py '{"problem": PATH, "solution": PATH, "device": "cpu", "target": "cpu", ...}'
 
 Prints one line of JSON.  The kernels are built and must run; where a file for GPUs is tried on a CPU, the rewritten
-program runs with the kernels' references in their place.  Needs nothing but PyTorch: the precision contract and its
-arithmetic are the two files of `fusewright.verification` that import nothing else, loaded by their paths.
+program runs with the kernels' references in their place.  Needs nothing but PyTorch: what is common with the rest of
+the package (the precision contract and its arithmetic) are files that import nothing else, loaded by their paths.
 """
 
 from __future__ import annotations
@@ -56,42 +56,20 @@ def load(path: str, name: str, *, on_cpu: bool = False) -> Any:
     return module
 
 
-def ours(name: str) -> Any:
-    """A file of `fusewright.verification`, which cannot be imported here."""
-    path = Path(__file__).parents[1] / "verification" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
+def ours(package: str, name: str) -> Any:
+    """A file of `fusewright`, which cannot be imported here."""
+    path = Path(__file__).parents[1] / package / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"the_{name}", path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-compare, numerics = ours("compare"), ours("numerics")
-
-
-def call(function: Any, arguments: Any) -> Any:
-    """`function` with positional or keyword arguments."""
-    return function(**arguments) if isinstance(arguments, dict) else function(*arguments)
-
-
-def mapped(value: Any, change: Any) -> Any:
-    """`value` with every tensor changed."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: mapped(item, change) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        items = [mapped(item, change) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
-
-
-def tensors(value: Any) -> list[torch.Tensor]:
-    """All tensors in a value."""
-    found: list[torch.Tensor] = []
-    mapped(value, found.append)
-    return found
+compare, numerics = ours("verification", "compare"), ours("verification", "numerics")
+arguments = ours("emit", "arguments")
+call, mapped, tensors = arguments.call, arguments.mapped, arguments.tensors
 
 
 class Check:
@@ -154,13 +132,7 @@ class Check:
 
     def cut(self, inputs: Any) -> Any:
         """A smaller batch of the inputs."""
-        rows = iter(self.rows)
-
-        def leading(x: torch.Tensor) -> torch.Tensor:
-            n = next(rows, self.few)
-            return x[:n].clone() if x.dim() else x.clone()
-
-        return mapped(inputs, leading)
+        return arguments.leading(inputs, self.rows, self.few)
 
     def same_state(self, reference: torch.nn.Module, new: torch.nn.Module) -> None:
         """One seed gives the same parameters and buffers."""
@@ -253,7 +225,7 @@ class Check:
             lengths = {dim: low + int(share * (high - low)) + 1 for dim, low, high in self.sides}
             before = self.ran
             if lengths:
-                self.against_float64(reference, new, mapped(inputs, partial(resized, lengths=lengths)))
+                self.against_float64(reference, new, mapped(inputs, partial(arguments.resized, lengths=lengths)))
             if lengths and self.ran == before:
                 raise Wrong(f"inputs with dimensions of {lengths} elements did not reach the rewritten forward")
 
@@ -264,10 +236,10 @@ class Check:
         found = self.gradients(copy.deepcopy(new), inputs)
         baselines, tf32 = [eager], numerics.tf32_allowed("eager")
         with numerics.WideArithmetic():
-            truth = self.gradients(copy.deepcopy(reference).double(), mapped(inputs, wide))
+            truth = self.gradients(copy.deepcopy(reference).double(), mapped(inputs, arguments.wide))
         if self.device == "cuda" and any(tf32):
             with numerics.WideArithmetic(convolutions=tf32[0], matmuls=tf32[1]):
-                baselines.append(self.gradients(copy.deepcopy(reference).double(), mapped(inputs, wide)))
+                baselines.append(self.gradients(copy.deepcopy(reference).double(), mapped(inputs, arguments.wide)))
         return {
             kind: [
                 compare.Sample(value, tuple(b[kind][i] for b in baselines), truth[kind][i])
@@ -360,19 +332,6 @@ class Check:
 def of(samples: Callable[[], list[dict[str, list[Any]]]], kind: str, index: int) -> list[Any]:
     """One tensor's samples."""
     return [sample[kind][index] for sample in samples()]
-
-
-def resized(x: torch.Tensor, lengths: dict[int, int]) -> torch.Tensor:
-    """A tensor with some dimensions cut, or continued by their mirror image, and its order in memory."""
-    order = sorted(range(x.dim()), key=x.stride, reverse=True)
-    for dim, length in lengths.items():
-        x = torch.cat([x, x.flip(dim)], dim).narrow(dim, 0, length)
-    return x.permute(order).contiguous().permute([order.index(dim) for dim in range(x.dim())])
-
-
-def wide(x: torch.Tensor) -> torch.Tensor:
-    """A tensor in float64."""
-    return x.double() if x.is_floating_point() else x
 
 
 def worst(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +21,6 @@ import fusewright
 from fusewright.capture import capture
 from fusewright.codegen.aten import Program
 from fusewright.dispatch import Guard, Options
-from fusewright.emit import fresh
 from fusewright.emit.architecture import architecture
 from fusewright.emit.building import TEXTS
 from fusewright.emit.draft import Draft
@@ -30,6 +28,7 @@ from fusewright.emit.header import Checked, Part, header, listed
 from fusewright.emit.model_code import model_code
 from fusewright.emit.serving import tf32_setting
 from fusewright.emit.solution import text
+from fusewright.emit.trying import ROWS, Differs, tried
 from fusewright.errors import CaptureError, FusewrightError, UnsupportedError
 from fusewright.optimizer import planned
 from fusewright.pipeline import kernel_target
@@ -44,12 +43,6 @@ Progress = Callable[[str], None]
 
 # Compute capabilities, times ten, that kernels are compiled for where there is no GPU.
 ARCHITECTURES = (80, 90)
-
-# Rows of a batch that a solution is compared with float64 on, unless its kernels are for larger ones alone.
-ROWS = {"cuda": 4, "cpu": 2}
-
-# Seconds that a solution may take in its fresh process, building included.
-SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -114,10 +107,6 @@ def _written(
     checked = [_compiled(draft, progress) if _absent(draft.target) else Checked() for draft in drafts]
     checked = _placed(drafts, checked, path, timed, progress)
     return Written(path, tuple(draft.plan for draft in drafts), tuple(checked))
-
-
-class Differs(FusewrightError):
-    """A file does not compute what eager does to the field's tolerance, be it as exact or more so."""
 
 
 class DiffersByTf32(Differs):
@@ -314,51 +303,3 @@ def formatted(source: str) -> str:
     command = [ruff, "format", "--isolated", "--line-length", "120", "--stdin-filename", "solution.py", "-"]
     done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
     return done.stdout if done.returncode == 0 else source
-
-
-def tried(
-    problem: Path,
-    solution: Path,
-    device: str,
-    *,
-    target: str,
-    timed: bool,
-    training: bool = True,
-    keeps_nan: bool = True,
-    rows: Sequence[int | None] = (),
-    sides: Mapping[int, tuple[int, int]] | None = None,
-) -> dict[str, Any]:
-    """What `fusewright.emit.fresh` finds out about a solution's part for `target`, on `device`, in a process of its
-    own.  It is compared with float64 on so many leading `rows` of each tensor input (`None`: all; unnamed: few).
-
-    Raises `FusewrightError` where it is wrong.
-    """
-    asked = {
-        "problem": str(problem.resolve()),
-        "solution": str(solution.resolve()),
-        "device": device,
-        "target": target,
-        "rows": [*rows],
-        "few": ROWS[device],
-        "time": timed,
-        "training": training,
-        "keeps nan": keeps_nan,
-        "sides": [(dim, *lengths) for dim, lengths in (sides or {}).items()],
-    }
-    # An isolated interpreter may not find a PyTorch that was found through the environment.
-    found = f"sys.path.append({str(Path(torch.__file__).parents[1])!r}); runpy.run_path({fresh.__file__!r}"
-    script = f"import runpy, sys; {found}, run_name='__main__')"
-    command = [sys.executable, "-I", "-c", script, json.dumps(asked)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise FusewrightError(f"the solution file took more than {SECONDS} s in a fresh process") from error
-    lines = done.stdout.strip().splitlines()
-    if done.returncode != 0 or not lines:
-        last = next(iter(reversed(done.stderr.strip().splitlines())), f"exit code {done.returncode}")
-        raise FusewrightError(f"the solution file does not run in a fresh process: {last}")
-    facts: dict[str, Any] = json.loads(lines[-1])
-    if not facts.pop("ok"):
-        kind = Differs if facts.get("differs") else FusewrightError
-        raise kind(f"the solution file is wrong and was not kept: {facts['reason']}")
-    return facts

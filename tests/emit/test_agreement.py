@@ -12,7 +12,8 @@ from solutions import draft, problem, text_of, write
 
 from fusewright.dispatch import Options
 from fusewright.emit import serving, writing
-from fusewright.emit.writing import Differs, DiffersByTf32, Written, tried, write_solution
+from fusewright.emit.trying import Differs, tried
+from fusewright.emit.writing import DiffersByTf32, Written, write_solution
 from fusewright.errors import FusewrightError
 from fusewright.problem import load_problem
 

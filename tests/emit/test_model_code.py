@@ -11,7 +11,7 @@ import pytest
 from solutions import draft, load, problem, ruff, text_of, write
 
 from fusewright.emit.model_code import ModelCode, escaped, model_code
-from fusewright.emit.writing import tried
+from fusewright.emit.trying import tried
 from fusewright.errors import UnsupportedError
 
 CONV = "self.conv = nn.Conv2d(3, 8, 3)"

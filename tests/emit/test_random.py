@@ -13,7 +13,7 @@ import pytest
 import torch
 from solutions import ROOT, cuda_source, load, nvcc, ruff, write
 
-from fusewright.emit.writing import tried
+from fusewright.emit.trying import tried
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from configurations import draw

@@ -10,7 +10,8 @@ import pytest
 from solutions import FOUNDING, cuda_source, draft, founding, load, nvcc, problem, ruff, text_of, write
 
 from fusewright.dispatch import Options
-from fusewright.emit.writing import tried, write_solution
+from fusewright.emit.trying import tried
+from fusewright.emit.writing import write_solution
 from fusewright.problem import load_problem
 
 CONV = "self.conv = nn.Conv2d(3, 8, 3)"

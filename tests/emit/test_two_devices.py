@@ -12,7 +12,7 @@ import pytest
 import torch
 from solutions import cuda_source, load, nvcc, problem, ruff, write
 
-from fusewright.emit.writing import tried
+from fusewright.emit.trying import tried
 
 FOUNDING = """
 self.conv = nn.Conv2d(8, 16, 3)
