@@ -243,7 +243,7 @@ struct Channels {
 };
 
 // What follows the convolution, on `count` positions.
-void before(const Call& call, const Channels& of, Compute* __restrict row, int count) {
+inline void before(const Call& call, const Channels& of, Compute* __restrict row, int count) {
     for (int n = 0; n < count; ++n, row += BLOCK) {
 #pragma omp simd
         for (int f = 0; f < BLOCK; ++f) {
@@ -352,7 +352,7 @@ void strip(const Call& call, long long task, Scratch& own) {
                 for (int d = band_d; d < last_band_d; ++d)
                     for (int h = band_h; h < last_band_h; ++h) {
                         const Compute* results = band + ((d - begin_d) * ROWS_H + h - begin_h) * PITCH * BLOCK;
-                        for (int n = 0; n < count; ++n) total.take(results + n * BLOCK, BLOCK);
+                        total.take(results, BLOCK, count, BLOCK);
                     }
             }
         const long long rows = GROUPS * FEATURES, strip = task / (GROUPS * PARTS);

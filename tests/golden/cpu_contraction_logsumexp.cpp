@@ -44,17 +44,14 @@ inline double exp(double x) {
            bits_as<double>(static_cast<unsigned long long>(n - half + 1023) << 52);
 }
 
-// e^x - 1, from x = n ln 2 + r as well.
-inline float expm1(float x) {
-    const float within = x < -18.0f ? -18.0f : x > 89.0f ? 89.0f : x;
-    const float shifted = within * 1.44269504f + 0x1.8p23f, k = shifted - 0x1.8p23f;
-    const float r = within - k * 0.693359375f - k * -2.12194440e-4f;
+// e^x - 1 where e^x is a normal number.
+inline float expm1_normal(float x) {
+    const float shifted = x * 1.44269504f + (0x1.8p23f + 127), k = shifted - (0x1.8p23f + 127);
+    const float r = x - k * 0.693359375f - k * -2.12194440e-4f;
     const float p = 0.5f + r * (0.166665763f + r * (0.0416665561f + r * (0.00836317893f + r * 0.0013926184f)));
-    const int n = bits_as<int>(shifted) - bits_as<int>(0x1.8p23f);
-    const float scale = bits_as<float>(unsigned(n + 126) << 23);  // 2^(n - 1)
-    return 2 * ((r + r * r * p) * scale + (scale - 0.5f));
+    const float scale = bits_as<float>(bits_as<unsigned>(shifted) << 23);
+    return (r + r * r * p) * scale + (scale - 1);
 }
-inline double expm1(double x) { return std::expm1(x); }
 
 // ln x = e ln 2 + ln(1 + f) from x = 2^e (1 + f), 1 + f between the roots of 1/2 and 2; of x / 2^less.
 inline float log_of_normal(float x, int less) {
@@ -72,7 +69,7 @@ inline float log(float x) {
 inline double log(double x) { return std::log(x); }
 
 inline float tanh(float x) {
-    const float size = fabs(x), e = expm1(2 * (size > 10.0f ? 10.0f : size));
+    const float size = fabs(x), e = expm1_normal(2 * (size > 10.0f ? 10.0f : size));
     return copysign(e / (e + 2), x);
 }
 inline double tanh(double x) { return std::tanh(x); }
@@ -285,7 +282,7 @@ struct Channels {
 };
 
 // What follows the convolution, on `count` positions.
-void before(const Call& call, const Channels& of, Compute* __restrict row, int count) {
+inline void before(const Call& call, const Channels& of, Compute* __restrict row, int count) {
     for (int n = 0; n < count; ++n, row += BLOCK) {
 #pragma omp simd
         for (int f = 0; f < BLOCK; ++f) {

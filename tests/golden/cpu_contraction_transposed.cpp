@@ -229,7 +229,7 @@ struct Channels {
 };
 
 // What follows the convolution, on `count` positions.
-void before(const Call& call, const Channels& of, Compute* __restrict row, int count) {
+inline void before(const Call& call, const Channels& of, Compute* __restrict row, int count) {
     for (int n = 0; n < count; ++n, row += BLOCK) {
 #pragma omp simd
         for (int f = 0; f < BLOCK; ++f) {

@@ -219,7 +219,7 @@ struct Channels {
 };
 
 // What follows the convolution, on `count` positions.
-void before(const Call& call, const Channels& of, Compute* __restrict row, int count) {
+inline void before(const Call& call, const Channels& of, Compute* __restrict row, int count) {
     for (int n = 0; n < count; ++n, row += BLOCK) {
 #pragma omp simd
         for (int f = 0; f < BLOCK; ++f) {
@@ -231,7 +231,7 @@ void before(const Call& call, const Channels& of, Compute* __restrict row, int c
 }
 
 // What follows the pooling, on `count` positions.
-void after(const Call& call, const Channels& of, Compute* __restrict row, int count) {
+inline void after(const Call& call, const Channels& of, Compute* __restrict row, int count) {
     for (int n = 0; n < count; ++n, row += BLOCK) {
 #pragma omp simd
         for (int f = 0; f < BLOCK; ++f) {
@@ -366,7 +366,7 @@ void strip(const Call& call, long long task, Scratch& own) {
                         Compute* results = own.results.data()->at;
                         pool(call, band, begin_d, begin_h, from_w, d, h, first_w, count, results);
                         after(call, of, results, count);
-                        for (int n = 0; n < count; ++n) total.take(results + n * BLOCK, BLOCK);
+                        total.take(results, BLOCK, count, BLOCK);
                     }
             }
         const long long rows = GROUPS * FEATURES, strip = task / (GROUPS * PARTS);

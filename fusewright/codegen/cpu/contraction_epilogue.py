@@ -195,7 +195,7 @@ class Epilogue:
         """Statements for a row of results: `results[count][BLOCK]` at (d, h, first w) of features `first_feature`..."""
         match self.kind:
             case "positions" | "all":
-                return ["for (int n = 0; n < count; ++n) total.take(results + n * BLOCK, BLOCK);"]
+                return ["total.take(results, BLOCK, count, BLOCK);"]
             case "channels":
                 over = "Folds* over = own.over.data() + ((d - first_d) * STRIP_H + h - first_h) * OVER;"
                 return [over, "take_features(results, count, features, over);"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cpu.elements import read
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule.contraction import Axis, Contraction
@@ -37,21 +38,61 @@ $loops
 """
 
 STAGE_CONTIGUOUS = """
+$whole
 for (int c = 0; c < CHANNELS; ++c)
     for (int i = 0; i < rows_d; ++i)
-        for (int j = 0; j < rows_h; ++j) {
+        for (int j = 0, rows; j < rows_h; j += rows) {
+            rows = 1;
             $skip
             Compute* to = staged + c * CHANNEL + i * PLANE + j * ROW;
             const bool inside = unsigned(d + i) < unsigned(call.in_d) && unsigned(h + j) < unsigned(call.in_h);
             if (!inside) {
-                for (int k = 0; k < columns; ++k) to[k] = 0;
+                zero(to, columns);
                 continue;
             }
+            $rows
             const Element* from = x + (((long long)c * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
-            for (int k = 0; k < begin; ++k) to[k] = 0;
-            for (int k = begin; k < end; ++k) to[k] = $x;
-            for (int k = end; k < columns; ++k) to[k] = 0;
+            zero(to, begin);
+            copy(from + begin, end - begin + (rows - 1) * ROW, to + begin);
+            zero(to + end, columns - end);
         }
+"""
+
+WHOLE = "const bool whole = columns == ROW && call.in_w == ROW && w == 0;    // rows lie here as they do in memory"
+ROWS_AT_ONCE = "if (whole) rows = smaller(rows_h - j, call.in_h - h - j);"
+
+# A compiler would call memset and memcpy, which takes longer than the few numbers of a row.
+COPIES = """
+// Zeros, whole vectors of them: what lies behind the row is written next, or never read.
+inline void zero(Compute* to, int count) {
+    for (int k = 0; k < count; k += LANES) store(Vector{}, to + k);
+}
+
+$copy
+
+"""
+
+COPY = """
+inline void copy(const Element* from, int count, Compute* to) {
+    for (int k = 0; k < count; ++k) to[k] = $x;
+}
+"""
+
+COPY_SAME = """
+template <int COUNT>
+inline void copy_some(const Compute*& from, Compute*& to) {
+    std::memcpy(to, from, COUNT * sizeof(Compute));
+    from += COUNT, to += COUNT;
+}
+
+// Whole lines, and halves of what remains.
+inline void copy(const Compute* from, int count, Compute* to) {
+    for (; count >= 16; count -= 16) copy_some<16>(from, to);
+    if (count & 8) copy_some<8>(from, to);
+    if (count & 4) copy_some<4>(from, to);
+    if (count & 2) copy_some<2>(from, to);
+    if (count & 1) copy_some<1>(from, to);
+}
 """
 
 CHANNEL_OF = """
@@ -217,9 +258,20 @@ class Staging:
             names |= {"total": self.channels, "channels": "COLUMN" if channelwise else "CHANNELS"}
             loops = fill(LANES_LAST) if channelwise else []
             loops += fill(STAGE_CHANNELS_LAST, x=read(f"from[k * {self.channels} + {channel}]", dtype), **names)
+        elif self.turns:
+            loops = fill(STAGE_LANES, **names)
         else:
-            loops = fill(STAGE_LANES if self.turns else STAGE_CONTIGUOUS, x=read("from[k]", dtype), **names)
+            before += self._copies()
+            skips = bool(names["skip"])
+            names |= {"whole": [] if skips else fill(WHOLE), "rows": [] if skips else fill(ROWS_AT_ONCE)}
+            loops = fill(STAGE_CONTIGUOUS, **names)
         return [*before, *fill(STAGE, loops=indent(loops), **names)]
+
+    def _copies(self) -> Lines:
+        """The functions that write a row of the staged input."""
+        dtype = self.c.x.dtype
+        same = ELEMENT[dtype] == compute_type(dtype)
+        return fill(COPIES, copy=fill(COPY_SAME) if same else fill(COPY, x=read("from[k]", dtype)))
 
     def _boxed(self, names: dict[str, object]) -> Lines:
         """The function `stage` where that forms window sums."""

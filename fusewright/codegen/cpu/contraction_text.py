@@ -64,7 +64,7 @@ constexpr int TILE = tile_of(IN_ROW), PITCH = ceil_div(IN_ROW, TILE) * TILE * ST
 // and long chains of additions would lose digits.
 constexpr int CHUNK = $chunk;
 
-constexpr int STAGED = $staged + TILE * ADVANCE_W * COLUMN;
+constexpr int STAGED = $staged + TILE * ADVANCE_W * COLUMN + LANES;
 constexpr int WEIGHTS = CHANNELS * TAPS * BLOCK;    // of a block of features
 """
 
