@@ -50,15 +50,16 @@ class Tables:
         found = [runs(axis) for axis in self.rows]
         if len(found) == 1:
             return (
-                [f"{{{first * width}, {step * width}, {count}}}" for first, step, count, _ in found[0]],
-                [mask for *_, mask in found[0]],
+                [f"{{{run.first * width}, {run.step * width}, {run.count}}}" for run in found[0]],
+                [run.slots for run in found[0]],
             )
         plane = width * prod(known(self.r.x.shape[d]) for d in inner.dims)
         sets, masks = [], []
-        for f0, s0, c0, m0 in found[0]:
-            for f1, s1, c1, m1 in found[1]:
-                sets.append(f"{{{f0 * plane + f1 * width}, {s0 * plane}, {s1 * width}, {c1}, {c0 * c1}}}")
-                masks.append(_outer(m0, m1, len(inner.slots or ())))
+        for a in found[0]:
+            for b in found[1]:
+                offset, count = a.first * plane + b.first * width, a.count * b.count
+                sets.append(f"{{{offset}, {a.step * plane}, {b.step * width}, {b.count}, {count}}}")
+                masks.append(_outer(a.slots, b.slots, len(inner.slots or ())))
         return sets, masks
 
     @property
@@ -83,14 +84,24 @@ def one_scale(r: RangeReduction) -> float | None:
     return scales.pop() if len(scales) == 1 else None
 
 
-def runs(axis: Axis) -> list[tuple[int, int, int, int]]:
-    """(first, step, count, slots) of the indices of an axis that belong to the same slots."""
+@dataclass(frozen=True)
+class Run:
+    """Indices of an axis that are in the same `slots` (a mask): `count` of them from `first` on, `step` apart."""
+
+    first: int
+    step: int
+    count: int
+    slots: int
+
+
+def runs(axis: Axis) -> list[Run]:
+    """The indices of all slots of an axis, in the fewest runs."""
     found = []
     for s in axis.segments:
         for q, mask in enumerate(s.members):
             first = s.begin + (q - s.begin) % axis.period
             if mask and first < s.end:
-                found.append((first, axis.period, ceil((s.end - first) / axis.period), mask))
+                found.append(Run(first, axis.period, ceil((s.end - first) / axis.period), mask))
     return found
 
 

@@ -30,7 +30,7 @@ MOST_ADDITIONS = 2048
 class Cut:
     """How the slots are dealt to blocks.
 
-    planes  that one block takes
+    planes  that one block takes: more than one only where it takes all of their slots
     parts   of the slots along every axis, outermost first
     """
 
@@ -55,6 +55,17 @@ class Part:
     @property
     def all_slots(self) -> tuple[Slot, ...]:
         return self.axis.slots or ()
+
+    @property
+    def even(self) -> bool:
+        """Whether all parts have as many slots."""
+        return self.parts * self.slots == len(self.all_slots)
+
+    @property
+    def one_scale(self) -> float | None:
+        """The scale of all slots, where they agree."""
+        scales = {s.scale for s in self.all_slots if s.count}
+        return scales.pop() if len(scales) == 1 else None
 
     @property
     def longest(self) -> int:
@@ -171,5 +182,7 @@ def _score(r: RangeReduction, cut: Cut, some_planes: int) -> float | None:
         reread *= 1 + 0.1 * outer.added / max(1, outer.parts * outer.read)  # from the first cache
     items = cut.planes * (parts[0].read if len(parts) == 1 else prod(p.read for p in parts[1:]))
     idle = ceil(items / THREADS) * THREADS / items
+    if r.stored is not None and prod(p.parts for p in parts) > 1:
+        reread *= 1.15  # results are written here and there
     waves = blocks / (resident * MULTIPROCESSORS)
     return reread * (1 + 0.6 / resident**2) * (0.7 + 0.3 * idle) * ceil(waves) / waves * (1 + 64 / (items + 512))

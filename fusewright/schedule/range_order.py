@@ -91,12 +91,12 @@ def _runs_through(order: Tensor, size: int) -> bool:
     return torch.equal(rows, rows[:, :1] + step * torch.arange(size))
 
 
-def counted(digits: Digits, index: str) -> str:
-    """C++ text of what the digits give for `index`, a name."""
-    terms, behind = [], 1
+def terms(digits: Digits, index: str) -> list[str]:
+    """C++ text of the terms whose sum the digits give for `index`, a name."""
+    found, behind = [], 1
     for i, (size, stride) in enumerate(reversed(digits)):
         text = index if behind == 1 else f"{index} / {behind}"
         text = text if i == len(digits) - 1 else f"{text} % {size}"
-        terms.append(text if stride == 1 else f"{text} * {stride}")
+        found.append(text if stride == 1 else f"{text} * {stride}")
         behind *= size
-    return " + ".join(reversed(terms))
+    return found[::-1]

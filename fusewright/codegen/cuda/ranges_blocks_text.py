@@ -42,7 +42,9 @@ $name(const Element* __restrict__ x, $Result* __restrict__ out, index_t planes) 
     Sum* const even = reinterpret_cast<Sum*>(shared_memory);
     Sum* const odd = even + EVEN;
     $parts
+
     $stages
+
     $write
 }
 """
@@ -52,23 +54,22 @@ $name(const Element* __restrict__ x, $Result* __restrict__ out, index_t planes) 
 COPY = """
 // The rows as they are.
 #pragma unroll 4
-for (int i = threadIdx.x; i < PLANES * READ_W; i += THREADS) {
-    const index_t plane = min(first + i / READ_W, planes - 1);
-    even[i / READ_W * PITCH + i % READ_W] = value(x[plane * PLANE + from_w + i % READ_W]);
-}
+for (int i = threadIdx.x; i < PLANES * READ_W; i += THREADS)
+    even[i / READ_W * PITCH + i % READ_W] = value(x[$plane * PLANE + $at]);
 __syncthreads();
 """
 
 KEPT = """
 // Sums along $a, of which a thread keeps all that differ: every element is read once.
 for (int i = threadIdx.x; i < PLANES * COLUMNS; i += THREADS) {
-    const int column = i % COLUMNS;
-    const Element* const from = x + min(first + i / COLUMNS, planes - 1) * PLANE + $offset;
-    Sum* const to = even + $to;
     $tables
+    const int column = i % COLUMNS;
+    const Element* const from = x + $plane * PLANE + $column;
+    Sum* const to = even + $to;
     Sum kept[KEPT];
 #pragma unroll
-    for (int k = 0; k < KEPT; ++k) $read
+    for (int k = 0; k < KEPT; ++k)
+        $read
 #pragma unroll
     for (int s = 0; s < SLOTS_$A; ++s) {
         $add
@@ -103,8 +104,9 @@ OUTER = """
 for (int i = threadIdx.x; i < PLANES * $part * COLUMNS; i += THREADS) {
     const int column = i % COLUMNS, row = i / COLUMNS, s = row % $part;
     const Slot slot = SLOT_$A[$slot];
-    const Element* const from = x + min(first + row / $part, planes - 1) * PLANE + $offset;
-    even[$to] = $sum;
+    const Element* const from = x + $plane * PLANE + $column;
+    even[row * $pitch + column] =
+        $sum;
 }
 __syncthreads();
 """
@@ -112,22 +114,22 @@ __syncthreads();
 # Inner axes, in shared memory.
 
 MIDDLE = """
-// Sums along $a, columns side by side.
+// Sums along h, columns side by side.
 for (int i = threadIdx.x; i < PLANES * $outer * $part * READ_W; i += THREADS) {
     const int w = i % READ_W, s = i / READ_W % $part, before = i / (READ_W * $part);
-    const Slot slot = SLOT_$A[$slot];
-    const Sum* const from = even + (before * READ_$A + slot.begin - $begin) * READ_W + w;
+    const Slot slot = SLOT_H[$slot];
+    const Sum* const from = even + (before * READ_H + $begin) * READ_W + w;
     odd[(before * $part + s) * PITCH + w] = $sum;
 }
 __syncthreads();
 """
 
 LAST = """
-// Sums along $a, rows side by side.
+// Sums along w, rows side by side.
 for (int i = threadIdx.x; i < $part * ROWS; i += THREADS) {
     const int row = i % ROWS, s = i / ROWS;
-    const Slot slot = SLOT_$A[$slot];
-    const Sum* const from = $source + row * PITCH + slot.begin - $begin;
+    const Slot slot = SLOT_W[$slot];
+    const Sum* const from = $source + row * PITCH + $begin;
     $target[row * OUT_PITCH + s] = $sum;
 }
 __syncthreads();
@@ -135,8 +137,8 @@ __syncthreads();
 
 WRITE = """
 // $order
-const int mine = int(min(index_t(PLANES), planes - first)) * RESULTS;
-for (int i = threadIdx.x; i < mine; i += THREADS) {
+const int count = $count;
+for (int i = threadIdx.x; i < count; i += THREADS) {
     $decode
     const double total = $total;
     out[first * RESULTS + i] = $result;
@@ -144,12 +146,13 @@ for (int i = threadIdx.x; i < mine; i += THREADS) {
 """
 
 WRITE_PARTS = """
-// The last part of an axis may hold fewer slots than the others.
+// The results of the block's slots$last.
 for (int i = threadIdx.x; i < ROWS * $part_w; i += THREADS) {
     $decode
-    if ($beyond) continue;
+    $beyond
     $scales
+    const int slot = $slot;
     const double total = $target[i / $part_w * OUT_PITCH + i % $part_w];
-    out[$at] = $result;
+    out[first * RESULTS + $place] = $result;
 }
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.range_sections import RangeSections
-from fusewright.schedule.range_order import counted
+from fusewright.schedule.range_order import terms
 
 
 class CudaRangeSections(RangeSections):
@@ -14,7 +14,7 @@ class CudaRangeSections(RangeSections):
 
     def place(self) -> str:
         """Where the result of `slot` lies among those of its plane."""
-        return "slot" if self.r.stored is None else counted(self.r.order[1], "slot")
+        return "slot" if self.r.stored is None else " + ".join(terms(self.r.order[1], "slot"))
 
     def read(self, element: str) -> str:
         return f"widened({element})"

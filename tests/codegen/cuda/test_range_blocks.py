@@ -16,7 +16,9 @@ from test_range_kernels import (
     Slots,
     borders,
     expected,
+    inf,
     inp,
+    nan,
     parse,
     parsed,
     random,
@@ -34,8 +36,9 @@ from fusewright.ir.build import pointwise
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Slot
 from fusewright.kernel import Kernel
-from fusewright.schedule.range_blocks import Cut, cuts
-from fusewright.schedule.range_sums import RangeReduction
+from fusewright.runtime import nvrtc
+from fusewright.schedule.range_blocks import MOST_SHARED, Cut, cuts, divided, in_registers, parts_of, shared_bytes
+from fusewright.schedule.range_sums import Axis, RangeReduction
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -125,6 +128,81 @@ def test_value(name: str, which: int) -> None:
     check(root, cut, order=ORDERS[zlib.crc32(name.encode()) % 3])
 
 
+SOME = ["lines", "planes", "planes, many rows", "planes, mixed", "volumes"]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_every_order_gives_the_same_bits(name: str) -> None:
+    r = parsed(CASES[name]())
+    x = random(r.x, 2)
+    for cut in some_cuts(r):
+        k = kernel(r, cut, "fused_test")
+        first = emulate(k, x)
+        assert all(torch.equal(first, emulate(k, x, order=order, seed=3)) for order in ORDERS[1:])
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("value", [nan, inf])
+def test_values_that_are_not_finite_reach_their_slots_alone(name: str, value: float) -> None:
+    root = CASES[name]()
+    x = random(parsed(root).x, 3)
+    x.view(-1)[0] = value
+    x.view(-1)[x.numel() // 2] = value
+    x.view(-1)[-1] = -value
+    for cut in some_cuts(parsed(root)):
+        check(root, cut, x)
+
+
+def test_an_offset_costs_no_digits() -> None:
+    """A large mean: chains in float32 are short, and what is kept of an axis is rounded once."""
+    root = sums(inp(1, 1, 400, 90), {2: pooled(400, 100, 50, 3), 3: pooled(90, 30, 15, 2)}, F32)
+    r = parsed(root)
+    x = random(r.x, 4, offset=10.0)
+    for cut in some_cuts(r):
+        got, want = emulate(kernel(r, cut, "fused_test"), x).double(), expected(root.op, x.double())
+        assert ((got - want).abs() <= 2.4e-6).all()  # two and a half ulp of the result
+
+
+@pytest.mark.parametrize("planes", [1, 5, 6])
+def test_batch_is_an_argument(planes: int) -> None:
+    """One text for every batch, whether or not blocks that take several planes come out even."""
+    root = sums(inp(4, 1, 20, 21), {2: pooled(20, 4, 4, 2), 3: pooled(21, 4, 4, 2)}, F32)
+    r = parsed(root)
+    x = torch.randn(planes, 1, 20, 21)
+    got = emulate(kernel(r, Cut(4, (1, 1)), "fused_test"), x)
+    torch.testing.assert_close(got, expected(root.op, x.double()).float(), rtol=1e-5, atol=1e-6)
+
+
+def test_threads_keep_few_sums() -> None:
+    """Registers hold what differs; where there is more, or several blocks share the slots, they are read one by one."""
+    few, many = CASES["planes"](), CASES["planes, many rows"]()
+    for root, parts, kept in ((few, 1, True), (few, 3, False), (many, 1, False)):
+        r = parsed(root)
+        cut = Cut(1, (parts, 1))
+        assert in_registers(parts_of(r, cut)[0]) is kept
+        assert ("Sum kept[KEPT]" in kernel(r, cut, "fused_test").source) is kept
+
+
+def test_a_slot_that_no_block_can_hold() -> None:
+    r = parsed(sums(inp(1, 1, 200_000), {2: borders(200_000, 80)}, F32))
+    assert not cuts(r, 1, 4)
+
+
+def test_large_planes_are_dealt_to_several_blocks() -> None:
+    r = parsed(sums(inp(1, 2, 2000, 2000), {2: pooled(2000, 8, 8, 3), 3: pooled(2000, 8, 8, 3)}, F32))
+    for cut in cuts(r, 2, 4):
+        assert cut.planes == 1 and max(cut.parts) > 1 and shared_bytes(r, cut) <= MOST_SHARED
+
+
+def test_parts_cover_their_slots() -> None:
+    for slots, n in ((pooled(61, 7, 3, 3), 61), (mixed(25), 25), (pooled(90, 30, 15, 2), 90)):
+        for parts in range(1, len(slots) + 1):
+            p = divided(Axis((2,), slots), n, parts)
+            for i, s in enumerate(slots):
+                begin = p.begins[i // p.slots]
+                assert not s.count or (begin <= s.start and s.start + (s.count - 1) * s.step < begin + p.read <= n)
+
+
 def channels(node: Node, axis: int, taps: int) -> Node:
     """The taps of a dimension's slots become channels, as those of a transposed convolution do."""
     batch, c, *rest = node.shape
@@ -193,3 +271,31 @@ UNMOVED = {
 @pytest.mark.parametrize("name", UNMOVED)
 def test_no_order_to_write(name: str) -> None:
     assert isinstance(parse(UNMOVED[name](), lambda node: True), str)
+
+
+GOLDENS = {
+    "ranges_lines": lambda: sums(inp(64, 512, 1023), {2: pooled(1023, 7, 7, 3)}, F32),
+    "ranges_windows": lambda: sums(inp(16, 32, 512, 512), {2: pooled(512, 16, 16, 3), 3: pooled(512, 16, 16, 3)}, F32),
+    "ranges_volumes": lambda: channels(
+        sums(inp(16, 94, 31, 30, 23), {2: pooled(31, 7, 7, 3), 3: pooled(30, 4, 4, 3), 4: pooled(23, 7, 7)}, F32), 0, 3
+    ),
+}  # fmt: skip
+
+
+def default(name: str) -> Kernel:
+    """The kernel that is made without measuring."""
+    r = parsed((CASES | GOLDENS)[name]())
+    return kernel(r, cuts(r, 1504, 1)[0], "fused_rangesum")
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_reads_as_it_did(name: str) -> None:
+    path = GOLDEN / f"{name}.cu"
+    assert default(name).source == path.read_text(), f"write the text to {path} if it is meant to change"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("name", [*GOLDENS, "planes of bf16", "planes in float64", "planes, mixed", "of squares"])
+def test_compiles_without_spills(name: str, arch: str) -> None:
+    taken = nvrtc.resources(nvrtc.compile(default(name).source, arch))
+    assert taken.keys() == {"fused_rangesum"} and all(entry.stack == 0 for entry in taken.values()), taken

@@ -1,0 +1,184 @@
+"""What the text of a range reduction in blocks says before its kernel: sizes, tables of slots, how a few are added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from textwrap import wrap
+
+from fusewright.codegen.cpp import ELEMENT
+from fusewright.codegen.cuda import ranges_blocks_text as texts
+from fusewright.codegen.cuda.ranges_common import CudaRangeSections
+from fusewright.codegen.range_tables import Run, runs
+from fusewright.codegen.text import Lines, fill
+from fusewright.schedule.range_blocks import (
+    PER_MULTIPROCESSOR,
+    THREADS,
+    Cut,
+    Part,
+    buffers,
+    in_registers,
+    kept_shapes,
+    parts_of,
+    shared_bytes,
+    sum_type,
+)
+
+FEW = 8  # additions in a row that may be in float32
+
+
+@dataclass(frozen=True)
+class BlockSections(CudaRangeSections):
+    """Names and tables; `letters` call the axes d, h and w, outermost first."""
+
+    cut: Cut
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The axes as blocks take them, outermost first."""
+        return parts_of(self.r, self.cut)
+
+    @property
+    def letters(self) -> str:
+        return "dhw"[-len(self.parts) :]
+
+    @property
+    def named(self) -> list[tuple[str, Part]]:
+        return list(zip(self.letters, self.parts, strict=True))
+
+    @property
+    def sum(self) -> str:
+        """The type of what is kept of a summed axis."""
+        return ELEMENT[sum_type(self.r)]
+
+    @cached_property
+    def kept(self) -> list[Run]:
+        """The different sums of the outermost axis, where threads keep them all in registers."""
+        outer = self.parts[0]
+        return runs(outer.axis) if len(self.parts) > 1 and in_registers(outer) else []
+
+    @cached_property
+    def kept_of(self) -> list[int]:
+        """Those that each slot is made of, a bit each."""
+        slots = len(self.parts[0].all_slots)
+        return [sum(1 << k for k, run in enumerate(self.kept) if run.slots >> s & 1) for s in range(slots)]
+
+    @property
+    def longest_run(self) -> int:
+        """The most elements of one of them."""
+        return max((run.count for run in self.kept), default=0)
+
+    @property
+    def from_slots(self) -> list[tuple[str, Part]]:
+        """The axes that are summed slot by slot."""
+        return self.named[1 if self.kept else 0 :]
+
+    @property
+    def steps(self) -> bool:
+        """Whether one of their slots takes every second element, say."""
+        return any(s.step > 1 and s.count > 1 for _, p in self.from_slots for s in p.all_slots)
+
+    # ---- names
+
+    def part(self, axis: int) -> str:
+        """The slots of a block along an axis."""
+        return f"{'PART' if self.parts[axis].parts > 1 else 'SLOTS'}_{self.letters[axis].upper()}"
+
+    def begin(self, axis: int) -> str:
+        """The first index that a block reads of an axis; nothing where that is 0."""
+        p = self.parts[axis]
+        return f"from_{self.letters[axis]}" if p.parts > 1 else str(p.begins[0] or "")
+
+    def slot(self, axis: int) -> str:
+        """The slot that is the block's `s`-th along an axis."""
+        p, a = self.parts[axis], self.letters[axis]
+        if p.parts == 1:
+            return "s"
+        return f"first_{a} + s" if p.even else f"min(first_{a} + s, SLOTS_{a.upper()} - 1)"
+
+    def summed(self, p: Part, at: str) -> str:
+        """The text of a sum over `slot`, of `at`, which says where element j is."""
+        function = f"few_of<{p.longest}>" if p.longest <= FEW else "sum_of"
+        return self.narrowed(f"{function}([&](int j) {{ return {at}; }}, slot.count)", p.longest > FEW)
+
+    def narrowed(self, text: str, wide: bool) -> str:
+        """A sum, which may be in float64, in the type that is kept."""
+        return f"Sum({text})" if wide and self.sum == "float" else text
+
+    # ---- sections
+
+    def constants(self) -> Lines:
+        """Sizes of planes, of their results, and of what a block has of both."""
+        upper = [(a.upper(), p) for a, p in self.named]
+        plane = " * ".join(a for a, _ in upper)
+        lines = [
+            f"constexpr int THREADS = {THREADS}, BLOCKS = {self._resident()};  // of a block; per multiprocessor",
+            f"constexpr int PLANES = {self.cut.planes};  // of a block",
+            f"constexpr int {', '.join(f'{a} = {p.length}' for a, p in upper)}, PLANE = {plane};  // in memory",
+            f"constexpr int {', '.join(f'SLOTS_{a} = {len(p.all_slots)}' for a, p in upper)};",
+            f"constexpr int RESULTS = {' * '.join(f'SLOTS_{a}' for a, _ in upper)};  // of a plane",
+        ]
+        for i, (a, p) in enumerate(upper):
+            if p.parts > 1:
+                lines.append(f"constexpr int PARTS_{a} = {p.parts}, PART_{a} = {p.slots};  // slots of a block")
+            if p.parts > 1 and self.staged(i):
+                lines += self.table_of(f"int BEGIN_{a}[PARTS_{a}]", list(map(str, p.begins)))
+        read = [f"READ_{a} = {p.read}" for i, (a, p) in enumerate(upper) if self.staged(i)]
+        return [*lines, f"constexpr int {', '.join(read)};  // indices of a block", *self._places()]
+
+    def staged(self, axis: int) -> bool:
+        """Whether what a block reads along an axis is in shared memory."""
+        return axis > 0 or len(self.parts) == 1
+
+    def _places(self) -> Lines:
+        """How sums lie in shared memory."""
+        pitches = [shape[-1] for shape in kept_shapes(self.parts)][-2:]
+        rows = " * ".join(["PLANES", *(self.part(i) for i in range(len(self.parts) - 1))])
+        columns = "READ_H * READ_W" if len(self.parts) == 3 else "READ_W"
+        return [
+            *([f"constexpr int COLUMNS = {columns};  // of the outermost axis"] if len(self.parts) > 1 else []),
+            f"constexpr int ROWS = {rows}, PITCH = {pitches[0]}, OUT_PITCH = {pitches[1]};  // of the last axis",
+            f"constexpr int EVEN = {buffers(self.r, self.cut)[0]};  // sums in the first half of shared memory",
+        ]
+
+    def _resident(self) -> int:
+        """Blocks of a multiprocessor, by shared memory, threads and registers."""
+        registers = 48 + len(self.kept) * sum_type(self.r).itemsize // 4
+        by_memory = PER_MULTIPROCESSOR // (shared_bytes(self.r, self.cut) + 1024)
+        return max(1, min(6, by_memory, 65536 // (THREADS * registers)))
+
+    def table_of(self, declaration: str, entries: list[str], constant: str | None = None) -> Lines:
+        """A table, on several lines where it is long."""
+        head = f"{constant or self.constant} {declaration} = {{"
+        if len(head) + len(", ".join(entries)) < 110:
+            return [f"{head}{', '.join(entries)}}};"]
+        rows = wrap(", ".join(e.replace(" ", "~") for e in entries), 100)
+        return [head, *(f"    {row.replace('~', ' ')}" for row in rows), "};"]
+
+    def slots(self) -> Lines:
+        """Tables of the slots that are summed one after the other, and of what they are multiplied by."""
+        lines = fill(texts.SLOT_STEP if self.steps else texts.SLOT)
+        for a, p in self.from_slots:
+            entries = []
+            for i, s in enumerate(p.all_slots):
+                begin = s.start if s.count else p.begins[i // p.slots]
+                entries.append(f"{{{begin}, {s.count}{f', {s.step}' if self.steps else ''}}}")
+            lines += self.table_of(f"Slot SLOT_{a.upper()}[SLOTS_{a.upper()}]", entries)
+        for a, p in self.named:
+            if p.one_scale is None:
+                entries = [repr(s.scale) for s in p.all_slots]
+                lines += self.table_of(f"double SCALE_{a.upper()}[SLOTS_{a.upper()}]", entries)
+        return [*lines, ""]
+
+    def functions(self) -> Lines:
+        """What adds a few, and many, values."""
+        longest = [p.longest for _, p in self.from_slots] + [self.longest_run]
+        many = max(longest) > FEW
+        named = many or self.adds_many
+        few = [f"constexpr int FEW = {FEW};  // additions in a row in the type of the values", ""]
+        return [*(few if named else []), *fill(texts.FEW_OF), *(fill(texts.SUM_OF) if many else [])]
+
+    @property
+    def adds_many(self) -> bool:
+        """Whether a slot has so many of the kept sums that they are added in float64."""
+        return any(mask.bit_count() > FEW for mask in self.kept_of)

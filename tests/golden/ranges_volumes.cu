@@ -1,0 +1,139 @@
+// fused_rangesum: 12 x 21 x 3 sums over index ranges of the last axes, one axis after the other.
+// NVRTC has no <cmath> to define these.
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
+#endif
+
+// Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
+struct bf16 { unsigned short bits; };
+struct fp16 { unsigned short bits; };
+__device__ __forceinline__ float widened(float x) { return x; }
+__device__ __forceinline__ double widened(double x) { return x; }
+__device__ __forceinline__ float widened(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+__device__ __forceinline__ float widened(fp16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+template <typename E> struct narrow_to;
+template <> struct narrow_to<float> { static __device__ __forceinline__ float of(float x) { return x; } };
+template <> struct narrow_to<double> { static __device__ __forceinline__ double of(double x) { return x; } };
+template <> struct narrow_to<bf16> {
+    static __device__ __forceinline__ bf16 of(float x) {
+        bf16 y;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+template <> struct narrow_to<fp16> {
+    static __device__ __forceinline__ fp16 of(float x) {
+        fp16 y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+
+using index_t = long long;
+using Element = float;
+using Sum = float;  // what is kept of an axis
+
+constexpr int THREADS = 256, BLOCKS = 4;  // of a block; per multiprocessor
+constexpr int PLANES = 1;  // of a block
+constexpr int D = 31, H = 30, W = 23, PLANE = D * H * W;  // in memory
+constexpr int SLOTS_D = 12, SLOTS_H = 21, SLOTS_W = 3;
+constexpr int RESULTS = SLOTS_D * SLOTS_H * SLOTS_W;  // of a plane
+constexpr int READ_H = 30, READ_W = 21;  // indices of a block
+constexpr int COLUMNS = READ_H * READ_W;  // of the outermost axis
+constexpr int ROWS = PLANES * SLOTS_D * SLOTS_H, PITCH = 21, OUT_PITCH = 3;  // of the last axis
+constexpr int EVEN = 7560;  // sums in the first half of shared memory
+
+// An element, in the type it is added in.
+__device__ __forceinline__ float value(Element element) {
+    return widened(element);
+}
+
+struct Slot { int begin, count; };  // neighbouring indices
+__constant__ const Slot SLOT_H[SLOTS_H] = {
+    {0, 4}, {1, 4}, {2, 4}, {4, 4}, {5, 4}, {6, 4}, {8, 4}, {9, 4}, {10, 4}, {12, 4}, {13, 4}, {14, 4},
+    {16, 4}, {17, 4}, {18, 4}, {20, 4}, {21, 4}, {22, 4}, {24, 4}, {25, 4}, {26, 4}
+};
+__constant__ const Slot SLOT_W[SLOTS_W] = {{0, 7}, {7, 7}, {14, 7}};
+
+// The sum of at(0), at(1), ..., `count` of them: in their own type, and mostly as many as MOST.
+template <int MOST, typename At>
+__device__ __forceinline__ auto few_of(At at, int count) {
+    decltype(at(0)) sum = 0;
+    if (count == MOST) {
+#pragma unroll
+        for (int i = 0; i < MOST; ++i) sum += at(i);
+    } else {
+        for (int i = 0; i < count; ++i) sum += at(i);
+    }
+    return sum;
+}
+
+// The slot whose result lies at a place among those of its plane.
+__device__ __forceinline__ int slot_at(int place) {
+    return place / 252 * 63 + place / 63 % 4 * 189 + place % 63;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t planes) {
+    extern __shared__ __align__(16) unsigned char shared_memory[];
+    Sum* const even = reinterpret_cast<Sum*>(shared_memory);
+    Sum* const odd = even + EVEN;
+    const index_t first = index_t(blockIdx.x) * PLANES;
+
+    // Sums along d, of which a thread keeps all that differ: every element is read once.
+    for (int i = threadIdx.x; i < PLANES * COLUMNS; i += THREADS) {
+        constexpr int KEPT = 14;
+        constexpr int BEGIN[KEPT] = {0, 1, 2, 7, 8, 9, 14, 15, 16, 21, 22, 23, 28, 29};
+        constexpr int COUNT[KEPT] = {1, 1, 5, 1, 1, 5, 1, 1, 5, 1, 1, 5, 1, 1};
+        constexpr unsigned long long KEPT_OF[SLOTS_D] = {
+            0x7, 0xe, 0x1c, 0x38, 0x70, 0xe0, 0x1c0, 0x380, 0x700, 0xe00, 0x1c00, 0x3800
+        };
+        const int column = i % COLUMNS;
+        const Element* const from = x + first * PLANE + column / READ_W * W + column % READ_W;
+        Sum* const to = even + column;
+        Sum kept[KEPT];
+#pragma unroll
+        for (int k = 0; k < KEPT; ++k)
+            kept[k] = few_of<5>([&](int j) { return value(from[(BEGIN[k] + j) * (H * W)]); }, COUNT[k]);
+#pragma unroll
+        for (int s = 0; s < SLOTS_D; ++s) {
+            Sum sum = 0;
+#pragma unroll
+            for (int k = 0; k < KEPT; ++k)
+                if (KEPT_OF[s] >> k & 1) sum += kept[k];
+            to[s * COLUMNS] = sum;
+        }
+    }
+    __syncthreads();
+
+    // Sums along h, columns side by side.
+    for (int i = threadIdx.x; i < PLANES * SLOTS_D * SLOTS_H * READ_W; i += THREADS) {
+        const int w = i % READ_W, s = i / READ_W % SLOTS_H, before = i / (READ_W * SLOTS_H);
+        const Slot slot = SLOT_H[s];
+        const Sum* const from = even + (before * READ_H + slot.begin) * READ_W + w;
+        odd[(before * SLOTS_H + s) * PITCH + w] = few_of<4>([&](int j) { return from[j * READ_W]; }, slot.count);
+    }
+    __syncthreads();
+
+    // Sums along w, rows side by side.
+    for (int i = threadIdx.x; i < SLOTS_W * ROWS; i += THREADS) {
+        const int row = i % ROWS, s = i / ROWS;
+        const Slot slot = SLOT_W[s];
+        const Sum* const from = odd + row * PITCH + slot.begin;
+        even[row * OUT_PITCH + s] = few_of<7>([&](int j) { return from[j]; }, slot.count);
+    }
+    __syncthreads();
+
+    // Results lie side by side, in another order than their slots.
+    const int count = RESULTS;
+    for (int i = threadIdx.x; i < count; i += THREADS) {
+        const int slot = slot_at(i);
+        const double total = even[slot / SLOTS_W * OUT_PITCH + slot % SLOTS_W];
+        out[first * RESULTS + i] = float(total * 0.00510204081632653);
+    }
+}
