@@ -102,9 +102,13 @@ class Problem:
 
         Raises `ProblemError` when the inputs do not fit the forward or the forward fails.
         """
-        self._check_arity(model.forward, inputs, f"{self.model_class.__name__}.forward()", "get_inputs()")
+        self.check_inputs(model, inputs)
         with torch.no_grad(), guarded(self.path, f"{self.model_class.__name__}.forward()"):
             return call(model, inputs)
+
+    def check_inputs(self, model: nn.Module, inputs: Arguments) -> None:
+        """Raises `ProblemError` when the inputs are others than the forward takes."""
+        self._check_arity(model.forward, inputs, f"{self.model_class.__name__}.forward()", "get_inputs()")
 
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shape of every tensor input, found without allocating them where the file allows it."""

@@ -57,7 +57,7 @@ def tried(
         "sides": [(dim, *lengths) for dim, lengths in (sides or {}).items()],
     }
     done = _in_a_fresh_process(json.dumps(asked))
-    lines = done.stdout.strip().splitlines()
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"ok": ')]  # among what the model prints
     if done.returncode != 0 or not lines:
         last = next(iter(reversed(done.stderr.strip().splitlines())), f"exit code {done.returncode}")
         raise FusewrightError(f"the solution file does not run in a fresh process: {last}")

@@ -149,6 +149,7 @@ def _draft(problem: Problem, options: Options, target: str, progress: Progress) 
     if options.training is not None:
         model.train(options.training)
     inputs: Any = problem.placeholders() if absent else problem.inputs(device=target)
+    problem.check_inputs(model, inputs)
     options = replace(options, target=torch.device("cuda", 0) if absent else None)
     if absent:
         options = replace(options, verify=False, measure=False)
@@ -156,11 +157,12 @@ def _draft(problem: Problem, options: Options, target: str, progress: Progress) 
         return drafted(problem, model, inputs, options, progress)
     except UnsupportedError:
         raise
-    except FusewrightError as error:
-        if error.__cause__ is None:
+    except (FusewrightError, SystemExit) as error:
+        cause = error if isinstance(error, SystemExit) else error.__cause__
+        if cause is None:
             raise
         with guarded(problem.path, f"{problem.model_class.__name__}.forward()"):  # says where in the user's file
-            raise error.__cause__ from None
+            raise cause from None
 
 
 def drafted(

@@ -151,10 +151,23 @@ def test_a_forward_that_fails_is_found_in_the_problem(small: Path, tmp_path: Pat
     for forward, sentence in (
         ("raise ValueError('not ready')", "Model.forward() raised ValueError: not ready"),
         ("return self.conv(x[:, :2])", "Model.forward() raised RuntimeError: Given groups=1, weight of size"),
+        ("raise SystemExit('not me')", "Model.forward() raised SystemExit: not me"),
     ):
         path = problem(tmp_path, CONV, f"def forward(self, x):\n    {forward}", "[torch.rand(4, 3, 9, 9)]")
         result, solution = written(path)
         refused(result, f"{path.name}:12: {sentence}")
+        assert not solution.exists()
+
+
+def test_inputs_that_the_forward_does_not_take(small: Path, tmp_path: Path) -> None:
+    for inputs, sentence in (
+        ("[]", "Model.forward() takes (x) and get_inputs() gives 0 arguments: missing a required argument: 'x'"),
+        ("{'y': 1}", "Model.forward() takes (x) and get_inputs() gives 1 argument: missing a required argument: 'x'"),
+        ("torch.rand(3)", "get_inputs() returned a Tensor; return a list of positional arguments or a dict"),
+    ):
+        path = problem(tmp_path, CONV, HEAD, inputs)
+        result, solution = written(path)
+        refused(result, f"{path.name}: {sentence}")
         assert not solution.exists()
 
 
