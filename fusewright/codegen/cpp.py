@@ -50,10 +50,17 @@ class Scalars:
     given     nodes that have a variable already (the value the tree starts from)
     operand   text that reads any other leaf at the current element, in the compute type of its dtype
     cuda      whether the text is for CUDA, which has faster instructions for some functions
+    floats    what becomes of the text of a function of floats
     """
 
-    def __init__(self, given: Mapping[Node, str], operand: Callable[[Node], str], cuda: bool = False) -> None:
-        self.cuda = cuda
+    def __init__(
+        self,
+        given: Mapping[Node, str],
+        operand: Callable[[Node], str],
+        cuda: bool = False,
+        floats: Callable[[str], str] = str,
+    ) -> None:
+        self.cuda, self.floats = cuda, floats
         self.names = dict(given)
         self.operand = operand
         self.lines: list[str] = []
@@ -86,6 +93,7 @@ class Scalars:
         template = traits.cuda if self.cuda and traits.cuda and compute == "float" else traits.cpp
         assert template is not None, f"{node.op.fn} has no C++ text"
         text = template.format(*texts, T=compute)
+        text = self.floats(text) if compute == "float" else text
         return text if not truth or traits.range == (0.0, 1.0) else _truth(text)  # true + true is true
 
     def _argument(self, node: Node, compute: str) -> str:

@@ -19,7 +19,7 @@ inline To bits_as(From from) {
 
 using std::fabs;
 
-// e^x from x = n ln 2 + r where it is a normal number: adding 1.5 * 2^23 + 127 leaves the exponent of 2^n in the last bits.
+// e^x from x = n ln 2 + r where it is a normal number: adding 1.5 * 2^23 + 127 leaves the exponent of 2^n at the end.
 inline float exp_normal(float x) {
     const float shifted = x * 1.44269504f + (0x1.8p23f + 127), k = shifted - (0x1.8p23f + 127);
     const float r = x - k * 0.693359375f - k * -2.12194440e-4f;
@@ -127,7 +127,7 @@ constexpr int TILE = tile_of(IN_ROW), PITCH = ceil_div(IN_ROW, TILE) * TILE * ST
 // and long chains of additions would lose digits.
 constexpr int CHUNK = 8;
 
-constexpr int STAGED = CHANNELS * CHANNEL + TILE * ADVANCE_W * COLUMN;
+constexpr int STAGED = CHANNELS * CHANNEL + TILE * ADVANCE_W * COLUMN + LANES;
 constexpr int WEIGHTS = CHANNELS * TAPS * BLOCK;    // of a block of features
 
 using Result = float;
@@ -285,7 +285,8 @@ struct Channels {
 
 // What follows the convolution, on `count` positions; says whether an argument was rare.
 template <typename Maths>
-inline bool before_with(const Call& call, const Channels& of, const Compute* __restrict given, Compute* __restrict row, int count, int features) {
+inline bool before_with(const Call& call, const Channels& of, const Compute* __restrict given,
+    Compute* __restrict row, int count, int features) {
     int rare[BLOCK] = {}, found = 0;
     for (int n = 0; n < count; ++n, given += BLOCK, row += BLOCK) {
 #pragma omp simd
@@ -309,7 +310,8 @@ inline void before(const Call& call, const Channels& of, Compute* __restrict row
     for (int n = 0; n < count; n += RUN, row += RUN * BLOCK) {
         const int some = smaller(RUN, count - n);
         std::copy(row, row + some * BLOCK, given);
-        if (before_with<Ordinary>(call, of, given, row, some, features)) before_with<Any>(call, of, given, row, some, features);
+        if (before_with<Ordinary>(call, of, given, row, some, features))
+            before_with<Any>(call, of, given, row, some, features);
     }
 }
 

@@ -77,7 +77,7 @@ constexpr int TILE = tile_of(IN_ROW), PITCH = ceil_div(IN_ROW, TILE) * TILE * ST
 // and long chains of additions would lose digits.
 constexpr int CHUNK = 1;
 
-constexpr int STAGED = INPUTS_D * PLANE + TILE * ADVANCE_W * COLUMN;
+constexpr int STAGED = INPUTS_D * PLANE + TILE * ADVANCE_W * COLUMN + LANES;
 constexpr int WEIGHTS = CHANNELS * TAPS * BLOCK;    // of a block of features
 
 using Result = float;

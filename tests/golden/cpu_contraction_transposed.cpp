@@ -76,7 +76,7 @@ constexpr int TILE = tile_of(IN_ROW), PITCH = ceil_div(IN_ROW, TILE) * TILE * ST
 // and long chains of additions would lose digits.
 constexpr int CHUNK = 16;
 
-constexpr int STAGED = CHANNELS * CHANNEL + TILE * ADVANCE_W * COLUMN;
+constexpr int STAGED = CHANNELS * CHANNEL + TILE * ADVANCE_W * COLUMN + LANES;
 constexpr int WEIGHTS = CHANNELS * TAPS * BLOCK;    // of a block of features
 
 using Result = float;
@@ -168,24 +168,47 @@ void multiply(const Compute* __restrict x, const Inside& along_d, const Inside& 
     }
 }
 
+// Zeros, whole vectors of them: what lies behind the row is written next, or never read.
+inline void zero(Compute* to, int count) {
+    for (int k = 0; k < count; k += LANES) store(Vector{}, to + k);
+}
+
+template <int COUNT>
+inline void copy_some(const Compute*& from, Compute*& to) {
+    std::memcpy(to, from, COUNT * sizeof(Compute));
+    from += COUNT, to += COUNT;
+}
+
+// Whole lines, and halves of what remains.
+inline void copy(const Compute* from, int count, Compute* to) {
+    for (; count >= 16; count -= 16) copy_some<16>(from, to);
+    if (count & 8) copy_some<8>(from, to);
+    if (count & 4) copy_some<4>(from, to);
+    if (count & 2) copy_some<2>(from, to);
+    if (count & 1) copy_some<1>(from, to);
+}
+
 // The input that a strip reads, in the compute type, zeros around the image.  x is a sample's group; (d, h, w) is the
 // input at the strip's corner, (rows_d, rows_h, columns) what of it is read.
 void stage(const Call& call, const Element* __restrict x,
     int d, int h, int w, int rows_d, int rows_h, int columns, Compute* __restrict staged) {
     const int begin = larger(0, smaller(-w, columns)), end = larger(begin, smaller(call.in_w - w, columns));
+    const bool whole = columns == ROW && call.in_w == ROW && w == 0;    // rows lie here as they do in memory
     for (int c = 0; c < CHANNELS; ++c)
         for (int i = 0; i < rows_d; ++i)
-            for (int j = 0; j < rows_h; ++j) {
+            for (int j = 0, rows; j < rows_h; j += rows) {
+                rows = 1;
                 Compute* to = staged + c * CHANNEL + i * PLANE + j * ROW;
                 const bool inside = unsigned(d + i) < unsigned(call.in_d) && unsigned(h + j) < unsigned(call.in_h);
                 if (!inside) {
-                    for (int k = 0; k < columns; ++k) to[k] = 0;
+                    zero(to, columns);
                     continue;
                 }
+                if (whole) rows = smaller(rows_h - j, call.in_h - h - j);
                 const Element* from = x + (((long long)c * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
-                for (int k = 0; k < begin; ++k) to[k] = 0;
-                for (int k = begin; k < end; ++k) to[k] = from[k];
-                for (int k = end; k < columns; ++k) to[k] = 0;
+                zero(to, begin);
+                copy(from + begin, end - begin + (rows - 1) * ROW, to + begin);
+                zero(to + end, columns - end);
             }
 }
 

@@ -94,10 +94,10 @@ inline void planes(const Data& d, index_t i0, index_t i1, index_t count, float* 
             }
         }
     }
-    for (index_t e = 0; e < count && count < BLOCK; ++e)
-        for (index_t p = 0; p < results; ++p) out[e * results + p] = value[p * BLOCK + e];
-    if (count < BLOCK) return;
-    if (results >= BLOCK) turn_back<BLOCK>(value.data(), results, out);
+    if (count < BLOCK)
+        for (index_t e = 0; e < count; ++e)
+            for (index_t p = 0; p < results; ++p) out[e * results + p] = value[p * BLOCK + e];
+    else if (results >= BLOCK) turn_back<BLOCK>(value.data(), results, out);
     else if (results >= 4) turn_back<4>(value.data(), results, out);
     else turn_back<1>(value.data(), results, out);
 }

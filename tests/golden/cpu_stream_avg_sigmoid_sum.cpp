@@ -16,6 +16,17 @@ inline To bits_as(From from) {
     return to;
 }
 
+using std::fabs;
+
+// e^x from x = n ln 2 + r where it is a normal number: adding 1.5 * 2^23 + 127 leaves the exponent of 2^n at the end.
+inline float exp_normal(float x) {
+    const float shifted = x * 1.44269504f + (0x1.8p23f + 127), k = shifted - (0x1.8p23f + 127);
+    const float r = x - k * 0.693359375f - k * -2.12194440e-4f;
+    const float p = 0.5f + r * (0.166665763f + r * (0.0416665561f + r * (0.00836317893f + r * 0.0013926184f)));
+    const float scale = bits_as<float>(bits_as<unsigned>(shifted) << 23);
+    return (r + r * r * p) * scale + scale;
+}
+
 // e^x from x = n ln 2 + r.  2^n is multiplied in two steps, so that results below the normal numbers are right.
 inline float exp(float x) {
     const float within = x < -104.0f ? -104.0f : x > 89.0f ? 89.0f : x;
@@ -37,6 +48,16 @@ inline double exp(double x) {
     const long long n = bits_as<long long>(shifted) - bits_as<long long>(0x1.8p52), half = n >> 1;
     return (1 + (r + r * r * p)) * bits_as<double>(static_cast<unsigned long long>(half + 1023) << 52) *
            bits_as<double>(static_cast<unsigned long long>(n - half + 1023) << 52);
+}
+
+// How functions are computed: for ordinary arguments, noticing those that are not, or for any.
+struct Ordinary { int rare = 0; };
+struct Any { static constexpr int rare = 0; };
+
+inline float exp(Any, float x) { return exp(x); }
+inline float exp(Ordinary& maths, float x) {
+    maths.rare |= !(fabs(x) < 87.0f);
+    return exp_normal(x);
 }
 
 constexpr index_t BLOCK = 512;  // neighbours along the last axis that are computed together
@@ -70,8 +91,11 @@ struct First {
     float result(double) const { return float(total); }
 };
 
-// `count` neighbours along the last axis, from these coordinates on.
-inline void values(const Data& d, index_t i0, index_t i1, index_t i2, index_t i3, index_t count, float* __restrict__ value) {
+// `count` neighbours along the last axis, from these coordinates on; says whether an argument was rare.
+template <typename Maths>
+inline bool values_with(const Data& d, index_t i0, index_t i1, index_t i2, index_t i3, index_t count,
+    float* __restrict__ value) {
+    int rare = 0;
     float pooled[BLOCK];
     for (index_t e = 0; e < count; ++e) pooled[e] = float(0);
     for (int u2 = 0; u2 < KERNEL[0]; ++u2) {
@@ -92,12 +116,22 @@ inline void values(const Data& d, index_t i0, index_t i1, index_t i2, index_t i3
             }
         }
     }
-#pragma omp simd
+#pragma omp simd reduction(| : rare)
     for (index_t e = 0; e < count; ++e) {
+        Maths maths;
         const float average = pooled[e] / 16.0f;
-        const float v1 = 1 / (1 + exp(-average));
+        const float v1 = 1 / (1 + exp(maths, -average));
         value[e] = v1;
+        rare |= maths.rare;
     }
+    return rare;
+}
+
+// `count` neighbours along the last axis, from these coordinates on.
+inline void values(const Data& d, index_t i0, index_t i1, index_t i2, index_t i3, index_t count,
+    float* __restrict__ value) {
+    if (values_with<Ordinary>(d, i0, i1, i2, i3, count, value))
+        values_with<Any>(d, i0, i1, i2, i3, count, value);
 }
 
 // What comes of the first reduction.

@@ -327,8 +327,8 @@ class _Writer:
         e = self.epilogue
         pooled = self.c.window is not None
         last = "" if self.s.chunk >= self.c.channels else "if (chunk + CHUNK >= CHANNELS) "
-        before = [f"{last}before({e.arguments}, row, to_w - from_w);"] if e.has_before else []
-        after = [f"after({e.arguments}, results, count);"] if self.c.after is not None else []
+        before = [f"{last}{e.call_of('before', 'row', 'to_w - from_w')}"] if e.has_before else []
+        after = [e.call_of("after", "results", "count")] if self.c.after is not None else []
         bands = fill(
             texts.BANDS,
             rows=self._positions("band", "begin", "end")[:2],

@@ -10,6 +10,8 @@ from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type
 from fusewright.codegen.cpu import contraction_epilogue_text as texts
 from fusewright.codegen.cpu.elements import read, written
 from fusewright.codegen.cpu.folds import PLANES, fold
+from fusewright.codegen.cpu.loops import attempt, calls, lanes, procedure, repeated
+from fusewright.codegen.cpu.ordinary import with_maths
 from fusewright.codegen.cpu.sample import sample_program
 from fusewright.codegen.cpu.text import function
 from fusewright.codegen.text import Lines, block, fill
@@ -121,15 +123,32 @@ class Epilogue:
         if tree is not None:
             # Operands are read from memory, those that a pointwise function of parameters gave as well.
             given = {n: self._access(n) for n in self.c.operands} | {tree.value: start}
-            scalars = Scalars(given, self._access)
+            scalars = Scalars(given, self._access, floats=with_maths)
             result = scalars.value(tree.root)
             inner += scalars.lines
-        numbers = "const Channels& of, " if self.channel_operands else ""
-        about = "What follows the convolution" if label == "before" else "What follows the pooling"
-        head = f"void {label}(const Call& call, {numbers}Compute* __restrict row, int count)"
-        loop = ["#pragma omp simd", *block("for (int f = 0; f < BLOCK; ++f)", [*inner, f"row[f] = {result};"])]
-        return ["", f"// {about}, on `count` positions.",
-                *block(head, block("for (int n = 0; n < count; ++n, row += BLOCK)", loop))]  # fmt: skip
+        about = f"// What follows the {'convolution' if label == 'before' else 'pooling'}, on `count` positions."
+        loop = lanes("for (int f = 0; f < BLOCK; ++f)", [*inner, f"row[f] = {result};"], "f")
+        operands = [("const Call&", "call"), *([("const Channels&", "of")] if self.channel_operands else [])]
+        rest = [("Compute* __restrict", "row"), ("int", "count")]
+        if not calls(loop):
+            rows = block("for (int n = 0; n < count; ++n, row += BLOCK)", loop)
+            return ["", *procedure(about, label, [*operands, *rest], rows)]
+        rest += [("int", "features")]
+        loop = [line.replace("= row[f];", "= given[f];") for line in loop]
+        rows = block("for (int n = 0; n < count; ++n, given += BLOCK, row += BLOCK)", loop)
+        kept = [*operands, ("const Compute* __restrict", "given"), *rest]
+        again = repeated(label, [*self.arguments.split(", "), "given", "row", "some", "features"])
+        return [
+            "",
+            *attempt(about, label, kept, rows, "features"),
+            "",
+            *procedure(about, label, [*operands, *rest], fill(texts.KEPT, again=again)),
+        ]
+
+    def call_of(self, label: str, row: str, count: str) -> str:
+        """The statement that applies a tree to a row; only features that there are may have rare arguments."""
+        text = "\n".join(self._function(label, self.c.before if label == "before" else self.c.after))
+        return f"{label}({self.arguments}, {row}, {count}{', features' if 'int features' in text else ''});"
 
     @property
     def arguments(self) -> str:

@@ -24,6 +24,16 @@ struct Channels {
 };
 """
 
+KEPT = """
+constexpr int RUN = larger(1, 512 / BLOCK);    // positions whose values are kept, should they be wanted again
+Compute given[RUN * BLOCK];
+for (int n = 0; n < count; n += RUN, row += RUN * BLOCK) {
+    const int some = smaller(RUN, count - n);
+    std::copy(row, row + some * BLOCK, given);
+    $again
+}
+"""
+
 POOL = """
 
 // The $kind of each window: results[count][BLOCK] at (d, h, w...), from the positions of a band, which begins at

@@ -13,7 +13,7 @@ from string import Template
 from textwrap import wrap
 
 # Those of the C++ library that compilers know as instructions, and those that are rare.
-LIBRARY = ("fabs", "copysign", "sqrt", "floor", "ceil", "rint", "trunc", "log10", "pow")
+LIBRARY = ("fabs", "copysign", "sqrt", "floor", "ceil", "rint", "trunc", "pow")
 
 # name: variable, coefficients from the lowest degree on, and the factor before them
 POLYNOMIALS: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -63,6 +63,16 @@ POLYNOMIALS: dict[str, tuple[str, tuple[float, ...]]] = {
 }
 
 _TEXTS: dict[str, str] = {
+    "exp_normal": """
+// e^x from x = n ln 2 + r where it is a normal number: adding 1.5 * 2^23 + 127 leaves the exponent of 2^n at the end.
+inline float exp_normal(float x) {
+    const float shifted = x * 1.44269504f + (0x1.8p23f + 127), k = shifted - (0x1.8p23f + 127);
+    const float r = x - k * 0.693359375f - k * -2.12194440e-4f;
+    const float p = $exp32;
+    const float scale = bits_as<float>(bits_as<unsigned>(shifted) << 23);
+    return (r + r * r * p) * scale + scale;
+}
+""",
     "exp": """
 // e^x from x = n ln 2 + r.  2^n is multiplied in two steps, so that results below the normal numbers are right.
 inline float exp(float x) {
@@ -84,6 +94,16 @@ inline double exp(double x) {
            bits_as<double>(static_cast<unsigned long long>(n - half + 1023) << 52);
 }
 """,
+    "expm1_normal": """
+// e^x - 1 where e^x is a normal number.
+inline float expm1_normal(float x) {
+    const float shifted = x * 1.44269504f + (0x1.8p23f + 127), k = shifted - (0x1.8p23f + 127);
+    const float r = x - k * 0.693359375f - k * -2.12194440e-4f;
+    const float p = $exp32;
+    const float scale = bits_as<float>(bits_as<unsigned>(shifted) << 23);
+    return (r + r * r * p) * scale + (scale - 1);
+}
+""",
     "expm1": """
 // e^x - 1, from x = n ln 2 + r as well.
 inline float expm1(float x) {
@@ -97,6 +117,15 @@ inline float expm1(float x) {
 }
 inline double expm1(double x) { return std::expm1(x); }
 """,
+    "exp2_normal": """
+// 2^x from x = n + r where it is a normal number.
+inline float exp2_normal(float x) {
+    const float shifted = x + (0x1.8p23f + 127), r = (x - (shifted - (0x1.8p23f + 127))) * 0.693147181f;
+    const float p = $exp32;
+    const float scale = bits_as<float>(bits_as<unsigned>(shifted) << 23);
+    return (r + r * r * p) * scale + scale;
+}
+""",
     "exp2": """
 // 2^x from x = n + r.
 inline float exp2(float x) {
@@ -108,6 +137,10 @@ inline float exp2(float x) {
            bits_as<float>(unsigned(n - half + 127) << 23);
 }
 inline double exp2(double x) { return std::exp2(x); }
+""",
+    "is_normal": """
+// Whether x is positive and neither below the normal numbers nor infinite.
+inline bool is_normal(float x) { return bits_as<unsigned>(x) - 0x00800000u < 0x7f000000u; }
 """,
     "log": """
 // ln x = e ln 2 + ln(1 + f) from x = 2^e (1 + f), 1 + f between the roots of 1/2 and 2; of x / 2^less.
@@ -126,15 +159,33 @@ inline double log(double x) { return std::log(x); }
 """,
     "log2": """
 // From x = 2^e (1 + f) as well, so that powers of two are exact.
+inline float log2_of_normal(float x, int less) {
+    const int b = int(bits_as<unsigned>(x) - 0x3f3504f3u);
+    const float f = bits_as<float>((b & 0x007fffff) + 0x3f3504f3) - 1, e = float((b >> 23) - less);
+    const float p = $log32;
+    return e + (f + f * f * (f * p - 0.5f)) * 1.44269504f;
+}
 inline float log2(float x) {
     const bool small = x < 0x1p-126f;
-    const int b = int(bits_as<unsigned>(small ? x * 0x1p23f : x) - 0x3f3504f3u);
-    const float f = bits_as<float>((b & 0x007fffff) + 0x3f3504f3) - 1, e = float((b >> 23) - (small ? 23 : 0));
-    const float p = $log32;
-    const float y = e + (f + f * f * (f * p - 0.5f)) * 1.44269504f;
+    const float y = log2_of_normal(small ? x * 0x1p23f : x, small ? 23 : 0);
     return x > 0 ? (x < INFINITY ? y : x) : x == 0 ? -INFINITY : NAN;
 }
 inline double log2(double x) { return std::log2(x); }
+""",
+    "log10": """
+// lg x = e lg 2 + lg(1 + f), lg 2 in two parts as well.
+inline float log10_of_normal(float x, int less) {
+    const int b = int(bits_as<unsigned>(x) - 0x3f3504f3u);
+    const float f = bits_as<float>((b & 0x007fffff) + 0x3f3504f3) - 1, e = float((b >> 23) - less);
+    const float p = $log32;
+    return e * 0x1.344p-2f + ((f + f * f * (f * p - 0.5f)) * 0.434294482f + e * 4.60503898e-6f);
+}
+inline float log10(float x) {
+    const bool small = x < 0x1p-126f;
+    const float y = log10_of_normal(small ? x * 0x1p23f : x, small ? 23 : 0);
+    return x > 0 ? (x < INFINITY ? y : x) : x == 0 ? -INFINITY : NAN;
+}
+inline double log10(double x) { return std::log10(x); }
 """,
     "log1p": """
 // ln(1 + x), with what adding 1 lost.
@@ -146,7 +197,7 @@ inline double log1p(double x) { return std::log1p(x); }
 """,
     "tanh": """
 inline float tanh(float x) {
-    const float size = fabs(x), e = expm1(2 * (size > 10.0f ? 10.0f : size));
+    const float size = fabs(x), e = expm1_normal(2 * (size > 10.0f ? 10.0f : size));
     return copysign(e / (e + 2), x);
 }
 inline double tanh(double x) { return std::tanh(x); }
@@ -157,7 +208,7 @@ inline float erf(float x) {
     const float size = fabs(x), t = size > 3.95f ? 3.95f : size, z = x * x;
     const float p = $erf32;
     const float q = $erfc32;
-    return size < 0.92f ? x + x * p : copysign(1 - exp(q), x);
+    return size < 0.92f ? x + x * p : copysign(1 - exp_normal(q), x);
 }
 inline double erf(double x) { return std::erf(x); }
 """,
@@ -170,6 +221,35 @@ inline float atan(float x) {
     return copysign(size > 1 ? 1.57079637f - (y + 4.37113883e-8f) : y, x);
 }
 inline double atan(double x) { return std::atan(x); }
+""",
+    "sine": """
+// Of what is left of a number without its nearest multiple of pi/2.
+inline float sine(float r) {
+    const float z = r * r, p = $sin32;
+    return r + r * (z * p);
+}
+inline float cosine(float r) {
+    const float z = r * r, p = $cos32;
+    return 1 + z * (z * p - 0.5f);
+}
+""",
+    "near": """
+// The same of numbers up to NEAR, a multiple of pi/2 taken away in parts: exact where a multiplication adds at
+// once, or short enough for that.
+#if defined(__FMA__) || defined(__aarch64__)
+constexpr float NEAR = 6000;
+inline float rest_of(float x, float n) { return x - n * 0x1.921fb4p0f - n * 0x1.4442dp-24f - n * 0x1.846988p-48f; }
+#else
+constexpr float NEAR = 250;
+inline float rest_of(float x, float n) {
+    return x - n * 0x1.92p0f - n * 0x1.fb4p-12f - n * 0x1.444p-24f - n * 0x1.68c234p-39f;
+}
+#endif
+inline float sine_of_near(float x, unsigned more) {
+    const float shifted = x * 0.636619772f + 0x1.8p23f, r = rest_of(x, shifted - 0x1.8p23f);
+    const unsigned count = bits_as<unsigned>(shifted) + more;
+    return bits_as<float>(bits_as<unsigned>(count & 1 ? cosine(r) : sine(r)) ^ (count & 2) << 30);
+}
 """,
     "quarters": """
 // A number as the nearest multiple of pi/2, of which the last bits count, and the rest.  Of 2/pi, the 96 bits matter
@@ -191,14 +271,6 @@ inline Quarters quarters(float size) {
     const int above = int(turns >> 30), below = int((turns << 2 & 0xffffffffu) >> 1);
     const double rest = above * (1.5707963267948966 * 0x1p-32) + below * (1.5707963267948966 * 0x1p-63);
     return {size < 0.785f ? 0 : count, size < 0.785f ? size : float(rest)};
-}
-inline float sine(float r) {
-    const float z = r * r, p = $sin32;
-    return r + r * (z * p);
-}
-inline float cosine(float r) {
-    const float z = r * r, p = $cos32;
-    return 1 + z * (z * p - 0.5f);
 }
 """,
     "sin": """

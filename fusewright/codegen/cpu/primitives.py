@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from fusewright.codegen.cpu.maths import MATHS
+from fusewright.codegen.cpu.ordinary import KINDS, ORDINARY
 
 # name -> text, in an order in which each uses only what stands before it.
 PRIMITIVES: dict[str, str] = {
@@ -69,15 +70,19 @@ inline fp16 to_fp16(float x) {
 
 
 def used_primitives(text: str) -> str:
-    """The primitives that a kernel's text calls, and what those call, in the order of the table."""
+    """The primitives that a kernel's text calls, and what those call, in the order of the table; last, functions of
+    ordinary arguments."""
     found: list[str] = []
     text = re.sub(r"//.*", "", text)
+    ordinary = [form for name, form in ORDINARY.items() if re.search(rf"\b{name}\(maths, ", text)]
+    ordinary = [KINDS, *ordinary] if ordinary else []
+    text = "\n".join((text, *ordinary))
     for name, body in reversed(PRIMITIVES.items()):
         callers = [] if name == "read_plain" else [PRIMITIVES[n] for n in found]
         words = set(re.findall(r"\w+", "\n".join((text, *callers))))
         if words & _defined(name, body):
             found.insert(0, name)
-    return "".join(PRIMITIVES[name] for name in found).lstrip("\n") + ("\n" if found else "")
+    return "".join((*(PRIMITIVES[name] for name in found), *ordinary)).lstrip("\n") + ("\n" if found else "")
 
 
 def _defined(name: str, body: str) -> set[str]:

@@ -13,7 +13,9 @@ import torch
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cpu.elements import read, written
-from fusewright.codegen.cpu.stream_values import SIMD, Values, tree
+from fusewright.codegen.cpu.loops import lanes, procedure
+from fusewright.codegen.cpu.ordinary import with_maths
+from fusewright.codegen.cpu.stream_values import Values, tree
 from fusewright.codegen.cpu.text import parallel
 from fusewright.codegen.stream_sizes import Sizes
 from fusewright.codegen.stream_values import TAKE
@@ -71,10 +73,10 @@ WRITE = """
 const index_t results = $results;
 std::vector<$Result> value(results * BLOCK);
 $windows
-for (index_t e = 0; e < count && count < BLOCK; ++e)
-    for (index_t p = 0; p < results; ++p) out[e * results + p] = $rest;
-if (count < BLOCK) return;
-if (results >= BLOCK) turn_back<BLOCK>(value.data(), results, out);
+if (count < BLOCK)
+    for (index_t e = 0; e < count; ++e)
+        for (index_t p = 0; p < results; ++p) out[e * results + p] = $rest;
+else if (results >= BLOCK) turn_back<BLOCK>(value.data(), results, out);
 else if (results >= 4) turn_back<4>(value.data(), results, out);
 else turn_back<1>(value.data(), results, out);
 """
@@ -117,7 +119,7 @@ class Planes(Values):
 
     def text(self) -> Lines:
         """The functions."""
-        coordinates = ", ".join(f"index_t i{a}" for a in range(self.lane + 1))
+        coordinates = [("index_t", f"i{a}") for a in range(self.lane + 1)]
         entry, value = compute_type(self.s.entry.dtype), compute_type(self.wanted)
         names: dict[str, object] = {"Element": ELEMENT[self.x.tensor.dtype], "Compute": entry, "Result": value}
         turns = fill(TURN, read=read("of[lane][p + n]", self.x.tensor.dtype), **names)
@@ -133,10 +135,10 @@ class Planes(Values):
             results=self._folded() if self.s.folds else self._written_planes(value),
             **names,
         )
-        out = f"{ELEMENT[self.s.root.dtype]}* __restrict__ out"
-        head = f"inline void planes(const Data& d, {coordinates}, index_t count, {out})"
+        out = f"{ELEMENT[self.s.root.dtype]}* __restrict__"
+        parameters = [("const Data&", "d"), *coordinates, ("index_t", "count"), (out, "out")]
         about = "// `count` planes from these coordinates on, their results one after another."
-        return [*turns, "", about, *block(head, body)]
+        return [*turns, "", *procedure(about, "planes", parameters, body, "BLOCK")]
 
     def _written_planes(self, value: str) -> Lines:
         """What is written of all planes, a place after another and then a plane after another."""
@@ -172,9 +174,9 @@ class Planes(Values):
         """What happens to elements before the window, in place."""
         if self.s.before is None:
             return []
-        lines, value = tree(self.s.before, self.s.entry, self._given() | {self.x.tensor: "at[e]"})
+        lines, value = tree(self.s.before, self.s.entry, self._given() | {self.x.tensor: "at[e]"}, with_maths)
         row = f"{compute_type(self.s.entry.dtype)}* const at = plane.data() + p * BLOCK;"
-        body = [row, SIMD, *block("for (index_t e = 0; e < BLOCK; ++e)", [*lines, f"at[e] = {value};"])]
+        body = [row, *lanes("for (index_t e = 0; e < BLOCK; ++e)", [*lines, f"at[e] = {value};"], "e")]
         return block("for (index_t p = 0; p < length; ++p)", body)
 
     def _windows(self, to: Lines, taken: Sequence[str] = ()) -> Lines:
@@ -183,14 +185,13 @@ class Planes(Values):
         divisor = self.divisor()
         divided = [f"const {compute} average = pooled[e] / {divisor};"] if divisor else []
         result = {pooled: "average" if divisor else "pooled[e]"}
-        lines, value = tree(self.s.after, pooled, self._given() | result)
+        lines, value = tree(self.s.after, pooled, self._given() | result, with_maths)
         body = [
             f"{compute} pooled[BLOCK];",
             f"for (index_t e = 0; e < BLOCK; ++e) pooled[e] = {self.neutral()};",
             *self.taps(),
             *to,
-            SIMD,
-            *block("for (index_t e = 0; e < BLOCK; ++e)", [*divided, *lines, f"to[e] = {value};"]),
+            *lanes("for (index_t e = 0; e < BLOCK; ++e)", [*divided, *lines, f"to[e] = {value};"], "e"),
             *taken,
         ]
         for a in reversed(self.pooled):
@@ -202,7 +203,7 @@ class Planes(Values):
         compute = compute_type(self.window.node.dtype)
         element = f"const {compute} element = at[e];"
         at = f"const {compute_type(self.s.entry.dtype)}* const at = plane.data() + {self._place('j', 'm')} * BLOCK;"
-        return [at, SIMD, *block("for (index_t e = 0; e < BLOCK; ++e)", [element, TAKE[self.window.op.kind]])]
+        return [at, *lanes("for (index_t e = 0; e < BLOCK; ++e)", [element, TAKE[self.window.op.kind]])]
 
     def _place(self, index: str, length: str) -> str:
         """Where in a plane: Horner's scheme."""

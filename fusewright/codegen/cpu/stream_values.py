@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type
 from fusewright.codegen.cpu.elements import HALVES, read, written
+from fusewright.codegen.cpu.loops import lanes, procedure
+from fusewright.codegen.cpu.ordinary import with_maths
 from fusewright.codegen.stream_values import TAKE, StreamValues, constant, unknown
 from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.schedule.stream import Place, Stream, Tree
-
-SIMD = "#pragma omp simd"
 
 
 class Values(StreamValues):
@@ -30,20 +32,20 @@ class Values(StreamValues):
     def text(self) -> Lines:
         """The function ``values``."""
         element = ELEMENT[self.wanted] if self.wanted in HALVES else compute_type(self.wanted)
-        coordinates = ", ".join(f"index_t i{a}" for a in range(len(self.s.axes)))
-        head = f"inline void values(const Data& d, {coordinates}, index_t count, {element}* __restrict__ value)"
+        coordinates = [("index_t", f"i{a}") for a in range(len(self.s.axes))]
+        parameters = [("const Data&", "d"), *coordinates, ("index_t", "count"), (f"{element}* __restrict__", "value")]
         about = "// `count` neighbours along the last axis, from these coordinates on."
-        return [about, *block(head, self._pooled() if self.s.window else self._plain())]
+        return procedure(about, "values", parameters, self._pooled() if self.s.window else self._plain())
 
     def _plain(self) -> Lines:
         before, given = self.loads("before", "e")
-        lines, value = tree(self.s.before, self.s.entry, given)
+        lines, value = tree(self.s.before, self.s.entry, given, with_maths)
         return [*before, *self._written(lines, value)]
 
     def _written(self, lines: Lines, value: str) -> Lines:
         """The loop that writes all neighbours."""
         body = [*lines, f"value[e] = {written(value, self.wanted)};"]
-        return [SIMD, *block("for (index_t e = 0; e < count; ++e)", body)]
+        return lanes("for (index_t e = 0; e < count; ++e)", body)
 
     # ---- windows
 
@@ -53,7 +55,7 @@ class Values(StreamValues):
         divisor = self.divisor()
         divided = [f"const {compute} average = pooled[e] / {divisor};"] if divisor else []
         result = {pooled: "average" if divisor else "pooled[e]"}
-        lines, value = tree(self.s.after, pooled, given | result)
+        lines, value = tree(self.s.after, pooled, given | result, with_maths)
         return [
             f"{compute} pooled[BLOCK];",
             f"for (index_t e = 0; e < count; ++e) pooled[e] = {self.neutral()};",
@@ -67,16 +69,15 @@ class Values(StreamValues):
         a, k = self.last, self.s.axes[self.last].window
         compute = compute_type(self.window.node.dtype)
         loads, given = self.loads("before", "c")
-        lines, value = tree(self.s.before, self.s.entry, given)
+        lines, value = tree(self.s.before, self.s.entry, given, with_maths)
         element = f"const {compute} element = row[e * STRIDE[{k}] + u{a} * DILATION[{k}]];"
-        taps = [SIMD, *block("for (index_t e = 0; e < count; ++e)", [element, TAKE[self.window.op.kind]])]
+        taps = lanes("for (index_t e = 0; e < count; ++e)", [element, TAKE[self.window.op.kind]])
         return [
             f"{compute} row[SPAN];  // what these windows reach of a row",
             f"const index_t j{a} = i{a} * STRIDE[{k}] - PADDING[{k}], length = (count - 1) * STRIDE[{k}] + REACH + 1;",
             *self._ends(),
             *loads,
-            SIMD,
-            *block("for (index_t c = begin; c < end; ++c)", [*lines, f"row[c] = {value};"]),
+            *lanes("for (index_t c = begin; c < end; ++c)", [*lines, f"row[c] = {value};"]),
             *block(f"for (int u{a} = 0; u{a} < KERNEL[{k}]; ++u{a})", taps),
         ]
 
@@ -109,8 +110,10 @@ class Values(StreamValues):
         return lines, given
 
 
-def tree(found: Tree | None, value: Node, given: dict[Node, str]) -> tuple[Lines, str]:
-    """The statements of a tree and the name of its root; `value` stands for an absent one."""
+def tree(
+    found: Tree | None, value: Node, given: dict[Node, str], floats: Callable[[str], str] = str
+) -> tuple[Lines, str]:
+    """The statements of a tree and the name of its root; `value` stands for an absent one.  `floats`: see `Scalars`."""
     if found is None:
         return [], given[value]
     names, lines = {}, []
@@ -120,6 +123,6 @@ def tree(found: Tree | None, value: Node, given: dict[Node, str]) -> tuple[Lines
             lines.append(f"const {compute_type(leaf.dtype)} e{i} = {text};")
             text = f"e{i}"
         names[leaf] = text
-    scalars = Scalars(names, unknown)
+    scalars = Scalars(names, unknown, floats=floats)
     root = scalars.value(found.root)
     return [*lines, *scalars.lines], root
