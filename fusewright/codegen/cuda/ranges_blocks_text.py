@@ -1,16 +1,13 @@
 """The texts that `fusewright.codegen.cuda.ranges_blocks` fills in."""
 
 FEW_OF = """
-// The sum of at(0), at(1), ..., `count` of them: in their own type, and mostly as many as MOST.
+// The sum of at(0), at(1), ..., `count` of them and at most MOST, in their own type: loads first, and no branches.
 template <int MOST, typename At>
 __device__ __forceinline__ auto few_of(At at, int count) {
     decltype(at(0)) sum = 0;
-    if (count == MOST) {
 #pragma unroll
-        for (int i = 0; i < MOST; ++i) sum += at(i);
-    } else {
-        for (int i = 0; i < count; ++i) sum += at(i);
-    }
+    for (int i = 0; i < MOST; ++i)
+        if (i < count) sum += at(i);
     return sum;
 }
 
