@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -120,15 +122,20 @@ def check(root: Node, cut: Cut, x: torch.Tensor | None = None, order: str = "for
     return k
 
 
-@pytest.mark.parametrize("which", range(3))
-@pytest.mark.parametrize("name", CASES)
+SOME = ["lines", "planes", "planes, many rows", "planes, mixed", "volumes"]
+
+
+def with_cuts(names: Iterable[str], often: Sequence[str]) -> list[Any]:
+    """Each with its best cut, some with the other cuts as well; the rest of the pairs is slow."""
+    pairs = [(name, which) for name in names for which in range(3)]
+    return [pytest.param(*p, marks=[] if p[1] == 0 or p[0] in often else pytest.mark.slow) for p in pairs]
+
+
+@pytest.mark.parametrize(("name", "which"), with_cuts(CASES, SOME))
 def test_value(name: str, which: int) -> None:
     root = CASES[name]()
     cut = some_cuts(parsed(root))[which]
     check(root, cut, order=ORDERS[zlib.crc32(name.encode()) % 3])
-
-
-SOME = ["lines", "planes", "planes, many rows", "planes, mixed", "volumes"]
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -234,8 +241,7 @@ MOVED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("which", range(3))
-@pytest.mark.parametrize("name", MOVED)
+@pytest.mark.parametrize(("name", "which"), with_cuts(MOVED, ["planes"]))
 def test_results_in_another_order(name: str, which: int) -> None:
     root = MOVED[name]()
     r = parsed(root)
