@@ -133,7 +133,7 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
             tiling, c, blocks = Tiling(**option["tiling"]), group.record.contraction, option["blocks"]
             kernel = contraction.generate(c, tiling, name, reference, tf32=tf32, blocks=blocks)
             return of_tensors(kernel, group.record)
-        case "range reduction" if "cut" in option:
+        case "range reduction" if "cut" in option and not group.record.total:
             return ranges_blocks.kernel(group.record, Cut(**option["cut"]), name, reference)
         case "range reduction":
             return ranges.kernel(group.record, name, reference)
