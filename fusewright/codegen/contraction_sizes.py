@@ -25,7 +25,10 @@ def _length(c: Contraction, i: int, length: str) -> str:
     if c.box is not None:
         if c.conv.shape[2 + k] == 1:
             return "1"  # there may be place for more windows than the one that is wanted
-        reach += (c.box.count[i] - 1) * c.box.step[i]
+        reached = (c.box.count[i] - 1) * c.box.step[i] - c.box.before[i] - c.box.behind[i]
+        if c.box.stride[i] > 1:  # so many windows lie there
+            length, reached = f"(({length} - {reached + 1}) // {c.box.stride[i]} + 1)", 0
+        reach += reached
     return f"(({length} + {pad - reach - 1}) // {op.stride[k]} + 1)"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import gcd
+from typing import NamedTuple
 
 from fusewright.ir.ops import Conv, Pool, Slot
 
@@ -97,3 +98,44 @@ def sliding(slots: Slots) -> tuple[int, int] | None:
     same = all((s.step, s.count, s.scale) == (first.step, first.count, first.scale) for s in slots)
     regular = all(b.start - a.start == distance for a, b in pairwise(slots))
     return (first.step, distance) if same and regular and first.count > 0 and distance > 0 else None
+
+
+class Windows(NamedTuple):
+    """`size` elements `step` apart, beginning `stride` apart from -`before` on; the last one would reach `behind` more
+    than the length, if that many were there."""
+
+    size: int
+    step: int
+    stride: int
+    before: int
+    behind: int
+
+
+def windows(slots: Slots, length: int) -> Windows | None:
+    """The windows that all slots are, clipped to [0, length); `None` where they are no windows of one size, or no two
+    neighbours are whole."""
+    count = max(s.count for s in slots)
+    whole = [i for i, s in enumerate(slots) if s.count == count]
+    first, step = slots[whole[0]], slots[whole[0]].step
+    if len(slots) == 1:
+        return Windows(count, step, 1, 0, 0) if count and first.start == 0 else None
+    if count == 0 or len(whole) < 2 or whole[1] != whole[0] + 1:
+        return None
+    stride = slots[whole[1]].start - first.start
+    before = whole[0] * stride - first.start
+    reach = (count - 1) * step + 1
+    regular = (make_slot(j * stride - before, step, count, length, first.scale) for j in range(len(slots)))
+    if stride < 1 or before < 0 or any(_normal(a) != _normal(b) for a, b in zip(slots, regular, strict=True)):
+        return None
+    least = (len(slots) - 1) * stride + reach - length - before
+    if before == 0 and stride == 1:
+        return Windows(count, step, 1, 0, max(least, 0))  # there may be place for more windows than are wanted
+    fits = range(least, least + stride)
+    return Windows(count, step, stride, before, next((n for n in (before, 0) if n in fits), least))
+
+
+def _normal(s: Slot) -> Slot:
+    """The slot, its step left out where there is one index or none."""
+    if s.count > 1:
+        return s
+    return Slot(s.start, s.start + 1, 1, s.scale) if s.count else Slot(0, 0, 1, s.scale)

@@ -16,7 +16,7 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
-from fusewright.ir.slots import sliding
+from fusewright.ir.slots import Windows, windows
 from fusewright.schedule import sample
 from fusewright.schedule.chain import MEMORY, Chain, Fold, Map, Users, Window, parse, region
 from fusewright.schedule.sample import SampleProgram
@@ -24,6 +24,8 @@ from fusewright.schedule.sample import SampleProgram
 FOLDS = ("sum", "mean", "max", "min", "logsumexp")
 # Indices inside a sample and inside the weight are 32-bit numbers.
 MOST_ELEMENTS = 2**31 - 1
+# Elements of a window that are added up for each window anew, in the type of x.
+MOST_SUMMED = 128
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,23 @@ class Axis:
 
 @dataclass(frozen=True)
 class Box:
-    """Window sums of x that a convolution runs on: `count` elements `step` apart, times `scale`, per dimension."""
+    """Window sums of x that a convolution runs on: `count` elements `step` apart, times `scale`, per dimension.
+
+    Windows begin `stride` apart, the first one `before` elements in front of x, the last one so that `behind` more
+    would be reached; what lies outside of x counts nothing.
+    """
 
     count: tuple[int, int, int]
     step: tuple[int, int, int]
     scale: float
+    stride: tuple[int, int, int] = (1, 1, 1)
+    before: tuple[int, int, int] = (0, 0, 0)
+    behind: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def plain(self) -> bool:
+        """Whether a window begins at every element, and none reaches outside."""
+        return self.stride == (1, 1, 1) and self.before == self.behind == (0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -277,24 +291,28 @@ def _operand_kind(node: Node, conv: Node) -> str | None:
 
 
 def _boxed(conv: Node, users: Users) -> tuple[Node, Box | None]:
-    """What the convolution reads: x itself, or window sums of x where those are equal windows, none clipped."""
+    """What the convolution reads: x itself, or window sums of x where those are equal windows.
+
+    On a GPU there is one at every element and none is clipped.
+    """
     x = conv.arg(0)
     assert isinstance(conv.op, ops.Conv)
     inner = isinstance(x.op, ops.RangeSum) and users[x] == 1 and x.dtype == x.arg(0).dtype
     if not inner or conv.op.transposed or any(a or b for a, b in conv.op.padding):
         return x, None
     assert isinstance(x.op, ops.RangeSum)
-    count, step, scale = [1] * (x.ndim - 2), [1] * (x.ndim - 2), 1.0
+    found, scale = [Windows(1, 1, 1, 0, 0)] * 3, 1.0
     for dim, slots in x.op.table:
-        if dim < 2:
+        length = x.arg(0).shape[dim]
+        found_here = windows(slots, length) if dim >= 2 and isinstance(length, int) else None
+        if found_here is None:
             return x, None
-        slide = sliding(slots)
-        if slide is None or slide[1] != 1 or slots[0].start != 0:
-            return x, None
-        count[dim - 2], step[dim - 2] = slots[0].count, slide[0]
+        found[dim - x.ndim + 3] = found_here
         scale *= slots[0].scale
-    pad = [1] * (3 - len(count))
-    box = Box(_three(pad + count), _three(pad + step), scale)
+    count, step, stride, before, behind = (_three(list(numbers)) for numbers in zip(*found, strict=True))
+    box = Box(count, step, scale, stride, before, behind)
+    if not box.plain and (x.device.type != "cpu" or prod(count) > MOST_SUMMED):
+        return x, None
     return (x.arg(0), box) if prod(count) > 1 else (x, None)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusewright.ir.ops import Conv, Pool, Slot
-from fusewright.ir.slots import make_slot, mass, pool_slots, sliding, solve, tap_slots
+from fusewright.ir.slots import Windows, make_slot, mass, pool_slots, sliding, solve, tap_slots, windows
 
 quick = settings(max_examples=300, derandomize=True, deadline=None, database=None)
 small = st.integers(1, 4)
@@ -137,3 +139,23 @@ def test_sliding(windows: list[Slot]) -> None:
 def test_sliding_windows_have_one_scale() -> None:
     assert sliding((Slot(0, 2, 1, 0.5), Slot(2, 4, 1, 0.25))) is None
     assert sliding((Slot(0, 2, 1, 0.5), Slot(2, 4, 1, 0.5))) == (1, 2)
+
+
+@pytest.mark.parametrize("length", [7, 12, 30])
+@pytest.mark.parametrize(
+    "w", [Windows(3, 1, 1, 0, 0), Windows(2, 3, 1, 2, 2), Windows(4, 1, 3, 2, 1), Windows(5, 1, 2, 0, 0)]
+)
+def test_windows(w: Windows, length: int) -> None:
+    """What windows are made of tells them again: as many, at the same places."""
+    number = (length + w.before + w.behind - (w.size - 1) * w.step - 1) // w.stride + 1
+    slots = tuple(make_slot(j * w.stride - w.before, w.step, w.size, length, 0.5) for j in range(number))
+    found = windows(slots, length)
+    if sum(s.count == w.size for s in slots) < 2:
+        assert found is None
+        return
+    assert found is not None and found[:4] == w[:4]
+    reach = (w.size - 1) * w.step + 1
+    assert (length + found.before + found.behind - reach) // w.stride + 1 == number
+    uneven = (*slots[:-1], replace(slots[-1], scale=1.0))
+    assert windows(uneven, length) is None
+    assert windows((*slots[:-1], make_slot(0, 1, w.size - 1, length, 0.5)), length) is None

@@ -198,6 +198,44 @@ void stage(const Call& call, const Element* __restrict x,$block
 }
 """
 
+# Where windows begin farther apart, or reach beyond the image.
+BOX_CLIPPED = """
+constexpr int BOX_D = $box_d, BOX_H = $box_h, BOX_W = $box_w;    // a window of x,
+constexpr int BOX_STEP_D = $step_d, BOX_STEP_H = $step_h, BOX_STEP_W = $step_w;    // whose elements lie so far apart,
+constexpr int BOX_STRIDE_D = $stride_d, BOX_STRIDE_H = $stride_h, BOX_STRIDE_W = $stride_w;    // and windows so far,
+constexpr int BOX_PAD_D = $pad_d, BOX_PAD_H = $pad_h, BOX_PAD_W = $pad_w;    // the first one beginning before the image
+constexpr int BOX_REACH = (BOX_W - 1) * BOX_STEP_W;
+
+// The window sums that a strip reads: over the rows of a window first, then along them.
+void stage(const Call& call, const Element* __restrict x,$block
+    int d, int h, int w, int rows_d, int rows_h, int columns, Compute* __restrict staged) {
+    Compute sums[(INPUTS_W - 1) * BOX_STRIDE_W + BOX_REACH + 1];
+    const int first = w * BOX_STRIDE_W - BOX_PAD_W, wide = (columns - 1) * BOX_STRIDE_W + BOX_REACH + 1;
+    const int begin = larger(0, smaller(-first, wide)), end = larger(begin, smaller(call.in_w - first, wide));
+    $loops
+                $skip
+                const long long channel = $channel;
+                std::fill(sums, sums + wide, Compute(0));
+                for (int row = 0; row < BOX_D * BOX_H; ++row) {
+                    const int at_d = (d + i) * BOX_STRIDE_D - BOX_PAD_D + row / BOX_H * BOX_STEP_D;
+                    const int at_h = (h + j) * BOX_STRIDE_H - BOX_PAD_H + row % BOX_H * BOX_STEP_H;
+                    if (unsigned(at_d) >= unsigned(call.in_d) || unsigned(at_h) >= unsigned(call.in_h)) continue;
+                    const Element* from = x + ((channel * call.in_d + at_d) * call.in_h + at_h) * call.in_w + first;
+#pragma omp simd
+                    for (int k = begin; k < end; ++k) sums[k] += $x;
+                }
+                Compute* to = staged + $to + i * PLANE + j * ROW;
+#pragma omp simd
+                for (int k = 0; k < columns; ++k) {
+                    Compute sum = 0;
+#pragma GCC unroll 8
+                    for (int n = 0; n < BOX_W; ++n) sum += sums[k * BOX_STRIDE_W + n * BOX_STEP_W];
+                    to[$k] = sum;
+                }
+            }
+}
+"""
+
 BLOCK = " int first_feature, int features,"
 CALL = "stage(call, x,$block left_d, left_h, left_w, rows_d, rows_h, columns, staged);"
 
@@ -282,11 +320,15 @@ class Staging:
         if is_channelwise(c):  # a row at a time, in all lanes
             over = {"i": "rows_d", "j": "rows_h", "c": "COLUMN"}
             names |= {"channel": "channel_of(first_feature, features, c)", "to": "c", "k": "k * COLUMN"}
-        for a, count, step in zip("dhw", box.count, box.step, strict=True):
-            names |= {f"box_{a}": count, f"step_{a}": step}
+        for i, a in enumerate("dhw"):
+            names |= {f"box_{a}": box.count[i], f"step_{a}": box.step[i]}
+            names |= {f"stride_{a}": box.stride[i], f"pad_{a}": box.before[i]}
         loops = [f"{'    ' * i}for (int {v} = 0; {v} < {n}; ++{v})" for i, (v, n) in enumerate(over.items())]
+        loops[2] += " {"
+        if not box.plain:
+            return fill(BOX_CLIPPED, x=read("from[k]", c.x.dtype), loops=loops, **names)
         x = read("from[row / BOX_H * next_d + row % BOX_H * next_h + k]", c.x.dtype)
-        return fill(BOX, x=x, loops=[*loops[:2], f"{loops[2]} {{"], **names)
+        return fill(BOX, x=x, loops=loops, **names)
 
     def _channel_of(self) -> Lines:
         c = self.c

@@ -20,9 +20,12 @@ from fusewright.capture import capture
 from fusewright.codegen.cpu import contraction as cpu
 from fusewright.ir import ops
 from fusewright.kernel import Kernel
+from fusewright.rules import RULES
+from fusewright.rules.engine import rewrite
 from fusewright.runtime.launch import Launcher
 from fusewright.runtime.native import launcher
 from fusewright.schedule import contraction
+from fusewright.schedule.cost import Work
 from fusewright.schedule.strips import Strips, candidates, is_channelwise
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -109,6 +112,11 @@ BOXED = {
     "box, small groups": Case((19, 17), 3, 2, (3, 3), groups=11, pool="avg", window=(2, 2), step=(2, 2)),
     "box over depth": Case((7, 9, 11), 2, 5, (2, 2, 2), (1, 1, 1), (0, 0, 0), (1, 1, 1), pool="avg", window=(2, 3, 2),
                            step=(2, 3, 2), dtype=F16),
+    "box at borders": Case((41,), 6, 19, (5,), (1,), (3,), (2,), pool="avg", window=(4,), step=(4,), fold="min",
+                           fold_dims="p"),
+    "box at all borders": Case((14, 17), 3, 5, (3, 4), (1, 2), (2, 1), (2, 1), pool="avg", window=(3, 2), step=(3, 2)),
+    "box at borders, depthwise": Case((19, 17), 1, 1, (3, 3), padding=(1, 2), groups=21, pool="avg", window=(2, 2),
+                                      step=(2, 2)),
 }  # fmt: skip
 
 
@@ -150,6 +158,30 @@ def test_equals_the_model(name: str) -> None:
     f = found((BOXED if boxed else CASES)[name], boxed)
     strips = ways(f)[-1 if name in ("plain", "stem", "transposed") else 0]
     assert_right(f, launcher(kernel(f, strips)), f.case.example(), boxed)
+
+
+@pytest.mark.parametrize(
+    ("window", "step", "padding"),
+    [((7,), (7,), (3,)), ((8, 3), (1, 5), (0, 1)), ((2, 4, 3), (2, 3, 1), (0, 2, 1)), ((1, 5), (2, 4), (0, 0))],
+)
+def test_windows_that_begin_apart(window: tuple[int, ...], step: tuple[int, ...], padding: tuple[int, ...]) -> None:
+    """Of a 1x1 convolution nothing but window sums is left, wherever they begin, at several sizes."""
+    torch.manual_seed(0)
+    n = len(window)
+    conv, pool = ((nn.Conv1d, nn.AvgPool1d), (nn.Conv2d, nn.AvgPool2d), (nn.Conv3d, nn.AvgPool3d))[n - 1]
+    model = nn.Sequential(conv(5, 19, 1, bias=not any(padding)), pool(window, step, padding), nn.Sigmoid()).eval()
+    x = torch.randn(2, 5, *(29, 23, 8)[:n])
+    rules = [rule for rule in RULES if rule.name == "sum_P(conv(x, w)) = conv(rangesum_taps(x), w)"]
+    graph = rewrite(capture(model, (x,), {}).graph, rules, lambda node: Work(0, 0, 0, 0), mode="always").graph
+    c = contraction.match(graph.outputs[0], graph.users())
+    assert isinstance(c, contraction.Contraction) and c.box is not None and not c.box.plain
+    lengths = (1, 1, *(int(d) for d in c.conv.shape[2:]))[-3:]
+    for strips in candidates(c, lengths, 2):
+        run = launcher(cpu.kernel(c, strips, "fused_test", "def reference(*operands): ..."))
+        tensors = [p.detach() for p in model.parameters()]
+        torch.testing.assert_close(
+            run(x, *tensors).double(), deepcopy(model).double()(x.double()), rtol=1e-5, atol=1e-5
+        )
 
 
 class Tail(nn.Module):
@@ -206,6 +238,11 @@ def assert_random(seed: int) -> int:
     boxed = seed % 4 == 0
     while True:
         case = (draw_boxed if boxed else draw)(rng)
+        if boxed and rng.random() < 0.5:
+            case = replace(
+                case,
+                padding=tuple(rng.randrange(d * (k - 1) + 1) for k, d in zip(case.kernel, case.dilation, strict=True)),
+            )
         try:
             f = find(case, boxed)
         except fusewright.CaptureError:  # no window fits
