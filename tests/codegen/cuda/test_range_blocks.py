@@ -29,7 +29,8 @@ from test_range_kernels import (
     windows,
 )
 from test_range_kernels import _value as value_of
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fusewright.codegen.cuda.ranges import kernel as one_pass
 from fusewright.codegen.cuda.ranges_blocks import kernel
@@ -38,6 +39,7 @@ from fusewright.ir.build import pointwise
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Slot
 from fusewright.kernel import Kernel
+from fusewright.pipeline import build
 from fusewright.runtime import nvrtc
 from fusewright.schedule.range_blocks import MOST_SHARED, Cut, cuts, divided, in_registers, parts_of, shared_bytes
 from fusewright.schedule.range_sums import Axis, RangeReduction
@@ -277,6 +279,29 @@ UNMOVED = {
 @pytest.mark.parametrize("name", UNMOVED)
 def test_no_order_to_write(name: str) -> None:
     assert isinstance(parse(UNMOVED[name](), lambda node: True), str)
+
+
+class Upsampled(nn.Module):
+    """A transposed convolution in front of an average pool, whose sums move in front of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose3d(5, 7, 3, stride=(1, 2, 1), padding=(2, 1, 1), dilation=(2, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.avg_pool3d(self.conv(x), 4).amin((2, 3, 4))
+
+
+def test_a_model_is_two_kernels() -> None:
+    """The sums with their taps as channels, and the convolution that is left: nothing is copied in between."""
+    model, x = Upsampled().eval().requires_grad_(False), torch.randn(2, 5, 13, 11, 9)
+    built = build(model, (x,), {}, mode="always", kernels="always", measure=False, target=torch.device("cuda"))
+    sums, rest = sorted(built.program.kernels, key=lambda k: "conv" in k.name)
+    assert sums.name == "fused_rangesum" and "conv" in rest.name
+    assert "contiguous" not in built.program.source.partition("def forward")[2]
+    namespace: dict[str, Any] = {"torch": torch, "F": F}
+    exec(sums.reference, namespace)
+    torch.testing.assert_close(emulate(sums, x), namespace["reference"](x), rtol=1e-5, atol=1e-6)
 
 
 GOLDENS = {
