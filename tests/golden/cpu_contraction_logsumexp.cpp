@@ -21,6 +21,15 @@ using std::fabs;
 
 using std::copysign;
 
+// e^x from x = n ln 2 + r where it is a normal number: adding 1.5 * 2^23 + 127 leaves the exponent of 2^n at the end.
+inline float exp_normal(float x) {
+    const float shifted = x * 1.44269504f + (0x1.8p23f + 127), k = shifted - (0x1.8p23f + 127);
+    const float r = x - k * 0.693359375f - k * -2.12194440e-4f;
+    const float p = 0.5f + r * (0.166665763f + r * (0.0416665561f + r * (0.00836317893f + r * 0.0013926184f)));
+    const float scale = bits_as<float>(bits_as<unsigned>(shifted) << 23);
+    return (r + r * r * p) * scale + scale;
+}
+
 // e^x from x = n ln 2 + r.  2^n is multiplied in two steps, so that results below the normal numbers are right.
 inline float exp(float x) {
     const float within = x < -104.0f ? -104.0f : x > 89.0f ? 89.0f : x;
@@ -43,6 +52,13 @@ inline double exp(double x) {
     return (1 + (r + r * r * p)) * bits_as<double>(static_cast<unsigned long long>(half + 1023) << 52) *
            bits_as<double>(static_cast<unsigned long long>(n - half + 1023) << 52);
 }
+
+// e^x of x <= 0, for sums that reach 1: below 2^-125 it is nothing.  A larger x stays: it is infinite there.
+inline float exp_up_to_one(float x) {
+    const float y = exp_normal(x);
+    return x < -87.0f ? 0.0f : x > 0 ? x : y;
+}
+inline double exp_up_to_one(double x) { return exp(x); }
 
 // e^x - 1 where e^x is a normal number.
 inline float expm1_normal(float x) {
@@ -336,7 +352,7 @@ struct Fold {
         const Compute by = shift(most);
         double sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (index_t e = 0; e < count; ++e) sum += exp(value[e] - by);
+        for (index_t e = 0; e < count; ++e) sum += exp_up_to_one(value[e] - by);
         total += sum;
     }
     void merge(const Fold& other) {
@@ -350,14 +366,14 @@ struct Fold {
 
 // Running logsumexps of neighbouring results: the largest values of all rows come first.
 struct Folds {
-    Compute most[BLOCK];
-    double total[BLOCK];
+    Compute most[LANES];
+    double total[LANES];
     explicit Folds(index_t count) {
         std::fill(most, most + count, -Compute(INFINITY));
         std::fill(total, total + count, 0.0);
     }
     void take(const Compute* __restrict__ value, index_t count, index_t rows = 1, index_t pitch = 0) {
-        Compute by[BLOCK];
+        Compute by[LANES];
         std::copy(most, most + count, by);
         for (index_t r = 0; r < rows; ++r)
 #pragma omp simd
@@ -366,34 +382,35 @@ struct Folds {
         for (index_t e = 0; e < count; ++e) {
             const Compute least = most[e], now = by[e];
             by[e] = fabs(now) == Compute(INFINITY) ? Compute(0) : now;
-            total[e] *= least == now ? Compute(1) : exp(least - by[e]);
+            total[e] *= least == now ? Compute(1) : exp_up_to_one(least - by[e]);
             most[e] = now;
         }
+        Compute sum[LANES] = {};  // of few rows
         for (index_t r = 0; r < rows; ++r)
 #pragma omp simd
-            for (index_t e = 0; e < count; ++e) total[e] += exp(value[r * pitch + e] - by[e]);
+            for (index_t e = 0; e < count; ++e) sum[e] += exp_up_to_one(value[r * pitch + e] - by[e]);
+#pragma omp simd
+        for (index_t e = 0; e < count; ++e) total[e] += sum[e];
     }
     Fold of(index_t e) const { return {most[e], total[e]}; }
 };
 
-constexpr int OVER = ceil_div(STRIP_W, BLOCK);    // folds of a row of results
+constexpr int OVER = ceil_div(STRIP_W, LANES);    // folds of a row of results
 
-// Takes in `features` of `count` positions, which come to lie along the lanes, BLOCK of them in a fold.
+// Takes in `features` of `count` positions, which come to lie along the lanes, those of a vector in a fold.
 void take_features(const Compute* __restrict results, int count, int features, Folds* over) {
-    for (int n = 0; n < count; n += BLOCK, ++over) {
-        Compute turned[BLOCK][BLOCK];
-        const int positions = smaller(BLOCK, ceil_div(count - n, LANES) * LANES);
-        for (int first = 0; first < positions; first += LANES)
-            for (int f = 0; f < features; f += LANES) {
-                Compute square[LANES][LANES];    // behind the last position, that one again
-                for (int i = 0; i < LANES; ++i)
-                    store(load(results + smaller(n + first + i, count - 1) * BLOCK + f), square[i]);
+    for (int first = 0; first < count; first += LANES, ++over) {
+        Compute turned[BLOCK][LANES];
+        for (int f = 0; f < features; f += LANES) {
+            Compute square[LANES][LANES];    // behind the last position, that one again
+            for (int i = 0; i < LANES; ++i)
+                store(load(results + smaller(first + i, count - 1) * BLOCK + f), square[i]);
 #pragma omp simd
-                for (int i = 0; i < LANES; ++i)
+            for (int i = 0; i < LANES; ++i)
 #pragma GCC unroll 16
-                    for (int lane = 0; lane < LANES; ++lane) turned[f + lane][first + i] = square[i][lane];
-            }
-        over->take(turned[0], positions, features, BLOCK);
+                for (int lane = 0; lane < LANES; ++lane) turned[f + lane][i] = square[i][lane];
+        }
+        over->take(turned[0], LANES, features, LANES);
     }
 }
 
@@ -432,7 +449,7 @@ void strip(const Call& call, long long task, Scratch& own) {
     const int left_w = from_w / STRIDE_W * ADVANCE_W + LOWEST_W;
     const int columns = ((to_w - 1) / STRIDE_W - from_w / STRIDE_W) * ADVANCE_W + REACH_W;
     Compute *staged = own.staged.data()->at, *band = own.band.data()->at;
-    own.over.assign(STRIP_D * STRIP_H * OVER, Folds(BLOCK));
+    own.over.assign(STRIP_D * STRIP_H * OVER, Folds(LANES));
     for (int group = 0; group < GROUPS; ++group) {
         const long long image = (long long)call.in_d * call.in_h * call.in_w;
         const Element* x = call.x + (sample * GROUPS + group) * CHANNELS * image;
@@ -476,7 +493,7 @@ void strip(const Call& call, long long task, Scratch& own) {
             const Folds* over = own.over.data() + ((d - first_d) * STRIP_H + h - first_h) * OVER;
             Result* to = call.out + (((long long)sample * call.out_d + d) * call.out_h + h) * call.out_w + first_w;
             for (int n = 0; n < last_w - first_w; ++n) {
-                const Fold fold = over[n / BLOCK].of(n % BLOCK);
+                const Fold fold = over[n / LANES].of(n % LANES);
                 to[n] = fold.result(double(GROUPS * FEATURES));
             }
         }

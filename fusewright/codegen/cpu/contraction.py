@@ -347,7 +347,7 @@ class _Writer:
             bands=bands,
             close_block=e.close_block(),
         )  # fmt: skip
-        open_strip = ["own.over.assign(STRIP_D * STRIP_H * OVER, Folds(BLOCK));"] if channels else []
+        open_strip = ["own.over.assign(STRIP_D * STRIP_H * OVER, Folds(LANES));"] if channels else []
         open_strip += ["Fold all;"] if e.kind == "all" else []
         return fill(
             texts.STRIP,

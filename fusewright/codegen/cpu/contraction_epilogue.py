@@ -85,11 +85,13 @@ class Epilogue:
         if self.c.fold is not None:
             kind, dtype = self.c.fold.op.kind, self.c.fold.node.dtype
             blocks = self.partial or self.kind == "channels"
-            sections.append(fold(kind, "Fold", "Compute", compute_type(dtype), blocks=blocks).split("\n"))
+            width = "LANES" if self.kind == "channels" else "BLOCK"
+            text = fold(kind, "Fold", "Compute", compute_type(dtype), blocks=blocks, width=width)
+            sections.append(text.split("\n"))
             if self.partial:
                 sections[-1] += [f"constexpr int PLANES = {self.planes};    // float64 numbers of a saved fold"]
             if self.kind == "channels":
-                sections[-1] += ["constexpr int OVER = ceil_div(STRIP_W, BLOCK);    // folds of a row of results"]
+                sections[-1] += ["constexpr int OVER = ceil_div(STRIP_W, LANES);    // folds of a row of results"]
                 sections.append(fill(texts.TAKE_FEATURES))
         return sections
 

@@ -100,22 +100,20 @@ for (int n = 0; n < count; ++n)
 
 TAKE_FEATURES = """
 
-// Takes in `features` of `count` positions, which come to lie along the lanes, BLOCK of them in a fold.
+// Takes in `features` of `count` positions, which come to lie along the lanes, those of a vector in a fold.
 void take_features(const Compute* __restrict results, int count, int features, Folds* over) {
-    for (int n = 0; n < count; n += BLOCK, ++over) {
-        Compute turned[BLOCK][BLOCK];
-        const int positions = smaller(BLOCK, ceil_div(count - n, LANES) * LANES);
-        for (int first = 0; first < positions; first += LANES)
-            for (int f = 0; f < features; f += LANES) {
-                Compute square[LANES][LANES];    // behind the last position, that one again
-                for (int i = 0; i < LANES; ++i)
-                    store(load(results + smaller(n + first + i, count - 1) * BLOCK + f), square[i]);
+    for (int first = 0; first < count; first += LANES, ++over) {
+        Compute turned[BLOCK][LANES];
+        for (int f = 0; f < features; f += LANES) {
+            Compute square[LANES][LANES];    // behind the last position, that one again
+            for (int i = 0; i < LANES; ++i)
+                store(load(results + smaller(first + i, count - 1) * BLOCK + f), square[i]);
 #pragma omp simd
-                for (int i = 0; i < LANES; ++i)
+            for (int i = 0; i < LANES; ++i)
 #pragma GCC unroll 16
-                    for (int lane = 0; lane < LANES; ++lane) turned[f + lane][first + i] = square[i][lane];
-            }
-        over->take(turned[0], positions, features, BLOCK);
+                for (int lane = 0; lane < LANES; ++lane) turned[f + lane][i] = square[i][lane];
+        }
+        over->take(turned[0], LANES, features, LANES);
     }
 }
 """
@@ -132,7 +130,7 @@ for (int d = first_d; d < last_d; ++d)
         const Folds* over = own.over.data() + ((d - first_d) * STRIP_H + h - first_h) * OVER;
         Result* to = call.out + (((long long)sample * call.out_d + d) * call.out_h + h) * call.out_w + first_w;
         for (int n = 0; n < last_w - first_w; ++n) {
-            const Fold fold = over[n / BLOCK].of(n % BLOCK);
+            const Fold fold = over[n / LANES].of(n % LANES);
             to[n] = $value;
         }
     }

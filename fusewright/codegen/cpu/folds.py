@@ -74,7 +74,7 @@ struct $Name {
         const $T by = shift(most);
         double sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (index_t e = 0; e < count; ++e) sum += exp(value[e] - by);
+        for (index_t e = 0; e < count; ++e) sum += exp_up_to_one(value[e] - by);
         total += sum;
     }
     void merge(const $Name& other) {
@@ -90,7 +90,7 @@ struct $Name {
 _SUMS = """
 // Running ${kind}s of neighbouring results, in float64.
 struct ${Name}s {
-    double total[BLOCK];
+    double total[$width];
     explicit ${Name}s(index_t count) { std::fill(total, total + count, 0.0); }
     void take(const $T* __restrict__ value, index_t count, index_t rows = 1, index_t pitch = 0) {
         for (index_t r = 0; r < rows; ++r)
@@ -104,7 +104,7 @@ struct ${Name}s {
 _EXTREMES = """
 // Running ${kind}s of neighbouring results, NaN once there is one.
 struct ${Name}s {
-    $T best[BLOCK];
+    $T best[$width];
     explicit ${Name}s(index_t count) { std::fill(best, best + count, $start); }
     void take(const $T* __restrict__ values, index_t count, index_t rows = 1, index_t pitch = 0) {
         for (index_t r = 0; r < rows; ++r)
@@ -121,14 +121,14 @@ struct ${Name}s {
 _LOGSUMEXPS = """
 // Running logsumexps of neighbouring results: the largest values of all rows come first.
 struct ${Name}s {
-    $T most[BLOCK];
-    double total[BLOCK];
+    $T most[$width];
+    double total[$width];
     explicit ${Name}s(index_t count) {
         std::fill(most, most + count, -$T(INFINITY));
         std::fill(total, total + count, 0.0);
     }
     void take(const $T* __restrict__ value, index_t count, index_t rows = 1, index_t pitch = 0) {
-        $T by[BLOCK];
+        $T by[$width];
         std::copy(most, most + count, by);
         for (index_t r = 0; r < rows; ++r)
 #pragma omp simd
@@ -137,27 +137,31 @@ struct ${Name}s {
         for (index_t e = 0; e < count; ++e) {
             const $T least = most[e], now = by[e];
             by[e] = fabs(now) == $T(INFINITY) ? $T(0) : now;
-            total[e] *= least == now ? $T(1) : exp(least - by[e]);
+            total[e] *= least == now ? $T(1) : exp_up_to_one(least - by[e]);
             most[e] = now;
         }
+        $T sum[$width] = {};  // of few rows
         for (index_t r = 0; r < rows; ++r)
 #pragma omp simd
-            for (index_t e = 0; e < count; ++e) total[e] += exp(value[r * pitch + e] - by[e]);
+            for (index_t e = 0; e < count; ++e) sum[e] += exp_up_to_one(value[r * pitch + e] - by[e]);
+#pragma omp simd
+        for (index_t e = 0; e < count; ++e) total[e] += sum[e];
     }
     $Name of(index_t e) const { return {most[e], total[e]}; }
 };
 """
 
 
-def fold(kind: str, name: str, compute: str, result: str, *, blocks: bool = False) -> str:
+def fold(kind: str, name: str, compute: str, result: str, *, blocks: bool = False, width: str = "BLOCK") -> str:
     """The struct `name` of a reduction of values of type `compute` to one of type `result`.
 
-    With `blocks` also ``<name>s``, of which ``of(e)`` is the fold of result e.
+    With `blocks` also ``<name>s``, of up to `width` results, of which ``of(e)`` is the fold of result e.
     """
     texts = {"logsumexp": (_LOGSUMEXP, _LOGSUMEXPS), "max": (_EXTREME, _EXTREMES), "min": (_EXTREME, _EXTREMES)}
     one, many = texts.get(kind, (_SUM, _SUMS))
     return Template(one + many if blocks else one).substitute(
         Name=name,
+        width=width,
         T=compute,
         R=result,
         kind={"max": "maximum", "min": "minimum"}.get(kind, kind),

@@ -94,6 +94,14 @@ inline double exp(double x) {
            bits_as<double>(static_cast<unsigned long long>(n - half + 1023) << 52);
 }
 """,
+    "exp_up_to_one": """
+// e^x of x <= 0, for sums that reach 1: below 2^-125 it is nothing.  A larger x stays: it is infinite there.
+inline float exp_up_to_one(float x) {
+    const float y = exp_normal(x);
+    return x < -87.0f ? 0.0f : x > 0 ? x : y;
+}
+inline double exp_up_to_one(double x) { return exp(x); }
+""",
     "expm1_normal": """
 // e^x - 1 where e^x is a normal number.
 inline float expm1_normal(float x) {
