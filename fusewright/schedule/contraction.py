@@ -98,6 +98,7 @@ class Contraction:
     fold                    reduction over all positions, all channels or both; `None` where all is written
     tail                    what is computed per sample from a reduction over positions
     channels_last           whether x lies so in memory; what is written at all positions then does too
+    axes                    with the pooling; without it (`plain_axes`) where its windows begin in the midst of cells
     """
 
     root: Node
@@ -213,6 +214,8 @@ def _chain(root: Node, users: Users) -> Contraction | str:
         return reason
     x, box = _boxed(conv, users) if window is None else (conv.arg(0), None)
     axes = _axes(conv, window)
+    if isinstance(axes, str) and conv.device.type == "cpu":  # whose kernels have whole rows when they pool
+        axes = _axes(conv, None)
     if isinstance(axes, str):
         return axes
     return Contraction(root, conv, x, box, axes, before, window, after, fold, chain.operands)

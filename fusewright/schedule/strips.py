@@ -147,7 +147,7 @@ def _strip(c: Contraction, lengths: tuple[int, int, int], samples: int) -> tuple
     depth, height, width = (1, 1, prod(lengths)) if is_flat(c) else lengths
 
     def fits(d: int, h: int, w: int) -> bool:
-        return channels * prod(map(inputs, c.axes, (d, h, w))) * itemsize <= STAGED
+        return channels * prod(inputs(c, i, n) for i, n in enumerate((d, h, w))) * itemsize <= STAGED
 
     row = width
     while not fits(1, 1, row) and row > 16:
@@ -173,16 +173,28 @@ def _work(c: Contraction, d: int, h: int) -> float:
     """What a result costs in a strip of so many rows: vectors of products, and inputs that are copied."""
     positions = prod((n - 1) * stride + kernel for n, (kernel, stride, _) in zip((d, h), pooling(c)[:2], strict=True))
     products = positions * ceil(features(c) / LANES) * prod(a.taps for a in c.axes)
-    return (products + prod(map(_rows, c.axes[:2], (d, h)))) / (d * h)
+    return (products + prod(_rows(c, i, n) for i, n in enumerate((d, h)))) / (d * h)
 
 
-def _rows(axis: Axis, results: int) -> int:
+def _rows(c: Contraction, i: int, results: int) -> int:
     """Inputs along one dimension that are copied: those between two results' are left out."""
-    low, high = axis.reach()
-    return min(inputs(axis, results), results * (high - low + 1))
+    low, high = span(c.plain_axes[i])
+    return min(inputs(c, i, results), _steps(c, i, results) * (high - low + 1))
 
 
-def inputs(axis: Axis, results: int) -> int:
-    """Inputs along one dimension that so many results read."""
-    low, high = axis.reach()
-    return (results - 1) * axis.advance + high - low + 1
+def inputs(c: Contraction, i: int, results: int) -> int:
+    """Inputs along dimension `i` that so many results read."""
+    low, high = span(c.plain_axes[i])
+    return (_steps(c, i, results) - 1) * c.plain_axes[i].advance + high - low + 1
+
+
+def _steps(c: Contraction, i: int, results: int) -> int:
+    """Strides of a transposed convolution, else positions, that so many results need."""
+    kernel, stride, _ = pooling(c)[i]
+    return ceil(((results - 1) * stride + kernel - 1) / c.plain_axes[i].stride) + 1
+
+
+def span(axis: Axis) -> tuple[int, int]:
+    """The lowest and highest input, relative to a position's index, that any phase reads."""
+    found = [p.offset(0, t) for p in axis.phases for t in range(len(p.taps))]
+    return (min(found), max(found)) if found else (0, 0)

@@ -13,16 +13,16 @@ from fusewright.ir.node import Graph, Node, make
 from fusewright.ir.ops import Slot
 from fusewright.schedule.contraction import Axis, Box, Contraction, match
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 F32 = torch.float32
 
 
-def inp(*shape: int, dtype: torch.dtype = F32, name: str = "x") -> Node:
-    return make(ops.Input(shape, dtype, CPU, name, 0))
+def inp(*shape: int, dtype: torch.dtype = F32, name: str = "x", device: torch.device = CPU) -> Node:
+    return make(ops.Input(shape, dtype, device, name, 0))
 
 
-def weight(*shape: int, dtype: torch.dtype = F32, path: str = "w") -> Node:
-    return make(ops.Param(shape, dtype, CPU, path))
+def weight(*shape: int, dtype: torch.dtype = F32, path: str = "w", device: torch.device = CPU) -> Node:
+    return make(ops.Param(shape, dtype, device, path))
 
 
 def conv(
@@ -32,7 +32,7 @@ def conv(
     assert isinstance(c, int)
     op = ops.Conv((s,) * n, ((pad, pad),) * n, (d,) * n, groups, transposed, (0,) * n)
     shape = (c, o // groups) if transposed else (o, c // groups)
-    return make(op, x, weight(*shape, *(k,) * n, dtype=x.dtype), None)
+    return make(op, x, weight(*shape, *(k,) * n, dtype=x.dtype, device=x.device), None)
 
 
 def pool(x: Node, k: int = 2, s: int = 2, dilation: int = 1, n: int = 2) -> Node:
@@ -101,7 +101,7 @@ def test_stages_in_their_order() -> None:
     assert group.over_channels and group.over_positions
 
 
-X = inp(2, 3, 16, 16)
+X, ON_GPU = inp(2, 3, 16, 16), inp(2, 3, 16, 16, device=GPU)
 Y = conv(X)
 REFUSED: dict[str, tuple[Callable[[], Node], str]] = {
     "dilated pool": (lambda: pool(Y, dilation=2), "the pooling is dilated"),
@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[Callable[[], Node], str]] = {
         lambda: pointwise("add", conv(inp(2, 3, 7), 5), weight(5)),
         "neither a number",
     ),
-    "pool that is no multiple": (lambda: pool(conv(X, s=2, transposed=True), s=3), "no multiple"),
+    "pool that is no multiple": (lambda: pool(conv(ON_GPU, s=2, transposed=True), s=3), "no multiple"),
     "integers": (lambda: conv(inp(1, 3, 8, 8, dtype=torch.int64)), "has no kernel"),
     "to integers": (lambda: cast(Y, torch.int64), "is no floating-point number"),
     "a truth": (lambda: pointwise("gt", Y, X.op and make(ops.Number(0.0))), "is no floating-point number"),
@@ -135,6 +135,15 @@ def test_refused(name: str) -> None:
     assert isinstance(found, str) and reason in found
 
 
+def test_windows_between_strides_on_a_cpu() -> None:
+    y = conv(X, s=2, transposed=True)
+    group = matched(pool(y, s=3))
+    assert isinstance(group, Contraction) and group.window is not None
+    assert group.axes == group.plain_axes  # as without the pooling
+    group = matched(pool(y, s=4))
+    assert isinstance(group, Contraction) and group.axes != group.plain_axes
+
+
 def test_another_user_refuses() -> None:
     """The convolution's output would be needed in memory anyway."""
     found = matched(pool(pointwise("relu", Y)), Y)
@@ -147,8 +156,21 @@ def box(count: int, slots: int, start: int = 0, step: int = 1, scale: float = 0.
     return tuple(Slot(start + j, start + j + (count - 1) * step + 1, step, scale) for j in range(slots))
 
 
-def summed(table: tuple[tuple[int, tuple[Slot, ...]], ...], dtype: torch.dtype = F32) -> Node:
-    return make(ops.RangeSum(table, dtype), X)
+def summed(table: tuple[tuple[int, tuple[Slot, ...]], ...], dtype: torch.dtype = F32, x: Node = X) -> Node:
+    return make(ops.RangeSum(table, dtype), x)
+
+
+APART = ((2, (Slot(0, 3, 1, 1.0), Slot(2, 5, 1, 1.0), Slot(4, 7, 1, 1.0))),)
+CLIPPED = ((2, tuple(Slot(max(j - 2, 0), min(j + 2, 16), 1, 1.0) for j in range(18))),)
+
+
+def test_windows_apart_or_clipped_on_a_cpu() -> None:
+    group = matched(conv(summed(APART)))
+    assert isinstance(group, Contraction)
+    assert group.x is X and group.box == Box((1, 3, 1), (1, 1, 1), 1.0, (1, 2, 1), (0, 0, 0), (0, -9, 0))
+    group = matched(conv(summed(CLIPPED)))
+    assert isinstance(group, Contraction)
+    assert group.x is X and group.box == Box((1, 4, 1), (1, 1, 1), 1.0, (1, 1, 1), (0, 2, 0), (0, 3, 0))
 
 
 def test_window_sums_are_formed_inside() -> None:
@@ -161,7 +183,9 @@ def test_window_sums_are_formed_inside() -> None:
     conv(summed(((2, box(3, 12, start=1)),))),  # not from the beginning
     conv(summed(((2, box(3, 12)),)), pad=1),
     pool(conv(summed(((2, box(3, 12)),)))),  # a window of window sums
-    conv(summed(((2, (Slot(0, 3, 1, 1.0), Slot(2, 5, 1, 1.0), Slot(4, 7, 1, 1.0))),))),  # two apart
+    conv(summed(APART, x=ON_GPU)),
+    conv(summed(CLIPPED, x=ON_GPU)),
+    conv(summed(((2, (Slot(0, 3, 1, 1.0), Slot(1, 4, 1, 1.0), Slot(3, 6, 1, 1.0))),))),  # at no one distance
 ])  # fmt: skip
 def test_other_window_sums_are_read_from_memory(root: Node) -> None:
     group = matched(root)

@@ -22,7 +22,7 @@ from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cpu import contraction_epilogue_text as epilogue_texts
 from fusewright.codegen.cpu import contraction_text as texts
 from fusewright.codegen.cpu.contraction_epilogue import DIMENSIONS, Epilogue, operands
-from fusewright.codegen.cpu.contraction_stage import Staging, span
+from fusewright.codegen.cpu.contraction_stage import Staging
 from fusewright.codegen.cpu.elements import read
 from fusewright.codegen.cpu.sample import program_work
 from fusewright.codegen.cpu.text import function, source
@@ -32,7 +32,7 @@ from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Array, Kernel, Launch
 from fusewright.schedule.contraction import MOST_ELEMENTS, Axis, Contraction
 from fusewright.schedule.groups import sizes as sizes_of
-from fusewright.schedule.strips import Strips, candidates, features, groups, is_channelwise, is_flat, pooling
+from fusewright.schedule.strips import Strips, candidates, features, groups, is_channelwise, is_flat, pooling, span
 
 # So many ways to cut a group are worth measuring.
 WORTH_MEASURING = 4

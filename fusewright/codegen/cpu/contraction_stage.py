@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cpu.elements import read
 from fusewright.codegen.text import Lines, fill, indent
-from fusewright.schedule.contraction import Axis, Contraction
-from fusewright.schedule.strips import is_channelwise
+from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.strips import is_channelwise, span
 
 CONTIGUOUS = """
 // The staged input is [channel][d][h][w].
@@ -238,12 +238,6 @@ void stage(const Call& call, const Element* __restrict x,$block
 
 BLOCK = " int first_feature, int features,"
 CALL = "stage(call, x,$block left_d, left_h, left_w, rows_d, rows_h, columns, staged);"
-
-
-def span(axis: Axis) -> tuple[int, int]:
-    """The lowest and highest input, relative to a position's index, that any phase reads."""
-    found = [p.first + t * p.per_tap for p in axis.phases for t in range(len(p.taps))]
-    return (min(found), max(found)) if found else (0, 0)
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,14 @@ CASES = {
         (4, 5, 3), 3, 9, (5, 3, 4), (2, 2, 1), (2, 1, 0), (1, 1, 1), transposed=True, output_padding=(0, 0, 0),
         pool="max", window=(4, 2, 2), step=(4, 2, 2), fold="sum", fold_dims="c",
     ),
+    "transposed, windows between strides": Case(
+        (6, 7), 5, 20, (3, 2), (3, 2), (1, 0), (1, 2), transposed=True, pool="max", window=(5, 4), step=(2, 3),
+        pool_padding=(2, 1), before=("scale",), after=("both",),
+    ),
+    "transposed, overlapping windows": Case(
+        (5, 4, 6), 3, 4, (2, 3, 1), (2, 3, 2), (0, 1, 0), groups=3, transposed=True, pool="avg", window=(3, 3, 3), step=(1, 2, 3),
+        pool_padding=(0, 1, 1), fold="max", fold_dims="p",
+    ),
     "over channels": Case((8, 9), 4, 37, before=("sigmoid",), fold="max", fold_dims="c", keepdim=True),
     "over channels of groups": Case((8, 9), 2, 5, groups=3, fold="mean", fold_dims="c"),
     "logsumexp": Case((8, 9), 4, 19, fold="logsumexp", fold_dims="p"),
@@ -239,10 +247,10 @@ def assert_random(seed: int) -> int:
     while True:
         case = (draw_boxed if boxed else draw)(rng)
         if boxed and rng.random() < 0.5:
-            case = replace(
-                case,
-                padding=tuple(rng.randrange(d * (k - 1) + 1) for k, d in zip(case.kernel, case.dilation, strict=True)),
-            )
+            reaches = (d * (k - 1) for k, d in zip(case.kernel, case.dilation, strict=True))
+            case = replace(case, padding=tuple(rng.randint(0, reach) for reach in reaches))
+        if case.transposed and case.pool and rng.random() < 0.5:
+            case = replace(case, step=tuple(rng.randint(1, 4) for _ in case.step))
         try:
             f = find(case, boxed)
         except fusewright.CaptureError:  # no window fits
