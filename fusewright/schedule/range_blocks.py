@@ -15,15 +15,12 @@ from math import ceil, prod
 import torch
 
 from fusewright.ir.ops import Slot
-from fusewright.schedule.range_sums import MOST_PERIOD, MOST_SLOTS, Axis, RangeReduction, known
+from fusewright.schedule.range_families import Family, one_group, repeated
+from fusewright.schedule.range_sums import Axis, RangeReduction, known
 
 THREADS = 256
 MULTIPROCESSORS = 132
 MOST_SHARED, PER_MULTIPROCESSOR = 162 * 1024, 228 * 1024  # bytes: of a block, where sm_80 has it; and in all
-
-# Sums that a thread keeps in registers while it reads an axis, and additions of them that are written out.
-MOST_KEPT = 64
-MOST_ADDITIONS = 2048
 
 
 @dataclass(frozen=True)
@@ -40,13 +37,17 @@ class Cut:
 
 @dataclass(frozen=True)
 class Part:
-    """What blocks do along one axis: `slots` of them each, from the `read` indices behind their entry in `begins`."""
+    """What blocks do along one axis: `slots` of them each, from the `read` indices behind their entry in `begins`.
+
+    family  of the outermost axis of several, where threads keep the sums that groups of its slots are made of
+    """
 
     axis: Axis
     length: int
     slots: int
     read: int
     begins: tuple[int, ...]
+    family: Family | None = None
 
     @property
     def parts(self) -> int:
@@ -83,13 +84,17 @@ def lengths(r: RangeReduction) -> tuple[int, ...]:
     return tuple(prod(known(r.x.shape[d]) for d in axis.dims) for axis in r.axes)
 
 
-def divided(axis: Axis, length: int, parts: int) -> Part:
-    """`axis` in so many parts (or fewer, where that leaves none without a slot)."""
+def divided(axis: Axis, length: int, parts: int, *, outermost: bool = False) -> Part:
+    """`axis` in so many parts (or fewer, where that leaves none without a slot), of whole groups where it has those."""
     slots = axis.slots or ()
-    each = ceil(len(slots) / parts)
+    each, family = ceil(len(slots) / parts), None
+    if outermost:
+        family = (one_group(axis) if parts == 1 else None) or repeated(axis, length)
+        if family is not None and parts > 1:
+            each = ceil(family.groups / parts) * family.slots
     spans = [_span(slots[i : i + each]) for i in range(0, len(slots), each)]
     read = max(end - begin for begin, end in spans)
-    return Part(axis, length, each, read, tuple(min(begin, length - read) for begin, _ in spans))
+    return Part(axis, length, each, read, tuple(min(begin, length - read) for begin, _ in spans), family)
 
 
 def _span(slots: tuple[Slot, ...]) -> tuple[int, int]:
@@ -101,21 +106,14 @@ def _span(slots: tuple[Slot, ...]) -> tuple[int, int]:
 
 def parts_of(r: RangeReduction, cut: Cut) -> tuple[Part, ...]:
     """The parts along every axis."""
-    return tuple(divided(a, n, p) for a, n, p in zip(r.axes, lengths(r), cut.parts, strict=True))
+    several = len(r.axes) > 1
+    axes = enumerate(zip(r.axes, lengths(r), cut.parts, strict=True))
+    return tuple(divided(axis, n, parts, outermost=several and i == 0) for i, (axis, n, parts) in axes)
 
 
 def sum_type(r: RangeReduction) -> torch.dtype:
     """What is kept of a summed axis: as wide as the result, where that is wider than float32."""
     return torch.float64 if torch.float64 in (r.root.dtype, r.value.dtype) else torch.float32
-
-
-def in_registers(part: Part) -> bool:
-    """Whether a thread keeps all different sums of the outermost axis at once, and so reads every element once."""
-    axis, slots = part.axis, len(part.all_slots)
-    if part.parts > 1 or slots > MOST_SLOTS or axis.period > MOST_PERIOD:
-        return False
-    kept = sum(mask != 0 for segment in axis.segments for mask in segment.members)
-    return kept <= MOST_KEPT and kept * slots <= MOST_ADDITIONS
 
 
 def buffers(r: RangeReduction, cut: Cut) -> tuple[int, int]:
@@ -149,7 +147,8 @@ def shared_bytes(r: RangeReduction, cut: Cut) -> int:
 
 def cuts(r: RangeReduction, some_planes: int, most: int) -> list[Cut]:
     """The `most` promising cuts for about so many planes, the best first; none where a block cannot hold a slot."""
-    scored = [(score, cut) for cut in _candidates(r) if (score := _score(r, cut, some_planes)) is not None]
+    different = {(cut.planes, *(p.slots for p in parts_of(r, cut))): cut for cut in _candidates(r)}
+    scored = [(score, cut) for cut in different.values() if (score := _score(r, cut, some_planes)) is not None]
     return [cut for _, cut in sorted(scored, key=lambda pair: (pair[0], pair[1].planes, pair[1].parts))[:most]]
 
 
@@ -178,8 +177,10 @@ def _score(r: RangeReduction, cut: Cut, some_planes: int) -> float | None:
     resident = min(8, PER_MULTIPROCESSOR // (size + 1024))
     reread = prod(p.parts * p.read / p.length for p in parts)
     outer = parts[0]
-    if len(parts) > 1 and not in_registers(outer):
-        reread *= 1 + 0.1 * outer.added / max(1, outer.parts * outer.read)  # from the first cache
+    if len(parts) > 1:  # what groups, or slots, share comes from the first cache again
+        family = outer.family
+        again = outer.added if family is None else max(0, family.groups - 1) * family.read
+        reread *= 1 + 0.1 * again / (outer.parts * outer.read)
     items = cut.planes * (parts[0].read if len(parts) == 1 else prod(p.read for p in parts[1:]))
     idle = ceil(items / THREADS) * THREADS / items
     if r.stored is not None and prod(p.parts for p in parts) > 1:

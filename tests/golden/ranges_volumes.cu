@@ -92,11 +92,12 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
         };
         const int column = i % COLUMNS;
         const Element* const from = x + first * PLANE + column / READ_W * W + column % READ_W;
+        const auto at = [&](int index) { return value(from[index * (H * W)]); };
         Sum* const to = even + column;
         Sum kept[KEPT];
 #pragma unroll
         for (int k = 0; k < KEPT; ++k)
-            kept[k] = few_of<5>([&](int j) { return value(from[(BEGIN[k] + j) * (H * W)]); }, COUNT[k]);
+            kept[k] = few_of<5>([&](int j) { return at(BEGIN[k] + j); }, COUNT[k]);
 #pragma unroll
         for (int s = 0; s < SLOTS_D; ++s) {
             Sum sum = 0;

@@ -38,16 +38,17 @@ using index_t = long long;
 using Element = float;
 using Sum = float;  // what is kept of an axis
 
-constexpr int THREADS = 256, BLOCKS = 5;  // of a block; per multiprocessor
+constexpr int THREADS = 256, BLOCKS = 4;  // of a block; per multiprocessor
 constexpr int PLANES = 1;  // of a block
 constexpr int H = 512, W = 512, PLANE = H * W;  // in memory
 constexpr int SLOTS_H = 93, SLOTS_W = 93;
 constexpr int RESULTS = SLOTS_H * SLOTS_W;  // of a plane
-constexpr int PARTS_H = 31, PART_H = 3;  // slots of a block
+constexpr int PARTS_H = 16, PART_H = 6;  // slots of a block
 constexpr int READ_W = 498;  // indices of a block
 constexpr int COLUMNS = READ_W;  // of the outermost axis
+constexpr int GROUPS = 1, GROUP = 6;  // of its slots, in a block, and slots of each
 constexpr int ROWS = PLANES * PART_H, PITCH = 499, OUT_PITCH = 93;  // of the last axis
-constexpr int EVEN = 1497;  // sums in the first half of shared memory
+constexpr int EVEN = 2994;  // sums in the first half of shared memory
 
 // An element, in the type it is added in.
 __device__ __forceinline__ float value(Element element) {
@@ -55,19 +56,6 @@ __device__ __forceinline__ float value(Element element) {
 }
 
 struct Slot { int begin, count; };  // neighbouring indices
-__constant__ const Slot SLOT_H[SLOTS_H] = {
-    {0, 16}, {1, 16}, {2, 16}, {16, 16}, {17, 16}, {18, 16}, {32, 16}, {33, 16}, {34, 16}, {48, 16},
-    {49, 16}, {50, 16}, {64, 16}, {65, 16}, {66, 16}, {80, 16}, {81, 16}, {82, 16}, {96, 16}, {97, 16},
-    {98, 16}, {112, 16}, {113, 16}, {114, 16}, {128, 16}, {129, 16}, {130, 16}, {144, 16}, {145, 16},
-    {146, 16}, {160, 16}, {161, 16}, {162, 16}, {176, 16}, {177, 16}, {178, 16}, {192, 16}, {193, 16},
-    {194, 16}, {208, 16}, {209, 16}, {210, 16}, {224, 16}, {225, 16}, {226, 16}, {240, 16}, {241, 16},
-    {242, 16}, {256, 16}, {257, 16}, {258, 16}, {272, 16}, {273, 16}, {274, 16}, {288, 16}, {289, 16},
-    {290, 16}, {304, 16}, {305, 16}, {306, 16}, {320, 16}, {321, 16}, {322, 16}, {336, 16}, {337, 16},
-    {338, 16}, {352, 16}, {353, 16}, {354, 16}, {368, 16}, {369, 16}, {370, 16}, {384, 16}, {385, 16},
-    {386, 16}, {400, 16}, {401, 16}, {402, 16}, {416, 16}, {417, 16}, {418, 16}, {432, 16}, {433, 16},
-    {434, 16}, {448, 16}, {449, 16}, {450, 16}, {464, 16}, {465, 16}, {466, 16}, {480, 16}, {481, 16},
-    {482, 16}
-};
 __constant__ const Slot SLOT_W[SLOTS_W] = {
     {0, 16}, {1, 16}, {2, 16}, {16, 16}, {17, 16}, {18, 16}, {32, 16}, {33, 16}, {34, 16}, {48, 16},
     {49, 16}, {50, 16}, {64, 16}, {65, 16}, {66, 16}, {80, 16}, {81, 16}, {82, 16}, {96, 16}, {97, 16},
@@ -112,13 +100,32 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
     const int part_h = blockIdx.x % PARTS_H;
     const int first_h = part_h * PART_H;
 
-    // Sums along h: what slots share is in the first cache when it is read again.
-    for (int i = threadIdx.x; i < PLANES * PART_H * COLUMNS; i += THREADS) {
-        const int column = i % COLUMNS, row = i / COLUMNS, s = row % PART_H;
-        const Slot slot = SLOT_H[first_h + s];
+    // Sums along h, of which a thread keeps all that differ in a group of slots; the next group has the same, further on.
+    for (int i = threadIdx.x; i < GROUPS * COLUMNS; i += THREADS) {
+        constexpr int KEPT = 8;
+        constexpr int BEGIN[KEPT] = {0, 1, 2, 16, 17, 18, 32, 33};
+        constexpr int COUNT[KEPT] = {1, 1, 14, 1, 1, 14, 1, 1};
+        constexpr unsigned long long KEPT_OF[GROUP] = {0x7, 0xe, 0x1c, 0x38, 0x70, 0xe0};
+        const int column = i % COLUMNS, group = i / COLUMNS;
+        const int begin = (part_h * GROUPS + group) * 32;
         const Element* const from = x + first * PLANE + column;
-        even[row * PITCH + column] =
-            Sum(sum_of([&](int j) { return value(from[(slot.begin + j) * W]); }, slot.count));
+        const auto at = [&](int index) {
+            const bool inside = begin + index >= 0 && begin + index < H;
+            return inside ? value(from[(begin + index) * W]) : float(0);
+        };
+        Sum* const to = even + group * GROUP * PITCH + column;
+        Sum kept[KEPT];
+#pragma unroll
+        for (int k = 0; k < KEPT; ++k)
+            kept[k] = Sum(sum_of([&](int j) { return at(BEGIN[k] + j); }, COUNT[k]));
+#pragma unroll
+        for (int s = 0; s < GROUP; ++s) {
+            Sum sum = 0;
+#pragma unroll
+            for (int k = 0; k < KEPT; ++k)
+                if (KEPT_OF[s] >> k & 1) sum += kept[k];
+            to[s * PITCH] = sum;
+        }
     }
     __syncthreads();
 
@@ -131,10 +138,11 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
     }
     __syncthreads();
 
-    // The results of the block's slots.
+    // The results of the block's slots; the last part of an axis has fewer slots.
     for (int i = threadIdx.x; i < ROWS * SLOTS_W; i += THREADS) {
         const int h = first_h + i / SLOTS_W;
         const int w = i % SLOTS_W;
+        if (h >= SLOTS_H) continue;
         const int slot = h * SLOTS_W + w;
         const double total = odd[i / SLOTS_W * OUT_PITCH + i % SLOTS_W];
         out[first * RESULTS + slot] = float(total * 0.00390625);

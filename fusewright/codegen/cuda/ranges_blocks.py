@@ -9,16 +9,18 @@ neighbouring columns, or of neighbouring rows at an odd pitch, so that no two of
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import torch
 
-from fusewright.codegen.cpp import ELEMENT
+from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import ranges_blocks_text as texts
 from fusewright.codegen.cuda.primitives import primitives
 from fusewright.codegen.cuda.ranges_blocks_sections import FEW, BlockSections
 from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Argument, Kernel, Launch
 from fusewright.schedule.range_blocks import THREADS, Cut, shared_bytes
+from fusewright.schedule.range_families import Family
 from fusewright.schedule.range_order import Digits, terms
 from fusewright.schedule.range_sums import RangeReduction
 
@@ -26,6 +28,11 @@ from fusewright.schedule.range_sums import RangeReduction
 def kernel(r: RangeReduction, cut: Cut, name: str, reference: str = "") -> Kernel:
     """The kernel of a range reduction of up to three axes, cut into blocks like this; leading sizes are a call's."""
     return _Writer(r, name, cut).kernel(reference)
+
+
+def _signed(number: int) -> str:
+    """A number to add to what stands before it; nothing where that is 0."""
+    return f" {'-' if number < 0 else '+'} {abs(number)}" if number else ""
 
 
 def _sum(*terms: str) -> str:
@@ -154,33 +161,62 @@ class _Writer(BlockSections):
         return "COLUMNS" if len(self.parts) == 3 else "PITCH"
 
     def _kept_stage(self) -> Lines:
-        a, single = self.letters[0], self.longest_run == 1
+        a, family = self.letters[0], self.family
+        assert family is not None
         tables = [f"constexpr int KEPT = {len(self.kept)};"]
         tables += self.table_of("int BEGIN[KEPT]", [str(run.first) for run in self.kept], "constexpr")
-        if not single:
+        if self.longest_run > 1:
             tables += self.table_of("int COUNT[KEPT]", [str(run.count) for run in self.kept], "constexpr")
         masks = [f"{mask:#x}" for mask in self.kept_of]
-        tables += self.table_of(f"unsigned long long KEPT_OF[SLOTS_{a.upper()}]", masks, "constexpr")
+        names = {
+            "A": a.upper(),
+            "column": self._column(),
+            "row": self._row,
+            "read": self._run(family.group.period),
+            "add": fill(texts.ADD_MANY if self.adds_many else texts.ADD_FEW),
+            "pitch": self._pitch,
+        }
+        if family.groups == 1:
+            tables += self.table_of(f"unsigned long long KEPT_OF[SLOTS_{a.upper()}]", masks, "constexpr")
+            to = f"i / COLUMNS * SLOTS_{a.upper()} * {self._pitch}" if self.cut.planes > 1 else ""
+            plane = self._plane("i / COLUMNS")
+            return fill(texts.KEPT, a=a, plane=plane, to=_sum(to, "column"), tables=tables, **names)
+        tables += self.table_of("unsigned long long KEPT_OF[GROUP]", masks, "constexpr")
+        return self._repeated_stage(family, tables, names)
+
+    def _repeated_stage(self, family: Family, tables: Lines, names: dict[str, Any]) -> Lines:
+        """The same for slots that repeat in groups."""
+        part, several = self.part(0), self.cut.planes > 1
+        group = f"part_{self.letters[0]} * GROUPS + group" if self.parts[0].parts > 1 else "group"
+        even = self.parts[0].slots % family.slots == 0
         return fill(
-            texts.KEPT,
-            a=a,
-            A=a.upper(),
-            plane=self._plane("i / COLUMNS"),
-            column=self._column(),
-            to=_sum(f"i / COLUMNS * SLOTS_{a.upper()} * {self._pitch}" if self.cut.planes > 1 else "", "column"),
+            texts.REPEATED,
+            a=self.letters[0],
             tables=tables,
-            read=[f"kept[k] = value(from[BEGIN[k] * {self._row}]);"] if single else self._run(),
-            add=fill(texts.ADD_MANY if self.adds_many else texts.ADD_FEW),
-            pitch=self._pitch,
+            planes="PLANES * " if several else "",
+            group="i / COLUMNS % GROUPS" if several else "i / COLUMNS",
+            plane=self._plane("i / (COLUMNS * GROUPS)"),
+            begin=f"{f'({group})' if ' ' in group else group} * {family.distance}{_signed(family.first)}",
+            at=fill(
+                texts.AT_INSIDE if family.inside else texts.AT_CLIPPED, T=compute_type(self.r.value.dtype), **names
+            ),
+            to=_sum(
+                f"i / (COLUMNS * GROUPS) * {part} * {self._pitch}" if several else "",
+                f"group * GROUP * {self._pitch}",
+                "column",
+            ),
+            some=[] if even else [f"if (group * GROUP + s >= {part}) break;"],
+            **names,
         )
 
-    def _run(self) -> Lines:
-        """The statement that sums several elements for one kept sum."""
-        period = self.parts[0].axis.period
+    def _run(self, period: int) -> Lines:
+        """The statement that reads the k-th kept sum."""
+        if self.longest_run == 1:
+            return ["kept[k] = at(BEGIN[k]);"]
         step = f"{period} * j" if period > 1 else "j"
         function = f"few_of<{self.longest_run}>" if self.longest_run <= FEW else "sum_of"
-        at = f"[&](int j) {{ return value(from[(BEGIN[k] + {step}) * {self._row}]); }}"
-        return [f"kept[k] = {self.narrowed(f'{function}({at}, COUNT[k])', self.longest_run > FEW)};"]
+        text = f"{function}([&](int j) {{ return at(BEGIN[k] + {step}); }}, COUNT[k])"
+        return [f"kept[k] = {self.narrowed(text, self.longest_run > FEW)};"]
 
     def _outer_stage(self) -> Lines:
         a = self.letters[0]

@@ -17,12 +17,12 @@ from fusewright.schedule.range_blocks import (
     Cut,
     Part,
     buffers,
-    in_registers,
     kept_shapes,
     parts_of,
     shared_bytes,
     sum_type,
 )
+from fusewright.schedule.range_families import Family
 
 FEW = 8  # additions in a row that may be in float32
 
@@ -51,17 +51,27 @@ class BlockSections(CudaRangeSections):
         """The type of what is kept of a summed axis."""
         return ELEMENT[sum_type(self.r)]
 
+    @property
+    def family(self) -> Family | None:
+        """How threads keep sums of the outermost axis in registers, where they do."""
+        return self.parts[0].family
+
     @cached_property
     def kept(self) -> list[Run]:
-        """The different sums of the outermost axis, where threads keep them all in registers."""
-        outer = self.parts[0]
-        return runs(outer.axis) if len(self.parts) > 1 and in_registers(outer) else []
+        """Those sums, of the first group of its slots."""
+        return [] if self.family is None else runs(self.family.group)
 
     @cached_property
     def kept_of(self) -> list[int]:
-        """Those that each slot is made of, a bit each."""
-        slots = len(self.parts[0].all_slots)
+        """Those that each slot of a group is made of, a bit each."""
+        slots = 0 if self.family is None else self.family.slots
         return [sum(1 << k for k, run in enumerate(self.kept) if run.slots >> s & 1) for s in range(slots)]
+
+    @property
+    def groups(self) -> int:
+        """Of the outermost axis, in a block."""
+        assert self.family is not None
+        return self.family.groups if self.parts[0].parts == 1 else self.parts[0].slots // self.family.slots
 
     @property
     def longest_run(self) -> int:
@@ -134,9 +144,15 @@ class BlockSections(CudaRangeSections):
         """How sums lie in shared memory."""
         pitches = [shape[-1] for shape in kept_shapes(self.parts)][-2:]
         rows = " * ".join(["PLANES", *(self.part(i) for i in range(len(self.parts) - 1))])
-        columns = "READ_H * READ_W" if len(self.parts) == 3 else "READ_W"
+        lines = []
+        if len(self.parts) > 1:
+            columns = "READ_H * READ_W" if len(self.parts) == 3 else "READ_W"
+            lines.append(f"constexpr int COLUMNS = {columns};  // of the outermost axis")
+        if self.family is not None and self.family.groups > 1:
+            groups = f"GROUPS = {self.groups}, GROUP = {self.family.slots}"
+            lines.append(f"constexpr int {groups};  // of its slots, in a block, and slots of each")
         return [
-            *([f"constexpr int COLUMNS = {columns};  // of the outermost axis"] if len(self.parts) > 1 else []),
+            *lines,
             f"constexpr int ROWS = {rows}, PITCH = {pitches[0]}, OUT_PITCH = {pitches[1]};  // of the last axis",
             f"constexpr int EVEN = {buffers(self.r, self.cut)[0]};  // sums in the first half of shared memory",
         ]

@@ -62,6 +62,7 @@ for (int i = threadIdx.x; i < PLANES * COLUMNS; i += THREADS) {
     $tables
     const int column = i % COLUMNS;
     const Element* const from = x + $plane * PLANE + $column;
+    const auto at = [&](int index) { return value(from[index * $row]); };
     Sum* const to = even + $to;
     Sum kept[KEPT];
 #pragma unroll
@@ -74,6 +75,39 @@ for (int i = threadIdx.x; i < PLANES * COLUMNS; i += THREADS) {
     }
 }
 __syncthreads();
+"""
+
+REPEATED = """
+// Sums along $a, of which a thread keeps all that differ in a group of slots; the next group has the same, further on.
+for (int i = threadIdx.x; i < ${planes}GROUPS * COLUMNS; i += THREADS) {
+    $tables
+    const int column = i % COLUMNS, group = $group;
+    const int begin = $begin;
+    const Element* const from = x + $plane * PLANE + $column;
+    $at
+    Sum* const to = even + $to;
+    Sum kept[KEPT];
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k)
+        $read
+#pragma unroll
+    for (int s = 0; s < GROUP; ++s) {
+        $some
+        $add
+        to[s * $pitch] = sum;
+    }
+}
+__syncthreads();
+"""
+
+AT_INSIDE = """
+const auto at = [&](int index) { return value(from[(begin + index) * $row]); };
+"""
+AT_CLIPPED = """
+const auto at = [&](int index) {
+    const bool inside = begin + index >= 0 && begin + index < $A;
+    return inside ? value(from[(begin + index) * $row]) : $T(0);
+};
 """
 
 ADD_FEW = """

@@ -41,7 +41,7 @@ from fusewright.ir.ops import Slot
 from fusewright.kernel import Kernel
 from fusewright.pipeline import build
 from fusewright.runtime import nvrtc
-from fusewright.schedule.range_blocks import MOST_SHARED, Cut, cuts, divided, in_registers, parts_of, shared_bytes
+from fusewright.schedule.range_blocks import MOST_SHARED, Cut, cuts, divided, shared_bytes
 from fusewright.schedule.range_sums import Axis, RangeReduction
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -69,6 +69,11 @@ def mixed(n: int) -> Slots:
     )
 
 
+def irregular(n: int, slots: int) -> Slots:
+    """Ranges at no distance in particular."""
+    return tuple(Slot(i * i % (n - 3), min(n, i * i % (n - 3) + 1 + i % 7), 1, 0.5) for i in range(slots))
+
+
 P = (2, 3)
 CASES = {
     "lines": lambda: sums(inp(*P, 61), {2: pooled(61, 7, 3, 3)}, F32),
@@ -83,6 +88,7 @@ CASES = {
     "planes of bf16": lambda: sums(inp(*P, 31, 18, dtype=BF16), {2: pooled(31, 6, 3), 3: pooled(18, 6, 3)}, F32),
     "planes of fp16": lambda: sums(inp(*P, 31, 18, dtype=F16), {2: pooled(31, 6, 3), 3: pooled(18, 6, 3)}, F16),
     "planes, many rows": lambda: sums(inp(*P, 150, 9), {2: pooled(150, 3, 1), 3: pooled(9, 2, 2)}, F32),
+    "planes, irregular": lambda: sums(inp(*P, 90, 9), {2: irregular(90, 70), 3: pooled(9, 2, 2)}, F32),
     "planes, long rows": lambda: sums(inp(*P, 9, 300), {2: pooled(9, 3, 1), 3: pooled(300, 40, 20)}, F32),
     "planes, mixed": lambda: sums(inp(*P, 25, 33), {2: mixed(25), 3: mixed(33)}, F32),
     "planes, borders and windows": lambda: sums(inp(*P, 40, 30), {2: borders(40, 3), 3: pooled(30, 4, 4, 3)}, F32),
@@ -124,7 +130,7 @@ def check(root: Node, cut: Cut, x: torch.Tensor | None = None, order: str = "for
     return k
 
 
-SOME = ["lines", "planes", "planes, many rows", "planes, mixed", "volumes"]
+SOME = ["lines", "planes", "planes, padded", "planes, many rows", "planes, irregular", "planes, mixed", "volumes"]
 
 
 def with_cuts(names: Iterable[str], often: Sequence[str]) -> list[Any]:
@@ -182,14 +188,20 @@ def test_batch_is_an_argument(planes: int) -> None:
     torch.testing.assert_close(got, expected(root.op, x.double()).float(), rtol=1e-5, atol=1e-6)
 
 
-def test_threads_keep_few_sums() -> None:
-    """Registers hold what differs; where there is more, or several blocks share the slots, they are read one by one."""
-    few, many = CASES["planes"](), CASES["planes, many rows"]()
-    for root, parts, kept in ((few, 1, True), (few, 3, False), (many, 1, False)):
-        r = parsed(root)
-        cut = Cut(1, (parts, 1))
-        assert in_registers(parts_of(r, cut)[0]) is kept
-        assert ("Sum kept[KEPT]" in kernel(r, cut, "fused_test").source) is kept
+FORMS = {
+    "one group": ("planes", 1, "constexpr int KEPT"),
+    "groups": ("planes, many rows", 1, "GROUPS = "),
+    "groups of a part": ("planes", 3, "GROUPS = "),
+    "cut windows": ("planes, padded", 3, "const bool inside"),
+    "slots": ("planes, irregular", 1, "Slot slot = SLOT_H[s]"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_how_the_outermost_axis_is_summed(name: str) -> None:
+    """Threads keep what differs between all slots, or those of a group that repeats; else slots are read one by one."""
+    case, parts, text = FORMS[name]
+    assert text in check(CASES[case](), Cut(1, (parts, 1))).source
 
 
 def test_a_slot_that_no_block_can_hold() -> None:
