@@ -56,7 +56,7 @@ __device__ __forceinline__ float value(Element element) {
 }
 
 struct Slot { int begin, count; };  // neighbouring indices
-__constant__ const Slot SLOT_W[SLOTS_W] = {
+__device__ const Slot SLOT_W[SLOTS_W] = {
     {0, 16}, {1, 16}, {2, 16}, {16, 16}, {17, 16}, {18, 16}, {32, 16}, {33, 16}, {34, 16}, {48, 16},
     {49, 16}, {50, 16}, {64, 16}, {65, 16}, {66, 16}, {80, 16}, {81, 16}, {82, 16}, {96, 16}, {97, 16},
     {98, 16}, {112, 16}, {113, 16}, {114, 16}, {128, 16}, {129, 16}, {130, 16}, {144, 16}, {145, 16},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from textwrap import wrap
 
 from fusewright.codegen.cpp import ELEMENT
@@ -25,6 +26,9 @@ from fusewright.schedule.range_blocks import (
 from fusewright.schedule.range_families import Family
 
 FEW = 8  # additions in a row that may be in float32
+# Tables lie in constant memory, which serves a warp one address after the other, where so many threads read the same.
+ENOUGH_ALIKE = 16
+GLOBAL = "__device__ const"
 
 
 @dataclass(frozen=True)
@@ -179,12 +183,19 @@ class BlockSections(CudaRangeSections):
             for i, s in enumerate(p.all_slots):
                 begin = s.start if s.count else p.begins[i // p.slots]
                 entries.append(f"{{{begin}, {s.count}{f', {s.step}' if self.steps else ''}}}")
-            lines += self.table_of(f"Slot SLOT_{a.upper()}[SLOTS_{a.upper()}]", entries)
+            lines += self.table_of(f"Slot SLOT_{a.upper()}[SLOTS_{a.upper()}]", entries, self._memory(a))
         for a, p in self.named:
             if p.one_scale is None:
                 entries = [repr(s.scale) for s in p.all_slots]
-                lines += self.table_of(f"double SCALE_{a.upper()}[SLOTS_{a.upper()}]", entries)
+                lines += self.table_of(f"double SCALE_{a.upper()}[SLOTS_{a.upper()}]", entries, GLOBAL)
         return [*lines, ""]
+
+    def _memory(self, axis: str) -> str:
+        """Where a table of slots lies."""
+        rows = self.cut.planes * prod(p.slots for p in self.parts[:-1])
+        columns = prod(p.read for p in self.parts[1:])
+        alike = rows if axis == "w" else self.parts[-1].read if axis == "h" and len(self.parts) == 3 else columns
+        return self.constant if alike >= ENOUGH_ALIKE else GLOBAL
 
     def functions(self) -> Lines:
         """What adds a few, and many, values."""

@@ -49,8 +49,8 @@ $name(const Element* __restrict__ x, $Result* __restrict__ out, index_t planes) 
 # The outermost axis, whose rows lie in memory.
 
 COPY = """
-// The rows as they are.
-#pragma unroll 4
+// The rows as they are, several loads at once.
+#pragma unroll 8
 for (int i = threadIdx.x; i < PLANES * READ_W; i += THREADS)
     even[i / READ_W * PITCH + i % READ_W] = value(x[$plane * PLANE + $at]);
 __syncthreads();
