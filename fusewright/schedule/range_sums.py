@@ -22,6 +22,7 @@ from fusewright.schedule.range_order import Digits, moved_from, order_behind
 MOST_CELLS = 256
 MOST_SLOTS = 64  # along one axis: a bit mask
 MOST_PERIOD = 16
+MOST_KEPT = 4096
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,10 @@ def _summed(root: Node) -> Summed | str:
 
 
 def _ranges(root: Node) -> Summed | str:
-    """The axes of a range sum; a dimension of which all or a range is summed is merged with those inside it."""
+    """The axes of a range sum; a dimension of which all or a range is summed is merged with those inside it.
+
+    A dimension that is kept between summed ones, or behind them, has a slot per index.
+    """
     assert isinstance(root.op, ops.RangeSum)
     table, x = dict(root.op.table), root.arg(0)
     first = min(table)
@@ -170,9 +174,9 @@ def _ranges(root: Node) -> Summed | str:
     inside = 1  # elements of the last axis found so far, while it is all of them
     for dim in reversed(range(first, x.ndim)):
         length = x.shape[dim]
-        if not isinstance(length, int) or (dim not in table and length != 1):
-            return f"{root!r} keeps dimension {dim}"
-        slots = table.get(dim, (Slot(0, 1, 1, 1.0),))
+        if not isinstance(length, int) or (dim not in table and length > MOST_KEPT):
+            return f"{root!r} keeps {length} indices of dimension {dim}"
+        slots = table.get(dim) or tuple(Slot(i, i + 1, 1, 1.0) for i in range(length))
         merged = axes and inside and all(s.count <= 1 or s.step == 1 for s in slots)
         if merged:
             inner = axes.pop()

@@ -92,6 +92,9 @@ CASES = {
     "planes, long rows": lambda: sums(inp(*P, 9, 300), {2: pooled(9, 3, 1), 3: pooled(300, 40, 20)}, F32),
     "planes, mixed": lambda: sums(inp(*P, 25, 33), {2: mixed(25), 3: mixed(33)}, F32),
     "planes, borders and windows": lambda: sums(inp(*P, 40, 30), {2: borders(40, 3), 3: pooled(30, 4, 4, 3)}, F32),
+    "rows, columns kept": lambda: sums(inp(*P, 29, 23), {2: pooled(29, 7, 7, 3)}, F32),
+    "one sum of rows": lambda: sums(inp(*P, 90, 23), {2: whole(90)}, F32),
+    "depth and width": lambda: sums(inp(*P, 9, 10, 11), {2: pooled(9, 3, 3), 4: pooled(11, 3, 2)}, F32),
     "of squares": lambda: sums(
         pointwise("square", inp(*P, 20, 21)), {2: pooled(20, 4, 4, 2), 3: pooled(21, 4, 4, 2)}, F32
     ),
