@@ -13,6 +13,7 @@ from fusewright.emit.architecture import architecture
 from fusewright.emit.cpu import CpuText
 from fusewright.emit.cuda import CudaText
 from fusewright.emit.draft import Draft
+from fusewright.emit.header import computed_by
 from fusewright.emit.kernel_text import KernelText
 from fusewright.runtime import compiler
 
@@ -25,7 +26,7 @@ _FLAGS = (*(flag for flag in compiler.FLAGS if flag != "-fPIC"), "-fopenmp", "-m
 
 def kernel_texts(drafts: Sequence[Draft]) -> list[KernelText]:
     """The kernels of all drafts; where two have the same reference, it is one function."""
-    texts = [TEXTS[draft.target](kernel, draft.suffix) for draft in drafts for kernel in draft.program.kernels]
+    texts = [TEXTS[draft.target](kernel, draft.suffix) for draft in drafts for kernel in draft.kernels]
     for text in texts:
         alike = [other for other in texts if other.kernel.name == text.kernel.name]
         if len({(other.kernel.reference, other.kernel.operands) for other in alike}) == 1 < len(alike):
@@ -78,9 +79,8 @@ def _operands(targets: Sequence[str]) -> str:
 
 def _says(kernel: KernelText) -> str:
     """One line about a kernel."""
-    words = kernel.kernel.name.removeprefix("fused_").split("_")
     launches = len(kernel.launches)
-    return f"{', '.join(words)} in {'one launch' if launches == 1 else f'{launches} launches'}."
+    return f"{', '.join(computed_by(kernel.kernel))} in {'one launch' if launches == 1 else f'{launches} launches'}."
 
 
 def _library(kernels: Sequence[KernelText]) -> str:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
 from fusewright.codegen.aten import Program, attribute
 from fusewright.dispatch import Args, Entry, Guard, Kwargs
 from fusewright.emit.conditions import Inputs, inputs_of, served
+from fusewright.emit.header import called_in
+from fusewright.kernel import Kernel
 from fusewright.plan import Plan
 from fusewright.problem import Problem
 from fusewright.schedule.wishes import NO_WISHES, Wishes
+
+# Modules whose parts are found by number, and how a program's text reads one of those.
+_LISTS = (nn.Sequential, nn.ModuleList, nn.ParameterList)
+_ITEM = re.compile(r"getattr\(((?:self|model)(?:\.\w+|\[\d+\])*), '(\d+)'\)")
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,18 @@ class Draft:
         return self.entry.runner.program
 
     @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The program's kernels in the order in which they run first."""
+        forward = self.program.source.partition("def forward(")[2]
+        return tuple(sorted(self.program.kernels, key=lambda kernel: forward.find(f"{kernel.name}(")))
+
+    @property
+    def rest(self) -> tuple[str, ...]:
+        """The operations that the forward asks PyTorch for by name, views left out."""
+        forward = self.program.source.partition("def forward(")[2]
+        return tuple(called_in(forward))
+
+    @property
     def guard(self) -> Guard:
         """The calls it serves."""
         assert self.entry.runner is not None
@@ -70,6 +89,21 @@ class Draft:
         while hasattr(self.model, name):
             name += "_"
         return name
+
+    def indexed(self, text: str) -> str:
+        """`text` with ``self.layers[0]`` for ``getattr(self.layers, '0')``, where these are the same."""
+
+        def item(found: re.Match[str]) -> str:
+            modules: Any = self.model
+            for name in re.findall(r"\.(\w+)|\[(\d+)\]", found[1]):
+                modules = getattr(modules, "".join(name))
+            name = found[2]
+            same = isinstance(modules, _LISTS) and modules[int(name)] is getattr(modules, name)
+            return f"{found[1]}[{name}]" if same else found[0]
+
+        while (changed := _ITEM.sub(item, text)) != text:
+            text = changed
+        return text
 
     def reads(self, path: str) -> bool:
         """Whether the program reads the tensor of the model at a dotted path."""

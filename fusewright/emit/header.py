@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from fusewright.ir.pointwise import functions
 from fusewright.kernel import Kernel
 from fusewright.plan import Plan
 from fusewright.report.text import duration, less, scaled
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 
 WIDTH = 110
+
+# How a plan says that an operation is not understood.
+_UNKNOWN = " runs as it did"
 
 _PLACES = {"cuda": "On a GPU", "cpu": "On a CPU"}
 
@@ -29,6 +34,15 @@ _WORDS = {
     "sub": "subtraction",
 }
 
+# One of those in a kernel's name: some functions have underscores.
+_OPERATION = re.compile("|".join([*(name for name in functions() if "_" in name), "[^_]+"]))
+
+# A call of PyTorch's in a program's text by name, and names of those that compute nothing.
+_CALLED = re.compile(r"\b\w+\.(?!ops\.)(\w+)\(")
+_VIEWS = frozenset(
+    {"reshape", "view", "permute", "expand", "flatten", "squeeze", "unsqueeze", "narrow", "unfold", "to"}
+)
+
 
 @dataclass(frozen=True)
 class Checked:
@@ -42,13 +56,14 @@ class Checked:
 
 @dataclass(frozen=True)
 class Part:
-    """What a file has for one device."""
+    """What a file has for one device; the `rest` are names of what PyTorch computes beside the kernels."""
 
     target: str
     plan: Plan
     kernels: tuple[Kernel, ...]
     served: str = ""
     checked: Checked = Checked()
+    rest: tuple[str, ...] = ()
 
 
 def header(name: str, parts: Sequence[Part], wishes: Wishes = NO_WISHES, remarks: Sequence[str] = ()) -> str:
@@ -57,7 +72,7 @@ def header(name: str, parts: Sequence[Part], wishes: Wishes = NO_WISHES, remarks
     for part in parts:
         plan = part.plan
         where = [f"{_PLACES[part.target]}."] if len(parts) > 1 else []
-        paragraphs.append(_wrap(" ".join([*where, *_story(plan, part.kernels), *_asked(wishes)])))
+        paragraphs.append(_wrap(" ".join([*where, *_story(part), *_asked(wishes)])))
         if plan.before is not None and plan.after is not None:
             paragraphs.append("\n".join(_work(plan)))
         paragraphs.append("\n".join(_wrap(line, "    ") for line in _evidence(part)))
@@ -95,11 +110,19 @@ def _title(name: str, parts: Sequence[Part]) -> str:
     return f"{name} with its forward in {', or in '.join(counts)}."
 
 
-def words(kernel: Kernel) -> str:
-    """The operations of a kernel."""
-    found = kernel.name.removeprefix("fused_").split("_")
-    found = found[:-1] if found[-1].isdigit() else found
-    return listed([_WORDS.get(word, word) for word in found])
+def operations(name: str) -> list[str]:
+    """The short words for operations that a kernel is named after."""
+    return _OPERATION.findall(re.sub(r"_\d+$", "", name.removeprefix("fused_")))
+
+
+def computed_by(kernel: Kernel) -> list[str]:
+    """The operations of a kernel, be it named after them or as somebody asked."""
+    return operations(kernel.name) if kernel.name.startswith("fused_") else called_in(kernel.reference)
+
+
+def called_in(program: str) -> list[str]:
+    """The operations that a program asks PyTorch for by name, views left out."""
+    return [name for name in dict.fromkeys(_CALLED.findall(program)) if name not in _VIEWS]
 
 
 def listed(items: list[str]) -> str:
@@ -107,20 +130,21 @@ def listed(items: list[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
-def _story(plan: Plan, kernels: tuple[Kernel, ...]) -> Iterator[str]:
+def _story(part: Part) -> Iterator[str]:
     """A few sentences: what was rewritten, what became kernels, what was left alone and why."""
+    plan, kernels = part.plan, part.kernels
     yield from _rewrites(plan)
     for kernel in kernels:
         launches = "one launch" if len(kernel.launches) == 1 else f"{len(kernel.launches)} launches"
-        does = f"computes {words(kernel)}" if kernel.name.startswith("fused_") else "does that"
-        yield f"{kernel.name} {does} in {launches}{_times(plan, kernel)}."
+        computes = listed([_WORDS.get(word, word) for word in computed_by(kernel)] or ["that"])
+        yield f"{kernel.name} computes {computes} in {launches}{_times(plan, kernel)}."
     if kernels and plan.before is not None and plan.after is not None and plan.after.bytes < plan.before.bytes:
         before, after = scaled(plan.before.bytes, "B"), scaled(plan.after.bytes, "B")
         yield (
             f"These operators had the most to give: what they hand to each other no longer goes through memory, "
             f"so {after} are moved instead of {before}."
         )
-    yield from _left_alone(plan)
+    yield from _left_alone(part)
     yield from (f"{note[0].upper()}{note[1:]}." for note in plan.precision if "tf32" in note)
 
 
@@ -148,17 +172,25 @@ def _times(plan: Plan, kernel: Kernel) -> str:
     return f" ({duration(choice.generated)}; PyTorch's own operations take {duration(choice.aten)})"
 
 
-def _left_alone(plan: Plan) -> Iterator[str]:
+def _left_alone(part: Part) -> Iterator[str]:
+    plan = part.plan
     for choice in plan.kernels:
         if choice.path == "ATen":
-            operations = listed(choice.name.removeprefix("fused_").split("_"))
+            group = listed(operations(choice.name))
             figures = ""
             if choice.generated is not None and choice.aten is not None:
                 figures = f" ({duration(choice.aten)}; a generated kernel takes {duration(choice.generated)})"
-            yield f"As one group, {operations} stay with PyTorch, which measured faster{figures}."
+            yield f"As one group, {group} stay with PyTorch, which measured faster{figures}."
+    elsewhere = any(choice.path == "ATen" for choice in plan.kernels)
+    if part.rest and part.kernels and not elsewhere:
+        yield f"PyTorch computes {listed(list(part.rest))}, for which there is no kernel."
     if plan.opaque:
-        names = sorted({reason.partition(":")[0] for reason in plan.opaque})
-        yield f"Left as they were, because they are not understood: {listed(names)}."
+        unknown = sorted({r.removesuffix(_UNKNOWN) for r in plan.opaque if r.endswith(_UNKNOWN)})
+        others = sorted({r for r in plan.opaque if not r.endswith(_UNKNOWN)})
+        if unknown:
+            yield f"Left to PyTorch, because no rule or kernel knows what it does: {listed(unknown)}."
+        if others:
+            yield f"Left to PyTorch: {listed(others)}."
     slower: list[str] = [kept.mode for kept in plan.kept if kept.path == "original"]
     if slower:
         yield f"Calls with {listed(slower)} run the original forward, which measured faster there."

@@ -29,7 +29,8 @@ def signature(draft: Draft) -> tuple[str, str]:
 
 def model_class(drafts: Sequence[Draft]) -> str:
     """The text of the class."""
-    parameters, arguments = signature(drafts[0])
+    first = drafts[0]
+    parameters, arguments = signature(first)
     *others, last = drafts
     calls = []
     for draft in others:
@@ -52,7 +53,7 @@ def model_class(drafts: Sequence[Draft]) -> str:
         lines += _method(fused, draft.method("fused"), f"The rewritten forward{on}.")
         if draft.program.derived:
             lines += _method(derive, draft.method("derive"), f"What the forward{on} needs of weights alone.")
-    return "\n".join(lines)
+    return first.indexed("\n".join(lines))
 
 
 def _call(draft: Draft) -> list[str]:
@@ -78,7 +79,7 @@ def _method(function: str, name: str, says: str) -> list[str]:
 def _functions(draft: Draft) -> tuple[str, str]:
     """The texts of a program's two functions."""
     source = on_current_device(dedent(draft.program.source.removeprefix(HEADER)))
-    for kernel in draft.program.kernels if draft.suffix else ():
+    for kernel in draft.kernels if draft.suffix else ():
         source = re.sub(rf"(?<![\w.]){kernel.name}\(", f"{kernel.name}{draft.suffix}(", source)
     derive, forward = source.split("\n\n\n")
     return derive.strip("\n"), forward.strip("\n")

@@ -37,8 +37,8 @@ def serving(drafts: Sequence[Draft], parameters: str) -> list[str]:
         "\n".join(
             fill(
                 support.STATE,
-                weights=f"({held})",
-                conditions=" and ".join([*_modes(first), configured.condition, *_shared(tensors)]),
+                weights=first.indexed(f"({held})"),
+                conditions=" and ".join([*_modes(first), configured.condition, *map(first.indexed, _shared(tensors))]),
             )
         ),
         f"# Shapes and dtypes of these tensors.\nKINDS = [{kinds.rstrip(', ')}]",
@@ -53,7 +53,7 @@ def _device(draft: Draft) -> list[str]:
     """The lines that recognize a device of the kind that the draft's kernels run on."""
     condition = f'device.type == "{draft.target}"'
     if draft.target == "cuda":
-        condition += f" and {architecture(draft.program.kernels).condition}"
+        condition += f" and {architecture(draft.kernels).condition}"
     return [f"if {condition}:", f'    return "{draft.target}"']
 
 
@@ -87,7 +87,7 @@ def tf32_setting(draft: Draft) -> str | None:
     if draft.target == "cpu" or draft.precision != "eager":
         return None
     families = {choice.name: choice.family for choice in draft.plan.kernels}
-    wide = {families[k.name] for k in draft.program.kernels if torch.float32 in k.dtypes}
+    wide = {families[k.name] for k in draft.kernels if torch.float32 in k.dtypes}
     convolutions, products = tf32_allowed("eager")
     if products and wide - {"range reduction", "stream"}:  # the rarer setting; convolutions go along with it
         return "cuda.matmul"

@@ -20,7 +20,7 @@ from torch import nn
 import fusewright
 from fusewright.capture import capture
 from fusewright.codegen.aten import Program
-from fusewright.dispatch import Guard, Options
+from fusewright.dispatch import Entry, Guard, Options, Runner
 from fusewright.emit.architecture import architecture
 from fusewright.emit.building import TEXTS
 from fusewright.emit.draft import Draft
@@ -173,14 +173,23 @@ def drafted(
     Raises `UnsupportedError` where there is nothing to make one of, or not what was asked.
     """
     either = _either_mode(model, inputs, options.wishes)
+    if options.wishes.single:  # by estimate first: a refusal should not wait for all that a file needs
+        _, _, entry = planned(model, inputs, replace(options, verify=False, measure=False), progress)
+        _require_one_launch(_running(entry).program)
     args, kwargs, entry = planned(model, inputs, replace(options, sides=True), progress)
+    runner = _running(entry)
+    if options.wishes.single:
+        _require_one_launch(runner.program)
+    target = options.target or next(tensor.device for tensor in flat_tensors(args, kwargs))
+    return Draft(problem, model, args, kwargs, entry, options.precision, options.wishes, either, target.type)
+
+
+def _running(entry: Entry) -> Runner:
+    """What runs; raises `NothingGained` where that is the original."""
     assert entry.plan is not None
     if entry.runner is None:
         raise NothingGained(f"no solution file was written: {_why_not(entry.plan)}")
-    target = options.target or next(tensor.device for tensor in flat_tensors(args, kwargs))
-    if options.wishes.single:
-        _require_one_launch(entry.runner.program)
-    return Draft(problem, model, args, kwargs, entry, options.precision, options.wishes, either, target.type)
+    return entry.runner
 
 
 def _why_not(plan: Plan) -> str:
@@ -229,7 +238,7 @@ def _require_one_launch(program: Program) -> None:
 
 def _compiled(draft: Draft, progress: Progress) -> Checked:
     """Compiles the kernels for the architectures that they are made for."""
-    kernels = draft.program.kernels
+    kernels = draft.kernels
     names = architecture(kernels).among(ARCHITECTURES) if kernels else []
     for name in names:
         for kernel in kernels:
@@ -291,7 +300,8 @@ def content_of(drafts: Sequence[Draft], checked: Sequence[Checked]) -> str:
     first = drafts[0]
     name = f"{first.problem.model_class.__name__} of {first.problem.path.name}"
     parts = [
-        Part(d.target, d.plan, d.program.kernels, d.served, known) for d, known in zip(drafts, checked, strict=True)
+        Part(d.target, d.plan, d.kernels, d.served, known, () if d.wishes.keep or d.wishes.only else d.rest)
+        for d, known in zip(drafts, checked, strict=True)
     ]
     code = model_code(first.problem.path, first.problem.source)
     return formatted(text(drafts, code, header(name, parts, first.wishes, code.remarks)))
