@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from mpmath import atan, chebyfit, cos, erf, erfc, exp, ln, log1p, mp, mpf, nstr, pi, sin, sqrt
+from mpmath import atan, chebyfit, cos, erf, erfc, exp, ln, log1p, mp, mpf, ncdf, nstr, pi, sin, sqrt
 
 mp.dps = 40
 HALF_LN2 = ln(2) / 2 * mpf("1.0001")
@@ -35,6 +35,11 @@ def complement(t):  # type: ignore[no-untyped-def]
     return mp.log(erfc(t))
 
 
+def below(t):  # type: ignore[no-untyped-def]
+    """ln of the share of the normal distribution that lies below -t"""
+    return ln(ncdf(-t))
+
+
 def sine(z):  # type: ignore[no-untyped-def]
     """(sin r / r - 1) / z, in z = r^2"""
     return (sin(sqrt(z)) / sqrt(z) - 1) / z if z > 1e-15 else -mpf(1) / 6
@@ -57,6 +62,7 @@ POLYNOMIALS = {
     "log32": (logarithm, (ROOT_HALF - 1, ROOT_TWO - 1), 9, 9),
     "erf32": (error, (0, mpf("0.92") ** 2), 7, 9),
     "erfc32": (complement, (mpf("0.92"), mpf("3.95")), 9, 9),
+    "gelu32": (below, (0, 6), 12, 9),
     "sin32": (sine, (0, (pi / 4) ** 2), 3, 9),
     "cos32": (cosine, (0, (pi / 4) ** 2), 3, 9),
     "atan32": (arc_tangent, (0, 1), 9, 9),

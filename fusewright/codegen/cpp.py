@@ -50,17 +50,10 @@ class Scalars:
     given     nodes that have a variable already (the value the tree starts from)
     operand   text that reads any other leaf at the current element, in the compute type of its dtype
     cuda      whether the text is for CUDA, which has faster instructions for some functions
-    floats    what becomes of the text of a function of floats
     """
 
-    def __init__(
-        self,
-        given: Mapping[Node, str],
-        operand: Callable[[Node], str],
-        cuda: bool = False,
-        floats: Callable[[str], str] = str,
-    ) -> None:
-        self.cuda, self.floats = cuda, floats
+    def __init__(self, given: Mapping[Node, str], operand: Callable[[Node], str], cuda: bool = False) -> None:
+        self.cuda = cuda
         self.names = dict(given)
         self.operand = operand
         self.lines: list[str] = []
@@ -86,15 +79,18 @@ class Scalars:
 
     def _pointwise(self, node: Node) -> str:
         assert isinstance(node.op, ops.Pointwise)
-        compute, traits = compute_type(node.dtype), _as_in_eager(node.op, node.dtype).traits
+        compute, op = compute_type(node.dtype), _as_in_eager(node.op, node.dtype)
         truth = node.dtype == torch.bool
         compared = truth and len(node.inputs) == 2
         texts = [self._compared(a, node) if compared else self._argument(a, compute) for a in node.inputs]
-        template = traits.cuda if self.cuda and traits.cuda and compute == "float" else traits.cpp
-        assert template is not None, f"{node.op.fn} has no C++ text"
-        text = template.format(*texts, T=compute)
-        text = self.floats(text) if compute == "float" else text
-        return text if not truth or traits.range == (0.0, 1.0) else _truth(text)  # true + true is true
+        text = self.template(op, compute).format(*texts, T=compute)
+        return text if not truth or op.traits.range == (0.0, 1.0) else _truth(text)  # true + true is true
+
+    def template(self, op: ops.Pointwise, compute: str) -> str:
+        """The text of a function, computed in this type."""
+        template = op.traits.cuda if self.cuda and op.traits.cuda and compute == "float" else op.traits.cpp
+        assert template is not None, f"{op.fn} has no C++ text"
+        return template
 
     def _argument(self, node: Node, compute: str) -> str:
         if not isinstance(node.op, ops.Number):

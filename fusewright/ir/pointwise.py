@@ -42,6 +42,7 @@ class Traits:
     at_zero         f(0)
     cpp             C++ text of one element, with `{T}` for the type it is computed in; `None` where there is none
     cuda            another text for float32 in CUDA, where the device has faster instructions within 4 ulp
+    cpu             another text for float32 in loops of a CPU, with functions that are there (`codegen/cpu/maths.py`)
     """
 
     torch: str
@@ -57,6 +58,7 @@ class Traits:
     at_zero: float | None = None
     cpp: str | None = None
     cuda: str | None = None
+    cpu: str | None = None
 
 
 _FAMILIES: dict[str, Callable[..., Traits]] = {}
@@ -230,7 +232,8 @@ def celu(alpha: Scalar = 1.0) -> Traits:
 @_family
 def gelu(approximate: str = "none") -> Traits:
     program = f'F.gelu({{0}}, approximate="{approximate}")'
-    return Traits(program, range=(-0.1701, inf), at_zero=0.0, cpp=scalars.gelu(approximate))
+    cpu = scalars.CPU["gelu"] if approximate == "none" else None
+    return Traits(program, range=(-0.1701, inf), at_zero=0.0, cpp=scalars.gelu(approximate), cpu=cpu)
 
 
 @_family
@@ -380,4 +383,7 @@ _PLAIN: dict[str, Traits] = {
     "where": Traits("torch.where({0}, {1}, {2})", arity=3, nan_to_nan=False),
     **_TRUTHS,
 }
-_PLAIN = {name: replace(entry, cpp=scalars.PLAIN[name], cuda=scalars.CUDA.get(name)) for name, entry in _PLAIN.items()}
+_PLAIN = {
+    name: replace(entry, cpp=scalars.PLAIN[name], cuda=scalars.CUDA.get(name), cpu=scalars.CPU.get(name))
+    for name, entry in _PLAIN.items()
+}

@@ -152,3 +152,11 @@ CUDA: dict[str, str] = {
     "sigmoid": "reciprocal_approx(1.0f + exp2_approx(-1.44269504f * {0}))",
     "silu": "{0} * reciprocal_approx(1.0f + exp2_approx(-1.44269504f * {0}))",
 }
+
+# In the loops of a CPU, float32 only: no division by what is known, and one exponential for all of a function.
+CPU: dict[str, str] = {
+    "hardsigmoid": CUDA["hardsigmoid"],
+    "hardswish": CUDA["hardswish"],
+    "mish": "mish({0})",
+    "gelu": "gelu({0})",
+}

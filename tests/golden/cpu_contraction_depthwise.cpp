@@ -249,7 +249,7 @@ inline void before(const Call& call, const Channels& of, Compute* __restrict row
         for (int f = 0; f < BLOCK; ++f) {
             const Compute value = row[f];
             const Compute shifted = value + of.bias_at[f];
-            const float v1 = shifted * (shifted < -3 ? float(0) : shifted > 3 ? float(6) : shifted + 3) / 6;
+            const float v1 = shifted * (shifted < -3 ? 0.0f : shifted > 3 ? 6.0f : shifted + 3) * 0.16666667f;
             row[f] = v1;
         }
     }

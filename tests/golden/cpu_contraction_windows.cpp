@@ -259,7 +259,7 @@ inline void after(const Call& call, const Channels& of, Compute* __restrict row,
 #pragma omp simd
         for (int f = 0; f < BLOCK; ++f) {
             const Compute value = row[f];
-            const float v1 = value / 2.0f;
+            const float v1 = value * 0.5f;
             row[f] = v1;
         }
     }

@@ -119,7 +119,7 @@ inline bool values_with(const Data& d, index_t i0, index_t i1, index_t i2, index
 #pragma omp simd reduction(| : rare)
     for (index_t e = 0; e < count; ++e) {
         Maths maths;
-        const float average = pooled[e] / 16.0f;
+        const float average = pooled[e] * 0.0625f;
         const float v1 = 1 / (1 + exp(maths, -average));
         value[e] = v1;
         rare |= maths.rare;

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type
+from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cpu import contraction_epilogue_text as texts
 from fusewright.codegen.cpu.elements import read, written
 from fusewright.codegen.cpu.folds import PLANES, fold
-from fusewright.codegen.cpu.loops import attempt, calls, lanes, procedure, repeated
-from fusewright.codegen.cpu.ordinary import with_maths
+from fusewright.codegen.cpu.loops import LaneScalars, attempt, calls, lanes, procedure, repeated
 from fusewright.codegen.cpu.sample import sample_program
 from fusewright.codegen.cpu.text import function
 from fusewright.codegen.text import Lines, block, fill
@@ -125,7 +124,7 @@ class Epilogue:
         if tree is not None:
             # Operands are read from memory, those that a pointwise function of parameters gave as well.
             given = {n: self._access(n) for n in self.c.operands} | {tree.value: start}
-            scalars = Scalars(given, self._access, floats=with_maths)
+            scalars = LaneScalars(given, self._access)
             result = scalars.value(tree.root)
             inner += scalars.lines
         about = f"// What follows the {'convolution' if label == 'before' else 'pooling'}, on `count` positions."

@@ -4,11 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
+from fusewright.codegen.cpp import Scalars, literal
+from fusewright.codegen.cpu.ordinary import with_maths
 from fusewright.codegen.cpu.text import function
 from fusewright.codegen.text import Lines, block
+from fusewright.ir import ops
+from fusewright.ir.node import Node
 
 SIMD = "#pragma omp simd"
 Parameters = Sequence[tuple[str, str]]  # types and names
+
+
+class LaneScalars(Scalars):
+    """Statements of the body of such a loop: functions of floats are those of ``Maths``, known divisors factors."""
+
+    def template(self, op: ops.Pointwise, compute: str) -> str:
+        """As `Scalars` has it."""
+        if compute != "float":
+            return super().template(op, compute)
+        return with_maths(op.traits.cpu or super().template(op, compute))
+
+    def _pointwise(self, node: Node) -> str:
+        factor = reciprocal(node)
+        return super()._pointwise(node) if factor is None else f"{self.value(node.arg(0))} * {factor}"
+
+
+def reciprocal(node: Node) -> str | None:
+    """Text of the factor that a float32 division by a number comes to, within an ulp; `None` where there is none."""
+    if not isinstance(node.op, ops.Pointwise) or node.op.fn != "div" or node.dtype != torch.float32:
+        return None
+    divisor = node.arg(1).op
+    if not isinstance(divisor, ops.Number) or not isinstance(divisor.value, int | float):
+        return None
+    return literal(1 / divisor.value, "float") if 1e-37 < abs(divisor.value) < 1e37 else None
 
 
 def calls(lines: Sequence[str]) -> bool:

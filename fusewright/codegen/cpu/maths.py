@@ -48,6 +48,14 @@ POLYNOMIALS: dict[str, tuple[str, tuple[float, ...]]] = {
             *(0.000600225001, -4.64933619e-05, 1.66059635e-06),
         ),
     ),
+    # ln of the share of the normal distribution that lies below -t
+    "gelu32": (
+        "t",
+        (
+            *(-0.693147123, -0.797886729, -0.318293244, -0.0363848135, 0.00485371239, -1.78922601e-05),
+            *(-0.000193847867, 5.65883784e-05, -9.2120008e-06, 9.26386235e-07, -5.37713518e-08, 1.38168144e-09),
+        ),
+    ),
     # (sin r / r - 1) / r^2, in r^2
     "sin32": ("z", (-0.166666642, 0.00833274797, -0.000195878907)),
     # (cos r - 1 + r^2/2) / r^4, in r^2
@@ -219,6 +227,22 @@ inline float erf(float x) {
     return size < 0.92f ? x + x * p : copysign(1 - exp_normal(q), x);
 }
 inline double erf(double x) { return std::erf(x); }
+""",
+    "gelu": """
+// x times the share of the normal distribution that lies below x, which is an exponential where x is negative.
+inline float gelu(float x) {
+    const float size = fabs(x), t = size > 6.0f ? 6.0f : size;
+    const float p = $gelu32;
+    const float tail = size > 6.0f ? 0.0f : exp_normal(p);
+    return x * (x < 0 ? tail : 1 - tail);
+}
+""",
+    "mish": """
+// x tanh(ln(1 + e^x)) = x n / (n + 2) with n = e^x (e^x + 2).
+inline float mish(float x) {
+    const float e = exp(x > 20.0f ? 20.0f : x), n = e * (e + 2);
+    return x * (n / (n + 2));
+}
 """,
     "atan": """
 // atan x = pi/2 - atan 1/x.

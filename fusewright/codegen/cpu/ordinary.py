@@ -56,6 +56,11 @@ _ORDINARY = {
     maths.rare |= !is_normal(u);
     return log_of_normal(u, 0) + (x - (u - 1)) / u;
 """,
+    "mish": """
+    maths.rare |= !(fabs(x) < 40.0f);
+    const float e = exp_normal(x), n = e * (e + 2);
+    return x * (n / (n + 2));
+""",
     "sin": """
     maths.rare |= !(fabs(x) < NEAR);
     return sine_of_near(x, 0);

@@ -13,8 +13,7 @@ import torch
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cpu.elements import read, written
-from fusewright.codegen.cpu.loops import lanes, procedure
-from fusewright.codegen.cpu.ordinary import with_maths
+from fusewright.codegen.cpu.loops import LaneScalars, lanes, procedure
 from fusewright.codegen.cpu.stream_values import Values, tree
 from fusewright.codegen.cpu.text import parallel
 from fusewright.codegen.stream_sizes import Sizes
@@ -174,7 +173,7 @@ class Planes(Values):
         """What happens to elements before the window, in place."""
         if self.s.before is None:
             return []
-        lines, value = tree(self.s.before, self.s.entry, self._given() | {self.x.tensor: "at[e]"}, with_maths)
+        lines, value = tree(self.s.before, self.s.entry, self._given() | {self.x.tensor: "at[e]"}, LaneScalars)
         row = f"{compute_type(self.s.entry.dtype)}* const at = plane.data() + p * BLOCK;"
         body = [row, *lanes("for (index_t e = 0; e < BLOCK; ++e)", [*lines, f"at[e] = {value};"], "e")]
         return block("for (index_t p = 0; p < length; ++p)", body)
@@ -182,10 +181,9 @@ class Planes(Values):
     def _windows(self, to: Lines, taken: Sequence[str] = ()) -> Lines:
         """The loops over places, each the windows of all planes there; `to` says where their results go."""
         pooled, compute = self.window.node, compute_type(self.window.node.dtype)
-        divisor = self.divisor()
-        divided = [f"const {compute} average = pooled[e] / {divisor};"] if divisor else []
-        result = {pooled: "average" if divisor else "pooled[e]"}
-        lines, value = tree(self.s.after, pooled, self._given() | result, with_maths)
+        divided = self.average()
+        result = {pooled: "average" if divided else "pooled[e]"}
+        lines, value = tree(self.s.after, pooled, self._given() | result, LaneScalars)
         body = [
             f"{compute} pooled[BLOCK];",
             f"for (index_t e = 0; e < BLOCK; ++e) pooled[e] = {self.neutral()};",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from math import prod
 
 import torch
 
-from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type
+from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type, literal
 from fusewright.codegen.cpu.elements import HALVES, read, written
-from fusewright.codegen.cpu.loops import lanes, procedure
-from fusewright.codegen.cpu.ordinary import with_maths
+from fusewright.codegen.cpu.loops import LaneScalars, lanes, procedure
 from fusewright.codegen.stream_values import TAKE, StreamValues, constant, unknown
 from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
@@ -39,7 +38,7 @@ class Values(StreamValues):
 
     def _plain(self) -> Lines:
         before, given = self.loads("before", "e")
-        lines, value = tree(self.s.before, self.s.entry, given, with_maths)
+        lines, value = tree(self.s.before, self.s.entry, given, LaneScalars)
         return [*before, *self._written(lines, value)]
 
     def _written(self, lines: Lines, value: str) -> Lines:
@@ -52,10 +51,9 @@ class Values(StreamValues):
     def _pooled(self) -> Lines:
         pooled, compute = self.window.node, compute_type(self.window.node.dtype)
         behind, given = self.loads("after", "e")
-        divisor = self.divisor()
-        divided = [f"const {compute} average = pooled[e] / {divisor};"] if divisor else []
-        result = {pooled: "average" if divisor else "pooled[e]"}
-        lines, value = tree(self.s.after, pooled, given | result, with_maths)
+        divided = self.average()
+        result = {pooled: "average" if divided else "pooled[e]"}
+        lines, value = tree(self.s.after, pooled, given | result, LaneScalars)
         return [
             f"{compute} pooled[BLOCK];",
             f"for (index_t e = 0; e < count; ++e) pooled[e] = {self.neutral()};",
@@ -64,12 +62,21 @@ class Values(StreamValues):
             *self._written([*divided, *lines], value),
         ]
 
+    def average(self) -> Lines:
+        """The statement that makes an average of a sum; none for maxima and minima."""
+        op, compute, divisor = self.window.op, compute_type(self.window.node.dtype), self.divisor()
+        if divisor is None:
+            return []
+        if self.counts():
+            return [f"const {compute} average = pooled[e] / {divisor};"]
+        return [f"const {compute} average = pooled[e] * {literal(1 / (op.divisor or prod(op.kernel)), compute)};"]
+
     def row(self) -> Lines:
         """What the windows read of a row goes through a buffer, tap after tap."""
         a, k = self.last, self.s.axes[self.last].window
         compute = compute_type(self.window.node.dtype)
         loads, given = self.loads("before", "c")
-        lines, value = tree(self.s.before, self.s.entry, given, with_maths)
+        lines, value = tree(self.s.before, self.s.entry, given, LaneScalars)
         element = f"const {compute} element = row[e * STRIDE[{k}] + u{a} * DILATION[{k}]];"
         taps = lanes("for (index_t e = 0; e < count; ++e)", [element, TAKE[self.window.op.kind]])
         return [
@@ -110,10 +117,8 @@ class Values(StreamValues):
         return lines, given
 
 
-def tree(
-    found: Tree | None, value: Node, given: dict[Node, str], floats: Callable[[str], str] = str
-) -> tuple[Lines, str]:
-    """The statements of a tree and the name of its root; `value` stands for an absent one.  `floats`: see `Scalars`."""
+def tree(found: Tree | None, value: Node, given: dict[Node, str], kind: type[Scalars] = Scalars) -> tuple[Lines, str]:
+    """The statements of a tree and the name of its root; `value` stands for an absent one."""
     if found is None:
         return [], given[value]
     names, lines = {}, []
@@ -123,6 +128,6 @@ def tree(
             lines.append(f"const {compute_type(leaf.dtype)} e{i} = {text};")
             text = f"e{i}"
         names[leaf] = text
-    scalars = Scalars(names, unknown, floats=floats)
+    scalars = kind(names, unknown)
     root = scalars.value(found.root)
     return [*lines, *scalars.lines], root

@@ -15,7 +15,7 @@ import standalone
 import torch
 from codegen.cuda.test_stream_kernels import inp, stream_of
 from native_cases import run
-from torch import Tensor
+from torch import Tensor, nn
 
 from fusewright.codegen.cpu import maths
 from fusewright.codegen.cpu.ordinary import ORDINARY
@@ -23,6 +23,7 @@ from fusewright.codegen.cpu.primitives import PRIMITIVES, used_primitives
 from fusewright.codegen.cpu.stream import kernel
 from fusewright.ir.build import pointwise
 from fusewright.ir.node import Node
+from fusewright.ir.pointwise import traits as pointwise_traits
 from fusewright.runtime import compiler
 
 F32, F64 = torch.float32, torch.float64
@@ -89,7 +90,7 @@ def test_float32_on(machine: str, fn: str) -> None:
     assert_float32(fn, partial(standalone.run, machine=standalone.MACHINES[machine]))
 
 
-@pytest.mark.parametrize("fn", ORDINARY)
+@pytest.mark.parametrize("fn", sorted(ORDINARY.keys() - {"mish"}))
 def test_ordinary_arguments(fn: str) -> None:
     """The quick form of a loop alone."""
     assert_ordinary(fn, ordinary(fn), run)
@@ -113,7 +114,7 @@ def assert_ordinary(fn: str, x: Tensor, run: Callable[..., Tensor]) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 15, 17, 511, 512, 1500])
-@pytest.mark.parametrize("fn", ORDINARY)
+@pytest.mark.parametrize("fn", sorted(ORDINARY.keys() - {"mish"}))
 def test_rare_arguments_anywhere(fn: str, length: int) -> None:
     """One of them among ordinary ones."""
     for rare in (nan, inf, -inf, 3e38, -3e38, 1e-40, 0.0, -1.0, 7000.0, -100.0, 95.0):
@@ -133,6 +134,39 @@ def assert_float32(fn: str, run: Callable[..., Tensor], x: Tensor | None = None)
     torch.testing.assert_close(got[~finite], want.float()[~finite], rtol=0, atol=1e-38, equal_nan=True)
     worst = ulps(got, want)[finite].max()
     assert worst <= ULPS[fn], (float(x[finite][ulps(got, want)[finite].argmax()]), float(worst))
+
+
+WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": lambda x: x * torch.special.erfc(x * -(0.5**0.5)) / 2,
+    "mish": nn.functional.mish,
+    "hardswish": nn.functional.hardswish,
+    "hardsigmoid": nn.functional.hardsigmoid,
+}
+
+
+@pytest.mark.parametrize("fn", WHOLE)
+def test_functions_with_a_text_of_their_own(fn: str) -> None:
+    """Within some ulp of the true value, and nearer to it than eager where that cancels."""
+    x = torch.cat([arguments(F32), torch.linspace(-25, 25, 500_001)])
+    generated = kernel(stream_of(pointwise(fn, inp(0, len(x)), params=("none",) if fn == "gelu" else ())), "fused_it")
+    assert pointwise_traits(fn).cpu is not None
+    got, want, eager = run(generated, x), WHOLE[fn](x.double()), getattr(nn.functional, fn)(x)
+    exact = getattr(nn.functional, fn)(x.double()).float()  # eager's gelu(inf) is NaN in float32, and on a CPU alone
+    finite = exact.isfinite()
+    torch.testing.assert_close(got[~finite], exact[~finite], rtol=0, atol=0, equal_nan=True)
+    off = (got.double() - want).abs()
+    assert (off <= 6 * torch.finfo(F32).eps * want.abs().clamp(min=0.02 if fn == "gelu" else 1e-30))[
+        x.abs() < 5e37
+    ].all()
+    near = x.abs() <= 25
+    assert off[near].square().mean() <= 2**2 * (eager.double() - want)[near].square().mean()
+
+
+@pytest.mark.parametrize("divisor", [3.0, -0.7, 16, 1e36, 1e-38, inf, 0.0, nan])
+def test_known_divisors(divisor: float) -> None:
+    x = torch.cat([torch.randn(3000), torch.tensor([inf, -inf, nan, 0.0, -0.0])])
+    got = run(kernel(stream_of(pointwise("div", inp(0, len(x)), divisor)), "fused_div"), x)
+    torch.testing.assert_close(got, x / divisor, rtol=1.2e-7, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("fn", ["exp", "log", "tanh", "erf", "sigmoid"])
