@@ -38,7 +38,7 @@ _WORDS = {
 _OPERATION = re.compile("|".join([*(name for name in functions() if "_" in name), "[^_]+"]))
 
 # A call of PyTorch's in a program's text by name, and names of those that compute nothing.
-_CALLED = re.compile(r"\b\w+\.(?!ops\.)(\w+)\(")
+_CALLED = re.compile(r"(?<![\w.])\w+\.(\w+)\(")
 _VIEWS = frozenset(
     {"reshape", "view", "permute", "expand", "flatten", "squeeze", "unsqueeze", "narrow", "unfold", "to"}
 )

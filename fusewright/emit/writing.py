@@ -24,7 +24,7 @@ from fusewright.dispatch import Entry, Guard, Options, Runner
 from fusewright.emit.architecture import architecture
 from fusewright.emit.building import TEXTS
 from fusewright.emit.draft import Draft
-from fusewright.emit.header import Checked, Part, header, listed
+from fusewright.emit.header import Checked, Part, called_in, header, listed
 from fusewright.emit.model_code import model_code
 from fusewright.emit.serving import tf32_setting
 from fusewright.emit.solution import text
@@ -230,9 +230,12 @@ def _require_one_launch(program: Program) -> None:
             f"--single-kernel: PyTorch's operations derive what the kernel reads from {paths}, so there would be more "
             "than one launch"
         )
-    if len(computed) != 1 or computed != [kernel.name for kernel in program.kernels]:
+    own = [kernel.name for kernel in program.kernels]
+    if len(computed) != 1 or computed != own:
+        unknown = re.findall(r"torch\.ops\.\w+\.(\w+)\.", forward)
         raise UnsupportedError(
-            f"--single-kernel: no generated kernel does it all in one launch; there would be {listed(computed)}"
+            "--single-kernel: no generated kernel does it all in one launch; there would be "
+            f"{listed(list(dict.fromkeys([*own, *called_in(forward), *unknown])) or ['none'])}"
         )
 
 

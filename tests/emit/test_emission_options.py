@@ -195,7 +195,7 @@ def test_what_cannot_be_a_single_kernel(small: Path, tmp_path: Path) -> None:
         tmp_path, CONV, "def forward(self, x):\n    return self.conv(x).relu().cumsum(1)", "[torch.rand(4, 3, 9, 9)]"
     )
     result, solution = written(two, "--single-kernel")
-    refused(result, "--single-kernel: no generated kernel does it all in one launch")
+    refused(result, "no generated kernel does it all in one launch; there would be fused_conv_relu and cumsum")
     assert not solution.exists()
 
 
