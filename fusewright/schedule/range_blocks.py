@@ -15,10 +15,11 @@ from math import ceil, prod
 import torch
 
 from fusewright.ir.ops import Slot
-from fusewright.schedule.range_families import Family, one_group, repeated
+from fusewright.schedule.range_families import Family, few_at_a_time, one_group, repeated
 from fusewright.schedule.range_sums import Axis, RangeReduction, known
 
 THREADS = 256
+ENOUGH_ALIKE = 16  # threads side by side that do the same elsewhere, for what a warp likes to do at once
 MULTIPROCESSORS = 132
 MOST_SHARED, PER_MULTIPROCESSOR = 162 * 1024, 228 * 1024  # bytes: of a block, where sm_80 has it; and in all
 
@@ -39,7 +40,7 @@ class Cut:
 class Part:
     """What blocks do along one axis: `slots` of them each, from the `read` indices behind their entry in `begins`.
 
-    family  of the outermost axis of several, where threads keep the sums that groups of its slots are made of
+    family  of slots, where threads keep the sums that groups of them are made of; else each slot is summed alone
     """
 
     axis: Axis
@@ -56,6 +57,20 @@ class Part:
     @property
     def all_slots(self) -> tuple[Slot, ...]:
         return self.axis.slots or ()
+
+    @property
+    def groups(self) -> int:
+        """Of a block."""
+        assert self.family is not None
+        return self.family.groups if self.parts == 1 else self.slots // self.family.slots
+
+    @property
+    def within(self) -> bool:
+        """Whether no group of a block reaches beyond what the block reads."""
+        assert self.family is not None
+        first = self.family.first - self.begins[0]
+        end = first + (self.groups - 1) * self.family.distance + self.family.read
+        return self.parts == 1 and first >= 0 and end <= self.read
 
     @property
     def even(self) -> bool:
@@ -84,14 +99,12 @@ def lengths(r: RangeReduction) -> tuple[int, ...]:
     return tuple(prod(known(r.x.shape[d]) for d in axis.dims) for axis in r.axes)
 
 
-def divided(axis: Axis, length: int, parts: int, *, outermost: bool = False) -> Part:
+def divided(axis: Axis, length: int, parts: int, family: Family | None = None) -> Part:
     """`axis` in so many parts (or fewer, where that leaves none without a slot), of whole groups where it has those."""
     slots = axis.slots or ()
-    each, family = ceil(len(slots) / parts), None
-    if outermost:
-        family = (one_group(axis) if parts == 1 else None) or repeated(axis, length)
-        if family is not None and parts > 1:
-            each = ceil(family.groups / parts) * family.slots
+    each = ceil(len(slots) / parts)
+    if family is not None and parts > 1:
+        each = ceil(family.groups / parts) * family.slots
     spans = [_span(slots[i : i + each]) for i in range(0, len(slots), each)]
     read = max(end - begin for begin, end in spans)
     return Part(axis, length, each, read, tuple(min(begin, length - read) for begin, _ in spans), family)
@@ -106,9 +119,28 @@ def _span(slots: tuple[Slot, ...]) -> tuple[int, int]:
 
 def parts_of(r: RangeReduction, cut: Cut) -> tuple[Part, ...]:
     """The parts along every axis."""
-    several = len(r.axes) > 1
-    axes = enumerate(zip(r.axes, lengths(r), cut.parts, strict=True))
-    return tuple(divided(axis, n, parts, outermost=several and i == 0) for i, (axis, n, parts) in axes)
+    found: list[Part] = []
+    sizes = lengths(r)
+    for i, (axis, parts) in enumerate(zip(r.axes, cut.parts, strict=True)):
+        if i == 0 and len(sizes) > 1:
+            family = (one_group(axis) if parts == 1 else None) or repeated(axis, sizes[i])
+            found.append(divided(axis, sizes[i], parts, family))
+            continue
+        grouped = divided(axis, sizes[i], parts, few_at_a_time(axis, sizes[i]))
+        rows = cut.planes * prod(p.slots for p in found)
+        suits = _busy(grouped, rows * prod(sizes[i + 1 :])) and (i + 1 < len(sizes) or _apart(grouped, rows))
+        found.append(grouped if suits else divided(axis, sizes[i], parts))
+    return tuple(found)
+
+
+def _busy(part: Part, lines: int) -> bool:
+    """Whether the groups of so many lines keep a block's threads busy."""
+    return part.family is not None and part.groups * lines >= THREADS
+
+
+def _apart(part: Part, rows: int) -> bool:
+    """Whether threads side by side want different banks: those of many rows do, those of groups at an odd distance."""
+    return part.family is not None and (rows >= ENOUGH_ALIKE or part.family.distance % 2 == 1)
 
 
 def sum_type(r: RangeReduction) -> torch.dtype:

@@ -18,6 +18,9 @@ MOST_KEPT = 64
 MOST_ADDITIONS = 2048
 MOST_READ = 48
 
+# Slots that are worth a thread's work of finding out where they are.
+FEW_SLOTS = 3
+
 Slots = tuple[Slot, ...]
 
 
@@ -50,21 +53,29 @@ def one_group(axis: Axis) -> Family | None:
     return Family(axis, 0, 0, 1, _end(slots), True) if _fits(axis, MOST_KEPT) else None
 
 
+def few_at_a_time(axis: Axis, length: int) -> Family | None:
+    """Groups of a few slots, where they repeat, or all in one where they are as few; else `None`."""
+    if len(axis.slots or ()) <= 2 * FEW_SLOTS:
+        return one_group(axis)
+    found = repeated(axis, length, FEW_SLOTS)
+    return found if found is not None and found.slots > 1 else None
+
+
 @lru_cache(maxsize=256)
-def repeated(axis: Axis, length: int) -> Family | None:
-    """The groups that read the fewest indices twice, where slots repeat; else `None`."""
+def repeated(axis: Axis, length: int, enough: int | None = None) -> Family | None:
+    """The smallest groups of `enough` slots, else those that read the fewest indices twice; `None` without any."""
     slots = axis.slots or ()
     for period in range(1, min(len(slots) // 2, MOST_SLOTS) + 1):
         distance = _distance(slots, period)
         if distance:
             whole = _whole(slots, period, distance)
             if whole and _repeats(slots, whole, distance, length):
-                return _joined(axis, whole, distance, length)
+                return _joined(axis, whole, distance, length, enough)
     return None
 
 
-def _joined(axis: Axis, whole: Slots, distance: int, length: int) -> Family | None:
-    """Groups of several periods: the longer they are, the less is read twice."""
+def _joined(axis: Axis, whole: Slots, distance: int, length: int, enough: int | None) -> Family | None:
+    """Groups of one or several periods: the longer they are, the less is read twice."""
     count, found = len(axis.slots or ()), []
     for periods in range(1, max(1, MOST_SLOTS // len(whole)) + 1):
         moved = [_moved(s, i * distance) for i in range(periods) for s in whole]
@@ -76,6 +87,8 @@ def _joined(axis: Axis, whole: Slots, distance: int, length: int) -> Family | No
         end = first + (groups - 1) * periods * distance + read
         inside = first >= 0 and end <= length
         found.append(Family(group, periods * distance, first, groups, read, inside))
+        if enough is not None and len(moved) >= enough:
+            return found[-1]
     return min(found, key=lambda f: (f.groups * f.read, f.read), default=None)
 
 

@@ -45,6 +45,7 @@ constexpr int SLOTS_D = 12, SLOTS_H = 21, SLOTS_W = 3;
 constexpr int RESULTS = SLOTS_D * SLOTS_H * SLOTS_W;  // of a plane
 constexpr int READ_H = 30, READ_W = 21;  // indices of a block
 constexpr int COLUMNS = READ_H * READ_W;  // of the outermost axis
+constexpr int GROUPS_H = 7, GROUP_H = 3;  // of a block's slots, and slots of each
 constexpr int ROWS = PLANES * SLOTS_D * SLOTS_H, PITCH = 21, OUT_PITCH = 3;  // of the last axis
 constexpr int EVEN = 7560;  // sums in the first half of shared memory
 
@@ -54,10 +55,6 @@ __device__ __forceinline__ float value(Element element) {
 }
 
 struct Slot { int begin, count; };  // neighbouring indices
-__constant__ const Slot SLOT_H[SLOTS_H] = {
-    {0, 4}, {1, 4}, {2, 4}, {4, 4}, {5, 4}, {6, 4}, {8, 4}, {9, 4}, {10, 4}, {12, 4}, {13, 4}, {14, 4},
-    {16, 4}, {17, 4}, {18, 4}, {20, 4}, {21, 4}, {22, 4}, {24, 4}, {25, 4}, {26, 4}
-};
 __constant__ const Slot SLOT_W[SLOTS_W] = {{0, 7}, {7, 7}, {14, 7}};
 
 // The sum of at(0), at(1), ..., `count` of them and at most MOST, in their own type: loads first, and no branches.
@@ -82,7 +79,7 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
     Sum* const odd = even + EVEN;
     const index_t first = index_t(blockIdx.x) * PLANES;
 
-    // Sums along d, of which a thread keeps all that differ: every element is read once.
+    // Sums along d: what slots share is read and added once.
     for (int i = threadIdx.x; i < PLANES * COLUMNS; i += THREADS) {
         constexpr int KEPT = 14;
         constexpr int BEGIN[KEPT] = {0, 1, 2, 7, 8, 9, 14, 15, 16, 21, 22, 23, 28, 29};
@@ -110,11 +107,28 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
     __syncthreads();
 
     // Sums along h, columns side by side.
-    for (int i = threadIdx.x; i < PLANES * SLOTS_D * SLOTS_H * READ_W; i += THREADS) {
-        const int w = i % READ_W, s = i / READ_W % SLOTS_H, before = i / (READ_W * SLOTS_H);
-        const Slot slot = SLOT_H[s];
-        const Sum* const from = even + (before * READ_H + slot.begin) * READ_W + w;
-        odd[(before * SLOTS_H + s) * PITCH + w] = few_of<4>([&](int j) { return from[j * READ_W]; }, slot.count);
+    for (int i = threadIdx.x; i < PLANES * SLOTS_D * GROUPS_H * READ_W; i += THREADS) {
+        constexpr int KEPT = 5;
+        constexpr int BEGIN[KEPT] = {0, 1, 2, 4, 5};
+        constexpr int COUNT[KEPT] = {1, 1, 2, 1, 1};
+        constexpr unsigned long long KEPT_OF[GROUP_H] = {0x7, 0xe, 0x1c};
+        const int w = i % READ_W, group = i / READ_W % GROUPS_H, before = i / (GROUPS_H * READ_W);
+        const int begin = group * 4;
+        const Sum* const from = even + before * COLUMNS + w;
+        const auto at = [&](int index) { return from[(begin + index) * READ_W]; };
+        Sum* const to = odd + (before * SLOTS_H + group * GROUP_H) * PITCH + w;
+        Sum kept[KEPT];
+#pragma unroll
+        for (int k = 0; k < KEPT; ++k)
+            kept[k] = few_of<2>([&](int j) { return at(BEGIN[k] + j); }, COUNT[k]);
+#pragma unroll
+        for (int s = 0; s < GROUP_H; ++s) {
+            Sum sum = 0;
+#pragma unroll
+            for (int k = 0; k < KEPT; ++k)
+                if (KEPT_OF[s] >> k & 1) sum += kept[k];
+            to[s * PITCH] = sum;
+        }
     }
     __syncthreads();
 

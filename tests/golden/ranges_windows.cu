@@ -46,7 +46,7 @@ constexpr int RESULTS = SLOTS_H * SLOTS_W;  // of a plane
 constexpr int PARTS_H = 16, PART_H = 6;  // slots of a block
 constexpr int READ_W = 498;  // indices of a block
 constexpr int COLUMNS = READ_W;  // of the outermost axis
-constexpr int GROUPS = 1, GROUP = 6;  // of its slots, in a block, and slots of each
+constexpr int GROUPS_H = 1, GROUP_H = 6;  // of a block's slots, and slots of each
 constexpr int ROWS = PLANES * PART_H, PITCH = 499, OUT_PITCH = 93;  // of the last axis
 constexpr int EVEN = 2994;  // sums in the first half of shared memory
 
@@ -100,26 +100,26 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
     const int part_h = blockIdx.x % PARTS_H;
     const int first_h = part_h * PART_H;
 
-    // Sums along h, of which a thread keeps all that differ in a group of slots; the next group has the same, further on.
-    for (int i = threadIdx.x; i < GROUPS * COLUMNS; i += THREADS) {
+    // Sums along h: what slots share is read and added once.
+    for (int i = threadIdx.x; i < PLANES * GROUPS_H * COLUMNS; i += THREADS) {
         constexpr int KEPT = 8;
         constexpr int BEGIN[KEPT] = {0, 1, 2, 16, 17, 18, 32, 33};
         constexpr int COUNT[KEPT] = {1, 1, 14, 1, 1, 14, 1, 1};
-        constexpr unsigned long long KEPT_OF[GROUP] = {0x7, 0xe, 0x1c, 0x38, 0x70, 0xe0};
+        constexpr unsigned long long KEPT_OF[GROUP_H] = {0x7, 0xe, 0x1c, 0x38, 0x70, 0xe0};
         const int column = i % COLUMNS, group = i / COLUMNS;
-        const int begin = (part_h * GROUPS + group) * 32;
+        const int begin = (part_h * GROUPS_H + group) * 32;
         const Element* const from = x + first * PLANE + column;
         const auto at = [&](int index) {
-            const bool inside = begin + index >= 0 && begin + index < H;
-            return inside ? value(from[(begin + index) * W]) : float(0);
+            const bool within = begin + index >= 0 && begin + index < H;
+            return within ? value(from[(begin + index) * W]) : float(0);
         };
-        Sum* const to = even + group * GROUP * PITCH + column;
+        Sum* const to = even + group * GROUP_H * PITCH + column;
         Sum kept[KEPT];
 #pragma unroll
         for (int k = 0; k < KEPT; ++k)
             kept[k] = Sum(sum_of([&](int j) { return at(BEGIN[k] + j); }, COUNT[k]));
 #pragma unroll
-        for (int s = 0; s < GROUP; ++s) {
+        for (int s = 0; s < GROUP_H; ++s) {
             Sum sum = 0;
 #pragma unroll
             for (int k = 0; k < KEPT; ++k)

@@ -9,18 +9,16 @@ neighbouring columns, or of neighbouring rows at an odd pitch, so that no two of
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import torch
 
-from fusewright.codegen.cpp import ELEMENT, compute_type
+from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cuda import ranges_blocks_text as texts
 from fusewright.codegen.cuda.primitives import primitives
-from fusewright.codegen.cuda.ranges_blocks_sections import FEW, BlockSections
+from fusewright.codegen.cuda.ranges_blocks_kept import KeptStages, plus
 from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Argument, Kernel, Launch
 from fusewright.schedule.range_blocks import THREADS, Cut, shared_bytes
-from fusewright.schedule.range_families import Family
 from fusewright.schedule.range_order import Digits, terms
 from fusewright.schedule.range_sums import RangeReduction
 
@@ -30,23 +28,8 @@ def kernel(r: RangeReduction, cut: Cut, name: str, reference: str = "") -> Kerne
     return _Writer(r, name, cut).kernel(reference)
 
 
-def _signed(number: int) -> str:
-    """A number to add to what stands before it; nothing where that is 0."""
-    return f" {'-' if number < 0 else '+'} {abs(number)}" if number else ""
-
-
-def _sum(*terms: str) -> str:
-    """Terms that are not empty, added."""
-    return " + ".join(t for t in terms if t)
-
-
-class _Writer(BlockSections):
+class _Writer(KeptStages):
     """Writes the kernel."""
-
-    @property
-    def halves(self) -> tuple[str, str]:
-        """Where the last axis is summed from, and to."""
-        return ("odd", "even") if len(self.parts) == 3 else ("even", "odd")
 
     @property
     def several(self) -> bool:
@@ -99,19 +82,21 @@ class _Writer(BlockSections):
         return _counting("The slot whose result lies at a place among those of its plane.", "slot_at", "place", slots)
 
     def _entry(self) -> Lines:
+        outer, last = self.parts[0], len(self.parts) - 1
         if len(self.parts) == 1:
-            begin = _sum(self.begin(0), "i % READ_W")
-            stages = fill(texts.COPY, plane=self._plane("i / READ_W"), at=begin)
+            begin = plus(self.begin(0), "i % READ_W")
+            stages = fill(texts.COPY, plane=self.plane("i / READ_W"), at=begin)
         else:
-            stages = self._kept_stage() if self.kept else self._outer_stage()
+            stages = self._outer_stage() if outer.family is None else self.kept_outer()
         if len(self.parts) == 3:
-            stages += ["", *self._middle_stage()]
+            stages += ["", *(self._middle_stage() if self.parts[1].family is None else self.kept_middle())]
+        stages += ["", *(self._last_stage() if self.parts[last].family is None else self.kept_last())]
         return fill(
             texts.ENTRY,
             name=self.name,
             Result=ELEMENT[self.r.root.dtype],
             parts=self._of_block(),
-            stages=[*stages, "", *self._last_stage()],
+            stages=stages,
             write=self._write_parts() if self.several else self._write(),
         )
 
@@ -127,96 +112,12 @@ class _Writer(BlockSections):
             behind += f" / PARTS_{a.upper()}"
         return [f"const index_t first = index_t(blockIdx.x{behind}) * PLANES;", *lines]
 
-    def _plane(self, i: str) -> str:
-        """The block's `i`-th plane; the last block may have fewer."""
-        return f"min(first + {i}, planes - 1)" if self.cut.planes > 1 else "first"
-
     @property
     def _step(self) -> str:
         """How far the j-th element of a slot is from its first."""
         return "j * slot.step" if self.steps else "j"
 
     # ---- sums along one axis
-
-    def _column(self) -> str:
-        """Where a column begins, in elements of its plane."""
-        *_, last = self.parts
-        w = self.begin(len(self.parts) - 1)
-        if len(self.parts) == 2:
-            return _sum(w, "column")
-        h = self.begin(1)
-        if last.read == last.length:
-            return _sum(f"{h} * W" if h else "", "column")
-        row = f"({h} + column / READ_W)" if h else "column / READ_W"
-        return _sum(f"{row} * W", w, "column % READ_W")
-
-    @property
-    def _row(self) -> str:
-        """Elements from one index of the outermost axis to the next."""
-        return "(H * W)" if len(self.parts) == 3 else "W"
-
-    @property
-    def _pitch(self) -> str:
-        """Sums from one of its slots to the next."""
-        return "COLUMNS" if len(self.parts) == 3 else "PITCH"
-
-    def _kept_stage(self) -> Lines:
-        a, family = self.letters[0], self.family
-        assert family is not None
-        tables = [f"constexpr int KEPT = {len(self.kept)};"]
-        tables += self.table_of("int BEGIN[KEPT]", [str(run.first) for run in self.kept], "constexpr")
-        if self.longest_run > 1:
-            tables += self.table_of("int COUNT[KEPT]", [str(run.count) for run in self.kept], "constexpr")
-        masks = [f"{mask:#x}" for mask in self.kept_of]
-        names = {
-            "A": a.upper(),
-            "column": self._column(),
-            "row": self._row,
-            "read": self._run(family.group.period),
-            "add": fill(texts.ADD_MANY if self.adds_many else texts.ADD_FEW),
-            "pitch": self._pitch,
-        }
-        if family.groups == 1:
-            tables += self.table_of(f"unsigned long long KEPT_OF[SLOTS_{a.upper()}]", masks, "constexpr")
-            to = f"i / COLUMNS * SLOTS_{a.upper()} * {self._pitch}" if self.cut.planes > 1 else ""
-            plane = self._plane("i / COLUMNS")
-            return fill(texts.KEPT, a=a, plane=plane, to=_sum(to, "column"), tables=tables, **names)
-        tables += self.table_of("unsigned long long KEPT_OF[GROUP]", masks, "constexpr")
-        return self._repeated_stage(family, tables, names)
-
-    def _repeated_stage(self, family: Family, tables: Lines, names: dict[str, Any]) -> Lines:
-        """The same for slots that repeat in groups."""
-        part, several = self.part(0), self.cut.planes > 1
-        group = f"part_{self.letters[0]} * GROUPS + group" if self.parts[0].parts > 1 else "group"
-        even = self.parts[0].slots % family.slots == 0
-        return fill(
-            texts.REPEATED,
-            a=self.letters[0],
-            tables=tables,
-            planes="PLANES * " if several else "",
-            group="i / COLUMNS % GROUPS" if several else "i / COLUMNS",
-            plane=self._plane("i / (COLUMNS * GROUPS)"),
-            begin=f"{f'({group})' if ' ' in group else group} * {family.distance}{_signed(family.first)}",
-            at=fill(
-                texts.AT_INSIDE if family.inside else texts.AT_CLIPPED, T=compute_type(self.r.value.dtype), **names
-            ),
-            to=_sum(
-                f"i / (COLUMNS * GROUPS) * {part} * {self._pitch}" if several else "",
-                f"group * GROUP * {self._pitch}",
-                "column",
-            ),
-            some=[] if even else [f"if (group * GROUP + s >= {part}) break;"],
-            **names,
-        )
-
-    def _run(self, period: int) -> Lines:
-        """The statement that reads the k-th kept sum."""
-        if self.longest_run == 1:
-            return ["kept[k] = at(BEGIN[k]);"]
-        step = f"{period} * j" if period > 1 else "j"
-        function = f"few_of<{self.longest_run}>" if self.longest_run <= FEW else "sum_of"
-        text = f"{function}([&](int j) {{ return at(BEGIN[k] + {step}); }}, COUNT[k])"
-        return [f"kept[k] = {self.narrowed(text, self.longest_run > FEW)};"]
 
     def _outer_stage(self) -> Lines:
         a = self.letters[0]
@@ -226,10 +127,10 @@ class _Writer(BlockSections):
             A=a.upper(),
             part=self.part(0),
             slot=self.slot(0),
-            plane=self._plane(f"row / {self.part(0)}"),
-            column=self._column(),
-            pitch=self._pitch,
-            sum=self.summed(self.parts[0], f"value(from[(slot.begin + {self._step}) * {self._row}])"),
+            plane=self.plane(f"row / {self.part(0)}"),
+            column=self.column(),
+            pitch=self.pitch,
+            sum=self.summed(self.parts[0], f"value(from[(slot.begin + {self._step}) * {self.row}])"),
         )
 
     def _middle_stage(self) -> Lines:
@@ -287,7 +188,7 @@ class _Writer(BlockSections):
         assert self.cut.planes == 1
         decode, beyond, slot = [], [], ""
         for i, (a, p) in enumerate(self.named):
-            decode.append(f"const int {a} = {_sum(f'first_{a}' if p.parts > 1 else '', self._digit(i, 'i'))};")
+            decode.append(f"const int {a} = {plus(f'first_{a}' if p.parts > 1 else '', self._digit(i, 'i'))};")
             if not p.even:
                 beyond.append(f"{a} >= SLOTS_{a.upper()}")
             slot = f"{f'({slot})' if '+' in slot else slot} * SLOTS_{a.upper()} + {a}" if slot else a

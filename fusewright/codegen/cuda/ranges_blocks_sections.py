@@ -13,6 +13,7 @@ from fusewright.codegen.cuda.ranges_common import CudaRangeSections
 from fusewright.codegen.range_tables import Run, runs
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.range_blocks import (
+    ENOUGH_ALIKE,
     PER_MULTIPROCESSOR,
     THREADS,
     Cut,
@@ -23,12 +24,33 @@ from fusewright.schedule.range_blocks import (
     shared_bytes,
     sum_type,
 )
-from fusewright.schedule.range_families import Family
 
 FEW = 8  # additions in a row that may be in float32
-# Tables lie in constant memory, which serves a warp one address after the other, where so many threads read the same.
-ENOUGH_ALIKE = 16
+# Where tables lie that neighbouring threads read at different places: constant memory serves one after the other.
 GLOBAL = "__device__ const"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Different sums of a group of `slots`, whose slots are sums of them."""
+
+    runs: list[Run]
+    slots: int
+
+    @property
+    def masks(self) -> list[int]:
+        """Those that each slot is made of, a bit each."""
+        return [sum(1 << k for k, run in enumerate(self.runs) if run.slots >> s & 1) for s in range(self.slots)]
+
+    @property
+    def longest(self) -> int:
+        """The most elements of one of them."""
+        return max(run.count for run in self.runs)
+
+    @property
+    def many(self) -> bool:
+        """Whether a slot has so many of them that they are added in float64."""
+        return any(mask.bit_count() > FEW for mask in self.masks)
 
 
 @dataclass(frozen=True)
@@ -56,40 +78,18 @@ class BlockSections(CudaRangeSections):
         return ELEMENT[sum_type(self.r)]
 
     @property
-    def family(self) -> Family | None:
-        """How threads keep sums of the outermost axis in registers, where they do."""
-        return self.parts[0].family
-
-    @cached_property
-    def kept(self) -> list[Run]:
-        """Those sums, of the first group of its slots."""
-        return [] if self.family is None else runs(self.family.group)
-
-    @cached_property
-    def kept_of(self) -> list[int]:
-        """Those that each slot of a group is made of, a bit each."""
-        slots = 0 if self.family is None else self.family.slots
-        return [sum(1 << k for k, run in enumerate(self.kept) if run.slots >> s & 1) for s in range(slots)]
-
-    @property
-    def groups(self) -> int:
-        """Of the outermost axis, in a block."""
-        assert self.family is not None
-        return self.family.groups if self.parts[0].parts == 1 else self.parts[0].slots // self.family.slots
-
-    @property
-    def longest_run(self) -> int:
-        """The most elements of one of them."""
-        return max((run.count for run in self.kept), default=0)
-
-    @property
     def from_slots(self) -> list[tuple[str, Part]]:
         """The axes that are summed slot by slot."""
-        return self.named[1 if self.kept else 0 :]
+        return [(a, p) for a, p in self.named if p.family is None]
+
+    @property
+    def kept(self) -> list[Kept]:
+        """What threads keep of the others, in registers."""
+        return [Kept(runs(p.family.group), p.family.slots) for p in self.parts if p.family is not None]
 
     @property
     def steps(self) -> bool:
-        """Whether one of their slots takes every second element, say."""
+        """Whether a slot that is summed alone takes every second element, say."""
         return any(s.step > 1 and s.count > 1 for _, p in self.from_slots for s in p.all_slots)
 
     # ---- names
@@ -152,9 +152,10 @@ class BlockSections(CudaRangeSections):
         if len(self.parts) > 1:
             columns = "READ_H * READ_W" if len(self.parts) == 3 else "READ_W"
             lines.append(f"constexpr int COLUMNS = {columns};  // of the outermost axis")
-        if self.family is not None and self.family.groups > 1:
-            groups = f"GROUPS = {self.groups}, GROUP = {self.family.slots}"
-            lines.append(f"constexpr int {groups};  // of its slots, in a block, and slots of each")
+        for a, p in self.named:
+            if p.family is not None and p.family.groups > 1:
+                names = f"GROUPS_{a.upper()} = {p.groups}, GROUP_{a.upper()} = {p.family.slots}"
+                lines.append(f"constexpr int {names};  // of a block's slots, and slots of each")
         return [
             *lines,
             f"constexpr int ROWS = {rows}, PITCH = {pitches[0]}, OUT_PITCH = {pitches[1]};  // of the last axis",
@@ -163,7 +164,8 @@ class BlockSections(CudaRangeSections):
 
     def _resident(self) -> int:
         """Blocks of a multiprocessor, by shared memory, threads and registers."""
-        registers = 48 + len(self.kept) * sum_type(self.r).itemsize // 4
+        kept = max((len(k.runs) for k in self.kept), default=0)
+        registers = 48 + kept * sum_type(self.r).itemsize // 4
         by_memory = PER_MULTIPROCESSOR // (shared_bytes(self.r, self.cut) + 1024)
         return max(1, min(6, by_memory, 65536 // (THREADS * registers)))
 
@@ -177,7 +179,7 @@ class BlockSections(CudaRangeSections):
 
     def slots(self) -> Lines:
         """Tables of the slots that are summed one after the other, and of what they are multiplied by."""
-        lines = fill(texts.SLOT_STEP if self.steps else texts.SLOT)
+        lines = fill(texts.SLOT_STEP if self.steps else texts.SLOT) if self.from_slots else []
         for a, p in self.from_slots:
             entries = []
             for i, s in enumerate(p.all_slots):
@@ -188,7 +190,7 @@ class BlockSections(CudaRangeSections):
             if p.one_scale is None:
                 entries = [repr(s.scale) for s in p.all_slots]
                 lines += self.table_of(f"double SCALE_{a.upper()}[SLOTS_{a.upper()}]", entries, GLOBAL)
-        return [*lines, ""]
+        return [*lines, ""] if lines else []
 
     def _memory(self, axis: str) -> str:
         """Where a table of slots lies."""
@@ -199,13 +201,9 @@ class BlockSections(CudaRangeSections):
 
     def functions(self) -> Lines:
         """What adds a few, and many, values."""
-        longest = [p.longest for _, p in self.from_slots] + [self.longest_run]
+        longest = [p.longest for _, p in self.from_slots] + [k.longest for k in self.kept]
         many = max(longest) > FEW
-        named = many or self.adds_many
+        named = many or any(k.many for k in self.kept)
         few = [f"constexpr int FEW = {FEW};  // additions in a row in the type of the values", ""]
-        return [*(few if named else []), *fill(texts.FEW_OF), *(fill(texts.SUM_OF) if many else [])]
-
-    @property
-    def adds_many(self) -> bool:
-        """Whether a slot has so many of the kept sums that they are added in float64."""
-        return any(mask.bit_count() > FEW for mask in self.kept_of)
+        some = fill(texts.FEW_OF) if self.from_slots or max(longest) > 1 else []
+        return [*(few if named else []), *some, *(fill(texts.SUM_OF) if many else [])]

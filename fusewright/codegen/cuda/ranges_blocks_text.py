@@ -57,56 +57,33 @@ __syncthreads();
 """
 
 KEPT = """
-// Sums along $a, of which a thread keeps all that differ: every element is read once.
-for (int i = threadIdx.x; i < PLANES * COLUMNS; i += THREADS) {
+// Sums along $a$about.
+for (int i = threadIdx.x; i < $count; i += THREADS) {
     $tables
-    const int column = i % COLUMNS;
-    const Element* const from = x + $plane * PLANE + $column;
-    const auto at = [&](int index) { return value(from[index * $row]); };
-    Sum* const to = even + $to;
-    Sum kept[KEPT];
-#pragma unroll
-    for (int k = 0; k < KEPT; ++k)
-        $read
-#pragma unroll
-    for (int s = 0; s < SLOTS_$A; ++s) {
-        $add
-        to[s * $pitch] = sum;
-    }
-}
-__syncthreads();
-"""
-
-REPEATED = """
-// Sums along $a, of which a thread keeps all that differ in a group of slots; the next group has the same, further on.
-for (int i = threadIdx.x; i < ${planes}GROUPS * COLUMNS; i += THREADS) {
-    $tables
-    const int column = i % COLUMNS, group = $group;
-    const int begin = $begin;
-    const Element* const from = x + $plane * PLANE + $column;
+    $place
     $at
-    Sum* const to = even + $to;
+    Sum* const to = $to;
     Sum kept[KEPT];
 #pragma unroll
     for (int k = 0; k < KEPT; ++k)
         $read
 #pragma unroll
-    for (int s = 0; s < GROUP; ++s) {
+    for (int s = 0; s < $slots; ++s) {
         $some
         $add
-        to[s * $pitch] = sum;
+        to[$s] = sum;
     }
 }
 __syncthreads();
 """
 
-AT_INSIDE = """
-const auto at = [&](int index) { return value(from[(begin + index) * $row]); };
+AT = """
+const auto at = [&](int index) { return $element; };
 """
-AT_CLIPPED = """
+AT_WITHIN = """
 const auto at = [&](int index) {
-    const bool inside = begin + index >= 0 && begin + index < $A;
-    return inside ? value(from[(begin + index) * $row]) : $T(0);
+    const bool within = $index >= 0 && $index < $most;
+    return within ? $element : $T(0);
 };
 """
 

@@ -193,9 +193,9 @@ def test_batch_is_an_argument(planes: int) -> None:
 
 FORMS = {
     "one group": ("planes", 1, "constexpr int KEPT"),
-    "groups": ("planes, many rows", 1, "GROUPS = "),
-    "groups of a part": ("planes", 3, "GROUPS = "),
-    "cut windows": ("planes, padded", 3, "const bool inside"),
+    "groups": ("planes, many rows", 1, "GROUPS_H = "),
+    "groups of a part": ("planes", 3, "GROUPS_H = "),
+    "cut windows": ("planes, padded", 3, "const bool within"),
     "slots": ("planes, irregular", 1, "Slot slot = SLOT_H[s]"),
 }
 

@@ -1,0 +1,194 @@
+"""Sums along an axis whose slots are made of few different sums: a thread keeps those of a group of slots in registers.
+
+What slots share is read and added once.  Groups that repeat are alike but for where they begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fusewright.codegen.cpp import compute_type
+from fusewright.codegen.cuda import ranges_blocks_text as texts
+from fusewright.codegen.cuda.ranges_blocks_sections import FEW, BlockSections, Kept
+from fusewright.codegen.range_tables import runs
+from fusewright.codegen.text import Lines, fill
+from fusewright.schedule.range_families import Family
+
+
+def plus(*terms: str) -> str:
+    """Terms that are not empty, added."""
+    return " + ".join(t for t in terms if t)
+
+
+def times(*factors: str) -> str:
+    """Factors that are not empty, multiplied."""
+    return " * ".join(f"({f})" if " + " in f or " - " in f else f for f in factors if f)
+
+
+def _moved(text: str, by: int) -> str:
+    """A number added to what stands before it."""
+    return f"{text} {'-' if by < 0 else '+'} {abs(by)}" if by else text
+
+
+class KeptStages(BlockSections):
+    """Writes such stages; `column`, `plane` and `halves` say where what is summed lies."""
+
+    @property
+    def halves(self) -> tuple[str, str]:
+        """Where the last axis is summed from, and to."""
+        return ("odd", "even") if len(self.parts) == 3 else ("even", "odd")
+
+    def plane(self, i: str) -> str:
+        """The block's `i`-th plane; the last block may have fewer."""
+        return f"min(first + {i}, planes - 1)" if self.cut.planes > 1 else "first"
+
+    def column(self) -> str:
+        """Where a column begins, in elements of its plane."""
+        w = self.begin(len(self.parts) - 1)
+        if len(self.parts) == 2:
+            return plus(w, "column")
+        h = self.begin(1)
+        if self.parts[-1].read == self.parts[-1].length:
+            return plus(times(h, "W") if h else "", "column")
+        return plus(times(plus(h, "column / READ_W"), "W"), w, "column % READ_W")
+
+    @property
+    def row(self) -> str:
+        """Elements from one index of the outermost axis to the next."""
+        return "(H * W)" if len(self.parts) == 3 else "W"
+
+    @property
+    def pitch(self) -> str:
+        """Sums from one of its slots to the next."""
+        return "COLUMNS" if len(self.parts) == 3 else "PITCH"
+
+    def kept_outer(self) -> Lines:
+        """The outermost axis, in memory."""
+        groups, several = self._groups(0), self.cut.planes > 1
+        plane = f"i / {f'({groups} * COLUMNS)' if groups else 'COLUMNS'}"
+        group = f", group = i / COLUMNS{f' % {groups}' if several else ''}" if groups else ""
+        return self._stage(
+            0,
+            about=": what slots share is read and added once",
+            count=times("PLANES", groups, "COLUMNS"),
+            place=[f"const int column = i % COLUMNS{group};"],
+            start=f"const Element* const from = x + {self.plane(plane)} * PLANE + {self.column()};",
+            element=lambda index: f"value(from[{times(index, self.row)}])",
+            to=plus("even", self._first(0, plane if several else "", self.pitch), "column"),
+            pitch=self.pitch,
+        )
+
+    def kept_middle(self) -> Lines:
+        """The axis between two others, in shared memory."""
+        groups = self._groups(1)
+        group = f", group = i / READ_W % {groups}" if groups else ""
+        before = f"before = i / {f'({groups} * READ_W)' if groups else 'READ_W'}"
+        return self._stage(
+            1,
+            about=", columns side by side",
+            count=times("PLANES", self.part(0), groups, "READ_W"),
+            place=[f"const int w = i % READ_W{group}, {before};"],
+            start="const Sum* const from = even + before * COLUMNS + w;",
+            element=lambda index: f"from[{times(index, 'READ_W')}]",
+            to=plus("odd", self._first(1, "before", "PITCH"), "w"),
+            pitch="PITCH",
+        )
+
+    def kept_last(self) -> Lines:
+        """The last axis, in shared memory."""
+        last, (source, target) = len(self.parts) - 1, self.halves
+        groups = self._groups(last)
+        return self._stage(
+            last,
+            about=", rows side by side",
+            count=times(groups, "ROWS"),
+            place=["const int row = i % ROWS, group = i / ROWS;" if groups else "const int row = i;"],
+            start=f"const Sum* const from = {source} + row * PITCH;",
+            element=lambda index: f"from[{index}]",
+            to=plus(target, "row * OUT_PITCH", "group * GROUP_W" if groups else ""),
+            pitch="",
+        )
+
+    # ---- what they have in common
+
+    def _family(self, axis: int) -> Family:
+        family = self.parts[axis].family
+        assert family is not None
+        return family
+
+    def _groups(self, axis: int) -> str:
+        """How many groups a block has, where it has several."""
+        return f"GROUPS_{self.letters[axis].upper()}" if self._family(axis).groups > 1 else ""
+
+    def _first(self, axis: int, before: str, pitch: str) -> str:
+        """Where the results of a thread's group begin: behind those of `before`, and of the groups before it."""
+        group = f"group * GROUP_{self.letters[axis].upper()}" if self._groups(axis) else ""
+        slot = plus(times(before, self.part(axis)) if before else "", group)
+        return times(slot, pitch) if slot else ""
+
+    def _begin(self, axis: int) -> tuple[Lines, str]:
+        """A statement that says where a thread's group begins, and the text of an index of it."""
+        p, family, a = self.parts[axis], self._family(axis), self.letters[axis]
+        base = 0 if p.parts > 1 or not self.staged(axis) else p.begins[0]
+        if family.groups == 1:
+            return [], _moved("index", family.first - base)
+        group = f"(part_{a} * GROUPS_{a.upper()} + group)" if p.parts > 1 else "group"
+        text = _moved(f"{group} * {family.distance}", family.first - base)
+        text += f" - from_{a}" if p.parts > 1 and self.staged(axis) else ""
+        return [f"const int begin = {text};"], "begin + index"
+
+    def _stage(
+        self,
+        axis: int,
+        *,
+        about: str,
+        count: str,
+        place: Lines,
+        start: str,
+        element: Callable[[str], str],
+        to: str,
+        pitch: str,
+    ) -> Lines:
+        """A stage that sums from `start`, where an index lies at `element`, to `to`."""
+        p, family, a = self.parts[axis], self._family(axis), self.letters[axis]
+        begin, index = self._begin(axis)
+        inside = p.within if self.staged(axis) else family.inside
+        at = {"index": index, "element": element(index)}
+        at["most"] = f"READ_{a.upper()}" if self.staged(axis) else a.upper()
+        at["T"] = self.sum if self.staged(axis) else compute_type(self.r.value.dtype)
+        kept = Kept(runs(family.group), family.slots)
+        slots = f"GROUP_{a.upper()}" if family.groups > 1 else self.part(axis)
+        uneven = family.groups > 1 and p.slots % family.slots
+        return fill(
+            texts.KEPT,
+            a=a,
+            about=about,
+            count=count,
+            tables=self._tables(kept, slots),
+            place=[*place, *begin, start],
+            at=fill(texts.AT if inside else texts.AT_WITHIN, **at),
+            to=to,
+            read=[f"kept[k] = {self._read(kept, family.group.period)};"],
+            slots=slots,
+            some=[f"if (group * {slots} + s >= {self.part(axis)}) break;"] if uneven else [],
+            add=fill(texts.ADD_MANY if kept.many else texts.ADD_FEW),
+            s=times("s", pitch),
+        )
+
+    def _tables(self, kept: Kept, slots: str) -> Lines:
+        """Where the kept sums begin, how many elements they have, and which slots they are in."""
+        lines = [f"constexpr int KEPT = {len(kept.runs)};"]
+        lines += self.table_of("int BEGIN[KEPT]", [str(run.first) for run in kept.runs], "constexpr")
+        if kept.longest > 1:
+            lines += self.table_of("int COUNT[KEPT]", [str(run.count) for run in kept.runs], "constexpr")
+        masks = [f"{mask:#x}" for mask in kept.masks]
+        return lines + self.table_of(f"unsigned long long KEPT_OF[{slots}]", masks, "constexpr")
+
+    def _read(self, kept: Kept, period: int) -> str:
+        """The k-th kept sum."""
+        if kept.longest == 1:
+            return "at(BEGIN[k])"
+        step = f"{period} * j" if period > 1 else "j"
+        function = f"few_of<{kept.longest}>" if kept.longest <= FEW else "sum_of"
+        text = f"{function}([&](int j) {{ return at(BEGIN[k] + {step}); }}, COUNT[k])"
+        return self.narrowed(text, kept.longest > FEW)
