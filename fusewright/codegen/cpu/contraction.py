@@ -226,7 +226,7 @@ class _Writer:
             vectors=s.vectors,
             parts=self.s.parts,
             phases=phases,
-            turning=fill(texts.TURNING) if self.staging.turns or self.epilogue.turns else [],
+            turning=fill(texts.TURNING) if self.staging.turns or self.epilogue.turns or self._packs_rows else [],
             pool=self._pool_constants(),
             steps=self.staging.layout(),
             together=s.together,
@@ -303,6 +303,8 @@ class _Writer:
 
     def _pack(self) -> Lines:
         c = self.c
+        if self._packs_rows:
+            return fill(texts.PACK_ROWS, weight=read("row[lane][c + n]", c.conv.arg(1).dtype))
         first, at = "(group * FEATURES + first_feature) * CHANNELS + c", "at + f * (CHANNELS * TAPS)"
         if c.op.transposed:
             first, at = "(group * CHANNELS + c) * FEATURES + first_feature", "at + f * TAPS"
@@ -311,6 +313,11 @@ class _Writer:
             own = f"(first_feature + f) / {c.features} * {c.channels * c.features} + (first_feature + f) % {c.features}"
             at = f"at + ({own}) * TAPS"
         return fill(texts.PACK, first=first, weight=read(f"w[{at}]", c.conv.arg(1).dtype))
+
+    @property
+    def _packs_rows(self) -> bool:
+        """Whether the weights of a feature lie side by side in the order in which they are used."""
+        return self._taps == 1 and not self.c.op.transposed and not is_channelwise(self.c)
 
     def _multiply(self) -> Lines:
         if is_channelwise(self.c):

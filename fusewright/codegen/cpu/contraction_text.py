@@ -103,6 +103,26 @@ void pack(const Element* __restrict w, Compute* __restrict packed, int group, in
 }
 """
 
+# Features are rows of a matrix then, which are turned as in `contraction_stage`.
+PACK_ROWS = """
+// The weight in the order of use: packed[group][block][channel][feature of the block].
+void pack(const Element* __restrict w, Compute* __restrict packed, int group, int block) {
+    constexpr int SIDE = CHANNELS < LANES ? 1 : LANES;
+    const int features = smaller(BLOCK, FEATURES - block * BLOCK);
+    const Element* of_block = w + (group * FEATURES + block * BLOCK) * (long long)CHANNELS;
+    Compute* to = packed + (group * BLOCKS + block) * (long long)WEIGHTS;
+    for (int f = 0; f < BLOCK; f += LANES) {
+        const Element* row[LANES];    // behind the last feature, that one again
+        for (int lane = 0; lane < LANES; ++lane) row[lane] = of_block + smaller(f + lane, features - 1) * CHANNELS;
+        for (int c = 0; c < CHANNELS; c = next_square<SIDE>(c, CHANNELS))
+#pragma omp simd
+            for (int n = 0; n < SIDE; ++n)
+#pragma GCC unroll 16
+                for (int lane = 0; lane < LANES; ++lane) to[(c + n) * BLOCK + f + lane] = $weight;
+    }
+}
+"""
+
 MULTIPLY = """
 // The taps of a phase that read inside of the image: the first one reads it at `at`, the others in steps.
 struct Inside {
