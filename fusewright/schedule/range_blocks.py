@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import ceil, prod
 
@@ -99,6 +100,7 @@ def lengths(r: RangeReduction) -> tuple[int, ...]:
     return tuple(prod(known(r.x.shape[d]) for d in axis.dims) for axis in r.axes)
 
 
+@lru_cache(maxsize=1024)
 def divided(axis: Axis, length: int, parts: int, family: Family | None = None) -> Part:
     """`axis` in so many parts (or fewer, where that leaves none without a slot), of whole groups where it has those."""
     slots = axis.slots or ()

@@ -41,6 +41,14 @@ class Axis:
     dims: tuple[int, ...]
     slots: tuple[Slot, ...] | None
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Once for all slots: what is found out about an axis is kept and looked up often."""
+        return hash((self.dims, self.slots))
+
     @cached_property
     def period(self) -> int:
         """Membership inside a segment depends on the index modulo this."""
