@@ -1,9 +1,9 @@
 """CUDA C++ of range reductions of many slots: one axis after the other, in shared memory.
 
-A line is copied there; of planes and volumes, the outermost axis is summed while it is read: by threads that keep all
-its different sums in registers, so that every element is read once, or slot by slot, where the first cache has what
-slots share.  Sums lie in two halves of shared memory by turns.  Threads that work side by side have the same slot: of
-neighbouring columns, or of neighbouring rows at an odd pitch, so that no two of a warp want the same bank.
+A line is copied there; of planes and volumes, the outermost axis is summed while it is read.  Threads keep the sums that
+a group of slots is made of in registers where they can (`ranges_blocks_kept`), and else sum slot by slot, what slots
+share coming from the first cache.  Sums lie in two halves of shared memory by turns.  Threads that work side by side have
+the same slots: of neighbouring columns, or of neighbouring rows at an odd pitch, so that no two of a warp want one bank.
 """
 
 from __future__ import annotations
