@@ -8,7 +8,7 @@ estimate of the busiest pipe per useful multiplication; nothing here knows a mod
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, prod
@@ -21,6 +21,8 @@ HELD_WEIGHTS = 80
 # Bytes of shared memory that a block may take.
 MOST_SHARED = 220 * 1024
 MULTIPROCESSORS = 132
+# Registers that a lane may spend on window sums.
+MOST_SUMMED = 112
 # Registers that multiplying pairs of tf32 numbers takes beside them.
 SPLITTING = 32
 
@@ -33,6 +35,7 @@ class Tiling:
     together_d, together_h   all taps along d, h are in registers at once, so that an input row read from shared memory
             once serves every tap that leads from it to a row of the warp
     stages   of shared memory: with two, the next chunk is copied while this one is multiplied
+    by_warp   each warp stages the rows below its cells, and window sums stay in the lanes that multiply them
     """
 
     m_tiles: int
@@ -48,6 +51,7 @@ class Tiling:
     together_d: bool
     together_h: bool
     stages: int = 1
+    by_warp: bool = False
 
     @property
     def warps(self) -> int:
@@ -115,7 +119,7 @@ def shortlist(c: Contraction, lengths: tuple[int, int, int], element_bytes: int,
     found: list[Tiling] = []
     alike: dict[tuple[int, ...], int] = {}
     for t in candidates(c, lengths, element_bytes):
-        key = (t.m_tiles, t.rows_d * t.cells_d, t.rows_h * t.cells_h, t.cells_w, t.stages)
+        key = (t.m_tiles, t.rows_d * t.cells_d, t.rows_h * t.cells_h, t.cells_w, t.stages, t.by_warp)
         alike[key] = alike.get(key, 0) + 1
         if alike[key] <= ALIKE:
             found.append(t)
@@ -139,10 +143,13 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[Tiling]:
             for (warps_w, warps_h), chunk, (together_d, together_h), stages in shared:
                 if stages > 1 and chunk == c.channels:
                     continue
-                yield Tiling(
+                t = Tiling(
                     m_tiles, warps_m, warps_h, warps_w, cells_d, cells_h, cells_w, rows_d, rows_h,
                     chunk, together_d, together_h, stages,
                 )  # fmt: skip
+                yield t
+                if c.box is not None and cells_w > 1 and cells_d == 1:
+                    yield replace(t, by_warp=True)
 
 
 def _features(c: Contraction) -> Iterator[tuple[int, int]]:
@@ -198,10 +205,26 @@ def _divisors(n: int) -> list[int]:
     return [k for k in range(1, n + 1) if n % k == 0]
 
 
+def box_taps(c: Contraction) -> int:
+    """Windows of one cell and channel."""
+    return prod(a.taps for a in c.axes)
+
+
+def window_spans(c: Contraction) -> tuple[int, int, int]:
+    """Elements along d, h, w that the window sums of one cell cover."""
+    assert c.box is not None
+    reach = zip(c.axes, c.box.count, c.box.step, strict=True)
+    d, h, w = ((axis.taps - 1) * axis.phases[0].per_tap + (count - 1) * step + 1 for axis, count, step in reach)
+    return d, h, w
+
+
 def shared_elements(c: Contraction, t: Tiling) -> tuple[int, int]:
     """Elements of the input tile and of the weights in shared memory, roughly (rows are padded later)."""
+    if t.by_warp:
+        rows, width = _rows_of_warp(c, t), (4 * t.cells_w - 1) * c.axes[2].advance + window_spans(c)[2]
+        return 8 * t.warps * (rows * (width + 3) + 31), t.block_m * 8 * ceil(c.channels / 8) * box_taps(c)
     if c.box is not None:
-        k = c.channels * prod(a.taps for a in c.axes)
+        k = c.channels * box_taps(c)
         return k * (prod(t.cells) + 8), t.block_m * (k + 4)
     d, h, w = (span(a, n) for a, n in zip(c.axes, t.cells, strict=True))
     taps = prod((sum if t.chunk == c.channels else max)(len(p.taps) for p in a.phases) for a in c.axes)
@@ -224,7 +247,7 @@ def _score(c: Contraction, t: Tiling, lengths: tuple[int, int, int], element_byt
     if held > HELD_WEIGHTS:
         return None
     per_sm = blocks_per_sm(c, t, shared)
-    if per_sm < 1:
+    if per_sm < 1 or (t.by_warp and sum(_summed(c, t)) > MOST_SUMMED):
         return None
     return _cycles(c, t, steps, loads, (tile, weights), element_bytes, per_sm) / _useful(c, t, lengths)
 
@@ -242,6 +265,8 @@ def _cycles(
     c: Contraction, t: Tiling, steps: int, loads: float, elements: tuple[int, int], element_bytes: int, per_sm: int
 ) -> float:
     """Estimated cycles of one multiprocessor per tile of a block: the busiest unit, or waiting where warps are few."""
+    if t.by_warp:
+        return _cycles_by_warp(c, t, steps, loads, element_bytes, per_sm)
     tile, weights = elements
     chunks = ceil(c.channels / t.chunk) if c.box is None else 1
     pieces = prod(_most(a) // r for a, r in zip(c.axes[:2], (t.rows_d, t.rows_h), strict=True))
@@ -260,15 +285,39 @@ def _cycles(
         streamed = (tile * refills + staged) * element_bytes / STREAMED
     else:
         tasks = c.channels * prod(t.cells) / (32 * t.warps)
-        rows = prod((a.taps - 1) * a.phases[0].per_tap + n for a, n in zip(c.axes[:2], c.box.count[:2], strict=True))
+        rows = prod(window_spans(c)[:2])
         filling = tasks * (rows * (4 + 3 * c.axes[2].taps) + 5 * prod(a.taps for a in c.axes) + 40)
         waits = LATENCY * (1 + 0.4 * ceil(tasks)) * (2 if t.cells[2] < 32 else 1)
-        reach = [(a.taps - 1) * a.phases[0].per_tap + n for a, n in zip(c.axes, c.box.count, strict=True)]
-        sides = ((n - 1) * a.advance + r for a, n, r in zip(c.axes, t.cells, reach, strict=True))
+        sides = ((n - 1) * a.advance + r for a, n, r in zip(c.axes, t.cells, window_spans(c), strict=True))
         fetched = float(c.channels * prod(sides) * element_bytes)  # rows that cells share come from level 1
     instructions += filling
     busiest = max(mma * t.warps / MULTIPLIED, reads * t.warps, instructions * t.warps / 4 / ISSUED, streamed)
     return max(busiest, (waits + ALONE * instructions) / per_sm) + 0.1 * busiest + fetched / FETCHED
+
+
+def _cycles_by_warp(c: Contraction, t: Tiling, mma: int, reads: float, element_bytes: int, per_sm: int) -> float:
+    """The same where warps stage rows: nothing waits for a barrier, copies are hidden behind products."""
+    rows, span_w = _rows_of_warp(c, t), window_spans(c)[2]
+    eights, tiles_w = ceil(c.channels / 8), t.cells_w // 2
+    advance = c.axes[2].advance
+    vector = gcd(advance, 4) if element_bytes == 4 else 1
+    loads, sums = ceil(span_w / vector), t.cells_h * tiles_w * box_taps(c)
+    copies = 2 * rows * ceil(((8 * tiles_w - 1) * advance + span_w) * element_bytes / 128)
+    values = t.m_tiles * prod((t.cells_d, t.cells_h, t.cells_w)) * 2
+    formed = 2 * (tiles_w * rows * (loads + 3 * c.axes[2].taps) + 4 * sums)
+    instructions = mma + reads / 4 + eights * (formed + 3 * copies) + 10.0 * values + 60
+    ports = reads + eights * (4 * copies + 2 * tiles_w * rows * (span_w + loads))  # cycles of shared memory
+    sides = ((n - 1) * a.advance + r for a, n, r in zip(c.axes, t.cells, window_spans(c), strict=True))
+    streamed = c.channels * prod(sides) * element_bytes / STREAMED
+    issued = instructions * t.warps / 4 / ISSUED
+    busiest = max(mma * t.warps / MULTIPLIED, ports * t.warps, issued, streamed)
+    return max(busiest, ALONE * instructions / per_sm) + 0.3 * issued  # few warps: not all of it is hidden
+
+
+def _rows_of_warp(c: Contraction, t: Tiling) -> int:
+    """Rows of one channel that a warp stages for its cells."""
+    d, h, _ = window_spans(c)
+    return d * (h + (t.cells_h - 1) * c.axes[1].advance)
 
 
 def _useful(c: Contraction, t: Tiling, lengths: tuple[int, int, int]) -> float:
@@ -288,6 +337,11 @@ def blocks_per_sm(c: Contraction, t: Tiling, shared: int, *, split: bool = False
 def registers(c: Contraction, t: Tiling, *, split: bool = False) -> int:
     """An estimate of a thread's registers, rounded up to what hardware hands out; `split` operands are pairs."""
     own = t.cells_d * t.cells_h * t.cells_w
+    wide = 2 if c.x.dtype.itemsize == 8 else 1
+    if t.by_warp:
+        summed, rows = _summed(c, t)
+        count = 52 + own * t.m_tiles * 2 + summed * (2 if split else 1) + rows // 3
+        return min(255, -(-count * wide // 8) * 8)
     count = 44 + own * t.rows_d * t.rows_h * _most(c.axes[2]) * t.m_tiles * 2
     count += 2 * (_work(c, t)[2] + 4) + SPLITTING if split else _work(c, t)[2] + 4
     count += 2 * t.m_tiles * (1 + len(c.operands))
@@ -295,14 +349,22 @@ def registers(c: Contraction, t: Tiling, *, split: bool = False) -> int:
         count += own * t.m_tiles * 2
     if c.over_positions and not c.over_channels:
         count += 6 * t.m_tiles
-    wide = 2 if c.x.dtype.itemsize == 8 else 1
     return min(255, -(-count * wide // 8) * 8)
+
+
+def _summed(c: Contraction, t: Tiling) -> tuple[int, int]:
+    """Window sums of a lane: of its cells in two channels, and of the rows below one cell."""
+    d, h, _ = window_spans(c)
+    return t.cells_h * (t.cells_w // 2) * box_taps(c) * 2, d * h * c.axes[2].taps
 
 
 def _work(c: Contraction, t: Tiling) -> tuple[int, float, int]:
     """Per warp and chunk: tile multiplications, words a lane reads from shared memory; and weights held at a time."""
+    if t.by_warp:
+        steps = ceil(c.channels / 8) * box_taps(c)
+        return steps * t.m_tiles * t.cells_h * t.cells_w // 2, steps * 4.0 * t.m_tiles, 4 * t.m_tiles
     if c.box is not None:
-        steps = ceil(c.channels * prod(a.taps for a in c.axes) / 8)
+        steps = ceil(c.channels * box_taps(c) / 8)
         tiles = t.cells_d * t.cells_h * t.cells_w // 2
         return steps * t.m_tiles * tiles, steps * (2.0 * tiles + 4.0 * t.m_tiles), 4 * t.m_tiles
     cells, rows = (t.cells_d, t.cells_h, t.cells_w), (t.rows_d, t.rows_h)

@@ -86,6 +86,9 @@ constexpr int ROWS_D = 1, ROWS_H = 1, TILES_W = 1;
 constexpr int WARPS_M = 4, WARPS_H = 1, WARPS_W = 1, THREADS = 128;
 constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 1;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
 constexpr int CHUNK = 72, CHUNKS = 1;    // input channels staged at a time
 constexpr bool TOGETHER_D = false, TOGETHER_H = false;    // whether all taps along d, h are at hand at once
 
@@ -96,7 +99,6 @@ constexpr int ADVANCE_D = 16, ADVANCE_H = 8, ADVANCE_W = 1;
 constexpr int ELEMENT_D = 16, ELEMENT_H = 8, ELEMENT_W = 1;
 constexpr int TAP_D = 0, TAP_H = 0, TAP_W = 0;
 
-__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 // The staged input's offset of row r along d or h: rows of one cell first.
 __device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
 __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
@@ -218,12 +220,12 @@ __device__ __forceinline__ void copy_vector(Element* to, const Element* from, bo
 // Windows of COUNT elements, STEP apart, one per tap; a cell moves them by MOVE.
 constexpr int BOX_C = 8;
 constexpr int BOX_TAPS_D = 1, BOX_TAPS_H = 3, BOX_TAPS_W = 3;
+constexpr int BOX_TAPS = BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W;
 constexpr int DILATION_D = 1, DILATION_H = 1, DILATION_W = 1;
 constexpr int COUNT_D = 1, COUNT_H = 4, COUNT_W = 4;
 constexpr int STEP_D = 1, STEP_H = 1, STEP_W = 1;
 constexpr int MOVE_D = 1, MOVE_H = 4, MOVE_W = 4;
 constexpr int SPAN_D = 1, SPAN_H = 6, SPAN_W = 6;    // elements that the windows of one cell cover
-constexpr int STRIP = 1, SHARED = 0;    // cells of a strip along h; rows that two of them share
 
 // Whether offset `at` belongs to the window of a tap.
 __device__ __forceinline__ constexpr bool covers(int at, int tap, int dilation, int count, int step) {
@@ -246,19 +248,22 @@ struct Sum {
     __device__ __forceinline__ void add(Compute term) { value = any ? value + term : term, any = true; }
 };
 
-// One row of x under a cell, in the widest loads that its alignment allows.
-template <bool ALIGNED>
+// One row of x under a cell, in vectors of up to VECTOR elements.
+template <int VECTOR>
 __device__ __forceinline__ void load_row(Compute (&v)[SPAN_W], const Element* from) {
     int i = 0;
-    if constexpr (ALIGNED && sizeof(Element) == 4) {
+    if constexpr (VECTOR % 4 == 0 && sizeof(Element) == 4) {
 #pragma unroll
         for (; i + 4 <= SPAN_W; i += 4) {
-            const float4 four = __ldg(reinterpret_cast<const float4*>(from + i));
+            const float4 four = *reinterpret_cast<const float4*>(from + i);
             v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
         }
-        if (i + 2 <= SPAN_W) {
-            const float2 two = __ldg(reinterpret_cast<const float2*>(from + i));
-            v[i] = two.x, v[i + 1] = two.y, i += 2;
+    }
+    if constexpr (VECTOR % 2 == 0 && sizeof(Element) == 4) {
+#pragma unroll
+        for (; i + 2 <= SPAN_W; i += 2) {
+            const float2 two = *reinterpret_cast<const float2*>(from + i);
+            v[i] = two.x, v[i + 1] = two.y;
         }
     }
 #pragma unroll
@@ -266,10 +271,10 @@ __device__ __forceinline__ void load_row(Compute (&v)[SPAN_W], const Element* fr
 }
 
 // The window sums of one row of x along w, one per tap.
-template <bool ALIGNED>
+template <int VECTOR>
 __device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Element* from) {
     Compute v[SPAN_W];
-    load_row<ALIGNED>(v, from);
+    load_row<VECTOR>(v, from);
     Sum middle;    // of what belongs to all windows
 #pragma unroll
     for (int at = 0; at < SPAN_W; ++at)
@@ -285,8 +290,50 @@ __device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Eleme
     }
 }
 
+// The sums of all windows of one cell, from those of its rows: rows that belong to the windows of all taps are added
+// once, and to every window at the end.
+__device__ __forceinline__ void sum_cell(Compute (&sums)[BOX_TAPS], const Compute (&rows)[SPAN_D][SPAN_H][BOX_TAPS_W]) {
+    Sum box[BOX_TAPS_D][BOX_TAPS_H][BOX_TAPS_W], common[BOX_TAPS_W];
+#pragma unroll
+    for (int rd = 0; rd < SPAN_D; ++rd)
+#pragma unroll
+        for (int rh = 0; rh < SPAN_H; ++rh) {
+            const bool all = covered<BOX_TAPS_D>(rd, DILATION_D, COUNT_D, STEP_D) &&
+                             covered<BOX_TAPS_H>(rh, DILATION_H, COUNT_H, STEP_H);
+#pragma unroll
+            for (int tw = 0; tw < BOX_TAPS_W; ++tw) {
+                if (all) common[tw].add(rows[rd][rh][tw]);
+#pragma unroll
+                for (int td = 0; td < BOX_TAPS_D; ++td)
+#pragma unroll
+                    for (int th = 0; th < BOX_TAPS_H; ++th)
+                        if (!all && covers(rd, td, DILATION_D, COUNT_D, STEP_D) &&
+                            covers(rh, th, DILATION_H, COUNT_H, STEP_H))
+                            box[td][th][tw].add(rows[rd][rh][tw]);
+            }
+        }
+#pragma unroll
+    for (int tap = 0; tap < BOX_TAPS; ++tap) {
+        Sum sum = box[tap / (BOX_TAPS_W * BOX_TAPS_H)][tap / BOX_TAPS_W % BOX_TAPS_H][tap % BOX_TAPS_W];
+        if (common[tap % BOX_TAPS_W].any) sum.add(common[tap % BOX_TAPS_W].value);
+        sums[tap] = sum.value;
+    }
+}
+
+// Of the rows under a cell, keep those that the next cell along h reads as well.
+template <int SHARED>
+__device__ __forceinline__ void keep_rows(Compute (&rows)[SPAN_D][SPAN_H][BOX_TAPS_W]) {
+#pragma unroll
+    for (int rd = 0; rd < SPAN_D; ++rd)
+#pragma unroll
+        for (int rh = 0; rh < SHARED; ++rh)
+#pragma unroll
+            for (int tw = 0; tw < BOX_TAPS_W; ++tw) rows[rd][rh][tw] = rows[rd][rh + MOVE_H][tw];
+}
+constexpr int STRIP = 1, SHARED = 0;    // cells of a strip along h; rows that two of them share
+
 // A thread goes down a strip of cells and keeps the sums of rows that the next cell reads as well.
-template <bool ALIGNED>
+template <int VECTOR>
 __device__ __forceinline__ void sum_windows(const Element* x, Element* tile, int cell_d, int cell_h, int cell_w,
                                             int D, int H, int W) {
     constexpr int STRIPS = CELLS_H / STRIP;
@@ -298,47 +345,20 @@ __device__ __forceinline__ void sum_windows(const Element* x, Element* tile, int
 #pragma unroll 1
         for (int h = first; h < first + STRIP; ++h) {
             const int x_h = (cell_h + h) * MOVE_H;
-            // Rows that belong to the windows of all taps are added once, and to every window at the end.
-            Sum box[BOX_TAPS_D][BOX_TAPS_H][BOX_TAPS_W], common[BOX_TAPS_W];
+            Compute sums[BOX_TAPS] = {};
             if (x_d + SPAN_D <= D && x_h + SPAN_H <= H && x_w + SPAN_W <= W) {
                 const Element* const from = x + ((c * D + x_d) * H + x_h) * W + x_w;
 #pragma unroll
                 for (int rd = 0; rd < SPAN_D; ++rd)
 #pragma unroll
                     for (int rh = 0; rh < SPAN_H; ++rh)
-                        if (rh >= SHARED || h == first) sum_row<ALIGNED>(rows[rd][rh], from + (rd * H + rh) * W);
-#pragma unroll
-                for (int rd = 0; rd < SPAN_D; ++rd)
-#pragma unroll
-                    for (int rh = 0; rh < SPAN_H; ++rh) {
-                        const bool all = covered<BOX_TAPS_D>(rd, DILATION_D, COUNT_D, STEP_D) &&
-                                         covered<BOX_TAPS_H>(rh, DILATION_H, COUNT_H, STEP_H);
-#pragma unroll
-                        for (int tw = 0; tw < BOX_TAPS_W; ++tw) {
-                            if (all) common[tw].add(rows[rd][rh][tw]);
-#pragma unroll
-                            for (int td = 0; td < BOX_TAPS_D; ++td)
-#pragma unroll
-                                for (int th = 0; th < BOX_TAPS_H; ++th)
-                                    if (!all && covers(rd, td, DILATION_D, COUNT_D, STEP_D) &&
-                                        covers(rh, th, DILATION_H, COUNT_H, STEP_H))
-                                        box[td][th][tw].add(rows[rd][rh][tw]);
-                        }
-                    }
-#pragma unroll
-                for (int rd = 0; rd < SPAN_D; ++rd)
-#pragma unroll
-                    for (int rh = 0; rh < SHARED; ++rh)
-#pragma unroll
-                        for (int tw = 0; tw < BOX_TAPS_W; ++tw) rows[rd][rh][tw] = rows[rd][rh + MOVE_H][tw];
+                        if (rh >= SHARED || h == first) sum_row<VECTOR>(rows[rd][rh], from + (rd * H + rh) * W);
+                sum_cell(sums, rows);
+                keep_rows<SHARED>(rows);
             }
-            Element* to = tile + c * BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W * X_CHANNEL + (d * CELLS_H + h) * CELLS_W + w;
+            Element* to = tile + c * BOX_TAPS * X_CHANNEL + (d * CELLS_H + h) * CELLS_W + w;
 #pragma unroll
-            for (int tap = 0; tap < BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W; ++tap) {
-                Sum sum = box[tap / (BOX_TAPS_W * BOX_TAPS_H)][tap / BOX_TAPS_W % BOX_TAPS_H][tap % BOX_TAPS_W];
-                if (common[tap % BOX_TAPS_W].any) sum.add(common[tap % BOX_TAPS_W].value);
-                to[tap * X_CHANNEL] = __uint_as_float(round_tf32(sum.value));
-            }
+            for (int tap = 0; tap < BOX_TAPS; ++tap) to[tap * X_CHANNEL] = __uint_as_float(round_tf32(sums[tap]));
         }
     }
 }
@@ -346,11 +366,13 @@ __device__ __forceinline__ void sum_windows(const Element* x, Element* tile, int
 // Write the window sums that the cells of a block read, zeros for cells beyond the last.
 __device__ __forceinline__ int stage_input(const Element* x, Element* tile, int, int cell_d, int cell_h,
                                            int cell_w, int D, int H, int W) {
-    const bool aligned = MOVE_W % 4 == 0 && W % 4 == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0;
-    if (aligned)
-        sum_windows<true>(x, tile, cell_d, cell_h, cell_w, D, H, W);
+    const int misaligned = reinterpret_cast<unsigned long long>(x) % 16;
+    if (MOVE_W % 4 == 0 && W % 4 == 0 && misaligned == 0)
+        sum_windows<4>(x, tile, cell_d, cell_h, cell_w, D, H, W);
+    else if (MOVE_W % 2 == 0 && W % 2 == 0 && misaligned % 8 == 0)
+        sum_windows<2>(x, tile, cell_d, cell_h, cell_w, D, H, W);
     else
-        sum_windows<false>(x, tile, cell_d, cell_h, cell_w, D, H, W);
+        sum_windows<1>(x, tile, cell_d, cell_h, cell_w, D, H, W);
     return 0;
 }
 
@@ -401,6 +423,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     const Element* const x_sample = x + ((long long)sample * GROUPS + group) * 8 * D * H * W;
     const Element* const x_warp = x_tile + warp_h * OWN_H * ADVANCE_H + 4 * warp_w * OWN_W * ADVANCE_W;
     const int feature_row = 16 * warp_m * M_TILES + row;    // the first of this lane's features
+    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
 
     // Per-channel numbers of this lane's rows.
     Compute bias_at[M_TILES][2];
@@ -409,7 +433,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-            bias_at[m][half] = feature < O ? widened(bias[group * O + feature]) : Compute(0);
+            bias_at[m][half] = widened(bias[group * O + feature]);
         }
     const auto before = [&](Compute value, int m, int half) {
         const Compute shifted = value * Compute(0.0625) + bias_at[m][half];
@@ -423,8 +447,6 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     __syncthreads();
     round_staged(w_tile, 6400);
 
-    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
-    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
     for (int tile = part; tile < tiles; tile += parts) {
         const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
         const int cell_w = tile % tiles_w * CELLS_W;
@@ -451,10 +473,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
-                            for (int half = 0; half < 2; ++half) {
-                                const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                                if (inside && feature < O) of_tile = of_tile + before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half);
-                            }
+                            for (int half = 0; half < 2; ++half)
+                                if (inside) of_tile = of_tile + before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half);
                     }
         }
         total = total + of_tile;

@@ -64,6 +64,9 @@ constexpr int ROWS_D = 1, ROWS_H = 1, TILES_W = 1;
 constexpr int WARPS_M = 2, WARPS_H = 1, WARPS_W = 4, THREADS = 256;
 constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 20;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
 constexpr int CHUNK = 64, CHUNKS = 5;    // input channels staged at a time
 constexpr bool TOGETHER_D = false, TOGETHER_H = false;    // whether all taps along d, h are at hand at once
 
@@ -74,7 +77,6 @@ constexpr int ADVANCE_D = 4608, ADVANCE_H = 2304, ADVANCE_W = 72;
 constexpr int ELEMENT_D = 4608, ELEMENT_H = 2304, ELEMENT_W = 72;
 constexpr int TAP_D = 0, TAP_H = 0, TAP_W = 0;
 
-__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 // The staged input's offset of row r along d or h: rows of one cell first.
 __device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
 __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
@@ -264,6 +266,8 @@ fused_test(const bf16* __restrict__ x, const bf16* __restrict__ packed, const bf
     const Element* const x_sample = x + ((long long)sample * D * H * W * GROUPS + group) * C;
     const Element* const x_warp = x_tile + warp_h * OWN_H * ADVANCE_H + 4 * warp_w * OWN_W * ADVANCE_W;
     const int feature_row = 16 * warp_m * M_TILES + row;    // the first of this lane's features
+    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
 
     // Per-channel numbers of this lane's rows.
     Compute bias_at[M_TILES][2];
@@ -272,7 +276,7 @@ fused_test(const bf16* __restrict__ x, const bf16* __restrict__ packed, const bf
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-            bias_at[m][half] = feature < O ? widened(bias[group * O + feature]) : Compute(0);
+            bias_at[m][half] = widened(bias[group * O + feature]);
         }
     const auto before = [&](Compute value, int m, int half) {
         const Compute shifted = value + bias_at[m][half];
@@ -284,8 +288,6 @@ fused_test(const bf16* __restrict__ x, const bf16* __restrict__ packed, const bf
     for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = Compute(0);
     const Element* const packed_block = packed + (long long)blockIdx.z * 23040;
 
-    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
-    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
     for (int tile = part; tile < tiles; tile += parts) {
         const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
         const int cell_w = tile % tiles_w * CELLS_W;

@@ -74,6 +74,9 @@ constexpr int ROWS_D = 1, ROWS_H = 1, TILES_W = 2;
 constexpr int WARPS_M = 2, WARPS_H = 1, WARPS_W = 2, THREADS = 128;
 constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 1;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
 constexpr int CHUNK = 8, CHUNKS = 1;    // input channels staged at a time
 constexpr bool TOGETHER_D = false, TOGETHER_H = true;    // whether all taps along d, h are at hand at once
 
@@ -84,7 +87,6 @@ constexpr int ADVANCE_D = 240, ADVANCE_H = 40, ADVANCE_W = 1;
 constexpr int ELEMENT_D = 240, ELEMENT_H = 40, ELEMENT_W = 1;
 constexpr int TAP_D = 0, TAP_H = 40, TAP_W = 1;
 
-__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 // The staged input's offset of row r along d or h: rows of one cell first.
 __device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
 __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
@@ -297,6 +299,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     const Element* const x_sample = x + ((long long)sample * GROUPS + group) * 8 * D * H * W;
     const Element* const x_warp = x_tile + warp_h * OWN_H * ADVANCE_H + 4 * warp_w * OWN_W * ADVANCE_W;
     const int feature_row = 16 * warp_m * M_TILES + row;    // the first of this lane's features
+    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
 
     // Per-channel numbers of this lane's rows.
     Compute bias_at[M_TILES][2];
@@ -306,8 +310,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-            bias_at[m][half] = feature < O ? widened(bias[group * O + feature]) : Compute(0);
-            parameter_1_at[m][half] = feature < O ? widened(parameter_1[group * O + feature]) : Compute(0);
+            bias_at[m][half] = widened(bias[group * O + feature]);
+            parameter_1_at[m][half] = widened(parameter_1[group * O + feature]);
         }
     const auto before = [&](Compute value, int m, int half) {
         const Compute shifted = value + bias_at[m][half];
@@ -321,8 +325,6 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     __syncthreads();
     round_staged(w_tile, 6400);
 
-    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
-    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
     for (int tile = part; tile < tiles; tile += parts) {
         const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
         const int cell_w = tile % tiles_w * CELLS_W;

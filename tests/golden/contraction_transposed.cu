@@ -74,6 +74,9 @@ constexpr int ROWS_D = 1, ROWS_H = 1, TILES_W = 2;
 constexpr int WARPS_M = 1, WARPS_H = 2, WARPS_W = 2, THREADS = 128;
 constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 1;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
 constexpr int CHUNK = 16, CHUNKS = 1;    // input channels staged at a time
 constexpr bool TOGETHER_D = false, TOGETHER_H = true;    // whether all taps along d, h are at hand at once
 
@@ -84,7 +87,6 @@ constexpr int ADVANCE_D = 324, ADVANCE_H = 36, ADVANCE_W = 1;
 constexpr int ELEMENT_D = 324, ELEMENT_H = 36, ELEMENT_W = 1;
 constexpr int TAP_D = 0, TAP_H = -36, TAP_W = -1;
 
-__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 // The staged input's offset of row r along d or h: rows of one cell first.
 __device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
 __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
@@ -287,6 +289,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     const Element* const x_sample = x + ((long long)sample * GROUPS + group) * 16 * D * H * W;
     const Element* const x_warp = x_tile + warp_h * OWN_H * ADVANCE_H + 4 * warp_w * OWN_W * ADVANCE_W;
     const int feature_row = 16 * warp_m * M_TILES + row;    // the first of this lane's features
+    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
 
     // Per-channel numbers of this lane's rows.
     Compute bias_at[M_TILES][2];
@@ -311,8 +315,6 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     __syncthreads();
     round_staged(w_tile, 5632);
 
-    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
-    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
     for (int tile = part; tile < tiles; tile += parts) {
         const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
         const int cell_w = tile % tiles_w * CELLS_W;

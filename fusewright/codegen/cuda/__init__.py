@@ -33,7 +33,7 @@ CUTS = 4
 FEW_SUMS = 64
 
 # Of the best so many, also the form in which one cluster of blocks finishes a sample in the same launch.
-WORTH_CLUSTERING = 4
+WORTH_CLUSTERING = 6
 
 # Whether the kernel of a contraction forms the window sums that it reads, at the pace of memory.
 FORMS_WINDOW_SUMS = True
@@ -63,12 +63,10 @@ def options(
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []
     tilings = shortlist(c, lengths, c.x.dtype.itemsize, WORTH_MEASURING)
-    found: list[Option] = [{"tiling": asdict(t), "blocks": None, "channels_last": last} for t in tilings]
     samples = sizes(c.x, hints)[0]
-    for t in tilings[:WORTH_CLUSTERING]:
-        blocks = contraction.blocks_per_sample(c, t, samples, lengths)
-        if blocks is not None:
-            found.insert(0, {"tiling": asdict(t), "blocks": blocks, "channels_last": last})
+    joined = [(t, contraction.blocks_per_sample(c, t, samples, lengths)) for t in tilings[:WORTH_CLUSTERING]]
+    cuts = [*((t, blocks) for t, blocks in joined if blocks is not None), *((t, None) for t in tilings)]
+    found: list[Option] = [{"tiling": asdict(t), "blocks": blocks, "channels_last": last} for t, blocks in cuts]
     if isinstance(group.record, Product):
         return found
     rival = estimate(c, tilings[0], lengths, c.x.dtype.itemsize) if tilings else None

@@ -15,7 +15,13 @@ from math import ceil, prod
 import torch
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
-from fusewright.codegen.cuda import contraction_box, contraction_layout, contraction_multiply_text, contraction_text
+from fusewright.codegen.cuda import (
+    contraction_box,
+    contraction_by_warp,
+    contraction_layout,
+    contraction_multiply_text,
+    contraction_text,
+)
 from fusewright.codegen.cuda.contraction_epilogue import Epilogue
 from fusewright.codegen.cuda.contraction_record import (
     LARGEST_CLUSTER,
@@ -109,12 +115,14 @@ class _Writer:
 
     @property
     def x_elements(self) -> int:
-        return self.layout.elements(self.chunk)
+        by_warp = self.t.by_warp
+        return contraction_by_warp.row_elements(self.c, self.t) if by_warp else self.layout.elements(self.chunk)
 
     @property
     def stage(self) -> int:
         """Elements of one chunk, of the input and of the weights."""
-        return self.x_elements + self.weights.elements
+        weights = contraction_by_warp.weight_elements(self.c, self.t) if self.t.by_warp else self.weights.elements
+        return self.x_elements + weights
 
     @property
     def shared(self) -> int:
@@ -132,39 +140,80 @@ class _Writer:
     # -- the text ----------------------------------------------------------------------------------------------------
 
     def source(self) -> str:
-        multiply = fill(
+        return with_primitives([
+            self._constants(),
+            self._operands(),
+            *(self._by_warp() if self.t.by_warp else self._from_tile()),
+            *self.epilogue.head(),
+            self._kernel_text(),
+            self.epilogue.finish(self.name),
+        ])  # fmt: skip
+
+    def _operands(self) -> Lines:
+        """What the tensor cores multiply, made of elements, or of window sums: those of a panel are rounded in it."""
+        if self.t.by_warp:
+            x = "round_tf32(x)"
+        else:
+            x = "__float_as_uint(x)" if self.c.box is not None and self.rounds else self._rounded("x")
+        return fill(
             contraction_multiply_text.MULTIPLY[self.flavour],
-            x="__float_as_uint(x)" if self.c.box is not None and self.rounds else self._rounded("x"),
+            summed="Compute" if self.t.by_warp else "Element",
+            x=x,
             w="__float_as_uint(w)" if self.rounds else self._rounded("w"),
             element=ELEMENT[self.c.x.dtype],
         )
+
+    def _by_warp(self) -> list[Lines]:
+        """Products of window sums that lanes form of the rows that their warp stages."""
+        value = "__uint_as_float(round_tf32(value))" if self.rounds else "value"
+        return contraction_by_warp.products(self.c, self.t, value)
+
+    def _from_tile(self) -> list[Lines]:
+        """Products of what was staged in shared memory, the input or its window sums."""
         if self.c.box is not None:
             stage = contraction_box.stage(self.c, self.t, self.rounds)
         else:
             stage = contraction_layout.stage(self.c, self.t, self.layout)
         inside, packed = self.weights.channels_inside, self.weights.packed
-        return with_primitives([
-            self._constants(),
-            multiply,
+        return [
             contraction_layout.indexing(self.c, paired=self.paired, channels_inside=inside, packed=packed),
             contraction_layout.accumulate(self.paired),
             fill(contraction_text.COPY),
             stage,
             *self.weights.packing(self.name),
             *self.weights.staging(),
-            *self.epilogue.head(),
-            self._kernel_text(),
-            self.epilogue.finish(self.name),
-        ])  # fmt: skip
+        ]
 
     def _rounded(self, name: str) -> str:
         """An element as an operand of the tensor cores."""
         return f"round_tf32({name})" if self.rounds else f"__float_as_uint(widened({name}))"
 
     def _constants(self) -> Lines:
+        c, t = self.c, self.t
+        boxed = c.box is not None
+        names: dict[str, object] = {} if t.by_warp else self._staged_constants()
+        per_cell = max(len(p.elements) for p in c.axes[2].phases)
+        names |= {
+            "channels": c.channels if t.by_warp else self.weights.rows, "features": c.features,
+            "groups": c.op.groups, "taps": 1 if boxed and not t.by_warp else self.taps,
+            "m_tiles": t.m_tiles, "own_d": t.cells_d, "own_h": t.cells_h, "own_w": t.cells_w,
+            "rows_d": t.rows_d, "rows_h": t.rows_h,
+            "tiles_w": t.cells_w * per_cell // 2, "warps_m": t.warps_m, "warps_h": t.warps_h, "warps_w": t.warps_w,
+            "threads": self.threads, "m_blocks": self.m_blocks,
+        }  # fmt: skip
+        types = {"element": ELEMENT[c.x.dtype], "compute": compute_type(c.x.dtype)}
+        if t.by_warp:
+            return [*fill(contraction_text.CONSTANTS, **types, **names), "", *contraction_by_warp.constants(c, t)]
+        return fill(contraction_text.CONSTANTS + contraction_text.STAGED_CONSTANTS, **types, **names)
+
+    def _staged_constants(self) -> dict[str, object]:
+        """Of the input tile in shared memory."""
         c, t, lay = self.c, self.t, self.layout
         boxed = c.box is not None
-        names: dict[str, object] = {}
+        names: dict[str, object] = {
+            "chunk": self.chunk, "chunks": self.weights.chunks,
+            "together_d": str(t.together_d).lower(), "together_h": str(t.together_h).lower(),
+        }  # fmt: skip
         for i, a in enumerate("dhw"):
             axis, stride = c.axes[i], lay.strides[i]
             several = next((p for p in axis.phases if len(p.taps) > 1), None)
@@ -172,27 +221,16 @@ class _Writer:
             names[f"element_{a}"] = stride * (1 if boxed else axis.phases[0].per_element)
             names[f"tap_{a}"] = 0 if boxed or several is None else stride * several.per_tap
             names[f"x_{a}"] = lay.x_shape[i]
-        per_cell = max(len(p.elements) for p in c.axes[2].phases)
-        names |= {
-            "channels": self.weights.rows, "features": c.features, "groups": c.op.groups,
-            "taps": 1 if boxed else self.taps,
-            "m_tiles": t.m_tiles, "own_d": t.cells_d, "own_h": t.cells_h, "own_w": t.cells_w,
-            "rows_d": t.rows_d, "rows_h": t.rows_h,
-            "tiles_w": t.cells_w * per_cell // 2, "warps_m": t.warps_m, "warps_h": t.warps_h, "warps_w": t.warps_w,
-            "threads": self.threads, "m_blocks": self.m_blocks, "chunk": self.chunk, "chunks": self.weights.chunks,
-            "together_d": str(t.together_d).lower(), "together_h": str(t.together_h).lower(),
-        }  # fmt: skip
-        names |= contraction_layout.constants(c, lay)
-        types = {"element": ELEMENT[c.x.dtype], "compute": compute_type(c.x.dtype)}
-        return fill(contraction_text.CONSTANTS, **types, **names)
+        return names | contraction_layout.constants(c, lay)
 
     def _kernel_text(self) -> Lines:
         body = self.epilogue.open_tile()
-        if not self.weights.packed:
+        if self.t.by_warp:
+            body += ["__syncthreads();    // until the last tile's results have been read"] if self.exchanges else []
+        elif not self.weights.packed:
             body += fill(contraction_text.STAGE_ONCE, shift=self._shift)
-        for i in range(len(self.weights.phases)):
+        for i in range(1 if self.t.by_warp else len(self.weights.phases)):
             body += self._pass(i)
-        staged = [f"constexpr int STAGED = {self.t.stages * self.stage};"]
         return fill(
             contraction_text.KERNEL,
             name=self.name,
@@ -200,16 +238,33 @@ class _Writer:
             place=place(self),
             per_sm=self.per_sm,
             parameters=parameters(self),
-            x_elements=self.x_elements,
             of_sample=contraction_layout.sample(self.c),
-            staged=staged if self.epilogue.exchange_elements() else [],
+            tiles=self._tiles(),
+            x_warp=[] if self.t.by_warp else fill(contraction_text.X_WARP),
             prologue=[*self.epilogue.prologue(), *self._weights_at_hand()],
             body=[*body, *self.epilogue.after_cell()],
             close=self.epilogue.close(),
         )
 
+    @property
+    def exchanges(self) -> bool:
+        """Whether warps exchange results in shared memory, tile by tile."""
+        return self.epilogue.exchange_elements() > 0
+
+    def _tiles(self) -> Lines:
+        """What lies in shared memory, one behind the other."""
+        tiles = ["Element* const x_tile = reinterpret_cast<Element*>(shared_memory);"]
+        tiles += [f"Element* const w_tile = x_tile + {self.x_elements};"]
+        if self.t.by_warp:
+            tiles = ["Element* const w_tile = reinterpret_cast<Element*>(shared_memory);"]
+        size = self.t.stages * self.stage * self.c.x.dtype.itemsize
+        return [*tiles, *([f"constexpr int STAGED = {size};    // bytes"] if self.exchanges else [])]
+
     def _weights_at_hand(self) -> Lines:
         """Start copying weights that stay, or find those that were packed."""
+        if self.t.by_warp:
+            weights = contraction_by_warp.weight_elements(self.c, self.t)
+            return fill(contraction_by_warp.FIRST, weights=weights)
         if self.weights.packed:
             return [self.weights.packed_block()]
         rounded = fill(contraction_text.ROUND_WEIGHTS, w=self.weights.elements) if self.rounds else []
@@ -249,6 +304,8 @@ class _Writer:
 
     def _multiply(self, index: int, tiles: int) -> Lines:
         phases = self.weights.phases[index]
+        if self.t.by_warp:
+            return fill(contraction_by_warp.PRODUCTS)
         taps = self.weights.taps(phases)
         if 0 in taps:
             return []

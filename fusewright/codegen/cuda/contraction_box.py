@@ -1,10 +1,11 @@
-"""Staging of window sums: a panel [channel][tap] x cells, each value added up in registers from the rows it covers."""
+"""Window sums, each added up in registers from the rows it covers: staged as a panel [channel][tap] x cells, or formed
+by the lanes that multiply them (`contraction_by_warp`)."""
 
 from __future__ import annotations
 
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.tiling import Tiling
+from fusewright.schedule.tiling import Tiling, window_spans
 
 
 def scaled_early(c: Contraction) -> bool:
@@ -12,20 +13,28 @@ def scaled_early(c: Contraction) -> bool:
     return c.x.dtype.itemsize == 2
 
 
+def windows(c: Contraction) -> Lines:
+    """Constants of the windows, and the functions that load a row of x and add it up, one sum per tap along w."""
+    assert c.box is not None
+    names: dict[str, object] = {"channels": c.channels}
+    for name, axis, count, step, span in zip("dhw", c.axes, c.box.count, c.box.step, window_spans(c), strict=True):
+        names |= {f"taps_{name}": axis.taps, f"dilation_{name}": axis.phases[0].per_tap, f"move_{name}": axis.advance}
+        names |= {f"count_{name}": count, f"step_{name}": step, f"span_{name}": span}
+    return fill(_WINDOWS, **names)
+
+
+def shared_rows(c: Contraction, strip: int) -> int:
+    """Rows that two neighbouring cells of a strip share."""
+    return max(0, window_spans(c)[1] - c.axes[1].advance) if strip > 1 else 0
+
+
 def stage(c: Contraction, t: Tiling, rounds: bool) -> Lines:
     """The text of `stage_input` for a convolution of window sums, `rounds` to tf32 as they are written."""
     assert c.box is not None
-    names: dict[str, object] = {"channels": c.channels, "strip": strip(c, t)}
-    spans = []
-    for name, axis, count, step in zip("dhw", c.axes, c.box.count, c.box.step, strict=True):
-        dilation = axis.phases[0].per_tap
-        spans.append((axis.taps - 1) * dilation + (count - 1) * step + 1)
-        names |= {f"taps_{name}": axis.taps, f"dilation_{name}": dilation, f"move_{name}": axis.advance}
-        names |= {f"count_{name}": count, f"step_{name}": step, f"span_{name}": spans[-1]}
-    value = f"narrow_to<Element>::of(sum.value * Compute({c.box.scale!r}))" if scaled_early(c) else "sum.value"
-    names["value"] = f"__uint_as_float(round_tf32({value}))" if rounds else value
-    names["shared"] = max(0, spans[1] - c.axes[1].advance) if strip(c, t) > 1 else 0
-    return fill(_STAGE, **names)
+    value = f"narrow_to<Element>::of(sums[tap] * Compute({c.box.scale!r}))" if scaled_early(c) else "sums[tap]"
+    value = f"__uint_as_float(round_tf32({value}))" if rounds else value
+    along = strip(c, t)
+    return [*windows(c), *fill(_STAGE, value=value, strip=along, shared=shared_rows(c, along))]
 
 
 def strip(c: Contraction, t: Tiling) -> int:
@@ -34,16 +43,16 @@ def strip(c: Contraction, t: Tiling) -> int:
     return max(n for n in range(1, h + 1) if h % n == 0 and (n == 1 or c.channels * d * w * h // n >= 32 * t.warps))
 
 
-_STAGE = """
+_WINDOWS = """
 // Windows of COUNT elements, STEP apart, one per tap; a cell moves them by MOVE.
 constexpr int BOX_C = $channels;
 constexpr int BOX_TAPS_D = $taps_d, BOX_TAPS_H = $taps_h, BOX_TAPS_W = $taps_w;
+constexpr int BOX_TAPS = BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W;
 constexpr int DILATION_D = $dilation_d, DILATION_H = $dilation_h, DILATION_W = $dilation_w;
 constexpr int COUNT_D = $count_d, COUNT_H = $count_h, COUNT_W = $count_w;
 constexpr int STEP_D = $step_d, STEP_H = $step_h, STEP_W = $step_w;
 constexpr int MOVE_D = $move_d, MOVE_H = $move_h, MOVE_W = $move_w;
 constexpr int SPAN_D = $span_d, SPAN_H = $span_h, SPAN_W = $span_w;    // elements that the windows of one cell cover
-constexpr int STRIP = $strip, SHARED = $shared;    // cells of a strip along h; rows that two of them share
 
 // Whether offset `at` belongs to the window of a tap.
 __device__ __forceinline__ constexpr bool covers(int at, int tap, int dilation, int count, int step) {
@@ -66,19 +75,22 @@ struct Sum {
     __device__ __forceinline__ void add(Compute term) { value = any ? value + term : term, any = true; }
 };
 
-// One row of x under a cell, in the widest loads that its alignment allows.
-template <bool ALIGNED>
+// One row of x under a cell, in vectors of up to VECTOR elements.
+template <int VECTOR>
 __device__ __forceinline__ void load_row(Compute (&v)[SPAN_W], const Element* from) {
     int i = 0;
-    if constexpr (ALIGNED && sizeof(Element) == 4) {
+    if constexpr (VECTOR % 4 == 0 && sizeof(Element) == 4) {
 #pragma unroll
         for (; i + 4 <= SPAN_W; i += 4) {
-            const float4 four = __ldg(reinterpret_cast<const float4*>(from + i));
+            const float4 four = *reinterpret_cast<const float4*>(from + i);
             v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
         }
-        if (i + 2 <= SPAN_W) {
-            const float2 two = __ldg(reinterpret_cast<const float2*>(from + i));
-            v[i] = two.x, v[i + 1] = two.y, i += 2;
+    }
+    if constexpr (VECTOR % 2 == 0 && sizeof(Element) == 4) {
+#pragma unroll
+        for (; i + 2 <= SPAN_W; i += 2) {
+            const float2 two = *reinterpret_cast<const float2*>(from + i);
+            v[i] = two.x, v[i + 1] = two.y;
         }
     }
 #pragma unroll
@@ -86,10 +98,10 @@ __device__ __forceinline__ void load_row(Compute (&v)[SPAN_W], const Element* fr
 }
 
 // The window sums of one row of x along w, one per tap.
-template <bool ALIGNED>
+template <int VECTOR>
 __device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Element* from) {
     Compute v[SPAN_W];
-    load_row<ALIGNED>(v, from);
+    load_row<VECTOR>(v, from);
     Sum middle;    // of what belongs to all windows
 #pragma unroll
     for (int at = 0; at < SPAN_W; ++at)
@@ -105,8 +117,53 @@ __device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Eleme
     }
 }
 
+// The sums of all windows of one cell, from those of its rows: rows that belong to the windows of all taps are added
+// once, and to every window at the end.
+__device__ __forceinline__ void sum_cell(Compute (&sums)[BOX_TAPS], const Compute (&rows)[SPAN_D][SPAN_H][BOX_TAPS_W]) {
+    Sum box[BOX_TAPS_D][BOX_TAPS_H][BOX_TAPS_W], common[BOX_TAPS_W];
+#pragma unroll
+    for (int rd = 0; rd < SPAN_D; ++rd)
+#pragma unroll
+        for (int rh = 0; rh < SPAN_H; ++rh) {
+            const bool all = covered<BOX_TAPS_D>(rd, DILATION_D, COUNT_D, STEP_D) &&
+                             covered<BOX_TAPS_H>(rh, DILATION_H, COUNT_H, STEP_H);
+#pragma unroll
+            for (int tw = 0; tw < BOX_TAPS_W; ++tw) {
+                if (all) common[tw].add(rows[rd][rh][tw]);
+#pragma unroll
+                for (int td = 0; td < BOX_TAPS_D; ++td)
+#pragma unroll
+                    for (int th = 0; th < BOX_TAPS_H; ++th)
+                        if (!all && covers(rd, td, DILATION_D, COUNT_D, STEP_D) &&
+                            covers(rh, th, DILATION_H, COUNT_H, STEP_H))
+                            box[td][th][tw].add(rows[rd][rh][tw]);
+            }
+        }
+#pragma unroll
+    for (int tap = 0; tap < BOX_TAPS; ++tap) {
+        Sum sum = box[tap / (BOX_TAPS_W * BOX_TAPS_H)][tap / BOX_TAPS_W % BOX_TAPS_H][tap % BOX_TAPS_W];
+        if (common[tap % BOX_TAPS_W].any) sum.add(common[tap % BOX_TAPS_W].value);
+        sums[tap] = sum.value;
+    }
+}
+
+// Of the rows under a cell, keep those that the next cell along h reads as well.
+template <int SHARED>
+__device__ __forceinline__ void keep_rows(Compute (&rows)[SPAN_D][SPAN_H][BOX_TAPS_W]) {
+#pragma unroll
+    for (int rd = 0; rd < SPAN_D; ++rd)
+#pragma unroll
+        for (int rh = 0; rh < SHARED; ++rh)
+#pragma unroll
+            for (int tw = 0; tw < BOX_TAPS_W; ++tw) rows[rd][rh][tw] = rows[rd][rh + MOVE_H][tw];
+}
+"""
+
+_STAGE = """
+constexpr int STRIP = $strip, SHARED = $shared;    // cells of a strip along h; rows that two of them share
+
 // A thread goes down a strip of cells and keeps the sums of rows that the next cell reads as well.
-template <bool ALIGNED>
+template <int VECTOR>
 __device__ __forceinline__ void sum_windows(const Element* x, Element* tile, int cell_d, int cell_h, int cell_w,
                                             int D, int H, int W) {
     constexpr int STRIPS = CELLS_H / STRIP;
@@ -118,47 +175,20 @@ __device__ __forceinline__ void sum_windows(const Element* x, Element* tile, int
 #pragma unroll 1
         for (int h = first; h < first + STRIP; ++h) {
             const int x_h = (cell_h + h) * MOVE_H;
-            // Rows that belong to the windows of all taps are added once, and to every window at the end.
-            Sum box[BOX_TAPS_D][BOX_TAPS_H][BOX_TAPS_W], common[BOX_TAPS_W];
+            Compute sums[BOX_TAPS] = {};
             if (x_d + SPAN_D <= D && x_h + SPAN_H <= H && x_w + SPAN_W <= W) {
                 const Element* const from = x + ((c * D + x_d) * H + x_h) * W + x_w;
 #pragma unroll
                 for (int rd = 0; rd < SPAN_D; ++rd)
 #pragma unroll
                     for (int rh = 0; rh < SPAN_H; ++rh)
-                        if (rh >= SHARED || h == first) sum_row<ALIGNED>(rows[rd][rh], from + (rd * H + rh) * W);
-#pragma unroll
-                for (int rd = 0; rd < SPAN_D; ++rd)
-#pragma unroll
-                    for (int rh = 0; rh < SPAN_H; ++rh) {
-                        const bool all = covered<BOX_TAPS_D>(rd, DILATION_D, COUNT_D, STEP_D) &&
-                                         covered<BOX_TAPS_H>(rh, DILATION_H, COUNT_H, STEP_H);
-#pragma unroll
-                        for (int tw = 0; tw < BOX_TAPS_W; ++tw) {
-                            if (all) common[tw].add(rows[rd][rh][tw]);
-#pragma unroll
-                            for (int td = 0; td < BOX_TAPS_D; ++td)
-#pragma unroll
-                                for (int th = 0; th < BOX_TAPS_H; ++th)
-                                    if (!all && covers(rd, td, DILATION_D, COUNT_D, STEP_D) &&
-                                        covers(rh, th, DILATION_H, COUNT_H, STEP_H))
-                                        box[td][th][tw].add(rows[rd][rh][tw]);
-                        }
-                    }
-#pragma unroll
-                for (int rd = 0; rd < SPAN_D; ++rd)
-#pragma unroll
-                    for (int rh = 0; rh < SHARED; ++rh)
-#pragma unroll
-                        for (int tw = 0; tw < BOX_TAPS_W; ++tw) rows[rd][rh][tw] = rows[rd][rh + MOVE_H][tw];
+                        if (rh >= SHARED || h == first) sum_row<VECTOR>(rows[rd][rh], from + (rd * H + rh) * W);
+                sum_cell(sums, rows);
+                keep_rows<SHARED>(rows);
             }
-            Element* to = tile + c * BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W * X_CHANNEL + (d * CELLS_H + h) * CELLS_W + w;
+            Element* to = tile + c * BOX_TAPS * X_CHANNEL + (d * CELLS_H + h) * CELLS_W + w;
 #pragma unroll
-            for (int tap = 0; tap < BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W; ++tap) {
-                Sum sum = box[tap / (BOX_TAPS_W * BOX_TAPS_H)][tap / BOX_TAPS_W % BOX_TAPS_H][tap % BOX_TAPS_W];
-                if (common[tap % BOX_TAPS_W].any) sum.add(common[tap % BOX_TAPS_W].value);
-                to[tap * X_CHANNEL] = $value;
-            }
+            for (int tap = 0; tap < BOX_TAPS; ++tap) to[tap * X_CHANNEL] = $value;
         }
     }
 }
@@ -166,11 +196,13 @@ __device__ __forceinline__ void sum_windows(const Element* x, Element* tile, int
 // Write the window sums that the cells of a block read, zeros for cells beyond the last.
 __device__ __forceinline__ int stage_input(const Element* x, Element* tile, int, int cell_d, int cell_h,
                                            int cell_w, int D, int H, int W) {
-    const bool aligned = MOVE_W % 4 == 0 && W % 4 == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0;
-    if (aligned)
-        sum_windows<true>(x, tile, cell_d, cell_h, cell_w, D, H, W);
+    const int misaligned = reinterpret_cast<unsigned long long>(x) % 16;
+    if (MOVE_W % 4 == 0 && W % 4 == 0 && misaligned == 0)
+        sum_windows<4>(x, tile, cell_d, cell_h, cell_w, D, H, W);
+    else if (MOVE_W % 2 == 0 && W % 2 == 0 && misaligned % 8 == 0)
+        sum_windows<2>(x, tile, cell_d, cell_h, cell_w, D, H, W);
     else
-        sum_windows<false>(x, tile, cell_d, cell_h, cell_w, D, H, W);
+        sum_windows<1>(x, tile, cell_d, cell_h, cell_w, D, H, W);
     return 0;
 }
 """

@@ -79,6 +79,11 @@ class Epilogue(ValueText):
     def at_once(self) -> bool:
         return self.kind == "channels" and self.joining.at_once
 
+    @property
+    def whole(self) -> bool:
+        """Whether every block has all of its features."""
+        return self.c.features % self.t.block_m == 0
+
     # -- functions and state -----------------------------------------------------------------------------------------
 
     def prologue(self) -> Lines:
@@ -89,7 +94,8 @@ class Epilogue(ValueText):
             lines += ["", "// Per-channel numbers of this lane's rows."]
             lines += [f"Compute {name}_at[M_TILES][2];" for name in channel]
             reads = {name: f"widened({name}[group * O + feature])" for name in channel}
-            loads = [f"{name}_at[m][half] = feature < O ? {read} : Compute(0);" for name, read in reads.items()]
+            guarded = "{0}" if self.whole else "feature < O ? {0} : Compute(0)"
+            loads = [f"{name}_at[m][half] = {guarded.format(read)};" for name, read in reads.items()]
             lines += nest(_CHANNELS, [_FEATURE, *loads])
         lines += [f"const Compute {name}_at = widened({name}[0]);" for node, name in self.read() if is_one(node)]
         lines += self.functions()
@@ -101,7 +107,7 @@ class Epilogue(ValueText):
             lines += [f"{self.total_type} total = {empty};"]
         if self.kind == "channels":
             kind = self.tile_type
-            lines += [f"{kind}* const exchange = reinterpret_cast<{kind}*>(x_tile + STAGED);"]
+            lines += [f"{kind}* const exchange = reinterpret_cast<{kind}*>(shared_memory + STAGED);"]
             lines += [f"constexpr int {n} = {self.local(i)};" for i, n in enumerate(("LOCAL_D", "LOCAL_H", "LOCAL_W"))]
         return lines
 
@@ -227,7 +233,8 @@ class Epilogue(ValueText):
         if self.kind == "positions":
             return nest(_CHANNELS, [f"if (inside) of_tile[m][half] = {join('of_tile[m][half]', value)};"])
         if self.kind == "all":
-            return nest(_CHANNELS, [_FEATURE, f"if (inside && feature < O) of_tile = {join('of_tile', value)};"])
+            joined = f"of_tile = {join('of_tile', value)};"
+            return nest(_CHANNELS, [f"if (inside) {joined}"] if self.whole else [_FEATURE, f"if ({_THERE}) {joined}"])
         if self.kind == "channels":
             return self._over_channels(value, local)
         if self.c.channels_last:
@@ -235,16 +242,18 @@ class Epilogue(ValueText):
         else:
             at = f"(((long long)sample * GROUPS * O + group * O + feature) * {P} + p) * {Q} * {R} + q * {R} + r"
         written = f"out[{at}] = narrow_to<{self.result_type}>::of({value});"
-        return nest(_CHANNELS, [_FEATURE, f"if (inside && feature < O) {written}"])
+        return nest(_CHANNELS, [_FEATURE, f"if ({'inside' if self.whole else _THERE}) {written}"])
 
     def _over_channels(self, value: str, local: Sequence[str]) -> Lines:
         """Join the channels of the lanes that share a position, and leave the result to the warps that do."""
         if self.at_once:
             channels = [_FEATURE, f"values[m][half] = feature < O ? {value} : -Compute(INFINITY);"]
+            channels = [f"values[m][half] = {value};"] if self.whole else channels
             lines = ["Compute values[M_TILES][2];", *nest(_CHANNELS, channels)]
             lines += [f"const {self.tile_type} over = of_column(values);"]
         else:
-            channels = [_FEATURE, f"if (feature < O) over = {self.joining.join('over', value)};"]
+            joined = f"over = {self.joining.join('over', value)};"
+            channels = [joined] if self.whole else [_FEATURE, f"if (feature < O) {joined}"]
             lines = [f"{self.tile_type} over = {self.joining.empty};", *nest(_CHANNELS, channels)]
             lines += [f"over = {self.joining.join_lane('over', distance)};" for distance in (4, 8, 16)]
         d, h, w = local
@@ -293,4 +302,5 @@ class Epilogue(ValueText):
 
 # Loops over the channels of a thread, and which one it is at.
 _CHANNELS = ("for (int m = 0; m < M_TILES; ++m)", "for (int half = 0; half < 2; ++half)")
+_THERE = "inside && feature < O"
 _FEATURE = "const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;"

@@ -7,7 +7,7 @@ MULTIPLY = {
 using Operand = unsigned;    // a float32 rounded to tf32
 using Accumulators = float[OWN_D * ROWS_D][OWN_H * ROWS_H][TILES_W][M_TILES][4];
 
-__device__ __forceinline__ Operand input_operand(Element x) { return $x; }
+__device__ __forceinline__ Operand input_operand($summed x) { return $x; }
 __device__ __forceinline__ Operand weight_operand(Element w) { return $w; }
 __device__ __forceinline__ void multiply_add(float (&d)[4], const Operand (&a)[4], const Operand (&b)[2]) {
     mma_tf32(d, a, b);

@@ -15,6 +15,11 @@ constexpr int ROWS_D = $rows_d, ROWS_H = $rows_h, TILES_W = $tiles_w;
 constexpr int WARPS_M = $warps_m, WARPS_H = $warps_h, WARPS_W = $warps_w, THREADS = $threads;
 constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = $m_blocks;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+"""
+
+STAGED_CONSTANTS = """
 constexpr int CHUNK = $chunk, CHUNKS = $chunks;    // input channels staged at a time
 constexpr bool TOGETHER_D = $together_d, TOGETHER_H = $together_h;    // whether all taps along d, h are at hand at once
 
@@ -25,7 +30,6 @@ constexpr int ADVANCE_D = $advance_d, ADVANCE_H = $advance_h, ADVANCE_W = $advan
 constexpr int ELEMENT_D = $element_d, ELEMENT_H = $element_h, ELEMENT_W = $element_w;
 constexpr int TAP_D = $tap_d, TAP_H = $tap_h, TAP_W = $tap_w;
 
-__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 // The staged input's offset of row r along d or h: rows of one cell first.
 __device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
 __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
@@ -153,26 +157,28 @@ for (int chunk = 0; chunk < CHUNKS; ++chunk) {
 }
 """
 
+X_WARP = """
+const Element* const x_warp = x_tile + warp_h * OWN_H * ADVANCE_H + 4 * warp_w * OWN_W * ADVANCE_W;
+const int feature_row = 16 * warp_m * M_TILES + row;    // the first of this lane's features
+"""
+
 KERNEL = """
 extern "C" __global__ void ${cluster}__launch_bounds__(THREADS, $per_sm)
 $name($parameters,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     extern __shared__ __align__(16) unsigned char shared_memory[];
-    Element* const x_tile = reinterpret_cast<Element*>(shared_memory);
-    Element* const w_tile = x_tile + $x_elements;
-    $staged
+    $tiles
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
     const int warp_w = warp % WARPS_W, warp_h = warp / WARPS_W % WARPS_H, warp_m = warp / (WARPS_W * WARPS_H);
     const int $place;    // of the sample's blocks
     const int group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
     const Element* const x_sample = x + $of_sample;
-    const Element* const x_warp = x_tile + warp_h * OWN_H * ADVANCE_H + 4 * warp_w * OWN_W * ADVANCE_W;
-    const int feature_row = 16 * warp_m * M_TILES + row;    // the first of this lane's features
-    $prologue
-
+    $x_warp
     const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
+    $prologue
+
     for (int tile = part; tile < tiles; tile += parts) {
         const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
         const int cell_w = tile % tiles_w * CELLS_W;

@@ -178,7 +178,9 @@ class _Writer:
             parameters=parameters(self),
             of_sample=contraction_layout.sample(self.c),
             stage=self.steps.functions(),
-            staged=[f"constexpr int STAGED = {self.staged};"] if exchanges else [],
+            staged=[f"constexpr int STAGED = {self.staged * self.c.x.dtype.itemsize};    // bytes"]
+            if exchanges
+            else [],
             between="128" if warpgroup.rows_at_once(self.c, self.t) == 1 else "16 * row_h(1)",
             prologue=[*self.epilogue.prologue(), *self.weights.at_hand()],
             w_now="" if self.t.stay else ", w_now = 0",

@@ -412,10 +412,11 @@ def test_compiles_without_spills(name: str, arch: str) -> None:
     assert all(entry.stack == 0 for entry in taken.values()), taken
 
 
-@pytest.mark.parametrize("name", ["plain", "transposed", "box"])
+@pytest.mark.parametrize("name", ["plain", "transposed", "box", "box_by_warp"])
 def test_reads_as_it_did(name: str) -> None:
     """Golden texts: a change of the generator shows as a difference of these files."""
-    f = found(LARGE[name], name == "box")
+    case = name.removesuffix("_by_warp")
+    f = found(LARGE[case], case == "box")
     text = f.kernel(GOLDEN_TILINGS[name]).source
     path = GOLDEN / f"contraction_{name}.cu"
     assert text == path.read_text(), f"write the text to {path} if it is meant to change"
@@ -425,4 +426,5 @@ GOLDEN_TILINGS = {
     "plain": Tiling(2, 2, 1, 2, 1, 4, 4, 1, 1, 8, False, True),
     "transposed": Tiling(2, 1, 2, 2, 1, 4, 4, 1, 1, 16, False, True),
     "box": Tiling(1, 4, 1, 1, 1, 2, 2, 1, 1, 8, False, False),
+    "box_by_warp": Tiling(4, 1, 4, 1, 1, 2, 4, 1, 1, 8, False, False, by_warp=True),
 }

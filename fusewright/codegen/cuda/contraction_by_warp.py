@@ -1,0 +1,211 @@
+"""Window sums without a barrier: every warp stages the rows that its own cells read, and its lanes form the window sums
+that they multiply.
+
+Once a warp has formed its sums, the rows of its next step are on their way while it multiplies and goes on with the
+results.  Channels lie so far apart that the lanes of an operand, four channels of eight cells, read at once.  Weights
+lie in shared memory as operands, one 16-byte vector per lane.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from fusewright.codegen.cuda import contraction_layout, contraction_text
+from fusewright.codegen.cuda.contraction_box import scaled_early, shared_rows, windows
+from fusewright.codegen.text import Lines, fill
+from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.tiling import Tiling, box_taps, window_spans
+
+
+def weight_elements(c: Contraction, t: Tiling) -> int:
+    """Elements of the weights in shared memory: all features of a block, channels in whole eights."""
+    return t.block_m * 8 * ceil(c.channels / 8) * box_taps(c)
+
+
+def row_elements(c: Contraction, t: Tiling) -> int:
+    """Elements of the rows that all warps of a block stage."""
+    return 8 * _channel(c, t) * t.warps
+
+
+def constants(c: Contraction, t: Tiling) -> Lines:
+    """Of the rows of a warp in shared memory."""
+    rows, width = _rows(c, t)
+    return fill(_CONSTANTS, rows_h=rows, width=width, channel=_channel(c, t))
+
+
+def _rows(c: Contraction, t: Tiling) -> tuple[int, int]:
+    """Rows along h of a warp's cells, and their elements in whole 16-byte vectors."""
+    _, h, w = window_spans(c)
+    vector = 16 // c.x.dtype.itemsize
+    width = (4 * t.cells_w - 1) * c.axes[2].advance + w
+    return (t.cells_h - 1) * c.axes[1].advance + h, ceil(width / vector) * vector
+
+
+def _channel(c: Contraction, t: Tiling) -> int:
+    """Elements from channel to channel: eight words modulo the banks."""
+    rows, width = _rows(c, t)
+    return contraction_layout.spread(window_spans(c)[0] * rows * width, 8, c.x.dtype.itemsize)
+
+
+def products(c: Contraction, t: Tiling, weight: str) -> list[Lines]:
+    """The functions that stage weights and rows, form sums and multiply; `weight` is what becomes of a `value`."""
+    assert c.box is not None
+    value = f"sums[tap] * Compute({c.box.scale!r})" if scaled_early(c) else "sums[tap]"
+    multiply = fill(_MULTIPLY, shared=shared_rows(c, t.cells_h), value=value)
+    return [windows(c), fill(_STAGE_WEIGHTS, value=weight), fill(contraction_text.COPY), fill(_STAGE_ROWS), multiply]
+
+
+_CONSTANTS = """
+// Shared memory: for each warp the rows that its cells read, of eight channels at a time, as [channel][d][h][w].
+constexpr int EIGHTS = (C + 7) / 8, ROWS_X = $rows_h, WIDTH = $width, CHANNEL = $channel;
+"""
+
+# The weights, and the first step's rows on their way.
+FIRST = """
+const Four* const w_warp = reinterpret_cast<const Four*>(w_tile) + 32 * warp_m * M_TILES;
+Element* const rows = w_tile + $weights + warp * 8 * CHANNEL;
+const auto stage = [&](int tile, int eight) {
+    const int tile_d = tile / (tiles_w * tiles_h), tile_h = tile / tiles_w % tiles_h, tile_w = tile % tiles_w;
+    const int d = tile_d * CELLS_D, h = tile_h * CELLS_H + warp_h * OWN_H, w = tile_w * CELLS_W + 4 * warp_w * OWN_W;
+    if (tile < tiles) stage_rows(x_sample, rows, {8 * eight, d * MOVE_D, h * MOVE_H, w * MOVE_W}, D, H, W);
+    copy_async_commit();
+};
+stage(part, 0);
+stage_weights(w, w_tile, group, first_feature);
+__syncthreads();    // until the weights are there
+"""
+
+# The products of a tile; the next step's rows are asked for once this one's have been read.
+PRODUCTS = """
+#pragma unroll 1
+for (int eight = 0; eight < EIGHTS; ++eight) {
+    Operand operands[OWN_H][TILES_W][BOX_TAPS][2];
+    copy_async_wait<0>();
+    __syncwarp();
+    sum_windows(operands, rows);
+    __syncwarp();    // until all lanes have read
+    stage(eight + 1 < EIGHTS ? tile : tile + parts, eight + 1 < EIGHTS ? eight + 1 : 0);
+    multiply(acc, operands, w_warp + eight * BOX_TAPS * 2 * BLOCK_M);
+}
+"""
+
+_STAGE_WEIGHTS = """
+struct alignas(sizeof(Element) == 2 ? 8 : 16) Four { Element at[4]; };    // a lane's part of 16 features and 8 channels
+
+// Write a block's weights as operands: [eight channels][tap][16 features][lane], zeros where there are none.
+__device__ __forceinline__ void stage_weights(const Element* w, Element* tile, int group, int first_feature) {
+    for (int i = threadIdx.x; i < EIGHTS * BOX_TAPS * BLOCK_M * 8; i += THREADS) {
+        const int part = i % 4, lane = i / 4 % 32, m = i / 128 % (BLOCK_M / 16), at = i / (8 * BLOCK_M);
+        const int feature = first_feature + 16 * m + 8 * (part % 2) + lane / 4;
+        const int channel = at / BOX_TAPS * 8 + 4 * (part / 2) + lane % 4, tap = at % BOX_TAPS;
+        const bool there = feature < O && channel < C;
+        const Element value = there ? w[((group * O + feature) * C + channel) * BOX_TAPS + tap] : Element{};
+        tile[i] = $value;
+    }
+}
+"""
+
+_STAGE_ROWS = """
+// Where a warp's rows begin: channel, and position in x.
+struct Corner { int channel, d, h, w; };
+
+// Start copying some columns of the rows, LANES neighbouring vectors at a time, zeros outside; INSIDE where nothing
+// reaches beyond the channels.
+template <int VECTOR, int LANES, bool INSIDE>
+__device__ __forceinline__ void copy_columns(const Element* x, Element* rows, Corner corner, int first, int columns,
+                                             int D, int H, int W) {
+    constexpr int CHANNELS = LANES < 4 ? 8 : 32 / LANES, AT_ONCE = 32 / (LANES * CHANNELS);
+    const int lane = threadIdx.x % 32, row = lane / (LANES * CHANNELS), at = (first + lane % LANES) * VECTOR;
+    if (lane % LANES >= columns) return;
+#pragma unroll
+    for (int c = lane / LANES % CHANNELS; c < 8; c += CHANNELS) {
+        const int first_row = ((corner.channel + c) * D + corner.d) * H + corner.h + row;
+        const Element* const from = x + first_row * W + corner.w + at;
+        Element* const to = rows + c * CHANNEL + row * WIDTH + at;
+#pragma unroll 1
+        for (int d = 0; d < SPAN_D; ++d)
+#pragma unroll(INSIDE ? ROWS_X : 1)
+            for (int h = 0; h < ROWS_X; h += AT_ONCE) {
+                bool there = true;
+                if (!INSIDE)
+                    there = corner.channel + c < C && corner.d + d < D && corner.h + row + h < H && corner.w + at < W;
+                const Element* const source = there ? from + (d * H + h) * W : x;
+                if (ROWS_X % AT_ONCE == 0 || row + h < ROWS_X)
+                    copy_vector<VECTOR>(to + (d * ROWS_X + h) * WIDTH, source, there);
+            }
+    }
+}
+
+template <int VECTOR, bool INSIDE>
+__device__ __forceinline__ void copy_rows(const Element* x, Element* rows, Corner corner, int D, int H, int W) {
+    constexpr int COLUMNS = WIDTH / VECTOR, LANES = VECTOR == 1 ? 32 : 8, REST = COLUMNS % LANES;
+    constexpr int TAIL = REST > 16 ? 32 : REST > 8 ? 16 : REST > 4 ? 8 : REST > 2 ? 4 : REST > 1 ? 2 : 1;
+#pragma unroll
+    for (int first = 0; first + LANES <= COLUMNS; first += LANES)
+        copy_columns<VECTOR, LANES, INSIDE>(x, rows, corner, first, LANES, D, H, W);
+    if (REST) copy_columns<VECTOR, TAIL, INSIDE>(x, rows, corner, COLUMNS - REST, REST, D, H, W);
+}
+
+// Start copying the rows of eight channels that a warp's cells read.
+__device__ __forceinline__ void stage_rows(const Element* x, Element* rows, Corner corner, int D, int H, int W) {
+    constexpr int VECTOR = 16 / sizeof(Element);
+    // What lies beyond the end of a row or plane is the next one's, and read for cells whose results go nowhere.
+    const int last_row = ((corner.channel + 7) * D + corner.d + SPAN_D - 1) * H + corner.h + ROWS_X - 1;
+    const bool inside = corner.channel + 8 <= C && (long long)last_row * W + corner.w + WIDTH <= C * D * H * W;
+    if (W % VECTOR != 0 || reinterpret_cast<unsigned long long>(x) % 16 != 0)
+        copy_rows<1, false>(x, rows, corner, D, H, W);
+    else if (inside)
+        copy_rows<VECTOR, true>(x, rows, corner, D, H, W);
+    else
+        copy_rows<VECTOR, false>(x, rows, corner, D, H, W);
+}
+"""
+
+_MULTIPLY = """
+constexpr int SHARED = $shared;    // rows that two neighbouring cells of a lane share
+
+// The window sums of a lane's cells in two channels, four apart.
+__device__ __forceinline__ void sum_windows(Operand (&operands)[OWN_H][TILES_W][BOX_TAPS][2], const Element* rows) {
+    constexpr int VECTOR = MOVE_W % 4 == 0 ? 4 : MOVE_W % 2 == 0 ? 2 : 1;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int j = 0; j < TILES_W; ++j) {
+            const Element* const from = rows + (lane % 4 + 4 * half) * CHANNEL + (8 * j + lane / 4) * MOVE_W;
+            Compute along_w[SPAN_D][SPAN_H][BOX_TAPS_W];
+#pragma unroll
+            for (int h = 0; h < OWN_H; ++h) {
+#pragma unroll
+                for (int rd = 0; rd < SPAN_D; ++rd)
+#pragma unroll
+                    for (int rh = 0; rh < SPAN_H; ++rh)
+                        if (rh >= SHARED || h == 0)
+                            sum_row<VECTOR>(along_w[rd][rh], from + (rd * ROWS_X + h * MOVE_H + rh) * WIDTH);
+                Compute sums[BOX_TAPS];
+                sum_cell(sums, along_w);
+                keep_rows<SHARED>(along_w);
+#pragma unroll
+                for (int tap = 0; tap < BOX_TAPS; ++tap) operands[h][j][tap][half] = input_operand($value);
+            }
+        }
+}
+
+// Add the products of window sums in eight channels with the weights of a warp's features.
+__device__ __forceinline__ void multiply(Accumulators& acc, const Operand (&operands)[OWN_H][TILES_W][BOX_TAPS][2],
+                                         const Four* w) {
+#pragma unroll
+    for (int tap = 0; tap < BOX_TAPS; ++tap)
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m) {
+            const Four four = w[(tap * (BLOCK_M / 16) + m) * 32 + threadIdx.x % 32];
+            Operand weights[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) weights[i] = weight_operand(four.at[i]);
+#pragma unroll
+            for (int h = 0; h < OWN_H; ++h)
+#pragma unroll
+                for (int j = 0; j < TILES_W; ++j) multiply_add(acc[0][h][j][m], weights, operands[h][j][tap]);
+        }
+}
+"""

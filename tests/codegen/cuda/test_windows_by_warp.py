@@ -1,0 +1,47 @@
+"""Window sums of rows that each warp stages for itself, formed by the lanes that multiply them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from contraction_cases import Case, find, tolerance
+from emulation.emulate import emulate
+
+from fusewright.schedule.tiling import Tiling
+
+POOL = {"pool": "avg", "window": (4, 4), "step": (4, 4)}
+CASES = {
+    "sum over positions and features": Case((43, 68), channels=8, features=24, **POOL, fold="sum", fold_dims="cp"),
+    "channels beyond an eighth, rows unaligned": Case((43, 67), channels=9, features=8, **POOL),
+    "over channels, exchanged by warps": Case((39, 72), 3, 40, **POOL, fold="max", fold_dims="c"),
+    "groups": Case((30, 44), 12, 10, (3, 3), groups=2, pool="avg", window=(2, 2), step=(2, 2)),
+    "rows dilated, float32": Case((35, 68), 8, 5, (3, 2), dilation=(2, 1), **POOL, tf32=False),
+    "rows apart": Case((34, 70), 8, 5, (1, 3), pool="avg", window=(2, 4), step=(3, 4)),
+    "one dimension, float16": Case(
+        (90,), 4, 8, (3,), (1,), (0,), (1,), pool="avg", window=(4,), step=(2,), dtype=torch.float16
+    ),
+    "float64": Case((31, 40), 5, 6, **POOL, dtype=torch.float64),
+    "planes": Case(
+        *((6, 22, 35), 8, 6, (2, 3, 2), (1, 1, 1), (0, 0, 0), (1, 1, 1)),
+        **{"pool": "avg", "window": (2, 4, 2), "step": (2, 4, 2)},
+    ),
+}
+
+
+def by_warp(tilings: list[Tiling]) -> list[Tiling]:
+    """The best one, and one of other cells along h, or along w."""
+    best, *others = (t for t in tilings if t.by_warp)
+    return [best, next(t for t in others if (t.cells_h, t.cells_w) != (best.cells_h, best.cells_w))]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_the_model_in_float64(name: str) -> None:
+    found = find(CASES[name], boxed=True)
+    assert not isinstance(found, str) and found.group.box is not None
+    x = found.case.example(5)
+    want, size = found.reference(x)
+    for t in by_warp(found.tilings()):
+        for order, sanitize in (("forward", True), ("shuffled", False)):
+            got = emulate(found.kernel(t), *found.tensors(x), order=order, sanitize=sanitize).double()
+            error = ((got - want).abs() / size.clamp(min=1e-30)).max().item()
+            assert error <= tolerance(found.case, boxed=True), (t, error)
