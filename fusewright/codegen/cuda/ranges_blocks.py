@@ -1,9 +1,10 @@
 """CUDA C++ of range reductions of many slots: one axis after the other, in shared memory.
 
-A line is copied there; of planes and volumes, the outermost axis is summed while it is read.  Threads keep the sums that
-a group of slots is made of in registers where they can (`ranges_blocks_kept`), and else sum slot by slot, what slots
-share coming from the first cache.  Sums lie in two halves of shared memory by turns.  Threads that work side by side have
-the same slots: of neighbouring columns, or of neighbouring rows at an odd pitch, so that no two of a warp want one bank.
+A line is copied there; of planes and volumes, the outermost axis is summed while it is read.  Threads keep the sums
+that a group of slots is made of in registers where they can (`ranges_blocks_kept`), and else sum slot by slot, what
+slots share coming from the first cache.  Sums lie in two halves of shared memory by turns.  Threads that work side by
+side have the same slots: of neighbouring columns, or of neighbouring rows at an odd pitch, so that no two of a warp want
+the same bank.
 """
 
 from __future__ import annotations
@@ -216,5 +217,8 @@ class _Writer(KeptStages):
 
 def _counting(about: str, name: str, index: str, digits: Digits) -> Lines:
     """A function from results to results."""
-    head = f"__device__ __forceinline__ int {name}(int {index})"
-    return [f"// {about}", f"{head} {{", f"    return {' + '.join(terms(digits, index))};", "}", ""]
+    head, found = f"__device__ __forceinline__ int {name}(int {index})", terms(digits, index)
+    first, *more = found if sum(map(len, found)) > 90 else [" + ".join(found)]
+    lines = [f"    return {first}", *(f"        + {term}" for term in more)]
+    lines[-1] += ";"
+    return [f"// {about}", f"{head} {{", *lines, "}", ""]
