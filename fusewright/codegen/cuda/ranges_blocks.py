@@ -3,8 +3,8 @@
 A line is copied there; of planes and volumes, the outermost axis is summed while it is read.  Threads keep the sums
 that a group of slots is made of in registers where they can (`ranges_blocks_kept`), and else sum slot by slot, what
 slots share coming from the first cache.  Sums lie in two halves of shared memory by turns.  Threads that work side by
-side have the same slots: of neighbouring columns, or of neighbouring rows at an odd pitch, so that no two of a warp want
-the same bank.
+side have the same slots: of neighbouring columns, or of neighbouring rows at an odd pitch, so that no two of a warp
+want the same bank.
 """
 
 from __future__ import annotations
