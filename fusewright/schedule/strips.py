@@ -21,8 +21,8 @@ STAGED = 512 * 1024
 TASKS = 16
 # Products that are added up in one chain.
 CHAIN = 512
-# Bytes of weights at hand while a row is multiplied: together with the row they fit the first cache.
-AT_HAND = 16 * 1024
+# Bytes of weights at hand while a row is multiplied: about a first cache.  Fewer cost more additions of partial sums.
+AT_HAND = 32 * 1024
 # What a machine with vectors of 64 bytes has.
 WIDEST = 64
 REGISTERS = 32

@@ -274,6 +274,7 @@ void stage(const Call& call, const Element* __restrict x,
     int d, int h, int w, int rows_d, int rows_h, int columns, Compute* __restrict staged) {
     const int begin = larger(0, smaller(-w, columns)), end = larger(begin, smaller(call.in_w - w, columns));
     const bool whole = columns == ROW && call.in_w == ROW && w == 0;    // rows lie here as they do in memory
+    const long long image = (long long)call.in_d * call.in_h * call.in_w;
     for (int c = 0; c < CHANNELS; ++c)
         for (int i = 0; i < rows_d; ++i)
             for (int j = 0, rows; j < rows_h; j += rows) {
@@ -286,6 +287,7 @@ void stage(const Call& call, const Element* __restrict x,
                 }
                 if (whole) rows = smaller(rows_h - j, call.in_h - h - j);
                 const Element* from = x + (((long long)c * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
+                __builtin_prefetch(from + 2 * image);    // of the channel after the next one: rows are short
                 zero(to, begin);
                 copy(from + begin, end - begin + (rows - 1) * ROW, to + begin);
                 zero(to + end, columns - end);
@@ -385,12 +387,15 @@ struct Folds {
             total[e] *= least == now ? Compute(1) : exp_up_to_one(least - by[e]);
             most[e] = now;
         }
-        Compute sum[LANES] = {};  // of few rows
-        for (index_t r = 0; r < rows; ++r)
+        constexpr index_t FEW = 16;  // rows that are summed in their own type
+        for (index_t first = 0; first < rows; first += FEW) {
+            Compute sum[LANES] = {};
+            for (index_t r = first; r < std::min(first + FEW, rows); ++r)
 #pragma omp simd
-            for (index_t e = 0; e < count; ++e) sum[e] += exp_up_to_one(value[r * pitch + e] - by[e]);
+                for (index_t e = 0; e < count; ++e) sum[e] += exp_up_to_one(value[r * pitch + e] - by[e]);
 #pragma omp simd
-        for (index_t e = 0; e < count; ++e) total[e] += sum[e];
+            for (index_t e = 0; e < count; ++e) total[e] += sum[e];
+        }
     }
     Fold of(index_t e) const { return {most[e], total[e]}; }
 };

@@ -195,6 +195,7 @@ void stage(const Call& call, const Element* __restrict x,
     int d, int h, int w, int rows_d, int rows_h, int columns, Compute* __restrict staged) {
     const int begin = larger(0, smaller(-w, columns)), end = larger(begin, smaller(call.in_w - w, columns));
     const bool whole = columns == ROW && call.in_w == ROW && w == 0;    // rows lie here as they do in memory
+    const long long image = (long long)call.in_d * call.in_h * call.in_w;
     for (int c = 0; c < CHANNELS; ++c)
         for (int i = 0; i < rows_d; ++i)
             for (int j = 0, rows; j < rows_h; j += rows) {
@@ -207,6 +208,7 @@ void stage(const Call& call, const Element* __restrict x,
                 }
                 if (whole) rows = smaller(rows_h - j, call.in_h - h - j);
                 const Element* from = x + (((long long)c * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
+                __builtin_prefetch(from + 2 * image);    // of the channel after the next one: rows are short
                 zero(to, begin);
                 copy(from + begin, end - begin + (rows - 1) * ROW, to + begin);
                 zero(to + end, columns - end);

@@ -39,6 +39,7 @@ $loops
 
 STAGE_CONTIGUOUS = """
 $whole
+const long long image = (long long)call.in_d * call.in_h * call.in_w;
 for (int c = 0; c < CHANNELS; ++c)
     for (int i = 0; i < rows_d; ++i)
         for (int j = 0, rows; j < rows_h; j += rows) {
@@ -52,6 +53,7 @@ for (int c = 0; c < CHANNELS; ++c)
             }
             $rows
             const Element* from = x + (((long long)c * call.in_d + d + i) * call.in_h + h + j) * call.in_w + w;
+            __builtin_prefetch(from + 2 * image);    // of the channel after the next one: rows are short
             zero(to, begin);
             copy(from + begin, end - begin + (rows - 1) * ROW, to + begin);
             zero(to + end, columns - end);

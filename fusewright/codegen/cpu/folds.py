@@ -140,12 +140,15 @@ struct ${Name}s {
             total[e] *= least == now ? $T(1) : exp_up_to_one(least - by[e]);
             most[e] = now;
         }
-        $T sum[$width] = {};  // of few rows
-        for (index_t r = 0; r < rows; ++r)
+        constexpr index_t FEW = 16;  // rows that are summed in their own type
+        for (index_t first = 0; first < rows; first += FEW) {
+            $T sum[$width] = {};
+            for (index_t r = first; r < std::min(first + FEW, rows); ++r)
 #pragma omp simd
-            for (index_t e = 0; e < count; ++e) sum[e] += exp_up_to_one(value[r * pitch + e] - by[e]);
+                for (index_t e = 0; e < count; ++e) sum[e] += exp_up_to_one(value[r * pitch + e] - by[e]);
 #pragma omp simd
-        for (index_t e = 0; e < count; ++e) total[e] += sum[e];
+            for (index_t e = 0; e < count; ++e) total[e] += sum[e];
+        }
     }
     $Name of(index_t e) const { return {most[e], total[e]}; }
 };

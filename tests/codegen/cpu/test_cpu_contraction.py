@@ -69,7 +69,7 @@ CASES = {
         pool_padding=(2, 1), before=("scale",), after=("both",),
     ),
     "transposed, overlapping windows": Case(
-        (5, 4, 6), 3, 4, (2, 3, 1), (2, 3, 2), (0, 1, 0), (1, 1, 1), groups=3, transposed=True, pool="avg", window=(3, 3, 3), step=(1, 2, 3),
+        (5, 4, 6), 3, 4, (2, 3, 1), (2, 3, 2), (0, 1, 0), (1, 1, 1), groups=3, transposed=True, output_padding=(0, 0, 0), pool="avg", window=(3, 3, 3), step=(1, 2, 3),
         pool_padding=(0, 1, 1), fold="max", fold_dims="p",
     ),
     "over channels": Case((8, 9), 4, 37, before=("sigmoid",), fold="max", fold_dims="c", keepdim=True),
