@@ -20,7 +20,7 @@ from fusewright.schedule.range_families import Family, few_at_a_time, one_group,
 from fusewright.schedule.range_sums import Axis, RangeReduction, known
 
 THREADS = 256
-ENOUGH_ALIKE = 16  # threads side by side that do the same elsewhere, for what a warp likes to do at once
+ENOUGH_ALIKE = 16  # threads side by side that do the same: what a warp does at once
 MULTIPROCESSORS = 132
 MOST_SHARED, PER_MULTIPROCESSOR = 162 * 1024, 228 * 1024  # bytes: of a block, where sm_80 has it; and in all
 
@@ -102,11 +102,12 @@ def lengths(r: RangeReduction) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def divided(axis: Axis, length: int, parts: int, family: Family | None = None) -> Part:
-    """`axis` in so many parts (or fewer, where that leaves none without a slot), of whole groups where it has those."""
+    """`axis` in so many parts (fewer, where that leaves none without a slot), of whole groups where it has several."""
     slots = axis.slots or ()
     each = ceil(len(slots) / parts)
     if family is not None and parts > 1:
-        each = ceil(family.groups / parts) * family.slots
+        family = family if family.groups > 1 else None
+        each = ceil(family.groups / parts) * family.slots if family is not None else each
     spans = [_span(slots[i : i + each]) for i in range(0, len(slots), each)]
     read = max(end - begin for begin, end in spans)
     return Part(axis, length, each, read, tuple(min(begin, length - read) for begin, _ in spans), family)
@@ -207,7 +208,7 @@ def _score(r: RangeReduction, cut: Cut, some_planes: int) -> float | None:
     size, parts = shared_bytes(r, cut), parts_of(r, cut)
     if size > MOST_SHARED:
         return None
-    blocks = ceil(some_planes / cut.planes) * prod(p.parts for p in parts)
+    blocks = ceil(max(1, some_planes) / cut.planes) * prod(p.parts for p in parts)
     resident = min(8, PER_MULTIPROCESSOR // (size + 1024))
     reread = prod(p.parts * p.read / p.length for p in parts)
     outer = parts[0]

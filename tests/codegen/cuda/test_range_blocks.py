@@ -41,7 +41,7 @@ from fusewright.ir.ops import Slot
 from fusewright.kernel import Kernel
 from fusewright.pipeline import build
 from fusewright.runtime import nvrtc
-from fusewright.schedule.range_blocks import MOST_SHARED, Cut, cuts, divided, shared_bytes
+from fusewright.schedule.range_blocks import MOST_SHARED, Cut, cuts, divided, parts_of, shared_bytes
 from fusewright.schedule.range_sums import Axis, RangeReduction
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -210,6 +210,14 @@ def test_how_the_outermost_axis_is_summed(name: str) -> None:
 def test_a_slot_that_no_block_can_hold() -> None:
     r = parsed(sums(inp(1, 1, 200_000), {2: borders(200_000, 80)}, F32))
     assert not cuts(r, 1, 4)
+
+
+def test_a_few_long_slots_are_dealt_to_several_blocks() -> None:
+    """Although a thread could keep all of them."""
+    root = sums(inp(1, 2, 20, 9000), {2: pooled(20, 4, 2), 3: pooled(9000, 3000, 3000)}, F32)
+    r = parsed(root)
+    assert [p.parts for p in parts_of(r, Cut(1, (1, 3)))] == [1, 3]
+    check(root, Cut(1, (1, 3)))
 
 
 def test_large_planes_are_dealt_to_several_blocks() -> None:
