@@ -222,6 +222,8 @@ class _Writer(StreamSections):
             numbers = "index_t count, index_t begin, index_t end"
             head = f"inline void reduce(const Data& d{coordinates}, {numbers}, Firsts& folds)"
             about = "// Takes runs `begin` to `end` of a block of neighbouring results."
+            if s.folds[0][0].op.kind == "logsumexp":
+                return [about, *block(head, self._several_runs(decode, compute))]
             body = [*decode, f"values(d{self._coordinates(self.all)}, count, value);", "folds.take(value, count);"]
             return [about, *block(head, [f"{compute} value[BLOCK];", *self._runs(body)])]
         body = [*decode, f"const index_t count = std::min(BLOCK, d.n{self.last} - i{self.last});"]
@@ -229,6 +231,20 @@ class _Writer(StreamSections):
         head = f"inline First reduced(const Data& d{coordinates}, index_t begin, index_t end)"
         lines = ["First fold;", f"{compute} value[BLOCK];", *self._runs(body), "return fold;"]
         return ["// The fold of runs `begin` to `end` of a result.", *block(head, lines)]
+
+    def _several_runs(self, decode: Lines, compute: str) -> Lines:
+        """The loop over runs which are folded several at a time, so that a new maximum costs them one exponential."""
+        runs = [*decode, f"values(d{self._coordinates(self.all)}, count, value + (run - first) * BLOCK);"]
+        body = [
+            "const index_t last = std::min(first + TOGETHER, end);",
+            *block("for (index_t run = first; run < last; ++run)", runs),
+            "folds.take(value, count, last - first, BLOCK);",
+        ]
+        return [
+            "constexpr index_t TOGETHER = 4;  // runs",
+            f"{compute} value[TOGETHER * BLOCK];",
+            *block("for (index_t first = begin; first < end; first += TOGETHER)", body),
+        ]
 
     @staticmethod
     def _runs(body: Lines) -> Lines:
