@@ -67,7 +67,7 @@ def _check_constants(draft: Draft) -> None:
         name, tensor = next(iter(draft.program.constants.items()))
         raise UnsupportedError(
             f"{draft.problem.path}: the forward uses a tensor ({name}, {tuple(tensor.shape)}) that is no parameter or "
-            "buffer of the model; register it as a buffer"
+            "buffer of the model; register it as a buffer, and modules in a list as nn.ModuleList"
         )
 
 
