@@ -181,16 +181,14 @@ def _left_alone(part: Part) -> Iterator[str]:
             if choice.generated is not None and choice.aten is not None:
                 figures = f" ({duration(choice.aten)}; a generated kernel takes {duration(choice.generated)})"
             yield f"As one group, {group} stay with PyTorch, which measured faster{figures}."
-    elsewhere = any(choice.path == "ATen" for choice in plan.kernels)
-    if part.rest and part.kernels and not elsewhere:
-        yield f"PyTorch computes {listed(list(part.rest))}, for which there is no kernel."
-    if plan.opaque:
-        unknown = sorted({r.removesuffix(_UNKNOWN) for r in plan.opaque if r.endswith(_UNKNOWN)})
-        others = sorted({r for r in plan.opaque if not r.endswith(_UNKNOWN)})
-        if unknown:
-            yield f"Left to PyTorch, because no rule or kernel knows what it does: {listed(unknown)}."
-        if others:
-            yield f"Left to PyTorch: {listed(others)}."
+    if part.rest and part.kernels and not any(choice.path == "ATen" for choice in plan.kernels):
+        yield f"PyTorch computes {listed(list(part.rest))}, which no kernel here covers."
+    unknown = sorted({reason.removesuffix(_UNKNOWN) for reason in plan.opaque if reason.endswith(_UNKNOWN)})
+    if unknown:
+        yield f"No rule or kernel knows {listed(unknown)}, which PyTorch computes."
+    written_in_place = sorted({reason for reason in plan.opaque if not reason.endswith(_UNKNOWN)})
+    if written_in_place:
+        yield f"Left to PyTorch: {listed(written_in_place)}."
     slower: list[str] = [kept.mode for kept in plan.kept if kept.path == "original"]
     if slower:
         yield f"Calls with {listed(slower)} run the original forward, which measured faster there."
