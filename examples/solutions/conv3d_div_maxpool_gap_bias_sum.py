@@ -193,22 +193,24 @@ constexpr int C = 8, O = 16, GROUPS = 1;    // channels of a group, in and out
 constexpr int TAPS = 27;    // of one channel's kernel
 
 // A warp owns 16 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
-constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 2, OWN_W = 2;
-constexpr int ROWS_D = 2, ROWS_H = 2, TILES_W = 2;
+constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 4, OWN_W = 1;
+constexpr int ROWS_D = 2, ROWS_H = 2, TILES_W = 1;
 constexpr int WARPS_M = 1, WARPS_H = 2, WARPS_W = 2, THREADS = 128;
 constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 1;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
 constexpr int CHUNK = 8, CHUNKS = 1;    // input channels staged at a time
 constexpr bool TOGETHER_D = true, TOGETHER_H = true;    // whether all taps along d, h are at hand at once
 
 // Shared memory: the input as [channel][d][h][w].
-constexpr int X_D = 4, X_H = 10, X_W = 40, X_CHANNEL = 1608;
+constexpr int X_D = 4, X_H = 18, X_W = 24, X_CHANNEL = 1736;
 // Steps in the staged input from cell to cell, from position to position and from tap to tap.
-constexpr int ADVANCE_D = 800, ADVANCE_H = 80, ADVANCE_W = 2;
-constexpr int ELEMENT_D = 400, ELEMENT_H = 40, ELEMENT_W = 1;
-constexpr int TAP_D = 400, TAP_H = 40, TAP_W = 1;
+constexpr int ADVANCE_D = 864, ADVANCE_H = 48, ADVANCE_W = 2;
+constexpr int ELEMENT_D = 432, ELEMENT_H = 24, ELEMENT_W = 1;
+constexpr int TAP_D = 432, TAP_H = 24, TAP_W = 1;
 
-__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 // The staged input's offset of row r along d or h: rows of one cell first.
 __device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
 __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
@@ -458,7 +460,7 @@ fused_conv_max_mean_div_add_sum(const float* __restrict__ x, const float* __rest
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     extern __shared__ __align__(16) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);
-    Element* const w_tile = x_tile + 12864;
+    Element* const w_tile = x_tile + 13888;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
     const int warp_w = warp % WARPS_W, warp_h = warp / WARPS_W % WARPS_H, warp_m = warp / (WARPS_W * WARPS_H);
@@ -467,6 +469,8 @@ fused_conv_max_mean_div_add_sum(const float* __restrict__ x, const float* __rest
     const Element* const x_sample = x + ((long long)sample * GROUPS + group) * 8 * D * H * W;
     const Element* const x_warp = x_tile + warp_h * OWN_H * ADVANCE_H + 4 * warp_w * OWN_W * ADVANCE_W;
     const int feature_row = 16 * warp_m * M_TILES + row;    // the first of this lane's features
+    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
 
     // Per-channel numbers of this lane's rows.
     Compute bias_at[M_TILES][2];
@@ -475,7 +479,7 @@ fused_conv_max_mean_div_add_sum(const float* __restrict__ x, const float* __rest
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-            bias_at[m][half] = feature < O ? widened(bias[group * O + feature]) : Compute(0);
+            bias_at[m][half] = widened(bias[group * O + feature]);
         }
     const auto before = [&](Compute value, int m, int half) {
         const Compute shifted = value + bias_at[m][half];
@@ -490,8 +494,6 @@ fused_conv_max_mean_div_add_sum(const float* __restrict__ x, const float* __rest
     __syncthreads();
     round_staged(w_tile, 3648);
 
-    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
-    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
     for (int tile = part; tile < tiles; tile += parts) {
         const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
         const int cell_w = tile % tiles_w * CELLS_W;
@@ -509,13 +511,13 @@ fused_conv_max_mean_div_add_sum(const float* __restrict__ x, const float* __rest
         __syncthreads();
         {
             Accumulators acc = {};
-            accumulate<2, 3, 3, 3, 2>(acc, x_warp + shift, w_tile, feature_row);
+            accumulate<1, 3, 3, 3, 2>(acc, x_warp + shift, w_tile, feature_row);
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
                 for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
 #pragma unroll
-                    for (int s = 0; s < 4; ++s) {
+                    for (int s = 0; s < 2; ++s) {
                         const int own_w = s / 2;    // the cell, and below its position
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
@@ -596,13 +598,13 @@ fused_conv_max_mean_div_add_sum(const float* __restrict__ x, const float* __rest
 FUSED_CONV_MAX_MEAN_DIV_ADD_SUM_LAUNCHER = r"""
 extern "C" const char* prepare_fused_conv_max_mean_div_add_sum() {
     return failure(cudaFuncSetAttribute(fused_conv_max_mean_div_add_sum,
-        cudaFuncAttributeMaxDynamicSharedMemorySize, 66048));
+        cudaFuncAttributeMaxDynamicSharedMemorySize, 70144));
 }
 
 extern "C" const char* launch_fused_conv_max_mean_div_add_sum(const float* x, const float* w, const float* bias,
     const float* parameter_1, Element* out, int in_d, int in_h, int in_w, int P, int Q, int R, int cells_d,
     int cells_h, int cells_w, int blocks, cudaStream_t stream) {
-    fused_conv_max_mean_div_add_sum<<<blocks, 128, 66048, stream>>>(x, w, bias, parameter_1, out, in_d, in_h, in_w,
+    fused_conv_max_mean_div_add_sum<<<blocks, 128, 70144, stream>>>(x, w, bias, parameter_1, out, in_d, in_h, in_w,
         P, Q, R, cells_d, cells_h, cells_w);
     return failure(cudaGetLastError());
 }
@@ -620,7 +622,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_conv_max_mean_div_add_sum_7c7a2618_sm_{arch}",
+        name=f"fused_conv_max_mean_div_add_sum_bcde78bb_sm_{arch}",
         cpp_sources="",
         cuda_sources=[FAILURE, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM_LAUNCHER],
         extra_cuda_cflags=[f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17"],
