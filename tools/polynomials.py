@@ -25,6 +25,16 @@ def logarithm(f):  # type: ignore[no-untyped-def]
     return (log1p(f) - f + f * f / 2) / f**3 if abs(f) > 1e-10 else mpf(1) / 3 - f / 4
 
 
+def binary_logarithm(f):  # type: ignore[no-untyped-def]
+    """log2(1 + f) / f"""
+    return log1p(f) / ln(2) / f if abs(f) > 1e-12 else 1 / ln(2)
+
+
+def power_of_two(r):  # type: ignore[no-untyped-def]
+    """(2^r - 1) / r"""
+    return (mpf(2) ** r - 1) / r if abs(r) > 1e-12 else ln(2)
+
+
 def error(z):  # type: ignore[no-untyped-def]
     """erf(x) / x - 1, in z = x^2"""
     return erf(sqrt(z)) / sqrt(z) - 1 if z > 1e-30 else 2 / sqrt(mp.pi) - 1
@@ -60,6 +70,8 @@ POLYNOMIALS = {
     "exp32": (exponential, (-HALF_LN2, HALF_LN2), 5, 9),
     "exp64": (exponential, (-HALF_LN2, HALF_LN2), 11, 17),
     "log32": (logarithm, (ROOT_HALF - 1, ROOT_TWO - 1), 9, 9),
+    "log2_64": (binary_logarithm, (ROOT_HALF - 1, ROOT_TWO - 1), 12, 17),
+    "exp2_64": (power_of_two, (mpf("-0.5001"), mpf("0.5001")), 6, 17),
     "erf32": (error, (0, mpf("0.92") ** 2), 7, 9),
     "erfc32": (complement, (mpf("0.92"), mpf("3.95")), 9, 9),
     "gelu32": (below, (0, 6), 12, 9),

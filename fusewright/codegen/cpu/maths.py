@@ -35,6 +35,22 @@ POLYNOMIALS: dict[str, tuple[str, tuple[float, ...]]] = {
             *(-0.114798367, 0.0697168112),
         ),
     ),
+    # log2(1 + f) / f and (2^r - 1) / r, for powers
+    "log2_64": (
+        "f",
+        (
+            *(1.4426950409582409, -0.72134752489562859, 0.48089831107882708, -0.36067284516802289),
+            *(0.2885414555706643, -0.24050280631061627, 0.20607166036528496, -0.17905110349635642),
+            *(0.15931274101713258, -0.15722711745654189, 0.15345475317237653, -0.08433634978274461),
+        ),
+    ),
+    "exp2_64": (
+        "r",
+        (
+            *(0.69314718803520026, 0.24022650760645808, 0.05550357071152507, 0.0096180825199904674),
+            *(0.0013390886332106697, 0.00015453182829959741),
+        ),
+    ),
     # erf(x) / x - 1, in x^2
     "erf32": (
         "z",
@@ -210,6 +226,21 @@ inline float log1p(float x) {
     return u > 0 ? (u < INFINITY ? y : u) : u == 0 ? -INFINITY : NAN;
 }
 inline double log1p(double x) { return std::log1p(x); }
+""",
+    "pow_normal": """
+// For powers, in double, since the error of an exponent is the power's; of normal numbers.
+inline double log2_in_double(float x) {
+    const int b = int(bits_as<unsigned>(x) - 0x3f3504f3u);
+    const double f = bits_as<float>((b & 0x007fffff) + 0x3f3504f3) - 1.0;
+    const double p = $log2_64;
+    return (b >> 23) + f * p;
+}
+inline float exp2_of_double(double t) {
+    const double shifted = t + 0x1.8p52, r = t - (shifted - 0x1.8p52);
+    const double p = $exp2_64;
+    const unsigned n = unsigned(bits_as<unsigned long long>(shifted));
+    return float(1 + r * p) * bits_as<float>((n + 127) << 23);
+}
 """,
     "tanh": """
 inline float tanh(float x) {

@@ -74,7 +74,18 @@ _FORMS = """
 inline float $name(Any, float x) { return $name(x); }
 inline float $name(Ordinary& maths, float x) {$body}
 """
+# The sign of a negative number's power is known where the exponent is.
+_POW = """
+inline float pow(Any, float x, float y) { return pow(x, y); }
+inline float pow(Ordinary& maths, float x, float y) {
+    const int n = fabs(y) < 1e6f ? int(y) : 0;
+    const double t = y * log2_in_double(fabs(x));
+    maths.rare |= !is_normal(y == n ? fabs(x) : x) | !(fabs(t) < 126);
+    return n & 1 && y == n ? copysign(exp2_of_double(t), x) : exp2_of_double(t);
+}
+"""
 ORDINARY = {name: Template(_FORMS).substitute(name=name, body=body) for name, body in _ORDINARY.items()}
+ORDINARY["pow"] = _POW
 
 _CALL = re.compile(rf"\b({'|'.join(ORDINARY)})\(")
 

@@ -90,7 +90,7 @@ def test_float32_on(machine: str, fn: str) -> None:
     assert_float32(fn, partial(standalone.run, machine=standalone.MACHINES[machine]))
 
 
-@pytest.mark.parametrize("fn", sorted(ORDINARY.keys() - {"mish"}))
+@pytest.mark.parametrize("fn", sorted(ORDINARY.keys() - {"mish", "pow"}))
 def test_ordinary_arguments(fn: str) -> None:
     """The quick form of a loop alone."""
     assert_ordinary(fn, ordinary(fn), run)
@@ -114,7 +114,7 @@ def assert_ordinary(fn: str, x: Tensor, run: Callable[..., Tensor]) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 15, 17, 511, 512, 1500])
-@pytest.mark.parametrize("fn", sorted(ORDINARY.keys() - {"mish"}))
+@pytest.mark.parametrize("fn", sorted(ORDINARY.keys() - {"mish", "pow"}))
 def test_rare_arguments_anywhere(fn: str, length: int) -> None:
     """One of them among ordinary ones."""
     for rare in (nan, inf, -inf, 3e38, -3e38, 1e-40, 0.0, -1.0, 7000.0, -100.0, 95.0):
@@ -160,6 +160,21 @@ def test_functions_with_a_text_of_their_own(fn: str) -> None:
     ].all()
     near = x.abs() <= 25
     assert off[near].square().mean() <= 2**2 * (eager.double() - want)[near].square().mean()
+
+
+@pytest.mark.parametrize("exponent", [1.7, -2.3, 4.0, 5, -3.0, 0.25, 30.0, 1e-3, 2e6])
+@pytest.mark.parametrize("special", [True, False])
+def test_powers(exponent: float, special: bool) -> None:
+    """To an ulp, signs included; once with what is rare in every run, and once without."""
+    x = torch.cat([torch.logspace(-37, 37, 100_001, dtype=F64).float(), torch.linspace(0.5, 2, 100_001)])
+    x = torch.cat([x, torch.linspace(-3, 3, 20_001)])
+    if special:
+        x = torch.cat([x[:: len(x) // 400], torch.tensor(SPECIAL)])
+    got = run(kernel(stream_of(pointwise("pow", inp(0, len(x)), params=(exponent,))), "fused_pow"), x)
+    want = torch.pow(x.double(), float(np.float32(exponent)))
+    normal = want.float().isfinite() & (want.abs() > 2e-38)
+    torch.testing.assert_close(got[~normal], want.float()[~normal], rtol=0, atol=3e-45, equal_nan=True)
+    assert ulps(got, want)[normal].max() <= 1
 
 
 @pytest.mark.parametrize("divisor", [3.0, -0.7, 16, 1e36, 1e-38, inf, 0.0, nan])

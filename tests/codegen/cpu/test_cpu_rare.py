@@ -27,6 +27,7 @@ class Chain(nn.Module):
 
 CASES: dict[str, tuple[nn.Module, Callable[[Tensor], Tensor], tuple[int, ...]]] = {
     "pointwise": (nn.Identity(), lambda x: x.sin() + x.exp(), (3, 2000)),
+    "powers": (nn.Identity(), lambda x: (x.abs() ** 1.3).mean(-1), (40, 700)),
     "rows": (nn.Identity(), lambda x: x.cos().mean(-1), (40, 700)),
     "columns": (nn.Identity(), lambda x: x.sin().amax(1), (4, 30, 50)),
     "before a window": (nn.Identity(), lambda x: F.max_pool2d(x.sin(), 3, 2), (2, 3, 9, 300)),
