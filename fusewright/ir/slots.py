@@ -101,8 +101,8 @@ def sliding(slots: Slots) -> tuple[int, int] | None:
 
 
 class Windows(NamedTuple):
-    """`size` elements `step` apart, beginning `stride` apart from -`before` on; the last one would reach `behind` more
-    than the length, if that many were there."""
+    """`size` elements `step` apart, beginning `stride` apart from -`before` on; the last one reaches `behind` more than
+    the length."""
 
     size: int
     step: int
@@ -114,24 +114,19 @@ class Windows(NamedTuple):
 def windows(slots: Slots, length: int) -> Windows | None:
     """The windows that all slots are, clipped to [0, length); `None` where they are no windows of one size, or no two
     neighbours are whole."""
-    count = max(s.count for s in slots)
-    whole = [i for i, s in enumerate(slots) if s.count == count]
+    size = max(s.count for s in slots)
+    whole = [i for i, s in enumerate(slots) if s.count == size]
     first, step = slots[whole[0]], slots[whole[0]].step
     if len(slots) == 1:
-        return Windows(count, step, 1, 0, 0) if count and first.start == 0 else None
-    if count == 0 or len(whole) < 2 or whole[1] != whole[0] + 1:
+        return Windows(size, step, 1, 0, 0) if size and first.start == 0 else None
+    if size == 0 or len(whole) < 2 or whole[1] != whole[0] + 1:
         return None
     stride = slots[whole[1]].start - first.start
     before = whole[0] * stride - first.start
-    reach = (count - 1) * step + 1
-    regular = (make_slot(j * stride - before, step, count, length, first.scale) for j in range(len(slots)))
+    regular = (make_slot(j * stride - before, step, size, length, first.scale) for j in range(len(slots)))
     if stride < 1 or before < 0 or any(_normal(a) != _normal(b) for a, b in zip(slots, regular, strict=True)):
         return None
-    least = (len(slots) - 1) * stride + reach - length - before
-    if before == 0 and stride == 1:
-        return Windows(count, step, 1, 0, max(least, 0))  # there may be place for more windows than are wanted
-    fits = range(least, least + stride)
-    return Windows(count, step, stride, before, next((n for n in (before, 0) if n in fits), least))
+    return Windows(size, step, stride, before, (len(slots) - 1) * stride + (size - 1) * step + 1 - length - before)
 
 
 def _normal(s: Slot) -> Slot:

@@ -24,8 +24,8 @@ from fusewright.schedule.sample import SampleProgram
 FOLDS = ("sum", "mean", "max", "min", "logsumexp")
 # Indices inside a sample and inside the weight are 32-bit numbers.
 MOST_ELEMENTS = 2**31 - 1
-# Elements of a window that are added up for each window anew, in the type of x.
-MOST_SUMMED = 128
+# Elements of a window that are added up for each window anew, in the type of x, and windows that share a row of it.
+MOST_SUMMED, MOST_READ = 128, 4
 
 
 @dataclass(frozen=True)
@@ -307,16 +307,33 @@ def _boxed(conv: Node, users: Users) -> tuple[Node, Box | None]:
     found, scale = [Windows(1, 1, 1, 0, 0)] * 3, 1.0
     for dim, slots in x.op.table:
         length = x.arg(0).shape[dim]
-        found_here = windows(slots, length) if dim >= 2 and isinstance(length, int) else None
-        if found_here is None:
+        along = windows(slots, length) if dim >= 2 and isinstance(length, int) else None
+        if along is None:
             return x, None
-        found[dim - x.ndim + 3] = found_here
+        found[dim - x.ndim + 3] = along._replace(behind=_behind(conv, dim, along))
         scale *= slots[0].scale
-    count, step, stride, before, behind = (_three(list(numbers)) for numbers in zip(*found, strict=True))
-    box = Box(count, step, scale, stride, before, behind)
-    if not box.plain and (x.device.type != "cpu" or prod(count) > MOST_SUMMED):
+    size, step, stride, before, behind = (_three(list(numbers)) for numbers in zip(*found, strict=True))
+    box = Box(size, step, scale, stride, before, behind)
+    again = prod(n / s for n, s in zip(size[:2], stride[:2], strict=True))
+    if not box.plain and (x.device.type != "cpu" or prod(size) > MOST_SUMMED or again > MOST_READ):
         return x, None
-    return (x.arg(0), box) if prod(count) > 1 else (x, None)
+    return (x.arg(0), box) if prod(size) > 1 else (x, None)
+
+
+def _behind(conv: Node, dim: int, w: Windows) -> int:
+    """How far windows may reach behind x: as far as before it where that makes no more outputs, since padding is mostly
+    the same at both ends; then the lengths of the output follow from those of x at other sizes too."""
+    assert isinstance(conv.op, ops.Conv)
+    count, taps = conv.arg(0).shape[dim], conv.arg(1).shape[dim]
+    stride, dilation = conv.op.stride[dim - 2], conv.op.dilation[dim - 2]
+    assert isinstance(count, int) and isinstance(taps, int)
+
+    def outputs(behind: int) -> int:
+        return ((behind - w.behind) // w.stride + count - dilation * (taps - 1) - 1) // stride + 1
+
+    if w.stride == 1 and w.before == 0 and conv.shape[dim] == 1:  # of more windows, only those of one output count
+        return max(w.behind, 0)
+    return next((n for n in (w.before, 0) if n >= w.behind and outputs(n) == conv.shape[dim]), w.behind)
 
 
 def _three(values: list[int]) -> tuple[int, int, int]:

@@ -336,8 +336,11 @@ class _Writer:
         last = "" if self.s.chunk >= self.c.channels else "if (chunk + CHUNK >= CHANNELS) "
         before = [f"{last}{e.call_of('before', 'row', 'to_w - from_w')}"] if e.has_before else []
         after = [e.call_of("after", "results", "count")] if self.c.after is not None else []
+        # Where each tap along d and h reads the image; of window sums, there is one wherever a tap reads.
+        along = {f"along_{a}": f"left_{a} + row_{a}, STEP_{a.upper()}, call.in_{a}" for a in "dh"}
         bands = fill(
             texts.BANDS,
+            **(along if self.c.box is None else dict.fromkeys(along, "0, 0, 1")),
             rows=self._positions("band", "begin", "end")[:2],
             before=before,
             results=fill(texts.POOLED if pooled else texts.POSITIONS),

@@ -285,8 +285,8 @@ for (int band_d = first_d; band_d < last_d; band_d += BAND_D)
                     const int row_h = j / STRIDE_H * ADVANCE_H + of_h.first - left_h;
                     Compute* row = band + ((i - begin_d) * ROWS_H + j - begin_h) * PITCH * BLOCK;
                     const Compute* first = staged + row_d * PLANE + row_h * ROW;
-                    const Inside along_d(of_d.taps, left_d + row_d, STEP_D, call.in_d);
-                    const Inside along_h(of_h.taps, left_h + row_h, STEP_H, call.in_h);
+                    const Inside along_d(of_d.taps, $along_d);
+                    const Inside along_h(of_h.taps, $along_h);
                     convolve(first, of_d, of_h, along_d, along_h, from_w, to_w - from_w, left_w, chunk, weights,
                         row);
                     $before

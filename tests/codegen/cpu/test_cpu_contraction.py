@@ -69,8 +69,9 @@ CASES = {
         pool_padding=(2, 1), before=("scale",), after=("both",),
     ),
     "transposed, overlapping windows": Case(
-        (5, 4, 6), 3, 4, (2, 3, 1), (2, 3, 2), (0, 1, 0), (1, 1, 1), groups=3, transposed=True, output_padding=(0, 0, 0), pool="avg", window=(3, 3, 3), step=(1, 2, 3),
-        pool_padding=(0, 1, 1), fold="max", fold_dims="p",
+        (5, 4, 6), 3, 4, (2, 3, 1), (2, 3, 2), (0, 1, 0), (1, 1, 1), groups=3, transposed=True,
+        output_padding=(0, 0, 0), pool="avg", window=(3, 3, 3), step=(1, 2, 3), pool_padding=(0, 1, 1), fold="max",
+        fold_dims="p",
     ),
     "over channels": Case((8, 9), 4, 37, before=("sigmoid",), fold="max", fold_dims="c", keepdim=True),
     "over channels of groups": Case((8, 9), 2, 5, groups=3, fold="mean", fold_dims="c"),
@@ -123,6 +124,7 @@ BOXED = {
     "box at borders": Case((41,), 6, 19, (5,), (1,), (3,), (2,), pool="avg", window=(4,), step=(4,), fold="min",
                            fold_dims="p"),
     "box at all borders": Case((14, 17), 3, 5, (3, 4), (1, 2), (2, 1), (2, 1), pool="avg", window=(3, 2), step=(3, 2)),
+    "box far outside": Case((9, 12), 2, 16, (2, 4), (1, 1), (2, 1), (2, 1), pool="avg", window=(4, 3), step=(4, 3)),
     "box at borders, depthwise": Case((19, 17), 1, 1, (3, 3), padding=(1, 2), groups=21, pool="avg", window=(2, 2),
                                       step=(2, 2)),
 }  # fmt: skip
