@@ -87,6 +87,8 @@ def make(path: Path, solution: Path, device: str, measured: bool, divide: int) -
         "kernels": [c.name for c in plan.kernels if c.path == "generated"],
         "rules": [fired.rule for fired in plan.rules],
         "measured choice": measured,
+        "precision": written.precision,
+        "eager rounds": checked.facts.get("eager rounds"),
         "lines": len(solution.read_text().splitlines()),
         "seconds to write": seconds,
         "seconds of first call": None if warm is None else {"cold": checked.facts["first call"], "warm": warm},
@@ -111,13 +113,13 @@ def _first_call(solution: Path, device: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
-def timed(path: Path, solution: Path, device: str, measured: bool, divide: int, lock: Path) -> Row:
-    """Medians of eager, the in-process module and the file, in milliseconds."""
+def timed(path: Path, solution: Path, device: str, measured: bool, divide: int, lock: Path, precision: Any) -> Row:
+    """Medians of eager, the in-process module of the file's precision and the file, in milliseconds."""
     problem = _problem(path, divide)
     model, inputs = problem.build(device=device), problem.inputs(device=device)
     file = load_candidate(solution, problem).build(device=device)
     file.load_state_dict(model.state_dict())
-    fast = fusewright.optimize(model, inputs, verify=False, measure=measured)
+    fast = fusewright.optimize(model, inputs, verify=False, measure=measured, precision=precision)
     modules: dict[str, nn.Module] = {"eager": model, "in process": fast, "file": file}
     row: Row = {}
     for kind, call_of in CALLS.items():
@@ -195,6 +197,7 @@ class Run:
             how = ["--measured"] if self.measured(path) else []
             solution = self.folder / f"{Path(path).stem}.py"
             how += ["--device", self.chosen.device, "--divide", str(self.chosen.divide)]
+            how += ["--precision", row.get("precision", "eager")]
             arguments = ("--out", os.devnull, *how, *more)
             row |= in_a_process(min(seconds, left), name, path, "--solutions", str(solution), *arguments)
         with self.saving:
@@ -261,11 +264,12 @@ def main() -> None:
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--time", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--precision", default="eager", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.make:
         one(lambda: make(ROOT / chosen.make, chosen.solutions, chosen.device, chosen.measured, chosen.divide))
     elif chosen.time:
-        how = (chosen.device, chosen.measured, chosen.divide, chosen.lock)
+        how = (chosen.device, chosen.measured, chosen.divide, chosen.lock, chosen.precision)
         one(lambda: timed(ROOT / chosen.time, chosen.solutions, *how))
     else:
         Run(chosen).all()

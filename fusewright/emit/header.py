@@ -214,6 +214,11 @@ def _evidence(part: Part) -> Iterator[str]:
         on += ", with PyTorch's operations for the kernels" if facts["stands in"] else ""
         kinds = [f"{kind} are off by {e['new']:.1e} (eager: {e['eager']:.1e})" for kind, e in facts["errors"].items()]
         yield f"Verified {on}, against float64: {listed(kinds)} of their size."
+    if "eager rounds" in facts:
+        yield (
+            f"Eager rounds to tf32, this file does not: they are up to {facts['eager rounds']:.1e} apart, and within "
+            "1e-4 where torch.backends.cudnn.allow_tf32 and torch.backends.cuda.matmul.allow_tf32 are False."
+        )
     if "milliseconds" in facts:
         times = facts["milliseconds"]
         cuda = f", CUDA {facts['cuda']}" if facts["cuda"] else ""

@@ -36,11 +36,13 @@ def tried(
     timed: bool,
     training: bool = True,
     keeps_nan: bool = True,
+    exact: bool = False,
     rows: Sequence[int | None] = (),
     sides: Mapping[int, tuple[int, int]] | None = None,
 ) -> dict[str, Any]:
     """What `fusewright.emit.fresh` finds out about a solution's part for `target`, on `device`, in a process of its
     own.  It is compared with float64 on so many leading `rows` of each tensor input (`None`: all; unnamed: few).
+    An `exact` one, without tf32, may be as far from eager as eager is from itself without.
 
     Raises `FusewrightError` where it is wrong.
     """
@@ -54,6 +56,7 @@ def tried(
         "time": timed,
         "training": training,
         "keeps nan": keeps_nan,
+        "exact": exact,
         "sides": [(dim, *lengths) for dim, lengths in (sides or {}).items()],
     }
     done = _in_a_fresh_process(json.dumps(asked))

@@ -47,11 +47,15 @@ ARCHITECTURES = (80, 90)
 
 @dataclass(frozen=True)
 class Written:
-    """A solution file, with the plan and what is known of it for each device that was asked for."""
+    """A solution file, with the plan and what is known of it for each device that was asked for.
+
+    `precision` is what its kernels were made with (`Options.precision`).
+    """
 
     path: Path
     plans: tuple[Plan, ...]
     checked: tuple[Checked, ...]
+    precision: str = "eager"
 
 
 def check_output(path: Path, problem: Path, force: bool) -> None:
@@ -86,7 +90,8 @@ def write_solution(
     done by estimate and the kernels are compiled as a check.  On one that is here, the file is `timed` as well.
 
     A file whose kernels rounded to tf32 where they ran, and that is not what eager computes to the tolerance of the
-    field's harness, is made once more without tf32.
+    field's harness, is made once more without tf32.  Where it then is eager's own tf32 that lies between the two, the
+    header says by how much.
 
     Raises `UnsupportedError` where there is nothing to write or nowhere to write it to, and `FusewrightError` where
     the file turned out to be wrong.
@@ -106,7 +111,7 @@ def _written(
     drafts = _drafts(problem, options, targets, progress)
     checked = [_compiled(draft, progress) if _absent(draft.target) else Checked() for draft in drafts]
     checked = _placed(drafts, checked, path, timed, progress)
-    return Written(path, tuple(draft.plan for draft in drafts), tuple(checked))
+    return Written(path, tuple(draft.plan for draft in drafts), tuple(checked), options.precision)
 
 
 class DiffersByTf32(Differs):
@@ -282,6 +287,7 @@ def _facts(draft: Draft, solution: Path, timed: bool) -> dict[str, Any]:
             timed=timed and not absent,
             training=draft.model.training,
             keeps_nan=all(fired.exactness != "finite" for fired in draft.plan.rules),
+            exact=draft.precision == "fp32" and draft.target == "cuda",
             rows=_rows(draft.guard, ROWS[device]),
             sides=draft.entry.sides.ranges,
         )

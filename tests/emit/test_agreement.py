@@ -11,7 +11,7 @@ import torch
 from solutions import draft, problem, text_of, write
 
 from fusewright.dispatch import Options
-from fusewright.emit import serving, writing
+from fusewright.emit import fresh, serving, writing
 from fusewright.emit.trying import Differs, tried
 from fusewright.emit.writing import DiffersByTf32, Written, write_solution
 from fusewright.errors import FusewrightError
@@ -94,6 +94,27 @@ def test_what_differs_is_told_from_what_is_wrong(tmp_path: Path) -> None:
         assert isinstance(caught.value, Differs) == differs, caught.value
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_eager_s_own_rounding_is_told_from_a_difference(exact: bool, tmp_path: Path) -> None:
+    """A model that is as eager under tf32: other digits where that is allowed."""
+    path = problem(tmp_path, CONV, HEAD, INPUT)
+    solution = write(path, targets=["cpu"])
+    rounding = tmp_path / "rounding.py"
+    rounding.write_text(path.read_text().replace("mean((2, 3))", f"mean((2, 3)) * {ROUNDED}"))
+    asked = {"problem": str(rounding), "solution": str(solution), "device": "cpu", "target": "cpu", "exact": exact}
+    asked |= {"rows": [], "few": 2, "time": False, "training": True, "keeps nan": True, "sides": []}
+    check = fresh.Check(asked)
+    models = check.built(check.problem, "Model"), check.built(check.solution, "ModelNew")
+    if exact:
+        check.harness(*models, check.inputs())
+        assert 1e-4 < check.facts["eager rounds"] < 1e-1
+    else:
+        with pytest.raises(fresh.Differs):
+            check.harness(*models, check.inputs())
+    assert torch.backends.cudnn.allow_tf32
+
+
+ROUNDED = "(1.001 if torch.backends.cudnn.allow_tf32 else 1.0)"
 DIGITS = """
 
 _right = ModelNew.forward
