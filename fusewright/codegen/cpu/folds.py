@@ -128,11 +128,18 @@ struct ${Name}s {
         std::fill(total, total + count, 0.0);
     }
     void take(const $T* __restrict__ value, index_t count, index_t rows = 1, index_t pitch = 0) {
-        $T by[$width];
+        const index_t fours = rows / 4 * 4;  // rows by four, or each would wait for what the last one left in memory
+        $T by[$width], sum[$width] = {};
         std::copy(most, most + count, by);
-        for (index_t r = 0; r < rows; ++r)
+        for (index_t r = 0; r < fours; r += 4)
 #pragma omp simd
-            for (index_t e = 0; e < count; ++e) by[e] = value[r * pitch + e] > by[e] ? value[r * pitch + e] : by[e];
+            for (index_t e = 0; e < count; ++e) {
+                const $T* at = value + r * pitch + e;
+                by[e] = std::max(by[e], std::max(std::max(at[0], at[pitch]), std::max(at[2 * pitch], at[3 * pitch])));
+            }
+        for (index_t r = fours; r < rows; ++r)
+#pragma omp simd
+            for (index_t e = 0; e < count; ++e) by[e] = std::max(by[e], value[r * pitch + e]);
 #pragma omp simd
         for (index_t e = 0; e < count; ++e) {
             const $T least = most[e], now = by[e];
@@ -140,15 +147,18 @@ struct ${Name}s {
             total[e] *= least == now ? $T(1) : exp_up_to_one(least - by[e]);
             most[e] = now;
         }
-        constexpr index_t FEW = 16;  // rows that are summed in their own type
-        for (index_t first = 0; first < rows; first += FEW) {
-            $T sum[$width] = {};
-            for (index_t r = first; r < std::min(first + FEW, rows); ++r)
+        for (index_t r = 0; r < fours; r += 4)
 #pragma omp simd
-                for (index_t e = 0; e < count; ++e) sum[e] += exp_up_to_one(value[r * pitch + e] - by[e]);
+            for (index_t e = 0; e < count; ++e) {
+                const $T* at = value + r * pitch + e;
+                sum[e] += (exp_up_to_one(at[0] - by[e]) + exp_up_to_one(at[pitch] - by[e])) +
+                    (exp_up_to_one(at[2 * pitch] - by[e]) + exp_up_to_one(at[3 * pitch] - by[e]));
+            }
+        for (index_t r = fours; r < rows; ++r)
 #pragma omp simd
-            for (index_t e = 0; e < count; ++e) total[e] += sum[e];
-        }
+            for (index_t e = 0; e < count; ++e) sum[e] += exp_up_to_one(value[r * pitch + e] - by[e]);
+#pragma omp simd
+        for (index_t e = 0; e < count; ++e) total[e] += sum[e];
     }
     $Name of(index_t e) const { return {most[e], total[e]}; }
 };
