@@ -1,6 +1,6 @@
 """What the functions of the pointwise table take on a CPU: a generated kernel of one function beside ATen's operation.
 
-    python benchmarks/function_times.py --threads 2
+    python benchmarks/function_times.py --threads 2 --out benchmarks/results/cpu_functions.json
     python benchmarks/function_times.py --only sin,cos --scale 1000
 
 Arguments are normal and of a standard deviation of `--scale`, their magnitudes where a function wants numbers above

@@ -4,7 +4,8 @@ Every function has a float and a double form.  Polynomials are near-minimax (`to
 them); the other constants are ln 2 in two parts, the first short enough for its multiples to be exact, the bits of
 1.5 * 2^23 and 1.5 * 2^52, adding which rounds to an integer, pi/2, and 2/pi in 224 bits, as many as the largest float
 needs (Payne and Hanek, 1983).  In float they are within 2.5 ulp of the true value, NaN, infinities and results below
-the normal numbers included.  What is rare or slow in double is the C++ library's.
+the normal numbers included; those that end in ``_normal`` leave such arguments to `ordinary`.  What is rare or slow in
+double is the C++ library's.
 """
 
 from __future__ import annotations
