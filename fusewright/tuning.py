@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from os import cpu_count
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from torch import Tensor
 from fusewright.codegen import cpu, cuda
 from fusewright.errors import FusewrightError, UnsupportedError
 from fusewright.ir.fused import Fused
-from fusewright.ir.node import Node
+from fusewright.ir.node import Node, topological
 from fusewright.kernel import Kernel
 from fusewright.plan import KernelChoice
 from fusewright.runtime.cache import cache_directory, write_atomic
@@ -33,11 +34,11 @@ from fusewright.runtime.launch import FORMATS, Launcher
 from fusewright.runtime.memory import is_out_of_memory
 from fusewright.runtime.native import launcher
 from fusewright.runtime.operators import reference_of
-from fusewright.schedule.groups import Group, signature, sizes
+from fusewright.schedule.groups import Group, depends_on_input, signature, sizes
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 
 # Bump when kernels change so much that old timings mean nothing.
-REVISION = 5
+REVISION = 6
 
 # Seconds that measuring the groups of one model may take.
 SECONDS = 20.0
@@ -250,13 +251,18 @@ def _loads(launcher: Launcher, device: torch.device) -> bool:
 
 
 def _random(node: Node, hints: Mapping[Any, int], device: torch.device) -> Tensor:
-    """An operand of this size; drawn from a generator of its own, for the program's own stream stays where it is."""
+    """An operand of this size; drawn from a generator of its own, for the program's own stream stays where it is.
+
+    Weights are as layers begin with: functions of large sums would take another way than a model's do.
+    """
     shape, generator = sizes(node, hints), torch.Generator(device).manual_seed(0)
     if not node.dtype.is_floating_point:
         return torch.ones(shape, dtype=node.dtype, device=device)
-    if node.dtype.itemsize < 4:
-        return torch.rand(shape, generator=generator, device=device).to(node.dtype)
-    return torch.rand(shape, generator=generator, dtype=node.dtype, device=device)
+    dtype = node.dtype if node.dtype.itemsize >= 4 else torch.float32
+    drawn = torch.rand(shape, generator=generator, dtype=dtype, device=device)
+    if node.ndim >= 2 and not depends_on_input(topological([node])):
+        drawn = (2 * drawn - 1) / max(1, prod(shape[1:])) ** 0.5
+    return drawn.to(node.dtype)
 
 
 def _dense(tensor: Tensor, layout: str | None) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import fusewright
 from fusewright import tuning
 from fusewright.capture import capture
+from fusewright.ir import ops
 from fusewright.ir.node import Graph
 from fusewright.runtime import cache, compiler
 from fusewright.runtime.native import NativeLauncher
@@ -94,3 +95,13 @@ def test_kernels_are_made_by_default() -> None:
     (choice,) = fusewright.explain(fast).kernels
     assert choice.path == "generated"
     torch.testing.assert_close(fast(x), Chain()(x), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_measured_is_an_ordinary_call() -> None:
+    """Weights as layers begin with: sums of many would send functions of them the long way round."""
+    graph = capture(nn.Conv2d(64, 8, 3), (torch.rand(2, 64, 9, 9),), {}).graph
+    (conv,) = (n for n in graph.nodes() if isinstance(n.op, ops.Conv))
+    x, w, bias = (tuning._random(n, dict.fromkeys(graph.symbols, 2), CPU) for n in conv.inputs)
+    assert x.min() >= 0 and bias.min() >= 0 and x.max() > 0.9
+    assert w.min() < 0 < w.max() and w.abs().max() <= (64 * 9) ** -0.5
+    assert nn.functional.conv2d(x, w, bias).abs().max() < 10
