@@ -20,6 +20,7 @@ import fusewright
 from fusewright.dispatch import Options
 from fusewright.doctor import examine
 from fusewright.emit.building import TEXTS
+from fusewright.emit.header import of_eager_rounding
 from fusewright.emit.writing import check_output, write_solution
 from fusewright.errors import UnsupportedError
 from fusewright.peers import PEERS, peers
@@ -338,6 +339,8 @@ def _write(path: Path, output: Path, options: Options, targets: list[str], force
     for plan in written.plans:
         show(plan_view(plan))
     show(Text(f"\nwrote {written.path}"))
+    for rounds in (known.facts["eager rounds"] for known in written.checked if "eager rounds" in known.facts):
+        show(Text(of_eager_rounding(rounds)))
     plans = [plan.to_json() for plan in written.plans]
     save(json_file, plans[0] if len(plans) == 1 else f"[{', '.join(plans)}]")
     raise typer.Exit(VERIFIED)

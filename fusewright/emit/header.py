@@ -207,6 +207,14 @@ def _work(plan: Plan) -> list[str]:
     return [f"    {a:<16}{b:>12}{c:>14}    {d}".rstrip() for a, b, c, d in rows]
 
 
+def of_eager_rounding(most: float) -> str:
+    """What to know of a file that is further from eager than the field allows because eager rounds to tf32."""
+    return (
+        f"Eager rounds to tf32, this file does not: they are up to {most:.1e} apart, and within 1e-4 where "
+        "torch.backends.cudnn.allow_tf32 and torch.backends.cuda.matmul.allow_tf32 are False."
+    )
+
+
 def _evidence(part: Part) -> Iterator[str]:
     checked, facts = part.checked, part.checked.facts
     if "errors" in facts:
@@ -215,10 +223,7 @@ def _evidence(part: Part) -> Iterator[str]:
         kinds = [f"{kind} are off by {e['new']:.1e} (eager: {e['eager']:.1e})" for kind, e in facts["errors"].items()]
         yield f"Verified {on}, against float64: {listed(kinds)} of their size."
     if "eager rounds" in facts:
-        yield (
-            f"Eager rounds to tf32, this file does not: they are up to {facts['eager rounds']:.1e} apart, and within "
-            "1e-4 where torch.backends.cudnn.allow_tf32 and torch.backends.cuda.matmul.allow_tf32 are False."
-        )
+        yield of_eager_rounding(facts["eager rounds"])
     if "milliseconds" in facts:
         times = facts["milliseconds"]
         cuda = f", CUDA {facts['cuda']}" if facts["cuda"] else ""

@@ -287,7 +287,7 @@ def _facts(draft: Draft, solution: Path, timed: bool) -> dict[str, Any]:
             timed=timed and not absent,
             training=draft.model.training,
             keeps_nan=all(fired.exactness != "finite" for fired in draft.plan.rules),
-            exact=draft.precision == "fp32" and draft.target == "cuda",
+            exact=draft.target == "cuda" and tf32_setting(draft) is None,
             rows=_rows(draft.guard, ROWS[device]),
             sides=draft.entry.sides.ranges,
         )

@@ -12,6 +12,7 @@ from solutions import draft, problem, text_of, write
 
 from fusewright.dispatch import Options
 from fusewright.emit import fresh, serving, writing
+from fusewright.emit.header import of_eager_rounding
 from fusewright.emit.trying import Differs, tried
 from fusewright.emit.writing import DiffersByTf32, Written, write_solution
 from fusewright.errors import FusewrightError
@@ -108,6 +109,7 @@ def test_eager_s_own_rounding_is_told_from_a_difference(exact: bool, tmp_path: P
     if exact:
         check.harness(*models, check.inputs())
         assert 1e-4 < check.facts["eager rounds"] < 1e-1
+        assert "this file does not" in of_eager_rounding(check.facts["eager rounds"])
     else:
         with pytest.raises(fresh.Differs):
             check.harness(*models, check.inputs())
