@@ -112,8 +112,8 @@ class Epilogue:
             return f"of.{operands(self.c)[node]}_at[f]"
         return self._element(node, "0")
 
-    def _function(self, label: str, tree: Map | None) -> Lines:
-        """A function that applies a pointwise tree to a row of positions."""
+    def _statements(self, label: str, tree: Map | None) -> Lines:
+        """What a pointwise tree makes of element f of a row."""
         start, inner = "value", ["const Compute value = row[f];"]
         if label == "before" and self.shifted:
             bias, box = self.c.conv.args[2], self.c.box
@@ -127,29 +127,33 @@ class Epilogue:
             scalars = LaneScalars(given, self._access)
             result = scalars.value(tree.root)
             inner += scalars.lines
+        return [*inner, f"row[f] = {result};"]
+
+    def _function(self, label: str, tree: Map | None) -> Lines:
+        """A function that applies a pointwise tree to a row of positions."""
         about = f"// What follows the {'convolution' if label == 'before' else 'pooling'}, on `count` positions."
-        loop = lanes("for (int f = 0; f < BLOCK; ++f)", [*inner, f"row[f] = {result};"], "f")
-        operands = [("const Call&", "call"), *([("const Channels&", "of")] if self.channel_operands else [])]
+        loop = lanes("for (int f = 0; f < BLOCK; ++f)", self._statements(label, tree), "f")
+        first = [("const Call&", "call"), *([("const Channels&", "of")] if self.channel_operands else [])]
         rest = [("Compute* __restrict", "row"), ("int", "count")]
         if not calls(loop):
             rows = block("for (int n = 0; n < count; ++n, row += BLOCK)", loop)
-            return ["", *procedure(about, label, [*operands, *rest], rows)]
+            return ["", *procedure(about, label, [*first, *rest], rows)]
         rest += [("int", "features")]
         loop = [line.replace("= row[f];", "= given[f];") for line in loop]
         rows = block("for (int n = 0; n < count; ++n, given += BLOCK, row += BLOCK)", loop)
-        kept = [*operands, ("const Compute* __restrict", "given"), *rest]
+        kept = [*first, ("const Compute* __restrict", "given"), *rest]
         again = repeated(label, [*self.arguments.split(", "), "given", "row", "some", "features"])
         return [
             "",
             *attempt(about, label, kept, rows, "features"),
             "",
-            *procedure(about, label, [*operands, *rest], fill(texts.KEPT, again=again)),
+            *procedure(about, label, [*first, *rest], fill(texts.KEPT, again=again)),
         ]
 
     def call_of(self, label: str, row: str, count: str) -> str:
         """The statement that applies a tree to a row; only features that there are may have rare arguments."""
-        text = "\n".join(self._function(label, self.c.before if label == "before" else self.c.after))
-        return f"{label}({self.arguments}, {row}, {count}{', features' if 'int features' in text else ''});"
+        quick = calls(self._statements(label, self.c.before if label == "before" else self.c.after))
+        return f"{label}({self.arguments}, {row}, {count}{', features' if quick else ''});"
 
     @property
     def arguments(self) -> str:
