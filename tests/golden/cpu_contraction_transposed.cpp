@@ -90,7 +90,7 @@ struct Call {
     int in_d, in_h, in_w, conv_d, conv_h, conv_w, out_d, out_h, out_w;
 };
 
-constexpr int PARTS = 1, PART = ceil_div(BLOCKS, PARTS);    // of the blocks of features
+constexpr int PARTS = 1, PART = ceil_div(BLOCKS, PARTS);    // of the features' blocks
 // A band of results, and the rows of positions that it needs.
 constexpr int BAND_D = 1, BAND_H = 1;
 constexpr int ROWS_D = BAND_D, ROWS_H = BAND_H;

@@ -185,6 +185,7 @@ def test_window_sums_are_formed_inside() -> None:
     pool(conv(summed(((2, box(3, 12)),)))),  # a window of window sums
     conv(summed(APART, x=ON_GPU)),
     conv(summed(CLIPPED, x=ON_GPU)),
+    conv(summed(((2, tuple(Slot(max(j - 2, 0), min(j + 3, 16), 1, 1.0) for j in range(16))),))),  # five share a row
     conv(summed(((2, (Slot(0, 3, 1, 1.0), Slot(1, 4, 1, 1.0), Slot(3, 6, 1, 1.0))),))),  # at no one distance
 ])  # fmt: skip
 def test_other_window_sums_are_read_from_memory(root: Node) -> None:

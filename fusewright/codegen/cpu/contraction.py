@@ -288,9 +288,7 @@ class _Writer:
 
     def _bands(self) -> Lines:
         d, h = self.band
-        parts = [
-            f"constexpr int PARTS = {self.s.parts}, PART = ceil_div(BLOCKS, PARTS);    // of the blocks of features"
-        ]
+        parts = [f"constexpr int PARTS = {self.s.parts}, PART = ceil_div(BLOCKS, PARTS);    // of the features' blocks"]
         bands = [
             "// A band of results, and the rows of positions that it needs.",
             f"constexpr int BAND_D = {d}, BAND_H = {h};",

@@ -172,7 +172,7 @@ def test_equals_the_model(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("window", "step", "padding"),
-    [((7,), (7,), (3,)), ((8, 3), (1, 5), (0, 1)), ((2, 4, 3), (2, 3, 1), (0, 2, 1)), ((1, 5), (2, 4), (0, 0))],
+    [((7,), (7,), (3,)), ((4, 3), (1, 5), (0, 1)), ((2, 4, 3), (2, 3, 1), (0, 2, 1)), ((1, 5), (2, 4), (0, 0))],
 )
 def test_windows_that_begin_apart(window: tuple[int, ...], step: tuple[int, ...], padding: tuple[int, ...]) -> None:
     """Of a 1x1 convolution nothing but window sums is left, wherever they begin, at several sizes."""
