@@ -174,12 +174,13 @@ class Check:
         """Whether output i of a file without tf32 is what eager computes without it, too."""
         if not self.exact or found.dtype != torch.float32:
             return False
-        allowed = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-        with torch.no_grad():
+        cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+        kept = {name: getattr(cudnn, name) for name in ("enabled", "benchmark", "deterministic")}
+        allowed, products.allow_tf32 = products.allow_tf32, False
+        with torch.no_grad(), cudnn.flags(**kept, allow_tf32=False):
             torch.manual_seed(2)
             outputs = tensors(call(copy.deepcopy(reference), mapped(inputs, torch.clone)))
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = allowed
+        products.allow_tf32 = allowed
         return torch.allclose(outputs[i], found, equal_nan=True, **HARNESS)
 
     def perturb(self, reference: torch.nn.Module, new: torch.nn.Module) -> None:

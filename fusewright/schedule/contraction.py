@@ -317,6 +317,9 @@ def _boxed(conv: Node, users: Users) -> tuple[Node, Box | None]:
     again = prod(n / s for n, s in zip(size[:2], stride[:2], strict=True))
     if not box.plain and (x.device.type != "cpu" or prod(size) > MOST_SUMMED or again > MOST_READ):
         return x, None
+    apart = all((n - 1) * k + 1 <= s for n, k, s in zip(size, step, stride, strict=True))
+    if apart and isinstance(x.arg(0).op, ops.Pointwise):
+        return x, None  # the kernel that computes x sums it as well, and writes less
     return (x.arg(0), box) if prod(size) > 1 else (x, None)
 
 
