@@ -242,6 +242,11 @@ class Slot:
     def count(self) -> int:
         return max(0, -(-(self.stop - self.start) // self.step))
 
+    @property
+    def end(self) -> int:
+        """The index behind the last one of a slot that is not empty; `stop` may lie farther."""
+        return self.start + (self.count - 1) * self.step + 1
+
 
 @dataclass(frozen=True)
 class RangeSum(Op):

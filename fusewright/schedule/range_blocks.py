@@ -18,10 +18,10 @@ import torch
 from fusewright.ir.ops import Slot
 from fusewright.schedule.range_families import Family, few_at_a_time, one_group, repeated
 from fusewright.schedule.range_sums import Axis, RangeReduction, known
+from fusewright.schedule.tiling import MULTIPROCESSORS
 
 THREADS = 256
 ENOUGH_ALIKE = 16  # threads side by side that do the same: what a warp does at once
-MULTIPROCESSORS = 132
 MOST_SHARED, PER_MULTIPROCESSOR = 162 * 1024, 228 * 1024  # bytes: of a block, where sm_80 has it; and in all
 
 
@@ -116,8 +116,7 @@ def divided(axis: Axis, length: int, parts: int, family: Family | None = None) -
 def _span(slots: tuple[Slot, ...]) -> tuple[int, int]:
     """The first index of some slots, and the one behind their last."""
     some = [s for s in slots if s.count]
-    ends = (s.start + (s.count - 1) * s.step + 1 for s in some)
-    return min((s.start for s in some), default=0), max(ends, default=1)
+    return min((s.start for s in some), default=0), max((s.end for s in some), default=1)
 
 
 def parts_of(r: RangeReduction, cut: Cut) -> tuple[Part, ...]:

@@ -145,4 +145,4 @@ def _clipped(s: Slot, length: int) -> range:
 
 def _end(slots: Slots) -> int:
     """The index behind the last of all slots."""
-    return max((s.start + (s.count - 1) * s.step + 1 for s in slots if s.count), default=1)
+    return max((s.end for s in slots if s.count), default=1)

@@ -58,7 +58,7 @@ class Axis:
     def segments(self) -> tuple[Segment, ...]:
         """The indices of all slots in the fewest segments; what is in no slot is in no segment."""
         slots = self.slots or ()
-        ends = {s: (s.start, s.start + (s.count - 1) * s.step + 1) for s in slots if s.count}
+        ends = {s: (s.start, s.end) for s in slots if s.count}
         borders = sorted({end for pair in ends.values() for end in pair})
         found: list[Segment] = []
         for begin, end in pairwise(borders):

@@ -218,11 +218,23 @@ def window_spans(c: Contraction) -> tuple[int, int, int]:
     return d, h, w
 
 
+def rows_of_warp(c: Contraction, t: Tiling) -> tuple[int, int, int]:
+    """Elements along d, h, w of the rows of one channel that a warp stages for its cells."""
+    cells = 1, t.cells_h, 4 * t.cells_w
+    d, h, w = ((n - 1) * a.advance + span for a, n, span in zip(c.axes, cells, window_spans(c), strict=True))
+    return d, h, w
+
+
+def weights_as_operands(c: Contraction, t: Tiling) -> int:
+    """Elements of a block's weights laid out as operands, channels in whole eights."""
+    return t.block_m * 8 * ceil(c.channels / 8) * box_taps(c)
+
+
 def shared_elements(c: Contraction, t: Tiling) -> tuple[int, int]:
     """Elements of the input tile and of the weights in shared memory, roughly (rows are padded later)."""
     if t.by_warp:
-        rows, width = _rows_of_warp(c, t), (4 * t.cells_w - 1) * c.axes[2].advance + window_spans(c)[2]
-        return 8 * t.warps * (rows * (width + 3) + 31), t.block_m * 8 * ceil(c.channels / 8) * box_taps(c)
+        d, h, w = rows_of_warp(c, t)
+        return 8 * t.warps * (d * h * (w + 3) + 31), weights_as_operands(c, t)
     if c.box is not None:
         k = c.channels * box_taps(c)
         return k * (prod(t.cells) + 8), t.block_m * (k + 4)
@@ -297,12 +309,11 @@ def _cycles(
 
 def _cycles_by_warp(c: Contraction, t: Tiling, mma: int, reads: float, element_bytes: int, per_sm: int) -> float:
     """The same where warps stage rows: nothing waits for a barrier, copies are hidden behind products."""
-    rows, span_w = _rows_of_warp(c, t), window_spans(c)[2]
-    eights, tiles_w = ceil(c.channels / 8), t.cells_w // 2
-    advance = c.axes[2].advance
-    vector = gcd(advance, 4) if element_bytes == 4 else 1
+    (d, h, w), span_w = rows_of_warp(c, t), window_spans(c)[2]
+    rows, eights, tiles_w = d * h, ceil(c.channels / 8), t.cells_w // 2
+    vector = gcd(c.axes[2].advance, 4) if element_bytes == 4 else 1
     loads, sums = ceil(span_w / vector), t.cells_h * tiles_w * box_taps(c)
-    copies = 2 * rows * ceil(((8 * tiles_w - 1) * advance + span_w) * element_bytes / 128)
+    copies = 2 * rows * ceil(w * element_bytes / 128)
     values = t.m_tiles * prod((t.cells_d, t.cells_h, t.cells_w)) * 2
     formed = 2 * (tiles_w * rows * (loads + 3 * c.axes[2].taps) + 4 * sums)
     instructions = mma + reads / 4 + eights * (formed + 3 * copies) + 10.0 * values + 60
@@ -312,12 +323,6 @@ def _cycles_by_warp(c: Contraction, t: Tiling, mma: int, reads: float, element_b
     issued = instructions * t.warps / 4 / ISSUED
     busiest = max(mma * t.warps / MULTIPLIED, ports * t.warps, issued, streamed)
     return max(busiest, ALONE * instructions / per_sm) + 0.3 * issued  # few warps: not all of it is hidden
-
-
-def _rows_of_warp(c: Contraction, t: Tiling) -> int:
-    """Rows of one channel that a warp stages for its cells."""
-    d, h, _ = window_spans(c)
-    return d * (h + (t.cells_h - 1) * c.axes[1].advance)
 
 
 def _useful(c: Contraction, t: Tiling, lengths: tuple[int, int, int]) -> float:

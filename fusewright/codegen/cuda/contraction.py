@@ -37,7 +37,7 @@ from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import Contraction, Phase
-from fusewright.schedule.tiling import Tiling, blocks_per_sm, paired
+from fusewright.schedule.tiling import Tiling, blocks_per_sm, paired, weights_as_operands
 
 
 def generate(c: Contraction, t: Tiling, name: str, reference: str, *, tf32: bool, blocks: int | None = None) -> Kernel:
@@ -121,7 +121,7 @@ class _Writer:
     @property
     def stage(self) -> int:
         """Elements of one chunk, of the input and of the weights."""
-        weights = contraction_by_warp.weight_elements(self.c, self.t) if self.t.by_warp else self.weights.elements
+        weights = weights_as_operands(self.c, self.t) if self.t.by_warp else self.weights.elements
         return self.x_elements + weights
 
     @property
@@ -263,7 +263,7 @@ class _Writer:
     def _weights_at_hand(self) -> Lines:
         """Start copying weights that stay, or find those that were packed."""
         if self.t.by_warp:
-            weights = contraction_by_warp.weight_elements(self.c, self.t)
+            weights = weights_as_operands(self.c, self.t)
             return fill(contraction_by_warp.FIRST, weights=weights)
         if self.weights.packed:
             return [self.weights.packed_block()]

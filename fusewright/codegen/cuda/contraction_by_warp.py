@@ -14,12 +14,7 @@ from fusewright.codegen.cuda import contraction_layout, contraction_text
 from fusewright.codegen.cuda.contraction_box import scaled_early, shared_rows, windows
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.tiling import Tiling, box_taps, window_spans
-
-
-def weight_elements(c: Contraction, t: Tiling) -> int:
-    """Elements of the weights in shared memory: all features of a block, channels in whole eights."""
-    return t.block_m * 8 * ceil(c.channels / 8) * box_taps(c)
+from fusewright.schedule.tiling import Tiling, rows_of_warp
 
 
 def row_elements(c: Contraction, t: Tiling) -> int:
@@ -29,22 +24,19 @@ def row_elements(c: Contraction, t: Tiling) -> int:
 
 def constants(c: Contraction, t: Tiling) -> Lines:
     """Of the rows of a warp in shared memory."""
-    rows, width = _rows(c, t)
-    return fill(_CONSTANTS, rows_h=rows, width=width, channel=_channel(c, t))
+    return fill(_CONSTANTS, rows_h=rows_of_warp(c, t)[1], width=_width(c, t), channel=_channel(c, t))
 
 
-def _rows(c: Contraction, t: Tiling) -> tuple[int, int]:
-    """Rows along h of a warp's cells, and their elements in whole 16-byte vectors."""
-    _, h, w = window_spans(c)
+def _width(c: Contraction, t: Tiling) -> int:
+    """Elements of a row, in whole 16-byte vectors."""
     vector = 16 // c.x.dtype.itemsize
-    width = (4 * t.cells_w - 1) * c.axes[2].advance + w
-    return (t.cells_h - 1) * c.axes[1].advance + h, ceil(width / vector) * vector
+    return ceil(rows_of_warp(c, t)[2] / vector) * vector
 
 
 def _channel(c: Contraction, t: Tiling) -> int:
     """Elements from channel to channel: eight words modulo the banks."""
-    rows, width = _rows(c, t)
-    return contraction_layout.spread(window_spans(c)[0] * rows * width, 8, c.x.dtype.itemsize)
+    d, h, _ = rows_of_warp(c, t)
+    return contraction_layout.spread(d * h * _width(c, t), 8, c.x.dtype.itemsize)
 
 
 def products(c: Contraction, t: Tiling, weight: str) -> list[Lines]:
