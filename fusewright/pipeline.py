@@ -44,13 +44,18 @@ Kernels = Literal["auto", "always", "never"]
 
 @dataclass(frozen=True)
 class Built:
-    """What the passes made of one model for one signature."""
+    """What the passes made of one model for one signature.
+
+    before, after   work of the model, and of the program
+    recomputed      work of the rewritten graph in PyTorch's own operations, which gradients flow through
+    """
 
     captured: Captured
     rewritten: Rewritten
     program: Program
     before: Work
     after: Work
+    recomputed: Work
     device: torch.device
     without: frozenset[str] = frozenset()
     choices: tuple[KernelChoice, ...] = ()
@@ -111,7 +116,7 @@ def build(
     final = check(cut(rewritten.graph, tuner, alone, orders)) if fusing else rewritten.graph
     attributes = [key for key, tensor in captured.constants.items() if _found(model, key) is tensor]
     program = lower(final, captured.out_spec, captured.constants, attributes, tuple(tuner.kernels.values()))
-    work = total(graph, cost), total(final, cost)
+    work = total(graph, cost), total(final, cost), total(rewritten.graph, cost)
     return Built(captured, rewritten, program, *work, device, without, tuple(tuner.choices), tuner.decisions)
 
 

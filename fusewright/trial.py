@@ -30,6 +30,9 @@ Progress = Callable[[str], None]
 # A rewritten path is kept only when its median is below the original's by this share: less is noise.
 FASTER = 0.98
 
+# The share of an estimate that has to be saved before it is believed.
+SURE = 0.9
+
 # Models estimated to take longer than this many seconds are verified at a smaller side: a verification is some hundred
 # runs, most of them in float64.
 SLOW = 0.0005
@@ -87,7 +90,7 @@ def _judge(trial: Trial, built: Built, plan: Plan) -> Entry:
             reason = f"verification failed ({failed.name}: {failed.detail}); the original is kept"
             return Entry(plan=replace(plan, status="unchanged", reason=reason))
     with preserved(trial.model):
-        kept = _measured(trial, candidate)
+        kept = _measured(trial, built, candidate)
     modes = {k.mode for k in kept if k.path == "rewritten"}
     if "forward" in modes and not _occurs(trial, "forward+backward"):
         modes.add("forward+backward")  # gradients are on, and nothing has one: that is a forward
@@ -175,12 +178,30 @@ def _verify(trial: Trial, built: Built, **how: Any) -> Verdict:
     return verdict
 
 
-def _measured(trial: Trial, candidate: nn.Module) -> tuple[Kept, ...]:
+def _measured(trial: Trial, built: Built, candidate: nn.Module) -> tuple[Kept, ...]:
     """Which path serves calls of each mode."""
     if not trial.options.measure:
-        reason = "by the cost model; not measured" if trial.options.rewrite == "cost" else "as asked; not measured"
-        return tuple(Kept(mode, "rewritten", reason) for mode in MODES)
+        return tuple(_estimated(trial, built, mode) for mode in MODES)
     return tuple(_kept(trial, candidate, mode) for mode in MODES if _occurs(trial, mode))
+
+
+def _estimated(trial: Trial, built: Built, mode: Mode) -> Kept:
+    """The path that serves calls of `mode` where nothing is measured.
+
+    A backward pass costs about two forward passes, and behind a kernel one more that computes again what it kept to
+    itself: that pays where the algebra left less to do, not where kernels alone make the forward faster.
+    """
+    if _as_asked(trial.options):
+        return Kept(mode, "rewritten", "as asked; not measured")
+    with_gradients = built.after.seconds + 3 * built.recomputed.seconds
+    if mode != "forward" and built.program.kernels and with_gradients > SURE * 3 * built.before.seconds:
+        return Kept(mode, "original", "by the cost model, computing the forward again costs what it saves")
+    return Kept(mode, "rewritten", "by the cost model; not measured")
+
+
+def _as_asked(options: Options) -> bool:
+    """Whether a rewritten program is wanted whatever it costs."""
+    return "always" in (options.rewrite, options.kernels)
 
 
 def _occurs(trial: Trial, mode: Mode) -> bool:
@@ -205,7 +226,7 @@ def _kept(trial: Trial, candidate: nn.Module, mode: Mode) -> Kept:
     except ValueError as error:  # nothing to differentiate after all
         return Kept(mode, "original", str(error))
     before, after = samples["original"].median, samples["rewritten"].median
-    if "always" in (trial.options.rewrite, trial.options.kernels):
+    if _as_asked(trial.options):
         return Kept(mode, "rewritten", "as asked", before, after)
     if after < FASTER * before:
         return Kept(mode, "rewritten", "measured faster", before, after)

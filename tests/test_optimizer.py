@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import fusewright
 from fusewright import FusewrightError, UnsupportedError
@@ -178,3 +179,34 @@ def test_progress_is_told(model: Gap) -> None:
     told: list[str] = []
     fusewright.optimize(model, (images(),), rewrite="always", measure=False, progress=told.append)
     assert told[0] == "capturing and rewriting" and "verifying: gradients" in told
+
+
+class _Epilogue(nn.Module):
+    """A convolution with what a kernel takes in, and nothing that algebra would leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.conv(x)).amax((2, 3))
+
+
+class _Pooled(_Epilogue):
+    """The same where most of the convolution need not be computed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.avg_pool2d(self.conv(x), 4).sigmoid().sum((2, 3))
+
+
+@pytest.mark.parametrize("kind, gradients", [(_Epilogue, "original"), (_Pooled, "rewritten")])
+def test_unmeasured_gradients_go_where_less_is_computed(kind: type[nn.Module], gradients: str) -> None:
+    model, x = kind(), torch.randn(4, 8, 66, 66)
+    plan = fusewright.explain(fusewright.optimize(model, (x,), verify=False, measure=False))
+    assert [k.path for k in plan.kept] == ["rewritten", gradients, gradients]
+    assert [
+        k.path
+        for k in fusewright.explain(
+            fusewright.optimize(model, (x,), verify=False, measure=False, kernels="always")
+        ).kept
+    ] == ["rewritten"] * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -369,3 +370,16 @@ def test_random_operands_have_the_kinds_of_the_group() -> None:
     for node in graph.inputs:
         value = tuning._random(node, dict.fromkeys(graph.symbols, 3), CPU)
         assert value.dtype == node.dtype and value.shape[-1] == 4
+
+
+def test_finalists_are_timed_in_turns() -> None:
+    def takes(seconds: float) -> Callable[[], Tensor]:
+        def call() -> Tensor:
+            time.sleep(seconds)
+            return torch.empty(0)
+
+        return call
+
+    best, seconds, aten = tuning._final({3: takes(0.02), 5: takes(0.002)}, takes(0.01), torch.device("cpu"))
+    assert best == 5
+    assert 0.002 <= seconds < 0.01 <= aten < 0.02

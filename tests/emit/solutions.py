@@ -82,8 +82,9 @@ def founding(name: str) -> Draft:
 
 
 def write(path: Path, *, targets: Sequence[str] = ("cuda",), **options: Any) -> Path:
-    """The solution file of a problem, beside it."""
+    """The solution file of a problem, beside it; it serves calls with gradients whether or not that pays."""
     solution = path.with_name(f"{path.stem}_solution.py")
+    options = {"kernels": "always", **options}
     several = len(targets) > 1
     made = drafts(path, targets, **options) if several else [draft(path, target=targets[0], **options)]
     solution.write_text(text_of(*made))
