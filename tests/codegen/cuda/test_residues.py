@@ -1,0 +1,69 @@
+"""Tiles of dilated convolutions on a GPU: their cells lie apart, their staged rows have no gaps."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from math import inf
+
+import pytest
+import torch
+from contraction_cases import Case, Found, find, some, tolerance
+from emulation.emulate import ORDERS, emulate
+
+from fusewright.kernel import Kernel
+from fusewright.schedule.residues import walks
+from fusewright.schedule.tiling import Tiling
+
+BF16 = torch.bfloat16
+
+CASES = {
+    "rows": Case((17, 15), 5, 20, dilation=(3, 1), padding=(2, 0), before=("relu", "add channel")),
+    "a step of two": Case((31, 9), 4, 17, (3, 3), (2, 1), (3, 1), (4, 2), before=("relu",), tf32=False),
+    "steps and residues": Case((41, 9), 3, 9, (3, 2), (4, 3), (5, 1), (6, 1), fold="max", fold_dims="c"),
+    "groups": Case((14, 12), 2, 5, dilation=(2, 2), groups=3, fold="mean", fold_dims="c", tf32=False),
+    "over positions": Case((19, 13), 3, 24, dilation=(3, 3), padding="same", fold="mean", fold_dims="p"),
+    "logsumexp": Case((13, 11), 3, 24, dilation=(2, 1), padding=(2, 2), fold="logsumexp", fold_dims="cp"),
+    "fewer rows than residues": Case((9, 12), 3, 8, (3, 3), (1, 1), (0, 0), (4, 1), fold="sum", fold_dims="p"),
+    "two rows": Case((2, 12), 3, 8, (3, 3), (1, 1), (3, 0), (3, 1), fold="max", fold_dims="p"),
+    "deep": Case((9, 8, 10), 3, 20, (2, 3, 2), (1, 1, 1), (1, 2, 1), (3, 2, 2), fold="min", fold_dims="c"),
+    "deep, all": Case((11, 9, 9), 2, 9, (2, 2, 3), (2, 1, 1), (2, 0, 0), (4, 3, 1), fold="sum", fold_dims="cp"),
+    "deep, written": Case((8, 9, 11), 2, 24, (3, 2, 2), (1, 1, 1), (2, 1, 0), (2, 3, 1), bias=False),
+    "windows along rows": Case((12, 14), 3, 8, dilation=(2, 1), pool="max", window=(1, 2), step=(1, 2)),
+    "windows, channels": Case(
+        (12, 14), 3, 8, dilation=(3, 1), pool="avg", window=(1, 2), step=(1, 2), fold="sum", fold_dims="c"
+    ),
+    "transposed": Case((9, 8), 3, 8, dilation=(3, 1), transposed=True, output_padding=(0, 0), before=("relu",)),
+    "columns": Case((15, 9), 12, 24, dilation=(3, 2), padding=(1, 1), channels_last=True),
+    "columns in bfloat16": Case(
+        (8, 9, 6), 16, 24, (2, 2, 2), (1, 1, 1), (1, 1, 1), (2, 3, 1), dtype=BF16, channels_last=True
+    ),
+}
+EACH = [pytest.param(case, id=name) for name, case in CASES.items()]
+
+
+def found(case: Case) -> Found:
+    result = find(case)
+    assert isinstance(result, Found), result
+    return result
+
+
+def apart(f: Found) -> list[Tiling]:
+    """Tilings whose cells lie apart, best estimate first."""
+    return [t for t in f.tilings() if any(walk.between > 1 for walk in walks(f.group, t.cells))]
+
+
+def assert_right(f: Found, kernel: Kernel, order: str = "forward") -> None:
+    assert "BETWEEN_" in kernel.source
+    x = f.case.example()
+    want, size = f.reference(x)
+    got = emulate(kernel, *f.tensors(x), order=order)
+    assert got.shape == want.shape and got.dtype == f.case.dtype
+    assert ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf).max() <= tolerance(f.case)
+
+
+@pytest.mark.parametrize("case", EACH)
+def test_tensor_cores(case: Case) -> None:
+    f = found(case)
+    for order, t in zip(ORDERS, some(apart(f), 3, random.Random(4)), strict=False):
+        assert_right(f, f.kernel(t), order)
