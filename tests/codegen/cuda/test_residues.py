@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from collections.abc import Sequence
 from math import inf
+from typing import TypeVar
 
 import pytest
 import torch
 from contraction_cases import Case, Found, find, some, tolerance
 from emulation.emulate import ORDERS, emulate
 
+from fusewright.codegen.cuda import warpgroup as cuda
 from fusewright.kernel import Kernel
+from fusewright.schedule import warpgroup
 from fusewright.schedule.residues import walks
 from fusewright.schedule.tiling import Tiling
+from fusewright.schedule.warpgroup import WarpgroupTile
 
 BF16 = torch.bfloat16
+T = TypeVar("T", Tiling, WarpgroupTile)
 
 CASES = {
     "rows": Case((17, 15), 5, 20, dilation=(3, 1), padding=(2, 0), before=("relu", "add channel")),
@@ -48,9 +54,9 @@ def found(case: Case) -> Found:
     return result
 
 
-def apart(f: Found) -> list[Tiling]:
-    """Tilings whose cells lie apart, best estimate first."""
-    return [t for t in f.tilings() if any(walk.between > 1 for walk in walks(f.group, t.cells))]
+def apart(f: Found, tiles: Sequence[T]) -> list[T]:
+    """Tiles whose cells lie apart, best estimate first."""
+    return [t for t in tiles if any(walk.between > 1 for walk in walks(f.group, t.cells))]
 
 
 def assert_right(f: Found, kernel: Kernel, order: str = "forward") -> None:
@@ -65,5 +71,14 @@ def assert_right(f: Found, kernel: Kernel, order: str = "forward") -> None:
 @pytest.mark.parametrize("case", EACH)
 def test_tensor_cores(case: Case) -> None:
     f = found(case)
-    for order, t in zip(ORDERS, some(apart(f), 3, random.Random(4)), strict=False):
+    for order, t in zip(ORDERS, some(apart(f, f.tilings()), 3, random.Random(4)), strict=False):
         assert_right(f, f.kernel(t), order)
+
+
+@pytest.mark.parametrize("case", [p for p in EACH if not p.values[0].channels_last])
+def test_warpgroups(case: Case) -> None:
+    f = found(replace(case, tf32=True))
+    tiles = apart(f, [t for _, t in warpgroup.candidates(f.group, f.cells, tf32=True)])
+    rng = random.Random(5)
+    for order, t in zip(ORDERS, [tiles[0], *rng.sample(tiles, 2)], strict=True):
+        assert_right(f, cuda.generate(f.group, t, "fused_test", "def reference(*operands): ..."), order)
