@@ -28,8 +28,9 @@ def constants(walks: Walks) -> Lines:
     return lines
 
 
-def names(walks: Walks) -> dict[str, object]:
+def names(walks: Walks, tile: str = "tile") -> dict[str, object]:
     """What templates say about tiles along d and h: how many, the first cell of one, and the staged rows' distance."""
+    places = {"d": f"{tile} / (tiles_w * tiles_h)", "h": f"{tile} / tiles_w % tiles_h"}
     found: dict[str, object] = {}
     for a, walk in zip("dh", walks[:2], strict=True):
         big = a.upper()
@@ -37,8 +38,7 @@ def names(walks: Walks) -> dict[str, object]:
         apart = walk.between > 1
         found[f"tiles_{a}"] = f"tiles_along{by}(cells_{a})" if apart else f"ceil_div(cells_{a}, CELLS_{big})"
         found[f"by_{a}"] = f" * STEP_{big}" if walk.step > 1 else ""
-        index = {"d": "tile / (tiles_w * tiles_h)", "h": "tile / tiles_w % tiles_h"}[a]
-        found[f"first_{a}"] = f"first_cell{by}({index})" if apart else f"{index} * CELLS_{big}"
+        found[f"first_{a}"] = f"first_cell{by}({places[a]})" if apart else f"{places[a]} * CELLS_{big}"
     return found
 
 
@@ -46,7 +46,8 @@ def moved(start: str, by: str, walk: Walk, name: str) -> str:
     """A cell along d or h, so many cells of the tile behind another."""
     if walk.between == 1:
         return f"{start} + {by}"
-    return f"{start} + {f'({by})' if ' + ' in by else by} * BETWEEN_{name.upper()}"
+    by = f"({by})" if " + " in by and not by.startswith("(") else by
+    return f"{start} + {by} * BETWEEN_{name.upper()}"
 
 
 _STEPS = """

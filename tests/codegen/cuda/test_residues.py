@@ -13,9 +13,11 @@ import torch
 from contraction_cases import Case, Found, find, some, tolerance
 from emulation.emulate import ORDERS, emulate
 
-from fusewright.codegen.cuda import warpgroup as cuda
+from fusewright.codegen.cuda import direct as cuda_direct
+from fusewright.codegen.cuda import warpgroup as cuda_warpgroup
 from fusewright.kernel import Kernel
-from fusewright.schedule import warpgroup
+from fusewright.schedule import direct_choice, warpgroup
+from fusewright.schedule.direct import Cut
 from fusewright.schedule.residues import walks
 from fusewright.schedule.tiling import Tiling
 from fusewright.schedule.warpgroup import WarpgroupTile
@@ -30,7 +32,7 @@ CASES = {
     "groups": Case((14, 12), 2, 5, dilation=(2, 2), groups=3, fold="mean", fold_dims="c", tf32=False),
     "over positions": Case((19, 13), 3, 24, dilation=(3, 3), padding="same", fold="mean", fold_dims="p"),
     "logsumexp": Case((13, 11), 3, 24, dilation=(2, 1), padding=(2, 2), fold="logsumexp", fold_dims="cp"),
-    "fewer rows than residues": Case((9, 12), 3, 8, (3, 3), (1, 1), (0, 0), (4, 1), fold="sum", fold_dims="p"),
+    "fewer rows than residues": Case((10, 12), 3, 8, (3, 3), (1, 1), (0, 0), (4, 1), fold="sum", fold_dims="p"),
     "two rows": Case((2, 12), 3, 8, (3, 3), (1, 1), (3, 0), (3, 1), fold="max", fold_dims="p"),
     "deep": Case((9, 8, 10), 3, 20, (2, 3, 2), (1, 1, 1), (1, 2, 1), (3, 2, 2), fold="min", fold_dims="c"),
     "deep, all": Case((11, 9, 9), 2, 9, (2, 2, 3), (2, 1, 1), (2, 0, 0), (4, 3, 1), fold="sum", fold_dims="cp"),
@@ -46,6 +48,8 @@ CASES = {
     ),
 }
 EACH = [pytest.param(case, id=name) for name, case in CASES.items()]
+CONTIGUOUS = [pytest.param(case, id=name) for name, case in CASES.items() if not case.channels_last]
+REFERENCE = "def reference(*operands): ..."
 
 
 def found(case: Case) -> Found:
@@ -60,7 +64,6 @@ def apart(f: Found, tiles: Sequence[T]) -> list[T]:
 
 
 def assert_right(f: Found, kernel: Kernel, order: str = "forward") -> None:
-    assert "BETWEEN_" in kernel.source
     x = f.case.example()
     want, size = f.reference(x)
     got = emulate(kernel, *f.tensors(x), order=order)
@@ -72,13 +75,29 @@ def assert_right(f: Found, kernel: Kernel, order: str = "forward") -> None:
 def test_tensor_cores(case: Case) -> None:
     f = found(case)
     for order, t in zip(ORDERS, some(apart(f, f.tilings()), 3, random.Random(4)), strict=False):
-        assert_right(f, f.kernel(t), order)
+        kernel = f.kernel(t)
+        assert "BETWEEN_" in kernel.source
+        assert_right(f, kernel, order)
 
 
-@pytest.mark.parametrize("case", [p for p in EACH if not p.values[0].channels_last])
+@pytest.mark.parametrize("case", CONTIGUOUS)
 def test_warpgroups(case: Case) -> None:
     f = found(replace(case, tf32=True))
     tiles = apart(f, [t for _, t in warpgroup.candidates(f.group, f.cells, tf32=True)])
     rng = random.Random(5)
     for order, t in zip(ORDERS, [tiles[0], *rng.sample(tiles, 2)], strict=True):
-        assert_right(f, cuda.generate(f.group, t, "fused_test", "def reference(*operands): ..."), order)
+        kernel = cuda_warpgroup.generate(f.group, t, "fused_test", REFERENCE)
+        assert "BETWEEN_" in kernel.source
+        assert_right(f, kernel, order)
+
+
+@pytest.mark.parametrize("case", CONTIGUOUS)
+def test_direct(case: Case) -> None:
+    f = found(replace(case, tf32=False))
+    every = direct_choice.candidates(f.group, f.cells, case.batch)
+    tiles = [t for t in every if any(walk.between > 1 for walk in Cut.of(f.group, t).box.walks)]
+    rng = random.Random(6)
+    for order, t in zip(ORDERS, [tiles[0], *rng.sample(tiles, 2)], strict=True):
+        kernel = cuda_direct.generate(f.group, t, "fused_test", REFERENCE)
+        assert "BETWEEN_" in kernel.source
+        assert_right(f, kernel, order)
