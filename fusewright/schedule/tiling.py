@@ -375,8 +375,8 @@ def _work(c: Contraction, t: Tiling) -> tuple[int, float, int]:
         return steps * t.m_tiles * tiles, steps * (2.0 * tiles + 4.0 * t.m_tiles), 4 * t.m_tiles
     cells, rows = (t.cells_d, t.cells_h, t.cells_w), (t.rows_d, t.rows_h)
     together = t.together_d, t.together_h
-    d, h, w = walks(c, t.cells)
-    return _work_of_warp((d.staged, h.staged, w.staged), t.m_tiles, cells, rows, t.chunk, together, 16 if paired(c, t.chunk) else 8)
+    d, h, w = (walk.staged for walk in walks(c, t.cells))
+    return _work_of_warp((d, h, w), t.m_tiles, cells, rows, t.chunk, together, 16 if paired(c, t.chunk) else 8)
 
 
 @lru_cache(maxsize=1 << 15)  # many tilings differ only in how warps lie side by side

@@ -1,5 +1,5 @@
-"""The text of a tile's walk over a contraction's cells (`schedule.residues`): how many tiles there are, where one begins,
-and which rows it stages."""
+"""The text of a tile's walk over a contraction's cells (`schedule.residues`): how many tiles there are, where one
+begins, and which rows it stages."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ class DirectEpilogue(ValueText):
         return found
 
     def _behind(self, i: int, name: str, stride: int = 1) -> str:
-        """A position or cell along dimension i, so many of the tile behind its first cell, which is `stride` of them."""
+        """A position or cell along dimension i, so many of the tile behind its first, `stride` times a cell."""
         a = "dhw"[i]
         return moved(_times(f"cell_{a}", stride), name, self.box.walks[i], a)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from emulation.emulate import ORDERS, emulate
 from fusewright.codegen.cuda import direct as cuda_direct
 from fusewright.codegen.cuda import warpgroup as cuda_warpgroup
 from fusewright.kernel import Kernel
+from fusewright.runtime import nvrtc
 from fusewright.schedule import direct_choice, warpgroup
 from fusewright.schedule.direct import Cut
 from fusewright.schedule.residues import walks
@@ -71,6 +72,38 @@ def assert_right(f: Found, kernel: Kernel, order: str = "forward") -> None:
     assert ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf).max() <= tolerance(f.case)
 
 
+# Cells are neighbours, and every other row or fewer is read.
+STEPS = {
+    "even rows": Case((40, 9), 3, 8, (3, 3), (6, 1), (1, 0), (2, 1), fold="max", fold_dims="c"),
+    "one tap": Case((13, 12), 5, 20, (1, 1), (2, 2), (1, 0), before=("relu",)),
+    "windows": Case((25, 10), 3, 8, (3, 3), (2, 1), (2, 1), (4, 1), pool="max", window=(2, 2), step=(2, 2)),
+    "deep": Case((9, 12, 9), 2, 5, (2, 3, 2), (2, 4, 1), (0, 1, 0), (2, 2, 1), fold="mean", fold_dims="p"),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in STEPS.items()])
+def test_rows_that_no_tap_reads_are_not_staged(case: Case) -> None:
+    f = found(case)
+    tile = next(t for _, t in warpgroup.candidates(f.group, f.cells, tf32=True) if t.cells_h > 1)
+    box = next(t for t in direct_choice.candidates(f.group, f.cells, case.batch) if t.cells_h > 1)
+    for kernel in (
+        f.kernel(next(t for t in f.tilings() if t.cells[1] > 1)),
+        cuda_warpgroup.generate(f.group, tile, "fused_test", REFERENCE),
+        cuda_direct.generate(f.group, box, "fused_test", REFERENCE),
+    ):
+        assert "BETWEEN_" not in kernel.source and " * STEP_H" in kernel.source
+        assert_right(f, kernel)
+
+
+@pytest.mark.parametrize("sizes", [(7, 9), (8, 30), (23, 11)])
+def test_another_image(sizes: tuple[int, int]) -> None:
+    """Sizes are arguments: also of images with fewer rows than residues."""
+    case = Case((17, 15), 5, 20, dilation=(3, 2), before=("relu",), fold="mean", fold_dims="p")
+    made, other = found(case), found(replace(case, sizes=sizes))
+    for t in some(apart(made, made.tilings()), 2, random.Random(7)):
+        assert_right(other, made.kernel(t))
+
+
 @pytest.mark.parametrize("case", EACH)
 def test_tensor_cores(case: Case) -> None:
     f = found(case)
@@ -101,3 +134,30 @@ def test_direct(case: Case) -> None:
         kernel = cuda_direct.generate(f.group, t, "fused_test", REFERENCE)
         assert "BETWEEN_" in kernel.source
         assert_right(f, kernel, order)
+
+
+LARGE = {
+    "plane": Case((62, 62), 64, 64, dilation=(2, 2), padding="same", before=("relu",)),
+    "deep": Case(
+        (41, 50, 45),
+        51,
+        22,
+        (4, 4, 4),
+        (1, 1, 1),
+        (0, 4, 3),
+        (3, 3, 3),
+        before=("relu",),
+        fold="logsumexp",
+        fold_dims="cp",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_compiles_without_spills(name: str) -> None:
+    f = found(LARGE[name])
+    tile = apart(f, [t for _, t in warpgroup.candidates(f.group, f.cells, tf32=True)])[0]
+    wgmma = cuda_warpgroup.generate(f.group, tile, "fused_test", REFERENCE)
+    for kernel, arch in ((f.kernel(apart(f, f.tilings())[0]), "sm_80"), (wgmma, "sm_90a")):
+        taken = nvrtc.resources(nvrtc.compile(kernel.source, arch))
+        assert all(entry.stack == 0 for entry in taken.values()), taken
