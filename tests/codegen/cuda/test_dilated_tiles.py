@@ -30,6 +30,7 @@ CASES = {
     "rows": Case((17, 15), 5, 20, dilation=(3, 1), padding=(2, 0), before=("relu", "add channel")),
     "a step of two": Case((31, 9), 4, 17, (3, 3), (2, 1), (3, 1), (4, 2), before=("relu",), tf32=False),
     "steps and residues": Case((41, 9), 3, 9, (3, 2), (4, 3), (5, 1), (6, 1), fold="max", fold_dims="c"),
+    "chunks of channels": Case((13, 12), 20, 17, dilation=(3, 1), before=("relu",), fold="sum", fold_dims="p"),
     "groups": Case((14, 12), 2, 5, dilation=(2, 2), groups=3, fold="mean", fold_dims="c", tf32=False),
     "over positions": Case((19, 13), 3, 24, dilation=(3, 3), padding="same", fold="mean", fold_dims="p"),
     "logsumexp": Case((13, 11), 3, 24, dilation=(2, 1), padding=(2, 2), fold="logsumexp", fold_dims="cp"),
