@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from math import ceil, gcd, prod
 
 from fusewright.schedule.contraction import Axis, Contraction, Phase
+from fusewright.schedule.residues import Walk, Walks, walk
 
 # Bytes of shared memory up to which all weights of a block stay there.
 WEIGHTS_STAY = 48 * 1024
@@ -41,11 +43,12 @@ class DirectTile:
 
 @dataclass(frozen=True)
 class Side:
-    """One dimension of a block's box.
+    """One dimension of a block's box, in staged rows; along w those are input indices.
 
     period     positions between two that a phase computes; `per_unit` of those belong to one thread, side by side
     units      threads along this dimension
-    low        first input index that is staged for cell 0; `length` indices are
+    low        first row that is staged for cell 0; `length` rows are
+    walk       which cells and input rows they are; `begin` is the input index of row 0
     """
 
     axis: Axis
@@ -54,6 +57,13 @@ class Side:
     units: int
     low: int
     length: int
+    walk: Walk
+    begin: int = 0
+
+    @property
+    def first_index(self) -> int:
+        """First input index that is staged for cell 0."""
+        return self.begin + self.low * self.walk.step
 
     @property
     def positions(self) -> int:
@@ -80,15 +90,21 @@ def side(axis: Axis, cells: int, per_unit: int, align: int = 1) -> Side:
     period = axis.stride * axis.phases[0].per_element // axis.advance
     wanted = (cells - 1) * axis.stride + axis.cell
     units = ceil(ceil(wanted / period) / per_unit)
-    found = Side(axis, period, per_unit, units, 0, 0)
+    found = Side(axis, period, per_unit, units, 0, 0, Walk(1, 1, axis))
     used = [p for p in axis.phases if p.taps] or list(axis.phases)
     low = min(found.first(p) for p in used) // align * align
-    found = Side(axis, period, per_unit, units, low, 0)
+    found = replace(found, low=low)
     last = (units - 1) * per_unit * found.per_element
     ends = (
         found.first(p) // align * align + ceil((found.first(p) % align + found.reach(p)) / align) * align for p in used
     )
-    return Side(axis, period, per_unit, units, low, last + max(ends))
+    return replace(found, length=last + max(ends))
+
+
+def _walked(axis: Axis, cells: int, per_unit: int) -> Side:
+    """The box along d or h, of the cells and rows that a tile has there."""
+    way = walk(axis, ceil(cells / per_unit) * per_unit)
+    return replace(side(way.staged, cells, per_unit), walk=way, begin=axis.reach()[0])
 
 
 @dataclass(frozen=True)
@@ -115,12 +131,23 @@ class Box:
         d, h, w = (s.positions for s in self.sides)
         return d, h, w
 
+    @property
+    def walks(self) -> Walks:
+        d, h, w = (s.walk for s in self.sides)
+        return d, h, w
+
+    @property
+    def phases(self) -> list[tuple[Phase, Phase, Phase]]:
+        """A phase per dimension, in the order they are computed."""
+        d, h, w = (s.axis.phases for s in self.sides)
+        return list(product(d, h, w))
+
 
 def make_box(axes: tuple[Axis, Axis, Axis], cells: tuple[int, int, int], rows: int, run: int, size: int) -> Box:
     """The box of so many cells along d, h, w, for elements of `size` bytes."""
     whole = 16 // size
     vector = gcd(run * axes[2].phases[0].per_element, whole)
-    d, h = side(axes[0], cells[0], 1), side(axes[1], cells[1], rows)
+    d, h = _walked(axes[0], cells[0], 1), _walked(axes[1], cells[1], rows)
     w = side(axes[2], cells[2], run, vector)
     low = w.low // whole * whole
     w = replace(w, low=low, length=w.length + w.low - low)

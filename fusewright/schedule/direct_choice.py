@@ -135,11 +135,11 @@ Work = tuple[float, float, float]
 
 def _work(cut: Cut) -> Work:
     """Per thread and channel: multiplications, weights that are read, and reads of the input."""
-    c, t, b = cut.c, cut.t, cut.box
+    t, b = cut.t, cut.box
     h, w = b.sides[1:]
     weights = t.features * cut.taps
     runs = 0.0
-    for phases in product(*(a.phases for a in c.axes)):
+    for phases in b.phases:
         of_d, of_h, of_w = (len(p.taps) for p in phases)
         if of_d * of_h * of_w == 0:
             continue
@@ -164,7 +164,8 @@ def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int) ->
     busiest = max(issue, shared, staged * c.x.dtype.itemsize / FETCHED)
     alone = max(LATENCY * cut.chunks, ALONE * instructions) + BARRIER * cut.chunks
     # Of all tiles, the fullest multiprocessor's; and rounds in which all that fit run side by side.
-    tiles = samples * prod(ceil(n / k) for n, k in zip(lengths, t.cells, strict=True)) * c.op.groups * cut.o_blocks
+    along = zip(b.walks, lengths, t.cells, strict=True)
+    tiles = samples * prod(walk.tiles(n, k) for walk, n, k in along) * c.op.groups * cut.o_blocks
     cycles = max(ceil(tiles / MULTIPROCESSORS) * busiest, ceil(tiles / (MULTIPROCESSORS * cut.per_sm)) * alone)
     useful = samples * prod(lengths) * c.features * c.op.groups
     return (cycles + 0.1 * tiles / MULTIPROCESSORS * issue) * MULTIPROCESSORS / useful

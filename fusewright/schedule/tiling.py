@@ -14,6 +14,7 @@ from itertools import product
 from math import ceil, gcd, prod
 
 from fusewright.schedule.contraction import Axis, Contraction, Phase
+from fusewright.schedule.residues import walks
 
 # Registers a thread may spend on accumulators, and on weights at hand at a time.
 ACCUMULATORS = 96
@@ -70,7 +71,7 @@ class Tiling:
 
 @lru_cache(maxsize=4096)
 def span(axis: Axis, cells: int) -> int:
-    """Input indices that `cells` neighbouring cells read along one dimension."""
+    """Input indices that `cells` neighbouring cells read along one dimension, or rows that a tile of them stages."""
     low, high = axis.reach()
     return (cells - 1) * axis.advance + high - low + 1
 
@@ -238,7 +239,7 @@ def shared_elements(c: Contraction, t: Tiling) -> tuple[int, int]:
     if c.box is not None:
         k = c.channels * box_taps(c)
         return k * (prod(t.cells) + 8), t.block_m * (k + 4)
-    d, h, w = (span(a, n) for a, n in zip(c.axes, t.cells, strict=True))
+    d, h, w = (span(w.staged, n) for w, n in zip(walks(c, t.cells), t.cells, strict=True))
     taps = prod((sum if t.chunk == c.channels else max)(len(p.taps) for p in a.phases) for a in c.axes)
     tile = d * h * w * column(t.chunk, c.x.dtype.itemsize) if c.channels_last else t.chunk * (d * h * (w + 7) + 16)
     return tile, t.block_m * (t.chunk * taps + 4)
@@ -327,7 +328,7 @@ def _cycles_by_warp(c: Contraction, t: Tiling, mma: int, reads: float, element_b
 
 def _useful(c: Contraction, t: Tiling, lengths: tuple[int, int, int]) -> float:
     """Outputs of a tile, less what of them lies beyond the ends."""
-    share = prod(n / (ceil(n / k) * k) for n, k in zip(lengths, t.cells, strict=True))
+    share = prod(n / (w.tiles(n, k) * k) for w, n, k in zip(walks(c, t.cells), lengths, t.cells, strict=True))
     share *= c.features / (ceil(c.features / t.block_m) * t.block_m)
     return prod(t.cells) * t.block_m * share
 
@@ -374,7 +375,8 @@ def _work(c: Contraction, t: Tiling) -> tuple[int, float, int]:
         return steps * t.m_tiles * tiles, steps * (2.0 * tiles + 4.0 * t.m_tiles), 4 * t.m_tiles
     cells, rows = (t.cells_d, t.cells_h, t.cells_w), (t.rows_d, t.rows_h)
     together = t.together_d, t.together_h
-    return _work_of_warp(c.axes, t.m_tiles, cells, rows, t.chunk, together, 16 if paired(c, t.chunk) else 8)
+    d, h, w = (walk.staged for walk in walks(c, t.cells))
+    return _work_of_warp((d, h, w), t.m_tiles, cells, rows, t.chunk, together, 16 if paired(c, t.chunk) else 8)
 
 
 @lru_cache(maxsize=1 << 15)  # many tilings differ only in how warps lie side by side

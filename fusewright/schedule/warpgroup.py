@@ -15,6 +15,7 @@ from math import ceil, gcd, prod
 import torch
 
 from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.residues import Walks, walks
 from fusewright.schedule.tiling import MOST_SHARED, span
 
 # Numbers of the accumulators that a thread may hold.
@@ -82,7 +83,7 @@ def rows_at_once(c: Contraction, t: WarpgroupTile) -> int:
     """Rows of eight cells that one instruction multiplies, all as far apart; where rows are wider, it takes one."""
     if t.eights_w > 1:
         return 1
-    axis = c.axes[1]
+    axis = walks(c, t.cells)[1].staged
     even = t.rows_h == 1 or axis.advance == t.rows_h * axis.phases[0].per_element
     return t.rows_h * t.cells_h if even else t.rows_h
 
@@ -117,7 +118,7 @@ def takes(c: Contraction, *, tf32: bool) -> bool:
 class Staged:
     """One chunk of the input in shared memory, as [vector of channels][d][h][w % advance][w / advance][channel].
 
-    lengths   input indices along d, h, w
+    lengths   input rows along d, h, and indices along w; `walks` say which rows
     pitch     columns w / advance of one residue; columns are vectors
     plane     columns of a vector of channels: an odd number, so that vectors of one column spread over the banks
     vectors   of channels
@@ -128,6 +129,12 @@ class Staged:
     advance: int
     plane: int
     vectors: int
+    walks: Walks
+
+    @property
+    def reach(self) -> int:
+        """The most input indices from the first to the last along a dimension."""
+        return max((n - 1) * walk.step + 1 for walk, n in zip(self.walks, self.lengths, strict=True))
 
     @property
     def row(self) -> int:
@@ -139,10 +146,11 @@ class Staged:
 
 def staged(c: Contraction, t: WarpgroupTile) -> Staged:
     """How the input of a tile is staged."""
-    d, h, w = (span(a, n) for a, n in zip(c.axes, t.cells, strict=True))
+    along = walks(c, t.cells)
+    d, h, w = (span(walk.staged, n) for walk, n in zip(along, t.cells, strict=True))
     advance = c.axes[2].advance
     plane = d * h * ceil(w / advance) * advance
-    return Staged((d, h, w), ceil(w / advance), advance, plane + 1 - plane % 2, t.chunk // vector(c))
+    return Staged((d, h, w), ceil(w / advance), advance, plane + 1 - plane % 2, t.chunk // vector(c), along)
 
 
 @dataclass(frozen=True)
@@ -319,9 +327,10 @@ def _score(c: Contraction, t: WarpgroupTile, lengths: tuple[int, int, int]) -> f
     if any(len(p.elements) % r for a, r in zip(c.axes[:2], (t.rows_d, t.rows_h), strict=True) for p in a.phases):
         return None
     per_sm = blocks_per_sm(c, t, shared_bytes(c, t))
-    if max(staged(c, t).lengths) > MOST_INDICES or per_sm < 1 or positions(c, t) > 256:
+    lay = staged(c, t)
+    if lay.reach > MOST_INDICES or per_sm < 1 or positions(c, t) > 256:
         return None
-    share = prod(n / (ceil(n / k) * k) for n, k in zip(lengths, t.cells, strict=True))
+    share = prod(n / (walk.tiles(n, k) * k) for walk, n, k in zip(lay.walks, lengths, t.cells, strict=True))
     useful = prod(t.cells) * share * c.features / ceil(c.features / t.block_m)
     return _cycles(c, t, per_sm) / useful
 

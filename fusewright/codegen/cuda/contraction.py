@@ -21,6 +21,7 @@ from fusewright.codegen.cuda import (
     contraction_layout,
     contraction_multiply_text,
     contraction_text,
+    contraction_walk,
 )
 from fusewright.codegen.cuda.contraction_epilogue import Epilogue
 from fusewright.codegen.cuda.contraction_record import (
@@ -204,7 +205,8 @@ class _Writer:
         types = {"element": ELEMENT[c.x.dtype], "compute": compute_type(c.x.dtype)}
         if t.by_warp:
             return [*fill(contraction_text.CONSTANTS, **types, **names), "", *contraction_by_warp.constants(c, t)]
-        return fill(contraction_text.CONSTANTS + contraction_text.STAGED_CONSTANTS, **types, **names)
+        text = contraction_text.CONSTANTS + contraction_text.STAGED_CONSTANTS
+        return [*fill(text, **types, **names), *contraction_walk.constants(self.layout.walks)]
 
     def _staged_constants(self) -> dict[str, object]:
         """Of the input tile in shared memory."""
@@ -215,7 +217,7 @@ class _Writer:
             "together_d": str(t.together_d).lower(), "together_h": str(t.together_h).lower(),
         }  # fmt: skip
         for i, a in enumerate("dhw"):
-            axis, stride = c.axes[i], lay.strides[i]
+            axis, stride = lay.walks[i].staged, lay.strides[i]
             several = next((p for p in axis.phases if len(p.taps) > 1), None)
             names[f"advance_{a}"] = stride * (1 if boxed else axis.advance)
             names[f"element_{a}"] = stride * (1 if boxed else axis.phases[0].per_element)
@@ -239,6 +241,7 @@ class _Writer:
             per_sm=self.per_sm,
             parameters=parameters(self),
             of_sample=contraction_layout.sample(self.c),
+            **contraction_walk.names(self.layout.walks),
             tiles=self._tiles(),
             x_warp=[] if self.t.by_warp else fill(contraction_text.X_WARP),
             prologue=[*self.epilogue.prologue(), *self._weights_at_hand()],
@@ -309,10 +312,7 @@ class _Writer:
         taps = self.weights.taps(phases)
         if 0 in taps:
             return []
-        start = 0
-        if self.c.box is None:
-            low = zip(phases, self.layout.low, self.layout.strides, strict=True)
-            start = sum((p.first - at) * stride for p, at, stride in low)
+        start = self.layout.start(phases) if self.c.box is None else 0
         sizes = ", ".join(map(str, (tiles, *taps, len(phases[2].elements))))
         at = " + ".join(["x_warp", *(["shift"] if self._shift else []), *([str(start)] if start else [])])
         at += "".join(f" + from_{a} * ELEMENT_{a.upper()}" for a, _, _ in self._looped(phases))

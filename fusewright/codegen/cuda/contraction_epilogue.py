@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Protocol
 
@@ -12,9 +13,11 @@ from fusewright.codegen.cuda.contraction_box import scaled_early
 from fusewright.codegen.cuda.contraction_finish import Block
 from fusewright.codegen.cuda.contraction_folds import JOININGS
 from fusewright.codegen.cuda.contraction_values import ValueText, is_one
+from fusewright.codegen.cuda.contraction_walk import moved
 from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.schedule.contraction import Phase
+from fusewright.schedule.residues import Walks, walks
 from fusewright.schedule.tiling import side_by_side
 
 
@@ -40,6 +43,16 @@ class Epilogue(ValueText):
     t: Cut
 
     # -- where a thread's values are
+
+    @cached_property
+    def walks(self) -> Walks:
+        """Which cells a tile has."""
+        return walks(self.c, self.t.cells)
+
+    def cell(self, i: int, own: str) -> str:
+        """The cell along d or h that the thread has as its `own`-th."""
+        own = f"warp_h * OWN_H + {own}" if i == 1 else own
+        return moved(f"cell_{'dh'[i]}", own, self.walks[i], "dh"[i])
 
     @property
     def side_by_side(self) -> bool:
@@ -174,7 +187,7 @@ class Epilogue(ValueText):
         """The output position along dimension i of what the loops are at."""
         axis = self.c.axes[i]
         between = phase.elements[1] - phase.elements[0] if len(phase.elements) > 1 else 1
-        cell = ("cell_d + rd / ROWS_D", "cell_h + warp_h * OWN_H + rh / ROWS_H", self.cell_w)[i]
+        cell = (self.cell(0, "rd / ROWS_D"), self.cell(1, "rh / ROWS_H"), self.cell_w)[i]
         element = (self._row(0, phase), self._row(1, phase), self.element_w(len(phase.elements)))[i]
         shift = phase.elements[0] + axis.start
         text = f"({cell}) * {axis.stride}" if axis.stride != 1 else cell
@@ -193,7 +206,12 @@ class Epilogue(ValueText):
             f"cell_{a}" if axis.stride == 1 else f"cell_{a} * {axis.stride}"
             for a, axis in zip("dhw", self.c.axes, strict=True)
         )
-        return [f"({name} - {start})" for name, start in zip("pqr", starts, strict=True)]
+        return self._within("pqr", starts)
+
+    def _within(self, places: Iterable[str], starts: Iterable[str]) -> list[str]:
+        """Places inside the block's tile, which starts there."""
+        found = zip(places, starts, self.walks, strict=True)
+        return [f"({p} - {s})" + (f" / {walk.between}" if walk.between > 1 else "") for p, s, walk in found]
 
     def after_cell(self) -> Lines:
         """When all passes over a cell are done: the tree after the pool, and on."""
@@ -215,11 +233,11 @@ class Epilogue(ValueText):
             value = f"{value} * share"
         if self.c.after is not None:
             value = f"after({value}, m, half)"
-        local = ("(p - cell_d)", "(q - cell_h)", "(r - cell_w)")
+        local = self._within("pqr", ("cell_d", "cell_h", "cell_w"))
         return nest(
             [f"for (int own_{a} = 0; own_{a} < OWN_{a.upper()}; ++own_{a})" for a in "dhw"],
             [
-                "const int p = cell_d + own_d, q = cell_h + warp_h * OWN_H + own_h;",
+                f"const int p = {self.cell(0, 'own_d')}, q = {self.cell(1, 'own_h')};",
                 f"const int r = {self.cell_w};",
                 "const bool inside = p < cells_d && q < cells_h && r < cells_w;",
                 *self.share("pqr"),
@@ -269,8 +287,9 @@ class Epilogue(ValueText):
         )
         P, Q, R = ("cells_d", "cells_h", "cells_w") if self.c.window is not None else ("P", "Q", "R")
         joined = self.joining.join("over", f"exchange[m * {d * h * w} + i]")
+        p, q = moved(p, f"i / {h * w}", self.walks[0], "d"), moved(q, f"i / {w} % {h}", self.walks[1], "h")
         body = [
-            f"const int p = {p} + i / {h * w}, q = {q} + i / {w} % {h}, r = {r} + i % {w};",
+            f"const int p = {p}, q = {q}, r = {r} + i % {w};",
             f"if (p >= {P} || q >= {Q} || r >= {R}) continue;",
             f"{self.tile_type} over = exchange[i];",
             UNROLL,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, prod
 
-from fusewright.codegen.cuda import contraction_multiply_text, contraction_text
+from fusewright.codegen.cuda import contraction_multiply_text, contraction_text, contraction_walk
 from fusewright.codegen.text import Lines, fill
-from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.residues import Walks, walks
 from fusewright.schedule.tiling import Tiling, column, copied_at_once, side_by_side, span
 
 
@@ -16,18 +17,24 @@ class Layout:
     """The input in shared memory, in elements, as [channel][d][h][w] or [d][h][w][channel].
 
     `column` and `channel` are the steps along w and from channel to channel; `low` is the input index of cell 0's
-    first element per dimension.
+    first element per dimension, `walks` say which elements follow.
     """
 
     x_shape: tuple[int, int, int]
     column: int
     channel: int
     low: tuple[int, ...]
+    walks: Walks
 
     @property
     def strides(self) -> tuple[int, int, int]:
         _, h, w = self.x_shape
         return h * w * self.column, w * self.column, self.column
+
+    def start(self, phases: tuple[Phase, Phase, Phase]) -> int:
+        """Where the first cell's first position and tap of these phases read."""
+        each = zip(phases, self.low, self.walks, self.strides, strict=True)
+        return sum((p.first - low) // walk.step * stride for p, low, walk, stride in each)
 
     def elements(self, channels: int) -> int:
         """Of a tile of so many channels, in whole 16-byte vectors."""
@@ -39,14 +46,15 @@ def layout(c: Contraction, t: Tiling) -> Layout:
     over the banks."""
     size = c.x.dtype.itemsize
     vector = 16 // size
+    along = walks(c, t.cells)
     if c.box is not None:
-        return Layout(t.cells, 1, spread(prod(t.cells), 8, size), (0, 0, 0))
-    d, h, w = (span(a, n) for a, n in zip(c.axes, t.cells, strict=True))
+        return Layout(t.cells, 1, spread(prod(t.cells), 8, size), (0, 0, 0), along)
+    d, h, w = (span(walk.staged, n) for walk, n in zip(along, t.cells, strict=True))
     low = tuple(a.reach()[0] for a in c.axes)
     if c.channels_last:
-        return Layout((d, h, w), column(t.chunk, size), 1, low)
+        return Layout((d, h, w), column(t.chunk, size), 1, low, along)
     w = ceil((w + vector - 1) / vector) * vector
-    return Layout((d, h, w), 1, spread(d * h * w, 8, size), low)
+    return Layout((d, h, w), 1, spread(d * h * w, 8, size), low, along)
 
 
 def spread(elements: int, residue: int, size: int) -> int:
@@ -102,7 +110,7 @@ def constants(c: Contraction, lay: Layout) -> dict[str, object]:
 def stage(c: Contraction, t: Tiling, lay: Layout) -> Lines:
     """The text of `stage_input` for a convolution of x itself."""
     names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", c.axes, strict=True)}
-    names |= {f"low_{a}": low for a, low in zip("dhw", lay.low, strict=True)}
+    names |= {f"low_{a}": low for a, low in zip("dhw", lay.low, strict=True)} | contraction_walk.names(lay.walks)
     if c.channels_last:
         return fill(contraction_text.STAGE_COLUMNS, **names, vector=copied_at_once(c, t.chunk))
     return fill(contraction_text.STAGE_TILE, **names)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import prod
 from typing import Protocol
 
 from fusewright.codegen.contraction_shapes import shapes
 from fusewright.codegen.contraction_sizes import lengths
 from fusewright.codegen.cpp import ELEMENT
+from fusewright.codegen.cuda import contraction_walk
 from fusewright.codegen.cuda.contraction_epilogue import Cut, Epilogue
 from fusewright.codegen.cuda.contraction_finish import operands
 from fusewright.kernel import Argument, Array, Kernel, Launch, spread
@@ -71,7 +72,8 @@ def record(w: Writer, *, needs: int = 80, arch: str = "") -> Kernel:
     c, n, cluster = w.c, w.c.x.ndim - 2, w.blocks or 1
     axes = "dhw"[3 - n :]
     into, out, cells = lengths(c)
-    tiles = " * ".join(f"ceil_div({cells[a]}, {k})" for a, k in zip("dhw", w.t.cells, strict=True))
+    along = zip(w.epilogue.walks, "dhw", w.t.cells, strict=True)
+    tiles = " * ".join(contraction_walk.tiles(walk, cells[a], k) for walk, a, k in along)
     z, slots = w.weights.blocks, MULTIPROCESSORS * w.per_sm
     splits = f"spread(N * {z}, {tiles}, {slots}{'' if w.epilogue.closes else f', {slots}'})"
     if w.blocks is not None:
@@ -79,7 +81,7 @@ def record(w: Writer, *, needs: int = 80, arch: str = "") -> Kernel:
     results = w.epilogue.results(w.name, splits, cells, out)
     names = tuple(operands(c).values())
     own = [pointer(w, name) for name in names if name not in w.epilogue.names_of_finish]
-    numbers = [Argument("int", along[a]) for along in (into, out, cells) for a in "dhw"]
+    numbers = [Argument("int", each[a]) for each in (into, out, cells) for a in "dhw"]
     arguments = (*(Argument("pointer", o) for o in (*own, w.epilogue.target)), *numbers)
     grid = ("N", splits, str(z)) if w.blocks is None else (f"N * {cluster}", "1", "1")
     first = Launch(w.name, arguments, grid, 32 * w.t.warps, w.shared, cluster)
@@ -135,7 +137,7 @@ def may_join(w: Writer) -> bool:
 
 def tiles_of(w: Writer, cells: tuple[int, int, int]) -> int:
     """Tiles of one sample that has so many cells."""
-    return prod(ceil(n / k) for n, k in zip(cells, w.t.cells, strict=True))
+    return prod(walk.tiles(n, k) for walk, n, k in zip(w.epilogue.walks, cells, w.t.cells, strict=True))
 
 
 def spread_over(w: Writer, samples: int, cells: tuple[int, int, int], most: int = 64) -> int:

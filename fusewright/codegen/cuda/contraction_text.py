@@ -44,7 +44,7 @@ __device__ __forceinline__ void stage_planes(const Element* x, Element* tile, in
     constexpr int ROW = X_W / VECTOR, PLANE = X_D * X_H * ROW, SIDE_BY_SIDE = PLANE < THREADS ? THREADS / PLANE : 1;
     for (int i = threadIdx.x; i < PLANE * SIDE_BY_SIDE; i += THREADS) {
         const int at = i % PLANE, column = at % ROW * VECTOR, h = at / ROW % X_H, d = at / (ROW * X_H);
-        const int x_d = low_d + d, x_h = low_h + h, x_w = low_w + column;
+        const int x_d = low_d + d$by_d, x_h = low_h + h$by_h, x_w = low_w + column;
         const bool inside = unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) && unsigned(x_w) < unsigned(W);
         const int step = inside ? D * H * W : 0;    // outside, the first element stands for what is not read
         const Element* from = x + (inside ? (x_d * H + x_h) * W + x_w + i / PLANE * step : 0);
@@ -89,7 +89,7 @@ __device__ __forceinline__ void stage_input(const Element* x, Element* tile, int
         const bool channel = C % CHUNK == 0 || chunk * CHUNK + c < C;
 #pragma unroll 4
         for (int at = i / ROW; at < X_D * X_H * X_W; at += SIDE_BY_SIDE) {
-            const int x_d = low_d + at / (X_H * X_W), x_h = low_h + at / X_W % X_H, x_w = low_w + at % X_W;
+            const int x_d = low_d + at / (X_H * X_W)$by_d, x_h = low_h + at / X_W % X_H$by_h, x_w = low_w + at % X_W;
             const bool row = unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H);
             const bool there = channel && row && unsigned(x_w) < unsigned(W);
             const int from = ((x_d * H + x_h) * W + x_w) * (GROUPS * C) + chunk * CHUNK + c;
@@ -175,12 +175,12 @@ $name($parameters,
     const int group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
     const Element* const x_sample = x + $of_sample;
     $x_warp
-    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
-    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
+    const int tiles_h = $tiles_h, tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = $tiles_d * tiles_h * tiles_w;
     $prologue
 
     for (int tile = part; tile < tiles; tile += parts) {
-        const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
+        const int cell_d = $first_d, cell_h = $first_h;
         const int cell_w = tile % tiles_w * CELLS_W;
         $body
     }

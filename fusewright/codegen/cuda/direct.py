@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from math import ceil, gcd
 
 from fusewright.codegen.contraction_shapes import shapes
 from fusewright.codegen.contraction_sizes import lengths
 from fusewright.codegen.cpp import ELEMENT, compute_type
-from fusewright.codegen.cuda import contraction_text, direct_text
+from fusewright.codegen.cuda import contraction_text, contraction_walk, direct_text
 from fusewright.codegen.cuda.contraction_finish import operands
 from fusewright.codegen.cuda.direct_epilogue import DirectEpilogue
 from fusewright.codegen.cuda.primitives import with_primitives
@@ -61,14 +60,14 @@ class _Writer:
     @cached_property
     def phases(self) -> list[tuple[Phase, Phase, Phase]]:
         """A phase per dimension, in the order they are computed."""
-        d, h, w = (a.phases for a in self.c.axes)
-        return list(product(d, h, w))
+        return self.box.phases
 
     # -- the record --------------------------------------------------------------------------------------------------
 
     def kernel(self) -> Kernel:
         into, out, cells = lengths(self.c)
-        tiles = " * ".join(f"ceil_div({cells[a]}, {k})" for a, k in zip("dhw", self.t.cells, strict=True))
+        along = zip(self.box.walks, "dhw", self.t.cells, strict=True)
+        tiles = " * ".join(contraction_walk.tiles(walk, cells[a], k) for walk, a, k in along)
         z = self.epilogue.slices
         splits = f"spread(N * {z}, {tiles}, {MULTIPROCESSORS * self.cut.per_sm})"
         results = self.epilogue.results(self.name, splits, cells, out)
@@ -108,9 +107,9 @@ class _Writer:
         c, t, b = self.c, self.t, self.box
         names: dict[str, object] = {}
         kernel = (c.axes[1].taps * c.axes[2].taps, c.axes[2].taps, 1)
-        for a, side, axis, over in zip("dhw", b.sides, c.axes, kernel, strict=True):
-            several = next((p for p in axis.phases if len(p.taps) > 1), None)
-            names |= {f"units_{a}": side.units, f"x_{a}": side.length, f"low_{a}": side.low}
+        for a, side, over in zip("dhw", b.sides, kernel, strict=True):
+            several = next((p for p in side.axis.phases if len(p.taps) > 1), None)
+            names |= {f"units_{a}": side.units, f"x_{a}": side.length, f"low_{a}": side.first_index}
             names |= {f"cells_{a}": t.cells["dhw".index(a)], f"element_{a}": side.per_element}
             names[f"tap_{a}"] = several.per_tap if several else 0
             names[f"next_{a}"] = (several.taps[1] - several.taps[0]) * over if several else 0
@@ -121,10 +120,10 @@ class _Writer:
             "chunk": t.chunk, "chunks": self.cut.chunks, "passes": self.cut.passes, "x_w": b.pitch,
             "x_tile": self.cut.x_elements, "w_tiles": self.cut.w_elements, "together": str(t.together).lower(),
         }  # fmt: skip
-        return fill(direct_text.CONSTANTS, **names)
+        return [*fill(direct_text.CONSTANTS, **names), *contraction_walk.constants(b.walks)]
 
     def _multiply(self) -> Lines:
-        h = self.c.axes[1]
+        h = self.box.sides[1].axis
         several = gcd(self.t.features, 16 // (8 if self.compute == "double" else 4))
         products = self.t.features * self.t.rows * self.t.run * max(len(p[2].taps) for p in self.phases)
         rows = max(len(p[1].taps) for p in self.phases)
@@ -145,8 +144,9 @@ class _Writer:
         copy = "copy_async<sizeof(Compute)>(to, from, there);"
         if self.c.x.dtype.itemsize < 4:
             copy = "*to = there ? widened(*from) : Compute(0);"
-        advance = {f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)}
-        stage = fill(direct_text.STAGE, **advance, row=row, copy=copy, stage=self._stage_rows())
+        names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)}
+        names |= contraction_walk.names(self.box.walks)
+        stage = fill(direct_text.STAGE, **names, row=row, copy=copy, stage=self._stage_rows())
         return [*fill(contraction_text.COPY), "", *stage]
 
     def _stage_rows(self) -> Lines:
@@ -189,6 +189,7 @@ class _Writer:
             per_sm=self.cut.per_sm,
             name=self.name,
             parameters=", ".join([*types, self.epilogue.parameter]),
+            **contraction_walk.names(self.box.walks, "at.tile"),
             exchange=self.epilogue.exchange(),
             prologue=prologue,
             stage_weights=staged,

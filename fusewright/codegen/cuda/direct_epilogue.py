@@ -12,6 +12,7 @@ from math import prod
 
 from fusewright.codegen.cuda.contraction_folds import JOININGS
 from fusewright.codegen.cuda.contraction_values import ValueText, is_one
+from fusewright.codegen.cuda.contraction_walk import moved
 from fusewright.codegen.cuda.direct_text import CLOSE_ALL, CLOSE_POSITIONS
 from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, block, fill, indent
@@ -179,10 +180,15 @@ class DirectEpilogue(ValueText):
     def _positions_of(self, names: Sequence[str]) -> list[str]:
         """Positions of the output, from those inside a tile."""
         found = []
-        for name, axis, a in zip(names, self.c.axes, "dhw", strict=True):
+        for i, (name, axis) in enumerate(zip(names, self.c.axes, strict=True)):
             start = f" + {axis.start}" if axis.start > 0 else f" - {-axis.start}" if axis.start else ""
-            found.append(f"{_times(f'cell_{a}', axis.stride)} + {name}{start}")
+            found.append(f"{self._behind(i, name, axis.stride)}{start}")
         return found
+
+    def _behind(self, i: int, name: str, stride: int = 1) -> str:
+        """A position or cell along dimension i, so many of the tile behind its first, `stride` times a cell."""
+        a = "dhw"[i]
+        return moved(_times(f"cell_{a}", stride), name, self.box.walks[i], a)
 
     def _at(self, row: str, extents: Sequence[int], place: Sequence[str] = "dhw") -> str:
         """Place d, h, w of a row of the strip; dimensions of extent 1 are left out."""
@@ -267,7 +273,7 @@ class DirectEpilogue(ValueText):
     def _places_of_cell(self) -> list[str]:
         if self.c.window is None:
             return self._positions_of("dhw")
-        return [f"cell_{a} + {a}" for a in "dhw"]
+        return [self._behind(i, a) for i, a in enumerate("dhw")]
 
     def _lengths(self) -> tuple[str, str, str]:
         return ("cells_d", "cells_h", "cells_w") if self.c.window is not None else ("P", "Q", "R")
@@ -290,7 +296,7 @@ class DirectEpilogue(ValueText):
         lines += nest(heads, [f"pooled = {joining.join('pooled', f'from[{at}]')};"])
         value = "pooled"
         if op.kind == "avg":
-            lines += self.share([f"(cell_{a} + {a})" for a in "dhw"])
+            lines += self.share([f"({self._behind(i, a)})" for i, a in enumerate("dhw")])
             value = "pooled * share"
         return [*lines, f"after({value}, at)" if self.c.after is not None else value]
 

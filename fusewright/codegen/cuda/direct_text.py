@@ -102,7 +102,7 @@ __device__ __forceinline__ void stage_rows(const Element* x, Element* tile, int 
                                            int D, int H, int W) {
     const int lane = threadIdx.x % LANES, w = low_w + lane * VECTOR;
     for (int row = threadIdx.x / LANES; row < CHUNK * X_D * X_H; row += THREADS / LANES) {
-        const int c = chunk * CHUNK + row / (X_D * X_H), d = low_d + row / X_H % X_D, h = low_h + row % X_H;
+        const int c = chunk * CHUNK + row / (X_D * X_H), d = low_d + row / X_H % X_D$by_d, h = low_h + row % X_H$by_h;
         const bool there = unsigned(d) < unsigned(D) && unsigned(h) < unsigned(H) && (C % CHUNK == 0 || c < C);
         const Element* const from = x + (((long long)c * D + d) * H + h) * W + w;
         Element* const to = tile + row * X_W + lane * VECTOR;
@@ -154,11 +154,11 @@ $name($parameters,
     const int first_pass = blockIdx.z;    // a block of features of a group
     $prologue
 
-    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
-    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
+    const int tiles_h = $tiles_h, tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = $tiles_d * tiles_h * tiles_w;
     const auto place = [&](Step& at) {
-        at.cell_d = at.tile / (tiles_w * tiles_h) * CELLS_D;
-        at.cell_h = at.tile / tiles_w % tiles_h * CELLS_H;
+        at.cell_d = $first_d;
+        at.cell_h = $first_h;
         at.cell_w = at.tile % tiles_w * CELLS_W;
     };
     const auto advance = [&](Step& at) {

@@ -15,7 +15,7 @@ from math import ceil, prod
 import torch
 
 from fusewright.codegen.cpp import ELEMENT
-from fusewright.codegen.cuda import contraction_layout, warpgroup_text
+from fusewright.codegen.cuda import contraction_layout, contraction_walk, warpgroup_text
 from fusewright.codegen.cuda.contraction_record import (
     LARGEST_CLUSTER,
     cluster_of,
@@ -122,7 +122,7 @@ class _Writer:
         strides = (lay.lengths[1] * per_row, per_row, 1)
         names: dict[str, object] = {}
         for i, a in enumerate("dhw"):
-            axis = c.axes[i]
+            axis = lay.walks[i].staged
             several = next((p for p in axis.phases if len(p.taps) > 1), None)
             names[f"advance_{a}"] = strides[i] * axis.advance
             names[f"element_{a}"] = strides[i] * axis.phases[0].per_element
@@ -136,7 +136,7 @@ class _Writer:
             "warps_w": t.warps_w, "threads": 32 * t.warps, "m_blocks": ceil(c.features / t.block_m), "chunk": t.chunk,
             "vectors": lay.vectors, "plane": lay.plane, "pitch": lay.pitch, "skip": lay.advance,
         }  # fmt: skip
-        return fill(warpgroup_text.CONSTANTS, **names)
+        return [*fill(warpgroup_text.CONSTANTS, **names), *contraction_walk.constants(lay.walks)]
 
     def _multiply(self) -> Lines:
         t = self.t
@@ -158,6 +158,7 @@ class _Writer:
     def _stage(self) -> Lines:
         names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)}
         names |= {f"low_{a}": axis.reach()[0] for a, axis in zip("dhw", self.c.axes, strict=True)}
+        names |= contraction_walk.names(self.lay.walks)
         rounded = fill(warpgroup_text.ROUND) if self.rounds else []
         rounding = ", rounded to tf32" if self.rounds else ""
         return fill(warpgroup_text.STAGE, **names, at_once=self.steps.at_once, round=rounded, rounding=rounding)
@@ -177,6 +178,7 @@ class _Writer:
             per_sm=self.per_sm,
             parameters=parameters(self),
             of_sample=contraction_layout.sample(self.c),
+            **contraction_walk.names(self.lay.walks),
             stage=self.steps.functions(),
             staged=[f"constexpr int STAGED = {self.staged * self.c.x.dtype.itemsize};    // bytes"]
             if exchanges

@@ -71,7 +71,8 @@ class Steps:
             return []
         taps, slices = w.taps[index], w.slices(index)
         more = " || ".join(f"from_{a} + {n} < {len(p.elements)}" for a, p, n in rows)
-        d, h, first_w = (p.first - axis.reach()[0] for p, axis in zip(phases, self.c.axes, strict=True))
+        each = zip(phases, self.c.axes, w.lay.walks, strict=True)
+        d, h, first_w = ((p.first - axis.reach()[0]) // walk.step for p, axis, walk in each)
         x = "x_matrix + x_now * (VECTORS * PLANE)" + plus((d * w.lay.lengths[1] + h) * w.lay.row)
         x += "".join(f" + from_{a} * ELEMENT_{a.upper()}" for a, _, _ in rows)
         at = f"w_matrix + w_now * {w.tile // w.vector}"

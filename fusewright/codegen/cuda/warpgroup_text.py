@@ -94,8 +94,8 @@ __device__ __forceinline__ Places places_of(int first, int D, int H, int W) {
         const int i = first + n * THREADS, v = i / COLUMNS;
         const int d = i / (X_H * X_W) % X_D, h = i / X_W % X_H, w = i % X_W;
         places.to[n] = i < COUNT ? v * PLANE + (d * X_H + h) * (PITCH * SKIP) + column(w) : -1;
-        places.from[n] = ((v * VECTOR * D + d) * H + h) * W + w;
-        places.index[n] = v * VECTOR << 24 | d << 16 | h << 8 | w;
+        places.from[n] = ((v * VECTOR * D + d$by_d) * H + h$by_h) * W + w;
+        places.index[n] = v * VECTOR << 24 | d$by_d << 16 | h$by_h << 8 | w;
     }
     return places;
 }
@@ -234,10 +234,10 @@ $name($parameters,
     const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128) + warp_m / 4 * 64 * M_TILES;
     $prologue
 
-    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
-    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
+    const int tiles_h = $tiles_h, tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = $tiles_d * tiles_h * tiles_w;
     const auto cell_of = [&](int tile) -> Cell {
-        return {tile / (tiles_w * tiles_h) * CELLS_D, tile / tiles_w % tiles_h * CELLS_H, tile % tiles_w * CELLS_W};
+        return {$first_d, $first_h, tile % tiles_w * CELLS_W};
     };
     $stage
     int x_now = 0$w_now;    // where the operands of the step at hand are
