@@ -22,11 +22,15 @@ from fusewright.schedule.range_blocks import Cut, cuts
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass
 from fusewright.schedule.tiling import Tiling, estimate, shortlist
 from fusewright.schedule.warpgroup import WarpgroupTile
-from fusewright.schedule.warpgroup import shortlist as warpgroup_shortlist
+from fusewright.schedule.warpgroup import shortlist as by_features
+from fusewright.schedule.warpgroup_positions import PositionTile
+from fusewright.schedule.warpgroup_positions import shortlist as by_positions
 
-# So many tilings of a contraction are worth measuring; so many tiles of warpgroups, and tilings then.
+# So many tilings of a contraction are worth measuring; so many tiles of warpgroups, and tilings then; of either way to
+# multiply by warpgroups so many at least.
 WORTH_MEASURING = 14
 OF_WARPGROUPS, BESIDE_WARPGROUPS = 14, 6
+OF_EITHER_WAY = 4
 
 # And so many cuts of a range reduction into blocks; with more different sums than these, one pass is slower.
 CUTS = 4
@@ -95,11 +99,22 @@ def _of_warpgroups(
     c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool
 ) -> tuple[float, list[Option]]:
     """Ways to cut a group for the tensor cores of Hopper, and the estimate of the best."""
-    scored = warpgroup_shortlist(c, lengths, OF_WARPGROUPS, tf32=tf32)
-    alone: list[Option] = [{"warpgroup": asdict(t), "blocks": None} for _, t in scored]
-    best = [(t, warpgroup.blocks_per_sample(c, t, samples, lengths)) for _, t in scored[:WORTH_CLUSTERING]]
-    joined: list[Option] = [{"warpgroup": asdict(t), "blocks": n} for t, n in best if n is not None]
-    return min((score for score, _ in scored), default=0.0), joined + alone
+    ways = [way(c, lengths, OF_WARPGROUPS, tf32=tf32) for way in (by_features, by_positions)]
+    some = [scored for way in ways for scored in way[:OF_EITHER_WAY]]
+    others = sorted((scored for way in ways for scored in way[OF_EITHER_WAY:]), key=_score)
+    best = sorted(some + others[: OF_WARPGROUPS - len(some)], key=_score)
+    alone = [_of_warpgroup(t, None) for _, t in best]
+    parts = [(t, warpgroup.blocks_per_sample(c, t, samples, lengths)) for _, t in best[:WORTH_CLUSTERING]]
+    joined = [_of_warpgroup(t, n) for t, n in parts if n is not None]
+    return min((score for score, _ in best), default=0.0), joined + alone
+
+
+def _score(scored: tuple[float, warpgroup.Tile]) -> float:
+    return scored[0]
+
+
+def _of_warpgroup(t: warpgroup.Tile, blocks: int | None) -> Option:
+    return {"positions" if isinstance(t, PositionTile) else "warpgroup": asdict(t), "blocks": blocks}
 
 
 def _cells(c: Contraction, hints: Mapping[Any, int]) -> tuple[int, int, int]:
@@ -123,6 +138,9 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
         case "contraction" if "warpgroup" in option:
             tile = WarpgroupTile(**option["warpgroup"])
             return warpgroup.generate(group.record, tile, name, reference, blocks=option["blocks"])
+        case "contraction" if "positions" in option:
+            positions = PositionTile(**option["positions"])
+            return warpgroup.generate(group.record, positions, name, reference, blocks=option["blocks"])
         case "contraction":
             tiling = Tiling(**option["tiling"])
             c = replace(group.record, channels_last=option.get("channels_last", False))

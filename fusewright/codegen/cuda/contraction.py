@@ -130,7 +130,7 @@ class _Writer:
         """Bytes: input tile, weights, and what the warps exchange at the end."""
         size = self.c.x.dtype.itemsize
         compute = 8 if compute_type(self.c.x.dtype) == "double" else 4
-        staged = self.t.stages * self.stage * size + self.epilogue.exchange_elements() * compute
+        staged = self.t.stages * self.stage * size + self.epilogue.kept_elements() * compute
         return max(staged, self.epilogue.closing_bytes())
 
     @property
@@ -228,7 +228,8 @@ class _Writer:
     def _kernel_text(self) -> Lines:
         body = self.epilogue.open_tile()
         if self.t.by_warp:
-            body += ["__syncthreads();    // until the last tile's results have been read"] if self.exchanges else []
+            read = ["__syncthreads();    // until the last tile's results have been read"]
+            body += read if self.epilogue.exchanges else []
         elif not self.weights.packed:
             body += fill(contraction_text.STAGE_ONCE, shift=self._shift)
         for i in range(1 if self.t.by_warp else len(self.weights.phases)):
@@ -249,11 +250,6 @@ class _Writer:
             close=self.epilogue.close(),
         )
 
-    @property
-    def exchanges(self) -> bool:
-        """Whether warps exchange results in shared memory, tile by tile."""
-        return self.epilogue.exchange_elements() > 0
-
     def _tiles(self) -> Lines:
         """What lies in shared memory, one behind the other."""
         tiles = ["Element* const x_tile = reinterpret_cast<Element*>(shared_memory);"]
@@ -261,7 +257,7 @@ class _Writer:
         if self.t.by_warp:
             tiles = ["Element* const w_tile = reinterpret_cast<Element*>(shared_memory);"]
         size = self.t.stages * self.stage * self.c.x.dtype.itemsize
-        return [*tiles, *([f"constexpr int STAGED = {size};    // bytes"] if self.exchanges else [])]
+        return [*tiles, *([f"constexpr int STAGED = {size};    // bytes"] if self.epilogue.exchanges else [])]
 
     def _weights_at_hand(self) -> Lines:
         """Start copying weights that stay, or find those that were packed."""
@@ -297,7 +293,7 @@ class _Writer:
                 ahead=self.weights.stage_chunk(index, "(chunk + 1)", "w_tile + next"),
                 size=self.stage,
             )
-        values = self.epilogue.values(phases, tiles)
+        values = self.epilogue.values(phases, 2 * tiles)
         return [*loops, "{", *indent(["Accumulators acc = {};", *multiply, *values]), "}"]
 
     def _looped(self, phases: tuple[Phase, Phase, Phase]) -> list[tuple[str, Phase, int]]:

@@ -11,7 +11,7 @@ from typing import Protocol
 from fusewright.codegen.cuda import contraction_finish_text as texts
 from fusewright.codegen.cuda.contraction_box import scaled_early
 from fusewright.codegen.cuda.contraction_finish import Block
-from fusewright.codegen.cuda.contraction_folds import JOININGS
+from fusewright.codegen.cuda.contraction_folds import COLUMN, JOININGS
 from fusewright.codegen.cuda.contraction_values import ValueText, is_one
 from fusewright.codegen.cuda.contraction_walk import moved
 from fusewright.codegen.cuda.loops import UNROLL, nest
@@ -51,13 +51,17 @@ class Epilogue(ValueText):
 
     def cell(self, i: int, own: str) -> str:
         """The cell along d or h that the thread has as its `own`-th."""
-        own = f"warp_h * OWN_H + {own}" if i == 1 else own
+        own = self.own_row(own) if i == 1 else own
         return moved(f"cell_{'dh'[i]}", own, self.walks[i], "dh"[i])
 
     @property
     def side_by_side(self) -> bool:
         """Whether the cells of a thread are neighbours along w (`tiling.side_by_side`)."""
         return side_by_side(self.c)
+
+    def accumulated(self, per_cell: int) -> str:
+        """The value of slot s of this thread along w, and of its channel (m, half)."""
+        return self.accumulator("s / 2", "2 * half + s % 2")
 
     def accumulator(self, tile: str, lane: str) -> str:
         """A value of this thread, of 8-position tile `tile` along w and of a pair of lanes' columns."""
@@ -76,6 +80,15 @@ class Epilogue(ValueText):
         if self.side_by_side:
             return "cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2"
         return "cell_w + 4 * (warp_w * OWN_W + own_w) + quad"
+
+    def own_row(self, own: str) -> str:
+        """Which of the tile's rows of cells the thread has as its `own`-th."""
+        return f"warp_h * OWN_H + {own}"
+
+    @property
+    def feature(self) -> str:
+        """The statement that says which feature the channel at hand is."""
+        return f"const int feature = first_feature + {self.own_feature};"
 
     def of_channel(self, name: str) -> str:
         return f"{name}_at[m][half]"
@@ -102,14 +115,7 @@ class Epilogue(ValueText):
     def prologue(self) -> Lines:
         """Per-channel numbers in registers, and running totals."""
         channel = [name for node, name in self.read() if not is_one(node)]  # numbers of shape (1, O, 1, ...)
-        lines: Lines = []
-        if channel:
-            lines += ["", "// Per-channel numbers of this lane's rows."]
-            lines += [f"Compute {name}_at[M_TILES][2];" for name in channel]
-            reads = {name: f"widened({name}[group * O + feature])" for name in channel}
-            guarded = "{0}" if self.whole else "feature < O ? {0} : Compute(0)"
-            loads = [f"{name}_at[m][half] = {guarded.format(read)};" for name, read in reads.items()]
-            lines += nest(_CHANNELS, [_FEATURE, *loads])
+        lines = self.numbers(channel) if channel else []
         lines += [f"const Compute {name}_at = widened({name}[0]);" for node, name in self.read() if is_one(node)]
         lines += self.functions()
         empty = self.joining.empty
@@ -118,11 +124,19 @@ class Epilogue(ValueText):
             lines += [f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {empty};"]
         if self.kind == "all":
             lines += [f"{self.total_type} total = {empty};"]
-        if self.kind == "channels":
+        if self.exchanges:
             kind = self.tile_type
             lines += [f"{kind}* const exchange = reinterpret_cast<{kind}*>(shared_memory + STAGED);"]
             lines += [f"constexpr int {n} = {self.local(i)};" for i, n in enumerate(("LOCAL_D", "LOCAL_H", "LOCAL_W"))]
         return lines
+
+    def numbers(self, names: Sequence[str]) -> Lines:
+        """The numbers per channel of these operands, where `of_channel` finds them."""
+        reads = {name: f"widened({name}[group * O + feature])" for name in names}
+        guarded = "{0}" if self.whole else "feature < O ? {0} : Compute(0)"
+        loads = [f"{name}_at[m][half] = {guarded.format(read)};" for name, read in reads.items()]
+        lines = ["", f"// Per-channel numbers of this lane's {'columns' if self.other_channels == COLUMN else 'rows'}."]
+        return [*lines, *(f"Compute {n}_at[M_TILES][2];" for n in names), *nest(CHANNELS, [self.feature, *loads])]
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
@@ -141,11 +155,11 @@ class Epilogue(ValueText):
             lines += [f"{self.tile_type} of_tile = {self.joining.empty};"]
         return lines
 
-    def values(self, phases: tuple[Phase, Phase, Phase], tiles: int) -> Lines:
-        """Hand the accumulators of one pass to the pool, or straight on."""
+    def values(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
+        """Hand the accumulators of one pass, so many of each row along w, to the pool, or straight on."""
         per_cell = len(phases[2].elements)
         position = [self._position(i, phases[i]) for i in range(3)]
-        return self._pair_loops(tiles, position) if self.pairs else self._value_loops(tiles, per_cell, position)
+        return self._pair_loops(slots // 2, position) if self.pairs else self._value_loops(slots, per_cell, position)
 
     @property
     def pairs(self) -> bool:
@@ -160,15 +174,15 @@ class Epilogue(ValueText):
             first, second = (f"before({value}, m, half)" for value in (first, second))
         return fill(texts.PAIRS, p=p, q=q, tiles=tiles, first=first, second=second, type=self.result_type)
 
-    def _value_loops(self, tiles: int, per_cell: int, position: list[str]) -> Lines:
+    def _value_loops(self, slots: int, per_cell: int, position: list[str]) -> Lines:
         loops = ["for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)"]
-        loops += [f"for (int s = 0; s < {2 * tiles}; ++s)"]
+        loops += [f"for (int s = 0; s < {slots}; ++s)"]
         lines = [f"const int own_w = {self.own_w(per_cell)};    // the cell, and below its position"]
         if self.masked:
             lines += [f"const int {a} = {text};" for a, text in zip("pqr", position, strict=True)]
             inside = "unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R)"
             lines += [f"const bool inside = {inside};"]
-        value = self.accumulator("s / 2", "2 * half + s % 2")
+        value = self.accumulated(per_cell)
         if self.changes:
             value = f"before({value}, m, half)"
         if self.c.window is None:
@@ -176,7 +190,7 @@ class Epilogue(ValueText):
         target = "pooled[rd / ROWS_D][rh / ROWS_H][own_w][m][half]"
         guard = "if (inside) " if self.masked else ""
         pooled = [f"{guard}{target} = {JOININGS[self.c.window.op.kind].join(target, value)};"]
-        return nest(loops, [*lines, *nest(_CHANNELS, pooled)])
+        return nest(loops, [*lines, *nest(CHANNELS, pooled)])
 
     @property
     def masked(self) -> bool:
@@ -221,7 +235,7 @@ class Epilogue(ValueText):
             lines += [UNROLL, f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {joined};"]
         if self.kind == "all":
             lines += [f"total = {self.joining.join('total', 'of_tile')};"]
-        if self.kind == "channels":
+        if self.exchanges:
             lines += self._exchanged()
         return lines
 
@@ -247,36 +261,52 @@ class Epilogue(ValueText):
 
     def _result(self, value: str, lengths: tuple[str, str, str], local: Sequence[str]) -> Lines:
         """What to do with a finished value at position (p, q, r), which is `local` in the block's tile."""
-        join, (P, Q, R) = self.joining.join, lengths
+        join = self.joining.join
         if self.kind == "positions":
-            return nest(_CHANNELS, [f"if (inside) of_tile[m][half] = {join('of_tile[m][half]', value)};"])
+            return nest(CHANNELS, [f"if (inside) of_tile[m][half] = {join('of_tile[m][half]', value)};"])
         if self.kind == "all":
             joined = f"of_tile = {join('of_tile', value)};"
-            return nest(_CHANNELS, [f"if (inside) {joined}"] if self.whole else [_FEATURE, f"if ({_THERE}) {joined}"])
+            guarded = [f"if (inside) {joined}"] if self.whole else [self.feature, f"if ({_THERE}) {joined}"]
+            return nest(CHANNELS, guarded)
         if self.kind == "channels":
-            return self._over_channels(value, local)
+            return [*self._over_channels(value), *self._kept(lengths, local)]
+        return self.stored(value, lengths)
+
+    def stored(self, value: str, lengths: tuple[str, str, str]) -> Lines:
+        """Write a value of every channel at position (p, q, r)."""
+        P, Q, R = lengths
         if self.c.channels_last:
             at = f"((((long long)sample * {P} + p) * {Q} + q) * {R} + r) * (GROUPS * O) + group * O + feature"
         else:
             at = f"(((long long)sample * GROUPS * O + group * O + feature) * {P} + p) * {Q} * {R} + q * {R} + r"
         written = f"out[{at}] = narrow_to<{self.result_type}>::of({value});"
-        return nest(_CHANNELS, [_FEATURE, f"if ({'inside' if self.whole else _THERE}) {written}"])
+        return nest(CHANNELS, [self.feature, f"if ({'inside' if self.whole else _THERE}) {written}"])
 
-    def _over_channels(self, value: str, local: Sequence[str]) -> Lines:
-        """Join the channels of the lanes that share a position, and leave the result to the warps that do."""
+    def _over_channels(self, value: str) -> Lines:
+        """Join the channels of the lanes that share a position."""
         if self.at_once:
-            channels = [_FEATURE, f"values[m][half] = feature < O ? {value} : -Compute(INFINITY);"]
+            channels = [self.feature, f"values[m][half] = feature < O ? {value} : -Compute(INFINITY);"]
             channels = [f"values[m][half] = {value};"] if self.whole else channels
-            lines = ["Compute values[M_TILES][2];", *nest(_CHANNELS, channels)]
-            lines += [f"const {self.tile_type} over = of_column(values);"]
-        else:
-            joined = f"over = {self.joining.join('over', value)};"
-            channels = [joined] if self.whole else [_FEATURE, f"if (feature < O) {joined}"]
-            lines = [f"{self.tile_type} over = {self.joining.empty};", *nest(_CHANNELS, channels)]
-            lines += [f"over = {self.joining.join_lane('over', distance)};" for distance in (4, 8, 16)]
+            lines = ["Compute values[M_TILES][2];", *nest(CHANNELS, channels)]
+            return [*lines, f"const {self.tile_type} over = of_column(values);"]
+        joined = f"over = {self.joining.join('over', value)};"
+        channels = [joined] if self.whole else [self.feature, f"if (feature < O) {joined}"]
+        lines = [f"{self.tile_type} over = {self.joining.empty};", *nest(CHANNELS, channels)]
+        return [*lines, *(f"over = {self.joining.join_lane('over', n)};" for n in self.other_channels.distances)]
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether warps have parts of a position's result, which they exchange."""
+        return self.kind == "channels"
+
+    def _kept(self, lengths: tuple[str, str, str], local: Sequence[str]) -> Lines:
+        """Leave what a lane's channels come to to the warps that share the position; write it where there are none."""
+        guard = f"if ({self.other_channels.first} && inside)"
+        if not self.exchanges:
+            return [f"{guard} {self._written(lengths)}"]
         d, h, w = local
         at = f"({d} * LOCAL_H + {h}) * LOCAL_W + {w}"
-        return [*lines, f"if (row == 0 && inside) exchange[warp_m * LOCAL_D * LOCAL_H * LOCAL_W + {at}] = over;"]
+        return [f"{guard} exchange[warp_m * LOCAL_D * LOCAL_H * LOCAL_W + {at}] = over;"]
 
     def _exchanged(self) -> Lines:
         """Fold over the warps that share positions, and write rows as they lie in memory."""
@@ -312,14 +342,13 @@ class Epilogue(ValueText):
         """Positions of a block's tile along dimension i."""
         return self.t.cells[i] * (self.c.axes[i].stride if self.c.window is None else 1)
 
-    def exchange_elements(self) -> int:
-        """Compute values for the exchange between warps."""
-        if self.kind == "channels":
+    def kept_elements(self) -> int:
+        """Compute values in shared memory behind what is staged: for the exchange between warps."""
+        if self.exchanges:
             return self.joining.words * self.t.warps_m * prod(self.local(i) for i in range(3))
         return 0
 
 
 # Loops over the channels of a thread, and which one it is at.
-_CHANNELS = ("for (int m = 0; m < M_TILES; ++m)", "for (int half = 0; half < 2; ++half)")
+CHANNELS = ("for (int m = 0; m < M_TILES; ++m)", "for (int half = 0; half < 2; ++half)")
 _THERE = "inside && feature < O"
-_FEATURE = "const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;"

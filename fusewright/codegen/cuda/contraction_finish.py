@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import contraction_finish_text as texts
-from fusewright.codegen.cuda.contraction_folds import JOININGS, Joining, declarations, scratch_type
+from fusewright.codegen.cuda.contraction_folds import (
+    COLUMN,
+    JOININGS,
+    ROW,
+    Joining,
+    Lanes,
+    declarations,
+    scratch_type,
+)
 from fusewright.codegen.cuda.sample import BlockProgram, block_program
 from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.ir import ops
@@ -66,9 +74,18 @@ class Finish:
     With `blocks`, so many blocks form a cluster and finish a sample in the same launch.
     """
 
+    # The lanes of a warp that have other channels of the same positions, and other positions of the same channels.
+    other_channels: ClassVar[Lanes] = ROW
+    other_positions: ClassVar[Lanes] = COLUMN
+
     c: Contraction
     t: Block
     blocks: int | None = None
+
+    @property
+    def own_feature(self) -> str:
+        """The feature of its block that a thread's channel (m, half) is."""
+        return "16 * (warp_m * M_TILES + m) + 8 * half + row"
 
     @property
     def kind(self) -> str:
@@ -167,7 +184,7 @@ class Finish:
         if self.kind == "positions":
             names["target"] = at.format(rows="(GROUPS * O)", i="group * O + first_feature + i")
             names["warps"] = self.joining.join("value", "across[other][i]")
-            lines = fill(texts.CLOSE_POSITIONS, **names)
+            lines = fill(texts.CLOSE_POSITIONS, feature=self.own_feature, **names, **self.other_positions.words)
         else:
             names["target"] = at.format(rows="gridDim.z", i="0" if clustered else "blockIdx.z")
             names["warps"] = self.joining.join("value", "across[other]")
@@ -236,7 +253,8 @@ class Finish:
     def head(self) -> list[Lines]:
         """Declarations that the reduction and the tail need."""
         clustered = (self.blocks or 1) > 1
-        own = declarations(self.fold, compute_type(self.c.x.dtype), at_once=self.at_once, clustered=clustered)
+        lanes = self.other_channels if self.at_once else None
+        own = declarations(self.fold, compute_type(self.c.x.dtype), at_once=lanes, clustered=clustered)
         return [own, *([self._program.head] if self.c.tail is not None else [])]
 
     @property

@@ -37,7 +37,7 @@ for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 """
 
 CLOSE_POSITIONS = """
-// Over the four lanes that share channels, then over the warps that do, in a fixed order.
+// Over the $count lanes that share channels, then over the warps that do, in a fixed order.
 __syncthreads();
 $total(*const across)[BLOCK_M] = reinterpret_cast<$total(*)[BLOCK_M]>(shared_memory);
 #pragma unroll
@@ -46,8 +46,8 @@ for (int m = 0; m < M_TILES; ++m)
     for (int half = 0; half < 2; ++half) {
         $total value = total[m][half];
 #pragma unroll
-        for (int distance = 1; distance <= 2; distance *= 2) value = $shuffled;
-        if (quad == 0) across[warp_h * WARPS_W + warp_w][16 * (warp_m * M_TILES + m) + 8 * half + row] = value;
+        for (int distance = $nearest; distance <= $farthest; distance *= 2) value = $shuffled;
+        if ($first) across[warp_h * WARPS_W + warp_w][$feature] = value;
     }
 __syncthreads();
 for (int i = threadIdx.x; i < BLOCK_M && first_feature + i < O; i += THREADS) {

@@ -10,6 +10,38 @@ from fusewright.codegen.text import Lines, fill
 
 
 @dataclass(frozen=True)
+class Lanes:
+    """Lanes of a warp that differ in one coordinate, called `name`: their number in words, that of all but one of them,
+    and how far they are apart at least and most."""
+
+    name: str
+    count: str
+    others: str
+    nearest: int
+    farthest: int
+
+    @property
+    def distances(self) -> list[int]:
+        """Of the lanes that values are joined with, one after the other."""
+        return [1 << i for i in range(5) if self.nearest <= 1 << i <= self.farthest]
+
+    @property
+    def first(self) -> str:
+        """Whether this lane is the first of them."""
+        return f"{self.name} == 0"
+
+    @property
+    def words(self) -> dict[str, object]:
+        """By which texts call them."""
+        numbers = {"nearest": self.nearest, "farthest": self.farthest, "past": 2 * self.farthest}
+        return {"count": self.count, "others": self.others, "first": self.first, **numbers}
+
+
+# The lanes of an accumulator's column, in its eight rows, and those of its row.
+ROW, COLUMN = Lanes("row", "eight", "seven", 4, 16), Lanes("quad", "four", "three", 1, 2)
+
+
+@dataclass(frozen=True)
 class Joining:
     """One kind of reduction or pooling.
 
@@ -52,16 +84,17 @@ JOININGS = {
 }
 
 
-def declarations(kind: str, compute: str, *, at_once: bool, clustered: bool) -> Lines:
-    """What a kernel has to define for a reduction of this kind: `at_once` where values are joined so (`Joining`),
-    `clustered` where blocks read each other's results."""
+def declarations(kind: str, compute: str, *, at_once: Lanes | None, clustered: bool) -> Lines:
+    """What a kernel has to define for a reduction of this kind: `at_once` has the lanes whose values are joined so
+    (`Joining`), if any are; `clustered` where blocks read each other's results."""
     if kind != "logsumexp":
         return []
-    names = {
+    names: dict[str, object] = {
         "largest": "1.7976931348623157e308" if compute == "double" else "3.40282347e38f",
         "exponential": "exp(x)" if compute == "double" else "exp2_approx(1.44269504f * x)",
     }
-    text = _LOGSUM + (_OF_COLUMN if at_once else _OF_VALUES) + (_CLUSTERED if clustered else "")
+    names |= {} if at_once is None else at_once.words
+    text = _LOGSUM + (_OF_VALUES if at_once is None else _OF_COLUMN) + (_CLUSTERED if clustered else "")
     return fill(text, **names)
 
 
@@ -105,19 +138,19 @@ __device__ __forceinline__ LogSum swapped(LogSum sum, int distance) {
 """
 
 _OF_COLUMN = """\
-// Of the channels at one position: this lane's and those of the seven that have others.
+// Of the channels at one position: this lane's and those of the $others that have others.
 __device__ __forceinline__ LogSum of_column(const Compute (&values)[M_TILES][2]) {
     LogSum sum;
 #pragma unroll
     for (int i = 0; i < 2 * M_TILES; ++i) sum.shift = fmax(sum.shift, values[i / 2][i % 2]);
 #pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2)
+    for (int distance = $nearest; distance < $past; distance *= 2)
         sum.shift = fmax(sum.shift, __shfl_xor_sync(0xffffffffu, sum.shift, distance));
     sum.shift = fmin(sum.shift, LARGEST);
 #pragma unroll
     for (int i = 0; i < 2 * M_TILES; ++i) sum.total += exponential(values[i / 2][i % 2] - sum.shift);
 #pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2)
+    for (int distance = $nearest; distance < $past; distance *= 2)
         sum.total += __shfl_xor_sync(0xffffffffu, sum.total, distance);
     return sum;
 }

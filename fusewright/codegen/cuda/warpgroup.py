@@ -1,199 +1,85 @@
 """CUDA C++ of contraction groups for Hopper, whose tensor cores read both operands from shared memory (sm_90a).
 
-A block stages its input as vectors of neighbouring channels, so that the positions that one tap reads are a matrix as
-the tensor cores take it, and the next tap's the same matrix from another column on: nothing is copied per tap.  They
-work while the block stages what comes next.  What follows is that of `contraction`: every thread holds whole cells in
-registers (`contraction_epilogue`).
+`warpgroup_writer` has what is the same whichever way features and positions meet; here 64 features meet many positions,
+in `warpgroup_positions` 64 positions meet the features that there are.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, prod
+from math import ceil
 
-import torch
-
-from fusewright.codegen.cpp import ELEMENT
-from fusewright.codegen.cuda import contraction_layout, contraction_walk, warpgroup_text
-from fusewright.codegen.cuda.contraction_record import (
-    LARGEST_CLUSTER,
-    cluster_of,
-    may_join,
-    parameters,
-    place,
-    record,
-    spread_over,
-)
-from fusewright.codegen.cuda.primitives import with_primitives
+from fusewright.codegen.cuda import warpgroup_text
+from fusewright.codegen.cuda.contraction_record import record
 from fusewright.codegen.cuda.warpgroup_epilogue import WarpgroupEpilogue
-from fusewright.codegen.cuda.warpgroup_steps import Steps
-from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
-from fusewright.codegen.text import Lines, fill, indent
+from fusewright.codegen.cuda.warpgroup_positions import PositionWriter
+from fusewright.codegen.cuda.warpgroup_writer import Operands, Writer
+from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Kernel
-from fusewright.schedule import warpgroup
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.tiling import MULTIPROCESSORS
-from fusewright.schedule.warpgroup import Staged, WarpgroupTile
+from fusewright.schedule.warpgroup import WarpgroupTile, positions, rows_at_once
+from fusewright.schedule.warpgroup_positions import PositionTile
 
 ARCH, CAPABILITY = "sm_90a", 90
-# Instructions of the tensor cores that are written out one behind the other.
-UNROLLED = 64
+
+Tile = WarpgroupTile | PositionTile
 
 
-def generate(c: Contraction, t: WarpgroupTile, name: str, reference: str, *, blocks: int | None = None) -> Kernel:
+def generate(c: Contraction, t: Tile, name: str, reference: str, *, blocks: int | None = None) -> Kernel:
     """The kernel of a group for one tile; with `blocks`, the blocks of a sample form a cluster and finish it in one
     launch."""
-    return record(_Writer(c, t, name, reference, blocks), needs=CAPABILITY, arch=ARCH)
+    return record(_writer(c, t, name, reference, blocks), needs=CAPABILITY, arch=ARCH)
 
 
-def blocks_per_sample(c: Contraction, t: WarpgroupTile, samples: int, cells: tuple[int, int, int]) -> int | None:
+def blocks_per_sample(c: Contraction, t: Tile, samples: int, cells: tuple[int, int, int]) -> int | None:
     """How many blocks a cluster should have for `samples` samples, each of so many cells; `None`: no cluster fits."""
-    writer = _Writer(c, t, "", "", None)
-    if not (may_join(writer) and t.stay):
-        return None
-    blocks = spread_over(writer, samples, cells, LARGEST_CLUSTER)
-    return blocks if blocks < LARGEST_CLUSTER or samples * blocks >= MULTIPROCESSORS * writer.per_sm else None
+    return _writer(c, t, "", "", None).blocks_per_sample(samples, cells)
+
+
+def _writer(c: Contraction, t: Tile, name: str, reference: str, blocks: int | None) -> Writer:
+    if isinstance(t, PositionTile):
+        return PositionWriter(c, t, name, reference, blocks)
+    return _FeatureWriter(c, t, name, reference, blocks)
 
 
 @dataclass(frozen=True)
-class _Writer:
-    c: Contraction
+class _FeatureWriter(Writer):
+    """64 features of a warpgroup meet many positions."""
+
     t: WarpgroupTile
-    name: str
-    reference: str
-    blocks: int | None
 
     @cached_property
     def epilogue(self) -> WarpgroupEpilogue:
         return WarpgroupEpilogue(self.c, self.t, self.blocks)
 
-    @cached_property
-    def steps(self) -> Steps:
-        return Steps(self.c, self.t)
-
-    @property
-    def weights(self) -> WarpgroupWeights:
-        return self.steps.weights
-
-    @property
-    def lay(self) -> Staged:
-        return self.weights.lay
-
-    @property
-    def rounds(self) -> bool:
-        """Whether operands have to be rounded to tf32."""
-        return self.c.x.dtype == torch.float32
-
-    @property
-    def staged(self) -> int:
-        """Elements of two input tiles, and of the weights."""
-        x = self.lay.vectors * self.lay.plane * self.weights.vector
-        return 2 * x + (1 if self.t.stay else 2) * self.weights.tile
-
-    @property
-    def shared(self) -> int:
-        """Bytes: what is staged, and what the warps exchange at the end."""
-        own = self.staged * self.c.x.dtype.itemsize + 4 * self.epilogue.exchange_elements()
-        return max(own, self.epilogue.closing_bytes())
-
-    @property
-    def per_sm(self) -> int:
-        """Blocks that share a multiprocessor, which bounds the registers the compiler may use."""
-        return max(1, warpgroup.blocks_per_sm(self.c, self.t, self.shared))
-
-    # -- the text ----------------------------------------------------------------------------------------------------
-
-    def source(self) -> str:
-        return with_primitives([
-            self._constants(),
-            self._multiply(),
-            fill(warpgroup_text.CHANNELS),
-            self._stage(),
-            *self.weights.functions(self.name),
-            *self.epilogue.head(),
-            self._kernel_text(),
-            self.epilogue.finish(self.name),
-        ])  # fmt: skip
-
-    def _constants(self) -> Lines:
-        c, t, lay = self.c, self.t, self.lay
-        per_row = lay.row
-        strides = (lay.lengths[1] * per_row, per_row, 1)
-        names: dict[str, object] = {}
-        for i, a in enumerate("dhw"):
-            axis = lay.walks[i].staged
-            several = next((p for p in axis.phases if len(p.taps) > 1), None)
-            names[f"advance_{a}"] = strides[i] * axis.advance
-            names[f"element_{a}"] = strides[i] * axis.phases[0].per_element
-            names[f"tap_{a}"] = 0 if several is None else strides[i] * several.per_tap
-            names[f"x_{a}"] = lay.lengths[i]
-        names |= {
-            "element": ELEMENT[c.x.dtype], "channels": c.channels, "features": c.features, "groups": c.op.groups,
-            "taps": prod(a.taps for a in c.axes), "m_tiles": t.m_tiles, "own_d": t.cells_d,
-            "own_h": t.cells_h, "eights_w": t.eights_w, "rows_d": t.rows_d, "rows_h": t.rows_h,
-            "per_cell": max(len(p.elements) for p in c.axes[2].phases), "warps_m": t.warps_m, "warps_h": t.warps_h,
-            "warps_w": t.warps_w, "threads": 32 * t.warps, "m_blocks": ceil(c.features / t.block_m), "chunk": t.chunk,
-            "vectors": lay.vectors, "plane": lay.plane, "pitch": lay.pitch, "skip": lay.advance,
-        }  # fmt: skip
-        return [*fill(warpgroup_text.CONSTANTS, **names), *contraction_walk.constants(lay.walks)]
-
-    def _multiply(self) -> Lines:
-        t = self.t
-        rows_h = warpgroup.rows_at_once(self.c, t)
-        each = t.cells_d * t.rows_d * (t.rows_h * t.cells_h // rows_h) * t.m_tiles
-        each *= max(len(p[2].elements) for p in self.weights.phases) * max(p.per_row for p in self.weights.taps)
-        steps, rows = self.lay.vectors // 2, max(p.rows for p in self.weights.taps)
-        at_once = rows == t.tap_rows and rows * steps * each <= UNROLLED
-        kinds = {torch.float32: "tf32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+    def owned(self) -> Lines:
+        c, t = self.c, self.t
         return fill(
-            warpgroup_text.MULTIPLY,
-            at_once=rows_h,
-            unroll_rows="" if at_once else "1",
-            unroll=max(1, min(steps, UNROLLED // each)),
-            flavour=f"{kinds[self.c.x.dtype]}_{warpgroup.positions(self.c, t)}",
-            tiles=rows_h * t.eights_w,
+            warpgroup_text.OWNED,
+            m_tiles=t.m_tiles, own_d=t.cells_d, own_h=t.cells_h, eights_w=t.eights_w, rows_d=t.rows_d, rows_h=t.rows_h,
+            per_cell=max(len(p.elements) for p in c.axes[2].phases), warps_m=t.warps_m, warps_h=t.warps_h,
+            warps_w=t.warps_w, threads=32 * t.warps, m_blocks=ceil(c.features / t.block_m),
+        )  # fmt: skip
+
+    def accumulators(self) -> Lines:
+        return fill(warpgroup_text.ACCUMULATORS, at_once=rows_at_once(self.c, self.t))
+
+    def products(self, instruction: str) -> Lines:
+        tiles = positions(self.c, self.t) // 8
+        return fill(warpgroup_text.PRODUCTS, instruction=instruction, tiles=tiles)
+
+    def place_of_weights(self) -> Lines:
+        return fill(warpgroup_text.PLACE)
+
+    def operands(self) -> Operands:
+        return Operands(
+            "const int warp_m = warp % WARPS_M, warp_w = warp / WARPS_M % WARPS_W, "
+            "warp_h = warp / (WARPS_M * WARPS_W);",
+            "128" if rows_at_once(self.c, self.t) == 1 else "16 * row_h(1)",
+            "warp_h * OWN_H * ADVANCE_H + 4 * OWN_W * warp_w",
+            " + warp_m / 4 * 64 * M_TILES",
         )
 
-    def _stage(self) -> Lines:
-        names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)}
-        names |= {f"low_{a}": axis.reach()[0] for a, axis in zip("dhw", self.c.axes, strict=True)}
-        names |= contraction_walk.names(self.lay.walks)
-        rounded = fill(warpgroup_text.ROUND) if self.rounds else []
-        rounding = ", rounded to tf32" if self.rounds else ""
-        return fill(warpgroup_text.STAGE, **names, at_once=self.steps.at_once, round=rounded, rounding=rounding)
-
-    def _kernel_text(self) -> Lines:
-        body = self.epilogue.open_tile()
-        for index in range(len(self.weights.phases)):
-            body += self._phase(index)
-        if self.weights.chunks == 1:
-            body += ["x_now = 1 - x_now;"]
-        exchanges = self.epilogue.exchange_elements() > 0
-        return fill(
-            warpgroup_text.KERNEL,
-            name=self.name,
-            cluster=cluster_of(self),
-            place=place(self),
-            per_sm=self.per_sm,
-            parameters=parameters(self),
-            of_sample=contraction_layout.sample(self.c),
-            **contraction_walk.names(self.lay.walks),
-            stage=self.steps.functions(),
-            staged=[f"constexpr int STAGED = {self.staged * self.c.x.dtype.itemsize};    // bytes"]
-            if exchanges
-            else [],
-            between="128" if warpgroup.rows_at_once(self.c, self.t) == 1 else "16 * row_h(1)",
-            prologue=[*self.epilogue.prologue(), *self.weights.at_hand()],
-            w_now="" if self.t.stay else ", w_now = 0",
-            first=self.steps.first(),
-            body=[*body, *self.epilogue.after_cell()],
-            close=self.epilogue.close(),
-        )
-
-    def _phase(self, index: int) -> Lines:
-        """One phase of the cells: multiply by all its taps, some rows at a time, and hand the values on."""
-        phases, rows = self.weights.phases[index], self.steps.pieces(index)
-        loops = [f"for (int from_{a} = 0; from_{a} < {len(p.elements)}; from_{a} += {n})" for a, p, n in rows]
-        values = self.epilogue.values(phases, self.t.eights_w * len(phases[2].elements))
-        return [*loops, "{", *indent(["Accumulators acc = {};", *self.steps.of_phase(index, rows), *values]), "}"]
+    def slots(self, per_cell: int) -> int:
+        return 2 * self.t.eights_w * per_cell

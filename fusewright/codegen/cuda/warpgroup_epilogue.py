@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusewright.codegen.cuda import warpgroup_positions_text as texts
 from fusewright.codegen.cuda.contraction_epilogue import Epilogue
+from fusewright.codegen.cuda.contraction_folds import COLUMN, ROW
+from fusewright.codegen.cuda.contraction_values import is_one
+from fusewright.codegen.text import Lines, fill
+from fusewright.schedule.warpgroup_positions import PositionTile
 
 
 @dataclass(frozen=True)
@@ -23,3 +29,70 @@ class WarpgroupEpilogue(Epilogue):
 
     def element_w(self, per_cell: int) -> str:
         return "s / 2 / EIGHTS_W"
+
+
+@dataclass(frozen=True)
+class PositionEpilogue(Epilogue):
+    """Row n of the j-th eight of an instruction is cell n of its j-th eight of cells, column n is the block's n-th
+    feature; no two warps share a position."""
+
+    other_channels, other_positions = COLUMN, ROW
+
+    t: PositionTile
+
+    @property
+    def pairs(self) -> bool:
+        return False
+
+    @property
+    def exchanges(self) -> bool:
+        return False
+
+    @property
+    def own_feature(self) -> str:
+        return "8 * m + 2 * quad + half"
+
+    def accumulated(self, per_cell: int) -> str:
+        element = self.element_w(per_cell) if per_cell > 1 else "0"
+        if self.t.wide:
+            return f"acc[rd][{element}][rh][own_w / 2][m][2 * (own_w % 2) + half]"
+        return f"acc[rd][{element}][rh / ROWS_H / 2 * ROWS_H + rh % ROWS_H][own_w][m][2 * (rh / ROWS_H % 2) + half]"
+
+    def own_row(self, own: str) -> str:
+        if self.t.wide:
+            return super().own_row(own)
+        return f"8 * (warp_h / 4 * TILES_H + {own} / 2) + 2 * (warp_h % 4) + {own} % 2"
+
+    @property
+    def cell_w(self) -> str:
+        if self.t.wide:
+            return "cell_w + 64 * (warp_w / 4 * TILES_W + own_w / 2) + 16 * (warp_w % 4) + 8 * (own_w % 2) + row"
+        return "cell_w + 8 * (warp_w * TILES_W + own_w) + row"
+
+    def of_channel(self, name: str) -> str:
+        if self.t.keeps_numbers(self.c):
+            return super().of_channel(name)
+        return f"numbers[{self._of_channels.index(name)}][{self.own_feature}]"
+
+    def numbers(self, names: Sequence[str]) -> Lines:
+        if self.t.keeps_numbers(self.c):
+            return super().numbers(names)
+        guarded = "{0}" if self.whole else "feature < O ? {0} : Compute(0)"
+        reads = (guarded.format(f"widened({name}[group * O + feature])") for name in names)
+        return fill(texts.NUMBERS, loads=[f"numbers[{n}][i] = {read};" for n, read in enumerate(reads)])
+
+    @property
+    def _of_channels(self) -> list[str]:
+        """The operands that have a number per channel."""
+        return [name for node, name in self.read() if not is_one(node)]
+
+    def kept_elements(self) -> int:
+        """The numbers per channel that are not in registers."""
+        return self.t.own_bytes(self.c) // 4
+
+    def stored(self, value: str, lengths: tuple[str, str, str]) -> Lines:
+        p, q, r = lengths
+        there = "inside" if self.whole else "inside && feature < O"
+        feature = [] if self.whole else [self.feature]
+        names = {"type": self.result_type, "value": value, "there": there}
+        return fill(texts.STORED, p=p, q=q, r=r, feature=feature, **names)

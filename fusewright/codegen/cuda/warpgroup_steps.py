@@ -14,7 +14,7 @@ from fusewright.codegen.cuda import warpgroup_text
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights, plus
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule.contraction import Contraction, Phase
-from fusewright.schedule.warpgroup import WarpgroupTile
+from fusewright.schedule.warpgroup_staging import WarpgroupCut
 
 # Vectors that a thread reads before it writes them to shared memory.
 AHEAD = 6
@@ -25,7 +25,7 @@ class Steps:
     """Writes the steps of one group and tile."""
 
     c: Contraction
-    t: WarpgroupTile
+    t: WarpgroupCut
 
     @cached_property
     def weights(self) -> WarpgroupWeights:

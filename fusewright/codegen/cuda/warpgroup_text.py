@@ -9,12 +9,7 @@ using Compute = float;    // of everything else
 constexpr int C = $channels, O = $features, GROUPS = $groups;    // channels of a group, in and out
 constexpr int TAPS = $taps;    // of one channel's kernel
 
-// A warpgroup owns 64 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
-constexpr int M_TILES = $m_tiles, OWN_D = $own_d, OWN_H = $own_h, EIGHTS_W = $eights_w, OWN_W = 2 * EIGHTS_W;
-constexpr int ROWS_D = $rows_d, ROWS_H = $rows_h, PER_CELL = $per_cell;    // of which along w all PER_CELL
-constexpr int WARPS_M = $warps_m, WARPS_H = $warps_h, WARPS_W = $warps_w, THREADS = $threads;
-constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = $m_blocks;
-constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
+$owned
 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
@@ -35,10 +30,18 @@ __device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVA
 __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
 """
 
+# What of a tile a warpgroup and a thread own.
+OWNED = """
+// A warpgroup owns 64 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
+constexpr int M_TILES = $m_tiles, OWN_D = $own_d, OWN_H = $own_h, EIGHTS_W = $eights_w, OWN_W = 2 * EIGHTS_W;
+constexpr int ROWS_D = $rows_d, ROWS_H = $rows_h, PER_CELL = $per_cell;    // of which along w all PER_CELL
+constexpr int WARPS_M = $warps_m, WARPS_H = $warps_h, WARPS_W = $warps_w, THREADS = $threads;
+constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = $m_blocks;
+constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
+"""
+
 MULTIPLY = """
-// A thread has two features and two cells of every eight.
-using Accumulators = float[OWN_D * ROWS_D][PER_CELL][M_TILES][OWN_H * ROWS_H][EIGHTS_W][4];
-constexpr int ROWS_AT_ONCE = $at_once;    // that one instruction takes
+$accumulators
 
 // Start adding the products of a staged chunk with `rows` rows of taps from `first` on.  The columns that one tap reads
 // lie as one instruction wants them, whichever tap it is: it only starts elsewhere.
@@ -57,18 +60,29 @@ __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x
                 for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
                     for (int e = 0; e < ELEMENTS; ++e)
-#pragma unroll
-                        for (int rh = 0; rh < OWN_H * ROWS_H; rh += ROWS_AT_ONCE)
-#pragma unroll
-                            for (int m = 0; m < M_TILES; ++m)
-                                wgmma_$flavour(reinterpret_cast<float(&)[$tiles][4]>(acc[rd][e][m][rh]),
-                                               w + ((tap * VECTORS + k) * BLOCK_M + 64 * m),
-                                               x_row + (k * PLANE + row_d(rd) + row_h(rh) +
-                                                        column(FIRST_W + e * ELEMENT_W + tap * TAP_W)));
+                        $products
         w += TAPS_W * VECTORS * BLOCK_M;
     }
     warpgroup_commit();
 }
+"""
+
+ACCUMULATORS = """
+// A thread has two features and two cells of every eight.
+using Accumulators = float[OWN_D * ROWS_D][PER_CELL][M_TILES][OWN_H * ROWS_H][EIGHTS_W][4];
+constexpr int ROWS_AT_ONCE = $at_once;    // that one instruction takes
+"""
+
+# The instructions of one tap, two vectors of channels and element of the cells along d and w.
+PRODUCTS = """
+#pragma unroll
+for (int rh = 0; rh < OWN_H * ROWS_H; rh += ROWS_AT_ONCE)
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+        $instruction(reinterpret_cast<float(&)[$tiles][4]>(acc[rd][e][m][rh]),
+                       w + ((tap * VECTORS + k) * BLOCK_M + 64 * m),
+                       x_row + (k * PLANE + row_d(rd) + row_h(rh) +
+                                column(FIRST_W + e * ELEMENT_W + tap * TAP_W)));
 """
 
 CHANNELS = """
@@ -224,14 +238,14 @@ $name($parameters,
     $staged
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
-    const int warp_m = warp % WARPS_M, warp_w = warp / WARPS_M % WARPS_W, warp_h = warp / (WARPS_M * WARPS_W);
+    $warps
     const int $place;    // of the sample's blocks
     const int group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
     const Element* const x_sample = x + $of_sample;
     // What this warpgroup multiplies: its cells of the input, and its features.
     const unsigned long long x_matrix =
-        shared_matrix(x_tile, 16 * PLANE, $between) + (warp_h * OWN_H * ADVANCE_H + 4 * OWN_W * warp_w);
-    const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128) + warp_m / 4 * 64 * M_TILES;
+        shared_matrix(x_tile, 16 * PLANE, $between) + ($own_cells);
+    const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128)$own_features;
     $prologue
 
     const int tiles_h = $tiles_h, tiles_w = ceil_div(cells_w, CELLS_W);

@@ -17,9 +17,9 @@ from fusewright.codegen.cuda import warpgroup_text
 from fusewright.codegen.cuda.contraction_weights import PACKING_THREADS, first_tap, tap_steps
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.kernel import Argument, Array, Launch
-from fusewright.schedule import warpgroup
+from fusewright.schedule import warpgroup_staging as staging
 from fusewright.schedule.contraction import Contraction, Phase
-from fusewright.schedule.warpgroup import Staged, Taps, WarpgroupTile
+from fusewright.schedule.warpgroup_staging import Staged, Taps, WarpgroupCut
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class WarpgroupWeights:
     """The weights of one group and tile; phases are counted in the order they are computed."""
 
     c: Contraction
-    t: WarpgroupTile
+    t: WarpgroupCut
 
     @cached_property
     def phases(self) -> list[tuple[Phase, Phase, Phase]]:
@@ -37,7 +37,7 @@ class WarpgroupWeights:
 
     @cached_property
     def taps(self) -> list[Taps]:
-        return warpgroup.taps_of(self.c)
+        return staging.taps_of(self.c)
 
     @property
     def passes(self) -> list[int]:
@@ -46,15 +46,15 @@ class WarpgroupWeights:
 
     @cached_property
     def lay(self) -> Staged:
-        return warpgroup.staged(self.c, self.t)
+        return staging.staged(self.c, self.t)
 
     @property
     def vector(self) -> int:
-        return warpgroup.vector(self.c)
+        return staging.vector(self.c)
 
     @property
     def chunks(self) -> int:
-        return warpgroup.chunks(self.c, self.t)
+        return staging.chunks(self.c, self.t)
 
     @property
     def blocks(self) -> int:
@@ -64,7 +64,7 @@ class WarpgroupWeights:
     @property
     def tile(self) -> int:
         """Elements that are staged at a time."""
-        return warpgroup.slice_vectors(self.c, self.t) * self.vector
+        return staging.slice_vectors(self.c, self.t) * self.vector
 
     def of_row(self, index: int) -> int:
         """Weights of one row of taps of a phase and chunk."""
@@ -113,8 +113,8 @@ class WarpgroupWeights:
 
     # -- the text
 
-    def functions(self, name: str) -> list[Lines]:
-        """What lays out weights and copies them; `name` is the kernel's."""
+    def functions(self, name: str, place: Lines) -> list[Lines]:
+        """What lays out weights, each in its `place`, and copies them; `name` is the kernel's."""
         rounds = self.c.x.dtype == torch.float32
         row = "(group * C + channel) * O + first_feature + feature"
         if not self.c.op.transposed:
@@ -126,7 +126,7 @@ class WarpgroupWeights:
             threads="THREADS" if self.t.stay else PACKING_THREADS,
             value="__uint_as_float(round_tf32(value))" if rounds else "value",
         )
-        found = [fill(warpgroup_text.PLACE), phase]
+        found = [place, phase]
         if not self.t.stay:
             packing = self._pack_phases("packed", "chunk")
             found.append(fill(warpgroup_text.PACK, name=f"{name}_pack", block=self.of_block, phases=packing))

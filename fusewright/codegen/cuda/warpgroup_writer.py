@@ -1,0 +1,223 @@
+"""What the CUDA C++ of contraction groups for Hopper says whichever way features and positions meet (sm_90a).
+
+A block stages its input as vectors of neighbouring channels, so that the positions that one tap reads are a matrix as
+the tensor cores take it, and the next tap's the same matrix from another column on: nothing is copied per tap.  They
+work while the block stages what comes next.  What follows is that of `contraction`: every thread holds whole cells in
+registers (`contraction_epilogue`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+
+from fusewright.codegen.cpp import ELEMENT
+from fusewright.codegen.cuda import contraction_layout, contraction_walk, warpgroup_text
+from fusewright.codegen.cuda.contraction_epilogue import Epilogue
+from fusewright.codegen.cuda.contraction_record import (
+    LARGEST_CLUSTER,
+    cluster_of,
+    may_join,
+    parameters,
+    place,
+    spread_over,
+)
+from fusewright.codegen.cuda.primitives import with_primitives
+from fusewright.codegen.cuda.warpgroup_steps import Steps
+from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
+from fusewright.codegen.text import Lines, fill, indent
+from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.tiling import MULTIPROCESSORS
+from fusewright.schedule.warpgroup_staging import Staged, WarpgroupCut, blocks_per_sm
+
+# Instructions of the tensor cores that are written out one behind the other.
+UNROLLED = 64
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Text: which warps a block has; the bytes from one eight of an instruction's positions to the next; and where the
+    first cell and the first feature of a warpgroup are, in columns of shared memory and what is added to a matrix."""
+
+    warps: str
+    between: str
+    cells: str
+    features: str
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes the text of one group and tile.  Who derives from it says which positions and features are multiplied."""
+
+    c: Contraction
+    t: WarpgroupCut
+    name: str
+    reference: str
+    blocks: int | None
+
+    def blocks_per_sample(self, samples: int, cells: tuple[int, int, int]) -> int | None:
+        """How many blocks a cluster should have for `samples` samples, each of so many cells; `None`: none fits."""
+        if not (may_join(self) and self.t.stay):
+            return None
+        blocks = spread_over(self, samples, cells, LARGEST_CLUSTER)
+        return blocks if blocks < LARGEST_CLUSTER or samples * blocks >= MULTIPROCESSORS * self.per_sm else None
+
+    @property
+    @abstractmethod
+    def epilogue(self) -> Epilogue:
+        """What happens to the products."""
+
+    @abstractmethod
+    def owned(self) -> Lines:
+        """Constants: what a block, a warpgroup and a thread have of a tile."""
+
+    @abstractmethod
+    def accumulators(self) -> Lines:
+        """The type of a thread's accumulators."""
+
+    @abstractmethod
+    def products(self, instruction: str) -> Lines:
+        """The instructions of one tap, two vectors of channels and element of the cells along d and w."""
+
+    @abstractmethod
+    def place_of_weights(self) -> Lines:
+        """Where a weight lies."""
+
+    @abstractmethod
+    def operands(self) -> Operands:
+        """Where a warpgroup's part of the operands is."""
+
+    @abstractmethod
+    def slots(self, per_cell: int) -> int:
+        """Values of a thread along w, of cells that have so many elements there."""
+
+    @cached_property
+    def steps(self) -> Steps:
+        return Steps(self.c, self.t)
+
+    @property
+    def weights(self) -> WarpgroupWeights:
+        return self.steps.weights
+
+    @property
+    def lay(self) -> Staged:
+        return self.weights.lay
+
+    @property
+    def rounds(self) -> bool:
+        """Whether operands have to be rounded to tf32."""
+        return self.c.x.dtype == torch.float32
+
+    @property
+    def staged(self) -> int:
+        """Elements of two input tiles, and of the weights."""
+        x = self.lay.vectors * self.lay.plane * self.weights.vector
+        return 2 * x + (1 if self.t.stay else 2) * self.weights.tile
+
+    @property
+    def shared(self) -> int:
+        """Bytes: what is staged, and what the warps exchange at the end."""
+        own = self.staged * self.c.x.dtype.itemsize + 4 * self.epilogue.kept_elements()
+        return max(own, self.epilogue.closing_bytes())
+
+    @property
+    def per_sm(self) -> int:
+        """Blocks that share a multiprocessor, which bounds the registers the compiler may use."""
+        return max(1, blocks_per_sm(self.c, self.t, self.shared))
+
+    # -- the text ----------------------------------------------------------------------------------------------------
+
+    def source(self) -> str:
+        return with_primitives([
+            self._constants(),
+            self._multiply(),
+            fill(warpgroup_text.CHANNELS),
+            self._stage(),
+            *self.weights.functions(self.name, self.place_of_weights()),
+            *self.epilogue.head(),
+            self._kernel_text(),
+            self.epilogue.finish(self.name),
+        ])  # fmt: skip
+
+    def _constants(self) -> Lines:
+        c, t, lay = self.c, self.t, self.lay
+        per_row = lay.row
+        strides = (lay.lengths[1] * per_row, per_row, 1)
+        names: dict[str, object] = {}
+        for i, a in enumerate("dhw"):
+            axis = lay.walks[i].staged
+            several = next((p for p in axis.phases if len(p.taps) > 1), None)
+            names[f"advance_{a}"] = strides[i] * axis.advance
+            names[f"element_{a}"] = strides[i] * axis.phases[0].per_element
+            names[f"tap_{a}"] = 0 if several is None else strides[i] * several.per_tap
+            names[f"x_{a}"] = lay.lengths[i]
+        names |= {
+            "element": ELEMENT[c.x.dtype], "channels": c.channels, "features": c.features, "groups": c.op.groups,
+            "taps": prod(a.taps for a in c.axes), "owned": self.owned(), "chunk": t.chunk,
+            "vectors": lay.vectors, "plane": lay.plane, "pitch": lay.pitch, "skip": lay.advance,
+        }  # fmt: skip
+        return [*fill(warpgroup_text.CONSTANTS, **names), *contraction_walk.constants(lay.walks)]
+
+    def _multiply(self) -> Lines:
+        each = self.t.products(self.c).instructions
+        each *= max(len(p[2].elements) for p in self.weights.phases) * max(p.per_row for p in self.weights.taps)
+        steps, rows = self.lay.vectors // 2, max(p.rows for p in self.weights.taps)
+        at_once = rows == self.t.tap_rows and rows * steps * each <= UNROLLED
+        kinds = {torch.float32: "tf32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+        return fill(
+            warpgroup_text.MULTIPLY,
+            accumulators=self.accumulators(),
+            unroll_rows="" if at_once else "1",
+            unroll=max(1, min(steps, UNROLLED // each)),
+            products=self.products(f"wgmma_{kinds[self.c.x.dtype]}_{self.t.products(self.c).columns}"),
+        )
+
+    def _stage(self) -> Lines:
+        names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)}
+        names |= {f"low_{a}": axis.reach()[0] for a, axis in zip("dhw", self.c.axes, strict=True)}
+        names |= contraction_walk.names(self.lay.walks)
+        rounded = fill(warpgroup_text.ROUND) if self.rounds else []
+        rounding = ", rounded to tf32" if self.rounds else ""
+        return fill(warpgroup_text.STAGE, **names, at_once=self.steps.at_once, round=rounded, rounding=rounding)
+
+    def _kernel_text(self) -> Lines:
+        body = self.epilogue.open_tile()
+        for index in range(len(self.weights.phases)):
+            body += self._phase(index)
+        if self.weights.chunks == 1:
+            body += ["x_now = 1 - x_now;"]
+        parts = self.operands()
+        return fill(
+            warpgroup_text.KERNEL,
+            name=self.name,
+            cluster=cluster_of(self),
+            place=place(self),
+            per_sm=self.per_sm,
+            parameters=parameters(self),
+            of_sample=contraction_layout.sample(self.c),
+            **contraction_walk.names(self.lay.walks),
+            stage=self.steps.functions(),
+            staged=[f"constexpr int STAGED = {self.staged * self.c.x.dtype.itemsize};    // bytes"]
+            if self.epilogue.kept_elements()
+            else [],
+            warps=[parts.warps],
+            between=parts.between,
+            own_cells=parts.cells,
+            own_features=parts.features,
+            prologue=[*self.epilogue.prologue(), *self.weights.at_hand()],
+            w_now="" if self.t.stay else ", w_now = 0",
+            first=self.steps.first(),
+            body=[*body, *self.epilogue.after_cell()],
+            close=self.epilogue.close(),
+        )
+
+    def _phase(self, index: int) -> Lines:
+        """One phase of the cells: multiply by all its taps, some rows at a time, and hand the values on."""
+        phases, rows = self.weights.phases[index], self.steps.pieces(index)
+        loops = [f"for (int from_{a} = 0; from_{a} < {len(p.elements)}; from_{a} += {n})" for a, p, n in rows]
+        values = self.epilogue.values(phases, self.slots(len(phases[2].elements)))
+        return [*loops, "{", *indent(["Accumulators acc = {};", *self.steps.of_phase(index, rows), *values]), "}"]

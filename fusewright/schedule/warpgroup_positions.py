@@ -1,0 +1,190 @@
+"""How a contraction group of few features is cut for the tensor cores of Hopper: they take 64 of its positions.
+
+Of 64 features at a time (`warpgroup`) a group may lack many.  Here a warpgroup multiplies 64 positions by up to 256
+features, as many eights as there are.  The positions are one element each of eight eights of cells along w, neighbours
+or one below the other; elements of a cell are further instructions, so that a thread owns whole cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil
+
+from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.warpgroup_staging import (
+    ACCUMULATORS,
+    GROUPS,
+    Products,
+    WarpgroupCut,
+    chunk_sizes,
+    few_alike,
+    rows_at_a_time,
+    scored,
+    slices,
+    takes,
+)
+
+# Features that one instruction multiplies at most.
+MOST_FEATURES = 256
+# Computed features per useful one, with 64 at a time and with eight, whose ratio makes this worth a try.
+FEWER = 1.12
+# Numbers per channel that a thread keeps in registers at most; more of them lie in shared memory.
+KEPT_NUMBERS = 24
+# Registers that a thread may have, and those that hold neither accumulators nor what becomes of them.
+MOST_REGISTERS, OTHER_REGISTERS = 240, 64
+# And those that numbers in half precision take until two of them share one.
+HALVES_APART = 32
+
+
+@dataclass(frozen=True)
+class PositionTile(WarpgroupCut):
+    """See the module's text.
+
+    eights_m   times eight features of a block
+    groups_h, groups_w   warpgroups side by side over rows and columns
+    wide       whether the eights of cells that one instruction takes are neighbours along w; else they lie along h
+    cells_d, tiles_h, tiles_w   so many times those cells that a warpgroup has along d, h, w
+    """
+
+    eights_m: int
+    groups_h: int
+    groups_w: int
+    wide: bool
+    cells_d: int
+    tiles_h: int
+    tiles_w: int
+
+    @property
+    def warps(self) -> int:
+        return 4 * self.groups_h * self.groups_w
+
+    @property
+    def warps_m(self) -> int:
+        return 1
+
+    @property
+    def warps_h(self) -> int:
+        return self.groups_h if self.wide else 4 * self.groups_h
+
+    @property
+    def warps_w(self) -> int:
+        return 4 * self.groups_w if self.wide else self.groups_w
+
+    @property
+    def block_m(self) -> int:
+        return 8 * self.eights_m
+
+    @property
+    def at_once(self) -> tuple[int, int]:
+        """Cells along h and w that one instruction takes."""
+        return (1, 64) if self.wide else (8, 8)
+
+    @property
+    def own(self) -> tuple[int, int, int]:
+        """Cells of a thread along d, h, w: two of each instruction's."""
+        return self.cells_d, self.tiles_h * (1 if self.wide else 2), self.tiles_w * (2 if self.wide else 1)
+
+    @property
+    def cells(self) -> tuple[int, int, int]:
+        d, h, w = self.own
+        return d, h * self.warps_h, 8 * w * self.warps_w
+
+    @property
+    def traits(self) -> tuple[int, ...]:
+        rows = self.rows_d * self.cells_d, self.rows_h * self.tiles_h
+        return self.eights_m, *rows, self.tiles_w, self.wide, self.stay
+
+    def products(self, c: Contraction) -> Products:
+        tiles = self.cells_d * self.rows_d * self.tiles_h * self.rows_h * self.tiles_w
+        return Products(tiles, self.block_m, _accumulators(c, self))
+
+    def registers(self, c: Contraction) -> int:
+        return min(255, -(-_registers(c, self) // 8) * 8)
+
+    def own_bytes(self, c: Contraction) -> int:
+        """Numbers per channel."""
+        return 0 if self.keeps_numbers(c) else 4 * self.block_m * numbers(c)
+
+    def keeps_numbers(self, c: Contraction) -> bool:
+        """Whether a thread has the numbers of its channels in registers."""
+        return 2 * self.eights_m * numbers(c) <= KEPT_NUMBERS
+
+
+def numbers(c: Contraction) -> int:
+    """Operands that have a number per channel."""
+    bias = c.conv.args[2]
+    read = dict.fromkeys([*([] if bias is None else [bias]), *c.operands])
+    return sum(any(d != 1 for d in n.shape) for n in read)
+
+
+def _accumulators(c: Contraction, t: PositionTile) -> int:
+    """Of a thread."""
+    along_w = max(len(p.elements) for p in c.axes[2].phases)
+    return t.cells_d * t.rows_d * t.tiles_h * t.rows_h * t.tiles_w * along_w * t.block_m // 2
+
+
+def _registers(c: Contraction, t: PositionTile) -> int:
+    """A thread's, if it could have as many as it likes."""
+    count = _accumulators(c, t) + OTHER_REGISTERS
+    if c.window is not None:
+        count += t.cells_d * t.tiles_h * t.tiles_w * t.block_m // 2
+    if c.over_positions and not c.over_channels:
+        count += 6 * t.eights_m  # a float32 and a float64 sum of either feature
+    if c.over_channels and not c.over_positions:
+        count += 2 * t.eights_m  # the values of a column
+    if c.x.dtype.itemsize == 2:
+        count += HALVES_APART
+    return count + (2 * t.eights_m * numbers(c) if t.keeps_numbers(c) else 0)
+
+
+def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> list[tuple[float, PositionTile]]:
+    """Tiles that fit with their estimates, best first; `lengths` are the cells of the whole output along d, h, w."""
+    return scored(c, _all(c, lengths), lengths) if takes(c, tf32=tf32) and _saves(c) else []
+
+
+def shortlist(
+    c: Contraction, lengths: tuple[int, int, int], count: int, *, tf32: bool
+) -> list[tuple[float, PositionTile]]:
+    """The best `count` candidates, few of them alike."""
+    return few_alike(candidates(c, lengths, tf32=tf32), count)
+
+
+def _saves(c: Contraction) -> bool:
+    """Whether 64 features at a time are so many more than eight."""
+    return 8 * ceil(c.features / 8) * FEWER <= 64 * ceil(c.features / 64)
+
+
+def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PositionTile]:
+    """Tiles that may be worth an estimate."""
+    for eights_m in _features(c):
+        for wide, cells, rows in _cells_of_warpgroup(c, lengths, eights_m):
+            for groups_h, groups_w in product(GROUPS, GROUPS):
+                plain = PositionTile(*rows, c.channels, 1, True, eights_m, groups_h, groups_w, wide, *cells)
+                if groups_h * groups_w in GROUPS and _registers(c, plain) <= MOST_REGISTERS:
+                    for chunk in chunk_sizes(c):
+                        yield from slices(c, replace(plain, chunk=chunk))
+
+
+def _features(c: Contraction) -> list[int]:
+    """Eights of features of a block: of as few blocks as there may be, or of more where nothing joins them."""
+    fewest = ceil(c.features / MOST_FEATURES)
+    if c.over_channels:
+        return [ceil(c.features / 8)] if fewest == 1 else []
+    return list(dict.fromkeys(ceil(c.features / (8 * n)) for n in range(fewest, fewest + 3)))
+
+
+def _cells_of_warpgroup(
+    c: Contraction, lengths: tuple[int, int, int], eights_m: int
+) -> Iterator[tuple[bool, tuple[int, int, int], tuple[int, int]]]:
+    """How the eights of an instruction lie, how often a warpgroup has them along d, h, w, and rows of a cell that are
+    computed at a time along d, h."""
+    along_w = max(len(p.elements) for p in c.axes[2].phases)
+    for wide, d, h, w in product((False, True), (1, 2), (1, 2, 3, 4, 6, 8, 16), (1, 2, 3, 4, 8)):
+        high, broad = (1, 64) if wide else (8, 8)
+        if d > lengths[0] or h * high >= 2 * lengths[1] + high or w * broad >= 2 * lengths[2] + broad:
+            continue
+        for rows_d, rows_h in rows_at_a_time(c):
+            if 4 * eights_m * d * h * w * rows_d * rows_h * along_w <= ACCUMULATORS:
+                yield wide, (d, h, w), (rows_d, rows_h)

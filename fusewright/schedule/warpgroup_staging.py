@@ -1,0 +1,317 @@
+"""What both ways to cut a contraction group for the tensor cores of Hopper share: how operands are staged in shared
+memory, and what a tile costs.
+
+The estimate follows the idea of `tiling`: the busiest unit of a multiprocessor per useful result.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil, gcd, prod
+from typing import TypeVar
+
+import torch
+
+from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.residues import Walks, walks
+from fusewright.schedule.tiling import MOST_SHARED, span
+
+# Numbers of the accumulators that a thread may hold.
+ACCUMULATORS = 160
+# Input indices along one dimension of a tile, which are packed into eight bits each, as are its channels.
+MOST_INDICES = 256
+# Warpgroups of a block.
+GROUPS = (1, 2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Products:
+    """What a warpgroup multiplies per tap, two vectors of channels and element of a cell along w: so many instructions,
+    each of 64 rows and so many columns.  Accumulators are those of a thread, for all elements."""
+
+    instructions: int
+    columns: int
+    accumulators: int
+
+
+@dataclass(frozen=True)
+class WarpgroupCut:
+    """What every tile says.
+
+    rows_d, rows_h   elements of a cell that are computed at a time along d and h
+    chunk     input channels staged at a time
+    tap_rows  rows of the kernel whose weights are staged at a time
+    stay      whether a block stages all its weights once instead
+    """
+
+    rows_d: int
+    rows_h: int
+    chunk: int
+    tap_rows: int
+    stay: bool
+
+    @property
+    @abstractmethod
+    def warps(self) -> int:
+        """Of a block."""
+
+    @property
+    @abstractmethod
+    def warps_m(self) -> int:
+        """Warps with features of their own."""
+
+    @property
+    @abstractmethod
+    def warps_h(self) -> int:
+        """Warps with rows of cells of their own."""
+
+    @property
+    @abstractmethod
+    def warps_w(self) -> int:
+        """Warps with columns of cells of their own."""
+
+    @property
+    @abstractmethod
+    def block_m(self) -> int:
+        """Output channels of a block."""
+
+    @property
+    @abstractmethod
+    def cells(self) -> tuple[int, int, int]:
+        """Cells of a block along d, h, w."""
+
+    @abstractmethod
+    def products(self, c: Contraction) -> Products:
+        """What a warpgroup multiplies."""
+
+    @abstractmethod
+    def registers(self, c: Contraction) -> int:
+        """An estimate of a thread's registers."""
+
+    @abstractmethod
+    def own_bytes(self, c: Contraction) -> int:
+        """Bytes of shared memory behind what is staged."""
+
+    @property
+    @abstractmethod
+    def traits(self) -> tuple[int, ...]:
+        """In what tiles are alike that are hardly worth measuring both."""
+
+
+Tile = TypeVar("Tile", bound=WarpgroupCut)
+
+
+def vector(c: Contraction) -> int:
+    """Channels that lie side by side: 16 bytes of them."""
+    return 16 // c.x.dtype.itemsize
+
+
+def step(c: Contraction) -> int:
+    """Channels that one instruction multiplies."""
+    return 2 * vector(c)
+
+
+def takes(c: Contraction, *, tf32: bool) -> bool:
+    """Whether the operands of a group may be what these tensor cores multiply, and lie as this family reads them.
+
+    Window sums take longer to form than to multiply, and `tiling` forms them with more threads.
+    """
+    rounded = c.x.dtype == torch.float32 and tf32
+    if not (rounded or c.x.dtype in (torch.float16, torch.bfloat16)) or c.channels_last or c.box is not None:
+        return False
+    return any(p.rows * p.per_row for p in taps_of(c))  # a pool may leave only positions that no tap reaches
+
+
+@dataclass(frozen=True)
+class Staged:
+    """One chunk of the input in shared memory, as [vector of channels][d][h][w % advance][w / advance][channel].
+
+    lengths   input rows along d, h, and indices along w; `walks` say which rows
+    pitch     columns w / advance of one residue; columns are vectors
+    plane     columns of a vector of channels: an odd number, so that vectors of one column spread over the banks
+    vectors   of channels
+    """
+
+    lengths: tuple[int, int, int]
+    pitch: int
+    advance: int
+    plane: int
+    vectors: int
+    walks: Walks
+
+    @property
+    def reach(self) -> int:
+        """The most input indices from the first to the last along a dimension."""
+        return max((n - 1) * walk.step + 1 for walk, n in zip(self.walks, self.lengths, strict=True))
+
+    @property
+    def row(self) -> int:
+        return self.pitch * self.advance
+
+    def column(self, w: int) -> int:
+        return w % self.advance * self.pitch + w // self.advance
+
+
+def staged(c: Contraction, t: WarpgroupCut) -> Staged:
+    """How the input of a tile is staged."""
+    along = walks(c, t.cells)
+    d, h, w = (span(walk.staged, n) for walk, n in zip(along, t.cells, strict=True))
+    advance = c.axes[2].advance
+    plane = d * h * ceil(w / advance) * advance
+    return Staged((d, h, w), ceil(w / advance), advance, plane + 1 - plane % 2, t.chunk // vector(c), along)
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The taps of one phase: `rows` rows of a kernel, each of `per_row` taps along w."""
+
+    rows: int
+    per_row: int
+
+
+def taps_of(c: Contraction) -> list[Taps]:
+    """Per phase, in the order they are computed."""
+    phases = product(*(a.phases for a in c.axes))
+    return [Taps(len(d.taps) * len(h.taps), len(w.taps)) for d, h, w in phases]
+
+
+def weight_vectors(c: Contraction, t: WarpgroupCut) -> list[int]:
+    """Vectors of weights per phase, of all rows of taps and one chunk."""
+    return [p.rows * p.per_row * staged(c, t).vectors * t.block_m for p in taps_of(c)]
+
+
+def chunks(c: Contraction, t: WarpgroupCut) -> int:
+    """Of the input's channels."""
+    return ceil(c.channels / t.chunk)
+
+
+def slice_vectors(c: Contraction, t: WarpgroupCut) -> int:
+    """Vectors of the weights that are staged at a time."""
+    if t.stay:
+        return sum(weight_vectors(c, t)) * chunks(c, t)
+    return max(min(t.tap_rows, p.rows) * p.per_row for p in taps_of(c)) * staged(c, t).vectors * t.block_m
+
+
+def staged_bytes(c: Contraction, t: WarpgroupCut) -> int:
+    """Bytes of shared memory: two tiles of the input, and weights, twice where they do not stay."""
+    x = staged(c, t).vectors * staged(c, t).plane
+    return 16 * (2 * x + (1 if t.stay else 2) * slice_vectors(c, t))
+
+
+def shared_bytes(c: Contraction, t: WarpgroupCut) -> int:
+    """Bytes of shared memory while a block's tiles are computed."""
+    return staged_bytes(c, t) + t.own_bytes(c)
+
+
+def blocks_per_sm(c: Contraction, t: WarpgroupCut, shared: int) -> int:
+    """Blocks that share a multiprocessor: by shared memory (in bytes per block), threads and registers."""
+    threads = 32 * t.warps
+    return min(4, (MOST_SHARED + 7168) // (shared + 1024), 2048 // threads, 65536 // (threads * t.registers(c)))
+
+
+def scored(c: Contraction, tiles: Iterable[Tile], lengths: tuple[int, int, int]) -> list[tuple[float, Tile]]:
+    """Those that fit with their estimates, best first; `lengths` are the cells of the whole output along d, h, w."""
+    found = [(score, t) for t in tiles if (score := _score(c, t, lengths)) is not None]
+    return sorted(found, key=lambda pair: pair[0])
+
+
+# So many tiles with the same accumulators are worth a try.
+ALIKE = 2
+
+
+def few_alike(tiles: Iterable[tuple[float, Tile]], count: int) -> list[tuple[float, Tile]]:
+    """The first `count`, few of them alike in what a warpgroup holds."""
+    found: list[tuple[float, Tile]] = []
+    alike: dict[tuple[int, ...], int] = {}
+    for score, t in tiles:
+        alike[t.traits] = alike.get(t.traits, 0) + 1
+        if alike[t.traits] <= ALIKE:
+            found.append((score, t))
+        if len(found) == count:
+            break
+    return found
+
+
+def chunk_sizes(c: Contraction) -> list[int]:
+    """Input channels staged at a time, in whole instructions."""
+    whole = ceil(c.channels / step(c)) * step(c)
+    return [k for k in (8, 16, 32, 64) if k % step(c) == 0 and k < whole] + ([whole] if whole <= 128 else [])
+
+
+def rows_at_a_time(c: Contraction) -> Iterator[tuple[int, int]]:
+    """Rows of a cell that may be computed at a time along d and h: only windows' are computed in pieces."""
+    d, h = (max(len(p.elements) for p in a.phases) for a in c.axes[:2])
+    if c.window is None:
+        yield d, h
+    else:
+        yield from product(_divisors(d), _divisors(h))
+
+
+def slices(c: Contraction, t: Tile) -> Iterator[Tile]:
+    """The tile with weights that stay, and with those of all rows of taps at a time, or of as many as fit."""
+    rows = max(p.rows for p in taps_of(c))
+    stay = replace(t, tap_rows=rows, stay=True)
+    if shared_bytes(c, stay) <= MOST_SHARED:
+        yield stay
+    if chunks(c, t) == 1 and shared_bytes(c, stay) <= MOST_SHARED // 2:
+        return
+    for tap_rows in dict.fromkeys((rows, gcd(rows, max(len(p.taps) for p in c.axes[1].phases)), 1)):
+        cut = replace(t, tap_rows=tap_rows, stay=False)
+        if shared_bytes(c, cut) <= MOST_SHARED:
+            yield cut
+            return
+
+
+def _divisors(n: int) -> list[int]:
+    return [k for k in range(1, n + 1) if n % k == 0]
+
+
+# Fitted to the kernels of benchmarks/results/h200_warpgroups.json: cycles of a step, of a round of its staging and
+# of a warp's part in that; of one accumulator's way through what follows; bytes per cycle that one multiprocessor gets
+# from the level-2 cache.
+STEP, ROUND, STAGED_BY_WARP, VALUE, STREAMED = 900.0, 400.0, 12.4, 5.6, 14.0
+
+
+def _score(c: Contraction, t: WarpgroupCut, lengths: tuple[int, int, int]) -> float | None:
+    """Estimated cycles of one multiprocessor per useful cell and output channel, `None` where it does not fit."""
+    if any(len(p.elements) % r for a, r in zip(c.axes[:2], (t.rows_d, t.rows_h), strict=True) for p in a.phases):
+        return None
+    per_sm = blocks_per_sm(c, t, shared_bytes(c, t))
+    lay = staged(c, t)
+    if lay.reach > MOST_INDICES or per_sm < 1 or t.products(c).columns > 256:
+        return None
+    share = prod(n / (walk.tiles(n, k) * k) for walk, n, k in zip(lay.walks, lengths, t.cells, strict=True))
+    useful = prod(t.cells) * share * c.features / ceil(c.features / t.block_m)
+    return _cycles(c, t, per_sm) / useful
+
+
+def _cycles(c: Contraction, t: WarpgroupCut, per_sm: int) -> float:
+    """Estimated cycles of one multiprocessor per tile of a block: one after the other, as far as other blocks do not
+    fill the gaps."""
+    lay, count, products = staged(c, t), chunks(c, t), t.products(c)
+    every = list(product(*(a.phases for a in c.axes)))
+    pieces = [_pieces(phases, t) for phases in every]
+    instructions = steps = weights = 0
+    for times, taps, phases, vectors in zip(pieces, taps_of(c), every, weight_vectors(c, t), strict=True):
+        each = products.instructions * len(phases[2].elements)
+        instructions += times * taps.rows * taps.per_row * (lay.vectors // 2) * each
+        steps += times * ceil(taps.rows / t.tap_rows)
+        weights += 0 if t.stay else times * vectors
+    # An instruction reads 64 rows of 32 bytes and its columns at 128 bytes per cycle, and multiplies two of those.
+    multiplied = instructions * count * (t.warps / 4) * max(products.columns / 2, 16 + products.columns / 4)
+    refills = count * sum(pieces) if count > 1 else 1
+    x = lay.vectors * prod(lay.lengths)
+    rounds = ceil(x / (32 * t.warps)) * refills
+    streamed = 16 * (x * refills + weights * count) / STREAMED
+    values = VALUE * products.accumulators * sum(pieces) * t.warps
+    serial = multiplied + STEP * steps * count + (ROUND + STAGED_BY_WARP * t.warps) * rounds + values
+    return max(multiplied, streamed, serial / per_sm)
+
+
+def _pieces(phases: tuple[Phase, ...], t: WarpgroupCut) -> int:
+    """How often a phase of a tile is gone through."""
+    d, h = (len(p.elements) // r for p, r in zip(phases[:2], (t.rows_d, t.rows_h), strict=True))
+    return d * h

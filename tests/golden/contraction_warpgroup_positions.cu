@@ -1,0 +1,350 @@
+// The tf32 value nearest to x, in the bits of a float32: one instruction from sm_90 on.
+__device__ __forceinline__ unsigned round_tf32(float x) {
+    unsigned bits;
+#if __CUDA_ARCH__ >= 900
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#else
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#endif
+    return bits;
+}
+
+// Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(void* to_shared, const void* from_global, bool inside) {
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+    const int bytes = inside ? BYTES : 0;
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_global), "r"(bytes));
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from_global), "r"(bytes),
+                     "n"(BYTES));
+}
+// Close the group of copies started so far; wait until at most PENDING groups are still under way.
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
+template <int PENDING>
+__device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING)); }
+
+// Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
+struct bf16 { unsigned short bits; };
+struct fp16 { unsigned short bits; };
+__device__ __forceinline__ float widened(float x) { return x; }
+__device__ __forceinline__ double widened(double x) { return x; }
+__device__ __forceinline__ float widened(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+__device__ __forceinline__ float widened(fp16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+template <typename E> struct narrow_to;
+template <> struct narrow_to<float> { static __device__ __forceinline__ float of(float x) { return x; } };
+template <> struct narrow_to<double> { static __device__ __forceinline__ double of(double x) { return x; } };
+template <> struct narrow_to<bf16> {
+    static __device__ __forceinline__ bf16 of(float x) {
+        bf16 y;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+template <> struct narrow_to<fp16> {
+    static __device__ __forceinline__ fp16 of(float x) {
+        fp16 y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+
+// Matrices in shared memory for the tensor cores of a warpgroup (sm_90a): eight rows of 16 bytes lie one behind the
+// other, `along` bytes lead to their next 16 bytes and `down` bytes to the next eight rows.  One more is 16 bytes on.
+__device__ __forceinline__ unsigned long long shared_matrix(const void* start, int along, int down) {
+    const unsigned long long at = __cvta_generic_to_shared(start);
+    return (at & 0x3ffff) >> 4 | (unsigned long long)(along >> 4) << 16 | (unsigned long long)(down >> 4) << 32;
+}
+// What was written to shared memory is there for the tensor cores, after a barrier.
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Before the first product, after the last, and until all are done.
+__device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// Start d += a * b for 64 rows and 72 columns of 8 numbers; of every eight columns a lane has mma.sync's.
+__device__ __forceinline__ void wgmma_tf32_72(float (&d)[9][4], unsigned long long a,
+                                                   unsigned long long b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n72k8.f32.tf32.tf32 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+        "%32, %33, %34, %35"
+        "}, %36, %37, 1, 1, 1;"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+          "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3])
+        : "l"(a), "l"(b));
+}
+
+using Element = float;    // of tensors in memory
+using Compute = float;    // of everything else
+
+constexpr int C = 20, O = 70, GROUPS = 1;    // channels of a group, in and out
+constexpr int TAPS = 9;    // of one channel's kernel
+
+// A warpgroup owns all 8 * M_TILES channels of OWN_D x TILES_H x TILES_W times the 64 cells that one instruction takes:
+// HIGH x BROAD, eight eights along w.  A warp has two of these, a thread a cell of both, ROWS_D x ROWS_H rows of which
+// are computed at a time.
+constexpr int M_TILES = 9, TILES_H = 2, TILES_W = 1, HIGH = 8, BROAD = 8;
+constexpr int OWN_D = 1, OWN_H = 4, OWN_W = 1;    // cells of a thread
+constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
+constexpr int WARPS_H = 4, WARPS_W = 1, THREADS = 128;
+constexpr int BLOCK_M = 8 * M_TILES, M_BLOCKS = 1;
+constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 8 * OWN_W * WARPS_W;
+
+// Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
+// [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
+constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
+constexpr int VECTORS = 2, PLANE = 181;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 18, X_W = 10, PITCH = 10, SKIP = 1;
+// Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
+constexpr int ADVANCE_D = 180, ADVANCE_H = 10;
+constexpr int ELEMENT_D = 180, ELEMENT_H = 10, ELEMENT_W = 1;
+constexpr int TAP_D = 0, TAP_H = 10, TAP_W = 1;
+constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+// Where input index w of a row lies.
+__device__ __forceinline__ constexpr int column(int w) { return w % SKIP * PITCH + w / SKIP; }
+// The staged input's offset of row r along d or h: rows of one cell first.
+__device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
+__device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
+
+// A thread has two cells of every 64, and two features of every eight.
+using Accumulators = float[OWN_D * ROWS_D][PER_CELL][TILES_H * ROWS_H][TILES_W][M_TILES][4];
+
+// Start adding the products of a staged chunk with `rows` rows of taps from `first` on.  The columns that one tap reads
+// lie as one instruction wants them, whichever tap it is: it only starts elsewhere.
+template <int TAPS_H, int TAPS_W, int ELEMENTS, int FIRST_W>
+__device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x, unsigned long long w, int first,
+                                         int rows) {
+    warpgroup_arrive();
+#pragma unroll 
+    for (int row = first; row < first + rows; ++row) {
+        const unsigned long long x_row = x + (row / TAPS_H * TAP_D + row % TAPS_H * TAP_H);
+#pragma unroll 1
+        for (int k = 0; k < VECTORS; k += 2)
+#pragma unroll
+            for (int tap = 0; tap < TAPS_W; ++tap)
+#pragma unroll
+                for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+#pragma unroll
+                    for (int e = 0; e < ELEMENTS; ++e)
+#pragma unroll
+                        for (int rh = 0; rh < TILES_H * ROWS_H; ++rh)
+#pragma unroll
+                            for (int tile = 0; tile < TILES_W; ++tile)
+                                wgmma_tf32_72(acc[rd][e][rh][tile],
+                                               x_row + (k * PLANE + row_d(rd) + rh / ROWS_H * HIGH * ADVANCE_H + rh % ROWS_H * ELEMENT_H +
+                                                        tile * BROAD + column(FIRST_W + e * ELEMENT_W + tap * TAP_W)),
+                                               w + (tap * VECTORS + k) * BLOCK_M);
+        w += TAPS_W * VECTORS * BLOCK_M;
+    }
+    warpgroup_commit();
+}
+
+// The first cell of a tile.
+struct Cell { int d, h, w; };
+
+// One vector of channels.
+struct alignas(16) Channels { Element element[VECTOR]; };
+
+// The vectors that a thread stages at a time: what has been read, and where in the tile they are, in columns of shared
+// memory, elements of x, and packed input indices.  Of no vector at all the column is negative.
+constexpr int COUNT = VECTORS * X_D * X_H * X_W, AT_ONCE = 3;    // of a tile, and of a thread at a time
+struct Fetched { Channels read[AT_ONCE]; };
+struct Places { int to[AT_ONCE], from[AT_ONCE], index[AT_ONCE]; };
+
+__device__ __forceinline__ Places places_of(int first, int D, int H, int W) {
+    constexpr int COLUMNS = X_D * X_H * X_W;
+    Places places;
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+        const int i = first + n * THREADS, v = i / COLUMNS;
+        const int d = i / (X_H * X_W) % X_D, h = i / X_W % X_H, w = i % X_W;
+        places.to[n] = i < COUNT ? v * PLANE + (d * X_H + h) * (PITCH * SKIP) + column(w) : -1;
+        places.from[n] = ((v * VECTOR * D + d) * H + h) * W + w;
+        places.index[n] = v * VECTOR << 24 | d << 16 | h << 8 | w;
+    }
+    return places;
+}
+
+// Start reading what a block's cells read, zeros outside.
+__device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& places, const Element* x, int chunk,
+                                            int cell_d, int cell_h, int cell_w, int D, int H, int W) {
+    const int low_d = cell_d * 1 + 0, low_h = cell_h * 1 + -1;
+    const int low_w = cell_w * 1 + -2, step = D * H * W, channels = C - chunk * CHUNK;
+    const Element* const low = x + chunk * CHUNK * step + (low_d * H + low_h) * W + low_w;
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+        const int index = places.index[n], channel = index >> 24;
+        const int x_d = low_d + (index >> 16 & 255), x_h = low_h + (index >> 8 & 255), x_w = low_w + (index & 255);
+        const bool inside = places.to[n] >= 0 && unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) &&
+                            unsigned(x_w) < unsigned(W);
+        const Element* const from = low + places.from[n];
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j)
+            fetched.read[n].element[j] =
+                inside && (C % CHUNK == 0 || channel + j < channels) ? from[j * step] : Element{};
+    }
+}
+
+// Write what was read to shared memory, rounded to tf32.
+__device__ __forceinline__ void put_input(Fetched& fetched, const Places& places, Element* tile) {
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) {
+            Element& value = fetched.read[n].element[j];
+            value = __uint_as_float(round_tf32(value));
+        }
+        if (places.to[n] >= 0) *reinterpret_cast<Channels*>(tile + places.to[n] * VECTOR) = fetched.read[n];
+    }
+}
+
+// Where a weight lies among those of a phase: [row of taps][tap][vector of channels][feature][channel].
+template <int TAPS_W>
+__device__ __forceinline__ constexpr int weight_at(int row, int tap, int channel, int feature) {
+    return (((row * TAPS_W + tap) * VECTORS + channel / VECTOR) * BLOCK_M + feature) * VECTOR + channel % VECTOR;
+}
+
+// Steps in memory between neighbouring taps of a phase.
+constexpr int NEXT_D = 0, NEXT_H = 3, NEXT_W = 1;
+
+// Lay out the weights of one phase, block and chunk for the tensor cores, zeros where there are none.
+template <int TAPS_D, int TAPS_H, int TAPS_W>
+__device__ __forceinline__ void pack_phase(const Element* w, Element* to, int group, int first_feature, int chunk,
+                                           int first) {
+    constexpr int ALL = TAPS_D * TAPS_H * TAPS_W;
+    for (int i = threadIdx.x; i < BLOCK_M * CHUNK * ALL; i += 256) {
+        const int tap = i % ALL, own = i / ALL % CHUNK, feature = i / (ALL * CHUNK), channel = chunk * CHUNK + own;
+        const int of_w = tap / (TAPS_H * TAPS_W) * NEXT_D + tap / TAPS_W % TAPS_H * NEXT_H + tap % TAPS_W * NEXT_W;
+        const bool there = first_feature + feature < O && channel < C;
+        const Element value = there ? w[((group * O + first_feature + feature) * C + channel) * TAPS + first + of_w] : Element{};
+        to[weight_at<TAPS_W>(tap / TAPS_W, tap % TAPS_W, own, feature)] = __uint_as_float(round_tf32(value));
+    }
+}
+
+extern "C" __global__ void fused_test_pack(const Element* __restrict__ w, Element* __restrict__ packed) {
+    const int chunk = blockIdx.x, group = blockIdx.y / M_BLOCKS, first_feature = blockIdx.y % M_BLOCKS * BLOCK_M;
+    packed += (long long)blockIdx.y * 15552;
+    pack_phase<1, 3, 3>(w, packed + chunk * 5184, group, first_feature, chunk, 0);
+}
+
+// Start copying `count` packed weights.
+__device__ __forceinline__ void stage_weights(const Element* from, Element* to, int count) {
+    for (int i = VECTOR * threadIdx.x; i < count; i += VECTOR * THREADS) copy_async<16>(to + i, from + i, true);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
+fused_test(const float* __restrict__ x, const float* __restrict__ packed, const float* __restrict__ bias, Element* __restrict__ out,
+    int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    extern __shared__ __align__(128) unsigned char shared_memory[];
+    Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
+    Element* const w_tile = x_tile + 2 * X_TILE;
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
+    const int warp_h = warp % WARPS_H, warp_w = warp / WARPS_H;
+    const int sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y;    // of the sample's blocks
+    const int group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
+    const Element* const x_sample = x + ((long long)sample * GROUPS + group) * 20 * D * H * W;
+    // What this warpgroup multiplies: its cells of the input, and its features.
+    const unsigned long long x_matrix =
+        shared_matrix(x_tile, 16 * PLANE, 16 * ADVANCE_H) + (warp_h / 4 * TILES_H * HIGH * ADVANCE_H + warp_w * TILES_W * BROAD);
+    const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128);
+
+    // Per-channel numbers of this lane's columns.
+    Compute bias_at[M_TILES][2];
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int feature = first_feature + 8 * m + 2 * quad + half;
+            bias_at[m][half] = feature < O ? widened(bias[group * O + feature]) : Compute(0);
+        }
+    const auto before = [&](Compute value, int m, int half) {
+        const Compute shifted = value + bias_at[m][half];
+        return shifted;
+    };
+    const Element* const packed_block = packed + (long long)blockIdx.z * 15552;
+
+    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
+    const auto cell_of = [&](int tile) -> Cell {
+        return {tile / (tiles_w * tiles_h) * CELLS_D, tile / tiles_w % tiles_h * CELLS_H, tile % tiles_w * CELLS_W};
+    };
+    const Places places = places_of(threadIdx.x, D, H, W);
+    const auto fetch = [&](Fetched& fetched, const Places& places, Cell cell, int chunk) {
+        fetch_input(fetched, places, x_sample, chunk, cell.d, cell.h, cell.w, D, H, W);
+    };
+    int x_now = 0, w_now = 0;    // where the operands of the step at hand are
+    Cell here = cell_of(part);
+    if (part < tiles) {
+        Fetched fetched;
+        fetch(fetched, places, here, 0);
+        put_input(fetched, places, x_tile);
+        stage_weights(packed_block, w_tile, 5184);
+        copy_async_commit();
+        copy_async_wait<0>();
+    }
+    fence_async();
+    for (int tile = part; tile < tiles; tile += parts) {
+        const int cell_d = here.d, cell_h = here.h, cell_w = here.w;
+        const bool another = tile + parts < tiles;    // tile follows
+        const Cell ahead = cell_of(tile + parts);
+        {
+            Accumulators acc = {};
+            for (int step = 0; step < 3; ++step) {
+                __syncthreads();    // until this step's operands are there, and the last step's have been read
+                const int next = (step + 1) % 3;
+                const bool same = next > 0, some = same || another;    // tile; step that follows
+                if (some) stage_weights(packed_block + next * 5184, w_tile + (1 - w_now) * 5184, 5184);
+                copy_async_commit();
+                Fetched fetched;    // on its way while the tensor cores work
+                if (some) fetch(fetched, places, same ? here : ahead, next);
+                multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + w_now * 1296, 0, 3);
+                if (some) put_input(fetched, places, x_tile + (1 - x_now) * X_TILE);
+                x_now = 1 - x_now;
+                w_now = 1 - w_now;
+                copy_async_wait<0>();
+                fence_async();
+                warpgroup_wait();
+            }
+#pragma unroll
+            for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+#pragma unroll
+                for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
+#pragma unroll
+                    for (int s = 0; s < 1; ++s) {
+                        const int own_w = s;    // the cell, and below its position
+                        const int p = cell_d + rd / ROWS_D;
+                        const int q = cell_h + 8 * (warp_h / 4 * TILES_H + rh / ROWS_H / 2) + 2 * (warp_h % 4) + rh / ROWS_H % 2;
+                        const int r = cell_w + 8 * (warp_w * TILES_W + own_w) + row;
+                        const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
+                        Element* const to =
+                            out + ((((long long)sample * GROUPS * O + group * O + first_feature + 2 * quad) * P + p) * Q + q) * R + r;
+                        const int plane = P * Q * R;
+#pragma unroll
+                        for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+                            for (int half = 0; half < 2; ++half) {
+                                const int feature = first_feature + 8 * m + 2 * quad + half;
+                                if (inside && feature < O) to[(8 * m + half) * plane] = narrow_to<Element>::of(before(acc[rd][0][rh / ROWS_H / 2 * ROWS_H + rh % ROWS_H][own_w][m][2 * (rh / ROWS_H % 2) + half], m, half));
+                            }
+                    }
+        }
+        here = ahead;
+    }
+}
