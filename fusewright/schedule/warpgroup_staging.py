@@ -156,6 +156,17 @@ def staged(c: Contraction, t: WarpgroupCut) -> Staged:
     return Staged((d, h, w), ceil(w / advance), advance, plane + 1 - plane % 2, t.chunk // vector(c))
 
 
+# Vectors that a thread reads before it writes them to shared memory.
+AHEAD = 6
+
+
+def staged_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
+    """Vectors of a tile that a thread stages, and how many of them are on their way at a time."""
+    lay = staged(c, t)
+    each = ceil(lay.vectors * prod(lay.lengths) / (32 * t.warps))
+    return each, ceil(each / ceil(each / AHEAD))
+
+
 @dataclass(frozen=True)
 class Taps:
     """The taps of one phase: `rows` rows of a kernel, each of `per_row` taps along w."""
