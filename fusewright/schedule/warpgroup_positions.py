@@ -97,8 +97,8 @@ class PositionTile(WarpgroupCut):
 
     @property
     def traits(self) -> tuple[int, ...]:
-        rows = self.rows_d * self.cells_d, self.rows_h * self.tiles_h
-        return self.eights_m, *rows, self.tiles_w, self.wide, self.stay
+        tiles = self.rows_d * self.cells_d, self.rows_h, self.tiles_h * self.tiles_w, self.groups_h * self.groups_w
+        return self.eights_m, *tiles, self.wide, self.chunk, self.stay
 
     def products(self, c: Contraction) -> Products:
         tiles = self.cells_d * self.rows_d * self.tiles_h * self.rows_h * self.tiles_w
@@ -152,8 +152,8 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> 
 def shortlist(
     c: Contraction, lengths: tuple[int, int, int], count: int, *, tf32: bool
 ) -> list[tuple[float, PositionTile]]:
-    """The best `count` candidates, few of them alike."""
-    return few_alike(candidates(c, lengths, tf32=tf32), count)
+    """The best `count` candidates, none but for the shape of as many cells."""
+    return few_alike(candidates(c, lengths, tf32=tf32), count, alike=1)
 
 
 def _saves(c: Contraction) -> bool:

@@ -221,17 +221,13 @@ def scored(c: Contraction, tiles: Iterable[Tile], lengths: tuple[int, int, int])
     return sorted(found, key=lambda pair: pair[0])
 
 
-# So many tiles with the same accumulators are worth a try.
-ALIKE = 2
-
-
-def few_alike(tiles: Iterable[tuple[float, Tile]], count: int) -> list[tuple[float, Tile]]:
-    """The first `count`, few of them alike in what a warpgroup holds."""
+def few_alike(tiles: Iterable[tuple[float, Tile]], count: int, *, alike: int) -> list[tuple[float, Tile]]:
+    """The first `count`, of those that are alike in their `traits` so many at most."""
     found: list[tuple[float, Tile]] = []
-    alike: dict[tuple[int, ...], int] = {}
+    met: dict[tuple[int, ...], int] = {}
     for score, t in tiles:
-        alike[t.traits] = alike.get(t.traits, 0) + 1
-        if alike[t.traits] <= ALIKE:
+        met[t.traits] = met.get(t.traits, 0) + 1
+        if met[t.traits] <= alike:
             found.append((score, t))
         if len(found) == count:
             break
