@@ -136,6 +136,23 @@ def test_what_only_hopper_runs_is_an_option_there_alone(capability: int | None, 
     assert any(not kernel.arch for kernel in found)
 
 
+@pytest.mark.parametrize(("features", "ways"), [(22, {"warpgroup", "positions"}), (64, {"warpgroup"})])
+def test_of_few_features_both_ways_of_warpgroups_are_measured(features: int, ways: set[str]) -> None:
+    """At least a few tiles of either, and no more in all than there would be of one."""
+    graph, found = pair((features,), (60,), 64), []
+
+    def decide(group: Any) -> None:
+        if group.family == "contraction":
+            hints = dict.fromkeys(graph.symbols, 64)
+            found.extend(tuning.cuda.options(group, hints, {}, tf32=True, capability=90))
+
+    cut(graph, decide)
+    alone = [option for option in found if option.get("blocks") is None]
+    counts = {way: sum(way in option for option in alone) for way in ("warpgroup", "positions")}
+    assert {way for way, count in counts.items() if count} == ways
+    assert all(counts[way] >= 4 for way in ways) and sum(counts.values()) <= 14
+
+
 @pytest.mark.parametrize(("mode", "taken"), [("auto", False), ("always", True)])
 def test_a_slower_kernel_is_taken_only_where_it_must_be(clock: Clock, mode: tuning.Mode, taken: bool) -> None:
     clock.aten = 0.5 * 0.96

@@ -119,11 +119,15 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> 
     return scored(c, _all(c, lengths), lengths) if takes(c, tf32=tf32) else []
 
 
+# So many tiles with the same accumulators are worth a try.
+ALIKE = 2
+
+
 def shortlist(
     c: Contraction, lengths: tuple[int, int, int], count: int, *, tf32: bool
 ) -> list[tuple[float, WarpgroupTile]]:
-    """The best `count` candidates, few of them alike."""
-    return few_alike(candidates(c, lengths, tf32=tf32), count)
+    """The best `count` candidates, few of them alike in what a warpgroup holds."""
+    return few_alike(candidates(c, lengths, tf32=tf32), count, alike=ALIKE)
 
 
 def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[WarpgroupTile]:

@@ -23,6 +23,7 @@ from fusewright.schedule.warpgroup_staging import (
     rows_at_a_time,
     scored,
     slices,
+    staged_by_thread,
     takes,
 )
 
@@ -32,10 +33,13 @@ MOST_FEATURES = 256
 FEWER = 1.12
 # Numbers per channel that a thread keeps in registers at most; more of them lie in shared memory.
 KEPT_NUMBERS = 24
-# Registers that a thread may have, and those that hold neither accumulators nor what becomes of them.
-MOST_REGISTERS, OTHER_REGISTERS = 240, 64
-# And those that numbers in half precision take until two of them share one.
-HALVES_APART = 32
+# Registers that a thread may have.
+MOST_REGISTERS = 240
+# Read off what compiles with hardly a spill: those that a thread takes beside accumulators, numbers and results; and
+# more of them for each vector on its way, where there are more vectors than those, and in half precision.
+OTHERS, ON_ITS_WAY, IN_ROUNDS, IN_HALVES = 12, 10, 12, 20
+# Of a feature's running results over positions, in a tile and over many.
+RUNNING = {"sum": 3, "mean": 3, "max": 2, "min": 2, "logsumexp": 4}
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,8 @@ class PositionTile(WarpgroupCut):
 
     @property
     def traits(self) -> tuple[int, ...]:
-        rows = self.rows_d * self.cells_d, self.rows_h * self.tiles_h
-        return self.eights_m, *rows, self.tiles_w, self.wide, self.stay
+        tiles = self.rows_d * self.cells_d, self.rows_h, self.tiles_h * self.tiles_w, self.groups_h * self.groups_w
+        return self.eights_m, *tiles, self.wide, self.chunk, self.stay
 
     def products(self, c: Contraction) -> Products:
         tiles = self.cells_d * self.rows_d * self.tiles_h * self.rows_h * self.tiles_w
@@ -127,15 +131,16 @@ def _accumulators(c: Contraction, t: PositionTile) -> int:
 
 def _registers(c: Contraction, t: PositionTile) -> int:
     """A thread's, if it could have as many as it likes."""
-    count = _accumulators(c, t) + OTHER_REGISTERS
+    each, at_once = staged_by_thread(c, t)
+    count = _accumulators(c, t) + OTHERS + ON_ITS_WAY * at_once + (IN_ROUNDS if each > at_once else 0)
     if c.window is not None:
         count += t.cells_d * t.tiles_h * t.tiles_w * t.block_m // 2
-    if c.over_positions and not c.over_channels:
-        count += 6 * t.eights_m  # a float32 and a float64 sum of either feature
-    if c.over_channels and not c.over_positions:
+    if c.fold is not None and c.reduced == "positions":
+        count += 2 * RUNNING[c.fold.op.kind] * t.eights_m
+    if c.reduced == "channels":
         count += 2 * t.eights_m  # the values of a column
     if c.x.dtype.itemsize == 2:
-        count += HALVES_APART
+        count += IN_HALVES
     return count + (2 * t.eights_m * numbers(c) if t.keeps_numbers(c) else 0)
 
 
@@ -147,8 +152,8 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> 
 def shortlist(
     c: Contraction, lengths: tuple[int, int, int], count: int, *, tf32: bool
 ) -> list[tuple[float, PositionTile]]:
-    """The best `count` candidates, few of them alike."""
-    return few_alike(candidates(c, lengths, tf32=tf32), count)
+    """The best `count` candidates, none but for the shape of as many cells."""
+    return few_alike(candidates(c, lengths, tf32=tf32), count, alike=1)
 
 
 def _saves(c: Contraction) -> bool:
@@ -162,9 +167,12 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PositionTile
         for wide, cells, rows in _cells_of_warpgroup(c, lengths, eights_m):
             for groups_h, groups_w in product(GROUPS, GROUPS):
                 plain = PositionTile(*rows, c.channels, 1, True, eights_m, groups_h, groups_w, wide, *cells)
-                if groups_h * groups_w in GROUPS and _registers(c, plain) <= MOST_REGISTERS:
-                    for chunk in chunk_sizes(c):
-                        yield from slices(c, replace(plain, chunk=chunk))
+                if groups_h * groups_w not in GROUPS:
+                    continue
+                cuts = (replace(plain, chunk=chunk) for chunk in chunk_sizes(c))
+                for t in cuts:
+                    if _registers(c, t) <= MOST_REGISTERS:
+                        yield from slices(c, t)
 
 
 def _features(c: Contraction) -> list[int]:

@@ -164,6 +164,17 @@ def staged(c: Contraction, t: WarpgroupCut) -> Staged:
     return Staged((d, h, w), ceil(w / advance), advance, plane + 1 - plane % 2, t.chunk // vector(c), along)
 
 
+# Vectors that a thread reads before it writes them to shared memory.
+AHEAD = 6
+
+
+def staged_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
+    """Vectors of a tile that a thread stages, and how many of them are on their way at a time."""
+    lay = staged(c, t)
+    each = ceil(lay.vectors * prod(lay.lengths) / (32 * t.warps))
+    return each, ceil(each / ceil(each / AHEAD))
+
+
 @dataclass(frozen=True)
 class Taps:
     """The taps of one phase: `rows` rows of a kernel, each of `per_row` taps along w."""
@@ -218,17 +229,13 @@ def scored(c: Contraction, tiles: Iterable[Tile], lengths: tuple[int, int, int])
     return sorted(found, key=lambda pair: pair[0])
 
 
-# So many tiles with the same accumulators are worth a try.
-ALIKE = 2
-
-
-def few_alike(tiles: Iterable[tuple[float, Tile]], count: int) -> list[tuple[float, Tile]]:
-    """The first `count`, few of them alike in what a warpgroup holds."""
+def few_alike(tiles: Iterable[tuple[float, Tile]], count: int, *, alike: int) -> list[tuple[float, Tile]]:
+    """The first `count`, of those that are alike in their `traits` so many at most."""
     found: list[tuple[float, Tile]] = []
-    alike: dict[tuple[int, ...], int] = {}
+    met: dict[tuple[int, ...], int] = {}
     for score, t in tiles:
-        alike[t.traits] = alike.get(t.traits, 0) + 1
-        if alike[t.traits] <= ALIKE:
+        met[t.traits] = met.get(t.traits, 0) + 1
+        if met[t.traits] <= alike:
             found.append((score, t))
         if len(found) == count:
             break

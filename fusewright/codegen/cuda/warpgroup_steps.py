@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, prod
 
 from fusewright.codegen.cuda import warpgroup_text
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights, plus
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule.contraction import Contraction, Phase
-from fusewright.schedule.warpgroup_staging import WarpgroupCut
-
-# Vectors that a thread reads before it writes them to shared memory.
-AHEAD = 6
+from fusewright.schedule.warpgroup_staging import WarpgroupCut, staged_by_thread
 
 
 @dataclass(frozen=True)
@@ -32,15 +28,9 @@ class Steps:
         return WarpgroupWeights(self.c, self.t)
 
     @property
-    def _each(self) -> int:
-        """Vectors of a tile that a thread stages."""
-        lay = self.weights.lay
-        return ceil(lay.vectors * prod(lay.lengths) / (32 * self.t.warps))
-
-    @property
     def at_once(self) -> int:
-        """Of which so many are on their way at a time."""
-        return ceil(self._each / ceil(self._each / AHEAD))
+        """Vectors of a thread that are on their way at a time."""
+        return staged_by_thread(self.c, self.t)[1]
 
     def functions(self) -> Lines:
         """How the kernel names the staging of a tile's input."""
@@ -49,7 +39,8 @@ class Steps:
     @property
     def _in_rounds(self) -> bool:
         """Whether a thread stages more vectors than are on their way at a time."""
-        return self._each > self.at_once
+        each, at_once = staged_by_thread(self.c, self.t)
+        return each > at_once
 
     def _put(self, cell: str, chunk: str, tile: str) -> str:
         """The statement that writes what was fetched, and fetches and writes the rest."""

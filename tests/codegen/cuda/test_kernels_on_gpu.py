@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from emulation.emulate import ON_DEVICE, emulate
 from test_warpgroup_kernels import assert_right as assert_right_by_warpgroups
 from test_warpgroup_kernels import random_found as random_of_warpgroups
 from test_warpgroup_kernels import tiles as of_warpgroups
+from test_warpgroup_positions import random_found as random_of_positions
+from test_warpgroup_positions import tiles as of_positions
 from torch import nn
 
 import fusewright
@@ -70,13 +73,21 @@ def test_random_contractions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and capability_of(torch.device("cuda")) != 90, reason="no Hopper")
+@pytest.mark.parametrize(
+    ("draw_group", "tiles_of"),
+    [(random_of_warpgroups, of_warpgroups), (random_of_positions, of_positions)],
+    ids=["features", "positions"],
+)
 @pytest.mark.parametrize("seed", range(16))
-def test_random_contractions_of_warpgroups(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_contractions_of_warpgroups(
+    seed: int, draw_group: Any, tiles_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Eight groups, each with three tiles, and in one launch where that is possible."""
     monkeypatch.setenv(ON_DEVICE, "1")
     for i in range(8):
-        f, rng = random_of_warpgroups(1000 * (seed + 1) + i)
-        for t in (of_warpgroups(f)[0], *rng.sample(of_warpgroups(f), min(2, len(of_warpgroups(f))))):
+        f, rng = draw_group(1000 * (seed + 1) + i)
+        found = tiles_of(f)
+        for t in (found[0], *rng.sample(found, min(2, len(found)))):
             joined = warpgroup.blocks_per_sample(f.group, t, 128, f.cells) is not None
             for blocks in (None, *((1, 3) if joined else ())):
                 assert_right_by_warpgroups(f, t, blocks=blocks)
