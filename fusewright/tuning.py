@@ -201,6 +201,8 @@ class Tuner:
         timed: set[Node] = set()
 
         def decide(found: Group) -> Node | None:
+            if timed.issuperset(found.inner):
+                return None  # ATen has it
             known = len(alone.choices)
             node = alone(found)
             timed.update(found.inner if len(alone.choices) > known else ())

@@ -89,12 +89,12 @@ def early(
 
 def _seconds(group: Group, hints: Mapping[Any, int], layouts: Layouts, tf32: bool, capability: int | None) -> float:
     """About how many seconds the best way to cut a group with a convolution takes; infinite where there is none."""
-    c = replace(group.record, channels_last=_channels_last(group.record, layouts))
+    c: Contraction = replace(group.record, channels_last=_channels_last(group.record, layouts))
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return inf
     lengths, samples = _cells(c, hints), sizes(c.x, hints)[0]
     values = samples * prod(lengths) * c.features * c.op.groups
-    cycles: float = _of_contraction(c, lengths, samples, False, tf32, capability).cycles
+    cycles = _of_contraction(c, lengths, samples, False, tf32, capability).cycles
     return cycles * values / (MULTIPROCESSORS * CLOCK)
 
 
