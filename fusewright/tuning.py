@@ -25,6 +25,7 @@ from torch import Tensor
 from fusewright.codegen import cpu, cuda
 from fusewright.errors import FusewrightError, UnsupportedError
 from fusewright.ir.fused import Fused
+from fusewright.ir.memory_order import order_of
 from fusewright.ir.node import Node, topological
 from fusewright.kernel import Kernel
 from fusewright.plan import KernelChoice
@@ -84,6 +85,8 @@ class Tuner:
     layouts     of the graph's inputs, as `fusewright.kernel.Kernel.layouts` has them (contiguous where not named)
     remembered  `decisions` of another build, taken over without measuring (for the same model at other sizes)
     known       decisions by kind and sizes, for what a model computes more than once
+
+    To end before its pool is an option of a group like its tiles, and what it leaves is decided like any other group.
     """
 
     device: torch.device
@@ -194,10 +197,11 @@ class Tuner:
     def _behind(self, group: Group, part: Decision) -> float | None:
         """Seconds that what follows the shorter group takes, as it is cut; `None` where they are not known."""
         assert group.shorter is not None
-        rest = group.rest()
-        layout = "contiguous" if part.option is None else self._kernel(group.shorter, "", part.option).output.layout
-        of_rest = {rest.inputs[0]: layout}
-        alone = replace(self, layouts=of_rest, remembered={}, decisions={}, kernels={}, choices=[], wishes=NO_WISHES)
+        rest, y = group.rest(), group.shorter
+        layout = "contiguous" if part.option is None else self._kernel(y, y.name, part.option).output.layout
+        lies = _dense(torch.empty(sizes(y.root, self.hints), device="meta"), layout)
+        given: dict[str, Any] = {"layouts": {rest.inputs[0]: layout}, "remembered": {}, "wishes": NO_WISHES}
+        alone = replace(self, decisions={}, kernels={}, choices=[], **given)
         timed: set[Node] = set()
 
         def decide(found: Group) -> Node | None:
@@ -208,7 +212,8 @@ class Tuner:
             timed.update(found.inner if len(alone.choices) > known else ())
             return node
 
-        left = depends_on_input(cut(rest, decide).nodes()) - timed
+        final = cut(rest, decide, orders={rest.inputs[0]: order_of(lies, rest.inputs[0])})
+        left = depends_on_input(final.nodes()) - timed
         if any(not isinstance(node.op, (*FREE, Fused)) for node in left):
             return None
         times = [_taken(decision) for decision in alone.decisions.values()]

@@ -120,7 +120,8 @@ def cut(
     """`graph` with every group for which `decide` gives a node replaced by that node.
 
     Operations for which `alone` holds are in no group; nor is what would make the results lie in memory otherwise,
-    where the sources that do not lie row by row have these `orders`.
+    where the sources that do not lie row by row have these `orders`.  `decide` may take the shorter group of one it is
+    given: the node is then what is left `behind` it, which is searched like the rest.
     """
     original = graph
     for family in FAMILIES:
