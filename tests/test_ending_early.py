@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from fusewright import pipeline, tuning
 from fusewright.capture import capture
 from fusewright.codegen import cpu, cuda
+from fusewright.ir import ops, spec
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph
 from fusewright.kernel import Kernel
 from fusewright.reduced import shape
 from fusewright.runtime import cache
 from fusewright.runtime.launch import Launcher
-from fusewright.schedule.groups import cut
+from fusewright.schedule.groups import Group, cut
 from fusewright.schedule.wishes import Wishes
 from fusewright.tuning import EARLY, Decision, Tuner
 
@@ -57,6 +58,53 @@ def built_for_a_gpu(monkeypatch: pytest.MonkeyPatch, model: nn.Module, x: Tensor
     monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
     target = torch.device("cuda")
     return pipeline.build(model.eval(), (x,), {}, kernels="always", measure=False, target=target, **options)
+
+
+# -- what is offered
+
+
+def offered(model: nn.Module, *args: Tensor) -> list[Group]:
+    found: list[Group] = []
+    cut(capture(model.eval(), args, {}).graph, found.append)
+    return [group for group in found if group.family == "contraction"]
+
+
+def test_a_group_with_a_pool_has_a_shorter_one() -> None:
+    """With a tail as well, and what is left is a valid graph."""
+
+    class Tail(Overlapping):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(super().forward(x).mean((2, 3)))
+
+    first, second = offered(Tail(), torch.rand(2, 3, 30, 40))
+    assert first.record.tail is not None and second.record.tail is None
+    for group in (first, second):
+        assert group.shorter is not None and group.shorter.name == PARTS[0] and group.shorter.shorter is None
+        rest = spec.check(group.rest())
+        assert rest.inputs[0].shape == group.shorter.root.shape and rest.outputs[0].shape == group.root.shape
+        assert not any(isinstance(node.op, ops.Conv) for node in rest.nodes())
+        assert group.behind(group.shorter.root) is group.root
+
+
+def test_what_has_no_pool_has_no_shorter_group() -> None:
+    for reduced in ((2, 3), (3,)):  # the second is cut into windows
+        (group, *_) = offered(Summed(reduced), torch.rand(2, 3, 30, 40))
+        assert group.shorter is None and (group.split is not None) == (reduced == (3,))
+
+
+class Summed(nn.Module):
+    """A reduction over all of the positions, or over some."""
+
+    def __init__(self, dims: tuple[int, ...]) -> None:
+        super().__init__()
+        self.conv, self.dims = nn.Conv2d(3, 4, 3), dims
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.conv(x)).sum(self.dims)
 
 
 # -- by estimate
