@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from os import cpu_count
@@ -26,6 +26,7 @@ from torch import Tensor
 from fusewright.codegen import cpu, cuda
 from fusewright.errors import FusewrightError, UnsupportedError
 from fusewright.ir.fused import Fused
+from fusewright.ir.memory_order import order_of
 from fusewright.ir.node import Node, topological
 from fusewright.kernel import Kernel
 from fusewright.measure import compare
@@ -36,7 +37,8 @@ from fusewright.runtime.launch import FORMATS, Launcher
 from fusewright.runtime.memory import is_out_of_memory
 from fusewright.runtime.native import launcher
 from fusewright.runtime.operators import reference_of
-from fusewright.schedule.groups import Group, depends_on_input, signature, sizes
+from fusewright.schedule.cost import FREE
+from fusewright.schedule.groups import Group, cut, depends_on_input, signature, sizes
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 
 # Bump when kernels change so much that old timings mean nothing.
@@ -57,6 +59,12 @@ CLOSE, FINALISTS = 1.1, 4
 Mode = Literal["auto", "always", "never"]
 Option = dict[str, Any]
 Call = Callable[[], Tensor]
+
+# The option to end before the pool of a group; what follows is in other groups then.
+EARLY: Option = {"early": True}
+
+# By so much estimates of two ways may be wrong: beyond, they need no measuring.
+UNSURE = 1.5
 
 
 @dataclass
@@ -83,6 +91,8 @@ class Tuner:
     layouts     of the graph's inputs, as `fusewright.kernel.Kernel.layouts` has them (contiguous where not named)
     remembered  `decisions` of another build, taken over without measuring (for the same model at other sizes)
     known       decisions by kind and sizes, for what a model computes more than once
+
+    To end before its pool is an option of a group like its tiles, and what it leaves is decided like any other group.
     """
 
     device: torch.device
@@ -111,6 +121,9 @@ class Tuner:
         if decision is None:
             return None
         self.decisions[key] = self.known[sized] = decision
+        if decision.option == EARLY:
+            node = None if group.shorter is None else self(group.shorter)
+            return None if node is None else group.behind(node)
         path: Literal["generated", "ATen"] = "ATen" if decision.option is None else "generated"
         times = (decision.generated, decision.aten, decision.tried)
         self.choices.append(KernelChoice(name, group.family, group.root.where, path, *times))
@@ -162,6 +175,58 @@ class Tuner:
 
     def _decided(self, group: Group, name: str) -> Decision | None:
         """The decision for a group met for the first time; `None` where no kernel can be made."""
+        found = self._whole(group, name)
+        if group.shorter is None or self.wishes.single:
+            return found
+        target, how = TARGETS[self.device.type], {"tf32": self._rounds(group), "capability": capability_of(self.device)}
+        times: float = target.early(group, self.hints, self._layouts(group), **how)
+        if not self.measure:
+            return Decision(dict(EARLY)) if times < 1 / UNSURE else found
+        return self._shorter(group, found) if times < UNSURE and self._left() > 0.0 else found
+
+    def _shorter(self, group: Group, found: Decision | None) -> Decision | None:
+        """The decision `found` for a group, or to end before its pool where that measured faster."""
+        assert group.shorter is not None
+        sized = self._sized(group.shorter)
+        part = self.known.get(sized) or self._decided(group.shorter, group.shorter.name)
+        if part is None:
+            return found
+        self.known[sized] = part
+        seconds, behind = _taken(part), self._behind(group, part)
+        if seconds is None or behind is None:
+            return found
+        early = Decision(dict(EARLY), seconds + behind)
+        if found is None or found.option is None:  # what follows is others' in either way
+            return found if part.option is None else early
+        return early if found.generated is not None and seconds + behind < FASTER * found.generated else found
+
+    def _behind(self, group: Group, part: Decision) -> float | None:
+        """Seconds that what follows the shorter group takes, as it is cut; `None` where they are not known."""
+        assert group.shorter is not None
+        rest, y = group.rest(), group.shorter
+        layout = "contiguous" if part.option is None else self._kernel(y, y.name, part.option).output.layout
+        lies = _dense(torch.empty(sizes(y.root, self.hints), device="meta"), layout)
+        given: dict[str, Any] = {"layouts": {rest.inputs[0]: layout}, "remembered": {}, "wishes": NO_WISHES}
+        alone = replace(self, decisions={}, kernels={}, choices=[], **given)
+        timed: set[Node] = set()
+
+        def decide(found: Group) -> Node | None:
+            if timed.issuperset(found.inner):
+                return None  # ATen has it
+            known = len(alone.choices)
+            node = alone(found)
+            timed.update(found.inner if len(alone.choices) > known else ())
+            return node
+
+        final = cut(rest, decide, orders={rest.inputs[0]: order_of(lies, rest.inputs[0])})
+        left = depends_on_input(final.nodes()) - timed
+        if any(not isinstance(node.op, (*FREE, Fused)) for node in left):
+            return None
+        times = [_taken(decision) for decision in alone.decisions.values()]
+        return None if None in times else sum(t for t in times if t is not None)
+
+    def _whole(self, group: Group, name: str) -> Decision | None:
+        """Which tiles a kernel of all of the group has, or that ATen runs it; `None` where no kernel can be made."""
         target, machine = TARGETS[self.device.type], capability_of(self.device)
         layouts, tf32 = self._layouts(group), self._rounds(group)
         options = target.options(group, self.hints, layouts, tf32=tf32, capability=machine)
@@ -183,11 +248,14 @@ class Tuner:
             return Decision(None if slower else found.option, found.generated, found.aten, found.tried)
         return found
 
+    def _left(self) -> float:
+        """Seconds that measuring may still take."""
+        return self.started + SECONDS - time.monotonic()
+
     def _fits(self, future: Future[bool], *, wait: bool) -> bool:
         """Whether a kernel is built: waited for while there is time, and for the first one whatever it takes."""
-        left = self.started + SECONDS - time.monotonic()
         try:
-            return future.result(timeout=None if wait else max(0.0, left))
+            return future.result(timeout=None if wait else max(0.0, self._left()))
         except TimeoutError:
             return False
 
@@ -215,7 +283,7 @@ class Tuner:
 
     def _raced(self, group: Group, name: str, options: list[Option], operands: list[Tensor]) -> Decision:
         """The times on `operands`, of kernels as they get built; those that cannot be built or run are passed over."""
-        if time.monotonic() - self.started > SECONDS:
+        if self._left() < 0.0:
             options = options[:1]
         kernels = [self._kernel(group, name, option) for option in options]
         reference = reference_of(kernels[0])
@@ -256,6 +324,11 @@ def _final(calls: Mapping[int, Call], aten: Call, device: torch.device) -> tuple
     samples = compare({**calls, None: aten}, device=device, min_time=0.0, max_time=1.0)
     best = min(calls, key=lambda i: samples[i].median)
     return best, samples[best].median, samples[None].median
+
+
+def _taken(decision: Decision) -> float | None:
+    """Seconds of what was decided."""
+    return decision.aten if decision.option is None else decision.generated
 
 
 def _loads(launcher: Launcher, device: torch.device) -> bool:

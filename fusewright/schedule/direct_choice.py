@@ -31,10 +31,11 @@ UNDERESTIMATED, SLOWER = 2.0, 2.0
 
 @dataclass(frozen=True)
 class Shortlist:
-    """Tiles worth measuring, best estimate first, and whether that is ahead of what tensor cores can do."""
+    """Tiles worth measuring, best estimate first, and whether that (`best`) is ahead of what tensor cores can do."""
 
     tiles: tuple[DirectTile, ...]
     ahead: bool
+    best: float
 
 
 def shortlist(c: Contraction, lengths: tuple[int, int, int], samples: int, rival: float | None) -> Shortlist:
@@ -51,7 +52,8 @@ def shortlist(c: Contraction, lengths: tuple[int, int, int], samples: int, rival
             found.append(t)
         if len(found) == WORTH_MEASURING:
             break
-    return Shortlist(tuple(found), bool(found) and scored[0][0] <= theirs)
+    best = scored[0][0] if found else inf
+    return Shortlist(tuple(found), bool(found) and best <= theirs, best)
 
 
 def candidates(c: Contraction, lengths: tuple[int, int, int], samples: int) -> list[DirectTile]:

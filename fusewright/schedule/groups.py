@@ -28,7 +28,8 @@ REACH = 32
 class Group:
     """A subgraph that a family covers: from `operands` to `root`; `record` is the family's own description of it.
 
-    split   where the group is the first step of a reduction, the reduction: `root` is not in the graph then
+    split    where the group is the first step of a reduction, the reduction: `root` is not in the graph then
+    shorter  the group from the same anchor that ends in front of a pool which this one takes in, if any
     """
 
     family: str
@@ -36,6 +37,7 @@ class Group:
     root: Node
     operands: tuple[Node, ...]
     split: Split | None = None
+    shorter: Group | None = None
 
     @property
     def inner(self) -> tuple[Node, ...]:
@@ -62,17 +64,32 @@ class Group:
             return graph.substitute(self.split.root, self.split.whole(node))
         return graph.substitute(self.root, node)
 
+    def behind(self, node: Node) -> Node:
+        """The group's last node, computed from `node` in place of what the shorter one computes."""
+        assert self.shorter is not None
+        (root,) = Graph((), (self.root,)).substitute(self.shorter.root, node).outputs
+        assert isinstance(root, Node)
+        return root
+
+    def rest(self) -> Graph:
+        """What is left of the group behind the shorter one; what else varies from call to call is an input as well."""
+        assert self.shorter is not None
+        varies = depends_on_input(topological(self.operands))
+        operands = (self.shorter.root, *(n for n in self.operands if n in varies))
+        return as_graph(body(replace(self, operands=operands)), operands)
+
 
 @dataclass(frozen=True)
 class Family:
     """How to find groups of one kind: `match` takes a last node; `anchor` is the kind of node a group starts at;
-    `split` finds the part of a last node that a group may end in."""
+    `split` finds the part of a last node that a group may end in; `early` is where it may end sooner."""
 
     name: str
     match: Callable[[Node, Users], Any]
     operands: Callable[[Any], tuple[Node, ...]]
     anchor: type[ops.Op] | None = None
     split: Callable[[Node, Users], Split | None] = lambda root, users: None
+    early: Callable[[Any], Node | None] = lambda record: None
 
 
 def _sample(root: Node, users: Users) -> Any:
@@ -84,7 +101,7 @@ def _range(root: Node, users: Users) -> Any:
 
 
 FAMILIES = (
-    Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split),
+    Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split, contraction.before_pool),
     Family("product", product.match, lambda p: p.tensors, ops.Matmul),
     Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum),
     Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
@@ -103,12 +120,16 @@ def cut(
     """`graph` with every group for which `decide` gives a node replaced by that node.
 
     Operations for which `alone` holds are in no group; nor is what would make the results lie in memory otherwise,
-    where the sources that do not lie row by row have these `orders`.
+    where the sources that do not lie row by row have these `orders`.  `decide` may take the shorter group of one it is
+    given: the node is then what is left `behind` it, which is searched like the rest.
     """
     original = graph
     for family in FAMILIES:
         declined: set[Node] = set()
         while (group := _next(graph, family, declined, alone)) is not None:
+            if group.shorter is not None:
+                behind = group.placed(graph, group.behind(group.shorter.fused("")))
+                group = group if same_orders(behind, original, orders) else replace(group, shorter=None)
             alike = same_orders(group.placed(graph, group.fused("")), original, orders)
             node = decide(group) if alike else None
             if node is None:
@@ -174,7 +195,13 @@ def _longest(family: Family, anchor: Node, nodes: list[Node], users: Users, apar
         group = _matched(family, root, users) or _split(family, root, users)
         if group is not None and anchor in group.inner:
             found = group
-    return found
+    return found if found is None else replace(found, shorter=_shorter(family, found, users))
+
+
+def _shorter(family: Family, group: Group, users: Users) -> Group | None:
+    """The group from the same anchor that ends where the family's may end early."""
+    end = None if group.split is not None else family.early(group.record)
+    return None if end is None else _matched(family, end, users)
 
 
 def _split(family: Family, root: Node, users: Users) -> Group | None:

@@ -17,6 +17,7 @@ loops     plain scalar C++ under ``#pragma omp simd`` that the compiler turns in
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from fusewright.codegen.aten import lower_function
@@ -51,6 +52,14 @@ def options(
     if isinstance(group.record, RangeReduction):
         return [] if group.record.stored is not None or in_one_pass(group.record) else [{}]
     return [] if isinstance(group.record, Stream) and not stream.fits(group.record) else [{}]
+
+
+def early(
+    group: Group, hints: Mapping[Any, int], layouts: Layouts, *, tf32: bool = False, capability: int | None = None
+) -> float:
+    """How much longer it takes to end before the group's pool: a strip has whole rows when it pools, and computes no
+    position twice, so nothing is gained by that."""
+    return inf
 
 
 def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from math import prod
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from math import inf, prod
 from typing import Any
 
 from fusewright.codegen.aten import lower_function
@@ -12,7 +13,8 @@ from fusewright.codegen.cuda import contraction, direct, ranges, ranges_blocks, 
 from fusewright.codegen.product import of_tensors
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
-from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
+from fusewright.runtime.device import LARGE_GPU
+from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction, is_laborious
 from fusewright.schedule.direct import DirectTile
 from fusewright.schedule.direct_choice import UNDERESTIMATED
 from fusewright.schedule.direct_choice import shortlist as direct_shortlist
@@ -20,7 +22,8 @@ from fusewright.schedule.groups import Group, as_graph, body, sizes
 from fusewright.schedule.product import Product
 from fusewright.schedule.range_blocks import Cut, cuts
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass
-from fusewright.schedule.tiling import Tiling, estimate, shortlist
+from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, shortlist
+from fusewright.schedule.tiling import estimate as estimate_of
 from fusewright.schedule.warpgroup import WarpgroupTile
 from fusewright.schedule.warpgroup import shortlist as by_features
 from fusewright.schedule.warpgroup_positions import PositionTile
@@ -35,6 +38,9 @@ OF_EITHER_WAY = 4
 # And so many cuts of a range reduction into blocks; with more different sums than these, one pass is slower.
 CUTS = 4
 FEW_SUMS = 64
+
+# Cycles per second of a GPU that estimates are made for.
+CLOCK = 1.75e9
 
 # Of the best so many, also the form in which one cluster of blocks finishes a sample in the same launch.
 WORTH_CLUSTERING = 6
@@ -61,19 +67,66 @@ def options(
         return _of_ranges(c, hints)
     if not isinstance(c, Contraction):
         return [{}]
-    last = c.channels_last or (layouts.get(c.x) == "channels_last" and c.takes_channels_last)
-    c = replace(c, channels_last=last)
-    lengths = _cells(c, hints)
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []
+    c = replace(c, channels_last=_channels_last(c, layouts))
+    found = _of_contraction(
+        c, _cells(c, hints), sizes(c.x, hints)[0], isinstance(group.record, Product), tf32, capability
+    )
+    return list(found.options)
+
+
+def early(
+    group: Group, hints: Mapping[Any, int], layouts: Layouts, *, tf32: bool = False, capability: int | None = None
+) -> float:
+    """About how long it takes to end before the group's pool and pool from memory, over how long the whole group does;
+    infinite where no other way is in sight than through the pool."""
+    assert group.shorter is not None
+    c, y = group.record, group.shorter.root
+    whole = _seconds(group, hints, layouts, tf32, capability)
+    if whole < inf and not is_laborious(c):
+        return inf
+    passing = 2 * prod(sizes(y, hints)) * y.dtype.itemsize / LARGE_GPU.memory + LARGE_GPU.launch
+    shorter = _seconds(group.shorter, hints, layouts, tf32, capability) + passing
+    return shorter / whole if shorter < inf else inf
+
+
+def _seconds(group: Group, hints: Mapping[Any, int], layouts: Layouts, tf32: bool, capability: int | None) -> float:
+    """About how many seconds the best way to cut a group with a convolution takes; infinite where there is none."""
+    c: Contraction = replace(group.record, channels_last=_channels_last(group.record, layouts))
+    if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
+        return inf
+    lengths, samples = _cells(c, hints), sizes(c.x, hints)[0]
+    values = samples * prod(lengths) * c.features * c.op.groups
+    cycles = _of_contraction(c, lengths, samples, False, tf32, capability).cycles
+    return cycles * values / (MULTIPROCESSORS * CLOCK)
+
+
+def _channels_last(c: Contraction, layouts: Layouts) -> bool:
+    """Whether the kernel reads x in that layout."""
+    return c.channels_last or (layouts.get(c.x) == "channels_last" and c.takes_channels_last)
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """Options, and estimated cycles of one multiprocessor per cell and output channel of the best."""
+
+    options: tuple[Option, ...]
+    cycles: float
+
+
+@lru_cache(maxsize=2)  # whoever wants the estimate has the options in view
+def _of_contraction(
+    c: Contraction, lengths: tuple[int, int, int], samples: int, product: bool, tf32: bool, capability: int | None
+) -> _Ways:
+    """Ways to cut a convolution with what follows it, or a matmul (`product`) as one, on tensor cores alone."""
     tilings = shortlist(c, lengths, c.x.dtype.itemsize, WORTH_MEASURING)
-    samples = sizes(c.x, hints)[0]
     joined = [(t, contraction.blocks_per_sample(c, t, samples, lengths)) for t in tilings[:WORTH_CLUSTERING]]
     cuts = [*((t, blocks) for t, blocks in joined if blocks is not None), *((t, None) for t in tilings)]
-    found: list[Option] = [{"tiling": asdict(t), "blocks": blocks, "channels_last": last} for t, blocks in cuts]
-    if isinstance(group.record, Product):
-        return found
-    rival = estimate(c, tilings[0], lengths, c.x.dtype.itemsize) if tilings else None
+    found: list[Option] = [{"tiling": asdict(t), "blocks": n, "channels_last": c.channels_last} for t, n in cuts]
+    rival = estimate_of(c, tilings[0], lengths, c.x.dtype.itemsize) if tilings else None
+    if product:
+        return _Ways(tuple(found), inf if rival is None else UNDERESTIMATED * rival)
     if capability == warpgroup.CAPABILITY:
         best, more = _of_warpgroups(c, lengths, samples, tf32)
         if more:
@@ -83,7 +136,8 @@ def options(
             rival = best / UNDERESTIMATED if ahead else rival
     direct_tiles = direct_shortlist(replace(c, channels_last=False), lengths, samples, rival)
     others: list[Option] = [{"direct": asdict(t)} for t in direct_tiles.tiles]
-    return others + found if direct_tiles.ahead else found + others
+    cycles = min(direct_tiles.best, inf if rival is None else UNDERESTIMATED * rival)
+    return _Ways(tuple(others + found if direct_tiles.ahead else found + others), cycles)
 
 
 def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:

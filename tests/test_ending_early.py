@@ -1,0 +1,261 @@
+"""Groups that end before a pool: where that is estimated or measured to be faster, and what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from emulation.emulate import emulate
+from torch import Tensor, nn
+
+from fusewright import pipeline, tuning
+from fusewright.capture import capture
+from fusewright.codegen import cpu, cuda
+from fusewright.ir import ops, spec
+from fusewright.ir.fused import Fused
+from fusewright.ir.node import Graph
+from fusewright.kernel import Kernel
+from fusewright.reduced import shape
+from fusewright.runtime import cache
+from fusewright.runtime.launch import Launcher
+from fusewright.schedule.groups import Group, cut
+from fusewright.schedule.wishes import Wishes
+from fusewright.tuning import EARLY, Decision, Tuner
+
+CPU = torch.device("cpu")
+WHOLE, PARTS, ALL_BEHIND = ["fused_conv_abs_avg_atan"], ["fused_conv_abs", "fused_avg_atan"], "fused_abs_avg_atan"
+
+
+class Overlapping(nn.Module):
+    """Windows that overlap: each position is in four of them."""
+
+    def __init__(self, channels: int = 3, features: int = 4) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, features, (2, 6))
+        self.pool = nn.AvgPool2d(8, (2, 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.atan(self.pool(self.conv(x).abs()))
+
+
+class Apart(nn.Module):
+    """Windows that do not overlap, of as many positions as a thread holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 64, 3)
+        self.bias = nn.Parameter(torch.randn(1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.max_pool2d(torch.tanh(self.conv(x)) * 2.0 + self.bias, 4)
+
+
+def built_for_a_gpu(monkeypatch: pytest.MonkeyPatch, model: nn.Module, x: Tensor, **options: Any) -> pipeline.Built:
+    monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
+    monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
+    target = torch.device("cuda")
+    return pipeline.build(model.eval(), (x,), {}, kernels="always", measure=False, target=target, **options)
+
+
+# -- what is offered
+
+
+def offered(model: nn.Module, *args: Tensor) -> list[Group]:
+    found: list[Group] = []
+    cut(capture(model.eval(), args, {}).graph, found.append)
+    return [group for group in found if group.family == "contraction"]
+
+
+def test_a_group_with_a_pool_has_a_shorter_one() -> None:
+    """With a tail as well, and what is left is a valid graph."""
+
+    class Tail(Overlapping):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(super().forward(x).mean((2, 3)))
+
+    first, second = offered(Tail(), torch.rand(2, 3, 30, 40))
+    assert first.record.tail is not None and second.record.tail is None
+    for group in (first, second):
+        assert group.shorter is not None and group.shorter.name == PARTS[0] and group.shorter.shorter is None
+        rest = spec.check(group.rest())
+        assert rest.inputs[0].shape == group.shorter.root.shape and rest.outputs[0].shape == group.root.shape
+        assert not any(isinstance(node.op, ops.Conv) for node in rest.nodes())
+        assert group.behind(group.shorter.root) is group.root
+
+
+def test_what_has_no_pool_has_no_shorter_group() -> None:
+    for reduced in ((2, 3), (3,)):  # the second is cut into windows
+        (group, *_) = offered(Summed(reduced), torch.rand(2, 3, 30, 40))
+        assert group.shorter is None and (group.split is not None) == (reduced == (3,))
+
+
+class Summed(nn.Module):
+    """A reduction over all of the positions, or over some."""
+
+    def __init__(self, dims: tuple[int, ...]) -> None:
+        super().__init__()
+        self.conv, self.dims = nn.Conv2d(3, 4, 3), dims
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.conv(x)).sum(self.dims)
+
+
+# -- by estimate
+
+
+def test_overlapping_windows_are_left_to_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = built_for_a_gpu(monkeypatch, Overlapping(51, 103), torch.empty(64, 51, 138, 175))
+    assert [choice.name for choice in built.choices] == PARTS
+    assert [choice.family for choice in built.choices] == ["contraction", "stream"]
+
+
+def test_large_windows_are_left_to_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.ConvTranspose3d(74, 40, 7, padding=(1, 3, 1)), nn.MaxPool3d(7))
+    built = built_for_a_gpu(monkeypatch, model, torch.empty(16, 74, 37, 40, 29))
+    assert [choice.name for choice in built.choices] == ["fused_convtranspose", "fused_max"]
+
+
+def test_small_windows_are_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = built_for_a_gpu(monkeypatch, Apart(), torch.empty(128, 8, 256, 256))
+    assert [choice.family for choice in built.choices] == ["contraction"]
+
+
+def test_another_size_is_cut_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimates would have it otherwise; and the rest's decisions are the same, too."""
+    model = Overlapping(51, 103)
+    first = built_for_a_gpu(monkeypatch, model, torch.empty(64, 51, 138, 175))
+    monkeypatch.setattr(cuda, "early", lambda *_, **__: 2.0)
+    second = built_for_a_gpu(monkeypatch, model, torch.empty(2, 51, 30, 40), decisions=first.decisions)
+    assert shape(second) == shape(first) and second.decisions == first.decisions
+    other = built_for_a_gpu(monkeypatch, model, torch.empty(2, 51, 30, 40))
+    assert [choice.name for choice in other.choices] == WHOLE
+    third = built_for_a_gpu(monkeypatch, model, torch.empty(64, 51, 138, 175), decisions=other.decisions)
+    assert shape(third) == shape(other)
+
+
+# -- by measuring
+
+
+class Times:
+    """Stands in for the device: seconds by the name of a kernel, or of ATen's program for the group."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+        monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(directory))
+        monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
+        monkeypatch.setattr(cuda, "early", lambda *_, **__: self.estimated)
+        monkeypatch.setattr(tuning, "_seconds", self.seconds)
+        monkeypatch.setattr(tuning, "_loads", lambda launcher, device: True)
+        monkeypatch.setattr(tuning, "reference_of", self.reference)
+        monkeypatch.setattr(Launcher, "__call__", lambda launcher, *operands: self.launch(launcher, operands[0]))
+        self.generated: Mapping[str, float] = {}
+        self.aten: Mapping[str, float] = {}
+        self.estimated = 1.0
+        self.calls: list[str] = []
+        self.took = 0.0
+
+    def reference(self, kernel: Kernel) -> Callable[..., Tensor]:
+        def run(*operands: Tensor) -> Tensor:
+            self.took = self.aten.get(kernel.name, 9.0)
+            return operands[0]
+
+        return run
+
+    def launch(self, launcher: Launcher, x: Tensor) -> Tensor:
+        self.calls.append(launcher.kernel.name)
+        self.took = self.generated.get(launcher.kernel.name, 9.0)
+        return x
+
+    def seconds(self, call: Callable[[], Tensor], device: torch.device, most: float = float("inf")) -> float:
+        call()
+        return self.took
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Times:
+    return Times(monkeypatch, tmp_path / "cache")
+
+
+def tuned(mode: tuning.Mode = "auto", rows: int = 30, **options: Any) -> tuple[Tuner, list[str]]:
+    graph = capture(Overlapping(), (torch.rand(2, 3, rows, 40),), {}).graph
+    tuner = Tuner(CPU, dict.fromkeys(graph.symbols, 2), mode, (False, False), **options)
+    return tuner, names(cut(graph, tuner))
+
+
+def names(graph: Graph) -> list[str]:
+    return [n.op.name for n in graph.nodes() if isinstance(n.op, Fused)]
+
+
+MEASURED: dict[str, tuple[tuning.Mode, tuple[float, float, float], dict[str, float], list[str]]] = {
+    "both parts together are faster": ("auto", (5.0, 1.0, 1.0), {}, PARTS),
+    "and where they must be": ("always", (5.0, 1.0, 1.0), {}, PARTS),
+    "not much": ("auto", (2.0, 1.0, 0.99), {}, WHOLE),
+    "slower": ("always", (2.0, 1.0, 3.0), {}, WHOLE),
+    "ATen's whole is faster than the kernel's": ("auto", (5.0, 1.0, 1.0), {WHOLE[0]: 4.0}, PARTS),
+    "ATen's convolution is fastest": ("auto", (5.0, 1.0, 1.0), {PARTS[0]: 0.5}, [ALL_BEHIND]),
+    "but must not run": ("always", (5.0, 1.0, 1.0), {PARTS[0]: 0.5}, PARTS),
+    "ATen's pool is fastest": ("auto", (5.0, 1.0, 2.0), {PARTS[1]: 0.5}, PARTS[:1]),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_measured(times: Times, name: str) -> None:
+    mode, generated, times.aten, expected = MEASURED[name]
+    times.generated = dict(zip((*WHOLE, *PARTS, ALL_BEHIND), (*generated, 1.0), strict=True))
+    tuner, found = tuned(mode)
+    assert found == expected == list(tuner.kernels)
+
+
+def test_what_was_measured_is_not_measured_again(times: Times) -> None:
+    times.generated = dict(zip((*WHOLE, *PARTS), (5.0, 1.0, 1.0), strict=True))
+    first, _ = tuned()
+    assert EARLY in [decision.option for decision in first.decisions.values()]
+    assert set(times.calls) == {*WHOLE, *PARTS} and times.calls.count(PARTS[1]) == 1
+    assert [(choice.name, choice.generated) for choice in first.choices] == [(name, 1.0) for name in PARTS]
+    calls = len(times.calls)
+    second, found = tuned()
+    assert found == PARTS and second.decisions == first.decisions and second.choices == first.choices
+    third, found = tuned(rows=50, remembered=first.decisions)
+    assert found == PARTS and third.decisions == first.decisions and len(times.calls) == calls
+
+
+def test_what_no_estimate_speaks_for_is_not_measured(times: Times) -> None:
+    times.generated, times.estimated = dict(zip((*WHOLE, *PARTS), (5.0, 1.0, 1.0), strict=True)), 1.6
+    assert tuned()[1] == WHOLE and set(times.calls) == set(WHOLE)
+
+
+def test_a_single_launch_is_the_whole_group(times: Times) -> None:
+    times.generated = dict(zip((*WHOLE, *PARTS), (5.0, 1.0, 1.0), strict=True))
+    assert tuned(wishes=Wishes(single=True))[1] == WHOLE and set(times.calls) == set(WHOLE)
+
+
+def test_out_of_time_the_whole_group_is_enough(times: Times, monkeypatch: pytest.MonkeyPatch) -> None:
+    times.generated = dict(zip((*WHOLE, *PARTS), (5.0, 1.0, 1.0), strict=True))
+    monkeypatch.setattr(tuning, "SECONDS", -1.0)
+    assert tuned()[1] == WHOLE
+
+
+def test_on_a_cpu_no_group_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tuning.TARGETS, "cpu", cpu)
+    assert tuned("always", measure=False)[1] == WHOLE
+
+
+# -- what runs
+
+
+def test_both_parts_compute_what_the_whole_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
+    monkeypatch.setattr(cuda, "early", lambda *_, **__: 0.1)
+    model, x = Overlapping().eval(), torch.randn(2, 3, 30, 40)
+    tuner, found = tuned("always", measure=False)
+    assert found == PARTS and next(iter(tuner.decisions.values())) == Decision(EARLY)
+    first, second = tuner.kernels.values()
+    with torch.no_grad():
+        got = emulate(second, emulate(first, x, model.conv.weight, model.conv.bias))
+        torch.testing.assert_close(got, model(x), rtol=1e-4, atol=1e-5)
