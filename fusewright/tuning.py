@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from fusewright.codegen import cpu, cuda
+from fusewright.codegen.cpu import estimate
 from fusewright.errors import FusewrightError, UnsupportedError
 from fusewright.ir.fused import Fused
 from fusewright.ir.memory_order import order_of
@@ -235,7 +236,7 @@ class Tuner:
         if not options:
             return None
         if not self.measure:
-            return Decision(options[0])
+            return Decision(options[0] if self._should_pay(group, options[0]) else None)
         path = self._remembered_at(group)
         found = None if path is None else _read(path, options)
         if found is None:
@@ -251,6 +252,10 @@ class Tuner:
     def _left(self) -> float:
         """Seconds that measuring may still take."""
         return self.started + SECONDS - time.monotonic()
+
+    def _should_pay(self, group: Group, option: Option) -> bool:
+        """Whether the best estimate of a kernel is not a reason to stay with ATen."""
+        return self.mode == "always" or self.device.type != "cpu" or estimate.pays(group, option, self.hints)
 
     def _fits(self, future: Future[bool], *, wait: bool) -> bool:
         """Whether a kernel is built: waited for while there is time, and for the first one whatever it takes."""

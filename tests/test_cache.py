@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,3 +122,37 @@ def test_a_new_file_follows_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(previous)
     assert stat.S_IMODE((tmp_path / "new.json").stat().st_mode) == 0o640
+
+
+def test_what_cannot_be_a_directory_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.cache_directory()
+    made = Path.mkdir
+
+    def full(path: Path, *args: Any, **kwargs: Any) -> None:
+        if path != root / "kernels":
+            return made(path, *args, **kwargs)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", full)
+        with pytest.raises(UnsupportedError, match=r"cannot be created: No space left on device"):
+            cache.cache_subdirectory("kernels")
+    (root / "kernels").write_text("")
+    with pytest.raises(UnsupportedError, match=r"cannot be created|is no directory"):
+        cache.cache_subdirectory("kernels")
+
+
+def test_a_directory_in_place_of_a_file(root: Path) -> None:
+    """It is not read, what is built is not kept, and no handle stays open."""
+    path = cache.cache_directory() / "kernel.so"
+    path.mkdir()
+    before = len(os.listdir("/dev/fd"))
+    assert cache.load(path) is None
+    assert cache.built(path, lambda: b"new") == b"new"
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_a_home_that_nobody_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, "~nobody_has_this_name/cache")
+    assert cache.cache_directory() == tmp_path / "~nobody_has_this_name" / "cache"

@@ -11,7 +11,7 @@ from typing import Any
 
 from fusewright.ir.pointwise import functions
 from fusewright.kernel import Kernel
-from fusewright.plan import Plan
+from fusewright.plan import KernelChoice, Plan
 from fusewright.report.text import duration, less, scaled
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 
@@ -172,15 +172,16 @@ def _times(plan: Plan, kernel: Kernel) -> str:
     return f" ({duration(choice.generated)}; PyTorch's own operations take {duration(choice.aten)})"
 
 
+def _stays(choice: KernelChoice) -> str:
+    why = "which measured faster" if choice.aten is not None else "which should be faster by estimate"
+    if choice.generated is not None and choice.aten is not None:
+        why += f" ({duration(choice.aten)}; a generated kernel takes {duration(choice.generated)})"
+    return f"As one group, {listed(operations(choice.name))} stay with PyTorch, {why}."
+
+
 def _left_alone(part: Part) -> Iterator[str]:
     plan = part.plan
-    for choice in plan.kernels:
-        if choice.path == "ATen":
-            group = listed(operations(choice.name))
-            figures = ""
-            if choice.generated is not None and choice.aten is not None:
-                figures = f" ({duration(choice.aten)}; a generated kernel takes {duration(choice.generated)})"
-            yield f"As one group, {group} stay with PyTorch, which measured faster{figures}."
+    yield from dict.fromkeys(_stays(choice) for choice in plan.kernels if choice.path == "ATen")
     if part.rest and part.kernels and not any(choice.path == "ATen" for choice in plan.kernels):
         yield f"PyTorch computes {listed(list(part.rest))}, which no kernel here covers."
     unknown = sorted({reason.removesuffix(_UNKNOWN) for reason in plan.opaque if reason.endswith(_UNKNOWN)})

@@ -41,7 +41,7 @@ class Entry:
 def cache_path() -> Path:
     """Where the cache is, or would be; creates nothing."""
     chosen = os.environ.get(ENVIRONMENT_VARIABLE)
-    return Path(chosen).expanduser().absolute() if chosen else user_cache_path("fusewright", appauthor=False)
+    return Path(os.path.expanduser(chosen)).absolute() if chosen else user_cache_path("fusewright", appauthor=False)
 
 
 def cache_directory() -> Path:
@@ -75,8 +75,10 @@ def check_directory(path: Path) -> None:
 def cache_subdirectory(name: str) -> Path:
     """A directory in the cache, under the same rules."""
     path = cache_directory() / name
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o700)
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise UnsupportedError(f"cache directory {path} cannot be created: {error.strerror}; {_REMEDY}") from error
     check_directory(path)
     return path
 
@@ -99,16 +101,19 @@ def built(path: Path, build: Callable[[], bytes], timeout: float = 30.0) -> byte
 
 
 def load(path: Path) -> bytes | None:
-    """What `built` kept at `path`; `None` when it is absent, a link, another user's, or not what was written."""
+    """What `built` kept at `path`; `None` when it is absent, no file, another user's, or not what was written."""
     try:
         handle = os.open(path, os.O_RDONLY | _NEITHER_LINK_NOR_CHILD)
     except OSError:
         return None
-    with os.fdopen(handle, "rb") as file:
+    try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or (hasattr(os, "geteuid") and found.st_uid != os.geteuid()):
             return None
-        digest, content = file.read(32), file.read()
+        with open(handle, "rb", closefd=False) as file:
+            digest, content = file.read(32), file.read()
+    finally:
+        os.close(handle)
     return content if hashlib.sha256(content).digest() == digest else None
 
 

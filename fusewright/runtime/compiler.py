@@ -117,7 +117,7 @@ def compiler() -> Compiler:
 @lru_cache(maxsize=8)
 def _compiler(chosen: str, path: str) -> Compiler:
     if chosen.strip():
-        return _examined(tuple(shlex.split(chosen)))
+        return _examined(_words(chosen))
     there = [name for name in COMMANDS if shutil.which(name, path=path)]
     if not there:
         raise UnsupportedError("CPU kernels are compiled by a C++ compiler, and there is none; install g++ or set CXX")
@@ -130,11 +130,19 @@ def _compiler(chosen: str, path: str) -> Compiler:
     return found[0] if found else _examined((there[0],))
 
 
+def _words(chosen: str) -> tuple[str, ...]:
+    """The words of ``$CXX``, as a shell has them."""
+    try:
+        return tuple(shlex.split(chosen))
+    except ValueError as error:
+        raise UnsupportedError(f"CXX is {chosen!r}, which is no command: {error}") from error
+
+
 def _examined(command: tuple[str, ...]) -> Compiler:
     """What this compiler can do; raises `UnsupportedError` where it does not work."""
     said = run((*command, "--version"))
     works = said if said.returncode else _tried(command, FLAGS, _HEADERS)
-    if works.returncode:
+    if works.returncode or not works.stdout:
         raise UnsupportedError(f"CPU kernels need a C++ compiler, {command[0]} does not work: {_complaint(works)}")
     openmp = next((flags for flags in OPENMP if _uses_pytorchs_threads(command, flags)), ())
     flags = [*FLAGS, *openmp]

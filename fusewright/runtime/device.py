@@ -6,8 +6,10 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -54,13 +56,25 @@ def device_facts(device: torch.device) -> DeviceFacts:
     key = hashlib.sha256(f"{REVISION} {name} {torch.__version__} {torch.get_num_threads()}".encode()).hexdigest()[:16]
     try:
         path = cache_directory() / f"device-{key}.json"
-        return DeviceFacts(**json.loads(path.read_text()))
     except UnsupportedError:
         return _measured(name, device)  # no safe cache: measure every time
-    except (OSError, ValueError, TypeError):
-        facts = _measured(name, device)
+    found = _read(path)
+    if found is not None:
+        return found
+    facts = _measured(name, device)
+    with suppress(OSError):  # a full or read-only disk costs the next run its head start, nothing more
         write_atomic(path, json.dumps(asdict(facts), indent=1).encode())
-        return facts
+    return facts
+
+
+def _read(path: Path) -> DeviceFacts | None:
+    """What a file says, where that is rates."""
+    try:
+        found = DeviceFacts(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    rates = (rate for name, rate in asdict(found).items() if name != "name")
+    return found if all(isinstance(rate, float) and rate > 0 for rate in rates) else None
 
 
 def device_name(device: torch.device) -> str:

@@ -159,6 +159,18 @@ def test_without_the_library_of_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
         compiler.compiler()
 
 
+def test_one_that_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "true")
+    with pytest.raises(UnsupportedError, match=r"need a C\+\+ compiler, true does not work"):
+        compiler.compiler()
+
+
+def test_a_variable_that_is_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "g++ '-O2")
+    with pytest.raises(UnsupportedError, match=r"CXX is \"g\+\+ '-O2\", which is no command: No closing quotation"):
+        compiler.compiler()
+
+
 def test_one_that_does_not_answer(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", fake(directory, "c++", real="sleep 60;"))
     monkeypatch.setattr(compiler, "SECONDS", 0.5)

@@ -40,7 +40,13 @@ def test_measured_once_then_read(measured: list[str], tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("device-*.json"))) == 1
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"name": "x"}', "[1, 2]", '{"name": "x", "other": 1}'])
+NO_RATES = json.dumps(dataclasses.asdict(KNOWN) | {"conv": "fast"})
+NOTHING_PER_SECOND = json.dumps(dataclasses.asdict(KNOWN) | {"memory": 0.0})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"name": "x"}', "[1, 2]", '{"name": "x", "other": 1}', NO_RATES, NOTHING_PER_SECOND]
+)
 def test_a_spoilt_file_is_written_anew(measured: list[str], tmp_path: Path, text: str) -> None:
     facts = device_facts(CPU)
     (path,) = tmp_path.glob("device-*.json")
@@ -67,6 +73,14 @@ def test_without_a_safe_cache(measured: list[str], monkeypatch: pytest.MonkeyPat
         raise UnsupportedError("somebody else's directory")
 
     monkeypatch.setattr(device, "cache_directory", unsafe)
+    assert device_facts(CPU).conv == 1.0 and measured
+
+
+def test_a_disk_that_takes_nothing(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(device, "write_atomic", full)
     assert device_facts(CPU).conv == 1.0 and measured
 
 

@@ -20,6 +20,12 @@ from fusewright.schedule.chain import Map
 from fusewright.schedule.contraction import Contraction
 
 DIMENSIONS = "dhw"
+# How a window takes values in: its name, what it starts with, what joins; a maximum and a minimum keep a NaN.
+_WINDOWS = {
+    "avg": ("mean", "0", "best[f] + value"),
+    "max": ("maximum", "-Compute(INFINITY)", "value > best[f] || value != value ? value : best[f]"),
+    "min": ("minimum", "Compute(INFINITY)", "value < best[f] || value != value ? value : best[f]"),
+}
 
 
 def operands(c: Contraction) -> dict[Node, str]:
@@ -172,7 +178,7 @@ class Epilogue:
     def _pool(self) -> Lines:
         assert self.c.window is not None
         op = self.c.window.op
-        join = "best[f] + value" if op.kind == "avg" else "value > best[f] || value != value ? value : best[f]"
+        kind, empty, join = _WINDOWS[op.kind]
         bounds: Lines = []
         for i, a in enumerate(DIMENSIONS):
             start = f"{('d', 'h', '(w + n)')[i]} * POOL_STRIDE_{a.upper()}"
@@ -186,9 +192,9 @@ class Epilogue:
         share = self._share()
         return fill(
             texts.POOL,
-            kind={"max": "maximum", "avg": "mean"}[op.kind],
+            kind=kind,
             bounds=bounds,
-            start="0" if op.kind == "avg" else "-Compute(INFINITY)",
+            start=empty,
             join=join,
             share=[share] if share else [],
             result="best[f] * share" if share else "best[f]",

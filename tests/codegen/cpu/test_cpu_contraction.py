@@ -194,6 +194,22 @@ def test_windows_that_begin_apart(window: tuple[int, ...], step: tuple[int, ...]
         )
 
 
+@pytest.mark.parametrize("kind", ["sum", "mean", "amax", "amin"])
+def test_over_some_of_the_positions(kind: str) -> None:
+    """What a strip leaves of such a reduction is a window's: its sum, mean, maximum or minimum."""
+    torch.manual_seed(0)
+
+    class Columns(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return getattr(super().forward(x), kind)((2,), keepdim=True)
+
+    model, x = Columns(nn.Conv2d(8, 2, 3, (3, 2)), nn.Tanh()).eval(), torch.randn(2, 8, 15, 13)
+    fast = fusewright.optimize(model, (x,), kernels="always", measure=False)
+    assert [k.family for k in fusewright.explain(fast).kernels][:1] == ["contraction"]
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+
+
 class Tail(nn.Module):
     """Ends per sample in something that depends on a mean over positions or on a maximum of everything."""
 
