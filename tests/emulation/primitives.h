@@ -253,9 +253,9 @@ EMULATED_WGMMAS(232) EMULATED_WGMMAS(240) EMULATED_WGMMAS(248) EMULATED_WGMMAS(2
 
 #ifdef USES_copy_async
 template <int BYTES>
-inline void copy_async(void* to_shared, const void* from_global, bool inside) {
+inline void copy_async(void* to_shared, const void* from_global, bool inside, bool active = true) {
     static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "no such copy");
-    emulation::copy_begin(to_shared, from_global, BYTES, inside);
+    if (active) emulation::copy_begin(to_shared, from_global, BYTES, inside);
 }
 inline void copy_async_commit() { emulation::copy_commit(); }
 template <int PENDING>

@@ -1,13 +1,17 @@
-// Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`.
+// Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`; nothing
+// where not `active`, which a branch would say in more instructions.
 template <int BYTES>
-__device__ __forceinline__ void copy_async(void* to_shared, const void* from_global, bool inside) {
+__device__ __forceinline__ void copy_async(void* to_shared, const void* from_global, bool inside, bool active = true) {
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
     const int bytes = inside ? BYTES : 0;
     if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_global), "r"(bytes));
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], 16, %2; }"
+            ::"r"(to), "l"(from_global), "r"(bytes), "r"(int(active)));
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from_global), "r"(bytes),
-                     "n"(BYTES));
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.ca.shared.global [%0], [%1], %4, %2; }"
+            ::"r"(to), "l"(from_global), "r"(bytes), "r"(int(active)), "n"(BYTES));
 }
 // Close the group of copies started so far; wait until at most PENDING groups are still under way.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
@@ -59,7 +63,7 @@ constexpr int CHUNK = 1, CHUNKS = 1;    // input channels staged at a time
 constexpr int PASSES = 1;    // blocks of features that one block goes through
 
 // Shared memory: the input as [channel][d][h][w], twice; weights as [channel][tap][feature].
-constexpr int X_D = 1, X_H = 38, X_W = 72, X_TILE = 2736;
+constexpr int X_D = 1, X_H = 38, X_W = 72, X_CHANNEL = X_D * X_H * X_W, X_TILE = 2736;
 constexpr int W_TILE = CHUNK * TAPS * BLOCK_O, W_TILES = 56;
 constexpr int LOW_D = 0, LOW_H = -3, LOW_W = -4;    // input index of cell 0 that is staged first
 // Steps in the staged input from position to position and from tap to tap, in the weights from tap to tap.
@@ -132,39 +136,59 @@ __device__ __forceinline__ void accumulate(Compute (&acc)[FEATURES][ROWS][RUN], 
         }
 }
 
-// Start copying VECTOR elements, or zeros where they are not `there`.
+// Start copying VECTOR elements, or zeros where they are not `there`; nothing where not `active`.
 template <int VECTOR>
-__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there) {
+__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there, bool active = true) {
     if constexpr (VECTOR * sizeof(Element) >= 4)
-        copy_async<VECTOR * sizeof(Element)>(to, from, there);
-    else
+        copy_async<VECTOR * sizeof(Element)>(to, from, there, active);
+    else if (active)
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
 }
 
-// Start copying the input of a box of positions, zeros outside: LANES threads to a row.
-template <int VECTOR, int LANES>
-__device__ __forceinline__ void stage_rows(const Element* x, Element* tile, int chunk, int low_d, int low_h, int low_w,
-                                           int D, int H, int W) {
-    const int lane = threadIdx.x % LANES, w = low_w + lane * VECTOR;
-    for (int row = threadIdx.x / LANES; row < CHUNK * X_D * X_H; row += THREADS / LANES) {
-        const int c = chunk * CHUNK + row / (X_D * X_H), d = low_d + row / X_H % X_D, h = low_h + row % X_H;
-        const bool there = unsigned(d) < unsigned(D) && unsigned(h) < unsigned(H) && (C % CHUNK == 0 || c < C);
-        const Element* const from = x + (((long long)c * D + d) * H + h) * W + w;
-        Element* const to = tile + row * X_W + lane * VECTOR;
+// Start copying rows of COLUMNS elements, VECTOR at a time and zeros outside, LANES threads to a row.  SETS rows are
+// under way at a time, in SLICES channels each.  Nothing is read outside, so addresses may run over the ends of x.
+template <int VECTOR, int COLUMNS, int LANES, int SLICES, int UNROLL>
+__device__ __forceinline__ void stage_rows(const Element* x, Element* tile, int channels, int low_d, int low_h,
+                                           int low_w, int D, int H, int W) {
+    constexpr int SETS = THREADS / LANES / SLICES, STEP = VECTOR * LANES;
+    const int group = threadIdx.x / LANES, set = group % SETS, first = SLICES == 1 ? 0 : group / SETS;
+    const int column = threadIdx.x % LANES * VECTOR, w = low_w + column;
+    if (SETS * SLICES * LANES < THREADS && first >= SLICES) return;
+    const long long plane = (long long)D * H * W;
+    int d = set / X_H, h = set % X_H;
+#pragma unroll 1
+    for (int row = set; row < X_D * X_H; row += SETS) {
+        const int x_d = low_d + d, x_h = low_h + h;
+        const bool inside = unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H);
+        const Element* from = x + first * plane + ((x_d * H + x_h) * W + w);
+        Element* to = tile + first * X_CHANNEL + row * X_W + column;
+#pragma unroll UNROLL
+        for (int i = 0; i < ceil_div(CHUNK, SLICES); ++i, from += SLICES * plane, to += SLICES * X_CHANNEL) {
+            const int c = i * SLICES + first;
+            if (CHUNK % SLICES != 0 && c >= CHUNK) continue;
+            const bool there = inside && (C % CHUNK == 0 || c < channels);
 #pragma unroll
-        for (int k = 0; k < X_W; k += LANES * VECTOR)
-            if (X_W % (LANES * VECTOR) == 0 || k + lane * VECTOR < X_W)
-                copy_vector<VECTOR>(to + k, from + k, there && unsigned(w + k) < unsigned(W));
+            for (int k = 0; k < COLUMNS; k += STEP) {
+                const bool active = COLUMNS % STEP == 0 || k + column < COLUMNS;
+                copy_vector<VECTOR>(to + k, from + k, there && unsigned(w + k) < unsigned(W), active);
+            }
+        }
+        d += SETS / X_H, h += SETS % X_H;    // row / X_H and row % X_H
+        if (X_D > 1 && h >= X_H) h -= X_H, ++d;
     }
 }
+
+// Start copying the input of a box of positions, in vectors as large as its rows and those of x allow.
 __device__ __forceinline__ void stage_input(const Element* x, Element* tile, int chunk, int cell_d, int cell_h,
                                             int cell_w, int D, int H, int W) {
     const int low_d = cell_d * 1 + LOW_D, low_h = cell_h * 1 + LOW_H;
-    const int low_w = cell_w * 1 + LOW_W;
+    const int low_w = cell_w * 1 + LOW_W, channels = C - chunk * CHUNK;
+    const Element* const from = x + (long long)(chunk * CHUNK) * D * H * W;
     if (W % 4 == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0)
-        stage_rows<4, 8>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
-    else
-        stage_rows<1, 16>(x, tile, chunk, low_d, low_h, low_w, D, H, W);
+        return stage_rows<4, 72, 8, 1, 1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+    if (W % 2 == 0 && reinterpret_cast<unsigned long long>(x) % 8 == 0)
+        return stage_rows<2, 72, 16, 1, 1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+    stage_rows<1, 72, 16, 1, 1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
 }
 
 // Start copying the weights of a pass's features and the channels of a chunk, zeros where there are none.

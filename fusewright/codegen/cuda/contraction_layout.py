@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, prod
 
-from fusewright.codegen.cuda import contraction_multiply_text, contraction_text, contraction_walk
+from fusewright.codegen.cuda import contraction_multiply_text, contraction_text, contraction_walk, staged_rows
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.residues import Walks, walks
@@ -113,7 +113,15 @@ def stage(c: Contraction, t: Tiling, lay: Layout) -> Lines:
     names |= {f"low_{a}": low for a, low in zip("dhw", lay.low, strict=True)} | contraction_walk.names(lay.walks)
     if c.channels_last:
         return fill(contraction_text.STAGE_COLUMNS, **names, vector=copied_at_once(c, t.chunk))
-    return fill(contraction_text.STAGE_TILE, **names)
+    return [*staged_rows.text(lay.walks), "", *fill(contraction_text.STAGE_TILE, **names, **_rows(c, t, lay))]
+
+
+def _rows(c: Contraction, t: Tiling, lay: Layout) -> dict[str, str]:
+    """The statements that copy rows in whole vectors of 16 bytes, in pairs and one by one."""
+    size, (d, h, _), needed = c.x.dtype.itemsize, lay.x_shape, span(c.axes[2], t.cells[2])
+    rows = staged_rows.Rows(d * h, t.chunk, size, 32 * t.warps)
+    vectors = {"whole": 16 // size, "pairs": 2, "singles": 1}
+    return {name: rows.stage(vector, needed + vector - 1) for name, vector in vectors.items()}
 
 
 def sample(c: Contraction) -> str:

@@ -36,42 +36,23 @@ __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVA
 """
 
 STAGE_TILE = """
-// Start copying the input that a block's cells read, zeros outside, in vectors of VECTOR elements.  A thread keeps its
-// place in the plane and goes through the channels.
-template <int VECTOR>
-__device__ __forceinline__ void stage_planes(const Element* x, Element* tile, int channels, int low_d, int low_h,
-                                             int low_w, int D, int H, int W) {
-    constexpr int ROW = X_W / VECTOR, PLANE = X_D * X_H * ROW, SIDE_BY_SIDE = PLANE < THREADS ? THREADS / PLANE : 1;
-    for (int i = threadIdx.x; i < PLANE * SIDE_BY_SIDE; i += THREADS) {
-        const int at = i % PLANE, column = at % ROW * VECTOR, h = at / ROW % X_H, d = at / (ROW * X_H);
-        const int x_d = low_d + d$by_d, x_h = low_h + h$by_h, x_w = low_w + column;
-        const bool inside = unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) && unsigned(x_w) < unsigned(W);
-        const int step = inside ? D * H * W : 0;    // outside, the first element stands for what is not read
-        const Element* from = x + (inside ? (x_d * H + x_h) * W + x_w + i / PLANE * step : 0);
-        Element* to = tile + (d * X_H + h) * X_W + column + i / PLANE * X_CHANNEL;
-#pragma unroll 4
-        for (int c = i / PLANE; c < CHUNK; c += SIDE_BY_SIDE) {
-            const bool there = inside && (C % CHUNK == 0 || c < channels);
-            copy_vector<VECTOR>(to, there ? from : x, there);
-            from += SIDE_BY_SIDE * step, to += SIDE_BY_SIDE * X_CHANNEL;
-        }
-    }
-}
-
-// Returns how far the tile is shifted: its rows start at a 16-byte boundary of x.
+// Start copying the input that a block's cells read, in vectors as large as the rows of x allow.  Returns how far the
+// tile is shifted: its rows start at the boundary of such a vector.
 __device__ __forceinline__ int stage_input(const Element* x, Element* tile, int chunk, int cell_d, int cell_h,
                                            int cell_w, int D, int H, int W) {
     constexpr int VECTOR = 16 / sizeof(Element);
     const int low_d = cell_d * $advance_d + $low_d, low_h = cell_h * $advance_h + $low_h;
-    const int needed = cell_w * $advance_w + $low_w, low_w = needed & -VECTOR;
-    const Element* const from = x + chunk * CHUNK * (D * H * W);
-    const int channels = C - chunk * CHUNK, misaligned = reinterpret_cast<unsigned long long>(x) % 16;
-    if (W % VECTOR == 0 && misaligned == 0)
-        stage_planes<VECTOR>(from, tile, channels, low_d, low_h, low_w, D, H, W);
-    else if (W % 2 == 0 && misaligned % (2 * sizeof(Element)) == 0)
-        stage_planes<2>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+    const int needed = cell_w * $advance_w + $low_w, misaligned = reinterpret_cast<unsigned long long>(x) % 16;
+    const bool whole = W % VECTOR == 0 && misaligned == 0;
+    const bool pairs = W % 2 == 0 && misaligned % (2 * sizeof(Element)) == 0;
+    const int low_w = needed & -(whole ? VECTOR : pairs ? 2 : 1), channels = C - chunk * CHUNK;
+    const Element* const from = x + (long long)(chunk * CHUNK) * (D * H * W);
+    if (whole)
+        $whole
+    else if (pairs)
+        $pairs
     else
-        stage_planes<1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+        $singles
     return needed - low_w;
 }
 """
@@ -100,12 +81,12 @@ __device__ __forceinline__ void stage_input(const Element* x, Element* tile, int
 """
 
 COPY = """
-// Start copying VECTOR elements, or zeros where they are not `there`.
+// Start copying VECTOR elements, or zeros where they are not `there`; nothing where not `active`.
 template <int VECTOR>
-__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there) {
+__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there, bool active = true) {
     if constexpr (VECTOR * sizeof(Element) >= 4)
-        copy_async<VECTOR * sizeof(Element)>(to, from, there);
-    else
+        copy_async<VECTOR * sizeof(Element)>(to, from, there, active);
+    else if (active)
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
 }
 """

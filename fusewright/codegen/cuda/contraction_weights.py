@@ -211,8 +211,11 @@ _STAGE_PACKED = """
 // Start copying COUNT packed weights.
 template <int COUNT>
 __device__ __forceinline__ void stage_packed(const Element* from, Element* to) {
-    constexpr int VECTOR = 16 / sizeof(Element);
-    for (int i = VECTOR * threadIdx.x; i < COUNT; i += VECTOR * THREADS) copy_async<16>(to + i, from + i, true);
+    constexpr int VECTOR = 16 / sizeof(Element), STEP = VECTOR * THREADS;
+    const int own = VECTOR * threadIdx.x;
+#pragma unroll 16
+    for (int i = 0; i < COUNT; i += STEP)
+        copy_async<16>(to + own + i, from + own + i, true, COUNT % STEP == 0 || i + own < COUNT);
 }
 """
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, gcd
+from math import gcd
 
 from fusewright.codegen.contraction_shapes import shapes
 from fusewright.codegen.contraction_sizes import lengths
 from fusewright.codegen.cpp import ELEMENT, compute_type
-from fusewright.codegen.cuda import contraction_text, contraction_walk, direct_text
+from fusewright.codegen.cuda import contraction_text, contraction_walk, direct_text, staged_rows
 from fusewright.codegen.cuda.contraction_finish import operands
 from fusewright.codegen.cuda.direct_epilogue import DirectEpilogue
 from fusewright.codegen.cuda.primitives import with_primitives
@@ -145,32 +145,20 @@ class _Writer:
         if self.c.x.dtype.itemsize < 4:
             copy = "*to = there ? widened(*from) : Compute(0);"
         names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)}
-        names |= contraction_walk.names(self.box.walks)
         stage = fill(direct_text.STAGE, **names, row=row, copy=copy, stage=self._stage_rows())
-        return [*fill(contraction_text.COPY), "", *stage]
+        return [*fill(contraction_text.COPY), "", *staged_rows.text(self.box.walks), "", *stage]
 
     def _stage_rows(self) -> Lines:
-        """By vectors of 16 bytes where rows of x and the box's start at such, else element by element."""
-        whole = 16 // self.c.x.dtype.itemsize
-        single, wide = (
-            f"stage_rows<{n}, {self._lanes(n)}>(x, tile, chunk, low_d, low_h, low_w, D, H, W);" for n in (1, whole)
-        )
-        if self.t.cells_w * self.c.axes[2].advance % whole:
-            return [single]
-        aligned = f"if (W % {whole} == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0)"
-        return [aligned, f"    {wide}", "else", f"    {single}"]
-
-    def _lanes(self, vector: int) -> int:
-        """Threads that copy one row: so many that all rows are copied soonest.  A warp takes a turn per row and per
-        128 bytes, which is as long as four instructions."""
-        columns, rows = self.box.pitch // vector, self.box.plane // self.box.pitch * self.t.chunk
-        threads, size = self.cut.threads, vector * self.c.x.dtype.itemsize
-
-        def instructions(lanes: int) -> int:
-            turns = max(1, 32 // lanes) * ceil(min(lanes, 32) * size / 128)
-            return ceil(rows / (threads // lanes)) * (12 + ceil(columns / lanes) * max(5, 4 * turns))
-
-        return min((n for n in (4, 8, 16, 32, 64, 128, 256, 512) if threads % n == 0), key=instructions)
+        """By vectors of 16 bytes where rows of x and the box's start at such, else by pairs, else one by one."""
+        size, (d, h, w) = self.c.x.dtype.itemsize, self.box.sides
+        rows = staged_rows.Rows(d.length * h.length, self.t.chunk, size, self.cut.threads)
+        start = self.t.cells_w * self.c.axes[2].advance  # of a box's rows: a multiple of it
+        lines: Lines = []
+        for vector in dict.fromkeys((16 // size, 2)):
+            aligned = f"W % {vector} == 0 && reinterpret_cast<unsigned long long>(x) % {vector * size} == 0"
+            if start % vector == 0:
+                lines += [f"if ({aligned})", f"    return {rows.stage(vector, w.length)}"]
+        return [*lines, rows.stage(1, w.length)]
 
     def _kernel_text(self) -> Lines:
         types = [

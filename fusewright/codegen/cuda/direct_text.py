@@ -19,7 +19,7 @@ constexpr int CHUNK = $chunk, CHUNKS = $chunks;    // input channels staged at a
 constexpr int PASSES = $passes;    // blocks of features that one block goes through
 
 // Shared memory: the input as [channel][d][h][w], twice; weights as [channel][tap][feature].
-constexpr int X_D = $x_d, X_H = $x_h, X_W = $x_w, X_TILE = $x_tile;
+constexpr int X_D = $x_d, X_H = $x_h, X_W = $x_w, X_CHANNEL = X_D * X_H * X_W, X_TILE = $x_tile;
 constexpr int W_TILE = CHUNK * TAPS * BLOCK_O, W_TILES = $w_tiles;
 constexpr int LOW_D = $low_d, LOW_H = $low_h, LOW_W = $low_w;    // input index of cell 0 that is staged first
 // Steps in the staged input from position to position and from tap to tap, in the weights from tap to tap.
@@ -96,26 +96,12 @@ __device__ __forceinline__ void accumulate(Compute (&acc)[FEATURES][ROWS][RUN], 
 """
 
 STAGE = """
-// Start copying the input of a box of positions, zeros outside: LANES threads to a row.
-template <int VECTOR, int LANES>
-__device__ __forceinline__ void stage_rows(const Element* x, Element* tile, int chunk, int low_d, int low_h, int low_w,
-                                           int D, int H, int W) {
-    const int lane = threadIdx.x % LANES, w = low_w + lane * VECTOR;
-    for (int row = threadIdx.x / LANES; row < CHUNK * X_D * X_H; row += THREADS / LANES) {
-        const int c = chunk * CHUNK + row / (X_D * X_H), d = low_d + row / X_H % X_D$by_d, h = low_h + row % X_H$by_h;
-        const bool there = unsigned(d) < unsigned(D) && unsigned(h) < unsigned(H) && (C % CHUNK == 0 || c < C);
-        const Element* const from = x + (((long long)c * D + d) * H + h) * W + w;
-        Element* const to = tile + row * X_W + lane * VECTOR;
-#pragma unroll
-        for (int k = 0; k < X_W; k += LANES * VECTOR)
-            if (X_W % (LANES * VECTOR) == 0 || k + lane * VECTOR < X_W)
-                copy_vector<VECTOR>(to + k, from + k, there && unsigned(w + k) < unsigned(W));
-    }
-}
+// Start copying the input of a box of positions, in vectors as large as its rows and those of x allow.
 __device__ __forceinline__ void stage_input(const Element* x, Element* tile, int chunk, int cell_d, int cell_h,
                                             int cell_w, int D, int H, int W) {
     const int low_d = cell_d * $advance_d + LOW_D, low_h = cell_h * $advance_h + LOW_H;
-    const int low_w = cell_w * $advance_w + LOW_W;
+    const int low_w = cell_w * $advance_w + LOW_W, channels = C - chunk * CHUNK;
+    const Element* const from = x + (long long)(chunk * CHUNK) * D * H * W;
     $stage
 }
 
