@@ -196,12 +196,12 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
     }
 }
 
-// Start copying VECTOR elements, or zeros where they are not `there`; nothing where not `active`.
+// Start copying VECTOR elements, or zeros where they are not `there`.
 template <int VECTOR>
-__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there, bool active = true) {
+__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there) {
     if constexpr (VECTOR * sizeof(Element) >= 4)
-        copy_async<VECTOR * sizeof(Element)>(to, from, there, active);
-    else if (active)
+        copy_async<VECTOR * sizeof(Element)>(to, from, there);
+    else
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
 }
 

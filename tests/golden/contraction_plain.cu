@@ -200,12 +200,12 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
     }
 }
 
-// Start copying VECTOR elements, or zeros where they are not `there`; nothing where not `active`.
+// Start copying VECTOR elements, or zeros where they are not `there`.
 template <int VECTOR>
-__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there, bool active = true) {
+__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there) {
     if constexpr (VECTOR * sizeof(Element) >= 4)
-        copy_async<VECTOR * sizeof(Element)>(to, from, there, active);
-    else if (active)
+        copy_async<VECTOR * sizeof(Element)>(to, from, there);
+    else
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
 }
 
@@ -214,7 +214,8 @@ __device__ __forceinline__ void copy_vector(Element* to, const Element* from, bo
 template <int VECTOR, int COLUMNS, int LANES, int SLICES, int UNROLL>
 __device__ __forceinline__ void stage_rows(const Element* x, Element* tile, int channels, int low_d, int low_h,
                                            int low_w, int D, int H, int W) {
-    constexpr int SETS = THREADS / LANES / SLICES, STEP = VECTOR * LANES;
+    constexpr int SETS = THREADS / LANES / SLICES, TURNS = ceil_div(CHUNK, SLICES);
+    constexpr int STEP = VECTOR * LANES, BYTES = VECTOR * sizeof(Element);
     const int group = threadIdx.x / LANES, set = group % SETS, first = SLICES == 1 ? 0 : group / SETS;
     const int column = threadIdx.x % LANES * VECTOR, w = low_w + column;
     if (SETS * SLICES * LANES < THREADS && first >= SLICES) return;
@@ -227,14 +228,21 @@ __device__ __forceinline__ void stage_rows(const Element* x, Element* tile, int 
         const Element* from = x + first * plane + ((x_d * H + x_h) * W + w);
         Element* to = tile + first * X_CHANNEL + row * X_W + column;
 #pragma unroll UNROLL
-        for (int i = 0; i < ceil_div(CHUNK, SLICES); ++i, from += SLICES * plane, to += SLICES * X_CHANNEL) {
+        for (int i = 0; i < TURNS; ++i, from += SLICES * plane, to += SLICES * X_CHANNEL) {
             const int c = i * SLICES + first;
-            if (CHUNK % SLICES != 0 && c >= CHUNK) continue;
-            const bool there = inside && (C % CHUNK == 0 || c < channels);
+            const bool own = CHUNK % SLICES == 0 || i + 1 < TURNS || c < CHUNK;
+            const bool there = inside && own && (C % CHUNK == 0 || c < channels);
 #pragma unroll
             for (int k = 0; k < COLUMNS; k += STEP) {
                 const bool active = COLUMNS % STEP == 0 || k + column < COLUMNS;
-                copy_vector<VECTOR>(to + k, from + k, there && unsigned(w + k) < unsigned(W), active);
+                if constexpr (BYTES >= 4) {
+                    copy_async<BYTES>(to + k, from + k, there && unsigned(w + k) < unsigned(W), active && own);
+                } else {    // lanes past the end repeat the last element: without branches, loads wait together
+                    const int at = active ? k : COLUMNS - 1 - column;
+                    const bool read = there && unsigned(w + at) < unsigned(W);
+                    const Element element = *(read ? from + at : x);
+                    if (own) to[at] = read ? element : Element{};
+                }
             }
         }
         d += SETS / X_H, h += SETS % X_H;    // row / X_H and row % X_H

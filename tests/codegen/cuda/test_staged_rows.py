@@ -16,6 +16,8 @@ from fusewright.schedule.tiling import Tiling
 VOLUME = Case((5, 6, 21), 11, 5, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), before=("relu",))
 TILE = Tiling(1, 1, 2, 2, 2, 2, 2, 1, 1, 4, False, True, 1)
 
+F32 = torch.float32
+
 # Threads to a row, channels of a row under way: all of them, not all, rows in several turns, rows of several warps.
 WAYS = [(4, 1), (4, 3), (8, 3), (16, 1), (16, 4), (32, 1), (32, 3), (64, 2), (128, 1)]
 
@@ -26,12 +28,14 @@ def found(case: Case) -> Found:
     return result
 
 
-@pytest.mark.parametrize("width", [21, 22, 24])
+@pytest.mark.parametrize(("width", "dtype"), [(21, F32), (22, F32), (24, F32), (21, torch.bfloat16)])
 @pytest.mark.parametrize("way", WAYS)
-def test_all_ways_of_sharing_rows_out(way: tuple[int, int], width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By single elements, pairs and whole vectors."""
+def test_all_ways_of_sharing_rows_out(
+    way: tuple[int, int], width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By single elements, pairs and whole vectors; elements of two bytes do not come asynchronously."""
     monkeypatch.setattr(Rows, "_shared_out", lambda *_: way)
-    f = found(replace(VOLUME, sizes=(5, 6, width)))
+    f = found(replace(VOLUME, sizes=(5, 6, width), dtype=dtype))
     kernel, x = f.kernel(TILE), f.case.example()
     assert f"{way[0]}, {way[1]}, " in kernel.source
     want, size = f.reference(x)
@@ -48,12 +52,3 @@ def test_no_thread_copies_much_more_than_others(vector: int, columns: int, count
     assert 1 <= slices <= channels and lanes * slices <= rows.threads
     copies = -(-count // (rows.threads // lanes // slices)) * -(-channels // slices) * -(-columns // (vector * lanes))
     assert copies <= 4 * max(1, count * channels * columns / (vector * rows.threads)) + 2
-
-
-def test_half_precisions_come_one_by_one_where_rows_are_odd() -> None:
-    case = replace(VOLUME, dtype=torch.bfloat16)
-    f = found(case)
-    kernel, x = f.kernel(TILE), case.example()
-    want, size = f.reference(x)
-    error = (emulate(kernel, *f.tensors(x)).double() - want).abs() / (size + 1e-3)
-    assert error.nan_to_num(float("inf")).max() <= tolerance(case)
