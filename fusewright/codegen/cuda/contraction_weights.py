@@ -213,7 +213,7 @@ template <int COUNT>
 __device__ __forceinline__ void stage_packed(const Element* from, Element* to) {
     constexpr int VECTOR = 16 / sizeof(Element), STEP = VECTOR * THREADS;
     const int own = VECTOR * threadIdx.x;
-#pragma unroll 16
+#pragma unroll 4
     for (int i = 0; i < COUNT; i += STEP)
         copy_async<16>(to + own + i, from + own + i, true, COUNT % STEP == 0 || i + own < COUNT);
 }
