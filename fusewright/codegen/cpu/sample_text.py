@@ -28,35 +28,37 @@ inline double product_of(index_t length, Element element) {
 }
 """,
     "greatest_of": """
-// The greatest of element(0) ... element(length - 1), NaN where one is.
+// The greatest of element(0) ... element(length - 1), NaN where one is: of every 32nd of them, then of those.
 template <typename T, typename Element>
 inline T greatest_of(index_t length, Element element) {
-    T most = -T(INFINITY);
-    int unordered = 0, above = 0;  // a compiler's reduction may start from a finite number
-#pragma omp simd reduction(max : most) reduction(| : unordered, above)
-    for (index_t r = 0; r < length; ++r) {
-        const T value = element(r);
-        most = value > most ? value : most;
-        unordered |= value != value;
-        above |= value > -T(INFINITY);
+    const auto better = [](T value, T than) { return value > than || value != value ? value : than; };
+    T few[32], most = -T(INFINITY);
+    for (int e = 0; e < 32; ++e) few[e] = -T(INFINITY);
+    index_t r = 0;
+    for (; r + 32 <= length; r += 32) {
+#pragma omp simd
+        for (int e = 0; e < 32; ++e) few[e] = better(element(r + e), few[e]);
     }
-    return unordered ? T(NAN) : above ? most : -T(INFINITY);
+    for (int e = 0; r + e < length; ++e) few[e] = better(element(r + e), few[e]);
+    for (int e = 0; e < 32; ++e) most = better(few[e], most);
+    return most;
 }
 """,
     "least_of": """
-// The least of element(0) ... element(length - 1), NaN where one is.
+// The least of element(0) ... element(length - 1), NaN where one is: of every 32nd of them, then of those.
 template <typename T, typename Element>
 inline T least_of(index_t length, Element element) {
-    T least = T(INFINITY);
-    int unordered = 0, below = 0;  // a compiler's reduction may start from a finite number
-#pragma omp simd reduction(min : least) reduction(| : unordered, below)
-    for (index_t r = 0; r < length; ++r) {
-        const T value = element(r);
-        least = value < least ? value : least;
-        unordered |= value != value;
-        below |= value < T(INFINITY);
+    const auto better = [](T value, T than) { return value < than || value != value ? value : than; };
+    T few[32], least = T(INFINITY);
+    for (int e = 0; e < 32; ++e) few[e] = T(INFINITY);
+    index_t r = 0;
+    for (; r + 32 <= length; r += 32) {
+#pragma omp simd
+        for (int e = 0; e < 32; ++e) few[e] = better(element(r + e), few[e]);
     }
-    return unordered ? T(NAN) : below ? least : T(INFINITY);
+    for (int e = 0; r + e < length; ++e) few[e] = better(element(r + e), few[e]);
+    for (int e = 0; e < 32; ++e) least = better(few[e], least);
+    return least;
 }
 """,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from codegen.cuda import test_sample_kernels as cases
 from codegen.cuda.test_sample_kernels import B, fold, inp, softmax
 from native_cases import quick, run
-from torch import Tensor
+from torch import Tensor, nn
 
+import fusewright
 from fusewright.codegen.cpu.sample import kernel
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
@@ -61,3 +63,22 @@ def test_golden() -> None:
     k = kernel(cases.program(cases.founding()), "fused_linear_add_logsumexp_mul")
     assert k.shapes == (("batch", "64", "1", "1"), ("128", "64"), ("128",), ("128", "1", "1"))
     assert k.source == (GOLDEN / "cpu_sample_linear_logsumexp.cpp").read_text()
+
+
+@pytest.mark.parametrize("kind", ["amax", "amin"])
+@pytest.mark.parametrize("length", [7, 32, 97])
+def test_the_extreme_is_found_wherever_it_is(kind: str, length: int) -> None:
+    """In whole vectors and in what is left of them, among infinities, and a NaN before all."""
+
+    class Extreme(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = getattr(x, kind)(-1)
+            return found
+
+    rows = torch.randn(length, length)
+    fast = fusewright.optimize(Extreme(), rows, kernels="always", measure=False)
+    assert [choice.path for choice in fusewright.explain(fast).kernels] == ["generated"]
+    for value in (math.nan, math.inf, -math.inf, 9.0, -9.0):
+        x = rows.clone().fill_diagonal_(value)
+        torch.testing.assert_close(fast(x), Extreme()(x), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(fast(x.fill_(value)), Extreme()(x), rtol=0, atol=0, equal_nan=True)
