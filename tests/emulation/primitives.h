@@ -235,6 +235,10 @@ inline void warpgroup_commit() {}
 inline void warpgroup_wait() { emulation::release(); }
 #endif
 
+#ifdef USES_at_hand
+inline void at_hand(float&) {}
+#endif
+
 #ifdef USES_warpgroup
 #define EMULATED_WGMMA(flavour, columns)                                                                      \
     inline void wgmma_##flavour##_##columns(float (&d)[columns / 8][4], unsigned long long a, unsigned long long b) { \

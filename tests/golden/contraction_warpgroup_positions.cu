@@ -67,6 +67,9 @@ __device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.s
 __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
+// Whatever the compiler knows of a number, it is in its register from here on.
+__device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }
+
 // Start d += a * b for 64 rows and 72 columns of 8 numbers; of every eight columns a lane has mma.sync's.
 __device__ __forceinline__ void wgmma_tf32_72(float (&d)[9][4], unsigned long long a,
                                                    unsigned long long b) {
@@ -130,6 +133,9 @@ using Accumulators = float[OWN_D * ROWS_D][PER_CELL][TILES_H * ROWS_H][TILES_W][
 template <int TAPS_H, int TAPS_W, int ELEMENTS, int FIRST_W>
 __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x, unsigned long long w, int first,
                                          int rows) {
+    float* const each = &acc[0][0][0][0][0][0];
+#pragma unroll
+    for (int i = 0; i < int(sizeof(Accumulators) / sizeof(float)); ++i) at_hand(each[i]);
     warpgroup_arrive();
 #pragma unroll 
     for (int row = first; row < first + rows; ++row) {

@@ -194,6 +194,11 @@ __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_
 __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 """
 
+PRIMITIVES["at_hand"] = r"""
+// Whatever the compiler knows of a number, it is in its register from here on.
+__device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }
+"""
+
 # The columns that one instruction of a warpgroup may have, and what it multiplies: PTX's names, and k.
 COLUMNS = range(8, 257, 8)
 _PRODUCTS = {"tf32": ("tf32", 8), "bf16": ("bf16", 16), "fp16": ("f16", 16)}

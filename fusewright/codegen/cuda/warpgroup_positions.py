@@ -40,6 +40,9 @@ class PositionWriter(Writer):
     def products(self, instruction: str) -> Lines:
         return fill(texts.PRODUCTS, instruction=instruction)
 
+    def ahead(self) -> Lines:
+        return fill(texts.AHEAD)
+
     def place_of_weights(self) -> Lines:
         return fill(texts.PLACE)
 

@@ -19,6 +19,13 @@ ACCUMULATORS = """
 using Accumulators = float[OWN_D * ROWS_D][PER_CELL][TILES_H * ROWS_H][TILES_W][M_TILES][4];
 """
 
+# Else zeros may be written when the first instruction is under way, which has to end before.
+AHEAD = """
+float* const each = &acc[0][0][0][0][0][0];
+#pragma unroll
+for (int i = 0; i < int(sizeof(Accumulators) / sizeof(float)); ++i) at_hand(each[i]);
+"""
+
 # The instructions of one tap, two vectors of channels and element of the cells along d and w.
 PRODUCTS = """
 #pragma unroll

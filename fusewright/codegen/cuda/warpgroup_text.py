@@ -48,6 +48,7 @@ $accumulators
 template <int TAPS_H, int TAPS_W, int ELEMENTS, int FIRST_W>
 __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x, unsigned long long w, int first,
                                          int rows) {
+    $ahead
     warpgroup_arrive();
 #pragma unroll $unroll_rows
     for (int row = first; row < first + rows; ++row) {

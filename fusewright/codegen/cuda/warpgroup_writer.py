@@ -83,6 +83,10 @@ class Writer:
     def products(self, instruction: str) -> Lines:
         """The instructions of one tap, two vectors of channels and element of the cells along d and w."""
 
+    def ahead(self) -> Lines:
+        """What comes ahead of all products of a step."""
+        return []
+
     @abstractmethod
     def place_of_weights(self) -> Lines:
         """Where a weight lies."""
@@ -173,6 +177,7 @@ class Writer:
             accumulators=self.accumulators(),
             unroll_rows="" if at_once else "1",
             unroll=max(1, min(steps, UNROLLED // each)),
+            ahead=self.ahead(),
             products=self.products(f"wgmma_{kinds[self.c.x.dtype]}_{self.t.products(self.c).columns}"),
         )
 
