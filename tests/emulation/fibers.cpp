@@ -104,6 +104,7 @@ void body() {
 #endif
     for (;;) {
         launch->entry->call(launch->values);
+        if (current->pending) fail("the end of a thread: copies are on their way that nobody waited for");
         current->exited = true;
         ++current->block->exited;
         wait();

@@ -163,6 +163,7 @@ DOUBLE_BUFFER = """
         sum += tile[step % 2][63 - threadIdx.x];
         __syncthreads();
     }
+    copy_async_wait<0>();
     y[threadIdx.x] = sum;
 """
 
@@ -193,6 +194,12 @@ def test_asynchronous_copies() -> None:
 def test_wrong_asynchronous_copies_are_visible(there: str, instead: str) -> None:
     assert there in DOUBLE_BUFFER
     assert_visible(double_buffer(DOUBLE_BUFFER.replace(there, instead)), BUFFERED, ramp(300))
+
+
+def test_a_copy_that_nobody_waits_for_is_an_error() -> None:
+    late = DOUBLE_BUFFER + "    copy_async<4>(&tile[0][threadIdx.x], x + threadIdx.x, true);\n"
+    with pytest.raises(EmulationError, match="copies are on their way that nobody waited for in f, block"):
+        emulate(double_buffer(late), ramp(300))
 
 
 def test_misaligned_copy_is_an_error() -> None:

@@ -308,4 +308,6 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
             out[((((long long)sample * (GROUPS * O) + at) * P + cell_d + d) * Q + cell_h + h) * R + cell_w + w] = narrow_to<Element>::of(strip[(o * 32 + h) * 64 + w]);
         }
     }
+    copy_async_commit();
+    copy_async_wait<0>();    // weights that no tile waited for
 }

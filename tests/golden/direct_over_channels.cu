@@ -325,4 +325,6 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                 out[(((long long)sample * cells_d + cell_d + d) * cells_h + cell_h + h) * cells_w + cell_w + w] = narrow_to<Element>::of(over * Compute(1.0 / (GROUPS * O)));
         }
     }
+    copy_async_commit();
+    copy_async_wait<0>();    // weights that no tile waited for
 }

@@ -247,7 +247,7 @@ class _Writer:
             x_warp=[] if self.t.by_warp else fill(contraction_text.X_WARP),
             prologue=[*self.epilogue.prologue(), *self._weights_at_hand()],
             body=[*body, *self.epilogue.after_cell()],
-            close=self.epilogue.close(),
+            close=[*self._landed, *self.epilogue.close()],
         )
 
     def _tiles(self) -> Lines:
@@ -268,6 +268,12 @@ class _Writer:
             return [self.weights.packed_block()]
         rounded = fill(contraction_text.ROUND_WEIGHTS, w=self.weights.elements) if self.rounds else []
         return [*self.weights.stage_all(), *rounded]
+
+    @property
+    def _landed(self) -> Lines:
+        """Wait for weights that stay where only a tile does so."""
+        waited = self.t.by_warp or self.weights.packed or self.rounds
+        return [] if waited else fill(contraction_text.LANDED)
 
     @property
     def _shift(self) -> str:

@@ -100,6 +100,12 @@ copy_async_wait<0>();
 __syncthreads();
 """
 
+# A block without tiles has not waited for its weights, and goes on to use their place.
+LANDED = """
+copy_async_commit();
+copy_async_wait<0>();    // weights that no tile waited for
+"""
+
 ROUND_WEIGHTS = """
 copy_async_commit();
 copy_async_wait<0>();

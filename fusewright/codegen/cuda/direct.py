@@ -187,7 +187,7 @@ class _Writer:
             finished=self.epilogue.finished(
                 [(p[0].elements[0], p[1].elements[0], p[2].elements[0]) for p in self.phases]
             ),
-            close=self.epilogue.close(),
+            close=[*(fill(contraction_text.LANDED) if stay else []), *self.epilogue.close()],
         )
 
     def _stay(self) -> Lines:
