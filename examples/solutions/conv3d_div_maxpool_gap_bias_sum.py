@@ -3,7 +3,8 @@
 The algebra was rewritten first, by `max(c*x) = c*max(x)` and `sum(c*x) = c*sum(x)`.
 fused_conv_max_mean_div_add_sum computes convolution, max, mean, division, addition and sum in one launch.
 These operators had the most to give: what they hand to each other no longer goes through memory, so 268 MB
-are moved instead of 2.14 GB. Where the settings allow tf32, generated kernels round the float32 operands of
+are moved instead of 2.14 GB. Calls with forward+backward and with input gradients run the original forward,
+which measured faster there. Where the settings allow tf32, generated kernels round the float32 operands of
 their products to it.
 
                           before         after
@@ -115,16 +116,20 @@ __device__ __forceinline__ float smaller(float a, float b) {
 __device__ __forceinline__ double greater(double a, double b) { return a > b || a != a ? a : b; }
 __device__ __forceinline__ double smaller(double a, double b) { return a < b || a != a ? a : b; }
 
-// Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`.
+// Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`; nothing
+// where not `active`, which a branch would say in more instructions.
 template <int BYTES>
-__device__ __forceinline__ void copy_async(void* to_shared, const void* from_global, bool inside) {
+__device__ __forceinline__ void copy_async(void* to_shared, const void* from_global, bool inside, bool active = true) {
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
     const int bytes = inside ? BYTES : 0;
     if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_global), "r"(bytes));
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], 16, %2; }"
+            ::"r"(to), "l"(from_global), "r"(bytes), "r"(int(active)));
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from_global), "r"(bytes),
-                     "n"(BYTES));
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.ca.shared.global [%0], [%1], %4, %2; }"
+            ::"r"(to), "l"(from_global), "r"(bytes), "r"(int(active)), "n"(BYTES));
 }
 // Close the group of copies started so far; wait until at most PENDING groups are still under way.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
@@ -342,42 +347,64 @@ __device__ __forceinline__ void copy_vector(Element* to, const Element* from, bo
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
 }
 
-// Start copying the input that a block's cells read, zeros outside, in vectors of VECTOR elements.  A thread keeps its
-// place in the plane and goes through the channels.
-template <int VECTOR>
-__device__ __forceinline__ void stage_planes(const Element* x, Element* tile, int channels, int low_d, int low_h,
-                                             int low_w, int D, int H, int W) {
-    constexpr int ROW = X_W / VECTOR, PLANE = X_D * X_H * ROW, SIDE_BY_SIDE = PLANE < THREADS ? THREADS / PLANE : 1;
-    for (int i = threadIdx.x; i < PLANE * SIDE_BY_SIDE; i += THREADS) {
-        const int at = i % PLANE, column = at % ROW * VECTOR, h = at / ROW % X_H, d = at / (ROW * X_H);
-        const int x_d = low_d + d, x_h = low_h + h, x_w = low_w + column;
-        const bool inside = unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) && unsigned(x_w) < unsigned(W);
-        const int step = inside ? D * H * W : 0;    // outside, the first element stands for what is not read
-        const Element* from = x + (inside ? (x_d * H + x_h) * W + x_w + i / PLANE * step : 0);
-        Element* to = tile + (d * X_H + h) * X_W + column + i / PLANE * X_CHANNEL;
-#pragma unroll 4
-        for (int c = i / PLANE; c < CHUNK; c += SIDE_BY_SIDE) {
-            const bool there = inside && (C % CHUNK == 0 || c < channels);
-            copy_vector<VECTOR>(to, there ? from : x, there);
-            from += SIDE_BY_SIDE * step, to += SIDE_BY_SIDE * X_CHANNEL;
+// Start copying rows of COLUMNS elements, VECTOR at a time and zeros outside, LANES threads to a row.  SETS rows are
+// under way at a time, in SLICES channels each.  Nothing is read outside, so addresses may run over the ends of x.
+template <int VECTOR, int COLUMNS, int LANES, int SLICES, int UNROLL>
+__device__ __forceinline__ void stage_rows(const Element* x, Element* tile, int channels, int low_d, int low_h,
+                                           int low_w, int D, int H, int W) {
+    constexpr int SETS = THREADS / LANES / SLICES, TURNS = ceil_div(CHUNK, SLICES);
+    constexpr int STEP = VECTOR * LANES, BYTES = VECTOR * sizeof(Element);
+    const int group = threadIdx.x / LANES, set = group % SETS, first = SLICES == 1 ? 0 : group / SETS;
+    const int column = threadIdx.x % LANES * VECTOR, w = low_w + column;
+    if (SETS * SLICES * LANES < THREADS && first >= SLICES) return;
+    const long long plane = (long long)D * H * W;
+    int d = set / X_H, h = set % X_H;
+#pragma unroll 1
+    for (int row = set; row < X_D * X_H; row += SETS) {
+        const int x_d = low_d + d, x_h = low_h + h;
+        const bool inside = unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H);
+        const Element* from = x + first * plane + ((x_d * H + x_h) * W + w);
+        Element* to = tile + first * X_CHANNEL + row * X_W + column;
+#pragma unroll UNROLL
+        for (int i = 0; i < TURNS; ++i, from += SLICES * plane, to += SLICES * X_CHANNEL) {
+            const int c = i * SLICES + first;
+            const bool own = CHUNK % SLICES == 0 || i + 1 < TURNS || c < CHUNK;
+            const bool there = inside && own && (C % CHUNK == 0 || c < channels);
+#pragma unroll
+            for (int k = 0; k < COLUMNS; k += STEP) {
+                const bool active = COLUMNS % STEP == 0 || k + column < COLUMNS;
+                if constexpr (BYTES >= 4) {
+                    copy_async<BYTES>(to + k, from + k, there && unsigned(w + k) < unsigned(W), active && own);
+                } else {    // lanes past the end repeat the last element: without branches, loads wait together
+                    const int at = active ? k : COLUMNS - 1 - column;
+                    const bool read = there && unsigned(w + at) < unsigned(W);
+                    const Element element = *(read ? from + at : x);
+                    if (own) to[at] = read ? element : Element{};
+                }
+            }
         }
+        d += SETS / X_H, h += SETS % X_H;    // row / X_H and row % X_H
+        if (X_D > 1 && h >= X_H) h -= X_H, ++d;
     }
 }
 
-// Returns how far the tile is shifted: its rows start at a 16-byte boundary of x.
+// Start copying the input that a block's cells read, in vectors as large as the rows of x allow.  Returns how far the
+// tile is shifted: its rows start at the boundary of such a vector.
 __device__ __forceinline__ int stage_input(const Element* x, Element* tile, int chunk, int cell_d, int cell_h,
                                            int cell_w, int D, int H, int W) {
     constexpr int VECTOR = 16 / sizeof(Element);
     const int low_d = cell_d * 2 + 0, low_h = cell_h * 2 + 0;
-    const int needed = cell_w * 2 + 0, low_w = needed & -VECTOR;
-    const Element* const from = x + chunk * CHUNK * (D * H * W);
-    const int channels = C - chunk * CHUNK, misaligned = reinterpret_cast<unsigned long long>(x) % 16;
-    if (W % VECTOR == 0 && misaligned == 0)
-        stage_planes<VECTOR>(from, tile, channels, low_d, low_h, low_w, D, H, W);
-    else if (W % 2 == 0 && misaligned % (2 * sizeof(Element)) == 0)
-        stage_planes<2>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+    const int needed = cell_w * 2 + 0, misaligned = reinterpret_cast<unsigned long long>(x) % 16;
+    const bool whole = W % VECTOR == 0 && misaligned == 0;
+    const bool pairs = W % 2 == 0 && misaligned % (2 * sizeof(Element)) == 0;
+    const int low_w = needed & -(whole ? VECTOR : pairs ? 2 : 1), channels = C - chunk * CHUNK;
+    const Element* const from = x + (long long)(chunk * CHUNK) * (D * H * W);
+    if (whole)
+        stage_rows<4, 24, 8, 1, 8>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+    else if (pairs)
+        stage_rows<2, 20, 16, 1, 8>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     else
-        stage_planes<1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+        stage_rows<1, 18, 8, 2, 4>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     return needed - low_w;
 }
 
@@ -622,7 +649,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_conv_max_mean_div_add_sum_bcde78bb_sm_{arch}",
+        name=f"fused_conv_max_mean_div_add_sum_a6a69057_sm_{arch}",
         cpp_sources="",
         cuda_sources=[FAILURE, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM_LAUNCHER],
         extra_cuda_cflags=[f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17"],
@@ -927,6 +954,7 @@ def covers(model: Model, x: torch.Tensor) -> bool:
         and x.shape[0] >= 2
         and [(w.shape, w.dtype) for w in own] == KINDS
         and tf32_allowed()
+        and not torch.is_grad_enabled()
     )
 
 

@@ -103,16 +103,20 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
     return y;
 }
 
-// Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`.
+// Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`; nothing
+// where not `active`, which a branch would say in more instructions.
 template <int BYTES>
-__device__ __forceinline__ void copy_async(void* to_shared, const void* from_global, bool inside) {
+__device__ __forceinline__ void copy_async(void* to_shared, const void* from_global, bool inside, bool active = true) {
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
     const int bytes = inside ? BYTES : 0;
     if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_global), "r"(bytes));
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], 16, %2; }"
+            ::"r"(to), "l"(from_global), "r"(bytes), "r"(int(active)));
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from_global), "r"(bytes),
-                     "n"(BYTES));
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.ca.shared.global [%0], [%1], %4, %2; }"
+            ::"r"(to), "l"(from_global), "r"(bytes), "r"(int(active)), "n"(BYTES));
 }
 // Close the group of copies started so far; wait until at most PENDING groups are still under way.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
@@ -572,7 +576,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_conv_avg_sigmoid_sum_5d3cad95_sm_{arch}",
+        name=f"fused_conv_avg_sigmoid_sum_c0e3b551_sm_{arch}",
         cpp_sources="",
         cuda_sources=[FAILURE, FUSED_CONV_AVG_SIGMOID_SUM, FUSED_CONV_AVG_SIGMOID_SUM_LAUNCHER],
         extra_cuda_cflags=[f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17"],

@@ -264,9 +264,9 @@ __device__ __forceinline__ int stage_input(const Element* x, Element* tile, int 
     if (whole)
         stage_rows<4, 40, 8, 2, 4>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     else if (pairs)
-        stage_rows<2, 36, 16, 4, 2>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+        stage_rows<2, 36, 8, 2, 4>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     else
-        stage_rows<1, 34, 32, 2, 4>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+        stage_rows<1, 34, 16, 1, 5>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     return needed - low_w;
 }
 

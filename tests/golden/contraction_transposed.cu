@@ -262,11 +262,11 @@ __device__ __forceinline__ int stage_input(const Element* x, Element* tile, int 
     const int low_w = needed & -(whole ? VECTOR : pairs ? 2 : 1), channels = C - chunk * CHUNK;
     const Element* const from = x + (long long)(chunk * CHUNK) * (D * H * W);
     if (whole)
-        stage_rows<4, 36, 8, 8, 2>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+        stage_rows<4, 36, 4, 3, 5>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     else if (pairs)
-        stage_rows<2, 34, 16, 4, 4>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+        stage_rows<2, 34, 8, 3, 5>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     else
-        stage_rows<1, 33, 32, 2, 8>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+        stage_rows<1, 33, 16, 4, 4>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     return needed - low_w;
 }
 

@@ -193,10 +193,10 @@ __device__ __forceinline__ void stage_input(const Element* x, Element* tile, int
     const int low_w = cell_w * 1 + LOW_W, channels = C - chunk * CHUNK;
     const Element* const from = x + (long long)(chunk * CHUNK) * D * H * W;
     if (W % 4 == 0 && reinterpret_cast<unsigned long long>(x) % 16 == 0)
-        return stage_rows<4, 72, 8, 1, 1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+        return stage_rows<4, 72, 4, 1, 1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     if (W % 2 == 0 && reinterpret_cast<unsigned long long>(x) % 8 == 0)
         return stage_rows<2, 72, 16, 1, 1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
-    stage_rows<1, 72, 32, 1, 1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+    stage_rows<1, 72, 16, 1, 1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
 }
 
 // Start copying the weights of a pass's features and the channels of a chunk, zeros where there are none.

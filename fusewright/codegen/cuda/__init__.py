@@ -32,8 +32,8 @@ from fusewright.schedule.warpgroup_positions import shortlist as by_positions
 # So many tilings of a contraction are worth measuring; so many tiles of warpgroups, and tilings then; of either way to
 # multiply by warpgroups so many at least.
 WORTH_MEASURING = 14
-OF_WARPGROUPS, BESIDE_WARPGROUPS = 14, 6
-OF_EITHER_WAY = 4
+OF_WARPGROUPS, BESIDE_WARPGROUPS = 20, 6
+OF_EITHER_WAY = 10
 
 # And so many cuts of a range reduction into blocks; with more different sums than these, one pass is slower.
 CUTS = 4
