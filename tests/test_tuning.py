@@ -150,7 +150,7 @@ def test_of_few_features_both_ways_of_warpgroups_are_measured(features: int, way
     alone = [option for option in found if option.get("blocks") is None]
     counts = {way: sum(way in option for option in alone) for way in ("warpgroup", "positions")}
     assert {way for way, count in counts.items() if count} == ways
-    assert all(counts[way] >= 4 for way in ways) and sum(counts.values()) <= 14
+    assert all(counts[way] >= 4 for way in ways) and sum(counts.values()) <= tuning.cuda.OF_WARPGROUPS
 
 
 @pytest.mark.parametrize(("mode", "taken"), [("auto", False), ("always", True)])

@@ -121,8 +121,9 @@ def _of_contraction(
 ) -> _Ways:
     """Ways to cut a convolution with what follows it, or a matmul (`product`) as one, on tensor cores alone."""
     tilings = shortlist(c, lengths, c.x.dtype.itemsize, WORTH_MEASURING)
-    joined = [(t, contraction.blocks_per_sample(c, t, samples, lengths)) for t in tilings[:WORTH_CLUSTERING]]
-    cuts = [*((t, blocks) for t, blocks in joined if blocks is not None), *((t, None) for t in tilings)]
+    counts = (contraction.blocks_per_sample, contraction.blocks_at_once)
+    joined = [(t, count(c, t, samples, lengths)) for t in tilings[:WORTH_CLUSTERING] for count in counts]
+    cuts = [*dict.fromkeys((t, n) for t, n in joined if n is not None), *((t, None) for t in tilings)]
     found: list[Option] = [{"tiling": asdict(t), "blocks": n, "channels_last": c.channels_last} for t, n in cuts]
     rival = estimate_of(c, tilings[0], lengths, c.x.dtype.itemsize) if tilings else None
     if product:

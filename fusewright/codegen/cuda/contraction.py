@@ -32,13 +32,14 @@ from fusewright.codegen.cuda.contraction_record import (
     place,
     record,
     spread_over,
+    tiles_of,
 )
 from fusewright.codegen.cuda.contraction_weights import Weights
 from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import Contraction, Phase
-from fusewright.schedule.tiling import Tiling, blocks_per_sm, paired, weights_as_operands
+from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, blocks_per_sm, paired, weights_as_operands
 
 
 def generate(c: Contraction, t: Tiling, name: str, reference: str, *, tf32: bool, blocks: int | None = None) -> Kernel:
@@ -56,6 +57,13 @@ def blocks_per_sample(c: Contraction, t: Tiling, samples: int, cells: tuple[int,
         return None
     blocks = spread_over(writer, samples, cells)
     return blocks if blocks <= LARGEST_CLUSTER else None
+
+
+def blocks_at_once(c: Contraction, t: Tiling, samples: int, cells: tuple[int, int, int]) -> int | None:
+    """How many blocks a cluster may have so that all of them run at the same time; `None`: no cluster fits."""
+    writer = _Writer(c, t, "", "", True)
+    blocks = min(MULTIPROCESSORS * writer.per_sm // max(1, samples), tiles_of(writer, cells))
+    return blocks if may_join(writer) and 1 <= blocks <= LARGEST_CLUSTER else None
 
 
 @dataclass(frozen=True)
