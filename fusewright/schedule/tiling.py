@@ -24,6 +24,8 @@ MOST_SHARED = 220 * 1024
 MULTIPROCESSORS = 132
 # Registers that a lane may spend on window sums.
 MOST_SUMMED = 112
+# Registers of a thread that stages a tile row by row, beside those that it multiplies with.
+STAGING_ROWS = 64
 # Registers that multiplying pairs of tf32 numbers takes beside them.
 SPLITTING = 32
 
@@ -348,7 +350,9 @@ def registers(c: Contraction, t: Tiling, *, split: bool = False) -> int:
         summed, rows = _summed(c, t)
         count = 52 + own * t.m_tiles * 2 + summed * (2 if split else 1) + rows // 3
         return min(255, -(-count * wide // 8) * 8)
-    count = 44 + own * t.rows_d * t.rows_h * _most(c.axes[2]) * t.m_tiles * 2
+    count = (44 if c.box is not None or c.channels_last else STAGING_ROWS) + own * t.rows_d * t.rows_h * _most(
+        c.axes[2]
+    ) * t.m_tiles * 2
     count += 2 * (_work(c, t)[2] + 4) + SPLITTING if split else _work(c, t)[2] + 4
     count += 2 * t.m_tiles * (1 + len(c.operands))
     if c.window is not None:
