@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from fusewright.codegen import cpu, cuda
-from fusewright.codegen.cpu import estimate
 from fusewright.errors import FusewrightError, UnsupportedError
 from fusewright.ir.fused import Fused
 from fusewright.ir.memory_order import order_of
@@ -255,7 +254,7 @@ class Tuner:
 
     def _should_pay(self, group: Group, option: Option) -> bool:
         """Whether the best estimate of a kernel is not a reason to stay with ATen."""
-        return self.mode == "always" or self.device.type != "cpu" or estimate.pays(group, option, self.hints)
+        return self.mode == "always" or TARGETS[self.device.type].pays(group, option, self.hints)
 
     def _fits(self, future: Future[bool], *, wait: bool) -> bool:
         """Whether a kernel is built: waited for while there is time, and for the first one whatever it takes."""
@@ -314,9 +313,9 @@ class Tuner:
                 if not times:
                     return Decision(None, None, aten, 0)
                 best = min(times, key=times.__getitem__)
-                close = sorted((i for i in times if times[i] < CLOSE * times[best]), key=times.__getitem__)[:FINALISTS]
                 if self.device.type == "cuda":
-                    calls = {i: partial(launchers[i], *operands) for i in close}
+                    close = sorted((i for i in times if times[i] < CLOSE * times[best]), key=times.__getitem__)
+                    calls = {i: partial(launchers[i], *operands) for i in close[:FINALISTS]}
                     best, times[best], aten = _final(calls, partial(reference, *operands), self.device)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import ceil, gcd, inf, prod
 
+from fusewright.schedule import residues
 from fusewright.schedule.contraction import Axis, Contraction
 from fusewright.schedule.direct import Cut, DirectTile, make_box
 from fusewright.schedule.tiling import MULTIPROCESSORS
@@ -166,8 +167,7 @@ def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int) ->
     busiest = max(issue, shared, staged * c.x.dtype.itemsize / FETCHED)
     alone = max(LATENCY * cut.chunks, ALONE * instructions) + BARRIER * cut.chunks
     # Of all tiles, the fullest multiprocessor's; and rounds in which all that fit run side by side.
-    along = zip(b.walks, lengths, t.cells, strict=True)
-    tiles = samples * prod(walk.tiles(n, k) for walk, n, k in along) * c.op.groups * cut.o_blocks
+    tiles = samples * residues.tiles(b.walks, lengths, t.cells) * c.op.groups * cut.o_blocks
     cycles = max(ceil(tiles / MULTIPROCESSORS) * busiest, ceil(tiles / (MULTIPROCESSORS * cut.per_sm)) * alone)
     useful = samples * prod(lengths) * c.features * c.op.groups
     return (cycles + 0.1 * tiles / MULTIPROCESSORS * issue) * MULTIPROCESSORS / useful

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import gcd
+from math import gcd, prod
 
 from fusewright.schedule.contraction import Axis, Contraction
 
@@ -34,6 +34,16 @@ class Walk:
 
 
 Walks = tuple[Walk, Walk, Walk]
+
+
+def tiles(walks: Walks, lengths: tuple[int, int, int], cells: tuple[int, int, int]) -> int:
+    """Tiles of so many cells that cover `lengths` of them along d, h, w."""
+    return prod(walk.tiles(n, k) for walk, n, k in zip(walks, lengths, cells, strict=True))
+
+
+def useful(walks: Walks, lengths: tuple[int, int, int], cells: tuple[int, int, int]) -> float:
+    """The share of those tiles' cells that there are."""
+    return prod(n / (walk.tiles(n, k) * k) for walk, n, k in zip(walks, lengths, cells, strict=True))
 
 
 def walks(c: Contraction, cells: tuple[int, int, int]) -> Walks:

@@ -14,7 +14,7 @@ from itertools import product
 from math import ceil, gcd, prod
 
 from fusewright.schedule.contraction import Axis, Contraction, Phase
-from fusewright.schedule.residues import walks
+from fusewright.schedule.residues import useful, walks
 
 # Registers a thread may spend on accumulators, and on weights at hand at a time.
 ACCUMULATORS = 96
@@ -24,8 +24,8 @@ MOST_SHARED = 220 * 1024
 MULTIPROCESSORS = 132
 # Registers that a lane may spend on window sums.
 MOST_SUMMED = 112
-# Registers of a thread that stages a tile row by row, beside those that it multiplies with.
-STAGING_ROWS = 64
+# Registers of a thread beside those that it multiplies with; more of them where it stages a tile row by row.
+OTHERS, STAGING_ROWS = 44, 20
 # Registers that multiplying pairs of tf32 numbers takes beside them.
 SPLITTING = 32
 
@@ -330,7 +330,7 @@ def _cycles_by_warp(c: Contraction, t: Tiling, mma: int, reads: float, element_b
 
 def _useful(c: Contraction, t: Tiling, lengths: tuple[int, int, int]) -> float:
     """Outputs of a tile, less what of them lies beyond the ends."""
-    share = prod(n / (w.tiles(n, k) * k) for w, n, k in zip(walks(c, t.cells), lengths, t.cells, strict=True))
+    share = useful(walks(c, t.cells), lengths, t.cells)
     share *= c.features / (ceil(c.features / t.block_m) * t.block_m)
     return prod(t.cells) * t.block_m * share
 
@@ -350,9 +350,8 @@ def registers(c: Contraction, t: Tiling, *, split: bool = False) -> int:
         summed, rows = _summed(c, t)
         count = 52 + own * t.m_tiles * 2 + summed * (2 if split else 1) + rows // 3
         return min(255, -(-count * wide // 8) * 8)
-    count = (44 if c.box is not None or c.channels_last else STAGING_ROWS) + own * t.rows_d * t.rows_h * _most(
-        c.axes[2]
-    ) * t.m_tiles * 2
+    count = OTHERS + (0 if c.box is not None or c.channels_last else STAGING_ROWS)
+    count += own * t.rows_d * t.rows_h * _most(c.axes[2]) * t.m_tiles * 2
     count += 2 * (_work(c, t)[2] + 4) + SPLITTING if split else _work(c, t)[2] + 4
     count += 2 * t.m_tiles * (1 + len(c.operands))
     if c.window is not None:

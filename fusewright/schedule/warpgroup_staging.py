@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 
 from fusewright.schedule.contraction import Contraction, Phase
-from fusewright.schedule.residues import Walks, walks
+from fusewright.schedule.residues import Walks, useful, walks
 from fusewright.schedule.tiling import MOST_SHARED, span
 
 # Numbers of the accumulators that a thread may hold.
@@ -290,9 +290,8 @@ def _score(c: Contraction, t: WarpgroupCut, lengths: tuple[int, int, int]) -> fl
     lay = staged(c, t)
     if lay.reach > MOST_INDICES or per_sm < 1 or t.products(c).columns > 256:
         return None
-    share = prod(n / (walk.tiles(n, k) * k) for walk, n, k in zip(lay.walks, lengths, t.cells, strict=True))
-    useful = prod(t.cells) * share * c.features / ceil(c.features / t.block_m)
-    return _cycles(c, t, per_sm) / useful
+    share = useful(lay.walks, lengths, t.cells)
+    return _cycles(c, t, per_sm) / (prod(t.cells) * share * c.features / ceil(c.features / t.block_m))
 
 
 def _cycles(c: Contraction, t: WarpgroupCut, per_sm: int) -> float:

@@ -22,6 +22,7 @@ from typing import Any
 
 from fusewright.codegen.aten import lower_function
 from fusewright.codegen.cpu import contraction, ranges, sample, stream
+from fusewright.codegen.cpu.estimate import pays as pays
 from fusewright.codegen.product import of_tensors
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel

@@ -91,6 +91,12 @@ def early(
     return shorter / whole if shorter < inf else inf
 
 
+def pays(group: Group, option: Option, hints: Mapping[Any, int]) -> bool:
+    """Whether the kernel of `group`, cut as `option` says, should be faster than ATen's operations: estimates compare
+    kernels with each other only."""
+    return True
+
+
 def _seconds(group: Group, hints: Mapping[Any, int], layouts: Layouts, tf32: bool, capability: int | None) -> float:
     """About how many seconds the best way to cut a group with a convolution takes; infinite where there is none."""
     c: Contraction = replace(group.record, channels_last=_channels_last(group.record, layouts))

@@ -132,11 +132,19 @@ class Epilogue(ValueText):
 
     def numbers(self, names: Sequence[str]) -> Lines:
         """The numbers per channel of these operands, where `of_channel` finds them."""
-        reads = {name: f"widened({name}[group * O + feature])" for name in names}
-        guarded = "{0}" if self.whole else "feature < O ? {0} : Compute(0)"
-        loads = [f"{name}_at[m][half] = {guarded.format(read)};" for name, read in reads.items()]
+        loads = [f"{name}_at[m][half] = {self.number(name)};" for name in names]
         lines = ["", f"// Per-channel numbers of this lane's {'columns' if self.other_channels == COLUMN else 'rows'}."]
         return [*lines, *(f"Compute {n}_at[M_TILES][2];" for n in names), *nest(CHANNELS, [self.feature, *loads])]
+
+    def number(self, name: str) -> str:
+        """The number of the feature at hand in an operand that has one per channel."""
+        read = f"widened({name}[group * O + feature])"
+        return read if self.whole else f"feature < O ? {read} : Compute(0)"
+
+    @property
+    def there(self) -> str:
+        """Whether there is a result at the position and of the feature at hand."""
+        return "inside" if self.whole else "inside && feature < O"
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
@@ -266,8 +274,7 @@ class Epilogue(ValueText):
             return nest(CHANNELS, [f"if (inside) of_tile[m][half] = {join('of_tile[m][half]', value)};"])
         if self.kind == "all":
             joined = f"of_tile = {join('of_tile', value)};"
-            guarded = [f"if (inside) {joined}"] if self.whole else [self.feature, f"if ({_THERE}) {joined}"]
-            return nest(CHANNELS, guarded)
+            return nest(CHANNELS, [*([] if self.whole else [self.feature]), f"if ({self.there}) {joined}"])
         if self.kind == "channels":
             return [*self._over_channels(value), *self._kept(lengths, local)]
         return self.stored(value, lengths)
@@ -280,7 +287,7 @@ class Epilogue(ValueText):
         else:
             at = f"(((long long)sample * GROUPS * O + group * O + feature) * {P} + p) * {Q} * {R} + q * {R} + r"
         written = f"out[{at}] = narrow_to<{self.result_type}>::of({value});"
-        return nest(CHANNELS, [self.feature, f"if ({'inside' if self.whole else _THERE}) {written}"])
+        return nest(CHANNELS, [self.feature, f"if ({self.there}) {written}"])
 
     def _over_channels(self, value: str) -> Lines:
         """Join the channels of the lanes that share a position."""
@@ -351,4 +358,3 @@ class Epilogue(ValueText):
 
 # Loops over the channels of a thread, and which one it is at.
 CHANNELS = ("for (int m = 0; m < M_TILES; ++m)", "for (int half = 0; half < 2; ++half)")
-_THERE = "inside && feature < O"

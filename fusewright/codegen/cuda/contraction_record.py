@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Protocol
 
 from fusewright.codegen.contraction_shapes import shapes
@@ -12,6 +11,7 @@ from fusewright.codegen.cuda import contraction_walk
 from fusewright.codegen.cuda.contraction_epilogue import Cut, Epilogue
 from fusewright.codegen.cuda.contraction_finish import operands
 from fusewright.kernel import Argument, Array, Kernel, Launch, spread
+from fusewright.schedule import residues
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
@@ -137,7 +137,7 @@ def may_join(w: Writer) -> bool:
 
 def tiles_of(w: Writer, cells: tuple[int, int, int]) -> int:
     """Tiles of one sample that has so many cells."""
-    return prod(walk.tiles(n, k) for walk, n, k in zip(w.epilogue.walks, cells, w.t.cells, strict=True))
+    return residues.tiles(w.epilogue.walks, cells, w.t.cells)
 
 
 def spread_over(w: Writer, samples: int, cells: tuple[int, int, int], most: int = 64) -> int:

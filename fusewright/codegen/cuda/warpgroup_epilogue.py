@@ -77,9 +77,8 @@ class PositionEpilogue(Epilogue):
     def numbers(self, names: Sequence[str]) -> Lines:
         if self.t.keeps_numbers(self.c):
             return super().numbers(names)
-        guarded = "{0}" if self.whole else "feature < O ? {0} : Compute(0)"
-        reads = (guarded.format(f"widened({name}[group * O + feature])") for name in names)
-        return fill(texts.NUMBERS, loads=[f"numbers[{n}][i] = {read};" for n, read in enumerate(reads)])
+        loads = [f"numbers[{n}][i] = {self.number(name)};" for n, name in enumerate(names)]
+        return fill(texts.NUMBERS, loads=loads)
 
     @property
     def _of_channels(self) -> list[str]:
@@ -92,7 +91,6 @@ class PositionEpilogue(Epilogue):
 
     def stored(self, value: str, lengths: tuple[str, str, str]) -> Lines:
         p, q, r = lengths
-        there = "inside" if self.whole else "inside && feature < O"
         feature = [] if self.whole else [self.feature]
-        names = {"type": self.result_type, "value": value, "there": there}
+        names = {"type": self.result_type, "value": value, "there": self.there}
         return fill(texts.STORED, p=p, q=q, r=r, feature=feature, **names)
