@@ -16,12 +16,11 @@ from contraction_cases import draw, draw_boxed, find, some, tolerance
 from direct_cases import assert_right, random_found, tiles
 from direct_cases import some as some_direct
 from emulation.emulate import ON_DEVICE, emulate
-from test_warpgroup_kernels import assert_right as assert_right_by_warpgroups
-from test_warpgroup_kernels import random_found as random_of_warpgroups
-from test_warpgroup_kernels import tiles as of_warpgroups
-from test_warpgroup_positions import random_found as random_of_positions
-from test_warpgroup_positions import tiles as of_positions
+from test_warpgroup_kernels import tiles as by_features
+from test_warpgroup_positions import tiles as by_positions
 from torch import nn
+from warpgroup_cases import assert_right as assert_right_by_warpgroups
+from warpgroup_cases import drawn
 
 import fusewright
 from fusewright.codegen.cuda import contraction as cuda
@@ -73,19 +72,15 @@ def test_random_contractions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and capability_of(torch.device("cuda")) != 90, reason="no Hopper")
-@pytest.mark.parametrize(
-    ("draw_group", "tiles_of"),
-    [(random_of_warpgroups, of_warpgroups), (random_of_positions, of_positions)],
-    ids=["features", "positions"],
-)
+@pytest.mark.parametrize(("tiles_of", "first"), [(by_features, 0), (by_positions, 1000)], ids=["features", "positions"])
 @pytest.mark.parametrize("seed", range(16))
 def test_random_contractions_of_warpgroups(
-    seed: int, draw_group: Any, tiles_of: Any, monkeypatch: pytest.MonkeyPatch
+    seed: int, tiles_of: Any, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight groups, each with three tiles, and in one launch where that is possible."""
     monkeypatch.setenv(ON_DEVICE, "1")
     for i in range(8):
-        f, rng = draw_group(1000 * (seed + 1) + i)
+        f, rng = drawn(tiles_of, first + 1000 * (seed + 1) + i)
         found = tiles_of(f)
         for t in (found[0], *rng.sample(found, min(2, len(found)))):
             joined = warpgroup.blocks_per_sample(f.group, t, 128, f.cells) is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -10,20 +9,28 @@ from typing import Any
 
 import pytest
 import torch
-from contraction_cases import Case, Found, Model, draw, find, tolerance
-from emulation.emulate import MOST_SHARED, ORDERS, emulate
+from contraction_cases import Case, Found, find
+from emulation.emulate import MOST_SHARED, ORDERS
+from warpgroup_cases import (
+    BF16,
+    F16,
+    assert_not_finite_as_eager,
+    assert_orders_agree,
+    assert_right,
+    best,
+    drawn,
+    kernel,
+)
 
 from fusewright.codegen.cuda import contraction_record
 from fusewright.codegen.cuda import warpgroup as cuda
-from fusewright.kernel import Kernel, ceil_div, evaluate
+from fusewright.kernel import ceil_div, evaluate
 from fusewright.runtime import nvrtc
 from fusewright.schedule import warpgroup
 from fusewright.schedule.warpgroup import WarpgroupTile
 from fusewright.schedule.warpgroup_staging import shared_bytes
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-F16, BF16 = torch.float16, torch.bfloat16
-inf, nan = float("inf"), float("nan")
 
 # What of a tile a case is to have: weights that stay or not, taps staged in parts, several chunks, rows in pieces.
 CASES: dict[str, tuple[Case, dict[str, Any]]] = {
@@ -69,30 +76,7 @@ def tiles(f: Found) -> list[WarpgroupTile]:
 
 
 def found(case: Case, wanted: dict[str, Any]) -> tuple[Found, WarpgroupTile]:
-    """The group of a case, and the best tile that is as wanted; how weights are staged is up to nobody else."""
-    result = find(case)
-    assert isinstance(result, Found), result
-    staging = {key: wanted[key] for key in ("tap_rows", "stay") if key in wanted}
-    others = {key: value for key, value in wanted.items() if key not in staging}
-    fitting = (t for t in tiles(result) if all(getattr(t, key) == value for key, value in others.items()))
-    return result, replace(next(fitting), **staging)
-
-
-def kernel(f: Found, t: WarpgroupTile, blocks: int | None = None) -> Kernel:
-    return cuda.generate(f.group, t, "fused_test", "def reference(*operands): ...", blocks=blocks)
-
-
-def assert_right(
-    f: Found, t: WarpgroupTile, order: str = "forward", sanitize: bool = False, blocks: int | None = None
-) -> None:
-    x = f.case.example()
-    want, size = f.reference(x)
-    record = kernel(f, t, blocks)
-    assert record.arch == "sm_90a" and "wgmma_" in record.source
-    got = emulate(record, *f.tensors(x), order=order, sanitize=sanitize)
-    assert got.shape == want.shape and got.dtype == f.case.dtype
-    error = ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf)
-    assert error.max() <= tolerance(f.case), t
+    return best(tiles, case, wanted)
 
 
 @pytest.mark.parametrize(("case", "wanted"), EACH)
@@ -100,22 +84,12 @@ def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any]) -> None:
     """In all orders of threads, with the same bits."""
     f, t = found(case, wanted)
     assert_right(f, t)
-    first, *others = (emulate(kernel(f, t), *f.tensors(case.example()), order=o, seed=3) for o in ORDERS)
-    assert all(torch.equal(first, other) for other in others)
+    assert_orders_agree(f, t)
 
 
 @pytest.mark.parametrize(("case", "wanted"), EACH)
 def test_what_is_not_finite(case: Case, wanted: dict[str, Any]) -> None:
-    """NaN and infinities surface where eager has them."""
-    f, t = found(case, wanted)
-    x = replace(case, batch=4).example()
-    for sample, value in zip(x, (nan, inf, -inf), strict=False):
-        sample[tuple(n // 2 for n in sample.shape)] = value
-    want, _ = f.reference(x)
-    got = emulate(kernel(f, t), *f.tensors(x)).double()
-    torch.testing.assert_close(got.isnan(), want.isnan())
-    torch.testing.assert_close(got[want.isinf()], want[want.isinf()])
-    assert got[3:].isfinite().all()
+    assert_not_finite_as_eager(*found(case, wanted))
 
 
 @pytest.mark.parametrize("name", ["chunks", "rows of taps", "windows in pieces", "transposed, pool"])
@@ -134,31 +108,16 @@ def test_clusters_finish_samples_in_one_launch(blocks: int) -> None:
         assert_right(f, t, order, blocks=blocks)
 
 
-def random_found(seed: int) -> tuple[Found, random.Random]:
-    """The first case drawn from `seed` that PyTorch and the family take."""
-    rng = random.Random(seed)
-    while True:
-        dtype = rng.choice((torch.float32, torch.float32, BF16, F16))
-        case = replace(draw(rng), channels_last=False, tf32=True, dtype=dtype)
-        try:
-            Model(case)(case.example())
-        except RuntimeError:  # nothing is left of the image, or no such pooling in this dtype
-            continue
-        f = find(case)
-        if isinstance(f, Found) and tiles(f):
-            return f, rng
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_random_cases(seed: int) -> None:
-    f, rng = random_found(seed)
+    f, rng = drawn(tiles, seed)
     assert_right(f, rng.choice(tiles(f)), ORDERS[seed % 3])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6, 106))
 def test_more_random_cases(seed: int) -> None:
-    f, rng = random_found(seed)
+    f, rng = drawn(tiles, seed)
     for t in (tiles(f)[0], rng.choice(tiles(f))):
         assert_right(f, t, ORDERS[seed % 3])
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from contraction_cases import Case, Found, Model, draw, find
-from emulation.emulate import MOST_SHARED, ORDERS, emulate
-from test_warpgroup_kernels import assert_right as assert_as_eager
-from test_warpgroup_kernels import kernel
+from contraction_cases import Case, Found, find
+from emulation.emulate import MOST_SHARED, ORDERS
+from warpgroup_cases import BF16, F16, assert_not_finite_as_eager, assert_orders_agree, best, drawn, kernel
+from warpgroup_cases import assert_right as assert_as_eager
 
 from fusewright.codegen.cuda import contraction_record
 from fusewright.codegen.cuda import warpgroup as cuda
@@ -24,8 +22,6 @@ from fusewright.schedule.warpgroup_positions import PositionTile, numbers
 from fusewright.schedule.warpgroup_staging import shared_bytes
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-F16, BF16 = torch.float16, torch.bfloat16
-inf, nan = float("inf"), float("nan")
 
 
 def tiles(f: Found) -> list[PositionTile]:
@@ -33,13 +29,7 @@ def tiles(f: Found) -> list[PositionTile]:
 
 
 def found(case: Case, wanted: dict[str, Any]) -> tuple[Found, PositionTile]:
-    """The group of a case, and the best tile that is as wanted; how weights are staged is up to nobody else."""
-    result = find(case)
-    assert isinstance(result, Found), result
-    staging = {key: wanted[key] for key in ("tap_rows", "stay") if key in wanted}
-    others = {key: value for key, value in wanted.items() if key not in staging}
-    fitting = (t for t in tiles(result) if all(getattr(t, key) == value for key, value in others.items()))
-    return result, replace(next(fitting), **staging)
+    return best(tiles, case, wanted)
 
 
 def assert_right(f: Found, t: PositionTile, order: str = "forward", **how: Any) -> None:
@@ -140,22 +130,12 @@ def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any]) -> None:
     """In all orders of threads, with the same bits."""
     f, t = found(case, wanted)
     assert_right(f, t)
-    first, *others = (emulate(kernel(f, t), *f.tensors(case.example()), order=o, seed=3) for o in ORDERS)
-    assert all(torch.equal(first, other) for other in others)
+    assert_orders_agree(f, t)
 
 
 @pytest.mark.parametrize(("case", "wanted"), EACH)
 def test_what_is_not_finite(case: Case, wanted: dict[str, Any]) -> None:
-    """NaN and infinities surface where eager has them."""
-    f, t = found(case, wanted)
-    x = replace(case, batch=4).example()
-    for sample, value in zip(x, (nan, inf, -inf), strict=False):
-        sample[tuple(n // 2 for n in sample.shape)] = value
-    want, _ = f.reference(x)
-    got = emulate(kernel(f, t), *f.tensors(x)).double()
-    torch.testing.assert_close(got.isnan(), want.isnan())
-    torch.testing.assert_close(got[want.isinf()], want[want.isinf()])
-    assert got[3:].isfinite().all()
+    assert_not_finite_as_eager(*found(case, wanted))
 
 
 @pytest.mark.parametrize("name", ["chunks", "windows in pieces", "transposed, over channels"])
@@ -175,31 +155,16 @@ def test_clusters_finish_samples_in_one_launch(name: str, blocks: int) -> None:
         assert_right(f, t, order, blocks=blocks)
 
 
-def random_found(seed: int) -> tuple[Found, random.Random]:
-    """The first case drawn from `seed` that PyTorch and the family take."""
-    rng = random.Random(1000 + seed)
-    while True:
-        dtype = rng.choice((torch.float32, torch.float32, BF16, F16))
-        case = replace(draw(rng), channels_last=False, tf32=True, dtype=dtype)
-        try:
-            Model(case)(case.example())
-        except RuntimeError:  # nothing is left of the image, or no such pooling in this dtype
-            continue
-        f = find(case)
-        if isinstance(f, Found) and tiles(f):
-            return f, rng
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_random_cases(seed: int) -> None:
-    f, rng = random_found(seed)
+    f, rng = drawn(tiles, 1000 + seed)
     assert_right(f, rng.choice(tiles(f)), ORDERS[seed % 3])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8, 108))
 def test_more_random_cases(seed: int) -> None:
-    f, rng = random_found(seed)
+    f, rng = drawn(tiles, 1000 + seed)
     for t in (tiles(f)[0], rng.choice(tiles(f))):
         assert_right(f, t, ORDERS[seed % 3])
 

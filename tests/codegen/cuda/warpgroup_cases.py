@@ -1,0 +1,82 @@
+"""What the tests of both ways of warpgroups share: the kernel of a tile, how it is judged, groups with tiles."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from contraction_cases import Case, Found, Model, draw, find, tolerance
+from emulation.emulate import ORDERS, emulate
+
+from fusewright.codegen.cuda import warpgroup as cuda
+from fusewright.kernel import Kernel
+from fusewright.schedule.warpgroup_staging import WarpgroupCut
+
+F16, BF16 = torch.float16, torch.bfloat16
+inf, nan = float("inf"), float("nan")
+
+T = TypeVar("T", bound=WarpgroupCut)
+Tiles = Callable[[Found], Sequence[T]]
+
+
+def kernel(f: Found, t: cuda.Tile, blocks: int | None = None) -> Kernel:
+    return cuda.generate(f.group, t, "fused_test", "def reference(*operands): ...", blocks=blocks)
+
+
+def best(tiles: Tiles[T], case: Case, wanted: dict[str, Any]) -> tuple[Found, T]:
+    """The group of a case, and the best tile that is as wanted; how weights are staged is up to nobody else."""
+    result = find(case)
+    assert isinstance(result, Found), result
+    staging = {key: wanted[key] for key in ("tap_rows", "stay") if key in wanted}
+    others = {key: value for key, value in wanted.items() if key not in staging}
+    fitting = (t for t in tiles(result) if all(getattr(t, key) == value for key, value in others.items()))
+    return result, replace(next(fitting), **staging)
+
+
+def drawn(tiles: Tiles[T], seed: int) -> tuple[Found, random.Random]:
+    """The first case drawn from `seed` that PyTorch and the family take."""
+    rng = random.Random(seed)
+    while True:
+        dtype = rng.choice((torch.float32, torch.float32, BF16, F16))
+        case = replace(draw(rng), channels_last=False, tf32=True, dtype=dtype)
+        try:
+            Model(case)(case.example())
+        except RuntimeError:  # nothing is left of the image, or no such pooling in this dtype
+            continue
+        f = find(case)
+        if isinstance(f, Found) and tiles(f):
+            return f, rng
+
+
+def assert_right(
+    f: Found, t: cuda.Tile, order: str = "forward", sanitize: bool = False, blocks: int | None = None
+) -> None:
+    x = f.case.example()
+    want, size = f.reference(x)
+    record = kernel(f, t, blocks)
+    assert record.arch == "sm_90a" and "wgmma_" in record.source
+    got = emulate(record, *f.tensors(x), order=order, sanitize=sanitize)
+    assert got.shape == want.shape and got.dtype == f.case.dtype
+    error = ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf)
+    assert error.max() <= tolerance(f.case), t
+
+
+def assert_orders_agree(f: Found, t: cuda.Tile) -> None:
+    """All orders of threads give the same bits."""
+    first, *others = (emulate(kernel(f, t), *f.tensors(f.case.example()), order=o, seed=3) for o in ORDERS)
+    assert all(torch.equal(first, other) for other in others)
+
+
+def assert_not_finite_as_eager(f: Found, t: cuda.Tile) -> None:
+    """NaN and infinities surface where eager has them."""
+    x = replace(f.case, batch=4).example()
+    for sample, value in zip(x, (nan, inf, -inf), strict=False):
+        sample[tuple(n // 2 for n in sample.shape)] = value
+    want, _ = f.reference(x)
+    got = emulate(kernel(f, t), *f.tensors(x)).double()
+    torch.testing.assert_close(got.isnan(), want.isnan())
+    torch.testing.assert_close(got[want.isinf()], want[want.isinf()])
+    assert got[3:].isfinite().all()
