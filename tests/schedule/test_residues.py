@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from test_tiling import group
 
-from fusewright.codegen.cuda.contraction_walk import tiles
+from fusewright.codegen.cuda.contraction_walk import tiles_along
 from fusewright.kernel import evaluate
 from fusewright.schedule.contraction import Axis, Phase
 from fusewright.schedule.residues import Walk, walk
@@ -28,7 +28,7 @@ def test_tiles_have_every_cell_once(stride: int, dilation: int) -> None:
     for cells, length in product((1, 2, 3, 8), range(1, 40)):
         way = walk(plain(3, stride, dilation), cells)
         count = way.tiles(length, cells)
-        assert evaluate(tiles(way, "n", cells), {"n": length}) == count
+        assert evaluate(tiles_along(way, "n", cells), {"n": length}) == count
         firsts = [first_cell(way, i, cells) for i in range(count)]
         assert all(first < length for first in firsts)
         had = [first + j * way.between for first in firsts for j in range(cells)]

@@ -72,8 +72,7 @@ def record(w: Writer, *, needs: int = 80, arch: str = "") -> Kernel:
     c, n, cluster = w.c, w.c.x.ndim - 2, w.blocks or 1
     axes = "dhw"[3 - n :]
     into, out, cells = lengths(c)
-    along = zip(w.epilogue.walks, "dhw", w.t.cells, strict=True)
-    tiles = " * ".join(contraction_walk.tiles(walk, cells[a], k) for walk, a, k in along)
+    tiles = contraction_walk.tiles(w.epilogue.walks, cells, w.t.cells)
     z, slots = w.weights.blocks, MULTIPROCESSORS * w.per_sm
     splits = f"spread(N * {z}, {tiles}, {slots}{'' if w.epilogue.closes else f', {slots}'})"
     if w.blocks is not None:

@@ -3,13 +3,20 @@ begins, and which rows it stages."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Expression
 from fusewright.schedule.residues import Walk, Walks
 
 
-def tiles(walk: Walk, length: Expression, cells: int) -> Expression:
-    """How many tiles of so many cells there are along a dimension (`Walk.tiles`), as an expression over its length."""
+def tiles(walks: Walks, lengths: Mapping[str, Expression], cells: tuple[int, int, int]) -> Expression:
+    """How many tiles of so many cells there are (`residues.tiles`), as an expression over the lengths along d, h, w."""
+    return " * ".join(tiles_along(walk, lengths[a], k) for walk, a, k in zip(walks, "dhw", cells, strict=True))
+
+
+def tiles_along(walk: Walk, length: Expression, cells: int) -> Expression:
+    """The same along one dimension (`Walk.tiles`)."""
     if walk.between == 1:
         return f"ceil_div({length}, {cells})"
     stretch = walk.between * cells

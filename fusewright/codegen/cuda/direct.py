@@ -66,8 +66,7 @@ class _Writer:
 
     def kernel(self) -> Kernel:
         into, out, cells = lengths(self.c)
-        along = zip(self.box.walks, "dhw", self.t.cells, strict=True)
-        tiles = " * ".join(contraction_walk.tiles(walk, cells[a], k) for walk, a, k in along)
+        tiles = contraction_walk.tiles(self.box.walks, cells, self.t.cells)
         z = self.epilogue.slices
         splits = f"spread(N * {z}, {tiles}, {MULTIPROCESSORS * self.cut.per_sm})"
         results = self.epilogue.results(self.name, splits, cells, out)
