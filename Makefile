@@ -70,7 +70,7 @@ test: check
 	$(PYTEST)
 
 test-all: check
-	$(PYTEST) -m ''
+	$(PYTEST) -m 'not gpu'
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
