@@ -354,8 +354,9 @@ __device__ __forceinline__ void stage_rows(const Element* x, Element* tile, int 
                                            int low_w, int D, int H, int W) {
     constexpr int SETS = THREADS / LANES / SLICES, TURNS = ceil_div(CHUNK, SLICES);
     constexpr int STEP = VECTOR * LANES, BYTES = VECTOR * sizeof(Element);
-    const int group = threadIdx.x / LANES, set = group % SETS, first = SLICES == 1 ? 0 : group / SETS;
-    const int column = threadIdx.x % LANES * VECTOR, w = low_w + column;
+    const int thread = threadIdx.x;
+    const int group = thread / LANES, set = group % SETS, first = SLICES == 1 ? 0 : group / SETS;
+    const int column = thread % LANES * VECTOR, w = low_w + column;
     if (SETS * SLICES * LANES < THREADS && first >= SLICES) return;
     const long long plane = (long long)D * H * W;
     int d = set / X_H, h = set % X_H;
@@ -650,7 +651,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_conv_max_mean_div_add_sum_455366dc_sm_{arch}",
+        name=f"fused_conv_max_mean_div_add_sum_19a7ff41_sm_{arch}",
         cpp_sources="",
         cuda_sources=[FAILURE, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM_LAUNCHER],
         extra_cuda_cflags=[f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17"],
@@ -756,7 +757,7 @@ def fused_conv_max_mean_div_add_sum_sizes(
     cells_h = (in_h - 4) // 2 + 1
     cells_w = (in_w - 4) // 2 + 1
     blocks = N * 2
-    if max(in_d, in_h, in_w, P, Q, R, cells_d, cells_h, cells_w, blocks) >= 2**31:
+    if max(in_d, in_h, in_w, P, Q, R, cells_d, cells_h, cells_w, blocks, in_d * in_h * in_w, P * Q * R) >= 2**31:
         raise ValueError(
             f"fused_conv_max_mean_div_add_sum counts in 32 bits, too few for N={N}, in_d={in_d}, in_h={in_h}, in_w={in_w}"
         )

@@ -13,6 +13,8 @@ from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, prod
 
+import torch
+
 from fusewright.schedule.contraction import Axis, Contraction, Phase
 from fusewright.schedule.residues import useful, walks
 
@@ -104,24 +106,30 @@ def _most(axis: Axis) -> int:
     return max(len(p.elements) for p in axis.phases)
 
 
-def candidates(c: Contraction, lengths: tuple[int, int, int], element_bytes: int) -> list[Tiling]:
+def splits(c: Contraction, tf32: bool) -> bool:
+    """Whether operands are pairs of tf32 numbers: float32 that may not be rounded to one, as `tf32` says."""
+    return c.x.dtype == torch.float32 and not tf32
+
+
+def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> list[Tiling]:
     """Tilings that fit, best estimate first; `lengths` are the cells of the whole output along d, h, w."""
-    scored = [(score, t) for t in _all(c, lengths) if (score := _score(c, t, lengths, element_bytes)) is not None]
+    split = splits(c, tf32)
+    scored = [(score, t) for t in _all(c, lengths) if (score := _score(c, t, lengths, split)) is not None]
     return [t for _, t in sorted(scored, key=lambda pair: pair[0])]
 
 
-def estimate(c: Contraction, t: Tiling, lengths: tuple[int, int, int], element_bytes: int) -> float:
+def estimate(c: Contraction, t: Tiling, lengths: tuple[int, int, int], *, tf32: bool) -> float:
     """Cycles of one multiprocessor per cell and output channel, of a tiling that fits."""
-    score = _score(c, t, lengths, element_bytes)
+    score = _score(c, t, lengths, splits(c, tf32))
     assert score is not None
     return score
 
 
-def shortlist(c: Contraction, lengths: tuple[int, int, int], element_bytes: int, count: int) -> list[Tiling]:
+def shortlist(c: Contraction, lengths: tuple[int, int, int], count: int, *, tf32: bool) -> list[Tiling]:
     """The best `count` candidates, few of them alike in what a warp holds."""
     found: list[Tiling] = []
     alike: dict[tuple[int, ...], int] = {}
-    for t in candidates(c, lengths, element_bytes):
+    for t in candidates(c, lengths, tf32=tf32):
         key = (t.m_tiles, t.rows_d * t.cells_d, t.rows_h * t.cells_h, t.cells_w, t.stages, t.by_warp)
         alike[key] = alike.get(key, 0) + 1
         if alike[key] <= ALIKE:
@@ -247,8 +255,9 @@ def shared_elements(c: Contraction, t: Tiling) -> tuple[int, int]:
     return tile, t.block_m * (t.chunk * taps + 4)
 
 
-def _score(c: Contraction, t: Tiling, lengths: tuple[int, int, int], element_bytes: int) -> float | None:
+def _score(c: Contraction, t: Tiling, lengths: tuple[int, int, int], split: bool) -> float | None:
     """Estimated cycles per useful cell of one multiprocessor, `None` where it does not fit."""
+    element_bytes = c.x.dtype.itemsize
     tile, weights = shared_elements(c, t)
     shared = t.stages * (tile + weights) * element_bytes
     if shared > MOST_SHARED:
@@ -261,7 +270,7 @@ def _score(c: Contraction, t: Tiling, lengths: tuple[int, int, int], element_byt
     steps, loads, held = _work(c, t)
     if held > HELD_WEIGHTS:
         return None
-    per_sm = blocks_per_sm(c, t, shared)
+    per_sm = blocks_per_sm(c, t, shared, split=split)
     if per_sm < 1 or (t.by_warp and sum(_summed(c, t)) > MOST_SUMMED):
         return None
     return _cycles(c, t, steps, loads, (tile, weights), element_bytes, per_sm) / _useful(c, t, lengths)

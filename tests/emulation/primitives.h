@@ -235,6 +235,9 @@ inline void warpgroup_commit() {}
 inline void warpgroup_wait() { emulation::release(); }
 #endif
 
+#ifdef USES_forgotten
+inline unsigned forgotten(unsigned x) { return x; }
+#endif
 #ifdef USES_at_hand
 inline void at_hand(float&) {}
 #endif

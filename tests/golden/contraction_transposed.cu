@@ -66,6 +66,12 @@ template <> struct narrow_to<fp16> {
     }
 };
 
+// A number of which the compiler knows nothing, so that what follows from it is not kept in registers between uses.
+__device__ __forceinline__ unsigned forgotten(unsigned x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 using Element = float;    // of tensors in memory
 using Compute = float;    // of everything else
 
@@ -216,8 +222,9 @@ __device__ __forceinline__ void stage_rows(const Element* x, Element* tile, int 
                                            int low_w, int D, int H, int W) {
     constexpr int SETS = THREADS / LANES / SLICES, TURNS = ceil_div(CHUNK, SLICES);
     constexpr int STEP = VECTOR * LANES, BYTES = VECTOR * sizeof(Element);
-    const int group = threadIdx.x / LANES, set = group % SETS, first = SLICES == 1 ? 0 : group / SETS;
-    const int column = threadIdx.x % LANES * VECTOR, w = low_w + column;
+    const int thread = threadIdx.x;
+    const int group = thread / LANES, set = group % SETS, first = SLICES == 1 ? 0 : group / SETS;
+    const int column = thread % LANES * VECTOR, w = low_w + column;
     if (SETS * SLICES * LANES < THREADS && first >= SLICES) return;
     const long long plane = (long long)D * H * W;
     int d = set / X_H, h = set % X_H;
@@ -352,6 +359,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         {
             Accumulators acc = {};
             accumulate<2, 1, 1, 1, 1>(acc, x_warp + shift, w_tile, feature_row);
+            const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
+            Element* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane;
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
@@ -368,13 +377,15 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                                if (inside && feature < O) out[(((long long)sample * GROUPS * O + group * O + feature) * P + p) * Q * R + q * R + r] = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
+                                if (inside && feature < O) out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)] = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
                             }
                     }
         }
         {
             Accumulators acc = {};
             accumulate<2, 1, 1, 2, 1>(acc, x_warp + shift + 1, w_tile + 1152, feature_row);
+            const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
+            Element* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane;
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
@@ -391,13 +402,15 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                                if (inside && feature < O) out[(((long long)sample * GROUPS * O + group * O + feature) * P + p) * Q * R + q * R + r] = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
+                                if (inside && feature < O) out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)] = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
                             }
                     }
         }
         {
             Accumulators acc = {};
             accumulate<2, 1, 2, 1, 1>(acc, x_warp + shift + 36, w_tile + 2304, feature_row);
+            const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
+            Element* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane;
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
@@ -414,13 +427,15 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                                if (inside && feature < O) out[(((long long)sample * GROUPS * O + group * O + feature) * P + p) * Q * R + q * R + r] = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
+                                if (inside && feature < O) out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)] = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
                             }
                     }
         }
         {
             Accumulators acc = {};
             accumulate<2, 1, 2, 2, 1>(acc, x_warp + shift + 37, w_tile + 3456, feature_row);
+            const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
+            Element* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane;
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
@@ -437,7 +452,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                                if (inside && feature < O) out[(((long long)sample * GROUPS * O + group * O + feature) * P + p) * Q * R + q * R + r] = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
+                                if (inside && feature < O) out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)] = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
                             }
                     }
         }

@@ -74,6 +74,12 @@ __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_grou
 // Whatever the compiler knows of a number, it is in its register from here on.
 __device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }
 
+// A number of which the compiler knows nothing, so that what follows from it is not kept in registers between uses.
+__device__ __forceinline__ unsigned forgotten(unsigned x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // Start d += a * b for 64 rows and 72 columns of 8 numbers; of every eight columns a lane has mma.sync's.
 __device__ __forceinline__ void wgmma_tf32_72(float (&d)[9][4], unsigned long long a,
                                                    unsigned long long b) {
@@ -332,6 +338,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                 fence_async();
                 warpgroup_wait();
             }
+            const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
+            Element* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + 2 * quad) * plane;
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
@@ -343,15 +351,12 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                         const int q = cell_h + 8 * (warp_h / 4 * TILES_H + rh / ROWS_H / 2) + 2 * (warp_h % 4) + rh / ROWS_H % 2;
                         const int r = cell_w + 8 * (warp_w * TILES_W + own_w) + row;
                         const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
-                        Element* const to =
-                            out + ((((long long)sample * GROUPS * O + group * O + first_feature + 2 * quad) * P + p) * Q + q) * R + r;
-                        const int plane = P * Q * R;
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 8 * m + 2 * quad + half;
-                                if (inside && feature < O) to[(8 * m + half) * plane] = narrow_to<Element>::of(before(acc[rd][0][rh / ROWS_H / 2 * ROWS_H + rh % ROWS_H][own_w][m][2 * (rh / ROWS_H % 2) + half], m, half));
+                                if (inside && feature < O) out_row[(8 * m + half) * plane + unsigned((p * Q + q) * R + r)] = narrow_to<Element>::of(before(acc[rd][0][rh / ROWS_H / 2 * ROWS_H + rh % ROWS_H][own_w][m][2 * (rh / ROWS_H % 2) + half], m, half));
                             }
                     }
         }

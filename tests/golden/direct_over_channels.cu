@@ -152,8 +152,9 @@ __device__ __forceinline__ void stage_rows(const Element* x, Element* tile, int 
                                            int low_w, int D, int H, int W) {
     constexpr int SETS = THREADS / LANES / SLICES, TURNS = ceil_div(CHUNK, SLICES);
     constexpr int STEP = VECTOR * LANES, BYTES = VECTOR * sizeof(Element);
-    const int group = threadIdx.x / LANES, set = group % SETS, first = SLICES == 1 ? 0 : group / SETS;
-    const int column = threadIdx.x % LANES * VECTOR, w = low_w + column;
+    const int thread = threadIdx.x;
+    const int group = thread / LANES, set = group % SETS, first = SLICES == 1 ? 0 : group / SETS;
+    const int column = thread % LANES * VECTOR, w = low_w + column;
     if (SETS * SLICES * LANES < THREADS && first >= SLICES) return;
     const long long plane = (long long)D * H * W;
     int d = set / X_H, h = set % X_H;

@@ -59,7 +59,7 @@ def test_lanes_of_a_warp_read_without_conflicts() -> None:
 
 
 def estimates(c: Contraction, lengths: tuple[int, int, int]) -> direct_choice.Shortlist:
-    rival = tiling.estimate(c, tiling.candidates(c, lengths, 4)[0], lengths, 4)
+    rival = tiling.estimate(c, tiling.candidates(c, lengths, tf32=True)[0], lengths, tf32=True)
     return direct_choice.shortlist(c, lengths, 64, rival)
 
 

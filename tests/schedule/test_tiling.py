@@ -32,10 +32,11 @@ def group(
     pool: int = 0,
     dims: tuple[int, ...] = (),
     n: int = 2,
+    dtype: torch.dtype = torch.float32,
 ) -> Contraction:
-    x = make(ops.Input((2, c, *(20,) * n), torch.float32, CPU, "x", 0))
+    x = make(ops.Input((2, c, *(20,) * n), dtype, CPU, "x", 0))
     op = ops.Conv((s,) * n, ((0, 0),) * n, (1,) * n, 1, transposed, (0,) * n)
-    w = make(ops.Param((c, o, *(k,) * n) if transposed else (o, c, *(k,) * n), torch.float32, CPU, "w"))
+    w = make(ops.Param((c, o, *(k,) * n) if transposed else (o, c, *(k,) * n), dtype, CPU, "w"))
     root: Node = make(op, x, w, None)
     if pool:
         root = make(ops.Pool("max", (pool,) * n, (pool,) * n, (0,) * n, (1,) * n), root)
@@ -61,7 +62,7 @@ GROUPS = {
 @pytest.mark.parametrize("lengths", [(1, 1, 1), (1, 7, 13), (8, 100, 1000)])
 def test_candidates_fit(name: str, lengths: tuple[int, int, int]) -> None:
     c = GROUPS[name]
-    found = candidates(c, lengths, 4)
+    found = candidates(c, lengths, tf32=True)
     assert found and len(found) == len(set(found))
     for t in found:
         assert sum(shared_elements(c, t)) * 4 <= MOST_SHARED and registers(c, t) <= 255
@@ -87,13 +88,22 @@ def test_candidates_fit(name: str, lengths: tuple[int, int, int]) -> None:
 
 
 def test_the_shortlist_starts_with_the_best() -> None:
-    short = shortlist(GROUPS["plain"], (1, 62, 62), 4, 10)
-    assert len(set(short)) == 10 and short[0] == candidates(GROUPS["plain"], (1, 62, 62), 4)[0]
+    short = shortlist(GROUPS["plain"], (1, 62, 62), 10, tf32=True)
+    assert len(set(short)) == 10 and short[0] == candidates(GROUPS["plain"], (1, 62, 62), tf32=True)[0]
 
 
 def test_wider_elements_leave_room_for_less() -> None:
-    c = GROUPS["odd"]
-    assert len(candidates(c, (1, 40, 40), 8)) < len(candidates(c, (1, 40, 40), 4))
+    counts = [
+        len(candidates(group(7, 100, 5, 2, dtype=d), (1, 40, 40), tf32=True)) for d in (torch.double, torch.float)
+    ]
+    assert 0 < counts[0] < counts[1]
+
+
+def test_pairs_of_operands_leave_room_for_less() -> None:
+    """Tiles whose threads have more registers than a block may have are none."""
+    pairs, single = (candidates(GROUPS["plain"], (1, 62, 62), tf32=tf32) for tf32 in (False, True))
+    assert 0 < len(pairs) < len(single)
+    assert all(registers(GROUPS["plain"], t, split=True) * 32 * t.warps <= 65536 for t in pairs)
 
 
 def test_span_is_what_neighbouring_cells_read() -> None:

@@ -126,12 +126,12 @@ def _of_contraction(
     c: Contraction, lengths: tuple[int, int, int], samples: int, product: bool, tf32: bool, capability: int | None
 ) -> _Ways:
     """Ways to cut a convolution with what follows it, or a matmul (`product`) as one, on tensor cores alone."""
-    tilings = shortlist(c, lengths, c.x.dtype.itemsize, WORTH_MEASURING)
+    tilings = shortlist(c, lengths, WORTH_MEASURING, tf32=tf32)
     counts = (contraction.blocks_per_sample, contraction.blocks_at_once)
     joined = [(t, count(c, t, samples, lengths)) for t in tilings[:WORTH_CLUSTERING] for count in counts]
     cuts = [*dict.fromkeys((t, n) for t, n in joined if n is not None), *((t, None) for t in tilings)]
     found: list[Option] = [{"tiling": asdict(t), "blocks": n, "channels_last": c.channels_last} for t, n in cuts]
-    rival = estimate_of(c, tilings[0], lengths, c.x.dtype.itemsize) if tilings else None
+    rival = estimate_of(c, tilings[0], lengths, tf32=tf32) if tilings else None
     if product:
         return _Ways(tuple(found), inf if rival is None else UNDERESTIMATED * rival)
     if capability == warpgroup.CAPABILITY:

@@ -39,7 +39,7 @@ from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import Contraction, Phase
-from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, blocks_per_sm, paired, weights_as_operands
+from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, blocks_per_sm, paired, splits, weights_as_operands
 
 
 def generate(c: Contraction, t: Tiling, name: str, reference: str, *, tf32: bool, blocks: int | None = None) -> Kernel:
@@ -94,7 +94,7 @@ class _Writer:
             return "f64"
         if self.paired:
             return "halves"
-        return "tf32" if self.tf32 or self.c.x.dtype.itemsize == 2 else "tf32x3"
+        return "tf32x3" if splits(self.c, self.tf32) else "tf32"
 
     @property
     def paired(self) -> bool:
@@ -182,7 +182,8 @@ class _Writer:
         if self.c.box is not None:
             stage = contraction_box.stage(self.c, self.t, self.rounds)
         else:
-            stage = contraction_layout.stage(self.c, self.t, self.layout)
+            split = self.flavour == "tf32x3"  # pairs of operands take all registers that there are
+            stage = contraction_layout.stage(self.c, self.t, self.layout, crowded=split)
         inside, packed = self.weights.channels_inside, self.weights.packed
         return [
             contraction_layout.indexing(self.c, paired=self.paired, channels_inside=inside, packed=packed),

@@ -194,7 +194,8 @@ class Epilogue(ValueText):
         if self.changes:
             value = f"before({value}, m, half)"
         if self.c.window is None:
-            return nest(loops, [*lines, *self._result(value, ("P", "Q", "R"), self._local())])
+            finished = nest(loops, [*lines, *self._result(value, ("P", "Q", "R"), self._local())])
+            return [*self._out_row("P", "Q", "R"), *finished]
         target = "pooled[rd / ROWS_D][rh / ROWS_H][own_w][m][half]"
         guard = "if (inside) " if self.masked else ""
         pooled = [f"{guard}{target} = {JOININGS[self.c.window.op.kind].join(target, value)};"]
@@ -256,7 +257,7 @@ class Epilogue(ValueText):
         if self.c.after is not None:
             value = f"after({value}, m, half)"
         local = self._within("pqr", ("cell_d", "cell_h", "cell_w"))
-        return nest(
+        loops = nest(
             [f"for (int own_{a} = 0; own_{a} < OWN_{a.upper()}; ++own_{a})" for a in "dhw"],
             [
                 f"const int p = {self.cell(0, 'own_d')}, q = {self.cell(1, 'own_h')};",
@@ -266,6 +267,7 @@ class Epilogue(ValueText):
                 *self._result(value, ("cells_d", "cells_h", "cells_w"), local),
             ],
         )
+        return [*self._out_row("cells_d", "cells_h", "cells_w"), *loops]
 
     def _result(self, value: str, lengths: tuple[str, str, str], local: Sequence[str]) -> Lines:
         """What to do with a finished value at position (p, q, r), which is `local` in the block's tile."""
@@ -283,11 +285,18 @@ class Epilogue(ValueText):
         """Write a value of every channel at position (p, q, r)."""
         P, Q, R = lengths
         if self.c.channels_last:
-            at = f"((((long long)sample * {P} + p) * {Q} + q) * {R} + r) * (GROUPS * O) + group * O + feature"
+            at = f"out[((((long long)sample * {P} + p) * {Q} + q) * {R} + r) * (GROUPS * O) + group * O + feature]"
         else:
-            at = f"(((long long)sample * GROUPS * O + group * O + feature) * {P} + p) * {Q} * {R} + q * {R} + r"
-        written = f"out[{at}] = narrow_to<{self.result_type}>::of({value});"
-        return nest(CHANNELS, [self.feature, f"if ({self.there}) {written}"])
+            at = f"out_row[({self.first_feature[1]}) * plane + unsigned((p * {Q} + q) * {R} + r)]"
+        feature = [] if self.whole and not self.c.channels_last else [self.feature]
+        written = f"{at} = narrow_to<{self.result_type}>::of({value});"
+        return nest(CHANNELS, [*feature, f"if ({self.there}) {written}"])
+
+    def _out_row(self, P: str, Q: str, R: str) -> Lines:
+        """Where results of a thread's first feature go, and how far behind them those of the next one do."""
+        if self.kind != "store" or self.c.channels_last:
+            return []
+        return fill(texts.OUT_ROW, p=P, q=Q, r=R, type=self.result_type, first=self.first_feature[0])
 
     def _over_channels(self, value: str) -> Lines:
         """Join the channels of the lanes that share a position."""

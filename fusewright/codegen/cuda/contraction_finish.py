@@ -88,6 +88,11 @@ class Finish:
         return "16 * (warp_m * M_TILES + m) + 8 * half + row"
 
     @property
+    def first_feature(self) -> tuple[str, str]:
+        """The first feature that a thread has, and how far behind it that of channel (m, half) is."""
+        return "16 * warp_m * M_TILES + row", "16 * m + 8 * half"
+
+    @property
     def kind(self) -> str:
         """What of the output is reduced (`Contraction.reduced`)."""
         return self.c.reduced

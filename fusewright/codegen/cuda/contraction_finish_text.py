@@ -13,6 +13,11 @@ __device__ __forceinline__ void write_pair($type* to, $type first, $type second,
 }
 """
 
+OUT_ROW = """
+const long long plane = (long long)$p * $q * forgotten($r);    // from feature to feature
+$type* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + $first) * plane;
+"""
+
 PAIRS = """
 #pragma unroll
 for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)

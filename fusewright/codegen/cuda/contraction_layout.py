@@ -107,13 +107,17 @@ def constants(c: Contraction, lay: Layout) -> dict[str, object]:
     return {"order": "[channel][d][h][w]", "step": f"X_CHANNEL = {lay.channel}"}
 
 
-def stage(c: Contraction, t: Tiling, lay: Layout) -> Lines:
-    """The text of `stage_input` for a convolution of x itself."""
+def stage(c: Contraction, t: Tiling, lay: Layout, *, crowded: bool) -> Lines:
+    """The text of `stage_input` for a convolution of x itself (`crowded`: see `staged_rows.text`)."""
     names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", c.axes, strict=True)}
     names |= {f"low_{a}": low for a, low in zip("dhw", lay.low, strict=True)} | contraction_walk.names(lay.walks)
     if c.channels_last:
         return fill(contraction_text.STAGE_COLUMNS, **names, vector=copied_at_once(c, t.chunk))
-    return [*staged_rows.text(lay.walks), "", *fill(contraction_text.STAGE_TILE, **names, **_rows(c, t, lay))]
+    return [
+        *staged_rows.text(lay.walks, crowded=crowded),
+        "",
+        *fill(contraction_text.STAGE_TILE, **names, **_rows(c, t, lay)),
+    ]
 
 
 def _rows(c: Contraction, t: Tiling, lay: Layout) -> dict[str, str]:

@@ -97,6 +97,7 @@ def record(w: Writer, *, needs: int = 80, arch: str = "") -> Kernel:
         scratch=(*((w.weights.array,) if packed else ()), *results.scratch),
         launches=(*((w.weights.launch(w.name),) if packed else ()), first, *results.launches),
         reference=w.reference,
+        counts=tuple(dict.fromkeys(" * ".join(each[a] for a in axes) for each in (into, out))),
         needs=max(needs, 90) if cluster > 1 else needs,
         arch=arch,
     )

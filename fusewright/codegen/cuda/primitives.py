@@ -199,6 +199,14 @@ PRIMITIVES["at_hand"] = r"""
 __device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }
 """
 
+PRIMITIVES["forgotten"] = r"""
+// A number of which the compiler knows nothing, so that what follows from it is not kept in registers between uses.
+__device__ __forceinline__ unsigned forgotten(unsigned x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+"""
+
 # The columns that one instruction of a warpgroup may have, and what it multiplies: PTX's names, and k.
 COLUMNS = range(8, 257, 8)
 _PRODUCTS = {"tf32": ("tf32", 8), "bf16": ("bf16", 16), "fp16": ("f16", 16)}

@@ -52,6 +52,10 @@ class PositionEpilogue(Epilogue):
     def own_feature(self) -> str:
         return "8 * m + 2 * quad + half"
 
+    @property
+    def first_feature(self) -> tuple[str, str]:
+        return "2 * quad", "8 * m + half"
+
     def accumulated(self, per_cell: int) -> str:
         element = self.element_w(per_cell) if per_cell > 1 else "0"
         if self.t.wide:
@@ -88,9 +92,3 @@ class PositionEpilogue(Epilogue):
     def kept_elements(self) -> int:
         """The numbers per channel that are not in registers."""
         return self.t.own_bytes(self.c) // 4
-
-    def stored(self, value: str, lengths: tuple[str, str, str]) -> Lines:
-        p, q, r = lengths
-        feature = [] if self.whole else [self.feature]
-        names = {"type": self.result_type, "value": value, "there": self.there}
-        return fill(texts.STORED, p=p, q=q, r=r, feature=feature, **names)

@@ -57,17 +57,3 @@ for (int i = threadIdx.x; i < BLOCK_M; i += THREADS) {
 }
 __syncthreads();
 """
-
-# A plane lies between neighbouring features.
-STORED = """
-$type* const to =
-    out + ((((long long)sample * GROUPS * O + group * O + first_feature + 2 * quad) * $p + p) * $q + q) * $r + r;
-const int plane = $p * $q * $r;
-#pragma unroll
-for (int m = 0; m < M_TILES; ++m)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        $feature
-        if ($there) to[(8 * m + half) * plane] = narrow_to<$type>::of($value);
-    }
-"""

@@ -170,7 +170,7 @@ class Found:
         return d, h, w
 
     def tilings(self) -> list[Tiling]:
-        return tiling.candidates(self.group, self.cells, self.case.dtype.itemsize)
+        return tiling.candidates(self.group, self.cells, tf32=self.case.tf32)
 
     def kernel(self, t: Tiling, blocks: int | None = None) -> Kernel:
         """In two launches where positions are reduced, or in one by clusters of so many blocks."""

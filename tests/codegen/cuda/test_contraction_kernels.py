@@ -12,6 +12,7 @@ from contraction_cases import Case, Found, Model, draw, draw_boxed, find, some, 
 from emulation.emulate import ORDERS, emulate
 
 from fusewright.codegen.cuda import contraction as cuda
+from fusewright.kernel import evaluate
 from fusewright.runtime import nvrtc
 from fusewright.schedule.tiling import Tiling
 
@@ -241,6 +242,14 @@ def test_more_random_cases(seed: int) -> None:
     f, boxed, rng = random_found(seed)
     for t in some(f.tilings(), 3, rng):
         assert_right(f, t, boxed, ORDERS[seed % 3])
+
+
+def test_planes_that_32_bits_do_not_count_are_refused() -> None:
+    """Places in a plane are 32-bit numbers, of the input as of the output."""
+    f = found(CASES["transposed"], False)
+    k = f.kernel(f.tilings()[0])
+    beyond = [evaluate(text, {"N": 1, "in_h": 2**15, "in_w": 2**15}) >= 2**31 for text in k.counts]
+    assert beyond == [False, True]
 
 
 def test_no_random_case_is_refused() -> None:

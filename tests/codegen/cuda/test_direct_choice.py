@@ -13,7 +13,7 @@ def estimated(case: Case) -> tuple[Found, float]:
     found = find(case)
     assert not isinstance(found, str)
     best = found.tilings()[0]
-    return found, tiling.estimate(found.group, best, found.cells, case.dtype.itemsize)
+    return found, tiling.estimate(found.group, best, found.cells, tf32=case.tf32)
 
 
 @pytest.mark.parametrize(

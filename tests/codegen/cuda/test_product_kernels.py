@@ -18,7 +18,7 @@ from fusewright.schedule.tiling import Tiling
 
 
 def tilings(f: Found) -> list[Tiling]:
-    return tiling.candidates(f.group.contraction, (1, 1, f.rows), f.case.dtype.itemsize)
+    return tiling.candidates(f.group.contraction, (1, 1, f.rows), tf32=f.case.tf32)
 
 
 def generated(f: Found, t: Tiling, blocks: int | None = None) -> Kernel:
