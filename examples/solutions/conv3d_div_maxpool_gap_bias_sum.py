@@ -198,23 +198,23 @@ constexpr int C = 8, O = 16, GROUPS = 1;    // channels of a group, in and out
 constexpr int TAPS = 27;    // of one channel's kernel
 
 // A warp owns 16 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
-constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 4, OWN_W = 2;
-constexpr int ROWS_D = 1, ROWS_H = 2, TILES_W = 2;
-constexpr int WARPS_M = 1, WARPS_H = 2, WARPS_W = 4, THREADS = 256;
+constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 4, OWN_W = 1;
+constexpr int ROWS_D = 2, ROWS_H = 2, TILES_W = 1;
+constexpr int WARPS_M = 1, WARPS_H = 2, WARPS_W = 2, THREADS = 128;
 constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 1;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 constexpr int CHUNK = 8, CHUNKS = 1;    // input channels staged at a time
-constexpr bool TOGETHER_D = false, TOGETHER_H = true;    // whether all taps along d, h are at hand at once
+constexpr bool TOGETHER_D = true, TOGETHER_H = true;    // whether all taps along d, h are at hand at once
 
 // Shared memory: the input as [channel][d][h][w].
-constexpr int X_D = 4, X_H = 18, X_W = 72, X_CHANNEL = 5192;
+constexpr int X_D = 4, X_H = 18, X_W = 24, X_CHANNEL = 1736;
 // Steps in the staged input from cell to cell, from position to position and from tap to tap.
-constexpr int ADVANCE_D = 2592, ADVANCE_H = 144, ADVANCE_W = 2;
-constexpr int ELEMENT_D = 1296, ELEMENT_H = 72, ELEMENT_W = 1;
-constexpr int TAP_D = 1296, TAP_H = 72, TAP_W = 1;
+constexpr int ADVANCE_D = 864, ADVANCE_H = 48, ADVANCE_W = 2;
+constexpr int ELEMENT_D = 432, ELEMENT_H = 24, ELEMENT_W = 1;
+constexpr int TAP_D = 432, TAP_H = 24, TAP_W = 1;
 
 // The staged input's offset of row r along d or h: rows of one cell first.
 __device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
@@ -401,11 +401,11 @@ __device__ __forceinline__ int stage_input(const Element* x, Element* tile, int 
     const int low_w = needed & -(whole ? VECTOR : pairs ? 2 : 1), channels = C - chunk * CHUNK;
     const Element* const from = x + (long long)(chunk * CHUNK) * (D * H * W);
     if (whole)
-        stage_rows<4, 72, 8, 2, 4>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+        stage_rows<4, 24, 8, 1, 8>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     else if (pairs)
-        stage_rows<2, 68, 16, 1, 5>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+        stage_rows<2, 20, 16, 1, 8>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     else
-        stage_rows<1, 66, 16, 2, 3>(from, tile, channels, low_d, low_h, low_w, D, H, W);
+        stage_rows<1, 18, 8, 2, 4>(from, tile, channels, low_d, low_h, low_w, D, H, W);
     return needed - low_w;
 }
 
@@ -444,7 +444,7 @@ __device__ __forceinline__ void stage_weights(const Element* w, Element* tile, i
 
 // A team of LANES neighbouring threads works on one row; joins are in a fixed order.
 namespace rows {
-constexpr int THREADS = 256;
+constexpr int THREADS = 128;
 struct Add {
     template <typename T> __device__ __forceinline__ T operator()(T a, T b) const { return a + b; }
 };
@@ -483,16 +483,16 @@ __device__ __forceinline__ T over(int length, T start, Element element, Join joi
 }
 }  // namespace rows
 
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __cluster_dims__(6, 1, 1) __launch_bounds__(THREADS, 3)
 fused_conv_max_mean_div_add_sum(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, const float* __restrict__ parameter_1, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     extern __shared__ __align__(16) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);
-    Element* const w_tile = x_tile + 41536;
+    Element* const w_tile = x_tile + 13888;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
     const int warp_w = warp % WARPS_W, warp_h = warp / WARPS_W % WARPS_H, warp_m = warp / (WARPS_W * WARPS_H);
-    const int parts = 2, sample = blockIdx.x / parts, part = blockIdx.x % parts;    // of the sample's blocks
+    const int parts = 6, sample = blockIdx.x / parts, part = blockIdx.x % parts;    // of the sample's blocks
     const int group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
     const Element* const x_sample = x + ((long long)sample * GROUPS + group) * 8 * D * H * W;
     const Element* const x_warp = x_tile + warp_h * OWN_H * ADVANCE_H + 4 * warp_w * OWN_W * ADVANCE_W;
@@ -537,16 +537,15 @@ fused_conv_max_mean_div_add_sum(const float* __restrict__ x, const float* __rest
         copy_async_commit();
         copy_async_wait<0>();
         __syncthreads();
-        for (int from_d = 0; from_d < 2; from_d += 1)
         {
             Accumulators acc = {};
-            accumulate<2, 3, 3, 3, 2>(acc, x_warp + shift + from_d * ELEMENT_D, w_tile, feature_row);
+            accumulate<1, 3, 3, 3, 2>(acc, x_warp + shift, w_tile, feature_row);
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
                 for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
 #pragma unroll
-                    for (int s = 0; s < 4; ++s) {
+                    for (int s = 0; s < 2; ++s) {
                         const int own_w = s / 2;    // the cell, and below its position
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
@@ -575,7 +574,7 @@ fused_conv_max_mean_div_add_sum(const float* __restrict__ x, const float* __rest
     }
 
     // What this block's warps come to, for the others to read.
-    double* const own = reinterpret_cast<double*>(shared_memory) + 128;
+    double* const own = reinterpret_cast<double*>(shared_memory) + 64;
     // Over the four lanes that share channels, then over the warps that do, in a fixed order.
     __syncthreads();
     double(*const across)[BLOCK_M] = reinterpret_cast<double(*)[BLOCK_M]>(shared_memory);
@@ -594,12 +593,12 @@ fused_conv_max_mean_div_add_sum(const float* __restrict__ x, const float* __rest
         for (int other = 1; other < WARPS_H * WARPS_W; ++other) value = value + across[other][i];
         own[group * O + first_feature + i] = value;
     }
-    float* const folded = reinterpret_cast<float*>(reinterpret_cast<double*>(shared_memory) + 144);
+    float* const folded = reinterpret_cast<float*>(reinterpret_cast<double*>(shared_memory) + 80);
     cluster_barrier();
     if (cluster_rank() == 0)
         for (int i = threadIdx.x; i < 16; i += THREADS) {
             double value = own[i];
-            for (unsigned rank = 1; rank < 2; ++rank) value = value + cluster_load(own + i, rank);
+            for (unsigned rank = 1; rank < 6; ++rank) value = value + cluster_load(own + i, rank);
             folded[i] = float(value / (double((long long)cells_d * cells_h * cells_w)));
         }
     cluster_barrier();    // until the others' shared memory has been read
@@ -627,14 +626,14 @@ fused_conv_max_mean_div_add_sum(const float* __restrict__ x, const float* __rest
 FUSED_CONV_MAX_MEAN_DIV_ADD_SUM_LAUNCHER = r"""
 extern "C" const char* prepare_fused_conv_max_mean_div_add_sum() {
     return failure(cudaFuncSetAttribute(fused_conv_max_mean_div_add_sum,
-        cudaFuncAttributeMaxDynamicSharedMemorySize, 180736));
+        cudaFuncAttributeMaxDynamicSharedMemorySize, 70144));
 }
 
 extern "C" const char* launch_fused_conv_max_mean_div_add_sum(const float* x, const float* w, const float* bias,
     const float* parameter_1, Element* out, int in_d, int in_h, int in_w, int P, int Q, int R, int cells_d,
     int cells_h, int cells_w, int blocks, cudaStream_t stream) {
-    fused_conv_max_mean_div_add_sum<<<blocks, 256, 180736, stream>>>(x, w, bias, parameter_1, out, in_d, in_h,
-        in_w, P, Q, R, cells_d, cells_h, cells_w);
+    fused_conv_max_mean_div_add_sum<<<blocks, 128, 70144, stream>>>(x, w, bias, parameter_1, out, in_d, in_h, in_w,
+        P, Q, R, cells_d, cells_h, cells_w);
     return failure(cudaGetLastError());
 }
 """
@@ -651,7 +650,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_conv_max_mean_div_add_sum_19a7ff41_sm_{arch}",
+        name=f"fused_conv_max_mean_div_add_sum_38273105_sm_{arch}",
         cpp_sources="",
         cuda_sources=[FAILURE, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM_LAUNCHER],
         extra_cuda_cflags=[f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17"],
@@ -756,7 +755,7 @@ def fused_conv_max_mean_div_add_sum_sizes(
     cells_d = (in_d - 4) // 2 + 1
     cells_h = (in_h - 4) // 2 + 1
     cells_w = (in_w - 4) // 2 + 1
-    blocks = N * 2
+    blocks = N * 6
     if max(in_d, in_h, in_w, P, Q, R, cells_d, cells_h, cells_w, blocks, in_d * in_h * in_w, P * Q * R) >= 2**31:
         raise ValueError(
             f"fused_conv_max_mean_div_add_sum counts in 32 bits, too few for N={N}, in_d={in_d}, in_h={in_h}, in_w={in_w}"

@@ -26,8 +26,8 @@ MOST_SHARED = 220 * 1024
 MULTIPROCESSORS = 132
 # Registers that a lane may spend on window sums.
 MOST_SUMMED = 112
-# Registers of a thread beside those that it multiplies with; more of them where it stages a tile row by row.
-OTHERS, STAGING_ROWS = 44, 20
+# Registers of a thread beside those that it multiplies with.
+OTHERS = 44
 # Registers that multiplying pairs of tf32 numbers takes beside them.
 SPLITTING = 32
 
@@ -359,8 +359,7 @@ def registers(c: Contraction, t: Tiling, *, split: bool = False) -> int:
         summed, rows = _summed(c, t)
         count = 52 + own * t.m_tiles * 2 + summed * (2 if split else 1) + rows // 3
         return min(255, -(-count * wide // 8) * 8)
-    count = OTHERS + (0 if c.box is not None or c.channels_last else STAGING_ROWS)
-    count += own * t.rows_d * t.rows_h * _most(c.axes[2]) * t.m_tiles * 2
+    count = OTHERS + own * t.rows_d * t.rows_h * _most(c.axes[2]) * t.m_tiles * 2
     count += 2 * (_work(c, t)[2] + 4) + SPLITTING if split else _work(c, t)[2] + 4
     count += 2 * t.m_tiles * (1 + len(c.operands))
     if c.window is not None:
