@@ -133,6 +133,11 @@ class Contraction:
         return self.box is None and self.x.ndim in (4, 5)
 
     @property
+    def cells_are_windows(self) -> bool:
+        """Whether what is pooled is pooled in cells; else windows begin in the midst of them, and rows are pooled."""
+        return self.window is None or not isinstance(_axes(self.conv, self.window), str)
+
+    @property
     def plain_axes(self) -> tuple[Axis, Axis, Axis]:
         """The axes of the convolution alone, without the pooling: a cell is what lies between two strides."""
         found = self.axes if self.window is None else _axes(self.conv, None)

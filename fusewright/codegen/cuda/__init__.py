@@ -67,7 +67,7 @@ def options(
         return _of_ranges(c, hints)
     if not isinstance(c, Contraction):
         return [{}]
-    if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
+    if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS or not c.cells_are_windows:
         return []
     c = replace(c, channels_last=_channels_last(c, layouts))
     found = _of_contraction(
