@@ -235,7 +235,10 @@ class Tuner:
         if not options:
             return None
         if not self.measure:
-            return Decision(options[0] if self._should_pay(group, options[0]) else None)
+            pays = self.mode == "always" or target.pays(
+                group, options[0], self.hints, layouts, tf32=tf32, capability=machine
+            )
+            return Decision(options[0] if pays else None)
         path = self._remembered_at(group)
         found = None if path is None else _read(path, options)
         if found is None:
@@ -251,10 +254,6 @@ class Tuner:
     def _left(self) -> float:
         """Seconds that measuring may still take."""
         return self.started + SECONDS - time.monotonic()
-
-    def _should_pay(self, group: Group, option: Option) -> bool:
-        """Whether the best estimate of a kernel is not a reason to stay with ATen."""
-        return self.mode == "always" or TARGETS[self.device.type].pays(group, option, self.hints)
 
     def _fits(self, future: Future[bool], *, wait: bool) -> bool:
         """Whether a kernel is built: waited for while there is time, and for the first one whatever it takes."""

@@ -39,6 +39,13 @@ NOTHING = Work(0.0, 0.0, 0.0, 0.0)
 _PER_ELEMENT = {ops.Pointwise: 1, ops.Softmax: 5, ops.Norm: 6, ops.Dropout: 2, ops.Cast: 1}
 
 
+def is_one_pass(node: Node) -> bool:
+    """Whether ATen computes this in one pass at the pace of memory."""
+    if isinstance(node.op, ops.Reduce):
+        return node.op.kind not in ("logsumexp", "var")
+    return isinstance(node.op, ops.Softmax | ops.Pointwise | ops.Cast)
+
+
 class CostModel:
     """`cost(node)` gives the work of a node on one device, with symbolic sizes taken at `hints`.
 

@@ -17,7 +17,7 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.cost import FREE
+from fusewright.schedule.cost import FREE, is_one_pass
 from fusewright.schedule.groups import Group, sizes
 from fusewright.schedule.product import Product
 from fusewright.schedule.sample import SampleProgram
@@ -40,15 +40,24 @@ LAUNCH = 100e3
 CALL = 300e3
 
 
-def pays(group: Group, option: Mapping[str, Any], hints: Mapping[Any, int]) -> bool:
-    """Whether the kernel of `group`, cut as `option` says, should be faster than ATen's operations.
+def pays(
+    group: Group,
+    option: Mapping[str, Any],
+    hints: Mapping[Any, int],
+    layouts: Mapping[Node, str],
+    *,
+    tf32: bool = False,
+    capability: int | None = None,
+) -> bool:
+    """Whether the kernel of `group`, cut as `option` says, should be faster than ATen's operations; `layouts`, `tf32`
+    and `capability` mean nothing here.
 
     Half precisions are left to the kernel: whether a library multiplies them at all differs by processor.
     """
     work = [n for n in group.inner if not isinstance(n.op, FREE)]
     products = [n for n in work if isinstance(n.op, ops.Matmul | ops.Conv)]
     if not products:
-        return not (len(work) == 1 and _is_plain(work[0]))
+        return not (len(work) == 1 and is_one_pass(work[0]))
     if any(n.dtype.itemsize < 4 for n in products):
         return True
     rest = [n for n in work if n not in products]
@@ -65,13 +74,6 @@ def pays(group: Group, option: Mapping[str, Any], hints: Mapping[Any, int]) -> b
     strips, rows = samples * ceil(rows / row), samples * rows
     weights = c.channels * features
     return CALL + weights * (IN_STRIPS * rows + TURNED + AGAIN * strips) < library + weights * rows
-
-
-def _is_plain(node: Node) -> bool:
-    """Whether ATen computes this in one pass at the pace of memory."""
-    if isinstance(node.op, ops.Reduce):
-        return node.op.kind not in ("logsumexp", "var")
-    return isinstance(node.op, ops.Softmax | ops.Pointwise | ops.Cast)
 
 
 def _matrix(node: Node, hints: Mapping[Any, int]) -> tuple[int, int, int]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from math import inf, prod
+from math import ceil, inf, prod
 from typing import Any
 
 from fusewright.codegen.aten import lower_function
-from fusewright.codegen.cuda import contraction, direct, ranges, ranges_blocks, sample, stream, warpgroup
+from fusewright.codegen.cuda import contraction, direct, estimate, ranges, ranges_blocks, sample, stream, warpgroup
 from fusewright.codegen.product import of_tensors
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.runtime.device import LARGE_GPU
+from fusewright.schedule import residues
 from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction, is_laborious
 from fusewright.schedule.direct import DirectTile
 from fusewright.schedule.direct_choice import UNDERESTIMATED
@@ -47,6 +48,9 @@ WORTH_CLUSTERING = 6
 
 # Whether the kernel of a contraction forms the window sums that it reads, at the pace of memory.
 FORMS_WINDOW_SUMS = True
+
+# The tiles of tensor cores that an option may name.
+TILES: dict[str, Any] = {"tiling": Tiling, "warpgroup": WarpgroupTile, "positions": PositionTile}
 
 Option = dict[str, Any]
 Layouts = Mapping[Node, str]
@@ -91,20 +95,49 @@ def early(
     return shorter / whole if shorter < inf else inf
 
 
-def pays(group: Group, option: Option, hints: Mapping[Any, int]) -> bool:
-    """Whether the kernel of `group`, cut as `option` says, should be faster than ATen's operations: estimates compare
-    kernels with each other only."""
-    return True
+def pays(
+    group: Group,
+    option: Option,
+    hints: Mapping[Any, int],
+    layouts: Layouts,
+    *,
+    tf32: bool = False,
+    capability: int | None = None,
+) -> bool:
+    """Whether the kernel of `group`, cut as `option` says, should be faster than ATen's operations (`estimate`)."""
+    seconds = 0.0
+    if isinstance(group.record, Contraction | Product):
+        seconds = _seconds(group, hints, layouts, tf32, capability) / _busy(_contraction(group), option, hints)
+    return estimate.pays(group, seconds, hints, tf32=tf32)
+
+
+def _contraction(group: Group) -> Contraction:
+    c = group.record.contraction if isinstance(group.record, Product) else group.record
+    assert isinstance(c, Contraction)
+    return c
+
+
+def _busy(c: Contraction, option: Option, hints: Mapping[Any, int]) -> float:
+    """How many of the multiprocessors have a tile where there are fewer tiles than those."""
+    found: list[Tiling | WarpgroupTile | PositionTile]
+    found = [kind(**option[key]) for key, kind in TILES.items() if key in option]
+    if not found:
+        return 1.0
+    (t,) = found
+    blocks_m = c.op.groups * ceil(c.features / t.block_m)
+    tiles = sizes(c.x, hints)[0] * residues.tiles(residues.walks(c, t.cells), _cells(c, hints), t.cells)
+    return min(1.0, tiles * blocks_m / MULTIPROCESSORS)
 
 
 def _seconds(group: Group, hints: Mapping[Any, int], layouts: Layouts, tf32: bool, capability: int | None) -> float:
-    """About how many seconds the best way to cut a group with a convolution takes; infinite where there is none."""
-    c: Contraction = replace(group.record, channels_last=_channels_last(group.record, layouts))
+    """About how many seconds the best way to cut a group with a product takes; infinite where there is none."""
+    c = _contraction(group)
+    c = replace(c, channels_last=_channels_last(c, layouts))
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return inf
     lengths, samples = _cells(c, hints), sizes(c.x, hints)[0]
     values = samples * prod(lengths) * c.features * c.op.groups
-    cycles = _of_contraction(c, lengths, samples, False, tf32, capability).cycles
+    cycles = _of_contraction(c, lengths, samples, isinstance(group.record, Product), tf32, capability).cycles
     return cycles * values / (MULTIPROCESSORS * CLOCK)
 
 

@@ -1,0 +1,74 @@
+"""Whether a kernel can be expected to be faster than PyTorch's own operations, where nothing is timed.
+
+What PyTorch takes is the cost model's sum over the group's operations.  Most groups save passes over memory, and their
+kernels always pay.  Those with a product or a convolution have a library to beat, and the estimates of `schedule`,
+made to compare tiles with each other, have been as far off as `UNSURE` says: such a kernel is taken where it is faster
+by more than that.  The numbers are of kernels on an H200 (benchmarks/results/h200.json and h200_solutions.json).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+
+from fusewright.ir import ops
+from fusewright.ir.node import Node
+from fusewright.runtime.device import LARGE_GPU
+from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.cost import FREE, CostModel, is_one_pass
+from fusewright.schedule.groups import Group, sizes
+from fusewright.schedule.sample import SampleProgram
+
+# By so much the best estimate of a contraction is too low; as much again where operands are pairs of tf32 numbers.
+UNSURE = 2.0
+# Bytes per second of weights that one block reads, and all blocks together: of a sample program, and of a tail, which
+# only the block that comes last carries out.
+OF_BLOCK, OF_ALL, OF_TAIL = 2.5e10, 5.9e12, 5e9
+# FLOP/s of the libraries' products: in half precision, and of float32 numbers that are rounded to tf32; seconds of the
+# smallest matmul.
+HALF, ROUNDED = 5e14, 3e14
+LEAST = 1.5e-5
+
+
+def pays(group: Group, seconds: float, hints: Mapping[Any, int], *, tf32: bool) -> bool:
+    """Whether the kernel of `group` should be faster than ATen's operations.
+
+    seconds  that its tiles should take, of a group with a convolution or of a matmul computed as one
+    tf32     whether float32 operands of products may be rounded to it, by the libraries as well
+    """
+    work = [n for n in group.inner if not isinstance(n.op, FREE)]
+    if not any(isinstance(n.op, ops.Matmul | ops.Conv) for n in work):
+        return not (len(work) == 1 and is_one_pass(work[0]))
+    model = CostModel(LARGE_GPU, hints, derived_ahead=True)
+    library = sum(_library_seconds(n, model, tf32=tf32) for n in work)
+    moved = sum(prod(sizes(n, hints)) * n.dtype.itemsize for n in (*group.operands, group.root))
+    least = LARGE_GPU.launch + moved / LARGE_GPU.memory
+    if isinstance(group.record, SampleProgram):
+        return least + _sample_seconds(group.record, hints, OF_BLOCK) < library
+    c: Contraction = getattr(group.record, "contraction", group.record)
+    products = UNSURE * seconds * (UNSURE if c.x.dtype == torch.float32 and not tf32 else 1.0)
+    tail = 0.0 if c.tail is None else _sample_seconds(c.tail, hints, OF_TAIL)
+    return max(least, products) + tail < library
+
+
+def _library_seconds(node: Node, model: CostModel, *, tf32: bool) -> float:
+    """What ATen takes for one operation."""
+    work = model(node)
+    if not isinstance(node.op, ops.Matmul | ops.Conv):
+        return work.seconds
+    seconds, matmul = work.seconds, isinstance(node.op, ops.Matmul)
+    if node.dtype.itemsize == 2 or (matmul and node.dtype == torch.float32 and tf32):
+        rate = HALF if node.dtype.itemsize == 2 else ROUNDED
+        seconds = work.launches * LARGE_GPU.launch + max(work.flops / rate, work.bytes / LARGE_GPU.memory)
+    return seconds + LEAST if matmul else seconds
+
+
+def _sample_seconds(program: SampleProgram, hints: Mapping[Any, int], rate: float) -> float:
+    """What reading the weights takes, which each block does for each of its samples, at so many bytes a second."""
+    weights = [n.arg(1) for n in program.inner if isinstance(n.op, ops.Matmul)]
+    read = sum(prod(sizes(w, hints)) * w.dtype.itemsize for w in weights)
+    samples = program.batch if isinstance(program.batch, int) else int(program.batch.subs(hints))
+    return max(read / rate, samples * read / OF_ALL)

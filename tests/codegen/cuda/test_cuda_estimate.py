@@ -1,0 +1,94 @@
+"""Where nothing is timed: which groups stay with PyTorch's libraries on a GPU, and which become kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusewright import pipeline, tuning
+
+
+class Linear(nn.Module):
+    """A linear layer and what follows it."""
+
+    def __init__(self, inputs: int, features: int, then: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, features)
+        self.then = then
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self.linear(x))
+
+
+def head(features: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(320, 1280, 1), nn.Hardswish(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, features)
+    )
+
+
+def logsumexp_of_relu(y: Tensor) -> Tensor:
+    return torch.logsumexp(torch.relu(y), -1)
+
+
+def softmax_of_gelu(y: Tensor) -> Tensor:
+    return F.softmax(F.gelu(y), -1)
+
+
+# Models and their inputs' shapes.
+LIBRARY = {
+    "weights read again for each sample": (
+        Linear(8192, 8192, softmax_of_gelu),
+        (128, 8192),
+        "fused_linear_gelu_softmax",
+    ),
+    "a tail with large weights": (head(1000), (128, 320, 7, 7)),
+    "few tiles": (Linear(2048, 4096, lambda y: y.sigmoid().sum(-1)), (128, 2048)),
+    "half precision": (Linear(512, 1024, logsumexp_of_relu).half(), (65536, 512)),
+    "a convolution alone": (nn.Conv2d(256, 128, 1), (64, 256, 28, 28)),
+    "windows that share much": (
+        nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+        (128, 3, 224, 224),
+    ),
+}
+KERNEL = {
+    "a mean of everything": (
+        nn.Sequential(nn.Conv2d(8, 64, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(1)),
+        (64, 8, 128, 128),
+    ),
+    "windows apart": (nn.Sequential(nn.Conv3d(8, 16, 3), nn.MaxPool3d(2), nn.ReLU()), (64, 8, 16, 64, 64)),
+    "transposed": (nn.Sequential(nn.ConvTranspose2d(16, 32, 4, 2, 1), nn.MaxPool2d(2)), (64, 16, 64, 64)),
+    "a small product": (Linear(64, 32, logsumexp_of_relu), (256, 64)),
+    "no product": (nn.Sequential(nn.Tanh(), nn.Hardswish()), (1024, 1024)),
+}
+
+
+def paths(monkeypatch: pytest.MonkeyPatch, model: nn.Module, shape: tuple[int, ...], kernels: Any) -> dict[str, str]:
+    """The names of groups, and who runs them on Hopper."""
+    monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
+    monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
+    x = torch.empty(shape, dtype=next((p.dtype for p in model.parameters()), torch.float32))
+    target = torch.device("cuda")
+    built = pipeline.build(model.eval(), (x,), {}, kernels=kernels, measure=False, target=target)
+    return {choice.name: choice.path for choice in built.choices}
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_the_library_multiplies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, wanted = (paths(monkeypatch, *LIBRARY[name], kernels) for kernels in ("auto", "always"))
+    assert {path for group, path in found.items() if "linear" in group or "conv" in group} == {"ATen"}, found
+    assert set(wanted.values()) == {"generated"}, wanted
+
+
+@pytest.mark.parametrize("name", KERNEL)
+def test_a_kernel_multiplies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = paths(monkeypatch, *KERNEL[name], "auto")
+    assert found and set(found.values()) == {"generated"}, found
+
+
+def test_one_plain_operation_saves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(paths(monkeypatch, nn.Tanh(), (1024, 1024), "auto").values()) == {"ATen"}
