@@ -211,7 +211,7 @@ def _work(plan: Plan) -> list[str]:
 def of_eager_rounding(most: float) -> str:
     """What to know of a file that is further from eager than the field allows because eager rounds to tf32."""
     return (
-        f"Eager rounds to tf32, this file does not: they are up to {most:.1e} apart, and within 1e-4 where "
+        f"Eager rounds to tf32, this file's kernels do not: the two are up to {most:.1e} apart, and within 1e-4 where "
         "torch.backends.cudnn.allow_tf32 and torch.backends.cuda.matmul.allow_tf32 are False."
     )
 

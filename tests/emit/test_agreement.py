@@ -109,7 +109,7 @@ def test_eager_s_own_rounding_is_told_from_a_difference(exact: bool, tmp_path: P
     if exact:
         check.harness(*models, check.inputs())
         assert 1e-4 < check.facts["eager rounds"] < 1e-1
-        assert "this file does not" in of_eager_rounding(check.facts["eager rounds"])
+        assert "this file's kernels do not" in of_eager_rounding(check.facts["eager rounds"])
     else:
         with pytest.raises(fresh.Differs):
             check.harness(*models, check.inputs())

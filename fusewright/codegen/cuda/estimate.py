@@ -22,12 +22,12 @@ from fusewright.schedule.cost import FREE, CostModel, is_one_pass
 from fusewright.schedule.groups import Group, sizes
 from fusewright.schedule.sample import SampleProgram
 
-# By so much the best estimate of a contraction is too low; as much again where operands are pairs of tf32 numbers.
+# By so much the best estimate of a contraction may be too low.
 UNSURE = 2.0
-# Bytes per second of weights that one block reads, and all blocks together: of a sample program, and of a tail, which
+# Bytes per second that one block reads, and of weights all blocks together: of a sample program, and of a tail, which
 # only the block that comes last carries out.
 OF_BLOCK, OF_ALL, OF_TAIL = 2.5e10, 5.9e12, 5e9
-# FLOP/s of the libraries' products: in half precision, and of float32 numbers that are rounded to tf32; seconds of the
+# FLOP/s of the libraries' matmuls: in half precision, and of float32 numbers that are rounded to tf32; seconds of the
 # smallest matmul.
 HALF, ROUNDED = 5e14, 3e14
 LEAST = 1.5e-5
@@ -40,8 +40,11 @@ def pays(group: Group, seconds: float, hints: Mapping[Any, int], *, tf32: bool) 
     tf32     whether float32 operands of products may be rounded to it, by the libraries as well
     """
     work = [n for n in group.inner if not isinstance(n.op, FREE)]
-    if not any(isinstance(n.op, ops.Matmul | ops.Conv) for n in work):
-        return not (len(work) == 1 and is_one_pass(work[0]))
+    if len(work) == 1 and is_one_pass(work[0]):
+        return False
+    multiplies = any(isinstance(n.op, ops.Matmul | ops.Conv) for n in work)
+    if not multiplies and not isinstance(group.record, SampleProgram):
+        return True
     model = CostModel(LARGE_GPU, hints, derived_ahead=True)
     library = sum(_library_seconds(n, model, tf32=tf32) for n in work)
     moved = sum(prod(sizes(n, hints)) * n.dtype.itemsize for n in (*group.operands, group.root))
@@ -49,26 +52,27 @@ def pays(group: Group, seconds: float, hints: Mapping[Any, int], *, tf32: bool) 
     if isinstance(group.record, SampleProgram):
         return least + _sample_seconds(group.record, hints, OF_BLOCK) < library
     c: Contraction = getattr(group.record, "contraction", group.record)
-    products = UNSURE * seconds * (UNSURE if c.x.dtype == torch.float32 and not tf32 else 1.0)
     tail = 0.0 if c.tail is None else _sample_seconds(c.tail, hints, OF_TAIL)
-    return max(least, products) + tail < library
+    return max(least, UNSURE * seconds) + tail < library
 
 
 def _library_seconds(node: Node, model: CostModel, *, tf32: bool) -> float:
     """What ATen takes for one operation."""
     work = model(node)
-    if not isinstance(node.op, ops.Matmul | ops.Conv):
+    if not isinstance(node.op, ops.Matmul):
         return work.seconds
-    seconds, matmul = work.seconds, isinstance(node.op, ops.Matmul)
-    if node.dtype.itemsize == 2 or (matmul and node.dtype == torch.float32 and tf32):
+    seconds = work.seconds
+    if node.dtype.itemsize == 2 or (node.dtype == torch.float32 and tf32):
         rate = HALF if node.dtype.itemsize == 2 else ROUNDED
         seconds = work.launches * LARGE_GPU.launch + max(work.flops / rate, work.bytes / LARGE_GPU.memory)
-    return seconds + LEAST if matmul else seconds
+    return LEAST + seconds
 
 
 def _sample_seconds(program: SampleProgram, hints: Mapping[Any, int], rate: float) -> float:
-    """What reading the weights takes, which each block does for each of its samples, at so many bytes a second."""
+    """What reading takes at so many bytes a second: a block reads a sample, and for each of them all weights."""
     weights = [n.arg(1) for n in program.inner if isinstance(n.op, ops.Matmul)]
     read = sum(prod(sizes(w, hints)) * w.dtype.itemsize for w in weights)
-    samples = program.batch if isinstance(program.batch, int) else int(program.batch.subs(hints))
-    return max(read / rate, samples * read / OF_ALL)
+    own = [n for n in program.leaves if program.per_sample(n)]
+    sample = sum(prod(sizes(n, hints)[1:]) * n.dtype.itemsize for n in own)
+    samples = sizes(program.root, hints)[0]
+    return max((sample + read) / rate, samples * read / OF_ALL)
