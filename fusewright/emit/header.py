@@ -172,6 +172,13 @@ def _times(plan: Plan, kernel: Kernel) -> str:
     return f" ({duration(choice.generated)}; PyTorch's own operations take {duration(choice.aten)})"
 
 
+def left_to_pytorch(plan: Plan) -> list[KernelChoice]:
+    """The groups that stay with PyTorch, without those that are parts of others."""
+    left = {choice.name: choice for choice in reversed(plan.kernels) if choice.path == "ATen"}
+    words = {name: f"_{name.removeprefix('fused_')}_" for name in reversed(left)}
+    return [left[n] for n, own in words.items() if not any(own in w for m, w in words.items() if m != n)]
+
+
 def _stays(choice: KernelChoice) -> str:
     why = "which measured faster" if choice.aten is not None else "which should be faster by estimate"
     if choice.generated is not None and choice.aten is not None:
@@ -181,7 +188,7 @@ def _stays(choice: KernelChoice) -> str:
 
 def _left_alone(part: Part) -> Iterator[str]:
     plan = part.plan
-    yield from dict.fromkeys(_stays(choice) for choice in plan.kernels if choice.path == "ATen")
+    yield from dict.fromkeys(map(_stays, left_to_pytorch(plan)))
     if part.rest and part.kernels and not any(choice.path == "ATen" for choice in plan.kernels):
         yield f"PyTorch computes {listed(list(part.rest))}, which no kernel here covers."
     unknown = sorted({reason.removesuffix(_UNKNOWN) for reason in plan.opaque if reason.endswith(_UNKNOWN)})

@@ -24,7 +24,7 @@ from fusewright.dispatch import Entry, Guard, Options, Runner
 from fusewright.emit.architecture import architecture
 from fusewright.emit.building import TEXTS
 from fusewright.emit.draft import Draft
-from fusewright.emit.header import Checked, Part, called_in, header, listed
+from fusewright.emit.header import Checked, Part, called_in, header, left_to_pytorch, listed
 from fusewright.emit.model_code import model_code
 from fusewright.emit.serving import tf32_setting
 from fusewright.emit.solution import text
@@ -201,8 +201,7 @@ def _why_not(plan: Plan) -> str:
     """Why nothing was gained, kernels included."""
     if plan.status != "unchanged" or plan.verdict is not None:
         return plan.reason
-    slower = list(dict.fromkeys(choice.name for choice in plan.kernels if choice.path == "ATen"))
-    if slower:
+    if slower := [choice.name for choice in left_to_pytorch(plan)]:
         return f"{plan.reason}, and PyTorch's own operations are faster than {listed(slower)}"
     return f"{plan.reason}, and no part of the model has a kernel" if not plan.kernels else plan.reason
 
