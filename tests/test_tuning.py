@@ -20,6 +20,9 @@ from fusewright.codegen import cuda
 from fusewright.errors import UnsupportedError
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph
+from fusewright.plan import Work
+from fusewright.rules import RULES
+from fusewright.rules.engine import rewrite
 from fusewright.runtime import cache, operators
 from fusewright.runtime.launch import Launcher
 from fusewright.runtime.nvrtc import KernelError
@@ -165,6 +168,36 @@ def test_of_few_features_both_ways_of_warpgroups_are_measured(features: int, way
     counts = {way: sum(way in option for option in alone) for way in ("warpgroup", "positions")}
     assert {way for way, count in counts.items() if count} == ways
     assert all(counts[way] >= 4 for way in ways) and sum(counts.values()) <= tuning.cuda.OF_WARPGROUPS
+
+
+class Pooled(nn.Module):
+    """A convolution behind whose average pool another function follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.avg_pool2d(self.conv(x), 4).sigmoid().sum((1, 2, 3))
+
+
+@pytest.mark.parametrize(("capability", "tf32", "there"), [(90, True, True), (90, False, False), (80, True, False)])
+def test_of_window_sums_both_ways_to_multiply_are_measured(capability: int, tf32: bool, there: bool) -> None:
+    """From registers by warpgroups where there are such, and by warps."""
+    graph = capture(Pooled(), (torch.rand(64, 8, 66, 66),), {}).graph
+    slides = [rule for rule in RULES if rule.name == "avg_pool(conv(x, w)) = conv_strided(box(x), w)"]
+    graph, found = rewrite(graph, slides, lambda node: Work(0, 0, 0, 0), mode="always").graph, []
+
+    def decide(group: Any) -> None:
+        if group.family == "contraction":
+            assert group.record.box is not None
+            hints = dict.fromkeys(graph.symbols, 64)
+            found.extend(tuning.cuda.options(group, hints, {}, tf32=tf32, capability=capability))
+
+    cut(graph, decide)
+    counts = {way: sum(way in option for option in found) for way in ("windows", "tiling")}
+    assert (counts["windows"] > 0) == there and counts["tiling"] > 0
+    assert sum("windows" in o for o in found if o.get("blocks") is None) <= tuning.cuda.OF_WARPGROUPS
 
 
 @pytest.mark.parametrize(("mode", "taken"), [("auto", False), ("always", True)])

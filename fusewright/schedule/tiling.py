@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, prod
+from typing import Protocol
 
 import torch
 
@@ -71,6 +72,41 @@ class Tiling:
     def cells(self) -> tuple[int, int, int]:
         """Cells of a block along d, h, w."""
         return self.cells_d, self.cells_h * self.warps_h, 4 * self.cells_w * self.warps_w
+
+    # -- where warps stage rows
+
+    @property
+    def of_warp(self) -> tuple[int, int]:
+        """Cells of a warp along h, w."""
+        return self.cells_h, 4 * self.cells_w
+
+    @property
+    def step_channels(self) -> int:
+        return 8
+
+    @property
+    def buffers(self) -> int:
+        return 1
+
+
+class OfWarps(Protocol):
+    """What has to be known where warps stage the rows below their cells."""
+
+    @property
+    def warps(self) -> int:
+        """Of a block."""
+
+    @property
+    def of_warp(self) -> tuple[int, int]:
+        """Cells of a warp along h, w."""
+
+    @property
+    def step_channels(self) -> int:
+        """Channels that are staged at a time."""
+
+    @property
+    def buffers(self) -> int:
+        """Steps whose rows have a place at the same time."""
 
 
 @lru_cache(maxsize=4096)
@@ -229,9 +265,9 @@ def window_spans(c: Contraction) -> tuple[int, int, int]:
     return d, h, w
 
 
-def rows_of_warp(c: Contraction, t: Tiling) -> tuple[int, int, int]:
+def rows_of_warp(c: Contraction, t: OfWarps) -> tuple[int, int, int]:
     """Elements along d, h, w of the rows of one channel that a warp stages for its cells."""
-    cells = 1, t.cells_h, 4 * t.cells_w
+    cells = 1, *t.of_warp
     d, h, w = ((n - 1) * a.advance + span for a, n, span in zip(c.axes, cells, window_spans(c), strict=True))
     return d, h, w
 

@@ -42,8 +42,30 @@ OTHERS, ON_ITS_WAY, IN_ROUNDS, IN_HALVES = 12, 10, 12, 20
 RUNNING = {"sum": 3, "mean": 3, "max": 2, "min": 2, "logsumexp": 4}
 
 
+class FeatureColumns:
+    """Tiles whose columns are features, `eights_m` times eight of a block; all warps share them."""
+
+    eights_m: int
+
+    @property
+    def warps_m(self) -> int:
+        return 1
+
+    @property
+    def block_m(self) -> int:
+        return 8 * self.eights_m
+
+    def own_bytes(self, c: Contraction) -> int:
+        """Numbers per channel."""
+        return 0 if self.keeps_numbers(c) else 4 * self.block_m * numbers(c)
+
+    def keeps_numbers(self, c: Contraction) -> bool:
+        """Whether a thread has the numbers of its channels in registers."""
+        return 2 * self.eights_m * numbers(c) <= KEPT_NUMBERS
+
+
 @dataclass(frozen=True)
-class PositionTile(WarpgroupCut):
+class PositionTile(FeatureColumns, WarpgroupCut):
     """See the module's text.
 
     eights_m   times eight features of a block
@@ -65,20 +87,12 @@ class PositionTile(WarpgroupCut):
         return 4 * self.groups_h * self.groups_w
 
     @property
-    def warps_m(self) -> int:
-        return 1
-
-    @property
     def warps_h(self) -> int:
         return self.groups_h if self.wide else 4 * self.groups_h
 
     @property
     def warps_w(self) -> int:
         return 4 * self.groups_w if self.wide else self.groups_w
-
-    @property
-    def block_m(self) -> int:
-        return 8 * self.eights_m
 
     @property
     def at_once(self) -> tuple[int, int]:
@@ -106,14 +120,6 @@ class PositionTile(WarpgroupCut):
 
     def registers(self, c: Contraction) -> int:
         return min(255, -(-_registers(c, self) // 8) * 8)
-
-    def own_bytes(self, c: Contraction) -> int:
-        """Numbers per channel."""
-        return 0 if self.keeps_numbers(c) else 4 * self.block_m * numbers(c)
-
-    def keeps_numbers(self, c: Contraction) -> bool:
-        """Whether a thread has the numbers of its channels in registers."""
-        return 2 * self.eights_m * numbers(c) <= KEPT_NUMBERS
 
 
 def numbers(c: Contraction) -> int:
@@ -163,7 +169,7 @@ def _saves(c: Contraction) -> bool:
 
 def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PositionTile]:
     """Tiles that may be worth an estimate."""
-    for eights_m in _features(c):
+    for eights_m in features_at_once(c):
         for wide, cells, rows in _cells_of_warpgroup(c, lengths, eights_m):
             for groups_h, groups_w in product(GROUPS, GROUPS):
                 plain = PositionTile(*rows, c.channels, 1, True, eights_m, groups_h, groups_w, wide, *cells)
@@ -175,7 +181,7 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PositionTile
                         yield from slices(c, t)
 
 
-def _features(c: Contraction) -> list[int]:
+def features_at_once(c: Contraction) -> list[int]:
     """Eights of features of a block: of as few blocks as there may be, or of more where nothing joins them."""
     fewest = ceil(c.features / MOST_FEATURES)
     if c.over_channels:

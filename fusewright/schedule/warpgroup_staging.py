@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, gcd, prod
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -104,6 +104,17 @@ class WarpgroupCut:
 Tile = TypeVar("Tile", bound=WarpgroupCut)
 
 
+class Shaped(Protocol):
+    """A tile of which few alike are worth measuring."""
+
+    @property
+    def traits(self) -> tuple[int, ...]:
+        """In what they are alike."""
+
+
+AnyTile = TypeVar("AnyTile", bound=Shaped)
+
+
 def vector(c: Contraction) -> int:
     """Channels that lie side by side: 16 bytes of them."""
     return 16 // c.x.dtype.itemsize
@@ -117,7 +128,7 @@ def step(c: Contraction) -> int:
 def takes(c: Contraction, *, tf32: bool) -> bool:
     """Whether the operands of a group may be what these tensor cores multiply, and lie as this family reads them.
 
-    Window sums take longer to form than to multiply, and `tiling` forms them with more threads.
+    Window sums are multiplied from registers (`warpgroup_windows`).
     """
     rounded = c.x.dtype == torch.float32 and tf32
     if not (rounded or c.x.dtype in (torch.float16, torch.bfloat16)) or c.channels_last or c.box is not None:
@@ -229,9 +240,9 @@ def scored(c: Contraction, tiles: Iterable[Tile], lengths: tuple[int, int, int])
     return sorted(found, key=lambda pair: pair[0])
 
 
-def few_alike(tiles: Iterable[tuple[float, Tile]], count: int, *, alike: int) -> list[tuple[float, Tile]]:
+def few_alike(tiles: Iterable[tuple[float, AnyTile]], count: int, *, alike: int) -> list[tuple[float, AnyTile]]:
     """The first `count`, of those that are alike in their `traits` so many at most."""
-    found: list[tuple[float, Tile]] = []
+    found: list[tuple[float, AnyTile]] = []
     met: dict[tuple[int, ...], int] = {}
     for score, t in tiles:
         met[t.traits] = met.get(t.traits, 0) + 1

@@ -44,7 +44,7 @@ void copy_wait(int pending) {
     self.pending = kept;
 }
 
-void hold(const unsigned char* at) {
+void hold(const void* at, int bytes) {
     Fiber& self = *current;
     if (self.holds == self.room) {
         self.room = std::max(256, 2 * self.room);
@@ -52,14 +52,16 @@ void hold(const unsigned char* at) {
     }
     Held& held = self.held[self.holds++];
     held.at = at;
-    memcpy(held.bytes, at, sizeof held.bytes);
+    held.count = bytes;
+    memcpy(held.bytes, at, size_t(bytes));
 }
 
 void release() {
     Fiber& self = *current;
     for (int i = 0; i < self.holds; ++i)
-        if (memcmp(self.held[i].at, self.held[i].bytes, sizeof self.held[i].bytes))
-            fail("warpgroup_wait: shared memory was written to while it was multiplied");
+        if (memcmp(self.held[i].at, self.held[i].bytes, size_t(self.held[i].count)))
+            fail("warpgroup_wait: %s was written to while it was multiplied",
+                 in_shared(self.held[i].at, 1) ? "shared memory" : "a register");
     self.holds = 0;
 }
 

@@ -42,8 +42,9 @@ struct Copy {
 
 // 16 bytes of shared memory that tensor cores may still be reading, and what they were.
 struct Held {
-    const unsigned char* at;
+    const void* at;
     unsigned char bytes[16];
+    int count;  // of bytes
 };
 
 // Runs once all `lanes` of a warp have arrived, on behalf of each of them.
@@ -88,7 +89,7 @@ bool in_shared(const void* pointer, size_t bytes);
 void copy_begin(void* to, const void* from, int bytes, bool inside);
 void copy_commit();
 void copy_wait(int pending);
-void hold(const unsigned char* at);
+void hold(const void* at, int bytes);
 void release();
 // The place in the dynamic shared memory of block `rank` of the cluster that `own` is in this one's.
 const void* remote(const void* own, size_t bytes, unsigned rank);

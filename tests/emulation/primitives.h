@@ -150,8 +150,8 @@ inline void warpgroup_product(float (&d)[TILES][4], unsigned long long a, unsign
     const int thread = int(current->thread.x) % 128, first = thread / 32 * 16 + thread % 32 / 4;
     if (thread == 0)
         for (int half = 0; half < 2; ++half) {
-            for (int row = 0; row < 64; ++row) hold(row_of(a, row, half));
-            for (int row = 0; row < 8 * TILES; ++row) hold(row_of(b, row, half));
+            for (int row = 0; row < 64; ++row) hold(row_of(a, row, half), 16);
+            for (int row = 0; row < 8 * TILES; ++row) hold(row_of(b, row, half), 16);
         }
     double of_a[2][2 * HALF];
     for (int k = 0; k < 2 * HALF; ++k)
@@ -167,6 +167,28 @@ inline void warpgroup_product(float (&d)[TILES][4], unsigned long long a, unsign
             }
             for (int i = 0; i < 2; ++i) d[j][2 * i + column] = cut_off(sums[i]);
         }
+}
+
+// The same with `a` in the registers of the lanes, as those of mma.m16n8k8 are; they may not change until the wait.
+template <int TILES>
+inline void warpgroup_product_of_rows(float (&d)[TILES][4], const unsigned* const (&a)[4], unsigned long long b,
+                                      bool any, int line) {
+    const int lane = int(current->thread.x) % 32;
+    unsigned of_a[4];
+    for (int i = 0; i < 4; ++i) {
+        hold(a[i], sizeof *a[i]);
+        of_a[i] = *a[i];
+    }
+    for (int j = 0; j < TILES; ++j) {
+        for (float& sum : d[j]) sum = any ? sum : 0.0f;
+        unsigned of_b[2];
+        for (int half = 0; half < 2; ++half) {
+            const unsigned char* const row = row_of(b, 8 * j + lane / 4, half);
+            hold(row, 16);
+            of_b[half] = reinterpret_cast<const unsigned*>(row)[lane % 4];
+        }
+        start_mma(completed_mma_tf32, "wgmma_rows_tf32", d[j], of_a, of_b, line);
+    }
 }
 #endif
 
@@ -240,6 +262,7 @@ inline unsigned forgotten(unsigned x) { return x; }
 #endif
 #ifdef USES_at_hand
 inline void at_hand(float&) {}
+inline void at_hand(unsigned&) {}
 #endif
 
 #ifdef USES_warpgroup
@@ -247,7 +270,14 @@ inline void at_hand(float&) {}
     inline void wgmma_##flavour##_##columns(float (&d)[columns / 8][4], unsigned long long a, unsigned long long b) { \
         emulation::warpgroup_product<emulation::Of_##flavour>(d, a, b);                                       \
     }
-#define EMULATED_WGMMAS(columns) EMULATED_WGMMA(tf32, columns) EMULATED_WGMMA(bf16, columns) EMULATED_WGMMA(fp16, columns)
+#define EMULATED_WGMMA_OF_ROWS(columns)                                                                        \
+    inline void wgmma_rows_tf32_##columns(float (&d)[columns / 8][4], const unsigned& a0, const unsigned& a1,       \
+                                          const unsigned& a2, const unsigned& a3, unsigned long long b,           \
+                                          bool any, EMULATED_LINE) {                                              \
+        emulation::warpgroup_product_of_rows(d, {&a0, &a1, &a2, &a3}, b, any, line);                          \
+    }
+#define EMULATED_WGMMAS(columns) EMULATED_WGMMA(tf32, columns) EMULATED_WGMMA(bf16, columns) EMULATED_WGMMA(fp16, columns) \
+    EMULATED_WGMMA_OF_ROWS(columns)
 EMULATED_WGMMAS(8) EMULATED_WGMMAS(16) EMULATED_WGMMAS(24) EMULATED_WGMMAS(32)
 EMULATED_WGMMAS(40) EMULATED_WGMMAS(48) EMULATED_WGMMAS(56) EMULATED_WGMMAS(64)
 EMULATED_WGMMAS(72) EMULATED_WGMMAS(80) EMULATED_WGMMAS(88) EMULATED_WGMMAS(96)
@@ -264,6 +294,12 @@ inline void copy_async(void* to_shared, const void* from_global, bool inside, bo
     static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "no such copy");
     if (active) emulation::copy_begin(to_shared, from_global, BYTES, inside);
 }
+#ifdef USES_copy_async_near
+template <int BYTES>
+inline void copy_async_near(void* to_shared, const void* from_global, bool inside) {
+    copy_async<BYTES>(to_shared, from_global, inside);
+}
+#endif
 inline void copy_async_commit() { emulation::copy_commit(); }
 template <int PENDING>
 inline void copy_async_wait() { emulation::copy_wait(PENDING); }

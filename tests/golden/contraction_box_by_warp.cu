@@ -93,8 +93,8 @@ constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * 
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Shared memory: for each warp the rows that its cells read, of eight channels at a time, as [channel][d][h][w].
-constexpr int EIGHTS = (C + 7) / 8, ROWS_X = 10, WIDTH = 68, CHANNEL = 680;
+// Shared memory: for each warp the rows that its cells read, of STEP channels at a time, as [channel][d][h][w].
+constexpr int STEP = 8, STEPS = (C + STEP - 1) / STEP, ROWS_X = 10, WIDTH = 68, CHANNEL = 680;
 
 using Operand = unsigned;    // a float32 rounded to tf32
 using Accumulators = float[OWN_D * ROWS_D][OWN_H * ROWS_H][TILES_W][M_TILES][4];
@@ -223,7 +223,7 @@ struct alignas(sizeof(Element) == 2 ? 8 : 16) Four { Element at[4]; };    // a l
 
 // Write a block's weights as operands: [eight channels][tap][16 features][lane], zeros where there are none.
 __device__ __forceinline__ void stage_weights(const Element* w, Element* tile, int group, int first_feature) {
-    for (int i = threadIdx.x; i < EIGHTS * BOX_TAPS * BLOCK_M * 8; i += THREADS) {
+    for (int i = threadIdx.x; i < STEPS * BOX_TAPS * BLOCK_M * 8; i += THREADS) {
         const int part = i % 4, lane = i / 4 % 32, m = i / 128 % (BLOCK_M / 16), at = i / (8 * BLOCK_M);
         const int feature = first_feature + 16 * m + 8 * (part % 2) + lane / 4;
         const int channel = at / BOX_TAPS * 8 + 4 * (part / 2) + lane % 4, tap = at % BOX_TAPS;
@@ -242,6 +242,9 @@ __device__ __forceinline__ void copy_vector(Element* to, const Element* from, bo
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
 }
 
+// The first cell of a tile.
+struct Cell { int d, h, w; };
+
 // Where a warp's rows begin: channel, and position in x.
 struct Corner { int channel, d, h, w; };
 
@@ -250,11 +253,11 @@ struct Corner { int channel, d, h, w; };
 template <int VECTOR, int LANES, bool INSIDE>
 __device__ __forceinline__ void copy_columns(const Element* x, Element* rows, Corner corner, int first, int columns,
                                              int D, int H, int W) {
-    constexpr int CHANNELS = LANES < 4 ? 8 : 32 / LANES, AT_ONCE = 32 / (LANES * CHANNELS);
+    constexpr int CHANNELS = LANES * STEP < 32 ? STEP : 32 / LANES, AT_ONCE = 32 / (LANES * CHANNELS);
     const int lane = threadIdx.x % 32, row = lane / (LANES * CHANNELS), at = (first + lane % LANES) * VECTOR;
     if (lane % LANES >= columns) return;
 #pragma unroll
-    for (int c = lane / LANES % CHANNELS; c < 8; c += CHANNELS) {
+    for (int c = lane / LANES % CHANNELS; c < STEP; c += CHANNELS) {
         const int first_row = ((corner.channel + c) * D + corner.d) * H + corner.h + row;
         const Element* const from = x + first_row * W + corner.w + at;
         Element* const to = rows + c * CHANNEL + row * WIDTH + at;
@@ -282,12 +285,12 @@ __device__ __forceinline__ void copy_rows(const Element* x, Element* rows, Corne
     if (REST) copy_columns<VECTOR, TAIL, INSIDE>(x, rows, corner, COLUMNS - REST, REST, D, H, W);
 }
 
-// Start copying the rows of eight channels that a warp's cells read.
+// Start copying the rows of a step's channels that a warp's cells read.
 __device__ __forceinline__ void stage_rows(const Element* x, Element* rows, Corner corner, int D, int H, int W) {
     constexpr int VECTOR = 16 / sizeof(Element);
     // What lies beyond the end of a row or plane is the next one's, and read for cells whose results go nowhere.
-    const int last_row = ((corner.channel + 7) * D + corner.d + SPAN_D - 1) * H + corner.h + ROWS_X - 1;
-    const bool inside = corner.channel + 8 <= C && (long long)last_row * W + corner.w + WIDTH <= C * D * H * W;
+    const int last_row = ((corner.channel + STEP - 1) * D + corner.d + SPAN_D - 1) * H + corner.h + ROWS_X - 1;
+    const bool inside = corner.channel + STEP <= C && (long long)last_row * W + corner.w + WIDTH <= C * D * H * W;
     if (W % VECTOR != 0 || reinterpret_cast<unsigned long long>(x) % 16 != 0)
         copy_rows<1, false>(x, rows, corner, D, H, W);
     else if (inside)
@@ -297,37 +300,35 @@ __device__ __forceinline__ void stage_rows(const Element* x, Element* rows, Corn
 }
 
 constexpr int SHARED = 2;    // rows that two neighbouring cells of a lane share
+using Sums = Operand[OWN_H][TILES_W][BOX_TAPS];    // of a lane's cells in one channel
 
-// The window sums of a lane's cells in two channels, four apart.
-__device__ __forceinline__ void sum_windows(Operand (&operands)[OWN_H][TILES_W][BOX_TAPS][2], const Element* rows) {
+// The window sums of a lane's cells in the channel of its quad, from the first one's rows on.
+__device__ __forceinline__ void sum_windows(Sums& operands, const Element* rows) {
     constexpr int VECTOR = MOVE_W % 4 == 0 ? 4 : MOVE_W % 2 == 0 ? 2 : 1;
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
+    for (int j = 0; j < TILES_W; ++j) {
+        const Element* const from = rows + lane % 4 * CHANNEL + (8 * j + lane / 4) * MOVE_W;
+        Compute along_w[SPAN_D][SPAN_H][BOX_TAPS_W];
 #pragma unroll
-        for (int j = 0; j < TILES_W; ++j) {
-            const Element* const from = rows + (lane % 4 + 4 * half) * CHANNEL + (8 * j + lane / 4) * MOVE_W;
-            Compute along_w[SPAN_D][SPAN_H][BOX_TAPS_W];
+        for (int h = 0; h < OWN_H; ++h) {
 #pragma unroll
-            for (int h = 0; h < OWN_H; ++h) {
+            for (int rd = 0; rd < SPAN_D; ++rd)
 #pragma unroll
-                for (int rd = 0; rd < SPAN_D; ++rd)
+                for (int rh = 0; rh < SPAN_H; ++rh)
+                    if (rh >= SHARED || h == 0)
+                        sum_row<VECTOR>(along_w[rd][rh], from + (rd * ROWS_X + h * MOVE_H + rh) * WIDTH);
+            Compute sums[BOX_TAPS];
+            sum_cell(sums, along_w);
+            keep_rows<SHARED>(along_w);
 #pragma unroll
-                    for (int rh = 0; rh < SPAN_H; ++rh)
-                        if (rh >= SHARED || h == 0)
-                            sum_row<VECTOR>(along_w[rd][rh], from + (rd * ROWS_X + h * MOVE_H + rh) * WIDTH);
-                Compute sums[BOX_TAPS];
-                sum_cell(sums, along_w);
-                keep_rows<SHARED>(along_w);
-#pragma unroll
-                for (int tap = 0; tap < BOX_TAPS; ++tap) operands[h][j][tap][half] = input_operand(sums[tap]);
-            }
+            for (int tap = 0; tap < BOX_TAPS; ++tap) operands[h][j][tap] = input_operand(sums[tap]);
         }
+    }
 }
 
-// Add the products of window sums in eight channels with the weights of a warp's features.
-__device__ __forceinline__ void multiply(Accumulators& acc, const Operand (&operands)[OWN_H][TILES_W][BOX_TAPS][2],
-                                         const Four* w) {
+// Add the products of window sums in twice four channels with the weights of a warp's features.
+__device__ __forceinline__ void multiply(Accumulators& acc, const Sums (&operands)[2], const Four* w) {
 #pragma unroll
     for (int tap = 0; tap < BOX_TAPS; ++tap)
 #pragma unroll
@@ -339,7 +340,10 @@ __device__ __forceinline__ void multiply(Accumulators& acc, const Operand (&oper
 #pragma unroll
             for (int h = 0; h < OWN_H; ++h)
 #pragma unroll
-                for (int j = 0; j < TILES_W; ++j) multiply_add(acc[0][h][j][m], weights, operands[h][j][tap]);
+                for (int j = 0; j < TILES_W; ++j) {
+                    const Operand of_cells[2] = {operands[0][h][j][tap], operands[1][h][j][tap]};
+                    multiply_add(acc[0][h][j][m], weights, of_cells);
+                }
         }
 }
 
@@ -373,32 +377,40 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     };
     double total = Compute(0);
     const Four* const w_warp = reinterpret_cast<const Four*>(w_tile) + 32 * warp_m * M_TILES;
-    Element* const rows = w_tile + 4608 + warp * 8 * CHANNEL;
-    const auto stage = [&](int tile, int eight) {
-        const int tile_d = tile / (tiles_w * tiles_h), tile_h = tile / tiles_w % tiles_h, tile_w = tile % tiles_w;
-        const int d = tile_d * CELLS_D, h = tile_h * CELLS_H + warp_h * OWN_H, w = tile_w * CELLS_W + 4 * warp_w * OWN_W;
-        if (tile < tiles) stage_rows(x_sample, rows, {8 * eight, d * MOVE_D, h * MOVE_H, w * MOVE_W}, D, H, W);
+    Element* const rows = w_tile + 4608 + warp * STEP * CHANNEL;
+    const auto cell_of = [&](int tile) -> Cell {
+        return {tile / (tiles_w * tiles_h) * CELLS_D, tile / tiles_w % tiles_h * CELLS_H, tile % tiles_w * CELLS_W};
+    };
+    const auto stage = [&](Cell cell, bool some, int step) {
+        const int h = cell.h + warp_h * OWN_H, w = cell.w + 8 * warp_w * TILES_W;
+        const Corner corner = {STEP * step, cell.d * MOVE_D, h * MOVE_H, w * MOVE_W};
+        if (some) stage_rows(x_sample, rows, corner, D, H, W);
         copy_async_commit();
     };
-    stage(part, 0);
+    Cell here = cell_of(part);
+    stage(here, part < tiles, 0);
     stage_weights(w, w_tile, group, first_feature);
     __syncthreads();    // until the weights are there
 
     for (int tile = part; tile < tiles; tile += parts) {
-        const int cell_d = tile / (tiles_w * tiles_h) * CELLS_D, cell_h = tile / tiles_w % tiles_h * CELLS_H;
-        const int cell_w = tile % tiles_w * CELLS_W;
+        const int cell_d = here.d, cell_h = here.h;
+        const int cell_w = here.w;
         Compute of_tile = Compute(0);
+        const Cell ahead = cell_of(tile + parts);
+        const bool another = tile + parts < tiles;    // tile follows
         {
             Accumulators acc = {};
 #pragma unroll 1
-            for (int eight = 0; eight < EIGHTS; ++eight) {
-                Operand operands[OWN_H][TILES_W][BOX_TAPS][2];
+            for (int step = 0; step < STEPS; ++step) {
+                const bool same = step + 1 < STEPS;    // tile that follows
+                Sums operands[2];
                 copy_async_wait<0>();
                 __syncwarp();
-                sum_windows(operands, rows);
+                sum_windows(operands[0], rows);
+                sum_windows(operands[1], rows + 4 * CHANNEL);
                 __syncwarp();    // until all lanes have read
-                stage(eight + 1 < EIGHTS ? tile : tile + parts, eight + 1 < EIGHTS ? eight + 1 : 0);
-                multiply(acc, operands, w_warp + eight * BOX_TAPS * 2 * BLOCK_M);
+                stage(same ? here : ahead, same || another, same ? step + 1 : 0);
+                multiply(acc, operands, w_warp + step * BOX_TAPS * 2 * BLOCK_M);
             }
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
@@ -419,6 +431,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                     }
         }
         total = total + of_tile;
+        here = ahead;
     }
 
     // Over the lanes, then over the warps, in a fixed order.

@@ -73,6 +73,7 @@ __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_grou
 
 // Whatever the compiler knows of a number, it is in its register from here on.
 __device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }
+__device__ __forceinline__ void at_hand(unsigned& x) { asm volatile("" : "+r"(x)); }
 
 // A number of which the compiler knows nothing, so that what follows from it is not kept in registers between uses.
 __device__ __forceinline__ unsigned forgotten(unsigned x) {

@@ -29,6 +29,8 @@ from fusewright.schedule.warpgroup import WarpgroupTile
 from fusewright.schedule.warpgroup import shortlist as by_features
 from fusewright.schedule.warpgroup_positions import PositionTile
 from fusewright.schedule.warpgroup_positions import shortlist as by_positions
+from fusewright.schedule.warpgroup_windows import WindowTile
+from fusewright.schedule.warpgroup_windows import shortlist as by_windows
 
 # So many tilings of a contraction are worth measuring; so many tiles of warpgroups, and tilings then; of either way to
 # multiply by warpgroups so many at least.
@@ -193,7 +195,7 @@ def _of_warpgroups(
     c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool
 ) -> tuple[float, list[Option]]:
     """Ways to cut a group for the tensor cores of Hopper, and the estimate of the best."""
-    ways = [way(c, lengths, OF_WARPGROUPS, tf32=tf32) for way in (by_features, by_positions)]
+    ways = [way(c, lengths, OF_WARPGROUPS, tf32=tf32) for way in (by_features, by_positions, by_windows)]
     some = [scored for way in ways for scored in way[:OF_EITHER_WAY]]
     others = sorted((scored for way in ways for scored in way[OF_EITHER_WAY:]), key=_score)
     best = sorted(some + others[: OF_WARPGROUPS - len(some)], key=_score)
@@ -208,7 +210,8 @@ def _score(scored: tuple[float, warpgroup.Tile]) -> float:
 
 
 def _of_warpgroup(t: warpgroup.Tile, blocks: int | None) -> Option:
-    return {"positions" if isinstance(t, PositionTile) else "warpgroup": asdict(t), "blocks": blocks}
+    kinds = {PositionTile: "positions", WindowTile: "windows"}
+    return {kinds.get(type(t), "warpgroup"): asdict(t), "blocks": blocks}
 
 
 def _cells(c: Contraction, hints: Mapping[Any, int]) -> tuple[int, int, int]:
@@ -235,6 +238,9 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
         case "contraction" if "positions" in option:
             positions = PositionTile(**option["positions"])
             return warpgroup.generate(group.record, positions, name, reference, blocks=option["blocks"])
+        case "contraction" if "windows" in option:
+            windows = WindowTile(**option["windows"])
+            return warpgroup.generate(group.record, windows, name, reference, blocks=option["blocks"])
         case "contraction":
             tiling = Tiling(**option["tiling"])
             c = replace(group.record, channels_last=option.get("channels_last", False))

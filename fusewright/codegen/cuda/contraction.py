@@ -188,7 +188,7 @@ class _Writer:
         return [
             contraction_layout.indexing(self.c, paired=self.paired, channels_inside=inside, packed=packed),
             contraction_layout.accumulate(self.paired),
-            fill(contraction_text.COPY),
+            fill(contraction_text.COPY, copy="copy_async"),
             stage,
             *self.weights.packing(self.name),
             *self.weights.staging(),
@@ -206,11 +206,13 @@ class _Writer:
         names |= {
             "channels": c.channels if t.by_warp else self.weights.rows, "features": c.features,
             "groups": c.op.groups, "taps": 1 if boxed and not t.by_warp else self.taps,
+        }  # fmt: skip
+        names["owned"] = fill(contraction_text.OWNED, **{
             "m_tiles": t.m_tiles, "own_d": t.cells_d, "own_h": t.cells_h, "own_w": t.cells_w,
             "rows_d": t.rows_d, "rows_h": t.rows_h,
             "tiles_w": t.cells_w * per_cell // 2, "warps_m": t.warps_m, "warps_h": t.warps_h, "warps_w": t.warps_w,
             "threads": self.threads, "m_blocks": self.m_blocks,
-        }  # fmt: skip
+        })  # fmt: skip
         types = {"element": ELEMENT[c.x.dtype], "compute": compute_type(c.x.dtype)}
         if t.by_warp:
             return [*fill(contraction_text.CONSTANTS, **types, **names), "", *contraction_by_warp.constants(c, t)]
@@ -238,7 +240,7 @@ class _Writer:
         body = self.epilogue.open_tile()
         if self.t.by_warp:
             read = ["__syncthreads();    // until the last tile's results have been read"]
-            body += read if self.epilogue.exchanges else []
+            body += [*fill(contraction_by_warp.NEXT), *(read if self.epilogue.exchanges else [])]
         elif not self.weights.packed:
             body += fill(contraction_text.STAGE_ONCE, shift=self._shift)
         for i in range(1 if self.t.by_warp else len(self.weights.phases)):
@@ -251,11 +253,11 @@ class _Writer:
             per_sm=self.per_sm,
             parameters=parameters(self),
             of_sample=contraction_layout.sample(self.c),
-            **contraction_walk.names(self.layout.walks),
+            **contraction_walk.names(self.layout.walks) | (contraction_by_warp.HERE if self.t.by_warp else {}),
             tiles=self._tiles(),
             x_warp=[] if self.t.by_warp else fill(contraction_text.X_WARP),
             prologue=[*self.epilogue.prologue(), *self._weights_at_hand()],
-            body=[*body, *self.epilogue.after_cell()],
+            body=[*body, *self.epilogue.after_cell(), *(["here = ahead;"] if self.t.by_warp else [])],
             close=[*self._landed, *self.epilogue.close()],
         )
 
@@ -272,7 +274,8 @@ class _Writer:
         """Start copying weights that stay, or find those that were packed."""
         if self.t.by_warp:
             weights = weights_as_operands(self.c, self.t)
-            return fill(contraction_by_warp.FIRST, weights=weights)
+            stage = fill(contraction_by_warp.STAGE, place="", rows="rows")
+            return fill(contraction_by_warp.FIRST, weights=weights, stage=stage)
         if self.weights.packed:
             return [self.weights.packed_block()]
         rounded = fill(contraction_text.ROUND_WEIGHTS, w=self.weights.elements) if self.rounds else []

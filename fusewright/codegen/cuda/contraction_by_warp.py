@@ -14,26 +14,27 @@ from fusewright.codegen.cuda import contraction_layout, contraction_text
 from fusewright.codegen.cuda.contraction_box import scaled_early, shared_rows, windows
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.tiling import Tiling, rows_of_warp
+from fusewright.schedule.tiling import OfWarps, Tiling, rows_of_warp
 
 
-def row_elements(c: Contraction, t: Tiling) -> int:
+def row_elements(c: Contraction, t: OfWarps) -> int:
     """Elements of the rows that all warps of a block stage."""
-    return 8 * _channel(c, t) * t.warps
+    return t.buffers * t.step_channels * _channel(c, t) * t.warps
 
 
-def constants(c: Contraction, t: Tiling) -> Lines:
+def constants(c: Contraction, t: OfWarps) -> Lines:
     """Of the rows of a warp in shared memory."""
-    return fill(_CONSTANTS, rows_h=rows_of_warp(c, t)[1], width=_width(c, t), channel=_channel(c, t))
+    names = {"rows_h": rows_of_warp(c, t)[1], "width": _width(c, t), "channel": _channel(c, t)}
+    return fill(_CONSTANTS, step=t.step_channels, **names)
 
 
-def _width(c: Contraction, t: Tiling) -> int:
+def _width(c: Contraction, t: OfWarps) -> int:
     """Elements of a row, in whole 16-byte vectors."""
     vector = 16 // c.x.dtype.itemsize
     return ceil(rows_of_warp(c, t)[2] / vector) * vector
 
 
-def _channel(c: Contraction, t: Tiling) -> int:
+def _channel(c: Contraction, t: OfWarps) -> int:
     """Elements from channel to channel: eight words modulo the banks."""
     d, h, _ = rows_of_warp(c, t)
     return contraction_layout.spread(d * h * _width(c, t), 8, c.x.dtype.itemsize)
@@ -41,28 +42,58 @@ def _channel(c: Contraction, t: Tiling) -> int:
 
 def products(c: Contraction, t: Tiling, weight: str) -> list[Lines]:
     """The functions that stage weights and rows, form sums and multiply; `weight` is what becomes of a `value`."""
+    stage = fill(_STAGE_WEIGHTS, value=weight)
+    return [
+        windows(c),
+        stage,
+        fill(contraction_text.COPY, copy="copy_async"),
+        fill(STAGE_ROWS),
+        sums(c, t),
+        fill(_MULTIPLY),
+    ]
+
+
+def sums(c: Contraction, t: OfWarps, held: str = "BOX_TAPS") -> Lines:
+    """The function by which lanes form the window sums of a channel, for so many taps."""
     assert c.box is not None
     value = f"sums[tap] * Compute({c.box.scale!r})" if scaled_early(c) else "sums[tap]"
-    multiply = fill(_MULTIPLY, shared=shared_rows(c, t.cells_h), value=value)
-    return [windows(c), fill(_STAGE_WEIGHTS, value=weight), fill(contraction_text.COPY), fill(_STAGE_ROWS), multiply]
+    return fill(_SUMS, held=held, shared=shared_rows(c, t.of_warp[0]), value=value)
 
 
 _CONSTANTS = """
-// Shared memory: for each warp the rows that its cells read, of eight channels at a time, as [channel][d][h][w].
-constexpr int EIGHTS = (C + 7) / 8, ROWS_X = $rows_h, WIDTH = $width, CHANNEL = $channel;
+// Shared memory: for each warp the rows that its cells read, of STEP channels at a time, as [channel][d][h][w].
+constexpr int STEP = $step, STEPS = (C + STEP - 1) / STEP, ROWS_X = $rows_h, WIDTH = $width, CHANNEL = $channel;
+"""
+
+# Where the loop over tiles finds the first cell of one.
+HERE = {"first_d": "here.d", "first_h": "here.h", "first_w": "here.w"}
+
+# How the kernel names the staging of a step's rows, in one of several places.
+STAGE = """
+const auto cell_of = [&](int tile) -> Cell {
+    return {tile / (tiles_w * tiles_h) * CELLS_D, tile / tiles_w % tiles_h * CELLS_H, tile % tiles_w * CELLS_W};
+};
+const auto stage = [&](Cell cell, bool some, int step$place) {
+    const int h = cell.h + warp_h * OWN_H, w = cell.w + 8 * warp_w * TILES_W;
+    const Corner corner = {STEP * step, cell.d * MOVE_D, h * MOVE_H, w * MOVE_W};
+    if (some) stage_rows(x_sample, $rows, corner, D, H, W);
+    copy_async_commit();
+};
+Cell here = cell_of(part);
+"""
+
+# What follows a tile.
+NEXT = """
+const Cell ahead = cell_of(tile + parts);
+const bool another = tile + parts < tiles;    // tile follows
 """
 
 # The weights, and the first step's rows on their way.
 FIRST = """
 const Four* const w_warp = reinterpret_cast<const Four*>(w_tile) + 32 * warp_m * M_TILES;
-Element* const rows = w_tile + $weights + warp * 8 * CHANNEL;
-const auto stage = [&](int tile, int eight) {
-    const int tile_d = tile / (tiles_w * tiles_h), tile_h = tile / tiles_w % tiles_h, tile_w = tile % tiles_w;
-    const int d = tile_d * CELLS_D, h = tile_h * CELLS_H + warp_h * OWN_H, w = tile_w * CELLS_W + 4 * warp_w * OWN_W;
-    if (tile < tiles) stage_rows(x_sample, rows, {8 * eight, d * MOVE_D, h * MOVE_H, w * MOVE_W}, D, H, W);
-    copy_async_commit();
-};
-stage(part, 0);
+Element* const rows = w_tile + $weights + warp * STEP * CHANNEL;
+$stage
+stage(here, part < tiles, 0);
 stage_weights(w, w_tile, group, first_feature);
 __syncthreads();    // until the weights are there
 """
@@ -70,14 +101,16 @@ __syncthreads();    // until the weights are there
 # The products of a tile; the next step's rows are asked for once this one's have been read.
 PRODUCTS = """
 #pragma unroll 1
-for (int eight = 0; eight < EIGHTS; ++eight) {
-    Operand operands[OWN_H][TILES_W][BOX_TAPS][2];
+for (int step = 0; step < STEPS; ++step) {
+    const bool same = step + 1 < STEPS;    // tile that follows
+    Sums operands[2];
     copy_async_wait<0>();
     __syncwarp();
-    sum_windows(operands, rows);
+    sum_windows(operands[0], rows);
+    sum_windows(operands[1], rows + 4 * CHANNEL);
     __syncwarp();    // until all lanes have read
-    stage(eight + 1 < EIGHTS ? tile : tile + parts, eight + 1 < EIGHTS ? eight + 1 : 0);
-    multiply(acc, operands, w_warp + eight * BOX_TAPS * 2 * BLOCK_M);
+    stage(same ? here : ahead, same || another, same ? step + 1 : 0);
+    multiply(acc, operands, w_warp + step * BOX_TAPS * 2 * BLOCK_M);
 }
 """
 
@@ -86,7 +119,7 @@ struct alignas(sizeof(Element) == 2 ? 8 : 16) Four { Element at[4]; };    // a l
 
 // Write a block's weights as operands: [eight channels][tap][16 features][lane], zeros where there are none.
 __device__ __forceinline__ void stage_weights(const Element* w, Element* tile, int group, int first_feature) {
-    for (int i = threadIdx.x; i < EIGHTS * BOX_TAPS * BLOCK_M * 8; i += THREADS) {
+    for (int i = threadIdx.x; i < STEPS * BOX_TAPS * BLOCK_M * 8; i += THREADS) {
         const int part = i % 4, lane = i / 4 % 32, m = i / 128 % (BLOCK_M / 16), at = i / (8 * BLOCK_M);
         const int feature = first_feature + 16 * m + 8 * (part % 2) + lane / 4;
         const int channel = at / BOX_TAPS * 8 + 4 * (part / 2) + lane % 4, tap = at % BOX_TAPS;
@@ -97,7 +130,10 @@ __device__ __forceinline__ void stage_weights(const Element* w, Element* tile, i
 }
 """
 
-_STAGE_ROWS = """
+STAGE_ROWS = """
+// The first cell of a tile.
+struct Cell { int d, h, w; };
+
 // Where a warp's rows begin: channel, and position in x.
 struct Corner { int channel, d, h, w; };
 
@@ -106,11 +142,11 @@ struct Corner { int channel, d, h, w; };
 template <int VECTOR, int LANES, bool INSIDE>
 __device__ __forceinline__ void copy_columns(const Element* x, Element* rows, Corner corner, int first, int columns,
                                              int D, int H, int W) {
-    constexpr int CHANNELS = LANES < 4 ? 8 : 32 / LANES, AT_ONCE = 32 / (LANES * CHANNELS);
+    constexpr int CHANNELS = LANES * STEP < 32 ? STEP : 32 / LANES, AT_ONCE = 32 / (LANES * CHANNELS);
     const int lane = threadIdx.x % 32, row = lane / (LANES * CHANNELS), at = (first + lane % LANES) * VECTOR;
     if (lane % LANES >= columns) return;
 #pragma unroll
-    for (int c = lane / LANES % CHANNELS; c < 8; c += CHANNELS) {
+    for (int c = lane / LANES % CHANNELS; c < STEP; c += CHANNELS) {
         const int first_row = ((corner.channel + c) * D + corner.d) * H + corner.h + row;
         const Element* const from = x + first_row * W + corner.w + at;
         Element* const to = rows + c * CHANNEL + row * WIDTH + at;
@@ -138,12 +174,12 @@ __device__ __forceinline__ void copy_rows(const Element* x, Element* rows, Corne
     if (REST) copy_columns<VECTOR, TAIL, INSIDE>(x, rows, corner, COLUMNS - REST, REST, D, H, W);
 }
 
-// Start copying the rows of eight channels that a warp's cells read.
+// Start copying the rows of a step's channels that a warp's cells read.
 __device__ __forceinline__ void stage_rows(const Element* x, Element* rows, Corner corner, int D, int H, int W) {
     constexpr int VECTOR = 16 / sizeof(Element);
     // What lies beyond the end of a row or plane is the next one's, and read for cells whose results go nowhere.
-    const int last_row = ((corner.channel + 7) * D + corner.d + SPAN_D - 1) * H + corner.h + ROWS_X - 1;
-    const bool inside = corner.channel + 8 <= C && (long long)last_row * W + corner.w + WIDTH <= C * D * H * W;
+    const int last_row = ((corner.channel + STEP - 1) * D + corner.d + SPAN_D - 1) * H + corner.h + ROWS_X - 1;
+    const bool inside = corner.channel + STEP <= C && (long long)last_row * W + corner.w + WIDTH <= C * D * H * W;
     if (W % VECTOR != 0 || reinterpret_cast<unsigned long long>(x) % 16 != 0)
         copy_rows<1, false>(x, rows, corner, D, H, W);
     else if (inside)
@@ -153,39 +189,39 @@ __device__ __forceinline__ void stage_rows(const Element* x, Element* rows, Corn
 }
 """
 
-_MULTIPLY = """
+_SUMS = """
 constexpr int SHARED = $shared;    // rows that two neighbouring cells of a lane share
+using Sums = Operand[OWN_H][TILES_W][$held];    // of a lane's cells in one channel
 
-// The window sums of a lane's cells in two channels, four apart.
-__device__ __forceinline__ void sum_windows(Operand (&operands)[OWN_H][TILES_W][BOX_TAPS][2], const Element* rows) {
+// The window sums of a lane's cells in the channel of its quad, from the first one's rows on.
+__device__ __forceinline__ void sum_windows(Sums& operands, const Element* rows) {
     constexpr int VECTOR = MOVE_W % 4 == 0 ? 4 : MOVE_W % 2 == 0 ? 2 : 1;
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
+    for (int j = 0; j < TILES_W; ++j) {
+        const Element* const from = rows + lane % 4 * CHANNEL + (8 * j + lane / 4) * MOVE_W;
+        Compute along_w[SPAN_D][SPAN_H][BOX_TAPS_W];
 #pragma unroll
-        for (int j = 0; j < TILES_W; ++j) {
-            const Element* const from = rows + (lane % 4 + 4 * half) * CHANNEL + (8 * j + lane / 4) * MOVE_W;
-            Compute along_w[SPAN_D][SPAN_H][BOX_TAPS_W];
+        for (int h = 0; h < OWN_H; ++h) {
 #pragma unroll
-            for (int h = 0; h < OWN_H; ++h) {
+            for (int rd = 0; rd < SPAN_D; ++rd)
 #pragma unroll
-                for (int rd = 0; rd < SPAN_D; ++rd)
+                for (int rh = 0; rh < SPAN_H; ++rh)
+                    if (rh >= SHARED || h == 0)
+                        sum_row<VECTOR>(along_w[rd][rh], from + (rd * ROWS_X + h * MOVE_H + rh) * WIDTH);
+            Compute sums[BOX_TAPS];
+            sum_cell(sums, along_w);
+            keep_rows<SHARED>(along_w);
 #pragma unroll
-                    for (int rh = 0; rh < SPAN_H; ++rh)
-                        if (rh >= SHARED || h == 0)
-                            sum_row<VECTOR>(along_w[rd][rh], from + (rd * ROWS_X + h * MOVE_H + rh) * WIDTH);
-                Compute sums[BOX_TAPS];
-                sum_cell(sums, along_w);
-                keep_rows<SHARED>(along_w);
-#pragma unroll
-                for (int tap = 0; tap < BOX_TAPS; ++tap) operands[h][j][tap][half] = input_operand($value);
-            }
+            for (int tap = 0; tap < BOX_TAPS; ++tap) operands[h][j][tap] = input_operand($value);
         }
+    }
 }
+"""
 
-// Add the products of window sums in eight channels with the weights of a warp's features.
-__device__ __forceinline__ void multiply(Accumulators& acc, const Operand (&operands)[OWN_H][TILES_W][BOX_TAPS][2],
-                                         const Four* w) {
+_MULTIPLY = """
+// Add the products of window sums in twice four channels with the weights of a warp's features.
+__device__ __forceinline__ void multiply(Accumulators& acc, const Sums (&operands)[2], const Four* w) {
 #pragma unroll
     for (int tap = 0; tap < BOX_TAPS; ++tap)
 #pragma unroll
@@ -197,7 +233,10 @@ __device__ __forceinline__ void multiply(Accumulators& acc, const Operand (&oper
 #pragma unroll
             for (int h = 0; h < OWN_H; ++h)
 #pragma unroll
-                for (int j = 0; j < TILES_W; ++j) multiply_add(acc[0][h][j][m], weights, operands[h][j][tap]);
+                for (int j = 0; j < TILES_W; ++j) {
+                    const Operand of_cells[2] = {operands[0][h][j][tap], operands[1][h][j][tap]};
+                    multiply_add(acc[0][h][j][m], weights, of_cells);
+                }
         }
 }
 """

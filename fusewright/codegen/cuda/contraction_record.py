@@ -140,6 +140,15 @@ def tiles_of(w: Writer, cells: tuple[int, int, int]) -> int:
     return residues.tiles(w.epilogue.walks, cells, w.t.cells)
 
 
+def joined(w: Writer, samples: int, cells: tuple[int, int, int]) -> int | None:
+    """How many blocks a cluster of warpgroups' should have for `samples` samples, each of so many cells; `None`: none
+    fits."""
+    if not may_join(w):
+        return None
+    blocks = spread_over(w, samples, cells, LARGEST_CLUSTER)
+    return blocks if blocks < LARGEST_CLUSTER or samples * blocks >= MULTIPROCESSORS * w.per_sm else None
+
+
 def spread_over(w: Writer, samples: int, cells: tuple[int, int, int], most: int = 64) -> int:
     """Blocks for each of so many samples (`fusewright.kernel.spread`)."""
     return spread(samples, tiles_of(w, cells), MULTIPROCESSORS * w.per_sm, most)

@@ -9,14 +9,19 @@ using Compute = $compute;    // of everything else
 constexpr int C = $channels, O = $features, GROUPS = $groups;    // channels of a group, in and out
 constexpr int TAPS = $taps;    // of one channel's kernel
 
+$owned
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+"""
+
+# What of a tile a warp owns.
+OWNED = """
 // A warp owns 16 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
 constexpr int M_TILES = $m_tiles, OWN_D = $own_d, OWN_H = $own_h, OWN_W = $own_w;
 constexpr int ROWS_D = $rows_d, ROWS_H = $rows_h, TILES_W = $tiles_w;
 constexpr int WARPS_M = $warps_m, WARPS_H = $warps_h, WARPS_W = $warps_w, THREADS = $threads;
 constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = $m_blocks;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
-
-__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 """
 
 STAGED_CONSTANTS = """
@@ -85,7 +90,7 @@ COPY = """
 template <int VECTOR>
 __device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there) {
     if constexpr (VECTOR * sizeof(Element) >= 4)
-        copy_async<VECTOR * sizeof(Element)>(to, from, there);
+        $copy<VECTOR * sizeof(Element)>(to, from, there);
     else
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
 }
@@ -168,7 +173,7 @@ $name($parameters,
 
     for (int tile = part; tile < tiles; tile += parts) {
         const int cell_d = $first_d, cell_h = $first_h;
-        const int cell_w = tile % tiles_w * CELLS_W;
+        const int cell_w = $first_w;
         $body
     }
     $close

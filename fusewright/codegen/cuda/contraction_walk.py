@@ -36,9 +36,9 @@ def constants(walks: Walks) -> Lines:
 
 
 def names(walks: Walks, tile: str = "tile") -> dict[str, object]:
-    """What templates say about tiles along d and h: how many, the first cell of one, and the staged rows' distance."""
+    """What templates say about tiles: how many along d and h, the first cell of one, and the staged rows' distance."""
     places = {"d": f"{tile} / (tiles_w * tiles_h)", "h": f"{tile} / tiles_w % tiles_h"}
-    found: dict[str, object] = {}
+    found: dict[str, object] = {"first_w": f"{tile} % tiles_w * CELLS_W"}
     for a, walk in zip("dh", walks[:2], strict=True):
         big = a.upper()
         by = f"<CELLS_{big}, BETWEEN_{big}>"

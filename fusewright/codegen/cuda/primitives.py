@@ -120,6 +120,15 @@ __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.com
 template <int PENDING>
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING)); }
 """,
+    "copy_async_near": r"""
+// The same by way of the level-1 cache, where warps find what their neighbours have read.
+template <int BYTES>
+__device__ __forceinline__ void copy_async_near(void* to_shared, const void* from_global, bool inside) {
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;"
+                 ::"r"(to), "l"(from_global), "r"(inside ? BYTES : 0), "n"(BYTES));
+}
+""",
     "cluster": r"""
 // Thread block clusters (sm_90): rank in the cluster, a barrier over it, and reading another block's shared memory.
 __device__ __forceinline__ unsigned cluster_rank() {
@@ -197,6 +206,7 @@ __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_grou
 PRIMITIVES["at_hand"] = r"""
 // Whatever the compiler knows of a number, it is in its register from here on.
 __device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }
+__device__ __forceinline__ void at_hand(unsigned& x) { asm volatile("" : "+r"(x)); }
 """
 
 PRIMITIVES["forgotten"] = r"""
@@ -212,8 +222,8 @@ COLUMNS = range(8, 257, 8)
 _PRODUCTS = {"tf32": ("tf32", 8), "bf16": ("bf16", 16), "fp16": ("f16", 16)}
 
 
-def _warpgroup_product(flavour: str, columns: int) -> str:
-    """The text of ``wgmma_<flavour>_<columns>``."""
+def _warpgroup_product(flavour: str, columns: int, *, rows: bool = False) -> str:
+    """The text of ``wgmma_<flavour>_<columns>``, or with `rows` in registers of ``wgmma_rows_<flavour>_<columns>``."""
     kind, k = _PRODUCTS[flavour]
     count = columns // 2
     numbers = [f"%{i}" for i in range(count)]
@@ -223,6 +233,21 @@ def _warpgroup_product(flavour: str, columns: int) -> str:
     )
     bound = ",\n          ".join(", ".join(outputs[i : i + 4]) for i in range(0, count, 4))
     transposed = "" if flavour == "tf32" else ", 0, 0"
+    if rows:
+        return f"""
+// As below, to d = a * b where not `any`, with the rows of `a` in registers as mma.sync has them, 16 of each warp.
+__device__ __forceinline__ void wgmma_rows_{flavour}_{columns}(float (&d)[{columns // 8}][4], const unsigned& a0,
+                                                        const unsigned& a1, const unsigned& a2, const unsigned& a3,
+                                                        unsigned long long b, bool any) {{
+    asm volatile(
+        "{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0;"
+        "wgmma.mma_async.sync.aligned.m64n{columns}k{k}.f32.{kind}.{kind} {{"
+{registers}
+        "}}, {{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}, %{count + 4}, p, 1, 1; }}"
+        : {bound}
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int(any)));
+}}
+"""
     return f"""
 // Start d += a * b for 64 rows and {columns} columns of {k} numbers; of every eight columns a lane has mma.sync's.
 __device__ __forceinline__ void wgmma_{flavour}_{columns}(float (&d)[{columns // 8}][4], unsigned long long a,
@@ -237,8 +262,9 @@ __device__ __forceinline__ void wgmma_{flavour}_{columns}(float (&d)[{columns //
 """
 
 
-for _flavour in _PRODUCTS:
-    for _columns in COLUMNS:
+for _columns in COLUMNS:
+    PRIMITIVES[f"wgmma_rows_tf32_{_columns}"] = _warpgroup_product("tf32", _columns, rows=True)
+    for _flavour in _PRODUCTS:
         PRIMITIVES[f"wgmma_{_flavour}_{_columns}"] = _warpgroup_product(_flavour, _columns)
 
 

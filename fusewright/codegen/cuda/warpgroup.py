@@ -14,16 +14,18 @@ from fusewright.codegen.cuda import warpgroup_text
 from fusewright.codegen.cuda.contraction_record import record
 from fusewright.codegen.cuda.warpgroup_epilogue import WarpgroupEpilogue
 from fusewright.codegen.cuda.warpgroup_positions import PositionWriter
+from fusewright.codegen.cuda.warpgroup_windows import WindowWriter
 from fusewright.codegen.cuda.warpgroup_writer import Operands, Writer
 from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.warpgroup import WarpgroupTile, positions, rows_at_once
 from fusewright.schedule.warpgroup_positions import PositionTile
+from fusewright.schedule.warpgroup_windows import WindowTile
 
 ARCH, CAPABILITY = "sm_90a", 90
 
-Tile = WarpgroupTile | PositionTile
+Tile = WarpgroupTile | PositionTile | WindowTile
 
 
 def generate(c: Contraction, t: Tile, name: str, reference: str, *, blocks: int | None = None) -> Kernel:
@@ -37,7 +39,9 @@ def blocks_per_sample(c: Contraction, t: Tile, samples: int, cells: tuple[int, i
     return _writer(c, t, "", "", None).blocks_per_sample(samples, cells)
 
 
-def _writer(c: Contraction, t: Tile, name: str, reference: str, blocks: int | None) -> Writer:
+def _writer(c: Contraction, t: Tile, name: str, reference: str, blocks: int | None) -> Writer | WindowWriter:
+    if isinstance(t, WindowTile):
+        return WindowWriter(c, t, name, reference, blocks)
     if isinstance(t, PositionTile):
         return PositionWriter(c, t, name, reference, blocks)
     return _FeatureWriter(c, t, name, reference, blocks)

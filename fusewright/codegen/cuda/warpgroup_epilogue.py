@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from fusewright.codegen.cuda import warpgroup_positions_text as texts
-from fusewright.codegen.cuda.contraction_epilogue import Epilogue
+from fusewright.codegen.cuda.contraction_epilogue import Cut, Epilogue
 from fusewright.codegen.cuda.contraction_folds import COLUMN, ROW
 from fusewright.codegen.cuda.contraction_values import is_one
 from fusewright.codegen.text import Lines, fill
+from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.warpgroup_positions import PositionTile
+from fusewright.schedule.warpgroup_windows import WindowTile
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,23 @@ class WarpgroupEpilogue(Epilogue):
         return "s / 2 / EIGHTS_W"
 
 
+class FeaturesCut(Cut, Protocol):
+    """What has to be known of a tile whose columns are features."""
+
+    def keeps_numbers(self, c: Contraction) -> bool:
+        """Whether a thread has the numbers of its channels in registers."""
+
+    def own_bytes(self, c: Contraction) -> int:
+        """Bytes of shared memory that they take otherwise."""
+
+
 @dataclass(frozen=True)
-class PositionEpilogue(Epilogue):
-    """Row n of the j-th eight of an instruction is cell n of its j-th eight of cells, column n is the block's n-th
-    feature; no two warps share a position."""
+class _FeaturesEpilogue(Epilogue):
+    """Column n of a product is the block's n-th feature; no two warps share a position."""
 
     other_channels, other_positions = COLUMN, ROW
 
-    t: PositionTile
+    t: FeaturesCut
 
     @property
     def pairs(self) -> bool:
@@ -55,23 +67,6 @@ class PositionEpilogue(Epilogue):
     @property
     def first_feature(self) -> tuple[str, str]:
         return "2 * quad", "8 * m + half"
-
-    def accumulated(self, per_cell: int) -> str:
-        element = self.element_w(per_cell) if per_cell > 1 else "0"
-        if self.t.wide:
-            return f"acc[rd][{element}][rh][own_w / 2][m][2 * (own_w % 2) + half]"
-        return f"acc[rd][{element}][rh / ROWS_H / 2 * ROWS_H + rh % ROWS_H][own_w][m][2 * (rh / ROWS_H % 2) + half]"
-
-    def own_row(self, own: str) -> str:
-        if self.t.wide:
-            return super().own_row(own)
-        return f"8 * (warp_h / 4 * TILES_H + {own} / 2) + 2 * (warp_h % 4) + {own} % 2"
-
-    @property
-    def cell_w(self) -> str:
-        if self.t.wide:
-            return "cell_w + 64 * (warp_w / 4 * TILES_W + own_w / 2) + 16 * (warp_w % 4) + 8 * (own_w % 2) + row"
-        return "cell_w + 8 * (warp_w * TILES_W + own_w) + row"
 
     def of_channel(self, name: str) -> str:
         if self.t.keeps_numbers(self.c):
@@ -92,3 +87,43 @@ class PositionEpilogue(Epilogue):
     def kept_elements(self) -> int:
         """The numbers per channel that are not in registers."""
         return self.t.own_bytes(self.c) // 4
+
+
+@dataclass(frozen=True)
+class PositionEpilogue(_FeaturesEpilogue):
+    """Row n of the j-th eight of an instruction is cell n of its j-th eight of cells."""
+
+    t: PositionTile
+
+    def accumulated(self, per_cell: int) -> str:
+        element = self.element_w(per_cell) if per_cell > 1 else "0"
+        if self.t.wide:
+            return f"acc[rd][{element}][rh][own_w / 2][m][2 * (own_w % 2) + half]"
+        return f"acc[rd][{element}][rh / ROWS_H / 2 * ROWS_H + rh % ROWS_H][own_w][m][2 * (rh / ROWS_H % 2) + half]"
+
+    def own_row(self, own: str) -> str:
+        if self.t.wide:
+            return super().own_row(own)
+        return f"8 * (warp_h / 4 * TILES_H + {own} / 2) + 2 * (warp_h % 4) + {own} % 2"
+
+    @property
+    def cell_w(self) -> str:
+        if self.t.wide:
+            return "cell_w + 64 * (warp_w / 4 * TILES_W + own_w / 2) + 16 * (warp_w % 4) + 8 * (own_w % 2) + row"
+        return "cell_w + 8 * (warp_w * TILES_W + own_w) + row"
+
+
+@dataclass(frozen=True)
+class WindowEpilogue(_FeaturesEpilogue):
+    """A warp has two eights of an instruction's rows: row n of one is its n-th cell along w."""
+
+    t: WindowTile
+
+    def accumulated(self, per_cell: int) -> str:
+        if self.t.paired_h:
+            return "acc[rh / 2][own_w][m][2 * (rh % 2) + half]"
+        return "acc[rh][own_w / 2][m][2 * (own_w % 2) + half]"
+
+    @property
+    def cell_w(self) -> str:
+        return "cell_w + 8 * (warp_w * OWN_W + own_w) + row"

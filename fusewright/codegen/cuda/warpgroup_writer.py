@@ -18,20 +18,12 @@ import torch
 from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cuda import contraction_layout, contraction_walk, warpgroup_text
 from fusewright.codegen.cuda.contraction_epilogue import Epilogue
-from fusewright.codegen.cuda.contraction_record import (
-    LARGEST_CLUSTER,
-    cluster_of,
-    may_join,
-    parameters,
-    place,
-    spread_over,
-)
+from fusewright.codegen.cuda.contraction_record import cluster_of, joined, parameters, place
 from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.cuda.warpgroup_steps import Steps
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.tiling import MULTIPROCESSORS
 from fusewright.schedule.warpgroup_staging import Staged, WarpgroupCut, blocks_per_sm
 
 # Instructions of the tensor cores that are written out one behind the other.
@@ -61,10 +53,7 @@ class Writer:
 
     def blocks_per_sample(self, samples: int, cells: tuple[int, int, int]) -> int | None:
         """How many blocks a cluster should have for `samples` samples, each of so many cells; `None`: none fits."""
-        if not (may_join(self) and self.t.stay):
-            return None
-        blocks = spread_over(self, samples, cells, LARGEST_CLUSTER)
-        return blocks if blocks < LARGEST_CLUSTER or samples * blocks >= MULTIPROCESSORS * self.per_sm else None
+        return joined(self, samples, cells) if self.t.stay else None
 
     @property
     @abstractmethod

@@ -18,6 +18,9 @@ from direct_cases import some as some_direct
 from emulation.emulate import ON_DEVICE, emulate
 from test_warpgroup_kernels import tiles as by_features
 from test_warpgroup_positions import tiles as by_positions
+from test_warpgroup_windows import assert_right as assert_right_windows
+from test_warpgroup_windows import drawn as drawn_windows
+from test_warpgroup_windows import tiles as by_windows
 from torch import nn
 from warpgroup_cases import assert_right as assert_right_by_warpgroups
 from warpgroup_cases import drawn
@@ -86,6 +89,20 @@ def test_random_contractions_of_warpgroups(
             joined = warpgroup.blocks_per_sample(f.group, t, 128, f.cells) is not None
             for blocks in (None, *((1, 3) if joined else ())):
                 assert_right_by_warpgroups(f, t, blocks=blocks)
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and capability_of(torch.device("cuda")) != 90, reason="no Hopper")
+@pytest.mark.parametrize("seed", range(16))
+def test_random_window_sums_of_warpgroups(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight groups, each with three tiles, and in one launch where that is possible."""
+    monkeypatch.setenv(ON_DEVICE, "1")
+    for i in range(8):
+        f, rng = drawn_windows(5000 + 1000 * (seed + 1) + i)
+        found = by_windows(f)
+        for t in (found[0], *rng.sample(found, min(2, len(found)))):
+            joined = warpgroup.blocks_per_sample(f.group, t, 128, f.cells) is not None
+            for blocks in (None, *((1, 3) if joined else ())):
+                assert_right_windows(f, t, blocks=blocks)
 
 
 @pytest.mark.parametrize("seed", range(16))

@@ -1,0 +1,472 @@
+// The tf32 value nearest to x, in the bits of a float32: one instruction from sm_90 on.
+__device__ __forceinline__ unsigned round_tf32(float x) {
+    unsigned bits;
+#if __CUDA_ARCH__ >= 900
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#else
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#endif
+    return bits;
+}
+
+// Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`; nothing
+// where not `active`, which a branch would say in more instructions.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(void* to_shared, const void* from_global, bool inside, bool active = true) {
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+    const int bytes = inside ? BYTES : 0;
+    if constexpr (BYTES == 16)
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], 16, %2; }"
+            ::"r"(to), "l"(from_global), "r"(bytes), "r"(int(active)));
+    else
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.ca.shared.global [%0], [%1], %4, %2; }"
+            ::"r"(to), "l"(from_global), "r"(bytes), "r"(int(active)), "n"(BYTES));
+}
+// Close the group of copies started so far; wait until at most PENDING groups are still under way.
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
+template <int PENDING>
+__device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING)); }
+
+// Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
+struct bf16 { unsigned short bits; };
+struct fp16 { unsigned short bits; };
+__device__ __forceinline__ float widened(float x) { return x; }
+__device__ __forceinline__ double widened(double x) { return x; }
+__device__ __forceinline__ float widened(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+__device__ __forceinline__ float widened(fp16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+template <typename E> struct narrow_to;
+template <> struct narrow_to<float> { static __device__ __forceinline__ float of(float x) { return x; } };
+template <> struct narrow_to<double> { static __device__ __forceinline__ double of(double x) { return x; } };
+template <> struct narrow_to<bf16> {
+    static __device__ __forceinline__ bf16 of(float x) {
+        bf16 y;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+template <> struct narrow_to<fp16> {
+    static __device__ __forceinline__ fp16 of(float x) {
+        fp16 y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+
+// Matrices in shared memory for the tensor cores of a warpgroup (sm_90a): eight rows of 16 bytes lie one behind the
+// other, `along` bytes lead to their next 16 bytes and `down` bytes to the next eight rows.  One more is 16 bytes on.
+__device__ __forceinline__ unsigned long long shared_matrix(const void* start, int along, int down) {
+    const unsigned long long at = __cvta_generic_to_shared(start);
+    return (at & 0x3ffff) >> 4 | (unsigned long long)(along >> 4) << 16 | (unsigned long long)(down >> 4) << 32;
+}
+// What was written to shared memory is there for the tensor cores, after a barrier.
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Before the first product, after the last, and until all are done.
+__device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// Whatever the compiler knows of a number, it is in its register from here on.
+__device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }
+__device__ __forceinline__ void at_hand(unsigned& x) { asm volatile("" : "+r"(x)); }
+
+// As below, to d = a * b where not `any`, with the rows of `a` in registers as mma.sync has them, 16 of each warp.
+__device__ __forceinline__ void wgmma_rows_tf32_24(float (&d)[3][4], const unsigned& a0,
+                                                        const unsigned& a1, const unsigned& a2, const unsigned& a3,
+                                                        unsigned long long b, bool any) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %17, 0;"
+        "wgmma.mma_async.sync.aligned.m64n24k8.f32.tf32.tf32 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11"
+        "}, {%12, %13, %14, %15}, %16, p, 1, 1; }"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int(any)));
+}
+
+using Element = float;    // of tensors in memory
+using Compute = float;    // of everything else
+
+constexpr int C = 8, O = 24, GROUPS = 1;    // channels of a group, in and out
+constexpr int TAPS = 9;    // of one channel's kernel
+
+// A warp owns all 8 * M_TILES channels of OWN_H x 8 * OWN_W cells, a lane one of every eight; PAIR_H x PAIR_W of them
+// at a time are rows of a warpgroup's product.
+constexpr int M_TILES = 3, OWN_D = 1, OWN_H = 2, OWN_W = 1, PAIR_H = 2, PAIR_W = 2 / PAIR_H;
+constexpr int ROWS_D = 1, ROWS_H = 1, TILES_W = OWN_W;
+constexpr int WARPS_H = 2, WARPS_W = 2, THREADS = 128;
+constexpr int BLOCK_M = 8 * M_TILES, M_BLOCKS = 1;
+constexpr int CELLS_D = 1, CELLS_H = OWN_H * WARPS_H, CELLS_W = 8 * OWN_W * WARPS_W;
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Shared memory: for each warp the rows that its cells read, of STEP channels at a time, as [channel][d][h][w].
+constexpr int STEP = 4, STEPS = (C + STEP - 1) / STEP, ROWS_X = 10, WIDTH = 36, CHANNEL = 360;
+constexpr int BUFFERS = 2;    // of rows
+constexpr int HELD = 10;    // taps, of which an instruction takes two at a time
+
+// Windows of COUNT elements, STEP apart, one per tap; a cell moves them by MOVE.
+constexpr int BOX_C = 8;
+constexpr int BOX_TAPS_D = 1, BOX_TAPS_H = 3, BOX_TAPS_W = 3;
+constexpr int BOX_TAPS = BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W;
+constexpr int DILATION_D = 1, DILATION_H = 1, DILATION_W = 1;
+constexpr int COUNT_D = 1, COUNT_H = 4, COUNT_W = 4;
+constexpr int STEP_D = 1, STEP_H = 1, STEP_W = 1;
+constexpr int MOVE_D = 1, MOVE_H = 4, MOVE_W = 4;
+constexpr int SPAN_D = 1, SPAN_H = 6, SPAN_W = 6;    // elements that the windows of one cell cover
+
+// Whether offset `at` belongs to the window of a tap.
+__device__ __forceinline__ constexpr bool covers(int at, int tap, int dilation, int count, int step) {
+    const int from = at - tap * dilation;
+    return from >= 0 && from % step == 0 && from / step < count;
+}
+
+// Whether offset `at` belongs to the windows of all taps.
+template <int TAPS_ALONG>
+__device__ __forceinline__ constexpr bool covered(int at, int dilation, int count, int step) {
+    for (int tap = 0; tap < TAPS_ALONG; ++tap)
+        if (!covers(at, tap, dilation, count, step)) return false;
+    return true;
+}
+
+// A sum that starts with its first term instead of zero; `any` is known when the loops around are unrolled.
+struct Sum {
+    Compute value = 0;
+    bool any = false;
+    __device__ __forceinline__ void add(Compute term) { value = any ? value + term : term, any = true; }
+};
+
+// One row of x under a cell, in vectors of up to VECTOR elements.
+template <int VECTOR>
+__device__ __forceinline__ void load_row(Compute (&v)[SPAN_W], const Element* from) {
+    int i = 0;
+    if constexpr (VECTOR % 4 == 0 && sizeof(Element) == 4) {
+#pragma unroll
+        for (; i + 4 <= SPAN_W; i += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(from + i);
+            v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
+        }
+    }
+    if constexpr (VECTOR % 2 == 0 && sizeof(Element) == 4) {
+#pragma unroll
+        for (; i + 2 <= SPAN_W; i += 2) {
+            const float2 two = *reinterpret_cast<const float2*>(from + i);
+            v[i] = two.x, v[i + 1] = two.y;
+        }
+    }
+#pragma unroll
+    for (; i < SPAN_W; ++i) v[i] = widened(from[i]);
+}
+
+// The window sums of one row of x along w, one per tap.
+template <int VECTOR>
+__device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Element* from) {
+    Compute v[SPAN_W];
+    load_row<VECTOR>(v, from);
+    Sum middle;    // of what belongs to all windows
+#pragma unroll
+    for (int at = 0; at < SPAN_W; ++at)
+        if (covered<BOX_TAPS_W>(at, DILATION_W, COUNT_W, STEP_W)) middle.add(v[at]);
+#pragma unroll
+    for (int tap = 0; tap < BOX_TAPS_W; ++tap) {
+        Sum sum = middle;
+#pragma unroll
+        for (int at = 0; at < SPAN_W; ++at)
+            if (!covered<BOX_TAPS_W>(at, DILATION_W, COUNT_W, STEP_W) && covers(at, tap, DILATION_W, COUNT_W, STEP_W))
+                sum.add(v[at]);
+        sums[tap] = sum.value;
+    }
+}
+
+// The sums of all windows of one cell, from those of its rows: rows that belong to the windows of all taps are added
+// once, and to every window at the end.
+__device__ __forceinline__ void sum_cell(Compute (&sums)[BOX_TAPS], const Compute (&rows)[SPAN_D][SPAN_H][BOX_TAPS_W]) {
+    Sum box[BOX_TAPS_D][BOX_TAPS_H][BOX_TAPS_W], common[BOX_TAPS_W];
+#pragma unroll
+    for (int rd = 0; rd < SPAN_D; ++rd)
+#pragma unroll
+        for (int rh = 0; rh < SPAN_H; ++rh) {
+            const bool all = covered<BOX_TAPS_D>(rd, DILATION_D, COUNT_D, STEP_D) &&
+                             covered<BOX_TAPS_H>(rh, DILATION_H, COUNT_H, STEP_H);
+#pragma unroll
+            for (int tw = 0; tw < BOX_TAPS_W; ++tw) {
+                if (all) common[tw].add(rows[rd][rh][tw]);
+#pragma unroll
+                for (int td = 0; td < BOX_TAPS_D; ++td)
+#pragma unroll
+                    for (int th = 0; th < BOX_TAPS_H; ++th)
+                        if (!all && covers(rd, td, DILATION_D, COUNT_D, STEP_D) &&
+                            covers(rh, th, DILATION_H, COUNT_H, STEP_H))
+                            box[td][th][tw].add(rows[rd][rh][tw]);
+            }
+        }
+#pragma unroll
+    for (int tap = 0; tap < BOX_TAPS; ++tap) {
+        Sum sum = box[tap / (BOX_TAPS_W * BOX_TAPS_H)][tap / BOX_TAPS_W % BOX_TAPS_H][tap % BOX_TAPS_W];
+        if (common[tap % BOX_TAPS_W].any) sum.add(common[tap % BOX_TAPS_W].value);
+        sums[tap] = sum.value;
+    }
+}
+
+// Of the rows under a cell, keep those that the next cell along h reads as well.
+template <int SHARED>
+__device__ __forceinline__ void keep_rows(Compute (&rows)[SPAN_D][SPAN_H][BOX_TAPS_W]) {
+#pragma unroll
+    for (int rd = 0; rd < SPAN_D; ++rd)
+#pragma unroll
+        for (int rh = 0; rh < SHARED; ++rh)
+#pragma unroll
+            for (int tw = 0; tw < BOX_TAPS_W; ++tw) rows[rd][rh][tw] = rows[rd][rh + MOVE_H][tw];
+}
+
+// Write a block's weights as matrices: [four channels][tap][feature][channel], zeros where there are none.
+__device__ __forceinline__ void stage_weights(const Element* w, float* tile, int group, int first_feature) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < STEPS * HELD * BLOCK_M * STEP; i += THREADS) {
+        const int own = i % STEP, feature = i / STEP % BLOCK_M, tap = i / (STEP * BLOCK_M) % HELD;
+        const int channel = i / (STEP * BLOCK_M * HELD) * STEP + own;
+        const bool there = first_feature + feature < O && channel < C && tap < BOX_TAPS;
+        const Element* const from = w + ((group * O + first_feature + feature) * C + channel) * BOX_TAPS + tap;
+        tile[i] = there ? __uint_as_float(round_tf32(widened(*from))) : 0.0f;
+    }
+}
+
+// Start copying VECTOR elements, or zeros where they are not `there`.
+template <int VECTOR>
+__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there) {
+    if constexpr (VECTOR * sizeof(Element) >= 4)
+        copy_async<VECTOR * sizeof(Element)>(to, from, there);
+    else
+        *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
+}
+
+// The first cell of a tile.
+struct Cell { int d, h, w; };
+
+// Where a warp's rows begin: channel, and position in x.
+struct Corner { int channel, d, h, w; };
+
+// Start copying some columns of the rows, LANES neighbouring vectors at a time, zeros outside; INSIDE where nothing
+// reaches beyond the channels.
+template <int VECTOR, int LANES, bool INSIDE>
+__device__ __forceinline__ void copy_columns(const Element* x, Element* rows, Corner corner, int first, int columns,
+                                             int D, int H, int W) {
+    constexpr int CHANNELS = LANES * STEP < 32 ? STEP : 32 / LANES, AT_ONCE = 32 / (LANES * CHANNELS);
+    const int lane = threadIdx.x % 32, row = lane / (LANES * CHANNELS), at = (first + lane % LANES) * VECTOR;
+    if (lane % LANES >= columns) return;
+#pragma unroll
+    for (int c = lane / LANES % CHANNELS; c < STEP; c += CHANNELS) {
+        const int first_row = ((corner.channel + c) * D + corner.d) * H + corner.h + row;
+        const Element* const from = x + first_row * W + corner.w + at;
+        Element* const to = rows + c * CHANNEL + row * WIDTH + at;
+#pragma unroll 1
+        for (int d = 0; d < SPAN_D; ++d)
+#pragma unroll(INSIDE ? ROWS_X : 1)
+            for (int h = 0; h < ROWS_X; h += AT_ONCE) {
+                bool there = true;
+                if (!INSIDE)
+                    there = corner.channel + c < C && corner.d + d < D && corner.h + row + h < H && corner.w + at < W;
+                const Element* const source = there ? from + (d * H + h) * W : x;
+                if (ROWS_X % AT_ONCE == 0 || row + h < ROWS_X)
+                    copy_vector<VECTOR>(to + (d * ROWS_X + h) * WIDTH, source, there);
+            }
+    }
+}
+
+template <int VECTOR, bool INSIDE>
+__device__ __forceinline__ void copy_rows(const Element* x, Element* rows, Corner corner, int D, int H, int W) {
+    constexpr int COLUMNS = WIDTH / VECTOR, LANES = VECTOR == 1 ? 32 : 8, REST = COLUMNS % LANES;
+    constexpr int TAIL = REST > 16 ? 32 : REST > 8 ? 16 : REST > 4 ? 8 : REST > 2 ? 4 : REST > 1 ? 2 : 1;
+#pragma unroll
+    for (int first = 0; first + LANES <= COLUMNS; first += LANES)
+        copy_columns<VECTOR, LANES, INSIDE>(x, rows, corner, first, LANES, D, H, W);
+    if (REST) copy_columns<VECTOR, TAIL, INSIDE>(x, rows, corner, COLUMNS - REST, REST, D, H, W);
+}
+
+// Start copying the rows of a step's channels that a warp's cells read.
+__device__ __forceinline__ void stage_rows(const Element* x, Element* rows, Corner corner, int D, int H, int W) {
+    constexpr int VECTOR = 16 / sizeof(Element);
+    // What lies beyond the end of a row or plane is the next one's, and read for cells whose results go nowhere.
+    const int last_row = ((corner.channel + STEP - 1) * D + corner.d + SPAN_D - 1) * H + corner.h + ROWS_X - 1;
+    const bool inside = corner.channel + STEP <= C && (long long)last_row * W + corner.w + WIDTH <= C * D * H * W;
+    if (W % VECTOR != 0 || reinterpret_cast<unsigned long long>(x) % 16 != 0)
+        copy_rows<1, false>(x, rows, corner, D, H, W);
+    else if (inside)
+        copy_rows<VECTOR, true>(x, rows, corner, D, H, W);
+    else
+        copy_rows<VECTOR, false>(x, rows, corner, D, H, W);
+}
+
+using Operand = unsigned;    // a float32 rounded to tf32
+using Accumulators = float[OWN_H / PAIR_H][OWN_W / PAIR_W][M_TILES][4];
+
+__device__ __forceinline__ Operand input_operand(Compute x) { return round_tf32(x); }
+
+constexpr int SHARED = 2;    // rows that two neighbouring cells of a lane share
+using Sums = Operand[OWN_H][TILES_W][HELD];    // of a lane's cells in one channel
+
+// The window sums of a lane's cells in the channel of its quad, from the first one's rows on.
+__device__ __forceinline__ void sum_windows(Sums& operands, const Element* rows) {
+    constexpr int VECTOR = MOVE_W % 4 == 0 ? 4 : MOVE_W % 2 == 0 ? 2 : 1;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < TILES_W; ++j) {
+        const Element* const from = rows + lane % 4 * CHANNEL + (8 * j + lane / 4) * MOVE_W;
+        Compute along_w[SPAN_D][SPAN_H][BOX_TAPS_W];
+#pragma unroll
+        for (int h = 0; h < OWN_H; ++h) {
+#pragma unroll
+            for (int rd = 0; rd < SPAN_D; ++rd)
+#pragma unroll
+                for (int rh = 0; rh < SPAN_H; ++rh)
+                    if (rh >= SHARED || h == 0)
+                        sum_row<VECTOR>(along_w[rd][rh], from + (rd * ROWS_X + h * MOVE_H + rh) * WIDTH);
+            Compute sums[BOX_TAPS];
+            sum_cell(sums, along_w);
+            keep_rows<SHARED>(along_w);
+#pragma unroll
+            for (int tap = 0; tap < BOX_TAPS; ++tap) operands[h][j][tap] = input_operand(sums[tap]);
+        }
+    }
+}
+
+// Start adding the products of window sums in four channels with the weights of all features to what there is, if any.
+__device__ __forceinline__ void multiply(Accumulators& acc, Sums& operands, unsigned long long w, bool any) {
+    Operand* const sums = &operands[0][0][0];
+#pragma unroll
+    for (int i = 0; i < int(sizeof(Sums) / sizeof(Operand)); ++i) at_hand(sums[i]);    // ahead of all products
+    warpgroup_arrive();
+#pragma unroll
+    for (int tap = 0; tap < HELD; tap += 2)
+#pragma unroll
+        for (int i = 0; i < OWN_H / PAIR_H; ++i)
+#pragma unroll
+            for (int j = 0; j < OWN_W / PAIR_W; ++j)
+                wgmma_rows_tf32_24(acc[i][j],
+                                         operands[2 * i][j][tap], operands[2 * i + 1][j][tap],
+                                         operands[2 * i][j][tap + 1], operands[2 * i + 1][j][tap + 1],
+                                         w + tap * BLOCK_M, any || tap > 0);
+    warpgroup_commit();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+fused_test(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, double* __restrict__ partial,
+    int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    extern __shared__ __align__(16) unsigned char shared_memory[];
+    float* const w_tile = reinterpret_cast<float*>(shared_memory);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
+    const int warp_w = warp % WARPS_W, warp_h = warp / WARPS_W % WARPS_H, warp_m = warp / (WARPS_W * WARPS_H);
+    const int sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y;    // of the sample's blocks
+    const int group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
+    const Element* const x_sample = x + ((long long)sample * GROUPS + group) * 8 * D * H * W;
+    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
+
+    // Per-channel numbers of this lane's columns.
+    Compute bias_at[M_TILES][2];
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int feature = first_feature + 8 * m + 2 * quad + half;
+            bias_at[m][half] = widened(bias[group * O + feature]);
+        }
+    const auto before = [&](Compute value, int m, int half) {
+        const Compute shifted = value * Compute(0.0625) + bias_at[m][half];
+        return shifted;
+    };
+    double total = Compute(0);
+    const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128);
+    Element* const rows = reinterpret_cast<Element*>(w_tile + 1920) + warp * BUFFERS * STEP * CHANNEL;
+    const auto cell_of = [&](int tile) -> Cell {
+        return {tile / (tiles_w * tiles_h) * CELLS_D, tile / tiles_w % tiles_h * CELLS_H, tile % tiles_w * CELLS_W};
+    };
+    const auto stage = [&](Cell cell, bool some, int step, int buffer) {
+        const int h = cell.h + warp_h * OWN_H, w = cell.w + 8 * warp_w * TILES_W;
+        const Corner corner = {STEP * step, cell.d * MOVE_D, h * MOVE_H, w * MOVE_W};
+        if (some) stage_rows(x_sample, rows + buffer * STEP * CHANNEL, corner, D, H, W);
+        copy_async_commit();
+    };
+    Cell here = cell_of(part);
+#pragma unroll
+    for (int i = 0; i < BUFFERS; ++i) stage(here, part < tiles, i, i);
+    stage_weights(w, w_tile, group, first_feature);
+    fence_async();
+    __syncthreads();    // until the weights are there
+    int now = 0;    // where the rows of the step at hand are
+    Sums operands = {};
+
+    for (int tile = part; tile < tiles; tile += parts) {
+        const int cell_d = here.d, cell_h = here.h;
+        const int cell_w = here.w;
+        Compute of_tile = Compute(0);
+        const Cell ahead = cell_of(tile + parts);
+        const bool another = tile + parts < tiles;    // tile follows
+        {
+            Accumulators acc;
+#pragma unroll 1
+            for (int step = 0; step < STEPS; ++step) {
+                const bool same = step + BUFFERS < STEPS;    // tile whose rows are asked for
+                copy_async_wait<BUFFERS - 1>();
+                __syncwarp();
+                warpgroup_wait();    // until the sums of the last step have been multiplied
+                sum_windows(operands, rows + now * STEP * CHANNEL);
+                __syncwarp();    // until all lanes have read
+                stage(same ? here : ahead, same || another, (step + BUFFERS) % STEPS, now);
+                now = (now + 1) % BUFFERS;
+                multiply(acc, operands, w_matrix + step * HELD * BLOCK_M, step > 0);
+            }
+            warpgroup_wait();
+#pragma unroll
+            for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+#pragma unroll
+                for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
+#pragma unroll
+                    for (int s = 0; s < 1; ++s) {
+                        const int own_w = s;    // the cell, and below its position
+                        const int p = cell_d + rd / ROWS_D;
+                        const int q = cell_h + warp_h * OWN_H + rh / ROWS_H;
+                        const int r = cell_w + 8 * (warp_w * OWN_W + own_w) + row;
+                        const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
+#pragma unroll
+                        for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+                            for (int half = 0; half < 2; ++half)
+                                if (inside) of_tile = of_tile + before(acc[rh / 2][own_w][m][2 * (rh % 2) + half], m, half);
+                    }
+        }
+        total = total + of_tile;
+        here = ahead;
+    }
+
+    // Over the lanes, then over the warps, in a fixed order.
+    __syncthreads();
+    double* const across = reinterpret_cast<double*>(shared_memory);
+    double value = total;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) value = value + __shfl_xor_sync(0xffffffffu, value, distance);
+    if (lane == 0) across[warp] = value;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int other = 1; other < THREADS / 32; ++other) value = value + across[other];
+        partial[((long long)sample * parts + part) * gridDim.z + blockIdx.z] = value;
+    }
+}
+
+// Fold the partial results of the blocks, in their order: out[i] over partial[i / rows][split][i % rows].
+extern "C" __global__ void __launch_bounds__(128) fused_test_finish(const double* __restrict__ partial,
+    float* __restrict__ out, long long results, int splits, int rows, long long count) {
+    const long long i = (long long)blockIdx.x * 128 + threadIdx.x;
+    if (i >= results) return;
+    const double* from = partial + i / rows * splits * rows + i % rows;
+    double value = from[0];
+    for (int split = 1; split < splits; ++split) value = value + from[(long long)split * rows];
+    out[i] = narrow_to<float>::of(float(value));
+}
