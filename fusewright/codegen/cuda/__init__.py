@@ -51,8 +51,9 @@ WORTH_CLUSTERING = 6
 # Whether the kernel of a contraction forms the window sums that it reads, at the pace of memory.
 FORMS_WINDOW_SUMS = True
 
-# The tiles of tensor cores that an option may name.
-TILES: dict[str, Any] = {"tiling": Tiling, "warpgroup": WarpgroupTile, "positions": PositionTile}
+# The tiles that an option may have: of warpgroups, and of all tensor cores.
+OF_WARPGROUP: dict[str, Any] = {"warpgroup": WarpgroupTile, "positions": PositionTile, "windows": WindowTile}
+TILES: dict[str, Any] = {"tiling": Tiling, **OF_WARPGROUP}
 
 Option = dict[str, Any]
 Layouts = Mapping[Node, str]
@@ -121,7 +122,7 @@ def _contraction(group: Group) -> Contraction:
 
 def _busy(c: Contraction, option: Option, hints: Mapping[Any, int]) -> float:
     """How many of the multiprocessors have a tile where there are fewer tiles than those."""
-    found: list[Tiling | WarpgroupTile | PositionTile]
+    found: list[Tiling | warpgroup.Tile]
     found = [kind(**option[key]) for key, kind in TILES.items() if key in option]
     if not found:
         return 1.0
@@ -210,8 +211,8 @@ def _score(scored: tuple[float, warpgroup.Tile]) -> float:
 
 
 def _of_warpgroup(t: warpgroup.Tile, blocks: int | None) -> Option:
-    kinds = {PositionTile: "positions", WindowTile: "windows"}
-    return {kinds.get(type(t), "warpgroup"): asdict(t), "blocks": blocks}
+    (kind,) = (key for key, tile in OF_WARPGROUP.items() if type(t) is tile)
+    return {kind: asdict(t), "blocks": blocks}
 
 
 def _cells(c: Contraction, hints: Mapping[Any, int]) -> tuple[int, int, int]:
@@ -232,15 +233,10 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
             return direct.generate(
                 replace(group.record, channels_last=False), DirectTile(**option["direct"]), name, reference
             )
-        case "contraction" if "warpgroup" in option:
-            tile = WarpgroupTile(**option["warpgroup"])
+        case "contraction" if kinds := OF_WARPGROUP.keys() & option.keys():
+            (kind,) = kinds
+            tile = OF_WARPGROUP[kind](**option[kind])
             return warpgroup.generate(group.record, tile, name, reference, blocks=option["blocks"])
-        case "contraction" if "positions" in option:
-            positions = PositionTile(**option["positions"])
-            return warpgroup.generate(group.record, positions, name, reference, blocks=option["blocks"])
-        case "contraction" if "windows" in option:
-            windows = WindowTile(**option["windows"])
-            return warpgroup.generate(group.record, windows, name, reference, blocks=option["blocks"])
         case "contraction":
             tiling = Tiling(**option["tiling"])
             c = replace(group.record, channels_last=option.get("channels_last", False))
