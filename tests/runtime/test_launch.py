@@ -395,6 +395,12 @@ def microseconds(call: Callable[[], object]) -> float:
     return 1e6 * float(Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=0.3).median)
 
 
+def quickest(*calls: Callable[[], object]) -> list[float]:
+    """The least of three times of each call, taken in turns: what else runs on the host only adds to them."""
+    rounds = [[microseconds(call) for call in calls] for _ in range(3)]
+    return [min(times) for times in zip(*rounds, strict=True)]
+
+
 @pytest.mark.gpu
 class TestGpu:
     @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (129, 7), (1000, 1001)])
@@ -502,7 +508,7 @@ class TestGpu:
         """At most 6 us over an ATen operation's call."""
         x, w = operands(8, 8, device="cuda")
         run = Launcher(blend())
-        ours, aten = microseconds(lambda: run(x, w)), microseconds(lambda: x * w)
+        ours, aten = quickest(lambda: run(x, w), lambda: x * w)
         with capsys.disabled():
             print(f"\nlaunch {ours:.2f} us, x * w {aten:.2f} us, over it {ours - aten:.2f} us")
         assert ours - aten <= 6.0
