@@ -16,9 +16,10 @@ import torch
 
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.residues import useful, walks
-from fusewright.schedule.tiling import ISSUED, MOST_SHARED, MULTIPLIED, box_taps, rows_of_warp, window_spans
+from fusewright.schedule.tiling import ISSUED, MOST_SHARED, MULTIPLIED
 from fusewright.schedule.warpgroup_positions import MOST_REGISTERS, RUNNING, FeatureColumns, features_at_once, numbers
 from fusewright.schedule.warpgroup_staging import ACCUMULATORS, few_alike
+from fusewright.schedule.window_rows import box_taps, rows_of_warp, window_spans
 
 # Registers of a thread beside those that it multiplies with.
 OTHERS = 42

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.tiling import Tiling, window_spans
+from fusewright.schedule.tiling import Tiling
+from fusewright.schedule.window_rows import window_spans
 
 
 def scaled_early(c: Contraction) -> bool:

@@ -14,7 +14,8 @@ from fusewright.codegen.cuda import contraction_layout, contraction_text
 from fusewright.codegen.cuda.contraction_box import scaled_early, shared_rows, windows
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.tiling import OfWarps, Tiling, rows_of_warp
+from fusewright.schedule.tiling import Tiling
+from fusewright.schedule.window_rows import OfWarps, rows_of_warp
 
 
 def row_elements(c: Contraction, t: OfWarps) -> int:

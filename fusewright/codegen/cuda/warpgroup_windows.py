@@ -21,8 +21,8 @@ from fusewright.codegen.text import Lines, fill, indent
 from fusewright.kernel import Array, Launch
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.residues import walks
-from fusewright.schedule.tiling import box_taps
 from fusewright.schedule.warpgroup_windows import WindowTile, blocks_per_sm, held_taps, weight_elements
+from fusewright.schedule.window_rows import box_taps
 
 
 @dataclass(frozen=True)
