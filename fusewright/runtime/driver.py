@@ -61,6 +61,13 @@ class Driver(Protocol):
         """What a status other than 0 means."""
 
 
+def current_stream() -> Callable[[int], int]:
+    """The function that gives the handle of a device's current stream."""
+    # What PyTorch's own generated code calls; the public way makes a Stream object, as dear as a launch.
+    quick: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return quick or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+
+
 class CudaDriver:
     """NVIDIA's driver, which PyTorch has initialised by the time a CUDA tensor exists."""
 
@@ -73,8 +80,7 @@ class CudaDriver:
         except OSError as error:
             raise UnsupportedError(f"the CUDA driver ({name}) cannot be loaded: {error}") from error
         self._contexts: dict[int, int] = {}
-        # What PyTorch's own generated code calls; the public way makes a Stream object, as dear as a launch.
-        self.stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self.stream = current_stream()
         self.current = torch.cuda.current_device
         self.guard = torch.cuda.device
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -341,6 +342,16 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[driver.CudaDr
     }.items():  # fmt: skip
         monkeypatch.setattr(made, name, value)
     return made, log
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_handle_of_the_current_stream(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From PyTorch's quick way to it where there is one, else from its stream object."""
+    monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream", raising=False)
+    if quick:
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7 + index, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=70 + index))
+    assert driver.current_stream()(1) == (8 if quick else 71)
 
 
 def test_calls_of_the_library(stub: tuple[driver.CudaDriver, Path]) -> None:
