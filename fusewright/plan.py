@@ -65,7 +65,8 @@ class Kept:
 class KernelChoice:
     """A group that a generated kernel covers, which of the two runs it, and the measured times of both in seconds.
 
-    `tried` counts the tile shapes that were measured; times are `None` where nothing was.
+    `tried` counts the tile shapes that were measured; times are `None` where nothing was.  A `part` lies within a
+    group that was left to ATen before.
     """
 
     name: str
@@ -75,6 +76,7 @@ class KernelChoice:
     generated: float | None = None
     aten: float | None = None
     tried: int = 0
+    part: bool = False
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,7 @@ class Tuner:
     known: dict[str, Decision] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(default_factory=dict)
     choices: list[KernelChoice] = field(default_factory=list)
+    left: list[set[Node]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     def __call__(self, group: Group) -> Node | None:
@@ -125,9 +126,11 @@ class Tuner:
             node = None if group.shorter is None else self(group.shorter)
             return None if node is None else group.behind(node)
         path: Literal["generated", "ATen"] = "ATen" if decision.option is None else "generated"
-        times = (decision.generated, decision.aten, decision.tried)
-        self.choices.append(KernelChoice(name, group.family, group.root.where, path, *times))
+        times, inner = (decision.generated, decision.aten, decision.tried), set(group.inner)
+        part = any(inner <= other for other in self.left)
+        self.choices.append(KernelChoice(name, group.family, group.root.where, path, *times, part))
         if decision.option is None:
+            self.left.append(inner)
             return None
         self.kernels[name] = self._kernel(group, name, decision.option)
         return group.fused(name)

@@ -177,12 +177,14 @@ class Check:
         cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
         kept = {name: getattr(cudnn, name) for name in ("enabled", "benchmark", "deterministic")}
         allowed, products.allow_tf32 = products.allow_tf32, False
-        with torch.no_grad(), cudnn.flags(**kept, allow_tf32=False):
-            both = []
-            for model in (reference, new):
-                torch.manual_seed(2)
-                both.append(tensors(call(copy.deepcopy(model), mapped(inputs, torch.clone)))[i])
-        products.allow_tf32 = allowed
+        try:
+            with torch.no_grad(), cudnn.flags(**kept, allow_tf32=False):
+                both = []
+                for model in (reference, new):
+                    torch.manual_seed(2)
+                    both.append(tensors(call(copy.deepcopy(model), mapped(inputs, torch.clone)))[i])
+        finally:
+            products.allow_tf32 = allowed
         expected, found = both
         return found.dtype == torch.float32 and torch.allclose(expected, found, equal_nan=True, **HARNESS)
 

@@ -174,9 +174,7 @@ def _times(plan: Plan, kernel: Kernel) -> str:
 
 def left_to_pytorch(plan: Plan) -> list[KernelChoice]:
     """The groups that stay with PyTorch, without those that are parts of others."""
-    left = {choice.name: choice for choice in reversed(plan.kernels) if choice.path == "ATen"}
-    words = {name: f"_{name.removeprefix('fused_')}_" for name in reversed(left)}
-    return [left[n] for n, own in words.items() if not any(own in w for m, w in words.items() if m != n)]
+    return [choice for choice in plan.kernels if choice.path == "ATen" and not choice.part]
 
 
 def _stays(choice: KernelChoice) -> str:

@@ -201,7 +201,7 @@ def _why_not(plan: Plan) -> str:
     """Why nothing was gained, kernels included."""
     if plan.status != "unchanged" or plan.verdict is not None:
         return plan.reason
-    if slower := [choice.name for choice in left_to_pytorch(plan)]:
+    if slower := list(dict.fromkeys(choice.name for choice in left_to_pytorch(plan))):
         return f"{plan.reason}, and PyTorch's own operations are faster than {listed(slower)}"
     return f"{plan.reason}, and no part of the model has a kernel" if not plan.kernels else plan.reason
 

@@ -5,21 +5,34 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import torch
+from torch import nn
+
+from fusewright import pipeline, tuning
 from fusewright.emit.header import left_to_pytorch
-from fusewright.plan import KernelChoice
+
+CASES = {
+    "parts are not named": (
+        nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Softmax(1)),
+        (1024, 512),
+        ["fused_linear_gelu_softmax"],
+    ),
+    "another group with the name of a part is": (
+        nn.Sequential(nn.Conv2d(256, 256, 1), nn.ReLU(), nn.Conv2d(256, 128, 1)),
+        (64, 256, 28, 28),
+        ["fused_conv", "fused_conv_relu"],
+    ),
+}
 
 
-def test_parts_of_a_group_that_was_left_are_not_named() -> None:
-    tried = {
-        "fused_linear_gelu_softmax": "ATen",
-        "fused_linear_gelu": "ATen",
-        "fused_linear": "ATen",
-        "fused_gelu": "generated",
-        "fused_conv": "ATen",
-        "fused_gelu_softmax_2": "ATen",
-        "fused_softmax": "ATen",
-    }
-    paths: Any = tried.items()
-    plan: Any = SimpleNamespace(kernels=tuple(KernelChoice(name, "stream", "", path) for name, path in paths))
-    names = [choice.name for choice in left_to_pytorch(plan)]
-    assert names == ["fused_linear_gelu_softmax", "fused_conv", "fused_gelu_softmax_2"]
+@pytest.mark.parametrize("name", CASES)
+def test_groups_that_stay(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By estimate, for Hopper."""
+    model, shape, expected = CASES[name]
+    monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
+    monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
+    target = torch.device("cuda")
+    built = pipeline.build(model.eval(), (torch.empty(shape),), {}, kernels="auto", measure=False, target=target)
+    plan: Any = SimpleNamespace(kernels=built.choices)
+    assert sorted(choice.name for choice in left_to_pytorch(plan)) == expected, built.choices

@@ -416,14 +416,13 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                 const bool same = step + BUFFERS < STEPS;    // tile whose rows are asked for
                 copy_async_wait<BUFFERS - 1>();
                 __syncwarp();
-                warpgroup_wait();    // until the sums of the last step have been multiplied
                 sum_windows(operands, rows + now * STEP * CHANNEL);
                 __syncwarp();    // until all lanes have read
                 stage(same ? here : ahead, same || another, (step + BUFFERS) % STEPS, now);
                 now = (now + 1) % BUFFERS;
                 multiply(acc, operands, w_matrix + step * HELD * BLOCK_M, step > 0);
+                warpgroup_wait();    // the loop carries their registers on, which nobody may touch before
             }
-            warpgroup_wait();
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll

@@ -107,7 +107,7 @@ def pays(
     tf32: bool = False,
     capability: int | None = None,
 ) -> bool:
-    """Whether the kernel of `group`, cut as `option` says, should be faster than ATen's operations (`estimate`)."""
+    """Whether the kernel of `group` should be faster than ATen's operations (`estimate`); `option` is its best cut."""
     seconds = 0.0
     if isinstance(group.record, Contraction | Product):
         seconds = _seconds(group, hints, layouts, tf32, capability) / _busy(_contraction(group), option, hints)
@@ -121,7 +121,7 @@ def _contraction(group: Group) -> Contraction:
 
 
 def _busy(c: Contraction, option: Option, hints: Mapping[Any, int]) -> float:
-    """How many of the multiprocessors have a tile where there are fewer tiles than those."""
+    """The share of the multiprocessors that have a tile."""
     found: list[Tiling | warpgroup.Tile]
     found = [kind(**option[key]) for key, kind in TILES.items() if key in option]
     if not found:
@@ -129,7 +129,7 @@ def _busy(c: Contraction, option: Option, hints: Mapping[Any, int]) -> float:
     (t,) = found
     blocks_m = c.op.groups * ceil(c.features / t.block_m)
     tiles = sizes(c.x, hints)[0] * residues.tiles(residues.walks(c, t.cells), _cells(c, hints), t.cells)
-    return min(1.0, tiles * blocks_m / MULTIPROCESSORS)
+    return min(1.0, max(1, tiles * blocks_m) / MULTIPROCESSORS)
 
 
 def _seconds(group: Group, hints: Mapping[Any, int], layouts: Layouts, tf32: bool, capability: int | None) -> float:
@@ -199,7 +199,7 @@ def _of_warpgroups(
     ways = [way(c, lengths, OF_WARPGROUPS, tf32=tf32) for way in (by_features, by_positions, by_windows)]
     some = [scored for way in ways for scored in way[:OF_EITHER_WAY]]
     others = sorted((scored for way in ways for scored in way[OF_EITHER_WAY:]), key=_score)
-    best = sorted(some + others[: OF_WARPGROUPS - len(some)], key=_score)
+    best = sorted(some + others[: max(0, OF_WARPGROUPS - len(some))], key=_score)
     alone = [_of_warpgroup(t, None) for _, t in best]
     parts = [(t, warpgroup.blocks_per_sample(c, t, samples, lengths)) for _, t in best[:WORTH_CLUSTERING]]
     joined = [_of_warpgroup(t, n) for t, n in parts if n is not None]

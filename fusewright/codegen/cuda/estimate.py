@@ -3,12 +3,15 @@
 What PyTorch takes is the cost model's sum over the group's operations.  Most groups save passes over memory, and their
 kernels always pay.  Those with a product or a convolution have a library to beat, and the estimates of `schedule`,
 made to compare tiles with each other, have been as far off as `UNSURE` says: such a kernel is taken where it is faster
-by more than that.  The numbers are of kernels on an H200 (benchmarks/results/h200.json and h200_solutions.json).
+by more than that.  Sample programs have one block per sample, which may have much to read.  The numbers are of kernels
+on an H200 (benchmarks/results/h200.json and h200_solutions.json); convolutions of many channels in half precision, for
+which a library may reach more than the cost model's rate, are not among them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -61,11 +64,10 @@ def _library_seconds(node: Node, model: CostModel, *, tf32: bool) -> float:
     work = model(node)
     if not isinstance(node.op, ops.Matmul):
         return work.seconds
-    seconds = work.seconds
     if node.dtype.itemsize == 2 or (node.dtype == torch.float32 and tf32):
-        rate = HALF if node.dtype.itemsize == 2 else ROUNDED
-        seconds = work.launches * LARGE_GPU.launch + max(work.flops / rate, work.bytes / LARGE_GPU.memory)
-    return LEAST + seconds
+        facts = replace(LARGE_GPU, matmul=HALF if node.dtype.itemsize == 2 else ROUNDED)
+        work = CostModel(facts, model.hints, derived_ahead=True)(node)
+    return LEAST + work.seconds
 
 
 def _sample_seconds(program: SampleProgram, hints: Mapping[Any, int], rate: float) -> float:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from fusewright.codegen.cuda import warpgroup_positions_text as texts
-from fusewright.codegen.cuda.contraction_epilogue import Cut, Epilogue
+from fusewright.codegen.cuda.contraction_epilogue import Epilogue
 from fusewright.codegen.cuda.contraction_folds import COLUMN, ROW
 from fusewright.codegen.cuda.contraction_values import is_one
 from fusewright.codegen.text import Lines, fill
-from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.warpgroup_positions import PositionTile
 from fusewright.schedule.warpgroup_windows import WindowTile
 
@@ -34,23 +32,13 @@ class WarpgroupEpilogue(Epilogue):
         return "s / 2 / EIGHTS_W"
 
 
-class FeaturesCut(Cut, Protocol):
-    """What has to be known of a tile whose columns are features."""
-
-    def keeps_numbers(self, c: Contraction) -> bool:
-        """Whether a thread has the numbers of its channels in registers."""
-
-    def own_bytes(self, c: Contraction) -> int:
-        """Bytes of shared memory that they take otherwise."""
-
-
 @dataclass(frozen=True)
 class _FeaturesEpilogue(Epilogue):
     """Column n of a product is the block's n-th feature; no two warps share a position."""
 
     other_channels, other_positions = COLUMN, ROW
 
-    t: FeaturesCut
+    t: PositionTile | WindowTile
 
     @property
     def pairs(self) -> bool:

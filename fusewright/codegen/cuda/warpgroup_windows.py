@@ -214,12 +214,11 @@ for (int step = 0; step < STEPS; ++step) {
     const bool same = step + BUFFERS < STEPS;    // tile whose rows are asked for
     copy_async_wait<BUFFERS - 1>();
     __syncwarp();
-    warpgroup_wait();    // until the sums of the last step have been multiplied
     sum_windows(operands, rows + now * STEP * CHANNEL);
     __syncwarp();    // until all lanes have read
     stage(same ? here : ahead, same || another, (step + BUFFERS) % STEPS, now);
     now = (now + 1) % BUFFERS;
     multiply(acc, operands, w_matrix + step * HELD * BLOCK_M, step > 0);
+    warpgroup_wait();    // the loop carries their registers on, which nobody may touch before
 }
-warpgroup_wait();
 """

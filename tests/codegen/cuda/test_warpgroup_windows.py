@@ -160,7 +160,7 @@ def test_blocks_with_several_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("text", "by", "what"),
     [
-        ("    warpgroup_wait();    // until the sums", "    // until the sums", "a register was written to"),
+        ("    warpgroup_wait();    // the loop", "    // the loop", "a register was written to"),
         ("copy_async_wait<BUFFERS - 1>();", "", ""),
     ],
 )
