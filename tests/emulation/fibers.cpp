@@ -105,6 +105,7 @@ void body() {
     for (;;) {
         launch->entry->call(launch->values);
         if (current->pending) fail("the end of a thread: copies are on their way that nobody waited for");
+        if (current->holds) fail("the end of a thread: products are under way that nobody waited for");
         current->exited = true;
         ++current->block->exited;
         wait();

@@ -160,12 +160,12 @@ def test_blocks_with_several_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("text", "by", "what"),
     [
-        ("    warpgroup_wait();    // the loop", "    // the loop", "a register was written to"),
+        ("    warpgroup_wait();    // the loop", "    // the loop", "products are under way"),
         ("copy_async_wait<BUFFERS - 1>();", "", ""),
     ],
 )
 def test_what_the_emulator_would_find(text: str, by: str, what: str) -> None:
-    """Sums that change while they are multiplied, and rows that have not come."""
+    """Products that nobody waits for, and rows that have not come."""
     f, t = found(*CASES["sum over positions and features"])
     whole = kernel(f, t)
     broken = replace(whole, source=whole.source.replace(text, by))
