@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from emulation.emulate import emulate
+from gpu_build import built_for_a_gpu
 from torch import Tensor, nn
 
-from fusewright import pipeline, tuning
+from fusewright import tuning
 from fusewright.capture import capture
 from fusewright.codegen import cpu, cuda
 from fusewright.ir import ops, spec
@@ -51,13 +52,6 @@ class Apart(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.max_pool2d(torch.tanh(self.conv(x)) * 2.0 + self.bias, 4)
-
-
-def built_for_a_gpu(monkeypatch: pytest.MonkeyPatch, model: nn.Module, x: Tensor, **options: Any) -> pipeline.Built:
-    monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
-    monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
-    target = torch.device("cuda")
-    return pipeline.build(model.eval(), (x,), {}, kernels="always", measure=False, target=target, **options)
 
 
 # -- what is offered

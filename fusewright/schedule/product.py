@@ -41,6 +41,11 @@ class Product:
         return self.tensors[0]
 
 
+def contraction_of(record: Contraction | Product) -> Contraction:
+    """What tiles cut: a convolution's group itself, a matmul's over views."""
+    return record.contraction if isinstance(record, Product) else record
+
+
 def match(root: Node, users: Users) -> Product | str:
     """The product that ends in `root`, or why there is none."""
     chain = parse(root, users, lambda n: isinstance(n.op, ops.Matmul))

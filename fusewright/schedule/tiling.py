@@ -341,10 +341,13 @@ def _useful(c: Contraction, t: Tiling, lengths: tuple[int, int, int]) -> float:
 
 
 def blocks_per_sm(c: Contraction, t: Tiling, shared: int, *, split: bool = False) -> int:
-    """Blocks that share a multiprocessor: by shared memory (in bytes per block), threads and registers."""
-    threads = 32 * t.warps
-    by_registers = 65536 // (threads * registers(c, t, split=split))
-    return min(4, (MOST_SHARED + 7168) // (shared + 1024), 2048 // threads, by_registers)
+    """Blocks that share a multiprocessor, with so many bytes of shared memory each."""
+    return min(4, fitting(32 * t.warps, shared, registers(c, t, split=split)))
+
+
+def fitting(threads: int, shared: int, registers: int) -> int:
+    """Blocks of so many threads that fit a multiprocessor: by shared bytes of each, threads, and registers of those."""
+    return min((MOST_SHARED + 7168) // (shared + 1024), 2048 // threads, 65536 // (threads * registers))
 
 
 def registers(c: Contraction, t: Tiling, *, split: bool = False) -> int:

@@ -17,7 +17,7 @@ import torch
 
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.residues import Walks, useful, walks
-from fusewright.schedule.tiling import MOST_SHARED, span
+from fusewright.schedule.tiling import MOST_SHARED, fitting, span
 
 # Numbers of the accumulators that a thread may hold.
 ACCUMULATORS = 160
@@ -125,13 +125,17 @@ def step(c: Contraction) -> int:
     return 2 * vector(c)
 
 
+def multiplies(c: Contraction, *, tf32: bool) -> bool:
+    """Whether these tensor cores multiply elements of the input's type: half precisions, float32 that may be tf32."""
+    return c.x.dtype in (torch.float16, torch.bfloat16) or (c.x.dtype == torch.float32 and tf32)
+
+
 def takes(c: Contraction, *, tf32: bool) -> bool:
     """Whether the operands of a group may be what these tensor cores multiply, and lie as this family reads them.
 
     Window sums are multiplied from registers (`warpgroup_windows`).
     """
-    rounded = c.x.dtype == torch.float32 and tf32
-    if not (rounded or c.x.dtype in (torch.float16, torch.bfloat16)) or c.channels_last or c.box is not None:
+    if not multiplies(c, tf32=tf32) or c.channels_last or c.box is not None:
         return False
     return any(p.rows * p.per_row for p in taps_of(c))  # a pool may leave only positions that no tap reaches
 
@@ -229,9 +233,8 @@ def shared_bytes(c: Contraction, t: WarpgroupCut) -> int:
 
 
 def blocks_per_sm(c: Contraction, t: WarpgroupCut, shared: int) -> int:
-    """Blocks that share a multiprocessor: by shared memory (in bytes per block), threads and registers."""
-    threads = 32 * t.warps
-    return min(4, (MOST_SHARED + 7168) // (shared + 1024), 2048 // threads, 65536 // (threads * t.registers(c)))
+    """Blocks that share a multiprocessor, with so many bytes of shared memory each."""
+    return min(4, fitting(32 * t.warps, shared, t.registers(c)))
 
 
 def scored(c: Contraction, tiles: Iterable[Tile], lengths: tuple[int, int, int]) -> list[tuple[float, Tile]]:

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from itertools import product
 from math import ceil, gcd, prod
 
-import torch
-
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.residues import useful, walks
-from fusewright.schedule.tiling import ISSUED, MOST_SHARED, MULTIPLIED
+from fusewright.schedule.tiling import ISSUED, MOST_SHARED, MULTIPLIED, fitting
 from fusewright.schedule.warpgroup_positions import MOST_REGISTERS, RUNNING, FeatureColumns, features_at_once, numbers
-from fusewright.schedule.warpgroup_staging import ACCUMULATORS, few_alike
+from fusewright.schedule.warpgroup_staging import ACCUMULATORS, few_alike, multiplies
 from fusewright.schedule.window_rows import box_taps, rows_of_warp, window_spans
 
 # Registers of a thread beside those that it multiplies with.
@@ -80,8 +78,7 @@ class WindowTile(FeatureColumns):
 
 def takes(c: Contraction, *, tf32: bool) -> bool:
     """Whether a group is one of window sums whose operands may be rounded to tf32."""
-    rounded = c.x.dtype == torch.float32 and tf32
-    return c.box is not None and (rounded or c.x.dtype in (torch.float16, torch.bfloat16)) and not c.channels_last
+    return c.box is not None and multiplies(c, tf32=tf32) and not c.channels_last
 
 
 def held_taps(c: Contraction) -> int:
@@ -102,9 +99,8 @@ def staged_bytes(c: Contraction, t: WindowTile) -> int:
 
 
 def blocks_per_sm(c: Contraction, t: WindowTile, shared: int) -> int:
-    """Blocks that share a multiprocessor: by shared memory (in bytes per block), threads and registers."""
-    threads = 32 * t.warps
-    return min((MOST_SHARED + 7168) // (shared + 1024), 2048 // threads, 65536 // (threads * t.registers(c)))
+    """Blocks that share a multiprocessor, with so many bytes of shared memory each."""
+    return fitting(32 * t.warps, shared, t.registers(c))
 
 
 def _accumulators(t: WindowTile) -> int:

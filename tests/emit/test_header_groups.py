@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_build import built_for_a_gpu
 from torch import nn
 
-from fusewright import pipeline, tuning
 from fusewright.emit.header import left_to_pytorch
 
 CASES = {
@@ -28,11 +28,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_groups_that_stay(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By estimate, for Hopper."""
     model, shape, expected = CASES[name]
-    monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
-    monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
-    target = torch.device("cuda")
-    built = pipeline.build(model.eval(), (torch.empty(shape),), {}, kernels="auto", measure=False, target=target)
+    built = built_for_a_gpu(monkeypatch, model, torch.empty(shape), "auto")
     plan: Any = SimpleNamespace(kernels=built.choices)
     assert sorted(choice.name for choice in left_to_pytorch(plan)) == expected, built.choices

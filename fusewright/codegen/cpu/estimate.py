@@ -19,7 +19,7 @@ from fusewright.ir.node import Node
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.cost import FREE, is_one_pass
 from fusewright.schedule.groups import Group, sizes
-from fusewright.schedule.product import Product
+from fusewright.schedule.product import Product, contraction_of
 from fusewright.schedule.sample import SampleProgram
 from fusewright.schedule.strips import is_flat
 
@@ -66,8 +66,10 @@ def pays(
         matrices = [_matrix(n, hints) for n in products]
         library += sum(_of_library(*m, wide=n.dtype == torch.float64) for m, n in zip(matrices, products, strict=True))
         return CALL + BY_SAMPLE * sum(map(prod, matrices)) < library
-    c = group.record.contraction if isinstance(group.record, Product) else group.record
-    if not isinstance(c, Contraction) or not is_flat(c) or c.op.groups > 1:
+    if not isinstance(group.record, Contraction | Product):
+        return True
+    c = contraction_of(group.record)
+    if not is_flat(c) or c.op.groups > 1:
         return True  # a library's convolution is no match for a kernel that keeps what follows at hand
     samples, features, *positions = sizes(c.conv, hints)
     rows, row = prod(positions), int(option["strips"]["strip"][2])

@@ -20,7 +20,7 @@ from fusewright.schedule.direct import DirectTile
 from fusewright.schedule.direct_choice import UNDERESTIMATED
 from fusewright.schedule.direct_choice import shortlist as direct_shortlist
 from fusewright.schedule.groups import Group, as_graph, body, sizes
-from fusewright.schedule.product import Product
+from fusewright.schedule.product import Product, contraction_of
 from fusewright.schedule.range_blocks import Cut, cuts
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass
 from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, shortlist
@@ -32,11 +32,11 @@ from fusewright.schedule.warpgroup_positions import shortlist as by_positions
 from fusewright.schedule.warpgroup_windows import WindowTile
 from fusewright.schedule.warpgroup_windows import shortlist as by_windows
 
-# So many tilings of a contraction are worth measuring; so many tiles of warpgroups, and tilings then; of either way to
+# So many tilings of a contraction are worth measuring; so many tiles of warpgroups, and tilings then; of each way to
 # multiply by warpgroups so many at least.
 WORTH_MEASURING = 14
 OF_WARPGROUPS, BESIDE_WARPGROUPS = 20, 6
-OF_EITHER_WAY = 10
+OF_EACH_WAY = 10
 
 # And so many cuts of a range reduction into blocks; with more different sums than these, one pass is slower.
 CUTS = 4
@@ -69,11 +69,11 @@ def options(
     tf32        whether float32 operands of products may be rounded to it
     capability  compute capability times ten of the device, where there is one: what only it can run is an option then
     """
-    c = group.record.contraction if isinstance(group.record, Product) else group.record
-    if isinstance(c, RangeReduction):
-        return _of_ranges(c, hints)
-    if not isinstance(c, Contraction):
+    if isinstance(group.record, RangeReduction):
+        return _of_ranges(group.record, hints)
+    if not isinstance(group.record, Contraction | Product):
         return [{}]
+    c = contraction_of(group.record)
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS or not c.cells_are_windows:
         return []
     c = replace(c, channels_last=_channels_last(c, layouts))
@@ -110,14 +110,8 @@ def pays(
     """Whether the kernel of `group` should be faster than ATen's operations (`estimate`); `option` is its best cut."""
     seconds = 0.0
     if isinstance(group.record, Contraction | Product):
-        seconds = _seconds(group, hints, layouts, tf32, capability) / _busy(_contraction(group), option, hints)
+        seconds = _seconds(group, hints, layouts, tf32, capability) / _busy(contraction_of(group.record), option, hints)
     return estimate.pays(group, seconds, hints, tf32=tf32)
-
-
-def _contraction(group: Group) -> Contraction:
-    c = group.record.contraction if isinstance(group.record, Product) else group.record
-    assert isinstance(c, Contraction)
-    return c
 
 
 def _busy(c: Contraction, option: Option, hints: Mapping[Any, int]) -> float:
@@ -134,7 +128,7 @@ def _busy(c: Contraction, option: Option, hints: Mapping[Any, int]) -> float:
 
 def _seconds(group: Group, hints: Mapping[Any, int], layouts: Layouts, tf32: bool, capability: int | None) -> float:
     """About how many seconds the best way to cut a group with a product takes; infinite where there is none."""
-    c = _contraction(group)
+    c = contraction_of(group.record)
     c = replace(c, channels_last=_channels_last(c, layouts))
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return inf
@@ -197,8 +191,8 @@ def _of_warpgroups(
 ) -> tuple[float, list[Option]]:
     """Ways to cut a group for the tensor cores of Hopper, and the estimate of the best."""
     ways = [way(c, lengths, OF_WARPGROUPS, tf32=tf32) for way in (by_features, by_positions, by_windows)]
-    some = [scored for way in ways for scored in way[:OF_EITHER_WAY]]
-    others = sorted((scored for way in ways for scored in way[OF_EITHER_WAY:]), key=_score)
+    some = [scored for way in ways for scored in way[:OF_EACH_WAY]]
+    others = sorted((scored for way in ways for scored in way[OF_EACH_WAY:]), key=_score)
     best = sorted(some + others[: max(0, OF_WARPGROUPS - len(some))], key=_score)
     alone = [_of_warpgroup(t, None) for _, t in best]
     parts = [(t, warpgroup.blocks_per_sample(c, t, samples, lengths)) for _, t in best[:WORTH_CLUSTERING]]

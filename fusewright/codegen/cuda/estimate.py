@@ -20,9 +20,9 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.runtime.device import LARGE_GPU
-from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.cost import FREE, CostModel, is_one_pass
 from fusewright.schedule.groups import Group, sizes
+from fusewright.schedule.product import contraction_of
 from fusewright.schedule.sample import SampleProgram
 
 # By so much the best estimate of a contraction may be too low.
@@ -54,7 +54,7 @@ def pays(group: Group, seconds: float, hints: Mapping[Any, int], *, tf32: bool) 
     least = LARGE_GPU.launch + moved / LARGE_GPU.memory
     if isinstance(group.record, SampleProgram):
         return least + _sample_seconds(group.record, hints, OF_BLOCK) < library
-    c: Contraction = getattr(group.record, "contraction", group.record)
+    c = contraction_of(group.record)
     tail = 0.0 if c.tail is None else _sample_seconds(c.tail, hints, OF_TAIL)
     return max(least, UNSURE * seconds) + tail < library
 

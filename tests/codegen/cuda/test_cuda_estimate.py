@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from gpu_build import built_for_a_gpu
 from torch import Tensor, nn
-
-from fusewright import pipeline, tuning
 
 
 class Linear(nn.Module):
@@ -68,11 +67,8 @@ KERNEL = {
 
 def paths(monkeypatch: pytest.MonkeyPatch, model: nn.Module, shape: tuple[int, ...], kernels: Any) -> dict[str, str]:
     """The names of groups, and who runs them on Hopper."""
-    monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
-    monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
     x = torch.empty(shape, dtype=next((p.dtype for p in model.parameters()), torch.float32))
-    target = torch.device("cuda")
-    built = pipeline.build(model.eval(), (x,), {}, kernels=kernels, measure=False, target=target)
+    built = built_for_a_gpu(monkeypatch, model, x, kernels)
     return {choice.name: choice.path for choice in built.choices}
 
 
