@@ -25,6 +25,8 @@ HELD_WEIGHTS = 80
 # Bytes of shared memory that a block may take.
 MOST_SHARED = 220 * 1024
 MULTIPROCESSORS = 132
+# Registers of one.
+REGISTERS = 65536
 # Registers that a lane may spend on window sums.
 MOST_SUMMED = 112
 # Registers of a thread beside those that it multiplies with.
@@ -347,7 +349,7 @@ def blocks_per_sm(c: Contraction, t: Tiling, shared: int, *, split: bool = False
 
 def fitting(threads: int, shared: int, registers: int) -> int:
     """Blocks of so many threads that fit a multiprocessor: by shared bytes of each, threads, and registers of those."""
-    return min((MOST_SHARED + 7168) // (shared + 1024), 2048 // threads, 65536 // (threads * registers))
+    return min((MOST_SHARED + 7168) // (shared + 1024), 2048 // threads, REGISTERS // (threads * registers))
 
 
 def registers(c: Contraction, t: Tiling, *, split: bool = False) -> int:

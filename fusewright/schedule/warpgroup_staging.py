@@ -23,6 +23,8 @@ from fusewright.schedule.tiling import MOST_SHARED, fitting, span
 ACCUMULATORS = 160
 # Input indices along one dimension of a tile, which are packed into eight bits each, as are its channels.
 MOST_INDICES = 256
+# Vectors of channels that are staged at a time, where all of them are.
+MOST_VECTORS = 32
 # Warpgroups of a block.
 GROUPS = (1, 2, 3, 4)
 
@@ -135,7 +137,7 @@ def takes(c: Contraction, *, tf32: bool) -> bool:
 
     Window sums are multiplied from registers (`warpgroup_windows`).
     """
-    if not multiplies(c, tf32=tf32) or c.channels_last or c.box is not None:
+    if not multiplies(c, tf32=tf32) or c.box is not None:
         return False
     return any(p.rows * p.per_row for p in taps_of(c))  # a pool may leave only positions that no tap reaches
 
@@ -259,7 +261,8 @@ def few_alike(tiles: Iterable[tuple[float, AnyTile]], count: int, *, alike: int)
 def chunk_sizes(c: Contraction) -> list[int]:
     """Input channels staged at a time, in whole instructions."""
     whole = ceil(c.channels / step(c)) * step(c)
-    return [k for k in (8, 16, 32, 64) if k % step(c) == 0 and k < whole] + ([whole] if whole <= 128 else [])
+    most = MOST_VECTORS * vector(c)
+    return [k for k in (step(c) * n for n in (1, 2, 4, 8)) if k < whole] + ([whole] if whole <= most else [])
 
 
 def rows_at_a_time(c: Contraction) -> Iterator[tuple[int, int]]:

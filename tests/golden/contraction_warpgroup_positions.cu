@@ -172,49 +172,60 @@ __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x
     warpgroup_commit();
 }
 
-// The first cell of a tile.
+// A tile, by the tiles before it along each dimension, and its first cell.
+struct Tile { int d, h, w; };
 struct Cell { int d, h, w; };
 
 // One vector of channels.
 struct alignas(16) Channels { Element element[VECTOR]; };
 
 // The vectors that a thread stages at a time: what has been read, and where in the tile they are, in columns of shared
-// memory, elements of x, and packed input indices.  Of no vector at all the column is negative.
-constexpr int COUNT = VECTORS * X_D * X_H * X_W, AT_ONCE = 3;    // of a tile, and of a thread at a time
+// memory, packed indices of the input, elements of x.  Of no vector at all the column is negative.
+constexpr int COLUMNS = X_D * X_H * X_W, COUNT = VECTORS * COLUMNS, AT_ONCE = 3;    // of a thread at a time
 struct Fetched { Channels read[AT_ONCE]; };
-struct Places { int to[AT_ONCE], from[AT_ONCE], index[AT_ONCE]; };
+struct Places {
+    int to[AT_ONCE];
+    unsigned index[AT_ONCE];
+    int from[AT_ONCE];
+};
+
+// Elements of x from the tile's first to those of packed indices.
+__device__ __forceinline__ int offset(unsigned index, int D, int H, int W) {
+    const int channel = index >> 24, d = index >> 16 & 255, h = index >> 8 & 255, w = index & 255;
+    return ((channel * D + d) * H + h) * W + w;
+}
 
 __device__ __forceinline__ Places places_of(int first, int D, int H, int W) {
-    constexpr int COLUMNS = X_D * X_H * X_W;
     Places places;
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
-        const int i = first + n * THREADS, v = i / COLUMNS;
-        const int d = i / (X_H * X_W) % X_D, h = i / X_W % X_H, w = i % X_W;
+        const int i = first + n * THREADS, v = i / COLUMNS, at = i % COLUMNS;
+        const int d = at / (X_H * X_W), h = at / X_W % X_H, w = at % X_W;
         places.to[n] = i < COUNT ? v * PLANE + (d * X_H + h) * (PITCH * SKIP) + column(w) : -1;
-        places.from[n] = ((v * VECTOR * D + d) * H + h) * W + w;
-        places.index[n] = v * VECTOR << 24 | d << 16 | h << 8 | w;
+        places.index[n] = unsigned(v * VECTOR) << 24 | d << 16 | h << 8 | w;
+        places.from[n] = offset(places.index[n], D, H, W);
     }
     return places;
 }
 
 // Start reading what a block's cells read, zeros outside.
 __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& places, const Element* x, int chunk,
-                                            int cell_d, int cell_h, int cell_w, int D, int H, int W) {
-    const int low_d = cell_d * 1 + 0, low_h = cell_h * 1 + -1;
-    const int low_w = cell_w * 1 + -2, step = D * H * W, channels = C - chunk * CHUNK;
-    const Element* const low = x + chunk * CHUNK * step + (low_d * H + low_h) * W + low_w;
+                                            Cell cell, int D, int H, int W) {
+    const int low_d = cell.d * 1 + 0, low_h = cell.h * 1 + -1;
+    const int low_w = cell.w * 1 + -2, channels = C - chunk * CHUNK;
+    const int plane = D * H * W;
+    const Element* const low = x + chunk * CHUNK * plane + (low_d * H + low_h) * W + low_w;
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
-        const int index = places.index[n], channel = index >> 24;
+        const unsigned index = places.index[n];
         const int x_d = low_d + (index >> 16 & 255), x_h = low_h + (index >> 8 & 255), x_w = low_w + (index & 255);
         const bool inside = places.to[n] >= 0 && unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) &&
                             unsigned(x_w) < unsigned(W);
+        const int channel = index >> 24;
         const Element* const from = low + places.from[n];
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j)
-            fetched.read[n].element[j] =
-                inside && (C % CHUNK == 0 || channel + j < channels) ? from[j * step] : Element{};
+            fetched.read[n].element[j] = inside && (C % CHUNK == 0 || channel + j < channels) ? from[j * plane] : Element{};
     }
 }
 
@@ -297,42 +308,56 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
     };
     const Element* const packed_block = packed + (long long)blockIdx.z * 15552;
 
-    const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
-    const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
-    const auto cell_of = [&](int tile) -> Cell {
-        return {tile / (tiles_w * tiles_h) * CELLS_D, tile / tiles_w % tiles_h * CELLS_H, tile % tiles_w * CELLS_W};
+    const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const auto tile_at = [&](int i) -> Tile { return {i / (tiles_w * tiles_h), i / tiles_w % tiles_h, i % tiles_w}; };
+    // A block's tiles are `parts` apart: carrying over is quicker than dividing again.
+    const Tile apart = tile_at(parts);
+    const auto following = [&](Tile tile) -> Tile {
+        tile = {tile.d + apart.d, tile.h + apart.h, tile.w + apart.w};
+        if (tile.w >= tiles_w) tile.w -= tiles_w, ++tile.h;
+        if (tile.h >= tiles_h) tile.h -= tiles_h, ++tile.d;
+        return tile;
     };
+    const auto cell_of = [&](Tile tile) -> Cell { return {tile.d * CELLS_D, tile.h * CELLS_H, tile.w * CELLS_W}; };
+    // What of the input is read next, or on its way: a chunk of a tile.
     const Places places = places_of(threadIdx.x, D, H, W);
-    const auto fetch = [&](Fetched& fetched, const Places& places, Cell cell, int chunk) {
-        fetch_input(fetched, places, x_sample, chunk, cell.d, cell.h, cell.w, D, H, W);
+    Fetched fetched;
+    Tile staged = tile_at(part);
+    int staged_chunk = 0;
+    const auto read_input = [&] {
+        if (staged.d < tiles_d) fetch_input(fetched, places, x_sample, staged_chunk, cell_of(staged), D, H, W);
+    };
+    // Write what was read to shared memory, and start reading what follows.
+    const auto write_input = [&](Element* to) {
+        if (staged.d >= tiles_d) return;
+        put_input(fetched, places, to);
+        if (++staged_chunk == 3) {
+            staged_chunk = 0;
+            staged = following(staged);
+        }
+        read_input();
     };
     int x_now = 0, w_now = 0;    // where the operands of the step at hand are
-    Cell here = cell_of(part);
-    if (part < tiles) {
-        Fetched fetched;
-        fetch(fetched, places, here, 0);
-        put_input(fetched, places, x_tile);
+    if (staged.d < tiles_d) {
+        read_input();
+        write_input(x_tile);
         stage_weights(packed_block, w_tile, 5184);
         copy_async_commit();
         copy_async_wait<0>();
     }
     fence_async();
-    for (int tile = part; tile < tiles; tile += parts) {
-        const int cell_d = here.d, cell_h = here.h, cell_w = here.w;
-        const bool another = tile + parts < tiles;    // tile follows
-        const Cell ahead = cell_of(tile + parts);
+    for (Tile tile = tile_at(part); tile.d < tiles_d; tile = following(tile)) {
+        const auto [cell_d, cell_h, cell_w] = cell_of(tile);
+        const bool another = following(tile).d < tiles_d;    // tile follows
         {
             Accumulators acc = {};
             for (int step = 0; step < 3; ++step) {
                 __syncthreads();    // until this step's operands are there, and the last step's have been read
                 const int next = (step + 1) % 3;
-                const bool same = next > 0, some = same || another;    // tile; step that follows
-                if (some) stage_weights(packed_block + next * 5184, w_tile + (1 - w_now) * 5184, 5184);
+                if (next > 0 || another) stage_weights(packed_block + next * 5184, w_tile + (1 - w_now) * 5184, 5184);
                 copy_async_commit();
-                Fetched fetched;    // on its way while the tensor cores work
-                if (some) fetch(fetched, places, same ? here : ahead, next);
                 multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + w_now * 1296, 0, 3);
-                if (some) put_input(fetched, places, x_tile + (1 - x_now) * X_TILE);
+                write_input(x_tile + (1 - x_now) * X_TILE);
                 x_now = 1 - x_now;
                 w_now = 1 - w_now;
                 copy_async_wait<0>();
@@ -361,6 +386,5 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                             }
                     }
         }
-        here = ahead;
     }
 }

@@ -162,8 +162,6 @@ def _of_contraction(
     cuts = [*dict.fromkeys((t, n) for t, n in joined if n is not None), *((t, None) for t in tilings)]
     found: list[Option] = [{"tiling": asdict(t), "blocks": n, "channels_last": c.channels_last} for t, n in cuts]
     rival = estimate_of(c, tilings[0], lengths, tf32=tf32) if tilings else None
-    if product:
-        return _Ways(tuple(found), inf if rival is None else UNDERESTIMATED * rival)
     if capability == warpgroup.CAPABILITY:
         best, more = _of_warpgroups(c, lengths, samples, tf32)
         if more:
@@ -171,6 +169,8 @@ def _of_contraction(
             ahead = rival is None or best <= UNDERESTIMATED * rival
             found = more + few if ahead else few + more
             rival = best / UNDERESTIMATED if ahead else rival
+    if product:
+        return _Ways(tuple(found), inf if rival is None else UNDERESTIMATED * rival)
     direct_tiles = direct_shortlist(replace(c, channels_last=False), lengths, samples, rival)
     others: list[Option] = [{"direct": asdict(t)} for t in direct_tiles.tiles]
     cycles = min(direct_tiles.best, inf if rival is None else UNDERESTIMATED * rival)
@@ -194,9 +194,9 @@ def _of_warpgroups(
     some = [scored for way in ways for scored in way[:OF_EACH_WAY]]
     others = sorted((scored for way in ways for scored in way[OF_EACH_WAY:]), key=_score)
     best = sorted(some + others[: max(0, OF_WARPGROUPS - len(some))], key=_score)
-    alone = [_of_warpgroup(t, None) for _, t in best]
+    alone = [_of_warpgroup(c, t, None) for _, t in best]
     parts = [(t, warpgroup.blocks_per_sample(c, t, samples, lengths)) for _, t in best[:WORTH_CLUSTERING]]
-    joined = [_of_warpgroup(t, n) for t, n in parts if n is not None]
+    joined = [_of_warpgroup(c, t, n) for t, n in parts if n is not None]
     return min((score for score, _ in best), default=0.0), joined + alone
 
 
@@ -204,9 +204,9 @@ def _score(scored: tuple[float, warpgroup.Tile]) -> float:
     return scored[0]
 
 
-def _of_warpgroup(t: warpgroup.Tile, blocks: int | None) -> Option:
+def _of_warpgroup(c: Contraction, t: warpgroup.Tile, blocks: int | None) -> Option:
     (kind,) = (key for key, tile in OF_WARPGROUP.items() if type(t) is tile)
-    return {kind: asdict(t), "blocks": blocks}
+    return {kind: asdict(t), "blocks": blocks, "channels_last": c.channels_last}
 
 
 def _cells(c: Contraction, hints: Mapping[Any, int]) -> tuple[int, int, int]:
@@ -224,21 +224,14 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     reference = lower_function("reference", graph)
     match group.family:
         case "contraction" if "direct" in option:
-            return direct.generate(
-                replace(group.record, channels_last=False), DirectTile(**option["direct"]), name, reference
-            )
-        case "contraction" if kinds := OF_WARPGROUP.keys() & option.keys():
-            (kind,) = kinds
-            tile = OF_WARPGROUP[kind](**option[kind])
-            return warpgroup.generate(group.record, tile, name, reference, blocks=option["blocks"])
+            return direct.generate(group.record, DirectTile(**option["direct"]), name, reference)
         case "contraction":
-            tiling = Tiling(**option["tiling"])
-            c = replace(group.record, channels_last=option.get("channels_last", False))
-            return contraction.generate(c, tiling, name, reference, tf32=tf32, blocks=option["blocks"])
+            c = replace(group.record, channels_last=option["channels_last"])
+            return _on_tensor_cores(c, option, name, reference, tf32=tf32)
         case "product":
-            tiling, c, blocks = Tiling(**option["tiling"]), group.record.contraction, option["blocks"]
-            kernel = contraction.generate(c, tiling, name, reference, tf32=tf32, blocks=blocks)
-            return of_tensors(kernel, group.record)
+            return of_tensors(
+                _on_tensor_cores(group.record.contraction, option, name, reference, tf32=tf32), group.record
+            )
         case "range reduction" if "cut" in option and not group.record.total:
             return ranges_blocks.kernel(group.record, Cut(**option["cut"]), name, reference)
         case "range reduction":
@@ -246,3 +239,12 @@ def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
         case "sample program":
             return sample.kernel(group.record, name, reference)
     return stream.kernel(group.record, name, reference)
+
+
+def _on_tensor_cores(c: Contraction, option: Option, name: str, reference: str, *, tf32: bool) -> Kernel:
+    """The kernel of a convolution, or of a matmul as one, that warps or warpgroups multiply."""
+    (key,) = TILES.keys() & option.keys()
+    tile, blocks = TILES[key](**option[key]), option["blocks"]
+    if key in OF_WARPGROUP:
+        return warpgroup.generate(c, tile, name, reference, blocks=blocks)
+    return contraction.generate(c, tile, name, reference, tf32=tf32, blocks=blocks)

@@ -99,7 +99,13 @@ class Epilogue(ValueText):
 
     def head(self) -> list[Lines]:
         """Declarations of what follows the multiplication."""
-        return [*super().head(), *([fill(texts.WRITE_PAIR, type=self.result_type)] if self.pairs else [])]
+        return [*super().head(), *self._pairs()]
+
+    def _pairs(self) -> list[Lines]:
+        """How two neighbours in memory are written at once."""
+        if self.neighbours:
+            return [fill(texts.PAIR, type=self.result_type)]
+        return [fill(texts.WRITE_PAIR, type=self.result_type)] if self.pairs else []
 
     @property
     def at_once(self) -> bool:
@@ -289,8 +295,19 @@ class Epilogue(ValueText):
         else:
             at = f"out_row[({self.first_feature[1]}) * plane + unsigned((p * {Q} + q) * {R} + r)]"
         feature = [] if self.whole and not self.c.channels_last else [self.feature]
-        written = f"{at} = narrow_to<{self.result_type}>::of({value});"
-        return nest(CHANNELS, [*feature, f"if ({self.there}) {written}"])
+        value = f"narrow_to<{self.result_type}>::of({value})"
+        if not self.neighbours:
+            return nest(CHANNELS, [*feature, f"if ({self.there}) {at} = {value};"])
+        m, half = CHANNELS
+        both = [f"{self.result_type} both[2];", *nest([half], [f"both[half] = {value};"]), "constexpr int half = 0;"]
+        stored = f"*reinterpret_cast<Pair*>(&{at}) = Pair{{both[0], both[1]}};"
+        return nest([m], [*both, *feature, f"if ({self.there}) {stored}"])
+
+    @property
+    def neighbours(self) -> bool:
+        """Whether a thread's two channels are neighbours in memory, and written at once."""
+        last = self.kind == "store" and self.c.channels_last
+        return last and self.other_channels == COLUMN and self.c.features % 2 == 0
 
     def _out_row(self, P: str, Q: str, R: str) -> Lines:
         """Where results of a thread's first feature go, and how far behind them those of the next one do."""

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 # A row's end may lie between two neighbours where its length is odd.
+PAIR = """
+// Two neighbours in memory, written at once.
+struct alignas(2 * sizeof($type)) Pair { $type first, second; };
+"""
+
 WRITE_PAIR = """
 // Write two neighbours of an output row of which `left` elements follow, in one store where rows have an `even` length.
 struct alignas(2 * sizeof($type)) Pair { $type first, second; };

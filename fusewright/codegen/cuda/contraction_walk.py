@@ -35,10 +35,17 @@ def constants(walks: Walks) -> Lines:
     return lines
 
 
-def names(walks: Walks, tile: str = "tile") -> dict[str, object]:
+def counted(tile: str) -> dict[str, str]:
+    """The place of a tile along each dimension, of tiles that are counted."""
+    return {"d": f"{tile} / (tiles_w * tiles_h)", "h": f"{tile} / tiles_w % tiles_h", "w": f"{tile} % tiles_w"}
+
+
+COUNTED = counted("tile")
+
+
+def names(walks: Walks, places: Mapping[str, str] = COUNTED) -> dict[str, object]:
     """What templates say about tiles: how many along d and h, the first cell of one, and the staged rows' distance."""
-    places = {"d": f"{tile} / (tiles_w * tiles_h)", "h": f"{tile} / tiles_w % tiles_h"}
-    found: dict[str, object] = {"first_w": f"{tile} % tiles_w * CELLS_W"}
+    found: dict[str, object] = {"first_w": f"{places['w']} * CELLS_W"}
     for a, walk in zip("dh", walks[:2], strict=True):
         big = a.upper()
         by = f"<CELLS_{big}, BETWEEN_{big}>"

@@ -176,7 +176,7 @@ class _Writer:
             per_sm=self.cut.per_sm,
             name=self.name,
             parameters=", ".join([*types, self.epilogue.parameter]),
-            **contraction_walk.names(self.box.walks, "at.tile"),
+            **contraction_walk.names(self.box.walks, contraction_walk.counted("at.tile")),
             exchange=self.epilogue.exchange(),
             prologue=prologue,
             stage_weights=staged,

@@ -1,13 +1,14 @@
 """The steps of a tile that warpgroups multiply: a chunk of channels and some rows of taps each.
 
-What the next step needs is on its way before the tensor cores are busy with this one, and is put where they will read
-it before they are done.
+While the tensor cores are busy with one step, a block writes the input of the next where they will read it, and starts
+reading what comes after that: it is on its way for as long as a whole step, and what follows a tile, take.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from fusewright.codegen.cuda import warpgroup_text
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights, plus
@@ -33,27 +34,39 @@ class Steps:
         return staged_by_thread(self.c, self.t)[1]
 
     def functions(self) -> Lines:
-        """How the kernel names the staging of a tile's input."""
-        return fill(warpgroup_text.FETCH) + (fill(warpgroup_text.PUT) if self._in_rounds else [])
+        """How the kernel stages a tile's input, chunk after chunk."""
+        each, at_once = staged_by_thread(self.c, self.t)
+        chunks, passes = self.weights.chunks, self._passes
+        names = warpgroup_text.WALKED if chunks == 1 else warpgroup_text.DIVIDED
+        if chunks == 1:
+            chunk, follow = "0", names["follow"]
+        else:
+            chunk = "staged_chunk" if passes == 1 else f"staged_chunk % {chunks}"
+            follow = fill(warpgroup_text.NEXT_CHUNK, per_tile=chunks * passes)
+        others = fill(warpgroup_text.OTHERS, chunk=chunk, cell=names["cell"]) if each > at_once else []
+        walk = fill(warpgroup_text.WALK) if chunks == 1 else []
+        return [*walk, *fill(warpgroup_text.STAGING, **names | {"chunk": chunk, "others": others, "follow": follow})]
+
+    def each_tile(self) -> dict[str, object]:
+        """How the kernel goes through the tiles of a block."""
+        found: dict[str, object] = dict(
+            warpgroup_text.EACH_TILE if self.weights.chunks == 1 else warpgroup_text.EACH_COUNT
+        )
+        another = f"const bool another = {found['another']};    // tile follows"
+        return found | {"another": [] if self.t.stay else [another]}
 
     @property
-    def _in_rounds(self) -> bool:
-        """Whether a thread stages more vectors than are on their way at a time."""
-        each, at_once = staged_by_thread(self.c, self.t)
-        return each > at_once
-
-    def _put(self, cell: str, chunk: str, tile: str) -> str:
-        """The statement that writes what was fetched, and fetches and writes the rest."""
-        if self._in_rounds:
-            return f"put(fetched, {cell}, {chunk}, {tile});"
-        return f"put_input(fetched, places, {tile});"
+    def _passes(self) -> int:
+        """How often a tile goes through all chunks: once per phase with taps and piece of it."""
+        w = self.weights
+        return sum(prod(len(p.elements) // n for _, p, n in self.pieces(i)) for i in w.passes)
 
     def first(self) -> Lines:
         """Stage what the first step of the first tile needs."""
-        staged = ["Fetched fetched;", "fetch(fetched, places, here, 0);", self._put("here", "0", "x_tile")]
+        staged = ["read_input();", "write_input(x_tile);"]
         if not self.t.stay:
             staged += [self.weights.copy(self.weights.passes[0], "0", "w_tile"), "copy_async_commit();"]
-        return ["if (part < tiles) {", *indent([*staged, *self._landed]), "}"]
+        return [*staged, *self._landed]
 
     def of_phase(self, index: int, rows: list[tuple[str, Phase, int]]) -> Lines:
         """All steps of one phase; `rows` are the dimensions whose rows are computed some at a time (see `pieces`)."""
@@ -103,25 +116,22 @@ class Steps:
         if index != w.passes[0]:
             return weights, landed
         when = [*(["step == 0"] if steps > 1 else []), *(f"from_{a} == 0" for a in "dh" if f"from_{a}" in more)]
-        before, after = self._staged("ahead", "0", [*when, "another"])
-        return [*weights, *before], [*after, *landed]
+        return weights, [self._write_input(when), *landed]
 
     def _next_chunk(self, index: int, more: str, steps: int) -> tuple[Lines, Lines]:
         """The next channels, or rows of taps, of this pass, of the next one over this tile, or of the next tile."""
         slices, last = self.weights.slices(index), index == self.weights.passes[-1]
-        lines, when, cell = [f"const int next = (step + 1) % {steps};"], [], "here"
-        if last:
-            same = f"next > 0 || {more}" if more else "next > 0"
-            lines += [f"const bool same = {same}, some = same || another;    // tile; step that follows"]
-            when, cell = ["some"], "same ? here : ahead"
+        lines: Lines = []
+        if slices > 1 or not self.t.stay:
+            lines += [f"const int next = (step + 1) % {steps};"]
         if not self.t.stay:
             over = "next == 0" + (f" && !({more})" if more else "")
-            lines += self._next_weights(index, over, "if (some) " if last else "")
+            same = f"next > 0 || {more}" if more else "next > 0"
+            lines += self._next_weights(index, over, f"if ({same} || another) " if last else "")
         others = [f"next % {slices} == 0"] if slices > 1 else []
-        before, after = self._staged(cell, "next" if slices == 1 else f"next / {slices}", [*others, *when])
-        after += [f"{f'if ({others[0]}) ' if others else ''}x_now = 1 - x_now;"]
+        after = [self._write_input(others), f"{f'if ({others[0]}) ' if others else ''}x_now = 1 - x_now;"]
         after += [] if self.t.stay else ["w_now = 1 - w_now;"]
-        return [*lines, *before], [*after, *self._landed]
+        return lines, [*after, *self._landed]
 
     def _next_weights(self, index: int, over: str, guard: str) -> Lines:
         """Start copying the weights of the next step: of the next phase where this one is `over`."""
@@ -134,12 +144,10 @@ class Steps:
         lines = [f"{guard}{{", *indent(lines), "}"] if guard else lines
         return [*lines, "copy_async_commit();"]
 
-    def _staged(self, cell: str, chunk: str, when: list[str]) -> tuple[Lines, Lines]:
-        """Statements that stage a tile's input to the other buffer."""
+    def _write_input(self, when: list[str]) -> str:
+        """The statement that stages the input of the next chunk or tile in the other buffer."""
         guard = f"if ({' && '.join(when)}) " if when else ""
-        fetch = f"{guard}fetch(fetched, places, {cell}, {chunk});"
-        put = guard + self._put(cell, chunk, "x_tile + (1 - x_now) * X_TILE")
-        return ["Fetched fetched;    // on its way while the tensor cores work", fetch], [put]
+        return guard + "write_input(x_tile + (1 - x_now) * X_TILE);"
 
     @property
     def _landed(self) -> Lines:

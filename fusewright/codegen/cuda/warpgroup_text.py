@@ -87,7 +87,8 @@ for (int rh = 0; rh < OWN_H * ROWS_H; rh += ROWS_AT_ONCE)
 """
 
 CHANNELS = """
-// The first cell of a tile.
+// A tile, by the tiles before it along each dimension, and its first cell.
+struct Tile { int d, h, w; };
 struct Cell { int d, h, w; };
 
 // One vector of channels.
@@ -96,42 +97,44 @@ struct alignas(16) Channels { Element element[VECTOR]; };
 
 STAGE = """
 // The vectors that a thread stages at a time: what has been read, and where in the tile they are, in columns of shared
-// memory, elements of x, and packed input indices.  Of no vector at all the column is negative.
-constexpr int COUNT = VECTORS * X_D * X_H * X_W, AT_ONCE = $at_once;    // of a tile, and of a thread at a time
+// memory, packed indices of the input$kept_too.  Of no vector at all the column is negative.
+constexpr int COLUMNS = X_D * X_H * X_W, COUNT = VECTORS * COLUMNS, AT_ONCE = $at_once;    // of a thread at a time
 struct Fetched { Channels read[AT_ONCE]; };
-struct Places { int to[AT_ONCE], from[AT_ONCE], index[AT_ONCE]; };
+struct Places {
+    int to[AT_ONCE];
+    unsigned index[AT_ONCE];
+    $kept_member
+};
 
 __device__ __forceinline__ Places places_of(int first, int D, int H, int W) {
-    constexpr int COLUMNS = X_D * X_H * X_W;
     Places places;
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
-        const int i = first + n * THREADS, v = i / COLUMNS;
-        const int d = i / (X_H * X_W) % X_D, h = i / X_W % X_H, w = i % X_W;
+        const int i = first + n * THREADS, $order;
+        const int d = at / (X_H * X_W), h = at / X_W % X_H, w = at % X_W;
         places.to[n] = i < COUNT ? v * PLANE + (d * X_H + h) * (PITCH * SKIP) + column(w) : -1;
-        places.from[n] = ((v * VECTOR * D + d$by_d) * H + h$by_h) * W + w;
-        places.index[n] = v * VECTOR << 24 | d$by_d << 16 | h$by_h << 8 | w;
+        places.index[n] = unsigned(v * VECTOR) << 24 | d$by_d << 16 | h$by_h << 8 | w;
+        $kept_at
     }
     return places;
 }
 
 // Start reading what a block's cells read, zeros outside.
 __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& places, const Element* x, int chunk,
-                                            int cell_d, int cell_h, int cell_w, int D, int H, int W) {
-    const int low_d = cell_d * $advance_d + $low_d, low_h = cell_h * $advance_h + $low_h;
-    const int low_w = cell_w * $advance_w + $low_w, step = D * H * W, channels = C - chunk * CHUNK;
-    const Element* const low = x + chunk * CHUNK * step + (low_d * H + low_h) * W + low_w;
+                                            Cell cell, int D, int H, int W) {
+    const int low_d = cell.d * $advance_d + $low_d, low_h = cell.h * $advance_h + $low_h;
+    const int low_w = cell.w * $advance_w + $low_w, channels = C - chunk * CHUNK;
+    $memory
+    $start
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
-        const int index = places.index[n], channel = index >> 24;
+        const unsigned index = places.index[n];
         const int x_d = low_d + (index >> 16 & 255), x_h = low_h + (index >> 8 & 255), x_w = low_w + (index & 255);
         const bool inside = places.to[n] >= 0 && unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) &&
                             unsigned(x_w) < unsigned(W);
-        const Element* const from = low + places.from[n];
-#pragma unroll
-        for (int j = 0; j < VECTOR; ++j)
-            fetched.read[n].element[j] =
-                inside && (C % CHUNK == 0 || channel + j < channels) ? from[j * step] : Element{};
+        const int channel = index >> 24;
+        const Element* const from = own + ($from);
+        $read
     }
 }
 
@@ -143,6 +146,24 @@ __device__ __forceinline__ void put_input(Fetched& fetched, const Places& places
         if (places.to[n] >= 0) *reinterpret_cast<Channels*>(tile + places.to[n] * VECTOR) = fetched.read[n];
     }
 }
+"""
+
+# Where channels lie in planes, a vector's elements are far apart; where they come last, they are neighbours.
+PLANES = """
+const int plane = D * H * W;
+const Element* const own = x + chunk * CHUNK * plane;
+"""
+LAST = """
+const Element* const own = x + chunk * CHUNK;
+"""
+READ = """
+#pragma unroll
+for (int j = 0; j < VECTOR; ++j)
+    fetched.read[n].element[j] = inside && (C % CHUNK == 0 || channel + j < channels) ? from[j$step] : Element{};
+"""
+READ_VECTOR = """
+const bool there = inside && (C % CHUNK == 0 || channel < channels);
+fetched.read[n] = there ? *reinterpret_cast<const Channels*>(from) : Channels{};
 """
 
 ROUND = """
@@ -210,23 +231,72 @@ for (int step = 0; step < $steps; ++step) {
 }
 """
 
-# The input of a tile and chunk: the first AT_ONCE vectors of every thread, and then, where there are more, the rest.
-FETCH = """
+# The input, chunk after chunk of a tile and tile after tile: read a step before it is written.
+STAGING = """
+// What of the input is read next, or on its way.
 const Places places = places_of(threadIdx.x, D, H, W);
-const auto fetch = [&](Fetched& fetched, const Places& places, Cell cell, int chunk) {
-    fetch_input(fetched, places, x_sample, chunk, cell.d, cell.h, cell.w, D, H, W);
+Fetched fetched;
+$staged
+const auto read_input = [&] {
+    if ($some) fetch_input(fetched, places, x_sample, $chunk, $cell, D, H, W);
+};
+// Write that to shared memory, and start reading what follows.
+const auto write_input = [&](Element* to) {
+    if (!($some)) return;
+    put_input(fetched, places, to);
+    $others
+    $follow
+    read_input();
 };
 """
 
-PUT = """
-const auto put = [&](Fetched& fetched, Cell cell, int chunk, Element* tile) {
-    put_input(fetched, places, tile);
-    for (int first = threadIdx.x + AT_ONCE * THREADS; first < COUNT; first += AT_ONCE * THREADS) {
-        const Places others = places_of(first, D, H, W);
-        fetch(fetched, others, cell, chunk);
-        put_input(fetched, others, tile);
-    }
+# Of threads that stage more vectors than are on their way at a time.
+OTHERS = """
+for (int first = threadIdx.x + AT_ONCE * THREADS; first < COUNT; first += AT_ONCE * THREADS) {
+    const Places others = places_of(first, D, H, W);
+    fetch_input(fetched, others, x_sample, $chunk, $cell, D, H, W);
+    put_input(fetched, others, to);
+}
+"""
+
+# Tiles follow each other quickly where all channels are staged at once: their places are carried on.
+WALK = """
+const Tile apart = tile_at(parts);
+const auto following = [&](Tile tile) -> Tile {
+    tile = {tile.d + apart.d, tile.h + apart.h, tile.w + apart.w};
+    if (tile.w >= tiles_w) tile.w -= tiles_w, ++tile.h;
+    if (tile.h >= tiles_h) tile.h -= tiles_h, ++tile.d;
+    return tile;
 };
+"""
+WALKED = {
+    "staged": ["Tile staged = tile_at(part);"],
+    "some": "staged.d < tiles_d",
+    "cell": "cell_of(staged)",
+    "follow": ["staged = following(staged);"],
+}
+EACH_TILE = {
+    "loop": "for (Tile tile = tile_at(part); tile.d < tiles_d; tile = following(tile))",
+    "tile": "tile",
+    "another": "following(tile).d < tiles_d",
+}
+# Else they are found by division, which takes fewer registers.
+DIVIDED = {
+    "staged": ["int staged_tile = part, staged_chunk = 0;", "Cell staged = cell_of(tile_at(part));"],
+    "some": "staged_tile < tiles",
+    "cell": "staged",
+}
+EACH_COUNT = {
+    "loop": "for (int tile = part; tile < tiles; tile += parts)",
+    "tile": "tile_at(tile)",
+    "another": "tile + parts < tiles",
+}
+NEXT_CHUNK = """
+if (++staged_chunk == $per_tile) {
+    staged_chunk = 0;
+    staged_tile += parts;
+    staged = cell_of(tile_at(staged_tile));
+}
 """
 
 KERNEL = """
@@ -249,22 +319,20 @@ $name($parameters,
     const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128)$own_features;
     $prologue
 
-    const int tiles_h = $tiles_h, tiles_w = ceil_div(cells_w, CELLS_W);
-    const int tiles = $tiles_d * tiles_h * tiles_w;
-    const auto cell_of = [&](int tile) -> Cell {
-        return {$first_d, $first_h, tile % tiles_w * CELLS_W};
-    };
+    const int tiles_d = $tiles_d, tiles_h = $tiles_h, tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = tiles_d * tiles_h * tiles_w;
+    const auto tile_at = [&](int i) -> Tile { return {i / (tiles_w * tiles_h), i / tiles_w % tiles_h, i % tiles_w}; };
+    const auto cell_of = [&](Tile tile) -> Cell { return {$first_d, $first_h, $first_w}; };
     $stage
     int x_now = 0$w_now;    // where the operands of the step at hand are
-    Cell here = cell_of(part);
-    $first
+    if (part < tiles) {
+        $first
+    }
     fence_async();
-    for (int tile = part; tile < tiles; tile += parts) {
-        const int cell_d = here.d, cell_h = here.h, cell_w = here.w;
-        const bool another = tile + parts < tiles;    // tile follows
-        const Cell ahead = cell_of(tile + parts);
+    $loop {
+        const auto [cell_d, cell_h, cell_w] = cell_of($tile);
+        $another
         $body
-        here = ahead;
     }
     $close
 }

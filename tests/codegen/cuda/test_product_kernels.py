@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from contraction_cases import some
@@ -11,9 +13,10 @@ from product_cases import CASES, Found, draw, found
 from torch import Tensor
 
 from fusewright.codegen.cuda import contraction
+from fusewright.codegen.cuda import warpgroup as cuda
 from fusewright.codegen.product import of_tensors
 from fusewright.kernel import Kernel
-from fusewright.schedule import product, tiling
+from fusewright.schedule import product, tiling, warpgroup, warpgroup_positions
 from fusewright.schedule.tiling import Tiling
 
 
@@ -74,3 +77,30 @@ def test_random_products(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     f = found(draw(rng))
     assert_right(f, some(tilings(f), 2, rng)[-1], ORDERS[seed % 3])
+
+
+# -- on Hopper's tensor cores
+
+
+WARPGROUPS = {
+    "rows, logsumexp": (replace(CASES["rows, logsumexp"], tf32=True), warpgroup_positions),
+    "tokens, over features": (CASES["tokens, over features"], warpgroup),
+    "bfloat16": (CASES["bfloat16"], warpgroup),
+    "float16": (replace(CASES["float16"], features=130), warpgroup_positions),
+    "rows that are no whole vectors": (replace(CASES["bfloat16"], shape=(5, 30, 131)), warpgroup),
+}
+
+
+@pytest.mark.parametrize("name", WARPGROUPS)
+def test_by_warpgroups(name: str) -> None:
+    """The rows of x are channels-last positions, whose features lie as vectors already."""
+    case, way = WARPGROUPS[name]
+    f = found(case)
+    tiles = [t for _, t in way.candidates(f.group.contraction, (1, 1, f.rows), tf32=case.tf32)]
+    for t in (tiles[0], tiles[len(tiles) // 2]):
+        record = of_tensors(
+            cuda.generate(f.group.contraction, t, "fused_test", "def reference(*operands): ..."), f.group
+        )
+        assert record.arch == "sm_90a" and "wgmma_" in record.source
+        for order in ORDERS:
+            f.assert_right(partial(emulate, record, order=order))

@@ -119,6 +119,18 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
         {},
     ),
     "one dimension": (Case((150,), 5, 40, (5,), (1,), (2,), (1,), pool="max", window=(3,), step=(2,)), {"wide": True}),
+    "channels last": (Case((9, 21), 20, 22, padding=(1, 2), before=("relu",), channels_last=True), {"chunk": 8}),
+    "channels last, odd": (Case((9, 21), 7, 9, groups=2, stride=(2, 1), channels_last=True), {}),
+    "channels last, wide": (
+        Case((7, 141), 8, 11, pool="avg", window=(2, 2), step=(2, 2), after=("gate",), channels_last=True),
+        {"wide": True},
+    ),
+    "channels last, bfloat16": (
+        Case(
+            (9, 20), 40, 24, (1, 1), dtype=BF16, before=("hardswish",), fold="mean", fold_dims="p", channels_last=True
+        ),
+        {"chunk": 16},
+    ),
     "bfloat16": (Case((9, 20), 20, 24, dtype=BF16, before=("hardswish",), fold="mean", fold_dims="p"), {"chunk": 16}),
     "float16": (Case((9, 20), 5, 9, dtype=F16, transposed=True, stride=(2, 2)), {}),
 }

@@ -41,7 +41,7 @@ def drawn(tiles: Tiles[T], seed: int) -> tuple[Found, random.Random]:
     rng = random.Random(seed)
     while True:
         dtype = rng.choice((torch.float32, torch.float32, BF16, F16))
-        case = replace(draw(rng), channels_last=False, tf32=True, dtype=dtype)
+        case = replace(draw(rng), tf32=True, dtype=dtype)
         try:
             Model(case)(case.example())
         except RuntimeError:  # nothing is left of the image, or no such pooling in this dtype
