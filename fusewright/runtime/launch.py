@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import Array, addressof, c_uint64, c_void_p, sizeof
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from fusewright.errors import UnsupportedError
 from fusewright.ir.memory_order import is_channels_last
 from fusewright.kernel import Argument, Kernel, evaluate
 from fusewright.runtime import nvrtc
-from fusewright.runtime.driver import Driver, Start, cuda_driver
+from fusewright.runtime.driver import Configuration, Driver, Start, cuda_driver
 from fusewright.runtime.nvrtc import CountError, KernelError
 
 # Shapes whose calls stay prepared, per kernel and thread.
@@ -33,13 +33,13 @@ FORMATS = {
     "channels_last": {4: torch.channels_last, 5: torch.channels_last_3d},
 }
 
+_torch: Any = torch  # some of what follows has no types
 Call = Callable[[tuple[Tensor, ...]], Tensor]
 Allocated = tuple[tuple[int, ...], torch.dtype, str]  # shape, dtype and layout
-_signature = attrgetter("shape", "dtype", "device")
 
 
 class _Prepared(threading.local):
-    """The calls that a thread has prepared: each has a buffer of arguments, so no two threads share one."""
+    """The calls that a thread has prepared: each has its own arguments and stream, so no two threads share one."""
 
     def __init__(self) -> None:
         self.calls: dict[tuple[Any, ...], Call] = {}
@@ -61,13 +61,16 @@ class Launcher:
         self._lock = threading.Lock()
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        key = tuple(map(_signature, tensors))
-        call = self._prepared.calls.get(key)
+        key: tuple[Any, ...] = ()
+        for t in tensors:
+            key += t.shape, t.dtype, t.device
+        prepared = self._prepared.calls
+        call = prepared.get(key)
         if call is None:
             call = self._prepare(tensors)
-            if len(self._prepared.calls) >= KEPT:
-                self._prepared.calls.clear()
-            self._prepared.calls[key] = call
+            if len(prepared) >= KEPT:
+                prepared.clear()
+            prepared[key] = call
         return call(tensors)
 
     def load(self, index: int) -> Mapping[str, Any]:
@@ -117,8 +120,7 @@ class Launcher:
     def _prepare(self, tensors: tuple[Tensor, ...]) -> Call:
         sizes = self._check(tensors)
         kernel, driver = self.kernel, self.driver
-        device = tensors[0].device
-        index = device.index or 0
+        index = tensors[0].device.index or 0
         entries = self.load(index)
         with driver.guard(index):
             driver.attach(index)
@@ -128,9 +130,9 @@ class Launcher:
         for launch, packed in zip(kernel.launches, parameters, strict=True):
             x, y, z = (evaluate(n, sizes) for n in launch.grid)
             if x * y * z:
-                start = driver.start(entries[launch.entry], (x, y, z), launch.threads, launch.shared)
-                launches.append((launch.entry, start, packed))
-        new = [allocation(*array, device) for array in arrays]
+                start = driver.start(entries[launch.entry], (x, y, z), launch.threads, launch.shared, packed)
+                launches.append((launch.entry, *start))
+        new = [allocation(*array, self.kind) for array in arrays]
         formats = [FORMATS[layout][t.ndim] for layout, t in zip(kernel.layouts, tensors, strict=True)]
         return self._call(index, formats, new, cells, launches)
 
@@ -140,27 +142,37 @@ class Launcher:
         formats: list[torch.memory_format],
         new: list[partial[Tensor]],
         cells: Array[c_uint64],
-        launches: list[tuple[str, Start, Array[c_void_p]]],
+        launches: list[tuple[str, Configuration, Start]],
     ) -> Call:
-        driver, pointers = self.driver, len(formats) + len(new)
+        driver, (new_output, *new_scratch) = self.driver, new
         current, stream_of = driver.current, driver.stream
+        is_dense, pointers = [dense(f) for f in formats], slice(len(formats) + len(new))
 
         def call(tensors: tuple[Tensor, ...]) -> Tensor:
             if current() != index:
                 with driver.guard(index):
                     return call(tensors)
-            held = [
-                t if t.is_contiguous(memory_format=f) and not t.data_ptr() % ALIGNMENT else t.clone(memory_format=f)
-                for t, f in zip(tensors, formats, strict=True)
-            ]
-            arrays = [allocate() for allocate in new]
-            cells[:pointers] = [t.data_ptr() for t in (*held, *arrays)]
-            stream = c_void_p(stream_of(index))
-            for entry, start, parameters in launches:
-                status = start(stream, parameters, None)
+            addresses: list[c_uint64 | int] = []
+            held: list[Tensor] = []  # whose memory nothing else may be given before everything is launched
+            for i, t in enumerate(tensors):
+                address = t.data_ptr()
+                if address % ALIGNMENT or not is_dense[i](t):
+                    held.append(t.clone(memory_format=formats[i]))
+                    address = held[-1].data_ptr()
+                addresses.append(address)
+            output = new_output()
+            addresses.append(output.data_ptr())
+            for allocate in new_scratch:
+                held.append(allocate())
+                addresses.append(held[-1].data_ptr())
+            stream = stream_of(index)
+            cells[pointers] = addresses  # at last, as a finalizer that calls the kernel may run in any line before
+            for entry, configuration, start in launches:
+                configuration.stream = stream
+                status = start()
                 if status:
                     raise self._error(f"could not launch {entry} ({driver.error(status)})", tensors)
-            return arrays[0]
+            return output
 
         return call
 
@@ -240,8 +252,15 @@ def layout_of(tensor: Tensor) -> str:
     return "channels_last" if is_channels_last(tensor) else "contiguous"
 
 
-def allocation(shape: tuple[int, ...], dtype: torch.dtype, layout: str, device: torch.device) -> partial[Tensor]:
-    """Makes an array; with strides, because PyTorch is quicker about it then."""
+def dense(memory_format: torch.memory_format) -> Callable[[Tensor], bool]:
+    """The function that says whether a tensor lies dense in a format; about the usual one it is quicker to ask so."""
+    if memory_format == torch.contiguous_format:
+        return Tensor.is_contiguous
+    return methodcaller("is_contiguous", memory_format=memory_format)
+
+
+def allocation(shape: tuple[int, ...], dtype: torch.dtype, layout: str, kind: str) -> partial[Tensor]:
+    """Makes an array on a device of that type, the thread's own if there are several."""
     order = [*range(len(shape))]  # of the dimensions, the densest last
     if layout == "channels_last":
         order.append(order.pop(1))
@@ -249,4 +268,6 @@ def allocation(shape: tuple[int, ...], dtype: torch.dtype, layout: str, device: 
     for dim in reversed(order):
         strides[dim] = step
         step *= max(shape[dim], 1)
-    return partial(torch.empty_strided, shape, tuple(strides), dtype=dtype, device=device)
+    # What PyTorch's own generated code calls; `torch.empty_strided` gets there in twice the time.
+    empty = getattr(_torch._C._dynamo.guards, f"_empty_strided_{kind}")
+    return partial(empty, shape, tuple(strides), dtype)

@@ -68,7 +68,7 @@ class NativeLauncher(Launcher):
         formats = [
             (FORMATS[layout][t.ndim], t.itemsize) for layout, t in zip(self.kernel.layouts, tensors, strict=True)
         ]
-        new = [allocation(*array, tensors[0].device) for array in arrays]
+        new = [allocation(*array, self.kind) for array in arrays]
 
         def call(tensors: tuple[Tensor, ...]) -> Tensor:
             held = [

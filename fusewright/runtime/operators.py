@@ -17,8 +17,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
+from torch._C import _get_tracing_state as tracer
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._C import _len_torch_function_stack as function_modes
+from torch._C._functorch import peek_interpreter_stack as transforms
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from fusewright.kernel import Kernel, evaluate
 from fusewright.runtime.launch import FORMATS, Launcher, sizes_of
@@ -33,6 +38,7 @@ _torch: Any = torch  # much of what follows has no types
 _library = _torch.library.Library(NAMESPACE, "FRAGMENT")
 _KINDS = frozenset({Tensor, torch.nn.Parameter})
 _TARGETS = {"cuda": attrgetter("is_cuda"), "cpu": attrgetter("is_cpu")}
+_requires_grad = attrgetter("requires_grad")
 
 Reference = Callable[..., Tensor]
 
@@ -69,10 +75,10 @@ class Operator:
         self.overload = _register(kernel, self.reference, self.launch)
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or not self._plain(tensors):
+        if is_compiling() or not self._plain(tensors):
             return self.overload(*tensors)
         try:
-            if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            if is_grad_enabled() and any(map(_requires_grad, tensors)):
                 return _recomputed(self.launch, self.reference, tensors)
             return self.launch(*tensors)
         except CountError:
@@ -81,15 +87,17 @@ class Operator:
     def _plain(self, tensors: tuple[Tensor, ...]) -> bool:
         """Whether these are ordinary tensors on the kernel's target and nothing (a mode, a transform, a tracer) wants
         to see the call."""
-        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        if function_modes() or dispatch_modes() or transforms() is not None or tracer() is not None:
             return False
-        if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+        if forward_ad._current_level >= 0:
             return False
-        if torch._C._get_tracing_state() is not None:
-            return False
-        if not _KINDS.issuperset(map(type, tensors)) or not all(map(self._on_target, tensors)):
-            return False
-        return not any(map(Tensor.is_neg, tensors))  # negating lazily is the dispatcher's affair
+        on_target = self._on_target
+        for t in tensors:
+            if type(t) not in _KINDS or not on_target(t):
+                return False
+            if t.is_neg():  # negating lazily is the dispatcher's affair
+                return False
+        return True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return operator, (self.kernel,)

@@ -6,12 +6,13 @@ import ctypes
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from fusewright.kernel import Argument, Array, Kernel, Launch
-from fusewright.runtime.driver import Start
+from fusewright.runtime.driver import Configuration, Start
 
 BLEND = """
 // z = tanh(x) * w * w, x is (N, C) and w is (C).
@@ -166,19 +167,22 @@ class FakeDriver:
         self.functions.append((entry, shared, cluster))
         return list(ENTRIES).index(entry)
 
-    def start(self, function: int, grid: tuple[int, int, int], threads: int, shared: int) -> Start:
+    def start(
+        self, function: int, grid: tuple[int, int, int], threads: int, shared: int, parameters: Any
+    ) -> tuple[Configuration, Start]:
         entry = list(ENTRIES)[function]
-        parameters, run = ENTRIES[entry]
+        count, run = ENTRIES[entry]
+        assert len(parameters) == count
+        configuration = SimpleNamespace(stream=0)
 
-        def launch(stream: ctypes.c_void_p, packed: Any, _: None) -> int:
+        def launch() -> int:
             self.before_launch()
-            assert len(packed) == parameters
-            assert at(packed[0], ctypes.c_uint64)[0] % 16 == 0, "the first operand is not aligned"
-            run(list(packed), grid)
-            self.launches.append((entry, stream.value or 0, grid, threads, shared))
+            assert at(parameters[0], ctypes.c_uint64)[0] % 16 == 0, "the first operand is not aligned"
+            run(list(parameters), grid)
+            self.launches.append((entry, configuration.stream, grid, threads, shared))
             return self.status
 
-        return launch
+        return configuration, launch
 
     def error(self, status: int) -> str:
         return f"out of resources ({status})"

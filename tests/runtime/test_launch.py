@@ -94,8 +94,9 @@ def seen_addresses(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> list[li
     """Where each launch's pointers lead, without running it."""
     seen: list[list[int]] = []
 
-    def start(*_: object) -> Callable[..., int]:
-        return lambda stream, packed, _: bool(seen.append([at(cell, ctypes.c_uint64)[0] for cell in packed]))
+    def start(*given: Any) -> tuple[SimpleNamespace, Callable[[], int]]:
+        parameters = given[-1]
+        return SimpleNamespace(), lambda: bool(seen.append([at(cell, ctypes.c_uint64)[0] for cell in parameters]))
 
     monkeypatch.setattr(fake, "start", start)
     return seen
@@ -128,12 +129,11 @@ def test_channels_last(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) 
 def test_numbers_keep_their_width_and_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     fake, seen = FakeDriver(), []
 
-    def start(*_: object) -> Callable[..., int]:
-        def look(stream: object, packed: Any, _: None) -> int:
-            seen.append((at(packed[0], ctypes.c_int32)[0], at(packed[1], ctypes.c_int64)[0]))
-            return 0
-
-        return look
+    def start(*given: Any) -> tuple[SimpleNamespace, Callable[[], int]]:
+        first, second = given[-1]
+        return SimpleNamespace(), lambda: bool(
+            seen.append((at(first, ctypes.c_int32)[0], at(second, ctypes.c_int64)[0]))
+        )
 
     monkeypatch.setattr(fake, "start", start)
     arguments = (Argument("int", "0 - N * 400000000"), Argument("long", "0 - N * 4000000000"))
@@ -266,6 +266,20 @@ def test_another_current_device_is_guarded() -> None:
     assert fake.guards == [0]
 
 
+def test_a_call_in_the_middle_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a finalizer makes it."""
+    run, clone, inner = Launcher(blend(), FakeDriver()), Tensor.clone, []
+    (x, w), (other, scale) = operands(), (2 * t for t in operands())
+
+    def interrupted(t: Tensor, **how: Any) -> Tensor:
+        inner.append(run(other, scale))
+        return clone(t, **how)
+
+    monkeypatch.setattr(Tensor, "clone", interrupted)
+    torch.testing.assert_close(run(x, w.repeat_interleave(2)[::2]), expected(x, w))
+    torch.testing.assert_close(inner, [expected(other, scale)])
+
+
 def test_prepared_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "KEPT", 4)
     run = Launcher(blend(), FakeDriver())
@@ -314,11 +328,16 @@ int cuGetErrorString(int status, const char** text) {
     *text = "invalid argument";
     return 0;
 }
-int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                   unsigned shared, void* stream, void** p, void** extra) {
-    LOG("launch %p <%u %u %u, %u %u %u, %u> on %p, %lld %d, %p\n", f, gx, gy, gz, bx, by, bz, shared, stream,
-        *(long long*)p[3], *(int*)p[4], (void*)extra);
-    return gx > 1000;
+typedef struct {
+    unsigned gx, gy, gz, bx, by, bz, shared;
+    void* stream;
+    void* attributes;
+    unsigned count;
+} CUlaunchConfig;
+int cuLaunchKernelEx(const CUlaunchConfig* c, void* f, void** p, void** extra) {
+    LOG("launch %p <%u %u %u, %u %u %u, %u> on %p, %p %u, %lld %d, %p\n", f, c->gx, c->gy, c->gz, c->bx, c->by, c->bz,
+        c->shared, c->stream, c->attributes, c->count, *(long long*)p[3], *(int*)p[4], (void*)extra);
+    return c->gx > 1000;
 }
 """
 
@@ -334,7 +353,8 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[driver.CudaDr
     inner = ctypes.CDLL
     with monkeypatch.context() as patched:
         patched.setattr(ctypes, "CDLL", lambda name: inner(library))
-        patched.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0x7000000000CC, raising=False)
+        streams = iter(range(0x7000000000CC, 0x7000000000FF))
+        patched.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: next(streams), raising=False)
         made = driver.CudaDriver()
     fake = FakeDriver()
     for name, value in {
@@ -354,6 +374,15 @@ def test_the_handle_of_the_current_stream(quick: bool, monkeypatch: pytest.Monke
     assert driver.current_stream()(1) == (8 if quick else 71)
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_current_device(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_cuda_getDevice", raising=False)
+    if quick:
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 3, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
+    assert driver.current_device()() == (3 if quick else 5)
+
+
 def test_calls_of_the_library(stub: tuple[driver.CudaDriver, Path]) -> None:
     cuda, log = stub
     kernel = blend(launches=(replace(blend().launches[0], shared=100_000, cluster=16),))
@@ -369,10 +398,11 @@ def test_calls_of_the_library(stub: tuple[driver.CudaDriver, Path]) -> None:
         "function blend of 0x7000000000aa",
         "attribute 8 of 0x7000000000bb = 100000",
         "attribute 14 of 0x7000000000bb = 1",
-        "launch 0x7000000000bb <1 1 1, 128 1 1, 100000> on 0x7000000000cc, 15 3, (nil)",
+        "launch 0x7000000000bb <1 1 1, 128 1 1, 100000> on 0x7000000000cc, (nil) 0, 15 3, (nil)",
     ]
     run(x, w)
-    assert len(log.read_text().splitlines()) == 10  # a launch and nothing else
+    (again,) = log.read_text().splitlines()[9:]  # a launch and nothing else, on the stream that is current by then
+    assert again == "launch 0x7000000000bb <1 1 1, 128 1 1, 100000> on 0x7000000000cd, (nil) 0, 15 3, (nil)"
 
 
 def test_errors_of_the_library(stub: tuple[driver.CudaDriver, Path], monkeypatch: pytest.MonkeyPatch) -> None:
