@@ -24,8 +24,13 @@ from fusewright.schedule.warpgroup_staging import (
     rows_at_a_time,
     scored,
     slices,
+    staged_by_thread,
     takes,
 )
+
+
+# Read off what compiles without a spill: a thread's registers beside its accumulators, for each vector on its way.
+OTHERS, ON_ITS_WAY = 44, 6
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class WarpgroupTile(WarpgroupCut):
         return Products(rows * self.m_tiles, positions(c, self), _accumulators(c, self))
 
     def registers(self, c: Contraction) -> int:
-        count = _accumulators(c, self) + 64
+        count = _accumulators(c, self) + OTHERS + ON_ITS_WAY * staged_by_thread(c, self)[1]
         if c.window is not None:
             count += self.cells_d * self.cells_h * self.eights_w * 2 * self.m_tiles * 2
         if c.over_positions and not c.over_channels:
@@ -156,7 +161,7 @@ def _cells_of_warpgroup(
 ) -> Iterator[tuple[tuple[int, int, int], tuple[int, int]]]:
     """Cells of a warpgroup along d, h and, in eights, w; rows of a cell that are computed at a time along d, h."""
     along_w = max(len(p.elements) for p in c.axes[2].phases)
-    for d, h, w in product((1, 2), (1, 2, 4, 8, 16), (1, 2, 4, 8)):
+    for d, h, w in product((1, 2), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16)):
         if d > lengths[0] or h >= 2 * lengths[1] or 8 * w >= 2 * lengths[2] + 8:
             continue
         for rows_d, rows_h in rows_at_a_time(c):

@@ -295,8 +295,10 @@ def _divisors(n: int) -> list[int]:
 
 # Fitted to the kernels of benchmarks/results/h200_warpgroups.json: cycles of a step, of a round of its staging and
 # of a warp's part in that; of one accumulator's way through what follows; bytes per cycle that one multiprocessor gets
-# from the level-2 cache.
-STEP, ROUND, STAGED_BY_WARP, VALUE, STREAMED = 900.0, 400.0, 12.4, 5.6, 14.0
+# from the level-2 cache, and how many of those a written one is worth.
+STEP, ROUND, STAGED_BY_WARP, VALUE, STREAMED, WRITTEN = 1200.0, 400.0, 12.4, 5.6, 14.0, 2.0
+# Bytes that memory moves at a time.
+SECTOR = 32
 
 
 def _score(c: Contraction, t: WarpgroupCut, lengths: tuple[int, int, int]) -> float | None:
@@ -328,10 +330,27 @@ def _cycles(c: Contraction, t: WarpgroupCut, per_sm: int) -> float:
     refills = count * sum(pieces) if count > 1 else 1
     x = lay.vectors * prod(lay.lengths)
     rounds = ceil(x / (32 * t.warps)) * refills
-    streamed = 16 * (x * refills + weights * count) / STREAMED
+    streamed = (_read_bytes(c, lay) * refills + 16 * weights * count + WRITTEN * _written_bytes(c, t)) / STREAMED
     values = VALUE * products.accumulators * sum(pieces) * t.warps
     serial = multiplied + STEP * steps * count + (ROUND + STAGED_BY_WARP * t.warps) * rounds + values
     return max(multiplied, streamed, serial / per_sm)
+
+
+def _read_bytes(c: Contraction, lay: Staged) -> float:
+    """Of a chunk, in whole sectors."""
+    d, h, w = lay.lengths
+    if c.channels_last:
+        return 16 * lay.vectors * d * h * w
+    return lay.vectors * vector(c) * d * h * (w * c.x.dtype.itemsize + SECTOR)
+
+
+def _written_bytes(c: Contraction, t: WarpgroupCut) -> float:
+    """Of a tile where all positions are written, in whole sectors."""
+    if c.fold is not None or c.window is not None:
+        return 0.0
+    size, positions = c.x.dtype.itemsize, prod(n * a.stride for n, a in zip(t.cells, c.axes, strict=True))
+    row = t.block_m if c.channels_last else t.cells[2] * c.axes[2].stride
+    return t.block_m * positions * (size + SECTOR / row)
 
 
 def _pieces(phases: tuple[Phase, ...], t: WarpgroupCut) -> int:

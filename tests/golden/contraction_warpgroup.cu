@@ -71,32 +71,17 @@ __device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.s
 __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
-// Start d += a * b for 64 rows and 128 columns of 8 numbers; of every eight columns a lane has mma.sync's.
-__device__ __forceinline__ void wgmma_tf32_128(float (&d)[16][4], unsigned long long a,
+// Start d += a * b for 64 rows and 32 columns of 8 numbers; of every eight columns a lane has mma.sync's.
+__device__ __forceinline__ void wgmma_tf32_32(float (&d)[4][4], unsigned long long a,
                                                    unsigned long long b) {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, 1, 1, 1;"
+        "wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, 1, 1, 1;"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
           "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
           "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
-          "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
-          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
-          "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
-          "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]),
-          "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
-          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]),
-          "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-          "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
-          "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
         : "l"(a), "l"(b));
 }
 
@@ -107,21 +92,21 @@ constexpr int C = 20, O = 70, GROUPS = 1;    // channels of a group, in and out
 constexpr int TAPS = 9;    // of one channel's kernel
 
 // A warpgroup owns 64 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
-constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 16, EIGHTS_W = 1, OWN_W = 2 * EIGHTS_W;
+constexpr int M_TILES = 2, OWN_D = 1, OWN_H = 4, EIGHTS_W = 1, OWN_W = 2 * EIGHTS_W;
 constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
-constexpr int WARPS_M = 4, WARPS_H = 1, WARPS_W = 1, THREADS = 128;
-constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 2;
+constexpr int WARPS_M = 4, WARPS_H = 1, WARPS_W = 3, THREADS = 384;
+constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 1;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
 constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
-constexpr int VECTORS = 2, PLANE = 181;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = 1, X_H = 18, X_W = 10, PITCH = 10, SKIP = 1;
+constexpr int VECTORS = 2, PLANE = 157;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 6, X_W = 26, PITCH = 26, SKIP = 1;
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
-constexpr int ADVANCE_D = 180, ADVANCE_H = 10;
-constexpr int ELEMENT_D = 180, ELEMENT_H = 10, ELEMENT_W = 1;
-constexpr int TAP_D = 0, TAP_H = 10, TAP_W = 1;
+constexpr int ADVANCE_D = 156, ADVANCE_H = 26;
+constexpr int ELEMENT_D = 156, ELEMENT_H = 26, ELEMENT_W = 1;
+constexpr int TAP_D = 0, TAP_H = 26, TAP_W = 1;
 constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -133,7 +118,7 @@ __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVA
 
 // A thread has two features and two cells of every eight.
 using Accumulators = float[OWN_D * ROWS_D][PER_CELL][M_TILES][OWN_H * ROWS_H][EIGHTS_W][4];
-constexpr int ROWS_AT_ONCE = 16;    // that one instruction takes
+constexpr int ROWS_AT_ONCE = 4;    // that one instruction takes
 
 // Start adding the products of a staged chunk with `rows` rows of taps from `first` on.  The columns that one tap reads
 // lie as one instruction wants them, whichever tap it is: it only starts elsewhere.
@@ -156,7 +141,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x
                         for (int rh = 0; rh < OWN_H * ROWS_H; rh += ROWS_AT_ONCE)
 #pragma unroll
                             for (int m = 0; m < M_TILES; ++m)
-                                wgmma_tf32_128(reinterpret_cast<float(&)[16][4]>(acc[rd][e][m][rh]),
+                                wgmma_tf32_32(reinterpret_cast<float(&)[4][4]>(acc[rd][e][m][rh]),
                                                w + ((tap * VECTORS + k) * BLOCK_M + 64 * m),
                                                x_row + (k * PLANE + row_d(rd) + row_h(rh) +
                                                         column(FIRST_W + e * ELEMENT_W + tap * TAP_W)));
@@ -170,22 +155,20 @@ struct Tile { int d, h, w; };
 struct Cell { int d, h, w; };
 
 // One vector of channels.
-struct alignas(16) Channels { Element element[VECTOR]; };
+union alignas(16) Channels {
+    uint4 word;
+    Element element[VECTOR];
+};
 
 // The vectors that a thread stages at a time: what has been read, and where in the tile they are, in columns of shared
-// memory, packed indices of the input.  Of no vector at all the column is negative.
-constexpr int COLUMNS = X_D * X_H * X_W, COUNT = VECTORS * COLUMNS, AT_ONCE = 3;    // of a thread at a time
+// memory, packed indices of the input, elements of x.  Of no vector at all the column is negative.
+constexpr int COLUMNS = X_D * X_H * X_W, COUNT = VECTORS * COLUMNS, AT_ONCE = 1;    // of a thread at a time
 struct Fetched { Channels read[AT_ONCE]; };
 struct Places {
     int to[AT_ONCE];
     unsigned index[AT_ONCE];
+    int from[AT_ONCE];
 };
-
-// Elements of x from the tile's first to those of packed indices.
-__device__ __forceinline__ int offset(unsigned index, int D, int H, int W) {
-    const int channel = index >> 24, d = index >> 16 & 255, h = index >> 8 & 255, w = index & 255;
-    return ((channel * D + d) * H + h) * W + w;
-}
 
 __device__ __forceinline__ Places places_of(int first, int D, int H, int W) {
     Places places;
@@ -195,6 +178,7 @@ __device__ __forceinline__ Places places_of(int first, int D, int H, int W) {
         const int d = at / (X_H * X_W), h = at / X_W % X_H, w = at % X_W;
         places.to[n] = i < COUNT ? v * PLANE + (d * X_H + h) * (PITCH * SKIP) + column(w) : -1;
         places.index[n] = unsigned(v * VECTOR) << 24 | d << 16 | h << 8 | w;
+        places.from[n] = ((v * VECTOR * D + d) * H + h) * W + w;
     }
     return places;
 }
@@ -205,7 +189,8 @@ __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& plac
     const int low_d = cell.d * 1 + 0, low_h = cell.h * 1 + -1;
     const int low_w = cell.w * 1 + -2, channels = C - chunk * CHUNK;
     const int plane = D * H * W;
-    const Element* const low = x + chunk * CHUNK * plane + (low_d * H + low_h) * W + low_w;
+    const Element* const own = x + chunk * CHUNK * plane;
+    const int start = ((0 * D + low_d) * H + low_h) * W + low_w;
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
         const unsigned index = places.index[n];
@@ -213,7 +198,7 @@ __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& plac
         const bool inside = places.to[n] >= 0 && unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) &&
                             unsigned(x_w) < unsigned(W);
         const int channel = index >> 24;
-        const Element* const from = low + offset(index, D, H, W);
+        const Element* const from = own + (start + places.from[n]);
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j)
             fetched.read[n].element[j] = inside && (C % CHUNK == 0 || channel + j < channels) ? from[j * plane] : Element{};
@@ -229,7 +214,7 @@ __device__ __forceinline__ void put_input(Fetched& fetched, const Places& places
             Element& value = fetched.read[n].element[j];
             value = __uint_as_float(round_tf32(value));
         }
-        if (places.to[n] >= 0) *reinterpret_cast<Channels*>(tile + places.to[n] * VECTOR) = fetched.read[n];
+        if (places.to[n] >= 0) *reinterpret_cast<uint4*>(tile + places.to[n] * VECTOR) = fetched.read[n].word;
     }
 }
 
@@ -261,8 +246,8 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* to, int gr
 
 extern "C" __global__ void fused_test_pack(const Element* __restrict__ w, Element* __restrict__ packed) {
     const int chunk = blockIdx.x, group = blockIdx.y / M_BLOCKS, first_feature = blockIdx.y % M_BLOCKS * BLOCK_M;
-    packed += (long long)blockIdx.y * 13824;
-    pack_phase<1, 3, 3>(w, packed + chunk * 4608, group, first_feature, chunk, 0);
+    packed += (long long)blockIdx.y * 27648;
+    pack_phase<1, 3, 3>(w, packed + chunk * 9216, group, first_feature, chunk, 0);
 }
 
 // Start copying `count` packed weights.
@@ -278,7 +263,7 @@ __device__ __forceinline__ void write_pair(Element* to, Element first, Element s
     if (!even && left > 1) to[1] = second;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fused_test(const float* __restrict__ x, const float* __restrict__ packed, const float* __restrict__ bias, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
@@ -308,57 +293,51 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         const Compute shifted = value + bias_at[m][half];
         return shifted;
     };
-    const Element* const packed_block = packed + (long long)blockIdx.z * 13824;
+    const Element* const packed_block = packed + (long long)blockIdx.z * 27648;
 
     const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = tiles_d * tiles_h * tiles_w;
     const auto tile_at = [&](int i) -> Tile { return {i / (tiles_w * tiles_h), i / tiles_w % tiles_h, i % tiles_w}; };
-    // A block's tiles are `parts` apart: carrying over is quicker than dividing again.
-    const Tile apart = tile_at(parts);
-    const auto following = [&](Tile tile) -> Tile {
-        tile = {tile.d + apart.d, tile.h + apart.h, tile.w + apart.w};
-        if (tile.w >= tiles_w) tile.w -= tiles_w, ++tile.h;
-        if (tile.h >= tiles_h) tile.h -= tiles_h, ++tile.d;
-        return tile;
-    };
     const auto cell_of = [&](Tile tile) -> Cell { return {tile.d * CELLS_D, tile.h * CELLS_H, tile.w * CELLS_W}; };
-    // What of the input is read next, or on its way: a chunk of a tile.
+    // What of the input is read next, or on its way.
     const Places places = places_of(threadIdx.x, D, H, W);
     Fetched fetched;
-    Tile staged = tile_at(part);
-    int staged_chunk = 0;
+    int staged_tile = part, staged_chunk = 0;
+    Cell staged = cell_of(tile_at(part));
     const auto read_input = [&] {
-        if (staged.d < tiles_d) fetch_input(fetched, places, x_sample, staged_chunk, cell_of(staged), D, H, W);
+        if (staged_tile < tiles) fetch_input(fetched, places, x_sample, staged_chunk, staged, D, H, W);
     };
-    // Write what was read to shared memory, and start reading what follows.
+    // Write that to shared memory, and start reading what follows.
     const auto write_input = [&](Element* to) {
-        if (staged.d >= tiles_d) return;
+        if (!(staged_tile < tiles)) return;
         put_input(fetched, places, to);
         if (++staged_chunk == 3) {
             staged_chunk = 0;
-            staged = following(staged);
+            staged_tile += parts;
+            staged = cell_of(tile_at(staged_tile));
         }
         read_input();
     };
     int x_now = 0, w_now = 0;    // where the operands of the step at hand are
-    if (staged.d < tiles_d) {
+    if (part < tiles) {
         read_input();
         write_input(x_tile);
-        stage_weights(packed_block, w_tile, 4608);
+        stage_weights(packed_block, w_tile, 9216);
         copy_async_commit();
         copy_async_wait<0>();
     }
     fence_async();
-    for (Tile tile = tile_at(part); tile.d < tiles_d; tile = following(tile)) {
-        const auto [cell_d, cell_h, cell_w] = cell_of(tile);
-        const bool another = following(tile).d < tiles_d;    // tile follows
+    for (int tile = part; tile < tiles; tile += parts) {
+        const auto [cell_d, cell_h, cell_w] = cell_of(tile_at(tile));
+        const bool another = tile + parts < tiles;    // tile follows
         {
             Accumulators acc = {};
             for (int step = 0; step < 3; ++step) {
                 __syncthreads();    // until this step's operands are there, and the last step's have been read
                 const int next = (step + 1) % 3;
-                if (next > 0 || another) stage_weights(packed_block + next * 4608, w_tile + (1 - w_now) * 4608, 4608);
+                if (next > 0 || another) stage_weights(packed_block + next * 9216, w_tile + (1 - w_now) * 9216, 9216);
                 copy_async_commit();
-                multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + w_now * 1152, 0, 3);
+                multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + w_now * 2304, 0, 3);
                 write_input(x_tile + (1 - x_now) * X_TILE);
                 x_now = 1 - x_now;
                 w_now = 1 - w_now;

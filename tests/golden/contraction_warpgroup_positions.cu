@@ -111,22 +111,22 @@ constexpr int TAPS = 9;    // of one channel's kernel
 // A warpgroup owns all 8 * M_TILES channels of OWN_D x TILES_H x TILES_W times the 64 cells that one instruction takes:
 // HIGH x BROAD, eight eights along w.  A warp has two of these, a thread a cell of both, ROWS_D x ROWS_H rows of which
 // are computed at a time.
-constexpr int M_TILES = 9, TILES_H = 2, TILES_W = 1, HIGH = 8, BROAD = 8;
-constexpr int OWN_D = 1, OWN_H = 4, OWN_W = 1;    // cells of a thread
+constexpr int M_TILES = 9, TILES_H = 1, TILES_W = 3, HIGH = 8, BROAD = 8;
+constexpr int OWN_D = 1, OWN_H = 2, OWN_W = 3;    // cells of a thread
 constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
-constexpr int WARPS_H = 4, WARPS_W = 1, THREADS = 128;
+constexpr int WARPS_H = 8, WARPS_W = 1, THREADS = 256;
 constexpr int BLOCK_M = 8 * M_TILES, M_BLOCKS = 1;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 8 * OWN_W * WARPS_W;
 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
 constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
-constexpr int VECTORS = 2, PLANE = 181;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = 1, X_H = 18, X_W = 10, PITCH = 10, SKIP = 1;
+constexpr int VECTORS = 2, PLANE = 469;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 18, X_W = 26, PITCH = 26, SKIP = 1;
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
-constexpr int ADVANCE_D = 180, ADVANCE_H = 10;
-constexpr int ELEMENT_D = 180, ELEMENT_H = 10, ELEMENT_W = 1;
-constexpr int TAP_D = 0, TAP_H = 10, TAP_W = 1;
+constexpr int ADVANCE_D = 468, ADVANCE_H = 26;
+constexpr int ELEMENT_D = 468, ELEMENT_H = 26, ELEMENT_W = 1;
+constexpr int TAP_D = 0, TAP_H = 26, TAP_W = 1;
 constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -177,23 +177,20 @@ struct Tile { int d, h, w; };
 struct Cell { int d, h, w; };
 
 // One vector of channels.
-struct alignas(16) Channels { Element element[VECTOR]; };
+union alignas(16) Channels {
+    uint4 word;
+    Element element[VECTOR];
+};
 
 // The vectors that a thread stages at a time: what has been read, and where in the tile they are, in columns of shared
 // memory, packed indices of the input, elements of x.  Of no vector at all the column is negative.
-constexpr int COLUMNS = X_D * X_H * X_W, COUNT = VECTORS * COLUMNS, AT_ONCE = 3;    // of a thread at a time
+constexpr int COLUMNS = X_D * X_H * X_W, COUNT = VECTORS * COLUMNS, AT_ONCE = 4;    // of a thread at a time
 struct Fetched { Channels read[AT_ONCE]; };
 struct Places {
     int to[AT_ONCE];
     unsigned index[AT_ONCE];
     int from[AT_ONCE];
 };
-
-// Elements of x from the tile's first to those of packed indices.
-__device__ __forceinline__ int offset(unsigned index, int D, int H, int W) {
-    const int channel = index >> 24, d = index >> 16 & 255, h = index >> 8 & 255, w = index & 255;
-    return ((channel * D + d) * H + h) * W + w;
-}
 
 __device__ __forceinline__ Places places_of(int first, int D, int H, int W) {
     Places places;
@@ -203,7 +200,7 @@ __device__ __forceinline__ Places places_of(int first, int D, int H, int W) {
         const int d = at / (X_H * X_W), h = at / X_W % X_H, w = at % X_W;
         places.to[n] = i < COUNT ? v * PLANE + (d * X_H + h) * (PITCH * SKIP) + column(w) : -1;
         places.index[n] = unsigned(v * VECTOR) << 24 | d << 16 | h << 8 | w;
-        places.from[n] = offset(places.index[n], D, H, W);
+        places.from[n] = ((v * VECTOR * D + d) * H + h) * W + w;
     }
     return places;
 }
@@ -214,7 +211,8 @@ __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& plac
     const int low_d = cell.d * 1 + 0, low_h = cell.h * 1 + -1;
     const int low_w = cell.w * 1 + -2, channels = C - chunk * CHUNK;
     const int plane = D * H * W;
-    const Element* const low = x + chunk * CHUNK * plane + (low_d * H + low_h) * W + low_w;
+    const Element* const own = x + chunk * CHUNK * plane;
+    const int start = ((0 * D + low_d) * H + low_h) * W + low_w;
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
         const unsigned index = places.index[n];
@@ -222,7 +220,7 @@ __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& plac
         const bool inside = places.to[n] >= 0 && unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) &&
                             unsigned(x_w) < unsigned(W);
         const int channel = index >> 24;
-        const Element* const from = low + places.from[n];
+        const Element* const from = own + (start + places.from[n]);
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j)
             fetched.read[n].element[j] = inside && (C % CHUNK == 0 || channel + j < channels) ? from[j * plane] : Element{};
@@ -238,7 +236,7 @@ __device__ __forceinline__ void put_input(Fetched& fetched, const Places& places
             Element& value = fetched.read[n].element[j];
             value = __uint_as_float(round_tf32(value));
         }
-        if (places.to[n] >= 0) *reinterpret_cast<Channels*>(tile + places.to[n] * VECTOR) = fetched.read[n];
+        if (places.to[n] >= 0) *reinterpret_cast<uint4*>(tile + places.to[n] * VECTOR) = fetched.read[n].word;
     }
 }
 
@@ -276,7 +274,7 @@ __device__ __forceinline__ void stage_weights(const Element* from, Element* to, 
     for (int i = VECTOR * threadIdx.x; i < count; i += VECTOR * THREADS) copy_async<16>(to + i, from + i, true);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fused_test(const float* __restrict__ x, const float* __restrict__ packed, const float* __restrict__ bias, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
@@ -309,36 +307,30 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
     const Element* const packed_block = packed + (long long)blockIdx.z * 15552;
 
     const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = tiles_d * tiles_h * tiles_w;
     const auto tile_at = [&](int i) -> Tile { return {i / (tiles_w * tiles_h), i / tiles_w % tiles_h, i % tiles_w}; };
-    // A block's tiles are `parts` apart: carrying over is quicker than dividing again.
-    const Tile apart = tile_at(parts);
-    const auto following = [&](Tile tile) -> Tile {
-        tile = {tile.d + apart.d, tile.h + apart.h, tile.w + apart.w};
-        if (tile.w >= tiles_w) tile.w -= tiles_w, ++tile.h;
-        if (tile.h >= tiles_h) tile.h -= tiles_h, ++tile.d;
-        return tile;
-    };
     const auto cell_of = [&](Tile tile) -> Cell { return {tile.d * CELLS_D, tile.h * CELLS_H, tile.w * CELLS_W}; };
-    // What of the input is read next, or on its way: a chunk of a tile.
+    // What of the input is read next, or on its way.
     const Places places = places_of(threadIdx.x, D, H, W);
     Fetched fetched;
-    Tile staged = tile_at(part);
-    int staged_chunk = 0;
+    int staged_tile = part, staged_chunk = 0;
+    Cell staged = cell_of(tile_at(part));
     const auto read_input = [&] {
-        if (staged.d < tiles_d) fetch_input(fetched, places, x_sample, staged_chunk, cell_of(staged), D, H, W);
+        if (staged_tile < tiles) fetch_input(fetched, places, x_sample, staged_chunk, staged, D, H, W);
     };
-    // Write what was read to shared memory, and start reading what follows.
+    // Write that to shared memory, and start reading what follows.
     const auto write_input = [&](Element* to) {
-        if (staged.d >= tiles_d) return;
+        if (!(staged_tile < tiles)) return;
         put_input(fetched, places, to);
         if (++staged_chunk == 3) {
             staged_chunk = 0;
-            staged = following(staged);
+            staged_tile += parts;
+            staged = cell_of(tile_at(staged_tile));
         }
         read_input();
     };
     int x_now = 0, w_now = 0;    // where the operands of the step at hand are
-    if (staged.d < tiles_d) {
+    if (part < tiles) {
         read_input();
         write_input(x_tile);
         stage_weights(packed_block, w_tile, 5184);
@@ -346,9 +338,9 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         copy_async_wait<0>();
     }
     fence_async();
-    for (Tile tile = tile_at(part); tile.d < tiles_d; tile = following(tile)) {
-        const auto [cell_d, cell_h, cell_w] = cell_of(tile);
-        const bool another = following(tile).d < tiles_d;    // tile follows
+    for (int tile = part; tile < tiles; tile += parts) {
+        const auto [cell_d, cell_h, cell_w] = cell_of(tile_at(tile));
+        const bool another = tile + parts < tiles;    // tile follows
         {
             Accumulators acc = {};
             for (int step = 0; step < 3; ++step) {
@@ -371,7 +363,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
 #pragma unroll
                 for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
 #pragma unroll
-                    for (int s = 0; s < 1; ++s) {
+                    for (int s = 0; s < 3; ++s) {
                         const int own_w = s;    // the cell, and below its position
                         const int p = cell_d + rd / ROWS_D;
                         const int q = cell_h + 8 * (warp_h / 4 * TILES_H + rh / ROWS_H / 2) + 2 * (warp_h % 4) + rh / ROWS_H % 2;

@@ -375,6 +375,18 @@ def test_the_handle_of_the_current_stream(quick: bool, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_what_a_call_allocates(layout: str, quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's short way where there is one, else the public one: the same tensor."""
+    guards: Any = torch._C._dynamo.guards  # type: ignore[attr-defined]
+    if not quick:
+        monkeypatch.delattr(guards, "_empty_strided_cpu")
+    made = launch.allocation((2, 3, 4, 5), torch.float16, layout, "cpu")()
+    want = torch.empty((2, 3, 4, 5), dtype=torch.float16, memory_format=launch.FORMATS[layout][4])
+    assert made.stride() == want.stride() and made.dtype == want.dtype and made.shape == want.shape
+
+
+@pytest.mark.parametrize("quick", [True, False])
 def test_the_current_device(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, "_cuda_getDevice", raising=False)
     if quick:

@@ -92,7 +92,10 @@ struct Tile { int d, h, w; };
 struct Cell { int d, h, w; };
 
 // One vector of channels.
-struct alignas(16) Channels { Element element[VECTOR]; };
+union alignas(16) Channels {
+    uint4 word;
+    Element element[VECTOR];
+};
 """
 
 STAGE = """
@@ -143,7 +146,7 @@ __device__ __forceinline__ void put_input(Fetched& fetched, const Places& places
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
         $round
-        if (places.to[n] >= 0) *reinterpret_cast<Channels*>(tile + places.to[n] * VECTOR) = fetched.read[n];
+        if (places.to[n] >= 0) *reinterpret_cast<uint4*>(tile + places.to[n] * VECTOR) = fetched.read[n].word;
     }
 }
 """
@@ -163,7 +166,7 @@ for (int j = 0; j < VECTOR; ++j)
 """
 READ_VECTOR = """
 const bool there = inside && (C % CHUNK == 0 || channel < channels);
-fetched.read[n] = there ? *reinterpret_cast<const Channels*>(from) : Channels{};
+fetched.read[n].word = there ? *reinterpret_cast<const uint4*>(from) : uint4{};
 """
 
 ROUND = """
