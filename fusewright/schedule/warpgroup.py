@@ -28,7 +28,6 @@ from fusewright.schedule.warpgroup_staging import (
     takes,
 )
 
-
 # Read off what compiles without a spill: a thread's registers beside its accumulators, for each vector on its way.
 OTHERS, ON_ITS_WAY = 44, 6
 

@@ -194,7 +194,7 @@ class Writer:
         )
 
     def _offsets(self, d: str, h: str) -> dict[str, object]:
-        """How far into x a vector is: kept by its thread, or worked out again each time; `d`, `h` are rows of a tile."""
+        """How far into x a vector is: kept by its thread, or worked out again; `d`, `h` are rows of a tile."""
         if not self._roomy:
             again = self._at("channel", "x_d", "x_h", "x_w")
             return {"kept_too": "", "kept_member": [], "kept_at": [], "start": [], "from": again}
