@@ -293,9 +293,9 @@ def _divisors(n: int) -> list[int]:
     return [k for k in range(1, n + 1) if n % k == 0]
 
 
-# Fitted to the kernels of benchmarks/results/h200_warpgroups.json and h200_warpgroups_ahead.json: cycles of a step, of a
-# round of its staging and of a warp's part in that; of one accumulator's way through what follows; bytes per cycle that
-# one multiprocessor gets from the level-2 cache, and how many of those a written one is worth.
+# Fitted to the kernels of benchmarks/results/h200_warpgroups.json and h200_warpgroups_ahead.json: cycles of a step, of
+# a round of its staging and of a warp's part in that; of one accumulator's way through what follows; bytes per cycle
+# that one multiprocessor gets from the level-2 cache, and how many of those a written one is worth.
 STEP, ROUND, STAGED_BY_WARP, VALUE, STREAMED, WRITTEN = 1200.0, 400.0, 12.4, 5.6, 14.0, 2.0
 # Bytes that memory moves at a time.
 SECTOR = 32

@@ -14,7 +14,7 @@ from fusewright.codegen.cuda import warpgroup_text
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights, plus
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule.contraction import Contraction, Phase
-from fusewright.schedule.warpgroup_staging import WarpgroupCut, staged_by_thread
+from fusewright.schedule.warpgroup_staging import WarpgroupCut
 
 
 @dataclass(frozen=True)
@@ -29,35 +29,8 @@ class Steps:
         return WarpgroupWeights(self.c, self.t)
 
     @property
-    def at_once(self) -> int:
-        """Vectors of a thread that are on their way at a time."""
-        return staged_by_thread(self.c, self.t)[1]
-
-    def functions(self) -> Lines:
-        """How the kernel stages a tile's input, chunk after chunk."""
-        each, at_once = staged_by_thread(self.c, self.t)
-        chunks, passes = self.weights.chunks, self._passes
-        names = warpgroup_text.WALKED if chunks == 1 else warpgroup_text.DIVIDED
-        if chunks == 1:
-            chunk, follow = "0", names["follow"]
-        else:
-            chunk = "staged_chunk" if passes == 1 else f"staged_chunk % {chunks}"
-            follow = fill(warpgroup_text.NEXT_CHUNK, per_tile=chunks * passes)
-        others = fill(warpgroup_text.OTHERS, chunk=chunk, cell=names["cell"]) if each > at_once else []
-        walk = fill(warpgroup_text.WALK) if chunks == 1 else []
-        return [*walk, *fill(warpgroup_text.STAGING, **names | {"chunk": chunk, "others": others, "follow": follow})]
-
-    def each_tile(self) -> dict[str, object]:
-        """How the kernel goes through the tiles of a block."""
-        found: dict[str, object] = dict(
-            warpgroup_text.EACH_TILE if self.weights.chunks == 1 else warpgroup_text.EACH_COUNT
-        )
-        another = f"const bool another = {found['another']};    // tile follows"
-        return found | {"another": [] if self.t.stay else [another]}
-
-    @property
-    def _passes(self) -> int:
-        """How often a tile goes through all chunks: once per phase with taps and piece of it."""
+    def passes(self) -> int:
+        """How often a tile's chunks are gone through: once per phase with taps and piece of it."""
         w = self.weights
         return sum(prod(len(p.elements) // n for _, p, n in self.pieces(i)) for i in w.passes)
 

@@ -20,6 +20,7 @@ from fusewright.codegen.cuda import contraction_layout, contraction_walk, warpgr
 from fusewright.codegen.cuda.contraction_epilogue import Epilogue
 from fusewright.codegen.cuda.contraction_record import cluster_of, joined, parameters, place
 from fusewright.codegen.cuda.primitives import with_primitives
+from fusewright.codegen.cuda.warpgroup_input import Input
 from fusewright.codegen.cuda.warpgroup_steps import Steps
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, indent
@@ -93,6 +94,10 @@ class Writer:
     def steps(self) -> Steps:
         return Steps(self.c, self.t)
 
+    @cached_property
+    def input(self) -> Input:
+        return Input(self.c, self.t, self.steps.passes, min(255, REGISTERS // (32 * self.t.warps * self.per_sm)))
+
     @property
     def weights(self) -> WarpgroupWeights:
         return self.steps.weights
@@ -100,11 +105,6 @@ class Writer:
     @property
     def lay(self) -> Staged:
         return self.weights.lay
-
-    @property
-    def rounds(self) -> bool:
-        """Whether operands have to be rounded to tf32."""
-        return self.c.x.dtype == torch.float32
 
     @property
     def staged(self) -> int:
@@ -130,7 +130,7 @@ class Writer:
             self._constants(),
             self._multiply(),
             fill(warpgroup_text.CHANNELS),
-            self._stage(),
+            self.input.functions(),
             *self.weights.functions(self.name, self.place_of_weights()),
             *self.epilogue.head(),
             self._kernel_text(),
@@ -171,53 +171,6 @@ class Writer:
             products=self.products(f"wgmma_{kinds[self.c.x.dtype]}_{self.t.products(self.c).columns}"),
         )
 
-    def _stage(self) -> Lines:
-        names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)}
-        names |= {f"low_{a}": axis.reach()[0] for a, axis in zip("dhw", self.c.axes, strict=True)}
-        names |= contraction_walk.names(self.lay.walks)
-        rounded = fill(warpgroup_text.ROUND) if self.rounds else []
-        rounding = ", rounded to tf32" if self.rounds else ""
-        last = self.c.channels_last
-        read = fill(warpgroup_text.READ, step="" if last else " * plane")
-        if last and self.c.channels % self.weights.vector == 0:
-            read = fill(warpgroup_text.READ_VECTOR)
-        return fill(
-            warpgroup_text.STAGE,
-            **names,
-            **self._offsets(f"d{names['by_d']}", f"h{names['by_h']}"),
-            at_once=self.steps.at_once,
-            order="v = i % VECTORS, at = i / VECTORS" if last else "v = i / COLUMNS, at = i % COLUMNS",
-            memory=fill(warpgroup_text.LAST if last else warpgroup_text.PLANES),
-            read=read,
-            round=rounded,
-            rounding=rounding,
-        )
-
-    def _offsets(self, d: str, h: str) -> dict[str, object]:
-        """How far into x a vector is: kept by its thread, or worked out again; `d`, `h` are rows of a tile."""
-        if not self._roomy:
-            again = self._at("channel", "x_d", "x_h", "x_w")
-            return {"kept_too": "", "kept_member": [], "kept_at": [], "start": [], "from": again}
-        return {
-            "kept_too": ", elements of x",
-            "kept_member": ["int from[AT_ONCE];"],
-            "kept_at": [f"places.from[n] = {self._at('v * VECTOR', d, h, 'w')};"],
-            "start": [f"const int start = {self._at('0', 'low_d', 'low_h', 'low_w')};"],
-            "from": "start + places.from[n]",
-        }
-
-    def _at(self, channel: str, d: str, h: str, w: str) -> str:
-        """Where an element of a sample's first chunk is."""
-        if self.c.channels_last:
-            return f"(({d} * H + {h}) * W + {w}) * (GROUPS * C) + {channel}"
-        return f"(({channel} * D + {d}) * H + {h}) * W + {w}"
-
-    @property
-    def _roomy(self) -> bool:
-        """Whether a thread has registers to spare for what it could work out again."""
-        most = min(255, REGISTERS // (32 * self.t.warps * self.per_sm))
-        return self.t.registers(self.c) + self.steps.at_once <= most
-
     def _kernel_text(self) -> Lines:
         body = self.epilogue.open_tile()
         for index in range(len(self.weights.phases)):
@@ -234,7 +187,7 @@ class Writer:
             parameters=parameters(self),
             of_sample=contraction_layout.sample(self.c),
             **contraction_walk.names(self.lay.walks, {a: f"tile.{a}" for a in "dhw"}),
-            stage=self.steps.functions(),
+            stage=self.input.statements(),
             staged=[f"constexpr int STAGED = {self.staged * self.c.x.dtype.itemsize};    // bytes"]
             if self.epilogue.kept_elements()
             else [],
@@ -245,7 +198,7 @@ class Writer:
             prologue=[*self.epilogue.prologue(), *self.weights.at_hand()],
             w_now="" if self.t.stay else ", w_now = 0",
             first=self.steps.first(),
-            **self.steps.each_tile(),
+            **self.input.each_tile(),
             body=[*body, *self.epilogue.after_cell()],
             close=self.epilogue.close(),
         )

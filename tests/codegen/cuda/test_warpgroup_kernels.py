@@ -112,7 +112,15 @@ def test_what_is_not_finite(case: Case, wanted: dict[str, Any]) -> None:
     assert_not_finite_as_eager(*found(case, wanted))
 
 
-@pytest.mark.parametrize("name", ["chunks", "rows of taps", "windows in pieces", "transposed, pool"])
+@pytest.mark.parametrize(("name", "whole"), [("channels last", True), ("channels last, odd", False), ("chunks", False)])
+def test_vectors_are_read_whole_where_memory_has_them_so(name: str, whole: bool) -> None:
+    """20 channels of float32 are five vectors, 7 of a group are none."""
+    assert ("reinterpret_cast<const uint4*>(from)" in kernel(*found(*CASES[name])).source) == whole
+
+
+@pytest.mark.parametrize(
+    "name", ["chunks", "rows of taps", "windows in pieces", "transposed, pool", "channels last", "channels last, odd"]
+)
 def test_sanitizers_find_nothing(name: str) -> None:
     f, t = found(*CASES[name])
     assert_right(f, t, sanitize=True)

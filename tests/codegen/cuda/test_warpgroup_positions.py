@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,15 @@ def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any]) -> None:
     f, t = found(case, wanted)
     assert_right(f, t)
     assert_orders_agree(f, t)
+
+
+@pytest.mark.parametrize(("features", "pairs"), [(22, True), (21, False)])
+def test_neighbouring_features_are_written_at_once(features: int, pairs: bool) -> None:
+    """Where channels come last and pairs of them are aligned."""
+    case, wanted = CASES["channels last"]
+    f, t = found(replace(case, features=features), wanted)
+    assert ("reinterpret_cast<Pair*>" in kernel(f, t).source) == pairs
+    assert_right(f, t)
 
 
 @pytest.mark.parametrize(("case", "wanted"), EACH)
