@@ -190,7 +190,7 @@ class _Writer:
             contraction_layout.accumulate(self.paired),
             fill(contraction_text.COPY, copy="copy_async"),
             stage,
-            *self.weights.packing(self.name),
+            *self.weights.packing_kernel(self.name),
             *self.weights.staging(),
         ]
 

@@ -10,7 +10,8 @@ from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cuda import contraction_walk
 from fusewright.codegen.cuda.contraction_epilogue import Cut, Epilogue
 from fusewright.codegen.cuda.contraction_finish import operands
-from fusewright.kernel import Argument, Array, Kernel, Launch, spread
+from fusewright.codegen.cuda.contraction_weights import Packing
+from fusewright.kernel import Argument, Kernel, Launch, spread
 from fusewright.schedule import residues
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.tiling import MULTIPROCESSORS
@@ -23,19 +24,11 @@ class Weights(Protocol):
     """What has to be known of a group's weights."""
 
     @property
-    def packed(self) -> bool:
-        """Whether a launch beforehand lays them out."""
-
-    @property
     def blocks(self) -> int:
         """Blocks with weights of their own."""
 
-    @property
-    def array(self) -> Array:
-        """What that launch writes."""
-
-    def launch(self, name: str) -> Launch:
-        """That launch, for the kernel of this name."""
+    def packing(self, name: str) -> Packing | None:
+        """The launch that lays them out ahead of the kernel called `name`, where there is one."""
 
 
 class Writer(Protocol):
@@ -84,7 +77,8 @@ def record(w: Writer, *, needs: int = 80, arch: str = "") -> Kernel:
     arguments = (*(Argument("pointer", o) for o in (*own, w.epilogue.target)), *numbers)
     grid = ("N", splits, str(z)) if w.blocks is None else (f"N * {cluster}", "1", "1")
     first = Launch(w.name, arguments, grid, 32 * w.t.warps, w.shared, cluster)
-    packed = w.weights.packed
+    packing = w.weights.packing(w.name)
+    beforehand = [] if packing is None else [packing]
     return Kernel(
         name=w.name,
         source=w.source(),
@@ -94,8 +88,8 @@ def record(w: Writer, *, needs: int = 80, arch: str = "") -> Kernel:
         shapes=shapes(c),
         sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate(axes))),
         output=results.output,
-        scratch=(*((w.weights.array,) if packed else ()), *results.scratch),
-        launches=(*((w.weights.launch(w.name),) if packed else ()), first, *results.launches),
+        scratch=(*(p.array for p in beforehand), *results.scratch),
+        launches=(*(p.launch for p in beforehand), first, *results.launches),
         reference=w.reference,
         counts=tuple(dict.fromkeys(" * ".join(each[a] for a in axes) for each in (into, out))),
         needs=max(needs, 90) if cluster > 1 else needs,
@@ -105,7 +99,7 @@ def record(w: Writer, *, needs: int = 80, arch: str = "") -> Kernel:
 
 def pointer(w: Writer, name: str) -> str:
     """What the kernel reads in the place of an operand."""
-    return "packed" if name == "w" and w.weights.packed else name
+    return "packed" if name == "w" and w.weights.packing(w.name) is not None else name
 
 
 def parameters(w: Writer) -> str:

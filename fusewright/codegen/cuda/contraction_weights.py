@@ -12,6 +12,8 @@ from functools import cached_property
 from itertools import product
 from math import ceil, prod
 
+import torch
+
 from fusewright.codegen.cuda import contraction_layout
 from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Argument, Array, Launch
@@ -20,6 +22,21 @@ from fusewright.schedule.tiling import Tiling
 
 Phases = tuple[Phase, Phase, Phase]
 PACKING_THREADS = 256
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The launch beforehand, and what it writes."""
+
+    array: Array
+    launch: Launch
+
+
+def packing(name: str, chunks: int, blocks: int, elements: int, dtype: torch.dtype) -> Packing:
+    """That of the kernel called `name`: so many chunks and blocks, and elements in all."""
+    pointers = Argument("pointer", "w"), Argument("pointer", "packed")
+    launch = Launch(f"{name}_pack", pointers, (str(chunks), str(blocks), "1"), PACKING_THREADS)
+    return Packing(Array("packed", (str(elements),), dtype), launch)
 
 
 @dataclass(frozen=True)
@@ -91,14 +108,10 @@ class Weights:
 
     # -- the record --------------------------------------------------------------------------------------------------
 
-    @property
-    def array(self) -> Array:
-        """What the packing launch writes: [block][chunk][phase][feature][tap][channel]."""
-        return Array("packed", (str(self.blocks * self.chunks * self.behind(len(self.phases))),), self.c.x.dtype)
-
-    def launch(self, name: str) -> Launch:
-        pointers = Argument("pointer", "w"), Argument("pointer", "packed")
-        return Launch(f"{name}_pack", pointers, (str(self.chunks), str(self.blocks), "1"), PACKING_THREADS)
+    def packing(self, name: str) -> Packing | None:
+        """Of [block][chunk][phase][feature][tap][channel], where weights are packed."""
+        elements = self.blocks * self.chunks * self.behind(len(self.phases))
+        return packing(name, self.chunks, self.blocks, elements, self.c.x.dtype) if self.packed else None
 
     # -- the text ----------------------------------------------------------------------------------------------------
 
@@ -147,7 +160,7 @@ class Weights:
         size = self.chunks * self.behind(len(self.phases))
         return f"const Element* const packed_block = packed + (long long)blockIdx.z * {size};"
 
-    def packing(self, name: str) -> list[Lines]:
+    def packing_kernel(self, name: str) -> list[Lines]:
         """The kernel that packs, where there is one."""
         if not self.packed:
             return []

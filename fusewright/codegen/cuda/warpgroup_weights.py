@@ -14,9 +14,8 @@ from math import ceil
 import torch
 
 from fusewright.codegen.cuda import warpgroup_text
-from fusewright.codegen.cuda.contraction_weights import PACKING_THREADS, first_tap, tap_steps
+from fusewright.codegen.cuda.contraction_weights import PACKING_THREADS, Packing, first_tap, packing, tap_steps
 from fusewright.codegen.text import Lines, fill, indent
-from fusewright.kernel import Argument, Array, Launch
 from fusewright.schedule import warpgroup_staging as staging
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.warpgroup_staging import Staged, Taps, WarpgroupCut
@@ -96,20 +95,10 @@ class WarpgroupWeights:
 
     # -- the record
 
-    @property
-    def packed(self) -> bool:
-        """Whether a launch beforehand lays them out."""
-        return not self.t.stay
-
-    @property
-    def array(self) -> Array:
-        """What that launch writes."""
-        return Array("packed", (str(self.blocks * self.of_block),), self.c.x.dtype)
-
-    def launch(self, name: str) -> Launch:
-        """That launch, for the kernel of this name."""
-        pointers = Argument("pointer", "w"), Argument("pointer", "packed")
-        return Launch(f"{name}_pack", pointers, (str(self.chunks), str(self.blocks), "1"), PACKING_THREADS)
+    def packing(self, name: str) -> Packing | None:
+        """Of the weights of every block, unless they stay where a block lays them out itself."""
+        elements = self.blocks * self.of_block
+        return None if self.t.stay else packing(name, self.chunks, self.blocks, elements, self.c.x.dtype)
 
     # -- the text
 

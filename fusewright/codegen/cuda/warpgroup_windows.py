@@ -18,7 +18,6 @@ from fusewright.codegen.cuda.contraction_record import cluster_of, joined, param
 from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.cuda.warpgroup_epilogue import WindowEpilogue
 from fusewright.codegen.text import Lines, fill, indent
-from fusewright.kernel import Array, Launch
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.residues import walks
 from fusewright.schedule.warpgroup_windows import WindowTile, blocks_per_sm, held_taps, weight_elements
@@ -30,14 +29,9 @@ class _Weights:
     """They stay in shared memory, where a block lays them out."""
 
     blocks: int
-    packed = False
 
-    @property
-    def array(self) -> Array:
-        raise AssertionError("nothing is packed")
-
-    def launch(self, name: str) -> Launch:
-        raise AssertionError("nothing is packed")
+    def packing(self, name: str) -> None:
+        """There is none."""
 
 
 @dataclass(frozen=True)
