@@ -116,6 +116,8 @@ def _reduce(op: ops.Reduce, node: Node, args: Sequence[str]) -> str:
     keep = ", keepdim=True" if op.keepdim else ""
     cast = f", dtype={op.dtype}" if op.dtype is not None else ""
     match op.kind:
+        case "max" | "min" if op.first:
+            return f"torch.{op.kind}({x}, {dims}{keep}).values"
         case "max" | "min":
             return f"torch.a{op.kind}({x}, {dims}{keep})"
         case "logsumexp":

@@ -309,17 +309,23 @@ class Cast(Op):
 
 @dataclass(frozen=True)
 class Reduce(Op):
-    """A reduction over `dims` (ascending); `correction` belongs to ``var`` alone, `dtype` to sum, mean, prod."""
+    """A reduction over `dims` (ascending); `correction` belongs to ``var`` alone, `dtype` to sum, mean, prod.
+
+    first   the gradient of a max or min over one dimension goes to the first of several (``torch.max(x, dim)``), else
+            they share it evenly (``torch.amax``)
+    """
 
     kind: Literal["sum", "mean", "max", "min", "logsumexp", "var", "prod"]
     dims: tuple[int, ...]
     keepdim: bool = False
     correction: float = 1
     dtype: torch.dtype | None = None
+    first: bool = False
 
     def infer(self, types: Types) -> TensorType:
         x = types[0]
         assert x is not None
+        require(not self.first or (self.kind in ("max", "min") and len(self.dims) == 1), f"the first of {self.dims}")
         require(all(0 <= d < len(x.shape) for d in self.dims), f"{self.kind} over {self.dims} of {x.shape}")
         kept = [1 if i in self.dims else d for i, d in enumerate(x.shape)]
         shape = kept if self.keepdim else [d for i, d in enumerate(x.shape) if i not in self.dims]

@@ -271,7 +271,7 @@ def _refuse_reductions(m: Match) -> str | None:
         return "the two reduce differently"
     if outer.dtype is not None and outer.dtype != m["inner"].dtype:
         return "the two sum in different dtypes"
-    return None
+    return "the gradient goes to the first of several" if outer.first or inner.first else None
 
 
 def _class_of_reductions(m: Match) -> Exactness:

@@ -74,6 +74,8 @@ def _refuse_reshape(m: Match) -> str | None:
     dims = _before(m)
     if dims is None:
         return "a reduced dimension holds part of one that is kept"
+    if m["reduction"].op.first and len(dims) > 1:  # type: ignore[attr-defined]
+        return "the gradient goes to the first along one dimension"
     return _refuse_below(m["x"]) if dims else "no dimension longer than 1 is reduced"
 
 

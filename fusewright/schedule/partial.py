@@ -36,7 +36,7 @@ class Split:
         op, x = self.root.op, self.root.arg(0)
         assert isinstance(op, ops.Reduce)
         if op.kind != "mean":
-            return make(ops.Reduce(op.kind, op.dims, op.keepdim), part, where=self.root.where)
+            return make(op, part, where=self.root.where)
         total = make(ops.Reduce("sum", op.dims, op.keepdim), part, where=self.root.where)
         return pointwise("mul", total, 1 / prod(d for d in (x.shape[i] for i in op.dims) if isinstance(d, int)))
 

@@ -105,7 +105,7 @@ def _over_views(chain: Chain, by_sample: bool, views: dict[Node, Node]) -> Node 
         value = tree
     features, tokens = x.ndim - 1 in fold.op.dims, by_sample
     dims = (*((1,) if features else ()), *((2, 3) if tokens else ()))
-    return make(replace(fold.op, dims=dims, keepdim=True), value)
+    return make(replace(fold.op, dims=dims, keepdim=True, first=False), value)
 
 
 def _tree(stage: Map, value: Node, matmul: Node, views: dict[Node, Node]) -> Node | str:

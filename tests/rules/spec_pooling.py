@@ -31,6 +31,10 @@ def reduce(x: Node, kind: str, *dims: int, keepdim: bool = False, dtype: torch.d
     return make(ops.Reduce(kind, dims, keepdim, dtype=dtype), x)  # type: ignore[arg-type]
 
 
+def first(x: Node, dim: int) -> Node:
+    return make(ops.Reduce("max", (dim,), first=True), x)
+
+
 TWO = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
@@ -308,6 +312,8 @@ SPECS = [
             "the two sum in different dtypes": lambda: reduce(
                 reduce(image(dtype=torch.float32), "sum", 2), "sum", 1, dtype=torch.float64
             ),
+            "the gradient goes to the first of several": lambda: reduce(first(image(), 2), "max", 1),
+            "the gradient goes to the first of several # of the outer": lambda: first(reduce(image(), "max", 2), 1),
             "# a single reduction": lambda: reduce(image(), "sum", 2),
         },
         signed_zeros=False,

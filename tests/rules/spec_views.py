@@ -84,6 +84,9 @@ SPECS = [
             f"{PART} # the batch, too": lambda: reduce("sum", shaped(x(B, 6), 2, 3 * B), 1),
             f"{PART} # across": lambda: reduce("max", shaped(x(B, 4, 6), B, 6, 4), 2),
             f"{PART} # one of two": lambda: reduce("max", shaped(x(2, 3, 4), 2, 2, 6), 0, 2),
+            "the gradient goes to the first along one dimension": lambda: make(
+                ops.Reduce("max", (2,), first=True), shaped(x(B, 3, 2, 4), B, 3, 8)
+            ),
             NONE: lambda: reduce("mean", shaped(x(B, 6), B, 1, 6), 1, keepdim=True),
             BARE: lambda: reduce("mean", shaped(inp(B, 3, 2, 4), B, 3, 8), 2),
             f"{BARE} # a view of an input": lambda: reduce("mean", shaped(permuted(inp(B, 3, 4), 0, 2, 1), B, 12), 1),

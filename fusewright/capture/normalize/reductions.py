@@ -20,6 +20,14 @@ def _reduce(call: Call, kind: Kind) -> Normal:
     return call.make(op, x)
 
 
+def _extreme(call: Call, kind: Kind) -> Normal:
+    """Values and indices, of which only the former are computed."""
+    if 1 in call.used or call.node("self").ndim == 0:
+        return None
+    x = call.node("self")
+    return call.make(Reduce(kind, call.dims("dim", x.ndim), call["keepdim"], first=True), x), None
+
+
 def _prod(call: Call) -> Normal:
     """A product over one dimension; the product over several at once rounds in another order."""
     return _reduce(call, "prod") if call.get("dim") is not None or call.node("self").ndim == 1 else None
@@ -54,6 +62,8 @@ TABLE: dict[str, Handler] = {
     "aten.mean.dim": partial(_reduce, kind="mean"),
     "aten.amax.default": partial(_reduce, kind="max"),
     "aten.amin.default": partial(_reduce, kind="min"),
+    "aten.max.dim": partial(_extreme, kind="max"),
+    "aten.min.dim": partial(_extreme, kind="min"),
     "aten.logsumexp.default": partial(_reduce, kind="logsumexp"),
     "aten.prod.default": _prod,
     "aten.prod.dim_int": _prod,

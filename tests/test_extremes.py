@@ -1,0 +1,68 @@
+"""The largest and the smallest along a dimension, whose gradient goes to the first of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fusewright
+
+CASES: dict[str, Callable[[Tensor], Tensor]] = {
+    "max over channels": lambda y: torch.max(y, dim=1, keepdim=True)[0],
+    "min over channels, a function behind": lambda y: torch.tanh(torch.min(y, 1)[0]),
+    "max over rows": lambda y: y.relu().max(dim=2).values,
+    "min over columns of a permuted image": lambda y: y.permute(0, 2, 3, 1).min(-2).values,
+    "max over what a pool leaves": lambda y: nn.functional.max_pool2d(y, 2).max(1).values,
+    "of a scaled image": lambda y: torch.max(-2 * y, 3)[0],
+}
+
+
+class Model(nn.Module):
+    """Every feature is there twice, every column as well, so that there always are several."""
+
+    def __init__(self, reduce: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 6, 1)
+        self.reduce = reduce
+        with torch.no_grad():
+            self.conv.weight[3:] = self.conv.weight[:3]
+            self.conv.bias[3:] = self.conv.bias[:3]  # type: ignore[index]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.reduce(self.conv(x))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_eagers(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = Model(CASES[name]), torch.randn(3, 4, 8, 4).repeat(1, 1, 1, 2)
+    fused = fusewright.optimize(model, (x,), rewrite="always", kernels="always", measure=False)
+    found = []
+    for module in (model, fused):
+        given = x.clone().requires_grad_()
+        value = module(given)
+        weights = torch.linspace(1, 2, value.numel()).view_as(value)
+        found.append((value.detach(), *torch.autograd.grad((value * weights).sum(), (given, *module.parameters()))))
+    for eager, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, eager)
+    plan = fusewright.explain(fused)
+    assert any(choice.path == "generated" and choice.family == "contraction" for choice in plan.kernels), plan
+    assert not plan.opaque, plan
+
+
+def test_products_reduce_so_too() -> None:
+    """A linear layer and the largest of its features, as heads have it."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 160)
+    model = nn.Sequential(nn.Linear(160, 192), nn.GELU(), Largest())
+    fused = fusewright.optimize(model, (x,), rewrite="always", kernels="always", measure=False)
+    assert any(choice.path == "generated" and choice.family == "product" for choice in fusewright.explain(fused).kernels)
+    torch.testing.assert_close(fused(x), model(x))
+
+
+class Largest(nn.Module):
+    def forward(self, y: Tensor) -> Tensor:
+        return y.max(dim=1, keepdim=True).values
