@@ -59,7 +59,8 @@ def test_products_reduce_so_too() -> None:
     x = torch.randn(64, 160)
     model = nn.Sequential(nn.Linear(160, 192), nn.GELU(), Largest())
     fused = fusewright.optimize(model, (x,), rewrite="always", kernels="always", measure=False)
-    assert any(choice.path == "generated" and choice.family == "product" for choice in fusewright.explain(fused).kernels)
+    families = [choice.family for choice in fusewright.explain(fused).kernels if choice.path == "generated"]
+    assert "product" in families
     torch.testing.assert_close(fused(x), model(x))
 
 
