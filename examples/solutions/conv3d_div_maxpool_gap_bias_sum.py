@@ -756,7 +756,7 @@ def fused_conv_max_mean_div_add_sum_sizes(
     cells_h = (in_h - 4) // 2 + 1
     cells_w = (in_w - 4) // 2 + 1
     blocks = N * 6
-    if max(in_d, in_h, in_w, P, Q, R, cells_d, cells_h, cells_w, blocks, in_d * in_h * in_w, P * Q * R) >= 2**31:
+    if max(in_d, in_h, in_w, P, Q, R, cells_d, cells_h, cells_w, blocks, 8 * in_d * in_h * in_w, P * Q * R) >= 2**31:
         raise ValueError(
             f"fused_conv_max_mean_div_add_sum counts in 32 bits, too few for N={N}, in_d={in_d}, in_h={in_h}, in_w={in_w}"
         )

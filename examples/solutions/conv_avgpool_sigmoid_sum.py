@@ -688,7 +688,7 @@ def fused_conv_avg_sigmoid_sum_sizes(
     Q = (in_h - 6) // 4 + 1
     R = (in_w - 6) // 4 + 1
     blocks = N * 2
-    if max(in_h, in_w, Q, R, blocks, in_h * in_w, Q * R) >= 2**31:
+    if max(in_h, in_w, Q, R, blocks, 8 * in_h * in_w, Q * R) >= 2**31:
         raise ValueError(f"fused_conv_avg_sigmoid_sum counts in 32 bits, too few for N={N}, in_h={in_h}, in_w={in_w}")
     return (N,), (in_h, in_w, Q, R, blocks)
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from fusewright.ir.ops import Reduce
 from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
 from fusewright.schedule.product import Product
 
@@ -15,8 +16,10 @@ def of_tensors(kernel: Kernel, p: Product) -> Kernel:
     rows = [f"rows_{i}" for i in range(p.x.ndim - 1)]
     samples, positions = (rows[:1], rows[1:]) if p.by_sample else ([], rows)
     names = {"N": " * ".join(samples) or "1", "in_h": "1", "in_w": f"({' * '.join(positions)})"}
-    lengths = dict(zip(p.x.shape, rows, strict=False))
-    shape = [str(d) if isinstance(d, int) else lengths[d] for d in p.root.shape]
+    fold = p.root.op
+    assert isinstance(fold, Reduce)
+    lengths = [*rows, str(p.root.arg(0).shape[-1])]  # of what is reduced; none is known but the features
+    shape = ["1" if i in fold.dims else n for i, n in enumerate(lengths) if fold.keepdim or i not in fold.dims]
     return replace(
         kernel,
         layouts=("contiguous",) * len(kernel.layouts),

@@ -166,8 +166,9 @@ class Launcher:
                 held.append(allocate())
                 addresses.append(held[-1].data_ptr())
             stream = stream_of(index)
-            cells[pointers] = addresses  # at last, as a finalizer that calls the kernel may run in any line before
             for entry, configuration, start in launches:
+                # Ahead of every launch: between two of them a finalizer may run that calls the kernel as well.
+                cells[pointers] = addresses
                 configuration.stream = stream
                 status = start()
                 if status:
@@ -269,7 +270,8 @@ def allocation(shape: tuple[int, ...], dtype: torch.dtype, layout: str, kind: st
         strides[dim] = step
         step *= max(shape[dim], 1)
     # What PyTorch's own generated code calls; the public way gets there in twice the time.
-    quick = getattr(getattr(_torch._C._dynamo, "guards", None), f"_empty_strided_{kind}", None)
+    guards = getattr(getattr(_torch._C, "_dynamo", None), "guards", None)
+    quick = getattr(guards, f"_empty_strided_{kind}", None)
     if quick is None:
         return partial(torch.empty_strided, shape, tuple(strides), dtype=dtype, device=kind)
     return partial(quick, shape, tuple(strides), dtype)

@@ -28,7 +28,8 @@ from fusewright.schedule.warpgroup_staging import (
     takes,
 )
 
-# Read off what compiles without a spill: a thread's registers beside its accumulators, for each vector on its way.
+# Read off what compiles without a spill: registers of a thread beside its accumulators, and more for each vector
+# that is on its way.
 OTHERS, ON_ITS_WAY = 44, 6
 
 

@@ -23,7 +23,7 @@ from fusewright.schedule.tiling import MOST_SHARED, fitting, span
 ACCUMULATORS = 160
 # Input indices along one dimension of a tile, which are packed into eight bits each, as are its channels.
 MOST_INDICES = 256
-# Vectors of channels that are staged at a time, where all of them are.
+# Vectors of channels that are staged at a time, where all of them are: as many as indices of eight bits have channels.
 MOST_VECTORS = 32
 # Warpgroups of a block.
 GROUPS = (1, 2, 3, 4)
@@ -337,7 +337,7 @@ def _cycles(c: Contraction, t: WarpgroupCut, per_sm: int) -> float:
 
 
 def _read_bytes(c: Contraction, lay: Staged) -> float:
-    """Of a chunk, in whole sectors."""
+    """Of a chunk, with as many more as sectors at the ends of rows have on average."""
     d, h, w = lay.lengths
     if c.channels_last:
         return 16 * lay.vectors * d * h * w
@@ -345,12 +345,12 @@ def _read_bytes(c: Contraction, lay: Staged) -> float:
 
 
 def _written_bytes(c: Contraction, t: WarpgroupCut) -> float:
-    """Of a tile where all positions are written, in whole sectors."""
+    """Of a tile where all positions are written, likewise."""
     if c.fold is not None or c.window is not None:
         return 0.0
     size, positions = c.x.dtype.itemsize, prod(n * a.stride for n, a in zip(t.cells, c.axes, strict=True))
     row = t.block_m if c.channels_last else t.cells[2] * c.axes[2].stride
-    return t.block_m * positions * (size + SECTOR / row)
+    return c.features / ceil(c.features / t.block_m) * positions * (size + SECTOR / row)
 
 
 def _pieces(phases: tuple[Phase, ...], t: WarpgroupCut) -> int:

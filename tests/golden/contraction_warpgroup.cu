@@ -92,10 +92,10 @@ constexpr int C = 20, O = 70, GROUPS = 1;    // channels of a group, in and out
 constexpr int TAPS = 9;    // of one channel's kernel
 
 // A warpgroup owns 64 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
-constexpr int M_TILES = 2, OWN_D = 1, OWN_H = 4, EIGHTS_W = 1, OWN_W = 2 * EIGHTS_W;
+constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 4, EIGHTS_W = 1, OWN_W = 2 * EIGHTS_W;
 constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
 constexpr int WARPS_M = 4, WARPS_H = 1, WARPS_W = 3, THREADS = 384;
-constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 1;
+constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 2;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
@@ -162,7 +162,8 @@ union alignas(16) Channels {
 
 // The vectors that a thread stages at a time: what has been read, and where in the tile they are, in columns of shared
 // memory, packed indices of the input, elements of x.  Of no vector at all the column is negative.
-constexpr int COLUMNS = X_D * X_H * X_W, COUNT = VECTORS * COLUMNS, AT_ONCE = 1;    // of a thread at a time
+constexpr int COLUMNS = X_D * X_H * X_W, COUNT = VECTORS * COLUMNS;    // of a vector; vectors of a tile
+constexpr int AT_ONCE = 1;
 struct Fetched { Channels read[AT_ONCE]; };
 struct Places {
     int to[AT_ONCE];
@@ -190,7 +191,7 @@ __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& plac
     const int low_w = cell.w * 1 + -2, channels = C - chunk * CHUNK;
     const int plane = D * H * W;
     const Element* const own = x + chunk * CHUNK * plane;
-    const int start = ((0 * D + low_d) * H + low_h) * W + low_w;
+    const int start = (low_d * H + low_h) * W + low_w;
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
         const unsigned index = places.index[n];
@@ -246,8 +247,8 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* to, int gr
 
 extern "C" __global__ void fused_test_pack(const Element* __restrict__ w, Element* __restrict__ packed) {
     const int chunk = blockIdx.x, group = blockIdx.y / M_BLOCKS, first_feature = blockIdx.y % M_BLOCKS * BLOCK_M;
-    packed += (long long)blockIdx.y * 27648;
-    pack_phase<1, 3, 3>(w, packed + chunk * 9216, group, first_feature, chunk, 0);
+    packed += (long long)blockIdx.y * 13824;
+    pack_phase<1, 3, 3>(w, packed + chunk * 4608, group, first_feature, chunk, 0);
 }
 
 // Start copying `count` packed weights.
@@ -263,7 +264,7 @@ __device__ __forceinline__ void write_pair(Element* to, Element first, Element s
     if (!even && left > 1) to[1] = second;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 fused_test(const float* __restrict__ x, const float* __restrict__ packed, const float* __restrict__ bias, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
@@ -293,7 +294,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         const Compute shifted = value + bias_at[m][half];
         return shifted;
     };
-    const Element* const packed_block = packed + (long long)blockIdx.z * 27648;
+    const Element* const packed_block = packed + (long long)blockIdx.z * 13824;
 
     const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = tiles_d * tiles_h * tiles_w;
@@ -322,7 +323,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
     if (part < tiles) {
         read_input();
         write_input(x_tile);
-        stage_weights(packed_block, w_tile, 9216);
+        stage_weights(packed_block, w_tile, 4608);
         copy_async_commit();
         copy_async_wait<0>();
     }
@@ -335,9 +336,9 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
             for (int step = 0; step < 3; ++step) {
                 __syncthreads();    // until this step's operands are there, and the last step's have been read
                 const int next = (step + 1) % 3;
-                if (next > 0 || another) stage_weights(packed_block + next * 9216, w_tile + (1 - w_now) * 9216, 9216);
+                if (next > 0 || another) stage_weights(packed_block + next * 4608, w_tile + (1 - w_now) * 4608, 4608);
                 copy_async_commit();
-                multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + w_now * 2304, 0, 3);
+                multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + w_now * 1152, 0, 3);
                 write_input(x_tile + (1 - x_now) * X_TILE);
                 x_now = 1 - x_now;
                 w_now = 1 - w_now;

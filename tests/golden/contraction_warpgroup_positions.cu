@@ -184,7 +184,8 @@ union alignas(16) Channels {
 
 // The vectors that a thread stages at a time: what has been read, and where in the tile they are, in columns of shared
 // memory, packed indices of the input, elements of x.  Of no vector at all the column is negative.
-constexpr int COLUMNS = X_D * X_H * X_W, COUNT = VECTORS * COLUMNS, AT_ONCE = 4;    // of a thread at a time
+constexpr int COLUMNS = X_D * X_H * X_W, COUNT = VECTORS * COLUMNS;    // of a vector; vectors of a tile
+constexpr int AT_ONCE = 4;
 struct Fetched { Channels read[AT_ONCE]; };
 struct Places {
     int to[AT_ONCE];
@@ -212,7 +213,7 @@ __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& plac
     const int low_w = cell.w * 1 + -2, channels = C - chunk * CHUNK;
     const int plane = D * H * W;
     const Element* const own = x + chunk * CHUNK * plane;
-    const int start = ((0 * D + low_d) * H + low_h) * W + low_w;
+    const int start = (low_d * H + low_h) * W + low_w;
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
         const unsigned index = places.index[n];

@@ -280,6 +280,30 @@ def test_a_call_in_the_middle_of_another(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(inner, [expected(other, scale)])
 
 
+def test_a_call_between_two_launches_of_another() -> None:
+    """As when a finalizer makes it that runs once the first launch is under way."""
+    fake, inner = FakeDriver(), []
+    x, other = torch.ones(3, 4, dtype=torch.float64), 10 * torch.ones(3, 4, dtype=torch.float64)
+    plain = fake.start
+
+    def start(*how: Any) -> Any:
+        configuration, go = plain(*how)
+
+        def interrupted() -> int:
+            status = go()
+            if not inner:
+                inner.append(None)
+                inner[0] = run(other)
+            return status
+
+        return configuration, interrupted
+
+    fake.start = start  # type: ignore[method-assign]
+    run = Launcher(rows(), fake)
+    torch.testing.assert_close(run(x), (x * x).sum(1))
+    torch.testing.assert_close(inner, [(other * other).sum(1)])
+
+
 def test_prepared_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "KEPT", 4)
     run = Launcher(blend(), FakeDriver())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-# A row's end may lie between two neighbours where its length is odd.
 PAIR = """
 // Two neighbours in memory, written at once.
 struct alignas(2 * sizeof($type)) Pair { $type first, second; };
 """
 
+# A row's end may lie between two neighbours where its length is odd.
 WRITE_PAIR = """
 // Write two neighbours of an output row of which `left` elements follow, in one store where rows have an `even` length.
 struct alignas(2 * sizeof($type)) Pair { $type first, second; };

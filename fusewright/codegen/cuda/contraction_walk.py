@@ -44,7 +44,8 @@ COUNTED = counted("tile")
 
 
 def names(walks: Walks, places: Mapping[str, str] = COUNTED) -> dict[str, object]:
-    """What templates say about tiles: how many along d and h, the first cell of one, and the staged rows' distance."""
+    """What templates say about tiles: how many along d and h, the first cell of the one at these `places` along each
+    dimension, and the staged rows' distance."""
     found: dict[str, object] = {"first_w": f"{places['w']} * CELLS_W"}
     for a, walk in zip("dh", walks[:2], strict=True):
         big = a.upper()

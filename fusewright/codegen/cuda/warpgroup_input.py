@@ -1,7 +1,7 @@
 """How the input of a block gets to shared memory, where warpgroups multiply: chunk after chunk, tile after tile.
 
 A thread reads vectors of neighbouring channels, which wait in its registers until the step before they are multiplied
-writes them.
+writes them.  Where it has more vectors than it reads at a time, the others are read and written in that step.
 """
 
 from __future__ import annotations
@@ -72,15 +72,16 @@ class Input:
             "kept_too": ", elements of x",
             "kept_member": ["int from[AT_ONCE];"],
             "kept_at": [f"places.from[n] = {self._at('v * VECTOR', d, h, 'w')};"],
-            "start": [f"const int start = {self._at('0', 'low_d', 'low_h', 'low_w')};"],
+            "start": [f"const int start = {self._at('', 'low_d', 'low_h', 'low_w')};"],
             "from": "start + places.from[n]",
         }
 
     def _at(self, channel: str, d: str, h: str, w: str) -> str:
-        """Where an element of a sample's first chunk is."""
+        """Where an element of a sample's first chunk is; none given is the first channel."""
         if self.c.channels_last:
-            return f"(({d} * H + {h}) * W + {w}) * (GROUPS * C) + {channel}"
-        return f"(({channel} * D + {d}) * H + {h}) * W + {w}"
+            return f"(({d} * H + {h}) * W + {w}) * (GROUPS * C)" + (f" + {channel}" if channel else "")
+        row = f"({channel} * D + {d})" if channel else d
+        return f"({row} * H + {h}) * W + {w}"
 
     @property
     def _roomy(self) -> bool:
@@ -92,13 +93,13 @@ class Input:
     def statements(self) -> Lines:
         """How the kernel reads what is next, and writes it."""
         each, at_once = staging.staged_by_thread(self.c, self.t)
-        names = self._of_tiles
+        names = self._staged
         others = fill(_OTHERS, chunk=names["chunk"], cell=names["cell"]) if each > at_once else []
         walk = fill(_WALK) if self.chunks == 1 else []
         return [*walk, *fill(_STAGING, **names, others=others)]
 
     @property
-    def _of_tiles(self) -> dict[str, Any]:
+    def _staged(self) -> dict[str, Any]:
         """What is staged next."""
         if self.chunks == 1:
             return _WALKED
@@ -107,15 +108,16 @@ class Input:
 
     def each_tile(self) -> dict[str, object]:
         """How the kernel goes through the tiles of a block."""
-        names = _EACH_TILE if self.chunks == 1 else _EACH_COUNT
-        another = f"const bool another = {names['another']};    // tile follows"
-        return {**names, "another": [] if self.t.stay else [another]}
+        loop, tile, another = _TILES_WALKED if self.chunks == 1 else _TILES_DIVIDED
+        follows = [f"const bool another = {another};    // tile follows"]
+        return {"loop": loop, "tile": tile, "another": [] if self.t.stay else follows}
 
 
 _STAGE = """
 // The vectors that a thread stages at a time: what has been read, and where in the tile they are, in columns of shared
 // memory, packed indices of the input$kept_too.  Of no vector at all the column is negative.
-constexpr int COLUMNS = X_D * X_H * X_W, COUNT = VECTORS * COLUMNS, AT_ONCE = $at_once;    // of a thread at a time
+constexpr int COLUMNS = X_D * X_H * X_W, COUNT = VECTORS * COLUMNS;    // of a vector; vectors of a tile
+constexpr int AT_ONCE = $at_once;
 struct Fetched { Channels read[AT_ONCE]; };
 struct Places {
     int to[AT_ONCE];
@@ -191,7 +193,8 @@ for (int j = 0; j < VECTOR; ++j) {
 }
 """
 
-# The input, chunk after chunk of a tile and tile after tile: read a step before it is written.
+# The input, chunk after chunk of a tile and tile after tile: a thread's first vectors are read a step before they are
+# written.
 _STAGING = """
 // What of the input is read next, or on its way.
 const Places places = places_of(threadIdx.x, D, H, W);
@@ -236,22 +239,18 @@ _WALKED = {
     "cell": "cell_of(staged)",
     "follow": ["staged = following(staged);"],
 }
-_EACH_TILE = {
-    "loop": "for (Tile tile = tile_at(part); tile.d < tiles_d; tile = following(tile))",
-    "tile": "tile",
-    "another": "following(tile).d < tiles_d",
-}
-# Else they are found by division, which takes fewer registers.
+_TILES_WALKED = (
+    "for (Tile tile = tile_at(part); tile.d < tiles_d; tile = following(tile))",
+    "tile",
+    "following(tile).d < tiles_d",
+)
+# Else they are found by division, which takes fewer registers.  A tile's chunks are counted over all passes.
 _DIVIDED = {
     "staged": ["int staged_tile = part, staged_chunk = 0;", "Cell staged = cell_of(tile_at(part));"],
     "some": "staged_tile < tiles",
     "cell": "staged",
 }
-_EACH_COUNT = {
-    "loop": "for (int tile = part; tile < tiles; tile += parts)",
-    "tile": "tile_at(tile)",
-    "another": "tile + parts < tiles",
-}
+_TILES_DIVIDED = "for (int tile = part; tile < tiles; tile += parts)", "tile_at(tile)", "tile + parts < tiles"
 _NEXT_CHUNK = """
 if (++staged_chunk == $per_tile) {
     staged_chunk = 0;

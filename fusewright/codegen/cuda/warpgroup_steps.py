@@ -1,7 +1,8 @@
 """The steps of a tile that warpgroups multiply: a chunk of channels and some rows of taps each.
 
 While the tensor cores are busy with one step, a block writes the input of the next where they will read it, and starts
-reading what comes after that: it is on its way for as long as a whole step, and what follows a tile, take.
+reading what comes after that: it is on its way for as long as a whole step, and what follows a tile, take
+(`warpgroup_input`).
 """
 
 from __future__ import annotations

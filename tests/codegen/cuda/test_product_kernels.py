@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from contraction_cases import some
 from emulation.emulate import ORDERS, emulate
-from product_cases import CASES, Found, draw, found
+from product_cases import CASES, Case, Found, draw, found
 from torch import Tensor
 
 from fusewright.codegen.cuda import contraction
@@ -53,6 +53,14 @@ def test_another_batch(name: str, batch: int) -> None:
     """Rows, be they positions or samples, are counted at run time."""
     f = found(CASES[name])
     assert_right(f, tilings(f)[0], batch=batch)
+
+
+@pytest.mark.parametrize("over", ["f", "t", "ft"])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_what_was_one_row_may_be_many(over: str, keepdim: bool) -> None:
+    """A leading length that was a constant of the program is none of the kernel: its output follows its operand."""
+    f = found(Case((1, 4, 256), 136, (), "max", over, keepdim=keepdim))
+    assert_right(f, tilings(f)[0], batch=11)
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
