@@ -7,25 +7,24 @@ from functools import partial
 from typing import Any, Literal
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
+from fusewright.ir.node import Node
 from fusewright.ir.ops import Reduce, Softmax
 
 Kind = Literal["sum", "mean", "max", "min", "logsumexp", "var", "prod"]
 
 
-def _reduce(call: Call, kind: Kind) -> Normal:
+def _reduce(call: Call, kind: Kind, *, first: bool = False) -> Node | None:
     x = call.node("self")
     if x.ndim == 0:
         return None
-    op = Reduce(kind, call.dims("dim", x.ndim), bool(call.get("keepdim", False)), dtype=call.get("dtype"))
+    op = Reduce(kind, call.dims("dim", x.ndim), bool(call.get("keepdim", False)), dtype=call.get("dtype"), first=first)
     return call.make(op, x)
 
 
 def _extreme(call: Call, kind: Kind) -> Normal:
     """Values and indices, of which only the former are computed."""
-    if 1 in call.used or call.node("self").ndim == 0:
-        return None
-    x = call.node("self")
-    return call.make(Reduce(kind, call.dims("dim", x.ndim), call["keepdim"], first=True), x), None
+    values = None if 1 in call.used else _reduce(call, kind, first=True)
+    return None if values is None else (values, None)
 
 
 def _prod(call: Call) -> Normal:
