@@ -1,4 +1,4 @@
-"""Computes the polynomials of `fusewright/codegen/cpu/maths.py`: ``python tools/polynomials.py``.
+"""Computes the polynomials of `fusewright/codegen/polynomials.py`: ``python tools/polynomials.py``.
 
 Each is the Chebyshev interpolation of the part of a function that is left when its leading terms are taken out, in 40
 digits, coefficients rounded to the type they are used in, lowest degree first; the error is that before rounding.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from mpmath import atan, chebyfit, cos, erf, erfc, exp, ln, log1p, mp, mpf, ncdf, nstr, pi, sin, sqrt
+from mpmath import atan, atanh, chebyfit, cos, erf, erfc, exp, ln, log1p, mp, mpf, ncdf, nstr, pi, sin, sqrt
 
 mp.dps = 40
 HALF_LN2 = ln(2) / 2 * mpf("1.0001")
@@ -65,6 +65,11 @@ def arc_tangent(z):  # type: ignore[no-untyped-def]
     return (atan(sqrt(z)) / sqrt(z) - 1) / z if z > 1e-15 else -mpf(1) / 3
 
 
+def inverse_tangent(z):  # type: ignore[no-untyped-def]
+    """(artanh s / s - 1) / z, in z = s^2"""
+    return (atanh(sqrt(z)) / sqrt(z) - 1) / z if z > 1e-15 else mpf(1) / 3
+
+
 # name: function, interval, number of coefficients, digits
 POLYNOMIALS = {
     "exp32": (exponential, (-HALF_LN2, HALF_LN2), 5, 9),
@@ -78,6 +83,7 @@ POLYNOMIALS = {
     "sin32": (sine, (0, (pi / 4) ** 2), 3, 9),
     "cos32": (cosine, (0, (pi / 4) ** 2), 3, 9),
     "atan32": (arc_tangent, (0, 1), 9, 9),
+    "artanh32": (inverse_tangent, (0, mpf(1) / 9), 4, 9),
 }
 
 

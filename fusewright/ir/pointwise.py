@@ -198,6 +198,7 @@ def softplus(beta: Scalar = 1.0, threshold: Scalar = 20.0) -> Traits:
         limits=(0.0, inf) if beta > 0 else None,
         range=NON_NEGATIVE if beta > 0 else REALS,
         cpp=scalars.softplus(beta, threshold),
+        cuda=scalars.softplus(beta, threshold, "softplus({0})") if beta == 1 else None,
     )
 
 
@@ -213,6 +214,7 @@ def elu(alpha: Scalar = 1.0, scale: Scalar = 1.0, input_scale: Scalar = 1.0) -> 
         range=(-float(alpha * scale), inf) if rising else REALS,
         at_zero=0.0,
         cpp=scalars.elu(alpha, scale, input_scale),
+        cuda=scalars.elu(alpha, scale, input_scale, scalars.FALLING) if input_scale > 0 else None,
     )
 
 
@@ -226,6 +228,7 @@ def celu(alpha: Scalar = 1.0) -> Traits:
         range=(-float(alpha), inf) if rising else REALS,
         at_zero=0.0,
         cpp=scalars.elu(alpha, 1, 1 / alpha),
+        cuda=scalars.elu(alpha, 1, 1 / alpha, scalars.FALLING) if alpha > 0 else None,
     )
 
 

@@ -53,14 +53,16 @@ def softshrink(lambd: Scalar) -> str:
     return f"{{0}} > {up} ? {{0}} - {up} : {{0}} < {down} ? {{0}} + {up} : {{0}} == {{0}} ? {{T}}(0) : {{0}}"
 
 
-def softplus(beta: Scalar, limit: Scalar) -> str:
+def softplus(beta: Scalar, limit: Scalar, function: str = "log1p(exp({0}))") -> str:
+    """`function` has the text of ln(1 + e^x)."""
     scaled = "{0}" if beta == 1 else f"{{0}} * {number(beta)}"
-    result = f"log1p(exp({scaled}))"
+    result = function.replace("{0}", scaled)
     return f"{scaled} > {number(limit)} ? {{0}} : {result if beta == 1 else f'{result} / {number(beta)}'}"
 
 
-def elu(alpha: Scalar, scale: Scalar, input_scale: Scalar) -> str:
-    negative = "expm1({0})" if input_scale == 1 else f"expm1({{0}} * {number(input_scale)})"
+def elu(alpha: Scalar, scale: Scalar, input_scale: Scalar, function: str = "expm1") -> str:
+    """`function` is what e^x - 1 is called."""
+    negative = f"{function}({{0}})" if input_scale == 1 else f"{function}({{0}} * {number(input_scale)})"
     factor = alpha * scale
     negative = negative if factor == 1 else f"{negative} * {number(factor)}"
     return f"{{0}} < 0 ? {negative} : {'{0}' if scale == 1 else f'{{0}} * {number(scale)}'}"
@@ -142,8 +144,9 @@ PLAIN: dict[str, str] = {
     "logical_or": "{T}({0} != 0 || {1} != 0)",
 }
 
-# In CUDA, float32 only: the device's own exponential and reciprocal (`exp2_approx`, `reciprocal_approx`), no division;
-# within 4 ulp of the result and right at the ends.
+# In CUDA, float32 only: the device's own exponential and reciprocal (`exp2_approx`, `reciprocal_approx`), no division,
+# and the functions of `codegen.cuda.functions`; within 4 ulp of the result and right at the ends.
+FALLING = "expm1_falling"
 _SIXTH = "0.16666667f"
 CUDA: dict[str, str] = {
     "hardsigmoid": f"({{0}} < -3 ? 0.0f : {{0}} > 3 ? 6.0f : {{0}} + 3) * {_SIXTH}",
@@ -151,6 +154,12 @@ CUDA: dict[str, str] = {
     "softsign": "fabs({0}) > 1e30f ? {0} / fabs({0}) : {0} * reciprocal_approx(1.0f + fabs({0}))",
     "sigmoid": "reciprocal_approx(1.0f + exp2_approx(-1.44269504f * {0}))",
     "silu": "{0} * reciprocal_approx(1.0f + exp2_approx(-1.44269504f * {0}))",
+    "log_sigmoid": "0.0f - softplus(-{0})",
+    "selu": elu(_SELU_ALPHA, _SELU_SCALE, 1, FALLING),
+    "mish": "mish({0})",
+    "atan": "arc_tangent({0})",
+    "sin": "sine({0})",
+    "cos": "cosine({0})",
 }
 
 # In the loops of a CPU, float32 only: no division by what is known, and one exponential for all of a function.

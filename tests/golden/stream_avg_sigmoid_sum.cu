@@ -6,6 +6,18 @@
 #define NAN __int_as_float(0x7fffffff)
 #endif
 
+// 2^x and 1/x to 2 ulp; results below the normal numbers are zero.
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float reciprocal_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
 struct bf16 { unsigned short bits; };
 struct fp16 { unsigned short bits; };
@@ -144,7 +156,7 @@ void values(const Data& d, index_t i0, index_t i1, index_t i2, index_t i3, float
 #pragma unroll
     for (int e = 0; e < VALUES<WIDE>; ++e) {
         const float average = pooled[e] / 16.0f;
-        const float v1 = 1 / (1 + exp(-average));
+        const float v1 = reciprocal_approx(1.0f + exp2_approx(-1.44269504f * average));
         value[e] = v1;
     }
 }

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
-from fusewright.codegen.cpp import Scalars, literal
+from fusewright.codegen.cpp import Scalars, reciprocal
 from fusewright.codegen.cpu.ordinary import with_maths
 from fusewright.codegen.cpu.text import function
 from fusewright.codegen.text import Lines, block
@@ -29,16 +27,6 @@ class LaneScalars(Scalars):
     def _pointwise(self, node: Node) -> str:
         factor = reciprocal(node)
         return super()._pointwise(node) if factor is None else f"{self.value(node.arg(0))} * {factor}"
-
-
-def reciprocal(node: Node) -> str | None:
-    """Text of the factor that a float32 division by a number comes to, within an ulp; `None` where there is none."""
-    if not isinstance(node.op, ops.Pointwise) or node.op.fn != "div" or node.dtype != torch.float32:
-        return None
-    divisor = node.arg(1).op
-    if not isinstance(divisor, ops.Number) or not isinstance(divisor.value, int | float):
-        return None
-    return literal(1 / divisor.value, "float") if 1e-37 < abs(divisor.value) < 1e37 else None
 
 
 def calls(lines: Sequence[str]) -> bool:

@@ -112,6 +112,11 @@ class Epilogue(ValueText):
         return self.kind == "channels" and self.joining.at_once
 
     @property
+    def several(self) -> bool:
+        """Whether running results take in several values of a thread at once, as `Joining.at_once` has it."""
+        return self.closes and self.joining.at_once
+
+    @property
     def whole(self) -> bool:
         """Whether every block has all of its features."""
         return self.c.features % self.t.block_m == 0
@@ -199,6 +204,8 @@ class Epilogue(ValueText):
         value = self.accumulated(per_cell)
         if self.changes:
             value = f"before({value}, m, half)"
+        if self.c.window is None and self.several:
+            return self._joined_at_once(loops[:2], loops[2], str(slots), "s", lines, value)
         if self.c.window is None:
             finished = nest(loops, [*lines, *self._result(value, ("P", "Q", "R"), self._local())])
             return [*self._out_row("P", "Q", "R"), *finished]
@@ -262,18 +269,28 @@ class Epilogue(ValueText):
             value = f"{value} * share"
         if self.c.after is not None:
             value = f"after({value}, m, half)"
+        loops = [f"for (int own_{a} = 0; own_{a} < OWN_{a.upper()}; ++own_{a})" for a in "dhw"]
+        lines = [
+            f"const int p = {self.cell(0, 'own_d')}, q = {self.cell(1, 'own_h')};",
+            f"const int r = {self.cell_w};",
+            "const bool inside = p < cells_d && q < cells_h && r < cells_w;",
+            *self.share("pqr"),
+        ]
+        if self.several:
+            return self._joined_at_once(loops[:2], loops[2], "OWN_W", "own_w", lines, value)
         local = self._within("pqr", ("cell_d", "cell_h", "cell_w"))
-        loops = nest(
-            [f"for (int own_{a} = 0; own_{a} < OWN_{a.upper()}; ++own_{a})" for a in "dhw"],
-            [
-                f"const int p = {self.cell(0, 'own_d')}, q = {self.cell(1, 'own_h')};",
-                f"const int r = {self.cell_w};",
-                "const bool inside = p < cells_d && q < cells_h && r < cells_w;",
-                *self.share("pqr"),
-                *self._result(value, ("cells_d", "cells_h", "cells_w"), local),
-            ],
-        )
-        return [*self._out_row("cells_d", "cells_h", "cells_w"), *loops]
+        results = nest(loops, [*lines, *self._result(value, ("cells_d", "cells_h", "cells_w"), local)])
+        return [*self._out_row("cells_d", "cells_h", "cells_w"), *results]
+
+    def _joined_at_once(self, rows: Lines, along: str, count: str, index: str, place: Lines, value: str) -> Lines:
+        """Into the running results, `count` values of a row at a time: those of the loop `along`, whose statements
+        `place` say where the value is."""
+        target = "of_tile[m][half]" if self.kind == "positions" else "of_tile"
+        there = self.there if self.kind == "all" else "inside"
+        feature = [self.feature] if self.kind == "all" and not self.whole else []
+        each = nest([along], [*place, f"values[{index}] = {there} ? {value} : -Compute(INFINITY);"])
+        lines = [*feature, f"Compute values[{count}];", *each, f"{target} = {self.joining.join(target, 'values')};"]
+        return nest([*rows, *CHANNELS], lines)
 
     def _result(self, value: str, lengths: tuple[str, str, str], local: Sequence[str]) -> Lines:
         """What to do with a finished value at position (p, q, r), which is `local` in the block's tile."""

@@ -141,6 +141,11 @@ class Finish:
         return False
 
     @property
+    def singly(self) -> bool:
+        """Whether values are joined one by one that could be at once."""
+        return False
+
+    @property
     def _units(self) -> int:
         """Units of 8 bytes that are set aside for a running result."""
         return self.joining.words if compute_type(self.c.x.dtype) == "double" else 1
@@ -259,7 +264,9 @@ class Finish:
         """Declarations that the reduction and the tail need."""
         clustered = (self.blocks or 1) > 1
         lanes = self.other_channels if self.at_once else None
-        own = declarations(self.fold, compute_type(self.c.x.dtype), at_once=lanes, clustered=clustered)
+        own = declarations(
+            self.fold, compute_type(self.c.x.dtype), column=lanes, singly=self.singly, clustered=clustered
+        )
         return [own, *([self._program.head] if self.c.tail is not None else [])]
 
     @property

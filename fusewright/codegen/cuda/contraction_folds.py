@@ -51,7 +51,8 @@ class Joining:
     swapped   text of the running result of the lane so many lanes away
     result    text of what it comes to
     words     numbers of the compute type that the type over many tiles takes in memory
-    at_once   whether `of_column` joins the values of a column all at once
+    at_once   whether an array of values is joined at once where there are several: a thread's, or by `of_column` those
+              of a column
     """
 
     joins: str
@@ -84,17 +85,18 @@ JOININGS = {
 }
 
 
-def declarations(kind: str, compute: str, *, at_once: Lanes | None, clustered: bool) -> Lines:
-    """What a kernel has to define for a reduction of this kind: `at_once` has the lanes whose values are joined so
-    (`Joining`), if any are; `clustered` where blocks read each other's results."""
+def declarations(kind: str, compute: str, *, column: Lanes | None, singly: bool, clustered: bool) -> Lines:
+    """What a kernel has to define for a reduction of this kind: `column` has the lanes whose values are joined at once,
+    if any are; `singly` where values come one by one; `clustered` where blocks read each other's results."""
     if kind != "logsumexp":
         return []
     names: dict[str, object] = {
         "largest": "1.7976931348623157e308" if compute == "double" else "3.40282347e38f",
         "exponential": "exp(x)" if compute == "double" else "exp2_approx(1.44269504f * x)",
     }
-    names |= {} if at_once is None else at_once.words
-    text = _LOGSUM + (_OF_VALUES if at_once is None else _OF_COLUMN) + (_CLUSTERED if clustered else "")
+    names |= {} if column is None else column.words
+    text = _LOGSUM + (_OF_VALUES if column is None else _OF_COLUMN)
+    text += (_OF_VALUE if singly else "") + (_CLUSTERED if clustered else "")
     return fill(text, **names)
 
 
@@ -121,19 +123,32 @@ __device__ __forceinline__ LogSum joined(LogSum a, LogSum b) {
 """
 
 _OF_VALUES = """\
-// The shift follows the values where they exceed it by more than SLACK, which few do.
+// The shift follows the values where they exceed it by more than SLACK, which few do: it is looked into once for all of
+// a thread's values at hand.
 constexpr Compute SLACK = 4;
-__device__ __forceinline__ LogSum joined(LogSum sum, Compute value) {
-    if (value > sum.shift + SLACK) {
-        const Compute shift = value < LARGEST ? value : LARGEST;
+template <int N>
+__device__ __forceinline__ LogSum joined(LogSum sum, const Compute (&values)[N]) {
+    Compute highest = values[0];
+#pragma unroll
+    for (int i = 1; i < N; ++i) highest = fmax(highest, values[i]);
+    if (highest > sum.shift + SLACK) {
+        const Compute shift = fmin(highest, LARGEST);
         sum.total *= exponential(sum.shift - shift);
         sum.shift = shift;
     }
-    sum.total += exponential(value - sum.shift);
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum.total += exponential(values[i] - sum.shift);
     return sum;
 }
 __device__ __forceinline__ LogSum swapped(LogSum sum, int distance) {
     return {__shfl_xor_sync(0xffffffffu, sum.shift, distance), __shfl_xor_sync(0xffffffffu, sum.total, distance)};
+}
+"""
+
+_OF_VALUE = """\
+__device__ __forceinline__ LogSum joined(LogSum sum, Compute value) {
+    const Compute values[1] = {value};
+    return joined(sum, values);
 }
 """
 

@@ -18,6 +18,9 @@ from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.schedule.direct import Box, Cut, folded_early, loops_over_groups
 
+# Features whose values a thread has at hand where they are joined at once.
+MOST_AT_ONCE = 10
+
 _CHANNEL = "const int at = group * O + first_feature + o;"
 
 
@@ -45,6 +48,11 @@ class DirectEpilogue(ValueText):
     def stays(self) -> bool:
         """Whether values go into running results where they are computed."""
         return self.c.window is None and self.closes
+
+    @property
+    def singly(self) -> bool:
+        """Whether every value is folded from a window first."""
+        return self.joining.at_once and self.c.window is not None
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -150,17 +158,24 @@ class DirectEpilogue(ValueText):
     def _one_by_one(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
         """Loops over a thread's values, and statements that take one on."""
         loops = ["for (int o = 0; o < FEATURES; ++o)", "for (int rh = 0; rh < ROWS; ++rh)"]
+        along = "for (int r = 0; r < RUN; ++r)"
         needed = self.changes or self.kind == "all"
         lines = [*(feature if needed else []), *self._place()]
-        lines += self._straight(value) if self.stays else self._to_strip(value)
-        return [*loops, "for (int r = 0; r < RUN; ++r)"], lines
+        if not self.stays:
+            return [*loops, along], [*lines, *self._to_strip(value)]
+        target, inside = self._running
+        if not self.joining.at_once:
+            return [*loops, along], [*lines, f"if ({inside}) {target} = {self.joining.join(target, value)};"]
+        each = nest([along], [*lines, f"values[r] = {inside} ? {value} : -Compute(INFINITY);"])
+        return loops, ["Compute values[RUN];", *each, f"{target} = {self.joining.join(target, 'values')};"]
 
-    def _straight(self, value: str) -> Lines:
-        """Into the running results."""
+    @property
+    def _running(self) -> tuple[str, str]:
+        """The running result that the value at hand goes into, and whether it does."""
         inside = ["active", *(f"{n} < {length}" for n, length in zip(self._positions_of("dhw"), "PQR", strict=True))]
         if self.kind == "all":
-            return [f"if ({' && '.join([*inside, 'feature < O'])}) of_tile = {self.joining.join('of_tile', value)};"]
-        return [f"if ({' && '.join(inside)}) of_tile[o] = {self.joining.join('of_tile[o]', value)};"]
+            return "of_tile", " && ".join([*inside, "feature < O"])
+        return "of_tile[o]", " && ".join(inside)
 
     def _to_strip(self, value: str) -> Lines:
         target = f"strip[{self._at('(team * FEATURES + o)', self.t.extents)}]"
@@ -249,13 +264,28 @@ class DirectEpilogue(ValueText):
         count = "BLOCK_O" if self.c.features % self.t.block_m == 0 else "min(BLOCK_O, O - first_feature)"
         count = "TEAMS" if folded_early(self.c) else count
         kind, empty = self.joining.running[0], self.joining.empty
-        fold = [*([_CHANNEL] if self.c.after is not None else []), *value[:-1]]
-        fold += [f"over = {self.joining.join('over', value[-1])};"]
         body = [*place, f"{kind} over = pass == 0 ? {empty} : running[cell];"]
-        body += block(f"for (int o = 0; o < {count}; ++o)", fold)
+        if self.joining.at_once and self.c.window is None:
+            (kept,) = value
+            body += self._several_features(count, kept)
+        else:
+            fold = [*([_CHANNEL] if self.c.after is not None else []), *value[:-1]]
+            fold += [f"over = {self.joining.join('over', value[-1])};"]
+            body += block(f"for (int o = 0; o < {count}; ++o)", fold)
         body += ["if (pass < PASSES - 1)", "    running[cell] = over;", f"else if ({self._inside()})"]
         body += indent(self._write_over())
         return block(f"for (int cell = threadIdx.x; cell < {prod(self.counts)}; cell += THREADS)", body)
+
+    def _several_features(self, count: str, value: str) -> Lines:
+        """A cell's running result takes in its features several at a time; the last of them may repeat one."""
+        at_once = max(n for n in range(1, MOST_AT_ONCE + 1) if self.t.block_m % n == 0)
+        each = ["const int o = first + i;", f"values[i] = {value};"]
+        if count != "BLOCK_O":
+            each = [f"const int o = min(first + i, {count} - 1);"]
+            each += [f"values[i] = first + i < {count} ? {value} : -Compute(INFINITY);"]
+        values = [f"Compute values[{at_once}];", *nest([f"for (int i = 0; i < {at_once}; ++i)"], each)]
+        joined = f"over = {self.joining.join('over', 'values')};"
+        return block(f"for (int first = 0; first < {count}; first += {at_once})", [*values, joined])
 
     def _over_positions(self, place: Lines, value: Lines) -> Lines:
         """Every thread folds cells of its team's features."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from fusewright.codegen.cuda.functions import used_functions
+
 # name -> CUDA text.  Everything else in a kernel is plain CUDA C++ (shuffles, barriers, vector types).
 PRIMITIVES: dict[str, str] = {
     "nonfinite": r"""
@@ -274,16 +276,18 @@ def primitives(*names: str) -> str:
     return "".join(text for name, text in PRIMITIVES.items() if name in names).lstrip("\n")
 
 
-def used_primitives(text: str) -> str:
-    """The primitives that a kernel's text calls, in the order of the table."""
-    calls = set(re.findall(r"\w+", text))
-    return primitives(*(name for name, body in PRIMITIVES.items() if calls & set(_defined(body))))
+def preamble(text: str, *always: str) -> str:
+    """The primitives that a kernel's text calls, those named `always` among them, and the functions that it calls."""
+    functions = used_functions(text)
+    calls = set(re.findall(r"\w+", functions + text))
+    used = [name for name, body in PRIMITIVES.items() if name in always or calls & set(_defined(body))]
+    return "\n".join(part for part in (primitives(*used), functions) if part)
 
 
 def with_primitives(sections: Iterable[Sequence[str]]) -> str:
-    """The text of a kernel: its sections, a blank line between two, behind the primitives that they call."""
+    """The text of a kernel: its sections, a blank line between two, behind the preamble."""
     text = "\n\n".join("\n".join(lines).strip("\n") for lines in sections if lines) + "\n"
-    return used_primitives(text) + "\n" + text
+    return preamble(text) + "\n" + text
 
 
 def _defined(body: str) -> list[str]:

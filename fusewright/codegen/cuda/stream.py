@@ -17,7 +17,7 @@ from textwrap import wrap
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import stream_text as text
 from fusewright.codegen.cuda.folds import PLANES, fold
-from fusewright.codegen.cuda.primitives import primitives
+from fusewright.codegen.cuda.primitives import preamble
 from fusewright.codegen.cuda.stream_values import Values, Widths, decode, widths
 from fusewright.codegen.stream_sections import StreamSections
 from fusewright.codegen.stream_sizes import hint
@@ -137,9 +137,7 @@ class _Writer(StreamSections):
         return max(1, most // 2) if self.s.window else most
 
     def source(self) -> str:
-        lines = [f"// {self.name}: {self.about()}", ""]
-        lines += [*primitives("nonfinite", "elements").rstrip("\n").split("\n"), "", *self._constants()]
-        lines += [*fill(text.TOOLS), "", *self.data(), ""]
+        lines = [*self._constants(), *fill(text.TOOLS), "", *self.data(), ""]
         compute = compute_type(self.s.value.dtype)
         for i, (reduction, tail) in enumerate(self.s.folds):
             kind, result = reduction.op.kind, compute_type(reduction.node.dtype)
@@ -153,7 +151,8 @@ class _Writer(StreamSections):
         lines += [*self._body(), "", *self._entry()]
         if self.shape.parts is not None:
             lines += ["", *self._finish()]
-        return "\n".join(lines) + "\n"
+        source = "\n".join(lines) + "\n"
+        return f"// {self.name}: {self.about()}\n\n{preamble(source, 'nonfinite', 'elements')}\n{source}"
 
     def _constants(self) -> Lines:
         shape, wide = self.shape, self.wide or Widths(1, 1)

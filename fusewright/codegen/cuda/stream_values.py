@@ -146,7 +146,7 @@ def tree(found: Tree | None, value: Node, given: dict[Node, str]) -> tuple[Lines
     if found is None:
         return [], given[value]
     constants = {leaf: constant(leaf) for leaf in found.leaves if isinstance(leaf.op, ops.Full)}
-    scalars = Scalars(given | constants, unknown)
+    scalars = Scalars(given | constants, unknown, cuda=True)
     root = scalars.value(found.root)
     return scalars.lines, root
 

@@ -17,7 +17,7 @@ from codegen.cuda.test_stream_kernels import inp, stream_of
 from native_cases import run
 from torch import Tensor, nn
 
-from fusewright.codegen.cpu import maths
+from fusewright.codegen import polynomials
 from fusewright.codegen.cpu.ordinary import ORDINARY
 from fusewright.codegen.cpu.primitives import PRIMITIVES, used_primitives
 from fusewright.codegen.cpu.stream import kernel
@@ -226,13 +226,11 @@ def test_only_what_is_used() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", maths.POLYNOMIALS)
+@pytest.mark.parametrize("name", polynomials.POLYNOMIALS)
 def test_polynomials_are_those_of_the_tool(name: str) -> None:
-    found: Any = importlib.util.spec_from_file_location(
-        "polynomials", Path(__file__).parents[3] / "tools" / "polynomials.py"
-    )
+    found: Any = importlib.util.spec_from_file_location("tool", Path(__file__).parents[3] / "tools" / "polynomials.py")
     tool = importlib.util.module_from_spec(found)
     found.loader.exec_module(tool)
     digits = tool.POLYNOMIALS[name][3]
     values, _ = tool.coefficients(name)
-    assert [float(f"{v:.{digits}g}") for v in values] == list(maths.POLYNOMIALS[name][1])
+    assert [float(f"{v:.{digits}g}") for v in values] == list(polynomials.POLYNOMIALS[name][1])

@@ -77,6 +77,12 @@ CASES = {
     "logsumexp over groups": Case((23,), 2, 20, (3,), (2,), (1,), (1,), 2, fold="logsumexp", fold_dims="c"),
     "over groups and positions": Case((9, 9), 3, 17, groups=2, transposed=True, fold="sum", fold_dims="cp"),
     "logsumexp over positions": Case((7, 21), 5, 20, before=("scale",), fold="logsumexp", fold_dims="p"),
+    "logsumexp over positions, pooled": Case(
+        (11, 17), 3, 24, before=("large",), pool="avg", window=(2, 2), step=(2, 2), fold="logsumexp", fold_dims="p"
+    ),
+    "logsumexp over all of some features": Case((7, 21), 5, 20, before=("large",), fold="logsumexp", fold_dims="cp"),
+    "functions": Case((7, 11), 5, 20, before=("divide", "mish", "selu", "sine"), tf32=False),
+    "more functions": Case((7, 11), 5, 20, before=("celu", "softplus", "cosine", "arc tangent"), tf32=False),
     "logsumexp over channels": Case((9, 10), 6, 33, before=("square",), fold="logsumexp", fold_dims="c", keepdim=True),
     "logsumexp over all": Case(
         (11, 17), 3, 24, before=("large",), pool="max", window=(2, 2), step=(2, 2), fold="logsumexp", fold_dims="cp"

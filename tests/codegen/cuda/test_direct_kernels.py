@@ -155,6 +155,11 @@ CASES = {
         fold_dims="cp",
     ),
     "many features, over positions": Case((11, 18), 3, 40, before=("gelu",), fold="max", fold_dims="p"),
+    "logsumexp over positions": Case((11, 18), 3, 7, before=("large",), fold="logsumexp", fold_dims="p", groups=2),
+    "logsumexp over positions, pooled": Case(
+        (11, 18), 3, 7, pool="max", window=(2, 3), step=(2, 3), fold="logsumexp", fold_dims="p", groups=2
+    ),
+    "logsumexp over some features": Case((11, 18), 3, 22, before=("large",), fold="logsumexp", fold_dims="c"),
     "logsumexp over all": Case((11, 18), 3, 7, fold="logsumexp", fold_dims="cp", groups=2),
     "float64": Case(
         (8, 9), 5, 7, dtype=F64, before=("gelu",), pool="avg", window=(2, 2), step=(2, 2), fold="sum", fold_dims="p"

@@ -231,6 +231,24 @@ def test_a_negative_row_of_infinities_is_minus_infinity() -> None:
     assert emulate(k, torch.full((2, 64), -inf)).tolist() == [-inf, -inf]
 
 
+OWN = {
+    **dict.fromkeys(("mish", "log_sigmoid", "selu", "atan", "sin", "cos"), ()),
+    **{"softplus": (1.0, 20.0), "celu": (0.7,)},
+}
+
+
+@pytest.mark.parametrize("fn", OWN)
+def test_functions_of_its_own(fn: str) -> None:
+    """Of ordinary numbers, and of such that a sine takes another way to."""
+    root, x = pointwise(fn, X, params=OWN[fn]), random(X, 5)
+    assert "__device__ __forceinline__ float" in check(root, {X: x * 4}).source.split("// Elements of")[1]
+    check(root, {X: x * 1e6})
+
+
+def test_a_known_divisor_is_a_factor() -> None:
+    assert " * 0.3333333432674408f;" in check(pointwise("div", X, 3.0)).source
+
+
 def test_sums_are_wide() -> None:
     """A large mean: float32 additions one after another would lose five digits."""
     root = fold(inp(0, 1, 60_000), "sum", 1)

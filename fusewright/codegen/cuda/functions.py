@@ -1,0 +1,84 @@
+"""Functions of the pointwise table for which CUDA's own take many instructions, branches or much code: in float32,
+within 4 ulp of the result, NaN and infinities as PyTorch has them.
+
+The texts are CUDA C++ that a C++ compiler takes as well; the constants are those of `codegen.cpu.maths`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fusewright.codegen.polynomials import with_polynomials
+
+# name -> text, in an order in which each calls only what stands before it.
+_TEXTS: dict[str, str] = {
+    "expm1_falling": """
+// e^x - 1 of x <= 0 from x = n ln 2 + r: adding 1.5 * 2^23 + 127 leaves the exponent of 2^n at the end.
+__device__ __forceinline__ float expm1_falling(float x) {
+    const float within = fmax(x, -18.0f), shifted = fmaf(within, 1.44269504f, 0x1.8p23f + 127);
+    const float k = shifted - (0x1.8p23f + 127), r = fmaf(k, 2.12194440e-4f, fmaf(k, -0.693359375f, within));
+    const float p = $exp32;
+    const float scale = __uint_as_float(__float_as_uint(shifted) << 23);
+    return fmaf(fmaf(r * r, p, r), scale, scale - 1);
+}
+""",
+    "log1p_of_fraction": """
+// ln(1 + u) of u from 0 to 1: 2 artanh s with s = u / (2 + u).
+__device__ __forceinline__ float log1p_of_fraction(float u) {
+    const float s = u * reciprocal_approx(2 + u), z = s * s;
+    const float p = $artanh32;
+    return 2 * s + 2 * s * (z * p);
+}
+""",
+    "softplus": """
+// ln(1 + e^x) without a sum that overflows.
+__device__ __forceinline__ float softplus(float x) { return fmax(x, 0.0f) + log1p_of_fraction(exp(-fabs(x))); }
+""",
+    "mish": """
+// x tanh(ln(1 + e^x)) = x n / (n + 2) with n = e^x (e^x + 2).
+__device__ __forceinline__ float mish(float x) {
+    const float e = exp(fmin(x, 20.0f)), n = e * (e + 2);
+    return x * (n * reciprocal_approx(n + 2));
+}
+""",
+    "arc_tangent": """
+// atan x = pi/2 - atan 1/x.
+__device__ __forceinline__ float arc_tangent(float x) {
+    const float size = fabs(x), inverse = reciprocal_approx(size), t = size > 1 ? inverse : size, z = t * t;
+    const float p = $atan32;
+    const float y = t + t * (z * p);
+    return copysign(size > 1 ? 1.57079637f - (y + 4.37113883e-8f) : y, x);
+}
+""",
+    "sine": """
+// From x = n pi/2 + r, pi/2 in three parts: n times the first two are exact where much of x cancels.  What is farther
+// away than that, or no number, is rare: it takes CUDA's way, which is long, once for all calls.
+constexpr float FAR = 100000;
+__device__ __noinline__ float sine_of_far(float x) { return sin(x); }
+__device__ __noinline__ float cosine_of_far(float x) { return cos(x); }
+// The sine of x, `more` quarters of a turn on.
+__device__ __forceinline__ float sine_of_near(float x, unsigned more) {
+    const float shifted = fmaf(x, 0.636619772f, 0x1.8p23f), n = shifted - 0x1.8p23f;
+    const float r = fmaf(n, -0x1.846988p-48f, fmaf(n, -0x1.4442dp-24f, fmaf(n, -0x1.921fb4p0f, x))), z = r * r;
+    const unsigned quarters = __float_as_uint(shifted) + more;
+    const float of_sine = $sin32, of_cosine = $cos32;
+    const float even = r + r * (z * of_sine), odd = 1 + z * (z * of_cosine - 0.5f);
+    const float y = quarters & 1 ? odd : even;
+    return __uint_as_float(__float_as_uint(y) ^ (quarters & 2) << 30);
+}
+__device__ __forceinline__ float sine(float x) { return fabs(x) <= FAR ? sine_of_near(x, 0) : sine_of_far(x); }
+__device__ __forceinline__ float cosine(float x) { return fabs(x) <= FAR ? sine_of_near(x, 1) : cosine_of_far(x); }
+""",
+}
+
+FUNCTIONS = {name: with_polynomials(text) for name, text in _TEXTS.items()}
+
+
+def used_functions(text: str) -> str:
+    """The functions that a kernel's text calls, and those that they call."""
+    found: list[str] = []
+    for own in reversed(FUNCTIONS.values()):
+        calls = set(re.findall(r"\w+", "\n".join([text, *found])))
+        if calls & set(re.findall(r"__(?:forceinline|noinline)__ float (\w+)\(", own)):
+            found.insert(0, own)
+    return "".join(found).lstrip("\n")
