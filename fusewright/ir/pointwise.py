@@ -198,7 +198,7 @@ def softplus(beta: Scalar = 1.0, threshold: Scalar = 20.0) -> Traits:
         limits=(0.0, inf) if beta > 0 else None,
         range=NON_NEGATIVE if beta > 0 else REALS,
         cpp=scalars.softplus(beta, threshold),
-        cuda=scalars.softplus(beta, threshold, "softplus({0})") if beta == 1 else None,
+        cuda=scalars.softplus_in_cuda(threshold) if beta == 1 else None,
     )
 
 
@@ -214,7 +214,7 @@ def elu(alpha: Scalar = 1.0, scale: Scalar = 1.0, input_scale: Scalar = 1.0) -> 
         range=(-float(alpha * scale), inf) if rising else REALS,
         at_zero=0.0,
         cpp=scalars.elu(alpha, scale, input_scale),
-        cuda=scalars.elu(alpha, scale, input_scale, scalars.FALLING) if input_scale > 0 else None,
+        cuda=scalars.elu_in_cuda(alpha, scale, input_scale) if input_scale > 0 else None,
     )
 
 
@@ -228,15 +228,15 @@ def celu(alpha: Scalar = 1.0) -> Traits:
         range=(-float(alpha), inf) if rising else REALS,
         at_zero=0.0,
         cpp=scalars.elu(alpha, 1, 1 / alpha),
-        cuda=scalars.elu(alpha, 1, 1 / alpha, scalars.FALLING) if alpha > 0 else None,
+        cuda=scalars.elu_in_cuda(alpha, 1, 1 / alpha) if alpha > 0 else None,
     )
 
 
 @_family
 def gelu(approximate: str = "none") -> Traits:
     program = f'F.gelu({{0}}, approximate="{approximate}")'
-    cpu = scalars.CPU["gelu"] if approximate == "none" else None
-    return Traits(program, range=(-0.1701, inf), at_zero=0.0, cpp=scalars.gelu(approximate), cpu=cpu)
+    cuda, cpu = (scalars.CUDA["gelu"], scalars.CPU["gelu"]) if approximate == "none" else (None, None)
+    return Traits(program, range=(-0.1701, inf), at_zero=0.0, cpp=scalars.gelu(approximate), cuda=cuda, cpu=cpu)
 
 
 @_family

@@ -53,19 +53,23 @@ def softshrink(lambd: Scalar) -> str:
     return f"{{0}} > {up} ? {{0}} - {up} : {{0}} < {down} ? {{0}} + {up} : {{0}} == {{0}} ? {{T}}(0) : {{0}}"
 
 
-def softplus(beta: Scalar, limit: Scalar, function: str = "log1p(exp({0}))") -> str:
-    """`function` has the text of ln(1 + e^x)."""
+def softplus(beta: Scalar, limit: Scalar) -> str:
     scaled = "{0}" if beta == 1 else f"{{0}} * {number(beta)}"
-    result = function.replace("{0}", scaled)
+    result = f"log1p(exp({scaled}))"
     return f"{scaled} > {number(limit)} ? {{0}} : {result if beta == 1 else f'{result} / {number(beta)}'}"
 
 
-def elu(alpha: Scalar, scale: Scalar, input_scale: Scalar, function: str = "expm1") -> str:
-    """`function` is what e^x - 1 is called."""
+def elu(alpha: Scalar, scale: Scalar, input_scale: Scalar) -> str:
+    negative, positive = _elu(alpha, scale, input_scale, "expm1")
+    return f"{{0}} < 0 ? {negative} : {positive}"
+
+
+def _elu(alpha: Scalar, scale: Scalar, input_scale: Scalar, function: str) -> tuple[str, str]:
+    """Below zero and above; `function` is what e^x - 1 is called."""
     negative = f"{function}({{0}})" if input_scale == 1 else f"{function}({{0}} * {number(input_scale)})"
     factor = alpha * scale
     negative = negative if factor == 1 else f"{negative} * {number(factor)}"
-    return f"{{0}} < 0 ? {negative} : {'{0}' if scale == 1 else f'{{0}} * {number(scale)}'}"
+    return negative, "{0}" if scale == 1 else f"{{0}} * {number(scale)}"
 
 
 def gelu(approximate: str) -> str:
@@ -146,8 +150,18 @@ PLAIN: dict[str, str] = {
 
 # In CUDA, float32 only: the device's own exponential and reciprocal (`exp2_approx`, `reciprocal_approx`), no division,
 # and the functions of `codegen.cuda.functions`; within 4 ulp of the result and right at the ends.
-FALLING = "expm1_falling"
 _SIXTH = "0.16666667f"
+
+
+def elu_in_cuda(alpha: Scalar, scale: Scalar, input_scale: Scalar) -> str:
+    negative, positive = _elu(alpha, scale, input_scale, "expm1_falling")
+    return f"chosen({{0}} < 0, {negative}, {positive})"
+
+
+def softplus_in_cuda(limit: Scalar) -> str:
+    return f"chosen({{0}} > {number(limit)}, {{0}}, softplus({{0}}))"
+
+
 CUDA: dict[str, str] = {
     "hardsigmoid": f"({{0}} < -3 ? 0.0f : {{0}} > 3 ? 6.0f : {{0}} + 3) * {_SIXTH}",
     "hardswish": f"{{0}} * ({{0}} < -3 ? 0.0f : {{0}} > 3 ? 6.0f : {{0}} + 3) * {_SIXTH}",
@@ -155,7 +169,9 @@ CUDA: dict[str, str] = {
     "sigmoid": "reciprocal_approx(1.0f + exp2_approx(-1.44269504f * {0}))",
     "silu": "{0} * reciprocal_approx(1.0f + exp2_approx(-1.44269504f * {0}))",
     "log_sigmoid": "0.0f - softplus(-{0})",
-    "selu": elu(_SELU_ALPHA, _SELU_SCALE, 1, FALLING),
+    "selu": elu_in_cuda(_SELU_ALPHA, _SELU_SCALE, 1),
+    "erf": "error_function({0})",
+    "gelu": "gelu({0})",
     "mish": "mish({0})",
     "atan": "arc_tangent({0})",
     "sin": "sine({0})",

@@ -210,8 +210,9 @@ class Epilogue(ValueText):
             finished = nest(loops, [*lines, *self._result(value, ("P", "Q", "R"), self._local())])
             return [*self._out_row("P", "Q", "R"), *finished]
         target = "pooled[rd / ROWS_D][rh / ROWS_H][own_w][m][half]"
-        guard = "if (inside) " if self.masked else ""
-        pooled = [f"{guard}{target} = {JOININGS[self.c.window.op.kind].join(target, value)};"]
+        joining = JOININGS[self.c.window.op.kind]
+        there = f"chosen(inside, {value}, {joining.empty})" if self.masked else value
+        pooled = [f"{target} = {joining.join(target, there)};"]
         return nest(loops, [*lines, *nest(CHANNELS, pooled)])
 
     @property
@@ -288,7 +289,7 @@ class Epilogue(ValueText):
         target = "of_tile[m][half]" if self.kind == "positions" else "of_tile"
         there = self.there if self.kind == "all" else "inside"
         feature = [self.feature] if self.kind == "all" and not self.whole else []
-        each = nest([along], [*place, f"values[{index}] = {there} ? {value} : -Compute(INFINITY);"])
+        each = nest([along], [*place, f"values[{index}] = chosen({there}, {value}, -Compute(INFINITY));"])
         lines = [*feature, f"Compute values[{count}];", *each, f"{target} = {self.joining.join(target, 'values')};"]
         return nest([*rows, *CHANNELS], lines)
 
@@ -296,10 +297,11 @@ class Epilogue(ValueText):
         """What to do with a finished value at position (p, q, r), which is `local` in the block's tile."""
         join = self.joining.join
         if self.kind == "positions":
-            return nest(CHANNELS, [f"if (inside) of_tile[m][half] = {join('of_tile[m][half]', value)};"])
+            there = f"chosen(inside, {value}, {self.joining.empty})"
+            return nest(CHANNELS, [f"of_tile[m][half] = {join('of_tile[m][half]', there)};"])
         if self.kind == "all":
-            joined = f"of_tile = {join('of_tile', value)};"
-            return nest(CHANNELS, [*([] if self.whole else [self.feature]), f"if ({self.there}) {joined}"])
+            there = f"chosen({self.there}, {value}, {self.joining.empty})"
+            return nest(CHANNELS, [*([] if self.whole else [self.feature]), f"of_tile = {join('of_tile', there)};"])
         if self.kind == "channels":
             return [*self._over_channels(value), *self._kept(lengths, local)]
         return self.stored(value, lengths)
@@ -314,7 +316,8 @@ class Epilogue(ValueText):
         feature = [] if self.whole and not self.c.channels_last else [self.feature]
         value = f"narrow_to<{self.result_type}>::of({value})"
         if not self.neighbours:
-            return nest(CHANNELS, [*feature, f"if ({self.there}) {at} = {value};"])
+            result = f"const {self.result_type} result = {value};"
+            return nest(CHANNELS, [*feature, result, f"if ({self.there}) {at} = result;"])
         m, half = CHANNELS
         both = [f"{self.result_type} both[2];", *nest([half], [f"both[half] = {value};"]), "constexpr int half = 0;"]
         stored = f"*reinterpret_cast<Pair*>(&{at}) = Pair{{both[0], both[1]}};"
@@ -335,12 +338,12 @@ class Epilogue(ValueText):
     def _over_channels(self, value: str) -> Lines:
         """Join the channels of the lanes that share a position."""
         if self.at_once:
-            channels = [self.feature, f"values[m][half] = feature < O ? {value} : -Compute(INFINITY);"]
+            channels = [self.feature, f"values[m][half] = chosen(feature < O, {value}, -Compute(INFINITY));"]
             channels = [f"values[m][half] = {value};"] if self.whole else channels
             lines = ["Compute values[M_TILES][2];", *nest(CHANNELS, channels)]
             return [*lines, f"const {self.tile_type} over = of_column(values);"]
-        joined = f"over = {self.joining.join('over', value)};"
-        channels = [joined] if self.whole else [self.feature, f"if (feature < O) {joined}"]
+        there = value if self.whole else f"chosen(feature < O, {value}, {self.joining.empty})"
+        channels = [*([] if self.whole else [self.feature]), f"over = {self.joining.join('over', there)};"]
         lines = [f"{self.tile_type} over = {self.joining.empty};", *nest(CHANNELS, channels)]
         return [*lines, *(f"over = {self.joining.join_lane('over', n)};" for n in self.other_channels.distances)]
 

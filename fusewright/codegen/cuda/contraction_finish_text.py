@@ -38,10 +38,10 @@ for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
+                    const $type first = narrow_to<$type>::of($first), second = narrow_to<$type>::of($second);
                     if (!inside || feature >= O) continue;
                     const long long channel = (long long)sample * GROUPS * O + group * O + feature;
-                    write_pair(out + ((channel * P + p) * Q + q) * R + r, narrow_to<$type>::of($first),
-                               narrow_to<$type>::of($second), R - r, R % 2 == 0);
+                    write_pair(out + ((channel * P + p) * Q + q) * R + r, first, second, R - r, R % 2 == 0);
                 }
         }
 """

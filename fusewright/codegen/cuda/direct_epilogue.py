@@ -135,7 +135,8 @@ class DirectEpilogue(ValueText):
 
     def _over_features(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
         """Loops over a thread's positions, and statements that join its features at one and leave that in the strip."""
-        joined = [*feature, f"if (feature < O) over = {self.joining.join('over', value)};"]
+        there = f"chosen(feature < O, {value}, {self.joining.empty})"
+        joined = [*feature, f"over = {self.joining.join('over', there)};"]
         lines = [f"Compute over = {self.joining.empty};", *nest(["for (int o = 0; o < FEATURES; ++o)"], joined)]
         lines += [*self._place(), f"if (active) strip[{self._at('team', self.t.extents)}] = over;"]
         return ["for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"], lines
@@ -147,9 +148,9 @@ class DirectEpilogue(ValueText):
         loops = ["for (int o = 0; o < FEATURES; ++o)", f"for (int own_h = 0; own_h < ROWS / {h}; ++own_h)"]
         loops += [f"for (int own_w = 0; own_w < RUN / {w}; ++own_w)"]
         place = ("unit_d", "(unit_h * ROWS + rh)", "(unit_w * RUN + r)")
-        guard = f"if ({self._exists(place)}) " if self.overhangs else ""
+        there = f"chosen({self._exists(place)}, {value}, {joining.empty})" if self.overhangs else value
         taps = [f"const int rh = {_times('own_h', h)} + kh, r = {_times('own_w', w)} + kw;"]
-        taps += [f"{guard}pooled = {joining.join('pooled', value)};"]
+        taps += [f"pooled = {joining.join('pooled', there)};"]
         lines = [*(feature if self.changes else []), f"Compute pooled = {joining.empty};"]
         lines += nest([f"for (int kh = 0; kh < {h}; ++kh)", f"for (int kw = 0; kw < {w}; ++kw)"], taps)
         lines += [f"const int d = unit_d, h = unit_h * (ROWS / {h}) + own_h, w = unit_w * (RUN / {w}) + own_w;"]
@@ -165,8 +166,9 @@ class DirectEpilogue(ValueText):
             return [*loops, along], [*lines, *self._to_strip(value)]
         target, inside = self._running
         if not self.joining.at_once:
-            return [*loops, along], [*lines, f"if ({inside}) {target} = {self.joining.join(target, value)};"]
-        each = nest([along], [*lines, f"values[r] = {inside} ? {value} : -Compute(INFINITY);"])
+            there = f"chosen({inside}, {value}, {self.joining.empty})"
+            return [*loops, along], [*lines, f"{target} = {self.joining.join(target, there)};"]
+        each = nest([along], [*lines, f"values[r] = chosen({inside}, {value}, -Compute(INFINITY));"])
         return loops, ["Compute values[RUN];", *each, f"{target} = {self.joining.join(target, 'values')};"]
 
     @property
@@ -184,7 +186,7 @@ class DirectEpilogue(ValueText):
         assert self.c.window is not None
         empty = JOININGS[self.c.window.op.kind].empty
         exists = f"const bool inside = {self._exists('dhw')};"
-        return [exists, f"if (active) {target} = inside ? {value} : {empty};"]
+        return [exists, f"if (active) {target} = chosen(inside, {value}, {empty});"]
 
     def _exists(self, place: Sequence[str]) -> str:
         """Whether a place of the tile, which may lie before the output too, is a position of it."""

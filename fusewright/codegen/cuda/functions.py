@@ -12,6 +12,11 @@ from fusewright.codegen.polynomials import with_polynomials
 
 # name -> text, in an order in which each calls only what stands before it.
 _TEXTS: dict[str, str] = {
+    "chosen": """
+// One of two values, both computed: a branch for each of many values takes longer.
+template <typename T>
+__device__ __forceinline__ T chosen(bool first, T one, T other) { return first ? one : other; }
+""",
     "expm1_falling": """
 // e^x - 1 of x <= 0 from x = n ln 2 + r: adding 1.5 * 2^23 + 127 leaves the exponent of 2^n at the end.
 __device__ __forceinline__ float expm1_falling(float x) {
@@ -33,6 +38,25 @@ __device__ __forceinline__ float log1p_of_fraction(float u) {
     "softplus": """
 // ln(1 + e^x) without a sum that overflows.
 __device__ __forceinline__ float softplus(float x) { return fmax(x, 0.0f) + log1p_of_fraction(exp(-fabs(x))); }
+""",
+    "erf": """
+// erf x = x + x p(x^2) where |x| is small, else 1 - e^q(|x|).
+__device__ __forceinline__ float error_function(float x) {
+    const float size = fabs(x), t = fmin(size, 3.95f), z = x * x;
+    const float p = $erf32;
+    const float q = $erfc32;
+    const float large = 1 - exp2_approx(1.44269504f * q), small = x + x * p;
+    return size < 0.92f ? small : size >= 0.92f ? copysign(large, x) : x;
+}
+""",
+    "gelu": """
+// x times the share of the normal distribution that lies below x, which is an exponential where x is negative.
+__device__ __forceinline__ float gelu(float x) {
+    const float size = fabs(x), t = fmin(size, 6.0f);
+    const float p = $gelu32;
+    const float tail = size > 6.0f ? 0.0f : exp2_approx(1.44269504f * p);
+    return x * (x < 0 ? tail : 1 - tail);
+}
 """,
     "mish": """
 // x tanh(ln(1 + e^x)) = x n / (n + 2) with n = e^x (e^x + 2).
@@ -66,8 +90,16 @@ __device__ __forceinline__ float sine_of_near(float x, unsigned more) {
     const float y = quarters & 1 ? odd : even;
     return __uint_as_float(__float_as_uint(y) ^ (quarters & 2) << 30);
 }
-__device__ __forceinline__ float sine(float x) { return fabs(x) <= FAR ? sine_of_near(x, 0) : sine_of_far(x); }
-__device__ __forceinline__ float cosine(float x) { return fabs(x) <= FAR ? sine_of_near(x, 1) : cosine_of_far(x); }
+__device__ __forceinline__ float sine(float x) {
+    float y = sine_of_near(x, 0);
+    if (!(fabs(x) <= FAR)) y = sine_of_far(x);
+    return y;
+}
+__device__ __forceinline__ float cosine(float x) {
+    float y = sine_of_near(x, 1);
+    if (!(fabs(x) <= FAR)) y = cosine_of_far(x);
+    return y;
+}
 """,
 }
 
@@ -79,6 +111,6 @@ def used_functions(text: str) -> str:
     found: list[str] = []
     for own in reversed(FUNCTIONS.values()):
         calls = set(re.findall(r"\w+", "\n".join([text, *found])))
-        if calls & set(re.findall(r"__(?:forceinline|noinline)__ float (\w+)\(", own)):
+        if calls & set(re.findall(r"__(?:forceinline|noinline)__ (?:float|T) (\w+)\(", own)):
             found.insert(0, own)
     return "".join(found).lstrip("\n")
