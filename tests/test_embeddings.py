@@ -83,6 +83,14 @@ def test_gradients_as_the_embedding_wants_them(options: dict[str, bool]) -> None
     torch.testing.assert_close(found.to_dense(), eager.to_dense())
 
 
+def test_sparse_gradients_are_verified() -> None:
+    model, tokens = Model(FUNCTIONS["sum of functions"], sparse=True), torch.randint(11, (5, 9))
+    better = fusewright.optimize(model, (tokens,), kernels="always", measure=False)
+    assert fusewright.explain(better).status != "unchanged"
+    better(tokens).sum().backward()
+    assert model.table.weight.grad is not None and model.table.weight.grad.layout is torch.sparse_coo
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_dtypes(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -50,13 +50,22 @@ def test_one_kernel_serves_other_sizes() -> None:
 @pytest.mark.parametrize("wrong", [-1, 11, 2**31, -(2**63)])
 @pytest.mark.parametrize("name", ["mean", "width", "scaled, with positions", "many tokens"])
 def test_an_index_of_no_row_is_a_trap(name: str, wrong: int) -> None:
-    """And nothing is read outside of the weight on the way there."""
     s = stream_of(CASES[name]())
     given = {n: random(n, i) for i, n in enumerate(s.tensors)}
     (indices,) = (t for t in given.values() if t.dtype == I64)
     indices.view(-1)[4] = wrong
     with pytest.raises(EmulationError, match="__trap"):
         emulate(kernel(s, "fused_test"), *given.values())
+
+
+def test_an_index_of_no_row_reads_nothing_outside() -> None:
+    """The sanitizer has nothing to say before the trap."""
+    k = kernel(stream_of(fold(embedding(0, 12, 3, 9), "mean", 1)), "fused_test")
+    weight, indices = torch.randn(11, 12), torch.randint(11, (3, 9))
+    indices[1, 4] = 11
+    with pytest.raises(EmulationError, match="__trap") as error:
+        emulate(k, weight, indices, sanitize=True)
+    assert "AddressSanitizer" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["two weights", "no vector", "pool along the width"])
