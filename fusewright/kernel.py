@@ -78,6 +78,8 @@ class Kernel:
     shapes     likewise their shapes, as expressions over the sizes
     target     ``"cuda"`` or ``"cpu"``
     counts     what the text counts in 32 bits beside its arguments; a call in which that is not enough is refused
+    looks_up   whether it reads rows at indices of a call: where one is that of no row, functions for a CPU return 1,
+               and those for a GPU trap
     """
 
     name: str
@@ -96,6 +98,7 @@ class Kernel:
     target: str = "cuda"
     counts: tuple[Expression, ...] = ()
     arch: str = ""
+    looks_up: bool = False
 
     def runs_on(self, capability: int) -> bool:
         """Whether a device of this compute capability (times ten) has what the kernel uses."""

@@ -18,6 +18,7 @@ from functools import partial
 from math import prod
 from os import cpu_count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from fusewright.codegen import cpu, cuda
 from fusewright.errors import FusewrightError, UnsupportedError
+from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.memory_order import order_of
 from fusewright.ir.node import Node, topological
@@ -280,7 +282,8 @@ class Tuner:
         """Times of ATen and of the kernel's best tile shape; the best guess where memory is short."""
         try:
             layouts = self._layouts(group)
-            operands = [_dense(_random(n, self.hints, self.device), layouts.get(n)) for n in group.operands]
+            rows = _rows(group, self.hints)
+            operands = [_dense(_random(n, self.hints, self.device, rows), layouts.get(n)) for n in group.operands]
             return self._raced(group, name, options, operands)
         except RuntimeError as error:
             if is_out_of_memory(error):
@@ -346,12 +349,27 @@ def _loads(launcher: Launcher, device: torch.device) -> bool:
     return True
 
 
-def _random(node: Node, hints: Mapping[Any, int], device: torch.device) -> Tensor:
+def _rows(group: Group, hints: Mapping[Any, int]) -> dict[Node, int]:
+    """Of the operands that embeddings take as indices, how many rows there are for them."""
+    found: dict[Node, int] = {}
+    for node in group.inner:
+        if isinstance(node.op, ops.Embedding):
+            weight, indices = node.inputs
+            found[indices] = min(sizes(weight, hints)[0], found.get(indices, 2**31))
+    return found
+
+
+def _random(
+    node: Node, hints: Mapping[Any, int], device: torch.device, rows: Mapping[Node, int] = MappingProxyType({})
+) -> Tensor:
     """An operand of this size; drawn from a generator of its own, for the program's own stream stays where it is.
 
-    Weights are as layers begin with: functions of large sums would take another way than a model's do.
+    Weights are as layers begin with: functions of large sums would take another way than a model's do.  Indices are
+    those of any of so many `rows`.
     """
     shape, generator = sizes(node, hints), torch.Generator(device).manual_seed(0)
+    if node in rows:
+        return torch.randint(rows[node], shape, generator=generator, dtype=node.dtype, device=device)
     if not node.dtype.is_floating_point:
         return torch.ones(shape, dtype=node.dtype, device=device)
     dtype = node.dtype if node.dtype.itemsize >= 4 else torch.float32

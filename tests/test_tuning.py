@@ -26,7 +26,7 @@ from fusewright.rules.engine import rewrite
 from fusewright.runtime import cache, operators
 from fusewright.runtime.launch import Launcher
 from fusewright.runtime.nvrtc import KernelError
-from fusewright.schedule.groups import cut
+from fusewright.schedule.groups import Group, cut
 from fusewright.schedule.wishes import Wishes
 from fusewright.tuning import Decision, Tuner
 
@@ -434,6 +434,27 @@ def test_random_operands_have_the_kinds_of_the_group() -> None:
     for node in graph.inputs:
         value = tuning._random(node, dict.fromkeys(graph.symbols, 3), CPU)
         assert value.dtype == node.dtype and value.shape[-1] == 4
+
+
+def test_random_indices_are_those_of_rows() -> None:
+    """Of the smallest weight that they are used in; as ones they would find everything in the cache, or no row."""
+
+    class Tables(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large, self.small = nn.Embedding(50, 4), nn.Embedding(9, 4)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return (self.large(tokens) + self.small(tokens)).mean(1)
+
+    graph = capture(Tables(), (torch.randint(9, (3, 400)),), {}).graph
+    groups: list[Group] = []
+    cut(graph, lambda group: groups.append(group) or group.fused(group.name))  # type: ignore[func-returns-value]
+    (group,), hints = groups, dict.fromkeys(graph.symbols, 3)
+    rows = tuning._rows(group, hints)
+    assert rows == {graph.inputs[0]: 9}
+    drawn = tuning._random(graph.inputs[0], hints, CPU, rows)
+    assert drawn.dtype == torch.int64 and drawn.unique().tolist() == list(range(9))
 
 
 def test_finalists_are_timed_in_turns() -> None:

@@ -32,7 +32,10 @@ _RESERVED = frozenset({"self", "torch", "F", "constants", "float", "getattr"})
 _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 
 # Operations whose result is always memory of its own.
-_ALLOCATES = (Fused, ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm, ops.Cat)
+_ALLOCATES = (
+    *(Fused, ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm),
+    *(ops.Cat, ops.Embedding),
+)
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,16 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 
-# Element types of tensors in memory; `bf16` and `fp16` come with the primitives "elements".
+# Element types of tensors in memory; `bf16` and `fp16` come with the primitives "elements"; integers are
+# indices, truth values masks.
 ELEMENT = {
     torch.float32: "float",
     torch.float64: "double",
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
+    torch.int64: "long long",
+    torch.int32: "int",
+    torch.bool: "bool",
 }
 
 

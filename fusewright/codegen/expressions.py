@@ -196,6 +196,16 @@ def _cat(op: ops.Cat, node: Node, args: Sequence[str]) -> str:
     return f"torch.cat(({', '.join(args)},), {op.dim})"
 
 
+@_emits(ops.Embedding)
+def _embedding(op: ops.Embedding, node: Node, args: Sequence[str]) -> str:
+    options = _options(
+        padding_idx=(op.padding_idx, op.padding_idx < 0),
+        scale_grad_by_freq=(op.scale_grad_by_freq, not op.scale_grad_by_freq),
+        sparse=(op.sparse, not op.sparse),
+    )
+    return f"F.embedding({args[1]}, {args[0]}{options})"
+
+
 @_emits(ops.Pad)
 def _pad(op: ops.Pad, node: Node, args: Sequence[str]) -> str:
     first = min(dim for dim, _, _ in op.pads)

@@ -9,6 +9,7 @@ import torch
 from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.stream_sizes import Sizes
 from fusewright.codegen.text import Lines, indent
+from fusewright.ir.node import Node
 from fusewright.kernel import Array, Expression, Kernel
 from fusewright.schedule.stream import Role, Stream
 
@@ -23,7 +24,7 @@ class StreamSections:
 
     def __init__(self, s: Stream, name: str) -> None:
         self.s, self.name = s, name
-        self.names = {t: f"p{i}" if i else "x" for i, t in enumerate(s.tensors)}
+        self.names = _names(s)
         self.sizes = Sizes(s)
         roles: tuple[Role, ...] = ("kept", "first", "second")
         self.axes = {role: [a for a, x in enumerate(s.axes) if x.role == role] for role in roles}
@@ -57,12 +58,12 @@ class StreamSections:
 
     def numbers(self) -> list[str]:
         """The names of the lengths that a call passes."""
-        return [*(f"n{a}" for a in self.all), *(f"m{a}" for a in self.pooled)]
+        return [*(f"n{a}" for a in self.all), *(f"m{a}" for a in self.pooled), *(f"v{i}" for i in self.s.weights)]
 
     def lengths(self) -> list[Expression]:
         """What these are."""
         pooled = (self.sizes.lengths[self.s.axes[a].dims[0]] for a in self.pooled)
-        return [*(self.sizes.product([a]) for a in self.all), *pooled]
+        return [*(self.sizes.product([a]) for a in self.all), *pooled, *(f"v{i}" for i in self.s.weights)]
 
     def data(self) -> Lines:
         """The struct of what a call passes."""
@@ -74,6 +75,8 @@ class StreamSections:
             *(f"const {ELEMENT[t.dtype]}* {name};" for t, name in self.names.items()),
             *declared([f"n{a}" for a in self.all], "lengths of the axes"),
             *declared([f"m{a}" for a in self.pooled], "those of pooled axes before the window"),
+            *declared([f"v{i}" for i in self.s.weights], "rows of the weights"),
+            *(["mutable int outside = 0;  // whether an index was that of no row"] if self.s.weights else []),
         ]
         return ["// What a call passes.", "struct Data {", *indent(members), "};"]
 
@@ -91,5 +94,16 @@ class StreamSections:
             output=Array("out", self.sizes.output(), self.s.root.dtype),
             dtypes=tuple(t.dtype for t in self.s.tensors),
             shapes=tuple(map(self.sizes.operand, self.s.tensors)),
+            looks_up=bool(self.s.weights),
             **more,
         )
+
+
+def _names(s: Stream) -> dict[Node, str]:
+    """What the tensors are called: the first one x, unless it belongs to an embedding."""
+    names = {t: f"p{i}" if i else "x" for i, t in enumerate(s.tensors)}
+    for r in s.reads:
+        if r.indices is not None:
+            names[r.indices.tensor] = f"indices{s.tensors.index(r.indices.tensor)}"
+            names[r.tensor] = f"weight{s.tensors.index(r.tensor)}"
+    return names

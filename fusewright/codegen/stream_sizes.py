@@ -1,4 +1,7 @@
-"""The sizes of a stream as expressions over the dimensions of its operands: ``s<d>`` is dimension d of the entry."""
+"""The sizes of a stream as expressions over the dimensions of its operands.
+
+``s<d>`` is dimension d of the entry, ``v<i>`` the number of rows of operand i, the weight of an embedding.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from math import prod
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Size
 from fusewright.kernel import Expression
-from fusewright.schedule.stream import Stream
+from fusewright.schedule.stream import Stream, with_indices
 
 
 def hint(size: Size) -> int:
@@ -28,18 +31,20 @@ class Sizes:
         """Named numbers of a call, and the length of every dimension of `entry`."""
         named, lengths = [], []
         for d in range(self.s.entry.ndim):
-            carriers = (r for r in self.s.reads if r.place == "before" and d in r.dims)
+            carriers = (r for r in with_indices(self.s.reads) if r.place == "before" and d in r.dims)
             read = next(carriers, None)
             lengths.append(f"s{d}" if read else "1")
             if read:
                 named.append((f"s{d}", self.s.tensors.index(read.tensor), read.dims.index(d)))
+        named += [(f"v{i}", i, 0) for i in self.s.weights]
         return tuple(named), lengths
 
     def operand(self, tensor: Node) -> tuple[Expression, ...]:
         """The shape of a tensor in memory."""
-        read = next(r for r in self.s.reads if r.tensor is tensor)
+        read = next(r for r in with_indices(self.s.reads) if r.tensor is tensor)
         length = self.lengths.__getitem__ if read.place == "before" else self.length
-        return tuple("1" if d is None else length(d) for d in read.dims)
+        shape = tuple("1" if d is None else length(d) for d in read.dims)
+        return shape if read.indices is None else (f"v{self.s.tensors.index(tensor)}", *shape[1:])
 
     def length(self, d: int) -> Expression:
         """The length of dimension `d` of the value."""

@@ -119,9 +119,24 @@ class StreamValues(ABC):
         hidden = {"before": (), "after": (), "first": ("first",), "second": ("first", "second")}[place]
         return max((a for a, axis in enumerate(self.s.axes) if axis.role not in hidden), default=-1)
 
+    def element(self, r: Read) -> str:
+        """The name of an element: its tensor's, or that of an entry of an embedding."""
+        return self.names[r.tensor] if r.indices is None else f"entry{self.s.reads.index(r)}"
+
+    def row_of(self, r: Read) -> str:
+        """The name of the row of a weight that is read."""
+        return f"row{self.s.reads.index(r)}"
+
+    def found(self, r: Read) -> Lines:
+        """The statement that finds this row; none for a tensor that is no weight of an embedding."""
+        if r.indices is None:
+            return []
+        index = f"d.{self.names[r.indices.tensor]}[{self.offset(r.indices)}]"
+        return [f"const index_t {self.row_of(r)} = row_of(d, {index}, d.v{self.s.tensors.index(r.tensor)});"]
+
     def offset(self, r: Read) -> str:
         """Where an element of a tensor lies: Horner's scheme over the axes along which it varies."""
-        text = ""
+        text = "" if r.indices is None else self.row_of(r)
         for a in r.axes:
             moved = r.place == "before" and self.s.axes[a].window is not None
             i, n = (f"j{a}", f"d.m{a}") if moved else (f"i{a}", f"d.n{a}")

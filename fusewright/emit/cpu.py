@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusewright.codegen.text import Lines
 from fusewright.emit.kernel_text import KernelText, parameters_of
-from fusewright.kernel import Argument, Launch
+from fusewright.kernel import Argument, Kernel, Launch
 from fusewright.runtime.native import GRAIN
 
 
@@ -17,6 +17,11 @@ class CpuText(KernelText):
     last = ("int threads", "ctypes.c_int", "torch.get_num_threads()")
     alignment = ("its element", "tensor.itemsize")
 
+    def __init__(self, kernel: Kernel, suffix: str = "") -> None:
+        super().__init__(kernel, suffix)
+        if kernel.looks_up:
+            self.returns = ("int ", "ctypes.c_int")
+
     def _launcher(self) -> Lines:
         threaded = any(argument.kind == "threads" for launch in self.kernel.launches for argument in launch.arguments)
         says = [f"// Less than {GRAIN} operations are done in one thread."] if threaded else []
@@ -27,12 +32,15 @@ class CpuText(KernelText):
         """The lines of one call."""
         parameters = parameters_of(self.kernel.source, launch.entry)
         arguments = [self._argument(a, p.name) for a, p in zip(launch.arguments, parameters, strict=True)]
-        return [f"{launch.entry}({', '.join(arguments)});"]
+        return [f"{'return ' if self.kernel.looks_up else ''}{launch.entry}({', '.join(arguments)});"]
 
     def _argument(self, argument: Argument, name: str) -> str:
         if argument.kind != "threads":
             return super()._argument(argument, name)
         return f"{self._passed(argument.text, 'work', 'long')} < {GRAIN} ? 1 : threads"
 
-    def _called(self, arguments: str) -> str:
-        return f"{self.builder}().launch_{self.kernel.name}({arguments})"
+    def _called(self, arguments: str) -> Lines:
+        call = f"{self.builder}().launch_{self.kernel.name}({arguments})"
+        if not self.kernel.looks_up:
+            return [call]
+        return [f"if {call}:", '    raise IndexError("index out of range in self")  # in eager\'s words']

@@ -52,9 +52,9 @@ class CudaText(KernelText):
         body = [line for lines in first for line in (*lines, _RETURN_ON_FAILURE)]
         return [*body, *last, "return failure(cudaGetLastError());"]
 
-    def _called(self, arguments: str) -> str:
+    def _called(self, arguments: str) -> Lines:
         launch = f"{self.builder}({self.kernel.operands[0]}.device.index).launch_{self.kernel.name}"
-        return f'check("{self.kernel.name}", {launch}({arguments}))'
+        return [f'check("{self.kernel.name}", {launch}({arguments}))']
 
     @property
     def prepares(self) -> bool:

@@ -46,7 +46,7 @@ class KernelText(ABC):
 
     target: ClassVar[str]
     says: ClassVar[str]
-    returns: ClassVar[tuple[str, str]]
+    returns: tuple[str, str]
     last: ClassVar[tuple[str, str, str]]
     alignment: ClassVar[tuple[str, str]]
     failure: ClassVar[str] = ""
@@ -67,8 +67,8 @@ class KernelText(ABC):
         """The lines of C++ of one launch."""
 
     @abstractmethod
-    def _called(self, arguments: str) -> str:
-        """The line of Python that calls the launcher."""
+    def _called(self, arguments: str) -> Lines:
+        """The lines of Python that call the launcher."""
 
     @property
     def declarations(self) -> Lines:
@@ -206,7 +206,7 @@ class KernelText(ABC):
             f"    {', '.join(known)}, numbers = {name}_sizes({shapes})",
             *(f"    {line}" for line in self._dense()),
             *(f"    {line}" for line in allocations),
-            f"    {self._called(f'{pointers}, *numbers, {self.last[2]}')}",
+            *(f"    {line}" for line in self._called(f"{pointers}, *numbers, {self.last[2]}")),
             f"    return {kernel.output.name}",
         ]
 

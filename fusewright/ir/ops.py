@@ -28,6 +28,7 @@ __all__ = [
     "Constant",
     "Conv",
     "Dropout",
+    "Embedding",
     "Expand",
     "Full",
     "Input",
@@ -391,6 +392,25 @@ class Dropout(Op):
     def infer(self, types: Types) -> TensorType:
         assert types[0] is not None
         return types[0]
+
+
+@dataclass(frozen=True)
+class Embedding(Op):
+    """Rows of a weight (V, D) at indices (*) of int64 or int32: (*, D).
+
+    The attributes are those of ``F.embedding`` and matter to the weight's gradient alone; `padding_idx` -1 is none.
+    """
+
+    padding_idx: int = -1
+    scale_grad_by_freq: bool = False
+    sparse: bool = False
+
+    def infer(self, types: Types) -> TensorType:
+        weight, indices = types
+        assert weight is not None and indices is not None
+        require(len(weight.shape) == 2, f"embedding in a weight of {weight.shape}")
+        require(indices.dtype in (torch.int64, torch.int32), f"embedding of indices of {indices.dtype}")
+        return TensorType((*indices.shape, weight.shape[1]), weight.dtype, weight.device)
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,11 @@ _TYPES: dict[str, Any] = {
     "threads": ctypes.c_int,
 }
 _ORDER = {"pointer": 0, "int": 1, "long": 1, "threads": 2}
-Entries = Mapping[str, Callable[..., None]]
+Entries = Mapping[str, Callable[..., int | None]]
 
 
 class NativeLauncher(Launcher):
-    """A CPU kernel as a function of its operands; see `Launcher`."""
+    """A CPU kernel as a function of its operands; see `Launcher`.  Raises `IndexError` where it looks up no row."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -79,14 +79,15 @@ class NativeLauncher(Launcher):
             pointers = [t.data_ptr() for t in (*held, *made)]
             threads = torch.get_num_threads()
             for start in calls:
-                start(pointers, threads)
+                if start(pointers, threads):
+                    raise IndexError("index out of range in self")  # in eager's words
             return made[0]
 
         return call
 
     def _bound(
-        self, entry: Callable[..., None], launch: Launch, places: Mapping[str, int], sizes: Mapping[str, int]
-    ) -> Callable[[list[int], int], None]:
+        self, entry: Callable[..., int | None], launch: Launch, places: Mapping[str, int], sizes: Mapping[str, int]
+    ) -> Callable[[list[int], int], int | None]:
         """A launch that wants only its pointers and the number of threads, which come first and last."""
         kinds = [a.kind for a in launch.arguments]
         assert kinds == sorted(kinds, key=_ORDER.__getitem__), f"{launch.entry}: {kinds}"
@@ -110,17 +111,17 @@ def _loaded(kernel: Kernel) -> Entries:
             path = Path(folder) / f"{kernel.name}.so"
             path.write_bytes(content)
             library = ctypes.CDLL(os.fspath(path))
-        return {launch.entry: _entry(library, launch) for launch in kernel.launches}
+        return {launch.entry: _entry(library, launch, kernel.looks_up) for launch in kernel.launches}
     except (OSError, AttributeError) as error:
         remedy = "; set TMPDIR to where programs may be run from" if "failed to map" in str(error) else ""
         raise KernelError(f"kernel {kernel.name} cannot be loaded: {error}{remedy}") from error
 
 
-def _entry(library: ctypes.CDLL, launch: Launch) -> Callable[..., None]:
+def _entry(library: ctypes.CDLL, launch: Launch, looks_up: bool) -> Callable[..., int | None]:
     function = getattr(library, launch.entry)
     function.argtypes = [_TYPES[a.kind] for a in launch.arguments]
-    function.restype = None
-    found: Callable[..., None] = function
+    function.restype = ctypes.c_int if looks_up else None
+    found: Callable[..., int | None] = function
     return found
 
 

@@ -182,6 +182,8 @@ def word(node: Node) -> str | None:
             return "logsoftmax" if log else "softmax"
         case ops.RangeSum():
             return "rangesum"
+        case ops.Embedding():
+            return "embedding"
     return None
 
 

@@ -36,7 +36,7 @@ SHORT = 32
 NOTHING = Work(0.0, 0.0, 0.0, 0.0)
 
 # FLOPs per element of an operation that is not a contraction; only its order matters.
-_PER_ELEMENT = {ops.Pointwise: 1, ops.Softmax: 5, ops.Norm: 6, ops.Dropout: 2, ops.Cast: 1}
+_PER_ELEMENT = {ops.Pointwise: 1, ops.Softmax: 5, ops.Norm: 6, ops.Dropout: 2, ops.Cast: 1, ops.Embedding: 0}
 
 
 def is_one_pass(node: Node) -> bool:
@@ -164,7 +164,16 @@ class CostModel:
         if isinstance(node.op, ops.RangeSum):
             return self._read(node.op, node.arg(0)) * node.arg(0).dtype.itemsize + written
         read = [a for a in node.inputs if not (isinstance(node.op, ops.Conv) and self._on_the_way(a))]
-        return float(written + sum(self._numel(a) * a.dtype.itemsize for a in read))
+        return float(written + sum(self._elements(node, a) * a.dtype.itemsize for a in read))
+
+    def _elements(self, node: Node, operand: Node) -> int:
+        """How much of an operand is read: of an embedding's weight the rows that are looked up."""
+        inside, computed = operand, [node]
+        if isinstance(node.op, Fused):
+            computed, index = topological([node.op.body]), node.args.index(operand)
+            inside = next(n for n in computed if isinstance(n.op, ops.Input) and n.op.index == index)
+        lookups = [n for n in computed if isinstance(n.op, ops.Embedding) and n.arg(0) is inside]
+        return sum(map(self._numel, lookups)) if lookups else self._numel(operand)
 
     def _on_the_way(self, node: Node) -> bool:
         """Whether these are window sums that the convolution's own kernel forms, and that never reach memory."""

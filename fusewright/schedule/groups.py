@@ -104,6 +104,7 @@ FAMILIES = (
     Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split, contraction.before_pool),
     Family("product", product.match, lambda p: p.tensors, ops.Matmul),
     Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum),
+    Family("stream", stream.parse, lambda s: s.tensors, ops.Embedding),
     Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
     Family("stream", stream.parse, lambda s: s.tensors),
 )

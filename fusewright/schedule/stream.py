@@ -1,12 +1,14 @@
 """The streaming family: pointwise -> window pool -> pointwise -> one or two reductions, over values in memory.
 
 Every element is read once and nothing but the result is written.  What a kernel needs to know of shapes is which
-dimensions are alike: neighbours that are pooled, reduced and broadcast alike merge into one *axis*.
+dimensions are alike: neighbours that are pooled, reduced and broadcast alike merge into one *axis*.  An embedding is
+never in memory where the stream alone uses it: rows of its weight are read where they are wanted.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -15,7 +17,7 @@ import sympy
 import torch
 
 from fusewright.ir import ops
-from fusewright.ir.node import Node
+from fusewright.ir.node import Node, topological
 from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, pointwise_tree
 
 FOLDS = ("sum", "mean", "max", "min", "logsumexp")
@@ -51,14 +53,19 @@ class Axis:
 class Read:
     """A tensor in memory that the pointwise tree at `place` reads.
 
-    dims  per dimension of the tensor, which dimension of the value it lies along; `None` where it is of size 1
-    axes  along which it varies
+    value    what the tree knows it as: the tensor itself, or the embedding whose weight it is
+    dims     per dimension of the tensor, which dimension of the value it lies along; `None` where it is of size 1, and
+             for the rows of a weight
+    axes     along which it varies
+    indices  of a weight, which row is read
     """
 
+    value: Node
     tensor: Node
     place: Place
     dims: tuple[int | None, ...]
     axes: tuple[int, ...] = ()
+    indices: Read | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,16 @@ class Stream:
     axes: tuple[Axis, ...]
     reads: tuple[Read, ...]
 
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """Which of `tensors` are weights of embeddings."""
+        return tuple(sorted({self.tensors.index(r.tensor) for r in self.reads if r.indices}))
+
+
+def with_indices(reads: Iterable[Read]) -> tuple[Read, ...]:
+    """Every read of a tensor: those of the indices of embeddings follow their weights'."""
+    return tuple(each for r in reads for each in (r, r.indices) if each is not None)
+
 
 def parse(root: Node, users: Users) -> Stream | str:
     """The longest stream that ends in `root`, or why there is none.
@@ -92,7 +109,7 @@ def parse(root: Node, users: Users) -> Stream | str:
     stages = _backwards(root, users)
     problem = f"{root!r} is no stage of a stream"
     for start in range(len(stages)):
-        found = _stream(stages[start:])
+        found = _stream(stages[start:], users)
         if isinstance(found, Stream):
             return found
         problem = found
@@ -136,7 +153,7 @@ def nodes(tree: Tree) -> tuple[Node, ...]:
     return tuple(found)
 
 
-def _stream(stages: list[Stage]) -> Stream | str:
+def _stream(stages: list[Stage], users: Users) -> Stream | str:
     """These stages as a stream: T?(WT?)?(FT?)?(FT?)? with T(ree), W(indow), F(old)."""
     letters = "".join(type(stage).__name__[0] for stage in stages)
     matched = re.fullmatch(r"(T?)((?:WT?)?)((?:FT?){0,2})", letters)
@@ -163,7 +180,7 @@ def _stream(stages: list[Stage]) -> Stream | str:
     value = after.root if after else window.node if window else entry
     last = stages[-1]
     root = last.root if isinstance(last, Tree) else last.node
-    return _Axes(entry, value, before, window, after, tuple(folds)).stream(root)
+    return _Axes(entry, value, before, window, after, tuple(folds), users).stream(root)
 
 
 def _unsupported(stage: Stage) -> str | None:
@@ -192,6 +209,7 @@ class _Axes:
     window: Window | None
     after: Tree | None
     folds: tuple[tuple[Fold, Tree | None], ...]
+    users: Users
 
     def stream(self, root: Node) -> Stream | str:
         if not self.value.shape:
@@ -203,12 +221,13 @@ class _Axes:
         if len(set(roles) - {"kept"}) < len(self.folds):
             return "a reduction over dimensions that one before it took away"
         reads = self._reads(dims)
-        tensors = tuple(sorted(dict.fromkeys(r.tensor for r in reads), key=lambda v: v.shape != self.entry.shape))
-        wrong = [v for v in (root, *tensors) if v.dtype not in MEMORY]
+        every = dict.fromkeys(r.tensor for r in with_indices(reads))
+        tensors = tuple(sorted(every, key=lambda v: v.shape != self.entry.shape))
+        wrong = [r.tensor for r in reads if r.tensor.dtype not in (*MEMORY, torch.bool)]
+        wrong += [root] if root.dtype not in MEMORY else []
         if wrong or not tensors:
             return f"{wrong[0]!r} lies in memory as {wrong[0].dtype}" if wrong else f"{root!r} reads nothing"
-        axes = self._merged(roles, reads)
-        along = [tuple(i for i, axis in enumerate(axes) if set(axis.dims) & set(r.dims)) for r in reads]
+        axes = self._merged(roles, with_indices(reads))
         return Stream(
             root=root,
             tensors=tensors,
@@ -219,7 +238,7 @@ class _Axes:
             value=self.value,
             folds=self.folds,
             axes=axes,
-            reads=tuple(replace(r, axes=a) for r, a in zip(reads, along, strict=True)),
+            reads=tuple(_along(axes, r) for r in reads),
         )
 
     def _roles(self) -> tuple[list[Role], list[tuple[int | None, ...]]]:
@@ -258,10 +277,20 @@ class _Axes:
                 if leaf is not tree.value and not isinstance(leaf.op, ops.Full):
                     whole = leaf.shape == tree.root.shape
                     own = zip(dims[len(dims) - leaf.ndim :], leaf.shape, strict=True)
-                    found.append(Read(leaf, place, tuple(d if whole or n != 1 else None for d, n in own)))
+                    found.append(self._read(leaf, tree, place, tuple(d if whole or n != 1 else None for d, n in own)))
         return found
 
-    def _merged(self, roles: list[Role], reads: list[Read]) -> tuple[Axis, ...]:
+    def _read(self, leaf: Node, tree: Tree, place: Place, dims: tuple[int | None, ...]) -> Read:
+        """How a leaf of the tree at `place` is read; an embedding of parameters alone is derived ahead of calls."""
+        uses = sum(n.inputs.count(leaf) for n in nodes(tree)) if leaf is not tree.root else 1
+        if not (isinstance(leaf.op, ops.Embedding) and place in ("before", "after") and self.users[leaf] == uses):
+            return Read(leaf, leaf, place, dims)
+        weight, indices = leaf.inputs
+        if not any(isinstance(n.op, ops.Input) for n in topological([indices])):
+            return Read(leaf, leaf, place, dims)
+        return Read(leaf, weight, place, (None, dims[-1]), indices=Read(indices, indices, place, dims[:-1]))
+
+    def _merged(self, roles: list[Role], reads: Sequence[Read]) -> tuple[Axis, ...]:
         """Neighbours of one role that no tensor tells apart, none of them pooled."""
         pooled = self.value.ndim - len(self.window.op.kernel) if self.window else self.value.ndim
         groups: list[list[int]] = [[0]]
@@ -272,6 +301,12 @@ class _Axes:
             else:
                 groups.append([d])
         return tuple(Axis(tuple(g), g[0] - pooled if g[0] >= pooled else None, roles[g[0]]) for g in groups)
+
+
+def _along(axes: tuple[Axis, ...], r: Read) -> Read:
+    """The same with the axes along which it varies."""
+    own = tuple(i for i, axis in enumerate(axes) if set(axis.dims) & set(r.dims))
+    return replace(r, axes=own, indices=None if r.indices is None else _along(axes, r.indices))
 
 
 def _order(roles: list[Role]) -> str | None:

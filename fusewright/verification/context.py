@@ -157,7 +157,7 @@ class Context:
         if not ends or not wanted:
             return {}
         grads = torch.autograd.grad(ends, list(wanted.values()), [self._cotangent(x) for x in ends], allow_unused=True)
-        return dict(zip(wanted, grads, strict=True))
+        return {name: g if g is None else g.to_dense() for name, g in zip(wanted, grads, strict=True)}
 
     def _cotangent(self, x: Tensor) -> Tensor:
         # Seven-bit values are the same number in every floating dtype.

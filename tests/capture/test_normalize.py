@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fusewright.capture import capture
 from fusewright.ir.ops import (
     Cast,
     Cat,
     Conv,
     Dropout,
+    Embedding,
     Expand,
     Full,
     Matmul,
@@ -30,7 +33,7 @@ from fusewright.ir.ops import (
     Slice,
     Softmax,
 )
-from tests.capture.harness import Fn, check, kinds, opaque
+from tests.capture.harness import Fn, check, kinds, opaque, program_of, run
 
 IMAGE = (4, 6, 9, 11)
 
@@ -256,3 +259,36 @@ def test_instance_norm_with_statistics_is_an_effect() -> None:
 def test_a_number_comes_second() -> None:
     captured = check(Fn(lambda x: 2 * x + 1), r(3, 5))
     assert all(n.args[1].op.__class__.__name__ == "Number" for n in captured.graph.nodes() if n.args)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, Embedding()),
+        ({"padding_idx": 2}, Embedding(padding_idx=2)),
+        ({"padding_idx": -1}, Embedding(padding_idx=8)),
+        ({"scale_grad_by_freq": True, "padding_idx": 0}, Embedding(0, True)),
+    ],
+)
+def test_embedding(options: dict[str, Any], expected: Embedding, kind: torch.dtype) -> None:
+    """What matters to gradients alone is kept, and matters there: `check` compares them as well."""
+    tokens = torch.tensor([[0, 2, 2, 8], [8, 3, 2, 0], [1, 1, 1, 1], [2, 2, 5, 7]]).to(kind)
+    captured = check(nn.Embedding(9, 5, **options), tokens, batch=3)
+    assert [n.op for n in captured.graph.nodes() if n.inputs] == [expected]
+
+
+def test_a_renormalised_embedding_stays_a_call() -> None:
+    model = nn.Embedding(9, 5, max_norm=0.5)
+    captured = check(copy.deepcopy(model), torch.tensor([[0, 2, 2, 8]]))
+    assert {"embedding", "embedding_renorm_"} <= set(opaque(captured))
+    assert Embedding not in kinds(captured)
+
+
+def test_sparse_gradients_stay_sparse() -> None:
+    model, tokens = nn.Embedding(9, 5, sparse=True), torch.tensor([[0, 2, 2, 8]])
+    captured = capture(model, (tokens,), {})
+    assert [n.op for n in captured.graph.nodes() if n.inputs] == [Embedding(sparse=True)]
+    gradients = [run(call, model, (tokens,), {})[1][0] for call in (lambda m, a, k: m(*a), program_of(captured))]
+    assert all(g is not None and g.layout is torch.sparse_coo for g in gradients)
+    assert torch.equal(*(g.to_dense() for g in gradients if g is not None))

@@ -30,6 +30,7 @@ CASES = {
     "stream": ("self.pool = nn.MaxPool2d(3, 2, 1)", "self.pool(x.exp()).sigmoid().sum((1, 2, 3))", "6, 31, 64"),
     "rows": ("self.norm = nn.LayerNorm(96)", "self.norm(x).relu() * 2", "40, 96"),
     "ranges": ("self.conv = nn.Conv2d(6, 9, 4, stride=3, padding=2)", "self.conv(x).mean((2, 3))", "6, 200, 240"),
+    "embedding": ("self.table = nn.Embedding(90, 24)", "self.table((x * 90).long()).relu().mean(1)", "60"),
 }
 
 FAMILIES = {
@@ -40,6 +41,7 @@ FAMILIES = {
     "stream": {"stream"},
     "rows": set[str](),
     "ranges": {"range reduction"},
+    "embedding": {"stream"},
 }
 
 

@@ -59,6 +59,7 @@ inline int __syncthreads_or(int vote, EMULATED_LINE) {
 inline int __syncthreads_and(int vote, EMULATED_LINE) {
     return emulation::block_barrier("__syncthreads_and", line, vote == 0) == 0;
 }
+inline void __trap(EMULATED_LINE) { emulation::fail("__trap in line %d", line); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 

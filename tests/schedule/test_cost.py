@@ -7,6 +7,7 @@ import sympy
 import torch
 
 from fusewright.ir import ops
+from fusewright.ir.fused import Fused
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Slot
 from fusewright.plan import Work
@@ -115,6 +116,21 @@ class TestTimes:
     def test_small_operations_cost_a_launch(self) -> None:
         work = cost(ops.Pointwise("relu"), value(2))
         assert work.launches == 1 and work.seconds == pytest.approx(FACTS.launch, rel=0.1)
+
+    def test_an_embedding_reads_the_rows_that_it_looks_up(self) -> None:
+        weight, indices = value(1000, 16, name="w"), value(B, 6, dtype=torch.int64)
+        work = cost(ops.Embedding(), weight, indices)
+        assert work.flops == 0 and work.launches == 1
+        assert work.bytes == 2 * (4 * 6 * 16) * 4 + 4 * 6 * 8
+
+    def test_a_kernel_that_looks_rows_up_never_writes_them(self) -> None:
+        weight, indices = (
+            make(ops.Input(shape, dtype, CPU, f"operand_{i}", i))
+            for i, (shape, dtype) in enumerate((((1000, 16), torch.float32), ((B, 6), torch.int64)))
+        )
+        body = make(ops.Reduce("mean", (1,)), make(ops.Embedding(), weight, indices))
+        work = cost(Fused("fused_embedding_mean", body), weight, indices)
+        assert work.bytes == (4 * 6 * 16) * 4 + 4 * 6 * 8 + 4 * 16 * 4
 
     def test_min_pooling_takes_three(self) -> None:
         pool = {"kernel": (2,), "stride": (2,), "padding": (0,), "dilation": (1,)}

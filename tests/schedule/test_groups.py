@@ -115,6 +115,50 @@ def test_found(name: str) -> None:
     assert sum(isinstance(n.op, Fused) for n in graph.nodes()) == len(expected)
 
 
+class Tokens(nn.Module):
+    """A function of tokens and of the module, which has two embeddings and a linear layer."""
+
+    def __init__(self, function: Callable[[Tokens, Tensor], object]) -> None:
+        super().__init__()
+        self.table, self.other, self.linear = nn.Embedding(50, 16), nn.Embedding(9, 16), nn.Linear(16, 5)
+        self.function = function
+
+    def forward(self, tokens: Tensor) -> object:
+        return self.function(self, tokens)
+
+
+LOOKUPS: dict[str, tuple[Callable[[Tokens, Tensor], object], list[tuple[str, str]]]] = {
+    "mean": (
+        lambda m, t: m.linear(m.table(t).mean(1)).softmax(1),
+        [("stream", "fused_embedding_mean"), ("sample program", "fused_linear_softmax")],
+    ),
+    "two": (
+        lambda m, t: torch.relu(m.table(t) + m.other(t)).amax(1),
+        [("stream", "fused_embedding_add_relu_max")],
+    ),
+    "not reduced": (lambda m, t: m.table(t) * 4, [("stream", "fused_embedding_mul")]),
+    "nothing but rows": (lambda m, t: m.table(t), []),
+    "of constants": (
+        lambda m, t: (m.table(t) + m.other(torch.arange(6))).sum(1),
+        [("stream", "fused_embedding_add_sum")],
+    ),
+    "with another user": (
+        lambda m, t: (y := m.table(t), y.mean(1).tanh()),
+        [("sample program", "fused_mean_tanh")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookups(name: str) -> None:
+    """Rows are read where they are reduced, before a sample program would take the reduction."""
+    function, expected = LOOKUPS[name]
+    found, graph = taken(graph_of(Tokens(function), torch.randint(9, (4, 6))))
+    assert [(g.family, g.name) for g in found] == expected
+    left = [n for n in graph.nodes() if isinstance(n.op, ops.Embedding)]
+    assert len(left) == (name in ("nothing but rows", "of constants", "with another user"))
+
+
 # Which rules may fire in a founding model, its groups, and what the kernels are called where that is its chain.
 BOX = "avg_pool(conv(x, w)) = conv_strided(box(x), w)"
 FOUNDING: dict[str, tuple[frozenset[str] | None, tuple[int, ...], list[str], str | None]] = {

@@ -1,4 +1,4 @@
-"""Operations that move elements: reshapes, permutations, slices, concatenations, padding; and casts."""
+"""Operations that move elements: reshapes, permutations, slices, concatenations, padding, embeddings; and casts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.node import Node
-from fusewright.ir.ops import Cast, Cat, Expand, Full, Op, Pad, Permute, Reshape, Size, Slice
+from fusewright.ir.ops import Cast, Cat, Embedding, Expand, Full, Op, Pad, Permute, Reshape, Size, Slice
 
 _ROW_MAJOR = (torch.contiguous_format, 0)  # the number is what a schema's default comes as
 
@@ -187,6 +187,15 @@ def _pad(call: Call) -> Normal:
     return call.make(Pad(pads, mode, float(value)), x)
 
 
+def _embedding(call: Call) -> Normal:
+    """A weight that is renormalised on the way (`max_norm`) is written in place, so its lookup stays a call."""
+    padding_idx = call["padding_idx"]
+    if not isinstance(padding_idx, int) or padding_idx < -1:
+        return None
+    op = Embedding(padding_idx, call["scale_grad_by_freq"], call["sparse"])
+    return call.make(op, call.node("weight"), call.node("indices"))
+
+
 def _cast(call: Call) -> Normal:
     """A change of dtype alone; a tensor that has it already comes back itself, as in PyTorch."""
     x = call.node("self")
@@ -245,6 +254,7 @@ TABLE: dict[str, Handler] = {
     "aten.concat.default": _cat,
     "aten.concatenate.default": _cat,
     "aten.stack.default": _stack,
+    "aten.embedding.default": _embedding,
     "aten.pad.default": _pad,
     "aten.constant_pad_nd.default": _pad,
 }

@@ -23,7 +23,7 @@ from fusewright.codegen.cpu.stream_planes import BLOCK, Planes, lane_axis
 from fusewright.codegen.cpu.stream_values import Values, tree
 from fusewright.codegen.cpu.text import function, parallel, source
 from fusewright.codegen.stream_sections import StreamSections
-from fusewright.codegen.text import Lines, block
+from fusewright.codegen.text import Lines, block, fill
 from fusewright.kernel import Argument, Expression, Kernel, Launch
 from fusewright.schedule.stream import Place, Stream
 
@@ -34,6 +34,16 @@ MOST_SPAN = 16384  # elements of a row that the windows of one run may reach
 # Items that keep all threads busy, and elements that are worth a part of their own.
 ENOUGH = 64
 WORTH_A_PART = 16384
+
+ROW_OF = """
+// The row that an index means, of so many; where it is none, `d.outside` says so and the first is read.
+inline index_t row_of(const Data& d, index_t index, index_t rows) {
+    if (index >= 0 && index < rows) return index;
+#pragma omp atomic write
+    d.outside = 1;
+    return 0;
+}
+"""
 
 
 def kernel(s: Stream, name: str, reference: str = "") -> Kernel:
@@ -122,7 +132,8 @@ class _Writer(StreamSections):
             blocks = (self.by_columns or self.planes is not None) and i == 0
             lines += fold(reduction.op.kind, ("First", "Second")[i], compute, result, blocks=blocks).split("\n")
             compute = compute_type((tail.root if tail else reduction.node).dtype)
-        values = [*self.values.counted(), *self.values.text(), ""]
+        row_of = [*fill(ROW_OF), ""] if s.weights else []
+        values = [*row_of, *self.values.counted(), *self.values.text(), ""]
         finish = [line for i in range(len(s.folds)) for line in [*self._finish(i), ""]]
         lines += [*finish, *values] if self.planes else [*values, *finish]
         if s.folds and self.planes is None:
@@ -132,7 +143,8 @@ class _Writer(StreamSections):
         else:
             body = self._flat() if not s.folds else self._parted() if self.parted else self._direct()
         names = ", ".join([*self.names.values(), *self.numbers()])
-        lines += function(self._head(), [f"const Data d{{{names}}};", *body])
+        status = ["return d.outside;"] if s.weights else []
+        lines += function(self._head(), [f"const Data d{{{names}}};", *body, *status])
         return source(self.about(), self.name, lines)
 
     def _constants(self) -> Lines:
@@ -151,7 +163,7 @@ class _Writer(StreamSections):
         pointers = [f"const {ELEMENT[t.dtype]}* {name}" for t, name in self.names.items()]
         pointers += [f"double* {n}" for n in self._scratch_names()] + [f"{ELEMENT[self.s.root.dtype]}* out"]
         numbers = [f"index_t {n}" for n in (*self.numbers(), *(["parts"] if self.parted else []))]
-        return f'extern "C" void {self.name}', [*pointers, *numbers, "int threads"]
+        return f'extern "C" {"int" if self.s.weights else "void"} {self.name}', [*pointers, *numbers, "int threads"]
 
     def _finish(self, i: int) -> Lines:
         """The function that finishes a reduction: its result, and what follows it."""

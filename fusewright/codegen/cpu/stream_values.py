@@ -107,13 +107,14 @@ class Values(StreamValues):
         `index` from a pointer on."""
         lines, given = [], {}
         for r in self.reads(place):
-            name, dtype = self.names[r.tensor], r.tensor.dtype
+            name, tensor, dtype = self.element(r), f"d.{self.names[r.tensor]}", r.tensor.dtype
+            lines += self.found(r)
             if index and self.last_of(place) in r.axes:
-                lines.append(f"const {ELEMENT[dtype]}* __restrict__ const {name} = d.{name} + {self.offset(r)};")
-                given[r.tensor] = read(f"{name}[{index}]", dtype)
+                lines.append(f"const {ELEMENT[dtype]}* __restrict__ const {name} = {tensor} + {self.offset(r)};")
+                given[r.value] = read(f"{name}[{index}]", dtype)
             else:
-                lines.append(f"const {compute_type(dtype)} {name} = {read(f'd.{name}[{self.offset(r)}]', dtype)};")
-                given[r.tensor] = name
+                lines.append(f"const {compute_type(dtype)} {name} = {read(f'{tensor}[{self.offset(r)}]', dtype)};")
+                given[r.value] = name
         return lines, given
 
 

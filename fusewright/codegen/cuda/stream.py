@@ -99,7 +99,8 @@ class _Writer(StreamSections):
 
     def _counts(self) -> tuple[Expression, ...]:
         """The greatest indices."""
-        elements = dict.fromkeys((self.sizes.product(self.all), " * ".join(self.sizes.lengths)))
+        weights = (" * ".join(self.sizes.operand(self.s.tensors[i])) for i in self.s.weights)
+        elements = dict.fromkeys((self.sizes.product(self.all), " * ".join(self.sizes.lengths), *weights))
         return tuple(f"{self.beyond} * {n}" for n in elements)
 
     def _notes(self) -> tuple[str, ...]:
@@ -138,6 +139,7 @@ class _Writer(StreamSections):
 
     def source(self) -> str:
         lines = [*self._constants(), *fill(text.TOOLS), "", *self.data(), ""]
+        lines += [*fill(text.ROW_OF), ""] if self.s.weights else []
         compute = compute_type(self.s.value.dtype)
         for i, (reduction, tail) in enumerate(self.s.folds):
             kind, result = reduction.op.kind, compute_type(reduction.node.dtype)
@@ -286,6 +288,8 @@ class _Writer(StreamSections):
             body += [f"if ({' && '.join(self._conditions())})", f"    {call % 'true'}", "else", f"    {call % 'false'}"]
         else:
             body += [call % "false"]
+        if self.s.weights:
+            body.append("if (d.outside) __trap();  // an index was that of no row: eager's own kernel fails as well")
         head = 'extern "C" __global__ void __launch_bounds__(THREADS)'
         return [head, *self._signature(self.name, *more), *indent(body), "}"]
 

@@ -22,6 +22,17 @@ __device__ __forceinline__ void store(E* to, const T (&value)[COUNT]) {
 __device__ __forceinline__ bool aligned(const void* p) { return reinterpret_cast<size_t>(p) % 16 == 0; }
 """
 
+ROW_OF = """
+// The row that an index means, of so many; where it is none, `d.outside` says so and the first is read.  A trap in this
+// place would keep loads of the next rows from being on their way with this one's.
+template <typename I>
+__device__ __forceinline__ index_t row_of(const Data& d, I index, index_t rows) {
+    const bool inside = index >= 0 && index < rows;
+    d.outside |= !inside;
+    return inside ? index_t(index) : 0;
+}
+"""
+
 JOINED = """
 // The folds of TEAM neighbouring threads together, in the first of them.
 template <int TEAM, typename Fold>

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+import torch
+
 from fusewright.codegen.cpp import Scalars, compute_type
 from fusewright.codegen.stream_values import TAKE, StreamValues, constant, unknown
 from fusewright.codegen.text import Lines, block
@@ -131,14 +133,20 @@ class Values(StreamValues):
         """Loads of the tensors read at `place`, the names of their elements, and the statements that make those."""
         before, given, element = [], {}, []
         for r in self.reads(place):
-            name, compute = self.names[r.tensor], compute_type(r.tensor.dtype)
-            given[r.tensor] = name
+            name, tensor, compute = self.element(r), f"d.{self.names[r.tensor]}", compute_type(r.tensor.dtype)
+            given[r.value] = name
+            before += self.found(r)
             if self.last_of(place) in r.axes:
-                before.append(f"const auto {name}s = load<{width}>(d.{name} + {self.offset(r)});")
-                element.append(f"const {compute} {name} = widened({name}s.at[{each}]);")
+                before.append(f"const auto {name}s = load<{width}>({tensor} + {self.offset(r)});")
+                element.append(f"const {compute} {name} = {widened(f'{name}s.at[{each}]', r.tensor.dtype)};")
             else:
-                before.append(f"const {compute} {name} = widened(d.{name}[{self.offset(r)}]);")
+                before.append(f"const {compute} {name} = {widened(f'{tensor}[{self.offset(r)}]', r.tensor.dtype)};")
         return before, given, element
+
+
+def widened(element: str, dtype: torch.dtype) -> str:
+    """Text of an element in the compute type of its dtype."""
+    return f"float({element})" if dtype == torch.bool else f"widened({element})"
 
 
 def tree(found: Tree | None, value: Node, given: dict[Node, str]) -> tuple[Lines, str]:

@@ -59,14 +59,17 @@ def stream_of(root: Node) -> Stream:
 def reference(root: Node, tensors: dict[Node, Tensor]) -> Tensor:
     """The graph in float64, on operands that have been rounded to their own dtype."""
     graph = graph_of(root)
-    wide = [tensors[i].double() for i in graph.inputs]
+    wide = [t.double() if t.is_floating_point() else t for t in map(tensors.__getitem__, graph.inputs)]
     forward = lower(graph).functions()[1]
     result: Tensor = forward(None, *wide)[0]
     return result.double()
 
 
 def random(node: Node, seed: int) -> Tensor:
+    """Any numbers, truth values, or indices of the first rows."""
     generator = torch.Generator().manual_seed(seed)
+    if not node.dtype.is_floating_point:
+        return torch.randint(2 if node.dtype == torch.bool else 8, node.shape, generator=generator).to(node.dtype)
     return torch.randn(node.shape, generator=generator, dtype=F64).to(node.dtype)
 
 
