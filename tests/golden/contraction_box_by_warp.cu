@@ -78,6 +78,10 @@ template <> struct narrow_to<fp16> {
     }
 };
 
+// One of two values, both computed: a branch for each of many values takes longer.
+template <typename T>
+__device__ __forceinline__ T chosen(bool first, T one, T other) { return first ? one : other; }
+
 using Element = float;    // of tensors in memory
 using Compute = float;    // of everything else
 
@@ -427,7 +431,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int half = 0; half < 2; ++half)
-                                if (inside) of_tile = of_tile + before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half);
+                                of_tile = of_tile + chosen(inside, before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half), Compute(0));
                     }
         }
         total = total + of_tile;

@@ -56,6 +56,10 @@ template <> struct narrow_to<fp16> {
     }
 };
 
+// One of two values, both computed: a branch for each of many values takes longer.
+template <typename T>
+__device__ __forceinline__ T chosen(bool first, T one, T other) { return first ? one : other; }
+
 using Element = bf16;    // of tensors in memory
 using Compute = float;    // of everything else
 
@@ -327,7 +331,7 @@ fused_test(const bf16* __restrict__ x, const bf16* __restrict__ packed, const bf
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int half = 0; half < 2; ++half)
-                                if (inside) of_tile[m][half] = of_tile[m][half] + before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half);
+                                of_tile[m][half] = of_tile[m][half] + chosen(inside, before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half), Compute(0));
                     }
         }
 #pragma unroll

@@ -377,7 +377,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                                if (inside && feature < O) out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)] = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
+                                const Element result = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
+                                if (inside && feature < O) out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)] = result;
                             }
                     }
         }
@@ -402,7 +403,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                                if (inside && feature < O) out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)] = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
+                                const Element result = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
+                                if (inside && feature < O) out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)] = result;
                             }
                     }
         }
@@ -427,7 +429,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                                if (inside && feature < O) out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)] = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
+                                const Element result = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
+                                if (inside && feature < O) out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)] = result;
                             }
                     }
         }
@@ -452,7 +455,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                                if (inside && feature < O) out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)] = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
+                                const Element result = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
+                                if (inside && feature < O) out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)] = result;
                             }
                     }
         }

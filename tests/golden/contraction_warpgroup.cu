@@ -360,10 +360,10 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
+                                const Element first = narrow_to<Element>::of(before(acc[rd][j / EIGHTS_W][m][rh][j % EIGHTS_W][2 * half], m, half)), second = narrow_to<Element>::of(before(acc[rd][j / EIGHTS_W][m][rh][j % EIGHTS_W][2 * half + 1], m, half));
                                 if (!inside || feature >= O) continue;
                                 const long long channel = (long long)sample * GROUPS * O + group * O + feature;
-                                write_pair(out + ((channel * P + p) * Q + q) * R + r, narrow_to<Element>::of(before(acc[rd][j / EIGHTS_W][m][rh][j % EIGHTS_W][2 * half], m, half)),
-                                           narrow_to<Element>::of(before(acc[rd][j / EIGHTS_W][m][rh][j % EIGHTS_W][2 * half + 1], m, half)), R - r, R % 2 == 0);
+                                write_pair(out + ((channel * P + p) * Q + q) * R + r, first, second, R - r, R % 2 == 0);
                             }
                     }
         }

@@ -375,7 +375,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 8 * m + 2 * quad + half;
-                                if (inside && feature < O) out_row[(8 * m + half) * plane + unsigned((p * Q + q) * R + r)] = narrow_to<Element>::of(before(acc[rd][0][rh / ROWS_H / 2 * ROWS_H + rh % ROWS_H][own_w][m][2 * (rh / ROWS_H % 2) + half], m, half));
+                                const Element result = narrow_to<Element>::of(before(acc[rd][0][rh / ROWS_H / 2 * ROWS_H + rh % ROWS_H][own_w][m][2 * (rh / ROWS_H % 2) + half], m, half));
+                                if (inside && feature < O) out_row[(8 * m + half) * plane + unsigned((p * Q + q) * R + r)] = result;
                             }
                     }
         }

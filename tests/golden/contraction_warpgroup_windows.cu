@@ -90,6 +90,10 @@ __device__ __forceinline__ void wgmma_rows_tf32_24(float (&d)[3][4], const unsig
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int(any)));
 }
 
+// One of two values, both computed: a branch for each of many values takes longer.
+template <typename T>
+__device__ __forceinline__ T chosen(bool first, T one, T other) { return first ? one : other; }
+
 using Element = float;    // of tensors in memory
 using Compute = float;    // of everything else
 
@@ -438,7 +442,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int half = 0; half < 2; ++half)
-                                if (inside) of_tile = of_tile + before(acc[rh / 2][own_w][m][2 * (rh % 2) + half], m, half);
+                                of_tile = of_tile + chosen(inside, before(acc[rh / 2][own_w][m][2 * (rh % 2) + half], m, half), Compute(0));
                     }
         }
         total = total + of_tile;
