@@ -22,6 +22,8 @@ from fusewright.schedule.tiling import Tiling
 
 Phases = tuple[Phase, Phase, Phase]
 PACKING_THREADS = 256
+# Weights that a thread packs: what it waits for, it waits for so often.
+PACKED_BY_THREAD = 4
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Packing:
 def packing(name: str, chunks: int, blocks: int, elements: int, dtype: torch.dtype) -> Packing:
     """That of the kernel called `name`: so many chunks and blocks, and elements in all."""
     pointers = Argument("pointer", "w"), Argument("pointer", "packed")
-    launch = Launch(f"{name}_pack", pointers, (str(chunks), str(blocks), "1"), PACKING_THREADS)
+    parts = ceil(elements / (chunks * blocks * PACKING_THREADS * PACKED_BY_THREAD))
+    launch = Launch(f"{name}_pack", pointers, (str(chunks), str(blocks), str(parts)), PACKING_THREADS)
     return Packing(Array("packed", (str(elements),), dtype), launch)
 
 
@@ -204,7 +207,7 @@ template <int TAPS_D, int TAPS_H, int TAPS_W>
 __device__ __forceinline__ void pack_phase(const Element* w, Element* packed, int group, int first_feature, int chunk,
                                            int first) {
     using P = Phase<TAPS_D, TAPS_H, TAPS_W>;
-    for (int i = threadIdx.x; i < BLOCK_M * P::FEATURE; i += $threads) {
+    for (int i = blockIdx.z * $threads + threadIdx.x; i < BLOCK_M * P::FEATURE; i += gridDim.z * $threads) {
         const int feature = first_feature + i / P::FEATURE, k = i % P::FEATURE;
         const int channel = chunk * CHUNK + k % CHUNK, tap = k / CHUNK;
         const int of_w = tap / (TAPS_H * TAPS_W) * NEXT_D + tap / TAPS_W % TAPS_H * NEXT_H + tap % TAPS_W * NEXT_W;

@@ -112,7 +112,8 @@ class WarpgroupWeights:
             warpgroup_text.PACK_PHASE,
             **tap_steps(self.c),
             row=row,
-            threads="THREADS" if self.t.stay else PACKING_THREADS,
+            start="threadIdx.x" if self.t.stay else f"blockIdx.z * {PACKING_THREADS} + threadIdx.x",
+            step="THREADS" if self.t.stay else f"gridDim.z * {PACKING_THREADS}",
             value="__uint_as_float(round_tf32(value))" if rounds else "value",
         )
         found = [place, phase]
