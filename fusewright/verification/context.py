@@ -17,7 +17,13 @@ from fusewright.runtime.memory import is_out_of_memory
 from fusewright.tree import TreeSpec, tree_flatten
 from fusewright.verification.compare import Comparison, Rules, Sample, compare, worst_of
 from fusewright.verification.inputs import Call, copied, is_real, nudged
-from fusewright.verification.numerics import RoundedOperands, WideArithmetic, ieee_float32, tf32_allowed
+from fusewright.verification.numerics import (
+    OtherRoundings,
+    RoundedOperands,
+    WideArithmetic,
+    ieee_float32,
+    tf32_allowed,
+)
 from fusewright.verification.state import State, reseed
 
 # Further evidence: this many runs, or as many as it takes to see this many elements, within the limit; never fewer than
@@ -185,7 +191,13 @@ class Context:
         baselines = [eager]
         if any(x.is_cuda for x in call.tensors()) and any(tf32_allowed(self.options.precision)):
             baselines.append(self.truth(call, grad=grad, tf32=True))
+        if self.oracle is not None and self._is_wide(call):
+            baselines.append(self.run_wide(call, grad, OtherRoundings()))
         return eager, tried, baselines, truth
+
+    def _is_wide(self, call: Call) -> bool:
+        """Whether the model computes in float64 itself, so that its truth has rounding errors like eager's."""
+        return any(x.dtype == torch.float64 for x in (*call.tensors(), *_tensors_of(self.reference)))
 
     def agreement(self, call: Call, *, grad: bool = False, planted: Any = None, tried: Run | None = None) -> Comparison:
         """Compares every output (and gradient) on `call`, of a run made already where `tried` gives it.

@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fusewright.verification import inputs
 from fusewright.verification.inputs import DISTRIBUTIONS, Call, copied
-from fusewright.verification.numerics import WideArithmetic, round_to_tf32, tf32_allowed
+from fusewright.verification.numerics import OtherRoundings, WideArithmetic, round_to_tf32, tf32_allowed
 
 
 @pytest.fixture
@@ -104,6 +105,22 @@ def test_wide_arithmetic_undoes_hard_coded_casts_and_rounds_on_request() -> None
     with WideArithmetic(matmuls=True):
         product = x[0, 0] @ x[0, 1]
     assert not torch.equal(product, x[0, 0] @ x[0, 1])
+
+
+def test_other_roundings_are_the_same_numbers() -> None:
+    x, w = torch.randn(2, 3, 40, 40).double(), torch.randn(8, 3, 5, 5).double().requires_grad_()
+    linear = nn.Linear(8, 6).double()
+
+    def run() -> list[Tensor]:
+        y = linear(torch.conv2d(x, w).relu().mean((2, 3))).sum()
+        return [y, *torch.autograd.grad(y, [w, *linear.parameters()])]
+
+    want = run()
+    with OtherRoundings():
+        other = run()
+    for a, b in zip(other, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert not torch.equal(other[0], want[0]) and not torch.equal(other[1], want[1])
 
 
 def test_tf32_follows_the_user_s_flags_and_the_precision() -> None:

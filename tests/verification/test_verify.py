@@ -142,6 +142,30 @@ def test_reassociated_candidate_passes(mean: float) -> None:
     assert verdict.ok, details(verdict)
 
 
+class ReassociatedInFloat64(BoxThenConv):
+    """What is exact enough of a float32 model is what a float64 model's truth is, too."""
+
+    dtype = torch.float64
+
+    def forward(self, x: Tensor) -> Tensor:
+        box = F.avg_pool2d(x.to(self.dtype), 2, 1)
+        pooled = F.conv2d(box, self.conv.weight.to(self.dtype), self.conv.bias.to(self.dtype), stride=2)
+        return torch.sigmoid(pooled).sum((1, 2, 3)).double()
+
+
+class InFloat32(ReassociatedInFloat64):
+    dtype = torch.float32
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_float64_is_held_to_its_own_rounding(seed: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(8, 4, 94, 94).double()
+    verdict = verify(BoxThenConv().double(), ReassociatedInFloat64().double(), (x,), seed=seed)
+    assert verdict.ok, details(verdict)
+    assert not verify(BoxThenConv().double(), InFloat32().double(), (x,), seed=seed).ok
+
+
 class Means(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((1, 2))
