@@ -238,7 +238,7 @@ template <int TAPS_D, int TAPS_H, int TAPS_W>
 __device__ __forceinline__ void pack_phase(const Element* w, Element* packed, int group, int first_feature, int chunk,
                                            int first) {
     using P = Phase<TAPS_D, TAPS_H, TAPS_W>;
-    for (int i = threadIdx.x; i < BLOCK_M * P::FEATURE; i += 256) {
+    for (int i = blockIdx.z * 256 + threadIdx.x; i < BLOCK_M * P::FEATURE; i += gridDim.z * 256) {
         const int feature = first_feature + i / P::FEATURE, k = i % P::FEATURE;
         const int channel = chunk * CHUNK + k % CHUNK, tap = k / CHUNK;
         const int of_w = tap / (TAPS_H * TAPS_W) * NEXT_D + tap / TAPS_W % TAPS_H * NEXT_H + tap % TAPS_W * NEXT_W;

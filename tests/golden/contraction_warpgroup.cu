@@ -236,7 +236,7 @@ template <int TAPS_D, int TAPS_H, int TAPS_W>
 __device__ __forceinline__ void pack_phase(const Element* w, Element* to, int group, int first_feature, int chunk,
                                            int first) {
     constexpr int ALL = TAPS_D * TAPS_H * TAPS_W;
-    for (int i = threadIdx.x; i < BLOCK_M * CHUNK * ALL; i += 256) {
+    for (int i = blockIdx.z * 256 + threadIdx.x; i < BLOCK_M * CHUNK * ALL; i += gridDim.z * 256) {
         const int tap = i % ALL, own = i / ALL % CHUNK, feature = i / (ALL * CHUNK), channel = chunk * CHUNK + own;
         const int of_w = tap / (TAPS_H * TAPS_W) * NEXT_D + tap / TAPS_W % TAPS_H * NEXT_H + tap % TAPS_W * NEXT_W;
         const bool there = first_feature + feature < O && channel < C;

@@ -9,6 +9,8 @@ import torch
 from contraction_cases import Case, find, tolerance
 from emulation.emulate import emulate
 
+from fusewright.codegen.cuda import contraction_weights
+
 CASES = {
     "plain": Case((7, 13), channels=11, features=20, before=("relu",)),
     "even taps": Case((6, 9), channels=9, features=5, kernel=(2, 4), groups=2, fold="sum", fold_dims="p"),
@@ -36,6 +38,18 @@ def test_as_the_model_in_float64(name: str) -> None:
         got = emulate(kernel, *found.tensors(x)).double()
         error = ((got - want).abs() / size.clamp(min=1e-30)).max().item()
         assert error <= tolerance(found.case), (t, error)
+
+
+def test_several_blocks_pack_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contraction_weights, "PACKED_BY_THREAD", 1)
+    found = find(CASES["phases"])
+    assert not isinstance(found, str), found
+    kernel = found.kernel(next(t for t in found.tilings() if t.chunk < found.case.channels))
+    assert int(kernel.launches[0].grid[2]) > 1
+    x = found.case.example(3)
+    want, size = found.reference(x)
+    error = ((emulate(kernel, *found.tensors(x)).double() - want).abs() / size.clamp(min=1e-30)).max().item()
+    assert error <= tolerance(found.case)
 
 
 def test_weights_that_stay_are_not_packed() -> None:
