@@ -6,7 +6,7 @@ which is at least as accurate as eager's rounding after every operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from math import inf, isnan
 
@@ -61,12 +61,15 @@ class Scalars:
         self.names = dict(given)
         self.operand = operand
         self.lines: list[str] = []
+        self._stepped: dict[Node, bool] = {}
 
     def value(self, node: Node) -> str:
         """The variable (or literal) that holds `node`; statements it needs are added to `lines`."""
         found = self.names.get(node)
         if found is not None:
             return found
+        if node not in self._stepped:
+            self._stepped |= _stepped(node, self.names)
         if isinstance(node.op, ops.Cast):
             text = self._cast(node)
         elif isinstance(node.op, ops.Pointwise):
@@ -83,7 +86,7 @@ class Scalars:
 
     def _pointwise(self, node: Node) -> str:
         assert isinstance(node.op, ops.Pointwise)
-        factor = reciprocal(node) if self.cuda else None
+        factor = self.factor(node) if self.cuda else None
         if factor is not None:
             return f"{self.value(node.arg(0))} * {factor}"
         compute, op = compute_type(node.dtype), _as_in_eager(node.op, node.dtype)
@@ -92,6 +95,12 @@ class Scalars:
         texts = [self._compared(a, node) if compared else self._argument(a, compute) for a in node.inputs]
         text = self.template(op, compute).format(*texts, T=compute)
         return text if not truth or op.traits.range == (0.0, 1.0) else _truth(text)  # true + true is true
+
+    def factor(self, node: Node) -> str | None:
+        """As `reciprocal` has it.  Where a function with steps follows, a quotient that is a step is one in eager too:
+        a GPU's float32 is multiplied there as well, anything narrower is rounded to it first."""
+        eagers = self.cuda and node.dtype == torch.float32
+        return reciprocal(node) if eagers or not self._stepped[node] else None
 
     def template(self, op: ops.Pointwise, compute: str) -> str:
         """The text of a function, computed in this type."""
@@ -116,6 +125,27 @@ class Scalars:
 
 
 _PROMOTES = ops.Pointwise("add")
+
+# Functions whose results are far apart for arguments that are not.
+_STEPS = frozenset(
+    {
+        *("floor", "ceil", "round", "trunc", "eq", "ne", "lt", "le", "gt", "ge", "hardshrink", "threshold"),
+    }
+)
+
+
+def _stepped(root: Node, known: Container[Node]) -> dict[Node, bool]:
+    """The operations of a tree as far as what is `known`, and whether a function with steps reads any one's result."""
+    found: dict[Node, bool] = {}
+    stack = [(root, False)]
+    while stack:
+        node, read = stack.pop()
+        tree = isinstance(node.op, ops.Pointwise | ops.Cast) and node not in known
+        if tree and (node not in found or read > found[node]):
+            found[node] = read
+            read = read or (isinstance(node.op, ops.Pointwise) and node.op.fn in _STEPS)
+            stack += [(a, read) for a in node.inputs]
+    return found
 
 
 def _as_in_eager(op: ops.Pointwise, dtype: torch.dtype) -> ops.Pointwise:

@@ -322,7 +322,7 @@ class Check:
             whole = [torch.randint(-64, 65, y.shape, generator=generator, device=self.device) for y in grown]
             weights = [(w / 32).to(y.dtype) for w, y in zip(whole, grown, strict=True)]  # the same in every dtype
             some = torch.autograd.grad(grown, leaves, weights, allow_unused=True)
-            grads = [torch.zeros_like(x) if g is None else g for g, x in zip(some, leaves, strict=True)]
+            grads = [torch.zeros_like(x) if g is None else g.to_dense() for g, x in zip(some, leaves, strict=True)]
         return {"outputs": [y.detach() for y in (*found, *outputs)], "gradients": grads}
 
     def time(self, reference: torch.nn.Module, new: torch.nn.Module, inputs: Any) -> None:

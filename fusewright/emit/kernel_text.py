@@ -176,6 +176,8 @@ class KernelText(ABC):
             lines += [f"{', '.join(own)} = {', '.join(own.values())}"] if own else []
             known |= own.keys()
             again += [self._expects(i, set())] if later else []
+        for rows in (n for n, i, _ in kernel.sizes if kernel.looks_up and kernel.operands[i].startswith("weight")):
+            again += [f"if {rows} == 0:", f'    raise IndexError("{kernel.name} looks rows up where there are none")']
         return [*lines, *again]
 
     def _expects(self, operand: int, open_: set[int]) -> str:

@@ -43,6 +43,12 @@ def test_runs_on_a_cpu(made: tuple[Path, Path]) -> None:
         assert facts["errors"]["gradients"]["new"] < 1e-5
 
 
+def test_sparse_gradients_are_compared(tmp_path: Path) -> None:
+    path = problem(tmp_path, INIT.replace("padding_idx=0", "sparse=True"), FORWARD, TOKENS)
+    facts = tried(path, write(path, targets=("cpu",)), "cpu", target="cpu", timed=False)
+    assert not facts["stands in"] and facts["errors"]["gradients"]["new"] < 1e-5
+
+
 def test_an_index_of_no_row_is_an_index_error(made: tuple[Path, Path]) -> None:
     solution: Any = load(made[1])
     model, (tokens,) = solution.ModelNew(), solution.get_inputs()
@@ -51,6 +57,12 @@ def test_an_index_of_no_row_is_an_index_error(made: tuple[Path, Path]) -> None:
         tokens[2, 3] = 90
         with pytest.raises(IndexError, match=r"^index out of range in self$"):
             model(tokens)
+
+
+def test_a_weight_without_rows_is_not_read(made: tuple[Path, Path]) -> None:
+    solution: Any = load(made[1])
+    with pytest.raises(IndexError, match=r"^fused_embedding_relu_mean looks rows up where there are none$"):
+        solution.fused_embedding_relu_mean_cpu_launch(torch.rand(0, 24), torch.zeros(4, 60, dtype=torch.int64))
 
 
 def test_indices_of_another_kind_are_refused_in_a_sentence(made: tuple[Path, Path]) -> None:

@@ -261,7 +261,7 @@ inline void after(const Call& call, const Channels& of, Compute* __restrict row,
 #pragma omp simd
         for (int f = 0; f < BLOCK; ++f) {
             const Compute value = row[f];
-            const float v1 = value * 0.5f;
+            const float v1 = value * 0.3333333432674408f;
             row[f] = v1;
         }
     }

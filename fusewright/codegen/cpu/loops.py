@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusewright.codegen.cpp import Scalars, reciprocal
+from fusewright.codegen.cpp import Scalars
 from fusewright.codegen.cpu.ordinary import with_maths
 from fusewright.codegen.cpu.text import function
 from fusewright.codegen.text import Lines, block
@@ -25,7 +25,7 @@ class LaneScalars(Scalars):
         return with_maths(op.traits.cpu or super().template(op, compute))
 
     def _pointwise(self, node: Node) -> str:
-        factor = reciprocal(node)
+        factor = self.factor(node)
         return super()._pointwise(node) if factor is None else f"{self.value(node.arg(0))} * {factor}"
 
 

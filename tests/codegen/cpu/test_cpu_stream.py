@@ -69,6 +69,16 @@ def test_every_half_is_read_and_rounded_as_pytorch_does(dtype: torch.dtype) -> N
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_quotient_that_is_a_step_is_one(dtype: torch.dtype) -> None:
+    """41 * (1 / 41) is less than one in float32."""
+    x = torch.arange(0, 41 * 6, 41).to(dtype)
+    quotient = pointwise("div", inp(0, 6, dtype=dtype), 41.0)
+    for root in (pointwise("floor", quotient), pointwise("add", quotient, pointwise("floor", quotient))):
+        want = cases.reference(root, {inp(0, 6, dtype=dtype): x}).to(dtype)
+        torch.testing.assert_close(run(kernel(cases.stream_of(root), "fused_test"), x), want, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", quick(cases.SPECIAL, "logsumexp", "max pool", "min of channels"))
 def test_special_values(name: str) -> None:
     root = cases.SPECIAL[name]()

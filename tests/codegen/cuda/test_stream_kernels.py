@@ -252,6 +252,17 @@ def test_a_known_divisor_is_a_factor() -> None:
     assert " * 0.3333333432674408f;" in check(pointwise("div", X, 3.0)).source
 
 
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_a_quotient_that_is_a_step_is_one(dtype: torch.dtype) -> None:
+    """41 * (1 / 41) is less than one in float32, which eager's rounding to the narrower type undoes."""
+    x = torch.full((4, 16), 41.0, dtype=dtype)
+    quotient = pointwise("div", inp(0, 4, 16, dtype=dtype), 41.0)
+    at_least_one = pointwise("where", pointwise("ge", quotient, 1.0), quotient, 0.0)
+    for root in (pointwise("floor", quotient), pointwise("add", quotient, pointwise("floor", quotient)), at_least_one):
+        got = emulate(kernel(stream_of(root), "fused_test"), x)
+        torch.testing.assert_close(got, reference(root, {graph_of(root).inputs[0]: x}).to(dtype), rtol=0, atol=0)
+
+
 def test_sums_are_wide() -> None:
     """A large mean: float32 additions one after another would lose five digits."""
     root = fold(inp(0, 1, 60_000), "sum", 1)
