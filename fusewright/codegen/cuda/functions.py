@@ -1,5 +1,6 @@
 """Functions of the pointwise table for which CUDA's own take many instructions, branches or much code: in float32,
-within 4 ulp of the result, NaN and infinities as PyTorch has them.
+within 4 ulp of the result (gelu: of 1; below the normal numbers: of the smallest of those), NaN and infinities as
+PyTorch has them.
 
 The texts are CUDA C++ that a C++ compiler takes as well; the constants are those of `codegen.cpu.maths`.
 """
