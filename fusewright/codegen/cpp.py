@@ -127,7 +127,7 @@ class Scalars:
 _PROMOTES = ops.Pointwise("add")
 
 # Functions whose results are far apart for arguments that are not.
-_STEPS = frozenset("floor ceil round trunc eq ne lt le gt ge hardshrink threshold".split())
+_STEPS = frozenset(["floor", "ceil", "round", "trunc", "eq", "ne", "lt", "le", "gt", "ge", "hardshrink", "threshold"])
 
 
 def _stepped(root: Node, known: Container[Node]) -> dict[Node, bool]:
