@@ -60,6 +60,23 @@ def test_values_and_gradients_are_eagers(name: str) -> None:
     assert not any(isinstance(n.op, ops.Opaque) for n in built.captured.graph.nodes())
 
 
+@pytest.mark.parametrize("reduce", [torch.max, torch.min])
+def test_of_all_elements_gradients_are_shared(reduce: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    model, x = Model(lambda y: reduce(y.tanh())), torch.randn(3, 4, 8, 4).repeat(1, 1, 1, 2)
+    built = pipeline.build(model, (x,), {}, mode="always", kernels="always", measure=False)
+    assert not any(isinstance(n.op, ops.Opaque) for n in built.captured.graph.nodes())
+    assert any(choice.path == "generated" for choice in built.choices)
+    derive, forward = built.program.functions()
+    results = []
+    for call in (model, lambda given: forward(model, given, *derive(model))):
+        given = x.clone().requires_grad_()
+        value = call(given)
+        results.append((value.detach(), *torch.autograd.grad(value, (given, *model.parameters()))))
+    for eager, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, eager)
+
+
 def test_products_reduce_so_too() -> None:
     """A linear layer and the largest of its features, as heads have it."""
     torch.manual_seed(0)
