@@ -202,7 +202,8 @@ def _why_not(plan: Plan) -> str:
     if plan.status != "unchanged" or plan.verdict is not None:
         return plan.reason
     if slower := list(dict.fromkeys(choice.name for choice in left_to_pytorch(plan))):
-        return f"{plan.reason}, and PyTorch's own operations are faster than {listed(slower)}"
+        faster = f"{plan.reason}, and PyTorch's own operations are faster than {listed(slower)}"
+        return f"{faster}; --kernels always writes a file with these all the same"
     return f"{plan.reason}, and no part of the model has a kernel" if not plan.kernels else plan.reason
 
 
