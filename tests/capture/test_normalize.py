@@ -128,7 +128,7 @@ FUNCTIONS: list[tuple[str, Callable[..., Any], list[type]]] = [
     ("min over a dimension", lambda x: torch.min(x, dim=-1, keepdim=True).values, [Reduce]),
     ("max over a dimension, and where", lambda x: x.max(1)[0] + x.max(1)[1], [Reduce, Opaque, Pointwise]),
     ("where the max is", lambda x: x.max(1)[1], [Opaque]),
-    ("max over all", lambda x: x.max(), [Opaque]),
+    ("max over all", lambda x: x.max(), [Reduce]),
     ("logsumexp", lambda x: x.logsumexp(1, keepdim=True), [Reduce]),
     ("prod", lambda x: x.prod(1), [Reduce]),
     ("prod over all", lambda x: x.prod(), [Opaque]),
