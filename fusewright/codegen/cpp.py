@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from math import inf, isnan
+from typing import ClassVar
 
 import torch
 
@@ -56,6 +57,8 @@ class Scalars:
     cuda      whether the text is for CUDA, which has faster instructions for some functions
     """
 
+    multiplies: ClassVar[bool] = False  # whether known divisors are factors where the text is not for CUDA
+
     def __init__(self, given: Mapping[Node, str], operand: Callable[[Node], str], cuda: bool = False) -> None:
         self.cuda = cuda
         self.names = dict(given)
@@ -86,7 +89,7 @@ class Scalars:
 
     def _pointwise(self, node: Node) -> str:
         assert isinstance(node.op, ops.Pointwise)
-        factor = self.factor(node) if self.cuda else None
+        factor = self.factor(node)
         if factor is not None:
             return f"{self.value(node.arg(0))} * {factor}"
         compute, op = compute_type(node.dtype), _as_in_eager(node.op, node.dtype)
@@ -97,10 +100,14 @@ class Scalars:
         return text if not truth or op.traits.range == (0.0, 1.0) else _truth(text)  # true + true is true
 
     def factor(self, node: Node) -> str | None:
-        """As `reciprocal` has it.  Where a function with steps follows, a quotient that is a step is one in eager too:
-        a GPU's float32 is multiplied there as well, anything narrower is rounded to it first."""
+        """As `reciprocal` has it, where divisions may be products.
+
+        Where a function with steps follows, a quotient that is a step is one in eager too: a GPU's float32 is
+        multiplied there as well, anything narrower is rounded to it first.
+        """
         eagers = self.cuda and node.dtype == torch.float32
-        return reciprocal(node) if eagers or not self._stepped[node] else None
+        taken = (self.cuda or self.multiplies) and (eagers or not self._stepped[node])
+        return reciprocal(node) if taken else None
 
     def template(self, op: ops.Pointwise, compute: str) -> str:
         """The text of a function, computed in this type."""

@@ -9,7 +9,6 @@ from fusewright.codegen.cpu.ordinary import with_maths
 from fusewright.codegen.cpu.text import function
 from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
-from fusewright.ir.node import Node
 
 SIMD = "#pragma omp simd"
 Parameters = Sequence[tuple[str, str]]  # types and names
@@ -18,15 +17,13 @@ Parameters = Sequence[tuple[str, str]]  # types and names
 class LaneScalars(Scalars):
     """Statements of the body of such a loop: functions of floats are those of ``Maths``, known divisors factors."""
 
+    multiplies = True
+
     def template(self, op: ops.Pointwise, compute: str) -> str:
         """As `Scalars` has it."""
         if compute != "float":
             return super().template(op, compute)
         return with_maths(op.traits.cpu or super().template(op, compute))
-
-    def _pointwise(self, node: Node) -> str:
-        factor = self.factor(node)
-        return super()._pointwise(node) if factor is None else f"{self.value(node.arg(0))} * {factor}"
 
 
 def calls(lines: Sequence[str]) -> bool:
