@@ -35,12 +35,13 @@ pytestmark = pytest.mark.gpu
 HERE = Path(__file__).parent
 
 
+@pytest.mark.timeout(1200)  # 1,200 tests, as many at a time as there are processors
 def test_the_emulated_cases() -> None:
     """Streams, range reductions, sample programs and contractions: the tests beside this one, on the device."""
     files = [str(f) for f in HERE.glob("test_*.py") if f != Path(__file__)]
     chosen = "not nvrtc and not compiles and not golden and not sanit and not emulator_would_find"
     chosen += " and not index_of_no_row"  # a trap ends the process's use of the device
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "8", "-k", chosen, *files]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(os.cpu_count()), "-k", chosen, *files]
     ran = subprocess.run(command, env={**os.environ, ON_DEVICE: "1"}, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-3000:]
     passed = re.search(r"(\d+) passed", ran.stdout)
