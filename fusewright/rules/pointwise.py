@@ -269,6 +269,64 @@ def even_of_negated(m: Match) -> Node:
     return make(m["f"].op, m["x"])
 
 
+# Functions written out in their parts
+
+
+def _named(root: Node) -> tuple[str, Node] | None:
+    """The function of one value that `root` computes from its parts, and the value."""
+    if not isinstance(root.op, Pointwise) or root.op.traits.arity != 2:
+        return None
+    for x, part in (root.args, root.args[::-1]) if function(root) == "mul" else (root.args,):
+        assert x is not None and part is not None
+        match function(root), function(part):
+            case "sub", "tanh" if part.arg(0) is x:
+                return "tanhshrink", x
+            case "div", "add" if is_shifted(part) and _known(part) == 1 and _is_abs_of(_value(part), x):
+                return "softsign", x
+            case "mul", "sigmoid" if part.arg(0) is x:
+                return "silu", x
+            case "mul", "tanh" if _is_plain_softplus(part.arg(0)) and part.arg(0).arg(0) is x:
+                return "mish", x
+    return None
+
+
+def _is_abs_of(node: Node, x: Node) -> bool:
+    return function(node) == "abs" and node.arg(0) is x
+
+
+def _is_plain_softplus(node: Node) -> bool:
+    return isinstance(node.op, Pointwise) and node.op.fn == "softplus" and node.op.params in ((), (1, 20))
+
+
+def _found(m: Match) -> tuple[str, Node]:
+    found = _named(m["root"])
+    assert found is not None  # the pattern asks for it
+    return found
+
+
+def _refuse_unnamed(m: Match) -> str | None:
+    return None if floating(m["root"], _found(m)[1]) else FLOATING
+
+
+def _class_of_name(m: Match) -> Exactness:
+    return "exact" if _found(m)[0] in ("tanhshrink", "softsign") else "reassociates"
+
+
+@rule(
+    "x - tanh(x) = tanhshrink(x)",
+    pattern=op("root", Pointwise, where=lambda node: _named(node) is not None),
+    condition=_refuse_unnamed,
+    exactness=_class_of_name,
+)
+def named(m: Match) -> Node:
+    """x - tanh(x) -> tanhshrink(x), x/(1 + |x|) -> softsign(x), x*sigmoid(x) -> silu(x), x*tanh(softplus(x)) -> mish(x).
+
+    x of any shape.  What is known of the whole function is not of its parts: tanhshrink rises, so max passes it.  Class
+    exact for the first two, which PyTorch computes from these parts; reassociates for the others.
+    """
+    return pointwise(*_found(m))
+
+
 # Casts
 
 _FITS: dict[torch.dtype, int] = {  # bits of whole numbers that a dtype holds
@@ -344,6 +402,7 @@ RULES: tuple[Rule, ...] = (
     even_of_negated,
     repeated,
     clip_of_clip,
+    named,
     doubled,
     scale_of_scale,
     shift_of_shift,

@@ -99,6 +99,23 @@ CASTS = st.sampled_from(
     ]
 )
 
+
+def written_out(fn: str, v: Node, swapped: bool = False) -> Node:
+    """A function of `v` by its parts; with `swapped`, the operands of its product or sum the other way round."""
+    order = (lambda a, b: (b, a)) if swapped else (lambda a, b: (a, b))
+    match fn:
+        case "tanhshrink":
+            return pw("sub", v, pw("tanh", v))
+        case "softsign":
+            return pw("div", v, pw("add", *order(pw("abs", v), 1)))
+        case "silu":
+            return pw("mul", *order(v, pw("sigmoid", v)))
+    return pw("mul", *order(v, pw("tanh", pw("softplus", v))))
+
+
+NAMED = st.sampled_from(["tanhshrink", "softsign", "silu", "mish"])
+
+
 SPECS = [
     RuleSpec(
         rules.neutral,
@@ -118,6 +135,21 @@ SPECS = [
             "# a tensor": lambda: pw("mul", x(), inp()),
         },
         exact_example=lambda: pw("add", x(), 0.0),
+    ),
+    RuleSpec(
+        rules.named,
+        lambda: written_out("mish", x()),
+        st.tuples(NAMED, INPUTS, st.booleans()).map(lambda t: written_out(*t)),
+        {
+            "# tanh(x) - x": lambda: pw("sub", pw("tanh", v := x()), v),
+            "# of another": lambda: pw("sub", x(), pw("tanh", x())),
+            "# x / (2 + |x|)": lambda: pw("div", v := x(), pw("add", pw("abs", v), 2)),
+            "# x / (1 + x)": lambda: pw("div", v := x(), pw("add", v, 1)),
+            "# a sharper softplus": lambda: pw("mul", v := x(), pw("tanh", pw("softplus", v, params=(2.0, 20.0)))),
+            "# x / (|x| - 1)": lambda: pw("div", v := x(), pw("sub", pw("abs", v), 1)),
+            "the values are not floating point": lambda: pw("sub", v := x(WHOLE), pw("tanh", v)),
+        },
+        exact_example=lambda: written_out("softsign", x()),
     ),
     RuleSpec(
         rules.negated_twice,

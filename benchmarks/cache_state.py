@@ -1,0 +1,82 @@
+"""What the state of the level-2 cache before a call adds to its measured time: times after three ways to empty it, or none.
+
+    python benchmarks/cache_state.py --out benchmarks/results/h200_cache_state.json
+
+`written` overwrites twice the cache's size, so that up to a whole cache of changed lines has yet to be written to memory
+when the call begins; `read` reads as much instead; `left` does nothing.  Each of a few models (the founding ones and
+random ones of `configurations.py`) is timed forward as in `fusewright.measure`, and so is `nothing`, an operation on one
+number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from configurations import draw
+from random_configurations import BYTES, _model
+
+import fusewright
+from fusewright.measure import environment, forward_call, save_results
+from fusewright.problem import load_problem
+from fusewright.tree import flat_tensors
+
+ROOT = Path(__file__).parent.parent
+FOUNDING = ("conv_avgpool_sigmoid_sum", "conv3d_div_maxpool_gap_bias_sum", "convtranspose_gap_bias_logsumexp")
+States = dict[str, Callable[[], object]]
+
+
+def milliseconds(call: Callable[[], object], before: Callable[[], object], calls: int = 50) -> float:
+    """The median of the times between two events around each call."""
+    for _ in range(3):
+        before()
+        call()
+    pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(calls)]
+    for start, end in pairs:
+        before()
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in pairs)
+
+
+def main() -> None:
+    """Prints and saves a line for each model."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rows", default="7,21,23,26", help="random models, of seed 1")
+    parser.add_argument("--out", required=True)
+    arguments = parser.parse_args()
+    size = torch.cuda.get_device_properties("cuda").L2_cache_size
+    scratch = torch.zeros(2 * size // 4, device="cuda")
+    states: States = {"written": scratch.zero_, "read": scratch.sum, "left": lambda: None}
+    one = torch.zeros(1, device="cuda")
+    rows: dict[str, Any] = {"nothing": {s: milliseconds(one.neg_, f) for s, f in states.items()}}
+    for name, model, x in models([int(i) for i in arguments.rows.split(",")]):
+        fast = fusewright.optimize(model, (x,), verify=False)
+        calls = {"eager": forward_call(model, (x,)), "fusewright": forward_call(fast, (x,))}
+        rows[name] = {who: {s: milliseconds(call, f) for s, f in states.items()} for who, call in calls.items()}
+        print(name, rows[name], flush=True)
+        save_results(arguments.out, {"environment": environment("cuda"), "milliseconds": rows})
+        torch.cuda.empty_cache()
+
+
+def models(indices: list[int]) -> Any:
+    """Name, model and input of each."""
+    for name in FOUNDING:
+        problem = load_problem(ROOT / "examples" / f"{name}.py")
+        (x,) = flat_tensors(*problem.inputs(device="cuda"))
+        yield name, problem.build(device="cuda").requires_grad_(False), x
+    for i in indices:
+        configuration = draw(1, i, *BYTES["cuda"])
+        torch.manual_seed(i)
+        x = torch.randn(configuration.shape, device="cuda")
+        yield f"random row {i}", _model(configuration, torch.device("cuda")), x
+
+
+if __name__ == "__main__":
+    main()
