@@ -1,11 +1,11 @@
-"""What the state of the level-2 cache before a call adds to its measured time: times after three ways to empty it, or none.
+"""What the state of the level-2 cache before a call adds to its measured time: it is emptied in two ways, or left.
 
     python benchmarks/cache_state.py --out benchmarks/results/h200_cache_state.json
 
-`written` overwrites twice the cache's size, so that up to a whole cache of changed lines has yet to be written to memory
-when the call begins; `read` reads as much instead; `left` does nothing.  Each of a few models (the founding ones and
-random ones of `configurations.py`) is timed forward as in `fusewright.measure`, and so is `nothing`, an operation on one
-number.
+`written` overwrites twice the cache's size, so that up to a whole cache of changed lines has yet to be written to
+memory when the call begins; `read` reads as much instead; `left` does nothing.  Each of a few models (the founding
+ones and random ones of `configurations.py`) is timed forward as in `fusewright.measure`, and so is `nothing`, an
+operation on one number.
 """
 
 from __future__ import annotations

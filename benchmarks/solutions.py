@@ -8,9 +8,9 @@ Every problem has processes of its own.  First the files are written, on a GPU s
 each in a clean interpreter (``python -I`` that finds no Fusewright) and compares outputs and gradients with float64.
 Its first call there builds the kernels; a second clean interpreter finds them built.  The founding models come first,
 one after the other, with kernels chosen by measuring; the others take every group's default kernel (``--measured``
-measures all).  Then forward, and forward with backward, are timed in turns: eager, the module that `optimize` returns,
-and the file.  ``--divide`` makes batches smaller, for a small machine.  What fails is a row with one sentence and the
-end of its stderr.
+measures all, ``--kernels always`` takes kernels where PyTorch would be faster, too).  Then forward, and forward with
+backward, are timed in turns: eager, the module that `optimize` returns, and the file.  ``--divide`` makes batches
+smaller, for a small machine.  What fails is a row with one sentence and the end of its stderr.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,8 @@ print(json.dumps(time.perf_counter() - begun))
 """
 
 
-def make(path: Path, solution: Path, device: str, measured: bool, divide: int) -> Row:
+def make(path: Path, solution: Path, device: str, options: Options, divide: int) -> Row:
     """Writes a solution; what clean interpreters found."""
-    options = Options(measure=measured, verify=False)
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="solutions-built-") as built:
         os.environ["TORCH_EXTENSIONS_DIR"] = built
@@ -86,7 +86,8 @@ def make(path: Path, solution: Path, device: str, measured: bool, divide: int) -
     return {
         "kernels": [c.name for c in plan.kernels if c.path == "generated"],
         "rules": [fired.rule for fired in plan.rules],
-        "measured choice": measured,
+        "measured choice": options.measure,
+        "asked for kernels": options.kernels,
         "precision": written.precision,
         "eager rounds": checked.facts.get("eager rounds"),
         "lines": len(solution.read_text().splitlines()),
@@ -113,13 +114,14 @@ def _first_call(solution: Path, device: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
-def timed(path: Path, solution: Path, device: str, measured: bool, divide: int, lock: Path, precision: Any) -> Row:
+def timed(path: Path, solution: Path, device: str, options: Options, divide: int, lock: Path) -> Row:
     """Medians of eager, the in-process module of the file's precision and the file, in milliseconds."""
     problem = _problem(path, divide)
     model, inputs = problem.build(device=device), problem.inputs(device=device)
     file = load_candidate(solution, problem).build(device=device)
     file.load_state_dict(model.state_dict())
-    fast = fusewright.optimize(model, inputs, verify=False, measure=measured, precision=precision)
+    asked = {"precision": options.precision, "kernels": options.kernels, "measure": options.measure}
+    fast = fusewright.optimize(model, inputs, verify=False, **asked)
     modules: dict[str, nn.Module] = {"eager": model, "in process": fast, "file": file}
     row: Row = {}
     for kind, call_of in CALLS.items():
@@ -194,7 +196,7 @@ class Run:
         if left < 20:
             row["failure"] = "there was no time left"
         else:
-            how = ["--measured"] if self.measured(path) else []
+            how = [*(["--measured"] if self.measured(path) else []), "--kernels", self.chosen.kernels]
             solution = self.folder / f"{Path(path).stem}.py"
             how += ["--device", self.chosen.device, "--divide", str(self.chosen.divide)]
             how += ["--precision", row.get("precision", "eager")]
@@ -257,6 +259,7 @@ def main() -> None:
     parser.add_argument("problems", type=Path, nargs="*", help="problem files; by default those of the project")
     parser.add_argument("--only", default="", help="problems whose path contains one of these words (a,b,c)")
     parser.add_argument("--measured", action="store_true", help="choose all kernels by measuring, one after the other")
+    parser.add_argument("--kernels", choices=("auto", "always"), default="auto", help="as `optimize` has it")
     parser.add_argument("--divide", type=int, default=1, metavar="N", help="batches so many times smaller")
     parser.add_argument("--solutions", type=Path, help="where the files go; by default a temporary folder")
     parser.add_argument("--seconds", type=float, default=3600.0, help="start nothing after so long")
@@ -266,11 +269,12 @@ def main() -> None:
     parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--precision", default="eager", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    options = Options(measure=chosen.measured, verify=False, kernels=chosen.kernels)
     if chosen.make:
-        one(lambda: make(ROOT / chosen.make, chosen.solutions, chosen.device, chosen.measured, chosen.divide))
+        one(lambda: make(ROOT / chosen.make, chosen.solutions, chosen.device, options, chosen.divide))
     elif chosen.time:
-        how = (chosen.device, chosen.measured, chosen.divide, chosen.lock, chosen.precision)
-        one(lambda: timed(ROOT / chosen.time, chosen.solutions, *how))
+        own = replace(options, precision=chosen.precision)
+        one(lambda: timed(ROOT / chosen.time, chosen.solutions, chosen.device, own, chosen.divide, chosen.lock))
     else:
         Run(chosen).all()
 
