@@ -23,7 +23,6 @@ from random_configurations import BYTES, _model
 import fusewright
 from fusewright.measure import environment, forward_call, save_results
 from fusewright.problem import load_problem
-from fusewright.tree import flat_tensors
 
 ROOT = Path(__file__).parent.parent
 FOUNDING = ("conv_avgpool_sigmoid_sum", "conv3d_div_maxpool_gap_bias_sum", "convtranspose_gap_bias_logsumexp")
@@ -69,7 +68,7 @@ def models(indices: list[int]) -> Any:
     """Name, model and input of each."""
     for name in FOUNDING:
         problem = load_problem(ROOT / "examples" / f"{name}.py")
-        (x,) = flat_tensors(*problem.inputs(device="cuda"))
+        (x,) = problem.inputs(device="cuda")
         yield name, problem.build(device="cuda").requires_grad_(False), x
     for i in indices:
         configuration = draw(1, i, *BYTES["cuda"])

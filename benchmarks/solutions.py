@@ -120,8 +120,9 @@ def timed(path: Path, solution: Path, device: str, options: Options, divide: int
     model, inputs = problem.build(device=device), problem.inputs(device=device)
     file = load_candidate(solution, problem).build(device=device)
     file.load_state_dict(model.state_dict())
-    asked = {"precision": options.precision, "kernels": options.kernels, "measure": options.measure}
-    fast = fusewright.optimize(model, inputs, verify=False, **asked)
+    fast = fusewright.optimize(
+        model, inputs, verify=False, measure=options.measure, precision=options.precision, kernels=options.kernels
+    )
     modules: dict[str, nn.Module] = {"eager": model, "in process": fast, "file": file}
     row: Row = {}
     for kind, call_of in CALLS.items():

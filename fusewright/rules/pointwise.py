@@ -319,7 +319,7 @@ def _class_of_name(m: Match) -> Exactness:
     exactness=_class_of_name,
 )
 def named(m: Match) -> Node:
-    """x - tanh(x) -> tanhshrink(x), x/(1 + |x|) -> softsign(x), x*sigmoid(x) -> silu(x), x*tanh(softplus(x)) -> mish(x).
+    """x - tanh(x) -> tanhshrink(x), x/(1 + |x|) -> softsign(x), x*sigmoid(x) -> silu(x), x*tanh(softplus(x)) -> mish.
 
     x of any shape.  What is known of the whole function is not of its parts: tanhshrink rises, so max passes it.  Class
     exact for the first two, which PyTorch computes from these parts; reassociates for the others.

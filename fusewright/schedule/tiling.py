@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, prod
+from typing import Protocol
 
 import torch
 
@@ -89,6 +90,15 @@ class Tiling:
     @property
     def buffers(self) -> int:
         return 1
+
+
+class Cut(Protocol):
+    """Any tile."""
+
+    @property
+    def block_m(self) -> int: ...
+    @property
+    def cells(self) -> tuple[int, int, int]: ...
 
 
 @lru_cache(maxsize=4096)
@@ -281,6 +291,8 @@ LATENCY, BARRIER, ALONE, ISSUED, MULTIPLIED = 1400.0, 100.0, 2.5, 0.7, 0.6
 # Bytes per cycle that one multiprocessor gets from the level-2 cache: of window sums' rows, as far as nothing else
 # hides them, and of tiles that all multiprocessors stage at once.
 FETCHED, STREAMED = 120.0, 24.0
+# Bytes that memory moves at a time, and how many read ones a written one is worth.
+SECTOR, WRITTEN = 32, 2.0
 
 
 def _cycles(
@@ -305,6 +317,8 @@ def _cycles(
         staged = weights * refills if chunks > 1 else 0
         filling = 6.0 * (tile * alone * refills + staged) * wide / 4 / (32 * t.warps)
         streamed = (tile * refills + staged) * element_bytes / STREAMED
+        phases = len(c.axes[2].phases)
+        streamed += WRITTEN * written_bytes(c, t, 1 if phases == 1 else 2 * phases) / STREAMED  # two cells of a lane
     else:
         tasks = c.channels * prod(t.cells) / (32 * t.warps)
         rows = prod(window_spans(c)[:2])
@@ -315,6 +329,16 @@ def _cycles(
     instructions += filling
     busiest = max(mma * t.warps / MULTIPLIED, reads * t.warps, instructions * t.warps / 4 / ISSUED, streamed)
     return max(busiest, (waits + ALONE * instructions) / per_sm) + 0.1 * busiest + fetched / FETCHED
+
+
+def written_bytes(c: Contraction, t: Cut, repeated: int) -> float:
+    """Of a tile where all positions are written: whole sectors, each of them so many times."""
+    if c.fold is not None or c.window is not None:
+        return 0.0
+    size, positions = c.x.dtype.itemsize, prod(n * a.stride for n, a in zip(t.cells, c.axes, strict=True))
+    row = t.block_m if c.channels_last else t.cells[2] * c.axes[2].stride
+    once = c.features / ceil(c.features / t.block_m) * positions * (size + SECTOR / row)
+    return once if c.channels_last else once * repeated
 
 
 def _cycles_by_warp(c: Contraction, t: Tiling, mma: int, reads: float, element_bytes: int, per_sm: int) -> float:

@@ -21,6 +21,8 @@ from fusewright.schedule.warpgroup_staging import (
     WarpgroupCut,
     chunk_sizes,
     few_alike,
+    joinable,
+    passes,
     rows_at_a_time,
     scored,
     slices,
@@ -71,12 +73,17 @@ class WarpgroupTile(WarpgroupCut):
         return 64 * self.m_tiles * self.groups_m
 
     @property
+    def cells_of_lane(self) -> int:
+        return 2
+
+    @property
     def cells(self) -> tuple[int, int, int]:
         return self.cells_d, self.cells_h * self.groups_h, 8 * self.eights_w * self.groups_w
 
     @property
     def traits(self) -> tuple[int, ...]:
-        return self.m_tiles, self.rows_d * self.cells_d, self.rows_h * self.cells_h, self.eights_w, self.stay
+        tiles = self.m_tiles, self.rows_d * self.cells_d, self.rows_h * self.cells_h, self.eights_w
+        return *tiles, self.stay, self.joined
 
     def products(self, c: Contraction) -> Products:
         rows = self.cells_d * self.rows_d * (self.rows_h * self.cells_h // rows_at_once(c, self))
@@ -115,7 +122,7 @@ def positions(c: Contraction, t: WarpgroupTile) -> int:
 
 def _accumulators(c: Contraction, t: WarpgroupTile) -> int:
     """Of a thread."""
-    along_w = max(len(p.elements) for p in c.axes[2].phases)
+    along_w = max(len(p.elements) for p in c.axes[2].phases) * len(passes(c, t.joined)[0])
     return t.m_tiles * t.cells_d * t.rows_d * t.cells_h * t.rows_h * t.eights_w * along_w * 4
 
 
@@ -142,9 +149,11 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[WarpgroupTil
             for groups_h, groups_w in product((1, 2, 4), (1, 2, 3, 4)):
                 if groups_m * groups_h * groups_w not in GROUPS:
                     continue
-                plain = WarpgroupTile(*rows, c.channels, 1, True, m_tiles, groups_m, groups_h, groups_w, *cells)
-                for chunk in chunk_sizes(c):
-                    yield from slices(c, replace(plain, chunk=chunk))
+                plain = WarpgroupTile(*rows, c.channels, 1, True, 0, m_tiles, groups_m, groups_h, groups_w, *cells)
+                for chunk, joined in product(chunk_sizes(c), joinable(c, rows)):
+                    t = replace(plain, chunk=chunk, joined=joined)
+                    if _accumulators(c, t) <= ACCUMULATORS:
+                        yield from slices(c, t)
 
 
 def _features(c: Contraction) -> Iterator[tuple[int, int]]:

@@ -20,6 +20,8 @@ from fusewright.schedule.warpgroup_staging import (
     WarpgroupCut,
     chunk_sizes,
     few_alike,
+    joinable,
+    passes,
     rows_at_a_time,
     scored,
     slices,
@@ -95,6 +97,10 @@ class PositionTile(FeatureColumns, WarpgroupCut):
         return 4 * self.groups_w if self.wide else self.groups_w
 
     @property
+    def cells_of_lane(self) -> int:
+        return 1
+
+    @property
     def at_once(self) -> tuple[int, int]:
         """Cells along h and w that one instruction takes."""
         return (1, 64) if self.wide else (8, 8)
@@ -112,7 +118,7 @@ class PositionTile(FeatureColumns, WarpgroupCut):
     @property
     def traits(self) -> tuple[int, ...]:
         tiles = self.rows_d * self.cells_d, self.rows_h, self.tiles_h * self.tiles_w, self.groups_h * self.groups_w
-        return self.eights_m, *tiles, self.wide, self.chunk, self.stay
+        return self.eights_m, *tiles, self.wide, self.chunk, self.stay, self.joined
 
     def products(self, c: Contraction) -> Products:
         tiles = self.cells_d * self.rows_d * self.tiles_h * self.rows_h * self.tiles_w
@@ -131,7 +137,7 @@ def numbers(c: Contraction) -> int:
 
 def _accumulators(c: Contraction, t: PositionTile) -> int:
     """Of a thread."""
-    along_w = max(len(p.elements) for p in c.axes[2].phases)
+    along_w = max(len(p.elements) for p in c.axes[2].phases) * len(passes(c, t.joined)[0])
     return t.cells_d * t.rows_d * t.tiles_h * t.rows_h * t.tiles_w * along_w * t.block_m // 2
 
 
@@ -172,12 +178,12 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PositionTile
     for eights_m in features_at_once(c):
         for wide, cells, rows in _cells_of_warpgroup(c, lengths, eights_m):
             for groups_h, groups_w in product(GROUPS, GROUPS):
-                plain = PositionTile(*rows, c.channels, 1, True, eights_m, groups_h, groups_w, wide, *cells)
+                plain = PositionTile(*rows, c.channels, 1, True, 0, eights_m, groups_h, groups_w, wide, *cells)
                 if groups_h * groups_w not in GROUPS:
                     continue
-                cuts = (replace(plain, chunk=chunk) for chunk in chunk_sizes(c))
-                for t in cuts:
-                    if _registers(c, t) <= MOST_REGISTERS:
+                for chunk, joined in product(chunk_sizes(c), joinable(c, rows)):
+                    t = replace(plain, chunk=chunk, joined=joined)
+                    if _accumulators(c, t) <= ACCUMULATORS and _registers(c, t) <= MOST_REGISTERS:
                         yield from slices(c, t)
 
 

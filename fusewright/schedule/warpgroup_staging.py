@@ -17,7 +17,7 @@ import torch
 
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.residues import Walks, useful, walks
-from fusewright.schedule.tiling import MOST_SHARED, fitting, span
+from fusewright.schedule.tiling import MOST_SHARED, SECTOR, WRITTEN, fitting, span, written_bytes
 
 # Numbers of the accumulators that a thread may hold.
 ACCUMULATORS = 160
@@ -47,6 +47,7 @@ class WarpgroupCut:
     chunk     input channels staged at a time
     tap_rows  rows of the kernel whose weights are staged at a time
     stay      whether a block stages all its weights once instead
+    joined    dimensions, counted from the last, whose phases are multiplied in one pass over the input
     """
 
     rows_d: int
@@ -54,6 +55,7 @@ class WarpgroupCut:
     chunk: int
     tap_rows: int
     stay: bool
+    joined: int
 
     @property
     @abstractmethod
@@ -79,6 +81,11 @@ class WarpgroupCut:
     @abstractmethod
     def block_m(self) -> int:
         """Output channels of a block."""
+
+    @property
+    @abstractmethod
+    def cells_of_lane(self) -> int:
+        """Cells side by side along w that a lane has of an instruction's."""
 
     @property
     @abstractmethod
@@ -206,6 +213,20 @@ def taps_of(c: Contraction) -> list[Taps]:
     return [Taps(len(d.taps) * len(h.taps), len(w.taps)) for d, h, w in phases]
 
 
+def passes(c: Contraction, joined: int) -> list[range]:
+    """The phases of each pass over the input, in the order they are computed."""
+    counts = [len(a.phases) for a in c.axes]
+    size = prod(counts[3 - joined :])
+    return [range(i, i + size) for i in range(0, prod(counts), size)]
+
+
+def joinable(c: Contraction, rows: tuple[int, int]) -> list[int]:
+    """Over how many dimensions phases may be joined where so many rows of a cell are computed at a time along d, h."""
+    whole = [all(len(p.elements) == n for p in a.phases) for a, n in zip(c.axes[:2], rows, strict=True)]
+    different = {prod(len(a.phases) for a in c.axes[3 - n :]): n for n in (3, 2, 1, 0)}
+    return sorted(n for n in different.values() if all(whole[3 - n :]))
+
+
 def weight_vectors(c: Contraction, t: WarpgroupCut) -> list[int]:
     """Vectors of weights per phase, of all rows of taps and one chunk."""
     return [p.rows * p.per_row * staged(c, t).vectors * t.block_m for p in taps_of(c)]
@@ -220,7 +241,9 @@ def slice_vectors(c: Contraction, t: WarpgroupCut) -> int:
     """Vectors of the weights that are staged at a time."""
     if t.stay:
         return sum(weight_vectors(c, t)) * chunks(c, t)
-    return max(min(t.tap_rows, p.rows) * p.per_row for p in taps_of(c)) * staged(c, t).vectors * t.block_m
+    taps = taps_of(c)
+    rows = (sum(min(t.tap_rows, taps[i].rows) * taps[i].per_row for i in each) for each in passes(c, t.joined))
+    return max(rows) * staged(c, t).vectors * t.block_m
 
 
 def staged_bytes(c: Contraction, t: WarpgroupCut) -> int:
@@ -282,7 +305,8 @@ def slices(c: Contraction, t: Tile) -> Iterator[Tile]:
         yield stay
     if chunks(c, t) == 1 and shared_bytes(c, stay) <= MOST_SHARED // 2:
         return
-    for tap_rows in dict.fromkeys((rows, gcd(rows, max(len(p.taps) for p in c.axes[1].phases)), 1)):
+    fewer = (gcd(rows, max(len(p.taps) for p in c.axes[1].phases)), 1) if t.joined < 2 else ()
+    for tap_rows in dict.fromkeys((rows, *fewer)):
         cut = replace(t, tap_rows=tap_rows, stay=False)
         if shared_bytes(c, cut) <= MOST_SHARED:
             yield cut
@@ -295,13 +319,11 @@ def _divisors(n: int) -> list[int]:
 
 # Fitted to the kernels of benchmarks/results/h200_warpgroups.json and h200_warpgroups_ahead.json: cycles of a step, of
 # a round of its staging and of a warp's part in that; of one accumulator's way through what follows; bytes per cycle
-# that one multiprocessor gets from the level-2 cache, and how many of those a written one is worth.
-STEP, ROUND, STAGED_BY_WARP, VALUE, STREAMED, WRITTEN = 1200.0, 400.0, 12.4, 5.6, 14.0, 2.0
+# that one multiprocessor gets from the level-2 cache.
+STEP, ROUND, STAGED_BY_WARP, VALUE, STREAMED = 1200.0, 400.0, 12.4, 5.6, 14.0
 # A warpgroup alone on its multiprocessor waits, and nobody works meanwhile: h200_solutions.json has a tile of which the
 # rest of the estimate promises the time of the best (5.3 ms, 2.5).
 ALONE = 1.4
-# Bytes that memory moves at a time.
-SECTOR = 32
 
 
 def _score(c: Contraction, t: WarpgroupCut, lengths: tuple[int, int, int]) -> float | None:
@@ -322,19 +344,21 @@ def _cycles(c: Contraction, t: WarpgroupCut, per_sm: int) -> float:
     lay, count, products = staged(c, t), chunks(c, t), t.products(c)
     every = list(product(*(a.phases for a in c.axes)))
     pieces = [_pieces(phases, t) for phases in every]
-    instructions = steps = weights = 0
+    instructions = weights = 0
     for times, taps, phases, vectors in zip(pieces, taps_of(c), every, weight_vectors(c, t), strict=True):
         each = products.instructions * len(phases[2].elements)
         instructions += times * taps.rows * taps.per_row * (lay.vectors // 2) * each
-        steps += times * ceil(taps.rows / t.tap_rows)
         weights += 0 if t.stay else times * vectors
+    ways = [(pieces[each[0]], max(taps_of(c)[i].rows for i in each)) for each in passes(c, t.joined)]
+    steps = sum(times * ceil(rows / t.tap_rows) for times, rows in ways)
     # An instruction reads 64 rows of 32 bytes and its columns at 128 bytes per cycle, and multiplies two of those.
     multiplied = instructions * count * (t.warps / 4) * max(products.columns / 2, 16 + products.columns / 4)
-    refills = count * sum(pieces) if count > 1 else 1
+    refills = count * sum(times for times, rows in ways if rows) if count > 1 else 1
     x = lay.vectors * prod(lay.lengths)
     rounds = ceil(x / (32 * t.warps)) * refills
-    streamed = (_read_bytes(c, lay) * refills + 16 * weights * count + WRITTEN * _written_bytes(c, t)) / STREAMED
-    values = VALUE * products.accumulators * sum(pieces) * t.warps
+    read, written = _read_bytes(c, lay) * refills + 16 * weights * count, written_bytes(c, t, _repeated(c, t))
+    streamed = (read + WRITTEN * written) / STREAMED
+    values = VALUE * products.accumulators * sum(times for times, _ in ways) * t.warps
     serial = multiplied + STEP * steps * count + (ROUND + STAGED_BY_WARP * t.warps) * rounds + values
     return max(multiplied, streamed, serial * (ALONE if per_sm * t.warps == 4 else 1) / per_sm)
 
@@ -347,13 +371,18 @@ def _read_bytes(c: Contraction, lay: Staged) -> float:
     return lay.vectors * vector(c) * d * h * (w * c.x.dtype.itemsize + SECTOR)
 
 
-def _written_bytes(c: Contraction, t: WarpgroupCut) -> float:
-    """Of a tile where all positions are written, likewise."""
-    if c.fold is not None or c.window is not None:
-        return 0.0
-    size, positions = c.x.dtype.itemsize, prod(n * a.stride for n, a in zip(t.cells, c.axes, strict=True))
-    row = t.block_m if c.channels_last else t.cells[2] * c.axes[2].stride
-    return c.features / ceil(c.features / t.block_m) * positions * (size + SECTOR / row)
+def couples(c: Contraction, t: WarpgroupCut) -> bool:
+    """Whether both positions of the cells along w are written in one pass, as neighbours in the output."""
+    w = c.axes[2]
+    both = [p.elements for p in w.phases] == [(0,), (1,)] and (w.stride, w.start) == (2, 0)
+    return both and t.joined > 0 and c.fold is None and c.window is None and not c.channels_last
+
+
+def _repeated(c: Contraction, t: WarpgroupCut) -> int:
+    """How often a sector of the output is written to: of strided phases every store has a part of it, unless the phases
+    are written together."""
+    phases = len(c.axes[2].phases)
+    return 1 if phases == 1 or couples(c, t) else phases * t.cells_of_lane
 
 
 def _pieces(phases: tuple[Phase, ...], t: WarpgroupCut) -> int:

@@ -63,6 +63,11 @@ class Epilogue(ValueText):
         """The value of slot s of this thread along w, and of its channel (m, half)."""
         return self.accumulator("s / 2", "2 * half + s % 2")
 
+    @property
+    def couples(self) -> bool:
+        """Whether the two phases along w are computed in one pass, and their values written as neighbours."""
+        return False
+
     def accumulator(self, tile: str, lane: str) -> str:
         """A value of this thread, of 8-position tile `tile` along w and of a pair of lanes' columns."""
         return f"acc[rd][rh][{tile}][m][{lane}]"
@@ -105,6 +110,8 @@ class Epilogue(ValueText):
         """How two neighbours in memory are written at once."""
         if self.neighbours:
             return [fill(texts.PAIR, type=self.result_type)]
+        if self.couples:
+            return [fill(texts.WRITE_RUN, type=self.result_type, count=len(self.run()[2]))]
         return [fill(texts.WRITE_PAIR, type=self.result_type)] if self.pairs else []
 
     @property
@@ -179,6 +186,34 @@ class Epilogue(ValueText):
         per_cell = len(phases[2].elements)
         position = [self._position(i, phases[i]) for i in range(3)]
         return self._pair_loops(slots // 2, position) if self.pairs else self._value_loops(slots, per_cell, position)
+
+    def run(self) -> tuple[str, int, list[str]]:
+        """Of coupled phases: the thread's cell along w in turn `s`, how many of its slots a turn takes, and the values
+        written together as they lie in the output, of the accumulators `acc` and `beside` of the two phases."""
+        return self.own_w(1), 1, [self.accumulated(1), self.accumulated(1).replace("acc[", "beside[", 1)]
+
+    def coupled(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
+        """Write what two phases along w come to, of which `phases` has the first: neighbours of an output row."""
+        p, q, r = (self._position(i, phases[i]) for i in range(3))
+        own_w, taken, values = self.run()
+        values = [f"before({value}, m, half)" for value in values] if self.changes else values
+        together = ", ".join(f"narrow_to<{self.result_type}>::of({value})" for value in values)
+        write = f"write_run(&{self._stored_at('P', 'Q', 'R')}, run, R - r, R)"
+        body = [
+            f"const int own_w = {own_w};    // the cell, whose positions are neighbours",
+            f"const int p = {p}, q = {q}, r = {r};",
+            "const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);",
+            *nest(
+                CHANNELS,
+                [
+                    *([] if self.whole else [self.feature]),
+                    f"const Run run = {{{together}}};",
+                    f"if ({self.there}) {write};",
+                ],
+            ),
+        ]
+        loops = ["for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)"]
+        return [*self._out_row("P", "Q", "R"), *nest([*loops, f"for (int s = 0; s < {slots // taken}; ++s)"], body)]
 
     @property
     def pairs(self) -> bool:
@@ -308,11 +343,7 @@ class Epilogue(ValueText):
 
     def stored(self, value: str, lengths: tuple[str, str, str]) -> Lines:
         """Write a value of every channel at position (p, q, r)."""
-        P, Q, R = lengths
-        if self.c.channels_last:
-            at = f"out[((((long long)sample * {P} + p) * {Q} + q) * {R} + r) * (GROUPS * O) + group * O + feature]"
-        else:
-            at = f"out_row[({self.first_feature[1]}) * plane + unsigned((p * {Q} + q) * {R} + r)]"
+        at = self._stored_at(*lengths)
         feature = [] if self.whole and not self.c.channels_last else [self.feature]
         value = f"narrow_to<{self.result_type}>::of({value})"
         if not self.neighbours:
@@ -322,6 +353,12 @@ class Epilogue(ValueText):
         both = [f"{self.result_type} both[2];", *nest([half], [f"both[half] = {value};"]), "constexpr int half = 0;"]
         stored = f"*reinterpret_cast<Pair*>(&{at}) = Pair{{both[0], both[1]}};"
         return nest([m], [*both, *feature, f"if ({self.there}) {stored}"])
+
+    def _stored_at(self, P: str, Q: str, R: str) -> str:
+        """The element of the output at position (p, q, r) of the feature at hand."""
+        if self.c.channels_last:
+            return f"out[((((long long)sample * {P} + p) * {Q} + q) * {R} + r) * (GROUPS * O) + group * O + feature]"
+        return f"out_row[({self.first_feature[1]}) * plane + unsigned((p * {Q} + q) * {R} + r)]"
 
     @property
     def neighbours(self) -> bool:

@@ -18,6 +18,21 @@ __device__ __forceinline__ void write_pair($type* to, $type first, $type second,
 }
 """
 
+WRITE_RUN = """
+// Write neighbours of an output row of which `left` elements follow: all in one store where every row is a number of
+// such runs, else as they come.
+struct alignas($count * sizeof($type)) Run { $type values[$count]; };
+__device__ __forceinline__ void write_run($type* to, const Run& run, int left, int row) {
+    if (row % $count == 0) {
+        if (left > 0) *reinterpret_cast<Run*>(to) = run;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < $count; ++i)
+        if (left > i) to[i] = run.values[i];
+}
+"""
+
 OUT_ROW = """
 const long long plane = (long long)$p * $q * forgotten($r);    // from feature to feature
 $type* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + $first) * plane;

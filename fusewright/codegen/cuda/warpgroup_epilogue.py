@@ -10,7 +10,9 @@ from fusewright.codegen.cuda.contraction_epilogue import Epilogue
 from fusewright.codegen.cuda.contraction_folds import COLUMN, ROW
 from fusewright.codegen.cuda.contraction_values import is_one
 from fusewright.codegen.text import Lines, fill
+from fusewright.schedule.warpgroup import WarpgroupTile
 from fusewright.schedule.warpgroup_positions import PositionTile
+from fusewright.schedule.warpgroup_staging import couples
 from fusewright.schedule.warpgroup_windows import WindowTile
 
 
@@ -18,9 +20,19 @@ from fusewright.schedule.warpgroup_windows import WindowTile
 class WarpgroupEpilogue(Epilogue):
     """Column n of the j-th eight of an instruction is cell 8 * j + n, of one element of the cells along w."""
 
+    t: WarpgroupTile
+
+    @property
+    def couples(self) -> bool:
+        return couples(self.c, self.t)
+
     @property
     def side_by_side(self) -> bool:
         return True
+
+    def run(self) -> tuple[str, int, list[str]]:
+        cells = (self.accumulator("s", f"2 * half{more}") for more in ("", " + 1"))
+        return "2 * s", 2, [value for acc in cells for value in (acc, acc.replace("acc[", "beside[", 1))]
 
     def accumulator(self, tile: str, lane: str) -> str:
         return f"acc[rd][{tile} / EIGHTS_W][m][rh][{tile} % EIGHTS_W][{lane}]"
@@ -82,6 +94,10 @@ class PositionEpilogue(_FeaturesEpilogue):
     """Row n of the j-th eight of an instruction is cell n of its j-th eight of cells."""
 
     t: PositionTile
+
+    @property
+    def couples(self) -> bool:
+        return couples(self.c, self.t)
 
     def accumulated(self, per_cell: int) -> str:
         element = self.element_w(per_cell) if per_cell > 1 else "0"

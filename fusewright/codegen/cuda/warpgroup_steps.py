@@ -13,7 +13,7 @@ from math import prod
 
 from fusewright.codegen.cuda import warpgroup_text
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights, plus
-from fusewright.codegen.text import Lines, fill, indent
+from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.warpgroup_staging import WarpgroupCut
 
@@ -31,29 +31,38 @@ class Steps:
 
     @property
     def passes(self) -> int:
-        """How often a tile's chunks are gone through: once per phase with taps and piece of it."""
-        w = self.weights
-        return sum(prod(len(p.elements) // n for _, p, n in self.pieces(i)) for i in w.passes)
+        """How often a tile's chunks are gone through: once per pass with taps and piece of it."""
+        return sum(prod(len(p.elements) // n for _, p, n in self.pieces(each[0])) for each in self.weights.passes)
 
     def first(self) -> Lines:
         """Stage what the first step of the first tile needs."""
         staged = ["read_input();", "write_input(x_tile);"]
         if not self.t.stay:
-            staged += [self.weights.copy(self.weights.passes[0], "0", "w_tile"), "copy_async_commit();"]
+            staged += [*self.weights.copy(self.weights.passes[0], "0", "w_tile"), "copy_async_commit();"]
         return [*staged, *self._landed]
 
-    def of_phase(self, index: int, rows: list[tuple[str, Phase, int]]) -> Lines:
-        """All steps of one phase; `rows` are the dimensions whose rows are computed some at a time (see `pieces`)."""
-        w, phases = self.weights, self.weights.phases[index]
-        if index not in w.passes:
+    def of_pass(self, accumulators: dict[int, str], rows: list[tuple[str, Phase, int]]) -> Lines:
+        """All steps of one pass, whose phases have these accumulators; `rows` are the dimensions whose rows are
+        computed some at a time (see `pieces`)."""
+        w = self.weights
+        phases = [i for i in accumulators if i in w.with_taps]
+        if not phases:
             return []
-        taps, slices = w.taps[index], w.slices(index)
+        steps = w.chunks * w.slices(phases[0])
         more = " || ".join(f"from_{a} + {n} < {len(p.elements)}" for a, p, n in rows)
+        before, after = (self._next_tile if w.chunks == 1 else self._next_chunk)(phases, more, steps)
+        multiply = [self._multiply(i, accumulators[i], rows) for i in phases]
+        return fill(warpgroup_text.STEPS, steps=steps, multiply=multiply, before=before, after=after)
+
+    def _multiply(self, index: int, accumulators: str, rows: list[tuple[str, Phase, int]]) -> str:
+        """The statement that multiplies what is at hand by the taps of one phase."""
+        w, phases = self.weights, self.weights.phases[index]
+        taps, slices = w.taps[index], w.slices(index)
         each = zip(phases, self.c.axes, w.lay.walks, strict=True)
         d, h, first_w = ((p.first - axis.reach()[0]) // walk.step for p, axis, walk in each)
         x = "x_matrix + x_now * (VECTORS * PLANE)" + plus((d * w.lay.lengths[1] + h) * w.lay.row)
         x += "".join(f" + from_{a} * ELEMENT_{a.upper()}" for a, _, _ in rows)
-        at = f"w_matrix + w_now * {w.tile // w.vector}"
+        at = f"w_matrix + w_now * {w.tile // w.vector}{plus(w.staged_at(index) // w.vector)}"
         if self.t.stay:
             at = f"w_matrix{plus(w.at(index) // w.vector)}"
             at += f" + step * {w.of_chunk(index) // w.vector}" if w.chunks > 1 else ""
@@ -62,14 +71,7 @@ class Steps:
         if taps.rows % self.t.tap_rows and slices > 1:
             count = f"{taps.rows} - {first} < {count} ? {taps.rows} - {first} : {count}"
         sizes = f"{len(phases[1].taps)}, {taps.per_row}, {len(phases[2].elements)}, {first_w}"
-        before, after = (self._next_tile if w.chunks == 1 else self._next_chunk)(index, more, w.chunks * slices)
-        return fill(
-            warpgroup_text.STEPS,
-            steps=w.chunks * slices,
-            multiply=[f"multiply<{sizes}>(acc, {x}, {at}, {first}, {count});"],
-            before=before,
-            after=after,
-        )
+        return f"multiply<{sizes}>({accumulators}, {x}, {at}, {first}, {count});"
 
     def pieces(self, index: int) -> list[tuple[str, Phase, int]]:
         """The dimensions whose rows are computed some at a time: name, phase, rows at a time."""
@@ -78,43 +80,44 @@ class Steps:
 
     # -- what comes next: what begins before the tensor cores are busy, and what comes after
 
-    def _next_tile(self, index: int, more: str, steps: int) -> tuple[Lines, Lines]:
+    def _next_tile(self, phases: list[int], more: str, steps: int) -> tuple[Lines, Lines]:
         """All channels of the next tile, in the first step of this one; the weights of the next rows of taps."""
         w = self.weights
         weights: Lines = []
         if not self.t.stay:
             over = "next == 0" + (f" && !({more})" if more else "")
-            guard = f"if (!({over}) || another) " if index == w.passes[-1] else ""
-            weights = [f"const int next = (step + 1) % {steps};", *self._next_weights(index, over, guard)]
+            guard = f"if (!({over}) || another) " if phases == w.passes[-1] else ""
+            weights = [f"const int next = (step + 1) % {steps};", *self._next_weights(phases, over, guard)]
         landed = self._landed if self.t.stay else ["w_now = 1 - w_now;", *self._landed]
-        if index != w.passes[0]:
+        if phases != w.passes[0]:
             return weights, landed
         when = [*(["step == 0"] if steps > 1 else []), *(f"from_{a} == 0" for a in "dh" if f"from_{a}" in more)]
         return weights, [self._write_input(when), *landed]
 
-    def _next_chunk(self, index: int, more: str, steps: int) -> tuple[Lines, Lines]:
+    def _next_chunk(self, phases: list[int], more: str, steps: int) -> tuple[Lines, Lines]:
         """The next channels, or rows of taps, of this pass, of the next one over this tile, or of the next tile."""
-        slices, last = self.weights.slices(index), index == self.weights.passes[-1]
+        slices, last = self.weights.slices(phases[0]), phases == self.weights.passes[-1]
         lines: Lines = []
         if slices > 1 or not self.t.stay:
             lines += [f"const int next = (step + 1) % {steps};"]
         if not self.t.stay:
             over = "next == 0" + (f" && !({more})" if more else "")
             same = f"next > 0 || {more}" if more else "next > 0"
-            lines += self._next_weights(index, over, f"if ({same} || another) " if last else "")
+            lines += self._next_weights(phases, over, f"if ({same} || another) " if last else "")
         others = [f"next % {slices} == 0"] if slices > 1 else []
         after = [self._write_input(others), f"{f'if ({others[0]}) ' if others else ''}x_now = 1 - x_now;"]
         after += [] if self.t.stay else ["w_now = 1 - w_now;"]
         return lines, [*after, *self._landed]
 
-    def _next_weights(self, index: int, over: str, guard: str) -> Lines:
-        """Start copying the weights of the next step: of the next phase where this one is `over`."""
+    def _next_weights(self, phases: list[int], over: str, guard: str) -> Lines:
+        """Start copying the weights of the next step: of the next pass where this one is `over`."""
         w = self.weights
-        following = w.passes[(w.passes.index(index) + 1) % len(w.passes)]
+        following = w.passes[(w.passes.index(phases) + 1) % len(w.passes)]
         to = f"w_tile + (1 - w_now) * {w.tile}"
-        if following == index:
-            return [guard + w.copy(index, "next", to), "copy_async_commit();"]
-        lines = [f"if ({over})", f"    {w.copy(following, '0', to)}", "else", f"    {w.copy(index, 'next', to)}"]
+        if following == phases:
+            return [*_when(guard, w.copy(phases, "next", to)), "copy_async_commit();"]
+        others = _under("else", w.copy(phases, "next", to))
+        lines = [*_under(f"if ({over})", w.copy(following, "0", to)), *others]
         lines = [f"{guard}{{", *indent(lines), "}"] if guard else lines
         return [*lines, "copy_async_commit();"]
 
@@ -127,3 +130,15 @@ class Steps:
     def _landed(self) -> Lines:
         """Wait for weights that were copied."""
         return [] if self.t.stay else ["copy_async_wait<0>();"]
+
+
+def _when(guard: str, statements: Lines) -> Lines:
+    """The statements behind a guard, if there is one."""
+    if len(statements) == 1 or not guard:
+        return [guard + statements[0], *statements[1:]]
+    return [f"{guard}{{", *indent(statements), "}"]
+
+
+def _under(head: str, statements: Lines) -> Lines:
+    """The statements as a branch."""
+    return block(head, statements) if len(statements) > 1 else [head, *indent(statements)]

@@ -39,9 +39,15 @@ class WarpgroupWeights:
         return staging.taps_of(self.c)
 
     @property
-    def passes(self) -> list[int]:
+    def with_taps(self) -> list[int]:
         """The phases that have taps."""
         return [i for i, taps in enumerate(self.taps) if taps.rows * taps.per_row]
+
+    @property
+    def passes(self) -> list[list[int]]:
+        """The phases with taps of every pass over the input that has some."""
+        found = ([i for i in each if i in self.with_taps] for each in staging.passes(self.c, self.t.joined))
+        return [each for each in found if each]
 
     @cached_property
     def lay(self) -> Staged:
@@ -132,8 +138,17 @@ class WarpgroupWeights:
         loop = "for (int chunk = 0; chunk < ceil_div(C, CHUNK); ++chunk)"
         return [f"{loop} {{", *indent(self._pack_phases("w_tile", "chunk")), "}"]
 
-    def copy(self, index: int, part: str, to: str) -> str:
-        """The statement that starts copying part `part` of a phase, counted over its chunks and slices."""
+    def staged_at(self, index: int) -> int:
+        """Where a phase's part is among those that are staged at a time: of its pass."""
+        (phases,) = (each for each in self.passes if index in each)
+        before = phases[: phases.index(index)]
+        return sum(min(self.t.tap_rows, self.taps[i].rows) * self.of_row(i) for i in before)
+
+    def copy(self, phases: list[int], part: str, to: str) -> Lines:
+        """The statements that start copying part `part` of a pass, counted over its chunks and slices."""
+        return [self._copy(i, part, f"{to}{plus(self.staged_at(i))}") for i in phases]
+
+    def _copy(self, index: int, part: str, to: str) -> str:
         slices = self.slices(index)
         start = f"packed_block{plus(self.at(index))}"
         if part == "0":
@@ -145,7 +160,7 @@ class WarpgroupWeights:
     def _pack_phases(self, start: str, chunk: str) -> Lines:
         """Statements that lay out the weights of every phase."""
         lines = []
-        for i in self.passes:
+        for i in self.with_taps:
             sizes = ", ".join(str(len(p.taps)) for p in self.phases[i])
             size = self.of_chunk(i)
             places = [start, *([str(self.at(i))] if self.at(i) else []), *([f"chunk * {size}"] if chunk != "0" else [])]

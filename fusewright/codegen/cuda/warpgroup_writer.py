@@ -26,7 +26,7 @@ from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.tiling import REGISTERS
-from fusewright.schedule.warpgroup_staging import Staged, WarpgroupCut, blocks_per_sm
+from fusewright.schedule.warpgroup_staging import Staged, WarpgroupCut, blocks_per_sm, passes
 
 # Instructions of the tensor cores that are written out one behind the other.
 UNROLLED = 64
@@ -173,8 +173,8 @@ class Writer:
 
     def _kernel_text(self) -> Lines:
         body = self.epilogue.open_tile()
-        for index in range(len(self.weights.phases)):
-            body += self._phase(index)
+        for phases in passes(self.c, self.t.joined):
+            body += self._pass(phases)
         if self.weights.chunks == 1:
             body += ["x_now = 1 - x_now;"]
         parts = self.operands()
@@ -203,9 +203,21 @@ class Writer:
             close=self.epilogue.close(),
         )
 
-    def _phase(self, index: int) -> Lines:
-        """One phase of the cells: multiply by all its taps, some rows at a time, and hand the values on."""
-        phases, rows = self.weights.phases[index], self.steps.pieces(index)
+    def _pass(self, indices: range) -> Lines:
+        """Some phases of the cells: multiply by all their taps, some rows at a time, and hand the values on."""
+        phases, rows = [self.weights.phases[i] for i in indices], self.steps.pieces(indices[0])
         loops = [f"for (int from_{a} = 0; from_{a} < {len(p.elements)}; from_{a} += {n})" for a, p, n in rows]
-        values = self.epilogue.values(phases, self.slots(len(phases[2].elements)))
-        return [*loops, "{", *indent(["Accumulators acc = {};", *self.steps.of_phase(index, rows), *values]), "}"]
+        slots = [self.slots(len(phase[2].elements)) for phase in phases]
+        if len(indices) == 1:
+            lines = ["Accumulators acc = {};", *self.steps.of_pass({indices[0]: "acc"}, rows)]
+            return [*loops, "{", *indent([*lines, *self.epilogue.values(phases[0], slots[0])]), "}"]
+        names = {index: f"of_phase[{i}]" for i, index in enumerate(indices)}
+        lines = [f"Accumulators of_phase[{len(names)}] = {{}};", *self.steps.of_pass(names, rows)]
+        for i in range(0, len(phases), 2 if self.epilogue.couples else 1):
+            if self.epilogue.couples:
+                values = [f"Accumulators &acc = of_phase[{i}], &beside = of_phase[{i + 1}];    // along w"]
+                values += self.epilogue.coupled(phases[i], slots[i])
+            else:
+                values = [f"Accumulators& acc = of_phase[{i}];", *self.epilogue.values(phases[i], slots[i])]
+            lines += ["{", *indent(values), "}"]
+        return [*loops, "{", *indent(lines), "}"]

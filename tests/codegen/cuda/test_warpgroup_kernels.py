@@ -58,7 +58,46 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     "transposed": (Case((5, 12), 9, 24, (3, 3), (2, 2), (1, 1), transposed=True, before=("relu",)), {"chunk": 8}),
     "transposed, pool": (
         Case((6, 14), 10, 18, (5, 4), (2, 1), (2, 1), transposed=True, pool="max", window=(4, 2), step=(4, 2)),
-        {"rows_h": 2, "stay": False, "tap_rows": 1},
+        {"rows_h": 2, "stay": False, "tap_rows": 1, "joined": 0},
+    ),
+    "transposed, both phases of a row": (
+        Case((5, 12), 9, 24, (3, 3), (2, 2), (1, 1), output_padding=(1, 1), transposed=True, before=("relu",)),
+        {"chunk": 8, "joined": 1, "stay": False, "tap_rows": 1},
+    ),
+    "transposed, rows of odd length": (
+        Case((5, 12), 9, 24, (3, 3), (2, 2), (1, 1), transposed=True),
+        {"chunk": 8, "joined": 1},
+    ),
+    "transposed, rows of half as many runs": (
+        Case((5, 12), 9, 24, (3, 4), (2, 2), (1, 0), transposed=True, before=("add channel",), dtype=F16),
+        {"chunk": 16, "joined": 1},
+    ),
+    "transposed, three phases of a row": (
+        Case((5, 12), 9, 24, (2, 2), (1, 3), (0, 0), (2, 2), transposed=True, fold="logsumexp", fold_dims="p"),
+        {"chunk": 8, "joined": 1},
+    ),
+    "transposed, all phases": (
+        Case((3, 5, 12), 9, 24, (3, 3, 3), (2,) * 3, (1,) * 3, (1,) * 3, output_padding=(1,) * 3, transposed=True),
+        {"chunk": 8, "joined": 3, "stay": False},
+    ),
+    "transposed, phases of planes, half precision": (
+        Case(
+            (3, 5, 12),
+            20,
+            24,
+            (3, 3, 3),
+            (2,) * 3,
+            (1,) * 3,
+            (1,) * 3,
+            output_padding=(0,) * 3,
+            transposed=True,
+            dtype=F16,
+        ),
+        {"chunk": 16, "joined": 2},
+    ),
+    "transposed, all phases, pool": (
+        Case((6, 14), 10, 18, (5, 4), (2, 2), (2, 1), transposed=True, pool="max", window=(2, 2), step=(2, 2)),
+        {"joined": 2, "chunk": 8},
     ),
     "transposed, phases without taps": (
         Case((4, 9), 9, 5, (1, 2), (3, 2), (0, 0), (1, 1), 2, True, (2, 1), fold="sum", fold_dims="p"),
@@ -192,7 +231,11 @@ SEVERAL_TILES: dict[str, tuple[Case, dict[str, Any]]] = {
     "over positions": (Case((9, 40), 12, 9, fold="sum", fold_dims="p"), {"stay": True, "chunk": 8}),
     "transposed": (
         Case((5, 40), 9, 5, (3, 3), (2, 2), (1, 1), (2, 1), transposed=True, fold="max", fold_dims="c"),
-        {"stay": False, "chunk": 8, "tap_rows": 1},
+        {"stay": False, "chunk": 8, "tap_rows": 1, "joined": 0},
+    ),
+    "several phases": (
+        Case((5, 40), 9, 5, (3, 3), (2, 2), (1, 1), transposed=True, output_padding=(1, 1)),
+        {"stay": False, "chunk": 8, "tap_rows": 1, "joined": 1},
     ),
     "windows in pieces": (
         Case((14, 60), 18, 16, pool="avg", window=(4, 2), step=(3, 2)),

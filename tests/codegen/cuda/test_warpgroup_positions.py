@@ -107,7 +107,39 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     ),
     "transposed, pool": (
         Case((6, 14), 10, 18, (5, 4), (2, 1), (2, 1), transposed=True, pool="max", window=(4, 2), step=(4, 2)),
-        {"rows_h": 2, "stay": False, "tap_rows": 1},
+        {"rows_h": 2, "stay": False, "tap_rows": 1, "joined": 0},
+    ),
+    "transposed, both phases of a row": (
+        Case((5, 12), 9, 24, (3, 3), (2, 2), (1, 1), output_padding=(1, 1), transposed=True, before=("relu",)),
+        {"chunk": 8, "joined": 1, "stay": False, "tap_rows": 1},
+    ),
+    "transposed, rows of odd length": (
+        Case((5, 12), 9, 12, (3, 3), (2, 2), (1, 1), transposed=True),
+        {"chunk": 8, "joined": 1, "wide": True},
+    ),
+    "transposed, two dimensions, three phases of a row": (
+        Case((5, 12), 9, 12, (2, 2), (2, 3), (0, 0), (1, 2), transposed=True, fold="logsumexp", fold_dims="cp"),
+        {"chunk": 8, "joined": 2},
+    ),
+    "transposed, all phases": (
+        Case((3, 5, 12), 9, 12, (3, 3, 3), (2,) * 3, (1,) * 3, (1,) * 3, output_padding=(1,) * 3, transposed=True),
+        {"chunk": 8, "joined": 3, "stay": False},
+    ),
+    "transposed, phases of planes, reduced": (
+        Case(
+            (3, 5, 12),
+            20,
+            24,
+            (3, 3, 3),
+            (2,) * 3,
+            (1,) * 3,
+            (1,) * 3,
+            output_padding=(0,) * 3,
+            transposed=True,
+            fold="sum",
+            fold_dims="p",
+        ),
+        {"chunk": 8, "joined": 2},
     ),
     "transposed, phases without taps": (
         Case((4, 9), 9, 5, (1, 2), (3, 2), (0, 0), (1, 1), 2, True, (2, 1), fold="sum", fold_dims="p"),

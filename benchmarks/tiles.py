@@ -1,0 +1,136 @@
+"""Times of the tiles of contraction groups beside their estimates: what these are fitted to, or choices judged by.
+
+    python benchmarks/tiles.py --out benchmarks/results/h200_joined_phases.json           # the models below
+    python benchmarks/tiles.py --rows 24,9 --each 8 --out rows.json                       # random models of seed 1
+
+Of every model's longest contraction group, `--each` tiles of every way to cut it (and, for transposed convolutions, of
+every number of dimensions whose phases are joined) are built and run; every one must agree with ATen.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from configurations import draw
+from random_configurations import BYTES, _model
+from torch import nn
+
+import fusewright.codegen.cuda as cuda
+from fusewright import tuning
+from fusewright.measure import environment, save_results
+from fusewright.pipeline import build
+from fusewright.runtime.operators import reference_of
+from fusewright.schedule import warpgroup, warpgroup_positions
+from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.groups import Group
+from fusewright.tuning import Decision, Tuner
+
+WAYS = {"features": warpgroup, "positions": warpgroup_positions}
+
+
+def transposed() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
+    """Transposed convolutions with several phases, behind which values are written, pooled or reduced."""
+    up3 = {"stride": 2, "padding": 1, "output_padding": 1}
+    yield "convT3d 32->64 k3 s2, relu", _chain(nn.ConvTranspose3d(32, 64, 3, **up3), nn.ReLU()), _x(16, 32, 16, 32, 32)
+    yield "convT3d 64->16 k3 s2, rows of odd length", nn.ConvTranspose3d(64, 16, 3, stride=2), _x(16, 64, 16, 32, 32)
+    up2 = {"stride": 2, "padding": 1}
+    yield "convT2d 64->128 k4 s2, relu", _chain(nn.ConvTranspose2d(64, 128, 4, **up2), nn.ReLU()), _x(32, 64, 64, 64)
+    pool = _chain(nn.ConvTranspose2d(64, 64, 4, **up2), nn.MaxPool2d(2), nn.Hardtanh())
+    yield "convT2d 64->64 k4 s2, maxpool 2, hardtanh", pool, _x(64, 64, 64, 64)
+    yield "convT3d 32->48 k3 s2, logsumexp", _Over(nn.ConvTranspose3d(32, 48, 3, **up3)), _x(16, 32, 16, 32, 32)
+
+
+class _Over(nn.Module):
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).logsumexp(1)
+
+
+def _chain(*modules: nn.Module) -> nn.Module:
+    return nn.Sequential(*modules)
+
+
+def _x(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda")
+
+
+def drawn(rows: list[int]) -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
+    """Rows of the random table."""
+    for i in rows:
+        configuration = draw(1, i, *BYTES["cuda"])
+        torch.manual_seed(i)
+        x = torch.randn(configuration.shape, device="cuda")
+        yield f"row {i}: {configuration}", _model(configuration, torch.device("cuda")), x
+
+
+class Table:
+    """Stands in for `Tuner._raced`: every tile's time goes into the table."""
+
+    def __init__(self, each: int) -> None:
+        self.each = each
+        self.found: list[dict[str, Any]] = []
+
+    def __call__(self, tuner: Tuner, group: Group, name: str, options: list[Any], operands: list[Any]) -> Decision:
+        if not isinstance(group.record, Contraction) or self.found:
+            return Decision(options[0])
+        tiles = list(self._tiles(group.record, tuner, group, options))
+        kernels = [tuner._kernel(group, name, option) for _, option in tiles]
+        launchers = [tuning.launcher(kernel) for kernel in kernels]
+        with ThreadPoolExecutor(16) as pool:
+            built = list(pool.map(lambda one: tuning._loads(one, tuner.device), launchers))
+        want = reference_of(kernels[0])(*operands)
+        self.found.append({"ATen": tuning._seconds(partial(reference_of(kernels[0]), *operands), tuner.device) * 1e3})
+        for (estimate, option), candidate, fits in zip(tiles, launchers, built, strict=True):
+            row = {"estimate": estimate, **{k: v for k, v in option.items() if k != "channels_last"}}
+            if fits:
+                got = candidate(*operands)
+                row["error"] = ((got - want).abs().max() / want.abs().max()).item()
+                row["milliseconds"] = tuning._seconds(partial(candidate, *operands), tuner.device) * 1e3
+            self.found.append(row)
+        best = min(range(1, len(self.found)), key=lambda i: self.found[i].get("milliseconds", 1e9))
+        return Decision(tiles[best - 1][1])
+
+    def _tiles(self, c: Contraction, tuner: Tuner, group: Group, options: list[Any]) -> Iterator[tuple[float, Any]]:
+        yield 0.0, options[0]
+        lengths = cuda._cells(c, tuner.hints)
+        for way in WAYS.values():
+            met: dict[int, int] = {}
+            for score, t in way.shortlist(c, lengths, 400, tf32=True):
+                met[t.joined] = met.get(t.joined, 0) + 1
+                if met[t.joined] <= self.each:
+                    yield score, cuda._of_warpgroup(c, t, None)
+        yield from ((0.0, o) for o in [o for o in options if "tiling" in o][: self.each])
+
+
+def main() -> None:
+    """Prints and saves the tiles of every model, fastest first."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rows", default="", help="random models of seed 1 in place of transposed convolutions")
+    parser.add_argument("--each", type=int, default=4)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    record: dict[str, Any] = {}
+    for name, model, x in drawn([int(i) for i in arguments.rows.split(",")]) if arguments.rows else transposed():
+        table = Table(arguments.each)
+        Tuner._raced = lambda self, *given, table=table: table(self, *given)  # type: ignore[method-assign]
+        build(model.to("cuda").eval().requires_grad_(False), (x,), {}, kernels="always")
+        aten, *rows = table.found
+        record[name] = {**aten, "tiles": sorted(rows, key=lambda row: row.get("milliseconds", 1e9))}
+        print(name, aten)
+        for row in record[name]["tiles"][:6]:
+            print("  ", row)
+        save_results(arguments.out, {"environment": environment("cuda"), "models": record})
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
