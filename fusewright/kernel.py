@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from types import CodeType
+from types import CodeType, EllipsisType
 
 import torch
 
 Expression = str
+
+# Of an argument: a number or flag, or one for each dimension, or several.
+Value = int | None | tuple["Value", ...]
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,19 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Fixed:
+    """A constant of a kernel's text that is an argument of PyTorch's function: a kernel size, a stride, a padding.
+
+    name     as PyTorch has it; of windows ``pool`` is the kernel size, and the others are ``pool_stride`` and so on
+    default  what PyTorch takes where it is left out; ``...`` where it may not be
+    """
+
+    name: str
+    value: Value
+    default: Value | EllipsisType = ...
+
+
+@dataclass(frozen=True)
 class Kernel:
     """A group's generated kernel.
 
@@ -80,6 +96,7 @@ class Kernel:
     counts     what the text counts in 32 bits beside its arguments; a call in which that is not enough is refused
     looks_up   whether it reads rows at indices of a call: where one is that of no row, functions for a CPU return 1,
                and those for a GPU trap
+    fixed      what its text holds as constants and no shape tells; functions in a solution file compare it
     """
 
     name: str
@@ -99,6 +116,7 @@ class Kernel:
     counts: tuple[Expression, ...] = ()
     arch: str = ""
     looks_up: bool = False
+    fixed: tuple[Fixed, ...] = ()
 
     def runs_on(self, capability: int) -> bool:
         """Whether a device of this compute capability (times ten) has what the kernel uses."""

@@ -56,7 +56,8 @@ def functions(kernels: Sequence[KernelText]) -> list[str]:
         if any(kernel.calls(function.__name__) for kernel in kernels) or (spread and function is arithmetic[0])
     ]
     parts += [_library([kernel for kernel in kernels if kernel.target == target]) for target in targets]
-    parts += [_operands(targets), support.GRADIENTS]
+    parts += [_operands(targets), *([support.ARGUMENTS] if any(k.kernel.fixed for k in kernels) else [])]
+    parts += [support.GRADIENTS]
     references: set[str] = set()
     for kernel in kernels:
         lines = [kernel.sizes_function(), kernel.launch_function()]

@@ -17,7 +17,7 @@ import torch
 
 from fusewright.codegen.text import Lines, block
 from fusewright.emit.arithmetic import FUNCTIONS, Arithmetic, readable
-from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
+from fusewright.kernel import Argument, Array, Expression, Fixed, Kernel, Launch
 
 _C_TYPES = {"int": ("int", "ctypes.c_int"), "long": ("long long", "ctypes.c_longlong")}
 
@@ -234,13 +234,28 @@ class KernelText(ABC):
         return [lines[0], '    """The same in PyTorch\'s own operations, which gradients go through."""', *lines[1:]]
 
     def call_function(self, says: str) -> list[str]:
-        """The function that the forward calls."""
-        operands = ", ".join(self.kernel.operands)
+        """The function that the forward calls, with the kernel's constants by name, as one of PyTorch's is called."""
+        fixed, operands = self.kernel.fixed, self.kernel.operands
+        takes = [f"{operand}: torch.Tensor" for operand in operands]
+        about, check = [f'    """{says}"""'], []
+        if fixed:
+            takes += ["*", *map(_keyword, fixed)]
+            more = "These arguments, those of the rewritten program, are constants of the kernel: others raise `ValueError`."
+            about = [f'    """{says}', "", f"    {more}", '    """']
+            given, wanted = _tuple([f.name for f in fixed]), _tuple([repr(f.value) for f in fixed])
+            check = [f"    expect_arguments({self.name}, {given}, {wanted})"]
         return [
-            f"def {self.name}({', '.join(f'{o}: torch.Tensor' for o in self.kernel.operands)}) -> torch.Tensor:",
-            f'    """{says}"""',
-            f"    return differentiable({self.name}_launch, {self.reference}, {operands})",
+            f"def {self.name}({', '.join(takes)}) -> torch.Tensor:",
+            *about,
+            *check,
+            f"    return differentiable({self.name}_launch, {self.reference}, {', '.join(operands)})",
         ]
+
+
+def with_constants(program: str, kernel: Kernel) -> str:
+    """The text of a program that says in its calls of a kernel what that was made for, but for PyTorch's defaults."""
+    said = "".join(f", {f.name}={f.value!r}" for f in kernel.fixed if f.value != f.default)
+    return re.sub(rf"(?<![\w.])({kernel.name}\(.*)\)(?=  # )", rf"\1{said})", program)
 
 
 def parameters_of(source: str, entry: str) -> list[Parameter]:
@@ -272,6 +287,15 @@ def without_unused(function: str) -> str:
 def on_current_device(text: str) -> str:
     """The text of a program that was made on one GPU, for whichever is the current one."""
     return re.sub(r'"cuda:\d+"', '"cuda"', text)
+
+
+def _keyword(argument: Fixed) -> str:
+    """A parameter with its type, and PyTorch's default."""
+    kind = type(argument.value).__name__
+    if isinstance(argument.value, tuple):
+        kind = "tuple[int, ...]" if all(isinstance(n, int) for n in argument.value) else "tuple[tuple, ...]"
+    kind += " | None" if argument.default is None else ""
+    return f"{argument.name}: {kind}" + ("" if argument.default is ... else f" = {argument.default!r}")
 
 
 def _memory_format(layout: str, ndim: int) -> str:

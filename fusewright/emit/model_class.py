@@ -9,7 +9,7 @@ from textwrap import dedent
 
 from fusewright.codegen.aten import HEADER, attribute
 from fusewright.emit.draft import Draft
-from fusewright.emit.kernel_text import on_current_device, without_unused
+from fusewright.emit.kernel_text import on_current_device, with_constants, without_unused
 from fusewright.emit.model_code import method
 
 _ON = {"cuda": " on a GPU", "cpu": " on a CPU"}
@@ -79,7 +79,7 @@ def _method(function: str, name: str, says: str) -> list[str]:
 def _functions(draft: Draft) -> tuple[str, str]:
     """The texts of a program's two functions."""
     source = on_current_device(dedent(draft.program.source.removeprefix(HEADER)))
-    for kernel in draft.kernels if draft.suffix else ():
-        source = re.sub(rf"(?<![\w.]){kernel.name}\(", f"{kernel.name}{draft.suffix}(", source)
+    for kernel in draft.kernels:
+        source = re.sub(rf"(?<![\w.]){kernel.name}\(", f"{kernel.name}{draft.suffix}(", with_constants(source, kernel))
     derive, forward = source.split("\n\n\n")
     return derive.strip("\n"), forward.strip("\n")

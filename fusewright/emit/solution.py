@@ -18,6 +18,7 @@ from fusewright.errors import UnsupportedError
 # Names that a solution file imports: statement, and what a use of it looks like.
 _IMPORTED = {
     "import ctypes": "ctypes.",
+    "import inspect": "inspect.",
     "from functools import cache": "@cache",
     "from functools import lru_cache": "@lru_cache",
     "from functools import partial": "partial)",

@@ -84,6 +84,16 @@ def dense(
     return tensor.clone(memory_format=layout)
 '''
 
+ARGUMENTS = '''
+def expect_arguments(function, given: tuple, wanted: tuple) -> None:
+    """Raises `ValueError` where a kernel's function is given others of its last arguments than it was made for."""
+    if given != wanted:
+        names = [*inspect.signature(function).parameters][-len(wanted) :]
+        name, one, other = next(each for each in zip(names, wanted, given, strict=True) if each[1] != each[2])
+        remedy = "`fusewright optimize` writes a file for another model"
+        raise ValueError(f"{function.__name__} was made for {name}={one}, not {other}; {remedy}")
+'''
+
 GRADIENTS = '''
 class Recomputed(torch.autograd.Function):
     """A kernel whose backward computes its reference again and differentiates that, so that nothing is kept."""
