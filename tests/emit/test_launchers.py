@@ -92,7 +92,7 @@ def recorded(solution: Any, kernels: tuple[Kernel, ...]) -> dict[str, list[torch
     found: dict[str, list[torch.Tensor]] = {}
 
     def recorder(name: str) -> Callable[..., torch.Tensor]:
-        def record(*operands: torch.Tensor) -> torch.Tensor:
+        def record(*operands: torch.Tensor, **_: Any) -> torch.Tensor:
             found[name] = list(operands)
             result: torch.Tensor = getattr(solution, f"{name}_reference")(*operands)
             return result
