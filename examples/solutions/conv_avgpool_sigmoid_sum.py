@@ -22,6 +22,7 @@ Written by fusewright 0.1.0.
 """
 
 import ctypes
+import inspect
 from functools import cache, lru_cache
 from itertools import chain, islice
 from operator import is_
@@ -643,6 +644,15 @@ def dense(
     return tensor.clone(memory_format=layout)
 
 
+def expect_arguments(function, given: tuple, wanted: tuple) -> None:
+    """Raises `ValueError` where a kernel's function has other last arguments than its kernel was made for."""
+    if given != wanted:
+        names = [*inspect.signature(function).parameters][-len(wanted) :]
+        name, one, other = next(each for each in zip(names, wanted, given, strict=True) if each[1] != each[2])
+        remedy = "`fusewright optimize` writes a file for another model"
+        raise ValueError(f"{function.__name__} was made for {name}={one}, not {other}; {remedy}")
+
+
 class Recomputed(torch.autograd.Function):
     """A kernel whose backward computes its reference again and differentiates that, so that nothing is kept."""
 
@@ -728,8 +738,29 @@ def fused_conv_avg_sigmoid_sum_reference(x, w, bias):
     return x
 
 
-def fused_conv_avg_sigmoid_sum(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """conv, avg, sigmoid, sum in one launch."""
+def fused_conv_avg_sigmoid_sum(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor,
+    *,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...] = (1, 1),
+    padding: tuple[int, ...] = (0, 0),
+    dilation: tuple[int, ...] = (1, 1),
+    groups: int = 1,
+    pool: tuple[int, ...],
+    pool_stride: tuple[int, ...] = (4, 4),
+    pool_padding: tuple[int, ...] = (0, 0),
+) -> torch.Tensor:
+    """conv, avg, sigmoid, sum in one launch.
+
+    Keywords name the kernel's constants, as the rewritten program has them; others raise `ValueError`.
+    """
+    expect_arguments(
+        fused_conv_avg_sigmoid_sum,
+        (kernel_size, stride, padding, dilation, groups, pool, pool_stride, pool_padding),
+        ((3, 3), (4, 4), (0, 0), (1, 1), 1, (4, 4), (1, 1), (0, 0)),
+    )
     return differentiable(fused_conv_avg_sigmoid_sum_launch, fused_conv_avg_sigmoid_sum_reference, x, w, bias)
 
 
@@ -891,5 +922,7 @@ class ModelNew(Model):
 
     def fused(self, x):
         """The rewritten forward."""
-        x = fused_conv_avg_sigmoid_sum(x, self.conv.weight, self.conv.bias)  # (B)
+        x = fused_conv_avg_sigmoid_sum(
+            x, self.conv.weight, self.conv.bias, kernel_size=(3, 3), stride=(4, 4), pool=(4, 4), pool_stride=(1, 1)
+        )  # (B)
         return x

@@ -240,7 +240,7 @@ class KernelText(ABC):
         about, check = [f'    """{says}"""'], []
         if fixed:
             takes += ["*", *map(_keyword, fixed)]
-            more = "Constants of the kernel, as the rewritten program has them: other arguments raise `ValueError`."
+            more = "Keywords name the kernel's constants, as the rewritten program has them; others raise `ValueError`."
             about = [f'    """{says}', "", f"    {more}", '    """']
             given, wanted = _tuple([f.name for f in fixed]), _tuple([repr(f.value) for f in fixed])
             check = [f"    expect_arguments({self.name}, {given}, {wanted})"]

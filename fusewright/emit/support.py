@@ -86,7 +86,7 @@ def dense(
 
 ARGUMENTS = '''
 def expect_arguments(function, given: tuple, wanted: tuple) -> None:
-    """Raises `ValueError` where a kernel's function is given others of its last arguments than it was made for."""
+    """Raises `ValueError` where a kernel's function has other last arguments than its kernel was made for."""
     if given != wanted:
         names = [*inspect.signature(function).parameters][-len(wanted) :]
         name, one, other = next(each for each in zip(names, wanted, given, strict=True) if each[1] != each[2])
