@@ -60,7 +60,7 @@ constexpr int TEAM = 128, TEAMS = 1, THREADS = TEAM * TEAMS;
 constexpr int BLOCK_O = FEATURES * TEAMS, O_BLOCKS = 1;
 constexpr int CELLS_D = 1, CELLS_H = 32, CELLS_W = 64;    // of a block
 constexpr int CHUNK = 1, CHUNKS = 1;    // input channels staged at a time
-constexpr int PASSES = 1;    // blocks of features that one block goes through
+constexpr int ROUNDS = 1;    // blocks of features that one block goes through
 
 // Shared memory: the input as [channel][d][h][w], twice; weights as [channel][tap][feature].
 constexpr int X_D = 1, X_H = 38, X_W = 72, X_CHANNEL = X_D * X_H * X_W, X_TILE = 2736;
@@ -200,9 +200,9 @@ __device__ __forceinline__ void stage_input(const Element* x, Element* tile, int
     stage_rows<1, 72, 16, 1, 1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
 }
 
-// Start copying the weights of a pass's features and the channels of a chunk, zeros where there are none.
-__device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, int pass, int chunk) {
-    const int group = pass / O_BLOCKS, first_feature = pass % O_BLOCKS * BLOCK_O;
+// Start copying the weights of a round's features and the channels of a chunk, zeros where there are none.
+__device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, int round, int chunk) {
+    const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
     for (int i = threadIdx.x; i < W_TILE; i += THREADS) {
         const int tap = i % TAPS, c = i / TAPS % CHUNK, feature = i / (TAPS * CHUNK);
         const bool there = first_feature + feature < O && (C % CHUNK == 0 || chunk * CHUNK + c < C);
@@ -213,8 +213,8 @@ __device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, i
     }
 }
 
-// Where a block is: it goes through chunks of channels, within passes, within tiles.
-struct Step { int tile, pass, chunk, cell_d, cell_h, cell_w; };
+// Where a block is: it goes through chunks of channels, within rounds, within tiles.
+struct Step { int tile, round, chunk, cell_d, cell_h, cell_w; };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 fused_test(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, const float* __restrict__ parameter_1, Element* __restrict__ out,
@@ -230,14 +230,14 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     const int unit_d = own / (UNITS_W * UNITS_H), unit_h = own / UNITS_W % UNITS_H, unit_w = own % UNITS_W;
     const Element* const x_sample = x + (long long)sample * (GROUPS * C) * D * H * W;
     const int x_unit = (unit_d * ELEMENT_D * X_H + unit_h * ROWS * ELEMENT_H) * X_W + unit_w * RUN * ELEMENT_W;
-    const int first_pass = blockIdx.z;    // a block of features of a group
+    const int first_round = blockIdx.z;    // a block of features of a group
     const auto before = [&](Compute value, int at) {
         const Compute shifted = value + widened(bias[at]);
         const float v2 = shifted < float(0.0) ? float(0.0) : shifted;
         const float v3 = v2 * widened(parameter_1[at]);
         return v3;
     };
-    stage_weights(w, w_tiles, first_pass, 0);
+    stage_weights(w, w_tiles, first_round, 0);
 
     const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
@@ -249,17 +249,17 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     const auto advance = [&](Step& at) {
         if (++at.chunk < CHUNKS) return;
         at.chunk = 0;
-        if (++at.pass < first_pass + PASSES) return;
-        at.pass = first_pass;
+        if (++at.round < first_round + ROUNDS) return;
+        at.round = first_round;
         at.tile += parts;
         place(at);
     };
     const auto stage = [&](const Step& at, int buffer) {
-        const Element* const x_group = x_sample + at.pass / O_BLOCKS * C * (D * H * W);
+        const Element* const x_group = x_sample + at.round / O_BLOCKS * C * (D * H * W);
         stage_input(x_group, x_tiles + buffer * X_TILE, at.chunk, at.cell_d, at.cell_h, at.cell_w, D, H, W);
         copy_async_commit();
     };
-    Step next = {part, first_pass, 0, 0, 0, 0};
+    Step next = {part, first_round, 0, 0, 0, 0};
     place(next);
     if (part < tiles) stage(next, 0);
     Compute acc[PHASES][FEATURES][ROWS][RUN];
@@ -282,8 +282,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         }
         if (now.chunk < CHUNKS - 1) continue;
 
-        const int cell_d = now.cell_d, cell_h = now.cell_h, cell_w = now.cell_w, pass = now.pass;
-        const int group = pass / O_BLOCKS, first_feature = pass % O_BLOCKS * BLOCK_O;
+        const int cell_d = now.cell_d, cell_h = now.cell_h, cell_w = now.cell_w, round = now.round;
+        const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
         const auto keep = [&](const Compute (&acc)[FEATURES][ROWS][RUN], int phase_d, int phase_h, int phase_w) {
 #pragma unroll
             for (int o = 0; o < FEATURES; ++o)

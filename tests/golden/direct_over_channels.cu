@@ -60,7 +60,7 @@ constexpr int TEAM = 128, TEAMS = 1, THREADS = TEAM * TEAMS;
 constexpr int BLOCK_O = FEATURES * TEAMS, O_BLOCKS = 1;
 constexpr int CELLS_D = 1, CELLS_H = 15, CELLS_W = 60;    // of a block
 constexpr int CHUNK = 1, CHUNKS = 1;    // input channels staged at a time
-constexpr int PASSES = 64;    // blocks of features that one block goes through
+constexpr int ROUNDS = 64;    // blocks of features that one block goes through
 
 // Shared memory: the input as [channel][d][h][w], twice; weights as [channel][tap][feature].
 constexpr int X_D = 1, X_H = 20, X_W = 72, X_CHANNEL = X_D * X_H * X_W, X_TILE = 1440;
@@ -200,9 +200,9 @@ __device__ __forceinline__ void stage_input(const Element* x, Element* tile, int
     stage_rows<1, 72, 16, 1, 1>(from, tile, channels, low_d, low_h, low_w, D, H, W);
 }
 
-// Start copying the weights of a pass's features and the channels of a chunk, zeros where there are none.
-__device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, int pass, int chunk) {
-    const int group = pass / O_BLOCKS, first_feature = pass % O_BLOCKS * BLOCK_O;
+// Start copying the weights of a round's features and the channels of a chunk, zeros where there are none.
+__device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, int round, int chunk) {
+    const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
     for (int i = threadIdx.x; i < W_TILE; i += THREADS) {
         const int tap = i % TAPS, c = i / TAPS % CHUNK, feature = i / (TAPS * CHUNK);
         const bool there = first_feature + feature < O && (C % CHUNK == 0 || chunk * CHUNK + c < C);
@@ -213,8 +213,8 @@ __device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, i
     }
 }
 
-// Where a block is: it goes through chunks of channels, within passes, within tiles.
-struct Step { int tile, pass, chunk, cell_d, cell_h, cell_w; };
+// Where a block is: it goes through chunks of channels, within rounds, within tiles.
+struct Step { int tile, round, chunk, cell_d, cell_h, cell_w; };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 5)
 fused_test(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, Element* __restrict__ out,
@@ -231,7 +231,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     const int unit_d = own / (UNITS_W * UNITS_H), unit_h = own / UNITS_W % UNITS_H, unit_w = own % UNITS_W;
     const Element* const x_sample = x + (long long)sample * (GROUPS * C) * D * H * W;
     const int x_unit = (unit_d * ELEMENT_D * X_H + unit_h * ROWS * ELEMENT_H) * X_W + unit_w * RUN * ELEMENT_W;
-    const int first_pass = blockIdx.z;    // a block of features of a group
+    const int first_round = blockIdx.z;    // a block of features of a group
     const auto before = [&](Compute value, int at) {
         const Compute shifted = value + widened(bias[at]);
         const float v1 = tanh(shifted);
@@ -241,8 +241,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         const float v1 = value * (value < -3 ? 0.0f : value > 3 ? 6.0f : value + 3) * 0.16666667f;
         return v1;
     };
-    for (int i = 0; i < PASSES * CHUNKS; ++i)
-        stage_weights(w, w_tiles + i * W_TILE, first_pass + i / CHUNKS, i % CHUNKS);
+    for (int i = 0; i < ROUNDS * CHUNKS; ++i)
+        stage_weights(w, w_tiles + i * W_TILE, first_round + i / CHUNKS, i % CHUNKS);
 
     const int tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = ceil_div(cells_d, CELLS_D) * tiles_h * tiles_w;
@@ -254,17 +254,17 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     const auto advance = [&](Step& at) {
         if (++at.chunk < CHUNKS) return;
         at.chunk = 0;
-        if (++at.pass < first_pass + PASSES) return;
-        at.pass = first_pass;
+        if (++at.round < first_round + ROUNDS) return;
+        at.round = first_round;
         at.tile += parts;
         place(at);
     };
     const auto stage = [&](const Step& at, int buffer) {
-        const Element* const x_group = x_sample + at.pass / O_BLOCKS * C * (D * H * W);
+        const Element* const x_group = x_sample + at.round / O_BLOCKS * C * (D * H * W);
         stage_input(x_group, x_tiles + buffer * X_TILE, at.chunk, at.cell_d, at.cell_h, at.cell_w, D, H, W);
         copy_async_commit();
     };
-    Step next = {part, first_pass, 0, 0, 0, 0};
+    Step next = {part, first_round, 0, 0, 0, 0};
     place(next);
     if (part < tiles) stage(next, 0);
     Compute acc[PHASES][FEATURES][ROWS][RUN];
@@ -278,7 +278,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
             for (int i = 0; i < PHASES * FEATURES * ROWS * RUN; ++i) (&acc[0][0][0][0])[i] = Compute(0);
         const Element* const x_tile = x_tiles + buffer * X_TILE + x_unit;
-        const Compute* const w_tile = w_tiles + (now.pass - first_pass) * W_TILE + team * FEATURES;
+        const Compute* const w_tile = w_tiles + (now.round - first_round) * W_TILE + team * FEATURES;
 #pragma unroll 1
         for (int c = 0; c < CHUNK; ++c) {
             const Element* const x_c = x_tile + c * (X_D * X_H * X_W);
@@ -287,8 +287,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         }
         if (now.chunk < CHUNKS - 1) continue;
 
-        const int cell_d = now.cell_d, cell_h = now.cell_h, cell_w = now.cell_w, pass = now.pass;
-        const int group = pass / O_BLOCKS, first_feature = pass % O_BLOCKS * BLOCK_O;
+        const int cell_d = now.cell_d, cell_h = now.cell_h, cell_w = now.cell_w, round = now.round;
+        const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
         const auto keep = [&](const Compute (&acc)[FEATURES][ROWS][RUN], int phase_d, int phase_h, int phase_w) {
 #pragma unroll
             for (int o = 0; o < FEATURES; ++o)
@@ -307,7 +307,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         __syncthreads();
         for (int cell = threadIdx.x; cell < 900; cell += THREADS) {
             const int d = cell / 900, h = cell / 60 % 15, w = cell % 60;    // inside the tile
-            Compute over = pass == 0 ? Compute(0) : running[cell];
+            Compute over = round == 0 ? Compute(0) : running[cell];
             for (int o = 0; o < BLOCK_O; ++o) {
                 const int at = group * O + first_feature + o;
                 const Compute* const from = strip + (o * 16 + h) * 64 + w;
@@ -320,7 +320,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                 constexpr Compute share = Compute(1.0 / 4);
                 over = over + after(pooled * share, at);
             }
-            if (pass < PASSES - 1)
+            if (round < ROUNDS - 1)
                 running[cell] = over;
             else if (cell_d + d < cells_d && cell_h + h < cells_h && cell_w + w < cells_w)
                 out[(((long long)sample * cells_d + cell_d + d) * cells_h + cell_h + h) * cells_w + cell_w + w] = narrow_to<Element>::of(over * Compute(1.0 / (GROUPS * O)));

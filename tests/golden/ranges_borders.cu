@@ -116,10 +116,10 @@ __device__ __forceinline__ int cell_of(int column) {
 template <int COUNT>
 __device__ __forceinline__ void sum_plane(const Element* plane, int lane, double* cells) {
     constexpr int BEGIN = FIRST / COUNT * COUNT, PACKS = (LAST - BEGIN + COUNT - 1) / COUNT;
-    constexpr int PASSES = (PACKS + TEAM - 1) / TEAM, ACROSS = (PACKS + PASSES - 1) / PASSES, DOWN = TEAM / ACROSS;
+    constexpr int TURNS = (PACKS + TEAM - 1) / TEAM, ACROSS = (PACKS + TURNS - 1) / TURNS, DOWN = TEAM / ACROSS;
     const int across = lane % ACROSS, down = lane / ACROSS;
-    for (int pass = 0; pass < PASSES; ++pass) {
-        const int first = BEGIN + (pass * ACROSS + across) * COUNT;
+    for (int turn = 0; turn < TURNS; ++turn) {
+        const int first = BEGIN + (turn * ACROSS + across) * COUNT;
         const bool working = down < DOWN && first < LAST;
         const Element* const from = plane + first;
         int cell[COUNT];

@@ -169,7 +169,7 @@ class _Writer:
         prologue = self.epilogue.prologue()
         if stay:
             prologue += self._stay()
-        staged = [] if stay else ["stage_weights(w, w_tiles + buffer * W_TILE, at.pass, at.chunk);"]
+        staged = [] if stay else ["stage_weights(w, w_tiles + buffer * W_TILE, at.round, at.chunk);"]
         products = self.t.features * self.t.rows * self.t.run * self.cut.taps
         return fill(
             direct_text.KERNEL,
@@ -192,17 +192,17 @@ class _Writer:
     def _stay(self) -> Lines:
         """Weights that stay are staged once."""
         if self.cut.passes * self.cut.chunks == 1:
-            return ["stage_weights(w, w_tiles, first_pass, 0);"]
+            return ["stage_weights(w, w_tiles, first_round, 0);"]
         return [
-            "for (int i = 0; i < PASSES * CHUNKS; ++i)",
-            "    stage_weights(w, w_tiles + i * W_TILE, first_pass + i / CHUNKS, i % CHUNKS);",
+            "for (int i = 0; i < ROUNDS * CHUNKS; ++i)",
+            "    stage_weights(w, w_tiles + i * W_TILE, first_round + i / CHUNKS, i % CHUNKS);",
         ]
 
     def _w_tile(self, stay: bool) -> str:
         """Which of the staged weights a step reads."""
         if not stay:
             return "buffer"
-        passes = ["(now.pass - first_pass)"] if self.cut.passes > 1 else []
+        passes = ["(now.round - first_round)"] if self.cut.passes > 1 else []
         if self.cut.chunks == 1:
             return passes[0] if passes else "0"
         return f"({passes[0]} * CHUNKS + now.chunk)" if passes else "now.chunk"

@@ -266,7 +266,7 @@ class DirectEpilogue(ValueText):
         count = "BLOCK_O" if self.c.features % self.t.block_m == 0 else "min(BLOCK_O, O - first_feature)"
         count = "TEAMS" if folded_early(self.c) else count
         kind, empty = self.joining.running[0], self.joining.empty
-        body = [*place, f"{kind} over = pass == 0 ? {empty} : running[cell];"]
+        body = [*place, f"{kind} over = round == 0 ? {empty} : running[cell];"]
         if self.joining.at_once and self.c.window is None:
             (kept,) = value
             body += self._several_features(count, kept)
@@ -274,7 +274,7 @@ class DirectEpilogue(ValueText):
             fold = [*([_CHANNEL] if self.c.after is not None else []), *value[:-1]]
             fold += [f"over = {self.joining.join('over', value[-1])};"]
             body += block(f"for (int o = 0; o < {count}; ++o)", fold)
-        body += ["if (pass < PASSES - 1)", "    running[cell] = over;", f"else if ({self._inside()})"]
+        body += ["if (round < ROUNDS - 1)", "    running[cell] = over;", f"else if ({self._inside()})"]
         body += indent(self._write_over())
         return block(f"for (int cell = threadIdx.x; cell < {prod(self.counts)}; cell += THREADS)", body)
 

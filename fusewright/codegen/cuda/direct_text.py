@@ -16,7 +16,7 @@ constexpr int TEAM = $team, TEAMS = $teams, THREADS = TEAM * TEAMS;
 constexpr int BLOCK_O = FEATURES * TEAMS, O_BLOCKS = $o_blocks;
 constexpr int CELLS_D = $cells_d, CELLS_H = $cells_h, CELLS_W = $cells_w;    // of a block
 constexpr int CHUNK = $chunk, CHUNKS = $chunks;    // input channels staged at a time
-constexpr int PASSES = $passes;    // blocks of features that one block goes through
+constexpr int ROUNDS = $passes;    // blocks of features that one block goes through
 
 // Shared memory: the input as [channel][d][h][w], twice; weights as [channel][tap][feature].
 constexpr int X_D = $x_d, X_H = $x_h, X_W = $x_w, X_CHANNEL = X_D * X_H * X_W, X_TILE = $x_tile;
@@ -105,9 +105,9 @@ __device__ __forceinline__ void stage_input(const Element* x, Element* tile, int
     $stage
 }
 
-// Start copying the weights of a pass's features and the channels of a chunk, zeros where there are none.
-__device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, int pass, int chunk) {
-    const int group = pass / O_BLOCKS, first_feature = pass % O_BLOCKS * BLOCK_O;
+// Start copying the weights of a round's features and the channels of a chunk, zeros where there are none.
+__device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, int round, int chunk) {
+    const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
     for (int i = threadIdx.x; i < W_TILE; i += THREADS) {
         const int tap = i % TAPS, c = i / TAPS % CHUNK, feature = i / (TAPS * CHUNK);
         const bool there = first_feature + feature < O && (C % CHUNK == 0 || chunk * CHUNK + c < C);
@@ -120,8 +120,8 @@ __device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, i
 """
 
 KERNEL = """
-// Where a block is: it goes through chunks of channels, within passes, within tiles.
-struct Step { int tile, pass, chunk, cell_d, cell_h, cell_w; };
+// Where a block is: it goes through chunks of channels, within rounds, within tiles.
+struct Step { int tile, round, chunk, cell_d, cell_h, cell_w; };
 
 extern "C" __global__ void __launch_bounds__(THREADS, $per_sm)
 $name($parameters,
@@ -137,7 +137,7 @@ $name($parameters,
     const int unit_d = own / (UNITS_W * UNITS_H), unit_h = own / UNITS_W % UNITS_H, unit_w = own % UNITS_W;
     const Element* const x_sample = x + (long long)sample * (GROUPS * C) * D * H * W;
     const int x_unit = (unit_d * ELEMENT_D * X_H + unit_h * ROWS * ELEMENT_H) * X_W + unit_w * RUN * ELEMENT_W;
-    const int first_pass = blockIdx.z;    // a block of features of a group
+    const int first_round = blockIdx.z;    // a block of features of a group
     $prologue
 
     const int tiles_h = $tiles_h, tiles_w = ceil_div(cells_w, CELLS_W);
@@ -150,18 +150,18 @@ $name($parameters,
     const auto advance = [&](Step& at) {
         if (++at.chunk < CHUNKS) return;
         at.chunk = 0;
-        if (++at.pass < first_pass + PASSES) return;
-        at.pass = first_pass;
+        if (++at.round < first_round + ROUNDS) return;
+        at.round = first_round;
         at.tile += parts;
         place(at);
     };
     const auto stage = [&](const Step& at, int buffer) {
-        const Element* const x_group = x_sample + at.pass / O_BLOCKS * C * (D * H * W);
+        const Element* const x_group = x_sample + at.round / O_BLOCKS * C * (D * H * W);
         stage_input(x_group, x_tiles + buffer * X_TILE, at.chunk, at.cell_d, at.cell_h, at.cell_w, D, H, W);
         $stage_weights
         copy_async_commit();
     };
-    Step next = {part, first_pass, 0, 0, 0, 0};
+    Step next = {part, first_round, 0, 0, 0, 0};
     place(next);
     if (part < tiles) stage(next, 0);
     Compute acc[PHASES][FEATURES][ROWS][RUN];
@@ -184,8 +184,8 @@ $name($parameters,
         }
         if (now.chunk < CHUNKS - 1) continue;
 
-        const int cell_d = now.cell_d, cell_h = now.cell_h, cell_w = now.cell_w, pass = now.pass;
-        const int group = pass / O_BLOCKS, first_feature = pass % O_BLOCKS * BLOCK_O;
+        const int cell_d = now.cell_d, cell_h = now.cell_h, cell_w = now.cell_w, round = now.round;
+        const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
         $finished
     }
     $close
@@ -204,7 +204,7 @@ for (int o = 0; o < FEATURES; ++o) {
     if (threadIdx.x % 32 == 0) across[unit / 32][team * FEATURES + o] = value;
 }
 __syncthreads();
-const int group = first_pass / O_BLOCKS, first_feature = first_pass % O_BLOCKS * BLOCK_O;
+const int group = first_round / O_BLOCKS, first_feature = first_round % O_BLOCKS * BLOCK_O;
 for (int i = threadIdx.x; i < BLOCK_O && first_feature + i < O; i += THREADS) {
     $total value = across[0][i];
     for (int warp = 1; warp < TEAM / 32; ++warp) value = $warps;

@@ -288,7 +288,11 @@ def test_the_estimate_knows_no_model_and_prefers_overlap() -> None:
     assert len(warpgroup.shortlist(f.group, f.cells, 10, tf32=True)) == 10
 
 
-def test_golden() -> None:
+GOLDENS = {"chunks": "contraction_warpgroup", "transposed, both phases of a row": "contraction_warpgroup_phases"}
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_golden(name: str) -> None:
     """The text of one kernel, to be read."""
-    f, t = found(*CASES["chunks"])
-    assert kernel(f, t).source == (GOLDEN / "contraction_warpgroup.cu").read_text()
+    f, t = found(*CASES[name])
+    assert kernel(f, t).source == (GOLDEN / f"{GOLDENS[name]}.cu").read_text()

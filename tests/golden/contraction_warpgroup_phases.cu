@@ -1,0 +1,445 @@
+// The tf32 value nearest to x, in the bits of a float32: one instruction from sm_90 on.
+__device__ __forceinline__ unsigned round_tf32(float x) {
+    unsigned bits;
+#if __CUDA_ARCH__ >= 900
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#else
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#endif
+    return bits;
+}
+
+// Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`; nothing
+// where not `active`, which a branch would say in more instructions.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(void* to_shared, const void* from_global, bool inside, bool active = true) {
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+    const int bytes = inside ? BYTES : 0;
+    if constexpr (BYTES == 16)
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], 16, %2; }"
+            ::"r"(to), "l"(from_global), "r"(bytes), "r"(int(active)));
+    else
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.ca.shared.global [%0], [%1], %4, %2; }"
+            ::"r"(to), "l"(from_global), "r"(bytes), "r"(int(active)), "n"(BYTES));
+}
+// Close the group of copies started so far; wait until at most PENDING groups are still under way.
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
+template <int PENDING>
+__device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING)); }
+
+// Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
+struct bf16 { unsigned short bits; };
+struct fp16 { unsigned short bits; };
+__device__ __forceinline__ float widened(float x) { return x; }
+__device__ __forceinline__ double widened(double x) { return x; }
+__device__ __forceinline__ float widened(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+__device__ __forceinline__ float widened(fp16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+template <typename E> struct narrow_to;
+template <> struct narrow_to<float> { static __device__ __forceinline__ float of(float x) { return x; } };
+template <> struct narrow_to<double> { static __device__ __forceinline__ double of(double x) { return x; } };
+template <> struct narrow_to<bf16> {
+    static __device__ __forceinline__ bf16 of(float x) {
+        bf16 y;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+template <> struct narrow_to<fp16> {
+    static __device__ __forceinline__ fp16 of(float x) {
+        fp16 y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+
+// Matrices in shared memory for the tensor cores of a warpgroup (sm_90a): eight rows of 16 bytes lie one behind the
+// other, `along` bytes lead to their next 16 bytes and `down` bytes to the next eight rows.  One more is 16 bytes on.
+__device__ __forceinline__ unsigned long long shared_matrix(const void* start, int along, int down) {
+    const unsigned long long at = __cvta_generic_to_shared(start);
+    return (at & 0x3ffff) >> 4 | (unsigned long long)(along >> 4) << 16 | (unsigned long long)(down >> 4) << 32;
+}
+// What was written to shared memory is there for the tensor cores, after a barrier.
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Before the first product, after the last, and until all are done.
+__device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// A number of which the compiler knows nothing, so that what follows from it is not kept in registers between uses.
+__device__ __forceinline__ unsigned forgotten(unsigned x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// Start d += a * b for 64 rows and 16 columns of 8 numbers; of every eight columns a lane has mma.sync's.
+__device__ __forceinline__ void wgmma_tf32_16(float (&d)[2][4], unsigned long long a,
+                                                   unsigned long long b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n16k8.f32.tf32.tf32 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7"
+        "}, %8, %9, 1, 1, 1;"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
+        : "l"(a), "l"(b));
+}
+
+using Element = float;    // of tensors in memory
+using Compute = float;    // of everything else
+
+constexpr int C = 9, O = 24, GROUPS = 1;    // channels of a group, in and out
+constexpr int TAPS = 9;    // of one channel's kernel
+
+// A warpgroup owns 64 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
+constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 2, EIGHTS_W = 2, OWN_W = 2 * EIGHTS_W;
+constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
+constexpr int WARPS_M = 4, WARPS_H = 1, WARPS_W = 1, THREADS = 128;
+constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 1;
+constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
+
+// Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
+// [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
+constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
+constexpr int VECTORS = 2, PLANE = 51;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 3, X_W = 17, PITCH = 17, SKIP = 1;
+// Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
+constexpr int ADVANCE_D = 51, ADVANCE_H = 17;
+constexpr int ELEMENT_D = 51, ELEMENT_H = 17, ELEMENT_W = 1;
+constexpr int TAP_D = 0, TAP_H = -17, TAP_W = -1;
+constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+// Where input index w of a row lies.
+__device__ __forceinline__ constexpr int column(int w) { return w % SKIP * PITCH + w / SKIP; }
+// The staged input's offset of row r along d or h: rows of one cell first.
+__device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
+__device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
+
+// A thread has two features and two cells of every eight.
+using Accumulators = float[OWN_D * ROWS_D][PER_CELL][M_TILES][OWN_H * ROWS_H][EIGHTS_W][4];
+constexpr int ROWS_AT_ONCE = 1;    // that one instruction takes
+
+// Start adding the products of a staged chunk with `rows` rows of taps from `first` on.  The columns that one tap reads
+// lie as one instruction wants them, whichever tap it is: it only starts elsewhere.
+template <int TAPS_H, int TAPS_W, int ELEMENTS, int FIRST_W>
+__device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x, unsigned long long w, int first,
+                                         int rows) {
+    warpgroup_arrive();
+#pragma unroll 1
+    for (int row = first; row < first + rows; ++row) {
+        const unsigned long long x_row = x + (row / TAPS_H * TAP_D + row % TAPS_H * TAP_H);
+#pragma unroll 1
+        for (int k = 0; k < VECTORS; k += 2)
+#pragma unroll
+            for (int tap = 0; tap < TAPS_W; ++tap)
+#pragma unroll
+                for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+#pragma unroll
+                    for (int e = 0; e < ELEMENTS; ++e)
+#pragma unroll
+                        for (int rh = 0; rh < OWN_H * ROWS_H; rh += ROWS_AT_ONCE)
+#pragma unroll
+                            for (int m = 0; m < M_TILES; ++m)
+                                wgmma_tf32_16(reinterpret_cast<float(&)[2][4]>(acc[rd][e][m][rh]),
+                                               w + ((tap * VECTORS + k) * BLOCK_M + 64 * m),
+                                               x_row + (k * PLANE + row_d(rd) + row_h(rh) +
+                                                        column(FIRST_W + e * ELEMENT_W + tap * TAP_W)));
+        w += TAPS_W * VECTORS * BLOCK_M;
+    }
+    warpgroup_commit();
+}
+
+// A tile, by the tiles before it along each dimension, and its first cell.
+struct Tile { int d, h, w; };
+struct Cell { int d, h, w; };
+
+// One vector of channels.
+union alignas(16) Channels {
+    uint4 word;
+    Element element[VECTOR];
+};
+
+// The vectors that a thread stages at a time: what has been read, and where in the tile they are, in columns of shared
+// memory, packed indices of the input, elements of x.  Of no vector at all the column is negative.
+constexpr int COLUMNS = X_D * X_H * X_W, COUNT = VECTORS * COLUMNS;    // of a vector; vectors of a tile
+constexpr int AT_ONCE = 1;
+struct Fetched { Channels read[AT_ONCE]; };
+struct Places {
+    int to[AT_ONCE];
+    unsigned index[AT_ONCE];
+    int from[AT_ONCE];
+};
+
+__device__ __forceinline__ Places places_of(int first, int D, int H, int W) {
+    Places places;
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+        const int i = first + n * THREADS, v = i / COLUMNS, at = i % COLUMNS;
+        const int d = at / (X_H * X_W), h = at / X_W % X_H, w = at % X_W;
+        places.to[n] = i < COUNT ? v * PLANE + (d * X_H + h) * (PITCH * SKIP) + column(w) : -1;
+        places.index[n] = unsigned(v * VECTOR) << 24 | d << 16 | h << 8 | w;
+        places.from[n] = ((v * VECTOR * D + d) * H + h) * W + w;
+    }
+    return places;
+}
+
+// Start reading what a block's cells read, zeros outside.
+__device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& places, const Element* x, int chunk,
+                                            Cell cell, int D, int H, int W) {
+    const int low_d = cell.d * 1 + 0, low_h = cell.h * 1 + 0;
+    const int low_w = cell.w * 1 + 0, channels = C - chunk * CHUNK;
+    const int plane = D * H * W;
+    const Element* const own = x + chunk * CHUNK * plane;
+    const int start = (low_d * H + low_h) * W + low_w;
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+        const unsigned index = places.index[n];
+        const int x_d = low_d + (index >> 16 & 255), x_h = low_h + (index >> 8 & 255), x_w = low_w + (index & 255);
+        const bool inside = places.to[n] >= 0 && unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) &&
+                            unsigned(x_w) < unsigned(W);
+        const int channel = index >> 24;
+        const Element* const from = own + (start + places.from[n]);
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j)
+            fetched.read[n].element[j] = inside && (C % CHUNK == 0 || channel + j < channels) ? from[j * plane] : Element{};
+    }
+}
+
+// Write what was read to shared memory, rounded to tf32.
+__device__ __forceinline__ void put_input(Fetched& fetched, const Places& places, Element* tile) {
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) {
+            Element& value = fetched.read[n].element[j];
+            value = __uint_as_float(round_tf32(value));
+        }
+        if (places.to[n] >= 0) *reinterpret_cast<uint4*>(tile + places.to[n] * VECTOR) = fetched.read[n].word;
+    }
+}
+
+// Where a weight lies among those of a phase: [row of taps][tap][vector of channels][feature][channel].  The 64 rows of
+// an instruction are 16 features of each of four warps.
+template <int TAPS_W>
+__device__ __forceinline__ constexpr int weight_at(int row, int tap, int channel, int feature) {
+    const int tile = feature / 16 % M_TILES, warp = feature / (16 * M_TILES);
+    const int at = ((warp / 4 * M_TILES + tile) * 4 + warp % 4) * 16 + feature % 16;
+    return (((row * TAPS_W + tap) * VECTORS + channel / VECTOR) * BLOCK_M + at) * VECTOR + channel % VECTOR;
+}
+
+// Steps in memory between neighbouring taps of a phase.
+constexpr int NEXT_D = 0, NEXT_H = 6, NEXT_W = 2;
+
+// Lay out the weights of one phase, block and chunk for the tensor cores, zeros where there are none.
+template <int TAPS_D, int TAPS_H, int TAPS_W>
+__device__ __forceinline__ void pack_phase(const Element* w, Element* to, int group, int first_feature, int chunk,
+                                           int first) {
+    constexpr int ALL = TAPS_D * TAPS_H * TAPS_W;
+    for (int i = blockIdx.z * 256 + threadIdx.x; i < BLOCK_M * CHUNK * ALL; i += gridDim.z * 256) {
+        const int tap = i % ALL, own = i / ALL % CHUNK, feature = i / (ALL * CHUNK), channel = chunk * CHUNK + own;
+        const int of_w = tap / (TAPS_H * TAPS_W) * NEXT_D + tap / TAPS_W % TAPS_H * NEXT_H + tap % TAPS_W * NEXT_W;
+        const bool there = first_feature + feature < O && channel < C;
+        const Element value = there ? w[((group * C + channel) * O + first_feature + feature) * TAPS + first + of_w] : Element{};
+        to[weight_at<TAPS_W>(tap / TAPS_W, tap % TAPS_W, own, feature)] = __uint_as_float(round_tf32(value));
+    }
+}
+
+extern "C" __global__ void fused_test_pack(const Element* __restrict__ w, Element* __restrict__ packed) {
+    const int chunk = blockIdx.x, group = blockIdx.y / M_BLOCKS, first_feature = blockIdx.y % M_BLOCKS * BLOCK_M;
+    packed += (long long)blockIdx.y * 9216;
+    pack_phase<1, 1, 1>(w, packed + chunk * 512, group, first_feature, chunk, 4);
+    pack_phase<1, 1, 2>(w, packed + 1024 + chunk * 1024, group, first_feature, chunk, 3);
+    pack_phase<1, 2, 1>(w, packed + 3072 + chunk * 1024, group, first_feature, chunk, 1);
+    pack_phase<1, 2, 2>(w, packed + 5120 + chunk * 2048, group, first_feature, chunk, 0);
+}
+
+// Start copying `count` packed weights.
+__device__ __forceinline__ void stage_weights(const Element* from, Element* to, int count) {
+    for (int i = VECTOR * threadIdx.x; i < count; i += VECTOR * THREADS) copy_async<16>(to + i, from + i, true);
+}
+
+// Write neighbours of an output row of which `left` elements follow: all in one store where every row is a number of
+// such runs, else as they come.
+struct alignas(4 * sizeof(Element)) Run { Element values[4]; };
+__device__ __forceinline__ void write_run(Element* to, const Run& run, int left, int row) {
+    if (row % 4 == 0) {
+        if (left > 0) *reinterpret_cast<Run*>(to) = run;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        if (left > i) to[i] = run.values[i];
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+fused_test(const float* __restrict__ x, const float* __restrict__ packed, const float* __restrict__ bias, Element* __restrict__ out,
+    int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    extern __shared__ __align__(128) unsigned char shared_memory[];
+    Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
+    Element* const w_tile = x_tile + 2 * X_TILE;
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
+    const int warp_m = warp % WARPS_M, warp_w = warp / WARPS_M % WARPS_W, warp_h = warp / (WARPS_M * WARPS_W);
+    const int sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y;    // of the sample's blocks
+    const int group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
+    const Element* const x_sample = x + ((long long)sample * GROUPS + group) * 9 * D * H * W;
+    // What this warpgroup multiplies: its cells of the input, and its features.
+    const unsigned long long x_matrix =
+        shared_matrix(x_tile, 16 * PLANE, 128) + (warp_h * OWN_H * ADVANCE_H + 4 * OWN_W * warp_w);
+    const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128) + warp_m / 4 * 64 * M_TILES;
+
+    // Per-channel numbers of this lane's rows.
+    Compute bias_at[M_TILES][2];
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
+            bias_at[m][half] = feature < O ? widened(bias[group * O + feature]) : Compute(0);
+        }
+    const auto before = [&](Compute value, int m, int half) {
+        const Compute shifted = value + bias_at[m][half];
+        const float v1 = shifted < float(0.0) ? float(0.0) : shifted;
+        return v1;
+    };
+    const Element* const packed_block = packed + (long long)blockIdx.z * 9216;
+
+    const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = tiles_d * tiles_h * tiles_w;
+    const auto tile_at = [&](int i) -> Tile { return {i / (tiles_w * tiles_h), i / tiles_w % tiles_h, i % tiles_w}; };
+    const auto cell_of = [&](Tile tile) -> Cell { return {tile.d * CELLS_D, tile.h * CELLS_H, tile.w * CELLS_W}; };
+    // What of the input is read next, or on its way.
+    const Places places = places_of(threadIdx.x, D, H, W);
+    Fetched fetched;
+    int staged_tile = part, staged_chunk = 0;
+    Cell staged = cell_of(tile_at(part));
+    const auto read_input = [&] {
+        if (staged_tile < tiles) fetch_input(fetched, places, x_sample, staged_chunk % 2, staged, D, H, W);
+    };
+    // Write that to shared memory, and start reading what follows.
+    const auto write_input = [&](Element* to) {
+        if (!(staged_tile < tiles)) return;
+        put_input(fetched, places, to);
+        if (++staged_chunk == 4) {
+            staged_chunk = 0;
+            staged_tile += parts;
+            staged = cell_of(tile_at(staged_tile));
+        }
+        read_input();
+    };
+    int x_now = 0, w_now = 0;    // where the operands of the step at hand are
+    if (part < tiles) {
+        read_input();
+        write_input(x_tile);
+        stage_weights(packed_block, w_tile, 512);
+        stage_weights(packed_block + 1024, w_tile + 512, 1024);
+        copy_async_commit();
+        copy_async_wait<0>();
+    }
+    fence_async();
+    for (int tile = part; tile < tiles; tile += parts) {
+        const auto [cell_d, cell_h, cell_w] = cell_of(tile_at(tile));
+        const bool another = tile + parts < tiles;    // tile follows
+        {
+            Accumulators of_phase[2] = {};
+            for (int step = 0; step < 2; ++step) {
+                __syncthreads();    // until this step's operands are there, and the last step's have been read
+                const int next = (step + 1) % 2;
+                if (next == 0) {
+                    stage_weights(packed_block + 3072, w_tile + (1 - w_now) * 1536, 512);
+                    stage_weights(packed_block + 5120, w_tile + (1 - w_now) * 1536 + 512, 1024);
+                }
+                else {
+                    stage_weights(packed_block + next * 512, w_tile + (1 - w_now) * 1536, 512);
+                    stage_weights(packed_block + 1024 + next * 1024, w_tile + (1 - w_now) * 1536 + 512, 1024);
+                }
+                copy_async_commit();
+                multiply<1, 1, 1, 0>(of_phase[0], x_matrix + x_now * (VECTORS * PLANE), w_matrix + w_now * 384, 0, 1);
+                multiply<1, 2, 1, 1>(of_phase[1], x_matrix + x_now * (VECTORS * PLANE), w_matrix + w_now * 384 + 128, 0, 1);
+                write_input(x_tile + (1 - x_now) * X_TILE);
+                x_now = 1 - x_now;
+                w_now = 1 - w_now;
+                copy_async_wait<0>();
+                fence_async();
+                warpgroup_wait();
+            }
+            {
+                Accumulators &acc = of_phase[0], &beside = of_phase[1];    // along w
+                const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
+                Element* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane;
+#pragma unroll
+                for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+#pragma unroll
+                    for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
+#pragma unroll
+                        for (int s = 0; s < 2; ++s) {
+                            const int own_w = 2 * s;    // the cell, whose positions are neighbours
+                            const int p = cell_d + rd / ROWS_D, q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2, r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2;
+                            const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+#pragma unroll
+                            for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+                                for (int half = 0; half < 2; ++half) {
+                                    const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
+                                    const Run run = {narrow_to<Element>::of(before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half)), narrow_to<Element>::of(before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half)), narrow_to<Element>::of(before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half)), narrow_to<Element>::of(before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half))};
+                                    if (inside && feature < O) write_run(&out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)], run, R - r, R);
+                                }
+                        }
+            }
+        }
+        {
+            Accumulators of_phase[2] = {};
+            for (int step = 0; step < 4; ++step) {
+                __syncthreads();    // until this step's operands are there, and the last step's have been read
+                const int next = (step + 1) % 4;
+                if (next > 0 || another) {
+                    if (next == 0) {
+                        stage_weights(packed_block, w_tile + (1 - w_now) * 1536, 512);
+                        stage_weights(packed_block + 1024, w_tile + (1 - w_now) * 1536 + 512, 1024);
+                    }
+                    else {
+                        stage_weights(packed_block + 3072 + next / 2 * 1024 + next % 2 * 1 * 512, w_tile + (1 - w_now) * 1536, 512);
+                        stage_weights(packed_block + 5120 + next / 2 * 2048 + next % 2 * 1 * 1024, w_tile + (1 - w_now) * 1536 + 512, 1024);
+                    }
+                }
+                copy_async_commit();
+                multiply<2, 1, 1, 0>(of_phase[0], x_matrix + x_now * (VECTORS * PLANE) + 17, w_matrix + w_now * 384, step % 2 * 1, 1);
+                multiply<2, 2, 1, 1>(of_phase[1], x_matrix + x_now * (VECTORS * PLANE) + 17, w_matrix + w_now * 384 + 128, step % 2 * 1, 1);
+                if (next % 2 == 0) write_input(x_tile + (1 - x_now) * X_TILE);
+                if (next % 2 == 0) x_now = 1 - x_now;
+                w_now = 1 - w_now;
+                copy_async_wait<0>();
+                fence_async();
+                warpgroup_wait();
+            }
+            {
+                Accumulators &acc = of_phase[0], &beside = of_phase[1];    // along w
+                const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
+                Element* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane;
+#pragma unroll
+                for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+#pragma unroll
+                    for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
+#pragma unroll
+                        for (int s = 0; s < 2; ++s) {
+                            const int own_w = 2 * s;    // the cell, whose positions are neighbours
+                            const int p = cell_d + rd / ROWS_D, q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2 + 1, r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2;
+                            const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+#pragma unroll
+                            for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+                                for (int half = 0; half < 2; ++half) {
+                                    const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
+                                    const Run run = {narrow_to<Element>::of(before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half)), narrow_to<Element>::of(before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half)), narrow_to<Element>::of(before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half)), narrow_to<Element>::of(before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half))};
+                                    if (inside && feature < O) write_run(&out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)], run, R - r, R);
+                                }
+                        }
+            }
+        }
+    }
+}
