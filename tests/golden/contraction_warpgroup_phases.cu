@@ -263,17 +263,29 @@ __device__ __forceinline__ void stage_weights(const Element* from, Element* to, 
     for (int i = VECTOR * threadIdx.x; i < count; i += VECTOR * THREADS) copy_async<16>(to + i, from + i, true);
 }
 
-// Write neighbours of an output row of which `left` elements follow: all in one store where every row is a number of
-// such runs, else as they come.
+// Write neighbours of an output row, of which `left` elements follow if they are `there`: in one store where every row
+// is a number of such runs.  Else 4 lanes, which have neighbouring runs, give each other elements first, so that
+// they write to the same part of memory at a time.  All lanes call this.
 struct alignas(4 * sizeof(Element)) Run { Element values[4]; };
-__device__ __forceinline__ void write_run(Element* to, const Run& run, int left, int row) {
+__device__ __forceinline__ void write_run(Element* to, Compute (&run)[4], bool there, int left, int row, int lane) {
     if (row % 4 == 0) {
-        if (left > 0) *reinterpret_cast<Run*>(to) = run;
+        const Run whole = {narrow_to<Element>::of(run[0]), narrow_to<Element>::of(run[1]), narrow_to<Element>::of(run[2]), narrow_to<Element>::of(run[3])};
+        if (there && left > 0) *reinterpret_cast<Run*>(to) = whole;
         return;
     }
 #pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (i & bit) continue;
+            const Compute got = __shfl_xor_sync(0xffffffffu, lane & bit ? run[i] : run[i | bit], bit);
+            if (lane & bit) run[i] = got;
+            else run[i | bit] = got;
+        }
+    const int back = 4 * lane - lane;    // from the lane's run to its first element now
+#pragma unroll
     for (int i = 0; i < 4; ++i)
-        if (left > i) to[i] = run.values[i];
+        if (there && left > 4 * i - back) to[4 * i - back] = narrow_to<Element>::of(run[i]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
@@ -386,8 +398,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
 #pragma unroll
                                 for (int half = 0; half < 2; ++half) {
                                     const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                                    const Run run = {narrow_to<Element>::of(before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half)), narrow_to<Element>::of(before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half)), narrow_to<Element>::of(before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half)), narrow_to<Element>::of(before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half))};
-                                    if (inside && feature < O) write_run(&out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)], run, R - r, R);
+                                    Compute run[4] = {before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half), before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half), before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half), before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half)};
+                                    write_run(&out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)], run, inside && feature < O, R - r, R, quad);
                                 }
                         }
             }
@@ -435,8 +447,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
 #pragma unroll
                                 for (int half = 0; half < 2; ++half) {
                                     const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                                    const Run run = {narrow_to<Element>::of(before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half)), narrow_to<Element>::of(before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half)), narrow_to<Element>::of(before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half)), narrow_to<Element>::of(before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half))};
-                                    if (inside && feature < O) write_run(&out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)], run, R - r, R);
+                                    Compute run[4] = {before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half), before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half), before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half), before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half)};
+                                    write_run(&out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)], run, inside && feature < O, R - r, R, quad);
                                 }
                         }
             }

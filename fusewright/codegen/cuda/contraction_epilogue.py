@@ -35,6 +35,23 @@ class Cut(Block, Protocol):
 
 
 @dataclass(frozen=True)
+class Run:
+    """What a thread has of a row where two phases along w are computed in one pass.
+
+    own_w    text: its cell along w in turn `s`; `taken` of its slots are taken in each
+    values   the accumulators, `acc` of the first and `beside` of the second phase, as they lie in the output
+    lane     text: which of the `lanes` it is that have neighbouring runs; `spread` is how they exchange elements
+    """
+
+    own_w: str
+    taken: int
+    values: list[str]
+    lane: str
+    lanes: int
+    spread: str
+
+
+@dataclass(frozen=True)
 class Epilogue(ValueText):
     """Writes the text after the multiplication for one group and tiling."""
 
@@ -111,8 +128,16 @@ class Epilogue(ValueText):
         if self.neighbours:
             return [fill(texts.PAIR, type=self.result_type)]
         if self.couples:
-            return [fill(texts.WRITE_RUN, type=self.result_type, count=len(self.run()[2]))]
+            return [self._write_run()]
         return [fill(texts.WRITE_PAIR, type=self.result_type)] if self.pairs else []
+
+    def _write_run(self) -> Lines:
+        run, count = self.run, len(self.run.values)
+        narrowed = ", ".join(f"narrow_to<{self.result_type}>::of(run[{i}])" for i in range(count))
+        spread = fill(run.spread)
+        return fill(
+            texts.WRITE_RUN, type=self.result_type, count=count, lanes=run.lanes, narrowed=narrowed, spread=spread
+        )
 
     @property
     def at_once(self) -> bool:
@@ -187,33 +212,30 @@ class Epilogue(ValueText):
         position = [self._position(i, phases[i]) for i in range(3)]
         return self._pair_loops(slots // 2, position) if self.pairs else self._value_loops(slots, per_cell, position)
 
-    def run(self) -> tuple[str, int, list[str]]:
-        """Of coupled phases: the thread's cell along w in turn `s`, how many of its slots a turn takes, and the values
-        written together as they lie in the output, of the accumulators `acc` and `beside` of the two phases."""
-        return self.own_w(1), 1, [self.accumulated(1), self.accumulated(1).replace("acc[", "beside[", 1)]
+    @property
+    def run(self) -> Run:
+        """What a thread has of a row where phases are coupled."""
+        own = self.accumulated(1)
+        return Run(self.own_w(1), 1, [own, own.replace("acc[", "beside[", 1)], "row", 8, texts.SPREAD_ROWS)
 
     def coupled(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
         """Write what two phases along w come to, of which `phases` has the first: neighbours of an output row."""
         p, q, r = (self._position(i, phases[i]) for i in range(3))
-        own_w, taken, values = self.run()
-        values = [f"before({value}, m, half)" for value in values] if self.changes else values
-        together = ", ".join(f"narrow_to<{self.result_type}>::of({value})" for value in values)
-        write = f"write_run(&{self._stored_at('P', 'Q', 'R')}, run, R - r, R)"
+        run = self.run
+        values = [f"before({value}, m, half)" for value in run.values] if self.changes else run.values
+        written = [
+            *([] if self.whole else [self.feature]),
+            f"Compute run[{len(values)}] = {{{', '.join(values)}}};",
+            f"write_run(&{self._stored_at('P', 'Q', 'R')}, run, {self.there}, R - r, R, {run.lane});",
+        ]
         body = [
-            f"const int own_w = {own_w};    // the cell, whose positions are neighbours",
+            f"const int own_w = {run.own_w};    // the cell, whose positions are neighbours",
             f"const int p = {p}, q = {q}, r = {r};",
             "const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);",
-            *nest(
-                CHANNELS,
-                [
-                    *([] if self.whole else [self.feature]),
-                    f"const Run run = {{{together}}};",
-                    f"if ({self.there}) {write};",
-                ],
-            ),
+            *nest(CHANNELS, written),
         ]
         loops = ["for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)"]
-        return [*self._out_row("P", "Q", "R"), *nest([*loops, f"for (int s = 0; s < {slots // taken}; ++s)"], body)]
+        return [*self._out_row("P", "Q", "R"), *nest([*loops, f"for (int s = 0; s < {slots // run.taken}; ++s)"], body)]
 
     @property
     def pairs(self) -> bool:

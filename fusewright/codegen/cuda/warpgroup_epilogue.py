@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusewright.codegen.cuda import contraction_finish_text as finish
 from fusewright.codegen.cuda import warpgroup_positions_text as texts
-from fusewright.codegen.cuda.contraction_epilogue import Epilogue
+from fusewright.codegen.cuda.contraction_epilogue import Epilogue, Run
 from fusewright.codegen.cuda.contraction_folds import COLUMN, ROW
 from fusewright.codegen.cuda.contraction_values import is_one
 from fusewright.codegen.text import Lines, fill
@@ -30,9 +31,11 @@ class WarpgroupEpilogue(Epilogue):
     def side_by_side(self) -> bool:
         return True
 
-    def run(self) -> tuple[str, int, list[str]]:
+    @property
+    def run(self) -> Run:
         cells = (self.accumulator("s", f"2 * half{more}") for more in ("", " + 1"))
-        return "2 * s", 2, [value for acc in cells for value in (acc, acc.replace("acc[", "beside[", 1))]
+        values = [value for acc in cells for value in (acc, acc.replace("acc[", "beside[", 1))]
+        return Run("2 * s", 2, values, "quad", 4, finish.SPREAD_QUADS)
 
     def accumulator(self, tile: str, lane: str) -> str:
         return f"acc[rd][{tile} / EIGHTS_W][m][rh][{tile} % EIGHTS_W][{lane}]"
