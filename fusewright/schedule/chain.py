@@ -1,4 +1,4 @@
-"""Chains: source -> pointwise -> window pool -> pointwise -> reduction, read backwards from their last node.
+"""Chains: source -> pointwise -> softmax or window pool -> pointwise -> reduction, read backwards from the last node.
 
 A chain is what one kernel can carry out on a tile of its source while the tile is at hand.  The stages are
 target-independent; a family says which sources and which stages it takes.
@@ -52,7 +52,22 @@ class Fold:
         return self.node.op
 
 
-Stage = Map | Window | Fold
+@dataclass(frozen=True)
+class Shares:
+    """A softmax, or its logarithm."""
+
+    node: Node
+
+    @property
+    def op(self) -> ops.Softmax:
+        assert isinstance(self.node.op, ops.Softmax)
+        return self.node.op
+
+
+Stage = Map | Window | Shares | Fold
+STAGES: dict[type[ops.Op], type[Window] | type[Shares] | type[Fold]] = {
+    ops.Pool: Window, ops.Softmax: Shares, ops.Reduce: Fold,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,8 +97,8 @@ def parse(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Chain 
             operands.update((leaf, None) for leaf in leaves(stage) if leaf is not stage.value)
             stages.append(stage)
             node = stage.value
-        elif isinstance(node.op, ops.Pool | ops.Reduce):
-            stages.append(Window(node) if isinstance(node.op, ops.Pool) else Fold(node))
+        elif type(node.op) in STAGES:
+            stages.append(STAGES[type(node.op)](node))
             node = node.arg(0)
         else:
             return f"{node!r} is no stage of a chain"
@@ -147,7 +162,7 @@ def pointwise_tree(
 def _map(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Map | str:
     """The largest pointwise tree that ends in `root` and starts at a source or at another stage."""
     _, own = pointwise_tree(root, users, is_source)
-    values = [n for n in own if is_source(n)] or [n for n in own if isinstance(n.op, ops.Pool | ops.Reduce)]
+    values = [n for n in own if is_source(n)] or [n for n in own if type(n.op) in STAGES]
     if not values:
         return f"{root!r} combines values that no chain leads to"
     return Map(values[0], root)

@@ -18,7 +18,7 @@ from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
 from fusewright.ir.slots import Windows, windows
 from fusewright.schedule import sample
-from fusewright.schedule.chain import MEMORY, Chain, Fold, Map, Users, Window, parse, region
+from fusewright.schedule.chain import MEMORY, Chain, Fold, Map, Shares, Users, Window, parse, region
 from fusewright.schedule.sample import SampleProgram
 
 FOLDS = ("sum", "mean", "max", "min", "logsumexp")
@@ -97,7 +97,8 @@ class Box:
 class Contraction:
     """A group: conv (C -> O per group) with what follows it.
 
-    before, window, after   pointwise tree on the convolution's output, pooling, pointwise tree on what was pooled
+    before, shares          pointwise tree on the convolution's output, softmax over its channels
+    window, after           pooling, pointwise tree on what was pooled, or on the softmax where nothing is
     fold                    reduction over all positions, all channels or both; `None` where all is written
     tail                    what is computed per sample from a reduction over positions
     channels_last           whether x lies so in memory; what is written at all positions then does too
@@ -110,6 +111,7 @@ class Contraction:
     box: Box | None
     axes: tuple[Axis, Axis, Axis]
     before: Map | None
+    shares: Shares | None
     window: Window | None
     after: Map | None
     fold: Fold | None
@@ -225,10 +227,12 @@ def _chain(root: Node, users: Users) -> Contraction | str:
     shape = _stages(chain)
     if isinstance(shape, str):
         return shape
-    before, window, after, fold = shape
+    before, shares, window, after, fold = shape
     conv = chain.source
     assert isinstance(conv.op, ops.Conv)
     reason = _refused_conv(conv) or _refused(conv, window, fold, chain.operands) or _retyped(root, before, after, conv)
+    if reason is None and shares is not None and (shares.op.dim != 1 or conv.op.groups != 1):
+        reason = "a fused softmax is over all channels of a convolution that has no groups"
     if reason is not None:
         return reason
     x, box = _boxed(conv, users) if window is None else (conv.arg(0), None)
@@ -237,21 +241,26 @@ def _chain(root: Node, users: Users) -> Contraction | str:
         axes = _axes(conv, None)
     if isinstance(axes, str):
         return axes
-    return Contraction(root, conv, x, box, axes, before, window, after, fold, chain.operands)
+    return Contraction(root, conv, x, box, axes, before, shares, window, after, fold, chain.operands)
 
 
-def _stages(chain: Chain) -> tuple[Map | None, Window | None, Map | None, Fold | None] | str:
+_Stages = tuple[Map | None, Shares | None, Window | None, Map | None, Fold | None]
+
+
+def _stages(chain: Chain) -> _Stages | str:
     """The stages in the order a tile takes them, each at most once."""
     rest = list(chain.stages)
     before = rest.pop(0) if rest and isinstance(rest[0], Map) else None
+    shares = rest.pop(0) if rest and isinstance(rest[0], Shares) else None
     window = rest.pop(0) if rest and isinstance(rest[0], Window) else None
-    after = rest.pop(0) if rest and window is not None and isinstance(rest[0], Map) else None
+    later = shares is not None or window is not None
+    after = rest.pop(0) if rest and later and isinstance(rest[0], Map) else None
     fold = rest.pop(0) if rest and isinstance(rest[0], Fold) else None
     if rest:
         return f"{rest[0]!r} comes after what a tile can do"
-    assert isinstance(before, Map | None) and isinstance(window, Window | None)
+    assert isinstance(before, Map | None) and isinstance(shares, Shares | None) and isinstance(window, Window | None)
     assert isinstance(after, Map | None) and isinstance(fold, Fold | None)
-    return before, window, after, fold
+    return before, shares, window, after, fold
 
 
 def _refused_conv(conv: Node) -> str | None:

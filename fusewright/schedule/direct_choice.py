@@ -63,7 +63,7 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], samples: int) -> l
 
 
 def _scored(c: Contraction, lengths: tuple[int, int, int], samples: int) -> list[tuple[float, DirectTile]]:
-    if c.box is not None:
+    if c.box is not None or c.shares is not None:
         return []
     found = []
     for rows, run in product(_rows(c, lengths[1]), _runs(c)):

@@ -134,8 +134,9 @@ def cut(
             alike = same_orders(group.placed(graph, group.fused("")), original, orders)
             node = decide(group) if alike else None
             if node is None:
-                with_tail = getattr(group.record, "tail", None) is not None
-                declined.add(group.root if with_tail else _key(family, group))  # without its tail, it may still pay
+                # Without a tail, or with the softmax left to others, it may still pay.
+                may_end_earlier = any(getattr(group.record, name, None) is not None for name in ("tail", "shares"))
+                declined.add(group.root if may_end_earlier else _key(family, group))
                 continue
             graph = group.placed(graph, node)
     return graph

@@ -141,6 +141,8 @@ def splits(c: Contraction, tf32: bool) -> bool:
 
 def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> list[Tiling]:
     """Tilings that fit, best estimate first; `lengths` are the cells of the whole output along d, h, w."""
+    if c.shares is not None:  # a lane has some of a position's channels only
+        return []
     split = splits(c, tf32)
     scored = [(score, t) for t in _all(c, lengths) if (score := _score(c, t, lengths, split)) is not None]
     return [t for _, t in sorted(scored, key=lambda pair: pair[0])]

@@ -128,7 +128,7 @@ def _accumulators(c: Contraction, t: WarpgroupTile) -> int:
 
 def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> list[tuple[float, WarpgroupTile]]:
     """Tiles that fit with their estimates, best first; `lengths` are the cells of the whole output along d, h, w."""
-    return scored(c, _all(c, lengths), lengths) if takes(c, tf32=tf32) else []
+    return scored(c, _all(c, lengths), lengths) if takes(c, tf32=tf32) and c.shares is None else []
 
 
 # So many tiles with the same accumulators are worth a try.

@@ -149,7 +149,7 @@ def _registers(c: Contraction, t: PositionTile) -> int:
         count += t.cells_d * t.tiles_h * t.tiles_w * t.block_m // 2
     if c.fold is not None and c.reduced == "positions":
         count += 2 * RUNNING[c.fold.op.kind] * t.eights_m
-    if c.reduced == "channels":
+    if c.reduced == "channels" or c.shares is not None:
         count += 2 * t.eights_m  # the values of a column
     if c.x.dtype.itemsize == 2:
         count += IN_HALVES
@@ -158,7 +158,8 @@ def _registers(c: Contraction, t: PositionTile) -> int:
 
 def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> list[tuple[float, PositionTile]]:
     """Tiles that fit with their estimates, best first; `lengths` are the cells of the whole output along d, h, w."""
-    return scored(c, _all(c, lengths), lengths) if takes(c, tf32=tf32) and _saves(c) else []
+    worth = c.shares is not None or _saves(c)
+    return scored(c, _all(c, lengths), lengths) if takes(c, tf32=tf32) and worth else []
 
 
 def shortlist(
@@ -190,7 +191,7 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PositionTile
 def features_at_once(c: Contraction) -> list[int]:
     """Eights of features of a block: of as few blocks as there may be, or of more where nothing joins them."""
     fewest = ceil(c.features / MOST_FEATURES)
-    if c.over_channels:
+    if c.over_channels or c.shares is not None:
         return [ceil(c.features / 8)] if fewest == 1 else []
     return list(dict.fromkeys(ceil(c.features / (8 * n)) for n in range(fewest, fewest + 3)))
 

@@ -78,7 +78,7 @@ class WindowTile(FeatureColumns):
 
 def takes(c: Contraction, *, tf32: bool) -> bool:
     """Whether a group is one of window sums whose operands may be rounded to tf32."""
-    return c.box is not None and multiplies(c, tf32=tf32) and not c.channels_last
+    return c.box is not None and multiplies(c, tf32=tf32) and not c.channels_last and c.shares is None
 
 
 def held_taps(c: Contraction) -> int:

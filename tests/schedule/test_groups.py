@@ -83,6 +83,16 @@ TABLE: dict[str, tuple[Callable[..., object], tuple[int, ...], list[tuple[str, s
         IMAGES,
         [("contraction", "fused_conv_mul_relu")],
     ),
+    "a softmax over channels": (
+        lambda m, x: torch.sigmoid(torch.softmax(m.conv(x), 1)),
+        IMAGES,
+        [("contraction", "fused_conv_softmax_sigmoid")],
+    ),
+    "a softmax over rows": (
+        lambda m, x: torch.sigmoid(torch.softmax(torch.relu(m.conv(x)), 3)),
+        IMAGES,
+        [("contraction", "fused_conv_relu"), ("sample program", "fused_softmax_sigmoid")],
+    ),
     "an opaque operation in between": (
         lambda m, x: torch.cumsum(torch.tanh(m.conv(x)), 1).relu().sum((2, 3)),
         IMAGES,
@@ -215,6 +225,13 @@ def test_a_group_declined_with_its_tail_is_offered_without() -> None:
     names = [g.name for g in offered if g.family == "contraction"]
     assert names[0] == "fused_conv_relu_mean_linear_softmax" and names[-1] == "fused_conv_relu_mean"
     assert any(isinstance(n.op, Fused) and n.op.name.startswith("fused_conv_relu_mean_") for n in cut_graph.nodes())
+
+
+def test_a_group_declined_with_its_softmax_is_offered_without() -> None:
+    model = Function(lambda m, x: F.max_pool2d(torch.softmax(m.conv(x).relu(), 1), 2))
+    offered, _ = taken(graph_of(model, torch.rand(IMAGES)), lambda g: getattr(g.record, "shares", None) is None)
+    names = [g.name for g in offered if g.family == "contraction"]
+    assert names == ["fused_conv_relu_softmax_max", "fused_conv_relu_softmax", "fused_conv_relu"]
 
 
 def test_a_declined_contraction_leaves_its_chain_to_other_families() -> None:

@@ -222,7 +222,7 @@ class Epilogue(ValueText):
         """Write what two phases along w come to, of which `phases` has the first: neighbours of an output row."""
         p, q, r = (self._position(i, phases[i]) for i in range(3))
         run = self.run
-        values = [f"before({value}, m, half)" for value in run.values] if self.changes else run.values
+        values = [self.changed(value) for value in run.values]
         written = [
             *([] if self.whole else [self.feature]),
             f"Compute run[{len(values)}] = {{{', '.join(values)}}};",
@@ -259,8 +259,7 @@ class Epilogue(ValueText):
             inside = "unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R)"
             lines += [f"const bool inside = {inside};"]
         value = self.accumulated(per_cell)
-        if self.changes:
-            value = f"before({value}, m, half)"
+        value = self.changed(value)
         if self.c.window is None and self.several:
             return self._joined_at_once(loops[:2], loops[2], str(slots), "s", lines, value)
         if self.c.window is None:
@@ -271,6 +270,10 @@ class Epilogue(ValueText):
         there = f"chosen(inside, {value}, {joining.empty})" if self.masked else value
         pooled = [f"{target} = {joining.join(target, there)};"]
         return nest(loops, [*lines, *nest(CHANNELS, pooled)])
+
+    def changed(self, value: str) -> str:
+        """A product as it goes into the window or the reduction, or is written."""
+        return f"before({value}, m, half)" if self.changes else value
 
     @property
     def masked(self) -> bool:

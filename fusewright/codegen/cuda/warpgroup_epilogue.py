@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from fusewright.codegen.cuda import contraction_finish_text as finish
 from fusewright.codegen.cuda import warpgroup_positions_text as texts
-from fusewright.codegen.cuda.contraction_epilogue import Epilogue, Run
+from fusewright.codegen.cuda.contraction_epilogue import CHANNELS, Epilogue, Run
 from fusewright.codegen.cuda.contraction_folds import COLUMN, ROW
 from fusewright.codegen.cuda.contraction_values import is_one
+from fusewright.codegen.cuda.loops import nest
 from fusewright.codegen.text import Lines, fill
+from fusewright.schedule.contraction import Phase
 from fusewright.schedule.warpgroup import WarpgroupTile
 from fusewright.schedule.warpgroup_positions import PositionTile
 from fusewright.schedule.warpgroup_staging import couples
@@ -101,6 +103,45 @@ class PositionEpilogue(_FeaturesEpilogue):
     @property
     def couples(self) -> bool:
         return couples(self.c, self.t)
+
+    def head(self) -> list[Lines]:
+        if self.c.shares is None:
+            return super().head()
+        names = {"exponential": "total += value = exp(value - largest)", "share": "1 / total", "joined": "*"}
+        if self.c.shares.op.log:
+            names = {"exponential": "total += exp(value -= largest)", "share": "log(total)", "joined": "-"}
+        return [*super().head(), fill(texts.SOFTMAX, **names)]
+
+    def changed(self, value: str) -> str:
+        if self.c.shares is None:
+            return super().changed(value)
+        there = self.c.after is not None and self.c.window is None
+        return f"after({value}, m, half)" if there else value
+
+    def values(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
+        return [*self._shares("acc", slots, len(phases[2].elements)), *super().values(phases, slots)]
+
+    def coupled(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
+        shares = [line for acc in ("acc", "beside") for line in self._shares(acc, slots, 1)]
+        return [*shares, *super().coupled(phases, slots)]
+
+    def _shares(self, name: str, slots: int, per_cell: int) -> Lines:
+        """The softmax over the channels of every position, in place of the products."""
+        if self.c.shares is None:
+            return []
+        at = self.accumulated(per_cell).replace("acc[", f"{name}[", 1)
+        value = super().changed(at)
+        channels = [self.feature, f"values[m][half] = chosen(feature < O, {value}, -Compute(INFINITY));"]
+        channels = [f"values[m][half] = {value};"] if self.whole else channels
+        lines = [
+            f"const int own_w = {self.own_w(per_cell)};",
+            "Compute values[M_TILES][2];",
+            *nest(CHANNELS, channels),
+            "softmax(values);",
+            *nest(CHANNELS, [f"{at} = values[m][half];"]),
+        ]
+        loops = ["for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)"]
+        return nest([*loops, f"for (int s = 0; s < {slots}; ++s)"], lines)
 
     def accumulated(self, per_cell: int) -> str:
         element = self.element_w(per_cell) if per_cell > 1 else "0"

@@ -57,3 +57,26 @@ for (int i = threadIdx.x; i < BLOCK_M; i += THREADS) {
 }
 __syncthreads();
 """
+
+# Values of channels that are not there are -inf.
+SOFTMAX = """
+// Turn values into their softmax over a position's channels, which four lanes have.
+__device__ __forceinline__ void softmax(Compute (&values)[M_TILES][2]) {
+    Compute largest = -Compute(INFINITY), total = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; ++i) largest = fmax(largest, values[i / 2][i % 2]);
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2)
+        largest = fmax(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; ++i) {
+        Compute& value = values[i / 2][i % 2];
+        $exponential;
+    }
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2) total += __shfl_xor_sync(0xffffffffu, total, distance);
+    const Compute share = $share;
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; ++i) values[i / 2][i % 2] $joined= share;
+}
+"""

@@ -58,7 +58,7 @@ STEPS: dict[str, Step] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A group: convolution -> `before` -> pool -> `after` -> reduction over `fold_dims` ("c", "p", "cp")."""
+    """A group: convolution -> `before` -> softmax -> pool -> `after` -> reduction over `fold_dims` ("c", "p", "cp")."""
 
     sizes: tuple[int, ...]
     channels: int = 3  # of a group, as are the features
@@ -87,6 +87,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     tf32: bool = True
     channels_last: bool = False
+    softmax: str = ""  # or "log_softmax"
 
     @property
     def n(self) -> int:
@@ -145,6 +146,8 @@ class Model(nn.Module):
         c, y = self.case, self.conv(x)
         for name in c.before:
             y = STEPS[name](y, self.p, self.q)
+        if c.softmax:
+            y = getattr(torch, c.softmax)(y, 1)
         if c.pool:
             y = self.pooled(y)
         for name in c.after:

@@ -141,6 +141,30 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
         ),
         {"chunk": 8, "joined": 2},
     ),
+    "softmax": (Case((9, 21), 5, 20, before=("relu", "add channel"), softmax="softmax"), {"stay": True}),
+    "softmax, a function": (Case((9, 21), 20, 22, softmax="softmax", after=("gate", "tanh")), {"wide": True}),
+    "log softmax, half precision": (Case((9, 21), 20, 17, softmax="log_softmax", dtype=F16), {"chunk": 16}),
+    "softmax, channels last": (
+        Case((4, 9, 11), 8, 64, (3, 3, 3), (1,) * 3, (1,) * 3, (1,) * 3, softmax="softmax", channels_last=True),
+        {},
+    ),
+    "softmax, both phases of a row": (
+        Case((5, 12), 9, 30, (3, 3), (2, 2), (1, 1), output_padding=(1, 1), transposed=True, softmax="softmax"),
+        {"chunk": 8, "joined": 1},
+    ),
+    "softmax, pool": (
+        Case((9, 21), 9, 21, softmax="softmax", pool="max", window=(3, 2), step=(3, 2), after=("gate",)),
+        {"rows_h": 3},
+    ),
+    "softmax, over positions": (
+        Case((9, 21), 9, 21, softmax="softmax", after=("tanh",), fold="max", fold_dims="p"),
+        {},
+    ),
+    "softmax, over channels": (Case((9, 21), 9, 21, softmax="log_softmax", fold="sum", fold_dims="c"), {}),
+    "softmax, phases apart": (
+        Case((5, 12), 9, 30, (3, 3), (2, 2), (1, 1), transposed=True, before=("tanh",), softmax="softmax"),
+        {"chunk": 8, "joined": 0},
+    ),
     "transposed, phases without taps": (
         Case((4, 9), 9, 5, (1, 2), (3, 2), (0, 0), (1, 1), 2, True, (2, 1), fold="sum", fold_dims="p"),
         {},
@@ -295,6 +319,8 @@ REAL = {
     "groups, mean": Case((96, 96), 13, 46, (4, 4), groups=3, before=("clamp", "gate"), fold="mean", fold_dims="cp"),
     "logsumexp over channels": Case((96, 96), 24, 141, before=("gate",), fold="logsumexp", fold_dims="c"),
     "conv3d, stored": Case((16, 48, 48), 6, 9, (3, 3, 3), (1,) * 3, (1,) * 3, (1,) * 3, before=("relu", "add channel")),
+    "softmax": Case((96, 96), 24, 64, softmax="softmax", after=("gate",)),
+    "transposed, softmax": Case((64, 64), 32, 64, (4, 4), (2, 2), transposed=True, softmax="softmax"),
     "transposed, sums": Case((64, 64), 24, 40, (4, 4), (2, 2), transposed=True, fold="sum", fold_dims="p"),
     "bfloat16": Case((96, 96), 24, 20, dtype=BF16, before=("gelu",)),
 }

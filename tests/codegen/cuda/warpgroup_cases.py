@@ -42,6 +42,8 @@ def drawn(tiles: Tiles[T], seed: int) -> tuple[Found, random.Random]:
     while True:
         dtype = rng.choice((torch.float32, torch.float32, BF16, F16))
         case = replace(draw(rng), tf32=True, dtype=dtype)
+        if case.groups == 1 and rng.random() < 0.2:
+            case = replace(case, softmax=rng.choice(("softmax", "log_softmax")))
         try:
             Model(case)(case.example())
         except RuntimeError:  # nothing is left of the image, or no such pooling in this dtype
