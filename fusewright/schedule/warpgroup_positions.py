@@ -149,6 +149,8 @@ def _registers(c: Contraction, t: PositionTile) -> int:
         count += t.cells_d * t.tiles_h * t.tiles_w * t.block_m // 2
     if c.fold is not None and c.reduced == "positions":
         count += 2 * RUNNING[c.fold.op.kind] * t.eights_m
+    if c.shares is not None:
+        count += 2 * t.eights_m  # its values, beside what they were made of
     if c.reduced == "channels" or c.shares is not None:
         count += 2 * t.eights_m  # the values of a column
     if c.x.dtype.itemsize == 2:
