@@ -1,7 +1,7 @@
 """Random models of the fused family: whether a generated kernel covers each, is right, and how near its floor it runs.
 
     python benchmarks/random_configurations.py --seed 1 --count 30 --device cuda --out random.json
-    python benchmarks/random_configurations.py --seed 1 --count 1 --first 17 --device cuda        # one row again
+    python benchmarks/random_configurations.py --seed 1 --rows 9,17 --device cuda                 # two rows again
 
 Each model goes through the passes of `fusewright.optimize` with ``kernels="always"`` (tuned on the device), is compared
 with a float64 run of some rows of the batch under the precision contract of `fusewright.verify`, and is then timed in
@@ -268,6 +268,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--first", type=int, default=0, help="index of the first configuration")
+    parser.add_argument("--rows", help="these configurations alone (a,b,c)")
     parser.add_argument("--device", choices=list(BYTES), default="cuda")
     parser.add_argument("--bytes", nargs=2, type=float, metavar=("LOW", "HIGH"), help="of input and output together")
     parser.add_argument("--peers", default="eager,compile")
@@ -281,7 +282,8 @@ def main() -> None:
     record: dict[str, Any] = {"seed": chosen.seed, "bytes": [low, high], "fusewright": fusewright.__version__}
     record |= {**worker.facts, "summary": {}, "rows": []}
     try:
-        for index in range(chosen.first, chosen.first + chosen.count):
+        every = range(chosen.first, chosen.first + chosen.count)
+        for index in map(int, chosen.rows.split(",")) if chosen.rows else every:
             configuration = draw(chosen.seed, index, low, high)
             row = worker.row(configuration, index, chosen.limit)
             record["rows"].append(row)

@@ -1,7 +1,7 @@
 """Times of the tiles of contraction groups beside their estimates: what these are fitted to, or choices judged by.
 
     python benchmarks/tiles.py --out benchmarks/results/h200_joined_phases.json           # the models below
-    python benchmarks/tiles.py --rows 24,9 --each 8 --out rows.json                       # random models of seed 1
+    python benchmarks/tiles.py --rows 24,9 --each 8 --out rows.json               # random models of seed 1
 
 Of every model's longest contraction group, `--each` tiles of every way to cut it (and, for transposed convolutions, of
 every number of dimensions whose phases are joined) are built and run; every one must agree with ATen.
@@ -115,11 +115,15 @@ def main() -> None:
     """Prints and saves the tiles of every model, fastest first."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", default="", help="random models of seed 1 in place of transposed convolutions")
+    parser.add_argument("--only", default="", help="models whose name contains one of these words (a,b,c)")
     parser.add_argument("--each", type=int, default=4)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     record: dict[str, Any] = {}
-    for name, model, x in drawn([int(i) for i in arguments.rows.split(",")]) if arguments.rows else transposed():
+    models = drawn([int(i) for i in arguments.rows.split(",")]) if arguments.rows else transposed()
+    for name, model, x in models:
+        if not any(word in name for word in arguments.only.split(",")):
+            continue
         table = Table(arguments.each)
         Tuner._raced = lambda self, *given, table=table: table(self, *given)  # type: ignore[method-assign]
         build(model.to("cuda").eval().requires_grad_(False), (x,), {}, kernels="always")

@@ -264,8 +264,7 @@ __device__ __forceinline__ void stage_weights(const Element* from, Element* to, 
 }
 
 // Write neighbours of an output row, of which `left` elements follow if they are `there`: in one store where every row
-// is a number of such runs.  Else 4 lanes, which have neighbouring runs, give each other elements first, so that
-// they write to the same part of memory at a time.  All lanes call this.
+// is a number of such runs.
 struct alignas(4 * sizeof(Element)) Run { Element values[4]; };
 __device__ __forceinline__ void write_run(Element* to, Compute (&run)[4], bool there, int left, int row, int lane) {
     if (row % 4 == 0) {
@@ -273,6 +272,7 @@ __device__ __forceinline__ void write_run(Element* to, Compute (&run)[4], bool t
         if (there && left > 0) *reinterpret_cast<Run*>(to) = whole;
         return;
     }
+    // Four lanes, which have neighbouring runs, give each other elements first, to write to one part of memory at a time.
 #pragma unroll
     for (int bit = 1; bit < 4; bit *= 2)
 #pragma unroll
@@ -282,10 +282,9 @@ __device__ __forceinline__ void write_run(Element* to, Compute (&run)[4], bool t
             if (lane & bit) run[i] = got;
             else run[i | bit] = got;
         }
-    const int back = 4 * lane - lane;    // from the lane's run to its first element now
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-        if (there && left > 4 * i - back) to[4 * i - back] = narrow_to<Element>::of(run[i]);
+        if (there && left > 4 * i - 3 * lane) to[4 * i - 3 * lane] = narrow_to<Element>::of(run[i]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
@@ -385,23 +384,24 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                 const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
                 Element* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane;
 #pragma unroll
-                for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+                for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
-                    for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
+                    for (int half = 0; half < 2; ++half) {
+                        const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
+                        Element* const out_plane = out_row + (16 * m + 8 * half) * plane;
 #pragma unroll
-                        for (int s = 0; s < 2; ++s) {
-                            const int own_w = 2 * s;    // the cell, whose positions are neighbours
-                            const int p = cell_d + rd / ROWS_D, q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2, r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2;
-                            const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+                        for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
-                            for (int m = 0; m < M_TILES; ++m)
+                            for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
 #pragma unroll
-                                for (int half = 0; half < 2; ++half) {
-                                    const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
+                                for (int s = 0; s < 2; ++s) {
+                                    const int own_w = 2 * s;    // the cell, whose positions are neighbours
+                                    const int p = cell_d + rd / ROWS_D, q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2, r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2;
+                                    const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
                                     Compute run[4] = {before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half), before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half), before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half), before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half)};
-                                    write_run(&out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)], run, inside && feature < O, R - r, R, quad);
+                                    write_run(&out_plane[unsigned((p * Q + q) * R + r)], run, inside && feature < O, R - r, R, quad);
                                 }
-                        }
+                    }
             }
         }
         {
@@ -434,23 +434,24 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                 const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
                 Element* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane;
 #pragma unroll
-                for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+                for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
-                    for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
+                    for (int half = 0; half < 2; ++half) {
+                        const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
+                        Element* const out_plane = out_row + (16 * m + 8 * half) * plane;
 #pragma unroll
-                        for (int s = 0; s < 2; ++s) {
-                            const int own_w = 2 * s;    // the cell, whose positions are neighbours
-                            const int p = cell_d + rd / ROWS_D, q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2 + 1, r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2;
-                            const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+                        for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
-                            for (int m = 0; m < M_TILES; ++m)
+                            for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
 #pragma unroll
-                                for (int half = 0; half < 2; ++half) {
-                                    const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
+                                for (int s = 0; s < 2; ++s) {
+                                    const int own_w = 2 * s;    // the cell, whose positions are neighbours
+                                    const int p = cell_d + rd / ROWS_D, q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2 + 1, r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2;
+                                    const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
                                     Compute run[4] = {before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half), before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half), before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half), before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half)};
-                                    write_run(&out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)], run, inside && feature < O, R - r, R, quad);
+                                    write_run(&out_plane[unsigned((p * Q + q) * R + r)], run, inside && feature < O, R - r, R, quad);
                                 }
-                        }
+                    }
             }
         }
     }

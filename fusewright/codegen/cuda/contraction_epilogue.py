@@ -40,15 +40,13 @@ class Run:
 
     own_w    text: its cell along w in turn `s`; `taken` of its slots are taken in each
     values   the accumulators, `acc` of the first and `beside` of the second phase, as they lie in the output
-    lane     text: which of the `lanes` it is that have neighbouring runs; `spread` is how they exchange elements
+    others   the text of how they are written where rows are no number of runs
     """
 
     own_w: str
     taken: int
     values: list[str]
-    lane: str
-    lanes: int
-    spread: str
+    others: str
 
 
 @dataclass(frozen=True)
@@ -134,10 +132,8 @@ class Epilogue(ValueText):
     def _write_run(self) -> Lines:
         run, count = self.run, len(self.run.values)
         narrowed = ", ".join(f"narrow_to<{self.result_type}>::of(run[{i}])" for i in range(count))
-        spread = fill(run.spread)
-        return fill(
-            texts.WRITE_RUN, type=self.result_type, count=count, lanes=run.lanes, narrowed=narrowed, spread=spread
-        )
+        others = fill(run.others, type=self.result_type, count=count)
+        return fill(texts.WRITE_RUN, type=self.result_type, count=count, narrowed=narrowed, others=others)
 
     @property
     def at_once(self) -> bool:
@@ -216,26 +212,28 @@ class Epilogue(ValueText):
     def run(self) -> Run:
         """What a thread has of a row where phases are coupled."""
         own = self.accumulated(1)
-        return Run(self.own_w(1), 1, [own, own.replace("acc[", "beside[", 1)], "row", 8, texts.SPREAD_ROWS)
+        return Run(self.own_w(1), 1, [own, own.replace("acc[", "beside[", 1)], texts.EACH)
 
     def coupled(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
         """Write what two phases along w come to, of which `phases` has the first: neighbours of an output row."""
         p, q, r = (self._position(i, phases[i]) for i in range(3))
         run = self.run
         values = [self.changed(value) for value in run.values]
+        at = "out_plane[unsigned((p * Q + q) * R + r)]"
         written = [
-            *([] if self.whole else [self.feature]),
-            f"Compute run[{len(values)}] = {{{', '.join(values)}}};",
-            f"write_run(&{self._stored_at('P', 'Q', 'R')}, run, {self.there}, R - r, R, {run.lane});",
-        ]
-        body = [
             f"const int own_w = {run.own_w};    // the cell, whose positions are neighbours",
             f"const int p = {p}, q = {q}, r = {r};",
             "const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);",
-            *nest(CHANNELS, written),
+            f"Compute run[{len(values)}] = {{{', '.join(values)}}};",
+            f"write_run(&{at}, run, {self.there}, R - r, R, quad);",
         ]
         loops = ["for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)"]
-        return [*self._out_row("P", "Q", "R"), *nest([*loops, f"for (int s = 0; s < {slots // run.taken}; ++s)"], body)]
+        plane = [
+            *([] if self.whole else [self.feature]),
+            f"{self.result_type}* const out_plane = out_row + ({self.first_feature[1]}) * plane;",
+            *nest([*loops, f"for (int s = 0; s < {slots // run.taken}; ++s)"], written),
+        ]
+        return [*self._out_row("P", "Q", "R"), *nest(CHANNELS, plane)]
 
     @property
     def pairs(self) -> bool:

@@ -20,8 +20,7 @@ __device__ __forceinline__ void write_pair($type* to, $type first, $type second,
 
 WRITE_RUN = """
 // Write neighbours of an output row, of which `left` elements follow if they are `there`: in one store where every row
-// is a number of such runs.  Else $lanes lanes, which have neighbouring runs, give each other elements first, so that
-// they write to the same part of memory at a time.  All lanes call this.
+// is a number of such runs.
 struct alignas($count * sizeof($type)) Run { $type values[$count]; };
 __device__ __forceinline__ void write_run($type* to, Compute (&run)[$count], bool there, int left, int row, int lane) {
     if (row % $count == 0) {
@@ -29,16 +28,19 @@ __device__ __forceinline__ void write_run($type* to, Compute (&run)[$count], boo
         if (there && left > 0) *reinterpret_cast<Run*>(to) = whole;
         return;
     }
-    $spread
-    const int back = $count * lane - lane;    // from the lane's run to its first element now
-#pragma unroll
-    for (int i = 0; i < $count; ++i)
-        if (there && left > $lanes * i - back) to[$lanes * i - back] = narrow_to<$type>::of(run[i]);
+    $others
 }
 """
 
+EACH = """
+#pragma unroll
+for (int i = 0; i < $count; ++i)
+    if (there && left > i) to[i] = narrow_to<$type>::of(run[i]);
+"""
+
 # Lane l has elements 4 * l + i of a row, and then 4 * i + l: a matrix is transposed.
-SPREAD_QUADS = """
+EACH_OF_QUAD = """
+// Four lanes, which have neighbouring runs, give each other elements first, to write to one part of memory at a time.
 #pragma unroll
 for (int bit = 1; bit < 4; bit *= 2)
 #pragma unroll
@@ -48,17 +50,9 @@ for (int bit = 1; bit < 4; bit *= 2)
         if (lane & bit) run[i] = got;
         else run[i | bit] = got;
     }
-"""
-
-# Lane l, every fourth of a warp, has elements 2 * l + i of a row, and then 8 * i + l.
-SPREAD_ROWS = """
-const Compute even = run[0], odd = run[1];
 #pragma unroll
-for (int i = 0; i < 2; ++i) {
-    const int from = threadIdx.x % 4 + 4 * (4 * i + lane / 2);
-    const Compute first = __shfl_sync(0xffffffffu, even, from), second = __shfl_sync(0xffffffffu, odd, from);
-    run[i] = lane % 2 == 0 ? first : second;
-}
+for (int i = 0; i < 4; ++i)
+    if (there && left > 4 * i - 3 * lane) to[4 * i - 3 * lane] = narrow_to<$type>::of(run[i]);
 """
 
 OUT_ROW = """

@@ -37,7 +37,7 @@ class WarpgroupEpilogue(Epilogue):
     def run(self) -> Run:
         cells = (self.accumulator("s", f"2 * half{more}") for more in ("", " + 1"))
         values = [value for acc in cells for value in (acc, acc.replace("acc[", "beside[", 1))]
-        return Run("2 * s", 2, values, "quad", 4, finish.SPREAD_QUADS)
+        return Run("2 * s", 2, values, finish.EACH_OF_QUAD)
 
     def accumulator(self, tile: str, lane: str) -> str:
         return f"acc[rd][{tile} / EIGHTS_W][m][rh][{tile} % EIGHTS_W][{lane}]"
@@ -107,9 +107,9 @@ class PositionEpilogue(_FeaturesEpilogue):
     def head(self) -> list[Lines]:
         if self.c.shares is None:
             return super().head()
-        names = {"exponential": "total += value = exp(value - largest)", "share": "1 / total", "joined": "*"}
+        names = {"exponential": "total += value = exponential", "share": "1 / total", "joined": "*"}
         if self.c.shares.op.log:
-            names = {"exponential": "total += exp(value -= largest)", "share": "log(total)", "joined": "-"}
+            names = {"exponential": "value -= largest, total += exponential", "share": "log(total)", "joined": "-"}
         return [*super().head(), fill(texts.SOFTMAX, **names)]
 
     def changed(self, value: str) -> str:

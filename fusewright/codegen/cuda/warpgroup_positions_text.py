@@ -71,6 +71,7 @@ __device__ __forceinline__ void softmax(Compute (&values)[M_TILES][2]) {
 #pragma unroll
     for (int i = 0; i < 2 * M_TILES; ++i) {
         Compute& value = values[i / 2][i % 2];
+        const Compute exponential = exp2_approx(1.44269504f * (value - largest));
         $exponential;
     }
 #pragma unroll
