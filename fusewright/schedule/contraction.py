@@ -271,6 +271,8 @@ def _refused_conv(conv: Node) -> str | None:
         return "an empty convolution needs no kernel"
     if conv.ndim > 5:
         return f"a convolution over {conv.ndim - 2} dimensions"
+    if not all(isinstance(n, int) for n in (conv.arg(0).shape[1], *conv.arg(1).shape)):
+        return "the weight's lengths differ from call to call"
     shapes = conv.arg(0).shape[1:], conv.shape[1:], conv.arg(1).shape
     if any(all(isinstance(d, int) for d in shape) and prod(shape) > MOST_ELEMENTS for shape in shapes):
         return "a sample or the weight has more than 2^31 elements"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import sympy
 import torch
 
 from fusewright.ir import ops
@@ -13,11 +14,12 @@ from fusewright.ir.node import Graph, Node, make
 from fusewright.ir.ops import Slot
 from fusewright.schedule.contraction import Axis, Box, Contraction, match
 
+B = sympy.Symbol("B", integer=True, positive=True)
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 F32 = torch.float32
 
 
-def inp(*shape: int, dtype: torch.dtype = F32, name: str = "x", device: torch.device = CPU) -> Node:
+def inp(*shape: ops.Size, dtype: torch.dtype = F32, name: str = "x", device: torch.device = CPU) -> Node:
     return make(ops.Input(shape, dtype, device, name, 0))
 
 
@@ -103,6 +105,7 @@ def test_stages_in_their_order() -> None:
 
 X, ON_GPU = inp(2, 3, 16, 16), inp(2, 3, 16, 16, device=GPU)
 Y = conv(X)
+CONV = ops.Conv((1, 1), ((0, 0), (0, 0)), (1, 1), 1, False, (0, 0))
 REFUSED: dict[str, tuple[Callable[[], Node], str]] = {
     "dilated pool": (lambda: pool(Y, dilation=2), "the pooling is dilated"),
     "pool over some dimensions": (lambda: pool(Y, n=1), "not over all positions"),
@@ -125,6 +128,18 @@ REFUSED: dict[str, tuple[Callable[[], Node], str]] = {
     "large": (lambda: conv(inp(1, 2, 40000, 40000), 1), "more than 2^31 elements"),
     "large output": (lambda: conv(inp(1, 1, 40000, 40000), 2, 1), "more than 2^31 elements"),
     "empty": (lambda: conv(inp(0, 3, 8, 8)), "an empty convolution"),
+    "as many features as samples": (
+        lambda: make(CONV, inp(B, 3, 8, 8), inp(B, 3, 3, 3, name="w"), None),
+        "differ from call to call",
+    ),
+    "as many channels as samples": (
+        lambda: make(CONV, inp(2, B, 8, 8), inp(5, B, 3, 3, name="w"), None),
+        "differ from call to call",
+    ),
+    "taps as the input is long": (
+        lambda: make(CONV, inp(2, 3, 8, 8), inp(5, 3, 3, B, name="w"), None),
+        "differ from call to call",
+    ),
 }
 
 
