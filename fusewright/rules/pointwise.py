@@ -285,17 +285,11 @@ def _named(root: Node) -> tuple[str, Node] | None:
                 return "softsign", x
             case "mul", "sigmoid" if part.arg(0) is x:
                 return "silu", x
-            case "mul", "tanh" if _is_plain_softplus(part.arg(0)) and part.arg(0).arg(0) is x:
-                return "mish", x
     return None
 
 
 def _is_abs_of(node: Node, x: Node) -> bool:
     return function(node) == "abs" and node.arg(0) is x
-
-
-def _is_plain_softplus(node: Node) -> bool:
-    return isinstance(node.op, Pointwise) and node.op.fn == "softplus" and node.op.params in ((), (1, 20))
 
 
 def _found(m: Match) -> tuple[str, Node]:
@@ -319,10 +313,12 @@ def _class_of_name(m: Match) -> Exactness:
     exactness=_class_of_name,
 )
 def named(m: Match) -> Node:
-    """x - tanh(x) -> tanhshrink(x), x/(1 + |x|) -> softsign(x), x*sigmoid(x) -> silu(x), x*tanh(softplus(x)) -> mish.
+    """x - tanh(x) -> tanhshrink(x), x/(1 + |x|) -> softsign(x), x*sigmoid(x) -> silu(x).
 
     x of any shape.  What is known of the whole function is not of its parts: tanhshrink rises, so max passes it.  Class
-    exact for the first two, which PyTorch computes from these parts; reassociates for the others.
+    exact for the first two, which PyTorch computes from these parts; reassociates for silu.
+
+    Mish keeps its parts: PyTorch's second derivative of it is NaN from x = 89 on, that of x*tanh(softplus(x)) is not.
     """
     return pointwise(*_found(m))
 

@@ -320,7 +320,8 @@ def _cycles(
         filling = 6.0 * (tile * alone * refills + staged) * wide / 4 / (32 * t.warps)
         streamed = (tile * refills + staged) * element_bytes / STREAMED
         phases = len(c.axes[2].phases)
-        streamed += WRITTEN * written_bytes(c, t, 1 if phases == 1 else 2 * phases) / STREAMED  # two cells of a lane
+        if phases > 1:  # each of which writes parts of sectors, of two cells of a lane; whole ones are in the fit
+            streamed += WRITTEN * written_bytes(c, t, 2 * phases) / STREAMED
     else:
         tasks = c.channels * prod(t.cells) / (32 * t.warps)
         rows = prod(window_spans(c)[:2])

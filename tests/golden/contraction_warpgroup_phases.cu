@@ -384,24 +384,23 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                 const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
                 Element* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane;
 #pragma unroll
-                for (int m = 0; m < M_TILES; ++m)
+                for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                        Element* const out_plane = out_row + (16 * m + 8 * half) * plane;
+                    for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
 #pragma unroll
-                        for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+                        for (int s = 0; s < 2; ++s) {
+                            const int own_w = 2 * s;    // the cell, whose positions are neighbours
+                            const int p = cell_d + rd / ROWS_D, q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2, r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2;
+                            const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
 #pragma unroll
-                            for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
+                            for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
-                                for (int s = 0; s < 2; ++s) {
-                                    const int own_w = 2 * s;    // the cell, whose positions are neighbours
-                                    const int p = cell_d + rd / ROWS_D, q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2, r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2;
-                                    const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+                                for (int half = 0; half < 2; ++half) {
+                                    const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
                                     Compute run[4] = {before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half), before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half), before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half), before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half)};
-                                    write_run(&out_plane[unsigned((p * Q + q) * R + r)], run, inside && feature < O, R - r, R, quad);
+                                    write_run(&out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)], run, inside && feature < O, R - r, R, quad);
                                 }
-                    }
+                        }
             }
         }
         {
@@ -434,24 +433,23 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                 const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
                 Element* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane;
 #pragma unroll
-                for (int m = 0; m < M_TILES; ++m)
+                for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                        Element* const out_plane = out_row + (16 * m + 8 * half) * plane;
+                    for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
 #pragma unroll
-                        for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+                        for (int s = 0; s < 2; ++s) {
+                            const int own_w = 2 * s;    // the cell, whose positions are neighbours
+                            const int p = cell_d + rd / ROWS_D, q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2 + 1, r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2;
+                            const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
 #pragma unroll
-                            for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
+                            for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
-                                for (int s = 0; s < 2; ++s) {
-                                    const int own_w = 2 * s;    // the cell, whose positions are neighbours
-                                    const int p = cell_d + rd / ROWS_D, q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2 + 1, r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2;
-                                    const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+                                for (int half = 0; half < 2; ++half) {
+                                    const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
                                     Compute run[4] = {before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half), before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half], m, half), before(acc[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half), before(beside[rd][s / EIGHTS_W][m][rh][s % EIGHTS_W][2 * half + 1], m, half)};
-                                    write_run(&out_plane[unsigned((p * Q + q) * R + r)], run, inside && feature < O, R - r, R, quad);
+                                    write_run(&out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)], run, inside && feature < O, R - r, R, quad);
                                 }
-                    }
+                        }
             }
         }
     }

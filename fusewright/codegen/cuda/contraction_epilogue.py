@@ -219,21 +219,19 @@ class Epilogue(ValueText):
         p, q, r = (self._position(i, phases[i]) for i in range(3))
         run = self.run
         values = [self.changed(value) for value in run.values]
-        at = "out_plane[unsigned((p * Q + q) * R + r)]"
         written = [
+            *([] if self.whole else [self.feature]),
+            f"Compute run[{len(values)}] = {{{', '.join(values)}}};",
+            f"write_run(&{self._stored_at('P', 'Q', 'R')}, run, {self.there}, R - r, R, quad);",
+        ]
+        body = [
             f"const int own_w = {run.own_w};    // the cell, whose positions are neighbours",
             f"const int p = {p}, q = {q}, r = {r};",
             "const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);",
-            f"Compute run[{len(values)}] = {{{', '.join(values)}}};",
-            f"write_run(&{at}, run, {self.there}, R - r, R, quad);",
+            *nest(CHANNELS, written),
         ]
         loops = ["for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)"]
-        plane = [
-            *([] if self.whole else [self.feature]),
-            f"{self.result_type}* const out_plane = out_row + ({self.first_feature[1]}) * plane;",
-            *nest([*loops, f"for (int s = 0; s < {slots // run.taken}; ++s)"], written),
-        ]
-        return [*self._out_row("P", "Q", "R"), *nest(CHANNELS, plane)]
+        return [*self._out_row("P", "Q", "R"), *nest([*loops, f"for (int s = 0; s < {slots // run.taken}; ++s)"], body)]
 
     @property
     def pairs(self) -> bool:
