@@ -12,20 +12,20 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from configurations import draw
-from random_configurations import BYTES, _model
+from random_configurations import drawn
+from solutions import FOUNDING
+from torch import Tensor, nn
 
 import fusewright
 from fusewright.measure import environment, forward_call, save_results
 from fusewright.problem import load_problem
 
 ROOT = Path(__file__).parent.parent
-FOUNDING = ("conv_avgpool_sigmoid_sum", "conv3d_div_maxpool_gap_bias_sum", "convtranspose_gap_bias_logsumexp")
 States = dict[str, Callable[[], object]]
 
 
@@ -55,7 +55,7 @@ def main() -> None:
     states: States = {"written": scratch.zero_, "read": scratch.sum, "left": lambda: None}
     one = torch.zeros(1, device="cuda")
     rows: dict[str, Any] = {"nothing": {s: milliseconds(one.neg_, f) for s, f in states.items()}}
-    for name, model, x in models([int(i) for i in arguments.rows.split(",")]):
+    for name, model, x in models(arguments.rows):
         fast = fusewright.optimize(model, (x,), verify=False)
         calls = {"eager": forward_call(model, (x,)), "fusewright": forward_call(fast, (x,))}
         rows[name] = {who: {s: milliseconds(call, f) for s, f in states.items()} for who, call in calls.items()}
@@ -64,17 +64,13 @@ def main() -> None:
         torch.cuda.empty_cache()
 
 
-def models(indices: list[int]) -> Any:
-    """Name, model and input of each."""
+def models(rows: str) -> Iterator[tuple[str, nn.Module, Tensor]]:
+    """Name, model and input of the founding models and of these random ones."""
     for name in FOUNDING:
         problem = load_problem(ROOT / "examples" / f"{name}.py")
         (x,) = problem.inputs(device="cuda")
         yield name, problem.build(device="cuda").requires_grad_(False), x
-    for i in indices:
-        configuration = draw(1, i, *BYTES["cuda"])
-        torch.manual_seed(i)
-        x = torch.randn(configuration.shape, device="cuda")
-        yield f"random row {i}", _model(configuration, torch.device("cuda")), x
+    yield from drawn(rows)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -69,8 +70,7 @@ def measured(configuration: Configuration, index: int, device: torch.device, nam
 
 def _fill(row: dict[str, Any], configuration: Configuration, device: torch.device, names: tuple[str, ...]) -> None:
     """Adds what is known after each step, so that a failure leaves the steps before it in the row."""
-    torch.manual_seed(row["index"])
-    model, x = _model(configuration, device), torch.randn(configuration.shape, device=device)
+    model, x = _with_input(configuration, row["index"], device)
     sizes = Sizes.of(configuration)
     missing = kernel_target(device)
     begun = time.perf_counter()
@@ -97,6 +97,18 @@ def _fill(row: dict[str, Any], configuration: Configuration, device: torch.devic
     row["times"] = {name: asdict(sample) for name, sample in times.items()}
     least = floor(built.captured.graph, x, forward_call(model, (x,))())
     row["roofline"] = least.record(times["fusewright"].median)
+
+
+def drawn(rows: str) -> Iterator[tuple[str, nn.Module, Tensor]]:
+    """Name, model and input on a GPU of these configurations (a,b,c) of seed 1, for other benchmarks."""
+    for index in map(int, rows.split(",")):
+        configuration = draw(1, index, *BYTES["cuda"])
+        yield f"random row {index}: {configuration}", *_with_input(configuration, index, torch.device("cuda"))
+
+
+def _with_input(configuration: Configuration, index: int, device: torch.device) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(index)
+    return _model(configuration, device), torch.randn(configuration.shape, device=device)
 
 
 def _model(configuration: Configuration, device: torch.device) -> nn.Module:

@@ -4,7 +4,7 @@
     python benchmarks/tiles.py --rows 24,9 --each 8 --out rows.json               # random models of seed 1
 
 Of every model's longest contraction group, `--each` tiles of every way to cut it (and, for transposed convolutions, of
-every number of dimensions whose phases are joined) are built and run; every one must agree with ATen.
+every number of dimensions whose phases are joined) are built and run; `error` is how far each is from ATen's result.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from configurations import draw
-from random_configurations import BYTES, _model
+from chains import Model
+from random_configurations import drawn
 from torch import nn
 
 import fusewright.codegen.cuda as cuda
@@ -37,39 +37,26 @@ WAYS = {"features": warpgroup, "positions": warpgroup_positions}
 def transposed() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
     """Transposed convolutions with several phases, behind which values are written, pooled or reduced."""
     up3 = {"stride": 2, "padding": 1, "output_padding": 1}
-    yield "convT3d 32->64 k3 s2, relu", _chain(nn.ConvTranspose3d(32, 64, 3, **up3), nn.ReLU()), _x(16, 32, 16, 32, 32)
+    yield (
+        "convT3d 32->64 k3 s2, relu",
+        nn.Sequential(nn.ConvTranspose3d(32, 64, 3, **up3), nn.ReLU()),
+        _x(16, 32, 16, 32, 32),
+    )
     yield "convT3d 64->16 k3 s2, rows of odd length", nn.ConvTranspose3d(64, 16, 3, stride=2), _x(16, 64, 16, 32, 32)
     up2 = {"stride": 2, "padding": 1}
-    yield "convT2d 64->128 k4 s2, relu", _chain(nn.ConvTranspose2d(64, 128, 4, **up2), nn.ReLU()), _x(32, 64, 64, 64)
-    pool = _chain(nn.ConvTranspose2d(64, 64, 4, **up2), nn.MaxPool2d(2), nn.Hardtanh())
+    yield (
+        "convT2d 64->128 k4 s2, relu",
+        nn.Sequential(nn.ConvTranspose2d(64, 128, 4, **up2), nn.ReLU()),
+        _x(32, 64, 64, 64),
+    )
+    pool = nn.Sequential(nn.ConvTranspose2d(64, 64, 4, **up2), nn.MaxPool2d(2), nn.Hardtanh())
     yield "convT2d 64->64 k4 s2, maxpool 2, hardtanh", pool, _x(64, 64, 64, 64)
-    yield "convT3d 32->48 k3 s2, logsumexp", _Over(nn.ConvTranspose3d(32, 48, 3, **up3)), _x(16, 32, 16, 32, 32)
-
-
-class _Over(nn.Module):
-    def __init__(self, conv: nn.Module) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(x).logsumexp(1)
-
-
-def _chain(*modules: nn.Module) -> nn.Module:
-    return nn.Sequential(*modules)
+    reduced = Model(nn.ConvTranspose3d(32, 48, 3, **up3), lambda y, _: y.logsumexp(1))
+    yield "convT3d 32->48 k3 s2, logsumexp", reduced, _x(16, 32, 16, 32, 32)
 
 
 def _x(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device="cuda")
-
-
-def drawn(rows: list[int]) -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
-    """Rows of the random table."""
-    for i in rows:
-        configuration = draw(1, i, *BYTES["cuda"])
-        torch.manual_seed(i)
-        x = torch.randn(configuration.shape, device="cuda")
-        yield f"row {i}: {configuration}", _model(configuration, torch.device("cuda")), x
 
 
 class Table:
@@ -120,7 +107,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     record: dict[str, Any] = {}
-    models = drawn([int(i) for i in arguments.rows.split(",")]) if arguments.rows else transposed()
+    models = drawn(arguments.rows) if arguments.rows else transposed()
     for name, model, x in models:
         if not any(word in name for word in arguments.only.split(",")):
             continue

@@ -118,8 +118,7 @@ class Steps:
             return [*_when(guard, w.copy(phases, "next", to)), "copy_async_commit();"]
         others = _under("else", w.copy(phases, "next", to))
         lines = [*_under(f"if ({over})", w.copy(following, "0", to)), *others]
-        lines = [f"{guard}{{", *indent(lines), "}"] if guard else lines
-        return [*lines, "copy_async_commit();"]
+        return [*_when(guard, lines), "copy_async_commit();"]
 
     def _write_input(self, when: list[str]) -> str:
         """The statement that stages the input of the next chunk or tile in the other buffer."""
