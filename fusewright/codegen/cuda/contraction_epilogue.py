@@ -35,21 +35,6 @@ class Cut(Block, Protocol):
 
 
 @dataclass(frozen=True)
-class Run:
-    """What a thread has of a row where two phases along w are computed in one pass.
-
-    own_w    text: its cell along w in turn `s`; `taken` of its slots are taken in each
-    values   the accumulators, `acc` of the first and `beside` of the second phase, as they lie in the output
-    others   the text of how they are written where rows are no number of runs
-    """
-
-    own_w: str
-    taken: int
-    values: list[str]
-    others: str
-
-
-@dataclass(frozen=True)
 class Epilogue(ValueText):
     """Writes the text after the multiplication for one group and tiling."""
 
@@ -77,11 +62,6 @@ class Epilogue(ValueText):
     def accumulated(self, per_cell: int) -> str:
         """The value of slot s of this thread along w, and of its channel (m, half)."""
         return self.accumulator("s / 2", "2 * half + s % 2")
-
-    @property
-    def couples(self) -> bool:
-        """Whether the two phases along w are computed in one pass, and their values written as neighbours."""
-        return False
 
     def accumulator(self, tile: str, lane: str) -> str:
         """A value of this thread, of 8-position tile `tile` along w and of a pair of lanes' columns."""
@@ -125,15 +105,7 @@ class Epilogue(ValueText):
         """How two neighbours in memory are written at once."""
         if self.neighbours:
             return [fill(texts.PAIR, type=self.result_type)]
-        if self.couples:
-            return [self._write_run()]
         return [fill(texts.WRITE_PAIR, type=self.result_type)] if self.pairs else []
-
-    def _write_run(self) -> Lines:
-        run, count = self.run, len(self.run.values)
-        narrowed = ", ".join(f"narrow_to<{self.result_type}>::of(run[{i}])" for i in range(count))
-        others = fill(run.others, type=self.result_type, count=count)
-        return fill(texts.WRITE_RUN, type=self.result_type, count=count, narrowed=narrowed, others=others)
 
     @property
     def at_once(self) -> bool:
@@ -207,31 +179,6 @@ class Epilogue(ValueText):
         per_cell = len(phases[2].elements)
         position = [self._position(i, phases[i]) for i in range(3)]
         return self._pair_loops(slots // 2, position) if self.pairs else self._value_loops(slots, per_cell, position)
-
-    @property
-    def run(self) -> Run:
-        """What a thread has of a row where phases are coupled."""
-        own = self.accumulated(1)
-        return Run(self.own_w(1), 1, [own, own.replace("acc[", "beside[", 1)], texts.EACH)
-
-    def coupled(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
-        """Write what two phases along w come to, of which `phases` has the first: neighbours of an output row."""
-        p, q, r = (self._position(i, phases[i]) for i in range(3))
-        run = self.run
-        values = [self.changed(value) for value in run.values]
-        written = [
-            *([] if self.whole else [self.feature]),
-            f"Compute run[{len(values)}] = {{{', '.join(values)}}};",
-            f"write_run(&{self._stored_at('P', 'Q', 'R')}, run, {self.there}, R - r, R, quad);",
-        ]
-        body = [
-            f"const int own_w = {run.own_w};    // the cell, whose positions are neighbours",
-            f"const int p = {p}, q = {q}, r = {r};",
-            "const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);",
-            *nest(CHANNELS, written),
-        ]
-        loops = ["for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)"]
-        return [*self._out_row("P", "Q", "R"), *nest([*loops, f"for (int s = 0; s < {slots // run.taken}; ++s)"], body)]
 
     @property
     def pairs(self) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusewright.codegen.cuda import contraction_finish_text as finish
 from fusewright.codegen.cuda import warpgroup_positions_text as texts
-from fusewright.codegen.cuda.contraction_epilogue import CHANNELS, Epilogue, Run
+from fusewright.codegen.cuda.contraction_epilogue import CHANNELS, Epilogue
 from fusewright.codegen.cuda.contraction_folds import COLUMN, ROW
 from fusewright.codegen.cuda.contraction_values import is_one
 from fusewright.codegen.cuda.loops import nest
@@ -20,14 +21,70 @@ from fusewright.schedule.warpgroup_windows import WindowTile
 
 
 @dataclass(frozen=True)
-class WarpgroupEpilogue(Epilogue):
-    """Column n of the j-th eight of an instruction is cell 8 * j + n, of one element of the cells along w."""
+class Run:
+    """What a thread has of a row where two phases along w are computed in one pass.
 
-    t: WarpgroupTile
+    own_w    text: its cell along w in turn `s`; `taken` of its slots are taken in each
+    values   the accumulators, `acc` of the first and `beside` of the second phase, as they lie in the output
+    others   the text of how they are written where rows are no number of runs
+    """
+
+    own_w: str
+    taken: int
+    values: list[str]
+    others: str
+
+
+@dataclass(frozen=True)
+class PhasesEpilogue(Epilogue):
+    """Phases may share a pass; where two of them are neighbours along w and written, that happens at once."""
+
+    t: WarpgroupTile | PositionTile
 
     @property
     def couples(self) -> bool:
+        """Whether the two phases along w are computed in one pass, and their values written as neighbours."""
         return couples(self.c, self.t)
+
+    @property
+    @abstractmethod
+    def run(self) -> Run:
+        """What a thread has of a row where phases are coupled."""
+
+    def coupled(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
+        """Write what two phases along w come to, of which `phases` has the first: neighbours of an output row."""
+        p, q, r = (self._position(i, phases[i]) for i in range(3))
+        run = self.run
+        values = [self.changed(value) for value in run.values]
+        written = [
+            *([] if self.whole else [self.feature]),
+            f"Compute run[{len(values)}] = {{{', '.join(values)}}};",
+            f"write_run(&{self._stored_at('P', 'Q', 'R')}, run, {self.there}, R - r, R, quad);",
+        ]
+        body = [
+            f"const int own_w = {run.own_w};    // the cell, whose positions are neighbours",
+            f"const int p = {p}, q = {q}, r = {r};",
+            "const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);",
+            *nest(CHANNELS, written),
+        ]
+        loops = ["for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)"]
+        return [*self._out_row("P", "Q", "R"), *nest([*loops, f"for (int s = 0; s < {slots // run.taken}; ++s)"], body)]
+
+    def _pairs(self) -> list[Lines]:
+        return [self._write_run()] if self.couples else super()._pairs()
+
+    def _write_run(self) -> Lines:
+        run, count = self.run, len(self.run.values)
+        narrowed = ", ".join(f"narrow_to<{self.result_type}>::of(run[{i}])" for i in range(count))
+        others = fill(run.others, type=self.result_type, count=count)
+        return fill(finish.WRITE_RUN, type=self.result_type, count=count, narrowed=narrowed, others=others)
+
+
+@dataclass(frozen=True)
+class WarpgroupEpilogue(PhasesEpilogue):
+    """Column n of the j-th eight of an instruction is cell 8 * j + n, of one element of the cells along w."""
+
+    t: WarpgroupTile
 
     @property
     def side_by_side(self) -> bool:
@@ -95,14 +152,15 @@ class _FeaturesEpilogue(Epilogue):
 
 
 @dataclass(frozen=True)
-class PositionEpilogue(_FeaturesEpilogue):
+class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
     """Row n of the j-th eight of an instruction is cell n of its j-th eight of cells."""
 
     t: PositionTile
 
     @property
-    def couples(self) -> bool:
-        return couples(self.c, self.t)
+    def run(self) -> Run:
+        own = self.accumulated(1)
+        return Run(self.own_w(1), 1, [own, own.replace("acc[", "beside[", 1)], finish.EACH)
 
     def head(self) -> list[Lines]:
         if self.c.shares is None:

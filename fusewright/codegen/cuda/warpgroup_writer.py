@@ -17,9 +17,9 @@ import torch
 
 from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cuda import contraction_layout, contraction_walk, warpgroup_text
-from fusewright.codegen.cuda.contraction_epilogue import Epilogue
 from fusewright.codegen.cuda.contraction_record import cluster_of, joined, parameters, place
 from fusewright.codegen.cuda.primitives import with_primitives
+from fusewright.codegen.cuda.warpgroup_epilogue import PhasesEpilogue
 from fusewright.codegen.cuda.warpgroup_input import Input
 from fusewright.codegen.cuda.warpgroup_steps import Steps
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
@@ -59,7 +59,7 @@ class Writer:
 
     @property
     @abstractmethod
-    def epilogue(self) -> Epilogue:
+    def epilogue(self) -> PhasesEpilogue:
         """What happens to the products."""
 
     @abstractmethod
