@@ -100,7 +100,7 @@ def _buffers(context: Context, name: str) -> Check:
             given = tried.buffers.get(key)
             if given is None or given.shape != expected.shape or given.dtype != expected.dtype:
                 raise Fault(f"buffer {key} is missing or of another shape or dtype")
-            sample = Sample(given, tuple(run.buffers[key] for run in baselines), truth.buffers[key])
+            sample = Sample(given, tuple(run.buffers[key] for run in baselines.values()), truth.buffers[key])
             result = compare(sample, lambda: (), context.rules())
             results.append(_named(result, f"buffer {key}"))
     return _row(name, worst_of(results))

@@ -8,7 +8,7 @@ Eager's error is one sample of a random thing: on a tensor with few elements it 
 (relu, max, clamp) that rounding throws the other way makes it huge.  Whenever the first look is not conclusive, further
 evidence is taken on inputs that differ by rounding-sized noise: errors are pooled over all of them, and an element that
 the noise itself moves by far more than rounding explains is a near-tie, excluded from the norms, counted, and
-held to the size of that movement.
+held to the size of such movements, or of eager's own errors there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _WORST_FACTOR, _WORST_FLOOR_ULP = 4.0, 16.0
 # error so far above eager's root mean square, or the latter so far above its floor, may come from switches.
 _BEYOND, _OUTLIER, _GROSS = 64.0, 8.0, 100.0
 # How far beyond eager's ordinary error noise must move an element to call it a near-tie, and may then be believed.
-_TIE, _TIE_FACTOR = 16.0, 4.0
+# What a switch does is no number times the noise (a softmax of large products gives 1 for 0), and few samples do not
+# throw all of them: as long as near-ties are rarer than this share, what the noise does to one it may do to another.
+_TIE, _TIE_FACTOR, _RARE = 16.0, 4.0, 0.01
 # Where the true value vanishes, eager's error is all there is, and it is a poor estimate of what rounding may do.
 _VANISHING, _VANISHING_FACTOR = 0.1, 16.0
 
@@ -199,7 +201,10 @@ class _Limits:
         spread, worst = _rms(clear_eager), float(clear_eager.max()) if clear_eager.numel() else 0.0
         factor = _VANISHING_FACTOR if spread > _VANISHING * self.rms else 1.0
         allowed = self.worst_floor.clamp(min=factor * _WORST_FACTOR * worst)
-        allowed = torch.where(tied, allowed + _TIE_FACTOR * movement, allowed)
+        reach = torch.maximum(movement, eager.amax(0))
+        if 0 < int(tied.sum()) < _RARE * tied.numel():
+            reach = reach[tied].max()
+        allowed = torch.where(tied, allowed + _TIE_FACTOR * reach, allowed)
         rmse, rmse_allowed = _rms(clear), max(factor * _RMSE_FACTOR * spread, self.rmse_floor)
         return self._verdict(candidate, allowed, rmse, rmse_allowed, int(tied.sum()))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -55,6 +55,10 @@ class Run:
         outputs = {f"output {i}": x for i, x in enumerate(self.outputs) if isinstance(x, Tensor)}
         gradients = {f"gradient of {name}": g for name, g in self.gradients.items() if g is not None}
         return {**outputs, **gradients}
+
+
+Baselines = Mapping[str, Run]
+"""Eager first, and by what makes them inexact what else may be as inexact as eager."""
 
 
 @dataclass(frozen=True)
@@ -183,16 +187,16 @@ class Context:
         """The kind of agreement that the options ask for."""
         return Rules(self.options.exact, planted, looseness=1.0 if self.oracle is not None else 8.0)
 
-    def sample(self, call: Call, *, grad: bool = False) -> tuple[Run, Run, list[Run], Run]:
+    def sample(self, call: Call, *, grad: bool = False) -> tuple[Run, Run, Baselines, Run]:
         """Eager, the candidate, the baselines of the error and the truth, all on `call`."""
         eager = self.eager(call, grad=grad)
         tried = self.tried(call, grad=grad)
         truth = self.truth(call, grad=grad)
-        baselines = [eager]
+        baselines = {"eager": eager}
         if any(x.is_cuda for x in call.tensors()) and any(tf32_allowed(self.options.precision)):
-            baselines.append(self.truth(call, grad=grad, tf32=True))
+            baselines["tf32"] = self.truth(call, grad=grad, tf32=True)
         if self.oracle is not None and self._is_wide(call):
-            baselines.append(self.run_wide(call, grad, OtherRoundings()))
+            baselines["other roundings"] = self.run_wide(call, grad, OtherRoundings())
         return eager, tried, baselines, truth
 
     def _is_wide(self, call: Call) -> bool:
@@ -208,23 +212,29 @@ class Context:
         tried = now if tried is None else tried
         same_form(eager, tried)
         same_gradients(eager, tried)
-        evidence = _Evidence(self, call, grad, eager)
+        evidence = {tf32: _Evidence(self, call, grad, eager, tf32) for tf32 in (False, True)}
         results = []
         for name, value in tried.values.items():
             if name not in eager.values:
                 continue
-            first = Sample(value, _named(baselines, name, eager), _of(truth, name, eager))
-            result = compare(first, partial(evidence.of, name, first), self.rules(planted))
+            true = _of(truth, name, eager)
+            first = Sample(value, _named(baselines.values(), name, eager), true)
+            tf32 = "tf32" in baselines and not torch.equal(_of(baselines["tf32"], name, eager), true)
+            result = compare(first, partial(evidence[tf32].of, name, first), self.rules(planted))
             results.append(replace(result, detail=f"{name}: {result.detail}" if result.detail else ""))
         return worst_of(results)
 
 
 class _Evidence:
-    """Samples on inputs moved by rounding-sized noise, taken once for all tensors of a comparison."""
+    """Samples on inputs moved by noise of the size of a rounding, taken once for all tensors of a comparison.
 
-    def __init__(self, context: Context, call: Call, grad: bool, base: Run) -> None:
-        self._context, self._call, self._grad, self._base = context, call, grad, base
-        self._runs: list[tuple[Run, Run, list[Run], Run]] = []
+    For tensors that rounding to `tf32` moves, that is the rounding: a switch that it throws may stay as it is under
+    the noise of float32.
+    """
+
+    def __init__(self, context: Context, call: Call, grad: bool, base: Run, tf32: bool) -> None:
+        self._context, self._call, self._grad, self._base, self._tf32 = context, call, grad, base, tf32
+        self._runs: list[tuple[Run, Run, Baselines, Run]] = []
         self._spent = False
         self._seconds = 0.0
 
@@ -240,7 +250,7 @@ class _Evidence:
         return [sample for run in self._runs if (sample := self._sample(name, first, *run)) is not None]
 
     def _take(self) -> None:
-        call = nudged(self._call, self._context.options.seed + 1 + len(self._runs))
+        call = nudged(self._call, self._context.options.seed + 1 + len(self._runs), tf32=self._tf32)
         if not any(is_real(x) for x in call.tensors()):
             # Integers have no rounding-sized neighbours.
             self._spent = True
@@ -251,7 +261,7 @@ class _Evidence:
             self._spent = True
 
     def _sample(
-        self, name: str, first: Sample, eager: Run, tried: Run, baselines: list[Run], truth: Run
+        self, name: str, first: Sample, eager: Run, tried: Run, baselines: Baselines, truth: Run
     ) -> Sample | None:
         if name not in tried.values or name not in eager.values:
             return None
@@ -259,11 +269,11 @@ class _Evidence:
             return None
         if self._context.oracle is None:
             # Eager is the truth: what noise does to it stands in for its error.
-            baselines = [self._base, *baselines]
-        return Sample(tried.values[name], _named(baselines, name, eager), _of(truth, name, eager))
+            baselines = {"unmoved": self._base, **baselines}
+        return Sample(tried.values[name], _named(baselines.values(), name, eager), _of(truth, name, eager))
 
 
-def _named(runs: Sequence[Run], name: str, eager: Run) -> tuple[Tensor, ...]:
+def _named(runs: Iterable[Run], name: str, eager: Run) -> tuple[Tensor, ...]:
     return tuple(_of(run, name, eager) for run in runs)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fusewright.errors import FusewrightError
 from fusewright.tree import tree_flatten, tree_map
+from fusewright.verification.numerics import TF32_EPS
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -131,17 +132,17 @@ def permuted(call: Call, seed: int) -> Call:
     return call.map(shuffle)
 
 
-def nudged(call: Call, seed: int, steps: float = 4.0) -> Call:
-    """`call` with every real entry moved by up to `steps` units in its last place."""
+def nudged(call: Call, seed: int, *, tf32: bool = False) -> Call:
+    """`call` with every real entry moved by up to four units in its last place, float32 by up to one of `tf32`'s."""
     generators = _generators(call, seed)
 
     def nudge(x: Tensor) -> Tensor:
         if not is_real(x):
             return x
-        info = torch.finfo(x.dtype)
+        most = TF32_EPS if tf32 and x.dtype == torch.float32 else 4 * torch.finfo(x.dtype).eps
         noise = torch.rand(x.shape, generator=generators[x.device], device=x.device, dtype=torch.float64) * 2 - 1
         wide = x.to(torch.complex128 if x.is_complex() else torch.float64)
-        return (wide * (1 + steps * info.eps * noise)).to(x.dtype)
+        return (wide * (1 + most * noise)).to(x.dtype)
 
     return call.map(nudge)
 

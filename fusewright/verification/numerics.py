@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+TF32_EPS = 2.0**-10
+"""The distance from 1 to the next larger number that tf32 has."""
 _CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
 _MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 _WIDE = {

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from fusewright.verification.compare import Comparison, Rules, Sample, compare, worst_of
+from fusewright.verification.inputs import Call, nudged
+from fusewright.verification.numerics import round_to_tf32
 
 EPS = torch.finfo(torch.float32).eps
 NAN, INF = math.nan, math.inf
@@ -134,3 +137,29 @@ def test_worst_of_takes_the_failure() -> None:
     good, bad = Comparison(True, 1.0, 1.1, ties=1, elements=4), Comparison(False, 2.0, 1.0, "bad", 2, 4)
     assert worst_of([good, bad, good]).detail == "bad" and worst_of([good, bad]).ties == 3
     assert worst_of([]).ok
+
+
+def test_softmax_of_large_products_in_tf32_is_held_to_what_that_rounding_does() -> None:
+    """Operands cut off to tf32 and rounded to it give other winners of a softmax; a wrong weight gives more of them."""
+    generator = torch.Generator().manual_seed(0)
+    x = 1e4 * torch.randn(20_000, 64, generator=generator)
+    w = (torch.rand(64, 32, generator=generator) - 0.5) / 4
+
+    def softmax(x: Tensor, w: Tensor) -> Tensor:
+        return torch.softmax(x.double() @ w.double(), 1)
+
+    def sample(candidate: Callable[[Tensor], Tensor], seed: int | None) -> Sample:
+        moved = x if seed is None else nudged(Call((x,), {}), seed, tf32=True).args[0]
+        assert isinstance(moved, Tensor)
+        baselines = softmax(cut(moved), cut(w)).float(), softmax(round_to_tf32(moved), round_to_tf32(w))
+        return Sample(candidate(moved).float(), baselines, softmax(moved, w))
+
+    def cut(x: Tensor) -> Tensor:
+        return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+    def judged(candidate: Callable[[Tensor], Tensor]) -> Comparison:
+        return compare(sample(candidate, None), lambda: [sample(candidate, seed) for seed in range(8)], Rules())
+
+    right = judged(lambda x: softmax(cut(x), round_to_tf32(w)))
+    assert right.ok and right.ties, right
+    assert not judged(lambda x: softmax(cut(x), round_to_tf32(w * torch.linspace(1, 1.02, 32)))).ok

@@ -82,6 +82,8 @@ def test_permuted_integers_stay_in_range_and_nudges_are_rounding_sized(call: Cal
     assert sorted(shuffled.flatten().tolist()) == list(range(8)) and not torch.equal(shuffled, call.kwargs["nest"][0])
     moved = (x_of(inputs.nudged(call, 0)) / x_of(call) - 1).abs()
     assert 0 < float(moved.max()) < 6 * torch.finfo(torch.float32).eps
+    moved = (x_of(inputs.nudged(call, 0, tf32=True)) / x_of(call) - 1).abs()
+    assert 2.0**-12 < float(moved.max()) <= 2.0**-10
 
 
 def test_tf32_rounding_keeps_ten_bits() -> None:
