@@ -101,7 +101,7 @@ def _fill(row: dict[str, Any], configuration: Configuration, device: torch.devic
 
 def drawn(rows: str) -> Iterator[tuple[str, nn.Module, Tensor]]:
     """Name, model and input on a GPU of these configurations (a,b,c) of seed 1, for other benchmarks."""
-    for index in map(int, rows.split(",")):
+    for index in map(int, filter(None, rows.split(","))):
         configuration = draw(1, index, *BYTES["cuda"])
         yield f"random row {index}: {configuration}", *_with_input(configuration, index, torch.device("cuda"))
 

@@ -1,10 +1,12 @@
 """Times of the tiles of contraction groups beside their estimates: what these are fitted to, or choices judged by.
 
-    python benchmarks/tiles.py --out benchmarks/results/h200_joined_phases.json           # the models below
-    python benchmarks/tiles.py --rows 24,9 --each 8 --out rows.json               # random models of seed 1
+    python benchmarks/tiles.py --out benchmarks/results/h200_joined_phases.json
+    python benchmarks/tiles.py --models few --rows 18,14,13 --out benchmarks/results/h200_spread_taps.json
+    python benchmarks/tiles.py --models "" --rows 24,9 --each 8 --out rows.json           # random models of seed 1
 
 Of every model's longest contraction group, `--each` tiles of every way to cut it (and, for transposed convolutions, of
-every number of dimensions whose phases are joined) are built and run; `error` is how far each is from ATen's result.
+every number of dimensions whose phases are joined, and with and without spread taps) are built and run; `error` is how
+far each is from ATen's result.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,19 @@ def transposed() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
     yield "convT3d 32->48 k3 s2, logsumexp", reduced, _x(16, 32, 16, 32, 32)
 
 
+def few() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
+    """Large kernels with few features, as the last layers of generators of images and of sound have them."""
+    image = nn.Sequential(nn.Conv2d(64, 3, 7, padding=3), nn.Tanh())
+    yield "conv2d 64->3 k7, tanh", image, _x(16, 64, 256, 256)
+    yield "conv2d 32->3 k9, clamp", nn.Sequential(nn.Conv2d(32, 3, 9, padding=4), nn.Hardtanh()), _x(8, 32, 512, 512)
+    yield "conv2d 64->3 k3", nn.Conv2d(64, 3, 3, padding=1), _x(16, 64, 256, 256)
+    yield "conv2d 64->27 k5, relu", nn.Sequential(nn.Conv2d(64, 27, 5, padding=2), nn.ReLU()), _x(16, 64, 256, 256)
+    yield "conv1d 32->1 k7, tanh", nn.Sequential(nn.Conv1d(32, 1, 7, padding=3), nn.Tanh()), _x(16, 32, 2**18)
+
+
+MODELS = {"transposed": transposed, "few": few}
+
+
 def _x(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device="cuda")
 
@@ -90,24 +106,27 @@ class Table:
         yield 0.0, options[0]
         lengths = cuda._cells(c, tuner.hints)
         for way in WAYS.values():
-            met: dict[int, int] = {}
+            met: dict[tuple[int, bool], int] = {}
             for score, t in way.shortlist(c, lengths, 400, tf32=True):
-                met[t.joined] = met.get(t.joined, 0) + 1
-                if met[t.joined] <= self.each:
+                kind = t.joined, getattr(t, "spread", 0) > 0
+                met[kind] = met.get(kind, 0) + 1
+                if met[kind] <= self.each:
                     yield score, cuda._of_warpgroup(c, t, None)
-        yield from ((0.0, o) for o in [o for o in options if "tiling" in o][: self.each])
+        for key in ("tiling", "direct"):
+            yield from ((0.0, o) for o in [o for o in options if key in o][: self.each])
 
 
 def main() -> None:
     """Prints and saves the tiles of every model, fastest first."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rows", default="", help="random models of seed 1 in place of transposed convolutions")
+    parser.add_argument("--models", choices=[*MODELS, ""], default="transposed")
+    parser.add_argument("--rows", default="", help="random models of seed 1, too")
     parser.add_argument("--only", default="", help="models whose name contains one of these words (a,b,c)")
     parser.add_argument("--each", type=int, default=4)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     record: dict[str, Any] = {}
-    models = drawn(arguments.rows) if arguments.rows else transposed()
+    models = chain(MODELS[arguments.models]() if arguments.models else (), drawn(arguments.rows))
     for name, model, x in models:
         if not any(word in name for word in arguments.only.split(",")):
             continue

@@ -3,6 +3,10 @@
 Of 64 features at a time (`warpgroup`) a group may lack many.  Here a warpgroup multiplies 64 positions by up to 256
 features, as many eights as there are.  The positions are one element each of eight eights of cells along w, neighbours
 or one below the other; elements of a cell are further instructions, so that a thread owns whole cells.
+
+Where features are so few that an instruction takes longer to read its positions than to multiply them, taps along w may
+be *spread*: the columns are every feature's weights of every tap of a row, a position is read once for all of them, and
+what a column gives is a part of as many outputs as there are taps, which lie in shared memory until they are added up.
 """
 
 from __future__ import annotations
@@ -13,10 +17,12 @@ from itertools import product
 from math import ceil
 
 from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.residues import walks
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
     GROUPS,
     Products,
+    Taps,
     WarpgroupCut,
     chunk_sizes,
     few_alike,
@@ -42,6 +48,9 @@ MOST_REGISTERS = 240
 OTHERS, ON_ITS_WAY, IN_ROUNDS, IN_HALVES = 12, 10, 12, 20
 # Of a feature's running results over positions, in a tile and over many.
 RUNNING = {"sum": 3, "mean": 3, "max": 2, "min": 2, "logsumexp": 4}
+# What a number's way to shared memory or back takes, where an accumulator's way through what follows takes one: it
+# hardly shows in benchmarks/results/h200_spread_taps.json.
+EXCHANGED = 0.1
 
 
 class FeatureColumns:
@@ -74,6 +83,8 @@ class PositionTile(FeatureColumns, WarpgroupCut):
     groups_h, groups_w   warpgroups side by side over rows and columns
     wide       whether the eights of cells that one instruction takes are neighbours along w; else they lie along h
     cells_d, tiles_h, tiles_w   so many times those cells that a warpgroup has along d, h, w
+    spread    zero, or the columns of a product whose taps along w are spread: those of all features, in eights
+    lost      cells at the end of a block's row that only help others: their own taps go beyond it
     """
 
     eights_m: int
@@ -83,6 +94,8 @@ class PositionTile(FeatureColumns, WarpgroupCut):
     cells_d: int
     tiles_h: int
     tiles_w: int
+    spread: int = 0
+    lost: int = 0
 
     @property
     def warps(self) -> int:
@@ -113,16 +126,37 @@ class PositionTile(FeatureColumns, WarpgroupCut):
     @property
     def cells(self) -> tuple[int, int, int]:
         d, h, w = self.own
-        return d, h * self.warps_h, 8 * w * self.warps_w
+        return d, h * self.warps_h, 8 * w * self.warps_w - self.lost
 
     @property
     def traits(self) -> tuple[int, ...]:
         tiles = self.rows_d * self.cells_d, self.rows_h, self.tiles_h * self.tiles_w, self.groups_h * self.groups_w
-        return self.eights_m, *tiles, self.wide, self.chunk, self.stay, self.joined
+        return self.eights_m, *tiles, self.wide, self.chunk, self.stay, self.joined, self.spread
 
     def products(self, c: Contraction) -> Products:
         tiles = self.cells_d * self.rows_d * self.tiles_h * self.rows_h * self.tiles_w
-        return Products(tiles, self.block_m, _accumulators(c, self))
+        values = _accumulators(c, self)
+        exchanged = summands(c, self) + values * len(c.axes[2].phases[0].taps) if self.spread else 0
+        return Products(tiles, self.weights_m, values + int(EXCHANGED * exchanged))
+
+    def in_turn(self, taps: Taps) -> Taps:
+        return replace(taps, per_row=1) if self.spread else taps
+
+    @property
+    def whole_cells(self) -> bool:
+        return self.spread > 0
+
+    @property
+    def weights_m(self) -> int:
+        return self.spread or self.block_m
+
+    def summand_pitch(self, c: Contraction) -> int:
+        """Numbers of a spread column in shared memory, of one row of every warp.  The next begins four banks on: lanes
+        of a quad have every second one, and do not meet."""
+        return 64 * self.tiles_w * self.groups_h * self.groups_w * c.axes[2].advance + 4
+
+    def own_bytes(self, c: Contraction) -> int:
+        return super().own_bytes(c) + 4 * (self.spread * self.summand_pitch(c) + self.lost)
 
     def registers(self, c: Contraction) -> int:
         return min(255, -(-_registers(c, self) // 8) * 8)
@@ -141,10 +175,15 @@ def _accumulators(c: Contraction, t: PositionTile) -> int:
     return t.cells_d * t.rows_d * t.tiles_h * t.rows_h * t.tiles_w * along_w * t.block_m // 2
 
 
+def summands(c: Contraction, t: PositionTile) -> int:
+    """Of a thread, where taps are spread: what the tensor cores add up."""
+    return _accumulators(c, t) * t.spread // t.block_m
+
+
 def _registers(c: Contraction, t: PositionTile) -> int:
     """A thread's, if it could have as many as it likes."""
     each, at_once = staged_by_thread(c, t)
-    count = _accumulators(c, t) + OTHERS + ON_ITS_WAY * at_once + (IN_ROUNDS if each > at_once else 0)
+    count = _accumulators(c, t) + summands(c, t) + OTHERS + ON_ITS_WAY * at_once + (IN_ROUNDS if each > at_once else 0)
     if c.window is not None:
         count += t.cells_d * t.tiles_h * t.tiles_w * t.block_m // 2
     if c.fold is not None and c.reduced == "positions":
@@ -184,10 +223,26 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PositionTile
                 plain = PositionTile(*rows, c.channels, 1, True, 0, eights_m, groups_h, groups_w, wide, *cells)
                 if groups_h * groups_w not in GROUPS:
                     continue
-                for chunk, joined in product(chunk_sizes(c), joinable(c, rows)):
-                    t = replace(plain, chunk=chunk, joined=joined)
-                    if _accumulators(c, t) <= ACCUMULATORS and _registers(c, t) <= MOST_REGISTERS:
+                ways = [plain, *spread(c, plain)]
+                for way, chunk, joined in product(ways, chunk_sizes(c), joinable(c, rows)):
+                    t = replace(way, chunk=chunk, joined=joined)
+                    most = max(_accumulators(c, t), summands(c, t))
+                    if most <= ACCUMULATORS and _registers(c, t) <= MOST_REGISTERS and not (t.spread and joined):
                         yield from slices(c, t)
+
+
+def spread(c: Contraction, t: PositionTile) -> list[PositionTile]:
+    """The tile with its taps along w spread, where all features are in a block, and the inputs that its cells' first
+    taps read are neighbours, each read once."""
+    axis = walks(c, t.cells)[2].staged
+    phase = axis.phases[0]
+    neighbours = len(axis.phases) == 1 and len(phase.elements) == axis.advance == axis.advance * phase.per_element
+    columns = 8 * ceil(c.features * len(phase.taps) / 8)
+    if not neighbours or len(phase.taps) < 2 or t.block_m < c.features or columns > MOST_FEATURES:
+        return []
+    last = max(phase.offset(e, tap) for e in range(len(phase.elements)) for tap in range(len(phase.taps)))
+    lost = last // axis.advance
+    return [replace(t, spread=columns, lost=lost)] if lost < t.cells[2] else []
 
 
 def features_at_once(c: Contraction) -> list[int]:

@@ -96,6 +96,20 @@ class WarpgroupCut:
     def products(self, c: Contraction) -> Products:
         """What a warpgroup multiplies."""
 
+    def in_turn(self, taps: Taps) -> Taps:
+        """Those of a phase that are multiplied one after the other."""
+        return taps
+
+    @property
+    def whole_cells(self) -> bool:
+        """Whether the inputs of the last cell of a row are all staged, rather than those that its taps reach."""
+        return False
+
+    @property
+    def weights_m(self) -> int:
+        """Weights of a row of taps and a channel that are multiplied at a time: of one of its taps in turn."""
+        return self.block_m
+
     @abstractmethod
     def registers(self, c: Contraction) -> int:
         """An estimate of a thread's registers."""
@@ -184,6 +198,7 @@ def staged(c: Contraction, t: WarpgroupCut) -> Staged:
     along = walks(c, t.cells)
     d, h, w = (span(walk.staged, n) for walk, n in zip(along, t.cells, strict=True))
     advance = c.axes[2].advance
+    w = ceil(w / advance) * advance if t.whole_cells else w
     plane = d * h * ceil(w / advance) * advance
     return Staged((d, h, w), ceil(w / advance), advance, plane + 1 - plane % 2, t.chunk // vector(c), along)
 
@@ -229,7 +244,8 @@ def joinable(c: Contraction, rows: tuple[int, int]) -> list[int]:
 
 def weight_vectors(c: Contraction, t: WarpgroupCut) -> list[int]:
     """Vectors of weights per phase, of all rows of taps and one chunk."""
-    return [p.rows * p.per_row * staged(c, t).vectors * t.block_m for p in taps_of(c)]
+    taps = map(t.in_turn, taps_of(c))
+    return [p.rows * p.per_row * staged(c, t).vectors * t.weights_m for p in taps]
 
 
 def chunks(c: Contraction, t: WarpgroupCut) -> int:
@@ -241,9 +257,9 @@ def slice_vectors(c: Contraction, t: WarpgroupCut) -> int:
     """Vectors of the weights that are staged at a time."""
     if t.stay:
         return sum(weight_vectors(c, t)) * chunks(c, t)
-    taps = taps_of(c)
+    taps = [t.in_turn(each) for each in taps_of(c)]
     rows = (sum(min(t.tap_rows, taps[i].rows) * taps[i].per_row for i in each) for each in passes(c, t.joined))
-    return max(rows) * staged(c, t).vectors * t.block_m
+    return max(rows) * staged(c, t).vectors * t.weights_m
 
 
 def staged_bytes(c: Contraction, t: WarpgroupCut) -> int:
@@ -347,7 +363,7 @@ def _cycles(c: Contraction, t: WarpgroupCut, per_sm: int) -> float:
     instructions = weights = 0
     for times, taps, phases, vectors in zip(pieces, taps_of(c), every, weight_vectors(c, t), strict=True):
         each = products.instructions * len(phases[2].elements)
-        instructions += times * taps.rows * taps.per_row * (lay.vectors // 2) * each
+        instructions += times * taps.rows * t.in_turn(taps).per_row * (lay.vectors // 2) * each
         weights += 0 if t.stay else times * vectors
     ways = [(pieces[each[0]], max(taps_of(c)[i].rows for i in each)) for each in passes(c, t.joined)]
     steps = sum(times * ceil(rows / t.tap_rows) for times, rows in ways)

@@ -73,8 +73,8 @@ class _FeatureWriter(Writer):
         tiles = positions(self.c, self.t) // 8
         return fill(warpgroup_text.PRODUCTS, instruction=instruction, tiles=tiles)
 
-    def place_of_weights(self) -> Lines:
-        return fill(warpgroup_text.PLACE)
+    def place_of_weights(self) -> tuple[Lines, str]:
+        return fill(warpgroup_text.PLACE), warpgroup_text.PACK_PHASE
 
     def operands(self) -> Operands:
         return Operands(

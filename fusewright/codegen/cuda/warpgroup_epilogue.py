@@ -15,7 +15,7 @@ from fusewright.codegen.cuda.loops import nest
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.contraction import Phase
 from fusewright.schedule.warpgroup import WarpgroupTile
-from fusewright.schedule.warpgroup_positions import PositionTile
+from fusewright.schedule.warpgroup_positions import FeatureColumns, PositionTile
 from fusewright.schedule.warpgroup_staging import couples
 from fusewright.schedule.warpgroup_windows import WindowTile
 
@@ -176,6 +176,13 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
         there = self.c.after is not None and self.c.window is None
         return f"after({value}, m, half)" if there else value
 
+    def prologue(self) -> Lines:
+        if not self.t.spread:
+            return super().prologue()
+        numbers = FeatureColumns.own_bytes(self.t, self.c)
+        at = f"shared_memory + STAGED{f' + {numbers}' if numbers else ''}"
+        return [f"float* const products_of_rows = reinterpret_cast<float*>({at});", *super().prologue()]
+
     def values(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
         return [*self._shares("acc", slots, len(phases[2].elements)), *super().values(phases, slots)]
 
@@ -214,9 +221,11 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
 
     @property
     def cell_w(self) -> str:
+        own = "8 * (warp_w * TILES_W + own_w) + row"
         if self.t.wide:
-            return "cell_w + 64 * (warp_w / 4 * TILES_W + own_w / 2) + 16 * (warp_w % 4) + 8 * (own_w % 2) + row"
-        return "cell_w + 8 * (warp_w * TILES_W + own_w) + row"
+            own = "64 * (warp_w / 4 * TILES_W + own_w / 2) + 16 * (warp_w % 4) + 8 * (own_w % 2) + row"
+        # What only helps others is a cell that no row has.
+        return f"({own} < CELLS_W ? cell_w + {own} : NOWHERE)" if self.t.spread else f"cell_w + {own}"
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ from functools import cached_property
 from math import ceil
 
 from fusewright.codegen.cuda import warpgroup_positions_text as texts
+from fusewright.codegen.cuda import warpgroup_text
 from fusewright.codegen.cuda.warpgroup_epilogue import PositionEpilogue
 from fusewright.codegen.cuda.warpgroup_writer import Operands, Writer
 from fusewright.codegen.text import Lines, fill
+from fusewright.schedule.contraction import Phase
 from fusewright.schedule.warpgroup_positions import PositionTile
 
 
@@ -32,19 +34,53 @@ class PositionWriter(Writer):
             m_tiles=t.eights_m, tiles_h=t.tiles_h, tiles_w=t.tiles_w, high=high, broad=broad, own_d=own_d, own_h=own_h,
             own_w=own_w, rows_d=t.rows_d, rows_h=t.rows_h, per_cell=max(len(p.elements) for p in c.axes[2].phases),
             warps_h=t.warps_h, warps_w=t.warps_w, threads=32 * t.warps, m_blocks=ceil(c.features / t.block_m),
+            lost=" - LOST" if t.spread else "", spread=self._of_spread(texts.SPREAD),
         )  # fmt: skip
 
     def accumulators(self) -> Lines:
-        return fill(texts.ACCUMULATORS)
+        row = "8 * OWN_W * WARPS_W"
+        cells, again = (f"{row} * WARPS_H", "8") if self.t.wide else (f"2 * {row} * WARPS_H", row)
+        return self._of_spread(texts.SPREAD_ACCUMULATORS, cells=cells, again=again) or fill(texts.ACCUMULATORS)
+
+    def _of_spread(self, text: str, **names: object) -> Lines:
+        """A text about taps that are spread."""
+        t = self.t
+        return (
+            fill(text, taps=len(self.c.axes[2].phases[0].taps), spread=t.spread, lost=t.lost, **names)
+            if t.spread
+            else []
+        )
+
+    @property
+    def weights_m(self) -> str:
+        return "SPREAD" if self.t.spread else super().weights_m
 
     def products(self, instruction: str) -> Lines:
-        return fill(texts.PRODUCTS, instruction=instruction)
+        return fill(texts.PRODUCTS, instruction=instruction, weights_m=self.weights_m)
+
+    def accumulated(self, index: int, rows: list[tuple[str, Phase, int]]) -> Lines:
+        if not self.t.spread:
+            return super().accumulated(index, rows)
+        axis, row = self.lay.walks[2].staged, "8 * OWN_W * WARPS_W"
+        first = axis.phases[0].first
+        if self.t.wide:
+            place = f"warp_h * ({row}) + warp_w / 4 * TILES_W * 64 + warp_w % 4 * 16 + row"
+        else:
+            place = f"2 * warp_h * ({row}) + warp_w * TILES_W * 8 + row"
+        return [
+            "Accumulators products = {};",
+            *self.steps.of_pass({index: "products"}, rows),
+            "Sums acc;",
+            f"add_taps<{first}>(products, acc, products_of_rows, {place}, quad);",
+        ]
 
     def ahead(self) -> Lines:
         return fill(texts.AHEAD)
 
-    def place_of_weights(self) -> Lines:
-        return fill(texts.PLACE)
+    def place_of_weights(self) -> tuple[Lines, str]:
+        if self.t.spread:
+            return fill(texts.SPREAD_PLACE), texts.PACK_SPREAD
+        return fill(texts.PLACE), warpgroup_text.PACK_PHASE
 
     def operands(self) -> Operands:
         if self.t.wide:

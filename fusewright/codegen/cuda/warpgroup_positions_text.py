@@ -11,12 +11,63 @@ constexpr int OWN_D = $own_d, OWN_H = $own_h, OWN_W = $own_w;    // cells of a t
 constexpr int ROWS_D = $rows_d, ROWS_H = $rows_h, PER_CELL = $per_cell;    // of which along w all PER_CELL
 constexpr int WARPS_H = $warps_h, WARPS_W = $warps_w, THREADS = $threads;
 constexpr int BLOCK_M = 8 * M_TILES, M_BLOCKS = $m_blocks;
-constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 8 * OWN_W * WARPS_W;
+$spread
+constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 8 * OWN_W * WARPS_W$lost;
+"""
+
+# Of taps that are spread.
+SPREAD = """
+// Columns are products of one position with every tap along w of every feature, [tap][feature], which are added up in
+// shared memory; of the last cells of a row some are elsewhere, so that these only help others.
+constexpr int ROW_TAPS = $taps, SPREAD = $spread, LOST = $lost;
+constexpr int NOWHERE = 1 << 28;    // a cell behind the last one of any row
 """
 
 ACCUMULATORS = """
 // A thread has two cells of every 64, and two features of every eight.
 using Accumulators = float[OWN_D * ROWS_D][PER_CELL][TILES_H * ROWS_H][TILES_W][M_TILES][4];
+"""
+
+SPREAD_ACCUMULATORS = """
+// A thread has two cells of every 64, and two columns of every eight.
+using Accumulators = float[OWN_D * ROWS_D][PER_CELL][TILES_H * ROWS_H][TILES_W][SPREAD / 8][4];
+// The same of features, once their taps are added up.
+using Sums = float[OWN_D * ROWS_D][PER_CELL][TILES_H * ROWS_H][TILES_W][M_TILES][4];
+
+// Add up what the taps of a row of each feature give: `tap` reads the input TAP_W columns on, which another thread may
+// have multiplied.  One row of cells of every warp at a time goes through shared memory: [column][element][row][cell].
+// This thread's first cell is there at `place`, its second one AGAIN behind.
+template <int FIRST_W>
+__device__ __forceinline__ void add_taps(const Accumulators& products, Sums& sums, float* shared, int place, int quad) {
+    constexpr int CELLS = $cells, AGAIN = $again, COLUMN = PER_CELL * CELLS + 4;    // for the banks
+#pragma unroll
+    for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+#pragma unroll
+        for (int rh = 0; rh < TILES_H * ROWS_H; ++rh) {
+            __syncthreads();    // until others have read what they put there
+#pragma unroll
+            for (int i = 0; i < PER_CELL * TILES_W * SPREAD / 2; ++i) {
+                const int e = i / (TILES_W * SPREAD / 2), tile = i / (SPREAD / 2) % TILES_W, j = i / 4 % (SPREAD / 8);
+                shared[(8 * j + 2 * quad + i % 2) * COLUMN + e * CELLS + place + tile * BROAD + i / 2 % 2 * AGAIN] =
+                    products[rd][e][rh][tile][j][i % 4];
+            }
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < PER_CELL * TILES_W * M_TILES * 4; ++i) {
+                const int e = i / (TILES_W * M_TILES * 4), tile = i / (M_TILES * 4) % TILES_W, m = i / 4 % M_TILES;
+                const int feature = 8 * m + 2 * quad + i % 2;
+                float sum = 0;
+                if (feature < O)
+#pragma unroll
+                    for (int tap = 0; tap < ROW_TAPS; ++tap) {
+                        const int w = FIRST_W + e * ELEMENT_W + tap * TAP_W;
+                        sum += shared[(tap * O + feature) * COLUMN + w % SKIP * CELLS + w / SKIP + place +
+                                      tile * BROAD + i / 2 % 2 * AGAIN];
+                    }
+                sums[rd][e][rh][tile][m][i % 4] = sum;
+            }
+        }
+}
 """
 
 # Else zeros may be written when the first instruction is under way, which has to end before.
@@ -35,7 +86,7 @@ for (int rh = 0; rh < TILES_H * ROWS_H; ++rh)
         $instruction(acc[rd][e][rh][tile],
                        x_row + (k * PLANE + row_d(rd) + rh / ROWS_H * HIGH * ADVANCE_H + rh % ROWS_H * ELEMENT_H +
                                 tile * BROAD + column(FIRST_W + e * ELEMENT_W + tap * TAP_W)),
-                       w + (tap * VECTORS + k) * BLOCK_M);
+                       w + (tap * VECTORS + k) * $weights_m);
 """
 
 PLACE = """
@@ -43,6 +94,33 @@ PLACE = """
 template <int TAPS_W>
 __device__ __forceinline__ constexpr int weight_at(int row, int tap, int channel, int feature) {
     return (((row * TAPS_W + tap) * VECTORS + channel / VECTOR) * BLOCK_M + feature) * VECTOR + channel % VECTOR;
+}
+"""
+
+SPREAD_PLACE = """
+// Where a weight lies among those of a phase: [row of taps][vector of channels][column][channel].
+__device__ __forceinline__ constexpr int weight_at(int row, int channel, int column) {
+    return ((row * VECTORS + channel / VECTOR) * SPREAD + column) * VECTOR + channel % VECTOR;
+}
+"""
+
+PACK_SPREAD = """
+// Steps in memory between neighbouring taps of a phase.
+constexpr int NEXT_D = $next_d, NEXT_H = $next_h, NEXT_W = $next_w;
+
+// Lay out the weights of one phase and chunk for the tensor cores, zeros where there are none.
+template <int TAPS_D, int TAPS_H, int TAPS_W>
+__device__ __forceinline__ void pack_phase(const Element* w, Element* to, int group, int first_feature, int chunk,
+                                           int first) {
+    constexpr int ROWS = TAPS_D * TAPS_H;
+    for (int i = $start; i < SPREAD * CHUNK * ROWS; i += $step) {
+        const int row = i % ROWS, own = i / ROWS % CHUNK, column = i / (ROWS * CHUNK), channel = chunk * CHUNK + own;
+        const int feature = column % O;
+        const int of_w = row / TAPS_H * NEXT_D + row % TAPS_H * NEXT_H + column / O * NEXT_W;
+        const bool there = column < O * TAPS_W && channel < C;
+        const Element value = there ? w[($row) * TAPS + first + of_w] : Element{};
+        to[weight_at(row, own, column)] = $value;
+    }
 }
 """
 

@@ -70,7 +70,10 @@ class Steps:
         count = str(min(taps.rows, self.t.tap_rows))
         if taps.rows % self.t.tap_rows and slices > 1:
             count = f"{taps.rows} - {first} < {count} ? {taps.rows} - {first} : {count}"
-        sizes = f"{len(phases[1].taps)}, {taps.per_row}, {len(phases[2].elements)}, {first_w}"
+        elements = len(phases[2].elements)
+        if taps.per_row < len(phases[2].taps):  # they are spread, from the first input on that a row has
+            first_w = 0
+        sizes = f"{len(phases[1].taps)}, {taps.per_row}, {elements}, {first_w}"
         return f"multiply<{sizes}>({accumulators}, {x}, {at}, {first}, {count});"
 
     def pieces(self, index: int) -> list[tuple[str, Phase, int]]:

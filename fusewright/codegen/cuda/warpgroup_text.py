@@ -62,7 +62,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x
 #pragma unroll
                     for (int e = 0; e < ELEMENTS; ++e)
                         $products
-        w += TAPS_W * VECTORS * BLOCK_M;
+        w += TAPS_W * VECTORS * $weights_m;
     }
     warpgroup_commit();
 }
@@ -172,7 +172,7 @@ $name($parameters,
     // What this warpgroup multiplies: its cells of the input, and its features.
     const unsigned long long x_matrix =
         shared_matrix(x_tile, 16 * PLANE, $between) + ($own_cells);
-    const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128)$own_features;
+    const unsigned long long w_matrix = shared_matrix(w_tile, 16 * $weights_m, 128)$own_features;
     $prologue
 
     const int tiles_d = $tiles_d, tiles_h = $tiles_h, tiles_w = ceil_div(cells_w, CELLS_W);

@@ -36,7 +36,8 @@ class WarpgroupWeights:
 
     @cached_property
     def taps(self) -> list[Taps]:
-        return staging.taps_of(self.c)
+        """Of every phase, as they are multiplied in turn."""
+        return [self.t.in_turn(taps) for taps in staging.taps_of(self.c)]
 
     @property
     def with_taps(self) -> list[int]:
@@ -73,7 +74,7 @@ class WarpgroupWeights:
 
     def of_row(self, index: int) -> int:
         """Weights of one row of taps of a phase and chunk."""
-        return self.taps[index].per_row * self.lay.vectors * self.t.block_m * self.vector
+        return self.taps[index].per_row * self.lay.vectors * self.t.weights_m * self.vector
 
     def of_chunk(self, index: int) -> int:
         """Weights of all rows of taps of a phase and chunk."""
@@ -108,14 +109,14 @@ class WarpgroupWeights:
 
     # -- the text
 
-    def functions(self, name: str, place: Lines) -> list[Lines]:
-        """What lays out weights, each in its `place`, and copies them; `name` is the kernel's."""
+    def functions(self, name: str, place: Lines, pack: str) -> list[Lines]:
+        """What lays out weights, each in its `place` by the template `pack`, and copies them, for the kernel `name`."""
         rounds = self.c.x.dtype == torch.float32
         row = "(group * C + channel) * O + first_feature + feature"
         if not self.c.op.transposed:
             row = "(group * O + first_feature + feature) * C + channel"
         phase = fill(
-            warpgroup_text.PACK_PHASE,
+            pack,
             **tap_steps(self.c),
             row=row,
             start="threadIdx.x" if self.t.stay else f"blockIdx.z * {PACKING_THREADS} + threadIdx.x",

@@ -24,7 +24,7 @@ from fusewright.codegen.cuda.warpgroup_input import Input
 from fusewright.codegen.cuda.warpgroup_steps import Steps
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, indent
-from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.tiling import REGISTERS
 from fusewright.schedule.warpgroup_staging import Staged, WarpgroupCut, blocks_per_sm, passes
 
@@ -74,13 +74,18 @@ class Writer:
     def products(self, instruction: str) -> Lines:
         """The instructions of one tap, two vectors of channels and element of the cells along d and w."""
 
+    @property
+    def weights_m(self) -> str:
+        """Text: the weights that an instruction's tap and channel has."""
+        return "BLOCK_M"
+
     def ahead(self) -> Lines:
         """What comes ahead of all products of a step."""
         return []
 
     @abstractmethod
-    def place_of_weights(self) -> Lines:
-        """Where a weight lies."""
+    def place_of_weights(self) -> tuple[Lines, str]:
+        """Where a weight lies, and the template of what lays them out."""
 
     @abstractmethod
     def operands(self) -> Operands:
@@ -131,7 +136,7 @@ class Writer:
             self._multiply(),
             fill(warpgroup_text.CHANNELS),
             self.input.functions(),
-            *self.weights.functions(self.name, self.place_of_weights()),
+            *self.weights.functions(self.name, *self.place_of_weights()),
             *self.epilogue.head(),
             self._kernel_text(),
             self.epilogue.finish(self.name),
@@ -168,6 +173,7 @@ class Writer:
             unroll_rows="" if at_once else "1",
             unroll=max(1, min(steps, UNROLLED // each)),
             ahead=self.ahead(),
+            weights_m=self.weights_m,
             products=self.products(f"wgmma_{kinds[self.c.x.dtype]}_{self.t.products(self.c).columns}"),
         )
 
@@ -195,6 +201,7 @@ class Writer:
             between=parts.between,
             own_cells=parts.cells,
             own_features=parts.features,
+            weights_m=self.weights_m,
             prologue=[*self.epilogue.prologue(), *self.weights.at_hand()],
             w_now="" if self.t.stay else ", w_now = 0",
             first=self.steps.first(),
@@ -203,13 +210,17 @@ class Writer:
             close=self.epilogue.close(),
         )
 
+    def accumulated(self, index: int, rows: list[tuple[str, Phase, int]]) -> Lines:
+        """Multiply by the taps of a phase, whose accumulators are `acc`."""
+        return ["Accumulators acc = {};", *self.steps.of_pass({index: "acc"}, rows)]
+
     def _pass(self, indices: range) -> Lines:
         """Some phases of the cells: multiply by all their taps, some rows at a time, and hand the values on."""
         phases, rows = [self.weights.phases[i] for i in indices], self.steps.pieces(indices[0])
         loops = [f"for (int from_{a} = 0; from_{a} < {len(p.elements)}; from_{a} += {n})" for a, p, n in rows]
         slots = [self.slots(len(phase[2].elements)) for phase in phases]
         if len(indices) == 1:
-            lines = ["Accumulators acc = {};", *self.steps.of_pass({indices[0]: "acc"}, rows)]
+            lines = self.accumulated(indices[0], rows)
             return [*loops, "{", *indent([*lines, *self.epilogue.values(phases[0], slots[0])]), "}"]
         names = {index: f"of_phase[{i}]" for i, index in enumerate(indices)}
         lines = [f"Accumulators of_phase[{len(names)}] = {{}};", *self.steps.of_pass(names, rows)]

@@ -30,13 +30,14 @@ def tiles(f: Found) -> list[PositionTile]:
 
 
 def found(case: Case, wanted: dict[str, Any]) -> tuple[Found, PositionTile]:
-    return best(tiles, case, wanted)
+    return best(tiles, case, {"spread": 0, **wanted})
 
 
 def assert_right(f: Found, t: PositionTile, order: str = "forward", **how: Any) -> None:
     """As the model in float64, by these instructions: the input is their first operand."""
-    columns = f"wgmma_{ {torch.float32: 'tf32', BF16: 'bf16', F16: 'fp16'}[f.case.dtype] }_{t.block_m}("
+    columns = f"wgmma_{ {torch.float32: 'tf32', BF16: 'bf16', F16: 'fp16'}[f.case.dtype] }_{t.weights_m}("
     assert columns + "acc[rd][e][rh][tile]" in kernel(f, t).source
+    assert ("add_taps<" in kernel(f, t).source) == (t.spread > 0)
     assert_as_eager(f, t, order, **how)
 
 
