@@ -56,7 +56,10 @@ def functions(kernels: Sequence[KernelText]) -> list[str]:
         if any(kernel.calls(function.__name__) for kernel in kernels) or (spread and function is arithmetic[0])
     ]
     parts += [_library([kernel for kernel in kernels if kernel.target == target]) for target in targets]
-    parts += [_operands(targets), *([support.ARGUMENTS] if any(k.kernel.fixed for k in kernels) else [])]
+    parts += [
+        _operands(targets, several=kernels[0].several),
+        *([support.ARGUMENTS] if any(k.kernel.fixed for k in kernels) else []),
+    ]
     parts += [support.GRADIENTS]
     references: set[str] = set()
     for kernel in kernels:
@@ -67,7 +70,7 @@ def functions(kernels: Sequence[KernelText]) -> list[str]:
     return parts
 
 
-def _operands(targets: Sequence[str]) -> str:
+def _operands(targets: Sequence[str], *, several: bool) -> str:
     """The functions that look at a kernel's operands."""
     if len(targets) == 1:
         multiple, alignment = TEXTS[targets[0]].alignment
@@ -75,7 +78,11 @@ def _operands(targets: Sequence[str]) -> str:
         words, values = zip(*(TEXTS[target].alignment for target in targets), strict=True)
         multiple = f"{words[0]} on a GPU, of {words[1]} on a CPU"
         alignment = f'{values[0]} if device == "cuda" else {values[1]}'
-    return "\n".join(fill(support.OPERANDS, multiple=multiple, alignment=alignment))
+    parameter, elsewhere, device = ["device: str,"], "tensor.device.type != device", "{device}"
+    if not several:
+        parameter, elsewhere, device = [], f"not tensor.is_{targets[0]}", targets[0]
+    filled = {"multiple": multiple, "alignment": alignment, "elsewhere": elsewhere, "device": device}
+    return "\n".join(fill(support.OPERANDS, parameter=parameter, **filled))
 
 
 def _says(kernel: KernelText) -> str:

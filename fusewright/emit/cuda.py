@@ -19,7 +19,7 @@ class CudaText(KernelText):
     target = "cuda"
     says = "CUDA"
     returns = ("const char* ", "ctypes.c_char_p")
-    last = ("cudaStream_t stream", "ctypes.c_void_p", "torch.cuda.current_stream().cuda_stream")
+    last = ("cudaStream_t stream", "ctypes.c_void_p", "torch._C._cuda_getCurrentRawStream(device)")
     alignment = ("16 bytes", "16")
     failure = support.FAILURE
 
@@ -53,8 +53,11 @@ class CudaText(KernelText):
         return [*body, *last, "return failure(cudaGetLastError());"]
 
     def _called(self, arguments: str) -> Lines:
-        launch = f"{self.builder}({self.kernel.operands[0]}.device.index).launch_{self.kernel.name}"
-        return [f'check("{self.kernel.name}", {launch}({arguments}))']
+        launch = f"{self.builder}(device).launch_{self.kernel.name}"
+        return [
+            f"device = {self.kernel.operands[0]}.get_device()",
+            f'check("{self.kernel.name}", {launch}({arguments}))',
+        ]
 
     @property
     def prepares(self) -> bool:

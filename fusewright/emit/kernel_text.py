@@ -54,6 +54,7 @@ class KernelText(ABC):
     def __init__(self, kernel: Kernel, suffix: str = "") -> None:
         self.kernel = kernel
         self.name = kernel.name + suffix
+        self.several = bool(suffix)  # whether the file is for several devices
         self.builder = f"{self.target}_library" if suffix else "library"
         self.reference = f"{self.name}_reference"
         self.numbers = Arithmetic([name for name, _, _ in kernel.sizes])
@@ -218,9 +219,8 @@ class KernelText(ABC):
         for i, operand in enumerate(kernel.operands):
             dtype = kernel.dtypes[i] if kernel.dtypes else torch.float32
             layout = _memory_format(kernel.layouts[i], len(kernel.shapes[i])).replace("memory_format=", "")
-            lines.append(
-                f'{operand} = dense("{kernel.name}", "{operand}", {operand}, "{self.target}", {dtype}{layout})'
-            )
+            device = f'"{self.target}", ' if self.several else ""
+            lines.append(f'{operand} = dense("{kernel.name}", "{operand}", {operand}, {device}{dtype}{layout})')
         return lines
 
     def reference_function(self) -> list[str]:

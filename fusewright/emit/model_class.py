@@ -65,7 +65,7 @@ def _call(draft: Draft) -> list[str]:
         values.append(f"*derived({', '.join((derive, *sources))})")
     call = f"return self.{draft.method('fused')}({', '.join(values)})"
     if draft.target == "cuda":
-        return [f"with torch.cuda.device({draft.inputs.tensors[0]}.device):", f"    {call}"]
+        return [f"with torch.cuda.device({draft.inputs.tensors[0]}.get_device()):", f"    {call}"]
     return [call]
 
 

@@ -67,7 +67,7 @@ def dense(
     kernel: str,
     name: str,
     tensor: torch.Tensor,
-    device: str,
+    $parameter
     dtype: torch.dtype,
     layout: torch.memory_format = torch.contiguous_format,
 ) -> torch.Tensor:
@@ -75,13 +75,12 @@ def dense(
 
     Raises `ValueError` for one of another device or dtype than the kernel was made for.
     """
-    if tensor.device.type != device or tensor.dtype is not dtype:
-        raise ValueError(f"{kernel} takes {name} as {dtype} on {device}, not as {tensor.dtype} on {tensor.device}")
-    tensor = tensor.resolve_neg()
+    if $elsewhere or tensor.dtype is not dtype:
+        raise ValueError(f"{kernel} takes {name} as {dtype} on $device, not as {tensor.dtype} on {tensor.device}")
     alignment = $alignment
-    if tensor.is_contiguous(memory_format=layout) and tensor.data_ptr() % alignment == 0:
+    if tensor.is_contiguous(memory_format=layout) and tensor.data_ptr() % alignment == 0 and not tensor.is_neg():
         return tensor
-    return tensor.clone(memory_format=layout)
+    return tensor.resolve_neg().clone(memory_format=layout)
 '''
 
 ARGUMENTS = '''

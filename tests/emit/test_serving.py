@@ -426,7 +426,7 @@ def test_it_is_a_model_like_the_original(plain: Any) -> None:
 
 def test_a_kernel_refuses_what_it_was_not_made_for(plain: Any) -> None:
     with pytest.raises(ValueError, match=r"takes x as torch\.float32 on cuda, not as torch\.float64 on cpu"):
-        plain.dense("fused_conv", "x", torch.rand(3).double(), "cuda", torch.float32)
+        plain.dense("fused_conv", "x", torch.rand(3).double(), torch.float32)
     with pytest.raises(RuntimeError, match="fused_conv could not be launched: invalid argument"):
         plain.check("fused_conv", b"invalid argument")
 
