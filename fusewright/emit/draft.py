@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +108,17 @@ class Draft:
 
     def reads(self, path: str) -> bool:
         """Whether the program reads the tensor of the model at a dotted path."""
-        return bool(re.search(rf"(?<![\w.]){re.escape(attribute('self', path))}(?!\w)", self.program.source))
+        return bool(re.search(reading(path), self.program.source))
+
+
+def reading(path: str) -> str:
+    """The pattern of the text that reads the tensor of the model at a dotted path."""
+    return rf"(?<![\w.]){re.escape(attribute('self', path))}(?!\w)"
+
+
+def read_paths(drafts: Sequence[Draft]) -> list[str]:
+    """The paths of the model's tensors that a program reads, in the order of the model."""
+    return [path for path, _ in named_tensors(drafts[0].model) if any(draft.reads(path) for draft in drafts)]
 
 
 def named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import keyword
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import dedent
 
 from fusewright.codegen.aten import HEADER, attribute
-from fusewright.emit.draft import Draft
+from fusewright.emit.draft import Draft, read_paths, reading
 from fusewright.emit.kernel_text import on_current_device, with_constants, without_unused
 from fusewright.emit.model_code import method
 
@@ -32,37 +33,74 @@ def model_class(drafts: Sequence[Draft]) -> str:
     first = drafts[0]
     parameters, arguments = signature(first)
     *others, last = drafts
+    names = _names(drafts, parameters)
     calls = []
     for draft in others:
         device = f"{draft.inputs.tensors[0]}.device"
-        calls += [f'if kernels_for({device}) == "{draft.target}":', *(f"    {line}" for line in _call(draft))]
-    calls += _call(last)
+        calls += [f'if kernels_for({device}) == "{draft.target}":', *(f"    {line}" for line in _call(draft, names))]
+    calls += _call(last, names)
+    if any(re.search(rf"\b{name}\b", line) for name in names.values() for line in calls):
+        calls.insert(0, f"{', '.join(names.values())}{',' * (len(names) == 1)} = own")
     lines = [
         "class ModelNew(Model):",
         '    """`Model` with its forward computed by the kernels, where they were made for the call."""',
         "",
         f"    def forward({parameters}):",
         '        """As the original."""',
-        f"        if not covers(self, {arguments}):",
+        f"        own = covered(self, {arguments})",
+        "        if own is None:",
         f"            return super().forward({arguments})",
         *(f"        {line}" for line in calls),
     ]
     for draft in drafts:
         on = _ON[draft.target] if draft.suffix else ""
         derive, fused = _functions(draft)
+        for path in _handed(draft):
+            fused = re.sub(reading(path), names[path], fused).replace("):", f", {names[path]}):", 1)
         lines += _method(fused, draft.method("fused"), f"The rewritten forward{on}.")
         if draft.program.derived:
             lines += _method(derive, draft.method("derive"), f"What the forward{on} needs of weights alone.")
     return first.indexed("\n".join(lines))
 
 
-def _call(draft: Draft) -> list[str]:
+def _handed(draft: Draft) -> list[str]:
+    """The paths of the model's tensors that a draft's forward takes as they are, behind its other arguments."""
+    _, fused = _functions(draft)
+    return [path for path in read_paths([draft]) if re.search(reading(path), fused)]
+
+
+def _names(drafts: Sequence[Draft], parameters: str) -> dict[str, str]:
+    """What the tensors that the programs read are called where they are handed on, by their paths."""
+    paths = read_paths(drafts)
+    taken = {"self", "own", "torch", "covered", "derived", "kernels_for", *re.findall(r"\w+", parameters)}
+    for draft in drafts:
+        if handed := _handed(draft):
+            taken |= {*re.findall(r"\w+", re.sub("|".join(map(reading, handed)), "", _functions(draft)[1]))}
+    names: dict[str, str] = {}
+    for path in paths:
+        name = re.sub(r"\W", "_", path)
+        name = name if name.isidentifier() and not keyword.iskeyword(name) else f"module_{name}"
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        names[path] = name
+    return names
+
+
+def _listed(paths: Sequence[str], names: Mapping[str, str]) -> list[str]:
+    """The arguments that hand on the tensors at these paths; what is no parameter or buffer has no name."""
+    if {*paths} == {*names}:
+        return ["*own"] if names else []
+    return [names.get(path, attribute("self", path)) for path in paths]
+
+
+def _call(draft: Draft, names: Mapping[str, str]) -> list[str]:
     """The lines that run a draft's program."""
     values = list(draft.inputs.tensors)
     if draft.program.derived:
         derive = f"self.{draft.method('derive')}"
-        sources = [attribute("self", path) for path in draft.program.sources]
-        values.append(f"*derived({', '.join((derive, *sources))})")
+        values.append(f"*derived({', '.join((derive, *_listed(draft.program.sources, names)))})")
+    values += _listed(_handed(draft), names)
     call = f"return self.{draft.method('fused')}({', '.join(values)})"
     if draft.target == "cuda":
         return [f"with torch.cuda.device({draft.inputs.tensors[0]}.get_device()):", f"    {call}"]

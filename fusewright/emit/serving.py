@@ -12,7 +12,7 @@ from fusewright.codegen.text import fill
 from fusewright.emit import conditions, support
 from fusewright.emit.architecture import architecture
 from fusewright.emit.configuration import configuration
-from fusewright.emit.draft import Draft, named_tensors
+from fusewright.emit.draft import Draft, named_tensors, read_paths
 from fusewright.emit.model_code import escaped
 from fusewright.verification.numerics import tf32_allowed
 
@@ -22,8 +22,7 @@ _HERE = {"cuda": "is_cuda", "cpu": "is_cpu"}
 def serving(drafts: Sequence[Draft], parameters: str) -> list[str]:
     """What decides whether the kernels serve a call with these `parameters`."""
     first = drafts[0]
-    tensors = dict(named_tensors(first.model))
-    paths = [path for path in tensors if any(draft.reads(path) for draft in drafts)]
+    tensors, paths = dict(named_tensors(first.model)), read_paths(drafts)
     configured = configuration(first)
     held = ", ".join(attribute("model", path) for path in paths) + ("," if len(paths) == 1 else "")
     kinds = "".join(f"({tuple(tensors[p].shape)}, {tensors[p].dtype}), " for p in paths)
@@ -107,9 +106,10 @@ def _covers(drafts: Sequence[Draft], parameters: str) -> str:
     checks += _everywhere(drafts, _gradient_modes)
     joined = "\n        and ".join(checks)
     return (
-        f"def covers(model: Model, {parameters}) -> bool:\n"
-        '    """Whether the kernels were made for a call; the original forward serves all others."""\n'
-        f"    own = weights(model) if called_plainly() else None\n    return bool(\n        {joined}\n    )"
+        f"def covered(model: Model, {parameters}) -> tuple[torch.Tensor, ...] | None:\n"
+        '    """The model\'s `weights` where the kernels were made for a call; `None` where the original runs."""\n'
+        f"    own = weights(model) if called_plainly() else None\n    fits = (\n        {joined}\n    )\n"
+        "    return own if fits else None"
     )
 
 

@@ -144,9 +144,11 @@ KEPT = WeakKeyDictionary()  # for each model: its weights when something was las
 
 def derived(derive, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """`derive()`, a method that reads these weights alone: kept while none changes and no gradient flows through."""
-    if any(source.is_inference() or (source.requires_grad and torch.is_grad_enabled()) for source in sources):
-        return derive()
-    model, now = derive.__self__, [(id(source), source._version, source.data_ptr()) for source in sources]
+    model, now, trains = derive.__self__, [], torch.is_grad_enabled()
+    for source in sources:
+        if source.is_inference() or (trains and source.requires_grad):
+            return derive()
+        now.append((id(source), source._version, source.data_ptr()))
     kept = KEPT.get(model)
     if kept is None or kept[0] != now:
         with torch.inference_mode(False), torch.no_grad():
@@ -280,14 +282,15 @@ def weights(model: Model) -> tuple[torch.Tensor, ...] | None:
     """
     seen = SEEN.get(model)
     if seen is not None:
-        live, lengths, objects, found = seen
-        if [*map(len, live)] == lengths and all(map(is_, chain.from_iterable(live), objects)):
+        live, lengths, filled, objects, found = seen
+        if [*map(len, live)] == lengths and all(map(is_, chain.from_iterable(filled), objects)):
             return found
     live = views(model)
+    filled = [view for view in live if view]  # most are empty, and their lengths tell when they no longer are
     hooked = any(vars(module)[name] for module in islice(model.modules(), 1, None) for name in HOOKS)
     fits = not hooked and $conditions
     found = $weights if fits else None
-    SEEN[model] = live, [*map(len, live)], [*chain.from_iterable(live)], found
+    SEEN[model] = live, [*map(len, live)], filled, [*chain.from_iterable(filled)], found
     return found
 '''
 
@@ -299,10 +302,13 @@ def kernels_for(device: torch.device) -> str:
     return ""
 
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 def ordinary(device: torch.device, *tensors: torch.Tensor) -> bool:
     """Whether these are plain, dense tensors on a device."""
     for t in tensors:
-        if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device != device or t.layout is not torch.strided:
+        if type(t) not in PLAIN or t.device != device or t.layout is not torch.strided:
             return False
     return True
 

@@ -172,7 +172,7 @@ def test_on_a_cpu(case: str, tmp_path: Path) -> None:
 
     wide = copy.deepcopy(model).double()
     expected = derived(solution.Model.forward, wide, x.detach().double().requires_grad_())
-    found = derived(lambda model, x: model.fused(x), model, x)
+    found = derived(lambda model, x: model.fused(x, *solution.weights(model)), model, x)
     assert len(found) == len(expected)
     for ours, truth in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, truth.float(), rtol=1e-3, atol=1e-4)

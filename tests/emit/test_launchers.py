@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 from types import ModuleType, SimpleNamespace
@@ -58,16 +59,20 @@ def launched(solution: Any, kernel: Kernel, operands: list[torch.Tensor]) -> tup
     """The output that a launch would fill, and every argument that the launcher got, by its name in the C++ text."""
     given: list[Any] = []
     library = SimpleNamespace(**{f"launch_{kernel.name}": lambda *values: given.extend(values)})
+    libraries, streams = {5: library}, {5: 57}
     with (
-        patch.object(solution, "library", lambda _: library),
+        patch.object(torch.Tensor, "get_device", lambda _: 5),
+        patch.object(solution, "library", libraries.__getitem__),
         patch.object(solution, "dense", lambda kernel, name, tensor, *_: tensor),
-        patch("torch._C._cuda_getCurrentRawStream", lambda _: 0, create=True),
+        patch("torch._C._cuda_getCurrentRawStream", streams.__getitem__, create=True),
     ):
         output = getattr(solution, f"{kernel.name}_launch")(*operands)
     text = getattr(solution, f"{kernel.name.upper()}_LAUNCHER")
     (parameters,) = re.findall(rf"launch_{kernel.name}\(([^)]*)\)", text)
     names = [parameter.split()[-1].lstrip("*") for parameter in parameters.split(",")]
-    return output, dict(zip(names, given, strict=True))
+    arguments = dict(zip(names, given, strict=True))
+    assert arguments["stream"] == 57
+    return output, arguments
 
 
 def calls_of(solution: Any, kernel: Kernel) -> list[tuple[str, list[str], list[str]]]:
@@ -102,9 +107,12 @@ def recorded(solution: Any, kernels: tuple[Kernel, ...]) -> dict[str, list[torch
     for kernel in kernels:
         setattr(solution, kernel.name, recorder(kernel.name))
     model = solution.ModelNew(*solution.get_init_inputs())
-    values = model.derive() if hasattr(model, "derive") else ()
-    with torch.no_grad():
-        model.fused(*solution.get_inputs(), *values)
+    with (
+        torch.no_grad(),
+        patch.object(solution, "kernels_for", lambda _: "cuda"),
+        patch("torch.cuda.device", nullcontext),
+    ):
+        model(*solution.get_inputs())
     return found
 
 

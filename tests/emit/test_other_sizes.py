@@ -141,11 +141,11 @@ def test_founding_models_with_other_arguments(name: str, tmp_path: Path) -> None
     solution.kernels_for = lambda _: "cuda"
     shape, others = FOUNDING_OTHERS[name]
     with torch.no_grad():
-        assert solution.covers(solution.ModelNew(*solution.get_init_inputs()), torch.empty(shape))
+        assert solution.covered(solution.ModelNew(*solution.get_init_inputs()), torch.empty(shape))
         for given in others:
             model = solution.ModelNew(*given)
             own = (shape[0], given[0], *shape[2:])
-            assert not solution.covers(model, torch.empty(own))
+            assert not solution.covered(model, torch.empty(own))
             small = torch.rand(2, given[0], *(min(n, 24) for n in shape[2:]))
             assert torch.equal(model(small), solution.Model.forward(model, small))
 

@@ -41,9 +41,9 @@ def _refuses(solution: Any, shape: tuple[int, ...]) -> None:
     """Sizes beyond what it says, and CPU tensors, are the original's; the batch may be another."""
     model = solution.ModelNew(*solution.get_init_inputs())
     assert solution.weights(model) is not None
-    assert not solution.covers(model, torch.rand(shape))
+    assert not solution.covered(model, torch.rand(shape))
     solution.kernels_for = lambda _: "cuda"
-    assert solution.covers(model, torch.rand(shape))
-    assert not solution.covers(model, torch.rand(*shape[:-1], 2 * shape[-1] + 1))
-    assert not solution.covers(model, torch.rand(shape[0], shape[1] + 1, *shape[2:]))
-    assert not solution.covers(model, torch.rand(shape).double())
+    assert solution.covered(model, torch.rand(shape))
+    assert not solution.covered(model, torch.rand(*shape[:-1], 2 * shape[-1] + 1))
+    assert not solution.covered(model, torch.rand(shape[0], shape[1] + 1, *shape[2:]))
+    assert not solution.covered(model, torch.rand(shape).double())

@@ -137,12 +137,12 @@ def test_calls_that_it_was_made_for(plain: Any) -> None:
 @pytest.mark.parametrize("shape", [(4, 3, 20, 49), (4, 3, 9, 24), (3, 20, 24), (0, 3, 20, 24)])
 def test_other_shapes(plain: Any, shape: tuple[int, ...]) -> None:
     agrees(plain, plain.ModelNew(3), torch.rand(shape), kernels=False) if shape[0] == 4 else None
-    assert not plain.covers(plain.ModelNew(3), torch.rand(shape))
+    assert not plain.covered(plain.ModelNew(3), torch.rand(shape))
 
 
 def test_other_dtypes(plain: Any) -> None:
     agrees(plain, plain.ModelNew(3).double(), torch.rand(4, 3, 20, 24).double(), kernels=False)
-    assert not plain.covers(plain.ModelNew(3).double(), torch.rand(4, 3, 20, 24))
+    assert not plain.covered(plain.ModelNew(3).double(), torch.rand(4, 3, 20, 24))
 
 
 @pytest.mark.parametrize("given", [{"size": 5}, {"scale": 3.0}, {"size": (3, 3), "scale": -1.0}])
@@ -422,6 +422,54 @@ def test_it_is_a_model_like_the_original(plain: Any) -> None:
     copied = copy.deepcopy(new)
     sys.modules[plain.__name__] = plain
     assert list(pickle.loads(pickle.dumps(copied)).state_dict()) == list(old.state_dict())
+
+
+def test_the_device_of_the_input_becomes_the_current_one(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, seen = plain.ModelNew(3), torch.rand(4, 3, 20, 24), []
+
+    class Device:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def __enter__(self) -> None:
+            seen.append(self.index)
+
+        def __exit__(self, *_: object) -> None:
+            seen.append("left")
+
+    def fused(model: nn.Module, x: torch.Tensor, *own: torch.Tensor) -> str:
+        seen.append("fused")
+        assert all(t is weight for t, weight in zip(own, (model.conv.weight, model.conv.bias), strict=True))
+        return "result"
+
+    monkeypatch.setattr(plain.ModelNew, "fused", fused)
+    monkeypatch.setattr("torch.cuda.device", Device)
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda _: 3)
+    assert model(x) == "result"
+    assert seen == [3, "fused", "left"]
+
+
+def test_tensors_with_each_others_names(tmp_path: Path) -> None:
+    """Tensors of a model are handed on by names that nothing else has, whatever they are called."""
+    init = (
+        "self.conv = nn.Conv2d(3, 8, 3)\nself.conv_weight = nn.Parameter(torch.rand(8, 1, 1))\n"
+        "self.own = nn.Parameter(torch.rand(8, 1, 1))\nself.x = nn.Parameter(torch.rand(8, 1, 1))"
+    )
+    value = "((self.conv(x) + self.conv_weight) * self.own).relu().mean((2, 3)) + self.x.sum()"
+    forward = f"def forward(self, x):\n    return {value}"
+    solution = _solution(tmp_path, forward, init=init, arguments="", given="")
+    agrees(solution, solution.ModelNew(), torch.rand(4, 3, 20, 24), kernels=True)
+
+
+def test_an_operand_as_kernels_read_it(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    rows, negative = torch.rand(8, 4), torch.rand(8, 4, dtype=torch.complex64).conj().imag
+    assert negative.is_neg()
+    assert plain.dense("fused_conv", "x", rows, torch.float32) is rows
+    for operand in (rows.t(), rows.view(-1)[1:29].view(7, 4), negative, negative[:, :1]):
+        read = plain.dense("fused_conv", "x", operand, torch.float32)
+        assert read.is_contiguous() and not read.is_neg() and read.data_ptr() % 16 == 0
+        assert torch.equal(read, operand)
 
 
 def test_a_kernel_refuses_what_it_was_not_made_for(plain: Any) -> None:

@@ -54,7 +54,7 @@ def test_text(made: tuple[str, Path, Path]) -> None:
     assert len(kernels_for(solution, "cpu")) == (2 if name == "two kernels" else 1)
     assert kernels_for(solution, "cuda")
     assert not re.search(r"\bpass\b|\btry\b|\bexcept\b|threading|\bfusewright\.", text)
-    assert text.count("class Model(") == text.count("class ModelNew(") == text.count("def covers(") == 1
+    assert text.count("class Model(") == text.count("class ModelNew(") == text.count("def covered(") == 1
     functions = re.findall(r"^def (\w+)\(|^    def (\w+)\(self", text, re.MULTILINE)
     assert all(len(re.findall(rf"\b{a or b}\b", text)) > 1 for a, b in functions if (a or b) not in ENTRIES)
     ruff(solution)
