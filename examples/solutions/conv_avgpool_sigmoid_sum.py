@@ -627,7 +627,6 @@ def dense(
     kernel: str,
     name: str,
     tensor: torch.Tensor,
-    device: str,
     dtype: torch.dtype,
     layout: torch.memory_format = torch.contiguous_format,
 ) -> torch.Tensor:
@@ -635,13 +634,12 @@ def dense(
 
     Raises `ValueError` for one of another device or dtype than the kernel was made for.
     """
-    if tensor.device.type != device or tensor.dtype is not dtype:
-        raise ValueError(f"{kernel} takes {name} as {dtype} on {device}, not as {tensor.dtype} on {tensor.device}")
-    tensor = tensor.resolve_neg()
+    if not tensor.is_cuda or tensor.dtype is not dtype:
+        raise ValueError(f"{kernel} takes {name} as {dtype} on cuda, not as {tensor.dtype} on {tensor.device}")
     alignment = 16
-    if tensor.is_contiguous(memory_format=layout) and tensor.data_ptr() % alignment == 0:
+    if tensor.is_contiguous(memory_format=layout) and tensor.data_ptr() % alignment == 0 and not tensor.is_neg():
         return tensor
-    return tensor.clone(memory_format=layout)
+    return tensor.resolve_neg().clone(memory_format=layout)
 
 
 def expect_arguments(function, given: tuple, wanted: tuple) -> None:
@@ -710,19 +708,20 @@ def fused_conv_avg_sigmoid_sum_sizes(
 def fused_conv_avg_sigmoid_sum_launch(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Launches the kernel and returns out."""
     out_shape, numbers = fused_conv_avg_sigmoid_sum_sizes(x.shape, w.shape, bias.shape)
-    x = dense("fused_conv_avg_sigmoid_sum", "x", x, "cuda", torch.float32)
-    w = dense("fused_conv_avg_sigmoid_sum", "w", w, "cuda", torch.float32)
-    bias = dense("fused_conv_avg_sigmoid_sum", "bias", bias, "cuda", torch.float32)
+    x = dense("fused_conv_avg_sigmoid_sum", "x", x, torch.float32)
+    w = dense("fused_conv_avg_sigmoid_sum", "w", w, torch.float32)
+    bias = dense("fused_conv_avg_sigmoid_sum", "bias", bias, torch.float32)
     out = torch.empty(out_shape, dtype=torch.float32, device=x.device)
+    device = x.get_device()
     check(
         "fused_conv_avg_sigmoid_sum",
-        library(x.device.index).launch_fused_conv_avg_sigmoid_sum(
+        library(device).launch_fused_conv_avg_sigmoid_sum(
             x.data_ptr(),
             w.data_ptr(),
             bias.data_ptr(),
             out.data_ptr(),
             *numbers,
-            torch.cuda.current_stream().cuda_stream,
+            torch._C._cuda_getCurrentRawStream(device),
         ),
     )
     return out
@@ -846,14 +845,15 @@ def weights(model: Model) -> tuple[torch.Tensor, ...] | None:
     """
     seen = SEEN.get(model)
     if seen is not None:
-        live, lengths, objects, found = seen
-        if [*map(len, live)] == lengths and all(map(is_, chain.from_iterable(live), objects)):
+        live, lengths, filled, objects, found = seen
+        if [*map(len, live)] == lengths and all(map(is_, chain.from_iterable(filled), objects)):
             return found
     live = views(model)
+    filled = [view for view in live if view]  # most are empty, and their lengths tell when they no longer are
     hooked = any(vars(module)[name] for module in islice(model.modules(), 1, None) for name in HOOKS)
     fits = not hooked and repr(configuration(model)) == repr(MADE_FOR)
     found = (model.conv.weight, model.conv.bias) if fits else None
-    SEEN[model] = live, [*map(len, live)], [*chain.from_iterable(live)], found
+    SEEN[model] = live, [*map(len, live)], filled, [*chain.from_iterable(filled)], found
     return found
 
 
@@ -869,10 +869,13 @@ def kernels_for(device: torch.device) -> str:
     return ""
 
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 def ordinary(device: torch.device, *tensors: torch.Tensor) -> bool:
     """Whether these are plain, dense tensors on a device."""
     for t in tensors:
-        if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device != device or t.layout is not torch.strided:
+        if type(t) not in PLAIN or t.device != device or t.layout is not torch.strided:
             return False
     return True
 
@@ -891,10 +894,10 @@ def tf32_allowed() -> bool:
     return (torch.backends.fp32_precision if own == "none" else own) == "tf32"
 
 
-def covers(model: Model, x: torch.Tensor) -> bool:
-    """Whether the kernels were made for a call; the original forward serves all others."""
+def covered(model: Model, x: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+    """The model's `weights` where the kernels were made for a call; `None` where the original runs."""
     own = weights(model) if called_plainly() else None
-    return bool(
+    fits = (
         own is not None
         and kernels_for(x.device)
         and ordinary(x.device, x, *own)
@@ -908,6 +911,7 @@ def covers(model: Model, x: torch.Tensor) -> bool:
         and [(w.shape, w.dtype) for w in own] == KINDS
         and tf32_allowed()
     )
+    return own if fits else None
 
 
 class ModelNew(Model):
@@ -915,14 +919,15 @@ class ModelNew(Model):
 
     def forward(self, x: torch.Tensor):
         """As the original."""
-        if not covers(self, x):
+        own = covered(self, x)
+        if own is None:
             return super().forward(x)
-        with torch.cuda.device(x.device):
-            return self.fused(x)
+        with torch.cuda.device(x.get_device()):
+            return self.fused(x, *own)
 
-    def fused(self, x):
+    def fused(self, x, conv_weight, conv_bias):
         """The rewritten forward."""
         x = fused_conv_avg_sigmoid_sum(
-            x, self.conv.weight, self.conv.bias, kernel_size=(3, 3), stride=(4, 4), pool=(4, 4), pool_stride=(1, 1)
+            x, conv_weight, conv_bias, kernel_size=(3, 3), stride=(4, 4), pool=(4, 4), pool_stride=(1, 1)
         )  # (B)
         return x

@@ -593,7 +593,6 @@ def dense(
     kernel: str,
     name: str,
     tensor: torch.Tensor,
-    device: str,
     dtype: torch.dtype,
     layout: torch.memory_format = torch.contiguous_format,
 ) -> torch.Tensor:
@@ -601,13 +600,12 @@ def dense(
 
     Raises `ValueError` for one of another device or dtype than the kernel was made for.
     """
-    if tensor.device.type != device or tensor.dtype is not dtype:
-        raise ValueError(f"{kernel} takes {name} as {dtype} on {device}, not as {tensor.dtype} on {tensor.device}")
-    tensor = tensor.resolve_neg()
+    if not tensor.is_cpu or tensor.dtype is not dtype:
+        raise ValueError(f"{kernel} takes {name} as {dtype} on cpu, not as {tensor.dtype} on {tensor.device}")
     alignment = tensor.itemsize
-    if tensor.is_contiguous(memory_format=layout) and tensor.data_ptr() % alignment == 0:
+    if tensor.is_contiguous(memory_format=layout) and tensor.data_ptr() % alignment == 0 and not tensor.is_neg():
         return tensor
-    return tensor.clone(memory_format=layout)
+    return tensor.resolve_neg().clone(memory_format=layout)
 
 
 def expect_arguments(function, given: tuple, wanted: tuple) -> None:
@@ -678,9 +676,9 @@ def fused_conv_avg_sigmoid_sum_sizes(
 def fused_conv_avg_sigmoid_sum_launch(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Launches the kernel and returns out."""
     out_shape, packed_shape, partial_shape, numbers = fused_conv_avg_sigmoid_sum_sizes(x.shape, w.shape, bias.shape)
-    x = dense("fused_conv_avg_sigmoid_sum", "x", x, "cpu", torch.float32)
-    w = dense("fused_conv_avg_sigmoid_sum", "w", w, "cpu", torch.float32)
-    bias = dense("fused_conv_avg_sigmoid_sum", "bias", bias, "cpu", torch.float32)
+    x = dense("fused_conv_avg_sigmoid_sum", "x", x, torch.float32)
+    w = dense("fused_conv_avg_sigmoid_sum", "w", w, torch.float32)
+    bias = dense("fused_conv_avg_sigmoid_sum", "bias", bias, torch.float32)
     out = torch.empty(out_shape, dtype=torch.float32, device=x.device)
     packed = torch.empty(packed_shape, dtype=torch.float32, device=x.device)
     partial = torch.empty(partial_shape, dtype=torch.float64, device=x.device)
@@ -817,14 +815,15 @@ def weights(model: Model) -> tuple[torch.Tensor, ...] | None:
     """
     seen = SEEN.get(model)
     if seen is not None:
-        live, lengths, objects, found = seen
-        if [*map(len, live)] == lengths and all(map(is_, chain.from_iterable(live), objects)):
+        live, lengths, filled, objects, found = seen
+        if [*map(len, live)] == lengths and all(map(is_, chain.from_iterable(filled), objects)):
             return found
     live = views(model)
+    filled = [view for view in live if view]  # most are empty, and their lengths tell when they no longer are
     hooked = any(vars(module)[name] for module in islice(model.modules(), 1, None) for name in HOOKS)
     fits = not hooked and repr(configuration(model)) == repr(MADE_FOR)
     found = (model.conv.weight, model.conv.bias) if fits else None
-    SEEN[model] = live, [*map(len, live)], [*chain.from_iterable(live)], found
+    SEEN[model] = live, [*map(len, live)], filled, [*chain.from_iterable(filled)], found
     return found
 
 
@@ -840,10 +839,13 @@ def kernels_for(device: torch.device) -> str:
     return ""
 
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 def ordinary(device: torch.device, *tensors: torch.Tensor) -> bool:
     """Whether these are plain, dense tensors on a device."""
     for t in tensors:
-        if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device != device or t.layout is not torch.strided:
+        if type(t) not in PLAIN or t.device != device or t.layout is not torch.strided:
             return False
     return True
 
@@ -856,10 +858,10 @@ def called_plainly() -> bool:
     return not (looked_at or torch.nn.modules.module._has_any_global_hook())
 
 
-def covers(model: Model, x: torch.Tensor) -> bool:
-    """Whether the kernels were made for a call; the original forward serves all others."""
+def covered(model: Model, x: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+    """The model's `weights` where the kernels were made for a call; `None` where the original runs."""
     own = weights(model) if called_plainly() else None
-    return bool(
+    fits = (
         own is not None
         and kernels_for(x.device)
         and ordinary(x.device, x, *own)
@@ -872,6 +874,7 @@ def covers(model: Model, x: torch.Tensor) -> bool:
         and x.shape[0] >= 2
         and [(w.shape, w.dtype) for w in own] == KINDS
     )
+    return own if fits else None
 
 
 class ModelNew(Model):
@@ -879,13 +882,14 @@ class ModelNew(Model):
 
     def forward(self, x: torch.Tensor):
         """As the original."""
-        if not covers(self, x):
+        own = covered(self, x)
+        if own is None:
             return super().forward(x)
-        return self.fused(x)
+        return self.fused(x, *own)
 
-    def fused(self, x):
+    def fused(self, x, conv_weight, conv_bias):
         """The rewritten forward."""
         x = fused_conv_avg_sigmoid_sum(
-            x, self.conv.weight, self.conv.bias, kernel_size=(3, 3), stride=(4, 4), pool=(4, 4), pool_stride=(1, 1)
+            x, conv_weight, conv_bias, kernel_size=(3, 3), stride=(4, 4), pool=(4, 4), pool_stride=(1, 1)
         )  # (B)
         return x

@@ -408,7 +408,6 @@ def dense(
     kernel: str,
     name: str,
     tensor: torch.Tensor,
-    device: str,
     dtype: torch.dtype,
     layout: torch.memory_format = torch.contiguous_format,
 ) -> torch.Tensor:
@@ -416,13 +415,12 @@ def dense(
 
     Raises `ValueError` for one of another device or dtype than the kernel was made for.
     """
-    if tensor.device.type != device or tensor.dtype is not dtype:
-        raise ValueError(f"{kernel} takes {name} as {dtype} on {device}, not as {tensor.dtype} on {tensor.device}")
-    tensor = tensor.resolve_neg()
+    if not tensor.is_cuda or tensor.dtype is not dtype:
+        raise ValueError(f"{kernel} takes {name} as {dtype} on cuda, not as {tensor.dtype} on {tensor.device}")
     alignment = 16
-    if tensor.is_contiguous(memory_format=layout) and tensor.data_ptr() % alignment == 0:
+    if tensor.is_contiguous(memory_format=layout) and tensor.data_ptr() % alignment == 0 and not tensor.is_neg():
         return tensor
-    return tensor.clone(memory_format=layout)
+    return tensor.resolve_neg().clone(memory_format=layout)
 
 
 class Recomputed(torch.autograd.Function):
@@ -475,12 +473,13 @@ def fused_rangesum_sizes(x_shape: torch.Size) -> tuple[tuple[int, ...], ...]:
 def fused_rangesum_launch(x: torch.Tensor) -> torch.Tensor:
     """Launches the kernel and returns out."""
     out_shape, numbers = fused_rangesum_sizes(x.shape)
-    x = dense("fused_rangesum", "x", x, "cuda", torch.float32)
+    x = dense("fused_rangesum", "x", x, torch.float32)
     out = torch.empty(out_shape, dtype=torch.float64, device=x.device)
+    device = x.get_device()
     check(
         "fused_rangesum",
-        library(x.device.index).launch_fused_rangesum(
-            x.data_ptr(), out.data_ptr(), *numbers, torch.cuda.current_stream().cuda_stream
+        library(device).launch_fused_rangesum(
+            x.data_ptr(), out.data_ptr(), *numbers, torch._C._cuda_getCurrentRawStream(device)
         ),
     )
     return out
@@ -518,21 +517,22 @@ def fused_linear_add_logsumexp_mul_launch(
 ) -> torch.Tensor:
     """Launches the kernel and returns out."""
     out_shape, numbers = fused_linear_add_logsumexp_mul_sizes(a0.shape, a1.shape, a2.shape, a3.shape)
-    a0 = dense("fused_linear_add_logsumexp_mul", "a0", a0, "cuda", torch.float64)
-    a1 = dense("fused_linear_add_logsumexp_mul", "a1", a1, "cuda", torch.float64)
-    a2 = dense("fused_linear_add_logsumexp_mul", "a2", a2, "cuda", torch.float64)
-    a3 = dense("fused_linear_add_logsumexp_mul", "a3", a3, "cuda", torch.float32)
+    a0 = dense("fused_linear_add_logsumexp_mul", "a0", a0, torch.float64)
+    a1 = dense("fused_linear_add_logsumexp_mul", "a1", a1, torch.float64)
+    a2 = dense("fused_linear_add_logsumexp_mul", "a2", a2, torch.float64)
+    a3 = dense("fused_linear_add_logsumexp_mul", "a3", a3, torch.float32)
     out = torch.empty(out_shape, dtype=torch.float32, device=a0.device)
+    device = a0.get_device()
     check(
         "fused_linear_add_logsumexp_mul",
-        library(a0.device.index).launch_fused_linear_add_logsumexp_mul(
+        library(device).launch_fused_linear_add_logsumexp_mul(
             a0.data_ptr(),
             a1.data_ptr(),
             a2.data_ptr(),
             a3.data_ptr(),
             out.data_ptr(),
             *numbers,
-            torch.cuda.current_stream().cuda_stream,
+            torch._C._cuda_getCurrentRawStream(device),
         ),
     )
     return out
@@ -634,14 +634,15 @@ def weights(model: Model) -> tuple[torch.Tensor, ...] | None:
     """
     seen = SEEN.get(model)
     if seen is not None:
-        live, lengths, objects, found = seen
-        if [*map(len, live)] == lengths and all(map(is_, chain.from_iterable(live), objects)):
+        live, lengths, filled, objects, found = seen
+        if [*map(len, live)] == lengths and all(map(is_, chain.from_iterable(filled), objects)):
             return found
     live = views(model)
+    filled = [view for view in live if view]  # most are empty, and their lengths tell when they no longer are
     hooked = any(vars(module)[name] for module in islice(model.modules(), 1, None) for name in HOOKS)
     fits = not hooked and repr(configuration(model)) == repr(MADE_FOR)
     found = (model.bias, model.conv_transpose.weight, model.conv_transpose.bias) if fits else None
-    SEEN[model] = live, [*map(len, live)], [*chain.from_iterable(live)], found
+    SEEN[model] = live, [*map(len, live)], filled, [*chain.from_iterable(filled)], found
     return found
 
 
@@ -657,10 +658,13 @@ def kernels_for(device: torch.device) -> str:
     return ""
 
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 def ordinary(device: torch.device, *tensors: torch.Tensor) -> bool:
     """Whether these are plain, dense tensors on a device."""
     for t in tensors:
-        if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device != device or t.layout is not torch.strided:
+        if type(t) not in PLAIN or t.device != device or t.layout is not torch.strided:
             return False
     return True
 
@@ -673,10 +677,10 @@ def called_plainly() -> bool:
     return not (looked_at or torch.nn.modules.module._has_any_global_hook())
 
 
-def covers(model: Model, x: torch.Tensor) -> bool:
-    """Whether the kernels were made for a call; the original forward serves all others."""
+def covered(model: Model, x: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+    """The model's `weights` where the kernels were made for a call; `None` where the original runs."""
     own = weights(model) if called_plainly() else None
-    return bool(
+    fits = (
         own is not None
         and kernels_for(x.device)
         and ordinary(x.device, x, *own)
@@ -685,6 +689,7 @@ def covers(model: Model, x: torch.Tensor) -> bool:
         and x.shape[0] >= 2
         and [(w.shape, w.dtype) for w in own] == KINDS
     )
+    return own if fits else None
 
 
 KEPT = WeakKeyDictionary()  # for each model: its weights when something was last derived from them, and what
@@ -692,9 +697,11 @@ KEPT = WeakKeyDictionary()  # for each model: its weights when something was las
 
 def derived(derive, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """`derive()`, a method that reads these weights alone: kept while none changes and no gradient flows through."""
-    if any(source.is_inference() or (source.requires_grad and torch.is_grad_enabled()) for source in sources):
-        return derive()
-    model, now = derive.__self__, [(id(source), source._version, source.data_ptr()) for source in sources]
+    model, now, trains = derive.__self__, [], torch.is_grad_enabled()
+    for source in sources:
+        if source.is_inference() or (trains and source.requires_grad):
+            return derive()
+        now.append((id(source), source._version, source.data_ptr()))
     kept = KEPT.get(model)
     if kept is None or kept[0] != now:
         with torch.inference_mode(False), torch.no_grad():
@@ -707,15 +714,17 @@ class ModelNew(Model):
 
     def forward(self, x: torch.Tensor):
         """As the original."""
-        if not covers(self, x):
+        own = covered(self, x)
+        if own is None:
             return super().forward(x)
-        with torch.cuda.device(x.device):
-            return self.fused(x, *derived(self.derive, self.conv_transpose.bias, self.conv_transpose.weight))
+        bias, conv_transpose_weight, conv_transpose_bias = own
+        with torch.cuda.device(x.get_device()):
+            return self.fused(x, *derived(self.derive, conv_transpose_bias, conv_transpose_weight), bias)
 
-    def fused(self, x, conv_transpose_weight, conv_transpose_bias):
+    def fused(self, x, conv_transpose_weight, conv_transpose_bias, bias):
         """The rewritten forward."""
         x = fused_rangesum(x)  # (B, 64, 1, 1)
-        x = fused_linear_add_logsumexp_mul(x, conv_transpose_weight, conv_transpose_bias, self.bias)  # (B, 1)
+        x = fused_linear_add_logsumexp_mul(x, conv_transpose_weight, conv_transpose_bias, bias)  # (B, 1)
         return x
 
     def derive(self):

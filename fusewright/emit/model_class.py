@@ -73,14 +73,17 @@ def _names(drafts: Sequence[Draft], parameters: str) -> dict[str, str]:
     """What the tensors that the programs read are called where they are handed on, by their paths."""
     paths = read_paths(drafts)
     taken = {"self", "own", "torch", "covered", "derived", "kernels_for", *re.findall(r"\w+", parameters)}
+    within: dict[str, set[str]] = {}  # for each tensor that a forward takes: the words of that
     for draft in drafts:
-        if handed := _handed(draft):
-            taken |= {*re.findall(r"\w+", re.sub("|".join(map(reading, handed)), "", _functions(draft)[1]))}
+        handed = _handed(draft)
+        for path in handed:
+            others = re.sub("|".join(map(reading, handed)), "", _functions(draft)[1])
+            within.setdefault(path, set()).update(re.findall(r"\w+", others))
     names: dict[str, str] = {}
     for path in paths:
         name = re.sub(r"\W", "_", path)
         name = name if name.isidentifier() and not keyword.iskeyword(name) else f"module_{name}"
-        while name in taken:
+        while name in taken | within.get(path, set()):
             name += "_"
         taken.add(name)
         names[path] = name
