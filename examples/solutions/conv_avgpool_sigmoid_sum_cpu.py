@@ -839,13 +839,10 @@ def kernels_for(device: torch.device) -> str:
     return ""
 
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
 def ordinary(device: torch.device, *tensors: torch.Tensor) -> bool:
     """Whether these are plain, dense tensors on a device."""
     for t in tensors:
-        if type(t) not in PLAIN or t.device != device or t.layout is not torch.strided:
+        if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device != device or t.layout is not torch.strided:
             return False
     return True
 
