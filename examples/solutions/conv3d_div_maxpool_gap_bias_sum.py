@@ -679,6 +679,15 @@ def check(kernel: str, error: bytes | None) -> None:
         raise RuntimeError(f"{kernel} could not be launched: {error.decode()}")
 
 
+def public_stream(device: int) -> int:
+    """The current stream of a device."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+# The same without an object for it, as what PyTorch generates itself asks.
+raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", public_stream)
+
+
 def expect(kernel: str, name: str, shape: torch.Size, wanted: tuple[int | None, ...]) -> None:
     """Raises `ValueError` for an operand of a shape that the kernel was not made for; `None` stands for any length."""
     if len(shape) != len(wanted) or any(n not in (None, m) for m, n in zip(shape, wanted, strict=True)):
@@ -795,7 +804,7 @@ def fused_conv_max_mean_div_add_sum_launch(
             parameter_1.data_ptr(),
             out.data_ptr(),
             *numbers,
-            torch._C._cuda_getCurrentRawStream(device),
+            raw_stream(device),
         ),
     )
     return out

@@ -616,6 +616,15 @@ def check(kernel: str, error: bytes | None) -> None:
         raise RuntimeError(f"{kernel} could not be launched: {error.decode()}")
 
 
+def public_stream(device: int) -> int:
+    """The current stream of a device."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+# The same without an object for it, as what PyTorch generates itself asks.
+raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", public_stream)
+
+
 def expect(kernel: str, name: str, shape: torch.Size, wanted: tuple[int | None, ...]) -> None:
     """Raises `ValueError` for an operand of a shape that the kernel was not made for; `None` stands for any length."""
     if len(shape) != len(wanted) or any(n not in (None, m) for m, n in zip(shape, wanted, strict=True)):
@@ -716,12 +725,7 @@ def fused_conv_avg_sigmoid_sum_launch(x: torch.Tensor, w: torch.Tensor, bias: to
     check(
         "fused_conv_avg_sigmoid_sum",
         library(device).launch_fused_conv_avg_sigmoid_sum(
-            x.data_ptr(),
-            w.data_ptr(),
-            bias.data_ptr(),
-            out.data_ptr(),
-            *numbers,
-            torch._C._cuda_getCurrentRawStream(device),
+            x.data_ptr(), w.data_ptr(), bias.data_ptr(), out.data_ptr(), *numbers, raw_stream(device)
         ),
     )
     return out

@@ -397,6 +397,15 @@ def check(kernel: str, error: bytes | None) -> None:
         raise RuntimeError(f"{kernel} could not be launched: {error.decode()}")
 
 
+def public_stream(device: int) -> int:
+    """The current stream of a device."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+# The same without an object for it, as what PyTorch generates itself asks.
+raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", public_stream)
+
+
 def expect(kernel: str, name: str, shape: torch.Size, wanted: tuple[int | None, ...]) -> None:
     """Raises `ValueError` for an operand of a shape that the kernel was not made for; `None` stands for any length."""
     if len(shape) != len(wanted) or any(n not in (None, m) for m, n in zip(shape, wanted, strict=True)):
@@ -478,9 +487,7 @@ def fused_rangesum_launch(x: torch.Tensor) -> torch.Tensor:
     device = x.get_device()
     check(
         "fused_rangesum",
-        library(device).launch_fused_rangesum(
-            x.data_ptr(), out.data_ptr(), *numbers, torch._C._cuda_getCurrentRawStream(device)
-        ),
+        library(device).launch_fused_rangesum(x.data_ptr(), out.data_ptr(), *numbers, raw_stream(device)),
     )
     return out
 
@@ -526,13 +533,7 @@ def fused_linear_add_logsumexp_mul_launch(
     check(
         "fused_linear_add_logsumexp_mul",
         library(device).launch_fused_linear_add_logsumexp_mul(
-            a0.data_ptr(),
-            a1.data_ptr(),
-            a2.data_ptr(),
-            a3.data_ptr(),
-            out.data_ptr(),
-            *numbers,
-            torch._C._cuda_getCurrentRawStream(device),
+            a0.data_ptr(), a1.data_ptr(), a2.data_ptr(), a3.data_ptr(), out.data_ptr(), *numbers, raw_stream(device)
         ),
     )
     return out

@@ -56,6 +56,7 @@ def functions(kernels: Sequence[KernelText]) -> list[str]:
         if any(kernel.calls(function.__name__) for kernel in kernels) or (spread and function is arithmetic[0])
     ]
     parts += [_library([kernel for kernel in kernels if kernel.target == target]) for target in targets]
+    parts += [support.STREAM] if "cuda" in targets else []
     parts += [
         _operands(targets, several=kernels[0].several),
         *([support.ARGUMENTS] if any(k.kernel.fixed for k in kernels) else []),

@@ -19,7 +19,7 @@ class CudaText(KernelText):
     target = "cuda"
     says = "CUDA"
     returns = ("const char* ", "ctypes.c_char_p")
-    last = ("cudaStream_t stream", "ctypes.c_void_p", "torch._C._cuda_getCurrentRawStream(device)")
+    last = ("cudaStream_t stream", "ctypes.c_void_p", "raw_stream(device)")
     alignment = ("16 bytes", "16")
     failure = support.FAILURE
 

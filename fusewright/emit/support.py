@@ -156,6 +156,17 @@ def derived(derive, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return kept[1]
 '''
 
+# Of a private function there may be none.
+STREAM = '''
+def public_stream(device: int) -> int:
+    """The current stream of a device."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+# The same without an object for it, as what PyTorch generates itself asks.
+raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", public_stream)
+'''
+
 LIBRARIES = {"cuda": CUDA_LIBRARY, "cpu": CPU_LIBRARY}
 
 # For a model of plain values that cannot change by themselves: it changes where a module gets another object.

@@ -64,7 +64,7 @@ def launched(solution: Any, kernel: Kernel, operands: list[torch.Tensor]) -> tup
         patch.object(torch.Tensor, "get_device", lambda _: 5),
         patch.object(solution, "library", libraries.__getitem__),
         patch.object(solution, "dense", lambda kernel, name, tensor, *_: tensor),
-        patch("torch._C._cuda_getCurrentRawStream", streams.__getitem__, create=True),
+        patch.object(solution, "raw_stream", streams.__getitem__),
     ):
         output = getattr(solution, f"{kernel.name}_launch")(*operands)
     text = getattr(solution, f"{kernel.name.upper()}_LAUNCHER")
@@ -172,3 +172,16 @@ def _same_launches(
                 assert text == argument.text
             else:
                 assert evaluate(text, given) == evaluate(argument.text, sizes)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_streams_are_raw_where_pytorch_gives_those(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private: bool
+) -> None:
+    """The function that gives them is a private one."""
+    monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream", raising=False)
+    if private:
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", {5: 57}.__getitem__, raising=False)
+    _, solution = made(tmp_path, "stream")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream={5: 75}[device]))
+    assert solution.raw_stream(5) == (57 if private else 75)
