@@ -114,7 +114,7 @@ def _first_call(solution: Path, device: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
-def timed(path: Path, solution: Path, device: str, options: Options, divide: int, lock: Path) -> Row:
+def timed(path: Path, solution: Path, device: str, options: Options, divide: int) -> Row:
     """Medians of eager, the in-process module of the file's precision and the file, in milliseconds."""
     problem = _problem(path, divide)
     model, inputs = problem.build(device=device), problem.inputs(device=device)
@@ -132,8 +132,7 @@ def timed(path: Path, solution: Path, device: str, options: Options, divide: int
                 call()
         except ValueError:  # nothing has a gradient
             continue
-        with _alone(lock):
-            samples = compare(calls, device=device, min_time=0.2, max_time=8.0 if device == "cuda" else 40.0)
+        samples = compare(calls, device=device, min_time=0.2, max_time=8.0 if device == "cuda" else 40.0)
         medians = {name: sample.median * 1e3 for name, sample in samples.items()}
         row[kind] = {"milliseconds": medians, "file / in process": medians["file"] / medians["in process"]}
     return row
@@ -147,7 +146,7 @@ CALLS: dict[str, Callable[[nn.Module, Any], Callable[[], Any]]] = {
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Nobody else times anything meanwhile."""
+    """Nobody else uses the device meanwhile."""
     with lock.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -275,7 +274,8 @@ def main() -> None:
         one(lambda: make(ROOT / chosen.make, chosen.solutions, chosen.device, options, chosen.divide))
     elif chosen.time:
         own = replace(options, precision=chosen.precision)
-        one(lambda: timed(ROOT / chosen.time, chosen.solutions, chosen.device, own, chosen.divide, chosen.lock))
+        with _alone(chosen.lock):
+            one(lambda: timed(ROOT / chosen.time, chosen.solutions, chosen.device, own, chosen.divide))
     else:
         Run(chosen).all()
 
