@@ -224,8 +224,8 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
         own = "8 * (warp_w * TILES_W + own_w) + row"
         if self.t.wide:
             own = "64 * (warp_w / 4 * TILES_W + own_w / 2) + 16 * (warp_w % 4) + 8 * (own_w % 2) + row"
-        # What only helps others is a cell that no row has.
-        return f"({own} < CELLS_W ? cell_w + {own} : NOWHERE)" if self.t.spread else f"cell_w + {own}"
+        # What only helps others is the cell behind the last one.
+        return f"({own} < CELLS_W ? cell_w + {own} : cells_w)" if self.t.spread else f"cell_w + {own}"
 
 
 @dataclass(frozen=True)

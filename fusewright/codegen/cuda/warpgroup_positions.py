@@ -44,12 +44,10 @@ class PositionWriter(Writer):
 
     def _of_spread(self, text: str, **names: object) -> Lines:
         """A text about taps that are spread."""
-        t = self.t
-        return (
-            fill(text, taps=len(self.c.axes[2].phases[0].taps), spread=t.spread, lost=t.lost, **names)
-            if t.spread
-            else []
-        )
+        t, axis = self.t, self.c.axes[2]
+        if not t.spread:
+            return []
+        return fill(text, taps=len(axis.phases[0].taps), spread=t.spread, lost=t.lost, **names)
 
     @property
     def weights_m(self) -> str:

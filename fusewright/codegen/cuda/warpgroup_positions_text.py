@@ -20,7 +20,6 @@ SPREAD = """
 // Columns are products of one position with every tap along w of every feature, [tap][feature], which are added up in
 // shared memory; of the last cells of a row some are elsewhere, so that these only help others.
 constexpr int ROW_TAPS = $taps, SPREAD = $spread, LOST = $lost;
-constexpr int NOWHERE = 1 << 28;    // a cell behind the last one of any row
 """
 
 ACCUMULATORS = """

@@ -54,6 +54,22 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
         Case((9, 40), 6, 5, pool="avg", window=(2, 2), step=(2, 2), pool_padding=(1, 1), include_pad=False),
         {},
     ),
+    "windows of many positions": (
+        Case(
+            (5, 200),
+            6,
+            2,
+            (2, 3),
+            padding=(0, 1),
+            before=("relu",),
+            pool="avg",
+            window=(1, 9),
+            step=(1, 9),
+            pool_padding=(0, 4),
+            include_pad=False,
+        ),
+        {},
+    ),
     "over channels": (Case((9, 40), 20, 11, fold="logsumexp", fold_dims="c"), {}),
     "over both": (Case((9, 40), 9, 7, (2, 6), before=("add channel",), fold="max", fold_dims="cp"), {}),
     "softmax": (Case((9, 40), 9, 13, softmax="softmax", after=("gate",)), {}),
@@ -83,7 +99,7 @@ def test_what_is_not_finite(case: Case, wanted: dict[str, Any]) -> None:
     assert_not_finite_as_eager(*found(case, wanted))
 
 
-@pytest.mark.parametrize("name", ["rows of taps in parts", "windows", "one feature"])
+@pytest.mark.parametrize("name", ["rows of taps in parts", "windows", "one feature", "windows of many positions"])
 def test_sanitizers_find_nothing(name: str) -> None:
     f, t = found(*CASES[name])
     assert_right(f, t, sanitize=True)
