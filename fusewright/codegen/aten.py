@@ -289,10 +289,14 @@ def _inline(node: Node) -> bool:
 
 
 def attribute(owner: str, path: str) -> str:
-    """The text that reads a dotted path; names that are no identifiers (``Sequential``'s digits) go through getattr."""
+    """The text that reads a dotted path; names that are no identifiers (``Sequential``'s digits) go through getattr.
+
+    So do those that begin with two underscores, which mean other attributes within a class.
+    """
     text = owner
     for part in path.split("."):
-        plain = part.isidentifier() and not keyword.iskeyword(part)
+        mangled = part.startswith("__") and not part.endswith("__")
+        plain = part.isidentifier() and not keyword.iskeyword(part) and not mangled
         text = f"{text}.{part}" if plain else f"getattr({text}, {part!r})"
     return text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from fusewright.ir.memory_order import Order
 from fusewright.ir.ops import Size
 from fusewright.tree import flat_tensors
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,12 @@ def _conditions(text: str, value: Any) -> Iterator[str]:
         yield f"isinstance({text}, {kind}) and len({text}) == {len(value)}"
         for i, item in enumerate(value):
             yield from _conditions(f"{text}[{i}]", item)
-    elif value is None or isinstance(value, bool):
+    elif value is None or isinstance(value, bool | torch.dtype):
         yield f"{text} is {value}"
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"type({text}) is float and " + (
+            f"{text} != {text}" if math.isnan(value) else f'{text} == float("{value}")'
+        )
     elif isinstance(value, _PLAIN):
         yield f"type({text}) is {type(value).__name__} and {text} == {value!r}"
     else:

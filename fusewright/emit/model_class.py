@@ -21,6 +21,8 @@ def signature(draft: Draft) -> tuple[str, str]:
     arguments = method(draft.problem.source, draft.problem.model_class.__name__, "forward")
     if arguments is None:
         return "self, *args, **kwargs", "*args, **kwargs"
+    first = (arguments.posonlyargs or arguments.args)[0]
+    first.arg, first.annotation = "self", None  # whatever the model calls it
     handed = [a.arg for a in (*arguments.posonlyargs, *arguments.args)][1:]
     handed += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
     handed += [f"{a.arg}={a.arg}" for a in arguments.kwonlyargs]
@@ -39,8 +41,11 @@ def model_class(drafts: Sequence[Draft]) -> str:
         device = f"{draft.inputs.tensors[0]}.device"
         calls += [f'if kernels_for({device}) == "{draft.target}":', *(f"    {line}" for line in _call(draft, names))]
     calls += _call(last, names)
-    if any(re.search(rf"\b{name}\b", line) for name in names.values() for line in calls):
-        calls.insert(0, f"{', '.join(names.values())}{',' * (len(names) == 1)} = own")
+    used = {name for name in names.values() if any(re.search(rf"(?<![\w.]){name}\b", line) for line in calls)}
+    if used:
+        other = None if re.search(r"\b_\b", parameters) else "_"
+        targets = [name if name in used else other or name for name in names.values()]
+        calls.insert(0, f"{', '.join(targets)}{',' * (len(targets) == 1)} = own")
     lines = [
         "class ModelNew(Model):",
         '    """`Model` with its forward computed by the kernels, where they were made for the call."""',
@@ -72,7 +77,8 @@ def _handed(draft: Draft) -> list[str]:
 def _names(drafts: Sequence[Draft], parameters: str) -> dict[str, str]:
     """What the tensors that the programs read are called where they are handed on, by their paths."""
     paths = read_paths(drafts)
-    taken = {"self", "own", "torch", "covered", "derived", "kernels_for", *re.findall(r"\w+", parameters)}
+    taken = {"self", "own", "torch", "covered", "derived", "kernels_for", "super", "_", "__debug__"}
+    taken.update(re.findall(r"\w+", parameters))
     within: dict[str, set[str]] = {}  # for each tensor that a forward takes: the words of that
     for draft in drafts:
         handed = _handed(draft)

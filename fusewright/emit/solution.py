@@ -11,7 +11,7 @@ from pathlib import Path
 from fusewright.emit.building import TEXTS, constants, functions, kernel_texts
 from fusewright.emit.draft import Draft
 from fusewright.emit.model_class import model_class, signature
-from fusewright.emit.model_code import ModelCode, defines, escaped, import_block
+from fusewright.emit.model_code import ModelCode, cleaned, defines, escaped, import_block
 from fusewright.emit.serving import serving
 from fusewright.errors import UnsupportedError
 
@@ -56,8 +56,9 @@ def text(drafts: Sequence[Draft], code: ModelCode, header: str) -> str:
         sections.append(_section("Building and calling them", *functions(kernels)))
     parameters = signature(first)[0].removeprefix("self").removeprefix(", ")
     sections.append(_section("The model that does less", *serving(drafts, parameters), model_class(drafts)))
-    ours = "\n\n\n".join(sections)
+    ours = cleaned("\n\n\n".join(sections))
     _check_names(first.problem.path, code, ours)
+    _check_arguments(first.problem.path, ours)
     theirs = _section("The model as it was", code.body)
     return f'"""{escaped(header)}"""\n\n{_imports(code, ours)}\n\n{theirs}\n\n\n{ours}\n'
 
@@ -82,6 +83,22 @@ def _check_names(path: Path, code: ModelCode, ours: str) -> None:
     clash = next(iter(sorted((own & code.names) - same)), None)
     if clash is not None:
         raise UnsupportedError(f"{path}: it defines {clash}, which a solution file needs for itself; rename it there")
+
+
+def _check_arguments(path: Path, ours: str) -> None:
+    """Refuses a forward whose argument has a name that our part reads or binds beside it."""
+    body = ast.parse(ours).body
+    covered = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == "covered")
+    ours_of_model = next(node for node in body if isinstance(node, ast.ClassDef) and node.name == "ModelNew")
+    forward = next(node for node in ours_of_model.body if isinstance(node, ast.FunctionDef) and node.name == "forward")
+    calls = [node.func for function in (covered, forward) for node in ast.walk(function) if isinstance(node, ast.Call)]
+    taken = {"model", "own", "torch", "KINDS"} | {called.id for called in calls if isinstance(called, ast.Name)}
+    given = {node.arg for node in ast.walk(forward.args) if isinstance(node, ast.arg)}
+    if clash := sorted(given & taken):
+        raise UnsupportedError(
+            f"{path}: its forward has an argument {clash[0]}, a name that a solution file needs for itself; rename it "
+            "there"
+        )
 
 
 def _imports(code: ModelCode, ours: str) -> str:

@@ -110,7 +110,7 @@ def test_remarks_and_words_in_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("statement", "name"),
-    [("covers = 3", "covers"), ("def zip(*lists):\n    return lists", "zip"), ("tensor_names = 3", "tensor_names")],
+    [("covered = 3", "covered"), ("def zip(*lists):\n    return lists", "zip"), ("tensor_names = 3", "tensor_names")],
 )
 def test_names_that_the_file_needs_for_itself(tmp_path: Path, statement: str, name: str) -> None:
     path = problem(tmp_path, f"{CONV}\nself.own = 8 if {name} else 9", HEAD, INPUT)
@@ -126,3 +126,10 @@ def test_a_file_in_another_encoding(tmp_path: Path) -> None:
     assert b"\r" not in solution.read_bytes()
     assert 'self.unit = "\u00b5m"' in solution.read_text(encoding="utf-8")
     assert tried(path, solution, "cpu", target="cpu", timed=False)["errors"]["outputs"]["new"] < 1e-6
+
+
+@pytest.mark.parametrize("name", ["own", "model", "weights"])
+def test_arguments_that_the_file_needs_for_itself(tmp_path: Path, name: str) -> None:
+    path = problem(tmp_path, CONV, HEAD.replace("self, x", f"self, x, {name}=None"), INPUT)
+    with pytest.raises(UnsupportedError, match=f"its forward has an argument {name}, a name that a solution"):
+        write(path, targets=["cpu"], kernels="always")
