@@ -34,10 +34,11 @@ def test_layers_by_number(layered: Draft, tmp_path: Path) -> None:
     solution = tmp_path / "solution.py"
     solution.write_text(text_of(layered))
     text = solution.read_text()
-    assert "self.layers[0][1].weight" in text
     assert "model.layers[0][1].weight" in text
     assert 'getattr(model.turned, "1").weight' in text
     assert re.search(r"def fused\([^)]*\bturned_1_weight\b", text)
+    derived = "self.layers[0][1].weight" in text  # by the kernel that measured faster
+    assert derived or re.search(r"def fused\([^)]*\blayers_0_1_weight\b", text)
     assert load(solution).ModelNew().turned[0].out_channels == 4
 
 
