@@ -133,3 +133,35 @@ def test_arguments_that_the_file_needs_for_itself(tmp_path: Path, name: str) -> 
     path = problem(tmp_path, CONV, HEAD.replace("self, x", f"self, x, {name}=None"), INPUT)
     with pytest.raises(UnsupportedError, match=f"its forward has an argument {name}, a name that a solution"):
         write(path, targets=["cpu"], kernels="always")
+
+
+NAMES = "self.register_parameter({0!r}, nn.Parameter(torch.randn(64)))\nself.v = nn.Parameter(torch.randn(64))"
+PLAIN = "def forward(self, x{default}):\n    return torch.sigmoid(x * getattr(self, {0!r}) + torch.tanh(self.v)).sum(1)"
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("super", ""),
+        ("__debug__", ""),
+        ("__w", ""),
+        ("own", ""),
+        ("pass", ', mode="by pass"'),
+        ("w", ", dtype=torch.float32"),
+        ("w", ', top=float("inf")'),
+        ("w", ', top=float("nan")'),
+    ],
+)
+def test_parameters_and_defaults_of_any_name_and_value(tmp_path: Path, name: str, default: str) -> None:
+    """Names that a method or a class body takes for something else, and values that Python does not write so."""
+    forward = PLAIN.format(name, default=default)
+    path = problem(tmp_path, NAMES.format(name), forward, "[torch.rand(16, 64)]")
+    solution = write(path, targets=["cpu"])
+    assert not WORD.search(solution.read_text())
+    assert tried(path, solution, "cpu", target="cpu", timed=False)["errors"]["outputs"]["new"] < 1e-6
+
+
+def test_a_model_that_calls_itself_otherwise(tmp_path: Path) -> None:
+    path = problem(tmp_path, CONV, HEAD.replace("self", "this"), INPUT)
+    solution = write(path, targets=["cpu"])
+    assert tried(path, solution, "cpu", target="cpu", timed=False)["errors"]["outputs"]["new"] < 1e-6
