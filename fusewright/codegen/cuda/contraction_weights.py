@@ -124,7 +124,7 @@ class Weights:
             return [fill(_STAGE_PACKED)]
         rounding = [fill(_ROUND)] if self.rounds else []
         if self.c.op.transposed:
-            return [*rounding, fill(_STEPS, **tap_steps(self.c)), fill(_STAGE_PHASE)]
+            return [*rounding, tap_steps(self.c), fill(_STAGE_PHASE)]
         vector = 16 // self.c.x.dtype.itemsize
         taps = self.taps(self.phases[0])
         whole = self.rows * prod(taps), self.chunk * prod(taps)
@@ -177,17 +177,17 @@ class Weights:
             phases=self._each_phase("pack_phase<{sizes}>(w, {at}, group, first_feature, chunk, {first});", "packed"),
             threads=PACKING_THREADS,
         )
-        return [fill(_STEPS, **tap_steps(self.c)), pack]
+        return [tap_steps(self.c), pack]
 
 
-def tap_steps(c: Contraction) -> dict[str, object]:
-    """Distances in memory of neighbouring taps of a phase along each dimension."""
+def tap_steps(c: Contraction) -> Lines:
+    """Constants: distances in memory of neighbouring taps of a phase along each dimension."""
     kernel = (c.axes[1].taps * c.axes[2].taps, c.axes[2].taps, 1)
     found: dict[str, object] = {}
     for a, axis, step in zip("dhw", c.axes, kernel, strict=True):
         several = next((p.taps for p in axis.phases if len(p.taps) > 1), None)
         found[f"next_{a}"] = (several[1] - several[0]) * step if several else 0
-    return found
+    return fill(_STEPS, **found)
 
 
 def first_tap(c: Contraction, phases: Phases) -> int:

@@ -104,9 +104,6 @@ __device__ __forceinline__ constexpr int weight_at(int row, int channel, int col
 """
 
 PACK_SPREAD = """
-// Steps in memory between neighbouring taps of a phase.
-constexpr int NEXT_D = $next_d, NEXT_H = $next_h, NEXT_W = $next_w;
-
 // Lay out the weights of one phase and chunk for the tensor cores, zeros where there are none.
 template <int TAPS_D, int TAPS_H, int TAPS_W>
 __device__ __forceinline__ void pack_phase(const Element* w, Element* to, int group, int first_feature, int chunk,

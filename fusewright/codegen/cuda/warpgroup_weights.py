@@ -117,13 +117,12 @@ class WarpgroupWeights:
             row = "(group * O + first_feature + feature) * C + channel"
         phase = fill(
             pack,
-            **tap_steps(self.c),
             row=row,
             start="threadIdx.x" if self.t.stay else f"blockIdx.z * {PACKING_THREADS} + threadIdx.x",
             step="THREADS" if self.t.stay else f"gridDim.z * {PACKING_THREADS}",
             value="__uint_as_float(round_tf32(value))" if rounds else "value",
         )
-        found = [place, phase]
+        found = [place, tap_steps(self.c), phase]
         if not self.t.stay:
             packing = self._pack_phases("packed", "chunk")
             found.append(fill(warpgroup_text.PACK, name=f"{name}_pack", block=self.of_block, phases=packing))

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import prod
 from typing import Any
 
 import pytest
 from contraction_cases import Case, Found, find
 from emulation.emulate import ORDERS
 from test_warpgroup_positions import assert_right, tiles
-from warpgroup_cases import BF16, F16, assert_not_finite_as_eager, assert_orders_agree, drawn, kernel
+from warpgroup_cases import (
+    BF16,
+    F16,
+    assert_not_finite_as_eager,
+    assert_orders_agree,
+    assert_several_tiles,
+    best,
+    drawn,
+    kernel,
+)
 
 from fusewright.codegen.cuda import contraction_record
 from fusewright.codegen.cuda import warpgroup as cuda
-from fusewright.kernel import ceil_div, evaluate
 from fusewright.runtime import nvrtc
 from fusewright.schedule.warpgroup_positions import PositionTile
 
 
 def found(case: Case, wanted: dict[str, Any]) -> tuple[Found, PositionTile]:
     """The group of a case, and the best tile whose taps are spread that is as wanted."""
-    f = find(case)
-    assert isinstance(f, Found), f
-    staging = {key: wanted[key] for key in ("tap_rows", "stay") if key in wanted}
-    others = {key: value for key, value in wanted.items() if key not in staging}
-    fitting = (t for t in tiles(f) if t.spread and all(getattr(t, key) == value for key, value in others.items()))
-    return f, replace(next(fitting), **staging)
+    return best(lambda f: [t for t in tiles(f) if t.spread], case, wanted)
 
 
 CASES: dict[str, tuple[Case, dict[str, Any]]] = {
@@ -119,9 +120,7 @@ def test_blocks_with_several_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(contraction_record, "MULTIPROCESSORS", 1)
     case, wanted = CASES[name]
     f, t = found(case, {**wanted, "wide": False, "groups_h": 1, "groups_w": 1, "tiles_h": 1, "tiles_w": 1})
-    launch = next(n for n in kernel(f, t).launches if n.entry == "fused_test")
-    lengths = zip(("N", "in_h", "in_w"), (f.case.batch, *f.case.sizes), strict=True)
-    assert 2 * evaluate(launch.grid[1], dict(lengths)) <= prod(map(ceil_div, f.cells, t.cells))
+    assert_several_tiles(f, t)
     for order in ORDERS:
         assert_right(f, t, order)
 

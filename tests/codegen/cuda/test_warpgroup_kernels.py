@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from warpgroup_cases import (
     assert_not_finite_as_eager,
     assert_orders_agree,
     assert_right,
+    assert_several_tiles,
     best,
     drawn,
     kernel,
@@ -24,7 +24,6 @@ from warpgroup_cases import (
 
 from fusewright.codegen.cuda import contraction_record
 from fusewright.codegen.cuda import warpgroup as cuda
-from fusewright.kernel import ceil_div, evaluate
 from fusewright.runtime import nvrtc
 from fusewright.schedule import warpgroup
 from fusewright.schedule.warpgroup import WarpgroupTile
@@ -250,9 +249,7 @@ def test_blocks_with_several_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(contraction_record, "MULTIPROCESSORS", 1)
     case, wanted = SEVERAL_TILES[name]
     f, t = found(case, {"groups_h": 1, "groups_w": 1, "cells_h": 1, "eights_w": 1, **wanted})
-    launch = next(n for n in kernel(f, t).launches if n.entry == "fused_test")
-    lengths = zip(("N", "in_h", "in_w"), (f.case.batch, *f.case.sizes), strict=True)
-    assert 2 * evaluate(launch.grid[1], dict(lengths)) <= prod(map(ceil_div, f.cells, t.cells))
+    assert_several_tiles(f, t)
     for order in ORDERS:
         assert_right(f, t, order)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,20 @@ import pytest
 import torch
 from contraction_cases import Case, Found, find
 from emulation.emulate import MOST_SHARED, ORDERS
-from warpgroup_cases import BF16, F16, assert_not_finite_as_eager, assert_orders_agree, best, drawn, kernel
+from warpgroup_cases import (
+    BF16,
+    F16,
+    assert_not_finite_as_eager,
+    assert_orders_agree,
+    assert_several_tiles,
+    best,
+    drawn,
+    kernel,
+)
 from warpgroup_cases import assert_right as assert_as_eager
 
 from fusewright.codegen.cuda import contraction_record
 from fusewright.codegen.cuda import warpgroup as cuda
-from fusewright.kernel import ceil_div, evaluate
 from fusewright.runtime import nvrtc
 from fusewright.schedule import warpgroup_positions
 from fusewright.schedule.warpgroup_positions import PositionTile, numbers
@@ -267,9 +274,7 @@ def test_blocks_with_several_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -
     case, wanted = SEVERAL_TILES[name]
     smallest = {"wide": False, "groups_h": 1, "groups_w": 1, "tiles_h": 1, "tiles_w": 1}
     f, t = found(case, {**smallest, **wanted})
-    launch = next(n for n in kernel(f, t).launches if n.entry == "fused_test")
-    lengths = zip(("N", "in_h", "in_w"), (f.case.batch, *f.case.sizes), strict=True)
-    assert 2 * evaluate(launch.grid[1], dict(lengths)) <= prod(map(ceil_div, f.cells, t.cells))
+    assert_several_tiles(f, t)
     for order in ORDERS:
         assert_right(f, t, order)
 

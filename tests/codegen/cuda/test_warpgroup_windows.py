@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ import torch
 from contraction_cases import Case, Found, Model, draw_boxed, find, tolerance
 from emulation.build import EmulationError
 from emulation.emulate import MOST_SHARED, ORDERS, emulate
-from warpgroup_cases import BF16, F16, assert_orders_agree, kernel
+from warpgroup_cases import BF16, F16, assert_orders_agree, assert_several_tiles, kernel
 
 from fusewright.codegen.cuda import contraction_record
 from fusewright.codegen.cuda import warpgroup as cuda
-from fusewright.kernel import ceil_div, evaluate
 from fusewright.runtime import nvrtc
 from fusewright.schedule import warpgroup_windows
 from fusewright.schedule.warpgroup_positions import numbers
@@ -150,9 +148,7 @@ def test_blocks_with_several_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -
     case, _ = CASES[name]
     f = boxed(replace(case, sizes=(83, 132)))
     t = next(t for t in tiles(f) if t.warps == 4 and t.own_h * t.own_w == 2)
-    launch = next(n for n in kernel(f, t).launches if n.entry == "fused_test")
-    lengths = zip(("N", "in_h", "in_w"), (f.case.batch, *f.case.sizes), strict=True)
-    assert 2 * evaluate(launch.grid[1], dict(lengths)) <= prod(map(ceil_div, f.cells, t.cells))
+    assert_several_tiles(f, t)
     for order in ORDERS:
         assert_right(f, t, order)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ from contraction_cases import Case, Found, Model, draw, find, tolerance
 from emulation.emulate import ORDERS, emulate
 
 from fusewright.codegen.cuda import warpgroup as cuda
-from fusewright.kernel import Kernel
+from fusewright.kernel import Kernel, ceil_div, evaluate
 from fusewright.schedule.warpgroup_staging import WarpgroupCut
 
 F16, BF16 = torch.float16, torch.bfloat16
@@ -24,6 +25,13 @@ Tiles = Callable[[Found], Sequence[T]]
 
 def kernel(f: Found, t: cuda.Tile, blocks: int | None = None) -> Kernel:
     return cuda.generate(f.group, t, "fused_test", "def reference(*operands): ...", blocks=blocks)
+
+
+def assert_several_tiles(f: Found, t: cuda.Tile) -> None:
+    """Every block has at least two of a sample's."""
+    launch = next(n for n in kernel(f, t).launches if n.entry == "fused_test")
+    lengths = zip(("N", "in_h", "in_w"), (f.case.batch, *f.case.sizes), strict=True)
+    assert 2 * evaluate(launch.grid[1], dict(lengths)) <= prod(map(ceil_div, f.cells, t.cells))
 
 
 def best(tiles: Tiles[T], case: Case, wanted: dict[str, Any]) -> tuple[Found, T]:
