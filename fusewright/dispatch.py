@@ -175,11 +175,17 @@ class State:
     def __post_init__(self) -> None:
         self._epochs: dict[Any, int] = {}
         self._seen: set[Key] = set()
+        # The last call with gradients that its program was slower for: the like of it are handed on unexamined, since
+        # on a GPU whatever runs before the first kernel is time that the backward cannot hide.
+        self._slower: Hashable = None
         self._lock = threading.RLock()
         self._renew()
 
     def runner(self, args: Args, kwargs: Kwargs) -> Runner | None:
         """The program for this call, or `None` for the original."""
+        training = self._training(args, kwargs) if torch.is_grad_enabled() else None
+        if training is not None and training == self._slower:
+            return None
         if _transforms.peek_interpreter_stack() is not None:  # torch.func: the inputs may be stand-ins
             return None
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
@@ -197,7 +203,16 @@ class State:
         if entry.runner is None:
             return None
         tensors = args if isinstance(key[0], int) else flat_tensors(args, kwargs)
-        return entry.runner if _mode(tensors) in entry.modes else None
+        if _mode(tensors) in entry.modes:
+            return entry.runner
+        self._slower = training
+        return None
+
+    def _training(self, args: Args, kwargs: Kwargs) -> Hashable:
+        """What calls with gradients are told apart by; `None` for those that it would take long to."""
+        if kwargs or not all(isinstance(a, Tensor) for a in args):
+            return None
+        return (self.original.training, *((a.shape, a.dtype, a.device, a.requires_grad) for a in args))
 
     def add(self, entry: Entry, args: Args, kwargs: Kwargs) -> None:
         """Let `entry` serve calls like this one, in the module's present state."""
@@ -216,7 +231,7 @@ class State:
                 known = None
             elif known is None and len(self._epochs) < MOST_STATES:
                 known = self._epochs[watch.fingerprint] = len(self._epochs)
-            self.watch, self.epoch = watch, known
+            self.watch, self.epoch, self._slower = watch, known, None
 
     def _resolve(self, key: Key, args: Args, kwargs: Kwargs) -> Entry:
         """An entry for a signature met for the first or second time."""

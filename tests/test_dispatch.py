@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -165,6 +165,38 @@ class TestPlanning:
         plan = state(f).latest_plan()
         assert plan is not None and plan.verdict is not None and plan.verdict.ok
         assert "7, 7" in plan.signature
+
+    def test_calls_with_gradients_that_are_slower_are_examined_once(
+        self, model: Gap, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        f = fast(model)
+        known = state(f)
+        known.entries = {key: replace(entry, modes=frozenset({"forward"})) for key, entry in known.entries.items()}
+        examined: list[None] = []
+        unchanged = dispatch.Watch.unchanged
+
+        def examining(watch: dispatch.Watch) -> bool:
+            examined.append(None)
+            return unchanged(watch)
+
+        monkeypatch.setattr(dispatch.Watch, "unchanged", examining)
+
+        def examinations(call: Callable[[], object]) -> int:
+            examined.clear()
+            call()
+            return len(examined)
+
+        x = images()
+        assert [examinations(lambda: same(f, model, x, program=False)) for _ in range(3)] == [1, 0, 0]
+        assert examinations(lambda: same(f, model, x.requires_grad_(), program=False)) == 1  # the input's gradient, too
+        assert examinations(lambda: same(f, model, images(3), program=False)) == 1  # another shape
+        assert examinations(lambda: same(f, model, images(3), program=False)) == 0
+        with torch.no_grad():
+            assert examinations(lambda: same(f, model, images(3), program=True)) == 1
+        model.train(not model.training)
+        assert examinations(lambda: same(f, model, images(3))) >= 1  # the other mode
+        model.divisor = 3.0  # the original serves what was changed, examined or not
+        same(f, model, images(3), program=False)
 
     def test_integers_and_subclasses_of_tensors(self, model: Gap) -> None:
         f = fast(model)

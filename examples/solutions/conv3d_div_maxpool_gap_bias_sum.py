@@ -984,7 +984,7 @@ def tf32_allowed() -> bool:
 
 def covered(model: Model, x: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
     """The model's `weights` where the kernels were made for a call; `None` where the original runs."""
-    own = weights(model) if called_plainly() else None
+    own = weights(model) if not torch.is_grad_enabled() and called_plainly() else None
     fits = (
         own is not None
         and kernels_for(x.device)
@@ -998,7 +998,6 @@ def covered(model: Model, x: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
         and x.shape[0] >= 2
         and [(w.shape, w.dtype) for w in own] == KINDS
         and tf32_allowed()
-        and not torch.is_grad_enabled()
     )
     return own if fits else None
 

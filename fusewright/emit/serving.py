@@ -17,6 +17,7 @@ from fusewright.emit.model_code import escaped
 from fusewright.verification.numerics import tf32_allowed
 
 _HERE = {"cuda": "is_cuda", "cpu": "is_cpu"}
+_WITHOUT_GRADIENTS = "not torch.is_grad_enabled()"
 
 
 def serving(drafts: Sequence[Draft], parameters: str) -> list[str]:
@@ -103,12 +104,16 @@ def _covers(drafts: Sequence[Draft], parameters: str) -> str:
     checks += _everywhere(drafts, _shapes)
     checks.append("[(w.shape, w.dtype) for w in own] == KINDS")
     checks += _everywhere(drafts, lambda draft: ["tf32_allowed()"] if tf32_setting(draft) else [])
-    checks += _everywhere(drafts, _gradient_modes)
+    modes = list(_everywhere(drafts, _gradient_modes))
+    # On a GPU whatever runs before the first kernel is time that a backward cannot hide.
+    first = [_WITHOUT_GRADIENTS] if modes == [_WITHOUT_GRADIENTS] else []
+    checks += [] if first else modes
     joined = "\n        and ".join(checks)
+    plain = " and ".join([*first, "called_plainly()"])
     return (
         f"def covered(model: Model, {parameters}) -> tuple[torch.Tensor, ...] | None:\n"
         '    """The model\'s `weights` where the kernels were made for a call; `None` where the original runs."""\n'
-        f"    own = weights(model) if called_plainly() else None\n    fits = (\n        {joined}\n    )\n"
+        f"    own = weights(model) if {plain} else None\n    fits = (\n        {joined}\n    )\n"
         "    return own if fits else None"
     )
 
@@ -141,4 +146,4 @@ def _gradient_modes(draft: Draft) -> list[str]:
         return [f"not (torch.is_grad_enabled() and ({wants}))"]
     if "with input gradients" in modes:
         return [f"(not torch.is_grad_enabled() or {wants})"]
-    return ["not torch.is_grad_enabled()"]
+    return [_WITHOUT_GRADIENTS]
