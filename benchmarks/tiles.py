@@ -2,11 +2,12 @@
 
     python benchmarks/tiles.py --out benchmarks/results/h200_joined_phases.json
     python benchmarks/tiles.py --models few --rows 18,14,13 --out benchmarks/results/h200_spread_taps.json
+    python benchmarks/tiles.py --models unfolded --rows 1,18,3,14,4,2 --each 3 --out h200_unfolded_taps.json
     python benchmarks/tiles.py --models "" --rows 24,9 --each 8 --out rows.json           # random models of seed 1
 
 Of every model's longest contraction group, `--each` tiles of every way to cut it (and, for transposed convolutions, of
-every number of dimensions whose phases are joined, and with and without spread taps) are built and run; `error` is how
-far each is from ATen's result.
+every number of dimensions whose phases are joined; with and without spread taps; with taps along d or h as channels)
+are built and run; `error` is how far each is from ATen's result.
 """
 
 from __future__ import annotations
@@ -68,7 +69,21 @@ def few() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
     yield "conv1d 32->1 k7, tanh", nn.Sequential(nn.Conv1d(32, 1, 7, padding=3), nn.Tanh()), _x(16, 32, 2**18)
 
 
-MODELS = {"transposed": transposed, "few": few}
+def unfolded() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
+    """Convolutions that read each input often: volumes, first layers, large kernels with strides."""
+    volume = nn.Sequential(nn.Conv3d(64, 64, 3, padding=1), nn.ReLU())
+    yield "conv3d 64->64 k3, relu", volume, _x(16, 64, 16, 28, 28)
+    first = nn.Sequential(nn.Conv3d(3, 64, (3, 7, 7), (1, 2, 2), (1, 3, 3)), nn.ReLU())
+    yield "conv3d 3->64 k3,7,7 s1,2,2, relu", first, _x(8, 3, 16, 112, 112)
+    yield "conv3d 32->24 k5, maxpool 2", nn.Sequential(nn.Conv3d(32, 24, 5), nn.MaxPool3d(2)), _x(16, 32, 32, 32, 32)
+    strided = nn.Sequential(nn.Conv3d(32, 32, 3, stride=2), nn.ReLU())
+    yield "conv3d 32->32 k3 s2, relu", strided, _x(32, 32, 32, 48, 48)
+    image = nn.Sequential(nn.Conv2d(3, 64, 7, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(2))
+    yield "conv2d 3->64 k7 s2, relu, maxpool 2", image, _x(64, 3, 224, 224)
+    yield "conv2d 64->128 k5 s3, relu", nn.Sequential(nn.Conv2d(64, 128, 5, stride=3), nn.ReLU()), _x(32, 64, 128, 128)
+
+
+MODELS = {"transposed": transposed, "few": few, "unfolded": unfolded}
 
 
 def _x(*shape: int) -> torch.Tensor:
@@ -106,9 +121,9 @@ class Table:
         yield 0.0, options[0]
         lengths = cuda._cells(c, tuner.hints)
         for way in WAYS.values():
-            met: dict[tuple[int, bool], int] = {}
+            met: dict[tuple[int, bool, str], int] = {}
             for score, t in way.shortlist(c, lengths, 400, tf32=True):
-                kind = t.joined, getattr(t, "spread", 0) > 0
+                kind = t.joined, getattr(t, "spread", 0) > 0, getattr(t, "unfolded", "")
                 met[kind] = met.get(kind, 0) + 1
                 if met[kind] <= self.each:
                     yield score, cuda._of_warpgroup(c, t, None)

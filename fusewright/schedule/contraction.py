@@ -94,6 +94,24 @@ class Box:
 
 
 @dataclass(frozen=True)
+class Unfolded:
+    """Taps along one dimension that are channels: each has all of x's, in whole vectors.
+
+    dim       of the three dimensions the one, whose axis has one tap then
+    count     of the taps
+    apart     input rows from one to the next
+    between   taps of the weight from one to the next
+    channels  of each: those of x, and what fills their last vector
+    """
+
+    dim: int
+    count: int
+    apart: int
+    between: int
+    channels: int
+
+
+@dataclass(frozen=True)
 class Contraction:
     """A group: conv (C -> O per group) with what follows it.
 
@@ -103,6 +121,7 @@ class Contraction:
     tail                    what is computed per sample from a reduction over positions
     channels_last           whether x lies so in memory; what is written at all positions then does too
     axes                    with the pooling; without it (`plain_axes`) where its windows begin in the midst of cells
+    unfolded                taps that are channels, which a tile may ask for (`warpgroup_staging.of_tile`)
     """
 
     root: Node
@@ -118,6 +137,7 @@ class Contraction:
     operands: tuple[Node, ...]
     tail: SampleProgram | None = None
     channels_last: bool = False
+    unfolded: Unfolded | None = None
 
     @property
     def op(self) -> ops.Conv:
@@ -160,6 +180,11 @@ class Contraction:
 
     @property
     def channels(self) -> int:
+        """Input channels per group, as they are multiplied."""
+        return self.channels_of_x if self.unfolded is None else self.unfolded.count * self.unfolded.channels
+
+    @property
+    def channels_of_x(self) -> int:
         """Input channels per group."""
         c = self.x.shape[1]
         assert isinstance(c, int)

@@ -17,6 +17,7 @@ from fusewright.schedule.residues import walks
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
     GROUPS,
+    MOST_REGISTERS,
     Products,
     WarpgroupCut,
     chunk_sizes,
@@ -31,8 +32,9 @@ from fusewright.schedule.warpgroup_staging import (
 )
 
 # Read off what compiles without a spill: registers of a thread beside its accumulators, and more for each vector
-# that is on its way.
+# that is on its way; where taps are channels, and where such vectors have eight elements.
 OTHERS, ON_ITS_WAY = 44, 6
+UNFOLDED, UNFOLDED_HALVES = 24, 64
 
 
 @dataclass(frozen=True)
@@ -81,21 +83,16 @@ class WarpgroupTile(WarpgroupCut):
         return self.cells_d, self.cells_h * self.groups_h, 8 * self.eights_w * self.groups_w
 
     @property
-    def traits(self) -> tuple[int, ...]:
+    def traits(self) -> tuple[object, ...]:
         tiles = self.m_tiles, self.rows_d * self.cells_d, self.rows_h * self.cells_h, self.eights_w
-        return *tiles, self.stay, self.joined
+        return *tiles, self.stay, self.joined, self.unfolded
 
     def products(self, c: Contraction) -> Products:
         rows = self.cells_d * self.rows_d * (self.rows_h * self.cells_h // rows_at_once(c, self))
         return Products(rows * self.m_tiles, positions(c, self), _accumulators(c, self))
 
     def registers(self, c: Contraction) -> int:
-        count = _accumulators(c, self) + OTHERS + ON_ITS_WAY * staged_by_thread(c, self)[1]
-        if c.window is not None:
-            count += self.cells_d * self.cells_h * self.eights_w * 2 * self.m_tiles * 2
-        if c.over_positions and not c.over_channels:
-            count += 6 * self.m_tiles
-        return min(255, -(-count // 8) * 8)
+        return min(255, -(-_registers(c, self) // 8) * 8)
 
     def own_bytes(self, c: Contraction) -> int:
         """Where channels are reduced, what the warps that share a tile's positions come to there."""
@@ -126,9 +123,21 @@ def _accumulators(c: Contraction, t: WarpgroupTile) -> int:
     return t.m_tiles * t.cells_d * t.rows_d * t.cells_h * t.rows_h * t.eights_w * along_w * 4
 
 
+def _registers(c: Contraction, t: WarpgroupTile) -> int:
+    """A thread's, if it could have as many as it likes."""
+    count = _accumulators(c, t) + OTHERS + ON_ITS_WAY * staged_by_thread(c, t)[1]
+    if c.window is not None:
+        count += t.cells_d * t.cells_h * t.eights_w * 2 * t.m_tiles * 2
+    if c.over_positions and not c.over_channels:
+        count += 6 * t.m_tiles
+    if c.unfolded is not None:
+        count += UNFOLDED if c.x.dtype.itemsize == 4 else UNFOLDED_HALVES
+    return count
+
+
 def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> list[tuple[float, WarpgroupTile]]:
     """Tiles that fit with their estimates, best first; `lengths` are the cells of the whole output along d, h, w."""
-    return scored(c, _all(c, lengths), lengths) if takes(c, tf32=tf32) and c.shares is None else []
+    return scored(c, _all, lengths) if takes(c, tf32=tf32) and c.shares is None else []
 
 
 # So many tiles with the same accumulators are worth a try.
@@ -152,7 +161,8 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[WarpgroupTil
                 plain = WarpgroupTile(*rows, c.channels, 1, True, 0, m_tiles, groups_m, groups_h, groups_w, *cells)
                 for chunk, joined in product(chunk_sizes(c), joinable(c, rows)):
                     t = replace(plain, chunk=chunk, joined=joined)
-                    if _accumulators(c, t) <= ACCUMULATORS:
+                    fits = c.unfolded is None or _registers(c, t) <= MOST_REGISTERS
+                    if fits and _accumulators(c, t) <= ACCUMULATORS:
                         yield from slices(c, t)
 
 

@@ -21,6 +21,7 @@ from fusewright.schedule.residues import walks
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
     GROUPS,
+    MOST_REGISTERS,
     Products,
     Taps,
     WarpgroupCut,
@@ -41,11 +42,10 @@ MOST_FEATURES = 256
 FEWER = 1.12
 # Numbers per channel that a thread keeps in registers at most; more of them lie in shared memory.
 KEPT_NUMBERS = 24
-# Registers that a thread may have.
-MOST_REGISTERS = 240
 # Read off what compiles with hardly a spill: those that a thread takes beside accumulators, numbers and results; and
-# more of them for each vector on its way, where there are more vectors than those, and in half precision.
-OTHERS, ON_ITS_WAY, IN_ROUNDS, IN_HALVES = 12, 10, 12, 20
+# more of them for each vector on its way, where there are more vectors than those, in half precision, and in float32
+# where taps are channels.
+OTHERS, ON_ITS_WAY, IN_ROUNDS, IN_HALVES, UNFOLDED = 12, 10, 12, 20, 16
 # Of a feature's running results over positions, in a tile and over many.
 RUNNING = {"sum": 3, "mean": 3, "max": 2, "min": 2, "logsumexp": 4}
 # What a number's way to shared memory or back takes, where an accumulator's way through what follows takes one: it
@@ -129,9 +129,9 @@ class PositionTile(FeatureColumns, WarpgroupCut):
         return d, h * self.warps_h, 8 * w * self.warps_w - self.lost
 
     @property
-    def traits(self) -> tuple[int, ...]:
+    def traits(self) -> tuple[object, ...]:
         tiles = self.rows_d * self.cells_d, self.rows_h, self.tiles_h * self.tiles_w, self.groups_h * self.groups_w
-        return self.eights_m, *tiles, self.wide, self.chunk, self.stay, self.joined, self.spread
+        return self.eights_m, *tiles, self.wide, self.chunk, self.stay, self.joined, self.spread, self.unfolded
 
     def products(self, c: Contraction) -> Products:
         tiles = self.cells_d * self.rows_d * self.tiles_h * self.rows_h * self.tiles_w
@@ -194,13 +194,15 @@ def _registers(c: Contraction, t: PositionTile) -> int:
         count += 2 * t.eights_m  # the values of a column
     if c.x.dtype.itemsize == 2:
         count += IN_HALVES
+    elif c.unfolded is not None:
+        count += UNFOLDED
     return count + (2 * t.eights_m * numbers(c) if t.keeps_numbers(c) else 0)
 
 
 def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> list[tuple[float, PositionTile]]:
     """Tiles that fit with their estimates, best first; `lengths` are the cells of the whole output along d, h, w."""
     worth = c.shares is not None or _saves(c)
-    return scored(c, _all(c, lengths), lengths) if takes(c, tf32=tf32) and worth else []
+    return scored(c, _all, lengths) if takes(c, tf32=tf32) and worth else []
 
 
 def shortlist(

@@ -7,20 +7,22 @@ The estimate follows the idea of `tiling`: the busiest unit of a multiprocessor 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil, gcd, prod
 from typing import Protocol, TypeVar
 
 import torch
 
-from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.contraction import Contraction, Phase, Unfolded
 from fusewright.schedule.residues import Walks, useful, walks
 from fusewright.schedule.tiling import MOST_SHARED, SECTOR, WRITTEN, fitting, span, written_bytes
 
 # Numbers of the accumulators that a thread may hold.
 ACCUMULATORS = 160
+# Registers that a thread may have.
+MOST_REGISTERS = 240
 # Input indices along one dimension of a tile, which are packed into eight bits each, as are its channels.
 MOST_INDICES = 256
 # Vectors of channels that are staged at a time, where all of them are: as many as indices of eight bits have channels.
@@ -48,6 +50,7 @@ class WarpgroupCut:
     tap_rows  rows of the kernel whose weights are staged at a time
     stay      whether a block stages all its weights once instead
     joined    dimensions, counted from the last, whose phases are multiplied in one pass over the input
+    unfolded  the dimension, d or h, whose taps are channels, if any: few of the rows that they read are staged at once
     """
 
     rows_d: int
@@ -56,6 +59,7 @@ class WarpgroupCut:
     tap_rows: int
     stay: bool
     joined: int
+    unfolded: str = field(default="", kw_only=True)
 
     @property
     @abstractmethod
@@ -120,8 +124,28 @@ class WarpgroupCut:
 
     @property
     @abstractmethod
-    def traits(self) -> tuple[int, ...]:
+    def traits(self) -> tuple[object, ...]:
         """In what tiles are alike that are hardly worth measuring both."""
+
+
+def unfoldings(c: Contraction) -> list[tuple[str, Contraction]]:
+    """The group as it is, and with the taps of a dimension as channels: with the name of that, or none."""
+    found = [("", c)]
+    for i, name in enumerate("dh"):
+        axis = c.axes[i]
+        if len(axis.phases) == 1 and len(taps := axis.phases[0].taps) > 1:
+            phase = replace(axis.phases[0], taps=taps[:1])
+            axes = list(c.axes)
+            axes[i] = replace(axis, phases=(phase,))
+            channels = ceil(c.channels / vector(c)) * vector(c)
+            own = Unfolded(i, len(taps), phase.per_tap, taps[1] - taps[0], channels)
+            found.append((name, replace(c, axes=(axes[0], axes[1], axes[2]), unfolded=own)))
+    return found
+
+
+def of_tile(c: Contraction, t: WarpgroupCut) -> Contraction:
+    """The group as a tile has it."""
+    return dict(unfoldings(c))[t.unfolded] if c.unfolded is None else c
 
 
 Tile = TypeVar("Tile", bound=WarpgroupCut)
@@ -131,7 +155,7 @@ class Shaped(Protocol):
     """A tile of which few alike are worth measuring."""
 
     @property
-    def traits(self) -> tuple[int, ...]:
+    def traits(self) -> tuple[object, ...]:
         """In what they are alike."""
 
 
@@ -278,16 +302,26 @@ def blocks_per_sm(c: Contraction, t: WarpgroupCut, shared: int) -> int:
     return min(4, fitting(32 * t.warps, shared, t.registers(c)))
 
 
-def scored(c: Contraction, tiles: Iterable[Tile], lengths: tuple[int, int, int]) -> list[tuple[float, Tile]]:
-    """Those that fit with their estimates, best first; `lengths` are the cells of the whole output along d, h, w."""
-    found = [(score, t) for t in tiles if (score := _score(c, t, lengths)) is not None]
+Lengths = tuple[int, int, int]
+
+
+def scored(
+    c: Contraction, tiles: Callable[[Contraction, Lengths], Iterable[Tile]], lengths: Lengths
+) -> list[tuple[float, Tile]]:
+    """Tiles that fit with their estimates, best first; `lengths` are the cells of the whole output along d, h, w."""
+    found = [
+        (score, replace(t, unfolded=name))
+        for name, group in unfoldings(c)
+        for t in tiles(group, lengths)
+        if (score := _score(group, t, lengths)) is not None
+    ]
     return sorted(found, key=lambda pair: pair[0])
 
 
 def few_alike(tiles: Iterable[tuple[float, AnyTile]], count: int, *, alike: int) -> list[tuple[float, AnyTile]]:
     """The first `count`, of those that are alike in their `traits` so many at most."""
     found: list[tuple[float, AnyTile]] = []
-    met: dict[tuple[int, ...], int] = {}
+    met: dict[tuple[object, ...], int] = {}
     for score, t in tiles:
         met[t.traits] = met.get(t.traits, 0) + 1
         if met[t.traits] <= alike:

@@ -15,8 +15,8 @@ from math import ceil, gcd, prod
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.residues import useful, walks
 from fusewright.schedule.tiling import ISSUED, MOST_SHARED, MULTIPLIED, fitting
-from fusewright.schedule.warpgroup_positions import MOST_REGISTERS, RUNNING, FeatureColumns, features_at_once, numbers
-from fusewright.schedule.warpgroup_staging import ACCUMULATORS, few_alike, multiplies
+from fusewright.schedule.warpgroup_positions import RUNNING, FeatureColumns, features_at_once, numbers
+from fusewright.schedule.warpgroup_staging import ACCUMULATORS, MOST_REGISTERS, few_alike, multiplies
 from fusewright.schedule.window_rows import box_taps, rows_of_warp, window_spans
 
 # Registers of a thread beside those that it multiplies with.

@@ -195,10 +195,11 @@ __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& plac
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
         const unsigned index = places.index[n];
-        const int x_d = low_d + (index >> 16 & 255), x_h = low_h + (index >> 8 & 255), x_w = low_w + (index & 255);
+        const int channel = index >> 24;
+        const int x_d = low_d + (index >> 16 & 255), x_h = low_h + (index >> 8 & 255);
+        const int x_w = low_w + (index & 255);
         const bool inside = places.to[n] >= 0 && unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) &&
                             unsigned(x_w) < unsigned(W);
-        const int channel = index >> 24;
         const Element* const from = own + (start + places.from[n]);
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j)

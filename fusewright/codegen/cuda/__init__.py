@@ -29,6 +29,7 @@ from fusewright.schedule.warpgroup import WarpgroupTile
 from fusewright.schedule.warpgroup import shortlist as by_features
 from fusewright.schedule.warpgroup_positions import PositionTile
 from fusewright.schedule.warpgroup_positions import shortlist as by_positions
+from fusewright.schedule.warpgroup_staging import WarpgroupCut, of_tile
 from fusewright.schedule.warpgroup_windows import WindowTile
 from fusewright.schedule.warpgroup_windows import shortlist as by_windows
 
@@ -121,6 +122,7 @@ def _busy(c: Contraction, option: Option, hints: Mapping[Any, int]) -> float:
     if not found:
         return 1.0
     (t,) = found
+    c = of_tile(c, t) if isinstance(t, WarpgroupCut) else c
     blocks_m = c.op.groups * ceil(c.features / t.block_m)
     tiles = sizes(c.x, hints)[0] * residues.tiles(residues.walks(c, t.cells), _cells(c, hints), t.cells)
     return min(1.0, max(1, tiles * blocks_m) / MULTIPROCESSORS)

@@ -132,4 +132,4 @@ def sample(c: Contraction) -> str:
     """Offset of a sample's first channel of this block's group."""
     if c.channels_last:
         return "((long long)sample * D * H * W * GROUPS + group) * C"
-    return f"((long long)sample * GROUPS + group) * {c.channels} * D * H * W"
+    return f"((long long)sample * GROUPS + group) * {c.channels_of_x} * D * H * W"

@@ -91,7 +91,7 @@ def record(w: Writer, *, needs: int = 80, arch: str = "") -> Kernel:
         scratch=(*(p.array for p in beforehand), *results.scratch),
         launches=(*(p.launch for p in beforehand), first, *results.launches),
         reference=w.reference,
-        counts=(f"{c.channels * c.op.groups} * {' * '.join(into[a] for a in axes)}", " * ".join(out[a] for a in axes)),
+        counts=(f"{c.x.shape[1]} * {' * '.join(into[a] for a in axes)}", " * ".join(out[a] for a in axes)),
         needs=max(needs, 90) if cluster > 1 else needs,
         arch=arch,
     )

@@ -21,6 +21,7 @@ from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.warpgroup import WarpgroupTile, positions, rows_at_once
 from fusewright.schedule.warpgroup_positions import PositionTile
+from fusewright.schedule.warpgroup_staging import of_tile
 from fusewright.schedule.warpgroup_windows import WindowTile
 
 ARCH, CAPABILITY = "sm_90a", 90
@@ -42,6 +43,7 @@ def blocks_per_sample(c: Contraction, t: Tile, samples: int, cells: tuple[int, i
 def _writer(c: Contraction, t: Tile, name: str, reference: str, blocks: int | None) -> Writer | WindowWriter:
     if isinstance(t, WindowTile):
         return WindowWriter(c, t, name, reference, blocks)
+    c = of_tile(c, t)
     if isinstance(t, PositionTile):
         return PositionWriter(c, t, name, reference, blocks)
     return _FeatureWriter(c, t, name, reference, blocks)

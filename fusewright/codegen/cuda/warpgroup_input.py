@@ -44,6 +44,7 @@ class Input:
         names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", c.axes, strict=True)}
         names |= {f"low_{a}": axis.reach()[0] for a, axis in zip("dhw", c.axes, strict=True)}
         names |= contraction_walk.names(walks)
+        names |= self._channel()
         rounds = c.x.dtype == torch.float32
         return fill(
             _STAGE,
@@ -51,17 +52,41 @@ class Input:
             **self._offsets(f"d{names['by_d']}", f"h{names['by_h']}"),
             at_once=staging.staged_by_thread(c, self.t)[1],
             order="v = i % VECTORS, at = i / VECTORS" if c.channels_last else "v = i / COLUMNS, at = i % COLUMNS",
-            memory=fill(_LAST if c.channels_last else _PLANES),
+            memory=self._memory(),
             read=self._read(),
             round=fill(_ROUND) if rounds else [],
             rounding=", rounded to tf32" if rounds else "",
         )
 
+    def _channel(self) -> dict[str, object]:
+        """What of x a vector's channels are: counted from the chunk's first, or x's and a tap."""
+        u = self.c.unfolded
+        if u is None:
+            return {
+                "channels": "C - chunk * CHUNK",
+                "channel": fill(_CHANNEL),
+                "some": "",
+                "moved_d": "",
+                "moved_h": "",
+            }
+        moved = {f"moved_{a}": " + tap * APART" if a == "dh"[u.dim] else "" for a in "dh"}
+        return {"channels": "C", "channel": fill(_CHANNEL_AND_TAP), "some": " && tap < UNFOLDED", **moved}
+
+    def _memory(self) -> Lines:
+        """Where the channels of a chunk begin, and how many of them there are."""
+        first = "" if self.c.unfolded is not None else " + chunk * CHUNK"
+        if self.c.channels_last:
+            return fill(_LAST, first=first)
+        return fill(_PLANES, first=f"{first} * plane" if first else "")
+
     def _read(self) -> Lines:
         """Read a vector: whole, where it lies so in memory."""
+        whole = "C % CHUNK" if self.c.unfolded is None else "C % VECTOR"
         if not self.c.channels_last:
-            return fill(_READ, step=" * plane")
-        return fill(_READ, step="") if self.c.channels % staging.vector(self.c) else fill(_READ_VECTOR)
+            return fill(_READ, step=" * plane", whole=whole)
+        if self.c.channels_of_x % staging.vector(self.c):
+            return fill(_READ, step="", whole=whole)
+        return fill(_READ_VECTOR, whole=whole)
 
     def _offsets(self, d: str, h: str) -> dict[str, object]:
         """How far into x a vector is: kept by its thread, or worked out again; `d`, `h` are rows of a tile."""
@@ -86,6 +111,8 @@ class Input:
     @property
     def _roomy(self) -> bool:
         """Whether a thread has registers to spare for what it could work out again."""
+        if self.c.unfolded is not None:  # a chunk's vectors are not as far from each other as those of the first
+            return False
         return self.t.registers(self.c) + staging.staged_by_thread(self.c, self.t)[1] <= self.most
 
     # -- statements of the kernel
@@ -142,16 +169,17 @@ __device__ __forceinline__ Places places_of(int first, int D, int H, int W) {
 __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& places, const Element* x, int chunk,
                                             Cell cell, int D, int H, int W) {
     const int low_d = cell.d * $advance_d + $low_d, low_h = cell.h * $advance_h + $low_h;
-    const int low_w = cell.w * $advance_w + $low_w, channels = C - chunk * CHUNK;
+    const int low_w = cell.w * $advance_w + $low_w, channels = $channels;
     $memory
     $start
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
         const unsigned index = places.index[n];
-        const int x_d = low_d + (index >> 16 & 255), x_h = low_h + (index >> 8 & 255), x_w = low_w + (index & 255);
-        const bool inside = places.to[n] >= 0 && unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) &&
+        $channel
+        const int x_d = low_d + (index >> 16 & 255)$moved_d, x_h = low_h + (index >> 8 & 255)$moved_h;
+        const int x_w = low_w + (index & 255);
+        const bool inside = places.to[n] >= 0$some && unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) &&
                             unsigned(x_w) < unsigned(W);
-        const int channel = index >> 24;
         const Element* const from = own + ($from);
         $read
     }
@@ -170,18 +198,25 @@ __device__ __forceinline__ void put_input(Fetched& fetched, const Places& places
 # Where channels lie in planes, a vector's elements are far apart; where they come last, they are neighbours.
 _PLANES = """
 const int plane = D * H * W;
-const Element* const own = x + chunk * CHUNK * plane;
+const Element* const own = x$first;
 """
 _LAST = """
-const Element* const own = x + chunk * CHUNK;
+const Element* const own = x$first;
+"""
+# A vector's first channel, counted from `own` on; where taps are channels, too, which one.
+_CHANNEL = """
+const int channel = index >> 24;
+"""
+_CHANNEL_AND_TAP = """
+const int multiplied = chunk * CHUNK + (index >> 24), tap = multiplied / OF_TAP, channel = multiplied % OF_TAP;
 """
 _READ = """
 #pragma unroll
 for (int j = 0; j < VECTOR; ++j)
-    fetched.read[n].element[j] = inside && (C % CHUNK == 0 || channel + j < channels) ? from[j$step] : Element{};
+    fetched.read[n].element[j] = inside && ($whole == 0 || channel + j < channels) ? from[j$step] : Element{};
 """
 _READ_VECTOR = """
-const bool there = inside && (C % CHUNK == 0 || channel < channels);
+const bool there = inside && ($whole == 0 || channel < channels);
 fetched.read[n].word = there ? *reinterpret_cast<const uint4*>(from) : uint4{};
 """
 

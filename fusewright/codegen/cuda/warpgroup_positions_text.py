@@ -110,10 +110,10 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* to, int gr
                                            int first) {
     constexpr int ROWS = TAPS_D * TAPS_H;
     for (int i = $start; i < SPREAD * CHUNK * ROWS; i += $step) {
-        const int row = i % ROWS, own = i / ROWS % CHUNK, column = i / (ROWS * CHUNK), channel = chunk * CHUNK + own;
+        const int row = i % ROWS, own = i / ROWS % CHUNK, column = i / (ROWS * CHUNK)$channel;
         const int feature = column % O;
-        const int of_w = row / TAPS_H * NEXT_D + row % TAPS_H * NEXT_H + column / O * NEXT_W;
-        const bool there = column < O * TAPS_W && channel < C;
+        const int of_w = row / TAPS_H * NEXT_D + row % TAPS_H * NEXT_H + column / O * NEXT_W$at;
+        const bool there = column < O * TAPS_W && $some;
         const Element value = there ? w[($row) * TAPS + first + of_w] : Element{};
         to[weight_at(row, own, column)] = $value;
     }

@@ -8,6 +8,7 @@ using Compute = float;    // of everything else
 
 constexpr int C = $channels, O = $features, GROUPS = $groups;    // channels of a group, in and out
 constexpr int TAPS = $taps;    // of one channel's kernel
+$unfolded
 
 $owned
 
@@ -28,6 +29,13 @@ __device__ __forceinline__ constexpr int column(int w) { return w % SKIP * PITCH
 // The staged input's offset of row r along d or h: rows of one cell first.
 __device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
 __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
+"""
+
+# Of taps along one dimension that are channels.
+UNFOLDED = """
+// Taps along $dim are channels, too: each of UNFOLDED taps has OF_TAP, C and what fills the last vector.  From one tap
+// to the next it is APART rows of the input, and NEXT weights.
+constexpr int UNFOLDED = $count, OF_TAP = $channels, APART = $apart, NEXT = $between;
 """
 
 # What of a tile a warpgroup and a thread own.
@@ -116,9 +124,9 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* to, int gr
                                            int first) {
     constexpr int ALL = TAPS_D * TAPS_H * TAPS_W;
     for (int i = $start; i < BLOCK_M * CHUNK * ALL; i += $step) {
-        const int tap = i % ALL, own = i / ALL % CHUNK, feature = i / (ALL * CHUNK), channel = chunk * CHUNK + own;
-        const int of_w = tap / (TAPS_H * TAPS_W) * NEXT_D + tap / TAPS_W % TAPS_H * NEXT_H + tap % TAPS_W * NEXT_W;
-        const bool there = first_feature + feature < O && channel < C;
+        const int tap = i % ALL, own = i / ALL % CHUNK, feature = i / (ALL * CHUNK)$channel;
+        const int of_w = tap / (TAPS_H * TAPS_W) * NEXT_D + tap / TAPS_W % TAPS_H * NEXT_H + tap % TAPS_W * NEXT_W$at;
+        const bool there = first_feature + feature < O && $some;
         const Element value = there ? w[($row) * TAPS + first + of_w] : Element{};
         to[weight_at<TAPS_W>(tap / TAPS_W, tap % TAPS_W, own, feature)] = $value;
     }

@@ -117,6 +117,7 @@ class WarpgroupWeights:
             row = "(group * O + first_feature + feature) * C + channel"
         phase = fill(
             pack,
+            **(_CHANNEL if self.c.unfolded is None else _UNFOLDED),
             row=row,
             start="threadIdx.x" if self.t.stay else f"blockIdx.z * {PACKING_THREADS} + threadIdx.x",
             step="THREADS" if self.t.stay else f"gridDim.z * {PACKING_THREADS}",
@@ -135,7 +136,8 @@ class WarpgroupWeights:
             return [f"const Element* const packed_block = packed + (long long)blockIdx.z * {self.of_block};"]
         if self.chunks == 1:
             return self._pack_phases("w_tile", "0")
-        loop = "for (int chunk = 0; chunk < ceil_div(C, CHUNK); ++chunk)"
+        count = "ceil_div(C, CHUNK)" if self.c.unfolded is None else self.chunks
+        loop = f"for (int chunk = 0; chunk < {count}; ++chunk)"
         return [f"{loop} {{", *indent(self._pack_phases("w_tile", "chunk")), "}"]
 
     def staged_at(self, index: int) -> int:
@@ -167,6 +169,15 @@ class WarpgroupWeights:
             first = first_tap(self.c, self.phases[i])
             lines.append(f"pack_phase<{sizes}>(w, {' + '.join(places)}, group, first_feature, {chunk}, {first});")
         return lines
+
+
+# What the channel of a weight is: x's, or x's and a tap.
+_CHANNEL = {"channel": ", channel = chunk * CHUNK + own", "at": "", "some": "channel < C"}
+_UNFOLDED = {
+    "channel": ";\n        const int multiplied = chunk * CHUNK + own, channel = multiplied % OF_TAP",
+    "at": " + multiplied / OF_TAP * NEXT",
+    "some": "channel < C && multiplied < UNFOLDED * OF_TAP",
+}
 
 
 def plus(n: int) -> str:

@@ -155,11 +155,22 @@ class Writer:
             names[f"tap_{a}"] = 0 if several is None else strides[i] * several.per_tap
             names[f"x_{a}"] = lay.lengths[i]
         names |= {
-            "element": ELEMENT[c.x.dtype], "channels": c.channels, "features": c.features, "groups": c.op.groups,
+            "element": ELEMENT[c.x.dtype], "channels": c.channels_of_x, "features": c.features, "groups": c.op.groups,
             "taps": prod(a.taps for a in c.axes), "owned": self.owned(), "chunk": t.chunk,
             "vectors": lay.vectors, "plane": lay.plane, "pitch": lay.pitch, "skip": lay.advance,
+            "unfolded": self._unfolded(),
         }  # fmt: skip
         return [*fill(warpgroup_text.CONSTANTS, **names), *contraction_walk.constants(lay.walks)]
+
+    def _unfolded(self) -> Lines:
+        """Constants: the taps that are channels."""
+        u = self.c.unfolded
+        if u is None:
+            return []
+        between = u.between * prod(a.taps for a in self.c.axes[u.dim + 1 :])
+        return fill(
+            warpgroup_text.UNFOLDED, dim="dh"[u.dim], count=u.count, channels=u.channels, apart=u.apart, between=between
+        )
 
     def _multiply(self) -> Lines:
         each = self.t.products(self.c).instructions

@@ -27,7 +27,7 @@ from fusewright.codegen.cuda import warpgroup as cuda
 from fusewright.runtime import nvrtc
 from fusewright.schedule import warpgroup
 from fusewright.schedule.warpgroup import WarpgroupTile
-from fusewright.schedule.warpgroup_staging import shared_bytes
+from fusewright.schedule.warpgroup_staging import of_tile, shared_bytes
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -219,7 +219,7 @@ def test_every_tile_has_place_for_what_its_warps_exchange(name: str) -> None:
     found = tiles(f)
     for t in found[:: len(found) // 20]:
         launch = next(n for n in kernel(f, t).launches if n.entry == "fused_test")
-        assert shared_bytes(f.group, t) <= launch.shared <= MOST_SHARED, t
+        assert shared_bytes(of_tile(f.group, t), t) <= launch.shared <= MOST_SHARED, t
 
 
 # What several tiles of a block share: buffers by turns, and what is on its way to the next tile.
@@ -281,7 +281,7 @@ def test_the_estimate_knows_no_model_and_prefers_overlap() -> None:
     assert isinstance(f, Found)
     scored = warpgroup.candidates(f.group, f.cells, tf32=True)
     assert [s for s, _ in scored] == sorted(s for s, _ in scored)
-    assert all(shared_bytes(f.group, t) <= 220 * 1024 for _, t in scored)
+    assert all(shared_bytes(of_tile(f.group, t), t) <= 220 * 1024 for _, t in scored)
     assert len(warpgroup.shortlist(f.group, f.cells, 10, tf32=True)) == 10
 
 

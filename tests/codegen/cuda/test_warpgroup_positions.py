@@ -27,7 +27,7 @@ from fusewright.codegen.cuda import warpgroup as cuda
 from fusewright.runtime import nvrtc
 from fusewright.schedule import warpgroup_positions
 from fusewright.schedule.warpgroup_positions import PositionTile, numbers
-from fusewright.schedule.warpgroup_staging import shared_bytes
+from fusewright.schedule.warpgroup_staging import of_tile, shared_bytes
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -315,7 +315,7 @@ def test_every_tile_has_place_for_its_numbers(name: str) -> None:
     found = tiles(f)
     for t in found[:: max(1, len(found) // 20)]:
         launch = next(n for n in kernel(f, t).launches if n.entry == "fused_test")
-        assert shared_bytes(f.group, t) <= launch.shared <= MOST_SHARED, t
+        assert shared_bytes(of_tile(f.group, t), t) <= launch.shared <= MOST_SHARED, t
 
 
 # -- what compiles: real sizes, for sm_90a

@@ -30,16 +30,18 @@ def kernel(f: Found, t: cuda.Tile, blocks: int | None = None) -> Kernel:
 def assert_several_tiles(f: Found, t: cuda.Tile) -> None:
     """Every block has at least two of a sample's."""
     launch = next(n for n in kernel(f, t).launches if n.entry == "fused_test")
-    lengths = zip(("N", "in_h", "in_w"), (f.case.batch, *f.case.sizes), strict=True)
+    axes = ("in_d", "in_h", "in_w")[-f.case.n :]
+    lengths = zip(("N", *axes), (f.case.batch, *f.case.sizes), strict=True)
     assert 2 * evaluate(launch.grid[1], dict(lengths)) <= prod(map(ceil_div, f.cells, t.cells))
 
 
 def best(tiles: Tiles[T], case: Case, wanted: dict[str, Any]) -> tuple[Found, T]:
-    """The group of a case, and the best tile that is as wanted; how weights are staged is up to nobody else."""
+    """The group of a case, and the best tile that is as wanted, with taps as taps where nothing else is said; how
+    weights are staged is up to nobody else."""
     result = find(case)
     assert isinstance(result, Found), result
     staging = {key: wanted[key] for key in ("tap_rows", "stay") if key in wanted}
-    others = {key: value for key, value in wanted.items() if key not in staging}
+    others = {"unfolded": "", **{key: value for key, value in wanted.items() if key not in staging}}
     fitting = (t for t in tiles(result) if all(getattr(t, key) == value for key, value in others.items()))
     return result, replace(next(fitting), **staging)
 

@@ -1,0 +1,344 @@
+// The tf32 value nearest to x, in the bits of a float32: one instruction from sm_90 on.
+__device__ __forceinline__ unsigned round_tf32(float x) {
+    unsigned bits;
+#if __CUDA_ARCH__ >= 900
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#else
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#endif
+    return bits;
+}
+
+// Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
+struct bf16 { unsigned short bits; };
+struct fp16 { unsigned short bits; };
+__device__ __forceinline__ float widened(float x) { return x; }
+__device__ __forceinline__ double widened(double x) { return x; }
+__device__ __forceinline__ float widened(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+__device__ __forceinline__ float widened(fp16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+template <typename E> struct narrow_to;
+template <> struct narrow_to<float> { static __device__ __forceinline__ float of(float x) { return x; } };
+template <> struct narrow_to<double> { static __device__ __forceinline__ double of(double x) { return x; } };
+template <> struct narrow_to<bf16> {
+    static __device__ __forceinline__ bf16 of(float x) {
+        bf16 y;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+template <> struct narrow_to<fp16> {
+    static __device__ __forceinline__ fp16 of(float x) {
+        fp16 y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+
+// Matrices in shared memory for the tensor cores of a warpgroup (sm_90a): eight rows of 16 bytes lie one behind the
+// other, `along` bytes lead to their next 16 bytes and `down` bytes to the next eight rows.  One more is 16 bytes on.
+__device__ __forceinline__ unsigned long long shared_matrix(const void* start, int along, int down) {
+    const unsigned long long at = __cvta_generic_to_shared(start);
+    return (at & 0x3ffff) >> 4 | (unsigned long long)(along >> 4) << 16 | (unsigned long long)(down >> 4) << 32;
+}
+// What was written to shared memory is there for the tensor cores, after a barrier.
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Before the first product, after the last, and until all are done.
+__device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// Whatever the compiler knows of a number, it is in its register from here on.
+__device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }
+__device__ __forceinline__ void at_hand(unsigned& x) { asm volatile("" : "+r"(x)); }
+
+// A number of which the compiler knows nothing, so that what follows from it is not kept in registers between uses.
+__device__ __forceinline__ unsigned forgotten(unsigned x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// Start d += a * b for 64 rows and 16 columns of 8 numbers; of every eight columns a lane has mma.sync's.
+__device__ __forceinline__ void wgmma_tf32_16(float (&d)[2][4], unsigned long long a,
+                                                   unsigned long long b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n16k8.f32.tf32.tf32 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7"
+        "}, %8, %9, 1, 1, 1;"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
+        : "l"(a), "l"(b));
+}
+
+using Element = float;    // of tensors in memory
+using Compute = float;    // of everything else
+
+constexpr int C = 5, O = 9, GROUPS = 2;    // channels of a group, in and out
+constexpr int TAPS = 24;    // of one channel's kernel
+// Taps along d are channels, too: each of UNFOLDED taps has OF_TAP, C and what fills the last vector.  From one tap
+// to the next it is APART rows of the input, and NEXT weights.
+constexpr int UNFOLDED = 4, OF_TAP = 8, APART = 1, NEXT = 6;
+
+// A warpgroup owns all 8 * M_TILES channels of OWN_D x TILES_H x TILES_W times the 64 cells that one instruction takes:
+// HIGH x BROAD, eight eights along w.  A warp has two of these, a thread a cell of both, ROWS_D x ROWS_H rows of which
+// are computed at a time.
+constexpr int M_TILES = 2, TILES_H = 1, TILES_W = 2, HIGH = 8, BROAD = 8;
+constexpr int OWN_D = 1, OWN_H = 2, OWN_W = 2;    // cells of a thread
+constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
+constexpr int WARPS_H = 4, WARPS_W = 1, THREADS = 128;
+constexpr int BLOCK_M = 8 * M_TILES, M_BLOCKS = 1;
+constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 8 * OWN_W * WARPS_W;
+
+// Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
+// [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
+constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
+constexpr int VECTORS = 2, PLANE = 817;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 17, X_W = 47, PITCH = 16, SKIP = 3;
+// Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
+constexpr int ADVANCE_D = 1632, ADVANCE_H = 96;
+constexpr int ELEMENT_D = 1632, ELEMENT_H = 96, ELEMENT_W = 3;
+constexpr int TAP_D = 0, TAP_H = 48, TAP_W = 1;
+constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+// Where input index w of a row lies.
+__device__ __forceinline__ constexpr int column(int w) { return w % SKIP * PITCH + w / SKIP; }
+// The staged input's offset of row r along d or h: rows of one cell first.
+__device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
+__device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
+
+// A thread has two cells of every 64, and two features of every eight.
+using Accumulators = float[OWN_D * ROWS_D][PER_CELL][TILES_H * ROWS_H][TILES_W][M_TILES][4];
+
+// Start adding the products of a staged chunk with `rows` rows of taps from `first` on.  The columns that one tap reads
+// lie as one instruction wants them, whichever tap it is: it only starts elsewhere.
+template <int TAPS_H, int TAPS_W, int ELEMENTS, int FIRST_W>
+__device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x, unsigned long long w, int first,
+                                         int rows) {
+    float* const each = &acc[0][0][0][0][0][0];
+#pragma unroll
+    for (int i = 0; i < int(sizeof(Accumulators) / sizeof(float)); ++i) at_hand(each[i]);
+    warpgroup_arrive();
+#pragma unroll 
+    for (int row = first; row < first + rows; ++row) {
+        const unsigned long long x_row = x + (row / TAPS_H * TAP_D + row % TAPS_H * TAP_H);
+#pragma unroll 1
+        for (int k = 0; k < VECTORS; k += 2)
+#pragma unroll
+            for (int tap = 0; tap < TAPS_W; ++tap)
+#pragma unroll
+                for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+#pragma unroll
+                    for (int e = 0; e < ELEMENTS; ++e)
+#pragma unroll
+                        for (int rh = 0; rh < TILES_H * ROWS_H; ++rh)
+#pragma unroll
+                            for (int tile = 0; tile < TILES_W; ++tile)
+                                wgmma_tf32_16(acc[rd][e][rh][tile],
+                                               x_row + (k * PLANE + row_d(rd) + rh / ROWS_H * HIGH * ADVANCE_H + rh % ROWS_H * ELEMENT_H +
+                                                        tile * BROAD + column(FIRST_W + e * ELEMENT_W + tap * TAP_W)),
+                                               w + (tap * VECTORS + k) * BLOCK_M);
+        w += TAPS_W * VECTORS * BLOCK_M;
+    }
+    warpgroup_commit();
+}
+
+// A tile, by the tiles before it along each dimension, and its first cell.
+struct Tile { int d, h, w; };
+struct Cell { int d, h, w; };
+
+// One vector of channels.
+union alignas(16) Channels {
+    uint4 word;
+    Element element[VECTOR];
+};
+
+// The vectors that a thread stages at a time: what has been read, and where in the tile they are, in columns of shared
+// memory, packed indices of the input.  Of no vector at all the column is negative.
+constexpr int COLUMNS = X_D * X_H * X_W, COUNT = VECTORS * COLUMNS;    // of a vector; vectors of a tile
+constexpr int AT_ONCE = 5;
+struct Fetched { Channels read[AT_ONCE]; };
+struct Places {
+    int to[AT_ONCE];
+    unsigned index[AT_ONCE];
+};
+
+__device__ __forceinline__ Places places_of(int first, int D, int H, int W) {
+    Places places;
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+        const int i = first + n * THREADS, v = i / COLUMNS, at = i % COLUMNS;
+        const int d = at / (X_H * X_W), h = at / X_W % X_H, w = at % X_W;
+        places.to[n] = i < COUNT ? v * PLANE + (d * X_H + h) * (PITCH * SKIP) + column(w) : -1;
+        places.index[n] = unsigned(v * VECTOR) << 24 | d << 16 | h << 8 | w;
+    }
+    return places;
+}
+
+// Start reading what a block's cells read, zeros outside.
+__device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& places, const Element* x, int chunk,
+                                            Cell cell, int D, int H, int W) {
+    const int low_d = cell.d * 2 + -1, low_h = cell.h * 2 + -1;
+    const int low_w = cell.w * 3 + 0, channels = C;
+    const int plane = D * H * W;
+    const Element* const own = x;
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+        const unsigned index = places.index[n];
+        const int multiplied = chunk * CHUNK + (index >> 24), tap = multiplied / OF_TAP, channel = multiplied % OF_TAP;
+        const int x_d = low_d + (index >> 16 & 255) + tap * APART, x_h = low_h + (index >> 8 & 255);
+        const int x_w = low_w + (index & 255);
+        const bool inside = places.to[n] >= 0 && tap < UNFOLDED && unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) &&
+                            unsigned(x_w) < unsigned(W);
+        const Element* const from = own + (((channel * D + x_d) * H + x_h) * W + x_w);
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j)
+            fetched.read[n].element[j] = inside && (C % VECTOR == 0 || channel + j < channels) ? from[j * plane] : Element{};
+    }
+}
+
+// Write what was read to shared memory, rounded to tf32.
+__device__ __forceinline__ void put_input(Fetched& fetched, const Places& places, Element* tile) {
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) {
+            Element& value = fetched.read[n].element[j];
+            value = __uint_as_float(round_tf32(value));
+        }
+        if (places.to[n] >= 0) *reinterpret_cast<uint4*>(tile + places.to[n] * VECTOR) = fetched.read[n].word;
+    }
+}
+
+// Where a weight lies among those of a phase: [row of taps][tap][vector of channels][feature][channel].
+template <int TAPS_W>
+__device__ __forceinline__ constexpr int weight_at(int row, int tap, int channel, int feature) {
+    return (((row * TAPS_W + tap) * VECTORS + channel / VECTOR) * BLOCK_M + feature) * VECTOR + channel % VECTOR;
+}
+
+// Steps in memory between neighbouring taps of a phase.
+constexpr int NEXT_D = 0, NEXT_H = 2, NEXT_W = 1;
+
+// Lay out the weights of one phase, block and chunk for the tensor cores, zeros where there are none.
+template <int TAPS_D, int TAPS_H, int TAPS_W>
+__device__ __forceinline__ void pack_phase(const Element* w, Element* to, int group, int first_feature, int chunk,
+                                           int first) {
+    constexpr int ALL = TAPS_D * TAPS_H * TAPS_W;
+    for (int i = threadIdx.x; i < BLOCK_M * CHUNK * ALL; i += THREADS) {
+        const int tap = i % ALL, own = i / ALL % CHUNK, feature = i / (ALL * CHUNK);
+        const int multiplied = chunk * CHUNK + own, channel = multiplied % OF_TAP;
+        const int of_w = tap / (TAPS_H * TAPS_W) * NEXT_D + tap / TAPS_W % TAPS_H * NEXT_H + tap % TAPS_W * NEXT_W + multiplied / OF_TAP * NEXT;
+        const bool there = first_feature + feature < O && channel < C && multiplied < UNFOLDED * OF_TAP;
+        const Element value = there ? w[((group * O + first_feature + feature) * C + channel) * TAPS + first + of_w] : Element{};
+        to[weight_at<TAPS_W>(tap / TAPS_W, tap % TAPS_W, own, feature)] = __uint_as_float(round_tf32(value));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
+fused_test(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, Element* __restrict__ out,
+    int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    extern __shared__ __align__(128) unsigned char shared_memory[];
+    Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
+    Element* const w_tile = x_tile + 2 * X_TILE;
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
+    const int warp_h = warp % WARPS_H, warp_w = warp / WARPS_H;
+    const int sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y;    // of the sample's blocks
+    const int group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
+    const Element* const x_sample = x + ((long long)sample * GROUPS + group) * 5 * D * H * W;
+    // What this warpgroup multiplies: its cells of the input, and its features.
+    const unsigned long long x_matrix =
+        shared_matrix(x_tile, 16 * PLANE, 16 * ADVANCE_H) + (warp_h / 4 * TILES_H * HIGH * ADVANCE_H + warp_w * TILES_W * BROAD);
+    const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128);
+
+    // Per-channel numbers of this lane's columns.
+    Compute bias_at[M_TILES][2];
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int feature = first_feature + 8 * m + 2 * quad + half;
+            bias_at[m][half] = feature < O ? widened(bias[group * O + feature]) : Compute(0);
+        }
+    const auto before = [&](Compute value, int m, int half) {
+        const Compute shifted = value + bias_at[m][half];
+        return shifted;
+    };
+    for (int chunk = 0; chunk < 4; ++chunk) {
+        pack_phase<1, 3, 2>(w, w_tile + chunk * 768, group, first_feature, chunk, 0);
+    }
+
+    const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = tiles_d * tiles_h * tiles_w;
+    const auto tile_at = [&](int i) -> Tile { return {i / (tiles_w * tiles_h), i / tiles_w % tiles_h, i % tiles_w}; };
+    const auto cell_of = [&](Tile tile) -> Cell { return {tile.d * CELLS_D, tile.h * CELLS_H, tile.w * CELLS_W}; };
+    // What of the input is read next, or on its way.
+    const Places places = places_of(threadIdx.x, D, H, W);
+    Fetched fetched;
+    int staged_tile = part, staged_chunk = 0;
+    Cell staged = cell_of(tile_at(part));
+    const auto read_input = [&] {
+        if (staged_tile < tiles) fetch_input(fetched, places, x_sample, staged_chunk, staged, D, H, W);
+    };
+    // Write that to shared memory, and start reading what follows.
+    const auto write_input = [&](Element* to) {
+        if (!(staged_tile < tiles)) return;
+        put_input(fetched, places, to);
+        for (int first = threadIdx.x + AT_ONCE * THREADS; first < COUNT; first += AT_ONCE * THREADS) {
+            const Places others = places_of(first, D, H, W);
+            fetch_input(fetched, others, x_sample, staged_chunk, staged, D, H, W);
+            put_input(fetched, others, to);
+        }
+        if (++staged_chunk == 4) {
+            staged_chunk = 0;
+            staged_tile += parts;
+            staged = cell_of(tile_at(staged_tile));
+        }
+        read_input();
+    };
+    int x_now = 0;    // where the operands of the step at hand are
+    if (part < tiles) {
+        read_input();
+        write_input(x_tile);
+    }
+    fence_async();
+    for (int tile = part; tile < tiles; tile += parts) {
+        const auto [cell_d, cell_h, cell_w] = cell_of(tile_at(tile));
+        {
+            Accumulators acc = {};
+            for (int step = 0; step < 4; ++step) {
+                __syncthreads();    // until this step's operands are there, and the last step's have been read
+                multiply<3, 2, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + step * 192, 0, 3);
+                write_input(x_tile + (1 - x_now) * X_TILE);
+                x_now = 1 - x_now;
+                fence_async();
+                warpgroup_wait();
+            }
+            const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
+            Element* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + 2 * quad) * plane;
+#pragma unroll
+            for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+#pragma unroll
+                for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
+#pragma unroll
+                    for (int s = 0; s < 2; ++s) {
+                        const int own_w = s;    // the cell, and below its position
+                        const int p = cell_d + rd / ROWS_D;
+                        const int q = cell_h + 8 * (warp_h / 4 * TILES_H + rh / ROWS_H / 2) + 2 * (warp_h % 4) + rh / ROWS_H % 2;
+                        const int r = cell_w + 8 * (warp_w * TILES_W + own_w) + row;
+                        const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
+#pragma unroll
+                        for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+                            for (int half = 0; half < 2; ++half) {
+                                const int feature = first_feature + 8 * m + 2 * quad + half;
+                                const Element result = narrow_to<Element>::of(before(acc[rd][0][rh / ROWS_H / 2 * ROWS_H + rh % ROWS_H][own_w][m][2 * (rh / ROWS_H % 2) + half], m, half));
+                                if (inside && feature < O) out_row[(8 * m + half) * plane + unsigned((p * Q + q) * R + r)] = result;
+                            }
+                    }
+        }
+    }
+}
