@@ -162,10 +162,12 @@ def softplus_in_cuda(limit: Scalar) -> str:
     return f"chosen({{0}} > {number(limit)}, {{0}}, softplus({{0}}))"
 
 
+_RAMP = "smaller(greater({0} + 3, 0.0f), 6.0f)"  # without the branches that comparisons become
 CUDA: dict[str, str] = {
-    "hardsigmoid": f"({{0}} < -3 ? 0.0f : {{0}} > 3 ? 6.0f : {{0}} + 3) * {_SIXTH}",
-    "hardswish": f"{{0}} * ({{0}} < -3 ? 0.0f : {{0}} > 3 ? 6.0f : {{0}} + 3) * {_SIXTH}",
-    "softsign": "fabs({0}) > 1e30f ? {0} / fabs({0}) : {0} * reciprocal_approx(1.0f + fabs({0}))",
+    "hardsigmoid": f"{_RAMP} * {_SIXTH}",
+    "hardswish": f"{{0}} * {_RAMP} * {_SIXTH}",
+    # of a fourth of both sides: the reciprocal of the largest number is a normal number then, and no zero
+    "softsign": "0.25f * {0} * reciprocal_approx(0.25f * fabs({0}) + 0.25f)",
     "sigmoid": "reciprocal_approx(1.0f + exp2_approx(-1.44269504f * {0}))",
     "silu": "{0} * reciprocal_approx(1.0f + exp2_approx(-1.44269504f * {0}))",
     "log_sigmoid": "0.0f - softplus(-{0})",
@@ -180,8 +182,8 @@ CUDA: dict[str, str] = {
 
 # In the loops of a CPU, float32 only: no division by what is known, and one exponential for all of a function.
 CPU: dict[str, str] = {
-    "hardsigmoid": CUDA["hardsigmoid"],
-    "hardswish": CUDA["hardswish"],
+    "hardsigmoid": f"({{0}} < -3 ? 0.0f : {{0}} > 3 ? 6.0f : {{0}} + 3) * {_SIXTH}",
+    "hardswish": f"{{0}} * ({{0}} < -3 ? 0.0f : {{0}} > 3 ? 6.0f : {{0}} + 3) * {_SIXTH}",
     "mish": "mish({0})",
     "gelu": "gelu({0})",
 }

@@ -9,6 +9,7 @@ A plain convolution has one phase; a transposed one of stride s has s, each with
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import gcd, prod
 from typing import Literal
 
@@ -178,19 +179,19 @@ class Contraction:
         """What the tail reads beside the reduction's result."""
         return () if self.tail is None else tuple(n for n in self.tail.leaves if not isinstance(n.op, ops.Full))
 
-    @property
+    @cached_property
     def channels(self) -> int:
         """Input channels per group, as they are multiplied."""
         return self.channels_of_x if self.unfolded is None else self.unfolded.count * self.unfolded.channels
 
-    @property
+    @cached_property
     def channels_of_x(self) -> int:
         """Input channels per group."""
         c = self.x.shape[1]
         assert isinstance(c, int)
         return c // self.op.groups
 
-    @property
+    @cached_property
     def features(self) -> int:
         """Output channels per group."""
         o = self.conv.shape[1]

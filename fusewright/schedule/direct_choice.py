@@ -42,8 +42,8 @@ class Shortlist:
 def shortlist(c: Contraction, lengths: tuple[int, int, int], samples: int, rival: float | None) -> Shortlist:
     """The tiles that may be as fast as tensor cores, few of them alike in what a thread holds; `lengths` are the cells
     of the whole output along d, h, w, `rival` is the best estimate of a tiling, in the same unit."""
-    scored = _scored(c, lengths, samples)
     theirs = inf if rival is None else UNDERESTIMATED * rival
+    scored = _scored(c, lengths, samples) if _multiplying(c) <= SLOWER * theirs else []
     found: list[DirectTile] = []
     alike: dict[tuple[int, ...], int] = {}
     for score, t in scored:
@@ -55,6 +55,16 @@ def shortlist(c: Contraction, lengths: tuple[int, int, int], samples: int, rival
             break
     best = scored[0][0] if found else inf
     return Shortlist(tuple(found), bool(found) and best <= theirs, best)
+
+
+def _multiplying(c: Contraction) -> float:
+    """Cycles of one multiprocessor per cell and feature in which nothing but the products is issued: no tile takes
+    fewer."""
+    products = c.channels
+    for a in c.axes:
+        of_cell = sum(len(p.elements) * len(p.taps) for p in a.phases)
+        products *= of_cell * min(a.cell, a.stride) / a.cell  # where windows overlap, positions are computed once
+    return products / 128 / ISSUED
 
 
 def candidates(c: Contraction, lengths: tuple[int, int, int], samples: int) -> list[DirectTile]:

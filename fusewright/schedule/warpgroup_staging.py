@@ -129,18 +129,17 @@ class WarpgroupCut:
 
 
 def unfoldings(c: Contraction) -> list[tuple[str, Contraction]]:
-    """The group as it is, and with the taps of a dimension as channels: with the name of that, or none."""
-    found = [("", c)]
-    for i, name in enumerate("dh"):
-        axis = c.axes[i]
-        if len(axis.phases) == 1 and len(taps := axis.phases[0].taps) > 1:
-            phase = replace(axis.phases[0], taps=taps[:1])
-            axes = list(c.axes)
-            axes[i] = replace(axis, phases=(phase,))
-            channels = ceil(c.channels / vector(c)) * vector(c)
-            own = Unfolded(i, len(taps), phase.per_tap, taps[1] - taps[0], channels)
-            found.append((name, replace(c, axes=(axes[0], axes[1], axes[2]), unfolded=own)))
-    return found
+    """The group as it is, and with the taps of the first dimension that has several as channels: with the name of
+    that, or none."""
+    dim = next((i for i in (0, 1) if c.axes[i].taps > 1), 0)
+    (phase, *others), axes = c.axes[dim].phases, list(c.axes)
+    if others or len(phase.taps) < 2:
+        return [("", c)]
+    one = replace(phase, taps=phase.taps[:1])
+    axes[dim] = replace(c.axes[dim], phases=(one,))
+    channels = ceil(c.channels / vector(c)) * vector(c)
+    own = Unfolded(dim, len(phase.taps), phase.per_tap, phase.taps[1] - phase.taps[0], channels)
+    return [("", c), ("dh"[dim], replace(c, axes=(axes[0], axes[1], axes[2]), unfolded=own))]
 
 
 def of_tile(c: Contraction, t: WarpgroupCut) -> Contraction:

@@ -137,6 +137,8 @@ CUDA_ON_CPU = """
 using namespace std;
 inline unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
 inline float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
+inline float greater(float a, float b) { return a > b || a != a ? a : b; }
+inline float smaller(float a, float b) { return a < b || a != a ? a : b; }
 inline float exp2_approx(float x) { return x < -126 ? 0.0f : exp2(x); }
 inline float reciprocal_approx(float x) { return fabs(1.0f / x) < 1.17549435e-38f ? 0.0f : 1.0f / x; }
 """
@@ -157,7 +159,9 @@ def test_cuda_is_what_torch_computes(case: tuple[str, tuple[pointwise.Scalar | s
     head = CUDA_ON_CPU + used_functions(text)
     source.write_text(f'{head}extern "C" void f(const float* x, float* r, long n) {{ {loop} }}\n')
     subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", source, "-o", library], check=True)
-    x = torch.cat([values(torch.float32), torch.linspace(-2e5, 2e5, 40_007), (torch.arange(-999, 1000) * 1.5707963)])
+    last = torch.tensor([1e-40, 2e37, 8.6e37, 3.4e38])
+    far = (torch.linspace(-2e5, 2e5, 40_007), torch.arange(-999, 1000) * 1.5707963, last, -last)
+    x = torch.cat([values(torch.float32), *far])
     got = torch.empty_like(x)
     pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, got)]
     ctypes.CDLL(str(library)).f(*pointers, ctypes.c_long(x.numel()))
@@ -176,7 +180,7 @@ def test_cpp_is_cuda() -> None:
     functions = used_functions("\n".join(calls))
     body = "".join(f"    r[{n} * 32 + i] = {call};\n" for n, call in enumerate(calls))
     text += (
-        f'{primitives("approximations")}\n{functions}\nextern "C" __global__ void own(const float* x, float* r) {{\n'
+        f'{primitives("extremes", "approximations")}\n{functions}\nextern "C" __global__ void own(const float* x, float* r) {{\n'
     )
     text += f"    const int i = threadIdx.x;\n{body}}}\n"
     core.Program(text, "c++", core.ProgramOptions(arch="sm_80", std="c++17")).compile("cubin")

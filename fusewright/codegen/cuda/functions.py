@@ -47,7 +47,7 @@ __device__ __forceinline__ float error_function(float x) {
     const float p = $erf32;
     const float q = $erfc32;
     const float large = 1 - exp2_approx(1.44269504f * q), small = x + x * p;
-    return size < 0.92f ? small : size >= 0.92f ? copysign(large, x) : x;
+    return chosen(size < 0.92f, small, chosen(size >= 0.92f, copysign(large, x), x));
 }
 """,
     "gelu": """

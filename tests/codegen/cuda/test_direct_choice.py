@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
-from contraction_cases import Case, Found, find
+from contraction_cases import Case, Found, draw, find
 
 from fusewright.schedule import direct_choice, tiling
 
@@ -35,3 +37,14 @@ def test_tiles_that_cannot_win_are_not_measured() -> None:
     alone = direct_choice.shortlist(found.group, found.cells, found.case.batch, None)
     assert alone.ahead and len(alone.tiles) == direct_choice.WORTH_MEASURING
     assert len(direct_choice.shortlist(found.group, found.cells, found.case.batch, rival / 100).tiles) == 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_tile_takes_less_than_its_products(seed: int) -> None:
+    """So none is looked at where these alone take longer than tensor cores."""
+    rng = random.Random(seed)
+    found = find(draw(rng))
+    while not isinstance(found, Found):
+        found = find(draw(rng))
+    scored = direct_choice._scored(found.group, found.cells, found.case.batch)
+    assert all(score >= direct_choice._multiplying(found.group) for score, _ in scored)

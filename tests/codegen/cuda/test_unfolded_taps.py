@@ -86,8 +86,8 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
         {"unfolded": "h", "rows_h": 2},
     ),
     "rows of a volume": (
-        Case((5, 9, 20), 5, 9, (2, 5, 2), ONE, (1, 1, 0), ONE, fold="max", fold_dims="c"),
-        {"unfolded": "h"},
+        Case((5, 9, 20), 5, 9, (1, 5, 2), ONE, (0, 1, 0), ONE, fold="max", fold_dims="c"),
+        {"unfolded": "h", "cells_d": 2},
     ),
 }  # fmt: skip
 EACH = [pytest.param(*of, way, id=f"{name}, {way}") for name, of in CASES.items() for way in WAYS]
