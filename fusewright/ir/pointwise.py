@@ -121,6 +121,7 @@ def _clipping(program: str, low: Scalar, high: Scalar) -> Traits:
         idempotent=True,
         at_zero=float(min(max(0.0, low), high)),
         cpp=scalars.clipping(low, high),
+        cuda=scalars.clipping_in_cuda(low, high) if -inf < low and high < inf else None,
     )
 
 
@@ -159,7 +160,8 @@ def hardshrink(lambd: Scalar = 0.5) -> Traits:
 
 @_family
 def softshrink(lambd: Scalar = 0.5) -> Traits:
-    return _shrinking("F.softshrink", lambd, scalars.softshrink(lambd))
+    traits = _shrinking("F.softshrink", lambd, scalars.softshrink(lambd))
+    return replace(traits, cuda=scalars.softshrink_in_cuda(lambd)) if 0 <= lambd < inf else traits
 
 
 def _shrinking(function: str, lambd: Scalar, cpp: str, idempotent: bool = False) -> Traits:
@@ -198,7 +200,7 @@ def softplus(beta: Scalar = 1.0, threshold: Scalar = 20.0) -> Traits:
         limits=(0.0, inf) if beta > 0 else None,
         range=NON_NEGATIVE if beta > 0 else REALS,
         cpp=scalars.softplus(beta, threshold),
-        cuda=scalars.softplus_in_cuda(threshold) if beta == 1 else None,
+        cuda=scalars.softplus_in_cuda(beta, threshold) if 0 < beta < inf else None,
     )
 
 

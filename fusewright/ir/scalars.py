@@ -158,12 +158,26 @@ def elu_in_cuda(alpha: Scalar, scale: Scalar, input_scale: Scalar) -> str:
     return f"chosen({{0}} < 0, {negative}, {positive})"
 
 
-def softplus_in_cuda(limit: Scalar) -> str:
-    return f"chosen({{0}} > {number(limit)}, {{0}}, softplus({{0}}))"
+def softplus_in_cuda(beta: Scalar, limit: Scalar) -> str:
+    if beta == 1:
+        return f"chosen({{0}} > {number(limit)}, {{0}}, softplus({{0}}))"
+    scaled = f"{{0}} * {number(beta)}"
+    return f"chosen({scaled} > {number(limit)}, {{0}}, softplus({scaled}) * {number(1 / beta)})"
 
 
-_RAMP = "smaller(greater({0} + 3, 0.0f), 6.0f)"  # without the branches that comparisons become
+def clipping_in_cuda(low: Scalar, high: Scalar) -> str:
+    """Without the branches that comparisons become; max(-0, 0) would be 0."""
+    above = f"{{0}} < {number(low)} ? {number(low)} : {{0}}" if low == 0 else f"greater({{0}}, {number(low)})"
+    return f"smaller({above}, {number(high)})"
+
+
+def softshrink_in_cuda(lambd: Scalar) -> str:
+    return f"{{0}} - {clipping_in_cuda(-lambd, lambd)}"
+
+
+_RAMP = "smaller(greater({0} + 3, 0.0f), 6.0f)"
 CUDA: dict[str, str] = {
+    "relu6": clipping_in_cuda(0, 6),
     "hardsigmoid": f"{_RAMP} * {_SIXTH}",
     "hardswish": f"{{0}} * {_RAMP} * {_SIXTH}",
     # of a fourth of both sides: the reciprocal of the largest number is a normal number then, and no zero

@@ -60,7 +60,7 @@ def shortlist(c: Contraction, lengths: tuple[int, int, int], samples: int, rival
 def _multiplying(c: Contraction) -> float:
     """Cycles of one multiprocessor per cell and feature in which nothing but the products is issued: no tile takes
     fewer."""
-    products = c.channels
+    products = float(c.channels)
     for a in c.axes:
         of_cell = sum(len(p.elements) * len(p.taps) for p in a.phases)
         products *= of_cell * min(a.cell, a.stride) / a.cell  # where windows overlap, positions are computed once

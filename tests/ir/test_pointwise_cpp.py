@@ -168,6 +168,8 @@ def test_cuda_is_what_torch_computes(case: tuple[str, tuple[pointwise.Scalar | s
     want, exact = expected(traits, (x,)), expected(traits, (x.double(),))
     finite = got.isfinite() & want.isfinite()
     assert ((got == want) | (got.isnan() & want.isnan()))[~finite].all()
+    if fn == "softplus" and params[:1] not in ((), (1.0,)):  # e to the power of a rounded product, eager's as well
+        exact = want.double()
     off = torch.where(finite, ulps(got, exact.float(), FLOOR.get(fn, 0.0)), 0.0)
     worst = int(off.argmax())
     assert off[worst] <= 4, (x[worst], got[worst], exact[worst], off[worst])
@@ -179,8 +181,7 @@ def test_cpp_is_cuda() -> None:
     calls = [pointwise.traits(*case).cuda.format("x[i]", T="float") for case in OF_CUDA]  # type: ignore[union-attr]
     functions = used_functions("\n".join(calls))
     body = "".join(f"    r[{n} * 32 + i] = {call};\n" for n, call in enumerate(calls))
-    text += (
-        f'{primitives("extremes", "approximations")}\n{functions}\nextern "C" __global__ void own(const float* x, float* r) {{\n'
-    )
+    text += f"{primitives('extremes', 'approximations')}\n{functions}\n"
+    text += 'extern "C" __global__ void own(const float* x, float* r) {\n'
     text += f"    const int i = threadIdx.x;\n{body}}}\n"
     core.Program(text, "c++", core.ProgramOptions(arch="sm_80", std="c++17")).compile("cubin")
