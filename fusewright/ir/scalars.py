@@ -189,6 +189,7 @@ CUDA: dict[str, str] = {
     "erf": "error_function({0})",
     "gelu": "gelu({0})",
     "mish": "mish({0})",
+    "rsqrt": "rsqrt({0})",  # as ATen has it on a GPU
     "atan": "arc_tangent({0})",
     "sin": "sine({0})",
     "cos": "cosine({0})",

@@ -139,6 +139,7 @@ inline unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); 
 inline float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
 inline float greater(float a, float b) { return a > b || a != a ? a : b; }
 inline float smaller(float a, float b) { return a < b || a != a ? a : b; }
+inline float rsqrt(float x) { return 1 / sqrt(x); }
 inline float exp2_approx(float x) { return x < -126 ? 0.0f : exp2(x); }
 inline float reciprocal_approx(float x) { return fabs(1.0f / x) < 1.17549435e-38f ? 0.0f : 1.0f / x; }
 """
