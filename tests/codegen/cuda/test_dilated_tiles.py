@@ -18,10 +18,12 @@ from fusewright.codegen.cuda import warpgroup as cuda_warpgroup
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
 from fusewright.schedule import direct_choice, warpgroup
+from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.direct import Cut
 from fusewright.schedule.residues import walks
 from fusewright.schedule.tiling import Tiling
 from fusewright.schedule.warpgroup import WarpgroupTile
+from fusewright.schedule.warpgroup_staging import of_tile
 
 BF16 = torch.bfloat16
 T = TypeVar("T", Tiling, WarpgroupTile)
@@ -61,8 +63,12 @@ def found(case: Case) -> Found:
 
 
 def apart(f: Found, tiles: Sequence[T]) -> list[T]:
-    """Tiles whose cells lie apart, best estimate first."""
-    return [t for t in tiles if any(walk.between > 1 for walk in walks(f.group, t.cells))]
+    """Tiles whose cells lie apart, best estimate first; where taps are channels, those of that dimension need not."""
+
+    def group(t: T) -> Contraction:
+        return of_tile(f.group, t) if isinstance(t, WarpgroupTile) else f.group
+
+    return [t for t in tiles if any(walk.between > 1 for walk in walks(group(t), t.cells))]
 
 
 def assert_right(f: Found, kernel: Kernel, order: str = "forward") -> None:
