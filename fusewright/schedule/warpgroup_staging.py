@@ -226,15 +226,24 @@ def staged(c: Contraction, t: WarpgroupCut) -> Staged:
     return Staged((d, h, w), ceil(w / advance), advance, plane + 1 - plane % 2, t.chunk // vector(c), along)
 
 
-# Vectors that a thread reads before it writes them to shared memory.
-AHEAD = 6
+def run(c: Contraction) -> int:
+    """Vectors of a column that a thread reads one after the other, having found the first: those that an instruction
+    multiplies, where channels lie in planes (where they come last, they are other threads')."""
+    whole = c.unfolded is None or c.unfolded.channels % step(c) == 0
+    return 2 if whole and not c.channels_last else 1
+
+
+# What a thread reads before it writes it to shared memory, each in a register: vectors that lie in memory as they are,
+# or elements.
+AHEAD, AHEAD_ELEMENTS = 6, 24
 
 
 def staged_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
-    """Vectors of a tile that a thread stages, and how many of them are on their way at a time."""
+    """Runs of a tile that a thread stages, and how many of them are on their way at a time."""
     lay = staged(c, t)
-    each = ceil(lay.vectors * prod(lay.lengths) / (32 * t.warps))
-    return each, ceil(each / ceil(each / AHEAD))
+    each = ceil(lay.vectors // run(c) * prod(lay.lengths) / (32 * t.warps))
+    most = AHEAD if c.channels_last else max(1, AHEAD_ELEMENTS // (run(c) * vector(c)))
+    return each, ceil(each / ceil(each / most))
 
 
 @dataclass(frozen=True)

@@ -257,8 +257,18 @@ inline void warpgroup_commit() {}
 inline void warpgroup_wait() { emulation::release(); }
 #endif
 
+#ifdef USES_arrived
+inline float arrived(float x, int zero) {
+    if (zero) emulation::fail("arrived: not zero");
+    return x;
+}
+#endif
+#ifdef USES_read_only
+template <class T> inline T read_only(const T* x) { return *x; }
+#endif
 #ifdef USES_forgotten
 inline unsigned forgotten(unsigned x) { return x; }
+template <class T> inline T* forgotten(T* x) { return x; }
 #endif
 #ifdef USES_at_hand
 inline void at_hand(float&) {}

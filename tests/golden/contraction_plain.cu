@@ -66,6 +66,19 @@ template <> struct narrow_to<fp16> {
     }
 };
 
+// A number of which the compiler knows nothing, so that what follows from it is not kept in registers between uses.
+__device__ __forceinline__ unsigned forgotten(unsigned x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+// A pointer to global memory from which others are one instruction away: the compiler would find each of them from the
+// kernel's argument.
+template <class T> __device__ __forceinline__ T* forgotten(T* x) {
+    asm volatile("" : "+l"(x));
+    __builtin_assume(__isGlobal(x));
+    return x;
+}
+
 using Element = float;    // of tensors in memory
 using Compute = float;    // of everything else
 
@@ -363,6 +376,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         {
             Accumulators acc = {};
             accumulate<2, 1, 3, 3, 1>(acc, x_warp + shift, w_tile, feature_row);
+            const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
+            Element* const out_row = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane);
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
@@ -372,15 +387,14 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                         const int p = cell_d + rd / ROWS_D, q = cell_h + warp_h * OWN_H + rh / ROWS_H;
                         const int r = cell_w + 4 * warp_w * OWN_W + 8 * j + 2 * quad;    // of the first of two
                         const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+                        Element* const to = forgotten(out_row + unsigned((p * Q + q) * R + r));
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
                                 const Element first = narrow_to<Element>::of(before(acc[rd][rh][j][m][2 * half], m, half)), second = narrow_to<Element>::of(before(acc[rd][rh][j][m][2 * half + 1], m, half));
-                                if (!inside || feature >= O) continue;
-                                const long long channel = (long long)sample * GROUPS * O + group * O + feature;
-                                write_pair(out + ((channel * P + p) * Q + q) * R + r, first, second, R - r, R % 2 == 0);
+                                if (inside && feature < O) write_pair(&to[(16 * m + 8 * half) * plane], first, second, R - r, R % 2 == 0);
                             }
                     }
         }

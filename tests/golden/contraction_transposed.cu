@@ -71,6 +71,13 @@ __device__ __forceinline__ unsigned forgotten(unsigned x) {
     asm volatile("" : "+r"(x));
     return x;
 }
+// A pointer to global memory from which others are one instruction away: the compiler would find each of them from the
+// kernel's argument.
+template <class T> __device__ __forceinline__ T* forgotten(T* x) {
+    asm volatile("" : "+l"(x));
+    __builtin_assume(__isGlobal(x));
+    return x;
+}
 
 using Element = float;    // of tensors in memory
 using Compute = float;    // of everything else
@@ -360,7 +367,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
             Accumulators acc = {};
             accumulate<2, 1, 1, 1, 1>(acc, x_warp + shift, w_tile, feature_row);
             const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
-            Element* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane;
+            Element* const out_row = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane);
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
@@ -372,13 +379,14 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                         const int q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2;
                         const int r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2;
                         const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
+                        Element* const to = forgotten(out_row + unsigned((p * Q + q) * R + r));
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
                                 const Element result = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
-                                if (inside && feature < O) out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)] = result;
+                                if (inside && feature < O) to[(16 * m + 8 * half) * plane] = result;
                             }
                     }
         }
@@ -386,7 +394,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
             Accumulators acc = {};
             accumulate<2, 1, 1, 2, 1>(acc, x_warp + shift + 1, w_tile + 1152, feature_row);
             const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
-            Element* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane;
+            Element* const out_row = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane);
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
@@ -398,13 +406,14 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                         const int q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2;
                         const int r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2 + 1;
                         const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
+                        Element* const to = forgotten(out_row + unsigned((p * Q + q) * R + r));
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
                                 const Element result = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
-                                if (inside && feature < O) out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)] = result;
+                                if (inside && feature < O) to[(16 * m + 8 * half) * plane] = result;
                             }
                     }
         }
@@ -412,7 +421,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
             Accumulators acc = {};
             accumulate<2, 1, 2, 1, 1>(acc, x_warp + shift + 36, w_tile + 2304, feature_row);
             const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
-            Element* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane;
+            Element* const out_row = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane);
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
@@ -424,13 +433,14 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                         const int q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2 + 1;
                         const int r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2;
                         const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
+                        Element* const to = forgotten(out_row + unsigned((p * Q + q) * R + r));
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
                                 const Element result = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
-                                if (inside && feature < O) out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)] = result;
+                                if (inside && feature < O) to[(16 * m + 8 * half) * plane] = result;
                             }
                     }
         }
@@ -438,7 +448,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
             Accumulators acc = {};
             accumulate<2, 1, 2, 2, 1>(acc, x_warp + shift + 37, w_tile + 3456, feature_row);
             const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
-            Element* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane;
+            Element* const out_row = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane);
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
@@ -450,13 +460,14 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                         const int q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2 + 1;
                         const int r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2 + 1;
                         const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
+                        Element* const to = forgotten(out_row + unsigned((p * Q + q) * R + r));
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
                                 const Element result = narrow_to<Element>::of(before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half));
-                                if (inside && feature < O) out_row[(16 * m + 8 * half) * plane + unsigned((p * Q + q) * R + r)] = result;
+                                if (inside && feature < O) to[(16 * m + 8 * half) * plane] = result;
                             }
                     }
         }

@@ -71,6 +71,27 @@ __device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.s
 __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
+// A number that was read, when it has arrived: an operation that the assembler does not see through waits for it.
+__device__ __forceinline__ float arrived(float x, int zero) { return __int_as_float(__float_as_int(x) | zero); }
+
+// An element of an operand, which nobody writes to meanwhile: so it may be read or left out without a branch.
+__device__ __forceinline__ float read_only(const float* x) { return __ldg(x); }
+__device__ __forceinline__ uint4 read_only(const uint4* x) { return __ldg(x); }
+template <class T> __device__ __forceinline__ T read_only(const T* x) { return {__ldg(&x->bits)}; }
+
+// A number of which the compiler knows nothing, so that what follows from it is not kept in registers between uses.
+__device__ __forceinline__ unsigned forgotten(unsigned x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+// A pointer to global memory from which others are one instruction away: the compiler would find each of them from the
+// kernel's argument.
+template <class T> __device__ __forceinline__ T* forgotten(T* x) {
+    asm volatile("" : "+l"(x));
+    __builtin_assume(__isGlobal(x));
+    return x;
+}
+
 // Start d += a * b for 64 rows and 32 columns of 8 numbers; of every eight columns a lane has mma.sync's.
 __device__ __forceinline__ void wgmma_tf32_32(float (&d)[4][4], unsigned long long a,
                                                    unsigned long long b) {
@@ -111,7 +132,7 @@ constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 // Where input index w of a row lies.
-__device__ __forceinline__ constexpr int column(int w) { return w % SKIP * PITCH + w / SKIP; }
+__device__ __forceinline__ constexpr int column(unsigned w) { return w % SKIP * PITCH + w / SKIP; }
 // The staged input's offset of row r along d or h: rows of one cell first.
 __device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
 __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
@@ -160,25 +181,25 @@ union alignas(16) Channels {
     Element element[VECTOR];
 };
 
-// The vectors that a thread stages at a time: what has been read, and where in the tile they are, in columns of shared
-// memory, packed indices of the input, elements of x.  Of no vector at all the column is negative.
-constexpr int COLUMNS = X_D * X_H * X_W, COUNT = VECTORS * COLUMNS;    // of a vector; vectors of a tile
+// What a thread stages at a time: runs of vectors of one column.  What has been read of them, and where in the tile
+// they are, in columns of shared memory, packed indices of the input, elements of x.  The column of no run is negative.
+constexpr int COLUMNS = X_D * X_H * X_W, RUN = 2, COUNT = VECTORS / RUN * COLUMNS;    // of a vector; of a run; runs
 constexpr int AT_ONCE = 1;
-struct Fetched { Channels read[AT_ONCE]; };
+struct Fetched { Channels read[AT_ONCE][RUN]; };
 struct Places {
     int to[AT_ONCE];
     unsigned index[AT_ONCE];
     int from[AT_ONCE];
 };
 
-__device__ __forceinline__ Places places_of(int first, int D, int H, int W) {
+__device__ __forceinline__ Places places_of(int begin, int D, int H, int W) {
     Places places;
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
-        const int i = first + n * THREADS, v = i / COLUMNS, at = i % COLUMNS;
-        const int d = at / (X_H * X_W), h = at / X_W % X_H, w = at % X_W;
-        places.to[n] = i < COUNT ? v * PLANE + (d * X_H + h) * (PITCH * SKIP) + column(w) : -1;
-        places.index[n] = unsigned(v * VECTOR) << 24 | d << 16 | h << 8 | w;
+        const unsigned i = begin + n * THREADS, v = i / COLUMNS * RUN, at = i % COLUMNS;
+        const unsigned row = at / X_W, d = 0, h = row, w = at % X_W;
+        places.to[n] = i < COUNT ? int(v * PLANE + row * (PITCH * SKIP) + column(w)) : -1;
+        places.index[n] = v * VECTOR << 24 | d << 16 | h << 8 | w;
         places.from[n] = ((v * VECTOR * D + d) * H + h) * W + w;
     }
     return places;
@@ -187,23 +208,26 @@ __device__ __forceinline__ Places places_of(int first, int D, int H, int W) {
 // Start reading what a block's cells read, zeros outside.
 __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& places, const Element* x, int chunk,
                                             Cell cell, int D, int H, int W) {
+    const int first = chunk * CHUNK, channels = C - first;
     const int low_d = cell.d * 1 + 0, low_h = cell.h * 1 + -1;
-    const int low_w = cell.w * 1 + -2, channels = C - chunk * CHUNK;
-    const int plane = D * H * W;
-    const Element* const own = x + chunk * CHUNK * plane;
-    const int start = (low_d * H + low_h) * W + low_w;
+    const int low_w = cell.w * 1 + -2;
+    const long long plane = D * H * W;
+    const Element* const start = forgotten(x + (((first * D + low_d) * H + low_h) * W + low_w));
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
         const unsigned index = places.index[n];
-        const int channel = index >> 24;
-        const int x_d = low_d + (index >> 16 & 255), x_h = low_h + (index >> 8 & 255);
-        const int x_w = low_w + (index & 255);
-        const bool inside = places.to[n] >= 0 && unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) &&
-                            unsigned(x_w) < unsigned(W);
-        const Element* const from = own + (start + places.from[n]);
+        const int channel = 0;
+        const int d = 0, h = int(index >> 8 & 255), w = index & 255;
+        const bool inside = places.to[n] >= 0 && unsigned(low_d + d) < unsigned(D) &&
+                            unsigned(low_h + h) < unsigned(H) && unsigned(low_w + w) < unsigned(W);
+        const Element* from = start + (places.from[n]);
 #pragma unroll
-        for (int j = 0; j < VECTOR; ++j)
-            fetched.read[n].element[j] = inside && (C % CHUNK == 0 || channel + j < channels) ? from[j * plane] : Element{};
+        for (int k = 0; k < RUN; ++k) {
+            const bool some = inside && channel + k * VECTOR < channels;
+#pragma unroll
+            for (int j = 0; j < VECTOR; ++j, from += plane)
+                fetched.read[n][k].element[j] = some ? read_only(from) : Element{};
+        }
     }
 }
 
@@ -212,11 +236,15 @@ __device__ __forceinline__ void put_input(Fetched& fetched, const Places& places
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
 #pragma unroll
-        for (int j = 0; j < VECTOR; ++j) {
-            Element& value = fetched.read[n].element[j];
-            value = __uint_as_float(round_tf32(value));
+        for (int k = 0; k < RUN; ++k) {
+#pragma unroll
+            for (int j = 0; j < VECTOR; ++j) {
+                Element& value = fetched.read[n][k].element[j];
+                value = __uint_as_float(round_tf32(value));
+            }
+            Element* const to = tile + (places.to[n] + k * PLANE) * VECTOR;
+            if (places.to[n] >= 0) *reinterpret_cast<uint4*>(to) = fetched.read[n][k].word;
         }
-        if (places.to[n] >= 0) *reinterpret_cast<uint4*>(tile + places.to[n] * VECTOR) = fetched.read[n].word;
     }
 }
 
@@ -296,10 +324,17 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         return shifted;
     };
     const Element* const packed_block = packed + (long long)blockIdx.z * 13824;
+    // Numbers are here before any input is on its way: who waits for one of a thread's loads may wait for them all.
+    const int zero = D >> 31;    // lengths are not negative, which the compiler does not know
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; ++i) bias_at[i / 2][i % 2] = arrived(bias_at[i / 2][i % 2], zero);
 
     const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = tiles_d * tiles_h * tiles_w;
-    const auto tile_at = [&](int i) -> Tile { return {i / (tiles_w * tiles_h), i / tiles_w % tiles_h, i % tiles_w}; };
+    const auto tile_at = [&](unsigned i) -> Tile {
+        const unsigned row = i / unsigned(tiles_w), d = row / unsigned(tiles_h);
+        return {int(d), int(row - d * tiles_h), int(i - row * tiles_w)};
+    };
     const auto cell_of = [&](Tile tile) -> Cell { return {tile.d * CELLS_D, tile.h * CELLS_H, tile.w * CELLS_W}; };
     // What of the input is read next, or on its way.
     const Places places = places_of(threadIdx.x, D, H, W);
@@ -347,6 +382,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                 fence_async();
                 warpgroup_wait();
             }
+            const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
+            Element* const out_row = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane);
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
@@ -356,15 +393,14 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                         const int p = cell_d + rd / ROWS_D, q = cell_h + warp_h * OWN_H + rh / ROWS_H;
                         const int r = cell_w + 4 * warp_w * OWN_W + 8 * j + 2 * quad;    // of the first of two
                         const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+                        Element* const to = forgotten(out_row + unsigned((p * Q + q) * R + r));
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int half = 0; half < 2; ++half) {
                                 const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
                                 const Element first = narrow_to<Element>::of(before(acc[rd][j / EIGHTS_W][m][rh][j % EIGHTS_W][2 * half], m, half)), second = narrow_to<Element>::of(before(acc[rd][j / EIGHTS_W][m][rh][j % EIGHTS_W][2 * half + 1], m, half));
-                                if (!inside || feature >= O) continue;
-                                const long long channel = (long long)sample * GROUPS * O + group * O + feature;
-                                write_pair(out + ((channel * P + p) * Q + q) * R + r, first, second, R - r, R % 2 == 0);
+                                if (inside && feature < O) write_pair(&to[(16 * m + 8 * half) * plane], first, second, R - r, R % 2 == 0);
                             }
                     }
         }

@@ -125,9 +125,8 @@ class Epilogue(ValueText):
 
     def prologue(self) -> Lines:
         """Per-channel numbers in registers, and running totals."""
-        channel = [name for node, name in self.read() if not is_one(node)]  # numbers of shape (1, O, 1, ...)
-        lines = self.numbers(channel) if channel else []
-        lines += [f"const Compute {name}_at = widened({name}[0]);" for node, name in self.read() if is_one(node)]
+        lines = self.numbers(self._of_channels) if self._of_channels else []
+        lines += [f"Compute {name}_at = widened({name}[0]);" for name in self._ones]
         lines += self.functions()
         empty = self.joining.empty
         if self.kind == "positions":
@@ -140,6 +139,29 @@ class Epilogue(ValueText):
             lines += [f"{kind}* const exchange = reinterpret_cast<{kind}*>(shared_memory + STAGED);"]
             lines += [f"constexpr int {n} = {self.local(i)};" for i, n in enumerate(("LOCAL_D", "LOCAL_H", "LOCAL_W"))]
         return lines
+
+    @property
+    def _of_channels(self) -> list[str]:
+        """The operands that have a number per channel, of shape (1, O, 1, ...)."""
+        return [name for node, name in self.read() if not is_one(node)]
+
+    @property
+    def _ones(self) -> list[str]:
+        """The operands that have one number."""
+        return [name for node, name in self.read() if is_one(node)]
+
+    @property
+    def in_registers(self) -> list[str]:
+        """The operands of whose numbers per channel a thread keeps its own."""
+        return self._of_channels
+
+    def numbers_arrived(self) -> Lines:
+        """Wait for the numbers that are in registers, before any input is on its way."""
+        lines = [f"{name}_at = arrived({name}_at, zero);" for name in self._ones]
+        for name in self.in_registers:
+            at = f"{name}_at[i / 2][i % 2]"
+            lines += [UNROLL, f"for (int i = 0; i < 2 * M_TILES; ++i) {at} = arrived({at}, zero);"]
+        return [*fill(texts.ZERO), *lines] if lines else []
 
     def numbers(self, names: Sequence[str]) -> Lines:
         """The numbers per channel of these operands, where `of_channel` finds them."""
@@ -191,7 +213,9 @@ class Epilogue(ValueText):
         first, second = (self.accumulator("j", f"2 * half{e}") for e in ("", " + 1"))
         if self.changes:
             first, second = (f"before({value}, m, half)" for value in (first, second))
-        return fill(texts.PAIRS, p=p, q=q, tiles=tiles, first=first, second=second, type=self.result_type)
+        at = {"pointer": self.pointer("P", "Q", "R"), "stored_at": self.stored_at}
+        pairs = fill(texts.PAIRS, p=p, q=q, tiles=tiles, first=first, second=second, type=self.result_type, **at)
+        return [*self._out_row("P", "Q", "R"), *pairs]
 
     def _value_loops(self, slots: int, per_cell: int, position: list[str]) -> Lines:
         loops = ["for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)"]
@@ -311,22 +335,31 @@ class Epilogue(ValueText):
 
     def stored(self, value: str, lengths: tuple[str, str, str]) -> Lines:
         """Write a value of every channel at position (p, q, r)."""
-        at = self._stored_at(*lengths)
-        feature = [] if self.whole and not self.c.channels_last else [self.feature]
+        feature = [] if self.whole else [self.feature]
         value = f"narrow_to<{self.result_type}>::of({value})"
         if not self.neighbours:
             result = f"const {self.result_type} result = {value};"
-            return nest(CHANNELS, [*feature, result, f"if ({self.there}) {at} = result;"])
+            written = nest(CHANNELS, [*feature, result, f"if ({self.there}) {self.stored_at} = result;"])
+            return [self.pointer(*lengths), *written]
         m, half = CHANNELS
         both = [f"{self.result_type} both[2];", *nest([half], [f"both[half] = {value};"]), "constexpr int half = 0;"]
-        stored = f"*reinterpret_cast<Pair*>(&{at}) = Pair{{both[0], both[1]}};"
-        return nest([m], [*both, *feature, f"if ({self.there}) {stored}"])
+        stored = f"*reinterpret_cast<Pair*>(&{self.stored_at}) = Pair{{both[0], both[1]}};"
+        return [self.pointer(*lengths), *nest([m], [*both, *feature, f"if ({self.there}) {stored}"])]
 
-    def _stored_at(self, P: str, Q: str, R: str) -> str:
-        """The element of the output at position (p, q, r) of the feature at hand."""
+    def pointer(self, P: str, Q: str, R: str) -> str:
+        """The statement that says where the output at position (p, q, r) of a thread's first feature is."""
         if self.c.channels_last:
-            return f"out[((((long long)sample * {P} + p) * {Q} + q) * {R} + r) * (GROUPS * O) + group * O + feature]"
-        return f"out_row[({self.first_feature[1]}) * plane + unsigned((p * {Q} + q) * {R} + r)]"
+            at = f"((((long long)sample * {P} + p) * {Q} + q) * {R} + r) * (GROUPS * O)"
+            at = f"out + {at} + group * O + first_feature + {self.first_feature[0]}"
+        else:
+            at = f"out_row + unsigned((p * {Q} + q) * {R} + r)"
+        return f"{self.result_type}* const to = forgotten({at});"
+
+    @property
+    def stored_at(self) -> str:
+        """The element of the output there, of the feature at hand."""
+        feature = self.first_feature[1]
+        return f"to[{feature}]" if self.c.channels_last else f"to[({feature}) * plane]"
 
     @property
     def neighbours(self) -> bool:

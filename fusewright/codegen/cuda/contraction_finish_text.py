@@ -57,7 +57,12 @@ for (int i = 0; i < 4; ++i)
 
 OUT_ROW = """
 const long long plane = (long long)$p * $q * forgotten($r);    // from feature to feature
-$type* const out_row = out + (((long long)sample * GROUPS + group) * O + first_feature + $first) * plane;
+$type* const out_row = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature + $first) * plane);
+"""
+
+ZERO = """
+// Numbers are here before any input is on its way: who waits for one of a thread's loads may wait for them all.
+const int zero = D >> 31;    // lengths are not negative, which the compiler does not know
 """
 
 PAIRS = """
@@ -70,15 +75,14 @@ for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
             const int p = $p, q = $q;
             const int r = cell_w + 4 * warp_w * OWN_W + 8 * j + 2 * quad;    // of the first of two
             const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+            $pointer
 #pragma unroll
             for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
                     const $type first = narrow_to<$type>::of($first), second = narrow_to<$type>::of($second);
-                    if (!inside || feature >= O) continue;
-                    const long long channel = (long long)sample * GROUPS * O + group * O + feature;
-                    write_pair(out + ((channel * P + p) * Q + q) * R + r, first, second, R - r, R % 2 == 0);
+                    if (inside && feature < O) write_pair(&$stored_at, first, second, R - r, R % 2 == 0);
                 }
         }
 """

@@ -211,10 +211,29 @@ __device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); 
 __device__ __forceinline__ void at_hand(unsigned& x) { asm volatile("" : "+r"(x)); }
 """
 
+PRIMITIVES["arrived"] = r"""
+// A number that was read, when it has arrived: an operation that the assembler does not see through waits for it.
+__device__ __forceinline__ float arrived(float x, int zero) { return __int_as_float(__float_as_int(x) | zero); }
+"""
+
+PRIMITIVES["read_only"] = r"""
+// An element of an operand, which nobody writes to meanwhile: so it may be read or left out without a branch.
+__device__ __forceinline__ float read_only(const float* x) { return __ldg(x); }
+__device__ __forceinline__ uint4 read_only(const uint4* x) { return __ldg(x); }
+template <class T> __device__ __forceinline__ T read_only(const T* x) { return {__ldg(&x->bits)}; }
+"""
+
 PRIMITIVES["forgotten"] = r"""
 // A number of which the compiler knows nothing, so that what follows from it is not kept in registers between uses.
 __device__ __forceinline__ unsigned forgotten(unsigned x) {
     asm volatile("" : "+r"(x));
+    return x;
+}
+// A pointer to global memory from which others are one instruction away: the compiler would find each of them from the
+// kernel's argument.
+template <class T> __device__ __forceinline__ T* forgotten(T* x) {
+    asm volatile("" : "+l"(x));
+    __builtin_assume(__isGlobal(x));
     return x;
 }
 """

@@ -10,7 +10,6 @@ from fusewright.codegen.cuda import contraction_finish_text as finish
 from fusewright.codegen.cuda import warpgroup_positions_text as texts
 from fusewright.codegen.cuda.contraction_epilogue import CHANNELS, Epilogue
 from fusewright.codegen.cuda.contraction_folds import COLUMN, ROW
-from fusewright.codegen.cuda.contraction_values import is_one
 from fusewright.codegen.cuda.loops import nest
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.contraction import Phase
@@ -59,12 +58,13 @@ class PhasesEpilogue(Epilogue):
         written = [
             *([] if self.whole else [self.feature]),
             f"Compute run[{len(values)}] = {{{', '.join(values)}}};",
-            f"write_run(&{self._stored_at('P', 'Q', 'R')}, run, {self.there}, R - r, R, quad);",
+            f"write_run(&{self.stored_at}, run, {self.there}, R - r, R, quad);",
         ]
         body = [
             f"const int own_w = {run.own_w};    // the cell, whose positions are neighbours",
             f"const int p = {p}, q = {q}, r = {r};",
             "const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);",
+            self.pointer("P", "Q", "R"),
             *nest(CHANNELS, written),
         ]
         loops = ["for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)"]
@@ -142,9 +142,8 @@ class _FeaturesEpilogue(Epilogue):
         return fill(texts.NUMBERS, loads=loads)
 
     @property
-    def _of_channels(self) -> list[str]:
-        """The operands that have a number per channel."""
-        return [name for node, name in self.read() if not is_one(node)]
+    def in_registers(self) -> list[str]:
+        return super().in_registers if self.t.keeps_numbers(self.c) else []
 
     def kept_elements(self) -> int:
         """The numbers per channel that are not in registers."""

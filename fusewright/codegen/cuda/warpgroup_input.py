@@ -1,7 +1,7 @@
 """How the input of a block gets to shared memory, where warpgroups multiply: chunk after chunk, tile after tile.
 
 A thread reads vectors of neighbouring channels, which wait in its registers until the step before they are multiplied
-writes them.  Where it has more vectors than it reads at a time, the others are read and written in that step.
+writes them.  Where it has more of them than it reads at a time, the others are read and written in that step.
 """
 
 from __future__ import annotations
@@ -39,79 +39,92 @@ class Input:
     # -- functions: what a thread reads and writes at a time
 
     def functions(self) -> Lines:
-        """How vectors are found, read and written."""
+        """How runs of vectors are found, read and written."""
         c, walks = self.c, staging.staged(self.c, self.t).walks
         names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", c.axes, strict=True)}
         names |= {f"low_{a}": axis.reach()[0] for a, axis in zip("dhw", c.axes, strict=True)}
         names |= contraction_walk.names(walks)
-        names |= self._channel()
         rounds = c.x.dtype == torch.float32
         return fill(
             _STAGE,
             **names,
+            **self._indices(),
             **self._offsets(f"d{names['by_d']}", f"h{names['by_h']}"),
+            run=staging.run(c),
             at_once=staging.staged_by_thread(c, self.t)[1],
-            order="v = i % VECTORS, at = i / VECTORS" if c.channels_last else "v = i / COLUMNS, at = i % COLUMNS",
-            memory=self._memory(),
+            order="v = i % VECTORS, at = i / VECTORS" if c.channels_last else "v = i / COLUMNS * RUN, at = i % COLUMNS",
+            plane=[] if c.channels_last else fill(_PLANE),
+            start=self._at("first", "low_d", "low_h", "low_w"),
             read=self._read(),
             round=fill(_ROUND) if rounds else [],
             rounding=", rounded to tf32" if rounds else "",
         )
 
-    def _channel(self) -> dict[str, object]:
-        """What of x a vector's channels are: counted from the chunk's first, or x's and a tap."""
-        u = self.c.unfolded
-        if u is None:
-            return {
-                "channels": "C - chunk * CHUNK",
-                "channel": fill(_CHANNEL),
-                "some": "",
-                "moved_d": "",
-                "moved_h": "",
-            }
-        moved = {f"moved_{a}": " + tap * APART" if a == "dh"[u.dim] else "" for a in "dh"}
-        return {"channels": "C", "channel": fill(_CHANNEL_AND_TAP), "some": " && tap < UNFOLDED", **moved}
+    def _indices(self) -> dict[str, object]:
+        """Which channels and rows a chunk begins with, and which of the tile's a run has: what is the same for all runs
+        is not found out for each."""
+        u, lay = self.c.unfolded, staging.staged(self.c, self.t)
+        d, h, _ = lay.lengths
+        own = "int(index >> 24)" if lay.vectors > staging.run(self.c) else "0"
+        rows = {"d": "int(index >> 16 & 255)" if d > 1 else "0", "h": "int(index >> 8 & 255)" if h > 1 else "0"}
+        both = d > 1 and h > 1
+        found: dict[str, object] = {"tap": [], "first": "chunk * CHUNK", "some": "", "moved_d": "", "moved_h": ""}
+        channel = fill(_CHANNEL, own=own)
+        if u is not None:
+            dim = "dh"[u.dim]
+            if self._of_one_tap:
+                found |= {
+                    "tap": fill(_TAP),
+                    "first": "chunk % (OF_TAP / CHUNK) * CHUNK",
+                    f"moved_{dim}": " + tap * APART",
+                }
+            else:
+                rows[dim] += " + tap * APART"
+                channel = fill(_CHANNEL_AND_TAP, own=own)
+                found |= {"first": "0", "some": " && tap < UNFOLDED"}
+        found |= {"row_d": "row / X_H" if both else "0" if d == 1 else "row"}
+        found |= {"row_h": "row % X_H" if both else "0" if h == 1 else "row"}
+        return {**found, "channel": channel, "own_d": rows["d"], "own_h": rows["h"]}
 
-    def _memory(self) -> Lines:
-        """Where the channels of a chunk begin, and how many of them there are."""
-        first = "" if self.c.unfolded is not None else " + chunk * CHUNK"
-        if self.c.channels_last:
-            return fill(_LAST, first=first)
-        return fill(_PLANES, first=f"{first} * plane" if first else "")
+    @property
+    def _of_one_tap(self) -> bool:
+        """Whether a chunk has channels of one tap, of taps that are channels."""
+        u = self.c.unfolded
+        return u is not None and u.channels % self.t.chunk == 0
 
     def _read(self) -> Lines:
-        """Read a vector: whole, where it lies so in memory."""
-        whole = "C % CHUNK" if self.c.unfolded is None else "C % VECTOR"
-        if not self.c.channels_last:
-            return fill(_READ, step=" * plane", whole=whole)
-        if self.c.channels_of_x % staging.vector(self.c):
-            return fill(_READ, step="", whole=whole)
-        return fill(_READ_VECTOR, whole=whole)
+        """Read a run: whole vectors, where they lie so in memory; zeros for channels that there are not."""
+        c, n = self.c, staging.vector(self.c)
+        ends = c.channels_of_x % (n if c.unfolded is not None and not self._of_one_tap else self.t.chunk)
+        some = "inside && channel + k * VECTOR < channels" if ends else "inside"
+        if c.channels_last and c.channels_of_x % n == 0:
+            return fill(_READ_VECTOR, some=some)
+        step = "1" if c.channels_last else "plane"
+        if c.channels_of_x % n == 0:
+            return fill(_READ, some=some, all=[], which="some", step=step)
+        return fill(_READ, some=some, all=fill(_ALL), which=f"(j < {c.channels_of_x % n} ? some : all)", step=step)
 
     def _offsets(self, d: str, h: str) -> dict[str, object]:
-        """How far into x a vector is: kept by its thread, or worked out again; `d`, `h` are rows of a tile."""
+        """How far behind the first a run is: kept by its thread, or worked out again; `d`, `h` are rows of a tile."""
         if not self._roomy:
-            again = self._at("channel", "x_d", "x_h", "x_w")
-            return {"kept_too": "", "kept_member": [], "kept_at": [], "start": [], "from": again}
+            return {"kept_too": "", "kept_member": [], "kept_at": [], "from": self._at("channel", "d", "h", "w")}
         return {
             "kept_too": ", elements of x",
             "kept_member": ["int from[AT_ONCE];"],
             "kept_at": [f"places.from[n] = {self._at('v * VECTOR', d, h, 'w')};"],
-            "start": [f"const int start = {self._at('', 'low_d', 'low_h', 'low_w')};"],
-            "from": "start + places.from[n]",
+            "from": "places.from[n]",
         }
 
     def _at(self, channel: str, d: str, h: str, w: str) -> str:
-        """Where an element of a sample's first chunk is; none given is the first channel."""
+        """How far an element is from a sample's first."""
         if self.c.channels_last:
-            return f"(({d} * H + {h}) * W + {w}) * (GROUPS * C)" + (f" + {channel}" if channel else "")
-        row = f"({channel} * D + {d})" if channel else d
-        return f"({row} * H + {h}) * W + {w}"
+            return f"(({d} * H + {h}) * W + {w}) * (GROUPS * C) + {channel}"
+        return f"(({channel} * D + {d}) * H + {h}) * W + {w}"
 
     @property
     def _roomy(self) -> bool:
         """Whether a thread has registers to spare for what it could work out again."""
-        if self.c.unfolded is not None:  # a chunk's vectors are not as far from each other as those of the first
+        if self.c.unfolded is not None and not self._of_one_tap:  # runs are not as far from each other in every chunk
             return False
         return self.t.registers(self.c) + staging.staged_by_thread(self.c, self.t)[1] <= self.most
 
@@ -141,25 +154,25 @@ class Input:
 
 
 _STAGE = """
-// The vectors that a thread stages at a time: what has been read, and where in the tile they are, in columns of shared
-// memory, packed indices of the input$kept_too.  Of no vector at all the column is negative.
-constexpr int COLUMNS = X_D * X_H * X_W, COUNT = VECTORS * COLUMNS;    // of a vector; vectors of a tile
+// What a thread stages at a time: runs of vectors of one column.  What has been read of them, and where in the tile
+// they are, in columns of shared memory, packed indices of the input$kept_too.  The column of no run is negative.
+constexpr int COLUMNS = X_D * X_H * X_W, RUN = $run, COUNT = VECTORS / RUN * COLUMNS;    // of a vector; of a run; runs
 constexpr int AT_ONCE = $at_once;
-struct Fetched { Channels read[AT_ONCE]; };
+struct Fetched { Channels read[AT_ONCE][RUN]; };
 struct Places {
     int to[AT_ONCE];
     unsigned index[AT_ONCE];
     $kept_member
 };
 
-__device__ __forceinline__ Places places_of(int first, int D, int H, int W) {
+__device__ __forceinline__ Places places_of(int begin, int D, int H, int W) {
     Places places;
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
-        const int i = first + n * THREADS, $order;
-        const int d = at / (X_H * X_W), h = at / X_W % X_H, w = at % X_W;
-        places.to[n] = i < COUNT ? v * PLANE + (d * X_H + h) * (PITCH * SKIP) + column(w) : -1;
-        places.index[n] = unsigned(v * VECTOR) << 24 | d$by_d << 16 | h$by_h << 8 | w;
+        const unsigned i = begin + n * THREADS, $order;
+        const unsigned row = at / X_W, d = $row_d, h = $row_h, w = at % X_W;
+        places.to[n] = i < COUNT ? int(v * PLANE + row * (PITCH * SKIP) + column(w)) : -1;
+        places.index[n] = v * VECTOR << 24 | d$by_d << 16 | h$by_h << 8 | w;
         $kept_at
     }
     return places;
@@ -168,20 +181,24 @@ __device__ __forceinline__ Places places_of(int first, int D, int H, int W) {
 // Start reading what a block's cells read, zeros outside.
 __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& places, const Element* x, int chunk,
                                             Cell cell, int D, int H, int W) {
-    const int low_d = cell.d * $advance_d + $low_d, low_h = cell.h * $advance_h + $low_h;
-    const int low_w = cell.w * $advance_w + $low_w, channels = $channels;
-    $memory
-    $start
+    $tap
+    const int first = $first, channels = C - first;
+    const int low_d = cell.d * $advance_d + $low_d$moved_d, low_h = cell.h * $advance_h + $low_h$moved_h;
+    const int low_w = cell.w * $advance_w + $low_w;
+    $plane
+    const Element* const start = forgotten(x + ($start));
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
         const unsigned index = places.index[n];
         $channel
-        const int x_d = low_d + (index >> 16 & 255)$moved_d, x_h = low_h + (index >> 8 & 255)$moved_h;
-        const int x_w = low_w + (index & 255);
-        const bool inside = places.to[n] >= 0$some && unsigned(x_d) < unsigned(D) && unsigned(x_h) < unsigned(H) &&
-                            unsigned(x_w) < unsigned(W);
-        const Element* const from = own + ($from);
-        $read
+        const int d = $own_d, h = $own_h, w = index & 255;
+        const bool inside = places.to[n] >= 0$some && unsigned(low_d + d) < unsigned(D) &&
+                            unsigned(low_h + h) < unsigned(H) && unsigned(low_w + w) < unsigned(W);
+        const Element* from = start + ($from);
+#pragma unroll
+        for (int k = 0; k < RUN; ++k) {
+            $read
+        }
     }
 }
 
@@ -189,41 +206,49 @@ __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& plac
 __device__ __forceinline__ void put_input(Fetched& fetched, const Places& places, Element* tile) {
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
-        $round
-        if (places.to[n] >= 0) *reinterpret_cast<uint4*>(tile + places.to[n] * VECTOR) = fetched.read[n].word;
+#pragma unroll
+        for (int k = 0; k < RUN; ++k) {
+            $round
+            Element* const to = tile + (places.to[n] + k * PLANE) * VECTOR;
+            if (places.to[n] >= 0) *reinterpret_cast<uint4*>(to) = fetched.read[n][k].word;
+        }
     }
 }
 """
 
-# Where channels lie in planes, a vector's elements are far apart; where they come last, they are neighbours.
-_PLANES = """
-const int plane = D * H * W;
-const Element* const own = x$first;
+_PLANE = """
+const long long plane = D * H * W;
 """
-_LAST = """
-const Element* const own = x$first;
+# Which of several taps that are channels a chunk has.
+_TAP = """
+const int tap = chunk / (OF_TAP / CHUNK);
 """
-# A vector's first channel, counted from `own` on; where taps are channels, too, which one.
+# A run's first channel, counted from `first` on; where a chunk has channels of several taps, of which one, too.
 _CHANNEL = """
-const int channel = index >> 24;
+const int channel = $own;
 """
 _CHANNEL_AND_TAP = """
-const int multiplied = chunk * CHUNK + (index >> 24), tap = multiplied / OF_TAP, channel = multiplied % OF_TAP;
+const int multiplied = chunk * CHUNK + $own, tap = multiplied / OF_TAP, channel = multiplied % OF_TAP;
 """
 _READ = """
+const bool some = $some;
+$all
 #pragma unroll
-for (int j = 0; j < VECTOR; ++j)
-    fetched.read[n].element[j] = inside && ($whole == 0 || channel + j < channels) ? from[j$step] : Element{};
+for (int j = 0; j < VECTOR; ++j, from += $step)
+    fetched.read[n][k].element[j] = $which ? read_only(from) : Element{};
+"""
+_ALL = """
+const bool all = some && channel + (k + 1) * VECTOR <= channels;
 """
 _READ_VECTOR = """
-const bool there = inside && ($whole == 0 || channel < channels);
-fetched.read[n].word = there ? *reinterpret_cast<const uint4*>(from) : uint4{};
+const bool some = $some;
+fetched.read[n][k].word = some ? read_only(reinterpret_cast<const uint4*>(from) + k) : uint4{};
 """
 
 _ROUND = """
 #pragma unroll
 for (int j = 0; j < VECTOR; ++j) {
-    Element& value = fetched.read[n].element[j];
+    Element& value = fetched.read[n][k].element[j];
     value = __uint_as_float(round_tf32(value));
 }
 """
@@ -248,10 +273,10 @@ const auto write_input = [&](Element* to) {
 };
 """
 
-# Of threads that stage more vectors than are on their way at a time.
+# Of threads that stage more runs than are on their way at a time.
 _OTHERS = """
-for (int first = threadIdx.x + AT_ONCE * THREADS; first < COUNT; first += AT_ONCE * THREADS) {
-    const Places others = places_of(first, D, H, W);
+for (int begin = threadIdx.x + AT_ONCE * THREADS; begin < COUNT; begin += AT_ONCE * THREADS) {
+    const Places others = places_of(begin, D, H, W);
     fetch_input(fetched, others, x_sample, $chunk, $cell, D, H, W);
     put_input(fetched, others, to);
 }

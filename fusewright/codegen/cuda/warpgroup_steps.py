@@ -52,7 +52,10 @@ class Steps:
         more = " || ".join(f"from_{a} + {n} < {len(p.elements)}" for a, p, n in rows)
         before, after = (self._next_tile if w.chunks == 1 else self._next_chunk)(phases, more, steps)
         multiply = [self._multiply(i, accumulators[i], rows) for i in phases]
-        return fill(warpgroup_text.STEPS, steps=steps, multiply=multiply, before=before, after=after)
+        # Unrolled, the first step would set accumulators between products, for which the assembler makes them wait.
+        unrolled = ["#pragma unroll 1"] if len(phases) > 1 and steps > 1 else []
+        names = {"steps": steps, "unrolled": unrolled}
+        return fill(warpgroup_text.STEPS, **names, multiply=multiply, before=before, after=after)
 
     def _multiply(self, index: int, accumulators: str, rows: list[tuple[str, Phase, int]]) -> str:
         """The statement that multiplies what is at hand by the taps of one phase."""

@@ -25,7 +25,7 @@ constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 // Where input index w of a row lies.
-__device__ __forceinline__ constexpr int column(int w) { return w % SKIP * PITCH + w / SKIP; }
+__device__ __forceinline__ constexpr int column(unsigned w) { return w % SKIP * PITCH + w / SKIP; }
 // The staged input's offset of row r along d or h: rows of one cell first.
 __device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
 __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
@@ -150,6 +150,7 @@ __device__ __forceinline__ void stage_weights(const Element* from, Element* to, 
 
 # One pass over the chunks of a tile.  What the next step needs is staged while the tensor cores work on this one.
 STEPS = """
+$unrolled
 for (int step = 0; step < $steps; ++step) {
     __syncthreads();    // until this step's operands are there, and the last step's have been read
     $before
@@ -182,7 +183,10 @@ $name($parameters,
 
     const int tiles_d = $tiles_d, tiles_h = $tiles_h, tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = tiles_d * tiles_h * tiles_w;
-    const auto tile_at = [&](int i) -> Tile { return {i / (tiles_w * tiles_h), i / tiles_w % tiles_h, i % tiles_w}; };
+    const auto tile_at = [&](unsigned i) -> Tile {
+        const unsigned row = i / unsigned(tiles_w), d = row / unsigned(tiles_h);
+        return {int(d), int(row - d * tiles_h), int(i - row * tiles_w)};
+    };
     const auto cell_of = [&](Tile tile) -> Cell { return {$first_d, $first_h, $first_w}; };
     $stage
     int x_now = 0$w_now;    // where the operands of the step at hand are

@@ -213,7 +213,7 @@ class Writer:
             own_cells=parts.cells,
             own_features=parts.features,
             weights_m=self.weights_m,
-            prologue=[*self.epilogue.prologue(), *self.weights.at_hand()],
+            prologue=[*self.epilogue.prologue(), *self.weights.at_hand(), *self.epilogue.numbers_arrived()],
             w_now="" if self.t.stay else ", w_now = 0",
             first=self.steps.first(),
             **self.input.each_tile(),
