@@ -34,7 +34,7 @@ from fusewright.schedule.warpgroup_staging import (
 
 # Read off what compiles without a spill: registers of a thread beside its accumulators, and more for each vector
 # that is on its way; where taps are channels, and where such vectors have eight elements.
-OTHERS, ON_ITS_WAY = 44, 5
+OTHERS, ON_ITS_WAY = 44, 6
 UNFOLDED, UNFOLDED_HALVES = 24, 64
 
 

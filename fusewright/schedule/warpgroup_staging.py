@@ -29,6 +29,8 @@ MOST_INDICES = 256
 MOST_VECTORS = 32
 # Warpgroups of a block.
 GROUPS = (1, 2, 3, 4)
+# Blocks that share a multiprocessor, and that the estimate knows of.
+MOST_BLOCKS, FITTED_BLOCKS = 8, 4
 
 
 @dataclass(frozen=True)
@@ -307,7 +309,7 @@ def shared_bytes(c: Contraction, t: WarpgroupCut) -> int:
 
 def blocks_per_sm(c: Contraction, t: WarpgroupCut, shared: int) -> int:
     """Blocks that share a multiprocessor, with so many bytes of shared memory each."""
-    return min(4, fitting(32 * t.warps, shared, t.registers(c)))
+    return min(MOST_BLOCKS, fitting(32 * t.warps, shared, t.registers(c)))
 
 
 Lengths = tuple[int, int, int]
@@ -388,7 +390,7 @@ def _score(c: Contraction, t: WarpgroupCut, lengths: tuple[int, int, int]) -> fl
     """Estimated cycles of one multiprocessor per useful cell and output channel, `None` where it does not fit."""
     if any(len(p.elements) % r for a, r in zip(c.axes[:2], (t.rows_d, t.rows_h), strict=True) for p in a.phases):
         return None
-    per_sm = blocks_per_sm(c, t, shared_bytes(c, t))
+    per_sm = min(FITTED_BLOCKS, blocks_per_sm(c, t, shared_bytes(c, t)))
     lay = staged(c, t)
     if lay.reach > MOST_INDICES or per_sm < 1 or t.products(c).columns > 256:
         return None

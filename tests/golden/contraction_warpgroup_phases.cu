@@ -311,7 +311,7 @@ __device__ __forceinline__ void write_run(Element* to, Compute (&run)[4], bool t
         if (there && left > 4 * i - 3 * lane) to[4 * i - 3 * lane] = narrow_to<Element>::of(run[i]);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, 5)
 fused_test(const float* __restrict__ x, const float* __restrict__ packed, const float* __restrict__ bias, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
@@ -350,10 +350,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
 
     const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = tiles_d * tiles_h * tiles_w;
-    const auto tile_at = [&](unsigned i) -> Tile {
-        const unsigned row = i / unsigned(tiles_w), d = row / unsigned(tiles_h);
-        return {int(d), int(row - d * tiles_h), int(i - row * tiles_w)};
-    };
+    const auto tile_at = [&](int i) -> Tile { return {i / (tiles_w * tiles_h), i / tiles_w % tiles_h, i % tiles_w}; };
     const auto cell_of = [&](Tile tile) -> Cell { return {tile.d * CELLS_D, tile.h * CELLS_H, tile.w * CELLS_W}; };
     // What of the input is read next, or on its way.
     const Places places = places_of(threadIdx.x, D, H, W);

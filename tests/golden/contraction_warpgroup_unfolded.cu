@@ -304,10 +304,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 
     const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = tiles_d * tiles_h * tiles_w;
-    const auto tile_at = [&](unsigned i) -> Tile {
-        const unsigned row = i / unsigned(tiles_w), d = row / unsigned(tiles_h);
-        return {int(d), int(row - d * tiles_h), int(i - row * tiles_w)};
-    };
+    const auto tile_at = [&](int i) -> Tile { return {i / (tiles_w * tiles_h), i / tiles_w % tiles_h, i % tiles_w}; };
     const auto cell_of = [&](Tile tile) -> Cell { return {tile.d * CELLS_D, tile.h * CELLS_H, tile.w * CELLS_W}; };
     // What of the input is read next, or on its way.
     const Places places = places_of(threadIdx.x, D, H, W);

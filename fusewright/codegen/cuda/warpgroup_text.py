@@ -183,10 +183,7 @@ $name($parameters,
 
     const int tiles_d = $tiles_d, tiles_h = $tiles_h, tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = tiles_d * tiles_h * tiles_w;
-    const auto tile_at = [&](unsigned i) -> Tile {
-        const unsigned row = i / unsigned(tiles_w), d = row / unsigned(tiles_h);
-        return {int(d), int(row - d * tiles_h), int(i - row * tiles_w)};
-    };
+    const auto tile_at = [&](int i) -> Tile { return {i / (tiles_w * tiles_h), i / tiles_w % tiles_h, i % tiles_w}; };
     const auto cell_of = [&](Tile tile) -> Cell { return {$first_d, $first_h, $first_w}; };
     $stage
     int x_now = 0$w_now;    // where the operands of the step at hand are
