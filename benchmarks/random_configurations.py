@@ -81,6 +81,7 @@ def _fill(row: dict[str, Any], configuration: Configuration, device: torch.devic
         "launches": sum(len(k.launches) for k in built.program.kernels),
     }
     row |= {"rules": [fired.rule for fired in built.rewritten.fired], "kernels": [asdict(c) for c in built.choices]}
+    row["tiles"] = [decision.option for decision in built.decisions.values()]
     fast, runner = _drop_in(model, built, x)
     accuracy = Accuracy(model, fast, x, sizes.flops, sizes.middle).checked()
     if not runner.calls:

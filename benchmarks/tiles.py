@@ -123,7 +123,7 @@ class Table:
         for way in WAYS.values():
             met: dict[tuple[int, bool, str], int] = {}
             for score, t in way.shortlist(c, lengths, 400, tf32=True):
-                kind = t.joined, getattr(t, "spread", 0) > 0, getattr(t, "unfolded", "")
+                kind = t.joined, getattr(t, "spread", 0) > 0, t.unfolded
                 met[kind] = met.get(kind, 0) + 1
                 if met[kind] <= self.each:
                     yield score, cuda._of_warpgroup(c, t, None)

@@ -25,11 +25,10 @@ from fusewright.schedule.warpgroup_staging import (
     joinable,
     passes,
     rows_at_a_time,
-    run,
     scored,
     slices,
-    staged_by_thread,
     takes,
+    vectors_by_thread,
 )
 
 # Read off what compiles without a spill: registers of a thread beside its accumulators, and more for each vector
@@ -126,7 +125,7 @@ def _accumulators(c: Contraction, t: WarpgroupTile) -> int:
 
 def _registers(c: Contraction, t: WarpgroupTile) -> int:
     """A thread's, if it could have as many as it likes."""
-    count = _accumulators(c, t) + OTHERS + ON_ITS_WAY * run(c) * staged_by_thread(c, t)[1]
+    count = _accumulators(c, t) + OTHERS + ON_ITS_WAY * vectors_by_thread(c, t)[1]
     if c.window is not None:
         count += t.cells_d * t.cells_h * t.eights_w * 2 * t.m_tiles * 2
     if c.over_positions and not c.over_channels:

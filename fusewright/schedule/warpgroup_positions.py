@@ -30,11 +30,10 @@ from fusewright.schedule.warpgroup_staging import (
     joinable,
     passes,
     rows_at_a_time,
-    run,
     scored,
     slices,
-    staged_by_thread,
     takes,
+    vectors_by_thread,
 )
 
 # Features that one instruction multiplies at most.
@@ -183,14 +182,8 @@ def summands(c: Contraction, t: PositionTile) -> int:
 
 def _registers(c: Contraction, t: PositionTile) -> int:
     """A thread's, if it could have as many as it likes."""
-    each, at_once = staged_by_thread(c, t)
-    count = (
-        _accumulators(c, t)
-        + summands(c, t)
-        + OTHERS
-        + ON_ITS_WAY * run(c) * at_once
-        + (IN_ROUNDS if each > at_once else 0)
-    )
+    each, at_once = vectors_by_thread(c, t)
+    count = _accumulators(c, t) + summands(c, t) + OTHERS + ON_ITS_WAY * at_once + (IN_ROUNDS if each > at_once else 0)
     if c.window is not None:
         count += t.cells_d * t.tiles_h * t.tiles_w * t.block_m // 2
     if c.fold is not None and c.reduced == "positions":

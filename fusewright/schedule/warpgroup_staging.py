@@ -240,6 +240,14 @@ def run(c: Contraction) -> int:
 AHEAD, AHEAD_ELEMENTS = 6, 24
 
 
+def vectors_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
+    """Vectors of a tile that a thread would stage, were they no runs, and how many of them would be on their way at a
+    time: what the estimates of registers were fitted to."""
+    lay = staged(c, t)
+    each = ceil(lay.vectors * prod(lay.lengths) / (32 * t.warps))
+    return each, ceil(each / ceil(each / AHEAD))
+
+
 def staged_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
     """Runs of a tile that a thread stages, and how many of them are on their way at a time."""
     lay = staged(c, t)
