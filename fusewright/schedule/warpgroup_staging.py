@@ -320,6 +320,16 @@ def blocks_per_sm(c: Contraction, t: WarpgroupCut, shared: int) -> int:
     return min(MOST_BLOCKS, fitting(32 * t.warps, shared, t.registers(c)))
 
 
+# Registers of a thread that the compiler finds where that makes room for a second block.
+FOUND = 8
+
+
+def blocks_planned(c: Contraction, t: WarpgroupCut, shared: int) -> int:
+    """The same as kernels are compiled for: no block is to be alone for the sake of a few registers."""
+    blocks = max(1, blocks_per_sm(c, t, shared))
+    return max(blocks, min(2, fitting(32 * t.warps, shared, t.registers(c) - FOUND)))
+
+
 Lengths = tuple[int, int, int]
 
 

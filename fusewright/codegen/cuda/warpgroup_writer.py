@@ -26,7 +26,7 @@ from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.tiling import REGISTERS
-from fusewright.schedule.warpgroup_staging import Staged, WarpgroupCut, blocks_per_sm, passes
+from fusewright.schedule.warpgroup_staging import Staged, WarpgroupCut, blocks_planned, passes
 
 # Instructions of the tensor cores that are written out one behind the other.
 UNROLLED = 64
@@ -126,7 +126,7 @@ class Writer:
     @property
     def per_sm(self) -> int:
         """Blocks that share a multiprocessor, which bounds the registers the compiler may use."""
-        return max(1, blocks_per_sm(self.c, self.t, self.shared))
+        return blocks_planned(self.c, self.t, self.shared)
 
     # -- the text ----------------------------------------------------------------------------------------------------
 
