@@ -325,9 +325,12 @@ FOUND = 8
 
 
 def blocks_planned(c: Contraction, t: WarpgroupCut, shared: int) -> int:
-    """The same as kernels are compiled for: no block is to be alone for the sake of a few registers."""
-    blocks = max(1, blocks_per_sm(c, t, shared))
-    return max(blocks, min(2, fitting(32 * t.warps, shared, t.registers(c) - FOUND)))
+    """The same as kernels are compiled for: with registers for vectors that make runs whole, and no block alone for the
+    sake of a few."""
+    more = 4 * (run(c) * staged_by_thread(c, t)[1] - vectors_by_thread(c, t)[1])
+    registers = t.registers(c) + max(0, more)
+    blocks = min(MOST_BLOCKS, fitting(32 * t.warps, shared, registers))
+    return max(1, blocks, min(2, fitting(32 * t.warps, shared, registers - FOUND)))
 
 
 Lengths = tuple[int, int, int]
