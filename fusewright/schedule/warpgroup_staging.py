@@ -243,16 +243,20 @@ AHEAD, AHEAD_ELEMENTS = 6, 24
 def vectors_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
     """Vectors of a tile that a thread would stage, were they no runs, and how many of them would be on their way at a
     time: what the estimates of registers were fitted to."""
-    lay = staged(c, t)
-    each = ceil(lay.vectors * prod(lay.lengths) / (32 * t.warps))
-    return each, ceil(each / ceil(each / AHEAD))
+    return _dealt(c, t, 1, AHEAD)
 
 
 def staged_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
     """Runs of a tile that a thread stages, and how many of them are on their way at a time."""
-    lay = staged(c, t)
-    each = ceil(lay.vectors // run(c) * prod(lay.lengths) / (32 * t.warps))
     most = AHEAD if c.channels_last else max(1, AHEAD_ELEMENTS // (run(c) * vector(c)))
+    return _dealt(c, t, run(c), most)
+
+
+def _dealt(c: Contraction, t: WarpgroupCut, vectors: int, most: int) -> tuple[int, int]:
+    """A tile's columns, so many vectors of each at a time: what a thread gets of them, and in one of its rounds, which
+    have `most` at most."""
+    lay = staged(c, t)
+    each = ceil(lay.vectors // vectors * prod(lay.lengths) / (32 * t.warps))
     return each, ceil(each / ceil(each / most))
 
 
@@ -316,8 +320,8 @@ def shared_bytes(c: Contraction, t: WarpgroupCut) -> int:
 
 
 def blocks_per_sm(c: Contraction, t: WarpgroupCut, shared: int) -> int:
-    """Blocks that share a multiprocessor, with so many bytes of shared memory each."""
-    return min(MOST_BLOCKS, fitting(32 * t.warps, shared, t.registers(c)))
+    """Blocks that share a multiprocessor, with so many bytes of shared memory each, as far as the estimate knows."""
+    return min(FITTED_BLOCKS, fitting(32 * t.warps, shared, t.registers(c)))
 
 
 # Registers of a thread that the compiler finds where that makes room for a second block.
@@ -325,8 +329,8 @@ FOUND = 8
 
 
 def blocks_planned(c: Contraction, t: WarpgroupCut, shared: int) -> int:
-    """The same as kernels are compiled for: with registers for vectors that make runs whole, and no block alone for the
-    sake of a few."""
+    """Blocks that share one as kernels are compiled: with registers for vectors that make runs whole, and none alone
+    for the sake of a few."""
     more = 4 * (run(c) * staged_by_thread(c, t)[1] - vectors_by_thread(c, t)[1])
     registers = t.registers(c) + max(0, more)
     blocks = min(MOST_BLOCKS, fitting(32 * t.warps, shared, registers))
@@ -411,7 +415,7 @@ def _score(c: Contraction, t: WarpgroupCut, lengths: tuple[int, int, int]) -> fl
     """Estimated cycles of one multiprocessor per useful cell and output channel, `None` where it does not fit."""
     if any(len(p.elements) % r for a, r in zip(c.axes[:2], (t.rows_d, t.rows_h), strict=True) for p in a.phases):
         return None
-    per_sm = min(FITTED_BLOCKS, blocks_per_sm(c, t, shared_bytes(c, t)))
+    per_sm = blocks_per_sm(c, t, shared_bytes(c, t))
     lay = staged(c, t)
     if lay.reach > MOST_INDICES or per_sm < 1 or t.products(c).columns > 256:
         return None
