@@ -11,7 +11,7 @@ reduced dimensions.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import isfinite, isnan, prod
+from math import gcd, isfinite, isnan, prod
 from typing import Literal
 
 from fusewright.ir.build import reshape
@@ -261,6 +261,55 @@ def avg_pool_of_avg_pool(m: Match) -> Node:
     return make(replace(inner, kernel=kernel, stride=stride, divisor=None if plain else divisor), m["x"])
 
 
+def _covering(pool: Pool, i: int, length: object, slots: object) -> tuple[int, int, int]:
+    """Kernel, stride and padding along dimension `i` of the smallest windows that cover just what those of `pool` do."""
+    kernel, stride, padding = same = pool.kernel[i], pool.stride[i], pool.padding[i]
+    if stride > kernel or (pool.dilation[i] > 1 and kernel > 1):  # they leave gaps
+        return same
+    if stride == 1:
+        return 1, 1, 0
+    if not isinstance(length, int) or not isinstance(slots, int):
+        return same
+    stop, part = stride * (slots - 1) + kernel - padding, gcd(kernel, stride)
+    if stop >= length:
+        return 1, 1, 0
+    return (part, part, 0) if padding == 0 and not pool.ceil_mode and length - stop < part else same
+
+
+def _covered(m: Match) -> Pool:
+    """The pooling under a reduction whose windows are as small as they may be along the reduced dimensions."""
+    (x, pool), outer = (m["x"], m["inner"].op), m["outer"].op
+    assert isinstance(pool, Pool) and isinstance(outer, Reduce)
+    found = []
+    for i, d in enumerate(range(x.ndim - len(pool.kernel), x.ndim)):
+        same = pool.kernel[i], pool.stride[i], pool.padding[i]
+        found.append(_covering(pool, i, x.shape[d], m["inner"].shape[d]) if d in outer.dims else same)
+    kernel, stride, padding = zip(*found, strict=True)
+    return replace(pool, kernel=kernel, stride=stride, padding=padding)
+
+
+def _refuse_cover(m: Match) -> str | None:
+    outer, inner = m["outer"].op, m["inner"].op
+    if getattr(outer, "kind", "") != getattr(inner, "kind", ""):
+        return "the two reduce differently"
+    return "no smaller windows cover the same" if _covered(m) == inner else None
+
+
+@rule(
+    "max_P(maxpool(x)) = max_P(x)",
+    pattern=op("outer", Reduce, of=(op("inner", Pool, of=(value("x"),)),), where=_is_extreme),
+    condition=_refuse_cover,
+    exactness="exact",
+)
+def extreme_of_pool(m: Match) -> Node:
+    """max_P(maxpool_{k,t}(x)) -> max_P(x) where windows along reduced dimensions overlap or touch and reach the end of x;
+    where they stop short of it, max_P(maxpool_g(x)) with g = gcd(k, t), if windows of g stop there, too.
+
+    x (N, C, *), P any dimensions.  Class exact.
+    """
+    return make(m["outer"].op, make(_covered(m), m["x"]))
+
+
 _MERGED = ("sum", "mean", "max", "min", "prod", "logsumexp")
 
 
@@ -303,5 +352,6 @@ RULES: tuple[Rule, ...] = (
     extreme_of_shift,
     max_pool_of_max_pool,
     avg_pool_of_avg_pool,
+    extreme_of_pool,
     reduction_of_reduction,
 )

@@ -151,6 +151,25 @@ def reductions(draw: Draw) -> Node:
     return reduce(inner, kind, *dims, keepdim=draw(st.booleans()))
 
 
+@st.composite
+def reduced_pools(draw: Draw) -> Node:
+    """A max over dimensions of windows that leave no gaps, or of which one dimension can do with smaller ones."""
+    kind, n = draw(st.sampled_from(["max", "min"])), draw(st.integers(1, 2))
+    known = draw(st.sampled_from([5, 6, 7, 12, 13]))
+    shape = (draw(st.sampled_from([B, 2])), 2, known, draw(st.sampled_from([8, 9, 10])))[: 2 + n]
+    kernel, stride = (tuple(draw(st.integers(1, 4)) for _ in range(n)) for _ in "ks")
+    padding = tuple(draw(st.integers(0, k // 2)) for k in kernel)
+    dilation = tuple(draw(st.sampled_from([1, 1, 2])) for _ in range(n))
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "ceil_mode": draw(st.booleans())}
+    dims = draw(st.sampled_from([(2,), (1, 2), (0, 2), (2, 3), (0, 1, 2, 3), (1, 3), (3,)]))
+    assume(max(dims) < 2 + n)
+    root = over(lambda x: reduce(pool(x, kind, *kernel, **options), kind, *dims, keepdim=True), inp(*shape))
+    match = rules.extreme_of_pool.pattern.match(root)
+    assert match is not None
+    assume(rules.extreme_of_pool.condition(match) is None)
+    return root
+
+
 def image(*shape: Any, dtype: torch.dtype = torch.float64) -> Node:
     return inp(*(shape or (B, 3, 6, 4)), dtype=dtype)
 
@@ -301,6 +320,35 @@ SPECS = [
             ),
             "# the outer one is a max": lambda: pool(pool(image(), "avg", 2, 2), "max", 2, 2),
         },
+    ),
+    RuleSpec(
+        rules.extreme_of_pool,
+        lambda: reduce(pool(image(B, 2, 13, 12), "max", 4, 6, stride=(2, 3), padding=(1, 0)), "max", 1, 2, 3),
+        reduced_pools(),
+        {
+            "the two reduce differently # kinds": lambda: reduce(pool(image(), "min", 2, 2), "max", 2, 3),
+            "the two reduce differently # an average": lambda: reduce(pool(image(), "avg", 2, 2), "max", 2, 3),
+            "no smaller windows cover the same # other dimensions are reduced": lambda: reduce(
+                pool(image(), "max", 2, 1, stride=(1, 1)), "max", 1, 3
+            ),
+            "no smaller windows cover the same # they leave gaps": lambda: reduce(
+                pool(image(), "max", 1, 1, stride=(2, 3)), "max", 2, 3
+            ),
+            "no smaller windows cover the same # spread": lambda: reduce(
+                pool(image(), "max", 2, 2, stride=(1, 1), dilation=(2, 2)), "max", 2, 3
+            ),
+            "no smaller windows cover the same # they stop short of the end": lambda: reduce(
+                pool(image(2, 3, 8, 8), "max", 3, 3), "max", 2, 3
+            ),
+            "no smaller windows cover the same # smaller ones go on": lambda: reduce(
+                pool(image(2, 3, 8, 8), "max", 3, 3, stride=(2, 2), padding=(0, 0)), "max", 2, 3
+            ),
+            "no smaller windows cover the same # lengths unknown": lambda: reduce(
+                pool(image(2, 3, B, B), "max", 4, 4, stride=(2, 2)), "max", 2, 3
+            ),
+            "# a window over windows": lambda: pool(pool(image(), "max", 2, 2), "max", 2, 2),
+        },
+        signed_zeros=False,
     ),
     RuleSpec(
         rules.reduction_of_reduction,
