@@ -262,7 +262,7 @@ def avg_pool_of_avg_pool(m: Match) -> Node:
 
 
 def _covering(pool: Pool, i: int, length: object, slots: object) -> tuple[int, int, int]:
-    """Kernel, stride and padding along dimension `i` of the smallest windows that cover just what those of `pool` do."""
+    """Kernel, stride, padding along dimension `i` of the smallest windows that cover just what those of `pool` do."""
     kernel, stride, padding = same = pool.kernel[i], pool.stride[i], pool.padding[i]
     if stride > kernel or (pool.dilation[i] > 1 and kernel > 1):  # they leave gaps
         return same
@@ -302,8 +302,9 @@ def _refuse_cover(m: Match) -> str | None:
     exactness="exact",
 )
 def extreme_of_pool(m: Match) -> Node:
-    """max_P(maxpool_{k,t}(x)) -> max_P(x) where windows along reduced dimensions overlap or touch and reach the end of x;
-    where they stop short of it, max_P(maxpool_g(x)) with g = gcd(k, t), if windows of g stop there, too.
+    """max_P(maxpool_{k,t}(x)) -> max_P(x) where windows along reduced dimensions overlap or touch and reach x's end.
+
+    Where they stop short of it, max_P(maxpool_g(x)) with g = gcd(k, t), if windows of g stop there, too.
 
     x (N, C, *), P any dimensions.  Class exact.
     """

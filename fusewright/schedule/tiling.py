@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 
 from fusewright.schedule.contraction import Axis, Contraction, Phase
+from fusewright.schedule.output_rows import as_written, rows_bytes
 from fusewright.schedule.residues import useful, walks
 from fusewright.schedule.window_rows import box_taps, rows_of_warp, window_spans
 
@@ -45,6 +46,7 @@ class Tiling:
             once serves every tap that leads from it to a row of the warp
     stages   of shared memory: with two, the next chunk is copied while this one is multiplied
     by_warp   each warp stages the rows below its cells, and window sums stay in the lanes that multiply them
+    by_rows   rows of the output are written by way of shared memory (`fusewright.schedule.output_rows`)
     """
 
     m_tiles: int
@@ -61,6 +63,7 @@ class Tiling:
     together_h: bool
     stages: int = 1
     by_warp: bool = False
+    by_rows: bool = False
 
     @property
     def warps(self) -> int:
@@ -75,6 +78,11 @@ class Tiling:
     def cells(self) -> tuple[int, int, int]:
         """Cells of a block along d, h, w."""
         return self.cells_d, self.cells_h * self.warps_h, 4 * self.cells_w * self.warps_w
+
+    @property
+    def row_of_team(self) -> tuple[int, int, int]:
+        """As `output_rows` has it: a warp's eights along w, of which lanes have two neighbours each."""
+        return 4 * self.cells_w, 1, 8
 
     # -- where warps stage rows
 
@@ -144,7 +152,8 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> 
     if c.shares is not None:  # a lane has some of a position's channels only
         return []
     split = splits(c, tf32)
-    scored = [(score, t) for t in _all(c, lengths) if (score := _score(c, t, lengths, split)) is not None]
+    tiles = (as_written(c, t, lengths[2]) for t in _all(c, lengths))
+    scored = [(score, t) for t in tiles if (score := _score(c, t, lengths, split)) is not None]
     return [t for _, t in sorted(scored, key=lambda pair: pair[0])]
 
 
@@ -269,11 +278,11 @@ def _score(c: Contraction, t: Tiling, lengths: tuple[int, int, int], split: bool
     """Estimated cycles per useful cell of one multiprocessor, `None` where it does not fit."""
     element_bytes = c.x.dtype.itemsize
     tile, weights = shared_elements(c, t)
-    shared = t.stages * (tile + weights) * element_bytes
+    shared = t.stages * (tile + weights) * element_bytes + rows_bytes(t)
     if shared > MOST_SHARED:
         return None
-    rows = zip(c.axes[:2], (t.rows_d, t.rows_h), strict=True)
-    if any(len(p.elements) % r for a, r in rows for p in a.phases):
+    cut = zip(c.axes[:2], (t.rows_d, t.rows_h), strict=True)
+    if any(len(p.elements) % r for a, r in cut for p in a.phases):
         return None
     if any(t.cells_w * len(p.elements) % 2 for p in c.axes[2].phases):
         return None

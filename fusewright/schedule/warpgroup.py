@@ -13,6 +13,7 @@ from itertools import product
 from math import ceil, prod
 
 from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.output_rows import rows_bytes
 from fusewright.schedule.residues import walks
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
@@ -83,6 +84,11 @@ class WarpgroupTile(WarpgroupCut):
         return self.cells_d, self.cells_h * self.groups_h, 8 * self.eights_w * self.groups_w
 
     @property
+    def row_of_team(self) -> tuple[int, int, int]:
+        """As `output_rows` has it: a warp has 16 features of all of a warpgroup's columns."""
+        return 8 * self.eights_w, 1, 8
+
+    @property
     def traits(self) -> tuple[object, ...]:
         tiles = self.m_tiles, self.rows_d * self.cells_d, self.rows_h * self.cells_h, self.eights_w
         return *tiles, self.stay, self.joined, self.unfolded
@@ -95,9 +101,10 @@ class WarpgroupTile(WarpgroupCut):
         return min(255, -(-_registers(c, self) // 8) * 8)
 
     def own_bytes(self, c: Contraction) -> int:
-        """Where channels are reduced, what the warps that share a tile's positions come to there."""
+        """What the warps that share a tile's positions come to there, where channels are reduced; or rows that are
+        written."""
         if c.fold is None or c.reduced != "channels":
-            return 0
+            return rows_bytes(self)
         words = 2 if c.fold.op.kind == "logsumexp" else 1
         local = (n * (a.stride if c.window is None else 1) for a, n in zip(c.axes, self.cells, strict=True))
         return 4 * words * self.warps_m * prod(local)

@@ -11,12 +11,14 @@ what a column gives is a part of as many outputs as there are taps, which lie in
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 
 from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.output_rows import rows_bytes
 from fusewright.schedule.residues import walks
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
@@ -57,6 +59,17 @@ class FeatureColumns:
     """Tiles whose columns are features, `eights_m` times eight of a block; all warps share them."""
 
     eights_m: int
+    by_rows: bool
+
+    @property
+    @abstractmethod
+    def warps(self) -> int:
+        """Of a block."""
+
+    @property
+    @abstractmethod
+    def row_of_team(self) -> tuple[int, int, int]:
+        """As `output_rows` has it."""
 
     @property
     def warps_m(self) -> int:
@@ -67,6 +80,10 @@ class FeatureColumns:
         return 8 * self.eights_m
 
     def own_bytes(self, c: Contraction) -> int:
+        """Numbers per channel, and rows that are written."""
+        return self.numbers_bytes(c) + rows_bytes(self)
+
+    def numbers_bytes(self, c: Contraction) -> int:
         """Numbers per channel."""
         return 0 if self.keeps_numbers(c) else 4 * self.block_m * numbers(c)
 
@@ -127,6 +144,13 @@ class PositionTile(FeatureColumns, WarpgroupCut):
     def cells(self) -> tuple[int, int, int]:
         d, h, w = self.own
         return d, h * self.warps_h, 8 * w * self.warps_w - self.lost
+
+    @property
+    def row_of_team(self) -> tuple[int, int, int]:
+        """As `output_rows` has it: lanes have every eighth position; those of taps that are spread lie elsewhere."""
+        if self.spread:
+            return 0, 1, 4
+        return (64 * self.tiles_w, 4, 4) if self.wide else (8 * self.tiles_w, 1, 4)
 
     @property
     def traits(self) -> tuple[object, ...]:

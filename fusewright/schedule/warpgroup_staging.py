@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from fusewright.schedule.contraction import Contraction, Phase, Unfolded
+from fusewright.schedule.output_rows import as_written, parted
 from fusewright.schedule.residues import Walks, useful, walks
 from fusewright.schedule.tiling import MOST_SHARED, SECTOR, WRITTEN, fitting, span, written_bytes
 
@@ -53,6 +54,7 @@ class WarpgroupCut:
     stay      whether a block stages all its weights once instead
     joined    dimensions, counted from the last, whose phases are multiplied in one pass over the input
     unfolded  the dimension, d or h, whose taps are channels, if any: few of the rows that they read are staged at once
+    by_rows   whether rows of the output are written by way of shared memory (`fusewright.schedule.output_rows`)
     """
 
     rows_d: int
@@ -62,6 +64,7 @@ class WarpgroupCut:
     stay: bool
     joined: int
     unfolded: str = field(default="", kw_only=True)
+    by_rows: bool = field(default=False, kw_only=True)
 
     @property
     @abstractmethod
@@ -97,6 +100,11 @@ class WarpgroupCut:
     @abstractmethod
     def cells(self) -> tuple[int, int, int]:
         """Cells of a block along d, h, w."""
+
+    @property
+    @abstractmethod
+    def row_of_team(self) -> tuple[int, int, int]:
+        """As `fusewright.schedule.output_rows` has it."""
 
     @abstractmethod
     def products(self, c: Contraction) -> Products:
@@ -347,7 +355,7 @@ def scored(
     found = [
         (score, replace(t, unfolded=name))
         for name, group in unfoldings(c)
-        for t in tiles(group, lengths)
+        for t in (as_written(c, t, lengths[2]) for t in tiles(group, lengths))
         if (score := _score(group, t, lengths)) is not None
     ]
     return sorted(found, key=lambda pair: pair[0])
@@ -420,12 +428,12 @@ def _score(c: Contraction, t: WarpgroupCut, lengths: tuple[int, int, int]) -> fl
     if lay.reach > MOST_INDICES or per_sm < 1 or t.products(c).columns > 256:
         return None
     share = useful(lay.walks, lengths, t.cells)
-    return _cycles(c, t, per_sm) / (prod(t.cells) * share * c.features / ceil(c.features / t.block_m))
+    return _cycles(c, t, per_sm, lengths[2]) / (prod(t.cells) * share * c.features / ceil(c.features / t.block_m))
 
 
-def _cycles(c: Contraction, t: WarpgroupCut, per_sm: int) -> float:
+def _cycles(c: Contraction, t: WarpgroupCut, per_sm: int, row: int) -> float:
     """Estimated cycles of one multiprocessor per tile of a block: one after the other, as far as other blocks do not
-    fill the gaps."""
+    fill the gaps.  Of the output's rows there are `row` cells."""
     lay, count, products = staged(c, t), chunks(c, t), t.products(c)
     every = list(product(*(a.phases for a in c.axes)))
     pieces = [_pieces(phases, t) for phases in every]
@@ -442,7 +450,7 @@ def _cycles(c: Contraction, t: WarpgroupCut, per_sm: int) -> float:
     x = lay.vectors * prod(lay.lengths)
     rounds = ceil(x / (32 * t.warps)) * refills
     read, written = _read_bytes(c, lay) * refills + 16 * weights * count, written_bytes(c, t, _repeated(c, t))
-    streamed = (read + WRITTEN * written) / STREAMED
+    streamed = (read + WRITTEN * written * parted(c, t, row)) / STREAMED
     values = VALUE * products.accumulators * sum(times for times, _ in ways) * t.warps
     serial = multiplied + STEP * steps * count + (ROUND + STAGED_BY_WARP * t.warps) * rounds + values
     return max(multiplied, streamed, serial * (ALONE if per_sm * t.warps == 4 else 1) / per_sm)

@@ -13,6 +13,7 @@ from itertools import product
 from math import ceil, gcd, prod
 
 from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.output_rows import as_written
 from fusewright.schedule.residues import useful, walks
 from fusewright.schedule.tiling import ISSUED, MOST_SHARED, MULTIPLIED, fitting
 from fusewright.schedule.warpgroup_positions import RUNNING, FeatureColumns, features_at_once, numbers
@@ -36,6 +37,7 @@ class WindowTile(FeatureColumns):
     own_h, own_w   cells of a lane along h and w, eight cells apart along w; an even number
     buffers    of four channels' rows
     near       whether rows pass through the level-1 cache, which has what neighbouring warps share
+    by_rows    whether rows of the output are written by way of shared memory (`output_rows`)
     """
 
     eights_m: int
@@ -45,6 +47,7 @@ class WindowTile(FeatureColumns):
     own_w: int
     buffers: int
     near: bool
+    by_rows: bool = False
 
     rows_d = rows_h = 1
     step_channels = 4
@@ -66,6 +69,11 @@ class WindowTile(FeatureColumns):
     def paired_h(self) -> bool:
         """Whether the two cells of a lane that one instruction takes lie one below the other, else side by side."""
         return self.own_h % 2 == 0
+
+    @property
+    def row_of_team(self) -> tuple[int, int, int]:
+        """As `output_rows` has it: lanes have every eighth cell."""
+        return 8 * self.own_w, 1, 4
 
     @property
     def traits(self) -> tuple[int, ...]:
@@ -122,7 +130,8 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> 
     """Tiles that fit with their estimates, best first; `lengths` are the cells of the whole output along d, h, w."""
     if not takes(c, tf32=tf32):
         return []
-    found = [(score, t) for t in _all(c) if (score := _score(c, t, lengths)) is not None]
+    tiles = (as_written(c, t, lengths[2]) for t in _all(c))
+    found = [(score, t) for t in tiles if (score := _score(c, t, lengths)) is not None]
     return sorted(found, key=lambda pair: pair[0])
 
 
@@ -157,8 +166,8 @@ def _score(c: Contraction, t: WindowTile, lengths: tuple[int, int, int]) -> floa
 
 # Fitted to the kernels of benchmarks/results/h200_window_sums_by_warpgroups.json: cycles that a warp takes per
 # instruction on its own, and from asking for rows to their use; bytes per cycle that one multiprocessor gets from the
-# level-2 cache, and writes.
-ALONE, LATENCY, STREAMED, WRITTEN = 1.7, 1200.0, 22.0, 5.5
+# level-2 cache, and writes; the last one is what h200_stores.json has for rows by way of shared memory.
+ALONE, LATENCY, STREAMED, WRITTEN, WRITTEN_IN_ROWS = 1.7, 1200.0, 22.0, 5.5, 15.0
 # Bytes that caches hand out at once.
 SECTOR = 32
 
@@ -176,7 +185,8 @@ def _cycles(c: Contraction, t: WindowTile, per_sm: int) -> float:
     ports = steps * (rows * span[2] + 4 * copies) + products * t.block_m / 16
     block = [(n - 1) * a.advance + r for a, n, r in zip(c.axes, t.cells, span, strict=True)]
     read = _fetched(block, size) / t.warps if t.near else _fetched((d, h, w), size)
-    streamed = c.channels * read / STREAMED + (32 * values * size / WRITTEN if c.fold is None else 0)
+    written = WRITTEN_IN_ROWS if t.by_rows else WRITTEN
+    streamed = c.channels * read / STREAMED + (32 * values * size / written if c.fold is None else 0)
     issued = instructions / 4 / ISSUED
     busiest = t.warps * max(products * t.block_m / 8 / MULTIPLIED, ports, issued, streamed)
     alone = ALONE * instructions + LATENCY * steps / t.buffers

@@ -268,7 +268,7 @@ class _Writer:
         if self.t.by_warp:
             tiles = ["Element* const w_tile = reinterpret_cast<Element*>(shared_memory);"]
         size = self.t.stages * self.stage * self.c.x.dtype.itemsize
-        return [*tiles, *([f"constexpr int STAGED = {size};    // bytes"] if self.epilogue.exchanges else [])]
+        return [*tiles, *([f"constexpr int STAGED = {size};    // bytes"] if self.epilogue.kept_elements() else [])]
 
     def _weights_at_hand(self) -> Lines:
         """Start copying weights that stay, or find those that were packed."""

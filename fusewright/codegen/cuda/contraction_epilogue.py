@@ -17,11 +17,13 @@ from fusewright.codegen.cuda.contraction_walk import moved
 from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.schedule.contraction import Phase
+from fusewright.schedule.output_rows import Cut as WritesRows
+from fusewright.schedule.output_rows import OutputRows, output_rows
 from fusewright.schedule.residues import Walks, walks
 from fusewright.schedule.tiling import side_by_side
 
 
-class Cut(Block, Protocol):
+class Cut(Block, WritesRows, Protocol):
     """What has to be known of how a block's cells are cut: those it has, and the rows of one computed at a time."""
 
     @property
@@ -102,7 +104,11 @@ class Epilogue(ValueText):
         return [*super().head(), *self._pairs()]
 
     def _pairs(self) -> list[Lines]:
-        """How two neighbours in memory are written at once."""
+        """How two neighbours in memory are written at once, or whole rows."""
+        if self.output_rows is not None:
+            rows = self.output_rows
+            names = {"positions": rows.positions, "pitch": rows.pitch, "warps": rows.warps}
+            return [fill(texts.WRITE_ROWS, type=self.result_type, **names)]
         if self.neighbours:
             return [fill(texts.PAIR, type=self.result_type)]
         return [fill(texts.WRITE_PAIR, type=self.result_type)] if self.pairs else []
@@ -128,6 +134,10 @@ class Epilogue(ValueText):
         lines = self.numbers(self._of_channels) if self._of_channels else []
         lines += [f"Compute {name}_at = widened({name}[0]);" for name in self._ones]
         lines += self.functions()
+        if self.output_rows is not None:
+            behind = 4 * self.kept_elements() - self.output_rows.bytes
+            team = "warp" if self.output_rows.warps == 1 else f"warp / {self.output_rows.warps}"
+            lines += fill(texts.ROWS_THERE, behind=f" + {behind}" if behind else "", team=team)
         empty = self.joining.empty
         if self.kind == "positions":
             lines += [f"{self.total_type} total[M_TILES][2];", UNROLL]
@@ -200,6 +210,8 @@ class Epilogue(ValueText):
         """Hand the accumulators of one pass, so many of each row along w, to the pool, or straight on."""
         per_cell = len(phases[2].elements)
         position = [self._position(i, phases[i]) for i in range(3)]
+        if self.output_rows is not None:
+            return self._row_loops(slots, position)
         return self._pair_loops(slots // 2, position) if self.pairs else self._value_loops(slots, per_cell, position)
 
     @property
@@ -207,6 +219,39 @@ class Epilogue(ValueText):
         """Whether two neighbours of an output row, which a thread holds, are written at once."""
         everywhere = self.kind == "store" and self.c.window is None and not self.c.channels_last
         return everywhere and side_by_side(self.c) and self.c.axes[2].stride == 1
+
+    # -- rows that are written from shared memory
+
+    @cached_property
+    def output_rows(self) -> OutputRows | None:
+        """How rows are written, where that is by way of shared memory."""
+        return output_rows(self.t)
+
+    @property
+    def first_w(self) -> str:
+        """The first position along w that a thread's team has."""
+        return "cell_w + 4 * warp_w * OWN_W"
+
+    @property
+    def first_of_rows(self) -> tuple[str, Sequence[str]]:
+        """Of the block's features the first of eight that a team writes, in these loops."""
+        return "16 * (warp_m * M_TILES + m) + 8 * half", CHANNELS
+
+    def held_for_rows(self, slots: int) -> Lines:
+        """A thread's values of eight features, to where they are written from."""
+        first, second = (self.changed(self.accumulator("j", f"2 * half{e}")) for e in ("", " + 1"))
+        at = "reinterpret_cast<Neighbours*>(&team_rows[row * ROW_PITCH + 8 * j + 2 * quad])"
+        return nest([f"for (int j = 0; j < {slots // 2}; ++j)"], [f"*{at} = Neighbours{{{first}, {second}}};"])
+
+    def _row_loops(self, slots: int, position: list[str]) -> Lines:
+        """Write every position, some features' rows at a time."""
+        assert self.output_rows is not None
+        first, loops = self.first_of_rows
+        team = self.output_rows.warps
+        sync, member = ("__syncwarp()", "0") if team == 1 else ("__syncthreads()", f"warp % {team}")
+        eight = fill(texts.EIGHT_ROWS, sync=sync, held=self.held_for_rows(slots), first=first, member=member)
+        names = {"p": position[0], "q": position[1], "r": self.first_w, "type": self.result_type}
+        return [*fill(texts.OUT_FEATURES, type=self.result_type), *fill(texts.ROWS, eights=nest(loops, eight), **names)]
 
     def _pair_loops(self, tiles: int, position: list[str]) -> Lines:
         p, q, _ = position
@@ -434,10 +479,10 @@ class Epilogue(ValueText):
         return self.t.cells[i] * (self.c.axes[i].stride if self.c.window is None else 1)
 
     def kept_elements(self) -> int:
-        """Compute values in shared memory behind what is staged: for the exchange between warps."""
+        """Compute values in shared memory behind what is staged: for the exchange between warps, or rows to write."""
         if self.exchanges:
             return self.joining.words * self.t.warps_m * prod(self.local(i) for i in range(3))
-        return 0
+        return 0 if self.output_rows is None else self.output_rows.elements
 
 
 # Loops over the channels of a thread, and which one it is at.

@@ -87,6 +87,60 @@ for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
         }
 """
 
+# Rows go to memory from shared memory (`fusewright.schedule.output_rows`).
+WRITE_ROWS = """
+// Rows of eight features wait in shared memory, of the POSITIONS that a team of warps has side by side.
+constexpr int POSITIONS = $positions, ROW_PITCH = $pitch, TEAM = $warps;    // a team's warps
+struct alignas(8) Neighbours { float first, second; };
+
+// Write them, each warp of the team some, whole parts of memory at a time: the first one begins at `to`; there are so
+// many `features`, and `left` elements of their rows.
+__device__ __forceinline__ void write_rows(const float* rows, $type* to, long long plane, int features, int left,
+                                           int member, int lane) {
+#pragma unroll 1
+    for (int feature = member; feature < 8; feature += TEAM) {
+        $type* const row = to + feature * plane;
+        const int ahead = int(reinterpret_cast<unsigned long long>(row) / sizeof($type) % 32);
+        const int count = feature < features ? left : 0;
+#pragma unroll
+        for (int k = 0; k < (POSITIONS + 62) / 32; ++k) {
+            const int at = 32 * k - ahead + lane;
+            if (unsigned(at) < unsigned(count)) row[at] = narrow_to<$type>::of(rows[feature * ROW_PITCH + at]);
+        }
+    }
+}
+"""
+
+ROWS_THERE = """
+float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED$behind) + $team * 8 * ROW_PITCH;
+"""
+
+OUT_FEATURES = """
+const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
+$type* const out_features = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature) * plane);
+"""
+
+ROWS = """
+#pragma unroll
+for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+#pragma unroll
+    for (int rh = 0; rh < OWN_H * ROWS_H; ++rh) {
+        const int p = $p, q = $q, r = $r;    // of the team's first position
+        const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+        const int left = inside ? max(0, min(R - r, POSITIONS)) : 0;
+        $type* const to = forgotten(out_features + unsigned((p * Q + q) * R + r));
+        $eights
+    }
+"""
+
+# The features of eight rows, from so many on: of a thread's tiles of features, and halves of those.
+EIGHT_ROWS = """
+$sync;    // until the rows before have been read
+$held
+$sync;
+write_rows(team_rows, to + ($first) * plane, plane, O - first_feature - ($first), left, $member, lane);
+"""
+
 CLOSE_POSITIONS = """
 // Over the $count lanes that share channels, then over the warps that do, in a fixed order.
 __syncthreads();

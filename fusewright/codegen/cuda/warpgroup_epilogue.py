@@ -14,7 +14,7 @@ from fusewright.codegen.cuda.loops import nest
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.contraction import Phase
 from fusewright.schedule.warpgroup import WarpgroupTile
-from fusewright.schedule.warpgroup_positions import FeatureColumns, PositionTile
+from fusewright.schedule.warpgroup_positions import PositionTile
 from fusewright.schedule.warpgroup_staging import couples
 from fusewright.schedule.warpgroup_windows import WindowTile
 
@@ -130,6 +130,25 @@ class _FeaturesEpilogue(Epilogue):
     def first_feature(self) -> tuple[str, str]:
         return "2 * quad", "8 * m + half"
 
+    @property
+    def first_of_rows(self) -> tuple[str, Sequence[str]]:
+        return "8 * m", CHANNELS[:1]
+
+    @property
+    def first_w(self) -> str:
+        return "cell_w + 8 * warp_w * TILES_W"
+
+    @property
+    def column_of_team(self) -> str:
+        """Where in the team's row a thread's cell `own_w` is."""
+        return "8 * own_w + row"
+
+    def held_for_rows(self, slots: int) -> Lines:
+        value = self.changed(self.accumulated(1))
+        held = nest(CHANNELS[1:], [f"team_rows[(2 * quad + half) * ROW_PITCH + column] = {value};"])
+        place = ["const int own_w = s;", f"const int column = {self.column_of_team};"]
+        return nest([f"for (int s = 0; s < {slots}; ++s)"], [*place, *held])
+
     def of_channel(self, name: str) -> str:
         if self.t.keeps_numbers(self.c):
             return super().of_channel(name)
@@ -178,7 +197,7 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
     def prologue(self) -> Lines:
         if not self.t.spread:
             return super().prologue()
-        numbers = FeatureColumns.own_bytes(self.t, self.c)
+        numbers = self.t.numbers_bytes(self.c)
         at = f"shared_memory + STAGED{f' + {numbers}' if numbers else ''}"
         return [f"float* const products_of_rows = reinterpret_cast<float*>({at});", *super().prologue()]
 
@@ -217,6 +236,14 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
         if self.t.wide:
             return super().own_row(own)
         return f"8 * (warp_h / 4 * TILES_H + {own} / 2) + 2 * (warp_h % 4) + {own} % 2"
+
+    @property
+    def first_w(self) -> str:
+        return "cell_w + 64 * (warp_w / 4 * TILES_W)" if self.t.wide else super().first_w
+
+    @property
+    def column_of_team(self) -> str:
+        return "64 * (own_w / 2) + 16 * (warp_w % 4) + 8 * (own_w % 2) + row" if self.t.wide else super().column_of_team
 
     @property
     def cell_w(self) -> str:

@@ -213,13 +213,17 @@ class Writer:
             own_cells=parts.cells,
             own_features=parts.features,
             weights_m=self.weights_m,
-            prologue=[*self.epilogue.prologue(), *self.weights.at_hand(), *self.epilogue.numbers_arrived()],
+            prologue=[*self.epilogue.prologue(), *self.weights.at_hand(), *self._numbers()],
             w_now="" if self.t.stay else ", w_now = 0",
             first=self.steps.first(),
             **self.input.each_tile(),
             body=[*body, *self.epilogue.after_cell()],
             close=self.epilogue.close(),
         )
+
+    def _numbers(self) -> Lines:
+        """Where weights are read step after step, numbers per channel may be read once more, too, sooner than kept."""
+        return self.epilogue.numbers_arrived() if self.t.stay else []
 
     def accumulated(self, index: int, rows: list[tuple[str, Phase, int]]) -> Lines:
         """Multiply by the taps of a phase, whose accumulators are `acc`."""

@@ -1,0 +1,146 @@
+"""Rows of the output by way of shared memory: every way to cut a contraction, emulated on the CPU, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+import torch
+from contraction_cases import Case, Found, find, tolerance
+from emulation.emulate import ORDERS, emulate
+from warpgroup_cases import BF16, F16
+
+from fusewright.codegen.cuda import warpgroup as cuda
+from fusewright.kernel import Kernel
+from fusewright.schedule import warpgroup, warpgroup_positions, warpgroup_windows
+from fusewright.schedule.output_rows import BANKS, FEATURES, SHORTEST, as_written, output_rows, parted
+
+POOL = {"pool": "avg", "window": (4, 4), "step": (4, 4)}
+REFERENCE = "def reference(*operands): ..."
+
+
+def _by_warpgroups(module: Any) -> Callable[[Found], list[Any]]:
+    return lambda f: [t for _, t in module.candidates(f.group, f.cells, tf32=True)]
+
+
+# How a family cuts a group, and the kernel of a tile.
+FAMILIES: dict[str, Callable[[Found], list[Any]]] = {
+    "warps": Found.tilings,
+    "features": _by_warpgroups(warpgroup),
+    "positions": _by_warpgroups(warpgroup_positions),
+    "windows": _by_warpgroups(warpgroup_windows),
+}
+
+# The family, a case, and what the tile is to have.
+CASES: dict[str, tuple[str, Case, dict[str, Any]]] = {
+    "warps": ("warps", Case((6, 45), 4, 21, before=("relu", "add channel")), {"cells_w": 8}),
+    "warps, groups and half precision": ("warps", Case((4, 71), 4, 12, groups=2, dtype=F16), {"cells_w": 8}),
+    "warps, float32 in pairs": ("warps", Case((4, 41), 4, 16, tf32=False), {"cells_w": 8}),
+    "warps, windows of sums": ("warps", Case((22, 150), 8, 16, **POOL), {"by_warp": True, "cells_w": 8}),
+    "features": ("features", Case((5, 47), 5, 70, before=("gelu",)), {"eights_w": 4}),
+    "features, a row's end": ("features", Case((5, 71), 20, 64, padding=(1, 1)), {"eights_w": 8, "cells_h": 2}),
+    "features, side by side": ("features", Case((4, 91), 9, 40, bias=False), {"eights_w": 4, "groups_w": 2}),
+    "features, two tiles": ("features", Case((4, 51), 9, 128), {"m_tiles": 2}),
+    "features, three dimensions": (
+        "features",
+        Case((4, 5, 39), 3, 16, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
+        {"cells_d": 2, "eights_w": 4},
+    ),
+    "features, dilated": ("features", Case((9, 45), 5, 70, dilation=(2, 2)), {"eights_w": 4}),
+    "features, bfloat16": ("features", Case((5, 47), 20, 70, dtype=BF16, before=("hardswish",)), {"eights_w": 4}),
+    "positions": ("positions", Case((5, 71), 5, 12, before=("relu", "add channel")), {"wide": True, "tiles_w": 1}),
+    "positions, two of an instruction's": ("positions", Case((4, 150), 5, 9), {"wide": True, "tiles_w": 2}),
+    "positions, side by side": ("positions", Case((6, 150), 5, 9, groups=2), {"wide": True, "groups_w": 2}),
+    "positions, below each other": ("positions", Case((20, 45), 5, 12), {"wide": False, "tiles_w": 4}),
+    "positions, taps as channels": ("positions", Case((9, 71), 5, 12), {"wide": True, "unfolded": "h"}),
+    "positions, softmax": ("positions", Case((5, 71), 5, 12, softmax="softmax", after=("scale",)), {"wide": True}),
+    "positions, numbers in shared memory": (
+        "positions",
+        Case((5, 71), 5, 100, before=("times channel", "add channel")),
+        {"wide": True},
+    ),
+    "positions, float16": ("positions", Case((5, 71), 20, 12, dtype=F16), {"wide": True}),
+    "windows": ("windows", Case((23, 143), 8, 9, **POOL, after=("sigmoid",)), {"own_w": 4}),
+}
+
+
+def found(name: str) -> tuple[Found, Any]:
+    """The group of a case, and the best tile that is as wanted and writes rows."""
+    family, case, wanted = CASES[name]
+    f = find(case, boxed=bool(case.pool))
+    assert isinstance(f, Found), f
+    wanted = {"by_rows": True, **({"unfolded": "", **wanted} if family in ("features", "positions") else wanted)}
+    tiles = FAMILIES[family](f)
+    return f, next(t for t in tiles if all(getattr(t, key) == value for key, value in wanted.items()))
+
+
+def kernel(f: Found, t: Any) -> Kernel:
+    made = f.kernel(t) if hasattr(t, "stages") else cuda.generate(f.group, t, "fused_test", REFERENCE)
+    assert made.source.count("write_rows(team_rows") > 0
+    return made
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right(name: str) -> None:
+    """In every order of threads the same bits, and as near as products are; what rows do not reach stays as it was."""
+    f, t = found(name)
+    x = f.case.example()
+    want, size = f.reference(x)
+    got, *others = (emulate(kernel(f, t), *f.tensors(x), order=order, seed=3) for order in ORDERS)
+    error = ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf)
+    assert error.max() <= tolerance(f.case, boxed=bool(f.case.pool)), t
+    assert all(torch.equal(got, other) for other in others)
+
+
+@pytest.mark.parametrize("name", ["warps", "features, a row's end", "positions", "windows"])
+def test_stays_inside(name: str) -> None:
+    """Nothing is read or written out of bounds, in memory or in shared memory."""
+    f, t = found(name)
+    x = f.case.example()
+    want, size = f.reference(x)
+    got = emulate(kernel(f, t), *f.tensors(x), sanitize=True)
+    assert ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf).max() <= tolerance(
+        f.case, boxed=bool(f.case.pool)
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "by_rows"),
+    [
+        pytest.param(Case((9, 41), 5, 20), True, id="rows of 39"),
+        pytest.param(Case((9, 42), 5, 20), False, id="rows of 40: five sectors"),
+        pytest.param(Case((9, 42), 20, 20, dtype=F16), True, id="rows of 40 halves"),
+        pytest.param(Case((9, 41), 5, 20, fold="sum", fold_dims="p"), False, id="nothing is written"),
+        pytest.param(Case((9, 82), 5, 20, pool="max", window=(2, 2), step=(2, 2)), False, id="windows are written"),
+        pytest.param(Case((9, 41), 5, 20, channels_last=True), False, id="channels last"),
+        pytest.param(Case((9, 20), 5, 20, stride=(2, 2), transposed=True), False, id="every second position"),
+    ],
+)
+def test_where_rows_pay(case: Case, by_rows: bool) -> None:
+    """Rows that are whole sectors are written as lanes have them."""
+    f = find(case)
+    assert isinstance(f, Found)
+    t = next(t for _, t in warpgroup.candidates(f.group, f.cells, tf32=True) if t.eights_w == 4)
+    plain = replace(t, by_rows=False)
+    assert t == as_written(f.group, plain, f.cells[2]) and t.by_rows is by_rows
+    assert (parted(f.group, plain, f.cells[2]) > 1) is (by_rows or case.stride == (2, 2))
+    assert parted(f.group, t, f.cells[2]) == 1 or case.stride == (2, 2)
+    short = as_written(f.group, replace(plain, eights_w=SHORTEST // 8 - 1), f.cells[2])
+    assert not short.by_rows and output_rows(short) is None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_lanes_do_not_meet(name: str) -> None:
+    """Lanes that put eight features into shared memory at once have a bank each."""
+    _, t = found(name)
+    rows = output_rows(t)
+    assert rows is not None and rows.elements == rows.teams * FEATURES * rows.pitch and rows.pitch >= rows.positions
+    lanes = [divmod(lane, 4) for lane in range(32)]
+    if t.row_of_team[2] == 8:  # two neighbours of a row each, half a warp at a time
+        banks = [(row * rows.pitch + 2 * quad + i) % BANKS for row, quad in lanes[:16] for i in (0, 1)]
+    else:
+        banks = [(2 * quad * rows.pitch + row) % BANKS for row, quad in lanes]
+    assert len(set(banks)) == 32
