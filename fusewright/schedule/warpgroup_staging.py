@@ -423,9 +423,10 @@ def _score(c: Contraction, t: WarpgroupCut, lengths: tuple[int, int, int]) -> fl
     """Estimated cycles of one multiprocessor per useful cell and output channel, `None` where it does not fit."""
     if any(len(p.elements) % r for a, r in zip(c.axes[:2], (t.rows_d, t.rows_h), strict=True) for p in a.phases):
         return None
-    per_sm = blocks_per_sm(c, t, shared_bytes(c, t))
+    shared = shared_bytes(c, t)
+    per_sm = blocks_per_sm(c, t, shared)
     lay = staged(c, t)
-    if lay.reach > MOST_INDICES or per_sm < 1 or t.products(c).columns > 256:
+    if shared > MOST_SHARED or lay.reach > MOST_INDICES or per_sm < 1 or t.products(c).columns > 256:
         return None
     share = useful(lay.walks, lengths, t.cells)
     return _cycles(c, t, per_sm, lengths[2]) / (prod(t.cells) * share * c.features / ceil(c.features / t.block_m))

@@ -74,7 +74,7 @@ __device__ __forceinline__ unsigned forgotten(unsigned x) {
 // A pointer to global memory from which others are one instruction away: the compiler would find each of them from the
 // kernel's argument.
 template <class T> __device__ __forceinline__ T* forgotten(T* x) {
-    asm volatile("" : "+l"(x));
+    asm("" : "+l"(x));
     __builtin_assume(__isGlobal(x));
     return x;
 }

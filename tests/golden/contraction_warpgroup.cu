@@ -71,9 +71,6 @@ __device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.s
 __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
-// A number that was read, when it has arrived: an operation that the assembler does not see through waits for it.
-__device__ __forceinline__ float arrived(float x, int zero) { return __int_as_float(__float_as_int(x) | zero); }
-
 // An element of an operand, which nobody writes to meanwhile: so it may be read or left out without a branch.
 __device__ __forceinline__ float read_only(const float* x) { return __ldg(x); }
 __device__ __forceinline__ uint4 read_only(const uint4* x) { return __ldg(x); }
@@ -87,7 +84,7 @@ __device__ __forceinline__ unsigned forgotten(unsigned x) {
 // A pointer to global memory from which others are one instruction away: the compiler would find each of them from the
 // kernel's argument.
 template <class T> __device__ __forceinline__ T* forgotten(T* x) {
-    asm volatile("" : "+l"(x));
+    asm("" : "+l"(x));
     __builtin_assume(__isGlobal(x));
     return x;
 }
@@ -113,21 +110,21 @@ constexpr int C = 20, O = 70, GROUPS = 1;    // channels of a group, in and out
 constexpr int TAPS = 9;    // of one channel's kernel
 
 // A warpgroup owns 64 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
-constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 4, EIGHTS_W = 1, OWN_W = 2 * EIGHTS_W;
+constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 1, EIGHTS_W = 4, OWN_W = 2 * EIGHTS_W;
 constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
-constexpr int WARPS_M = 4, WARPS_H = 1, WARPS_W = 3, THREADS = 384;
+constexpr int WARPS_M = 4, WARPS_H = 2, WARPS_W = 1, THREADS = 256;
 constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 2;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
 constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
-constexpr int VECTORS = 2, PLANE = 157;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = 1, X_H = 6, X_W = 26, PITCH = 26, SKIP = 1;
+constexpr int VECTORS = 2, PLANE = 137;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 4, X_W = 34, PITCH = 34, SKIP = 1;
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
-constexpr int ADVANCE_D = 156, ADVANCE_H = 26;
-constexpr int ELEMENT_D = 156, ELEMENT_H = 26, ELEMENT_W = 1;
-constexpr int TAP_D = 0, TAP_H = 26, TAP_W = 1;
+constexpr int ADVANCE_D = 136, ADVANCE_H = 34;
+constexpr int ELEMENT_D = 136, ELEMENT_H = 34, ELEMENT_W = 1;
+constexpr int TAP_D = 0, TAP_H = 34, TAP_W = 1;
 constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -139,7 +136,7 @@ __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVA
 
 // A thread has two features and two cells of every eight.
 using Accumulators = float[OWN_D * ROWS_D][PER_CELL][M_TILES][OWN_H * ROWS_H][EIGHTS_W][4];
-constexpr int ROWS_AT_ONCE = 4;    // that one instruction takes
+constexpr int ROWS_AT_ONCE = 1;    // that one instruction takes
 
 // Start adding the products of a staged chunk with `rows` rows of taps from `first` on.  The columns that one tap reads
 // lie as one instruction wants them, whichever tap it is: it only starts elsewhere.
@@ -285,20 +282,34 @@ __device__ __forceinline__ void stage_weights(const Element* from, Element* to, 
     for (int i = VECTOR * threadIdx.x; i < count; i += VECTOR * THREADS) copy_async<16>(to + i, from + i, true);
 }
 
-// Write two neighbours of an output row of which `left` elements follow, in one store where rows have an `even` length.
-struct alignas(2 * sizeof(Element)) Pair { Element first, second; };
-__device__ __forceinline__ void write_pair(Element* to, Element first, Element second, int left, bool even) {
-    if (even && left > 0) *reinterpret_cast<Pair*>(to) = Pair{first, second};
-    if (!even && left > 0) to[0] = first;
-    if (!even && left > 1) to[1] = second;
+// Rows of eight features wait in shared memory, of the POSITIONS that a team of warps has side by side.
+constexpr int POSITIONS = 32, ROW_PITCH = 40, TEAM = 1;    // a team's warps
+struct alignas(8) Neighbours { float first, second; };
+
+// Write them, each warp of the team some, whole parts of memory at a time: the first one begins at `to`; there are so
+// many `features`, and `left` elements of their rows.
+__device__ __forceinline__ void write_rows(const float* rows, Element* to, long long plane, int features, int left,
+                                           int member, int lane) {
+#pragma unroll 1
+    for (int feature = member; feature < 8; feature += TEAM) {
+        Element* const row = to + feature * plane;
+        const int ahead = int(reinterpret_cast<unsigned long long>(row) / sizeof(Element) % 32);
+        const int count = feature < features ? left : 0;
+#pragma unroll
+        for (int k = 0; k < (POSITIONS + 62) / 32; ++k) {
+            const int at = 32 * k - ahead + lane;
+            if (unsigned(at) < unsigned(count)) row[at] = narrow_to<Element>::of(rows[feature * ROW_PITCH + at]);
+        }
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
 fused_test(const float* __restrict__ x, const float* __restrict__ packed, const float* __restrict__ bias, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
     Element* const w_tile = x_tile + 2 * X_TILE;
+    constexpr int STAGED = 45632;    // bytes
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
     const int warp_m = warp % WARPS_M, warp_w = warp / WARPS_M % WARPS_W, warp_h = warp / (WARPS_M * WARPS_W);
@@ -307,7 +318,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
     const Element* const x_sample = x + ((long long)sample * GROUPS + group) * 20 * D * H * W;
     // What this warpgroup multiplies: its cells of the input, and its features.
     const unsigned long long x_matrix =
-        shared_matrix(x_tile, 16 * PLANE, 16 * row_h(1)) + (warp_h * OWN_H * ADVANCE_H + 4 * OWN_W * warp_w);
+        shared_matrix(x_tile, 16 * PLANE, 128) + (warp_h * OWN_H * ADVANCE_H + 4 * OWN_W * warp_w);
     const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128) + warp_m / 4 * 64 * M_TILES;
 
     // Per-channel numbers of this lane's rows.
@@ -323,11 +334,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         const Compute shifted = value + bias_at[m][half];
         return shifted;
     };
+    float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED) + warp * 8 * ROW_PITCH;
     const Element* const packed_block = packed + (long long)blockIdx.z * 13824;
-    // Numbers are here before any input is on its way: who waits for one of a thread's loads may wait for them all.
-    const int zero = D >> 31;    // lengths are not negative, which the compiler does not know
-#pragma unroll
-    for (int i = 0; i < 2 * M_TILES; ++i) bias_at[i / 2][i % 2] = arrived(bias_at[i / 2][i % 2], zero);
 
     const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = tiles_d * tiles_h * tiles_w;
@@ -380,26 +388,27 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                 warpgroup_wait();
             }
             const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
-            Element* const out_row = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane);
+            Element* const out_features = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature) * plane);
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
-                for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
+                for (int rh = 0; rh < OWN_H * ROWS_H; ++rh) {
+                    const int p = cell_d + rd / ROWS_D, q = cell_h + warp_h * OWN_H + rh / ROWS_H, r = cell_w + 4 * warp_w * OWN_W;    // of the team's first position
+                    const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+                    const int left = inside ? max(0, min(R - r, POSITIONS)) : 0;
+                    Element* const to = forgotten(out_features + unsigned((p * Q + q) * R + r));
 #pragma unroll
-                    for (int j = 0; j < 1; ++j) {
-                        const int p = cell_d + rd / ROWS_D, q = cell_h + warp_h * OWN_H + rh / ROWS_H;
-                        const int r = cell_w + 4 * warp_w * OWN_W + 8 * j + 2 * quad;    // of the first of two
-                        const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
-                        Element* const to = forgotten(out_row + unsigned((p * Q + q) * R + r));
+                    for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
-                        for (int m = 0; m < M_TILES; ++m)
+                        for (int half = 0; half < 2; ++half) {
+                            __syncwarp();    // until the rows before have been read
 #pragma unroll
-                            for (int half = 0; half < 2; ++half) {
-                                const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
-                                const Element first = narrow_to<Element>::of(before(acc[rd][j / EIGHTS_W][m][rh][j % EIGHTS_W][2 * half], m, half)), second = narrow_to<Element>::of(before(acc[rd][j / EIGHTS_W][m][rh][j % EIGHTS_W][2 * half + 1], m, half));
-                                if (inside && feature < O) write_pair(&to[(16 * m + 8 * half) * plane], first, second, R - r, R % 2 == 0);
-                            }
-                    }
+                            for (int j = 0; j < 4; ++j)
+                                *reinterpret_cast<Neighbours*>(&team_rows[row * ROW_PITCH + 8 * j + 2 * quad]) = Neighbours{before(acc[rd][j / EIGHTS_W][m][rh][j % EIGHTS_W][2 * half], m, half), before(acc[rd][j / EIGHTS_W][m][rh][j % EIGHTS_W][2 * half + 1], m, half)};
+                            __syncwarp();
+                            write_rows(team_rows, to + (16 * (warp_m * M_TILES + m) + 8 * half) * plane, plane, O - first_feature - (16 * (warp_m * M_TILES + m) + 8 * half), left, 0, lane);
+                        }
+                }
         }
     }
 }

@@ -71,9 +71,6 @@ __device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.s
 __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
-// A number that was read, when it has arrived: an operation that the assembler does not see through waits for it.
-__device__ __forceinline__ float arrived(float x, int zero) { return __int_as_float(__float_as_int(x) | zero); }
-
 // An element of an operand, which nobody writes to meanwhile: so it may be read or left out without a branch.
 __device__ __forceinline__ float read_only(const float* x) { return __ldg(x); }
 __device__ __forceinline__ uint4 read_only(const uint4* x) { return __ldg(x); }
@@ -87,7 +84,7 @@ __device__ __forceinline__ unsigned forgotten(unsigned x) {
 // A pointer to global memory from which others are one instruction away: the compiler would find each of them from the
 // kernel's argument.
 template <class T> __device__ __forceinline__ T* forgotten(T* x) {
-    asm volatile("" : "+l"(x));
+    asm("" : "+l"(x));
     __builtin_assume(__isGlobal(x));
     return x;
 }
@@ -343,10 +340,6 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         return v1;
     };
     const Element* const packed_block = packed + (long long)blockIdx.z * 9216;
-    // Numbers are here before any input is on its way: who waits for one of a thread's loads may wait for them all.
-    const int zero = D >> 31;    // lengths are not negative, which the compiler does not know
-#pragma unroll
-    for (int i = 0; i < 2 * M_TILES; ++i) bias_at[i / 2][i % 2] = arrived(bias_at[i / 2][i % 2], zero);
 
     const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = tiles_d * tiles_h * tiles_w;

@@ -75,9 +75,6 @@ __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_grou
 __device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }
 __device__ __forceinline__ void at_hand(unsigned& x) { asm volatile("" : "+r"(x)); }
 
-// A number that was read, when it has arrived: an operation that the assembler does not see through waits for it.
-__device__ __forceinline__ float arrived(float x, int zero) { return __int_as_float(__float_as_int(x) | zero); }
-
 // An element of an operand, which nobody writes to meanwhile: so it may be read or left out without a branch.
 __device__ __forceinline__ float read_only(const float* x) { return __ldg(x); }
 __device__ __forceinline__ uint4 read_only(const uint4* x) { return __ldg(x); }
@@ -91,7 +88,7 @@ __device__ __forceinline__ unsigned forgotten(unsigned x) {
 // A pointer to global memory from which others are one instruction away: the compiler would find each of them from the
 // kernel's argument.
 template <class T> __device__ __forceinline__ T* forgotten(T* x) {
-    asm volatile("" : "+l"(x));
+    asm("" : "+l"(x));
     __builtin_assume(__isGlobal(x));
     return x;
 }
@@ -126,8 +123,8 @@ constexpr int TAPS = 9;    // of one channel's kernel
 // A warpgroup owns all 8 * M_TILES channels of OWN_D x TILES_H x TILES_W times the 64 cells that one instruction takes:
 // HIGH x BROAD, eight eights along w.  A warp has two of these, a thread a cell of both, ROWS_D x ROWS_H rows of which
 // are computed at a time.
-constexpr int M_TILES = 9, TILES_H = 1, TILES_W = 3, HIGH = 8, BROAD = 8;
-constexpr int OWN_D = 1, OWN_H = 2, OWN_W = 3;    // cells of a thread
+constexpr int M_TILES = 9, TILES_H = 1, TILES_W = 4, HIGH = 8, BROAD = 8;
+constexpr int OWN_D = 1, OWN_H = 2, OWN_W = 4;    // cells of a thread
 constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
 constexpr int WARPS_H = 8, WARPS_W = 1, THREADS = 256;
 constexpr int BLOCK_M = 8 * M_TILES, M_BLOCKS = 1;
@@ -136,12 +133,12 @@ constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 8 * OWN_W * 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
 constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
-constexpr int VECTORS = 2, PLANE = 469;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = 1, X_H = 18, X_W = 26, PITCH = 26, SKIP = 1;
+constexpr int VECTORS = 2, PLANE = 613;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 18, X_W = 34, PITCH = 34, SKIP = 1;
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
-constexpr int ADVANCE_D = 468, ADVANCE_H = 26;
-constexpr int ELEMENT_D = 468, ELEMENT_H = 26, ELEMENT_W = 1;
-constexpr int TAP_D = 0, TAP_H = 26, TAP_W = 1;
+constexpr int ADVANCE_D = 612, ADVANCE_H = 34;
+constexpr int ELEMENT_D = 612, ELEMENT_H = 34, ELEMENT_W = 1;
+constexpr int TAP_D = 0, TAP_H = 34, TAP_W = 1;
 constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -200,7 +197,7 @@ union alignas(16) Channels {
 // What a thread stages at a time: runs of vectors of one column.  What has been read of them, and where in the tile
 // they are, in columns of shared memory, packed indices of the input, elements of x.  The column of no run is negative.
 constexpr int COLUMNS = X_D * X_H * X_W, RUN = 2, COUNT = VECTORS / RUN * COLUMNS;    // of a vector; of a run; runs
-constexpr int AT_ONCE = 2;
+constexpr int AT_ONCE = 3;
 struct Fetched { Channels read[AT_ONCE][RUN]; };
 struct Places {
     int to[AT_ONCE];
@@ -298,12 +295,34 @@ __device__ __forceinline__ void stage_weights(const Element* from, Element* to, 
     for (int i = VECTOR * threadIdx.x; i < count; i += VECTOR * THREADS) copy_async<16>(to + i, from + i, true);
 }
 
+// Rows of eight features wait in shared memory, of the POSITIONS that a team of warps has side by side.
+constexpr int POSITIONS = 32, ROW_PITCH = 36, TEAM = 1;    // a team's warps
+struct alignas(8) Neighbours { float first, second; };
+
+// Write them, each warp of the team some, whole parts of memory at a time: the first one begins at `to`; there are so
+// many `features`, and `left` elements of their rows.
+__device__ __forceinline__ void write_rows(const float* rows, Element* to, long long plane, int features, int left,
+                                           int member, int lane) {
+#pragma unroll 1
+    for (int feature = member; feature < 8; feature += TEAM) {
+        Element* const row = to + feature * plane;
+        const int ahead = int(reinterpret_cast<unsigned long long>(row) / sizeof(Element) % 32);
+        const int count = feature < features ? left : 0;
+#pragma unroll
+        for (int k = 0; k < (POSITIONS + 62) / 32; ++k) {
+            const int at = 32 * k - ahead + lane;
+            if (unsigned(at) < unsigned(count)) row[at] = narrow_to<Element>::of(rows[feature * ROW_PITCH + at]);
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fused_test(const float* __restrict__ x, const float* __restrict__ packed, const float* __restrict__ bias, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
     Element* const w_tile = x_tile + 2 * X_TILE;
+    constexpr int STAGED = 80704;    // bytes
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
     const int warp_h = warp % WARPS_H, warp_w = warp / WARPS_H;
@@ -328,11 +347,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         const Compute shifted = value + bias_at[m][half];
         return shifted;
     };
+    float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED) + warp * 8 * ROW_PITCH;
     const Element* const packed_block = packed + (long long)blockIdx.z * 15552;
-    // Numbers are here before any input is on its way: who waits for one of a thread's loads may wait for them all.
-    const int zero = D >> 31;    // lengths are not negative, which the compiler does not know
-#pragma unroll
-    for (int i = 0; i < 2 * M_TILES; ++i) bias_at[i / 2][i % 2] = arrived(bias_at[i / 2][i % 2], zero);
 
     const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = tiles_d * tiles_h * tiles_w;
@@ -385,28 +401,30 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                 warpgroup_wait();
             }
             const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
-            Element* const out_row = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature + 2 * quad) * plane);
+            Element* const out_features = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature) * plane);
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
-                for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
+                for (int rh = 0; rh < OWN_H * ROWS_H; ++rh) {
+                    const int p = cell_d + rd / ROWS_D, q = cell_h + 8 * (warp_h / 4 * TILES_H + rh / ROWS_H / 2) + 2 * (warp_h % 4) + rh / ROWS_H % 2, r = cell_w + 8 * warp_w * TILES_W;    // of the team's first position
+                    const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+                    const int left = inside ? max(0, min(R - r, POSITIONS)) : 0;
+                    Element* const to = forgotten(out_features + unsigned((p * Q + q) * R + r));
 #pragma unroll
-                    for (int s = 0; s < 3; ++s) {
-                        const int own_w = s;    // the cell, and below its position
-                        const int p = cell_d + rd / ROWS_D;
-                        const int q = cell_h + 8 * (warp_h / 4 * TILES_H + rh / ROWS_H / 2) + 2 * (warp_h % 4) + rh / ROWS_H % 2;
-                        const int r = cell_w + 8 * (warp_w * TILES_W + own_w) + row;
-                        const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
-                        Element* const to = forgotten(out_row + unsigned((p * Q + q) * R + r));
+                    for (int m = 0; m < M_TILES; ++m) {
+                        __syncwarp();    // until the rows before have been read
 #pragma unroll
-                        for (int m = 0; m < M_TILES; ++m)
+                        for (int s = 0; s < 4; ++s) {
+                            const int own_w = s;
+                            const int column = 8 * own_w + row;
 #pragma unroll
-                            for (int half = 0; half < 2; ++half) {
-                                const int feature = first_feature + 8 * m + 2 * quad + half;
-                                const Element result = narrow_to<Element>::of(before(acc[rd][0][rh / ROWS_H / 2 * ROWS_H + rh % ROWS_H][own_w][m][2 * (rh / ROWS_H % 2) + half], m, half));
-                                if (inside && feature < O) to[(8 * m + half) * plane] = result;
-                            }
+                            for (int half = 0; half < 2; ++half)
+                                team_rows[(2 * quad + half) * ROW_PITCH + column] = before(acc[rd][0][rh / ROWS_H / 2 * ROWS_H + rh % ROWS_H][own_w][m][2 * (rh / ROWS_H % 2) + half], m, half);
+                        }
+                        __syncwarp();
+                        write_rows(team_rows, to + (8 * m) * plane, plane, O - first_feature - (8 * m), left, 0, lane);
                     }
+                }
         }
     }
 }

@@ -71,7 +71,7 @@ __device__ __forceinline__ unsigned forgotten(unsigned x) {
 // A pointer to global memory from which others are one instruction away: the compiler would find each of them from the
 // kernel's argument.
 template <class T> __device__ __forceinline__ T* forgotten(T* x) {
-    asm volatile("" : "+l"(x));
+    asm("" : "+l"(x));
     __builtin_assume(__isGlobal(x));
     return x;
 }
@@ -100,10 +100,10 @@ constexpr int UNFOLDED = 4, OF_TAP = 8, APART = 1, NEXT = 6;
 // A warpgroup owns all 8 * M_TILES channels of OWN_D x TILES_H x TILES_W times the 64 cells that one instruction takes:
 // HIGH x BROAD, eight eights along w.  A warp has two of these, a thread a cell of both, ROWS_D x ROWS_H rows of which
 // are computed at a time.
-constexpr int M_TILES = 2, TILES_H = 1, TILES_W = 2, HIGH = 8, BROAD = 8;
-constexpr int OWN_D = 1, OWN_H = 2, OWN_W = 2;    // cells of a thread
+constexpr int M_TILES = 2, TILES_H = 1, TILES_W = 1, HIGH = 8, BROAD = 8;
+constexpr int OWN_D = 1, OWN_H = 2, OWN_W = 1;    // cells of a thread
 constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
-constexpr int WARPS_H = 4, WARPS_W = 1, THREADS = 128;
+constexpr int WARPS_H = 4, WARPS_W = 2, THREADS = 256;
 constexpr int BLOCK_M = 8 * M_TILES, M_BLOCKS = 1;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 8 * OWN_W * WARPS_W;
 
@@ -174,7 +174,7 @@ union alignas(16) Channels {
 // What a thread stages at a time: runs of vectors of one column.  What has been read of them, and where in the tile
 // they are, in columns of shared memory, packed indices of the input, elements of x.  The column of no run is negative.
 constexpr int COLUMNS = X_D * X_H * X_W, RUN = 2, COUNT = VECTORS / RUN * COLUMNS;    // of a vector; of a run; runs
-constexpr int AT_ONCE = 3;
+constexpr int AT_ONCE = 2;
 struct Fetched { Channels read[AT_ONCE][RUN]; };
 struct Places {
     int to[AT_ONCE];
@@ -264,7 +264,7 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* to, int gr
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 fused_test(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
@@ -355,7 +355,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
                 for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
 #pragma unroll
-                    for (int s = 0; s < 2; ++s) {
+                    for (int s = 0; s < 1; ++s) {
                         const int own_w = s;    // the cell, and below its position
                         const int p = cell_d + rd / ROWS_D;
                         const int q = cell_h + 8 * (warp_h / 4 * TILES_H + rh / ROWS_H / 2) + 2 * (warp_h % 4) + rh / ROWS_H % 2;

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from fusewright.codegen.cuda import contraction_finish_text as texts
 from fusewright.codegen.cuda.contraction_box import scaled_early
@@ -41,6 +41,8 @@ class Epilogue(ValueText):
     """Writes the text after the multiplication for one group and tiling."""
 
     place = "int m, int half"
+    # Features whose rows are written in one turn of a loop: of more, addresses take registers that others need.
+    unrolled: ClassVar[int] = 1
 
     t: Cut
 
@@ -107,7 +109,7 @@ class Epilogue(ValueText):
         """How two neighbours in memory are written at once, or whole rows."""
         if self.output_rows is not None:
             rows = self.output_rows
-            names = {"positions": rows.positions, "pitch": rows.pitch, "warps": rows.warps}
+            names = {"positions": rows.positions, "pitch": rows.pitch, "warps": rows.warps, "unrolled": self.unrolled}
             return [fill(texts.WRITE_ROWS, type=self.result_type, **names)]
         if self.neighbours:
             return [fill(texts.PAIR, type=self.result_type)]

@@ -97,7 +97,7 @@ struct alignas(8) Neighbours { float first, second; };
 // many `features`, and `left` elements of their rows.
 __device__ __forceinline__ void write_rows(const float* rows, $type* to, long long plane, int features, int left,
                                            int member, int lane) {
-#pragma unroll 1
+#pragma unroll $unrolled
     for (int feature = member; feature < 8; feature += TEAM) {
         $type* const row = to + feature * plane;
         const int ahead = int(reinterpret_cast<unsigned long long>(row) / sizeof($type) % 32);
