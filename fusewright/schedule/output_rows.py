@@ -51,8 +51,13 @@ class OutputRows:
 
 
 class Cut(Protocol):
-    """What has to be known of a tile: whether it writes `by_rows`, how many warps a block has, and the row of a team:
-    its positions, its warps, and how many banks lie from feature to feature."""
+    """What has to be known of a tile.
+
+    by_rows       whether rows are written by way of shared memory
+    warps         of a block
+    row_of_team   a team's positions of a row, its warps, and how many banks lie from feature to feature
+    pools_side_by_side   whether lanes have cells that are pooled in the same places as positions
+    """
 
     @property
     def by_rows(self) -> bool: ...
@@ -60,6 +65,8 @@ class Cut(Protocol):
     def warps(self) -> int: ...
     @property
     def row_of_team(self) -> tuple[int, int, int]: ...
+    @property
+    def pools_side_by_side(self) -> bool: ...
 
 
 class _Tile(Cut, Protocol):
@@ -84,20 +91,22 @@ def rows_bytes(t: Cut) -> int:
 
 
 def _written(c: Contraction) -> bool:
-    """Whether values of all positions are written, a feature's side by side."""
-    return c.fold is None and c.window is None and not c.channels_last
+    """Whether values of all positions or cells are written, a feature's side by side."""
+    return c.fold is None and not c.channels_last
 
 
 def _whole(c: Contraction, row: int) -> bool:
     """Whether rows of so many cells are sectors."""
-    return row * c.axes[2].stride * c.root.dtype.itemsize % SECTOR == 0
+    positions = row * (c.axes[2].stride if c.window is None else 1)
+    return positions * c.root.dtype.itemsize % SECTOR == 0
 
 
 def as_written(c: Contraction, t: T, row: int) -> T:
     """The tile with the better way to write rows of so many cells."""
     w = c.axes[2]
     plain = w.stride == 1 and w.start == 0 and all(p.elements == (0,) for p in w.phases)
-    pays = _written(c) and plain and not _whole(c, row) and c.root.dtype.itemsize <= 4
+    one_by_one = plain if c.window is None else t.pools_side_by_side
+    pays = _written(c) and one_by_one and not _whole(c, row) and c.root.dtype.itemsize <= 4
     return replace(t, by_rows=True) if pays and t.row_of_team[0] >= SHORTEST else t
 
 

@@ -84,6 +84,11 @@ class Tiling:
         """As `output_rows` has it: a warp's eights along w, of which lanes have two neighbours each."""
         return 4 * self.cells_w, 1, 8
 
+    @property
+    def pools_side_by_side(self) -> bool:
+        """A lane's cells that are pooled are four apart."""
+        return False
+
     # -- where warps stage rows
 
     @property

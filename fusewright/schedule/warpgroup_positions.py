@@ -72,6 +72,11 @@ class FeatureColumns:
         """As `output_rows` has it."""
 
     @property
+    def pools_side_by_side(self) -> bool:
+        """As `output_rows` has it: of positions as of pooled cells lanes have every eighth."""
+        return True
+
+    @property
     def warps_m(self) -> int:
         return 1
 

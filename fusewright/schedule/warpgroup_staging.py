@@ -106,6 +106,11 @@ class WarpgroupCut:
     def row_of_team(self) -> tuple[int, int, int]:
         """As `fusewright.schedule.output_rows` has it."""
 
+    @property
+    def pools_side_by_side(self) -> bool:
+        """A lane's cells that are pooled lie as positions do."""
+        return True
+
     @abstractmethod
     def products(self, c: Contraction) -> Products:
         """What a warpgroup multiplies."""

@@ -76,6 +76,11 @@ class WindowTile(FeatureColumns):
         return 8 * self.own_w, 1, 4
 
     @property
+    def pools_side_by_side(self) -> bool:
+        """Its cells are window sums."""
+        return False
+
+    @property
     def traits(self) -> tuple[int, ...]:
         return self.eights_m, self.own_h, self.own_w, self.buffers, self.near
 

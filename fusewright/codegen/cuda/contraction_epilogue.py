@@ -212,8 +212,8 @@ class Epilogue(ValueText):
         """Hand the accumulators of one pass, so many of each row along w, to the pool, or straight on."""
         per_cell = len(phases[2].elements)
         position = [self._position(i, phases[i]) for i in range(3)]
-        if self.output_rows is not None:
-            return self._row_loops(slots, position)
+        if self.output_rows is not None and self.c.window is None:
+            return self._row_loops(slots, OWN_ROWS, position[:2], "PQR")
         return self._pair_loops(slots // 2, position) if self.pairs else self._value_loops(slots, per_cell, position)
 
     @property
@@ -241,19 +241,30 @@ class Epilogue(ValueText):
 
     def held_for_rows(self, slots: int) -> Lines:
         """A thread's values of eight features, to where they are written from."""
+        if self.c.window is not None:
+            loops, column = ["for (int own_w = 0; own_w < OWN_W; ++own_w)"], "own_w / 2 * 8 + 2 * quad + own_w % 2"
+            return nest(loops, self._pooled_to(f"row * ROW_PITCH + {column}", column))
         first, second = (self.changed(self.accumulator("j", f"2 * half{e}")) for e in ("", " + 1"))
         at = "reinterpret_cast<Neighbours*>(&team_rows[row * ROW_PITCH + 8 * j + 2 * quad])"
         return nest([f"for (int j = 0; j < {slots // 2}; ++j)"], [f"*{at} = Neighbours{{{first}, {second}}};"])
 
-    def _row_loops(self, slots: int, position: list[str]) -> Lines:
-        """Write every position, some features' rows at a time."""
+    def _pooled_to(self, at: str, column: str) -> Lines:
+        """Leave the pooled value of cell `own_w`, which is `column` of the team's row, in shared memory."""
+        place = f"const int r = first_r + {column};"
+        share = self.share("pqr")
+        return [*([place] if share else []), *share, f"team_rows[{at}] = {self._of_cell()};"]
+
+    def _row_loops(self, slots: int, rows: Sequence[str], position: Sequence[str], lengths: Sequence[str]) -> Lines:
+        """Write every position of a thread's rows, some features' at a time."""
         assert self.output_rows is not None
         first, loops = self.first_of_rows
         team = self.output_rows.warps
         sync, member = ("__syncwarp()", "0") if team == 1 else ("__syncthreads()", f"warp % {team}")
         eight = fill(texts.EIGHT_ROWS, sync=sync, held=self.held_for_rows(slots), first=first, member=member)
-        names = {"p": position[0], "q": position[1], "r": self.first_w, "type": self.result_type}
-        return [*fill(texts.OUT_FEATURES, type=self.result_type), *fill(texts.ROWS, eights=nest(loops, eight), **names)]
+        P, Q, R = lengths
+        place = {"p": position[0], "q": position[1], "first": self.first_w, "P": P, "Q": Q, "R": R}
+        each = fill(texts.ROWS, **place, type=self.result_type, eights=nest(loops, eight))
+        return [*fill(texts.OUT_FEATURES, type=self.result_type, p=P, q=Q, r=R), *nest(rows, each)]
 
     def _pair_loops(self, tiles: int, position: list[str]) -> Lines:
         p, q, _ = position
@@ -265,8 +276,7 @@ class Epilogue(ValueText):
         return [*self._out_row("P", "Q", "R"), *pairs]
 
     def _value_loops(self, slots: int, per_cell: int, position: list[str]) -> Lines:
-        loops = ["for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)"]
-        loops += [f"for (int s = 0; s < {slots}; ++s)"]
+        loops = [*OWN_ROWS, f"for (int s = 0; s < {slots}; ++s)"]
         lines = [f"const int own_w = {self.own_w(per_cell)};    // the cell, and below its position"]
         if self.masked:
             lines += [f"const int {a} = {text};" for a, text in zip("pqr", position, strict=True)]
@@ -338,12 +348,7 @@ class Epilogue(ValueText):
 
     def _of_cells(self) -> Lines:
         """What to do with the pooled values of a thread's cells."""
-        assert self.c.window is not None
-        value = "pooled[own_d][own_h][own_w][m][half]"
-        if self.c.window.op.kind == "avg":
-            value = f"{value} * share"
-        if self.c.after is not None:
-            value = f"after({value}, m, half)"
+        value = self._of_cell()
         loops = [f"for (int own_{a} = 0; own_{a} < OWN_{a.upper()}; ++own_{a})" for a in "dhw"]
         lines = [
             f"const int p = {self.cell(0, 'own_d')}, q = {self.cell(1, 'own_h')};",
@@ -351,11 +356,22 @@ class Epilogue(ValueText):
             "const bool inside = p < cells_d && q < cells_h && r < cells_w;",
             *self.share("pqr"),
         ]
+        if self.output_rows is not None:
+            own = self.cell(0, "own_d"), self.cell(1, "own_h")
+            return self._row_loops(0, loops[:2], own, ("cells_d", "cells_h", "cells_w"))
         if self.several:
             return self._joined_at_once(loops[:2], loops[2], "OWN_W", "own_w", lines, value)
         local = self._within("pqr", ("cell_d", "cell_h", "cell_w"))
         results = nest(loops, [*lines, *self._result(value, ("cells_d", "cells_h", "cells_w"), local)])
         return [*self._out_row("cells_d", "cells_h", "cells_w"), *results]
+
+    def _of_cell(self) -> str:
+        """What the pooled values of a thread's cell come to."""
+        assert self.c.window is not None
+        value = "pooled[own_d][own_h][own_w][m][half]"
+        if self.c.window.op.kind == "avg":
+            value = f"{value} * share"
+        return f"after({value}, m, half)" if self.c.after is not None else value
 
     def _joined_at_once(self, rows: Lines, along: str, count: str, index: str, place: Lines, value: str) -> Lines:
         """Into the running results, `count` values of a row at a time: those of the loop `along`, whose statements
@@ -487,5 +503,6 @@ class Epilogue(ValueText):
         return 0 if self.output_rows is None else self.output_rows.elements
 
 
-# Loops over the channels of a thread, and which one it is at.
+# Loops over the rows of a thread, and over its channels, and which one it is at.
+OWN_ROWS = ("for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)")
 CHANNELS = ("for (int m = 0; m < M_TILES; ++m)", "for (int half = 0; half < 2; ++half)")

@@ -116,21 +116,17 @@ float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED$behind)
 """
 
 OUT_FEATURES = """
-const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
+const long long plane = (long long)$p * $q * forgotten($r);    // from feature to feature
 $type* const out_features = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature) * plane);
 """
 
+# Of a thread's rows along d and h, in two loops.
 ROWS = """
-#pragma unroll
-for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
-#pragma unroll
-    for (int rh = 0; rh < OWN_H * ROWS_H; ++rh) {
-        const int p = $p, q = $q, r = $r;    // of the team's first position
-        const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
-        const int left = inside ? max(0, min(R - r, POSITIONS)) : 0;
-        $type* const to = forgotten(out_features + unsigned((p * Q + q) * R + r));
-        $eights
-    }
+const int p = $p, q = $q, first_r = $first;    // of the team's first position
+const bool inside = unsigned(p) < unsigned($P) && unsigned(q) < unsigned($Q);
+const int left = inside ? max(0, min($R - first_r, POSITIONS)) : 0;
+$type* const to = forgotten(out_features + unsigned((p * $Q + q) * $R + first_r));
+$eights
 """
 
 # The features of eight rows, from so many on: of a thread's tiles of features, and halves of those.

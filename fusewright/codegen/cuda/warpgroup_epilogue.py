@@ -144,6 +144,9 @@ class _FeaturesEpilogue(Epilogue):
         return "8 * own_w + row"
 
     def held_for_rows(self, slots: int) -> Lines:
+        if self.c.window is not None:
+            held = self._pooled_to(f"(2 * quad + half) * ROW_PITCH + {self.column_of_team}", self.column_of_team)
+            return nest(["for (int own_w = 0; own_w < OWN_W; ++own_w)", CHANNELS[1]], held)
         value = self.changed(self.accumulated(1))
         held = nest(CHANNELS[1:], [f"team_rows[(2 * quad + half) * ROW_PITCH + column] = {value};"])
         place = ["const int own_w = s;", f"const int column = {self.column_of_team};"]
