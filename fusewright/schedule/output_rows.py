@@ -25,11 +25,25 @@ PARTED = 4.0
 
 
 @dataclass(frozen=True)
+class Team:
+    """Warps that have positions of a row of the output side by side.
+
+    positions   of the row that they have
+    warps       that they are
+    banks       of shared memory from feature to feature, so that lanes of a warp do not meet in one
+    """
+
+    positions: int
+    warps: int
+    banks: int
+
+
+@dataclass(frozen=True)
 class OutputRows:
     """Of one block.
 
     positions   of an output row that a team has
-    pitch       numbers from feature to feature in shared memory, so that lanes of a warp do not meet in a bank
+    pitch       numbers from feature to feature in shared memory
     warps       of a team
     teams       of the block
     """
@@ -55,7 +69,7 @@ class Cut(Protocol):
 
     by_rows       whether rows are written by way of shared memory
     warps         of a block
-    row_of_team   a team's positions of a row, its warps, and how many banks lie from feature to feature
+    team          those that share a row
     pools_side_by_side   whether lanes have cells that are pooled in the same places as positions
     """
 
@@ -64,7 +78,7 @@ class Cut(Protocol):
     @property
     def warps(self) -> int: ...
     @property
-    def row_of_team(self) -> tuple[int, int, int]: ...
+    def team(self) -> Team: ...
     @property
     def pools_side_by_side(self) -> bool: ...
 
@@ -80,8 +94,8 @@ def output_rows(t: Cut) -> OutputRows | None:
     """How rows are written, `None` where values go straight to memory, or elsewhere."""
     if not t.by_rows:
         return None
-    positions, warps, banks = t.row_of_team
-    return OutputRows(positions, positions + (banks - positions) % BANKS, warps, t.warps // warps)
+    pitch = t.team.positions + (t.team.banks - t.team.positions) % BANKS
+    return OutputRows(t.team.positions, pitch, t.team.warps, t.warps // t.team.warps)
 
 
 def rows_bytes(t: Cut) -> int:
@@ -107,7 +121,7 @@ def as_written(c: Contraction, t: T, row: int) -> T:
     plain = w.stride == 1 and w.start == 0 and all(p.elements == (0,) for p in w.phases)
     one_by_one = plain if c.window is None else t.pools_side_by_side
     pays = _written(c) and one_by_one and not _whole(c, row) and c.root.dtype.itemsize <= 4
-    return replace(t, by_rows=True) if pays and t.row_of_team[0] >= SHORTEST else t
+    return replace(t, by_rows=True) if pays and t.team.positions >= SHORTEST else t
 
 
 def parted(c: Contraction, t: Cut, row: int) -> float:

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from fusewright.schedule.contraction import Axis, Contraction, Phase
-from fusewright.schedule.output_rows import as_written, rows_bytes
+from fusewright.schedule.output_rows import Team, as_written, rows_bytes
 from fusewright.schedule.residues import useful, walks
 from fusewright.schedule.window_rows import box_taps, rows_of_warp, window_spans
 
@@ -80,9 +80,9 @@ class Tiling:
         return self.cells_d, self.cells_h * self.warps_h, 4 * self.cells_w * self.warps_w
 
     @property
-    def row_of_team(self) -> tuple[int, int, int]:
-        """As `output_rows` has it: a warp's eights along w, of which lanes have two neighbours each."""
-        return 4 * self.cells_w, 1, 8
+    def team(self) -> Team:
+        """A warp's eights along w, of which lanes have two neighbours each."""
+        return Team(4 * self.cells_w, 1, 8)
 
     @property
     def pools_side_by_side(self) -> bool:

@@ -13,7 +13,7 @@ from itertools import product
 from math import ceil, prod
 
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.output_rows import rows_bytes
+from fusewright.schedule.output_rows import Team, rows_bytes
 from fusewright.schedule.residues import walks
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
@@ -84,9 +84,9 @@ class WarpgroupTile(WarpgroupCut):
         return self.cells_d, self.cells_h * self.groups_h, 8 * self.eights_w * self.groups_w
 
     @property
-    def row_of_team(self) -> tuple[int, int, int]:
-        """As `output_rows` has it: a warp has 16 features of all of a warpgroup's columns."""
-        return 8 * self.eights_w, 1, 8
+    def team(self) -> Team:
+        """A warp has 16 features of all of a warpgroup's columns."""
+        return Team(8 * self.eights_w, 1, 8)
 
     @property
     def traits(self) -> tuple[object, ...]:

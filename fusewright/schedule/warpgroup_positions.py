@@ -18,7 +18,7 @@ from itertools import product
 from math import ceil
 
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.output_rows import rows_bytes
+from fusewright.schedule.output_rows import Team, rows_bytes
 from fusewright.schedule.residues import walks
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
@@ -68,12 +68,12 @@ class FeatureColumns:
 
     @property
     @abstractmethod
-    def row_of_team(self) -> tuple[int, int, int]:
-        """As `output_rows` has it."""
+    def team(self) -> Team:
+        """Warps with positions of a row side by side."""
 
     @property
     def pools_side_by_side(self) -> bool:
-        """As `output_rows` has it: of positions as of pooled cells lanes have every eighth."""
+        """Of positions as of pooled cells lanes have every eighth."""
         return True
 
     @property
@@ -151,11 +151,11 @@ class PositionTile(FeatureColumns, WarpgroupCut):
         return d, h * self.warps_h, 8 * w * self.warps_w - self.lost
 
     @property
-    def row_of_team(self) -> tuple[int, int, int]:
-        """As `output_rows` has it: lanes have every eighth position; those of taps that are spread lie elsewhere."""
+    def team(self) -> Team:
+        """Lanes have every eighth position; those of taps that are spread lie elsewhere."""
         if self.spread:
-            return 0, 1, 4
-        return (64 * self.tiles_w, 4, 4) if self.wide else (8 * self.tiles_w, 1, 4)
+            return Team(0, 1, 4)
+        return Team(64 * self.tiles_w, 4, 4) if self.wide else Team(8 * self.tiles_w, 1, 4)
 
     @property
     def traits(self) -> tuple[object, ...]:

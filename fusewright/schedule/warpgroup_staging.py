@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from fusewright.schedule.contraction import Contraction, Phase, Unfolded
-from fusewright.schedule.output_rows import as_written, parted
+from fusewright.schedule.output_rows import Team, as_written, parted
 from fusewright.schedule.residues import Walks, useful, walks
 from fusewright.schedule.tiling import MOST_SHARED, SECTOR, WRITTEN, fitting, span, written_bytes
 
@@ -103,8 +103,8 @@ class WarpgroupCut:
 
     @property
     @abstractmethod
-    def row_of_team(self) -> tuple[int, int, int]:
-        """As `fusewright.schedule.output_rows` has it."""
+    def team(self) -> Team:
+        """Warps with positions of a row side by side."""
 
     @property
     def pools_side_by_side(self) -> bool:

@@ -13,7 +13,7 @@ from itertools import product
 from math import ceil, gcd, prod
 
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.output_rows import as_written
+from fusewright.schedule.output_rows import Team, as_written
 from fusewright.schedule.residues import useful, walks
 from fusewright.schedule.tiling import ISSUED, MOST_SHARED, MULTIPLIED, fitting
 from fusewright.schedule.warpgroup_positions import RUNNING, FeatureColumns, features_at_once, numbers
@@ -71,9 +71,9 @@ class WindowTile(FeatureColumns):
         return self.own_h % 2 == 0
 
     @property
-    def row_of_team(self) -> tuple[int, int, int]:
-        """As `output_rows` has it: lanes have every eighth cell."""
-        return 8 * self.own_w, 1, 4
+    def team(self) -> Team:
+        """Lanes have every eighth cell."""
+        return Team(8 * self.own_w, 1, 4)
 
     @property
     def pools_side_by_side(self) -> bool:

@@ -406,10 +406,10 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
                 for (int rh = 0; rh < OWN_H * ROWS_H; ++rh) {
-                    const int p = cell_d + rd / ROWS_D, q = cell_h + 8 * (warp_h / 4 * TILES_H + rh / ROWS_H / 2) + 2 * (warp_h % 4) + rh / ROWS_H % 2, r = cell_w + 8 * warp_w * TILES_W;    // of the team's first position
+                    const int p = cell_d + rd / ROWS_D, q = cell_h + 8 * (warp_h / 4 * TILES_H + rh / ROWS_H / 2) + 2 * (warp_h % 4) + rh / ROWS_H % 2, first_r = cell_w + 8 * warp_w * TILES_W;    // of the team's first position
                     const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
-                    const int left = inside ? max(0, min(R - r, POSITIONS)) : 0;
-                    Element* const to = forgotten(out_features + unsigned((p * Q + q) * R + r));
+                    const int left = inside ? max(0, min(R - first_r, POSITIONS)) : 0;
+                    Element* const to = forgotten(out_features + unsigned((p * Q + q) * R + first_r));
 #pragma unroll
                     for (int m = 0; m < M_TILES; ++m) {
                         __syncwarp();    // until the rows before have been read

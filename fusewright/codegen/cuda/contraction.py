@@ -136,10 +136,13 @@ class _Writer:
     @property
     def shared(self) -> int:
         """Bytes: input tile, weights, and what the warps exchange at the end."""
-        size = self.c.x.dtype.itemsize
         compute = 8 if compute_type(self.c.x.dtype) == "double" else 4
-        staged = self.t.stages * self.stage * size + self.epilogue.kept_elements() * compute
-        return max(staged, self.epilogue.closing_bytes())
+        return max(self.staged + self.epilogue.kept_elements() * compute, self.epilogue.closing_bytes())
+
+    @property
+    def staged(self) -> int:
+        """Bytes of what is staged, up to where vectors may begin."""
+        return ceil(self.t.stages * self.stage * self.c.x.dtype.itemsize / 16) * 16
 
     @property
     def per_sm(self) -> int:
@@ -267,8 +270,8 @@ class _Writer:
         tiles += [f"Element* const w_tile = x_tile + {self.x_elements};"]
         if self.t.by_warp:
             tiles = ["Element* const w_tile = reinterpret_cast<Element*>(shared_memory);"]
-        size = self.t.stages * self.stage * self.c.x.dtype.itemsize
-        return [*tiles, *([f"constexpr int STAGED = {size};    // bytes"] if self.epilogue.kept_elements() else [])]
+        kept = [f"constexpr int STAGED = {self.staged};    // bytes"] if self.epilogue.kept_elements() else []
+        return [*tiles, *kept]
 
     def _weights_at_hand(self) -> Lines:
         """Start copying weights that stay, or find those that were packed."""

@@ -167,14 +167,6 @@ class Epilogue(ValueText):
         """The operands of whose numbers per channel a thread keeps its own."""
         return self._of_channels
 
-    def numbers_arrived(self) -> Lines:
-        """Wait for the numbers that are in registers, before any input is on its way."""
-        lines = [f"{name}_at = arrived({name}_at, zero);" for name in self._ones]
-        for name in self.in_registers:
-            at = f"{name}_at[i / 2][i % 2]"
-            lines += [UNROLL, f"for (int i = 0; i < 2 * M_TILES; ++i) {at} = arrived({at}, zero);"]
-        return [*fill(texts.ZERO), *lines] if lines else []
-
     def numbers(self, names: Sequence[str]) -> Lines:
         """The numbers per channel of these operands, where `of_channel` finds them."""
         loads = [f"{name}_at[m][half] = {self.number(name)};" for name in names]

@@ -10,7 +10,7 @@ from fusewright.codegen.cuda import contraction_finish_text as finish
 from fusewright.codegen.cuda import warpgroup_positions_text as texts
 from fusewright.codegen.cuda.contraction_epilogue import CHANNELS, Epilogue
 from fusewright.codegen.cuda.contraction_folds import COLUMN, ROW
-from fusewright.codegen.cuda.loops import nest
+from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.contraction import Phase
 from fusewright.schedule.warpgroup import WarpgroupTile
@@ -39,6 +39,14 @@ class PhasesEpilogue(Epilogue):
     """Phases may share a pass; where two of them are neighbours along w and written, that happens at once."""
 
     t: WarpgroupTile | PositionTile
+
+    def numbers_arrived(self) -> Lines:
+        """Wait for the numbers that are in registers, before any input is on its way."""
+        lines = [f"{name}_at = arrived({name}_at, zero);" for name in self._ones]
+        for name in self.in_registers:
+            at = f"{name}_at[i / 2][i % 2]"
+            lines += [UNROLL, f"for (int i = 0; i < 2 * M_TILES; ++i) {at} = arrived({at}, zero);"]
+        return [*fill(finish.ZERO), *lines] if lines else []
 
     @property
     def couples(self) -> bool:

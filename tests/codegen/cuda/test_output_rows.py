@@ -165,7 +165,7 @@ def test_lanes_do_not_meet(name: str) -> None:
     rows = output_rows(t)
     assert rows is not None and rows.elements == rows.teams * FEATURES * rows.pitch and rows.pitch >= rows.positions
     lanes = [divmod(lane, 4) for lane in range(32)]
-    if t.row_of_team[2] == 8:  # two neighbours of a row each, half a warp at a time
+    if t.team.banks == 8:  # two neighbours of a row each, half a warp at a time
         banks = [(row * rows.pitch + 2 * quad + i) % BANKS for row, quad in lanes[:16] for i in (0, 1)]
     else:
         banks = [(2 * quad * rows.pitch + row) % BANKS for row, quad in lanes]
