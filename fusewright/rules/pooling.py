@@ -280,10 +280,10 @@ def _covered(m: Match) -> Pool:
     """The pooling under a reduction whose windows are as small as they may be along the reduced dimensions."""
     (x, pool), outer = (m["x"], m["inner"].op), m["outer"].op
     assert isinstance(pool, Pool) and isinstance(outer, Reduce)
-    found = []
-    for i, d in enumerate(range(x.ndim - len(pool.kernel), x.ndim)):
-        same = pool.kernel[i], pool.stride[i], pool.padding[i]
-        found.append(_covering(pool, i, x.shape[d], m["inner"].shape[d]) if d in outer.dims else same)
+    found = list(zip(pool.kernel, pool.stride, pool.padding, strict=True))
+    for i, d in enumerate(range(x.ndim - len(found), x.ndim)):
+        if d in outer.dims:
+            found[i] = _covering(pool, i, x.shape[d], m["inner"].shape[d])
     kernel, stride, padding = zip(*found, strict=True)
     return replace(pool, kernel=kernel, stride=stride, padding=padding)
 

@@ -9,6 +9,7 @@ rows are whole sectors, the way through shared memory costs more than it saves.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -18,7 +19,7 @@ from fusewright.schedule.contraction import Contraction
 FEATURES = 8
 # A team's positions of a row, below which whole sectors are too few to gain by it.
 SHORTEST = 32
-# Banks of shared memory; bytes of a sector of memory.
+# Banks of shared memory; bytes that memory moves at a time.
 BANKS, SECTOR = 32, 32
 # How much longer rows take whose length is no number of sectors, written as lanes have them.
 PARTED = 4.0
@@ -31,47 +32,23 @@ class Team:
     positions   of the row that they have
     warps       that they are
     banks       of shared memory from feature to feature, so that lanes of a warp do not meet in one
+    pooled      whether lanes have cells that are pooled in the same places as positions
     """
 
     positions: int
     warps: int
     banks: int
-
-
-@dataclass(frozen=True)
-class OutputRows:
-    """Of one block.
-
-    positions   of an output row that a team has
-    pitch       numbers from feature to feature in shared memory
-    warps       of a team
-    teams       of the block
-    """
-
-    positions: int
-    pitch: int
-    warps: int
-    teams: int
+    pooled: bool = True
 
     @property
-    def elements(self) -> int:
-        """Numbers in shared memory."""
-        return self.teams * FEATURES * self.pitch
-
-    @property
-    def bytes(self) -> int:
-        """The same in bytes: they are of the compute type, float."""
-        return 4 * self.elements
+    def pitch(self) -> int:
+        """Numbers from feature to feature in shared memory."""
+        return self.positions + (self.banks - self.positions) % BANKS
 
 
 class Cut(Protocol):
-    """What has to be known of a tile.
-
-    by_rows       whether rows are written by way of shared memory
-    warps         of a block
-    team          those that share a row
-    pools_side_by_side   whether lanes have cells that are pooled in the same places as positions
-    """
+    """What has to be known of a tile: whether it writes rows by way of shared memory, a block's warps, and those that
+    share a row."""
 
     @property
     def by_rows(self) -> bool: ...
@@ -79,8 +56,6 @@ class Cut(Protocol):
     def warps(self) -> int: ...
     @property
     def team(self) -> Team: ...
-    @property
-    def pools_side_by_side(self) -> bool: ...
 
 
 class _Tile(Cut, Protocol):
@@ -90,18 +65,10 @@ class _Tile(Cut, Protocol):
 T = TypeVar("T", bound=_Tile)
 
 
-def output_rows(t: Cut) -> OutputRows | None:
-    """How rows are written, `None` where values go straight to memory, or elsewhere."""
-    if not t.by_rows:
-        return None
-    pitch = t.team.positions + (t.team.banks - t.team.positions) % BANKS
-    return OutputRows(t.team.positions, pitch, t.team.warps, t.warps // t.team.warps)
-
-
 def rows_bytes(t: Cut) -> int:
-    """Bytes of shared memory that rows take until they are written."""
-    rows = output_rows(t)
-    return 0 if rows is None else rows.bytes
+    """Bytes of a block's shared memory that rows take until they are written, as floats."""
+    teams = t.warps // t.team.warps
+    return 4 * teams * FEATURES * t.team.pitch if t.by_rows else 0
 
 
 def _written(c: Contraction) -> bool:
@@ -115,13 +82,14 @@ def _whole(c: Contraction, row: int) -> bool:
     return positions * c.root.dtype.itemsize % SECTOR == 0
 
 
-def as_written(c: Contraction, t: T, row: int) -> T:
-    """The tile with the better way to write rows of so many cells."""
+def as_written(c: Contraction, tiles: Iterable[T], row: int) -> Iterator[T]:
+    """The tiles, each with the better way to write rows of so many cells."""
     w = c.axes[2]
     plain = w.stride == 1 and w.start == 0 and all(p.elements == (0,) for p in w.phases)
-    one_by_one = plain if c.window is None else t.pools_side_by_side
-    pays = _written(c) and one_by_one and not _whole(c, row) and c.root.dtype.itemsize <= 4
-    return replace(t, by_rows=True) if pays and t.team.positions >= SHORTEST else t
+    pays = _written(c) and not _whole(c, row) and c.root.dtype.itemsize <= 4
+    for t in tiles:
+        one_by_one = plain if c.window is None else t.team.pooled
+        yield replace(t, by_rows=True) if pays and one_by_one and t.team.positions >= SHORTEST else t
 
 
 def parted(c: Contraction, t: Cut, row: int) -> float:

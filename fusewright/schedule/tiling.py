@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from fusewright.schedule.contraction import Axis, Contraction, Phase
-from fusewright.schedule.output_rows import Team, as_written, rows_bytes
+from fusewright.schedule.output_rows import SECTOR, Team, as_written, rows_bytes
 from fusewright.schedule.residues import useful, walks
 from fusewright.schedule.window_rows import box_taps, rows_of_warp, window_spans
 
@@ -81,13 +81,8 @@ class Tiling:
 
     @property
     def team(self) -> Team:
-        """A warp's eights along w, of which lanes have two neighbours each."""
-        return Team(4 * self.cells_w, 1, 8)
-
-    @property
-    def pools_side_by_side(self) -> bool:
-        """A lane's cells that are pooled are four apart."""
-        return False
+        """A warp's eights along w, of which lanes have two neighbours each; cells that are pooled are four apart."""
+        return Team(4 * self.cells_w, 1, 8, pooled=False)
 
     # -- where warps stage rows
 
@@ -157,7 +152,7 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> 
     if c.shares is not None:  # a lane has some of a position's channels only
         return []
     split = splits(c, tf32)
-    tiles = (as_written(c, t, lengths[2]) for t in _all(c, lengths))
+    tiles = as_written(c, _all(c, lengths), lengths[2])
     scored = [(score, t) for t in tiles if (score := _score(c, t, lengths, split)) is not None]
     return [t for _, t in sorted(scored, key=lambda pair: pair[0])]
 
@@ -307,8 +302,8 @@ LATENCY, BARRIER, ALONE, ISSUED, MULTIPLIED = 1400.0, 100.0, 2.5, 0.7, 0.6
 # Bytes per cycle that one multiprocessor gets from the level-2 cache: of window sums' rows, as far as nothing else
 # hides them, and of tiles that all multiprocessors stage at once.
 FETCHED, STREAMED = 120.0, 24.0
-# Bytes that memory moves at a time, and how many read ones a written one is worth.
-SECTOR, WRITTEN = 32, 2.0
+# How many read bytes a written one is worth.
+WRITTEN = 2.0
 
 
 def _cycles(

@@ -11,7 +11,6 @@ what a column gives is a part of as many outputs as there are taps, which lie in
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -59,22 +58,6 @@ class FeatureColumns:
     """Tiles whose columns are features, `eights_m` times eight of a block; all warps share them."""
 
     eights_m: int
-    by_rows: bool
-
-    @property
-    @abstractmethod
-    def warps(self) -> int:
-        """Of a block."""
-
-    @property
-    @abstractmethod
-    def team(self) -> Team:
-        """Warps with positions of a row side by side."""
-
-    @property
-    def pools_side_by_side(self) -> bool:
-        """Of positions as of pooled cells lanes have every eighth."""
-        return True
 
     @property
     def warps_m(self) -> int:
@@ -83,10 +66,6 @@ class FeatureColumns:
     @property
     def block_m(self) -> int:
         return 8 * self.eights_m
-
-    def own_bytes(self, c: Contraction) -> int:
-        """Numbers per channel, and rows that are written."""
-        return self.numbers_bytes(c) + rows_bytes(self)
 
     def numbers_bytes(self, c: Contraction) -> int:
         """Numbers per channel."""
@@ -185,7 +164,7 @@ class PositionTile(FeatureColumns, WarpgroupCut):
         return 64 * self.tiles_w * self.groups_h * self.groups_w * c.axes[2].advance + 4
 
     def own_bytes(self, c: Contraction) -> int:
-        return super().own_bytes(c) + 4 * (self.spread * self.summand_pitch(c) + self.lost)
+        return self.numbers_bytes(c) + rows_bytes(self) + 4 * (self.spread * self.summand_pitch(c) + self.lost)
 
     def registers(self, c: Contraction) -> int:
         return min(255, -(-_registers(c, self) // 8) * 8)

@@ -16,9 +16,9 @@ from typing import Protocol, TypeVar
 import torch
 
 from fusewright.schedule.contraction import Contraction, Phase, Unfolded
-from fusewright.schedule.output_rows import Team, as_written, parted
+from fusewright.schedule.output_rows import SECTOR, Team, as_written, parted
 from fusewright.schedule.residues import Walks, useful, walks
-from fusewright.schedule.tiling import MOST_SHARED, SECTOR, WRITTEN, fitting, span, written_bytes
+from fusewright.schedule.tiling import MOST_SHARED, WRITTEN, fitting, span, written_bytes
 
 # Numbers of the accumulators that a thread may hold.
 ACCUMULATORS = 160
@@ -105,11 +105,6 @@ class WarpgroupCut:
     @abstractmethod
     def team(self) -> Team:
         """Warps with positions of a row side by side."""
-
-    @property
-    def pools_side_by_side(self) -> bool:
-        """A lane's cells that are pooled lie as positions do."""
-        return True
 
     @abstractmethod
     def products(self, c: Contraction) -> Products:
@@ -360,7 +355,7 @@ def scored(
     found = [
         (score, replace(t, unfolded=name))
         for name, group in unfoldings(c)
-        for t in (as_written(c, t, lengths[2]) for t in tiles(group, lengths))
+        for t in as_written(c, tiles(group, lengths), lengths[2])
         if (score := _score(group, t, lengths)) is not None
     ]
     return sorted(found, key=lambda pair: pair[0])

@@ -13,7 +13,7 @@ from itertools import product
 from math import ceil, gcd, prod
 
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.output_rows import Team, as_written
+from fusewright.schedule.output_rows import SECTOR, Team, as_written, rows_bytes
 from fusewright.schedule.residues import useful, walks
 from fusewright.schedule.tiling import ISSUED, MOST_SHARED, MULTIPLIED, fitting
 from fusewright.schedule.warpgroup_positions import RUNNING, FeatureColumns, features_at_once, numbers
@@ -72,17 +72,16 @@ class WindowTile(FeatureColumns):
 
     @property
     def team(self) -> Team:
-        """Lanes have every eighth cell."""
-        return Team(8 * self.own_w, 1, 4)
-
-    @property
-    def pools_side_by_side(self) -> bool:
-        """Its cells are window sums."""
-        return False
+        """Lanes have every eighth cell, which is a window sum."""
+        return Team(8 * self.own_w, 1, 4, pooled=False)
 
     @property
     def traits(self) -> tuple[int, ...]:
         return self.eights_m, self.own_h, self.own_w, self.buffers, self.near
+
+    def own_bytes(self, c: Contraction) -> int:
+        """Numbers per channel, and rows that are written."""
+        return self.numbers_bytes(c) + rows_bytes(self)
 
     def registers(self, c: Contraction) -> int:
         """An estimate of a thread's."""
@@ -135,7 +134,7 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> 
     """Tiles that fit with their estimates, best first; `lengths` are the cells of the whole output along d, h, w."""
     if not takes(c, tf32=tf32):
         return []
-    tiles = (as_written(c, t, lengths[2]) for t in _all(c))
+    tiles = as_written(c, _all(c), lengths[2])
     found = [(score, t) for t in tiles if (score := _score(c, t, lengths)) is not None]
     return sorted(found, key=lambda pair: pair[0])
 
@@ -173,8 +172,6 @@ def _score(c: Contraction, t: WindowTile, lengths: tuple[int, int, int]) -> floa
 # instruction on its own, and from asking for rows to their use; bytes per cycle that one multiprocessor gets from the
 # level-2 cache, and writes; the last one is what h200_stores.json has for rows by way of shared memory.
 ALONE, LATENCY, STREAMED, WRITTEN, WRITTEN_IN_ROWS = 1.7, 1200.0, 22.0, 5.5, 15.0
-# Bytes that caches hand out at once.
-SECTOR = 32
 
 
 def _cycles(c: Contraction, t: WindowTile, per_sm: int) -> float:

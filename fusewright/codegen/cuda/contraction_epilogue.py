@@ -18,7 +18,7 @@ from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.schedule.contraction import Phase
 from fusewright.schedule.output_rows import Cut as WritesRows
-from fusewright.schedule.output_rows import OutputRows, output_rows
+from fusewright.schedule.output_rows import rows_bytes
 from fusewright.schedule.residues import Walks, walks
 from fusewright.schedule.tiling import side_by_side
 
@@ -107,9 +107,9 @@ class Epilogue(ValueText):
 
     def _pairs(self) -> list[Lines]:
         """How two neighbours in memory are written at once, or whole rows."""
-        if self.output_rows is not None:
-            rows = self.output_rows
-            names = {"positions": rows.positions, "pitch": rows.pitch, "warps": rows.warps, "unrolled": self.unrolled}
+        if self.t.by_rows:
+            team = self.t.team
+            names = {"positions": team.positions, "pitch": team.pitch, "warps": team.warps, "unrolled": self.unrolled}
             return [fill(texts.WRITE_ROWS, type=self.result_type, **names)]
         if self.neighbours:
             return [fill(texts.PAIR, type=self.result_type)]
@@ -136,9 +136,9 @@ class Epilogue(ValueText):
         lines = self.numbers(self._of_channels) if self._of_channels else []
         lines += [f"Compute {name}_at = widened({name}[0]);" for name in self._ones]
         lines += self.functions()
-        if self.output_rows is not None:
-            behind = 4 * self.kept_elements() - self.output_rows.bytes
-            team = "warp" if self.output_rows.warps == 1 else f"warp / {self.output_rows.warps}"
+        if self.t.by_rows:
+            behind, warps = 4 * self.kept_elements() - rows_bytes(self.t), self.t.team.warps
+            team = "warp" if warps == 1 else f"warp / {warps}"
             lines += fill(texts.ROWS_THERE, behind=f" + {behind}" if behind else "", team=team)
         empty = self.joining.empty
         if self.kind == "positions":
@@ -204,7 +204,7 @@ class Epilogue(ValueText):
         """Hand the accumulators of one pass, so many of each row along w, to the pool, or straight on."""
         per_cell = len(phases[2].elements)
         position = [self._position(i, phases[i]) for i in range(3)]
-        if self.output_rows is not None and self.c.window is None:
+        if self.t.by_rows and self.c.window is None:
             return self._row_loops(slots, OWN_ROWS, position[:2], "PQR")
         return self._pair_loops(slots // 2, position) if self.pairs else self._value_loops(slots, per_cell, position)
 
@@ -215,11 +215,6 @@ class Epilogue(ValueText):
         return everywhere and side_by_side(self.c) and self.c.axes[2].stride == 1
 
     # -- rows that are written from shared memory
-
-    @cached_property
-    def output_rows(self) -> OutputRows | None:
-        """How rows are written, where that is by way of shared memory."""
-        return output_rows(self.t)
 
     @property
     def first_w(self) -> str:
@@ -248,15 +243,14 @@ class Epilogue(ValueText):
 
     def _row_loops(self, slots: int, rows: Sequence[str], position: Sequence[str], lengths: Sequence[str]) -> Lines:
         """Write every position of a thread's rows, some features' at a time."""
-        assert self.output_rows is not None
         first, loops = self.first_of_rows
-        team = self.output_rows.warps
+        team = self.t.team.warps
         sync, member = ("__syncwarp()", "0") if team == 1 else ("__syncthreads()", f"warp % {team}")
         eight = fill(texts.EIGHT_ROWS, sync=sync, held=self.held_for_rows(slots), first=first, member=member)
         P, Q, R = lengths
         place = {"p": position[0], "q": position[1], "first": self.first_w, "P": P, "Q": Q, "R": R}
         each = fill(texts.ROWS, **place, type=self.result_type, eights=nest(loops, eight))
-        return [*fill(texts.OUT_FEATURES, type=self.result_type, p=P, q=Q, r=R), *nest(rows, each)]
+        return [*self._out_at("out_features", "", lengths), *nest(rows, each)]
 
     def _pair_loops(self, tiles: int, position: list[str]) -> Lines:
         p, q, _ = position
@@ -348,7 +342,7 @@ class Epilogue(ValueText):
             "const bool inside = p < cells_d && q < cells_h && r < cells_w;",
             *self.share("pqr"),
         ]
-        if self.output_rows is not None:
+        if self.t.by_rows:
             own = self.cell(0, "own_d"), self.cell(1, "own_h")
             return self._row_loops(0, loops[:2], own, ("cells_d", "cells_h", "cells_w"))
         if self.several:
@@ -426,7 +420,12 @@ class Epilogue(ValueText):
         """Where results of a thread's first feature go, and how far behind them those of the next one do."""
         if self.kind != "store" or self.c.channels_last:
             return []
-        return fill(texts.OUT_ROW, p=P, q=Q, r=R, type=self.result_type, first=self.first_feature[0])
+        return self._out_at("out_row", f" + {self.first_feature[0]}", (P, Q, R))
+
+    def _out_at(self, name: str, first: str, lengths: Sequence[str]) -> Lines:
+        """A pointer to the results of the block's features from the `first` on, and how far they are apart."""
+        P, Q, R = lengths
+        return fill(texts.OUT_ROW, name=name, first=first, p=P, q=Q, r=R, type=self.result_type)
 
     def _over_channels(self, value: str) -> Lines:
         """Join the channels of the lanes that share a position."""
@@ -492,7 +491,7 @@ class Epilogue(ValueText):
         """Compute values in shared memory behind what is staged: for the exchange between warps, or rows to write."""
         if self.exchanges:
             return self.joining.words * self.t.warps_m * prod(self.local(i) for i in range(3))
-        return 0 if self.output_rows is None else self.output_rows.elements
+        return rows_bytes(self.t) // 4
 
 
 # Loops over the rows of a thread, and over its channels, and which one it is at.

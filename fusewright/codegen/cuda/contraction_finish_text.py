@@ -57,7 +57,7 @@ for (int i = 0; i < 4; ++i)
 
 OUT_ROW = """
 const long long plane = (long long)$p * $q * forgotten($r);    // from feature to feature
-$type* const out_row = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature + $first) * plane);
+$type* const $name = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature$first) * plane);
 """
 
 ZERO = """
@@ -113,11 +113,6 @@ __device__ __forceinline__ void write_rows(const float* rows, $type* to, long lo
 
 ROWS_THERE = """
 float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED$behind) + $team * 8 * ROW_PITCH;
-"""
-
-OUT_FEATURES = """
-const long long plane = (long long)$p * $q * forgotten($r);    // from feature to feature
-$type* const out_features = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature) * plane);
 """
 
 # Of a thread's rows along d and h, in two loops.

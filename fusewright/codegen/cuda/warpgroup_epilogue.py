@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fusewright.codegen.cuda import contraction_finish_text as finish
 from fusewright.codegen.cuda import warpgroup_positions_text as texts
-from fusewright.codegen.cuda.contraction_epilogue import CHANNELS, Epilogue
+from fusewright.codegen.cuda.contraction_epilogue import CHANNELS, OWN_ROWS, Epilogue
 from fusewright.codegen.cuda.contraction_folds import COLUMN, ROW
 from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, fill
@@ -75,8 +75,10 @@ class PhasesEpilogue(Epilogue):
             self.pointer("P", "Q", "R"),
             *nest(CHANNELS, written),
         ]
-        loops = ["for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)"]
-        return [*self._out_row("P", "Q", "R"), *nest([*loops, f"for (int s = 0; s < {slots // run.taken}; ++s)"], body)]
+        return [
+            *self._out_row("P", "Q", "R"),
+            *nest([*OWN_ROWS, f"for (int s = 0; s < {slots // run.taken}; ++s)"], body),
+        ]
 
     def _pairs(self) -> list[Lines]:
         return [self._write_run()] if self.couples else super()._pairs()
@@ -234,8 +236,7 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
             "softmax(values);",
             *nest(CHANNELS, [f"{at} = values[m][half];"]),
         ]
-        loops = ["for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)"]
-        return nest([*loops, f"for (int s = 0; s < {slots}; ++s)"], lines)
+        return nest([*OWN_ROWS, f"for (int s = 0; s < {slots}; ++s)"], lines)
 
     def accumulated(self, per_cell: int) -> str:
         element = self.element_w(per_cell) if per_cell > 1 else "0"

@@ -16,7 +16,7 @@ from warpgroup_cases import BF16, F16
 from fusewright.codegen.cuda import warpgroup as cuda
 from fusewright.kernel import Kernel
 from fusewright.schedule import warpgroup, warpgroup_positions, warpgroup_windows
-from fusewright.schedule.output_rows import BANKS, FEATURES, SHORTEST, as_written, output_rows, parted
+from fusewright.schedule.output_rows import BANKS, FEATURES, SHORTEST, as_written, parted, rows_bytes
 
 POOL = {"pool": "avg", "window": (4, 4), "step": (4, 4)}
 REFERENCE = "def reference(*operands): ..."
@@ -151,22 +151,23 @@ def test_where_rows_pay(case: Case, by_rows: bool) -> None:
     assert isinstance(f, Found)
     t = next(t for _, t in warpgroup.candidates(f.group, f.cells, tf32=True) if t.eights_w == 4)
     plain = replace(t, by_rows=False)
-    assert t == as_written(f.group, plain, f.cells[2]) and t.by_rows is by_rows
+    short = replace(plain, eights_w=SHORTEST // 8 - 1)
+    written, shorter = as_written(f.group, [plain, short], f.cells[2])
+    assert t == written and t.by_rows is by_rows
     assert (parted(f.group, plain, f.cells[2]) > 1) is (by_rows or case.stride == (2, 2))
     assert parted(f.group, t, f.cells[2]) == 1 or case.stride == (2, 2)
-    short = as_written(f.group, replace(plain, eights_w=SHORTEST // 8 - 1), f.cells[2])
-    assert not short.by_rows and output_rows(short) is None
+    assert not shorter.by_rows and rows_bytes(shorter) == 0
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_lanes_do_not_meet(name: str) -> None:
     """Lanes that put eight features into shared memory at once have a bank each."""
     _, t = found(name)
-    rows = output_rows(t)
-    assert rows is not None and rows.elements == rows.teams * FEATURES * rows.pitch and rows.pitch >= rows.positions
+    team = t.team
+    assert rows_bytes(t) == 4 * (t.warps // team.warps) * FEATURES * team.pitch and team.pitch >= team.positions
     lanes = [divmod(lane, 4) for lane in range(32)]
     if t.team.banks == 8:  # two neighbours of a row each, half a warp at a time
-        banks = [(row * rows.pitch + 2 * quad + i) % BANKS for row, quad in lanes[:16] for i in (0, 1)]
+        banks = [(row * team.pitch + 2 * quad + i) % BANKS for row, quad in lanes[:16] for i in (0, 1)]
     else:
-        banks = [(2 * quad * rows.pitch + row) % BANKS for row, quad in lanes]
+        banks = [(2 * quad * team.pitch + row) % BANKS for row, quad in lanes]
     assert len(set(banks)) == 32
