@@ -121,9 +121,9 @@ class Table:
         yield 0.0, options[0]
         lengths = cuda._cells(c, tuner.hints)
         for way in WAYS.values():
-            met: dict[tuple[int, bool, str], int] = {}
-            for score, t in way.shortlist(c, lengths, 400, tf32=True):
-                kind = t.joined, getattr(t, "spread", 0) > 0, t.unfolded
+            met: dict[tuple[int, bool, str, int], int] = {}
+            for score, t in chain(*way.shortlist(c, lengths, 400, tf32=True)):
+                kind = t.joined, getattr(t, "spread", 0) > 0, t.unfolded, t.producers
                 met[kind] = met.get(kind, 0) + 1
                 if met[kind] <= self.each:
                     yield score, cuda._of_warpgroup(c, t, None)

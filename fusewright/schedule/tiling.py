@@ -70,6 +70,11 @@ class Tiling:
         return self.warps_m * self.warps_h * self.warps_w
 
     @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.warps
+
+    @property
     def block_m(self) -> int:
         """Output channels of a block."""
         return 16 * self.m_tiles * self.warps_m

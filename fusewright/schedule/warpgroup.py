@@ -15,6 +15,7 @@ from math import ceil, prod
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.output_rows import Team, rows_bytes
 from fusewright.schedule.residues import walks
+from fusewright.schedule.warpgroup_estimate import scored
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
     GROUPS,
@@ -26,7 +27,6 @@ from fusewright.schedule.warpgroup_staging import (
     joinable,
     passes,
     rows_at_a_time,
-    scored,
     slices,
     takes,
     vectors_by_thread,
@@ -36,6 +36,8 @@ from fusewright.schedule.warpgroup_staging import (
 # that is on its way; where taps are channels, and where such vectors have eight elements.
 OTHERS, ON_ITS_WAY = 44, 6
 UNFOLDED, UNFOLDED_HALVES = 24, 64
+# Where others stage, for what follows the products: where they do not, it has those of vectors on their way.
+FOLLOWING = 16
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class WarpgroupTile(WarpgroupCut):
     @property
     def traits(self) -> tuple[object, ...]:
         tiles = self.m_tiles, self.rows_d * self.cells_d, self.rows_h * self.cells_h, self.eights_w
-        return *tiles, self.stay, self.joined, self.unfolded
+        return *tiles, self.stay, self.joined, self.unfolded, self.producers
 
     def products(self, c: Contraction) -> Products:
         rows = self.cells_d * self.rows_d * (self.rows_h * self.cells_h // rows_at_once(c, self))
@@ -137,7 +139,9 @@ def _registers(c: Contraction, t: WarpgroupTile) -> int:
         count += t.cells_d * t.cells_h * t.eights_w * 2 * t.m_tiles * 2
     if c.over_positions and not c.over_channels:
         count += 6 * t.m_tiles
-    if c.unfolded is not None:
+    if t.producers:
+        count += FOLLOWING
+    elif c.unfolded is not None:
         count += UNFOLDED if c.x.dtype.itemsize == 4 else UNFOLDED_HALVES
     return count
 
@@ -153,9 +157,13 @@ ALIKE = 2
 
 def shortlist(
     c: Contraction, lengths: tuple[int, int, int], count: int, *, tf32: bool
-) -> list[tuple[float, WarpgroupTile]]:
-    """The best `count` candidates, few of them alike in what a warpgroup holds."""
-    return few_alike(candidates(c, lengths, tf32=tf32), count, alike=ALIKE)
+) -> list[list[tuple[float, WarpgroupTile]]]:
+    """The best `count` candidates whose warps stage what they multiply, and those with producers, few of them alike in
+    what a warpgroup holds."""
+    found = candidates(c, lengths, tf32=tf32)
+    return [
+        few_alike((of for of in found if (of[1].producers > 0) == apart), count, alike=ALIKE) for apart in (False, True)
+    ]
 
 
 def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[WarpgroupTile]:

@@ -19,6 +19,7 @@ from math import ceil
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.output_rows import Team, rows_bytes
 from fusewright.schedule.residues import walks
+from fusewright.schedule.warpgroup_estimate import scored
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
     GROUPS,
@@ -31,7 +32,6 @@ from fusewright.schedule.warpgroup_staging import (
     joinable,
     passes,
     rows_at_a_time,
-    scored,
     slices,
     takes,
     vectors_by_thread,
@@ -47,6 +47,8 @@ KEPT_NUMBERS = 24
 # more of them for each vector on its way, where there are more vectors than those, in half precision, and in float32
 # where taps are channels.
 OTHERS, ON_ITS_WAY, IN_ROUNDS, IN_HALVES, UNFOLDED = 12, 10, 12, 20, 16
+# Where others stage, of what follows the products: where they do not, it has those of vectors on their way.
+FOLLOWING = 16
 # Of a feature's running results over positions, in a tile and over many.
 RUNNING = {"sum": 3, "mean": 3, "max": 2, "min": 2, "logsumexp": 4}
 # What a number's way to shared memory or back takes, where an accumulator's way through what follows takes one: it
@@ -139,7 +141,8 @@ class PositionTile(FeatureColumns, WarpgroupCut):
     @property
     def traits(self) -> tuple[object, ...]:
         tiles = self.rows_d * self.cells_d, self.rows_h, self.tiles_h * self.tiles_w, self.groups_h * self.groups_w
-        return self.eights_m, *tiles, self.wide, self.chunk, self.stay, self.joined, self.spread, self.unfolded
+        staging = self.chunk, self.stay, self.joined, self.spread, self.unfolded, self.producers
+        return self.eights_m, *tiles, self.wide, *staging
 
     def products(self, c: Contraction) -> Products:
         tiles = self.cells_d * self.rows_d * self.tiles_h * self.rows_h * self.tiles_w
@@ -200,7 +203,9 @@ def _registers(c: Contraction, t: PositionTile) -> int:
         count += 2 * t.eights_m  # its values, beside what they were made of
     if c.reduced == "channels" or c.shares is not None:
         count += 2 * t.eights_m  # the values of a column
-    if c.x.dtype.itemsize == 2:
+    if t.producers:
+        count += FOLLOWING
+    elif c.x.dtype.itemsize == 2:
         count += IN_HALVES
     elif c.unfolded is not None:
         count += UNFOLDED
@@ -215,9 +220,13 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> 
 
 def shortlist(
     c: Contraction, lengths: tuple[int, int, int], count: int, *, tf32: bool
-) -> list[tuple[float, PositionTile]]:
-    """The best `count` candidates, none but for the shape of as many cells."""
-    return few_alike(candidates(c, lengths, tf32=tf32), count, alike=1)
+) -> list[list[tuple[float, PositionTile]]]:
+    """The best `count` candidates whose warps stage what they multiply, and those with producers, none but for the
+    shape of as many cells."""
+    found = candidates(c, lengths, tf32=tf32)
+    return [
+        few_alike((of for of in found if (of[1].producers > 0) == apart), count, alike=1) for apart in (False, True)
+    ]
 
 
 def _saves(c: Contraction) -> bool:

@@ -1,13 +1,11 @@
 """What both ways to cut a contraction group for the tensor cores of Hopper share: how operands are staged in shared
-memory, and what a tile costs.
-
-The estimate follows the idea of `tiling`: the busiest unit of a multiprocessor per useful result.
+memory (`warpgroup_estimate` says what a tile costs).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil, gcd, prod
@@ -15,10 +13,10 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from fusewright.schedule.contraction import Contraction, Phase, Unfolded
-from fusewright.schedule.output_rows import SECTOR, Team, as_written, parted
-from fusewright.schedule.residues import Walks, useful, walks
-from fusewright.schedule.tiling import MOST_SHARED, WRITTEN, fitting, span, written_bytes
+from fusewright.schedule.contraction import Contraction, Unfolded
+from fusewright.schedule.output_rows import Team
+from fusewright.schedule.residues import Walks, walks
+from fusewright.schedule.tiling import MOST_SHARED, span
 
 # Numbers of the accumulators that a thread may hold.
 ACCUMULATORS = 160
@@ -30,8 +28,8 @@ MOST_INDICES = 256
 MOST_VECTORS = 32
 # Warpgroups of a block.
 GROUPS = (1, 2, 3, 4)
-# Blocks that share a multiprocessor, and that the estimate knows of.
-MOST_BLOCKS, FITTED_BLOCKS = 8, 4
+# Warps that stage together, where others multiply.
+TEAM = 4
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,7 @@ class WarpgroupCut:
     joined    dimensions, counted from the last, whose phases are multiplied in one pass over the input
     unfolded  the dimension, d or h, whose taps are channels, if any: few of the rows that they read are staged at once
     by_rows   whether rows of the output are written by way of shared memory (`fusewright.schedule.output_rows`)
+    producers  warps that only stage, one or two teams of them; without any, those that multiply do
     """
 
     rows_d: int
@@ -65,11 +64,22 @@ class WarpgroupCut:
     joined: int
     unfolded: str = field(default="", kw_only=True)
     by_rows: bool = field(default=False, kw_only=True)
+    producers: int = field(default=0, kw_only=True)
 
     @property
     @abstractmethod
     def warps(self) -> int:
+        """Of a block, that multiply."""
+
+    @property
+    def threads(self) -> int:
         """Of a block."""
+        return 32 * (self.warps + self.producers)
+
+    @property
+    def staging_threads(self) -> int:
+        """Those of a block that stage together: producers take turns."""
+        return 32 * (TEAM if self.producers else self.warps)
 
     @property
     @abstractmethod
@@ -246,17 +256,20 @@ def run(c: Contraction) -> int:
 # What a thread reads before it writes it to shared memory, each in a register: vectors that lie in memory as they are,
 # or elements.
 AHEAD, AHEAD_ELEMENTS = 6, 24
+# The same of threads that do nothing else.
+PRODUCED, PRODUCED_ELEMENTS = 12, 48
 
 
 def vectors_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
     """Vectors of a tile that a thread would stage, were they no runs, and how many of them would be on their way at a
     time: what the estimates of registers were fitted to."""
-    return _dealt(c, t, 1, AHEAD)
+    return (0, 0) if t.producers else _dealt(c, t, 1, AHEAD)
 
 
 def staged_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
     """Runs of a tile that a thread stages, and how many of them are on their way at a time."""
-    most = AHEAD if c.channels_last else max(1, AHEAD_ELEMENTS // (run(c) * vector(c)))
+    whole, elements = (PRODUCED, PRODUCED_ELEMENTS) if t.producers else (AHEAD, AHEAD_ELEMENTS)
+    most = whole if c.channels_last else max(1, elements // (run(c) * vector(c)))
     return _dealt(c, t, run(c), most)
 
 
@@ -264,7 +277,7 @@ def _dealt(c: Contraction, t: WarpgroupCut, vectors: int, most: int) -> tuple[in
     """A tile's columns, so many vectors of each at a time: what a thread gets of them, and in one of its rounds, which
     have `most` at most."""
     lay = staged(c, t)
-    each = ceil(lay.vectors // vectors * prod(lay.lengths) / (32 * t.warps))
+    each = ceil(lay.vectors // vectors * prod(lay.lengths) / t.staging_threads)
     return each, ceil(each / ceil(each / most))
 
 
@@ -302,6 +315,15 @@ def weight_vectors(c: Contraction, t: WarpgroupCut) -> list[int]:
     return [p.rows * p.per_row * staged(c, t).vectors * t.weights_m for p in taps]
 
 
+def stages_every_step(c: Contraction, t: WarpgroupCut) -> bool:
+    """Whether every step of a tile has an input of its own, so that two teams of producers may take turns."""
+    steps = [max(ceil(taps_of(c)[i].rows / t.tap_rows) for i in each) for each in passes(c, t.joined)]
+    if chunks(c, t) > 1:
+        return max(steps) == 1
+    rows = zip(c.axes[:2], (t.rows_d, t.rows_h), strict=True)
+    return sum(steps) == 1 and all(len(p.elements) == n for a, n in rows for p in a.phases)
+
+
 def chunks(c: Contraction, t: WarpgroupCut) -> int:
     """Of the input's channels."""
     return ceil(c.channels / t.chunk)
@@ -325,40 +347,6 @@ def staged_bytes(c: Contraction, t: WarpgroupCut) -> int:
 def shared_bytes(c: Contraction, t: WarpgroupCut) -> int:
     """Bytes of shared memory while a block's tiles are computed."""
     return staged_bytes(c, t) + t.own_bytes(c)
-
-
-def blocks_per_sm(c: Contraction, t: WarpgroupCut, shared: int) -> int:
-    """Blocks that share a multiprocessor, with so many bytes of shared memory each, as far as the estimate knows."""
-    return min(FITTED_BLOCKS, fitting(32 * t.warps, shared, t.registers(c)))
-
-
-# Registers of a thread that the compiler finds where that makes room for a second block.
-FOUND = 8
-
-
-def blocks_planned(c: Contraction, t: WarpgroupCut, shared: int) -> int:
-    """Blocks that share one as kernels are compiled: with registers for vectors that make runs whole, and none alone
-    for the sake of a few."""
-    more = 4 * (run(c) * staged_by_thread(c, t)[1] - vectors_by_thread(c, t)[1])
-    registers = t.registers(c) + max(0, more)
-    blocks = min(MOST_BLOCKS, fitting(32 * t.warps, shared, registers))
-    return max(1, blocks, min(2, fitting(32 * t.warps, shared, registers - FOUND)))
-
-
-Lengths = tuple[int, int, int]
-
-
-def scored(
-    c: Contraction, tiles: Callable[[Contraction, Lengths], Iterable[Tile]], lengths: Lengths
-) -> list[tuple[float, Tile]]:
-    """Tiles that fit with their estimates, best first; `lengths` are the cells of the whole output along d, h, w."""
-    found = [
-        (score, replace(t, unfolded=name))
-        for name, group in unfoldings(c)
-        for t in as_written(c, tiles(group, lengths), lengths[2])
-        if (score := _score(group, t, lengths)) is not None
-    ]
-    return sorted(found, key=lambda pair: pair[0])
 
 
 def few_alike(tiles: Iterable[tuple[float, AnyTile]], count: int, *, alike: int) -> list[tuple[float, AnyTile]]:
@@ -410,76 +398,8 @@ def _divisors(n: int) -> list[int]:
     return [k for k in range(1, n + 1) if n % k == 0]
 
 
-# Fitted to the kernels of benchmarks/results/h200_warpgroups.json and h200_warpgroups_ahead.json: cycles of a step, of
-# a round of its staging and of a warp's part in that; of one accumulator's way through what follows; bytes per cycle
-# that one multiprocessor gets from the level-2 cache.
-STEP, ROUND, STAGED_BY_WARP, VALUE, STREAMED = 1200.0, 400.0, 12.4, 5.6, 14.0
-# A warpgroup alone on its multiprocessor waits, and nobody works meanwhile: h200_solutions.json has a tile of which the
-# rest of the estimate promises the time of the best (5.3 ms, 2.5).
-ALONE = 1.4
-
-
-def _score(c: Contraction, t: WarpgroupCut, lengths: tuple[int, int, int]) -> float | None:
-    """Estimated cycles of one multiprocessor per useful cell and output channel, `None` where it does not fit."""
-    if any(len(p.elements) % r for a, r in zip(c.axes[:2], (t.rows_d, t.rows_h), strict=True) for p in a.phases):
-        return None
-    shared = shared_bytes(c, t)
-    per_sm = blocks_per_sm(c, t, shared)
-    lay = staged(c, t)
-    if shared > MOST_SHARED or lay.reach > MOST_INDICES or per_sm < 1 or t.products(c).columns > 256:
-        return None
-    share = useful(lay.walks, lengths, t.cells)
-    return _cycles(c, t, per_sm, lengths[2]) / (prod(t.cells) * share * c.features / ceil(c.features / t.block_m))
-
-
-def _cycles(c: Contraction, t: WarpgroupCut, per_sm: int, row: int) -> float:
-    """Estimated cycles of one multiprocessor per tile of a block: one after the other, as far as other blocks do not
-    fill the gaps.  Of the output's rows there are `row` cells."""
-    lay, count, products = staged(c, t), chunks(c, t), t.products(c)
-    every = list(product(*(a.phases for a in c.axes)))
-    pieces = [_pieces(phases, t) for phases in every]
-    instructions = weights = 0
-    for times, taps, phases, vectors in zip(pieces, taps_of(c), every, weight_vectors(c, t), strict=True):
-        each = products.instructions * len(phases[2].elements)
-        instructions += times * taps.rows * t.in_turn(taps).per_row * (lay.vectors // 2) * each
-        weights += 0 if t.stay else times * vectors
-    ways = [(pieces[each[0]], max(taps_of(c)[i].rows for i in each)) for each in passes(c, t.joined)]
-    steps = sum(times * ceil(rows / t.tap_rows) for times, rows in ways)
-    # An instruction reads 64 rows of 32 bytes and its columns at 128 bytes per cycle, and multiplies two of those.
-    multiplied = instructions * count * (t.warps / 4) * max(products.columns / 2, 16 + products.columns / 4)
-    refills = count * sum(times for times, rows in ways if rows) if count > 1 else 1
-    x = lay.vectors * prod(lay.lengths)
-    rounds = ceil(x / (32 * t.warps)) * refills
-    read, written = _read_bytes(c, lay) * refills + 16 * weights * count, written_bytes(c, t, _repeated(c, t))
-    streamed = (read + WRITTEN * written * parted(c, t, row)) / STREAMED
-    values = VALUE * products.accumulators * sum(times for times, _ in ways) * t.warps
-    serial = multiplied + STEP * steps * count + (ROUND + STAGED_BY_WARP * t.warps) * rounds + values
-    return max(multiplied, streamed, serial * (ALONE if per_sm * t.warps == 4 else 1) / per_sm)
-
-
-def _read_bytes(c: Contraction, lay: Staged) -> float:
-    """Of a chunk, with as many more as sectors at the ends of rows have on average."""
-    d, h, w = lay.lengths
-    if c.channels_last:
-        return 16 * lay.vectors * d * h * w
-    return lay.vectors * vector(c) * d * h * (w * c.x.dtype.itemsize + SECTOR)
-
-
 def couples(c: Contraction, t: WarpgroupCut) -> bool:
     """Whether both positions of the cells along w are written in one pass, as neighbours in the output."""
     w = c.axes[2]
     both = [p.elements for p in w.phases] == [(0,), (1,)] and (w.stride, w.start) == (2, 0)
     return both and t.joined > 0 and c.fold is None and c.window is None and not c.channels_last
-
-
-def _repeated(c: Contraction, t: WarpgroupCut) -> int:
-    """How often a sector of the output is written to: of strided phases every store has a part of it, unless the phases
-    are written together."""
-    phases = len(c.axes[2].phases)
-    return 1 if phases == 1 or couples(c, t) else phases * t.cells_of_lane
-
-
-def _pieces(phases: tuple[Phase, ...], t: WarpgroupCut) -> int:
-    """How often a phase of a tile is gone through."""
-    d, h = (len(p.elements) // r for p, r in zip(phases[:2], (t.rows_d, t.rows_h), strict=True))
-    return d * h

@@ -57,6 +57,11 @@ class WindowTile(FeatureColumns):
         return self.warps_h * self.warps_w
 
     @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.warps
+
+    @property
     def of_warp(self) -> tuple[int, int]:
         return self.own_h, 8 * self.own_w
 
@@ -141,9 +146,9 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> 
 
 def shortlist(
     c: Contraction, lengths: tuple[int, int, int], count: int, *, tf32: bool
-) -> list[tuple[float, WindowTile]]:
+) -> list[list[tuple[float, WindowTile]]]:
     """The best `count` candidates, few of them alike in what a warp holds."""
-    return few_alike(candidates(c, lengths, tf32=tf32), count, alike=ALIKE)
+    return [few_alike(candidates(c, lengths, tf32=tf32), count, alike=ALIKE)]
 
 
 def _all(c: Contraction) -> Iterator[WindowTile]:

@@ -173,6 +173,26 @@ bool in_shared(const void* pointer, size_t bytes) {
            (at >= __start_cuda_shared && at + bytes <= __stop_cuda_shared);
 }
 
+void named_barrier(const char* where, int id, int count, bool waits, int line) {
+    if (id < 1 || id >= NAMED || count < 32 || count % 32 || count > int(launch->threads))
+        fail("%s in line %d: barrier %d for %d threads", where, line, id, count);
+    Named& barrier = current->block->named[id];
+    if (!barrier.arrived) barrier.expected = unsigned(count);
+    if (barrier.expected != unsigned(count))
+        fail("%s in line %d: barrier %d is for %u threads, not for %d", where, line, id, barrier.expected, count);
+    if (++barrier.arrived == barrier.expected) {
+        for (; barrier.waiting; barrier.waiting = barrier.waiting->before) make_ready(*barrier.waiting);
+        barrier.arrived = 0;
+        return;
+    }
+    if (!waits) return;
+    current->before = barrier.waiting;
+    barrier.waiting = current;
+    current->where = where;
+    current->line = line;
+    wait();
+}
+
 void cluster_barrier(int line) { meet(whole_cluster, "cluster_barrier", line, 0); }
 
 void collective(Complete complete, const char* where, unsigned mask, int line) {
@@ -316,6 +336,7 @@ void run_cluster(Index first) {
     for (Block& block : blocks) {
         block.index = {first.x + block.rank, first.y, first.z};
         block.exited = 0;
+        std::fill(block.named, block.named + NAMED, Named{});
         memset(block.shared, poison, launch->shared);
     }
     poison_static_shared();
@@ -339,6 +360,8 @@ void run_cluster(Index first) {
             error = deadlock();
             return;
         }
+        for (int id = 0; id < NAMED; ++id)
+            if (block.named[id].arrived) error = text("barrier %d is left to others", id) + place(block);
     }
 }
 

@@ -20,6 +20,13 @@ struct Barrier {
     int line;
 };
 
+// One that some of a block's threads meet at; some do not wait there.
+struct Named {
+    unsigned expected, arrived;
+    Fiber* waiting;  // the last of them, who knows the one before
+};
+constexpr int NAMED = 16;  // the first is __syncthreads'
+
 struct Warp {
     Fiber* first;
     unsigned lanes;    // those that exist
@@ -31,6 +38,7 @@ struct Block {
     unsigned rank, exited;
     unsigned char* shared;  // dynamic shared memory
     Barrier barrier;
+    Named named[NAMED];
 };
 
 // An asynchronous copy under way: read when issued, written when waited for.
@@ -63,6 +71,7 @@ struct Fiber {
     // Where it waits.
     const char* where;
     int line;
+    Fiber* before;  // who came to wait at the same named barrier
     // Its part in a collective of its warp.
     Complete complete;
     unsigned mask, argument;
@@ -84,6 +93,7 @@ extern int poison;  // the byte that unwritten memory is full of
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);
 unsigned block_barrier(const char* where, int line, unsigned vote);
 void cluster_barrier(int line);
+void named_barrier(const char* where, int id, int count, bool waits, int line);
 void collective(Complete complete, const char* where, unsigned mask, int line);
 bool in_shared(const void* pointer, size_t bytes);
 void copy_begin(void* to, const void* from, int bytes, bool inside);

@@ -257,6 +257,20 @@ inline void warpgroup_commit() {}
 inline void warpgroup_wait() { emulation::release(); }
 #endif
 
+#ifdef USES_barriers
+inline void barrier_wait(int id, int threads, EMULATED_LINE) {
+    emulation::named_barrier("barrier_wait", id, threads, true, line);
+}
+inline void barrier_arrive(int id, int threads, EMULATED_LINE) {
+    emulation::named_barrier("barrier_arrive", id, threads, false, line);
+}
+#endif
+
+#ifdef USES_registers
+template <int COUNT> inline void fewer_registers() { static_assert(COUNT >= 24 && COUNT <= 256 && COUNT % 8 == 0, ""); }
+template <int COUNT> inline void more_registers() { static_assert(COUNT >= 24 && COUNT <= 256 && COUNT % 8 == 0, ""); }
+#endif
+
 #ifdef USES_arrived
 inline float arrived(float x, int zero) {
     if (zero) emulation::fail("arrived: not zero");

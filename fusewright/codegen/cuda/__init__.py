@@ -34,10 +34,10 @@ from fusewright.schedule.warpgroup_windows import WindowTile
 from fusewright.schedule.warpgroup_windows import shortlist as by_windows
 
 # So many tilings of a contraction are worth measuring; so many tiles of warpgroups, and tilings then; of each way to
-# multiply by warpgroups so many at least.
+# multiply by warpgroups so many at least, and so many whose warps stage for each other.
 WORTH_MEASURING = 14
 OF_WARPGROUPS, BESIDE_WARPGROUPS = 20, 6
-OF_EACH_WAY = 10
+OF_EACH_WAY, OF_PRODUCERS = 10, 6
 
 # And so many cuts of a range reduction into blocks; with more different sums than these, one pass is slower.
 CUTS = 4
@@ -191,14 +191,19 @@ def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:
 def _of_warpgroups(
     c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool
 ) -> tuple[float, list[Option]]:
-    """Ways to cut a group for the tensor cores of Hopper, and the estimate of the best."""
-    ways = [way(c, lengths, OF_WARPGROUPS, tf32=tf32) for way in (by_features, by_positions, by_windows)]
+    """Ways to cut a group for the tensor cores of Hopper, and the estimate of the best.
+
+    Tiles with producers come last: files that are written by estimate alone were measured without them.
+    """
+    found = [kind(c, lengths, OF_WARPGROUPS, tf32=tf32) for kind in (by_features, by_positions, by_windows)]
+    ways = [of[0] for of in found]
+    produced = [scored for of in found for way in of[1:] for scored in way[:OF_PRODUCERS]]
     some = [scored for way in ways for scored in way[:OF_EACH_WAY]]
     others = sorted((scored for way in ways for scored in way[OF_EACH_WAY:]), key=_score)
     best = sorted(some + others[: max(0, OF_WARPGROUPS - len(some))], key=_score)
-    alone = [_of_warpgroup(c, t, None) for _, t in best]
     parts = [(t, warpgroup.blocks_per_sample(c, t, samples, lengths)) for _, t in best[:WORTH_CLUSTERING]]
     joined = [_of_warpgroup(c, t, n) for t, n in parts if n is not None]
+    alone = [_of_warpgroup(c, t, None) for _, t in best + sorted(produced, key=_score)]
     return min((score for score, _ in best), default=0.0), joined + alone
 
 

@@ -76,7 +76,7 @@ def record(w: Writer, *, needs: int = 80, arch: str = "") -> Kernel:
     numbers = [Argument("int", each[a]) for each in (into, out, cells) for a in "dhw"]
     arguments = (*(Argument("pointer", o) for o in (*own, w.epilogue.target)), *numbers)
     grid = ("N", splits, str(z)) if w.blocks is None else (f"N * {cluster}", "1", "1")
-    first = Launch(w.name, arguments, grid, 32 * w.t.warps, w.shared, cluster)
+    first = Launch(w.name, arguments, grid, w.t.threads, w.shared, cluster)
     packing = w.weights.packing(w.name)
     beforehand = [] if packing is None else [packing]
     return Kernel(

@@ -205,6 +205,24 @@ __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_
 __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 """
 
+PRIMITIVES["barriers"] = r"""
+// Barriers for `threads` of a block's, whole warps: some wait, and some only say that they have come so far.
+__device__ __forceinline__ void barrier_wait(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+"""
+
+PRIMITIVES["registers"] = r"""
+// The warps of a warpgroup have as many registers from here on: what some give, others get (sm_90a).
+template <int COUNT>
+__device__ __forceinline__ void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT>
+__device__ __forceinline__ void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+"""
+
 PRIMITIVES["at_hand"] = r"""
 // Whatever the compiler knows of a number, it is in its register from here on.
 __device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }

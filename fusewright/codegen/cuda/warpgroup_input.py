@@ -51,6 +51,7 @@ class Input:
             **self._indices(),
             **self._offsets(f"d{names['by_d']}", f"h{names['by_h']}"),
             run=staging.run(c),
+            threads=staging_threads(self.t),
             at_once=staging.staged_by_thread(c, self.t)[1],
             order="v = i % VECTORS, at = i / VECTORS" if c.channels_last else "v = i / COLUMNS * RUN, at = i % COLUMNS",
             plane=[] if c.channels_last else fill(_PLANE),
@@ -132,11 +133,25 @@ class Input:
 
     def statements(self) -> Lines:
         """How the kernel reads what is next, and writes it."""
+        return [*(self.walk() if self.chunks == 1 else []), *self.staging()]
+
+    def walk(self) -> Lines:
+        """How the kernel finds the next tile without dividing."""
+        return fill(_WALK)
+
+    def staging(self) -> Lines:
+        """The same once it has that."""
         each, at_once = staging.staged_by_thread(self.c, self.t)
-        names = self._staged
-        others = fill(_OTHERS, chunk=names["chunk"], cell=names["cell"]) if each > at_once else []
-        walk = fill(_WALK) if self.chunks == 1 else []
-        return [*walk, *fill(_STAGING, **names, others=others)]
+        names = {**self._staged, "thread": staging_thread(self.t)}
+        own = {key: names[key] for key in ("chunk", "cell", "thread")}
+        others = fill(_OTHERS, **own, threads=staging_threads(self.t)) if each > at_once else []
+        about, read = (_WRITE, []) if self.t.producers else (_WRITE_AND_READ, ["read_input();"])
+        return fill(_STAGING, **names, others=others, about=fill(about), read=read)
+
+    @property
+    def follow(self) -> Lines:
+        """Go on to what is staged next."""
+        return self._staged["follow"]  # type: ignore[no-any-return]
 
     @property
     def _staged(self) -> dict[str, Any]:
@@ -150,7 +165,22 @@ class Input:
         """How the kernel goes through the tiles of a block."""
         loop, tile, another = _TILES_WALKED if self.chunks == 1 else _TILES_DIVIDED
         follows = [f"const bool another = {another};    // tile follows"]
-        return {"loop": loop, "tile": tile, "another": [] if self.t.stay else follows}
+        return {"loop": loop, "tile": tile, "another": [] if self.t.stay or self.t.producers else follows}
+
+
+def staging_thread(t: WarpgroupCut) -> str:
+    """Text: which of the threads that stage this one is."""
+    return "(threadIdx.x % PRODUCERS)" if t.producers else "threadIdx.x"
+
+
+def staging_threads(t: WarpgroupCut) -> str:
+    """Text: how many those are."""
+    return "PRODUCERS" if t.producers else "THREADS"
+
+
+def all_threads(t: WarpgroupCut) -> str:
+    """Text: how many threads a block has."""
+    return "ALL_THREADS" if t.producers else "THREADS"
 
 
 _STAGE = """
@@ -169,7 +199,7 @@ __device__ __forceinline__ Places places_of(int begin, int D, int H, int W) {
     Places places;
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
-        const unsigned i = begin + n * THREADS, $order;
+        const unsigned i = begin + n * $threads, $order;
         const unsigned row = at / X_W, d = $row_d, h = $row_h, w = at % X_W;
         places.to[n] = i < COUNT ? int(v * PLANE + row * (PITCH * SKIP) + column(w)) : -1;
         places.index[n] = v * VECTOR << 24 | d$by_d << 16 | h$by_h << 8 | w;
@@ -257,25 +287,32 @@ for (int j = 0; j < VECTOR; ++j) {
 # written.
 _STAGING = """
 // What of the input is read next, or on its way.
-const Places places = places_of(threadIdx.x, D, H, W);
+const Places places = places_of($thread, D, H, W);
 Fetched fetched;
 $staged
 const auto read_input = [&] {
     if ($some) fetch_input(fetched, places, x_sample, $chunk, $cell, D, H, W);
 };
-// Write that to shared memory, and start reading what follows.
+$about
 const auto write_input = [&](Element* to) {
     if (!($some)) return;
     put_input(fetched, places, to);
     $others
     $follow
-    read_input();
+    $read
 };
+"""
+
+_WRITE_AND_READ = """
+// Write that to shared memory, and start reading what follows.
+"""
+_WRITE = """
+// Write that to shared memory.
 """
 
 # Of threads that stage more runs than are on their way at a time.
 _OTHERS = """
-for (int begin = threadIdx.x + AT_ONCE * THREADS; begin < COUNT; begin += AT_ONCE * THREADS) {
+for (int begin = $thread + AT_ONCE * $threads; begin < COUNT; begin += AT_ONCE * $threads) {
     const Places others = places_of(begin, D, H, W);
     fetch_input(fetched, others, x_sample, $chunk, $cell, D, H, W);
     put_input(fetched, others, to);

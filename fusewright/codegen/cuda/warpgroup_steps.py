@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from fusewright.codegen.cuda import warpgroup_text
+from fusewright.codegen.cuda import warpgroup_producers, warpgroup_text
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights, plus
 from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.schedule.contraction import Contraction, Phase
@@ -36,10 +36,12 @@ class Steps:
 
     def first(self) -> Lines:
         """Stage what the first step of the first tile needs."""
+        if self.t.producers:
+            return []
         staged = ["read_input();", "write_input(x_tile);"]
         if not self.t.stay:
             staged += [*self.weights.copy(self.weights.passes[0], "0", "w_tile"), "copy_async_commit();"]
-        return [*staged, *self._landed]
+        return [*block("if (part < tiles)", [*staged, *self._landed]), "fence_async();"]
 
     def of_pass(self, accumulators: dict[int, str], rows: list[tuple[str, Phase, int]]) -> Lines:
         """All steps of one pass, whose phases have these accumulators; `rows` are the dimensions whose rows are
@@ -49,6 +51,9 @@ class Steps:
         if not phases:
             return []
         steps = w.chunks * w.slices(phases[0])
+        if self.t.producers:
+            multiply = [self._multiply(i, accumulators[i], rows) for i in phases]
+            return warpgroup_producers.consumed(w, phases, steps, multiply)
         more = " || ".join(f"from_{a} + {n} < {len(p.elements)}" for a, p, n in rows)
         before, after = (self._next_tile if w.chunks == 1 else self._next_chunk)(phases, more, steps)
         multiply = [self._multiply(i, accumulators[i], rows) for i in phases]

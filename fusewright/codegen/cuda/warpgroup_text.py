@@ -144,7 +144,7 @@ extern "C" __global__ void $name(const Element* __restrict__ w, Element* __restr
 STAGE_WEIGHTS = """
 // Start copying `count` packed weights.
 __device__ __forceinline__ void stage_weights(const Element* from, Element* to, int count) {
-    for (int i = VECTOR * threadIdx.x; i < count; i += VECTOR * THREADS) copy_async<16>(to + i, from + i, true);
+    for (int i = VECTOR * $thread; i < count; i += VECTOR * $threads) copy_async<16>(to + i, from + i, true);
 }
 """
 
@@ -162,7 +162,7 @@ for (int step = 0; step < $steps; ++step) {
 """
 
 KERNEL = """
-extern "C" __global__ void ${cluster}__launch_bounds__(THREADS, $per_sm)
+extern "C" __global__ void ${cluster}__launch_bounds__($threads, $per_sm)
 $name($parameters,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
@@ -187,10 +187,7 @@ $name($parameters,
     const auto cell_of = [&](Tile tile) -> Cell { return {$first_d, $first_h, $first_w}; };
     $stage
     int x_now = 0$w_now;    // where the operands of the step at hand are
-    if (part < tiles) {
-        $first
-    }
-    fence_async();
+    $first
     $loop {
         const auto [cell_d, cell_h, cell_w] = cell_of($tile);
         $another

@@ -15,6 +15,7 @@ import torch
 
 from fusewright.codegen.cuda import warpgroup_text
 from fusewright.codegen.cuda.contraction_weights import PACKING_THREADS, Packing, first_tap, packing, tap_steps
+from fusewright.codegen.cuda.warpgroup_input import all_threads, staging_thread, staging_threads
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule import warpgroup_staging as staging
 from fusewright.schedule.contraction import Contraction, Phase
@@ -120,14 +121,15 @@ class WarpgroupWeights:
             **(_CHANNEL if self.c.unfolded is None else _UNFOLDED),
             row=row,
             start="threadIdx.x" if self.t.stay else f"blockIdx.z * {PACKING_THREADS} + threadIdx.x",
-            step="THREADS" if self.t.stay else f"gridDim.z * {PACKING_THREADS}",
+            step=all_threads(self.t) if self.t.stay else f"gridDim.z * {PACKING_THREADS}",
             value="__uint_as_float(round_tf32(value))" if rounds else "value",
         )
         found = [place, tap_steps(self.c), phase]
         if not self.t.stay:
             packing = self._pack_phases("packed", "chunk")
             found.append(fill(warpgroup_text.PACK, name=f"{name}_pack", block=self.of_block, phases=packing))
-            found.append(fill(warpgroup_text.STAGE_WEIGHTS))
+            names = {"thread": staging_thread(self.t), "threads": staging_threads(self.t)}
+            found.append(fill(warpgroup_text.STAGE_WEIGHTS, **names))
         return found
 
     def at_hand(self) -> Lines:

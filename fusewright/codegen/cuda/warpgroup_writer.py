@@ -16,17 +16,25 @@ from math import prod
 import torch
 
 from fusewright.codegen.cpp import ELEMENT
-from fusewright.codegen.cuda import contraction_layout, contraction_walk, warpgroup_text
+from fusewright.codegen.cuda import (
+    contraction_layout,
+    contraction_walk,
+    warpgroup_input,
+    warpgroup_producers,
+    warpgroup_text,
+)
 from fusewright.codegen.cuda.contraction_record import cluster_of, joined, parameters, place
 from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.cuda.warpgroup_epilogue import PhasesEpilogue
 from fusewright.codegen.cuda.warpgroup_input import Input
+from fusewright.codegen.cuda.warpgroup_producers import among
 from fusewright.codegen.cuda.warpgroup_steps import Steps
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.tiling import REGISTERS
-from fusewright.schedule.warpgroup_staging import Staged, WarpgroupCut, blocks_planned, passes
+from fusewright.schedule.warpgroup_estimate import blocks_planned, handed_over
+from fusewright.schedule.warpgroup_staging import Staged, WarpgroupCut, passes
 
 # Instructions of the tensor cores that are written out one behind the other.
 UNROLLED = 64
@@ -55,7 +63,7 @@ class Writer:
 
     def blocks_per_sample(self, samples: int, cells: tuple[int, int, int]) -> int | None:
         """How many blocks a cluster should have for `samples` samples, each of so many cells; `None`: none fits."""
-        return joined(self, samples, cells) if self.t.stay else None
+        return joined(self, samples, cells) if self.t.stay and not self.t.producers else None
 
     @property
     @abstractmethod
@@ -101,7 +109,7 @@ class Writer:
 
     @cached_property
     def input(self) -> Input:
-        return Input(self.c, self.t, self.steps.passes, min(255, REGISTERS // (32 * self.t.warps * self.per_sm)))
+        return Input(self.c, self.t, self.steps.passes, min(255, REGISTERS // (self.t.threads * self.per_sm)))
 
     @property
     def weights(self) -> WarpgroupWeights:
@@ -160,7 +168,8 @@ class Writer:
             "vectors": lay.vectors, "plane": lay.plane, "pitch": lay.pitch, "skip": lay.advance,
             "unfolded": self._unfolded(),
         }  # fmt: skip
-        return [*fill(warpgroup_text.CONSTANTS, **names), *contraction_walk.constants(lay.walks)]
+        apart = warpgroup_producers.constants(t)
+        return [*fill(warpgroup_text.CONSTANTS, **names), *apart, *contraction_walk.constants(lay.walks)]
 
     def _unfolded(self) -> Lines:
         """Constants: the taps that are channels."""
@@ -180,7 +189,7 @@ class Writer:
         kinds = {torch.float32: "tf32", torch.bfloat16: "bf16", torch.float16: "fp16"}
         return fill(
             warpgroup_text.MULTIPLY,
-            accumulators=self.accumulators(),
+            accumulators=among(self.t, self.accumulators()),
             unroll_rows="" if at_once else "1",
             unroll=max(1, min(steps, UNROLLED // each)),
             ahead=self.ahead(),
@@ -204,7 +213,8 @@ class Writer:
             parameters=parameters(self),
             of_sample=contraction_layout.sample(self.c),
             **contraction_walk.names(self.lay.walks, {a: f"tile.{a}" for a in "dhw"}),
-            stage=self.input.statements(),
+            stage=self._staging(),
+            threads=warpgroup_input.all_threads(self.t),
             staged=[f"constexpr int STAGED = {self.staged * self.c.x.dtype.itemsize};    // bytes"]
             if self.epilogue.kept_elements()
             else [],
@@ -217,9 +227,16 @@ class Writer:
             w_now="" if self.t.stay else ", w_now = 0",
             first=self.steps.first(),
             **self.input.each_tile(),
-            body=[*body, *self.epilogue.after_cell()],
-            close=self.epilogue.close(),
+            body=among(self.t, [*body, *self.epilogue.after_cell()]),
+            close=among(self.t, self.epilogue.close()),
         )
+
+    def _staging(self) -> Lines:
+        """How the input is staged: by every warp, or by some alone."""
+        if not self.t.producers:
+            return self.input.statements()
+        registers = handed_over(self.c, self.t, self.per_sm)
+        return warpgroup_producers.statements(self.steps, self.input, registers)
 
     def _numbers(self) -> Lines:
         """Where weights are read step after step, numbers per channel may be read once more, too, sooner than kept."""

@@ -97,7 +97,10 @@ def found(name: str) -> tuple[Found, Any]:
     family, case, wanted = CASES[name]
     f = find(case, boxed=family == "windows" or "by_warp" in wanted)
     assert isinstance(f, Found), f
-    wanted = {"by_rows": True, **({"unfolded": "", **wanted} if family in ("features", "positions") else wanted)}
+    wanted = {
+        "by_rows": True,
+        **({"unfolded": "", "producers": 0, **wanted} if family in ("features", "positions") else wanted),
+    }
     tiles = FAMILIES[family](f)
     return f, next(t for t in tiles if all(getattr(t, key) == value for key, value in wanted.items()))
 

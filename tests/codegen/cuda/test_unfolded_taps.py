@@ -205,4 +205,4 @@ def test_compiles_without_spills(name: str, way: str) -> None:
     f, t = found(REAL[name], {"unfolded": "h" if name == "rows" else "d"}, way)
     resources = nvrtc.resources(nvrtc.compile(kernel(f, t).source, cuda.ARCH))
     assert all(r.stack == 0 for r in resources.values()), (t, resources)
-    assert resources["fused_test"].registers * 32 * t.warps <= 65536
+    assert resources["fused_test"].registers * t.threads <= 65536

@@ -230,7 +230,7 @@ REAL = {
 def test_compiles_without_spills(name: str) -> None:
     """The best tiles, with no more registers than their blocks may have."""
     f = boxed(REAL[name])
-    shortlist = warpgroup_windows.shortlist(f.group, f.cells, 3, tf32=True)
+    (shortlist,) = warpgroup_windows.shortlist(f.group, f.cells, 3, tf32=True)
     for _, t in shortlist:
         resources = nvrtc.resources(nvrtc.compile(kernel(f, t).source, "sm_90a"))
         assert all(r.stack == 0 for r in resources.values()), (t, resources)

@@ -1,0 +1,162 @@
+"""Warps that only stage what the others of their block multiply (sm_90a).
+
+Where every warp stages, what is on its way waits for products, products wait for it, and both wait for what follows
+them.  Producers go on meanwhile: step after step they fill one half of shared memory while the other is read.  Two
+teams of them take turns where every step has an input of its own, since a team waits for memory once a step.  Of a
+block's barriers, `FILLED` says that the operands of a step are there, and `READ` that they have been multiplied; those
+of the second half are one further on.
+
+A fence between what was written and the tensor cores waits for all that a thread has under way: what comes next is read
+behind it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fusewright.codegen.cuda import contraction_layout
+from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
+from fusewright.codegen.text import Lines, fill
+from fusewright.schedule.warpgroup_staging import TEAM, WarpgroupCut
+
+if TYPE_CHECKING:
+    from fusewright.codegen.cuda.warpgroup_input import Input
+    from fusewright.codegen.cuda.warpgroup_steps import Steps
+
+
+def constants(t: WarpgroupCut) -> Lines:
+    """Of kernels that have producers."""
+    return fill(_CONSTANTS, teams=t.producers // TEAM) if t.producers else []
+
+
+def among(t: WarpgroupCut, lines: Lines) -> Lines:
+    """Statements of the warps that multiply, which meet without those that stage."""
+    if not t.producers:
+        return lines
+    return [line.replace("__syncthreads()", "barrier_wait(MULTIPLYING, THREADS)") for line in lines]
+
+
+def consumed(w: WarpgroupWeights, phases: list[int], steps: int, multiply: Lines) -> Lines:
+    """The steps of one pass, of those who multiply."""
+    after = [] if w.t.stay else ["w_now = 1 - w_now;"]
+    if w.chunks > 1:
+        slices = w.slices(phases[0])
+        after.append(f"{f'if ((step + 1) % {slices} == 0) ' if slices > 1 else ''}x_now = 1 - x_now;")
+    unrolled = ["#pragma unroll 1"] if steps > 1 else []
+    return fill(_CONSUMED, steps=steps, unrolled=unrolled, multiply=multiply, after=after)
+
+
+def statements(steps: Steps, of_input: Input, registers: tuple[int, int] | None) -> Lines:
+    """All that producers do; `registers` are those of a producer and of the others where they are not the same."""
+    t, chunks = steps.t, steps.weights.chunks
+    names = {"loop": of_input.each_tile()["loop"], "of_sample": contraction_layout.sample(steps.c)}
+    return [
+        *(of_input.walk() if chunks == 1 else []),
+        *fill(
+            _PRODUCERS,
+            **names,
+            staging=_registers(registers, 0),
+            multiplying=_registers(registers, 1),
+            stage=of_input.staging(),
+            inputs="" if t.producers > TEAM else ", inputs = 0",
+            skip=fill(_SKIP, follow=of_input.follow) if t.producers > TEAM else [],
+            body=_produced(steps),
+        ),
+    ]
+
+
+def _produced(steps: Steps) -> Lines:
+    """What producers do for a tile: the steps of all passes over it."""
+    w, t = steps.weights, steps.t
+    lines: Lines = []
+    for phases in w.passes:
+        slices, rows = w.slices(phases[0]), steps.pieces(phases[0])
+        first = ["step == 0", *(f"from_{a} == 0" for a, _, _ in rows)] if w.chunks == 1 else []
+        first += [f"step % {slices} == 0"] if w.chunks > 1 and slices > 1 else []
+        guard = f"if ({' && '.join(first)}) " if first else ""
+        stage: Lines = []
+        read: Lines = []
+        if not t.stay:
+            stage += [*w.copy(phases, "step", f"w_tile + steps % 2 * {w.tile}"), "copy_async_commit();"]
+        if t.producers > TEAM:  # a step is an input
+            stage.append("write_input(x_tile + steps % 2 * X_TILE);")
+            read = ["skip();", "read_input();"]
+        elif w.chunks > 1 or phases == w.passes[0]:
+            stage.append(f"{guard}write_input(x_tile + inputs++ % 2 * X_TILE);")
+            read = [f"{guard}read_input();"]
+        stage += [] if t.stay else ["copy_async_wait<0>();"]
+        loops = [f"for (int from_{a} = 0; from_{a} < {len(p.elements)}; from_{a} += {n})" for a, p, n in rows]
+        lines += [*loops, *fill(_PRODUCED, steps=w.chunks * slices, stage=stage, read=read)]
+    return lines
+
+
+def _registers(handed_over: tuple[int, int] | None, role: int) -> Lines:
+    """The statement by which warps of a role get registers of the others, or leave them theirs."""
+    if handed_over is None:
+        return []
+    more = handed_over[role] > handed_over[1 - role]
+    return [f"{'more' if more else 'fewer'}_registers<{handed_over[role]}>();"]
+
+
+_CONSTANTS = """
+// Teams of further warps stage, step after step in turns.  Barriers: where those meet who multiply; where operands are
+// there, and where they have been read, of both halves of shared memory.
+constexpr int PRODUCERS = 128, TEAMS = $teams, ALL_THREADS = THREADS + TEAMS * PRODUCERS;
+constexpr int MULTIPLYING = 1, FILLED = 2, READ = 4, MEETING = THREADS + PRODUCERS;
+"""
+
+_CONSUMED = """
+$unrolled
+for (int step = 0; step < $steps; ++step) {
+    barrier_wait(FILLED + now, MEETING);
+    $multiply
+    warpgroup_wait();
+    barrier_arrive(READ + now, MEETING);
+    now = 1 - now;
+    $after
+}
+"""
+
+_PRODUCED = """
+for (int step = 0; step < $steps; ++step) {
+    if (steps % TEAMS == team) {
+        if (steps > 1) barrier_wait(READ + steps % 2, MEETING);    // until the last step's but one have been
+        $stage
+        fence_async();
+        barrier_arrive(FILLED + steps % 2, MEETING);
+        $read
+    }
+    ++steps;
+}
+"""
+
+_PRODUCERS = """
+fence_async();
+__syncthreads();    // until what stays is there
+if (warp >= THREADS / 32) {    // a producer
+    $staging
+    const int team = warp / (PRODUCERS / 32) - THREADS / PRODUCERS;
+    const Element* const x_sample = forgotten(x + $of_sample);
+    $stage
+    int steps = 0$inputs;    // so many are staged
+    $skip
+    read_input();
+    $loop {
+        $body
+    }
+    // Those who multiply say of every step that it has been read.
+    for (int step = max(steps - 2, 0); step < steps; ++step)
+        if (step % TEAMS == team) barrier_wait(READ + step % 2, MEETING);
+    return;
+}
+$multiplying
+int now = 0;
+"""
+
+# Of two teams.
+_SKIP = """
+const auto skip = [&] {    // what the other team stages
+    $follow
+};
+if (team == 1) skip();
+"""

@@ -1,0 +1,222 @@
+"""What a tile of the tensor cores of Hopper costs: blocks that share a multiprocessor, their registers, their cycles.
+
+The estimate follows the idea of `tiling`: the busiest unit of a multiprocessor per useful result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil, prod
+
+from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.output_rows import SECTOR, as_written, parted
+from fusewright.schedule.residues import useful
+from fusewright.schedule.tiling import MOST_SHARED, REGISTERS, WRITTEN, fitting, written_bytes
+from fusewright.schedule.warpgroup_staging import (
+    MOST_INDICES,
+    TEAM,
+    Staged,
+    Tile,
+    WarpgroupCut,
+    chunks,
+    couples,
+    passes,
+    run,
+    shared_bytes,
+    staged,
+    staged_by_thread,
+    stages_every_step,
+    taps_of,
+    unfoldings,
+    vector,
+    vectors_by_thread,
+    weight_vectors,
+)
+
+# Blocks that share a multiprocessor, and that the estimate knows of.
+MOST_BLOCKS, FITTED_BLOCKS = 8, 4
+# Registers of a thread that the compiler finds where that makes room for a second block.
+FOUND = 8
+# Registers of a producer beside the elements on their way, and more of them where taps are channels; the most of any
+# thread.
+PRODUCER, UNFOLDED, MOST_OF_THREAD = 72, 16, 240
+# And beside their estimate, of those who leave some to producers.
+KEPT = 16
+
+Lengths = tuple[int, int, int]
+
+
+# -- blocks and their registers
+
+
+def blocks_per_sm(c: Contraction, t: WarpgroupCut, shared: int) -> int:
+    """Blocks that share a multiprocessor, with so many bytes of shared memory each, as far as the estimate knows."""
+    return min(FITTED_BLOCKS, _fitting(c, t, shared, t.registers(c)))
+
+
+def blocks_planned(c: Contraction, t: WarpgroupCut, shared: int) -> int:
+    """Blocks that share one as kernels are compiled: with registers for vectors that make runs whole, and none alone
+    for the sake of a few."""
+    more = 0 if t.producers else 4 * (run(c) * staged_by_thread(c, t)[1] - vectors_by_thread(c, t)[1])
+    registers = t.registers(c) + max(0, more)
+    blocks = min(MOST_BLOCKS, _fitting(c, t, shared, registers))
+    return max(1, blocks, min(2, _fitting(c, t, shared, registers - FOUND)))
+
+
+def _fitting(c: Contraction, t: WarpgroupCut, shared: int, registers: int) -> int:
+    """Blocks that fit, whose threads that multiply have so many registers."""
+    of_block = 32 * (t.warps * registers + t.producers * producer_registers(c, t))
+    return fitting(t.threads, shared, ceil(of_block / t.threads))
+
+
+def producer_registers(c: Contraction, t: WarpgroupCut) -> int:
+    """Of a producer."""
+    whole = c.channels_last and c.channels_of_x % vector(c) == 0  # else every element has its own, until they are one
+    own = PRODUCER + (UNFOLDED if c.unfolded is not None else 0)
+    return ceil((own + (4 if whole else vector(c)) * run(c) * staged_by_thread(c, t)[1]) / 8) * 8
+
+
+def handed_over(c: Contraction, t: WarpgroupCut, per_sm: int) -> tuple[int, int] | None:
+    """Registers of producers and of those that multiply, where some leave theirs to the others; `None` where all have
+    as many as they are compiled for."""
+    each = REGISTERS // (t.threads * per_sm) // 8 * 8
+    staging, multiplying = producer_registers(c, t), t.registers(c)
+    if not t.producers or max(staging, multiplying) <= each:
+        return None
+    if staging < multiplying:
+        rest = each * t.threads - 32 * t.producers * staging
+        multiplying = min(MOST_OF_THREAD, rest // (32 * t.warps) // 8 * 8)
+    else:
+        multiplying = min(each, multiplying + KEPT)
+        rest = each * t.threads - 32 * t.warps * multiplying
+        staging = min(MOST_OF_THREAD, rest // (32 * t.producers) // 8 * 8)
+    return (staging, multiplying) if min(staging, multiplying) < each else None
+
+
+# -- the estimate
+
+
+def scored(
+    c: Contraction, tiles: Callable[[Contraction, Lengths], Iterable[Tile]], lengths: Lengths
+) -> list[tuple[float, Tile]]:
+    """Tiles that fit with their estimates, best first, each with and without warps that stage for the others; `lengths`
+    are the cells of the whole output along d, h, w."""
+    found = [
+        (score, replace(t, unfolded=name))
+        for name, group in unfoldings(c)
+        for plain in as_written(c, tiles(group, lengths), lengths[2])
+        for score, t in _scored(group, plain, lengths)
+    ]
+    return sorted(found, key=lambda pair: pair[0])
+
+
+# Fitted to the kernels of benchmarks/results/h200_warpgroups.json and h200_warpgroups_ahead.json: cycles of a step, of
+# a round of its staging and of a warp's part in that; of one accumulator's way through what follows; bytes per cycle
+# that one multiprocessor gets from the level-2 cache.
+STEP, ROUND, STAGED_BY_WARP, VALUE, STREAMED = 1200.0, 400.0, 12.4, 5.6, 14.0
+# A warpgroup alone on its multiprocessor waits, and nobody works meanwhile: h200_solutions.json has a tile of which the
+# rest of the estimate promises the time of the best (5.3 ms, 2.5).
+ALONE = 1.4
+# Where others stage, fitted to the kernels of benchmarks/results/h200_producers.json: cycles of a step of those that
+# multiply, of a team's, and of a vector of one of its threads; one warpgroup that multiplies on a multiprocessor takes
+# twice as long for what follows, two take half as long again.
+FILLED, FILLING, PRODUCED = 700.0, 2000.0, 90.0
+
+
+def _scored(c: Contraction, plain: Tile, lengths: Lengths) -> Iterator[tuple[float, Tile]]:
+    """Estimated cycles of one multiprocessor per useful cell and output channel, by every way to stage that fits."""
+    rows = zip(c.axes[:2], (plain.rows_d, plain.rows_h), strict=True)
+    if any(len(p.elements) % n for a, n in rows for p in a.phases):
+        return
+    shared, lay = shared_bytes(c, plain), staged(c, plain)
+    if shared > MOST_SHARED or lay.reach > MOST_INDICES or plain.products(c).columns > 256:
+        return
+    results = (
+        prod(plain.cells) * useful(lay.walks, lengths, plain.cells) * c.features / ceil(c.features / plain.block_m)
+    )
+    work = None
+    for t in _with_producers(c, plain):
+        if per_sm := blocks_per_sm(c, t, shared):
+            work = work or _work(c, plain, lay, lengths[2])
+            yield work.cycles(t, per_sm) / results, t
+
+
+def _with_producers(c: Contraction, t: Tile) -> Iterator[Tile]:
+    """The tile whose warps stage what they multiply, and with one or two teams that do so for them."""
+    yield t
+    for teams in (1, 2) if stages_every_step(c, t) else (1,):
+        yield replace(t, producers=TEAM * teams)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What there is to do for a tile, in cycles of a multiprocessor: products, bytes on their way to it and back, what
+    follows the products.  Further, its steps, and vectors of the input that are staged, and how often."""
+
+    multiplied: float
+    streamed: float
+    values: float
+    steps: int
+    vectors: int
+    refills: int
+
+    def cycles(self, t: WarpgroupCut, per_sm: int) -> float:
+        """Estimated cycles of one multiprocessor: one thing after the other, as far as other blocks, or other warps of
+        the block, do not fill the gaps."""
+        rounds = ceil(self.vectors / t.staging_threads) * self.refills
+        if t.producers:
+            filling = (FILLING * self.steps + PRODUCED * rounds) * TEAM / t.producers
+            following = self.values * (1 + 4 / (per_sm * t.warps))
+            busy = max(filling, self.multiplied + FILLED * self.steps + following)
+        else:
+            busy = self.multiplied + STEP * self.steps + (ROUND + STAGED_BY_WARP * t.warps) * rounds + self.values
+            busy *= ALONE if per_sm * t.warps == 4 else 1
+        return max(self.multiplied, self.streamed, busy / per_sm)
+
+
+def _work(c: Contraction, t: WarpgroupCut, lay: Staged, row: int) -> _Work:
+    """That of a tile; of the output's rows there are `row` cells."""
+    count, products = chunks(c, t), t.products(c)
+    every = list(product(*(a.phases for a in c.axes)))
+    pieces = [_pieces(phases, t) for phases in every]
+    instructions = weights = 0
+    for times, taps, phases, vectors in zip(pieces, taps_of(c), every, weight_vectors(c, t), strict=True):
+        each = products.instructions * len(phases[2].elements)
+        instructions += times * taps.rows * t.in_turn(taps).per_row * (lay.vectors // 2) * each
+        weights += 0 if t.stay else times * vectors
+    ways = [(pieces[each[0]], max(taps_of(c)[i].rows for i in each)) for each in passes(c, t.joined)]
+    # An instruction reads 64 rows of 32 bytes and its columns at 128 bytes per cycle, and multiplies two of those.
+    multiplied = instructions * count * (t.warps / 4) * max(products.columns / 2, 16 + products.columns / 4)
+    refills = count * sum(times for times, rows in ways if rows) if count > 1 else 1
+    read, written = _read_bytes(c, lay) * refills + 16 * weights * count, written_bytes(c, t, _repeated(c, t))
+    return _Work(
+        multiplied,
+        streamed=(read + WRITTEN * written * parted(c, t, row)) / STREAMED,
+        values=VALUE * products.accumulators * sum(times for times, _ in ways) * t.warps,
+        steps=count * sum(times * ceil(rows / t.tap_rows) for times, rows in ways),
+        vectors=lay.vectors * prod(lay.lengths),
+        refills=refills,
+    )
+
+
+def _read_bytes(c: Contraction, lay: Staged) -> float:
+    """Of a chunk, with as many more as sectors at the ends of rows have on average."""
+    d, h, w = lay.lengths
+    if c.channels_last:
+        return 16 * lay.vectors * d * h * w
+    return lay.vectors * vector(c) * d * h * (w * c.x.dtype.itemsize + SECTOR)
+
+
+def _repeated(c: Contraction, t: WarpgroupCut) -> int:
+    """How often a sector of the output is written to: of strided phases every store has a part of it, unless the phases
+    are written together."""
+    phases = len(c.axes[2].phases)
+    return 1 if phases == 1 or couples(c, t) else phases * t.cells_of_lane
+
+
+def _pieces(phases: tuple[Phase, ...], t: WarpgroupCut) -> int:
+    """How often a phase of a tile is gone through."""
+    d, h = (len(p.elements) // r for p, r in zip(phases[:2], (t.rows_d, t.rows_h), strict=True))
+    return d * h
