@@ -155,7 +155,7 @@ def test_windows_that_begin_in_the_midst_of_cells_have_no_kernel(stride: int, th
 
 @pytest.mark.parametrize(("features", "ways"), [(22, {"warpgroup", "positions"}), (64, {"warpgroup"})])
 def test_of_few_features_both_ways_of_warpgroups_are_measured(features: int, ways: set[str]) -> None:
-    """At least a few tiles of either, and no more in all than there would be of one."""
+    """At least a few tiles of either, and no more in all than there would be of one, but for those with producers."""
     graph, found = pair((features,), (60,), 64), []
 
     def decide(group: Any) -> None:
@@ -167,7 +167,10 @@ def test_of_few_features_both_ways_of_warpgroups_are_measured(features: int, way
     alone = [option for option in found if option.get("blocks") is None]
     counts = {way: sum(way in option for option in alone) for way in ("warpgroup", "positions")}
     assert {way for way, count in counts.items() if count} == ways
-    assert all(counts[way] >= 4 for way in ways) and sum(counts.values()) <= tuning.cuda.OF_WARPGROUPS
+    produced = [option for option in alone for way in ways if option.get(way, {}).get("producers")]
+    assert all(counts[way] >= 4 for way in ways)
+    assert sum(counts.values()) - len(produced) <= tuning.cuda.OF_WARPGROUPS
+    assert 0 < len(produced) <= len(ways) * tuning.cuda.OF_PRODUCERS
 
 
 class Pooled(nn.Module):

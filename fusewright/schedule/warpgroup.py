@@ -23,7 +23,7 @@ from fusewright.schedule.warpgroup_staging import (
     Products,
     WarpgroupCut,
     chunk_sizes,
-    few_alike,
+    few_of_each,
     joinable,
     passes,
     rows_at_a_time,
@@ -160,10 +160,7 @@ def shortlist(
 ) -> list[list[tuple[float, WarpgroupTile]]]:
     """The best `count` candidates whose warps stage what they multiply, and those with producers, few of them alike in
     what a warpgroup holds."""
-    found = candidates(c, lengths, tf32=tf32)
-    return [
-        few_alike((of for of in found if (of[1].producers > 0) == apart), count, alike=ALIKE) for apart in (False, True)
-    ]
+    return few_of_each(candidates(c, lengths, tf32=tf32), count, alike=ALIKE)
 
 
 def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[WarpgroupTile]:

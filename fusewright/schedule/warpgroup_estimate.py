@@ -39,11 +39,9 @@ from fusewright.schedule.warpgroup_staging import (
 MOST_BLOCKS, FITTED_BLOCKS = 8, 4
 # Registers of a thread that the compiler finds where that makes room for a second block.
 FOUND = 8
-# Registers of a producer beside the elements on their way, and more of them where taps are channels; the most of any
-# thread.
-PRODUCER, UNFOLDED, MOST_OF_THREAD = 72, 16, 240
-# And beside their estimate, of those who leave some to producers.
-KEPT = 16
+# Registers of a producer beside the elements on their way, and more of them where its rows lie along two dimensions; of
+# those who leave some to producers, beside their estimate; the most of any thread.
+PRODUCER, DEEP, KEPT, MOST_OF_THREAD = 72, 32, 16, 240
 
 Lengths = tuple[int, int, int]
 
@@ -67,31 +65,40 @@ def blocks_planned(c: Contraction, t: WarpgroupCut, shared: int) -> int:
 
 def _fitting(c: Contraction, t: WarpgroupCut, shared: int, registers: int) -> int:
     """Blocks that fit, whose threads that multiply have so many registers."""
-    of_block = 32 * (t.warps * registers + t.producers * producer_registers(c, t))
-    return fitting(t.threads, shared, ceil(of_block / t.threads))
+    if not t.producers:
+        return fitting(t.threads, shared, registers)
+    wanted = t.warps * registers + t.producers * producer_registers(c, t)
+    blocks = fitting(t.threads, shared, 8)
+    return next((n for n in range(blocks, 0, -1) if wanted <= _compiled(t, n) * (t.warps + t.producers)), 0)
+
+
+def _compiled(t: WarpgroupCut, blocks: int) -> int:
+    """Registers of every thread that so many blocks leave room for, as hardware deals them out."""
+    return REGISTERS // (t.threads * blocks) // 8 * 8
 
 
 def producer_registers(c: Contraction, t: WarpgroupCut) -> int:
     """Of a producer."""
+    d, h, _ = staged(c, t).lengths
     whole = c.channels_last and c.channels_of_x % vector(c) == 0  # else every element has its own, until they are one
-    own = PRODUCER + (UNFOLDED if c.unfolded is not None else 0)
-    return ceil((own + (4 if whole else vector(c)) * run(c) * staged_by_thread(c, t)[1]) / 8) * 8
+    on_their_way = (4 if whole else vector(c)) * run(c) * staged_by_thread(c, t)[1]
+    return ceil((PRODUCER + (DEEP if d > 1 and h > 1 else 0) + on_their_way) / 8) * 8
 
 
 def handed_over(c: Contraction, t: WarpgroupCut, per_sm: int) -> tuple[int, int] | None:
     """Registers of producers and of those that multiply, where some leave theirs to the others; `None` where all have
     as many as they are compiled for."""
-    each = REGISTERS // (t.threads * per_sm) // 8 * 8
-    staging, multiplying = producer_registers(c, t), t.registers(c)
+    each, staging, multiplying = _compiled(t, per_sm), producer_registers(c, t), t.registers(c)
     if not t.producers or max(staging, multiplying) <= each:
         return None
-    if staging < multiplying:
-        rest = each * t.threads - 32 * t.producers * staging
-        multiplying = min(MOST_OF_THREAD, rest // (32 * t.warps) // 8 * 8)
+    pool = each * (t.warps + t.producers)
+    if multiplying > each:
+        staging = min(staging, each)
     else:
-        multiplying = min(each, multiplying + KEPT)
-        rest = each * t.threads - 32 * t.warps * multiplying
-        staging = min(MOST_OF_THREAD, rest // (32 * t.producers) // 8 * 8)
+        spare = pool - t.producers * staging - t.warps * multiplying
+        multiplying = min(each, multiplying + max(0, min(KEPT, spare // t.warps // 8 * 8)))
+        staging = min(MOST_OF_THREAD, (pool - t.warps * multiplying) // t.producers // 8 * 8)
+    multiplying = min(MOST_OF_THREAD, (pool - t.producers * staging) // t.warps // 8 * 8)
     return (staging, multiplying) if min(staging, multiplying) < each else None
 
 

@@ -28,7 +28,7 @@ from fusewright.schedule.warpgroup_staging import (
     Taps,
     WarpgroupCut,
     chunk_sizes,
-    few_alike,
+    few_of_each,
     joinable,
     passes,
     rows_at_a_time,
@@ -48,7 +48,7 @@ KEPT_NUMBERS = 24
 # where taps are channels.
 OTHERS, ON_ITS_WAY, IN_ROUNDS, IN_HALVES, UNFOLDED = 12, 10, 12, 20, 16
 # Where others stage, of what follows the products: where they do not, it has those of vectors on their way.
-FOLLOWING = 16
+FOLLOWING = 28
 # Of a feature's running results over positions, in a tile and over many.
 RUNNING = {"sum": 3, "mean": 3, "max": 2, "min": 2, "logsumexp": 4}
 # What a number's way to shared memory or back takes, where an accumulator's way through what follows takes one: it
@@ -223,10 +223,7 @@ def shortlist(
 ) -> list[list[tuple[float, PositionTile]]]:
     """The best `count` candidates whose warps stage what they multiply, and those with producers, none but for the
     shape of as many cells."""
-    found = candidates(c, lengths, tf32=tf32)
-    return [
-        few_alike((of for of in found if (of[1].producers > 0) == apart), count, alike=1) for apart in (False, True)
-    ]
+    return few_of_each(candidates(c, lengths, tf32=tf32), count, alike=1)
 
 
 def _saves(c: Contraction) -> bool:

@@ -362,6 +362,12 @@ def few_alike(tiles: Iterable[tuple[float, AnyTile]], count: int, *, alike: int)
     return found
 
 
+def few_of_each(tiles: list[tuple[float, Tile]], count: int, *, alike: int) -> list[list[tuple[float, Tile]]]:
+    """The same of those without producers, and of those with them."""
+    kinds = ([of for of in tiles if (of[1].producers > 0) == apart] for apart in (False, True))
+    return [few_alike(kind, count, alike=alike) for kind in kinds]
+
+
 def chunk_sizes(c: Contraction) -> list[int]:
     """Input channels staged at a time, in whole instructions."""
     whole = ceil(c.channels / step(c)) * step(c)

@@ -51,6 +51,7 @@ Barrier whole_cluster;
 std::vector<Fiber*> order;    // position -> fiber
 std::vector<uint64_t> ready;  // a bit per position
 size_t cursor;                // in `ready`
+std::vector<Fiber*> patient;  // those that go on when nobody else can
 unsigned char *stacks, *shared_memory;
 size_t shared_stride;
 uint64_t random_state;
@@ -88,7 +89,17 @@ Fiber* next_ready() {
 // Leaves the current fiber until it is made ready.
 void wait() {
     Fiber* next = next_ready();
+    if (!next && !patient.empty()) {
+        next = patient.front();
+        patient.erase(patient.begin());
+    }
     switch_to(*current, next ? *next : scheduler);
+}
+
+// Lets all others go first, as far as they get.
+void give_way() {
+    patient.push_back(current);
+    wait();
 }
 
 // What every fiber does: one thread of one block after another.
@@ -183,9 +194,9 @@ void named_barrier(const char* where, int id, int count, bool waits, int line) {
     if (++barrier.arrived == barrier.expected) {
         for (; barrier.waiting; barrier.waiting = barrier.waiting->before) make_ready(*barrier.waiting);
         barrier.arrived = 0;
-        return;
+        return waits ? void() : give_way();
     }
-    if (!waits) return;
+    if (!waits) return give_way();
     current->before = barrier.waiting;
     barrier.waiting = current;
     current->where = where;
@@ -352,6 +363,7 @@ void run_cluster(Index first) {
     }
     whole_cluster = {fibers.data(), unsigned(fibers.size()), 0, 0, 0, 0};
     cursor = 0;
+    patient.clear();
     switch_to(scheduler, *next_ready());
     if (!error.empty()) return;
     for (const Block& block : blocks) {

@@ -366,7 +366,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
     fence_async();
     __syncthreads();    // until what stays is there
     if (warp >= THREADS / 32) {    // a producer
-        more_registers<120>();
+        more_registers<104>();
         const int team = warp / (PRODUCERS / 32) - THREADS / PRODUCERS;
         const Element* const x_sample = forgotten(x + ((long long)sample * GROUPS + group) * 20 * D * H * W);
         // What of the input is read next, or on its way.
@@ -381,7 +381,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         const auto write_input = [&](Element* to) {
             if (!(staged_tile < tiles)) return;
             put_input(fetched, places, to);
-            for (int begin = (threadIdx.x % PRODUCERS) + AT_ONCE * PRODUCERS; begin < COUNT; begin += AT_ONCE * PRODUCERS) {
+            for (int begin = (forgotten(threadIdx.x) % PRODUCERS) + AT_ONCE * PRODUCERS; begin < COUNT; begin += AT_ONCE * PRODUCERS) {
                 const Places others = places_of(begin, D, H, W);
                 fetch_input(fetched, others, x_sample, staged_chunk, staged, D, H, W);
                 put_input(fetched, others, to);
@@ -423,7 +423,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
             if (step % TEAMS == team) barrier_wait(READ + step % 2, MEETING);
         return;
     }
-    fewer_registers<80>();
+    fewer_registers<88>();
     int now = 0;
     int x_now = 0, w_now = 0;    // where the operands of the step at hand are
     for (int tile = part; tile < tiles; tile += parts) {

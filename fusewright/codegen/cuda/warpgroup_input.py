@@ -124,9 +124,11 @@ class Input:
 
     @property
     def _roomy(self) -> bool:
-        """Whether a thread has registers to spare for what it could work out again."""
+        """Whether a thread that stages has registers to spare for what it could work out again."""
         if self.c.unfolded is not None and not self._of_one_tap:  # runs are not as far from each other in every chunk
             return False
+        if self.t.producers:
+            return True
         return self.t.registers(self.c) + staging.staged_by_thread(self.c, self.t)[1] <= self.most
 
     # -- statements of the kernel
@@ -144,6 +146,8 @@ class Input:
         each, at_once = staging.staged_by_thread(self.c, self.t)
         names = {**self._staged, "thread": staging_thread(self.t)}
         own = {key: names[key] for key in ("chunk", "cell", "thread")}
+        if self.t.producers:  # their places are not kept from step to step
+            own["thread"] = own["thread"].replace("threadIdx.x", "forgotten(threadIdx.x)")
         others = fill(_OTHERS, **own, threads=staging_threads(self.t)) if each > at_once else []
         about, read = (_WRITE, []) if self.t.producers else (_WRITE_AND_READ, ["read_input();"])
         return fill(_STAGING, **names, others=others, about=fill(about), read=read)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,9 @@ def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any], way: str) -> None:
     """In all orders of threads, with the same bits."""
     f, t = found(case, wanted, way)
-    assert "barrier_wait(FILLED" in kernel(f, t).source
+    source = kernel(f, t).source
+    arrivals = source.count(ARRIVED)
+    assert arrivals and len(re.findall(rf"fence_async\(\);\s+{re.escape(ARRIVED)}", source)) == arrivals
     assert_right(f, t)
     assert_orders_agree(f, t)
 
@@ -153,6 +156,14 @@ def test_a_block_without_a_tile() -> None:
         assert_right(*found(case, {"stay": True, "chunk": 8, "producers": producers}, "positions"))
 
 
+ARRIVED = "barrier_arrive(FILLED + steps % 2, MEETING);"
+
+
+def _moved(statement: str, ahead_of: str) -> tuple[str, str]:
+    """Text that stands between `ahead_of` and a statement, as a pattern, and with the statement first."""
+    return rf"({re.escape(ahead_of)}(?:(?!{re.escape(ahead_of)}).)*?){re.escape(statement)}", rf"{statement} \1"
+
+
 @pytest.mark.usefixtures("few_multiprocessors")
 @pytest.mark.parametrize(
     ("text", "by"),
@@ -162,18 +173,25 @@ def test_a_block_without_a_tile() -> None:
         pytest.param("if (team == 1) skip();", "", id="both teams stage the same"),
         pytest.param("barrier_arrive(READ + now, MEETING);", "", id="nobody says what has been read"),
         pytest.param("barrier_wait(READ + step % 2, MEETING);", ";", id="nobody hears of the last steps"),
+        pytest.param(*_moved("barrier_arrive(READ + now, MEETING);", "multiply<"), id="read before it is multiplied"),
+        pytest.param(*_moved("barrier_arrive(READ + now, MEETING);", "warpgroup_wait();"), id="read while it is"),
+        pytest.param(*_moved(ARRIVED, "stage_weights("), id="there before it is staged"),
+        pytest.param(*_moved(ARRIVED, "copy_async_wait<0>();"), id="there before the weights have been copied"),
     ],
 )
 def test_what_the_emulator_would_find(text: str, by: str) -> None:
     f, t = found(*CASES["two teams, chunk after chunk"], "positions")
     record = kernel(f, t)
-    assert record.source.count(text) == 1
+    pattern = text if text.startswith("(") else re.escape(text)
+    planted, count = re.subn(pattern, by, record.source.partition("barrier_wait(int id")[2], flags=re.DOTALL)
+    assert count == 1
+    planted = record.source.partition("barrier_wait(int id")[0] + "barrier_wait(int id" + planted
     x = f.case.example()
     want, size = f.reference(x)
     wrong = 0
     for order in ORDERS:
         try:
-            got = emulate(replace(record, source=record.source.replace(text, by)), *f.tensors(x), order=order)
+            got = emulate(replace(record, source=planted), *f.tensors(x), order=order)
         except EmulationError:
             wrong += 1
         else:
@@ -252,7 +270,12 @@ def test_compiles_without_spills(name: str, way: str, producers: int) -> None:
     t = fitting[0]
     resources = nvrtc.resources(nvrtc.compile(kernel(f, t).source, cuda.ARCH))
     assert all(r.stack == 0 for r in resources.values()), (t, resources)
-    assert resources["fused_test"].registers * t.threads <= REGISTERS
+    c = of_tile(f.group, t)
+    per_sm = blocks_planned(c, t, shared_bytes(c, t))
+    each = REGISTERS // (t.threads * per_sm) // 8 * 8
+    assert resources["fused_test"].registers <= each
+    if handed_over(c, t, per_sm) is not None:  # who asks for more than a block was compiled for would wait for ever
+        assert resources["fused_test"].registers == each
 
 
 def test_registers_are_handed_over() -> None:
@@ -269,4 +292,5 @@ def test_registers_are_handed_over() -> None:
             assert staging % 8 == multiplying % 8 == 0 and staging >= 24 and multiplying <= 240
             assert 32 * per_sm * (t.producers * staging + t.warps * multiplying) <= REGISTERS
             assert f"registers<{multiplying}>();" in kernel(f, t).source
+            assert max(staging, multiplying) > REGISTERS // (t.threads * per_sm) // 8 * 8 > min(staging, multiplying)
     assert handed
