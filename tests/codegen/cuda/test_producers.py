@@ -256,8 +256,10 @@ REAL = {
 
 
 @pytest.mark.parametrize("producers", [4, 8])
-@pytest.mark.parametrize("name", REAL)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [(name, way) for name in REAL for way in WAYS if (name, way) != ("stored", "positions")],  # features fill 64
+)
 def test_compiles_without_spills(name: str, way: str, producers: int) -> None:
     """Those that multiply may have more registers than the kernel is compiled for, by what the others leave them."""
     case, wanted = REAL[name]
@@ -265,8 +267,6 @@ def test_compiles_without_spills(name: str, way: str, producers: int) -> None:
     assert isinstance(f, Found)
     wanted = {"unfolded": "", "producers": producers, **wanted}
     fitting = [t for t in tiles(f, (way,)) if all(getattr(t, key) == value for key, value in wanted.items())]
-    if not fitting:
-        pytest.skip("no such tile")
     t = fitting[0]
     resources = nvrtc.resources(nvrtc.compile(kernel(f, t).source, cuda.ARCH))
     assert all(r.stack == 0 for r in resources.values()), (t, resources)
