@@ -18,6 +18,11 @@ def block(head: str, body: Sequence[str]) -> Lines:
     return [f"{head} {{" if head else "{", *indent(body), "}"]
 
 
+def where(conditions: Sequence[str]) -> str:
+    """What stands ahead of a statement for where all of them hold: nothing where there are none."""
+    return f"if ({' && '.join(conditions)}) " if conditions else ""
+
+
 def fill(text: str, **names: object) -> Lines:
     """The lines of `text` with ``$name`` replaced; a name alone on its line may stand for several lines, or none."""
     words = {name: value for name, value in names.items() if not isinstance(value, list)}

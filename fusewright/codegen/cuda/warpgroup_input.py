@@ -135,22 +135,25 @@ class Input:
 
     def statements(self) -> Lines:
         """How the kernel reads what is next, and writes it."""
-        return [*(self.walk() if self.chunks == 1 else []), *self.staging()]
+        return [*self.walk(), *self.staging()]
 
     def walk(self) -> Lines:
-        """How the kernel finds the next tile without dividing."""
-        return fill(_WALK)
+        """How the kernel finds the next tile without dividing, where it does."""
+        return fill(_WALK) if self.chunks == 1 else []
 
     def staging(self) -> Lines:
         """The same once it has that."""
         each, at_once = staging.staged_by_thread(self.c, self.t)
-        names = {**self._staged, "thread": staging_thread(self.t)}
-        own = {key: names[key] for key in ("chunk", "cell", "thread")}
-        if self.t.producers:  # their places are not kept from step to step
-            own["thread"] = own["thread"].replace("threadIdx.x", "forgotten(threadIdx.x)")
-        others = fill(_OTHERS, **own, threads=staging_threads(self.t)) if each > at_once else []
+        names = self._staged
+        others: Lines = []
+        if each > at_once:
+            # producers do not keep the places of these from step to step
+            thread = staging_thread(self.t, "forgotten(threadIdx.x)" if self.t.producers else "threadIdx.x")
+            at = {"chunk": names["chunk"], "cell": names["cell"]}
+            others = fill(_OTHERS, **at, thread=thread, threads=staging_threads(self.t))
         about, read = (_WRITE, []) if self.t.producers else (_WRITE_AND_READ, ["read_input();"])
-        return fill(_STAGING, **names, others=others, about=fill(about), read=read)
+        own = {"thread": staging_thread(self.t), "others": others, "about": fill(about), "read": read}
+        return fill(_STAGING, **names, **own)
 
     @property
     def follow(self) -> Lines:
@@ -172,9 +175,9 @@ class Input:
         return {"loop": loop, "tile": tile, "another": [] if self.t.stay or self.t.producers else follows}
 
 
-def staging_thread(t: WarpgroupCut) -> str:
-    """Text: which of the threads that stage this one is."""
-    return "(threadIdx.x % PRODUCERS)" if t.producers else "threadIdx.x"
+def staging_thread(t: WarpgroupCut, thread: str = "threadIdx.x") -> str:
+    """Text: which of the threads that stage a block's `thread` is."""
+    return f"({thread} % PRODUCERS)" if t.producers else thread
 
 
 def staging_threads(t: WarpgroupCut) -> str:

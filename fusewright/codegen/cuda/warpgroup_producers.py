@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from fusewright.codegen.cuda import contraction_layout
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
-from fusewright.codegen.text import Lines, fill
+from fusewright.codegen.text import Lines, fill, where
 from fusewright.schedule.warpgroup_staging import TEAM, WarpgroupCut
 
 if TYPE_CHECKING:
@@ -41,17 +41,18 @@ def consumed(w: WarpgroupWeights, phases: list[int], steps: int, multiply: Lines
     after = [] if w.t.stay else ["w_now = 1 - w_now;"]
     if w.chunks > 1:
         slices = w.slices(phases[0])
-        after.append(f"{f'if ((step + 1) % {slices} == 0) ' if slices > 1 else ''}x_now = 1 - x_now;")
+        whole = [f"(step + 1) % {slices} == 0"] if slices > 1 else []
+        after.append(f"{where(whole)}x_now = 1 - x_now;")
     unrolled = ["#pragma unroll 1"] if steps > 1 else []
     return fill(_CONSUMED, steps=steps, unrolled=unrolled, multiply=multiply, after=after)
 
 
 def statements(steps: Steps, of_input: Input, registers: tuple[int, int] | None) -> Lines:
     """All that producers do; `registers` are those of a producer and of the others where they are not the same."""
-    t, chunks = steps.t, steps.weights.chunks
+    t = steps.t
     names = {"loop": of_input.each_tile()["loop"], "of_sample": contraction_layout.sample(steps.c)}
     return [
-        *(of_input.walk() if chunks == 1 else []),
+        *of_input.walk(),
         *fill(
             _PRODUCERS,
             **names,
@@ -70,10 +71,11 @@ def _produced(steps: Steps) -> Lines:
     w, t = steps.weights, steps.t
     lines: Lines = []
     for phases in w.passes:
-        slices, rows = w.slices(phases[0]), steps.pieces(phases[0])
-        first = ["step == 0", *(f"from_{a} == 0" for a, _, _ in rows)] if w.chunks == 1 else []
-        first += [f"step % {slices} == 0"] if w.chunks > 1 and slices > 1 else []
-        guard = f"if ({' && '.join(first)}) " if first else ""
+        slices = w.slices(phases[0])
+        if w.chunks == 1:
+            guard = where(["step == 0", *(f"from_{a} == 0" for a, _, _ in steps.pieces(phases[0]))])
+        else:
+            guard = where([f"step % {slices} == 0"] if slices > 1 else [])
         stage: Lines = []
         read: Lines = []
         if not t.stay:
@@ -85,8 +87,7 @@ def _produced(steps: Steps) -> Lines:
             stage.append(f"{guard}write_input(x_tile + inputs++ % 2 * X_TILE);")
             read = [f"{guard}read_input();"]
         stage += [] if t.stay else ["copy_async_wait<0>();"]
-        loops = [f"for (int from_{a} = 0; from_{a} < {len(p.elements)}; from_{a} += {n})" for a, p, n in rows]
-        lines += [*loops, *fill(_PRODUCED, steps=w.chunks * slices, stage=stage, read=read)]
+        lines += [*steps.loops(phases[0]), *fill(_PRODUCED, steps=w.chunks * slices, stage=stage, read=read)]
     return lines
 
 

@@ -13,7 +13,7 @@ from math import prod
 
 from fusewright.codegen.cuda import warpgroup_producers, warpgroup_text
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights, plus
-from fusewright.codegen.text import Lines, block, fill, indent
+from fusewright.codegen.text import Lines, block, fill, indent, where
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.warpgroup_staging import WarpgroupCut
 
@@ -89,6 +89,11 @@ class Steps:
         d, h, _ = self.weights.phases[index]
         return [(a, p, n) for a, p, n in (("d", d, self.t.rows_d), ("h", h, self.t.rows_h)) if len(p.elements) > n]
 
+    def loops(self, index: int) -> Lines:
+        """The loops over them."""
+        each = self.pieces(index)
+        return [f"for (int from_{a} = 0; from_{a} < {len(p.elements)}; from_{a} += {n})" for a, p, n in each]
+
     # -- what comes next: what begins before the tensor cores are busy, and what comes after
 
     def _next_tile(self, phases: list[int], more: str, steps: int) -> tuple[Lines, Lines]:
@@ -116,7 +121,7 @@ class Steps:
             same = f"next > 0 || {more}" if more else "next > 0"
             lines += self._next_weights(phases, over, f"if ({same} || another) " if last else "")
         others = [f"next % {slices} == 0"] if slices > 1 else []
-        after = [self._write_input(others), f"{f'if ({others[0]}) ' if others else ''}x_now = 1 - x_now;"]
+        after = [self._write_input(others), f"{where(others)}x_now = 1 - x_now;"]
         after += [] if self.t.stay else ["w_now = 1 - w_now;"]
         return lines, [*after, *self._landed]
 
@@ -133,8 +138,7 @@ class Steps:
 
     def _write_input(self, when: list[str]) -> str:
         """The statement that stages the input of the next chunk or tile in the other buffer."""
-        guard = f"if ({' && '.join(when)}) " if when else ""
-        return guard + "write_input(x_tile + (1 - x_now) * X_TILE);"
+        return where(when) + "write_input(x_tile + (1 - x_now) * X_TILE);"
 
     @property
     def _landed(self) -> Lines:

@@ -249,7 +249,7 @@ class Writer:
     def _pass(self, indices: range) -> Lines:
         """Some phases of the cells: multiply by all their taps, some rows at a time, and hand the values on."""
         phases, rows = [self.weights.phases[i] for i in indices], self.steps.pieces(indices[0])
-        loops = [f"for (int from_{a} = 0; from_{a} < {len(p.elements)}; from_{a} += {n})" for a, p, n in rows]
+        loops = self.steps.loops(indices[0])
         slots = [self.slots(len(phase[2].elements)) for phase in phases]
         if len(indices) == 1:
             lines = self.accumulated(indices[0], rows)

@@ -159,6 +159,11 @@ def test_a_block_without_a_tile() -> None:
 ARRIVED = "barrier_arrive(FILLED + steps % 2, MEETING);"
 
 
+def _left_out(statement: str, by: str = "") -> tuple[str, str]:
+    """A statement as a pattern, and what stands there instead."""
+    return re.escape(statement), by
+
+
 def _moved(statement: str, ahead_of: str) -> tuple[str, str]:
     """Text that stands between `ahead_of` and a statement, as a pattern, and with the statement first."""
     return rf"({re.escape(ahead_of)}(?:(?!{re.escape(ahead_of)}).)*?){re.escape(statement)}", rf"{statement} \1"
@@ -166,32 +171,33 @@ def _moved(statement: str, ahead_of: str) -> tuple[str, str]:
 
 @pytest.mark.usefixtures("few_multiprocessors")
 @pytest.mark.parametrize(
-    ("text", "by"),
+    ("pattern", "by"),
     [
-        pytest.param("barrier_wait(FILLED + now, MEETING);", "", id="nobody waits for operands"),
-        pytest.param("if (steps > 1) barrier_wait(READ + steps % 2, MEETING);", "", id="nor until they have been read"),
-        pytest.param("if (team == 1) skip();", "", id="both teams stage the same"),
-        pytest.param("barrier_arrive(READ + now, MEETING);", "", id="nobody says what has been read"),
-        pytest.param("barrier_wait(READ + step % 2, MEETING);", ";", id="nobody hears of the last steps"),
+        pytest.param(*_left_out("barrier_wait(FILLED + now, MEETING);"), id="nobody waits for operands"),
+        pytest.param(
+            *_left_out("if (steps > 1) barrier_wait(READ + steps % 2, MEETING);"), id="nor until they have been read"
+        ),
+        pytest.param(*_left_out("if (team == 1) skip();"), id="both teams stage the same"),
+        pytest.param(*_left_out("barrier_arrive(READ + now, MEETING);"), id="nobody says what has been read"),
+        pytest.param(*_left_out("barrier_wait(READ + step % 2, MEETING);", ";"), id="nobody hears of the last steps"),
         pytest.param(*_moved("barrier_arrive(READ + now, MEETING);", "multiply<"), id="read before it is multiplied"),
         pytest.param(*_moved("barrier_arrive(READ + now, MEETING);", "warpgroup_wait();"), id="read while it is"),
         pytest.param(*_moved(ARRIVED, "stage_weights("), id="there before it is staged"),
         pytest.param(*_moved(ARRIVED, "copy_async_wait<0>();"), id="there before the weights have been copied"),
     ],
 )
-def test_what_the_emulator_would_find(text: str, by: str) -> None:
+def test_what_the_emulator_would_find(pattern: str, by: str) -> None:
     f, t = found(*CASES["two teams, chunk after chunk"], "positions")
     record = kernel(f, t)
-    pattern = text if text.startswith("(") else re.escape(text)
-    planted, count = re.subn(pattern, by, record.source.partition("barrier_wait(int id")[2], flags=re.DOTALL)
+    functions, bounds, text = record.source.partition("__launch_bounds__(ALL_THREADS")
+    planted, count = re.subn(pattern, by, text, flags=re.DOTALL)
     assert count == 1
-    planted = record.source.partition("barrier_wait(int id")[0] + "barrier_wait(int id" + planted
     x = f.case.example()
     want, size = f.reference(x)
     wrong = 0
     for order in ORDERS:
         try:
-            got = emulate(replace(record, source=planted), *f.tensors(x), order=order)
+            got = emulate(replace(record, source=functions + bounds + planted), *f.tensors(x), order=order)
         except EmulationError:
             wrong += 1
         else:
