@@ -7,6 +7,7 @@ over its output positions to slots over its input positions, one per tap.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 from math import gcd
 from typing import NamedTuple
@@ -91,6 +92,7 @@ def mass(s: Slot) -> float:
     return s.count * s.scale
 
 
+@lru_cache(maxsize=32)  # long tables are looked at many times
 def sliding(slots: Slots) -> tuple[int, int] | None:
     """(window step, distance) when all slots are equal windows at one distance and none is clipped, else `None`."""
     first = slots[0]
@@ -111,6 +113,7 @@ class Windows(NamedTuple):
     behind: int
 
 
+@lru_cache(maxsize=32)
 def windows(slots: Slots, length: int) -> Windows | None:
     """The windows that all slots are, clipped to [0, length); `None` where they are no windows of one size, or no two
     neighbours are whole."""

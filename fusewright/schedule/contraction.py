@@ -30,6 +30,8 @@ MOST_ELEMENTS = 2**31 - 1
 OFTEN, MANY = 1.5, 32
 # Elements of a window that are added up for each window anew, in the type of x, and windows that share a row of it.
 MOST_SUMMED, MOST_READ = 128, 4
+# Window sums that a lane of a GPU has registers for.
+MOST_HELD = 112
 
 
 @dataclass(frozen=True)
@@ -350,33 +352,61 @@ def _operand_kind(node: Node, conv: Node) -> str | None:
 
 
 def _boxed(conv: Node, users: Users) -> tuple[Node, Box | None]:
-    """What the convolution reads: x itself, or window sums of x where those are equal windows.
+    """What the convolution reads: x itself, or window sums of x that its kernel forms."""
+    x = conv.arg(0)
+    box = window_sums(conv) if users[x] == 1 else None
+    return (x, None) if box is None else (x.arg(0), box)
 
-    On a GPU there is one at every element and none is clipped.
+
+def window_sums(conv: Node) -> Box | None:
+    """The window sums that a convolution runs on, if its kernel forms them, so that they never reach memory.
+
+    On a GPU there is one at every element, in front of the first and behind the last too.
     """
     x = conv.arg(0)
     assert isinstance(conv.op, ops.Conv)
-    inner = isinstance(x.op, ops.RangeSum) and users[x] == 1 and x.dtype == x.arg(0).dtype
+    inner = isinstance(x.op, ops.RangeSum) and x.dtype == x.arg(0).dtype
     if not inner or conv.op.transposed or any(a or b for a, b in conv.op.padding):
-        return x, None
+        return None
     assert isinstance(x.op, ops.RangeSum)
     found, scale = [Windows(1, 1, 1, 0, 0)] * 3, 1.0
     for dim, slots in x.op.table:
         length = x.arg(0).shape[dim]
         along = windows(slots, length) if dim >= 2 and isinstance(length, int) else None
         if along is None:
-            return x, None
+            return None
         found[dim - x.ndim + 3] = along._replace(behind=_behind(conv, dim, along))
         scale *= slots[0].scale
     size, step, stride, before, behind = (_three(list(numbers)) for numbers in zip(*found, strict=True))
     box = Box(size, step, scale, stride, before, behind)
-    again = prod(n / s for n, s in zip(size[:2], stride[:2], strict=True))
-    if not box.plain and (x.device.type != "cpu" or prod(size) > MOST_SUMMED or again > MOST_READ):
-        return x, None
+    fits = _in_strips(box) if x.device.type == "cpu" else stride == (1, 1, 1) and _in_lanes(conv, box)
+    if not (box.plain or fits):
+        return None
     apart = all((n - 1) * k + 1 <= s for n, k, s in zip(size, step, stride, strict=True))
     if apart and isinstance(x.arg(0).op, ops.Pointwise):
-        return x, None  # the kernel that computes x sums it as well, and writes less
-    return (x.arg(0), box) if prod(size) > 1 else (x, None)
+        return None  # the kernel that computes x sums it as well, and writes less
+    return box if prod(size) > 1 else None
+
+
+def _in_strips(box: Box) -> bool:
+    """Whether each window of the strips on a CPU is added up anew without much ado."""
+    again = prod(n / s for n, s in zip(box.count[:2], box.stride[:2], strict=True))
+    return prod(box.count) <= MOST_SUMMED and again <= MOST_READ
+
+
+def _in_lanes(conv: Node, box: Box) -> bool:
+    """Whether a lane of a GPU has registers for the windows of two channels, and for those of the rows below a cell."""
+    assert isinstance(conv.op, ops.Conv)
+    lengths = [n for n in conv.arg(1).shape[2:] if isinstance(n, int)]
+    missing = [1] * (3 - len(lengths))
+    taps, dilation = [*missing, *lengths], [*missing, *conv.op.dilation]
+    d, h, _ = map(covered, taps, dilation, box.count, box.step)
+    return d * h * taps[2] + 2 * prod(taps) <= MOST_HELD
+
+
+def covered(taps: int, dilation: int, count: int, step: int) -> int:
+    """Elements along one dimension that a cell's windows of `count` elements cover, one window per tap."""
+    return (taps - 1) * dilation + (count - 1) * step + 1
 
 
 def _behind(conv: Node, dim: int, w: Windows) -> int:

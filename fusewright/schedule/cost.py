@@ -17,9 +17,10 @@ from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Node, topological
 from fusewright.ir.ops import Size
-from fusewright.ir.slots import sliding
+from fusewright.ir.slots import sliding, windows
 from fusewright.plan import Work
 from fusewright.runtime.device import DeviceFacts
+from fusewright.schedule.contraction import window_sums
 
 FREE = (
     ops.Source,
@@ -50,7 +51,7 @@ class CostModel:
     """`cost(node)` gives the work of a node on one device, with symbolic sizes taken at `hints`.
 
     With `derived_ahead`, what depends on parameters alone costs nothing: it is kept between calls outside training.
-    With `fusing`, window sums are formed by the kernel that reads them, at the pace of memory.
+    With `fusing`, window sums are added up at the pace of memory, by the kernel that reads them or for it.
     """
 
     def __init__(
@@ -92,7 +93,10 @@ class CostModel:
         if self._on_the_way(node):
             return Work(flops, moved, 0.0, moved / self._bandwidth(node))
         launches = self._launches(node)
-        seconds = launches * self.facts.launch + max(flops / self._rate(node), moved / self._bandwidth(node))
+        computing = flops / self._rate(node)
+        if self._forms(node):
+            computing -= self(node.arg(0)).seconds  # its kernel multiplies while it reads
+        seconds = launches * self.facts.launch + max(computing, moved / self._bandwidth(node))
         if isinstance(node.op, ops.RangeSum) and not self.fusing:
             seconds += self._windowed(node.op, node.arg(0)) / self.facts.window
         if self.fusing and isinstance(node.op, ops.Norm) and node.op.running:
@@ -163,7 +167,9 @@ class CostModel:
             return float(self._numel(node.arg(0)) * node.arg(0).dtype.itemsize)
         if isinstance(node.op, ops.RangeSum):
             return self._read(node.op, node.arg(0)) * node.arg(0).dtype.itemsize + written
-        read = [a for a in node.inputs if not (isinstance(node.op, ops.Conv) and self._on_the_way(a))]
+        read = [a for a in node.inputs if not (self._forms(node) and a is node.arg(0))]
+        if self._awaits(node):
+            written += self._numel(x := node.arg(0)) * x.dtype.itemsize
         return float(written + sum(self._elements(node, a) * a.dtype.itemsize for a in read))
 
     def _elements(self, node: Node, operand: Node) -> int:
@@ -175,11 +181,29 @@ class CostModel:
         lookups = [n for n in computed if isinstance(n.op, ops.Embedding) and n.arg(0) is inside]
         return sum(map(self._numel, lookups)) if lookups else self._numel(operand)
 
+    def _forms(self, node: Node) -> bool:
+        """Whether this is a convolution whose own kernel forms the window sums that it runs on."""
+        return isinstance(node.op, ops.Conv) and self._on_the_way(node.arg(0)) and not self._awaits(node)
+
+    def _awaits(self, node: Node) -> bool:
+        """Whether this is a convolution of sums around every element of x that another kernel has to write for it."""
+        if not (isinstance(node.op, ops.Conv) and self._on_the_way(node.arg(0))):
+            return False
+        sums = node.arg(0).op
+        assert isinstance(sums, ops.RangeSum)
+        return not all(sliding(slots) for _, slots in sums.table) and window_sums(node) is None
+
     def _on_the_way(self, node: Node) -> bool:
-        """Whether these are window sums that the convolution's own kernel forms, and that never reach memory."""
+        """Whether these are window sums that the convolution's own kernel forms, and that never reach memory.
+
+        Windows that reach outside of x have to be around every element.
+        """
         if not (self.fusing and isinstance(node.op, ops.RangeSum)):
             return False
-        return all(sliding(slots) and slots[0].count < SHORT for _, slots in node.op.table)
+        if all(sliding(slots) for _, slots in node.op.table):
+            return all(slots[0].count < SHORT for _, slots in node.op.table)
+        found = [windows(slots, self._size(node.arg(0).shape[dim])) for dim, slots in node.op.table]
+        return all(w is not None and w.stride == 1 and w.size < SHORT for w in found)
 
     def _launches(self, node: Node) -> float:
         if isinstance(node.op, ops.RangeSum):
@@ -188,7 +212,7 @@ class CostModel:
             return 3.0  # two negations around a max pooling
         two = isinstance(node.op, ops.Reduce) and node.op.kind in ("logsumexp", "var")
         if isinstance(node.op, ops.Conv):  # float64 and transposed ones are not what libraries are tuned for
-            return 1.0 + node.op.transposed + (node.dtype == torch.float64)
+            return 1.0 + node.op.transposed + (node.dtype == torch.float64) + self._awaits(node)
         return 2.0 if two else 1.0
 
     def _rate(self, node: Node) -> float:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from fusewright.schedule.contraction import Axis, Contraction, Phase
+from fusewright.schedule.contraction import MOST_HELD, Axis, Contraction, Phase
 from fusewright.schedule.output_rows import SECTOR, Team, as_written, rows_bytes
 from fusewright.schedule.residues import useful, walks
 from fusewright.schedule.window_rows import box_taps, rows_of_warp, window_spans
@@ -29,8 +29,6 @@ MOST_SHARED = 220 * 1024
 MULTIPROCESSORS = 132
 # Registers of one.
 REGISTERS = 65536
-# Registers that a lane may spend on window sums.
-MOST_SUMMED = 112
 # Registers of a thread beside those that it multiplies with.
 OTHERS = 44
 # Registers that multiplying pairs of tf32 numbers takes beside them.
@@ -295,7 +293,7 @@ def _score(c: Contraction, t: Tiling, lengths: tuple[int, int, int], split: bool
     if held > HELD_WEIGHTS:
         return None
     per_sm = blocks_per_sm(c, t, shared, split=split)
-    if per_sm < 1 or (t.by_warp and sum(_summed(c, t)) > MOST_SUMMED):
+    if per_sm < 1 or (t.by_warp and sum(_summed(c, t)) > MOST_HELD):
         return None
     return _cycles(c, t, steps, loads, (tile, weights), element_bytes, per_sm) / _useful(c, t, lengths)
 

@@ -163,10 +163,7 @@ __device__ __forceinline__ void load_row(Compute (&v)[SPAN_W], const Element* fr
 }
 
 // The window sums of one row of x along w, one per tap.
-template <int VECTOR>
-__device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Element* from) {
-    Compute v[SPAN_W];
-    load_row<VECTOR>(v, from);
+__device__ __forceinline__ void sum_loaded(Compute (&sums)[BOX_TAPS_W], const Compute (&v)[SPAN_W]) {
     Sum middle;    // of what belongs to all windows
 #pragma unroll
     for (int at = 0; at < SPAN_W; ++at)
@@ -180,6 +177,13 @@ __device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Eleme
                 sum.add(v[at]);
         sums[tap] = sum.value;
     }
+}
+
+template <int VECTOR>
+__device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Element* from) {
+    Compute v[SPAN_W];
+    load_row<VECTOR>(v, from);
+    sum_loaded(sums, v);
 }
 
 // The sums of all windows of one cell, from those of its rows: rows that belong to the windows of all taps are added

@@ -188,6 +188,17 @@ def test_windows_apart_or_clipped_on_a_cpu() -> None:
     assert group.x is X and group.box == Box((1, 4, 1), (1, 1, 1), 1.0, (1, 1, 1), (0, 2, 0), (0, 3, 0))
 
 
+def test_clipped_windows_on_a_gpu() -> None:
+    """As many as a lane has registers for, also where each is read by more cells than a CPU's strip would add up anew."""
+    many = ((2, tuple(Slot(max(j - 2, 0), min(j + 4, 16), 1, 1.0) for j in range(15))),)
+    for table, count, behind in ((CLIPPED, 4, 3), (many, 6, 2)):
+        group = matched(conv(summed(table, x=ON_GPU)))
+        assert isinstance(group, Contraction)
+        assert group.x is ON_GPU and group.box == Box(
+            (1, count, 1), (1, 1, 1), 1.0, (1, 1, 1), (0, 2, 0), (0, behind, 0)
+        )
+
+
 def test_window_sums_are_formed_inside() -> None:
     group = matched(conv(summed(((2, box(3, 12, step=2)), (3, box(2, 15)))), s=4))
     assert isinstance(group, Contraction)
@@ -199,7 +210,7 @@ def test_window_sums_are_formed_inside() -> None:
     conv(summed(((2, box(3, 12)),)), pad=1),
     pool(conv(summed(((2, box(3, 12)),)))),  # a window of window sums
     conv(summed(APART, x=ON_GPU)),
-    conv(summed(CLIPPED, x=ON_GPU)),
+    conv(summed(((2, tuple(Slot(max(j - 9, 0), min(j + 11, 16), 1, 1.0) for j in range(25))),), x=ON_GPU)),  # 22 rows
     conv(summed(((2, tuple(Slot(max(j - 2, 0), min(j + 3, 16), 1, 1.0) for j in range(16))),))),  # five share a row
     conv(summed(((2, (Slot(0, 3, 1, 1.0), Slot(1, 4, 1, 1.0), Slot(3, 6, 1, 1.0))),))),  # at no one distance
 ])  # fmt: skip

@@ -89,6 +89,28 @@ class TestRangeSums:
         assert fused(read).bytes == 4 * (5 * 3 + 2 * 5 * 97)
         assert apart(sums).bytes > fused(sums).bytes and apart(read).bytes == fused(read).bytes + 4 * 2 * 3 * 97
 
+    def test_window_sums_of_a_padded_input_are_written_only_where_no_kernel_forms_them(self) -> None:
+        x, w = value(2, 3, 100, 100), value(5, 3, 1, 1, name="w")
+        few, many = (
+            tuple(Slot(max(i - p, 0), min(i + p, 100), 1, 1.0) for i in range(101)) for p in (2, 5)
+        )  # windows of 4 and of 10
+        for slots, formed in ((few, True), (many, False)):
+            sums = make(ops.RangeSum(((2, slots), (3, few)), torch.float32), x)
+            read = make(ops.Conv((1, 1), ((0, 0), (0, 0)), (1, 1)), sums, w, None)
+            fused, written = CostModel(FACTS, fusing=True), 4 * 2 * 3 * 101 * 101
+            assert fused(sums).bytes == 4 * 2 * 3 * 100 * 100 and fused(sums).launches == 0
+            assert fused(read).bytes == 4 * (5 * 3 + 2 * 5 * 101 * 101) + (0 if formed else 2 * written)
+            assert fused(read).launches == (1 if formed else 2)
+
+    def test_products_hide_behind_the_reading_of_sums(self) -> None:
+        x, w = value(2, 64, 1000), value(512, 64, 1, name="w")
+        sums = make(ops.RangeSum(((2, tuple(Slot(i, i + 4, 1, 1.0) for i in range(997))),), torch.float32), x)
+        read = make(ops.Conv((1,), ((0, 0),), (1,)), sums, w, None)
+        cost = CostModel(FACTS, fusing=True)
+        computing = cost(read).flops / FACTS.conv
+        assert computing > cost(sums).seconds + cost(read).bytes / FACTS.memory
+        assert cost(read).seconds + cost(sums).seconds == pytest.approx(FACTS.launch + computing)
+
     def test_long_sums_are_written_also_where_kernels_fuse(self) -> None:
         whole = make(ops.RangeSum(((2, (Slot(0, 100, 1, 1.0),)),), torch.float32), value(2, 3, 100))
         assert CostModel(FACTS, fusing=True)(whole) == CostModel(FACTS)(whole)

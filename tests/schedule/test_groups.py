@@ -211,6 +211,24 @@ def test_window_sums_are_taken_inside(on_gpu: None) -> None:
     assert group.record.box.count == (1, 4, 4) and group.operands[0].shape[1:] == (8, 384, 384)
 
 
+@pytest.mark.parametrize(("shape", "conv", "window", "before"), [
+    ((8, 43, 349, 358), nn.Conv2d(43, 78, (3, 2), padding=(2, 0), dilation=2), 6, (0, 2, 0)),
+    ((16, 36, 4498), nn.Conv1d(36, 19, 7, padding=3, dilation=2), 4, (0, 0, 3)),
+    ((32, 64, 56, 56), nn.Conv2d(64, 128, 3, padding=1), 2, (0, 1, 1)),
+])  # fmt: skip
+def test_window_sums_of_a_padded_input_are_taken_inside(
+    shape: tuple[int, ...], conv: nn.Module, window: int, before: tuple[int, ...]
+) -> None:
+    """As the cost model has it: a larger kernel in place of the pool would multiply more."""
+    model = nn.Sequential(conv, {1: nn.AvgPool1d, 2: nn.AvgPool2d}[len(shape) - 2](window))
+    gpu = torch.device("cuda")
+    built = pipeline.build(model, (torch.empty(shape),), {}, kernels="always", measure=False, target=gpu)
+    assert [fired.rule for fired in built.rewritten.fired] == [BOX]
+    assert [(c.name, c.path) for c in built.choices] == [("fused_conv_avg", "generated")]
+    (group,), _ = taken(built.rewritten.graph)
+    assert group.record.box.before == before and group.operands[0].shape == group.record.x.shape
+
+
 def test_declined_groups_leave_the_graph_as_it_is() -> None:
     graph = graph_of(Function(TABLE["contraction and tail"][0]), torch.rand(IMAGES))
     found, after = taken(graph, lambda group: False)

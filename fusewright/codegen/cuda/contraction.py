@@ -277,7 +277,7 @@ class _Writer:
         """Start copying weights that stay, or find those that were packed."""
         if self.t.by_warp:
             weights = weights_as_operands(self.c, self.t)
-            stage = fill(contraction_by_warp.STAGE, place="", rows="rows")
+            stage = contraction_by_warp.stage(self.c, "rows")
             return fill(contraction_by_warp.FIRST, weights=weights, stage=stage)
         if self.weights.packed:
             return [self.weights.packed_block()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from fusewright.codegen.cuda import contraction_layout, contraction_text
+from fusewright.codegen.cuda import contraction_box, contraction_layout, contraction_text
 from fusewright.codegen.cuda.contraction_box import scaled_early, shared_rows, windows
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.contraction import Contraction
@@ -48,10 +48,20 @@ def products(c: Contraction, t: Tiling, weight: str) -> list[Lines]:
         windows(c),
         stage,
         fill(contraction_text.COPY, copy="copy_async"),
-        fill(STAGE_ROWS),
+        stage_rows(c),
         sums(c, t),
         fill(_MULTIPLY),
     ]
+
+
+def stage_rows(c: Contraction) -> Lines:
+    """The functions that copy the rows of a step's channels."""
+    return fill(_STAGE_ROWS, **(_PADDED if contraction_box.padded(c) else _WITHIN))
+
+
+def stage(c: Contraction, rows: str, place: str = "") -> Lines:
+    """How the kernel names the staging of a step's rows, at `rows`, which may depend on a `place`."""
+    return fill(_STAGE, rows=rows, place=place, **contraction_box.before(c))
 
 
 def sums(c: Contraction, t: OfWarps, held: str = "BOX_TAPS") -> Lines:
@@ -69,14 +79,13 @@ constexpr int STEP = $step, STEPS = (C + STEP - 1) / STEP, ROWS_X = $rows_h, WID
 # Where the loop over tiles finds the first cell of one.
 HERE = {"first_d": "here.d", "first_h": "here.h", "first_w": "here.w"}
 
-# How the kernel names the staging of a step's rows, in one of several places.
-STAGE = """
+_STAGE = """
 const auto cell_of = [&](int tile) -> Cell {
     return {tile / (tiles_w * tiles_h) * CELLS_D, tile / tiles_w % tiles_h * CELLS_H, tile % tiles_w * CELLS_W};
 };
 const auto stage = [&](Cell cell, bool some, int step$place) {
     const int h = cell.h + warp_h * OWN_H, w = cell.w + 8 * warp_w * TILES_W;
-    const Corner corner = {STEP * step, cell.d * MOVE_D, h * MOVE_H, w * MOVE_W};
+    const Corner corner = {STEP * step, cell.d * MOVE_D$before_d, h * MOVE_H$before_h, w * MOVE_W$before_w};
     if (some) stage_rows(x_sample, $rows, corner, D, H, W);
     copy_async_commit();
 };
@@ -131,7 +140,7 @@ __device__ __forceinline__ void stage_weights(const Element* w, Element* tile, i
 }
 """
 
-STAGE_ROWS = """
+_STAGE_ROWS = """
 // The first cell of a tile.
 struct Cell { int d, h, w; };
 
@@ -153,11 +162,11 @@ __device__ __forceinline__ void copy_columns(const Element* x, Element* rows, Co
         Element* const to = rows + c * CHANNEL + row * WIDTH + at;
 #pragma unroll 1
         for (int d = 0; d < SPAN_D; ++d)
-#pragma unroll(INSIDE ? ROWS_X : 1)
+#pragma unroll($unroll)
             for (int h = 0; h < ROWS_X; h += AT_ONCE) {
                 bool there = true;
                 if (!INSIDE)
-                    there = corner.channel + c < C && corner.d + d < D && corner.h + row + h < H && corner.w + at < W;
+                    $there
                 const Element* const source = there ? from + (d * H + h) * W : x;
                 if (ROWS_X % AT_ONCE == 0 || row + h < ROWS_X)
                     copy_vector<VECTOR>(to + (d * ROWS_X + h) * WIDTH, source, there);
@@ -178,9 +187,7 @@ __device__ __forceinline__ void copy_rows(const Element* x, Element* rows, Corne
 // Start copying the rows of a step's channels that a warp's cells read.
 __device__ __forceinline__ void stage_rows(const Element* x, Element* rows, Corner corner, int D, int H, int W) {
     constexpr int VECTOR = 16 / sizeof(Element);
-    // What lies beyond the end of a row or plane is the next one's, and read for cells whose results go nowhere.
-    const int last_row = ((corner.channel + STEP - 1) * D + corner.d + SPAN_D - 1) * H + corner.h + ROWS_X - 1;
-    const bool inside = corner.channel + STEP <= C && (long long)last_row * W + corner.w + WIDTH <= C * D * H * W;
+    $inside
     if (W % VECTOR != 0 || reinterpret_cast<unsigned long long>(x) % 16 != 0)
         copy_rows<1, false>(x, rows, corner, D, H, W);
     else if (inside)
@@ -189,6 +196,30 @@ __device__ __forceinline__ void stage_rows(const Element* x, Element* rows, Corn
         copy_rows<VECTOR, false>(x, rows, corner, D, H, W);
 }
 """
+
+# Rows of an input that is not padded: beyond the end of one lies the next, read for cells whose results go nowhere.
+_WITHIN: dict[str, object] = {
+    "there": ["there = corner.channel + c < C && corner.d + d < D && corner.h + row + h < H && corner.w + at < W;"],
+    "unroll": "INSIDE ? ROWS_X : 1",
+    "inside": [
+        "// What lies beyond the end of a row or plane is the next one's, and read for cells whose results go nowhere.",
+        "const int last_row = ((corner.channel + STEP - 1) * D + corner.d + SPAN_D - 1) * H + corner.h + ROWS_X - 1;",
+        "const bool inside = corner.channel + STEP <= C && "
+        "(long long)last_row * W + corner.w + WIDTH <= C * D * H * W;",
+    ],
+}
+# Most rows of one that is padded reach outside.
+_PADDED: dict[str, object] = {
+    "there": [
+        "there = corner.channel + c < C && unsigned(corner.d + d) < unsigned(D) &&",
+        "        unsigned(corner.h + row + h) < unsigned(H) && unsigned(corner.w + at) < unsigned(W);",
+    ],
+    "unroll": "ROWS_X",
+    "inside": [
+        "const bool inside = corner.channel + STEP <= C && corner.d >= 0 && corner.h >= 0 && corner.w >= 0 &&",
+        "                    corner.d + SPAN_D <= D && corner.h + ROWS_X <= H && corner.w + WIDTH <= W;",
+    ],
+}
 
 _SUMS = """
 constexpr int SHARED = $shared;    // rows that two neighbouring cells of a lane share

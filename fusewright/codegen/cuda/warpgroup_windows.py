@@ -83,7 +83,7 @@ class WindowWriter:
             windows(self.c),
             fill(_WEIGHTS),
             fill(contraction_text.COPY, copy="copy_async_near" if self.t.near else "copy_async"),
-            fill(by_warp.STAGE_ROWS),
+            by_warp.stage_rows(self.c),
             fill(_OPERANDS),
             by_warp.sums(self.c, self.t, "HELD"),
             self._multiply(),
@@ -110,7 +110,7 @@ class WindowWriter:
         epilogue, (d, h, w) = self.epilogue, self.c.axes
         phases = d.phases[0], h.phases[0], w.phases[0]
         values = ["Accumulators acc;", *fill(_PRODUCTS), *epilogue.values(phases, self.t.own_w)]
-        stage = fill(by_warp.STAGE, place=", int buffer", rows="rows + buffer * STEP * CHANNEL")
+        stage = by_warp.stage(self.c, "rows + buffer * STEP * CHANNEL", ", int buffer")
         weights = weight_elements(self.c, self.t)
         kept = [f"constexpr int STAGED = {self.staged};    // bytes"] if epilogue.kept_elements() else []
         along, after = walks(self.c, self.t.cells), [*epilogue.after_cell(), "here = ahead;"]

@@ -264,9 +264,6 @@ def assert_random(seed: int) -> int:
     boxed = seed % 4 == 0
     while True:
         case = (draw_boxed if boxed else draw)(rng)
-        if boxed and rng.random() < 0.5:
-            reaches = (d * (k - 1) for k, d in zip(case.kernel, case.dilation, strict=True))
-            case = replace(case, padding=tuple(rng.randint(0, reach) for reach in reaches))
         if case.transposed and case.pool and rng.random() < 0.5:
             case = replace(case, step=tuple(rng.randint(1, 4) for _ in case.step))
         try:

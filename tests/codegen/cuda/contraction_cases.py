@@ -333,14 +333,16 @@ def draw_boxed(rng: random.Random) -> Case:
     kernel, window = each(1, 2, 3, 4) if n < 3 else each(1, 2, 3), each(2, 3, 4)
     step = tuple(k if rng.random() < 0.6 else rng.choice((2, 3, 4)) for k in window)
     sizes = tuple(rng.randint(12, 24) for _ in range(n)) if n < 3 else each(10, 11, 12)
+    dilation, padded = each(1, 1, 2), rng.random() < 0.5
+    most = [d * (k - 1) if padded else 0 for k, d in zip(kernel, dilation, strict=True)]
     return replace(
         case,
         sizes=sizes,
         channels=rng.randint(1, 9),
         kernel=kernel,
         stride=each(1, 1, 2),
-        padding=(0,) * n,
-        dilation=each(1, 1, 2),
+        padding=tuple(rng.randint(0, p) for p in most),
+        dilation=dilation,
         transposed=False,
         output_padding=(),
         channels_last=False,

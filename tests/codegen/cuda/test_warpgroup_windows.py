@@ -73,6 +73,22 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
         {"warps_h": 1},
     ),
     "bfloat16": (Case((43, 68), 9, 17, dtype=BF16, **POOL, fold="min", fold_dims="c"), {}),
+    "padded": (Case((43, 64), 9, 24, padding=(1, 1), **POOL, fold="sum", fold_dims="cp"), {"buffers": 2}),
+    "padded, rows unaligned, near": (
+        Case((30, 45), 7, 12, (5, 4), padding=(4, 2), groups=2, **PAIRS, after=("both",)),
+        {"near": True},
+    ),
+    "padded along one dimension, strides, bfloat16": (
+        Case((396,), 8, 40, (6,), (2,), (2,), (1,), dtype=BF16, pool="avg", window=(3,), step=(3,)),
+        {},
+    ),
+    "padded planes": (
+        Case(
+            *((6, 18, 24), 8, 6, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
+            **{"pool": "avg", "window": (2, 2, 2), "step": (2, 2, 2)},
+        ),
+        {},
+    ),
     "planes": (
         Case(
             *((6, 22, 35), 8, 6, (2, 3, 2), (1, 1, 1), (0, 0, 0), (1, 1, 1)),
@@ -97,7 +113,15 @@ def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any]) -> None:
     assert_orders_agree(f, t)
 
 
-@pytest.mark.parametrize("name", ["four cells, near", "channels beyond a multiple of four, rows unaligned"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "four cells, near",
+        "channels beyond a multiple of four, rows unaligned",
+        "padded",
+        "padded, rows unaligned, near",
+    ],
+)
 def test_sanitizers_find_nothing(name: str) -> None:
     assert_right(*found(*CASES[name]), sanitize=True)
 
@@ -222,6 +246,7 @@ REAL = {
         *((240, 240), 24, 48, (5, 5)),
         **{"pool": "avg", "window": (3, 3), "step": (3, 3), "after": ("tanh",), "fold": "max", "fold_dims": "p"},
     ),
+    "padded": Case((224, 224), 64, 128, padding=(1, 1), **PAIRS, after=("relu",)),
     "bfloat16, over channels": Case((240, 240), 24, 48, **PAIRS, fold="logsumexp", fold_dims="c", dtype=BF16),
 }
 

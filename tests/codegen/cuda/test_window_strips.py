@@ -13,6 +13,8 @@ CASES = {
     "rows shared": Case((43, 67), channels=9, features=8, **POOL, fold="sum", fold_dims="p"),
     "rows dilated": Case((35, 68), 8, 5, (3, 2), dilation=(2, 1), pool="avg", window=(4, 4), step=(2, 4), tf32=False),
     "rows apart": Case((34, 70), 8, 5, (1, 3), pool="avg", window=(2, 4), step=(3, 4)),
+    "padded": Case((38, 44), 9, 8, (3, 3), padding=(1, 1), **POOL, fold="sum", fold_dims="p"),
+    "padded, rows dilated": Case((35, 67), 8, 5, (3, 2), padding=(2, 1), dilation=(2, 1), **POOL),
     "planes": Case(
         *((6, 22, 35), 8, 6, (2, 3, 2), (1, 1, 1), (0, 0, 0), (1, 1, 1)),
         **{"pool": "avg", "window": (2, 4, 2), "step": (2, 4, 2)},

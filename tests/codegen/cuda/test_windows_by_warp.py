@@ -21,6 +21,29 @@ CASES = {
         (90,), 4, 8, (3,), (1,), (0,), (1,), pool="avg", window=(4,), step=(2,), dtype=torch.float16
     ),
     "float64": Case((31, 40), 5, 6, **POOL, dtype=torch.float64),
+    "padded, whole vectors": Case((43, 64), 9, 8, (3, 3), padding=(1, 1), **POOL, fold="max", fold_dims="p"),
+    "padded, rows unaligned": Case((37, 45), 5, 8, (3, 2), padding=(2, 1), dilation=(2, 1), **POOL),
+    "padded along one dimension, float16": Case(
+        (94,), 4, 19, (7,), (1,), (3,), (2,), pool="avg", window=(4,), step=(4,), dtype=torch.float16
+    ),
+    "padded, strides": Case(
+        (41, 52),
+        6,
+        10,
+        (3, 4),
+        (2, 2),
+        (2, 3),
+        groups=2,
+        pool="avg",
+        window=(2, 3),
+        step=(2, 3),
+        fold="sum",
+        fold_dims="c",
+    ),
+    "padded planes": Case(
+        *((6, 18, 24), 5, 6, (3, 2, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
+        **{"pool": "avg", "window": (2, 2, 2), "step": (2, 2, 2)},
+    ),
     "planes": Case(
         *((6, 22, 35), 8, 6, (2, 3, 2), (1, 1, 1), (0, 0, 0), (1, 1, 1)),
         **{"pool": "avg", "window": (2, 4, 2), "step": (2, 4, 2)},
