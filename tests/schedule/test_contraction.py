@@ -189,7 +189,7 @@ def test_windows_apart_or_clipped_on_a_cpu() -> None:
 
 
 def test_clipped_windows_on_a_gpu() -> None:
-    """As many as a lane has registers for, also where each is read by more cells than a CPU's strip would add up anew."""
+    """As many as a lane has registers for, also where more share a row than a CPU would add up anew."""
     many = ((2, tuple(Slot(max(j - 2, 0), min(j + 4, 16), 1, 1.0) for j in range(15))),)
     for table, count, behind in ((CLIPPED, 4, 3), (many, 6, 2)):
         group = matched(conv(summed(table, x=ON_GPU)))
