@@ -264,10 +264,7 @@ __device__ __forceinline__ void load_row(Compute (&v)[SPAN_W], const Element* fr
 }
 
 // The window sums of one row of x along w, one per tap.
-template <int VECTOR>
-__device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Element* from) {
-    Compute v[SPAN_W];
-    load_row<VECTOR>(v, from);
+__device__ __forceinline__ void sum_loaded(Compute (&sums)[BOX_TAPS_W], const Compute (&v)[SPAN_W]) {
     Sum middle;    // of what belongs to all windows
 #pragma unroll
     for (int at = 0; at < SPAN_W; ++at)
@@ -281,6 +278,13 @@ __device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Eleme
                 sum.add(v[at]);
         sums[tap] = sum.value;
     }
+}
+
+template <int VECTOR>
+__device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Element* from) {
+    Compute v[SPAN_W];
+    load_row<VECTOR>(v, from);
+    sum_loaded(sums, v);
 }
 
 // The sums of all windows of one cell, from those of its rows: rows that belong to the windows of all taps are added
@@ -594,7 +598,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_conv_avg_sigmoid_sum_6659e161_sm_{arch}",
+        name=f"fused_conv_avg_sigmoid_sum_98a17fa4_sm_{arch}",
         cpp_sources="",
         cuda_sources=[FAILURE, FUSED_CONV_AVG_SIGMOID_SUM, FUSED_CONV_AVG_SIGMOID_SUM_LAUNCHER],
         extra_cuda_cflags=[f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17"],

@@ -6,8 +6,10 @@ free. An absolute time here is an estimate; it is the comparison before and afte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
 from math import prod
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import sympy
@@ -34,6 +36,8 @@ FREE = (
 # Ranges shorter than this are summed at the pace of pooling.
 SHORT = 32
 
+Answer = TypeVar("Answer")
+
 NOTHING = Work(0.0, 0.0, 0.0, 0.0)
 
 # FLOPs per element of an operation that is not a contraction; only its order matters.
@@ -45,6 +49,20 @@ def is_one_pass(node: Node) -> bool:
     if isinstance(node.op, ops.Reduce):
         return node.op.kind not in ("logsumexp", "var")
     return isinstance(node.op, ops.Softmax | ops.Pointwise | ops.Cast)
+
+
+def _once(method: Callable[[CostModel, Node], Answer]) -> Callable[[CostModel, Node], Answer]:
+    """The method, asked once per node: tables of slots take long to look through."""
+    name = method.__name__
+
+    @wraps(method)
+    def remembered(self: CostModel, node: Node) -> Answer:
+        answers = self.known.setdefault(node, {})
+        if name not in answers:
+            answers[name] = method(self, node)
+        return cast(Answer, answers[name])
+
+    return remembered
 
 
 class CostModel:
@@ -66,27 +84,22 @@ class CostModel:
         self.fusing = fusing
         self.derived_ahead = derived_ahead
         self.hints = dict(hints or {})
-        self._known: WeakKeyDictionary[Node, Work] = WeakKeyDictionary()
-        self._derived: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
+        self.known: WeakKeyDictionary[Node, dict[str, Any]] = WeakKeyDictionary()
 
+    @_once
     def __call__(self, node: Node) -> Work:
         """The work of `node` alone."""
-        found = self._known.get(node)
-        if found is None:
-            found = self._known[node] = NOTHING if self._is_free(node) else self._work(node)
-        return found
+        return NOTHING if self._is_free(node) else self._work(node)
 
     def _is_free(self, node: Node) -> bool:
         return isinstance(node.op, FREE) or (self.derived_ahead and self._is_derived(node))
 
+    @_once
     def _is_derived(self, node: Node) -> bool:
         """Whether the node depends on parameters and constants alone."""
-        known = self._derived.get(node)
-        if known is None:
-            fixed = isinstance(node.op, ops.Param | ops.Buffer | ops.Constant | ops.Number | ops.Full | ops.Vector)
-            computed = bool(node.inputs) and not node.op.effectful and all(map(self._is_derived, node.inputs))
-            known = self._derived[node] = fixed or computed
-        return known
+        fixed = isinstance(node.op, ops.Param | ops.Buffer | ops.Constant | ops.Number | ops.Full | ops.Vector)
+        computed = bool(node.inputs) and not node.op.effectful and all(map(self._is_derived, node.inputs))
+        return fixed or computed
 
     def _work(self, node: Node) -> Work:
         flops, moved = self._flops(node), self._bytes(node)
@@ -185,6 +198,7 @@ class CostModel:
         """Whether this is a convolution whose own kernel forms the window sums that it runs on."""
         return isinstance(node.op, ops.Conv) and self._on_the_way(node.arg(0)) and not self._awaits(node)
 
+    @_once
     def _awaits(self, node: Node) -> bool:
         """Whether this is a convolution of sums around every element of x that another kernel has to write for it."""
         if not (isinstance(node.op, ops.Conv) and self._on_the_way(node.arg(0))):
@@ -193,6 +207,7 @@ class CostModel:
         assert isinstance(sums, ops.RangeSum)
         return not all(sliding(slots) for _, slots in sums.table) and window_sums(node) is None
 
+    @_once
     def _on_the_way(self, node: Node) -> bool:
         """Whether these are window sums that the convolution's own kernel forms, and that never reach memory.
 

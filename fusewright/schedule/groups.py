@@ -56,7 +56,7 @@ class Group:
 
     def fused(self, name: str) -> Node:
         """The node that stands for the group."""
-        return make(Fused(name, body(self)), *self.operands, where=self.root.where)
+        return make(Fused(name, body(self.root, self.operands)), *self.operands, where=self.root.where)
 
     def placed(self, graph: Graph, node: Node) -> Graph:
         """`graph` with `node` computing what the group does."""
@@ -76,7 +76,7 @@ class Group:
         assert self.shorter is not None
         varies = depends_on_input(topological(self.operands))
         operands = (self.shorter.root, *(n for n in self.operands if n in varies))
-        return as_graph(body(replace(self, operands=operands)), operands)
+        return as_graph(body(self.root, operands), operands)
 
 
 @dataclass(frozen=True)
@@ -247,13 +247,13 @@ def _placeholder(i: int, node: Node) -> Node:
     return make(ops.Input(node.shape, node.dtype, node.device, f"operand_{i}", i))
 
 
-def body(group: Group) -> Node:
-    """The group's last node over placeholders instead of its operands."""
-    mapping = {node: _placeholder(i, node) for i, node in enumerate(group.operands)}
-    for node in topological([group.root], group.operands):
+def body(root: Node, operands: tuple[Node, ...]) -> Node:
+    """A group's last node over placeholders instead of its operands."""
+    mapping = {node: _placeholder(i, node) for i, node in enumerate(operands)}
+    for node in topological([root], operands):
         args = tuple(None if a is None else mapping[a] for a in node.args)
         mapping[node] = make(node.op, *args, where=node.where)
-    return mapping[group.root]
+    return mapping[root]
 
 
 def as_graph(root: Node, operands: tuple[Node, ...]) -> Graph:

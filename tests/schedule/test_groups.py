@@ -293,7 +293,7 @@ def test_groups_of_derived_values_are_left_to_derive() -> None:
 def test_body_is_the_group_over_placeholders() -> None:
     found, _ = taken(graph_of(Function(TABLE["contraction and tail"][0]), torch.rand(IMAGES)))
     (group,) = found
-    root = body(group)
+    root = body(group.root, group.operands)
     inputs = [n for n in topological([root]) if not n.inputs and not isinstance(n.op, ops.Number)]
     assert all(isinstance(n.op, ops.Input) for n in inputs)
     assert sorted(n.op.index for n in inputs) == list(range(len(group.operands)))

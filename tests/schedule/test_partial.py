@@ -78,7 +78,7 @@ def test_the_kernel_of_the_first_step(name: str) -> None:
     graph, group = found(model, x)
     kernel = cuda.generate(group, "fused_test", cuda.options(group, dict.fromkeys(graph.symbols, 2), {})[0], tf32=False)
     operands = [x if isinstance(n.op, ops.Input) else model.get_parameter(n.op.path).detach() for n in group.operands]
-    derive, forward = lower(as_graph(body(group), group.operands)).functions()
+    derive, forward = lower(as_graph(body(group.root, group.operands), group.operands)).functions()
     torch.testing.assert_close(emulate(kernel, *operands), forward(model, *operands, *derive(model))[0])
 
 

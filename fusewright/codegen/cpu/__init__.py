@@ -20,14 +20,14 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from fusewright.codegen.aten import lower_function
 from fusewright.codegen.cpu import contraction, ranges, sample, stream
 from fusewright.codegen.cpu.estimate import pays as pays
 from fusewright.codegen.product import of_tensors
+from fusewright.codegen.reference import reference_text
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.groups import Group, as_graph, body
+from fusewright.schedule.groups import Group
 from fusewright.schedule.product import Product
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass
 from fusewright.schedule.stream import Stream
@@ -65,7 +65,7 @@ def early(
 
 def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     """The kernel of `group`, called `name`; there is no tf32 on a CPU, so nothing is rounded to it."""
-    reference = lower_function("reference", as_graph(body(group), group.operands))
+    reference = reference_text(group)
     if isinstance(group.record, Contraction):
         return contraction.generate(group.record, option, name, reference)
     if isinstance(group.record, Product):

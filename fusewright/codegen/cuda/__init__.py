@@ -8,9 +8,9 @@ from functools import lru_cache
 from math import ceil, inf, prod
 from typing import Any
 
-from fusewright.codegen.aten import lower_function
 from fusewright.codegen.cuda import contraction, direct, estimate, ranges, ranges_blocks, sample, stream, warpgroup
 from fusewright.codegen.product import of_tensors
+from fusewright.codegen.reference import reference_text
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.runtime.device import LARGE_GPU
@@ -19,7 +19,7 @@ from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction, is_labor
 from fusewright.schedule.direct import DirectTile
 from fusewright.schedule.direct_choice import UNDERESTIMATED
 from fusewright.schedule.direct_choice import shortlist as direct_shortlist
-from fusewright.schedule.groups import Group, as_graph, body, sizes
+from fusewright.schedule.groups import Group, sizes
 from fusewright.schedule.product import Product, contraction_of
 from fusewright.schedule.range_blocks import Cut, cuts
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass
@@ -227,8 +227,7 @@ def _cells(c: Contraction, hints: Mapping[Any, int]) -> tuple[int, int, int]:
 
 def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     """The kernel of `group`, called `name`; `tf32` says whether float32 operands of products may be rounded to it."""
-    graph = as_graph(body(group), group.operands)
-    reference = lower_function("reference", graph)
+    reference = reference_text(group)
     match group.family:
         case "contraction" if "direct" in option:
             return direct.generate(group.record, DirectTile(**option["direct"]), name, reference)
