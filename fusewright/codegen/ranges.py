@@ -126,22 +126,28 @@ def _index(start: int, stop: int, step: int) -> str:
 
 @dataclass(frozen=True)
 class _Windows:
-    """`slots` windows of `count` elements, `distance` apart; the first one starts at `first`."""
+    """`slots` windows of `count` elements every `step`, `distance` apart; the first one starts at `first`."""
 
     first: int
     count: int
+    step: int
     distance: int
     slots: int
 
     @property
+    def span(self) -> int:
+        return (self.count - 1) * self.step + 1
+
+    @property
     def stop(self) -> int:
-        return self.first + (self.slots - 1) * self.distance + self.count
+        return self.first + (self.slots - 1) * self.distance + self.span
 
 
 def _windows(value: str, dim: int, slots: Slots, cast: str, x: Node, name: str) -> tuple[tuple[str, ...], str] | None:
     """Slots that are sliding windows, or an interleaving of a few such families: one unfold and sum per family.
 
-    Windows that reach over an end read zeros there; where there are few, they had better share what they sum.
+    Windows that reach over an end read zeros there; where there are few, they had better share what they sum, like
+    those of every second element or fewer: a kernel's taps under a whole sum are such windows.
     """
     length = x.shape[dim]
     assert isinstance(length, int)
@@ -153,9 +159,9 @@ def _windows(value: str, dim: int, slots: Slots, cast: str, x: Node, name: str) 
         left = max(0, *(-f.first for f in found))
         right = max(0, *(f.stop - length for f in found))
         before: tuple[str, ...] = ()
+        if len(slots) <= FEW and (left or right or found[0].step > 1):
+            continue
         if left or right:
-            if len(slots) <= FEW:
-                continue
             ends = ", ".join([*["0"] * 2 * (x.ndim - dim - 1), str(left), str(right)])
             before, value = (f"{name}_padded = F.pad({value}, ({ends}))",), f"{name}_padded"
         parts = [_family(value, dim, replace(f, first=f.first + left), cast) for f in found]
@@ -165,13 +171,14 @@ def _windows(value: str, dim: int, slots: Slots, cast: str, x: Node, name: str) 
 
 
 def _sliding(slots: Slots, length: int) -> _Windows | None:
-    """Dense ranges of one length at a constant positive distance, less what of them lies outside of the tensor."""
+    """Ranges of one length and step at a constant positive distance, less what of them lies outside of the tensor."""
     count = max(s.count for s in slots)
     at = next(i for i, s in enumerate(slots) if s.count == count)
+    step = slots[at].step
     behind = at + 1 < len(slots) and slots[at + 1].count > 0
     distance = slots[at + 1].start - slots[at].start if behind else slots[at].stop - slots[at - 1].stop
-    found = _Windows(slots[at].start - at * distance, count, distance, len(slots))
-    ranges = [make_slot(found.first + i * distance, 1, count, length, s.scale) for i, s in enumerate(slots)]
+    found = _Windows(slots[at].start - at * distance, count, step, distance, len(slots))
+    ranges = [make_slot(found.first + i * distance, step, count, length, s.scale) for i, s in enumerate(slots)]
     return found if count and distance > 0 and ranges == [*slots] else None
 
 
@@ -183,7 +190,8 @@ def _family(value: str, dim: int, f: _Windows, cast: str) -> str:
             step = f":{f.distance}" if f.distance > 1 else ""
             return f"{value}[{lead}{step}]" + (f".to({dtype})" if dtype else "")
         return f"{value}[{lead}:{f.distance}].contiguous()"  # what comes out is a value of its own, in order
-    return f"{value}[{lead}].unfold({dim}, {f.count}, {f.distance}).sum(-1{cast})"
+    taken = f"[..., ::{f.step}]" if f.step > 1 else ""
+    return f"{value}[{lead}].unfold({dim}, {f.span}, {f.distance}){taken}.sum(-1{cast})"
 
 
 def _gathered(value: str, dim: int, slots: Slots, cast: str, x: Node) -> str:

@@ -63,6 +63,21 @@ CASES: dict[str, tuple[tuple[int, ...], Table, str]] = {
         ((1, interleaved(*(tuple(make_slot(3 * i + u - 2, 1, 4, 31, 0.5) for i in range(11)) for u in (0, 2)))),),
         "torch.stack",
     ),
+    "windows of every third element": (
+        (2, 3, 60),
+        ((2, tuple(make_slot(2 * i, 3, 5, 60, 0.2) for i in range(FEW + 2))),),
+        ".unfold(2, 13, 2)[..., ::3].sum(-1)",
+    ),
+    "windows of every second element, over both ends": (
+        (40, 3),
+        ((0, tuple(make_slot(i - 5, 2, 4, 40, 0.25) for i in range(45))),),
+        "x_padded = F.pad(x, (0, 0, 5, 6))",
+    ),
+    "few windows of every second element": (
+        (2, 23),
+        ((1, tuple(make_slot(i, 2, 9, 23, 1.0) for i in range(5))),),
+        "_core_1",
+    ),
     "few with a shared core": (
         (2, 3, 9),
         ((2, (Slot(0, 8, 1, 1.0), Slot(1, 9, 1, 1.0), Slot(0, 9, 1, 1.0))),),
