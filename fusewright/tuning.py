@@ -66,7 +66,7 @@ Call = Callable[[], Tensor]
 # The option to end before the pool of a group; what follows is in other groups then.
 EARLY: Option = {"early": True}
 
-# By so much estimates of two ways may be wrong: beyond, they need no measuring.
+# By so much estimates of two ways may be wrong: beyond, only the better one is measured.
 UNSURE = 1.5
 
 
@@ -181,14 +181,14 @@ class Tuner:
 
     def _decided(self, group: Group, name: str) -> Decision | None:
         """The decision for a group met for the first time; `None` where no kernel can be made."""
-        found = self._whole(group, name)
         if group.shorter is None or self.wishes.single:
-            return found
+            return self._whole(group, name)
         target, how = TARGETS[self.device.type], {"tf32": self._rounds(group), "capability": capability_of(self.device)}
         times: float = target.early(group, self.hints, self._layouts(group), **how)
-        if not self.measure:
-            return Decision(dict(EARLY)) if times < 1 / UNSURE else found
-        return self._shorter(group, found) if times < UNSURE and self._left() > 0.0 else found
+        if times < 1 / UNSURE:
+            return Decision(dict(EARLY))
+        found = self._whole(group, name)
+        return self._shorter(group, found) if self.measure and times < UNSURE and self._left() > 0.0 else found
 
     def _shorter(self, group: Group, found: Decision | None) -> Decision | None:
         """The decision `found` for a group, or to end before its pool where that measured faster."""

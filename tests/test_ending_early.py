@@ -116,6 +116,14 @@ def test_large_windows_are_left_to_memory(monkeypatch: pytest.MonkeyPatch) -> No
     assert [choice.name for choice in built.choices] == ["fused_convtranspose", "fused_max"]
 
 
+def test_small_windows_are_left_to_memory_where_tiles_suffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows apart, of 8 positions; but along depth and height tiles would not be of one residue of the dilation."""
+    conv = nn.ConvTranspose3d(34, 134, 6, padding=(1, 3, 1), dilation=(2, 2, 1))
+    model = nn.Sequential(conv, nn.SELU(), nn.AvgPool3d(2))
+    built = built_for_a_gpu(monkeypatch, model, torch.empty(8, 34, 70, 55, 62))
+    assert [choice.name for choice in built.choices] == ["fused_convtranspose_selu", "fused_avg"]
+
+
 def test_small_windows_are_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
     built = built_for_a_gpu(monkeypatch, Apart(), torch.empty(128, 8, 256, 256))
     assert [choice.family for choice in built.choices] == ["contraction"]
@@ -222,6 +230,17 @@ def test_what_was_measured_is_not_measured_again(times: Times) -> None:
 def test_what_no_estimate_speaks_for_is_not_measured(times: Times) -> None:
     times.generated, times.estimated = dict(zip((*WHOLE, *PARTS), (5.0, 1.0, 1.0), strict=True)), 1.6
     assert tuned()[1] == WHOLE and set(times.calls) == set(WHOLE)
+
+
+@pytest.mark.parametrize("aten", [9.0, 0.5])
+def test_what_no_estimate_speaks_against_is_measured_alone(times: Times, aten: float) -> None:
+    """The whole group's kernels may take all of the time that there is."""
+    times.generated, times.estimated = dict(zip((*WHOLE, *PARTS, ALL_BEHIND), (0.1, 1.0, 1.0, 1.0), strict=True)), 0.6
+    times.aten = {PARTS[0]: aten}
+    first, found = tuned()
+    assert found == (PARTS if aten > 1.0 else [ALL_BEHIND]) and not set(WHOLE) & set(times.calls)
+    second, again = tuned(rows=50, remembered=first.decisions)
+    assert again == found and second.decisions == first.decisions
 
 
 def test_a_single_launch_is_the_whole_group(times: Times) -> None:

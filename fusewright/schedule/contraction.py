@@ -25,9 +25,6 @@ from fusewright.schedule.sample import SampleProgram
 FOLDS = ("sum", "mean", "max", "min", "logsumexp")
 # Indices inside a sample and inside the weight are 32-bit numbers.
 MOST_ELEMENTS = 2**31 - 1
-# A tile that has whole windows is laborious where it computes positions so much more often than once, and where a
-# window has more positions than leave a thread the registers for other windows, or features.
-OFTEN, MANY = 1.5, 32
 # Elements of a window that are added up for each window anew, in the type of x, and windows that share a row of it.
 MOST_SUMMED, MOST_READ = 128, 4
 # Window sums that a lane of a GPU has registers for.
@@ -239,12 +236,6 @@ def _with_tail(root: Node, users: Users) -> Contraction | None:
 def before_pool(c: Contraction) -> Node | None:
     """What the group's pool reads, where it has one: a group may end there as well."""
     return None if c.window is None else c.window.node.arg(0)
-
-
-def is_laborious(c: Contraction) -> bool:
-    """Whether tiles of whole windows may cost much more than the convolution alone."""
-    again = prod(a.cell / min(a.cell, a.stride) for a in c.axes)
-    return c.window is not None and (again > OFTEN or prod(a.cell for a in c.axes) > MANY)
 
 
 def _chain(root: Node, users: Users) -> Contraction | str:

@@ -15,7 +15,7 @@ from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule import residues
-from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction, is_laborious
+from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
 from fusewright.schedule.direct import DirectTile
 from fusewright.schedule.direct_choice import UNDERESTIMATED
 from fusewright.schedule.direct_choice import shortlist as direct_shortlist
@@ -90,10 +90,8 @@ def early(
     """About how long it takes to end before the group's pool and pool from memory, over how long the whole group does;
     infinite where no other way is in sight than through the pool."""
     assert group.shorter is not None
-    c, y = group.record, group.shorter.root
+    y = group.shorter.root
     whole = _seconds(group, hints, layouts, tf32, capability)
-    if whole < inf and not is_laborious(c):
-        return inf
     passing = 2 * prod(sizes(y, hints)) * y.dtype.itemsize / LARGE_GPU.memory + LARGE_GPU.launch
     shorter = _seconds(group.shorter, hints, layouts, tf32, capability) + passing
     return shorter / whole if shorter < inf else inf
