@@ -42,6 +42,7 @@ FOUND = 8
 # Registers of a producer beside the elements on their way, and more of them where its rows lie along two dimensions; of
 # those who leave some to producers, beside their estimate; the most of any thread.
 PRODUCER, DEEP, KEPT, MOST_OF_THREAD = 72, 32, 16, 240
+SPARE = 16
 
 Lengths = tuple[int, int, int]
 
@@ -83,6 +84,18 @@ def producer_registers(c: Contraction, t: WarpgroupCut) -> int:
     whole = c.channels_last and c.channels_of_x % vector(c) == 0  # else every element has its own, until they are one
     on_their_way = (4 if whole else vector(c)) * run(c) * staged_by_thread(c, t)[1]
     return ceil((PRODUCER + (DEEP if d > 1 and h > 1 else 0) + on_their_way) / 8) * 8
+
+
+def keeps_places(c: Contraction, t: WarpgroupCut, per_sm: int) -> bool:
+    """Whether a producer has registers for where all of its runs lie, from step to step, or finds out again where those
+    are that it has no elements of on their way.
+
+    Fitted to what spills: each of those takes three registers, and `SPARE` are found where they are missing.
+    """
+    each, at_once = staged_by_thread(c, t)
+    given = handed_over(c, t, per_sm)
+    own = _compiled(t, per_sm) if given is None else given[0]
+    return producer_registers(c, t) + 3 * (each - at_once) <= own + SPARE
 
 
 def handed_over(c: Contraction, t: WarpgroupCut, per_sm: int) -> tuple[int, int] | None:

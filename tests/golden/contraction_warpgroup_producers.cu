@@ -381,7 +381,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         const auto write_input = [&](Element* to) {
             if (!(staged_tile < tiles)) return;
             put_input(fetched, places, to);
-            for (int begin = (forgotten(threadIdx.x) % PRODUCERS) + AT_ONCE * PRODUCERS; begin < COUNT; begin += AT_ONCE * PRODUCERS) {
+            for (int begin = (threadIdx.x % PRODUCERS) + AT_ONCE * PRODUCERS; begin < COUNT; begin += AT_ONCE * PRODUCERS) {
                 const Places others = places_of(begin, D, H, W);
                 fetch_input(fetched, others, x_sample, staged_chunk, staged, D, H, W);
                 put_input(fetched, others, to);

@@ -15,6 +15,8 @@ from fusewright.codegen.cuda import contraction_walk
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule import warpgroup_staging as staging
 from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.tiling import REGISTERS
+from fusewright.schedule.warpgroup_estimate import keeps_places
 from fusewright.schedule.warpgroup_staging import WarpgroupCut
 
 
@@ -23,13 +25,13 @@ class Input:
     """Writes the staging of one group and tile.
 
     passes   how often a tile's chunks are gone through
-    most     registers that a thread may have
+    per_sm   blocks at a time on a multiprocessor
     """
 
     c: Contraction
     t: WarpgroupCut
     passes: int
-    most: int
+    per_sm: int
 
     @property
     def chunks(self) -> int:
@@ -129,7 +131,8 @@ class Input:
             return False
         if self.t.producers:
             return True
-        return self.t.registers(self.c) + staging.staged_by_thread(self.c, self.t)[1] <= self.most
+        most = min(255, REGISTERS // (self.t.threads * self.per_sm))
+        return self.t.registers(self.c) + staging.staged_by_thread(self.c, self.t)[1] <= most
 
     # -- statements of the kernel
 
@@ -147,8 +150,8 @@ class Input:
         names = self._staged
         others: Lines = []
         if each > at_once:
-            # producers do not keep the places of these from step to step
-            thread = staging_thread(self.t, "forgotten(threadIdx.x)" if self.t.producers else "threadIdx.x")
+            kept = not self.t.producers or keeps_places(self.c, self.t, self.per_sm)
+            thread = staging_thread(self.t, "threadIdx.x" if kept else "forgotten(threadIdx.x)")
             at = {"chunk": names["chunk"], "cell": names["cell"]}
             others = fill(_OTHERS, **at, thread=thread, threads=staging_threads(self.t))
         about, read = (_WRITE, []) if self.t.producers else (_WRITE_AND_READ, ["read_input();"])

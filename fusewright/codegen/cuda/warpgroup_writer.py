@@ -32,7 +32,6 @@ from fusewright.codegen.cuda.warpgroup_steps import Steps
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule.contraction import Contraction, Phase
-from fusewright.schedule.tiling import REGISTERS
 from fusewright.schedule.warpgroup_estimate import blocks_planned, handed_over
 from fusewright.schedule.warpgroup_staging import Staged, WarpgroupCut, passes
 
@@ -109,7 +108,7 @@ class Writer:
 
     @cached_property
     def input(self) -> Input:
-        return Input(self.c, self.t, self.steps.passes, min(255, REGISTERS // (self.t.threads * self.per_sm)))
+        return Input(self.c, self.t, self.steps.passes, self.per_sm)
 
     @property
     def weights(self) -> WarpgroupWeights:
