@@ -42,7 +42,8 @@ FOUND = 8
 # Registers of a producer beside the elements on their way, and more of them where its rows lie along two dimensions; of
 # those who leave some to producers, beside their estimate; the most of any thread.
 PRODUCER, DEEP, KEPT, MOST_OF_THREAD = 72, 32, 16, 240
-SPARE = 16
+# What the compiler finds beyond the registers of a producer, or needs of those that all are compiled for.
+BEYOND_GIVEN, BEYOND_COMPILED = 10, -4
 
 Lengths = tuple[int, int, int]
 
@@ -90,12 +91,12 @@ def keeps_places(c: Contraction, t: WarpgroupCut, per_sm: int) -> bool:
     """Whether a producer has registers for where all of its runs lie, from step to step, or finds out again where those
     are that it has no elements of on their way.
 
-    Fitted to what spills: each of those takes three registers, and `SPARE` are found where they are missing.
+    Fitted to what spills: each of those takes three registers.
     """
     each, at_once = staged_by_thread(c, t)
     given = handed_over(c, t, per_sm)
-    own = _compiled(t, per_sm) if given is None else given[0]
-    return producer_registers(c, t) + 3 * (each - at_once) <= own + SPARE
+    room = _compiled(t, per_sm) + BEYOND_COMPILED if given is None else given[0] + BEYOND_GIVEN
+    return producer_registers(c, t) + 3 * (each - at_once) <= room
 
 
 def handed_over(c: Contraction, t: WarpgroupCut, per_sm: int) -> tuple[int, int] | None:
