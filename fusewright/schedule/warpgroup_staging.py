@@ -339,9 +339,10 @@ def slice_vectors(c: Contraction, t: WarpgroupCut) -> int:
 
 
 def staged_bytes(c: Contraction, t: WarpgroupCut) -> int:
-    """Bytes of shared memory: two tiles of the input, and weights, twice where they do not stay."""
-    x = staged(c, t).vectors * staged(c, t).plane
-    return 16 * (2 * x + (1 if t.stay else 2) * slice_vectors(c, t))
+    """Bytes of shared memory: two tiles of the input, and weights, twice and with a landing each where they do not
+    stay."""
+    x, weights = staged(c, t).vectors * staged(c, t).plane, slice_vectors(c, t)
+    return 16 * (2 * x + (weights if t.stay else 2 * weights + 1))
 
 
 def shared_bytes(c: Contraction, t: WarpgroupCut) -> int:

@@ -44,6 +44,28 @@ void copy_wait(int pending) {
     self.pending = kept;
 }
 
+void landing_open(const void* at) {
+    if (reinterpret_cast<uintptr_t>(at) % 8 || !in_shared(at, 8)) fail("landing_open: not a place in shared memory");
+    for (const Landing& landing : current->block->landings)
+        if (landing.at == at) fail("landing_open: it is open");
+    current->block->landings.push_back({at, 0, false, {}, nullptr});
+}
+
+void copy_bulk(void* to, const void* from, int bytes, const void* at) {
+    if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | unsigned(bytes)) % 16 || bytes <= 0)
+        fail("copy_bulk: %d bytes, or misaligned addresses", bytes);
+    if (!in_shared(to, size_t(bytes))) fail("copy_bulk: not to shared memory");
+    for (Landing& landing : current->block->landings) {
+        if (landing.at != at) continue;
+        if (landing.closed) fail("copy_bulk: the turn is closed");
+        const auto first = static_cast<const unsigned char*>(from);
+        landing.copies.push_back({to, {first, first + bytes}});
+        memset(to, poison, size_t(bytes));
+        return;
+    }
+    fail("copy_bulk: nobody has opened the landing");
+}
+
 void hold(const void* at, int bytes) {
     Fiber& self = *current;
     if (self.holds == self.room) {

@@ -204,6 +204,44 @@ void named_barrier(const char* where, int id, int count, bool waits, int line) {
     wait();
 }
 
+void landing_wait(const void* at, int turn, int line) {
+    if (turn != 0 && turn != 1) fail("landing_wait in line %d: there is no turn %d", line, turn);
+    for (Landing& landing : current->block->landings) {
+        if (landing.at != at) continue;
+        if (landing.turns % 2 != unsigned(turn)) return;  // that turn is over
+        if (!landing.closed) {
+            current->before = landing.waiting;
+            landing.waiting = current;
+            current->where = "landing_wait";
+            current->line = line;
+            return wait();
+        }
+        for (const Bulk& copy : landing.copies) memcpy(copy.to, copy.bytes.data(), copy.bytes.size());
+        landing.copies.clear();
+        landing.closed = false;
+        ++landing.turns;
+        return;
+    }
+    fail("landing_wait in line %d: nobody has opened the landing", line);
+}
+
+void landing_close(const void* at) {
+    for (Landing& landing : current->block->landings) {
+        if (landing.at != at) continue;
+        if (landing.closed) fail("landing_close: the last turn is not over");
+        landing.closed = true;
+        if (!landing.waiting) return give_way();
+        // They waited for this turn: what they have waited for is over when the first of them goes on.
+        for (const Bulk& copy : landing.copies) memcpy(copy.to, copy.bytes.data(), copy.bytes.size());
+        landing.copies.clear();
+        landing.closed = false;
+        ++landing.turns;
+        for (; landing.waiting; landing.waiting = landing.waiting->before) make_ready(*landing.waiting);
+        return give_way();
+    }
+    fail("landing_close: nobody has opened the landing");
+}
+
 void cluster_barrier(int line) { meet(whole_cluster, "cluster_barrier", line, 0); }
 
 void collective(Complete complete, const char* where, unsigned mask, int line) {
@@ -348,6 +386,7 @@ void run_cluster(Index first) {
         block.index = {first.x + block.rank, first.y, first.z};
         block.exited = 0;
         std::fill(block.named, block.named + NAMED, Named{});
+        block.landings.clear();
         memset(block.shared, poison, launch->shared);
     }
     poison_static_shared();
@@ -372,6 +411,8 @@ void run_cluster(Index first) {
             error = deadlock();
             return;
         }
+        for (const Landing& landing : block.landings)
+            if (!landing.copies.empty()) error = "copies are on their way that nobody waited for" + place(block);
         for (int id = 0; id < NAMED; ++id)
             if (block.named[id].arrived) error = text("barrier %d is left to others", id) + place(block);
     }

@@ -4,6 +4,7 @@
 #include <stdint.h>
 
 #include <utility>
+#include <vector>
 
 namespace emulation {
 
@@ -33,19 +34,35 @@ struct Warp {
     unsigned arrived;  // those that wait in a collective
 };
 
+// An asynchronous copy under way: read when issued, written when waited for.
+struct Copy {
+    unsigned char* to;
+    unsigned char bytes[16];
+    int size, group;
+};
+
+// A copy of many bytes, likewise.
+struct Bulk {
+    void* to;
+    std::vector<unsigned char> bytes;
+};
+
+// Where bulk copies land: a place in shared memory, its turns so far, and what is on its way in this one.
+struct Landing {
+    const void* at;
+    unsigned turns;
+    bool closed;
+    std::vector<Bulk> copies;
+    Fiber* waiting;
+};
+
 struct Block {
     Index index;
     unsigned rank, exited;
     unsigned char* shared;  // dynamic shared memory
     Barrier barrier;
     Named named[NAMED];
-};
-
-// An asynchronous copy under way: read when issued, written when waited for.
-struct Copy {
-    unsigned char* to;
-    unsigned char bytes[16];
-    int size, group;
+    std::vector<Landing> landings;
 };
 
 // 16 bytes of shared memory that tensor cores may still be reading, and what they were.
@@ -99,6 +116,10 @@ bool in_shared(const void* pointer, size_t bytes);
 void copy_begin(void* to, const void* from, int bytes, bool inside);
 void copy_commit();
 void copy_wait(int pending);
+void landing_open(const void* at);
+void copy_bulk(void* to, const void* from, int bytes, const void* at);
+void landing_close(const void* at);
+void landing_wait(const void* at, int turn, int line);
 void hold(const void* at, int bytes);
 void release();
 // The place in the dynamic shared memory of block `rank` of the cluster that `own` is in this one's.

@@ -266,6 +266,17 @@ inline void barrier_arrive(int id, int threads, EMULATED_LINE) {
 }
 #endif
 
+#ifdef USES_copy_bulk
+inline void landing_open(unsigned long long* landing) { emulation::landing_open(landing); }
+inline void copy_bulk(void* to_shared, const void* from_global, int bytes, unsigned long long* landing) {
+    emulation::copy_bulk(to_shared, from_global, bytes, landing);
+}
+inline void landing_close(unsigned long long* landing) { emulation::landing_close(landing); }
+inline void landing_wait(unsigned long long* landing, int turn, EMULATED_LINE) {
+    emulation::landing_wait(landing, turn, line);
+}
+#endif
+
 #ifdef USES_registers
 template <int COUNT> inline void fewer_registers() { static_assert(COUNT >= 24 && COUNT <= 256 && COUNT % 8 == 0, ""); }
 template <int COUNT> inline void more_registers() { static_assert(COUNT >= 24 && COUNT <= 256 && COUNT % 8 == 0, ""); }

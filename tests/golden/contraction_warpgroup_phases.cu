@@ -9,26 +9,6 @@ __device__ __forceinline__ unsigned round_tf32(float x) {
     return bits;
 }
 
-// Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`; nothing
-// where not `active`, which a branch would say in more instructions.
-template <int BYTES>
-__device__ __forceinline__ void copy_async(void* to_shared, const void* from_global, bool inside, bool active = true) {
-    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
-    const int bytes = inside ? BYTES : 0;
-    if constexpr (BYTES == 16)
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], 16, %2; }"
-            ::"r"(to), "l"(from_global), "r"(bytes), "r"(int(active)));
-    else
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.ca.shared.global [%0], [%1], %4, %2; }"
-            ::"r"(to), "l"(from_global), "r"(bytes), "r"(int(active)), "n"(BYTES));
-}
-// Close the group of copies started so far; wait until at most PENDING groups are still under way.
-__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
-template <int PENDING>
-__device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING)); }
-
 // Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
 struct bf16 { unsigned short bits; };
 struct fp16 { unsigned short bits; };
@@ -70,6 +50,33 @@ __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.
 __device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// Copies of whole 16 bytes to shared memory that one thread starts and no thread makes (sm_90).  A `landing` in shared
+// memory says when: its turns 0, 1, 0, ... end when that thread has closed them and what it had started has landed.
+__device__ __forceinline__ void landing_open(unsigned long long* landing) {
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
+}
+__device__ __forceinline__ void copy_bulk(void* to_shared, const void* from_global, int bytes,
+                                          unsigned long long* landing) {
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from_global), "r"(bytes), "r"(at) : "memory");
+}
+__device__ __forceinline__ void landing_close(unsigned long long* landing) {
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+__device__ __forceinline__ void landing_wait(unsigned long long* landing, int turn) {
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
+    int landed;
+    do {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }"
+                     : "=r"(landed) : "r"(at), "r"(turn) : "memory");
+    } while (!landed);
+}
 
 // An element of an operand, which nobody writes to meanwhile: so it may be read or left out without a branch.
 __device__ __forceinline__ float read_only(const float* x) { return __ldg(x); }
@@ -279,9 +286,10 @@ extern "C" __global__ void fused_test_pack(const Element* __restrict__ w, Elemen
     pack_phase<1, 2, 2>(w, packed + 5120 + chunk * 2048, group, first_feature, chunk, 0);
 }
 
-// Start copying `count` packed weights.
-__device__ __forceinline__ void stage_weights(const Element* from, Element* to, int count) {
-    for (int i = VECTOR * threadIdx.x; i < count; i += VECTOR * THREADS) copy_async<16>(to + i, from + i, true);
+// Start copying `count` packed weights, which one thread does.
+__device__ __forceinline__ void stage_weights(const Element* from, Element* to, int count,
+                                              unsigned long long* landing) {
+    if (threadIdx.x == 0) copy_bulk(to, from, count * int(sizeof(Element)), landing);
 }
 
 // Write neighbours of an output row, of which `left` elements follow if they are `there`: in one store where every row
@@ -340,6 +348,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         return v1;
     };
     const Element* const packed_block = packed + (long long)blockIdx.z * 9216;
+    unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + 3072);    // one for each half
+    if (threadIdx.x == 0) landing_open(landings), landing_open(landings + 1);
 
     const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = tiles_d * tiles_h * tiles_w;
@@ -364,14 +374,16 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         }
         read_input();
     };
-    int x_now = 0, w_now = 0;    // where the operands of the step at hand are
+    int x_now = 0, steps = 0;    // where the input of the step at hand is; steps before it
+    fence_async();
+    __syncthreads();    // until landings are open
     if (part < tiles) {
+        stage_weights(packed_block, w_tile, 512, landings);
+        stage_weights(packed_block + 1024, w_tile + 512, 1024, landings);
+        if (threadIdx.x == 0) landing_close(landings);
         read_input();
         write_input(x_tile);
-        stage_weights(packed_block, w_tile, 512);
-        stage_weights(packed_block + 1024, w_tile + 512, 1024);
-        copy_async_commit();
-        copy_async_wait<0>();
+        landing_wait(landings + steps % 2, steps / 2 % 2);
     }
     fence_async();
     for (int tile = part; tile < tiles; tile += parts) {
@@ -384,20 +396,20 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                 __syncthreads();    // until this step's operands are there, and the last step's have been read
                 const int next = (step + 1) % 2;
                 if (next == 0) {
-                    stage_weights(packed_block + 3072, w_tile + (1 - w_now) * 1536, 512);
-                    stage_weights(packed_block + 5120, w_tile + (1 - w_now) * 1536 + 512, 1024);
+                    stage_weights(packed_block + 3072, w_tile + (steps + 1) % 2 * 1536, 512, landings + (steps + 1) % 2);
+                    stage_weights(packed_block + 5120, w_tile + (steps + 1) % 2 * 1536 + 512, 1024, landings + (steps + 1) % 2);
                 }
                 else {
-                    stage_weights(packed_block + next * 512, w_tile + (1 - w_now) * 1536, 512);
-                    stage_weights(packed_block + 1024 + next * 1024, w_tile + (1 - w_now) * 1536 + 512, 1024);
+                    stage_weights(packed_block + next * 512, w_tile + (steps + 1) % 2 * 1536, 512, landings + (steps + 1) % 2);
+                    stage_weights(packed_block + 1024 + next * 1024, w_tile + (steps + 1) % 2 * 1536 + 512, 1024, landings + (steps + 1) % 2);
                 }
-                copy_async_commit();
-                multiply<1, 1, 1, 0>(of_phase[0], x_matrix + x_now * (VECTORS * PLANE), w_matrix + w_now * 384, 0, 1);
-                multiply<1, 2, 1, 1>(of_phase[1], x_matrix + x_now * (VECTORS * PLANE), w_matrix + w_now * 384 + 128, 0, 1);
+                if (threadIdx.x == 0) landing_close(landings + (steps + 1) % 2);
+                multiply<1, 1, 1, 0>(of_phase[0], x_matrix + x_now * (VECTORS * PLANE), w_matrix + steps % 2 * 384, 0, 1);
+                multiply<1, 2, 1, 1>(of_phase[1], x_matrix + x_now * (VECTORS * PLANE), w_matrix + steps % 2 * 384 + 128, 0, 1);
                 write_input(x_tile + (1 - x_now) * X_TILE);
                 x_now = 1 - x_now;
-                w_now = 1 - w_now;
-                copy_async_wait<0>();
+                ++steps;
+                landing_wait(landings + steps % 2, steps / 2 % 2);
                 fence_async();
                 warpgroup_wait();
             }
@@ -434,21 +446,21 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                 const int next = (step + 1) % 4;
                 if (next > 0 || another) {
                     if (next == 0) {
-                        stage_weights(packed_block, w_tile + (1 - w_now) * 1536, 512);
-                        stage_weights(packed_block + 1024, w_tile + (1 - w_now) * 1536 + 512, 1024);
+                        stage_weights(packed_block, w_tile + (steps + 1) % 2 * 1536, 512, landings + (steps + 1) % 2);
+                        stage_weights(packed_block + 1024, w_tile + (steps + 1) % 2 * 1536 + 512, 1024, landings + (steps + 1) % 2);
                     }
                     else {
-                        stage_weights(packed_block + 3072 + next / 2 * 1024 + next % 2 * 1 * 512, w_tile + (1 - w_now) * 1536, 512);
-                        stage_weights(packed_block + 5120 + next / 2 * 2048 + next % 2 * 1 * 1024, w_tile + (1 - w_now) * 1536 + 512, 1024);
+                        stage_weights(packed_block + 3072 + next / 2 * 1024 + next % 2 * 1 * 512, w_tile + (steps + 1) % 2 * 1536, 512, landings + (steps + 1) % 2);
+                        stage_weights(packed_block + 5120 + next / 2 * 2048 + next % 2 * 1 * 1024, w_tile + (steps + 1) % 2 * 1536 + 512, 1024, landings + (steps + 1) % 2);
                     }
                 }
-                copy_async_commit();
-                multiply<2, 1, 1, 0>(of_phase[0], x_matrix + x_now * (VECTORS * PLANE) + 17, w_matrix + w_now * 384, step % 2 * 1, 1);
-                multiply<2, 2, 1, 1>(of_phase[1], x_matrix + x_now * (VECTORS * PLANE) + 17, w_matrix + w_now * 384 + 128, step % 2 * 1, 1);
+                if (threadIdx.x == 0) landing_close(landings + (steps + 1) % 2);
+                multiply<2, 1, 1, 0>(of_phase[0], x_matrix + x_now * (VECTORS * PLANE) + 17, w_matrix + steps % 2 * 384, step % 2 * 1, 1);
+                multiply<2, 2, 1, 1>(of_phase[1], x_matrix + x_now * (VECTORS * PLANE) + 17, w_matrix + steps % 2 * 384 + 128, step % 2 * 1, 1);
                 if (next % 2 == 0) write_input(x_tile + (1 - x_now) * X_TILE);
                 if (next % 2 == 0) x_now = 1 - x_now;
-                w_now = 1 - w_now;
-                copy_async_wait<0>();
+                ++steps;
+                landing_wait(landings + steps % 2, steps / 2 % 2);
                 fence_async();
                 warpgroup_wait();
             }

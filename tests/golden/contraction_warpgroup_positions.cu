@@ -9,26 +9,6 @@ __device__ __forceinline__ unsigned round_tf32(float x) {
     return bits;
 }
 
-// Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`; nothing
-// where not `active`, which a branch would say in more instructions.
-template <int BYTES>
-__device__ __forceinline__ void copy_async(void* to_shared, const void* from_global, bool inside, bool active = true) {
-    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
-    const int bytes = inside ? BYTES : 0;
-    if constexpr (BYTES == 16)
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], 16, %2; }"
-            ::"r"(to), "l"(from_global), "r"(bytes), "r"(int(active)));
-    else
-        asm volatile(
-            "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.ca.shared.global [%0], [%1], %4, %2; }"
-            ::"r"(to), "l"(from_global), "r"(bytes), "r"(int(active)), "n"(BYTES));
-}
-// Close the group of copies started so far; wait until at most PENDING groups are still under way.
-__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
-template <int PENDING>
-__device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING)); }
-
 // Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
 struct bf16 { unsigned short bits; };
 struct fp16 { unsigned short bits; };
@@ -70,6 +50,33 @@ __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.
 __device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// Copies of whole 16 bytes to shared memory that one thread starts and no thread makes (sm_90).  A `landing` in shared
+// memory says when: its turns 0, 1, 0, ... end when that thread has closed them and what it had started has landed.
+__device__ __forceinline__ void landing_open(unsigned long long* landing) {
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
+}
+__device__ __forceinline__ void copy_bulk(void* to_shared, const void* from_global, int bytes,
+                                          unsigned long long* landing) {
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from_global), "r"(bytes), "r"(at) : "memory");
+}
+__device__ __forceinline__ void landing_close(unsigned long long* landing) {
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+__device__ __forceinline__ void landing_wait(unsigned long long* landing, int turn) {
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
+    int landed;
+    do {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }"
+                     : "=r"(landed) : "r"(at), "r"(turn) : "memory");
+    } while (!landed);
+}
 
 // Whatever the compiler knows of a number, it is in its register from here on.
 __device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }
@@ -290,9 +297,10 @@ extern "C" __global__ void fused_test_pack(const Element* __restrict__ w, Elemen
     pack_phase<1, 3, 3>(w, packed + chunk * 5184, group, first_feature, chunk, 0);
 }
 
-// Start copying `count` packed weights.
-__device__ __forceinline__ void stage_weights(const Element* from, Element* to, int count) {
-    for (int i = VECTOR * threadIdx.x; i < count; i += VECTOR * THREADS) copy_async<16>(to + i, from + i, true);
+// Start copying `count` packed weights, which one thread does.
+__device__ __forceinline__ void stage_weights(const Element* from, Element* to, int count,
+                                              unsigned long long* landing) {
+    if (threadIdx.x == 0) copy_bulk(to, from, count * int(sizeof(Element)), landing);
 }
 
 // Rows of eight features wait in shared memory, of the POSITIONS that a team of warps has side by side.
@@ -322,7 +330,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
     Element* const w_tile = x_tile + 2 * X_TILE;
-    constexpr int STAGED = 80704;    // bytes
+    constexpr int STAGED = 80720;    // bytes
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
     const int warp_h = warp % WARPS_H, warp_w = warp / WARPS_H;
@@ -349,6 +357,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
     };
     float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED) + warp * 8 * ROW_PITCH;
     const Element* const packed_block = packed + (long long)blockIdx.z * 15552;
+    unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + 10368);    // one for each half
+    if (threadIdx.x == 0) landing_open(landings), landing_open(landings + 1);
 
     const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = tiles_d * tiles_h * tiles_w;
@@ -373,13 +383,15 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         }
         read_input();
     };
-    int x_now = 0, w_now = 0;    // where the operands of the step at hand are
+    int x_now = 0, steps = 0;    // where the input of the step at hand is; steps before it
+    fence_async();
+    __syncthreads();    // until landings are open
     if (part < tiles) {
+        stage_weights(packed_block, w_tile, 5184, landings);
+        if (threadIdx.x == 0) landing_close(landings);
         read_input();
         write_input(x_tile);
-        stage_weights(packed_block, w_tile, 5184);
-        copy_async_commit();
-        copy_async_wait<0>();
+        landing_wait(landings + steps % 2, steps / 2 % 2);
     }
     fence_async();
     for (int tile = part; tile < tiles; tile += parts) {
@@ -390,13 +402,13 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
             for (int step = 0; step < 3; ++step) {
                 __syncthreads();    // until this step's operands are there, and the last step's have been read
                 const int next = (step + 1) % 3;
-                if (next > 0 || another) stage_weights(packed_block + next * 5184, w_tile + (1 - w_now) * 5184, 5184);
-                copy_async_commit();
-                multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + w_now * 1296, 0, 3);
+                if (next > 0 || another) stage_weights(packed_block + next * 5184, w_tile + (steps + 1) % 2 * 5184, 5184, landings + (steps + 1) % 2);
+                if (threadIdx.x == 0) landing_close(landings + (steps + 1) % 2);
+                multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + steps % 2 * 1296, 0, 3);
                 write_input(x_tile + (1 - x_now) * X_TILE);
                 x_now = 1 - x_now;
-                w_now = 1 - w_now;
-                copy_async_wait<0>();
+                ++steps;
+                landing_wait(landings + steps % 2, steps / 2 % 2);
                 fence_async();
                 warpgroup_wait();
             }

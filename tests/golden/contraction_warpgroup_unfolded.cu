@@ -330,7 +330,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         }
         read_input();
     };
-    int x_now = 0;    // where the operands of the step at hand are
+    int x_now = 0;    // where the input of the step at hand is
     if (part < tiles) {
         read_input();
         write_input(x_tile);

@@ -215,6 +215,35 @@ __device__ __forceinline__ void barrier_arrive(int id, int threads) {
 }
 """
 
+PRIMITIVES["copy_bulk"] = r"""
+// Copies of whole 16 bytes to shared memory that one thread starts and no thread makes (sm_90).  A `landing` in shared
+// memory says when: its turns 0, 1, 0, ... end when that thread has closed them and what it had started has landed.
+__device__ __forceinline__ void landing_open(unsigned long long* landing) {
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
+}
+__device__ __forceinline__ void copy_bulk(void* to_shared, const void* from_global, int bytes,
+                                          unsigned long long* landing) {
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from_global), "r"(bytes), "r"(at) : "memory");
+}
+__device__ __forceinline__ void landing_close(unsigned long long* landing) {
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+__device__ __forceinline__ void landing_wait(unsigned long long* landing, int turn) {
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
+    int landed;
+    do {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }"
+                     : "=r"(landed) : "r"(at), "r"(turn) : "memory");
+    } while (!landed);
+}
+"""
+
 PRIMITIVES["registers"] = r"""
 // The warps of a warpgroup have as many registers from here on: what some give, others get (sm_90a).
 template <int COUNT>

@@ -38,13 +38,13 @@ def among(t: WarpgroupCut, lines: Lines) -> Lines:
 
 def consumed(w: WarpgroupWeights, phases: list[int], steps: int, multiply: Lines) -> Lines:
     """The steps of one pass, of those who multiply."""
-    after = [] if w.t.stay else ["w_now = 1 - w_now;"]
+    after: Lines = []
     if w.chunks > 1:
         slices = w.slices(phases[0])
         whole = [f"(step + 1) % {slices} == 0"] if slices > 1 else []
         after.append(f"{where(whole)}x_now = 1 - x_now;")
     unrolled = ["#pragma unroll 1"] if steps > 1 else []
-    return fill(_CONSUMED, steps=steps, unrolled=unrolled, multiply=multiply, after=after)
+    return fill(_CONSUMED, steps=steps, unrolled=unrolled, landed=w.landed(), multiply=multiply, after=after)
 
 
 def statements(steps: Steps, of_input: Input, registers: tuple[int, int] | None) -> Lines:
@@ -79,14 +79,13 @@ def _produced(steps: Steps) -> Lines:
         stage: Lines = []
         read: Lines = []
         if not t.stay:
-            stage += [*w.copy(phases, "step", f"w_tile + steps % 2 * {w.tile}"), "copy_async_commit();"]
+            stage += [*w.copy(phases, "step", "steps % 2"), w.copied("steps % 2")]
         if t.producers > TEAM:  # a step is an input
             stage.append("write_input(x_tile + steps % 2 * X_TILE);")
             read = ["skip();", "read_input();"]
         elif w.chunks > 1 or phases == w.passes[0]:
             stage.append(f"{guard}write_input(x_tile + inputs++ % 2 * X_TILE);")
             read = [f"{guard}read_input();"]
-        stage += [] if t.stay else ["copy_async_wait<0>();"]
         lines += [*steps.loops(phases[0]), *fill(_PRODUCED, steps=w.chunks * slices, stage=stage, read=read)]
     return lines
 
@@ -109,11 +108,12 @@ constexpr int MULTIPLYING = 1, FILLED = 2, READ = 4, MEETING = THREADS + PRODUCE
 _CONSUMED = """
 $unrolled
 for (int step = 0; step < $steps; ++step) {
-    barrier_wait(FILLED + now, MEETING);
+    barrier_wait(FILLED + steps % 2, MEETING);
+    $landed
     $multiply
     warpgroup_wait();
-    barrier_arrive(READ + now, MEETING);
-    now = 1 - now;
+    barrier_arrive(READ + steps % 2, MEETING);
+    ++steps;
     $after
 }
 """
@@ -151,7 +151,6 @@ if (warp >= THREADS / 32) {    // a producer
     return;
 }
 $multiplying
-int now = 0;
 """
 
 # Of two teams.

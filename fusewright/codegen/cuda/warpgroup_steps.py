@@ -39,9 +39,11 @@ class Steps:
         if self.t.producers:
             return []
         staged = ["read_input();", "write_input(x_tile);"]
-        if not self.t.stay:
-            staged += [*self.weights.copy(self.weights.passes[0], "0", "w_tile"), "copy_async_commit();"]
-        return [*block("if (part < tiles)", [*staged, *self._landed]), "fence_async();"]
+        if self.t.stay:
+            return [*block("if (part < tiles)", staged), "fence_async();"]
+        copied = [*self.weights.copy(self.weights.passes[0], "0", "0"), self.weights.copied("0")]
+        opened = ["fence_async();", "__syncthreads();    // until landings are open"]
+        return [*opened, *block("if (part < tiles)", [*copied, *staged, *self.weights.landed()]), "fence_async();"]
 
     def of_pass(self, accumulators: dict[int, str], rows: list[tuple[str, Phase, int]]) -> Lines:
         """All steps of one pass, whose phases have these accumulators; `rows` are the dimensions whose rows are
@@ -70,7 +72,7 @@ class Steps:
         d, h, first_w = ((p.first - axis.reach()[0]) // walk.step for p, axis, walk in each)
         x = "x_matrix + x_now * (VECTORS * PLANE)" + plus((d * w.lay.lengths[1] + h) * w.lay.row)
         x += "".join(f" + from_{a} * ELEMENT_{a.upper()}" for a, _, _ in rows)
-        at = f"w_matrix + w_now * {w.tile // w.vector}{plus(w.staged_at(index) // w.vector)}"
+        at = f"w_matrix + steps % 2 * {w.tile // w.vector}{plus(w.staged_at(index) // w.vector)}"
         if self.t.stay:
             at = f"w_matrix{plus(w.at(index) // w.vector)}"
             at += f" + step * {w.of_chunk(index) // w.vector}" if w.chunks > 1 else ""
@@ -104,7 +106,7 @@ class Steps:
             over = "next == 0" + (f" && !({more})" if more else "")
             guard = f"if (!({over}) || another) " if phases == w.passes[-1] else ""
             weights = [f"const int next = (step + 1) % {steps};", *self._next_weights(phases, over, guard)]
-        landed = self._landed if self.t.stay else ["w_now = 1 - w_now;", *self._landed]
+        landed = [] if self.t.stay else ["++steps;", *w.landed()]
         if phases != w.passes[0]:
             return weights, landed
         when = [*(["step == 0"] if steps > 1 else []), *(f"from_{a} == 0" for a in "dh" if f"from_{a}" in more)]
@@ -122,28 +124,22 @@ class Steps:
             lines += self._next_weights(phases, over, f"if ({same} || another) " if last else "")
         others = [f"next % {slices} == 0"] if slices > 1 else []
         after = [self._write_input(others), f"{where(others)}x_now = 1 - x_now;"]
-        after += [] if self.t.stay else ["w_now = 1 - w_now;"]
-        return lines, [*after, *self._landed]
+        return lines, after if self.t.stay else [*after, "++steps;", *self.weights.landed()]
 
     def _next_weights(self, phases: list[int], over: str, guard: str) -> Lines:
         """Start copying the weights of the next step: of the next pass where this one is `over`."""
         w = self.weights
         following = w.passes[(w.passes.index(phases) + 1) % len(w.passes)]
-        to = f"w_tile + (1 - w_now) * {w.tile}"
+        half = "(steps + 1) % 2"
         if following == phases:
-            return [*_when(guard, w.copy(phases, "next", to)), "copy_async_commit();"]
-        others = _under("else", w.copy(phases, "next", to))
-        lines = [*_under(f"if ({over})", w.copy(following, "0", to)), *others]
-        return [*_when(guard, lines), "copy_async_commit();"]
+            return [*_when(guard, w.copy(phases, "next", half)), w.copied(half)]
+        others = _under("else", w.copy(phases, "next", half))
+        lines = [*_under(f"if ({over})", w.copy(following, "0", half)), *others]
+        return [*_when(guard, lines), w.copied(half)]
 
     def _write_input(self, when: list[str]) -> str:
         """The statement that stages the input of the next chunk or tile in the other buffer."""
         return where(when) + "write_input(x_tile + (1 - x_now) * X_TILE);"
-
-    @property
-    def _landed(self) -> Lines:
-        """Wait for weights that were copied."""
-        return [] if self.t.stay else ["copy_async_wait<0>();"]
 
 
 def _when(guard: str, statements: Lines) -> Lines:

@@ -142,9 +142,10 @@ extern "C" __global__ void $name(const Element* __restrict__ w, Element* __restr
 """
 
 STAGE_WEIGHTS = """
-// Start copying `count` packed weights.
-__device__ __forceinline__ void stage_weights(const Element* from, Element* to, int count) {
-    for (int i = VECTOR * $thread; i < count; i += VECTOR * $threads) copy_async<16>(to + i, from + i, true);
+// Start copying `count` packed weights, which one thread does.
+__device__ __forceinline__ void stage_weights(const Element* from, Element* to, int count,
+                                              unsigned long long* landing) {
+    if ($thread == 0) copy_bulk(to, from, count * int(sizeof(Element)), landing);
 }
 """
 
@@ -186,7 +187,7 @@ $name($parameters,
     const auto tile_at = [&](int i) -> Tile { return {i / (tiles_w * tiles_h), i / tiles_w % tiles_h, i % tiles_w}; };
     const auto cell_of = [&](Tile tile) -> Cell { return {$first_d, $first_h, $first_w}; };
     $stage
-    int x_now = 0$w_now;    // where the operands of the step at hand are
+    int x_now = 0$steps;    // where the input of the step at hand is$and_before
     $first
     $loop {
         const auto [cell_d, cell_h, cell_w] = cell_of($tile);

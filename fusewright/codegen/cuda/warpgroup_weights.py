@@ -1,7 +1,8 @@
 """The weights of a contraction that warpgroups multiply: where they lie, and how they get there.
 
 They stay in shared memory, laid out there by the block itself, or a launch beforehand *packs* them in the order in
-which they are multiplied, and every step copies a run of 16-byte vectors.
+which they are multiplied, and every step copies some that follow each other: one thread says so, and when they have
+landed, a *landing* in shared memory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 from fusewright.codegen.cuda import warpgroup_text
 from fusewright.codegen.cuda.contraction_weights import PACKING_THREADS, Packing, first_tap, packing, tap_steps
-from fusewright.codegen.cuda.warpgroup_input import all_threads, staging_thread, staging_threads
+from fusewright.codegen.cuda.warpgroup_input import all_threads, staging_thread
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule import warpgroup_staging as staging
 from fusewright.schedule.contraction import Contraction, Phase
@@ -128,14 +129,13 @@ class WarpgroupWeights:
         if not self.t.stay:
             packing = self._pack_phases("packed", "chunk")
             found.append(fill(warpgroup_text.PACK, name=f"{name}_pack", block=self.of_block, phases=packing))
-            names = {"thread": staging_thread(self.t), "threads": staging_threads(self.t)}
-            found.append(fill(warpgroup_text.STAGE_WEIGHTS, **names))
+            found.append(fill(warpgroup_text.STAGE_WEIGHTS, thread=staging_thread(self.t)))
         return found
 
     def at_hand(self) -> Lines:
         """Lay out weights that stay, or find those that were packed."""
         if not self.t.stay:
-            return [f"const Element* const packed_block = packed + (long long)blockIdx.z * {self.of_block};"]
+            return fill(_PACKED, of_block=self.of_block, tiles=2 * self.tile)
         if self.chunks == 1:
             return self._pack_phases("w_tile", "0")
         count = "ceil_div(C, CHUNK)" if self.c.unfolded is None else self.chunks
@@ -148,18 +148,28 @@ class WarpgroupWeights:
         before = phases[: phases.index(index)]
         return sum(min(self.t.tap_rows, self.taps[i].rows) * self.of_row(i) for i in before)
 
-    def copy(self, phases: list[int], part: str, to: str) -> Lines:
-        """The statements that start copying part `part` of a pass, counted over its chunks and slices."""
-        return [self._copy(i, part, f"{to}{plus(self.staged_at(i))}") for i in phases]
+    def copy(self, phases: list[int], part: str, half: str) -> Lines:
+        """The statements that start copying part `part` of a pass, counted over its chunks and slices, to a `half`."""
+        return [self._copy(i, part, half) for i in phases]
 
-    def _copy(self, index: int, part: str, to: str) -> str:
-        slices = self.slices(index)
+    def _copy(self, index: int, part: str, half: str) -> str:
+        slices, row = self.slices(index), "0"
         start = f"packed_block{plus(self.at(index))}"
-        if part == "0":
-            return f"stage_weights({start}, {to}, {self.count(index, '0')});"
-        chunk, row = (part, "0") if slices == 1 else (f"{part} / {slices}", f"{part} % {slices} * {self.t.tap_rows}")
-        start += f" + {chunk} * {self.of_chunk(index)}" + (f" + {row} * {self.of_row(index)}" if slices > 1 else "")
-        return f"stage_weights({start}, {to}, {self.count(index, row)});"
+        if part != "0":
+            chunk = part
+            if slices > 1:
+                chunk, row = f"{part} / {slices}", f"{part} % {slices} * {self.t.tap_rows}"
+            start += f" + {chunk} * {self.of_chunk(index)}" + (f" + {row} * {self.of_row(index)}" if slices > 1 else "")
+        to = "w_tile" if half == "0" else f"w_tile + {half} * {self.tile}"
+        return f"stage_weights({start}, {to}{plus(self.staged_at(index))}, {self.count(index, row)}, {landing(half)});"
+
+    def copied(self, half: str) -> str:
+        """The statement behind all copies to a half."""
+        return f"if ({staging_thread(self.t)} == 0) landing_close({landing(half)});"
+
+    def landed(self) -> Lines:
+        """Wait until the weights of the step at hand have landed."""
+        return [] if self.t.stay else ["landing_wait(landings + steps % 2, steps / 2 % 2);"]
 
     def _pack_phases(self, start: str, chunk: str) -> Lines:
         """Statements that lay out the weights of every phase."""
@@ -180,6 +190,18 @@ _UNFOLDED = {
     "at": " + multiplied / OF_TAP * NEXT",
     "some": "channel < C && multiplied < UNFOLDED * OF_TAP",
 }
+
+
+_PACKED = """
+const Element* const packed_block = packed + (long long)blockIdx.z * $of_block;
+unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + $tiles);    // one for each half
+if (threadIdx.x == 0) landing_open(landings), landing_open(landings + 1);
+"""
+
+
+def landing(half: str) -> str:
+    """Text: that of the weights of a half."""
+    return "landings" if half == "0" else f"landings + {half}"
 
 
 def plus(n: int) -> str:

@@ -33,7 +33,7 @@ from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.warpgroup_estimate import blocks_planned, handed_over
-from fusewright.schedule.warpgroup_staging import Staged, WarpgroupCut, passes
+from fusewright.schedule.warpgroup_staging import Staged, WarpgroupCut, passes, staged_bytes
 
 # Instructions of the tensor cores that are written out one behind the other.
 UNROLLED = 64
@@ -120,9 +120,8 @@ class Writer:
 
     @property
     def staged(self) -> int:
-        """Elements of two input tiles, and of the weights."""
-        x = self.lay.vectors * self.lay.plane * self.weights.vector
-        return 2 * x + (1 if self.t.stay else 2) * self.weights.tile
+        """Elements of what lies in shared memory while tiles are computed."""
+        return staged_bytes(self.c, self.t) // self.c.x.dtype.itemsize
 
     @property
     def shared(self) -> int:
@@ -203,6 +202,7 @@ class Writer:
         if self.weights.chunks == 1:
             body += ["x_now = 1 - x_now;"]
         parts = self.operands()
+        counted = self.t.producers or not self.t.stay
         return fill(
             warpgroup_text.KERNEL,
             name=self.name,
@@ -223,7 +223,8 @@ class Writer:
             own_features=parts.features,
             weights_m=self.weights_m,
             prologue=[*self.epilogue.prologue(), *self.weights.at_hand(), *self._numbers()],
-            w_now="" if self.t.stay else ", w_now = 0",
+            steps=", steps = 0" if counted else "",
+            and_before="; steps before it" if counted else "",
             first=self.steps.first(),
             **self.input.each_tile(),
             body=among(self.t, [*body, *self.epilogue.after_cell()]),

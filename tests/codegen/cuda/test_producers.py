@@ -157,6 +157,7 @@ def test_a_block_without_a_tile() -> None:
 
 
 ARRIVED = "barrier_arrive(FILLED + steps % 2, MEETING);"
+WAS_READ = "barrier_arrive(READ + steps % 2, MEETING);"
 
 
 def _left_out(statement: str, by: str = "") -> tuple[str, str]:
@@ -173,17 +174,22 @@ def _moved(statement: str, ahead_of: str) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("pattern", "by"),
     [
-        pytest.param(*_left_out("barrier_wait(FILLED + now, MEETING);"), id="nobody waits for operands"),
+        pytest.param(*_left_out("barrier_wait(FILLED + steps % 2, MEETING);"), id="nobody waits for operands"),
         pytest.param(
             *_left_out("if (steps > 1) barrier_wait(READ + steps % 2, MEETING);"), id="nor until they have been read"
         ),
         pytest.param(*_left_out("if (team == 1) skip();"), id="both teams stage the same"),
-        pytest.param(*_left_out("barrier_arrive(READ + now, MEETING);"), id="nobody says what has been read"),
+        pytest.param(*_left_out(WAS_READ), id="nobody says what has been read"),
         pytest.param(*_left_out("barrier_wait(READ + step % 2, MEETING);", ";"), id="nobody hears of the last steps"),
-        pytest.param(*_moved("barrier_arrive(READ + now, MEETING);", "multiply<"), id="read before it is multiplied"),
-        pytest.param(*_moved("barrier_arrive(READ + now, MEETING);", "warpgroup_wait();"), id="read while it is"),
+        pytest.param(*_moved(WAS_READ, "multiply<"), id="read before it is multiplied"),
+        pytest.param(*_moved(WAS_READ, "warpgroup_wait();"), id="read while it is"),
         pytest.param(*_moved(ARRIVED, "stage_weights("), id="there before it is staged"),
-        pytest.param(*_moved(ARRIVED, "copy_async_wait<0>();"), id="there before the weights have been copied"),
+        pytest.param(*_left_out("landing_wait(landings + steps % 2, steps / 2 % 2);"), id="nobody waits for weights"),
+        pytest.param(*_left_out("steps / 2 % 2", "0"), id="or not for those of this turn"),
+        pytest.param(
+            *_left_out("if ((threadIdx.x % PRODUCERS) == 0) landing_close(landings + steps % 2);"),
+            id="nobody says that all weights are on their way",
+        ),
     ],
 )
 def test_what_the_emulator_would_find(pattern: str, by: str) -> None:
