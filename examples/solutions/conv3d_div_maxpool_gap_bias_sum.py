@@ -75,6 +75,31 @@ FAILURE = r"""
 static const char* failure(cudaError_t error) {
     return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
+
+// Whether launches of the current device may begin while the ones before them end; kernels wait for what they read.
+static bool overlaps() {
+    int device = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 9;
+}
+
+template <class... Parameters, class... Arguments>
+static cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream,
+                          Arguments... arguments) {
+    static const bool early = overlaps();
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t configuration = {};
+    configuration.gridDim = grid;
+    configuration.blockDim = dim3(threads);
+    configuration.dynamicSmemBytes = shared;
+    configuration.stream = stream;
+    configuration.attrs = &attribute;
+    configuration.numAttrs = early ? 1 : 0;
+    return cudaLaunchKernelEx(&configuration, kernel, Parameters(arguments)...);
+}
 """
 
 
@@ -83,6 +108,13 @@ FUSED_CONV_MAX_MEAN_DIV_ADD_SUM = r"""// NVRTC has no <cmath> to define these.
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fffffff)
 #endif
+
+// Wait until what was launched before is done: from sm_90 on, blocks may begin while it ends.
+__device__ __forceinline__ void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // d += a * b for one 16x8x8 tile: a is 16x8 row-major, b is 8x8 column-major, both rounded to tf32, d in float32.
 __device__ __forceinline__ void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
@@ -491,6 +523,7 @@ __device__ __forceinline__ T over(int length, T start, Element element, Join joi
 extern "C" __global__ void __cluster_dims__(6, 1, 1) __launch_bounds__(THREADS, 3)
 fused_conv_max_mean_div_add_sum(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, const float* __restrict__ parameter_1, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    await_launches();
     extern __shared__ __align__(16) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);
     Element* const w_tile = x_tile + 13888;
@@ -637,9 +670,8 @@ extern "C" const char* prepare_fused_conv_max_mean_div_add_sum() {
 extern "C" const char* launch_fused_conv_max_mean_div_add_sum(const float* x, const float* w, const float* bias,
     const float* parameter_1, Element* out, int in_d, int in_h, int in_w, int P, int Q, int R, int cells_d,
     int cells_h, int cells_w, int blocks, cudaStream_t stream) {
-    fused_conv_max_mean_div_add_sum<<<blocks, 128, 70144, stream>>>(x, w, bias, parameter_1, out, in_d, in_h, in_w,
-        P, Q, R, cells_d, cells_h, cells_w);
-    return failure(cudaGetLastError());
+    return failure(launch(fused_conv_max_mean_div_add_sum, blocks, 128, 70144, stream, x, w, bias, parameter_1,
+        out, in_d, in_h, in_w, P, Q, R, cells_d, cells_h, cells_w));
 }
 """
 
@@ -655,7 +687,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_conv_max_mean_div_add_sum_e4027941_sm_{arch}",
+        name=f"fused_conv_max_mean_div_add_sum_9128cc07_sm_{arch}",
         cpp_sources="",
         cuda_sources=[FAILURE, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM_LAUNCHER],
         extra_cuda_cflags=[f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17"],

@@ -70,10 +70,42 @@ FAILURE = r"""
 static const char* failure(cudaError_t error) {
     return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
+
+// Whether launches of the current device may begin while the ones before them end; kernels wait for what they read.
+static bool overlaps() {
+    int device = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 9;
+}
+
+template <class... Parameters, class... Arguments>
+static cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream,
+                          Arguments... arguments) {
+    static const bool early = overlaps();
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t configuration = {};
+    configuration.gridDim = grid;
+    configuration.blockDim = dim3(threads);
+    configuration.dynamicSmemBytes = shared;
+    configuration.stream = stream;
+    configuration.attrs = &attribute;
+    configuration.numAttrs = early ? 1 : 0;
+    return cudaLaunchKernelEx(&configuration, kernel, Parameters(arguments)...);
+}
 """
 
 
-FUSED_CONV_AVG_SIGMOID_SUM = r"""// d += a * b for one 16x8x8 tile: a is 16x8 row-major, b is 8x8 column-major, both rounded to tf32, d in float32.
+FUSED_CONV_AVG_SIGMOID_SUM = r"""// Wait until what was launched before is done: from sm_90 on, blocks may begin while it ends.
+__device__ __forceinline__ void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// d += a * b for one 16x8x8 tile: a is 16x8 row-major, b is 8x8 column-major, both rounded to tf32, d in float32.
 __device__ __forceinline__ void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     asm volatile(
         "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -459,6 +491,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, const Sums (&operand
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
 fused_conv_avg_sigmoid_sum(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    await_launches();
     extern __shared__ __align__(16) unsigned char shared_memory[];
     Element* const w_tile = reinterpret_cast<Element*>(shared_memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -581,8 +614,8 @@ extern "C" const char* prepare_fused_conv_avg_sigmoid_sum() {
 
 extern "C" const char* launch_fused_conv_avg_sigmoid_sum(const float* x, const float* w, const float* bias,
     Element* out, int in_h, int in_w, int Q, int R, int blocks, cudaStream_t stream) {
-    fused_conv_avg_sigmoid_sum<<<blocks, 256, 184320, stream>>>(x, w, bias, out, 1, in_h, in_w, 1, Q, R, 1, Q, R);
-    return failure(cudaGetLastError());
+    return failure(launch(fused_conv_avg_sigmoid_sum, blocks, 256, 184320, stream, x, w, bias, out, 1, in_h, in_w,
+        1, Q, R, 1, Q, R));
 }
 """
 
@@ -598,7 +631,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_conv_avg_sigmoid_sum_98a17fa4_sm_{arch}",
+        name=f"fused_conv_avg_sigmoid_sum_b1754d3e_sm_{arch}",
         cpp_sources="",
         cuda_sources=[FAILURE, FUSED_CONV_AVG_SIGMOID_SUM, FUSED_CONV_AVG_SIGMOID_SUM_LAUNCHER],
         extra_cuda_cflags=[f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17"],

@@ -71,6 +71,31 @@ FAILURE = r"""
 static const char* failure(cudaError_t error) {
     return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
+
+// Whether launches of the current device may begin while the ones before them end; kernels wait for what they read.
+static bool overlaps() {
+    int device = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 9;
+}
+
+template <class... Parameters, class... Arguments>
+static cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream,
+                          Arguments... arguments) {
+    static const bool early = overlaps();
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t configuration = {};
+    configuration.gridDim = grid;
+    configuration.blockDim = dim3(threads);
+    configuration.dynamicSmemBytes = shared;
+    configuration.stream = stream;
+    configuration.attrs = &attribute;
+    configuration.numAttrs = early ? 1 : 0;
+    return cudaLaunchKernelEx(&configuration, kernel, Parameters(arguments)...);
+}
 """
 
 
@@ -80,6 +105,13 @@ FUSED_RANGESUM = r"""// fused_rangesum: sums over planes of any length, every el
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fffffff)
 #endif
+
+// Wait until what was launched before is done: from sm_90 on, blocks may begin while it ends.
+__device__ __forceinline__ void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
 struct bf16 { unsigned short bits; };
@@ -188,6 +220,7 @@ __device__ __forceinline__ void take(const Element* plane, index_t first, index_
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 fused_rangesum(const Element* __restrict__ x, double* __restrict__ out, index_t planes, index_t length) {
+    await_launches();
     __shared__ double cells[GROUPS][CELLS];
     const index_t plane = min(index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM, planes - 1);
     double sum = 0;
@@ -209,8 +242,7 @@ fused_rangesum(const Element* __restrict__ x, double* __restrict__ out, index_t 
 FUSED_RANGESUM_LAUNCHER = r"""
 extern "C" const char* launch_fused_rangesum(const Element* x, double* out, long long planes, long long length,
     cudaStream_t stream) {
-    fused_rangesum<<<planes, 256, 0, stream>>>(x, out, planes, length);
-    return failure(cudaGetLastError());
+    return failure(launch(fused_rangesum, planes, 256, 0, stream, x, out, planes, length));
 }
 """
 
@@ -221,6 +253,13 @@ FUSED_LINEAR_ADD_LOGSUMEXP_MUL = r"""// fused_linear_add_logsumexp_mul: one bloc
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fffffff)
 #endif
+
+// Wait until what was launched before is done: from sm_90 on, blocks may begin while it ends.
+__device__ __forceinline__ void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
 struct bf16 { unsigned short bits; };
@@ -294,6 +333,7 @@ __device__ __forceinline__ T over(int length, T start, Element element, Join joi
 
 extern "C" __global__ void __launch_bounds__(512)
 fused_linear_add_logsumexp_mul(const double* __restrict__ a0, const double* __restrict__ a1, const double* __restrict__ a2, const float* __restrict__ a3, float* __restrict__ out) {
+    await_launches();
     __shared__ double arena[192];  // values of one sample, dead ones make room
     const long long sample = blockIdx.x;
     const double* const a0_row = a0 + sample * 64;
@@ -349,8 +389,7 @@ fused_linear_add_logsumexp_mul(const double* __restrict__ a0, const double* __re
 FUSED_LINEAR_ADD_LOGSUMEXP_MUL_LAUNCHER = r"""
 extern "C" const char* launch_fused_linear_add_logsumexp_mul(const double* a0, const double* a1, const double* a2,
     const float* a3, float* out, int batch, cudaStream_t stream) {
-    fused_linear_add_logsumexp_mul<<<batch, 512, 0, stream>>>(a0, a1, a2, a3, out);
-    return failure(cudaGetLastError());
+    return failure(launch(fused_linear_add_logsumexp_mul, batch, 512, 0, stream, a0, a1, a2, a3, out));
 }
 """
 
@@ -366,7 +405,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_rangesum_44423bc0_sm_{arch}",
+        name=f"fused_rangesum_c179e3ff_sm_{arch}",
         cpp_sources="",
         cuda_sources=[
             FAILURE,

@@ -10,8 +10,6 @@ from fusewright.kernel import Launch
 # More dynamic shared memory, or larger clusters, need permission.
 _PLAIN_SHARED, _PORTABLE_CLUSTER = 48 << 10, 8
 
-_RETURN_ON_FAILURE = "if (const char* error = failure(cudaGetLastError())) return error;"
-
 
 class CudaText(KernelText):
     """Everything a solution file says about a CUDA kernel."""
@@ -48,9 +46,9 @@ class CudaText(KernelText):
         return [*block(f'extern "C" const char* prepare_{self.kernel.name}()', self._preparation()), "", *lines]
 
     def _body(self) -> Lines:
-        *first, last = self.launches
-        body = [line for lines in first for line in (*lines, _RETURN_ON_FAILURE)]
-        return [*body, *last, "return failure(cudaGetLastError());"]
+        *first, last = (launch for (launch,) in self.launches)
+        checked = (f"if (const char* error = failure({launch})) return error;" for launch in first)
+        return [*checked, f"return failure({last});"]
 
     def _called(self, arguments: str) -> Lines:
         launch = f"{self.builder}(device).launch_{self.kernel.name}"
@@ -76,7 +74,7 @@ class CudaText(KernelText):
         return [*checked, f"return failure({calls[-1]});"]
 
     def _launch(self, launch: Launch) -> list[str]:
-        """The lines of one launch."""
+        """The call that launches."""
         parameters = parameters_of(self.kernel.source, launch.entry)
         pairs = list(zip(launch.arguments, parameters, strict=True))
         arguments = [self._argument(argument, parameter.name) for argument, parameter in pairs]
@@ -84,6 +82,5 @@ class CudaText(KernelText):
         while len(grid) > 1 and grid[-1] == "1":
             grid.pop()
         shape = grid[0] if len(grid) == 1 else f"dim3({', '.join(grid)})"
-        return [
-            f"{launch.entry}<<<{shape}, {launch.threads}, {launch.shared}, stream>>>({', '.join(arguments)});",
-        ]
+        how = f"{shape}, {launch.threads}, {launch.shared}, stream"
+        return [f"launch({launch.entry}, {how}, {', '.join(arguments)})"]

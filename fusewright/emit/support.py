@@ -53,6 +53,31 @@ FAILURE = """
 static const char* failure(cudaError_t error) {
     return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
+
+// Whether launches of the current device may begin while the ones before them end; kernels wait for what they read.
+static bool overlaps() {
+    int device = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 9;
+}
+
+template <class... Parameters, class... Arguments>
+static cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream,
+                          Arguments... arguments) {
+    static const bool early = overlaps();
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t configuration = {};
+    configuration.gridDim = grid;
+    configuration.blockDim = dim3(threads);
+    configuration.dynamicSmemBytes = shared;
+    configuration.stream = stream;
+    configuration.attrs = &attribute;
+    configuration.numAttrs = early ? 1 : 0;
+    return cudaLaunchKernelEx(&configuration, kernel, Parameters(arguments)...);
+}
 """
 
 OPERANDS = '''

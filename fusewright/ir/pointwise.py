@@ -237,7 +237,7 @@ def celu(alpha: Scalar = 1.0) -> Traits:
 @_family
 def gelu(approximate: str = "none") -> Traits:
     program = f'F.gelu({{0}}, approximate="{approximate}")'
-    cuda, cpu = (scalars.CUDA["gelu"], scalars.CPU["gelu"]) if approximate == "none" else (None, None)
+    cuda, cpu = (scalars.CUDA["gelu"], scalars.CPU["gelu"]) if approximate == "none" else ("gelu_by_tanh({0})", None)
     return Traits(program, range=(-0.1701, inf), at_zero=0.0, cpp=scalars.gelu(approximate), cuda=cuda, cpu=cpu)
 
 

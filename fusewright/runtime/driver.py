@@ -26,6 +26,7 @@ _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
 _RELAXED = 2  # CUstreamCaptureMode
 _PLAIN_SHARED = 48 << 10  # bytes that need no permission
 _PORTABLE_CLUSTER = 8  # blocks
+_PROGRAMMATIC_SERIALIZATION = 6  # CUlaunchAttributeID
 
 
 class Configuration(Protocol):
@@ -61,9 +62,16 @@ class Driver(Protocol):
         """An entry point, allowed that many bytes of dynamic shared memory and blocks per cluster."""
 
     def start(
-        self, function: int, grid: tuple[int, int, int], threads: int, shared: int, parameters: Array[c_void_p]
+        self,
+        function: int,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared: int,
+        parameters: Array[c_void_p],
+        early: bool,
     ) -> tuple[Configuration, Start]:
-        """A launch with these addresses of its arguments, ready but for its stream."""
+        """A launch with these addresses of its arguments, ready but for its stream; `early`: its blocks may begin
+        while the launch before it ends, for which the kernel itself waits."""
 
     def error(self, status: int) -> str:
         """What a status other than 0 means."""
@@ -78,6 +86,15 @@ class _Configuration(ctypes.Structure):
         ("attributes", c_void_p),
         ("number_of_attributes", c_uint),
     )
+
+
+class _Attribute(ctypes.Structure):
+    """``CUlaunchAttribute`` with a value that is an int."""
+
+    _fields_ = (("id", c_int), ("_pad", ctypes.c_char * 4), ("value", c_int), ("_rest", ctypes.c_char * 60))
+
+
+_EARLY = _Attribute(id=_PROGRAMMATIC_SERIALIZATION, value=1)
 
 
 def current_device() -> Callable[[], int]:
@@ -153,9 +170,17 @@ class CudaDriver:
         return function.value
 
     def start(
-        self, function: int, grid: tuple[int, int, int], threads: int, shared: int, parameters: Array[c_void_p]
+        self,
+        function: int,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared: int,
+        parameters: Array[c_void_p],
+        early: bool,
     ) -> tuple[Configuration, Start]:
         configuration = _Configuration(*grid, threads, 1, 1, shared)
+        if early:
+            configuration.attributes, configuration.number_of_attributes = ctypes.addressof(_EARLY), 1
         # With nothing left for `ctypes` to convert, which takes longer than the call itself.
         given = byref(configuration), c_void_p(function), byref(parameters), None
         return configuration, partial(self._cuda.cuLaunchKernelEx, *given)

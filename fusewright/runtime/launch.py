@@ -26,6 +26,8 @@ from fusewright.runtime.nvrtc import CountError, KernelError
 
 # Shapes whose calls stay prepared, per kernel and thread.
 KEPT = 256
+# From this compute capability on (times ten), a launch may begin while the one before it ends.
+EARLY = 90
 # Every operand starts at a multiple of this, so that kernels may load 16 bytes at once.
 ALIGNMENT = 16
 FORMATS = {
@@ -126,12 +128,12 @@ class Launcher:
             driver.attach(index)
         arrays = self._arrays(tensors, sizes)
         cells, parameters = self._pack(sizes)
-        launches = []
+        launches, early = [], driver.capability(index) >= EARLY
         for launch, packed in zip(kernel.launches, parameters, strict=True):
             x, y, z = (evaluate(n, sizes) for n in launch.grid)
             if x * y * z:
-                start = driver.start(entries[launch.entry], (x, y, z), launch.threads, launch.shared, packed)
-                launches.append((launch.entry, *start))
+                how = (x, y, z), launch.threads, launch.shared
+                launches.append((launch.entry, *driver.start(entries[launch.entry], *how, packed, early)))
         new = [allocation(*array, self.kind) for array in arrays]
         formats = [FORMATS[layout][t.ndim] for layout, t in zip(kernel.layouts, tensors, strict=True)]
         return self._call(index, formats, new, cells, launches)

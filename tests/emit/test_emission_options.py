@@ -185,7 +185,7 @@ def test_single_kernel(small: Path) -> None:
     result, solution = written(small, "--single-kernel")
     assert result.exit_code == 0, result.output
     (name,) = kernels_in(solution)
-    assert solution.read_text().count("<<<") == 1
+    assert solution.read_text().count("failure(launch(") == 1
     assert solution.read_text().count("torch.empty(") == 1
     assert "conv" in name
 

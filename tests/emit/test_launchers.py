@@ -76,9 +76,9 @@ def launched(solution: Any, kernel: Kernel, operands: list[torch.Tensor]) -> tup
 
 
 def calls_of(solution: Any, kernel: Kernel) -> list[tuple[str, list[str], list[str]]]:
-    """The launches in the C++ text: entry, what stands between the angles, the arguments."""
+    """The launches in the C++ text: entry, how it is launched, the arguments."""
     text = " ".join(getattr(solution, f"{kernel.name.upper()}_LAUNCHER").split())
-    found = re.findall(r"(\w+)<<<(.*?)>>>\((.*?)\);", text)
+    found = re.findall(r"\blaunch\((\w+), ((?:dim3\([^)]*\)|[^,]*), \d+, \d+, stream), (.*?)\)\)\)?[; ]", text)
     return [(entry, _items(shape), _items(arguments)) for entry, shape, arguments in found]
 
 

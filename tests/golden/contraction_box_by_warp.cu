@@ -1,3 +1,10 @@
+// Wait until what was launched before is done: from sm_90 on, blocks may begin while it ends.
+__device__ __forceinline__ void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // d += a * b for one 16x8x8 tile: a is 16x8 row-major, b is 8x8 column-major, both rounded to tf32, d in float32.
 __device__ __forceinline__ void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     asm volatile(
@@ -358,6 +365,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, const Sums (&operand
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 fused_test(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, double* __restrict__ partial,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    await_launches();
     extern __shared__ __align__(16) unsigned char shared_memory[];
     Element* const w_tile = reinterpret_cast<Element*>(shared_memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -459,6 +467,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 // Fold the partial results of the blocks, in their order: out[i] over partial[i / rows][split][i % rows].
 extern "C" __global__ void __launch_bounds__(128) fused_test_finish(const double* __restrict__ partial,
     float* __restrict__ out, long long results, int splits, int rows, long long count) {
+    await_launches();
     const long long i = (long long)blockIdx.x * 128 + threadIdx.x;
     if (i >= results) return;
     const double* from = partial + i / rows * splits * rows + i % rows;

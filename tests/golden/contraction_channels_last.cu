@@ -1,3 +1,10 @@
+// Wait until what was launched before is done: from sm_90 on, blocks may begin while it ends.
+__device__ __forceinline__ void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // d += a * b for one 16x8x16 tile: a is 16x16 row-major, b is 16x8 column-major, two neighbouring k to a register, the
 // lower k in its low half; d in float32.
 __device__ __forceinline__ void mma_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
@@ -262,6 +269,7 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* packed, in
     }
 }
 extern "C" __global__ void fused_test_pack(const Element* __restrict__ w, Element* __restrict__ packed) {
+    await_launches();
     const int chunk = blockIdx.x, group = blockIdx.y / M_BLOCKS, first_feature = blockIdx.y % M_BLOCKS * BLOCK_M;
     packed += (long long)(blockIdx.y * CHUNKS + chunk) * 4608;
     pack_phase<1, 1, 1>(w, packed, group, first_feature, chunk, 0);
@@ -280,6 +288,7 @@ __device__ __forceinline__ void stage_packed(const Element* from, Element* to) {
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 fused_test(const bf16* __restrict__ x, const bf16* __restrict__ packed, const bf16* __restrict__ bias, double* __restrict__ partial,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    await_launches();
     extern __shared__ __align__(16) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);
     Element* const w_tile = x_tile + 4608;
@@ -375,6 +384,7 @@ fused_test(const bf16* __restrict__ x, const bf16* __restrict__ packed, const bf
 // Fold the partial results of the blocks, in their order: out[i] over partial[i / rows][split][i % rows].
 extern "C" __global__ void __launch_bounds__(128) fused_test_finish(const double* __restrict__ partial,
     bf16* __restrict__ out, long long results, int splits, int rows, long long count) {
+    await_launches();
     const long long i = (long long)blockIdx.x * 128 + threadIdx.x;
     if (i >= results) return;
     const double* from = partial + i / rows * splits * rows + i % rows;

@@ -1,3 +1,10 @@
+// Wait until what was launched before is done: from sm_90 on, blocks may begin while it ends.
+__device__ __forceinline__ void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // The tf32 value nearest to x, in the bits of a float32: one instruction from sm_90 on.
 __device__ __forceinline__ unsigned round_tf32(float x) {
     unsigned bits;
@@ -292,6 +299,7 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* to, int gr
 }
 
 extern "C" __global__ void fused_test_pack(const Element* __restrict__ w, Element* __restrict__ packed) {
+    await_launches();
     const int chunk = blockIdx.x, group = blockIdx.y / M_BLOCKS, first_feature = blockIdx.y % M_BLOCKS * BLOCK_M;
     packed += (long long)blockIdx.y * 15552;
     pack_phase<1, 3, 3>(w, packed + chunk * 5184, group, first_feature, chunk, 0);
@@ -327,6 +335,7 @@ __device__ __forceinline__ void write_rows(const float* rows, Element* to, long 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fused_test(const float* __restrict__ x, const float* __restrict__ packed, const float* __restrict__ bias, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    await_launches();
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
     Element* const w_tile = x_tile + 2 * X_TILE;

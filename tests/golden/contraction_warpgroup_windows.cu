@@ -1,3 +1,10 @@
+// Wait until what was launched before is done: from sm_90 on, blocks may begin while it ends.
+__device__ __forceinline__ void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // The tf32 value nearest to x, in the bits of a float32: one instruction from sm_90 on.
 __device__ __forceinline__ unsigned round_tf32(float x) {
     unsigned bits;
@@ -366,6 +373,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, Sums& operands, unsi
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 fused_test(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, double* __restrict__ partial,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    await_launches();
     extern __shared__ __align__(16) unsigned char shared_memory[];
     float* const w_tile = reinterpret_cast<float*>(shared_memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -470,6 +478,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 // Fold the partial results of the blocks, in their order: out[i] over partial[i / rows][split][i % rows].
 extern "C" __global__ void __launch_bounds__(128) fused_test_finish(const double* __restrict__ partial,
     float* __restrict__ out, long long results, int splits, int rows, long long count) {
+    await_launches();
     const long long i = (long long)blockIdx.x * 128 + threadIdx.x;
     if (i >= results) return;
     const double* from = partial + i / rows * splits * rows + i % rows;

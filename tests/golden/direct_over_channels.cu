@@ -1,3 +1,10 @@
+// Wait until what was launched before is done: from sm_90 on, blocks may begin while it ends.
+__device__ __forceinline__ void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // The greater and the smaller of two values; NaN wins.
 __device__ __forceinline__ float greater(float a, float b) {
     float c;
@@ -233,6 +240,7 @@ struct Step { int tile, round, chunk, cell_d, cell_h, cell_w; };
 extern "C" __global__ void __launch_bounds__(THREADS, 5)
 fused_test(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    await_launches();
     extern __shared__ __align__(16) unsigned char shared_memory[];
     Element* const x_tiles = reinterpret_cast<Element*>(shared_memory);    // one is read while the other is written
     Compute* const w_tiles = reinterpret_cast<Compute*>(x_tiles + 2 * X_TILE);

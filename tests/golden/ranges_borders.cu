@@ -5,6 +5,13 @@
 #define NAN __int_as_float(0x7fffffff)
 #endif
 
+// Wait until what was launched before is done: from sm_90 on, blocks may begin while it ends.
+__device__ __forceinline__ void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
 struct bf16 { unsigned short bits; };
 struct fp16 { unsigned short bits; };
@@ -148,6 +155,7 @@ __device__ __forceinline__ void sum_plane(const Element* plane, int lane, double
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 fused_rangesum(const Element* __restrict__ x, double* __restrict__ out, index_t planes) {
+    await_launches();
     __shared__ double cells[GROUPS][CELLS];
     double* const own = cells[threadIdx.x / LANES];
     if (threadIdx.x % LANES == 0)

@@ -5,6 +5,13 @@
 #define NAN __int_as_float(0x7fffffff)
 #endif
 
+// Wait until what was launched before is done: from sm_90 on, blocks may begin while it ends.
+__device__ __forceinline__ void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
 struct bf16 { unsigned short bits; };
 struct fp16 { unsigned short bits; };
@@ -114,6 +121,7 @@ __device__ __forceinline__ auto few_of(At at, int count) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t planes) {
+    await_launches();
     extern __shared__ __align__(16) unsigned char shared_memory[];
     Sum* const even = reinterpret_cast<Sum*>(shared_memory);
     Sum* const odd = even + EVEN;

@@ -5,6 +5,13 @@
 #define NAN __int_as_float(0x7fffffff)
 #endif
 
+// Wait until what was launched before is done: from sm_90 on, blocks may begin while it ends.
+__device__ __forceinline__ void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
 struct bf16 { unsigned short bits; };
 struct fp16 { unsigned short bits; };
@@ -112,6 +119,7 @@ __device__ __forceinline__ void take(const Element* plane, index_t first, index_
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 fused_rangesum(const Element* __restrict__ x, double* __restrict__ out, index_t planes, index_t length) {
+    await_launches();
     __shared__ double cells[GROUPS][CELLS];
     const index_t plane = min(index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM, planes - 1);
     double sum = 0;

@@ -5,6 +5,13 @@
 #define NAN __int_as_float(0x7fffffff)
 #endif
 
+// Wait until what was launched before is done: from sm_90 on, blocks may begin while it ends.
+__device__ __forceinline__ void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
 struct bf16 { unsigned short bits; };
 struct fp16 { unsigned short bits; };
@@ -77,6 +84,7 @@ __device__ __forceinline__ T over(int length, T start, Element element, Join joi
 
 extern "C" __global__ void __launch_bounds__(512)
 fused_linear_add_logsumexp_mul(const double* __restrict__ a0, const double* __restrict__ a1, const double* __restrict__ a2, const float* __restrict__ a3, float* __restrict__ out) {
+    await_launches();
     __shared__ double arena[192];  // values of one sample, dead ones make room
     const long long sample = blockIdx.x;
     const double* const a0_row = a0 + sample * 64;

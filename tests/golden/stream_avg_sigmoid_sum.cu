@@ -6,6 +6,13 @@
 #define NAN __int_as_float(0x7fffffff)
 #endif
 
+// Wait until what was launched before is done: from sm_90 on, blocks may begin while it ends.
+__device__ __forceinline__ void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // 2^x and 1/x to 2 ulp; results below the normal numbers are zero.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
@@ -212,6 +219,7 @@ __device__ __forceinline__ void rows(const Data& d, double* scratch, int parts) 
 extern "C" __global__ void __launch_bounds__(THREADS)
 fused_avg_sigmoid_sum(const float* __restrict__ x, int n0, int n1, int n2, int n3, int m2, int m3, double* scratch,
     int parts) {
+    await_launches();
     const Data d{x, n0, n1, n2, n3, m2, m3};
     if (m3 % CHUNK<true> == 0 && aligned(x))
         rows<true>(d, scratch, parts);
@@ -223,6 +231,7 @@ fused_avg_sigmoid_sum(const float* __restrict__ x, int n0, int n1, int n2, int n
 extern "C" __global__ void __launch_bounds__(THREADS)
 fused_avg_sigmoid_sum_finish(const float* __restrict__ x, int n0, int n1, int n2, int n3, int m2, int m3,
     const double* __restrict__ scratch, int parts, float* __restrict__ out) {
+    await_launches();
     const Data d{x, n0, n1, n2, n3, m2, m3};
     const index_t results = n0;
     const int lane = threadIdx.x % JOINERS;

@@ -135,6 +135,7 @@ class FakeDriver:
     loads: list[bytes] = field(default_factory=list)
     functions: list[tuple[str, int, int]] = field(default_factory=list)
     launches: list[tuple[str, int, tuple[int, int, int], int, int]] = field(default_factory=list)
+    early: list[bool] = field(default_factory=list)
     guards: list[int] = field(default_factory=list)
     attached: int = 0
 
@@ -168,7 +169,7 @@ class FakeDriver:
         return list(ENTRIES).index(entry)
 
     def start(
-        self, function: int, grid: tuple[int, int, int], threads: int, shared: int, parameters: Any
+        self, function: int, grid: tuple[int, int, int], threads: int, shared: int, parameters: Any, early: bool
     ) -> tuple[Configuration, Start]:
         entry = list(ENTRIES)[function]
         count, run = ENTRIES[entry]
@@ -179,6 +180,7 @@ class FakeDriver:
             self.before_launch()
             assert at(parameters[0], ctypes.c_uint64)[0] % 16 == 0, "the first operand is not aligned"
             run(list(parameters), grid)
+            self.early.append(early)
             self.launches.append((entry, configuration.stream, grid, threads, shared))
             return self.status
 

@@ -95,7 +95,7 @@ def seen_addresses(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> list[li
     seen: list[list[int]] = []
 
     def start(*given: Any) -> tuple[SimpleNamespace, Callable[[], int]]:
-        parameters = given[-1]
+        parameters = given[4]
         return SimpleNamespace(), lambda: bool(seen.append([at(cell, ctypes.c_uint64)[0] for cell in parameters]))
 
     monkeypatch.setattr(fake, "start", start)
@@ -130,7 +130,7 @@ def test_numbers_keep_their_width_and_sign(monkeypatch: pytest.MonkeyPatch) -> N
     fake, seen = FakeDriver(), []
 
     def start(*given: Any) -> tuple[SimpleNamespace, Callable[[], int]]:
-        first, second = given[-1]
+        first, second = given[4]
         return SimpleNamespace(), lambda: bool(
             seen.append((at(first, ctypes.c_int32)[0], at(second, ctypes.c_int64)[0]))
         )
@@ -355,12 +355,13 @@ int cuGetErrorString(int status, const char** text) {
 typedef struct {
     unsigned gx, gy, gz, bx, by, bz, shared;
     void* stream;
-    void* attributes;
+    const struct { int id; char pad[4]; int value; char rest[60]; }* attributes;
     unsigned count;
 } CUlaunchConfig;
 int cuLaunchKernelEx(const CUlaunchConfig* c, void* f, void** p, void** extra) {
-    LOG("launch %p <%u %u %u, %u %u %u, %u> on %p, %p %u, %lld %d, %p\n", f, c->gx, c->gy, c->gz, c->bx, c->by, c->bz,
-        c->shared, c->stream, c->attributes, c->count, *(long long*)p[3], *(int*)p[4], (void*)extra);
+    LOG("launch %p <%u %u %u, %u %u %u, %u> on %p, %lld %d, %p\n", f, c->gx, c->gy, c->gz, c->bx, c->by, c->bz,
+        c->shared, c->stream, *(long long*)p[3], *(int*)p[4], (void*)extra);
+    for (unsigned i = 0; i < c->count; ++i) LOG("with %d = %d\n", c->attributes[i].id, c->attributes[i].value);
     return c->gx > 1000;
 }
 """
@@ -434,11 +435,21 @@ def test_calls_of_the_library(stub: tuple[driver.CudaDriver, Path]) -> None:
         "function blend of 0x7000000000aa",
         "attribute 8 of 0x7000000000bb = 100000",
         "attribute 14 of 0x7000000000bb = 1",
-        "launch 0x7000000000bb <1 1 1, 128 1 1, 100000> on 0x7000000000cc, (nil) 0, 15 3, (nil)",
+        "launch 0x7000000000bb <1 1 1, 128 1 1, 100000> on 0x7000000000cc, 15 3, (nil)",
+        "with 6 = 1",
     ]
     run(x, w)
-    (again,) = log.read_text().splitlines()[9:]  # a launch and nothing else, on the stream that is current by then
-    assert again == "launch 0x7000000000bb <1 1 1, 128 1 1, 100000> on 0x7000000000cd, (nil) 0, 15 3, (nil)"
+    assert log.read_text().splitlines()[10:] == [  # a launch and nothing else, on the stream that is current by then
+        "launch 0x7000000000bb <1 1 1, 128 1 1, 100000> on 0x7000000000cd, 15 3, (nil)",
+        "with 6 = 1",
+    ]
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+def test_launches_begin_early_where_they_can(capability: int) -> None:
+    fake = FakeDriver(capabilities=capability)
+    Launcher(blend(), fake)(*operands())
+    assert fake.early == [capability >= 90]
 
 
 def test_errors_of_the_library(stub: tuple[driver.CudaDriver, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -225,6 +226,17 @@ def _cells(c: Contraction, hints: Mapping[Any, int]) -> tuple[int, int, int]:
 
 def generate(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     """The kernel of `group`, called `name`; `tf32` says whether float32 operands of products may be rounded to it."""
+    kernel = _generated(group, name, option, tf32=tf32)
+    assert all(_waits(kernel.source, launch.entry) for launch in kernel.launches), f"{name} may begin too early"
+    return kernel
+
+
+def _waits(source: str, entry: str) -> bool:
+    """Whether an entry point begins with waiting for earlier launches, so that it may be launched while they end."""
+    return re.search(rf"\b{entry}\([^)]*\)\s*\{{\s*await_launches\(\);", source) is not None
+
+
+def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel:
     reference = reference_text(group)
     match group.family:
         case "contraction" if "direct" in option:

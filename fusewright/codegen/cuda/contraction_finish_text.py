@@ -172,6 +172,7 @@ FINISH = """
 // Fold the partial results of the blocks, in their order: out[i] over partial[i / rows][split][i % rows].
 extern "C" __global__ void __launch_bounds__($threads) ${name}_finish(const $partial* __restrict__ partial,
     $element* __restrict__ out, long long results, int splits, int rows, long long count) {
+    await_launches();
     const long long i = (long long)blockIdx.x * $threads + threadIdx.x;
     if (i >= results) return;
     const $partial* from = partial + i / rows * splits * rows + i % rows;
@@ -185,6 +186,7 @@ FINISH_SAMPLE = """
 // One block per sample: fold the partial results of its blocks, in their order, and carry on from there.
 extern "C" __global__ void __launch_bounds__($threads) ${name}_finish(const $total* __restrict__ partial,
     $parameters$element* __restrict__ out, int splits, int rows, long long count) {
+    await_launches();
     __shared__ $compute folded[$rows];
     const int sample = blockIdx.x;
     for (int i = threadIdx.x; i < $rows; i += $threads) {

@@ -158,6 +158,7 @@ KERNEL = """
 extern "C" __global__ void ${cluster}__launch_bounds__(THREADS, $per_sm)
 $name($parameters,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    await_launches();
     extern __shared__ __align__(16) unsigned char shared_memory[];
     $tiles
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

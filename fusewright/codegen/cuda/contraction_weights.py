@@ -217,6 +217,7 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* packed, in
     }
 }
 extern "C" __global__ void $name(const Element* __restrict__ w, Element* __restrict__ packed) {
+    await_launches();
     const int chunk = blockIdx.x, group = blockIdx.y / M_BLOCKS, first_feature = blockIdx.y % M_BLOCKS * BLOCK_M;
     packed += (long long)(blockIdx.y * CHUNKS + chunk) * $every;
     $phases

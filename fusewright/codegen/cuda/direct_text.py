@@ -126,6 +126,7 @@ struct Step { int tile, round, chunk, cell_d, cell_h, cell_w; };
 extern "C" __global__ void __launch_bounds__(THREADS, $per_sm)
 $name($parameters,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    await_launches();
     extern __shared__ __align__(16) unsigned char shared_memory[];
     Element* const x_tiles = reinterpret_cast<Element*>(shared_memory);    // one is read while the other is written
     Compute* const w_tiles = reinterpret_cast<Compute*>(x_tiles + 2 * X_TILE);

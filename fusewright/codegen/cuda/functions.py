@@ -59,6 +59,12 @@ __device__ __forceinline__ float gelu(float x) {
     return x * (x < 0 ? tail : 1 - tail);
 }
 """,
+    "gelu_by_tanh": """
+// x (1 + tanh u) / 2 = x / (1 + e^-2u) with u = sqrt(2 / pi) (x + 0.044715 x^3).
+__device__ __forceinline__ float gelu_by_tanh(float x) {
+    return x * reciprocal_approx(1 + exp2_approx(x * fmaf(x * x, -0.10294324f, -2.30220819f)));
+}
+""",
     "mish": """
 // x tanh(ln(1 + e^x)) = x n / (n + 2) with n = e^x (e^x + 2).
 __device__ __forceinline__ float mish(float x) {

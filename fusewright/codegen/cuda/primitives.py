@@ -20,6 +20,14 @@ PRIMITIVES: dict[str, str] = {
 #define NAN __int_as_float(0x7fffffff)
 #endif
 """,
+    "await_launches": r"""
+// Wait until what was launched before is done: from sm_90 on, blocks may begin while it ends.
+__device__ __forceinline__ void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+""",
     "mma_tf32": r"""
 // d += a * b for one 16x8x8 tile: a is 16x8 row-major, b is 8x8 column-major, both rounded to tf32, d in float32.
 __device__ __forceinline__ void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {

@@ -141,7 +141,7 @@ class _Writer(CudaRangeSections):
         head, body = {"total": self._total, "line": self._line, "planes": self._planes}[self.form]()
         lines = [
             f"// {self.name}: {self.about()}.",
-            primitives("nonfinite", "elements"),
+            primitives("nonfinite", "await_launches", "elements"),
             *fill(texts.HEAD, **self._constants()),
             *self.value(),
             *self._tables(),

@@ -52,7 +52,7 @@ class _Writer(KeptStages):
     def text(self) -> str:
         lines = [
             f"// {self.name}: {self.about()}.",
-            primitives("nonfinite", "elements"),
+            primitives("nonfinite", "await_launches", "elements"),
             "using index_t = long long;",
             f"using Element = {ELEMENT[self.r.x.dtype]};",
             f"using Sum = {self.sum};  // what is kept of an axis",

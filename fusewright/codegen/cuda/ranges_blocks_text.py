@@ -35,6 +35,7 @@ struct Slot { int begin, count, step; };  // indices that are `step` apart
 ENTRY = """
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 $name(const Element* __restrict__ x, $Result* __restrict__ out, index_t planes) {
+    await_launches();
     extern __shared__ __align__(16) unsigned char shared_memory[];
     Sum* const even = reinterpret_cast<Sum*>(shared_memory);
     Sum* const odd = even + EVEN;

@@ -213,6 +213,7 @@ for (int i = threadIdx.x; i < THREADS / TEAM * SLOTS; i += THREADS) {
 TOTAL = """
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 $name(const Element* __restrict__ x, $Result* __restrict__ $to, index_t planes, index_t length) {
+    await_launches();
     __shared__ double cells[GROUPS][CELLS];
     const index_t plane = min(index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM, planes - 1);
     double sum = 0;
@@ -243,6 +244,7 @@ for (int q = 0; q < PERIOD; ++q) {
 LINE = """
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 $name(const Element* __restrict__ x, $Result* __restrict__ $to, index_t planes) {
+    await_launches();
     __shared__ double cells[GROUPS][CELLS];
     const index_t job = min(index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM, planes - 1);
     const Element* const plane = x + job * LENGTH;
@@ -258,6 +260,7 @@ $name(const Element* __restrict__ x, $Result* __restrict__ $to, index_t planes) 
 PLANES = """
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 $name(const Element* __restrict__ x, $Result* __restrict__ $to, index_t planes) {
+    await_launches();
     __shared__ double cells[GROUPS][CELLS];
     double* const own = cells[threadIdx.x / LANES];
     if (threadIdx.x % LANES == 0)
@@ -274,6 +277,7 @@ FINISH = """
 // Adds up the parts of every sum, in their order: a warp per sum.
 extern "C" __global__ void __launch_bounds__(THREADS)
 ${name}_finish(const double* __restrict__ scratch, $Result* __restrict__ out, index_t results, int parts$length) {
+    await_launches();
     const index_t result = index_t(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32;
     double total = 0;
     for (int part = threadIdx.x % 32; part < parts && result < results; part += 32)

@@ -68,7 +68,7 @@ def kernel(p: SampleProgram, name: str, reference: str = "") -> Kernel:
     arena = [f"__shared__ double arena[{program.units}];  // values of one sample, dead ones make room"]
     source = [
         f"// {name}: one block per sample.  Operands: {operands_text(operands)}.",
-        primitives(*PRIMITIVES),
+        primitives("await_launches", *PRIMITIVES),
         *program.head,
         *fill(
             texts.KERNEL,

@@ -76,6 +76,7 @@ ONE_TEAM = """
 KERNEL = """
 extern "C" __global__ void __launch_bounds__($threads)
 $name($parameters) {
+    await_launches();
     $arena
     const long long sample = blockIdx.x;
     $body

@@ -283,7 +283,7 @@ class _Writer(StreamSections):
         call = f"{self.shape.form}<%s>(d, {', '.join(target)});"
         parts = self.shape.parts is not None
         more = ("double* scratch", "int parts") if parts else (f"{ELEMENT[self.s.root.dtype]}* __restrict__ out",)
-        body = [f"const Data d{{{self._members()}}};"]
+        body = ["await_launches();", f"const Data d{{{self._members()}}};"]
         if self.wide:
             body += [f"if ({' && '.join(self._conditions())})", f"    {call % 'true'}", "else", f"    {call % 'false'}"]
         else:

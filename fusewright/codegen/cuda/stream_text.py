@@ -172,6 +172,7 @@ FINISH = """
 // Joins the parts of every result, in their order$also.
 extern "C" __global__ void __launch_bounds__(THREADS)
 $signature
+    await_launches();
     const Data d{$data};
     const index_t results = $results;
     const int lane = threadIdx.x % JOINERS;

@@ -135,6 +135,7 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* to, int gr
 
 PACK = """
 extern "C" __global__ void $name(const Element* __restrict__ w, Element* __restrict__ packed) {
+    await_launches();
     const int chunk = blockIdx.x, group = blockIdx.y / M_BLOCKS, first_feature = blockIdx.y % M_BLOCKS * BLOCK_M;
     packed += (long long)blockIdx.y * $block;
     $phases
@@ -166,6 +167,7 @@ KERNEL = """
 extern "C" __global__ void ${cluster}__launch_bounds__($threads, $per_sm)
 $name($parameters,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    await_launches();
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
     Element* const w_tile = x_tile + 2 * X_TILE;
