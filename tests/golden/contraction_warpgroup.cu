@@ -380,6 +380,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         read_input();
     };
     int x_now = 0, steps = 0;    // where the input of the step at hand is; steps before it
+    const bool sooner = warp / 4 % 2;    // than it multiplies, this warpgroup stages
     fence_async();
     __syncthreads();    // until landings are open
     if (part < tiles) {
@@ -400,8 +401,9 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                 const int next = (step + 1) % 3;
                 if (next > 0 || another) stage_weights(packed_block + next * 4608, w_tile + (steps + 1) % 2 * 4608, 4608, landings + (steps + 1) % 2);
                 if (threadIdx.x == 0) landing_close(landings + (steps + 1) % 2);
+                if (sooner) write_input(x_tile + (1 - x_now) * X_TILE);
                 multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + steps % 2 * 1152, 0, 3);
-                write_input(x_tile + (1 - x_now) * X_TILE);
+                if (!sooner) write_input(x_tile + (1 - x_now) * X_TILE);
                 x_now = 1 - x_now;
                 ++steps;
                 landing_wait(landings + steps % 2, steps / 2 % 2);

@@ -339,6 +339,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         read_input();
     };
     int x_now = 0;    // where the input of the step at hand is
+    const bool sooner = warp / 4 % 2;    // than it multiplies, this warpgroup stages
     if (part < tiles) {
         read_input();
         write_input(x_tile);
@@ -350,8 +351,9 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
             Accumulators acc = {};
             for (int step = 0; step < 4; ++step) {
                 __syncthreads();    // until this step's operands are there, and the last step's have been read
+                if (sooner) write_input(x_tile + (1 - x_now) * X_TILE);
                 multiply<3, 2, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + step * 192, 0, 3);
-                write_input(x_tile + (1 - x_now) * X_TILE);
+                if (!sooner) write_input(x_tile + (1 - x_now) * X_TILE);
                 x_now = 1 - x_now;
                 fence_async();
                 warpgroup_wait();

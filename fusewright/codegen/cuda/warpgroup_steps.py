@@ -2,7 +2,8 @@
 
 While the tensor cores are busy with one step, a block writes the input of the next where they will read it, and starts
 reading what comes after that: it is on its way for as long as a whole step, and what follows a tile, take
-(`warpgroup_input`).
+(`warpgroup_input`).  A warp whose product waits for those of others does nothing else, so every second warpgroup of a
+block stages *sooner* than it multiplies.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fusewright.codegen.cuda import warpgroup_producers, warpgroup_text
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights, plus
 from fusewright.codegen.text import Lines, block, fill, indent, where
 from fusewright.schedule.contraction import Contraction, Phase
-from fusewright.schedule.warpgroup_staging import WarpgroupCut
+from fusewright.schedule.warpgroup_staging import TEAM, WarpgroupCut
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,13 @@ class Steps:
         if self.t.producers:
             return []
         staged = ["read_input();", "write_input(x_tile);"]
+        order = [_SOONER] if self._several else []
         if self.t.stay:
-            return [*block("if (part < tiles)", staged), "fence_async();"]
+            return [*order, *block("if (part < tiles)", staged), "fence_async();"]
         copied = [*self.weights.copy(self.weights.passes[0], "0", "0"), self.weights.copied("0")]
         opened = ["fence_async();", "__syncthreads();    // until landings are open"]
-        return [*opened, *block("if (part < tiles)", [*copied, *staged, *self.weights.landed()]), "fence_async();"]
+        begun = block("if (part < tiles)", [*copied, *staged, *self.weights.landed()])
+        return [*order, *opened, *begun, "fence_async();"]
 
     def of_pass(self, accumulators: dict[int, str], rows: list[tuple[str, Phase, int]]) -> Lines:
         """All steps of one pass, whose phases have these accumulators; `rows` are the dimensions whose rows are
@@ -110,7 +113,8 @@ class Steps:
         if phases != w.passes[0]:
             return weights, landed
         when = [*(["step == 0"] if steps > 1 else []), *(f"from_{a} == 0" for a in "dh" if f"from_{a}" in more)]
-        return weights, [self._write_input(when), *landed]
+        sooner, later = self._write_input(when)
+        return [*weights, *sooner], [*later, *landed]
 
     def _next_chunk(self, phases: list[int], more: str, steps: int) -> tuple[Lines, Lines]:
         """The next channels, or rows of taps, of this pass, of the next one over this tile, or of the next tile."""
@@ -123,8 +127,9 @@ class Steps:
             same = f"next > 0 || {more}" if more else "next > 0"
             lines += self._next_weights(phases, over, f"if ({same} || another) " if last else "")
         others = [f"next % {slices} == 0"] if slices > 1 else []
-        after = [self._write_input(others), f"{where(others)}x_now = 1 - x_now;"]
-        return lines, after if self.t.stay else [*after, "++steps;", *self.weights.landed()]
+        sooner, later = self._write_input(others)
+        after = [*later, f"{where(others)}x_now = 1 - x_now;"]
+        return [*lines, *sooner], after if self.t.stay else [*after, "++steps;", *self.weights.landed()]
 
     def _next_weights(self, phases: list[int], over: str, guard: str) -> Lines:
         """Start copying the weights of the next step: of the next pass where this one is `over`."""
@@ -137,9 +142,21 @@ class Steps:
         lines = [*_under(f"if ({over})", w.copy(following, "0", half)), *others]
         return [*_when(guard, lines), w.copied(half)]
 
-    def _write_input(self, when: list[str]) -> str:
-        """The statement that stages the input of the next chunk or tile in the other buffer."""
-        return where(when) + "write_input(x_tile + (1 - x_now) * X_TILE);"
+    @property
+    def _several(self) -> bool:
+        """Whether a block has several warpgroups."""
+        return self.t.warps > TEAM
+
+    def _write_input(self, when: list[str]) -> tuple[Lines, Lines]:
+        """The statements that stage the input of the next chunk or tile in the other buffer: what half of several
+        warpgroups do before they multiply, and the others afterwards."""
+        statement = "write_input(x_tile + (1 - x_now) * X_TILE);"
+        if not self._several:
+            return [], [where(when) + statement]
+        return [where(["sooner", *when]) + statement], [where(["!sooner", *when]) + statement]
+
+
+_SOONER = "const bool sooner = warp / 4 % 2;    // than it multiplies, this warpgroup stages"
 
 
 def _when(guard: str, statements: Lines) -> Lines:
