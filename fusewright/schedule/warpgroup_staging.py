@@ -134,6 +134,11 @@ class WarpgroupCut:
         """Weights of a row of taps and a channel that are multiplied at a time: of one of its taps in turn."""
         return self.block_m
 
+    @property
+    def lands(self) -> bool:
+        """Whether a step's operands are not there as soon as a block's threads meet."""
+        return self.producers > 0 or not self.stay
+
     @abstractmethod
     def registers(self, c: Contraction) -> int:
         """An estimate of a thread's registers."""
@@ -339,10 +344,10 @@ def slice_vectors(c: Contraction, t: WarpgroupCut) -> int:
 
 
 def staged_bytes(c: Contraction, t: WarpgroupCut) -> int:
-    """Bytes of shared memory: two tiles of the input, and weights, twice and with a landing each where they do not
-    stay."""
+    """Bytes of shared memory: two tiles of the input, weights, twice where they do not stay, and landings of both
+    halves."""
     x, weights = staged(c, t).vectors * staged(c, t).plane, slice_vectors(c, t)
-    return 16 * (2 * x + (weights if t.stay else 2 * weights + 1))
+    return 16 * (2 * x + (weights if t.stay else 2 * weights) + t.lands)
 
 
 def shared_bytes(c: Contraction, t: WarpgroupCut) -> int:

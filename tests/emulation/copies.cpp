@@ -44,11 +44,12 @@ void copy_wait(int pending) {
     self.pending = kept;
 }
 
-void landing_open(const void* at) {
+void landing_open(const void* at, int threads) {
     if (reinterpret_cast<uintptr_t>(at) % 8 || !in_shared(at, 8)) fail("landing_open: not a place in shared memory");
+    if (threads < 1) fail("landing_open: for %d threads", threads);
     for (const Landing& landing : current->block->landings)
         if (landing.at == at) fail("landing_open: it is open");
-    current->block->landings.push_back({at, 0, false, {}, nullptr});
+    current->block->landings.push_back({at, 0, unsigned(threads), 0, {}, nullptr});
 }
 
 void copy_bulk(void* to, const void* from, int bytes, const void* at) {
@@ -57,7 +58,7 @@ void copy_bulk(void* to, const void* from, int bytes, const void* at) {
     if (!in_shared(to, size_t(bytes))) fail("copy_bulk: not to shared memory");
     for (Landing& landing : current->block->landings) {
         if (landing.at != at) continue;
-        if (landing.closed) fail("copy_bulk: the turn is closed");
+        if (landing.closed == landing.threads) fail("copy_bulk: the turn is closed");
         const auto first = static_cast<const unsigned char*>(from);
         landing.copies.push_back({to, {first, first + bytes}});
         memset(to, poison, size_t(bytes));

@@ -160,6 +160,20 @@ unsigned meet(Barrier& barrier, const char* where, int line, unsigned vote) {
     return barrier.counted;
 }
 
+Landing& opened(const void* at, const char* where) {
+    for (Landing& landing : current->block->landings)
+        if (landing.at == at) return landing;
+    fail("%s: nobody has opened the landing", where);
+}
+
+// As late as CUDA allows: when somebody waits for it.
+void land(Landing& landing) {
+    for (const Bulk& copy : landing.copies) memcpy(copy.to, copy.bytes.data(), copy.bytes.size());
+    landing.copies.clear();
+    landing.closed = 0;
+    ++landing.turns;
+}
+
 }  // namespace
 
 void fail(const char* format, ...) {
@@ -206,40 +220,25 @@ void named_barrier(const char* where, int id, int count, bool waits, int line) {
 
 void landing_wait(const void* at, int turn, int line) {
     if (turn != 0 && turn != 1) fail("landing_wait in line %d: there is no turn %d", line, turn);
-    for (Landing& landing : current->block->landings) {
-        if (landing.at != at) continue;
-        if (landing.turns % 2 != unsigned(turn)) return;  // that turn is over
-        if (!landing.closed) {
-            current->before = landing.waiting;
-            landing.waiting = current;
-            current->where = "landing_wait";
-            current->line = line;
-            return wait();
-        }
-        for (const Bulk& copy : landing.copies) memcpy(copy.to, copy.bytes.data(), copy.bytes.size());
-        landing.copies.clear();
-        landing.closed = false;
-        ++landing.turns;
-        return;
-    }
-    fail("landing_wait in line %d: nobody has opened the landing", line);
+    Landing& landing = opened(at, "landing_wait");
+    if (landing.turns % 2 != unsigned(turn)) return;  // that turn is over
+    if (landing.closed == landing.threads) return land(landing);
+    current->before = landing.waiting;
+    landing.waiting = current;
+    current->where = "landing_wait";
+    current->line = line;
+    wait();
 }
 
 void landing_close(const void* at) {
-    for (Landing& landing : current->block->landings) {
-        if (landing.at != at) continue;
-        if (landing.closed) fail("landing_close: the last turn is not over");
-        landing.closed = true;
-        if (!landing.waiting) return give_way();
-        // They waited for this turn: what they have waited for is over when the first of them goes on.
-        for (const Bulk& copy : landing.copies) memcpy(copy.to, copy.bytes.data(), copy.bytes.size());
-        landing.copies.clear();
-        landing.closed = false;
-        ++landing.turns;
+    Landing& landing = opened(at, "landing_close");
+    if (landing.closed == landing.threads) fail("landing_close: the last turn is not over");
+    if (++landing.closed < landing.threads) return;
+    if (landing.waiting) {
+        land(landing);
         for (; landing.waiting; landing.waiting = landing.waiting->before) make_ready(*landing.waiting);
-        return give_way();
     }
-    fail("landing_close: nobody has opened the landing");
+    give_way();
 }
 
 void cluster_barrier(int line) { meet(whole_cluster, "cluster_barrier", line, 0); }

@@ -47,11 +47,11 @@ struct Bulk {
     std::vector<unsigned char> bytes;
 };
 
-// Where bulk copies land: a place in shared memory, its turns so far, and what is on its way in this one.
+// A place in shared memory, its turns so far, how many threads close each and have closed this one, and the bulk copies
+// on their way in it.
 struct Landing {
     const void* at;
-    unsigned turns;
-    bool closed;
+    unsigned turns, threads, closed;
     std::vector<Bulk> copies;
     Fiber* waiting;
 };
@@ -116,7 +116,7 @@ bool in_shared(const void* pointer, size_t bytes);
 void copy_begin(void* to, const void* from, int bytes, bool inside);
 void copy_commit();
 void copy_wait(int pending);
-void landing_open(const void* at);
+void landing_open(const void* at, int threads);
 void copy_bulk(void* to, const void* from, int bytes, const void* at);
 void landing_close(const void* at);
 void landing_wait(const void* at, int turn, int line);

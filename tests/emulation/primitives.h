@@ -270,14 +270,17 @@ inline void barrier_arrive(int id, int threads, EMULATED_LINE) {
 }
 #endif
 
-#ifdef USES_copy_bulk
-inline void landing_open(unsigned long long* landing) { emulation::landing_open(landing); }
-inline void copy_bulk(void* to_shared, const void* from_global, int bytes, unsigned long long* landing) {
-    emulation::copy_bulk(to_shared, from_global, bytes, landing);
-}
+#ifdef USES_landing
+inline void landing_open(unsigned long long* landing, int threads) { emulation::landing_open(landing, threads); }
 inline void landing_close(unsigned long long* landing) { emulation::landing_close(landing); }
 inline void landing_wait(unsigned long long* landing, int turn, EMULATED_LINE) {
     emulation::landing_wait(landing, turn, line);
+}
+#endif
+
+#ifdef USES_copy_bulk
+inline void copy_bulk(void* to_shared, const void* from_global, int bytes, unsigned long long* landing) {
+    emulation::copy_bulk(to_shared, from_global, bytes, landing);
 }
 #endif
 

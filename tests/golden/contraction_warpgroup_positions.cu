@@ -58,19 +58,11 @@ __device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.s
 __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
-// Copies of whole 16 bytes to shared memory that one thread starts and no thread makes (sm_90).  A `landing` in shared
-// memory says when: its turns 0, 1, 0, ... end when that thread has closed them and what it had started has landed.
-__device__ __forceinline__ void landing_open(unsigned long long* landing) {
+// In shared memory, whether what some threads stage is there (sm_90): the turns 0, 1, 0, ... of a landing end when each
+// of them has closed its part, and the bulk copies that they had started there have landed.
+__device__ __forceinline__ void landing_open(unsigned long long* landing, int threads) {
     const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
-}
-__device__ __forceinline__ void copy_bulk(void* to_shared, const void* from_global, int bytes,
-                                          unsigned long long* landing) {
-    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
-    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(to), "l"(from_global), "r"(bytes), "r"(at) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(threads) : "memory");
 }
 __device__ __forceinline__ void landing_close(unsigned long long* landing) {
     const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
@@ -83,6 +75,16 @@ __device__ __forceinline__ void landing_wait(unsigned long long* landing, int tu
         asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }"
                      : "=r"(landed) : "r"(at), "r"(turn) : "memory");
     } while (!landed);
+}
+
+// Start a copy of whole 16 bytes to shared memory, which no thread makes.
+__device__ __forceinline__ void copy_bulk(void* to_shared, const void* from_global, int bytes,
+                                          unsigned long long* landing) {
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from_global), "r"(bytes), "r"(at) : "memory");
 }
 
 // Whatever the compiler knows of a number, it is in its register from here on.
@@ -367,7 +369,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
     float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED) + warp * 8 * ROW_PITCH;
     const Element* const packed_block = packed + (long long)blockIdx.z * 15552;
     unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + 10368);    // one for each half
-    if (threadIdx.x == 0) landing_open(landings), landing_open(landings + 1);
+    if (threadIdx.x == 0) landing_open(landings, 1), landing_open(landings + 1, 1);
 
     const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = tiles_d * tiles_h * tiles_w;

@@ -66,19 +66,11 @@ __device__ __forceinline__ void barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Copies of whole 16 bytes to shared memory that one thread starts and no thread makes (sm_90).  A `landing` in shared
-// memory says when: its turns 0, 1, 0, ... end when that thread has closed them and what it had started has landed.
-__device__ __forceinline__ void landing_open(unsigned long long* landing) {
+// In shared memory, whether what some threads stage is there (sm_90): the turns 0, 1, 0, ... of a landing end when each
+// of them has closed its part, and the bulk copies that they had started there have landed.
+__device__ __forceinline__ void landing_open(unsigned long long* landing, int threads) {
     const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
-}
-__device__ __forceinline__ void copy_bulk(void* to_shared, const void* from_global, int bytes,
-                                          unsigned long long* landing) {
-    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
-    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(to), "l"(from_global), "r"(bytes), "r"(at) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(threads) : "memory");
 }
 __device__ __forceinline__ void landing_close(unsigned long long* landing) {
     const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
@@ -91,6 +83,16 @@ __device__ __forceinline__ void landing_wait(unsigned long long* landing, int tu
         asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }"
                      : "=r"(landed) : "r"(at), "r"(turn) : "memory");
     } while (!landed);
+}
+
+// Start a copy of whole 16 bytes to shared memory, which no thread makes.
+__device__ __forceinline__ void copy_bulk(void* to_shared, const void* from_global, int bytes,
+                                          unsigned long long* landing) {
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(landing));
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from_global), "r"(bytes), "r"(at) : "memory");
 }
 
 // The warps of a warpgroup have as many registers from here on: what some give, others get (sm_90a).
@@ -166,10 +168,10 @@ __device__ __forceinline__ constexpr int column(unsigned w) { return w % SKIP * 
 // The staged input's offset of row r along d or h: rows of one cell first.
 __device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
 __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
-// Teams of further warps stage, step after step in turns.  Barriers: where those meet who multiply; where operands are
-// there, and where they have been read, of both halves of shared memory.
+// Teams of further warps stage, step after step in turns.  Barriers: where those meet who multiply; where operands have
+// been read, of both halves of shared memory.
 constexpr int PRODUCERS = 128, TEAMS = 2, ALL_THREADS = THREADS + TEAMS * PRODUCERS;
-constexpr int MULTIPLYING = 1, FILLED = 2, READ = 4, MEETING = THREADS + PRODUCERS;
+constexpr int MULTIPLYING = 1, READ = 2, MEETING = THREADS + PRODUCERS;
 
 // A thread has two cells of every 64, and two features of every eight.
 using Accumulators = float[OWN_D * ROWS_D][PER_CELL][TILES_H * ROWS_H][TILES_W][M_TILES][4];
@@ -376,7 +378,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
     float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED) + warp * 8 * ROW_PITCH;
     const Element* const packed_block = packed + (long long)blockIdx.z * 3456;
     unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + 2304);    // one for each half
-    if (threadIdx.x == 0) landing_open(landings), landing_open(landings + 1);
+    if (threadIdx.x == 0) landing_open(landings, PRODUCERS), landing_open(landings + 1, PRODUCERS);
 
     const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
     const int tiles = tiles_d * tiles_h * tiles_w;
@@ -426,10 +428,9 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                 if (steps % TEAMS == team) {
                     if (steps > 1) barrier_wait(READ + steps % 2, MEETING);    // until the last step's but one have been
                     stage_weights(packed_block + step * 1152, w_tile + steps % 2 * 1152, 1152, landings + steps % 2);
-                    if ((threadIdx.x % PRODUCERS) == 0) landing_close(landings + steps % 2);
                     write_input(x_tile + steps % 2 * X_TILE);
                     fence_async();
-                    barrier_arrive(FILLED + steps % 2, MEETING);
+                    landing_close(landings + steps % 2);
                     skip();
                     read_input();
                 }
@@ -449,7 +450,6 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
             Accumulators acc = {};
 #pragma unroll 1
             for (int step = 0; step < 3; ++step) {
-                barrier_wait(FILLED + steps % 2, MEETING);
                 landing_wait(landings + steps % 2, steps / 2 % 2);
                 multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + steps % 2 * 288, 0, 3);
                 warpgroup_wait();

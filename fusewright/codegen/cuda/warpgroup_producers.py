@@ -2,9 +2,11 @@
 
 Where every warp stages, what is on its way waits for products, products wait for it, and both wait for what follows
 them.  Producers go on meanwhile: step after step they fill one half of shared memory while the other is read.  Two
-teams of them take turns where every step has an input of its own, since a team waits for memory once a step.  Of a
-block's barriers, `FILLED` says that the operands of a step are there, and `READ` that they have been multiplied; those
-of the second half are one further on.
+teams of them take turns where every step has an input of its own, since a team waits for memory once a step.  A landing
+of each half says that the operands of a step are there, a barrier, `READ`, that they have been multiplied.
+
+Who waits at a landing waits for nobody else: one warpgroup may go on to the next step or tile while another is still at
+what follows the last products, and the tensor cores have something to do.
 
 A fence between what was written and the tensor cores waits for all that a thread has under way: what comes next is read
 behind it.
@@ -79,7 +81,7 @@ def _produced(steps: Steps) -> Lines:
         stage: Lines = []
         read: Lines = []
         if not t.stay:
-            stage += [*w.copy(phases, "step", "steps % 2"), w.copied("steps % 2")]
+            stage += w.copy(phases, "step", "steps % 2")
         if t.producers > TEAM:  # a step is an input
             stage.append("write_input(x_tile + steps % 2 * X_TILE);")
             read = ["skip();", "read_input();"]
@@ -99,16 +101,15 @@ def _registers(handed_over: tuple[int, int] | None, role: int) -> Lines:
 
 
 _CONSTANTS = """
-// Teams of further warps stage, step after step in turns.  Barriers: where those meet who multiply; where operands are
-// there, and where they have been read, of both halves of shared memory.
+// Teams of further warps stage, step after step in turns.  Barriers: where those meet who multiply; where operands have
+// been read, of both halves of shared memory.
 constexpr int PRODUCERS = 128, TEAMS = $teams, ALL_THREADS = THREADS + TEAMS * PRODUCERS;
-constexpr int MULTIPLYING = 1, FILLED = 2, READ = 4, MEETING = THREADS + PRODUCERS;
+constexpr int MULTIPLYING = 1, READ = 2, MEETING = THREADS + PRODUCERS;
 """
 
 _CONSUMED = """
 $unrolled
 for (int step = 0; step < $steps; ++step) {
-    barrier_wait(FILLED + steps % 2, MEETING);
     $landed
     $multiply
     warpgroup_wait();
@@ -124,7 +125,7 @@ for (int step = 0; step < $steps; ++step) {
         if (steps > 1) barrier_wait(READ + steps % 2, MEETING);    // until the last step's but one have been
         $stage
         fence_async();
-        barrier_arrive(FILLED + steps % 2, MEETING);
+        landing_close(landings + steps % 2);
         $read
     }
     ++steps;

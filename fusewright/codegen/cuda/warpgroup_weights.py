@@ -135,7 +135,7 @@ class WarpgroupWeights:
     def at_hand(self) -> Lines:
         """Lay out weights that stay, or find those that were packed."""
         if not self.t.stay:
-            return fill(_PACKED, of_block=self.of_block, tiles=2 * self.tile)
+            return [f"const Element* const packed_block = packed + (long long)blockIdx.z * {self.of_block};"]
         if self.chunks == 1:
             return self._pack_phases("w_tile", "0")
         count = "ceil_div(C, CHUNK)" if self.c.unfolded is None else self.chunks
@@ -163,13 +163,20 @@ class WarpgroupWeights:
         to = "w_tile" if half == "0" else f"w_tile + {half} * {self.tile}"
         return f"stage_weights({start}, {to}{plus(self.staged_at(index))}, {self.count(index, row)}, {landing(half)});"
 
+    def landings(self) -> Lines:
+        """Statements that open those of both halves: one thread stages weights, producers all that is staged."""
+        if not self.t.lands:
+            return []
+        behind = self.tile if self.t.stay else 2 * self.tile
+        return fill(_LANDINGS, behind=behind, threads="PRODUCERS" if self.t.producers else "1")
+
     def copied(self, half: str) -> str:
         """The statement behind all copies to a half."""
-        return f"if ({staging_thread(self.t)} == 0) landing_close({landing(half)});"
+        return f"if (threadIdx.x == 0) landing_close({landing(half)});"
 
     def landed(self) -> Lines:
-        """Wait until the weights of the step at hand have landed."""
-        return [] if self.t.stay else ["landing_wait(landings + steps % 2, steps / 2 % 2);"]
+        """Wait until what the step at hand multiplies has landed."""
+        return ["landing_wait(landings + steps % 2, steps / 2 % 2);"] if self.t.lands else []
 
     def _pack_phases(self, start: str, chunk: str) -> Lines:
         """Statements that lay out the weights of every phase."""
@@ -192,10 +199,9 @@ _UNFOLDED = {
 }
 
 
-_PACKED = """
-const Element* const packed_block = packed + (long long)blockIdx.z * $of_block;
-unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + $tiles);    // one for each half
-if (threadIdx.x == 0) landing_open(landings), landing_open(landings + 1);
+_LANDINGS = """
+unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + $behind);    // one for each half
+if (threadIdx.x == 0) landing_open(landings, $threads), landing_open(landings + 1, $threads);
 """
 
 

@@ -201,8 +201,10 @@ class Writer:
             body += self._pass(phases)
         if self.weights.chunks == 1:
             body += ["x_now = 1 - x_now;"]
+        body += self.epilogue.after_cell()
+        if self.t.producers and self.epilogue.exchanges:
+            body += ["__syncthreads();    // until what warps exchanged has been read"]
         parts = self.operands()
-        counted = self.t.producers or not self.t.stay
         return fill(
             warpgroup_text.KERNEL,
             name=self.name,
@@ -222,12 +224,12 @@ class Writer:
             own_cells=parts.cells,
             own_features=parts.features,
             weights_m=self.weights_m,
-            prologue=[*self.epilogue.prologue(), *self.weights.at_hand(), *self._numbers()],
-            steps=", steps = 0" if counted else "",
-            and_before="; steps before it" if counted else "",
+            prologue=[*self.epilogue.prologue(), *self.weights.at_hand(), *self.weights.landings(), *self._numbers()],
+            steps=", steps = 0" if self.t.lands else "",
+            and_before="; steps before it" if self.t.lands else "",
             first=self.steps.first(),
             **self.input.each_tile(),
-            body=among(self.t, [*body, *self.epilogue.after_cell()]),
+            body=among(self.t, body),
             close=among(self.t, self.epilogue.close()),
         )
 
