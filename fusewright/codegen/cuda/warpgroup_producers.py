@@ -6,7 +6,8 @@ teams of them take turns where every step has an input of its own, since a team 
 of each half says that the operands of a step are there, a barrier, `READ`, that they have been multiplied.
 
 Who waits at a landing waits for nobody else: one warpgroup may go on to the next step or tile while another is still at
-what follows the last products, and the tensor cores have something to do.
+what follows the last products, and the tensor cores have something to do.  Where a tile is one step, warpgroups take
+turns at multiplying, so that they do come to be apart.
 
 A fence between what was written and the tensor cores waits for all that a thread has under way: what comes next is read
 behind it.
@@ -17,7 +18,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fusewright.codegen.cuda import contraction_layout
-from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, where
 from fusewright.schedule.warpgroup_staging import TEAM, WarpgroupCut
 
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from fusewright.codegen.cuda.warpgroup_steps import Steps
 
 
-def constants(t: WarpgroupCut) -> Lines:
+def constants(steps: Steps) -> Lines:
     """Of kernels that have producers."""
-    return fill(_CONSTANTS, teams=t.producers // TEAM) if t.producers else []
+    if not steps.t.producers:
+        return []
+    return [*fill(_CONSTANTS, teams=steps.t.producers // TEAM), *(fill(_TURNS) if by_turns(steps) else [])]
 
 
 def among(t: WarpgroupCut, lines: Lines) -> Lines:
@@ -38,8 +40,31 @@ def among(t: WarpgroupCut, lines: Lines) -> Lines:
     return [line.replace("__syncthreads()", "barrier_wait(MULTIPLYING, THREADS)") for line in lines]
 
 
-def consumed(w: WarpgroupWeights, phases: list[int], steps: int, multiply: Lines) -> Lines:
+def by_turns(steps: Steps) -> bool:
+    """Whether warpgroups multiply one after the other, each while others are at what follows: a tile is one step."""
+    w = steps.weights
+    return steps.t.producers > 0 and steps.t.warps > TEAM and steps.passes == w.chunks * w.slices(w.with_taps[0]) == 1
+
+
+def first_turn(steps: Steps) -> Lines:
+    """The statement ahead of all tiles: the last warpgroup leaves the first turn to the first one."""
+    return ["if (warp / 4 == WARPGROUPS - 1) barrier_arrive(TURN, NEIGHBOURS);"] if by_turns(steps) else []
+
+
+def last_turn(steps: Steps) -> Lines:
+    """The statement behind all tiles, where the first one hears of the last turn."""
+    return ["if (warp / 4 == 0) barrier_wait(TURN, NEIGHBOURS);"] if by_turns(steps) else []
+
+
+def consumed(of: Steps, phases: list[int], steps: int, multiply: Lines) -> Lines:
     """The steps of one pass, of those who multiply."""
+    w = of.weights
+    if by_turns(of):
+        multiply = [
+            "barrier_wait(TURN + warp / 4, NEIGHBOURS);    // until the warpgroup before has",
+            *multiply,
+            "barrier_arrive(TURN + (warp / 4 + 1) % WARPGROUPS, NEIGHBOURS);",
+        ]
     after: Lines = []
     if w.chunks > 1:
         slices = w.slices(phases[0])
@@ -105,6 +130,11 @@ _CONSTANTS = """
 // been read, of both halves of shared memory.
 constexpr int PRODUCERS = 128, TEAMS = $teams, ALL_THREADS = THREADS + TEAMS * PRODUCERS;
 constexpr int MULTIPLYING = 1, READ = 2, MEETING = THREADS + PRODUCERS;
+"""
+
+_TURNS = """
+// Further barriers: where a warpgroup waits for its turn to multiply, and the one before it says so.
+constexpr int TURN = 4, WARPGROUPS = THREADS / 128, NEIGHBOURS = 256;
 """
 
 _CONSUMED = """
