@@ -28,6 +28,7 @@ from fusewright.schedule.warpgroup_staging import (
     staged,
     staged_by_thread,
     stages_every_step,
+    takes_turns,
     taps_of,
     unfoldings,
     vector,
@@ -43,7 +44,7 @@ FOUND = 8
 # those who leave some to producers, beside their estimate; the most of any thread.
 PRODUCER, DEEP, KEPT, MOST_OF_THREAD = 72, 32, 16, 240
 # What the compiler finds beyond the registers of a producer, or needs of those that all are compiled for.
-BEYOND_GIVEN, BEYOND_COMPILED = 10, -4
+BEYOND_GIVEN, BEYOND_COMPILED = 10, -6
 
 Lengths = tuple[int, int, int]
 
@@ -135,7 +136,7 @@ def scored(
 
 # Fitted to the kernels of benchmarks/results/h200_warpgroups.json and h200_warpgroups_ahead.json: cycles of a step, of
 # a round of its staging and of a warp's part in that; of one accumulator's way through what follows; bytes per cycle
-# that one multiprocessor gets from the level-2 cache.
+# that threads of one multiprocessor get from the level-2 cache.
 STEP, ROUND, STAGED_BY_WARP, VALUE, STREAMED = 1200.0, 400.0, 12.4, 5.6, 14.0
 # A warpgroup alone on its multiprocessor waits, and nobody works meanwhile: h200_solutions.json has a tile of which the
 # rest of the estimate promises the time of the best (5.3 ms, 2.5).
@@ -144,6 +145,8 @@ ALONE = 1.4
 # multiply, of a team's, and of a vector of one of its threads; one warpgroup that multiplies on a multiprocessor takes
 # twice as long for what follows, two take half as long again.
 FILLED, FILLING, PRODUCED = 700.0, 2000.0, 90.0
+# Bytes per cycle that bulk copies of weights get there: a tile of benchmarks/results/h200_turns.json got 37 of all kinds.
+COPIED = 40.0
 
 
 def _scored(c: Contraction, plain: Tile, lengths: Lengths) -> Iterator[tuple[float, Tile]]:
@@ -161,7 +164,7 @@ def _scored(c: Contraction, plain: Tile, lengths: Lengths) -> Iterator[tuple[flo
     for t in _with_producers(c, plain):
         if per_sm := blocks_per_sm(c, t, shared):
             work = work or _work(c, plain, lay, lengths[2])
-            yield work.cycles(t, per_sm) / results, t
+            yield work.cycles(t, per_sm, takes_turns(c, t)) / results, t
 
 
 def _with_producers(c: Contraction, t: Tile) -> Iterator[Tile]:
@@ -173,28 +176,32 @@ def _with_producers(c: Contraction, t: Tile) -> Iterator[Tile]:
 
 @dataclass(frozen=True)
 class _Work:
-    """What there is to do for a tile, in cycles of a multiprocessor: products, bytes on their way to it and back, what
-    follows the products.  Further, its steps, and vectors of the input that are staged, and how often."""
+    """What there is to do for a tile, in cycles of a multiprocessor: products, input on its way to it and results on
+    theirs back, what follows the products.  Further, bytes of weights that do not stay, its steps, and vectors of the
+    input that are staged, and how often."""
 
     multiplied: float
     streamed: float
+    weights: int
     values: float
     steps: int
     vectors: int
     refills: int
 
-    def cycles(self, t: WarpgroupCut, per_sm: int) -> float:
+    def cycles(self, t: WarpgroupCut, per_sm: int, turns: bool) -> float:
         """Estimated cycles of one multiprocessor: one thing after the other, as far as other blocks, or other warps of
         the block, do not fill the gaps."""
         rounds = ceil(self.vectors / t.staging_threads) * self.refills
         if t.producers:
             filling = (FILLING * self.steps + PRODUCED * rounds) * TEAM / t.producers
             following = self.values * (1 + 4 / (per_sm * t.warps))
-            busy = max(filling, self.multiplied + FILLED * self.steps + following)
+            apart = self.multiplied / (2 if turns else 1) + following
+            busy = max(filling, FILLED * self.steps + max(self.multiplied, apart))
         else:
             busy = self.multiplied + STEP * self.steps + (ROUND + STAGED_BY_WARP * t.warps) * rounds + self.values
             busy *= ALONE if per_sm * t.warps == 4 else 1
-        return max(self.multiplied, self.streamed, busy / per_sm)
+        streamed = self.streamed + self.weights / (COPIED if t.producers else STREAMED)
+        return max(self.multiplied, streamed, busy / per_sm)
 
 
 def _work(c: Contraction, t: WarpgroupCut, lay: Staged, row: int) -> _Work:
@@ -211,10 +218,11 @@ def _work(c: Contraction, t: WarpgroupCut, lay: Staged, row: int) -> _Work:
     # An instruction reads 64 rows of 32 bytes and its columns at 128 bytes per cycle, and multiplies two of those.
     multiplied = instructions * count * (t.warps / 4) * max(products.columns / 2, 16 + products.columns / 4)
     refills = count * sum(times for times, rows in ways if rows) if count > 1 else 1
-    read, written = _read_bytes(c, lay) * refills + 16 * weights * count, written_bytes(c, t, _repeated(c, t))
+    read, written = _read_bytes(c, lay) * refills, written_bytes(c, t, _repeated(c, t))
     return _Work(
         multiplied,
         streamed=(read + WRITTEN * written * parted(c, t, row)) / STREAMED,
+        weights=16 * weights * count,
         values=VALUE * products.accumulators * sum(times for times, _ in ways) * t.warps,
         steps=count * sum(times * ceil(rows / t.tap_rows) for times, rows in ways),
         vectors=lay.vectors * prod(lay.lengths),

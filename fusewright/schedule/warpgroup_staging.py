@@ -329,6 +329,11 @@ def stages_every_step(c: Contraction, t: WarpgroupCut) -> bool:
     return sum(steps) == 1 and all(len(p.elements) == n for a, n in rows for p in a.phases)
 
 
+def takes_turns(c: Contraction, t: WarpgroupCut) -> bool:
+    """Whether warpgroups multiply one after the other, each while others are at what follows: a tile is one step."""
+    return t.producers > 0 and t.warps > TEAM and chunks(c, t) == 1 and stages_every_step(c, t)
+
+
 def chunks(c: Contraction, t: WarpgroupCut) -> int:
     """Of the input's channels."""
     return ceil(c.channels / t.chunk)

@@ -294,10 +294,12 @@ extern "C" __global__ void fused_test_pack(const Element* __restrict__ w, Elemen
     pack_phase<1, 3, 3>(w, packed + chunk * 4608, group, first_feature, chunk, 0);
 }
 
-// Start copying `count` packed weights, which one thread does.
-__device__ __forceinline__ void stage_weights(const Element* from, Element* to, int count,
+// Start copying `count` of the block's packed weights, from the `first` on: one thread does, and finds them anew.
+__device__ __forceinline__ void stage_weights(const Element* packed, int first, Element* to, int count,
                                               unsigned long long* landing) {
-    if (threadIdx.x == 0) copy_bulk(to, from, count * int(sizeof(Element)), landing);
+    if (threadIdx.x != 0) return;
+    const Element* const from = packed + (long long)forgotten(blockIdx.z) * 13824 + first;
+    copy_bulk(to, from, count * int(sizeof(Element)), landing);
 }
 
 // Rows of eight features wait in shared memory, of the POSITIONS that a team of warps has side by side.
@@ -354,7 +356,6 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         return shifted;
     };
     float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED) + warp * 8 * ROW_PITCH;
-    const Element* const packed_block = packed + (long long)blockIdx.z * 13824;
     unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + 9216);    // one for each half
     if (threadIdx.x == 0) landing_open(landings, 1), landing_open(landings + 1, 1);
 
@@ -386,7 +387,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
     fence_async();
     __syncthreads();    // until landings are open
     if (part < tiles) {
-        stage_weights(packed_block, w_tile, 4608, landings);
+        stage_weights(packed, 0, w_tile, 4608, landings);
         if (threadIdx.x == 0) landing_close(landings);
         read_input();
         write_input(x_tile);
@@ -401,7 +402,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
             for (int step = 0; step < 3; ++step) {
                 __syncthreads();    // until this step's operands are there, and the last step's have been read
                 const int next = (step + 1) % 3;
-                if (next > 0 || another) stage_weights(packed_block + next * 4608, w_tile + (steps + 1) % 2 * 4608, 4608, landings + (steps + 1) % 2);
+                if (next > 0 || another) stage_weights(packed, next * 4608, w_tile + (steps + 1) % 2 * 4608, 4608, landings + (steps + 1) % 2);
                 if (threadIdx.x == 0) landing_close(landings + (steps + 1) % 2);
                 if (sooner) write_input(x_tile + (1 - x_now) * X_TILE);
                 multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + steps % 2 * 1152, 0, 3);

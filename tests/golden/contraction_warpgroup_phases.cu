@@ -296,10 +296,12 @@ extern "C" __global__ void fused_test_pack(const Element* __restrict__ w, Elemen
     pack_phase<1, 2, 2>(w, packed + 5120 + chunk * 2048, group, first_feature, chunk, 0);
 }
 
-// Start copying `count` packed weights, which one thread does.
-__device__ __forceinline__ void stage_weights(const Element* from, Element* to, int count,
+// Start copying `count` of the block's packed weights, from the `first` on: one thread does, and finds them anew.
+__device__ __forceinline__ void stage_weights(const Element* packed, int first, Element* to, int count,
                                               unsigned long long* landing) {
-    if (threadIdx.x == 0) copy_bulk(to, from, count * int(sizeof(Element)), landing);
+    if (threadIdx.x != 0) return;
+    const Element* const from = packed + (long long)forgotten(blockIdx.z) * 9216 + first;
+    copy_bulk(to, from, count * int(sizeof(Element)), landing);
 }
 
 // Write neighbours of an output row, of which `left` elements follow if they are `there`: in one store where every row
@@ -358,7 +360,6 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         const float v1 = shifted < float(0.0) ? float(0.0) : shifted;
         return v1;
     };
-    const Element* const packed_block = packed + (long long)blockIdx.z * 9216;
     unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + 3072);    // one for each half
     if (threadIdx.x == 0) landing_open(landings, 1), landing_open(landings + 1, 1);
 
@@ -389,8 +390,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
     fence_async();
     __syncthreads();    // until landings are open
     if (part < tiles) {
-        stage_weights(packed_block, w_tile, 512, landings);
-        stage_weights(packed_block + 1024, w_tile + 512, 1024, landings);
+        stage_weights(packed, 0, w_tile, 512, landings);
+        stage_weights(packed, 1024, w_tile + 512, 1024, landings);
         if (threadIdx.x == 0) landing_close(landings);
         read_input();
         write_input(x_tile);
@@ -407,12 +408,12 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                 __syncthreads();    // until this step's operands are there, and the last step's have been read
                 const int next = (step + 1) % 2;
                 if (next == 0) {
-                    stage_weights(packed_block + 3072, w_tile + (steps + 1) % 2 * 1536, 512, landings + (steps + 1) % 2);
-                    stage_weights(packed_block + 5120, w_tile + (steps + 1) % 2 * 1536 + 512, 1024, landings + (steps + 1) % 2);
+                    stage_weights(packed, 3072, w_tile + (steps + 1) % 2 * 1536, 512, landings + (steps + 1) % 2);
+                    stage_weights(packed, 5120, w_tile + (steps + 1) % 2 * 1536 + 512, 1024, landings + (steps + 1) % 2);
                 }
                 else {
-                    stage_weights(packed_block + next * 512, w_tile + (steps + 1) % 2 * 1536, 512, landings + (steps + 1) % 2);
-                    stage_weights(packed_block + 1024 + next * 1024, w_tile + (steps + 1) % 2 * 1536 + 512, 1024, landings + (steps + 1) % 2);
+                    stage_weights(packed, next * 512, w_tile + (steps + 1) % 2 * 1536, 512, landings + (steps + 1) % 2);
+                    stage_weights(packed, next * 1024 + 1024, w_tile + (steps + 1) % 2 * 1536 + 512, 1024, landings + (steps + 1) % 2);
                 }
                 if (threadIdx.x == 0) landing_close(landings + (steps + 1) % 2);
                 multiply<1, 1, 1, 0>(of_phase[0], x_matrix + x_now * (VECTORS * PLANE), w_matrix + steps % 2 * 384, 0, 1);
@@ -457,12 +458,12 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                 const int next = (step + 1) % 4;
                 if (next > 0 || another) {
                     if (next == 0) {
-                        stage_weights(packed_block, w_tile + (steps + 1) % 2 * 1536, 512, landings + (steps + 1) % 2);
-                        stage_weights(packed_block + 1024, w_tile + (steps + 1) % 2 * 1536 + 512, 1024, landings + (steps + 1) % 2);
+                        stage_weights(packed, 0, w_tile + (steps + 1) % 2 * 1536, 512, landings + (steps + 1) % 2);
+                        stage_weights(packed, 1024, w_tile + (steps + 1) % 2 * 1536 + 512, 1024, landings + (steps + 1) % 2);
                     }
                     else {
-                        stage_weights(packed_block + 3072 + next / 2 * 1024 + next % 2 * 1 * 512, w_tile + (steps + 1) % 2 * 1536, 512, landings + (steps + 1) % 2);
-                        stage_weights(packed_block + 5120 + next / 2 * 2048 + next % 2 * 1 * 1024, w_tile + (steps + 1) % 2 * 1536 + 512, 1024, landings + (steps + 1) % 2);
+                        stage_weights(packed, next / 2 * 1024 + next % 2 * 1 * 512 + 3072, w_tile + (steps + 1) % 2 * 1536, 512, landings + (steps + 1) % 2);
+                        stage_weights(packed, next / 2 * 2048 + next % 2 * 1 * 1024 + 5120, w_tile + (steps + 1) % 2 * 1536 + 512, 1024, landings + (steps + 1) % 2);
                     }
                 }
                 if (threadIdx.x == 0) landing_close(landings + (steps + 1) % 2);

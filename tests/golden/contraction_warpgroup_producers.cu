@@ -316,10 +316,12 @@ extern "C" __global__ void fused_test_pack(const Element* __restrict__ w, Elemen
     pack_phase<1, 3, 3>(w, packed + chunk * 1152, group, first_feature, chunk, 0);
 }
 
-// Start copying `count` packed weights, which one thread does.
-__device__ __forceinline__ void stage_weights(const Element* from, Element* to, int count,
+// Start copying `count` of the block's packed weights, from the `first` on: one thread does, and finds them anew.
+__device__ __forceinline__ void stage_weights(const Element* packed, int first, Element* to, int count,
                                               unsigned long long* landing) {
-    if ((threadIdx.x % PRODUCERS) == 0) copy_bulk(to, from, count * int(sizeof(Element)), landing);
+    if ((threadIdx.x % PRODUCERS) != 0) return;
+    const Element* const from = packed + (long long)forgotten(blockIdx.z) * 3456 + first;
+    copy_bulk(to, from, count * int(sizeof(Element)), landing);
 }
 
 // Rows of eight features wait in shared memory, of the POSITIONS that a team of warps has side by side.
@@ -376,7 +378,6 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         return shifted;
     };
     float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED) + warp * 8 * ROW_PITCH;
-    const Element* const packed_block = packed + (long long)blockIdx.z * 3456;
     unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + 2304);    // one for each half
     if (threadIdx.x == 0) landing_open(landings, PRODUCERS), landing_open(landings + 1, PRODUCERS);
 
@@ -427,7 +428,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
             for (int step = 0; step < 3; ++step) {
                 if (steps % TEAMS == team) {
                     if (steps > 1) barrier_wait(READ + steps % 2, MEETING);    // until the last step's but one have been
-                    stage_weights(packed_block + step * 1152, w_tile + steps % 2 * 1152, 1152, landings + steps % 2);
+                    stage_weights(packed, step * 1152, w_tile + steps % 2 * 1152, 1152, landings + steps % 2);
                     write_input(x_tile + steps % 2 * X_TILE);
                     fence_async();
                     landing_close(landings + steps % 2);

@@ -18,19 +18,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fusewright.codegen.cuda import contraction_layout
+from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, where
-from fusewright.schedule.warpgroup_staging import TEAM, WarpgroupCut
+from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.warpgroup_staging import TEAM, WarpgroupCut, takes_turns
 
 if TYPE_CHECKING:
     from fusewright.codegen.cuda.warpgroup_input import Input
     from fusewright.codegen.cuda.warpgroup_steps import Steps
 
 
-def constants(steps: Steps) -> Lines:
+def constants(c: Contraction, t: WarpgroupCut) -> Lines:
     """Of kernels that have producers."""
-    if not steps.t.producers:
+    if not t.producers:
         return []
-    return [*fill(_CONSTANTS, teams=steps.t.producers // TEAM), *(fill(_TURNS) if by_turns(steps) else [])]
+    return [*fill(_CONSTANTS, teams=t.producers // TEAM), *(fill(_TURNS) if takes_turns(c, t) else [])]
 
 
 def among(t: WarpgroupCut, lines: Lines) -> Lines:
@@ -40,26 +42,19 @@ def among(t: WarpgroupCut, lines: Lines) -> Lines:
     return [line.replace("__syncthreads()", "barrier_wait(MULTIPLYING, THREADS)") for line in lines]
 
 
-def by_turns(steps: Steps) -> bool:
-    """Whether warpgroups multiply one after the other, each while others are at what follows: a tile is one step."""
-    w = steps.weights
-    return steps.t.producers > 0 and steps.t.warps > TEAM and steps.passes == w.chunks * w.slices(w.with_taps[0]) == 1
-
-
-def first_turn(steps: Steps) -> Lines:
+def first_turn(c: Contraction, t: WarpgroupCut) -> Lines:
     """The statement ahead of all tiles: the last warpgroup leaves the first turn to the first one."""
-    return ["if (warp / 4 == WARPGROUPS - 1) barrier_arrive(TURN, NEIGHBOURS);"] if by_turns(steps) else []
+    return ["if (warp / 4 == WARPGROUPS - 1) barrier_arrive(TURN, NEIGHBOURS);"] if takes_turns(c, t) else []
 
 
-def last_turn(steps: Steps) -> Lines:
+def last_turn(c: Contraction, t: WarpgroupCut) -> Lines:
     """The statement behind all tiles, where the first one hears of the last turn."""
-    return ["if (warp / 4 == 0) barrier_wait(TURN, NEIGHBOURS);"] if by_turns(steps) else []
+    return ["if (warp / 4 == 0) barrier_wait(TURN, NEIGHBOURS);"] if takes_turns(c, t) else []
 
 
-def consumed(of: Steps, phases: list[int], steps: int, multiply: Lines) -> Lines:
+def consumed(w: WarpgroupWeights, phases: list[int], steps: int, multiply: Lines) -> Lines:
     """The steps of one pass, of those who multiply."""
-    w = of.weights
-    if by_turns(of):
+    if takes_turns(w.c, w.t):
         multiply = [
             "barrier_wait(TURN + warp / 4, NEIGHBOURS);    // until the warpgroup before has",
             *multiply,

@@ -38,7 +38,7 @@ class Steps:
     def first(self) -> Lines:
         """Stage what the first step of the first tile needs."""
         if self.t.producers:
-            return warpgroup_producers.first_turn(self)
+            return warpgroup_producers.first_turn(self.c, self.t)
         staged = ["read_input();", "write_input(x_tile);"]
         order = [_SOONER] if self._several else []
         if self.t.stay:
@@ -58,7 +58,7 @@ class Steps:
         steps = w.chunks * w.slices(phases[0])
         if self.t.producers:
             multiply = [self._multiply(i, accumulators[i], rows) for i in phases]
-            return warpgroup_producers.consumed(self, phases, steps, multiply)
+            return warpgroup_producers.consumed(w, phases, steps, multiply)
         more = " || ".join(f"from_{a} + {n} < {len(p.elements)}" for a, p, n in rows)
         before, after = (self._next_tile if w.chunks == 1 else self._next_chunk)(phases, more, steps)
         multiply = [self._multiply(i, accumulators[i], rows) for i in phases]

@@ -143,10 +143,12 @@ extern "C" __global__ void $name(const Element* __restrict__ w, Element* __restr
 """
 
 STAGE_WEIGHTS = """
-// Start copying `count` packed weights, which one thread does.
-__device__ __forceinline__ void stage_weights(const Element* from, Element* to, int count,
+// Start copying `count` of the block's packed weights, from the `first` on: one thread does, and finds them anew.
+__device__ __forceinline__ void stage_weights(const Element* packed, int first, Element* to, int count,
                                               unsigned long long* landing) {
-    if ($thread == 0) copy_bulk(to, from, count * int(sizeof(Element)), landing);
+    if ($thread != 0) return;
+    const Element* const from = packed + (long long)forgotten(blockIdx.z) * $of_block + first;
+    copy_bulk(to, from, count * int(sizeof(Element)), landing);
 }
 """
 

@@ -129,13 +129,13 @@ class WarpgroupWeights:
         if not self.t.stay:
             packing = self._pack_phases("packed", "chunk")
             found.append(fill(warpgroup_text.PACK, name=f"{name}_pack", block=self.of_block, phases=packing))
-            found.append(fill(warpgroup_text.STAGE_WEIGHTS, thread=staging_thread(self.t)))
+            found.append(fill(warpgroup_text.STAGE_WEIGHTS, thread=staging_thread(self.t), of_block=self.of_block))
         return found
 
     def at_hand(self) -> Lines:
-        """Lay out weights that stay, or find those that were packed."""
+        """Lay out weights that stay."""
         if not self.t.stay:
-            return [f"const Element* const packed_block = packed + (long long)blockIdx.z * {self.of_block};"]
+            return []
         if self.chunks == 1:
             return self._pack_phases("w_tile", "0")
         count = "ceil_div(C, CHUNK)" if self.c.unfolded is None else self.chunks
@@ -153,15 +153,15 @@ class WarpgroupWeights:
         return [self._copy(i, part, half) for i in phases]
 
     def _copy(self, index: int, part: str, half: str) -> str:
-        slices, row = self.slices(index), "0"
-        start = f"packed_block{plus(self.at(index))}"
+        slices, first, row = self.slices(index), str(self.at(index)), "0"
         if part != "0":
             chunk = part
             if slices > 1:
                 chunk, row = f"{part} / {slices}", f"{part} % {slices} * {self.t.tap_rows}"
-            start += f" + {chunk} * {self.of_chunk(index)}" + (f" + {row} * {self.of_row(index)}" if slices > 1 else "")
-        to = "w_tile" if half == "0" else f"w_tile + {half} * {self.tile}"
-        return f"stage_weights({start}, {to}{plus(self.staged_at(index))}, {self.count(index, row)}, {landing(half)});"
+            first = f"{chunk} * {self.of_chunk(index)}" + (f" + {row} * {self.of_row(index)}" if slices > 1 else "")
+            first += plus(self.at(index))
+        to = ("w_tile" if half == "0" else f"w_tile + {half} * {self.tile}") + plus(self.staged_at(index))
+        return f"stage_weights(packed, {first}, {to}, {self.count(index, row)}, {landing(half)});"
 
     def landings(self) -> Lines:
         """Statements that open those of both halves: one thread stages weights, producers all that is staged."""

@@ -166,7 +166,7 @@ class Writer:
             "vectors": lay.vectors, "plane": lay.plane, "pitch": lay.pitch, "skip": lay.advance,
             "unfolded": self._unfolded(),
         }  # fmt: skip
-        apart = warpgroup_producers.constants(self.steps)
+        apart = warpgroup_producers.constants(c, t)
         return [*fill(warpgroup_text.CONSTANTS, **names), *apart, *contraction_walk.constants(lay.walks)]
 
     def _unfolded(self) -> Lines:
@@ -230,7 +230,7 @@ class Writer:
             first=self.steps.first(),
             **self.input.each_tile(),
             body=among(self.t, body),
-            close=[*warpgroup_producers.last_turn(self.steps), *among(self.t, self.epilogue.close())],
+            close=[*warpgroup_producers.last_turn(self.c, self.t), *among(self.t, self.epilogue.close())],
         )
 
     def _staging(self) -> Lines:
