@@ -145,7 +145,7 @@ ALONE = 1.4
 # multiply, of a team's, and of a vector of one of its threads; one warpgroup that multiplies on a multiprocessor takes
 # twice as long for what follows, two take half as long again.
 FILLED, FILLING, PRODUCED = 700.0, 2000.0, 90.0
-# Bytes per cycle that bulk copies of weights get there: a tile of benchmarks/results/h200_turns.json got 37 of all kinds.
+# Bytes per cycle that bulk copies of weights get there: a tile of benchmarks/results/h200_turns.json got 37.
 COPIED = 40.0
 
 
