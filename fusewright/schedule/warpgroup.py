@@ -158,9 +158,9 @@ ALIKE = 2
 def shortlist(
     c: Contraction, lengths: tuple[int, int, int], count: int, *, tf32: bool
 ) -> list[list[tuple[float, WarpgroupTile]]]:
-    """The best `count` candidates whose warps stage what they multiply, and those with producers, few of them alike in
-    what a warpgroup holds."""
-    return few_of_each(candidates(c, lengths, tf32=tf32), count, alike=ALIKE)
+    """The best `count` candidates whose warps stage what they multiply, those with producers, and those that take
+    turns, few of them alike in what a warpgroup holds."""
+    return few_of_each(c, candidates(c, lengths, tf32=tf32), count, alike=ALIKE)
 
 
 def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[WarpgroupTile]:

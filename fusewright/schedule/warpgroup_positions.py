@@ -221,9 +221,9 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> 
 def shortlist(
     c: Contraction, lengths: tuple[int, int, int], count: int, *, tf32: bool
 ) -> list[list[tuple[float, PositionTile]]]:
-    """The best `count` candidates whose warps stage what they multiply, and those with producers, none but for the
-    shape of as many cells."""
-    return few_of_each(candidates(c, lengths, tf32=tf32), count, alike=1)
+    """The best `count` candidates whose warps stage what they multiply, those with producers, and those that take
+    turns, none but for the shape of as many cells."""
+    return few_of_each(c, candidates(c, lengths, tf32=tf32), count, alike=1)
 
 
 def _saves(c: Contraction) -> bool:

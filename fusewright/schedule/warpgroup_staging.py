@@ -373,9 +373,15 @@ def few_alike(tiles: Iterable[tuple[float, AnyTile]], count: int, *, alike: int)
     return found
 
 
-def few_of_each(tiles: list[tuple[float, Tile]], count: int, *, alike: int) -> list[list[tuple[float, Tile]]]:
-    """The same of those without producers, and of those with them."""
-    kinds = ([of for of in tiles if (of[1].producers > 0) == apart] for apart in (False, True))
+def few_of_each(
+    c: Contraction, tiles: list[tuple[float, Tile]], count: int, *, alike: int
+) -> list[list[tuple[float, Tile]]]:
+    """The same of those without producers, of those with them, and of those whose warpgroups take turns besides, which
+    estimates do not compare well with others."""
+    groups = dict(unfoldings(c))
+    kinds: list[list[tuple[float, Tile]]] = [[], [], []]
+    for score, t in tiles:
+        kinds[(t.producers > 0) + takes_turns(groups[t.unfolded], t)].append((score, t))
     return [few_alike(kind, count, alike=alike) for kind in kinds]
 
 

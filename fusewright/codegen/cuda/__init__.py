@@ -35,7 +35,7 @@ from fusewright.schedule.warpgroup_windows import WindowTile
 from fusewright.schedule.warpgroup_windows import shortlist as by_windows
 
 # So many tilings of a contraction are worth measuring; so many tiles of warpgroups, and tilings then; of each way to
-# multiply by warpgroups so many at least, and so many beside them whose blocks have producers.
+# multiply by warpgroups so many at least, and so many beside them whose blocks have producers, with and without turns.
 WORTH_MEASURING = 14
 OF_WARPGROUPS, BESIDE_WARPGROUPS = 20, 6
 OF_EACH_WAY, OF_PRODUCERS = 10, 6
