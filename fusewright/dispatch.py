@@ -17,7 +17,6 @@ from typing import Any, Literal
 import sympy
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch as _transforms
 
 from fusewright.codegen.aten import Program
 from fusewright.errors import FusewrightError, UnsupportedError
@@ -28,6 +27,7 @@ from fusewright.plan import Mode, Plan
 from fusewright.runtime import compiler
 from fusewright.runtime.derived import DerivedWeights
 from fusewright.runtime.device import capability_of
+from fusewright.runtime.observers import transforms
 from fusewright.runtime.watch import Watch, freeze, has_inner_hooks, has_plain_parameters
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors, tree_flatten
@@ -186,7 +186,7 @@ class State:
         training = self._training(args, kwargs) if torch.is_grad_enabled() else None
         if training is not None and training == self._slower:
             return None
-        if _transforms.peek_interpreter_stack() is not None:  # torch.func: the inputs may be stand-ins
+        if transforms() is not None:  # torch.func: the inputs may be stand-ins
             return None
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             return None

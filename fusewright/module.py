@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fusewright.dispatch import State
+from fusewright.runtime.observers import global_hooks, tracer
 
 SLOT = "_fusewright"
 _ROOT_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -74,9 +75,7 @@ def _subclass(base: Any) -> Any:
 
 def _is_traced() -> bool:
     """Tracers see the original, for what they make of it is theirs to optimise; so do hooks set for all modules."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return True
-    return bool(nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+    return torch.compiler.is_compiling() or tracer() is not None or global_hooks()
 
 
 def unhooked(model: nn.Module) -> nn.Module:

@@ -1,8 +1,8 @@
 """Generated kernels as PyTorch operators: ``torch.ops.fusewright.<name>_<hash>``.
 
 Tensors on a kernel's target run the kernel; others, and more elements than it counts, the reference program beside it.
-The backward recomputes the
-reference and differentiates it, so nothing but the operands is kept, and a second derivative is the reference's own.
+The backward recomputes the reference and differentiates it, so nothing but the operands is kept, and a second
+derivative is the reference's own.
 """
 
 from __future__ import annotations
@@ -18,10 +18,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled
-from torch._C import _get_tracing_state as tracer
-from torch._C import _len_torch_dispatch_stack as dispatch_modes
-from torch._C import _len_torch_function_stack as function_modes
-from torch._C._functorch import peek_interpreter_stack as transforms
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
@@ -29,6 +25,7 @@ from fusewright.kernel import Kernel, evaluate
 from fusewright.runtime.launch import FORMATS, Launcher, sizes_of
 from fusewright.runtime.native import launcher
 from fusewright.runtime.nvrtc import CountError
+from fusewright.runtime.observers import dispatch_modes, function_modes, tracer, transforms
 
 NAMESPACE = "fusewright"
 
