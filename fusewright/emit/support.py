@@ -51,7 +51,9 @@ def $library() -> ctypes.CDLL:
 FAILURE = """
 // What CUDA says about an error, nothing where there is none.
 static const char* failure(cudaError_t error) {
-    return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+    if (error == cudaSuccess) return nullptr;
+    cudaGetLastError();  // or somebody's next launch would be blamed for it
+    return cudaGetErrorString(error);
 }
 
 // Whether launches of the current device may begin while the ones before them end; kernels wait for what they read.
@@ -59,7 +61,7 @@ static bool overlaps() {
     int device = 0, major = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major >= 9;
+    return major == 9;  // where it was tried
 }
 
 template <class... Parameters, class... Arguments>

@@ -26,8 +26,8 @@ from fusewright.runtime.nvrtc import CountError, KernelError
 
 # Shapes whose calls stay prepared, per kernel and thread.
 KEPT = 256
-# From this compute capability on (times ten), a launch may begin while the one before it ends.
-EARLY = 90
+# Compute capabilities (times ten) where launches begin while the ones before them end, as it was tried there.
+EARLY = range(90, 100)
 # Every operand starts at a multiple of this, so that kernels may load 16 bytes at once.
 ALIGNMENT = 16
 FORMATS = {
@@ -128,7 +128,7 @@ class Launcher:
             driver.attach(index)
         arrays = self._arrays(tensors, sizes)
         cells, parameters = self._pack(sizes)
-        launches, early = [], driver.capability(index) >= EARLY
+        launches, early = [], driver.capability(index) in EARLY
         for launch, packed in zip(kernel.launches, parameters, strict=True):
             x, y, z = (evaluate(n, sizes) for n in launch.grid)
             if x * y * z:

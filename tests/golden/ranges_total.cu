@@ -5,7 +5,7 @@
 #define NAN __int_as_float(0x7fffffff)
 #endif
 
-// Wait until what was launched before is done: from sm_90 on, blocks may begin while it ends.
+// Wait until what was launched before is done: from sm_90 on, blocks may be let in while it ends.
 __device__ __forceinline__ void await_launches() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

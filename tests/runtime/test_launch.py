@@ -445,11 +445,11 @@ def test_calls_of_the_library(stub: tuple[driver.CudaDriver, Path]) -> None:
     ]
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+@pytest.mark.parametrize("capability", [80, 89, 90, 100, 120])
 def test_launches_begin_early_where_they_can(capability: int) -> None:
     fake = FakeDriver(capabilities=capability)
     Launcher(blend(), fake)(*operands())
-    assert fake.early == [capability >= 90]
+    assert fake.early == [capability == 90]
 
 
 def test_errors_of_the_library(stub: tuple[driver.CudaDriver, Path], monkeypatch: pytest.MonkeyPatch) -> None:
