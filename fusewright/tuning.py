@@ -121,7 +121,9 @@ class Tuner:
         kind, sized = self._kind(group), self._sized(group)
         name = self._fresh(group.name)
         key = self._key(kind)
-        decision = self.remembered.get(key) or self.known.get(sized) or self._decided(group, name)
+        decision = self.remembered.get(key) or self.known.get(sized)
+        if decision is None or (decision.option == EARLY and group.shorter is None):
+            decision = self._decided(group, name)
         if decision is None:
             return None
         self.decisions[key] = self.known[sized] = decision
@@ -185,19 +187,30 @@ class Tuner:
             return self._whole(group, name)
         target, how = TARGETS[self.device.type], {"tf32": self._rounds(group), "capability": capability_of(self.device)}
         times: float = target.early(group, self.hints, self._layouts(group), **how)
-        if times < 1 / UNSURE:
+        if times < 1 / UNSURE and (not self.measure or self._runs(group.shorter)):
             return Decision(dict(EARLY))
         found = self._whole(group, name)
         return self._shorter(group, found) if self.measure and times < UNSURE and self._left() > 0.0 else found
 
+    def _part(self, shorter: Group) -> Decision | None:
+        """The decision for what a group may end with."""
+        sized = self._sized(shorter)
+        part = self.known.get(sized) or self._decided(shorter, shorter.name)
+        if part is not None:
+            self.known[sized] = part
+        return part
+
+    def _runs(self, shorter: Group) -> bool:
+        """Whether one of its kernels ran: what a whole group never writes may be more than there is memory for."""
+        part = self._part(shorter)
+        return part is not None and (part.option == EARLY or part.generated is not None)
+
     def _shorter(self, group: Group, found: Decision | None) -> Decision | None:
         """The decision `found` for a group, or to end before its pool where that measured faster."""
         assert group.shorter is not None
-        sized = self._sized(group.shorter)
-        part = self.known.get(sized) or self._decided(group.shorter, group.shorter.name)
+        part = self._part(group.shorter)
         if part is None:
             return found
-        self.known[sized] = part
         seconds, behind = _taken(part), self._behind(group, part)
         if seconds is None or behind is None:
             return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fusewright.kernel import Kernel
 from fusewright.reduced import shape
 from fusewright.runtime import cache
 from fusewright.runtime.launch import Launcher
+from fusewright.runtime.nvrtc import KernelError
 from fusewright.schedule.groups import Group, cut
 from fusewright.schedule.wishes import Wishes
 from fusewright.tuning import EARLY, Decision, Tuner
@@ -241,6 +243,34 @@ def test_what_no_estimate_speaks_against_is_measured_alone(times: Times, aten: f
     assert found == (PARTS if aten > 1.0 else [ALL_BEHIND]) and not set(WHOLE) & set(times.calls)
     second, again = tuned(rows=50, remembered=first.decisions)
     assert again == found and second.decisions == first.decisions
+
+
+@pytest.mark.parametrize("mode", ["auto", "always"])
+@pytest.mark.parametrize("failing", ["no kernel runs", "memory is short"])
+def test_where_no_part_runs_the_whole_group_does(
+    times: Times, monkeypatch: pytest.MonkeyPatch, mode: tuning.Mode, failing: str
+) -> None:
+    """Models may run at all because the tensor between the parts is never there."""
+    times.generated, times.estimated = dict(zip((*WHOLE, *PARTS, ALL_BEHIND), (1.0, 1.0, 1.0, 1.0), strict=True)), 0.6
+    launch = times.launch
+
+    def fails(launcher: Launcher, x: Tensor) -> Tensor:
+        if launcher.kernel.name != PARTS[0]:
+            return launch(launcher, x)
+        raise KernelError("no") if failing == "no kernel runs" else torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(times, "launch", fails)
+    assert tuned(mode)[1] == WHOLE
+
+
+def test_a_decision_to_end_early_is_for_groups_that_can(times: Times) -> None:
+    times.generated, times.estimated = dict(zip((*WHOLE, *PARTS), (5.0, 1.0, 1.0), strict=True)), 0.6
+    first, _ = tuned("always")
+    graph = capture(Overlapping(), (torch.rand(2, 3, 30, 40),), {}).graph
+    for how in ("remembered", "known"):
+        options: dict[str, Any] = {how: first.decisions if how == "remembered" else first.known}
+        tuner = Tuner(CPU, dict.fromkeys(graph.symbols, 2), "always", (False, False), **options)
+        assert names(cut(graph, lambda group, tuner=tuner: tuner(replace(group, shorter=None)))) == WHOLE
 
 
 def test_a_single_launch_is_the_whole_group(times: Times) -> None:

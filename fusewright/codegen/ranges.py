@@ -159,7 +159,7 @@ def _windows(value: str, dim: int, slots: Slots, cast: str, x: Node, name: str) 
         left = max(0, *(-f.first for f in found))
         right = max(0, *(f.stop - length for f in found))
         before: tuple[str, ...] = ()
-        if len(slots) <= FEW and (left or right or found[0].step > 1):
+        if len(slots) <= FEW and (left or right or any(f.step > 1 for f in found)):
             continue
         if left or right:
             ends = ", ".join([*["0"] * 2 * (x.ndim - dim - 1), str(left), str(right)])
@@ -196,7 +196,7 @@ def _family(value: str, dim: int, f: _Windows, cast: str) -> str:
 
 def _gathered(value: str, dim: int, slots: Slots, cast: str, x: Node) -> str:
     """Many irregular slots: their indices, filled up with that of an appended zero, gathered and summed."""
-    width, length = max(s.count for s in slots), x.shape[dim]
+    width, length = max(1, *(s.count for s in slots)), x.shape[dim]
     rows = [[*range(s.start, s.stop, s.step)] if s.count else [] for s in slots]
     index = [i for row in rows for i in [*row, *[length] * (width - len(row))]]
     zero = f"{value}.new_zeros({value}[{':, ' * dim}:1].shape)"

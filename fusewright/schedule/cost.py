@@ -94,12 +94,14 @@ class CostModel:
     def _is_free(self, node: Node) -> bool:
         return isinstance(node.op, FREE) or (self.derived_ahead and self._is_derived(node))
 
-    @_once
     def _is_derived(self, node: Node) -> bool:
         """Whether the node depends on parameters and constants alone."""
-        fixed = isinstance(node.op, ops.Param | ops.Buffer | ops.Constant | ops.Number | ops.Full | ops.Vector)
-        computed = bool(node.inputs) and not node.op.effectful and all(map(self._is_derived, node.inputs))
-        return fixed or computed
+        answers = self.known.setdefault(node, {})
+        if "derived" not in answers:  # not `_once`: chains are as deep as models
+            fixed = isinstance(node.op, ops.Param | ops.Buffer | ops.Constant | ops.Number | ops.Full | ops.Vector)
+            computed = bool(node.inputs) and not node.op.effectful and all(map(self._is_derived, node.inputs))
+            answers["derived"] = fixed or computed
+        return bool(answers["derived"])
 
     def _work(self, node: Node) -> Work:
         flops, moved = self._flops(node), self._bytes(node)
