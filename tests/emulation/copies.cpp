@@ -44,6 +44,12 @@ void copy_wait(int pending) {
     self.pending = kept;
 }
 
+Landing& opened(const void* at, const char* where) {
+    for (Landing& landing : current->block->landings)
+        if (landing.at == at) return landing;
+    fail("%s: nobody has opened the landing", where);
+}
+
 void landing_open(const void* at, int threads) {
     if (reinterpret_cast<uintptr_t>(at) % 8 || !in_shared(at, 8)) fail("landing_open: not a place in shared memory");
     if (threads < 1) fail("landing_open: for %d threads", threads);
@@ -56,15 +62,11 @@ void copy_bulk(void* to, const void* from, int bytes, const void* at) {
     if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | unsigned(bytes)) % 16 || bytes <= 0)
         fail("copy_bulk: %d bytes, or misaligned addresses", bytes);
     if (!in_shared(to, size_t(bytes))) fail("copy_bulk: not to shared memory");
-    for (Landing& landing : current->block->landings) {
-        if (landing.at != at) continue;
-        if (landing.closed == landing.threads) fail("copy_bulk: the turn is closed");
-        const auto first = static_cast<const unsigned char*>(from);
-        landing.copies.push_back({to, {first, first + bytes}});
-        memset(to, poison, size_t(bytes));
-        return;
-    }
-    fail("copy_bulk: nobody has opened the landing");
+    Landing& landing = opened(at, "copy_bulk");
+    if (landing.closed == landing.threads) fail("copy_bulk: the turn is closed");
+    const auto first = static_cast<const unsigned char*>(from);
+    landing.copies.push_back({to, {first, first + bytes}});
+    memset(to, poison, size_t(bytes));
 }
 
 void hold(const void* at, int bytes) {

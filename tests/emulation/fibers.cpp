@@ -160,12 +160,6 @@ unsigned meet(Barrier& barrier, const char* where, int line, unsigned vote) {
     return barrier.counted;
 }
 
-Landing& opened(const void* at, const char* where) {
-    for (Landing& landing : current->block->landings)
-        if (landing.at == at) return landing;
-    fail("%s: nobody has opened the landing", where);
-}
-
 // As late as CUDA allows: when somebody waits for it.
 void land(Landing& landing) {
     for (const Bulk& copy : landing.copies) memcpy(copy.to, copy.bytes.data(), copy.bytes.size());

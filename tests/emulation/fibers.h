@@ -116,6 +116,7 @@ bool in_shared(const void* pointer, size_t bytes);
 void copy_begin(void* to, const void* from, int bytes, bool inside);
 void copy_commit();
 void copy_wait(int pending);
+Landing& opened(const void* at, const char* where);  // the landing there, which somebody has to have opened
 void landing_open(const void* at, int threads);
 void copy_bulk(void* to, const void* from, int bytes, const void* at);
 void landing_close(const void* at);
