@@ -73,6 +73,8 @@ def _matmul(op: ops.Matmul, node: Node, args: Sequence[str]) -> str:
         return f"F.linear({x}, {w}{'' if bias is None else f', {bias}'})"
     if len(node.arg(0).shape) == 2 and len(node.arg(1).shape) == 2 and bias is not None:
         return f"torch.addmm({bias}, {x}, {w})"
+    if bias is None and op.is_grouped(node.arg(0).shape, node.arg(1).shape):  # `@` would copy w for every sample
+        return f"torch.einsum('ngmk,gok->ngmo', {x}, {w}).contiguous()"
     product = f"{x} @ {w}{'.mT' if op.transpose_w else ''}"
     return product if bias is None else f"{product} + {bias}"
 

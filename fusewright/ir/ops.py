@@ -195,6 +195,10 @@ class Matmul(Op):
         require(x.shape[-1] == k and x.dtype == w.dtype, f"matmul of {x.shape} {x.dtype} with {w.shape} {w.dtype}")
         return TensorType((*broadcast(x.shape[:-2], w.shape[:-2]), x.shape[-2], n), x.dtype, x.device)
 
+    def is_grouped(self, x: tuple[Size, ...], w: tuple[Size, ...]) -> bool:
+        """Whether x (N, g, 1, K) meets w (g, O, K): one vector per sample and group, one weight per group."""
+        return self.transpose_w and len(x) == 4 and len(w) == 3 and x[2] == 1 and x[1] == w[0]
+
 
 @dataclass(frozen=True)
 class Pool(Op):

@@ -355,13 +355,10 @@ def full_conv_is_matmul(m: Match) -> Node:
 
 
 def _by_group(x: Node, w: Node) -> Node:
-    """x (N, g, D) with w (g, O/g, D) -> (N, g, O/g), such that a reshape to (N, O) is in row-major memory.
-
-    Dropout draws in the order of memory, and callers may view what they get.  A permuted matmul is put in order where
-    g is joined with O/g, but not by a mere change of shape.
-    """
+    """x (N, g, D) with w (g, O/g, D) -> (N, g, O/g), in row-major memory."""
     if w.shape[1] > 1:
-        return permute(make(Matmul(transpose_w=True), permute(x, (1, 0, 2)), w, None), (1, 0, 2))
+        rows = reshape(x, (*x.shape[:2], 1, x.shape[2]))
+        return reshape(make(Matmul(transpose_w=True), rows, w, None), (*x.shape[:2], w.shape[1]))
     dtype = torch.promote_types(x.dtype, torch.float32)
     products = pointwise("mul", cast(x, dtype), cast(reshape(w, (1, *x.shape[1:])), dtype))
     return cast(total(products, (2,), keepdim=True), x.dtype)

@@ -232,8 +232,10 @@ def _unsupported(node: Node, root: Node) -> str | None:
             fine = own and dim > 0
         case ops.Norm():
             fine = own and _norm_fits(op, node)
-        case ops.Matmul():
-            fine = own and x.ndim <= 3 and node.arg(1).ndim == 2 and all(isinstance(d, int) for d in node.arg(1).shape)
+        case ops.Matmul() as product:
+            w = node.arg(1)
+            grouped = len(node.inputs) == 2 and product.is_grouped(x.shape, w.shape)
+            fine = own and (grouped or (x.ndim <= 3 and w.ndim == 2)) and all(isinstance(d, int) for d in w.shape)
         case _:
             fine = False
     return None if fine else f"{node!r} does not go sample by sample"

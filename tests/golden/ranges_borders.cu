@@ -82,29 +82,6 @@ __constant__ const Rows ROWS[SETS] = {{0, 256, 1}, {256, 256, 1}, {512, 256, 252
 __constant__ const unsigned long long SLOTS_OF[SEGMENTS * PERIOD] = {0x1, 0x3, 0x7, 0x6, 0x4};
 constexpr int COLUMN_SLOTS = 3;
 __constant__ const unsigned long long ROW_SLOTS_OF[SETS] = {0x1, 0x3, 0x7, 0x6, 0x4};
-__device__ __forceinline__ bool belongs(int cell, int slot) {
-    const bool row = ROW_SLOTS_OF[cell / (SEGMENTS * PERIOD)] >> slot / COLUMN_SLOTS & 1;
-    return row && (SLOTS_OF[cell % (SEGMENTS * PERIOD)] >> slot % COLUMN_SLOTS & 1);
-}
-
-// Adds LOADS packs (or the first `packs` of them, unless ALL) at from(0), from(1), ... to the columns.  All loads are
-// under way before the first is used, and leave the caches alone: nothing is read twice.
-template <bool ALL, int COUNT, typename From>
-__device__ __forceinline__ void add(From from, int packs, double (&column)[COUNT]) {
-    Pack<COUNT> pack[LOADS];
-#pragma unroll
-    for (int u = 0; u < LOADS; ++u)
-        if (ALL || u < packs) pack[u].word = __ldcs(reinterpret_cast<const typename Pack<COUNT>::Word*>(from(u)));
-    float few[COUNT] = {};  // a few additions in the type of the values, all others in float64
-#pragma unroll
-    for (int u = 0; u < LOADS; ++u) {
-        if (!ALL && u >= packs) break;
-#pragma unroll
-        for (int e = 0; e < COUNT; ++e) few[e] += value(pack[u].at[e]);
-    }
-#pragma unroll
-    for (int e = 0; e < COUNT; ++e) column[e] += few[e];
-}
 
 // The sum over LANES neighbouring threads, in the first of them.
 __device__ __forceinline__ double joined(double sum) {
@@ -113,65 +90,114 @@ __device__ __forceinline__ double joined(double sum) {
     return sum;
 }
 
-__device__ __forceinline__ int cell_of(int column) {
-    for (int k = 0; k < SEGMENTS; ++k)
-        if (column >= SEGMENT[k].begin && column < SEGMENT[k].end) return k * PERIOD + column % PERIOD;
-    return -1;
-}
+constexpr int WIDTH = 256, HEIGHT = PLANE / WIDTH;  // elements of a row, and rows
+constexpr int COUNT = 4;  // neighbouring columns of a thread
+constexpr int BEGIN = FIRST / COUNT * COUNT, PACKS = (LAST - BEGIN + COUNT - 1) / COUNT;
+constexpr int TURNS = (PACKS + THREADS - 1) / THREADS, ACROSS = (PACKS + TURNS - 1) / TURNS, DOWN = THREADS / ACROSS;
+constexpr int PITCH = ACROSS * COUNT;  // columns of a turn
+constexpr int COLUMN_CELLS = SEGMENTS * PERIOD, ROW_SLOTS = SLOTS / COLUMN_SLOTS;
+constexpr int NONE = 255;  // the set of rows that are in no slot
 
-// Adds this thread's share of a plane to the cells of its group: COUNT neighbouring columns of every DOWN-th row.
-template <int COUNT>
-__device__ __forceinline__ void sum_plane(const Element* plane, int lane, double* cells) {
-    constexpr int BEGIN = FIRST / COUNT * COUNT, PACKS = (LAST - BEGIN + COUNT - 1) / COUNT;
-    constexpr int TURNS = (PACKS + TEAM - 1) / TEAM, ACROSS = (PACKS + TURNS - 1) / TURNS, DOWN = TEAM / ACROSS;
-    const int across = lane % ACROSS, down = lane / ACROSS;
-    for (int turn = 0; turn < TURNS; ++turn) {
-        const int first = BEGIN + (turn * ACROSS + across) * COUNT;
-        const bool working = down < DOWN && first < LAST;
-        const Element* const from = plane + first;
-        int cell[COUNT];
-#pragma unroll
-        for (int e = 0; e < COUNT; ++e) cell[e] = cell_of(first + e);
-        for (int k = 0; k < SETS; ++k) {
-            const Rows rows = ROWS[k];
-            const int count = working ? rows.count : 0, stride = DOWN;
-            double column[COUNT] = {};
-            int r = down;
-            const auto at = [&](int u) { return from + rows.at(r + u * stride); };
+// Adds this thread's rows of a plane to parked[set][down], COUNT columns of each: rows come as they lie in memory, so
+// that as many loads are under way wherever sets begin and end.
+__device__ __forceinline__ void park(const Element* plane, int turn, const unsigned char* set_of, double* parked) {
+    const int across = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
+    const int first = BEGIN + (turn * ACROSS + across) * COUNT, stride = DOWN;
+    if (down >= DOWN || first >= LAST) return;
+    double* const own = parked + down * PITCH + across * COUNT;
 #pragma unroll 1
-            for (; r + (LOADS - 1) * stride < count; r += LOADS * stride) add<true>(at, LOADS, column);
-            if (r < count) add<false>(at, (count - r + stride - 1) / stride, column);
-            for (int c = 0; c < SEGMENTS * PERIOD; ++c) {
-                double sum = 0;
+    for (int r = down; r < HEIGHT; r += LOADS * stride) {
+        Pack<COUNT> pack[LOADS];
+        int set[LOADS];
 #pragma unroll
-                for (int e = 0; e < COUNT; ++e)
-                    if (cell[e] == c) sum += column[e];
-                sum = joined(sum);
-                if (threadIdx.x % LANES == 0) cells[k * SEGMENTS * PERIOD + c] += sum;
-            }
+        for (int u = 0; u < LOADS; ++u) {
+            const int row = r + u * stride;
+            set[u] = row < HEIGHT ? set_of[row] : NONE;
+            const Element* const from = plane + row * WIDTH + first;
+            if (set[u] != NONE) pack[u].word = __ldcs(reinterpret_cast<const typename Pack<COUNT>::Word*>(from));
+        }
+        float few[COUNT] = {};  // a few additions in the type of the values, all others in float64
+#pragma unroll
+        for (int u = 0; u < LOADS; ++u) {
+            if (set[u] == NONE) continue;
+            const bool more = u > 0 && set[u > 0 ? u - 1 : 0] == set[u];
+#pragma unroll
+            for (int e = 0; e < COUNT; ++e) few[e] = more ? few[e] + value(pack[u].at[e]) : value(pack[u].at[e]);
+            if (u + 1 < LOADS && set[u + 1 < LOADS ? u + 1 : u] == set[u]) continue;
+#pragma unroll
+            for (int e = 0; e < COUNT; ++e) own[set[u] * (DOWN * PITCH) + e] += few[e];
         }
     }
+}
+
+// Adds up what is parked of one turn: first what the threads of a column have, then the columns of every cell.
+__device__ __forceinline__ void collect(int turn, double* parked, double* cells) {
+    for (int i = threadIdx.x; DOWN > 1 && i < SETS * PITCH; i += THREADS) {
+        double* const own = parked + i / PITCH * (DOWN * PITCH) + i % PITCH;
+        double sum = 0;
+#pragma unroll
+        for (int down = 0; down < DOWN; ++down) sum += own[down * PITCH];
+        own[0] = sum;
+    }
+    __syncthreads();
+    const int from = BEGIN + turn * PITCH, until = from + PITCH;
+    const auto sum_of = [&](int cell, int lane, int lanes) {
+        const Segment segment = SEGMENT[cell / PERIOD % SEGMENTS];
+        const int begin = max(segment.begin, from), end = min(segment.end, until);
+        const int first = begin + (cell % PERIOD + PERIOD - begin % PERIOD) % PERIOD;
+        const double* const own = parked + cell / COLUMN_CELLS * (DOWN * PITCH) - from;
+        double sum = 0;
+#pragma unroll 4
+        for (int column = first + lane * PERIOD; column < end; column += lanes * PERIOD) sum += own[column];
+        return sum;
+    };
+    const auto is_wide = [&](int cell) {
+        const Segment segment = SEGMENT[cell / PERIOD % SEGMENTS];
+        return segment.end - segment.begin > 16 * PERIOD;
+    };
+    for (int cell = threadIdx.x; cell < CELLS; cell += THREADS)
+        if (!is_wide(cell)) cells[cell] += sum_of(cell, 0, 1);
+    for (int cell = threadIdx.x / 32; cell < CELLS; cell += THREADS / 32) {
+        if (!is_wide(cell)) continue;
+        const double sum = joined(sum_of(cell, threadIdx.x % 32, 32));
+        if (threadIdx.x % 32 == 0) cells[cell] += sum;
+    }
+    __syncthreads();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 fused_rangesum(const Element* __restrict__ x, double* __restrict__ out, index_t planes) {
     await_launches();
-    __shared__ double cells[GROUPS][CELLS];
-    double* const own = cells[threadIdx.x / LANES];
-    if (threadIdx.x % LANES == 0)
-        for (int cell = 0; cell < CELLS; ++cell) own[cell] = 0;
-    const index_t plane = min(index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM, planes - 1);
-    const int lane = threadIdx.x % TEAM;
-    sum_plane<4>(x + plane * PLANE, lane, own);
+    extern __shared__ __align__(16) unsigned char shared_memory[];
+    double* const parked = reinterpret_cast<double*>(shared_memory);
+    __shared__ double cells[CELLS], of_rows[ROW_SLOTS * COLUMN_CELLS];
+    __shared__ unsigned char set_of[HEIGHT];
+    for (int row = threadIdx.x; row < HEIGHT; row += THREADS) set_of[row] = NONE;
+    for (int cell = threadIdx.x; cell < CELLS; cell += THREADS) cells[cell] = 0;
     __syncthreads();
-    const index_t first = index_t(blockIdx.x) * (THREADS / TEAM);
-    for (int i = threadIdx.x; i < THREADS / TEAM * SLOTS; i += THREADS) {
-        const int team = i / SLOTS, slot = i % SLOTS;
-        if (first + team >= planes) break;
+    for (int k = 0; k < SETS; ++k)
+        for (int r = threadIdx.x; r < ROWS[k].count; r += THREADS) set_of[ROWS[k].at(r) / WIDTH] = k;
+    const index_t plane = blockIdx.x;
+    for (int turn = 0; turn < TURNS; ++turn) {
+        for (int i = threadIdx.x; i < SETS * DOWN * PITCH; i += THREADS) parked[i] = 0;
+        __syncthreads();
+        park(x + plane * PLANE, turn, set_of, parked);
+        __syncthreads();
+        collect(turn, parked, cells);
+    }
+    for (int i = threadIdx.x; i < ROW_SLOTS * COLUMN_CELLS; i += THREADS) {
+        const int slot = i / COLUMN_CELLS, c = i % COLUMN_CELLS;
+        double sum = 0;
+#pragma unroll 4
+        for (int k = 0; k < SETS; ++k) sum += ROW_SLOTS_OF[k] >> slot & 1 ? cells[k * COLUMN_CELLS + c] : 0.0;
+        of_rows[i] = sum;
+    }
+    __syncthreads();
+    for (int slot = threadIdx.x; slot < SLOTS; slot += THREADS) {
         double total = 0;
-        for (int cell = 0; cell < CELLS; ++cell)
-            if (belongs(cell, slot))
-                for (int group = 0; group < TEAM / LANES; ++group) total += cells[team * (TEAM / LANES) + group][cell];
-        out[(first + team) * SLOTS + slot] = total;
+#pragma unroll 4
+        for (int c = 0; c < COLUMN_CELLS; ++c)
+            total += SLOTS_OF[c] >> slot % COLUMN_SLOTS & 1 ? of_rows[slot / COLUMN_SLOTS * COLUMN_CELLS + c] : 0.0;
+        out[(plane) * SLOTS + slot] = total;
     }
 }

@@ -141,6 +141,7 @@ class _Body(Steps):
 
         if op.transpose_w:
             feature, place = ("row", "r") if rows == n else (f"row % {n}", f"row / {n} * {k} + r")
+            feature = "row" if w.ndim > 2 else feature  # where every group has its own weights
             weight = self.reader.at(w, f"{feature} * {k} + r", sampled=False)
             pair = f"[&](index_t r) {{ return double({self.reader.at(x, place)}) * {weight}; }}"
             passes = [f"const double total = sum_of({k}, {pair});"]

@@ -180,7 +180,7 @@ def _of_contraction(
 
 def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:
     """In one pass where there are few different sums, else (and where that may be faster) one axis after the other."""
-    one: list[Option] = [] if in_one_pass(r) else [{}]
+    one: list[Option] = [] if in_one_pass(r) else [{"threads": n} for n in ranges.threads_worth_measuring(r)]
     if one and (r.total or r.sums <= FEW_SUMS):
         return one
     planes = prod(sizes(r.x, hints)[: r.leading])
@@ -251,7 +251,7 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
         case "range reduction" if "cut" in option and not group.record.total:
             return ranges_blocks.kernel(group.record, Cut(**option["cut"]), name, reference)
         case "range reduction":
-            return ranges.kernel(group.record, name, reference)
+            return ranges.kernel(group.record, name, reference, **option)
         case "sample program":
             return sample.kernel(group.record, name, reference)
     return stream.kernel(group.record, name, reference)

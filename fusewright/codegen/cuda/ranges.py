@@ -3,6 +3,8 @@
 total   everything of a plane, of any length: one line of memory
 line    several ranges of one axis: a line, segment by segment
 planes  ranges of two or three axes: threads keep their columns and walk along the rows, one set of rows after another
+parked  the same where a block has a plane to itself and sums of all sets fit shared memory: rows come as they lie in
+        memory, and are added to the sums of their set there
 
 A reduction of this kind is bound by memory.  About 40 KB must be under way per multiprocessor to hide its latency: a
 thread has six or eight loads of 16 bytes in flight, and registers are bounded so that three or four blocks of 256
@@ -13,7 +15,8 @@ second launch adds their parts in a fixed order.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, prod
+from functools import cached_property
+from math import ceil, log2, prod
 
 import torch
 
@@ -30,26 +33,40 @@ from fusewright.schedule.range_sums import RangeReduction
 MULTIPROCESSORS = 132
 FULL = 8 * MULTIPROCESSORS  # blocks that keep a large device busy
 ENOUGH = 3 * MULTIPROCESSORS  # planes that do so without being shared
+THREADS = 256  # of a block, where planes are large
+LONG = 8  # loads of a thread that are worth what a block does before and after
+MOST_PARKED = 72 * 1024 // THREADS  # bytes of shared memory for sums, per thread: a multiprocessor has 768 times that
+MOST_SETS, MOST_ROWS = 254, 8192  # of rows whose sums are parked: a byte for each says of which set it is
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What may be tried: threads of a block, blocks that fit a multiprocessor, loads in flight per thread."""
+    """Threads of a block, blocks that fit a multiprocessor, loads in flight per thread."""
 
-    threads: int = 256
-    blocks: int = 4
-    loads: int = 8
+    threads: int
+    blocks: int
+    loads: int
 
     @classmethod
-    def default(cls, r: RangeReduction) -> Tuning:
+    def of(cls, r: RangeReduction, threads: int) -> Tuning:
         """Lines of float32 need 64 registers; what keeps more sums at once, or converts, needs some more."""
         plain = r.x.dtype == torch.float32 and len(r.axes) == 1
-        return cls(blocks=4 if plain else 3, loads=6 if r.x.dtype.itemsize == 2 else 8)
+        blocks = (4 if plain else 3) * THREADS // threads
+        return cls(threads, blocks, loads=6 if r.x.dtype.itemsize == 2 else 8)
 
 
-def kernel(r: RangeReduction, name: str, reference: str = "", tuning: Tuning | None = None) -> Kernel:
+def kernel(r: RangeReduction, name: str, reference: str = "", threads: int = THREADS) -> Kernel:
     """The kernel of a range reduction; leading sizes, and that of a total, are those of the call."""
-    return _Writer(r, name, tuning or Tuning.default(r)).kernel(reference)
+    return _Writer(r, name, Tuning.of(r, threads)).kernel(reference)
+
+
+def threads_worth_measuring(r: RangeReduction) -> list[int]:
+    """Threads per block, the most promising number first: small planes do not keep many busy for long."""
+    writers = [_Writer(r, "", Tuning.of(r, THREADS // n)) for n in (1, 2, 4)]
+    if writers[0].shared_planes:
+        return [THREADS]
+    found = [w.tuning.threads for w in writers if w.form == "parked"]
+    return sorted(found, key=lambda n: abs(log2(writers[0].packs / (LONG * n)))) or [THREADS]
 
 
 @dataclass(frozen=True)
@@ -60,7 +77,46 @@ class _Writer(CudaRangeSections):
 
     @property
     def form(self) -> str:
-        return "total" if self.r.total else "line" if len(self.r.axes) == 1 else "planes"
+        if self.r.total or len(self.r.axes) == 1:
+            return "total" if self.r.total else "line"
+        return "planes" if self.parked is None else "parked"
+
+    @property
+    def columns(self) -> int:
+        """Neighbouring columns of a thread, which one load brings: a power of two of which all rows are multiples."""
+        return self._most_columns if self.parked is None else self.parked[0]
+
+    @property
+    def _most_columns(self) -> int:
+        count = 16 // self.r.x.dtype.itemsize
+        while self.tables.width % count:
+            count //= 2
+        return count
+
+    @cached_property
+    def parked(self) -> tuple[int, int] | None:
+        """Columns of a thread, and bytes of shared memory for sums of all sets of rows, where there is room."""
+        if self.r.total or len(self.r.axes) == 1:
+            return None
+        tables, t = self.tables, self.tuning
+        sets = len(tables.sets[0])
+        if self.packs < 2 * t.threads or self.alone or sets > MOST_SETS or tables.plane > MOST_ROWS * tables.width:
+            return None
+        segments, count = tables.columns.segments, self._most_columns
+        while count:
+            packs = ceil((segments[-1].end - segments[0].begin // count * count) / count)
+            across = ceil(packs / ceil(packs / t.threads))
+            size = sets * (t.threads // across) * across * count * 8
+            if size <= MOST_PARKED * t.threads:
+                return count, size
+            count //= 2
+        return None
+
+    @property
+    def loads(self) -> int:
+        """Loads under way per thread: more where they are small."""
+        small = self.parked is not None and self.columns * self.r.x.dtype.itemsize < 16
+        return (2 if small else 1) * self.tuning.loads
 
     @property
     def packs(self) -> int:
@@ -77,6 +133,8 @@ class _Writer(CudaRangeSections):
     def team(self) -> int:
         """Threads per plane: a block where that gives each a few loads, else the part of a warp that does."""
         t = self.tuning
+        if self.parked is not None:
+            return t.threads
         crowded = self.some_planes >= FULL * t.threads // 32
         if self.packs >= t.threads * (t.loads if crowded else 2):
             return t.threads
@@ -132,20 +190,23 @@ class _Writer(CudaRangeSections):
         """The launch of the main kernel."""
         pointers = (Argument("pointer", "x"), Argument("pointer", to))
         numbers = (self.planes, *([self.length] if self.r.total else []))
-        return Launch(self.name, (*pointers, *(Argument("long", n) for n in numbers)), grid, self.tuning.threads)
+        arguments = (*pointers, *(Argument("long", n) for n in numbers))
+        shared = 0 if self.parked is None else self.parked[1]
+        return Launch(self.name, arguments, grid, self.tuning.threads, shared)
 
     # ---- the text
 
     def text(self) -> str:
         r = self.r
-        head, body = {"total": self._total, "line": self._line, "planes": self._planes}[self.form]()
+        forms = {"total": self._total, "line": self._line, "planes": self._planes, "parked": self._parked}
+        head, body = forms[self.form]()
         lines = [
             f"// {self.name}: {self.about()}.",
             primitives("nonfinite", "await_launches", "elements"),
             *fill(texts.HEAD, **self._constants()),
             *self.value(),
             *self._tables(),
-            *fill(texts.ADD, T=compute_type(r.value.dtype)),
+            *([] if self.form == "parked" else fill(texts.ADD, T=compute_type(r.value.dtype))),
             *fill(texts.JOINED),
             *head,
             *body,
@@ -178,7 +239,7 @@ class _Writer(CudaRangeSections):
             "threads": t.threads,
             "team": self.team,
             "blocks": t.blocks,
-            "loads": t.loads,
+            "loads": self.loads,
             "cells": self.cells,
             "slots": self.r.slots,
         }
@@ -191,14 +252,16 @@ class _Writer(CudaRangeSections):
         if rows:
             lines += self.rows(fill(texts.ROWS_2D if len(rows) == 1 else texts.ROWS_3D))
         if not self.alone:
-            lines += [*self.members(), *fill(texts.BELONGS_PLANES if rows else texts.BELONGS_LINE)]
+            lines += self.members()
+            if self.form != "parked":
+                lines += fill(texts.BELONGS_PLANES if rows else texts.BELONGS_LINE)
         return [*lines, *self.scales(), ""]
 
-    def _stored(self, shared: bool) -> str:
-        """The statement that writes a slot; parts of planes are written as they are."""
+    def _stored(self, shared: bool, plane: str = "first + team") -> str:
+        """The statement that writes a slot of `plane`; parts of planes are written as they are."""
         if shared:
-            return "scratch[(blockIdx.y * planes + first + team) * SLOTS + slot] = total;"
-        return f"out[(first + team) * SLOTS + {self.place()}] = {self.result()};"
+            return f"scratch[(blockIdx.y * planes + {plane}) * SLOTS + slot] = total;"
+        return f"out[({plane}) * SLOTS + {self.place()}] = {self.result()};"
 
     def _total(self) -> tuple[Lines, Lines]:
         return self._take(1), self._entry(texts.TOTAL)
@@ -222,14 +285,24 @@ class _Writer(CudaRangeSections):
         )
 
     def _planes(self) -> tuple[Lines, Lines]:
+        head = fill(texts.SUM_PLANE, T=compute_type(self.r.value.dtype), **self._dealt())
+        return head, self._entry(texts.PLANES, count=self.columns)
+
+    def _parked(self) -> tuple[Lines, Lines]:
         shared = self.shared_planes
-        head = fill(
-            texts.SUM_PLANE,
+        return [], fill(
+            texts.PARKED,
+            name=self.name,
+            Result="double" if shared else ELEMENT[self.r.root.dtype],
+            to="scratch" if shared else "out",
             T=compute_type(self.r.value.dtype),
-            part=" * gridDim.y" if shared else "",
-            start="blockIdx.y * DOWN + down" if shared else "down",
+            width=self.tables.width,
+            count=self.columns,
+            store=self._stored(shared, "plane"),
+            **self._dealt(),
         )
-        count = 16 // self.r.x.dtype.itemsize
-        while self.tables.width % count:
-            count //= 2
-        return head, self._entry(texts.PLANES, count=count)
+
+    def _dealt(self) -> dict[str, str]:
+        """How rows are dealt to the blocks of a plane."""
+        shared = self.shared_planes
+        return {"part": " * gridDim.y" if shared else "", "start": "blockIdx.y * DOWN + down" if shared else "down"}

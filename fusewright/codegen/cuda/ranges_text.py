@@ -175,6 +175,121 @@ __device__ __forceinline__ void sum_plane(const Element* plane, int lane, double
 
 """
 
+# Where a block has a plane to itself, and the sums of its rows fit shared memory.
+PARKED = """
+constexpr int WIDTH = $width, HEIGHT = PLANE / WIDTH;  // elements of a row, and rows
+constexpr int COUNT = $count;  // neighbouring columns of a thread
+constexpr int BEGIN = FIRST / COUNT * COUNT, PACKS = (LAST - BEGIN + COUNT - 1) / COUNT;
+constexpr int TURNS = (PACKS + THREADS - 1) / THREADS, ACROSS = (PACKS + TURNS - 1) / TURNS, DOWN = THREADS / ACROSS;
+constexpr int PITCH = ACROSS * COUNT;  // columns of a turn
+constexpr int COLUMN_CELLS = SEGMENTS * PERIOD, ROW_SLOTS = SLOTS / COLUMN_SLOTS;
+constexpr int NONE = 255;  // the set of rows that are in no slot
+
+// Adds this thread's rows of a plane to parked[set][down], COUNT columns of each: rows come as they lie in memory, so
+// that as many loads are under way wherever sets begin and end.
+__device__ __forceinline__ void park(const Element* plane, int turn, const unsigned char* set_of, double* parked) {
+    const int across = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
+    const int first = BEGIN + (turn * ACROSS + across) * COUNT, stride = DOWN$part;
+    if (down >= DOWN || first >= LAST) return;
+    double* const own = parked + down * PITCH + across * COUNT;
+#pragma unroll 1
+    for (int r = $start; r < HEIGHT; r += LOADS * stride) {
+        Pack<COUNT> pack[LOADS];
+        int set[LOADS];
+#pragma unroll
+        for (int u = 0; u < LOADS; ++u) {
+            const int row = r + u * stride;
+            set[u] = row < HEIGHT ? set_of[row] : NONE;
+            const Element* const from = plane + row * WIDTH + first;
+            if (set[u] != NONE) pack[u].word = __ldcs(reinterpret_cast<const typename Pack<COUNT>::Word*>(from));
+        }
+        $T few[COUNT] = {};  // a few additions in the type of the values, all others in float64
+#pragma unroll
+        for (int u = 0; u < LOADS; ++u) {
+            if (set[u] == NONE) continue;
+            const bool more = u > 0 && set[u > 0 ? u - 1 : 0] == set[u];
+#pragma unroll
+            for (int e = 0; e < COUNT; ++e) few[e] = more ? few[e] + value(pack[u].at[e]) : value(pack[u].at[e]);
+            if (u + 1 < LOADS && set[u + 1 < LOADS ? u + 1 : u] == set[u]) continue;
+#pragma unroll
+            for (int e = 0; e < COUNT; ++e) own[set[u] * (DOWN * PITCH) + e] += few[e];
+        }
+    }
+}
+
+// Adds up what is parked of one turn: first what the threads of a column have, then the columns of every cell.
+__device__ __forceinline__ void collect(int turn, double* parked, double* cells) {
+    for (int i = threadIdx.x; DOWN > 1 && i < SETS * PITCH; i += THREADS) {
+        double* const own = parked + i / PITCH * (DOWN * PITCH) + i % PITCH;
+        double sum = 0;
+#pragma unroll
+        for (int down = 0; down < DOWN; ++down) sum += own[down * PITCH];
+        own[0] = sum;
+    }
+    __syncthreads();
+    const int from = BEGIN + turn * PITCH, until = from + PITCH;
+    const auto sum_of = [&](int cell, int lane, int lanes) {
+        const Segment segment = SEGMENT[cell / PERIOD % SEGMENTS];
+        const int begin = max(segment.begin, from), end = min(segment.end, until);
+        const int first = begin + (cell % PERIOD + PERIOD - begin % PERIOD) % PERIOD;
+        const double* const own = parked + cell / COLUMN_CELLS * (DOWN * PITCH) - from;
+        double sum = 0;
+#pragma unroll 4
+        for (int column = first + lane * PERIOD; column < end; column += lanes * PERIOD) sum += own[column];
+        return sum;
+    };
+    const auto is_wide = [&](int cell) {
+        const Segment segment = SEGMENT[cell / PERIOD % SEGMENTS];
+        return segment.end - segment.begin > 16 * PERIOD;
+    };
+    for (int cell = threadIdx.x; cell < CELLS; cell += THREADS)
+        if (!is_wide(cell)) cells[cell] += sum_of(cell, 0, 1);
+    for (int cell = threadIdx.x / 32; cell < CELLS; cell += THREADS / 32) {
+        if (!is_wide(cell)) continue;
+        const double sum = joined(sum_of(cell, threadIdx.x % 32, 32));
+        if (threadIdx.x % 32 == 0) cells[cell] += sum;
+    }
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+$name(const Element* __restrict__ x, $Result* __restrict__ $to, index_t planes) {
+    await_launches();
+    extern __shared__ __align__(16) unsigned char shared_memory[];
+    double* const parked = reinterpret_cast<double*>(shared_memory);
+    __shared__ double cells[CELLS], of_rows[ROW_SLOTS * COLUMN_CELLS];
+    __shared__ unsigned char set_of[HEIGHT];
+    for (int row = threadIdx.x; row < HEIGHT; row += THREADS) set_of[row] = NONE;
+    for (int cell = threadIdx.x; cell < CELLS; cell += THREADS) cells[cell] = 0;
+    __syncthreads();
+    for (int k = 0; k < SETS; ++k)
+        for (int r = threadIdx.x; r < ROWS[k].count; r += THREADS) set_of[ROWS[k].at(r) / WIDTH] = k;
+    const index_t plane = blockIdx.x;
+    for (int turn = 0; turn < TURNS; ++turn) {
+        for (int i = threadIdx.x; i < SETS * DOWN * PITCH; i += THREADS) parked[i] = 0;
+        __syncthreads();
+        park(x + plane * PLANE, turn, set_of, parked);
+        __syncthreads();
+        collect(turn, parked, cells);
+    }
+    for (int i = threadIdx.x; i < ROW_SLOTS * COLUMN_CELLS; i += THREADS) {
+        const int slot = i / COLUMN_CELLS, c = i % COLUMN_CELLS;
+        double sum = 0;
+#pragma unroll 4
+        for (int k = 0; k < SETS; ++k) sum += ROW_SLOTS_OF[k] >> slot & 1 ? cells[k * COLUMN_CELLS + c] : 0.0;
+        of_rows[i] = sum;
+    }
+    __syncthreads();
+    for (int slot = threadIdx.x; slot < SLOTS; slot += THREADS) {
+        double total = 0;
+#pragma unroll 4
+        for (int c = 0; c < COLUMN_CELLS; ++c)
+            total += SLOTS_OF[c] >> slot % COLUMN_SLOTS & 1 ? of_rows[slot / COLUMN_SLOTS * COLUMN_CELLS + c] : 0.0;
+        $store
+    }
+}
+"""
+
 BELONGS_LINE = """
 __device__ __forceinline__ bool belongs(int cell, int slot) { return SLOTS_OF[cell] >> slot & 1; }
 """

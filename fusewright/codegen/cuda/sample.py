@@ -186,9 +186,11 @@ class _Body(Steps):
         count = numel(step)
         lanes = 1 if not op.transpose_w and n >= 32 else self._lanes(Rows(count, k, "r"))
         row, left = ("row", "r") if count == n else (f"row % {n}", f"row / {n} * {k} + r")
-        weight = f"{row} * {k} + r" if op.transpose_w else f"r * {n} + {row}"
-        body = f"[&](int r) {{ return {self.reader.at(x, left)} * {self.reader.at(w, weight, sampled=False)}; }}"
-        passes = [_over("double", "total", lanes, k, "0.0", body, "Add")]
+        feature = "row" if w.ndim > 2 else row  # where every group has its own weights
+        weight = f"{feature} * {k} + r" if op.transpose_w else f"r * {n} + {row}"
+        factors = self.reader.at(x, left), self.reader.at(w, weight, sampled=False)
+        texts_of = ", ".join(f"[&](int r) {{ return {text}; }}" for text in factors)
+        passes = [f"const double total = rows::dot<{lanes}, {k}>({texts_of});"]
         bias = step.args[2]
         text = "total" if bias is None else f"total + {self.reader.at(bias, row, sampled=False)}"
         return self._teams(count, lanes, [], passes, self._once(step, to, as_type(compute_type(step.dtype), text)))

@@ -41,6 +41,24 @@ __device__ __forceinline__ T over(int length, T start, Element element, Join joi
     for (int r = threadIdx.x % LANES; r < length; r += LANES) start = join(start, T(element(r)));
     return joined<LANES>(start, join);
 }
+// The sum of left(0) * right(0) ... left(LENGTH - 1) * right(LENGTH - 1).  `right` is in memory: a thread has up to 16
+// loads of it under way before it uses the first, none of them behind a branch.
+template <int LANES, int LENGTH, typename Left, typename Right>
+__device__ __forceinline__ double dot(Left left, Right right) {
+    constexpr int EACH = (LENGTH + LANES - 1) / LANES, TURNS = (EACH + 15) / 16, LOADS = (EACH + TURNS - 1) / TURNS;
+    double total = 0;
+    for (int first = threadIdx.x % LANES; first < LENGTH; first += LOADS * LANES) {
+        decltype(right(0)) factor[LOADS];
+#pragma unroll
+        for (int u = 0; u < LOADS; ++u) factor[u] = right(min(first + u * LANES, LENGTH - 1));
+#pragma unroll
+        for (int u = 0; u < LOADS; ++u) {
+            const double product = left(min(first + u * LANES, LENGTH - 1)) * factor[u];
+            total += first + u * LANES < LENGTH ? product : 0;
+        }
+    }
+    return joined<LANES>(total, Add());
+}
 }  // namespace rows
 
 """

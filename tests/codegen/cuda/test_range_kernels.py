@@ -11,7 +11,7 @@ import torch
 from emulation.emulate import ORDERS, emulate
 from torch import Tensor
 
-from fusewright.codegen.cuda.ranges import kernel
+from fusewright.codegen.cuda.ranges import kernel, threads_worth_measuring
 from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise
 from fusewright.ir.node import Node, make
@@ -93,9 +93,9 @@ def random(node: Node, seed: int, offset: float = 0.0) -> Tensor:
     return (torch.randn(node.shape, generator=generator, dtype=F64) + offset).to(node.dtype)
 
 
-def check(root: Node, x: Tensor | None = None, order: str = "forward") -> Kernel:
+def check(root: Node, x: Tensor | None = None, order: str = "forward", threads: int = 256) -> Kernel:
     r = parsed(root)
-    k = kernel(r, "fused_test")
+    k = kernel(r, "fused_test", threads=threads)
     x = random(r.x, 1) if x is None else x
     value = _value(r.value, r.x, x.double())
     got, want = emulate(k, x, order=order), expected(root.op, value)
@@ -182,6 +182,66 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_value(name: str) -> None:
     check(CASES[name](), order=ORDERS[zlib.crc32(name.encode()) % 3])
+
+
+# Planes that a block has to itself, whose sums of rows are parked in shared memory.
+PARKED = {
+    "steps 2 and 3": lambda: sums(inp(*P, 61, 64), {2: strided(61, 3, 2), 3: strided(64, 4, 3)}),
+    "odd rows": lambda: sums(inp(*P, 50, 51), {2: borders(50, 3), 3: borders(51, 2)}),
+    "rows of no slot": lambda: sums(
+        inp(*P, 48, 52), {2: (Slot(5, 30, 1, 0.5), Slot(33, 44, 2, 2.0)), 3: borders(52, 3)}
+    ),
+    "crop of both": lambda: sums(
+        inp(*P, 48, 52), {2: (Slot(3, 40, 1, 0.5),), 3: (Slot(5, 49, 1, 1.0), Slot(6, 50, 1, 1.0))}
+    ),
+    "windows of both": lambda: sums(inp(1, 2, 60, 60), {2: windows(60, 20), 3: windows(60, 7)}),
+    "volumes": lambda: sums(inp(1, 2, 9, 18, 27), {2: strided(9, 3, 2), 3: strided(18, 2, 2), 4: strided(27, 3, 2)}),
+    "volumes, borders": lambda: sums(inp(1, 2, 6, 20, 24), {2: borders(6, 2), 3: borders(20, 3), 4: borders(24, 2)}),
+    "several turns": lambda: sums(inp(1, 2, 5, 4100), {2: borders(5, 2), 3: borders(4100, 3)}),
+    "several turns, step 2": lambda: sums(inp(1, 1, 6, 2100), {2: strided(6, 3, 2), 3: strided(2100, 3, 2)}),
+    "shared": lambda: sums(inp(1, 2, 200, 140), {2: strided(200, 3, 2), 3: borders(140, 3)}),
+    "bf16": lambda: sums(inp(*P, 60, 88, dtype=BF16), {2: borders(60, 3), 3: borders(88, 3)}, F32),
+    "fp16 to fp16": lambda: sums(inp(*P, 60, 90, dtype=F16), {2: borders(60, 3, 0.1), 3: strided(90, 3, 2)}, F16),
+    "float64": lambda: sums(inp(*P, 40, 34, dtype=F64), {2: borders(40, 3), 3: borders(34, 2)}),
+    "of exp": lambda: sums(pointwise("exp", inp(*P, 45, 48)), {2: borders(45, 2), 3: borders(48, 3)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("threads", [64, 256])
+@pytest.mark.parametrize("name", PARKED)
+def test_parked_sums(name: str, threads: int) -> None:
+    k = check(PARKED[name](), order=ORDERS[(zlib.crc32(name.encode()) + threads) % 3], threads=threads)
+    assert "parked[set][down]" in k.source and k.launches[0].threads == threads
+
+
+@pytest.mark.parametrize("name", ["steps 2 and 3", "shared", "several turns"])
+def test_parked_sums_have_one_order(name: str) -> None:
+    r = parsed(PARKED[name]())
+    k, x = kernel(r, "fused_test"), random(r.x, 2)
+    first = emulate(k, x)
+    assert all(torch.equal(first, emulate(k, x, order=order, seed=3)) for order in ORDERS[1:])
+
+
+@pytest.mark.parametrize("value", [nan, inf])
+@pytest.mark.parametrize("name", ["steps 2 and 3", "rows of no slot", "odd rows"])
+def test_parked_values_that_are_not_finite_reach_their_slots_alone(name: str, value: float) -> None:
+    root = PARKED[name]()
+    x = random(parsed(root).x, 3)
+    x.view(-1)[0], x.view(-1)[-1], x[0, 1, 4] = value, -value, value
+    check(root, x)
+
+
+def test_many_sums_of_rows_are_not_parked() -> None:
+    """Where they do not fit: each has a number per column, and a copy for all threads that share it."""
+    k = kernel(parsed(sums(inp(*P, 200, 500), {2: borders(200, 40), 3: borders(500, 3)})), "fused_test")
+    assert "parked" not in k.source
+
+
+@pytest.mark.parametrize(("shape", "threads"), [((512, 512), 256), ((64, 64), 128), ((28, 28), 64)])
+def test_small_planes_have_small_blocks(shape: tuple[int, int], threads: int) -> None:
+    h, w = shape
+    r = parsed(sums(inp(256, 64, h, w), {2: borders(h, 3), 3: borders(w, 3)}))
+    assert threads_worth_measuring(r)[0] == threads
 
 
 @pytest.mark.parametrize(
@@ -296,6 +356,7 @@ def test_segments_cover_what_slots_hold() -> None:
 GOLDENS = {
     "ranges_total": lambda: sums(inp(16, 64, 512, 512), {2: whole(512), 3: whole(512)}),
     "ranges_borders": lambda: sums(inp(32, 64, 256, 256), {2: borders(256, 3), 3: borders(256, 3)}),
+    "ranges_small_planes": lambda: sums(inp(32, 64, 16, 20), {2: borders(16, 3), 3: borders(20, 3)}),
 }
 
 
@@ -310,7 +371,8 @@ def test_golden(name: str) -> None:
     [
         "ranges_total",
         "ranges_borders",
-        "shared, borders",
+        "ranges_small_planes",
+        "volumes",
         "3-d step 2",
         "fp16, shared planes",
         "1-d step 8, bf16",
@@ -319,5 +381,5 @@ def test_golden(name: str) -> None:
 )
 def test_compiles(name: str, arch: str) -> None:
     core = pytest.importorskip("cuda.core")
-    source = kernel(parsed((CASES | GOLDENS)[name]()), "fused_test").source
+    source = kernel(parsed((CASES | PARKED | GOLDENS)[name]()), "fused_test").source
     core.Program(source, "c++", core.ProgramOptions(arch=arch, std="c++17")).compile("cubin")

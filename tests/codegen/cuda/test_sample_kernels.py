@@ -165,6 +165,10 @@ CASES: dict[str, Callable[[], Node]] = {
     # products
     "linear": lambda: linear(X, inp(1, 7, 12), inp(2, 7)),
     "linear, wide": lambda: linear(inp(0, B, 3), inp(1, 300, 3)),
+    "linear, grouped": lambda: make(ops.Matmul(True), inp(0, B, 3, 1, 12), inp(1, 3, 7, 12), None),
+    "linear, grouped and long": lambda: reshape(
+        make(ops.Matmul(True), reshape(inp(0, B, 1400), (B, 2, 1, 700)), inp(1, 2, 30, 700), None), (B, 60)
+    ),
     "linear, long": lambda: linear(inp(0, B, 700), inp(1, 3, 700), inp(2, 3)),
     "matmul": lambda: matmul(X, inp(1, 12, 40)),
     "matmul, narrow": lambda: matmul(inp(0, B, 33), inp(1, 33, 2), inp(2, 2)),
