@@ -81,6 +81,7 @@ POLYNOMIALS = {
     "erfc32": (complement, (mpf("0.92"), mpf("3.95")), 9, 9),
     "gelu32": (below, (0, 6), 12, 9),
     "sin32": (sine, (0, (pi / 4) ** 2), 3, 9),
+    "half_turn32": (sine, (0, (pi / 2 * mpf("1.0001")) ** 2), 4, 9),
     "cos32": (cosine, (0, (pi / 4) ** 2), 3, 9),
     "atan32": (arc_tangent, (0, 1), 9, 9),
     "artanh32": (inverse_tangent, (0, mpf(1) / 9), 4, 9),

@@ -82,28 +82,34 @@ __device__ __forceinline__ float arc_tangent(float x) {
 }
 """,
     "sine": """
-// From x = n pi/2 + r, pi/2 in three parts: n times the first two are exact where much of x cancels.  What is farther
-// away than that, or no number, is rare: it takes CUDA's way, which is long, once for all calls.
+// sin x = (-1)^n sin r with x = n pi + r, cos x = -(-1)^n sin r with x = (n + 1/2) pi + r; pi in three parts: n times
+// the first two are exact where much of x cancels.  What is farther away than FAR, or no number, is rare: it takes CUDA's
+// way, which is long, once for all calls.
 constexpr float FAR = 100000;
 __device__ __noinline__ float sine_of_far(float x) { return sin(x); }
 __device__ __noinline__ float cosine_of_far(float x) { return cos(x); }
-// The sine of x, `more` quarters of a turn on.
-__device__ __forceinline__ float sine_of_near(float x, unsigned more) {
-    const float shifted = fmaf(x, 0.636619772f, 0x1.8p23f), n = shifted - 0x1.8p23f;
-    const float r = fmaf(n, -0x1.846988p-48f, fmaf(n, -0x1.4442dp-24f, fmaf(n, -0x1.921fb4p0f, x))), z = r * r;
-    const unsigned quarters = __float_as_uint(shifted) + more;
-    const float of_sine = $sin32, of_cosine = $cos32;
-    const float even = r + r * (z * of_sine), odd = 1 + z * (z * of_cosine - 0.5f);
-    const float y = quarters & 1 ? odd : even;
-    return __uint_as_float(__float_as_uint(y) ^ (quarters & 2) << 30);
+// sin (x - turns pi), negated where bit 0 of `odd` is set.
+__device__ __forceinline__ float sine_of_rest(float x, float turns, unsigned odd) {
+    const float less = fmaf(turns, -0x1.4442dp-23f, fmaf(turns, -0x1.921fb4p1f, x));
+    const float r = fmaf(turns, -0x1.846988p-47f, less), z = r * r;
+    const float p = $half_turn32;
+    return __uint_as_float(__float_as_uint(r + r * (z * p)) ^ odd << 31);
+}
+__device__ __forceinline__ float sine_of_near(float x) {
+    const float shifted = fmaf(x, 0.318309886f, 0x1.8p23f);
+    return sine_of_rest(x, shifted - 0x1.8p23f, __float_as_uint(shifted));
+}
+__device__ __forceinline__ float cosine_of_near(float x) {
+    const float shifted = fmaf(x, 0.318309886f, -0.5f) + 0x1.8p23f;
+    return sine_of_rest(x, shifted - 0x1.8p23f + 0.5f, __float_as_uint(shifted) + 1);
 }
 __device__ __forceinline__ float sine(float x) {
-    float y = sine_of_near(x, 0);
+    float y = sine_of_near(x);
     if (!(fabs(x) <= FAR)) y = sine_of_far(x);
     return y;
 }
 __device__ __forceinline__ float cosine(float x) {
-    float y = sine_of_near(x, 1);
+    float y = cosine_of_near(x);
     if (!(fabs(x) <= FAR)) y = cosine_of_far(x);
     return y;
 }
