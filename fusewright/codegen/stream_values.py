@@ -68,8 +68,9 @@ class StreamValues(ABC):
             lines = [*unroll, *block(f"for (int u{a} = 0; u{a} < KERNEL[{k}]; ++u{a})", [*body, *lines])]
         return lines
 
-    def divisor(self) -> str | None:
-        """Text of what an average of element ``e`` is divided by; `None` for maxima and minima."""
+    def divisor(self, tall: int | None = None) -> str | None:
+        """Text of what an average of element ``e`` is divided by; `None` for maxima and minima.  Elements lie along the
+        last axis, or along another, `tall`, which has a coordinate for each."""
         op, compute = self.window.op, compute_type(self.window.node.dtype)
         if op.kind != "avg":
             return None
@@ -78,7 +79,7 @@ class StreamValues(ABC):
         counts = []
         for a, axis in enumerate(self.s.axes):
             if axis.window is not None:
-                i = f"i{a} + e" if a == self.last else f"i{a}"
+                i = f"i{a} + e" if a == self.last and tall is None else f"i{a}"
                 counts.append(f"counted<{axis.window}>({i}, d.m{a})")
         return f"{compute}({' * '.join(counts)})"
 

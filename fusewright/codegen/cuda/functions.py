@@ -83,8 +83,8 @@ __device__ __forceinline__ float arc_tangent(float x) {
 """,
     "sine": """
 // sin x = (-1)^n sin r with x = n pi + r, cos x = -(-1)^n sin r with x = (n + 1/2) pi + r; pi in three parts: n times
-// the first two are exact where much of x cancels.  What is farther away than FAR, or no number, is rare: it takes CUDA's
-// way, which is long, once for all calls.
+// the first two are exact where much of x cancels.  What is farther away than FAR, or no number, is rare: it takes
+// CUDA's way, which is long, once for all calls.
 constexpr float FAR = 100000;
 __device__ __noinline__ float sine_of_far(float x) { return sin(x); }
 __device__ __noinline__ float cosine_of_far(float x) { return cos(x); }

@@ -11,6 +11,7 @@ in a fixed order.  A second reduction belongs to that launch as well.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from textwrap import wrap
 
@@ -18,6 +19,7 @@ from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import stream_text as text
 from fusewright.codegen.cuda.folds import PLANES, fold
 from fusewright.codegen.cuda.primitives import preamble
+from fusewright.codegen.cuda.stream_tall import TallValues, tall
 from fusewright.codegen.cuda.stream_values import Values, Widths, decode, widths
 from fusewright.codegen.stream_sections import StreamSections
 from fusewright.codegen.stream_sizes import hint
@@ -148,6 +150,7 @@ class _Writer(StreamSections):
         if self.shape.team > 1 or self.shape.parts is not None:
             lines += [*fill(text.JOINED), ""]
         lines += self.values.counted() + self.values.text() + [""]
+        lines += [*self.tall.text(), ""] if self.tall is not None else []
         for i in range(len(self.s.folds)):
             lines += [*self.values.tail(i), ""]
         lines += [*self._body(), "", *self._entry()]
@@ -187,6 +190,14 @@ class _Writer(StreamSections):
     def _body(self) -> Lines:
         return {"flat": self._flat, "rows": self._rows, "columns": self._columns}[self.shape.form]()
 
+    @cached_property
+    def tall(self) -> TallValues | None:
+        """Values on each other in place of single ones, where windows share what they read."""
+        if self.shape.form == "rows" or self.shape.parts is not None:
+            return None
+        found = tall(self.s)
+        return None if found is None else TallValues(self.s, self.names, found)
+
     def _common(self, wide_at_once: int, at_once: int) -> dict[str, object]:
         return {
             "T": compute_type(self.s.value.dtype),
@@ -203,13 +214,14 @@ class _Writer(StreamSections):
         return decode(index, axes, " * V" if axes[-1:] == [self.last] else "")
 
     def _flat(self) -> Lines:
-        return fill(
+        lines = fill(
             text.FLAT,
             out=ELEMENT[self.s.root.dtype],
             items=self._items(self.all),
             decode=self._decode("item", self.all),
             **self._common(2, 4),
         )
+        return lines if self.tall is None else [*lines, "", *self.tall.flat()]
 
     def _target(self) -> str:
         return "double* scratch, int parts" if self.shape.parts is not None else f"{ELEMENT[self.s.root.dtype]}* out"
@@ -243,9 +255,33 @@ class _Writer(StreamSections):
         return next((n for n in (8, 4, 2) if n <= min(most, share)), 1)
 
     def _columns(self) -> Lines:
-        parts, team = self.shape.parts is not None, self.shape.team
+        common = self._common(4, 8)
+        at_once = f"AT_ONCE = WIDE ? {common['wide_at_once']} : {common['at_once']}"
         result = compute_type(self.s.root.dtype)
         write = [f"{result} value[V];", "finish(d, item * V, fold, value);", "store<V>(out + item * V, value);"]
+        lines = self._columns_of(
+            write,
+            head=["template <bool WIDE>", f"__device__ __forceinline__ void columns(const Data& d, {self._target()})"],
+            values=f"VALUES<WIDE>, {at_once}",
+            function="values<WIDE>",
+            items=self._items(self.results),
+            decode_item=self._decode("item", self.results),
+        )
+        if self.tall is None:
+            return lines
+        tall = self._columns_of(
+            self.tall.write(self.results, result),
+            head=[f"__device__ __forceinline__ void tall(const Data& d, {self._target()})"],
+            values="TALL, AT_ONCE = 1",
+            function="tall_values",
+            items=self.tall.items(self.results),
+            decode_item=self.tall.decode("item", self.results),
+        )
+        return [*lines, "", *tall]
+
+    def _columns_of(self, write: Lines, *, head: Lines, **names: object) -> Lines:
+        """The function that folds a thread's values, and writes the results by `write`."""
+        parts, team = self.shape.parts is not None, self.shape.team
         share = ["const index_t begin = 0, end = item < items ? reduced : 0;"]
         if parts:
             share = ["const index_t part = job % parts, share = (reduced + parts - 1) / parts;"]
@@ -254,17 +290,17 @@ class _Writer(StreamSections):
             write = ["#pragma unroll", "for (int e = 0; e < V; ++e)", f"    {save}"]
         return fill(
             text.COLUMNS,
-            parameters=self._target(),
-            items=self._items(self.results),
+            head="\n".join(head),
             reduced=" * ".join(f"d.n{a}" for a in self.axes["first"]),
             times_parts=" * parts" if parts else "",
             over_parts=" / parts" if parts else "",
             share=share,
-            decode_item=self._decode("item", self.results),
             decode_reduced=decode("r", self.axes["first"], ""),
             join=fill(text.COLUMNS_JOIN) if team > 1 else [],
             write=[f"if ({'member == 0 && ' if team > 1 else ''}item < items) {{", *indent(write), "}"],
-            **self._common(4, 8),
+            T=compute_type(self.s.value.dtype),
+            coordinates=", ".join(f"i{a}" for a in self.all),
+            **names,
         )
 
     def _signature(self, entry: str, *more: str) -> Lines:
@@ -284,10 +320,11 @@ class _Writer(StreamSections):
         parts = self.shape.parts is not None
         more = ("double* scratch", "int parts") if parts else (f"{ELEMENT[self.s.root.dtype]}* __restrict__ out",)
         body = ["await_launches();", f"const Data d{{{self._members()}}};"]
+        other = call % "false" if self.tall is None else f"tall(d, {', '.join(target)});"
         if self.wide:
-            body += [f"if ({' && '.join(self._conditions())})", f"    {call % 'true'}", "else", f"    {call % 'false'}"]
+            body += [f"if ({' && '.join(self._conditions())})", f"    {call % 'true'}", "else", f"    {other}"]
         else:
-            body += [call % "false"]
+            body += [other]
         if self.s.weights:
             body.append("if (d.outside) __trap();  // an index was that of no row: eager's own kernel fails as well")
         head = 'extern "C" __global__ void __launch_bounds__(THREADS)'

@@ -110,9 +110,8 @@ __device__ __forceinline__ void rows(const Data& d, $parameters) {
 COLUMNS = """
 // LANES threads side by side along the last axis, TEAM of them on each other: each of those walks along its share of
 // what is reduced.
-template <bool WIDE>
-__device__ __forceinline__ void columns(const Data& d, $parameters) {
-    constexpr int V = VALUES<WIDE>, AT_ONCE = WIDE ? $wide_at_once : $at_once;
+$head {
+    constexpr int V = $values;
     const int lane = threadIdx.x % LANES, member = threadIdx.x / LANES;
     const index_t items = $items, reduced = $reduced;
     const index_t blocks = (items + LANES - 1) / LANES;
@@ -122,7 +121,7 @@ __device__ __forceinline__ void columns(const Data& d, $parameters) {
         $decode_item
         const auto reduced_values = [&](index_t r, $T (&value)[V]) {
             $decode_reduced
-            values<WIDE>(d, $coordinates, value);
+            $function(d, $coordinates, value);
         };
         First fold[V];
 #pragma unroll
@@ -152,6 +151,38 @@ __device__ __forceinline__ void columns(const Data& d, $parameters) {
         $join
         $write
     }
+}
+"""
+
+TALL_FLAT = """
+// Every thread computes TALL values on each other, and writes them.
+__device__ __forceinline__ void tall(const Data& d, $out* out) {
+    const index_t items = $items;
+    const index_t all = index_t(gridDim.x) * THREADS;
+    for (index_t item = index_t(blockIdx.x) * THREADS + threadIdx.x; item < items; item += all) {
+        $decode
+        $T value[TALL];
+        tall_values(d, $coordinates, value);
+        const index_t place = $place;
+#pragma unroll
+        for (int e = 0; e < TALL; ++e) {
+            const $T one[1] = {value[e]};
+            if (i$a + e < d.n$a) store<1>(out + place + e$step, one);
+        }
+    }
+}
+"""
+
+TALL_WRITE = """
+const index_t place = $place;
+#pragma unroll
+for (int e = 0; e < V; ++e) {
+    const First one[1] = {fold[e]};
+    const index_t result = place + e$step;
+    if (i$a + e >= d.n$a) break;
+    $R value[1];
+    finish(d, result, one, value);
+    store<1>(out + result, value);
 }
 """
 

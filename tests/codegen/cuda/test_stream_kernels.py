@@ -195,7 +195,70 @@ def test_dtypes(name: str, dtype: torch.dtype) -> None:
     check(roots[name](), order="shuffled")
 
 
+# Windows that share rows, over a last axis that 16-byte loads do not fit: values on each other per thread.
+Y = inp(0, 2, 3, 17, 13)
+TALL: dict[str, Callable[[], Node]] = {
+    "max 3 s1": lambda: pool(Y, "max", (3, 3), 1),
+    "max 6 s3": lambda: pool(Y, "max", (6, 6), 3),
+    "min 3 s2 p1": lambda: pool(Y, "min", (3, 3), 2, 1),
+    "max 8x2": lambda: pool(Y, "max", (8, 2), 2),
+    "max 5 s2 p2, ceil": lambda: pool(Y, "max", (5, 5), 2, 2, ceil_mode=True),
+    "max dilated along the last": lambda: make(ops.Pool("max", (3, 3), (1, 2), (0, 0), (1, 2)), Y),
+    "avg 4 s1": lambda: pool(Y, "avg", (4, 4), 1),
+    "avg 3 s2 p1": lambda: pool(Y, "avg", (3, 3), 2, 1),
+    "avg 3 s2 p1 without padding": lambda: pool(Y, "avg", (3, 3), 2, 1, count_include_pad=False),
+    "avg 4 s3 p2, ceil, without padding": lambda: pool(Y, "avg", (4, 4), 3, 2, ceil_mode=True, count_include_pad=False),
+    "avg divisor": lambda: pool(Y, "avg", (3, 3), 1, divisor=4),
+    "few rows": lambda: pool(inp(0, 2, 3, 6, 13), "max", (4, 3), 1),
+    "3-d along d": lambda: make(ops.Pool("avg", (5, 2, 2), (1, 2, 2), (1, 0, 0), (1,) * 3), inp(0, 2, 3, 9, 5, 7)),
+    "3-d along h": lambda: make(ops.Pool("max", (2, 5, 2), (2, 1, 2), (0,) * 3, (1,) * 3), inp(0, 1, 2, 4, 9, 7)),
+    "trees": lambda: pointwise(
+        "mul",
+        pointwise(
+            "add", pool(pointwise("tanh", pointwise("mul", Y, inp(1, 3, 1, 1))), "max", (3, 3), 1), inp(2, 15, 1)
+        ),
+        inp(3, 2, 3, 15, 11),
+    ),
+    "channels": lambda: fold(pool(inp(0, 2, 9, 14, 7), "max", (4, 3), 1), "sum", 1),
+    "channels, many": lambda: pointwise(
+        "sub", fold(pointwise("tanh", pool(inp(0, 1, 70, 9, 5), "avg", (3, 1), 1)), "logsumexp", 1), inp(1, 7, 5)
+    ),
+    "fp16": lambda: pool(inp(0, 2, 3, 17, 13, dtype=F16), "avg", (4, 4), 1),
+    "bf16": lambda: fold(pool(inp(0, 2, 5, 17, 13, dtype=BF16), "max", (4, 4), 1), "mean", 1),
+    "float64": lambda: pool(inp(0, 2, 3, 17, 13, dtype=F64), "avg", (3, 3), 1),
+}
+
+
+@pytest.mark.parametrize("name", TALL)
+def test_values_on_each_other(name: str) -> None:
+    k = check(TALL[name](), order=("forward", "reverse", "shuffled")[zlib.crc32(name.encode()) % 3])
+    assert "tall(d, out);" in k.source
+
+
+def test_values_on_each_other_of_other_sizes() -> None:
+    """Sizes are arguments: also where there are fewer values than a thread has, or 16-byte loads fit after all."""
+    k = kernel(stream_of(pool(Y, "max", (3, 3), 1)), "fused_test")
+    for shape in ((2, 3, 3, 5), (1, 2, 4, 9), (2, 1, 5, 6), (1, 3, 40, 18), (0, 3, 9, 9)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(emulate(k, x), torch.nn.functional.max_pool2d(x, 3, 1), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["sums by rows", "no overlap", "large", "dilated", "in parts"])
+def test_not_on_each_other(name: str) -> None:
+    roots = {
+        "sums by rows": lambda: fold(pool(Y, "max", (3, 3), 1), "sum", 2, 3),
+        "no overlap": lambda: pool(Y, "max", (3, 3), 3),
+        "large": lambda: pool(inp(0, 1, 1, 60, 61), "avg", (20, 20), 1),
+        "dilated": lambda: pool(Y, "max", (3, 3), 1, dilation=2),
+        "in parts": lambda: fold(pool(inp(0, 1, 600, 6, 5), "max", (3, 3), 1), "sum", 1),
+    }
+    k = kernel(stream_of(roots[name]()), "fused_test")
+    assert "tall" not in k.source
+
+
 SPECIAL = {
+    "tall max pool": lambda: pool(Y, "max", (3, 3), 1),
+    "tall avg pool": lambda: pool(Y, "avg", (3, 3), 2, 1),
     "flat": lambda: pointwise("relu", X),
     "clamp": lambda: pointwise("clamp", X, params=(-1.0, 1.0)),
     "max pool": lambda: pool(X, "max", (3, 3), 2, 1),
@@ -353,6 +416,8 @@ COMPILED = [
     "div, pool, mean, bias, sum",
     "channels, then positions",
     "3-d",
+    "avg 4 s3 p2, ceil, without padding",
+    "channels, many",
 ]
 
 
@@ -360,7 +425,7 @@ COMPILED = [
 def test_compiles(arch: str) -> None:
     core = pytest.importorskip("cuda.core", reason="no NVRTC")
     for name in COMPILED:
-        k = kernel(stream_of(CHAINS[name]()), "fused_test")
+        k = kernel(stream_of((CHAINS | TALL)[name]()), "fused_test")
         core.Program(k.source, "c++", core.ProgramOptions(arch=arch, std="c++17")).compile("cubin")
 
 
@@ -374,7 +439,19 @@ def epilogue() -> Node:
     return pointwise("relu", pointwise("add", pointwise("add", x, bias), rest))
 
 
-@pytest.mark.parametrize(("name", "root"), [("stream_avg_sigmoid_sum", founding_tail), ("stream_add_relu", epilogue)])
+def overlapping() -> Node:
+    """A stem's pool, over rows that no 16-byte load begins with, and channels behind it."""
+    return fold(pool(inp(0, 32, 64, 113, 113), "max", (3, 3), 2), "mean", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "root"),
+    [
+        ("stream_avg_sigmoid_sum", founding_tail),
+        ("stream_add_relu", epilogue),
+        ("stream_max_mean", overlapping),
+    ],
+)
 def test_golden(name: str, root: Callable[[], Node]) -> None:
     text = kernel(stream_of(root()), f"fused_{name.removeprefix('stream_')}").source
     assert text == (GOLDEN / f"{name}.cu").read_text()
