@@ -520,6 +520,24 @@ __device__ __forceinline__ T over(int length, T start, Element element, Join joi
     for (int r = threadIdx.x % LANES; r < length; r += LANES) start = join(start, T(element(r)));
     return joined<LANES>(start, join);
 }
+// The sum of left(0) * right(0) ... left(LENGTH - 1) * right(LENGTH - 1).  `right` is in memory: a thread has up to 16
+// loads of it under way before it uses the first, none of them behind a branch.
+template <int LANES, int LENGTH, typename Left, typename Right>
+__device__ __forceinline__ double dot(Left left, Right right) {
+    constexpr int EACH = (LENGTH + LANES - 1) / LANES, TURNS = (EACH + 15) / 16, LOADS = (EACH + TURNS - 1) / TURNS;
+    double total = 0;
+    for (int first = threadIdx.x % LANES; first < LENGTH; first += LOADS * LANES) {
+        decltype(right(0)) factor[LOADS];
+#pragma unroll
+        for (int u = 0; u < LOADS; ++u) factor[u] = right(min(first + u * LANES, LENGTH - 1));
+#pragma unroll
+        for (int u = 0; u < LOADS; ++u) {
+            const double product = left(min(first + u * LANES, LENGTH - 1)) * factor[u];
+            total += first + u * LANES < LENGTH ? product : 0;
+        }
+    }
+    return joined<LANES>(total, Add());
+}
 }  // namespace rows
 
 extern "C" __global__ void __cluster_dims__(6, 1, 1) __launch_bounds__(THREADS, 3)
@@ -689,7 +707,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_conv_max_mean_div_add_sum_e4781c87_sm_{arch}",
+        name=f"fused_conv_max_mean_div_add_sum_52ad3913_sm_{arch}",
         cpp_sources="",
         cuda_sources=[FAILURE, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM_LAUNCHER],
         extra_cuda_cflags=[f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17"],

@@ -331,6 +331,24 @@ __device__ __forceinline__ T over(int length, T start, Element element, Join joi
     for (int r = threadIdx.x % LANES; r < length; r += LANES) start = join(start, T(element(r)));
     return joined<LANES>(start, join);
 }
+// The sum of left(0) * right(0) ... left(LENGTH - 1) * right(LENGTH - 1).  `right` is in memory: a thread has up to 16
+// loads of it under way before it uses the first, none of them behind a branch.
+template <int LANES, int LENGTH, typename Left, typename Right>
+__device__ __forceinline__ double dot(Left left, Right right) {
+    constexpr int EACH = (LENGTH + LANES - 1) / LANES, TURNS = (EACH + 15) / 16, LOADS = (EACH + TURNS - 1) / TURNS;
+    double total = 0;
+    for (int first = threadIdx.x % LANES; first < LENGTH; first += LOADS * LANES) {
+        decltype(right(0)) factor[LOADS];
+#pragma unroll
+        for (int u = 0; u < LOADS; ++u) factor[u] = right(min(first + u * LANES, LENGTH - 1));
+#pragma unroll
+        for (int u = 0; u < LOADS; ++u) {
+            const double product = left(min(first + u * LANES, LENGTH - 1)) * factor[u];
+            total += first + u * LANES < LENGTH ? product : 0;
+        }
+    }
+    return joined<LANES>(total, Add());
+}
 }  // namespace rows
 
 extern "C" __global__ void __launch_bounds__(512)
@@ -351,7 +369,7 @@ fused_linear_add_logsumexp_mul(const double* __restrict__ a0, const double* __re
     for (int first = 0; first < 128; first += 512 / 8) {
         const int row = min(first + int(threadIdx.x) / 8, 127), lane = threadIdx.x % 8;
         const bool own = first + int(threadIdx.x) / 8 < 128;
-        const double total = rows::over<8>(64, 0.0, [&](int r) { return s0[r] * widened(a1[row * 64 + r]); }, rows::Add());
+        const double total = rows::dot<8, 64>([&](int r) { return s0[r]; }, [&](int r) { return widened(a1[row * 64 + r]); });
         if (own && lane == 0) s1[row] = total + widened(a2[row]);
     }
     __syncthreads();
@@ -407,7 +425,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_rangesum_7ab8d742_sm_{arch}",
+        name=f"fused_rangesum_f8ae0a0f_sm_{arch}",
         cpp_sources="",
         cuda_sources=[
             FAILURE,

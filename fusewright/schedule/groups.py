@@ -93,7 +93,10 @@ class Family:
 
 
 def _sample(root: Node, users: Users) -> Any:
-    return sample.parse(root, lambda node: users[node] == 1)
+    def divided(node: Node) -> bool:
+        return isinstance(stream.parse(node, users), stream.Stream)
+
+    return sample.parse(root, lambda node: users[node] == 1, divided=divided)
 
 
 def _range(root: Node, users: Users) -> Any:

@@ -117,16 +117,25 @@ class SampleProgram:
 
 
 def parse(
-    root: Node, single: Callable[[Node], bool], given: Collection[Node] = (), most: int = MOST_BYTES
+    root: Node,
+    single: Callable[[Node], bool],
+    given: Collection[Node] = (),
+    most: int = MOST_BYTES,
+    divided: Callable[[Node], bool] = lambda _: False,
 ) -> SampleProgram | str:
     """The sample program that ends in `root`, or why there is none.
 
     `single` says that a value has one user; `given` are values that lie in shared memory, `most` the bytes of it that
-    others may take.
+    others may take; `divided` says that another family divides a reduction among many blocks, which is left to it where
+    a sample is much for one.
     """
     if root in given or not _sample(root, root):
         return f"{root!r} has no samples"
-    problem = _unsupported(root, root)
+
+    def is_left(node: Node) -> bool:
+        return isinstance(node.op, ops.Reduce) and numel(node.arg(0)) > MOST_ELEMENTS and divided(node)
+
+    problem = f"{root!r} is much for one block" if is_left(root) else _unsupported(root, root)
     if problem:
         return problem
     inner: dict[Node, None] = {}
@@ -135,7 +144,8 @@ def parse(
     def visit(node: Node, sampled: bool) -> None:
         if node in given or node in inner or isinstance(node.op, ops.Number | ops.Full):
             return
-        if node is not root and not (sampled and single(node) and _unsupported(node, root) is None):
+        inside = sampled and single(node) and _unsupported(node, root) is None
+        if node is not root and (not inside or is_left(node)):
             leaves[node] = None
             return
         for i, arg in enumerate(node.inputs):

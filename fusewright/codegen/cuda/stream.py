@@ -193,18 +193,16 @@ class _Writer(StreamSections):
     @cached_property
     def tall(self) -> TallValues | None:
         """Values on each other in place of single ones, where windows share what they read."""
-        if self.shape.form == "rows" or self.shape.parts is not None:
+        if self.shape.form == "columns" and self.shape.parts is not None:
             return None
-        found = tall(self.s)
+        found = tall(self.s, "first" if self.shape.form == "rows" else "kept")
         return None if found is None else TallValues(self.s, self.names, found)
 
-    def _common(self, wide_at_once: int, at_once: int) -> dict[str, object]:
-        return {
-            "T": compute_type(self.s.value.dtype),
-            "coordinates": ", ".join(f"i{a}" for a in self.all),
-            "wide_at_once": self.at_once(wide_at_once),
-            "at_once": self.at_once(at_once),
-        }
+    def _common(self) -> dict[str, object]:
+        return {"T": compute_type(self.s.value.dtype), "coordinates": ", ".join(f"i{a}" for a in self.all)}
+
+    def _at_once(self, wide: int, narrow: int) -> str:
+        return f"AT_ONCE = WIDE ? {self.at_once(wide)} : {self.at_once(narrow)}"
 
     def _items(self, axes: list[int]) -> str:
         """C++ for the number of groups of values of these axes."""
@@ -219,7 +217,8 @@ class _Writer(StreamSections):
             out=ELEMENT[self.s.root.dtype],
             items=self._items(self.all),
             decode=self._decode("item", self.all),
-            **self._common(2, 4),
+            at_once=self._at_once(2, 4),
+            **self._common(),
         )
         return lines if self.tall is None else [*lines, "", *self.tall.flat()]
 
@@ -227,25 +226,44 @@ class _Writer(StreamSections):
         return "double* scratch, int parts" if self.shape.parts is not None else f"{ELEMENT[self.s.root.dtype]}* out"
 
     def _rows(self) -> Lines:
-        first, parts = self.axes["first"], self.shape.parts is not None
+        first = self.axes["first"]
+        lines = self._rows_of(
+            head=["template <bool WIDE>", f"__device__ __forceinline__ void rows(const Data& d, {self._target()})"],
+            values=f"VALUES<WIDE>, {self._at_once(self._fitting(4, wide=True), self._fitting(8, wide=False))}",
+            function="values<WIDE>",
+            items=self._items(first),
+            decode_item=self._decode("item", first),
+        )
+        if self.tall is None:
+            return lines
+        tall = self._rows_of(
+            head=[f"__device__ __forceinline__ void tall(const Data& d, {self._target()})"],
+            values="TALL, AT_ONCE = 1",
+            function="tall_values",
+            items=self.tall.items(first),
+            decode_item=self.tall.decode("item", first),
+        )
+        return [*lines, "", *tall]
+
+    def _rows_of(self, *, head: Lines, **names: object) -> Lines:
+        """The function that folds the items of a row."""
         result = compute_type(self.s.root.dtype)
         share = ["const index_t row = team, begin = 0, end = row < rows ? items : 0;"]
         write = ["const First whole[1] = {fold};", f"{result} value[1];", "finish(d, row, whole, value);"]
         write += ["store<1>(out + row, value);"]
-        if parts:
+        if self.shape.parts is not None:
             share = ["const index_t row = team / parts, part = team % parts, share = (items + parts - 1) / parts;"]
             share += ["const index_t begin = part * share, end = row < rows ? min(items, begin + share) : 0;"]
             write = ["fold.save(scratch + (part * rows + row), parts * rows);"]
         return fill(
             text.ROWS,
-            parameters=self._target(),
+            head="\n".join(head),
             rows=self._items(self.results),
-            items=self._items(first),
             share=share,
             decode_row=decode("row", self.results, ""),
-            decode_item=self._decode("item", first),
             write=write,
-            **self._common(self._fitting(4, wide=True), self._fitting(8, wide=False)),
+            **self._common(),
+            **names,
         )
 
     def _fitting(self, most: int, *, wide: bool) -> int:
@@ -255,14 +273,12 @@ class _Writer(StreamSections):
         return next((n for n in (8, 4, 2) if n <= min(most, share)), 1)
 
     def _columns(self) -> Lines:
-        common = self._common(4, 8)
-        at_once = f"AT_ONCE = WIDE ? {common['wide_at_once']} : {common['at_once']}"
         result = compute_type(self.s.root.dtype)
         write = [f"{result} value[V];", "finish(d, item * V, fold, value);", "store<V>(out + item * V, value);"]
         lines = self._columns_of(
             write,
             head=["template <bool WIDE>", f"__device__ __forceinline__ void columns(const Data& d, {self._target()})"],
-            values=f"VALUES<WIDE>, {at_once}",
+            values=f"VALUES<WIDE>, {self._at_once(4, 8)}",
             function="values<WIDE>",
             items=self._items(self.results),
             decode_item=self._decode("item", self.results),
@@ -298,8 +314,7 @@ class _Writer(StreamSections):
             decode_reduced=decode("r", self.axes["first"], ""),
             join=fill(text.COLUMNS_JOIN) if team > 1 else [],
             write=[f"if ({'member == 0 && ' if team > 1 else ''}item < items) {{", *indent(write), "}"],
-            T=compute_type(self.s.value.dtype),
-            coordinates=", ".join(f"i{a}" for a in self.all),
+            **self._common(),
             **names,
         )
 

@@ -16,7 +16,7 @@ from fusewright.codegen.stream_values import TAKE
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.ir import ops
 from fusewright.ir.node import Node
-from fusewright.schedule.stream import Stream
+from fusewright.schedule.stream import Role, Stream
 
 MOST_VALUES = 4
 MOST_TAPS = 128  # of all of a thread's windows together: their loops are unrolled
@@ -33,15 +33,15 @@ class Tall:
     rows: int
 
 
-def tall(s: Stream) -> Tall | None:
-    """The kept axis along which windows share most; `None` where they share nothing, or are too large."""
+def tall(s: Stream, role: Role) -> Tall | None:
+    """The axis of a role along which windows share most; `None` where they share nothing, or are too large."""
     if s.window is None:
         return None
     op, last = s.window.op, len(s.axes) - 1
     found: list[tuple[float, Tall]] = []
     for a, axis in enumerate(s.axes[:last]):
         k = axis.window
-        if k is None or axis.role != "kept" or op.kernel[k] <= op.stride[k] or op.dilation[k] > 1:
+        if k is None or axis.role != role or op.kernel[k] <= op.stride[k] or op.dilation[k] > 1:
             continue
         values = min(MOST_VALUES, hint(s.value.shape[axis.dims[0]]))
         rows = (values - 1) * op.stride[k] + op.kernel[k]
@@ -81,6 +81,8 @@ class TallValues(Values):
             self.s.after, self.window.node, given | {self.window.node: "average" if divisor else "of_e"}
         )
         average = [f"const {compute} average = of_e / {divisor};"] if divisor else []
+        if self.s.axes[a].role == "first":  # a reduction takes all values of a thread
+            value = f"first{a} + e < d.n{a} ? {value} : {self._nothing()}"
         each = [
             f"const index_t i{a} = min(first{a} + e, d.n{a} - 1);",
             f"const {compute} of_e = pooled[e];",
@@ -116,6 +118,12 @@ class TallValues(Values):
             "#pragma unroll",
             *block("for (int e = 0; e < TALL; ++e)", each),
         ]
+
+    def _nothing(self) -> str:
+        """What changes no result of the first reduction."""
+        compute, kind = compute_type(self.s.value.dtype), self.s.folds[0][0].op.kind
+        infinite = {"max": f"-{compute}(INFINITY)", "logsumexp": f"-{compute}(INFINITY)", "min": f"{compute}(INFINITY)"}
+        return infinite.get(kind, f"{compute}(0)")
 
     def _row(self) -> Lines:
         """The taps of all other axes, taken into ``row``."""

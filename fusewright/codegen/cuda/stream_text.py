@@ -55,7 +55,7 @@ FLAT = """
 // Every thread computes AT_ONCE groups of neighbours, a block apart, and then writes them.
 template <bool WIDE>
 __device__ __forceinline__ void flat(const Data& d, $out* out) {
-    constexpr int V = VALUES<WIDE>, AT_ONCE = WIDE ? $wide_at_once : $at_once;
+    constexpr int V = VALUES<WIDE>, $at_once;
     const index_t items = $items;
     for (index_t first = index_t(blockIdx.x) * (THREADS * AT_ONCE) + threadIdx.x; first < items;
          first += index_t(gridDim.x) * (THREADS * AT_ONCE)) {
@@ -75,9 +75,8 @@ __device__ __forceinline__ void flat(const Data& d, $out* out) {
 
 ROWS = """
 // A team of threads per part of a row; its threads take neighbouring items.
-template <bool WIDE>
-__device__ __forceinline__ void rows(const Data& d, $parameters) {
-    constexpr int V = VALUES<WIDE>, AT_ONCE = WIDE ? $wide_at_once : $at_once;
+$head {
+    constexpr int V = $values;
     const index_t team = index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM;
     const int lane = threadIdx.x % TEAM;
     const index_t rows = $rows, items = $items;
@@ -85,7 +84,7 @@ __device__ __forceinline__ void rows(const Data& d, $parameters) {
     $decode_row
     const auto item_values = [&](index_t item, $T (&value)[V]) {
         $decode_item
-        values<WIDE>(d, $coordinates, value);
+        $function(d, $coordinates, value);
     };
     First fold = First::empty();
     index_t item = begin + lane;
