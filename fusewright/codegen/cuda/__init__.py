@@ -180,7 +180,7 @@ def _of_contraction(
 
 def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:
     """In one pass where there are few different sums, else (and where that may be faster) one axis after the other."""
-    one: list[Option] = [] if in_one_pass(r) else [{"threads": n} for n in ranges.threads_worth_measuring(r)]
+    one: list[Option] = [] if in_one_pass(r) else ranges.worth_measuring(r)
     if one and (r.total or r.sums <= FEW_SUMS):
         return one
     planes = prod(sizes(r.x, hints)[: r.leading])

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, log2, prod
+from typing import Any
 
 import torch
 
@@ -34,6 +35,7 @@ MULTIPROCESSORS = 132
 FULL = 8 * MULTIPROCESSORS  # blocks that keep a large device busy
 ENOUGH = 3 * MULTIPROCESSORS  # planes that do so without being shared
 THREADS = 256  # of a block, where planes are large
+FEW_CELLS = 9  # different sums of a plane that threads join without shared memory
 LONG = 8  # loads of a thread that are worth what a block does before and after
 MOST_PARKED = 72 * 1024 // THREADS  # bytes of shared memory for sums, per thread: a multiprocessor has 768 times that
 MOST_SETS, MOST_ROWS = 254, 8192  # of rows whose sums are parked: a byte for each says of which set it is
@@ -41,32 +43,39 @@ MOST_SETS, MOST_ROWS = 254, 8192  # of rows whose sums are parked: a byte for ea
 
 @dataclass(frozen=True)
 class Tuning:
-    """Threads of a block, blocks that fit a multiprocessor, loads in flight per thread."""
+    """Threads of a block, blocks that fit a multiprocessor, loads in flight per thread; whether sums may be parked."""
 
     threads: int
     blocks: int
     loads: int
+    parks: bool
 
     @classmethod
-    def of(cls, r: RangeReduction, threads: int) -> Tuning:
+    def of(cls, r: RangeReduction, threads: int, *, parks: bool) -> Tuning:
         """Lines of float32 need 64 registers; what keeps more sums at once, or converts, needs some more."""
         plain = r.x.dtype == torch.float32 and len(r.axes) == 1
         blocks = (4 if plain else 3) * THREADS // threads
-        return cls(threads, blocks, loads=6 if r.x.dtype.itemsize == 2 else 8)
+        return cls(threads, blocks, 6 if r.x.dtype.itemsize == 2 else 8, parks)
 
 
-def kernel(r: RangeReduction, name: str, reference: str = "", threads: int = THREADS) -> Kernel:
+def kernel(r: RangeReduction, name: str, reference: str = "", *, threads: int = THREADS, parks: bool = True) -> Kernel:
     """The kernel of a range reduction; leading sizes, and that of a total, are those of the call."""
-    return _Writer(r, name, Tuning.of(r, threads)).kernel(reference)
+    return _Writer(r, name, Tuning.of(r, threads, parks=parks)).kernel(reference)
 
 
-def threads_worth_measuring(r: RangeReduction) -> list[int]:
-    """Threads per block, the most promising number first: small planes do not keep many busy for long."""
-    writers = [_Writer(r, "", Tuning.of(r, THREADS // n)) for n in (1, 2, 4)]
+def worth_measuring(r: RangeReduction) -> list[dict[str, Any]]:
+    """Ways to call `kernel`, the most promising first: small planes do not keep many threads busy for long, and few
+    sums of large ones may as well be joined set by set."""
+    writers = [_Writer(r, "", Tuning.of(r, THREADS // n, parks=True)) for n in (1, 2, 4)]
+    whole = {"threads": THREADS, "parks": False}
+    if all(w.form != "parked" for w in writers):
+        return [whole]
     if writers[0].shared_planes:
-        return [THREADS]
-    found = [w.tuning.threads for w in writers if w.form == "parked"]
-    return sorted(found, key=lambda n: abs(log2(writers[0].packs / (LONG * n)))) or [THREADS]
+        return [{"threads": THREADS, "parks": True}]
+    threads = [w.tuning.threads for w in writers if w.form == "parked"]
+    threads.sort(key=lambda n: abs(log2(writers[0].packs / (LONG * n))))
+    parked = [{"threads": n, "parks": True} for n in threads]
+    return [whole, *parked] if writers[0].cells <= FEW_CELLS and threads[0] == THREADS else parked
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ class _Writer(CudaRangeSections):
     @cached_property
     def parked(self) -> tuple[int, int] | None:
         """Columns of a thread, and bytes of shared memory for sums of all sets of rows, where there is room."""
-        if self.r.total or len(self.r.axes) == 1:
+        if not self.tuning.parks or self.r.total or len(self.r.axes) == 1:
             return None
         tables, t = self.tables, self.tuning
         sets = len(tables.sets[0])

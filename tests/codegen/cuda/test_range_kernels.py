@@ -11,7 +11,7 @@ import torch
 from emulation.emulate import ORDERS, emulate
 from torch import Tensor
 
-from fusewright.codegen.cuda.ranges import kernel, threads_worth_measuring
+from fusewright.codegen.cuda.ranges import kernel, worth_measuring
 from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise
 from fusewright.ir.node import Node, make
@@ -241,7 +241,14 @@ def test_many_sums_of_rows_are_not_parked() -> None:
 def test_small_planes_have_small_blocks(shape: tuple[int, int], threads: int) -> None:
     h, w = shape
     r = parsed(sums(inp(256, 64, h, w), {2: borders(h, 3), 3: borders(w, 3)}))
-    assert threads_worth_measuring(r)[0] == threads
+    assert worth_measuring(r)[0] == {"threads": threads, "parks": True}
+
+
+def test_few_sums_of_large_planes_are_joined_by_sets() -> None:
+    r = parsed(sums(inp(32, 64, 256, 256), {2: borders(256, 2), 3: borders(256, 2)}))
+    assert worth_measuring(r)[:2] == [{"threads": 256, "parks": False}, {"threads": 256, "parks": True}]
+    total = parsed(sums(inp(32, 64, 256, 256), {2: whole(256), 3: whole(256)}))
+    assert worth_measuring(total) == [{"threads": 256, "parks": False}]
 
 
 @pytest.mark.parametrize(
