@@ -1,4 +1,5 @@
-"""CUDA C++ of sample programs: one block per sample, value after value in shared memory.
+"""CUDA C++ of sample programs: one block per sample, value after value in shared memory, or a few where they end in
+rows of a product that no other row has to wait for.
 
 `block_program` is what all threads of one block do for one sample, as text that may stand at the end of another kernel;
 `kernel` is a kernel of its own.  Sums, means and products are carried in float64, in a fixed order.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import sample_text as texts
@@ -18,10 +20,16 @@ from fusewright.codegen.text import Lines, fill
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Kernel, Launch
+from fusewright.schedule import sample
 from fusewright.schedule.sample import SampleProgram, numel
 
 PRIMITIVES = ("nonfinite", "elements")
 MOST_THREADS = 512
+
+# Products that are worth another block of a sample, and how many such blocks a sample may have.
+WORTH_A_BLOCK, MOST_PARTS = 2**14, 8
+# From so many elements on, a row of weights is read by a whole warp: fewer lanes touch more lines of the cache at once.
+LONG = 256
 
 
 @dataclass(frozen=True)
@@ -62,12 +70,14 @@ def block_program(
 
 def kernel(p: SampleProgram, name: str, reference: str = "") -> Kernel:
     """The stand-alone kernel: one block per sample."""
-    operands, width = names(p), threads(p)
-    program = block_program(p, {}, operands, "sample", width)
+    operands, width, share = names(p), threads(p), shared_out(p)
+    body = _Body(p, Reader(p, {}, operands), "sample", "out", width, "arena", share).lines()
+    program = BlockProgram(fill(texts.ROWS, threads=width), body, p.arena[1])
     parameters = [f"const {ELEMENT[n.dtype]}* __restrict__ {a}" for n, a in operands.items()]
     arena = [f"__shared__ double arena[{program.units}];  // values of one sample, dead ones make room"]
     source = [
-        f"// {name}: one block per sample.  Operands: {operands_text(operands)}.",
+        f"// {name}: {'one block' if share is None else f'{share.parts} blocks'} per sample.  "
+        f"Operands: {operands_text(operands)}.",
         primitives("await_launches", *PRIMITIVES),
         *program.head,
         *fill(
@@ -76,12 +86,45 @@ def kernel(p: SampleProgram, name: str, reference: str = "") -> Kernel:
             name=name,
             parameters=", ".join([*parameters, f"{ELEMENT[p.root.dtype]}* __restrict__ out"]),
             arena=arena if program.units else [],
+            share=[] if share is None else fill(texts.SHARE, share=share.rows, rows=numel(share.product)),
             body=program.body,
         ),
     ]
     pointers = [Argument("pointer", a) for a in [*operands.values(), "out"]]
-    launch = Launch(name, tuple(pointers), ("batch", "1", "1"), width)
+    parts = "1" if share is None else str(share.parts)
+    launch = Launch(name, tuple(pointers), ("batch", parts, "1"), width)
     return record(p, "\n".join(source) + "\n", launch, reference=reference)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one of the `parts` blocks of a sample computes: so many `rows` of the program's `product`."""
+
+    product: Node
+    rows: int
+    parts: int
+
+
+def shared_out(p: SampleProgram) -> Share | None:
+    """How a program ends in rows of one product, each by itself, that are more than a block computes soon; else `None`.
+
+    Every block computes what the product reads.
+    """
+    products = [step for step in p.steps if isinstance(step.op, ops.Matmul) and step in p.inner]
+    if len(products) != 1 or any(isinstance(step.op, sample.ROWS) for step in p.steps if step in p.inner):
+        return None
+    (product,) = products
+    behind = {product}
+    for node in p.inner:
+        if not behind.isdisjoint(node.inputs):
+            behind.add(node)
+    alone = all(n is product or isinstance(n.op, ops.Pointwise | ops.Cast | ops.Reshape) for n in behind)
+    rows, (k,) = numel(product), ints(product.arg(0).shape[-1:])
+    parts = min(MOST_PARTS, rows * k // WORTH_A_BLOCK)
+    if not alone or numel(p.result) != rows or parts < 2:
+        return None
+    share = ceil(rows / parts)
+    return Share(product, share, ceil(rows / share))
 
 
 def threads(p: SampleProgram) -> int:
@@ -102,13 +145,16 @@ class _Body(Steps):
 
     threads: int
     arena: str
+    share: Share | None = None
 
     def _place(self, units: int) -> str:
         return f"{self.arena} + {units}" if units else self.arena
 
     def _map(self, step: Node, to: str, lines: Lines, text: str) -> Lines:
         store = self._store(step, to, "i", text)
-        return fill(texts.MAP, count=numel(step), threads=self.threads, lines=lines, store=store)
+        part = self.share is not None and step is self.p.result
+        count, begin = ("end", "begin + ") if part else (str(numel(step)), "")
+        return fill(texts.MAP, begin=begin, count=count, threads=self.threads, lines=lines, store=store)
 
     def _store(self, step: Node, to: str, index: str, text: str) -> str:
         """The statement that writes an element, given in its compute type."""
@@ -120,7 +166,7 @@ class _Body(Steps):
         parts = {"element": element, "passes": passes, "store": store}
         if rows == 1:
             return fill(texts.ONE_TEAM, lanes=lanes, row=self._only_row(element, passes, store), **parts)
-        return fill(texts.TEAMS, rows=rows, last=rows - 1, lanes=lanes, threads=self.threads, **parts)
+        return fill(texts.TEAMS, begin="0", rows=rows, last=rows - 1, lanes=lanes, threads=self.threads, **parts)
 
     def _lanes(self, rows: Rows) -> int:
         """Threads per row: the block for a few long rows, else neighbours where the row lies in a line."""
@@ -184,7 +230,10 @@ class _Body(Steps):
         x, w = step.arg(0), step.arg(1)
         (k,), (n,) = ints(x.shape[-1:]), ints(step.shape[-1:])
         count = numel(step)
-        lanes = 1 if not op.transpose_w and n >= 32 else self._lanes(Rows(count, k, "r"))
+        share = self.share if self.share is not None and self.share.product is step else None
+        rows = share.rows if share else count
+        lanes = 1 if not op.transpose_w and n >= 32 else self._lanes(Rows(rows, k, "r"))
+        lanes = 32 if op.transpose_w and k >= LONG and 32 * rows >= self.threads else lanes
         row, left = ("row", "r") if count == n else (f"row % {n}", f"row / {n} * {k} + r")
         feature = "row" if w.ndim > 2 else row  # where every group has its own weights
         weight = f"{feature} * {k} + r" if op.transpose_w else f"r * {n} + {row}"
@@ -193,7 +242,11 @@ class _Body(Steps):
         passes = [f"const double total = rows::dot<{lanes}, {k}>({texts_of});"]
         bias = step.args[2]
         text = "total" if bias is None else f"total + {self.reader.at(bias, row, sampled=False)}"
-        return self._teams(count, lanes, [], passes, self._once(step, to, as_type(compute_type(step.dtype), text)))
+        store = self._once(step, to, as_type(compute_type(step.dtype), text))
+        if share is None:
+            return self._teams(count, lanes, [], passes, store)
+        names = {"begin": "begin", "rows": "end", "last": "end - 1", "lanes": lanes, "threads": self.threads}
+        return fill(texts.TEAMS, **names, element=[], passes=passes, store=store)
 
 
 def _over(kind: str, name: str, lanes: int, length: int, start: str, element: str, join: str, after: str = "") -> str:

@@ -64,14 +64,14 @@ __device__ __forceinline__ double dot(Left left, Right right) {
 """
 
 MAP = """
-for (int i = threadIdx.x; i < $count; i += $threads) {
+for (int i = ${begin}threadIdx.x; i < $count; i += $threads) {
     $lines
     $store
 }
 """
 
 TEAMS = """
-for (int first = 0; first < $rows; first += $threads / $lanes) {
+for (int first = $begin; first < $rows; first += $threads / $lanes) {
     const int row = min(first + int(threadIdx.x) / $lanes, $last), lane = threadIdx.x % $lanes;
     const bool own = first + int(threadIdx.x) / $lanes < $rows;
     $element
@@ -91,12 +91,17 @@ ONE_TEAM = """
 }
 """
 
+SHARE = """
+const int begin = blockIdx.y * $share, end = min(begin + $share, $rows);    // this block's rows of the product
+"""
+
 KERNEL = """
 extern "C" __global__ void __launch_bounds__($threads)
 $name($parameters) {
     await_launches();
     $arena
     const long long sample = blockIdx.x;
+    $share
     $body
 }
 """

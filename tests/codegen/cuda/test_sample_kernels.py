@@ -169,6 +169,13 @@ CASES: dict[str, Callable[[], Node]] = {
     "linear, grouped and long": lambda: reshape(
         make(ops.Matmul(True), reshape(inp(0, B, 1400), (B, 2, 1, 700)), inp(1, 2, 30, 700), None), (B, 60)
     ),
+    "linear, shared out": lambda: pointwise(
+        "mul", cast(linear(inp(0, B, 900, dtype=F64), inp(1, 77, 900, dtype=F64), inp(2, 77, dtype=F64)), F32), 0.5
+    ),
+    "linear, grouped and shared out": lambda: reshape(
+        make(ops.Matmul(True), reshape(inp(0, B, 1400), (B, 2, 1, 700)), inp(1, 2, 41, 700), None), (B, 82, 1, 1)
+    ),
+    "linear, shared out without long rows": lambda: linear(inp(0, B, 130), inp(1, 300, 130)),
     "linear, long": lambda: linear(inp(0, B, 700), inp(1, 3, 700), inp(2, 3)),
     "matmul": lambda: matmul(X, inp(1, 12, 40)),
     "matmul, narrow": lambda: matmul(inp(0, B, 33), inp(1, 33, 2), inp(2, 2)),
@@ -360,6 +367,28 @@ def test_weights_computed_ahead_are_operands() -> None:
 )
 def test_remap(sizes: list[int], strides: list[int], text: str) -> None:
     assert remap("i", sizes, strides) == text
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if "shared out" in n])
+def test_products_are_shared_out(name: str) -> None:
+    """Several blocks compute a sample's rows, each its own."""
+    k = kernel(program(CASES[name]()), "fused_test")
+    (launch,) = k.launches
+    assert int(launch.grid[1]) > 1 and "begin = blockIdx.y" in k.source
+
+
+@pytest.mark.parametrize(
+    "name", ["founding", "two layers", "head", "linear", "norm behind a product", "permuted behind a product"]
+)
+def test_products_that_are_not_shared_out(name: str) -> None:
+    """Small ones, and those whose rows something else waits for, or reads in another order."""
+    large = linear(inp(0, B, 900), inp(1, 78, 900))
+    roots = {
+        "norm behind a product": lambda: softmax(large, 1),
+        "permuted behind a product": lambda: pointwise("relu", permute(reshape(large, (B, 6, 13)), (0, 2, 1))),
+    }
+    k = kernel(program((CASES | roots)[name]()), "fused_test")
+    assert k.launches[0].grid[1] == "1"
 
 
 def test_golden() -> None:
