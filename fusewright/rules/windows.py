@@ -17,7 +17,7 @@ import torch
 
 from fusewright.ir.build import cast, permute, pointwise, range_sum, reshape, total, wide
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Conv, Matmul, Slice, Slot, numel
+from fusewright.ir.ops import Conv, Matmul, Pool, Slice, Slot, numel
 from fusewright.ir.slots import Slots, make_slot, sliding, solve, tap_slots
 from fusewright.rules.linear import (
     LINEAR,
@@ -199,11 +199,21 @@ def _refuse_sliding(m: Match) -> str | None:
         return reason
     if m["conv"].op.transposed:  # type: ignore[attr-defined]
         return "the convolution is transposed"
-    if any(sliding(slots) is None for slots in _tables(m).values()):
+    if not _windows(m):
         return "the windows are not all equal and whole"
-    if all(len(slots) == 1 for slots in _tables(m).values()):
+    if all(len(slots) == 1 for slots in _windows(m).values()):
         return "one window only: it is a total sum"
     return None
+
+
+def _windows(m: Match) -> dict[int, Slots]:
+    """Slots along the reduced dimensions on which equal, whole windows slide; where there are others, which are left to
+    what follows, without those on which nothing is summed or passed over."""
+    tables = _tables(m)
+    whole = {d: slots for d, slots in tables.items() if sliding(slots) is not None}
+    if len(whole) == len(tables):
+        return tables
+    return {d: s for d, s in whole.items() if s[0].count > 1 or len(s) != m["conv"].shape[d]}
 
 
 def _pooled_stride(conv: Conv, tables: dict[int, Slots]) -> dict[int, int]:
@@ -221,10 +231,11 @@ def box_before_conv(m: Match) -> Node:
     """avg_pool_t(conv_s(x, w) + b) -> conv_{s*t}(box(x), w) + b: the window slides over x first.
 
     x (N, C, *L); box[c, j] = scale * sum_i xpad[c, j + s*i] at the positions that the taps of the pooled outputs read.
-    Holds for equal, whole windows (no padding or partial window in the pooling; the convolution's own padding is free).
+    Holds along dimensions with equal, whole windows (no padding or partial window in the pooling; the convolution's own
+    padding is free); along others the pooling follows.
     Class reassociates.
     """
-    conv, tables = m["conv"], _tables(m)
+    conv, tables = m["conv"], _windows(m)
     assert isinstance(conv.op, Conv)
     dims, op = tuple(tables), conv.op
     stride = _pooled_stride(op, tables)
@@ -232,7 +243,18 @@ def box_before_conv(m: Match) -> Node:
     padding = tuple((0, 0) if i + 2 in dims else p for i, p in enumerate(op.padding))
     inner = Conv(_replaced(op.stride, dims, stride), padding, op.dilation, op.groups)
     y = _biased(m, inner, range_sum(conv.arg(0), boxes, conv.dtype), conv.arg(1), tables)
-    return finish(m["reduction"], y, dims)
+    return _pooled_on(m["reduction"], y, dims)
+
+
+def _pooled_on(root: Node, inner: Node, done: tuple[int, ...]) -> Node:
+    """The rest of `root` on `inner`, a pooling where that is one along other spatial dimensions."""
+    op, dims = root.op, reduced_dims(root)
+    if not isinstance(op, Pool) or op.divisor is not None or dims[0] < 2 or set(dims) == set(done):
+        return finish(root, inner, done)
+    kernel = tuple(1 if d in done else k for d, k in zip(dims, op.kernel, strict=True))
+    stride = tuple(1 if d in done else s for d, s in zip(dims, op.stride, strict=True))
+    padding = tuple(0 if d in done else p for d, p in zip(dims, op.padding, strict=True))
+    return make(replace(op, kernel=kernel, stride=stride, padding=padding), inner)
 
 
 def _boxes(m: Match, d: int, slots: Slots, stride: int) -> Slots:
@@ -250,7 +272,7 @@ def _refuse_folding(m: Match) -> str | None:
     if reason is not None:
         return reason
     lengths = m["conv"].arg(0).shape[2:]
-    lost = any(min(p) <= -length for p, length in zip(_paddings(m, _tables(m)), lengths, strict=True) if min(p) < 0)
+    lost = any(min(p) <= -length for p, length in zip(_paddings(m, _windows(m)), lengths, strict=True) if min(p) < 0)
     return "the windows read nothing but padding" if lost else None
 
 
@@ -267,7 +289,7 @@ def box_into_weight(m: Match) -> Node:
     V = s*(k-1) + d*(K-1) + 1.  Holds as `box_before_conv` does; costs more arithmetic and no intermediate.
     Class reassociates.
     """
-    conv, tables = m["conv"], _tables(m)
+    conv, tables = m["conv"], _windows(m)
     assert isinstance(conv.op, Conv)
     dims, op = tuple(tables), conv.op
     taps = {d: _folded(op, d, slots[0], _taps(m, d)) for d, slots in tables.items()}
@@ -276,7 +298,7 @@ def box_into_weight(m: Match) -> Node:
     units = {d: _unit(op, d, slots[0]) for d, slots in tables.items()}
     stride = _replaced(op.stride, dims, _pooled_stride(op, tables))
     inner = Conv(stride, padding, _replaced(op.dilation, dims, units), op.groups)
-    return finish(m["reduction"], _biased(m, inner, x, weight, tables), dims)
+    return _pooled_on(m["reduction"], _biased(m, inner, x, weight, tables), dims)
 
 
 def _unit(op: Conv, d: int, window: Slot) -> int:

@@ -66,6 +66,25 @@ def sliding_sums(draw: Draw) -> Node:
 
 
 @st.composite
+def sliding_beside_others(draw: Draw) -> Node:
+    """Average pooling whose windows are whole along some dimensions, and reach over the ends of one."""
+    y = draw(convs())
+    assume(y.ndim > 3)
+    lengths = y.shape[2:]
+    other = draw(st.integers(0, len(lengths) - 1))
+    assume(all(isinstance(n, int) and n >= 2 for n in lengths))
+    kernel = tuple(
+        draw(st.integers(2, 3)) if i == other else draw(st.integers(1, min(3, n))) for i, n in enumerate(lengths)
+    )  # type: ignore[type-var]
+    stride = tuple(draw(st.integers(1, 3)) for _ in lengths)
+    padding = tuple(int(i == other) for i in range(len(lengths)))
+    root = avg_pool(y, *kernel, stride=stride, padding=padding, count_include_pad=draw(st.booleans()))
+    whole = [i for i in range(len(lengths)) if i != other and (kernel[i] > 1 or root.shape[i + 2] != lengths[i])]
+    assume(any(root.shape[i + 2] > 1 for i in whole))  # type: ignore[operator]
+    return root
+
+
+@st.composite
 def full_convs(draw: Draw) -> Node:
     """A convolution whose kernel covers its whole input."""
     n, g = draw(st.integers(1, 3)), draw(st.sampled_from((1, 1, 2, 3)))
@@ -134,7 +153,7 @@ SLIDING = {
     **refused(plain),
     "a reduced dimension is empty": lambda: reduce("sum", empty(), 2),
     TRANSPOSED: lambda: avg_pool(turned(), 2, 2),
-    "the windows are not all equal and whole": lambda: avg_pool(plain(), 2, 2, padding=(1, 0)),
+    "the windows are not all equal and whole": lambda: avg_pool(plain(), 2, 2, padding=(1, 1)),
     "the windows are not all equal and whole # last cut": lambda: avg_pool(plain(length=8), 4, 2, ceil_mode=True),
     "the windows are not all equal and whole # adaptive": lambda: adaptive(plain(), d2=5),
     "the windows are not all equal and whole # scales": lambda: avg_pool(
@@ -246,11 +265,11 @@ SPECS = [
         },
         pool_of_turned,
     ),
-    RuleSpec(rules.box_before_conv, pooled, sliding_sums(), SLIDING, late_windows),
+    RuleSpec(rules.box_before_conv, pooled, st.one_of(sliding_sums(), sliding_beside_others()), SLIDING, late_windows),
     RuleSpec(
         rules.box_into_weight,
         pooled,
-        sliding_sums().filter(reads_something),
+        st.one_of(sliding_sums(), sliding_beside_others()).filter(reads_something),
         {
             **SLIDING,
             "the windows read nothing but padding": lambda: in_padding(1),

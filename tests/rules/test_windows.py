@@ -123,6 +123,15 @@ def test_a_kernel_that_covers_its_input_is_one_matmul() -> None:
     assert not any(isinstance(n.op, ops.Permute) for n in graph.nodes())
 
 
+@pytest.mark.parametrize("rule", [windows.box_before_conv, windows.box_into_weight])
+def test_pooling_follows_along_padded_dimensions(rule: Rule) -> None:
+    y = conv(inp(B, 2, 9, 12), inp(3, 2, 2, 3), inp(3), stride=(1, 2))
+    graph = rewritten(rule, avg_pool(y, 3, 2, stride=(2, 2), padding=(1, 0), count_include_pad=False))
+    (pool,) = [n for n in graph.nodes() if isinstance(n.op, ops.Pool)]
+    assert (pool.op.kernel, pool.op.stride, pool.op.padding) == ((3, 1), (2, 1), (1, 0))
+    assert contraction(graph).op.stride == (1, 4) and not pool.op.count_include_pad
+
+
 def test_a_tail_too_short_for_a_window_is_not_cut_off() -> None:
     graph = rewritten(windows.box_into_weight, avg_pool(conv(inp(B, 2, 10), inp(3, 2, 3), inp(3)), 3))
     assert not any(isinstance(n.op, ops.Slice) for n in graph.nodes())
