@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+from fusewright.ir.build import identity_slots
 from fusewright.ir.node import Node
 from fusewright.ir.ops import RangeSum, Slot
 from fusewright.ir.slots import make_slot, sliding
@@ -94,6 +95,8 @@ def _along(dim: int, slots: Slots, x: Node, value: str, cast: str, name: str) ->
     if len(slots) == 1 and slots[0].count:
         text = f"{_cut(value, {dim: slots[0]}, x)}.sum({dim}, keepdim=True{cast})"
         return _Stage((), text, slots[0].scale)
+    if slots == identity_slots(x.shape[dim])[::-1]:
+        return _Stage((), f"{value}.flip({dim})" + (f".to({cast.removeprefix(', dtype=')})" if cast else ""), 1.0)
     windows = _windows(value, dim, slots, cast, x, name)
     before: tuple[str, ...] = ()
     if windows is not None:

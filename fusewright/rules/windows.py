@@ -116,6 +116,19 @@ def _replaced(values: tuple[int, ...], dims: tuple[int, ...], new: dict[int, int
     return tuple(chosen.get(i + 2, v) for i, v in enumerate(values))
 
 
+def _summed_per_tap(m: Match, tables: dict[int, Slots], dtype: torch.dtype) -> tuple[Node, Node, set[int]]:
+    """The input summed per slot and tap, the weight, and the dimensions along which every tap sums the same.
+
+    Along those the input is summed once per slot, and the weight over its taps.
+    """
+    x, (w, tables) = m["conv"].arg(0), _scaled(cast(m["conv"].arg(1), dtype), tables)
+    rows = _tap_table(m, tables)
+    uniform = {d for d in tables if all(len(set(taps)) == 1 for taps in rows[d])}
+    flat = {d: tuple(s for taps in rows[d] for s in (taps[:1] if d in uniform else taps)) for d in tables}
+    weight = range_sum(w, {d: (Slot(0, _taps(m, d), 1, 1.0),) for d in uniform}, dtype)
+    return range_sum(x, flat, dtype), weight, uniform
+
+
 @rule(
     "sum_P(conv(x, w)) = conv(rangesum_taps(x), w)",
     pattern=_REDUCED_CONV,
@@ -126,17 +139,16 @@ def sum_through_conv(m: Match) -> Node:
     """sum_P(conv(x, w) + b) -> conv'(R, w) + |P|*b, with R[c, (q, u)] one range sum of x per slot q and tap u.
 
     x (N, C, *L), w (O, C/g, *K), reduction to *Q slots: R (N, C, *(Q*K)); conv' has stride K, dilation 1, no padding.
-    Holds for every stride, padding, dilation, group count, clipped window and divisor, along any spatial dimensions
-    of known length.  Class reassociates: an Inf summed with its opposite gives NaN.
+    Where every tap sums the same range (fully padded, stride 1), w is summed over its taps.  Holds for every stride,
+    padding, dilation, group count, clipped window and divisor, along any spatial dimensions of known length.  Class
+    reassociates: an Inf summed with its opposite gives NaN.
     """
     conv, tables = m["conv"], _tables(m)
     assert isinstance(conv.op, Conv)
     dims, dtype = tuple(tables), _carried(m, tables)
-    weight, plain = _scaled(cast(conv.arg(1), dtype), tables)
-    flat = {d: tuple(s for taps in rows for s in taps) for d, rows in _tap_table(m, plain).items()}
-    summed = range_sum(conv.arg(0), flat, dtype)
+    summed, weight, _ = _summed_per_tap(m, tables, dtype)
     padding = tuple((0, 0) if i + 2 in dims else p for i, p in enumerate(conv.op.padding))
-    stride = _replaced(conv.op.stride, dims, {d: _taps(m, d) for d in dims})
+    stride = _replaced(conv.op.stride, dims, {d: weight.shape[d] for d in dims})
     inner = Conv(stride, padding, _replaced(conv.op.dilation, dims, 1), conv.op.groups)
     y = _biased(m, inner, summed, weight, tables)
     return finish(m["reduction"], cast(y, conv.dtype), dims)
@@ -169,12 +181,7 @@ def sum_through_conv_transpose(m: Match) -> Node:
 
 def _taps_as_channels(m: Match, tables: dict[int, Slots], dtype: torch.dtype) -> tuple[Node, Node]:
     """The input summed per slot and tap of a transposed convolution, and its weight, taps as channels in both."""
-    x, (w, tables) = m["conv"].arg(0), _scaled(cast(m["conv"].arg(1), dtype), tables)
-    rows = _tap_table(m, tables)
-    uniform = {d for d in tables if all(len(set(taps)) == 1 for taps in rows[d])}
-    flat = {d: tuple(s for taps in rows[d] for s in (taps[:1] if d in uniform else taps)) for d in tables}
-    summed = range_sum(x, flat, dtype)
-    weight = range_sum(w, {d: (Slot(0, _taps(m, d), 1, 1.0),) for d in uniform}, dtype)
+    summed, weight, uniform = _summed_per_tap(m, tables, dtype)
     for d in tables:
         if d not in uniform:
             summed = _taps_to_channels(summed, d, _taps(m, d), channel=1)
@@ -193,12 +200,56 @@ def _taps_to_channels(x: Node, d: int, taps: int, channel: int) -> Node:
     return reshape(moved, (*moved.shape[:channel], x.shape[channel] * taps, *moved.shape[channel + 2 :]))
 
 
+def _refuse_turning(conv: Node) -> str | None:
+    """Why a transposed convolution is no plain one, or `None`."""
+    assert isinstance(conv.op, Conv)
+    if any(s != 1 for s in conv.op.stride):
+        return "the transposed convolution strides"
+    for (left, right), length in zip(_turned_padding(conv), conv.arg(0).shape[2:], strict=True):
+        if min(left, right) < 0 and not isinstance(length, int):
+            return "the transposed convolution crops a dimension of unknown length"
+        if isinstance(length, int) and min(left, right) <= -length:
+            return "the transposed convolution crops its whole input"
+    return None
+
+
+def _turned_padding(conv: Node) -> tuple[tuple[int, int], ...]:
+    """The padding, or cropping where negative, of the plain convolution that a transposed one of stride 1 is."""
+    op, taps = conv.op, conv.arg(1).shape[2:]
+    assert isinstance(op, Conv)
+    reach = tuple(d * (k - 1) for d, k in zip(op.dilation, taps, strict=True))
+    sides = zip(reach, op.padding, op.output_padding, strict=True)
+    return tuple((r - left, r - right + extra) for r, (left, right), extra in sides)
+
+
+def _turned(conv: Node) -> Node:
+    """conv_transpose_1(x, w) as conv_1(x, w'), w' (O, C/g, *K) from w (C, O/g, *K) with its taps reversed.
+
+    x is padded by d*(K-1) - padding, on the right by output_padding more, and cropped where that is negative.
+    """
+    x, w, bias = conv.args
+    assert isinstance(conv.op, Conv) and x is not None and w is not None
+    groups, channels, out, taps = conv.op.groups, w.shape[0], w.shape[1], w.shape[2:]
+    reversal = {d: tuple(Slot(u, u + 1, 1, 1.0) for u in reversed(range(k))) for d, k in enumerate(taps, start=2)}
+    several = tuple(k for k in taps if k > 1)
+    grouped = reshape(range_sum(w, reversal, w.dtype), (groups, channels // groups, out, *several))
+    weight = reshape(permute(grouped, (0, 2, 1, *range(3, grouped.ndim))), (out * groups, channels // groups, *taps))
+    x, padding = _cropped(x, _turned_padding(conv))
+    return make(Conv(conv.op.stride, padding, conv.op.dilation, groups), x, weight, bias)
+
+
+def _plain(m: Match) -> Match:
+    """The same match with a plain convolution for a transposed one of stride 1."""
+    conv = m["conv"]
+    return {**m, "conv": _turned(conv)} if conv.op.transposed else m  # type: ignore[attr-defined]
+
+
 def _refuse_sliding(m: Match) -> str | None:
     reason = _refuse_shapes(m)
     if reason is not None:
         return reason
-    if m["conv"].op.transposed:  # type: ignore[attr-defined]
-        return "the convolution is transposed"
+    if m["conv"].op.transposed and (reason := _refuse_turning(m["conv"])):  # type: ignore[attr-defined]
+        return reason
     if not _windows(m):
         return "the windows are not all equal and whole"
     if all(len(slots) == 1 for slots in _windows(m).values()):
@@ -232,10 +283,11 @@ def box_before_conv(m: Match) -> Node:
 
     x (N, C, *L); box[c, j] = scale * sum_i xpad[c, j + s*i] at the positions that the taps of the pooled outputs read.
     Holds along dimensions with equal, whole windows (no padding or partial window in the pooling; the convolution's own
-    padding is free); along others the pooling follows.
+    padding is free); along others the pooling follows.  A transposed convolution of stride 1 is a plain one here.
     Class reassociates.
     """
-    conv, tables = m["conv"], _windows(m)
+    m, tables = _plain(m), _windows(m)
+    conv = m["conv"]
     assert isinstance(conv.op, Conv)
     dims, op = tuple(tables), conv.op
     stride = _pooled_stride(op, tables)
@@ -271,6 +323,7 @@ def _refuse_folding(m: Match) -> str | None:
     reason = _refuse_sliding(m)
     if reason is not None:
         return reason
+    m = _plain(m)
     lengths = m["conv"].arg(0).shape[2:]
     lost = any(min(p) <= -length for p, length in zip(_paddings(m, _windows(m)), lengths, strict=True) if min(p) < 0)
     return "the windows read nothing but padding" if lost else None
@@ -289,7 +342,8 @@ def box_into_weight(m: Match) -> Node:
     V = s*(k-1) + d*(K-1) + 1.  Holds as `box_before_conv` does; costs more arithmetic and no intermediate.
     Class reassociates.
     """
-    conv, tables = m["conv"], _windows(m)
+    m, tables = _plain(m), _windows(m)
+    conv = m["conv"]
     assert isinstance(conv.op, Conv)
     dims, op = tuple(tables), conv.op
     taps = {d: _folded(op, d, slots[0], _taps(m, d)) for d, slots in tables.items()}
@@ -408,13 +462,7 @@ def single_tap_transpose(m: Match) -> Node:
 
     x (N, C, *L) -> (N, O, *L).  Holds without cropping or output padding.  Class reassociates: another kernel's order.
     """
-    conv, (x, w, bias) = m["conv"], m["conv"].args
-    assert isinstance(conv.op, Conv) and w is not None
-    groups, channels, out = conv.op.groups, w.shape[0], w.shape[1]
-    ones = (1,) * (conv.ndim - 2)
-    grouped = reshape(w, (groups, channels // groups, out))
-    weight = reshape(permute(grouped, (0, 2, 1)), (out * groups, channels // groups, *ones))
-    return make(Conv(ones, conv.op.padding, ones, groups), x, weight, bias)
+    return _turned(m["conv"])
 
 
 RULES = (

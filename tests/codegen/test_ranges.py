@@ -38,6 +38,7 @@ CASES: dict[str, tuple[tuple[int, ...], Table, str]] = {
     ),
     "windows": ((2, 3, 12), ((2, sliding(5, 3, 2, 1, 0.5)),), ".unfold(2, 3, 2)"),
     "many that are all empty": ((2, 3, 12), ((2, (Slot(0, 0, 1, 1.0),) * (FEW + 1)),), "index_select"),
+    "reversed": ((2, 3, 5), ((2, sliding(5, 1, 1)[::-1]),), "x.flip(2)"),
     "windows of one": ((2, 3, 12), ((2, sliding(5, 1, 2)),), "x[:, :, 0:9:2]"),
     "windows over two dimensions": (
         (2, 3, 8, 9),

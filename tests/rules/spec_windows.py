@@ -85,6 +85,29 @@ def sliding_beside_others(draw: Draw) -> Node:
 
 
 @st.composite
+def sliding_turned(draw: Draw) -> Node:
+    """Several equal windows that slide over the output of a transposed convolution of stride 1, cropped or padded."""
+    n, g = draw(st.integers(1, 3)), draw(st.sampled_from((1, 1, 2, 3)))
+    channels, out = g * draw(st.integers(1, 2)), g * draw(st.integers(1, 3))
+    lengths, taps, crops, spread, extra = [], [], [], [], []
+    for _ in range(n):
+        spread.append(draw(st.integers(1, 3)))
+        taps.append(draw(st.integers(1, 3)))
+        crops.append(draw(st.integers(0, 3)))
+        extra.append(draw(st.integers(0, spread[-1] - 1)))
+        reach = spread[-1] * (taps[-1] - 1)
+        lengths.append(draw(st.integers(2, 5)) + max(0, crops[-1] - reach, 2 * crops[-1] - reach - extra[-1]))
+    bias = inp(out) if draw(st.booleans()) else None
+    x, w = inp(draw(st.sampled_from((B, 1, 3))), channels, *lengths), inp(channels, out // g, *taps)
+    op = ops.Conv((1,) * n, tuple((c, c) for c in crops), tuple(spread), g, True, tuple(extra))
+    y = make(op, x, w, bias)
+    kernel = tuple(draw(st.integers(1, min(3, length))) for length in y.shape[2:])  # type: ignore[type-var]
+    root = avg_pool(y, *kernel, stride=tuple(draw(st.integers(1, 3)) for _ in lengths))
+    assume(any(root.shape[d] > 1 for d in range(2, y.ndim)))  # type: ignore[operator]
+    return root
+
+
+@st.composite
 def full_convs(draw: Draw) -> Node:
     """A convolution whose kernel covers its whole input."""
     n, g = draw(st.integers(1, 3)), draw(st.sampled_from((1, 1, 2, 3)))
@@ -152,7 +175,13 @@ TRANSPOSED, PLAIN = "the convolution is transposed", "the convolution is not tra
 SLIDING = {
     **refused(plain),
     "a reduced dimension is empty": lambda: reduce("sum", empty(), 2),
-    TRANSPOSED: lambda: avg_pool(turned(), 2, 2),
+    "the transposed convolution strides": lambda: avg_pool(turned(stride=(1, 2)), 2, 2),
+    "the transposed convolution crops a dimension of unknown length": lambda: reduce(
+        "sum", conv(inp(2, 2, B, 4), inp(2, 3, 1, 2), padding=((1, 1), (0, 0)), transposed=True), 3
+    ),
+    "the transposed convolution crops its whole input": lambda: avg_pool(
+        conv(inp(2, 3, 1), inp(3, 2, 1), padding=1, dilation=5, extra=4, transposed=True), 2
+    ),
     "the windows are not all equal and whole": lambda: avg_pool(plain(), 2, 2, padding=(1, 1)),
     "the windows are not all equal and whole # last cut": lambda: avg_pool(plain(length=8), 4, 2, ceil_mode=True),
     "the windows are not all equal and whole # adaptive": lambda: adaptive(plain(), d2=5),
@@ -230,6 +259,7 @@ def positions(root: Node, d: int) -> range:
         first, last = (window[0].start, window[-1].stop - 1) if window else (0, y.shape[d] - 1)
     reach = op.dilation[d - 2] * (y.arg(1).shape[d] - 1)  # type: ignore[attr-defined]
     shift = op.padding[d - 2][0]  # type: ignore[attr-defined]
+    shift = reach - shift if op.transposed else shift  # type: ignore[attr-defined]
     return range(op.stride[d - 2] * first - shift, op.stride[d - 2] * last + reach - shift + 1)  # type: ignore[attr-defined]
 
 
@@ -265,11 +295,17 @@ SPECS = [
         },
         pool_of_turned,
     ),
-    RuleSpec(rules.box_before_conv, pooled, st.one_of(sliding_sums(), sliding_beside_others()), SLIDING, late_windows),
+    RuleSpec(
+        rules.box_before_conv,
+        pooled,
+        st.one_of(sliding_sums(), sliding_beside_others(), sliding_turned()),
+        SLIDING,
+        late_windows,
+    ),
     RuleSpec(
         rules.box_into_weight,
         pooled,
-        st.one_of(sliding_sums(), sliding_beside_others()).filter(reads_something),
+        st.one_of(sliding_sums(), sliding_beside_others(), sliding_turned()).filter(reads_something),
         {
             **SLIDING,
             "the windows read nothing but padding": lambda: in_padding(1),

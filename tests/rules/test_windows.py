@@ -115,6 +115,18 @@ def test_taps_that_sum_the_same_are_summed_once() -> None:
     assert contraction(graph).arg(1).shape == (2, 3, 1, 1)
     cropped = rewritten(windows.sum_through_conv_transpose, reduce("sum", turned(padding=((1, 1), (0, 0))), 2, 3))
     assert contraction(cropped).arg(1).shape == (6, 3, 1, 1)
+    full = ((2, 2), (0, 1))
+    padded = rewritten(windows.sum_through_conv, reduce("mean", plain(padding=full), 2, 3))
+    assert contraction(padded).arg(1).shape == (3, 2, 1, 2) and contraction(padded).op.stride == (1, 2)
+
+
+@pytest.mark.parametrize("rule", [windows.box_before_conv, windows.box_into_weight])
+def test_average_pools_slide_before_a_transposed_convolution_of_stride_one(rule: Rule) -> None:
+    y = turned(padding=((1, 1), (2, 2)))
+    graph = rewritten(rule, avg_pool(y, 2, 1))
+    op = contraction(graph).op
+    assert not op.transposed and not any(isinstance(n.op, ops.Pool) for n in graph.nodes())
+    assert op.stride == (2, 1)
 
 
 def test_a_kernel_that_covers_its_input_is_one_matmul() -> None:
