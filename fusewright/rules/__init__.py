@@ -1,12 +1,13 @@
 """The algebra: one explicit ordered table of rules.  No rule knows another."""
 
-from fusewright.rules import features, normalization, pointwise, pooling, sizes, sums, views, windows
+from fusewright.rules import features, gaps, normalization, pointwise, pooling, sizes, sums, views, windows
 from fusewright.rules.rule import Rule
 
 RULES: tuple[Rule, ...] = (
     *normalization.RULES,
     *windows.RULES,
     *features.RULES,
+    *gaps.RULES,
     *pooling.RULES,
     *sums.RULES,
     *pointwise.RULES,

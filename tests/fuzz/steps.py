@@ -102,6 +102,27 @@ def _single_tap(random: Random, x: Tensor) -> nn.Module:
     return kind(x.shape[1], groups * random.randint(1, 3), 1, groups=groups)
 
 
+def _with_gaps(random: Random, x: Tensor) -> nn.Module:
+    """A transposed convolution whose taps are a multiple of its stride apart, and a max over all that lies between."""
+    kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    stride = random.randint(2, 3)
+    conv = kinds[x.ndim - 3](
+        x.shape[1],
+        random.randint(1, 3),
+        random.randint(1, 3),
+        stride=stride,
+        padding=random.randint(0, 1),
+        dilation=stride * random.randint(1, 2),
+        bias=random.random() < 0.7,
+    )
+    pools = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+    length = min(conv.double()(x).shape[2:])
+    kernel = random.randint(2, 4)
+    if length < kernel:
+        return conv
+    return nn.Sequential(conv, pools[x.ndim - 3](kernel, stride * random.randint(1, 2), random.randint(0, kernel // 2)))
+
+
 def _one_by_one(random: Random, x: Tensor) -> nn.Module:
     kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[x.ndim - 3]
     return kind(x.shape[1], random.randint(1, 5), 1, bias=random.random() < 0.7)
@@ -344,7 +365,8 @@ POINTWISE: list[Callable[[Random], nn.Module]] = [
 ]
 CONTRACTIONS: list[Step] = [
     *[_conv] * 6,
-    *[_conv_transpose] * 3,
+    *[_conv_transpose] * 2,
+    _with_gaps,
     _full_conv,
     _single_tap,
     _one_by_one,
