@@ -14,6 +14,7 @@ from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Conv, Pool, Reduce, Slice
 from fusewright.rules.linear import reduced_dims
 from fusewright.rules.rule import Match, Rule, op, rule
+from fusewright.rules.windows import refuse_turning, turned
 
 _CHOICE = {"max": "maximum", "min": "minimum"}
 
@@ -145,9 +146,18 @@ def _others(conv: Node, dense: dict[int, _Dense]) -> Node:
         dilation[d - 2], extra[d - 2] = along.dilation, along.output_padding
     op = Conv(tuple(stride), tuple(padding), tuple(dilation), conv.op.groups, True, tuple(extra))
     y = make(op, x, w, bias)
-    for d, along in dense.items():
-        if along.kept < along.length:
-            y = make(Slice(d, 0, along.kept), y)
+    cut = {d: along.length - along.kept for d, along in dense.items() if along.kept < along.length}
+    if cut and refuse_turning(y) is None:
+        y = turned(y)  # a plain convolution may be padded less at its end, which leaves nothing to be copied
+        assert isinstance(y.op, Conv)
+        ends = {d: right for d, (_, right) in enumerate(y.op.padding, start=2)}
+        less = {d: n for d, n in cut.items() if n <= ends[d]}
+        trimmed = tuple((left, right - less.get(d, 0)) for d, (left, right) in enumerate(y.op.padding, start=2))
+        y, cut = make(replace(y.op, padding=trimmed), *y.args), {d: n for d, n in cut.items() if d not in less}
+    for d, n in cut.items():
+        length = y.shape[d]
+        assert isinstance(length, int)
+        y = make(Slice(d, 0, length - n), y)
     return y
 
 

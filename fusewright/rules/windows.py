@@ -200,7 +200,7 @@ def _taps_to_channels(x: Node, d: int, taps: int, channel: int) -> Node:
     return reshape(moved, (*moved.shape[:channel], x.shape[channel] * taps, *moved.shape[channel + 2 :]))
 
 
-def _refuse_turning(conv: Node) -> str | None:
+def refuse_turning(conv: Node) -> str | None:
     """Why a transposed convolution is no plain one, or `None`."""
     assert isinstance(conv.op, Conv)
     if any(s != 1 for s in conv.op.stride):
@@ -222,7 +222,7 @@ def _turned_padding(conv: Node) -> tuple[tuple[int, int], ...]:
     return tuple((r - left, r - right + extra) for r, (left, right), extra in sides)
 
 
-def _turned(conv: Node) -> Node:
+def turned(conv: Node) -> Node:
     """conv_transpose_1(x, w) as conv_1(x, w'), w' (O, C/g, *K) from w (C, O/g, *K) with its taps reversed.
 
     x is padded by d*(K-1) - padding, on the right by output_padding more, and cropped where that is negative.
@@ -241,14 +241,14 @@ def _turned(conv: Node) -> Node:
 def _plain(m: Match) -> Match:
     """The same match with a plain convolution for a transposed one of stride 1."""
     conv = m["conv"]
-    return {**m, "conv": _turned(conv)} if conv.op.transposed else m  # type: ignore[attr-defined]
+    return {**m, "conv": turned(conv)} if conv.op.transposed else m  # type: ignore[attr-defined]
 
 
 def _refuse_sliding(m: Match) -> str | None:
     reason = _refuse_shapes(m)
     if reason is not None:
         return reason
-    if m["conv"].op.transposed and (reason := _refuse_turning(m["conv"])):  # type: ignore[attr-defined]
+    if m["conv"].op.transposed and (reason := refuse_turning(m["conv"])):  # type: ignore[attr-defined]
         return reason
     if not _windows(m):
         return "the windows are not all equal and whole"
@@ -462,7 +462,7 @@ def single_tap_transpose(m: Match) -> Node:
 
     x (N, C, *L) -> (N, O, *L).  Holds without cropping or output padding.  Class reassociates: another kernel's order.
     """
-    return _turned(m["conv"])
+    return turned(m["conv"])
 
 
 RULES = (
