@@ -308,13 +308,19 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         };
         keep(acc[0], 0, 0, 0);
         __syncthreads();
-        for (int i = threadIdx.x; i < BLOCK_O * 2048; i += THREADS) {
-            const int o = i / 2048, cell = i % 2048;
-            const int d = cell / 2048, h = cell / 64 % 32, w = cell % 64;    // inside the tile
-            const bool inside = cell_d + d < P && cell_h + h < Q && cell_w + w < R;
-            if (!inside || first_feature + o >= O) continue;
-            const int at = group * O + first_feature + o;
-            out[((((long long)sample * (GROUPS * O) + at) * P + cell_d + d) * Q + cell_h + h) * R + cell_w + w] = narrow_to<Element>::of(strip[(o * 32 + h) * 64 + w]);
+        {
+            constexpr int LANES = 128, SETS = THREADS / LANES;  // threads side by side, and such sets of them
+#pragma unroll 4
+            for (int cell = threadIdx.x % LANES; cell < 2048; cell += LANES) {
+                const int d = cell / 2048, h = cell / 64 % 32, w = cell % 64;    // inside the tile
+                if (!(cell_d + d < P && cell_h + h < Q && cell_w + w < R)) continue;
+                const long long size = (long long)P * Q * R;
+                Element* const to = out + ((long long)sample * (GROUPS * O) + group * O + first_feature) * size + ((long long)(cell_d + d) * Q + cell_h + h) * R + cell_w + w;
+#pragma unroll 1
+                for (int o = threadIdx.x / LANES; o < BLOCK_O; o += SETS) {
+                    to[o * size] = narrow_to<Element>::of(strip[(o * 32 + h) * 64 + w]);
+                }
+            }
         }
     }
     copy_async_commit();

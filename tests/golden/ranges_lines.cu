@@ -136,20 +136,33 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
     __syncthreads();
 
     // Sums along w, rows side by side.
-    for (int i = threadIdx.x; i < PART_W * ROWS; i += THREADS) {
-        const int row = i % ROWS, s = i / ROWS;
-        const Slot slot = SLOT_W[min(first_w + s, SLOTS_W - 1)];
-        const Sum* const from = even + row * PITCH + slot.begin - from_w;
-        odd[row * OUT_PITCH + s] = few_of<7>([&](int j) { return from[j]; }, slot.count);
+    {
+        constexpr int LANES = 1, SETS = THREADS / LANES;  // threads side by side, and such sets of them
+#pragma unroll 4
+        for (int row = threadIdx.x % LANES; row < ROWS; row += LANES) {
+#pragma unroll 1
+            for (int s = threadIdx.x / LANES; s < PART_W; s += SETS) {
+                const Slot slot = SLOT_W[min(first_w + s, SLOTS_W - 1)];
+                const Sum* const from = even + row * PITCH + slot.begin - from_w;
+                odd[row * OUT_PITCH + s] = few_of<7>([&](int j) { return from[j]; }, slot.count);
+            }
+        }
     }
     __syncthreads();
 
-    // The results of the block's slots; the last part of an axis has fewer slots.
-    for (int i = threadIdx.x; i < ROWS * PART_W; i += THREADS) {
-        const int w = first_w + i;
-        if (w >= SLOTS_W) continue;
-        const int slot = w;
-        const double total = odd[i / PART_W * OUT_PITCH + i % PART_W];
-        out[first * RESULTS + slot] = float(total * 0.14285714285714285);
+    // The results of the block's slots, side by side; the last part of an axis has fewer slots.
+    {
+        constexpr int LANES = 218, SETS = THREADS / LANES;  // threads side by side, and such sets of them
+        if (threadIdx.x < SETS * LANES)
+#pragma unroll 4
+        for (int s = threadIdx.x % LANES; s < PART_W; s += LANES) {
+#pragma unroll 1
+            for (int row = threadIdx.x / LANES; row < ROWS; row += SETS) {
+                const int w = first_w + s;
+                if (w >= SLOTS_W) continue;
+                const Sum total = odd[row * OUT_PITCH + s];
+                out[first * RESULTS + row * SLOTS_W + w] = total * Sum(0.14285714285714285);
+            }
+        }
     }
 }

@@ -88,64 +88,86 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
     const index_t first = index_t(blockIdx.x) * PLANES;
 
     // Sums along d: what slots share is read and added once.
-    for (int i = threadIdx.x; i < PLANES * COLUMNS; i += THREADS) {
-        constexpr int KEPT = 14;
-        constexpr int BEGIN[KEPT] = {0, 1, 2, 7, 8, 9, 14, 15, 16, 21, 22, 23, 28, 29};
-        constexpr int COUNT[KEPT] = {1, 1, 5, 1, 1, 5, 1, 1, 5, 1, 1, 5, 1, 1};
-        constexpr unsigned long long KEPT_OF[SLOTS_D] = {
-            0x7, 0xe, 0x1c, 0x38, 0x70, 0xe0, 0x1c0, 0x380, 0x700, 0xe00, 0x1c00, 0x3800
-        };
-        const int column = i % COLUMNS;
-        const Element* const from = x + first * PLANE + column / READ_W * W + column % READ_W;
-        const auto at = [&](int index) { return value(from[index * (H * W)]); };
-        Sum* const to = even + column;
-        Sum kept[KEPT];
+    {
+        constexpr int LANES = 210, SETS = THREADS / LANES;  // threads side by side, and such sets of them
+        if (threadIdx.x < SETS * LANES)
+#pragma unroll 1
+        for (int column = threadIdx.x % LANES; column < COLUMNS; column += LANES) {
+#pragma unroll 1
+            for (int one = threadIdx.x / LANES; one < 1; one += SETS) {
+                constexpr int KEPT = 14;
+                constexpr int BEGIN[KEPT] = {0, 1, 2, 7, 8, 9, 14, 15, 16, 21, 22, 23, 28, 29};
+                constexpr int COUNT[KEPT] = {1, 1, 5, 1, 1, 5, 1, 1, 5, 1, 1, 5, 1, 1};
+                constexpr unsigned long long KEPT_OF[SLOTS_D] = {
+                    0x7, 0xe, 0x1c, 0x38, 0x70, 0xe0, 0x1c0, 0x380, 0x700, 0xe00, 0x1c00, 0x3800
+                };
+                const Element* const from = x + first * PLANE + column / READ_W * W + column % READ_W;
+                const auto at = [&](int index) { return value(from[index * (H * W)]); };
+                Sum* const to = even + column;
+                Sum kept[KEPT];
 #pragma unroll
-        for (int k = 0; k < KEPT; ++k)
-            kept[k] = few_of<5>([&](int j) { return at(BEGIN[k] + j); }, COUNT[k]);
+                for (int k = 0; k < KEPT; ++k)
+                    kept[k] = few_of<5>([&](int j) { return at(BEGIN[k] + j); }, COUNT[k]);
 #pragma unroll
-        for (int s = 0; s < SLOTS_D; ++s) {
-            Sum sum = 0;
+                for (int s = 0; s < SLOTS_D; ++s) {
+                    Sum sum = 0;
 #pragma unroll
-            for (int k = 0; k < KEPT; ++k)
-                if (KEPT_OF[s] >> k & 1) sum += kept[k];
-            to[s * COLUMNS] = sum;
+                    for (int k = 0; k < KEPT; ++k)
+                        if (KEPT_OF[s] >> k & 1) sum += kept[k];
+                    to[s * COLUMNS] = sum;
+                }
+            }
         }
     }
     __syncthreads();
 
     // Sums along h, columns side by side.
-    for (int i = threadIdx.x; i < PLANES * SLOTS_D * GROUPS_H * READ_W; i += THREADS) {
-        constexpr int KEPT = 5;
-        constexpr int BEGIN[KEPT] = {0, 1, 2, 4, 5};
-        constexpr int COUNT[KEPT] = {1, 1, 2, 1, 1};
-        constexpr unsigned long long KEPT_OF[GROUP_H] = {0x7, 0xe, 0x1c};
-        const int w = i % READ_W, group = i / READ_W % GROUPS_H, before = i / (GROUPS_H * READ_W);
-        const int begin = group * 4;
-        const Sum* const from = even + before * COLUMNS + w;
-        const auto at = [&](int index) { return from[(begin + index) * READ_W]; };
-        Sum* const to = odd + (before * SLOTS_H + group * GROUP_H) * PITCH + w;
-        Sum kept[KEPT];
+    {
+        constexpr int LANES = 74, SETS = THREADS / LANES;  // threads side by side, and such sets of them
+        if (threadIdx.x < SETS * LANES)
+#pragma unroll 1
+        for (int i = threadIdx.x % LANES; i < GROUPS_H * READ_W; i += LANES) {
+#pragma unroll 1
+            for (int before = threadIdx.x / LANES; before < PLANES * SLOTS_D; before += SETS) {
+                constexpr int KEPT = 5;
+                constexpr int BEGIN[KEPT] = {0, 1, 2, 4, 5};
+                constexpr int COUNT[KEPT] = {1, 1, 2, 1, 1};
+                constexpr unsigned long long KEPT_OF[GROUP_H] = {0x7, 0xe, 0x1c};
+                const int w = i % READ_W, group = i / READ_W;
+                const int begin = group * 4;
+                const Sum* const from = even + before * COLUMNS + w;
+                const auto at = [&](int index) { return from[(begin + index) * READ_W]; };
+                Sum* const to = odd + (before * SLOTS_H + group * GROUP_H) * PITCH + w;
+                Sum kept[KEPT];
 #pragma unroll
-        for (int k = 0; k < KEPT; ++k)
-            kept[k] = few_of<2>([&](int j) { return at(BEGIN[k] + j); }, COUNT[k]);
+                for (int k = 0; k < KEPT; ++k)
+                    kept[k] = few_of<2>([&](int j) { return at(BEGIN[k] + j); }, COUNT[k]);
 #pragma unroll
-        for (int s = 0; s < GROUP_H; ++s) {
-            Sum sum = 0;
+                for (int s = 0; s < GROUP_H; ++s) {
+                    Sum sum = 0;
 #pragma unroll
-            for (int k = 0; k < KEPT; ++k)
-                if (KEPT_OF[s] >> k & 1) sum += kept[k];
-            to[s * PITCH] = sum;
+                    for (int k = 0; k < KEPT; ++k)
+                        if (KEPT_OF[s] >> k & 1) sum += kept[k];
+                    to[s * PITCH] = sum;
+                }
+            }
         }
     }
     __syncthreads();
 
     // Sums along w, rows side by side.
-    for (int i = threadIdx.x; i < SLOTS_W * ROWS; i += THREADS) {
-        const int row = i % ROWS, s = i / ROWS;
-        const Slot slot = SLOT_W[s];
-        const Sum* const from = odd + row * PITCH + slot.begin;
-        even[row * OUT_PITCH + s] = few_of<7>([&](int j) { return from[j]; }, slot.count);
+    {
+        constexpr int LANES = 252, SETS = THREADS / LANES;  // threads side by side, and such sets of them
+        if (threadIdx.x < SETS * LANES)
+#pragma unroll 1
+        for (int row = threadIdx.x % LANES; row < ROWS; row += LANES) {
+#pragma unroll 3
+            for (int s = threadIdx.x / LANES; s < SLOTS_W; s += SETS) {
+                const Slot slot = SLOT_W[s];
+                const Sum* const from = odd + row * PITCH + slot.begin;
+                even[row * OUT_PITCH + s] = few_of<7>([&](int j) { return from[j]; }, slot.count);
+            }
+        }
     }
     __syncthreads();
 
@@ -153,7 +175,7 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
     const int count = RESULTS;
     for (int i = threadIdx.x; i < count; i += THREADS) {
         const int slot = slot_at(i);
-        const double total = even[slot / SLOTS_W * OUT_PITCH + slot % SLOTS_W];
-        out[first * RESULTS + i] = float(total * 0.00510204081632653);
+        const Sum total = even[slot / SLOTS_W * OUT_PITCH + slot % SLOTS_W];
+        out[first * RESULTS + i] = total * Sum(0.00510204081632653);
     }
 }

@@ -14,7 +14,7 @@ from fusewright.codegen.cuda.contraction_folds import JOININGS
 from fusewright.codegen.cuda.contraction_values import ValueText, is_one
 from fusewright.codegen.cuda.contraction_walk import moved
 from fusewright.codegen.cuda.direct_text import CLOSE_ALL, CLOSE_POSITIONS
-from fusewright.codegen.cuda.loops import UNROLL, nest
+from fusewright.codegen.cuda.loops import UNROLL, Dealt, dealt, nest
 from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.schedule.direct import Box, Cut, folded_early, loops_over_groups
 
@@ -251,20 +251,24 @@ class DirectEpilogue(ValueText):
             value = self._value(extents, source, "(team * FEATURES + o)")
             return [*self._of_tile(), *self._over_positions(place, value), *self._into_total()]
         cells, value = prod(self.counts), self._value(extents, source, "o")
-        body = [f"const int o = i / {cells}, cell = i % {cells};", *place]
-        body += [f"const bool inside = {self._inside()};", "if (!inside || first_feature + o >= O) continue;"]
-        named = self.c.after is not None or self.kind == "store"
-        body += [*([_CHANNEL] if named else []), *value[:-1]]
-        head = f"for (int i = threadIdx.x; i < BLOCK_O * {cells}; i += THREADS)"
+        once = [*place, f"if (!({self._inside()})) continue;", *(self._to() if self.kind == "store" else [])]
+        body = [*([_CHANNEL] if self.c.after is not None else []), *value[:-1]]
         if self.kind == "store":
-            return block(head, [*body, f"out[{self._out()}] = narrow_to<{self.result_type}>::of({value[-1]});"])
-        body.append(f"of_tile = {self.joining.join('of_tile', value[-1])};")
-        return [*self._of_tile(), *block(head, body), *self._into_total()]
+            body.append(f"to[o * size] = narrow_to<{self.result_type}>::of({value[-1]});")
+        else:
+            body.append(f"of_tile = {self.joining.join('of_tile', value[-1])};")
+        features = Dealt("o", self._own_features, self.t.block_m)
+        lines = dealt(self.t.threads, Dealt("cell", str(cells), cells), features, body, once=once)
+        return lines if self.kind == "store" else [*self._of_tile(), *lines, *self._into_total()]
+
+    @property
+    def _own_features(self) -> str:
+        """How many features a block has: the last block may have fewer."""
+        return "BLOCK_O" if self.c.features % self.t.block_m == 0 else "min(BLOCK_O, O - first_feature)"
 
     def _over_channels(self, place: Lines, value: Lines) -> Lines:
         """Every cell's running result takes in the features at hand, and is written after the last ones."""
-        count = "BLOCK_O" if self.c.features % self.t.block_m == 0 else "min(BLOCK_O, O - first_feature)"
-        count = "TEAMS" if folded_early(self.c) else count
+        count = "TEAMS" if folded_early(self.c) else self._own_features
         kind, empty = self.joining.running[0], self.joining.empty
         body = [*place, f"{kind} over = round == 0 ? {empty} : running[cell];"]
         if self.joining.at_once and self.c.window is None:
@@ -332,12 +336,15 @@ class DirectEpilogue(ValueText):
             value = "pooled * share"
         return [*lines, f"after({value}, at)" if self.c.after is not None else value]
 
-    def _out(self) -> str:
-        """Where a value of feature `at` goes."""
+    def _to(self) -> Lines:
+        """Where the values of a cell go, those of a feature `size` behind those of the one before it."""
         p, q, r = self._places_of_cell()
-        big = self._lengths()
-        base = "(long long)sample * (GROUPS * O) + at"
-        return f"((({base}) * {big[0]} + {p}) * {big[1]} + {q}) * {big[2]} + {r}"
+        P, Q, R = self._lengths()
+        first = "(long long)sample * (GROUPS * O) + group * O + first_feature"
+        return [
+            f"const long long size = (long long){P} * {Q} * {R};",
+            f"{self.result_type}* const to = out + ({first}) * size + ((long long)({p}) * {Q} + {q}) * {R} + {r};",
+        ]
 
     def _write_over(self) -> Lines:
         """A result over channels."""

@@ -4,19 +4,23 @@ A line is copied there; of planes and volumes, the outermost axis is summed whil
 that a group of slots is made of in registers where they can (`ranges_blocks_kept`), and else sum slot by slot, what
 slots share coming from the first cache.  Sums lie in two halves of shared memory by turns.  Threads that work side by
 side have the same slots: of neighbouring columns, or of neighbouring rows at an odd pitch, so that no two of a warp
-want the same bank.
+want the same bank.  A thread keeps its column, or row, and goes through the slots, so that it finds out once where that
+lies.
 """
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import prod
+from operator import mul
 
 import torch
 
 from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cuda import ranges_blocks_text as texts
+from fusewright.codegen.cuda.loops import Dealt
 from fusewright.codegen.cuda.primitives import primitives
-from fusewright.codegen.cuda.ranges_blocks_kept import KeptStages, plus
+from fusewright.codegen.cuda.ranges_blocks_kept import KeptStages, plus, times
 from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Argument, Kernel, Launch
 from fusewright.schedule.range_blocks import THREADS, Cut, shared_bytes
@@ -90,15 +94,24 @@ class _Writer(KeptStages):
         else:
             stages = self._outer_stage() if outer.family is None else self.kept_outer()
         if len(self.parts) == 3:
-            stages += ["", *(self._middle_stage() if self.parts[1].family is None else self.kept_middle())]
-        stages += ["", *(self._last_stage() if self.parts[last].family is None else self.kept_last())]
+            stages += [
+                "__syncthreads();",
+                "",
+                *(self._middle_stage() if self.parts[1].family is None else self.kept_middle()),
+            ]
+        stages += [
+            "__syncthreads();",
+            "",
+            *(self._last_stage() if self.parts[last].family is None else self.kept_last()),
+        ]
+        stages.append("__syncthreads();")
         return fill(
             texts.ENTRY,
             name=self.name,
             Result=ELEMENT[self.r.root.dtype],
             parts=self._of_block(),
             stages=stages,
-            write=self._write_parts() if self.several else self._write(),
+            write=self._write() if self.r.stored is not None and not self.several else self._write_rows(),
         )
 
     def _of_block(self) -> Lines:
@@ -121,42 +134,46 @@ class _Writer(KeptStages):
     # ---- sums along one axis
 
     def _outer_stage(self) -> Lines:
-        a = self.letters[0]
-        return fill(
+        a, several = self.letters[0], self.cut.planes > 1
+        body = fill(
             texts.OUTER,
-            a=a,
             A=a.upper(),
-            part=self.part(0),
-            slot=self.slot(0),
+            s=[f"const int s = row % {self.part(0)};"] if several else [],
+            slot=self.slot(0, "s" if several else "row"),
             plane=self.plane(f"row / {self.part(0)}"),
             column=self.column(),
             pitch=self.pitch,
             sum=self.summed(self.parts[0], f"value(from[(slot.begin + {self._step}) * {self.row}])"),
         )
+        about = f"Sums along {a}: what slots share is in the first cache when it is read again."
+        rows = times("PLANES" if several else "", self.part(0))
+        return self.dealt(about, self.columns, Dealt("row", rows, self.cut.planes * self.parts[0].slots), body)
 
     def _middle_stage(self) -> Lines:
-        begin = self.begin(1)
-        return fill(
+        begin, part = self.begin(1), self.parts[1]
+        body = fill(
             texts.MIDDLE,
-            outer=self.part(0),
             part=self.part(1),
             slot=self.slot(1),
             begin=f"slot.begin - {begin}" if begin else "slot.begin",
-            sum=self.summed(self.parts[1], f"from[{self._step} * READ_W]"),
+            sum=self.summed(part, f"from[{self._step} * READ_W]"),
         )
+        across = Dealt("i", f"{self.part(1)} * READ_W", part.slots * self.parts[2].read)
+        return self.dealt("Sums along h, columns side by side.", across, self.before, body)
 
     def _last_stage(self) -> Lines:
         last = len(self.parts) - 1
         (source, target), begin = self.halves, self.begin(last)
-        return fill(
+        body = fill(
             texts.LAST,
-            part=self.part(last),
             slot=self.slot(last),
             begin=f"slot.begin - {begin}" if begin else "slot.begin",
             source=source,
             target=target,
             sum=self.summed(self.parts[last], f"from[{self._step}]"),
         )
+        slots = Dealt("s", self.part(last), self.parts[last].slots)
+        return self.dealt("Sums along w, rows side by side.", self.all_rows, slots, body)
 
     # ---- results
 
@@ -165,51 +182,83 @@ class _Writer(KeptStages):
         factor = prod(p.one_scale for p in self.parts if p.one_scale is not None)
         tables = [f"SCALE_{a.upper()}[{a}]" for a, p in self.named if p.one_scale is None]
         factors = [*([repr(factor)] if factor != 1.0 else []), *tables]
-        lines = [f"const double scale = {' * '.join(factors)};"] if tables else []
-        text = "total" + (" * scale" if tables else f" * {factor!r}" if factors else "")
-        return lines, text if self.r.root.dtype == torch.float64 else self.written(f"float({text})")
+        if tables:
+            return [f"const double scale = {' * '.join(factors)};"], self._stored("total * scale", "double")
+        return [], self._stored(f"total * Sum({factor!r})" if factors else "total", self.sum)
+
+    def _stored(self, text: str, kind: str) -> str:
+        """A value of this type as an element of the result."""
+        if self.r.root.dtype == torch.float64:
+            return text
+        return self.written(f"float({text})" if kind == "double" else text)
 
     def _write(self) -> Lines:
-        """Blocks that have all slots of their planes."""
+        """Blocks that have all slots of their planes, and leave the results in another order."""
         scales, result = self._result()
-        order, slot, lines = "Results lie side by side.", "i", []
-        if self.r.stored is not None:
-            order, slot = "Results lie side by side, in another order than their slots.", "slot"
-            lines = ["const int slot = slot_at(i);"]
-            if self.cut.planes > 1:
-                lines = ["const int place = i % RESULTS, slot = i - place + slot_at(place);"]
+        lines = ["const int slot = slot_at(i);"]
+        if self.cut.planes > 1:
+            lines = ["const int place = i % RESULTS, slot = i - place + slot_at(place);"]
         scaled = [(i, a) for i, (a, p) in enumerate(self.named) if p.one_scale is None]
-        lines += [f"const int {a} = {self._digit(i, slot)};" for i, a in scaled]
-        at = f"{self.halves[1]}[{slot} / SLOTS_W * OUT_PITCH + {slot} % SLOTS_W]"
-        count = "int(min(index_t(PLANES), planes - first)) * RESULTS" if self.cut.planes > 1 else "RESULTS"
-        return fill(texts.WRITE, order=order, count=count, decode=[*lines, *scales], total=at, result=result)
+        lines += [f"const int {a} = {self._digit(i, 'slot', len(self.parts))};" for i, a in scaled]
+        at = f"{self.halves[1]}[slot / SLOTS_W * OUT_PITCH + slot % SLOTS_W]"
+        count = f"{self.here} * RESULTS" if self.cut.planes > 1 else "RESULTS"
+        return fill(texts.WRITE, count=count, decode=[*lines, *scales], total=at, result=result)
 
-    def _write_parts(self) -> Lines:
-        """Blocks that have a part of the slots of one plane."""
-        assert self.cut.planes == 1
-        decode, beyond, slot = [], [], ""
+    def _write_rows(self) -> Lines:
+        """Blocks that leave results in the order of their slots, or have a part of those of one plane."""
+        last = len(self.parts) - 1
+        decode, beyond = [], []
+        parted = [i for i, p in enumerate(self.parts) if p.parts > 1]
+        apart = any(0 < i < last for i in parted)  # rows of the block do not follow each other in memory
         for i, (a, p) in enumerate(self.named):
-            decode.append(f"const int {a} = {plus(f'first_{a}' if p.parts > 1 else '', self._digit(i, 'i'))};")
+            if (i == last and i in parted) or (i < last and (apart or not p.even or p.one_scale is None)):
+                digit = "s" if i == last else self._digit(i, "row", last)
+                decode.append(f"const int {a} = {plus(f'first_{a}' if i in parted else '', digit)};")
             if not p.even:
                 beyond.append(f"{a} >= SLOTS_{a.upper()}")
-            slot = f"{f'({slot})' if '+' in slot else slot} * SLOTS_{a.upper()} + {a}" if slot else a
+        line = plus(times("first_" + self.letters[0], *self._slots(1, last)) if 0 in parted and last else "", "row")
+        if apart:
+            line = self.letters[0]
+            for a in self.letters[1:last]:
+                line = f"{times(line, f'SLOTS_{a.upper()}')} + {a}"
         scales, result = self._result()
-        return fill(
-            texts.WRITE_PARTS,
-            last="; the last part of an axis has fewer slots" if beyond else "",
-            part_w=self.part(len(self.parts) - 1),
+        s = "s" if last in parted else "w"
+        body = fill(
+            texts.WRITE_ROWS,
             decode=decode,
             beyond=[f"if ({' || '.join(beyond)}) continue;"] if beyond else [],
             scales=scales,
-            slot=slot,
             target=self.halves[1],
+            s=s,
             result=result,
-            place="slot" if self.r.stored is None else "place_of(slot)",
+            place=self._place(line),
         )
+        tail = "; the last part of an axis has fewer slots" if beyond else ""
+        rows = times(self.here, *self._slots(0, last)) if self.cut.planes > 1 else None
+        slots = Dealt(s, self.part(last), self.parts[last].slots)
+        return self.dealt(f"The results of the block's slots, side by side{tail}.", slots, self.all_rows.of(rows), body)
 
-    def _digit(self, axis: int, index: str) -> str:
-        """Which slot along an axis the result `index` is of."""
-        inner = [self.part(k) for k in range(axis + 1, len(self.parts))]
+    def _place(self, line: str) -> str:
+        """Where the result of slot `w` of a line lies in its plane; what a thread's lines share stands by itself."""
+        start = times(line, "SLOTS_W")
+        if self.r.stored is None:
+            return f"{start} + w"
+        behind = accumulate((size for size, _ in reversed(self.r.order[1])), mul)
+        apart = len(self.parts[-1].all_slots) in behind
+        return f"place_of({start}) + place_of(w)" if apart else f"place_of({start} + w)"
+
+    @property
+    def here(self) -> str:
+        """The planes of a block: the last one may have fewer."""
+        return "int(min(index_t(PLANES), planes - first))"
+
+    def _slots(self, begin: int, end: int) -> list[str]:
+        """Slots along some axes, of a whole plane."""
+        return [f"SLOTS_{a.upper()}" for a in self.letters[begin:end]]
+
+    def _digit(self, axis: int, index: str, axes: int) -> str:
+        """Which of a block's slots along an axis `index` is of, which counts through those of the first `axes`."""
+        inner = [self.part(k) for k in range(axis + 1, axes)]
         behind = f" / {inner[0]}" if len(inner) == 1 else f" / ({' * '.join(inner)})" if inner else ""
         whole = axis == 0 and self.cut.planes == 1
         return f"{index}{behind}" if whole else f"{index}{behind} % {self.part(axis)}"

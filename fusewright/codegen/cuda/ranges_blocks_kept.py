@@ -6,12 +6,15 @@ What slots share is read and added once.  Groups that repeat are alike but for w
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 from fusewright.codegen.cpp import compute_type
 from fusewright.codegen.cuda import ranges_blocks_text as texts
+from fusewright.codegen.cuda.loops import Dealt, dealt
 from fusewright.codegen.cuda.ranges_blocks_sections import FEW, BlockSections, Kept
 from fusewright.codegen.range_tables import runs
 from fusewright.codegen.text import Lines, fill
+from fusewright.schedule.range_blocks import THREADS
 from fusewright.schedule.range_families import Family
 
 
@@ -65,51 +68,72 @@ class KeptStages(BlockSections):
     def kept_outer(self) -> Lines:
         """The outermost axis, in memory."""
         groups, several = self._groups(0), self.cut.planes > 1
-        plane = f"i / {f'({groups} * COLUMNS)' if groups else 'COLUMNS'}"
-        group = f", group = i / COLUMNS{f' % {groups}' if several else ''}" if groups else ""
-        return self._stage(
+        one = "one" if several or not groups else "group"
+        plane = f"one / {groups}" if groups else "one"
+        body = self._stage(
             0,
-            about=": what slots share is read and added once",
-            count=times("PLANES", groups, "COLUMNS"),
-            place=[f"const int column = i % COLUMNS{group};"],
+            place=[f"const int group = one % {groups};"] if several and groups else [],
             start=f"const Element* const from = x + {self.plane(plane)} * PLANE + {self.column()};",
             element=lambda index: f"value(from[{times(index, self.row)}])",
             to=plus("even", self._first(0, plane if several else "", self.pitch), "column"),
             pitch=self.pitch,
         )
+        count = self.cut.planes * self._count(0)
+        ones = Dealt(one, times("PLANES" if several else "", groups) or "1", count)
+        about = f"Sums along {self.letters[0]}: what slots share is read and added once."
+        return self.dealt(about, self.columns, ones, body, 1)
 
     def kept_middle(self) -> Lines:
         """The axis between two others, in shared memory."""
         groups = self._groups(1)
-        group = f", group = i / READ_W % {groups}" if groups else ""
-        before = f"before = i / {f'({groups} * READ_W)' if groups else 'READ_W'}"
-        return self._stage(
+        body = self._stage(
             1,
-            about=", columns side by side",
-            count=times("PLANES", self.part(0), groups, "READ_W"),
-            place=[f"const int w = i % READ_W{group}, {before};"],
+            place=["const int w = i % READ_W, group = i / READ_W;"] if groups else [],
             start="const Sum* const from = even + before * COLUMNS + w;",
             element=lambda index: f"from[{times(index, 'READ_W')}]",
             to=plus("odd", self._first(1, "before", "PITCH"), "w"),
             pitch="PITCH",
         )
+        across = Dealt(
+            *(("i", f"{groups} * READ_W") if groups else ("w", "READ_W")), self._count(1) * self.parts[2].read
+        )
+        return self.dealt("Sums along h, columns side by side.", across, self.before, body, 1)
 
     def kept_last(self) -> Lines:
         """The last axis, in shared memory."""
         last, (source, target) = len(self.parts) - 1, self.halves
         groups = self._groups(last)
-        return self._stage(
+        body = self._stage(
             last,
-            about=", rows side by side",
-            count=times(groups, "ROWS"),
-            place=["const int row = i % ROWS, group = i / ROWS;" if groups else "const int row = i;"],
+            place=[],
             start=f"const Sum* const from = {source} + row * PITCH;",
             element=lambda index: f"from[{index}]",
             to=plus(target, "row * OUT_PITCH", "group * GROUP_W" if groups else ""),
             pitch="",
         )
+        across = Dealt("group", groups or "1", self._count(last))
+        return self.dealt("Sums along w, rows side by side.", self.all_rows, across, body, 1)
 
     # ---- what they have in common
+
+    @property
+    def columns(self) -> Dealt:
+        """What the outermost axis is summed over."""
+        return Dealt("column", "COLUMNS", prod(p.read for p in self.parts[1:]))
+
+    @property
+    def before(self) -> Dealt:
+        """What is left of the outermost of three axes."""
+        return Dealt("before", times("PLANES", self.part(0)), self.cut.planes * self.parts[0].slots)
+
+    @property
+    def all_rows(self) -> Dealt:
+        """What is left of all axes but the last."""
+        return Dealt("row", "ROWS", self.cut.planes * prod(p.slots for p in self.parts[:-1]))
+
+    def dealt(self, about: str, across: Dealt, along: Dealt, body: Lines, at_once: int = 4) -> Lines:
+        """A stage whose threads go through `along` for each of `across` that they have, several `at_once`."""
+        return [f"// {about}", *dealt(THREADS, across, along, body, at_once=at_once)]
 
     def _family(self, axis: int) -> Family:
         family = self.parts[axis].family
@@ -119,6 +143,10 @@ class KeptStages(BlockSections):
     def _groups(self, axis: int) -> str:
         """How many groups a block has, where it has several."""
         return f"GROUPS_{self.letters[axis].upper()}" if self._family(axis).groups > 1 else ""
+
+    def _count(self, axis: int) -> int:
+        """How many groups a block has."""
+        return self.parts[axis].groups if self._groups(axis) else 1
 
     def _first(self, axis: int, before: str, pitch: str) -> str:
         """Where the results of a thread's group begin: behind those of `before`, and of the groups before it."""
@@ -141,8 +169,6 @@ class KeptStages(BlockSections):
         self,
         axis: int,
         *,
-        about: str,
-        count: str,
         place: Lines,
         start: str,
         element: Callable[[str], str],
@@ -161,9 +187,6 @@ class KeptStages(BlockSections):
         uneven = family.groups > 1 and p.slots % family.slots
         return fill(
             texts.KEPT,
-            a=a,
-            about=about,
-            count=count,
             tables=self._tables(kept, slots),
             place=[*place, *begin, start],
             at=fill(texts.AT if inside else texts.AT_WITHIN, **at),

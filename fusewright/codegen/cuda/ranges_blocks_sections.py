@@ -103,12 +103,12 @@ class BlockSections(CudaRangeSections):
         p = self.parts[axis]
         return f"from_{self.letters[axis]}" if p.parts > 1 else str(p.begins[0] or "")
 
-    def slot(self, axis: int) -> str:
+    def slot(self, axis: int, s: str = "s") -> str:
         """The slot that is the block's `s`-th along an axis."""
         p, a = self.parts[axis], self.letters[axis]
         if p.parts == 1:
-            return "s"
-        return f"first_{a} + s" if p.even else f"min(first_{a} + s, SLOTS_{a.upper()} - 1)"
+            return s
+        return f"first_{a} + {s}" if p.even else f"min(first_{a} + {s}, SLOTS_{a.upper()} - 1)"
 
     def summed(self, p: Part, at: str) -> str:
         """The text of a sum over `slot`, of `at`, which says where element j is."""

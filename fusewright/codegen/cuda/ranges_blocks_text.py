@@ -54,28 +54,23 @@ COPY = """
 #pragma unroll 8
 for (int i = threadIdx.x; i < PLANES * READ_W; i += THREADS)
     even[i / READ_W * PITCH + i % READ_W] = value(x[$plane * PLANE + $at]);
-__syncthreads();
 """
 
 KEPT = """
-// Sums along $a$about.
-for (int i = threadIdx.x; i < $count; i += THREADS) {
-    $tables
-    $place
-    $at
-    Sum* const to = $to;
-    Sum kept[KEPT];
+$tables
+$place
+$at
+Sum* const to = $to;
+Sum kept[KEPT];
 #pragma unroll
-    for (int k = 0; k < KEPT; ++k)
-        $read
+for (int k = 0; k < KEPT; ++k)
+    $read
 #pragma unroll
-    for (int s = 0; s < $slots; ++s) {
-        $some
-        $add
-        to[$s] = sum;
-    }
+for (int s = 0; s < $slots; ++s) {
+    $some
+    $add
+    to[$s] = sum;
 }
-__syncthreads();
 """
 
 AT = """
@@ -109,59 +104,42 @@ for (int begin = 0; begin < KEPT; begin += FEW) {
 """
 
 OUTER = """
-// Sums along $a: what slots share is in the first cache when it is read again.
-for (int i = threadIdx.x; i < PLANES * $part * COLUMNS; i += THREADS) {
-    const int column = i % COLUMNS, row = i / COLUMNS, s = row % $part;
-    const Slot slot = SLOT_$A[$slot];
-    const Element* const from = x + $plane * PLANE + $column;
-    even[row * $pitch + column] =
-        $sum;
-}
-__syncthreads();
+$s
+const Slot slot = SLOT_$A[$slot];
+const Element* const from = x + $plane * PLANE + $column;
+even[row * $pitch + column] =
+    $sum;
 """
 
 # Inner axes, in shared memory.
 
 MIDDLE = """
-// Sums along h, columns side by side.
-for (int i = threadIdx.x; i < PLANES * $outer * $part * READ_W; i += THREADS) {
-    const int w = i % READ_W, s = i / READ_W % $part, before = i / (READ_W * $part);
-    const Slot slot = SLOT_H[$slot];
-    const Sum* const from = even + (before * READ_H + $begin) * READ_W + w;
-    odd[(before * $part + s) * PITCH + w] = $sum;
-}
-__syncthreads();
+const int w = i % READ_W, s = i / READ_W;
+const Slot slot = SLOT_H[$slot];
+const Sum* const from = even + (before * READ_H + $begin) * READ_W + w;
+odd[(before * $part + s) * PITCH + w] = $sum;
 """
 
 LAST = """
-// Sums along w, rows side by side.
-for (int i = threadIdx.x; i < $part * ROWS; i += THREADS) {
-    const int row = i % ROWS, s = i / ROWS;
-    const Slot slot = SLOT_W[$slot];
-    const Sum* const from = $source + row * PITCH + $begin;
-    $target[row * OUT_PITCH + s] = $sum;
-}
-__syncthreads();
+const Slot slot = SLOT_W[$slot];
+const Sum* const from = $source + row * PITCH + $begin;
+$target[row * OUT_PITCH + s] = $sum;
 """
 
 WRITE = """
-// $order
+// Results lie side by side, in another order than their slots.
 const int count = $count;
 for (int i = threadIdx.x; i < count; i += THREADS) {
     $decode
-    const double total = $total;
+    const Sum total = $total;
     out[first * RESULTS + i] = $result;
 }
 """
 
-WRITE_PARTS = """
-// The results of the block's slots$last.
-for (int i = threadIdx.x; i < ROWS * $part_w; i += THREADS) {
-    $decode
-    $beyond
-    $scales
-    const int slot = $slot;
-    const double total = $target[i / $part_w * OUT_PITCH + i % $part_w];
-    out[first * RESULTS + $place] = $result;
-}
+WRITE_ROWS = """
+$decode
+$beyond
+$scales
+const Sum total = $target[row * OUT_PITCH + $s];
+out[first * RESULTS + $place] = $result;
 """

@@ -196,7 +196,7 @@ FORMS = {
     "groups": ("planes, many rows", 1, "GROUPS_H = "),
     "groups of a part": ("planes", 3, "GROUPS_H = "),
     "cut windows": ("planes, padded", 3, "const bool within"),
-    "slots": ("planes, irregular", 1, "Slot slot = SLOT_H[s]"),
+    "slots": ("planes, irregular", 1, "Slot slot = SLOT_H[row]"),
 }
 
 
