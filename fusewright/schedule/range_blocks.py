@@ -20,7 +20,7 @@ from fusewright.schedule.range_families import Family, few_at_a_time, one_group,
 from fusewright.schedule.range_sums import Axis, RangeReduction, known
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
-THREADS = 256
+THREADS = 512
 ENOUGH_ALIKE = 16  # threads side by side that do the same: what a warp does at once
 MOST_SHARED, PER_MULTIPROCESSOR = 162 * 1024, 228 * 1024  # bytes: of a block, where sm_80 has it; and in all
 

@@ -45,7 +45,7 @@ using index_t = long long;
 using Element = float;
 using Sum = float;  // what is kept of an axis
 
-constexpr int THREADS = 256, BLOCKS = 5;  // of a block; per multiprocessor
+constexpr int THREADS = 512, BLOCKS = 2;  // of a block; per multiprocessor
 constexpr int PLANES = 1;  // of a block
 constexpr int W = 1023, PLANE = W;  // in memory
 constexpr int SLOTS_W = 435;

@@ -45,8 +45,8 @@ using index_t = long long;
 using Element = float;
 using Sum = float;  // what is kept of an axis
 
-constexpr int THREADS = 256, BLOCKS = 4;  // of a block; per multiprocessor
-constexpr int PLANES = 1;  // of a block
+constexpr int THREADS = 512, BLOCKS = 2;  // of a block; per multiprocessor
+constexpr int PLANES = 2;  // of a block
 constexpr int D = 31, H = 30, W = 23, PLANE = D * H * W;  // in memory
 constexpr int SLOTS_D = 12, SLOTS_H = 21, SLOTS_W = 3;
 constexpr int RESULTS = SLOTS_D * SLOTS_H * SLOTS_W;  // of a plane
@@ -54,7 +54,7 @@ constexpr int READ_H = 30, READ_W = 21;  // indices of a block
 constexpr int COLUMNS = READ_H * READ_W;  // of the outermost axis
 constexpr int GROUPS_H = 7, GROUP_H = 3;  // of a block's slots, and slots of each
 constexpr int ROWS = PLANES * SLOTS_D * SLOTS_H, PITCH = 21, OUT_PITCH = 3;  // of the last axis
-constexpr int EVEN = 7560;  // sums in the first half of shared memory
+constexpr int EVEN = 15120;  // sums in the first half of shared memory
 
 // An element, in the type it is added in.
 __device__ __forceinline__ float value(Element element) {
@@ -89,21 +89,21 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
 
     // Sums along d: what slots share is read and added once.
     {
-        constexpr int LANES = 210, SETS = THREADS / LANES;  // threads side by side, and such sets of them
+        constexpr int LANES = 315, SETS = THREADS / LANES;  // threads side by side, and such sets of them
         if (threadIdx.x < SETS * LANES)
 #pragma unroll 1
         for (int column = threadIdx.x % LANES; column < COLUMNS; column += LANES) {
 #pragma unroll 1
-            for (int one = threadIdx.x / LANES; one < 1; one += SETS) {
+            for (int one = threadIdx.x / LANES; one < PLANES; one += SETS) {
                 constexpr int KEPT = 14;
                 constexpr int BEGIN[KEPT] = {0, 1, 2, 7, 8, 9, 14, 15, 16, 21, 22, 23, 28, 29};
                 constexpr int COUNT[KEPT] = {1, 1, 5, 1, 1, 5, 1, 1, 5, 1, 1, 5, 1, 1};
                 constexpr unsigned long long KEPT_OF[SLOTS_D] = {
                     0x7, 0xe, 0x1c, 0x38, 0x70, 0xe0, 0x1c0, 0x380, 0x700, 0xe00, 0x1c00, 0x3800
                 };
-                const Element* const from = x + first * PLANE + column / READ_W * W + column % READ_W;
+                const Element* const from = x + min(first + one, planes - 1) * PLANE + column / READ_W * W + column % READ_W;
                 const auto at = [&](int index) { return value(from[index * (H * W)]); };
-                Sum* const to = even + column;
+                Sum* const to = even + one * SLOTS_D * COLUMNS + column;
                 Sum kept[KEPT];
 #pragma unroll
                 for (int k = 0; k < KEPT; ++k)
@@ -123,7 +123,7 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
 
     // Sums along h, columns side by side.
     {
-        constexpr int LANES = 74, SETS = THREADS / LANES;  // threads side by side, and such sets of them
+        constexpr int LANES = 147, SETS = THREADS / LANES;  // threads side by side, and such sets of them
         if (threadIdx.x < SETS * LANES)
 #pragma unroll 1
         for (int i = threadIdx.x % LANES; i < GROUPS_H * READ_W; i += LANES) {
@@ -157,7 +157,7 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
 
     // Sums along w, rows side by side.
     {
-        constexpr int LANES = 252, SETS = THREADS / LANES;  // threads side by side, and such sets of them
+        constexpr int LANES = 504, SETS = THREADS / LANES;  // threads side by side, and such sets of them
         if (threadIdx.x < SETS * LANES)
 #pragma unroll 1
         for (int row = threadIdx.x % LANES; row < ROWS; row += LANES) {
@@ -172,9 +172,9 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
     __syncthreads();
 
     // Results lie side by side, in another order than their slots.
-    const int count = RESULTS;
+    const int count = int(min(index_t(PLANES), planes - first)) * RESULTS;
     for (int i = threadIdx.x; i < count; i += THREADS) {
-        const int slot = slot_at(i);
+        const int place = i % RESULTS, slot = i - place + slot_at(place);
         const Sum total = even[slot / SLOTS_W * OUT_PITCH + slot % SLOTS_W];
         out[first * RESULTS + i] = total * Sum(0.00510204081632653);
     }

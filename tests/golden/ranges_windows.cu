@@ -45,7 +45,7 @@ using index_t = long long;
 using Element = float;
 using Sum = float;  // what is kept of an axis
 
-constexpr int THREADS = 256, BLOCKS = 4;  // of a block; per multiprocessor
+constexpr int THREADS = 512, BLOCKS = 2;  // of a block; per multiprocessor
 constexpr int PLANES = 1;  // of a block
 constexpr int H = 512, W = 512, PLANE = H * W;  // in memory
 constexpr int SLOTS_H = 93, SLOTS_W = 93;
@@ -110,7 +110,7 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
 
     // Sums along h: what slots share is read and added once.
     {
-        constexpr int LANES = 249, SETS = THREADS / LANES;  // threads side by side, and such sets of them
+        constexpr int LANES = 498, SETS = THREADS / LANES;  // threads side by side, and such sets of them
         if (threadIdx.x < SETS * LANES)
 #pragma unroll 1
         for (int column = threadIdx.x % LANES; column < COLUMNS; column += LANES) {
@@ -148,9 +148,9 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
     {
         constexpr int LANES = 6, SETS = THREADS / LANES;  // threads side by side, and such sets of them
         if (threadIdx.x < SETS * LANES)
-#pragma unroll 1
+#pragma unroll 2
         for (int row = threadIdx.x % LANES; row < ROWS; row += LANES) {
-#pragma unroll 3
+#pragma unroll 2
             for (int s = threadIdx.x / LANES; s < SLOTS_W; s += SETS) {
                 const Slot slot = SLOT_W[s];
                 const Sum* const from = even + row * PITCH + slot.begin;
@@ -164,9 +164,9 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
     {
         constexpr int LANES = 93, SETS = THREADS / LANES;  // threads side by side, and such sets of them
         if (threadIdx.x < SETS * LANES)
-#pragma unroll 1
+#pragma unroll 2
         for (int w = threadIdx.x % LANES; w < SLOTS_W; w += LANES) {
-#pragma unroll 3
+#pragma unroll 2
             for (int row = threadIdx.x / LANES; row < ROWS; row += SETS) {
                 const int h = first_h + row;
                 if (h >= SLOTS_H) continue;

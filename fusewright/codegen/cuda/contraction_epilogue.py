@@ -206,9 +206,17 @@ class Epilogue(ValueText):
         """Hand the accumulators of one pass, so many of each row along w, to the pool, or straight on."""
         per_cell = len(phases[2].elements)
         position = [self._position(i, phases[i]) for i in range(3)]
+        lines = self.products_changed([self.accumulated(per_cell)], slots, self.own_w(per_cell))
         if self.t.by_rows and self.c.window is None:
-            return self._row_loops(slots, OWN_ROWS, position[:2], "PQR")
-        return self._pair_loops(slots // 2, position) if self.pairs else self._value_loops(slots, per_cell, position)
+            return [*lines, *self._row_loops(slots, OWN_ROWS, position[:2], "PQR")]
+        if self.pairs:
+            return [*lines, *self._pair_loops(slots // 2, position)]
+        return [*lines, *self._value_loops(slots, per_cell, position)]
+
+    def products_changed(self, products: Sequence[str], slots: int, own_w: str) -> Lines:
+        """Statements that change so many accumulators of each row along w in place, where that is to be."""
+        loops = [*OWN_ROWS, f"for (int s = 0; s < {slots}; ++s)"]
+        return self.all_changed(products, loops, [f"const int own_w = {own_w};"], CHANNELS)
 
     @property
     def pairs(self) -> bool:
@@ -256,9 +264,7 @@ class Epilogue(ValueText):
 
     def _pair_loops(self, tiles: int, position: list[str]) -> Lines:
         p, q, _ = position
-        first, second = (self.accumulator("j", f"2 * half{e}") for e in ("", " + 1"))
-        if self.changes:
-            first, second = (f"before({value}, m, half)" for value in (first, second))
+        first, second = (self.changed(self.accumulator("j", f"2 * half{e}")) for e in ("", " + 1"))
         at = {"pointer": self.pointer("P", "Q", "R"), "stored_at": self.stored_at}
         pairs = fill(texts.PAIRS, p=p, q=q, tiles=tiles, first=first, second=second, type=self.result_type, **at)
         return [*self._out_row("P", "Q", "R"), *pairs]
@@ -282,10 +288,6 @@ class Epilogue(ValueText):
         there = f"chosen(inside, {value}, {joining.empty})" if self.masked else value
         pooled = [f"{target} = {joining.join(target, there)};"]
         return nest(loops, [*lines, *nest(CHANNELS, pooled)])
-
-    def changed(self, value: str) -> str:
-        """A product as it goes into the window or the reduction, or is written."""
-        return f"before({value}, m, half)" if self.changes else value
 
     @property
     def masked(self) -> bool:

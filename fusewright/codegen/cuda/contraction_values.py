@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from typing import ClassVar
 
 from fusewright.codegen.cpp import Scalars, compute_type
 from fusewright.codegen.cuda.contraction_finish import Finish, operands
-from fusewright.codegen.text import Lines, block
+from fusewright.codegen.cuda.loops import nest
+from fusewright.codegen.text import Lines, block, fill
 from fusewright.ir.node import Node
 from fusewright.schedule.chain import Map
 
@@ -47,8 +49,39 @@ class ValueText(Finish):
 
     def functions(self) -> Lines:
         """The lambdas ``before`` and ``after``, those that there is a need for."""
-        before = self._function("before", self.c.before, self._shift()) if self.changes else []
+        before = self._before if self.changes else []
+        if self.in_place:
+            before = [re.sub(r"\b(co)?sine\(", r"maths.\g<0>", line) for line in before]
+            before[0] = before[0].replace(f"{self.place})", f"{self.place}, Maths& maths)")
         return [*before, *(self._function("after", self.c.after, []) if self.c.after is not None else [])]
+
+    @property
+    def _before(self) -> Lines:
+        return self._function("before", self.c.before, self._shift())
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a thread's products are changed all at once: where functions would branch for each (`functions`)."""
+        return self.changes and self.c.shares is None and any("sine(" in line for line in self._before)
+
+    def changed(self, value: str) -> str:
+        """A product as it goes into the window or the reduction, or is written."""
+        return f"before({value}, {self._where})" if self.changes and not self.in_place else value
+
+    def all_changed(self, products: Sequence[str], loops: Sequence[str], lines: Lines, inner: Sequence[str]) -> Lines:
+        """Statements that change products in place; `lines`, in the loops around the inner ones, say where they are."""
+        if not self.in_place:
+            return []
+        each = []
+        for p in products:
+            # Not ``if (changed = ...; keep)``, in which NVRTC 13.0 forgot the call where `keep` was false.
+            changed = [f"const Compute changed = before({p}, {self._where}, maths);", f"if (keep) {p} = changed;"]
+            each += block("", changed) if len(products) > 1 else changed
+        return fill(_IN_PLACE, each=nest(loops, [*lines, *nest(inner, each)]))
+
+    @property
+    def _where(self) -> str:
+        return ", ".join(p.removeprefix("int ") for p in self.place.split(", "))
 
     def _shift(self) -> Lines:
         """Scale and bias."""
@@ -98,6 +131,19 @@ class ValueText(Finish):
             padded = op.count_include_pad
             counts.append(f"({stop} - ({start}))" if padded else f"(min({stop}, {length}) - max({start}, 0))")
         return [f"const Compute share = Compute(1) / Compute({' * '.join(counts)});"]
+
+
+_IN_PLACE = """
+const auto all = [&](Maths& maths, bool keep) {
+    $each
+};
+Maths near{false}, any{true};
+all(near, false);
+if (near.far)
+    all(any, true);
+else
+    all(near, true);
+"""
 
 
 def is_one(node: Node) -> bool:

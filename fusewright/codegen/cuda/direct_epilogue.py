@@ -115,17 +115,22 @@ class DirectEpilogue(ValueText):
 
     def _keep(self) -> Lines:
         """A lambda that takes the values of one phase on."""
-        value = "before(acc[o][rh][r], at)" if self.changes else "acc[o][rh][r]"
+        value = self.changed("acc[o][rh][r]")
         feature = ["const int feature = first_feature + team * FEATURES + o;"]
-        feature += ["const int at = group * O + min(feature, O - 1);"] if self.changes else []
+        at = ["const int at = group * O + min(feature, O - 1);"] if self.changes else []
+        own = ["for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"]
+        features = ["for (int o = 0; o < FEATURES; ++o)"]
+        changed = self.all_changed(["acc[o][rh][r]"], features, [*feature, *at], own)
+        feature += at if value != "acc[o][rh][r]" else []
         if folded_early(self.c):
             loops, lines = self._over_features(value, feature)
         elif self.t.owned != (1, 1, 1):
             loops, lines = self._windows(value, feature)
         else:
             loops, lines = self._one_by_one(value, feature)
-        head = "const auto keep = [&](const Compute (&acc)[FEATURES][ROWS][RUN], int phase_d, int phase_h, int phase_w)"
-        return [*block(head, nest(loops, lines))[:-1], "};"]
+        kind = "Compute" if changed else "const Compute"
+        head = f"const auto keep = [&]({kind} (&acc)[FEATURES][ROWS][RUN], int phase_d, int phase_h, int phase_w)"
+        return [*block(head, [*changed, *nest(loops, lines)])[:-1], "};"]
 
     def _place(self) -> Lines:
         """Where the value at hand lies inside the tile."""

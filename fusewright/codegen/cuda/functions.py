@@ -114,6 +114,26 @@ __device__ __forceinline__ float cosine(float x) {
     return y;
 }
 """,
+    "maths": """
+// The same for many values, of which a branch each would let only one be under way: as if all were near, unless `any`
+// may be far.
+__device__ __noinline__ float sine_of_any(float x) { return sine(x); }
+__device__ __noinline__ float cosine_of_any(float x) { return cosine(x); }
+struct Maths {
+    const bool any;
+    bool far = false;    // whether one was
+    __device__ __forceinline__ float sine(float x) {
+        if (any) return sine_of_any(x);
+        far |= !(fabs(x) <= FAR);
+        return sine_of_near(x);
+    }
+    __device__ __forceinline__ float cosine(float x) {
+        if (any) return cosine_of_any(x);
+        far |= !(fabs(x) <= FAR);
+        return cosine_of_near(x);
+    }
+};
+""",
 }
 
 FUNCTIONS = {name: with_polynomials(text) for name, text in _TEXTS.items()}
@@ -124,6 +144,6 @@ def used_functions(text: str) -> str:
     found: list[str] = []
     for own in reversed(FUNCTIONS.values()):
         calls = set(re.findall(r"\w+", "\n".join([text, *found])))
-        if calls & set(re.findall(r"__(?:forceinline|noinline)__ (?:float|T) (\w+)\(", own)):
+        if calls & set(re.findall(r"^(?:__device__ __(?:forceinline|noinline)__ (?:float|T)|struct) (\w+)", own, re.M)):
             found.insert(0, own)
     return "".join(found).lstrip("\n")

@@ -76,6 +76,7 @@ class PhasesEpilogue(Epilogue):
             *nest(CHANNELS, written),
         ]
         return [
+            *self.products_changed(run.values, slots // run.taken, run.own_w),
             *self._out_row("P", "Q", "R"),
             *nest([*OWN_ROWS, f"for (int s = 0; s < {slots // run.taken}; ++s)"], body),
         ]
