@@ -139,14 +139,14 @@ def sum_through_conv(m: Match) -> Node:
     """sum_P(conv(x, w) + b) -> conv'(R, w) + |P|*b, with R[c, (q, u)] one range sum of x per slot q and tap u.
 
     x (N, C, *L), w (O, C/g, *K), reduction to *Q slots: R (N, C, *(Q*K)); conv' has stride K, dilation 1, no padding.
-    Where every tap sums the same range (fully padded, stride 1), w is summed over its taps.  Holds for every stride,
-    padding, dilation, group count, clipped window and divisor, along any spatial dimensions of known length.  Class
-    reassociates: an Inf summed with its opposite gives NaN.
+    Of several slots, taps become channels: R (N, C*K, *Q).  Where every tap sums the same range (fully padded, stride
+    1), w is summed over its taps.  Holds for every stride, padding, dilation, group count, clipped window and divisor,
+    along any spatial dimensions of known length.  Class reassociates: an Inf summed with its opposite gives NaN.
     """
     conv, tables = m["conv"], _tables(m)
     assert isinstance(conv.op, Conv)
     dims, dtype = tuple(tables), _carried(m, tables)
-    summed, weight, _ = _summed_per_tap(m, tables, dtype)
+    summed, weight = _summed_per_slot(m, tables, dtype)
     padding = tuple((0, 0) if i + 2 in dims else p for i, p in enumerate(conv.op.padding))
     stride = _replaced(conv.op.stride, dims, {d: weight.shape[d] for d in dims})
     inner = Conv(stride, padding, _replaced(conv.op.dilation, dims, 1), conv.op.groups)
@@ -179,13 +179,23 @@ def sum_through_conv_transpose(m: Match) -> Node:
     return finish(m["reduction"], cast(y, conv.dtype), dims)
 
 
+def _summed_per_slot(m: Match, tables: dict[int, Slots], dtype: torch.dtype) -> tuple[Node, Node]:
+    """The input summed per slot and tap, and its weight: taps as channels in both where there are several slots."""
+    if all(len(slots) == 1 for slots in tables.values()):
+        return _summed_per_tap(m, tables, dtype)[:2]
+    return _taps_as_channels(m, tables, dtype)
+
+
 def _taps_as_channels(m: Match, tables: dict[int, Slots], dtype: torch.dtype) -> tuple[Node, Node]:
-    """The input summed per slot and tap of a transposed convolution, and its weight, taps as channels in both."""
+    """The input summed per slot and tap, and its weight, taps as channels in both."""
     summed, weight, uniform = _summed_per_tap(m, tables, dtype)
+    conv = m["conv"].op
+    assert isinstance(conv, Conv)
+    channel = 0 if conv.transposed else 1  # of the weight
     for d in tables:
         if d not in uniform:
             summed = _taps_to_channels(summed, d, _taps(m, d), channel=1)
-            weight = _taps_to_channels(weight, d, _taps(m, d), channel=0)
+            weight = _taps_to_channels(weight, d, _taps(m, d), channel=channel)
     return summed, weight
 
 
