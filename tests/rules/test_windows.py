@@ -98,6 +98,17 @@ def test_a_bias_that_slots_weigh_differently_is_added_behind() -> None:
     assert adds(rewritten(windows.sum_through_conv, root)) == 1
 
 
+@pytest.mark.parametrize(
+    ("rule", "y"), [(windows.sum_through_conv, plain), (windows.sum_through_conv_transpose, turned)]
+)
+def test_taps_are_channels_where_there_are_several_slots(rule: Rule, y) -> None:
+    """Those of summed dimensions; of one slot, what is left is a product of the whole kernel already."""
+    found = contraction(rewritten(rule, avg_pool(y(), 2, 2, padding=(1, 1))))
+    assert found.op.stride == (1, 1) and found.arg(0).shape[1] == 12 and set(found.arg(1).shape) == {12, 3, 1}
+    one = contraction(rewritten(windows.sum_through_conv, reduce("mean", plain(), 2, 3)))
+    assert one.arg(0).shape[1:] == (2, 3, 2)
+
+
 @pytest.mark.parametrize("y", [plain, turned])
 def test_the_divisor_of_a_mean_goes_into_the_weight(y) -> None:
     rule = windows.sum_through_conv if y is plain else windows.sum_through_conv_transpose

@@ -134,15 +134,17 @@ class ValueText(Finish):
 
 
 _IN_PLACE = """
-const auto all = [&](Maths& maths, bool keep) {
-    $each
-};
-Maths near{false}, any{true};
-all(near, false);
-if (near.far)
-    all(any, true);
-else
-    all(near, true);
+{
+    const auto all = [&](Maths& maths, bool keep) {
+        $each
+    };
+    Maths near{false}, any{true};
+    all(near, false);
+    if (near.far)
+        all(any, true);
+    else
+        all(near, true);
+}
 """
 
 
