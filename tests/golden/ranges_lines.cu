@@ -155,14 +155,14 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
         constexpr int LANES = 218, SETS = THREADS / LANES;  // threads side by side, and such sets of them
         if (threadIdx.x < SETS * LANES)
 #pragma unroll 4
-        for (int s = threadIdx.x % LANES; s < PART_W; s += LANES) {
+            for (int s = threadIdx.x % LANES; s < PART_W; s += LANES) {
 #pragma unroll 1
-            for (int row = threadIdx.x / LANES; row < ROWS; row += SETS) {
-                const int w = first_w + s;
-                if (w >= SLOTS_W) continue;
-                const Sum total = odd[row * OUT_PITCH + s];
-                out[first * RESULTS + row * SLOTS_W + w] = total * Sum(0.14285714285714285);
+                for (int row = threadIdx.x / LANES; row < ROWS; row += SETS) {
+                    const int w = first_w + s;
+                    if (w >= SLOTS_W) continue;
+                    const Sum total = odd[row * OUT_PITCH + s];
+                    out[first * RESULTS + row * SLOTS_W + w] = total * Sum(0.14285714285714285);
+                }
             }
-        }
     }
 }

@@ -92,32 +92,32 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
         constexpr int LANES = 315, SETS = THREADS / LANES;  // threads side by side, and such sets of them
         if (threadIdx.x < SETS * LANES)
 #pragma unroll 1
-        for (int column = threadIdx.x % LANES; column < COLUMNS; column += LANES) {
+            for (int column = threadIdx.x % LANES; column < COLUMNS; column += LANES) {
 #pragma unroll 1
-            for (int one = threadIdx.x / LANES; one < PLANES; one += SETS) {
-                constexpr int KEPT = 14;
-                constexpr int BEGIN[KEPT] = {0, 1, 2, 7, 8, 9, 14, 15, 16, 21, 22, 23, 28, 29};
-                constexpr int COUNT[KEPT] = {1, 1, 5, 1, 1, 5, 1, 1, 5, 1, 1, 5, 1, 1};
-                constexpr unsigned long long KEPT_OF[SLOTS_D] = {
-                    0x7, 0xe, 0x1c, 0x38, 0x70, 0xe0, 0x1c0, 0x380, 0x700, 0xe00, 0x1c00, 0x3800
-                };
-                const Element* const from = x + min(first + one, planes - 1) * PLANE + column / READ_W * W + column % READ_W;
-                const auto at = [&](int index) { return value(from[index * (H * W)]); };
-                Sum* const to = even + one * SLOTS_D * COLUMNS + column;
-                Sum kept[KEPT];
-#pragma unroll
-                for (int k = 0; k < KEPT; ++k)
-                    kept[k] = few_of<5>([&](int j) { return at(BEGIN[k] + j); }, COUNT[k]);
-#pragma unroll
-                for (int s = 0; s < SLOTS_D; ++s) {
-                    Sum sum = 0;
+                for (int one = threadIdx.x / LANES; one < PLANES; one += SETS) {
+                    constexpr int KEPT = 14;
+                    constexpr int BEGIN[KEPT] = {0, 1, 2, 7, 8, 9, 14, 15, 16, 21, 22, 23, 28, 29};
+                    constexpr int COUNT[KEPT] = {1, 1, 5, 1, 1, 5, 1, 1, 5, 1, 1, 5, 1, 1};
+                    constexpr unsigned long long KEPT_OF[SLOTS_D] = {
+                        0x7, 0xe, 0x1c, 0x38, 0x70, 0xe0, 0x1c0, 0x380, 0x700, 0xe00, 0x1c00, 0x3800
+                    };
+                    const Element* const from = x + min(first + one, planes - 1) * PLANE + column / READ_W * W + column % READ_W;
+                    const auto at = [&](int index) { return value(from[index * (H * W)]); };
+                    Sum* const to = even + one * SLOTS_D * COLUMNS + column;
+                    Sum kept[KEPT];
 #pragma unroll
                     for (int k = 0; k < KEPT; ++k)
-                        if (KEPT_OF[s] >> k & 1) sum += kept[k];
-                    to[s * COLUMNS] = sum;
+                        kept[k] = few_of<5>([&](int j) { return at(BEGIN[k] + j); }, COUNT[k]);
+#pragma unroll
+                    for (int s = 0; s < SLOTS_D; ++s) {
+                        Sum sum = 0;
+#pragma unroll
+                        for (int k = 0; k < KEPT; ++k)
+                            if (KEPT_OF[s] >> k & 1) sum += kept[k];
+                        to[s * COLUMNS] = sum;
+                    }
                 }
             }
-        }
     }
     __syncthreads();
 
@@ -126,32 +126,32 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
         constexpr int LANES = 147, SETS = THREADS / LANES;  // threads side by side, and such sets of them
         if (threadIdx.x < SETS * LANES)
 #pragma unroll 1
-        for (int i = threadIdx.x % LANES; i < GROUPS_H * READ_W; i += LANES) {
+            for (int i = threadIdx.x % LANES; i < GROUPS_H * READ_W; i += LANES) {
 #pragma unroll 1
-            for (int before = threadIdx.x / LANES; before < PLANES * SLOTS_D; before += SETS) {
-                constexpr int KEPT = 5;
-                constexpr int BEGIN[KEPT] = {0, 1, 2, 4, 5};
-                constexpr int COUNT[KEPT] = {1, 1, 2, 1, 1};
-                constexpr unsigned long long KEPT_OF[GROUP_H] = {0x7, 0xe, 0x1c};
-                const int w = i % READ_W, group = i / READ_W;
-                const int begin = group * 4;
-                const Sum* const from = even + before * COLUMNS + w;
-                const auto at = [&](int index) { return from[(begin + index) * READ_W]; };
-                Sum* const to = odd + (before * SLOTS_H + group * GROUP_H) * PITCH + w;
-                Sum kept[KEPT];
-#pragma unroll
-                for (int k = 0; k < KEPT; ++k)
-                    kept[k] = few_of<2>([&](int j) { return at(BEGIN[k] + j); }, COUNT[k]);
-#pragma unroll
-                for (int s = 0; s < GROUP_H; ++s) {
-                    Sum sum = 0;
+                for (int before = threadIdx.x / LANES; before < PLANES * SLOTS_D; before += SETS) {
+                    constexpr int KEPT = 5;
+                    constexpr int BEGIN[KEPT] = {0, 1, 2, 4, 5};
+                    constexpr int COUNT[KEPT] = {1, 1, 2, 1, 1};
+                    constexpr unsigned long long KEPT_OF[GROUP_H] = {0x7, 0xe, 0x1c};
+                    const int w = i % READ_W, group = i / READ_W;
+                    const int begin = group * 4;
+                    const Sum* const from = even + before * COLUMNS + w;
+                    const auto at = [&](int index) { return from[(begin + index) * READ_W]; };
+                    Sum* const to = odd + (before * SLOTS_H + group * GROUP_H) * PITCH + w;
+                    Sum kept[KEPT];
 #pragma unroll
                     for (int k = 0; k < KEPT; ++k)
-                        if (KEPT_OF[s] >> k & 1) sum += kept[k];
-                    to[s * PITCH] = sum;
+                        kept[k] = few_of<2>([&](int j) { return at(BEGIN[k] + j); }, COUNT[k]);
+#pragma unroll
+                    for (int s = 0; s < GROUP_H; ++s) {
+                        Sum sum = 0;
+#pragma unroll
+                        for (int k = 0; k < KEPT; ++k)
+                            if (KEPT_OF[s] >> k & 1) sum += kept[k];
+                        to[s * PITCH] = sum;
+                    }
                 }
             }
-        }
     }
     __syncthreads();
 
@@ -160,14 +160,14 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
         constexpr int LANES = 504, SETS = THREADS / LANES;  // threads side by side, and such sets of them
         if (threadIdx.x < SETS * LANES)
 #pragma unroll 1
-        for (int row = threadIdx.x % LANES; row < ROWS; row += LANES) {
+            for (int row = threadIdx.x % LANES; row < ROWS; row += LANES) {
 #pragma unroll 3
-            for (int s = threadIdx.x / LANES; s < SLOTS_W; s += SETS) {
-                const Slot slot = SLOT_W[s];
-                const Sum* const from = odd + row * PITCH + slot.begin;
-                even[row * OUT_PITCH + s] = few_of<7>([&](int j) { return from[j]; }, slot.count);
+                for (int s = threadIdx.x / LANES; s < SLOTS_W; s += SETS) {
+                    const Slot slot = SLOT_W[s];
+                    const Sum* const from = odd + row * PITCH + slot.begin;
+                    even[row * OUT_PITCH + s] = few_of<7>([&](int j) { return from[j]; }, slot.count);
+                }
             }
-        }
     }
     __syncthreads();
 

@@ -113,34 +113,34 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
         constexpr int LANES = 498, SETS = THREADS / LANES;  // threads side by side, and such sets of them
         if (threadIdx.x < SETS * LANES)
 #pragma unroll 1
-        for (int column = threadIdx.x % LANES; column < COLUMNS; column += LANES) {
+            for (int column = threadIdx.x % LANES; column < COLUMNS; column += LANES) {
 #pragma unroll 1
-            for (int group = threadIdx.x / LANES; group < GROUPS_H; group += SETS) {
-                constexpr int KEPT = 8;
-                constexpr int BEGIN[KEPT] = {0, 1, 2, 16, 17, 18, 32, 33};
-                constexpr int COUNT[KEPT] = {1, 1, 14, 1, 1, 14, 1, 1};
-                constexpr unsigned long long KEPT_OF[GROUP_H] = {0x7, 0xe, 0x1c, 0x38, 0x70, 0xe0};
-                const int begin = (part_h * GROUPS_H + group) * 32;
-                const Element* const from = x + first * PLANE + column;
-                const auto at = [&](int index) {
-                    const bool within = begin + index >= 0 && begin + index < H;
-                    return within ? value(from[(begin + index) * W]) : float(0);
-                };
-                Sum* const to = even + group * GROUP_H * PITCH + column;
-                Sum kept[KEPT];
-#pragma unroll
-                for (int k = 0; k < KEPT; ++k)
-                    kept[k] = Sum(sum_of([&](int j) { return at(BEGIN[k] + j); }, COUNT[k]));
-#pragma unroll
-                for (int s = 0; s < GROUP_H; ++s) {
-                    Sum sum = 0;
+                for (int group = threadIdx.x / LANES; group < GROUPS_H; group += SETS) {
+                    constexpr int KEPT = 8;
+                    constexpr int BEGIN[KEPT] = {0, 1, 2, 16, 17, 18, 32, 33};
+                    constexpr int COUNT[KEPT] = {1, 1, 14, 1, 1, 14, 1, 1};
+                    constexpr unsigned long long KEPT_OF[GROUP_H] = {0x7, 0xe, 0x1c, 0x38, 0x70, 0xe0};
+                    const int begin = (part_h * GROUPS_H + group) * 32;
+                    const Element* const from = x + first * PLANE + column;
+                    const auto at = [&](int index) {
+                        const bool within = begin + index >= 0 && begin + index < H;
+                        return within ? value(from[(begin + index) * W]) : float(0);
+                    };
+                    Sum* const to = even + group * GROUP_H * PITCH + column;
+                    Sum kept[KEPT];
 #pragma unroll
                     for (int k = 0; k < KEPT; ++k)
-                        if (KEPT_OF[s] >> k & 1) sum += kept[k];
-                    to[s * PITCH] = sum;
+                        kept[k] = Sum(sum_of([&](int j) { return at(BEGIN[k] + j); }, COUNT[k]));
+#pragma unroll
+                    for (int s = 0; s < GROUP_H; ++s) {
+                        Sum sum = 0;
+#pragma unroll
+                        for (int k = 0; k < KEPT; ++k)
+                            if (KEPT_OF[s] >> k & 1) sum += kept[k];
+                        to[s * PITCH] = sum;
+                    }
                 }
             }
-        }
     }
     __syncthreads();
 
@@ -149,14 +149,14 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
         constexpr int LANES = 6, SETS = THREADS / LANES;  // threads side by side, and such sets of them
         if (threadIdx.x < SETS * LANES)
 #pragma unroll 2
-        for (int row = threadIdx.x % LANES; row < ROWS; row += LANES) {
+            for (int row = threadIdx.x % LANES; row < ROWS; row += LANES) {
 #pragma unroll 2
-            for (int s = threadIdx.x / LANES; s < SLOTS_W; s += SETS) {
-                const Slot slot = SLOT_W[s];
-                const Sum* const from = even + row * PITCH + slot.begin;
-                odd[row * OUT_PITCH + s] = Sum(sum_of([&](int j) { return from[j]; }, slot.count));
+                for (int s = threadIdx.x / LANES; s < SLOTS_W; s += SETS) {
+                    const Slot slot = SLOT_W[s];
+                    const Sum* const from = even + row * PITCH + slot.begin;
+                    odd[row * OUT_PITCH + s] = Sum(sum_of([&](int j) { return from[j]; }, slot.count));
+                }
             }
-        }
     }
     __syncthreads();
 
@@ -165,14 +165,14 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
         constexpr int LANES = 93, SETS = THREADS / LANES;  // threads side by side, and such sets of them
         if (threadIdx.x < SETS * LANES)
 #pragma unroll 2
-        for (int w = threadIdx.x % LANES; w < SLOTS_W; w += LANES) {
+            for (int w = threadIdx.x % LANES; w < SLOTS_W; w += LANES) {
 #pragma unroll 2
-            for (int row = threadIdx.x / LANES; row < ROWS; row += SETS) {
-                const int h = first_h + row;
-                if (h >= SLOTS_H) continue;
-                const Sum total = odd[row * OUT_PITCH + w];
-                out[first * RESULTS + (first_h + row) * SLOTS_W + w] = total * Sum(0.00390625);
+                for (int row = threadIdx.x / LANES; row < ROWS; row += SETS) {
+                    const int h = first_h + row;
+                    if (h >= SLOTS_H) continue;
+                    const Sum total = odd[row * OUT_PITCH + w];
+                    out[first * RESULTS + (first_h + row) * SLOTS_W + w] = total * Sum(0.00390625);
+                }
             }
-        }
     }
 }

@@ -6,6 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import ClassVar
 
@@ -55,8 +56,9 @@ class ValueText(Finish):
             before[0] = before[0].replace(f"{self.place})", f"{self.place}, Maths& maths)")
         return [*before, *(self._function("after", self.c.after, []) if self.c.after is not None else [])]
 
-    @property
+    @cached_property
     def _before(self) -> Lines:
+        """The lambda as it is where every value is changed on its own."""
         return self._function("before", self.c.before, self._shift())
 
     @property
@@ -64,9 +66,14 @@ class ValueText(Finish):
         """Whether a thread's products are changed all at once: where functions would branch for each (`functions`)."""
         return self.changes and self.c.shares is None and any("sine(" in line for line in self._before)
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether every product is changed where it is taken."""
+        return self.changes and not self.in_place
+
     def changed(self, value: str) -> str:
         """A product as it goes into the window or the reduction, or is written."""
-        return f"before({value}, {self._where})" if self.changes and not self.in_place else value
+        return f"before({value}, {self._where})" if self.one_by_one else value
 
     def all_changed(self, products: Sequence[str], loops: Sequence[str], lines: Lines, inner: Sequence[str]) -> Lines:
         """Statements that change products in place; `lines`, in the loops around the inner ones, say where they are."""

@@ -115,13 +115,14 @@ class DirectEpilogue(ValueText):
 
     def _keep(self) -> Lines:
         """A lambda that takes the values of one phase on."""
-        value = self.changed("acc[o][rh][r]")
+        product = "acc[o][rh][r]"
+        value = self.changed(product)
         feature = ["const int feature = first_feature + team * FEATURES + o;"]
         at = ["const int at = group * O + min(feature, O - 1);"] if self.changes else []
         own = ["for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"]
         features = ["for (int o = 0; o < FEATURES; ++o)"]
-        changed = self.all_changed(["acc[o][rh][r]"], features, [*feature, *at], own)
-        feature += at if value != "acc[o][rh][r]" else []
+        changed = self.all_changed([product], features, [*feature, *at], own)
+        feature += at if self.one_by_one else []
         if folded_early(self.c):
             loops, lines = self._over_features(value, feature)
         elif self.t.owned != (1, 1, 1):

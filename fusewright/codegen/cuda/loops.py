@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from fusewright.codegen.text import Lines, block, fill, indent
@@ -31,10 +31,6 @@ class Dealt:
     text: str
     count: int
 
-    def of(self, text: str | None) -> Dealt:
-        """The same, where fewer may be there in a call."""
-        return replace(self, text=text or self.text)
-
 
 def dealt(
     threads: int, across: Dealt, along: Dealt, body: Lines, *, once: Sequence[str] = (), at_once: int = 4
@@ -47,15 +43,16 @@ def dealt(
     sets = threads // side_by_side
     each = ceil(along.count / sets)
     head = f"for (int {along.name} = threadIdx.x / LANES; {along.name} < {along.text}; {along.name} += SETS)"
-    return fill(
-        _DEALT,
-        lanes=side_by_side,
-        some=["if (threadIdx.x < SETS * LANES)"] if sets * side_by_side < threads else [],
+    loops = fill(
+        _LOOPS,
         across=across.name,
         count=across.text,
         at_once=max(1, at_once // each),
         body=[*once, f"{UNROLL} {min(at_once, each)}", *block(head, body)],
     )
+    if sets * side_by_side < threads:
+        loops = ["if (threadIdx.x < SETS * LANES)", *indent(loops)]
+    return fill(_DEALT, lanes=side_by_side, loops=loops)
 
 
 def _side_by_side(threads: int, across: int, along: int) -> int:
@@ -76,10 +73,13 @@ def _side_by_side(threads: int, across: int, along: int) -> int:
 _DEALT = """
 {
     constexpr int LANES = $lanes, SETS = THREADS / LANES;  // threads side by side, and such sets of them
-    $some
+    $loops
+}
+"""
+
+_LOOPS = """
 #pragma unroll $at_once
-    for (int $across = threadIdx.x % LANES; $across < $count; $across += LANES) {
-        $body
-    }
+for (int $across = threadIdx.x % LANES; $across < $count; $across += LANES) {
+    $body
 }
 """

@@ -10,6 +10,7 @@ lies.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 from math import prod
 from operator import mul
@@ -87,30 +88,21 @@ class _Writer(KeptStages):
         return _counting("The slot whose result lies at a place among those of its plane.", "slot_at", "place", slots)
 
     def _entry(self) -> Lines:
-        outer, last = self.parts[0], len(self.parts) - 1
+        outer, last, together = self.parts[0], len(self.parts) - 1, ["__syncthreads();", ""]
         if len(self.parts) == 1:
             begin = plus(self.begin(0), "i % READ_W")
             stages = fill(texts.COPY, plane=self.plane("i / READ_W"), at=begin)
         else:
             stages = self._outer_stage() if outer.family is None else self.kept_outer()
         if len(self.parts) == 3:
-            stages += [
-                "__syncthreads();",
-                "",
-                *(self._middle_stage() if self.parts[1].family is None else self.kept_middle()),
-            ]
-        stages += [
-            "__syncthreads();",
-            "",
-            *(self._last_stage() if self.parts[last].family is None else self.kept_last()),
-        ]
-        stages.append("__syncthreads();")
+            stages += [*together, *(self._middle_stage() if self.parts[1].family is None else self.kept_middle())]
+        stages += [*together, *(self._last_stage() if self.parts[last].family is None else self.kept_last())]
         return fill(
             texts.ENTRY,
             name=self.name,
             Result=ELEMENT[self.r.root.dtype],
             parts=self._of_block(),
-            stages=stages,
+            stages=[*stages, *together],
             write=self._write() if self.r.stored is not None and not self.several else self._write_rows(),
         )
 
@@ -234,9 +226,10 @@ class _Writer(KeptStages):
             place=self._place(line),
         )
         tail = "; the last part of an axis has fewer slots" if beyond else ""
-        rows = times(self.here, *self._slots(0, last)) if self.cut.planes > 1 else None
-        slots = Dealt(s, self.part(last), self.parts[last].slots)
-        return self.dealt(f"The results of the block's slots, side by side{tail}.", slots, self.all_rows.of(rows), body)
+        rows, slots = self.all_rows, Dealt(s, self.part(last), self.parts[last].slots)
+        if self.cut.planes > 1:
+            rows = replace(rows, text=times(self.here, *self._slots(0, last)))
+        return self.dealt(f"The results of the block's slots, side by side{tail}.", slots, rows, body)
 
     def _place(self, line: str) -> str:
         """Where the result of slot `w` of a line lies in its plane; what a thread's lines share stands by itself."""

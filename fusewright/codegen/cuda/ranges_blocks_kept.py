@@ -78,7 +78,7 @@ class KeptStages(BlockSections):
             to=plus("even", self._first(0, plane if several else "", self.pitch), "column"),
             pitch=self.pitch,
         )
-        count = self.cut.planes * self._count(0)
+        count = self.cut.planes * self.parts[0].groups
         ones = Dealt(one, times("PLANES" if several else "", groups) or "1", count)
         about = f"Sums along {self.letters[0]}: what slots share is read and added once."
         return self.dealt(about, self.columns, ones, body, 1)
@@ -95,7 +95,7 @@ class KeptStages(BlockSections):
             pitch="PITCH",
         )
         across = Dealt(
-            *(("i", f"{groups} * READ_W") if groups else ("w", "READ_W")), self._count(1) * self.parts[2].read
+            *(("i", f"{groups} * READ_W") if groups else ("w", "READ_W")), self.parts[1].groups * self.parts[2].read
         )
         return self.dealt("Sums along h, columns side by side.", across, self.before, body, 1)
 
@@ -111,7 +111,7 @@ class KeptStages(BlockSections):
             to=plus(target, "row * OUT_PITCH", "group * GROUP_W" if groups else ""),
             pitch="",
         )
-        across = Dealt("group", groups or "1", self._count(last))
+        across = Dealt("group", groups or "1", self.parts[last].groups)
         return self.dealt("Sums along w, rows side by side.", self.all_rows, across, body, 1)
 
     # ---- what they have in common
@@ -143,10 +143,6 @@ class KeptStages(BlockSections):
     def _groups(self, axis: int) -> str:
         """How many groups a block has, where it has several."""
         return f"GROUPS_{self.letters[axis].upper()}" if self._family(axis).groups > 1 else ""
-
-    def _count(self, axis: int) -> int:
-        """How many groups a block has."""
-        return self.parts[axis].groups if self._groups(axis) else 1
 
     def _first(self, axis: int, before: str, pitch: str) -> str:
         """Where the results of a thread's group begin: behind those of `before`, and of the groups before it."""

@@ -42,7 +42,6 @@ $name(const Element* __restrict__ x, $Result* __restrict__ out, index_t planes) 
     $parts
 
     $stages
-
     $write
 }
 """
