@@ -19,6 +19,7 @@ from fusewright.schedule.warpgroup_estimate import scored
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
     GROUPS,
+    HELD_SHARE,
     MOST_REGISTERS,
     Products,
     WarpgroupCut,
@@ -38,6 +39,8 @@ OTHERS, ON_ITS_WAY = 44, 6
 UNFOLDED, UNFOLDED_HALVES = 24, 64
 # Where others stage, for what follows the products: where they do not, it has those of vectors on their way.
 FOLLOWING = 16
+# Of weights that wait in registers, for every 64 features: those at hand, those that come next, and where they are.
+HELD = 34
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class WarpgroupTile(WarpgroupCut):
     m_tiles   times 64 features that a warpgroup computes
     groups_m, groups_h, groups_w   warpgroups side by side over features, rows and columns
     cells_d, cells_h, eights_w   cells of a warpgroup
+
+    The rows that wait in registers are the weights of one tap, for all positions.
     """
 
     m_tiles: int
@@ -93,11 +98,12 @@ class WarpgroupTile(WarpgroupCut):
     @property
     def traits(self) -> tuple[object, ...]:
         tiles = self.m_tiles, self.rows_d * self.cells_d, self.rows_h * self.cells_h, self.eights_w
-        return *tiles, self.stay, self.joined, self.unfolded, self.producers
+        return *tiles, self.stay, self.joined, self.unfolded, self.producers, self.held
 
     def products(self, c: Contraction) -> Products:
         rows = self.cells_d * self.rows_d * (self.rows_h * self.cells_h // rows_at_once(c, self))
-        return Products(rows * self.m_tiles, positions(c, self), _accumulators(c, self))
+        found = Products(rows * self.m_tiles, positions(c, self), _accumulators(c, self))
+        return replace(found, rows=1 / _sharing(c, self, rows), readings=1.0) if self.held else found
 
     def registers(self, c: Contraction) -> int:
         return min(255, -(-_registers(c, self) // 8) * 8)
@@ -121,6 +127,11 @@ def rows_at_once(c: Contraction, t: WarpgroupTile) -> int:
     return t.rows_h * t.cells_h if even else t.rows_h
 
 
+def _sharing(c: Contraction, t: WarpgroupTile, rows: int) -> int:
+    """Instructions that multiply the same weights, where there are so many for an element of a cell along w."""
+    return rows * min(len(p.elements) for p in c.axes[2].phases)
+
+
 def positions(c: Contraction, t: WarpgroupTile) -> int:
     """That one instruction multiplies."""
     return 8 * rows_at_once(c, t) * t.eights_w
@@ -139,6 +150,8 @@ def _registers(c: Contraction, t: WarpgroupTile) -> int:
         count += t.cells_d * t.cells_h * t.eights_w * 2 * t.m_tiles * 2
     if c.over_positions and not c.over_channels:
         count += 6 * t.m_tiles
+    if t.held:
+        count += HELD * t.m_tiles
     if t.producers:
         count += FOLLOWING
     elif c.unfolded is not None:
@@ -175,7 +188,16 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[WarpgroupTil
                     t = replace(plain, chunk=chunk, joined=joined)
                     fits = c.unfolded is None or _registers(c, t) <= MOST_REGISTERS
                     if fits and _accumulators(c, t) <= ACCUMULATORS:
-                        yield from slices(c, t)
+                        yield from _ways_to_read(c, slices(c, t))
+
+
+def _ways_to_read(c: Contraction, tiles: Iterator[WarpgroupTile]) -> Iterator[WarpgroupTile]:
+    """The tiles, and with weights in registers those of which several instructions multiply the same."""
+    for t in tiles:
+        yield t
+        held = replace(t, held=True)
+        if held.products(c).rows <= HELD_SHARE and _registers(c, held) <= MOST_REGISTERS:
+            yield held
 
 
 def _features(c: Contraction) -> Iterator[tuple[int, int]]:

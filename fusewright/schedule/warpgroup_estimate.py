@@ -147,6 +147,9 @@ ALONE = 1.4
 FILLED, FILLING, PRODUCED = 700.0, 2000.0, 90.0
 # Bytes per cycle that bulk copies of weights get there: a tile of benchmarks/results/h200_turns.json got 37.
 COPIED = 40.0
+# Cycles in which a warpgroup that multiplies rows from registers waits for the next ones
+# (benchmarks/results/h200_held_rows.json).
+READING = 90.0
 
 
 def _scored(c: Contraction, plain: Tile, lengths: Lengths) -> Iterator[tuple[float, Tile]]:
@@ -177,12 +180,13 @@ def _with_producers(c: Contraction, t: Tile) -> Iterator[Tile]:
 @dataclass(frozen=True)
 class _Work:
     """What there is to do for a tile, in cycles of a multiprocessor: products, input on its way to it and results on
-    theirs back, what follows the products.  Further, bytes of weights that do not stay, its steps, and vectors of the
-    input that are staged, and how often."""
+    theirs back, what follows the products.  Further, bytes of weights that do not stay, how often rows are waited
+    for, its steps, and vectors of the input that are staged, and how often."""
 
     multiplied: float
     streamed: float
     weights: int
+    readings: float
     values: float
     steps: int
     vectors: int
@@ -192,16 +196,19 @@ class _Work:
         """Estimated cycles of one multiprocessor: one thing after the other, as far as other blocks, or other warps of
         the block, do not fill the gaps."""
         rounds = ceil(self.vectors / t.staging_threads) * self.refills
+        multiplied = self.multiplied
+        if self.readings:
+            multiplied = max(multiplied, (multiplied + READING * self.readings) / (per_sm * t.warps / TEAM))
         if t.producers:
             filling = (FILLING * self.steps + PRODUCED * rounds) * TEAM / t.producers
             following = self.values * (1 + 4 / (per_sm * t.warps))
-            apart = self.multiplied / (2 if turns else 1) + following
-            busy = max(filling, FILLED * self.steps + max(self.multiplied, apart))
+            apart = multiplied / (2 if turns else 1) + following
+            busy = max(filling, FILLED * self.steps + max(multiplied, apart))
         else:
-            busy = self.multiplied + STEP * self.steps + (ROUND + STAGED_BY_WARP * t.warps) * rounds + self.values
+            busy = multiplied + STEP * self.steps + (ROUND + STAGED_BY_WARP * t.warps) * rounds + self.values
             busy *= ALONE if per_sm * t.warps == 4 else 1
         streamed = self.streamed + self.weights / (COPIED if t.producers else STREAMED)
-        return max(self.multiplied, streamed, busy / per_sm)
+        return max(multiplied, streamed, busy / per_sm)
 
 
 def _work(c: Contraction, t: WarpgroupCut, lay: Staged, row: int) -> _Work:
@@ -209,20 +216,22 @@ def _work(c: Contraction, t: WarpgroupCut, lay: Staged, row: int) -> _Work:
     count, products = chunks(c, t), t.products(c)
     every = list(product(*(a.phases for a in c.axes)))
     pieces = [_pieces(phases, t) for phases in every]
-    instructions = weights = 0
+    multiplied = readings = 0.0
+    weights = 0
     for times, taps, phases, vectors in zip(pieces, taps_of(c), every, weight_vectors(c, t), strict=True):
-        each = products.instructions * len(phases[2].elements)
-        instructions += times * taps.rows * t.in_turn(taps).per_row * (lay.vectors // 2) * each
+        each = taps.rows * t.in_turn(taps).per_row * (lay.vectors // 2)
+        every_group = times * each * count * (t.warps / TEAM)
+        multiplied += every_group * products.instructions * len(phases[2].elements) * products.cycles
+        readings += every_group * products.readings
         weights += 0 if t.stay else times * vectors
     ways = [(pieces[each[0]], max(taps_of(c)[i].rows for i in each)) for each in passes(c, t.joined)]
-    # An instruction reads 64 rows of 32 bytes and its columns at 128 bytes per cycle, and multiplies two of those.
-    multiplied = instructions * count * (t.warps / 4) * max(products.columns / 2, 16 + products.columns / 4)
     refills = count * sum(times for times, rows in ways if rows) if count > 1 else 1
     read, written = _read_bytes(c, lay) * refills, written_bytes(c, t, _repeated(c, t))
     return _Work(
         multiplied,
         streamed=(read + WRITTEN * written * parted(c, t, row)) / STREAMED,
         weights=16 * weights * count,
+        readings=readings,
         values=VALUE * products.accumulators * sum(times for times, _ in ways) * t.warps,
         steps=count * sum(times * ceil(rows / t.tap_rows) for times, rows in ways),
         vectors=lay.vectors * prod(lay.lengths),

@@ -23,6 +23,7 @@ from fusewright.schedule.warpgroup_estimate import scored
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
     GROUPS,
+    HELD_SHARE,
     MOST_REGISTERS,
     Products,
     Taps,
@@ -88,6 +89,8 @@ class PositionTile(FeatureColumns, WarpgroupCut):
     cells_d, tiles_h, tiles_w   so many times those cells that a warpgroup has along d, h, w
     spread    zero, or the columns of a product whose taps along w are spread: those of all features, in eights
     lost      cells at the end of a block's row that only help others: their own taps go beyond it
+
+    The rows that wait in registers are positions of one row of the input, for all rows of taps that cells read it with.
     """
 
     eights_m: int
@@ -141,14 +144,20 @@ class PositionTile(FeatureColumns, WarpgroupCut):
     @property
     def traits(self) -> tuple[object, ...]:
         tiles = self.rows_d * self.cells_d, self.rows_h, self.tiles_h * self.tiles_w, self.groups_h * self.groups_w
-        staging = self.chunk, self.stay, self.joined, self.spread, self.unfolded, self.producers
+        staging = self.chunk, self.stay, self.joined, self.spread, self.unfolded, self.producers, self.held
         return self.eights_m, *tiles, self.wide, *staging
 
     def products(self, c: Contraction) -> Products:
         tiles = self.cells_d * self.rows_d * self.tiles_h * self.rows_h * self.tiles_w
         values = _accumulators(c, self)
         exchanged = summands(c, self) + values * len(c.axes[2].phases[0].taps) if self.spread else 0
-        return Products(tiles, self.weights_m, values + int(EXCHANGED * exchanged))
+        found = Products(tiles, self.weights_m, values + int(EXCHANGED * exchanged))
+        if not self.held:
+            return found
+        rows, taps = self.tiles_h * self.rows_h, _rows_of_taps(c)
+        elements = max(len(p.elements) for p in c.axes[2].phases)
+        readings = tiles / rows * elements / taps
+        return replace(found, rows=rows_held(c, self) / (rows * taps), readings=readings)
 
     def in_turn(self, taps: Taps) -> Taps:
         return replace(taps, per_row=1) if self.spread else taps
@@ -186,6 +195,19 @@ def _accumulators(c: Contraction, t: PositionTile) -> int:
     return t.cells_d * t.rows_d * t.tiles_h * t.rows_h * t.tiles_w * along_w * t.block_m // 2
 
 
+def _rows_of_taps(c: Contraction) -> int:
+    """The fewest taps along h of a phase that has some."""
+    return min(len(p.taps) for p in c.axes[1].phases if p.taps)
+
+
+def rows_held(c: Contraction, t: PositionTile) -> int:
+    """Rows of the input that wait in registers together: those that the cells of a warpgroup read, side by side."""
+    axis, taps = walks(c, t.cells)[1].staged, max(len(p.taps) for p in c.axes[1].phases)
+    per_element, per_tap = axis.phases[0].per_element, max(p.per_tap for p in axis.phases if p.taps)
+    cells = range(t.tiles_h), range(t.rows_h), range(taps)
+    return len({i * axis.advance + e * per_element + tap * per_tap for i, e, tap in product(*cells)})
+
+
 def summands(c: Contraction, t: PositionTile) -> int:
     """Of a thread, where taps are spread: what the tensor cores add up."""
     return _accumulators(c, t) * t.spread // t.block_m
@@ -203,6 +225,8 @@ def _registers(c: Contraction, t: PositionTile) -> int:
         count += 2 * t.eights_m  # its values, beside what they were made of
     if c.reduced == "channels" or c.shares is not None:
         count += 2 * t.eights_m  # the values of a column
+    if t.held:
+        count += 8 * rows_held(c, t)  # those at hand, and those that come next
     if t.producers:
         count += FOLLOWING
     elif c.x.dtype.itemsize == 2:
@@ -244,7 +268,18 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PositionTile
                     t = replace(way, chunk=chunk, joined=joined)
                     most = max(_accumulators(c, t), summands(c, t))
                     if most <= ACCUMULATORS and _registers(c, t) <= MOST_REGISTERS and not (t.spread and joined):
-                        yield from slices(c, t)
+                        for cut in slices(c, t):
+                            yield from (cut, *held(c, cut))
+
+
+def held(c: Contraction, t: PositionTile) -> list[PositionTile]:
+    """The tile with positions in registers, where its instructions take neighbours along w and many rows of taps read
+    them, all of them staged together."""
+    whole = all(t.tap_rows % len(p.taps) == 0 for p in c.axes[1].phases if p.taps)
+    if not (t.wide and whole) or t.spread:
+        return []
+    held = replace(t, held=True)
+    return [held] if held.products(c).rows <= HELD_SHARE and _registers(c, held) <= MOST_REGISTERS else []
 
 
 def spread(c: Contraction, t: PositionTile) -> list[PositionTile]:

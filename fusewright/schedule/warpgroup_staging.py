@@ -30,16 +30,31 @@ MOST_VECTORS = 32
 GROUPS = (1, 2, 3, 4)
 # Warps that stage together, where others multiply.
 TEAM = 4
+# Rows wait in registers where an instruction's share of reading them is as small: with larger ones, and waits for rows,
+# tiles of benchmarks/results/h200_held_rows.json were as fast as without.
+HELD_SHARE = 0.4
 
 
 @dataclass(frozen=True)
 class Products:
     """What a warpgroup multiplies per tap, two vectors of channels and element of a cell along w: so many instructions,
-    each of 64 rows and so many columns.  Accumulators are those of a thread, for all elements."""
+    each of 64 rows and so many columns.  Accumulators are those of a thread, for all elements.
+
+    Where rows wait in registers, an instruction has a share `rows` of what is read for it, and so often, `readings`,
+    some are waited for, for all elements.
+    """
 
     instructions: int
     columns: int
     accumulators: int
+    rows: float = 1.0
+    readings: float = 0.0
+
+    @property
+    def cycles(self) -> float:
+        """Of the tensor cores, for an instruction: it reads 64 rows of 32 bytes and its columns at 128 bytes per cycle,
+        and multiplies two columns."""
+        return max(self.columns / 2, 16 * self.rows + self.columns / 4)
 
 
 @dataclass(frozen=True)
@@ -54,6 +69,7 @@ class WarpgroupCut:
     unfolded  the dimension, d or h, whose taps are channels, if any: few of the rows that they read are staged at once
     by_rows   whether rows of the output are written by way of shared memory (`fusewright.schedule.output_rows`)
     producers  warps that only stage, one or two teams of them; without any, those that multiply do
+    held      whether the rows that instructions multiply are in registers, read once for several of them
     """
 
     rows_d: int
@@ -65,6 +81,7 @@ class WarpgroupCut:
     unfolded: str = field(default="", kw_only=True)
     by_rows: bool = field(default=False, kw_only=True)
     producers: int = field(default=0, kw_only=True)
+    held: bool = field(default=False, kw_only=True)
 
     @property
     @abstractmethod

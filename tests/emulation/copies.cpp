@@ -78,16 +78,23 @@ void hold(const void* at, int bytes) {
     Held& held = self.held[self.holds++];
     held.at = at;
     held.count = bytes;
+    held.group = self.commits;
     memcpy(held.bytes, at, size_t(bytes));
 }
 
-void release() {
+void products_commit() { ++current->commits; }
+
+void products_wait(int pending) {
     Fiber& self = *current;
-    for (int i = 0; i < self.holds; ++i)
-        if (memcmp(self.held[i].at, self.held[i].bytes, size_t(self.held[i].count)))
+    int kept = 0;
+    for (int i = 0; i < self.holds; ++i) {
+        const Held& held = self.held[i];
+        if (memcmp(held.at, held.bytes, size_t(held.count)))
             fail("warpgroup_wait: %s was written to while it was multiplied",
-                 in_shared(self.held[i].at, 1) ? "shared memory" : "a register");
-    self.holds = 0;
+                 in_shared(held.at, 1) ? "shared memory" : "a register");
+        if (held.group >= self.commits - pending) self.held[kept++] = held;
+    }
+    self.holds = kept;
 }
 
 }  // namespace emulation

@@ -95,7 +95,6 @@ inline T __shfl_xor_sync(unsigned mask, T value, int by, int width = 32, EMULATE
 
 // ---- memory --------------------------------------------------------------------------------------------------------
 template <typename T> inline T __ldg(const T* p) { return *p; }
-template <typename T> inline T __ldcs(const T* p) { return *p; }
 template <typename T> inline T __ldcg(const T* p) { return *p; }
 template <typename T> inline T __ldca(const T* p) { return *p; }
 template <typename T> inline T __ldlu(const T* p) { return *p; }

@@ -70,6 +70,7 @@ struct Held {
     const void* at;
     unsigned char bytes[16];
     int count;  // of bytes
+    int group;  // commits before it
 };
 
 // Runs once all `lanes` of a warp have arrived, on behalf of each of them.
@@ -100,7 +101,7 @@ struct Fiber {
     int pending, capacity, group;
     // What its products read.
     Held* held;
-    int holds, room;
+    int holds, room, commits;
 };
 
 extern Fiber* current;
@@ -122,7 +123,8 @@ void copy_bulk(void* to, const void* from, int bytes, const void* at);
 void landing_close(const void* at);
 void landing_wait(const void* at, int turn, int line);
 void hold(const void* at, int bytes);
-void release();
+void products_commit();
+void products_wait(int pending);
 // The place in the dynamic shared memory of block `rank` of the cluster that `own` is in this one's.
 const void* remote(const void* own, size_t bytes, unsigned rank);
 

@@ -88,7 +88,7 @@ inline void completed_mma_f64(Warp& warp, unsigned lanes) {
     completed_mma(warp, as_it_is, as_it_is);
 }
 
-#if defined(USES_mma_bf16) || defined(USES_mma_fp16)
+#if defined(USES_mma_bf16) || defined(USES_mma_fp16) || defined(USES_warpgroup)
 // As above, of mma.m16n8k16: every register holds two neighbouring k.
 inline void completed_mma_halves(Warp& warp, float (*value)(unsigned)) {
     double a[2][16][8], b[2][8][8], d[16][8];
@@ -171,8 +171,8 @@ inline void warpgroup_product(float (&d)[TILES][4], unsigned long long a, unsign
 
 // The same with `a` in the registers of the lanes, as those of mma.m16n8k8 are; they may not change until the wait.
 template <int TILES>
-inline void warpgroup_product_of_rows(float (&d)[TILES][4], const unsigned* const (&a)[4], unsigned long long b,
-                                      bool any, int line) {
+inline void warpgroup_product_of_rows(Complete complete, float (&d)[TILES][4], const unsigned* const (&a)[4],
+                                      unsigned long long b, bool any, int line) {
     const int lane = int(current->thread.x) % 32;
     unsigned of_a[4];
     for (int i = 0; i < 4; ++i) {
@@ -187,7 +187,7 @@ inline void warpgroup_product_of_rows(float (&d)[TILES][4], const unsigned* cons
             hold(row, 16);
             of_b[half] = reinterpret_cast<const unsigned*>(row)[lane % 4];
         }
-        start_mma(completed_mma_tf32, "wgmma_rows_tf32", d[j], of_a, of_b, line);
+        start_mma(complete, "wgmma_rows", d[j], of_a, of_b, line);
     }
 }
 #endif
@@ -257,8 +257,11 @@ inline unsigned long long shared_matrix(const void* start, int along, int down) 
 }
 inline void fence_async() {}
 inline void warpgroup_arrive() {}
-inline void warpgroup_commit() {}
-inline void warpgroup_wait() { emulation::release(); }
+inline void warpgroup_commit() { emulation::products_commit(); }
+inline void warpgroup_wait() { emulation::products_wait(0); }
+#endif
+#ifdef USES_warpgroup_wait_but
+template <int PENDING> inline void warpgroup_wait_but() { emulation::products_wait(PENDING); }
 #endif
 
 #ifdef USES_barriers
@@ -312,14 +315,16 @@ inline void at_hand(unsigned&) {}
     inline void wgmma_##flavour##_##columns(float (&d)[columns / 8][4], unsigned long long a, unsigned long long b) { \
         emulation::warpgroup_product<emulation::Of_##flavour>(d, a, b);                                       \
     }
-#define EMULATED_WGMMA_OF_ROWS(columns)                                                                        \
-    inline void wgmma_rows_tf32_##columns(float (&d)[columns / 8][4], const unsigned& a0, const unsigned& a1,       \
-                                          const unsigned& a2, const unsigned& a3, unsigned long long b,           \
-                                          bool any, EMULATED_LINE) {                                              \
-        emulation::warpgroup_product_of_rows(d, {&a0, &a1, &a2, &a3}, b, any, line);                          \
+#define EMULATED_WGMMA_OF_ROWS(flavour, columns)                                                               \
+    inline void wgmma_rows_##flavour##_##columns(float (&d)[columns / 8][4], const unsigned& a0,                \
+                                                 const unsigned& a1, const unsigned& a2, const unsigned& a3,    \
+                                                 unsigned long long b, bool any, EMULATED_LINE) {               \
+        const auto complete = emulation::completed_mma_##flavour;                                             \
+        emulation::warpgroup_product_of_rows(complete, d, {&a0, &a1, &a2, &a3}, b, any, line);                \
     }
-#define EMULATED_WGMMAS(columns) EMULATED_WGMMA(tf32, columns) EMULATED_WGMMA(bf16, columns) EMULATED_WGMMA(fp16, columns) \
-    EMULATED_WGMMA_OF_ROWS(columns)
+#define EMULATED_WGMMA_OF(flavour, columns) EMULATED_WGMMA(flavour, columns) EMULATED_WGMMA_OF_ROWS(flavour, columns)
+#define EMULATED_WGMMAS(columns)                                                                              \
+    EMULATED_WGMMA_OF(tf32, columns) EMULATED_WGMMA_OF(bf16, columns) EMULATED_WGMMA_OF(fp16, columns)
 EMULATED_WGMMAS(8) EMULATED_WGMMAS(16) EMULATED_WGMMAS(24) EMULATED_WGMMAS(32)
 EMULATED_WGMMAS(40) EMULATED_WGMMAS(48) EMULATED_WGMMAS(56) EMULATED_WGMMAS(64)
 EMULATED_WGMMAS(72) EMULATED_WGMMAS(80) EMULATED_WGMMAS(88) EMULATED_WGMMAS(96)

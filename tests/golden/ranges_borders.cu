@@ -114,7 +114,7 @@ __device__ __forceinline__ void park(const Element* plane, int turn, const unsig
             const int row = r + u * stride;
             set[u] = row < HEIGHT ? set_of[row] : NONE;
             const Element* const from = plane + row * WIDTH + first;
-            if (set[u] != NONE) pack[u].word = __ldcs(reinterpret_cast<const typename Pack<COUNT>::Word*>(from));
+            if (set[u] != NONE) pack[u].word = __ldg(reinterpret_cast<const typename Pack<COUNT>::Word*>(from));
         }
         float few[COUNT] = {};  // a few additions in the type of the values, all others in float64
 #pragma unroll

@@ -88,13 +88,13 @@ __device__ __forceinline__ bool belongs(int cell, int slot) {
 }
 
 // Adds LOADS packs (or the first `packs` of them, unless ALL) at from(0), from(1), ... to the columns.  All loads are
-// under way before the first is used, and leave the caches alone: nothing is read twice.
+// under way before the first is used.
 template <bool ALL, int COUNT, typename From>
 __device__ __forceinline__ void add(From from, int packs, double (&column)[COUNT]) {
     Pack<COUNT> pack[LOADS];
 #pragma unroll
     for (int u = 0; u < LOADS; ++u)
-        if (ALL || u < packs) pack[u].word = __ldcs(reinterpret_cast<const typename Pack<COUNT>::Word*>(from(u)));
+        if (ALL || u < packs) pack[u].word = __ldg(reinterpret_cast<const typename Pack<COUNT>::Word*>(from(u)));
     float few[COUNT] = {};  // a few additions in the type of the values, all others in float64
 #pragma unroll
     for (int u = 0; u < LOADS; ++u) {

@@ -213,6 +213,14 @@ __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_
 __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 """
 
+PRIMITIVES["warpgroup_wait_but"] = r"""
+// Until all products are done but those that were committed last, so many times.
+template <int PENDING>
+__device__ __forceinline__ void warpgroup_wait_but() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+"""
+
 PRIMITIVES["barriers"] = r"""
 // Barriers for `threads` of a block's, whole warps: some wait, and some only say that they have come so far.
 __device__ __forceinline__ void barrier_wait(int id, int threads) {
@@ -312,7 +320,7 @@ def _warpgroup_product(flavour: str, columns: int, *, rows: bool = False) -> str
         f'        "{", ".join(numbers[i : i + 16])}{"," if i + 16 < count else ""}"' for i in range(0, count, 16)
     )
     bound = ",\n          ".join(", ".join(outputs[i : i + 4]) for i in range(0, count, 4))
-    transposed = "" if flavour == "tf32" else ", 0, 0"
+    transposed = "" if flavour == "tf32" else ", 0" if rows else ", 0, 0"
     if rows:
         return f"""
 // As below, to d = a * b where not `any`, with the rows of `a` in registers as mma.sync has them, 16 of each warp.
@@ -323,7 +331,7 @@ __device__ __forceinline__ void wgmma_rows_{flavour}_{columns}(float (&d)[{colum
         "{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0;"
         "wgmma.mma_async.sync.aligned.m64n{columns}k{k}.f32.{kind}.{kind} {{"
 {registers}
-        "}}, {{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}, %{count + 4}, p, 1, 1; }}"
+        "}}, {{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}, %{count + 4}, p, 1, 1{transposed}; }}"
         : {bound}
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int(any)));
 }}
@@ -343,8 +351,8 @@ __device__ __forceinline__ void wgmma_{flavour}_{columns}(float (&d)[{columns //
 
 
 for _columns in COLUMNS:
-    PRIMITIVES[f"wgmma_rows_tf32_{_columns}"] = _warpgroup_product("tf32", _columns, rows=True)
     for _flavour in _PRODUCTS:
+        PRIMITIVES[f"wgmma_rows_{_flavour}_{_columns}"] = _warpgroup_product(_flavour, _columns, rows=True)
         PRIMITIVES[f"wgmma_{_flavour}_{_columns}"] = _warpgroup_product(_flavour, _columns)
 
 

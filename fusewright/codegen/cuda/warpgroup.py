@@ -14,6 +14,7 @@ from fusewright.codegen.cuda import warpgroup_text
 from fusewright.codegen.cuda.contraction_record import record
 from fusewright.codegen.cuda.warpgroup_epilogue import WarpgroupEpilogue
 from fusewright.codegen.cuda.warpgroup_positions import PositionWriter
+from fusewright.codegen.cuda.warpgroup_producers import among
 from fusewright.codegen.cuda.warpgroup_windows import WindowWriter
 from fusewright.codegen.cuda.warpgroup_writer import Operands, Writer
 from fusewright.codegen.text import Lines, fill
@@ -49,6 +50,13 @@ def _writer(c: Contraction, t: Tile, name: str, reference: str, blocks: int | No
     return _FeatureWriter(c, t, name, reference, blocks)
 
 
+# Where a lane's part of a warpgroup's weights begins.
+_HELD_WEIGHTS = (
+    "const uint4* const w_matrix = "
+    "reinterpret_cast<const uint4*>(w_tile) + (warp_m / 4 * 128 * M_TILES + threadIdx.x % 128);"
+)
+
+
 @dataclass(frozen=True)
 class _FeatureWriter(Writer):
     """64 features of a warpgroup meet many positions."""
@@ -75,16 +83,24 @@ class _FeatureWriter(Writer):
         tiles = positions(self.c, self.t) // 8
         return fill(warpgroup_text.PRODUCTS, instruction=instruction, tiles=tiles)
 
+    def held(self, instruction: str, pairs: int, unroll: str) -> Lines:
+        accumulators, tiles = among(self.t, self.accumulators()), positions(self.c, self.t) // 8
+        names = {"instruction": instruction, "pairs": pairs, "unroll": unroll, "tiles": tiles}
+        return fill(warpgroup_text.MULTIPLY_HELD, accumulators=accumulators, **names)
+
     def place_of_weights(self) -> tuple[Lines, str]:
-        return fill(warpgroup_text.PLACE), warpgroup_text.PACK_PHASE
+        place = warpgroup_text.PLACE_HELD if self.t.held else warpgroup_text.PLACE
+        return fill(place), warpgroup_text.PACK_PHASE
 
     def operands(self) -> Operands:
         return Operands(
             "const int warp_m = warp % WARPS_M, warp_w = warp / WARPS_M % WARPS_W, "
             "warp_h = warp / (WARPS_M * WARPS_W);",
-            "128" if rows_at_once(self.c, self.t) == 1 else "16 * row_h(1)",
-            "warp_h * OWN_H * ADVANCE_H + 4 * OWN_W * warp_w",
-            " + warp_m / 4 * 64 * M_TILES",
+            self.matrix_of_cells(
+                "warp_h * OWN_H * ADVANCE_H + 4 * OWN_W * warp_w",
+                "128" if rows_at_once(self.c, self.t) == 1 else "16 * row_h(1)",
+            ),
+            _HELD_WEIGHTS if self.t.held else self.matrix_of_weights(" + warp_m / 4 * 64 * M_TILES"),
         )
 
     def slots(self, per_cell: int) -> int:

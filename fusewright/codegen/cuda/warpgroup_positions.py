@@ -9,6 +9,7 @@ from math import ceil
 from fusewright.codegen.cuda import warpgroup_positions_text as texts
 from fusewright.codegen.cuda import warpgroup_text
 from fusewright.codegen.cuda.warpgroup_epilogue import PositionEpilogue
+from fusewright.codegen.cuda.warpgroup_producers import among
 from fusewright.codegen.cuda.warpgroup_writer import Operands, Writer
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.contraction import Phase
@@ -80,13 +81,28 @@ class PositionWriter(Writer):
             return fill(texts.SPREAD_PLACE), texts.PACK_SPREAD
         return fill(texts.PLACE), warpgroup_text.PACK_PHASE
 
+    def held(self, instruction: str, pairs: int, unroll: str) -> Lines:
+        names = {"instruction": instruction, "pairs": pairs, "unroll": unroll, "ahead": self.ahead()}
+        return fill(texts.MULTIPLY_HELD, accumulators=among(self.t, self.accumulators()), **names)
+
+    @property
+    def rows_together(self) -> int:
+        return max(len(p[1].taps) for p in self.weights.phases)
+
     def operands(self) -> Operands:
         if self.t.wide:
             warps = "const int warp_w = warp % WARPS_W, warp_h = warp / WARPS_W;"
-            return Operands(warps, "128", "warp_h * TILES_H * ADVANCE_H + warp_w / 4 * TILES_W * BROAD", "")
-        warps = "const int warp_h = warp % WARPS_H, warp_w = warp / WARPS_H;"
-        cells = "warp_h / 4 * TILES_H * HIGH * ADVANCE_H + warp_w * TILES_W * BROAD"
-        return Operands(warps, "16 * ADVANCE_H", cells, "")
+            cells, between = "warp_h * TILES_H * ADVANCE_H + warp_w / 4 * TILES_W * BROAD", "128"
+        else:
+            warps = "const int warp_h = warp % WARPS_H, warp_w = warp / WARPS_H;"
+            cells, between = "warp_h / 4 * TILES_H * HIGH * ADVANCE_H + warp_w * TILES_W * BROAD", "16 * ADVANCE_H"
+        if not self.t.held:
+            return Operands(warps, self.matrix_of_cells(cells, between), self.matrix_of_weights())
+        columns = [
+            "const Column* const x_matrix = reinterpret_cast<const Column*>(x_tile) +",
+            f"    ({cells} + warp_w % 4 * 16 + row);",
+        ]
+        return Operands(warps, columns, self.matrix_of_weights())
 
     def slots(self, per_cell: int) -> int:
         return self.t.own[2] * per_cell

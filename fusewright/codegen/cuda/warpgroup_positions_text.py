@@ -88,6 +88,79 @@ for (int rh = 0; rh < TILES_H * ROWS_H; ++rh)
                        w + (tap * VECTORS + k) * $weights_m);
 """
 
+# With positions in registers, which are multiplied by every row of taps that reads them.
+MULTIPLY_HELD = """
+$accumulators
+
+// Vectors of one column after the other, of each the part that a lane multiplies.
+struct Column { unsigned words[4]; };
+
+// A warpgroup's rows of the input, from the first that a cell reads to the last, and whether a row of taps reads one.
+template <int TAPS_H>
+struct Rows {
+    static constexpr int APART = PITCH * SKIP, TAPS = (TAPS_H - 1) * TAP_H, FIRST = TAPS < 0 ? TAPS : 0;
+    static constexpr int COUNT = (row_h(TILES_H * ROWS_H - 1) + (TAPS < 0 ? -TAPS : TAPS)) / APART + 1;
+    static __device__ __forceinline__ constexpr bool read(int row, int rh, int tap) {
+        return row_h(rh) + tap * TAP_H == FIRST + row * APART;
+    }
+    static __device__ __forceinline__ constexpr bool read(int row) {
+        for (int i = 0; i < TILES_H * ROWS_H * TAPS_H; ++i)
+            if (read(row, i / TAPS_H, i % TAPS_H)) return true;
+        return false;
+    }
+};
+
+// Add the products of a staged chunk with `rows` rows of taps from `first` on: all of some planes of the kernel.  Rows of
+// the input are read to registers once, while the tensor cores are busy with others, and multiplied by all rows of taps
+// that cells read them with.
+template <int TAPS_H, int TAPS_W, int ELEMENTS, int FIRST_W>
+__device__ __forceinline__ void multiply(Accumulators& acc, const Column* x, unsigned long long w, int first,
+                                         int rows) {
+    using R = Rows<TAPS_H>;
+    // Pairs of vectors that are written out one behind the other, and sets of rows that they come to: a thread has two.
+    constexpr int OF_TAP = OWN_D * ROWS_D * ELEMENTS * TILES_W, OF_PAIR = TAPS_W * OF_TAP;
+    constexpr int PAIRS = $pairs, COUNT = PAIRS * OF_PAIR;
+    const int quad = threadIdx.x % 4;
+    unsigned held[2][R::COUNT][4];
+    $ahead
+#pragma unroll 1
+    for (int d = first / TAPS_H; d < (first + rows) / TAPS_H; ++d) {
+#pragma unroll $unroll
+        for (int vector = 0; vector < VECTORS; vector += 2 * PAIRS)
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                const int k = vector + 2 * (i / OF_PAIR), tap = i / OF_TAP % TAPS_W, tile = i % TILES_W;
+                const int rd = i / (ELEMENTS * TILES_W) % (OWN_D * ROWS_D), e = i / TILES_W % ELEMENTS;
+                const Column* const from = x + (d * TAP_D + k * PLANE + row_d(rd) + R::FIRST + tile * BROAD +
+                                                column(FIRST_W + e * ELEMENT_W + tap * TAP_W));
+                unsigned (&own)[R::COUNT][4] = held[i % 2];
+#pragma unroll
+                for (int row = 0; row < R::COUNT; ++row)
+#pragma unroll
+                    for (int j = 0; j < 4; ++j)    // this cell and the one eight on, the first vector and the second
+                        if (R::read(row)) own[row][j] = from[row * R::APART + j % 2 * 8 + j / 2 * PLANE].words[quad];
+                warpgroup_arrive();
+#pragma unroll
+                for (int row = 0; row < R::COUNT; ++row)
+#pragma unroll
+                    for (int rh = 0; rh < TILES_H * ROWS_H; ++rh)
+#pragma unroll
+                        for (int of_h = 0; of_h < TAPS_H; ++of_h)
+                            if (R::read(row, rh, of_h))
+                                $instruction(acc[rd][e][rh][tile], own[row][0], own[row][1], own[row][2], own[row][3],
+                                             w + ((of_h * TAPS_W + tap) * VECTORS + k) * BLOCK_M, true);
+                warpgroup_commit();
+                if (i + 1 < COUNT || COUNT % 2 == 0)
+                    warpgroup_wait_but<1>();
+                else
+                    warpgroup_wait();    // the next rows come where these are
+            }
+        w += TAPS_H * TAPS_W * VECTORS * BLOCK_M;
+    }
+    warpgroup_wait();
+}
+"""
+
 PLACE = """
 // Where a weight lies among those of a phase: [row of taps][tap][vector of channels][feature][channel].
 template <int TAPS_W>

@@ -94,6 +94,57 @@ for (int rh = 0; rh < OWN_H * ROWS_H; rh += ROWS_AT_ONCE)
                                 column(FIRST_W + e * ELEMENT_W + tap * TAP_W)));
 """
 
+# With weights in registers, which one instruction after the other takes, of all cells.
+MULTIPLY_HELD = """
+$accumulators
+
+// Add the products of a staged chunk with `rows` rows of taps from `first` on.  The columns that one tap reads lie as
+// one instruction wants them, whichever tap it is: it only starts elsewhere.  Its weights are read once, while the
+// tensor cores are busy with those of the tap before.
+template <int TAPS_H, int TAPS_W, int ELEMENTS, int FIRST_W>
+__device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x, const uint4* w, int first,
+                                         int rows) {
+    // Pairs of vectors that are written out one behind the other, products with weights of their own that they come to,
+    // and the weights of so many products that a thread has: by turns, and by the same turns every time.
+    constexpr int PAIRS = $pairs, COUNT = PAIRS * TAPS_W, HELD = COUNT % 2 && COUNT % 3 == 0 ? 3 : 2;
+    uint4 held[HELD][M_TILES];
+#pragma unroll $unroll
+    for (int row = first; row < first + rows; ++row) {
+        const unsigned long long x_row = x + (row / TAPS_H * TAP_D + row % TAPS_H * TAP_H);
+#pragma unroll $unroll
+        for (int vector = 0; vector < VECTORS; vector += 2 * PAIRS)
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                const int k = vector + 2 * (i / TAPS_W), tap = i % TAPS_W;
+                uint4 (&own)[M_TILES] = held[i % HELD];
+#pragma unroll
+                for (int m = 0; m < M_TILES; ++m) own[m] = w[(tap * VECTORS + k) * BLOCK_M + 128 * m];
+                warpgroup_arrive();
+#pragma unroll
+                for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+#pragma unroll
+                    for (int e = 0; e < ELEMENTS; ++e)
+#pragma unroll
+                        for (int rh = 0; rh < OWN_H * ROWS_H; rh += ROWS_AT_ONCE)
+#pragma unroll
+                            for (int m = 0; m < M_TILES; ++m)
+                                $instruction(reinterpret_cast<float(&)[$tiles][4]>(acc[rd][e][m][rh]),
+                                             own[m].x, own[m].y, own[m].z, own[m].w,
+                                             x_row + (k * PLANE + row_d(rd) + row_h(rh) +
+                                                      column(FIRST_W + e * ELEMENT_W + tap * TAP_W)),
+                                             true);
+                warpgroup_commit();
+                if (i + 1 < COUNT || COUNT % HELD == 0)
+                    warpgroup_wait_but<HELD - 1>();
+                else
+                    warpgroup_wait();    // the next weights come where these are
+            }
+        w += TAPS_W * VECTORS * BLOCK_M;
+    }
+    warpgroup_wait();
+}
+"""
+
 CHANNELS = """
 // A tile, by the tiles before it along each dimension, and its first cell.
 struct Tile { int d, h, w; };
@@ -114,6 +165,21 @@ __device__ __forceinline__ constexpr int weight_at(int row, int tap, int channel
     const int tile = feature / 16 % M_TILES, warp = feature / (16 * M_TILES);
     const int at = ((warp / 4 * M_TILES + tile) * 4 + warp % 4) * 16 + feature % 16;
     return (((row * TAPS_W + tap) * VECTORS + channel / VECTOR) * BLOCK_M + at) * VECTOR + channel % VECTOR;
+}
+"""
+
+PLACE_HELD = """
+// Where a weight lies among those of a phase: [row of taps][tap][pair of vectors][16 features][lane][16 bytes], as
+// lanes have the rows of an instruction in registers: 16 features of each of four warps.
+template <int TAPS_W>
+__device__ __forceinline__ constexpr int weight_at(int row, int tap, int channel, int feature) {
+    constexpr int OF_REGISTER = VECTOR / 4;    // neighbouring channels
+    const int tile = feature / 16 % M_TILES, warp = feature / (16 * M_TILES);
+    const int of_64 = (warp / 4 * M_TILES + tile) * 4 + warp % 4;
+    const int lane = feature % 8 * 4 + channel % VECTOR / OF_REGISTER;
+    const int reg = channel / VECTOR % 2 * 2 + feature / 8 % 2;
+    const int pair = (row * TAPS_W + tap) * (VECTORS / 2) + channel / (2 * VECTOR);
+    return ((pair * (BLOCK_M / 16) + of_64) * 32 + lane) * VECTOR + reg * OF_REGISTER + channel % OF_REGISTER;
 }
 """
 
@@ -181,9 +247,8 @@ $name($parameters,
     const int group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
     const Element* const x_sample = x + $of_sample;
     // What this warpgroup multiplies: its cells of the input, and its features.
-    const unsigned long long x_matrix =
-        shared_matrix(x_tile, 16 * PLANE, $between) + ($own_cells);
-    const unsigned long long w_matrix = shared_matrix(w_tile, 16 * $weights_m, 128)$own_features;
+    $x_matrix
+    $w_matrix
     $prologue
 
     const int tiles_d = $tiles_d, tiles_h = $tiles_h, tiles_w = ceil_div(cells_w, CELLS_W);

@@ -37,17 +37,18 @@ from fusewright.schedule.warpgroup_staging import Staged, WarpgroupCut, passes, 
 
 # Instructions of the tensor cores that are written out one behind the other.
 UNROLLED = 64
+UNROLLED_HELD = 128
+# How instructions' names say what they multiply.
+FLAVOURS = {torch.float32: "tf32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Text: which warps a block has; the bytes from one eight of an instruction's positions to the next; and where the
-    first cell and the first feature of a warpgroup are, in columns of shared memory and what is added to a matrix."""
+    """Declarations of which warps a block has, of the cells of a warpgroup, and of the weights of its features."""
 
     warps: str
-    between: str
-    cells: str
-    features: str
+    cells: Lines
+    weights: str
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,16 @@ class Writer:
         """Text: the weights that an instruction's tap and channel has."""
         return "BLOCK_M"
 
+    @abstractmethod
+    def held(self, instruction: str, pairs: int, unroll: str) -> Lines:
+        """The function that multiplies by `instruction`, with one operand in registers: so many pairs of vectors are
+        written out one behind the other, and all of them where loops are to `unroll`."""
+
+    @property
+    def rows_together(self) -> int:
+        """Rows of taps that are multiplied together, with one operand in registers."""
+        return 1
+
     def ahead(self) -> Lines:
         """What comes ahead of all products of a step."""
         return []
@@ -93,6 +104,18 @@ class Writer:
     @abstractmethod
     def place_of_weights(self) -> tuple[Lines, str]:
         """Where a weight lies, and the template of what lays them out."""
+
+    def matrix_of_cells(self, first: str, between: str) -> Lines:
+        """A declaration of the input as a matrix of shared memory, from the `first` column on; the eights of an
+        instruction's positions are `between` bytes apart."""
+        return [
+            "const unsigned long long x_matrix =",
+            f"    shared_matrix(x_tile, 16 * PLANE, {between}) + ({first});",
+        ]
+
+    def matrix_of_weights(self, features: str = "") -> str:
+        """Text: a declaration of the weights as a matrix of shared memory, from some feature on."""
+        return f"const unsigned long long w_matrix = shared_matrix(w_tile, 16 * {self.weights_m}, 128){features};"
 
     @abstractmethod
     def operands(self) -> Operands:
@@ -184,7 +207,12 @@ class Writer:
         each *= max(len(p[2].elements) for p in self.weights.phases) * max(p.per_row for p in self.weights.taps)
         steps, rows = self.lay.vectors // 2, max(p.rows for p in self.weights.taps)
         at_once = rows == self.t.tap_rows and rows * steps * each <= UNROLLED
-        kinds = {torch.float32: "tf32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+        flavour, columns = FLAVOURS[self.c.x.dtype], self.t.products(self.c).columns
+        if self.t.held:
+            most = max(1, UNROLLED_HELD // (each * self.rows_together))
+            fit = [n for n in range(1, steps + 1) if steps % n == 0 and n <= most]
+            pairs = max(fit, key=lambda n: (n % 2 == 0, n))  # those of an odd number wait for the last
+            return self.held(f"wgmma_rows_{flavour}_{columns}", pairs, "" if at_once else "1")
         return fill(
             warpgroup_text.MULTIPLY,
             accumulators=among(self.t, self.accumulators()),
@@ -192,7 +220,7 @@ class Writer:
             unroll=max(1, min(steps, UNROLLED // each)),
             ahead=self.ahead(),
             weights_m=self.weights_m,
-            products=self.products(f"wgmma_{kinds[self.c.x.dtype]}_{self.t.products(self.c).columns}"),
+            products=self.products(f"wgmma_{flavour}_{columns}"),
         )
 
     def _kernel_text(self) -> Lines:
@@ -220,10 +248,8 @@ class Writer:
             if self.epilogue.kept_elements()
             else [],
             warps=[parts.warps],
-            between=parts.between,
-            own_cells=parts.cells,
-            own_features=parts.features,
-            weights_m=self.weights_m,
+            x_matrix=parts.cells,
+            w_matrix=[parts.weights],
             prologue=[*self.epilogue.prologue(), *self.weights.at_hand(), *self.weights.landings(), *self._numbers()],
             steps=", steps = 0" if self.t.lands else "",
             and_before="; steps before it" if self.t.lands else "",

@@ -36,12 +36,17 @@ def assert_several_tiles(f: Found, t: cuda.Tile) -> None:
 
 
 def best(tiles: Tiles[T], case: Case, wanted: dict[str, Any]) -> tuple[Found, T]:
-    """The group of a case, and the best tile that is as wanted, with taps as taps and no producers where nothing else
-    is said; how weights are staged is up to nobody else."""
+    """The group of a case, and the best tile that is as wanted, with taps as taps, no producers and nothing held where
+    nothing else is said; how weights are staged is up to nobody else."""
     result = find(case)
     assert isinstance(result, Found), result
     staging = {key: wanted[key] for key in ("tap_rows", "stay") if key in wanted}
-    others = {"unfolded": "", "producers": 0, **{key: value for key, value in wanted.items() if key not in staging}}
+    others = {
+        "unfolded": "",
+        "producers": 0,
+        "held": False,
+        **{key: value for key, value in wanted.items() if key not in staging},
+    }
     fitting = (t for t in tiles(result) if all(getattr(t, key) == value for key, value in others.items()))
     return result, replace(next(fitting), **staging)
 

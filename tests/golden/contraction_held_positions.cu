@@ -1,0 +1,448 @@
+// Wait until what was launched before is done: from sm_90 on, blocks may be let in while it ends.
+__device__ __forceinline__ void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The tf32 value nearest to x, in the bits of a float32: one instruction from sm_90 on.
+__device__ __forceinline__ unsigned round_tf32(float x) {
+    unsigned bits;
+#if __CUDA_ARCH__ >= 900
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#else
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#endif
+    return bits;
+}
+
+// Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
+struct bf16 { unsigned short bits; };
+struct fp16 { unsigned short bits; };
+__device__ __forceinline__ float widened(float x) { return x; }
+__device__ __forceinline__ double widened(double x) { return x; }
+__device__ __forceinline__ float widened(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+__device__ __forceinline__ float widened(fp16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+template <typename E> struct narrow_to;
+template <> struct narrow_to<float> { static __device__ __forceinline__ float of(float x) { return x; } };
+template <> struct narrow_to<double> { static __device__ __forceinline__ double of(double x) { return x; } };
+template <> struct narrow_to<bf16> {
+    static __device__ __forceinline__ bf16 of(float x) {
+        bf16 y;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+template <> struct narrow_to<fp16> {
+    static __device__ __forceinline__ fp16 of(float x) {
+        fp16 y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+
+// Matrices in shared memory for the tensor cores of a warpgroup (sm_90a): eight rows of 16 bytes lie one behind the
+// other, `along` bytes lead to their next 16 bytes and `down` bytes to the next eight rows.  One more is 16 bytes on.
+__device__ __forceinline__ unsigned long long shared_matrix(const void* start, int along, int down) {
+    const unsigned long long at = __cvta_generic_to_shared(start);
+    return (at & 0x3ffff) >> 4 | (unsigned long long)(along >> 4) << 16 | (unsigned long long)(down >> 4) << 32;
+}
+// What was written to shared memory is there for the tensor cores, after a barrier.
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Before the first product, after the last, and until all are done.
+__device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// Until all products are done but those that were committed last, so many times.
+template <int PENDING>
+__device__ __forceinline__ void warpgroup_wait_but() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Whatever the compiler knows of a number, it is in its register from here on.
+__device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }
+__device__ __forceinline__ void at_hand(unsigned& x) { asm volatile("" : "+r"(x)); }
+
+// A number that was read, when it has arrived: an operation that the assembler does not see through waits for it.
+__device__ __forceinline__ float arrived(float x, int zero) { return __int_as_float(__float_as_int(x) | zero); }
+
+// An element of an operand, which nobody writes to meanwhile: so it may be read or left out without a branch.
+__device__ __forceinline__ float read_only(const float* x) { return __ldg(x); }
+__device__ __forceinline__ uint4 read_only(const uint4* x) { return __ldg(x); }
+template <class T> __device__ __forceinline__ T read_only(const T* x) { return {__ldg(&x->bits)}; }
+
+// A number of which the compiler knows nothing, so that what follows from it is not kept in registers between uses.
+__device__ __forceinline__ unsigned forgotten(unsigned x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+// A pointer to global memory from which others are one instruction away: the compiler would find each of them from the
+// kernel's argument.
+template <class T> __device__ __forceinline__ T* forgotten(T* x) {
+    asm("" : "+l"(x));
+    __builtin_assume(__isGlobal(x));
+    return x;
+}
+
+// As below, to d = a * b where not `any`, with the rows of `a` in registers as mma.sync has them, 16 of each warp.
+__device__ __forceinline__ void wgmma_rows_tf32_16(float (&d)[2][4], const unsigned& a0,
+                                                        const unsigned& a1, const unsigned& a2, const unsigned& a3,
+                                                        unsigned long long b, bool any) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %13, 0;"
+        "wgmma.mma_async.sync.aligned.m64n16k8.f32.tf32.tf32 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7"
+        "}, {%8, %9, %10, %11}, %12, p, 1, 1; }"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int(any)));
+}
+
+using Element = float;    // of tensors in memory
+using Compute = float;    // of everything else
+
+constexpr int C = 20, O = 9, GROUPS = 1;    // channels of a group, in and out
+constexpr int TAPS = 15;    // of one channel's kernel
+
+// A warpgroup owns all 8 * M_TILES channels of OWN_D x TILES_H x TILES_W times the 64 cells that one instruction takes:
+// HIGH x BROAD, eight eights along w.  A warp has two of these, a thread a cell of both, ROWS_D x ROWS_H rows of which
+// are computed at a time.
+constexpr int M_TILES = 2, TILES_H = 8, TILES_W = 1, HIGH = 1, BROAD = 64;
+constexpr int OWN_D = 1, OWN_H = 8, OWN_W = 2;    // cells of a thread
+constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
+constexpr int WARPS_H = 1, WARPS_W = 4, THREADS = 128;
+constexpr int BLOCK_M = 8 * M_TILES, M_BLOCKS = 1;
+constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 8 * OWN_W * WARPS_W;
+
+// Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
+// [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
+constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
+constexpr int VECTORS = 2, PLANE = 793;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 12, X_W = 66, PITCH = 66, SKIP = 1;
+// Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
+constexpr int ADVANCE_D = 792, ADVANCE_H = 66;
+constexpr int ELEMENT_D = 792, ELEMENT_H = 66, ELEMENT_W = 1;
+constexpr int TAP_D = 0, TAP_H = 66, TAP_W = 1;
+constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
+
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+// Where input index w of a row lies.
+__device__ __forceinline__ constexpr int column(unsigned w) { return w % SKIP * PITCH + w / SKIP; }
+// The staged input's offset of row r along d or h: rows of one cell first.
+__device__ __forceinline__ constexpr int row_d(int r) { return r / ROWS_D * ADVANCE_D + r % ROWS_D * ELEMENT_D; }
+__device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVANCE_H + r % ROWS_H * ELEMENT_H; }
+
+// A thread has two cells of every 64, and two features of every eight.
+using Accumulators = float[OWN_D * ROWS_D][PER_CELL][TILES_H * ROWS_H][TILES_W][M_TILES][4];
+
+// Vectors of one column after the other, of each the part that a lane multiplies.
+struct Column { unsigned words[4]; };
+
+// A warpgroup's rows of the input, from the first that a cell reads to the last, and whether a row of taps reads one.
+template <int TAPS_H>
+struct Rows {
+    static constexpr int APART = PITCH * SKIP, TAPS = (TAPS_H - 1) * TAP_H, FIRST = TAPS < 0 ? TAPS : 0;
+    static constexpr int COUNT = (row_h(TILES_H * ROWS_H - 1) + (TAPS < 0 ? -TAPS : TAPS)) / APART + 1;
+    static __device__ __forceinline__ constexpr bool read(int row, int rh, int tap) {
+        return row_h(rh) + tap * TAP_H == FIRST + row * APART;
+    }
+    static __device__ __forceinline__ constexpr bool read(int row) {
+        for (int i = 0; i < TILES_H * ROWS_H * TAPS_H; ++i)
+            if (read(row, i / TAPS_H, i % TAPS_H)) return true;
+        return false;
+    }
+};
+
+// Add the products of a staged chunk with `rows` rows of taps from `first` on: all of some planes of the kernel.  Rows of
+// the input are read to registers once, while the tensor cores are busy with others, and multiplied by all rows of taps
+// that cells read them with.
+template <int TAPS_H, int TAPS_W, int ELEMENTS, int FIRST_W>
+__device__ __forceinline__ void multiply(Accumulators& acc, const Column* x, unsigned long long w, int first,
+                                         int rows) {
+    using R = Rows<TAPS_H>;
+    // Pairs of vectors that are written out one behind the other, and sets of rows that they come to: a thread has two.
+    constexpr int OF_TAP = OWN_D * ROWS_D * ELEMENTS * TILES_W, OF_PAIR = TAPS_W * OF_TAP;
+    constexpr int PAIRS = 1, COUNT = PAIRS * OF_PAIR;
+    const int quad = threadIdx.x % 4;
+    unsigned held[2][R::COUNT][4];
+    float* const each = &acc[0][0][0][0][0][0];
+#pragma unroll
+    for (int i = 0; i < int(sizeof(Accumulators) / sizeof(float)); ++i) at_hand(each[i]);
+#pragma unroll 1
+    for (int d = first / TAPS_H; d < (first + rows) / TAPS_H; ++d) {
+#pragma unroll 1
+        for (int vector = 0; vector < VECTORS; vector += 2 * PAIRS)
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                const int k = vector + 2 * (i / OF_PAIR), tap = i / OF_TAP % TAPS_W, tile = i % TILES_W;
+                const int rd = i / (ELEMENTS * TILES_W) % (OWN_D * ROWS_D), e = i / TILES_W % ELEMENTS;
+                const Column* const from = x + (d * TAP_D + k * PLANE + row_d(rd) + R::FIRST + tile * BROAD +
+                                                column(FIRST_W + e * ELEMENT_W + tap * TAP_W));
+                unsigned (&own)[R::COUNT][4] = held[i % 2];
+#pragma unroll
+                for (int row = 0; row < R::COUNT; ++row)
+#pragma unroll
+                    for (int j = 0; j < 4; ++j)    // this cell and the one eight on, the first vector and the second
+                        if (R::read(row)) own[row][j] = from[row * R::APART + j % 2 * 8 + j / 2 * PLANE].words[quad];
+                warpgroup_arrive();
+#pragma unroll
+                for (int row = 0; row < R::COUNT; ++row)
+#pragma unroll
+                    for (int rh = 0; rh < TILES_H * ROWS_H; ++rh)
+#pragma unroll
+                        for (int of_h = 0; of_h < TAPS_H; ++of_h)
+                            if (R::read(row, rh, of_h))
+                                wgmma_rows_tf32_16(acc[rd][e][rh][tile], own[row][0], own[row][1], own[row][2], own[row][3],
+                                             w + ((of_h * TAPS_W + tap) * VECTORS + k) * BLOCK_M, true);
+                warpgroup_commit();
+                if (i + 1 < COUNT || COUNT % 2 == 0)
+                    warpgroup_wait_but<1>();
+                else
+                    warpgroup_wait();    // the next rows come where these are
+            }
+        w += TAPS_H * TAPS_W * VECTORS * BLOCK_M;
+    }
+    warpgroup_wait();
+}
+
+// A tile, by the tiles before it along each dimension, and its first cell.
+struct Tile { int d, h, w; };
+struct Cell { int d, h, w; };
+
+// One vector of channels.
+union alignas(16) Channels {
+    uint4 word;
+    Element element[VECTOR];
+};
+
+// What a thread stages at a time: runs of vectors of one column.  What has been read of them, and where in the tile
+// they are, in columns of shared memory, packed indices of the input, elements of x.  The column of no run is negative.
+constexpr int COLUMNS = X_D * X_H * X_W, RUN = 2, COUNT = VECTORS / RUN * COLUMNS;    // of a vector; of a run; runs
+constexpr int AT_ONCE = 3;
+struct Fetched { Channels read[AT_ONCE][RUN]; };
+struct Places {
+    int to[AT_ONCE];
+    unsigned index[AT_ONCE];
+    int from[AT_ONCE];
+};
+
+__device__ __forceinline__ Places places_of(int begin, int D, int H, int W) {
+    Places places;
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+        const unsigned i = begin + n * THREADS, v = i / COLUMNS * RUN, at = i % COLUMNS;
+        const unsigned row = at / X_W, d = 0, h = row, w = at % X_W;
+        places.to[n] = i < COUNT ? int(v * PLANE + row * (PITCH * SKIP) + column(w)) : -1;
+        places.index[n] = v * VECTOR << 24 | d << 16 | h << 8 | w;
+        places.from[n] = ((v * VECTOR * D + d) * H + h) * W + w;
+    }
+    return places;
+}
+
+// Start reading what a block's cells read, zeros outside.
+__device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& places, const Element* x, int chunk,
+                                            Cell cell, int D, int H, int W) {
+    const int first = chunk * CHUNK, channels = C - first;
+    const int low_d = cell.d * 1 + 0, low_h = cell.h * 1 + -2;
+    const int low_w = cell.w * 1 + -1;
+    const long long plane = D * H * W;
+    const Element* const start = forgotten(x + (((first * D + low_d) * H + low_h) * W + low_w));
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+        const unsigned index = places.index[n];
+        const int channel = 0;
+        const int d = 0, h = int(index >> 8 & 255), w = index & 255;
+        const bool inside = places.to[n] >= 0 && unsigned(low_d + d) < unsigned(D) &&
+                            unsigned(low_h + h) < unsigned(H) && unsigned(low_w + w) < unsigned(W);
+        const Element* from = start + (places.from[n]);
+#pragma unroll
+        for (int k = 0; k < RUN; ++k) {
+            const bool some = inside && channel + k * VECTOR < channels;
+#pragma unroll
+            for (int j = 0; j < VECTOR; ++j, from += plane)
+                fetched.read[n][k].element[j] = some ? read_only(from) : Element{};
+        }
+    }
+}
+
+// Write what was read to shared memory, rounded to tf32.
+__device__ __forceinline__ void put_input(Fetched& fetched, const Places& places, Element* tile) {
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+#pragma unroll
+        for (int k = 0; k < RUN; ++k) {
+#pragma unroll
+            for (int j = 0; j < VECTOR; ++j) {
+                Element& value = fetched.read[n][k].element[j];
+                value = __uint_as_float(round_tf32(value));
+            }
+            Element* const to = tile + (places.to[n] + k * PLANE) * VECTOR;
+            if (places.to[n] >= 0) *reinterpret_cast<uint4*>(to) = fetched.read[n][k].word;
+        }
+    }
+}
+
+// Where a weight lies among those of a phase: [row of taps][tap][vector of channels][feature][channel].
+template <int TAPS_W>
+__device__ __forceinline__ constexpr int weight_at(int row, int tap, int channel, int feature) {
+    return (((row * TAPS_W + tap) * VECTORS + channel / VECTOR) * BLOCK_M + feature) * VECTOR + channel % VECTOR;
+}
+
+// Steps in memory between neighbouring taps of a phase.
+constexpr int NEXT_D = 0, NEXT_H = 3, NEXT_W = 1;
+
+// Lay out the weights of one phase, block and chunk for the tensor cores, zeros where there are none.
+template <int TAPS_D, int TAPS_H, int TAPS_W>
+__device__ __forceinline__ void pack_phase(const Element* w, Element* to, int group, int first_feature, int chunk,
+                                           int first) {
+    constexpr int ALL = TAPS_D * TAPS_H * TAPS_W;
+    for (int i = threadIdx.x; i < BLOCK_M * CHUNK * ALL; i += THREADS) {
+        const int tap = i % ALL, own = i / ALL % CHUNK, feature = i / (ALL * CHUNK), channel = chunk * CHUNK + own;
+        const int of_w = tap / (TAPS_H * TAPS_W) * NEXT_D + tap / TAPS_W % TAPS_H * NEXT_H + tap % TAPS_W * NEXT_W;
+        const bool there = first_feature + feature < O && channel < C;
+        const Element value = there ? w[((group * O + first_feature + feature) * C + channel) * TAPS + first + of_w] : Element{};
+        to[weight_at<TAPS_W>(tap / TAPS_W, tap % TAPS_W, own, feature)] = __uint_as_float(round_tf32(value));
+    }
+}
+
+// Rows of eight features wait in shared memory, of the POSITIONS that a team of warps has side by side.
+constexpr int POSITIONS = 64, ROW_PITCH = 68, TEAM = 4;    // a team's warps
+struct alignas(8) Neighbours { float first, second; };
+
+// Write them, each warp of the team some, whole parts of memory at a time: the first one begins at `to`; there are so
+// many `features`, and `left` elements of their rows.
+__device__ __forceinline__ void write_rows(const float* rows, Element* to, long long plane, int features, int left,
+                                           int member, int lane) {
+#pragma unroll 1
+    for (int feature = member; feature < 8; feature += TEAM) {
+        Element* const row = to + feature * plane;
+        const int ahead = int(reinterpret_cast<unsigned long long>(row) / sizeof(Element) % 32);
+        const int count = feature < features ? left : 0;
+#pragma unroll
+        for (int k = 0; k < (POSITIONS + 62) / 32; ++k) {
+            const int at = 32 * k - ahead + lane;
+            if (unsigned(at) < unsigned(count)) row[at] = narrow_to<Element>::of(rows[feature * ROW_PITCH + at]);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+fused_test(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, Element* __restrict__ out,
+    int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
+    await_launches();
+    extern __shared__ __align__(128) unsigned char shared_memory[];
+    Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
+    Element* const w_tile = x_tile + 2 * X_TILE;
+    constexpr int STAGED = 73792;    // bytes
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
+    const int warp_w = warp % WARPS_W, warp_h = warp / WARPS_W;
+    const int sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y;    // of the sample's blocks
+    const int group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
+    const Element* const x_sample = x + ((long long)sample * GROUPS + group) * 20 * D * H * W;
+    // What this warpgroup multiplies: its cells of the input, and its features.
+    const Column* const x_matrix = reinterpret_cast<const Column*>(x_tile) +
+        (warp_h * TILES_H * ADVANCE_H + warp_w / 4 * TILES_W * BROAD + warp_w % 4 * 16 + row);
+    const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128);
+
+    // Per-channel numbers of this lane's columns.
+    Compute bias_at[M_TILES][2];
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int feature = first_feature + 8 * m + 2 * quad + half;
+            bias_at[m][half] = feature < O ? widened(bias[group * O + feature]) : Compute(0);
+        }
+    const auto before = [&](Compute value, int m, int half) {
+        const Compute shifted = value + bias_at[m][half];
+        return shifted;
+    };
+    float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED) + warp / 4 * 8 * ROW_PITCH;
+    for (int chunk = 0; chunk < ceil_div(C, CHUNK); ++chunk) {
+        pack_phase<1, 5, 3>(w, w_tile + chunk * 1920, group, first_feature, chunk, 0);
+    }
+    // Numbers are here before any input is on its way: who waits for one of a thread's loads may wait for them all.
+    const int zero = D >> 31;    // lengths are not negative, which the compiler does not know
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; ++i) bias_at[i / 2][i % 2] = arrived(bias_at[i / 2][i % 2], zero);
+
+    const int tiles_d = ceil_div(cells_d, CELLS_D), tiles_h = ceil_div(cells_h, CELLS_H), tiles_w = ceil_div(cells_w, CELLS_W);
+    const int tiles = tiles_d * tiles_h * tiles_w;
+    const auto tile_at = [&](int i) -> Tile { return {i / (tiles_w * tiles_h), i / tiles_w % tiles_h, i % tiles_w}; };
+    const auto cell_of = [&](Tile tile) -> Cell { return {tile.d * CELLS_D, tile.h * CELLS_H, tile.w * CELLS_W}; };
+    // What of the input is read next, or on its way.
+    const Places places = places_of(threadIdx.x, D, H, W);
+    Fetched fetched;
+    int staged_tile = part, staged_chunk = 0;
+    Cell staged = cell_of(tile_at(part));
+    const auto read_input = [&] {
+        if (staged_tile < tiles) fetch_input(fetched, places, x_sample, staged_chunk, staged, D, H, W);
+    };
+    // Write that to shared memory, and start reading what follows.
+    const auto write_input = [&](Element* to) {
+        if (!(staged_tile < tiles)) return;
+        put_input(fetched, places, to);
+        for (int begin = threadIdx.x + AT_ONCE * THREADS; begin < COUNT; begin += AT_ONCE * THREADS) {
+            const Places others = places_of(begin, D, H, W);
+            fetch_input(fetched, others, x_sample, staged_chunk, staged, D, H, W);
+            put_input(fetched, others, to);
+        }
+        if (++staged_chunk == 3) {
+            staged_chunk = 0;
+            staged_tile += parts;
+            staged = cell_of(tile_at(staged_tile));
+        }
+        read_input();
+    };
+    int x_now = 0;    // where the input of the step at hand is
+    if (part < tiles) {
+        read_input();
+        write_input(x_tile);
+    }
+    fence_async();
+    for (int tile = part; tile < tiles; tile += parts) {
+        const auto [cell_d, cell_h, cell_w] = cell_of(tile_at(tile));
+        {
+            Accumulators acc = {};
+            for (int step = 0; step < 3; ++step) {
+                __syncthreads();    // until this step's operands are there, and the last step's have been read
+                multiply<5, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + step * 480, 0, 5);
+                write_input(x_tile + (1 - x_now) * X_TILE);
+                x_now = 1 - x_now;
+                fence_async();
+                warpgroup_wait();
+            }
+            const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
+            Element* const out_features = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature) * plane);
+#pragma unroll
+            for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
+#pragma unroll
+                for (int rh = 0; rh < OWN_H * ROWS_H; ++rh) {
+                    const int p = cell_d + rd / ROWS_D, q = cell_h + warp_h * OWN_H + rh / ROWS_H, first_r = cell_w + 64 * (warp_w / 4 * TILES_W);    // of the team's first position
+                    const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+                    const int left = inside ? max(0, min(R - first_r, POSITIONS)) : 0;
+                    Element* const to = forgotten(out_features + unsigned((p * Q + q) * R + first_r));
+#pragma unroll
+                    for (int m = 0; m < M_TILES; ++m) {
+                        __syncthreads();    // until the rows before have been read
+#pragma unroll
+                        for (int s = 0; s < 2; ++s) {
+                            const int own_w = s;
+                            const int column = 64 * (own_w / 2) + 16 * (warp_w % 4) + 8 * (own_w % 2) + row;
+#pragma unroll
+                            for (int half = 0; half < 2; ++half)
+                                team_rows[(2 * quad + half) * ROW_PITCH + column] = before(acc[rd][0][rh][own_w / 2][m][2 * (own_w % 2) + half], m, half);
+                        }
+                        __syncthreads();
+                        write_rows(team_rows, to + (8 * m) * plane, plane, O - first_feature - (8 * m), left, warp % 4, lane);
+                    }
+                }
+        }
+    }
+}
