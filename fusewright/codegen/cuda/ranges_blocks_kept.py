@@ -14,7 +14,6 @@ from fusewright.codegen.cuda.loops import Dealt, dealt
 from fusewright.codegen.cuda.ranges_blocks_sections import FEW, BlockSections, Kept
 from fusewright.codegen.range_tables import runs
 from fusewright.codegen.text import Lines, fill
-from fusewright.schedule.range_blocks import THREADS
 from fusewright.schedule.range_families import Family
 
 
@@ -133,7 +132,7 @@ class KeptStages(BlockSections):
 
     def dealt(self, about: str, across: Dealt, along: Dealt, body: Lines, at_once: int = 4) -> Lines:
         """A stage whose threads go through `along` for each of `across` that they have, several `at_once`."""
-        return [f"// {about}", *dealt(THREADS, across, along, body, at_once=at_once)]
+        return [f"// {about}", *dealt(self.threads, across, along, body, at_once=at_once)]
 
     def _family(self, axis: int) -> Family:
         family = self.parts[axis].family

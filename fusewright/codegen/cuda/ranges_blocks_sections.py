@@ -65,6 +65,11 @@ class BlockSections(CudaRangeSections):
         return parts_of(self.r, self.cut)
 
     @property
+    def threads(self) -> int:
+        """Of a block."""
+        return THREADS
+
+    @property
     def letters(self) -> str:
         return "dhw"[-len(self.parts) :]
 
