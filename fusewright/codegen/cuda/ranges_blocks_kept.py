@@ -107,7 +107,7 @@ class KeptStages(BlockSections):
             place=[],
             start=f"const Sum* const from = {source} + row * PITCH;",
             element=lambda index: f"from[{index}]",
-            to=plus(target, "row * OUT_PITCH", "group * GROUP_W" if groups else ""),
+            to=plus(target, f"{self.out_row} * OUT_PITCH", "group * GROUP_W" if groups else ""),
             pitch="",
         )
         across = Dealt("group", groups or "1", self.parts[last].groups)
@@ -129,6 +129,11 @@ class KeptStages(BlockSections):
     def all_rows(self) -> Dealt:
         """What is left of all axes but the last."""
         return Dealt("row", "ROWS", self.cut.planes * prod(p.slots for p in self.parts[:-1]))
+
+    @property
+    def out_row(self) -> str:
+        """Where the sums of a row go."""
+        return "row"
 
     def dealt(self, about: str, across: Dealt, along: Dealt, body: Lines, at_once: int = 4) -> Lines:
         """A stage whose threads go through `along` for each of `across` that they have, several `at_once`."""
@@ -177,20 +182,40 @@ class KeptStages(BlockSections):
         at = {"index": index, "element": element(index)}
         at["most"] = f"READ_{a.upper()}" if self.staged(axis) else a.upper()
         at["T"] = self.sum if self.staged(axis) else compute_type(self.r.value.dtype)
+        return self.grouped(
+            axis,
+            place=[*place, *begin, start],
+            at=fill(texts.AT if inside else texts.AT_WITHIN, **at),
+            to=[f"Sum* const to = {to};"],
+            store=[f"to[{times('s', pitch)}] = sum;"],
+            other=fill(
+                texts.UNLIKE_IN_MEMORY,
+                A=a.upper(),
+                slot=f"group * GROUP_{a.upper()} + s",
+                sum=self.summed(p, f"from[slot.begin + {self.step}]"),
+            ),
+        )
+
+    def grouped(self, axis: int, *, place: Lines, at: Lines, to: Lines, store: Lines, other: Lines) -> Lines:
+        """What a thread does for a group: sums slots of what it keeps, or those of `unlike` groups as `other` says."""
+        p, family, a = self.parts[axis], self._family(axis), self.letters[axis]
         kept = Kept(runs(family.group), family.slots)
         slots = f"GROUP_{a.upper()}" if family.groups > 1 else self.part(axis)
         uneven = family.groups > 1 and p.slots % family.slots
+        some = [f"if (group * {slots} + s >= {self.part(axis)}) break;"] if uneven else []
+        unlike = " || ".join(f"group == {g}" for g in family.unlike)
         return fill(
             texts.KEPT,
             tables=self._tables(kept, slots),
-            place=[*place, *begin, start],
-            at=fill(texts.AT if inside else texts.AT_WITHIN, **at),
+            place=place,
+            at=at,
             to=to,
+            unlike=fill(texts.UNLIKE, groups=unlike, slots=slots, some=some, add=other, store=store) if unlike else [],
             read=[f"kept[k] = {self._read(kept, family.group.period)};"],
             slots=slots,
-            some=[f"if (group * {slots} + s >= {self.part(axis)}) break;"] if uneven else [],
+            some=some,
             add=fill(texts.ADD_MANY if kept.many else texts.ADD_FEW),
-            s=times("s", pitch),
+            store=store,
         )
 
     def _tables(self, kept: Kept, slots: str) -> Lines:

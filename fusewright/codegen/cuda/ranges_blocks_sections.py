@@ -84,8 +84,8 @@ class BlockSections(CudaRangeSections):
 
     @property
     def from_slots(self) -> list[tuple[str, Part]]:
-        """The axes that are summed slot by slot."""
-        return [(a, p) for a, p in self.named if p.family is None]
+        """The axes that are summed slot by slot, if only in some groups."""
+        return [(a, p) for a, p in self.named if p.family is None or p.family.unlike]
 
     @property
     def kept(self) -> list[Kept]:
@@ -97,7 +97,17 @@ class BlockSections(CudaRangeSections):
         """Whether a slot that is summed alone takes every second element, say."""
         return any(s.step > 1 and s.count > 1 for _, p in self.from_slots for s in p.all_slots)
 
+    @property
+    def longest(self) -> int:
+        """The most elements that are added to one sum of one axis."""
+        return max([p.longest for _, p in self.from_slots] + [k.longest for k in self.kept])
+
     # ---- names
+
+    @property
+    def step(self) -> str:
+        """How far the j-th element of a slot is from its first."""
+        return "j * slot.step" if self.steps else "j"
 
     def part(self, axis: int) -> str:
         """The slots of a block along an axis."""
@@ -206,9 +216,8 @@ class BlockSections(CudaRangeSections):
 
     def functions(self) -> Lines:
         """What adds a few, and many, values."""
-        longest = [p.longest for _, p in self.from_slots] + [k.longest for k in self.kept]
-        many = max(longest) > FEW
+        many = self.longest > FEW
         named = many or any(k.many for k in self.kept)
         few = [f"constexpr int FEW = {FEW};  // additions in a row in the type of the values", ""]
-        some = fill(texts.FEW_OF) if self.from_slots or max(longest) > 1 else []
+        some = fill(texts.FEW_OF) if self.from_slots or self.longest > 1 else []
         return [*(few if named else []), *some, *(fill(texts.SUM_OF) if many else [])]

@@ -16,11 +16,6 @@ from fusewright.schedule.range_order import Digits, terms
 class Stages(KeptStages):
     """Writes such stages beside those that keep sums in registers."""
 
-    @property
-    def _step(self) -> str:
-        """How far the j-th element of a slot is from its first."""
-        return "j * slot.step" if self.steps else "j"
-
     # ---- sums along one axis
 
     def outer_stage(self) -> Lines:
@@ -33,7 +28,7 @@ class Stages(KeptStages):
             plane=self.plane(f"row / {self.part(0)}"),
             column=self.column(),
             pitch=self.pitch,
-            sum=self.summed(self.parts[0], f"value(from[(slot.begin + {self._step}) * {self.row}])"),
+            sum=self.summed(self.parts[0], f"value(from[(slot.begin + {self.step}) * {self.row}])"),
         )
         about = f"Sums along {a}: what slots share is in the first cache when it is read again."
         rows = times("PLANES" if several else "", self.part(0))
@@ -46,7 +41,7 @@ class Stages(KeptStages):
             part=self.part(1),
             slot=self.slot(1),
             begin=f"slot.begin - {begin}" if begin else "slot.begin",
-            sum=self.summed(part, f"from[{self._step} * READ_W]"),
+            sum=self.summed(part, f"from[{self.step} * READ_W]"),
         )
         across = Dealt("i", f"{self.part(1)} * READ_W", part.slots * self.parts[2].read)
         return self.dealt("Sums along h, columns side by side.", across, self.before, body)
@@ -60,7 +55,8 @@ class Stages(KeptStages):
             begin=f"slot.begin - {begin}" if begin else "slot.begin",
             source=source,
             target=target,
-            sum=self.summed(self.parts[last], f"from[{self._step}]"),
+            row=self.out_row,
+            sum=self.summed(self.parts[last], f"from[{self.step}]"),
         )
         slots = Dealt("s", self.part(last), self.parts[last].slots)
         return self.dealt("Sums along w, rows side by side.", self.all_rows, slots, body)

@@ -59,7 +59,8 @@ KEPT = """
 $tables
 $place
 $at
-Sum* const to = $to;
+$to
+$unlike
 Sum kept[KEPT];
 #pragma unroll
 for (int k = 0; k < KEPT; ++k)
@@ -68,8 +69,24 @@ for (int k = 0; k < KEPT; ++k)
 for (int s = 0; s < $slots; ++s) {
     $some
     $add
-    to[$s] = sum;
+    $store
 }
+"""
+
+UNLIKE = """
+if ($groups) {  // their slots hold less than the others'
+#pragma unroll
+    for (int s = 0; s < $slots; ++s) {
+        $some
+        $add
+        $store
+    }
+    continue;
+}
+"""
+UNLIKE_IN_MEMORY = """
+const Slot slot = SLOT_$A[$slot];
+const Sum sum = $sum;
 """
 
 AT = """
@@ -122,7 +139,7 @@ odd[(before * $part + s) * PITCH + w] = $sum;
 LAST = """
 const Slot slot = SLOT_W[$slot];
 const Sum* const from = $source + row * PITCH + $begin;
-$target[row * OUT_PITCH + s] = $sum;
+$target[$row * OUT_PITCH + s] = $sum;
 """
 
 WRITE = """

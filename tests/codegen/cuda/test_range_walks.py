@@ -1,0 +1,133 @@
+"""Range reductions whose outermost axis is summed last: the generated CUDA C++ runs on the CPU, against float64."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from emulation.emulate import ORDERS, emulate
+from test_range_blocks import F16, F32, F64, P, channels, follow, pooled
+from test_range_kernels import BF16, Slots, inf, inp, nan, parsed, random, sums, whole, windows
+from test_range_kernels import _value as value_of
+
+from fusewright.codegen.cuda.ranges_walks import kernel
+from fusewright.ir.build import pointwise
+from fusewright.ir.node import Node
+from fusewright.ir.ops import Slot
+from fusewright.kernel import Kernel
+from fusewright.schedule.range_walks import Walk
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+def cut_windows(n: int, taps: int, pad: int, size: int, stride: int, pad_pool: int) -> Slots:
+    """What an average pool with padding sums behind a convolution with padding: its ends cut off windows, then taps."""
+    found, length = [], n + 2 * pad - taps + 1
+    for begin in range(-pad_pool, length + pad_pool - size + 1, stride):
+        low, high = max(begin, 0) - pad, min(begin + size, length) - pad
+        for u in range(taps):
+            start, stop = max(0, low + u), min(n, high + u)
+            found.append(Slot(start, stop, 1, 1 / size) if start < stop else Slot(0, 0, 1, 1 / size))
+    return tuple(found)
+
+
+def sliding(n: int, size: int) -> Slots:
+    """A window at every index, also beyond both ends: what sums move through a fully padded convolution become."""
+    return pooled(n, size, 1, 1, 1, size)
+
+
+def volume() -> Node:
+    """As random row 10 of seed 3 has it, smaller."""
+    slots = {2: cut_windows(14, 5, 1, 2, 2, 1), 3: cut_windows(13, 5, 2, 4, 4, 0), 4: cut_windows(17, 5, 0, 5, 5, 1)}
+    return sums(inp(*P, 14, 13, 17), slots, F32)
+
+
+CASES = {
+    "planes": lambda: sums(inp(*P, 29, 23), {2: pooled(29, 2, 2, 3), 3: pooled(23, 5, 4, 2)}, F32),
+    "planes, padded": lambda: sums(inp(*P, 14, 14), {2: pooled(14, 3, 1, 1, 1, 1), 3: pooled(14, 3, 1, 1, 1, 1)}, F32),
+    "planes, apart": lambda: sums(inp(*P, 40, 18), {2: pooled(40, 3, 5), 3: pooled(18, 3, 1)}, F32),
+    "planes, even rows": lambda: sums(inp(*P, 21, 40), {2: sliding(21, 5), 3: pooled(40, 12, 4)}, F32),
+    "planes, cut off": lambda: sums(inp(*P, 31, 29), {2: cut_windows(31, 3, 1, 3, 3, 1), 3: sliding(29, 4)}, F32),
+    "planes in float64": lambda: sums(inp(*P, 17, 12), {2: pooled(17, 4, 4, 3), 3: pooled(12, 4, 4, 3)}),
+    "planes of float64": lambda: sums(inp(*P, 17, 12, dtype=F64), {2: pooled(17, 4, 4, 3), 3: pooled(12, 2, 2)}),
+    "planes of bf16": lambda: sums(inp(*P, 31, 18, dtype=BF16), {2: sliding(31, 6), 3: pooled(18, 6, 3)}, F32),
+    "planes of fp16": lambda: sums(inp(*P, 31, 18, dtype=F16), {2: sliding(31, 6), 3: pooled(18, 6, 3)}, F16),
+    "planes, every second": lambda: sums(
+        inp(*P, 30, 25), {2: tuple(Slot(i, i + 5, 2, 0.5) for i in range(26)), 3: whole(25)}, F32
+    ),
+    "planes of exponentials": lambda: sums(
+        pointwise("exp", inp(*P, 20, 21)), {2: sliding(20, 4), 3: pooled(21, 4, 4, 2)}, F32
+    ),
+    "volumes": lambda: sums(
+        inp(*P, 11, 12, 13), {2: pooled(11, 3, 3, 3), 3: pooled(12, 4, 3, 2), 4: pooled(13, 4, 4, 3)}, F32
+    ),
+    "volumes, sliding": lambda: sums(inp(*P, 9, 10, 11), {d: sliding(n, 5) for d, n in ((2, 9), (3, 10), (4, 11))}, F32),
+    "volumes, cut off": volume,
+    "volumes, middle irregular": lambda: sums(
+        inp(*P, 9, 10, 11),
+        {2: sliding(9, 2), 3: (*windows(10, 3), Slot(0, 1, 1, windows(10, 3)[0].scale)), 4: sliding(11, 3)},
+        F32,
+    ),
+    "volumes, moved": lambda: channels(channels(channels(CASES["volumes"](), 0, 3), 1, 2), 2, 3),
+    "volumes, cut off and moved": lambda: channels(channels(channels(volume(), 0, 5), 1, 5), 2, 5),
+    "volumes, columns moved": lambda: channels(volume(), 2, 5),
+}  # fmt: skip
+
+WALKS = [Walk(1, 1, 64), Walk(1, 3, 128), Walk(3, 1, 128)]
+
+
+def check(root: Node, walk: Walk, x: torch.Tensor | None = None, order: str = "forward") -> Kernel:
+    r = parsed(root)
+    k = kernel(r, walk, "fused_test")
+    x = random(r.x, 1) if x is None else x
+    value = value_of(r.value, r.x, x.double())
+    got, want = emulate(k, x, order=order), follow(root, value)
+    assert got.dtype == root.dtype and got.shape == want.shape
+    special = ~want.isfinite()
+    torch.testing.assert_close(got.double()[special], want[special], equal_nan=True, rtol=0, atol=0)
+    # chains of eight additions and the rounding of what is kept, once per axis; and the result itself
+    magnitude, wide = follow(root, value.abs()).abs(), F64 in (r.value.dtype,)
+    rounding = torch.finfo(F64 if wide else F32).eps * (1.0 + len(r.axes)) * (1 if r.value is r.x else 3)
+    bound = magnitude * rounding + want.abs() * torch.finfo(root.dtype).eps / 2 + 1e-300
+    wrong = ((got.double() - want).abs() > bound)[~special]
+    assert not wrong.any(), ((got.double() - want).abs() / bound)[~special].max()
+    return k
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("walk", WALKS)
+def test_value(name: str, walk: Walk) -> None:
+    check(CASES[name](), walk, order=ORDERS[zlib.crc32(name.encode()) % 3])
+
+
+SOME = ["planes, cut off", "volumes, sliding", "volumes, cut off and moved"]
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("walk", WALKS)
+def test_every_order_gives_the_same_bits(name: str, walk: Walk) -> None:
+    r = parsed(CASES[name]())
+    x, k = random(r.x, 2), kernel(r, walk, "fused_test")
+    first = emulate(k, x)
+    assert all(torch.equal(first, emulate(k, x, order=order, seed=3)) for order in ORDERS[1:])
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("value", [nan, inf])
+def test_values_that_are_not_finite_reach_their_slots_alone(name: str, value: float) -> None:
+    root = CASES[name]()
+    x = random(parsed(root).x, 3)
+    x.view(-1)[0] = value
+    x.view(-1)[x.numel() // 2] = value
+    x.view(-1)[-1] = -value
+    for walk in WALKS:
+        check(root, walk, x)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_nothing_is_read_or_written_beyond(name: str) -> None:
+    r = parsed(CASES[name]())
+    x = random(r.x, 4)
+    emulate(kernel(r, Walk(3, 1, 128), "fused_test"), x, sanitize=True)
