@@ -2,7 +2,7 @@
 
 A group's slots are sums of a few *kept* ones, each of the indices that the same of its slots hold.  Windows that an end
 of the axis cuts off belong to the family as well: they are whole, and read zeros beyond.  A few groups may have slots
-that are cut off otherwise, as the taps of a window over padding are: those are summed slot by slot.
+that are cut off otherwise, as the taps of a window over padding are: those have sums of their own.
 """
 
 from __future__ import annotations
@@ -50,6 +50,12 @@ class Family:
         return len(self.group.slots or ())
 
 
+def group_of(axis: Axis, family: Family, group: int) -> Axis:
+    """The slots of a group as they are, from where it begins."""
+    slots = (axis.slots or ())[group * family.slots : (group + 1) * family.slots]
+    return Axis(axis.dims, tuple(_moved(s, -group * family.distance - family.first) for s in slots))
+
+
 @lru_cache(maxsize=256)
 def one_group(axis: Axis) -> Family | None:
     """All slots as one group, where a thread can keep their sums."""
@@ -57,11 +63,11 @@ def one_group(axis: Axis) -> Family | None:
     return Family(axis, 0, 0, 1, _end(slots), True) if _fits(axis, MOST_KEPT) else None
 
 
-def few_at_a_time(axis: Axis, length: int, unlike: int = 0) -> Family | None:
+def few_at_a_time(axis: Axis, length: int) -> Family | None:
     """Groups of a few slots, where they repeat, or all in one where they are as few; else `None`."""
     if len(axis.slots or ()) <= 2 * FEW_SLOTS:
         return one_group(axis)
-    found = repeated(axis, length, FEW_SLOTS, unlike)
+    found = repeated(axis, length, FEW_SLOTS)
     return found if found is not None and found.slots > 1 else None
 
 

@@ -27,21 +27,24 @@ from fusewright.schedule.range_blocks import (
     parts_of,
     sum_type,
 )
-from fusewright.schedule.range_families import Family, few_at_a_time, repeated
+from fusewright.schedule.range_families import Family, group_of, repeated
 from fusewright.schedule.range_order import Digits, digits, places
 from fusewright.schedule.range_sums import MOST_SLOTS, Axis, RangeReduction
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
 MOST_THREADS, FEWEST_THREADS = 512, 128
 MOST_LONG = 8  # elements of a sum that is written out
+MOST_TOGETHER = 16  # slots of the last axis that a thread sums at once, where that has many
 MOST_UNLIKE = 2  # groups that are summed slot by slot, at the ends of an axis
 MOST_LIVE = 96  # registers of a thread for what it keeps
 THREADS_RESIDENT, REGISTERS = 2048, 65536  # of a multiprocessor
 
-# Instructions of a thread for an element that is copied, for a sum along the last axis, for an element or result of a
-# column; and cycles that a step takes of itself, by its barriers and by the memory's latency.
-COPIED, LAST, COLUMN, RESULT = 5, 8, 2, 4
-STEP = 1500
+# Instructions of a thread for an element that it copies, for a turn of sums along the last axis, and for a column;
+# cycles that a step takes of itself, by its barriers and by latencies; and instructions for a sum where one axis comes
+# after the other.
+COPIED, TURN, COLUMN = 9, 12, 3
+STEP = 800
+AXIS_AFTER_AXIS = 16
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ class Walked:
 
     @property
     def pitches(self) -> tuple[int, int]:
-        """From row to row as they are copied, and with the last axis summed: odd, for threads with rows side by side."""
+        """From row to row, as they are copied and summed: odd, since threads have rows side by side."""
         return self.last.length | 1, self.last.slots | 1
 
     @property
@@ -190,17 +193,18 @@ class Walked:
     @property
     def resident(self) -> int:
         """Blocks of a multiprocessor."""
-        by_registers = REGISTERS // (self.walk.threads * (24 + self.live))
+        by_registers = REGISTERS // (self.walk.threads * (14 + self.live))
         by_memory = PER_MULTIPROCESSOR // (self.shared_bytes + 1024)
         return max(1, min(8, THREADS_RESIDENT // self.walk.threads, by_registers, by_memory))
 
     def cycles(self, planes: int) -> float:
         """About how long it takes."""
-        rows = self.fresh * self.height
-        taps = sum(w.count for w in self.windows) / len(self.windows) if self.windows else 1
-        column = self.fresh * (COLUMN * taps + 1) + self.shared + RESULT * self.family.slots
-        turns = self.each * self.walk.threads * column
-        work = (rows * (COPIED * self.last.length + LAST * self.last.slots) + turns) / 128
+        slots = self.family.slots
+        taps = max((w.count for w in self.windows), default=1)
+        added = sum(s.count for s in self.family.group.slots or ())
+        column = 2 * self.fresh * taps + self.shared + added + 2 * slots + COLUMN
+        turns = _turns(self.last, self.fresh * self.height, self.walk.threads)
+        work = (COPIED * self.loads + turns + self.each * column) * self.walk.threads / 128
         waves = ceil(max(1, planes) * self.parts / (MULTIPROCESSORS * self.resident))
         return waves * self.steps * max(self.resident * work, work + STEP)
 
@@ -214,18 +218,15 @@ def walked(r: RangeReduction, walk: Walk) -> Walked | str:
     if any(len({s.scale for s in axis.slots or ()}) > 1 for axis in r.axes):
         return f"{r.root!r} has slots of several scales"
     grouped = _grouped(r, sizes[0], walk.slots)
-    if grouped is None or not _written_out(grouped[0].group):
+    if grouped is None or not all(_written_out(group) for group in _groups(r.axes[0], grouped[0])):
         return f"{r.root!r} has no groups of short sums that repeat along its outermost axis, and so do their places"
     family, where = grouped
     windows = _windows(r.axes[1], sizes[1]) if len(sizes) == 3 else ()
     if windows is None:
         return f"{r.root!r} has long sums along its middle axis"
     outer = divided(r.axes[0], sizes[0], 1, family)
-    last = _whole(r.axes[-1], sizes[-1])
     rows = min(family.distance, family.read) * prod(sizes[1:-1])
-    found = Walked(r, walk, outer, family, windows, last, where)
-    if last.family is not None and last.groups * rows < walk.threads // 2:
-        found = replace(found, last=replace(last, family=None))
+    found = Walked(r, walk, outer, family, windows, _last(r.axes[-1], sizes[-1], rows, walk.threads), where)
     if found.shared_bytes > MOST_SHARED or found.live > MOST_LIVE:
         return f"{r.root!r} has slices that are too much for a block"
     return found
@@ -243,6 +244,11 @@ def _grouped(r: RangeReduction, length: int, enough: int) -> tuple[Family, Place
         if found is not None:
             return family, found
     return None
+
+
+def _groups(axis: Axis, family: Family) -> list[Axis]:
+    """The different groups of a family."""
+    return [family.group, *(group_of(axis, family, g) for g in family.unlike)]
 
 
 def _written_out(axis: Axis) -> bool:
@@ -267,9 +273,41 @@ def _windows(axis: Axis, length: int) -> tuple[Window, ...] | None:
     return tuple(replace(w, step=step) for w in found)
 
 
-def _whole(axis: Axis, length: int) -> Part:
-    """All of the last axis, every index of it read."""
-    return replace(divided(axis, length, 1, few_at_a_time(axis, length, MOST_UNLIKE)), read=length, begins=(0,))
+def _last(axis: Axis, length: int, rows: int, threads: int) -> Part:
+    """The last axis, every index of it read, in groups that leave threads the least work, or slot by slot."""
+    best = replace(divided(axis, length, 1), read=length, begins=(0,))
+    slots = len(axis.slots or ())
+    for enough in range(2, min(slots, MOST_TOGETHER) + 1):
+        family = repeated(axis, length, enough, MOST_UNLIKE)
+        if family is None:
+            continue
+        family = replace(family, unlike=_unlike(family, length, slots))
+        part = replace(best, family=family)
+        if len(family.unlike) <= MOST_UNLIKE and _turns(part, rows, threads) < _turns(best, rows, threads):
+            best = part
+    return best
+
+
+def _turns(last: Part, rows: int, threads: int) -> int:
+    """Instructions of a thread for sums along the last axis."""
+    f = last.family
+    if f is None:
+        return ceil(rows * last.slots / threads) * (2 * last.longest + TURN)
+    added = min(last.longest, sum(mask != 0 for s in f.group.segments for mask in s.members))
+    return ceil(rows * f.groups / threads) * (f.read + f.slots * (added + 1) + TURN)
+
+
+def _unlike(family: Family, length: int, slots: int) -> tuple[int, ...]:
+    """The groups that need sums of their own where nothing is read beyond an end: also those with fewer slots."""
+    beyond = [g for g in range(family.groups) if not _inside(family, g, length)]
+    fewer = [family.groups - 1] if slots % family.slots else []
+    return tuple(sorted({*family.unlike, *beyond, *fewer}))
+
+
+def _inside(family: Family, group: int, length: int) -> bool:
+    """Whether a group lies inside its axis."""
+    begin = family.first + group * family.distance
+    return begin >= 0 and begin + family.read <= length
 
 
 def _places(r: RangeReduction, family: Family) -> Places | None:
@@ -296,25 +334,28 @@ def _repeated(within: Tensor, distance: int, count: int) -> Tensor:
 
 def walks(r: RangeReduction, some_planes: int, most: int) -> list[Walk]:
     """The `most` promising ways to walk over about so many planes, the best first."""
-    found: dict[tuple[int, ...], tuple[float, Walk]] = {}
-    for walk in _candidates(r):
-        w = walked(r, walk)
-        if isinstance(w, Walked) and w.columns >= FEWEST_THREADS:
-            found.setdefault((w.parts, w.family.slots, walk.threads), (w.cycles(some_planes), walk))
-    best = sorted(found.values(), key=lambda pair: (pair[0], pair[1].parts, pair[1].slots, pair[1].threads))
-    return [walk for _, walk in best[:most]]
+    ways = [w for w in (walked(r, walk) for walk in _candidates(r)) if isinstance(w, Walked)]
+    ways = [w for w in ways if w.columns >= FEWEST_THREADS]
+    ways.sort(key=lambda w: (w.cycles(some_planes), w.walk.parts, w.walk.slots, w.walk.threads))
+    different: dict[tuple[int, int], Walk] = {}  # in how many parts, only the best
+    for w in ways:
+        different.setdefault((w.family.slots, w.walk.threads), w.walk)
+    return list(different.values())[:most]
 
 
 def _candidates(r: RangeReduction) -> Iterator[Walk]:
     columns = prod(len(axis.slots or ()) for axis in r.axes[1:])
     fewest = ceil(columns / MOST_THREADS)
-    for each in (fewest, 2 * fewest):
+    for each in sorted({ceil(fewest / 2), fewest, 2 * fewest}):
         threads = max(FEWEST_THREADS, 32 * ceil(columns / each / 32))
         yield from (Walk(parts, slots, threads) for parts in (1, 2, 3, 4, 6, 8) for slots in (1, 3, 8))
 
 
-def sums_of(r: RangeReduction, cut: Cut) -> int:
-    """Sums, and results, that blocks of a cut form of a plane, one axis after the other."""
+def ahead(r: RangeReduction, walk: Walk, cut: Cut, some_planes: int) -> float:
+    """About how long a walk takes, in times of a cut that sums one axis after the other."""
     parts = parts_of(r, cut)
     blocks = prod(p.parts for p in parts)
-    return blocks * (sum(prod(shape) for shape in kept_shapes(parts)) + prod(p.slots for p in parts))
+    sums = blocks * (sum(prod(shape) for shape in kept_shapes(parts)) + prod(p.slots for p in parts))
+    found = walked(r, walk)
+    assert isinstance(found, Walked), found
+    return found.cycles(some_planes) * MULTIPROCESSORS * 128 / (AXIS_AFTER_AXIS * sums * max(1, some_planes))

@@ -14,7 +14,8 @@ from fusewright.codegen.cuda.loops import Dealt, dealt
 from fusewright.codegen.cuda.ranges_blocks_sections import FEW, BlockSections, Kept
 from fusewright.codegen.range_tables import runs
 from fusewright.codegen.text import Lines, fill
-from fusewright.schedule.range_families import Family
+from fusewright.schedule.range_families import Family, group_of
+from fusewright.schedule.range_sums import Axis
 
 
 def plus(*terms: str) -> str:
@@ -188,30 +189,28 @@ class KeptStages(BlockSections):
             at=fill(texts.AT if inside else texts.AT_WITHIN, **at),
             to=[f"Sum* const to = {to};"],
             store=[f"to[{times('s', pitch)}] = sum;"],
-            other=fill(
-                texts.UNLIKE_IN_MEMORY,
-                A=a.upper(),
-                slot=f"group * GROUP_{a.upper()} + s",
-                sum=self.summed(p, f"from[slot.begin + {self.step}]"),
-            ),
         )
 
-    def grouped(self, axis: int, *, place: Lines, at: Lines, to: Lines, store: Lines, other: Lines) -> Lines:
-        """What a thread does for a group: sums slots of what it keeps, or those of `unlike` groups as `other` says."""
+    def grouped(self, axis: int, *, place: Lines, at: Lines, to: Lines, store: Lines) -> Lines:
+        """What a thread does for a group: sums of what it keeps, `unlike` groups by tables of their own."""
         p, family, a = self.parts[axis], self._family(axis), self.letters[axis]
-        kept = Kept(runs(family.group), family.slots)
         slots = f"GROUP_{a.upper()}" if family.groups > 1 else self.part(axis)
-        uneven = family.groups > 1 and p.slots % family.slots
+        uneven = family.groups > 1 and p.slots % family.slots and family.groups - 1 not in family.unlike
         some = [f"if (group * {slots} + s >= {self.part(axis)}) break;"] if uneven else []
-        unlike = " || ".join(f"group == {g}" for g in family.unlike)
+        unlike: Lines = []
+        for g in family.unlike:
+            own = group_of(p.axis, family, g)
+            unlike += fill(texts.UNLIKE, group=g, sums=self._sums(own, str(len(own.slots or ())), [], store))
+        sums = self._sums(family.group, slots, some, store)
+        return fill(texts.KEPT, place=place, at=at, to=to, unlike=unlike, sums=sums)
+
+    def _sums(self, group: Axis, slots: str, some: Lines, store: Lines) -> Lines:
+        """Sums of the slots of a group."""
+        kept = Kept(runs(group), len(group.slots or ()))
         return fill(
-            texts.KEPT,
+            texts.SUMS,
             tables=self._tables(kept, slots),
-            place=place,
-            at=at,
-            to=to,
-            unlike=fill(texts.UNLIKE, groups=unlike, slots=slots, some=some, add=other, store=store) if unlike else [],
-            read=[f"kept[k] = {self._read(kept, family.group.period)};"],
+            read=[f"kept[k] = {self._read(kept, group.period)};"],
             slots=slots,
             some=some,
             add=fill(texts.ADD_MANY if kept.many else texts.ADD_FEW),

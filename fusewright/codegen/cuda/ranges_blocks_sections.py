@@ -24,6 +24,7 @@ from fusewright.schedule.range_blocks import (
     shared_bytes,
     sum_type,
 )
+from fusewright.schedule.range_families import group_of
 
 FEW = 8  # additions in a row that may be in float32
 # Where tables lie that neighbouring threads read at different places: constant memory serves one after the other.
@@ -84,13 +85,19 @@ class BlockSections(CudaRangeSections):
 
     @property
     def from_slots(self) -> list[tuple[str, Part]]:
-        """The axes that are summed slot by slot, if only in some groups."""
-        return [(a, p) for a, p in self.named if p.family is None or p.family.unlike]
+        """The axes that are summed slot by slot."""
+        return [(a, p) for a, p in self.named if p.family is None]
 
     @property
     def kept(self) -> list[Kept]:
         """What threads keep of the others, in registers."""
-        return [Kept(runs(p.family.group), p.family.slots) for p in self.parts if p.family is not None]
+        groups = [
+            group
+            for p in self.parts
+            if p.family is not None
+            for group in (p.family.group, *(group_of(p.axis, p.family, g) for g in p.family.unlike))
+        ]
+        return [Kept(runs(group), len(group.slots or ())) for group in groups]
 
     @property
     def steps(self) -> bool:

@@ -56,11 +56,22 @@ for (int i = threadIdx.x; i < PLANES * READ_W; i += THREADS)
 """
 
 KEPT = """
-$tables
 $place
 $at
 $to
 $unlike
+$sums
+"""
+
+UNLIKE = """
+if (group == $group) {
+    $sums
+    continue;
+}
+"""
+
+SUMS = """
+$tables
 Sum kept[KEPT];
 #pragma unroll
 for (int k = 0; k < KEPT; ++k)
@@ -71,22 +82,6 @@ for (int s = 0; s < $slots; ++s) {
     $add
     $store
 }
-"""
-
-UNLIKE = """
-if ($groups) {  // their slots hold less than the others'
-#pragma unroll
-    for (int s = 0; s < $slots; ++s) {
-        $some
-        $add
-        $store
-    }
-    continue;
-}
-"""
-UNLIKE_IN_MEMORY = """
-const Slot slot = SLOT_$A[$slot];
-const Sum sum = $sum;
 """
 
 AT = """

@@ -1,7 +1,7 @@
 """CUDA C++ of range reductions whose outermost axis is summed last (see `fusewright.schedule.range_walks`).
 
-A step copies slices to shared memory, sums the last axis there, rows side by side, and then every thread sums the middle
-axis of its columns, and the outermost one of what it keeps of those.  While it does, the next slices are on their way.
+A step copies slices to shared memory and sums the last axis there, rows side by side.  Then every thread sums the
+middle axis of its columns, and the outermost one of what it keeps of those; meanwhile the next slices are on their way.
 """
 
 from __future__ import annotations
@@ -47,12 +47,11 @@ class _Writer(Stages):
     @property
     def from_slots(self) -> list[tuple[str, Part]]:
         """The middle axis has windows of its own."""
-        return [(a, p) for a, p in super().from_slots if p.family is not None or p is self.parts[-1]]
+        return [(a, p) for a, p in super().from_slots if p is self.parts[-1]]
 
     @property
     def longest(self) -> int:
-        alone = [p.longest for _, p in self.from_slots if p is self.parts[-1]]
-        return max([k.longest for k in self.kept] + [w.count for w in self.w.windows] + alone)
+        return max([super().longest] + [w.count for w in self.w.windows])
 
     @property
     def halves(self) -> tuple[str, str]:
@@ -127,7 +126,7 @@ class _Writer(Stages):
             f"constexpr int COLUMNS = {columns}, RESULTS = SLOTS_{d} * COLUMNS;  // of a plane",
             f"constexpr int EACH = {w.each}, LOADS = {w.loads};  // columns of a thread, and its elements of a step",
             "",
-            f"// Groups of slots along {d.lower()}: each begins DISTANCE slices behind the one before it, and reads READ.",
+            f"// Groups of slots along {d.lower()}: each begins DISTANCE slices behind the last one, and reads READ.",
             f"constexpr int GROUPS = {w.family.groups}, GROUP_{d} = {w.family.slots};",
             f"constexpr int FIRST = {w.family.first}, DISTANCE = {w.family.distance}, READ = {w.shared + w.fresh};",
             f"constexpr int FRESH = {w.fresh}, BEFORE = {w.before};  // slices of a step; steps ahead of a result",
@@ -142,7 +141,7 @@ class _Writer(Stages):
             lines.append(f"constexpr int GROUPS_W = {f.groups}, GROUP_W = {f.slots};  // of a row, and slots of each")
         pitch, out_pitch = w.pitches
         lines.append(f"constexpr int ROWS = {rows}, PITCH = {pitch}, OUT_PITCH = {out_pitch};  // of the last axis")
-        return [*lines, "constexpr int COPIED = ROWS * PITCH, READ_W = W;"]
+        return [*lines, "constexpr int STEP = FRESH * SLICE, COPIED = ROWS * PITCH, READ_W = W;  // elements of a step"]
 
     def _windows(self) -> Lines:
         """The table of what slots of the middle axis sum."""
@@ -155,10 +154,13 @@ class _Writer(Stages):
 
     def _entry(self) -> Lines:
         w = self.w
-        within, value = "unsigned(begin + i) < unsigned(PLANE)", "value(next[n])"
+        within, element, value = "unsigned(begin + i) < unsigned(PLANE)", "from_plane[begin + i]", "value(next[n])"
+        if not w.inside:  # what lies beyond an end of the plane is zero
+            element = f"{within} ? {element} : Element()"
+            value = value if self.r.value is self.r.x else f"{within} ? {value} : Sum(0)"
         idle = ["step < BEFORE"] if w.before else []
         if w.columns % self.threads:
-            idle.append("threadIdx.x + c * THREADS >= COLUMNS")
+            idle.append("(c == EACH - 1 && threadIdx.x + c * THREADS >= COLUMNS)")
         return fill(
             texts.WALK,
             name=self.name,
@@ -167,9 +169,9 @@ class _Writer(Stages):
             hold=self._hold(),
             column=self._column(),
             clear=[*(fill(texts.FORGET) if w.shared else []), *(fill(texts.ZEROS) if w.padded > w.height else [])],
-            within="" if w.inside else f" && {within}",
+            next=element,
             place="i" if w.pitches[0] == w.last.length else "i / W * PITCH + i % W",
-            value=value if w.inside else f"{within} ? {value} : Sum(0)",
+            value=value,
             rows=self.last_stage() if w.last.family is None else self.kept_last(),
             outer=self.letters[0],
             take=self._take(),
@@ -239,5 +241,4 @@ class _Writer(Stages):
             at=fill(texts.AT_WINDOW),
             to=[f"{self._element}* const to = to_plane + group * {places.group} + {column};"],
             store=["const Sum total = sum;", f"to[PLACE[s]] = {result};"],
-            other=fill(texts.UNLIKE_IN_WINDOW, A=self.letters[0].upper()),
         )

@@ -30,7 +30,7 @@ $name(const Element* __restrict__ x, $Result* __restrict__ out, index_t planes) 
 #pragma unroll
         for (int n = 0; n < LOADS; ++n) {
             const int i = threadIdx.x + n * THREADS;
-            if (i < FRESH * SLICE$within) next[n] = from_plane[begin + i];
+            if ((n + 1) * THREADS <= STEP || i < STEP) next[n] = $next;
         }
     };
     fetch((first_group * DISTANCE + FIRST) * SLICE);
@@ -40,7 +40,7 @@ $name(const Element* __restrict__ x, $Result* __restrict__ out, index_t planes) 
 #pragma unroll
         for (int n = 0; n < LOADS; ++n) {
             const int i = threadIdx.x + n * THREADS;
-            if (i < FRESH * SLICE) copied[$place] = $value;
+            if ((n + 1) * THREADS <= STEP || i < STEP) copied[$place] = $value;
         }
         __syncthreads();
         if (step + 1 < steps) fetch(begin + DISTANCE * SLICE);
@@ -102,13 +102,4 @@ for (int i = threadIdx.x; i < FRESH * ROWS_H * OUT_PITCH; i += THREADS) {
     const int row = i / OUT_PITCH % ROWS_H;
     if (row < ABOVE || row >= ABOVE + H) summed[i] = 0;
 }
-"""
-
-UNLIKE_IN_WINDOW = """
-const Slot slot = SLOT_$A[group * GROUP_$A + s];
-const int begin = slot.begin - (group * DISTANCE + FIRST);
-Sum sum = 0;
-#pragma unroll
-for (int k = 0; k < READ; ++k)
-    if (k >= begin && k < begin + slot.count) sum += window[k];
 """
