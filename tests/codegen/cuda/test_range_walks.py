@@ -63,7 +63,7 @@ CASES = {
     "volumes": lambda: sums(
         inp(*P, 11, 12, 13), {2: pooled(11, 3, 3, 3), 3: pooled(12, 4, 3, 2), 4: pooled(13, 4, 4, 3)}, F32
     ),
-    "volumes, sliding": lambda: sums(inp(*P, 9, 10, 11), {d: sliding(n, 5) for d, n in ((2, 9), (3, 10), (4, 11))}, F32),
+    "volumes, sliding": lambda: sums(inp(*P, 9, 10, 11), {2: sliding(9, 5), 3: sliding(10, 5), 4: sliding(11, 5)}, F32),
     "volumes, cut off": volume,
     "volumes, middle irregular": lambda: sums(
         inp(*P, 9, 10, 11),
