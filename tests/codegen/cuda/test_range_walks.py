@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from emulation.emulate import ORDERS, emulate
-from test_range_blocks import F16, F32, F64, P, channels, follow, pooled
-from test_range_kernels import BF16, Slots, inf, inp, nan, parsed, random, sums, whole, windows
+from test_range_blocks import F16, F32, F64, P, channels, follow, mixed, pooled
+from test_range_kernels import BF16, Slots, expected, inf, inp, nan, parsed, random, sums, whole, windows
 from test_range_kernels import _value as value_of
 
+import fusewright.codegen.cuda as cuda
 from fusewright.codegen.cuda.ranges_walks import kernel
 from fusewright.ir.build import pointwise
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Slot
 from fusewright.kernel import Kernel
-from fusewright.schedule.range_walks import Walk
+from fusewright.runtime import nvrtc
+from fusewright.schedule.groups import Group
+from fusewright.schedule.range_sums import RangeReduction
+from fusewright.schedule.range_walks import Walk, Walked, walked, walks
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -131,3 +136,126 @@ def test_nothing_is_read_or_written_beyond(name: str) -> None:
     r = parsed(CASES[name]())
     x = random(r.x, 4)
     emulate(kernel(r, Walk(3, 1, 128), "fused_test"), x, sanitize=True)
+
+
+@pytest.mark.parametrize("planes", [1, 5])
+def test_batch_is_an_argument(planes: int) -> None:
+    """One text for every batch."""
+    r = parsed(CASES["volumes, sliding"]())
+    x = torch.randn(planes, 3, 9, 10, 11)
+    got = emulate(kernel(r, WALKS[2], "fused_test"), x)
+    torch.testing.assert_close(got, expected(r.root.op, x.double()).float(), rtol=1e-5, atol=1e-6)
+
+
+FORMS = {
+    "groups": ("planes", 0, "constexpr int GROUPS = 13, GROUP_H = 3;"),
+    "groups of as many slots as taps, for their places": ("volumes, moved", 0, "GROUP_D = 3;"),
+    "nothing shared": ("planes, apart", 0, "constexpr int FRESH = 3, BEFORE = 0;"),
+    "several steps": ("volumes, sliding", 0, "constexpr int FRESH = 1, BEFORE = 4;"),
+    "parts": ("volumes, sliding", 2, "const int first_group = blockIdx.x % PARTS * PART;"),
+    "slices beyond an end": ("volumes, sliding", 0, "unsigned(begin + i) < unsigned(PLANE) ? from_plane"),
+    "rows beyond an end": ("volumes, sliding", 0, "// Rows beyond the ends are zeros."),
+    "no exponential of what lies beyond": ("planes of exponentials", 0, "value(next[n]) : Sum(0)"),
+    "groups unlike others": ("volumes, cut off", 0, "if (group == 0) {"),
+    "rows of windows differ": ("volumes, middle irregular", 0, "count[c] = rows.count;"),
+    "places": ("volumes, columns moved", 0, "place[c] = place_of(column);"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_how_it_is_written(name: str) -> None:
+    """The cases above really are of these forms."""
+    case, walk, text = FORMS[name]
+    assert text in kernel(parsed(CASES[case]()), WALKS[walk], "fused_test").source
+
+
+REFUSED = {
+    "outermost axis of two": lambda: sums(inp(*P, 61), {2: sliding(61, 7)}, F32),
+    "several scales": lambda: sums(inp(*P, 25, 33), {2: sliding(25, 3), 3: mixed(33)}, F32),
+    "groups of short sums": lambda: sums(inp(*P, 90, 20), {2: pooled(90, 20, 20, 2), 3: sliding(20, 3)}, F32),
+    "long sums along its middle": lambda: sums(
+        inp(*P, 20, 40, 20), {2: sliding(20, 3), 3: pooled(40, 12, 4), 4: sliding(20, 3)}, F32
+    ),
+    "too much for a block": lambda: sums(
+        inp(*P, 20, 300, 300), {2: sliding(20, 3), 3: sliding(300, 3), 4: sliding(300, 3)}, F32
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_who_does_not_walk(name: str) -> None:
+    why = walked(parsed(REFUSED[name]()), WALKS[1])
+    assert isinstance(why, str) and name in why
+
+
+def group_of(r: RangeReduction) -> Group:
+    return Group("range reduction", r, r.root if r.stored is None else r.stored, (r.x,))
+
+
+def large() -> Node:
+    """Random row 10 of seed 3: what an average pool behind a convolution becomes, with taps as channels."""
+    slots = {2: cut_windows(48, 5, 1, 2, 2, 1), 3: cut_windows(33, 5, 2, 4, 4, 0), 4: cut_windows(37, 5, 0, 5, 5, 1)}
+    return channels(channels(channels(sums(inp(64, 42, 48, 33, 37), slots, F32), 0, 5), 1, 5), 2, 5)
+
+
+def overlapping() -> Node:
+    """As random row 29 of seed 2."""
+    return sums(inp(8, 83, 52, 51, 49), {2: sliding(52, 5), 3: sliding(51, 5), 4: sliding(49, 5)}, F32)
+
+
+GOLDENS = {"ranges_walks": large}
+
+
+@pytest.mark.parametrize("make_root", [large, overlapping])
+def test_many_results_are_walked_to(make_root: Any) -> None:
+    """A few ways are measured, with the best cuts beside them."""
+    r = parsed(make_root())
+    found = cuda.options(group_of(r), {}, {})
+    assert [next(iter(option)) for option in found] == ["walk"] * 3 + ["cut"] * 2
+    w = walked(r, Walk(**found[0]["walk"]))
+    assert isinstance(w, Walked) and w.steps * w.family.distance <= w.outer.length + 2 * w.family.read
+    assert cuda.generate(group_of(r), "fused_test", found[0], tf32=False).source.count("__syncthreads") == 2
+
+
+def test_few_results_are_cut() -> None:
+    """Where the outermost axis shrinks, it is summed while it is read."""
+    slots = {2: pooled(31, 7, 7, 3), 3: pooled(30, 4, 4, 3), 4: pooled(23, 7, 7, 3)}
+    found = cuda.options(group_of(parsed(sums(inp(64, 94, 31, 30, 23), slots, F32))), {}, {})
+    assert len(found) == 4 and all("cut" in option for option in found)
+
+
+def test_results_lie_side_by_side() -> None:
+    """Neighbouring threads write neighbouring elements, in runs of whole sectors."""
+    w = walked(parsed(large()), walks(parsed(large()), 2688, 1)[0])
+    assert isinstance(w, Walked)
+    run, stride = w.places.places[-1]
+    assert stride == 1 and run * 4 % 32 == 0 and all(size * 4 % 32 == 0 for size in (w.places.group, *w.places.within))
+
+
+def default(name: str) -> Kernel:
+    """The kernel that is made without measuring; of a small case, one of few threads."""
+    if name in CASES:
+        return kernel(parsed(CASES[name]()), WALKS[1], "fused_rangesum")
+    r = parsed((GOLDENS | {"overlapping": overlapping})[name]())
+    return kernel(r, walks(r, 1504, 1)[0], "fused_rangesum")
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_reads_as_it_did(name: str) -> None:
+    path = GOLDEN / f"{name}.cu"
+    assert default(name).source == path.read_text(), f"write the text to {path} if it is meant to change"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("name", [*GOLDENS, "overlapping", "planes of bf16", "planes in float64", "volumes, moved"])
+def test_compiles_without_spills(name: str, arch: str) -> None:
+    taken = nvrtc.resources(nvrtc.compile(default(name).source, arch))
+    assert taken.keys() == {"fused_rangesum"} and all(entry.stack == 0 for entry in taken.values()), taken
+
+
+def test_no_way_that_is_measured_spills() -> None:
+    for make_root in (large, overlapping):
+        r = parsed(make_root())
+        for walk in walks(r, 2688, 3):
+            taken = nvrtc.resources(nvrtc.compile(kernel(r, walk, "fused_rangesum").source, "sm_90"))
+            assert taken["fused_rangesum"].stack == 0, (walk, taken)
