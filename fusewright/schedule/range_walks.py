@@ -32,11 +32,12 @@ from fusewright.schedule.range_order import Digits, digits, places
 from fusewright.schedule.range_sums import MOST_SLOTS, Axis, RangeReduction
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
+MOST_PLACES = 2**30
 MOST_THREADS, FEWEST_THREADS = 512, 128
 MOST_LONG = 8  # elements of a sum that is written out
 MOST_TOGETHER = 16  # slots of the last axis that a thread sums at once, where that has many
 MOST_UNLIKE = 2  # groups that are summed slot by slot, at the ends of an axis
-MOST_LIVE = 96  # registers of a thread for what it keeps
+MOST_LIVE, OTHER_REGISTERS = 96, 14  # registers of a thread for what it keeps, and for all else
 THREADS_RESIDENT, REGISTERS = 2048, 65536  # of a multiprocessor
 
 # Instructions of a thread for an element that it copies, for a turn of sums along the last axis, and for a column;
@@ -193,9 +194,9 @@ class Walked:
     @property
     def resident(self) -> int:
         """Blocks of a multiprocessor."""
-        by_registers = REGISTERS // (self.walk.threads * (14 + self.live))
+        by_registers = REGISTERS // (self.walk.threads * (OTHER_REGISTERS + self.live))
         by_memory = PER_MULTIPROCESSOR // (self.shared_bytes + 1024)
-        return max(1, min(8, THREADS_RESIDENT // self.walk.threads, by_registers, by_memory))
+        return min(8, THREADS_RESIDENT // self.walk.threads, by_registers, by_memory)
 
     def cycles(self, planes: int) -> float:
         """About how long it takes."""
@@ -215,6 +216,8 @@ def walked(r: RangeReduction, walk: Walk) -> Walked | str:
     sizes = lengths(r)
     if len(sizes) not in (2, 3):
         return f"{r.root!r} has no outermost axis of two or three"
+    if max(prod(sizes), r.slots) > MOST_PLACES:
+        return f"{r.root!r} has planes whose elements are too many for an int and what lies beyond their ends"
     if any(len({s.scale for s in axis.slots or ()}) > 1 for axis in r.axes):
         return f"{r.root!r} has slots of several scales"
     grouped = _grouped(r, sizes[0], walk.slots)
@@ -227,11 +230,12 @@ def walked(r: RangeReduction, walk: Walk) -> Walked | str:
     outer = divided(r.axes[0], sizes[0], 1, family)
     rows = min(family.distance, family.read) * prod(sizes[1:-1])
     found = Walked(r, walk, outer, family, windows, _last(r.axes[-1], sizes[-1], rows, walk.threads), where)
-    if found.shared_bytes > MOST_SHARED or found.live > MOST_LIVE:
+    if found.shared_bytes > MOST_SHARED or found.live > MOST_LIVE or not found.resident:
         return f"{r.root!r} has slices that are too much for a block"
     return found
 
 
+@lru_cache(maxsize=64)
 def _grouped(r: RangeReduction, length: int, enough: int) -> tuple[Family, Places] | None:
     """The smallest groups of `enough` slots along the outermost axis whose results lie alike."""
     tried = set()
@@ -256,6 +260,7 @@ def _written_out(axis: Axis) -> bool:
     return all(ceil((s.end - s.begin) / axis.period) <= MOST_LONG for s in axis.segments)
 
 
+@lru_cache(maxsize=64)
 def _windows(axis: Axis, length: int) -> tuple[Window, ...] | None:
     """What every slot sums, whole where they repeat; `None` where that is long, or steps differ."""
     slots, family = axis.slots or (), repeated(axis, length)
@@ -273,6 +278,7 @@ def _windows(axis: Axis, length: int) -> tuple[Window, ...] | None:
     return tuple(replace(w, step=step) for w in found)
 
 
+@lru_cache(maxsize=64)
 def _last(axis: Axis, length: int, rows: int, threads: int) -> Part:
     """The last axis, every index of it read, in groups that leave threads the least work, or slot by slot."""
     best = replace(divided(axis, length, 1), read=length, begins=(0,))
@@ -282,9 +288,10 @@ def _last(axis: Axis, length: int, rows: int, threads: int) -> Part:
         if family is None:
             continue
         family = replace(family, unlike=_unlike(family, length, slots))
+        if len(family.unlike) > MOST_UNLIKE or len(family.unlike) == family.groups:
+            continue
         part = replace(best, family=family)
-        if len(family.unlike) <= MOST_UNLIKE and _turns(part, rows, threads) < _turns(best, rows, threads):
-            best = part
+        best = min((best, part), key=lambda p: _turns(p, rows, threads))
     return best
 
 
@@ -312,18 +319,28 @@ def _inside(family: Family, group: int, length: int) -> bool:
 
 def _places(r: RangeReduction, family: Family) -> Places | None:
     """Where results lie, if the places along the outermost axis and those of columns add up."""
-    slots = [len(axis.slots or ()) for axis in r.axes]
-    table = places(r.order[1]) if r.stored is not None else torch.arange(prod(slots))
-    table = table.reshape(slots[0], prod(slots[1:]))
-    down, across = table[:, 0], table[0] - table[0, 0]
-    if not torch.equal(table, down[:, None] + across):
+    separate = _separate(r)
+    if separate is None:
         return None
+    down, across = separate
     within = down[: family.slots] - down[0]
     group = int(down[family.slots] - down[0])
     if not torch.equal(down, _repeated(within, group, len(down))):
         return None
     order = across.argsort()
     return Places(digits(order), digits(across[order]), group, tuple(within.tolist()))
+
+
+@lru_cache(maxsize=16)
+def _separate(r: RangeReduction) -> tuple[Tensor, Tensor] | None:
+    """The places of slots along the outermost axis, and how far those of columns lie from them."""
+    slots = [len(axis.slots or ()) for axis in r.axes]
+    columns = prod(slots[1:])
+    if r.stored is None:
+        return torch.arange(slots[0]) * columns, torch.arange(columns)
+    table = places(r.order[1]).reshape(slots[0], columns)
+    down, across = table[:, 0].clone(), table[0] - table[0, 0]
+    return (down, across) if torch.equal(table, down[:, None] + across) else None
 
 
 def _repeated(within: Tensor, distance: int, count: int) -> Tensor:
@@ -335,7 +352,6 @@ def _repeated(within: Tensor, distance: int, count: int) -> Tensor:
 def walks(r: RangeReduction, some_planes: int, most: int) -> list[Walk]:
     """The `most` promising ways to walk over about so many planes, the best first."""
     ways = [w for w in (walked(r, walk) for walk in _candidates(r)) if isinstance(w, Walked)]
-    ways = [w for w in ways if w.columns >= FEWEST_THREADS]
     ways.sort(key=lambda w: (w.cycles(some_planes), w.walk.parts, w.walk.slots, w.walk.threads))
     different: dict[tuple[int, int], Walk] = {}  # in how many parts, only the best
     for w in ways:
@@ -345,6 +361,8 @@ def walks(r: RangeReduction, some_planes: int, most: int) -> list[Walk]:
 
 def _candidates(r: RangeReduction) -> Iterator[Walk]:
     columns = prod(len(axis.slots or ()) for axis in r.axes[1:])
+    if columns < FEWEST_THREADS:
+        return
     fewest = ceil(columns / MOST_THREADS)
     for each in sorted({ceil(fewest / 2), fewest, 2 * fewest}):
         threads = max(FEWEST_THREADS, 32 * ceil(columns / each / 32))

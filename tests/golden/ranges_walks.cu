@@ -157,6 +157,9 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
                 for (int row = threadIdx.x % LANES; row < ROWS; row += LANES) {
 #pragma unroll 1
                     for (int group = threadIdx.x / LANES; group < GROUPS_W; group += SETS) {
+                        constexpr int KEPT = 9;
+                        constexpr int BEGIN[KEPT] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
+                        constexpr unsigned long long KEPT_OF[GROUP_W] = {0x1f, 0x3e, 0x7c, 0xf8, 0x1f0};
                         const int begin = group * 5 - 1;
                         const Sum* const from = copied + row * PITCH;
                         const auto at = [&](int index) { return from[begin + index]; };
@@ -197,9 +200,6 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
                             }
                             continue;
                         }
-                        constexpr int KEPT = 9;
-                        constexpr int BEGIN[KEPT] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
-                        constexpr unsigned long long KEPT_OF[GROUP_W] = {0x1f, 0x3e, 0x7c, 0xf8, 0x1f0};
                         Sum kept[KEPT];
 #pragma unroll
                         for (int k = 0; k < KEPT; ++k)
@@ -232,6 +232,9 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
 #pragma unroll
             for (int k = 0; k < READ - FRESH; ++k) seen[c][k] = window[k + FRESH];
             if (step < BEFORE || (c == EACH - 1 && threadIdx.x + c * THREADS >= COLUMNS)) continue;
+            constexpr int KEPT = 8;
+            constexpr int BEGIN[KEPT] = {0, 1, 2, 3, 4, 5, 6, 7};
+            constexpr unsigned long long KEPT_OF[GROUP_D] = {0x3, 0x6, 0xc, 0x18, 0x30, 0xc, 0x18, 0x30, 0x60, 0xc0};
             constexpr int PLACE[GROUP_D] = {0, 33600, 67200, 100800, 134400, 56, 33656, 67256, 100856, 134456};
             const auto at = [&](int index) { return window[index]; };
             float* const to = to_plane + group * 112 + place[c];
@@ -273,9 +276,6 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
                 }
                 continue;
             }
-            constexpr int KEPT = 8;
-            constexpr int BEGIN[KEPT] = {0, 1, 2, 3, 4, 5, 6, 7};
-            constexpr unsigned long long KEPT_OF[GROUP_D] = {0x3, 0x6, 0xc, 0x18, 0x30, 0xc, 0x18, 0x30, 0x60, 0xc0};
             Sum kept[KEPT];
 #pragma unroll
             for (int k = 0; k < KEPT; ++k)

@@ -199,23 +199,25 @@ class KeptStages(BlockSections):
         some = [f"if (group * {slots} + s >= {self.part(axis)}) break;"] if uneven else []
         unlike: Lines = []
         for g in family.unlike:
-            own = group_of(p.axis, family, g)
-            unlike += fill(texts.UNLIKE, group=g, sums=self._sums(own, str(len(own.slots or ())), [], store))
+            unlike += fill(texts.UNLIKE, group=g, **self._sums(group_of(p.axis, family, g), "", [], store))
         sums = self._sums(family.group, slots, some, store)
-        return fill(texts.KEPT, place=place, at=at, to=to, unlike=unlike, sums=sums)
+        return fill(texts.KEPT, place=place, at=at, to=to, unlike=unlike, **sums)
 
-    def _sums(self, group: Axis, slots: str, some: Lines, store: Lines) -> Lines:
-        """Sums of the slots of a group."""
+    def _sums(self, group: Axis, slots: str, some: Lines, store: Lines) -> dict[str, Lines]:
+        """Sums of the slots of a group, so many of them, and tables of what those are made of."""
         kept = Kept(runs(group), len(group.slots or ()))
-        return fill(
+        slots = slots or str(kept.slots)
+        if not kept.runs:
+            return {"tables": [], "sums": fill(texts.NOTHING, slots=slots, store=store)}
+        sums = fill(
             texts.SUMS,
-            tables=self._tables(kept, slots),
             read=[f"kept[k] = {self._read(kept, group.period)};"],
             slots=slots,
             some=some,
             add=fill(texts.ADD_MANY if kept.many else texts.ADD_FEW),
             store=store,
         )
+        return {"tables": self._tables(kept, slots), "sums": sums}
 
     def _tables(self, kept: Kept, slots: str) -> Lines:
         """Where the kept sums begin, how many elements they have, and which slots they are in."""

@@ -46,7 +46,7 @@ class Kept:
     @property
     def longest(self) -> int:
         """The most elements of one of them."""
-        return max(run.count for run in self.runs)
+        return max((run.count for run in self.runs), default=0)
 
     @property
     def many(self) -> bool:
@@ -108,6 +108,11 @@ class BlockSections(CudaRangeSections):
     def longest(self) -> int:
         """The most elements that are added to one sum of one axis."""
         return max([p.longest for _, p in self.from_slots] + [k.longest for k in self.kept])
+
+    @property
+    def adds_few(self) -> bool:
+        """Whether a function adds a few values."""
+        return bool(self.from_slots) or self.longest > 1
 
     # ---- names
 
@@ -226,5 +231,5 @@ class BlockSections(CudaRangeSections):
         many = self.longest > FEW
         named = many or any(k.many for k in self.kept)
         few = [f"constexpr int FEW = {FEW};  // additions in a row in the type of the values", ""]
-        some = fill(texts.FEW_OF) if self.from_slots or self.longest > 1 else []
+        some = fill(texts.FEW_OF) if self.adds_few else []
         return [*(few if named else []), *some, *(fill(texts.SUM_OF) if many else [])]

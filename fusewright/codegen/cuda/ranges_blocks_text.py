@@ -56,6 +56,7 @@ for (int i = threadIdx.x; i < PLANES * READ_W; i += THREADS)
 """
 
 KEPT = """
+$tables
 $place
 $at
 $to
@@ -65,13 +66,21 @@ $sums
 
 UNLIKE = """
 if (group == $group) {
+    $tables
     $sums
     continue;
 }
 """
 
+NOTHING = """
+#pragma unroll
+for (int s = 0; s < $slots; ++s) {
+    const Sum sum = 0;
+    $store
+}
+"""
+
 SUMS = """
-$tables
 Sum kept[KEPT];
 #pragma unroll
 for (int k = 0; k < KEPT; ++k)

@@ -54,6 +54,10 @@ class _Writer(Stages):
         return max([super().longest] + [w.count for w in self.w.windows])
 
     @property
+    def adds_few(self) -> bool:
+        return bool(self.w.windows) or super().adds_few
+
+    @property
     def halves(self) -> tuple[str, str]:
         """Where the last axis is summed from, and to."""
         return "copied", "summed"

@@ -65,6 +65,10 @@ CASES = {
     "planes of exponentials": lambda: sums(
         pointwise("exp", inp(*P, 20, 21)), {2: sliding(20, 4), 3: pooled(21, 4, 4, 2)}, F32
     ),
+    "planes, a group of nothing": lambda: sums(
+        inp(*P, 9, 12), {2: sliding(9, 3), 3: (*pooled(12, 3, 3), Slot(0, 0, 1, 1 / 3))}, F32
+    ),
+    "volumes, middle kept": lambda: sums(inp(*P, 11, 12, 13), {2: sliding(11, 3), 4: pooled(13, 4, 4, 3)}, F32),
     "volumes": lambda: sums(
         inp(*P, 11, 12, 13), {2: pooled(11, 3, 3, 3), 3: pooled(12, 4, 3, 2), 4: pooled(13, 4, 4, 3)}, F32
     ),
