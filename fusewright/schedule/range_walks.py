@@ -297,11 +297,12 @@ def _last(axis: Axis, length: int, rows: int, threads: int) -> Part:
 
 def _turns(last: Part, rows: int, threads: int) -> int:
     """Instructions of a thread for sums along the last axis."""
-    f = last.family
+    f, rounds = last.family, ceil(rows / threads)
+    sets = threads // ceil(rows / rounds)  # of threads that have rows side by side
     if f is None:
-        return ceil(rows * last.slots / threads) * (2 * last.longest + TURN)
+        return rounds * ceil(last.slots / sets) * (2 * last.longest + TURN)
     added = min(last.longest, sum(mask != 0 for s in f.group.segments for mask in s.members))
-    return ceil(rows * f.groups / threads) * (f.read + f.slots * (added + 1) + TURN)
+    return rounds * ceil(f.groups / sets) * (f.read + f.slots * (added + 1) + TURN)
 
 
 def _unlike(family: Family, length: int, slots: int) -> tuple[int, ...]:

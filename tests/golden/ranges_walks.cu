@@ -58,7 +58,7 @@ constexpr int FIRST = -2, DISTANCE = 4, READ = 8;
 constexpr int FRESH = 4, BEFORE = 1;  // slices of a step; steps ahead of a result
 
 constexpr int ABOVE = 2, ROWS_H = 36;  // rows of a slice with zeros around
-constexpr int GROUPS_W = 7, GROUP_W = 5;  // of a row, and slots of each
+constexpr int GROUPS_W = 3, GROUP_W = 15;  // of a row, and slots of each
 constexpr int ROWS = FRESH * H, PITCH = 37, OUT_PITCH = 35;  // of the last axis
 constexpr int STEP = FRESH * SLICE, COPIED = ROWS * PITCH, READ_W = W;  // elements of a step
 
@@ -157,23 +157,29 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
                 for (int row = threadIdx.x % LANES; row < ROWS; row += LANES) {
 #pragma unroll 1
                     for (int group = threadIdx.x / LANES; group < GROUPS_W; group += SETS) {
-                        constexpr int KEPT = 9;
-                        constexpr int BEGIN[KEPT] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
-                        constexpr unsigned long long KEPT_OF[GROUP_W] = {0x1f, 0x3e, 0x7c, 0xf8, 0x1f0};
-                        const int begin = group * 5 - 1;
+                        constexpr int KEPT = 19;
+                        constexpr int BEGIN[KEPT] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18};
+                        constexpr unsigned long long KEPT_OF[GROUP_W] = {
+                            0x1f, 0x3e, 0x7c, 0xf8, 0x1f0, 0x3e0, 0x7c0, 0xf80, 0x1f00, 0x3e00, 0x7c00, 0xf800, 0x1f000,
+                            0x3e000, 0x7c000
+                        };
+                        const int begin = group * 15 - 1;
                         const Sum* const from = copied + row * PITCH;
                         const auto at = [&](int index) { return from[begin + index]; };
                         Sum* const to = summed + (row / H * ROWS_H + row % H + ABOVE) * OUT_PITCH + group * GROUP_W;
                         if (group == 0) {
-                            constexpr int KEPT = 8;
-                            constexpr int BEGIN[KEPT] = {1, 2, 3, 4, 5, 6, 7, 8};
-                            constexpr unsigned long long KEPT_OF[5] = {0xf, 0x1e, 0x3c, 0x78, 0xf0};
+                            constexpr int KEPT = 18;
+                            constexpr int BEGIN[KEPT] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18};
+                            constexpr unsigned long long KEPT_OF[15] = {
+                                0xf, 0x1e, 0x3c, 0x78, 0xf0, 0x1f0, 0x3e0, 0x7c0, 0xf80, 0x1f00, 0x3e00, 0x7c00, 0xf800, 0x1f000,
+                                0x3e000
+                            };
                             Sum kept[KEPT];
 #pragma unroll
                             for (int k = 0; k < KEPT; ++k)
                                 kept[k] = at(BEGIN[k]);
 #pragma unroll
-                            for (int s = 0; s < 5; ++s) {
+                            for (int s = 0; s < 15; ++s) {
                                 Sum sum = 0;
 #pragma unroll
                                 for (int k = 0; k < KEPT; ++k)
@@ -182,7 +188,7 @@ fused_rangesum(const Element* __restrict__ x, float* __restrict__ out, index_t p
                             }
                             continue;
                         }
-                        if (group == 6) {
+                        if (group == 2) {
                             constexpr int KEPT = 8;
                             constexpr int BEGIN[KEPT] = {0, 1, 2, 3, 4, 5, 6, 7};
                             constexpr unsigned long long KEPT_OF[5] = {0xf, 0x1e, 0x3c, 0x78, 0xf0};

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 from emulation.emulate import ORDERS, emulate
 from test_range_blocks import F16, F32, F64, P, channels, follow, mixed, pooled
-from test_range_kernels import BF16, Slots, expected, inf, inp, nan, parsed, random, sums, whole, windows
+from test_range_kernels import BF16, Slots, expected, inf, inp, nan, parse, parsed, random, sums, whole, windows
 from test_range_kernels import _value as value_of
 
 import fusewright.codegen.cuda as cuda
@@ -109,6 +110,33 @@ def check(root: Node, walk: Walk, x: torch.Tensor | None = None, order: str = "f
 @pytest.mark.parametrize("walk", WALKS)
 def test_value(name: str, walk: Walk) -> None:
     check(CASES[name](), walk, order=ORDERS[zlib.crc32(name.encode()) % 3])
+
+
+def drawn(rng: Random) -> Node:
+    """Windows of a pool behind a convolution along every axis, some with their taps as channels."""
+    shape = [rng.randint(7, 18) for _ in range(rng.choice([2, 3]))]
+    table, taps = {}, []
+    for dim, n in enumerate(shape, 2):
+        size, k = rng.randint(1, 4), rng.choice([1, 2, 3])
+        table[dim] = cut_windows(n, k, rng.randint(0, 2), size, rng.choice([1, 2, size + 1]), size // 2)
+        taps.append(k)
+    root = sums(inp(2, 2, *shape), table, rng.choice([F32, F64]))
+    for axis, k in enumerate(taps):
+        root = channels(root, axis, k) if k > 1 and rng.random() < 0.5 else root
+    return root
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_windows(seed: int) -> None:
+    """Drawn until one can be walked along."""
+    rng = Random(seed)
+    for _ in range(50):
+        root, walk = drawn(rng), Walk(rng.choice([1, 2]), rng.choice([1, 3]), rng.choice([32, 96, 160]))
+        r = parse(root, lambda node: True)
+        if isinstance(r, RangeReduction) and isinstance(walked(r, walk), Walked):
+            check(root, walk, order=rng.choice(ORDERS))
+            return
+    raise AssertionError("nothing that was drawn can be walked along")
 
 
 SOME = ["planes, cut off", "volumes, sliding", "volumes, cut off and moved"]
