@@ -16,7 +16,7 @@ from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.memory_order import Order, same_orders
 from fusewright.ir.node import Graph, Node, Symbol, make, topological
-from fusewright.schedule import chain, contraction, partial, product, range_sums, sample, stream
+from fusewright.schedule import chain, contraction, partial, product, range_steps, range_sums, sample, stream
 from fusewright.schedule.chain import Users
 from fusewright.schedule.partial import Split
 
@@ -100,13 +100,21 @@ def _sample(root: Node, users: Users) -> Any:
 
 
 def _range(root: Node, users: Users) -> Any:
-    return range_sums.parse(root, lambda node: users[node] == 1)
+    found = range_sums.parse(root, lambda node: users[node] == 1)
+    in_steps = not isinstance(found, str) and range_steps.in_steps(found)
+    return f"{root!r} is summed over its inner dimensions first" if in_steps else found
+
+
+def _range_split(root: Node, users: Users) -> Split | None:
+    """The two steps of a range sum; what moves its results follows the second."""
+    found = range_sums.parse(root, lambda node: users[node] == 1) if isinstance(root.op, ops.RangeSum) else ""
+    return None if isinstance(found, str) or not range_steps.in_steps(found) else range_steps.split(root, found)
 
 
 FAMILIES = (
     Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split, contraction.before_pool),
     Family("product", product.match, lambda p: p.tensors, ops.Matmul),
-    Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum),
+    Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum, _range_split),
     Family("stream", stream.parse, lambda s: s.tensors, ops.Embedding),
     Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
     Family("stream", stream.parse, lambda s: s.tensors),
@@ -149,7 +157,12 @@ def _key(family: Family, group: Group) -> Node:
     """What a group is remembered by: its anchor, or its last node."""
     if family.anchor is None:
         return group.root
-    return next(n for n in group.inner if isinstance(n.op, family.anchor))
+    return next(n for n in _covered(group) if isinstance(n.op, family.anchor))
+
+
+def _covered(group: Group) -> tuple[Node, ...]:
+    """The nodes that a group computes, of the first step of one with the whole of it."""
+    return group.inner if group.split is None else (group.split.root, *group.inner)
 
 
 def _next(graph: Graph, family: Family, declined: set[Node], alone: Callable[[Node], bool]) -> Group | None:
@@ -198,7 +211,7 @@ def _longest(family: Family, anchor: Node, nodes: list[Node], users: Users, apar
     found: Group | None = None
     for root in (n for n in _downstream(anchor, nodes) if n not in apart):
         group = _matched(family, root, users) or _split(family, root, users)
-        if group is not None and anchor in group.inner:
+        if group is not None and anchor in _covered(group):
             found = group
     return found if found is None else replace(found, shorter=_shorter(family, found, users))
 

@@ -67,11 +67,12 @@ class Part:
 
     @property
     def within(self) -> bool:
-        """Whether no group of a block reaches beyond what the block reads."""
+        """Whether no group of a block, of those that are alike, reaches beyond what the block reads."""
         assert self.family is not None
+        alike = [g for g in range(self.groups) if g not in self.family.unlike]
         first = self.family.first - self.begins[0]
-        end = first + (self.groups - 1) * self.family.distance + self.family.read
-        return self.parts == 1 and first >= 0 and end <= self.read
+        end = first + alike[-1] * self.family.distance + self.family.read
+        return self.parts == 1 and first + alike[0] * self.family.distance >= 0 and end <= self.read
 
     @property
     def even(self) -> bool:

@@ -1,11 +1,13 @@
 """Slots that repeat at a distance, as those of windows and their taps do: what one group of them adds, all others add.
 
 A group's slots are sums of a few *kept* ones, each of the indices that the same of its slots hold.  Windows that an end
-of the axis cuts off belong to the family as well: they are whole, and read zeros beyond.
+of the axis cuts off belong to the family as well: they are whole, and read zeros beyond.  A few groups may have slots
+that are cut off otherwise, as the taps of a window over padding are: those have sums of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
@@ -31,6 +33,7 @@ class Family:
     groups  of the axis; the last one may have fewer slots; one alone begins at the axis' own begin
     read    indices from the first that a group holds to its last
     inside  whether no group reaches over an end of the axis
+    unlike  groups with slots that hold less than the others'
     """
 
     group: Axis
@@ -39,11 +42,18 @@ class Family:
     groups: int
     read: int
     inside: bool
+    unlike: tuple[int, ...] = ()
 
     @property
     def slots(self) -> int:
         """Of a group."""
         return len(self.group.slots or ())
+
+
+def group_of(axis: Axis, family: Family, group: int) -> Axis:
+    """The slots of a group as they are, from where it begins."""
+    slots = (axis.slots or ())[group * family.slots : (group + 1) * family.slots]
+    return Axis(axis.dims, tuple(_moved(s, -group * family.distance - family.first) for s in slots))
 
 
 @lru_cache(maxsize=256)
@@ -62,19 +72,25 @@ def few_at_a_time(axis: Axis, length: int) -> Family | None:
 
 
 @lru_cache(maxsize=256)
-def repeated(axis: Axis, length: int, enough: int | None = None) -> Family | None:
-    """The smallest groups of `enough` slots, else those that read the fewest indices twice; `None` without any."""
+def repeated(axis: Axis, length: int, enough: int | None = None, unlike: int = 0) -> Family | None:
+    """The smallest groups of `enough` slots, else those that read the fewest indices twice; `None` without any.
+
+    So many of them may be `unlike` the others.
+    """
     slots = axis.slots or ()
     for period in range(1, min(len(slots) // 2, MOST_SLOTS) + 1):
         distance = _distance(slots, period)
         if distance:
             whole = _whole(slots, period, distance)
-            if whole and _repeats(slots, whole, distance, length):
-                return _joined(axis, whole, distance, length, enough)
+            others = _others(slots, whole, distance, length, unlike)
+            if others is not None:
+                return _joined(axis, whole, distance, length, enough, others)
     return None
 
 
-def _joined(axis: Axis, whole: Slots, distance: int, length: int, enough: int | None) -> Family | None:
+def _joined(
+    axis: Axis, whole: Slots, distance: int, length: int, enough: int | None, others: Collection[int]
+) -> Family | None:
     """Groups of one or several periods: the longer they are, the less is read twice."""
     count, found = len(axis.slots or ()), []
     for periods in range(1, max(1, MOST_SLOTS // len(whole)) + 1):
@@ -86,7 +102,8 @@ def _joined(axis: Axis, whole: Slots, distance: int, length: int, enough: int | 
             break
         end = first + (groups - 1) * periods * distance + read
         inside = first >= 0 and end <= length
-        found.append(Family(group, periods * distance, first, groups, read, inside))
+        unlike = tuple(sorted({i // len(moved) for i in others}))
+        found.append(Family(group, periods * distance, first, groups, read, inside, unlike))
         if enough is not None and len(moved) >= enough:
             return found[-1]
     return min(found, key=lambda f: (f.groups * f.read, f.read), default=None)
@@ -118,13 +135,21 @@ def _whole(slots: Slots, period: int, distance: int) -> Slots:
     return tuple(found)
 
 
-def _repeats(slots: Slots, whole: Slots, distance: int, length: int) -> bool:
-    """Whether every slot is one of those of the period, moved, as far as that is inside."""
+def _others(slots: Slots, whole: Slots, distance: int, length: int, most: int) -> list[int] | None:
+    """The slots that are not one of those of the period, moved, as far as that is inside; `None` where they are of more
+    than `most` periods, or hold anything else than a part of that, without steps.
+    """
+    found: list[int] = []
     for i, s in enumerate(slots):
         moved = _moved(whole[i % len(whole)], i // len(whole) * distance)
-        if _indices(s) != _clipped(moved, length):
-            return False
-    return distance > 0
+        indices, clipped = _indices(s), _clipped(moved, length)
+        if indices == clipped:
+            continue
+        found.append(i)
+        part = not s.count or clipped.start <= s.start < s.stop <= clipped.stop
+        if not part or moved.step > 1 or len({k // len(whole) for k in found}) > most:
+            return None
+    return found if distance > 0 else None
 
 
 def _moved(s: Slot, by: int) -> Slot:

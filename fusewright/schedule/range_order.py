@@ -80,6 +80,14 @@ def digits(order: Tensor) -> Digits:
     return tuple(reversed(found))
 
 
+def places(digits: Digits) -> Tensor:
+    """What counting through digits gives, one after the other."""
+    found = torch.zeros(1, dtype=torch.int64)
+    for size, stride in digits:
+        found = (found[:, None] + stride * torch.arange(size)).reshape(-1)
+    return found
+
+
 def _divisors(n: int) -> list[int]:
     """Those of `n` from 2 on, the greatest first."""
     return [d for d in range(n, 1, -1) if n % d == 0]

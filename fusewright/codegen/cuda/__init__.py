@@ -9,7 +9,17 @@ from functools import lru_cache
 from math import ceil, inf, prod
 from typing import Any
 
-from fusewright.codegen.cuda import contraction, direct, estimate, ranges, ranges_blocks, sample, stream, warpgroup
+from fusewright.codegen.cuda import (
+    contraction,
+    direct,
+    estimate,
+    ranges,
+    ranges_blocks,
+    ranges_walks,
+    sample,
+    stream,
+    warpgroup,
+)
 from fusewright.codegen.product import of_tensors
 from fusewright.codegen.reference import reference_text
 from fusewright.ir.node import Node
@@ -24,6 +34,7 @@ from fusewright.schedule.groups import Group, sizes
 from fusewright.schedule.product import Product, contraction_of
 from fusewright.schedule.range_blocks import Cut, cuts
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass
+from fusewright.schedule.range_walks import Walk, ahead, walks
 from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, shortlist
 from fusewright.schedule.tiling import estimate as estimate_of
 from fusewright.schedule.warpgroup import WarpgroupTile
@@ -43,6 +54,10 @@ OF_EACH_WAY, OF_PRODUCERS = 10, 6
 # And so many cuts of a range reduction into blocks; with more different sums than these, one pass is slower.
 CUTS = 4
 FEW_SUMS = 64
+
+# So many ways to walk along the outermost axis, and cuts beside them; one of them alone where a cut should be as fast.
+WALKS, BESIDE_WALKS = 3, 2
+AS_FAST = 1.5
 
 # Cycles per second of a GPU that estimates are made for.
 CLOCK = 1.75e9
@@ -179,12 +194,20 @@ def _of_contraction(
 
 
 def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:
-    """In one pass where there are few different sums, else (and where that may be faster) one axis after the other."""
+    """In one pass where there are few different sums, else (and where that may be faster) one axis after the other, the
+    outermost one first or last."""
     one: list[Option] = [] if in_one_pass(r) else ranges.worth_measuring(r)
     if one and (r.total or r.sums <= FEW_SUMS):
         return one
     planes = prod(sizes(r.x, hints)[: r.leading])
-    return [*({"cut": asdict(cut)} for cut in cuts(r, planes, CUTS)), *one]
+    found = cuts(r, planes, CUTS)
+    walked = walks(r, planes, WALKS)
+    behind: list[Option] = [{"cut": asdict(cut)} for cut in found]
+    before: list[Option] = [{"walk": asdict(walk)} for walk in walked]
+    slower = ahead(r, walked[0], found[0], planes) if walked and found else 0.0
+    if slower < 1.0:
+        return [*before, *(behind[:BESIDE_WALKS] if walked else behind), *one]
+    return [*behind, *(before[:1] if slower < AS_FAST else []), *one]
 
 
 def _of_warpgroups(
@@ -250,6 +273,8 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
             )
         case "range reduction" if "cut" in option and not group.record.total:
             return ranges_blocks.kernel(group.record, Cut(**option["cut"]), name, reference)
+        case "range reduction" if "walk" in option and not group.record.total:
+            return ranges_walks.kernel(group.record, Walk(**option["walk"]), name, reference)
         case "range reduction":
             return ranges.kernel(group.record, name, reference, **option)
         case "sample program":

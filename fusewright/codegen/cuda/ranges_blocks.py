@@ -15,17 +15,15 @@ from itertools import accumulate
 from math import prod
 from operator import mul
 
-import torch
-
 from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cuda import ranges_blocks_text as texts
 from fusewright.codegen.cuda.loops import Dealt
 from fusewright.codegen.cuda.primitives import primitives
-from fusewright.codegen.cuda.ranges_blocks_kept import KeptStages, plus, times
+from fusewright.codegen.cuda.ranges_blocks_kept import plus, times
+from fusewright.codegen.cuda.ranges_blocks_stages import Stages, counting
 from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Argument, Kernel, Launch
-from fusewright.schedule.range_blocks import THREADS, Cut, shared_bytes
-from fusewright.schedule.range_order import Digits, terms
+from fusewright.schedule.range_blocks import Cut, shared_bytes
 from fusewright.schedule.range_sums import RangeReduction
 
 
@@ -34,7 +32,7 @@ def kernel(r: RangeReduction, cut: Cut, name: str, reference: str = "") -> Kerne
     return _Writer(r, name, cut).kernel(reference)
 
 
-class _Writer(KeptStages):
+class _Writer(Stages):
     """Writes the kernel."""
 
     @property
@@ -49,7 +47,7 @@ class _Writer(KeptStages):
         parts = prod(p.parts for p in self.parts)
         arguments = (Argument("pointer", "x"), Argument("pointer", "out"), Argument("long", self.planes))
         grid = (f"{blocks} * {parts}" if parts > 1 else blocks, "1", "1")
-        launch = Launch(self.name, arguments, grid, THREADS, shared_bytes(self.r, self.cut))
+        launch = Launch(self.name, arguments, grid, self.threads, shared_bytes(self.r, self.cut))
         return self.record(source=self.text(), scratch=(), launches=(launch,), reference=reference)
 
     # ---- the text
@@ -84,8 +82,8 @@ class _Writer(KeptStages):
             return []
         slots, places = self.r.order
         if self.several:
-            return _counting("Where the result of a slot lies among those of its plane.", "place_of", "slot", places)
-        return _counting("The slot whose result lies at a place among those of its plane.", "slot_at", "place", slots)
+            return counting("Where the result of a slot lies among those of its plane.", "place_of", "slot", places)
+        return counting("The slot whose result lies at a place among those of its plane.", "slot_at", "place", slots)
 
     def _entry(self) -> Lines:
         outer, last, together = self.parts[0], len(self.parts) - 1, ["__syncthreads();", ""]
@@ -93,10 +91,10 @@ class _Writer(KeptStages):
             begin = plus(self.begin(0), "i % READ_W")
             stages = fill(texts.COPY, plane=self.plane("i / READ_W"), at=begin)
         else:
-            stages = self._outer_stage() if outer.family is None else self.kept_outer()
+            stages = self.outer_stage() if outer.family is None else self.kept_outer()
         if len(self.parts) == 3:
-            stages += [*together, *(self._middle_stage() if self.parts[1].family is None else self.kept_middle())]
-        stages += [*together, *(self._last_stage() if self.parts[last].family is None else self.kept_last())]
+            stages += [*together, *(self.middle_stage() if self.parts[1].family is None else self.kept_middle())]
+        stages += [*together, *(self.last_stage() if self.parts[last].family is None else self.kept_last())]
         return fill(
             texts.ENTRY,
             name=self.name,
@@ -118,75 +116,11 @@ class _Writer(KeptStages):
             behind += f" / PARTS_{a.upper()}"
         return [f"const index_t first = index_t(blockIdx.x{behind}) * PLANES;", *lines]
 
-    @property
-    def _step(self) -> str:
-        """How far the j-th element of a slot is from its first."""
-        return "j * slot.step" if self.steps else "j"
-
-    # ---- sums along one axis
-
-    def _outer_stage(self) -> Lines:
-        a, several = self.letters[0], self.cut.planes > 1
-        body = fill(
-            texts.OUTER,
-            A=a.upper(),
-            s=[f"const int s = row % {self.part(0)};"] if several else [],
-            slot=self.slot(0, "s" if several else "row"),
-            plane=self.plane(f"row / {self.part(0)}"),
-            column=self.column(),
-            pitch=self.pitch,
-            sum=self.summed(self.parts[0], f"value(from[(slot.begin + {self._step}) * {self.row}])"),
-        )
-        about = f"Sums along {a}: what slots share is in the first cache when it is read again."
-        rows = times("PLANES" if several else "", self.part(0))
-        return self.dealt(about, self.columns, Dealt("row", rows, self.cut.planes * self.parts[0].slots), body)
-
-    def _middle_stage(self) -> Lines:
-        begin, part = self.begin(1), self.parts[1]
-        body = fill(
-            texts.MIDDLE,
-            part=self.part(1),
-            slot=self.slot(1),
-            begin=f"slot.begin - {begin}" if begin else "slot.begin",
-            sum=self.summed(part, f"from[{self._step} * READ_W]"),
-        )
-        across = Dealt("i", f"{self.part(1)} * READ_W", part.slots * self.parts[2].read)
-        return self.dealt("Sums along h, columns side by side.", across, self.before, body)
-
-    def _last_stage(self) -> Lines:
-        last = len(self.parts) - 1
-        (source, target), begin = self.halves, self.begin(last)
-        body = fill(
-            texts.LAST,
-            slot=self.slot(last),
-            begin=f"slot.begin - {begin}" if begin else "slot.begin",
-            source=source,
-            target=target,
-            sum=self.summed(self.parts[last], f"from[{self._step}]"),
-        )
-        slots = Dealt("s", self.part(last), self.parts[last].slots)
-        return self.dealt("Sums along w, rows side by side.", self.all_rows, slots, body)
-
     # ---- results
-
-    def _result(self) -> tuple[Lines, str]:
-        """Statements, and the text of a finished sum as an element of the result."""
-        factor = prod(p.one_scale for p in self.parts if p.one_scale is not None)
-        tables = [f"SCALE_{a.upper()}[{a}]" for a, p in self.named if p.one_scale is None]
-        factors = [*([repr(factor)] if factor != 1.0 else []), *tables]
-        if tables:
-            return [f"const double scale = {' * '.join(factors)};"], self._stored("total * scale", "double")
-        return [], self._stored(f"total * Sum({factor!r})" if factors else "total", self.sum)
-
-    def _stored(self, text: str, kind: str) -> str:
-        """A value of this type as an element of the result."""
-        if self.r.root.dtype == torch.float64:
-            return text
-        return self.written(f"float({text})" if kind == "double" else text)
 
     def _write(self) -> Lines:
         """Blocks that have all slots of their planes, and leave the results in another order."""
-        scales, result = self._result()
+        scales, result = self.result_of_total()
         lines = ["const int slot = slot_at(i);"]
         if self.cut.planes > 1:
             lines = ["const int place = i % RESULTS, slot = i - place + slot_at(place);"]
@@ -213,7 +147,7 @@ class _Writer(KeptStages):
             line = self.letters[0]
             for a in self.letters[1:last]:
                 line = f"{times(line, f'SLOTS_{a.upper()}')} + {a}"
-        scales, result = self._result()
+        scales, result = self.result_of_total()
         s = "s" if last in parted else "w"
         body = fill(
             texts.WRITE_ROWS,
@@ -255,12 +189,3 @@ class _Writer(KeptStages):
         behind = f" / {inner[0]}" if len(inner) == 1 else f" / ({' * '.join(inner)})" if inner else ""
         whole = axis == 0 and self.cut.planes == 1
         return f"{index}{behind}" if whole else f"{index}{behind} % {self.part(axis)}"
-
-
-def _counting(about: str, name: str, index: str, digits: Digits) -> Lines:
-    """A function from results to results."""
-    head, found = f"__device__ __forceinline__ int {name}(int {index})", terms(digits, index)
-    first, *more = found if sum(map(len, found)) > 90 else [" + ".join(found)]
-    lines = [f"    return {first}", *(f"        + {term}" for term in more)]
-    lines[-1] += ";"
-    return [f"// {about}", f"{head} {{", *lines, "}", ""]

@@ -14,8 +14,8 @@ from fusewright.codegen.cuda.loops import Dealt, dealt
 from fusewright.codegen.cuda.ranges_blocks_sections import FEW, BlockSections, Kept
 from fusewright.codegen.range_tables import runs
 from fusewright.codegen.text import Lines, fill
-from fusewright.schedule.range_blocks import THREADS
-from fusewright.schedule.range_families import Family
+from fusewright.schedule.range_families import Family, group_of
+from fusewright.schedule.range_sums import Axis
 
 
 def plus(*terms: str) -> str:
@@ -108,7 +108,7 @@ class KeptStages(BlockSections):
             place=[],
             start=f"const Sum* const from = {source} + row * PITCH;",
             element=lambda index: f"from[{index}]",
-            to=plus(target, "row * OUT_PITCH", "group * GROUP_W" if groups else ""),
+            to=plus(target, f"{self.out_row} * OUT_PITCH", "group * GROUP_W" if groups else ""),
             pitch="",
         )
         across = Dealt("group", groups or "1", self.parts[last].groups)
@@ -131,9 +131,14 @@ class KeptStages(BlockSections):
         """What is left of all axes but the last."""
         return Dealt("row", "ROWS", self.cut.planes * prod(p.slots for p in self.parts[:-1]))
 
+    @property
+    def out_row(self) -> str:
+        """Where the sums of a row go."""
+        return "row"
+
     def dealt(self, about: str, across: Dealt, along: Dealt, body: Lines, at_once: int = 4) -> Lines:
         """A stage whose threads go through `along` for each of `across` that they have, several `at_once`."""
-        return [f"// {about}", *dealt(THREADS, across, along, body, at_once=at_once)]
+        return [f"// {about}", *dealt(self.threads, across, along, body, at_once=at_once)]
 
     def _family(self, axis: int) -> Family:
         family = self.parts[axis].family
@@ -178,21 +183,41 @@ class KeptStages(BlockSections):
         at = {"index": index, "element": element(index)}
         at["most"] = f"READ_{a.upper()}" if self.staged(axis) else a.upper()
         at["T"] = self.sum if self.staged(axis) else compute_type(self.r.value.dtype)
-        kept = Kept(runs(family.group), family.slots)
-        slots = f"GROUP_{a.upper()}" if family.groups > 1 else self.part(axis)
-        uneven = family.groups > 1 and p.slots % family.slots
-        return fill(
-            texts.KEPT,
-            tables=self._tables(kept, slots),
+        return self.grouped(
+            axis,
             place=[*place, *begin, start],
             at=fill(texts.AT if inside else texts.AT_WITHIN, **at),
-            to=to,
-            read=[f"kept[k] = {self._read(kept, family.group.period)};"],
-            slots=slots,
-            some=[f"if (group * {slots} + s >= {self.part(axis)}) break;"] if uneven else [],
-            add=fill(texts.ADD_MANY if kept.many else texts.ADD_FEW),
-            s=times("s", pitch),
+            to=[f"Sum* const to = {to};"],
+            store=[f"to[{times('s', pitch)}] = sum;"],
         )
+
+    def grouped(self, axis: int, *, place: Lines, at: Lines, to: Lines, store: Lines) -> Lines:
+        """What a thread does for a group: sums of what it keeps, `unlike` groups by tables of their own."""
+        p, family, a = self.parts[axis], self._family(axis), self.letters[axis]
+        slots = f"GROUP_{a.upper()}" if family.groups > 1 else self.part(axis)
+        uneven = family.groups > 1 and p.slots % family.slots and family.groups - 1 not in family.unlike
+        some = [f"if (group * {slots} + s >= {self.part(axis)}) break;"] if uneven else []
+        unlike: Lines = []
+        for g in family.unlike:
+            unlike += fill(texts.UNLIKE, group=g, **self._sums(group_of(p.axis, family, g), "", [], store))
+        sums = self._sums(family.group, slots, some, store)
+        return fill(texts.KEPT, place=place, at=at, to=to, unlike=unlike, **sums)
+
+    def _sums(self, group: Axis, slots: str, some: Lines, store: Lines) -> dict[str, Lines]:
+        """Sums of the slots of a group, so many of them, and tables of what those are made of."""
+        kept = Kept(runs(group), len(group.slots or ()))
+        slots = slots or str(kept.slots)
+        if not kept.runs:
+            return {"tables": [], "sums": fill(texts.NOTHING, slots=slots, store=store)}
+        sums = fill(
+            texts.SUMS,
+            read=[f"kept[k] = {self._read(kept, group.period)};"],
+            slots=slots,
+            some=some,
+            add=fill(texts.ADD_MANY if kept.many else texts.ADD_FEW),
+            store=store,
+        )
+        return {"tables": self._tables(kept, slots), "sums": sums}
 
     def _tables(self, kept: Kept, slots: str) -> Lines:
         """Where the kept sums begin, how many elements they have, and which slots they are in."""

@@ -24,6 +24,7 @@ from fusewright.schedule.range_blocks import (
     shared_bytes,
     sum_type,
 )
+from fusewright.schedule.range_families import group_of
 
 FEW = 8  # additions in a row that may be in float32
 # Where tables lie that neighbouring threads read at different places: constant memory serves one after the other.
@@ -45,7 +46,7 @@ class Kept:
     @property
     def longest(self) -> int:
         """The most elements of one of them."""
-        return max(run.count for run in self.runs)
+        return max((run.count for run in self.runs), default=0)
 
     @property
     def many(self) -> bool:
@@ -63,6 +64,11 @@ class BlockSections(CudaRangeSections):
     def parts(self) -> tuple[Part, ...]:
         """The axes as blocks take them, outermost first."""
         return parts_of(self.r, self.cut)
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return THREADS
 
     @property
     def letters(self) -> str:
@@ -85,14 +91,35 @@ class BlockSections(CudaRangeSections):
     @property
     def kept(self) -> list[Kept]:
         """What threads keep of the others, in registers."""
-        return [Kept(runs(p.family.group), p.family.slots) for p in self.parts if p.family is not None]
+        groups = [
+            group
+            for p in self.parts
+            if p.family is not None
+            for group in (p.family.group, *(group_of(p.axis, p.family, g) for g in p.family.unlike))
+        ]
+        return [Kept(runs(group), len(group.slots or ())) for group in groups]
 
     @property
     def steps(self) -> bool:
         """Whether a slot that is summed alone takes every second element, say."""
         return any(s.step > 1 and s.count > 1 for _, p in self.from_slots for s in p.all_slots)
 
+    @property
+    def longest(self) -> int:
+        """The most elements that are added to one sum of one axis."""
+        return max([p.longest for _, p in self.from_slots] + [k.longest for k in self.kept])
+
+    @property
+    def adds_few(self) -> bool:
+        """Whether a function adds a few values."""
+        return bool(self.from_slots) or self.longest > 1
+
     # ---- names
+
+    @property
+    def step(self) -> str:
+        """How far the j-th element of a slot is from its first."""
+        return "j * slot.step" if self.steps else "j"
 
     def part(self, axis: int) -> str:
         """The slots of a block along an axis."""
@@ -201,9 +228,8 @@ class BlockSections(CudaRangeSections):
 
     def functions(self) -> Lines:
         """What adds a few, and many, values."""
-        longest = [p.longest for _, p in self.from_slots] + [k.longest for k in self.kept]
-        many = max(longest) > FEW
+        many = self.longest > FEW
         named = many or any(k.many for k in self.kept)
         few = [f"constexpr int FEW = {FEW};  // additions in a row in the type of the values", ""]
-        some = fill(texts.FEW_OF) if self.from_slots or max(longest) > 1 else []
+        some = fill(texts.FEW_OF) if self.adds_few else []
         return [*(few if named else []), *some, *(fill(texts.SUM_OF) if many else [])]

@@ -59,7 +59,28 @@ KEPT = """
 $tables
 $place
 $at
-Sum* const to = $to;
+$to
+$unlike
+$sums
+"""
+
+UNLIKE = """
+if (group == $group) {
+    $tables
+    $sums
+    continue;
+}
+"""
+
+NOTHING = """
+#pragma unroll
+for (int s = 0; s < $slots; ++s) {
+    const Sum sum = 0;
+    $store
+}
+"""
+
+SUMS = """
 Sum kept[KEPT];
 #pragma unroll
 for (int k = 0; k < KEPT; ++k)
@@ -68,7 +89,7 @@ for (int k = 0; k < KEPT; ++k)
 for (int s = 0; s < $slots; ++s) {
     $some
     $add
-    to[$s] = sum;
+    $store
 }
 """
 
@@ -122,7 +143,7 @@ odd[(before * $part + s) * PITCH + w] = $sum;
 LAST = """
 const Slot slot = SLOT_W[$slot];
 const Sum* const from = $source + row * PITCH + $begin;
-$target[row * OUT_PITCH + s] = $sum;
+$target[$row * OUT_PITCH + s] = $sum;
 """
 
 WRITE = """
