@@ -4,10 +4,14 @@ Every convolution is brought to three spatial dimensions and described per dimen
 positions that belong together (one pooling window, or the positions between two strides of a transposed convolution),
 and *phases* of a cell, inside which the convolution is plain: position and tap move the input index by constants.
 A plain convolution has one phase; a transposed one of stride s has s, each with its own taps.
+
+Neighbouring dimensions whose positions nothing tells apart are counted as one: a 1x1 convolution has one row of all of
+its positions, which lie so in memory, and no tile of it ends with a short one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, prod
@@ -50,7 +54,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Axis:
-    """One spatial dimension of a contraction group.
+    """One spatial dimension of a contraction group, or several that are counted as one.
 
     cell      output positions computed per cell (overlapping pooling windows compute some positions twice)
     stride    distance of cells in output positions; `start` is the first position of cell 0 (negative: pool padding)
@@ -111,6 +115,9 @@ class Unfolded:
     channels: int
 
 
+Dims = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
 @dataclass(frozen=True)
 class Contraction:
     """A group: conv (C -> O per group) with what follows it.
@@ -121,6 +128,7 @@ class Contraction:
     tail                    what is computed per sample from a reduction over positions
     channels_last           whether x lies so in memory; what is written at all positions then does too
     axes                    with the pooling; without it (`plain_axes`) where its windows begin in the midst of cells
+    dims                    of positions, 0 the first, that each axis counts: none, one, or neighbours as one
     unfolded                taps that are channels, which a tile may ask for (`warpgroup_staging.of_tile`)
     """
 
@@ -129,6 +137,7 @@ class Contraction:
     x: Node
     box: Box | None
     axes: tuple[Axis, Axis, Axis]
+    dims: Dims
     before: Map | None
     shares: Shares | None
     window: Window | None
@@ -157,14 +166,19 @@ class Contraction:
     @property
     def cells_are_windows(self) -> bool:
         """Whether what is pooled is pooled in cells; else windows begin in the midst of them, and rows are pooled."""
-        return self.window is None or not isinstance(_axes(self.conv, self.window), str)
+        return self.window is None or not isinstance(_axes(self.conv, self.window, self.dims), str)
 
     @property
     def plain_axes(self) -> tuple[Axis, Axis, Axis]:
         """The axes of the convolution alone, without the pooling: a cell is what lies between two strides."""
-        found = self.axes if self.window is None else _axes(self.conv, None)
+        found = self.axes if self.window is None else _axes(self.conv, None, self.dims)
         assert not isinstance(found, str), found
         return found
+
+    def along_axes(self, lengths: Sequence[int]) -> tuple[int, int, int]:
+        """Lengths along the three axes of what has these along its dimensions of positions."""
+        d, h, w = (prod(lengths[i] for i in dims) for dims in self.dims)
+        return d, h, w
 
     @property
     def tensors(self) -> tuple[Node, ...]:
@@ -255,12 +269,13 @@ def _chain(root: Node, users: Users) -> Contraction | str:
     if reason is not None:
         return reason
     x, box = _boxed(conv, users) if window is None else (conv.arg(0), None)
-    axes = _axes(conv, window)
+    dims = _dims(conv, as_one=window is None and box is None)
+    axes = _axes(conv, window, dims)
     if isinstance(axes, str) and conv.device.type == "cpu":  # whose kernels have whole rows when they pool
-        axes = _axes(conv, None)
+        axes = _axes(conv, None, dims)
     if isinstance(axes, str):
         return axes
-    return Contraction(root, conv, x, box, axes, before, shares, window, after, fold, chain.operands)
+    return Contraction(root, conv, x, box, axes, dims, before, shares, window, after, fold, chain.operands)
 
 
 _Stages = tuple[Map | None, Shares | None, Window | None, Map | None, Fold | None]
@@ -421,12 +436,37 @@ def _three(values: list[int]) -> tuple[int, int, int]:
     return a, b, c
 
 
-def _axes(conv: Node, window: Window | None) -> tuple[Axis, Axis, Axis] | str:
-    """The three dimensions, leading ones of extent 1 added."""
+def is_plain(conv: Node, i: int) -> bool:
+    """Whether a position along dimension `i` of them reads what lies at the same place in x."""
     assert isinstance(conv.op, ops.Conv)
-    n = conv.ndim - 2
-    found: list[Axis] = [_plain_axis(1, 1, 1, 0, None)] * (3 - n)
-    for i in range(n):
+    added = (conv.op.output_padding or (0,) * 3)[i]
+    return conv.arg(1).shape[2 + i] == conv.op.stride[i] == 1 and conv.op.padding[i] == (0, 0) and not added
+
+
+def _dims(conv: Node, *, as_one: bool) -> Dims:
+    """The dimensions of positions that each axis counts, the last axis the last ones.
+
+    Neighbours along which the convolution is plain are counted `as_one` where nothing around it tells them apart.
+    """
+    found: list[tuple[int, ...]] = []
+    for i in range(conv.ndim - 2):
+        if as_one and found and is_plain(conv, i) and is_plain(conv, i - 1):
+            found[-1] += (i,)
+        else:
+            found.append((i,))
+    d, h, w = [()] * (3 - len(found)) + found
+    return d, h, w
+
+
+def _axes(conv: Node, window: Window | None, dims: Dims) -> tuple[Axis, Axis, Axis] | str:
+    """The axis of each of `dims`, of extent 1 where there is none."""
+    assert isinstance(conv.op, ops.Conv)
+    found: list[Axis] = []
+    for counted in dims:
+        if not counted:
+            found.append(_plain_axis(1, 1, 1, 0, None))
+            continue
+        i = counted[0]  # what is counted as one is alike
         taps = conv.arg(1).shape[i + 2]
         assert isinstance(taps, int)
         s, d, pad = conv.op.stride[i], conv.op.dilation[i], conv.op.padding[i][0]
