@@ -1,4 +1,4 @@
-"""Dimensions of positions that are counted as one: every way to cut a contraction, emulated on the CPU, against float64.
+"""Dimensions of positions that are counted as one: every way to cut a contraction, emulated, against float64.
 
 A kernel is made for one image and called with it and with another, whose rows are of another length.
 """
@@ -102,12 +102,15 @@ def error_of(f: Found, kernel: Kernel, case: Case) -> float:
 
 
 # Direct kernels read planes.
-READ = [
-    (family, name) for family in FAMILIES for name in CASES if family != "direct" or not CASES[name][0].channels_last
+PAIRS = [
+    (family, name)
+    for family in FAMILIES
+    for name, (case, _) in CASES.items()
+    if family != "direct" or not case.channels_last
 ]
 
 
-@pytest.mark.parametrize(("family", "name"), READ)
+@pytest.mark.parametrize(("family", "name"), PAIRS)
 def test_every_family(family: str, name: str) -> None:
     case, dims = CASES[name]
     f = find(case)
@@ -122,6 +125,26 @@ def test_every_family(family: str, name: str) -> None:
     numbers = [a.text for a in launch.arguments if a.kind == "int"][:3]
     lengths = sizes_of(kernel, [case.example()])
     assert [evaluate(n, lengths) for n in numbers] == [prod(case.sizes[i] for i in along) for along in dims]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((9, 19), 12, 20, before=("relu", "add channel"), **AREA),
+        Case((9, 19), 12, 20, before=("gelu",), tf32=False, fold="mean", **POSITIONS, **AREA),
+        Case((9, 19), 16, 20, dtype=BF16, channels_last=True, **AREA),
+    ],
+    ids=["stored", "over positions", "channels last"],
+)
+def test_warps_have_long_rows(case: Case) -> None:
+    """As many positions as in several rows elsewhere; where there are several, warps have no more than before."""
+    f = find(case)
+    assert isinstance(f, Found), f
+    t = next(t for t in f.tilings() if t.cells_w == 16)
+    assert t.by_rows == (case.fold == "" and not case.channels_last)
+    assert error_of(f, f.kernel(t), case) <= tolerance(case)
+    apart = find(replace(case, kernel=(2, 1), channels_last=False))
+    assert isinstance(apart, Found) and max(t.cells_w for t in apart.tilings()) == 8
 
 
 TOLD_APART: dict[str, Case] = {
