@@ -13,7 +13,8 @@ from math import ceil, prod
 
 import torch
 
-from fusewright.schedule.contraction import Axis, Contraction
+from fusewright.schedule.axes import Axis
+from fusewright.schedule.contraction import Contraction
 
 # Bytes of staged input that a strip may have: half of a usual second cache.
 STAGED = 512 * 1024

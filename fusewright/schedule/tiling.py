@@ -16,7 +16,8 @@ from typing import Protocol
 
 import torch
 
-from fusewright.schedule.contraction import MOST_HELD, Axis, Contraction, Phase
+from fusewright.schedule.axes import Axis, Phase
+from fusewright.schedule.contraction import MOST_HELD, Contraction
 from fusewright.schedule.output_rows import SECTOR, Team, as_written, rows_bytes
 from fusewright.schedule.residues import useful, walks
 from fusewright.schedule.window_rows import box_taps, rows_of_warp, window_spans

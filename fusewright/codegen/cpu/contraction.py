@@ -30,7 +30,8 @@ from fusewright.codegen.text import Lines, fill, indent
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Array, Kernel, Launch
-from fusewright.schedule.contraction import MOST_ELEMENTS, Axis, Contraction
+from fusewright.schedule.axes import Axis
+from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
 from fusewright.schedule.groups import sizes as sizes_of
 from fusewright.schedule.strips import Strips, candidates, features, groups, is_channelwise, pooling, span
 

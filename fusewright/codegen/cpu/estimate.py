@@ -16,7 +16,8 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.node import Node
-from fusewright.schedule.contraction import Contraction, is_plain
+from fusewright.schedule.axes import is_plain
+from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.cost import FREE, is_one_pass
 from fusewright.schedule.groups import Group, sizes
 from fusewright.schedule.product import Product, contraction_of

@@ -21,7 +21,8 @@ from fusewright.codegen.cuda.direct_epilogue import DirectEpilogue
 from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Argument, Kernel, Launch
-from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.axes import Phase
+from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.direct import Box, Cut, DirectTile
 from fusewright.schedule.tiling import MULTIPROCESSORS
 

@@ -25,7 +25,7 @@ from fusewright.capture import capture
 from fusewright.kernel import Kernel, evaluate
 from fusewright.runtime.launch import sizes_of
 from fusewright.schedule import contraction, warpgroup, warpgroup_positions
-from fusewright.schedule.contraction import Dims
+from fusewright.schedule.axes import Dims
 
 AREA: dict[str, Any] = {"kernel": (1, 1)}
 VOLUME: dict[str, Any] = {
