@@ -3,6 +3,7 @@
     python benchmarks/tiles.py --out benchmarks/results/h200_joined_phases.json
     python benchmarks/tiles.py --models few --rows 18,14,13 --out benchmarks/results/h200_spread_taps.json
     python benchmarks/tiles.py --models unfolded --rows 1,18,3,14,4,2 --each 3 --out h200_unfolded_taps.json
+    python benchmarks/tiles.py --models one_tap --each 3 --out one_tap.json
     python benchmarks/tiles.py --models "" --rows 24,9 --each 8 --out rows.json           # random models of seed 1
 
 Of every model's longest contraction group, `--each` tiles of every way to cut it (and, for transposed convolutions, of
@@ -83,7 +84,24 @@ def unfolded() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
     yield "conv2d 64->128 k5 s3, relu", nn.Sequential(nn.Conv2d(64, 128, 5, stride=3), nn.ReLU()), _x(32, 64, 128, 128)
 
 
-MODELS = {"transposed": transposed, "few": few, "unfolded": unfolded}
+def one_tap() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
+    """Convolutions of one tap along some dimensions, whose rows are short or fit no tile."""
+    yield "conv3d 5250->134 k1", nn.Conv3d(5250, 134, 1), _x(64, 5250, 24, 10, 7)
+    half = Model(nn.Conv2d(128, 160, 1), lambda y, _: nn.functional.hardswish(y).mean((2, 3))).bfloat16()
+    yield "conv2d 128->160 k1, hardswish, mean, bfloat16", half, _x(128, 128, 56, 56).bfloat16()
+    yield "conv2d 256->64 k1, relu", nn.Sequential(nn.Conv2d(256, 64, 1), nn.ReLU()), _x(64, 256, 28, 28)
+    half = nn.Sequential(nn.Conv2d(256, 64, 1), nn.ReLU()).bfloat16()
+    yield "conv2d 256->64 k1, relu, bfloat16", half, _x(64, 256, 28, 28).bfloat16()
+    half = nn.Sequential(nn.Conv2d(1024, 256, 1), nn.ReLU()).bfloat16()
+    yield "conv2d 1024->256 k1, relu, bfloat16", half, _x(64, 1024, 14, 14).bfloat16()
+    last = Model(nn.Conv2d(320, 1280, 1), lambda y, _: nn.functional.hardswish(y).mean((2, 3)))
+    yield "conv2d 320->1280 k1, hardswish, mean", last, _x(256, 320, 7, 7)
+    yield "conv2d 16->96 k1, relu6", nn.Sequential(nn.Conv2d(16, 96, 1), nn.ReLU6()), _x(64, 16, 112, 112)
+    volume = nn.Sequential(nn.Conv3d(64, 64, (3, 1, 1), padding=(1, 0, 0)), nn.ReLU())
+    yield "conv3d 64->64 k3,1,1, relu", volume, _x(16, 64, 16, 14, 14)
+
+
+MODELS = {"transposed": transposed, "few": few, "unfolded": unfolded, "one_tap": one_tap}
 
 
 def _x(*shape: int) -> torch.Tensor:

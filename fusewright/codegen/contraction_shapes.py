@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fusewright.codegen.contraction_sizes import names
 from fusewright.kernel import Expression
 from fusewright.schedule.contraction import Contraction
 
@@ -9,6 +10,5 @@ from fusewright.schedule.contraction import Contraction
 def shapes(c: Contraction) -> tuple[tuple[Expression, ...], ...]:
     """Per operand of a call: those of the input by its sizes, all others fixed, but for one row per sample."""
     x, *others = c.tensors
-    lengths = [f"in_{a}" for a in "dhw"[3 - (x.ndim - 2) :]]
     fixed = (tuple(str(d) if isinstance(d, int) else "N" for d in node.shape) for node in others)
-    return ("N", str(x.shape[1]), *lengths), *fixed
+    return ("N", str(x.shape[1]), *names(c)), *fixed

@@ -1,16 +1,14 @@
 """Contraction groups: convolution -> pointwise -> window pool -> pointwise -> reduction, on one tile at a time.
 
-Every convolution is brought to three spatial dimensions and described per dimension by `Axis`: *cells* of output
-positions that belong together (one pooling window, or the positions between two strides of a transposed convolution),
-and *phases* of a cell, inside which the convolution is plain: position and tap move the input index by constants.
-A plain convolution has one phase; a transposed one of stride s has s, each with its own taps.
+Every convolution is brought to three dimensions, each an `Axis` (`fusewright.schedule.axes`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import gcd, prod
+from math import prod
 from typing import Literal
 
 import torch
@@ -19,6 +17,7 @@ from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
 from fusewright.ir.slots import Windows, windows
 from fusewright.schedule import sample
+from fusewright.schedule.axes import Axis, Dims, axes_of, dims_of
 from fusewright.schedule.chain import MEMORY, Chain, Fold, Map, Shares, Users, Window, parse, region
 from fusewright.schedule.sample import SampleProgram
 
@@ -29,47 +28,6 @@ MOST_ELEMENTS = 2**31 - 1
 MOST_SUMMED, MOST_READ = 128, 4
 # Window sums that a lane of a GPU has registers for.
 MOST_HELD = 112
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Positions `elements` of a cell and the taps that reach them.
-
-    Element j and tap t read input index ``cell * Axis.advance + first + j * per_element + t * per_tap``.
-    """
-
-    elements: tuple[int, ...]
-    taps: tuple[int, ...]
-    first: int
-    per_element: int
-    per_tap: int
-
-    def offset(self, j: int, t: int) -> int:
-        return self.first + j * self.per_element + t * self.per_tap
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One spatial dimension of a contraction group.
-
-    cell      output positions computed per cell (overlapping pooling windows compute some positions twice)
-    stride    distance of cells in output positions; `start` is the first position of cell 0 (negative: pool padding)
-    advance   distance of cells in input indices
-    """
-
-    taps: int
-    cell: int
-    stride: int
-    start: int
-    advance: int
-    phases: tuple[Phase, ...]
-
-    def reach(self) -> tuple[int, int]:
-        """Least and greatest input index of cell 0."""
-        found = [
-            p.offset(j, t) for p in self.phases for j in range(len(p.elements)) for t in range(len(p.taps)) if p.taps
-        ]
-        return (min(found), max(found)) if found else (0, 0)
 
 
 @dataclass(frozen=True)
@@ -121,6 +79,7 @@ class Contraction:
     tail                    what is computed per sample from a reduction over positions
     channels_last           whether x lies so in memory; what is written at all positions then does too
     axes                    with the pooling; without it (`plain_axes`) where its windows begin in the midst of cells
+    dims                    of positions, 0 the first, that each axis counts: none, one, or neighbours as one
     unfolded                taps that are channels, which a tile may ask for (`warpgroup_staging.of_tile`)
     """
 
@@ -129,6 +88,7 @@ class Contraction:
     x: Node
     box: Box | None
     axes: tuple[Axis, Axis, Axis]
+    dims: Dims
     before: Map | None
     shares: Shares | None
     window: Window | None
@@ -157,14 +117,19 @@ class Contraction:
     @property
     def cells_are_windows(self) -> bool:
         """Whether what is pooled is pooled in cells; else windows begin in the midst of them, and rows are pooled."""
-        return self.window is None or not isinstance(_axes(self.conv, self.window), str)
+        return self.window is None or not isinstance(axes_of(self.conv, self.window, self.dims), str)
 
     @property
     def plain_axes(self) -> tuple[Axis, Axis, Axis]:
         """The axes of the convolution alone, without the pooling: a cell is what lies between two strides."""
-        found = self.axes if self.window is None else _axes(self.conv, None)
+        found = self.axes if self.window is None else axes_of(self.conv, None, self.dims)
         assert not isinstance(found, str), found
         return found
+
+    def along_axes(self, lengths: Sequence[int]) -> tuple[int, int, int]:
+        """Lengths along the three axes of what has these along its dimensions of positions."""
+        d, h, w = (prod(lengths[i] for i in dims) for dims in self.dims)
+        return d, h, w
 
     @property
     def tensors(self) -> tuple[Node, ...]:
@@ -255,12 +220,13 @@ def _chain(root: Node, users: Users) -> Contraction | str:
     if reason is not None:
         return reason
     x, box = _boxed(conv, users) if window is None else (conv.arg(0), None)
-    axes = _axes(conv, window)
+    dims = dims_of(conv, as_one=window is None and box is None)
+    axes = axes_of(conv, window, dims)
     if isinstance(axes, str) and conv.device.type == "cpu":  # whose kernels have whole rows when they pool
-        axes = _axes(conv, None)
+        axes = axes_of(conv, None, dims)
     if isinstance(axes, str):
         return axes
-    return Contraction(root, conv, x, box, axes, before, shares, window, after, fold, chain.operands)
+    return Contraction(root, conv, x, box, axes, dims, before, shares, window, after, fold, chain.operands)
 
 
 _Stages = tuple[Map | None, Shares | None, Window | None, Map | None, Fold | None]
@@ -419,47 +385,3 @@ def _behind(conv: Node, dim: int, w: Windows) -> int:
 def _three(values: list[int]) -> tuple[int, int, int]:
     a, b, c = values
     return a, b, c
-
-
-def _axes(conv: Node, window: Window | None) -> tuple[Axis, Axis, Axis] | str:
-    """The three dimensions, leading ones of extent 1 added."""
-    assert isinstance(conv.op, ops.Conv)
-    n = conv.ndim - 2
-    found: list[Axis] = [_plain_axis(1, 1, 1, 0, None)] * (3 - n)
-    for i in range(n):
-        taps = conv.arg(1).shape[i + 2]
-        assert isinstance(taps, int)
-        s, d, pad = conv.op.stride[i], conv.op.dilation[i], conv.op.padding[i][0]
-        pool = None if window is None else (window.op.kernel[i], window.op.stride[i], window.op.padding[i])
-        if conv.op.transposed:
-            if pool is not None and pool[1] % s:
-                return "the pooling's stride is no multiple of the transposed convolution's"
-            found.append(_transposed_axis(taps, s, d, pad, pool))
-        else:
-            found.append(_plain_axis(taps, s, d, pad, pool))
-    a, b, c = found
-    return a, b, c
-
-
-Pooling = tuple[int, int, int] | None
-
-
-def _plain_axis(taps: int, s: int, d: int, pad: int, pool: Pooling) -> Axis:
-    """x index = p * s - pad + u * d for output position p and tap u."""
-    cell, stride, left = pool or (1, 1, 0)
-    phase = Phase(tuple(range(cell)), tuple(range(taps)), -left * s - pad, s, d)
-    return Axis(taps, cell, stride, -left, stride * s, (phase,))
-
-
-def _transposed_axis(taps: int, s: int, d: int, pad: int, pool: Pooling) -> Axis:
-    """x index = (p + pad - u * d) / s for the taps u that make it whole: a progression per residue of p + pad."""
-    cell, stride, left = pool or (s, s, 0)
-    phases: list[Phase] = []
-    for first in range(min(s, cell)):
-        elements = tuple(range(first, cell, s))
-        target = first - left + pad
-        reaching = tuple(u for u in range(taps) if (target - u * d) % s == 0)
-        between = s // gcd(s, d)
-        index = (target - reaching[0] * d) // s if reaching else 0
-        phases.append(Phase(elements, reaching, index, 1, -between * d // s))
-    return Axis(taps, cell, stride, -left, stride // s, tuple(phases))

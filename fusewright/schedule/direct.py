@@ -12,7 +12,8 @@ from functools import cached_property, lru_cache
 from itertools import product
 from math import ceil, gcd, prod
 
-from fusewright.schedule.contraction import Axis, Contraction, Phase
+from fusewright.schedule.axes import Axis, Phase
+from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.residues import Walk, Walks, walk
 
 # Bytes of shared memory up to which all weights of a block stay there.

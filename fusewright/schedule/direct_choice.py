@@ -7,7 +7,8 @@ from itertools import product
 from math import ceil, gcd, inf, prod
 
 from fusewright.schedule import residues
-from fusewright.schedule.contraction import Axis, Contraction
+from fusewright.schedule.axes import Axis
+from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.direct import Cut, DirectTile, make_box
 from fusewright.schedule.tiling import MULTIPROCESSORS
 

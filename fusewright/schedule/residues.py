@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, prod
 
-from fusewright.schedule.contraction import Axis, Contraction
+from fusewright.schedule.axes import Axis
+from fusewright.schedule.contraction import Contraction
 
 
 @dataclass(frozen=True)

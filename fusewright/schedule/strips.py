@@ -13,7 +13,8 @@ from math import ceil, prod
 
 import torch
 
-from fusewright.schedule.contraction import Axis, Contraction
+from fusewright.schedule.axes import Axis
+from fusewright.schedule.contraction import Contraction
 
 # Bytes of staged input that a strip may have: half of a usual second cache.
 STAGED = 512 * 1024
@@ -56,13 +57,6 @@ class Strips:
     def widest(self) -> int:
         """Features of a block on the widest machine; a narrower one's blocks divide it."""
         return LANES * self.vectors
-
-
-def is_flat(c: Contraction) -> bool:
-    """Whether positions are independent, and neighbours in memory: a 1x1 convolution that nothing pools."""
-    plain = all(a.taps == 1 and a.advance == a.stride == 1 and a.start == 0 for a in c.axes)
-    padded = any(left or right for left, right in c.op.padding) or any(c.op.output_padding or ())
-    return plain and not padded and c.box is None and c.window is None
 
 
 def pooling(c: Contraction) -> list[tuple[int, int, int]]:
@@ -144,7 +138,7 @@ def _strip(c: Contraction, lengths: tuple[int, int, int], samples: int) -> tuple
     """Results along d, h, w: whole rows, cut along d and h where it fits and costs the least per result."""
     itemsize = 8 if c.x.dtype == torch.float64 else 4
     channels = c.channels * (min(features(c), 2 * LANES) if is_channelwise(c) else 1)
-    depth, height, width = (1, 1, prod(lengths)) if is_flat(c) else lengths
+    depth, height, width = lengths
 
     def fits(d: int, h: int, w: int) -> bool:
         return channels * prod(inputs(c, i, n) for i, n in enumerate((d, h, w))) * itemsize <= STAGED

@@ -16,7 +16,8 @@ from typing import Protocol
 
 import torch
 
-from fusewright.schedule.contraction import MOST_HELD, Axis, Contraction, Phase
+from fusewright.schedule.axes import Axis, Phase
+from fusewright.schedule.contraction import MOST_HELD, Contraction
 from fusewright.schedule.output_rows import SECTOR, Team, as_written, rows_bytes
 from fusewright.schedule.residues import useful, walks
 from fusewright.schedule.window_rows import box_taps, rows_of_warp, window_spans
@@ -192,7 +193,7 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[Tiling]:
     """Tilings that may be worth an estimate: few idle channels, and sums that fit the registers."""
     for m_tiles, warps_m in _features(c):
         for (cells_w, cells_h, cells_d), (rows_d, rows_h) in _cells_of_warp(c, lengths, m_tiles):
-            shared = product(_warps(warps_m), _chunks(c), _together(c), (1, 2))
+            shared = product(_warps(warps_m, lengths[1]), _chunks(c), _together(c), (1, 2))
             for (warps_w, warps_h), chunk, (together_d, together_h), stages in shared:
                 if stages > 1 and chunk == c.channels:
                     continue
@@ -221,7 +222,7 @@ def _cells_of_warp(
 ) -> Iterator[tuple[tuple[int, int, int], tuple[int, int]]]:
     """Cells of a warp along w (in fours), h, d, and rows of a cell that are computed at a time along d, h."""
     d, h, w = (_most(a) for a in c.axes)
-    for cells in product((1, 2, 4, 8), (1, 2, 4), (1, 2)):
+    for cells in product(_fours(c), (1, 2, 4), (1, 2)):
         cells_w, cells_h, cells_d = cells
         in_pairs = cells_w * w % 2 == 0
         needed = cells_d <= lengths[0] and cells_h <= lengths[1] and 4 * cells_w < 2 * lengths[2] + 7
@@ -236,9 +237,16 @@ def _cells_of_warp(
                 yield cells, (rows_d, rows_h)
 
 
-def _warps(warps_m: int) -> list[tuple[int, int]]:
-    """Warps of a block side by side along w and h."""
-    return [(w, h) for w, h in product((1, 2, 3, 4, 8), (1, 2, 4, 8)) if 4 <= warps_m * w * h <= 16]
+def _fours(c: Contraction) -> tuple[int, ...]:
+    """Cells of a warp along w, in fours: where all positions are one row, as many as elsewhere in several."""
+    one_row = c.box is None and not any(c.dims[:2])
+    return (1, 2, 4, 8, 16) if one_row else (1, 2, 4, 8)
+
+
+def _warps(warps_m: int, rows: int) -> list[tuple[int, int]]:
+    """Warps of a block side by side along w and h, of which no half has no row."""
+    found = product((1, 2, 3, 4, 8), (n for n in (1, 2, 4, 8) if n < 2 * rows))
+    return [(w, h) for w, h in found if 4 <= warps_m * w * h <= 16]
 
 
 def _together(c: Contraction) -> list[tuple[bool, bool]]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
 
-from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.axes import Phase
+from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.output_rows import SECTOR, as_written, parted
 from fusewright.schedule.residues import useful
 from fusewright.schedule.tiling import MOST_SHARED, REGISTERS, WRITTEN, fitting, written_bytes

@@ -22,6 +22,12 @@ from fusewright.kernel import Kernel, evaluate
 CASES = {
     "contraction": ("self.conv = nn.Conv2d(3, 40, (3, 2), padding=1)", "self.conv(x).relu().amax((2, 3))", "3, 33, 27"),
     "contraction, not reduced": ("self.conv = nn.Conv1d(5, 8, 3)", "self.conv(x).tanh()", "5, 300"),
+    "positions as one": ("self.conv = nn.Conv2d(12, 40, 1)", "self.conv(x).tanh()", "12, 33, 27"),
+    "positions of two dimensions as one": (
+        "self.conv = nn.Conv3d(12, 40, (3, 1, 1))",
+        "self.conv(x).relu().mean((2, 3, 4))",
+        "12, 9, 7, 11",
+    ),
     "transposed": ("self.conv = nn.ConvTranspose2d(4, 9, 3, stride=2)", "F.max_pool2d(self.conv(x), 2)", "4, 9, 11"),
     "several": (
         "self.conv = nn.ConvTranspose2d(4, 8, 3)",
@@ -37,6 +43,8 @@ CASES = {
 FAMILIES = {
     "contraction": {"contraction"},
     "contraction, not reduced": {"contraction"},
+    "positions as one": {"contraction"},
+    "positions of two dimensions as one": {"contraction"},
     "transposed": {"contraction"},
     "several": {"range reduction", "sample program"},
     "stream": {"stream"},

@@ -12,7 +12,8 @@ from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise
 from fusewright.ir.node import Graph, Node, make
 from fusewright.ir.ops import Slot
-from fusewright.schedule.contraction import Axis, Box, Contraction, match
+from fusewright.schedule.axes import Axis
+from fusewright.schedule.contraction import Box, Contraction, match
 
 B = sympy.Symbol("B", integer=True, positive=True)
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -9,7 +9,7 @@ from test_tiling import group
 
 from fusewright.codegen.cuda.contraction_walk import tiles_along
 from fusewright.kernel import evaluate
-from fusewright.schedule.contraction import Axis, Phase
+from fusewright.schedule.axes import Axis, Phase
 from fusewright.schedule.residues import Walk, walk
 from fusewright.schedule.tiling import span
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fusewright.codegen.contraction_shapes import shapes
-from fusewright.codegen.contraction_sizes import lengths
+from fusewright.codegen.contraction_sizes import lengths, sizes, written
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cpu import contraction_epilogue_text as epilogue_texts
 from fusewright.codegen.cpu import contraction_text as texts
@@ -30,9 +30,10 @@ from fusewright.codegen.text import Lines, fill, indent
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Array, Kernel, Launch
-from fusewright.schedule.contraction import MOST_ELEMENTS, Axis, Contraction
+from fusewright.schedule.axes import Axis
+from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
 from fusewright.schedule.groups import sizes as sizes_of
-from fusewright.schedule.strips import Strips, candidates, features, groups, is_channelwise, is_flat, pooling, span
+from fusewright.schedule.strips import Strips, candidates, features, groups, is_channelwise, pooling, span
 
 # So many ways to cut a group are worth measuring.
 WORTH_MEASURING = 4
@@ -53,8 +54,7 @@ def options(c: Contraction, hints: Mapping[Any, int], layouts: Mapping[Node, str
         return []
     last = layouts.get(c.x) == "channels_last" and c.takes_channels_last
     samples, _, *positions = sizes_of(c.window.node if c.window is not None else c.conv, hints)
-    d, h, w = (*(1,) * (3 - len(positions)), *positions)
-    found = candidates(replace(c, channels_last=last), (d, h, w), samples)[:WORTH_MEASURING]
+    found = candidates(replace(c, channels_last=last), c.along_axes(positions), samples)[:WORTH_MEASURING]
     return [{"strips": {**asdict(s), "strip": list(s.strip)}, "channels_last": last} for s in found]
 
 
@@ -108,13 +108,8 @@ class _Writer:
 
     def kernel(self) -> Kernel:
         c, e = self.c, self.epilogue
-        n = c.x.ndim - 2
-        axes = DIMENSIONS[3 - n :]
         into, conv, cells = lengths(c)
-        out = conv if c.window is None else cells
-        spatial = [out[a] for a in axes]
-        if is_flat(c):
-            into, conv, out = ({"d": "1", "h": "1", "w": " * ".join(x.values())} for x in (into, conv, out))
+        out, spatial = conv if c.window is None else cells, written(c)
         strips = " * ".join(f"ceil_div({out[a]}, {k})" for a, k in zip(DIMENSIONS, self.s.strip, strict=True))
         names = tuple(operands(c).values())
         target = "partial" if e.partial else "out"
@@ -138,7 +133,7 @@ class _Writer:
             layouts=(c.layout, *("contiguous",) * (len(names) - 1)),
             dtypes=tuple(n.dtype for n in c.tensors),
             shapes=shapes(c),
-            sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate(axes))),
+            sizes=sizes(c),
             output=self._output(spatial),
             scratch=tuple(scratch),
             launches=tuple(launches),

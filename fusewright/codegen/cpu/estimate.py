@@ -16,12 +16,12 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.node import Node
+from fusewright.schedule.axes import is_plain
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.cost import FREE, is_one_pass
 from fusewright.schedule.groups import Group, sizes
 from fusewright.schedule.product import Product, contraction_of
 from fusewright.schedule.sample import SampleProgram
-from fusewright.schedule.strips import is_flat
 
 # A multiply-add in strips of many rows, and in a sample program, which multiplies one sample at a time.
 IN_STRIPS = 0.8
@@ -69,13 +69,19 @@ def pays(
     if not isinstance(group.record, Contraction | Product):
         return True
     c = contraction_of(group.record)
-    if not is_flat(c) or c.op.groups > 1:
+    if not _is_matmul(c) or c.op.groups > 1:
         return True  # a library's convolution is no match for a kernel that keeps what follows at hand
     samples, features, *positions = sizes(c.conv, hints)
     rows, row = prod(positions), int(option["strips"]["strip"][2])
     strips, rows = samples * ceil(rows / row), samples * rows
     weights = c.channels * features
     return CALL + weights * (IN_STRIPS * rows + TURNED + AGAIN * strips) < library + weights * rows
+
+
+def _is_matmul(c: Contraction) -> bool:
+    """Whether positions are independent: a 1x1 convolution that nothing pools."""
+    plain = all(is_plain(c.conv, i) for i in range(c.conv.ndim - 2))
+    return plain and c.box is None and c.window is None
 
 
 def _matrix(node: Node, hints: Mapping[Any, int]) -> tuple[int, int, int]:

@@ -241,9 +241,8 @@ def _of_warpgroup(c: Contraction, t: warpgroup.Tile, blocks: int | None) -> Opti
 def _cells(c: Contraction, hints: Mapping[Any, int]) -> tuple[int, int, int]:
     """Cells of the whole output along the three dimensions."""
     pooled = c.window is not None
-    shape = sizes(c.window.node if c.window is not None else c.conv, hints)[2:]
-    padded = (*(1,) * (3 - len(shape)), *shape)
-    d, h, w = (-(-n // (1 if pooled else a.stride)) for n, a in zip(padded, c.axes, strict=True))
+    lengths = c.along_axes(sizes(c.window.node if c.window is not None else c.conv, hints)[2:])
+    d, h, w = (-(-n // (1 if pooled else a.stride)) for n, a in zip(lengths, c.axes, strict=True))
     return d, h, w
 
 

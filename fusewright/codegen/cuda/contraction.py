@@ -38,7 +38,8 @@ from fusewright.codegen.cuda.contraction_weights import Weights
 from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.kernel import Kernel
-from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.axes import Phase
+from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, blocks_per_sm, paired, splits, weights_as_operands
 
 

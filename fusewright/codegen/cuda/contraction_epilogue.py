@@ -16,7 +16,7 @@ from fusewright.codegen.cuda.contraction_values import ValueText, is_one
 from fusewright.codegen.cuda.contraction_walk import moved
 from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, block, fill
-from fusewright.schedule.contraction import Phase
+from fusewright.schedule.axes import Phase
 from fusewright.schedule.output_rows import Cut as WritesRows
 from fusewright.schedule.output_rows import rows_bytes
 from fusewright.schedule.residues import Walks, walks

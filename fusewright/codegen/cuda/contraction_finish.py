@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar, Protocol
 
+from fusewright.codegen.contraction_sizes import written
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import contraction_finish_text as texts
 from fusewright.codegen.cuda.contraction_folds import (
@@ -315,10 +316,10 @@ class Finish:
             return tuple(shape)
         return tuple(length for i, length in enumerate(shape) if i not in c.fold.op.dims)
 
-    def results(self, name: str, splits: str, cells: dict[str, str], out: dict[str, str]) -> Results:
+    def results(self, name: str, splits: str) -> Results:
         """Output, scratch and further launches."""
         c = self.c
-        spatial = [(cells if c.window is not None else out)[a] for a in "dhw"[3 - (c.x.ndim - 2) :]]
+        spatial = written(c)
         layout = c.layout if self.kind == "store" else "contiguous"
         output = Array("out", self._shape(spatial), c.root.dtype, layout)
         if not self.partial:

@@ -7,7 +7,8 @@ from math import ceil, prod
 
 from fusewright.codegen.cuda import contraction_multiply_text, contraction_text, contraction_walk, staged_rows
 from fusewright.codegen.text import Lines, fill
-from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.axes import Phase
+from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.residues import Walks, walks
 from fusewright.schedule.tiling import Tiling, column, copied_at_once, side_by_side, span
 

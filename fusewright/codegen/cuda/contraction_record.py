@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from fusewright.codegen.contraction_shapes import shapes
-from fusewright.codegen.contraction_sizes import lengths
+from fusewright.codegen.contraction_sizes import lengths, names, sizes
 from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cuda import contraction_walk
 from fusewright.codegen.cuda.contraction_epilogue import Cut, Epilogue
@@ -62,17 +62,16 @@ class Writer(Protocol):
 
 def record(w: Writer, *, needs: int = 80, arch: str = "") -> Kernel:
     """The kernel that `w` writes."""
-    c, n, cluster = w.c, w.c.x.ndim - 2, w.blocks or 1
-    axes = "dhw"[3 - n :]
+    c, cluster = w.c, w.blocks or 1
     into, out, cells = lengths(c)
     tiles = contraction_walk.tiles(w.epilogue.walks, cells, w.t.cells)
     z, slots = w.weights.blocks, MULTIPROCESSORS * w.per_sm
     splits = f"spread(N * {z}, {tiles}, {slots}{'' if w.epilogue.closes else f', {slots}'})"
     if w.blocks is not None:
         splits = str(w.blocks)
-    results = w.epilogue.results(w.name, splits, cells, out)
-    names = tuple(operands(c).values())
-    own = [pointer(w, name) for name in names if name not in w.epilogue.names_of_finish]
+    results = w.epilogue.results(w.name, splits)
+    called = tuple(operands(c).values())
+    own = [pointer(w, name) for name in called if name not in w.epilogue.names_of_finish]
     numbers = [Argument("int", each[a]) for each in (into, out, cells) for a in "dhw"]
     arguments = (*(Argument("pointer", o) for o in (*own, w.epilogue.target)), *numbers)
     grid = ("N", splits, str(z)) if w.blocks is None else (f"N * {cluster}", "1", "1")
@@ -82,16 +81,16 @@ def record(w: Writer, *, needs: int = 80, arch: str = "") -> Kernel:
     return Kernel(
         name=w.name,
         source=w.source(),
-        operands=names,
-        layouts=(c.layout, *("contiguous",) * (len(names) - 1)),
+        operands=called,
+        layouts=(c.layout, *("contiguous",) * (len(called) - 1)),
         dtypes=tuple(n.dtype for n in c.tensors),
         shapes=shapes(c),
-        sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate(axes))),
+        sizes=sizes(c),
         output=results.output,
         scratch=(*(p.array for p in beforehand), *results.scratch),
         launches=(*(p.launch for p in beforehand), first, *results.launches),
         reference=w.reference,
-        counts=(f"{c.x.shape[1]} * {' * '.join(into[a] for a in axes)}", " * ".join(out[a] for a in axes)),
+        counts=(" * ".join([str(c.x.shape[1]), *names(c)]), " * ".join(out.values())),
         needs=max(needs, 90) if cluster > 1 else needs,
         arch=arch,
     )

@@ -17,7 +17,8 @@ import torch
 from fusewright.codegen.cuda import contraction_layout
 from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Argument, Array, Launch
-from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.axes import Phase
+from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.tiling import Tiling
 
 Phases = tuple[Phase, Phase, Phase]

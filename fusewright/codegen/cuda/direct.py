@@ -13,7 +13,7 @@ from functools import cached_property
 from math import gcd
 
 from fusewright.codegen.contraction_shapes import shapes
-from fusewright.codegen.contraction_sizes import lengths
+from fusewright.codegen.contraction_sizes import lengths, sizes
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import contraction_text, contraction_walk, direct_text, staged_rows
 from fusewright.codegen.cuda.contraction_finish import operands
@@ -21,7 +21,8 @@ from fusewright.codegen.cuda.direct_epilogue import DirectEpilogue
 from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Argument, Kernel, Launch
-from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.axes import Phase
+from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.direct import Box, Cut, DirectTile
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
@@ -69,13 +70,12 @@ class _Writer:
         tiles = contraction_walk.tiles(self.box.walks, cells, self.t.cells)
         z = self.epilogue.slices
         splits = f"spread(N * {z}, {tiles}, {MULTIPROCESSORS * self.cut.per_sm})"
-        results = self.epilogue.results(self.name, splits, cells, out)
+        results = self.epilogue.results(self.name, splits)
         names = tuple(operands(self.c).values())
         own = [n for n in names if n not in self.epilogue.names_of_finish]
         numbers = [Argument("int", each[a]) for each in (into, out, cells) for a in "dhw"]
         arguments = (*(Argument("pointer", o) for o in (*own, self.epilogue.target)), *numbers)
         shared = max(self.cut.shared, self.epilogue.closing_bytes())
-        n = self.c.x.ndim - 2
         return Kernel(
             name=self.name,
             source=self.source(),
@@ -83,7 +83,7 @@ class _Writer:
             layouts=("contiguous",) * len(names),
             dtypes=tuple(node.dtype for node in self.c.tensors),
             shapes=shapes(self.c),
-            sizes=(("N", 0, 0), *((f"in_{a}", 0, 2 + i) for i, a in enumerate("dhw"[3 - n :]))),
+            sizes=sizes(self.c),
             output=results.output,
             scratch=results.scratch,
             launches=(Launch(self.name, arguments, ("N", splits, str(z)), self.cut.threads, shared), *results.launches),

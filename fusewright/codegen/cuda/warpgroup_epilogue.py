@@ -12,7 +12,7 @@ from fusewright.codegen.cuda.contraction_epilogue import CHANNELS, OWN_ROWS, Epi
 from fusewright.codegen.cuda.contraction_folds import COLUMN, ROW
 from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, fill
-from fusewright.schedule.contraction import Phase
+from fusewright.schedule.axes import Phase
 from fusewright.schedule.warpgroup import WarpgroupTile
 from fusewright.schedule.warpgroup_positions import PositionTile
 from fusewright.schedule.warpgroup_staging import couples

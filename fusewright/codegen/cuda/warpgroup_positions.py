@@ -12,7 +12,7 @@ from fusewright.codegen.cuda.warpgroup_epilogue import PositionEpilogue
 from fusewright.codegen.cuda.warpgroup_producers import among
 from fusewright.codegen.cuda.warpgroup_writer import Operands, Writer
 from fusewright.codegen.text import Lines, fill
-from fusewright.schedule.contraction import Phase
+from fusewright.schedule.axes import Phase
 from fusewright.schedule.warpgroup_positions import PositionTile
 
 

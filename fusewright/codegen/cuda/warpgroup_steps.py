@@ -15,7 +15,8 @@ from math import prod
 from fusewright.codegen.cuda import warpgroup_producers, warpgroup_text
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights, plus
 from fusewright.codegen.text import Lines, block, fill, indent, where
-from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.axes import Phase
+from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.warpgroup_staging import TEAM, WarpgroupCut
 
 

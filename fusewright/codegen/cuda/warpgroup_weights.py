@@ -19,7 +19,8 @@ from fusewright.codegen.cuda.contraction_weights import PACKING_THREADS, Packing
 from fusewright.codegen.cuda.warpgroup_input import all_threads, staging_thread
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule import warpgroup_staging as staging
-from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.axes import Phase
+from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.warpgroup_staging import Staged, Taps, WarpgroupCut
 
 

@@ -31,7 +31,8 @@ from fusewright.codegen.cuda.warpgroup_producers import among
 from fusewright.codegen.cuda.warpgroup_steps import Steps
 from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, indent
-from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.axes import Phase
+from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.warpgroup_estimate import blocks_planned, handed_over
 from fusewright.schedule.warpgroup_staging import Staged, WarpgroupCut, passes, staged_bytes
 

@@ -41,6 +41,11 @@ CASES = {
     "long rows": Case((3, 700), 2, 3, (1, 4), fold="sum", fold_dims="cp"),
     "many channels": Case((5, 6), 300, 33, before=("gelu",)),
     "flat": Case((5, 7), 40, 70, (1, 1), before=("hardswish",), fold="mean", fold_dims="p", batch=1),
+    "planes of one row": Case((6, 5, 7), 40, 20, (3, 1, 1), (1, 1, 1), (1, 0, 0), (1, 1, 1), before=("gelu",)),
+    "planes of one row, channels last": Case((6, 5, 7), 9, 20, (1, 1, 1), (2, 1, 1), (0, 0, 0), (1, 1, 1), fold="max",
+                                             fold_dims="p", channels_last=True),
+    "rows of all planes": Case((6, 5, 7), 9, 20, (1, 1, 4), (1, 1, 2), (0, 0, 1), (1, 1, 1), transposed=True,
+                               output_padding=(0, 0, 0), before=("relu",)),
     "one row between": Case((17, 9), 4, 6, (1, 1), (3, 2)),
     "windows, then all": Case(
         (17, 23), 3, 24, before=("tanh", "scale"), pool="max", window=(4, 2), step=(4, 2), after=("gate",), fold="sum",

@@ -176,8 +176,8 @@ class Found:
         """Cells of the whole output along d, h, w."""
         pooled = self.group.window
         shape = (pooled.node if pooled is not None else self.group.conv).shape[2:]
-        full = (*(1,) * (3 - len(shape)), *shape)
-        d, h, w = (-(-int(n) // (1 if pooled else a.stride)) for n, a in zip(full, self.group.axes, strict=True))
+        lengths = self.group.along_axes([int(n) for n in shape])
+        d, h, w = (-(-n // (1 if pooled else a.stride)) for n, a in zip(lengths, self.group.axes, strict=True))
         return d, h, w
 
     def tilings(self) -> list[Tiling]:
