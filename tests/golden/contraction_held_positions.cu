@@ -158,9 +158,9 @@ struct Rows {
     }
 };
 
-// Add the products of a staged chunk with `rows` rows of taps from `first` on: all of some planes of the kernel.  Rows of
-// the input are read to registers once, while the tensor cores are busy with others, and multiplied by all rows of taps
-// that cells read them with.
+// Add the products of a staged chunk with `rows` rows of taps from `first` on: all of some planes of the kernel.  Rows
+// of the input are read to registers once, while the tensor cores are busy with others, and multiplied by all rows of
+// taps that cells read them with.
 template <int TAPS_H, int TAPS_W, int ELEMENTS, int FIRST_W>
 __device__ __forceinline__ void multiply(Accumulators& acc, const Column* x, unsigned long long w, int first,
                                          int rows) {
