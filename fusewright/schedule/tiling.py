@@ -293,7 +293,8 @@ def _score(c: Contraction, t: Tiling, lengths: tuple[int, int, int], split: bool
     if held > HELD_WEIGHTS:
         return None
     per_sm = blocks_per_sm(c, t, shared, split=split)
-    crowded = t.by_warp and (sum(_summed(c, t)) > MOST_HELD or _registers(c, t, split) > MOST_OF_THREAD)
+    # The second halves of split sums can be found again, so that they crowd nobody out.
+    crowded = t.by_warp and (sum(_summed(c, t)) > MOST_HELD or _registers(c, t, split=False) > MOST_OF_THREAD)
     if per_sm < 1 or crowded:
         return None
     return _cycles(c, t, steps, loads, (tile, weights), element_bytes, per_sm) / _useful(c, t, lengths)
@@ -405,7 +406,7 @@ def _registers(c: Contraction, t: Tiling, split: bool) -> int:
     wide = 2 if c.x.dtype.itemsize == 8 else 1
     if t.by_warp:
         summed, rows = _summed(c, t)
-        count = own * t.m_tiles * 2 + summed * (3 if split else 1) + rows // 2 + window_spans(c)[2]
+        count = own * t.m_tiles * 2 + summed * (2 if split else 1) + rows // 2 + window_spans(c)[2]
         return OTHERS_BY_WARP + wide * count + (SPLITTING if split else 0)
     count = OTHERS + own * t.rows_d * t.rows_h * _most(c.axes[2]) * t.m_tiles * 2
     count += 2 * (_work(c, t)[2] + 4) + SPLITTING if split else _work(c, t)[2] + 4
