@@ -28,10 +28,10 @@ HELD_WEIGHTS = 80
 # Bytes of shared memory that a block may take.
 MOST_SHARED = 220 * 1024
 MULTIPROCESSORS = 132
-# Registers of one.
-REGISTERS = 65536
-# Registers of a thread beside those that it multiplies with.
-OTHERS = 44
+# Registers of one, a quarter of them for every fourth warp; the most of a thread.
+REGISTERS, QUARTERS, MOST_OF_THREAD = 65536, 4, 255
+# Registers of a thread beside those that it multiplies with, and where its warp stages rows.
+OTHERS, OTHERS_BY_WARP = 44, 43
 # Registers that multiplying pairs of tf32 numbers takes beside them.
 SPLITTING = 32
 
@@ -301,7 +301,9 @@ def _score(c: Contraction, t: Tiling, lengths: tuple[int, int, int], split: bool
     if held > HELD_WEIGHTS:
         return None
     per_sm = blocks_per_sm(c, t, shared, split=split)
-    if per_sm < 1 or (t.by_warp and sum(_summed(c, t)) > MOST_HELD):
+    # The second halves of split sums can be found again, so that they crowd nobody out.
+    crowded = t.by_warp and (sum(_summed(c, t)) > MOST_HELD or _registers(c, t, split=False) > MOST_OF_THREAD)
+    if per_sm < 1 or crowded:
         return None
     return _cycles(c, t, steps, loads, (tile, weights), element_bytes, per_sm) / _useful(c, t, lengths)
 
@@ -395,18 +397,25 @@ def blocks_per_sm(c: Contraction, t: Tiling, shared: int, *, split: bool = False
 
 
 def fitting(threads: int, shared: int, registers: int) -> int:
-    """Blocks of so many threads that fit a multiprocessor: by shared bytes of each, threads, and registers of those."""
-    return min((MOST_SHARED + 7168) // (shared + 1024), 2048 // threads, REGISTERS // (threads * registers))
+    """Blocks of so many threads that fit a multiprocessor: by shared bytes of each, threads, and registers of those,
+    of which every fourth warp is dealt the same quarter."""
+    warps = QUARTERS * (REGISTERS // QUARTERS // (32 * registers))
+    return min((MOST_SHARED + 7168) // (shared + 1024), 2048 // threads, 32 * warps // threads)
 
 
 def registers(c: Contraction, t: Tiling, *, split: bool = False) -> int:
     """An estimate of a thread's registers, rounded up to what hardware hands out; `split` operands are pairs."""
+    return min(MOST_OF_THREAD, -(-_registers(c, t, split) // 8) * 8)
+
+
+def _registers(c: Contraction, t: Tiling, split: bool) -> int:
+    """A thread's, if it could have as many as it likes."""
     own = t.cells_d * t.cells_h * t.cells_w
     wide = 2 if c.x.dtype.itemsize == 8 else 1
     if t.by_warp:
         summed, rows = _summed(c, t)
-        count = 52 + own * t.m_tiles * 2 + summed * (2 if split else 1) + rows // 3
-        return min(255, -(-count * wide // 8) * 8)
+        count = own * t.m_tiles * 2 + summed * (2 if split else 1) + rows // 2 + window_spans(c)[2]
+        return OTHERS_BY_WARP + wide * count + (SPLITTING if split else 0)
     count = OTHERS + own * t.rows_d * t.rows_h * _most(c.axes[2]) * t.m_tiles * 2
     count += 2 * (_work(c, t)[2] + 4) + SPLITTING if split else _work(c, t)[2] + 4
     count += 2 * t.m_tiles * (1 + len(c.operands))
@@ -414,7 +423,7 @@ def registers(c: Contraction, t: Tiling, *, split: bool = False) -> int:
         count += own * t.m_tiles * 2
     if c.over_positions and not c.over_channels:
         count += 6 * t.m_tiles
-    return min(255, -(-count * wide // 8) * 8)
+    return wide * count
 
 
 def _summed(c: Contraction, t: Tiling) -> tuple[int, int]:

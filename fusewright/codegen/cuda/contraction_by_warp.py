@@ -56,7 +56,9 @@ def products(c: Contraction, t: Tiling, weight: str) -> list[Lines]:
 
 def stage_rows(c: Contraction) -> Lines:
     """The functions that copy the rows of a step's channels."""
-    return fill(_STAGE_ROWS, **(_PADDED if contraction_box.padded(c) else _WITHIN))
+    if contraction_box.padded(c):
+        return fill(_STAGE_ROWS, copies=fill(_COPIES_PADDED), inside=_INSIDE_PADDED)
+    return fill(_STAGE_ROWS, copies=fill(_COPIES_WITHIN), inside=_INSIDE_WITHIN)
 
 
 def stage(c: Contraction, rows: str, place: str = "") -> Lines:
@@ -157,20 +159,7 @@ __device__ __forceinline__ void copy_columns(const Element* x, Element* rows, Co
     if (lane % LANES >= columns) return;
 #pragma unroll
     for (int c = lane / LANES % CHANNELS; c < STEP; c += CHANNELS) {
-        const int first_row = ((corner.channel + c) * D + corner.d) * H + corner.h + row;
-        const Element* const from = x + first_row * W + corner.w + at;
-        Element* const to = rows + c * CHANNEL + row * WIDTH + at;
-#pragma unroll 1
-        for (int d = 0; d < SPAN_D; ++d)
-#pragma unroll($unroll)
-            for (int h = 0; h < ROWS_X; h += AT_ONCE) {
-                bool there = true;
-                if (!INSIDE)
-                    $there
-                const Element* const source = there ? from + (d * H + h) * W : x;
-                if (ROWS_X % AT_ONCE == 0 || row + h < ROWS_X)
-                    copy_vector<VECTOR>(to + (d * ROWS_X + h) * WIDTH, source, there);
-            }
+        $copies
     }
 }
 
@@ -198,28 +187,51 @@ __device__ __forceinline__ void stage_rows(const Element* x, Element* rows, Corn
 """
 
 # Rows of an input that is not padded: beyond the end of one lies the next, read for cells whose results go nowhere.
-_WITHIN: dict[str, object] = {
-    "there": ["there = corner.channel + c < C && corner.d + d < D && corner.h + row + h < H && corner.w + at < W;"],
-    "unroll": "INSIDE ? ROWS_X : 1",
-    "inside": [
-        "// What lies beyond the end of a row or plane is the next one's, and read for cells whose results go nowhere.",
-        "const int last_row = ((corner.channel + STEP - 1) * D + corner.d + SPAN_D - 1) * H + corner.h + ROWS_X - 1;",
-        "const bool inside = corner.channel + STEP <= C && "
-        "(long long)last_row * W + corner.w + WIDTH <= C * D * H * W;",
-    ],
+_COPIES_WITHIN = """
+const int first_row = ((corner.channel + c) * D + corner.d) * H + corner.h + row;
+const Element* const from = x + first_row * W + corner.w + at;
+Element* const to = rows + c * CHANNEL + row * WIDTH + at;
+#pragma unroll 1
+for (int d = 0; d < SPAN_D; ++d)
+#pragma unroll(INSIDE ? ROWS_X : 1)
+    for (int h = 0; h < ROWS_X; h += AT_ONCE) {
+        bool there = true;
+        if (!INSIDE)
+            there = corner.channel + c < C && corner.d + d < D && corner.h + row + h < H && corner.w + at < W;
+        const Element* const source = there ? from + (d * H + h) * W : x;
+        if (ROWS_X % AT_ONCE == 0 || row + h < ROWS_X)
+            copy_vector<VECTOR>(to + (d * ROWS_X + h) * WIDTH, source, there);
+    }
+"""
+
+_INSIDE_WITHIN = [
+    "// What lies beyond the end of a row or plane is the next one's, and read for cells whose results go nowhere.",
+    "const int last_row = ((corner.channel + STEP - 1) * D + corner.d + SPAN_D - 1) * H + corner.h + ROWS_X - 1;",
+    "const bool inside = corner.channel + STEP <= C && (long long)last_row * W + corner.w + WIDTH <= C * D * H * W;",
+]
+
+# Most rows of one that is padded reach outside, where nothing is read: so addresses may run over the ends of x.  More
+# rows under way at a time would take the registers of sums and products.
+_COPIES_PADDED = """
+const int first_row = ((corner.channel + c) * D + corner.d) * H + corner.h + row;
+const bool own = INSIDE || (corner.channel + c < C && unsigned(corner.w + at) < unsigned(W));
+#pragma unroll 1
+for (int d = 0; d < SPAN_D; ++d) {
+    const Element* from = x + (first_row + d * H) * W + corner.w + at;
+    Element* to = rows + c * CHANNEL + (d * ROWS_X + row) * WIDTH + at;
+    const bool plane = INSIDE || (own && unsigned(corner.d + d) < unsigned(D));
+#pragma unroll 8
+    for (int h = 0; h < ROWS_X; h += AT_ONCE, from += AT_ONCE * W, to += AT_ONCE * WIDTH) {
+        const bool there = INSIDE || (plane && unsigned(corner.h + row + h) < unsigned(H));
+        if (ROWS_X % AT_ONCE == 0 || row + h < ROWS_X) copy_vector<VECTOR>(to, from, there);
+    }
 }
-# Most rows of one that is padded reach outside.
-_PADDED: dict[str, object] = {
-    "there": [
-        "there = corner.channel + c < C && unsigned(corner.d + d) < unsigned(D) &&",
-        "        unsigned(corner.h + row + h) < unsigned(H) && unsigned(corner.w + at) < unsigned(W);",
-    ],
-    "unroll": "ROWS_X",
-    "inside": [
-        "const bool inside = corner.channel + STEP <= C && corner.d >= 0 && corner.h >= 0 && corner.w >= 0 &&",
-        "                    corner.d + SPAN_D <= D && corner.h + ROWS_X <= H && corner.w + WIDTH <= W;",
-    ],
-}
+"""
+
+_INSIDE_PADDED = [
+    "const bool inside = corner.channel + STEP <= C && corner.d >= 0 && corner.h >= 0 && corner.w >= 0 &&",
+    "                    corner.d + SPAN_D <= D && corner.h + ROWS_X <= H && corner.w + WIDTH <= W;",
+]
 
 _SUMS = """
 constexpr int SHARED = $shared;    // rows that two neighbouring cells of a lane share
