@@ -22,6 +22,7 @@ from fusewright.schedule.warpgroup_staging import (
     WarpgroupCut,
     chunks,
     couples,
+    multiplied_vectors,
     passes,
     run,
     shared_bytes,
@@ -60,7 +61,7 @@ def blocks_per_sm(c: Contraction, t: WarpgroupCut, shared: int) -> int:
 def blocks_planned(c: Contraction, t: WarpgroupCut, shared: int) -> int:
     """Blocks that share one as kernels are compiled: with registers for vectors that make runs whole, and none alone
     for the sake of a few."""
-    more = 0 if t.producers else 4 * (run(c) * staged_by_thread(c, t)[1] - vectors_by_thread(c, t)[1])
+    more = 0 if t.producers else 4 * (run(c, t) * staged_by_thread(c, t)[1] - vectors_by_thread(c, t)[1])
     registers = t.registers(c) + max(0, more)
     blocks = min(MOST_BLOCKS, _fitting(c, t, shared, registers))
     return max(1, blocks, min(2, _fitting(c, t, shared, registers - FOUND)))
@@ -84,7 +85,7 @@ def producer_registers(c: Contraction, t: WarpgroupCut) -> int:
     """Of a producer."""
     d, h, _ = staged(c, t).lengths
     whole = c.channels_last and c.channels_of_x % vector(c) == 0  # else every element has its own, until they are one
-    on_their_way = (4 if whole else vector(c)) * run(c) * staged_by_thread(c, t)[1]
+    on_their_way = (4 if whole else vector(c)) * run(c, t) * staged_by_thread(c, t)[1]
     return ceil((PRODUCER + (DEEP if d > 1 and h > 1 else 0) + on_their_way) / 8) * 8
 
 
@@ -212,7 +213,7 @@ def _work(c: Contraction, t: WarpgroupCut, lay: Staged, row: int) -> _Work:
     instructions = weights = 0
     for times, taps, phases, vectors in zip(pieces, taps_of(c), every, weight_vectors(c, t), strict=True):
         each = products.instructions * len(phases[2].elements)
-        instructions += times * taps.rows * t.in_turn(taps).per_row * (lay.vectors // 2) * each
+        instructions += times * multiplied_vectors(c, t, t.in_turn(taps), taps.rows) // 2 * each
         weights += 0 if t.stay else times * vectors
     ways = [(pieces[each[0]], max(taps_of(c)[i].rows for i in each)) for each in passes(c, t.joined)]
     # An instruction reads 64 rows of 32 bytes and its columns at 128 bytes per cycle, and multiplies two of those.

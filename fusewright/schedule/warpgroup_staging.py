@@ -251,11 +251,16 @@ def staged(c: Contraction, t: WarpgroupCut) -> Staged:
     return Staged((d, h, w), ceil(w / advance), advance, plane + 1 - plane % 2, t.chunk // vector(c), along)
 
 
-def run(c: Contraction) -> int:
+def run(c: Contraction, t: WarpgroupCut) -> int:
     """Vectors of a column that a thread reads one after the other, having found the first: those that an instruction
-    multiplies, where channels lie in planes (where they come last, they are other threads')."""
-    whole = c.unfolded is None or c.unfolded.channels % step(c) == 0
-    return 2 if whole and not c.channels_last else 1
+    multiplies, where channels lie in planes (where they come last, they are other threads').  Of an odd number of them
+    three, or two, and the last one alone."""
+    if c.channels_last:
+        return 1
+    if c.unfolded is not None and c.unfolded.channels % t.chunk:  # of several taps, which lie elsewhere each
+        return 2 if c.unfolded.channels % step(c) == 0 else 1
+    vectors = t.chunk // vector(c)
+    return 3 if vectors % 6 == 3 else min(2, vectors)
 
 
 # What a thread reads before it writes it to shared memory, each in a register: vectors that lie in memory as they are,
@@ -274,15 +279,15 @@ def vectors_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
 def staged_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
     """Runs of a tile that a thread stages, and how many of them are on their way at a time."""
     whole, elements = (PRODUCED, PRODUCED_ELEMENTS) if t.producers else (AHEAD, AHEAD_ELEMENTS)
-    most = whole if c.channels_last else max(1, elements // (run(c) * vector(c)))
-    return _dealt(c, t, run(c), most)
+    most = whole if c.channels_last else max(1, elements // (run(c, t) * vector(c)))
+    return _dealt(c, t, run(c, t), most)
 
 
 def _dealt(c: Contraction, t: WarpgroupCut, vectors: int, most: int) -> tuple[int, int]:
     """A tile's columns, so many vectors of each at a time: what a thread gets of them, and in one of its rounds, which
     have `most` at most."""
     lay = staged(c, t)
-    each = ceil(lay.vectors // vectors * prod(lay.lengths) / t.staging_threads)
+    each = ceil(ceil(lay.vectors / vectors) * prod(lay.lengths) / t.staging_threads)
     return each, ceil(each / ceil(each / most))
 
 
@@ -314,10 +319,29 @@ def joinable(c: Contraction, rows: tuple[int, int]) -> list[int]:
     return sorted(n for n in different.values() if all(whole[3 - n :]))
 
 
+def together_along_w(c: Contraction) -> int:
+    """How many taps further along w the columns of a tap are as far from its own for every position of a cell."""
+    w = c.axes[2]
+    per_tap = next((p.per_tap for p in w.phases if len(p.taps) > 1), 1)
+    return w.advance // gcd(w.advance, per_tap)
+
+
+def multiplied_vectors(c: Contraction, t: WarpgroupCut, taps: Taps, rows: int) -> int:
+    """Vectors of a chunk that one feature multiplies for so many rows of taps, two in each instruction.
+
+    Of an odd number of vectors, the last ones of two rows of taps go together; of a row that has no other, those of two
+    taps along w; what is left is multiplied by half its weights, twice: whatever an input is, it meets no zeros.
+    """
+    vectors, apart = t.chunk // vector(c), together_along_w(c)
+    if vectors % 2 == 0:
+        return rows * taps.per_row * vectors
+    alone = sum(tap // apart % 2 == 0 for tap in range(taps.per_row))
+    return rows * taps.per_row * (vectors - 1) + 2 * (rows // 2 * taps.per_row + rows % 2 * alone)
+
+
 def weight_vectors(c: Contraction, t: WarpgroupCut) -> list[int]:
     """Vectors of weights per phase, of all rows of taps and one chunk."""
-    taps = map(t.in_turn, taps_of(c))
-    return [p.rows * p.per_row * staged(c, t).vectors * t.weights_m for p in taps]
+    return [multiplied_vectors(c, t, taps, taps.rows) * t.weights_m for taps in map(t.in_turn, taps_of(c))]
 
 
 def stages_every_step(c: Contraction, t: WarpgroupCut) -> bool:
@@ -344,8 +368,8 @@ def slice_vectors(c: Contraction, t: WarpgroupCut) -> int:
     if t.stay:
         return sum(weight_vectors(c, t)) * chunks(c, t)
     taps = [t.in_turn(each) for each in taps_of(c)]
-    rows = (sum(min(t.tap_rows, taps[i].rows) * taps[i].per_row for i in each) for each in passes(c, t.joined))
-    return max(rows) * staged(c, t).vectors * t.weights_m
+    each_phase = [multiplied_vectors(c, t, own, min(t.tap_rows, own.rows)) for own in taps]
+    return max(sum(each_phase[i] for i in each) for each in passes(c, t.joined)) * t.weights_m
 
 
 def staged_bytes(c: Contraction, t: WarpgroupCut) -> int:
@@ -386,10 +410,11 @@ def few_of_each(
 
 
 def chunk_sizes(c: Contraction) -> list[int]:
-    """Input channels staged at a time, in whole instructions."""
-    whole = ceil(c.channels / step(c)) * step(c)
-    most = MOST_VECTORS * vector(c)
-    return [k for k in (step(c) * n for n in (1, 2, 4, 8)) if k < whole] + ([whole] if whole <= most else [])
+    """Input channels staged at a time: whole instructions, or all of them, or equal parts of an odd number of vectors."""
+    vectors = ceil(c.channels / vector(c))
+    parts = [n for n in range(1, vectors + 1) if vectors % n == 0] if vectors % 2 else [vectors]
+    fewer = [n for n in (2, 4, 8, 16) if n < vectors]
+    return [n * vector(c) for n in (*fewer, *parts) if n <= MOST_VECTORS]
 
 
 def rows_at_a_time(c: Contraction) -> Iterator[tuple[int, int]]:
@@ -409,7 +434,9 @@ def slices(c: Contraction, t: Tile) -> Iterator[Tile]:
         yield stay
     if chunks(c, t) == 1 and shared_bytes(c, stay) <= MOST_SHARED // 2:
         return
-    fewer = (gcd(rows, max(len(p.taps) for p in c.axes[1].phases)), 1) if t.joined < 2 else ()
+    fewer = [gcd(rows, max(len(p.taps) for p in c.axes[1].phases)), 1] if t.joined < 2 else []
+    if t.chunk // vector(c) % 2:  # two rows go together
+        fewer = [min(rows, n + n % 2) for n in fewer]
     for tap_rows in dict.fromkeys((rows, *fewer)):
         cut = replace(t, tap_rows=tap_rows, stay=False)
         if shared_bytes(c, cut) <= MOST_SHARED:

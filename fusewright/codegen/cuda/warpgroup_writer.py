@@ -20,6 +20,7 @@ from fusewright.codegen.cuda import (
     contraction_layout,
     contraction_walk,
     warpgroup_input,
+    warpgroup_pairs,
     warpgroup_producers,
     warpgroup_text,
 )
@@ -29,11 +30,19 @@ from fusewright.codegen.cuda.warpgroup_epilogue import PhasesEpilogue
 from fusewright.codegen.cuda.warpgroup_input import Input
 from fusewright.codegen.cuda.warpgroup_producers import among
 from fusewright.codegen.cuda.warpgroup_steps import Steps
-from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
+from fusewright.codegen.cuda.warpgroup_weights import Place, WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.warpgroup_estimate import blocks_planned, handed_over
-from fusewright.schedule.warpgroup_staging import Staged, WarpgroupCut, passes, staged_bytes
+from fusewright.schedule.warpgroup_staging import (
+    Staged,
+    Taps,
+    WarpgroupCut,
+    multiplied_vectors,
+    passes,
+    staged_bytes,
+    together_along_w,
+)
 
 # Instructions of the tensor cores that are written out one behind the other.
 UNROLLED = 64
@@ -91,8 +100,8 @@ class Writer:
         return []
 
     @abstractmethod
-    def place_of_weights(self) -> tuple[Lines, str]:
-        """Where a weight lies, and the template of what lays them out."""
+    def place_of_weights(self) -> Place:
+        """Where a weight lies, and what lays them out."""
 
     @abstractmethod
     def operands(self) -> Operands:
@@ -101,6 +110,18 @@ class Writer:
     @abstractmethod
     def slots(self, per_cell: int) -> int:
         """Values of a thread along w, of cells that have so many elements there."""
+
+    @property
+    def paired(self) -> bool:
+        """Whether a chunk has an odd number of vectors of channels (`warpgroup_pairs`)."""
+        return self.lay.vectors % 2 == 1
+
+    def pairs(self, order: Lines, place: str) -> Lines:
+        """Where a weight lies then: that of a feature, or column, at `place`, which `order` works out."""
+        half = warpgroup_pairs.HALF if self.c.x.dtype == torch.float32 else warpgroup_pairs.HALF_OF_BITS
+        column = "column" if place == "column" else "feature"
+        names = {"order": order, "place": place, "column": column, "weights_m": self.weights_m, "half": half}
+        return fill(warpgroup_pairs.PLACE, **names)
 
     @cached_property
     def steps(self) -> Steps:
@@ -142,7 +163,7 @@ class Writer:
             self._multiply(),
             fill(warpgroup_text.CHANNELS),
             self.input.functions(),
-            *self.weights.functions(self.name, *self.place_of_weights()),
+            *self.weights.functions(self.name, self.place_of_weights()),
             *self.epilogue.head(),
             self._kernel_text(),
             self.epilogue.finish(self.name),
@@ -166,8 +187,15 @@ class Writer:
             "vectors": lay.vectors, "plane": lay.plane, "pitch": lay.pitch, "skip": lay.advance,
             "unfolded": self._unfolded(),
         }  # fmt: skip
+        pairs = self._pairs(int(str(names["tap_w"]))) if self.paired else []
         apart = warpgroup_producers.constants(c, t)
-        return [*fill(warpgroup_text.CONSTANTS, **names), *apart, *contraction_walk.constants(lay.walks)]
+        return [*fill(warpgroup_text.CONSTANTS, **names), *pairs, *apart, *contraction_walk.constants(lay.walks)]
+
+    def _pairs(self, tap_w: int) -> Lines:
+        """Constants: which vectors are multiplied together."""
+        n = together_along_w(self.c)
+        beside = abs(n * tap_w) // self.lay.advance
+        return fill(warpgroup_pairs.CONSTANTS, tap_rows=self.t.tap_rows, next_tap=n, beside=beside)
 
     def _unfolded(self) -> Lines:
         """Constants: the taps that are channels."""
@@ -180,18 +208,21 @@ class Writer:
         )
 
     def _multiply(self) -> Lines:
-        each = self.t.products(self.c).instructions
-        each *= max(len(p[2].elements) for p in self.weights.phases) * max(p.per_row for p in self.weights.taps)
-        steps, rows = self.lay.vectors // 2, max(p.rows for p in self.weights.taps)
-        at_once = rows == self.t.tap_rows and rows * steps * each <= UNROLLED
+        each = self.t.products(self.c).instructions * max(len(p[2].elements) for p in self.weights.phases)
+        taps = Taps(max(p.rows for p in self.weights.taps), max(p.per_row for p in self.weights.taps))
+        every = multiplied_vectors(self.c, self.t, taps, taps.rows) // 2 * each
         kinds = {torch.float32: "tf32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+        names = {
+            "unroll_rows": "" if taps.rows == self.t.tap_rows and every <= UNROLLED else "1",
+            "unroll": max(1, min(self.lay.vectors // 2, UNROLLED // (each * taps.per_row))),
+            "weights_m": self.weights_m,
+        }
         return fill(
-            warpgroup_text.MULTIPLY,
+            warpgroup_pairs.MULTIPLY if self.paired else warpgroup_text.MULTIPLY,
+            **names,
             accumulators=among(self.t, self.accumulators()),
-            unroll_rows="" if at_once else "1",
-            unroll=max(1, min(steps, UNROLLED // each)),
             ahead=self.ahead(),
-            weights_m=self.weights_m,
+            others=fill(warpgroup_pairs.OTHERS, **names) if self.lay.vectors > 1 else [],
             products=self.products(f"wgmma_{kinds[self.c.x.dtype]}_{self.t.products(self.c).columns}"),
         )
 
