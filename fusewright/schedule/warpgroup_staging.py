@@ -410,7 +410,7 @@ def few_of_each(
 
 
 def chunk_sizes(c: Contraction) -> list[int]:
-    """Input channels staged at a time: whole instructions, or all of them, or equal parts of an odd number of vectors."""
+    """Input channels staged at a time: of whole instructions, all, or equal parts of an odd number of vectors."""
     vectors = ceil(c.channels / vector(c))
     parts = [n for n in range(1, vectors + 1) if vectors % n == 0] if vectors % 2 else [vectors]
     fewer = [n for n in (2, 4, 8, 16) if n < vectors]
