@@ -14,6 +14,7 @@ from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.output_rows import SECTOR, as_written, parted
 from fusewright.schedule.residues import useful
 from fusewright.schedule.tiling import MOST_SHARED, REGISTERS, WRITTEN, fitting, written_bytes
+from fusewright.schedule.warpgroup_pairs import multiplied_vectors
 from fusewright.schedule.warpgroup_staging import (
     MOST_INDICES,
     TEAM,
@@ -22,7 +23,6 @@ from fusewright.schedule.warpgroup_staging import (
     WarpgroupCut,
     chunks,
     couples,
-    multiplied_vectors,
     passes,
     run,
     shared_bytes,
@@ -213,7 +213,7 @@ def _work(c: Contraction, t: WarpgroupCut, lay: Staged, row: int) -> _Work:
     instructions = weights = 0
     for times, taps, phases, vectors in zip(pieces, taps_of(c), every, weight_vectors(c, t), strict=True):
         each = products.instructions * len(phases[2].elements)
-        instructions += times * multiplied_vectors(c, t, t.in_turn(taps), taps.rows) // 2 * each
+        instructions += times * multiplied_vectors(c, lay.vectors, t.in_turn(taps), taps.rows) // 2 * each
         weights += 0 if t.stay else times * vectors
     ways = [(pieces[each[0]], max(taps_of(c)[i].rows for i in each)) for each in passes(c, t.joined)]
     # An instruction reads 64 rows of 32 bytes and its columns at 128 bytes per cycle, and multiplies two of those.

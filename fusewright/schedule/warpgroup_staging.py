@@ -17,6 +17,7 @@ from fusewright.schedule.contraction import Contraction, Unfolded
 from fusewright.schedule.output_rows import Team
 from fusewright.schedule.residues import Walks, walks
 from fusewright.schedule.tiling import MOST_SHARED, span
+from fusewright.schedule.warpgroup_pairs import multiplied_vectors
 
 # Numbers of the accumulators that a thread may hold.
 ACCUMULATORS = 160
@@ -319,29 +320,10 @@ def joinable(c: Contraction, rows: tuple[int, int]) -> list[int]:
     return sorted(n for n in different.values() if all(whole[3 - n :]))
 
 
-def together_along_w(c: Contraction) -> int:
-    """How many taps further along w the columns of a tap are as far from its own for every position of a cell."""
-    w = c.axes[2]
-    per_tap = next((p.per_tap for p in w.phases if len(p.taps) > 1), 1)
-    return w.advance // gcd(w.advance, per_tap)
-
-
-def multiplied_vectors(c: Contraction, t: WarpgroupCut, taps: Taps, rows: int) -> int:
-    """Vectors of a chunk that one feature multiplies for so many rows of taps, two in each instruction.
-
-    Of an odd number of vectors, the last ones of two rows of taps go together; of a row that has no other, those of two
-    taps along w; what is left is multiplied by half its weights, twice: whatever an input is, it meets no zeros.
-    """
-    vectors, apart = t.chunk // vector(c), together_along_w(c)
-    if vectors % 2 == 0:
-        return rows * taps.per_row * vectors
-    alone = sum(tap // apart % 2 == 0 for tap in range(taps.per_row))
-    return rows * taps.per_row * (vectors - 1) + 2 * (rows // 2 * taps.per_row + rows % 2 * alone)
-
-
 def weight_vectors(c: Contraction, t: WarpgroupCut) -> list[int]:
     """Vectors of weights per phase, of all rows of taps and one chunk."""
-    return [multiplied_vectors(c, t, taps, taps.rows) * t.weights_m for taps in map(t.in_turn, taps_of(c))]
+    vectors = staged(c, t).vectors
+    return [multiplied_vectors(c, vectors, taps, taps.rows) * t.weights_m for taps in map(t.in_turn, taps_of(c))]
 
 
 def stages_every_step(c: Contraction, t: WarpgroupCut) -> bool:
@@ -367,8 +349,8 @@ def slice_vectors(c: Contraction, t: WarpgroupCut) -> int:
     """Vectors of the weights that are staged at a time."""
     if t.stay:
         return sum(weight_vectors(c, t)) * chunks(c, t)
-    taps = [t.in_turn(each) for each in taps_of(c)]
-    each_phase = [multiplied_vectors(c, t, own, min(t.tap_rows, own.rows)) for own in taps]
+    vectors, taps = staged(c, t).vectors, [t.in_turn(each) for each in taps_of(c)]
+    each_phase = [multiplied_vectors(c, vectors, own, min(t.tap_rows, own.rows)) for own in taps]
     return max(sum(each_phase[i] for i in each) for each in passes(c, t.joined)) * t.weights_m
 
 
@@ -410,11 +392,13 @@ def few_of_each(
 
 
 def chunk_sizes(c: Contraction) -> list[int]:
-    """Input channels staged at a time: of whole instructions, all, or equal parts of an odd number of vectors."""
-    vectors = ceil(c.channels / vector(c))
-    parts = [n for n in range(1, vectors + 1) if vectors % n == 0] if vectors % 2 else [vectors]
-    fewer = [n for n in (2, 4, 8, 16) if n < vectors]
-    return [n * vector(c) for n in (*fewer, *parts) if n <= MOST_VECTORS]
+    """Input channels staged at a time: of whole instructions, all, or equal parts of an odd number of vectors, those of
+    one tap where taps are channels."""
+    every = ceil(c.channels / vector(c))
+    each = every if c.unfolded is None else c.unfolded.channels // vector(c)
+    fewer = [n for n in (2, 4, 8, 16) if n < every]
+    parts = [n for n in range(1, each + 1) if each % 2 and each % n == 0]
+    return [n * vector(c) for n in dict.fromkeys((*fewer, *parts, every)) if n <= MOST_VECTORS]
 
 
 def rows_at_a_time(c: Contraction) -> Iterator[tuple[int, int]]:

@@ -20,6 +20,7 @@ from fusewright.codegen.cuda.warpgroup_input import all_threads, staging_thread
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule import warpgroup_staging as staging
 from fusewright.schedule.contraction import Contraction, Phase
+from fusewright.schedule.warpgroup_pairs import multiplied_vectors
 from fusewright.schedule.warpgroup_staging import Staged, Taps, WarpgroupCut
 
 
@@ -85,7 +86,8 @@ class WarpgroupWeights:
 
     def of_rows(self, index: int, rows: int) -> int:
         """Weights of so many rows of taps of a phase and chunk."""
-        return staging.multiplied_vectors(self.c, self.t, self.taps[index], rows) * self.t.weights_m * self.vector
+        vectors = multiplied_vectors(self.c, self.lay.vectors, self.taps[index], rows)
+        return vectors * self.t.weights_m * self.vector
 
     def of_row(self, index: int) -> int:
         """The same of each of two rows."""

@@ -34,15 +34,8 @@ from fusewright.codegen.cuda.warpgroup_weights import Place, WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule.contraction import Contraction, Phase
 from fusewright.schedule.warpgroup_estimate import blocks_planned, handed_over
-from fusewright.schedule.warpgroup_staging import (
-    Staged,
-    Taps,
-    WarpgroupCut,
-    multiplied_vectors,
-    passes,
-    staged_bytes,
-    together_along_w,
-)
+from fusewright.schedule.warpgroup_pairs import multiplied_vectors, together_along_w
+from fusewright.schedule.warpgroup_staging import Staged, Taps, WarpgroupCut, passes, staged_bytes
 
 # Instructions of the tensor cores that are written out one behind the other.
 UNROLLED = 64
@@ -210,7 +203,7 @@ class Writer:
     def _multiply(self) -> Lines:
         each = self.t.products(self.c).instructions * max(len(p[2].elements) for p in self.weights.phases)
         taps = Taps(max(p.rows for p in self.weights.taps), max(p.per_row for p in self.weights.taps))
-        every = multiplied_vectors(self.c, self.t, taps, taps.rows) // 2 * each
+        every = multiplied_vectors(self.c, self.lay.vectors, taps, taps.rows) // 2 * each
         kinds = {torch.float32: "tf32", torch.bfloat16: "bf16", torch.float16: "fp16"}
         names = {
             "unroll_rows": "" if taps.rows == self.t.tap_rows and every <= UNROLLED else "1",

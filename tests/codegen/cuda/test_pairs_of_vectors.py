@@ -29,8 +29,9 @@ from fusewright.codegen.cuda import warpgroup as cuda
 from fusewright.runtime import nvrtc
 from fusewright.schedule import warpgroup, warpgroup_positions
 from fusewright.schedule.warpgroup import WarpgroupTile
+from fusewright.schedule.warpgroup_pairs import multiplied_vectors
 from fusewright.schedule.warpgroup_positions import PositionTile
-from fusewright.schedule.warpgroup_staging import Taps, chunk_sizes, multiplied_vectors, of_tile, run, vector
+from fusewright.schedule.warpgroup_staging import Taps, chunk_sizes, of_tile, run, vector
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 Tile = WarpgroupTile | PositionTile
@@ -240,7 +241,7 @@ def test_vectors_that_are_multiplied(case: Case, vectors: int) -> None:
     assert isinstance(f, Found)
     t = next(t for t in tiles(f, ("features",)) if t.chunk >= case.channels and not t.unfolded)
     rows, per_row = case.kernel
-    assert multiplied_vectors(f.group, t, Taps(rows, per_row), rows) == vectors
+    assert multiplied_vectors(f.group, t.chunk // vector(f.group), Taps(rows, per_row), rows) == vectors
 
 
 def test_parts_of_channels() -> None:
