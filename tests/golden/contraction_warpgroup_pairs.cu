@@ -126,7 +126,8 @@ __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVA
 // The last vectors of two rows of taps are multiplied together: the nearer columns first.  Of a row that has no other,
 // those of taps NEXT_TAP apart are, whose columns are BESIDE apart for every position; what is left meets half its
 // weights, twice.
-constexpr int LAST = (VECTORS - 1) * PLANE, TAP_ROWS = 7, NEXT_TAP = 2, BESIDE = 1;
+constexpr int LAST = (VECTORS - 1) * PLANE, TAP_ROWS = 7, NEXT_TAP = 2;
+constexpr int BESIDE = NEXT_TAP * (TAP_W < 0 ? -TAP_W : TAP_W) / SKIP;
 // Columns from the first row of taps to another one.
 template <int TAPS_H>
 __device__ __forceinline__ constexpr int row_of_taps(int row) { return row / TAPS_H * TAP_D + row % TAPS_H * TAP_H; }
@@ -264,8 +265,9 @@ __device__ __forceinline__ void put_input(Fetched& fetched, const Places& places
     }
 }
 
-// Lay a weight where its products read it: rows of taps that are staged at a time one behind the other, of each
-// [row of taps][tap][vector of channels][feature][channel] and, behind those, [two rows or taps][...] of last vectors.
+// Lay a weight where its products read it.  Of rows of taps that are staged at a time: all vectors but the last,
+// [row of taps][tap][vector][feature][channel]; the last of two rows, [two rows][tap][row][feature][channel]; of taps of
+// a row that has no other, [two taps][tap][feature][channel].
 template <int ROWS, int TAPS_H, int TAPS_W>
 __device__ __forceinline__ void put_weight(Element* to, int row, int tap, int channel, int feature, Element weight) {
     constexpr int MATRIX = BLOCK_M * VECTOR;    // elements

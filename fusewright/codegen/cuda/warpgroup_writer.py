@@ -180,15 +180,10 @@ class Writer:
             "vectors": lay.vectors, "plane": lay.plane, "pitch": lay.pitch, "skip": lay.advance,
             "unfolded": self._unfolded(),
         }  # fmt: skip
-        pairs = self._pairs(int(str(names["tap_w"]))) if self.paired else []
+        numbers = {"tap_rows": t.tap_rows, "next_tap": together_along_w(c)}
+        pairs = fill(warpgroup_pairs.CONSTANTS, **numbers) if self.paired else []
         apart = warpgroup_producers.constants(c, t)
         return [*fill(warpgroup_text.CONSTANTS, **names), *pairs, *apart, *contraction_walk.constants(lay.walks)]
-
-    def _pairs(self, tap_w: int) -> Lines:
-        """Constants: which vectors are multiplied together."""
-        n = together_along_w(self.c)
-        beside = abs(n * tap_w) // self.lay.advance
-        return fill(warpgroup_pairs.CONSTANTS, tap_rows=self.t.tap_rows, next_tap=n, beside=beside)
 
     def _unfolded(self) -> Lines:
         """Constants: the taps that are channels."""
