@@ -8,7 +8,7 @@
 
 Of every model's longest contraction group, `--each` tiles of every way to cut it (and, for transposed convolutions, of
 every number of dimensions whose phases are joined; with and without spread taps; with taps along d or h as channels;
-of an odd and of an even number of vectors of channels) are built and run; `error` is how far each is from ATen's result.
+of odd and even numbers of vectors of channels) are built and run; `error` is how far each is from ATen's result.
 """
 
 from __future__ import annotations

@@ -266,8 +266,8 @@ __device__ __forceinline__ void put_input(Fetched& fetched, const Places& places
 }
 
 // Lay a weight where its products read it.  Of rows of taps that are staged at a time: all vectors but the last,
-// [row of taps][tap][vector][feature][channel]; the last of two rows, [two rows][tap][row][feature][channel]; of taps of
-// a row that has no other, [two taps][tap][feature][channel].
+// [row of taps][tap][vector][feature][channel]; the last of two rows, [two rows][tap][row][feature][channel]; those of
+// taps of a row that has no other, [two taps][tap][feature][channel].
 template <int ROWS, int TAPS_H, int TAPS_W>
 __device__ __forceinline__ void put_weight(Element* to, int row, int tap, int channel, int feature, Element weight) {
     constexpr int MATRIX = BLOCK_M * VECTOR;    // elements

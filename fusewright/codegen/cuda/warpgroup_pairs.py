@@ -83,8 +83,8 @@ for (int row = first; row < first + rows; ++row) {
 
 PLACE = """
 // Lay a weight where its products read it.  Of rows of taps that are staged at a time: all vectors but the last,
-// [row of taps][tap][vector][$column][channel]; the last of two rows, [two rows][tap][row][$column][channel]; of taps of
-// a row that has no other, [two taps][tap][$column][channel].
+// [row of taps][tap][vector][$column][channel]; the last of two rows, [two rows][tap][row][$column][channel]; those of
+// taps of a row that has no other, [two taps][tap][$column][channel].
 template <int ROWS, int TAPS_H, int TAPS_W>
 __device__ __forceinline__ void put_weight(Element* to, int row, int tap, int channel, int $column, Element weight) {
     constexpr int MATRIX = $weights_m * VECTOR;    // elements
