@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from contraction_cases import Case, Found, find, tolerance
-from emulation.emulate import ORDERS, emulate
+from emulation.emulate import ORDERS, EmulationError, emulate
 from warpgroup_cases import (
     BF16,
     F16,
@@ -20,7 +20,6 @@ from warpgroup_cases import (
     assert_several_tiles,
     best,
     drawn,
-    inf,
     kernel,
 )
 
@@ -191,7 +190,7 @@ def test_sanitizers_find_nothing(name: str, way: str) -> None:
     right(*found(*CASES[name], way), sanitize=True)
 
 
-@pytest.mark.parametrize("name", ["strides", "parts of channels and rows", "windows in pieces", "one vector at a time"])
+@pytest.mark.parametrize("name", ["strides", "parts of channels and rows", "one dimension", "one vector at a time"])
 @pytest.mark.parametrize("way", WAYS)
 def test_blocks_with_several_tiles(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a device with few multiprocessors."""
@@ -291,9 +290,11 @@ def test_what_the_emulator_would_find(pattern: str, by: str) -> None:
     assert count == 1
     x = f.case.example()
     want, size = f.reference(x)
-    got = emulate(replace(record, source=source), *f.tensors(x))
-    error = ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf)
-    assert error.max() > 10 * tolerance(f.case)
+    try:
+        got = emulate(replace(record, source=source), *f.tensors(x))
+    except EmulationError:  # what nobody wrote is multiplied
+        return
+    assert not ((got.double() - want).abs() / (size + 1e-3)).max() <= 10 * tolerance(f.case)
 
 
 def test_halves_are_exact() -> None:
@@ -314,10 +315,10 @@ def test_golden() -> None:
 # -- what compiles: real sizes, for sm_90a
 
 REAL = {
-    "colours": (Case((224, 224), 3, 64, (7, 7), (2, 2), (3, 3), before=("relu",)), {"chunk": 4}),
+    "colours": (Case((224, 224), 3, 40, (7, 7), (2, 2), (3, 3), before=("relu",)), {"chunk": 4}),
     "many vectors": (Case((96, 96), 51, 40, (3, 3), before=("relu",)), {"chunk": 52}),
     "groups": (Case((58, 42, 40), 10, 17, (6, 6, 6), (3, 3, 3), (1, 0, 2), ONE, before=("mish",)), {"unfolded": "d"}),
-    "rows of taps in parts": (Case((96, 96), 100, 40, (5, 5), before=("relu",)), {"chunk": 100, "stay": False}),
+    "rows of taps in parts": (Case((96, 96), 100, 40, (5, 5), before=("relu",)), {"chunk": 20, "stay": False}),
     "transposed": (Case((64, 64), 9, 40, (4, 4), (2, 2), (1, 1), transposed=True, before=("relu",)), {}),
     "sound": (Case((4096,), 12, 40, (7,), (1,), (3,), (1,), before=("relu",)), {}),
     "bfloat16": (Case((128, 128), 3, 40, (7, 7), (2, 2), (3, 3), dtype=BF16, before=("relu",)), {}),
