@@ -44,6 +44,8 @@ FOUND = 8
 # Registers of a producer beside the elements on their way, and more of them where its rows lie along two dimensions; of
 # those who leave some to producers, beside their estimate; the most of any thread.
 PRODUCER, DEEP, KEPT, MOST_OF_THREAD = 72, 32, 16, 240
+# Of a run's place.
+PLACE = 3
 # What the compiler finds beyond the registers of a producer, or needs of those that all are compiled for.
 BEYOND_GIVEN, BEYOND_COMPILED = 10, -6
 
@@ -83,9 +85,11 @@ def _compiled(t: WarpgroupCut, blocks: int) -> int:
 
 def producer_registers(c: Contraction, t: WarpgroupCut) -> int:
     """Of a producer."""
-    d, h, _ = staged(c, t).lengths
+    (d, h, _), at_once = staged(c, t).lengths, staged_by_thread(c, t)[1]
     whole = c.channels_last and c.channels_of_x % vector(c) == 0  # else every element has its own, until they are one
-    on_their_way = (4 if whole else vector(c)) * run(c, t) * staged_by_thread(c, t)[1]
+    on_their_way = (4 if whole else vector(c)) * run(c, t) * at_once
+    if t.chunk == vector(c):  # twice as many runs as of two vectors, of which each lies elsewhere
+        on_their_way += PLACE * at_once // 2
     return ceil((PRODUCER + (DEEP if d > 1 and h > 1 else 0) + on_their_way) / 8) * 8
 
 
@@ -93,12 +97,12 @@ def keeps_places(c: Contraction, t: WarpgroupCut, per_sm: int) -> bool:
     """Whether a producer has registers for where all of its runs lie, from step to step, or finds out again where those
     are that it has no elements of on their way.
 
-    Fitted to what spills: each of those takes three registers.
+    Fitted to what spills.
     """
     each, at_once = staged_by_thread(c, t)
     given = handed_over(c, t, per_sm)
     room = _compiled(t, per_sm) + BEYOND_COMPILED if given is None else given[0] + BEYOND_GIVEN
-    return producer_registers(c, t) + 3 * (each - at_once) <= room
+    return producer_registers(c, t) + PLACE * (each - at_once) <= room
 
 
 def handed_over(c: Contraction, t: WarpgroupCut, per_sm: int) -> tuple[int, int] | None:
