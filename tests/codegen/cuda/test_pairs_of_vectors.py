@@ -317,7 +317,10 @@ def test_golden() -> None:
 REAL = {
     "colours": (Case((224, 224), 3, 40, (7, 7), (2, 2), (3, 3), before=("relu",)), {"chunk": 4}),
     "many vectors": (Case((96, 96), 51, 40, (3, 3), before=("relu",)), {"chunk": 52}),
-    "groups": (Case((58, 42, 40), 10, 17, (6, 6, 6), (3, 3, 3), (1, 0, 2), ONE, before=("mish",)), {"unfolded": "d"}),
+    "groups": (
+        Case((58, 42, 40), 10, 17, (6, 6, 6), (3, 3, 3), (1, 0, 2), ONE, before=("mish",)),
+        {"unfolded": "d", "chunk": 12},
+    ),
     "rows of taps in parts": (Case((96, 96), 100, 40, (5, 5), before=("relu",)), {"chunk": 20, "stay": False}),
     "transposed": (Case((64, 64), 9, 40, (4, 4), (2, 2), (1, 1), transposed=True, before=("relu",)), {}),
     "sound": (Case((4096,), 12, 40, (7,), (1,), (3,), (1,), before=("relu",)), {"chunk": 12}),
