@@ -111,6 +111,7 @@ class Writer:
 
     def pairs(self, order: Lines, place: str) -> Lines:
         """Where a weight lies then: that of a feature, or column, at `place`, which `order` works out."""
+        assert self.t.tap_rows % 2 == 0 or all(p.rows <= self.t.tap_rows for p in self.weights.taps), self.t
         half = warpgroup_pairs.HALF if self.c.x.dtype == torch.float32 else warpgroup_pairs.HALF_OF_BITS
         column = "column" if place == "column" else "feature"
         names = {"order": order, "place": place, "column": column, "weights_m": self.weights_m, "half": half}
