@@ -4,11 +4,12 @@
     python benchmarks/tiles.py --models few --rows 18,14,13 --out benchmarks/results/h200_spread_taps.json
     python benchmarks/tiles.py --models unfolded --rows 1,18,3,14,4,2 --each 3 --out h200_unfolded_taps.json
     python benchmarks/tiles.py --models one_tap --each 3 --out one_tap.json
+    python benchmarks/tiles.py --models pairs --out benchmarks/results/h200_pairs.json
     python benchmarks/tiles.py --models "" --rows 24,9 --each 8 --out rows.json           # random models of seed 1
 
 Of every model's longest contraction group, `--each` tiles of every way to cut it (and, for transposed convolutions, of
-every number of dimensions whose phases are joined; with and without spread taps; with taps along d or h as channels)
-are built and run; `error` is how far each is from ATen's result.
+every number of dimensions whose phases are joined; with and without spread taps; with taps along d or h as channels;
+of odd and even numbers of vectors of channels) are built and run; `error` is how far each is from ATen's result.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from fusewright.runtime.operators import reference_of
 from fusewright.schedule import warpgroup, warpgroup_positions
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.groups import Group
+from fusewright.schedule.warpgroup_staging import vector
 from fusewright.tuning import Decision, Tuner
 
 WAYS = {"features": warpgroup, "positions": warpgroup_positions}
@@ -101,7 +103,19 @@ def one_tap() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
     yield "conv3d 64->64 k3,1,1, relu", volume, _x(16, 64, 16, 14, 14)
 
 
-MODELS = {"transposed": transposed, "few": few, "unfolded": unfolded, "one_tap": one_tap}
+def pairs() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
+    """Convolutions of few channels, or of an odd number of vectors of them: first layers, and what is not padded."""
+    image = nn.Sequential(nn.Conv2d(3, 64, 7, stride=2, padding=3), nn.ReLU())
+    yield "conv2d 3->64 k7 s2, relu", image, _x(64, 3, 224, 224)
+    yield "conv2d 3->32 k3, relu", nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU()), _x(64, 3, 224, 224)
+    yield "conv2d 12->64 k5, relu", nn.Sequential(nn.Conv2d(12, 64, 5, padding=2), nn.ReLU()), _x(32, 12, 160, 160)
+    yield "conv2d 20->40 k3, relu", nn.Sequential(nn.Conv2d(20, 40, 3, padding=1), nn.ReLU()), _x(32, 20, 160, 160)
+    yield "conv1d 4->64 k9, relu", nn.Sequential(nn.Conv1d(4, 64, 9, padding=4), nn.ReLU()), _x(32, 4, 2**17)
+    volume = nn.Sequential(nn.Conv3d(3, 32, 3, padding=1), nn.ReLU())
+    yield "conv3d 3->32 k3, relu", volume, _x(16, 3, 32, 96, 96)
+
+
+MODELS = {"transposed": transposed, "few": few, "unfolded": unfolded, "one_tap": one_tap, "pairs": pairs}
 
 
 def _x(*shape: int) -> torch.Tensor:
@@ -139,9 +153,9 @@ class Table:
         yield 0.0, options[0]
         lengths = cuda._cells(c, tuner.hints)
         for way in WAYS.values():
-            met: dict[tuple[int, bool, str, int], int] = {}
+            met: dict[tuple[int, bool, str, int, int], int] = {}
             for score, t in chain(*way.shortlist(c, lengths, 400, tf32=True)):
-                kind = t.joined, getattr(t, "spread", 0) > 0, t.unfolded, t.producers
+                kind = t.joined, getattr(t, "spread", 0) > 0, t.unfolded, t.producers, t.chunk // vector(c) % 2
                 met[kind] = met.get(kind, 0) + 1
                 if met[kind] <= self.each:
                     yield score, cuda._of_warpgroup(c, t, None)

@@ -30,6 +30,7 @@ from fusewright.schedule.warpgroup_staging import (
     rows_at_a_time,
     slices,
     takes,
+    two_by_two,
     vectors_by_thread,
 )
 
@@ -196,7 +197,7 @@ def _ways_to_read(c: Contraction, tiles: Iterator[WarpgroupTile]) -> Iterator[Wa
     for t in tiles:
         yield t
         held = replace(t, held=True)
-        if held.products(c).rows <= HELD_SHARE and _registers(c, held) <= MOST_REGISTERS:
+        if two_by_two(c, t) and held.products(c).rows <= HELD_SHARE and _registers(c, held) <= MOST_REGISTERS:
             yield held
 
 

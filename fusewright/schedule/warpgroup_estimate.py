@@ -15,6 +15,7 @@ from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.output_rows import SECTOR, as_written, parted
 from fusewright.schedule.residues import useful
 from fusewright.schedule.tiling import MOST_SHARED, REGISTERS, WRITTEN, fitting, written_bytes
+from fusewright.schedule.warpgroup_pairs import multiplied_vectors
 from fusewright.schedule.warpgroup_staging import (
     MOST_INDICES,
     TEAM,
@@ -44,6 +45,8 @@ FOUND = 8
 # Registers of a producer beside the elements on their way, and more of them where its rows lie along two dimensions; of
 # those who leave some to producers, beside their estimate; the most of any thread.
 PRODUCER, DEEP, KEPT, MOST_OF_THREAD = 72, 32, 16, 240
+# Of a run's place.
+PLACE = 3
 # What the compiler finds beyond the registers of a producer, or needs of those that all are compiled for.
 BEYOND_GIVEN, BEYOND_COMPILED = 10, -6
 
@@ -61,7 +64,7 @@ def blocks_per_sm(c: Contraction, t: WarpgroupCut, shared: int) -> int:
 def blocks_planned(c: Contraction, t: WarpgroupCut, shared: int) -> int:
     """Blocks that share one as kernels are compiled: with registers for vectors that make runs whole, and none alone
     for the sake of a few."""
-    more = 0 if t.producers else 4 * (run(c) * staged_by_thread(c, t)[1] - vectors_by_thread(c, t)[1])
+    more = 0 if t.producers else 4 * (run(c, t) * staged_by_thread(c, t)[1] - vectors_by_thread(c, t)[1])
     registers = t.registers(c) + max(0, more)
     blocks = min(MOST_BLOCKS, _fitting(c, t, shared, registers))
     return max(1, blocks, min(2, _fitting(c, t, shared, registers - FOUND)))
@@ -83,9 +86,11 @@ def _compiled(t: WarpgroupCut, blocks: int) -> int:
 
 def producer_registers(c: Contraction, t: WarpgroupCut) -> int:
     """Of a producer."""
-    d, h, _ = staged(c, t).lengths
+    (d, h, _), at_once = staged(c, t).lengths, staged_by_thread(c, t)[1]
     whole = c.channels_last and c.channels_of_x % vector(c) == 0  # else every element has its own, until they are one
-    on_their_way = (4 if whole else vector(c)) * run(c) * staged_by_thread(c, t)[1]
+    on_their_way = (4 if whole else vector(c)) * run(c, t) * at_once
+    if t.chunk == vector(c):  # twice as many runs as of two vectors, of which each lies elsewhere
+        on_their_way += PLACE * at_once // 2
     return ceil((PRODUCER + (DEEP if d > 1 and h > 1 else 0) + on_their_way) / 8) * 8
 
 
@@ -93,12 +98,12 @@ def keeps_places(c: Contraction, t: WarpgroupCut, per_sm: int) -> bool:
     """Whether a producer has registers for where all of its runs lie, from step to step, or finds out again where those
     are that it has no elements of on their way.
 
-    Fitted to what spills: each of those takes three registers.
+    Fitted to what spills.
     """
     each, at_once = staged_by_thread(c, t)
     given = handed_over(c, t, per_sm)
     room = _compiled(t, per_sm) + BEYOND_COMPILED if given is None else given[0] + BEYOND_GIVEN
-    return producer_registers(c, t) + 3 * (each - at_once) <= room
+    return producer_registers(c, t) + PLACE * (each - at_once) <= room
 
 
 def handed_over(c: Contraction, t: WarpgroupCut, per_sm: int) -> tuple[int, int] | None:
@@ -220,7 +225,7 @@ def _work(c: Contraction, t: WarpgroupCut, lay: Staged, row: int) -> _Work:
     multiplied = readings = 0.0
     weights = 0
     for times, taps, phases, vectors in zip(pieces, taps_of(c), every, weight_vectors(c, t), strict=True):
-        each = taps.rows * t.in_turn(taps).per_row * (lay.vectors // 2)
+        each = multiplied_vectors(c, lay.vectors, t.in_turn(taps), taps.rows) // 2
         every_group = times * each * count * (t.warps / TEAM)
         multiplied += every_group * products.instructions * len(phases[2].elements) * products.cycles
         readings += every_group * products.readings

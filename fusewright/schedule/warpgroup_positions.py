@@ -35,6 +35,7 @@ from fusewright.schedule.warpgroup_staging import (
     rows_at_a_time,
     slices,
     takes,
+    two_by_two,
     vectors_by_thread,
 )
 
@@ -276,7 +277,7 @@ def held(c: Contraction, t: PositionTile) -> list[PositionTile]:
     """The tile with positions in registers, where its instructions take neighbours along w and many rows of taps read
     them, all of them staged together."""
     whole = all(t.tap_rows % len(p.taps) == 0 for p in c.axes[1].phases if p.taps)
-    if not (t.wide and whole) or t.spread:
+    if not (t.wide and whole and two_by_two(c, t)) or t.spread:
         return []
     held = replace(t, held=True)
     return [held] if held.products(c).rows <= HELD_SHARE and _registers(c, held) <= MOST_REGISTERS else []

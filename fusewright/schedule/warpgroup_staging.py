@@ -17,6 +17,7 @@ from fusewright.schedule.contraction import Contraction, Unfolded
 from fusewright.schedule.output_rows import Team
 from fusewright.schedule.residues import Walks, walks
 from fusewright.schedule.tiling import MOST_SHARED, span
+from fusewright.schedule.warpgroup_pairs import multiplied_vectors
 
 # Numbers of the accumulators that a thread may hold.
 ACCUMULATORS = 160
@@ -268,11 +269,16 @@ def staged(c: Contraction, t: WarpgroupCut) -> Staged:
     return Staged((d, h, w), ceil(w / advance), advance, plane + 1 - plane % 2, t.chunk // vector(c), along)
 
 
-def run(c: Contraction) -> int:
+def run(c: Contraction, t: WarpgroupCut) -> int:
     """Vectors of a column that a thread reads one after the other, having found the first: those that an instruction
-    multiplies, where channels lie in planes (where they come last, they are other threads')."""
-    whole = c.unfolded is None or c.unfolded.channels % step(c) == 0
-    return 2 if whole and not c.channels_last else 1
+    multiplies, where channels lie in planes (where they come last, they are other threads').  Of an odd number of them
+    three, or two, and the last one alone."""
+    if c.channels_last:
+        return 1
+    if c.unfolded is not None and c.unfolded.channels % t.chunk:  # of several taps, which lie elsewhere each
+        return 2 if c.unfolded.channels % step(c) == 0 else 1
+    vectors = t.chunk // vector(c)
+    return 3 if vectors % 6 == 3 else min(2, vectors)
 
 
 # What a thread reads before it writes it to shared memory, each in a register: vectors that lie in memory as they are,
@@ -291,15 +297,15 @@ def vectors_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
 def staged_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
     """Runs of a tile that a thread stages, and how many of them are on their way at a time."""
     whole, elements = (PRODUCED, PRODUCED_ELEMENTS) if t.producers else (AHEAD, AHEAD_ELEMENTS)
-    most = whole if c.channels_last else max(1, elements // (run(c) * vector(c)))
-    return _dealt(c, t, run(c), most)
+    most = whole if c.channels_last else max(1, elements // (run(c, t) * vector(c)))
+    return _dealt(c, t, run(c, t), most)
 
 
 def _dealt(c: Contraction, t: WarpgroupCut, vectors: int, most: int) -> tuple[int, int]:
     """A tile's columns, so many vectors of each at a time: what a thread gets of them, and in one of its rounds, which
     have `most` at most."""
     lay = staged(c, t)
-    each = ceil(lay.vectors // vectors * prod(lay.lengths) / t.staging_threads)
+    each = ceil(ceil(lay.vectors / vectors) * prod(lay.lengths) / t.staging_threads)
     return each, ceil(each / ceil(each / most))
 
 
@@ -333,8 +339,8 @@ def joinable(c: Contraction, rows: tuple[int, int]) -> list[int]:
 
 def weight_vectors(c: Contraction, t: WarpgroupCut) -> list[int]:
     """Vectors of weights per phase, of all rows of taps and one chunk."""
-    taps = map(t.in_turn, taps_of(c))
-    return [p.rows * p.per_row * staged(c, t).vectors * t.weights_m for p in taps]
+    vectors = staged(c, t).vectors
+    return [multiplied_vectors(c, vectors, taps, taps.rows) * t.weights_m for taps in map(t.in_turn, taps_of(c))]
 
 
 def stages_every_step(c: Contraction, t: WarpgroupCut) -> bool:
@@ -360,9 +366,9 @@ def slice_vectors(c: Contraction, t: WarpgroupCut) -> int:
     """Vectors of the weights that are staged at a time."""
     if t.stay:
         return sum(weight_vectors(c, t)) * chunks(c, t)
-    taps = [t.in_turn(each) for each in taps_of(c)]
-    rows = (sum(min(t.tap_rows, taps[i].rows) * taps[i].per_row for i in each) for each in passes(c, t.joined))
-    return max(rows) * staged(c, t).vectors * t.weights_m
+    vectors, taps = staged(c, t).vectors, [t.in_turn(each) for each in taps_of(c)]
+    each_phase = [multiplied_vectors(c, vectors, own, min(t.tap_rows, own.rows)) for own in taps]
+    return max(sum(each_phase[i] for i in each) for each in passes(c, t.joined)) * t.weights_m
 
 
 def staged_bytes(c: Contraction, t: WarpgroupCut) -> int:
@@ -403,10 +409,18 @@ def few_of_each(
 
 
 def chunk_sizes(c: Contraction) -> list[int]:
-    """Input channels staged at a time, in whole instructions."""
-    whole = ceil(c.channels / step(c)) * step(c)
-    most = MOST_VECTORS * vector(c)
-    return [k for k in (step(c) * n for n in (1, 2, 4, 8)) if k < whole] + ([whole] if whole <= most else [])
+    """Input channels staged at a time: of whole instructions, all, or equal parts of an odd number of vectors, those of
+    one tap where taps are channels."""
+    every = ceil(c.channels / vector(c))
+    each = every if c.unfolded is None else c.unfolded.channels // vector(c)
+    fewer = [n for n in (2, 4, 8, 16) if n < every]
+    parts = [n for n in range(1, each + 1) if each % 2 and each % n == 0]
+    return [n * vector(c) for n in dict.fromkeys((*fewer, *parts, every)) if n <= MOST_VECTORS]
+
+
+def two_by_two(c: Contraction, t: WarpgroupCut) -> bool:
+    """Whether all vectors of a chunk go two by two into instructions, tap by tap."""
+    return t.chunk // vector(c) % 2 == 0
 
 
 def rows_at_a_time(c: Contraction) -> Iterator[tuple[int, int]]:
@@ -426,7 +440,9 @@ def slices(c: Contraction, t: Tile) -> Iterator[Tile]:
         yield stay
     if chunks(c, t) == 1 and shared_bytes(c, stay) <= MOST_SHARED // 2:
         return
-    fewer = (gcd(rows, max(len(p.taps) for p in c.axes[1].phases)), 1) if t.joined < 2 else ()
+    fewer = [gcd(rows, max(len(p.taps) for p in c.axes[1].phases)), 1] if t.joined < 2 else []
+    if t.chunk // vector(c) % 2:  # two rows go together
+        fewer = [min(rows, n + n % 2) for n in fewer]
     for tap_rows in dict.fromkeys((rows, *fewer)):
         cut = replace(t, tap_rows=tap_rows, stay=False)
         if shared_bytes(c, cut) <= MOST_SHARED:

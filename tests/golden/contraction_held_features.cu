@@ -296,11 +296,11 @@ template <int TAPS_W>
 __device__ __forceinline__ constexpr int weight_at(int row, int tap, int channel, int feature) {
     constexpr int OF_REGISTER = VECTOR / 4;    // neighbouring channels
     const int tile = feature / 16 % M_TILES, warp = feature / (16 * M_TILES);
-    const int of_64 = (warp / 4 * M_TILES + tile) * 4 + warp % 4;
+    const int at = ((warp / 4 * M_TILES + tile) * 4 + warp % 4) * 16 + feature % 16;
     const int lane = feature % 8 * 4 + channel % VECTOR / OF_REGISTER;
     const int reg = channel / VECTOR % 2 * 2 + feature / 8 % 2;
     const int pair = (row * TAPS_W + tap) * (VECTORS / 2) + channel / (2 * VECTOR);
-    return ((pair * (BLOCK_M / 16) + of_64) * 32 + lane) * VECTOR + reg * OF_REGISTER + channel % OF_REGISTER;
+    return ((pair * (BLOCK_M / 16) + at / 16) * 32 + lane) * VECTOR + reg * OF_REGISTER + channel % OF_REGISTER;
 }
 
 // Steps in memory between neighbouring taps of a phase.

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
-from fusewright.codegen.cuda import warpgroup_text
+from fusewright.codegen.cuda import warpgroup_pairs, warpgroup_text
 from fusewright.codegen.cuda.contraction_record import record
 from fusewright.codegen.cuda.warpgroup_epilogue import WarpgroupEpilogue
 from fusewright.codegen.cuda.warpgroup_positions import PositionWriter
 from fusewright.codegen.cuda.warpgroup_producers import among
+from fusewright.codegen.cuda.warpgroup_weights import Place
 from fusewright.codegen.cuda.warpgroup_windows import WindowWriter
 from fusewright.codegen.cuda.warpgroup_writer import Operands, Writer
 from fusewright.codegen.text import Lines, fill
@@ -81,16 +82,20 @@ class _FeatureWriter(Writer):
 
     def products(self, instruction: str) -> Lines:
         tiles = positions(self.c, self.t) // 8
-        return fill(warpgroup_text.PRODUCTS, instruction=instruction, tiles=tiles)
+        of_w, of_x = ("", "") if self.paired else ("(tap * VECTORS + k) * BLOCK_M + ", "k * PLANE + ")
+        return fill(warpgroup_text.PRODUCTS, instruction=instruction, tiles=tiles, of_w=of_w, of_x=of_x)
 
     def held(self, instruction: str, pairs: int, unroll: str) -> Lines:
         accumulators, tiles = among(self.t, self.accumulators()), positions(self.c, self.t) // 8
         names = {"instruction": instruction, "pairs": pairs, "unroll": unroll, "tiles": tiles}
         return fill(warpgroup_text.MULTIPLY_HELD, accumulators=accumulators, **names)
 
-    def place_of_weights(self) -> tuple[Lines, str]:
+    def place_of_weights(self) -> Place:
+        order = fill(warpgroup_text.ORDER)
+        if self.paired:
+            return Place(self.pairs(order, "at"), warpgroup_text.PACK_PHASE, warpgroup_pairs.PUT)
         place = warpgroup_text.PLACE_HELD if self.t.held else warpgroup_text.PLACE
-        return fill(place), warpgroup_text.PACK_PHASE
+        return Place(fill(place, order=order), warpgroup_text.PACK_PHASE, warpgroup_text.PUT)
 
     def operands(self) -> Operands:
         return Operands(

@@ -52,7 +52,9 @@ class Input:
             **names,
             **self._indices(),
             **self._offsets(f"d{names['by_d']}", f"h{names['by_h']}"),
-            run=staging.run(c),
+            run=staging.run(c, self.t),
+            runs="(VECTORS + 1) / RUN" if self._last_alone else "VECTORS / RUN",
+            there="places.to[n] >= 0" + (_ALONE if self._last_alone else ""),
             threads=staging_threads(self.t),
             at_once=staging.staged_by_thread(c, self.t)[1],
             order="v = i % VECTORS, at = i / VECTORS" if c.channels_last else "v = i / COLUMNS * RUN, at = i % COLUMNS",
@@ -63,12 +65,17 @@ class Input:
             rounding=", rounded to tf32" if rounds else "",
         )
 
+    @property
+    def _last_alone(self) -> bool:
+        """Whether a column's last run has fewer vectors than the others."""
+        return staging.staged(self.c, self.t).vectors % staging.run(self.c, self.t) > 0
+
     def _indices(self) -> dict[str, object]:
         """Which channels and rows a chunk begins with, and which of the tile's a run has: what is the same for all runs
         is not found out for each."""
         u, lay = self.c.unfolded, staging.staged(self.c, self.t)
         d, h, _ = lay.lengths
-        own = "int(index >> 24)" if lay.vectors > staging.run(self.c) else "0"
+        own = "int(index >> 24)" if lay.vectors > staging.run(self.c, self.t) else "0"
         rows = {"d": "int(index >> 16 & 255)" if d > 1 else "0", "h": "int(index >> 8 & 255)" if h > 1 else "0"}
         both = d > 1 and h > 1
         found: dict[str, object] = {"tap": [], "first": "chunk * CHUNK", "some": "", "moved_d": "", "moved_h": ""}
@@ -99,7 +106,7 @@ class Input:
         """Read a run: whole vectors, where they lie so in memory; zeros for channels that there are not."""
         c, n = self.c, staging.vector(self.c)
         ends = c.channels_of_x % (n if c.unfolded is not None and not self._of_one_tap else self.t.chunk)
-        some = "inside && channel + k * VECTOR < channels" if ends else "inside"
+        some = "inside && channel + k * VECTOR < channels" if ends or self._last_alone else "inside"
         if c.channels_last and c.channels_of_x % n == 0:
             return fill(_READ_VECTOR, some=some)
         step = "1" if c.channels_last else "plane"
@@ -196,7 +203,7 @@ def all_threads(t: WarpgroupCut) -> str:
 _STAGE = """
 // What a thread stages at a time: runs of vectors of one column.  What has been read of them, and where in the tile
 // they are, in columns of shared memory, packed indices of the input$kept_too.  The column of no run is negative.
-constexpr int COLUMNS = X_D * X_H * X_W, RUN = $run, COUNT = VECTORS / RUN * COLUMNS;    // of a vector; of a run; runs
+constexpr int COLUMNS = X_D * X_H * X_W, RUN = $run, COUNT = $runs * COLUMNS;    // of a vector; of a run; runs
 constexpr int AT_ONCE = $at_once;
 struct Fetched { Channels read[AT_ONCE][RUN]; };
 struct Places {
@@ -250,11 +257,14 @@ __device__ __forceinline__ void put_input(Fetched& fetched, const Places& places
         for (int k = 0; k < RUN; ++k) {
             $round
             Element* const to = tile + (places.to[n] + k * PLANE) * VECTOR;
-            if (places.to[n] >= 0) *reinterpret_cast<uint4*>(to) = fetched.read[n][k].word;
+            if ($there) *reinterpret_cast<uint4*>(to) = fetched.read[n][k].word;
         }
     }
 }
 """
+
+# Of a run whose last vector may not be there.
+_ALONE = " && (k == 0 || int(places.index[n] >> 24) + k * VECTOR < CHUNK)"
 
 _PLANE = """
 const long long plane = D * H * W;

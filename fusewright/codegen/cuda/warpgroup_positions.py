@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
+from fusewright.codegen.cuda import warpgroup_pairs, warpgroup_text
 from fusewright.codegen.cuda import warpgroup_positions_text as texts
-from fusewright.codegen.cuda import warpgroup_text
 from fusewright.codegen.cuda.warpgroup_epilogue import PositionEpilogue
 from fusewright.codegen.cuda.warpgroup_producers import among
+from fusewright.codegen.cuda.warpgroup_weights import Place
 from fusewright.codegen.cuda.warpgroup_writer import Operands, Writer
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.axes import Phase
@@ -55,7 +56,8 @@ class PositionWriter(Writer):
         return "SPREAD" if self.t.spread else super().weights_m
 
     def products(self, instruction: str) -> Lines:
-        return fill(texts.PRODUCTS, instruction=instruction, weights_m=self.weights_m)
+        of_w, of_x = ("", "") if self.paired else (f" + (tap * VECTORS + k) * {self.weights_m}", "k * PLANE + ")
+        return fill(texts.PRODUCTS, instruction=instruction, of_w=of_w, of_x=of_x)
 
     def accumulated(self, index: int, rows: list[tuple[str, Phase, int]]) -> Lines:
         if not self.t.spread:
@@ -76,10 +78,14 @@ class PositionWriter(Writer):
     def ahead(self) -> Lines:
         return fill(texts.AHEAD)
 
-    def place_of_weights(self) -> tuple[Lines, str]:
+    def place_of_weights(self) -> Place:
+        if self.paired and self.t.spread:
+            return Place(self.pairs([], "column"), texts.PACK_SPREAD, warpgroup_pairs.PUT_SPREAD)
+        if self.paired:
+            return Place(self.pairs([], "feature"), warpgroup_text.PACK_PHASE, warpgroup_pairs.PUT)
         if self.t.spread:
-            return fill(texts.SPREAD_PLACE), texts.PACK_SPREAD
-        return fill(texts.PLACE), warpgroup_text.PACK_PHASE
+            return Place(fill(texts.SPREAD_PLACE), texts.PACK_SPREAD, texts.PUT_SPREAD)
+        return Place(fill(texts.PLACE), warpgroup_text.PACK_PHASE, warpgroup_text.PUT)
 
     def held(self, instruction: str, pairs: int, unroll: str) -> Lines:
         names = {"instruction": instruction, "pairs": pairs, "unroll": unroll, "ahead": self.ahead()}

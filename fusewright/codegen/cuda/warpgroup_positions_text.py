@@ -83,9 +83,9 @@ for (int rh = 0; rh < TILES_H * ROWS_H; ++rh)
 #pragma unroll
     for (int tile = 0; tile < TILES_W; ++tile)
         $instruction(acc[rd][e][rh][tile],
-                       x_row + (k * PLANE + row_d(rd) + rh / ROWS_H * HIGH * ADVANCE_H + rh % ROWS_H * ELEMENT_H +
+                       x_row + (${of_x}row_d(rd) + rh / ROWS_H * HIGH * ADVANCE_H + rh % ROWS_H * ELEMENT_H +
                                 tile * BROAD + column(FIRST_W + e * ELEMENT_W + tap * TAP_W)),
-                       w + (tap * VECTORS + k) * $weights_m);
+                       w$of_w);
 """
 
 # With positions in registers, which are multiplied by every row of taps that reads them.
@@ -176,6 +176,8 @@ __device__ __forceinline__ constexpr int weight_at(int row, int channel, int col
 }
 """
 
+PUT_SPREAD = "to[weight_at(row, own, column)] = {value};"
+
 PACK_SPREAD = """
 // Lay out the weights of one phase and chunk for the tensor cores, zeros where there are none.
 template <int TAPS_D, int TAPS_H, int TAPS_W>
@@ -188,7 +190,7 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* to, int gr
         const int of_w = row / TAPS_H * NEXT_D + row % TAPS_H * NEXT_H + column / O * NEXT_W$at;
         const bool there = column < O * TAPS_W && $some;
         const Element value = there ? w[($row) * TAPS + first + of_w] : Element{};
-        to[weight_at(row, own, column)] = $value;
+        $put
     }
 }
 """

@@ -89,8 +89,8 @@ for (int rh = 0; rh < OWN_H * ROWS_H; rh += ROWS_AT_ONCE)
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m)
         $instruction(reinterpret_cast<float(&)[$tiles][4]>(acc[rd][e][m][rh]),
-                       w + ((tap * VECTORS + k) * BLOCK_M + 64 * m),
-                       x_row + (k * PLANE + row_d(rd) + row_h(rh) +
+                       w + (${of_w}64 * m),
+                       x_row + (${of_x}row_d(rd) + row_h(rh) +
                                 column(FIRST_W + e * ELEMENT_W + tap * TAP_W)));
 """
 
@@ -162,8 +162,7 @@ PLACE = """
 // an instruction are 16 features of each of four warps.
 template <int TAPS_W>
 __device__ __forceinline__ constexpr int weight_at(int row, int tap, int channel, int feature) {
-    const int tile = feature / 16 % M_TILES, warp = feature / (16 * M_TILES);
-    const int at = ((warp / 4 * M_TILES + tile) * 4 + warp % 4) * 16 + feature % 16;
+    $order
     return (((row * TAPS_W + tap) * VECTORS + channel / VECTOR) * BLOCK_M + at) * VECTOR + channel % VECTOR;
 }
 """
@@ -174,14 +173,21 @@ PLACE_HELD = """
 template <int TAPS_W>
 __device__ __forceinline__ constexpr int weight_at(int row, int tap, int channel, int feature) {
     constexpr int OF_REGISTER = VECTOR / 4;    // neighbouring channels
-    const int tile = feature / 16 % M_TILES, warp = feature / (16 * M_TILES);
-    const int of_64 = (warp / 4 * M_TILES + tile) * 4 + warp % 4;
+    $order
     const int lane = feature % 8 * 4 + channel % VECTOR / OF_REGISTER;
     const int reg = channel / VECTOR % 2 * 2 + feature / 8 % 2;
     const int pair = (row * TAPS_W + tap) * (VECTORS / 2) + channel / (2 * VECTOR);
-    return ((pair * (BLOCK_M / 16) + of_64) * 32 + lane) * VECTOR + reg * OF_REGISTER + channel % OF_REGISTER;
+    return ((pair * (BLOCK_M / 16) + at / 16) * 32 + lane) * VECTOR + reg * OF_REGISTER + channel % OF_REGISTER;
 }
 """
+
+# The place of a feature.
+ORDER = """
+const int tile = feature / 16 % M_TILES, warp = feature / (16 * M_TILES);
+const int at = ((warp / 4 * M_TILES + tile) * 4 + warp % 4) * 16 + feature % 16;
+"""
+
+PUT = "to[weight_at<TAPS_W>(tap / TAPS_W, tap % TAPS_W, own, feature)] = {value};"
 
 PACK_PHASE = """
 // Lay out the weights of one phase, block and chunk for the tensor cores, zeros where there are none.
@@ -194,7 +200,7 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* to, int gr
         const int of_w = tap / (TAPS_H * TAPS_W) * NEXT_D + tap / TAPS_W % TAPS_H * NEXT_H + tap % TAPS_W * NEXT_W$at;
         const bool there = first_feature + feature < O && $some;
         const Element value = there ? w[($row) * TAPS + first + of_w] : Element{};
-        to[weight_at<TAPS_W>(tap / TAPS_W, tap % TAPS_W, own, feature)] = $value;
+        $put
     }
 }
 """

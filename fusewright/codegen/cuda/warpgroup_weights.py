@@ -21,7 +21,17 @@ from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule import warpgroup_staging as staging
 from fusewright.schedule.axes import Phase
 from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.warpgroup_pairs import multiplied_vectors
 from fusewright.schedule.warpgroup_staging import Staged, Taps, WarpgroupCut
+
+
+@dataclass(frozen=True)
+class Place:
+    """Text: what says where a weight lies, the template of what lays weights out, and its statement for one."""
+
+    where: Lines
+    pack: str
+    put: str
 
 
 @dataclass(frozen=True)
@@ -75,13 +85,18 @@ class WarpgroupWeights:
         """Elements that are staged at a time."""
         return staging.slice_vectors(self.c, self.t) * self.vector
 
+    def of_rows(self, index: int, rows: int) -> int:
+        """Weights of so many rows of taps of a phase and chunk."""
+        vectors = multiplied_vectors(self.c, self.lay.vectors, self.taps[index], rows)
+        return vectors * self.t.weights_m * self.vector
+
     def of_row(self, index: int) -> int:
-        """Weights of one row of taps of a phase and chunk."""
-        return self.taps[index].per_row * self.lay.vectors * self.t.weights_m * self.vector
+        """The same of each of two rows."""
+        return self.of_rows(index, 2) // 2
 
     def of_chunk(self, index: int) -> int:
         """Weights of all rows of taps of a phase and chunk."""
-        return self.taps[index].rows * self.of_row(index)
+        return self.of_rows(index, self.taps[index].rows)
 
     def at(self, index: int) -> int:
         """Where the weights of a phase begin, which has those of all chunks."""
@@ -100,7 +115,10 @@ class WarpgroupWeights:
         """Weights of a part that begins with this row of taps."""
         rows, at_once, size = self.taps[index].rows, self.t.tap_rows, self.of_row(index)
         if rows % at_once == 0 or row == "0":
-            return str(min(at_once, rows) * size)
+            return str(self.of_rows(index, min(at_once, rows)))
+        last = self.of_rows(index, rows % at_once)
+        if last != rows % at_once * size:  # there is one without another
+            return f"({rows} - {row} < {at_once} ? {last} : {at_once * size})"
         return f"({rows} - {row} < {at_once} ? {rows} - {row} : {at_once}) * {size}"
 
     # -- the record
@@ -112,21 +130,21 @@ class WarpgroupWeights:
 
     # -- the text
 
-    def functions(self, name: str, place: Lines, pack: str) -> list[Lines]:
-        """What lays out weights, each in its `place` by the template `pack`, and copies them, for the kernel `name`."""
+    def functions(self, name: str, place: Place) -> list[Lines]:
+        """What lays out weights, each in its `place`, and copies them, for the kernel `name`."""
         rounds = self.c.x.dtype == torch.float32
         row = "(group * C + channel) * O + first_feature + feature"
         if not self.c.op.transposed:
             row = "(group * O + first_feature + feature) * C + channel"
         phase = fill(
-            pack,
+            place.pack,
             **(_CHANNEL if self.c.unfolded is None else _UNFOLDED),
             row=row,
             start="threadIdx.x" if self.t.stay else f"blockIdx.z * {PACKING_THREADS} + threadIdx.x",
             step=all_threads(self.t) if self.t.stay else f"gridDim.z * {PACKING_THREADS}",
-            value="__uint_as_float(round_tf32(value))" if rounds else "value",
+            put=place.put.format(value="__uint_as_float(round_tf32(value))" if rounds else "value"),
         )
-        found = [place, tap_steps(self.c), phase]
+        found = [place.where, tap_steps(self.c), phase]
         if not self.t.stay:
             packing = self._pack_phases("packed", "chunk")
             found.append(fill(warpgroup_text.PACK, name=f"{name}_pack", block=self.of_block, phases=packing))
@@ -147,7 +165,7 @@ class WarpgroupWeights:
         """Where a phase's part is among those that are staged at a time: of its pass."""
         (phases,) = (each for each in self.passes if index in each)
         before = phases[: phases.index(index)]
-        return sum(min(self.t.tap_rows, self.taps[i].rows) * self.of_row(i) for i in before)
+        return sum(self.of_rows(i, min(self.t.tap_rows, self.taps[i].rows)) for i in before)
 
     def copy(self, phases: list[int], part: str, half: str) -> Lines:
         """The statements that start copying part `part` of a pass, counted over its chunks and slices, to a `half`."""

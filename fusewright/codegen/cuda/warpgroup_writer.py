@@ -20,6 +20,7 @@ from fusewright.codegen.cuda import (
     contraction_layout,
     contraction_walk,
     warpgroup_input,
+    warpgroup_pairs,
     warpgroup_producers,
     warpgroup_text,
 )
@@ -29,12 +30,13 @@ from fusewright.codegen.cuda.warpgroup_epilogue import PhasesEpilogue
 from fusewright.codegen.cuda.warpgroup_input import Input
 from fusewright.codegen.cuda.warpgroup_producers import among
 from fusewright.codegen.cuda.warpgroup_steps import Steps
-from fusewright.codegen.cuda.warpgroup_weights import WarpgroupWeights
+from fusewright.codegen.cuda.warpgroup_weights import Place, WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule.axes import Phase
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.warpgroup_estimate import blocks_planned, handed_over
-from fusewright.schedule.warpgroup_staging import Staged, WarpgroupCut, passes, staged_bytes
+from fusewright.schedule.warpgroup_pairs import multiplied_vectors, together_along_w
+from fusewright.schedule.warpgroup_staging import Staged, Taps, WarpgroupCut, passes, staged_bytes
 
 # Instructions of the tensor cores that are written out one behind the other.
 UNROLLED = 64
@@ -103,8 +105,8 @@ class Writer:
         return []
 
     @abstractmethod
-    def place_of_weights(self) -> tuple[Lines, str]:
-        """Where a weight lies, and the template of what lays them out."""
+    def place_of_weights(self) -> Place:
+        """Where a weight lies, and what lays them out."""
 
     def matrix_of_cells(self, first: str, between: str) -> Lines:
         """A declaration of the input as a matrix of shared memory, from the `first` column on; the eights of an
@@ -125,6 +127,19 @@ class Writer:
     @abstractmethod
     def slots(self, per_cell: int) -> int:
         """Values of a thread along w, of cells that have so many elements there."""
+
+    @property
+    def paired(self) -> bool:
+        """Whether a chunk has an odd number of vectors of channels (`warpgroup_pairs`)."""
+        return self.lay.vectors % 2 == 1
+
+    def pairs(self, order: Lines, place: str) -> Lines:
+        """Where a weight lies then: that of a feature, or column, at `place`, which `order` works out."""
+        assert self.t.tap_rows % 2 == 0 or all(p.rows <= self.t.tap_rows for p in self.weights.taps), self.t
+        half = warpgroup_pairs.HALF if self.c.x.dtype == torch.float32 else warpgroup_pairs.HALF_OF_BITS
+        column = "column" if place == "column" else "feature"
+        names = {"order": order, "place": place, "column": column, "weights_m": self.weights_m, "half": half}
+        return fill(warpgroup_pairs.PLACE, **names)
 
     @cached_property
     def steps(self) -> Steps:
@@ -166,7 +181,7 @@ class Writer:
             self._multiply(),
             fill(warpgroup_text.CHANNELS),
             self.input.functions(),
-            *self.weights.functions(self.name, *self.place_of_weights()),
+            *self.weights.functions(self.name, self.place_of_weights()),
             *self.epilogue.head(),
             self._kernel_text(),
             self.epilogue.finish(self.name),
@@ -190,8 +205,10 @@ class Writer:
             "vectors": lay.vectors, "plane": lay.plane, "pitch": lay.pitch, "skip": lay.advance,
             "unfolded": self._unfolded(),
         }  # fmt: skip
+        numbers = {"tap_rows": t.tap_rows, "next_tap": together_along_w(c)}
+        pairs = fill(warpgroup_pairs.CONSTANTS, **numbers) if self.paired else []
         apart = warpgroup_producers.constants(c, t)
-        return [*fill(warpgroup_text.CONSTANTS, **names), *apart, *contraction_walk.constants(lay.walks)]
+        return [*fill(warpgroup_text.CONSTANTS, **names), *pairs, *apart, *contraction_walk.constants(lay.walks)]
 
     def _unfolded(self) -> Lines:
         """Constants: the taps that are channels."""
@@ -204,23 +221,27 @@ class Writer:
         )
 
     def _multiply(self) -> Lines:
-        each = self.t.products(self.c).instructions
-        each *= max(len(p[2].elements) for p in self.weights.phases) * max(p.per_row for p in self.weights.taps)
-        steps, rows = self.lay.vectors // 2, max(p.rows for p in self.weights.taps)
-        at_once = rows == self.t.tap_rows and rows * steps * each <= UNROLLED
+        each = self.t.products(self.c).instructions * max(len(p[2].elements) for p in self.weights.phases)
+        taps = Taps(max(p.rows for p in self.weights.taps), max(p.per_row for p in self.weights.taps))
+        every = multiplied_vectors(self.c, self.lay.vectors, taps, taps.rows) // 2 * each
         flavour, columns = FLAVOURS[self.c.x.dtype], self.t.products(self.c).columns
+        unroll_rows = "" if taps.rows == self.t.tap_rows and every <= UNROLLED else "1"
         if self.t.held:
-            most = max(1, UNROLLED_HELD // (each * self.rows_together))
-            fit = [n for n in range(1, steps + 1) if steps % n == 0 and n <= most]
+            most = max(1, UNROLLED_HELD // (each * taps.per_row * self.rows_together))
+            fit = [n for n in range(1, self.lay.vectors // 2 + 1) if self.lay.vectors // 2 % n == 0 and n <= most]
             pairs = max(fit, key=lambda n: (n % 2 == 0, n))  # those of an odd number wait for the last
-            return self.held(f"wgmma_rows_{flavour}_{columns}", pairs, "" if at_once else "1")
+            return self.held(f"wgmma_rows_{flavour}_{columns}", pairs, unroll_rows)
+        names = {
+            "unroll_rows": unroll_rows,
+            "unroll": max(1, min(self.lay.vectors // 2, UNROLLED // (each * taps.per_row))),
+            "weights_m": self.weights_m,
+        }
         return fill(
-            warpgroup_text.MULTIPLY,
+            warpgroup_pairs.MULTIPLY if self.paired else warpgroup_text.MULTIPLY,
+            **names,
             accumulators=among(self.t, self.accumulators()),
-            unroll_rows="" if at_once else "1",
-            unroll=max(1, min(steps, UNROLLED // each)),
             ahead=self.ahead(),
-            weights_m=self.weights_m,
+            others=fill(warpgroup_pairs.OTHERS, **names) if self.lay.vectors > 1 else [],
             products=self.products(f"wgmma_{flavour}_{columns}"),
         )
 

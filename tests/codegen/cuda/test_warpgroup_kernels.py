@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     "transposed": (Case((5, 12), 9, 24, (3, 3), (2, 2), (1, 1), transposed=True, before=("relu",)), {"chunk": 8}),
     "transposed, pool": (
         Case((6, 14), 10, 18, (5, 4), (2, 1), (2, 1), transposed=True, pool="max", window=(4, 2), step=(4, 2)),
-        {"rows_h": 2, "stay": False, "tap_rows": 1, "joined": 0},
+        {"rows_h": 2, "stay": False, "tap_rows": 1, "joined": 0, "chunk": 8},
     ),
     "transposed, both phases of a row": (
         Case((5, 12), 9, 24, (3, 3), (2, 2), (1, 1), output_padding=(1, 1), transposed=True, before=("relu",)),

@@ -108,14 +108,14 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
         Case((5, 6, 19), 3, 16, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), fold="sum", fold_dims="cp"),
         {"cells_d": 2},
     ),
-    "transposed": (Case((5, 12), 9, 24, (3, 3), (2, 2), (1, 1), transposed=True, before=("relu",)), {"chunk": 16}),
+    "transposed": (Case((5, 12), 9, 24, (3, 3), (2, 2), (1, 1), transposed=True, before=("relu",)), {"chunk": 12}),
     "transposed, over channels": (
         Case((5, 12), 9, 24, (3, 3), (2, 2), (1, 1), transposed=True, fold="max", fold_dims="c"),
         {"wide": True},
     ),
     "transposed, pool": (
         Case((6, 14), 10, 18, (5, 4), (2, 1), (2, 1), transposed=True, pool="max", window=(4, 2), step=(4, 2)),
-        {"rows_h": 2, "stay": False, "tap_rows": 1, "joined": 0},
+        {"rows_h": 2, "stay": False, "tap_rows": 1, "joined": 0, "chunk": 8},
     ),
     "transposed, both phases of a row": (
         Case((5, 12), 9, 24, (3, 3), (2, 2), (1, 1), output_padding=(1, 1), transposed=True, before=("relu",)),
@@ -262,7 +262,7 @@ SEVERAL_TILES: dict[str, tuple[Case, dict[str, Any]]] = {
     "over positions": (Case((9, 70), 12, 9, fold="sum", fold_dims="p"), {"stay": True, "chunk": 8}),
     "numbers in shared memory": (
         Case((9, 70), 12, 141, before=("both",), fold="max", fold_dims="cp"),
-        {"stay": False, "tap_rows": 1},
+        {"stay": False, "chunk": 8, "tap_rows": 1},
     ),
 }
 
