@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
         {"rows_h": 2},
     ),
     "windows in pieces, over positions": (
-        Case((14, 40), 9, 5, pool="avg", window=(4, 2), step=(4, 2), fold="mean", fold_dims="p"),
+        Case((14, 90), 9, 5, pool="avg", window=(4, 2), step=(4, 2), fold="mean", fold_dims="p"),
         {"rows_h": 1},
     ),
     "windows, dilation": (
