@@ -190,6 +190,11 @@ def _rounding(program: str, parity: Literal["odd"] | None = None) -> Traits:
     )
 
 
+def _dipping(program: str, lowest: float, least: float) -> Traits:
+    """A function that falls to `least` at about `lowest`, and rises from there on."""
+    return Traits(program, monotone="up", domain=(lowest, inf), limits=(nan, inf), range=(least, inf), at_zero=0.0)
+
+
 @_family
 def softplus(beta: Scalar = 1.0, threshold: Scalar = 20.0) -> Traits:
     # At the threshold the result steps down by log1p(exp(-threshold)) / beta; from 20 on float32 does not see it.
@@ -236,9 +241,18 @@ def celu(alpha: Scalar = 1.0) -> Traits:
 
 @_family
 def gelu(approximate: str = "none") -> Traits:
-    program = f'F.gelu({{0}}, approximate="{approximate}")'
     cuda, cpu = (scalars.CUDA["gelu"], scalars.CPU["gelu"]) if approximate == "none" else ("gelu_by_tanh({0})", None)
-    return Traits(program, range=(-0.1701, inf), at_zero=0.0, cpp=scalars.gelu(approximate), cuda=cuda, cpu=cpu)
+    return Traits(
+        f'F.gelu({{0}}, approximate="{approximate}")',
+        monotone="up",
+        domain=(-0.751, 1e30),  # gelu(inf) is NaN in PyTorch's float32 loop on x86
+        limits=(nan, nan),
+        range=(-0.1701, inf),
+        at_zero=0.0,
+        cpp=scalars.gelu(approximate),
+        cuda=cuda,
+        cpu=cpu,
+    )
 
 
 @_family
@@ -327,10 +341,10 @@ _PLAIN: dict[str, Traits] = {
         "F.softsign({0})", monotone="up", limits=(nan, nan), range=(-1.0, 1.0), parity="odd", at_zero=0.0
     ),
     "selu": Traits("F.selu({0})", monotone="up", limits=(_SELU, inf), range=(_SELU, inf), at_zero=0.0),
-    # silu, mish and hardswish dip below zero before they rise (least value rounded down), and are -inf * 0 at -inf
-    "silu": Traits("F.silu({0})", limits=(nan, inf), range=(-0.2785, inf), at_zero=0.0),
-    "mish": Traits("F.mish({0})", limits=(nan, inf), range=(-0.3089, inf), at_zero=0.0),
-    "hardswish": Traits("F.hardswish({0})", limits=(nan, inf), range=(-0.3751, inf), at_zero=0.0),
+    # These dip below zero before they rise (least value rounded down, where it is rounded up), and are -inf * 0 at -inf.
+    "silu": _dipping("F.silu({0})", -1.278, -0.2785),
+    "mish": _dipping("F.mish({0})", -1.192, -0.3089),
+    "hardswish": _dipping("F.hardswish({0})", -1.5, -0.3751),
     "exp": Traits("torch.exp({0})", monotone="up", limits=(0.0, inf), range=NON_NEGATIVE, at_zero=1.0),
     "exp2": Traits("torch.exp2({0})", monotone="up", limits=(0.0, inf), range=NON_NEGATIVE, at_zero=1.0),
     "expm1": Traits("torch.expm1({0})", monotone="up", limits=(-1.0, inf), range=(-1.0, inf), at_zero=0.0),
@@ -376,8 +390,24 @@ _PLAIN: dict[str, Traits] = {
         parity="odd",
         at_zero=0.0,
     ),
-    "sin": Traits("torch.sin({0})", limits=(nan, nan), range=(-1.0, 1.0), parity="odd", at_zero=0.0),
-    "cos": Traits("torch.cos({0})", limits=(nan, nan), range=(-1.0, 1.0), parity="even", at_zero=1.0),
+    "sin": Traits(
+        "torch.sin({0})",
+        monotone="up",
+        domain=(-1.57, 1.57),
+        limits=(nan, nan),
+        range=(-1.0, 1.0),
+        parity="odd",
+        at_zero=0.0,
+    ),
+    "cos": Traits(
+        "torch.cos({0})",
+        monotone="down",
+        domain=(0.0, 3.14),
+        limits=(nan, nan),
+        range=(-1.0, 1.0),
+        parity="even",
+        at_zero=1.0,
+    ),
     "logical_not": Traits("torch.logical_not({0})", nan_to_nan=False, range=(0.0, 1.0), at_zero=1.0),
     "add": Traits("{0} + {1}", arity=2),
     "sub": Traits("{0} - {1}", arity=2),

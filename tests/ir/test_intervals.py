@@ -148,6 +148,25 @@ def test_outward_is_wider_unless_zero_or_infinite():
     assert outward((-1e39, 1.0), torch.float32)[0] == -inf
 
 
+@pytest.mark.parametrize(
+    ("fn", "ends", "expected"),
+    [
+        ("erf", (-1.0, 1.0), (-0.84270, 0.84270)),
+        ("sigmoid", (-inf, 2.0), (0.0, 0.88080)),
+        ("silu", (-1.0, 3.0), (-0.26894, 2.85772)),
+        ("silu", (-2.0, 3.0), (-0.2785, inf)),
+        ("hardswish", (-1.0, 1.0), (-0.33333, 0.66667)),
+        ("sin", (-1.0, 0.5), (-0.84147, 0.47943)),
+        ("cos", (0.0, 1.0), (0.54030, 1.0)),
+    ],
+)
+def test_the_image_where_a_function_keeps_the_order(fn, ends, expected):
+    found = interval(pointwise(fn, pointwise("clamp", source(torch.float64), params=ends)))
+    assert found == pytest.approx(expected, abs=1e-5)
+    low, high = interval(pointwise(fn, pointwise("clamp", source(torch.float16), params=ends)))
+    assert low <= found[0] and found[1] <= high
+
+
 def test_a_deep_chain_gives_up():
     x = pointwise("relu", source())
     for _ in range(40):
