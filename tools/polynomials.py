@@ -45,6 +45,11 @@ def complement(t):  # type: ignore[no-untyped-def]
     return mp.log(erfc(t))
 
 
+def complement_in_bits(t):  # type: ignore[no-untyped-def]
+    """log2(1 - erf t)"""
+    return complement(t) / ln(2)
+
+
 def below(t):  # type: ignore[no-untyped-def]
     """ln of the share of the normal distribution that lies below -t"""
     return ln(ncdf(-t))
@@ -66,8 +71,8 @@ def arc_tangent(z):  # type: ignore[no-untyped-def]
 
 
 def inverse_tangent(z):  # type: ignore[no-untyped-def]
-    """(artanh s / s - 1) / z, in z = s^2"""
-    return (atanh(sqrt(z)) / sqrt(z) - 1) / z if z > 1e-15 else mpf(1) / 3
+    """(2 artanh(w / 2) / w - 1) / z, in z = w^2"""
+    return (2 * atanh(sqrt(z) / 2) / sqrt(z) - 1) / z if z > 1e-15 else mpf(1) / 12
 
 
 # name: function, interval, number of coefficients, digits
@@ -79,12 +84,13 @@ POLYNOMIALS = {
     "exp2_64": (power_of_two, (mpf("-0.5001"), mpf("0.5001")), 6, 17),
     "erf32": (error, (0, mpf("0.92") ** 2), 7, 9),
     "erfc32": (complement, (mpf("0.92"), mpf("3.95")), 9, 9),
+    "erfc_bits32": (complement_in_bits, (mpf("0.92"), mpf("3.95")), 9, 9),
     "gelu32": (below, (0, 6), 12, 9),
     "sin32": (sine, (0, (pi / 4) ** 2), 3, 9),
     "half_turn32": (sine, (0, (pi / 2 * mpf("1.0001")) ** 2), 4, 9),
     "cos32": (cosine, (0, (pi / 4) ** 2), 3, 9),
     "atan32": (arc_tangent, (0, 1), 9, 9),
-    "artanh32": (inverse_tangent, (0, mpf(1) / 9), 4, 9),
+    "log1p32": (inverse_tangent, (0, mpf(4) / 9), 4, 9),
 }
 
 
