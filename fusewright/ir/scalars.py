@@ -198,7 +198,7 @@ CUDA: dict[str, str] = {
 # Shorter ones of arguments in an interval.
 CUDA_WITHIN: dict[str, tuple[tuple[float, float], str]] = {
     "softsign": ((-1e37, 1e37), "{0} * reciprocal_approx(fabs({0}) + 1.0f)"),
-    "exp": ((-1.01, 1.01), "exp2_approx(1.44269504f * {0})"),
+    "exp": ((-2.0, 2.0), "exp2_approx(1.44269504f * {0})"),
     "mish": ((-1.0, inf), "mish_above({0})"),
 }
 
