@@ -120,11 +120,10 @@ class Scalars:
     def _shorter(self, node: Node, compute: str) -> str | None:
         """The text of a function that takes fewer instructions for what its argument can be, if there is one."""
         assert isinstance(node.op, ops.Pointwise)
-        known = node.op.traits.cuda_within
-        if not self.cuda or compute != "float" or known is None:
+        if not self.cuda or compute != "float" or not node.op.traits.cuda_within:
             return None
-        bounds, template = known
-        return template if within(interval(node.arg(0)), bounds) else None
+        bounds = interval(node.arg(0))
+        return next((text for known, text in node.op.traits.cuda_within if within(bounds, known)), None)
 
     def _argument(self, node: Node, compute: str) -> str:
         if not isinstance(node.op, ops.Number):

@@ -6,7 +6,7 @@ Used where a rule holds on part of the line only (sqrt, log and 1/x are monotone
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import inf, isnan
+from math import inf, isnan, prod
 
 import sympy
 import torch
@@ -64,7 +64,7 @@ def _propagated(node: Node, args: list[Interval]) -> Interval:
         case ops.Reduce():
             return _reduced(op, args[0])
         case ops.Pool(kind="avg"):
-            return _sign(args[0]) if (op.divisor or 1) > 0 else REALS
+            return _averaged(op, args[0], node.dtype)
         case ops.Pool():
             # a window of padding alone holds an infinity
             return args[0] if not any(op.padding) and not op.ceil_mode else REALS
@@ -138,6 +138,15 @@ def _reduced(op: ops.Reduce, arg: Interval) -> Interval:
             return NON_NEGATIVE
         case _:
             return REALS
+
+
+def _averaged(op: ops.Pool, arg: Interval, dtype: torch.dtype) -> Interval:
+    """Averages lie between what they are of, padding and what is rounded among it; other quotients keep the sign."""
+    if op.divisor is not None or prod(op.kernel) > SLACK:
+        return _sign(arg) if (op.divisor or 1) > 0 else REALS
+    low, high = min(arg[0], 0.0), max(arg[1], 0.0)
+    slack = SLACK * torch.finfo(dtype).eps * max(-low, high)
+    return low and low - slack, high and high + slack
 
 
 def _sign(arg: Interval) -> Interval:

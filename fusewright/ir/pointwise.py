@@ -42,7 +42,7 @@ class Traits:
     at_zero         f(0)
     cpp             C++ text of one element, with `{T}` for the type it is computed in; `None` where there is none
     cuda            another text for float32 in CUDA, where the device has faster instructions within 4 ulp
-    cuda_within     an interval, and a shorter one for arguments in it
+    cuda_within     intervals, and shorter ones for arguments in them: the first that holds them has it
     cpu             another text for float32 in loops of a CPU, with functions that are there (`codegen/cpu/maths.py`)
     """
 
@@ -59,7 +59,7 @@ class Traits:
     at_zero: float | None = None
     cpp: str | None = None
     cuda: str | None = None
-    cuda_within: tuple[Interval, str] | None = None
+    cuda_within: tuple[tuple[Interval, str], ...] = ()
     cpu: str | None = None
 
 
@@ -410,7 +410,7 @@ _PLAIN = {
         entry,
         cpp=scalars.PLAIN[name],
         cuda=scalars.CUDA.get(name),
-        cuda_within=scalars.CUDA_WITHIN.get(name),
+        cuda_within=scalars.CUDA_WITHIN.get(name, ()),
         cpu=scalars.CPU.get(name),
     )
     for name, entry in _PLAIN.items()

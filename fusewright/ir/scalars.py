@@ -195,11 +195,13 @@ CUDA: dict[str, str] = {
     "cos": "cosine({0})",
 }
 
-# Shorter ones of arguments in an interval.
-CUDA_WITHIN: dict[str, tuple[tuple[float, float], str]] = {
-    "softsign": ((-1e37, 1e37), "{0} * reciprocal_approx(fabs({0}) + 1.0f)"),
-    "exp": ((-2.0, 2.0), "exp2_approx(1.44269504f * {0})"),
-    "mish": ((-1.0, inf), "mish_above({0})"),
+# Shorter ones of arguments in an interval, the first of which is taken that holds them.
+CUDA_WITHIN: dict[str, tuple[tuple[tuple[float, float], str], ...]] = {
+    "softsign": (((-1e37, 1e37), "{0} * reciprocal_approx(fabs({0}) + 1.0f)"),),
+    "exp": (((-2.0, 2.0), "exp2_approx(1.44269504f * {0})"),),
+    "mish": (((-1.0, inf), "mish_above({0})"),),
+    "sin": (((-1.5708, 1.5708), "sine_of_small({0})"), ((-1e5, 1e5), "sine_of_near({0})")),
+    "cos": (((-1e5, 1e5), "cosine_of_near({0})"),),
 }
 
 # In the loops of a CPU, float32 only: no division by what is known, and one exponential for all of a function.

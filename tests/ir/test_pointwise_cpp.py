@@ -146,7 +146,7 @@ inline float reciprocal_approx(float x) { return fabs(1.0f / x) < 1.17549435e-38
 """
 # Those that are 2^x of a rounded multiple of x: where that is small they are small as well.
 ROUGH = ("sigmoid", "silu")
-WITHIN = [fn for fn, params in CASES if not params and pointwise.traits(fn).cuda_within is not None]
+WITHIN = [(fn, *known) for fn, params in CASES if not params for known in pointwise.traits(fn).cuda_within]
 OF_CUDA = [case for case in CASES if pointwise.traits(*case).cuda is not None and case[0] not in ROUGH]
 
 
@@ -196,11 +196,11 @@ def test_cuda_is_what_torch_computes(case: tuple[str, tuple[pointwise.Scalar | s
     check_cuda(case, traits.cuda, torch.cat([values(torch.float32), SMALL, *FAR]), tmp_path)
 
 
-@pytest.mark.parametrize("fn", WITHIN)
-def test_shorter_texts_are_as_good_where_they_hold(fn: str, tmp_path: Path) -> None:
-    traits = pointwise.traits(fn)
-    assert traits.cuda_within is not None
-    (low, high), text = traits.cuda_within
+@pytest.mark.parametrize(("fn", "known", "text"), WITHIN, ids=[f"{fn} in {known}" for fn, known, _ in WITHIN])
+def test_shorter_texts_are_as_good_where_they_hold(
+    fn: str, known: pointwise.Interval, text: str, tmp_path: Path
+) -> None:
+    traits, (low, high) = pointwise.traits(fn), known
     assert text not in (traits.cuda, traits.cpp)
     inside = torch.linspace(max(low, -2.0), min(high, 2.0), 100_003)
     x = torch.cat([values(torch.float32), SMALL, *FAR, inside])
@@ -211,7 +211,7 @@ def test_cpp_is_cuda() -> None:
     core = pytest.importorskip("cuda.core", reason="no NVRTC")
     text = program(primitives("nonfinite"), "__device__")
     calls = [pointwise.traits(*case).cuda.format("x[i]", T="float") for case in OF_CUDA]  # type: ignore[union-attr]
-    calls += [pointwise.traits(fn).cuda_within[1].format("x[i]", T="float") for fn in WITHIN]  # type: ignore[index]
+    calls += [text.format("x[i]", T="float") for *_, text in WITHIN]
     functions = used_functions("\n".join(calls))
     body = "".join(f"    r[{n} * 32 + i] = {call};\n" for n, call in enumerate(calls))
     text += f"{primitives('extremes', 'saturated_product', 'approximations')}\n{functions}\n"

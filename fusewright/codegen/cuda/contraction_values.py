@@ -89,9 +89,8 @@ class ValueText(Finish):
             return f"before({value}, {self._where})"
         if not (self.in_place and self._exponentiates(self.c.before)):
             return value
-        known = pointwise.traits("exp").cuda_within  # behind a sine of float32
-        assert known is not None
-        return known[1].format(value)
+        ((_, text),) = pointwise.traits("exp").cuda_within  # behind a sine of float32
+        return text.format(value)
 
     def all_changed(self, products: Sequence[str], loops: Sequence[str], lines: Lines, inner: Sequence[str]) -> Lines:
         """Statements that change products in place; `lines`, in the loops around the inner ones, say where they are."""

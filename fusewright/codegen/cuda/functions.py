@@ -88,12 +88,16 @@ __device__ __forceinline__ float arc_tangent(float x) {
 constexpr float FAR = 100000;
 __device__ __noinline__ float sine_of_far(float x) { return sin(x); }
 __device__ __noinline__ float cosine_of_far(float x) { return cos(x); }
+// sin r of r up to pi/2.
+__device__ __forceinline__ float sine_of_small(float r) {
+    const float z = r * r;
+    const float p = $half_turn32;
+    return r + r * (z * p);
+}
 // sin (x - turns pi), negated where bit 0 of `odd` is set: a carry out of bit 31 is lost.
 __device__ __forceinline__ float sine_of_rest(float x, float turns, unsigned odd) {
     const float less = fmaf(turns, -0x1.4442dp-23f, fmaf(turns, -0x1.921fb4p1f, x));
-    const float r = fmaf(turns, -0x1.846988p-47f, less), z = r * r;
-    const float p = $half_turn32;
-    return __uint_as_float(__float_as_uint(r + r * (z * p)) + (odd << 31));
+    return __uint_as_float(__float_as_uint(sine_of_small(fmaf(turns, -0x1.846988p-47f, less))) + (odd << 31));
 }
 __device__ __forceinline__ float sine_of_near(float x) {
     const float shifted = fmaf(x, 0.318309886f, 0x1.8p23f);
