@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from mpmath import atan, atanh, chebyfit, cos, erf, erfc, exp, ln, log1p, mp, mpf, ncdf, nstr, pi, sin, sqrt
+from mpmath import atan, chebyfit, cos, erf, erfc, exp, ln, log1p, mp, mpf, ncdf, nstr, pi, sin, sqrt
 
 mp.dps = 40
 HALF_LN2 = ln(2) / 2 * mpf("1.0001")
@@ -70,9 +70,9 @@ def arc_tangent(z):  # type: ignore[no-untyped-def]
     return (atan(sqrt(z)) / sqrt(z) - 1) / z if z > 1e-15 else -mpf(1) / 3
 
 
-def inverse_tangent(z):  # type: ignore[no-untyped-def]
-    """(2 artanh(w / 2) / w - 1) / z, in z = w^2"""
-    return (2 * atanh(sqrt(z) / 2) / sqrt(z) - 1) / z if z > 1e-15 else mpf(1) / 12
+def logarithm_of_sum(u):  # type: ignore[no-untyped-def]
+    """ln(1 + u) / u"""
+    return log1p(u) / u if u > 1e-15 else mpf(1)
 
 
 # name: function, interval, number of coefficients, digits
@@ -90,7 +90,7 @@ POLYNOMIALS = {
     "half_turn32": (sine, (0, (pi / 2 * mpf("1.0001")) ** 2), 4, 9),
     "cos32": (cosine, (0, (pi / 4) ** 2), 3, 9),
     "atan32": (arc_tangent, (0, 1), 9, 9),
-    "log1p32": (inverse_tangent, (0, mpf(4) / 9), 4, 9),
+    "log1p32": (logarithm_of_sum, (0, 1), 9, 9),
 }
 
 

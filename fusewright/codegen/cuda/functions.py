@@ -29,13 +29,11 @@ __device__ __forceinline__ float expm1_falling(float x) {
 }
 """,
     "softplus": """
-// ln(1 + e^x) without a sum that overflows: the greater of x and 0, and ln(1 + u) of u = e^-|x|, which is
-// 2 artanh (w / 2) with w = u / (1 + u / 2).
+// ln(1 + e^x) without a sum that overflows: the greater of x and 0, and ln(1 + u) = u p(u) of u = e^-|x|.
 __device__ __forceinline__ float softplus(float x) {
     const float u = exp(-fabs(x));
-    const float w = u * reciprocal_approx(fmaf(u, 0.5f, 1.0f)), z = w * w;
     const float p = $log1p32;
-    return fmaf(w, z * p, w) + fmax(x, 0.0f);
+    return fmaf(u, p, fmax(x, 0.0f));
 }
 """,
     "erf": """
