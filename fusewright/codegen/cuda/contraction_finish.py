@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from typing import ClassVar, Protocol
 
@@ -107,7 +108,7 @@ class Finish:
         kind = self.c.fold.op.kind if self.c.fold is not None else "sum"
         return "sum of exponentials" if kind == "logsumexp" and self._bounded else kind
 
-    @property
+    @cached_property
     def _bounded(self) -> bool:
         """Whether the exponential of each value can be taken as it is, in the function that it comes from."""
         assert self.c.fold is not None
