@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from mpmath import atan, atanh, chebyfit, cos, erf, erfc, exp, ln, log1p, mp, mpf, ncdf, nstr, pi, sin, sqrt
+from mpmath import atan, chebyfit, cos, erf, erfc, exp, ln, log1p, mp, mpf, ncdf, nstr, pi, sin, sqrt
 
 mp.dps = 40
 HALF_LN2 = ln(2) / 2 * mpf("1.0001")
@@ -45,6 +45,11 @@ def complement(t):  # type: ignore[no-untyped-def]
     return mp.log(erfc(t))
 
 
+def complement_in_bits(t):  # type: ignore[no-untyped-def]
+    """log2(1 - erf t)"""
+    return complement(t) / ln(2)
+
+
 def below(t):  # type: ignore[no-untyped-def]
     """ln of the share of the normal distribution that lies below -t"""
     return ln(ncdf(-t))
@@ -65,9 +70,9 @@ def arc_tangent(z):  # type: ignore[no-untyped-def]
     return (atan(sqrt(z)) / sqrt(z) - 1) / z if z > 1e-15 else -mpf(1) / 3
 
 
-def inverse_tangent(z):  # type: ignore[no-untyped-def]
-    """(artanh s / s - 1) / z, in z = s^2"""
-    return (atanh(sqrt(z)) / sqrt(z) - 1) / z if z > 1e-15 else mpf(1) / 3
+def logarithm_of_sum(u):  # type: ignore[no-untyped-def]
+    """ln(1 + u) / u"""
+    return log1p(u) / u if u > 1e-15 else mpf(1)
 
 
 # name: function, interval, number of coefficients, digits
@@ -79,12 +84,13 @@ POLYNOMIALS = {
     "exp2_64": (power_of_two, (mpf("-0.5001"), mpf("0.5001")), 6, 17),
     "erf32": (error, (0, mpf("0.92") ** 2), 7, 9),
     "erfc32": (complement, (mpf("0.92"), mpf("3.95")), 9, 9),
+    "erfc_bits32": (complement_in_bits, (mpf("0.92"), mpf("3.95")), 9, 9),
     "gelu32": (below, (0, 6), 12, 9),
     "sin32": (sine, (0, (pi / 4) ** 2), 3, 9),
     "half_turn32": (sine, (0, (pi / 2 * mpf("1.0001")) ** 2), 4, 9),
     "cos32": (cosine, (0, (pi / 4) ** 2), 3, 9),
     "atan32": (arc_tangent, (0, 1), 9, 9),
-    "artanh32": (inverse_tangent, (0, mpf(1) / 9), 4, 9),
+    "log1p32": (logarithm_of_sum, (0, 1), 9, 9),
 }
 
 

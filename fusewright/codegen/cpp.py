@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 
 from fusewright.ir import ops
+from fusewright.ir.intervals import interval, within
 from fusewright.ir.node import Node
 
 # Element types of tensors in memory; `bf16` and `fp16` come with the primitives "elements"; integers are
@@ -96,7 +97,8 @@ class Scalars:
         truth = node.dtype == torch.bool
         compared = truth and len(node.inputs) == 2
         texts = [self._compared(a, node) if compared else self._argument(a, compute) for a in node.inputs]
-        text = self.template(op, compute).format(*texts, T=compute)
+        template = self._shorter(node, compute) or self.template(op, compute)
+        text = template.format(*texts, T=compute)
         return text if not truth or op.traits.range == (0.0, 1.0) else _truth(text)  # true + true is true
 
     def factor(self, node: Node) -> str | None:
@@ -114,6 +116,14 @@ class Scalars:
         template = op.traits.cuda if self.cuda and op.traits.cuda and compute == "float" else op.traits.cpp
         assert template is not None, f"{op.fn} has no C++ text"
         return template
+
+    def _shorter(self, node: Node, compute: str) -> str | None:
+        """The text of a function that takes fewer instructions for what its argument can be, if there is one."""
+        assert isinstance(node.op, ops.Pointwise)
+        if not self.cuda or compute != "float" or not node.op.traits.cuda_within:
+            return None
+        bounds = interval(node.arg(0))
+        return next((text for known, text in node.op.traits.cuda_within if within(bounds, known)), None)
 
     def _argument(self, node: Node, compute: str) -> str:
         if not isinstance(node.op, ops.Number):

@@ -6,7 +6,7 @@ Used where a rule holds on part of the line only (sqrt, log and 1/x are monotone
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import inf, isnan
+from math import inf, isnan, prod
 
 import sympy
 import torch
@@ -18,6 +18,8 @@ from fusewright.ir.pointwise import NON_NEGATIVE, REALS, Interval, Traits
 
 # How far down to look; it bounds the work on graphs whose branches meet again and again.
 DEPTH = 8
+# So many roundings, of 1 where a result is less, implementations may be off whose steps do not keep the order.
+SLACK = 256
 _NON_POSITIVE: Interval = (-inf, 0.0)
 
 
@@ -62,7 +64,7 @@ def _propagated(node: Node, args: list[Interval]) -> Interval:
         case ops.Reduce():
             return _reduced(op, args[0])
         case ops.Pool(kind="avg"):
-            return _sign(args[0]) if (op.divisor or 1) > 0 else REALS
+            return _averaged(op, args[0], node.dtype)
         case ops.Pool():
             # a window of padding alone holds an infinity
             return args[0] if not any(op.padding) and not op.ceil_mode else REALS
@@ -84,7 +86,7 @@ def _pointwise(op: ops.Pointwise, node: Node, args: list[Interval]) -> Interval:
     if any(not a.dtype.is_floating_point and not isinstance(a.op, ops.Number) for a in node.inputs):
         return op.traits.range
     if op.traits.arity == 1:
-        return _function(op.traits, args[0])
+        return _function(op.traits, args[0], node.dtype)
     if op.traits.arity != 2:
         return op.traits.range
     # a Python number is rounded before it is used
@@ -108,13 +110,20 @@ def _pointwise(op: ops.Pointwise, node: Node, args: list[Interval]) -> Interval:
             return op.traits.range
 
 
-def _function(traits: Traits, arg: Interval) -> Interval:
-    """The image of `arg` where each step of the implementation keeps the order, else the function's range."""
-    if not traits.float_monotone or not within(arg, traits.domain):
+def _function(traits: Traits, arg: Interval, dtype: torch.dtype) -> Interval:
+    """The image of `arg` where the function keeps the order, else its range."""
+    if traits.monotone is None or not within(arg, traits.domain):
         return traits.range
     x = torch.tensor(arg, dtype=torch.float64)
     ends = eval(traits.torch.format("x"), {"torch": torch, "F": F, "x": x}).tolist()  # the table's own text
-    return traits.range if any(map(isnan, ends)) else _hull(ends)
+    if any(map(isnan, ends)):
+        return traits.range
+    low, high = _hull(ends)
+    if traits.float_monotone:
+        return low, high
+    slack = SLACK * torch.finfo(dtype).eps
+    low, high = low - slack * max(1.0, abs(low)), high + slack * max(1.0, abs(high))
+    return max(low, traits.range[0]), min(high, traits.range[1])
 
 
 def _reduced(op: ops.Reduce, arg: Interval) -> Interval:
@@ -129,6 +138,15 @@ def _reduced(op: ops.Reduce, arg: Interval) -> Interval:
             return NON_NEGATIVE
         case _:
             return REALS
+
+
+def _averaged(op: ops.Pool, arg: Interval, dtype: torch.dtype) -> Interval:
+    """Averages lie between what they are of, padding and what is rounded among it; other quotients keep the sign."""
+    if op.divisor is not None or prod(op.kernel) > SLACK:
+        return _sign(arg) if (op.divisor or 1) > 0 else REALS
+    low, high = min(arg[0], 0.0), max(arg[1], 0.0)
+    slack = SLACK * torch.finfo(dtype).eps * max(-low, high)
+    return low and low - slack, high and high + slack
 
 
 def _sign(arg: Interval) -> Interval:

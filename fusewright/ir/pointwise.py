@@ -42,6 +42,7 @@ class Traits:
     at_zero         f(0)
     cpp             C++ text of one element, with `{T}` for the type it is computed in; `None` where there is none
     cuda            another text for float32 in CUDA, where the device has faster instructions within 4 ulp
+    cuda_within     intervals, and shorter ones for arguments in them: the first that holds them has it
     cpu             another text for float32 in loops of a CPU, with functions that are there (`codegen/cpu/maths.py`)
     """
 
@@ -58,6 +59,7 @@ class Traits:
     at_zero: float | None = None
     cpp: str | None = None
     cuda: str | None = None
+    cuda_within: tuple[tuple[Interval, str], ...] = ()
     cpu: str | None = None
 
 
@@ -190,6 +192,20 @@ def _rounding(program: str, parity: Literal["odd"] | None = None) -> Traits:
     )
 
 
+def _dipping(program: str, lowest: float, least: float) -> Traits:
+    """x times what rises from 0 to 1: it falls to `least` (rounded down) at `lowest` (rounded up), and rises from there
+    on; -inf * 0 at -inf."""
+    return Traits(program, monotone="up", domain=(lowest, inf), limits=(nan, inf), range=(least, inf), at_zero=0.0)
+
+
+def _wave(
+    program: str, order: Literal["up", "down"], domain: Interval, parity: Literal["odd", "even"], at_zero: float
+) -> Traits:
+    """A sine or cosine, which keeps this order on an interval of half a turn."""
+    limits = (nan, nan)
+    return Traits(program, 1, order, domain, limits=limits, range=(-1.0, 1.0), parity=parity, at_zero=at_zero)
+
+
 @_family
 def softplus(beta: Scalar = 1.0, threshold: Scalar = 20.0) -> Traits:
     # At the threshold the result steps down by log1p(exp(-threshold)) / beta; from 20 on float32 does not see it.
@@ -236,9 +252,11 @@ def celu(alpha: Scalar = 1.0) -> Traits:
 
 @_family
 def gelu(approximate: str = "none") -> Traits:
-    program = f'F.gelu({{0}}, approximate="{approximate}")'
     cuda, cpu = (scalars.CUDA["gelu"], scalars.CPU["gelu"]) if approximate == "none" else ("gelu_by_tanh({0})", None)
-    return Traits(program, range=(-0.1701, inf), at_zero=0.0, cpp=scalars.gelu(approximate), cuda=cuda, cpu=cpu)
+    traits = _dipping(f'F.gelu({{0}}, approximate="{approximate}")', -0.751, -0.1701)
+    # gelu(inf) is NaN in PyTorch's float32 loop on x86
+    domain, cpp = (traits.domain[0], 1e30), scalars.gelu(approximate)
+    return replace(traits, domain=domain, limits=(nan, nan), cpp=cpp, cuda=cuda, cpu=cpu)
 
 
 @_family
@@ -327,10 +345,9 @@ _PLAIN: dict[str, Traits] = {
         "F.softsign({0})", monotone="up", limits=(nan, nan), range=(-1.0, 1.0), parity="odd", at_zero=0.0
     ),
     "selu": Traits("F.selu({0})", monotone="up", limits=(_SELU, inf), range=(_SELU, inf), at_zero=0.0),
-    # silu, mish and hardswish dip below zero before they rise (least value rounded down), and are -inf * 0 at -inf
-    "silu": Traits("F.silu({0})", limits=(nan, inf), range=(-0.2785, inf), at_zero=0.0),
-    "mish": Traits("F.mish({0})", limits=(nan, inf), range=(-0.3089, inf), at_zero=0.0),
-    "hardswish": Traits("F.hardswish({0})", limits=(nan, inf), range=(-0.3751, inf), at_zero=0.0),
+    "silu": _dipping("F.silu({0})", -1.278, -0.2785),
+    "mish": _dipping("F.mish({0})", -1.192, -0.3089),
+    "hardswish": _dipping("F.hardswish({0})", -1.5, -0.3751),
     "exp": Traits("torch.exp({0})", monotone="up", limits=(0.0, inf), range=NON_NEGATIVE, at_zero=1.0),
     "exp2": Traits("torch.exp2({0})", monotone="up", limits=(0.0, inf), range=NON_NEGATIVE, at_zero=1.0),
     "expm1": Traits("torch.expm1({0})", monotone="up", limits=(-1.0, inf), range=(-1.0, inf), at_zero=0.0),
@@ -376,8 +393,8 @@ _PLAIN: dict[str, Traits] = {
         parity="odd",
         at_zero=0.0,
     ),
-    "sin": Traits("torch.sin({0})", limits=(nan, nan), range=(-1.0, 1.0), parity="odd", at_zero=0.0),
-    "cos": Traits("torch.cos({0})", limits=(nan, nan), range=(-1.0, 1.0), parity="even", at_zero=1.0),
+    "sin": _wave("torch.sin({0})", "up", (-1.57, 1.57), "odd", 0.0),
+    "cos": _wave("torch.cos({0})", "down", (0.0, 3.14), "even", 1.0),
     "logical_not": Traits("torch.logical_not({0})", nan_to_nan=False, range=(0.0, 1.0), at_zero=1.0),
     "add": Traits("{0} + {1}", arity=2),
     "sub": Traits("{0} - {1}", arity=2),
@@ -389,6 +406,12 @@ _PLAIN: dict[str, Traits] = {
     **_TRUTHS,
 }
 _PLAIN = {
-    name: replace(entry, cpp=scalars.PLAIN[name], cuda=scalars.CUDA.get(name), cpu=scalars.CPU.get(name))
+    name: replace(
+        entry,
+        cpp=scalars.PLAIN[name],
+        cuda=scalars.CUDA.get(name),
+        cuda_within=scalars.CUDA_WITHIN.get(name, ()),
+        cpu=scalars.CPU.get(name),
+    )
     for name, entry in _PLAIN.items()
 }

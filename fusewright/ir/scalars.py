@@ -159,8 +159,8 @@ def elu_in_cuda(alpha: Scalar, scale: Scalar, input_scale: Scalar) -> str:
 
 
 def softplus_in_cuda(beta: Scalar, limit: Scalar) -> str:
-    if beta == 1:
-        return f"chosen({{0}} > {number(limit)}, {{0}}, softplus({{0}}))"
+    if beta == 1:  # from 18 on ln(1 + e^x) is x, rounded
+        return "softplus({0})" if limit >= 18 else f"chosen({{0}} > {number(limit)}, {{0}}, softplus({{0}}))"
     scaled = f"{{0}} * {number(beta)}"
     return f"chosen({scaled} > {number(limit)}, {{0}}, softplus({scaled}) * {number(1 / beta)})"
 
@@ -179,7 +179,7 @@ _RAMP = "smaller(greater({0} + 3, 0.0f), 6.0f)"
 CUDA: dict[str, str] = {
     "relu6": clipping_in_cuda(0, 6),
     "hardsigmoid": f"{_RAMP} * {_SIXTH}",
-    "hardswish": f"{{0}} * {_RAMP} * {_SIXTH}",
+    "hardswish": f"{{0}} * saturated_product({{0}} + 3, {_SIXTH})",  # whatever that is of NaN
     # of a fourth of both sides: the reciprocal of the largest number is a normal number then, and no zero
     "softsign": "0.25f * {0} * reciprocal_approx(0.25f * fabs({0}) + 0.25f)",
     "sigmoid": "reciprocal_approx(1.0f + exp2_approx(-1.44269504f * {0}))",
@@ -193,6 +193,15 @@ CUDA: dict[str, str] = {
     "atan": "arc_tangent({0})",
     "sin": "sine({0})",
     "cos": "cosine({0})",
+}
+
+# Shorter ones of arguments in an interval, the first of which is taken that holds them.
+CUDA_WITHIN: dict[str, tuple[tuple[tuple[float, float], str], ...]] = {
+    "softsign": (((-1e37, 1e37), "{0} * reciprocal_approx(fabs({0}) + 1.0f)"),),
+    "exp": (((-2.0, 2.0), "exp2_approx(1.44269504f * {0})"),),
+    "mish": (((-1.0, inf), "mish_above({0})"),),
+    "sin": (((-1.5708, 1.5708), "sine_of_small({0})"), ((-1e5, 1e5), "sine_of_near({0})")),
+    "cos": (((-1e5, 1e5), "cosine_of_near({0})"),),
 }
 
 # In the loops of a CPU, float32 only: no division by what is known, and one exponential for all of a function.

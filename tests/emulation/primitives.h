@@ -217,6 +217,10 @@ inline double greater(double a, double b) { return a > b || a != a ? a : b; }
 inline double smaller(double a, double b) { return a < b || a != a ? a : b; }
 #endif
 
+#ifdef USES_saturated_product
+inline float saturated_product(float a, float b) { return std::fmin(std::fmax(a * b, 0.0f), 1.0f); }
+#endif
+
 #ifdef USES_approximations
 inline float exp2_approx(float x) { return std::exp2(x) < 1.17549435e-38f ? 0.0f : std::exp2(x); }
 inline float reciprocal_approx(float x) { return std::fabs(1.0f / x) < 1.17549435e-38f ? 0.0f : 1.0f / x; }

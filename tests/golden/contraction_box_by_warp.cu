@@ -439,11 +439,13 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                         const int q = cell_h + warp_h * OWN_H + rh / ROWS_H;
                         const int r = cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2;
                         const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
+                        Compute over = Compute(0);
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int half = 0; half < 2; ++half)
-                                of_tile = of_tile + chosen(inside, before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half), Compute(0));
+                                over = over + before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half);
+                        of_tile = of_tile + chosen(inside, over, Compute(0));
                     }
         }
         total = total + of_tile;

@@ -14,19 +14,12 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const unsigned (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// The greater and the smaller of two values; NaN wins.
-__device__ __forceinline__ float greater(float a, float b) {
+// A product between 0 and 1; 0 where it is NaN.
+__device__ __forceinline__ float saturated_product(float a, float b) {
     float c;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    asm("mul.sat.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
     return c;
 }
-__device__ __forceinline__ float smaller(float a, float b) {
-    float c;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-    return c;
-}
-__device__ __forceinline__ double greater(double a, double b) { return a > b || a != a ? a : b; }
-__device__ __forceinline__ double smaller(double a, double b) { return a < b || a != a ? a : b; }
 
 // Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`; nothing
 // where not `active`, which a branch would say in more instructions.
@@ -314,7 +307,7 @@ fused_test(const bf16* __restrict__ x, const bf16* __restrict__ packed, const bf
         }
     const auto before = [&](Compute value, int m, int half) {
         const Compute shifted = value + bias_at[m][half];
-        const float v1 = shifted * smaller(greater(shifted + 3, 0.0f), 6.0f) * 0.16666667f;
+        const float v1 = shifted * saturated_product(shifted + 3, 0.16666667f);
         return v1;
     };
     double total[M_TILES][2];

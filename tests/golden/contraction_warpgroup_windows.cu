@@ -450,11 +450,13 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                         const int q = cell_h + warp_h * OWN_H + rh / ROWS_H;
                         const int r = cell_w + 8 * (warp_w * OWN_W + own_w) + row;
                         const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
+                        Compute over = Compute(0);
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int half = 0; half < 2; ++half)
-                                of_tile = of_tile + chosen(inside, before(acc[rh / 2][own_w][m][2 * (rh % 2) + half], m, half), Compute(0));
+                                over = over + before(acc[rh / 2][own_w][m][2 * (rh % 2) + half], m, half);
+                        of_tile = of_tile + chosen(inside, over, Compute(0));
                     }
         }
         total = total + of_tile;

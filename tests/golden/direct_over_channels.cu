@@ -5,19 +5,12 @@ __device__ __forceinline__ void await_launches() {
 #endif
 }
 
-// The greater and the smaller of two values; NaN wins.
-__device__ __forceinline__ float greater(float a, float b) {
+// A product between 0 and 1; 0 where it is NaN.
+__device__ __forceinline__ float saturated_product(float a, float b) {
     float c;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    asm("mul.sat.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
     return c;
 }
-__device__ __forceinline__ float smaller(float a, float b) {
-    float c;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-    return c;
-}
-__device__ __forceinline__ double greater(double a, double b) { return a > b || a != a ? a : b; }
-__device__ __forceinline__ double smaller(double a, double b) { return a < b || a != a ? a : b; }
 
 // Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`; nothing
 // where not `active`, which a branch would say in more instructions.
@@ -260,7 +253,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         return v1;
     };
     const auto after = [&](Compute value, int at) {
-        const float v1 = value * smaller(greater(value + 3, 0.0f), 6.0f) * 0.16666667f;
+        const float v1 = value * saturated_product(value + 3, 0.16666667f);
         return v1;
     };
     for (int i = 0; i < ROUNDS * CHUNKS; ++i)

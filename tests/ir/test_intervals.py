@@ -62,7 +62,7 @@ NUMBERS = st.sampled_from([0.0, 1.0, -2.0, 0.1, 1e30, -1e-30, 1e-45, 3])
 
 
 def grow(children: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
-    pool = ops.Pool("max", (2,), (1,), (0,), (1,))
+    pools = [ops.Pool(kind, (2,), (1,), (0,), (1,)) for kind in ("max", "avg")]
     return st.one_of(
         st.builds(pointwise, st.sampled_from(UNARY), children),
         st.builds(pointwise, st.sampled_from(["add", "sub", "mul", "div"]), children, NUMBERS),
@@ -85,7 +85,7 @@ def grow(children: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
         ),
         st.builds(lambda x, log: make(ops.Softmax(1, log), x), children, st.booleans()),
         st.builds(lambda x: make(ops.Pad(((1, 1, 0),), "constant", -2.0), x) if x.shape[1] == 2 else x, children),
-        st.builds(lambda x: make(pool, x) if x.shape[-1] == 64 else x, children),
+        st.builds(lambda x, pool: make(pool, x) if x.shape[-1] == 64 else x, children, st.sampled_from(pools)),
     )
 
 
@@ -118,6 +118,9 @@ def test_intervals_hold_every_value(dtype):
         (lambda x: make(ops.Softmax(1), x), (0.0, 1.0)),
         (lambda x: make(ops.Pool("avg", (2,), (2,), (1,), (1,)), pointwise("relu", x)), NON_NEGATIVE),
         (lambda x: make(ops.Pool("avg", (2,), (2,), (0,), (1,), divisor=-2), pointwise("relu", x)), REALS),
+        (lambda x: make(ops.Pool("avg", (2,), (2,), (1,), (1,)), pointwise("sigmoid", x)), (0.0, 1.00003)),
+        (lambda x: make(ops.Pool("avg", (2,), (2,), (0,), (1,)), pointwise("clamp", x, params=(2, 4))), (0.0, 4.0)),
+        (lambda x: make(ops.Pool("avg", (300,), (2,), (150,), (1,)), pointwise("tanh", x)), REALS),
         (lambda x: make(ops.Pool("max", (2,), (2,), (1,), (1,)), pointwise("relu", x)), REALS),
         (lambda x: make(ops.Pool("max", (3,), (2,), (0,), (1,), True), pointwise("relu", x)), REALS),
         (lambda x: make(ops.Pool("max", (2,), (2,), (0,), (1,)), pointwise("relu", x)), NON_NEGATIVE),
@@ -132,7 +135,7 @@ def test_intervals_hold_every_value(dtype):
     ],
 )
 def test_known_intervals(build, expected):
-    assert interval(build(source())) == pytest.approx(expected)
+    assert interval(build(source())) == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_positive_constant_keeps_values_off_zero():
@@ -146,6 +149,25 @@ def test_outward_is_wider_unless_zero_or_infinite():
     assert outward((0.0, inf), torch.float32) == (0.0, inf)
     assert outward((1e39, 1e39), torch.float32)[1] == inf and outward((1e39, 1e39), torch.float32)[0] < 3.5e38
     assert outward((-1e39, 1.0), torch.float32)[0] == -inf
+
+
+@pytest.mark.parametrize(
+    ("fn", "ends", "expected"),
+    [
+        ("erf", (-1.0, 1.0), (-0.84270, 0.84270)),
+        ("sigmoid", (-inf, 2.0), (0.0, 0.88080)),
+        ("silu", (-1.0, 3.0), (-0.26894, 2.85772)),
+        ("silu", (-2.0, 3.0), (-0.2785, inf)),
+        ("hardswish", (-1.0, 1.0), (-0.33333, 0.66667)),
+        ("sin", (-1.0, 0.5), (-0.84147, 0.47943)),
+        ("cos", (0.0, 1.0), (0.54030, 1.0)),
+    ],
+)
+def test_the_image_where_a_function_keeps_the_order(fn, ends, expected):
+    found = interval(pointwise(fn, pointwise("clamp", source(torch.float64), params=ends)))
+    assert found == pytest.approx(expected, abs=1e-5)
+    low, high = interval(pointwise(fn, pointwise("clamp", source(torch.float16), params=ends)))
+    assert low <= found[0] and found[1] <= high
 
 
 def test_a_deep_chain_gives_up():

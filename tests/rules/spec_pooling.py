@@ -77,7 +77,8 @@ FUNCTIONS: list[tuple[str, tuple[Any, ...], str | None]] = [
     ("sigmoid", (), None), ("tanh", (), None), ("exp", (), None), ("elu", (1.0,), None), ("softplus", (), None),
     ("neg", (), None), ("sqrt", (), "square"), ("sqrt", (), "sigmoid"), ("log1p", (), "relu"), ("square", (), "abs"),
     ("pow", (3,), None), ("pow", (2,), "relu"), ("floor", (), None), ("hardsigmoid", (), None), ("selu", (), None),
-    ("threshold", (0.5, 0.2), None), ("log", (), "relu6"),
+    ("threshold", (0.5, 0.2), None), ("log", (), "relu6"), ("silu", (), "tanh"), ("mish", (), "softplus"),
+    ("hardswish", (), "hardswish"), ("gelu", (), "sigmoid"), ("sin", (), "softsign"), ("cos", (), "sigmoid"),
 ]  # fmt: skip
 
 
@@ -187,7 +188,13 @@ SPECS = [
         lambda: of("relu"),
         functions(),
         {
-            "gelu is not monotone": lambda: of("gelu"),
+            "gelu is not monotone on all values it may get": lambda: of("gelu"),
+            "silu is not monotone on all values it may get # below where it rises": lambda: of(
+                "silu", x=pw("clamp", image(), params=(-1.3, 2.0))
+            ),
+            "cos is not monotone on all values it may get # beyond where it falls": lambda: of(
+                "cos", x=pw("clamp", image(), params=(0.0, 3.15))
+            ),
             "leaky_relu is not monotone # falling part": lambda: of("leaky_relu", -0.1),
             "elu is not monotone # falling part": lambda: of("elu", -1.0),
             "threshold is not monotone # value above the threshold": lambda: of("threshold", 1.0, 2.0),

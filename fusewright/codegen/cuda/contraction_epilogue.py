@@ -380,8 +380,8 @@ class Epilogue(ValueText):
             there = f"chosen(inside, {value}, {self.joining.empty})"
             return nest(CHANNELS, [f"of_tile[m][half] = {join('of_tile[m][half]', there)};"])
         if self.kind == "all":
-            there = f"chosen({self.there}, {value}, {self.joining.empty})"
-            return nest(CHANNELS, [*([] if self.whole else [self.feature]), f"of_tile = {join('of_tile', there)};"])
+            own = self._over_own_channels(value)
+            return [*own, f"of_tile = {join('of_tile', f'chosen(inside, over, {self.joining.empty})')};"]
         if self.kind == "channels":
             return [*self._over_channels(value), *self._kept(lengths, local)]
         return self.stored(value, lengths)
@@ -438,10 +438,14 @@ class Epilogue(ValueText):
             channels = [f"values[m][half] = {value};"] if self.whole else channels
             lines = ["Compute values[M_TILES][2];", *nest(CHANNELS, channels)]
             return [*lines, f"const {self.tile_type} over = of_column(values);"]
+        lanes = (f"over = {self.joining.join_lane('over', n)};" for n in self.other_channels.distances)
+        return [*self._over_own_channels(value), *lanes]
+
+    def _over_own_channels(self, value: str) -> Lines:
+        """Join the channels that a thread has of a position."""
         there = value if self.whole else f"chosen(feature < O, {value}, {self.joining.empty})"
         channels = [*([] if self.whole else [self.feature]), f"over = {self.joining.join('over', there)};"]
-        lines = [f"{self.tile_type} over = {self.joining.empty};", *nest(CHANNELS, channels)]
-        return [*lines, *(f"over = {self.joining.join_lane('over', n)};" for n in self.other_channels.distances)]
+        return [f"{self.tile_type} over = {self.joining.empty};", *nest(CHANNELS, channels)]
 
     @property
     def exchanges(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from typing import ClassVar, Protocol
 
@@ -21,12 +22,16 @@ from fusewright.codegen.cuda.contraction_folds import (
 from fusewright.codegen.cuda.sample import BlockProgram, block_program
 from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.ir import ops
+from fusewright.ir.intervals import interval, within
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Array, Launch
 from fusewright.schedule.contraction import Contraction
 
 # Threads of the second kernel's blocks.
 FINISHERS = 128
+
+# Values whose exponentials a logsumexp adds up with nothing subtracted: a product and one instruction give them.
+EXPONENTIATED = (-2.0, 2.0)
 
 
 def operands(c: Contraction) -> dict[Node, str]:
@@ -100,7 +105,16 @@ class Finish:
 
     @property
     def fold(self) -> str:
-        return self.c.fold.op.kind if self.c.fold is not None else "sum"
+        """How values become one (`JOININGS`)."""
+        kind = self.c.fold.op.kind if self.c.fold is not None else "sum"
+        return "sum of exponentials" if kind == "logsumexp" and self._bounded else kind
+
+    @cached_property
+    def _bounded(self) -> bool:
+        """Whether the exponential of each value can be taken as it is, in the function that it comes from."""
+        assert self.c.fold is not None
+        last = self.c.before if self.c.window is None and self.c.shares is None else self.c.after
+        return last is not None and within(interval(self.c.fold.node.arg(0)), EXPONENTIATED)
 
     @property
     def slices(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -77,6 +77,7 @@ JOININGS = {
     "sum": _SUM,
     "mean": _SUM,
     "avg": _SUM,
+    "sum of exponentials": replace(_SUM, result="log({0})"),
     "max": Joining("greater({0}, {1})", "-Compute(INFINITY)"),
     "min": Joining("smaller({0}, {1})", "Compute(INFINITY)"),
     "logsumexp": Joining(

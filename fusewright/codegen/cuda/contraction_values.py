@@ -14,6 +14,7 @@ from fusewright.codegen.cpp import Scalars, compute_type
 from fusewright.codegen.cuda.contraction_finish import Finish, operands
 from fusewright.codegen.cuda.loops import nest
 from fusewright.codegen.text import Lines, block, fill
+from fusewright.ir import build, pointwise
 from fusewright.ir.node import Node
 from fusewright.schedule.chain import Map
 
@@ -61,10 +62,21 @@ class ValueText(Finish):
         """The lambda as it is where every value is changed on its own."""
         return self._function("before", self.c.before, self._shift())
 
-    @property
+    @cached_property
     def in_place(self) -> bool:
         """Whether a thread's products are changed all at once: where functions would branch for each (`functions`)."""
-        return self.changes and self.c.shares is None and any("sine(" in line for line in self._before)
+        if self.c.before is None or self.c.shares is not None:
+            return False
+        leaves = (*self.c.operands, self.c.before.value)
+        scalars = Scalars(dict.fromkeys(leaves, ""), lambda node: "", cuda=True)
+        scalars.value(self.c.before.root)
+        return any("sine(" in line for line in scalars.lines)
+
+    def _exponentiates(self, tree: Map | None) -> bool:
+        """Whether exponentials of what this tree gives are added up."""
+        if self.fold != "sum of exponentials" or tree is None:
+            return False
+        return self.c.fold is not None and self.c.fold.node.arg(0) is tree.root
 
     @property
     def one_by_one(self) -> bool:
@@ -73,7 +85,12 @@ class ValueText(Finish):
 
     def changed(self, value: str) -> str:
         """A product as it goes into the window or the reduction, or is written."""
-        return f"before({value}, {self._where})" if self.one_by_one else value
+        if self.one_by_one:
+            return f"before({value}, {self._where})"
+        if not (self.in_place and self._exponentiates(self.c.before)):
+            return value
+        ((_, text),) = pointwise.traits("exp").cuda_within  # behind a sine of float32
+        return text.format(value)
 
     def all_changed(self, products: Sequence[str], loops: Sequence[str], lines: Lines, inner: Sequence[str]) -> Lines:
         """Statements that change products in place; `lines`, in the loops around the inner ones, say where they are."""
@@ -105,7 +122,8 @@ class ValueText(Finish):
             # Operands are read from memory, those that a pointwise function of parameters gave as well.
             given = {n: self._access(n) for n in self.c.operands} | {tree.value: result}
             scalars = Scalars(given, self._access, cuda=True)
-            result = scalars.value(tree.root)
+            exponentiated = self._exponentiates(tree) and not (label == "before" and self.in_place)
+            result = scalars.value(build.pointwise("exp", tree.root) if exponentiated else tree.root)
             lines += scalars.lines
         head = f"const auto {label} = [&](Compute value, {self.place})"
         return [*block(head, [*lines, f"return {result};"])[:-1], "};"]

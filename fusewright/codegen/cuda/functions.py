@@ -28,26 +28,21 @@ __device__ __forceinline__ float expm1_falling(float x) {
     return fmaf(fmaf(r * r, p, r), scale, scale - 1);
 }
 """,
-    "log1p_of_fraction": """
-// ln(1 + u) of u from 0 to 1: 2 artanh s with s = u / (2 + u).
-__device__ __forceinline__ float log1p_of_fraction(float u) {
-    const float s = u * reciprocal_approx(2 + u), z = s * s;
-    const float p = $artanh32;
-    return 2 * s + 2 * s * (z * p);
+    "softplus": """
+// ln(1 + e^x) without a sum that overflows: the greater of x and 0, and ln(1 + u) = u p(u) of u = e^-|x|.
+__device__ __forceinline__ float softplus(float x) {
+    const float u = exp(-fabs(x));
+    const float p = $log1p32;
+    return fmaf(u, p, fmax(x, 0.0f));
 }
 """,
-    "softplus": """
-// ln(1 + e^x) without a sum that overflows.
-__device__ __forceinline__ float softplus(float x) { return fmax(x, 0.0f) + log1p_of_fraction(exp(-fabs(x))); }
-""",
     "erf": """
-// erf x = x + x p(x^2) where |x| is small, else 1 - e^q(|x|).
+// erf x = x + x p(x^2) where |x| is small, else 1 - 2^q(|x|).
 __device__ __forceinline__ float error_function(float x) {
     const float size = fabs(x), t = fmin(size, 3.95f), z = x * x;
     const float p = $erf32;
-    const float q = $erfc32;
-    const float large = 1 - exp2_approx(1.44269504f * q), small = x + x * p;
-    return chosen(size < 0.92f, small, chosen(size >= 0.92f, copysign(large, x), x));
+    const float q = $erfc_bits32;
+    return chosen(size >= 0.92f, copysign(1 - exp2_approx(q), x), x + x * p);
 }
 """,
     "gelu": """
@@ -67,10 +62,13 @@ __device__ __forceinline__ float gelu_by_tanh(float x) {
 """,
     "mish": """
 // x tanh(ln(1 + e^x)) = x n / (n + 2) with n = e^x (e^x + 2).
-__device__ __forceinline__ float mish(float x) {
-    const float e = exp(fmin(x, 20.0f)), n = e * (e + 2);
+__device__ __forceinline__ float mish_by(float exponential, float x) {
+    const float n = exponential * (exponential + 2);
     return x * (n * reciprocal_approx(n + 2));
 }
+__device__ __forceinline__ float mish(float x) { return mish_by(exp(fmin(x, 20.0f)), x); }
+// Of x from -1 on: the greater x is, the less is it what e^x is.
+__device__ __forceinline__ float mish_above(float x) { return mish_by(exp2_approx(1.44269504f * fmin(x, 20.0f)), x); }
 """,
     "arc_tangent": """
 // atan x = pi/2 - atan 1/x.
@@ -88,12 +86,16 @@ __device__ __forceinline__ float arc_tangent(float x) {
 constexpr float FAR = 100000;
 __device__ __noinline__ float sine_of_far(float x) { return sin(x); }
 __device__ __noinline__ float cosine_of_far(float x) { return cos(x); }
-// sin (x - turns pi), negated where bit 0 of `odd` is set.
+// sin r of r up to pi/2.
+__device__ __forceinline__ float sine_of_small(float r) {
+    const float z = r * r;
+    const float p = $half_turn32;
+    return r + r * (z * p);
+}
+// sin (x - turns pi), negated where bit 0 of `odd` is set: a carry out of bit 31 is lost.
 __device__ __forceinline__ float sine_of_rest(float x, float turns, unsigned odd) {
     const float less = fmaf(turns, -0x1.4442dp-23f, fmaf(turns, -0x1.921fb4p1f, x));
-    const float r = fmaf(turns, -0x1.846988p-47f, less), z = r * r;
-    const float p = $half_turn32;
-    return __uint_as_float(__float_as_uint(r + r * (z * p)) ^ odd << 31);
+    return __uint_as_float(__float_as_uint(sine_of_small(fmaf(turns, -0x1.846988p-47f, less))) + (odd << 31));
 }
 __device__ __forceinline__ float sine_of_near(float x) {
     const float shifted = fmaf(x, 0.318309886f, 0x1.8p23f);

@@ -96,6 +96,14 @@ __device__ __forceinline__ float smaller(float a, float b) {
 __device__ __forceinline__ double greater(double a, double b) { return a > b || a != a ? a : b; }
 __device__ __forceinline__ double smaller(double a, double b) { return a < b || a != a ? a : b; }
 """,
+    "saturated_product": r"""
+// A product between 0 and 1; 0 where it is NaN.
+__device__ __forceinline__ float saturated_product(float a, float b) {
+    float c;
+    asm("mul.sat.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+""",
     "approximations": r"""
 // 2^x and 1/x to 2 ulp; results below the normal numbers are zero.
 __device__ __forceinline__ float exp2_approx(float x) {
