@@ -7,7 +7,8 @@ import torch
 from contraction_cases import Case, find, tolerance
 from emulation.emulate import emulate
 
-from fusewright.schedule.tiling import Tiling
+from fusewright.runtime import nvrtc
+from fusewright.schedule.tiling import Tiling, fitting
 
 POOL = {"pool": "avg", "window": (4, 4), "step": (4, 4)}
 CASES = {
@@ -68,3 +69,38 @@ def test_as_the_model_in_float64(name: str) -> None:
             got = emulate(found.kernel(t), *found.tensors(x), order=order, sanitize=sanitize).double()
             error = ((got - want).abs() / size.clamp(min=1e-30)).max().item()
             assert error <= tolerance(found.case, boxed=True), (t, error)
+
+
+# Real sizes: rows below a cell in two and three dimensions, with and without padding, and one long one.
+REAL = {
+    "padded": Case((66, 64), 8, 64, padding=(1, 1), **POOL, after=("sigmoid",)),
+    "padded, one dimension": Case(
+        *((93496,), 36, 19, (7,), (1,), (3,), (2,)),
+        **{"pool": "avg", "window": (4,), "step": (4,), "fold": "min", "fold_dims": "p"},
+    ),
+    "planes": Case(
+        *((32, 64, 64), 8, 16, (3,) * 3, (1,) * 3, (0,) * 3, (1,) * 3),
+        **{"pool": "avg", "window": (2,) * 3, "step": (2,) * 3},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("name", REAL)
+def test_compiles_without_spills(name: str, arch: str) -> None:
+    """The best three tiles, with no more registers than their blocks may have."""
+    found = find(REAL[name], boxed=True)
+    assert not isinstance(found, str)
+    for t in [t for t in found.tilings() if t.by_warp][:3]:
+        taken = nvrtc.resources(nvrtc.compile(found.kernel(t).source, arch))
+        assert all(entry.stack == 0 for entry in taken.values()), (t, taken)
+
+
+@pytest.mark.parametrize(
+    ("threads", "registers", "blocks"), [(480, 128, 1), (480, 136, 0), (192, 96, 3), (192, 112, 2)]
+)
+def test_every_fourth_warp_is_dealt_the_same_quarter_of_the_registers(
+    threads: int, registers: int, blocks: int
+) -> None:
+    assert fitting(threads, 0, registers) == blocks
