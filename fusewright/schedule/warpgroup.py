@@ -40,8 +40,8 @@ OTHERS, ON_ITS_WAY = 44, 6
 UNFOLDED, UNFOLDED_HALVES = 24, 64
 # Where others stage, for what follows the products: where they do not, it has those of vectors on their way.
 FOLLOWING = 16
-# Of weights that wait in registers, for every 64 features: those at hand, those that come next, and where they are.
-HELD = 34
+# Of weights that wait in registers, for every 64 features: those at hand, and those that come next.
+HELD = 8
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ FOUND = 8
 PRODUCER, DEEP, KEPT, MOST_OF_THREAD = 72, 32, 16, 240
 # Of a run's place.
 PLACE = 3
+# What those whose rows wait in registers take beyond their estimate, where producers have it to leave.
+HELD_BEYOND = 28
 # What the compiler finds beyond the registers of a producer, or needs of those that all are compiled for.
 BEYOND_GIVEN, BEYOND_COMPILED = 10, -6
 
@@ -110,6 +112,7 @@ def handed_over(c: Contraction, t: WarpgroupCut, per_sm: int) -> tuple[int, int]
     """Registers of producers and of those that multiply, where some leave theirs to the others; `None` where all have
     as many as they are compiled for."""
     each, staging, multiplying = _compiled(t, per_sm), producer_registers(c, t), t.registers(c)
+    multiplying += HELD_BEYOND if t.held else 0
     if not t.producers or max(staging, multiplying) <= each:
         return None
     pool = each * (t.warps + t.producers)
