@@ -567,11 +567,13 @@ fused_conv_avg_sigmoid_sum(const float* __restrict__ x, const float* __restrict_
                         const int q = cell_h + warp_h * OWN_H + rh / ROWS_H;
                         const int r = cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2;
                         const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R);
+                        Compute over = Compute(0);
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                             for (int half = 0; half < 2; ++half)
-                                of_tile = of_tile + chosen(inside, before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half), Compute(0));
+                                over = over + before(acc[rd][rh][s / 2][m][2 * half + s % 2], m, half);
+                        of_tile = of_tile + chosen(inside, over, Compute(0));
                     }
         }
         total = total + of_tile;
@@ -633,7 +635,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_conv_avg_sigmoid_sum_2ce8efd2_sm_{arch}",
+        name=f"fused_conv_avg_sigmoid_sum_3787e21f_sm_{arch}",
         cpp_sources="",
         cuda_sources=[FAILURE, FUSED_CONV_AVG_SIGMOID_SUM, FUSED_CONV_AVG_SIGMOID_SUM_LAUNCHER],
         extra_cuda_cflags=[f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17"],

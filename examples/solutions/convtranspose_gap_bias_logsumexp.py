@@ -171,13 +171,13 @@ __device__ __forceinline__ float value(Element element) {
 }
 
 // Adds LOADS packs (or the first `packs` of them, unless ALL) at from(0), from(1), ... to the columns.  All loads are
-// under way before the first is used, and leave the caches alone: nothing is read twice.
+// under way before the first is used.
 template <bool ALL, int COUNT, typename From>
 __device__ __forceinline__ void add(From from, int packs, double (&column)[COUNT]) {
     Pack<COUNT> pack[LOADS];
 #pragma unroll
     for (int u = 0; u < LOADS; ++u)
-        if (ALL || u < packs) pack[u].word = __ldcs(reinterpret_cast<const typename Pack<COUNT>::Word*>(from(u)));
+        if (ALL || u < packs) pack[u].word = __ldg(reinterpret_cast<const typename Pack<COUNT>::Word*>(from(u)));
     float few[COUNT] = {};  // a few additions in the type of the values, all others in float64
 #pragma unroll
     for (int u = 0; u < LOADS; ++u) {
@@ -425,7 +425,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_rangesum_f8ae0a0f_sm_{arch}",
+        name=f"fused_rangesum_a5a45d85_sm_{arch}",
         cpp_sources="",
         cuda_sources=[
             FAILURE,

@@ -63,7 +63,7 @@ FEATURES: dict[str, tuple[Case, dict[str, Any]]] = {
     ),
     "windows in pieces": (Case((26, 40), 18, 16, pool="avg", window=(4, 2), step=(4, 2)), {"rows_h": 1, "chunk": 8}),
     "three dimensions": (
-        Case((5, 6, 40), 3, 16, (3, 3, 3), ONE, ONE, ONE, fold="sum", fold_dims="cp"),
+        Case((5, 6, 40), 8, 16, (3, 3, 3), ONE, ONE, ONE, fold="sum", fold_dims="cp"),
         {"cells_d": 2},
     ),
     "phases": (Case((9, 40), 9, 24, (3, 3), (2, 2), (1, 1), transposed=True, before=("relu",)), {"joined": 0}),
@@ -89,7 +89,7 @@ POSITIONS: dict[str, tuple[Case, dict[str, Any]]] = {
         Case((26, 140), 6, 16, (5, 3), pool="max", window=(3, 2), step=(3, 2), fold="mean", fold_dims="p"),
         {"rows_h": 3},
     ),
-    "three dimensions": (Case((5, 20, 70), 3, 8, (2, 5, 3), ONE, ONE, ONE, fold="sum", fold_dims="cp"), {}),
+    "three dimensions": (Case((5, 20, 70), 8, 8, (2, 5, 3), ONE, ONE, ONE, fold="sum", fold_dims="cp"), {}),
     "over channels": (Case((20, 70), 8, 24, (5, 3), fold="logsumexp", fold_dims="c"), {}),
     "softmax": (Case((20, 70), 5, 12, (5, 3), softmax="softmax", after=("scale",)), {}),
     "producers": (Case((20, 70), 20, 9, (5, 3)), {"chunk": 8, "producers": 4}),
@@ -199,6 +199,8 @@ def test_compiles_without_spills(name: str, producers: int) -> None:
     case, way = REAL[name]
     f = find(case)
     assert isinstance(f, Found)
-    for t in [t for t in tiles(f, (way,)) if t.producers == producers][:2]:
+    chosen = [t for t in tiles(f, (way,)) if t.producers == producers][:2]
+    assert chosen
+    for t in chosen:
         resources = nvrtc.resources(nvrtc.compile(kernel(f, t).source, cuda.ARCH))
         assert all(r.stack == 0 for r in resources.values()), (t, resources)
