@@ -399,12 +399,12 @@ def few_alike(tiles: Iterable[tuple[float, AnyTile]], count: int, *, alike: int)
 def few_of_each(
     c: Contraction, tiles: list[tuple[float, Tile]], count: int, *, alike: int
 ) -> list[list[tuple[float, Tile]]]:
-    """The same of those without producers, of those with them, and of those whose warpgroups take turns besides, which
-    estimates do not compare well with others."""
+    """The same of those without producers whose operands are all in shared memory, of others, and of those whose
+    warpgroups take turns besides, which estimates do not compare well with others."""
     groups = dict(unfoldings(c))
     kinds: list[list[tuple[float, Tile]]] = [[], [], []]
     for score, t in tiles:
-        kinds[(t.producers > 0) + takes_turns(groups[t.unfolded], t)].append((score, t))
+        kinds[(t.producers > 0 or t.held) + takes_turns(groups[t.unfolded], t)].append((score, t))
     return [few_alike(kind, count, alike=alike) for kind in kinds]
 
 

@@ -49,7 +49,7 @@ from fusewright.schedule.warpgroup_windows import shortlist as by_windows
 # multiply by warpgroups so many at least, and so many beside them whose blocks have producers, with and without turns.
 WORTH_MEASURING = 14
 OF_WARPGROUPS, BESIDE_WARPGROUPS = 20, 6
-OF_EACH_WAY, OF_PRODUCERS = 10, 6
+OF_EACH_WAY, OF_PRODUCERS = 10, 8
 
 # And so many cuts of a range reduction into blocks; with more different sums than these, one pass is slower.
 CUTS = 4
@@ -215,7 +215,8 @@ def _of_warpgroups(
 ) -> tuple[float, list[Option]]:
     """Ways to cut a group for the tensor cores of Hopper, and the estimate of the best.
 
-    Tiles with producers come last: files that are written by estimate alone were measured without them.
+    Tiles with producers, or with rows in registers, come last: files that are written by estimate alone were measured
+    without them.
     """
     found = [kind(c, lengths, OF_WARPGROUPS, tf32=tf32) for kind in (by_features, by_positions, by_windows)]
     ways = [of[0] for of in found]

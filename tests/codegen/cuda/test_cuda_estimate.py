@@ -49,8 +49,8 @@ LIBRARY = {
     "half precision": (Linear(512, 1024, logsumexp_of_relu).half(), (65536, 512)),
     "a convolution alone": (nn.Conv2d(256, 128, 1), (64, 256, 28, 28)),
     "windows that share much": (
-        nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
-        (128, 3, 224, 224),
+        nn.Sequential(nn.Conv2d(8, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+        (128, 8, 224, 224),
     ),
 }
 KERNEL = {

@@ -179,7 +179,7 @@ def test_there_is_nothing_to_unfold(case: Case) -> None:
 
 def test_it_is_the_way_of_large_kernels_in_three_dimensions() -> None:
     """Of which whole windows leave little shared memory for neighbours."""
-    f = find(Case((58, 42, 40), 10, 17, (6, 6, 6), (3, 3, 3), (1, 0, 2), ONE))
+    f = find(Case((58, 42, 40), 8, 17, (6, 6, 6), (3, 3, 3), (1, 0, 2), ONE))
     assert isinstance(f, Found)
     (best_estimate, t), *_ = warpgroup_positions.candidates(f.group, f.cells, tf32=True)
     assert t.unfolded == "d"
