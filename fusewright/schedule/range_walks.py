@@ -30,7 +30,7 @@ from fusewright.schedule.range_blocks import (
 from fusewright.schedule.range_families import Family, group_of, repeated
 from fusewright.schedule.range_order import Digits, digits, places
 from fusewright.schedule.range_sums import MOST_SLOTS, Axis, RangeReduction
-from fusewright.schedule.tiling import MULTIPROCESSORS
+from fusewright.schedule.tiling import MULTIPROCESSORS, REGISTERS
 
 MOST_PLACES = 2**30
 MOST_THREADS, FEWEST_THREADS = 512, 128
@@ -38,7 +38,7 @@ MOST_LONG = 8  # elements of a sum that is written out
 MOST_TOGETHER = 16  # slots of the last axis that a thread sums at once, where that has many
 MOST_UNLIKE = 2  # groups that are summed slot by slot, at the ends of an axis
 MOST_LIVE, OTHER_REGISTERS = 96, 14  # registers of a thread for what it keeps, and for all else
-THREADS_RESIDENT, REGISTERS = 2048, 65536  # of a multiprocessor
+THREADS_RESIDENT = 2048  # of a multiprocessor
 
 # Instructions of a thread for an element that it copies, for a turn of sums along the last axis, and for a column;
 # cycles that a step takes of itself, by its barriers and by latencies; and instructions for a sum where one axis comes

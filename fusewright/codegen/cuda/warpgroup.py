@@ -14,7 +14,6 @@ from fusewright.codegen.cuda import warpgroup_pairs, warpgroup_text
 from fusewright.codegen.cuda.contraction_record import record
 from fusewright.codegen.cuda.warpgroup_epilogue import WarpgroupEpilogue
 from fusewright.codegen.cuda.warpgroup_positions import PositionWriter
-from fusewright.codegen.cuda.warpgroup_producers import among
 from fusewright.codegen.cuda.warpgroup_weights import Place
 from fusewright.codegen.cuda.warpgroup_windows import WindowWriter
 from fusewright.codegen.cuda.warpgroup_writer import Operands, Writer
@@ -85,10 +84,8 @@ class _FeatureWriter(Writer):
         of_w, of_x = ("", "") if self.paired else ("(tap * VECTORS + k) * BLOCK_M + ", "k * PLANE + ")
         return fill(warpgroup_text.PRODUCTS, instruction=instruction, tiles=tiles, of_w=of_w, of_x=of_x)
 
-    def held(self, instruction: str, pairs: int, unroll: str) -> Lines:
-        accumulators, tiles = among(self.t, self.accumulators()), positions(self.c, self.t) // 8
-        names = {"instruction": instruction, "pairs": pairs, "unroll": unroll, "tiles": tiles}
-        return fill(warpgroup_text.MULTIPLY_HELD, accumulators=accumulators, **names)
+    def held(self, **names: object) -> Lines:
+        return fill(warpgroup_text.MULTIPLY_HELD, tiles=positions(self.c, self.t) // 8, **names)
 
     def place_of_weights(self) -> Place:
         order = fill(warpgroup_text.ORDER)

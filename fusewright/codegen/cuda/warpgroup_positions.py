@@ -9,7 +9,6 @@ from math import ceil
 from fusewright.codegen.cuda import warpgroup_pairs, warpgroup_text
 from fusewright.codegen.cuda import warpgroup_positions_text as texts
 from fusewright.codegen.cuda.warpgroup_epilogue import PositionEpilogue
-from fusewright.codegen.cuda.warpgroup_producers import among
 from fusewright.codegen.cuda.warpgroup_weights import Place
 from fusewright.codegen.cuda.warpgroup_writer import Operands, Writer
 from fusewright.codegen.text import Lines, fill
@@ -87,9 +86,8 @@ class PositionWriter(Writer):
             return Place(fill(texts.SPREAD_PLACE), texts.PACK_SPREAD, texts.PUT_SPREAD)
         return Place(fill(texts.PLACE), warpgroup_text.PACK_PHASE, warpgroup_text.PUT)
 
-    def held(self, instruction: str, pairs: int, unroll: str) -> Lines:
-        names = {"instruction": instruction, "pairs": pairs, "unroll": unroll, "ahead": self.ahead()}
-        return fill(texts.MULTIPLY_HELD, accumulators=among(self.t, self.accumulators()), **names)
+    def held(self, **names: object) -> Lines:
+        return fill(texts.MULTIPLY_HELD, ahead=self.ahead(), **names)
 
     @property
     def rows_together(self) -> int:

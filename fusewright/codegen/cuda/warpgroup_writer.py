@@ -91,9 +91,9 @@ class Writer:
         return "BLOCK_M"
 
     @abstractmethod
-    def held(self, instruction: str, pairs: int, unroll: str) -> Lines:
-        """The function that multiplies by `instruction`, with one operand in registers: so many pairs of vectors are
-        written out one behind the other, and all of them where loops are to `unroll`."""
+    def held(self, **names: object) -> Lines:
+        """The function that multiplies by `instruction`, with one operand in registers and these `accumulators`: so
+        many `pairs` of vectors are written out one behind the other, and all of them where loops are to `unroll`."""
 
     @property
     def rows_together(self) -> int:
@@ -226,11 +226,13 @@ class Writer:
         every = multiplied_vectors(self.c, self.lay.vectors, taps, taps.rows) // 2 * each
         flavour, columns = FLAVOURS[self.c.x.dtype], self.t.products(self.c).columns
         unroll_rows = "" if taps.rows == self.t.tap_rows and every <= UNROLLED else "1"
+        accumulators = among(self.t, self.accumulators())
         if self.t.held:
             most = max(1, UNROLLED_HELD // (each * taps.per_row * self.rows_together))
             fit = [n for n in range(1, self.lay.vectors // 2 + 1) if self.lay.vectors // 2 % n == 0 and n <= most]
             pairs = max(fit, key=lambda n: (n % 2 == 0, n))  # those of an odd number wait for the last
-            return self.held(f"wgmma_rows_{flavour}_{columns}", pairs, unroll_rows)
+            instruction = f"wgmma_rows_{flavour}_{columns}"
+            return self.held(accumulators=accumulators, instruction=instruction, pairs=pairs, unroll=unroll_rows)
         names = {
             "unroll_rows": unroll_rows,
             "unroll": max(1, min(self.lay.vectors // 2, UNROLLED // (each * taps.per_row))),
@@ -239,7 +241,7 @@ class Writer:
         return fill(
             warpgroup_pairs.MULTIPLY if self.paired else warpgroup_text.MULTIPLY,
             **names,
-            accumulators=among(self.t, self.accumulators()),
+            accumulators=accumulators,
             ahead=self.ahead(),
             others=fill(warpgroup_pairs.OTHERS, **names) if self.lay.vectors > 1 else [],
             products=self.products(f"wgmma_{flavour}_{columns}"),
