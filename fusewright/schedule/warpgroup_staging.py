@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, prod
 from typing import Protocol, TypeVar
@@ -234,13 +235,15 @@ class Staged:
     """One chunk of the input in shared memory, as [vector of channels][d][h][w % advance][w / advance][channel].
 
     lengths   input rows along d, h, and indices along w; `walks` say which rows
-    pitch     columns w / advance of one residue; columns are vectors
+    pitch     columns, which are vectors, from one residue w % advance to the next: neighbours spread over the banks
+    row       columns of a row
     plane     columns of a vector of channels: an odd number, so that vectors of one column spread over the banks
     vectors   of channels
     """
 
     lengths: tuple[int, int, int]
     pitch: int
+    row: int
     advance: int
     plane: int
     vectors: int
@@ -250,10 +253,6 @@ class Staged:
     def reach(self) -> int:
         """The most input indices from the first to the last along a dimension."""
         return max((n - 1) * walk.step + 1 for walk, n in zip(self.walks, self.lengths, strict=True))
-
-    @property
-    def row(self) -> int:
-        return self.pitch * self.advance
 
     def column(self, w: int) -> int:
         return w % self.advance * self.pitch + w // self.advance
@@ -265,8 +264,36 @@ def staged(c: Contraction, t: WarpgroupCut) -> Staged:
     d, h, w = (span(walk.staged, n) for walk, n in zip(along, t.cells, strict=True))
     advance = c.axes[2].advance
     w = ceil(w / advance) * advance if t.whole_cells else w
-    plane = d * h * ceil(w / advance) * advance
-    return Staged((d, h, w), ceil(w / advance), advance, plane + 1 - plane % 2, t.chunk // vector(c), along)
+    pitch = _pitch(w, advance)
+    row = (advance - 1) * pitch + ceil(w / advance)
+    plane = d * h * row
+    return Staged((d, h, w), pitch, row, advance, plane + 1 - plane % 2, t.chunk // vector(c), along)
+
+
+# Vectors of 16 bytes in all banks, which as many lanes write at once.
+BANKS = 8
+# What a row twice as long costs, in turns that a store takes.
+LONGER = 2.0
+
+
+@lru_cache(maxsize=4096)
+def _pitch(w: int, advance: int) -> int:
+    """Columns from one residue to the next in rows of `w` indices: such that threads that write neighbours along w
+    hardly meet in a bank, and rows are hardly longer."""
+    least = ceil(w / advance)
+    cost = {
+        pitch: _turns(w, advance, pitch) + LONGER * (advance - 1) * (pitch - least) / (advance * least)
+        for pitch in range(least, least + BANKS)
+    }
+    return min(cost, key=cost.__getitem__)
+
+
+def _turns(w: int, advance: int, pitch: int) -> float:
+    """How often shared memory is written to, on average, for one store of eight neighbours in rows of `w` indices."""
+    row = (advance - 1) * pitch + ceil(w / advance)
+    banks = [(y * row + x % advance * pitch + x // advance) % BANKS for y in range(BANKS) for x in range(w)]
+    stores = [banks[i : i + BANKS] for i in range(0, len(banks), BANKS)]
+    return sum(max(map(store.count, store)) for store in stores) / len(stores)
 
 
 def run(c: Contraction, t: WarpgroupCut) -> int:

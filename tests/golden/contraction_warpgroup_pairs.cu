@@ -109,12 +109,13 @@ constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
 constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 4;    // input channels staged at a time
-constexpr int VECTORS = 1, PLANE = 911;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = 1, X_H = 13, X_W = 69, PITCH = 35, SKIP = 2;
+constexpr int VECTORS = 1, PLANE = 923;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 13, X_W = 69, SKIP = 2;
+constexpr int PITCH = 36, ROW = 71;    // columns from one w % SKIP to the next, and from row to row
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
-constexpr int ADVANCE_D = 910, ADVANCE_H = 140;
-constexpr int ELEMENT_D = 910, ELEMENT_H = 140, ELEMENT_W = 2;
-constexpr int TAP_D = 0, TAP_H = 70, TAP_W = 1;
+constexpr int ADVANCE_D = 923, ADVANCE_H = 142;
+constexpr int ELEMENT_D = 923, ELEMENT_H = 142, ELEMENT_W = 2;
+constexpr int TAP_D = 0, TAP_H = 71, TAP_W = 1;
 constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -214,7 +215,7 @@ __device__ __forceinline__ Places places_of(int begin, int D, int H, int W) {
     for (int n = 0; n < AT_ONCE; ++n) {
         const unsigned i = begin + n * THREADS, v = i / COLUMNS * RUN, at = i % COLUMNS;
         const unsigned row = at / X_W, d = 0, h = row, w = at % X_W;
-        places.to[n] = i < COUNT ? int(v * PLANE + row * (PITCH * SKIP) + column(w)) : -1;
+        places.to[n] = i < COUNT ? int(v * PLANE + row * ROW + column(w)) : -1;
         places.index[n] = v * VECTOR << 24 | d << 16 | h << 8 | w;
         places.from[n] = ((v * VECTOR * D + d) * H + h) * W + w;
     }
@@ -315,18 +316,30 @@ constexpr int POSITIONS = 32, ROW_PITCH = 40, TEAM = 1;    // a team's warps
 struct alignas(8) Neighbours { float first, second; };
 
 // Write them, each warp of the team some, whole parts of memory at a time: the first one begins at `to`; there are so
-// many `features`, and `left` elements of their rows.
+// many `features`, and `left` elements of their rows.  What several rows have is read before any of it is written.
 __device__ __forceinline__ void write_rows(const float* rows, Element* to, long long plane, int features, int left,
                                            int member, int lane) {
+    constexpr int PARTS = (POSITIONS + 62) / 32, EACH = 8 / TEAM, AT_ONCE = EACH < 2 ? EACH : 2;
+    static_assert(8 % (AT_ONCE * TEAM) == 0, "every warp has as many rows");
 #pragma unroll 1
-    for (int feature = member; feature < 8; feature += TEAM) {
-        Element* const row = to + feature * plane;
-        const int ahead = int(reinterpret_cast<unsigned long long>(row) / sizeof(Element) % 32);
-        const int count = feature < features ? left : 0;
+    for (int first = member; first < 8; first += AT_ONCE * TEAM) {
+        float values[AT_ONCE][PARTS];
+        int at[AT_ONCE];
 #pragma unroll
-        for (int k = 0; k < (POSITIONS + 62) / 32; ++k) {
-            const int at = 32 * k - ahead + lane;
-            if (unsigned(at) < unsigned(count)) row[at] = narrow_to<Element>::of(rows[feature * ROW_PITCH + at]);
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int feature = first + i * TEAM;
+            at[i] = lane - int(reinterpret_cast<unsigned long long>(to + feature * plane) / sizeof(Element) % 32);
+#pragma unroll
+            for (int k = 0; k < PARTS; ++k)
+                values[i][k] = rows[feature * ROW_PITCH + min(max(at[i] + 32 * k, 0), POSITIONS - 1)];
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int feature = first + i * TEAM, count = feature < features ? left : 0;
+            Element* const row = to + feature * plane + at[i];
+#pragma unroll
+            for (int k = 0; k < PARTS; ++k)
+                if (unsigned(at[i] + 32 * k) < unsigned(count)) row[32 * k] = narrow_to<Element>::of(values[i][k]);
         }
     }
 }
@@ -338,7 +351,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
     Element* const w_tile = x_tile + 2 * X_TILE;
-    constexpr int STAGED = 80352;    // bytes
+    constexpr int STAGED = 80736;    // bytes
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
     const int warp_m = warp % WARPS_M, warp_w = warp / WARPS_M % WARPS_W, warp_h = warp / (WARPS_M * WARPS_W);

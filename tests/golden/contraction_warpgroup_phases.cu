@@ -134,7 +134,8 @@ constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * 
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
 constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
 constexpr int VECTORS = 2, PLANE = 51;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = 1, X_H = 3, X_W = 17, PITCH = 17, SKIP = 1;
+constexpr int X_D = 1, X_H = 3, X_W = 17, SKIP = 1;
+constexpr int PITCH = 17, ROW = 17;    // columns from one w % SKIP to the next, and from row to row
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
 constexpr int ADVANCE_D = 51, ADVANCE_H = 17;
 constexpr int ELEMENT_D = 51, ELEMENT_H = 17, ELEMENT_W = 1;
@@ -209,7 +210,7 @@ __device__ __forceinline__ Places places_of(int begin, int D, int H, int W) {
     for (int n = 0; n < AT_ONCE; ++n) {
         const unsigned i = begin + n * THREADS, v = i / COLUMNS * RUN, at = i % COLUMNS;
         const unsigned row = at / X_W, d = 0, h = row, w = at % X_W;
-        places.to[n] = i < COUNT ? int(v * PLANE + row * (PITCH * SKIP) + column(w)) : -1;
+        places.to[n] = i < COUNT ? int(v * PLANE + row * ROW + column(w)) : -1;
         places.index[n] = v * VECTOR << 24 | d << 16 | h << 8 | w;
         places.from[n] = ((v * VECTOR * D + d) * H + h) * W + w;
     }

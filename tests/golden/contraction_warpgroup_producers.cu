@@ -155,7 +155,8 @@ constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 8 * OWN_W * 
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
 constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
 constexpr int VECTORS = 2, PLANE = 885;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = 1, X_H = 26, X_W = 34, PITCH = 34, SKIP = 1;
+constexpr int X_D = 1, X_H = 26, X_W = 34, SKIP = 1;
+constexpr int PITCH = 34, ROW = 34;    // columns from one w % SKIP to the next, and from row to row
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
 constexpr int ADVANCE_D = 884, ADVANCE_H = 34;
 constexpr int ELEMENT_D = 884, ELEMENT_H = 34, ELEMENT_W = 1;
@@ -236,7 +237,7 @@ __device__ __forceinline__ Places places_of(int begin, int D, int H, int W) {
     for (int n = 0; n < AT_ONCE; ++n) {
         const unsigned i = begin + n * PRODUCERS, v = i / COLUMNS * RUN, at = i % COLUMNS;
         const unsigned row = at / X_W, d = 0, h = row, w = at % X_W;
-        places.to[n] = i < COUNT ? int(v * PLANE + row * (PITCH * SKIP) + column(w)) : -1;
+        places.to[n] = i < COUNT ? int(v * PLANE + row * ROW + column(w)) : -1;
         places.index[n] = v * VECTOR << 24 | d << 16 | h << 8 | w;
         places.from[n] = ((v * VECTOR * D + d) * H + h) * W + w;
     }
@@ -329,18 +330,30 @@ constexpr int POSITIONS = 32, ROW_PITCH = 36, TEAM = 1;    // a team's warps
 struct alignas(8) Neighbours { float first, second; };
 
 // Write them, each warp of the team some, whole parts of memory at a time: the first one begins at `to`; there are so
-// many `features`, and `left` elements of their rows.
+// many `features`, and `left` elements of their rows.  What several rows have is read before any of it is written.
 __device__ __forceinline__ void write_rows(const float* rows, Element* to, long long plane, int features, int left,
                                            int member, int lane) {
+    constexpr int PARTS = (POSITIONS + 62) / 32, EACH = 8 / TEAM, AT_ONCE = EACH < 2 ? EACH : 2;
+    static_assert(8 % (AT_ONCE * TEAM) == 0, "every warp has as many rows");
 #pragma unroll 1
-    for (int feature = member; feature < 8; feature += TEAM) {
-        Element* const row = to + feature * plane;
-        const int ahead = int(reinterpret_cast<unsigned long long>(row) / sizeof(Element) % 32);
-        const int count = feature < features ? left : 0;
+    for (int first = member; first < 8; first += AT_ONCE * TEAM) {
+        float values[AT_ONCE][PARTS];
+        int at[AT_ONCE];
 #pragma unroll
-        for (int k = 0; k < (POSITIONS + 62) / 32; ++k) {
-            const int at = 32 * k - ahead + lane;
-            if (unsigned(at) < unsigned(count)) row[at] = narrow_to<Element>::of(rows[feature * ROW_PITCH + at]);
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int feature = first + i * TEAM;
+            at[i] = lane - int(reinterpret_cast<unsigned long long>(to + feature * plane) / sizeof(Element) % 32);
+#pragma unroll
+            for (int k = 0; k < PARTS; ++k)
+                values[i][k] = rows[feature * ROW_PITCH + min(max(at[i] + 32 * k, 0), POSITIONS - 1)];
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int feature = first + i * TEAM, count = feature < features ? left : 0;
+            Element* const row = to + feature * plane + at[i];
+#pragma unroll
+            for (int k = 0; k < PARTS; ++k)
+                if (unsigned(at[i] + 32 * k) < unsigned(count)) row[32 * k] = narrow_to<Element>::of(values[i][k]);
         }
     }
 }

@@ -117,12 +117,13 @@ constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 8 * OWN_W * 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
 constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
-constexpr int VECTORS = 2, PLANE = 817;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = 1, X_H = 17, X_W = 47, PITCH = 16, SKIP = 3;
+constexpr int VECTORS = 2, PLANE = 919;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 17, X_W = 47, SKIP = 3;
+constexpr int PITCH = 19, ROW = 54;    // columns from one w % SKIP to the next, and from row to row
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
-constexpr int ADVANCE_D = 1632, ADVANCE_H = 96;
-constexpr int ELEMENT_D = 1632, ELEMENT_H = 96, ELEMENT_W = 3;
-constexpr int TAP_D = 0, TAP_H = 48, TAP_W = 1;
+constexpr int ADVANCE_D = 1836, ADVANCE_H = 108;
+constexpr int ELEMENT_D = 1836, ELEMENT_H = 108, ELEMENT_W = 3;
+constexpr int TAP_D = 0, TAP_H = 54, TAP_W = 1;
 constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -195,7 +196,7 @@ __device__ __forceinline__ Places places_of(int begin, int D, int H, int W) {
     for (int n = 0; n < AT_ONCE; ++n) {
         const unsigned i = begin + n * THREADS, v = i / COLUMNS * RUN, at = i % COLUMNS;
         const unsigned row = at / X_W, d = 0, h = row, w = at % X_W;
-        places.to[n] = i < COUNT ? int(v * PLANE + row * (PITCH * SKIP) + column(w)) : -1;
+        places.to[n] = i < COUNT ? int(v * PLANE + row * ROW + column(w)) : -1;
         places.index[n] = v * VECTOR << 24 | d << 16 | h << 8 | w;
         places.from[n] = ((v * VECTOR * D + d) * H + h) * W + w;
     }

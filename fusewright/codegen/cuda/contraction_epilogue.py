@@ -43,8 +43,8 @@ class Epilogue(ValueText):
     """Writes the text after the multiplication for one group and tiling."""
 
     place = "int m, int half"
-    # Features whose rows are written in one turn of a loop: of more, addresses take registers that others need.
-    unrolled: ClassVar[int] = 1
+    # Features of which a warp writes a row in one turn of a loop: more of them take registers that others need.
+    rows_in_turn: ClassVar[int] = 2
 
     t: Cut
 
@@ -111,8 +111,8 @@ class Epilogue(ValueText):
         """How two neighbours in memory are written at once, or whole rows."""
         if self.t.by_rows:
             team = self.t.team
-            names = {"positions": team.positions, "pitch": team.pitch, "warps": team.warps, "unrolled": self.unrolled}
-            return [fill(texts.WRITE_ROWS, type=self.result_type, **names)]
+            names = {"positions": team.positions, "pitch": team.pitch, "warps": team.warps}
+            return [fill(texts.WRITE_ROWS, type=self.result_type, at_once=self.rows_in_turn, **names)]
         if self.neighbours:
             return [fill(texts.PAIR, type=self.result_type)]
         return [fill(texts.WRITE_PAIR, type=self.result_type)] if self.pairs else []

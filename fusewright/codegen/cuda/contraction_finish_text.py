@@ -94,18 +94,30 @@ constexpr int POSITIONS = $positions, ROW_PITCH = $pitch, TEAM = $warps;    // a
 struct alignas(8) Neighbours { float first, second; };
 
 // Write them, each warp of the team some, whole parts of memory at a time: the first one begins at `to`; there are so
-// many `features`, and `left` elements of their rows.
+// many `features`, and `left` elements of their rows.  What several rows have is read before any of it is written.
 __device__ __forceinline__ void write_rows(const float* rows, $type* to, long long plane, int features, int left,
                                            int member, int lane) {
-#pragma unroll $unrolled
-    for (int feature = member; feature < 8; feature += TEAM) {
-        $type* const row = to + feature * plane;
-        const int ahead = int(reinterpret_cast<unsigned long long>(row) / sizeof($type) % 32);
-        const int count = feature < features ? left : 0;
+    constexpr int PARTS = (POSITIONS + 62) / 32, EACH = 8 / TEAM, AT_ONCE = EACH < $at_once ? EACH : $at_once;
+    static_assert(8 % (AT_ONCE * TEAM) == 0, "every warp has as many rows");
+#pragma unroll 1
+    for (int first = member; first < 8; first += AT_ONCE * TEAM) {
+        float values[AT_ONCE][PARTS];
+        int at[AT_ONCE];
 #pragma unroll
-        for (int k = 0; k < (POSITIONS + 62) / 32; ++k) {
-            const int at = 32 * k - ahead + lane;
-            if (unsigned(at) < unsigned(count)) row[at] = narrow_to<$type>::of(rows[feature * ROW_PITCH + at]);
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int feature = first + i * TEAM;
+            at[i] = lane - int(reinterpret_cast<unsigned long long>(to + feature * plane) / sizeof($type) % 32);
+#pragma unroll
+            for (int k = 0; k < PARTS; ++k)
+                values[i][k] = rows[feature * ROW_PITCH + min(max(at[i] + 32 * k, 0), POSITIONS - 1)];
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int feature = first + i * TEAM, count = feature < features ? left : 0;
+            $type* const row = to + feature * plane + at[i];
+#pragma unroll
+            for (int k = 0; k < PARTS; ++k)
+                if (unsigned(at[i] + 32 * k) < unsigned(count)) row[32 * k] = narrow_to<$type>::of(values[i][k]);
         }
     }
 }

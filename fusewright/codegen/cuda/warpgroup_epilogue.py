@@ -271,7 +271,7 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
 class WindowEpilogue(_FeaturesEpilogue):
     """A warp has two eights of an instruction's rows: row n of one is its n-th cell along w."""
 
-    unrolled = 8
+    rows_in_turn = 4
     t: WindowTile
 
     def accumulated(self, per_cell: int) -> str:

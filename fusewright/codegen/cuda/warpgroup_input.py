@@ -218,7 +218,7 @@ __device__ __forceinline__ Places places_of(int begin, int D, int H, int W) {
     for (int n = 0; n < AT_ONCE; ++n) {
         const unsigned i = begin + n * $threads, $order;
         const unsigned row = at / X_W, d = $row_d, h = $row_h, w = at % X_W;
-        places.to[n] = i < COUNT ? int(v * PLANE + row * (PITCH * SKIP) + column(w)) : -1;
+        places.to[n] = i < COUNT ? int(v * PLANE + row * ROW + column(w)) : -1;
         places.index[n] = v * VECTOR << 24 | d$by_d << 16 | h$by_h << 8 | w;
         $kept_at
     }

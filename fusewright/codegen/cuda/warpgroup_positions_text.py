@@ -98,7 +98,7 @@ struct Column { unsigned words[4]; };
 // A warpgroup's rows of the input, from the first that a cell reads to the last, and whether a row of taps reads one.
 template <int TAPS_H>
 struct Rows {
-    static constexpr int APART = PITCH * SKIP, TAPS = (TAPS_H - 1) * TAP_H, FIRST = TAPS < 0 ? TAPS : 0;
+    static constexpr int APART = ROW, TAPS = (TAPS_H - 1) * TAP_H, FIRST = TAPS < 0 ? TAPS : 0;
     static constexpr int COUNT = (row_h(TILES_H * ROWS_H - 1) + (TAPS < 0 ? -TAPS : TAPS)) / APART + 1;
     static __device__ __forceinline__ constexpr bool read(int row, int rh, int tap) {
         return row_h(rh) + tap * TAP_H == FIRST + row * APART;

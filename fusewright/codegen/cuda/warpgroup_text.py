@@ -16,7 +16,8 @@ $owned
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
 constexpr int VECTOR = 16 / sizeof(Element), CHUNK = $chunk;    // input channels staged at a time
 constexpr int VECTORS = $vectors, PLANE = $plane;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = $x_d, X_H = $x_h, X_W = $x_w, PITCH = $pitch, SKIP = $skip;
+constexpr int X_D = $x_d, X_H = $x_h, X_W = $x_w, SKIP = $skip;
+constexpr int PITCH = $pitch, ROW = $row;    // columns from one w % SKIP to the next, and from row to row
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
 constexpr int ADVANCE_D = $advance_d, ADVANCE_H = $advance_h;
 constexpr int ELEMENT_D = $element_d, ELEMENT_H = $element_h, ELEMENT_W = $element_w;

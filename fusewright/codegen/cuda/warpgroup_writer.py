@@ -189,8 +189,7 @@ class Writer:
 
     def _constants(self) -> Lines:
         c, t, lay = self.c, self.t, self.lay
-        per_row = lay.row
-        strides = (lay.lengths[1] * per_row, per_row, 1)
+        strides = (lay.lengths[1] * lay.row, lay.row, 1)
         names: dict[str, object] = {}
         for i, a in enumerate("dhw"):
             axis = lay.walks[i].staged
@@ -202,7 +201,8 @@ class Writer:
         names |= {
             "element": ELEMENT[c.x.dtype], "channels": c.channels_of_x, "features": c.features, "groups": c.op.groups,
             "taps": prod(a.taps for a in c.axes), "owned": self.owned(), "chunk": t.chunk,
-            "vectors": lay.vectors, "plane": lay.plane, "pitch": lay.pitch, "skip": lay.advance,
+            "vectors": lay.vectors, "plane": lay.plane, "pitch": lay.pitch, "row": lay.row,
+            "skip": lay.advance,
             "unfolded": self._unfolded(),
         }  # fmt: skip
         numbers = {"tap_rows": t.tap_rows, "next_tap": together_along_w(c)}
