@@ -85,6 +85,11 @@ template <> struct narrow_to<fp16> {
     }
 };
 
+// Whatever the compiler knows of a number or pointer, it is in its register from here on.
+__device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }
+__device__ __forceinline__ void at_hand(unsigned& x) { asm volatile("" : "+r"(x)); }
+template <class T> __device__ __forceinline__ void at_hand(const T*& x) { asm volatile("" : "+l"(x)); }
+
 // One of two values, both computed: a branch for each of many values takes longer.
 template <typename T>
 __device__ __forceinline__ T chosen(bool first, T one, T other) { return first ? one : other; }
@@ -198,12 +203,12 @@ __device__ __forceinline__ void stage_weights(const Element* w, Element* tile, i
     }
 }
 
-// Start copying VECTOR elements, or zeros where they are not `there`.
+// Start copying VECTOR elements, or zeros where they are not `there`; nothing where not `active`.
 template <int VECTOR>
-__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there) {
+__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there, bool active = true) {
     if constexpr (VECTOR * sizeof(Element) >= 4)
-        copy_async<VECTOR * sizeof(Element)>(to, from, there);
-    else
+        copy_async<VECTOR * sizeof(Element)>(to, from, there, active);
+    else if (active)
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
 }
 
@@ -213,55 +218,72 @@ struct Cell { int d, h, w; };
 // Where a warp's rows begin: channel, and position in x.
 struct Corner { int channel, d, h, w; };
 
-// Start copying some columns of the rows, LANES neighbouring vectors at a time, zeros outside; INSIDE where nothing
-// reaches beyond the channels.
-template <int VECTOR, int LANES, bool INSIDE>
-__device__ __forceinline__ void copy_columns(const Element* x, Element* rows, Corner corner, int first, int columns,
-                                             int D, int H, int W) {
+// Lanes side by side that copy a row of so many vectors: a line of 128 bytes at most.
+__device__ __forceinline__ constexpr int lanes_of_row(int columns, int bytes) {
+    int lanes = 1;
+    while (lanes < columns && lanes < 32 && lanes * bytes < 128) lanes *= 2;
+    return lanes;
+}
+
+// Start copying the rows of a step's channels, zeros outside, where nothing is read: so addresses may run over the ends
+// of x.  INSIDE checks nothing.  A lane has every LANES-th vector of a row, and goes on from row to row.
+template <int VECTOR, bool INSIDE>
+__device__ __forceinline__ void copy_rows(const Element* from, Element* to, Corner corner, int D, int H, int W) {
+    constexpr int COLUMNS = WIDTH / VECTOR, LANES = lanes_of_row(COLUMNS, VECTOR * sizeof(Element));
     constexpr int CHANNELS = LANES * STEP < 32 ? STEP : 32 / LANES, AT_ONCE = 32 / (LANES * CHANNELS);
-    const int lane = threadIdx.x % 32, row = lane / (LANES * CHANNELS), at = (first + lane % LANES) * VECTOR;
-    if (lane % LANES >= columns) return;
-#pragma unroll
-    for (int c = lane / LANES % CHANNELS; c < STEP; c += CHANNELS) {
-        const int first_row = ((corner.channel + c) * D + corner.d) * H + corner.h + row;
-        const Element* const from = x + first_row * W + corner.w + at;
-        Element* const to = rows + c * CHANNEL + row * WIDTH + at;
+    constexpr int TURNS = ceil_div(ROWS_X, AT_ONCE), PARTS = INSIDE ? 1 : ceil_div(TURNS, 8);
+    const int lane = threadIdx.x % 32, first = lane % LANES, own = lane / LANES % CHANNELS;
+    const int row = lane / (LANES * CHANNELS);
+    from += (own * D * H + row) * W + first * VECTOR;
+    to += own * CHANNEL + row * WIDTH + first * VECTOR;
 #pragma unroll 1
-        for (int d = 0; d < SPAN_D; ++d)
-#pragma unroll(INSIDE ? ROWS_X : 1)
-            for (int h = 0; h < ROWS_X; h += AT_ONCE) {
-                bool there = true;
-                if (!INSIDE)
-                    there = corner.channel + c < C && corner.d + d < D && corner.h + row + h < H && corner.w + at < W;
-                const Element* const source = there ? from + (d * H + h) * W : x;
-                if (ROWS_X % AT_ONCE == 0 || row + h < ROWS_X)
-                    copy_vector<VECTOR>(to + (d * ROWS_X + h) * WIDTH, source, there);
+    for (int c = 0; c < STEP; c += CHANNELS, from += CHANNELS * D * H * W) {
+        at_hand(from);    // or the compiler keeps addresses of all channels
+        const bool channel = C % STEP == 0 || corner.channel + own + c < C;
+#pragma unroll 1
+        for (int d = 0; d < SPAN_D; ++d) {
+            const bool plane = channel && unsigned(corner.d + d) < unsigned(D);
+            const Element* of_row = from + d * H * W;
+            Element* const place = to + c * CHANNEL + d * ROWS_X * WIDTH;
+#pragma unroll(ceil_div(TURNS, PARTS))
+            for (int h = 0; h < ROWS_X; h += AT_ONCE, of_row += AT_ONCE * W) {
+                at_hand(of_row);    // so that its columns are offsets of it
+                const bool some = ROWS_X % AT_ONCE == 0 || row + h < ROWS_X;
+                const bool there = plane && unsigned(corner.h + row + h) < unsigned(H);
+#pragma unroll
+                for (int at = 0; at < COLUMNS; at += LANES) {
+                    const bool whole = INSIDE || (there && unsigned(corner.w + (at + first) * VECTOR) < unsigned(W));
+                    const bool active = some && (at + LANES <= COLUMNS || at + first < COLUMNS);
+                    copy_vector<VECTOR>(place + h * WIDTH + at * VECTOR, of_row + at * VECTOR, whole, active);
+                }
             }
+        }
     }
 }
 
-template <int VECTOR, bool INSIDE>
-__device__ __forceinline__ void copy_rows(const Element* x, Element* rows, Corner corner, int D, int H, int W) {
-    constexpr int COLUMNS = WIDTH / VECTOR, LANES = VECTOR == 1 ? 32 : 8, REST = COLUMNS % LANES;
-    constexpr int TAIL = REST > 16 ? 32 : REST > 8 ? 16 : REST > 4 ? 8 : REST > 2 ? 4 : REST > 1 ? 2 : 1;
-#pragma unroll
-    for (int first = 0; first + LANES <= COLUMNS; first += LANES)
-        copy_columns<VECTOR, LANES, INSIDE>(x, rows, corner, first, LANES, D, H, W);
-    if (REST) copy_columns<VECTOR, TAIL, INSIDE>(x, rows, corner, COLUMNS - REST, REST, D, H, W);
+template <int VECTOR>
+__device__ __forceinline__ void copy_rows(const Element* from, Element* to, Corner corner, bool inside,
+                                          int D, int H, int W) {
+    if (inside)
+        copy_rows<VECTOR, true>(from, to, corner, D, H, W);
+    else
+        copy_rows<VECTOR, false>(from, to, corner, D, H, W);
 }
 
-// Start copying the rows of a step's channels that a warp's cells read.
+// Start copying the rows of a step's channels that a warp's cells read, in vectors as large as the rows of x allow.
 __device__ __forceinline__ void stage_rows(const Element* x, Element* rows, Corner corner, int D, int H, int W) {
     constexpr int VECTOR = 16 / sizeof(Element);
-    // What lies beyond the end of a row or plane is the next one's, and read for cells whose results go nowhere.
-    const int last_row = ((corner.channel + STEP - 1) * D + corner.d + SPAN_D - 1) * H + corner.h + ROWS_X - 1;
-    const bool inside = corner.channel + STEP <= C && (long long)last_row * W + corner.w + WIDTH <= C * D * H * W;
-    if (W % VECTOR != 0 || reinterpret_cast<unsigned long long>(x) % 16 != 0)
-        copy_rows<1, false>(x, rows, corner, D, H, W);
-    else if (inside)
-        copy_rows<VECTOR, true>(x, rows, corner, D, H, W);
+    const int misaligned = reinterpret_cast<unsigned long long>(x) % 16;
+    const int first = ((corner.channel * D + corner.d) * H + corner.h) * W + corner.w;
+    // Without padding, what lies beyond an end is the next row or plane, read for cells whose results go nowhere.
+    const unsigned reach = (((STEP - 1u) * D + SPAN_D - 1) * H + ROWS_X - 1) * W + WIDTH;
+    bool inside = corner.channel + STEP <= C && first <= int(unsigned(C * D * H * W) - reach);
+    if (W % VECTOR == 0 && misaligned == 0)
+        copy_rows<VECTOR>(x + first, rows, corner, inside, D, H, W);
+    else if (W % 2 == 0 && misaligned % (2 * sizeof(Element)) == 0)
+        copy_rows<2>(x + first, rows, corner, inside, D, H, W);
     else
-        copy_rows<VECTOR, false>(x, rows, corner, D, H, W);
+        copy_rows<1>(x + first, rows, corner, inside, D, H, W);
 }
 
 constexpr int SHARED = 2;    // rows that two neighbouring cells of a lane share
