@@ -377,12 +377,12 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
     }
 }
 
-// Start copying VECTOR elements, or zeros where they are not `there`.
+// Start copying VECTOR elements, or zeros where they are not `there`; nothing where not `active`.
 template <int VECTOR>
-__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there) {
+__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there, bool active = true) {
     if constexpr (VECTOR * sizeof(Element) >= 4)
-        copy_async<VECTOR * sizeof(Element)>(to, from, there);
-    else
+        copy_async<VECTOR * sizeof(Element)>(to, from, there, active);
+    else if (active)
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
 }
 
@@ -707,7 +707,7 @@ def library(device: int) -> ctypes.CDLL:
     """
     arch = "{}{}".format(*torch.cuda.get_device_capability(device))
     path = load_inline(
-        name=f"fused_conv_max_mean_div_add_sum_52ad3913_sm_{arch}",
+        name=f"fused_conv_max_mean_div_add_sum_1eecb660_sm_{arch}",
         cpp_sources="",
         cuda_sources=[FAILURE, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM, FUSED_CONV_MAX_MEAN_DIV_ADD_SUM_LAUNCHER],
         extra_cuda_cflags=[f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17"],

@@ -43,15 +43,23 @@ class _Memory:
     """An array's bytes with poison around them (a sanitizer has its own guards)."""
 
     def __init__(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, poison: int, layout: str = "contiguous"
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        poison: int,
+        layout: str = "contiguous",
+        behind: int = 0,
     ) -> None:
+        """`behind`: bytes from a boundary of 16 to its begin."""
         self.name, self.dtype, self.shape, self.poison, self.layout = name, dtype, shape, poison, layout
         self.bytes = math.prod(shape) * dtype.itemsize
+        self.begin = GUARD + behind
         self.raw = torch.full((self.bytes + 2 * GUARD,), poison, dtype=torch.uint8)
 
     @property
     def payload(self) -> Tensor:
-        return self.raw[GUARD : GUARD + self.bytes]
+        return self.raw[self.begin : self.begin + self.bytes]
 
     def fill(self, tensor: Tensor) -> None:
         if self.bytes:
@@ -65,7 +73,7 @@ class _Memory:
         return flat.reshape(batch, *rest, channels).movedim(-1, 1)
 
     def check_guards(self, kernel: Kernel) -> None:
-        around = torch.cat([self.raw[:GUARD], self.raw[GUARD + self.bytes :]])
+        around = torch.cat([self.raw[: self.begin], self.raw[self.begin + self.bytes :]])
         if not bool((around == self.poison).all()):
             raise EmulationError(f"{kernel.name} wrote outside {self.name}")
 
@@ -78,7 +86,10 @@ def emulate(kernel: Kernel, *tensors: Tensor, order: str = "forward", seed: int 
         return _on_device(kernel, tensors, sizes)
     turn = ORDERS.index(order)
     poison = POISONS[(turn + seed) % 3]
-    memories = [_Memory(n, tuple(t.shape), t.dtype, poison) for n, t in zip(kernel.operands, tensors, strict=True)]
+    memories = [
+        _Memory(name, tuple(t.shape), t.dtype, poison, behind=t.data_ptr() % 16)
+        for name, t in zip(kernel.operands, tensors, strict=True)
+    ]
     for memory, tensor in zip(memories, dense, strict=True):
         memory.fill(tensor)
     memories += [_memory(array, sizes, poison) for array in kernel.scratch]
@@ -153,7 +164,7 @@ def _library(path: Path) -> ctypes.CDLL:
 
 def _run_library(kernel: Kernel, call: str, memories: list[_Memory], order: int, seed: int) -> None:
     library = _library(build(kernel, sanitize=False))
-    buffers = (ctypes.c_void_p * len(memories))(*(m.raw.data_ptr() + GUARD for m in memories))
+    buffers = (ctypes.c_void_p * len(memories))(*(m.raw.data_ptr() + m.begin for m in memories))
     message = ctypes.create_string_buffer(4000)
     arguments = (ctypes.c_char_p(call.encode()), buffers, order, ctypes.c_ulonglong(seed), message)
     if library.emulation_run(*arguments, ctypes.c_size_t(len(message))):

@@ -312,6 +312,7 @@ template <class T> inline T* forgotten(T* x) { return x; }
 #ifdef USES_at_hand
 inline void at_hand(float&) {}
 inline void at_hand(unsigned&) {}
+template <class T> inline void at_hand(const T*&) {}
 #endif
 
 #ifdef USES_warpgroup
@@ -347,8 +348,8 @@ inline void copy_async(void* to_shared, const void* from_global, bool inside, bo
 }
 #ifdef USES_copy_async_near
 template <int BYTES>
-inline void copy_async_near(void* to_shared, const void* from_global, bool inside) {
-    copy_async<BYTES>(to_shared, from_global, inside);
+inline void copy_async_near(void* to_shared, const void* from_global, bool inside, bool active) {
+    copy_async<BYTES>(to_shared, from_global, inside, active);
 }
 #endif
 inline void copy_async_commit() { emulation::copy_commit(); }

@@ -223,45 +223,21 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
     }
 }
 
-// Start copying VECTOR elements, or zeros where they are not `there`.
+// Start copying VECTOR elements, or zeros where they are not `there`; nothing where not `active`.
 template <int VECTOR>
-__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there) {
+__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there, bool active = true) {
     if constexpr (VECTOR * sizeof(Element) >= 4)
-        copy_async<VECTOR * sizeof(Element)>(to, from, there);
-    else
+        copy_async<VECTOR * sizeof(Element)>(to, from, there, active);
+    else if (active)
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
 }
 
-// Windows of COUNT elements, STEP apart, one per tap; a cell moves them by MOVE.
+// Windows of 1 x 4 x 4 elements, 1 x 1 x 1 apart, one per tap; a cell moves them by MOVE.
 constexpr int BOX_C = 8;
 constexpr int BOX_TAPS_D = 1, BOX_TAPS_H = 3, BOX_TAPS_W = 3;
 constexpr int BOX_TAPS = BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W;
-constexpr int DILATION_D = 1, DILATION_H = 1, DILATION_W = 1;
-constexpr int COUNT_D = 1, COUNT_H = 4, COUNT_W = 4;
-constexpr int STEP_D = 1, STEP_H = 1, STEP_W = 1;
 constexpr int MOVE_D = 1, MOVE_H = 4, MOVE_W = 4;
 constexpr int SPAN_D = 1, SPAN_H = 6, SPAN_W = 6;    // elements that the windows of one cell cover
-
-// Whether offset `at` belongs to the window of a tap.
-__device__ __forceinline__ constexpr bool covers(int at, int tap, int dilation, int count, int step) {
-    const int from = at - tap * dilation;
-    return from >= 0 && from % step == 0 && from / step < count;
-}
-
-// Whether offset `at` belongs to the windows of all taps.
-template <int TAPS_ALONG>
-__device__ __forceinline__ constexpr bool covered(int at, int dilation, int count, int step) {
-    for (int tap = 0; tap < TAPS_ALONG; ++tap)
-        if (!covers(at, tap, dilation, count, step)) return false;
-    return true;
-}
-
-// A sum that starts with its first term instead of zero; `any` is known when the loops around are unrolled.
-struct Sum {
-    Compute value = 0;
-    bool any = false;
-    __device__ __forceinline__ void add(Compute term) { value = any ? value + term : term, any = true; }
-};
 
 // One row of x under a cell, in vectors of up to VECTOR elements.
 template <int VECTOR>
@@ -287,19 +263,11 @@ __device__ __forceinline__ void load_row(Compute (&v)[SPAN_W], const Element* fr
 
 // The window sums of one row of x along w, one per tap.
 __device__ __forceinline__ void sum_loaded(Compute (&sums)[BOX_TAPS_W], const Compute (&v)[SPAN_W]) {
-    Sum middle;    // of what belongs to all windows
-#pragma unroll
-    for (int at = 0; at < SPAN_W; ++at)
-        if (covered<BOX_TAPS_W>(at, DILATION_W, COUNT_W, STEP_W)) middle.add(v[at]);
-#pragma unroll
-    for (int tap = 0; tap < BOX_TAPS_W; ++tap) {
-        Sum sum = middle;
-#pragma unroll
-        for (int at = 0; at < SPAN_W; ++at)
-            if (!covered<BOX_TAPS_W>(at, DILATION_W, COUNT_W, STEP_W) && covers(at, tap, DILATION_W, COUNT_W, STEP_W))
-                sum.add(v[at]);
-        sums[tap] = sum.value;
-    }
+    const Compute s0 = v[2] + v[3];
+    const Compute s1 = v[1] + s0;
+    sums[0] = v[0] + s1;
+    sums[1] = s1 + v[4];
+    sums[2] = s0 + v[4] + v[5];
 }
 
 template <int VECTOR>
@@ -309,33 +277,15 @@ __device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Eleme
     sum_loaded(sums, v);
 }
 
-// The sums of all windows of one cell, from those of its rows: rows that belong to the windows of all taps are added
-// once, and to every window at the end.
+// The sums of all windows of one cell, from those of its rows.
 __device__ __forceinline__ void sum_cell(Compute (&sums)[BOX_TAPS], const Compute (&rows)[SPAN_D][SPAN_H][BOX_TAPS_W]) {
-    Sum box[BOX_TAPS_D][BOX_TAPS_H][BOX_TAPS_W], common[BOX_TAPS_W];
 #pragma unroll
-    for (int rd = 0; rd < SPAN_D; ++rd)
-#pragma unroll
-        for (int rh = 0; rh < SPAN_H; ++rh) {
-            const bool all = covered<BOX_TAPS_D>(rd, DILATION_D, COUNT_D, STEP_D) &&
-                             covered<BOX_TAPS_H>(rh, DILATION_H, COUNT_H, STEP_H);
-#pragma unroll
-            for (int tw = 0; tw < BOX_TAPS_W; ++tw) {
-                if (all) common[tw].add(rows[rd][rh][tw]);
-#pragma unroll
-                for (int td = 0; td < BOX_TAPS_D; ++td)
-#pragma unroll
-                    for (int th = 0; th < BOX_TAPS_H; ++th)
-                        if (!all && covers(rd, td, DILATION_D, COUNT_D, STEP_D) &&
-                            covers(rh, th, DILATION_H, COUNT_H, STEP_H))
-                            box[td][th][tw].add(rows[rd][rh][tw]);
-            }
-        }
-#pragma unroll
-    for (int tap = 0; tap < BOX_TAPS; ++tap) {
-        Sum sum = box[tap / (BOX_TAPS_W * BOX_TAPS_H)][tap / BOX_TAPS_W % BOX_TAPS_H][tap % BOX_TAPS_W];
-        if (common[tap % BOX_TAPS_W].any) sum.add(common[tap % BOX_TAPS_W].value);
-        sums[tap] = sum.value;
+    for (int tw = 0; tw < BOX_TAPS_W; ++tw) {
+        const Compute s0 = rows[0][2][tw] + rows[0][3][tw];
+        const Compute s1 = rows[0][1][tw] + s0;
+        sums[0 * BOX_TAPS_W + tw] = rows[0][0][tw] + s1;
+        sums[1 * BOX_TAPS_W + tw] = s1 + rows[0][4][tw];
+        sums[2 * BOX_TAPS_W + tw] = s0 + rows[0][4][tw] + rows[0][5][tw];
     }
 }
 

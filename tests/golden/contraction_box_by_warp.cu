@@ -85,6 +85,11 @@ template <> struct narrow_to<fp16> {
     }
 };
 
+// Whatever the compiler knows of a number or pointer, it is in its register from here on.
+__device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }
+__device__ __forceinline__ void at_hand(unsigned& x) { asm volatile("" : "+r"(x)); }
+template <class T> __device__ __forceinline__ void at_hand(const T*& x) { asm volatile("" : "+l"(x)); }
+
 // One of two values, both computed: a branch for each of many values takes longer.
 template <typename T>
 __device__ __forceinline__ T chosen(bool first, T one, T other) { return first ? one : other; }
@@ -116,36 +121,12 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const Operand (&a)[4
     mma_tf32(d, a, b);
 }
 
-// Windows of COUNT elements, STEP apart, one per tap; a cell moves them by MOVE.
+// Windows of 1 x 4 x 4 elements, 1 x 1 x 1 apart, one per tap; a cell moves them by MOVE.
 constexpr int BOX_C = 8;
 constexpr int BOX_TAPS_D = 1, BOX_TAPS_H = 3, BOX_TAPS_W = 3;
 constexpr int BOX_TAPS = BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W;
-constexpr int DILATION_D = 1, DILATION_H = 1, DILATION_W = 1;
-constexpr int COUNT_D = 1, COUNT_H = 4, COUNT_W = 4;
-constexpr int STEP_D = 1, STEP_H = 1, STEP_W = 1;
 constexpr int MOVE_D = 1, MOVE_H = 4, MOVE_W = 4;
 constexpr int SPAN_D = 1, SPAN_H = 6, SPAN_W = 6;    // elements that the windows of one cell cover
-
-// Whether offset `at` belongs to the window of a tap.
-__device__ __forceinline__ constexpr bool covers(int at, int tap, int dilation, int count, int step) {
-    const int from = at - tap * dilation;
-    return from >= 0 && from % step == 0 && from / step < count;
-}
-
-// Whether offset `at` belongs to the windows of all taps.
-template <int TAPS_ALONG>
-__device__ __forceinline__ constexpr bool covered(int at, int dilation, int count, int step) {
-    for (int tap = 0; tap < TAPS_ALONG; ++tap)
-        if (!covers(at, tap, dilation, count, step)) return false;
-    return true;
-}
-
-// A sum that starts with its first term instead of zero; `any` is known when the loops around are unrolled.
-struct Sum {
-    Compute value = 0;
-    bool any = false;
-    __device__ __forceinline__ void add(Compute term) { value = any ? value + term : term, any = true; }
-};
 
 // One row of x under a cell, in vectors of up to VECTOR elements.
 template <int VECTOR>
@@ -171,19 +152,11 @@ __device__ __forceinline__ void load_row(Compute (&v)[SPAN_W], const Element* fr
 
 // The window sums of one row of x along w, one per tap.
 __device__ __forceinline__ void sum_loaded(Compute (&sums)[BOX_TAPS_W], const Compute (&v)[SPAN_W]) {
-    Sum middle;    // of what belongs to all windows
-#pragma unroll
-    for (int at = 0; at < SPAN_W; ++at)
-        if (covered<BOX_TAPS_W>(at, DILATION_W, COUNT_W, STEP_W)) middle.add(v[at]);
-#pragma unroll
-    for (int tap = 0; tap < BOX_TAPS_W; ++tap) {
-        Sum sum = middle;
-#pragma unroll
-        for (int at = 0; at < SPAN_W; ++at)
-            if (!covered<BOX_TAPS_W>(at, DILATION_W, COUNT_W, STEP_W) && covers(at, tap, DILATION_W, COUNT_W, STEP_W))
-                sum.add(v[at]);
-        sums[tap] = sum.value;
-    }
+    const Compute s0 = v[2] + v[3];
+    const Compute s1 = v[1] + s0;
+    sums[0] = v[0] + s1;
+    sums[1] = s1 + v[4];
+    sums[2] = s0 + v[4] + v[5];
 }
 
 template <int VECTOR>
@@ -193,33 +166,15 @@ __device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Eleme
     sum_loaded(sums, v);
 }
 
-// The sums of all windows of one cell, from those of its rows: rows that belong to the windows of all taps are added
-// once, and to every window at the end.
+// The sums of all windows of one cell, from those of its rows.
 __device__ __forceinline__ void sum_cell(Compute (&sums)[BOX_TAPS], const Compute (&rows)[SPAN_D][SPAN_H][BOX_TAPS_W]) {
-    Sum box[BOX_TAPS_D][BOX_TAPS_H][BOX_TAPS_W], common[BOX_TAPS_W];
 #pragma unroll
-    for (int rd = 0; rd < SPAN_D; ++rd)
-#pragma unroll
-        for (int rh = 0; rh < SPAN_H; ++rh) {
-            const bool all = covered<BOX_TAPS_D>(rd, DILATION_D, COUNT_D, STEP_D) &&
-                             covered<BOX_TAPS_H>(rh, DILATION_H, COUNT_H, STEP_H);
-#pragma unroll
-            for (int tw = 0; tw < BOX_TAPS_W; ++tw) {
-                if (all) common[tw].add(rows[rd][rh][tw]);
-#pragma unroll
-                for (int td = 0; td < BOX_TAPS_D; ++td)
-#pragma unroll
-                    for (int th = 0; th < BOX_TAPS_H; ++th)
-                        if (!all && covers(rd, td, DILATION_D, COUNT_D, STEP_D) &&
-                            covers(rh, th, DILATION_H, COUNT_H, STEP_H))
-                            box[td][th][tw].add(rows[rd][rh][tw]);
-            }
-        }
-#pragma unroll
-    for (int tap = 0; tap < BOX_TAPS; ++tap) {
-        Sum sum = box[tap / (BOX_TAPS_W * BOX_TAPS_H)][tap / BOX_TAPS_W % BOX_TAPS_H][tap % BOX_TAPS_W];
-        if (common[tap % BOX_TAPS_W].any) sum.add(common[tap % BOX_TAPS_W].value);
-        sums[tap] = sum.value;
+    for (int tw = 0; tw < BOX_TAPS_W; ++tw) {
+        const Compute s0 = rows[0][2][tw] + rows[0][3][tw];
+        const Compute s1 = rows[0][1][tw] + s0;
+        sums[0 * BOX_TAPS_W + tw] = rows[0][0][tw] + s1;
+        sums[1 * BOX_TAPS_W + tw] = s1 + rows[0][4][tw];
+        sums[2 * BOX_TAPS_W + tw] = s0 + rows[0][4][tw] + rows[0][5][tw];
     }
 }
 
@@ -248,12 +203,12 @@ __device__ __forceinline__ void stage_weights(const Element* w, Element* tile, i
     }
 }
 
-// Start copying VECTOR elements, or zeros where they are not `there`.
+// Start copying VECTOR elements, or zeros where they are not `there`; nothing where not `active`.
 template <int VECTOR>
-__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there) {
+__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there, bool active = true) {
     if constexpr (VECTOR * sizeof(Element) >= 4)
-        copy_async<VECTOR * sizeof(Element)>(to, from, there);
-    else
+        copy_async<VECTOR * sizeof(Element)>(to, from, there, active);
+    else if (active)
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
 }
 
@@ -263,55 +218,72 @@ struct Cell { int d, h, w; };
 // Where a warp's rows begin: channel, and position in x.
 struct Corner { int channel, d, h, w; };
 
-// Start copying some columns of the rows, LANES neighbouring vectors at a time, zeros outside; INSIDE where nothing
-// reaches beyond the channels.
-template <int VECTOR, int LANES, bool INSIDE>
-__device__ __forceinline__ void copy_columns(const Element* x, Element* rows, Corner corner, int first, int columns,
-                                             int D, int H, int W) {
+// Lanes side by side that copy a row of so many vectors: a line of 128 bytes at most.
+__device__ __forceinline__ constexpr int lanes_of_row(int columns, int bytes) {
+    int lanes = 1;
+    while (lanes < columns && lanes < 32 && lanes * bytes < 128) lanes *= 2;
+    return lanes;
+}
+
+// Start copying the rows of a step's channels, zeros outside, where nothing is read: so addresses may run over the ends
+// of x.  INSIDE checks nothing.  A lane has every LANES-th vector of a row, and goes on from row to row.
+template <int VECTOR, bool INSIDE>
+__device__ __forceinline__ void copy_rows(const Element* from, Element* to, Corner corner, int D, int H, int W) {
+    constexpr int COLUMNS = WIDTH / VECTOR, LANES = lanes_of_row(COLUMNS, VECTOR * sizeof(Element));
     constexpr int CHANNELS = LANES * STEP < 32 ? STEP : 32 / LANES, AT_ONCE = 32 / (LANES * CHANNELS);
-    const int lane = threadIdx.x % 32, row = lane / (LANES * CHANNELS), at = (first + lane % LANES) * VECTOR;
-    if (lane % LANES >= columns) return;
-#pragma unroll
-    for (int c = lane / LANES % CHANNELS; c < STEP; c += CHANNELS) {
-        const int first_row = ((corner.channel + c) * D + corner.d) * H + corner.h + row;
-        const Element* const from = x + first_row * W + corner.w + at;
-        Element* const to = rows + c * CHANNEL + row * WIDTH + at;
+    constexpr int TURNS = ceil_div(ROWS_X, AT_ONCE), PARTS = INSIDE ? 1 : ceil_div(TURNS, 8);
+    const int lane = threadIdx.x % 32, first = lane % LANES, own = lane / LANES % CHANNELS;
+    const int row = lane / (LANES * CHANNELS);
+    from += (own * D * H + row) * W + first * VECTOR;
+    to += own * CHANNEL + row * WIDTH + first * VECTOR;
 #pragma unroll 1
-        for (int d = 0; d < SPAN_D; ++d)
-#pragma unroll(INSIDE ? ROWS_X : 1)
-            for (int h = 0; h < ROWS_X; h += AT_ONCE) {
-                bool there = true;
-                if (!INSIDE)
-                    there = corner.channel + c < C && corner.d + d < D && corner.h + row + h < H && corner.w + at < W;
-                const Element* const source = there ? from + (d * H + h) * W : x;
-                if (ROWS_X % AT_ONCE == 0 || row + h < ROWS_X)
-                    copy_vector<VECTOR>(to + (d * ROWS_X + h) * WIDTH, source, there);
+    for (int c = 0; c < STEP; c += CHANNELS, from += CHANNELS * D * H * W) {
+        at_hand(from);    // or the compiler keeps addresses of all channels
+        const bool channel = C % STEP == 0 || corner.channel + own + c < C;
+#pragma unroll 1
+        for (int d = 0; d < SPAN_D; ++d) {
+            const bool plane = channel && unsigned(corner.d + d) < unsigned(D);
+            const Element* of_row = from + d * H * W;
+            Element* const place = to + c * CHANNEL + d * ROWS_X * WIDTH;
+#pragma unroll(ceil_div(TURNS, PARTS))
+            for (int h = 0; h < ROWS_X; h += AT_ONCE, of_row += AT_ONCE * W) {
+                at_hand(of_row);    // so that its columns are offsets of it
+                const bool some = ROWS_X % AT_ONCE == 0 || row + h < ROWS_X;
+                const bool there = plane && unsigned(corner.h + row + h) < unsigned(H);
+#pragma unroll
+                for (int at = 0; at < COLUMNS; at += LANES) {
+                    const bool whole = INSIDE || (there && unsigned(corner.w + (at + first) * VECTOR) < unsigned(W));
+                    const bool active = some && (at + LANES <= COLUMNS || at + first < COLUMNS);
+                    copy_vector<VECTOR>(place + h * WIDTH + at * VECTOR, of_row + at * VECTOR, whole, active);
+                }
             }
+        }
     }
 }
 
-template <int VECTOR, bool INSIDE>
-__device__ __forceinline__ void copy_rows(const Element* x, Element* rows, Corner corner, int D, int H, int W) {
-    constexpr int COLUMNS = WIDTH / VECTOR, LANES = VECTOR == 1 ? 32 : 8, REST = COLUMNS % LANES;
-    constexpr int TAIL = REST > 16 ? 32 : REST > 8 ? 16 : REST > 4 ? 8 : REST > 2 ? 4 : REST > 1 ? 2 : 1;
-#pragma unroll
-    for (int first = 0; first + LANES <= COLUMNS; first += LANES)
-        copy_columns<VECTOR, LANES, INSIDE>(x, rows, corner, first, LANES, D, H, W);
-    if (REST) copy_columns<VECTOR, TAIL, INSIDE>(x, rows, corner, COLUMNS - REST, REST, D, H, W);
+template <int VECTOR>
+__device__ __forceinline__ void copy_rows(const Element* from, Element* to, Corner corner, bool inside,
+                                          int D, int H, int W) {
+    if (inside)
+        copy_rows<VECTOR, true>(from, to, corner, D, H, W);
+    else
+        copy_rows<VECTOR, false>(from, to, corner, D, H, W);
 }
 
-// Start copying the rows of a step's channels that a warp's cells read.
+// Start copying the rows of a step's channels that a warp's cells read, in vectors as large as the rows of x allow.
 __device__ __forceinline__ void stage_rows(const Element* x, Element* rows, Corner corner, int D, int H, int W) {
     constexpr int VECTOR = 16 / sizeof(Element);
-    // What lies beyond the end of a row or plane is the next one's, and read for cells whose results go nowhere.
-    const int last_row = ((corner.channel + STEP - 1) * D + corner.d + SPAN_D - 1) * H + corner.h + ROWS_X - 1;
-    const bool inside = corner.channel + STEP <= C && (long long)last_row * W + corner.w + WIDTH <= C * D * H * W;
-    if (W % VECTOR != 0 || reinterpret_cast<unsigned long long>(x) % 16 != 0)
-        copy_rows<1, false>(x, rows, corner, D, H, W);
-    else if (inside)
-        copy_rows<VECTOR, true>(x, rows, corner, D, H, W);
+    const int misaligned = reinterpret_cast<unsigned long long>(x) % 16;
+    const int first = ((corner.channel * D + corner.d) * H + corner.h) * W + corner.w;
+    // Without padding, what lies beyond an end is the next row or plane, read for cells whose results go nowhere.
+    const unsigned reach = (((STEP - 1u) * D + SPAN_D - 1) * H + ROWS_X - 1) * W + WIDTH;
+    bool inside = corner.channel + STEP <= C && first <= int(unsigned(C * D * H * W) - reach);
+    if (W % VECTOR == 0 && misaligned == 0)
+        copy_rows<VECTOR>(x + first, rows, corner, inside, D, H, W);
+    else if (W % 2 == 0 && misaligned % (2 * sizeof(Element)) == 0)
+        copy_rows<2>(x + first, rows, corner, inside, D, H, W);
     else
-        copy_rows<VECTOR, false>(x, rows, corner, D, H, W);
+        copy_rows<1>(x + first, rows, corner, inside, D, H, W);
 }
 
 constexpr int SHARED = 2;    // rows that two neighbouring cells of a lane share

@@ -64,9 +64,10 @@ __device__ __forceinline__ void warpgroup_wait_but() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Whatever the compiler knows of a number, it is in its register from here on.
+// Whatever the compiler knows of a number or pointer, it is in its register from here on.
 __device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }
 __device__ __forceinline__ void at_hand(unsigned& x) { asm volatile("" : "+r"(x)); }
+template <class T> __device__ __forceinline__ void at_hand(const T*& x) { asm volatile("" : "+l"(x)); }
 
 // A number that was read, when it has arrived: an operation that the assembler does not see through waits for it.
 __device__ __forceinline__ float arrived(float x, int zero) { return __int_as_float(__float_as_int(x) | zero); }

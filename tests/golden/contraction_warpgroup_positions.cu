@@ -87,9 +87,10 @@ __device__ __forceinline__ void copy_bulk(void* to_shared, const void* from_glob
                  ::"r"(to), "l"(from_global), "r"(bytes), "r"(at) : "memory");
 }
 
-// Whatever the compiler knows of a number, it is in its register from here on.
+// Whatever the compiler knows of a number or pointer, it is in its register from here on.
 __device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }
 __device__ __forceinline__ void at_hand(unsigned& x) { asm volatile("" : "+r"(x)); }
+template <class T> __device__ __forceinline__ void at_hand(const T*& x) { asm volatile("" : "+l"(x)); }
 
 // An element of an operand, which nobody writes to meanwhile: so it may be read or left out without a branch.
 __device__ __forceinline__ float read_only(const float* x) { return __ldg(x); }

@@ -143,12 +143,12 @@ __device__ __forceinline__ void accumulate(Compute (&acc)[FEATURES][ROWS][RUN], 
         }
 }
 
-// Start copying VECTOR elements, or zeros where they are not `there`.
+// Start copying VECTOR elements, or zeros where they are not `there`; nothing where not `active`.
 template <int VECTOR>
-__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there) {
+__device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there, bool active = true) {
     if constexpr (VECTOR * sizeof(Element) >= 4)
-        copy_async<VECTOR * sizeof(Element)>(to, from, there);
-    else
+        copy_async<VECTOR * sizeof(Element)>(to, from, there, active);
+    else if (active)
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
 }
 

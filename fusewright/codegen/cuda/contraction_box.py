@@ -3,6 +3,7 @@ by the lanes that multiply them (`contraction_by_warp`)."""
 
 from __future__ import annotations
 
+from fusewright.codegen.cuda import contraction_sums
 from fusewright.codegen.text import Lines, fill
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.tiling import Tiling
@@ -28,13 +29,15 @@ def before(c: Contraction) -> dict[str, object]:
 def windows(c: Contraction) -> Lines:
     """Constants of the windows, and the functions that load a row of x and add it up, one sum per tap along w."""
     assert c.box is not None
+    skip = skipped(c) if padded(c) else 0
     names: dict[str, object] = {"channels": c.channels, "skip": "SKIP_W + " if padded(c) else "", "padding": []}
     if padded(c):
-        (d, h, w), skip = c.box.before, skipped(c)
+        d, h, w = c.box.before
         names["padding"] = fill(_PADDING, d=d, h=h, w=w + skip, skip=skip)
-    for name, axis, count, step, span in zip("dhw", c.axes, c.box.count, c.box.step, window_spans(c), strict=True):
-        names |= {f"taps_{name}": axis.taps, f"dilation_{name}": axis.phases[0].per_tap, f"move_{name}": axis.advance}
-        names |= {f"count_{name}": count, f"step_{name}": step, f"span_{name}": span}
+    for name, axis, span in zip("dhw", c.axes, window_spans(c), strict=True):
+        names |= {f"taps_{name}": axis.taps, f"move_{name}": axis.advance, f"span_{name}": span}
+    names |= {name: " x ".join(map(str, each)) for name, each in (("count", c.box.count), ("step", c.box.step))}
+    names |= {"along_w": contraction_sums.along_w(c, skip), "across_rows": contraction_sums.across_rows(c)}
     return fill(_WINDOWS, **names)
 
 
@@ -61,37 +64,13 @@ def strip(c: Contraction, t: Tiling) -> int:
 
 
 _WINDOWS = """
-// Windows of COUNT elements, STEP apart, one per tap; a cell moves them by MOVE.
+// Windows of $count elements, $step apart, one per tap; a cell moves them by MOVE.
 constexpr int BOX_C = $channels;
 constexpr int BOX_TAPS_D = $taps_d, BOX_TAPS_H = $taps_h, BOX_TAPS_W = $taps_w;
 constexpr int BOX_TAPS = BOX_TAPS_D * BOX_TAPS_H * BOX_TAPS_W;
-constexpr int DILATION_D = $dilation_d, DILATION_H = $dilation_h, DILATION_W = $dilation_w;
-constexpr int COUNT_D = $count_d, COUNT_H = $count_h, COUNT_W = $count_w;
-constexpr int STEP_D = $step_d, STEP_H = $step_h, STEP_W = $step_w;
 constexpr int MOVE_D = $move_d, MOVE_H = $move_h, MOVE_W = $move_w;
 constexpr int SPAN_D = $span_d, SPAN_H = $span_h, SPAN_W = $span_w;    // elements that the windows of one cell cover
 $padding
-
-// Whether offset `at` belongs to the window of a tap.
-__device__ __forceinline__ constexpr bool covers(int at, int tap, int dilation, int count, int step) {
-    const int from = at - tap * dilation;
-    return from >= 0 && from % step == 0 && from / step < count;
-}
-
-// Whether offset `at` belongs to the windows of all taps.
-template <int TAPS_ALONG>
-__device__ __forceinline__ constexpr bool covered(int at, int dilation, int count, int step) {
-    for (int tap = 0; tap < TAPS_ALONG; ++tap)
-        if (!covers(at, tap, dilation, count, step)) return false;
-    return true;
-}
-
-// A sum that starts with its first term instead of zero; `any` is known when the loops around are unrolled.
-struct Sum {
-    Compute value = 0;
-    bool any = false;
-    __device__ __forceinline__ void add(Compute term) { value = any ? value + term : term, any = true; }
-};
 
 // One row of x under a cell, in vectors of up to VECTOR elements.
 template <int VECTOR>
@@ -117,19 +96,7 @@ __device__ __forceinline__ void load_row(Compute (&v)[${skip}SPAN_W], const Elem
 
 // The window sums of one row of x along w, one per tap.
 __device__ __forceinline__ void sum_loaded(Compute (&sums)[BOX_TAPS_W], const Compute (&v)[${skip}SPAN_W]) {
-    Sum middle;    // of what belongs to all windows
-#pragma unroll
-    for (int at = 0; at < SPAN_W; ++at)
-        if (covered<BOX_TAPS_W>(at, DILATION_W, COUNT_W, STEP_W)) middle.add(v[${skip}at]);
-#pragma unroll
-    for (int tap = 0; tap < BOX_TAPS_W; ++tap) {
-        Sum sum = middle;
-#pragma unroll
-        for (int at = 0; at < SPAN_W; ++at)
-            if (!covered<BOX_TAPS_W>(at, DILATION_W, COUNT_W, STEP_W) && covers(at, tap, DILATION_W, COUNT_W, STEP_W))
-                sum.add(v[${skip}at]);
-        sums[tap] = sum.value;
-    }
+    $along_w
 }
 
 template <int VECTOR>
@@ -139,33 +106,11 @@ __device__ __forceinline__ void sum_row(Compute (&sums)[BOX_TAPS_W], const Eleme
     sum_loaded(sums, v);
 }
 
-// The sums of all windows of one cell, from those of its rows: rows that belong to the windows of all taps are added
-// once, and to every window at the end.
+// The sums of all windows of one cell, from those of its rows.
 __device__ __forceinline__ void sum_cell(Compute (&sums)[BOX_TAPS], const Compute (&rows)[SPAN_D][SPAN_H][BOX_TAPS_W]) {
-    Sum box[BOX_TAPS_D][BOX_TAPS_H][BOX_TAPS_W], common[BOX_TAPS_W];
 #pragma unroll
-    for (int rd = 0; rd < SPAN_D; ++rd)
-#pragma unroll
-        for (int rh = 0; rh < SPAN_H; ++rh) {
-            const bool all = covered<BOX_TAPS_D>(rd, DILATION_D, COUNT_D, STEP_D) &&
-                             covered<BOX_TAPS_H>(rh, DILATION_H, COUNT_H, STEP_H);
-#pragma unroll
-            for (int tw = 0; tw < BOX_TAPS_W; ++tw) {
-                if (all) common[tw].add(rows[rd][rh][tw]);
-#pragma unroll
-                for (int td = 0; td < BOX_TAPS_D; ++td)
-#pragma unroll
-                    for (int th = 0; th < BOX_TAPS_H; ++th)
-                        if (!all && covers(rd, td, DILATION_D, COUNT_D, STEP_D) &&
-                            covers(rh, th, DILATION_H, COUNT_H, STEP_H))
-                            box[td][th][tw].add(rows[rd][rh][tw]);
-            }
-        }
-#pragma unroll
-    for (int tap = 0; tap < BOX_TAPS; ++tap) {
-        Sum sum = box[tap / (BOX_TAPS_W * BOX_TAPS_H)][tap / BOX_TAPS_W % BOX_TAPS_H][tap % BOX_TAPS_W];
-        if (common[tap % BOX_TAPS_W].any) sum.add(common[tap % BOX_TAPS_W].value);
-        sums[tap] = sum.value;
+    for (int tw = 0; tw < BOX_TAPS_W; ++tw) {
+        $across_rows
     }
 }
 

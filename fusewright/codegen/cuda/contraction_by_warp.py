@@ -56,9 +56,11 @@ def products(c: Contraction, t: Tiling, weight: str) -> list[Lines]:
 
 def stage_rows(c: Contraction) -> Lines:
     """The functions that copy the rows of a step's channels."""
-    if contraction_box.padded(c):
-        return fill(_STAGE_ROWS, copies=fill(_COPIES_PADDED), inside=_INSIDE_PADDED)
-    return fill(_STAGE_ROWS, copies=fill(_COPIES_WITHIN), inside=_INSIDE_WITHIN)
+    assert c.box is not None
+    ends = (("d", "SPAN_D", "D"), ("h", "ROWS_X", "H"), ("w", "WIDTH", "W"))
+    padded = [end for end, *most in zip(ends, c.box.before, c.box.behind, strict=True) if any(most)]
+    inside = [f"inside = inside && corner.{at} >= 0 && corner.{at} + {n} <= {end};" for at, n, end in padded]
+    return fill(_STAGE_ROWS, inside=inside)
 
 
 def stage(c: Contraction, rows: str, place: str = "") -> Lines:
@@ -149,89 +151,75 @@ struct Cell { int d, h, w; };
 // Where a warp's rows begin: channel, and position in x.
 struct Corner { int channel, d, h, w; };
 
-// Start copying some columns of the rows, LANES neighbouring vectors at a time, zeros outside; INSIDE where nothing
-// reaches beyond the channels.
-template <int VECTOR, int LANES, bool INSIDE>
-__device__ __forceinline__ void copy_columns(const Element* x, Element* rows, Corner corner, int first, int columns,
-                                             int D, int H, int W) {
+// Lanes side by side that copy a row of so many vectors: a line of 128 bytes at most.
+__device__ __forceinline__ constexpr int lanes_of_row(int columns, int bytes) {
+    int lanes = 1;
+    while (lanes < columns && lanes < 32 && lanes * bytes < 128) lanes *= 2;
+    return lanes;
+}
+
+// Start copying the rows of a step's channels, zeros outside, where nothing is read: so addresses may run over the ends
+// of x.  INSIDE checks nothing.  A lane has every LANES-th vector of a row, and goes on from row to row.
+template <int VECTOR, bool INSIDE>
+__device__ __forceinline__ void copy_rows(const Element* from, Element* to, Corner corner, int D, int H, int W) {
+    constexpr int COLUMNS = WIDTH / VECTOR, LANES = lanes_of_row(COLUMNS, VECTOR * sizeof(Element));
     constexpr int CHANNELS = LANES * STEP < 32 ? STEP : 32 / LANES, AT_ONCE = 32 / (LANES * CHANNELS);
-    const int lane = threadIdx.x % 32, row = lane / (LANES * CHANNELS), at = (first + lane % LANES) * VECTOR;
-    if (lane % LANES >= columns) return;
+    constexpr int TURNS = ceil_div(ROWS_X, AT_ONCE), PARTS = INSIDE ? 1 : ceil_div(TURNS, 8);
+    const int lane = threadIdx.x % 32, first = lane % LANES, own = lane / LANES % CHANNELS;
+    const int row = lane / (LANES * CHANNELS);
+    from += (own * D * H + row) * W + first * VECTOR;
+    to += own * CHANNEL + row * WIDTH + first * VECTOR;
+#pragma unroll 1
+    for (int c = 0; c < STEP; c += CHANNELS, from += CHANNELS * D * H * W) {
+        at_hand(from);    // or the compiler keeps addresses of all channels
+        const bool channel = C % STEP == 0 || corner.channel + own + c < C;
+#pragma unroll 1
+        for (int d = 0; d < SPAN_D; ++d) {
+            const bool plane = channel && unsigned(corner.d + d) < unsigned(D);
+            const Element* of_row = from + d * H * W;
+            Element* const place = to + c * CHANNEL + d * ROWS_X * WIDTH;
+#pragma unroll(ceil_div(TURNS, PARTS))
+            for (int h = 0; h < ROWS_X; h += AT_ONCE, of_row += AT_ONCE * W) {
+                at_hand(of_row);    // so that its columns are offsets of it
+                const bool some = ROWS_X % AT_ONCE == 0 || row + h < ROWS_X;
+                const bool there = plane && unsigned(corner.h + row + h) < unsigned(H);
 #pragma unroll
-    for (int c = lane / LANES % CHANNELS; c < STEP; c += CHANNELS) {
-        $copies
+                for (int at = 0; at < COLUMNS; at += LANES) {
+                    const bool whole = INSIDE || (there && unsigned(corner.w + (at + first) * VECTOR) < unsigned(W));
+                    const bool active = some && (at + LANES <= COLUMNS || at + first < COLUMNS);
+                    copy_vector<VECTOR>(place + h * WIDTH + at * VECTOR, of_row + at * VECTOR, whole, active);
+                }
+            }
+        }
     }
 }
 
-template <int VECTOR, bool INSIDE>
-__device__ __forceinline__ void copy_rows(const Element* x, Element* rows, Corner corner, int D, int H, int W) {
-    constexpr int COLUMNS = WIDTH / VECTOR, LANES = VECTOR == 1 ? 32 : 8, REST = COLUMNS % LANES;
-    constexpr int TAIL = REST > 16 ? 32 : REST > 8 ? 16 : REST > 4 ? 8 : REST > 2 ? 4 : REST > 1 ? 2 : 1;
-#pragma unroll
-    for (int first = 0; first + LANES <= COLUMNS; first += LANES)
-        copy_columns<VECTOR, LANES, INSIDE>(x, rows, corner, first, LANES, D, H, W);
-    if (REST) copy_columns<VECTOR, TAIL, INSIDE>(x, rows, corner, COLUMNS - REST, REST, D, H, W);
+template <int VECTOR>
+__device__ __forceinline__ void copy_rows(const Element* from, Element* to, Corner corner, bool inside,
+                                          int D, int H, int W) {
+    if (inside)
+        copy_rows<VECTOR, true>(from, to, corner, D, H, W);
+    else
+        copy_rows<VECTOR, false>(from, to, corner, D, H, W);
 }
 
-// Start copying the rows of a step's channels that a warp's cells read.
+// Start copying the rows of a step's channels that a warp's cells read, in vectors as large as the rows of x allow.
 __device__ __forceinline__ void stage_rows(const Element* x, Element* rows, Corner corner, int D, int H, int W) {
     constexpr int VECTOR = 16 / sizeof(Element);
+    const int misaligned = reinterpret_cast<unsigned long long>(x) % 16;
+    const int first = ((corner.channel * D + corner.d) * H + corner.h) * W + corner.w;
+    // Without padding, what lies beyond an end is the next row or plane, read for cells whose results go nowhere.
+    const unsigned reach = (((STEP - 1u) * D + SPAN_D - 1) * H + ROWS_X - 1) * W + WIDTH;
+    bool inside = corner.channel + STEP <= C && first <= int(unsigned(C * D * H * W) - reach);
     $inside
-    if (W % VECTOR != 0 || reinterpret_cast<unsigned long long>(x) % 16 != 0)
-        copy_rows<1, false>(x, rows, corner, D, H, W);
-    else if (inside)
-        copy_rows<VECTOR, true>(x, rows, corner, D, H, W);
+    if (W % VECTOR == 0 && misaligned == 0)
+        copy_rows<VECTOR>(x + first, rows, corner, inside, D, H, W);
+    else if (W % 2 == 0 && misaligned % (2 * sizeof(Element)) == 0)
+        copy_rows<2>(x + first, rows, corner, inside, D, H, W);
     else
-        copy_rows<VECTOR, false>(x, rows, corner, D, H, W);
+        copy_rows<1>(x + first, rows, corner, inside, D, H, W);
 }
 """
-
-# Rows of an input that is not padded: beyond the end of one lies the next, read for cells whose results go nowhere.
-_COPIES_WITHIN = """
-const int first_row = ((corner.channel + c) * D + corner.d) * H + corner.h + row;
-const Element* const from = x + first_row * W + corner.w + at;
-Element* const to = rows + c * CHANNEL + row * WIDTH + at;
-#pragma unroll 1
-for (int d = 0; d < SPAN_D; ++d)
-#pragma unroll(INSIDE ? ROWS_X : 1)
-    for (int h = 0; h < ROWS_X; h += AT_ONCE) {
-        bool there = true;
-        if (!INSIDE)
-            there = corner.channel + c < C && corner.d + d < D && corner.h + row + h < H && corner.w + at < W;
-        const Element* const source = there ? from + (d * H + h) * W : x;
-        if (ROWS_X % AT_ONCE == 0 || row + h < ROWS_X)
-            copy_vector<VECTOR>(to + (d * ROWS_X + h) * WIDTH, source, there);
-    }
-"""
-
-_INSIDE_WITHIN = [
-    "// What lies beyond the end of a row or plane is the next one's, and read for cells whose results go nowhere.",
-    "const int last_row = ((corner.channel + STEP - 1) * D + corner.d + SPAN_D - 1) * H + corner.h + ROWS_X - 1;",
-    "const bool inside = corner.channel + STEP <= C && (long long)last_row * W + corner.w + WIDTH <= C * D * H * W;",
-]
-
-# Most rows of one that is padded reach outside, where nothing is read: so addresses may run over the ends of x.  More
-# rows under way at a time would take the registers of sums and products.
-_COPIES_PADDED = """
-const int first_row = ((corner.channel + c) * D + corner.d) * H + corner.h + row;
-const bool own = INSIDE || (corner.channel + c < C && unsigned(corner.w + at) < unsigned(W));
-#pragma unroll 1
-for (int d = 0; d < SPAN_D; ++d) {
-    const Element* from = x + (first_row + d * H) * W + corner.w + at;
-    Element* to = rows + c * CHANNEL + (d * ROWS_X + row) * WIDTH + at;
-    const bool plane = INSIDE || (own && unsigned(corner.d + d) < unsigned(D));
-#pragma unroll 8
-    for (int h = 0; h < ROWS_X; h += AT_ONCE, from += AT_ONCE * W, to += AT_ONCE * WIDTH) {
-        const bool there = INSIDE || (plane && unsigned(corner.h + row + h) < unsigned(H));
-        if (ROWS_X % AT_ONCE == 0 || row + h < ROWS_X) copy_vector<VECTOR>(to, from, there);
-    }
-}
-"""
-
-_INSIDE_PADDED = [
-    "const bool inside = corner.channel + STEP <= C && corner.d >= 0 && corner.h >= 0 && corner.w >= 0 &&",
-    "                    corner.d + SPAN_D <= D && corner.h + ROWS_X <= H && corner.w + WIDTH <= W;",
-]
 
 _SUMS = """
 constexpr int SHARED = $shared;    // rows that two neighbouring cells of a lane share

@@ -141,10 +141,11 @@ __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_
     "copy_async_near": r"""
 // The same by way of the level-1 cache, where warps find what their neighbours have read.
 template <int BYTES>
-__device__ __forceinline__ void copy_async_near(void* to_shared, const void* from_global, bool inside) {
+__device__ __forceinline__ void copy_async_near(void* to_shared, const void* from_global, bool inside, bool active) {
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;"
-                 ::"r"(to), "l"(from_global), "r"(inside ? BYTES : 0), "n"(BYTES));
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.ca.shared.global [%0], [%1], %4, %2; }"
+        ::"r"(to), "l"(from_global), "r"(inside ? BYTES : 0), "r"(int(active)), "n"(BYTES));
 }
 """,
     "cluster": r"""
@@ -281,9 +282,10 @@ __device__ __forceinline__ void more_registers() { asm volatile("setmaxnreg.inc.
 """
 
 PRIMITIVES["at_hand"] = r"""
-// Whatever the compiler knows of a number, it is in its register from here on.
+// Whatever the compiler knows of a number or pointer, it is in its register from here on.
 __device__ __forceinline__ void at_hand(float& x) { asm volatile("" : "+f"(x)); }
 __device__ __forceinline__ void at_hand(unsigned& x) { asm volatile("" : "+r"(x)); }
+template <class T> __device__ __forceinline__ void at_hand(const T*& x) { asm volatile("" : "+l"(x)); }
 """
 
 PRIMITIVES["arrived"] = r"""
