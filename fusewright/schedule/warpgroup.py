@@ -99,7 +99,8 @@ class WarpgroupTile(WarpgroupCut):
     @property
     def traits(self) -> tuple[object, ...]:
         tiles = self.m_tiles, self.rows_d * self.cells_d, self.rows_h * self.cells_h, self.eights_w
-        return *tiles, self.stay, self.joined, self.unfolded, self.producers, self.held
+        staging = self.stay, self.joined, self.unfolded, self.producers, self.held, self.twice
+        return *tiles, *staging
 
     def products(self, c: Contraction) -> Products:
         rows = self.cells_d * self.rows_d * (self.rows_h * self.cells_h // rows_at_once(c, self))

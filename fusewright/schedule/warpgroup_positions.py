@@ -145,7 +145,7 @@ class PositionTile(FeatureColumns, WarpgroupCut):
     @property
     def traits(self) -> tuple[object, ...]:
         tiles = self.rows_d * self.cells_d, self.rows_h, self.tiles_h * self.tiles_w, self.groups_h * self.groups_w
-        staging = self.chunk, self.stay, self.joined, self.spread, self.unfolded, self.producers, self.held
+        staging = self.chunk, self.stay, self.joined, self.spread, self.unfolded, self.producers, self.held, self.twice
         return self.eights_m, *tiles, self.wide, *staging
 
     def products(self, c: Contraction) -> Products:

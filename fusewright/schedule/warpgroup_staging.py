@@ -72,6 +72,7 @@ class WarpgroupCut:
     by_rows   whether rows of the output are written by way of shared memory (`fusewright.schedule.output_rows`)
     producers  warps that only stage, one or two teams of them; without any, those that multiply do
     held      whether the rows that instructions multiply are in registers, read once for several of them
+    twice     whether a producer has twice as many elements on their way, where registers are left for them
     """
 
     rows_d: int
@@ -84,6 +85,7 @@ class WarpgroupCut:
     by_rows: bool = field(default=False, kw_only=True)
     producers: int = field(default=0, kw_only=True)
     held: bool = field(default=False, kw_only=True)
+    twice: bool = field(default=False, kw_only=True)
 
     @property
     @abstractmethod
@@ -324,7 +326,7 @@ def vectors_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
 def staged_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
     """Runs of a tile that a thread stages, and how many of them are on their way at a time."""
     whole, elements = (PRODUCED, PRODUCED_ELEMENTS) if t.producers else (AHEAD, AHEAD_ELEMENTS)
-    most = whole if c.channels_last else max(1, elements // (run(c, t) * vector(c)))
+    most = (1 + t.twice) * whole if c.channels_last else max(1, (1 + t.twice) * elements // (run(c, t) * vector(c)))
     return _dealt(c, t, run(c, t), most)
 
 

@@ -49,7 +49,7 @@ from fusewright.schedule.warpgroup_windows import shortlist as by_windows
 # multiply by warpgroups so many at least, and so many beside them whose blocks have producers, with and without turns.
 WORTH_MEASURING = 14
 OF_WARPGROUPS, BESIDE_WARPGROUPS = 20, 6
-OF_EACH_WAY, OF_PRODUCERS = 10, 8
+OF_EACH_WAY, OF_PRODUCERS = 10, 12
 
 # And so many cuts of a range reduction into blocks; with more different sums than these, one pass is slower.
 CUTS = 4

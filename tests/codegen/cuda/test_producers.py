@@ -29,9 +29,9 @@ from fusewright.runtime import nvrtc
 from fusewright.schedule import warpgroup, warpgroup_positions
 from fusewright.schedule.tiling import REGISTERS
 from fusewright.schedule.warpgroup import WarpgroupTile
-from fusewright.schedule.warpgroup_estimate import blocks_planned, handed_over
+from fusewright.schedule.warpgroup_estimate import blocks_planned, handed_over, more_on_their_way
 from fusewright.schedule.warpgroup_positions import PositionTile
-from fusewright.schedule.warpgroup_staging import of_tile, shared_bytes, stages_every_step
+from fusewright.schedule.warpgroup_staging import of_tile, shared_bytes, staged_by_thread, stages_every_step
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 Tile = WarpgroupTile | PositionTile
@@ -124,6 +124,24 @@ def test_of_positions(name: str) -> None:
     f, t = found(*POSITIONS[name], "positions")
     for order in ORDERS:
         assert_right(f, t, order)
+
+
+@pytest.mark.usefixtures("few_multiprocessors")
+@pytest.mark.parametrize("producers", [4, 8])
+@pytest.mark.parametrize("way", WAYS)
+def test_twice_as_many_elements_on_their_way(way: str, producers: int) -> None:
+    """Where a step has more than a producer reads at a time, both ways are worth measuring."""
+    f = find(Case((36, 36), 20, 9))
+    assert isinstance(f, Found)
+    every = [t for t in tiles(f, (way,)) if t.producers == producers and not t.unfolded]
+    t = next(t for t in every if t.twice)
+    once = replace(t, twice=False)
+    assert once in every and more_on_their_way(of_tile(f.group, t), once)
+    at_once = [staged_by_thread(of_tile(f.group, each), each)[1] for each in (once, t)]
+    assert at_once[0] < at_once[1] <= 2 * at_once[0]
+    assert f"AT_ONCE = {at_once[1]};" in kernel(f, t).source
+    assert_right(f, t)
+    assert_orders_agree(f, t)
 
 
 @pytest.mark.parametrize("name", ["all channels at once", "two teams, chunk after chunk", "phases joined"])
