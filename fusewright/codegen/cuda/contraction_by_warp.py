@@ -171,16 +171,16 @@ __device__ __forceinline__ void copy_columns(const Element* from, Element* to, C
     to += own * CHANNEL + row * WIDTH + first * VECTOR;
 #pragma unroll 1
     for (int c = 0; c < STEP; c += CHANNELS, from += CHANNELS * D * H * W) {
-        at_hand(from);    // or the compiler keeps addresses of all channels
+        if constexpr (CHANNELS < STEP) at_hand(from);    // or the compiler keeps addresses of all channels
         const bool channel = C % STEP == 0 || corner.channel + own + c < C;
 #pragma unroll 1
         for (int d = 0; d < SPAN_D; ++d) {
             const bool plane = channel && unsigned(corner.d + d) < unsigned(D);
-            const Element* of_row = from + d * H * W;
             Element* const place = to + c * CHANNEL + d * ROWS_X * WIDTH;
 #pragma unroll(ceil_div(TURNS, PARTS))
-            for (int h = 0; h < ROWS_X; h += AT_ONCE, of_row += AT_ONCE * W) {
-                at_hand(of_row);    // so that its columns are offsets of it
+            for (int h = 0; h < ROWS_X; h += AT_ONCE) {
+                const Element* of_row = from + (d * H + h) * W;
+                if constexpr (COLUMNS > LANES) at_hand(of_row);    // so that its columns are offsets of it
                 const bool some = ROWS_X % AT_ONCE == 0 || row + h < ROWS_X;
                 const bool there = plane && unsigned(corner.h + row + h) < unsigned(H);
 #pragma unroll
