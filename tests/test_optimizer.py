@@ -14,6 +14,7 @@ import fusewright
 from fusewright import FusewrightError, UnsupportedError
 from fusewright.measure import Sample
 from fusewright.module import state_of
+from fusewright.runtime.device import DeviceFacts
 from fusewright.verification import Check, Verdict
 from tests.dropin import Gap, fast, images, program_calls, same
 
@@ -200,7 +201,12 @@ class _Pooled(_Epilogue):
 
 
 @pytest.mark.parametrize("kind, gradients", [(_Epilogue, "original"), (_Pooled, "rewritten")])
-def test_unmeasured_gradients_go_where_less_is_computed(kind: type[nn.Module], gradients: str) -> None:
+def test_unmeasured_gradients_go_where_less_is_computed(
+    kind: type[nn.Module], gradients: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU whose rates are these, whatever this one measured of itself."""
+    facts = DeviceFacts("a CPU", conv=2e11, matmul=3e11, wide=1e11, memory=2e10, reduce=2e10, window=4e9, launch=2e-6)
+    monkeypatch.setattr("fusewright.pipeline.device_facts", lambda _: facts)
     model, x = kind(), torch.randn(4, 8, 66, 66)
     plan = fusewright.explain(fusewright.optimize(model, (x,), verify=False, measure=False))
     assert [k.path for k in plan.kept] == ["rewritten", gradients, gradients]

@@ -238,7 +238,7 @@ __device__ __forceinline__ void copy_columns(const Element* from, Element* to, C
     to += own * CHANNEL + row * WIDTH + first * VECTOR;
 #pragma unroll 1
     for (int c = 0; c < STEP; c += CHANNELS, from += CHANNELS * D * H * W) {
-        if constexpr (CHANNELS < STEP) at_hand(from);    // or the compiler keeps addresses of all channels
+        at_hand(from);    // or the compiler keeps addresses of all channels
         const bool channel = C % STEP == 0 || corner.channel + own + c < C;
 #pragma unroll 1
         for (int d = 0; d < SPAN_D; ++d) {
@@ -265,7 +265,7 @@ __device__ __forceinline__ void copy_columns(const Element* from, Element* to, C
 template <int VECTOR, bool INSIDE>
 __device__ __forceinline__ void copy_rows(const Element* from, Element* to, Corner corner, int D, int H, int W) {
     constexpr int COLUMNS = WIDTH / VECTOR, LANES = lanes_of_row(COLUMNS, VECTOR * sizeof(Element));
-    constexpr int REST = COLUMNS > LANES && COLUMNS % LANES * 2 <= LANES ? COLUMNS % LANES : 0;
+    constexpr int REST = ROWS_X > 1 && COLUMNS > LANES && COLUMNS % LANES * 2 <= LANES ? COLUMNS % LANES : 0;
     copy_columns<VECTOR, INSIDE, 0, COLUMNS - REST>(from, to, corner, D, H, W);
     if constexpr (REST > 0) copy_columns<VECTOR, INSIDE, COLUMNS - REST, REST>(from, to, corner, D, H, W);
 }
