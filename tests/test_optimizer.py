@@ -205,7 +205,7 @@ def test_unmeasured_gradients_go_where_less_is_computed(
     kind: type[nn.Module], gradients: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU whose rates are these, whatever this one measured of itself."""
-    facts = DeviceFacts("a CPU", conv=2e11, matmul=3e11, wide=1e11, memory=2e10, reduce=2e10, window=4e9, launch=2e-6)
+    facts = DeviceFacts("a CPU", conv=5e10, matmul=1e11, wide=5e10, memory=5e10, reduce=7e10, window=1e9, launch=3e-6)
     monkeypatch.setattr("fusewright.pipeline.device_facts", lambda _: facts)
     model, x = kind(), torch.randn(4, 8, 66, 66)
     plan = fusewright.explain(fusewright.optimize(model, (x,), verify=False, measure=False))
