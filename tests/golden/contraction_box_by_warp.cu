@@ -225,14 +225,14 @@ __device__ __forceinline__ constexpr int lanes_of_row(int columns, int bytes) {
     return lanes;
 }
 
-// Start copying the rows of a step's channels, zeros outside, where nothing is read: so addresses may run over the ends
-// of x.  INSIDE checks nothing.  A lane has every LANES-th vector of a row, and goes on from row to row.
-template <int VECTOR, bool INSIDE>
-__device__ __forceinline__ void copy_rows(const Element* from, Element* to, Corner corner, int D, int H, int W) {
-    constexpr int COLUMNS = WIDTH / VECTOR, LANES = lanes_of_row(COLUMNS, VECTOR * sizeof(Element));
+// Start copying some vectors of the rows of a step's channels, zeros outside, where nothing is read: so addresses may
+// run over the ends of x.  INSIDE checks nothing.  A lane has every LANES-th of a row, and goes on from row to row.
+template <int VECTOR, bool INSIDE, int BEGIN, int COLUMNS>
+__device__ __forceinline__ void copy_columns(const Element* from, Element* to, Corner corner, int D, int H, int W) {
+    constexpr int LANES = lanes_of_row(COLUMNS, VECTOR * sizeof(Element));
     constexpr int CHANNELS = LANES * STEP < 32 ? STEP : 32 / LANES, AT_ONCE = 32 / (LANES * CHANNELS);
     constexpr int TURNS = ceil_div(ROWS_X, AT_ONCE), PARTS = INSIDE ? 1 : ceil_div(TURNS, 8);
-    const int lane = threadIdx.x % 32, first = lane % LANES, own = lane / LANES % CHANNELS;
+    const int lane = threadIdx.x % 32, first = BEGIN + lane % LANES, own = lane / LANES % CHANNELS;
     const int row = lane / (LANES * CHANNELS);
     from += (own * D * H + row) * W + first * VECTOR;
     to += own * CHANNEL + row * WIDTH + first * VECTOR;
@@ -243,22 +243,31 @@ __device__ __forceinline__ void copy_rows(const Element* from, Element* to, Corn
 #pragma unroll 1
         for (int d = 0; d < SPAN_D; ++d) {
             const bool plane = channel && unsigned(corner.d + d) < unsigned(D);
-            const Element* of_row = from + d * H * W;
             Element* const place = to + c * CHANNEL + d * ROWS_X * WIDTH;
 #pragma unroll(ceil_div(TURNS, PARTS))
-            for (int h = 0; h < ROWS_X; h += AT_ONCE, of_row += AT_ONCE * W) {
-                at_hand(of_row);    // so that its columns are offsets of it
+            for (int h = 0; h < ROWS_X; h += AT_ONCE) {
+                const Element* of_row = from + (d * H + h) * W;
+                if constexpr (COLUMNS > LANES) at_hand(of_row);    // so that its columns are offsets of it
                 const bool some = ROWS_X % AT_ONCE == 0 || row + h < ROWS_X;
                 const bool there = plane && unsigned(corner.h + row + h) < unsigned(H);
 #pragma unroll
                 for (int at = 0; at < COLUMNS; at += LANES) {
                     const bool whole = INSIDE || (there && unsigned(corner.w + (at + first) * VECTOR) < unsigned(W));
-                    const bool active = some && (at + LANES <= COLUMNS || at + first < COLUMNS);
+                    const bool active = some && (at + LANES <= COLUMNS || at + first < BEGIN + COLUMNS);
                     copy_vector<VECTOR>(place + h * WIDTH + at * VECTOR, of_row + at * VECTOR, whole, active);
                 }
             }
         }
     }
+}
+
+// A few vectors behind a row's last line, which would leave most lanes without one, are copied of many rows at a time.
+template <int VECTOR, bool INSIDE>
+__device__ __forceinline__ void copy_rows(const Element* from, Element* to, Corner corner, int D, int H, int W) {
+    constexpr int COLUMNS = WIDTH / VECTOR, LANES = lanes_of_row(COLUMNS, VECTOR * sizeof(Element));
+    constexpr int REST = ROWS_X > 1 && COLUMNS > LANES && COLUMNS % LANES * 2 <= LANES ? COLUMNS % LANES : 0;
+    copy_columns<VECTOR, INSIDE, 0, COLUMNS - REST>(from, to, corner, D, H, W);
+    if constexpr (REST > 0) copy_columns<VECTOR, INSIDE, COLUMNS - REST, REST>(from, to, corner, D, H, W);
 }
 
 template <int VECTOR>
