@@ -178,9 +178,10 @@ def _scored(c: Contraction, plain: Tile, lengths: Lengths) -> Iterator[tuple[flo
             work = work or _work(c, plain, lay, lengths[2])
             score = work.cycles(t, per_sm, takes_turns(c, t)) / results
             yield score, t
-            twice = replace(t, twice=True)
-            if more_on_their_way(c, t) and blocks_per_sm(c, twice, shared) == per_sm:
-                yield score, twice
+            if more_on_their_way(c, t):
+                twice = replace(t, twice=True)
+                if blocks_per_sm(c, twice, shared) == per_sm:
+                    yield score, twice
 
 
 def _with_producers(c: Contraction, t: Tile) -> Iterator[Tile]:
@@ -195,8 +196,10 @@ def more_on_their_way(c: Contraction, t: WarpgroupCut) -> bool:
 
     Twice as many at a time took 0.86 to 1.17 times as long (benchmarks/results/h200_staging.json): measuring picks.
     """
+    if not t.producers:
+        return False
     each, at_once = staged_by_thread(c, t)
-    return t.producers > 0 and each > at_once
+    return each > at_once
 
 
 @dataclass(frozen=True)

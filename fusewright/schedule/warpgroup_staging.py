@@ -326,7 +326,8 @@ def vectors_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
 def staged_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
     """Runs of a tile that a thread stages, and how many of them are on their way at a time."""
     whole, elements = (PRODUCED, PRODUCED_ELEMENTS) if t.producers else (AHEAD, AHEAD_ELEMENTS)
-    most = (1 + t.twice) * whole if c.channels_last else max(1, (1 + t.twice) * elements // (run(c, t) * vector(c)))
+    times = 2 if t.twice else 1
+    most = times * whole if c.channels_last else max(1, times * elements // (run(c, t) * vector(c)))
     return _dealt(c, t, run(c, t), most)
 
 

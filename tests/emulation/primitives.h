@@ -341,17 +341,11 @@ EMULATED_WGMMAS(232) EMULATED_WGMMAS(240) EMULATED_WGMMAS(248) EMULATED_WGMMAS(2
 #endif
 
 #ifdef USES_copy_async
-template <int BYTES>
+template <int BYTES, bool NEAR = false>
 inline void copy_async(void* to_shared, const void* from_global, bool inside, bool active = true) {
     static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "no such copy");
     if (active) emulation::copy_begin(to_shared, from_global, BYTES, inside);
 }
-#ifdef USES_copy_async_near
-template <int BYTES>
-inline void copy_async_near(void* to_shared, const void* from_global, bool inside, bool active) {
-    copy_async<BYTES>(to_shared, from_global, inside, active);
-}
-#endif
 inline void copy_async_commit() { emulation::copy_commit(); }
 template <int PENDING>
 inline void copy_async_wait() { emulation::copy_wait(PENDING); }

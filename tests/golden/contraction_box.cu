@@ -37,12 +37,13 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
 }
 
 // Start copying BYTES (4, 8 or 16, all addresses aligned to it) to shared memory, or zeros where not `inside`; nothing
-// where not `active`, which a branch would say in more instructions.
-template <int BYTES>
+// where not `active`, which a branch would say in more instructions.  NEAR: by way of the level-1 cache, where warps
+// find what their neighbours have read, as all copies of fewer than 16 go.
+template <int BYTES, bool NEAR = false>
 __device__ __forceinline__ void copy_async(void* to_shared, const void* from_global, bool inside, bool active = true) {
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
     const int bytes = inside ? BYTES : 0;
-    if constexpr (BYTES == 16)
+    if constexpr (BYTES == 16 && !NEAR)
         asm volatile(
             "{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], 16, %2; }"
             ::"r"(to), "l"(from_global), "r"(bytes), "r"(int(active)));

@@ -320,8 +320,7 @@ struct alignas(8) Neighbours { float first, second; };
 // many `features`, and `left` elements of their rows.  What several rows have is read before any of it is written.
 __device__ __forceinline__ void write_rows(const float* rows, Element* to, long long plane, int features, int left,
                                            int member, int lane) {
-    constexpr int PARTS = (POSITIONS + 62) / 32, EACH = 8 / TEAM, AT_ONCE = EACH < 2 ? EACH : 2;
-    static_assert(8 % (AT_ONCE * TEAM) == 0, "every warp has as many rows");
+    constexpr int PARTS = (POSITIONS + 62) / 32, AT_ONCE = 2;
 #pragma unroll 1
     for (int first = member; first < 8; first += AT_ONCE * TEAM) {
         float values[AT_ONCE][PARTS];

@@ -192,7 +192,7 @@ class _Writer:
         return [
             contraction_layout.indexing(self.c, paired=self.paired, channels_inside=inside, packed=packed),
             contraction_layout.accumulate(self.paired),
-            fill(contraction_text.COPY, copy="copy_async"),
+            fill(contraction_text.COPY, near=""),
             stage,
             *self.weights.packing_kernel(self.name),
             *self.weights.staging(),

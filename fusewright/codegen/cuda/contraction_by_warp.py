@@ -47,7 +47,7 @@ def products(c: Contraction, t: Tiling, weight: str) -> list[Lines]:
     return [
         windows(c),
         stage,
-        fill(contraction_text.COPY, copy="copy_async"),
+        fill(contraction_text.COPY, near=""),
         stage_rows(c),
         sums(c, t),
         fill(_MULTIPLY),

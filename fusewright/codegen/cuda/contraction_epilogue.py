@@ -17,8 +17,8 @@ from fusewright.codegen.cuda.contraction_walk import moved
 from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.schedule.axes import Phase
+from fusewright.schedule.output_rows import FEATURES, rows_bytes
 from fusewright.schedule.output_rows import Cut as WritesRows
-from fusewright.schedule.output_rows import rows_bytes
 from fusewright.schedule.residues import Walks, walks
 from fusewright.schedule.tiling import side_by_side
 
@@ -111,8 +111,10 @@ class Epilogue(ValueText):
         """How two neighbours in memory are written at once, or whole rows."""
         if self.t.by_rows:
             team = self.t.team
-            names = {"positions": team.positions, "pitch": team.pitch, "warps": team.warps}
-            return [fill(texts.WRITE_ROWS, type=self.result_type, at_once=self.rows_in_turn, **names)]
+            at_once = min(FEATURES // team.warps, self.rows_in_turn)
+            assert FEATURES % (at_once * team.warps) == 0, "every warp of a team has as many rows"
+            names = {"positions": team.positions, "pitch": team.pitch, "warps": team.warps, "at_once": at_once}
+            return [fill(texts.WRITE_ROWS, type=self.result_type, **names)]
         if self.neighbours:
             return [fill(texts.PAIR, type=self.result_type)]
         return [fill(texts.WRITE_PAIR, type=self.result_type)] if self.pairs else []

@@ -90,7 +90,7 @@ COPY = """
 template <int VECTOR>
 __device__ __forceinline__ void copy_vector(Element* to, const Element* from, bool there, bool active = true) {
     if constexpr (VECTOR * sizeof(Element) >= 4)
-        $copy<VECTOR * sizeof(Element)>(to, from, there, active);
+        copy_async<VECTOR * sizeof(Element)$near>(to, from, there, active);
     else if (active)
         *to = there ? *from : Element{};    // asynchronous copies are of four bytes or more
 }

@@ -145,7 +145,7 @@ class _Writer:
             copy = "*to = there ? widened(*from) : Compute(0);"
         names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)}
         stage = fill(direct_text.STAGE, **names, row=row, copy=copy, stage=self._stage_rows())
-        return [*fill(contraction_text.COPY, copy="copy_async"), "", *staged_rows.text(self.box.walks), "", *stage]
+        return [*fill(contraction_text.COPY, near=""), "", *staged_rows.text(self.box.walks), "", *stage]
 
     def _stage_rows(self) -> Lines:
         """By vectors of 16 bytes where rows of x and the box's start at such, else by pairs, else one by one."""

@@ -82,7 +82,7 @@ class WindowWriter:
             self._constants(),
             windows(self.c),
             fill(_WEIGHTS),
-            fill(contraction_text.COPY, copy="copy_async_near" if self.t.near else "copy_async"),
+            fill(contraction_text.COPY, near=", true" if self.t.near else ""),
             by_warp.stage_rows(self.c),
             fill(_OPERANDS),
             by_warp.sums(self.c, self.t, "HELD"),

@@ -203,14 +203,15 @@ def test_sanitizers_find_nothing(name: str, way: str) -> None:
 
 @pytest.mark.parametrize("name", ["strides", "parts of channels and rows", "one dimension", "one vector at a time"])
 @pytest.mark.parametrize("way", WAYS)
-def test_blocks_with_several_tiles(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("order", [ORDERS[0], *(pytest.param(order, marks=pytest.mark.slow) for order in ORDERS[1:])])
+def test_blocks_with_several_tiles(name: str, way: str, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a device with few multiprocessors."""
     monkeypatch.setattr(contraction_record, "MULTIPROCESSORS", 1)
     case, wanted = CASES[name]
     small = {"cells_h": 1, "eights_w": 1} if way == "features" else {"wide": False, "tiles_h": 1, "tiles_w": 1}
     f, t = found(case, {**wanted, "groups_h": 1, "groups_w": 1, **small}, way)
     assert_several_tiles(f, t)
-    right(f, t, ORDERS[len(name) % 3])
+    right(f, t, order)
 
 
 @pytest.mark.parametrize("blocks", [1, 3])

@@ -27,7 +27,7 @@ from fusewright.codegen.cuda import warpgroup as cuda
 from fusewright.runtime import nvrtc
 from fusewright.schedule import warpgroup_positions
 from fusewright.schedule.warpgroup_positions import PositionTile, numbers
-from fusewright.schedule.warpgroup_staging import of_tile, shared_bytes
+from fusewright.schedule.warpgroup_staging import of_tile, shared_bytes, staged
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -347,3 +347,18 @@ def test_golden() -> None:
     """The text of one kernel, to be read."""
     f, t = found(*CASES["chunks"])
     assert kernel(f, t).source == (GOLDEN / "contraction_warpgroup_positions.cu").read_text()
+
+
+@pytest.mark.parametrize(("stride", "most"), [(1, 1.0), (2, 1.6), (3, 1.1), (4, 1.8), (5, 1.1), (7, 1.1)])
+def test_neighbours_hardly_meet_in_a_bank(stride: int, most: float) -> None:
+    """Eight threads that write neighbours along w, 16 bytes each, are served together where all their banks differ."""
+    f = find(Case((1, 20 * stride), 8, 24, (1, 3), (1, stride), (0, 0)))
+    assert isinstance(f, Found)
+    for _, t in warpgroup_positions.candidates(f.group, f.cells, tf32=True)[:40]:
+        lay = staged(f.group, t)
+        rows, w = lay.lengths[1], lay.lengths[2]
+        banks = [(row * lay.row + lay.column(at)) % 8 for row in range(rows) for at in range(w)]
+        stores = [banks[i : i + 8] for i in range(0, len(banks), 8)]
+        assert sum(max(map(store.count, store)) for store in stores) / len(stores) <= most, (t, lay)
+        places = {row * lay.row + lay.column(at) for row in range(rows) for at in range(w)}
+        assert len(places) == rows * w and max(places) < lay.plane
