@@ -42,6 +42,8 @@ from fusewright.schedule.warpgroup_staging import (
 MOST_BLOCKS, FITTED_BLOCKS = 8, 4
 # Registers of a thread that the compiler finds where that makes room for a second block.
 FOUND = 8
+# The fewest registers that instructions of a warpgroup compile with: some do not with 32.
+FEWEST = 40
 # Registers of a producer beside the elements on their way, and more of them where its rows lie along two dimensions; of
 # those who leave some to producers, beside their estimate; the most of any thread.
 PRODUCER, DEEP, KEPT, MOST_OF_THREAD = 72, 32, 16, 240
@@ -67,7 +69,7 @@ def blocks_planned(c: Contraction, t: WarpgroupCut, shared: int) -> int:
     """Blocks that share one as kernels are compiled: with registers for vectors that make runs whole, and none alone
     for the sake of a few."""
     more = 0 if t.producers else 4 * (run(c, t) * staged_by_thread(c, t)[1] - vectors_by_thread(c, t)[1])
-    registers = t.registers(c) + max(0, more)
+    registers = max(FEWEST, t.registers(c) + max(0, more))
     blocks = min(MOST_BLOCKS, _fitting(c, t, shared, registers))
     return max(1, blocks, min(2, _fitting(c, t, shared, registers - FOUND)))
 

@@ -323,7 +323,15 @@ def test_golden() -> None:
     assert kernel(f, t).source == (GOLDEN / "contraction_warpgroup_pairs.cu").read_text()
 
 
-# -- what compiles: real sizes, for sm_90a
+# -- what compiles for sm_90a: few registers, real sizes
+
+
+def test_few_registers_compile() -> None:
+    """However many blocks there is room for, each thread has the registers that an instruction needs."""
+    f, t = found(Case((9, 21), 3, 9, (1, 1), bias=False), {"groups_w": 3, "producers": 0}, "positions")
+    assert nvrtc.compile(kernel(f, t).source, cuda.ARCH)
+
+
 
 REAL = {
     "colours": (Case((224, 224), 3, 40, (7, 7), (2, 2), (3, 3), before=("relu",)), {"chunk": 4}),

@@ -3,13 +3,14 @@ warp's rows reaches outside."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from contraction_cases import Case, Found, find, tolerance
-from emulation.emulate import ORDERS, emulate
+from emulation.emulate import ON_DEVICE, ORDERS, emulate
 from warpgroup_cases import BF16, kernel
 
 from fusewright.kernel import Kernel
@@ -84,7 +85,7 @@ def found(case: Case) -> tuple[Found, Kernel]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_kind_of_copy(name: str) -> None:
-    """The result is right, and needs just the kinds of copies that it should."""
+    """The result is right, and in the emulator, whose memory is poisoned, needs just the copies that it should."""
     case, elements, vector, kinds = CASES[name]
     (f, record), x = found(case), case.example(5)
     want, size = f.reference(x)
@@ -92,6 +93,8 @@ def test_each_kind_of_copy(name: str) -> None:
     right = emulate(record, *operands)
     error = ((right.double() - want).abs() / size.clamp(min=1e-30)).nan_to_num(float("inf"))
     assert error.max() <= tolerance(case, boxed=True)
+    if os.environ.get(ON_DEVICE):  # where other kernels may have left the same in shared memory
+        return
     for order in ORDERS[1:]:
         assert torch.equal(emulate(record, *operands, order=order), right)
     for inside in EACH:
