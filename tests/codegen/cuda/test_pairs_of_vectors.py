@@ -332,7 +332,6 @@ def test_few_registers_compile() -> None:
     assert nvrtc.compile(kernel(f, t).source, cuda.ARCH)
 
 
-
 REAL = {
     "colours": (Case((224, 224), 3, 40, (7, 7), (2, 2), (3, 3), before=("relu",)), {"chunk": 4}),
     "many vectors": (Case((96, 96), 51, 40, (3, 3), before=("relu",)), {"chunk": 52}),
