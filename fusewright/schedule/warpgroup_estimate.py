@@ -69,13 +69,14 @@ def blocks_planned(c: Contraction, t: WarpgroupCut, shared: int) -> int:
     """Blocks that share one as kernels are compiled: with registers for vectors that make runs whole, and none alone
     for the sake of a few."""
     more = 0 if t.producers else 4 * (run(c, t) * staged_by_thread(c, t)[1] - vectors_by_thread(c, t)[1])
-    registers = max(FEWEST, t.registers(c) + max(0, more))
+    registers = t.registers(c) + max(0, more)
     blocks = min(MOST_BLOCKS, _fitting(c, t, shared, registers))
     return max(1, blocks, min(2, _fitting(c, t, shared, registers - FOUND)))
 
 
 def _fitting(c: Contraction, t: WarpgroupCut, shared: int, registers: int) -> int:
-    """Blocks that fit, whose threads that multiply have so many registers."""
+    """Blocks that fit, whose threads that multiply have so many registers, or as many as they compile with."""
+    registers = max(FEWEST, registers)
     if not t.producers:
         return fitting(t.threads, shared, registers)
     wanted = t.warps * registers + t.producers * producer_registers(c, t)
