@@ -5,11 +5,11 @@ Every convolution is brought to three dimensions, each an `Axis` (`fusewright.sc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, update_wrapper
 from math import prod
-from typing import Literal
+from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 import torch
 
@@ -67,6 +67,25 @@ class Unfolded:
     apart: int
     between: int
     channels: int
+
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+def remembered(
+    find: Callable[Concatenate[Contraction, Args], Result],
+) -> Callable[Concatenate[Contraction, Args], Result]:
+    """`find`, done once for a group and each of its arguments: the group keeps what thousands of tiles ask for."""
+
+    def found(c: Contraction, /, *args: Args.args, **kwargs: Args.kwargs) -> Result:
+        assert not kwargs, find
+        known: dict[object, Result] = vars(c).setdefault(f"_{find.__name__}", {})
+        if args not in known:
+            known[args] = find(c, *args, **kwargs)
+        return known[args]
+
+    return update_wrapper(found, find)
 
 
 @dataclass(frozen=True)

@@ -44,13 +44,13 @@ def shortlist(c: Contraction, lengths: tuple[int, int, int], samples: int, rival
     """The tiles that may be as fast as tensor cores, few of them alike in what a thread holds; `lengths` are the cells
     of the whole output along d, h, w, `rival` is the best estimate of a tiling, in the same unit."""
     theirs = inf if rival is None else UNDERESTIMATED * rival
-    scored = _scored(c, lengths, samples) if _multiplying(c) <= SLOWER * theirs else []
+    scored = _scored(c, lengths, samples, SLOWER * theirs) if _multiplying(c) <= SLOWER * theirs else []
     found: list[DirectTile] = []
     alike: dict[tuple[int, ...], int] = {}
-    for score, t in scored:
+    for _, t in scored:
         key = (t.features, t.rows, t.run)
         alike[key] = alike.get(key, 0) + 1
-        if alike[key] <= ALIKE and score <= SLOWER * theirs:
+        if alike[key] <= ALIKE:
             found.append(t)
         if len(found) == WORTH_MEASURING:
             break
@@ -73,29 +73,37 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], samples: int) -> l
     return [t for _, t in _scored(c, lengths, samples)]
 
 
-def _scored(c: Contraction, lengths: tuple[int, int, int], samples: int) -> list[tuple[float, DirectTile]]:
+def _scored(
+    c: Contraction, lengths: tuple[int, int, int], samples: int, most: float = inf
+) -> list[tuple[float, DirectTile]]:
+    """The same with their estimates, of `most` cycles."""
     if c.box is not None or c.shares is not None:
         return []
     found = []
     for rows, run in product(_rows(c, lengths[1]), _runs(c)):
         cells = [_cells(a, n, k) for a, n, k in zip(c.axes, lengths, (1, rows, run), strict=True)]
         boxes = [make_box(c.axes, (d, h, w), rows, run, c.x.dtype.itemsize) for d, h, w in product(*cells)]
-        boxes = [
-            b for b in boxes if b.unit_threads <= MOST_THREADS and b.plane * c.x.dtype.itemsize <= MOST_SHARED // 2
+        tiles = [
+            (b, residues.tiles(b.walks, lengths, b.cells))
+            for b in boxes
+            if b.unit_threads <= MOST_THREADS and b.plane * c.x.dtype.itemsize <= MOST_SHARED // 2
         ]
         for features, teams, together in _shapes(c, rows, run):
             work = None
-            for b in boxes:
+            for b, of_sample in tiles:
                 if not FEWEST_THREADS <= b.unit_threads * teams <= MOST_THREADS:
                     continue
                 for chunk in _chunks(c):
                     t = DirectTile(features, teams, rows, run, *b.cells, chunk, together)
                     cut = Cut(c, t, b)
-                    if cut.shared > MOST_SHARED or cut.held > MOST_HELD:
-                        break  # nor does a larger chunk fit
                     work = work or _work(cut)
-                    if cut.per_sm >= 1:
-                        found.append((_score(cut, work, lengths, samples), t))
+                    products = work[0] * c.channels * cut.threads / 128 / ISSUED
+                    if of_sample * cut.o_blocks * products > most * prod(lengths) * c.features:
+                        break
+                    if cut.held > MOST_HELD or cut.shared > MOST_SHARED:
+                        break  # nor does a larger chunk fit
+                    if cut.per_sm >= 1 and (score := _score(cut, work, lengths, samples, of_sample)) <= most:
+                        found.append((score, t))
     return sorted(found, key=lambda pair: pair[0])
 
 
@@ -164,8 +172,8 @@ def _work(cut: Cut) -> Work:
     return t.features * t.rows * t.run * cut.taps, weights, runs
 
 
-def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int) -> float:
-    """Estimated cycles of one multiprocessor per useful value."""
+def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int, of_sample: int) -> float:
+    """Estimated cycles of one multiprocessor per useful value; a sample has so many tiles per block of features."""
     c, t, b = cut.c, cut.t, cut.box
     multiplications, weights, runs = work
     warps, channels = cut.threads / 32, cut.chunks * t.chunk
@@ -178,7 +186,7 @@ def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int) ->
     busiest = max(issue, shared, staged * c.x.dtype.itemsize / FETCHED)
     alone = max(LATENCY * cut.chunks, ALONE * instructions) + BARRIER * cut.chunks
     # Of all tiles, the fullest multiprocessor's; and rounds in which all that fit run side by side.
-    tiles = samples * residues.tiles(b.walks, lengths, t.cells) * c.op.groups * cut.o_blocks
+    tiles = samples * of_sample * c.op.groups * cut.o_blocks
     cycles = max(ceil(tiles / MULTIPROCESSORS) * busiest, ceil(tiles / (MULTIPROCESSORS * cut.per_sm)) * alone)
     useful = samples * prod(lengths) * c.features * c.op.groups
     return (cycles + 0.1 * tiles / MULTIPROCESSORS * issue) * MULTIPROCESSORS / useful

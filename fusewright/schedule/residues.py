@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import gcd, prod
 
 from fusewright.schedule.axes import Axis
-from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.contraction import Contraction, remembered
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def useful(walks: Walks, lengths: tuple[int, int, int], cells: tuple[int, int, i
     return prod(n / (walk.tiles(n, k) * k) for walk, n, k in zip(walks, lengths, cells, strict=True))
 
 
+@remembered
 def walks(c: Contraction, cells: tuple[int, int, int]) -> Walks:
     """Of a tile of so many cells along d, h, w.  Along w rows stay whole; window sums are formed of all rows."""
     d, h, w = c.axes

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 
-from fusewright.schedule.contraction import Contraction
+from fusewright.schedule.contraction import Contraction, remembered
 from fusewright.schedule.output_rows import Team, rows_bytes
 from fusewright.schedule.residues import walks
 from fusewright.schedule.warpgroup_estimate import scored
@@ -183,6 +183,7 @@ class PositionTile(FeatureColumns, WarpgroupCut):
         return min(255, -(-_registers(c, self) // 8) * 8)
 
 
+@remembered
 def numbers(c: Contraction) -> int:
     """Operands that have a number per channel."""
     bias = c.conv.args[2]
@@ -196,6 +197,7 @@ def _accumulators(c: Contraction, t: PositionTile) -> int:
     return t.cells_d * t.rows_d * t.tiles_h * t.rows_h * t.tiles_w * along_w * t.block_m // 2
 
 
+@remembered
 def _rows_of_taps(c: Contraction) -> int:
     """The fewest taps along h of a phase that has some."""
     return min(len(p.taps) for p in c.axes[1].phases if p.taps)

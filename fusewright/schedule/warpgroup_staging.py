@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from fusewright.schedule.contraction import Contraction, Unfolded
+from fusewright.schedule.contraction import Contraction, Unfolded, remembered
 from fusewright.schedule.output_rows import Team
 from fusewright.schedule.residues import Walks, walks
 from fusewright.schedule.tiling import MOST_SHARED, span
@@ -262,14 +262,19 @@ class Staged:
 
 def staged(c: Contraction, t: WarpgroupCut) -> Staged:
     """How the input of a tile is staged."""
-    along = walks(c, t.cells)
-    d, h, w = (span(walk.staged, n) for walk, n in zip(along, t.cells, strict=True))
+    return _staged(c, t.cells, t.chunk // vector(c), t.whole_cells)
+
+
+@remembered
+def _staged(c: Contraction, cells: tuple[int, int, int], vectors: int, whole_cells: bool) -> Staged:
+    along = walks(c, cells)
+    d, h, w = (span(walk.staged, n) for walk, n in zip(along, cells, strict=True))
     advance = c.axes[2].advance
-    w = ceil(w / advance) * advance if t.whole_cells else w
+    w = ceil(w / advance) * advance if whole_cells else w
     pitch = _pitch(w, advance)
     row = (advance - 1) * pitch + ceil(w / advance)
     plane = d * h * row
-    return Staged((d, h, w), pitch, row, advance, plane + 1 - plane % 2, t.chunk // vector(c), along)
+    return Staged((d, h, w), pitch, row, advance, plane + 1 - plane % 2, vectors, along)
 
 
 # Vectors of 16 bytes in all banks, which as many lanes write at once.
@@ -347,12 +352,14 @@ class Taps:
     per_row: int
 
 
+@remembered
 def taps_of(c: Contraction) -> list[Taps]:
     """Per phase, in the order they are computed."""
     phases = product(*(a.phases for a in c.axes))
     return [Taps(len(d.taps) * len(h.taps), len(w.taps)) for d, h, w in phases]
 
 
+@remembered
 def passes(c: Contraction, joined: int) -> list[range]:
     """The phases of each pass over the input, in the order they are computed."""
     counts = [len(a.phases) for a in c.axes]
