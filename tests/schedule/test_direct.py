@@ -84,3 +84,13 @@ def test_tiles_fit() -> None:
         assert (
             prod((d, h, w)) == cut.box.sides[0].units * cut.box.sides[1].units * cut.box.sides[2].units * t.rows * t.run
         )
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("rival", [0.02, 0.2, 2.0])
+def test_tiles_out_of_reach_are_left_out_and_no_others(name: str, rival: float) -> None:
+    c = group(CONVOLUTIONS[name], 3, 60, 70)
+    lengths = (1, 28, 30)
+    most = direct_choice.SLOWER * direct_choice.UNDERESTIMATED * rival
+    every = direct_choice._scored(c, lengths, 8)
+    assert direct_choice._scored(c, lengths, 8, most) == [pair for pair in every if pair[0] <= most]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -10,6 +11,7 @@ from test_tiling import group
 from fusewright.codegen.cuda.contraction_walk import tiles_along
 from fusewright.kernel import evaluate
 from fusewright.schedule.axes import Axis, Phase
+from fusewright.schedule.contraction import Contraction, remembered
 from fusewright.schedule.residues import Walk, walk
 from fusewright.schedule.tiling import span
 
@@ -70,3 +72,18 @@ def test_staged_rows(axis: Axis, cells: int, between: int, rows: int) -> None:
 def test_cells_of_several_positions_stay_neighbours() -> None:
     for c in (group(pool=3), group(s=2, transposed=True), group(s=2, k=4, transposed=True, pool=2)):
         assert all((walk(axis, 4).between, walk(axis, 4).step) == (1, 1) for axis in c.axes[1:])
+
+
+def test_a_group_keeps_what_is_found_of_it() -> None:
+    """And nobody else does: a model's weights go with it."""
+    calls: list[tuple[Contraction, int]] = []
+
+    @remembered
+    def found(c: Contraction, cells: int) -> int:
+        calls.append((c, cells))
+        return len(calls)
+
+    c = group()
+    assert [found(c, 1), found(c, 2), found(c, 1)] == [1, 2, 1]
+    other = replace(c, channels_last=True)
+    assert found(other, 1) == 3 and c == replace(c)
