@@ -80,10 +80,11 @@ def remembered(
 
     def found(c: Contraction, /, *args: Args.args, **kwargs: Args.kwargs) -> Result:
         assert not kwargs, find
-        known: dict[object, Result] = vars(c).setdefault(f"_{find.__name__}", {})
-        if args not in known:
-            known[args] = find(c, *args, **kwargs)
-        return known[args]
+        known: dict[object, Result] = vars(c).setdefault("_remembered", {})
+        key = find, args  # not its name, which functions of several modules may share
+        if key not in known:
+            known[key] = find(c, *args, **kwargs)
+        return known[key]
 
     return update_wrapper(found, find)
 

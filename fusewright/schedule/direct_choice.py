@@ -44,7 +44,8 @@ def shortlist(c: Contraction, lengths: tuple[int, int, int], samples: int, rival
     """The tiles that may be as fast as tensor cores, few of them alike in what a thread holds; `lengths` are the cells
     of the whole output along d, h, w, `rival` is the best estimate of a tiling, in the same unit."""
     theirs = inf if rival is None else UNDERESTIMATED * rival
-    scored = _scored(c, lengths, samples, SLOWER * theirs) if _multiplying(c) <= SLOWER * theirs else []
+    most = SLOWER * theirs
+    scored = _scored(c, lengths, samples, most) if _multiplying(c) <= most else []
     found: list[DirectTile] = []
     alike: dict[tuple[int, ...], int] = {}
     for _, t in scored:
@@ -76,7 +77,7 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], samples: int) -> l
 def _scored(
     c: Contraction, lengths: tuple[int, int, int], samples: int, most: float = inf
 ) -> list[tuple[float, DirectTile]]:
-    """The same with their estimates, of `most` cycles."""
+    """The same with their estimates, of those that take no more than `most` cycles per useful value."""
     if c.box is not None or c.shares is not None:
         return []
     found = []
@@ -99,7 +100,7 @@ def _scored(
                     work = work or _work(cut)
                     products = work[0] * c.channels * cut.threads / 128 / ISSUED
                     if of_sample * cut.o_blocks * products > most * prod(lengths) * c.features:
-                        break
+                        break  # its products alone take longer, whatever the chunk
                     if cut.held > MOST_HELD or cut.shared > MOST_SHARED:
                         break  # nor does a larger chunk fit
                     if cut.per_sm >= 1 and (score := _score(cut, work, lengths, samples, of_sample)) <= most:

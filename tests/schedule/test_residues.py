@@ -83,7 +83,12 @@ def test_a_group_keeps_what_is_found_of_it() -> None:
         calls.append((c, cells))
         return len(calls)
 
+    def twice(c: Contraction, cells: int) -> int:
+        return 2 * cells
+
+    twice.__name__ = "found"
     c = group()
+    assert remembered(twice)(c, 1) == 2  # of the same name, and another
     assert [found(c, 1), found(c, 2), found(c, 1)] == [1, 2, 1]
     other = replace(c, channels_last=True)
     assert found(other, 1) == 3 and c == replace(c)
