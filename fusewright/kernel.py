@@ -128,16 +128,16 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def spread(samples: int, tiles: int, slots: int, most: int = 64) -> int:
+def spread(samples: int, tiles: int, slots: int, most: int = 64, start: int = 1) -> int:
     """Blocks to give each sample so that all tiles are done soonest on a device that runs `slots` blocks at a time.
 
-    A block costs about as much as one tile more than its tiles, and blocks that all start at once also wait at once.
+    To start, a block takes about as long as for `start` tiles, and blocks that all start at once also wait at once.
     Results of more than `most` blocks would take too long to join.
     """
 
     def tiles_in_a_row(blocks: int) -> float:
         rounds = max(1, ceil_div(samples * blocks, slots))
-        return rounds * (ceil_div(tiles, blocks) + 1) * (1 + 0.1 / rounds)
+        return rounds * (ceil_div(tiles, blocks) + start) * (1 + 0.1 / rounds)
 
     return min(range(1, max(1, min(tiles, most)) + 1), key=tiles_in_a_row)
 

@@ -27,6 +27,7 @@ from fusewright.schedule.warpgroup_staging import (
     passes,
     run,
     shared_bytes,
+    slice_vectors,
     staged,
     staged_by_thread,
     stages_every_step,
@@ -185,6 +186,21 @@ def _scored(c: Contraction, plain: Tile, lengths: Lengths) -> Iterator[tuple[flo
                 twice = replace(t, twice=True)
                 if blocks_per_sm(c, twice, shared) == per_sm:
                     yield score, twice
+
+
+# Cycles in which a block lays out one of its weights, fitted to benchmarks/results/h100_starts.json: their places take
+# a division or two, and taps of one channel meet in a bank.
+LAID_OUT = 1.5
+# Cells of a row as long as rows may be.
+LONG = 2**20
+
+
+def tiles_of_start(c: Contraction, t: WarpgroupCut, per_sm: int) -> int:
+    """Tiles that take as long as what a block does ahead of all: it lays out weights that stay, and fills memory."""
+    if not t.stay:
+        return 1
+    weights = slice_vectors(c, t) * vector(c)
+    return 1 + round(LAID_OUT * weights / _work(c, t, staged(c, t), LONG).cycles(t, per_sm, takes_turns(c, t)))
 
 
 def _with_producers(c: Contraction, t: Tile) -> Iterator[Tile]:

@@ -150,6 +150,11 @@ class _Writer:
         """Blocks that share a multiprocessor, which bounds the registers the compiler may use."""
         return max(1, blocks_per_sm(self.c, self.t, self.shared, split=self.flavour == "tf32x3"))
 
+    @property
+    def start(self) -> int:
+        """Tiles that take as long as what a block does ahead of all tiles."""
+        return 1
+
     # -- the text ----------------------------------------------------------------------------------------------------
 
     def source(self) -> str:

@@ -18,6 +18,8 @@ from fusewright.schedule.tiling import MULTIPROCESSORS
 
 # Blocks that may work on one sample and join their results in shared memory: the portable size of a cluster.
 LARGEST_CLUSTER = 8
+# Blocks of a sample whose results a further launch may join.
+MOST_JOINED = 64
 
 
 class Weights(Protocol):
@@ -56,6 +58,10 @@ class Writer(Protocol):
     def per_sm(self) -> int:
         """Blocks that share a multiprocessor."""
 
+    @property
+    def start(self) -> int:
+        """Tiles that take as long as what a block does ahead of all tiles."""
+
     def source(self) -> str:
         """The text."""
 
@@ -66,7 +72,8 @@ def record(w: Writer, *, needs: int = 80, arch: str = "") -> Kernel:
     into, out, cells = lengths(c)
     tiles = contraction_walk.tiles(w.epilogue.walks, cells, w.t.cells)
     z, slots = w.weights.blocks, MULTIPROCESSORS * w.per_sm
-    splits = f"spread(N * {z}, {tiles}, {slots}{'' if w.epilogue.closes else f', {slots}'})"
+    most = MOST_JOINED if w.epilogue.closes else slots
+    splits = f"spread(N * {z}, {tiles}, {slots}, {most}, {w.start})"
     if w.blocks is not None:
         splits = str(w.blocks)
     results = w.epilogue.results(w.name, splits)
@@ -142,6 +149,6 @@ def joined(w: Writer, samples: int, cells: tuple[int, int, int]) -> int | None:
     return blocks if blocks < LARGEST_CLUSTER or samples * blocks >= MULTIPROCESSORS * w.per_sm else None
 
 
-def spread_over(w: Writer, samples: int, cells: tuple[int, int, int], most: int = 64) -> int:
+def spread_over(w: Writer, samples: int, cells: tuple[int, int, int], most: int = MOST_JOINED) -> int:
     """Blocks for each of so many samples (`fusewright.kernel.spread`)."""
-    return spread(samples, tiles_of(w, cells), MULTIPROCESSORS * w.per_sm, most)
+    return spread(samples, tiles_of(w, cells), MULTIPROCESSORS * w.per_sm, most, w.start)

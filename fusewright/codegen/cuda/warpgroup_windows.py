@@ -76,6 +76,11 @@ class WindowWriter:
         """Blocks that share a multiprocessor, which bounds the registers the compiler may use."""
         return max(1, blocks_per_sm(self.c, self.t, self.shared))
 
+    @property
+    def start(self) -> int:
+        """Tiles that take as long as what a block does ahead of all tiles."""
+        return 1
+
     def source(self) -> str:
         """The text."""
         return with_primitives([

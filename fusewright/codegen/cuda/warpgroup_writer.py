@@ -34,7 +34,7 @@ from fusewright.codegen.cuda.warpgroup_weights import Place, WarpgroupWeights
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.schedule.axes import Phase
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.warpgroup_estimate import blocks_planned, handed_over
+from fusewright.schedule.warpgroup_estimate import blocks_planned, handed_over, tiles_of_start
 from fusewright.schedule.warpgroup_pairs import multiplied_vectors, together_along_w
 from fusewright.schedule.warpgroup_staging import Staged, Taps, WarpgroupCut, passes, staged_bytes
 
@@ -173,6 +173,11 @@ class Writer:
         """Blocks that share a multiprocessor, which bounds the registers the compiler may use."""
         return blocks_planned(self.c, self.t, self.shared)
 
+    @property
+    def start(self) -> int:
+        """Tiles that take as long as what a block does ahead of all tiles."""
+        return tiles_of_start(self.c, self.t, self.per_sm)
+
     # -- the text ----------------------------------------------------------------------------------------------------
 
     def source(self) -> str:
@@ -306,6 +311,12 @@ class Writer:
         if len(indices) == 1:
             lines = self.accumulated(indices[0], rows)
             return [*loops, "{", *indent([*lines, *self.epilogue.values(phases[0], slots[0])]), "}"]
+        return [*loops, "{", *indent(self.phases(indices)), "}"]
+
+    def phases(self, indices: range) -> Lines:
+        """Several of them at once."""
+        phases, rows = [self.weights.phases[i] for i in indices], self.steps.pieces(indices[0])
+        slots = [self.slots(len(phase[2].elements)) for phase in phases]
         names = {index: f"of_phase[{i}]" for i, index in enumerate(indices)}
         lines = [f"Accumulators of_phase[{len(names)}] = {{}};", *self.steps.of_pass(names, rows)]
         for i in range(0, len(phases), 2 if self.epilogue.couples else 1):
@@ -315,4 +326,4 @@ class Writer:
             else:
                 values = [f"Accumulators& acc = of_phase[{i}];", *self.epilogue.values(phases[i], slots[i])]
             lines += ["{", *indent(values), "}"]
-        return [*loops, "{", *indent(lines), "}"]
+        return lines
