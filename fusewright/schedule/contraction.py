@@ -101,6 +101,8 @@ class Contraction:
     axes                    with the pooling; without it (`plain_axes`) where its windows begin in the midst of cells
     dims                    of positions, 0 the first, that each axis counts: none, one, or neighbours as one
     unfolded                taps that are channels, which a tile may ask for (`warpgroup_staging.of_tile`)
+    across                  whether windows are pooled across the threads of a block, as a tile may also ask for: axes
+                            are then the convolution's alone, and cells, which a tile has whole, are windows still
     """
 
     root: Node
@@ -118,6 +120,7 @@ class Contraction:
     tail: SampleProgram | None = None
     channels_last: bool = False
     unfolded: Unfolded | None = None
+    across: bool = False
 
     @property
     def op(self) -> ops.Conv:
@@ -145,6 +148,19 @@ class Contraction:
         found = self.axes if self.window is None else axes_of(self.conv, None, self.dims)
         assert not isinstance(found, str), found
         return found
+
+    def pooling(self, i: int) -> tuple[int, int, int]:
+        """Size, stride and padding of the windows along axis `i`."""
+        op, dims = (None if self.window is None else self.window.op), self.dims[i]
+        return (1, 1, 0) if op is None or not dims else (op.kernel[dims[0]], op.stride[dims[0]], op.padding[dims[0]])
+
+    def reads(self, i: int) -> tuple[int, int]:
+        """Along axis `i`, the least input index that cell 0 reads, and how much further cell 1 begins."""
+        axis, (_, apart, padding) = self.axes[i], self.pooling(i)
+        low, _ = axis.reach()
+        if not self.across:
+            return low, axis.advance
+        return low - padding // axis.stride * axis.advance, apart // axis.stride * axis.advance
 
     def along_axes(self, lengths: Sequence[int]) -> tuple[int, int, int]:
         """Lengths along the three axes of what has these along its dimensions of positions."""

@@ -53,6 +53,8 @@ def walks(c: Contraction, cells: tuple[int, int, int]) -> Walks:
     d, h, w = c.axes
     if c.box is not None:
         return Walk(1, 1, d), Walk(1, 1, h), Walk(1, 1, w)
+    if c.across:
+        return _whole(d), _whole(h), _staged(w, 1, 1)
     return walk(d, cells[0]), walk(h, cells[1]), _staged(w, 1, 1)
 
 
@@ -68,6 +70,14 @@ def walk(axis: Axis, cells: int) -> Walk:
         return _staged(axis, 1, apart or 1)
     between = apart // gcd(apart, axis.advance) or 1
     return _staged(axis, between, gcd(apart, axis.advance * between))
+
+
+@lru_cache(maxsize=4096)
+def _whole(axis: Axis) -> Walk:
+    """Of a tile whose positions are neighbours, whatever the dilation."""
+    low, _ = axis.reach()
+    apart = gcd(*(p.offset(0, t) - low for p in axis.phases for t in range(len(p.taps))))
+    return _staged(axis, 1, gcd(apart, axis.advance))
 
 
 def _alone(axis: Axis) -> bool:

@@ -131,9 +131,13 @@ class PositionTile(FeatureColumns, WarpgroupCut):
         return self.cells_d, self.tiles_h * (1 if self.wide else 2), self.tiles_w * (2 if self.wide else 1)
 
     @property
-    def cells(self) -> tuple[int, int, int]:
+    def region(self) -> tuple[int, int, int]:
         d, h, w = self.own
         return d, h * self.warps_h, 8 * w * self.warps_w - self.lost
+
+    @property
+    def cells(self) -> tuple[int, int, int]:
+        return self.region
 
     @property
     def team(self) -> Team:
@@ -150,7 +154,7 @@ class PositionTile(FeatureColumns, WarpgroupCut):
 
     def products(self, c: Contraction) -> Products:
         tiles = self.cells_d * self.rows_d * self.tiles_h * self.rows_h * self.tiles_w
-        values = _accumulators(c, self)
+        values = accumulators(c, self)
         exchanged = summands(c, self) + values * len(c.axes[2].phases[0].taps) if self.spread else 0
         found = Products(tiles, self.weights_m, values + int(EXCHANGED * exchanged))
         if not self.held:
@@ -171,6 +175,10 @@ class PositionTile(FeatureColumns, WarpgroupCut):
     def weights_m(self) -> int:
         return self.spread or self.block_m
 
+    def pooled(self, c: Contraction) -> int:
+        """Values of a thread that come from a pool."""
+        return 0 if c.window is None else self.cells_d * self.tiles_h * self.tiles_w * self.block_m // 2
+
     def summand_pitch(self, c: Contraction) -> int:
         """Numbers of a spread column in shared memory, of one row of every warp.  The next begins four banks on: lanes
         of a quad have every second one, and do not meet."""
@@ -180,7 +188,7 @@ class PositionTile(FeatureColumns, WarpgroupCut):
         return self.numbers_bytes(c) + rows_bytes(self) + 4 * (self.spread * self.summand_pitch(c) + self.lost)
 
     def registers(self, c: Contraction) -> int:
-        return min(255, -(-_registers(c, self) // 8) * 8)
+        return min(255, -(-registers_of(c, self) // 8) * 8)
 
 
 @remembered
@@ -191,7 +199,7 @@ def numbers(c: Contraction) -> int:
     return sum(any(d != 1 for d in n.shape) for n in read)
 
 
-def _accumulators(c: Contraction, t: PositionTile) -> int:
+def accumulators(c: Contraction, t: PositionTile) -> int:
     """Of a thread."""
     along_w = max(len(p.elements) for p in c.axes[2].phases) * len(passes(c, t.joined)[0])
     return t.cells_d * t.rows_d * t.tiles_h * t.rows_h * t.tiles_w * along_w * t.block_m // 2
@@ -205,7 +213,7 @@ def _rows_of_taps(c: Contraction) -> int:
 
 def rows_held(c: Contraction, t: PositionTile) -> int:
     """Rows of the input that wait in registers together: those that the cells of a warpgroup read, side by side."""
-    axis, taps = walks(c, t.cells)[1].staged, max(len(p.taps) for p in c.axes[1].phases)
+    axis, taps = walks(c, t.region)[1].staged, max(len(p.taps) for p in c.axes[1].phases)
     per_element, per_tap = axis.phases[0].per_element, max(p.per_tap for p in axis.phases if p.taps)
     cells = range(t.tiles_h), range(t.rows_h), range(taps)
     return len({i * axis.advance + e * per_element + tap * per_tap for i, e, tap in product(*cells)})
@@ -213,15 +221,14 @@ def rows_held(c: Contraction, t: PositionTile) -> int:
 
 def summands(c: Contraction, t: PositionTile) -> int:
     """Of a thread, where taps are spread: what the tensor cores add up."""
-    return _accumulators(c, t) * t.spread // t.block_m
+    return accumulators(c, t) * t.spread // t.block_m
 
 
-def _registers(c: Contraction, t: PositionTile) -> int:
+def registers_of(c: Contraction, t: PositionTile) -> int:
     """A thread's, if it could have as many as it likes."""
     each, at_once = vectors_by_thread(c, t)
-    count = _accumulators(c, t) + summands(c, t) + OTHERS + ON_ITS_WAY * at_once + (IN_ROUNDS if each > at_once else 0)
-    if c.window is not None:
-        count += t.cells_d * t.tiles_h * t.tiles_w * t.block_m // 2
+    count = accumulators(c, t) + summands(c, t) + OTHERS + ON_ITS_WAY * at_once + (IN_ROUNDS if each > at_once else 0)
+    count += t.pooled(c)
     if c.fold is not None and c.reduced == "positions":
         count += 2 * RUNNING[c.fold.op.kind] * t.eights_m
     if c.shares is not None:
@@ -269,8 +276,8 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PositionTile
                 ways = [plain, *spread(c, plain)]
                 for way, chunk, joined in product(ways, chunk_sizes(c), joinable(c, rows)):
                     t = replace(way, chunk=chunk, joined=joined)
-                    most = max(_accumulators(c, t), summands(c, t))
-                    if most <= ACCUMULATORS and _registers(c, t) <= MOST_REGISTERS and not (t.spread and joined):
+                    most = max(accumulators(c, t), summands(c, t))
+                    if most <= ACCUMULATORS and registers_of(c, t) <= MOST_REGISTERS and not (t.spread and joined):
                         for cut in slices(c, t):
                             yield from (cut, *held(c, cut))
 
@@ -282,7 +289,7 @@ def held(c: Contraction, t: PositionTile) -> list[PositionTile]:
     if not (t.wide and whole and two_by_two(c, t)) or t.spread:
         return []
     held = replace(t, held=True)
-    return [held] if held.products(c).rows <= HELD_SHARE and _registers(c, held) <= MOST_REGISTERS else []
+    return [held] if held.products(c).rows <= HELD_SHARE and registers_of(c, held) <= MOST_REGISTERS else []
 
 
 def spread(c: Contraction, t: PositionTile) -> list[PositionTile]:

@@ -133,6 +133,15 @@ class WarpgroupCut:
         """Cells of a block along d, h, w."""
 
     @property
+    def region(self) -> tuple[int, int, int]:
+        """What of the group's axes is computed and staged for: the same, unless cells are windows of those."""
+        return self.cells
+
+    def of(self, c: Contraction) -> Contraction:
+        """The group as this kind of tile has it."""
+        return c
+
+    @property
     @abstractmethod
     def team(self) -> Team:
         """Warps with positions of a row side by side."""
@@ -190,7 +199,7 @@ def unfoldings(c: Contraction) -> list[tuple[str, Contraction]]:
 
 def of_tile(c: Contraction, t: WarpgroupCut) -> Contraction:
     """The group as a tile has it."""
-    return dict(unfoldings(c))[t.unfolded] if c.unfolded is None else c
+    return dict(unfoldings(t.of(c)))[t.unfolded] if c.unfolded is None else c
 
 
 Tile = TypeVar("Tile", bound=WarpgroupCut)
@@ -262,7 +271,7 @@ class Staged:
 
 def staged(c: Contraction, t: WarpgroupCut) -> Staged:
     """How the input of a tile is staged."""
-    return _staged(c, t.cells, t.chunk // vector(c), t.whole_cells)
+    return _staged(c, t.region, t.chunk // vector(c), t.whole_cells)
 
 
 @remembered
@@ -438,9 +447,10 @@ def few_of_each(
 ) -> list[list[tuple[float, Tile]]]:
     """The same of those without producers whose operands are all in shared memory, of others, and of those whose
     warpgroups take turns besides, which estimates do not compare well with others."""
-    groups = dict(unfoldings(c))
+    groups: dict[str, Contraction] = {}
     kinds: list[list[tuple[float, Tile]]] = [[], [], []]
     for score, t in tiles:
+        groups = groups or dict(unfoldings(t.of(c)))
         kinds[(t.producers > 0 or t.held) + takes_turns(groups[t.unfolded], t)].append((score, t))
     return [few_alike(kind, count, alike=alike) for kind in kinds]
 

@@ -39,6 +39,8 @@ from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, shortlist
 from fusewright.schedule.tiling import estimate as estimate_of
 from fusewright.schedule.warpgroup import WarpgroupTile
 from fusewright.schedule.warpgroup import shortlist as by_features
+from fusewright.schedule.warpgroup_pools import PoolTile
+from fusewright.schedule.warpgroup_pools import shortlist as by_pools
 from fusewright.schedule.warpgroup_positions import PositionTile
 from fusewright.schedule.warpgroup_positions import shortlist as by_positions
 from fusewright.schedule.warpgroup_staging import WarpgroupCut, of_tile
@@ -50,6 +52,10 @@ from fusewright.schedule.warpgroup_windows import shortlist as by_windows
 WORTH_MEASURING = 14
 OF_WARPGROUPS, BESIDE_WARPGROUPS = 20, 6
 OF_EACH_WAY, OF_PRODUCERS = 10, 12
+
+# How many times the estimate of the best another tile of warpgroups may have: kernels whose estimate was 3.3 and 4.1
+# times the best one's took 3.4 and 4.4 times as long (benchmarks/results/h100_pools.json).
+FAR = 4.0
 
 # And so many cuts of a range reduction into blocks; with more different sums than these, one pass is slower.
 CUTS = 4
@@ -69,7 +75,12 @@ WORTH_CLUSTERING = 6
 FORMS_WINDOW_SUMS = True
 
 # The tiles that an option may have: of warpgroups, and of all tensor cores.
-OF_WARPGROUP: dict[str, Any] = {"warpgroup": WarpgroupTile, "positions": PositionTile, "windows": WindowTile}
+OF_WARPGROUP: dict[str, Any] = {
+    "warpgroup": WarpgroupTile,
+    "positions": PositionTile,
+    "pools": PoolTile,
+    "windows": WindowTile,
+}
 TILES: dict[str, Any] = {"tiling": Tiling, **OF_WARPGROUP}
 
 Option = dict[str, Any]
@@ -218,16 +229,18 @@ def _of_warpgroups(
     Tiles with producers, or with rows in registers, come last: files that are written by estimate alone were measured
     without them.
     """
-    found = [kind(c, lengths, OF_WARPGROUPS, tf32=tf32) for kind in (by_features, by_positions, by_windows)]
-    ways = [of[0] for of in found]
+    found = [kind(c, lengths, OF_WARPGROUPS, tf32=tf32) for kind in (by_features, by_positions, by_pools, by_windows)]
+    least = min((score for of in found for way in of for score, _ in way), default=0.0)
+    ways = [[scored for scored in of[0] if _score(scored) <= FAR * least] for of in found]
     produced = [scored for of in found for way in of[1:] for scored in way[:OF_PRODUCERS]]
+    produced = [scored for scored in produced if _score(scored) <= FAR * least]
     some = [scored for way in ways for scored in way[:OF_EACH_WAY]]
     others = sorted((scored for way in ways for scored in way[OF_EACH_WAY:]), key=_score)
     best = sorted(some + others[: max(0, OF_WARPGROUPS - len(some))], key=_score)
     parts = [(t, warpgroup.blocks_per_sample(c, t, samples, lengths)) for _, t in best[:WORTH_CLUSTERING]]
     joined = [_of_warpgroup(c, t, n) for t, n in parts if n is not None]
     alone = [_of_warpgroup(c, t, None) for _, t in best + sorted(produced, key=_score)]
-    return min((score for score, _ in best), default=0.0), joined + alone
+    return min((score for score, _ in best or produced), default=0.0), joined + alone
 
 
 def _score(scored: tuple[float, warpgroup.Tile]) -> float:

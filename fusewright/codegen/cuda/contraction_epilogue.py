@@ -45,6 +45,8 @@ class Epilogue(ValueText):
     place = "int m, int half"
     # Features of which a warp writes a row in one turn of a loop: more of them take registers that others need.
     rows_in_turn: ClassVar[int] = 2
+    # The value of the window that loops over a thread's are at, of channel (m, half).
+    pooled_at: ClassVar[str] = "pooled[own_d][own_h][own_w][m][half]"
 
     t: Cut
 
@@ -191,12 +193,7 @@ class Epilogue(ValueText):
 
     def open_tile(self) -> Lines:
         """State of one tile: pooled values, sums in the compute type."""
-        lines: Lines = []
-        if self.c.window is not None:
-            empty = JOININGS[self.c.window.op.kind].empty
-            lines += ["Compute pooled[OWN_D][OWN_H][OWN_W][M_TILES][2];"]
-            each = "for (int i = 0; i < OWN_D * OWN_H * OWN_W * M_TILES * 2; ++i)"
-            lines += nest([each], [f"(&pooled[0][0][0][0][0])[i] = {empty};"])
+        lines = self.open_pool() if self.c.window is not None else []
         if self.kind == "positions":
             lines += [f"{self.tile_type} of_tile[M_TILES][2];", UNROLL]
             lines += [f"for (int i = 0; i < 2 * M_TILES; ++i) of_tile[i / 2][i % 2] = {self.joining.empty};"]
@@ -204,10 +201,17 @@ class Epilogue(ValueText):
             lines += [f"{self.tile_type} of_tile = {self.joining.empty};"]
         return lines
 
+    def open_pool(self) -> Lines:
+        """The values of a thread's windows, of which there is nothing yet."""
+        assert self.c.window is not None
+        each = "for (int i = 0; i < OWN_D * OWN_H * OWN_W * M_TILES * 2; ++i)"
+        empty = nest([each], [f"(&pooled[0][0][0][0][0])[i] = {JOININGS[self.c.window.op.kind].empty};"])
+        return ["Compute pooled[OWN_D][OWN_H][OWN_W][M_TILES][2];", *empty]
+
     def values(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
         """Hand the accumulators of one pass, so many of each row along w, to the pool, or straight on."""
         per_cell = len(phases[2].elements)
-        position = [self._position(i, phases[i]) for i in range(3)]
+        position = [self.position(i, phases[i]) for i in range(3)]
         lines = self.products_changed([self.accumulated(per_cell)], slots, self.own_w(per_cell))
         if self.t.by_rows and self.c.window is None:
             return [*lines, *self._row_loops(slots, OWN_ROWS, position[:2], "PQR")]
@@ -251,7 +255,7 @@ class Epilogue(ValueText):
         """Leave the pooled value of cell `own_w`, which is `column` of the team's row, in shared memory."""
         place = f"const int r = first_r + {column};"
         share = self.share("pqr")
-        return [*([place] if share else []), *share, f"team_rows[{at}] = {self._of_cell()};"]
+        return [*([place] if share else []), *share, f"team_rows[{at}] = {self.of_cell()};"]
 
     def _row_loops(self, slots: int, rows: Sequence[str], position: Sequence[str], lengths: Sequence[str]) -> Lines:
         """Write every position of a thread's rows, some features' at a time."""
@@ -269,7 +273,7 @@ class Epilogue(ValueText):
         first, second = (self.changed(self.accumulator("j", f"2 * half{e}")) for e in ("", " + 1"))
         at = {"pointer": self.pointer("P", "Q", "R"), "stored_at": self.stored_at}
         pairs = fill(texts.PAIRS, p=p, q=q, tiles=tiles, first=first, second=second, type=self.result_type, **at)
-        return [*self._out_row("P", "Q", "R"), *pairs]
+        return [*self.out_row("P", "Q", "R"), *pairs]
 
     def _value_loops(self, slots: int, per_cell: int, position: list[str]) -> Lines:
         loops = [*OWN_ROWS, f"for (int s = 0; s < {slots}; ++s)"]
@@ -281,10 +285,10 @@ class Epilogue(ValueText):
         value = self.accumulated(per_cell)
         value = self.changed(value)
         if self.c.window is None and self.several:
-            return self._joined_at_once(loops[:2], loops[2], str(slots), "s", lines, value)
+            return self.joined_at_once(loops[:2], loops[2], str(slots), "s", lines, value)
         if self.c.window is None:
-            finished = nest(loops, [*lines, *self._result(value, ("P", "Q", "R"), self._local())])
-            return [*self._out_row("P", "Q", "R"), *finished]
+            finished = nest(loops, [*lines, *self.result_of(value, ("P", "Q", "R"), self._local())])
+            return [*self.out_row("P", "Q", "R"), *finished]
         target = "pooled[rd / ROWS_D][rh / ROWS_H][own_w][m][half]"
         joining = JOININGS[self.c.window.op.kind]
         there = f"chosen(inside, {value}, {joining.empty})" if self.masked else value
@@ -296,7 +300,7 @@ class Epilogue(ValueText):
         """Whether positions of a cell may lie outside the convolution's output."""
         return self.c.window is None or self.overhangs
 
-    def _position(self, i: int, phase: Phase) -> str:
+    def position(self, i: int, phase: Phase) -> str:
         """The output position along dimension i of what the loops are at."""
         axis = self.c.axes[i]
         between = phase.elements[1] - phase.elements[0] if len(phase.elements) > 1 else 1
@@ -328,7 +332,7 @@ class Epilogue(ValueText):
 
     def after_cell(self) -> Lines:
         """When all passes over a cell are done: the tree after the pool, and on."""
-        lines = self._of_cells() if self.c.window is not None else []
+        lines = self.of_cells() if self.c.window is not None else []
         if self.kind == "positions":
             joined = self.joining.join("total[i / 2][i % 2]", "of_tile[i / 2][i % 2]")
             lines += [UNROLL, f"for (int i = 0; i < 2 * M_TILES; ++i) total[i / 2][i % 2] = {joined};"]
@@ -338,9 +342,9 @@ class Epilogue(ValueText):
             lines += self._exchanged()
         return lines
 
-    def _of_cells(self) -> Lines:
+    def of_cells(self) -> Lines:
         """What to do with the pooled values of a thread's cells."""
-        value = self._of_cell()
+        value = self.of_cell()
         loops = [f"for (int own_{a} = 0; own_{a} < OWN_{a.upper()}; ++own_{a})" for a in "dhw"]
         lines = [
             f"const int p = {self.cell(0, 'own_d')}, q = {self.cell(1, 'own_h')};",
@@ -352,20 +356,20 @@ class Epilogue(ValueText):
             own = self.cell(0, "own_d"), self.cell(1, "own_h")
             return self._row_loops(0, loops[:2], own, ("cells_d", "cells_h", "cells_w"))
         if self.several:
-            return self._joined_at_once(loops[:2], loops[2], "OWN_W", "own_w", lines, value)
+            return self.joined_at_once(loops[:2], loops[2], "OWN_W", "own_w", lines, value)
         local = self._within("pqr", ("cell_d", "cell_h", "cell_w"))
-        results = nest(loops, [*lines, *self._result(value, ("cells_d", "cells_h", "cells_w"), local)])
-        return [*self._out_row("cells_d", "cells_h", "cells_w"), *results]
+        results = nest(loops, [*lines, *self.result_of(value, ("cells_d", "cells_h", "cells_w"), local)])
+        return [*self.out_row("cells_d", "cells_h", "cells_w"), *results]
 
-    def _of_cell(self) -> str:
+    def of_cell(self) -> str:
         """What the pooled values of a thread's cell come to."""
         assert self.c.window is not None
-        value = "pooled[own_d][own_h][own_w][m][half]"
+        value = self.pooled_at
         if self.c.window.op.kind == "avg":
             value = f"{value} * share"
         return f"after({value}, m, half)" if self.c.after is not None else value
 
-    def _joined_at_once(self, rows: Lines, along: str, count: str, index: str, place: Lines, value: str) -> Lines:
+    def joined_at_once(self, rows: Lines, along: str, count: str, index: str, place: Lines, value: str) -> Lines:
         """Into the running results, `count` values of a row at a time: those of the loop `along`, whose statements
         `place` say where the value is."""
         target = "of_tile[m][half]" if self.kind == "positions" else "of_tile"
@@ -375,7 +379,7 @@ class Epilogue(ValueText):
         lines = [*feature, f"Compute values[{count}];", *each, f"{target} = {self.joining.join(target, 'values')};"]
         return nest([*rows, *CHANNELS], lines)
 
-    def _result(self, value: str, lengths: tuple[str, str, str], local: Sequence[str]) -> Lines:
+    def result_of(self, value: str, lengths: tuple[str, str, str], local: Sequence[str]) -> Lines:
         """What to do with a finished value at position (p, q, r), which is `local` in the block's tile."""
         join = self.joining.join
         if self.kind == "positions":
@@ -422,7 +426,7 @@ class Epilogue(ValueText):
         last = self.kind == "store" and self.c.channels_last
         return last and self.other_channels == COLUMN and self.c.features % 2 == 0
 
-    def _out_row(self, P: str, Q: str, R: str) -> Lines:
+    def out_row(self, P: str, Q: str, R: str) -> Lines:
         """Where results of a thread's first feature go, and how far behind them those of the next one do."""
         if self.kind != "store" or self.c.channels_last:
             return []

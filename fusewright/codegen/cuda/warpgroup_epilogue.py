@@ -60,7 +60,7 @@ class PhasesEpilogue(Epilogue):
 
     def coupled(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
         """Write what two phases along w come to, of which `phases` has the first: neighbours of an output row."""
-        p, q, r = (self._position(i, phases[i]) for i in range(3))
+        p, q, r = (self.position(i, phases[i]) for i in range(3))
         run = self.run
         values = [self.changed(value) for value in run.values]
         written = [
@@ -77,7 +77,7 @@ class PhasesEpilogue(Epilogue):
         ]
         return [
             *self.products_changed(run.values, slots // run.taken, run.own_w),
-            *self._out_row("P", "Q", "R"),
+            *self.out_row("P", "Q", "R"),
             *nest([*OWN_ROWS, f"for (int s = 0; s < {slots // run.taken}; ++s)"], body),
         ]
 
@@ -259,10 +259,15 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
         return "64 * (own_w / 2) + 16 * (warp_w % 4) + 8 * (own_w % 2) + row" if self.t.wide else super().column_of_team
 
     @property
-    def cell_w(self) -> str:
-        own = "8 * (warp_w * TILES_W + own_w) + row"
+    def own_column(self) -> str:
+        """Which of the columns that a block computes the thread has as its `own_w`-th."""
         if self.t.wide:
-            own = "64 * (warp_w / 4 * TILES_W + own_w / 2) + 16 * (warp_w % 4) + 8 * (own_w % 2) + row"
+            return "64 * (warp_w / 4 * TILES_W + own_w / 2) + 16 * (warp_w % 4) + 8 * (own_w % 2) + row"
+        return "8 * (warp_w * TILES_W + own_w) + row"
+
+    @property
+    def cell_w(self) -> str:
+        own = self.own_column
         # What only helps others is the cell behind the last one.
         return f"({own} < CELLS_W ? cell_w + {own} : cells_w)" if self.t.spread else f"cell_w + {own}"
 

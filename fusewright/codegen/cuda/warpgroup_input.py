@@ -43,8 +43,9 @@ class Input:
     def functions(self) -> Lines:
         """How runs of vectors are found, read and written."""
         c, walks = self.c, staging.staged(self.c, self.t).walks
-        names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", c.axes, strict=True)}
-        names |= {f"low_{a}": axis.reach()[0] for a, axis in zip("dhw", c.axes, strict=True)}
+        names: dict[str, object] = {}
+        for i, a in enumerate("dhw"):
+            names[f"low_{a}"], names[f"advance_{a}"] = c.reads(i)
         names |= contraction_walk.names(walks)
         rounds = c.x.dtype == torch.float32
         return fill(

@@ -35,8 +35,12 @@ class PositionWriter(Writer):
             m_tiles=t.eights_m, tiles_h=t.tiles_h, tiles_w=t.tiles_w, high=high, broad=broad, own_d=own_d, own_h=own_h,
             own_w=own_w, rows_d=t.rows_d, rows_h=t.rows_h, per_cell=max(len(p.elements) for p in c.axes[2].phases),
             warps_h=t.warps_h, warps_w=t.warps_w, threads=32 * t.warps, m_blocks=ceil(c.features / t.block_m),
-            lost=" - LOST" if t.spread else "", spread=self._of_spread(texts.SPREAD),
+            spread=self._of_spread(texts.SPREAD), cells=self.cells(),
         )  # fmt: skip
+
+    def cells(self) -> Lines:
+        """Constants: the cells of a block."""
+        return fill(texts.CELLS, lost=" - LOST" if self.t.spread else "")
 
     def accumulators(self) -> Lines:
         row = "8 * OWN_W * WARPS_W"

@@ -12,6 +12,10 @@ constexpr int ROWS_D = $rows_d, ROWS_H = $rows_h, PER_CELL = $per_cell;    // of
 constexpr int WARPS_H = $warps_h, WARPS_W = $warps_w, THREADS = $threads;
 constexpr int BLOCK_M = 8 * M_TILES, M_BLOCKS = $m_blocks;
 $spread
+$cells
+"""
+
+CELLS = """
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 8 * OWN_W * WARPS_W$lost;
 """
 

@@ -48,15 +48,15 @@ LIBRARY = {
     "few tiles": (Linear(2048, 4096, lambda y: y.sigmoid().sum(-1)), (128, 2048)),
     "half precision": (Linear(512, 1024, logsumexp_of_relu).half(), (65536, 512)),
     "a convolution alone": (nn.Conv2d(256, 128, 1), (64, 256, 28, 28)),
-    "windows that share much": (
-        nn.Sequential(nn.Conv2d(8, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
-        (128, 8, 224, 224),
-    ),
 }
 KERNEL = {
     "a mean of everything": (
         nn.Sequential(nn.Conv2d(8, 64, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(1)),
         (64, 8, 128, 128),
+    ),
+    "windows that share much": (
+        nn.Sequential(nn.Conv2d(8, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+        (128, 8, 224, 224),
     ),
     "windows apart": (nn.Sequential(nn.Conv3d(8, 16, 3), nn.MaxPool3d(2), nn.ReLU()), (64, 8, 16, 64, 64)),
     "transposed": (nn.Sequential(nn.ConvTranspose2d(16, 32, 4, 2, 1), nn.MaxPool2d(2)), (64, 16, 64, 64)),
