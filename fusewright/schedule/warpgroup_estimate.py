@@ -178,7 +178,7 @@ def _scored(c: Contraction, plain: Tile, lengths: Lengths) -> Iterator[tuple[flo
     )
     work = None
     for t in _with_producers(c, plain):
-        if per_sm := blocks_per_sm(c, t, shared):
+        if t.fits(c) and (per_sm := blocks_per_sm(c, t, shared)):
             work = work or _work(c, plain, lay, lengths[2])
             score = work.cycles(t, per_sm, takes_turns(c, t)) / results
             yield score, t

@@ -20,11 +20,11 @@ from math import ceil, gcd, prod
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.output_rows import BANKS, Team
 from fusewright.schedule.warpgroup_estimate import VALUE, scored
-from fusewright.schedule.warpgroup_positions import PositionTile, accumulators, features_at_once, registers_of
+from fusewright.schedule.warpgroup_positions import PositionTile, accumulators, features_at_once
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
     GROUPS,
-    MOST_REGISTERS,
+    TEAM,
     Products,
     chunk_sizes,
     few_of_each,
@@ -69,7 +69,9 @@ class PoolTile(PositionTile):
 
     @property
     def traits(self) -> tuple[object, ...]:
-        return *super().traits, self.cells
+        """Its shape, and how channels come: how they are staged matters less."""
+        tiles = self.eights_m, self.wide, self.cells_d, self.tiles_h, self.tiles_w, self.groups_h, self.groups_w
+        return *tiles, self.chunk, self.unfolded
 
     @property
     def turns(self) -> int:
@@ -179,7 +181,7 @@ def shortlist(
 ) -> list[list[tuple[float, PoolTile]]]:
     """The best `count` candidates whose warps stage what they multiply, those with producers, and those that take
     turns."""
-    return few_of_each(c, candidates(c, lengths, tf32=tf32), count, alike=1)
+    return few_of_each(c, candidates(c, lengths, tf32=tf32), count, alike=2)
 
 
 def _begin_with_cells(c: Contraction) -> bool:
@@ -199,12 +201,9 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PoolTile]:
             kind = shape.wide, shape.groups_h * shape.groups_w, accumulators(c, shape)
             if _share(c, shape) < FULL * fullest or met[kind] == ALIKE:
                 continue
-            cuts = [
-                cut
-                for t in (replace(shape, chunk=chunk) for chunk in chunk_sizes(c))
-                if registers_of(c, t) <= MOST_REGISTERS
-                for cut in slices(c, t)
-            ]
+            if not replace(shape, producers=TEAM).fits(c):  # who stages takes more registers
+                continue
+            cuts = [cut for chunk in chunk_sizes(c) for cut in slices(c, replace(shape, chunk=chunk))]
             if cuts:
                 met[kind] += 1
                 fullest = max(fullest, _share(c, shape))

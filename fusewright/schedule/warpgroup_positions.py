@@ -187,6 +187,9 @@ class PositionTile(FeatureColumns, WarpgroupCut):
     def own_bytes(self, c: Contraction) -> int:
         return self.numbers_bytes(c) + rows_bytes(self) + 4 * (self.spread * self.summand_pitch(c) + self.lost)
 
+    def fits(self, c: Contraction) -> bool:
+        return registers_of(c, self) <= MOST_REGISTERS
+
     def registers(self, c: Contraction) -> int:
         return min(255, -(-registers_of(c, self) // 8) * 8)
 
@@ -277,7 +280,7 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PositionTile
                 for way, chunk, joined in product(ways, chunk_sizes(c), joinable(c, rows)):
                     t = replace(way, chunk=chunk, joined=joined)
                     most = max(accumulators(c, t), summands(c, t))
-                    if most <= ACCUMULATORS and registers_of(c, t) <= MOST_REGISTERS and not (t.spread and joined):
+                    if most <= ACCUMULATORS and not (t.spread and joined):
                         for cut in slices(c, t):
                             yield from (cut, *held(c, cut))
 
@@ -289,7 +292,7 @@ def held(c: Contraction, t: PositionTile) -> list[PositionTile]:
     if not (t.wide and whole and two_by_two(c, t)) or t.spread:
         return []
     held = replace(t, held=True)
-    return [held] if held.products(c).rows <= HELD_SHARE and registers_of(c, held) <= MOST_REGISTERS else []
+    return [held] if held.products(c).rows <= HELD_SHARE else []
 
 
 def spread(c: Contraction, t: PositionTile) -> list[PositionTile]:

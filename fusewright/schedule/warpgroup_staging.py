@@ -173,6 +173,10 @@ class WarpgroupCut:
     def registers(self, c: Contraction) -> int:
         """An estimate of a thread's registers."""
 
+    def fits(self, c: Contraction) -> bool:
+        """Whether a thread may have as many, where not every tile that is tried has been asked."""
+        return True
+
     @abstractmethod
     def own_bytes(self, c: Contraction) -> int:
         """Bytes of shared memory behind what is staged."""
