@@ -32,13 +32,13 @@ from fusewright import tuning
 from fusewright.measure import environment, save_results
 from fusewright.pipeline import build
 from fusewright.runtime.operators import reference_of
-from fusewright.schedule import warpgroup, warpgroup_positions
+from fusewright.schedule import warpgroup, warpgroup_pools, warpgroup_positions
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.groups import Group
 from fusewright.schedule.warpgroup_staging import vector
 from fusewright.tuning import Decision, Tuner
 
-WAYS = {"features": warpgroup, "positions": warpgroup_positions}
+WAYS = {"features": warpgroup, "positions": warpgroup_positions, "pools": warpgroup_pools}
 
 
 def transposed() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:

@@ -16,6 +16,7 @@ from contraction_cases import draw, draw_boxed, find, some, tolerance
 from direct_cases import assert_right, random_found, tiles
 from direct_cases import some as some_direct
 from emulation.emulate import ON_DEVICE, emulate
+from test_pools import tiles as by_pools
 from test_warpgroup_kernels import tiles as by_features
 from test_warpgroup_positions import tiles as by_positions
 from test_warpgroup_windows import assert_right as assert_right_windows
@@ -77,7 +78,14 @@ def test_random_contractions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and capability_of(torch.device("cuda")) != 90, reason="no Hopper")
-@pytest.mark.parametrize(("tiles_of", "first"), [(by_features, 0), (by_positions, 1000)], ids=["features", "positions"])
+@pytest.mark.parametrize(
+    ("tiles_of", "first"),
+    [
+        pytest.param(by_features, 0, id="features"),
+        pytest.param(by_positions, 1000, id="positions"),
+        pytest.param(by_pools, 2000, id="pools"),
+    ],
+)
 @pytest.mark.parametrize("seed", range(16))
 def test_random_contractions_of_warpgroups(
     seed: int, tiles_of: Any, first: int, monkeypatch: pytest.MonkeyPatch
