@@ -8,6 +8,7 @@ The texts are CUDA C++ that a C++ compiler takes as well; the constants are thos
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from fusewright.codegen.polynomials import with_polynomials
 
@@ -144,8 +145,17 @@ FUNCTIONS = {name: with_polynomials(text) for name, text in _TEXTS.items()}
 def used_functions(text: str) -> str:
     """The functions that a kernel's text calls, and those that they call."""
     found: list[str] = []
+    calls = set(re.findall(r"\w+", text))
     for own in reversed(FUNCTIONS.values()):
-        calls = set(re.findall(r"\w+", "\n".join([text, *found])))
-        if calls & set(re.findall(r"^(?:__device__ __(?:forceinline|noinline)__ (?:float|T)|struct) (\w+)", own, re.M)):
+        defined, called = _words(own)
+        if calls & defined:
             found.insert(0, own)
+            calls |= called
     return "".join(found).lstrip("\n")
+
+
+@cache
+def _words(own: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The functions that a text of the table defines, and all words in it."""
+    head = r"^(?:__device__ __(?:forceinline|noinline)__ (?:float|T)|struct) (\w+)"
+    return frozenset(re.findall(head, own, re.M)), frozenset(re.findall(r"\w+", own))

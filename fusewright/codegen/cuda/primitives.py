@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 from fusewright.codegen.cuda.functions import used_functions
 
@@ -367,7 +368,7 @@ def preamble(text: str, *always: str) -> str:
     """The primitives that a kernel's text calls, those named `always` among them, and the functions that it calls."""
     functions = used_functions(text)
     calls = set(re.findall(r"\w+", functions + text))
-    used = [name for name, body in PRIMITIVES.items() if name in always or calls & set(_defined(body))]
+    used = [name for name, body in PRIMITIVES.items() if name in always or calls & _defined(body)]
     return "\n".join(part for part in (primitives(*used), functions) if part)
 
 
@@ -377,7 +378,8 @@ def with_primitives(sections: Iterable[Sequence[str]]) -> str:
     return preamble(text) + "\n" + text
 
 
-def _defined(body: str) -> list[str]:
+@cache
+def _defined(body: str) -> frozenset[str]:
     """The names that a primitive's text defines."""
     found = re.findall(r"#define (\w+)|struct (\w+)|__forceinline__ [\w ]+? (\w+)\(", body)
-    return [name for names in found for name in names if name]
+    return frozenset(name for names in found for name in names if name)
