@@ -139,7 +139,7 @@ def scored(
     """Tiles that fit with their estimates, best first, each with and without warps that stage for the others; `lengths`
     are the cells of the whole output along d, h, w."""
     found = [
-        (score, replace(t, unfolded=name))
+        (score, replace(t, unfolded=name) if name else t)
         for name, group in unfoldings(c)
         for plain in as_written(c, tiles(group, lengths), lengths[2])
         for score, t in _scored(group, plain, lengths)
