@@ -40,7 +40,8 @@ FEATURES = 8
 ROWS, COLUMNS, PLANES = 8, 4, 8
 # The least part of the fullest tile's share of useful positions that another one may have.
 FULL = 0.5
-# Shapes of as many positions and warpgroups that are worth an estimate: those that compute and stage the least.
+# Shapes of as many positions and warpgroups that are worth an estimate, those that compute and stage the least; ways to
+# stage one that are worth measuring.
 ALIKE = 2
 # Registers for where values meet.
 PLACES = 12
@@ -181,7 +182,7 @@ def shortlist(
 ) -> list[list[tuple[float, PoolTile]]]:
     """The best `count` candidates whose warps stage what they multiply, those with producers, and those that take
     turns."""
-    return few_of_each(c, candidates(c, lengths, tf32=tf32), count, alike=2)
+    return few_of_each(c, candidates(c, lengths, tf32=tf32), count, alike=ALIKE)
 
 
 def _begin_with_cells(c: Contraction) -> bool:
@@ -201,7 +202,7 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PoolTile]:
             kind = shape.wide, shape.groups_h * shape.groups_w, accumulators(c, shape)
             if _share(c, shape) < FULL * fullest or met[kind] == ALIKE:
                 continue
-            if not replace(shape, producers=TEAM).fits(c):  # who stages takes more registers
+            if not replace(shape, producers=TEAM).fits(c):  # it would not without producers either
                 continue
             cuts = [cut for chunk in chunk_sizes(c) for cut in slices(c, replace(shape, chunk=chunk))]
             if cuts:
@@ -224,7 +225,7 @@ def _shapes(c: Contraction, t: PoolTile) -> Iterator[PoolTile]:
 
 
 def _windows(c: Contraction, t: PoolTile, lengths: tuple[int, int, int]) -> PoolTile | None:
-    """The tile with as many windows as lie whole in it; `None` where none does, or more than there are of them."""
+    """The tile with as many windows as lie whole in it, and as there are of them; `None` where none does."""
     regions = zip(t.region, c.axes, map(c.pooling, range(3)), strict=True)
     fit = [(n * axis.stride - size) // apart + 1 for n, axis, (size, apart, _) in regions]
     if min(fit) < 1:
