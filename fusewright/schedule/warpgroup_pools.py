@@ -87,7 +87,7 @@ class PoolTile(PositionTile):
         return replace(found, accumulators=found.accumulators + int(_exchange(c, self) / (VALUE * self.warps)))
 
     def own_bytes(self, c: Contraction) -> int:
-        return self.numbers_bytes(c) + 4 * 2 * numbers(c, self)
+        return self.numbers_bytes(c) + 4 * 2 * shared_numbers(c, self)
 
 
 def _exchange(c: Contraction, t: PoolTile) -> float:
@@ -165,7 +165,7 @@ def _shared(columns: int, apart_w: int, apart_h: int, windows_w: int) -> Shared:
     return replace(plain, row=row, turns=turns(row))
 
 
-def numbers(c: Contraction, t: PoolTile) -> int:
+def shared_numbers(c: Contraction, t: PoolTile) -> int:
     """Of eight features, in shared memory."""
     return meeting(c, t, 0).count * meeting(c, t, 1).count * shared(c, t).row
 

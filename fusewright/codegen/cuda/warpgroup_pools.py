@@ -14,7 +14,7 @@ from fusewright.codegen.cuda.warpgroup_epilogue import PositionEpilogue
 from fusewright.codegen.cuda.warpgroup_positions import PositionWriter
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.schedule.axes import Phase
-from fusewright.schedule.warpgroup_pools import PoolTile, meeting, numbers, shared
+from fusewright.schedule.warpgroup_pools import PoolTile, meeting, shared, shared_numbers
 
 # Values of a window that a lane waits for at a time.
 WAITING = 32
@@ -33,7 +33,7 @@ class PoolWriter(PositionWriter):
     def cells(self) -> Lines:
         """Constants: the windows of a block, and how their values meet."""
         c, t, meet = self.c, self.t, shared(self.c, self.t)
-        names: dict[str, object] = {"turns": t.turns, "windows": prod(t.cells), "numbers": numbers(c, t)}
+        names: dict[str, object] = {"turns": t.turns, "windows": prod(t.cells), "numbers": shared_numbers(c, t)}
         names |= {"row": meet.row, "gap": f" + w / {meet.apart}" if meet.apart else ""}
         for i, a in enumerate("dhw"):
             m = meeting(c, t, i)
