@@ -12,10 +12,15 @@ from fusewright import pipeline, tuning
 
 
 def built_for_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, model: nn.Module, x: Tensor, kernels: Any = "always", **options: Any
+    monkeypatch: pytest.MonkeyPatch,
+    model: nn.Module,
+    x: Tensor,
+    kernels: Any = "always",
+    capability: int = 90,
+    **options: Any,
 ) -> pipeline.Built:
-    """For Hopper."""
+    """For Hopper, or another compute capability (times ten)."""
     monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
-    monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
+    monkeypatch.setattr(tuning, "capability_of", lambda device: capability)
     target = torch.device("cuda")
     return pipeline.build(model.eval(), (x,), {}, kernels=kernels, measure=False, target=target, **options)

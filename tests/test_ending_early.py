@@ -107,23 +107,38 @@ class Summed(nn.Module):
 
 
 def test_overlapping_windows_are_left_to_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = built_for_a_gpu(monkeypatch, Overlapping(51, 103), torch.empty(64, 51, 138, 175))
+    """By tiles that have windows as cells, and compute four times what they share."""
+    built = built_for_a_gpu(monkeypatch, Overlapping(51, 103), torch.empty(64, 51, 138, 175), capability=80)
     assert [choice.name for choice in built.choices] == PARTS
     assert [choice.family for choice in built.choices] == ["contraction", "stream"]
 
 
-def test_large_windows_are_left_to_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Sequential(nn.ConvTranspose3d(74, 40, 7, padding=(1, 3, 1)), nn.MaxPool3d(7))
+def test_overlapping_windows_that_threads_pool_together_are_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = built_for_a_gpu(monkeypatch, Overlapping(51, 103), torch.empty(64, 51, 138, 175))
+    assert [choice.name for choice in built.choices] == WHOLE
+
+
+@pytest.mark.parametrize(("size", "left"), [(7, False), (9, True)])
+def test_windows_larger_than_tiles_are_left_to_memory(monkeypatch: pytest.MonkeyPatch, size: int, left: bool) -> None:
+    model = nn.Sequential(nn.ConvTranspose3d(74, 40, 7, padding=(1, 3, 1)), nn.MaxPool3d(size))
     built = built_for_a_gpu(monkeypatch, model, torch.empty(16, 74, 37, 40, 29))
-    assert [choice.name for choice in built.choices] == ["fused_convtranspose", "fused_max"]
+    found = [choice.name for choice in built.choices]
+    assert found == (["fused_convtranspose", "fused_max"] if left else ["fused_convtranspose_max"])
 
 
-def test_small_windows_are_left_to_memory_where_tiles_suffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows apart, of 8 positions; but along depth and height tiles would not be of one residue of the dilation."""
+def test_overlapping_windows_are_left_to_memory_where_tiles_suffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two thirds of what a tile computes are in windows of others, too."""
+    model = nn.Sequential(nn.Conv2d(37, 127, 7, (3, 2), (9, 7), 3), nn.Mish(), nn.MaxPool2d(6, 3))
+    built = built_for_a_gpu(monkeypatch, model, torch.empty(32, 37, 432, 362))
+    assert [choice.name for choice in built.choices] == ["fused_conv_mish", "fused_max"]
+
+
+def test_dilated_tiles_have_whole_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Along depth and height they are not of one residue of the dilation."""
     conv = nn.ConvTranspose3d(32, 134, 6, padding=(1, 3, 1), dilation=(2, 2, 1))
     model = nn.Sequential(conv, nn.SELU(), nn.AvgPool3d(2))
     built = built_for_a_gpu(monkeypatch, model, torch.empty(8, 32, 70, 55, 62))
-    assert [choice.name for choice in built.choices] == ["fused_convtranspose_selu", "fused_avg"]
+    assert [choice.name for choice in built.choices] == ["fused_convtranspose_selu_avg"]
 
 
 def test_small_windows_are_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,13 +149,14 @@ def test_small_windows_are_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_size_is_cut_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimates would have it otherwise; and the rest's decisions are the same, too."""
     model = Overlapping(51, 103)
-    first = built_for_a_gpu(monkeypatch, model, torch.empty(64, 51, 138, 175))
+    first = built_for_a_gpu(monkeypatch, model, torch.empty(64, 51, 138, 175), capability=80)
+    assert Decision(dict(EARLY)) in first.decisions.values()
     monkeypatch.setattr(cuda, "early", lambda *_, **__: 2.0)
-    second = built_for_a_gpu(monkeypatch, model, torch.empty(2, 51, 30, 40), decisions=first.decisions)
+    second = built_for_a_gpu(monkeypatch, model, torch.empty(2, 51, 30, 40), capability=80, decisions=first.decisions)
     assert shape(second) == shape(first) and second.decisions == first.decisions
-    other = built_for_a_gpu(monkeypatch, model, torch.empty(2, 51, 30, 40))
+    other = built_for_a_gpu(monkeypatch, model, torch.empty(2, 51, 30, 40), capability=80)
     assert [choice.name for choice in other.choices] == WHOLE
-    third = built_for_a_gpu(monkeypatch, model, torch.empty(64, 51, 138, 175), decisions=other.decisions)
+    third = built_for_a_gpu(monkeypatch, model, torch.empty(64, 51, 138, 175), capability=80, decisions=other.decisions)
     assert shape(third) == shape(other)
 
 
