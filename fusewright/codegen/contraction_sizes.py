@@ -64,4 +64,5 @@ def _cells(c: Contraction, i: int, out: str) -> str:
         return f"ceil_div({out}, {axis.stride})" if axis.stride > 1 else out
     if window.op.ceil_mode:
         return str(window.node.shape[2 + k])  # static: ceil_mode refuses symbolic lengths
-    return f"(({out} + {2 * window.op.padding[k] - window.op.kernel[k]}) // {window.op.stride[k]} + 1)"
+    size, apart, padding = c.pooling(i)
+    return f"(({out} + {2 * padding - size}) // {apart} + 1)"

@@ -54,30 +54,22 @@ def walks(c: Contraction, cells: tuple[int, int, int]) -> Walks:
     if c.box is not None:
         return Walk(1, 1, d), Walk(1, 1, h), Walk(1, 1, w)
     if c.across:
-        return _whole(d), _whole(h), _staged(w, 1, 1)
+        return walk(d, cells[0], neighbours=True), walk(h, cells[1], neighbours=True), _staged(w, 1, 1)
     return walk(d, cells[0]), walk(h, cells[1]), _staged(w, 1, 1)
 
 
 @lru_cache(maxsize=4096)
-def walk(axis: Axis, cells: int) -> Walk:
-    """Along d or h, of a tile of so many cells."""
+def walk(axis: Axis, cells: int, *, neighbours: bool = False) -> Walk:
+    """Along d or h, of a tile of so many cells, which are `neighbours` where windows of them are to be whole."""
     low, _ = axis.reach()
     offsets = (p.offset(j, t) - low for p in axis.phases for j in range(len(p.elements)) for t in range(len(p.taps)))
     apart = gcd(*offsets)  # zero where a cell reads one row
     if not _alone(axis):  # positions of a cell are neighbours, and so are cells
         return _staged(axis, 1, gcd(apart, axis.advance, axis.phases[0].per_element))
-    if cells == 1:
+    if cells == 1 and not neighbours:
         return _staged(axis, 1, apart or 1)
-    between = apart // gcd(apart, axis.advance) or 1
+    between = 1 if neighbours else apart // gcd(apart, axis.advance) or 1
     return _staged(axis, between, gcd(apart, axis.advance * between))
-
-
-@lru_cache(maxsize=4096)
-def _whole(axis: Axis) -> Walk:
-    """Of a tile whose positions are neighbours, whatever the dilation."""
-    low, _ = axis.reach()
-    apart = gcd(*(p.offset(0, t) - low for p in axis.phases for t in range(len(p.taps))))
-    return _staged(axis, 1, gcd(apart, axis.advance))
 
 
 def _alone(axis: Axis) -> bool:

@@ -182,7 +182,7 @@ def shortlist(
 ) -> list[list[tuple[float, PoolTile]]]:
     """The best `count` candidates whose warps stage what they multiply, those with producers, and those that take
     turns."""
-    return few_of_each(c, candidates(c, lengths, tf32=tf32), count, alike=ALIKE)
+    return few_of_each(across(c), candidates(c, lengths, tf32=tf32), count, alike=ALIKE)
 
 
 def _begin_with_cells(c: Contraction) -> bool:

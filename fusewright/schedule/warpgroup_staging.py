@@ -174,7 +174,7 @@ class WarpgroupCut:
         """An estimate of a thread's registers."""
 
     def fits(self, c: Contraction) -> bool:
-        """Whether a thread may have as many, where not every tile that is tried has been asked."""
+        """Whether a thread can have those that it takes, of kinds whose tiles are tried without having been asked."""
         return True
 
     @abstractmethod
@@ -451,10 +451,9 @@ def few_of_each(
 ) -> list[list[tuple[float, Tile]]]:
     """The same of those without producers whose operands are all in shared memory, of others, and of those whose
     warpgroups take turns besides, which estimates do not compare well with others."""
-    groups: dict[str, Contraction] = {}
+    groups = dict(unfoldings(c))
     kinds: list[list[tuple[float, Tile]]] = [[], [], []]
     for score, t in tiles:
-        groups = groups or dict(unfoldings(t.of(c)))
         kinds[(t.producers > 0 or t.held) + takes_turns(groups[t.unfolded], t)].append((score, t))
     return [few_alike(kind, count, alike=alike) for kind in kinds]
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 from fusewright.codegen.cuda import contraction_finish_text as texts
 from fusewright.codegen.cuda.contraction_box import scaled_early
 from fusewright.codegen.cuda.contraction_finish import Block
-from fusewright.codegen.cuda.contraction_folds import COLUMN, JOININGS
+from fusewright.codegen.cuda.contraction_folds import COLUMN, JOININGS, Joining
 from fusewright.codegen.cuda.contraction_values import ValueText, is_one
 from fusewright.codegen.cuda.contraction_walk import moved
 from fusewright.codegen.cuda.loops import UNROLL, nest
@@ -203,9 +203,8 @@ class Epilogue(ValueText):
 
     def open_pool(self) -> Lines:
         """The values of a thread's windows, of which there is nothing yet."""
-        assert self.c.window is not None
         each = "for (int i = 0; i < OWN_D * OWN_H * OWN_W * M_TILES * 2; ++i)"
-        empty = nest([each], [f"(&pooled[0][0][0][0][0])[i] = {JOININGS[self.c.window.op.kind].empty};"])
+        empty = nest([each], [f"(&pooled[0][0][0][0][0])[i] = {self.pooling.empty};"])
         return ["Compute pooled[OWN_D][OWN_H][OWN_W][M_TILES][2];", *empty]
 
     def values(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
@@ -290,10 +289,18 @@ class Epilogue(ValueText):
             finished = nest(loops, [*lines, *self.result_of(value, ("P", "Q", "R"), self._local())])
             return [*self.out_row("P", "Q", "R"), *finished]
         target = "pooled[rd / ROWS_D][rh / ROWS_H][own_w][m][half]"
-        joining = JOININGS[self.c.window.op.kind]
-        there = f"chosen(inside, {value}, {joining.empty})" if self.masked else value
-        pooled = [f"{target} = {joining.join(target, there)};"]
+        pooled = [f"{target} = {self.pooling.join(target, self.there_or_empty(value))};"]
         return nest(loops, [*lines, *nest(CHANNELS, pooled)])
+
+    @property
+    def pooling(self) -> Joining:
+        """How the values of a window become one."""
+        assert self.c.window is not None
+        return JOININGS[self.c.window.op.kind]
+
+    def there_or_empty(self, value: str) -> str:
+        """A value on its way to a window, which is none outside the convolution's output."""
+        return f"chosen(inside, {value}, {self.pooling.empty})" if self.masked else value
 
     @property
     def masked(self) -> bool:

@@ -7,7 +7,6 @@ from functools import cached_property
 from math import prod
 from typing import ClassVar
 
-from fusewright.codegen.cuda.contraction_folds import JOININGS, Joining
 from fusewright.codegen.cuda.contraction_weights import Phases
 from fusewright.codegen.cuda.loops import nest
 from fusewright.codegen.cuda.warpgroup_epilogue import PositionEpilogue
@@ -16,8 +15,8 @@ from fusewright.codegen.text import Lines, block, fill
 from fusewright.schedule.axes import Phase
 from fusewright.schedule.warpgroup_pools import PoolTile, meeting, shared, shared_numbers
 
-# Values of a window that a lane waits for at a time.
-WAITING = 32
+# Values of a window that are on their way to a lane at a time.
+AHEAD = 32
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,8 @@ class PoolWriter(PositionWriter):
             names |= {f"folded_{a}": m.folded, f"shared_{a}": m.count}
         return fill(_CELLS, **names)
 
-    def phases(self, indices: range) -> Lines:
-        phases, slots = [self.weights.phases[i] for i in indices], self.slots(1)
-        names = {index: f"of_phase[{i}]" for i, index in enumerate(indices)}
-        products = self.steps.of_pass(names, self.steps.pieces(indices[0]))
-        pooled = self.epilogue.pool([*zip(names.values(), phases, strict=True)], slots)
-        return [f"Accumulators of_phase[{len(names)}] = {{}};", *products, *pooled]
+    def handed_on(self, each: list[tuple[str, Phases]]) -> Lines:
+        return self.epilogue.pool(each, self.slots(1))
 
 
 @dataclass(frozen=True)
@@ -58,15 +53,10 @@ class PoolEpilogue(PositionEpilogue):
 
     t: PoolTile
 
-    @property
-    def _pooling(self) -> Joining:
-        assert self.c.window is not None
-        return JOININGS[self.c.window.op.kind]
-
     def head(self) -> list[Lines]:
-        rows = max(1, WAITING // meeting(self.c, self.t, 2).size)
-        joined = self._pooling.join("pair.of[half]", "other.of[half]")
-        return [*super().head(), fill(_WINDOW, empty=self._pooling.empty, rows=rows, joined=joined)]
+        rows = max(1, AHEAD // meeting(self.c, self.t, 2).size)
+        joined = self.pooling.join("pair.of[half]", "other.of[half]")
+        return [*super().head(), fill(_WINDOW, empty=self.pooling.empty, rows=rows, joined=joined)]
 
     def prologue(self) -> Lines:
         behind = self.t.numbers_bytes(self.c)
@@ -76,7 +66,7 @@ class PoolEpilogue(PositionEpilogue):
     def open_pool(self) -> Lines:
         return ["Compute pooled[TURNS][M_TILES][2];"]
 
-    def values(self, phases: tuple[Phase, Phase, Phase], slots: int) -> Lines:
+    def values(self, phases: Phases, slots: int) -> Lines:
         return self.pool([("acc", phases)], slots)
 
     def pool(self, each: list[tuple[str, Phases]], slots: int) -> Lines:
@@ -89,7 +79,7 @@ class PoolEpilogue(PositionEpilogue):
         for place, some in apart.items():
             lines = self._held(place, some)
             held += block("", lines) if len(apart) > 1 else lines
-        pool = fill(_POOL, slots=slots, empty=self._pooling.empty, held=held)
+        pool = fill(_POOL, slots=slots, empty=self.pooling.empty, held=held)
         return [*self.products_changed(products, slots, self.own_w(1)), *pool]
 
     def _place(self, phases: Phases) -> tuple[int, ...]:
@@ -101,16 +91,15 @@ class PoolEpilogue(PositionEpilogue):
         """Join the values that meet at one place, and leave them there."""
         joined: Lines = []
         for product, phases in some:
-            value, lines = self.changed(product), []
+            lines: Lines = []
             if self.masked:
                 p, q, r = (self.position(i, phases[i]) for i in range(3))
                 lines = fill(_INSIDE, p=p, q=q, r=r)
-                value = f"chosen(inside, {value}, {self._pooling.empty})"
-            lines.append(f"value = {self._pooling.join('value', value)};")
+            lines.append(f"value = {self.pooling.join('value', self.there_or_empty(self.changed(product)))};")
             joined += block("", lines) if len(some) > 1 else lines
         own = ("first_d", self.own_row("first_h"), self.own_column)
         at = [self._at(i, own[i], place[i]) for i in range(3)]
-        names = {"d": at[0], "h": at[1], "w": at[2], "empty": self._pooling.empty}
+        names = {"d": at[0], "h": at[1], "w": at[2], "empty": self.pooling.empty}
         return fill(_HELD, **names, each=nest(_FOLDED, joined))
 
     def _at(self, i: int, own: str, element: int) -> str:

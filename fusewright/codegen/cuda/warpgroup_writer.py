@@ -25,6 +25,7 @@ from fusewright.codegen.cuda import (
     warpgroup_text,
 )
 from fusewright.codegen.cuda.contraction_record import cluster_of, joined, parameters, place
+from fusewright.codegen.cuda.contraction_weights import Phases
 from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.cuda.warpgroup_epilogue import PhasesEpilogue
 from fusewright.codegen.cuda.warpgroup_input import Input
@@ -311,19 +312,25 @@ class Writer:
         if len(indices) == 1:
             lines = self.accumulated(indices[0], rows)
             return [*loops, "{", *indent([*lines, *self.epilogue.values(phases[0], slots[0])]), "}"]
-        return [*loops, "{", *indent(self.phases(indices)), "}"]
+        return [*loops, "{", *indent(self._phases(indices)), "}"]
 
-    def phases(self, indices: range) -> Lines:
+    def _phases(self, indices: range) -> Lines:
         """Several of them at once."""
-        phases, rows = [self.weights.phases[i] for i in indices], self.steps.pieces(indices[0])
-        slots = [self.slots(len(phase[2].elements)) for phase in phases]
         names = {index: f"of_phase[{i}]" for i, index in enumerate(indices)}
-        lines = [f"Accumulators of_phase[{len(names)}] = {{}};", *self.steps.of_pass(names, rows)]
-        for i in range(0, len(phases), 2 if self.epilogue.couples else 1):
+        products = self.steps.of_pass(names, self.steps.pieces(indices[0]))
+        each = [(name, self.weights.phases[index]) for index, name in names.items()]
+        return [f"Accumulators of_phase[{len(names)}] = {{}};", *products, *self.handed_on(each)]
+
+    def handed_on(self, each: list[tuple[str, Phases]]) -> Lines:
+        """What becomes of the accumulators, called so, of several phases."""
+        lines: Lines = []
+        for i in range(0, len(each), 2 if self.epilogue.couples else 1):
+            name, phases = each[i]
+            slots = self.slots(len(phases[2].elements))
             if self.epilogue.couples:
-                values = [f"Accumulators &acc = of_phase[{i}], &beside = of_phase[{i + 1}];    // along w"]
-                values += self.epilogue.coupled(phases[i], slots[i])
+                values = [f"Accumulators &acc = {name}, &beside = {each[i + 1][0]};    // along w"]
+                values += self.epilogue.coupled(phases, slots)
             else:
-                values = [f"Accumulators& acc = of_phase[{i}];", *self.epilogue.values(phases[i], slots[i])]
+                values = [f"Accumulators& acc = {name};", *self.epilogue.values(phases, slots)]
             lines += ["{", *indent(values), "}"]
         return lines

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from contraction_cases import Case, Found, find
 from emulation.emulate import ORDERS
+from test_warpgroup_positions import tiles as by_positions
 from warpgroup_cases import (
     BF16,
     F16,
@@ -24,9 +25,8 @@ from warpgroup_cases import assert_right as assert_as_eager
 from fusewright.codegen.cuda import contraction_record
 from fusewright.codegen.cuda import warpgroup as cuda
 from fusewright.runtime import nvrtc
-from fusewright.schedule import warpgroup_pools, warpgroup_positions
+from fusewright.schedule import warpgroup_pools
 from fusewright.schedule.warpgroup_pools import PoolTile, meeting
-from fusewright.schedule.warpgroup_positions import PositionTile
 from fusewright.schedule.warpgroup_staging import of_tile
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -189,15 +189,10 @@ def test_rows_of_a_window_that_a_thread_has_meet_as_one() -> None:
     assert folded(f, t) == 1
 
 
-def anything(f: Found) -> list[PositionTile]:
-    """Tiles of any group, with windows or without."""
-    return [t for _, t in warpgroup_positions.candidates(f.group, f.cells, tf32=True)]
-
-
 def pool_of(seed: int) -> tuple[Found, PoolTile]:
     """A random case with such tiles."""
     for more in range(1000):
-        f, rng = drawn(anything, 100_000 * (seed + 1) + more)
+        f, rng = drawn(by_positions, 100_000 * (seed + 1) + more)
         if each := tiles(f):
             return f, rng.choice(each)
     raise AssertionError("no case has any")
