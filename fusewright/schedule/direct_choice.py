@@ -19,6 +19,9 @@ MOST_SHARED, FEWEST_THREADS, MOST_THREADS = 110 * 1024, 32, 512
 # Teams of a block, and how many numbers of them are tried per number of features.
 MOST_TEAMS, TEAMS = 10, 3
 
+# A dimension is shared out evenly among so many blocks, too, if each then has no more than so many threads along it.
+PARTS, LONGEST = (1, 2, 3, 4), 128
+
 # So many tiles are worth measuring, and so many of the same values per thread.
 WORTH_MEASURING, ALIKE = 8, 3
 
@@ -142,11 +145,17 @@ def _cells(axis: Axis, length: int, per_unit: int) -> list[int]:
     """Cells along one dimension that are worth a try: those that whole threads compute, and a few windows."""
     period = axis.stride * axis.phases[0].per_element // axis.advance
     found = {1, 2, 3, 4, 6} if axis.cell != period else set()
-    for units in (1, 2, 4, 8, 16, 32, 64, 128) if axis.cell == period else (8, 16, 28, 32, 64):
+    even = {ceil(_positions(axis, ceil(length / parts)) / (per_unit * period)) for parts in PARTS}
+    several = (1, 2, 4, 8, 16, 32, 64, 128) if axis.cell == period else (8, 16, 28, 32, 64)
+    for units in {*several, *(n for n in even if n <= LONGEST)}:
         positions = units * per_unit * period
         if positions >= axis.cell:
             found.add((positions - axis.cell) // axis.stride + 1)
     return [n for n in sorted(found) if n == min(found) or n <= 1.25 * length]
+
+
+def _positions(axis: Axis, cells: int) -> int:
+    return (cells - 1) * axis.stride + axis.cell
 
 
 def _chunks(c: Contraction) -> list[int]:

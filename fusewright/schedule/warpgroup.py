@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import ceil, prod
 
@@ -26,6 +27,7 @@ from fusewright.schedule.warpgroup_staging import (
     chunk_sizes,
     few_of_each,
     joinable,
+    leanest,
     passes,
     rows_at_a_time,
     slices,
@@ -40,6 +42,8 @@ OTHERS, ON_ITS_WAY = 44, 6
 UNFOLDED, UNFOLDED_HALVES = 24, 64
 # Where others stage, for what follows the products: where they do not, it has those of vectors on their way.
 FOLLOWING = 16
+# Where phases share a pass and the last vectors of two rows of taps go together.
+PAIRED = 8
 # Of weights that wait in registers, for every 64 features: those at hand, and those that come next.
 HELD = 8
 
@@ -154,6 +158,8 @@ def _registers(c: Contraction, t: WarpgroupTile) -> int:
         count += 6 * t.m_tiles
     if t.held:
         count += HELD * t.m_tiles
+    if t.joined and not two_by_two(c, t):
+        count += PAIRED
     if t.producers:
         count += FOLLOWING
     elif c.unfolded is not None:
@@ -165,6 +171,9 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> 
     """Tiles that fit with their estimates, best first; `lengths` are the cells of the whole output along d, h, w."""
     return scored(c, _all, lengths) if takes(c, tf32=tf32) and c.shares is None else []
 
+
+# Cells of a warpgroup along d, h and, in eights, w.
+PLANES, ROWS, EIGHTS = (1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16), (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 
 # So many tiles with the same accumulators are worth a try.
 ALIKE = 2
@@ -180,17 +189,28 @@ def shortlist(
 
 def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[WarpgroupTile]:
     """Tiles that may be worth an estimate."""
+    for plain in leanest(c, _shapes(c, lengths), lengths, partial(_alike, c)):
+        for chunk, joined in product(chunk_sizes(c), joinable(c, (plain.rows_d, plain.rows_h))):
+            t = replace(plain, chunk=chunk, joined=joined)
+            fits = c.unfolded is None or _registers(c, t) <= MOST_REGISTERS
+            if fits and _accumulators(c, t) <= ACCUMULATORS:
+                yield from _ways_to_read(c, slices(c, t))
+
+
+def _shapes(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[WarpgroupTile]:
+    """Tiles whose accumulators a thread can hold."""
     for m_tiles, groups_m in _features(c):
         for cells, rows in _cells_of_warpgroup(c, lengths, m_tiles):
-            for groups_h, groups_w in product((1, 2, 4), (1, 2, 3, 4)):
-                if groups_m * groups_h * groups_w not in GROUPS:
-                    continue
-                plain = WarpgroupTile(*rows, c.channels, 1, True, 0, m_tiles, groups_m, groups_h, groups_w, *cells)
-                for chunk, joined in product(chunk_sizes(c), joinable(c, rows)):
-                    t = replace(plain, chunk=chunk, joined=joined)
-                    fits = c.unfolded is None or _registers(c, t) <= MOST_REGISTERS
-                    if fits and _accumulators(c, t) <= ACCUMULATORS:
-                        yield from _ways_to_read(c, slices(c, t))
+            for groups_h, groups_w in product(GROUPS, GROUPS):
+                if groups_m * groups_h * groups_w in GROUPS:
+                    sizes = m_tiles, groups_m, groups_h, groups_w, *cells
+                    yield WarpgroupTile(*rows, c.channels, 1, True, 0, *sizes)
+
+
+def _alike(c: Contraction, t: WarpgroupTile) -> object:
+    """What a thread and an instruction have."""
+    cells = t.cells_d * t.cells_h * t.eights_w
+    return t.m_tiles, t.groups_m, t.groups_h * t.groups_w, t.rows_d, t.rows_h, cells, positions(c, t)
 
 
 def _ways_to_read(c: Contraction, tiles: Iterator[WarpgroupTile]) -> Iterator[WarpgroupTile]:
@@ -216,7 +236,7 @@ def _cells_of_warpgroup(
 ) -> Iterator[tuple[tuple[int, int, int], tuple[int, int]]]:
     """Cells of a warpgroup along d, h and, in eights, w; rows of a cell that are computed at a time along d, h."""
     along_w = max(len(p.elements) for p in c.axes[2].phases)
-    for d, h, w in product((1, 2), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16)):
+    for d, h, w in product(PLANES, ROWS, EIGHTS):
         if d > lengths[0] or h >= 2 * lengths[1] or 8 * w >= 2 * lengths[2] + 8:
             continue
         for rows_d, rows_h in rows_at_a_time(c):

@@ -7,6 +7,7 @@ or one below the other; elements of a cell are further instructions, so that a t
 Where features are so few that an instruction takes longer to read its positions than to multiply them, taps along w may
 be *spread*: the columns are every feature's weights of every tap of a row, a position is read once for all of them, and
 what a column gives is a part of as many outputs as there are taps, which lie in shared memory until they are added up.
+Phases of a transposed convolution have taps of their own, which are spread one phase after the other.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from fusewright.schedule.warpgroup_staging import (
     chunk_sizes,
     few_of_each,
     joinable,
+    leanest,
     passes,
     rows_at_a_time,
     slices,
@@ -39,6 +41,8 @@ from fusewright.schedule.warpgroup_staging import (
     vectors_by_thread,
 )
 
+# How often a warpgroup has an instruction's positions along d, h and w.
+PLANES, ROWS, COLUMNS = (1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16), (1, 2, 3, 4, 5, 6, 8)
 # Features that one instruction multiplies at most.
 MOST_FEATURES = 256
 # Computed features per useful one, with 64 at a time and with eight, whose ratio makes this worth a try.
@@ -51,6 +55,8 @@ KEPT_NUMBERS = 24
 OTHERS, ON_ITS_WAY, IN_ROUNDS, IN_HALVES, UNFOLDED = 12, 10, 12, 20, 16
 # Where others stage, of what follows the products: where they do not, it has those of vectors on their way.
 FOLLOWING = 28
+# Where rows are written by way of shared memory from more accumulators than those.
+WRITTEN, MANY = 32, 128
 # Of a feature's running results over positions, in a tile and over many.
 RUNNING = {"sum": 3, "mean": 3, "max": 2, "min": 2, "logsumexp": 4}
 # What a number's way to shared memory or back takes, where an accumulator's way through what follows takes one: it
@@ -155,17 +161,18 @@ class PositionTile(FeatureColumns, WarpgroupCut):
     def products(self, c: Contraction) -> Products:
         tiles = self.cells_d * self.rows_d * self.tiles_h * self.rows_h * self.tiles_w
         values = accumulators(c, self)
-        exchanged = summands(c, self) + values * len(c.axes[2].phases[0].taps) if self.spread else 0
+        taps = max(len(p.taps) for p in c.axes[2].phases)
+        exchanged = summands(c, self) + values * taps if self.spread else 0
         found = Products(tiles, self.weights_m, values + int(EXCHANGED * exchanged))
         if not self.held:
             return found
-        rows, taps = self.tiles_h * self.rows_h, _rows_of_taps(c)
+        rows, of_taps = self.tiles_h * self.rows_h, _rows_of_taps(c)
         elements = max(len(p.elements) for p in c.axes[2].phases)
-        readings = tiles / rows * elements / taps
-        return replace(found, rows=rows_held(c, self) / (rows * taps), readings=readings)
+        readings = tiles / rows * elements / of_taps
+        return replace(found, rows=rows_held(c, self) / (rows * of_taps), readings=readings)
 
     def in_turn(self, taps: Taps) -> Taps:
-        return replace(taps, per_row=1) if self.spread else taps
+        return replace(taps, per_row=min(1, taps.per_row)) if self.spread else taps
 
     @property
     def whole_cells(self) -> bool:
@@ -240,6 +247,8 @@ def registers_of(c: Contraction, t: PositionTile) -> int:
         count += 2 * t.eights_m  # the values of a column
     if t.held:
         count += 8 * rows_held(c, t)  # those at hand, and those that come next
+    if t.by_rows and accumulators(c, t) > MANY:
+        count += WRITTEN
     if t.producers:
         count += FOLLOWING
     elif c.x.dtype.itemsize == 2:
@@ -270,19 +279,29 @@ def _saves(c: Contraction) -> bool:
 
 def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PositionTile]:
     """Tiles that may be worth an estimate."""
+    for plain in leanest(c, _shapes(c, lengths), lengths, _alike):
+        ways = [plain, *spread(c, plain)]
+        for way, chunk, joined in product(ways, chunk_sizes(c), joinable(c, (plain.rows_d, plain.rows_h))):
+            t = replace(way, chunk=chunk, joined=joined)
+            most = max(accumulators(c, t), summands(c, t))
+            if most <= ACCUMULATORS and not (t.spread and joined):
+                for cut in slices(c, t):
+                    yield from (cut, *held(c, cut))
+
+
+def _shapes(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PositionTile]:
+    """Tiles whose accumulators a thread can hold."""
     for eights_m in features_at_once(c):
         for wide, cells, rows in _cells_of_warpgroup(c, lengths, eights_m):
             for groups_h, groups_w in product(GROUPS, GROUPS):
-                plain = PositionTile(*rows, c.channels, 1, True, 0, eights_m, groups_h, groups_w, wide, *cells)
-                if groups_h * groups_w not in GROUPS:
-                    continue
-                ways = [plain, *spread(c, plain)]
-                for way, chunk, joined in product(ways, chunk_sizes(c), joinable(c, rows)):
-                    t = replace(way, chunk=chunk, joined=joined)
-                    most = max(accumulators(c, t), summands(c, t))
-                    if most <= ACCUMULATORS and not (t.spread and joined):
-                        for cut in slices(c, t):
-                            yield from (cut, *held(c, cut))
+                if groups_h * groups_w in GROUPS:
+                    yield PositionTile(*rows, c.channels, 1, True, 0, eights_m, groups_h, groups_w, wide, *cells)
+
+
+def _alike(t: PositionTile) -> object:
+    """What a thread has."""
+    cells = t.cells_d * t.tiles_h * t.tiles_w
+    return t.eights_m, t.wide, t.groups_h * t.groups_w, t.rows_d, t.rows_h, cells
 
 
 def held(c: Contraction, t: PositionTile) -> list[PositionTile]:
@@ -299,12 +318,13 @@ def spread(c: Contraction, t: PositionTile) -> list[PositionTile]:
     """The tile with its taps along w spread, where all features are in a block, and the inputs that its cells' first
     taps read are neighbours, each read once."""
     axis = walks(c, t.cells)[2].staged
-    phase = axis.phases[0]
-    neighbours = len(axis.phases) == 1 and len(phase.elements) == axis.advance == axis.advance * phase.per_element
-    columns = 8 * ceil(c.features * len(phase.taps) / 8)
-    if not neighbours or len(phase.taps) < 2 or t.block_m < c.features or columns > MOST_FEATURES:
+    phases = [p for p in axis.phases if p.taps]
+    neighbours = all(len(p.elements) == axis.advance == axis.advance * p.per_element for p in phases)
+    most = max(len(p.taps) for p in phases)
+    columns = 8 * ceil(c.features * most / 8)
+    if not neighbours or most < 2 or t.block_m < c.features or columns > MOST_FEATURES:
         return []
-    last = max(phase.offset(e, tap) for e in range(len(phase.elements)) for tap in range(len(phase.taps)))
+    last = max(p.offset(e, tap) for p in phases for e in range(len(p.elements)) for tap in range(len(p.taps)))
     lost = last // axis.advance
     return [replace(t, spread=columns, lost=lost)] if lost < t.cells[2] else []
 
@@ -323,7 +343,7 @@ def _cells_of_warpgroup(
     """How the eights of an instruction lie, how often a warpgroup has them along d, h, w, and rows of a cell that are
     computed at a time along d, h."""
     along_w = max(len(p.elements) for p in c.axes[2].phases)
-    for wide, d, h, w in product((False, True), (1, 2), (1, 2, 3, 4, 6, 8, 16), (1, 2, 3, 4, 8)):
+    for wide, d, h, w in product((False, True), PLANES, ROWS, COLUMNS):
         high, broad = (1, 64) if wide else (8, 8)
         if d > lengths[0] or h * high >= 2 * lengths[1] + high or w * broad >= 2 * lengths[2] + broad:
             continue

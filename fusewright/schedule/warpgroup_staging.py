@@ -5,7 +5,8 @@ memory (`warpgroup_estimate` says what a tile costs).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
@@ -16,7 +17,7 @@ import torch
 
 from fusewright.schedule.contraction import Contraction, Unfolded, remembered
 from fusewright.schedule.output_rows import Team
-from fusewright.schedule.residues import Walks, walks
+from fusewright.schedule.residues import Walks, useful, walks
 from fusewright.schedule.tiling import MOST_SHARED, span
 from fusewright.schedule.warpgroup_pairs import multiplied_vectors
 
@@ -431,6 +432,22 @@ def staged_bytes(c: Contraction, t: WarpgroupCut) -> int:
 def shared_bytes(c: Contraction, t: WarpgroupCut) -> int:
     """Bytes of shared memory while a block's tiles are computed."""
     return staged_bytes(c, t) + t.own_bytes(c)
+
+
+# Shapes of tiles that are alike but for their shape that are worth an estimate.
+SHAPES = 2
+
+
+def leanest(
+    c: Contraction, tiles: Iterable[Tile], lengths: tuple[int, int, int], alike: Callable[[Tile], object]
+) -> list[Tile]:
+    """Of tiles that are `alike`, those few that compute and stage the least for every useful cell."""
+    kinds: dict[object, list[tuple[float, Tile]]] = defaultdict(list)
+    for t in tiles:
+        lay = staged(c, t)
+        computed = prod(t.region) * prod(a.cell for a in c.axes) + prod(lay.lengths)
+        kinds[alike(t)].append((computed / (prod(t.cells) * useful(lay.walks, lengths, t.cells)), t))
+    return [t for kind in kinds.values() for _, t in sorted(kind, key=lambda pair: pair[0])[:SHAPES]]
 
 
 def few_alike(tiles: Iterable[tuple[float, AnyTile]], count: int, *, alike: int) -> list[tuple[float, AnyTile]]:

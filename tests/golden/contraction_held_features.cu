@@ -112,23 +112,21 @@ template <class T> __device__ __forceinline__ T* forgotten(T* x) {
 }
 
 // As below, to d = a * b where not `any`, with the rows of `a` in registers as mma.sync has them, 16 of each warp.
-__device__ __forceinline__ void wgmma_rows_tf32_64(float (&d)[8][4], const unsigned& a0,
+__device__ __forceinline__ void wgmma_rows_tf32_48(float (&d)[6][4], const unsigned& a0,
                                                         const unsigned& a1, const unsigned& a2, const unsigned& a3,
                                                         unsigned long long b, bool any) {
     asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %37, 0;"
-        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {"
+        "{ .reg .pred p; setp.ne.b32 p, %29, 0;"
+        "wgmma.mma_async.sync.aligned.m64n48k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, p, 1, 1; }"
+        "%16, %17, %18, %19, %20, %21, %22, %23"
+        "}, {%24, %25, %26, %27}, %28, p, 1, 1; }"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
           "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
           "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
           "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
           "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
-          "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+          "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int(any)));
 }
 
@@ -139,7 +137,7 @@ constexpr int C = 20, O = 70, GROUPS = 1;    // channels of a group, in and out
 constexpr int TAPS = 9;    // of one channel's kernel
 
 // A warpgroup owns 64 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
-constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 4, EIGHTS_W = 8, OWN_W = 2 * EIGHTS_W;
+constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 5, EIGHTS_W = 6, OWN_W = 2 * EIGHTS_W;
 constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
 constexpr int WARPS_M = 4, WARPS_H = 1, WARPS_W = 1, THREADS = 128;
 constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 2;
@@ -148,13 +146,13 @@ constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
 constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
-constexpr int VECTORS = 2, PLANE = 397;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = 1, X_H = 6, X_W = 66, SKIP = 1;
-constexpr int PITCH = 66, ROW = 66;    // columns from one w % SKIP to the next, and from row to row
+constexpr int VECTORS = 2, PLANE = 351;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 7, X_W = 50, SKIP = 1;
+constexpr int PITCH = 50, ROW = 50;    // columns from one w % SKIP to the next, and from row to row
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
-constexpr int ADVANCE_D = 396, ADVANCE_H = 66;
-constexpr int ELEMENT_D = 396, ELEMENT_H = 66, ELEMENT_W = 1;
-constexpr int TAP_D = 0, TAP_H = 66, TAP_W = 1;
+constexpr int ADVANCE_D = 350, ADVANCE_H = 50;
+constexpr int ELEMENT_D = 350, ELEMENT_H = 50, ELEMENT_W = 1;
+constexpr int TAP_D = 0, TAP_H = 50, TAP_W = 1;
 constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -198,7 +196,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x
                         for (int rh = 0; rh < OWN_H * ROWS_H; rh += ROWS_AT_ONCE)
 #pragma unroll
                             for (int m = 0; m < M_TILES; ++m)
-                                wgmma_rows_tf32_64(reinterpret_cast<float(&)[8][4]>(acc[rd][e][m][rh]),
+                                wgmma_rows_tf32_48(reinterpret_cast<float(&)[6][4]>(acc[rd][e][m][rh]),
                                              own[m].x, own[m].y, own[m].z, own[m].w,
                                              x_row + (k * PLANE + row_d(rd) + row_h(rh) +
                                                       column(FIRST_W + e * ELEMENT_W + tap * TAP_W)),
@@ -227,7 +225,7 @@ union alignas(16) Channels {
 // What a thread stages at a time: runs of vectors of one column.  What has been read of them, and where in the tile
 // they are, in columns of shared memory, packed indices of the input, elements of x.  The column of no run is negative.
 constexpr int COLUMNS = X_D * X_H * X_W, RUN = 2, COUNT = VECTORS / RUN * COLUMNS;    // of a vector; of a run; runs
-constexpr int AT_ONCE = 2;
+constexpr int AT_ONCE = 3;
 struct Fetched { Channels read[AT_ONCE][RUN]; };
 struct Places {
     int to[AT_ONCE];
@@ -337,7 +335,7 @@ __device__ __forceinline__ void stage_weights(const Element* packed, int first, 
 }
 
 // Rows of eight features wait in shared memory, of the POSITIONS that a team of warps has side by side.
-constexpr int POSITIONS = 64, ROW_PITCH = 72, TEAM = 1;    // a team's warps
+constexpr int POSITIONS = 48, ROW_PITCH = 72, TEAM = 1;    // a team's warps
 struct alignas(8) Neighbours { float first, second; };
 
 // Write them, each warp of the team some, whole parts of memory at a time: the first one begins at `to`; there are so
@@ -375,7 +373,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
     Element* const w_tile = x_tile + 2 * X_TILE;
-    constexpr int STAGED = 62288;    // bytes
+    constexpr int STAGED = 59344;    // bytes
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
     const int warp_m = warp % WARPS_M, warp_w = warp / WARPS_M % WARPS_W, warp_h = warp / (WARPS_M * WARPS_W);
@@ -420,11 +418,6 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
     const auto write_input = [&](Element* to) {
         if (!(staged_tile < tiles)) return;
         put_input(fetched, places, to);
-        for (int begin = threadIdx.x + AT_ONCE * THREADS; begin < COUNT; begin += AT_ONCE * THREADS) {
-            const Places others = places_of(begin, D, H, W);
-            fetch_input(fetched, others, x_sample, staged_chunk, staged, D, H, W);
-            put_input(fetched, others, to);
-        }
         if (++staged_chunk == 3) {
             staged_chunk = 0;
             staged_tile += parts;
@@ -477,7 +470,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                         for (int half = 0; half < 2; ++half) {
                             __syncwarp();    // until the rows before have been read
 #pragma unroll
-                            for (int j = 0; j < 8; ++j)
+                            for (int j = 0; j < 6; ++j)
                                 *reinterpret_cast<Neighbours*>(&team_rows[row * ROW_PITCH + 8 * j + 2 * quad]) = Neighbours{before(acc[rd][j / EIGHTS_W][m][rh][j % EIGHTS_W][2 * half], m, half), before(acc[rd][j / EIGHTS_W][m][rh][j % EIGHTS_W][2 * half + 1], m, half)};
                             __syncwarp();
                             write_rows(team_rows, to + (16 * (warp_m * M_TILES + m) + 8 * half) * plane, plane, O - first_feature - (16 * (warp_m * M_TILES + m) + 8 * half), left, 0, lane);

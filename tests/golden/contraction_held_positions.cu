@@ -113,8 +113,8 @@ constexpr int TAPS = 15;    // of one channel's kernel
 // A warpgroup owns all 8 * M_TILES channels of OWN_D x TILES_H x TILES_W times the 64 cells that one instruction takes:
 // HIGH x BROAD, eight eights along w.  A warp has two of these, a thread a cell of both, ROWS_D x ROWS_H rows of which
 // are computed at a time.
-constexpr int M_TILES = 2, TILES_H = 8, TILES_W = 1, HIGH = 1, BROAD = 64;
-constexpr int OWN_D = 1, OWN_H = 8, OWN_W = 2;    // cells of a thread
+constexpr int M_TILES = 2, TILES_H = 5, TILES_W = 2, HIGH = 1, BROAD = 64;
+constexpr int OWN_D = 1, OWN_H = 5, OWN_W = 4;    // cells of a thread
 constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
 constexpr int WARPS_H = 1, WARPS_W = 4, THREADS = 128;
 constexpr int BLOCK_M = 8 * M_TILES, M_BLOCKS = 1;
@@ -123,13 +123,13 @@ constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 8 * OWN_W * 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
 constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
-constexpr int VECTORS = 2, PLANE = 793;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = 1, X_H = 12, X_W = 66, SKIP = 1;
-constexpr int PITCH = 66, ROW = 66;    // columns from one w % SKIP to the next, and from row to row
+constexpr int VECTORS = 2, PLANE = 1171;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 9, X_W = 130, SKIP = 1;
+constexpr int PITCH = 130, ROW = 130;    // columns from one w % SKIP to the next, and from row to row
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
-constexpr int ADVANCE_D = 792, ADVANCE_H = 66;
-constexpr int ELEMENT_D = 792, ELEMENT_H = 66, ELEMENT_W = 1;
-constexpr int TAP_D = 0, TAP_H = 66, TAP_W = 1;
+constexpr int ADVANCE_D = 1170, ADVANCE_H = 130;
+constexpr int ELEMENT_D = 1170, ELEMENT_H = 130, ELEMENT_W = 1;
+constexpr int TAP_D = 0, TAP_H = 130, TAP_W = 1;
 constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -313,7 +313,7 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* to, int gr
 }
 
 // Rows of eight features wait in shared memory, of the POSITIONS that a team of warps has side by side.
-constexpr int POSITIONS = 64, ROW_PITCH = 68, TEAM = 4;    // a team's warps
+constexpr int POSITIONS = 128, ROW_PITCH = 132, TEAM = 4;    // a team's warps
 struct alignas(8) Neighbours { float first, second; };
 
 // Write them, each warp of the team some, whole parts of memory at a time: the first one begins at `to`; there are so
@@ -351,7 +351,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
     Element* const w_tile = x_tile + 2 * X_TILE;
-    constexpr int STAGED = 73792;    // bytes
+    constexpr int STAGED = 97984;    // bytes
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
     const int warp_w = warp % WARPS_W, warp_h = warp / WARPS_W;
@@ -445,7 +445,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                     for (int m = 0; m < M_TILES; ++m) {
                         __syncthreads();    // until the rows before have been read
 #pragma unroll
-                        for (int s = 0; s < 2; ++s) {
+                        for (int s = 0; s < 4; ++s) {
                             const int own_w = s;
                             const int column = 64 * (own_w / 2) + 16 * (warp_w % 4) + 8 * (own_w % 2) + row;
 #pragma unroll

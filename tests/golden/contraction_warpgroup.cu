@@ -126,21 +126,21 @@ constexpr int C = 20, O = 70, GROUPS = 1;    // channels of a group, in and out
 constexpr int TAPS = 9;    // of one channel's kernel
 
 // A warpgroup owns 64 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
-constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 1, EIGHTS_W = 4, OWN_W = 2 * EIGHTS_W;
+constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 3, EIGHTS_W = 4, OWN_W = 2 * EIGHTS_W;
 constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
-constexpr int WARPS_M = 4, WARPS_H = 2, WARPS_W = 1, THREADS = 256;
+constexpr int WARPS_M = 4, WARPS_H = 1, WARPS_W = 1, THREADS = 128;
 constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 2;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
 constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
-constexpr int VECTORS = 2, PLANE = 137;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = 1, X_H = 4, X_W = 34, SKIP = 1;
+constexpr int VECTORS = 2, PLANE = 171;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 5, X_W = 34, SKIP = 1;
 constexpr int PITCH = 34, ROW = 34;    // columns from one w % SKIP to the next, and from row to row
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
-constexpr int ADVANCE_D = 136, ADVANCE_H = 34;
-constexpr int ELEMENT_D = 136, ELEMENT_H = 34, ELEMENT_W = 1;
+constexpr int ADVANCE_D = 170, ADVANCE_H = 34;
+constexpr int ELEMENT_D = 170, ELEMENT_H = 34, ELEMENT_W = 1;
 constexpr int TAP_D = 0, TAP_H = 34, TAP_W = 1;
 constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
 
@@ -198,7 +198,7 @@ union alignas(16) Channels {
 // What a thread stages at a time: runs of vectors of one column.  What has been read of them, and where in the tile
 // they are, in columns of shared memory, packed indices of the input, elements of x.  The column of no run is negative.
 constexpr int COLUMNS = X_D * X_H * X_W, RUN = 2, COUNT = VECTORS / RUN * COLUMNS;    // of a vector; of a run; runs
-constexpr int AT_ONCE = 1;
+constexpr int AT_ONCE = 2;
 struct Fetched { Channels read[AT_ONCE][RUN]; };
 struct Places {
     int to[AT_ONCE];
@@ -335,14 +335,14 @@ __device__ __forceinline__ void write_rows(const float* rows, Element* to, long 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 fused_test(const float* __restrict__ x, const float* __restrict__ packed, const float* __restrict__ bias, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     await_launches();
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
     Element* const w_tile = x_tile + 2 * X_TILE;
-    constexpr int STAGED = 45648;    // bytes
+    constexpr int STAGED = 47824;    // bytes
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
     const int warp_m = warp % WARPS_M, warp_w = warp / WARPS_M % WARPS_W, warp_h = warp / (WARPS_M * WARPS_W);
@@ -395,7 +395,6 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         read_input();
     };
     int x_now = 0, steps = 0;    // where the input of the step at hand is; steps before it
-    const bool sooner = warp / 4 % 2;    // than it multiplies, this warpgroup stages
     fence_async();
     __syncthreads();    // until landings are open
     if (part < tiles) {
@@ -416,9 +415,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                 const int next = (step + 1) % 3;
                 if (next > 0 || another) stage_weights(packed, next * 4608, w_tile + (steps + 1) % 2 * 4608, 4608, landings + (steps + 1) % 2);
                 if (threadIdx.x == 0) landing_close(landings + (steps + 1) % 2);
-                if (sooner) write_input(x_tile + (1 - x_now) * X_TILE);
                 multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + steps % 2 * 1152, 0, 3);
-                if (!sooner) write_input(x_tile + (1 - x_now) * X_TILE);
+                write_input(x_tile + (1 - x_now) * X_TILE);
                 x_now = 1 - x_now;
                 ++steps;
                 landing_wait(landings + steps % 2, steps / 2 % 2);

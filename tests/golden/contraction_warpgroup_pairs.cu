@@ -79,17 +79,16 @@ template <class T> __device__ __forceinline__ T* forgotten(T* x) {
     return x;
 }
 
-// Start d += a * b for 64 rows and 32 columns of 8 numbers; of every eight columns a lane has mma.sync's.
-__device__ __forceinline__ void wgmma_tf32_32(float (&d)[4][4], unsigned long long a,
+// Start d += a * b for 64 rows and 24 columns of 8 numbers; of every eight columns a lane has mma.sync's.
+__device__ __forceinline__ void wgmma_tf32_24(float (&d)[3][4], unsigned long long a,
                                                    unsigned long long b) {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-        "}, %16, %17, 1, 1, 1;"
+        "wgmma.mma_async.sync.aligned.m64n24k8.f32.tf32.tf32 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11"
+        "}, %12, %13, 1, 1, 1;"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
           "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
         : "l"(a), "l"(b));
 }
 
@@ -100,22 +99,22 @@ constexpr int C = 3, O = 9, GROUPS = 2;    // channels of a group, in and out
 constexpr int TAPS = 49;    // of one channel's kernel
 
 // A warpgroup owns 64 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
-constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 2, EIGHTS_W = 4, OWN_W = 2 * EIGHTS_W;
+constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 1, EIGHTS_W = 3, OWN_W = 2 * EIGHTS_W;
 constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
-constexpr int WARPS_M = 4, WARPS_H = 2, WARPS_W = 1, THREADS = 256;
+constexpr int WARPS_M = 4, WARPS_H = 3, WARPS_W = 1, THREADS = 384;
 constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 1;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
 constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 4;    // input channels staged at a time
-constexpr int VECTORS = 1, PLANE = 923;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = 1, X_H = 13, X_W = 69, SKIP = 2;
-constexpr int PITCH = 36, ROW = 71;    // columns from one w % SKIP to the next, and from row to row
+constexpr int VECTORS = 1, PLANE = 605;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 11, X_W = 53, SKIP = 2;
+constexpr int PITCH = 28, ROW = 55;    // columns from one w % SKIP to the next, and from row to row
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
-constexpr int ADVANCE_D = 923, ADVANCE_H = 142;
-constexpr int ELEMENT_D = 923, ELEMENT_H = 142, ELEMENT_W = 2;
-constexpr int TAP_D = 0, TAP_H = 71, TAP_W = 1;
+constexpr int ADVANCE_D = 605, ADVANCE_H = 110;
+constexpr int ELEMENT_D = 605, ELEMENT_H = 110, ELEMENT_W = 2;
+constexpr int TAP_D = 0, TAP_H = 55, TAP_W = 1;
 constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -154,7 +153,7 @@ __device__ __forceinline__ void add_products(Accumulators& acc, unsigned long lo
             for (int rh = 0; rh < OWN_H * ROWS_H; rh += ROWS_AT_ONCE)
 #pragma unroll
                 for (int m = 0; m < M_TILES; ++m)
-                    wgmma_tf32_32(reinterpret_cast<float(&)[4][4]>(acc[rd][e][m][rh]),
+                    wgmma_tf32_24(reinterpret_cast<float(&)[3][4]>(acc[rd][e][m][rh]),
                                    w + (64 * m),
                                    x_row + (row_d(rd) + row_h(rh) +
                                             column(FIRST_W + e * ELEMENT_W + tap * TAP_W)));
@@ -201,7 +200,7 @@ union alignas(16) Channels {
 // What a thread stages at a time: runs of vectors of one column.  What has been read of them, and where in the tile
 // they are, in columns of shared memory, packed indices of the input, elements of x.  The column of no run is negative.
 constexpr int COLUMNS = X_D * X_H * X_W, RUN = 1, COUNT = VECTORS / RUN * COLUMNS;    // of a vector; of a run; runs
-constexpr int AT_ONCE = 4;
+constexpr int AT_ONCE = 2;
 struct Fetched { Channels read[AT_ONCE][RUN]; };
 struct Places {
     int to[AT_ONCE];
@@ -311,36 +310,12 @@ __device__ __forceinline__ void pack_phase(const Element* w, Element* to, int gr
     }
 }
 
-// Rows of eight features wait in shared memory, of the POSITIONS that a team of warps has side by side.
-constexpr int POSITIONS = 32, ROW_PITCH = 40, TEAM = 1;    // a team's warps
-struct alignas(8) Neighbours { float first, second; };
-
-// Write them, each warp of the team some, whole parts of memory at a time: the first one begins at `to`; there are so
-// many `features`, and `left` elements of their rows.  What several rows have is read before any of it is written.
-__device__ __forceinline__ void write_rows(const float* rows, Element* to, long long plane, int features, int left,
-                                           int member, int lane) {
-    constexpr int PARTS = (POSITIONS + 62) / 32, AT_ONCE = 2;
-#pragma unroll 1
-    for (int first = member; first < 8; first += AT_ONCE * TEAM) {
-        float values[AT_ONCE][PARTS];
-        int at[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            const int feature = first + i * TEAM;
-            at[i] = lane - int(reinterpret_cast<unsigned long long>(to + feature * plane) / sizeof(Element) % 32);
-#pragma unroll
-            for (int k = 0; k < PARTS; ++k)
-                values[i][k] = rows[feature * ROW_PITCH + min(max(at[i] + 32 * k, 0), POSITIONS - 1)];
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            const int feature = first + i * TEAM, count = feature < features ? left : 0;
-            Element* const row = to + feature * plane + at[i];
-#pragma unroll
-            for (int k = 0; k < PARTS; ++k)
-                if (unsigned(at[i] + 32 * k) < unsigned(count)) row[32 * k] = narrow_to<Element>::of(values[i][k]);
-        }
-    }
+// Write two neighbours of an output row of which `left` elements follow, in one store where rows have an `even` length.
+struct alignas(2 * sizeof(Element)) Pair { Element first, second; };
+__device__ __forceinline__ void write_pair(Element* to, Element first, Element second, int left, bool even) {
+    if (even && left > 0) *reinterpret_cast<Pair*>(to) = Pair{first, second};
+    if (!even && left > 0) to[0] = first;
+    if (!even && left > 1) to[1] = second;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
@@ -350,7 +325,6 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
     Element* const w_tile = x_tile + 2 * X_TILE;
-    constexpr int STAGED = 80736;    // bytes
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
     const int warp_m = warp % WARPS_M, warp_w = warp / WARPS_M % WARPS_W, warp_h = warp / (WARPS_M * WARPS_W);
@@ -375,7 +349,6 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         const Compute shifted = value + bias_at[m][half];
         return shifted;
     };
-    float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED) + warp * 8 * ROW_PITCH;
     pack_phase<1, 7, 7>(w, w_tile, group, first_feature, 0, 0);
     // Numbers are here before any input is on its way: who waits for one of a thread's loads may wait for them all.
     const int zero = D >> 31;    // lengths are not negative, which the compiler does not know
@@ -427,27 +400,26 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
                 warpgroup_wait();
             }
             const long long plane = (long long)P * Q * forgotten(R);    // from feature to feature
-            Element* const out_features = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature) * plane);
+            Element* const out_row = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature + 16 * warp_m * M_TILES + row) * plane);
 #pragma unroll
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
-                for (int rh = 0; rh < OWN_H * ROWS_H; ++rh) {
-                    const int p = cell_d + rd / ROWS_D, q = cell_h + warp_h * OWN_H + rh / ROWS_H, first_r = cell_w + 4 * warp_w * OWN_W;    // of the team's first position
-                    const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
-                    const int left = inside ? max(0, min(R - first_r, POSITIONS)) : 0;
-                    Element* const to = forgotten(out_features + unsigned((p * Q + q) * R + first_r));
+                for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
 #pragma unroll
-                    for (int m = 0; m < M_TILES; ++m)
+                    for (int j = 0; j < 3; ++j) {
+                        const int p = cell_d + rd / ROWS_D, q = cell_h + warp_h * OWN_H + rh / ROWS_H;
+                        const int r = cell_w + 4 * warp_w * OWN_W + 8 * j + 2 * quad;    // of the first of two
+                        const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
+                        Element* const to = forgotten(out_row + unsigned((p * Q + q) * R + r));
 #pragma unroll
-                        for (int half = 0; half < 2; ++half) {
-                            __syncwarp();    // until the rows before have been read
+                        for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
-                            for (int j = 0; j < 4; ++j)
-                                *reinterpret_cast<Neighbours*>(&team_rows[row * ROW_PITCH + 8 * j + 2 * quad]) = Neighbours{before(acc[rd][j / EIGHTS_W][m][rh][j % EIGHTS_W][2 * half], m, half), before(acc[rd][j / EIGHTS_W][m][rh][j % EIGHTS_W][2 * half + 1], m, half)};
-                            __syncwarp();
-                            write_rows(team_rows, to + (16 * (warp_m * M_TILES + m) + 8 * half) * plane, plane, O - first_feature - (16 * (warp_m * M_TILES + m) + 8 * half), left, 0, lane);
-                        }
-                }
+                            for (int half = 0; half < 2; ++half) {
+                                const int feature = first_feature + 16 * (warp_m * M_TILES + m) + 8 * half + row;
+                                const Element first = narrow_to<Element>::of(before(acc[rd][j / EIGHTS_W][m][rh][j % EIGHTS_W][2 * half], m, half)), second = narrow_to<Element>::of(before(acc[rd][j / EIGHTS_W][m][rh][j % EIGHTS_W][2 * half + 1], m, half));
+                                if (inside && feature < O) write_pair(&to[(16 * m + 8 * half) * plane], first, second, R - r, R % 2 == 0);
+                            }
+                    }
         }
         x_now = 1 - x_now;
     }

@@ -105,15 +105,19 @@ template <class T> __device__ __forceinline__ T* forgotten(T* x) {
     return x;
 }
 
-// Start d += a * b for 64 rows and 16 columns of 8 numbers; of every eight columns a lane has mma.sync's.
-__device__ __forceinline__ void wgmma_tf32_16(float (&d)[2][4], unsigned long long a,
+// Start d += a * b for 64 rows and 40 columns of 8 numbers; of every eight columns a lane has mma.sync's.
+__device__ __forceinline__ void wgmma_tf32_40(float (&d)[5][4], unsigned long long a,
                                                    unsigned long long b) {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n16k8.f32.tf32.tf32 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7"
-        "}, %8, %9, 1, 1, 1;"
+        "wgmma.mma_async.sync.aligned.m64n40k8.f32.tf32.tf32 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19"
+        "}, %20, %21, 1, 1, 1;"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
+          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
         : "l"(a), "l"(b));
 }
 
@@ -124,21 +128,21 @@ constexpr int C = 9, O = 24, GROUPS = 1;    // channels of a group, in and out
 constexpr int TAPS = 9;    // of one channel's kernel
 
 // A warpgroup owns 64 * M_TILES channels of OWN_D x OWN_H x 4 * OWN_W cells, ROWS_D x ROWS_H rows of a cell at a time.
-constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 2, EIGHTS_W = 2, OWN_W = 2 * EIGHTS_W;
+constexpr int M_TILES = 1, OWN_D = 1, OWN_H = 5, EIGHTS_W = 1, OWN_W = 2 * EIGHTS_W;
 constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
-constexpr int WARPS_M = 4, WARPS_H = 1, WARPS_W = 1, THREADS = 128;
+constexpr int WARPS_M = 4, WARPS_H = 1, WARPS_W = 2, THREADS = 256;
 constexpr int BLOCK_M = 16 * M_TILES * WARPS_M, M_BLOCKS = 1;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 4 * OWN_W * WARPS_W;
 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
 constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
-constexpr int VECTORS = 2, PLANE = 51;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = 1, X_H = 3, X_W = 17, SKIP = 1;
+constexpr int VECTORS = 2, PLANE = 103;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 6, X_W = 17, SKIP = 1;
 constexpr int PITCH = 17, ROW = 17;    // columns from one w % SKIP to the next, and from row to row
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
-constexpr int ADVANCE_D = 51, ADVANCE_H = 17;
-constexpr int ELEMENT_D = 51, ELEMENT_H = 17, ELEMENT_W = 1;
+constexpr int ADVANCE_D = 102, ADVANCE_H = 17;
+constexpr int ELEMENT_D = 102, ELEMENT_H = 17, ELEMENT_W = 1;
 constexpr int TAP_D = 0, TAP_H = -17, TAP_W = -1;
 constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
 
@@ -151,7 +155,7 @@ __device__ __forceinline__ constexpr int row_h(int r) { return r / ROWS_H * ADVA
 
 // A thread has two features and two cells of every eight.
 using Accumulators = float[OWN_D * ROWS_D][PER_CELL][M_TILES][OWN_H * ROWS_H][EIGHTS_W][4];
-constexpr int ROWS_AT_ONCE = 1;    // that one instruction takes
+constexpr int ROWS_AT_ONCE = 5;    // that one instruction takes
 
 // Start adding the products of a staged chunk with `rows` rows of taps from `first` on.  The columns that one tap reads
 // lie as one instruction wants them, whichever tap it is: it only starts elsewhere.
@@ -174,7 +178,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, unsigned long long x
                         for (int rh = 0; rh < OWN_H * ROWS_H; rh += ROWS_AT_ONCE)
 #pragma unroll
                             for (int m = 0; m < M_TILES; ++m)
-                                wgmma_tf32_16(reinterpret_cast<float(&)[2][4]>(acc[rd][e][m][rh]),
+                                wgmma_tf32_40(reinterpret_cast<float(&)[5][4]>(acc[rd][e][m][rh]),
                                                w + ((tap * VECTORS + k) * BLOCK_M + 64 * m),
                                                x_row + (k * PLANE + row_d(rd) + row_h(rh) +
                                                         column(FIRST_W + e * ELEMENT_W + tap * TAP_W)));
@@ -329,7 +333,7 @@ __device__ __forceinline__ void write_run(Element* to, Compute (&run)[4], bool t
         if (there && left > 4 * i - 3 * lane) to[4 * i - 3 * lane] = narrow_to<Element>::of(run[i]);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 5)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 fused_test(const float* __restrict__ x, const float* __restrict__ packed, const float* __restrict__ bias, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     await_launches();
@@ -344,7 +348,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
     const Element* const x_sample = x + ((long long)sample * GROUPS + group) * 9 * D * H * W;
     // What this warpgroup multiplies: its cells of the input, and its features.
     const unsigned long long x_matrix =
-        shared_matrix(x_tile, 16 * PLANE, 128) + (warp_h * OWN_H * ADVANCE_H + 4 * OWN_W * warp_w);
+        shared_matrix(x_tile, 16 * PLANE, 16 * row_h(1)) + (warp_h * OWN_H * ADVANCE_H + 4 * OWN_W * warp_w);
     const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128) + warp_m / 4 * 64 * M_TILES;
 
     // Per-channel numbers of this lane's rows.
@@ -388,6 +392,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         read_input();
     };
     int x_now = 0, steps = 0;    // where the input of the step at hand is; steps before it
+    const bool sooner = warp / 4 % 2;    // than it multiplies, this warpgroup stages
     fence_async();
     __syncthreads();    // until landings are open
     if (part < tiles) {
@@ -417,9 +422,10 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                     stage_weights(packed, next * 1024 + 1024, w_tile + (steps + 1) % 2 * 1536 + 512, 1024, landings + (steps + 1) % 2);
                 }
                 if (threadIdx.x == 0) landing_close(landings + (steps + 1) % 2);
+                if (sooner) write_input(x_tile + (1 - x_now) * X_TILE);
                 multiply<1, 1, 1, 0>(of_phase[0], x_matrix + x_now * (VECTORS * PLANE), w_matrix + steps % 2 * 384, 0, 1);
                 multiply<1, 2, 1, 1>(of_phase[1], x_matrix + x_now * (VECTORS * PLANE), w_matrix + steps % 2 * 384 + 128, 0, 1);
-                write_input(x_tile + (1 - x_now) * X_TILE);
+                if (!sooner) write_input(x_tile + (1 - x_now) * X_TILE);
                 x_now = 1 - x_now;
                 ++steps;
                 landing_wait(landings + steps % 2, steps / 2 % 2);
@@ -435,7 +441,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
 #pragma unroll
                     for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
 #pragma unroll
-                        for (int s = 0; s < 2; ++s) {
+                        for (int s = 0; s < 1; ++s) {
                             const int own_w = 2 * s;    // the cell, whose positions are neighbours
                             const int p = cell_d + rd / ROWS_D, q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2, r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2;
                             const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
@@ -468,9 +474,10 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                     }
                 }
                 if (threadIdx.x == 0) landing_close(landings + (steps + 1) % 2);
+                if (sooner && next % 2 == 0) write_input(x_tile + (1 - x_now) * X_TILE);
                 multiply<2, 1, 1, 0>(of_phase[0], x_matrix + x_now * (VECTORS * PLANE) + 17, w_matrix + steps % 2 * 384, step % 2 * 1, 1);
                 multiply<2, 2, 1, 1>(of_phase[1], x_matrix + x_now * (VECTORS * PLANE) + 17, w_matrix + steps % 2 * 384 + 128, step % 2 * 1, 1);
-                if (next % 2 == 0) write_input(x_tile + (1 - x_now) * X_TILE);
+                if (!sooner && next % 2 == 0) write_input(x_tile + (1 - x_now) * X_TILE);
                 if (next % 2 == 0) x_now = 1 - x_now;
                 ++steps;
                 landing_wait(landings + steps % 2, steps / 2 % 2);
@@ -486,7 +493,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
 #pragma unroll
                     for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)
 #pragma unroll
-                        for (int s = 0; s < 2; ++s) {
+                        for (int s = 0; s < 1; ++s) {
                             const int own_w = 2 * s;    // the cell, whose positions are neighbours
                             const int p = cell_d + rd / ROWS_D, q = (cell_h + warp_h * OWN_H + rh / ROWS_H) * 2 + 1, r = (cell_w + 4 * warp_w * OWN_W + own_w / 2 * 8 + 2 * quad + own_w % 2) * 2;
                             const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);

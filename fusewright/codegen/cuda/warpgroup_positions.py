@@ -49,10 +49,7 @@ class PositionWriter(Writer):
 
     def _of_spread(self, text: str, **names: object) -> Lines:
         """A text about taps that are spread."""
-        t, axis = self.t, self.c.axes[2]
-        if not t.spread:
-            return []
-        return fill(text, taps=len(axis.phases[0].taps), spread=t.spread, lost=t.lost, **names)
+        return fill(text, spread=self.t.spread, lost=self.t.lost, **names) if self.t.spread else []
 
     @property
     def weights_m(self) -> str:
@@ -65,8 +62,10 @@ class PositionWriter(Writer):
     def accumulated(self, index: int, rows: list[tuple[str, Phase, int]]) -> Lines:
         if not self.t.spread:
             return super().accumulated(index, rows)
-        axis, row = self.lay.walks[2].staged, "8 * OWN_W * WARPS_W"
-        first = axis.phases[0].first
+        if index not in self.weights.with_taps:
+            return ["Sums acc = {};"]
+        row, axis = "8 * OWN_W * WARPS_W", self.lay.walks[2].staged
+        phase = axis.phases[index % len(axis.phases)]
         if self.t.wide:
             place = f"warp_h * ({row}) + warp_w / 4 * TILES_W * 64 + warp_w % 4 * 16 + row"
         else:
@@ -75,7 +74,7 @@ class PositionWriter(Writer):
             "Accumulators products = {};",
             *self.steps.of_pass({index: "products"}, rows),
             "Sums acc;",
-            f"add_taps<{first}>(products, acc, products_of_rows, {place}, quad);",
+            f"add_taps<{len(phase.taps)}, {phase.first}>(products, acc, products_of_rows, {place}, quad);",
         ]
 
     def ahead(self) -> Lines:

@@ -23,7 +23,7 @@ constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 8 * OWN_W * 
 SPREAD = """
 // Columns are products of one position with every tap along w of every feature, [tap][feature], which are added up in
 // shared memory; of the last cells of a row some are elsewhere, so that these only help others.
-constexpr int ROW_TAPS = $taps, SPREAD = $spread, LOST = $lost;
+constexpr int SPREAD = $spread, LOST = $lost;
 """
 
 ACCUMULATORS = """
@@ -40,7 +40,7 @@ using Sums = float[OWN_D * ROWS_D][PER_CELL][TILES_H * ROWS_H][TILES_W][M_TILES]
 // Add up what the taps of a row of each feature give: `tap` reads the input TAP_W columns on, which another thread may
 // have multiplied.  One row of cells of every warp at a time goes through shared memory: [column][element][row][cell].
 // This thread's first cell is there at `place`, its second one AGAIN behind.
-template <int FIRST_W>
+template <int TAPS_W, int FIRST_W>
 __device__ __forceinline__ void add_taps(const Accumulators& products, Sums& sums, float* shared, int place, int quad) {
     constexpr int CELLS = $cells, AGAIN = $again, COLUMN = PER_CELL * CELLS + 4;    // for the banks
 #pragma unroll
@@ -62,7 +62,7 @@ __device__ __forceinline__ void add_taps(const Accumulators& products, Sums& sum
                 float sum = 0;
                 if (feature < O)
 #pragma unroll
-                    for (int tap = 0; tap < ROW_TAPS; ++tap) {
+                    for (int tap = 0; tap < TAPS_W; ++tap) {
                         const int w = FIRST_W + e * ELEMENT_W + tap * TAP_W;
                         sum += shared[(tap * O + feature) * COLUMN + w % SKIP * CELLS + w / SKIP + place +
                                       tile * BROAD + i / 2 % 2 * AGAIN];

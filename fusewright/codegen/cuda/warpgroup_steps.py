@@ -85,7 +85,7 @@ class Steps:
         if taps.rows % self.t.tap_rows and slices > 1:
             count = f"{taps.rows} - {first} < {count} ? {taps.rows} - {first} : {count}"
         elements = len(phases[2].elements)
-        if taps.per_row < len(phases[2].taps):  # they are spread, from the first input on that a row has
+        if self.t.whole_cells:  # taps are spread, from the first input on that a row has
             first_w = 0
         sizes = f"{len(phases[1].taps)}, {taps.per_row}, {elements}, {first_w}"
         return f"multiply<{sizes}>({accumulators}, {x}, {at}, {first}, {count});"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import prod
 
 import pytest
 from contraction_cases import Case, Found, draw, find
@@ -48,3 +49,12 @@ def test_no_tile_takes_less_than_its_products(seed: int) -> None:
         found = find(draw(rng))
     scored = direct_choice._scored(found.group, found.cells, found.case.batch)
     assert all(score >= direct_choice._multiplying(found.group) for score, _ in scored)
+
+
+@pytest.mark.parametrize("length", [7, 14, 26, 56])
+def test_dimensions_are_shared_out_evenly(length: int) -> None:
+    """A block's threads are those that its part of an image needs."""
+    found, _ = estimated(Case((length, length), 1, 1, (7, 7), padding=(3, 3), groups=16, batch=64))
+    best = direct_choice.candidates(found.group, found.cells, found.case.batch)[0]
+    computed = prod(-(-n // of_tile) * of_tile for n, of_tile in zip(found.cells, best.cells, strict=True))
+    assert computed <= 1.15 * length * length, best

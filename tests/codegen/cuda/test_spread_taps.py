@@ -35,7 +35,8 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     "one below the other": (Case((20, 30), 9, 9, (3, 3), padding=(1, 1), before=("relu",)), {"wide": False}),
     "one feature": (Case((9, 40), 20, 1, (3, 7), padding=(1, 3), after=("tanh",)), {"stay": True, "chunk": 8}),
     "rows of taps in parts": (Case((12, 40), 20, 5, (5, 4)), {"stay": False, "chunk": 8, "tap_rows": 2}),
-    "several of everything": (Case((40, 50), 5, 3), {"groups_h": 2, "groups_w": 2, "tiles_h": 2, "tiles_w": 2}),
+    "several of everything": (Case((40, 50), 5, 3), {"groups_h": 2, "groups_w": 2, "tiles_h": 3}),
+    "several of everything along w": (Case((40, 50), 5, 3), {"groups_h": 2, "groups_w": 2, "tiles_w": 3}),
     "dilation": (Case((13, 90), 9, 9, (3, 4), (1, 1), (1, 3), (2, 2)), {}),
     "stride along h": (Case((13, 40), 9, 9, (3, 4), (2, 1), (1, 3)), {}),
     "numbers in shared memory": (Case((9, 40), 9, 40, before=("both",), after=("times channel",)), {}),
@@ -76,6 +77,19 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     "softmax": (Case((9, 40), 9, 13, softmax="softmax", after=("gate",)), {}),
     "transposed": (Case((5, 40), 9, 3, (3, 5), (1, 1), (1, 2), transposed=True, before=("relu",)), {}),
     "transposed, strides along h": (Case((5, 40), 9, 3, (3, 5), (2, 1), (1, 2), transposed=True), {}),
+    "phases along w": (Case((5, 40), 9, 3, (3, 4), (1, 2), (1, 1), transposed=True, before=("relu",)), {}),
+    "phases of several lengths": (
+        Case((6, 40), 9, 5, (2, 5), (2, 2), (0, 2), transposed=True, fold="logsumexp", fold_dims="c"),
+        {},
+    ),
+    "phases without taps": (
+        Case((6, 40), 5, 6, (2, 6), (1, 2), (1, 3), (2, 2), groups=2, transposed=True, before=("add channel",)),
+        {},
+    ),
+    "phases below windows": (
+        Case((6, 40), 5, 3, (3, 7), (2, 2), (1, 1), transposed=True, pool="avg", window=(2, 4), step=(2, 4)),
+        {},
+    ),
     "groups": (Case((7, 60), 5, 6, (3, 4), groups=3, fold="sum", fold_dims="p"), {}),
     "one dimension": (Case((150,), 20, 4, (7,), (1,), (3,), (1,)), {"wide": True}),
     "three dimensions": (Case((5, 6, 30), 3, 9, (3, 3, 3), (1,) * 3, (1,) * 3, (1,) * 3), {"cells_d": 2}),
@@ -151,7 +165,6 @@ def test_more_random_cases(seed: int) -> None:
     [
         pytest.param(Case((30, 30), 16, 9, (3, 1)), id="one tap along w"),
         pytest.param(Case((30, 30), 16, 9, stride=(1, 2)), id="strides along w"),
-        pytest.param(Case((30, 30), 16, 9, stride=(1, 2), transposed=True), id="phases along w"),
         pytest.param(Case((30, 30), 16, 9, pool="max", window=(2, 3), step=(2, 2)), id="windows that overlap"),
         pytest.param(Case((30, 30), 16, 9, pool="max", window=(2, 2), step=(2, 3)), id="windows with gaps"),
         pytest.param(Case((30, 30), 16, 56, (3, 5)), id="many features"),

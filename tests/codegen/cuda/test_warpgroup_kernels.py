@@ -25,9 +25,10 @@ from warpgroup_cases import (
 from fusewright.codegen.cuda import contraction_record
 from fusewright.codegen.cuda import warpgroup as cuda
 from fusewright.runtime import nvrtc
-from fusewright.schedule import warpgroup
+from fusewright.schedule import warpgroup, warpgroup_positions
+from fusewright.schedule.residues import useful, walks
 from fusewright.schedule.warpgroup import WarpgroupTile
-from fusewright.schedule.warpgroup_staging import of_tile, shared_bytes
+from fusewright.schedule.warpgroup_staging import leanest, of_tile, shared_bytes
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -41,6 +42,8 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     "more than 64 features each": (Case((7, 30), 9, 128, fold="max", fold_dims="c"), {"m_tiles": 2}),
     "warpgroups of features": (Case((7, 30), 9, 130, fold="logsumexp", fold_dims="c"), {"m_tiles": 1, "groups_m": 3}),
     "strides": (Case((11, 33), 6, 9, (3, 4), (2, 3), (1, 2), (1, 2), groups=2), {"cells_h": 4}),
+    "no powers of two": (Case((20, 45), 9, 20, before=("relu",)), {"cells_h": 7, "eights_w": 3}),
+    "seven rows in one instruction": (Case((33, 21), 9, 20, (3, 3), (2, 1)), {"cells_h": 14, "eights_w": 1}),
     "windows": (
         Case((14, 21), 6, 16, pool="max", window=(3, 2), step=(3, 2), after=("gate",), fold="mean", fold_dims="p"),
         {"rows_h": 3},
@@ -283,6 +286,24 @@ def test_the_estimate_knows_no_model_and_prefers_overlap() -> None:
     assert [s for s, _ in scored] == sorted(s for s, _ in scored)
     assert all(shared_bytes(of_tile(f.group, t), t) <= 220 * 1024 for _, t in scored)
     assert [len(way) for way in warpgroup.shortlist(f.group, f.cells, 10, tf32=True)] == [10, 10, 10]
+
+
+@pytest.mark.parametrize("way", [warpgroup, warpgroup_positions])
+def test_tiles_fit_images_that_are_no_power_of_two(way: Any) -> None:
+    """The best one computes hardly more positions than there are; of 8 x 64 cells, a third would be in vain."""
+    f = find(Case((46, 46), 64, 40, padding=(1, 1)))
+    assert isinstance(f, Found)
+    t = way.candidates(f.group, f.cells, tf32=True)[0][1]
+    assert useful(walks(f.group, t.cells), f.cells, t.cells) > 0.85, t
+
+
+def test_of_tiles_that_are_alike_the_leanest_are_estimated() -> None:
+    f = find(Case((30, 30), 64, 64, padding=(1, 1)))
+    assert isinstance(f, Found)
+    plain = replace(warpgroup.candidates(f.group, f.cells, tf32=True)[0][1], groups_m=1, groups_h=1, groups_w=1)
+    shapes = [replace(plain, cells_d=1, cells_h=h, eights_w=w) for h, w in ((16, 1), (8, 2), (4, 4), (2, 8), (1, 16))]
+    found = leanest(f.group, shapes, f.cells, lambda t: t.cells_h * t.eights_w)
+    assert {t.cells[1:] for t in found} == {(8, 16), (16, 8)}
 
 
 GOLDENS = {"chunks": "contraction_warpgroup", "transposed, both phases of a row": "contraction_warpgroup_phases"}

@@ -86,7 +86,7 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     "several blocks of features": (Case((7, 30), 9, 141, fold="max", fold_dims="p"), {"eights_m": 9}),
     "more than one block may have": (Case((7, 30), 9, 260), {"eights_m": 17}),
     "parts of channels": (Case((7, 30), 5, 6, groups=3, fold="logsumexp", fold_dims="c"), {}),
-    "several of everything": (Case((40, 40), 5, 5), {"tiles_h": 2, "tiles_w": 2, "groups_h": 2, "groups_w": 2}),
+    "several of everything": (Case((40, 40), 5, 5), {"tiles_h": 2, "tiles_w": 3, "groups_h": 2, "groups_w": 2}),
     "rows and columns": (Case((9, 300), 5, 5), {"wide": True, "tiles_h": 2, "tiles_w": 2, "groups_h": 2}),
     "strides": (Case((11, 33), 6, 9, (3, 4), (2, 3), (1, 2), (1, 2), groups=2), {"wide": False}),
     "strides, wide": (Case((11, 33), 6, 9, (3, 4), (2, 3), (1, 2), (1, 2), groups=2), {"wide": True}),
