@@ -56,6 +56,9 @@ FASTER = 0.97
 # Who writes kernels for the devices of a type.
 TARGETS = {"cuda": cuda, "cpu": cpu}
 
+# Options are timed from so many parts of their list in turn.
+PARTS = 4
+
 # On a GPU, of the kernels whose times are within this factor of the least, so many are timed once more, in turns.
 CLOSE, FINALISTS = 1.1, 4
 
@@ -306,8 +309,7 @@ class Tuner:
 
     def _raced(self, group: Group, name: str, options: list[Option], operands: list[Tensor]) -> Decision:
         """The times on `operands`, of kernels as they get built; those that cannot be built or run are passed over."""
-        if self._left() < 0.0:
-            options = options[:1]
+        options = options[:1] if self._left() < 0.0 else _in_turn(options)
         kernels = [self._kernel(group, name, option) for option in options]
         reference = reference_of(kernels[0])
         launchers = [launcher(kernel) for kernel in kernels]  # only what gets chosen becomes an operator
@@ -339,6 +341,13 @@ class Tuner:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         return Decision(options[best], times[best], aten, len(times))
+
+
+def _in_turn(options: list[Option]) -> list[Option]:
+    """Options in the order they are timed: some from every part of the list, which has one way after the other, come
+    before time is up."""
+    part = math.ceil(len(options) / PARTS)
+    return [option for first in range(part) for option in options[first::part]]
 
 
 def _final(calls: Mapping[int, Call], aten: Call, device: torch.device) -> tuple[int, float, float]:

@@ -460,6 +460,13 @@ def test_random_indices_are_those_of_rows() -> None:
     assert drawn.dtype == torch.int64 and drawn.unique().tolist() == list(range(9))
 
 
+def test_every_part_of_the_options_has_its_turn() -> None:
+    """The list has one way after the other, the best of each first: none waits until time is up."""
+    options: list[tuning.Option] = [{"n": n} for n in range(10)]
+    assert [option["n"] for option in tuning._in_turn(options)] == [0, 3, 6, 9, 1, 4, 7, 2, 5, 8]
+    assert tuning._in_turn(options[:1]) == options[:1]
+
+
 def test_finalists_are_timed_in_turns() -> None:
     def takes(seconds: float) -> Callable[[], Tensor]:
         def call() -> Tensor:
