@@ -140,23 +140,23 @@ constexpr int TAPS = 9;    // of one channel's kernel
 // A warpgroup owns all 8 * M_TILES channels of OWN_D x TILES_H x TILES_W times the 64 cells that one instruction takes:
 // HIGH x BROAD, eight eights along w.  A warp has two of these, a thread a cell of both, ROWS_D x ROWS_H rows of which
 // are computed at a time.
-constexpr int M_TILES = 9, TILES_H = 1, TILES_W = 4, HIGH = 8, BROAD = 8;
-constexpr int OWN_D = 1, OWN_H = 2, OWN_W = 4;    // cells of a thread
+constexpr int M_TILES = 9, TILES_H = 3, TILES_W = 1, HIGH = 1, BROAD = 64;
+constexpr int OWN_D = 1, OWN_H = 3, OWN_W = 2;    // cells of a thread
 constexpr int ROWS_D = 1, ROWS_H = 1, PER_CELL = 1;    // of which along w all PER_CELL
-constexpr int WARPS_H = 8, WARPS_W = 1, THREADS = 256;
+constexpr int WARPS_H = 1, WARPS_W = 4, THREADS = 128;
 constexpr int BLOCK_M = 8 * M_TILES, M_BLOCKS = 1;
 constexpr int CELLS_D = OWN_D, CELLS_H = OWN_H * WARPS_H, CELLS_W = 8 * OWN_W * WARPS_W;
 
 // Shared memory holds vectors of 16 bytes: neighbouring channels of one column.  The input is
 // [vector][d][h][w % SKIP][w / SKIP], in columns: cells lie side by side.
 constexpr int VECTOR = 16 / sizeof(Element), CHUNK = 8;    // input channels staged at a time
-constexpr int VECTORS = 2, PLANE = 613;    // of a column; columns of a vector, odd for the banks
-constexpr int X_D = 1, X_H = 18, X_W = 34, SKIP = 1;
-constexpr int PITCH = 34, ROW = 34;    // columns from one w % SKIP to the next, and from row to row
+constexpr int VECTORS = 2, PLANE = 331;    // of a column; columns of a vector, odd for the banks
+constexpr int X_D = 1, X_H = 5, X_W = 66, SKIP = 1;
+constexpr int PITCH = 66, ROW = 66;    // columns from one w % SKIP to the next, and from row to row
 // Columns from cell to cell, from position to position and from tap to tap; along w before they are sorted.
-constexpr int ADVANCE_D = 612, ADVANCE_H = 34;
-constexpr int ELEMENT_D = 612, ELEMENT_H = 34, ELEMENT_W = 1;
-constexpr int TAP_D = 0, TAP_H = 34, TAP_W = 1;
+constexpr int ADVANCE_D = 330, ADVANCE_H = 66;
+constexpr int ELEMENT_D = 330, ELEMENT_H = 66, ELEMENT_W = 1;
+constexpr int TAP_D = 0, TAP_H = 66, TAP_W = 1;
 constexpr int X_TILE = VECTORS * PLANE * VECTOR;    // elements
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -318,7 +318,7 @@ __device__ __forceinline__ void stage_weights(const Element* packed, int first, 
 }
 
 // Rows of eight features wait in shared memory, of the POSITIONS that a team of warps has side by side.
-constexpr int POSITIONS = 32, ROW_PITCH = 36, TEAM = 1;    // a team's warps
+constexpr int POSITIONS = 64, ROW_PITCH = 68, TEAM = 4;    // a team's warps
 struct alignas(8) Neighbours { float first, second; };
 
 // Write them, each warp of the team some, whole parts of memory at a time: the first one begins at `to`; there are so
@@ -349,23 +349,23 @@ __device__ __forceinline__ void write_rows(const float* rows, Element* to, long 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 fused_test(const float* __restrict__ x, const float* __restrict__ packed, const float* __restrict__ bias, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     await_launches();
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const x_tile = reinterpret_cast<Element*>(shared_memory);    // two of them
     Element* const w_tile = x_tile + 2 * X_TILE;
-    constexpr int STAGED = 80720;    // bytes
+    constexpr int STAGED = 62672;    // bytes
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int row = lane / 4, quad = lane % 4;    // of this lane's accumulators
-    const int warp_h = warp % WARPS_H, warp_w = warp / WARPS_H;
+    const int warp_w = warp % WARPS_W, warp_h = warp / WARPS_W;
     const int sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y;    // of the sample's blocks
     const int group = blockIdx.z / M_BLOCKS, first_feature = blockIdx.z % M_BLOCKS * BLOCK_M;
     const Element* const x_sample = x + ((long long)sample * GROUPS + group) * 20 * D * H * W;
     // What this warpgroup multiplies: its cells of the input, and its features.
     const unsigned long long x_matrix =
-        shared_matrix(x_tile, 16 * PLANE, 16 * ADVANCE_H) + (warp_h / 4 * TILES_H * HIGH * ADVANCE_H + warp_w * TILES_W * BROAD);
+        shared_matrix(x_tile, 16 * PLANE, 128) + (warp_h * TILES_H * ADVANCE_H + warp_w / 4 * TILES_W * BROAD);
     const unsigned long long w_matrix = shared_matrix(w_tile, 16 * BLOCK_M, 128);
 
     // Per-channel numbers of this lane's columns.
@@ -381,7 +381,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         const Compute shifted = value + bias_at[m][half];
         return shifted;
     };
-    float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED) + warp * 8 * ROW_PITCH;
+    float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED) + warp / 4 * 8 * ROW_PITCH;
     unsigned long long* const landings = reinterpret_cast<unsigned long long*>(w_tile + 10368);    // one for each half
     if (threadIdx.x == 0) landing_open(landings, 1), landing_open(landings + 1, 1);
 
@@ -409,7 +409,6 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
         read_input();
     };
     int x_now = 0, steps = 0;    // where the input of the step at hand is; steps before it
-    const bool sooner = warp / 4 % 2;    // than it multiplies, this warpgroup stages
     fence_async();
     __syncthreads();    // until landings are open
     if (part < tiles) {
@@ -430,9 +429,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
                 const int next = (step + 1) % 3;
                 if (next > 0 || another) stage_weights(packed, next * 5184, w_tile + (steps + 1) % 2 * 5184, 5184, landings + (steps + 1) % 2);
                 if (threadIdx.x == 0) landing_close(landings + (steps + 1) % 2);
-                if (sooner) write_input(x_tile + (1 - x_now) * X_TILE);
                 multiply<3, 3, 1, 0>(acc, x_matrix + x_now * (VECTORS * PLANE), w_matrix + steps % 2 * 1296, 0, 3);
-                if (!sooner) write_input(x_tile + (1 - x_now) * X_TILE);
+                write_input(x_tile + (1 - x_now) * X_TILE);
                 x_now = 1 - x_now;
                 ++steps;
                 landing_wait(landings + steps % 2, steps / 2 % 2);
@@ -445,23 +443,23 @@ fused_test(const float* __restrict__ x, const float* __restrict__ packed, const 
             for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
 #pragma unroll
                 for (int rh = 0; rh < OWN_H * ROWS_H; ++rh) {
-                    const int p = cell_d + rd / ROWS_D, q = cell_h + 8 * (warp_h / 4 * TILES_H + rh / ROWS_H / 2) + 2 * (warp_h % 4) + rh / ROWS_H % 2, first_r = cell_w + 8 * warp_w * TILES_W;    // of the team's first position
+                    const int p = cell_d + rd / ROWS_D, q = cell_h + warp_h * OWN_H + rh / ROWS_H, first_r = cell_w + 64 * (warp_w / 4 * TILES_W);    // of the team's first position
                     const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);
                     const int left = inside ? max(0, min(R - first_r, POSITIONS)) : 0;
                     Element* const to = forgotten(out_features + unsigned((p * Q + q) * R + first_r));
 #pragma unroll
                     for (int m = 0; m < M_TILES; ++m) {
-                        __syncwarp();    // until the rows before have been read
+                        __syncthreads();    // until the rows before have been read
 #pragma unroll
-                        for (int s = 0; s < 4; ++s) {
+                        for (int s = 0; s < 2; ++s) {
                             const int own_w = s;
-                            const int column = 8 * own_w + row;
+                            const int column = 64 * (own_w / 2) + 16 * (warp_w % 4) + 8 * (own_w % 2) + row;
 #pragma unroll
                             for (int half = 0; half < 2; ++half)
-                                team_rows[(2 * quad + half) * ROW_PITCH + column] = before(acc[rd][0][rh / ROWS_H / 2 * ROWS_H + rh % ROWS_H][own_w][m][2 * (rh / ROWS_H % 2) + half], m, half);
+                                team_rows[(2 * quad + half) * ROW_PITCH + column] = before(acc[rd][0][rh][own_w / 2][m][2 * (own_w % 2) + half], m, half);
                         }
-                        __syncwarp();
-                        write_rows(team_rows, to + (8 * m) * plane, plane, O - first_feature - (8 * m), left, 0, lane);
+                        __syncthreads();
+                        write_rows(team_rows, to + (8 * m) * plane, plane, O - first_feature - (8 * m), left, warp % 4, lane);
                     }
                 }
         }
