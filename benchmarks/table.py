@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 START, END = "<!-- measured tables: benchmarks/table.py writes what follows -->\n", "<!-- end of measured tables -->\n"
-FILES = ("cpu.json", "h200.json", "h200_aten.json")
+FILES = ("cpu.json", "h200.json", "h100.json", "h200_aten.json")
 # What sets a file's run apart.
 SETTINGS = {"h200_aten.json": "without generated kernels"}
 # A peer's name in the data, and at the head of its column; one that no case has gets none.
