@@ -318,7 +318,7 @@ def spread(c: Contraction, t: PositionTile) -> list[PositionTile]:
     """The tile with its taps along w spread, where all features are in a block, and the inputs that its cells' first
     taps read are neighbours, each read once."""
     axis = walks(c, t.cells)[2].staged
-    phases = [p for p in axis.phases if p.taps]
+    phases = axis.phases  # those without taps, too, have a place in shared memory for every element
     neighbours = all(len(p.elements) == axis.advance == axis.advance * p.per_element for p in phases)
     most = max(len(p.taps) for p in phases)
     columns = 8 * ceil(c.features * most / 8)

@@ -441,7 +441,8 @@ SHAPES = 2
 def leanest(
     c: Contraction, tiles: Iterable[Tile], lengths: tuple[int, int, int], alike: Callable[[Tile], object]
 ) -> list[Tile]:
-    """Of tiles that are `alike`, those few that compute and stage the least for every useful cell."""
+    """Of tiles that are `alike`, those few that compute and stage the least for every useful cell, whether they fit or
+    not: others need more."""
     kinds: dict[object, list[tuple[float, Tile]]] = defaultdict(list)
     for t in tiles:
         lay = staged(c, t)

@@ -86,6 +86,10 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
         Case((6, 40), 5, 6, (2, 6), (1, 2), (1, 3), (2, 2), groups=2, transposed=True, before=("add channel",)),
         {},
     ),
+    "phases without taps, below windows": (
+        Case((6, 40), 9, 3, (3, 3), (1, 2), (0, 1), (1, 2), transposed=True, pool="max", window=(2, 4), step=(2, 4)),
+        {},
+    ),
     "phases below windows": (
         Case((6, 40), 5, 3, (3, 7), (2, 2), (1, 1), transposed=True, pool="avg", window=(2, 4), step=(2, 4)),
         {},
@@ -168,6 +172,18 @@ def test_more_random_cases(seed: int) -> None:
         pytest.param(Case((30, 30), 16, 9, pool="max", window=(2, 3), step=(2, 2)), id="windows that overlap"),
         pytest.param(Case((30, 30), 16, 9, pool="max", window=(2, 2), step=(2, 3)), id="windows with gaps"),
         pytest.param(Case((30, 30), 16, 56, (3, 5)), id="many features"),
+        pytest.param(
+            Case(
+                (5, 40), 9, 3, (3, 3), (1, 2), (0, 1), (1, 2), transposed=True, pool="max", window=(1, 5), step=(1, 4)
+            ),
+            id="more elements without taps",
+        ),
+        pytest.param(
+            Case(
+                (6, 40), 9, 3, (3, 3), (1, 2), (0, 1), (1, 2), transposed=True, pool="max", window=(1, 3), step=(1, 2)
+            ),
+            id="phases below windows that overlap",
+        ),
     ],
 )
 def test_where_inputs_would_be_read_in_vain_taps_are_not_spread(case: Case) -> None:
