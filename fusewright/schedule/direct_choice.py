@@ -155,6 +155,7 @@ def _cells(axis: Axis, length: int, per_unit: int) -> list[int]:
 
 
 def _positions(axis: Axis, cells: int) -> int:
+    """Output positions from the first to the last of so many cells."""
     return (cells - 1) * axis.stride + axis.cell
 
 
