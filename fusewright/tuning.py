@@ -56,7 +56,7 @@ FASTER = 0.97
 # Who writes kernels for the devices of a type.
 TARGETS = {"cuda": cuda, "cpu": cpu}
 
-# Options are timed from so many parts of their list in turn.
+# On a GPU, options are timed from so many parts of their list in turn.
 PARTS = 4
 
 # On a GPU, of the kernels whose times are within this factor of the least, so many are timed once more, in turns.
@@ -309,7 +309,10 @@ class Tuner:
 
     def _raced(self, group: Group, name: str, options: list[Option], operands: list[Tensor]) -> Decision:
         """The times on `operands`, of kernels as they get built; those that cannot be built or run are passed over."""
-        options = options[:1] if self._left() < 0.0 else _in_turn(options)
+        if self._left() < 0.0:
+            options = options[:1]
+        elif self.device.type == "cuda":
+            options = _in_turn(options)
         kernels = [self._kernel(group, name, option) for option in options]
         reference = reference_of(kernels[0])
         launchers = [launcher(kernel) for kernel in kernels]  # only what gets chosen becomes an operator

@@ -9,7 +9,7 @@ from math import ceil, gcd, inf, prod
 from fusewright.schedule import residues
 from fusewright.schedule.axes import Axis
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.direct import Cut, DirectTile, make_box
+from fusewright.schedule.direct import Cut, DirectTile, make_box, side
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
 # Values that a thread accumulates at most, and numbers it holds beside them: weights and a run of the input.
@@ -145,18 +145,13 @@ def _cells(axis: Axis, length: int, per_unit: int) -> list[int]:
     """Cells along one dimension that are worth a try: those that whole threads compute, and a few windows."""
     period = axis.stride * axis.phases[0].per_element // axis.advance
     found = {1, 2, 3, 4, 6} if axis.cell != period else set()
-    even = {ceil(_positions(axis, ceil(length / parts)) / (per_unit * period)) for parts in PARTS}
+    even = {side(axis, ceil(length / parts), per_unit).units for parts in PARTS}
     several = (1, 2, 4, 8, 16, 32, 64, 128) if axis.cell == period else (8, 16, 28, 32, 64)
     for units in {*several, *(n for n in even if n <= LONGEST)}:
         positions = units * per_unit * period
         if positions >= axis.cell:
             found.add((positions - axis.cell) // axis.stride + 1)
     return [n for n in sorted(found) if n == min(found) or n <= 1.25 * length]
-
-
-def _positions(axis: Axis, cells: int) -> int:
-    """Output positions from the first to the last of so many cells."""
-    return (cells - 1) * axis.stride + axis.cell
 
 
 def _chunks(c: Contraction) -> list[int]:

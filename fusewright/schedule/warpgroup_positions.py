@@ -161,15 +161,14 @@ class PositionTile(FeatureColumns, WarpgroupCut):
     def products(self, c: Contraction) -> Products:
         tiles = self.cells_d * self.rows_d * self.tiles_h * self.rows_h * self.tiles_w
         values = accumulators(c, self)
-        taps = max(len(p.taps) for p in c.axes[2].phases)
-        exchanged = summands(c, self) + values * taps if self.spread else 0
+        exchanged = summands(c, self) + values * _taps_of_row(c) if self.spread else 0
         found = Products(tiles, self.weights_m, values + int(EXCHANGED * exchanged))
         if not self.held:
             return found
-        rows, of_taps = self.tiles_h * self.rows_h, _rows_of_taps(c)
+        rows, taps = self.tiles_h * self.rows_h, _rows_of_taps(c)
         elements = max(len(p.elements) for p in c.axes[2].phases)
-        readings = tiles / rows * elements / of_taps
-        return replace(found, rows=rows_held(c, self) / (rows * of_taps), readings=readings)
+        readings = tiles / rows * elements / taps
+        return replace(found, rows=rows_held(c, self) / (rows * taps), readings=readings)
 
     def in_turn(self, taps: Taps) -> Taps:
         return replace(taps, per_row=min(1, taps.per_row)) if self.spread else taps
@@ -219,6 +218,12 @@ def accumulators(c: Contraction, t: PositionTile) -> int:
 def _rows_of_taps(c: Contraction) -> int:
     """The fewest taps along h of a phase that has some."""
     return min(len(p.taps) for p in c.axes[1].phases if p.taps)
+
+
+@remembered
+def _taps_of_row(c: Contraction) -> int:
+    """The most taps along w of a phase."""
+    return max(len(p.taps) for p in c.axes[2].phases)
 
 
 def rows_held(c: Contraction, t: PositionTile) -> int:
@@ -320,9 +325,8 @@ def spread(c: Contraction, t: PositionTile) -> list[PositionTile]:
     axis = walks(c, t.cells)[2].staged
     phases = axis.phases  # those without taps, too, have a place in shared memory for every element
     neighbours = all(len(p.elements) == axis.advance == axis.advance * p.per_element for p in phases)
-    most = max(len(p.taps) for p in phases)
-    columns = 8 * ceil(c.features * most / 8)
-    if not neighbours or most < 2 or t.block_m < c.features or columns > MOST_FEATURES:
+    columns = 8 * ceil(c.features * _taps_of_row(c) / 8)
+    if not neighbours or _taps_of_row(c) < 2 or t.block_m < c.features or columns > MOST_FEATURES:
         return []
     last = max(p.offset(e, tap) for p in phases for e in range(len(p.elements)) for tap in range(len(p.taps)))
     lost = last // axis.advance

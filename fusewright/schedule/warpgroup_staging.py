@@ -434,7 +434,7 @@ def shared_bytes(c: Contraction, t: WarpgroupCut) -> int:
     return staged_bytes(c, t) + t.own_bytes(c)
 
 
-# Shapes of tiles that are alike but for their shape that are worth an estimate.
+# So many of the tiles that are alike but for their shape are worth an estimate.
 SHAPES = 2
 
 
