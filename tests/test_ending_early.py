@@ -133,6 +133,20 @@ def test_overlapping_windows_are_left_to_memory_where_tiles_suffer(monkeypatch: 
     assert [choice.name for choice in built.choices] == ["fused_conv_mish", "fused_max"]
 
 
+@pytest.mark.parametrize(
+    ("capability", "dtype", "taken_in"),
+    [(90, torch.float32, True), (80, torch.float32, False), (90, torch.float64, False)],
+)
+def test_windows_that_begin_between_strides(
+    monkeypatch: pytest.MonkeyPatch, capability: int, dtype: torch.dtype, taken_in: bool
+) -> None:
+    """Threads pool them together, where there are warpgroups for the type; else a pool reads the output."""
+    model = nn.Sequential(nn.ConvTranspose2d(9, 24, 3, 2), nn.ReLU(), nn.MaxPool2d(3)).to(dtype)
+    built = built_for_a_gpu(monkeypatch, model, torch.empty(16, 9, 128, 128, dtype=dtype), capability=capability)
+    names = [choice.name for choice in built.choices]
+    assert names == (["fused_convtranspose_max_relu"] if taken_in else ["fused_convtranspose", "fused_max_relu"])
+
+
 def test_dilated_tiles_have_whole_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Along depth and height they are not of one residue of the dilation."""
     conv = nn.ConvTranspose3d(32, 134, 6, padding=(1, 3, 1), dilation=(2, 2, 1))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property, update_wrapper
 from math import prod
 from typing import Concatenate, Literal, ParamSpec, TypeVar
@@ -139,7 +140,10 @@ class Contraction:
 
     @property
     def cells_are_windows(self) -> bool:
-        """Whether what is pooled is pooled in cells; else windows begin in the midst of them, and rows are pooled."""
+        """Whether what is pooled is pooled in cells.
+
+        Else windows begin in the midst of them: on a CPU rows are pooled, on a GPU what threads have (`across`).
+        """
         return self.window is None or not isinstance(axes_of(self.conv, self.window, self.dims), str)
 
     @property
@@ -154,13 +158,14 @@ class Contraction:
         op, dims = (None if self.window is None else self.window.op), self.dims[i]
         return (1, 1, 0) if op is None or not dims else (op.kernel[dims[0]], op.stride[dims[0]], op.padding[dims[0]])
 
-    def reads(self, i: int) -> tuple[int, int]:
-        """Along axis `i`, the least input index that cell 0 reads, and how much further cell 1 begins."""
+    def reads(self, i: int) -> tuple[int, Fraction]:
+        """Along axis `i`, the least input index that cell 0 reads, and how much further cell 1 begins: on average,
+        where windows begin between two strides of a transposed convolution; tiles do not."""
         axis, (_, apart, padding) = self.axes[i], self.pooling(i)
         low, _ = axis.reach()
         if not self.across:
-            return low, axis.advance
-        return low - padding // axis.stride * axis.advance, apart // axis.stride * axis.advance
+            return low, Fraction(axis.advance)
+        return low + -padding // axis.stride * axis.advance, Fraction(apart * axis.advance, axis.stride)
 
     def along_axes(self, lengths: Sequence[int]) -> tuple[int, int, int]:
         """Lengths along the three axes of what has these along its dimensions of positions."""
@@ -258,7 +263,7 @@ def _chain(root: Node, users: Users) -> Contraction | str:
     x, box = _boxed(conv, users) if window is None else (conv.arg(0), None)
     dims = dims_of(conv, as_one=window is None and box is None)
     axes = axes_of(conv, window, dims)
-    if isinstance(axes, str) and conv.device.type == "cpu":  # whose kernels have whole rows when they pool
+    if isinstance(axes, str):
         axes = axes_of(conv, None, dims)
     if isinstance(axes, str):
         return axes

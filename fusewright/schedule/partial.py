@@ -70,6 +70,8 @@ def split(root: Node, users: Users) -> Split | None:
     window = [1] * len(lengths)
     for d in positions:
         window[d - 2] = _window(int(lengths[d - 2]), strides[d - 2], len(positions))
+    if x.device.type != "cpu" and any(k % s for k, s in zip(window, strides, strict=True)):
+        return None  # not every GPU pools windows that begin between strides, and a first step has nothing shorter
     ragged = any(int(n) % k for n, k in zip(lengths, window, strict=True))
     none, kernel = (0,) * len(window), tuple(window)
     divisor = 1 if _POOLED[op.kind] == "avg" else None

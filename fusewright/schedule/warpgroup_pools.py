@@ -5,7 +5,7 @@ of 64 of them: a block's input spans them all, which is much of it, and is read 
 other.  Here an instruction's positions are neighbours, as if nothing were pooled.  A block computes a region of them in
 which some windows lie whole; eight features at a time meet in shared memory, from where threads pool them.  Windows may
 overlap: what they share is computed once, but at the ends of a region.  Phases of a transposed convolution are computed
-together.
+together, and windows may begin between two of its strides, if as many of them as a tile has do not.
 """
 
 from __future__ import annotations
@@ -109,26 +109,34 @@ class Meeting:
 
     whole   whether windows have all positions between two strides of a transposed convolution, or none of them: a
             thread, which has them all, joins them first
+    shift   so many of the region's first positions lie ahead of its first window
     folded  so many cells of a thread, too, of which windows have all or none
     count   what is left of a region
     size, apart   so much of it a window has, and windows begin so far from each other
     """
 
     whole: bool
+    shift: int
     folded: int
     count: int
     size: int
     apart: int
 
+    @property
+    def lead(self) -> int:
+        """Columns that a row of shared memory has ahead of the region's, so that windows begin at multiples."""
+        return -self.shift % self.apart
+
 
 def meeting(c: Contraction, t: PoolTile, i: int) -> Meeting:
     """That along axis `i`."""
-    (size, apart, _), phases = c.pooling(i), c.axes[i].stride
-    if size % phases:
-        return Meeting(False, 1, t.region[i] * phases, size, apart)
+    (size, apart, padding), phases = c.pooling(i), c.axes[i].stride
+    shift = -padding % phases
+    if size % phases or apart % phases or shift:
+        return Meeting(False, shift, 1, t.region[i] * phases, size, apart)
     size, apart = size // phases, apart // phases
     folded = gcd((t.cells_d, t.tiles_h if t.wide else 2, 1)[i], size, apart)
-    return Meeting(True, folded, t.region[i] // folded, size // folded, apart // folded)
+    return Meeting(True, 0, folded, t.region[i] // folded, size // folded, apart // folded)
 
 
 @dataclass(frozen=True)
@@ -148,7 +156,7 @@ class Shared:
 def shared(c: Contraction, t: PoolTile) -> Shared:
     """Such that lanes of a warp, which have the same elements of eight windows, hardly meet in a bank."""
     h, w = meeting(c, t, 1), meeting(c, t, 2)
-    return _shared(w.count, w.apart, h.apart, t.windows_w)
+    return _shared(w.lead + w.count, w.apart, h.apart, t.windows_w)
 
 
 @lru_cache(maxsize=4096)
@@ -172,7 +180,7 @@ def shared_numbers(c: Contraction, t: PoolTile) -> int:
 
 def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> list[tuple[float, PoolTile]]:
     """Tiles that fit with their estimates, best first; `lengths` are the cells of the whole output along d, h, w."""
-    if c.window is None or c.shares is not None or not takes(c, tf32=tf32) or not _begin_with_cells(c):
+    if c.window is None or c.shares is not None or not takes(c, tf32=tf32):
         return []
     return scored(across(c), _all, lengths)
 
@@ -183,12 +191,6 @@ def shortlist(
     """The best `count` candidates whose warps stage what they multiply, those with producers, and those that take
     turns."""
     return few_of_each(across(c), candidates(c, lengths, tf32=tf32), count, alike=ALIKE)
-
-
-def _begin_with_cells(c: Contraction) -> bool:
-    """Whether no window begins between two strides of a transposed convolution."""
-    strides = (a.stride for a in c.plain_axes)
-    return all(n % stride == 0 for i, stride in enumerate(strides) for n in c.pooling(i)[1:])
 
 
 def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PoolTile]:
@@ -226,12 +228,17 @@ def _shapes(c: Contraction, t: PoolTile) -> Iterator[PoolTile]:
 
 def _windows(c: Contraction, t: PoolTile, lengths: tuple[int, int, int]) -> PoolTile | None:
     """The tile with as many windows as lie whole in it, and as there are of them; `None` where none does."""
-    regions = zip(t.region, c.axes, map(c.pooling, range(3)), strict=True)
-    fit = [(n * axis.stride - size) // apart + 1 for n, axis, (size, apart, _) in regions]
-    if min(fit) < 1:
-        return None
-    d, h, w = (min(n, length) for n, length in zip(fit, lengths, strict=True))
-    return replace(t, windows_d=d, windows_h=h, windows_w=w)
+    d, h, w = (_windows_along(c, t, i, lengths[i]) for i in range(3))
+    return replace(t, windows_d=d, windows_h=h, windows_w=w) if min(d, h, w) > 0 else None
+
+
+def _windows_along(c: Contraction, t: PoolTile, i: int, length: int) -> int:
+    """The same along axis `i`, along which there are `length`: the next tile's first one, too, begins in its first
+    cell as far behind its beginning."""
+    (size, apart, padding), stride = c.pooling(i), c.axes[i].stride
+    fit = (t.region[i] * stride - -padding % stride - size) // apart + 1
+    together = stride // gcd(stride, apart)
+    return min(fit // together, ceil(length / together)) * together
 
 
 def _share(c: Contraction, t: PoolTile) -> float:

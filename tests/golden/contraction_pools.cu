@@ -473,8 +473,10 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
                 for (int turn = 0; turn < TURNS; ++turn) {
                     const int window = (turn * (THREADS / 32) + warp) * 8 + row;
-                    const int first = window / (CELLS_H * CELLS_W) * APART_D * SHARED_H + window / CELLS_W % CELLS_H * APART_H;
-                    const float* const from = values + first * SHARED_ROW + shared_column(window % CELLS_W * APART_W);
+                    const int first_d = window / (CELLS_H * CELLS_W) * APART_D;
+                    const int first_h = window / CELLS_W % CELLS_H * APART_H;
+                    const float* const from = values + (first_d * SHARED_H + first_h) * SHARED_ROW +
+                                              shared_column(window % CELLS_W * APART_W);
                     const Two pair = window < WINDOWS ? of_window(from) : Two{-Compute(INFINITY), -Compute(INFINITY)};
 #pragma unroll
                     for (int half = 0; half < 2; ++half) pooled[turn][m][half] = pair.of[half];

@@ -120,7 +120,6 @@ REFUSED: dict[str, tuple[Callable[[], Node], str]] = {
         lambda: pointwise("add", conv(inp(2, 3, 7), 5), weight(5)),
         "neither a number",
     ),
-    "pool that is no multiple": (lambda: pool(conv(ON_GPU, s=2, transposed=True), s=3), "no multiple"),
     "integers": (lambda: conv(inp(1, 3, 8, 8, dtype=torch.int64)), "has no kernel"),
     "to integers": (lambda: cast(Y, torch.int64), "is no floating-point number"),
     "a truth": (lambda: pointwise("gt", Y, X.op and make(ops.Number(0.0))), "is no floating-point number"),
@@ -151,13 +150,14 @@ def test_refused(name: str) -> None:
     assert isinstance(found, str) and reason in found
 
 
-def test_windows_between_strides_on_a_cpu() -> None:
-    y = conv(X, s=2, transposed=True)
+@pytest.mark.parametrize("x", [X, ON_GPU], ids=["cpu", "cuda"])
+def test_windows_between_strides(x: Node) -> None:
+    y = conv(x, s=2, transposed=True)
     group = matched(pool(y, s=3))
     assert isinstance(group, Contraction) and group.window is not None
-    assert group.axes == group.plain_axes  # as without the pooling
+    assert group.axes == group.plain_axes and not group.cells_are_windows  # as without the pooling
     group = matched(pool(y, s=4))
-    assert isinstance(group, Contraction) and group.axes != group.plain_axes
+    assert isinstance(group, Contraction) and group.axes != group.plain_axes and group.cells_are_windows
 
 
 def test_another_user_refuses() -> None:

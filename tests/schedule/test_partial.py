@@ -16,6 +16,7 @@ from fusewright.codegen.aten import lower
 from fusewright.ir import ops, spec
 from fusewright.ir.build import pointwise
 from fusewright.ir.node import Graph, Node, make
+from fusewright.ir.placement import placed
 from fusewright.schedule.groups import Group, as_graph, body, cut
 from fusewright.schedule.partial import split
 
@@ -117,3 +118,12 @@ def test_strides_that_are_kept() -> None:
     group = found(model, torch.randn(IMAGES, dtype=F64))[1]
     assert group.family == "contraction" and group.split is not None
     assert group.record.window is not None and group.record.axes == group.record.plain_axes
+
+
+def test_strides_that_are_kept_on_a_gpu_stay_whole() -> None:
+    """Not every GPU pools windows that begin between strides, and the first of two steps has nothing shorter."""
+    captured = capture(Model(nn.ConvTranspose2d, lambda y: y.sum(3), stride=2), (torch.randn(IMAGES),), {})
+    for device, taken in (("cpu", True), ("cuda", False)):
+        graph = placed(captured.graph, torch.device(device))
+        (root,) = graph.outputs
+        assert isinstance(root, Node) and (split(root, graph.users()) is not None) == taken

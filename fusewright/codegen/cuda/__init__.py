@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import ceil, inf, prod
@@ -86,6 +86,10 @@ TILES: dict[str, Any] = {"tiling": Tiling, **OF_WARPGROUP}
 Option = dict[str, Any]
 Layouts = Mapping[Node, str]
 
+# The ways to cut a group for warpgroups.
+Kinds = tuple[Callable[..., list[list[tuple[float, Any]]]], ...]
+KINDS: Kinds = (by_features, by_positions, by_pools, by_windows)
+
 
 def options(
     group: Group, hints: Mapping[Any, int], layouts: Layouts, *, tf32: bool = False, capability: int | None = None
@@ -102,7 +106,7 @@ def options(
     if not isinstance(group.record, Contraction | Product):
         return [{}]
     c = contraction_of(group.record)
-    if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS or not c.cells_are_windows:
+    if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []
     c = replace(c, channels_last=_channels_last(c, layouts))
     found = _of_contraction(
@@ -183,6 +187,8 @@ def _of_contraction(
     c: Contraction, lengths: tuple[int, int, int], samples: int, product: bool, tf32: bool, capability: int | None
 ) -> _Ways:
     """Ways to cut a convolution with what follows it, or a matmul (`product`) as one, on tensor cores alone."""
+    if not c.cells_are_windows:
+        return _of_pools(c, lengths, samples, tf32, capability)
     tilings = shortlist(c, lengths, WORTH_MEASURING, tf32=tf32)
     counts = (contraction.blocks_per_sample, contraction.blocks_at_once)
     joined = [(t, count(c, t, samples, lengths)) for t in tilings[:WORTH_CLUSTERING] for count in counts]
@@ -204,6 +210,15 @@ def _of_contraction(
     return _Ways(tuple(others + found if direct_tiles.ahead else found + others), cycles)
 
 
+def _of_pools(c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool, capability: int | None) -> _Ways:
+    """Ways to cut a group whose windows begin in the midst of cells: what threads have is pooled across them, where
+    there are warpgroups."""
+    if capability != warpgroup.CAPABILITY:
+        return _Ways((), inf)
+    best, found = _of_warpgroups(c, lengths, samples, tf32, (by_pools,))
+    return _Ways(tuple(found), best if found else inf)
+
+
 def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:
     """In one pass where there are few different sums, else (and where that may be faster) one axis after the other, the
     outermost one first or last."""
@@ -222,14 +237,14 @@ def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:
 
 
 def _of_warpgroups(
-    c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool
+    c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool, kinds: Kinds = KINDS
 ) -> tuple[float, list[Option]]:
     """Ways to cut a group for the tensor cores of Hopper, and the estimate of the best.
 
     Tiles with producers, or with rows in registers, come last: files that are written by estimate alone were measured
     without them.
     """
-    found = [kind(c, lengths, OF_WARPGROUPS, tf32=tf32) for kind in (by_features, by_positions, by_pools, by_windows)]
+    found = [kind(c, lengths, OF_WARPGROUPS, tf32=tf32) for kind in kinds]
     least = min((score for of in found for way in of for score, _ in way), default=0.0)
     ways = [[scored for scored in of[0] if _score(scored) <= FAR * least] for of in found]
     produced = [scored for of in found for way in of[1:] for scored in way[:OF_PRODUCERS]]

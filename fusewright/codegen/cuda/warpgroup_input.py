@@ -45,7 +45,9 @@ class Input:
         c, walks = self.c, staging.staged(self.c, self.t).walks
         names: dict[str, object] = {}
         for i, a in enumerate("dhw"):
-            names[f"low_{a}"], names[f"advance_{a}"] = c.reads(i)
+            low, advance = c.reads(i)
+            over = f" / {advance.denominator}" if advance.denominator > 1 else ""
+            names |= {f"low_{a}": low, f"advance_{a}": f"{advance.numerator}{over}"}
         names |= contraction_walk.names(walks)
         rounds = c.x.dtype == torch.float32
         return fill(

@@ -79,7 +79,10 @@ class PoolEpilogue(PositionEpilogue):
         for place, some in apart.items():
             lines = self._held(place, some)
             held += block("", lines) if len(apart) > 1 else lines
-        pool = fill(_POOL, slots=slots, empty=self.pooling.empty, held=held)
+        d, h, w = (meeting(self.c, self.t, i) for i in range(3))
+        first = {"d": d.shift, "h": h.shift, "w": w.shift + w.lead}
+        begin = {f"begin_{a}": f"{n} + " if n else "" for a, n in first.items()}
+        pool = fill(_POOL, slots=slots, empty=self.pooling.empty, held=held, **begin)
         return [*self.products_changed(products, slots, self.own_w(1)), *pool]
 
     def _place(self, phases: Phases) -> tuple[int, ...]:
@@ -107,12 +110,13 @@ class PoolEpilogue(PositionEpilogue):
         m, stride = meeting(self.c, self.t, i), self.c.axes[i].stride
         if m.whole:
             return f"({own}) / {m.folded}" if m.folded > 1 else own
-        return f"({own}) * {stride}{f' + {element}' if element else ''}"
+        ahead = element + (m.lead if i == 2 else 0)
+        return f"({own}) * {stride}{f' + {ahead}' if ahead else ''}"
 
     def position(self, i: int, phase: Phase) -> str:
         (_, apart, padding), stride = self.c.pooling(i), self.c.axes[i].stride
         own = ("rd", self.own_row("rh"), self.own_column)[i]
-        first = phase.elements[0] - padding
+        first = phase.elements[0] - padding - meeting(self.c, self.t, i).shift
         own = f"({own}) * {stride}" if stride > 1 else own
         return f"cell_{'dhw'[i]} * {apart} + {own}" + (f" + {first}" if first > 0 else f" - {-first}" if first else "")
 
@@ -171,8 +175,10 @@ for (int m = 0; m < M_TILES; ++m) {
 #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn) {
         const int window = (turn * (THREADS / 32) + warp) * 8 + row;
-        const int first = window / (CELLS_H * CELLS_W) * APART_D * SHARED_H + window / CELLS_W % CELLS_H * APART_H;
-        const float* const from = values + first * SHARED_ROW + shared_column(window % CELLS_W * APART_W);
+        const int first_d = ${begin_d}window / (CELLS_H * CELLS_W) * APART_D;
+        const int first_h = ${begin_h}window / CELLS_W % CELLS_H * APART_H;
+        const float* const from = values + (first_d * SHARED_H + first_h) * SHARED_ROW +
+                                  shared_column(${begin_w}window % CELLS_W * APART_W);
         const Two pair = window < WINDOWS ? of_window(from) : Two{$empty, $empty};
 #pragma unroll
         for (int half = 0; half < 2; ++half) pooled[turn][m][half] = pair.of[half];

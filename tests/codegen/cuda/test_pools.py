@@ -90,6 +90,37 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
         pooled((9, 40), 9, 5, "avg", (6, 4), (3, 4), (2, 2), (1, 1), transposed=True, pool_padding=(2, 2)),
         {},
     ),
+    "windows that begin between strides": (
+        pooled((9, 40), 9, 6, "max", (3, 5), (3, 5), (2, 2), (1, 2), transposed=True, before=("relu",)),
+        {"wide": True},
+    ),
+    "windows that begin between three strides, one below the other": (
+        pooled((14, 20), 9, 5, "avg", (2, 4), (3, 4), (3, 3), transposed=True, before=("tanh",)),
+        {"wide": False},
+    ),
+    "windows that begin between strides, padding": (
+        Case(
+            *((9, 40), 9, 5, (3, 4), (2, 3), (1, 1)),
+            **{"transposed": True, "pool": "avg", "window": (3, 5), "step": (2, 3), "pool_padding": (1, 2)},
+            **{"include_pad": False, "fold": "mean", "fold_dims": "p"},
+        ),
+        {},
+    ),
+    "windows that begin between strides, overlap, over the end": (
+        Case(
+            *((9, 41), 9, 5, (3, 4), (2, 2), (1, 1)),
+            **{"transposed": True, "pool": "max", "window": (4, 4), "step": (3, 1), "ceil_mode": True},
+        ),
+        {"producers": 4},
+    ),
+    "windows that begin between strides of planes": (
+        Case(
+            *((4, 7, 20), 5, 3, (3, 3, 3), (2, 1, 2), (1,) * 3, (1,) * 3),
+            **{"transposed": True, "output_padding": (0,) * 3, "pool": "max", "window": (3, 3, 2), "step": (3, 3, 2)},
+            **{"pool_padding": (1, 0, 1), "fold": "logsumexp", "fold_dims": "c"},
+        ),
+        {},
+    ),
     "phases of planes": (
         pooled(
             (4, 5, 20),
@@ -213,10 +244,6 @@ def test_more_random_cases(seed: int) -> None:
     "case",
     [
         pytest.param(Case((30, 30), 16, 9), id="no windows"),
-        pytest.param(
-            pooled((30, 30), 16, 9, "max", (4, 3), stride=(2, 3), step=(4, 6), transposed=True, pool_padding=(1, 0)),
-            id="windows that begin between strides",
-        ),
         pytest.param(pooled((30, 30), 16, 9, "max", (2, 3), softmax="softmax"), id="softmax"),
         pytest.param(pooled((90, 90), 16, 30, "max", (70, 70)), id="windows larger than tiles"),
     ],
