@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from fusewright.ir.build import cast, pointwise, range_sum, reshape, wide
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Conv, Matmul, Reduce, Slot
+from fusewright.ir.ops import Conv, Matmul, Pool, Reduce, Slot
 from fusewright.ir.slots import Slots
 from fusewright.rules.linear import (
     LINEAR,
@@ -80,6 +80,34 @@ def channels_into_conv_weight(m: Match) -> Node:
         reduced = _over(w, 0, slots)
     y = make(conv.op, x, reduced, None if bias is None else _over(bias, 0, slots))
     return finish(m["reduction"], y, (1,))
+
+
+def _refuse_pooled_channels(m: Match) -> str | None:
+    root = m["reduction"]
+    if 1 not in reduced_dims(root):
+        return "the channels are not reduced"
+    if 1 in reduced_dims(m["pool"]):
+        return "the channels are pooled"
+    return refuse_linear(root, (1,))
+
+
+@rule(
+    "sum_o(avg_pool(conv(x, w))[o]) = avg_pool(sum_o(conv(x, w)[o]))",
+    pattern=op("reduction", Reduce, of=(op("pool", Pool, of=(op("conv", Conv),), where=is_linear),), where=is_linear),
+    condition=_refuse_pooled_channels,
+    exactness="reassociates",
+)
+def channels_before_pool(m: Match) -> Node:
+    """sum or mean over channels, and perhaps more, of an average pooling of a convolution -> the channels are reduced
+    first, in the convolution's weight.
+
+    x (N, C, *), y (N, O, *) pooled over trailing dimensions.  Where the pooling itself does not slide in front of the
+    convolution, it is over one channel in place of O.  Class reassociates.
+    """
+    op = m["reduction"].op
+    assert isinstance(op, Reduce)
+    channel = make(replace(op, dims=(1,), keepdim=True), m["conv"])
+    return finish(m["reduction"], make(m["pool"].op, channel), (1,))
 
 
 def _over(w: Node, dim: int, slots: Slots) -> Node:
@@ -231,6 +259,7 @@ def batch_before_conv(m: Match) -> Node:
 
 RULES = (
     channels_into_conv_weight,
+    channels_before_pool,
     channels_over_groups,
     features_into_weight,
     rows_before_matmul,

@@ -12,7 +12,7 @@ from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Conv, Full, Number, Pointwise, Reduce
 from fusewright.rules.linear import LINEAR, is_linear, reduced_dims, refuse_linear, slots_along, weighted
 from fusewright.rules.operands import FLOATING, beside, floating, function, number, spans, usable, varying
-from fusewright.rules.rule import Match, Rule, op, rule
+from fusewright.rules.rule import Match, Rule, op, rule, value
 
 
 def _is_product(node: Node) -> bool:
@@ -21,6 +21,10 @@ def _is_product(node: Node) -> bool:
 
 def _is_sum(node: Node) -> bool:
     return function(node) in ("add", "sub")
+
+
+def _is_negation(node: Node) -> bool:
+    return function(node) == "neg"
 
 
 def _scale(inner: Node, window: Node) -> int | None:
@@ -58,6 +62,21 @@ def sum_of_scale(m: Match) -> Node:
     assert at is not None
     moved = make(window.op, scaled.arg(1 - at))
     return make(scaled.op, *(beside(scaled.arg(at), window) if i == at else moved for i in (0, 1)))
+
+
+def _refuse_negated(m: Match) -> str | None:
+    return None if floating(m["negated"], m["x"]) else FLOATING
+
+
+@rule(
+    "sum(-x) = -sum(x)",
+    pattern=op("sum", *LINEAR, of=(op("negated", Pointwise, of=(value("x"),), where=_is_negation),), where=is_linear),
+    condition=_refuse_negated,
+    exactness="exact",
+)
+def sum_of_negated(m: Match) -> Node:
+    """sum(-x) -> -sum(x).  Class exact: rounding is the same on both sides of zero."""
+    return make(m["negated"].op, make(m["sum"].op, m["x"]))
 
 
 def _added(inner: Node, window: Node) -> int | None:
@@ -150,4 +169,4 @@ def sum_of_pointwise_conv(m: Match) -> Node:
     return reshape(y, window.shape)
 
 
-RULES: tuple[Rule, ...] = (sum_of_scale, sum_of_constant, sum_of_pointwise_conv)
+RULES: tuple[Rule, ...] = (sum_of_scale, sum_of_negated, sum_of_constant, sum_of_pointwise_conv)

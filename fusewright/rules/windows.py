@@ -243,7 +243,9 @@ def turned(conv: Node) -> Node:
     reversal = {d: tuple(Slot(u, u + 1, 1, 1.0) for u in reversed(range(k))) for d, k in enumerate(taps, start=2)}
     several = tuple(k for k in taps if k > 1)
     grouped = reshape(range_sum(w, reversal, w.dtype), (groups, channels // groups, out, *several))
-    weight = reshape(permute(grouped, (0, 2, 1, *range(3, grouped.ndim))), (out * groups, channels // groups, *taps))
+    # Row by row: from weights that lie otherwise, convolutions may answer in another memory format.
+    swapped = permute(grouped, (0, 2, 1, *range(3, grouped.ndim)), copy=True)
+    weight = reshape(swapped, (out * groups, channels // groups, *taps))
     x, padding = _cropped(x, _turned_padding(conv))
     return make(Conv(conv.op.stride, padding, conv.op.dilation, groups), x, weight, bias)
 

@@ -42,6 +42,22 @@ def slot(*bounds: int, scale: float = 1.0) -> ops.Slot:
     return ops.Slot(start, stop, step, scale)
 
 
+def pooled(y: Node, kind: str = "avg") -> Node:
+    """Two values each, half of them in the next window, too."""
+    return make(ops.Pool(kind, (2,), (1,), (0,), (1,)), y)  # type: ignore[arg-type]
+
+
+@st.composite
+def pooled_channels(draw: Draw) -> Node:
+    """A sum or mean over the channels, and perhaps other dimensions, of any convolution's pooled output."""
+    y = draw(convs(draw(st.booleans())))
+    kernel = [draw(st.integers(1, min(3, int(length)))) for length in y.shape[2:]]
+    stride, padding = (tuple(draw(st.integers(low, max(low, k // 2))) for k in kernel) for low in (1, 0))
+    pool = avg_pool(y, *kernel, stride=stride, padding=padding)
+    more = [d for d in range(2, pool.ndim) if draw(st.booleans())]
+    return reduce(draw(st.sampled_from(["sum", "mean"])), pool, 1, *more, keepdim=draw(st.booleans()))
+
+
 @st.composite
 def channel_sums(draw: Draw) -> Node:
     """A linear reduction over the channels of any convolution; each slot in its group."""
@@ -132,6 +148,22 @@ SPECS = [
             ),
         },
         lambda: range_sum(grouped(batch=B), d1=(slot(1, 3, scale=0.5), slot(0, 0), slot(3, 6), slot(0, 0))),
+    ),
+    RuleSpec(
+        rules.channels_before_pool,
+        lambda: reduce("mean", pooled(grouped(batch=B)), 1),
+        pooled_channels(),
+        {
+            "the channels are not reduced": lambda: reduce("sum", pooled(grouped()), 0, 2),
+            "the channels are pooled": lambda: reduce("sum", avg_pool(grouped(), 2, 2), 1),
+            ANOTHER: lambda: reduce("sum", pooled(grouped()), 1, dtype=torch.float32),
+            EMPTY: lambda: reduce("sum", pooled(conv(inp(2, 4, 5), inp(0, 4, 2))), 1),
+            UNKNOWN: lambda: reduce("sum", pooled(conv(inp(2, 4, 5), inp(B, 4, 2))), 1),
+            "# a max over channels": lambda: reduce("max", pooled(grouped()), 1),
+            "# a max pooling": lambda: reduce("sum", pooled(grouped(), "max"), 1),
+            "# no convolution": lambda: reduce("sum", pooled(inp(2, 4, 6)), 1),
+        },
+        lambda: reduce("sum", pooled(grouped(batch=B, transposed=True)), 1, 2, keepdim=True),
     ),
     RuleSpec(
         rules.channels_over_groups,

@@ -42,6 +42,12 @@ def scales(draw: Draw) -> Node:
 
 
 @st.composite
+def negated(draw: Draw) -> Node:
+    x = draw(INPUTS)
+    return again(draw(reductions(x, tuple(range(1 if x.shape[0] == B else 0, x.ndim)))), pw("neg", x))
+
+
+@st.composite
 def constants(draw: Draw) -> Node:
     x = draw(INPUTS)
     root = draw(reductions(x, tuple(range(1 if x.shape[0] == B else 0, x.ndim))))
@@ -103,6 +109,17 @@ SPECS = [
             "# a max": lambda: reduce("max", pw("mul", image(), 2.0), 2),
             "# a sum of two": lambda: reduce("sum", pw("add", image(), 2.0), 2),
         },
+    ),
+    RuleSpec(
+        rules.sum_of_negated,
+        lambda: reduce("sum", pw("neg", image()), 2, 3),
+        negated(),
+        {
+            "the values are not floating point": lambda: reduce("sum", pw("neg", image(dtype=WHOLE)), 2),
+            "# a max": lambda: reduce("max", pw("neg", image()), 2),
+            "# another function": lambda: reduce("sum", pw("abs", image()), 2),
+        },
+        signed_zeros=False,
     ),
     RuleSpec(
         rules.sum_of_constant,
