@@ -3,6 +3,9 @@
 Every root where rules match is offered all of them; the one that leaves the least work is taken.  ``cost`` takes it
 when it saves time (one that enables others, when it costs none), ``always`` whenever it is valid (so that a test on a
 small shape cannot pass by doing nothing).
+
+Which roots come first matters: a pool that slides in front of a convolution of many features is in the way of a sum
+over them, which leaves one.  ``cost`` goes from the inputs on, and again from the outputs on; what takes less is kept.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ NodeCost = Callable[[Node], Work]
 
 # A rewrite must save this share of what it replaces, so that rounding in the cost model decides nothing.
 WORTHWHILE = 1e-3
+
+# By so much the cost model may be wrong about which of two whole graphs takes less: one may have few large windows,
+# which no kernel is busy with.
+UNSURE = 2.0
 
 FINITE_ONLY = "holds for finite values only; allow it with finite=True"
 
@@ -66,23 +73,15 @@ def rewrite(
     Where no application saved anything under ``cost``, those that only enable are taken back, unless kernels that may
     use them follow (`fusing`).  Operations for which `alone` holds stay as they are.
     """
-    original, saved = graph, mode == "always" or fusing
-    fired: list[Fired] = []
-    declined: dict[tuple[str, Node], Declined] = {}
     if mode == "never":
         return Rewritten(graph, (), ())
-    limit = 20 * len(graph.nodes()) + 100
-    for _ in range(limit):
-        offer, rivals = _next(graph, rules, cost, mode, finite, alone, declined)
-        if offer is None:
-            kept = set(graph.nodes())
-            left = tuple(d for (_, n), d in declined.items() if n in kept)
-            return Rewritten(graph, tuple(fired), left) if saved else Rewritten(original, (), left)
-        saved = saved or offer.saves > WORTHWHILE * offer.of
-        before, graph = graph, graph.substitute(offer.root, offer.new)
-        work = total(before, cost), total(graph, cost)
-        fired.append(Fired(offer.rule.name, _place(offer.root), offer.exactness, *work, rivals))
-    raise AssertionError(f"rules did not reach a fixpoint in {limit} steps: {[f.rule for f in fired[-6:]]}")
+    search = _Search(rules, cost, mode, finite, fusing, alone)
+    found = search.fixpoint(graph, backwards=False)
+    if mode == "always" or not found.fired:
+        return found
+    other = search.fixpoint(graph, backwards=True)
+    saves = UNSURE * total(other.graph, cost).seconds < total(found.graph, cost).seconds
+    return other if saves else found
 
 
 def total(graph: Graph, cost: NodeCost) -> Work:
@@ -96,36 +95,59 @@ def total(graph: Graph, cost: NodeCost) -> Work:
     )
 
 
-def _next(
-    graph: Graph,
-    rules: Sequence[Rule],
-    cost: NodeCost,
-    mode: Mode,
-    finite: bool,
-    alone: Callable[[Node], bool],
-    declined: dict[tuple[str, Node], Declined],
-) -> tuple[_Offer | None, tuple[str, ...]]:
-    """The first application to take, looking from the inputs on, and the other rules that could be applied there."""
-    users = graph.users()
-    for root in graph.nodes():
-        offers: list[_Offer] = []
-        for rule, match in _matches(root, rules):
-            if any(alone(node) for node in _operations(rule, match)):
-                continue
-            reason = refusal(rule, match, users, finite)
-            if reason is None:
-                offers.append(_offer(rule, match, root, users, cost))
-            elif reason == FINITE_ONLY or (rule.pattern.inner() and cost(root).seconds > 0):
-                # any other reason of a rule about one operation, or about views, mostly says that it is not its case
-                declined[rule.name, root] = Declined(rule.name, _place(root), reason)
-        worth = (o for o in offers if mode == "always" or o.pays)
-        best = max(worth, key=lambda o: o.saves, default=None)
-        if best is not None:
-            return best, tuple(o.rule.name for o in offers if o is not best)
-        for offer in (o for o in offers if cost(root).seconds > 0):
-            reason = f"would not pay: {-offer.saves * 1e6:+.1f} us by the cost model"
-            declined[offer.rule.name, root] = Declined(offer.rule.name, _place(root), reason)
-    return None, ()
+@dataclass(frozen=True)
+class _Search:
+    """What `rewrite` was asked for."""
+
+    rules: Sequence[Rule]
+    cost: NodeCost
+    mode: Mode
+    finite: bool
+    fusing: bool
+    alone: Callable[[Node], bool]
+
+    def fixpoint(self, graph: Graph, *, backwards: bool) -> Rewritten:
+        """The graph when no rule is left to apply, from the inputs on, or `backwards` from the outputs on."""
+        original, saved = graph, self.mode == "always" or self.fusing
+        fired: list[Fired] = []
+        declined: dict[tuple[str, Node], Declined] = {}
+        limit = 20 * len(graph.nodes()) + 100
+        for _ in range(limit):
+            offer, rivals = self._next(graph, backwards, declined)
+            if offer is None:
+                kept = set(graph.nodes())
+                left = tuple(d for (_, n), d in declined.items() if n in kept)
+                return Rewritten(graph, tuple(fired), left) if saved else Rewritten(original, (), left)
+            saved = saved or offer.saves > WORTHWHILE * offer.of
+            before, graph = graph, graph.substitute(offer.root, offer.new)
+            work = total(before, self.cost), total(graph, self.cost)
+            fired.append(Fired(offer.rule.name, _place(offer.root), offer.exactness, *work, rivals))
+        raise AssertionError(f"rules did not reach a fixpoint in {limit} steps: {[f.rule for f in fired[-6:]]}")
+
+    def _next(
+        self, graph: Graph, backwards: bool, declined: dict[tuple[str, Node], Declined]
+    ) -> tuple[_Offer | None, tuple[str, ...]]:
+        """The first application to take, and the other rules that could be applied there."""
+        users, nodes = graph.users(), graph.nodes()
+        for root in reversed(nodes) if backwards else nodes:
+            offers: list[_Offer] = []
+            for rule, match in _matches(root, self.rules):
+                if any(self.alone(node) for node in _operations(rule, match)):
+                    continue
+                reason = refusal(rule, match, users, self.finite)
+                if reason is None:
+                    offers.append(_offer(rule, match, root, users, self.cost))
+                elif reason == FINITE_ONLY or (rule.pattern.inner() and self.cost(root).seconds > 0):
+                    # any other reason of a rule about one operation, or about views, mostly says: not its case
+                    declined[rule.name, root] = Declined(rule.name, _place(root), reason)
+            worth = (o for o in offers if self.mode == "always" or o.pays)
+            best = max(worth, key=lambda o: o.saves, default=None)
+            if best is not None:
+                return best, tuple(o.rule.name for o in offers if o is not best)
+            for offer in (o for o in offers if self.cost(root).seconds > 0):
+                reason = f"would not pay: {-offer.saves * 1e6:+.1f} us by the cost model"
+                declined[offer.rule.name, root] = Declined(offer.rule.name, _place(root), reason)
+        return None, ()
 
 
 def _matches(root: Node, rules: Sequence[Rule]) -> Iterator[tuple[Rule, Match]]:

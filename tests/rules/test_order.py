@@ -1,0 +1,57 @@
+"""Which roots are offered to the rules first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fusewright.capture import capture
+from fusewright.ir.placement import placed
+from fusewright.rules import RULES
+from fusewright.rules.engine import rewrite
+from fusewright.runtime.device import LARGE_GPU
+from fusewright.schedule.cost import CostModel
+
+POOLED = "sum_o(avg_pool(conv(x, w))[o]) = avg_pool(sum_o(conv(x, w)[o]))"
+SLID = "avg_pool(conv(x, w)) = conv_strided(box(x), w)"
+
+
+class Summed(nn.Module):
+    """A convolution, an average pooling, and the mean over channels and perhaps more."""
+
+    def __init__(self, conv: nn.Module, pool: nn.Module, dims: tuple[int, ...]) -> None:
+        super().__init__()
+        self.conv, self.pool, self.dims = conv, pool, dims
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean: torch.Tensor = self.pool(self.conv(x)).mean(self.dims)
+        return mean
+
+
+def fired(model: nn.Module, *shape: int) -> list[str]:
+    graph = placed(capture(model.eval().requires_grad_(False), (torch.empty(shape),), {}).graph, torch.device("cuda"))
+    hints = dict.fromkeys(graph.symbols, shape[0])
+    found = rewrite(graph, RULES, CostModel(LARGE_GPU, hints, derived_ahead=True, fusing=True), fusing=True)
+    return [f.rule for f in found.fired]
+
+
+def test_a_sum_over_features_comes_before_a_pool_that_would_be_in_its_way() -> None:
+    """Window sums of 65 channels would be written for a convolution of one feature."""
+    model = Summed(nn.ConvTranspose2d(65, 131, (5, 4)), nn.AvgPool2d(8, padding=(4, 0)), (1,))
+    found = fired(model, 64, 65, 185, 142)
+    assert found[0] == POOLED and SLID not in found
+
+
+def test_else_rules_go_from_the_inputs_on() -> None:
+    """One feature of 810 taps would be estimated to take little less."""
+    model = Summed(nn.Conv3d(42, 80, 2, padding=(1, 0, 1), dilation=2), nn.AvgPool3d((7, 7, 8)), (1, 2, 3, 4))
+    assert fired(model, 8, 42, 69, 70, 65)[0] == SLID
+
+
+@pytest.mark.parametrize("dims", [(1,), (1, 2)])
+def test_pools_that_do_not_slide(dims: tuple[int, ...]) -> None:
+    """In front of a transposed convolution with strides: the features are summed all the same."""
+    conv = nn.ConvTranspose3d(30, 82, (6, 1, 7), (1, 2, 3), (2, 0, 1))
+    model = Summed(conv, nn.AvgPool3d((2, 8, 8), (1, 4, 4)), dims)
+    assert fired(model, 32, 30, 37, 43, 36)[:2] == [POOLED, "sum_o(conv(x, w)[o]) = conv(x, sum_o(w[o]))"]
