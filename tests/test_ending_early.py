@@ -147,6 +147,15 @@ def test_windows_that_begin_between_strides(
     assert names == (["fused_convtranspose_max_relu"] if taken_in else ["fused_convtranspose", "fused_max_relu"])
 
 
+def test_a_single_launch_ends_before_windows_that_no_kernel_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.ConvTranspose2d(9, 24, 3, 2), nn.ReLU(), nn.MaxPool2d(3))
+    for capability, name in ((90, "fused_convtranspose_max_relu"), (80, "fused_convtranspose")):
+        built = built_for_a_gpu(
+            monkeypatch, model, torch.empty(16, 9, 128, 128), capability=capability, wishes=Wishes(single=True)
+        )
+        assert built.choices[0].name == name
+
+
 def test_dilated_tiles_have_whole_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Along depth and height they are not of one residue of the dilation."""
     conv = nn.ConvTranspose3d(32, 134, 6, padding=(1, 3, 1), dilation=(2, 2, 1))

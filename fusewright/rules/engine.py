@@ -5,7 +5,8 @@ when it saves time (one that enables others, when it costs none), ``always`` whe
 small shape cannot pass by doing nothing).
 
 Which roots come first matters: a pool that slides in front of a convolution of many features is in the way of a sum
-over them, which leaves one.  ``cost`` goes from the inputs on, and again from the outputs on; what takes less is kept.
+over them, which leaves one.  ``cost`` goes from the inputs on, and where such rules were applied (`Rule.hides`) once
+more from the outputs on, which is kept if it takes much less.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ NodeCost = Callable[[Node], Work]
 # A rewrite must save this share of what it replaces, so that rounding in the cost model decides nothing.
 WORTHWHILE = 1e-3
 
-# By so much the cost model may be wrong about which of two whole graphs takes less: one may have few large windows,
-# which no kernel is busy with.
-UNSURE = 2.0
+# The share of a graph's time that another one may take that is kept in its place.  The cost model may be wrong by as
+# much: it does not see that few large windows keep no device busy.
+MUCH_LESS = 0.5
 
 FINITE_ONLY = "holds for finite values only; allow it with finite=True"
 
@@ -77,11 +78,12 @@ def rewrite(
         return Rewritten(graph, (), ())
     search = _Search(rules, cost, mode, finite, fusing, alone)
     found = search.fixpoint(graph, backwards=False)
-    if mode == "always" or not found.fired:
+    hiding = {rule.name for rule in rules if rule.hides}
+    if mode == "always" or hiding.isdisjoint(f.rule for f in found.fired):
         return found
     other = search.fixpoint(graph, backwards=True)
-    saves = UNSURE * total(other.graph, cost).seconds < total(found.graph, cost).seconds
-    return other if saves else found
+    much_less = total(other.graph, cost).seconds < MUCH_LESS * total(found.graph, cost).seconds
+    return other if much_less else found
 
 
 def total(graph: Graph, cost: NodeCost) -> Work:

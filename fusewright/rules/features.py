@@ -104,9 +104,9 @@ def channels_before_pool(m: Match) -> Node:
     x (N, C, *), y (N, O, *) pooled over trailing dimensions.  Where the pooling itself does not slide in front of the
     convolution, it is over one channel in place of O.  Class reassociates.
     """
-    op = m["reduction"].op
-    assert isinstance(op, Reduce)
-    channel = make(replace(op, dims=(1,), keepdim=True), m["conv"])
+    reduction = m["reduction"].op
+    assert isinstance(reduction, Reduce)
+    channel = make(replace(reduction, dims=(1,), keepdim=True), m["conv"])
     return finish(m["reduction"], make(m["pool"].op, channel), (1,))
 
 

@@ -7,6 +7,8 @@
     exactness    ``exact``: the same bits; ``reassociates``: the same real number for finite values, other rounding;
                  ``finite``: drops a dependence, so a NaN may vanish (off unless asked for)
     doc          before -> after, shapes, condition, class
+    hides        what it leaves may no longer be what rules look for whose roots come later: a graph that it was
+                 applied to is rewritten in the other order, too
     enables      it is taken where it costs nothing, for what it lets others do; it must end by itself, as views do that
                  only ever move outwards
 
@@ -82,6 +84,7 @@ class Rule:
     exactness: Exactness | Callable[[Match], Exactness]
     doc: str
     enables: bool = False
+    hides: bool = False
 
     def classify(self, match: Match) -> Exactness:
         """The exactness class of this instance."""
@@ -95,11 +98,12 @@ def rule(
     condition: Callable[[Match], str | None],
     exactness: Exactness | Callable[[Match], Exactness],
     enables: bool = False,
+    hides: bool = False,
 ) -> Callable[[Callable[[Match], Node]], Rule]:
     """Make a replacement function the `Rule` it completes; its docstring says before -> after, shapes, condition."""
 
     def complete(replacement: Callable[[Match], Node]) -> Rule:
         assert replacement.__doc__, f"{name} has no docstring"
-        return Rule(name, pattern, condition, replacement, exactness, replacement.__doc__, enables)
+        return Rule(name, pattern, condition, replacement, exactness, replacement.__doc__, enables, hides)
 
     return complete

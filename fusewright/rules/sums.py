@@ -75,7 +75,10 @@ def _refuse_negated(m: Match) -> str | None:
     exactness="exact",
 )
 def sum_of_negated(m: Match) -> Node:
-    """sum(-x) -> -sum(x).  Class exact: rounding is the same on both sides of zero."""
+    """sum(-x) -> -sum(x), of any shape.
+
+    Class exact: rounding is the same on both sides of zero.  A sum of zeros may be one of the other sign.
+    """
     return make(m["negated"].op, make(m["sum"].op, m["x"]))
 
 

@@ -134,6 +134,7 @@ def _summed_per_tap(m: Match, tables: dict[int, Slots], dtype: torch.dtype) -> t
     pattern=_REDUCED_CONV,
     condition=_refuse_plain,
     exactness="reassociates",
+    hides=True,
 )
 def sum_through_conv(m: Match) -> Node:
     """sum_P(conv(x, w) + b) -> conv'(R, w) + |P|*b, with R[c, (q, u)] one range sum of x per slot q and tap u.
@@ -159,6 +160,7 @@ def sum_through_conv(m: Match) -> Node:
     pattern=_REDUCED_CONV,
     condition=_refuse_transposed,
     exactness="reassociates",
+    hides=True,
 )
 def sum_through_conv_transpose(m: Match) -> Node:
     """sum_P(conv_transpose(x, w) + b) -> conv_transpose'(R, w') + |P|*b; the taps of summed dimensions become channels.
@@ -289,6 +291,7 @@ def _pooled_stride(conv: Conv, tables: dict[int, Slots]) -> dict[int, int]:
     pattern=_REDUCED_CONV,
     condition=_refuse_sliding,
     exactness="reassociates",
+    hides=True,
 )
 def box_before_conv(m: Match) -> Node:
     """avg_pool_t(conv_s(x, w) + b) -> conv_{s*t}(box(x), w) + b: the window slides over x first.
@@ -346,6 +349,7 @@ def _refuse_folding(m: Match) -> str | None:
     pattern=_REDUCED_CONV,
     condition=_refuse_folding,
     exactness="reassociates",
+    hides=True,
 )
 def box_into_weight(m: Match) -> Node:
     """avg_pool_t(conv_s(x, w) + b) -> conv_{s*t}(x, w') + b: the window is folded into one larger kernel.

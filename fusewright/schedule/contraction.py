@@ -159,13 +159,16 @@ class Contraction:
         return (1, 1, 0) if op is None or not dims else (op.kernel[dims[0]], op.stride[dims[0]], op.padding[dims[0]])
 
     def reads(self, i: int) -> tuple[int, Fraction]:
-        """Along axis `i`, the least input index that cell 0 reads, and how much further cell 1 begins: on average,
-        where windows begin between two strides of a transposed convolution; tiles do not."""
+        """Along axis `i`, the least input index that cell 0 reads, and how much further every further cell begins.
+
+        Where windows begin between two strides of a transposed convolution that is a fraction: of cells that tiles
+        begin with it comes to a whole number.
+        """
         axis, (_, apart, padding) = self.axes[i], self.pooling(i)
         low, _ = axis.reach()
         if not self.across:
             return low, Fraction(axis.advance)
-        return low + -padding // axis.stride * axis.advance, Fraction(apart * axis.advance, axis.stride)
+        return low + (-padding // axis.stride) * axis.advance, Fraction(apart * axis.advance, axis.stride)
 
     def along_axes(self, lengths: Sequence[int]) -> tuple[int, int, int]:
         """Lengths along the three axes of what has these along its dimensions of positions."""

@@ -5,7 +5,7 @@ of 64 of them: a block's input spans them all, which is much of it, and is read 
 other.  Here an instruction's positions are neighbours, as if nothing were pooled.  A block computes a region of them in
 which some windows lie whole; eight features at a time meet in shared memory, from where threads pool them.  Windows may
 overlap: what they share is computed once, but at the ends of a region.  Phases of a transposed convolution are computed
-together, and windows may begin between two of its strides, if as many of them as a tile has do not.
+together.  Windows may begin between two of its strides: a tile has so many that the next one's begin as its own do.
 """
 
 from __future__ import annotations
@@ -233,8 +233,8 @@ def _windows(c: Contraction, t: PoolTile, lengths: tuple[int, int, int]) -> Pool
 
 
 def _windows_along(c: Contraction, t: PoolTile, i: int, length: int) -> int:
-    """The same along axis `i`, along which there are `length`: the next tile's first one, too, begins in its first
-    cell as far behind its beginning."""
+    """Windows of a tile along axis `i`, along which there are `length`: so many that together they advance by whole
+    strides, and the next tile begins with a cell, too."""
     (size, apart, padding), stride = c.pooling(i), c.axes[i].stride
     fit = (t.region[i] * stride - -padding % stride - size) // apart + 1
     together = stride // gcd(stride, apart)

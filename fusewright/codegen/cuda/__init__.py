@@ -86,9 +86,9 @@ TILES: dict[str, Any] = {"tiling": Tiling, **OF_WARPGROUP}
 Option = dict[str, Any]
 Layouts = Mapping[Node, str]
 
-# The ways to cut a group for warpgroups.
-Kinds = tuple[Callable[..., list[list[tuple[float, Any]]]], ...]
-KINDS: Kinds = (by_features, by_positions, by_pools, by_windows)
+# What finds tiles of warpgroups, for every way to multiply by them.
+Finders = tuple[Callable[..., list[list[tuple[float, Any]]]], ...]
+OF_EVERY_WAY: Finders = (by_features, by_positions, by_pools, by_windows)
 
 
 def options(
@@ -237,14 +237,14 @@ def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:
 
 
 def _of_warpgroups(
-    c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool, kinds: Kinds = KINDS
+    c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool, finders: Finders = OF_EVERY_WAY
 ) -> tuple[float, list[Option]]:
     """Ways to cut a group for the tensor cores of Hopper, and the estimate of the best.
 
     Tiles with producers, or with rows in registers, come last: files that are written by estimate alone were measured
     without them.
     """
-    found = [kind(c, lengths, OF_WARPGROUPS, tf32=tf32) for kind in kinds]
+    found = [find(c, lengths, OF_WARPGROUPS, tf32=tf32) for find in finders]
     least = min((score for of in found for way in of for score, _ in way), default=0.0)
     ways = [[scored for scored in of[0] if _score(scored) <= FAR * least] for of in found]
     produced = [scored for of in found for way in of[1:] for scored in way[:OF_PRODUCERS]]
