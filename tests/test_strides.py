@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpu_build import built_for_a_gpu
 from torch import Tensor, nn
 
 from tests.dropin import fast, kernels_of, program_calls
@@ -126,3 +127,14 @@ def test_a_group_norm_in_channels_last() -> None:
 
 def test_an_input_that_is_expanded() -> None:
     check(Doubled(), torch.randn(1, 3, 4, 5).expand(2, 3, 4, 5), "fused_mul_relu_add", "fused_sigmoid_sum")
+
+
+@pytest.mark.parametrize("conv", [nn.ConvTranspose2d, nn.ConvTranspose3d])
+def test_a_turned_weight_is_no_reason_to_leave_a_convolution_to_others(
+    monkeypatch: pytest.MonkeyPatch, conv: type[nn.Module]
+) -> None:
+    """As a view it would lie in an order of its own, and what eager answers would not be known."""
+    model = nn.Sequential(conv(44, 75, 1), nn.ReLU())
+    shape = (8, 44, 349, 439) if conv is nn.ConvTranspose2d else (8, 44, 20, 34, 43)
+    built = built_for_a_gpu(monkeypatch, model, torch.empty(shape))
+    assert [(choice.name, choice.path) for choice in built.choices] == [("fused_conv_relu", "generated")]

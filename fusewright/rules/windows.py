@@ -245,8 +245,9 @@ def turned(conv: Node) -> Node:
     reversal = {d: tuple(Slot(u, u + 1, 1, 1.0) for u in reversed(range(k))) for d, k in enumerate(taps, start=2)}
     several = tuple(k for k in taps if k > 1)
     grouped = reshape(range_sum(w, reversal, w.dtype), (groups, channels // groups, out, *several))
-    # Row by row: from weights that lie otherwise, convolutions may answer in another memory format.
-    swapped = permute(grouped, (0, 2, 1, *range(3, grouped.ndim)), copy=True)
+    # Row by row: from weights that lie otherwise, convolutions of several positions may answer in another format.
+    several_positions = any(length != 1 for length in conv.shape[2:])
+    swapped = permute(grouped, (0, 2, 1, *range(3, grouped.ndim)), copy=several_positions)
     weight = reshape(swapped, (out * groups, channels // groups, *taps))
     x, padding = _cropped(x, _turned_padding(conv))
     return make(Conv(conv.op.stride, padding, conv.op.dilation, groups), x, weight, bias)
