@@ -186,9 +186,9 @@ class Tuner:
 
     def _decided(self, group: Group, name: str) -> Decision | None:
         """The decision for a group met for the first time; `None` where no kernel can be made."""
-        target, how = TARGETS[self.device.type], {"tf32": self._rounds(group), "capability": capability_of(self.device)}
         if group.shorter is None:
             return self._whole(group, name)
+        target, how = TARGETS[self.device.type], {"tf32": self._rounds(group), "capability": capability_of(self.device)}
         if self.wishes.single:
             some = target.options(group, self.hints, self._layouts(group), **how)
             return self._whole(group, name) if some else Decision(dict(EARLY))

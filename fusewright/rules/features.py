@@ -30,11 +30,14 @@ _REDUCED_MATMUL = op("reduction", *LINEAR, of=(op("matmul", Matmul),), where=is_
 _MEAN_OR_SUM_OF_CONV = op("reduction", Reduce, of=(op("conv", Conv),), where=is_linear)
 
 
-def _refuse_channels(m: Match) -> str | None:
+def _refuse_other_dims(m: Match) -> str | None:
+    """Why the reduction is no sum over channels that can be taken apart, or `None`."""
     root = m["reduction"]
-    if 1 not in reduced_dims(root):
-        return "the channels are not reduced"
-    reason = refuse_linear(root, (1,))
+    return refuse_linear(root, (1,)) if 1 in reduced_dims(root) else "the channels are not reduced"
+
+
+def _refuse_channels(m: Match) -> str | None:
+    reason = _refuse_other_dims(m)
     if reason is not None:
         return reason
     return None if _regroup(m) is not None else "a slot of channels reaches over groups"
@@ -83,12 +86,7 @@ def channels_into_conv_weight(m: Match) -> Node:
 
 
 def _refuse_pooled_channels(m: Match) -> str | None:
-    root = m["reduction"]
-    if 1 not in reduced_dims(root):
-        return "the channels are not reduced"
-    if 1 in reduced_dims(m["pool"]):
-        return "the channels are pooled"
-    return refuse_linear(root, (1,))
+    return _refuse_other_dims(m) or ("the channels are pooled" if 1 in reduced_dims(m["pool"]) else None)
 
 
 @rule(
@@ -117,10 +115,7 @@ def _over(w: Node, dim: int, slots: Slots) -> Node:
 
 
 def _refuse_ungroup(m: Match) -> str | None:
-    root, conv = m["reduction"], m["conv"]
-    if 1 not in reduced_dims(root):
-        return "the channels are not reduced"
-    reason = refuse_linear(root, (1,))
+    reason, conv = _refuse_other_dims(m), m["conv"]
     if reason is not None:
         return reason
     return "the convolution has no groups" if conv.op.groups == 1 else None  # type: ignore[attr-defined]

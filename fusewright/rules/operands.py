@@ -33,6 +33,11 @@ def is_scaled(node: Node) -> bool:
     return any(a is not None and isinstance(a.op, Number) for a in places)
 
 
+def is_negated(node: Node) -> bool:
+    """Whether `node` is -x."""
+    return function(node) == "neg"
+
+
 def is_shifted(node: Node) -> bool:
     """Whether `node` is x + c, c + x or x - c with a Python number c."""
     places = {"add": node.args, "sub": node.args[1:]}.get(function(node), ())

@@ -14,7 +14,17 @@ from fusewright.ir.build import cast, pointwise
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Cast, Full, Pointwise
 from fusewright.ir.pointwise import Interval
-from fusewright.rules.operands import FLOATING, floating, function, is_scaled, is_shifted, number, place, usable
+from fusewright.rules.operands import (
+    FLOATING,
+    floating,
+    function,
+    is_negated,
+    is_scaled,
+    is_shifted,
+    number,
+    place,
+    usable,
+)
 from fusewright.rules.rule import Exactness, Match, Rule, op, rule, value
 
 UNKNOWN = "a number is not known at plan time"
@@ -22,10 +32,6 @@ UNKNOWN = "a number is not known at plan time"
 
 def _is_unary(node: Node) -> bool:
     return isinstance(node.op, Pointwise) and node.op.traits.arity == 1
-
-
-def _is_neg(node: Node) -> bool:
-    return function(node) == "neg"
 
 
 def _known(node: Node) -> float | None:
@@ -235,7 +241,7 @@ def clip_of_clip(m: Match) -> Node:
 
 @rule(
     "-(-x) = x",
-    pattern=op("outer", Pointwise, of=(op("inner", Pointwise, of=(value("x"),), where=_is_neg),), where=_is_neg),
+    pattern=op("outer", Pointwise, of=(op("inner", Pointwise, of=(value("x"),), where=is_negated),), where=is_negated),
     condition=lambda m: None,
     exactness="exact",
 )
@@ -257,7 +263,7 @@ def _class_of_even(m: Match) -> Exactness:
 
 @rule(
     "f(-x) = f(x)",
-    pattern=op("f", Pointwise, of=(op("inner", Pointwise, of=(value("x"),), where=_is_neg),), where=_is_unary),
+    pattern=op("f", Pointwise, of=(op("inner", Pointwise, of=(value("x"),), where=is_negated),), where=_is_unary),
     condition=_refuse_uneven,
     exactness=_class_of_even,
 )

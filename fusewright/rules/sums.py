@@ -11,7 +11,7 @@ from fusewright.ir.build import pointwise, reshape
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Conv, Full, Number, Pointwise, Reduce
 from fusewright.rules.linear import LINEAR, is_linear, reduced_dims, refuse_linear, slots_along, weighted
-from fusewright.rules.operands import FLOATING, beside, floating, function, number, spans, usable, varying
+from fusewright.rules.operands import FLOATING, beside, floating, function, is_negated, number, spans, usable, varying
 from fusewright.rules.rule import Match, Rule, op, rule, value
 
 
@@ -21,10 +21,6 @@ def _is_product(node: Node) -> bool:
 
 def _is_sum(node: Node) -> bool:
     return function(node) in ("add", "sub")
-
-
-def _is_negation(node: Node) -> bool:
-    return function(node) == "neg"
 
 
 def _scale(inner: Node, window: Node) -> int | None:
@@ -70,7 +66,7 @@ def _refuse_negated(m: Match) -> str | None:
 
 @rule(
     "sum(-x) = -sum(x)",
-    pattern=op("sum", *LINEAR, of=(op("negated", Pointwise, of=(value("x"),), where=_is_negation),), where=is_linear),
+    pattern=op("sum", *LINEAR, of=(op("negated", Pointwise, of=(value("x"),), where=is_negated),), where=is_linear),
     condition=_refuse_negated,
     exactness="exact",
 )

@@ -110,6 +110,7 @@ class Meeting:
     whole   whether windows have all positions between two strides of a transposed convolution, or none of them: a
             thread, which has them all, joins them first
     shift   so many of the region's first positions lie ahead of its first window
+    lead    columns that rows of shared memory have ahead of the region's, so that windows begin at multiples
     folded  so many cells of a thread, too, of which windows have all or none
     count   what is left of a region
     size, apart   so much of it a window has, and windows begin so far from each other
@@ -117,26 +118,27 @@ class Meeting:
 
     whole: bool
     shift: int
+    lead: int
     folded: int
     count: int
     size: int
     apart: int
 
-    @property
-    def lead(self) -> int:
-        """Columns that a row of shared memory has ahead of the region's, so that windows begin at multiples."""
-        return -self.shift % self.apart
+
+def _shift(c: Contraction, i: int) -> int:
+    """Positions of a region's first cell along axis `i` that lie ahead of its first window."""
+    return -c.pooling(i)[2] % c.axes[i].stride
 
 
 def meeting(c: Contraction, t: PoolTile, i: int) -> Meeting:
     """That along axis `i`."""
-    (size, apart, padding), phases = c.pooling(i), c.axes[i].stride
-    shift = -padding % phases
+    (size, apart, _), phases, shift = c.pooling(i), c.axes[i].stride, _shift(c, i)
     if size % phases or apart % phases or shift:
-        return Meeting(False, shift, 1, t.region[i] * phases, size, apart)
+        lead = -shift % apart if i == 2 else 0
+        return Meeting(False, shift, lead, 1, t.region[i] * phases, size, apart)
     size, apart = size // phases, apart // phases
     folded = gcd((t.cells_d, t.tiles_h if t.wide else 2, 1)[i], size, apart)
-    return Meeting(True, 0, folded, t.region[i] // folded, size // folded, apart // folded)
+    return Meeting(True, 0, 0, folded, t.region[i] // folded, size // folded, apart // folded)
 
 
 @dataclass(frozen=True)
@@ -235,8 +237,8 @@ def _windows(c: Contraction, t: PoolTile, lengths: tuple[int, int, int]) -> Pool
 def _windows_along(c: Contraction, t: PoolTile, i: int, length: int) -> int:
     """Windows of a tile along axis `i`, along which there are `length`: so many that together they advance by whole
     strides, and the next tile begins with a cell, too."""
-    (size, apart, padding), stride = c.pooling(i), c.axes[i].stride
-    fit = (t.region[i] * stride - -padding % stride - size) // apart + 1
+    (size, apart, _), stride = c.pooling(i), c.axes[i].stride
+    fit = (t.region[i] * stride - _shift(c, i) - size) // apart + 1
     together = stride // gcd(stride, apart)
     return min(fit // together, ceil(length / together)) * together
 

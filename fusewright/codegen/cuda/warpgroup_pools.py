@@ -79,9 +79,9 @@ class PoolEpilogue(PositionEpilogue):
         for place, some in apart.items():
             lines = self._held(place, some)
             held += block("", lines) if len(apart) > 1 else lines
-        d, h, w = (meeting(self.c, self.t, i) for i in range(3))
-        first = {"d": d.shift, "h": h.shift, "w": w.shift + w.lead}
-        begin = {f"begin_{a}": f"{n} + " if n else "" for a, n in first.items()}
+        meetings = (meeting(self.c, self.t, i) for i in range(3))
+        first = [m.lead + m.shift for m in meetings]
+        begin = {f"begin_{a}": f"{n} + " if n else "" for a, n in zip("dhw", first, strict=True)}
         pool = fill(_POOL, slots=slots, empty=self.pooling.empty, held=held, **begin)
         return [*self.products_changed(products, slots, self.own_w(1)), *pool]
 
@@ -110,7 +110,7 @@ class PoolEpilogue(PositionEpilogue):
         m, stride = meeting(self.c, self.t, i), self.c.axes[i].stride
         if m.whole:
             return f"({own}) / {m.folded}" if m.folded > 1 else own
-        ahead = element + (m.lead if i == 2 else 0)
+        ahead = m.lead + element
         return f"({own}) * {stride}{f' + {ahead}' if ahead else ''}"
 
     def position(self, i: int, phase: Phase) -> str:
