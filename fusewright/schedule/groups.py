@@ -16,7 +16,7 @@ from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.memory_order import Order, same_orders
 from fusewright.ir.node import Graph, Node, Symbol, make, topological
-from fusewright.schedule import chain, contraction, partial, product, range_steps, range_sums, sample, stream
+from fusewright.schedule import chain, contraction, matmul, partial, product, range_steps, range_sums, sample, stream
 from fusewright.schedule.chain import Users
 from fusewright.schedule.partial import Split
 
@@ -117,6 +117,7 @@ FAMILIES = (
     Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum, _range_split),
     Family("stream", stream.parse, lambda s: s.tensors, ops.Embedding),
     Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
+    Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
     Family("stream", stream.parse, lambda s: s.tensors),
 )
 

@@ -93,7 +93,7 @@ void wait() {
         next = patient.front();
         patient.erase(patient.begin());
     }
-    switch_to(*current, next ? *next : scheduler);
+    if (next != current) switch_to(*current, next ? *next : scheduler);  // who gave way to nobody goes on
 }
 
 // Lets all others go first, as far as they get.

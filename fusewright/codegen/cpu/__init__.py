@@ -28,6 +28,7 @@ from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.groups import Group
+from fusewright.schedule.matmul import Linear
 from fusewright.schedule.product import Product
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass
 from fusewright.schedule.stream import Stream
@@ -50,6 +51,8 @@ def options(
     if isinstance(group.record, Product):
         c = group.record.contraction
         return contraction.options(c, hints, {c.x: c.layout})
+    if isinstance(group.record, Linear):
+        return []
     if isinstance(group.record, RangeReduction):
         return [] if group.record.stored is not None or in_one_pass(group.record) else [{}]
     return [] if isinstance(group.record, Stream) and not stream.fits(group.record) else [{}]

@@ -13,6 +13,7 @@ from fusewright.codegen.cuda import (
     contraction,
     direct,
     estimate,
+    matmul,
     ranges,
     ranges_blocks,
     ranges_walks,
@@ -31,6 +32,9 @@ from fusewright.schedule.direct import DirectTile
 from fusewright.schedule.direct_choice import UNDERESTIMATED
 from fusewright.schedule.direct_choice import shortlist as direct_shortlist
 from fusewright.schedule.groups import Group, sizes
+from fusewright.schedule.matmul import Linear, MatmulTile
+from fusewright.schedule.matmul import seconds as matmul_seconds
+from fusewright.schedule.matmul import tiles as matmul_tiles
 from fusewright.schedule.product import Product, contraction_of
 from fusewright.schedule.range_blocks import Cut, cuts
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass
@@ -103,6 +107,9 @@ def options(
     """
     if isinstance(group.record, RangeReduction):
         return _of_ranges(group.record, hints)
+    if isinstance(group.record, Linear):
+        takes = capability == matmul.CAPABILITY and not tf32
+        return [{"matmul": asdict(t)} for t in matmul_tiles(group.record, _rows(group.record, hints))] if takes else []
     if not isinstance(group.record, Contraction | Product):
         return [{}]
     c = contraction_of(group.record)
@@ -139,6 +146,8 @@ def pays(
 ) -> bool:
     """Whether the kernel of `group` should be faster than ATen's operations (`estimate`); `option` is its best cut."""
     seconds = 0.0
+    if isinstance(group.record, Linear):
+        seconds = matmul_seconds(group.record, MatmulTile(**option["matmul"]), _rows(group.record, hints))
     if isinstance(group.record, Contraction | Product):
         seconds = _seconds(group, hints, layouts, tf32, capability) / _busy(contraction_of(group.record), option, hints)
     return estimate.pays(group, seconds, hints, tf32=tf32)
@@ -167,6 +176,11 @@ def _seconds(group: Group, hints: Mapping[Any, int], layouts: Layouts, tf32: boo
     values = samples * prod(lengths) * c.features * c.op.groups
     cycles = _of_contraction(c, lengths, samples, isinstance(group.record, Product), tf32, capability).cycles
     return cycles * values / (MULTIPROCESSORS * CLOCK)
+
+
+def _rows(group: Linear, hints: Mapping[Any, int]) -> int:
+    """Those of x."""
+    return prod(sizes(group.x, hints)[:-1])
 
 
 def _channels_last(c: Contraction, layouts: Layouts) -> bool:
@@ -305,6 +319,8 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
             return ranges_walks.kernel(group.record, Walk(**option["walk"]), name, reference)
         case "range reduction":
             return ranges.kernel(group.record, name, reference, **option)
+        case "matmul":
+            return matmul.kernel(group.record, MatmulTile(**option["matmul"]), name, reference)
         case "sample program":
             return sample.kernel(group.record, name, reference)
     return stream.kernel(group.record, name, reference)

@@ -22,6 +22,7 @@ from fusewright.ir.node import Node
 from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule.cost import FREE, CostModel, is_one_pass
 from fusewright.schedule.groups import Group, sizes
+from fusewright.schedule.matmul import Linear
 from fusewright.schedule.product import contraction_of
 from fusewright.schedule.sample import SampleProgram
 
@@ -54,6 +55,8 @@ def pays(group: Group, seconds: float, hints: Mapping[Any, int], *, tf32: bool) 
     least = LARGE_GPU.launch + moved / LARGE_GPU.memory
     if isinstance(group.record, SampleProgram):
         return least + _sample_seconds(group.record, hints, OF_BLOCK) < library
+    if isinstance(group.record, Linear):
+        return max(least, UNSURE * seconds) < library
     c = contraction_of(group.record)
     tail = 0.0 if c.tail is None else _sample_seconds(c.tail, hints, OF_TAIL)
     return max(least, UNSURE * seconds) + tail < library

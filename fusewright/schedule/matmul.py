@@ -1,0 +1,179 @@
+"""Matmuls of float32 by a weight, with pointwise operations behind them, for the tensor cores of Hopper.
+
+    f(x @ w + bias)        x (..., M, K), w (K, N) or (N, K)
+
+Where tf32 is not allowed, every number is the sum of two of tf32, and a product is three (3xTF32: Ootomo and Yokota,
+"Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022).
+Tensor cores truncate as they accumulate, so that sums over a few numbers are added up in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import ceil
+from typing import Literal
+
+import torch
+
+from fusewright.ir import ops
+from fusewright.ir.node import Node
+from fusewright.schedule.chain import Map, Users, parse
+from fusewright.schedule.tiling import MULTIPROCESSORS
+
+# Numbers of x and of w that are multiplied between two additions in float32.
+CHUNK = 32
+# Rows of x of a block, and features of a warpgroup.
+COLUMNS, FEATURES = (16, 32, 64, 96, 128), 64
+# Into how many parts what is summed may be cut, of which a further launch adds up the results.
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
+# Bytes of shared memory for what is on its way, and chunks of it.
+STAGED, MOST_STAGES = 196608, 8
+# Worth measuring.
+TILES = 6
+# Cycles per second; bytes per cycle that a multiprocessor gets from the level-2 cache; cycles that a block takes beside
+# its chunks, and a chunk beside its products; bytes per second of memory.
+CLOCK, STREAMED, BLOCK, STEP, MEMORY = 1.75e9, 28.0, 6000.0, 100.0, 2.8e12
+# Seconds of a launch that follows another.
+LAUNCH = 3e-6
+
+# How an operand of the pointwise operations varies: not at all, by feature, or by element of the output.
+Varies = Literal["", "feature", "element"]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A group: matmul -> pointwise.
+
+    after     the pointwise operations, if any
+    operands  what these read from memory
+    """
+
+    root: Node
+    matmul: Node
+    after: Map | None
+    operands: tuple[Node, ...]
+
+    @property
+    def x(self) -> Node:
+        return self.matmul.arg(0)
+
+    @property
+    def w(self) -> Node:
+        return self.matmul.arg(1)
+
+    @property
+    def bias(self) -> Node | None:
+        return self.matmul.args[2]
+
+    @property
+    def tensors(self) -> tuple[Node, ...]:
+        """What a call passes."""
+        return tuple(dict.fromkeys([self.x, self.w, *([] if self.bias is None else [self.bias]), *self.operands]))
+
+    @property
+    def features_first(self) -> bool:
+        """Whether the weight lies as (N, K)."""
+        assert isinstance(self.matmul.op, ops.Matmul)
+        return self.matmul.op.transpose_w
+
+    @property
+    def features(self) -> int:
+        return int(self.root.shape[-1])
+
+    @property
+    def summed(self) -> int:
+        """Numbers that are multiplied and added for one of the output's."""
+        return int(self.x.shape[-1])
+
+    def varies(self, operand: Node) -> Varies:
+        found = _varies(operand, self.root)
+        assert found is not None
+        return found
+
+
+@dataclass(frozen=True)
+class MatmulTile:
+    """How a group is cut.
+
+    columns  rows of x of a block
+    groups   warpgroups of a block, each with 64 features
+    parts    into how many the sums are cut
+    """
+
+    columns: int
+    groups: int
+    parts: int
+
+    @property
+    def features(self) -> int:
+        return FEATURES * self.groups
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of a chunk of x: two numbers of tf32 for each of its own."""
+        return 8 * CHUNK * self.columns
+
+    @property
+    def stages(self) -> int:
+        return min(MOST_STAGES, STAGED // self.stage_bytes)
+
+    @property
+    def per_sm(self) -> int:
+        """Blocks that share a multiprocessor."""
+        return 2 if self.stages * self.stage_bytes <= STAGED // 2 else 1
+
+
+def match(root: Node, users: Users) -> Linear | str:
+    """The group that ends in `root`, or why there is none."""
+    chain = parse(root, users, lambda n: isinstance(n.op, ops.Matmul))
+    if isinstance(chain, str):
+        return chain
+    matmul, stages = chain.source, chain.stages
+    x, w, bias = matmul.args
+    assert x is not None and w is not None
+    if len(stages) > 1 or (stages and not isinstance(stages[0], Map)):
+        return f"{root!r} is not pointwise behind a matmul"
+    if w is x or w.ndim != 2 or not all(isinstance(d, int) for d in (*w.shape, x.shape[-1])):
+        return f"{matmul!r} multiplies two computed values"
+    after = stages[0] if stages else None
+    assert after is None or isinstance(after, Map)
+    operands = tuple(n for n in chain.operands if not isinstance(n.op, ops.Full))
+    memory = (x, w, *operands, root, *([] if bias is None else [bias]))
+    if any(n.dtype != torch.float32 for n in memory):
+        return f"{root!r} is not of float32 alone"
+    wrong = [n for n in operands if _varies(n, root) is None]
+    if wrong:
+        return f"operand {wrong[0]!r} is neither a number, nor one per feature, nor one per element"
+    return Linear(root, matmul, after, operands)
+
+
+def _varies(operand: Node, root: Node) -> Varies | None:
+    if all(d == 1 for d in operand.shape):
+        return ""
+    if operand.shape[-1] == root.shape[-1] and all(d == 1 for d in operand.shape[:-1]):
+        return "feature"
+    return "element" if operand.shape == root.shape else None
+
+
+def tiles(group: Linear, rows: int) -> list[MatmulTile]:
+    """Tiles worth measuring for so many rows of x, best estimate first."""
+    each = product(COLUMNS, (1, 2), PARTS)
+    found = [t for t in (MatmulTile(*cut) for cut in each) if t.parts <= max(1, group.summed // (4 * CHUNK))]
+    return sorted(found, key=lambda t: seconds(group, t, rows))[:TILES]
+
+
+def seconds(group: Linear, t: MatmulTile, rows: int) -> float:
+    """About how long the kernel takes for so many rows of x."""
+    m, n, k = rows, group.features, group.summed
+    across = ceil(m / t.columns)
+    blocks = across * ceil(n / t.features) * t.parts
+    at_once = MULTIPROCESSORS * t.per_sm
+    chunks = ceil(k / CHUNK / t.parts)
+    multiplied = 12 * (t.columns / 2) * t.groups + STEP
+    streamed = (t.stage_bytes + 4 * CHUNK * t.features) / STREAMED
+    cycles = ceil(blocks / at_once) * (chunks * max(multiplied, streamed) * (at_once // MULTIPROCESSORS) + BLOCK)
+    packed = 12 * across * t.columns * k
+    joined = 0 if t.parts == 1 else 4 * (2 * t.parts + 1) * m * n
+    passing = (packed + joined) / MEMORY + LAUNCH * (1 + (t.parts > 1))
+    return max(cycles / CLOCK, 4 * n * k / MEMORY) + passing

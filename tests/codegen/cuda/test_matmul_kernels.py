@@ -1,0 +1,147 @@
+"""Kernels of float32 matmuls: the generated CUDA C++ runs on the CPU, and is compared with the model in float64."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from emulation.emulate import ORDERS, emulate
+from torch import Tensor, nn
+
+from fusewright.capture import capture
+from fusewright.codegen.cuda import matmul as cuda
+from fusewright.ir import ops
+from fusewright.kernel import Kernel
+from fusewright.schedule.matmul import COLUMNS, PARTS, Linear, MatmulTile, match, tiles
+
+CHAINS: dict[str, Callable[[Tensor, nn.Module, Tensor], Tensor]] = {
+    "nothing": lambda y, m, x: y,
+    "a number per feature": lambda y, m, x: F.gelu(2 * y + m.p),
+    "one number": lambda y, m, x: torch.minimum(y, m.q) - m.q,
+    "an element each": lambda y, m, x: torch.sigmoid(y) * (y + m.r),
+    "its own input": lambda y, m, x: y - x,
+    "a constant": lambda y, m, x: y * torch.full(y.shape[-1:], -0.5),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """x (`shape`) times a weight, (features, K) or its transpose, and a chain."""
+
+    shape: tuple[int, ...]
+    features: int
+    chain: str = "nothing"
+    bias: bool = True
+    features_first: bool = True
+
+
+CASES = {
+    "one block": (Case((32, 64), 64), MatmulTile(32, 1, 1)),
+    "rows and features left over": (Case((70, 64), 130, "a number per feature"), MatmulTile(32, 2, 1)),
+    "three dimensions": (Case((3, 23, 100), 200, "one number"), MatmulTile(16, 1, 1)),
+    "an odd number of each": (Case((19, 67), 45, "a constant", bias=False), MatmulTile(16, 1, 1)),
+    "a weight (K, N)": (Case((40, 70), 130, "a number per feature", False, False), MatmulTile(64, 2, 1)),
+    "in parts": (Case((20, 200), 96, "an element each"), MatmulTile(16, 1, 3)),
+    "in parts, of which one is empty": (Case((20, 129), 64, bias=False), MatmulTile(32, 1, 4)),
+    "more chunks than stages": (Case((8, 32 * 11), 64), MatmulTile(128, 1, 1)),
+    "the input again": (Case((24, 96), 96, "its own input"), MatmulTile(32, 1, 1)),
+    "many rows": (Case((1200, 33), 70), MatmulTile(128, 1, 1)),
+}
+
+
+class Model(nn.Module):
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        k, o = case.shape[-1], case.features
+        self.case = case
+        self.w = nn.Parameter(torch.randn((o, k) if case.features_first else (k, o)) / k**0.5)
+        self.b = nn.Parameter(torch.randn(o)) if case.bias else None
+        self.p, self.q = nn.Parameter(torch.rand(o) + 0.5), nn.Parameter(torch.tensor(0.75))
+        self.r = nn.Parameter(torch.randn(*case.shape[:-1], o))
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.w, self.b) if self.case.features_first else x @ self.w
+        return CHAINS[self.case.chain](y, self, x)
+
+
+def found(case: Case) -> tuple[Model, Linear]:
+    model = Model(case)
+    graph = capture(model, (torch.randn(case.shape),), {}).graph
+    group = match(graph.outputs[0], graph.users())
+    assert isinstance(group, Linear), group
+    return model, group
+
+
+def generated(group: Linear, t: MatmulTile) -> Kernel:
+    return cuda.kernel(group, t, "fused_test", "def reference(*operands): ...")
+
+
+def called(model: Model, group: Linear, t: MatmulTile, x: Tensor, order: str = "forward") -> Tensor:
+    operands = (x if isinstance(n.op, ops.Input) else model.get_parameter(n.op.path).detach() for n in group.tensors)
+    return emulate(generated(group, t), *operands, order=order)
+
+
+def assert_right(case: Case, t: MatmulTile, order: str = "forward", mean: float = 0.0) -> None:
+    """As near to float64 as float32 itself is, nearly: every number has 22 bits at least."""
+    model, group = found(case)
+    torch.manual_seed(1)
+    x = torch.randn(case.shape) + mean
+    got = called(model, group, t, x, order)
+    with torch.no_grad():
+        want = Model(case).double()(x.double())
+        size = 1 + F.linear(x.double().abs(), (model.w if case.features_first else model.w.mT).double().abs())
+    assert got.shape == want.shape and got.dtype == torch.float32
+    assert ((got - want).abs() <= 1e-6 * size).all(), ((got - want).abs() / size).max()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_the_model_in_float64(name: str) -> None:
+    for order in ORDERS[1:]:
+        assert_right(*CASES[name], order)
+
+
+def test_numbers_with_a_mean() -> None:
+    """Sums of a thousand times what their differences are."""
+    assert_right(Case((30, 300), 64, bias=False), MatmulTile(32, 1, 1), mean=1000.0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3.4e38])
+def test_what_is_not_finite(value: float) -> None:
+    """It is in the row that reads it, and nowhere else; the largest numbers are beyond those of tf32."""
+    model, group = found(Case((20, 64), 64, bias=False))
+    x = torch.randn(20, 64)
+    x[3, 5] = value
+    got = called(model, group, MatmulTile(32, 1, 1), x)
+    with torch.no_grad():
+        want = model(x)
+    others = torch.arange(20) != 3
+    assert torch.equal(got[3].isnan(), want[3].isnan())
+    assert got[others].isfinite().all()
+    if value != value or abs(value) == float("inf"):
+        assert torch.equal(got[3].isinf(), want[3].isinf())
+
+
+def test_tiles_that_are_worth_measuring() -> None:
+    """Few rows leave room for parts, many do not need them; none has empty parts alone."""
+    _, group = found(Case((16, 4096), 512))
+    few, many = tiles(group, 16), tiles(group, 8192)
+    assert few[0].parts > 1 and few[0].columns == 16
+    assert many[0].parts == 1 and many[0].columns >= 96
+    assert all(t.columns in COLUMNS and t.parts in PARTS for t in (*few, *many))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_random_matmuls(seed: int) -> None:
+    rng = random.Random(seed)
+    k, features, first = rng.randint(1, 300), rng.randint(1, 200), rng.random() < 0.7
+    shape = (*(rng.randint(1, 9) for _ in range(rng.randint(0, 2))), rng.randint(1, 60), k)
+    chain = rng.choice([name for name in CHAINS if name != "its own input"])
+    tile = MatmulTile(rng.choice(COLUMNS), rng.choice((1, 2)), rng.choice([1, 1, 2, 3]))
+    assert_right(Case(shape, features, chain, first and rng.random() < 0.5, first), tile, rng.choice(ORDERS))
