@@ -9,7 +9,7 @@ rows are whole sectors, the way through shared memory costs more than it saves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -45,6 +45,12 @@ class Team:
         """Numbers from feature to feature in shared memory."""
         return self.positions + (self.banks - self.positions) % BANKS
 
+    @property
+    def coupled(self) -> Team:
+        """The same where every position is two neighbours, those of two phases: lanes that have several positions of a
+        row have twice as many, of which fewer rows are written at once."""
+        return replace(self, positions=2 * self.positions, banks=16 if self.banks == 8 else self.banks)
+
 
 class Cut(Protocol):
     """What has to be known of a tile: whether it writes rows by way of shared memory, a block's warps, and those that
@@ -77,19 +83,27 @@ def _written(c: Contraction) -> bool:
 
 
 def _whole(c: Contraction, row: int) -> bool:
-    """Whether rows of so many cells are sectors."""
-    positions = row * (c.axes[2].stride if c.window is None else 1)
+    """Whether rows are sectors; where their length varies, it is that of so many cells."""
+    length = c.root.shape[-1]
+    positions = length if isinstance(length, int) else row * (c.axes[2].stride if c.window is None else 1)
     return positions * c.root.dtype.itemsize % SECTOR == 0
 
 
-def as_written(c: Contraction, tiles: Iterable[T], row: int) -> Iterator[T]:
-    """The tiles, each with the better way to write rows of so many cells."""
+def as_written(
+    c: Contraction, tiles: Iterable[T], row: int, couples: Callable[[Contraction, T], bool] = lambda c, t: False
+) -> Iterator[T]:
+    """The tiles, each with the better way to write rows of so many cells; a tile that `couples` two phases has the
+    positions of both at once."""
     w = c.axes[2]
     plain = w.stride == 1 and w.start == 0 and all(p.elements == (0,) for p in w.phases)
     pays = _written(c) and not _whole(c, row) and c.root.dtype.itemsize <= 4
     for t in tiles:
         one_by_one = plain if c.window is None else t.team.pooled
-        yield replace(t, by_rows=True) if pays and one_by_one and t.team.positions >= SHORTEST else t
+        if pays and couples(c, t):
+            both: Any = replace(t, by_rows=True, coupled=True)
+            yield both if both.team.positions >= SHORTEST else t
+        else:
+            yield replace(t, by_rows=True) if pays and one_by_one and t.team.positions >= SHORTEST else t
 
 
 def parted(c: Contraction, t: Cut, row: int) -> float:

@@ -96,7 +96,7 @@ class WarpgroupTile(WarpgroupCut):
         return self.cells_d, self.cells_h * self.groups_h, 8 * self.eights_w * self.groups_w
 
     @property
-    def team(self) -> Team:
+    def team_of_cells(self) -> Team:
         """A warp has 16 features of all of a warpgroup's columns."""
         return Team(8 * self.eights_w, 1, 8)
 

@@ -65,7 +65,7 @@ class PoolTile(PositionTile):
         return across(c)
 
     @property
-    def team(self) -> Team:
+    def team_of_cells(self) -> Team:
         return Team(0, 1, 4, pooled=False)
 
     @property

@@ -233,8 +233,13 @@ class Epilogue(ValueText):
 
     @property
     def first_w(self) -> str:
-        """The first position along w that a thread's team has."""
+        """The first cell along w that a thread's team has."""
         return "cell_w + 4 * warp_w * OWN_W"
+
+    @property
+    def first_r(self) -> str:
+        """The first position along w that it has."""
+        return self.first_w
 
     @property
     def first_of_rows(self) -> tuple[str, Sequence[str]]:
@@ -263,7 +268,7 @@ class Epilogue(ValueText):
         sync, member = ("__syncwarp()", "0") if team == 1 else ("__syncthreads()", f"warp % {team}")
         eight = fill(texts.EIGHT_ROWS, sync=sync, held=self.held_for_rows(slots), first=first, member=member)
         P, Q, R = lengths
-        place = {"p": position[0], "q": position[1], "first": self.first_w, "P": P, "Q": Q, "R": R}
+        place = {"p": position[0], "q": position[1], "first": self.first_r, "P": P, "Q": Q, "R": R}
         each = fill(texts.ROWS, **place, type=self.result_type, eights=nest(loops, eight))
         return [*self._out_at("out_features", "", lengths), *nest(rows, each)]
 

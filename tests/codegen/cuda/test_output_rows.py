@@ -17,6 +17,7 @@ from fusewright.codegen.cuda import warpgroup as cuda
 from fusewright.kernel import Kernel
 from fusewright.schedule import warpgroup, warpgroup_positions, warpgroup_windows
 from fusewright.schedule.output_rows import BANKS, FEATURES, SHORTEST, as_written, parted, rows_bytes
+from fusewright.schedule.warpgroup_staging import couples
 
 POOL = {"pool": "avg", "window": (4, 4), "step": (4, 4)}
 REFERENCE = "def reference(*operands): ..."
@@ -88,6 +89,41 @@ CASES: dict[str, tuple[str, Case, dict[str, Any]]] = {
         {"wide": True},
     ),
     "positions, float16": ("positions", Case((5, 71), 20, 12, dtype=F16), {"wide": True}),
+    "features, two phases": (
+        "features",
+        Case((5, 20), 5, 70, stride=(2, 2), transposed=True, before=("gelu", "add channel")),
+        {"coupled": True, "cells_h": 2},
+    ),
+    "features, two phases, a row's end": (
+        "features",
+        Case((6, 40), 9, 64, (4, 4), (2, 2), (1, 0), transposed=True, bias=False),
+        {"coupled": True, "eights_w": 4},
+    ),
+    "features, two phases along all dimensions": (
+        "features",
+        Case((2, 3, 18), 3, 16, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), transposed=True),
+        {"coupled": True},
+    ),
+    "positions, two phases": (
+        "positions",
+        Case((5, 70), 5, 12, (4, 4), (2, 2), (0, 0), transposed=True, before=("relu",)),
+        {"coupled": True, "wide": True},
+    ),
+    "positions, two phases below each other": (
+        "positions",
+        Case((9, 18), 5, 12, (3, 3), (2, 2), (1, 1), transposed=True),
+        {"coupled": True, "wide": False},
+    ),
+    "positions, two phases, softmax": (
+        "positions",
+        Case((5, 35), 5, 12, (4, 4), (2, 2), (1, 1), transposed=True, output_padding=(1, 1), softmax="softmax"),
+        {"coupled": True},
+    ),
+    "features, two phases, bfloat16": (
+        "features",
+        Case((5, 21), 20, 70, stride=(2, 2), transposed=True, dtype=BF16),
+        {"coupled": True},
+    ),
     "windows": ("windows", Case((23, 143), 8, 9, **POOL, after=("sigmoid",)), {"own_w": 4}),
 }
 
@@ -145,7 +181,11 @@ def test_stays_inside(name: str) -> None:
         pytest.param(Case((9, 82), 5, 20, pool="max", window=(2, 2), step=(2, 2)), False, id="cells in rows of 40"),
         pytest.param(Case((9, 84), 5, 20, pool="max", window=(2, 2), step=(2, 2)), True, id="cells in rows of 41"),
         pytest.param(Case((9, 41), 5, 20, channels_last=True), False, id="channels last"),
-        pytest.param(Case((9, 20), 5, 20, stride=(2, 2), transposed=True), False, id="every second position"),
+        pytest.param(Case((9, 20), 5, 20, stride=(2, 2), transposed=True), True, id="two phases: rows of 41"),
+        pytest.param(
+            Case((9, 20), 5, 20, (4, 4), stride=(2, 2), padding=(1, 1), transposed=True), False, id="rows of 40"
+        ),
+        pytest.param(Case((9, 14), 5, 20, stride=(3, 3), transposed=True), False, id="every third position"),
     ],
 )
 def test_where_rows_pay(case: Case, by_rows: bool) -> None:
@@ -153,12 +193,12 @@ def test_where_rows_pay(case: Case, by_rows: bool) -> None:
     f = find(case)
     assert isinstance(f, Found)
     t = next(t for _, t in warpgroup.candidates(f.group, f.cells, tf32=True) if t.eights_w == 4)
-    plain = replace(t, by_rows=False)
-    short = replace(plain, eights_w=SHORTEST // 8 - 1)
-    written, shorter = as_written(f.group, [plain, short], f.cells[2])
+    plain = replace(t, by_rows=False, coupled=False)
+    short = replace(plain, eights_w=SHORTEST // (16 if t.coupled else 8) - 1)
+    written, shorter = as_written(f.group, [plain, short], f.cells[2], couples)
     assert t == written and t.by_rows is by_rows
-    assert (parted(f.group, plain, f.cells[2]) > 1) is (by_rows or case.stride == (2, 2))
-    assert parted(f.group, t, f.cells[2]) == 1 or case.stride == (2, 2)
+    assert (parted(f.group, plain, f.cells[2]) > 1) is (by_rows or case.stride == (3, 3))
+    assert parted(f.group, t, f.cells[2]) == 1 or case.stride == (3, 3)
     assert not shorter.by_rows and rows_bytes(shorter) == 0
 
 
@@ -169,7 +209,11 @@ def test_lanes_do_not_meet(name: str) -> None:
     team = t.team
     assert rows_bytes(t) == 4 * (t.warps // team.warps) * FEATURES * team.pitch and team.pitch >= team.positions
     lanes = [divmod(lane, 4) for lane in range(32)]
-    if t.team.banks == 8:  # two neighbours of a row each, half a warp at a time
+    if team.banks == 16:  # four neighbours of a row each, a quarter of a warp at a time
+        banks = [(row * team.pitch + 4 * quad + i) % BANKS for row, quad in lanes[:8] for i in range(4)]
+    elif getattr(t, "coupled", False):  # two neighbours, half a warp at a time
+        banks = [(2 * quad * team.pitch + 2 * row + i) % BANKS for row, quad in lanes[:16] for i in (0, 1)]
+    elif team.banks == 8:  # two neighbours of a row each, half a warp at a time
         banks = [(row * team.pitch + 2 * quad + i) % BANKS for row, quad in lanes[:16] for i in (0, 1)]
     else:
         banks = [(2 * quad * team.pitch + row) % BANKS for row, quad in lanes]
