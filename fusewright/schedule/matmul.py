@@ -25,6 +25,8 @@ from fusewright.schedule.tiling import MULTIPROCESSORS
 CHUNK = 32
 # Rows of x of a block, and features of a warpgroup.
 COLUMNS, FEATURES = (16, 32, 64, 96, 128), 64
+# Warpgroups of a block; of three, threads have registers for fewer columns.
+GROUPS, OF_THREE = (1, 2, 3), 96
 # Into how many parts what is summed may be cut, of which a further launch adds up the results.
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
 # Bytes of shared memory for what is on its way, and chunks of it.
@@ -35,7 +37,7 @@ TILES = 6
 # its chunks, and a chunk beside its products; bytes per second of memory.
 CLOCK, STREAMED, BLOCK, STEP, MEMORY = 1.75e9, 28.0, 6000.0, 100.0, 2.8e12
 # Seconds of a launch that follows another.
-LAUNCH = 3e-6
+LAUNCH = 5e-6
 
 # How an operand of the pointwise operations varies: not at all, by feature, or by element of the output.
 Varies = Literal["", "feature", "element"]
@@ -158,8 +160,10 @@ def _varies(operand: Node, root: Node) -> Varies | None:
 
 def tiles(group: Linear, rows: int) -> list[MatmulTile]:
     """Tiles worth measuring for so many rows of x, best estimate first."""
-    each = product(COLUMNS, (1, 2), PARTS)
-    found = [t for t in (MatmulTile(*cut) for cut in each) if t.parts <= max(1, group.summed // (4 * CHUNK))]
+    each = product(COLUMNS, GROUPS, PARTS)
+    most = max(1, group.summed // (4 * CHUNK))
+    cut = [t for t in (MatmulTile(*one) for one in each) if t.parts <= most]
+    found = [t for t in cut if t.groups < 3 or t.columns <= OF_THREE]
     return sorted(found, key=lambda t: seconds(group, t, rows))[:TILES]
 
 

@@ -45,12 +45,6 @@ class Team:
         """Numbers from feature to feature in shared memory."""
         return self.positions + (self.banks - self.positions) % BANKS
 
-    @property
-    def coupled(self) -> Team:
-        """The same where every position is two neighbours, those of two phases: lanes that have several positions of a
-        row have twice as many, of which fewer rows are written at once."""
-        return replace(self, positions=2 * self.positions, banks=16 if self.banks == 8 else self.banks)
-
 
 class Cut(Protocol):
     """What has to be known of a tile: whether it writes rows by way of shared memory, a block's warps, and those that
@@ -90,20 +84,17 @@ def _whole(c: Contraction, row: int) -> bool:
 
 
 def as_written(
-    c: Contraction, tiles: Iterable[T], row: int, couples: Callable[[Contraction, T], bool] = lambda c, t: False
+    c: Contraction, tiles: Iterable[T], row: int, of_phases: Callable[[T], T | None] = lambda t: None
 ) -> Iterator[T]:
-    """The tiles, each with the better way to write rows of so many cells; a tile that `couples` two phases has the
-    positions of both at once."""
+    """The tiles, each with the better way to write rows of so many cells; `of_phases` gives a tile that writes those of
+    two phases so."""
     w = c.axes[2]
     plain = w.stride == 1 and w.start == 0 and all(p.elements == (0,) for p in w.phases)
     pays = _written(c) and not _whole(c, row) and c.root.dtype.itemsize <= 4
     for t in tiles:
         one_by_one = plain if c.window is None else t.team.pooled
-        if pays and couples(c, t):
-            both: Any = replace(t, by_rows=True, coupled=True)
-            yield both if both.team.positions >= SHORTEST else t
-        else:
-            yield replace(t, by_rows=True) if pays and one_by_one and t.team.positions >= SHORTEST else t
+        rows = (replace(t, by_rows=True) if one_by_one else of_phases(t)) if pays else None
+        yield t if rows is None or rows.team.positions < SHORTEST else rows
 
 
 def parted(c: Contraction, t: Cut, row: int) -> float:

@@ -25,6 +25,7 @@ from fusewright.schedule.warpgroup_staging import (
     Products,
     WarpgroupCut,
     chunk_sizes,
+    couples,
     few_of_each,
     joinable,
     leanest,
@@ -56,6 +57,8 @@ class WarpgroupTile(WarpgroupCut):
     groups_m, groups_h, groups_w   warpgroups side by side over features, rows and columns
     cells_d, cells_h, eights_w   cells of a warpgroup
 
+    coupled   whether rows that are written by way of shared memory have the positions of two phases
+
     The rows that wait in registers are the weights of one tap, for all positions.
     """
 
@@ -66,6 +69,7 @@ class WarpgroupTile(WarpgroupCut):
     cells_d: int
     cells_h: int
     eights_w: int
+    coupled: bool = False
 
     @property
     def warps(self) -> int:
@@ -96,9 +100,12 @@ class WarpgroupTile(WarpgroupCut):
         return self.cells_d, self.cells_h * self.groups_h, 8 * self.eights_w * self.groups_w
 
     @property
-    def team_of_cells(self) -> Team:
+    def team(self) -> Team:
         """A warp has 16 features of all of a warpgroup's columns."""
-        return Team(8 * self.eights_w, 1, 8)
+        return Team(16 * self.eights_w, 1, 16) if self.coupled else Team(8 * self.eights_w, 1, 8)
+
+    def by_rows_of_phases(self, c: Contraction) -> WarpgroupTile | None:
+        return replace(self, by_rows=True, coupled=True) if couples(c, self) else None
 
     @property
     def traits(self) -> tuple[object, ...]:

@@ -141,7 +141,7 @@ def scored(
     found = [
         (score, replace(t, unfolded=name) if name else t)
         for name, group in unfoldings(c)
-        for plain in as_written(c, tiles(group, lengths), lengths[2], couples)
+        for plain in as_written(c, tiles(group, lengths), lengths[2], lambda t: t.by_rows_of_phases(c))
         for score, t in _scored(group, plain, lengths)
     ]
     return sorted(found, key=lambda pair: pair[0])

@@ -65,7 +65,7 @@ class PoolTile(PositionTile):
         return across(c)
 
     @property
-    def team_of_cells(self) -> Team:
+    def team(self) -> Team:
         return Team(0, 1, 4, pooled=False)
 
     @property

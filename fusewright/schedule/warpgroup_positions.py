@@ -146,7 +146,7 @@ class PositionTile(FeatureColumns, WarpgroupCut):
         return self.region
 
     @property
-    def team_of_cells(self) -> Team:
+    def team(self) -> Team:
         """Lanes have every eighth position; those of taps that are spread lie elsewhere."""
         if self.spread:
             return Team(0, 1, 4)

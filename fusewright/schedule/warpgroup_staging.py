@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, prod
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import torch
 
@@ -71,7 +71,6 @@ class WarpgroupCut:
     joined    dimensions, counted from the last, whose phases are multiplied in one pass over the input
     unfolded  the dimension, d or h, whose taps are channels, if any: few of the rows that they read are staged at once
     by_rows   whether rows of the output are written by way of shared memory (`fusewright.schedule.output_rows`)
-    coupled   whether those have the positions of two phases
     producers  warps that only stage, one or two teams of them; without any, those that multiply do
     held      whether the rows that instructions multiply are in registers, read once for several of them
     twice     whether a producer has twice as many elements on their way, where registers are left for them
@@ -85,7 +84,6 @@ class WarpgroupCut:
     joined: int
     unfolded: str = field(default="", kw_only=True)
     by_rows: bool = field(default=False, kw_only=True)
-    coupled: bool = field(default=False, kw_only=True)
     producers: int = field(default=0, kw_only=True)
     held: bool = field(default=False, kw_only=True)
     twice: bool = field(default=False, kw_only=True)
@@ -146,13 +144,13 @@ class WarpgroupCut:
 
     @property
     @abstractmethod
-    def team_of_cells(self) -> Team:
-        """Warps with cells of a row side by side, of one position each."""
-
-    @property
     def team(self) -> Team:
         """Warps with positions of a row side by side."""
-        return self.team_of_cells.coupled if self.coupled else self.team_of_cells
+
+    def by_rows_of_phases(self, c: Contraction) -> Self | None:
+        """The tile that writes rows by way of shared memory where two phases along w share a pass, if it is faster: of
+        a position's lanes, which have few neighbours of a row and many features, it is not."""
+        return None
 
     @abstractmethod
     def products(self, c: Contraction) -> Products:

@@ -122,11 +122,6 @@ __device__ __forceinline__ void write_rows(const float* rows, $type* to, long lo
 }
 """
 
-# A thread's neighbours of two phases there.
-HELD = """
-struct alignas(4 * $count) Held { float values[$count]; };
-"""
-
 ROWS_THERE = """
 float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED$behind) + $team * 8 * ROW_PITCH;
 """

@@ -56,7 +56,7 @@ def pays(group: Group, seconds: float, hints: Mapping[Any, int], *, tf32: bool) 
     if isinstance(group.record, SampleProgram):
         return least + _sample_seconds(group.record, hints, OF_BLOCK) < library
     if isinstance(group.record, Linear):
-        return max(least, UNSURE * seconds) < library
+        return max(least, seconds) < library
     c = contraction_of(group.record)
     tail = 0.0 if c.tail is None else _sample_seconds(c.tail, hints, OF_TAIL)
     return max(least, UNSURE * seconds) + tail < library

@@ -26,15 +26,12 @@ class Run:
     own_w    text: its cell along w in turn `s`; `taken` of its slots are taken in each
     values   the accumulators, `acc` of the first and `beside` of the second phase, as they lie in the output
     others   the text of how they are written where rows are no number of runs
-    held     where they lie in shared memory until rows are written from there, and the loops over their features
     """
 
     own_w: str
     taken: int
     values: list[str]
     others: str
-    held: str
-    features: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -87,23 +84,8 @@ class PhasesEpilogue(Epilogue):
             *nest([*OWN_ROWS, f"for (int s = 0; s < {slots // run.taken}; ++s)"], body),
         ]
 
-    @property
-    def first_r(self) -> str:
-        return f"2 * ({self.first_w})" if self.couples else super().first_r
-
-    def held_for_rows(self, slots: int) -> Lines:
-        if not self.couples:
-            return super().held_for_rows(slots)
-        run = self.run
-        values = ", ".join(self.changed(value) for value in run.values)
-        held = f"*reinterpret_cast<Held*>(&team_rows[{run.held}]) = Held{{{values}}};"
-        own = f"const int own_w = {run.own_w};"
-        return nest([f"for (int s = 0; s < {slots // run.taken}; ++s)"], [own, *nest(run.features, [held])])
-
     def _pairs(self) -> list[Lines]:
-        if self.couples and self.t.by_rows:
-            return [*super()._pairs(), fill(finish.HELD, count=len(self.run.values))]
-        return [self._write_run()] if self.couples else super()._pairs()
+        return [self._write_run()] if self.couples and not self.t.by_rows else super()._pairs()
 
     def _write_run(self) -> Lines:
         run, count = self.run, len(self.run.values)
@@ -126,7 +108,20 @@ class WarpgroupEpilogue(PhasesEpilogue):
     def run(self) -> Run:
         cells = (self.accumulator("s", f"2 * half{more}") for more in ("", " + 1"))
         values = [value for acc in cells for value in (acc, acc.replace("acc[", "beside[", 1))]
-        return Run("2 * s", 2, values, finish.EACH_OF_QUAD, "row * ROW_PITCH + 16 * s + 4 * quad", ())
+        return Run("2 * s", 2, values, finish.EACH_OF_QUAD)
+
+    @property
+    def first_r(self) -> str:
+        return f"2 * ({self.first_w})" if self.couples else super().first_r
+
+    def held_for_rows(self, slots: int) -> Lines:
+        if not self.couples:
+            return super().held_for_rows(slots)
+        run = self.run
+        values = ", ".join(self.changed(value) for value in run.values)
+        at = "reinterpret_cast<float4*>(&team_rows[row * ROW_PITCH + 16 * s + 4 * quad])"
+        held = [f"const int own_w = {run.own_w};", f"*{at} = float4{{{values}}};"]
+        return nest([f"for (int s = 0; s < {slots // run.taken}; ++s)"], held)
 
     def accumulator(self, tile: str, lane: str) -> str:
         return f"acc[rd][{tile} / EIGHTS_W][m][rh][{tile} % EIGHTS_W][{lane}]"
@@ -213,9 +208,7 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
     @property
     def run(self) -> Run:
         own = self.accumulated(1)
-        values = [own, own.replace("acc[", "beside[", 1)]
-        held = f"(2 * quad + half) * ROW_PITCH + 2 * ({self.column_of_team})"
-        return Run(self.own_w(1), 1, values, finish.EACH, held, CHANNELS[1:])
+        return Run(self.own_w(1), 1, [own, own.replace("acc[", "beside[", 1)], finish.EACH)
 
     def head(self) -> list[Lines]:
         if self.c.shares is None:

@@ -39,13 +39,15 @@ def softmax_of_gelu(y: Tensor) -> Tensor:
 
 
 # Models and their inputs' shapes.
-LIBRARY = {
+MATMUL = {
+    "a tail with large weights": (head(1000), (128, 320, 7, 7)),
     "weights read again for each sample": (
         Linear(512, 1024, softmax_of_gelu),
         (1024, 512),
     ),
-    "a tail with large weights": (head(1000), (128, 320, 7, 7)),
     "few tiles": (Linear(2048, 4096, lambda y: y.sigmoid().sum(-1)), (128, 2048)),
+}
+LIBRARY = {
     "half precision": (Linear(512, 1024, logsumexp_of_relu).half(), (65536, 512)),
     "a convolution alone": (nn.Conv2d(256, 128, 1), (64, 256, 28, 28)),
 }
@@ -77,6 +79,22 @@ def test_the_library_multiplies(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     found, wanted = (paths(monkeypatch, *LIBRARY[name], kernels) for kernels in ("auto", "always"))
     assert {path for group, path in found.items() if "linear" in group or "conv" in group} == {"ATen"}, found
     assert set(wanted.values()) == {"generated"}, wanted
+
+
+@pytest.mark.parametrize("name", MATMUL)
+def test_a_matmul_of_float32_is_a_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of its own, for no group that takes in more of the model is faster than the library; where tf32 is allowed,
+    the library has the matmul."""
+    model, shape = MATMUL[name]
+    x = torch.empty(shape)
+    found = built_for_a_gpu(monkeypatch, model, x, "auto").choices
+    assert [c.family for c in found if "linear" in c.name and c.path == "generated"] == ["matmul"], found
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
+    try:
+        found = built_for_a_gpu(monkeypatch, model, x, "auto").choices
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert {c.path for c in found if "linear" in c.name} == {"ATen"}, found
 
 
 @pytest.mark.parametrize("name", KERNEL)

@@ -17,7 +17,6 @@ from fusewright.codegen.cuda import warpgroup as cuda
 from fusewright.kernel import Kernel
 from fusewright.schedule import warpgroup, warpgroup_positions, warpgroup_windows
 from fusewright.schedule.output_rows import BANKS, FEATURES, SHORTEST, as_written, parted, rows_bytes
-from fusewright.schedule.warpgroup_staging import couples
 
 POOL = {"pool": "avg", "window": (4, 4), "step": (4, 4)}
 REFERENCE = "def reference(*operands): ..."
@@ -101,22 +100,7 @@ CASES: dict[str, tuple[str, Case, dict[str, Any]]] = {
     ),
     "features, two phases along all dimensions": (
         "features",
-        Case((2, 3, 18), 3, 16, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), transposed=True),
-        {"coupled": True},
-    ),
-    "positions, two phases": (
-        "positions",
-        Case((5, 70), 5, 12, (4, 4), (2, 2), (0, 0), transposed=True, before=("relu",)),
-        {"coupled": True, "wide": True},
-    ),
-    "positions, two phases below each other": (
-        "positions",
-        Case((9, 18), 5, 12, (3, 3), (2, 2), (1, 1), transposed=True),
-        {"coupled": True, "wide": False},
-    ),
-    "positions, two phases, softmax": (
-        "positions",
-        Case((5, 35), 5, 12, (4, 4), (2, 2), (1, 1), transposed=True, output_padding=(1, 1), softmax="softmax"),
+        Case((2, 3, 18), 3, 16, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), transposed=True, output_padding=(0, 0, 0)),
         {"coupled": True},
     ),
     "features, two phases, bfloat16": (
@@ -195,7 +179,7 @@ def test_where_rows_pay(case: Case, by_rows: bool) -> None:
     t = next(t for _, t in warpgroup.candidates(f.group, f.cells, tf32=True) if t.eights_w == 4)
     plain = replace(t, by_rows=False, coupled=False)
     short = replace(plain, eights_w=SHORTEST // (16 if t.coupled else 8) - 1)
-    written, shorter = as_written(f.group, [plain, short], f.cells[2], couples)
+    written, shorter = as_written(f.group, [plain, short], f.cells[2], lambda t: t.by_rows_of_phases(f.group))
     assert t == written and t.by_rows is by_rows
     assert (parted(f.group, plain, f.cells[2]) > 1) is (by_rows or case.stride == (3, 3))
     assert parted(f.group, t, f.cells[2]) == 1 or case.stride == (3, 3)
@@ -211,8 +195,6 @@ def test_lanes_do_not_meet(name: str) -> None:
     lanes = [divmod(lane, 4) for lane in range(32)]
     if team.banks == 16:  # four neighbours of a row each, a quarter of a warp at a time
         banks = [(row * team.pitch + 4 * quad + i) % BANKS for row, quad in lanes[:8] for i in range(4)]
-    elif getattr(t, "coupled", False):  # two neighbours, half a warp at a time
-        banks = [(2 * quad * team.pitch + 2 * row + i) % BANKS for row, quad in lanes[:16] for i in (0, 1)]
     elif team.banks == 8:  # two neighbours of a row each, half a warp at a time
         banks = [(row * team.pitch + 2 * quad + i) % BANKS for row, quad in lanes[:16] for i in (0, 1)]
     else:
