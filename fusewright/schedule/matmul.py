@@ -26,7 +26,7 @@ CHUNK = 32
 # Rows of x of a block, and features of a warpgroup.
 COLUMNS, FEATURES = (16, 32, 64, 96, 128), 64
 # Warpgroups of a block; of three, threads have registers for fewer columns.
-GROUPS, OF_THREE = (1, 2, 3), 96
+GROUPS, OF_THREE = (1, 2, 3), 64
 # Into how many parts what is summed may be cut, of which a further launch adds up the results.
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
 # Bytes of shared memory for what is on its way, and chunks of it.

@@ -120,17 +120,17 @@ $name($parameters, long long rows) {
     const auto fetch = [&](int chunk) {
         $read
     };
-    float sums[COLUMNS / 8][4] = {};
-    if (steps > 0) fetch(first_chunk);
-#pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-        const int stage = step % STAGES;
-        if (threadIdx.x == 0) start_copy(step + AHEAD);
-        Split own[4][4];    // by instruction: of a feature and the eighth behind, first and second numbers
+    const auto split_fetched = [&](Split(&to)[4][4]) {
 #pragma unroll
         for (int i = 0; i < 16; ++i)
-            own[i / 8 * 2 + i % 4 / 2][i / 4 % 2 + i % 2 * 2] = split((&fetched[i / 4].x)[i % 4]);
-        if (step + 1 < steps) fetch(first_chunk + step + 1);
+            to[i / 8 * 2 + i % 4 / 2][i / 4 % 2 + i % 2 * 2] = split((&fetched[i / 4].x)[i % 4]);
+    };
+    float sums[COLUMNS / 8][4] = {};
+    // Multiply a chunk by what has been split of the weight, by instruction: of a feature and the eighth behind, first and
+    // second numbers.  Meanwhile the next ones are split.
+    const auto multiply = [&](int step, const Split(&own)[4][4], Split(&next)[4][4]) {
+        const int stage = step % STAGES;
+        if (threadIdx.x == 0) start_copy(step + AHEAD);
         landing_wait(landed + stage, step / STAGES % 2);
         const unsigned long long x = shared_matrix(staged + stage * STAGE, 16 * COLUMNS, 128);
         float products[COLUMNS / 8][4];
@@ -144,11 +144,21 @@ $name($parameters, long long rows) {
             wgmma_rows_tf32_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, big, true);
         }
         warpgroup_commit();
+        if (step + 1 < steps) split_fetched(next);
+        if (step + 2 < steps) fetch(first_chunk + step + 2);
         warpgroup_wait();
         if (lane == 0) landing_close(read + stage);
         // Tensor cores truncate as they accumulate: chains stay short, and are added in float32.
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; ++i) sums[i / 4][i % 4] += products[i / 4][i % 4];
+    };
+    Split even[4][4], odd[4][4];
+    if (steps > 0) fetch(first_chunk), split_fetched(even);
+    if (steps > 1) fetch(first_chunk + 1);
+#pragma unroll 1
+    for (int step = 0; step < steps; step += 2) {
+        multiply(step, even, odd);
+        if (step + 1 < steps) multiply(step + 1, odd, even);
     }
 
 #pragma unroll
