@@ -126,8 +126,8 @@ $name($parameters, long long rows) {
             to[i / 8 * 2 + i % 4 / 2][i / 4 % 2 + i % 2 * 2] = split((&fetched[i / 4].x)[i % 4]);
     };
     float sums[COLUMNS / 8][4] = {};
-    // Multiply a chunk by what has been split of the weight, by instruction: of a feature and the eighth behind, first and
-    // second numbers.  Meanwhile the next ones are split.
+    // Multiply a chunk by what has been split of the weight, by instruction: of a feature and the eighth behind, first
+    // and second numbers.  Meanwhile the next ones are split.
     const auto multiply = [&](int step, const Split(&own)[4][4], Split(&next)[4][4]) {
         const int stage = step % STAGES;
         if (threadIdx.x == 0) start_copy(step + AHEAD);
