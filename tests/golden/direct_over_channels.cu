@@ -345,25 +345,40 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         };
         keep(acc[0], 0, 0, 0);
         __syncthreads();
-        for (int cell = threadIdx.x; cell < 900; cell += THREADS) {
-            const int d = cell / 900, h = cell / 60 % 15, w = cell % 60;    // inside the tile
-            Compute over = round == 0 ? Compute(0) : running[cell];
-            for (int o = 0; o < BLOCK_O; ++o) {
-                const int at = group * O + first_feature + o;
-                const Compute* const from = strip + (o * 16 + h) * 64 + w;
-                Compute pooled = Compute(0);
+        for (int begin = threadIdx.x; begin < 900; begin += 4 * THREADS) {
+            Compute overs[4];
 #pragma unroll
-                for (int kh = 0; kh < 2; ++kh)
+            for (int k = 0; k < 4; ++k) {
+                const int cell = min(begin + k * THREADS, 900 - 1);
+                const int d = cell / 900, h = cell / 60 % 15, w = cell % 60;    // inside the tile
+                Compute over = round == 0 ? Compute(0) : running[cell];
+                for (int o = 0; o < BLOCK_O; ++o) {
+                    const int at = group * O + first_feature + o;
+                    const Compute* const from = strip + (o * 16 + h) * 64 + w;
+                    Compute pooled = Compute(0);
 #pragma unroll
-                    for (int kw = 0; kw < 2; ++kw)
-                        pooled = pooled + from[kh * 64 + kw];
-                constexpr Compute share = Compute(1.0 / 4);
-                over = over + after(pooled * share, at);
+                    for (int kh = 0; kh < 2; ++kh)
+#pragma unroll
+                        for (int kw = 0; kw < 2; ++kw)
+                            pooled = pooled + from[kh * 64 + kw];
+                    constexpr Compute share = Compute(1.0 / 4);
+                    over = over + after(pooled * share, at);
+                }
+                overs[k] = over;
             }
-            if (round < ROUNDS - 1)
-                running[cell] = over;
-            else if (cell_d + d < cells_d && cell_h + h < cells_h && cell_w + w < cells_w)
-                out[(((long long)sample * cells_d + cell_d + d) * cells_h + cell_h + h) * cells_w + cell_w + w] = narrow_to<Element>::of(over * Compute(1.0 / (GROUPS * O)));
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const int cell = begin + k * THREADS;
+                if (cell >= 900) break;
+                const Compute over = overs[k];
+                if (round < ROUNDS - 1) {
+                    running[cell] = over;
+                    continue;
+                }
+                const int d = cell / 900, h = cell / 60 % 15, w = cell % 60;    // inside the tile
+                if (cell_d + d < cells_d && cell_h + h < cells_h && cell_w + w < cells_w)
+                    out[(((long long)sample * cells_d + cell_d + d) * cells_h + cell_h + h) * cells_w + cell_w + w] = narrow_to<Element>::of(over * Compute(1.0 / (GROUPS * O)));
+            }
         }
     }
     copy_async_commit();

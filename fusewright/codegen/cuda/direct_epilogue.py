@@ -8,21 +8,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from fusewright.codegen.cuda.contraction_folds import JOININGS
 from fusewright.codegen.cuda.contraction_values import ValueText, is_one
 from fusewright.codegen.cuda.contraction_walk import moved
 from fusewright.codegen.cuda.direct_text import CLOSE_ALL, CLOSE_POSITIONS
 from fusewright.codegen.cuda.loops import UNROLL, Dealt, dealt, nest
-from fusewright.codegen.text import Lines, block, fill, indent
+from fusewright.codegen.text import Lines, block, fill
 from fusewright.schedule.direct import Box, Cut, folded_early, loops_over_groups
 
 # Features whose values a thread has at hand where they are joined at once.
 MOST_AT_ONCE = 10
+# Values of cells that a thread works on side by side.
+CELLS_AT_ONCE = 4
 
 _ROWS = ["for (int pd = 0; pd < PLANES; ++pd)", "for (int rh = 0; rh < ROWS; ++rh)"]
 _CHANNEL = "const int at = group * O + first_feature + o;"
+
+_OVER_CHANNELS = """
+for (int begin = threadIdx.x; begin < $cells; begin += $at_once * THREADS) {
+    $kind overs[$at_once];
+#pragma unroll
+    for (int k = 0; k < $at_once; ++k) {
+        const int cell = min(begin + k * THREADS, $cells - 1);
+        $fold
+        overs[k] = over;
+    }
+#pragma unroll
+    for (int k = 0; k < $at_once; ++k) {
+        const int cell = begin + k * THREADS;
+        if (cell >= $cells) break;
+        const $kind over = overs[k];
+        if (round < ROUNDS - 1) {
+            running[cell] = over;
+            continue;
+        }
+        $place
+        if ($inside)
+            $write
+    }
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -281,17 +308,26 @@ class DirectEpilogue(ValueText):
         """Every cell's running result takes in the features at hand, and is written after the last ones."""
         count = "TEAMS" if folded_early(self.c) else self._own_features
         kind, empty = self.joining.running[0], self.joining.empty
-        body = [*place, f"{kind} over = round == 0 ? {empty} : running[cell];"]
+        fold = [*place, f"{kind} over = round == 0 ? {empty} : running[cell];"]
         if self.joining.at_once and self.c.window is None:
             (kept,) = value
-            body += self._several_features(count, kept)
+            fold += self._several_features(count, kept)
         else:
-            fold = [*([_CHANNEL] if self.c.after is not None else []), *value[:-1]]
-            fold += [f"over = {self.joining.join('over', value[-1])};"]
-            body += block(f"for (int o = 0; o < {count}; ++o)", fold)
-        body += ["if (round < ROUNDS - 1)", "    running[cell] = over;", f"else if ({self._inside()})"]
-        body += indent(self._write_over())
-        return block(f"for (int cell = threadIdx.x; cell < {prod(self.counts)}; cell += THREADS)", body)
+            each = [*([_CHANNEL] if self.c.after is not None else []), *value[:-1]]
+            each += [f"over = {self.joining.join('over', value[-1])};"]
+            fold += block(f"for (int o = 0; o < {count}; ++o)", each)
+        cells, features = prod(self.counts), self.t.t.teams if folded_early(self.c) else self.t.block_m
+        return fill(
+            _OVER_CHANNELS,
+            # What one cell waits for, others do meanwhile; stores between would keep their reads from coming first.
+            at_once=min(ceil(cells / self.t.threads), max(1, CELLS_AT_ONCE // features)),
+            cells=cells,
+            kind=kind,
+            fold=fold,
+            place=place,
+            inside=self._inside(),
+            write=self._write_over(),
+        )
 
     def _several_features(self, count: str, value: str) -> Lines:
         """A cell's running result takes in its features several at a time; the last of them may repeat one."""
