@@ -385,8 +385,9 @@ class Cut:
     def per_sm(self) -> int:
         """Blocks that share a multiprocessor: by shared memory, threads and registers."""
         wide = self.compute_bytes // 4
-        registers = min(255, ceil((48 + (self.values + self.held) * wide) / 8) * 8)
-        return min(32, 227 * 1024 // (self.shared + 1024), 2048 // self.threads, 65536 // (self.threads * registers))
+        registers = min(255, ceil((56 + (self.values + self.held) * wide) / 8) * 8)
+        warps = 65536 // (32 * registers) // 4 * 4  # as many in each quarter of a multiprocessor
+        return min(32, 227 * 1024 // (self.shared + 1024), 2048 // self.threads, warps // self.warps)
 
 
 def _eights(n: int) -> int:

@@ -241,7 +241,7 @@ __device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, i
 // Where a block is: it goes through chunks of channels, within rounds, within tiles.
 struct Step { int tile, round, chunk, cell_d, cell_h, cell_w; };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
 fused_test(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, const float* __restrict__ parameter_1, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     await_launches();
