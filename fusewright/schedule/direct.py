@@ -1,8 +1,13 @@
 """How a contraction group is cut where there is little to multiply: no tensor cores, values straight from threads.
 
 A block computes the convolution at a box of positions, as many as `cells` cells need along each dimension.  A thread
-computes `features` features at `rows` x `run` positions side by side; `teams` groups of threads share the positions
-and differ in features.  Pooling windows are folded from shared memory, so that they may overlap and be of any size.
+computes `features` features at `planes` x `rows` x `run` positions side by side; `teams` groups of threads share the
+positions and differ in features.  Pooling windows are folded from shared memory, so that they may overlap and be of any
+size.
+
+Shared memory delivers a quarter of the numbers that multiplications take.  So what a thread reads has to serve several
+of its positions: a row of the input those along w, and with all weights of a few planes or rows at hand also those
+along d or h that it leads to.
 """
 
 from __future__ import annotations
@@ -21,14 +26,21 @@ WEIGHTS_STAY = 48 * 1024
 # Windows of more elements are folded one dimension after the other.
 AT_ONCE = 9
 
+# Positions along d, h, w that a thread has side by side.
+Own = tuple[int, int, int]
+
 
 @dataclass(frozen=True)
 class DirectTile:
-    """See the module's text; `chunk` input channels are staged at a time, and with `together` the weights of all rows
-    of a kernel's plane are in registers at once, so that an input row is read once for all of them."""
+    """See the module's text; `chunk` input channels are staged at a time, into one of so many `buffers`.
+
+    With `together` the weights of all taps along dimensions of which a thread has several positions are in registers at
+    once, so that an input row is read once for all of those.
+    """
 
     features: int
     teams: int
+    planes: int
     rows: int
     run: int
     cells_d: int
@@ -36,10 +48,16 @@ class DirectTile:
     cells_w: int
     chunk: int
     together: bool
+    buffers: int
 
     @property
     def cells(self) -> tuple[int, int, int]:
         return self.cells_d, self.cells_h, self.cells_w
+
+    @property
+    def own(self) -> Own:
+        """Positions of a thread along d, h, w."""
+        return self.planes, self.rows, self.run
 
 
 @dataclass(frozen=True)
@@ -86,6 +104,7 @@ class Side:
         return (self.per_unit - 1) * self.per_element + taps * abs(phase.per_tap) + 1
 
 
+@lru_cache(maxsize=4096)
 def side(axis: Axis, cells: int, per_unit: int, align: int = 1) -> Side:
     """The box along one dimension; reads are of `align` elements, from multiples of that many."""
     period = axis.stride * axis.phases[0].per_element // axis.advance
@@ -102,6 +121,7 @@ def side(axis: Axis, cells: int, per_unit: int, align: int = 1) -> Side:
     return replace(found, length=last + max(ends))
 
 
+@lru_cache(maxsize=4096)
 def _walked(axis: Axis, cells: int, per_unit: int) -> Side:
     """The box along d or h, of the cells and rows that a tile has there."""
     way = walk(axis, ceil(cells / per_unit) * per_unit)
@@ -144,12 +164,12 @@ class Box:
         return list(product(d, h, w))
 
 
-def make_box(axes: tuple[Axis, Axis, Axis], cells: tuple[int, int, int], rows: int, run: int, size: int) -> Box:
-    """The box of so many cells along d, h, w, for elements of `size` bytes."""
+def make_box(axes: tuple[Axis, Axis, Axis], cells: tuple[int, int, int], own: Own, size: int) -> Box:
+    """The box of so many cells along d, h, w, of whose positions a thread has `own`; elements have `size` bytes."""
     whole = 16 // size
-    vector = gcd(run * axes[2].phases[0].per_element, whole)
-    d, h = _walked(axes[0], cells[0], 1), _walked(axes[1], cells[1], rows)
-    w = side(axes[2], cells[2], run, vector)
+    vector = gcd(own[2] * axes[2].phases[0].per_element, whole)
+    d, h = (_walked(axes[i], cells[i], own[i]) for i in (0, 1))
+    w = side(axes[2], cells[2], own[2], vector)
     low = w.low // whole * whole
     w = replace(w, low=low, length=w.length + w.low - low)
     turns, pitch = _pitch(h, w, vector, size)
@@ -184,16 +204,63 @@ def _turns(columns: int, rows: int, step: int, down: int, vector: int, size: int
 
 
 @dataclass(frozen=True)
+class Weights:
+    """How the weights of one channel lie in shared memory: those that a thread has at hand at once side by side, as
+    [team][residue][turn][d][h][w][feature], where d and h are of one extent or turns go through them.
+
+    residues   taps along d, h, w from one to the next of a phase: those between belong to other phases
+    taps       of a phase along d, h, w, at most
+    together   along which of d, h, w all of them are at hand
+    at_hand    weights that are; they are read `vector` at a time
+    """
+
+    teams: int
+    residues: tuple[int, int, int]
+    taps: tuple[int, int, int]
+    together: tuple[bool, bool, bool]
+    at_hand: int
+    vector: int
+
+    @cached_property
+    def reads(self) -> int:
+        """Vectors that a thread reads for a phase."""
+        turns = prod(n for n, together in zip(self.taps, self.together, strict=True) if not together)
+        return turns * ceil(self.at_hand / self.vector)
+
+    @cached_property
+    def count(self) -> int:
+        """Weights with the gaps behind them."""
+        return self.teams * prod(self.residues) * self.reads * self.vector
+
+
+def weights_of(c: Contraction, features: int, teams: int, own: Own, *, together: bool) -> Weights:
+    """The weights of so many features where a thread has `own` positions."""
+    d, h, w = (_residues(a) for a in c.axes)
+    taps = (ceil(c.axes[0].taps / d), ceil(c.axes[1].taps / h), ceil(c.axes[2].taps / w))
+    flags = (together and own[0] > 1, together and own[1] > 1, True)
+    at_hand = features * prod(n for n, flag in zip(taps, flags, strict=True) if flag)
+    vector = min(16 // compute_bytes(c), 1 << (at_hand - 1).bit_length())
+    return Weights(teams, (d, h, w), taps, flags, at_hand, vector)
+
+
+def _residues(axis: Axis) -> int:
+    steps = [p.taps[1] - p.taps[0] for p in axis.phases if len(p.taps) > 1]
+    return steps[0] if steps else max(1, axis.taps)
+
+
+@dataclass(frozen=True)
 class Cut:
     """A group and how it is cut."""
 
     c: Contraction
     t: DirectTile
     box: Box
+    weights: Weights
 
     @staticmethod
     def of(c: Contraction, t: DirectTile) -> Cut:
-        return Cut(c, t, make_box(c.axes, t.cells, t.rows, t.run, c.x.dtype.itemsize))
+        box = make_box(c.axes, t.cells, t.own, c.x.dtype.itemsize)
+        return Cut(c, t, box, weights_of(c, t.features, t.teams, t.own, together=t.together))
 
     @cached_property
     def taps(self) -> int:
@@ -239,11 +306,11 @@ class Cut:
     @cached_property
     def values(self) -> int:
         """Values that a thread accumulates."""
-        return self.t.features * self.t.rows * self.t.run * prod(len(a.phases) for a in self.c.axes)
+        return self.t.features * prod(self.t.own) * prod(len(a.phases) for a in self.c.axes)
 
     @property
     def compute_bytes(self) -> int:
-        return 8 if self.c.x.dtype.itemsize == 8 else 4
+        return compute_bytes(self.c)
 
     @cached_property
     def weights_stay(self) -> bool:
@@ -252,7 +319,7 @@ class Cut:
 
     @property
     def _all_weights(self) -> int:
-        return self.passes * self.chunks * self.t.chunk * self.taps * self.block_m
+        return self.passes * self.chunks * self.t.chunk * self.weights.count
 
     @cached_property
     def x_elements(self) -> int:
@@ -261,8 +328,8 @@ class Cut:
 
     @cached_property
     def w_elements(self) -> int:
-        """Of all staged weights: two chunks where they do not stay."""
-        count = self._all_weights if self.weights_stay else 2 * self.t.chunk * self.taps * self.block_m
+        """Of all staged weights: a chunk per buffer where they do not stay."""
+        count = self._all_weights if self.weights_stay else self.t.buffers * self.t.chunk * self.weights.count
         return ceil(count / 8) * 8
 
     @cached_property
@@ -305,26 +372,31 @@ class Cut:
     @cached_property
     def shared(self) -> int:
         """Bytes of shared memory."""
-        return 2 * self.x_elements * self.c.x.dtype.itemsize + (self.w_elements + sum(self.strips)) * self.compute_bytes
+        staged = self.t.buffers * self.x_elements * self.c.x.dtype.itemsize
+        return staged + (self.w_elements + sum(self.strips)) * self.compute_bytes
 
     @cached_property
     def held(self) -> int:
         """Numbers in a thread's registers beside its values: weights at hand and a run of the input."""
-        most_h, most_w = (max(len(p.taps) for p in a.phases) for a in self.c.axes[1:])
-        weights = self.t.features * most_w * (most_h if self.t.together else 1)
         w = self.box.sides[2]
-        return weights + max(w.reach(p) for p in w.axis.phases) + self.box.vector
+        return self.weights.at_hand + max(w.reach(p) for p in w.axis.phases) + self.box.vector
 
     @cached_property
     def per_sm(self) -> int:
         """Blocks that share a multiprocessor: by shared memory, threads and registers."""
         wide = self.compute_bytes // 4
-        registers = min(255, ceil((48 + (self.values + self.held) * wide) / 8) * 8)
-        return min(32, 227 * 1024 // (self.shared + 1024), 2048 // self.threads, 65536 // (self.threads * registers))
+        registers = min(255, ceil((56 + (self.values + self.held) * wide) / 8) * 8)
+        warps = 65536 // (32 * registers) // 4 * 4  # as many in each quarter of a multiprocessor
+        return min(32, 227 * 1024 // (self.shared + 1024), 2048 // self.threads, warps // self.warps)
 
 
 def _eights(n: int) -> int:
     return ceil(n / 8) * 8
+
+
+def compute_bytes(c: Contraction) -> int:
+    """Of a weight, a sum of products, and what becomes of it."""
+    return 8 if c.x.dtype.itemsize == 8 else 4
 
 
 def loops_over_groups(c: Contraction) -> bool:

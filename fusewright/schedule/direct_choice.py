@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, gcd, inf, prod
+from math import ceil, inf, prod
 
 from fusewright.schedule import residues
 from fusewright.schedule.axes import Axis
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.direct import Cut, DirectTile, make_box, side
+from fusewright.schedule.direct import Cut, DirectTile, Own, make_box, side, weights_of
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
 # Values that a thread accumulates at most, and numbers it holds beside them: weights and a run of the input.
@@ -22,12 +22,15 @@ MOST_TEAMS, TEAMS = 10, 3
 # A dimension is shared out evenly among so many blocks, too, if each then has no more than so many threads along it.
 PARTS, LONGEST = (1, 2, 3, 4), 128
 
-# So many tiles are worth measuring, and so many of the same values per thread.
-WORTH_MEASURING, ALIKE = 8, 3
+# Positions of a thread along d or h that are many; a multiprocessor's blocks that are few.
+MANY, FEW_BLOCKS = range(6, 14), 4
 
-# Estimates for an H200: cycles from a copy to its use, at a barrier, per instruction of a warp on its own; the share of
-# the issue slots that kernels reach; bytes per cycle of one multiprocessor from the level-2 cache.
-LATENCY, BARRIER, ALONE, ISSUED, FETCHED = 1000.0, 100.0, 5.0, 0.7, 30.0
+# So many tiles are worth measuring, so many of the same values per thread, and none that takes so many times the best.
+WORTH_MEASURING, ALIKE, BEHIND = 8, 3, 1.5
+
+# Estimates for an H200: cycles from a copy to its use, at a barrier, that a warp's copy takes in shared memory; the
+# share of the issue slots that kernels reach; bytes per cycle of one multiprocessor from the level-2 cache.
+LATENCY, BARRIER, COPIED, ISSUED, FETCHED = 1000.0, 100.0, 2.0, 0.7, 30.0
 # Instructions per value behind the products, fewer where a thread folds windows itself, and per copy to shared memory.
 PER_VALUE, PER_OWNED, PER_COPY = 14.0, 10.0, 4.0
 # Tensor cores take about as many times what `tiling.estimate` says; how much slower than they an estimate may be here.
@@ -48,11 +51,11 @@ def shortlist(c: Contraction, lengths: tuple[int, int, int], samples: int, rival
     of the whole output along d, h, w, `rival` is the best estimate of a tiling, in the same unit."""
     theirs = inf if rival is None else UNDERESTIMATED * rival
     most = SLOWER * theirs
-    scored = _scored(c, lengths, samples, most) if _multiplying(c) <= most else []
+    scored = _scored(c, lengths, samples, most, BEHIND) if _multiplying(c) <= most else []
     found: list[DirectTile] = []
     alike: dict[tuple[int, ...], int] = {}
     for _, t in scored:
-        key = (t.features, t.rows, t.run)
+        key = (t.features, *t.own)
         alike[key] = alike.get(key, 0) + 1
         if alike[key] <= ALIKE:
             found.append(t)
@@ -78,43 +81,70 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], samples: int) -> l
 
 
 def _scored(
-    c: Contraction, lengths: tuple[int, int, int], samples: int, most: float = inf
+    c: Contraction, lengths: tuple[int, int, int], samples: int, most: float = inf, behind: float = inf
 ) -> list[tuple[float, DirectTile]]:
-    """The same with their estimates, of those that take no more than `most` cycles per useful value."""
+    """The same with their estimates, of those that take no more than `most` cycles per useful value, nor `behind` times
+    what one before them does."""
     if c.box is not None or c.shares is not None:
         return []
     found = []
-    for rows, run in product(_rows(c, lengths[1]), _runs(c)):
-        cells = [_cells(a, n, k) for a, n, k in zip(c.axes, lengths, (1, rows, run), strict=True)]
-        boxes = [make_box(c.axes, (d, h, w), rows, run, c.x.dtype.itemsize) for d, h, w in product(*cells)]
+    for own in _owns(c, lengths):
+        cells = [_cells(a, n, k) for a, n, k in zip(c.axes, lengths, own, strict=True)]
+        boxes = [make_box(c.axes, (d, h, w), own, c.x.dtype.itemsize) for d, h, w in product(*cells)]
         tiles = [
             (b, residues.tiles(b.walks, lengths, b.cells))
             for b in boxes
-            if b.unit_threads <= MOST_THREADS and b.plane * c.x.dtype.itemsize <= MOST_SHARED // 2
+            if b.unit_threads <= MOST_THREADS and b.plane * c.x.dtype.itemsize <= MOST_SHARED
         ]
-        for features, teams, together in _shapes(c, rows, run):
-            work = None
+        for features, teams, together in _shapes(c, own):
+            weights, work = weights_of(c, features, teams, own, together=together), None
             for b, of_sample in tiles:
                 if not FEWEST_THREADS <= b.unit_threads * teams <= MOST_THREADS:
                     continue
                 for chunk in _chunks(c):
-                    t = DirectTile(features, teams, rows, run, *b.cells, chunk, together)
-                    cut = Cut(c, t, b)
+                    cut = Cut(c, DirectTile(features, teams, *own, *b.cells, chunk, together, 2), b, weights)
                     work = work or _work(cut)
-                    products = work[0] * c.channels * cut.threads / 128 / ISSUED
+                    products = sum(work) * c.channels * cut.threads / 128 / ISSUED
                     if of_sample * cut.o_blocks * products > most * prod(lengths) * c.features:
-                        break  # its products alone take longer, whatever the chunk
-                    if cut.held > MOST_HELD or cut.shared > MOST_SHARED:
+                        break  # its products and what they read take longer, whatever the chunk
+                    fit = [each for each in _buffered(cut) if each.shared <= MOST_SHARED and each.per_sm >= 1]
+                    if cut.held > MOST_HELD or not fit:
                         break  # nor does a larger chunk fit
-                    if cut.per_sm >= 1 and (score := _score(cut, work, lengths, samples, of_sample)) <= most:
-                        found.append((score, t))
+                    for each in fit:
+                        if (score := _score(each, work, lengths, samples, of_sample)) <= most:
+                            found.append((score, each.t))
+                            most = min(most, behind * score)
     return sorted(found, key=lambda pair: pair[0])
 
 
-def _rows(c: Contraction, length: int) -> list[int]:
-    """Rows of a thread: a few, or those of a window."""
-    window = c.axes[1].cell if c.window is not None and c.axes[1].cell <= 4 else 1
-    return [1] if length * c.axes[1].cell == 1 else sorted({1, 2, 4, window})
+def _owns(c: Contraction, lengths: tuple[int, int, int]) -> list[Own]:
+    """What a thread has along d, h, w: rows along d or h, or those of a window; many rows are short."""
+    window = tuple(a.cell for a in c.axes[:2])
+    counts = [_counts(c, i, lengths[i]) for i in (0, 1)]
+    return [
+        (planes, rows, run)
+        for planes, rows, run in product(*counts, _runs(c))
+        if (1 in (planes, rows) or (planes, rows) == window) and (max(planes, rows) <= 4 or run <= 2)
+    ]
+
+
+def _counts(c: Contraction, i: int, length: int) -> list[int]:
+    """Positions of a thread along d or h: a few, those of a window, or many that are of use to each other's input."""
+    axis = c.axes[i]
+    if length * axis.cell == 1 or (i == 0 and axis.taps == 1 and c.window is None):
+        return [1]
+    found = {1, 2, 4, axis.cell if c.window is not None and axis.cell <= 4 else 1}
+    if axis.taps > 4 and (positions := side(axis, length, 1).units) >= MANY[0]:
+        found.add(min(MANY, key=lambda n: (ceil(positions / n) * n, -n)))
+    return sorted(found)
+
+
+def _buffered(cut: Cut) -> list[Cut]:
+    """The same with a buffer less, too, where that lets more blocks share a multiprocessor: they stage by turns."""
+    if cut.per_sm >= FEW_BLOCKS:
+        return [cut]
+    single = replace(cut, t=replace(cut.t, buffers=1))
+    return [cut, single] if max(1, cut.per_sm) < single.per_sm else [cut]
 
 
 def _runs(c: Contraction) -> list[int]:
@@ -123,10 +153,10 @@ def _runs(c: Contraction) -> list[int]:
     return [n for n in (1, 2, 3, 4, 6, 8, 12) if n * step % 32 == 16 or n * step % 16] or [1]
 
 
-def _shapes(c: Contraction, rows: int, run: int) -> list[tuple[int, int, bool]]:
+def _shapes(c: Contraction, own: Own) -> list[tuple[int, int, bool]]:
     """Features of a thread, teams, and whether a plane's weights are at hand together."""
-    most = MOST_VALUES // (rows * run * prod(len(a.phases) for a in c.axes))
-    both = (False, True) if rows > 1 and c.axes[1].taps > 1 else (False,)
+    most = MOST_VALUES // (prod(own) * prod(len(a.phases) for a in c.axes))
+    both = (False, True) if own[1] > 1 and c.axes[1].taps > 1 else (own[0] > 1 and c.axes[0].taps > 1,)
 
     def computed(features: int, teams: int) -> int:
         return ceil(c.features / (features * teams)) * features * teams
@@ -158,24 +188,29 @@ def _chunks(c: Contraction) -> list[int]:
     return [n for n in (1, 2, 4, 8) if n < c.channels] + ([c.channels] if c.channels <= 24 else [])
 
 
-Work = tuple[float, float, float]
+def _alone(values: int) -> float:
+    """Cycles per instruction of a warp on its own: products of several values wait for each other least."""
+    return 2 + 3 * min(1, 4 / values)
+
+
+Work = tuple[int, int, int]
 
 
 def _work(cut: Cut) -> Work:
-    """Per thread and channel: multiplications, weights that are read, and reads of the input."""
-    t, b = cut.t, cut.box
-    h, w = b.sides[1:]
-    weights = t.features * cut.taps
-    runs = 0.0
+    """Per thread and channel: multiplications, reads of weights, and reads of the input."""
+    b, weights, runs = cut.box, 0, 0
+    w = b.sides[2]
     for phases in b.phases:
-        of_d, of_h, of_w = (len(p.taps) for p in phases)
-        if of_d * of_h * of_w == 0:
+        if not all(p.taps for p in phases):
             continue
-        rows = t.rows * of_h
-        if t.together:
-            rows = len({r * h.per_element + u * phases[1].per_tap for r in range(t.rows) for u in range(of_h)})
-        runs += of_d * rows * ceil((w.first(phases[2]) % b.vector + w.reach(phases[2])) / b.vector)
-    return t.features * t.rows * t.run * cut.taps, weights, runs
+        rows = 1
+        for i in (0, 1):
+            own, taps, element = cut.t.own[i], len(phases[i].taps), b.sides[i].per_element
+            leads = {n * element + u * phases[i].per_tap for n in range(own) for u in range(taps)}
+            rows *= len(leads) if cut.weights.together[i] else own * taps
+        runs += rows * ceil((w.first(phases[2]) % b.vector + w.reach(phases[2])) / b.vector)
+        weights += cut.weights.reads
+    return cut.t.features * prod(cut.t.own) * cut.taps, weights, runs
 
 
 def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int, of_sample: int) -> float:
@@ -184,13 +219,13 @@ def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int, of
     multiplications, weights, runs = work
     warps, channels = cut.threads / 32, cut.chunks * t.chunk
     staged = channels * b.plane
-    reads = weights / gcd(t.features, 16 // cut.compute_bytes) + runs
     behind = (PER_VALUE if cut.owned == (1, 1, 1) else PER_OWNED) * cut.values
-    instructions = (multiplications + reads) * channels + behind + PER_COPY * staged / (32 * warps)
+    instructions = (multiplications + weights + runs) * channels + behind + PER_COPY * staged / (32 * warps)
     issue = instructions * warps / 4 / ISSUED
-    shared = (weights / 2 + runs * b.turns) * channels * warps
+    shared = (weights * ceil(cut.weights.vector / 2) + runs * b.turns) * channels * warps + COPIED * staged / 32
     busiest = max(issue, shared, staged * c.x.dtype.itemsize / FETCHED)
-    alone = max(LATENCY * cut.chunks, ALONE * instructions) + BARRIER * cut.chunks
+    stages, works = LATENCY * cut.chunks, _alone(cut.values) * instructions
+    alone = (max(stages, works) if t.buffers == 2 else stages + works) + BARRIER * cut.chunks
     # Of all tiles, the fullest multiprocessor's; and rounds in which all that fit run side by side.
     tiles = samples * of_sample * c.op.groups * cut.o_blocks
     cycles = max(ceil(tiles / MULTIPROCESSORS) * busiest, ceil(tiles / (MULTIPROCESSORS * cut.per_sm)) * alone)

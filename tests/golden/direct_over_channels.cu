@@ -65,11 +65,13 @@ template <> struct narrow_to<fp16> {
 using Element = float;    // of tensors in memory
 using Compute = float;    // of everything else
 
-constexpr int C = 1, O = 1, GROUPS = 64;    // channels of a group, in and out
-constexpr int TAPS = 25;    // of one channel's kernel
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// A thread owns FEATURES features at ROWS x RUN positions of every phase; the threads of a team share the features.
-constexpr int FEATURES = 1, ROWS = 2, RUN = 4, PHASES = 1;
+constexpr int C = 1, O = 1, GROUPS = 64;    // channels of a group, in and out
+constexpr int TAPS = 25, TAPS_H = 5, TAPS_W = 5;    // of one channel's kernel, its planes and rows
+
+// A thread owns FEATURES features at PLANES x ROWS x RUN positions of every phase; a team's threads share the features.
+constexpr int FEATURES = 1, PLANES = 1, ROWS = 2, RUN = 4, PHASES = 1;
 constexpr int UNITS_D = 1, UNITS_H = 8, UNITS_W = 16;    // threads side by side
 constexpr int TEAM = 128, TEAMS = 1, THREADS = TEAM * TEAMS;
 constexpr int BLOCK_O = FEATURES * TEAMS, O_BLOCKS = 1;
@@ -77,77 +79,86 @@ constexpr int CELLS_D = 1, CELLS_H = 15, CELLS_W = 60;    // of a block
 constexpr int CHUNK = 1, CHUNKS = 1;    // input channels staged at a time
 constexpr int ROUNDS = 64;    // blocks of features that one block goes through
 
-// Shared memory: the input as [channel][d][h][w], twice; weights as [channel][tap][feature].
+// Shared memory: the input as [channel][d][h][w], BUFFERS times; weights as [channel][team][residue][turn][at hand].
+constexpr int BUFFERS = 2;
 constexpr int X_D = 1, X_H = 20, X_W = 72, X_CHANNEL = X_D * X_H * X_W, X_TILE = 1440;
-constexpr int W_TILE = CHUNK * TAPS * BLOCK_O, W_TILES = 1600;
 constexpr int LOW_D = 0, LOW_H = -1, LOW_W = -4;    // input index of cell 0 that is staged first
-// Steps in the staged input from position to position and from tap to tap, in the weights from tap to tap.
+// Steps in the staged input from position to position and from tap to tap.
 constexpr int ELEMENT_D = 1, ELEMENT_H = 1, ELEMENT_W = 1;
 constexpr int TAP_D = 0, TAP_H = 1, TAP_W = 1;
-constexpr int NEXT_D = 0, NEXT_H = 5, NEXT_W = 1;
-constexpr bool TOGETHER = true;    // whether the weights of all rows of a plane are at hand at once
-
-__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+// Taps of a phase are congruent; of those along d and h either all are at hand at once, or one at a turn.
+constexpr int RESIDUES_D = 1, RESIDUES_H = 1, RESIDUES_W = 1;
+constexpr int HAND_D = 1, HAND_H = 5, HAND_W = 5, TURNS_D = 1, TURNS_H = 1;
+constexpr int W_VECTOR = 4, AT_HAND = ceil_div(HAND_D * HAND_H * HAND_W * FEATURES, W_VECTOR) * W_VECTOR;
+constexpr int W_RESIDUE = TURNS_D * TURNS_H * AT_HAND, W_TEAM = RESIDUES_D * RESIDUES_H * RESIDUES_W * W_RESIDUE;
+constexpr int W_TILE = CHUNK * TEAMS * W_TEAM, W_TILES = 1792;
 
 // COUNT numbers that are read from shared memory at once.
 template <typename T, int COUNT>
 struct alignas(COUNT * sizeof(T)) Several { T at[COUNT]; };
 
-// Add the products of one staged channel and the taps of one phase; `x` is aligned to 4 elements, and the first
-// number that is used lies SHIFT behind it.
-template <int TAPS_D, int TAPS_H, int TAPS_W, int SHIFT>
-__device__ __forceinline__ void accumulate(Compute (&acc)[FEATURES][ROWS][RUN], const Element* x, const Compute* w) {
-    constexpr int VECTOR = 4, SIDE_BY_SIDE = 1;
-    constexpr int FIRST = SHIFT + (TAP_W < 0 ? (TAPS_W - 1) * -TAP_W : 0);    // of tap 0
-    constexpr int REACH = SHIFT + (RUN - 1) * ELEMENT_W + (TAPS_W - 1) * (TAP_W < 0 ? -TAP_W : TAP_W) + 1;
-    constexpr int AT_ONCE = TOGETHER ? TAPS_H : 1, STEP = 1;
-    constexpr int LEAST = TAP_H < 0 ? (AT_ONCE - 1) * TAP_H : 0;
-    constexpr int MOST = (ROWS - 1) * ELEMENT_H + (TAP_H < 0 ? 0 : (AT_ONCE - 1) * TAP_H);
+// The tap that leads so many `steps` away where taps are `tap` apart; out of range or not quite where none does.
+__device__ __forceinline__ constexpr int tap_of(int steps, int tap) { return tap == 0 ? 0 : steps / tap; }
+
+// Add the products of one staged channel and the taps of one phase, so many along d, h, w; `x` is aligned to 4
+// elements, and the first number that is used lies SHIFT behind it.
+template <int D, int H, int W, int SHIFT>
+__device__ __forceinline__ void accumulate(Compute (&acc)[FEATURES][PLANES][ROWS][RUN], const Element* x,
+                                           const Compute* w) {
+    constexpr int VECTOR = 4;
+    constexpr int FIRST = SHIFT + (TAP_W < 0 ? (W - 1) * -TAP_W : 0);    // of tap 0
+    constexpr int REACH = SHIFT + (RUN - 1) * ELEMENT_W + (W - 1) * (TAP_W < 0 ? -TAP_W : TAP_W) + 1;
+    constexpr int AT_ONCE_D = TURNS_D == 1 ? D : 1, AT_ONCE_H = TURNS_H == 1 ? H : 1;
+    constexpr int LEAST_D = TAP_D < 0 ? (AT_ONCE_D - 1) * TAP_D : 0, LEAST_H = TAP_H < 0 ? (AT_ONCE_H - 1) * TAP_H : 0;
+    constexpr int MOST_D = (PLANES - 1) * ELEMENT_D + (TAP_D < 0 ? 0 : (AT_ONCE_D - 1) * TAP_D);
+    constexpr int MOST_H = (ROWS - 1) * ELEMENT_H + (TAP_H < 0 ? 0 : (AT_ONCE_H - 1) * TAP_H);
 #pragma unroll 
-    for (int td = 0; td < TAPS_D; ++td)
+    for (int td_0 = 0; td_0 < D; td_0 += AT_ONCE_D)
 #pragma unroll 
-        for (int th_0 = 0; th_0 < TAPS_H; th_0 += AT_ONCE) {
-            Compute weight[AT_ONCE][TAPS_W][FEATURES];
+        for (int th_0 = 0; th_0 < H; th_0 += AT_ONCE_H) {
+            Compute weight[AT_HAND];
 #pragma unroll
-            for (int th = 0; th < AT_ONCE; ++th)
+            for (int i = 0; i < AT_HAND; i += W_VECTOR) {
+                const Compute* const from = w + (td_0 * TURNS_H + th_0) * AT_HAND + i;
+                const auto several = *reinterpret_cast<const Several<Compute, W_VECTOR>*>(from);
 #pragma unroll
-                for (int tw = 0; tw < TAPS_W; ++tw)
-#pragma unroll
-                    for (int o = 0; o < FEATURES; o += SIDE_BY_SIDE) {
-                        const int at = (td * NEXT_D + (th_0 + th) * NEXT_H + tw * NEXT_W) * BLOCK_O + o;
-                        const auto several = *reinterpret_cast<const Several<Compute, SIDE_BY_SIDE>*>(w + at);
-#pragma unroll
-                        for (int i = 0; i < SIDE_BY_SIDE; ++i) weight[th][tw][o + i] = several.at[i];
-                    }
-            // Every input row that is read, in turn, times all taps that lead from it to a row of positions.
-#pragma unroll
-            for (int row = LEAST; row <= MOST; row += STEP) {
-                bool read = false;
-#pragma unroll
-                for (int i = 0; i < ROWS * AT_ONCE; ++i) read |= i / AT_ONCE * ELEMENT_H + i % AT_ONCE * TAP_H == row;
-                if (!read) continue;
-                Compute run[ceil_div(REACH, VECTOR) * VECTOR];
-#pragma unroll
-                for (int i = 0; i < REACH; i += VECTOR) {
-                    const Element* const from = x + (td * TAP_D * X_H + row + th_0 * TAP_H) * X_W + i;
-                    const auto several = *reinterpret_cast<const Several<Element, VECTOR>*>(from);
-#pragma unroll
-                    for (int j = 0; j < VECTOR; ++j) run[i + j] = widened(several.at[j]);
-                }
-#pragma unroll
-                for (int rh = 0; rh < ROWS; ++rh)
-#pragma unroll
-                    for (int th = 0; th < AT_ONCE; ++th) {
-                        if (rh * ELEMENT_H + th * TAP_H != row) continue;
-#pragma unroll
-                        for (int tw = 0; tw < TAPS_W; ++tw)
-#pragma unroll
-                            for (int o = 0; o < FEATURES; ++o)
-#pragma unroll
-                                for (int r = 0; r < RUN; ++r)
-                                    acc[o][rh][r] += weight[th][tw][o] * run[FIRST + r * ELEMENT_W + tw * TAP_W];
-                    }
+                for (int j = 0; j < W_VECTOR; ++j) weight[i + j] = several.at[j];
             }
+            // Every input row, in turn, times all taps that lead from it to a row of positions.  Where none does, the
+            // compiler leaves its reads out.
+#pragma unroll
+            for (int plane = LEAST_D; plane <= MOST_D; ++plane)
+#pragma unroll
+                for (int row = LEAST_H; row <= MOST_H; ++row) {
+                    Compute run[ceil_div(REACH, VECTOR) * VECTOR];
+#pragma unroll
+                    for (int i = 0; i < REACH; i += VECTOR) {
+                        const int h = row + th_0 * TAP_H, d = plane + td_0 * TAP_D;
+                        const Element* const from = x + (d * X_H + h) * X_W + i;
+                        const auto several = *reinterpret_cast<const Several<Element, VECTOR>*>(from);
+#pragma unroll
+                        for (int j = 0; j < VECTOR; ++j) run[i + j] = widened(several.at[j]);
+                    }
+#pragma unroll
+                    for (int pd = 0; pd < PLANES; ++pd) {
+                        const int td = tap_of(plane - pd * ELEMENT_D, TAP_D);
+                        if (td < 0 || td >= AT_ONCE_D || pd * ELEMENT_D + td * TAP_D != plane) continue;
+#pragma unroll
+                        for (int rh = 0; rh < ROWS; ++rh) {
+                            const int th = tap_of(row - rh * ELEMENT_H, TAP_H);
+                            if (th < 0 || th >= AT_ONCE_H || rh * ELEMENT_H + th * TAP_H != row) continue;
+#pragma unroll
+                            for (int tw = 0; tw < W; ++tw)
+#pragma unroll
+                                for (int o = 0; o < FEATURES; ++o)
+#pragma unroll
+                                    for (int r = 0; r < RUN; ++r)
+                                        acc[o][pd][rh][r] +=
+                                            weight[((td * HAND_H + th) * HAND_W + tw) * FEATURES + o] *
+                                            run[FIRST + r * ELEMENT_W + tw * TAP_W];
+                        }
+                    }
+                }
         }
 }
 
@@ -218,12 +229,18 @@ __device__ __forceinline__ void stage_input(const Element* x, Element* tile, int
 // Start copying the weights of a round's features and the channels of a chunk, zeros where there are none.
 __device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, int round, int chunk) {
     const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
-    for (int i = threadIdx.x; i < W_TILE; i += THREADS) {
+    for (int i = threadIdx.x; i < CHUNK * TAPS * BLOCK_O; i += THREADS) {
         const int tap = i % TAPS, c = i / TAPS % CHUNK, feature = i / (TAPS * CHUNK);
         const bool there = first_feature + feature < O && (C % CHUNK == 0 || chunk * CHUNK + c < C);
         const int row = ((group * O + first_feature + feature) * C + chunk * CHUNK + c);
         const Element* const from = w + (there ? row * TAPS + tap : 0);
-        Compute* const to = tile + (c * TAPS + tap) * BLOCK_O + feature;
+        const int tap_d = tap / (TAPS_H * TAPS_W), tap_h = tap / TAPS_W % TAPS_H, tap_w = tap % TAPS_W;
+        const int residue = (tap_d % RESIDUES_D * RESIDUES_H + tap_h % RESIDUES_H) * RESIDUES_W + tap_w % RESIDUES_W;
+        const int td = tap_d / RESIDUES_D, th = tap_h / RESIDUES_H, tw = tap_w / RESIDUES_W;
+        const int turn = td % TURNS_D * TURNS_H + th % TURNS_H;
+        const int at = ((td % HAND_D * HAND_H + th % HAND_H) * HAND_W + tw) * FEATURES + feature % FEATURES;
+        Compute* const of_team = tile + (c * TEAMS + feature / FEATURES) * W_TEAM;
+        Compute* const to = of_team + residue * W_RESIDUE + turn * AT_HAND + at;
         copy_async<sizeof(Compute)>(to, from, there);
     }
 }
@@ -231,13 +248,13 @@ __device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, i
 // Where a block is: it goes through chunks of channels, within rounds, within tiles.
 struct Step { int tile, round, chunk, cell_d, cell_h, cell_w; };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 5)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 fused_test(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, Element* __restrict__ out,
     int D, int H, int W, int P, int Q, int R, int cells_d, int cells_h, int cells_w) {
     await_launches();
     extern __shared__ __align__(16) unsigned char shared_memory[];
-    Element* const x_tiles = reinterpret_cast<Element*>(shared_memory);    // one is read while the other is written
-    Compute* const w_tiles = reinterpret_cast<Compute*>(x_tiles + 2 * X_TILE);
+    Element* const x_tiles = reinterpret_cast<Element*>(shared_memory);    // while one is read, another is written
+    Compute* const w_tiles = reinterpret_cast<Compute*>(x_tiles + BUFFERS * X_TILE);
     Compute* const strip = w_tiles + W_TILES;    // values: [feature][d][h][w]
     Compute* const running = strip + 1024;    // of each cell
     const int sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y;    // of the sample's blocks
@@ -246,7 +263,8 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     const int own = active ? unit : 0;
     const int unit_d = own / (UNITS_W * UNITS_H), unit_h = own / UNITS_W % UNITS_H, unit_w = own % UNITS_W;
     const Element* const x_sample = x + (long long)sample * (GROUPS * C) * D * H * W;
-    const int x_unit = (unit_d * ELEMENT_D * X_H + unit_h * ROWS * ELEMENT_H) * X_W + unit_w * RUN * ELEMENT_W;
+    const int x_row = unit_d * PLANES * ELEMENT_D * X_H + unit_h * ROWS * ELEMENT_H;
+    const int x_unit = x_row * X_W + unit_w * RUN * ELEMENT_W;
     const int first_round = blockIdx.z;    // a block of features of a group
     const auto before = [&](Compute value, int at) {
         const Compute shifted = value + widened(bias[at]);
@@ -282,64 +300,85 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     };
     Step next = {part, first_round, 0, 0, 0, 0};
     place(next);
-    if (part < tiles) stage(next, 0);
-    Compute acc[PHASES][FEATURES][ROWS][RUN];
-    for (int buffer = 0; next.tile < tiles; buffer ^= 1) {
+    if (BUFFERS == 2 && part < tiles) stage(next, 0);
+    Compute acc[PHASES][FEATURES][PLANES][ROWS][RUN];
+    for (int buffer = 0; next.tile < tiles; buffer ^= BUFFERS - 1) {
         const Step now = next;
         advance(next);
+        if (BUFFERS == 1) {    // other blocks multiply meanwhile
+            __syncthreads();
+            stage(now, 0);
+        }
         copy_async_wait<0>();
         __syncthreads();    // what this step reads is there, what the last one read is free
-        if (next.tile < tiles) stage(next, buffer ^ 1);
+        if (BUFFERS == 2 && next.tile < tiles) stage(next, buffer ^ 1);
         if (now.chunk == 0)
 #pragma unroll
-            for (int i = 0; i < PHASES * FEATURES * ROWS * RUN; ++i) (&acc[0][0][0][0])[i] = Compute(0);
+            for (int i = 0; i < PHASES * FEATURES * PLANES * ROWS * RUN; ++i) (&acc[0][0][0][0][0])[i] = Compute(0);
         const Element* const x_tile = x_tiles + buffer * X_TILE + x_unit;
-        const Compute* const w_tile = w_tiles + (now.round - first_round) * W_TILE + team * FEATURES;
+        const Compute* const w_tile = w_tiles + (now.round - first_round) * W_TILE + team * W_TEAM;
 #pragma unroll 1
         for (int c = 0; c < CHUNK; ++c) {
             const Element* const x_c = x_tile + c * (X_D * X_H * X_W);
-            const Compute* const w_c = w_tile + c * (TAPS * BLOCK_O);
+            const Compute* const w_c = w_tile + c * (TEAMS * W_TEAM);
             accumulate<1, 5, 5, 3>(acc[0], x_c, w_c);
         }
         if (now.chunk < CHUNKS - 1) continue;
 
         const int cell_d = now.cell_d, cell_h = now.cell_h, cell_w = now.cell_w, round = now.round;
         const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
-        const auto keep = [&](const Compute (&acc)[FEATURES][ROWS][RUN], int phase_d, int phase_h, int phase_w) {
+        const auto keep = [&](const Compute (&acc)[FEATURES][PLANES][ROWS][RUN], int phase_d, int phase_h, int phase_w) {
 #pragma unroll
             for (int o = 0; o < FEATURES; ++o)
 #pragma unroll
-                for (int rh = 0; rh < ROWS; ++rh)
+                for (int pd = 0; pd < PLANES; ++pd)
 #pragma unroll
-                    for (int r = 0; r < RUN; ++r) {
-                        const int feature = first_feature + team * FEATURES + o;
-                        const int at = group * O + min(feature, O - 1);
-                        const int d = unit_d + phase_d, h = (unit_h * ROWS + rh) + phase_h;
-                        const int w = (unit_w * RUN + r) + phase_w;
-                        if (active) strip[((team * FEATURES + o) * 16 + h) * 64 + w] = before(acc[o][rh][r], at);
-                    }
+                    for (int rh = 0; rh < ROWS; ++rh)
+#pragma unroll
+                        for (int r = 0; r < RUN; ++r) {
+                            const int feature = first_feature + team * FEATURES + o;
+                            const int at = group * O + min(feature, O - 1);
+                            const int d = (unit_d * PLANES + pd) + phase_d, h = (unit_h * ROWS + rh) + phase_h;
+                            const int w = (unit_w * RUN + r) + phase_w;
+                            if (active) strip[((team * FEATURES + o) * 16 + h) * 64 + w] = before(acc[o][pd][rh][r], at);
+                        }
         };
         keep(acc[0], 0, 0, 0);
         __syncthreads();
-        for (int cell = threadIdx.x; cell < 900; cell += THREADS) {
-            const int d = cell / 900, h = cell / 60 % 15, w = cell % 60;    // inside the tile
-            Compute over = round == 0 ? Compute(0) : running[cell];
-            for (int o = 0; o < BLOCK_O; ++o) {
-                const int at = group * O + first_feature + o;
-                const Compute* const from = strip + (o * 16 + h) * 64 + w;
-                Compute pooled = Compute(0);
+        for (int begin = threadIdx.x; begin < 900; begin += 4 * THREADS) {
+            Compute overs[4];
 #pragma unroll
-                for (int kh = 0; kh < 2; ++kh)
+            for (int k = 0; k < 4; ++k) {
+                const int cell = min(begin + k * THREADS, 900 - 1);
+                const int d = cell / 900, h = cell / 60 % 15, w = cell % 60;    // inside the tile
+                Compute over = round == 0 ? Compute(0) : running[cell];
+                for (int o = 0; o < BLOCK_O; ++o) {
+                    const int at = group * O + first_feature + o;
+                    const Compute* const from = strip + (o * 16 + h) * 64 + w;
+                    Compute pooled = Compute(0);
 #pragma unroll
-                    for (int kw = 0; kw < 2; ++kw)
-                        pooled = pooled + from[kh * 64 + kw];
-                constexpr Compute share = Compute(1.0 / 4);
-                over = over + after(pooled * share, at);
+                    for (int kh = 0; kh < 2; ++kh)
+#pragma unroll
+                        for (int kw = 0; kw < 2; ++kw)
+                            pooled = pooled + from[kh * 64 + kw];
+                    constexpr Compute share = Compute(1.0 / 4);
+                    over = over + after(pooled * share, at);
+                }
+                overs[k] = over;
             }
-            if (round < ROUNDS - 1)
-                running[cell] = over;
-            else if (cell_d + d < cells_d && cell_h + h < cells_h && cell_w + w < cells_w)
-                out[(((long long)sample * cells_d + cell_d + d) * cells_h + cell_h + h) * cells_w + cell_w + w] = narrow_to<Element>::of(over * Compute(1.0 / (GROUPS * O)));
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const int cell = begin + k * THREADS;
+                if (cell >= 900) break;
+                const Compute over = overs[k];
+                if (round < ROUNDS - 1) {
+                    running[cell] = over;
+                    continue;
+                }
+                const int d = cell / 900, h = cell / 60 % 15, w = cell % 60;    // inside the tile
+                if (cell_d + d < cells_d && cell_h + h < cells_h && cell_w + w < cells_w)
+                    out[(((long long)sample * cells_d + cell_d + d) * cells_h + cell_h + h) * cells_w + cell_w + w] = narrow_to<Element>::of(over * Compute(1.0 / (GROUPS * O)));
+            }
         }
     }
     copy_async_commit();

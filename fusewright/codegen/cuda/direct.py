@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd
+from math import prod
 
 from fusewright.codegen.contraction_shapes import shapes
 from fusewright.codegen.contraction_sizes import lengths, sizes
@@ -103,37 +103,34 @@ class _Writer:
         ])  # fmt: skip
 
     def _constants(self) -> Lines:
-        c, t, b = self.c, self.t, self.box
+        c, t, b, weights = self.c, self.t, self.box, self.cut.weights
         names: dict[str, object] = {}
-        kernel = (c.axes[1].taps * c.axes[2].taps, c.axes[2].taps, 1)
-        for a, side, over in zip("dhw", b.sides, kernel, strict=True):
-            several = next((p for p in side.axis.phases if len(p.taps) > 1), None)
+        for i, (a, side) in enumerate(zip("dhw", b.sides, strict=True)):
             names |= {f"units_{a}": side.units, f"x_{a}": side.length, f"low_{a}": side.first_index}
-            names |= {f"cells_{a}": t.cells["dhw".index(a)], f"element_{a}": side.per_element}
-            names[f"tap_{a}"] = several.per_tap if several else 0
-            names[f"next_{a}"] = (several.taps[1] - several.taps[0]) * over if several else 0
+            names |= {f"cells_{a}": t.cells[i], f"element_{a}": side.per_element}
+            names[f"tap_{a}"] = next((p.per_tap for p in side.axis.phases if len(p.taps) > 1), 0)
+            taps, together = weights.taps[i], weights.together[i]
+            names |= {f"taps_{a}": c.axes[i].taps, f"residues_{a}": weights.residues[i]}
+            names |= {f"hand_{a}": taps if together else 1, f"turns_{a}": 1 if together else taps}
         names |= {
             "element": ELEMENT[c.x.dtype], "compute": self.compute, "channels": c.channels, "features": c.features,
-            "groups": c.op.groups, "taps": self.cut.taps, "own_features": t.features, "rows": t.rows, "run": t.run,
+            "groups": c.op.groups, "taps": self.cut.taps, "own_features": t.features,
+            "planes": t.planes, "rows": t.rows, "run": t.run, "buffers": t.buffers,
             "phases": len(self.phases), "team": b.unit_threads, "teams": t.teams, "o_blocks": self.cut.o_blocks,
             "chunk": t.chunk, "chunks": self.cut.chunks, "passes": self.cut.passes, "x_w": b.pitch,
-            "x_tile": self.cut.x_elements, "w_tiles": self.cut.w_elements, "together": str(t.together).lower(),
+            "x_tile": self.cut.x_elements, "w_tiles": self.cut.w_elements, "w_vector": weights.vector,
         }  # fmt: skip
         return [*fill(direct_text.CONSTANTS, **names), *contraction_walk.constants(b.walks)]
 
     def _multiply(self) -> Lines:
-        h = self.box.sides[1].axis
-        several = gcd(self.t.features, 16 // (8 if self.compute == "double" else 4))
-        products = self.t.features * self.t.rows * self.t.run * max(len(p[2].taps) for p in self.phases)
-        rows = max(len(p[1].taps) for p in self.phases)
-        depth = max(len(p[0].taps) for p in self.phases)
+        weights = self.cut.weights
+        at_once = prod(self.t.own) * weights.at_hand
+        rows, planes = (1 if weights.together[i] else weights.taps[i] for i in (1, 0))
         return fill(
             direct_text.MULTIPLY,
             vector=self.box.vector,
-            side_by_side=several,
-            step_h=gcd(self.box.sides[1].per_element, max(abs(p.per_tap) if len(p.taps) > 1 else 0 for p in h.phases)),
-            unroll_h="" if products * rows <= MOST else "1",
-            unroll_d="" if products * rows * depth <= MOST else "1",
+            unroll_h="" if at_once * rows <= MOST else "1",
+            unroll_d="" if at_once * rows * planes <= MOST else "1",
         )
 
     def _stage(self) -> Lines:
@@ -170,7 +167,7 @@ class _Writer:
         if stay:
             prologue += self._stay()
         staged = [] if stay else ["stage_weights(w, w_tiles + buffer * W_TILE, at.round, at.chunk);"]
-        products = self.t.features * self.t.rows * self.t.run * self.cut.taps
+        products = self.t.features * prod(self.t.own) * self.cut.taps
         return fill(
             direct_text.KERNEL,
             per_sm=self.cut.per_sm,
@@ -217,6 +214,8 @@ class _Writer:
         d, h = (n + (len(p.taps) - 1) * max(0, -p.per_tap) for n, p in zip((d, h), phases[:2], strict=True))
         shift = w % self.box.vector
         at = (d * self.box.sides[1].length + h) * self.box.pitch + w - shift
-        tap = (phases[0].taps[0] * self.c.axes[1].taps + phases[1].taps[0]) * self.c.axes[2].taps + phases[2].taps[0]
-        x, weights = (f"x_c + {at}" if at else "x_c"), (f"w_c + {tap} * BLOCK_O" if tap else "w_c")
+        residue = 0
+        for phase, residues in zip(phases, self.cut.weights.residues, strict=True):
+            residue = residue * residues + phase.taps[0]
+        x, weights = (f"x_c + {at}" if at else "x_c"), (f"w_c + {residue} * W_RESIDUE" if residue else "w_c")
         return [f"accumulate<{', '.join(map(str, [*counts, shift]))}>(acc[{index}], {x}, {weights});"]

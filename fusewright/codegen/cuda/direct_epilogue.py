@@ -8,20 +8,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from fusewright.codegen.cuda.contraction_folds import JOININGS
 from fusewright.codegen.cuda.contraction_values import ValueText, is_one
 from fusewright.codegen.cuda.contraction_walk import moved
 from fusewright.codegen.cuda.direct_text import CLOSE_ALL, CLOSE_POSITIONS
 from fusewright.codegen.cuda.loops import UNROLL, Dealt, dealt, nest
-from fusewright.codegen.text import Lines, block, fill, indent
+from fusewright.codegen.text import Lines, block, fill
 from fusewright.schedule.direct import Box, Cut, folded_early, loops_over_groups
 
 # Features whose values a thread has at hand where they are joined at once.
 MOST_AT_ONCE = 10
+# Values of cells that a thread works on side by side.
+CELLS_AT_ONCE = 4
 
+_ROWS = ["for (int pd = 0; pd < PLANES; ++pd)", "for (int rh = 0; rh < ROWS; ++rh)"]
 _CHANNEL = "const int at = group * O + first_feature + o;"
+
+_OVER_CHANNELS = """
+for (int begin = threadIdx.x; begin < $cells; begin += $at_once * THREADS) {
+    $kind overs[$at_once];
+#pragma unroll
+    for (int k = 0; k < $at_once; ++k) {
+        const int cell = min(begin + k * THREADS, $cells - 1);
+        $fold
+        overs[k] = over;
+    }
+#pragma unroll
+    for (int k = 0; k < $at_once; ++k) {
+        const int cell = begin + k * THREADS;
+        if (cell >= $cells) break;
+        const $kind over = overs[k];
+        if (round < ROUNDS - 1) {
+            running[cell] = over;
+            continue;
+        }
+        $place
+        if ($inside)
+            $write
+    }
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -115,11 +143,11 @@ class DirectEpilogue(ValueText):
 
     def _keep(self) -> Lines:
         """A lambda that takes the values of one phase on."""
-        product = "acc[o][rh][r]"
+        product = "acc[o][pd][rh][r]"
         value = self.changed(product)
         feature = ["const int feature = first_feature + team * FEATURES + o;"]
         at = ["const int at = group * O + min(feature, O - 1);"] if self.changes else []
-        own = ["for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"]
+        own = [*_ROWS, "for (int r = 0; r < RUN; ++r)"]
         features = ["for (int o = 0; o < FEATURES; ++o)"]
         changed = self.all_changed([product], features, [*feature, *at], own)
         feature += at if self.one_by_one else []
@@ -130,12 +158,14 @@ class DirectEpilogue(ValueText):
         else:
             loops, lines = self._one_by_one(value, feature)
         kind = "Compute" if changed else "const Compute"
-        head = f"const auto keep = [&]({kind} (&acc)[FEATURES][ROWS][RUN], int phase_d, int phase_h, int phase_w)"
+        head = (
+            f"const auto keep = [&]({kind} (&acc)[FEATURES][PLANES][ROWS][RUN], int phase_d, int phase_h, int phase_w)"
+        )
         return [*block(head, [*changed, *nest(loops, lines)])[:-1], "};"]
 
     def _place(self) -> Lines:
         """Where the value at hand lies inside the tile."""
-        own = ("unit_d", "unit_h * ROWS + rh", "unit_w * RUN + r")
+        own = ("unit_d * PLANES + pd", "unit_h * ROWS + rh", "unit_w * RUN + r")
         d, h, w = (_times(text, side.period) for text, side in zip(own, self.box.sides, strict=True))
         return [f"const int d = {d} + phase_d, h = {h} + phase_h;", f"const int w = {w} + phase_w;"]
 
@@ -145,26 +175,28 @@ class DirectEpilogue(ValueText):
         joined = [*feature, f"over = {self.joining.join('over', there)};"]
         lines = [f"Compute over = {self.joining.empty};", *nest(["for (int o = 0; o < FEATURES; ++o)"], joined)]
         lines += [*self._place(), f"if (active) strip[{self._at('team', self.t.extents)}] = over;"]
-        return ["for (int rh = 0; rh < ROWS; ++rh)", "for (int r = 0; r < RUN; ++r)"], lines
+        return [*_ROWS, "for (int r = 0; r < RUN; ++r)"], lines
 
     def _windows(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
         """Loops over a thread's own windows, and statements that fold one and leave it in the strip."""
         assert self.c.window is not None
-        joining, (_, h, w) = JOININGS[self.c.window.op.kind], self.t.owned
-        loops = ["for (int o = 0; o < FEATURES; ++o)", f"for (int own_h = 0; own_h < ROWS / {h}; ++own_h)"]
-        loops += [f"for (int own_w = 0; own_w < RUN / {w}; ++own_w)"]
-        place = ("unit_d", "(unit_h * ROWS + rh)", "(unit_w * RUN + r)")
+        joining, own = JOININGS[self.c.window.op.kind], self.t.owned
+        counts = [f"{n} / {k}" for n, k in zip(("PLANES", "ROWS", "RUN"), own, strict=True)]
+        loops = ["for (int o = 0; o < FEATURES; ++o)"]
+        loops += [f"for (int own_{a} = 0; own_{a} < {n}; ++own_{a})" for a, n in zip("dhw", counts, strict=True)]
+        place = ("(unit_d * PLANES + pd)", "(unit_h * ROWS + rh)", "(unit_w * RUN + r)")
         there = f"chosen({self._exists(place)}, {value}, {joining.empty})" if self.overhangs else value
-        taps = [f"const int rh = {_times('own_h', h)} + kh, r = {_times('own_w', w)} + kw;"]
-        taps += [f"pooled = {joining.join('pooled', there)};"]
+        pd, rh, r = (f"{_times(f'own_{a}', k)} + k{a}" for a, k in zip("dhw", own, strict=True))
+        taps = [f"const int pd = {pd}, rh = {rh}, r = {r};", f"pooled = {joining.join('pooled', there)};"]
         lines = [*(feature if self.changes else []), f"Compute pooled = {joining.empty};"]
-        lines += nest([f"for (int kh = 0; kh < {h}; ++kh)", f"for (int kw = 0; kw < {w}; ++kw)"], taps)
-        lines += [f"const int d = unit_d, h = unit_h * (ROWS / {h}) + own_h, w = unit_w * (RUN / {w}) + own_w;"]
+        lines += nest([f"for (int k{a} = 0; k{a} < {k}; ++k{a})" for a, k in zip("dhw", own, strict=True)], taps)
+        d, h, w = (f"{a} = unit_{a} * ({n}) + own_{a}" for a, n in zip("dhw", counts, strict=True))
+        lines += [f"const int {d}, {h}, {w};"]
         return loops, [*lines, f"if (active) strip[{self._at('(team * FEATURES + o)', self.t.extents)}] = pooled;"]
 
     def _one_by_one(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
         """Loops over a thread's values, and statements that take one on."""
-        loops = ["for (int o = 0; o < FEATURES; ++o)", "for (int rh = 0; rh < ROWS; ++rh)"]
+        loops = ["for (int o = 0; o < FEATURES; ++o)", *_ROWS]
         along = "for (int r = 0; r < RUN; ++r)"
         needed = self.changes or self.kind == "all"
         lines = [*(feature if needed else []), *self._place()]
@@ -276,17 +308,26 @@ class DirectEpilogue(ValueText):
         """Every cell's running result takes in the features at hand, and is written after the last ones."""
         count = "TEAMS" if folded_early(self.c) else self._own_features
         kind, empty = self.joining.running[0], self.joining.empty
-        body = [*place, f"{kind} over = round == 0 ? {empty} : running[cell];"]
+        fold = [*place, f"{kind} over = round == 0 ? {empty} : running[cell];"]
         if self.joining.at_once and self.c.window is None:
             (kept,) = value
-            body += self._several_features(count, kept)
+            fold += self._several_features(count, kept)
         else:
-            fold = [*([_CHANNEL] if self.c.after is not None else []), *value[:-1]]
-            fold += [f"over = {self.joining.join('over', value[-1])};"]
-            body += block(f"for (int o = 0; o < {count}; ++o)", fold)
-        body += ["if (round < ROUNDS - 1)", "    running[cell] = over;", f"else if ({self._inside()})"]
-        body += indent(self._write_over())
-        return block(f"for (int cell = threadIdx.x; cell < {prod(self.counts)}; cell += THREADS)", body)
+            each = [*([_CHANNEL] if self.c.after is not None else []), *value[:-1]]
+            each += [f"over = {self.joining.join('over', value[-1])};"]
+            fold += block(f"for (int o = 0; o < {count}; ++o)", each)
+        cells, features = prod(self.counts), self.t.t.teams if folded_early(self.c) else self.t.block_m
+        return fill(
+            _OVER_CHANNELS,
+            # What one cell waits for, others do meanwhile; stores between would keep their reads from coming first.
+            at_once=min(ceil(cells / self.t.threads), max(1, CELLS_AT_ONCE // features)),
+            cells=cells,
+            kind=kind,
+            fold=fold,
+            place=place,
+            inside=self._inside(),
+            write=self._write_over(),
+        )
 
     def _several_features(self, count: str, value: str) -> Lines:
         """A cell's running result takes in its features several at a time; the last of them may repeat one."""

@@ -58,3 +58,13 @@ def test_dimensions_are_shared_out_evenly(length: int) -> None:
     best = direct_choice.candidates(found.group, found.cells, found.case.batch)[0]
     computed = prod(-(-n // of_tile) * of_tile for n, of_tile in zip(found.cells, best.cells, strict=True))
     assert computed <= 1.15 * length * length, best
+
+
+def test_positions_of_a_thread_share_what_it_reads() -> None:
+    """Where neighbours along w are strides apart, those along d share more; and blocks stage by turns where there is
+    room for more of them with one buffer."""
+    case = Case((52, 51, 49), 1, 1, (7, 7, 7), (1, 2, 3), (1, 1, 1), (1, 1, 1), groups=64, batch=8)
+    found, _ = estimated(case)
+    listed = direct_choice.shortlist(found.group, found.cells, case.batch, None).tiles
+    assert all(t.together for t in listed)
+    assert any(t.planes > 1 for t in listed[:3]) and any(t.buffers == 1 for t in listed[:3])

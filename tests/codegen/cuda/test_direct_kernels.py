@@ -233,6 +233,70 @@ def test_windows_that_a_thread_folds_itself(case: Case) -> None:
     assert_right(f, random.Random(1).choice(fit), "shuffled")
 
 
+VOLUMES = {
+    "strides": Case(
+        (14, 11, 16), 1, 1, (5, 3, 4), (1, 2, 3), (2, 1, 0), (1, 1, 1), 3, before=("mish",), fold="max", fold_dims="p"
+    ),
+    "dilated": Case((16, 9, 11), 2, 3, (3, 2, 3), (2, 1, 1), (1, 0, 1), (3, 1, 2), before=("add channel",)),
+    "transposed": Case((5, 6, 7), 3, 2, (5, 3, 3), (2, 1, 2), (1, 0, 1), (1, 2, 1), 1, True, (1, 0, 0)),
+    "over channels": Case(
+        (9, 8, 12), 1, 2, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), 4, fold="logsumexp", fold_dims="c"
+    ),
+    "overlapping windows": Case(
+        (12, 9, 11),
+        2,
+        1,
+        (4, 2, 3),
+        (1, 1, 1),
+        (1, 0, 1),
+        (1, 1, 1),
+        2,
+        before=("relu",),
+        pool="avg",
+        window=(4, 3, 3),
+        step=(3, 3, 1),
+        after=("hardswish",),
+        fold="min",
+        fold_dims="cp",
+    ),
+    "bfloat16": Case((12, 7, 10), 1, 2, (6, 3, 2), (1, 1, 1), (0, 0, 0), (1, 1, 1), 2, dtype=BF16),
+    "float64": Case((11, 5, 6), 1, 3, (3, 1, 2), (2, 1, 1), (0, 0, 0), (1, 1, 1), 2, dtype=F64),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in VOLUMES.items()])
+def test_planes_of_a_thread_share_their_input(case: Case) -> None:
+    """A few planes or many, the weights of all their taps at hand, from one buffer."""
+    f = found(case)
+    fit = [t for t in tiles(f) if t.planes > 1 and t.rows == 1 and t.together]
+    for planes in {2, max(t.planes for t in fit)}:
+        t = replace(random.Random(planes).choice([t for t in fit if t.planes == planes]), buffers=1)
+        assert Cut.of(f.group, t).weights.together == (True, False, True)
+        assert_right(f, t, "shuffled")
+
+
+def test_windows_in_three_dimensions_that_a_thread_folds_itself() -> None:
+    volumes = replace(VOLUMES["strides"], stride=(1, 1, 1), pool="avg", window=(2, 2, 2), step=(2, 2, 2))
+    f = found(replace(volumes, pool_padding=(1, 0, 1), after=("both",), fold="", fold_dims=""))
+    fit = [t for t in tiles(f) if Cut.of(f.group, t).owned == (2, 2, 2)]
+    assert_right(f, next(t for t in fit if t.together), "shuffled")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(CASES["groups, logsumexp over channels"], id="along one dimension"),
+        pytest.param(CASES["depthwise, overlapping windows, over channels"], id="over channels"),
+        pytest.param(CASES["bfloat16"], id="bfloat16"),
+        pytest.param(Case((7, 8), 40, 40, before=("relu",)), id="weights that do not stay"),
+    ],
+)
+def test_one_buffer(case: Case) -> None:
+    """What is staged waits until all threads have read what was there."""
+    f = found(case)
+    assert_right(f, replace(random.Random(1).choice(tiles(f)[:20]), buffers=1), "shuffled")
+
+
 @pytest.mark.parametrize("case", EACH)
 def test_orders_of_threads_agree(case: Case) -> None:
     """The best tile, into memory that holds one poison after the other."""
@@ -280,6 +344,7 @@ LARGE = {
     "over channels": replace(
         CASES["depthwise, overlapping windows, over channels"], sizes=(62, 62), groups=64, fold="mean"
     ),
+    "volume": replace(VOLUMES["strides"], sizes=(52, 51, 49), kernel=(7, 7, 7), padding=(1, 1, 1), groups=64),
     "window": replace(CASES["a large window, over all"], sizes=(28, 28, 28), channels=64),
     "transposed": Case((32, 32), 16, 4, (3, 3), (2, 2), (1, 1), transposed=True, before=("relu",)),
     "float64": Case((62, 62), 4, 4, dtype=F64, pool="avg", window=(2, 2), step=(2, 2)),
@@ -309,6 +374,6 @@ def test_reads_as_it_did(name: str) -> None:
 
 
 GOLDEN_TILES = {
-    "depthwise": DirectTile(1, 1, 4, 4, 1, 32, 64, 1, True),
-    "over channels": DirectTile(1, 1, 2, 4, 1, 15, 60, 1, True),
+    "depthwise": DirectTile(1, 1, 1, 4, 4, 1, 32, 64, 1, True, 2),
+    "over channels": DirectTile(1, 1, 1, 2, 4, 1, 15, 60, 1, True, 2),
 }
