@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import multiprocessing
 import statistics
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 from roofline import contractions, floor, rates
 from torch import Tensor, nn
+from worker import Worker, answer, sentence
 
 import fusewright
 from fusewright.dispatch import Entry, Options, Runner, State, guard_of
@@ -61,7 +61,7 @@ def measured(configuration: Configuration, index: int, device: torch.device, nam
     try:
         _fill(row, configuration, device, names)
     except Exception as failure:
-        row["error"] = _sentence(failure)
+        row["error"] = sentence(failure)
     gc.collect()
     if device.type == "cuda" and "CUDA error" not in row["error"]:
         torch.cuda.empty_cache()
@@ -92,7 +92,7 @@ def _fill(row: dict[str, Any], configuration: Configuration, device: torch.devic
         chosen = build(model, (x,), {}, kernels="auto")
         row["auto"] = [asdict(c) for c in chosen.choices]
         entrants = {"fusewright": _drop_in(model, chosen, x)[0], "always": fast}
-    row["reasons"] = _admit(entrants, model, x, names)
+    row["reasons"] = admit(entrants, model, x, names)
     calls = {name: forward_call(module, (x,)) for name, module in entrants.items()}
     times = compare(calls, device=device, min_time=0.02, rounds=7, max_time=TIMING)
     row["times"] = {name: asdict(sample) for name, sample in times.items()}
@@ -109,14 +109,14 @@ def drawn(rows: str) -> Iterator[tuple[str, nn.Module, Tensor]]:
 
 def _with_input(configuration: Configuration, index: int, device: torch.device) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(index)
-    return _model(configuration, device), torch.randn(configuration.shape, device=device)
+    return model_from(configuration.source(), device), torch.randn(configuration.shape, device=device)
 
 
-def _model(configuration: Configuration, device: torch.device) -> nn.Module:
-    """The model without gradients, from a file as a user's would be."""
+def model_from(source: str, device: torch.device) -> nn.Module:
+    """The model without gradients, from a file with this text as a user's would be."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.py"
-        path.write_text(configuration.source())
+        path.write_text(source)
         return load_problem(path).build(device=device).eval().requires_grad_(False)
 
 
@@ -143,7 +143,7 @@ def _declined(built: Built) -> bool:
     return any(c.generated is not None and c.aten is not None and c.generated > FASTER * c.aten for c in built.choices)
 
 
-def _admit(entrants: dict[str, nn.Module], model: nn.Module, x: Tensor, names: tuple[str, ...]) -> dict[str, str]:
+def admit(entrants: dict[str, nn.Module], model: nn.Module, x: Tensor, names: tuple[str, ...]) -> dict[str, str]:
     """Adds the peers that survive one call to `entrants`; why the others do not."""
     reasons = {}
     for peer in peers(names):
@@ -151,77 +151,22 @@ def _admit(entrants: dict[str, nn.Module], model: nn.Module, x: Tensor, names: t
             module = peer.build(model, (x,))
             forward_call(module, (x,))()
         except Exception as failure:
-            reasons[peer.name] = _sentence(failure)
+            reasons[peer.name] = sentence(failure)
         else:
             entrants[peer.name] = module
     return reasons
-
-
-def _sentence(failure: Exception) -> str:
-    lines = str(failure).strip().splitlines()
-    return f"{type(failure).__name__}: {lines[0][:200]}" if lines else type(failure).__name__
 
 
 # -- the worker -------------------------------------------------------------------------------------------------------
 
 
 def _work(pipe: Connection, device: str, names: tuple[str, ...], threads: int | None) -> None:
-    """Answers (configuration, index) with a row, until told `None` or the device is lost; first of all with facts."""
+    """Answers (configuration, index) with a row; first of all with facts."""
     if threads:
         torch.set_num_threads(threads)
     reached = rates(torch.device(device), torch.float32, tf32_allowed("eager")[0])
     pipe.send({"environment": environment(device), "rates": asdict(reached)})
-    while (job := pipe.recv()) is not None:
-        configuration, index = job
-        row = measured(configuration, index, torch.device(device), names)
-        pipe.send(row)
-        if "CUDA error" in row["error"]:  # the context is of no more use
-            return
-
-
-class Worker:
-    """A process that measures, and another when it is lost."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self._arguments = arguments
-        self.facts: dict[str, Any] = self._start()
-
-    def _start(self) -> dict[str, Any]:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, *self._arguments))
-        self._process.start()
-        theirs.close()
-        facts: dict[str, Any] = self._pipe.recv()
-        return facts
-
-    def row(self, configuration: Configuration, index: int, limit: float) -> dict[str, Any]:
-        """The row of one configuration, or one that says why there is none."""
-        lost = {"index": index, "name": str(configuration), "source": configuration.source(), "took": limit}
-        if not self._process.is_alive():
-            self._start()
-        self._pipe.send((configuration, index))
-        try:
-            if self._pipe.poll(limit):
-                row: dict[str, Any] = self._pipe.recv()
-                if "CUDA error" in row["error"]:
-                    self._process.join(10)
-                return row
-            reason = f"it took more than {limit:g} s"
-        except EOFError:
-            reason = "the process that measured it died"
-        self.kill()
-        return {**lost, "error": reason}
-
-    def stop(self) -> None:
-        if self._process.is_alive():
-            self._pipe.send(None)
-        self._process.join(10)
-        self.kill()
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
+    answer(pipe, lambda job: measured(*job, torch.device(device), names))
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
@@ -291,14 +236,15 @@ def main() -> None:
     chosen = parser.parse_args()
     names = tuple(chosen.peers.split(","))
     low, high = chosen.bytes or BYTES[chosen.device]
-    worker = Worker(chosen.device, names, chosen.threads)
+    worker = Worker(_work, chosen.device, names, chosen.threads)
     record: dict[str, Any] = {"seed": chosen.seed, "bytes": [low, high], "fusewright": fusewright.__version__}
     record |= {**worker.facts, "summary": {}, "rows": []}
     try:
         every = range(chosen.first, chosen.first + chosen.count)
         for index in map(int, chosen.rows.split(",")) if chosen.rows else every:
             configuration = draw(chosen.seed, index, low, high)
-            row = worker.row(configuration, index, chosen.limit)
+            lost = {"index": index, "name": str(configuration), "source": configuration.source()}
+            row = worker.row((configuration, index), lost, chosen.limit)
             record["rows"].append(row)
             record["summary"] = summary(record["rows"])
             print(f"{' | '.join(_cells(row, names))} | {row['took']:.1f} s", file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 START, END = "<!-- measured tables: benchmarks/table.py writes what follows -->\n", "<!-- end of measured tables -->\n"
 FILES = ("cpu.json", "h200.json", "h100.json", "h200_aten.json")
+FUSED = "h100_fused*.json"
 # What sets a file's run apart.
 SETTINGS = {"h200_aten.json": "without generated kernels"}
 # A peer's name in the data, and at the head of its column; one that no case has gets none.
@@ -30,10 +31,12 @@ PEERS = {
 
 
 def tables() -> str:
-    """All tables, one per results file that exists."""
+    """All tables, one per results file that exists, and one of all runs of the fused operators."""
     writers = {**dict.fromkeys(FILES, _table), "cpu_footprint.json": _footprint, "cpu_scaling.json": _scaling}
     found = {name: json.loads((RESULTS / name).read_text()) for name in writers if (RESULTS / name).exists()}
-    return "\n".join(writers[name](record, name) for name, record in found.items())
+    fused = {path.name: json.loads(path.read_text()) for path in RESULTS.glob(FUSED)}
+    written = [writers[name](record, name) for name, record in found.items()]
+    return "\n".join([*written, *([_fused(fused)] if fused else [])])
 
 
 def _where(environment: dict[str, Any]) -> str:
@@ -114,6 +117,22 @@ def _scaling(record: dict[str, Any], name: str) -> str:
     columns = ["varies", *(word.replace("_", " ") for word in first), "eager", "Fusewright", "times eager", "fraction"]
     title = f"{_where(record['environment'])}; `{Path(record['problem']).stem}` at other sizes, milliseconds"
     return "\n".join([f"{title}, `results/{name}`:", "", *_rows(columns, rows, words=1)]) + "\n"
+
+
+def _fused(records: dict[str, Any]) -> str:
+    """What came of each run of the fused operators, the earliest first."""
+    rows = []
+    for name, record in sorted(records.items(), key=lambda item: item[1]["environment"]["date"]):
+        found = record["summary"]
+        means = [found[key] for key in ("compile over eager", "fusewright over eager", "fusewright over compile")]
+        texts = [f"`results/{name}`", record["environment"]["date"][:10]]
+        numbers = [str(found["rows"]), *(f"{mean:.2f}" for mean in means), str(len(found["slower than compile"]))]
+        rows.append([*texts, *numbers])
+    columns = ["data", "date", "models", "torch.compile over eager", "Fusewright over eager", "over torch.compile"]
+    columns += ["slower than torch.compile"]
+    where = next(iter(records.values()))["environment"]
+    title = f"{where['device']}, torch {where['torch']}, CUDA {where['cuda']}; fused operators (`benchmarks/fused.py`)"
+    return "\n".join([f"{title}, geometric means:", "", *_rows(columns, rows, words=2)]) + "\n"
 
 
 def _label(case: dict[str, Any]) -> str:

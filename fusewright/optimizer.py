@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fusewright.dispatch import Args, Entry, Kwargs, Options, State
 from fusewright.errors import CaptureError, FusewrightError, UnsupportedError
+from fusewright.ir.types import main_device
 from fusewright.module import attach, state_of, unhooked
 from fusewright.pipeline import kernel_target
 from fusewright.plan import Plan
@@ -110,7 +111,7 @@ def _checked(model: nn.Module, example_inputs: Any, options: Options) -> tuple[A
             raise FusewrightError(f"{name} is {getattr(options, name)!r}; choose one of {', '.join(choices)}")
     args, kwargs = _call(example_inputs)
     if options.kernels == "always":
-        device = next((t.device for t in (*flat_tensors(args, kwargs), *model.parameters())), torch.device("cpu"))
+        device = main_device(t.device for t in (*flat_tensors(args, kwargs), *model.parameters()))
         missing = kernel_target(options.target or device)
         if missing is not None:
             raise UnsupportedError(f"kernels='always' needs a generated kernel for every group, and {missing}")
@@ -183,7 +184,7 @@ def _leaf(value: Any) -> Any:
 
 def _draft(model: nn.Module, args: Args, kwargs: Kwargs, options: Options) -> Plan:
     tensors = flat_tensors(args, kwargs)
-    device = next((str(t.device) for t in (*tensors, *model.parameters())), "cpu")
+    device = str(main_device(t.device for t in (*tensors, *model.parameters())))
     shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in tensors)
     mode = "training" if (model.training if options.training is None else options.training) else "evaluation"
     return Plan(type(model).__name__, "untouched", "", device, f"{shapes}, {mode} mode")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fusewright.errors import UnsupportedError
+from fusewright.ir.types import main_device
 from fusewright.measure import Sample, compare, environment, forward_call, training_call
 from fusewright.tree import tree_flatten
 from fusewright.verification.state import preserved, reseed
@@ -94,7 +95,7 @@ def bench(
     """
     wanted = ("eager", *(name for name in names if name != "eager"))
     entrants = (*peers(wanted), *(Peer(name, build) for name, build in (include or {}).items()))
-    device = next((x.device for x in _tensors(example_inputs)), torch.device("cpu"))
+    device = main_device(x.device for x in _tensors(example_inputs))
     report = progress or (lambda _: None)
     with preserved(model):
         expected = _answer(model, example_inputs)

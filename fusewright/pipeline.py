@@ -24,8 +24,9 @@ from fusewright.errors import CaptureError, UnsupportedError
 from fusewright.ir import ops
 from fusewright.ir.memory_order import Order, order_of
 from fusewright.ir.node import Graph, Node
-from fusewright.ir.placement import placed
+from fusewright.ir.placement import gathered, placed
 from fusewright.ir.spec import check
+from fusewright.ir.types import main_device
 from fusewright.plan import KernelChoice, Work
 from fusewright.rules import RULES
 from fusewright.rules.engine import Mode, Rewritten, rewrite, total
@@ -91,7 +92,7 @@ def build(
     Raises `CaptureError` when the model cannot be captured whole.
     """
     captured = capture(model, args, dict(kwargs))
-    graph = check(captured.graph)
+    graph = check(gathered(captured.graph))
     if len(graph.inputs) > 1 and _writes_to_inputs(graph):
         raise CaptureError(
             f"{type(model).__name__} cannot be planned: it writes to an input, and what that changes depends on which "
@@ -99,7 +100,7 @@ def build(
         )
     if target is not None:
         graph = check(placed(graph, target))
-    device = _device(graph)
+    device = main_device(n.device for n in graph.nodes())
     tensors = flat_tensors(args, kwargs)
     hints = {symbol: tensors[where.input].shape[where.dim] for symbol, where in graph.symbols.items()}
     fusing = kernels != "never" and kernel_target(device) is None
@@ -167,9 +168,3 @@ def _orders(
         if isinstance(held, torch.Tensor) and held.layout is torch.strided:
             found[node] = order_of(held, node)
     return found
-
-
-def _device(graph: Graph) -> torch.device:
-    """Where most of the work happens: the first tensor that is not on the CPU, else the CPU."""
-    devices = [n.device for n in graph.nodes()]
-    return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))

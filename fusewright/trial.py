@@ -14,6 +14,7 @@ from fusewright import advice
 from fusewright.dispatch import Args, Entry, Kwargs, Options, Runner, Sides, State, guard_of
 from fusewright.errors import CaptureError
 from fusewright.ir.memory_order import follows_inputs
+from fusewright.ir.types import main_device
 from fusewright.measure import compare, forward_call, training_call
 from fusewright.module import attach
 from fusewright.pipeline import Built, build, kernel_target
@@ -61,8 +62,8 @@ class Trial:
 
     @property
     def device(self) -> torch.device:
-        """Where the model runs: the device of its first input."""
-        return next((t.device for t in flat_tensors(self.args, self.kwargs)), torch.device("cpu"))
+        """Where the model runs."""
+        return main_device(t.device for t in flat_tensors(self.args, self.kwargs))
 
     @property
     def inputs(self) -> Any:

@@ -27,12 +27,15 @@ sys.path.insert(0, str(ROOT / "benchmarks"))  # its scripts import each other by
 import configurations  # noqa: E402
 import footprint  # noqa: E402
 import functions  # noqa: E402
+import fused  # noqa: E402
 import random_configurations  # noqa: E402
 import roofline  # noqa: E402
 import run  # noqa: E402
 import scaling  # noqa: E402
 import table  # noqa: E402
 from accuracy import Accuracy  # noqa: E402
+from fused_models import ROWS, Row  # noqa: E402
+from worker import Worker  # noqa: E402
 
 
 def test_readme_tables_are_the_data() -> None:
@@ -195,14 +198,14 @@ def test_a_path_says_what_computes_the_convolution() -> None:
 @pytest.mark.slow
 def test_a_worker_that_takes_too_long_is_replaced() -> None:
     drawn = configurations.draw(1, 3, 5e4, 2e5)
-    worker = random_configurations.Worker("cpu", ("eager",), 1)
+    worker = Worker(random_configurations._work, "cpu", ("eager",), 1)
     try:
         assert worker.facts["rates"]["bandwidth"] > 0
-        assert worker.row(drawn, 3, 0.0)["error"] == "it took more than 0 s"
-        assert worker.row(drawn, 3, 100.0)["error"] == ""
+        assert worker.row((drawn, 3), {"index": 3}, 0.0)["error"] == "it took more than 0 s"
+        assert worker.row((drawn, 3), {"index": 3}, 100.0)["error"] == ""
         worker._process.kill()
         worker._process.join()
-        assert worker.row(drawn, 3, 100.0)["error"] == ""
+        assert worker.row((drawn, 3), {"index": 3}, 100.0)["error"] == ""
     finally:
         worker.stop()
 
@@ -331,3 +334,89 @@ def test_functions_leave_the_fraction_alone(row: dict[str, Any]) -> None:
     assert row["roofline"]["functions"] is None and random_configurations._cells(row, ("eager",))[-1] == "-"
     row["roofline"]["functions"] = 0.0015
     assert random_configurations._cells(row, ("eager",))[-1] == "1.500"
+
+
+# Fused operators
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.index))
+def test_a_fused_operator_runs_at_its_full_size(row: Row) -> None:
+    scope: dict[str, Any] = {}
+    exec(row.source(), scope)
+    with torch.device("meta"):
+        model, (x,) = scope["Model"]().train(row.training), scope["get_inputs"]()
+        assert x.shape == row.shape and model(x).numel() > 0
+    norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    assert row.training == any(not isinstance(m, torch.nn.modules.instancenorm._InstanceNorm) for m in norms)
+
+
+def test_fused_operators_are_told_apart() -> None:
+    assert [row.index for row in ROWS] == [*range(1, len(ROWS) + 1)]
+    assert len({(str(row), row.shape) for row in ROWS}) == len(ROWS)
+
+
+def test_rows_of_fused_operators_are_shared_out() -> None:
+    parts = [fused.chosen_rows("", f"{i}/3", 1) for i in (1, 2, 3)]
+    assert sorted((row for part in parts for row in part), key=lambda row: row.index) == [*ROWS]
+    (only,) = fused.chosen_rows("5", "1/1", 8)
+    assert only.shape == (4, *ROWS[4].shape[1:]) and only.divided(10**6).shape[0] == 2
+
+
+SMALL = Row(7, "conv2d 2-3 k3", "norm(relu(y) + b)", (4, 2, 12, 12), {"norm": "nn.BatchNorm2d(3)"}, training=True)
+
+
+def test_a_fused_operator_becomes_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "PEERS", ("eager",))
+    row = json.loads(json.dumps(fused.measured(SMALL, torch.device("cpu"), verify=False)))
+    assert row["error"] == "" and row["difference"] < 1e-5 and row["times"].keys() == {"eager", "fusewright"}
+    assert row["name"] == "conv2d 2-3 k3, norm(relu(y) + b)" and row["kernels"] and fused._cells(row)[-1] == "-"
+    monkeypatch.setattr(fused, "model_from", lambda *_: None)
+    failed = fused.measured(SMALL, torch.device("cpu"), verify=False)
+    assert failed["error"].startswith("AttributeError") and fused._cells(failed)[-1] == failed["error"]
+
+
+def _fused_row(index: int, eager: float, compiled: float, ours: float, **more: Any) -> dict[str, Any]:
+    times = {"eager": {"median": eager}, "compile": {"median": compiled}, "fusewright": {"median": ours}}
+    return {
+        **{"index": index, "error": "", "difference": 1e-4, "status": "rewritten", "reason": ""},
+        **{"times": times, **more},
+    }
+
+
+def test_a_summary_of_fused_operators() -> None:
+    rows = [
+        _fused_row(1, 8.0, 4.0, 2.0),
+        _fused_row(2, 2.0, 1.0, 1.02),
+        _fused_row(3, 4.0, 1.0, 4.0, status="unchanged", reason="verification failed (…)"),
+        _fused_row(4, 4.0, 1.0, 1.0, difference=float("inf")),
+        {"index": 5, "error": "lost"},
+    ]
+    found = fused.summary(rows)
+    named = {key: found[key] for key in ("failed", "wrong", "verification failed", "kept as they are")}
+    assert [*named.values()] == [[5], [4], [3], [3]]
+    assert found["slower than compile"] == [3] and found["slower than eager"] == []
+    assert found["compile over eager"] == pytest.approx((2 * 2 * 4 * 4) ** 0.25)
+    assert fused.summary([])["fusewright over eager"] is None
+
+
+def test_a_difference_is_a_share_of_what_eager_gives() -> None:
+    nan, inf = float("nan"), float("inf")
+    assert fused.difference(torch.tensor([4.0, nan, inf]), torch.tensor([4.0, nan, inf])) == 0.0
+    assert fused.difference(torch.tensor([4.0, 1.0]), torch.tensor([4.0, 2.0])) == 0.25
+    assert fused.difference(torch.tensor([1.0]), torch.tensor([nan])) == inf
+    assert fused.difference(torch.zeros(2), torch.zeros(1)) == inf
+    assert fused.difference(torch.zeros(1), torch.full((1,), 1e-6)) < fused.WRONG
+
+
+def test_workers_share_rows_and_a_file_is_continued(tmp_path: Path) -> None:
+    class Quick:
+        def row(self, row: Row, lost: dict[str, Any], limit: float) -> dict[str, Any]:
+            return {**lost, "took": limit, "error": "not measured"}
+
+    options = SimpleNamespace(limit=1.0, out=tmp_path / "rows.json")
+    record: dict[str, Any] = {"rows": [{"index": 2, "error": "had"}]}
+    fused.run([ROWS[2], ROWS[0]], [Quick(), Quick()], record, float("inf"), options)  # type: ignore[list-item]
+    saved = json.loads(options.out.read_text())
+    assert [row["index"] for row in saved["rows"]] == saved["summary"]["failed"] == [1, 2, 3]
+    fused.run([ROWS[4]], [Quick()], record, 0.0, options)  # type: ignore[list-item]
+    assert len(record["rows"]) == 3, "the time had come"

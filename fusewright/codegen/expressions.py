@@ -112,6 +112,12 @@ def _cast(op: ops.Cast, node: Node, args: Sequence[str]) -> str:
     return f"{args[0]}.to({op.dtype})"
 
 
+@_emits(ops.Transfer)
+def _transfer(op: ops.Transfer, node: Node, args: Sequence[str]) -> str:
+    # A product passes the number along with its launch: a copy would wait for the device, and CUDA graphs refuse it.
+    return f'torch.ones((), dtype={node.dtype}, device="{op.device}") * {args[0]}'
+
+
 @_emits(ops.Reduce)
 def _reduce(op: ops.Reduce, node: Node, args: Sequence[str]) -> str:
     x, dims = args[0], op.dims[0] if len(op.dims) == 1 else op.dims

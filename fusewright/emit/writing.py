@@ -30,6 +30,7 @@ from fusewright.emit.serving import tf32_setting
 from fusewright.emit.solution import text
 from fusewright.emit.trying import ROWS, Differs, tried
 from fusewright.errors import CaptureError, FusewrightError, UnsupportedError
+from fusewright.ir.types import main_device
 from fusewright.optimizer import planned
 from fusewright.pipeline import kernel_target
 from fusewright.plan import Plan
@@ -185,7 +186,7 @@ def drafted(
     runner = _running(entry)
     if options.wishes.single:
         _require_one_launch(runner.program)
-    target = options.target or next(tensor.device for tensor in flat_tensors(args, kwargs))
+    target = options.target or main_device(tensor.device for tensor in flat_tensors(args, kwargs))
     return Draft(problem, model, args, kwargs, entry, options.precision, options.wishes, either, target.type)
 
 

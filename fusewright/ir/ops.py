@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from fusewright.ir import pointwise
 from fusewright.ir.pointwise import Scalar
-from fusewright.ir.types import Op, Size, TensorType, Types, broadcast, numel, require, size
+from fusewright.ir.types import Op, Size, TensorType, Types, broadcast, main_device, numel, require, size
 from fusewright.ir.views import Cat, Expand, Pad, Permute, Reshape, Slice
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "Softmax",
     "Source",
     "TensorType",
+    "Transfer",
     "Types",
     "Vector",
     "broadcast",
@@ -291,7 +292,7 @@ class Pointwise(Op):
         for operand in operands:
             shape = broadcast(shape, operand.shape)
         tensors = [t for t in operands if not t.weak] or operands
-        device = next((t.device for t in tensors if t.shape), tensors[0].device)
+        device = main_device(t.device for t in tensors)
         kinds = tuple((t.weak, len(t.shape) > 0, t.dtype) for t in operands)
         return TensorType(shape, _pointwise_dtype(self.traits.torch, kinds), device)
 
@@ -310,6 +311,19 @@ class Cast(Op):
         x = types[0]
         assert x is not None
         return TensorType(x.shape, self.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Transfer(Op):
+    """A tensor without dimensions on another device than the one that it comes from."""
+
+    device: torch.device
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        require(not x.shape, f"transfer of a tensor of shape {x.shape}")
+        return TensorType((), x.dtype, self.device)
 
 
 @dataclass(frozen=True)

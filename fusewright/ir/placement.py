@@ -1,7 +1,8 @@
-"""A graph captured on one device as it would be on another."""
+"""On which devices a graph computes: moved to another one, and with what it reads brought to where it is read."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -12,18 +13,50 @@ from fusewright.ir.types import Op, TensorType
 
 
 def placed(graph: Graph, device: torch.device) -> Graph:
-    """`graph` with every tensor that it takes or makes on `device`."""
+    """`graph` with every tensor that it takes or makes on `device`.
+
+    Attributes that are single numbers stay where they are when a model is moved, and are brought there.
+    """
     mapping: dict[Node, Node] = {}
     for node in (*graph.inputs, *graph.nodes()):
         if node not in mapping:
             args = tuple(None if a is None else mapping[a] for a in node.args)
-            mapping[node] = make(_placed(node.op, device), *args, where=node.where)
+            number = isinstance(node.op, ops.Constant) and not node.shape
+            mapping[node] = (
+                _brought(node, device) if number else make(_placed(node.op, device), *args, where=node.where)
+            )
+    return _mapped(graph, mapping)
+
+
+def _mapped(graph: Graph, mapping: Mapping[Node, Node]) -> Graph:
     return replace(
         graph,
         inputs=tuple(mapping[n] for n in graph.inputs),
         outputs=tuple(mapping[o] if isinstance(o, Node) else o for o in graph.outputs),
         effects=tuple(mapping[e] for e in graph.effects),
     )
+
+
+def gathered(graph: Graph) -> Graph:
+    """`graph` with operands of pointwise functions on one device: PyTorch takes numbers from the CPU as they are.
+
+    A kernel does not, and what fuses into one should not depend on where a number is kept.
+    """
+    mapping: dict[Node, Node] = {}
+    for node in (*graph.inputs, *graph.nodes()):
+        if node not in mapping:
+            args = tuple(None if a is None else mapping[a] for a in node.args)
+            if isinstance(node.op, ops.Pointwise):
+                args = tuple(None if a is None else _brought(a, node.device) for a in args)
+            mapping[node] = node if args == node.args else make(node.op, *args, where=node.where)
+    return _mapped(graph, mapping)
+
+
+def _brought(x: Node, device: torch.device) -> Node:
+    """x on `device`."""
+    if x.device == device or isinstance(x.op, ops.Number):
+        return x
+    return make(replace(x.op, device=device)) if isinstance(x.op, ops.Full) else make(ops.Transfer(device), x)
 
 
 def _placed(op: Op, device: torch.device) -> Op:

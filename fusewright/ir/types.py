@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -38,6 +38,12 @@ def size(value: Any) -> Size:
 def numel(shape: Sequence[Size]) -> Size:
     """The number of elements of a shape."""
     return size(sympy.prod(shape)) if any(not isinstance(d, int) for d in shape) else math.prod(shape)
+
+
+def main_device(devices: Iterable[torch.device]) -> torch.device:
+    """Where tensors on these devices are computed with: a CPU that is not the only one has but single numbers."""
+    found = [*devices]
+    return next((d for d in found if d.type != "cpu"), found[0] if found else torch.device("cpu"))
 
 
 def require(condition: bool, message: str) -> None:

@@ -32,6 +32,7 @@ FREE = (
     ops.Expand,
     ops.Slice,
     ops.Item,
+    ops.Transfer,
 )
 # Ranges shorter than this are summed at the pace of pooling.
 SHORT = 32

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusewright.ir.types import main_device
 from fusewright.runtime.memory import is_out_of_memory
 from fusewright.tree import TreeSpec, tree_flatten
 from fusewright.verification.compare import Comparison, Rules, Sample, compare, worst_of
@@ -136,8 +137,8 @@ class Context:
         self.state.restore()
         self._copy_state(self.oracle)
         wide = call.map(_widened)
-        device = next((x.device.type for x in call.tensors()), "cpu")
-        return self._run(self.oracle, wide, grad, [torch.autocast(device, enabled=False), mode])
+        device = main_device(x.device for x in call.tensors())
+        return self._run(self.oracle, wide, grad, [torch.autocast(device.type, enabled=False), mode])
 
     def _run(self, module: nn.Module, call: Call, grad: bool, modes: Sequence[AbstractContextManager[Any]]) -> Run:
         self.state.restore()

@@ -1,0 +1,248 @@
+"""Fused operators as benchmarks combine them: a convolution or a linear layer, what follows it, and a shape of input.
+
+Rows 1 to 100 were written from memory of which operators and sizes such benchmarks combine, the last ones for chains
+behind strided transposed convolutions.  Each row is written as a problem file, as a user would write it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+import torch.nn.functional as F
+
+Shape = tuple[int, ...]
+
+# A number of its own, on the CPU wherever the model is, as the view of a parameter stays there.
+NUMBER = "nn.Parameter(torch.randn(1)).squeeze()"
+_LAYERS = {"conv": "nn.Conv{n}d", "convT": "nn.ConvTranspose{n}d", "linear": "nn.Linear"}
+_OPTIONS = {"s": "stride", "p": "padding", "o": "output_padding"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model.
+
+    layer     kind, channels (from-to), kernel, stride, padding, output padding: ``convT2d 64-64 k3 s2 p1 o1``
+    chain     what follows, as Python: of the layer's output `y`, of the input `x`, of `layer` where it is not first;
+              steps are separated by semicolons.  `b` and `m` are parameters with one number per channel
+    shape     of the input
+    held      what else the model has by name: the shape of a parameter, another layer, or the Python that makes it
+    training  whether batch norms use the statistics of the batch
+    """
+
+    index: int
+    layer: str
+    chain: str
+    shape: Shape
+    held: dict[str, Shape | str] = field(default_factory=dict)
+    training: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.layer}, {self.chain}" if self.layer else self.chain
+
+    def divided(self, by: int) -> Row:
+        """With a batch so many times smaller, of at least two samples."""
+        return replace(self, shape=(min(self.shape[0], max(2, self.shape[0] // by)), *self.shape[1:]))
+
+    def source(self) -> str:
+        """The text of a problem file."""
+        held = {"layer": self.layer, **self._numbers(), **self.held} if self.layer else self.held
+        *steps, last = self.chain.split("; ")
+        if self.layer and "layer(" not in self.chain:
+            steps = ["y = layer(x)", *steps]
+        names = list(held)
+        own = [f"{', '.join(names)} = {', '.join(f'self.{name}' for name in names)}"] if names else []
+        lines = [
+            "import torch",
+            "from torch import nn",
+            *_imports(self.chain, held),
+            "\n\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()",
+            *(f"        self.{name} = {_made(what)}" for name, what in held.items()),
+            "\n    def forward(self, x):",
+            *(f"        {line}" for line in (*own, *steps, f"return {last}")),
+            f"\n\ndef get_inputs():\n    return [torch.randn{self.shape}]",
+            "\n\ndef get_init_inputs():\n    return []",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _numbers(self) -> dict[str, Shape]:
+        """The parameters with one number per channel that the chain names."""
+        channels = int(self.layer.split()[1].split("-")[1])
+        shape = (channels, *(1,) * (len(self.shape) - 2))
+        return {name: shape for name in ("b", "m") if name not in self.held and re.search(rf"\b{name}\b", self.chain)}
+
+
+def _imports(chain: str, held: dict[str, Shape | str]) -> list[str]:
+    """Import statements of the functions that a chain calls."""
+    called = set(re.findall(r"(?<![\w.])([a-z]\w*)\(", chain)) - held.keys()
+    functional = sorted(name for name in called if hasattr(F, name))
+    others = sorted(called - set(functional))
+    return [
+        f"from {module} import {', '.join(names)}"
+        for module, names in (("torch", others), ("torch.nn.functional", functional))
+        if names
+    ]
+
+
+def _made(what: Shape | str) -> str:
+    """The Python that makes what a model holds."""
+    if isinstance(what, tuple):
+        return f"nn.Parameter(torch.randn{what})"
+    if what.partition(".")[0] == "nn":
+        return what
+    kind, channels, *options = what.split()
+    match = re.fullmatch(r"(\D+?)(?:(\d)d)?", kind)
+    assert match is not None, what
+    arguments = channels.split("-")
+    for option in options:
+        if option == "nobias":
+            arguments.append("bias=False")
+        else:
+            arguments.append(option[1:] if option[0] == "k" else f"{_OPTIONS[option[0]]}={option[1:]}")
+    return f"{_LAYERS[match[1]].format(n=match[2])}({', '.join(arguments)})"
+
+
+def _row(index: int, layer: str, chain: str, shape: Shape, training: bool = False, **held: Shape | str) -> Row:
+    return Row(index, layer, chain, shape, held, training)
+
+
+# fmt: off
+ROWS = (
+    _row(1, "conv2d 64-128 k3", "relu(y) + b", (128, 64, 128, 128)),
+    _row(2, "convT2d 64-64 k3 s2 p1 o1", "clamp(clamp(y + b, 0.0, 1.0) * 2.0, 0.0, 1.0) / 2.0", (128, 64, 128, 128)),
+    _row(3, "convT3d 32-64 k3 s2 p1 o1", "gelu(avg_pool3d(norm(y + s), 2))", (32, 32, 16, 32, 32),
+         s=NUMBER, norm="nn.LayerNorm(64)"),
+    _row(4, "conv2d 64-128 k3", "mish(mish(y))", (64, 64, 256, 256)),
+    _row(5, "convT2d 64-64 k4 s2 p1 o1", "tanh(y - b)", (32, 64, 256, 256)),
+    _row(6, "conv3d 3-16 k3", "max_pool3d(max_pool3d(softmax(y, 1), 2), 2)", (128, 3, 16, 32, 32)),
+    _row(7, "conv3d 8-32 k3", "sigmoid(gelu(leaky_relu(relu(y), 0.01))) + b", (64, 8, 32, 64, 64)),
+    _row(8, "conv3d 8-16 k3", "(adaptive_avg_pool3d(max_pool3d(y / 2.0, 2), 1) + b).sum(1)", (128, 8, 16, 64, 64)),
+    _row(9, "linear 8192-8192", "relu((y - 2.0) * 1.5)", (1024, 8192)),
+    _row(10, "convT2d 64-64 k3 s1 p1", "tanh(hardtanh(max_pool2d(y, 2, 2), -1, 1).mean((2, 3), keepdim=True))",
+         (128, 64, 256, 256)),
+    _row(11, "convT2d 64-128 k5 s1 p1", "group(max_pool2d(tanh(norm(y)), 2, 2))", (512, 64, 32, 32), training=True,
+         norm="nn.BatchNorm2d(128)", group="nn.GroupNorm(8, 128)"),
+    _row(12, "linear 8192-8192", "leaky_relu(y * 2.0, 0.1)", (1024, 8192)),
+    _row(13, "convT3d 16-64 k3 s1 p1", "tanh(softmax(y.mean(2, keepdim=True) + b, 1)) * 2.0", (16, 16, 32, 128, 128),
+         b=(1, 64, 1, 1, 1)),
+    _row(14, "", "(torch.matmul(x, weight.T) / 2).sum(1, keepdim=True) * 1.5", (1024, 8192), weight=(8192, 8192)),
+    _row(15, "convT3d 16-32 k3 s2 p1", "y = norm(y); y - y.mean((2, 3, 4), keepdim=True)", (16, 16, 32, 32, 32),
+         training=True, norm="nn.BatchNorm3d(32)"),
+    _row(16, "convT2d 64-64 k3 s2 p1 o1", "hardtanh(mish(y) + 0.5, -1, 1) * 2", (128, 64, 128, 128)),
+    _row(17, "conv2d 64-128 k3", "norm(y) / 2.0", (128, 64, 128, 128), norm="nn.InstanceNorm2d(128)"),
+    _row(18, "linear 8192-8192",
+         "y = y.sum(1, True).max(1, True)[0].mean(1, True); logsumexp(logsumexp(y, 1, True), 1, True)", (1024, 8192)),
+    _row(19, "convT2d 64-64 k3 s1", "norm(gelu(y))", (128, 64, 256, 256), norm="nn.GroupNorm(8, 64)"),
+    _row(20, "convT3d 32-64 k3 s2 p1 o1", "((y + b) + y) * y + y", (16, 32, 16, 32, 32)),
+    _row(21, "conv2d 8-32 k3", "norm(sigmoid((y + b) * m))", (128, 8, 256, 256), norm="nn.GroupNorm(8, 32)"),
+    _row(22, "linear 8192-8192", "y = y * 2.0; y = logsumexp(clamp(y + y, -10, 10), 1, keepdim=True); y * mish(y)",
+         (1024, 8192)),
+    _row(23, "conv3d 3-24 k3", "norm(y).mean((1, 2, 3, 4))", (128, 3, 24, 32, 32), norm="nn.GroupNorm(8, 24)"),
+    _row(24, "conv3d 3-24 k3", "softmax(y.min(2)[0], 1)", (128, 3, 24, 32, 32)),
+    _row(25, "conv2d 16-64 k3", "tanh(tanh(y.min(1, keepdim=True)[0]))", (128, 16, 256, 256)),
+    _row(26, "convT3d 32-64 k3 s2 p1 o1", "y = y + 1.0; y * hardswish(y)", (128, 32, 16, 16, 16)),
+    _row(27, "conv3d 3-16 k4", "norm(hardswish(y)).mean((2, 3, 4))", (256, 3, 16, 32, 32), norm="nn.GroupNorm(4, 16)"),
+    _row(28, "linear 8192-8192", "(instance_norm(y[:, None, None, :]).squeeze(1).squeeze(1) + x) * x", (1024, 8192)),
+    _row(29, "linear 8192-8192", "mish(mish(y))", (1024, 8192)),
+    _row(30, "linear 8192-8192", "hardtanh(norm(y), -2.0, 2.0)", (1024, 8192), norm="nn.GroupNorm(16, 8192)"),
+    _row(31, "conv2d 64-128 k3", "(torch.min(y, torch.tensor(0.5, device=x.device)) + b) * 2.0", (128, 64, 128, 128)),
+    _row(32, "conv2d 64-128 k3", "(y * 2.0).min(1, keepdim=True)[0]", (64, 64, 256, 256)),
+    _row(33, "linear 8192-8192", "norm(y * m)", (1024, 8192), training=True, norm="nn.BatchNorm1d(8192)"),
+    _row(34, "convT3d 32-64 k4 s2 p1", "gelu(norm(y)) * 1.5", (32, 32, 16, 32, 32), norm="nn.LayerNorm(64)"),
+    _row(35, "conv2d 64-128 k3", "mish(max_pool2d(hardswish(y - 0.5), 2))", (128, 64, 128, 128)),
+    _row(36, "convT2d 64-128 k3 s2 p1 o1", "gelu(y.min(1, keepdim=True)[0].sum(2, keepdim=True)) + b",
+         (16, 64, 128, 128), b=(1, 1, 1)),
+    _row(37, "linear 1024-4096", "norm(sigmoid(y) * y + b)", (8192, 1024), norm="nn.GroupNorm(64, 4096)"),
+    _row(38, "convT3d 32-64 k3 s2 p1 o1",
+         "y = layer(avg_pool3d(x, 2)); z = clamp(y, 0.0, 1.0).view(*y.shape[:2], -1); softmax(z, 2).view_as(y) * m",
+         (32, 32, 32, 64, 64), m=(1, 64, 1, 1, 1)),
+    _row(39, "linear 4096-4096", "norm(y * m)", (8192, 4096), training=True, norm="nn.BatchNorm1d(4096)"),
+    _row(40, "linear 4096-4096", "y * 0.5 + y.clone().detach()", (8192, 4096)),
+    _row(41, "linear 4096-4096", "relu(gelu(norm(y)))", (8192, 4096), training=True, norm="nn.BatchNorm1d(4096)"),
+    _row(42, "convT2d 64-128 k3",
+         "logsumexp(y.mean((2, 3), keepdim=True) + b, 1, keepdim=True).sum((2, 3)) * 10.0", (16, 64, 256, 256)),
+    _row(43, "conv3d 32-64 k3 p1", "relu(logsumexp(max_pool3d(y, 2, 2), 1, keepdim=True))", (4, 32, 32, 128, 128)),
+    _row(44, "convT2d 64-128 k3 s2 p1 o1", "(y * 0.5).mean((2, 3), keepdim=True).mean((2, 3), keepdim=True)",
+         (16, 64, 128, 128)),
+    _row(45, "linear 2048-4096", "logsumexp(last(sigmoid(y)), 1)", (8192, 2048), last="linear 4096-1024"),
+    _row(46, "conv2d 64-128 k3", "avg_pool2d(tanh(y - 0.5) - 0.2, 2)", (128, 64, 128, 128)),
+    _row(47, "conv3d 32-64 k3", "tanh(mish(y))", (16, 32, 32, 64, 64)),
+    _row(48, "conv3d 3-16 k3", "sigmoid(tanh(y * m) * b)", (128, 3, 16, 64, 64)),
+    _row(49, "convT3d 32-64 k3 s2 p1 o1", "sigmoid(softmax(y, 1))", (16, 32, 16, 32, 32)),
+    _row(50, "convT3d 3-16 k3 s2 p1", "(avg_pool3d(y * s, 2) + b) * t", (128, 3, 16, 32, 32), s=NUMBER, t=NUMBER),
+    _row(51, "linear 8192-8192",
+         "gelu(logsumexp((y - b).mean(1, keepdim=True), 1, keepdim=True)) + x.clone().detach()", (2048, 8192)),
+    _row(52, "conv2d 64-128 k3", "norm(tanh(softplus(y)) * y)", (64, 64, 128, 128), training=True,
+         norm="nn.BatchNorm2d(128)"),
+    _row(53, "linear 8192-8192", "gelu(hardtanh(y * 0.5, -2, 2))", (2048, 8192)),
+    _row(54, "conv2d 64-64 k3", "gelu(leaky_relu(y * m))", (64, 64, 256, 256)),
+    _row(55, "linear 32768-8192", "max_pool1d(y.unsqueeze(1), 2).squeeze(1).sum(1) * 0.5", (128, 32768)),
+    _row(56, "linear 32768-8192", "sigmoid(y).sum(1, keepdim=True)", (128, 32768)),
+    _row(57, "conv2d 8-64 k3", "y = relu(y); y * clamp((y + 3) / 6, 0, 1)", (128, 8, 128, 128)),
+    _row(58, "convT3d 3-16 k3 s2 p1", "y = logsumexp(y, 1, keepdim=True); clamp(y * sigmoid(y + 3) / 6 - b, -1, 1)",
+         (128, 3, 16, 32, 32), b=(1, 1, 1, 1)),
+    _row(59, "linear 8192-8192", "sigmoid(y) * y * 2.0", (1024, 8192)),
+    _row(60, "convT3d 3-16 k3 s2 p1", "hardswish(norm(sigmoid(y) * y))", (128, 3, 16, 32, 32),
+         norm="nn.GroupNorm(4, 16)"),
+    _row(61, "convT3d 64-128 k3 nobias", "norm(relu(y))", (16, 64, 32, 32, 32), norm="nn.GroupNorm(8, 128)"),
+    _row(62, "linear 8192-8192", "y = leaky_relu(norm(y), 0.01); y + y", (1024, 8192), norm="nn.GroupNorm(512, 8192)"),
+    _row(63, "linear 8192-8192", "relu(y) / 2.0", (1024, 8192)),
+    _row(64, "linear 8192-8192", "gelu(gelu(leaky_relu(leaky_relu(logsumexp(y, 1, keepdim=True), 0.01), 0.01)))",
+         (1024, 8192)),
+    _row(65, "conv2d 8-64 k3", "sigmoid(avg_pool2d(y, 4)).sum((1, 2, 3))", (128, 8, 384, 384)),
+    _row(66, "linear 16384-16384", "softmax(drop(y), 1)", (128, 16384), drop="nn.Dropout(0.2)"),
+    _row(67, "conv2d 8-64 k3", "adaptive_avg_pool2d(gelu(y), 1).squeeze(-1).squeeze(-1)", (128, 8, 256, 256)),
+    _row(68, "linear 16384-16384", "torch.min(y, s) - s", (128, 16384), s="nn.Parameter(torch.tensor(2.0))"),
+    _row(69, "conv2d 8-64 k3", "relu(hardswish(y))", (128, 8, 128, 128)),
+    _row(70, "linear 8192-8192", "sigmoid(y) * 2.0 + y", (1024, 8192)),
+    _row(71, "conv2d 8-64 k3", "leaky_relu(y / 2, 0.01)", (128, 8, 128, 128)),
+    _row(72, "convT3d 3-16 k3 s2 p1", "avg_pool3d(avg_pool3d(norm(y), 2), 2)", (64, 3, 32, 32, 32), training=True,
+         norm="nn.BatchNorm3d(16)"),
+    _row(73, "conv2d 8-64 k3", "norm(y) * 2.0", (128, 8, 128, 128), training=True, norm="nn.BatchNorm2d(64)"),
+    _row(74, "convT3d 16-32 k3 s2 p1 o1", "max_pool3d(leaky_relu(leaky_relu(y, 0.2) * m, 0.2), 2)",
+         (16, 16, 16, 32, 32)),
+    _row(75, "linear 8192-8192", "norm(y).min(1, keepdim=True)[0] + b", (1024, 8192), norm="nn.GroupNorm(512, 8192)",
+         b=(1, 8192, 1, 1)),
+    _row(76, "linear 8192-8192 nobias", "relu(y + b)", (1024, 8192)),
+    _row(77, "convT3d 64-128 k5", "adaptive_avg_pool3d(norm(y * 2.0), 1)", (16, 64, 16, 32, 32), training=True,
+         norm="nn.BatchNorm3d(128)"),
+    _row(78, "convT3d 32-64 k5 s2 p2", "max_pool3d(max_pool3d(y, 2), 3).sum(1, keepdim=True)", (16, 32, 32, 32, 32)),
+    _row(79, "conv3d 3-16 k3", "(clamp(norm(y * m), -1.0, 1.0) * m).max(1)[0]", (128, 3, 16, 32, 32),
+         norm="nn.InstanceNorm3d(16)"),
+    _row(80, "linear 8192-8192", "y = y.max(1, keepdim=True)[0]; gelu(y - y.mean(1, keepdim=True))", (1024, 8192)),
+    _row(81, "linear 8192-8192", "clamp(tanh(clamp(sigmoid(y) * y / 2.0, -1.0, 1.0)), -1.0, 1.0)", (1024, 8192)),
+    _row(82, "conv2d 8-64 k3", "max_pool2d(tanh(y) * 2.0 + b, 4)", (128, 8, 256, 256)),
+    _row(83, "conv3d 3-16 k3", "clamp(torch.min(norm(y), torch.tensor(0.0, device=x.device)), 0.0, 1.0)",
+         (128, 3, 16, 64, 64), norm="nn.GroupNorm(8, 16)"),
+    _row(84, "linear 8192-8192", "softmax(m * norm(y), 1)", (1024, 8192), training=True,
+         norm="nn.BatchNorm1d(8192)", m=(1,)),
+    _row(85, "conv2d 8-64 k3", "clamp(max_pool2d(norm(y) * m, 4), 0.0, 1.0)", (128, 8, 128, 128),
+         norm="nn.GroupNorm(16, 64)"),
+    _row(86, "linear 8192-8192", "gelu(y / 10.0)", (1024, 8192)),
+    _row(87, "conv2d 8-64 k3", "mish(y - 0.5 - 0.2)", (128, 8, 256, 256)),
+    _row(88, "linear 8192-8192", "y = norm(y); y = sigmoid(y) * y * m; sigmoid(y) * y", (1024, 8192),
+         norm="nn.GroupNorm(256, 8192)"),
+    _row(89, "convT3d 3-16 k3 s2 p1 o1", "y = softmax(max_pool3d(y, 2), 1) - b; (sigmoid(y) * y).max(1)[0]",
+         (128, 3, 16, 32, 32)),
+    _row(90, "conv3d 8-64 k3", "gelu(clamp(leaky_relu(y, 0.2) + b, -1.0, 1.0))", (128, 8, 16, 64, 64)),
+    _row(91, "convT2d 64-128 k4 s2 p1 o1", "sigmoid((softmax(y, 1) + b) * 2.0)", (128, 64, 64, 64)),
+    _row(92, "conv2d 8-64 k3", "logsumexp(y + hardswish(tanh(norm(y))), 1, keepdim=True)", (128, 8, 128, 128),
+         norm="nn.GroupNorm(16, 64)"),
+    _row(93, "convT2d 64-128 k4 s2", "gelu(torch.min(y + 0.5, torch.tensor(0.0, device=x.device))) * 2.0",
+         (128, 64, 64, 64)),
+    _row(94, "linear 1024-8192", "norm(mish(hardtanh(y + b)))", (1024, 1024), norm="nn.GroupNorm(256, 8192)"),
+    _row(95, "linear 8192-8192", "y = y + b; hardtanh(gelu(tanh(sigmoid(y) * y)), -1, 1)", (1024, 8192)),
+    _row(96, "convT3d 3-16 k3 s2 p1", "clamp(adaptive_avg_pool3d(max_pool3d(y * 0.5, 2), 1), 0, 1)",
+         (128, 3, 16, 32, 32)),
+    _row(97, "linear 8192-8192", "y = (norm(y) + b) / 1.0; sigmoid(y) * y", (1024, 8192), training=True,
+         norm="nn.BatchNorm1d(8192)", b=(1,)),
+    _row(98, "linear 8192-8192", "(gelu(avg_pool1d(y.unsqueeze(1), 16).squeeze(1)) * 2.0).max(1)[0]", (1024, 8192)),
+    _row(99, "linear 8192-8192", "softmax(gelu(y), 1)", (1024, 8192)),
+    _row(100, "convT3d 64-128 k3 s2 p1", "clamp(y, min=-1.0) / 2.0", (16, 64, 24, 48, 48)),
+    _row(101, "convT2d 64-64 k4 s2 p1", "sigmoid((softmax(y, 1) + b) * 2)", (64, 64, 64, 64)),
+    _row(102, "convT2d 64-128 k5 s2 p2 o1", "gelu(y.min(1, keepdim=True)[0].sum(2, keepdim=True)) + 0.1",
+         (16, 64, 64, 64)),
+    _row(103, "convT2d 32-16 k4 s2 p1 o1", "tanh(y - b)", (128, 32, 64, 64)),
+)
+# fmt: on
