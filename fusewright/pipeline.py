@@ -34,7 +34,7 @@ from fusewright.runtime import compiler, nvrtc
 from fusewright.runtime.device import LARGE_GPU, device_facts
 from fusewright.runtime.launch import layout_of
 from fusewright.schedule.cost import CostModel
-from fusewright.schedule.groups import cut
+from fusewright.schedule.groups import cut, with_statistics
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors
 from fusewright.tuning import TARGETS, Decision, Tuner
@@ -114,7 +114,9 @@ def build(
     layouts = {node: layout_of(tensor) for node, tensor in zip(rewritten.graph.inputs, tensors, strict=True)}
     tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, layouts, decisions or {}, progress, wishes)
     orders = _orders(rewritten.graph, model, captured.constants, tensors)
-    final = check(cut(rewritten.graph, tuner, alone, orders)) if fusing else rewritten.graph
+    final = rewritten.graph
+    if fusing:
+        final = check(cut(check(with_statistics(final, tuner.prefers, alone, orders)), tuner, alone, orders))
     attributes = [key for key, tensor in captured.constants.items() if _found(model, key) is tensor]
     program = lower(final, captured.out_spec, captured.constants, attributes, tuple(tuner.kernels.values()))
     work = total(graph, cost), total(final, cost), total(rewritten.graph, cost)

@@ -73,6 +73,11 @@ EARLY: Option = {"early": True}
 UNSURE = 1.5
 
 
+# Seconds of an update of running statistics by operations of its own, and elements that are worth one unmeasured.
+UPDATE = 1e-5
+WORTH_UPDATING = 2**20
+
+
 @dataclass
 class Decision:
     """What was decided for a group: the tiles of its kernel (`None`: ATen runs it), with the times in seconds."""
@@ -121,15 +126,10 @@ class Tuner:
         """The node that stands for `group`, or `None` where it stays as it is."""
         if group.root.device != self.device:
             return None
-        kind, sized = self._kind(group), self._sized(group)
         name = self._fresh(group.name)
-        key = self._key(kind)
-        decision = self.remembered.get(key) or self.known.get(sized)
-        if decision is None or (decision.option == EARLY and group.shorter is None):
-            decision = self._decided(group, name)
+        decision = self._decision(group, name)
         if decision is None:
             return None
-        self.decisions[key] = self.known[sized] = decision
         if decision.option == EARLY:
             node = None if group.shorter is None else self(group.shorter)
             return None if node is None else group.behind(node)
@@ -142,6 +142,28 @@ class Tuner:
             return None
         self.kernels[name] = self._kernel(group, name, decision.option)
         return group.fused(name)
+
+    def prefers(self, group: Group) -> bool:
+        """Whether groups that take as long as this one, and an update of running statistics, are to be its norm's."""
+        if group.root.device != self.device:
+            return False
+        decision = self._decision(group, group.name)
+        if decision is None or decision.option is None or self.mode == "always":
+            return decision is not None and decision.option is not None
+        if decision.generated is not None and decision.aten is not None:
+            return decision.generated + UPDATE < FASTER * decision.aten
+        return prod(sizes(group.operands[0], self.hints)) >= WORTH_UPDATING
+
+    def _decision(self, group: Group, name: str) -> Decision | None:
+        """What is decided for a group, now or earlier."""
+        kind, sized = self._kind(group), self._sized(group)
+        key = self._key(kind)
+        decision = self.remembered.get(key) or self.known.get(sized)
+        if decision is None or (decision.option == EARLY and group.shorter is None):
+            decision = self._decided(group, name)
+        if decision is not None:
+            self.decisions[key] = self.known[sized] = decision
+        return decision
 
     def _fresh(self, name: str) -> str:
         name = self.wishes.name or name

@@ -1,14 +1,20 @@
-"""A model built by all passes as for a GPU, by estimate: nothing runs."""
+"""A model built by all passes as for a GPU, by estimate: nothing runs, or kernels are emulated on a CPU."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from emulation.emulate import emulate
 from torch import Tensor, nn
 
 from fusewright import pipeline, tuning
+from fusewright.codegen import cuda
+from fusewright.kernel import Kernel
+from fusewright.runtime.launch import FORMATS
 
 
 def built_for_a_gpu(
@@ -24,3 +30,29 @@ def built_for_a_gpu(
     monkeypatch.setattr(tuning, "capability_of", lambda device: capability)
     target = torch.device("cuda")
     return pipeline.build(model.eval(), (x,), {}, kernels=kernels, measure=False, target=target, **options)
+
+
+def as_on_a_gpu(model: nn.Module, x: Tensor) -> pipeline.Built:
+    """With CUDA kernels for tensors of a CPU, whose operators run their references there."""
+    with (
+        patch.dict(tuning.TARGETS, cpu=cuda),
+        patch.object(pipeline, "kernel_target", lambda device: None),
+        patch.object(pipeline, "tf32_allowed", lambda precision: (False, False)),
+    ):
+        return pipeline.build(model, (x,), {}, kernels="always", measure=False)
+
+
+def _launched(kernel: Kernel, *tensors: Tensor) -> Tensor:
+    """As launchers do, with operands made dense."""
+    layouts = zip(kernel.layouts, tensors, strict=True)
+    return emulate(kernel, *(t.contiguous(memory_format=FORMATS[layout][t.ndim]) for layout, t in layouts))
+
+
+def emulated(built: pipeline.Built, model: nn.Module, x: Tensor) -> Tensor:
+    """What a program gives whose kernels are emulated."""
+    derive, forward = built.program.functions()
+    for kernel in built.program.kernels:
+        forward.__globals__[kernel.name] = partial(_launched, kernel)
+    with torch.no_grad():
+        result: Tensor = forward(model, x, *derive(model))
+    return result

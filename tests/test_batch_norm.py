@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from unittest.mock import patch
 
 import pytest
 import torch
-from emulation.emulate import emulate
+from gpu_build import as_on_a_gpu, emulated
 from torch import Tensor, nn
 
-from fusewright import pipeline, tuning
-from fusewright.codegen import cuda
+from fusewright import pipeline
+from fusewright.schedule.wishes import Wishes
 from tests.dropin import fast, kernels_of, program_calls, same
 
 
@@ -134,20 +133,117 @@ class TestLeftAlone:
         assert "batch_norm" in built.program.source
 
 
+class Gated(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.tanh(nn.functional.softplus(x))
+
+
+TRAINING: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...], tuple[str, ...]]] = {
+    "pooled": (
+        lambda: nn.Sequential(nn.BatchNorm2d(8), nn.Tanh(), nn.MaxPool2d(2)),
+        (4, 8, 12, 20),
+        ("fused_statistics", "fused_sub_mul_add_max_tanh"),
+    ),
+    "functions first": (
+        lambda: nn.Sequential(Gated(), nn.BatchNorm1d(8, momentum=0.3)),
+        (4, 8, 33),
+        ("fused_softplus_tanh_mul_statistics", "fused_softplus_tanh_mul_sub_mul_add"),
+    ),
+    "features": (
+        lambda: nn.Sequential(nn.BatchNorm1d(12, affine=False), nn.ReLU()),
+        (40, 12),
+        ("fused_statistics", "fused_sub_mul_relu"),
+    ),
+    "two": (
+        lambda: nn.Sequential(nn.BatchNorm3d(4), nn.ReLU(), nn.BatchNorm3d(4), nn.AvgPool3d(2)),
+        (4, 4, 4, 4, 6),
+        ("fused_statistics", "fused_sub_mul_add_relu_statistics", "fused_sub_mul_add_relu_sub_mul_add_avg"),
+    ),
+}
+
+
+class TestTraining:
+    """On a GPU, statistics of batches are values that update running ones and that kernels take in."""
+
+    @pytest.mark.parametrize("mean", [0.0, 1000.0])
+    @pytest.mark.parametrize("name", TRAINING)
+    def test_forward(self, name: str, mean: float) -> None:
+        make, shape, kernels = TRAINING[name]
+        torch.manual_seed(0)
+        model = make().train()
+        built = as_on_a_gpu(model, torch.randn(shape))
+        assert {kernel.name for kernel in built.program.kernels} == set(kernels)
+        assert "batch_norm" not in built.program.source
+        truth = copy.deepcopy(model).double()
+        for shift in (mean, mean + 1.0):
+            x = torch.randn(shape) + shift
+            got, want = emulated(built, model, x), truth(x.double())
+            torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5 + 1e-6 * mean)
+        for key, value in truth.state_dict().items():
+            found = model.state_dict()[key]
+            torch.testing.assert_close(found.to(value.dtype), value, rtol=1e-6, atol=1e-6 + 1e-8 * mean)
+            assert not found.requires_grad
+
+    @pytest.mark.parametrize("name", TRAINING)
+    def test_backward(self, name: str) -> None:
+        """The kernels' operators on a CPU: their references are what is differentiated."""
+        make, shape, _ = TRAINING[name]
+        torch.manual_seed(0)
+        model = make().train()
+        eager = copy.deepcopy(model)
+        derive, forward = as_on_a_gpu(model, torch.randn(shape)).program.functions()
+        x = torch.randn(shape, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        got, want = forward(model, x, *derive(model)), eager(y)
+        weight = torch.randn_like(want)
+        (got * weight).sum().backward()
+        (want * weight).sum().backward()
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-5)
+        for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(model.state_dict(), eager.state_dict())
+
+    def test_half_precision_statistics_are_rounded_once(self) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()).bfloat16().train()
+        eager, x = copy.deepcopy(model), torch.randn(4, 8, 6, 6).bfloat16()
+        derive, forward = as_on_a_gpu(model, x).program.functions()
+        with torch.no_grad():
+            torch.testing.assert_close(forward(model, x, *derive(model)), eager(x), rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(model.state_dict(), eager.state_dict())
+
+    def test_channels_last_results_stay_channels_last(self) -> None:
+        """Kernels write row by row, so that they would not do."""
+        model = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()).train()
+        x = torch.randn(4, 8, 6, 6).to(memory_format=torch.channels_last)
+        assert "batch_norm" in as_on_a_gpu(model, x).program.source
+        assert "batch_norm" not in as_on_a_gpu(nn.Sequential(*model, Mean()), x).program.source
+
+    def test_wishes_hold(self) -> None:
+        model, x = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()).train(), torch.randn(4, 8, 6, 6)
+        wishes, device = Wishes(keep=("batchnorm",)), torch.device("cuda")
+        built = pipeline.build(model, (x,), {}, kernels="always", measure=False, target=device, wishes=wishes)
+        assert "batch_norm" in built.program.source
+
+    def test_little_is_left_alone(self) -> None:
+        """Where nothing is measured, a small batch is not worth the operations of the update."""
+        model = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()).train()
+        x = torch.randn(4, 8, 6, 6)
+        built = pipeline.build(model, (x,), {}, kernels="auto", measure=False, target=torch.device("cuda"))
+        assert "batch_norm" in built.program.source
+        large = torch.empty(64, 8, 64, 64)
+        built = pipeline.build(model, (large,), {}, kernels="auto", measure=False, target=torch.device("cuda"))
+        assert "batch_norm" not in built.program.source
+
+
 @pytest.mark.parametrize("name", ["mean", "alone"])
 def test_on_a_gpu(name: str) -> None:
     """The kernels of a CUDA build, emulated."""
     make, shape, kernels = BLOCKS[name]
     model, x = settled(make()), torch.randn(shape)
-    with (
-        patch.dict(tuning.TARGETS, cpu=cuda),
-        patch.object(pipeline, "kernel_target", lambda device: None),
-        patch.object(pipeline, "tf32_allowed", lambda precision: (False, False)),
-    ):
-        built = pipeline.build(model, (x,), {}, kernels="always", measure=False)
+    built = as_on_a_gpu(model, x)
     (kernel,) = built.program.kernels
     assert (kernel.name,) == kernels and kernel.target == "cuda"
-    derive, forward = built.program.functions()
-    forward.__globals__[kernel.name] = lambda *tensors: emulate(kernel, *tensors)
     with torch.no_grad():
-        torch.testing.assert_close(forward(model, x, *derive(model)), model(x))
+        torch.testing.assert_close(emulated(built, model, x), model(x))

@@ -34,7 +34,7 @@ _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 # Operations whose result is always memory of its own.
 _ALLOCATES = (
     *(Fused, ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm),
-    *(ops.Cat, ops.Embedding, ops.Transfer),
+    *(ops.Cat, ops.Embedding, ops.Statistics, ops.Transfer),
 )
 
 

@@ -167,6 +167,37 @@ def _norm(op: ops.Norm, node: Node, args: Sequence[str]) -> str:
             return f"F.rms_norm({x}, {trailing}, {weight}, {op.eps!r})"
 
 
+def _statistics(node: Node, args: Sequence[str | None], name: str) -> Sequence[str]:
+    op, x = node.op, node.arg(0)
+    assert isinstance(op, ops.Statistics)
+    dims = (0, *range(2, x.ndim))
+    value = str(args[0]) if x.dtype == node.dtype else f"{args[0]}.to({node.dtype})"
+    variance, mean, count = (f"{name}[{i}]" for i in range(3))
+    rows = f"{mean}, torch.rsqrt({variance} + {op.eps!r}), {variance} * ({count} / ({count} - 1))"
+    return [
+        f"{name} = (*torch.var_mean({value}, {dims}, correction=0), {args[0]}.numel() / {args[0]}.shape[1])",
+        f"{name} = torch.stack(({rows}))",
+    ]
+
+
+def _track(node: Node, args: Sequence[str | None], name: str) -> Sequence[str]:
+    op, (found, mean, variance) = node.op, args
+    assert isinstance(op, ops.Track)
+    keep, take = f"{1 - op.momentum!r}", f"{op.momentum!r}"
+    if node.dtype == node.arg(0).dtype:
+        return [
+            f"torch._foreach_mul_([{mean}, {variance}], {keep})",
+            f"{name} = torch._foreach_add_([{mean}, {variance}], list({found}.detach()[::2]), alpha={take})",
+        ]
+    # Rounded to the narrower type once.
+    updates = ((running, f"{running}.to({node.arg(0).dtype}) * {keep}", i) for running, i in ((mean, 0), (variance, 2)))
+    return [f"{name} = {running}.copy_({kept} + {found}.detach()[{i}] * {take})" for running, kept, i in updates]
+
+
+EMITTERS[ops.Statistics] = _statistics
+EMITTERS[ops.Track] = _track
+
+
 @_emits(ops.Dropout)
 def _dropout(op: ops.Dropout, node: Node, args: Sequence[str]) -> str:
     return f"F.dropout({args[0]}, {op.p!r}, True)"

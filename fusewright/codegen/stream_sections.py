@@ -20,12 +20,17 @@ class StreamSections:
     axes     by role
     results  the axes that the first reduction leaves
     pooled   the axes that a window runs along
+
+    Whoever has operands of other shapes gives their `names` and the `lengths` of the dimensions of the entry.
     """
 
-    def __init__(self, s: Stream, name: str) -> None:
+    def __init__(
+        self, s: Stream, name: str, names: dict[Node, str] | None = None, lengths: list[Expression] | None = None
+    ) -> None:
         self.s, self.name = s, name
-        self.names = _names(s)
+        self.names = _names(s) if names is None else names
         self.sizes = Sizes(s)
+        self.sizes.lengths = self.sizes.lengths if lengths is None else lengths
         roles: tuple[Role, ...] = ("kept", "first", "second")
         self.axes = {role: [a for a, x in enumerate(s.axes) if x.role == role] for role in roles}
         self.results = [a for a, x in enumerate(s.axes) if x.role != "first"]

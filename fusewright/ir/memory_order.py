@@ -124,7 +124,7 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
     if len(rows) < 2 or all(order == _rows(a) for a, order in operands):
         return rows
     match node.op:
-        case ops.Matmul() | ops.Reduce() | ops.Softmax() | ops.Embedding() | ops.Permute(copy=True):
+        case ops.Matmul() | ops.Reduce() | ops.Statistics() | ops.Softmax() | ops.Embedding() | ops.Permute(copy=True):
             return rows
         case ops.Norm(kind="layer" | "instance"):
             return rows

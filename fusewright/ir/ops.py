@@ -51,7 +51,9 @@ __all__ = [
     "Slot",
     "Softmax",
     "Source",
+    "Statistics",
     "TensorType",
+    "Track",
     "Transfer",
     "Types",
     "Vector",
@@ -394,6 +396,41 @@ class Norm(Op):
     def infer(self, types: Types) -> TensorType:
         assert types[0] is not None
         return types[0]
+
+
+@dataclass(frozen=True)
+class Statistics(Op):
+    """Of each channel of x (N, C, *), over everything else, (3, C): mean, 1 / sqrt(variance + eps), unbiased variance.
+
+    They are of float32, or of float64 where x is.
+    """
+
+    eps: float
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        require(len(x.shape) > 1, f"channels of {x.shape}")
+        return TensorType((3, x.shape[1]), torch.promote_types(x.dtype, torch.float32), x.device)
+
+
+@dataclass(frozen=True)
+class Track(Op):
+    """Running statistics take in those of a batch, in place; arguments (statistics (3, C), mean (C,), variance (C,)).
+
+    It is ordered and unique by `serial`.
+    """
+
+    momentum: float
+    serial: int
+
+    @property
+    def effectful(self) -> bool:
+        return True
+
+    def infer(self, types: Types) -> TensorType:
+        assert types[1] is not None
+        return types[1]
 
 
 @dataclass(frozen=True)

@@ -197,6 +197,8 @@ def word(node: Node) -> str | None:
             return "logsoftmax" if log else "softmax"
         case ops.RangeSum():
             return "rangesum"
+        case ops.Statistics():
+            return "statistics"
         case ops.Embedding():
             return "embedding"
     return None

@@ -16,7 +16,18 @@ from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.memory_order import Order, same_orders
 from fusewright.ir.node import Graph, Node, Symbol, make, topological
-from fusewright.schedule import chain, contraction, matmul, partial, product, range_steps, range_sums, sample, stream
+from fusewright.schedule import (
+    chain,
+    contraction,
+    matmul,
+    normalization,
+    partial,
+    product,
+    range_steps,
+    range_sums,
+    sample,
+    stream,
+)
 from fusewright.schedule.chain import Users
 from fusewright.schedule.partial import Split
 
@@ -111,13 +122,18 @@ def _range_split(root: Node, users: Users) -> Split | None:
     return None if isinstance(found, str) or not range_steps.in_steps(found) else range_steps.split(root, found)
 
 
+NORMALIZATION = Family("normalization", normalization.parse, lambda n: n.tensors, ops.Norm)
+
 FAMILIES = (
     Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split, contraction.before_pool),
     Family("product", product.match, lambda p: p.tensors, ops.Matmul),
     Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum, _range_split),
     Family("stream", stream.parse, lambda s: s.tensors, ops.Embedding),
+    Family("statistics", normalization.parse_statistics, lambda c: c.sums.tensors, ops.Statistics),
+    Family("normalization", normalization.parse_large, lambda n: n.tensors, ops.Norm),
     Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
+    NORMALIZATION,
     Family("stream", stream.parse, lambda s: s.tensors),
 )
 
@@ -152,6 +168,37 @@ def cut(
                 continue
             graph = group.placed(graph, node)
     return graph
+
+
+def with_statistics(
+    graph: Graph,
+    prefer: Callable[[Group], bool],
+    alone: Callable[[Node], bool] = lambda _: False,
+    orders: Mapping[Node, Order] = MappingProxyType({}),
+) -> Graph:
+    """`graph` with statistics of batches as values, where norms update running ones by them.
+
+    What uses or updates them is in other groups then.  It is done where `prefer` wants the norm, without the update, in
+    one kernel with what is around it: those groups take as long.  `alone` and `orders` are as in `cut`, for those
+    groups would not be kernels otherwise.
+    """
+    tried: set[int | None] = set()
+    while True:
+        norms = (n for n in graph.nodes() if isinstance(n.op, ops.Norm) and n.op.serial not in tried and not alone(n))
+        norm = next((n for n in norms if normalization.without_running(n) is not None), None)
+        if norm is None:
+            return graph
+        assert isinstance(norm.op, ops.Norm)
+        tried.add(norm.op.serial)
+        pure = normalization.without_running(norm)
+        assert pure is not None
+        alike = graph.substitute(norm, pure)
+        alike = replace(alike, effects=tuple(e for e in alike.effects if e is not pure))
+        group = _longest(NORMALIZATION, pure, alike.nodes(), alike.users(), set())
+        if group is not None and same_orders(group.placed(alike, group.fused("")), alike, orders) and prefer(group):
+            y, update = normalization.apart(norm)
+            graph = graph.substitute(norm, y)
+            graph = replace(graph, effects=tuple(update if e is y else e for e in graph.effects))
 
 
 def _key(family: Family, group: Group) -> Node:

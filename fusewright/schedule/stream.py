@@ -17,7 +17,7 @@ import sympy
 import torch
 
 from fusewright.ir import ops
-from fusewright.ir.node import Node, topological
+from fusewright.ir.node import Node, make, topological
 from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, pointwise_tree
 
 FOLDS = ("sum", "mean", "max", "min", "logsumexp")
@@ -159,7 +159,7 @@ def _stream(stages: list[Stage], users: Users) -> Stream | str:
     matched = re.fullmatch(r"(T?)((?:WT?)?)((?:FT?){0,2})", letters)
     if matched is None:
         return "its stages take more than one pass"
-    problem = next(filter(None, map(_unsupported, stages)), None)
+    problem = next(filter(None, map(unsupported, stages)), None)
     if problem:
         return problem
     before, window, after = None, None, None
@@ -183,7 +183,15 @@ def _stream(stages: list[Stage], users: Users) -> Stream | str:
     return _Axes(entry, value, before, window, after, tuple(folds), users).stream(root)
 
 
-def _unsupported(stage: Stage) -> str | None:
+def of_rows(tree: Tree, kind: Literal["var", "mean"], dims: tuple[int, ...], users: Users) -> Stream | str:
+    """The stream that reduces what a tree computes over any dimensions."""
+    value = tree.root
+    fold = Fold(make(ops.Reduce(kind, dims, True, 0), value))
+    before = None if tree.leaves == (value,) else tree
+    return _Axes(value, value, before, None, None, ((fold, None),), users).stream(fold.node, in_order=False)
+
+
+def unsupported(stage: Stage) -> str | None:
     """Why a stage cannot be carried out, whatever its sizes."""
     if isinstance(stage, Fold) and (stage.op.kind not in FOLDS or not stage.op.dims):
         return f"{stage.op.kind} over {stage.op.dims} is no reduction of a stream"
@@ -211,11 +219,12 @@ class _Axes:
     folds: tuple[tuple[Fold, Tree | None], ...]
     users: Users
 
-    def stream(self, root: Node) -> Stream | str:
+    def stream(self, root: Node, *, in_order: bool = True) -> Stream | str:
+        """The stream that ends in `root`; `in_order` asks for reductions over neighbours."""
         if not self.value.shape:
             return f"{root!r} is one number"
         roles, dims = self._roles()
-        problem = _order(roles)
+        problem = _order(roles) if in_order else None
         if problem:
             return problem
         if len(set(roles) - {"kept"}) < len(self.folds):

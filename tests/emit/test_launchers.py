@@ -36,6 +36,8 @@ CASES = {
     ),
     "stream": ("self.pool = nn.MaxPool2d(3, 2, 1)", "self.pool(x.exp()).sigmoid().sum((1, 2, 3))", "6, 31, 64"),
     "rows": ("self.norm = nn.LayerNorm(96)", "self.norm(x).relu() * 2", "40, 96"),
+    "norm": ("self.norm = nn.LayerNorm(96)", "self.norm(x).relu() * 2", "60, 96"),
+    "norm, pooled": ("self.norm = nn.GroupNorm(3, 12)", "F.max_pool2d(self.norm(x.tanh()), 2)", "12, 70, 66"),
     "ranges": ("self.conv = nn.Conv2d(6, 9, 4, stride=3, padding=2)", "self.conv(x).mean((2, 3))", "6, 200, 240"),
     "embedding": ("self.table = nn.Embedding(90, 24)", "self.table((x * 90).long()).relu().mean(1)", "60"),
 }
@@ -49,6 +51,8 @@ FAMILIES = {
     "several": {"range reduction", "sample program"},
     "stream": {"stream"},
     "rows": set[str](),
+    "norm": {"normalization"},
+    "norm, pooled": {"normalization"},
     "ranges": {"range reduction"},
     "embedding": {"stream"},
 }

@@ -29,6 +29,7 @@ from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.groups import Group
 from fusewright.schedule.matmul import Linear
+from fusewright.schedule.normalization import ChannelStatistics, Normalization
 from fusewright.schedule.product import Product
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass
 from fusewright.schedule.stream import Stream
@@ -55,6 +56,8 @@ def options(
         return []
     if isinstance(group.record, RangeReduction):
         return [] if group.record.stored is not None or in_one_pass(group.record) else [{}]
+    if isinstance(group.record, ChannelStatistics | Normalization):
+        return []  # a sample's statistics are left to sample programs, others to ATen
     return [] if isinstance(group.record, Stream) and not stream.fits(group.record) else [{}]
 
 

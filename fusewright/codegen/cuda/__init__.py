@@ -14,6 +14,7 @@ from fusewright.codegen.cuda import (
     direct,
     estimate,
     matmul,
+    normalization,
     ranges,
     ranges_blocks,
     ranges_walks,
@@ -35,6 +36,7 @@ from fusewright.schedule.groups import Group, sizes
 from fusewright.schedule.matmul import Linear, MatmulTile
 from fusewright.schedule.matmul import seconds as matmul_seconds
 from fusewright.schedule.matmul import tiles as matmul_tiles
+from fusewright.schedule.normalization import Normalization
 from fusewright.schedule.product import Product, contraction_of
 from fusewright.schedule.range_blocks import Cut, cuts
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass
@@ -110,6 +112,8 @@ def options(
     if isinstance(group.record, Linear):
         takes = capability == matmul.CAPABILITY and not tf32
         return [{"matmul": asdict(t)} for t in matmul_tiles(group.record, _rows(group.record, hints))] if takes else []
+    if isinstance(group.record, Normalization):
+        return normalization.options(group.record)
     if not isinstance(group.record, Contraction | Product):
         return [{}]
     c = contraction_of(group.record)
@@ -321,6 +325,10 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
             return ranges.kernel(group.record, name, reference, **option)
         case "matmul":
             return matmul.kernel(group.record, MatmulTile(**option["matmul"]), name, reference)
+        case "statistics":
+            return normalization.of_channels(group.record, name, reference)
+        case "normalization":
+            return normalization.kernel(group.record, name, reference, **option)
         case "sample program":
             return sample.kernel(group.record, name, reference)
     return stream.kernel(group.record, name, reference)

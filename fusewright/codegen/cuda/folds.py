@@ -11,7 +11,7 @@ from __future__ import annotations
 from string import Template
 
 # How many float64 numbers a saved fold takes.
-PLANES = {"sum": 1, "mean": 1, "max": 1, "min": 1, "logsumexp": 2}
+PLANES = {"sum": 1, "mean": 1, "max": 1, "min": 1, "logsumexp": 2, "var": 4}
 
 _SUM = """
 // A running $kind: a few values are added in $T, the rest in float64.
@@ -88,10 +88,53 @@ struct $Name {
 };
 """
 
+_VAR = """
+// A running variance: sums of distances, and of their squares, from a value among those taken.  It is no farther from
+// their mean than the root of their number times the deviation, so that nothing of note cancels in float64.
+struct $Name {
+    double count, shift, total, squares;
+    static __device__ $Name empty() { return {0.0, 0.0, 0.0, 0.0}; }
+    template <int COUNT>
+    __device__ void take(const $T (&value)[COUNT]) {
+        if (count == 0) shift = value[0];
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const double distance = value[i] - shift;
+            total += distance;
+            squares += distance * distance;
+        }
+        count += COUNT;
+    }
+    __device__ void merge(const $Name& other) {
+        if (other.count == 0) return;
+        if (count == 0) shift = other.shift;
+        const double distance = other.shift - shift;
+        total += other.total + other.count * distance;
+        squares += other.squares + distance * (2 * other.total + other.count * distance);
+        count += other.count;
+    }
+    __device__ $Name from(int offset) const {
+        return {__shfl_down_sync(~0u, count, offset), __shfl_down_sync(~0u, shift, offset),
+                __shfl_down_sync(~0u, total, offset), __shfl_down_sync(~0u, squares, offset)};
+    }
+    __device__ void save(double* to, index_t stride) const {
+        to[0] = count, to[stride] = shift, to[2 * stride] = total, to[3 * stride] = squares;
+    }
+    static __device__ $Name load(const double* from, index_t stride) {
+        return {from[0], from[stride], from[2 * stride], from[3 * stride]};
+    }
+    __device__ double mean() const { return shift + total / count; }
+    __device__ $R result(double) const {
+        const double about_mean = squares - total * total / count;
+        return $R(about_mean < 0 ? 0 : about_mean / count);
+    }
+};
+"""
+
 
 def fold(kind: str, name: str, compute: str, result: str) -> str:
     """The struct `name` of a reduction of values of type `compute` to one of type `result`."""
-    texts = {"logsumexp": _LOGSUMEXP, "max": _EXTREME, "min": _EXTREME}
+    texts = {"logsumexp": _LOGSUMEXP, "var": _VAR, "max": _EXTREME, "min": _EXTREME}
     return Template(texts.get(kind, _SUM)).substitute(
         Name=name,
         T=compute,

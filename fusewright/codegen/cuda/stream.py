@@ -24,6 +24,7 @@ from fusewright.codegen.cuda.stream_values import Values, Widths, decode, widths
 from fusewright.codegen.stream_sections import StreamSections
 from fusewright.codegen.stream_sizes import hint
 from fusewright.codegen.text import Lines, fill, indent
+from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Expression, Kernel, Launch
 from fusewright.schedule.stream import Stream
 
@@ -33,7 +34,7 @@ FULL = 1056  # blocks that keep a large device busy: eight on each of 132 multip
 
 def kernel(s: Stream, name: str, reference: str = "") -> Kernel:
     """The kernel of a stream; sizes that the graph knows only choose between its forms."""
-    return _Writer(s, name).kernel(reference)
+    return Writer(s, name).kernel(reference)
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,13 @@ class Shape:
     joiners: int = 1
 
 
-class _Writer(StreamSections):
+class Writer(StreamSections):
     """Writes the sections of one stream."""
 
-    def __init__(self, s: Stream, name: str) -> None:
-        super().__init__(s, name)
+    def __init__(
+        self, s: Stream, name: str, names: dict[Node, str] | None = None, lengths: list[Expression] | None = None
+    ) -> None:
+        super().__init__(s, name, names, lengths)
         self.values = Values(s, self.names)
         self.wide = widths(s)
         self.shape = self._shape()
@@ -117,9 +120,9 @@ class _Writer(StreamSections):
 
     def _launches(self) -> tuple[Launch, ...]:
         shape, results = self.shape, self.sizes.product(self.results)
-        out = Argument("pointer", "out")
+        outputs = tuple(Argument("pointer", name) for name in self.outputs())
         partial = (Argument("pointer", "scratch"), Argument("int", shape.parts or "1"))
-        arguments = self._arguments(*((out,) if shape.parts is None else partial))
+        arguments = self._arguments(*(outputs if shape.parts is None else partial))
         parts = f"({shape.parts or 1})"
         values = self.wide.values if self.wide else 1
         blocks = {
@@ -132,15 +135,24 @@ class _Writer(StreamSections):
             return (main,)
         joined = f"ceil_div({results}, {THREADS // shape.joiners})"
         grid = self.sizes.product(self.axes["kept"]) if len(self.s.folds) == 2 else joined
-        last = Launch(f"{self.name}_finish", self._arguments(*partial, out), (grid, "1", "1"), THREADS)
+        last = Launch(f"{self.name}_finish", self._arguments(*partial, *outputs), (grid, "1", "1"), THREADS)
         return (main, last)
 
     def at_once(self, most: int) -> int:
         """How many groups of values a thread loads together: fewer where a window makes many loads anyway."""
         return max(1, most // 2) if self.s.window else most
 
+    def outputs(self) -> dict[str, str]:
+        """What is written, with the types of its elements."""
+        return {"out": ELEMENT[self.s.root.dtype]}
+
     def source(self) -> str:
-        lines = [*self._constants(), *fill(text.TOOLS), "", *self.data(), ""]
+        body = self.body()
+        return f"// {self.name}: {self.about()}\n\n{preamble(body, 'nonfinite', 'elements')}\n{body}"
+
+    def body(self, *, tools: bool = True) -> str:
+        """The text behind the primitives, without the `tools` of all streams where there are others."""
+        lines = [*self._constants(), *([*fill(text.TOOLS), ""] if tools else []), *self.data(), ""]
         lines += [*fill(text.ROW_OF), ""] if self.s.weights else []
         compute = compute_type(self.s.value.dtype)
         for i, (reduction, tail) in enumerate(self.s.folds):
@@ -151,13 +163,15 @@ class _Writer(StreamSections):
             lines += [*fill(text.JOINED), ""]
         lines += self.values.counted() + self.values.text() + [""]
         lines += [*self.tall.text(), ""] if self.tall is not None else []
-        for i in range(len(self.s.folds)):
-            lines += [*self.values.tail(i), ""]
+        lines += self.tails()
         lines += [*self._body(), "", *self._entry()]
         if self.shape.parts is not None:
             lines += ["", *self._finish()]
-        source = "\n".join(lines) + "\n"
-        return f"// {self.name}: {self.about()}\n\n{preamble(source, 'nonfinite', 'elements')}\n{source}"
+        return "\n".join(lines) + "\n"
+
+    def tails(self) -> Lines:
+        """What finishes the reductions."""
+        return [line for i in range(len(self.s.folds)) for line in (*self.values.tail(i), "")]
 
     def _constants(self) -> Lines:
         shape, wide = self.shape, self.wide or Widths(1, 1)
@@ -223,7 +237,8 @@ class _Writer(StreamSections):
         return lines if self.tall is None else [*lines, "", *self.tall.flat()]
 
     def _target(self) -> str:
-        return "double* scratch, int parts" if self.shape.parts is not None else f"{ELEMENT[self.s.root.dtype]}* out"
+        outputs = ", ".join(f"{element}* {name}" for name, element in self.outputs().items())
+        return "double* scratch, int parts" if self.shape.parts is not None else outputs
 
     def _rows(self) -> Lines:
         first = self.axes["first"]
@@ -247,10 +262,8 @@ class _Writer(StreamSections):
 
     def _rows_of(self, *, head: Lines, **names: object) -> Lines:
         """The function that folds the items of a row."""
-        result = compute_type(self.s.root.dtype)
         share = ["const index_t row = team, begin = 0, end = row < rows ? items : 0;"]
-        write = ["const First whole[1] = {fold};", f"{result} value[1];", "finish(d, row, whole, value);"]
-        write += ["store<1>(out + row, value);"]
+        write = self.write_row()
         if self.shape.parts is not None:
             share = ["const index_t row = team / parts, part = team % parts, share = (items + parts - 1) / parts;"]
             share += ["const index_t begin = part * share, end = row < rows ? min(items, begin + share) : 0;"]
@@ -266,6 +279,11 @@ class _Writer(StreamSections):
             **names,
         )
 
+    def write_row(self) -> Lines:
+        """What a thread does with the whole of a row, `fold`."""
+        write = ["const First whole[1] = {fold};", f"{compute_type(self.s.root.dtype)} value[1];"]
+        return [*write, "finish(d, row, whole, value);", "store<1>(out + row, value);"]
+
     def _fitting(self, most: int, *, wide: bool) -> int:
         """How many groups of values a thread of a team takes together: no more than a row has for it."""
         values = self.wide.values if self.wide and wide else 1
@@ -274,9 +292,8 @@ class _Writer(StreamSections):
 
     def _columns(self) -> Lines:
         result = compute_type(self.s.root.dtype)
-        write = [f"{result} value[V];", "finish(d, item * V, fold, value);", "store<V>(out + item * V, value);"]
         lines = self._columns_of(
-            write,
+            self.write_columns(),
             head=["template <bool WIDE>", f"__device__ __forceinline__ void columns(const Data& d, {self._target()})"],
             values=f"VALUES<WIDE>, {self._at_once(4, 8)}",
             function="values<WIDE>",
@@ -294,6 +311,11 @@ class _Writer(StreamSections):
             decode_item=self.tall.decode("item", self.results),
         )
         return [*lines, "", *tall]
+
+    def write_columns(self) -> Lines:
+        """What a thread does with the whole of its columns, the array `fold`."""
+        value = f"{compute_type(self.s.root.dtype)} value[V];"
+        return [value, "finish(d, item * V, fold, value);", "store<V>(out + item * V, value);"]
 
     def _columns_of(self, write: Lines, *, head: Lines, **names: object) -> Lines:
         """The function that folds a thread's values, and writes the results by `write`."""
@@ -330,10 +352,10 @@ class _Writer(StreamSections):
         return ", ".join([*self.names.values(), *self.numbers()])
 
     def _entry(self) -> Lines:
-        target = ["scratch", "parts"] if self.shape.parts is not None else ["out"]
+        target = ["scratch", "parts"] if self.shape.parts is not None else [*self.outputs()]
         call = f"{self.shape.form}<%s>(d, {', '.join(target)});"
         parts = self.shape.parts is not None
-        more = ("double* scratch", "int parts") if parts else (f"{ELEMENT[self.s.root.dtype]}* __restrict__ out",)
+        more = ("double* scratch", "int parts") if parts else self._written()
         body = ["await_launches();", f"const Data d{{{self._members()}}};"]
         other = call % "false" if self.tall is None else f"tall(d, {', '.join(target)});"
         if self.wide:
@@ -345,6 +367,9 @@ class _Writer(StreamSections):
         head = 'extern "C" __global__ void __launch_bounds__(THREADS)'
         return [head, *self._signature(self.name, *more), *indent(body), "}"]
 
+    def _written(self) -> tuple[str, ...]:
+        return tuple(f"{element}* __restrict__ {name}" for name, element in self.outputs().items())
+
     def _conditions(self) -> Lines:
         """When the wide variant may run: whole groups in every row, and rows that start where 16 bytes do."""
         assert self.wide is not None
@@ -352,26 +377,28 @@ class _Writer(StreamSections):
         tests = [f"n{last} % VALUES<true> == 0"] if self.wide.values > 1 else []
         tests += [f"m{last} % CHUNK<true> == 0"] if self.s.axes[last].window is not None else []
         loaded = dict.fromkeys(self.names[r.tensor] for r in self.s.reads if last in r.axes)
-        written = ["out"] if self.shape.form != "rows" and self.shape.parts is None else []
+        written = [*self.outputs()] if self.shape.form != "rows" and self.shape.parts is None else []
         return [*tests, *(f"aligned({name})" for name in (*loaded, *written))]
 
     def _finish(self) -> Lines:
         two = len(self.s.folds) == 2
-        out = ELEMENT[self.s.root.dtype]
-        tail = self.s.folds[0][1]
-        body = fill(
-            text.FINISH_TWO if two else text.FINISH_ONE,
-            T=compute_type((tail.root if tail else self.s.folds[0][0].node).dtype),
-            R=compute_type(self.s.root.dtype),
-            columns=" * ".join(f"n{a}" for a in self.axes["second"]),
-        )
         return fill(
             text.FINISH,
             also=", and reduces the results" if two else "",
             signature=self._signature(
-                f"{self.name}_finish", "const double* __restrict__ scratch", "int parts", f"{out}* __restrict__ out"
+                f"{self.name}_finish", "const double* __restrict__ scratch", "int parts", *self._written()
             ),
             data=self._members(),
             results=" * ".join(f"n{a}" for a in self.results) or "1",
-            body=body,
+            body=self.finish_body(),
+        )
+
+    def finish_body(self) -> Lines:
+        """What threads do with the wholes of results."""
+        tail = self.s.folds[0][1]
+        return fill(
+            text.FINISH_TWO if len(self.s.folds) == 2 else text.FINISH_ONE,
+            T=compute_type((tail.root if tail else self.s.folds[0][0].node).dtype),
+            R=compute_type(self.s.root.dtype),
+            columns=" * ".join(f"n{a}" for a in self.axes["second"]),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -66,7 +66,7 @@ class Values(StreamValues):
     def _plain(self) -> Lines:
         loads, given, element = self.loads("before", "VALUES<WIDE>")
         lines, value = tree(self.s.before, self.s.entry, given)
-        return [*loads, *_each([*element, *lines, f"value[e] = {value};"])]
+        return [*loads, *for_each([*element, *lines, f"value[e] = {value};"])]
 
     # ---- windows
 
@@ -85,7 +85,7 @@ class Values(StreamValues):
             f"for (int e = 0; e < VALUES<WIDE>; ++e) pooled[e] = {self.neutral()};",
             *self.taps([unroll]),
             *behind,
-            *_each([*count, *element, *average, *lines, f"value[e] = {value};"]),
+            *for_each([*count, *element, *average, *lines, f"value[e] = {value};"]),
         ]
 
     def row(self) -> Lines:
@@ -96,7 +96,7 @@ class Values(StreamValues):
         on_a_tap = f" && tap % DILATION[{k}] == 0" if op.dilation[-1] > 1 else ""
         taps = [f"const int tap = u + c - (SKEW<WIDE> - PADDING[{k}]) - e * STRIDE[{k}];"]
         taps += [f"if (tap >= 0 && tap <= REACH{on_a_tap}) {TAKE[op.kind]}"]
-        each = [*element, *lines, f"const {compute_type(self.window.node.dtype)} element = {value};", *_each(taps)]
+        each = [*element, *lines, f"const {compute_type(self.window.node.dtype)} element = {value};", *for_each(taps)]
         outside = f"if (j{a} < 0 || j{a} >= d.m{a}) continue;  // a chunk is inside or outside"
         body = [f"const index_t j{a} = i{a} * STRIDE[{k}] - SKEW<WIDE> + u;", *([outside] if self.checked() else [])]
         body += [*loads, "#pragma unroll", *block("for (int c = 0; c < CHUNK<WIDE>; ++c)", each)]
@@ -120,7 +120,7 @@ class Values(StreamValues):
         body = [
             *(decode("result", kept, "") if any(r.axes for r in self.reads(place)) else []),
             *loads,
-            *_each(each, "V"),
+            *for_each(each, "V"),
         ]
         parameters = f"const Data& d, index_t result, const {place.title()} (&fold)[V], {out} (&value)[V]"
         return [
@@ -129,10 +129,17 @@ class Values(StreamValues):
             *block(f"{self.inline} void finish({parameters})", body),
         ]
 
-    def loads(self, place: Place, width: str, each: str = "e") -> tuple[Lines, dict[Node, str], Lines]:
-        """Loads of the tensors read at `place`, the names of their elements, and the statements that make those."""
+    def loads(
+        self, place: Place, width: str, each: str = "e", among: Container[Node] | None = None
+    ) -> tuple[Lines, dict[Node, str], Lines]:
+        """Loads of the tensors read at `place`, the names of their elements, and the statements that make those.
+
+        Values that are not `among` those given are left out.
+        """
         before, given, element = [], {}, []
         for r in self.reads(place):
+            if among is not None and r.value not in among:
+                continue
             name, tensor, compute = self.element(r), f"d.{self.names[r.tensor]}", compute_type(r.tensor.dtype)
             given[r.value] = name
             before += self.found(r)
@@ -159,7 +166,7 @@ def tree(found: Tree | None, value: Node, given: dict[Node, str]) -> tuple[Lines
     return scalars.lines, root
 
 
-def _each(body: Lines, count: str = "VALUES<WIDE>") -> Lines:
+def for_each(body: Lines, count: str = "VALUES<WIDE>") -> Lines:
     """The unrolled loop over a thread's values."""
     return ["#pragma unroll", *block(f"for (int e = 0; e < {count}; ++e)", body)]
 

@@ -1,0 +1,323 @@
+"""CUDA C++ of normalisations.
+
+apart  one launch (and another where rows are cut into parts) finds the statistics of all rows, and a stream normalises:
+       x is read twice, whatever follows
+kept   a team of threads keeps a row in registers while its statistics are found: x is read once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from fusewright.codegen.cpp import ELEMENT, compute_type
+from fusewright.codegen.cuda import normalization_text as text
+from fusewright.codegen.cuda import stream_text
+from fusewright.codegen.cuda.folds import PLANES
+from fusewright.codegen.cuda.primitives import preamble
+from fusewright.codegen.cuda.stream import THREADS, Shape, Writer
+from fusewright.codegen.cuda.stream_values import Values, decode, for_each, tree
+from fusewright.codegen.sample_steps import epsilon
+from fusewright.codegen.stream_sizes import Sizes
+from fusewright.codegen.text import Lines, block, fill
+from fusewright.ir import ops
+from fusewright.ir.node import Node, topological
+from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
+from fusewright.schedule.normalization import CENTER, SCALE, ChannelStatistics, Normalization
+
+# So many values of a row one thread keeps, as there is a choice (half as many of float64), in teams of so many threads.
+KEPT = (8, 16, 32)
+LEAST_TEAM, MOST_TEAM = 4, 1024
+
+# Bytes of shared memory that threads of one column may take to join what they found.
+MOST_SHARED = 40 * 1024
+
+# The array of parts of sums; what follows may have one of its own.
+PARTS = "parts_of_rows"
+
+Option = dict[str, Any]
+
+
+def options(n: Normalization) -> list[Option]:
+    """Ways to compute a normalisation, best estimate first: by teams that keep a row each, and apart."""
+    if n.within is None or n.length is None:
+        return [{}]
+    teams = dict.fromkeys(_team(n.length, most // 2 if n.norm.dtype.itemsize == 8 else most) for most in KEPT)
+    return [*({"team": team} for team in teams if team <= MOST_TEAM), {}]
+
+
+def _team(length: int, values: int) -> int:
+    """How many threads keep a row together, each so many values at most: part of a warp, or a block of several."""
+    team = LEAST_TEAM
+    while team * values < length:
+        team *= 4 if team == 32 else 2
+    return team
+
+
+def kernel(n: Normalization, name: str, reference: str = "", *, team: int | None = None) -> Kernel:
+    """The kernel of a normalisation, whose rows teams of so many threads keep, or nobody."""
+    call = _Call(n)
+    made = _apart(call, name) if team is None else _Kept(call, name, team).kernel(reference)
+    return replace(
+        made,
+        operands=tuple(call.names.values()),
+        layouts=("contiguous",) * len(call.names),
+        sizes=call.named(),
+        output=Array("out", call.sizes.output(), n.behind.root.dtype),
+        dtypes=tuple(t.dtype for t in n.tensors),
+        shapes=tuple(map(call.shape, n.tensors)),
+        reference=reference,
+    )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a call passes; its sizes are named as in the stream that normalises."""
+
+    n: Normalization
+
+    @cached_property
+    def names(self) -> dict[Node, str]:
+        return {tensor: f"p{i}" if i else "x" for i, tensor in enumerate(self.n.tensors)}
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        return Sizes(self.n.behind)
+
+    def of(self, stand_ins: Iterable[Node]) -> dict[Node, str]:
+        """The names of what tensors of a stream stand for."""
+        return {t: self.names[self.n.stands[t]] for t in stand_ins if t in self.n.stands}
+
+    @property
+    def lengths(self) -> list[Expression]:
+        """Of the dimensions of x, as rows have it."""
+        samples, *rest = self.sizes.lengths
+        if self.n.split == 1:
+            return [samples, *rest]
+        channels = self.n.norm.shape[1]
+        assert isinstance(channels, int)
+        return [samples, str(channels // self.n.split), str(self.n.split), *rest[1:]]
+
+    def named(self) -> tuple[tuple[str, int, int], ...]:
+        """The names of sizes, with the operand and the dimension that each is read off."""
+        real = [self.n.stands.get(t) for t in self.n.behind.tensors]
+        place = {t: i for i, t in enumerate(self.n.tensors)}
+        return tuple((size, place[t], d) for size, i, d in self.sizes.named if (t := real[i]) is not None)
+
+    def shape(self, tensor: Node) -> tuple[Expression, ...]:
+        """The shape of an operand; what stands for it may have more dimensions behind."""
+        stand_in = next(t for t in self.n.behind.tensors if self.n.stands.get(t) is tensor)
+        return self.sizes.operand(stand_in)[: tensor.ndim]
+
+
+# ---- in several launches
+
+
+def _apart(call: _Call, name: str) -> Kernel:
+    """Statistics first, then the stream."""
+    n = call.n
+    statistics = {t: n.statistics[t] for t in n.behind.tensors if t in n.statistics}
+    behind = Writer(n.behind, name, call.of(n.behind.tensors) | statistics, call.sizes.lengths)
+    sums = _Statistics(call, f"{name}_statistics")
+    first, second = sums.kernel(""), behind.kernel("")
+    entries = ", ".join(f"statistics::{launch.entry}" for launch in first.launches)
+    sections = (
+        *("\n".join(fill(stream_text.TOOLS)), ""),
+        *("namespace statistics {", f"{sums.body(tools=False)}}}  // namespace statistics", f"using {entries};", ""),
+        behind.body(tools=False),
+    )
+    body = "\n".join(sections)
+    about = f"// {name}: statistics, {sums.about()[:-1]}; the rest, {behind.about()}"
+    rows = f"{sums.sizes.product(sums.results)} * {n.split}"
+    return replace(
+        second,
+        source=f"{about}\n\n{preamble(body, 'nonfinite', 'elements')}\n{body}",
+        scratch=(
+            *(Array(statistic, (rows,), t.dtype) for t, statistic in statistics.items()),
+            *(replace(a, name=PARTS) for a in first.scratch),
+            *second.scratch,
+        ),
+        launches=(*map(_with_parts, first.launches), *second.launches),
+        notes=tuple(dict.fromkeys((*first.notes, *second.notes))),
+        counts=tuple(dict.fromkeys((*first.counts, *second.counts))),
+    )
+
+
+def _with_parts(launch: Launch) -> Launch:
+    """A launch of the statistics, with the array of parts under its own name."""
+    arguments = (replace(a, text=PARTS) if (a.kind, a.text) == ("pointer", "scratch") else a for a in launch.arguments)
+    return replace(launch, arguments=tuple(arguments))
+
+
+class _Sums(Writer):
+    """Writes the launches that find something of rows, or of columns."""
+
+    def _shape(self) -> Shape:
+        shape, team = super()._shape(), 1
+        if shape.form != "columns":
+            return shape
+        column = 8 * PLANES["var"] * (self.wide.values if self.wide else 1)  # bytes that a thread hands to another
+        while team < shape.team and (2 * team - 1) * THREADS // (2 * team) * column <= MOST_SHARED:
+            team *= 2
+        return replace(shape, team=team)
+
+    def write_row(self) -> Lines:
+        return [f"write(d, row, fold, {', '.join(self.outputs())});"]
+
+    def write_columns(self) -> Lines:
+        return fill(text.WRITE_COLUMNS, names=", ".join(self.outputs()))
+
+    def finish_body(self) -> Lines:
+        return fill(text.FINISH, names=", ".join(self.outputs()))
+
+    def count(self) -> str:
+        """The number of elements of a row."""
+        first, *others = (f"d.n{a}" for a in self.axes["first"])
+        return " * ".join([f"double({first})", *others])
+
+
+class _Statistics(_Sums):
+    """Those of the rows of a norm."""
+
+    def __init__(self, call: _Call, name: str) -> None:
+        super().__init__(call.n.sums, name, call.of(call.n.sums.tensors), call.lengths)
+        self.n = call.n
+
+    def outputs(self) -> dict[str, str]:
+        return statistics_of(self.n)
+
+    def tails(self) -> Lines:
+        n, outputs = self.n, self.outputs()
+        centred, element = CENTER in outputs, outputs[SCALE]
+        lines = fill(
+            text.WRITE,
+            outputs=", ".join(f"{element}* {name}" for name, element in outputs.items()),
+            S=element,
+            count=self.count(),
+            epsilon=repr(epsilon(n.op, n.norm)),
+            center=[f"const {element} own_center = {element}(fold.mean());"] if centred else [],
+            channels=n.split,
+            write_center=["center[channel] = own_center;"] if centred else [],
+        )
+        return [*lines, ""]
+
+
+class _Channels(_Sums):
+    """Those of a batch, which are a result of their own."""
+
+    def __init__(self, c: ChannelStatistics, name: str) -> None:
+        super().__init__(c.sums, name)
+        self.c = c
+
+    def outputs(self) -> dict[str, str]:
+        return {"out": compute_type(self.c.root.dtype)}
+
+    def tails(self) -> Lines:
+        assert isinstance(self.c.root.op, ops.Statistics)
+        (axis,) = self.results
+        element, eps = self.outputs()["out"], repr(self.c.root.op.eps)
+        return [*fill(text.WRITE_ALL, S=element, rows=f"d.n{axis}", count=self.count(), epsilon=eps), ""]
+
+
+def of_channels(c: ChannelStatistics, name: str, reference: str = "") -> Kernel:
+    """The kernel of the statistics of a batch."""
+    writer = _Channels(c, name)
+    (channels,) = (writer.sizes.product([a]) for a in writer.results)
+    return replace(writer.kernel(reference), output=Array("out", ("3", channels), c.root.dtype))
+
+
+def statistics_of(n: Normalization) -> dict[str, str]:
+    """The statistics, with the types of their elements."""
+    return {name: compute_type(t.dtype) for t, name in n.statistics.items()}
+
+
+# ---- in one launch
+
+
+class _Kept(Writer):
+    """Writes the launch in which teams keep rows."""
+
+    def __init__(self, call: _Call, name: str, team: int) -> None:
+        assert call.n.within is not None
+        super().__init__(call.n.within, name, call.of(call.n.within.tensors), call.lengths)
+        self.n, self.shape, self.threads = call.n, Shape("rows", team), team if team > 32 else THREADS
+
+    def _launches(self) -> tuple[Launch, ...]:
+        arguments = self._arguments(Argument("pointer", "out"))
+        blocks = f"ceil_div({self.sizes.product(self.results)}, {self.threads // self.shape.team})"
+        return (Launch(self.name, arguments, (blocks, "1", "1"), self.threads),)
+
+    def outputs(self) -> dict[str, str]:
+        return {"out": ELEMENT[self.n.behind.root.dtype]}
+
+    def body(self, *, tools: bool = True) -> str:
+        lines = [f"using index_t = {self.index};", f"using count_t = unsigned {self.index};  // divides faster"]
+        lines += [f"constexpr int THREADS = {self.threads}, TEAM = {self.shape.team};  // of a block, and per row"]
+        lines += [f"constexpr int LENGTH = {self.n.length};  // of a row"]
+        lines += ["// Values that a thread takes together, in the wide variant (16-byte loads) and in the other."]
+        lines += self._widths("VALUES", self.wide.values if self.wide else 1, 1)
+        sections = (
+            fill(stream_text.TOOLS) if tools else [],
+            self.data(),
+            fill(text.SUM),
+            self._entry_values(),
+            self._normalised(),
+        )
+        for section in (*sections, self._rows(), self._entry()):
+            lines += ["", *section]
+        return "\n".join(lines) + "\n"
+
+    @property
+    def _coordinates(self) -> str:
+        return ", ".join(f"i{a}" for a in self.all)
+
+    def _function(self, about: str, name: str, parameters: Iterable[str], body: Lines) -> Lines:
+        coordinates = (f"index_t i{a}" for a in self.all)
+        head = f"void {name}({', '.join(['const Data& d', *coordinates, *parameters])})"
+        return [f"// {about}", "template <bool WIDE>", Values.inline, *block(head, body)]
+
+    def _entry_values(self) -> Lines:
+        """The function that gives neighbours in a row of x."""
+        x = self.n.x
+        loads, given, element = self.values.loads("before", "VALUES<WIDE>", among=x.leaves)
+        lines, value = tree(x, x.root, given)
+        body = [*loads, *for_each([*element, *lines, f"kept[e] = {value};"])]
+        parameter = f"{compute_type(x.root.dtype)} (&kept)[VALUES<WIDE>]"
+        return self._function("Neighbours in a row, from these coordinates on.", "entry", [parameter], body)
+
+    def _normalised(self) -> Lines:
+        """The function that gives the results of these."""
+        x, before = self.n.x.root, self.s.before
+        assert before is not None
+        below = topological([before.root], [x])
+        loads, given, element = self.values.loads("before", "VALUES<WIDE>", among=set(below) - set(self.n.statistics))
+        lines, value = tree(before, before.root, given | dict(self.n.statistics) | {x: "kept[e]"})
+        body = [*loads, *for_each([*element, *lines, f"value[e] = {value};"])]
+        statistics = statistics_of(self.n)
+        parameters = [f"const {compute_type(x.dtype)} (&kept)[VALUES<WIDE>]"]
+        parameters += [f"{element} {name}" for name, element in statistics.items()]
+        parameters += [f"{compute_type(before.root.dtype)} (&value)[VALUES<WIDE>]"]
+        return self._function("What becomes of them.", "normalised", parameters, body)
+
+    def _rows(self) -> Lines:
+        n, first, statistics = self.n, self.axes["first"], statistics_of(self.n)
+        centred, statistic = CENTER in statistics, statistics[SCALE]
+        over = "/ LENGTH" if statistic == "double" else "* (1.0 / LENGTH)"  # which is as exact as a float
+        return fill(
+            text.ROWS,
+            out=self.outputs()["out"],
+            rows=self._items(self.results),
+            decode_row=decode("row", self.results, ""),
+            decode_item=self._decode("item", first),
+            coordinates=self._coordinates,
+            T=compute_type(n.x.root.dtype),
+            R=compute_type(n.behind.root.dtype),
+            S=statistic,
+            mean=fill(text.MEAN, over=over) if centred else [],
+            over=over,
+            distance="kept[g][e] - mean" if centred else "kept[g][e]",
+            epsilon=repr(epsilon(n.op, n.norm)),
+            statistics=f"{statistic}(mean), scale" if centred else "scale",
+        )

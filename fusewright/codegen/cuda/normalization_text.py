@@ -1,0 +1,111 @@
+"""The fixed parts of a normalisation's CUDA C++."""
+
+from __future__ import annotations
+
+WRITE = """
+// What the elements of a row are shifted and scaled by, for each of its channels.
+__device__ __forceinline__ void write(const Data& d, index_t row, const First& fold, $outputs) {
+    const double count = $count;
+    const $S own_scale = 1 / sqrt($S(fold.result(count) + $epsilon));
+    $center
+    for (index_t channel = row * $channels; channel < (row + 1) * $channels; ++channel) {
+        $write_center
+        scale[channel] = own_scale;
+    }
+}
+"""
+
+# Behind each other: means, scales, unbiased variances.
+WRITE_ALL = """
+// The statistics of a channel.
+__device__ __forceinline__ void write(const Data& d, index_t row, const First& fold, $S* out) {
+    const index_t channels = $rows;
+    const double count = $count, variance = fold.result(count);
+    out[row] = $S(fold.mean());
+    out[channels + row] = 1 / sqrt($S(variance + $epsilon));
+    out[2 * channels + row] = $S(variance * (count / (count - 1)));
+}
+"""
+
+WRITE_COLUMNS = """
+#pragma unroll
+for (int e = 0; e < V; ++e) write(d, item * V + e, fold[e], $names);
+"""
+
+FINISH = """
+const index_t result = (index_t(blockIdx.x) * THREADS + threadIdx.x) / JOINERS;
+const First fold = whole(min(result, results - 1));
+if (lane == 0 && result < results) write(d, result, fold, $names);
+"""
+
+SUM = """
+// The sum of the values of TEAM neighbouring threads, in all of them, added up in the same order wherever that is.
+template <int TEAM>
+__device__ __forceinline__ double sum_of(double value) {
+#pragma unroll
+    for (int offset = (TEAM < 32 ? TEAM : 32) / 2; offset > 0; offset /= 2)
+        value += __shfl_xor_sync(~0u, value, offset);
+    if constexpr (TEAM > 32) {
+        static_assert(TEAM == THREADS, "a team is part of a warp, or a block");
+        __shared__ double warps[THREADS / 32];
+        __syncthreads();  // others may still read an earlier sum
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+        __syncthreads();
+        value = 0;
+        for (int warp = 0; warp < THREADS / 32; ++warp) value += warps[warp];
+    }
+    return value;
+}
+"""
+
+ROWS = """
+// A team of threads per row, which it keeps: read once, and written once.
+template <bool WIDE>
+__device__ __forceinline__ void rows(const Data& d, $out* out) {
+    constexpr int V = VALUES<WIDE>, GROUPS = (LENGTH + TEAM * V - 1) / (TEAM * V);
+    const index_t team = index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM;
+    const index_t rows = $rows, items = LENGTH / V;
+    const index_t row = min(team, rows - 1);  // every thread takes part in sums
+    const int lane = threadIdx.x % TEAM;
+    $decode_row
+    $T kept[GROUPS][V];
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) {
+        const index_t item = min(lane + g * TEAM, items - 1);  // loads need no branch then
+        $decode_item
+        entry<WIDE>(d, $coordinates, kept[g]);
+    }
+    $mean
+    double squares = 0;
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g)
+        if (lane + g * TEAM < items)
+#pragma unroll
+            for (int e = 0; e < V; ++e) {
+                const double distance = $distance;
+                squares += distance * distance;
+            }
+    const $S scale = 1 / sqrt($S(sum_of<TEAM>(squares) $over + $epsilon));
+    if (team >= rows) return;
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) {
+        const index_t item = lane + g * TEAM;
+        if (item < items) {
+            $decode_item
+            $R value[V];
+            normalised<WIDE>(d, $coordinates, kept[g], $statistics, value);
+            store<V>(out + row * LENGTH + item * V, value);
+        }
+    }
+}
+"""
+
+MEAN = """
+double total = 0;
+#pragma unroll
+for (int g = 0; g < GROUPS; ++g)
+    if (lane + g * TEAM < items)
+#pragma unroll
+        for (int e = 0; e < V; ++e) total += kept[g][e];
+const double mean = sum_of<TEAM>(total) $over;
+"""

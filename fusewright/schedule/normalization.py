@@ -1,0 +1,346 @@
+"""Normalisations by statistics of their input, with the pointwise operations, window and reductions around them.
+
+    norm(x) = (x - center) * scale * weight + bias,     center = mean(x),  scale = 1 / sqrt(var(x) + eps)
+
+Statistics are those of *rows*: what one mean is taken over.  Once they are known, normalising is pointwise, so that
+what follows is a stream (`fusewright.schedule.stream`) over x.  Where nothing pools or reduces, a row may be kept while
+its statistics are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal
+
+import torch
+
+from fusewright.ir import ops
+from fusewright.ir.build import cast, pointwise, reshape
+from fusewright.ir.node import Node, make, topological
+from fusewright.ir.ops import Size
+from fusewright.schedule import stream
+from fusewright.schedule.chain import MEMORY, Users, pointwise_tree
+from fusewright.schedule.stream import Stream, Tree
+
+# Elements of one sample from which on it is more than one block carries out soon.
+LARGE = 4096
+
+Kind = Literal["var", "mean"]
+
+POINTWISE = (ops.Pointwise, ops.Cast)
+STAGES = (*POINTWISE, ops.Pool, ops.Reduce)
+CENTER, SCALE = "center", "scale"  # what stands for statistics
+VARIANCE: Kind = "var"
+MEAN: Kind = "mean"
+HELD = 99  # so many uses make a value one that is in memory
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """A norm with what is around it.
+
+    norm        the norm's node
+    behind      the stream that normalises, over stand-ins for the statistics and for weights of other shapes
+    x           what is normalised, as rows have it, from what lies in memory
+    sums        the stream that reduces each row of x: a variance, or for RMS norms a mean of squares
+    within      where nothing pools or reduces, `behind` as if it reduced each row as well
+    stands      what tensors of these streams stand for, statistics left out
+    statistics  the names of those
+    split       channels of a group, where rows have x (N, C, *) as (N, C/split, split, *); else 1
+    """
+
+    norm: Node
+    behind: Stream
+    x: Tree
+    sums: Stream
+    within: Stream | None
+    stands: Mapping[Node, Node]
+    statistics: Mapping[Node, str]
+    split: int
+
+    @property
+    def op(self) -> ops.Norm:
+        assert isinstance(self.norm.op, ops.Norm)
+        return self.norm.op
+
+    @property
+    def tensors(self) -> tuple[Node, ...]:
+        """What is read from memory, what is as large as x first."""
+        return tuple(self.stands[t] for t in self.behind.tensors if t in self.stands)
+
+    @property
+    def length(self) -> int | None:
+        """Elements of a row, where they are known."""
+        reduced = [d for axis in self.sums.axes if axis.role == "first" for d in axis.dims]
+        return _product(self.sums.value.shape[d] for d in reduced)
+
+
+@dataclass(frozen=True)
+class ChannelStatistics:
+    """Statistics of the channels of a batch, `sums` reducing them."""
+
+    root: Node
+    sums: Stream
+
+
+def parse_statistics(root: Node, users: Users) -> ChannelStatistics | str:
+    """The statistics that `root` is.  The pointwise operations ahead may have other users, who compute them as well."""
+    if not isinstance(root.op, ops.Statistics):
+        return f"{root!r} is no statistics"
+    x = root.arg(0)
+    tree = Tree(x, (x,), None)
+    if isinstance(x.op, POINTWISE) and not _is_narrowed(x):
+        inlined = Tree(x, pointwise_tree(x, users)[0], None)
+        large = [n for n in inlined.leaves if n.shape == x.shape and not isinstance(n.op, ops.Full)]
+        tree = inlined if len(large) == 1 and stream.unsupported(inlined) is None else tree
+    if x.dtype not in MEMORY:
+        return f"{x!r} is computed in {x.dtype}"
+    sums = stream.of_rows(tree, VARIANCE, (0, *range(2, x.ndim)), users)
+    return sums if isinstance(sums, str) else ChannelStatistics(root, sums)
+
+
+def without_running(norm: Node) -> Node | None:
+    """The same batch norm by statistics of the batch, where it updates running ones; else `None`."""
+    op = norm.op
+    if not (isinstance(op, ops.Norm) and op.kind == "batch" and op.effectful):
+        return None
+    return make(replace(op, serial=None), *norm.args[:3], None, None, where=norm.where)
+
+
+def apart(norm: Node) -> tuple[Node, Node]:
+    """A batch norm that updates running statistics, from those of the batch; and the update."""
+    op, x = norm.op, norm.arg(0)
+    assert isinstance(op, ops.Norm) and op.serial is not None and op.eps is not None
+    statistics = make(ops.Statistics(op.eps), x, where=norm.where)
+    update = make(ops.Track(op.momentum, op.serial), statistics, *norm.args[3:], where=norm.where)
+
+    def along(values: Node) -> Node:
+        return reshape(values, (x.shape[1], *(1,) * (x.ndim - 2)))
+
+    center, scale = (along(make(ops.Slice(0, i, i + 1, 1), statistics)) for i in (0, 1))
+    y = pointwise("mul", pointwise("sub", cast(x, statistics.dtype), center), scale)
+    weight, bias = (None if a is None else along(a) for a in norm.args[1:3])
+    y = y if weight is None else pointwise("mul", y, weight)
+    return cast(y if bias is None else pointwise("add", y, bias), norm.dtype), update
+
+
+def parse(root: Node, users: Users) -> Normalization | str:
+    """The longest chain through a norm that ends in `root`, or why there is none."""
+    norm = _norm_before(root, users)
+    if norm is None:
+        return f"{root!r} follows no norm"
+    problem = _unsupported(norm)
+    return problem or _Parser(norm, root, users).found()
+
+
+def parse_large(root: Node, users: Users) -> Normalization | str:
+    """The same where a sample is much for one block, as far as it is known."""
+    found = parse(root, users)
+    if isinstance(found, str) or (_product(found.norm.shape[1:]) or LARGE) >= LARGE:
+        return found
+    return f"a block may carry out {root!r}"
+
+
+def _product(lengths: Iterable[Size]) -> int | None:
+    """How many elements there are, where that is known."""
+    known = list(lengths)
+    return prod(int(d) for d in known) if all(isinstance(d, int) for d in known) else None
+
+
+def _norm_before(root: Node, users: Users) -> Node | None:
+    """The last norm that `root` is computed from by stages of a stream."""
+    node: Node | None = root
+    while node is not None and not isinstance(node.op, ops.Norm):
+        if isinstance(node.op, POINTWISE):
+            _, own = pointwise_tree(node, users)
+            norms = [n for n in own if isinstance(n.op, ops.Norm)]
+            node = next(iter(norms), next((n for n in own if isinstance(n.op, ops.Pool | ops.Reduce)), None))
+        elif isinstance(node.op, ops.Pool | ops.Reduce):
+            node = node.arg(0) if users[node.arg(0)] == 1 else None
+        else:
+            return None
+    return node
+
+
+def _through(root: Node, *ends: Node) -> list[Node]:
+    """What `root` is computed from by stages of a stream, and where these begin, operands before users."""
+    found: dict[Node, None] = {}
+    stack = [(root, False)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            found[node] = None
+        elif node not in found:
+            stack.append((node, True))
+            if isinstance(node.op, STAGES) and node not in ends:
+                stack += [(a, False) for a in node.inputs]
+    return list(found)
+
+
+def _is_narrowed(node: Node) -> bool:
+    """Whether a value is cast to a narrower type, which must lose its last digits on the way."""
+    return isinstance(node.op, ops.Cast) and node.dtype.itemsize < node.arg(0).dtype.itemsize
+
+
+def _unsupported(norm: Node) -> str | None:
+    """Why a norm is not computed here, whatever surrounds it."""
+    op, x = norm.op, norm.arg(0)
+    assert isinstance(op, ops.Norm)
+    if op.effectful or op.running or norm.args[3] is not None:
+        return f"{norm!r} uses or updates running statistics"
+    if norm.dtype not in MEMORY:
+        return f"{norm!r} is computed in {norm.dtype}"
+    if op.kind in ("layer", "rms"):
+        return None if op.trailing < norm.ndim else f"{norm!r} has one row"
+    if norm.ndim < 2 or not isinstance(x.shape[1], int):
+        return f"{norm!r} has no known number of channels"
+    return None
+
+
+@dataclass
+class _Parser:
+    """Finds the streams around one norm."""
+
+    norm: Node
+    root: Node
+    users: Users
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.norm.op, ops.Norm)
+        self.op: ops.Norm = self.norm.op
+        self.x = self.norm.arg(0)
+        self.stands: dict[Node, Node] = {}
+        if _is_narrowed(self.x):  # in memory, it has lost the digits that it is to lose
+            stand_in = make(ops.Input(self.x.shape, self.x.dtype, self.x.device, "narrowed", -1))
+            self.x, self.stands = stand_in, {stand_in: self.x}
+        self.wide = torch.float64 if self.norm.dtype == torch.float64 else torch.float32
+        names = (SCALE,) if self.op.kind == "rms" else (CENTER, SCALE)
+        self.statistics = {name: self._statistic(name) for name in names}
+        self.count = 0
+
+    def found(self) -> Normalization | str:
+        root, users = self._expanded()
+        behind = stream.parse(root, users)
+        if isinstance(behind, str):
+            return behind
+        own = set(self.statistics.values())
+        if behind.before is None or not own <= set(behind.before.leaves):
+            return f"{self.norm!r} is not what a stream begins with"
+        # Sizes of a call are read off operands, so statistics come last.
+        behind = replace(behind, reads=tuple(sorted(behind.reads, key=lambda r: r.tensor in own)))
+        self.stands = {t: self.stands.get(t, t) for t in behind.tensors if t not in own}
+        if len(set(self.stands.values())) < len(self.stands) or behind.weights:
+            return f"{self.root!r} reads a tensor in two ways"
+        return self._with_rows(behind, users)
+
+    # ---- the norm as pointwise operations
+
+    def _expanded(self) -> tuple[Node, Users]:
+        """The last node with the norm as pointwise operations, and the users there."""
+        y = cast(self.x, self.wide)
+        y = pointwise("sub", y, self.statistics[CENTER]) if CENTER in self.statistics else y
+        y = pointwise("mul", y, self.statistics[SCALE])
+        weight, bias = (None if a is None else self._stand_in(a) for a in self.norm.args[1:3])
+        y = y if weight is None else pointwise("mul", y, weight)
+        y = cast(y if bias is None else pointwise("add", y, bias), self.norm.dtype)
+        stand_ins = (*self.statistics.values(), *self.stands)
+        users = dict(self.users) | dict.fromkeys(topological([y], (*self.norm.inputs, *stand_ins)), 1)
+        users |= dict.fromkeys(stand_ins, HELD)
+        mapping = {self.norm: y}
+        for node in _through(self.root, self.norm):
+            if node is not self.norm:
+                args = tuple(None if a is None else mapping.get(a, a) for a in node.args)
+                mapping[node] = node if args == node.args else make(node.op, *args, where=node.where)
+        users |= {new: self.users[old] for old, new in mapping.items() if old in self.users}
+        for node in _through(self.x):  # what the norm reads is in memory, but for pointwise operations
+            if not isinstance(node.op, POINTWISE):
+                users[node] = HELD
+        return mapping[self.root], users
+
+    def _statistic(self, name: str) -> Node:
+        x = self.x.shape
+        if self.op.kind == "batch":
+            shape: tuple[Size, ...] = (x[1], *(1,) * (len(x) - 2))
+        elif self.op.kind in ("layer", "rms"):
+            shape = (*x[: len(x) - self.op.trailing], *(1,) * self.op.trailing)
+        else:
+            channels = 1 if self.op.kind == "group" and self.op.groups == 1 else x[1]
+            shape = (x[0], channels, *(1,) * (len(x) - 2))
+        return make(ops.Input(shape, self.wide, self.x.device, name, -1))
+
+    def _stand_in(self, operand: Node) -> Node:
+        """A norm's weight or bias, broadcast against x."""
+        if self.op.kind in ("layer", "rms") or self.x.ndim == 2 or isinstance(operand.op, ops.Full):
+            return operand
+        shape = (*operand.shape, *(1,) * (self.x.ndim - 2))
+        found = next((s for s, real in self.stands.items() if real is operand), None)
+        node = found or make(ops.Input(shape, operand.dtype, operand.device, "channels", len(self.stands)))
+        self.stands[node] = operand
+        return node
+
+    # ---- rows
+
+    def _with_rows(self, behind: Stream, users: Users) -> Normalization | str:
+        assert behind.before is not None
+        split, leaves = self._split(), behind.before.leaves
+        seen = {leaf: self._seen(leaf, split) for leaf in leaves}
+        if split > 1:
+            for node in topological([behind.before.root], leaves):
+                args = tuple(None if a is None else seen.get(a, a) for a in node.args)
+                seen[node] = make(node.op, *args) if not isinstance(node.op, ops.Number) else node
+        x, value = (seen.get(n, n) for n in (self.x, behind.before.root))
+        below = set(_through(self.x)) if self.x not in leaves else {self.x}
+        own = tuple(seen[n] for n in leaves if n in below)
+        tree, dims = Tree(x, own, None), self._dims(split)
+        reduced, kind = tree, VARIANCE
+        if self.op.kind == "rms":
+            reduced, kind = Tree(pointwise("square", cast(x, self.wide)), own, None), MEAN
+        sums = stream.of_rows(reduced, kind, dims, users)
+        if isinstance(sums, str):
+            return sums
+        if _product(x.shape[d] for d in dims) == 1 or not dims:
+            return f"{self.norm!r} has rows of one element"
+        within: Stream | str | None = None
+        if behind.window is None and not behind.folds and self.op.kind != "batch":
+            within = stream.of_rows(Tree(value, tuple(seen[n] for n in leaves), None), kind, dims, users)
+        within = None if isinstance(within, str) else within
+        stands = self.stands | {seen[t]: real for t, real in self.stands.items() if t in seen}
+        names = {each: name for name, s in self.statistics.items() for each in (s, seen[s])}
+        return Normalization(self.norm, behind, tree, sums, within, stands, names, split)
+
+    def _seen(self, leaf: Node, split: int) -> Node:
+        """A leaf as rows have it: its channels in groups."""
+        at = leaf.ndim - self.x.ndim + 1
+        if split == 1 or at < 0:
+            return leaf
+        channels = leaf.shape[at]
+        assert isinstance(channels, int)
+        parts = (1, 1) if channels == 1 else (channels // split, 1 if leaf in self.statistics.values() else split)
+        shape = (*leaf.shape[:at], *parts, *leaf.shape[at + 1 :])
+        if isinstance(leaf.op, ops.Full):
+            return make(replace(leaf.op, shape=shape))
+        self.count += 1
+        return make(ops.Input(shape, leaf.dtype, leaf.device, "split", self.count))
+
+    def _split(self) -> int:
+        channels = self.x.shape[1]
+        if self.op.kind != "group" or self.op.groups in (1, channels):
+            return 1
+        assert isinstance(channels, int)
+        return channels // self.op.groups
+
+    def _dims(self, split: int) -> tuple[int, ...]:
+        """The dimensions of a row, where channels of groups have one of their own."""
+        ndim = self.x.ndim
+        match self.op.kind:
+            case "layer" | "rms":
+                return tuple(range(ndim - self.op.trailing, ndim))
+            case "batch":
+                return (0, *range(2, ndim))
+            case "group" if split > 1:
+                return tuple(range(2, ndim + 1))
+            case "group" if self.op.groups == 1:
+                return tuple(range(1, ndim))
+        return tuple(range(2, ndim))

@@ -1,0 +1,358 @@
+"""Normalisations: the generated CUDA C++ runs on the CPU, and is compared with the same graph in float64."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import sympy
+import torch
+from emulation.emulate import ORDERS, emulate
+from torch import Tensor
+
+from fusewright.codegen.aten import lower
+from fusewright.codegen.cuda.normalization import kernel, of_channels, options
+from fusewright.ir import ops
+from fusewright.ir.build import cast, pointwise
+from fusewright.ir.node import Graph, Node, Symbol, make
+from fusewright.ir.ops import Size
+from fusewright.kernel import Kernel
+from fusewright.schedule.normalization import ChannelStatistics, Normalization, parse, parse_statistics
+
+CPU = torch.device("cpu")
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+B = sympy.Symbol("B", positive=True, integer=True)
+BATCH = 5
+inf, nan = float("inf"), float("nan")
+
+
+def inp(index: int, *shape: Size, dtype: torch.dtype = F32) -> Node:
+    return make(ops.Input(shape, dtype, CPU, f"a{index}", index))
+
+
+def norm(
+    x: Node, kind: str, w: Node | None = None, b: Node | None = None, eps: float | None = 1e-5, **more: int
+) -> Node:
+    return make(ops.Norm(kind, eps, **more), x, w, b, None, None)
+
+
+def affine(x: Node, kind: str, shape: tuple[int, ...], **more) -> Node:
+    weight, bias = (inp(i, *shape, dtype=x.dtype) for i in (10, 11))
+    return norm(x, kind, weight, None if kind == "rms" else bias, **more)
+
+
+def layer(x: Node, trailing: int = 1, kind: str = "layer") -> Node:
+    return affine(x, kind, x.shape[-trailing:], trailing=trailing)
+
+
+def group(x: Node, groups: int) -> Node:
+    return affine(x, "group", x.shape[1:2], groups=groups)
+
+
+def instance(x: Node) -> Node:
+    return affine(x, "instance", x.shape[1:2], training=True)
+
+
+def batch(x: Node) -> Node:
+    return affine(x, "batch", x.shape[1:2], training=True)
+
+
+def pool(x: Node, kind: str, size: int, stride: int = 0, padding: int = 0) -> Node:
+    n = x.ndim - 2
+    return make(ops.Pool(kind, (size,) * n, (stride or size,) * n, (padding,) * n, (1,) * n), x)
+
+
+def fold(x: Node, kind: str, *dims: int, keepdim: bool = False) -> Node:
+    return make(ops.Reduce(kind, dims, keepdim), x)
+
+
+def graph_of(root: Node) -> Graph:
+    graph = Graph((), (root,))
+    inputs = sorted((n for n in graph.nodes() if isinstance(n.op, ops.Input)), key=lambda n: n.op.index)
+    at = next((i for i, n in enumerate(inputs) if n.shape[:1] == (B,)), None)
+    return Graph(tuple(inputs), (root,), symbols={} if at is None else {B: Symbol(at, 0, 0, None)})
+
+
+def found(root: Node) -> Normalization:
+    n = parse(root, graph_of(root).users())
+    assert isinstance(n, Normalization), n
+    return n
+
+
+def random(node: Node, seed: int, batch: int = BATCH) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    shape = [d if isinstance(d, int) else batch for d in node.shape]
+    return torch.randn(shape, generator=generator, dtype=F64).to(node.dtype)
+
+
+def given(root: Node, **values: Tensor) -> dict[Node, Tensor]:
+    inputs = graph_of(root).inputs
+    return {n: values.get(f"a{n.op.index}", random(n, n.op.index)) for n in inputs}
+
+
+def truth(root: Node, tensors: dict[Node, Tensor], dtype: torch.dtype | None = F64) -> Tensor:
+    """The graph in float64, on operands that have been rounded to their own dtype; or in their own."""
+    graph = graph_of(root)
+    forward = lower(graph).functions()[1]
+    result: Tensor = forward(None, *(tensors[n].to(dtype) for n in graph.inputs))[0]
+    return result.double()
+
+
+def check(root: Node, tensors: dict[Node, Tensor] | None = None, *, order: str = "forward", ulps: float = 8) -> None:
+    """Every way to compute it."""
+    tensors = tensors or given(root)
+    want = truth(root, tensors)
+    n = found(root)
+    for option in options(n):
+        k = kernel(n, "fused_test", **option)
+        got = emulate(k, *(tensors[t] for t in n.tensors), order=order)
+        compare(got, want, root.dtype, ulps)
+
+
+def compare(got: Tensor, want: Tensor, dtype: torch.dtype, ulps: float) -> None:
+    assert got.dtype == dtype and got.shape == want.shape
+    special = ~want.isfinite()
+    torch.testing.assert_close(got.double()[special], want[special], equal_nan=True, rtol=0, atol=0)
+    if not special.all():
+        scale = want[~special].abs().max().clamp(min=1e-3)
+        error = (got.double() - want)[~special].abs().max()
+        assert error <= scale * ulps * torch.finfo(dtype).eps, (error / scale / torch.finfo(dtype).eps).item()
+
+
+X = inp(0, B, 6, 8, 12)
+ODD = inp(0, B, 6, 7, 5)
+VOLUME = inp(0, 2, 4, 4, 6, 8)
+CASES: dict[str, Callable[[], Node]] = {
+    "layer": lambda: layer(inp(0, B, 7, 64)),
+    "layer, odd": lambda: layer(inp(0, B, 7, 37)),
+    "layer of three": lambda: layer(X, 3),
+    "layer, long": lambda: layer(inp(0, 3, 4500)),
+    "layer, plain": lambda: norm(X, "layer", trailing=2),
+    "layer, without bias": lambda: norm(X, "layer", inp(1, 12)),
+    "rms": lambda: layer(inp(0, B, 7, 48), kind="rms"),
+    "rms of two, eps by default": lambda: norm(X, "rms", inp(1, 8, 12), eps=None, trailing=2),
+    "group": lambda: group(X, 3),
+    "group, odd": lambda: group(ODD, 2),
+    "group of all": lambda: group(X, 1),
+    "group of one": lambda: group(ODD, 6),
+    "group, plain": lambda: norm(ODD, "group", groups=2),
+    "group of features": lambda: group(inp(0, B, 32), 4),
+    "group of a sequence": lambda: group(inp(0, B, 8, 33), 2),
+    "group of volumes": lambda: group(VOLUME, 2),
+    "group, fixed batch": lambda: group(inp(0, 3, 4, 4, 4), 2),
+    "instance": lambda: instance(X),
+    "instance, odd": lambda: instance(ODD),
+    "instance of large images": lambda: instance(inp(0, 1, 2, 48, 60)),
+    "batch": lambda: batch(X),
+    "batch, odd": lambda: batch(ODD),
+    "batch of volumes": lambda: batch(VOLUME),
+    "batch of features": lambda: pointwise("relu", batch(inp(0, 40, 12))),
+    "batch of features, odd": lambda: pointwise("relu", batch(inp(0, 33, 7))),
+    # ahead of it
+    "relu first": lambda: group(pointwise("relu", ODD), 3),
+    "residual first": lambda: layer(pointwise("add", X, inp(1, B, 6, 8, 12))),
+    "channel bias first": lambda: group(pointwise("add", X, inp(1, 6, 1, 1)), 3),
+    "sample and channel first": lambda: group(pointwise("mul", X, inp(1, B, 6, 1, 1)), 2),
+    "row first": lambda: group(pointwise("mul", X, inp(1, 8, 1)), 2),
+    "constants first": lambda: group(pointwise("add", X, make(ops.Full((6, 1, 1), 1.5, F32, CPU))), 2),
+    "scalar first": lambda: group(pointwise("add", pointwise("mul", X, 0.5), inp(1)), 2),
+    "softplus, tanh first": lambda: batch(
+        pointwise("mul", X, pointwise("tanh", pointwise("softplus", X, params=(1.0, 20.0))))
+    ),
+    # behind it
+    "gelu": lambda: pointwise("mul", pointwise("gelu", layer(X), params=("none",)), 1.5),
+    "half": lambda: pointwise("div", instance(X), 2.0),
+    "scaled": lambda: pointwise("mul", group(X, 2), inp(1, 6, 1, 1)),
+    "x again": lambda: pointwise("add", X, pointwise("tanh", group(X, 2))),
+    "relu again": lambda: (lambda y: pointwise("add", y, pointwise("tanh", group(y, 2))))(pointwise("relu", X)),
+    "another": lambda: pointwise("mul", layer(X), inp(1, B, 6, 8, 12)),
+    "two values": lambda: (lambda y: pointwise("mul", y, pointwise("sigmoid", y)))(group(ODD, 2)),
+    # pools and reductions
+    "max pool": lambda: pointwise(
+        "clamp", pool(pointwise("mul", group(X, 3), inp(1, 6, 1, 1)), "max", 4), params=(0.0, 1.0)
+    ),
+    "overlapping pool": lambda: pool(pointwise("relu", group(ODD, 3)), "max", 3, 2, 1),
+    "avg pool of volumes": lambda: pointwise("gelu", pool(layer(VOLUME), "avg", 2), params=("none",)),
+    "avg pool of a batch": lambda: pool(batch(VOLUME), "avg", 4),
+    "mean of samples": lambda: fold(group(VOLUME, 2), "mean", 1, 2, 3, 4),
+    "mean of images": lambda: fold(pointwise("relu", instance(X)), "mean", 2, 3),
+    "logsumexp of channels": lambda: fold(
+        pointwise("add", X, pointwise("hardswish", pointwise("tanh", group(X, 3)))), "logsumexp", 1, keepdim=True
+    ),
+    "max of channels, then a sum": lambda: fold(
+        fold(pointwise("clamp", instance(ODD), params=(-1.0, 1.0)), "max", 1), "sum", 1, 2
+    ),
+    "max of rows": lambda: fold(layer(X), "max", 3),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name: str) -> None:
+    check(CASES[name](), order=ORDERS[zlib.crc32(name.encode()) % len(ORDERS)])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "make_"), [*product((F16, BF16, F64), (layer, instance, lambda x: group(x, 2), batch))]
+)
+def test_dtypes(dtype: torch.dtype, make_: Callable[[Node], Node]) -> None:
+    for shape in ((3, 4, 6, 16), (3, 4, 5, 7)):
+        check(pointwise("mul", make_(inp(0, *shape, dtype=dtype)), 1.5), ulps=16 if dtype == F64 else 2)
+
+
+@pytest.mark.parametrize("name", ["layer", "group", "instance, odd", "batch", "logsumexp of channels"])
+@pytest.mark.parametrize("mean", [1000.0, -1e6])
+def test_far_means(name: str, mean: float) -> None:
+    """As exact as rounding the mean to the statistics' own type allows; nothing cancels."""
+    root = CASES[name]()
+    tensors = given(root)
+    tensors[graph_of(root).inputs[0]] += mean
+    want, eager = truth(root, tensors), truth(root, tensors, None)
+    n = found(root)
+    for option in options(n):
+        got = emulate(kernel(n, "fused_test", **option), *(tensors[t] for t in n.tensors)).double()
+        ulp = abs(mean) * torch.finfo(F32).eps
+        assert (got - want).abs().max() <= max(8 * ulp, 1.1 * (eager - want).abs().max()), option
+
+
+@pytest.mark.parametrize("name", ["layer", "group", "batch"])
+def test_equal_values(name: str) -> None:
+    root = CASES[name]()
+    x = graph_of(root).inputs[0]
+    check(root, given(root, a0=torch.full_like(random(x, 0), 1000.1)))
+
+
+@pytest.mark.parametrize("special", [inf, nan])
+@pytest.mark.parametrize("name", ["layer", "group, odd", "max pool", "batch"])
+def test_non_finite_values(name: str, special: float) -> None:
+    """They spoil their own rows, as in eager."""
+    root = CASES[name]()
+    tensors = given(root)
+    tensors[graph_of(root).inputs[0]][1, 2, 3] = special
+    check(root, tensors)
+
+
+@pytest.mark.parametrize("name", ["layer", "group", "max pool", "logsumexp of channels"])
+def test_empty_batch(name: str) -> None:
+    root = CASES[name]()
+    tensors = {n: random(n, 0, batch=0) for n in graph_of(root).inputs}
+    check(root, tensors)
+
+
+def test_rows_in_parts() -> None:
+    """Few long rows are cut, and their parts joined."""
+    for root in (instance(inp(0, 1, 2, 96, 128)), batch(inp(0, 6, 2, 48, 64)), layer(inp(0, 2, 9001))):
+        n = found(root)
+        k = kernel(n, "fused_test")
+        assert [launch.entry for launch in k.launches][1:] == ["fused_test_statistics_finish", "fused_test"]
+        check(root)
+        tensors = given(root)
+        tensors[graph_of(root).inputs[0]] += 1000
+        got = emulate(k, *(tensors[t] for t in n.tensors)).double()
+        assert (got - truth(root, tensors)).abs().max() <= 4e-4
+
+
+def test_ways() -> None:
+    """Rows that fit are kept by teams; what pools or reduces has its statistics first."""
+
+    def ways(root: Node) -> list[int | None]:
+        return [option.get("team") for option in options(found(root))]
+
+    assert ways(layer(inp(0, B, 64))) == [8, 4, None]
+    assert ways(layer(inp(0, B, 512))) == [128, 32, 16, None]
+    assert ways(instance(inp(0, B, 6, 126, 126))) == [1024, 512, None]
+    assert ways(instance(inp(0, B, 6, 256, 256))) == [None]
+    assert ways(batch(X)) == [None]
+    assert ways(CASES["max pool"]()) == [None]
+    assert ways(CASES["logsumexp of channels"]()) == [None]
+
+
+def launches(k: Kernel) -> int:
+    return len(k.launches)
+
+
+def test_one_read_of_kept_rows() -> None:
+    n = found(CASES["x again"]())
+    assert launches(kernel(n, "fused_test", team=32)) == 1
+    assert launches(kernel(n, "fused_test")) == 2
+
+
+class TestStatistics:
+    """Those of a batch as a value of its own."""
+
+    def check(self, x: Node, mean: float = 0.0, entries: int = 1) -> None:
+        root = make(ops.Statistics(1e-5), x)
+        c = parse_statistics(root, graph_of(root).users())
+        assert isinstance(c, ChannelStatistics), c
+        k = of_channels(c, "fused_test")
+        assert len(k.launches) == entries
+        tensors = given(root)
+        tensors = {n: t + mean if t.ndim > 1 else t for n, t in tensors.items()}
+        got, want = emulate(k, *(tensors[t] for t in c.sums.tensors)), truth(root, tensors)
+        assert got.shape == want.shape and got.dtype == root.dtype
+        torch.testing.assert_close(got.double(), want, rtol=4 * torch.finfo(root.dtype).eps, atol=1e-9)
+
+    @pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
+    @pytest.mark.parametrize("shape", [(4, 6, 5, 7), (4, 6, 8), (3, 2, 4, 4, 4), (40, 12), (33, 7)])
+    def test_values(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.check(inp(0, *shape, dtype=dtype))
+
+    @pytest.mark.parametrize("shape", [(4, 6, 5, 7), (40, 12)])
+    def test_far_means(self, shape: tuple[int, ...]) -> None:
+        self.check(inp(0, *shape), 1000.0)
+
+    def test_in_parts(self) -> None:
+        self.check(inp(0, 6, 2, 48, 64), 1000.0, entries=2)
+        self.check(inp(0, 700, 20), 1000.0, entries=2)
+
+    @pytest.mark.parametrize(("dtype", "team"), [(F64, 8), (F32, 8), (BF16, 2)])
+    def test_shared_memory_of_columns(self, dtype: torch.dtype, team: int) -> None:
+        """What threads of one column join fits into shared memory."""
+        root = make(ops.Statistics(1e-5), inp(0, 700, 24, dtype=dtype))
+        c = parse_statistics(root, graph_of(root).users())
+        assert isinstance(c, ChannelStatistics)
+        source = of_channels(c, "fused_test").source
+        assert f"TEAM = {team}," in source
+        assert (team - 1) * (256 // team) * (16 // dtype.itemsize) * 32 <= 48 * 1024
+
+    def test_pointwise_first(self) -> None:
+        x = pointwise("mul", pointwise("relu", inp(0, 4, 6, 8)), inp(1, 6, 1))
+        self.check(x)
+
+    def test_what_reads_more_is_in_memory(self) -> None:
+        x = pointwise("add", inp(0, 4, 6, 8), inp(1, 4, 6, 8))
+        c = parse_statistics(make(ops.Statistics(1e-5), x), graph_of(x).users())
+        assert isinstance(c, ChannelStatistics) and c.sums.tensors == (x,)
+
+
+class TestRefused:
+    def why(self, root: Node) -> str:
+        n = parse(root, graph_of(root).users())
+        assert isinstance(n, str)
+        return n
+
+    def test_running_statistics(self) -> None:
+        mean, var = inp(1, 6), inp(2, 6)
+        for op in (ops.Norm("batch", 1e-5), ops.Norm("batch", 1e-5, training=True, serial=1)):
+            assert "running statistics" in self.why(make(op, X, None, None, mean, var))
+
+    def test_rows_of_one_element(self) -> None:
+        assert "one element" in self.why(layer(inp(0, B, 7, 1)))
+
+    def test_no_norm(self) -> None:
+        assert "no norm" in self.why(pointwise("relu", X))
+
+    def test_another_user(self) -> None:
+        y = group(X, 2)
+        root = fold(pointwise("relu", y), "sum", 1)
+        users = Graph(graph_of(root).inputs, (root, y)).users()
+        assert isinstance(parse(root, users), str)
+
+    def test_what_a_norm_pooled_reads_is_in_memory(self) -> None:
+        pooled = pool(X, "max", 2)
+        assert found(pointwise("relu", group(pooled, 2))).tensors[0] is pooled
+
+    def test_a_value_rounded_first_is_in_memory(self) -> None:
+        x = cast(pointwise("relu", inp(0, B, 6, 4, 8)), BF16)
+        assert found(group(x, 2)).tensors[0] is x

@@ -1,0 +1,87 @@
+"""Norms of large samples on a GPU: models whose kernels are emulated, and gradients through their references."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from gpu_build import as_on_a_gpu, emulated
+from torch import Tensor, nn
+
+from fusewright import pipeline
+
+
+class Residual(nn.Module):
+    """x (N, C, H, W) with its norm, and a logsumexp over channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(4, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.logsumexp(x + nn.functional.hardswish(torch.tanh(self.norm(x))), 1, keepdim=True)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "layer": (lambda: nn.Sequential(nn.LayerNorm(64), nn.GELU()), (3, 80, 64), "fused_layernorm_gelu"),
+    "rms": (lambda: nn.Sequential(nn.RMSNorm(96), nn.SiLU()), (3, 50, 96), "fused_rmsnorm_silu"),
+    "group, residual": (Residual, (3, 16, 18, 20), "fused_groupnorm_tanh_hardswish_add_logsumexp"),
+    "group, pooled": (
+        lambda: nn.Sequential(nn.GroupNorm(2, 8), nn.MaxPool2d(4), nn.Hardtanh(0.0, 1.0)),
+        (3, 8, 24, 25),
+        "fused_groupnorm_max_hardtanh",
+    ),
+    "instance": (
+        lambda: nn.Sequential(nn.Sigmoid(), nn.InstanceNorm2d(4, affine=True), nn.ReLU()),
+        (3, 4, 33, 35),
+        "fused_sigmoid_instancenorm_relu",
+    ),
+}
+
+
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+@pytest.mark.parametrize("name", MODELS)
+def test_forward(name: str, mean: float) -> None:
+    make, shape, kernel = MODELS[name]
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(shape) + mean
+    built = as_on_a_gpu(model, x)
+    assert [(c.name, c.family) for c in built.choices] == [(kernel, "normalization")]
+    got, want = emulated(built, model, x).double(), copy.deepcopy(model).double()(x.double())
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 + 1e-7 * mean)
+    more = torch.cat([x, x - mean])  # another batch
+    torch.testing.assert_close(emulated(built, model, more)[: len(x)].double(), got, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_backward(name: str) -> None:
+    make, shape, _ = MODELS[name]
+    torch.manual_seed(0)
+    model = make()
+    x = torch.randn(shape, requires_grad=True)
+    derive, forward = as_on_a_gpu(model, x.detach()).program.functions()
+    weight = torch.randn_like(model(x))
+    wanted = torch.autograd.grad((model(x) * weight).sum(), [x, *model.parameters()])
+    found = torch.autograd.grad((forward(model, x, *derive(model)) * weight).sum(), [x, *model.parameters()])
+    torch.testing.assert_close(found, wanted)
+
+
+def test_channels_last_input() -> None:
+    """Read as it is seen, row by row; eager's reductions write so as well."""
+    torch.manual_seed(0)
+    model, x = Residual(), torch.randn(3, 16, 18, 20).to(memory_format=torch.channels_last)
+    built = as_on_a_gpu(model, x)
+    assert [c.family for c in built.choices] == ["normalization"]
+    torch.testing.assert_close(emulated(built, model, x), model(x))
+
+
+def test_small_samples_are_sample_programs() -> None:
+    built = as_on_a_gpu(nn.Sequential(nn.LayerNorm(64), nn.GELU()), torch.randn(3, 20, 64))
+    assert [c.family for c in built.choices] == ["sample program"]
+
+
+def test_a_cpu_keeps_its_own() -> None:
+    built = pipeline.build(Residual(), (torch.randn(3, 16, 18, 20),), {}, kernels="always", measure=False)
+    assert "normalization" not in {c.family for c in built.choices}
