@@ -16,7 +16,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 START, END = "<!-- measured tables: benchmarks/table.py writes what follows -->\n", "<!-- end of measured tables -->\n"
 FILES = ("cpu.json", "h200.json", "h100.json", "h200_aten.json")
-FUSED = "h100_fused*.json"
+FUSED = "h[12]00_fused*.json"
 # What sets a file's run apart.
 SETTINGS = {"h200_aten.json": "without generated kernels"}
 # A peer's name in the data, and at the head of its column; one that no case has gets none.
@@ -125,14 +125,23 @@ def _fused(records: dict[str, Any]) -> str:
     for name, record in sorted(records.items(), key=lambda item: item[1]["environment"]["date"]):
         found = record["summary"]
         means = [found[key] for key in ("compile over eager", "fusewright over eager", "fusewright over compile")]
-        texts = [f"`results/{name}`", record["environment"]["date"][:10]]
+        where = record["environment"]
+        texts = [f"`results/{name}`", where["device"], where["date"][:10]]
         numbers = [str(found["rows"]), *(f"{mean:.2f}" for mean in means), str(len(found["slower than compile"]))]
         rows.append([*texts, *numbers])
-    columns = ["data", "date", "models", "torch.compile over eager", "Fusewright over eager", "over torch.compile"]
+    columns = [
+        "data",
+        "device",
+        "date",
+        "models",
+        "torch.compile over eager",
+        "Fusewright over eager",
+        "over torch.compile",
+    ]
     columns += ["slower than torch.compile"]
     where = next(iter(records.values()))["environment"]
-    title = f"{where['device']}, torch {where['torch']}, CUDA {where['cuda']}; fused operators (`benchmarks/fused.py`)"
-    return "\n".join([f"{title}, geometric means:", "", *_rows(columns, rows, words=2)]) + "\n"
+    title = f"torch {where['torch']}, CUDA {where['cuda']}; fused operators (`benchmarks/fused.py`)"
+    return "\n".join([f"{title}, geometric means:", "", *_rows(columns, rows, words=3)]) + "\n"
 
 
 def _label(case: dict[str, Any]) -> str:
