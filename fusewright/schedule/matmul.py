@@ -47,22 +47,21 @@ Varies = Literal["", "feature", "element"]
 class Linear:
     """A group: matmul -> pointwise.
 
+    w         the weight, as it lies in memory: (N, K) with `features_first`, else (K, N)
     after     the pointwise operations, if any
     operands  what these read from memory
     """
 
     root: Node
     matmul: Node
+    w: Node
+    features_first: bool
     after: Map | None
     operands: tuple[Node, ...]
 
     @property
     def x(self) -> Node:
         return self.matmul.arg(0)
-
-    @property
-    def w(self) -> Node:
-        return self.matmul.arg(1)
 
     @property
     def bias(self) -> Node | None:
@@ -72,12 +71,6 @@ class Linear:
     def tensors(self) -> tuple[Node, ...]:
         """What a call passes."""
         return tuple(dict.fromkeys([self.x, self.w, *([] if self.bias is None else [self.bias]), *self.operands]))
-
-    @property
-    def features_first(self) -> bool:
-        """Whether the weight lies as (N, K)."""
-        assert isinstance(self.matmul.op, ops.Matmul)
-        return self.matmul.op.transpose_w
 
     @property
     def features(self) -> int:
@@ -133,7 +126,10 @@ def match(root: Node, users: Users) -> Linear | str:
         return chain
     matmul, stages = chain.source, chain.stages
     x, w, bias = matmul.args
-    assert x is not None and w is not None
+    assert x is not None and w is not None and isinstance(matmul.op, ops.Matmul)
+    features_first = matmul.op.transpose_w
+    if isinstance(w.op, ops.Permute) and w.op.dims == (1, 0):  # a view, which need not be a copy
+        w, features_first = w.arg(0), not features_first
     if len(stages) > 1 or (stages and not isinstance(stages[0], Map)):
         return f"{root!r} is not pointwise behind a matmul"
     if w is x or w.ndim != 2 or not all(isinstance(d, int) for d in (*w.shape, x.shape[-1])):
@@ -147,7 +143,7 @@ def match(root: Node, users: Users) -> Linear | str:
     wrong = [n for n in operands if _varies(n, root) is None]
     if wrong:
         return f"operand {wrong[0]!r} is neither a number, nor one per feature, nor one per element"
-    return Linear(root, matmul, after, operands)
+    return Linear(root, matmul, w, features_first, after, operands)
 
 
 def _varies(operand: Node, root: Node) -> Varies | None:

@@ -37,6 +37,7 @@ class Case:
     chain: str = "nothing"
     bias: bool = True
     features_first: bool = True
+    view: bool = False  # of the weight, turned
 
 
 CASES = {
@@ -45,6 +46,11 @@ CASES = {
     "three dimensions": (Case((3, 23, 100), 200, "one number"), MatmulTile(16, 1, 1)),
     "an odd number of each": (Case((19, 67), 45, "a constant", bias=False), MatmulTile(16, 1, 1)),
     "a weight (K, N)": (Case((40, 70), 130, "a number per feature", False, False), MatmulTile(64, 2, 1)),
+    "a turned view of a weight (N, K)": (Case((40, 70), 130, bias=False, view=True), MatmulTile(32, 2, 1)),
+    "a turned view of a weight (K, N)": (
+        Case((40, 70), 65, bias=False, features_first=False, view=True),
+        MatmulTile(32, 1, 1),
+    ),
     "in parts": (Case((20, 200), 96, "an element each"), MatmulTile(16, 1, 3)),
     "in parts, of which one is empty": (Case((20, 129), 64, bias=False), MatmulTile(32, 1, 4)),
     "more chunks than stages": (Case((8, 32 * 11), 64), MatmulTile(128, 1, 1)),
@@ -66,7 +72,10 @@ class Model(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.linear(x, self.w, self.b) if self.case.features_first else x @ self.w
+        if self.case.view:
+            y = x @ self.w.mT if self.case.features_first else F.linear(x, self.w.mT)
+        else:
+            y = F.linear(x, self.w, self.b) if self.case.features_first else x @ self.w
         return CHAINS[self.case.chain](y, self, x)
 
 
