@@ -329,7 +329,7 @@ class Tuner:
             return self._raced(group, name, options, operands)
         except RuntimeError as error:
             if is_out_of_memory(error):
-                return Decision(options[0])
+                return Decision(None if group.family == "matmul" else options[0])  # that takes more than ATen
             raise
 
     def _raced(self, group: Group, name: str, options: list[Option], operands: list[Tensor]) -> Decision:

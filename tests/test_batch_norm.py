@@ -204,6 +204,27 @@ class TestTraining:
             torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(model.state_dict(), eager.state_dict())
 
+    def test_half_precision_statistics_of_a_norm_that_nobody_reads(self) -> None:
+        """Both are updated from the same statistics, whose name is free behind that."""
+
+        class Dropped(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.norm = nn.BatchNorm2d(8)
+
+            def forward(self, x: Tensor) -> Tensor:
+                self.norm(x)
+                return torch.relu(x) * 2
+
+        torch.manual_seed(0)
+        model, x = Dropped().bfloat16().train(), (3 * torch.randn(4, 8, 32, 32)).bfloat16()
+        eager = copy.deepcopy(model)
+        built = as_on_a_gpu(model, x)
+        assert "batch_norm" not in built.program.source
+        emulated(built, model, x), eager(x)
+        torch.testing.assert_close(model.norm.running_var, eager.norm.running_var, rtol=1e-2, atol=0.0)
+        torch.testing.assert_close(model.norm.running_mean, eager.norm.running_mean, rtol=1e-2, atol=1e-3)
+
     def test_half_precision_statistics_are_rounded_once(self) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()).bfloat16().train()

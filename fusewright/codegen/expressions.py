@@ -191,7 +191,8 @@ def _track(node: Node, args: Sequence[str | None], name: str) -> Sequence[str]:
         ]
     # Rounded to the narrower type once.
     updates = ((running, f"{running}.to({node.arg(0).dtype}) * {keep}", i) for running, i in ((mean, 0), (variance, 2)))
-    return [f"{name} = {running}.copy_({kept} + {found}.detach()[{i}] * {take})" for running, kept, i in updates]
+    both = ", ".join(f"{running}.copy_({kept} + {found}.detach()[{i}] * {take})" for running, kept, i in updates)
+    return [f"{name} = ({both})"]  # at once: the result may take the name of what both read
 
 
 EMITTERS[ops.Statistics] = _statistics

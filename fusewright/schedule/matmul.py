@@ -18,7 +18,8 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.node import Node
-from fusewright.schedule.chain import Map, Users, parse
+from fusewright.schedule import stream
+from fusewright.schedule.chain import Map, Users, leaves, parse
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
 # Numbers of x and of w that are multiplied between two additions in float32.
@@ -33,6 +34,8 @@ PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
 STAGED, MOST_STAGES = 196608, 8
 # Worth measuring.
 TILES = 6
+# Bytes that x may take once it is split, twice its own: a call allocates them.
+MOST_PACKED = 2**30
 # Cycles per second; bytes per cycle that a multiprocessor gets from the level-2 cache; cycles that a block takes beside
 # its chunks, and a chunk beside its products; bytes per second of memory.
 CLOCK, STREAMED, BLOCK, STEP, MEMORY = 1.75e9, 28.0, 6000.0, 100.0, 2.8e12
@@ -128,7 +131,8 @@ def match(root: Node, users: Users) -> Linear | str:
     x, w, bias = matmul.args
     assert x is not None and w is not None and isinstance(matmul.op, ops.Matmul)
     features_first = matmul.op.transpose_w
-    if isinstance(w.op, ops.Permute) and w.op.dims == (1, 0):  # a view, which need not be a copy
+    turned = isinstance(w.op, ops.Permute) and w.op.dims == (1, 0)
+    if turned and w not in chain.operands:  # a view, which need not be a copy
         w, features_first = w.arg(0), not features_first
     if len(stages) > 1 or (stages and not isinstance(stages[0], Map)):
         return f"{root!r} is not pointwise behind a matmul"
@@ -136,6 +140,9 @@ def match(root: Node, users: Users) -> Linear | str:
         return f"{matmul!r} multiplies two computed values"
     after = stages[0] if stages else None
     assert after is None or isinstance(after, Map)
+    problem = None if after is None else stream.unsupported(stream.Tree(after.root, leaves(after), None))
+    if problem is not None:
+        return problem
     operands = tuple(n for n in chain.operands if not isinstance(n.op, ops.Full))
     memory = (x, w, *operands, root, *([] if bias is None else [bias]))
     if any(n.dtype != torch.float32 for n in memory):
@@ -156,6 +163,8 @@ def _varies(operand: Node, root: Node) -> Varies | None:
 
 def tiles(group: Linear, rows: int) -> list[MatmulTile]:
     """Tiles worth measuring for so many rows of x, best estimate first."""
+    if 8 * rows * group.summed > MOST_PACKED:
+        return []
     each = product(COLUMNS, GROUPS, PARTS)
     most = max(1, group.summed // (4 * CHUNK))
     cut = [t for t in (MatmulTile(*one) for one in each) if t.parts <= most]

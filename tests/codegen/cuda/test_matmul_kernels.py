@@ -136,6 +136,56 @@ def test_what_is_not_finite(value: float) -> None:
         assert torch.equal(got[3].isinf(), want[3].isinf())
 
 
+@pytest.mark.parametrize("weight", [0.0, 1e-10])
+def test_the_largest_numbers_are_finite(weight: float) -> None:
+    """A mask's number, beyond those of tf32, meets a weight that makes it none, or less."""
+    model, group = found(Case((20, 64), 64, bias=False))
+    x, largest = torch.randn(20, 64), torch.finfo(torch.float32)
+    x[3, 5], x[4, 6] = largest.min, largest.max
+    with torch.no_grad():
+        model.w[:, 5:7] = weight
+        want = model(x)
+    assert torch.allclose(called(model, group, MatmulTile(32, 1, 1), x), want, rtol=1e-5, atol=1e-5)
+
+
+class Chained(nn.Module):
+    def __init__(self, then: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.then = nn.Linear(64, 64), then
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self, x)
+
+
+@pytest.mark.parametrize(
+    ("reason", "then"),
+    [
+        ("is computed in torch.int64", lambda m, x: (m.linear(x) * 3).to(torch.int64).float() + 0.5),
+        ("is computed in torch.int8", lambda m, x: (m.linear(x) * 10).to(torch.int8).float() * 0.1),
+        ("is rounded to a narrower type", lambda m, x: m.linear(x).bfloat16().float() * 3),
+        ("is rounded to a narrower type", lambda m, x: m.linear(x).half().float()),
+        ("depends on a size", lambda m, x: torch.relu(m.linear(x)) / x.shape[0]),
+    ],
+)
+def test_what_a_thread_cannot_carry_is_refused(reason: str, then: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    graph = capture(Chained(then).eval(), (torch.randn(30, 64),), {}).graph
+    refused = match(graph.outputs[0], graph.users())
+    assert isinstance(refused, str) and reason in refused, refused
+
+
+def test_a_turned_view_that_is_an_operand_as_well_stays_one() -> None:
+    graph = capture(
+        Chained(lambda m, x: x @ m.linear.weight.t() + m.linear.weight.t()), (torch.randn(64, 64),), {}
+    ).graph
+    group = match(graph.outputs[0], graph.users())
+    assert isinstance(group, str) or group.w in group.operands
+
+
+def test_much_more_memory_is_no_option() -> None:
+    _, group = found(Case((16, 4096), 512))
+    assert tiles(group, 2**15) and not tiles(group, 2**15 + 1)
+
+
 def test_tiles_that_are_worth_measuring() -> None:
     """Few rows leave room for parts, many do not need them; none has empty parts alone."""
     _, group = found(Case((16, 4096), 512))
