@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -11,24 +11,29 @@ from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node, make
 from fusewright.ir.types import Op, TensorType
 
+Args = tuple[Node | None, ...]
+
 
 def placed(graph: Graph, device: torch.device) -> Graph:
     """`graph` with every tensor that it takes or makes on `device`.
 
     Attributes that are single numbers stay where they are when a model is moved, and are brought there.
     """
+
+    def moved(node: Node, args: Args) -> Node:
+        if isinstance(node.op, ops.Constant) and not node.shape:
+            return _brought(node, device)
+        return make(_placed(node.op, device), *args, where=node.where)
+
+    return _rebuilt(graph, moved)
+
+
+def _rebuilt(graph: Graph, new: Callable[[Node, Args], Node]) -> Graph:
+    """`graph` with what is `new` in place of every node, which is given the new arguments."""
     mapping: dict[Node, Node] = {}
     for node in (*graph.inputs, *graph.nodes()):
         if node not in mapping:
-            args = tuple(None if a is None else mapping[a] for a in node.args)
-            number = isinstance(node.op, ops.Constant) and not node.shape
-            mapping[node] = (
-                _brought(node, device) if number else make(_placed(node.op, device), *args, where=node.where)
-            )
-    return _mapped(graph, mapping)
-
-
-def _mapped(graph: Graph, mapping: Mapping[Node, Node]) -> Graph:
+            mapping[node] = new(node, tuple(None if a is None else mapping[a] for a in node.args))
     return replace(
         graph,
         inputs=tuple(mapping[n] for n in graph.inputs),
@@ -42,14 +47,13 @@ def gathered(graph: Graph) -> Graph:
 
     A kernel does not, and what fuses into one should not depend on where a number is kept.
     """
-    mapping: dict[Node, Node] = {}
-    for node in (*graph.inputs, *graph.nodes()):
-        if node not in mapping:
-            args = tuple(None if a is None else mapping[a] for a in node.args)
-            if isinstance(node.op, ops.Pointwise):
-                args = tuple(None if a is None else _brought(a, node.device) for a in args)
-            mapping[node] = node if args == node.args else make(node.op, *args, where=node.where)
-    return _mapped(graph, mapping)
+
+    def reading_near(node: Node, args: Args) -> Node:
+        if isinstance(node.op, ops.Pointwise):
+            args = tuple(None if a is None else _brought(a, node.device) for a in args)
+        return node if args == node.args else make(node.op, *args, where=node.where)
+
+    return _rebuilt(graph, reading_near)
 
 
 def _brought(x: Node, device: torch.device) -> Node:

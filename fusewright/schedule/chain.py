@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -166,6 +167,19 @@ def _map(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Map | s
     if not values:
         return f"{root!r} combines values that no chain leads to"
     return Map(values[0], root)
+
+
+# How an operand varies over a value whose last dimension is its features: not at all, by feature, or by element.
+Varies = Literal["", "feature", "element"]
+
+
+def varies(operand: Node, value: Node) -> Varies | None:
+    """How `operand` does over `value`; `None` where it is in another way."""
+    if all(d == 1 for d in operand.shape):
+        return ""
+    if operand.shape[-1] == value.shape[-1] and all(d == 1 for d in operand.shape[:-1]):
+        return "feature"
+    return "element" if operand.shape == value.shape else None
 
 
 WORDS = {"layer": "layernorm", "rms": "rmsnorm", "group": "groupnorm", "instance": "instancenorm"}

@@ -185,13 +185,12 @@ def with_statistics(
     tried: set[int | None] = set()
     while True:
         norms = (n for n in graph.nodes() if isinstance(n.op, ops.Norm) and n.op.serial not in tried and not alone(n))
-        norm = next((n for n in norms if normalization.without_running(n) is not None), None)
-        if norm is None:
+        found = ((n, pure) for n in norms if (pure := normalization.without_running(n)) is not None)
+        norm, pure = next(found, (None, None))
+        if norm is None or pure is None:
             return graph
         assert isinstance(norm.op, ops.Norm)
         tried.add(norm.op.serial)
-        pure = normalization.without_running(norm)
-        assert pure is not None
         alike = graph.substitute(norm, pure)
         alike = replace(alike, effects=tuple(e for e in alike.effects if e is not pure))
         group = _longest(NORMALIZATION, pure, alike.nodes(), alike.users(), set())

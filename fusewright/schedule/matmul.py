@@ -12,14 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 from math import ceil
-from typing import Literal
 
 import torch
 
 from fusewright.ir import ops
 from fusewright.ir.node import Node
-from fusewright.schedule import stream
-from fusewright.schedule.chain import Map, Users, leaves, parse
+from fusewright.schedule.chain import Map, Users, Varies, leaves, parse, varies
+from fusewright.schedule.stream import Tree, unsupported
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
 # Numbers of x and of w that are multiplied between two additions in float32.
@@ -42,9 +41,6 @@ CLOCK, STREAMED, BLOCK, STEP, MEMORY = 1.75e9, 28.0, 6000.0, 100.0, 2.8e12
 # Seconds of a launch that follows another.
 LAUNCH = 5e-6
 
-# How an operand of the pointwise operations varies: not at all, by feature, or by element of the output.
-Varies = Literal["", "feature", "element"]
-
 
 @dataclass(frozen=True)
 class Linear:
@@ -59,7 +55,7 @@ class Linear:
     matmul: Node
     w: Node
     features_first: bool
-    after: Map | None
+    after: Tree | None
     operands: tuple[Node, ...]
 
     @property
@@ -85,7 +81,7 @@ class Linear:
         return int(self.x.shape[-1])
 
     def varies(self, operand: Node) -> Varies:
-        found = _varies(operand, self.root)
+        found = varies(operand, self.root)
         assert found is not None
         return found
 
@@ -134,31 +130,23 @@ def match(root: Node, users: Users) -> Linear | str:
     turned = isinstance(w.op, ops.Permute) and w.op.dims == (1, 0)
     if turned and w not in chain.operands:  # a view, which need not be a copy
         w, features_first = w.arg(0), not features_first
-    if len(stages) > 1 or (stages and not isinstance(stages[0], Map)):
+    behind = [stage for stage in stages if isinstance(stage, Map)]
+    if len(stages) > 1 or len(behind) < len(stages):
         return f"{root!r} is not pointwise behind a matmul"
     if w is x or w.ndim != 2 or not all(isinstance(d, int) for d in (*w.shape, x.shape[-1])):
         return f"{matmul!r} multiplies two computed values"
-    after = stages[0] if stages else None
-    assert after is None or isinstance(after, Map)
-    problem = None if after is None else stream.unsupported(stream.Tree(after.root, leaves(after), None))
+    after = Tree(root, leaves(behind[0]), matmul) if behind else None
+    problem = None if after is None else unsupported(after)
     if problem is not None:
         return problem
     operands = tuple(n for n in chain.operands if not isinstance(n.op, ops.Full))
     memory = (x, w, *operands, root, *([] if bias is None else [bias]))
     if any(n.dtype != torch.float32 for n in memory):
         return f"{root!r} is not of float32 alone"
-    wrong = [n for n in operands if _varies(n, root) is None]
+    wrong = [n for n in operands if varies(n, root) is None]
     if wrong:
         return f"operand {wrong[0]!r} is neither a number, nor one per feature, nor one per element"
     return Linear(root, matmul, w, features_first, after, operands)
-
-
-def _varies(operand: Node, root: Node) -> Varies | None:
-    if all(d == 1 for d in operand.shape):
-        return ""
-    if operand.shape[-1] == root.shape[-1] and all(d == 1 for d in operand.shape[:-1]):
-        return "feature"
-    return "element" if operand.shape == root.shape else None
 
 
 def tiles(group: Linear, rows: int) -> list[MatmulTile]:

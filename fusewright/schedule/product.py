@@ -15,7 +15,7 @@ from fusewright.ir import ops
 from fusewright.ir.build import permute, reshape
 from fusewright.ir.node import Graph, Node, make, topological
 from fusewright.schedule import contraction, sample
-from fusewright.schedule.chain import Chain, Fold, Map, Users, leaves, parse
+from fusewright.schedule.chain import Chain, Fold, Map, Users, leaves, parse, varies
 from fusewright.schedule.contraction import Contraction
 
 # Elements of a weight up to which one block may as well multiply a sample after the other (`sample`).
@@ -124,8 +124,9 @@ def _tree(stage: Map, value: Node, matmul: Node, views: dict[Node, Node]) -> Nod
 
 def _operand(node: Node, matmul: Node) -> Node | None:
     """A number, or numbers per feature, as an operand of the convolution's output."""
-    if all(d == 1 for d in node.shape):
-        return node if node.ndim == 0 else reshape(node, (1, 1, 1, 1))
-    if node.shape[-1] != matmul.shape[-1] or any(d != 1 for d in node.shape[:-1]):
-        return None
-    return reshape(node, (1, matmul.shape[-1], 1, 1))
+    match varies(node, matmul):
+        case "":
+            return node if node.ndim == 0 else reshape(node, (1, 1, 1, 1))
+        case "feature":
+            return reshape(node, (1, matmul.shape[-1], 1, 1))
+    return None

@@ -152,7 +152,7 @@ def pays(
     seconds = 0.0
     if isinstance(group.record, Linear):
         seconds = matmul_seconds(group.record, MatmulTile(**option["matmul"]), _rows(group.record, hints))
-    if isinstance(group.record, Contraction | Product):
+    elif isinstance(group.record, Contraction | Product):
         seconds = _seconds(group, hints, layouts, tf32, capability) / _busy(contraction_of(group.record), option, hints)
     return estimate.pays(group, seconds, hints, tf32=tf32)
 

@@ -7,15 +7,12 @@ in registers.
 
 from __future__ import annotations
 
-from fusewright.codegen.cpp import Scalars, literal
 from fusewright.codegen.cuda import matmul_text
 from fusewright.codegen.cuda.primitives import with_primitives
-from fusewright.codegen.stream_values import unknown
+from fusewright.codegen.cuda.stream_values import tree
 from fusewright.codegen.text import Lines, fill
-from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Array, Kernel, Launch
-from fusewright.schedule.chain import leaves
 from fusewright.schedule.matmul import CHUNK, Linear, MatmulTile
 
 ARCH, CAPABILITY = "sm_90a", 90
@@ -110,11 +107,6 @@ def _parameters(read: list[str], written: str) -> str:
 
 def _after(group: Linear, names: dict[Node, str]) -> tuple[Lines, str]:
     """The statements behind `sum`, and the name of what is written."""
-    if group.after is None:
-        return [], "sum"
     index = {"": "0", "feature": "feature", "element": "at"}
     read = {n: f"{names[n]}[{index[group.varies(n)]}]" for n in group.operands}
-    constants = {n: literal(n.op.value, "float") for n in leaves(group.after) if isinstance(n.op, ops.Full)}
-    scalars = Scalars({group.after.value: "sum", **read, **constants}, unknown, cuda=True)
-    value = scalars.value(group.after.root)
-    return scalars.lines, value
+    return tree(group.after, group.matmul, read | {group.matmul: "sum"})

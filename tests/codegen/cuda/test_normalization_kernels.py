@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 import sympy
 import torch
+from codegen.cuda.closeness import compare
 from emulation.emulate import ORDERS, emulate
 from torch import Tensor
 
@@ -109,16 +110,6 @@ def check(root: Node, tensors: dict[Node, Tensor] | None = None, *, order: str =
         k = kernel(n, "fused_test", **option)
         got = emulate(k, *(tensors[t] for t in n.tensors), order=order)
         compare(got, want, root.dtype, ulps)
-
-
-def compare(got: Tensor, want: Tensor, dtype: torch.dtype, ulps: float) -> None:
-    assert got.dtype == dtype and got.shape == want.shape
-    special = ~want.isfinite()
-    torch.testing.assert_close(got.double()[special], want[special], equal_nan=True, rtol=0, atol=0)
-    if not special.all():
-        scale = want[~special].abs().max().clamp(min=1e-3)
-        error = (got.double() - want)[~special].abs().max()
-        assert error <= scale * ulps * torch.finfo(dtype).eps, (error / scale / torch.finfo(dtype).eps).item()
 
 
 X = inp(0, B, 6, 8, 12)

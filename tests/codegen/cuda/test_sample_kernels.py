@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import sympy
 import torch
+from codegen.cuda.closeness import compare
 from emulation.emulate import ORDERS, emulate
 from torch import Tensor
 
@@ -91,16 +92,6 @@ def check(root: Node, tensors: dict[Node, Tensor] | None = None, order: str = "f
     got, want = emulate(k, *(given[n] for n in p.leaves), order=order), reference(root, given)
     compare(got, want, root.dtype, ulps)
     return k
-
-
-def compare(got: Tensor, want: Tensor, dtype: torch.dtype, ulps: float = 8) -> None:
-    assert got.dtype == dtype and got.shape == want.shape
-    special = ~want.isfinite()
-    torch.testing.assert_close(got.double()[special], want[special], equal_nan=True, rtol=0, atol=0)
-    if not special.all():
-        scale = want[~special].abs().max().clamp(min=1e-3)
-        error = (got.double() - want)[~special].abs().max()
-        assert error <= scale * ulps * torch.finfo(dtype).eps, (error / scale / torch.finfo(dtype).eps).item()
 
 
 def founding() -> Node:
