@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import sympy
 import torch
 
 from fusewright.ir import ops
@@ -166,7 +167,14 @@ def _map(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Map | s
     values = [n for n in own if is_source(n)] or [n for n in own if type(n.op) in STAGES]
     if not values:
         return f"{root!r} combines values that no chain leads to"
-    return Map(values[0], root)
+    found = Map(values[0], root)
+    sized = next(filter(is_sized, region(found)), None)
+    return found if sized is None else f"{sized!r} depends on a size"
+
+
+def is_sized(node: Node) -> bool:
+    """Whether `node` reads a number that depends on the batch: no text of ours has those."""
+    return any(isinstance(a.op, ops.Number) and isinstance(a.op.value, sympy.Expr) for a in node.inputs)
 
 
 # How an operand varies over a value whose last dimension is its features: not at all, by feature, or by element.

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-import sympy
 import torch
 
 from fusewright.ir import ops
 from fusewright.ir.node import Node, make, topological
-from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, pointwise_tree
+from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, is_sized, pointwise_tree
 
 FOLDS = ("sum", "mean", "max", "min", "logsumexp")
 
@@ -202,7 +201,7 @@ def unsupported(stage: Stage) -> str | None:
             return f"{node.op.fn} has no C++ text"
         if is_rounded(node):
             return f"{node!r} is rounded to a narrower type on the way"
-        if any(isinstance(a.op, ops.Number) and isinstance(a.op.value, sympy.Expr) for a in node.inputs):
+        if is_sized(node):
             return f"{node!r} depends on a size"
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sympy
 import torch
 
 from fusewright.ir import ops
@@ -75,6 +76,13 @@ def test_what_is_no_stage_is_named() -> None:
     moved = make(ops.Permute((0, 1, 3, 2)), X)
     found = parsed(fold(moved))
     assert isinstance(found, str) and "is no stage" in found
+
+
+def test_numbers_that_depend_on_the_batch_end_it() -> None:
+    """They are no constants of a kernel's text."""
+    batch = make(ops.Number(sympy.Symbol("B", positive=True, integer=True)))
+    chain = parsed(pointwise("div", pointwise("relu", X), batch))
+    assert isinstance(chain, str) and "depends on a size" in chain
 
 
 def test_names_say_repeated_words_once_and_stay_short() -> None:

@@ -36,6 +36,7 @@ from fusewright.codegen.cuda.contraction_record import (
 )
 from fusewright.codegen.cuda.contraction_weights import Weights
 from fusewright.codegen.cuda.primitives import with_primitives
+from fusewright.codegen.cuda.split_text import SPLIT
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.kernel import Kernel
 from fusewright.schedule.axes import Phase
@@ -179,6 +180,7 @@ class _Writer:
             x=x,
             w="__float_as_uint(w)" if self.rounds else self._rounded("w"),
             element=ELEMENT[self.c.x.dtype],
+            split=fill(SPLIT),
         )
 
     def _by_warp(self) -> list[Lines]:

@@ -30,17 +30,12 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const Operand (&a)[4
 }
 """,
     "tf32x3": """
-// A float32 as the sum of two tf32 numbers; the product of the small parts is below float32's rounding.
-struct Operand { unsigned big, small; };
+$split
+
+using Operand = Split;
 using Accumulators = float[OWN_D * ROWS_D][OWN_H * ROWS_H][TILES_W][M_TILES][4];
 
-// What is not finite is all in the small part: beside it in the big one, it would meet the other's small part,
-// and an infinity times that may be another infinity, or NaN.
-__device__ __forceinline__ Operand input_operand(float x) {
-    const unsigned big = round_tf32(x);
-    const bool finite = fabsf(__uint_as_float(big)) < INFINITY;
-    return {finite ? big : 0, finite ? round_tf32(x - __uint_as_float(big)) : big};
-}
+__device__ __forceinline__ Operand input_operand(float x) { return split(x); }
 __device__ __forceinline__ Operand weight_operand(float w) { return input_operand(w); }
 __device__ __forceinline__ void multiply_add(float (&d)[4], const Operand (&a)[4], const Operand (&b)[2]) {
     const unsigned a_big[4] = {a[0].big, a[1].big, a[2].big, a[3].big}, b_big[2] = {b[0].big, b[1].big};

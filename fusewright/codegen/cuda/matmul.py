@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from fusewright.codegen.cuda import matmul_text
 from fusewright.codegen.cuda.primitives import with_primitives
+from fusewright.codegen.cuda.split_text import SPLIT
 from fusewright.codegen.cuda.stream_values import tree
 from fusewright.codegen.text import Lines, fill
 from fusewright.ir.node import Node
@@ -88,7 +89,7 @@ def _source(group: Linear, t: MatmulTile, name: str, behind: dict[Node, str], in
     return with_primitives([
         fill(
             matmul_text.CONSTANTS, summed=group.summed, features=group.features, columns=t.columns, groups=t.groups,
-            stages=t.stages, parts=t.parts,
+            stages=t.stages, parts=t.parts, split=fill(SPLIT),
         ),
         fill(matmul_text.PACK, name=name),
         fill(

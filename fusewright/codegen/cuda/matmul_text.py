@@ -15,17 +15,7 @@ constexpr int MATRIX = VECTORS * COLUMNS * 4, STAGE = 2 * MATRIX;    // numbers
 // Copies of chunks are started so many steps ahead that every warp has read what lay there two steps ago.
 constexpr int THREADS = 128 * WARPGROUPS, AHEAD = STAGES - 2;
 
-// A float32 as the sum of two tf32 numbers; the product of the small parts is below float32's rounding.
-struct Split { unsigned big, small; };
-
-// What is not finite is all in the small part: beside it in the big one, it would meet the other's small part,
-// and an infinity times that may be another infinity, or NaN.  The largest numbers are cut off, for no tf32 is nearest.
-__device__ __forceinline__ Split split(float x) {
-    const unsigned nearest = round_tf32(x);
-    const bool finite = fabsf(x) < INFINITY, beyond = !(fabsf(__uint_as_float(nearest)) < INFINITY);
-    const unsigned big = beyond ? __float_as_uint(x) & 0xffffe000u : nearest;
-    return {finite ? big : 0, finite ? round_tf32(x - __uint_as_float(big)) : nearest};
-}
+$split
 
 // Four numbers from the k-th on, zeros beyond the last.
 __device__ __forceinline__ float4 four(const float* row, int k) {

@@ -304,6 +304,19 @@ def test_what_is_not_finite(case: Case, boxed: bool) -> None:
     assert got[3:].isfinite().all()
 
 
+@pytest.mark.parametrize("weight", [0.0, 1e-10])
+def test_the_largest_numbers_are_finite(weight: float) -> None:
+    """A mask's number is beyond those of tf32, of which two make one of float32; a weight makes it none, or less."""
+    f = found(Case((9, 11), 4, 8, tf32=False), False)
+    x = f.case.example()
+    x[0, 1, 4, 5], x[1, 1, 4, 5] = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max
+    with torch.no_grad():
+        f.model.conv.weight[:, 1] = weight
+    want, _ = f.reference(x)
+    got = emulate(f.kernel(f.tilings()[0]), *f.tensors(x)).double()
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
 def joined(f: Found, t: Tiling) -> bool:
     """Whether blocks may form a cluster that finishes a sample."""
     return cuda.blocks_per_sample(f.group, t, f.case.batch, f.cells) is not None

@@ -103,5 +103,23 @@ def test_a_kernel_multiplies(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert found and set(found.values()) == {"generated"}, found
 
 
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(8, 16, 3), nn.Sequential(nn.Flatten(), nn.Linear(8 * 12 * 12, 64))], ids=["conv", "linear"]
+)
+def test_a_size_of_the_batch_behind_a_layer(layer: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is ahead of it still has a kernel."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(self.layer(x)) / x.shape[0]
+
+    built = built_for_a_gpu(monkeypatch, Scaled(), torch.empty(256, 8, 12, 12), "always")
+    assert any("relu" in choice.name and choice.path == "generated" for choice in built.choices)
+
+
 def test_one_plain_operation_saves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(paths(monkeypatch, nn.Tanh(), (1024, 1024), "auto").values()) == {"ATen"}
