@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,8 +42,8 @@ SLOW = 0.0005
 # After so many seconds no further check of a verification is started; the plan lists those that were not.
 SECONDS = 30.0
 
-# So many rules that had rivals are also tried without.
-MOST_VARIANTS = 2
+# So many rules that had rivals are also tried without, where the program was built in fewer than so many seconds.
+MOST_VARIANTS, PATIENCE = 2, 30.0
 
 MODES: tuple[Mode, ...] = ("forward", "forward+backward", "with input gradients")
 
@@ -237,12 +238,17 @@ def _kept(trial: Trial, candidate: nn.Module, mode: Mode) -> Kept:
 def tried(trial: Trial, draft: Plan) -> Entry:
     """What building, verifying and measuring come to; raises `CaptureError` where it cannot be built."""
     trial.progress("capturing and rewriting")
+    begun = time.monotonic()
     built = _built(trial)
+    patient = time.monotonic() - begun < PATIENCE
     plan = _described(draft, built)
     if not plan.rules and not built.program.kernels:
         reason = "no rule applies" if not plan.declined else "no rule that applies would pay"
         return Entry(plan=replace(plan, status="unchanged", reason=reason))
-    entries = (_judge(trial, variant, _described(draft, variant)) for variant in _variants(trial, built))
+    entries = (
+        _judge(trial, variant, _described(draft, variant))
+        for variant in _variants(trial, built, MOST_VARIANTS if patient else 0)
+    )
     first = next(entries)
     if first.plan is None or first.plan.verdict is None or first.plan.verdict.ok:
         return first
@@ -268,11 +274,11 @@ def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:
     return build(trial.model, trial.args, trial.kwargs, **wanted | changes)
 
 
-def _variants(trial: Trial, built: Built) -> list[Built]:
-    """`built`, and what becomes of it without a rule that had rivals, or without kernels; the fastest first where that
-    may be measured."""
+def _variants(trial: Trial, built: Built, most: int) -> list[Built]:
+    """`built`, and what becomes of it without rules that had rivals, `most` of them, or without kernels; the fastest
+    first where that may be measured."""
     variants = [built]
-    while len(variants) <= MOST_VARIANTS:
+    while len(variants) <= most:
         contested = next((fired.rule for fired in variants[-1].rewritten.fired if fired.rivals), None)
         other = None if contested is None else _built(trial, without=variants[-1].without | {contested})
         if other is None or not other.rewritten.fired:

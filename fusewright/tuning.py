@@ -47,8 +47,9 @@ from fusewright.schedule.wishes import NO_WISHES, Wishes
 # Bump when kernels change so much that old timings mean nothing.
 REVISION = 22
 
-# Seconds that measuring the groups of one model may take.
-SECONDS = 20.0
+# Seconds that measuring the groups of one model may take; later groups get the kernel of the best estimate, and after
+# so many seconds convolutions, whose tiles take longest to find and to build, are left to ATen.
+SECONDS, LONGEST = 20.0, 60.0
 
 # A kernel replaces ATen when its time is below this share of ATen's.
 FASTER = 0.97
@@ -276,6 +277,9 @@ class Tuner:
         """Which tiles a kernel of all of the group has, or that ATen runs it; `None` where no kernel can be made."""
         target, machine = TARGETS[self.device.type], capability_of(self.device)
         layouts, tf32 = self._layouts(group), self._rounds(group)
+        late = self.measure and self._left() < SECONDS - LONGEST
+        if late and self.mode == "auto" and group.family == "contraction":
+            return Decision(None)
         options = target.options(group, self.hints, layouts, tf32=tf32, capability=machine)
         if self.wishes.single:
             options = [option for option in options if _is_one_launch(self._kernel(group, name, option))]

@@ -89,7 +89,7 @@ class TestDecisions:
 
         seen: list[int] = []
         monkeypatch.setattr("fusewright.trial.compare", timed)
-        monkeypatch.setattr("fusewright.trial._variants", lambda trial, built: [built])
+        monkeypatch.setattr("fusewright.trial._variants", lambda trial, built, most: [built])
         monkeypatch.setattr("fusewright.pipeline.device_facts", _generous)
         f = fusewright.optimize(model, (images(),), verify=False)
         if program is None:
@@ -102,7 +102,7 @@ class TestDecisions:
     def test_frozen_models_gain_with_gradients_on(self, model: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
         times = {"original": Sample.of([2.0]), "rewritten": Sample.of([1.0])}
         monkeypatch.setattr("fusewright.trial.compare", lambda *_, **__: times)
-        monkeypatch.setattr("fusewright.trial._variants", lambda trial, built: [built])
+        monkeypatch.setattr("fusewright.trial._variants", lambda trial, built, most: [built])
         f = fast(model.requires_grad_(False), images(), measure=True)
         same(f, model, images(), program=True)
         assert [kept.mode for kept in fusewright.explain(f).kept] == ["forward", "with input gradients"]

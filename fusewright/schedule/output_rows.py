@@ -10,9 +10,10 @@ rows are whole sectors, the way through shared memory costs more than it saves.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction
 
 # Features whose rows a team has in shared memory at a time.
@@ -93,7 +94,7 @@ def as_written(
     pays = _written(c) and not _whole(c, row) and c.root.dtype.itemsize <= 4
     for t in tiles:
         one_by_one = plain if c.window is None else t.team.pooled
-        rows = (replace(t, by_rows=True) if one_by_one else of_phases(t)) if pays else None
+        rows = (changed(t, by_rows=True) if one_by_one else of_phases(t)) if pays else None
         yield t if rows is None or rows.team.positions < SHORTEST else rows
 
 

@@ -8,7 +8,7 @@ estimate of the busiest pipe per useful multiplication; nothing here knows a mod
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, prod
@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 
 from fusewright.schedule.axes import Axis, Phase
+from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import MOST_HELD, Contraction
 from fusewright.schedule.output_rows import SECTOR, Team, as_written, rows_bytes
 from fusewright.schedule.residues import useful, walks
@@ -203,7 +204,7 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[Tiling]:
                 )  # fmt: skip
                 yield t
                 if c.box is not None and cells_w > 1 and cells_d == 1:
-                    yield replace(t, by_warp=True)
+                    yield changed(t, by_warp=True)
 
 
 def _features(c: Contraction) -> Iterator[tuple[int, int]]:

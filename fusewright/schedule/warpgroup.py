@@ -8,15 +8,16 @@ way, positions by features, is `warpgroup_positions`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from math import ceil, prod
+from math import ceil, inf, prod
 
+from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.output_rows import Team, rows_bytes
 from fusewright.schedule.residues import walks
-from fusewright.schedule.warpgroup_estimate import scored
+from fusewright.schedule.warpgroup_estimate import HOPELESS, scored
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
     GROUPS,
@@ -105,7 +106,7 @@ class WarpgroupTile(WarpgroupCut):
         return Team(16 * self.eights_w, 1, 16) if self.coupled else Team(8 * self.eights_w, 1, 8)
 
     def by_rows_of_phases(self, c: Contraction) -> WarpgroupTile | None:
-        return replace(self, by_rows=True, coupled=True) if couples(c, self) else None
+        return changed(self, by_rows=True, coupled=True) if couples(c, self) else None
 
     @property
     def traits(self) -> tuple[object, ...]:
@@ -116,7 +117,7 @@ class WarpgroupTile(WarpgroupCut):
     def products(self, c: Contraction) -> Products:
         rows = self.cells_d * self.rows_d * (self.rows_h * self.cells_h // rows_at_once(c, self))
         found = Products(rows * self.m_tiles, positions(c, self), _accumulators(c, self))
-        return replace(found, rows=1 / _sharing(c, self, rows), readings=1.0) if self.held else found
+        return changed(found, rows=1 / _sharing(c, self, rows), readings=1.0) if self.held else found
 
     def registers(self, c: Contraction) -> int:
         return min(255, -(-_registers(c, self) // 8) * 8)
@@ -174,9 +175,11 @@ def _registers(c: Contraction, t: WarpgroupTile) -> int:
     return count
 
 
-def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> list[tuple[float, WarpgroupTile]]:
+def candidates(
+    c: Contraction, lengths: tuple[int, int, int], *, tf32: bool, hopeless: float = inf
+) -> list[tuple[float, WarpgroupTile]]:
     """Tiles that fit with their estimates, best first; `lengths` are the cells of the whole output along d, h, w."""
-    return scored(c, _all, lengths) if takes(c, tf32=tf32) and c.shares is None else []
+    return scored(c, _all, lengths, hopeless) if takes(c, tf32=tf32) and c.shares is None else []
 
 
 # Cells of a warpgroup along d, h and, in eights, w.
@@ -191,14 +194,14 @@ def shortlist(
 ) -> list[list[tuple[float, WarpgroupTile]]]:
     """The best `count` candidates whose warps stage what they multiply, those with producers, and those that take
     turns, few of them alike in what a warpgroup holds."""
-    return few_of_each(c, candidates(c, lengths, tf32=tf32), count, alike=ALIKE)
+    return few_of_each(c, candidates(c, lengths, tf32=tf32, hopeless=HOPELESS), count, alike=ALIKE)
 
 
 def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[WarpgroupTile]:
     """Tiles that may be worth an estimate."""
     for plain in leanest(c, _shapes(c, lengths), lengths, partial(_alike, c)):
         for chunk, joined in product(chunk_sizes(c), joinable(c, (plain.rows_d, plain.rows_h))):
-            t = replace(plain, chunk=chunk, joined=joined)
+            t = changed(plain, chunk=chunk, joined=joined)
             fits = c.unfolded is None or _registers(c, t) <= MOST_REGISTERS
             if fits and _accumulators(c, t) <= ACCUMULATORS:
                 yield from _ways_to_read(c, slices(c, t))
@@ -224,7 +227,7 @@ def _ways_to_read(c: Contraction, tiles: Iterator[WarpgroupTile]) -> Iterator[Wa
     """The tiles, and with weights in registers those of which several instructions multiply the same."""
     for t in tiles:
         yield t
-        held = replace(t, held=True)
+        held = changed(t, held=True)
         if two_by_two(c, t) and held.products(c).rows <= HELD_SHARE and _registers(c, held) <= MOST_REGISTERS:
             yield held
 

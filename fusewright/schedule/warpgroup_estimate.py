@@ -6,11 +6,12 @@ The estimate follows the idea of `tiling`: the busiest unit of a multiprocessor 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
-from math import ceil, prod
+from math import ceil, inf, prod
 
 from fusewright.schedule.axes import Phase
+from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.output_rows import SECTOR, as_written, parted
 from fusewright.schedule.residues import useful
@@ -133,17 +134,25 @@ def handed_over(c: Contraction, t: WarpgroupCut, per_sm: int) -> tuple[int, int]
 # -- the estimate
 
 
+# How many times the estimate of the best a tile may have at least, to be on a shortlist.
+HOPELESS = 2.0
+
+
 def scored(
-    c: Contraction, tiles: Callable[[Contraction, Lengths], Iterable[Tile]], lengths: Lengths
+    c: Contraction, tiles: Callable[[Contraction, Lengths], Iterable[Tile]], lengths: Lengths, hopeless: float = inf
 ) -> list[tuple[float, Tile]]:
     """Tiles that fit with their estimates, best first, each with and without warps that stage for the others; `lengths`
-    are the cells of the whole output along d, h, w."""
-    found = [
-        (score, replace(t, unfolded=name) if name else t)
-        for name, group in unfoldings(c)
-        for plain in as_written(c, tiles(group, lengths), lengths[2], lambda t: t.by_rows_of_phases(c))
-        for score, t in _scored(group, plain, lengths)
-    ]
+    are the cells of the whole output along d, h, w.
+
+    Those of which products or memory alone take `hopeless` times the time of one before are left out.
+    """
+    found: list[tuple[float, Tile]] = []
+    least = inf
+    for name, group in unfoldings(c):
+        for plain in as_written(c, tiles(group, lengths), lengths[2], lambda t: t.by_rows_of_phases(c)):
+            for score, t in _scored(group, plain, lengths, hopeless * least):
+                found.append((score, changed(t, unfolded=name) if name else t))
+                least = min(least, score)
     return sorted(found, key=lambda pair: pair[0])
 
 
@@ -165,8 +174,9 @@ COPIED = 40.0
 READING = 90.0
 
 
-def _scored(c: Contraction, plain: Tile, lengths: Lengths) -> Iterator[tuple[float, Tile]]:
-    """Estimated cycles of one multiprocessor per useful cell and output channel, by every way to stage that fits."""
+def _scored(c: Contraction, plain: Tile, lengths: Lengths, most: float) -> Iterator[tuple[float, Tile]]:
+    """Estimated cycles of one multiprocessor per useful cell and output channel, by every way to stage that fits; of a
+    tile that cannot have less than `most`, none."""
     rows = zip(c.axes[:2], (plain.rows_d, plain.rows_h), strict=True)
     if any(len(p.elements) % n for a, n in rows for p in a.phases):
         return
@@ -176,14 +186,15 @@ def _scored(c: Contraction, plain: Tile, lengths: Lengths) -> Iterator[tuple[flo
     results = (
         prod(plain.cells) * useful(lay.walks, lengths, plain.cells) * c.features / ceil(c.features / plain.block_m)
     )
-    work = None
+    work = _work(c, plain, lay, lengths[2])
+    if work.least > most * results:
+        return
     for t in _with_producers(c, plain):
         if t.fits(c) and (per_sm := blocks_per_sm(c, t, shared)):
-            work = work or _work(c, plain, lay, lengths[2])
             score = work.cycles(t, per_sm, takes_turns(c, t)) / results
             yield score, t
             if more_on_their_way(c, t):
-                twice = replace(t, twice=True)
+                twice = changed(t, twice=True)
                 if blocks_per_sm(c, twice, shared) == per_sm:
                     yield score, twice
 
@@ -207,7 +218,7 @@ def _with_producers(c: Contraction, t: Tile) -> Iterator[Tile]:
     """The tile whose warps stage what they multiply, and with one or two teams that do so for them."""
     yield t
     for teams in (1, 2) if stages_every_step(c, t) else (1,):
-        yield replace(t, producers=TEAM * teams)
+        yield changed(t, producers=TEAM * teams)
 
 
 def more_on_their_way(c: Contraction, t: WarpgroupCut) -> bool:
@@ -235,6 +246,11 @@ class _Work:
     steps: int
     vectors: int
     refills: int
+
+    @property
+    def least(self) -> float:
+        """Cycles that it takes however it is staged."""
+        return max(self.multiplied, self.streamed + self.weights / COPIED)
 
     def cycles(self, t: WarpgroupCut, per_sm: int, turns: bool) -> float:
         """Estimated cycles of one multiprocessor: one thing after the other, as far as other blocks, or other warps of

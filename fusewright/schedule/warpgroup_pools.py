@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from math import ceil, gcd, prod
+from math import ceil, gcd, inf, prod
 
+from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.output_rows import BANKS, Team
-from fusewright.schedule.warpgroup_estimate import VALUE, scored
+from fusewright.schedule.warpgroup_estimate import HOPELESS, VALUE, scored
 from fusewright.schedule.warpgroup_positions import PositionTile, accumulators, features_at_once
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
@@ -84,7 +85,7 @@ class PoolTile(PositionTile):
 
     def products(self, c: Contraction) -> Products:
         found = super().products(c)
-        return replace(found, accumulators=found.accumulators + int(_exchange(c, self) / (VALUE * self.warps)))
+        return changed(found, accumulators=found.accumulators + int(_exchange(c, self) / (VALUE * self.warps)))
 
     def own_bytes(self, c: Contraction) -> int:
         return self.numbers_bytes(c) + 4 * 2 * shared_numbers(c, self)
@@ -172,7 +173,7 @@ def _shared(columns: int, apart_w: int, apart_h: int, windows_w: int) -> Shared:
         return sum(max(Counter(n % BANKS for n in half).values()) for half in halves)
 
     row = min(range(least, least + BANKS, FEATURES), key=lambda n: (turns(n), n))
-    return replace(plain, row=row, turns=turns(row))
+    return changed(plain, row=row, turns=turns(row))
 
 
 def shared_numbers(c: Contraction, t: PoolTile) -> int:
@@ -180,11 +181,13 @@ def shared_numbers(c: Contraction, t: PoolTile) -> int:
     return meeting(c, t, 0).count * meeting(c, t, 1).count * shared(c, t).row
 
 
-def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> list[tuple[float, PoolTile]]:
+def candidates(
+    c: Contraction, lengths: tuple[int, int, int], *, tf32: bool, hopeless: float = inf
+) -> list[tuple[float, PoolTile]]:
     """Tiles that fit with their estimates, best first; `lengths` are the cells of the whole output along d, h, w."""
     if c.window is None or c.shares is not None or not takes(c, tf32=tf32):
         return []
-    return scored(across(c), _all, lengths)
+    return scored(across(c), _all, lengths, hopeless)
 
 
 def shortlist(
@@ -192,7 +195,7 @@ def shortlist(
 ) -> list[list[tuple[float, PoolTile]]]:
     """The best `count` candidates whose warps stage what they multiply, those with producers, and those that take
     turns."""
-    return few_of_each(across(c), candidates(c, lengths, tf32=tf32), count, alike=ALIKE)
+    return few_of_each(across(c), candidates(c, lengths, tf32=tf32, hopeless=HOPELESS), count, alike=ALIKE)
 
 
 def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PoolTile]:
@@ -206,9 +209,9 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PoolTile]:
             kind = shape.wide, shape.groups_h * shape.groups_w, accumulators(c, shape)
             if _share(c, shape) < FULL * fullest or met[kind] == ALIKE:
                 continue
-            if not replace(shape, producers=TEAM).fits(c):  # it would not without producers either
+            if not changed(shape, producers=TEAM).fits(c):  # it would not without producers either
                 continue
-            cuts = [cut for chunk in chunk_sizes(c) for cut in slices(c, replace(shape, chunk=chunk))]
+            cuts = [cut for chunk in chunk_sizes(c) for cut in slices(c, changed(shape, chunk=chunk))]
             if cuts:
                 met[kind] += 1
                 fullest = max(fullest, _share(c, shape))
@@ -222,8 +225,8 @@ def _shapes(c: Contraction, t: PoolTile) -> Iterator[PoolTile]:
     for groups_h, groups_w, wide in product(GROUPS, GROUPS, (False, True)):
         if groups_h * groups_w in GROUPS:
             for cells_d, tiles_h, tiles_w in product(planes, rows, range(1, 1 + COLUMNS)):
-                own = replace(t, groups_h=groups_h, groups_w=groups_w, wide=wide)
-                own = replace(own, cells_d=cells_d, tiles_h=tiles_h, tiles_w=tiles_w)
+                own = changed(t, groups_h=groups_h, groups_w=groups_w, wide=wide)
+                own = changed(own, cells_d=cells_d, tiles_h=tiles_h, tiles_w=tiles_w)
                 if accumulators(c, own) <= ACCUMULATORS:
                     yield own
 
@@ -231,7 +234,7 @@ def _shapes(c: Contraction, t: PoolTile) -> Iterator[PoolTile]:
 def _windows(c: Contraction, t: PoolTile, lengths: tuple[int, int, int]) -> PoolTile | None:
     """The tile with as many windows as lie whole in it, and as there are of them; `None` where none does."""
     d, h, w = (_windows_along(c, t, i, lengths[i]) for i in range(3))
-    return replace(t, windows_d=d, windows_h=h, windows_w=w) if min(d, h, w) > 0 else None
+    return changed(t, windows_d=d, windows_h=h, windows_w=w) if min(d, h, w) > 0 else None
 
 
 def _windows_along(c: Contraction, t: PoolTile, i: int, length: int) -> int:

@@ -13,14 +13,15 @@ Phases of a transposed convolution have taps of their own, which are spread one 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
-from math import ceil
+from math import ceil, inf
 
+from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction, remembered
 from fusewright.schedule.output_rows import Team, rows_bytes
 from fusewright.schedule.residues import walks
-from fusewright.schedule.warpgroup_estimate import scored
+from fusewright.schedule.warpgroup_estimate import HOPELESS, scored
 from fusewright.schedule.warpgroup_staging import (
     ACCUMULATORS,
     GROUPS,
@@ -168,10 +169,10 @@ class PositionTile(FeatureColumns, WarpgroupCut):
         rows, taps = self.tiles_h * self.rows_h, _rows_of_taps(c)
         elements = max(len(p.elements) for p in c.axes[2].phases)
         readings = tiles / rows * elements / taps
-        return replace(found, rows=rows_held(c, self) / (rows * taps), readings=readings)
+        return changed(found, rows=rows_held(c, self) / (rows * taps), readings=readings)
 
     def in_turn(self, taps: Taps) -> Taps:
-        return replace(taps, per_row=min(1, taps.per_row)) if self.spread else taps
+        return changed(taps, per_row=min(1, taps.per_row)) if self.spread else taps
 
     @property
     def whole_cells(self) -> bool:
@@ -263,10 +264,12 @@ def registers_of(c: Contraction, t: PositionTile) -> int:
     return count + (2 * t.eights_m * numbers(c) if t.keeps_numbers(c) else 0)
 
 
-def candidates(c: Contraction, lengths: tuple[int, int, int], *, tf32: bool) -> list[tuple[float, PositionTile]]:
+def candidates(
+    c: Contraction, lengths: tuple[int, int, int], *, tf32: bool, hopeless: float = inf
+) -> list[tuple[float, PositionTile]]:
     """Tiles that fit with their estimates, best first; `lengths` are the cells of the whole output along d, h, w."""
     worth = c.shares is not None or _saves(c)
-    return scored(c, _all, lengths) if takes(c, tf32=tf32) and worth else []
+    return scored(c, _all, lengths, hopeless) if takes(c, tf32=tf32) and worth else []
 
 
 def shortlist(
@@ -274,7 +277,7 @@ def shortlist(
 ) -> list[list[tuple[float, PositionTile]]]:
     """The best `count` candidates whose warps stage what they multiply, those with producers, and those that take
     turns, none but for the shape of as many cells."""
-    return few_of_each(c, candidates(c, lengths, tf32=tf32), count, alike=1)
+    return few_of_each(c, candidates(c, lengths, tf32=tf32, hopeless=HOPELESS), count, alike=1)
 
 
 def _saves(c: Contraction) -> bool:
@@ -287,7 +290,7 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[PositionTile
     for plain in leanest(c, _shapes(c, lengths), lengths, _alike):
         ways = [plain, *spread(c, plain)]
         for way, chunk, joined in product(ways, chunk_sizes(c), joinable(c, (plain.rows_d, plain.rows_h))):
-            t = replace(way, chunk=chunk, joined=joined)
+            t = changed(way, chunk=chunk, joined=joined)
             most = max(accumulators(c, t), summands(c, t))
             if most <= ACCUMULATORS and not (t.spread and joined):
                 for cut in slices(c, t):
@@ -315,7 +318,7 @@ def held(c: Contraction, t: PositionTile) -> list[PositionTile]:
     whole = all(t.tap_rows % len(p.taps) == 0 for p in c.axes[1].phases if p.taps)
     if not (t.wide and whole and two_by_two(c, t)) or t.spread:
         return []
-    held = replace(t, held=True)
+    held = changed(t, held=True)
     return [held] if held.products(c).rows <= HELD_SHARE else []
 
 
@@ -330,7 +333,7 @@ def spread(c: Contraction, t: PositionTile) -> list[PositionTile]:
         return []
     last = max(p.offset(e, tap) for p in phases for e in range(len(p.elements)) for tap in range(len(p.taps)))
     lost = last // axis.advance
-    return [replace(t, spread=columns, lost=lost)] if lost < t.cells[2] else []
+    return [changed(t, spread=columns, lost=lost)] if lost < t.cells[2] else []
 
 
 def features_at_once(c: Contraction) -> list[int]:

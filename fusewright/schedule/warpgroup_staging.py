@@ -15,6 +15,7 @@ from typing import Protocol, Self, TypeVar
 
 import torch
 
+from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction, Unfolded, remembered
 from fusewright.schedule.output_rows import Team
 from fusewright.schedule.residues import Walks, useful, walks
@@ -508,7 +509,7 @@ def rows_at_a_time(c: Contraction) -> Iterator[tuple[int, int]]:
 def slices(c: Contraction, t: Tile) -> Iterator[Tile]:
     """The tile with weights that stay, and with those of all rows of taps at a time, or of as many as fit."""
     rows = max(p.rows for p in taps_of(c))
-    stay = replace(t, tap_rows=rows, stay=True)
+    stay = changed(t, tap_rows=rows, stay=True)
     if shared_bytes(c, stay) <= MOST_SHARED:
         yield stay
     if chunks(c, t) == 1 and shared_bytes(c, stay) <= MOST_SHARED // 2:
@@ -517,7 +518,7 @@ def slices(c: Contraction, t: Tile) -> Iterator[Tile]:
     if t.chunk // vector(c) % 2:  # two rows go together
         fewer = [min(rows, n + n % 2) for n in fewer]
     for tap_rows in dict.fromkeys((rows, *fewer)):
-        cut = replace(t, tap_rows=tap_rows, stay=False)
+        cut = changed(t, tap_rows=tap_rows, stay=False)
         if shared_bytes(c, cut) <= MOST_SHARED:
             yield cut
             return

@@ -1,0 +1,219 @@
+"""Whole networks in eager, by torch.compile and as `fusewright.optimize` serves them, in turns.
+
+    python benchmarks/networks.py --out benchmarks/results/h100_networks.json
+    python benchmarks/networks.py --rows resnet50,bert_base --dtype bfloat16 --out rows.json
+
+Networks come from timm and transformers (which are not among this project's dependencies), untrained, in evaluation
+mode; images of 224 x 224, sequences of 128 and 512 tokens.  Calls are forward, without gradients, by default flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from fused import SLOWER, WRONG, difference, times
+from random_configurations import admit
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from worker import Worker, answer, sentence
+
+import fusewright
+from fusewright.measure import compare, environment, forward_call, save_results
+
+# Seconds after which a row is given up, and within which all candidates together are timed.
+LIMIT, TIMING = 300.0, 5.0
+PEERS = ("eager", "compile")
+VOCABULARY = 30000
+
+
+class Output(nn.Module):
+    """One tensor of what a network of transformers answers with."""
+
+    def __init__(self, network: nn.Module, index: int = 0) -> None:
+        super().__init__()
+        self.network, self.index = network, index
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.network(x, return_dict=False)[self.index]
+        return answer
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network by name: how to build it, and how large its input is (images, or tokens)."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+
+    def example(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Random images, or tokens."""
+        if len(self.shape) == 2:
+            return torch.randint(VOCABULARY, self.shape, device=device)
+        return torch.randn(self.shape, device=device, dtype=dtype)
+
+
+def _timm(name: str) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        import timm
+
+        network: nn.Module = timm.create_model(name)
+        return network
+
+    return build
+
+
+def _transformers(name: str, **sizes: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        import transformers
+
+        config = getattr(transformers, f"{name}Config")(vocab_size=VOCABULARY, **sizes)
+        return Output(getattr(transformers, f"{name}Model")(config))
+
+    return build
+
+
+IMAGES = ("resnet18", "resnet50", "densenet121", "mobilenetv3_large_100", "efficientnet_b0", "regnety_016")
+IMAGES += ("convnext_tiny", "vit_small_patch16_224", "swin_tiny_patch4_window7_224", "mixer_s32_224", "vgg11")
+NETWORKS = (
+    *(Network(name, _timm(name), (64, 3, 224, 224)) for name in IMAGES),
+    Network("bert_base", _transformers("Bert"), (32, 128)),
+    Network("gpt2", _transformers("GPT2"), (8, 512)),
+    Network("llama", _transformers("Llama", hidden_size=1024, intermediate_size=2816, num_hidden_layers=12,
+                                   num_attention_heads=16), (8, 512)),
+)  # fmt: skip
+
+
+# -- one row, in the worker -------------------------------------------------------------------------------------------
+
+
+def measured(network: Network, device: torch.device, dtype: torch.dtype, verify: bool) -> dict[str, Any]:
+    """The record of one network, seconds throughout; what fails is told in it."""
+    begun = time.perf_counter()
+    record: dict[str, Any] = {"name": network.name, "shape": list(network.shape), "error": ""}
+    try:
+        _fill(record, network, device, dtype, verify)
+    except Exception as failure:
+        record["error"] = sentence(failure)
+    torch.compiler.reset()
+    gc.collect()
+    if device.type == "cuda" and "CUDA error" not in record["error"]:
+        torch.cuda.empty_cache()
+    return {**record, "took": time.perf_counter() - begun}
+
+
+def _fill(record: dict[str, Any], network: Network, device: torch.device, dtype: torch.dtype, verify: bool) -> None:
+    torch.manual_seed(0)
+    model = network.build().to(device, dtype).eval().requires_grad_(False)
+    x = network.example(device, dtype)
+    begun = time.perf_counter()
+    fast = fusewright.optimize(model, (x,), verify=verify)
+    record["optimized"] = time.perf_counter() - begun
+    plan = fusewright.explain(fast)
+    record |= {"status": plan.status, "reason": plan.reason}
+    record["verified"] = None if plan.verdict is None else plan.verdict.checked
+    record["rules"] = Counter(fired.rule for fired in plan.rules)
+    record["kernels"] = Counter(f"{kernel.family}: {kernel.path}" for kernel in plan.kernels)
+    record["slowest kernels"] = [asdict(k) for k in sorted(plan.kernels, key=lambda k: -(k.generated or 0))[:12]]
+    record["kept"] = [asdict(k) for k in plan.kept]
+    record["difference"] = difference(forward_call(model, (x,))(), forward_call(fast, (x,))())
+    entrants: dict[str, nn.Module] = {"fusewright": fast}
+    record["reasons"] = admit(entrants, model, x, PEERS)
+    calls = {name: forward_call(module, (x,)) for name, module in entrants.items()}
+    found = compare(calls, device=device, min_time=0.02, rounds=7, max_time=TIMING)
+    record["times"] = {name: asdict(sample) for name, sample in found.items()}
+
+
+def _work(pipe: Connection, device: str, dtype: str, verify: bool) -> None:
+    """Answers names with records; first of all with facts."""
+    where, of = torch.device(device), getattr(torch, dtype)
+    known = {network.name: network for network in NETWORKS}
+    pipe.send({"environment": environment(where)})
+    answer(pipe, lambda name: measured(known[name], where, of, verify))
+
+
+# -- all rows ---------------------------------------------------------------------------------------------------------
+
+
+def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What is asked of all networks together."""
+    whole = [record for record in records if not record["error"]]
+    compared = [record for record in whole if "compile" in record["times"]]
+    return {
+        "failed": [record["name"] for record in records if record["error"]],
+        "wrong": [record["name"] for record in whole if not record["difference"] <= WRONG],
+        "kept as they are": [record["name"] for record in whole if record["status"] != "rewritten"],
+        "slower than eager": [r["name"] for r in whole if times(r, "fusewright", "eager") > SLOWER],
+        "slower than compile": [r["name"] for r in compared if times(r, "fusewright", "compile") > SLOWER],
+    }
+
+
+def show(record: dict[str, Any]) -> None:
+    """All rows, milliseconds; then the summary."""
+    table = Table("network", "input", "status", "kernels", "difference", "seconds", title="medians in ms")
+    for name in (*PEERS, "fusewright"):
+        table.add_column(name, justify="right")
+    for row in record["rows"]:
+        table.add_row(*_cells(row))
+    console = Console(width=230)
+    console.print(table)
+    for key, value in record["summary"].items():
+        console.print(f"{key}: {value}", highlight=False)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    head = [row["name"], "x".join(map(str, row["shape"]))]
+    if row["error"]:
+        return [*head, row["error"]]
+    kernels = ", ".join(f"{count} {name}" for name, count in row["kernels"].items())
+    taken = [f"{row['times'][n]['median'] * 1e3:.3f}" if n in row["times"] else "-" for n in (*PEERS, "fusewright")]
+    said = " ".join(filter(None, (row["status"], row["reason"])))
+    return [*head, said, kernels, f"{row['difference']:.1e}", f"{row['optimized']:.0f}", *taken]
+
+
+def main() -> None:
+    begun = time.monotonic()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rows", default="", help="these networks alone (a,b,c)")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--no-verify", action="store_true")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds after which a row is given up")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no row is begun")
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args()
+    wanted = [name for name in chosen.rows.split(",") if name] or [network.name for network in NETWORKS]
+    shapes = {network.name: list(network.shape) for network in NETWORKS}
+    worker = Worker(_work, chosen.device, chosen.dtype, not chosen.no_verify)
+    record: dict[str, Any] = {"fusewright": fusewright.__version__, **worker.facts, "dtype": chosen.dtype}
+    record |= {"verified": not chosen.no_verify, "summary": {}, "rows": []}
+    try:
+        for name in wanted:
+            if time.monotonic() - begun > chosen.seconds:
+                break
+            found = worker.row(name, {"name": name, "shape": shapes[name]}, chosen.limit)
+            record["rows"].append(found)
+            record["summary"] = summary(record["rows"])
+            print(f"{' | '.join(_cells(found))} | {found['took']:.1f} s", file=sys.stderr, flush=True)
+            print(json.dumps(found.get("kept", []))[:400], file=sys.stderr, flush=True)
+            if chosen.out:
+                save_results(chosen.out, record)
+    finally:
+        worker.stop()
+    show(record)
+
+
+if __name__ == "__main__":
+    main()
