@@ -294,7 +294,7 @@ def test_out_of_time_one_option_is_enough(clock: Clock, monkeypatch: pytest.Monk
 
 def test_long_out_of_time_convolutions_are_left_to_aten(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "LONGEST", -1.0)
-    tuner, graph = tuned(pair())
+    tuner, _ = tuned(pair())
     assert {c.path for c in tuner.choices if c.family == "contraction"} == {"ATen"} and clock.calls <= 2
     assert not any(name.startswith("fused_conv") for name in tuner.kernels)
     assert fused(tuned(pair(), mode="always")[1])
