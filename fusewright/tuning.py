@@ -209,6 +209,9 @@ class Tuner:
 
     def _decided(self, group: Group, name: str) -> Decision | None:
         """The decision for a group met for the first time; `None` where no kernel can be made."""
+        late = self.measure and time.monotonic() - self.started > LONGEST
+        if late and self.mode == "auto" and group.family == "contraction":
+            return Decision(None)
         if group.shorter is None:
             return self._whole(group, name)
         target, how = TARGETS[self.device.type], {"tf32": self._rounds(group), "capability": capability_of(self.device)}
@@ -277,9 +280,6 @@ class Tuner:
         """Which tiles a kernel of all of the group has, or that ATen runs it; `None` where no kernel can be made."""
         target, machine = TARGETS[self.device.type], capability_of(self.device)
         layouts, tf32 = self._layouts(group), self._rounds(group)
-        late = self.measure and self._left() < SECONDS - LONGEST
-        if late and self.mode == "auto" and group.family == "contraction":
-            return Decision(None)
         options = target.options(group, self.hints, layouts, tf32=tf32, capability=machine)
         if self.wishes.single:
             options = [option for option in options if _is_one_launch(self._kernel(group, name, option))]
