@@ -12,7 +12,6 @@ every row; with ``--append``, rows that the file has, and that did not fail, are
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
 import time
@@ -31,7 +30,7 @@ from random_configurations import admit, model_from
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
-from worker import Worker, answer, sentence
+from worker import Worker, answer, attempted
 
 import fusewright
 from fusewright.measure import compare, environment, forward_call, save_results
@@ -52,27 +51,21 @@ SLOWER = 1.03
 
 def measured(row: Row, device: torch.device, verify: bool) -> dict[str, Any]:
     """The record of one row, seconds throughout; what fails is told in it."""
-    begun = time.perf_counter()
-    record: dict[str, Any] = {**_named(row), "error": ""}
-    try:
-        _fill(record, row, device, verify)
-    except Exception as failure:
-        record["error"] = sentence(failure)
-    torch.compiler.reset()
-    gc.collect()
-    if device.type == "cuda" and "CUDA error" not in record["error"]:
-        torch.cuda.empty_cache()
-    return {**record, "took": time.perf_counter() - begun}
+
+    def fill(record: dict[str, Any]) -> None:
+        torch.manual_seed(row.index)
+        model, x = model_from(row.source(), device).train(row.training), torch.randn(row.shape, device=device)
+        serve(record, model, x, verify)
+
+    return attempted(_named(row), fill, device)
 
 
 def _named(row: Row) -> dict[str, Any]:
     return {"index": row.index, "name": str(row), "shape": list(row.shape), "training": row.training}
 
 
-def _fill(record: dict[str, Any], row: Row, device: torch.device, verify: bool) -> None:
+def serve(record: dict[str, Any], model: nn.Module, x: Tensor, verify: bool) -> None:
     """Adds what is known after each step, so that a failure leaves the steps before it in the record."""
-    torch.manual_seed(row.index)
-    model, x = model_from(row.source(), device).train(row.training), torch.randn(row.shape, device=device)
     begun = time.perf_counter()
     fast = fusewright.optimize(model, (x,), verify=verify)
     record["optimized"] = time.perf_counter() - begun
@@ -85,7 +78,7 @@ def _fill(record: dict[str, Any], row: Row, device: torch.device, verify: bool) 
     entrants: dict[str, nn.Module] = {"fusewright": fast}
     record["reasons"] = admit(entrants, model, x, PEERS)
     calls = {name: forward_call(module, (x,)) for name, module in entrants.items()}
-    times = compare(calls, device=device, min_time=0.02, rounds=7, max_time=TIMING)
+    times = compare(calls, device=x.device, min_time=0.02, rounds=7, max_time=TIMING)
     record["times"] = {name: asdict(sample) for name, sample in times.items()}
 
 

@@ -10,31 +10,27 @@ mode; images of 224 x 224, sequences of 128 and 512 tokens.  Calls are forward, 
 from __future__ import annotations
 
 import argparse
-import gc
-import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-from fused import SLOWER, WRONG, difference, times
-from random_configurations import admit
+from fused import LIMIT, PEERS, SLOWER, WRONG, serve, times
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
-from worker import Worker, answer, sentence
+from worker import Worker, answer, attempted
 
 import fusewright
-from fusewright.measure import compare, environment, forward_call, save_results
+from fusewright.measure import environment, save_results
 
-# Seconds after which a row is given up, and within which all candidates together are timed.
-LIMIT, TIMING = 300.0, 5.0
-PEERS = ("eager", "compile")
+# Kernels of a network that its record names.
+SLOWEST = 12
 VOCABULARY = 30000
 
 
@@ -101,39 +97,17 @@ NETWORKS = (
 
 def measured(network: Network, device: torch.device, dtype: torch.dtype, verify: bool) -> dict[str, Any]:
     """The record of one network, seconds throughout; what fails is told in it."""
-    begun = time.perf_counter()
-    record: dict[str, Any] = {"name": network.name, "shape": list(network.shape), "error": ""}
-    try:
-        _fill(record, network, device, dtype, verify)
-    except Exception as failure:
-        record["error"] = sentence(failure)
-    torch.compiler.reset()
-    gc.collect()
-    if device.type == "cuda" and "CUDA error" not in record["error"]:
-        torch.cuda.empty_cache()
-    return {**record, "took": time.perf_counter() - begun}
 
+    def fill(record: dict[str, Any]) -> None:
+        torch.manual_seed(0)
+        model = network.build().to(device, dtype).eval().requires_grad_(False)
+        serve(record, model, network.example(device, dtype), verify)
+        kernels = record["kernels"]
+        record["rules"] = Counter(record["rules"])
+        record["kernels"] = Counter(f"{kernel['family']}: {kernel['path']}" for kernel in kernels)
+        record["slowest kernels"] = sorted(kernels, key=lambda k: -(k["generated"] or 0))[:SLOWEST]
 
-def _fill(record: dict[str, Any], network: Network, device: torch.device, dtype: torch.dtype, verify: bool) -> None:
-    torch.manual_seed(0)
-    model = network.build().to(device, dtype).eval().requires_grad_(False)
-    x = network.example(device, dtype)
-    begun = time.perf_counter()
-    fast = fusewright.optimize(model, (x,), verify=verify)
-    record["optimized"] = time.perf_counter() - begun
-    plan = fusewright.explain(fast)
-    record |= {"status": plan.status, "reason": plan.reason}
-    record["verified"] = None if plan.verdict is None else plan.verdict.checked
-    record["rules"] = Counter(fired.rule for fired in plan.rules)
-    record["kernels"] = Counter(f"{kernel.family}: {kernel.path}" for kernel in plan.kernels)
-    record["slowest kernels"] = [asdict(k) for k in sorted(plan.kernels, key=lambda k: -(k.generated or 0))[:12]]
-    record["kept"] = [asdict(k) for k in plan.kept]
-    record["difference"] = difference(forward_call(model, (x,))(), forward_call(fast, (x,))())
-    entrants: dict[str, nn.Module] = {"fusewright": fast}
-    record["reasons"] = admit(entrants, model, x, PEERS)
-    calls = {name: forward_call(module, (x,)) for name, module in entrants.items()}
-    found = compare(calls, device=device, min_time=0.02, rounds=7, max_time=TIMING)
-    record["times"] = {name: asdict(sample) for name, sample in found.items()}
+    return attempted({"name": network.name, "shape": list(network.shape)}, fill, device)
 
 
 def _work(pipe: Connection, device: str, dtype: str, verify: bool) -> None:
@@ -207,7 +181,6 @@ def main() -> None:
             record["rows"].append(found)
             record["summary"] = summary(record["rows"])
             print(f"{' | '.join(_cells(found))} | {found['took']:.1f} s", file=sys.stderr, flush=True)
-            print(json.dumps(found.get("kept", []))[:400], file=sys.stderr, flush=True)
             if chosen.out:
                 save_results(chosen.out, record)
     finally:

@@ -16,7 +16,6 @@ becomes a row of one sentence.  Results are saved after every row.
 from __future__ import annotations
 
 import argparse
-import gc
 import statistics
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 from roofline import contractions, floor, rates
 from torch import Tensor, nn
-from worker import Worker, answer, sentence
+from worker import Worker, answer, attempted, sentence
 
 import fusewright
 from fusewright.dispatch import Entry, Options, Runner, State, guard_of
@@ -56,16 +55,8 @@ LIMIT, TIMING = 120.0, 3.0
 
 def measured(configuration: Configuration, index: int, device: torch.device, names: tuple[str, ...]) -> dict[str, Any]:
     """The row of one configuration; what fails is told in it."""
-    begun = time.perf_counter()
-    row: dict[str, Any] = {"index": index, "name": str(configuration), "source": configuration.source(), "error": ""}
-    try:
-        _fill(row, configuration, device, names)
-    except Exception as failure:
-        row["error"] = sentence(failure)
-    gc.collect()
-    if device.type == "cuda" and "CUDA error" not in row["error"]:
-        torch.cuda.empty_cache()
-    return {**row, "took": time.perf_counter() - begun}
+    row: dict[str, Any] = {"index": index, "name": str(configuration), "source": configuration.source()}
+    return attempted(row, lambda row: _fill(row, configuration, device, names), device)
 
 
 def _fill(row: dict[str, Any], configuration: Configuration, device: torch.device, names: tuple[str, ...]) -> None:

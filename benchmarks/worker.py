@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
+
+import torch
 
 Work = Callable[..., None]
 
@@ -14,6 +18,21 @@ def sentence(failure: Exception) -> str:
     """What went wrong, in one line."""
     lines = str(failure).strip().splitlines()
     return f"{type(failure).__name__}: {lines[0][:200]}" if lines else type(failure).__name__
+
+
+def attempted(record: dict[str, Any], fill: Callable[[dict[str, Any]], None], device: torch.device) -> dict[str, Any]:
+    """`record` as `fill` leaves it, with how long that took and what failed, if anything; memory is given back."""
+    begun = time.perf_counter()
+    record["error"] = ""
+    try:
+        fill(record)
+    except Exception as failure:
+        record["error"] = sentence(failure)
+    torch.compiler.reset()
+    gc.collect()
+    if device.type == "cuda" and "CUDA error" not in record["error"]:
+        torch.cuda.empty_cache()
+    return {**record, "took": time.perf_counter() - begun}
 
 
 def answer(pipe: Connection, row: Callable[[Any], dict[str, Any]]) -> None:
