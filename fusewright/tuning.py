@@ -103,6 +103,7 @@ class Tuner:
     layouts     of the graph's inputs, as `fusewright.kernel.Kernel.layouts` has them (contiguous where not named)
     remembered  `decisions` of another build, taken over without measuring (for the same model at other sizes)
     known       decisions by kind and sizes, for what a model computes more than once
+    twins       names of kernels by what they compute, their operands' layouts and their tiles, for the same reason
 
     To end before its pool is an option of a group like its tiles, and what it leaves is decided like any other group.
     """
@@ -121,6 +122,7 @@ class Tuner:
     kernels: dict[str, Kernel] = field(default_factory=dict)
     choices: list[KernelChoice] = field(default_factory=list)
     left: list[set[Node]] = field(default_factory=list)
+    twins: dict[tuple[str, Node, tuple[str | None, ...], str], str] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
     def __call__(self, group: Group) -> Node | None:
@@ -134,6 +136,8 @@ class Tuner:
         if decision.option == EARLY:
             node = None if group.shorter is None else self(group.shorter)
             return None if node is None else group.behind(node)
+        if decision.option is not None:
+            name = self._called(group, name, decision.option)
         path: Literal["generated", "ATen"] = "ATen" if decision.option is None else "generated"
         times, inner = (decision.generated, decision.aten, decision.tried), set(group.inner)
         part = any(inner <= other for other in self.left)
@@ -141,7 +145,6 @@ class Tuner:
         if decision.option is None:
             self.left.append(inner)
             return None
-        self.kernels[name] = self._kernel(group, name, decision.option)
         return group.fused(name)
 
     def prefers(self, group: Group) -> bool:
@@ -173,6 +176,15 @@ class Tuner:
             count += 1
             fresh = f"{name}_{count}"
         return fresh
+
+    def _called(self, group: Group, name: str, option: Option) -> str:
+        """What the group's kernel is called: as that of an equal layer, which it shares, or else `name`."""
+        layouts = self._layouts(group)
+        at = tuple(layouts.get(node) for node in group.operands)
+        name = self.twins.setdefault((group.family, group.body, at, repr(option)), name)
+        if name not in self.kernels:
+            self.kernels[name] = self._kernel(group, name, option)
+        return name
 
     def _layouts(self, group: Group) -> dict[Node, str]:
         """Of the operands that do not come contiguous: inputs, and what earlier kernels write."""
@@ -258,7 +270,7 @@ class Tuner:
         layout = "contiguous" if part.option is None else self._kernel(y, y.name, part.option).output.layout
         lies = _dense(torch.empty(sizes(y.root, self.hints), device="meta"), layout)
         given: dict[str, Any] = {"layouts": {rest.inputs[0]: layout}, "remembered": {}, "wishes": NO_WISHES}
-        alone = replace(self, decisions={}, kernels={}, choices=[], **given)
+        alone = replace(self, decisions={}, kernels={}, twins={}, choices=[], **given)
         timed: set[Node] = set()
 
         def decide(found: Group) -> Node | None:

@@ -341,8 +341,17 @@ def test_what_occurs_twice_is_measured_once(clock: Clock, monkeypatch: pytest.Mo
     monkeypatch.setattr(Tuner, "_remembered_at", lambda tuner, group: None)
     tuner, graph = tuned(pair((4, 4), (20, 20)))
     assert clock.calls == 1 + tuner.choices[0].tried and len(tuner.choices) == 2
-    assert fused(graph) == ["fused_conv_relu_sum", "fused_conv_relu_sum_2"]
+    assert fused(graph) == ["fused_conv_relu_sum", "fused_conv_relu_sum_2"]  # which have batches of their own
     assert list(tuner.kernels) == fused(graph)
+
+
+def test_equal_layers_share_a_kernel(clock: Clock) -> None:
+    layers = [nn.Sequential(nn.Conv2d(4, n, 3, padding=1), nn.ReLU()) for n in (4, 4, 8)]
+    graph = capture(nn.Sequential(*layers), (torch.rand(2, 4, 9, 9),), {}).graph
+    tuner, graph = tuned(graph, mode="always")
+    assert fused(graph) == ["fused_conv_relu", "fused_conv_relu", "fused_conv_relu_2"]
+    assert [choice.name for choice in tuner.choices] == fused(graph)
+    assert list(tuner.kernels) == ["fused_conv_relu", "fused_conv_relu_2"]
 
 
 # -- on disk

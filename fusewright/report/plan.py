@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 
 from rich.console import Group, RenderableType
@@ -110,8 +111,9 @@ def _rules(rules: tuple[Fired, ...]) -> Iterator[RenderableType]:
 
 def _kernels(choices: tuple[KernelChoice, ...]) -> RenderableType:
     made = table(("group", "run by", "generated", "ATen"), right=("generated", "ATen"), fixed=("run by",))
-    for choice in choices:
-        shapes = f", best of {choice.tried} tile shapes" if choice.tried > 1 else ""
+    for choice, layers in Counter(replace(choice, where="") for choice in choices).items():
+        shapes = f", in {layers} places" if layers > 1 else ""
+        shapes += f", best of {choice.tried} tile shapes" if choice.tried > 1 else ""
         made.add_row(
             Text.assemble(choice.name, "\n", (f"{choice.family}{shapes}", "dim")),
             choice.path,

@@ -65,9 +65,14 @@ class Group:
             words.insert(at + 1, (self.record.conv, "avg"))
         return chain.chain_name([w for _, w in words])
 
+    @property
+    def body(self) -> Node:
+        """The last node over placeholders for the operands: the very same of groups that compute the same."""
+        return body(self.root, self.operands)
+
     def fused(self, name: str) -> Node:
         """The node that stands for the group."""
-        return make(Fused(name, body(self.root, self.operands)), *self.operands, where=self.root.where)
+        return make(Fused(name, self.body), *self.operands, where=self.root.where)
 
     def placed(self, graph: Graph, node: Node) -> Graph:
         """`graph` with `node` computing what the group does."""
