@@ -7,8 +7,9 @@ number that depends on a call is an *expression*: Python text over the names in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from types import CodeType, EllipsisType
 
@@ -117,6 +118,16 @@ class Kernel:
     arch: str = ""
     looks_up: bool = False
     fixed: tuple[Fixed, ...] = ()
+
+    @property
+    def unnumbered(self) -> Kernel:
+        """Its text without the number that tells kernels of one chain in one program apart: what is equal but for that
+        is built once."""
+        stem = re.sub(r"_\d+$", "", self.name)
+        if stem == self.name:
+            return self
+        launches = tuple(replace(launch, entry=launch.entry.replace(self.name, stem)) for launch in self.launches)
+        return replace(self, name=stem, source=self.source.replace(self.name, stem), launches=launches)
 
     def runs_on(self, capability: int) -> bool:
         """Whether a device of this compute capability (times ten) has what the kernel uses."""

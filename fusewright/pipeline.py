@@ -37,7 +37,7 @@ from fusewright.schedule.cost import CostModel
 from fusewright.schedule.groups import cut, with_statistics
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors
-from fusewright.tuning import TARGETS, Decision, Tuner
+from fusewright.tuning import TARGETS, Decision, Tuner, Ways
 from fusewright.verification.numerics import tf32_allowed
 
 Kernels = Literal["auto", "always", "never"]
@@ -78,13 +78,14 @@ def build(
     target: torch.device | None = None,
     wishes: Wishes = NO_WISHES,
     decisions: Mapping[str, Decision] | None = None,
+    ways: dict[Any, Ways] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Built:
     """Run all passes on `model` called with `args` and `kwargs`, leaving out the rules named in `without`, and
     all but `only`.
 
     Groups become generated kernels as `kernels` says and as `decisions` of an earlier build have it; with `measure`,
-    the rest is decided by measuring on the device.
+    the rest is decided by measuring on the device.  `ways` keeps the tiles that were found for another build.
 
     For a `target` that is not here, everything is done as on a large GPU, by estimate; the program refers to it.
     `wishes` may leave operators alone.
@@ -112,11 +113,15 @@ def build(
     rewritten = rewrite(graph, rules, cost, mode=mode, finite=finite, fusing=fusing, alone=alone)
     check(rewritten.graph)
     layouts = {node: layout_of(tensor) for node, tensor in zip(rewritten.graph.inputs, tensors, strict=True)}
-    tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, layouts, decisions or {}, progress, wishes)
+    how: dict[str, Any] = {"progress": progress, "wishes": wishes, "ways": {} if ways is None else ways}
+    tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, layouts, decisions or {}, **how)
     orders = _orders(rewritten.graph, model, captured.constants, tensors)
     final = rewritten.graph
     if fusing:
-        final = check(cut(check(with_statistics(final, tuner.prefers, alone, orders)), tuner, alone, orders))
+        final = check(with_statistics(final, tuner.prefers, alone, orders))
+        tuner.prepare(final, alone, orders)
+        final = check(cut(final, tuner, alone, orders))
+        tuner.builders.shutdown(wait=False, cancel_futures=True)
     attributes = [key for key, tensor in captured.constants.items() if _found(model, key) is tensor]
     program = lower(final, captured.out_spec, captured.constants, attributes, tuple(tuner.kernels.values()))
     work = total(graph, cost), total(final, cost), total(rewritten.graph, cost)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from fusewright.plan import Kept, Mode, Plan
 from fusewright.reduced import reduced, shape
 from fusewright.sides import free_sides, path_is_one
 from fusewright.tree import flat_tensors, tree_map
+from fusewright.tuning import Ways
 from fusewright.verification import Verdict
 from fusewright.verification import verify as run_verification
 from fusewright.verification.state import preserved
@@ -53,13 +54,14 @@ _REST = inspect.Parameter.VAR_KEYWORD
 
 @dataclass(frozen=True)
 class Trial:
-    """One call of one model, to be judged."""
+    """One call of one model, to be judged; the `ways` to cut its groups are found once for all programs."""
 
     model: nn.Module
     args: Args
     kwargs: Kwargs
     options: Options
     progress: Progress
+    ways: dict[Any, Ways] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -266,6 +268,7 @@ def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:
         "measure": options.measure and like is None,
         "target": options.target,
         "wishes": options.wishes,
+        "ways": trial.ways,
         "progress": trial.progress,
     }
     if like is not None:

@@ -10,13 +10,12 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from os import cpu_count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -29,8 +28,8 @@ from fusewright.codegen.fixed import fixed
 from fusewright.errors import FusewrightError, UnsupportedError
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
-from fusewright.ir.memory_order import order_of
-from fusewright.ir.node import Node, topological
+from fusewright.ir.memory_order import Order, order_of
+from fusewright.ir.node import Graph, Node, topological
 from fusewright.kernel import Kernel
 from fusewright.measure import compare
 from fusewright.plan import KernelChoice
@@ -43,6 +42,7 @@ from fusewright.runtime.operators import reference_of
 from fusewright.schedule.cost import FREE
 from fusewright.schedule.groups import Group, cut, depends_on_input, signature, sizes
 from fusewright.schedule.wishes import NO_WISHES, Wishes
+from fusewright.side_by_side import cores, side_by_side
 
 # Bump when kernels change so much that old timings mean nothing.
 REVISION = 22
@@ -50,6 +50,10 @@ REVISION = 22
 # Seconds that measuring the groups of one model may take; later groups get the kernel of the best estimate, and after
 # so many seconds convolutions, whose tiles take longest to find and to build, are left to ATen.
 SECONDS, LONGEST = 20.0, 60.0
+
+# Seconds that finding the tiles of all groups may take side by side, and that the build of a kernel takes about: as
+# many are built ahead as should be done in time.
+FINDING, BUILD = 30.0, 2.0
 
 # A kernel replaces ATen when its time is below this share of ATen's.
 FASTER = 0.97
@@ -89,6 +93,28 @@ class Decision:
     tried: int = 0
 
 
+@dataclass(frozen=True)
+class Ways:
+    """The options of a group; `early` is how long it takes to end before its pool over how long the whole group does,
+    by estimate (infinite where there is no pool)."""
+
+    options: tuple[Option, ...]
+    early: float
+
+
+@dataclass(frozen=True)
+class Build:
+    """An option of a group whose kernel is being built: whether it can be is what `loads` will tell."""
+
+    option: Option
+    launcher: Launcher
+    loads: Future[bool]
+
+
+# What a group's kernels depend on beside sizes: family, body and the layouts of its operands.
+Form = tuple[str, Node, tuple[str | None, ...]]
+
+
 def _is_one_launch(kernel: Kernel) -> bool:
     """Whether a call launches once and allocates nothing but its output."""
     return len(kernel.launches) == 1 and not kernel.scratch
@@ -102,8 +128,11 @@ class Tuner:
     tf32        whether float32 convolutions, and matmuls, may use tf32
     layouts     of the graph's inputs, as `fusewright.kernel.Kernel.layouts` has them (contiguous where not named)
     remembered  `decisions` of another build, taken over without measuring (for the same model at other sizes)
+    ways        those that other builds of the same model found, and this one finds
     known       decisions by kind and sizes, for what a model computes more than once
-    twins       names of kernels by what they compute, their operands' layouts and their tiles, for the same reason
+    twins       names of kernels by form and tiles, for the same reason
+    builds      of kernels that were begun ahead, by kind and sizes
+    expected    layouts of what kernels will write, by the names that groups have while all are looked for
 
     To end before its pool is an option of a group like its tiles, and what it leaves is decided like any other group.
     """
@@ -117,12 +146,16 @@ class Tuner:
     remembered: Mapping[str, Decision] = field(default_factory=dict)
     progress: Callable[[str], None] = lambda _: None
     wishes: Wishes = NO_WISHES
+    ways: dict[tuple[Any, ...], Ways] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
     known: dict[str, Decision] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(default_factory=dict)
     choices: list[KernelChoice] = field(default_factory=list)
     left: list[set[Node]] = field(default_factory=list)
-    twins: dict[tuple[str, Node, tuple[str | None, ...], str], str] = field(default_factory=dict)
+    twins: dict[tuple[Form, str], str] = field(default_factory=dict)
+    builds: dict[str, list[Build]] = field(default_factory=dict)
+    expected: dict[str, str] = field(default_factory=dict)
+    builders: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(min(16, cores())))
     started: float = field(default_factory=time.monotonic)
 
     def __call__(self, group: Group) -> Node | None:
@@ -179,9 +212,7 @@ class Tuner:
 
     def _called(self, group: Group, name: str, option: Option) -> str:
         """What the group's kernel is called: as that of an equal layer, which it shares, or else `name`."""
-        layouts = self._layouts(group)
-        at = tuple(layouts.get(node) for node in group.operands)
-        name = self.twins.setdefault((group.family, group.body, at, repr(option)), name)
+        name = self.twins.setdefault((self._form(group), repr(option)), name)
         if name not in self.kernels:
             self.kernels[name] = self._kernel(group, name, option)
         return name
@@ -190,11 +221,19 @@ class Tuner:
         """Of the operands that do not come contiguous: inputs, and what earlier kernels write."""
         found = {}
         for node in group.operands:
-            fused = self.kernels[node.op.name].output.layout if isinstance(node.op, Fused) else "contiguous"
+            fused = self._written(node.op.name) if isinstance(node.op, Fused) else "contiguous"
             layout = self.layouts.get(node, fused)
             if layout != "contiguous":
                 found[node] = layout
         return found
+
+    def _written(self, name: str) -> str:
+        """The layout of what a kernel writes, or will."""
+        return self.kernels[name].output.layout if name in self.kernels else self.expected[name]
+
+    def _form(self, group: Group) -> Form:
+        layouts = self._layouts(group)
+        return group.family, group.body, tuple(layouts.get(node) for node in group.operands)
 
     def _key(self, kind: str) -> str:
         """What a decision is remembered by: its kind and which of that kind it is, since they may differ in size."""
@@ -221,16 +260,14 @@ class Tuner:
 
     def _decided(self, group: Group, name: str) -> Decision | None:
         """The decision for a group met for the first time; `None` where no kernel can be made."""
-        late = self.measure and time.monotonic() - self.started > LONGEST
+        late = self.measure and time.monotonic() - self.started > LONGEST and self._place(group) not in self.ways
         if late and self.mode == "auto" and group.family == "contraction":
             return Decision(None)
         if group.shorter is None:
             return self._whole(group, name)
-        target, how = TARGETS[self.device.type], {"tf32": self._rounds(group), "capability": capability_of(self.device)}
         if self.wishes.single:
-            some = target.options(group, self.hints, self._layouts(group), **how)
-            return self._whole(group, name) if some else Decision(dict(EARLY))
-        times: float = target.early(group, self.hints, self._layouts(group), **how)
+            return self._whole(group, name) if self._ways(group).options else Decision(dict(EARLY))
+        times = self._ways(group).early
         if times < 1 / UNSURE and (not self.measure or self._runs(group.shorter)):
             return Decision(dict(EARLY))
         found = self._whole(group, name)
@@ -292,7 +329,7 @@ class Tuner:
         """Which tiles a kernel of all of the group has, or that ATen runs it; `None` where no kernel can be made."""
         target, machine = TARGETS[self.device.type], capability_of(self.device)
         layouts, tf32 = self._layouts(group), self._rounds(group)
-        options = target.options(group, self.hints, layouts, tf32=tf32, capability=machine)
+        options = list(self._ways(group).options)
         if self.wishes.single:
             options = [option for option in options if _is_one_launch(self._kernel(group, name, option))]
         if not options:
@@ -313,6 +350,78 @@ class Tuner:
             slower = found.generated > FASTER * found.aten
             return Decision(None if slower else found.option, found.generated, found.aten, found.tried)
         return found
+
+    def _place(self, group: Group) -> tuple[Any, ...]:
+        """What the ways to cut a group depend on."""
+        return self._form(group), *(sizes(node, self.hints) for node in group.operands)
+
+    def _ways(self, group: Group) -> Ways:
+        """The ways to cut a group, found once."""
+        place = self._place(group)
+        if place not in self.ways:
+            self.ways[place] = self._find(group, capability_of(self.device))
+        return self.ways[place]
+
+    def _find(self, group: Group, capability: int | None) -> Ways:
+        target, layouts = TARGETS[self.device.type], self._layouts(group)
+        how: dict[str, Any] = {"tf32": self._rounds(group), "capability": capability}
+        pooled = group.shorter is not None and not self.wishes.single
+        early = target.early(group, self.hints, layouts, **how) if pooled else math.inf
+        return Ways(tuple(target.options(group, self.hints, layouts, **how)), early)
+
+    def prepare(self, graph: Graph, alone: Callable[[Node], bool], orders: Mapping[Node, Order]) -> None:
+        """Before `graph` is cut: finds the ways to cut all its groups side by side, and begins to build their kernels.
+
+        A network has dozens of groups, each of which would have to be waited for otherwise.  On a CPU, what is built
+        ahead would disturb what is measured.
+        """
+        if self.device.type != "cuda" or not self.measure or self.remembered or self.wishes.single:
+            return
+        expected = self._expected(graph, alone, orders)
+        groups = {self._place(g): g for whole in expected for g in (whole, whole.shorter) if g is not None}
+        missing, capability = [place for place in groups if place not in self.ways], capability_of(self.device)
+        if len(groups) < 2:
+            return
+        if missing:
+            self.progress(f"finding tiles of {len(missing)} groups")
+            found = side_by_side(lambda place: self._find(groups[place], capability), missing, FINDING)
+            if found is None:
+                return
+            self.ways.update(zip(missing, found, strict=True))
+        self._begin([group for whole in expected for group in self._rivals(whole)])
+
+    def _expected(self, graph: Graph, alone: Callable[[Node], bool], orders: Mapping[Node, Order]) -> list[Group]:
+        """The groups of `graph`, were each to become a kernel."""
+        found: list[Group] = []
+
+        def decide(group: Group) -> Node | None:
+            if group.root.device != self.device:
+                return None
+            name = f"{group.name}_{len(found)}"
+            last = group.root.ndim in FORMATS["channels_last"] and "channels_last" in self._layouts(group).values()
+            self.expected[name] = "channels_last" if last else "contiguous"
+            found.append(group)
+            return group.fused(name)
+
+        cut(graph, decide, alone, orders)
+        return found
+
+    def _rivals(self, group: Group) -> list[Group]:
+        """Of a group and the shorter one, those that will be measured as far as that is known."""
+        early = self._ways(group).early
+        some = [group] if early >= 1 / UNSURE else []
+        return [*some, group.shorter] if group.shorter is not None and early < UNSURE else some
+
+    def _begin(self, groups: list[Group]) -> None:
+        """Builds of kernels: the first of every group, then others of each, as many as should be done in time."""
+        kinds = {self._sized(group): group for group in groups if self._ways(group).options}
+        paths = {sized: self._remembered_at(group) for sized, group in kinds.items()}
+        kinds = {sized: group for sized, group in kinds.items() if not ((path := paths[sized]) and path.exists())}
+        most = max(1, int(cores() * SECONDS / BUILD / max(1, len(kinds))))
+        for part in (slice(0, 1), slice(1, most)):
+            for sized, group in kinds.items():
+                options = _in_turn(self._ways(group).options)[part]
+                self.builds.setdefault(sized, []).extend(self._build(group, group.name, option) for option in options)
 
     def _left(self) -> float:
         """Seconds that measuring may still take."""
@@ -350,44 +459,49 @@ class Tuner:
 
     def _raced(self, group: Group, name: str, options: list[Option], operands: list[Tensor]) -> Decision:
         """The times on `operands`, of kernels as they get built; those that cannot be built or run are passed over."""
-        if self._left() < 0.0:
-            options = options[:1]
-        elif self.device.type == "cuda":
-            options = _in_turn(options)
-        kernels = [self._kernel(group, name, option) for option in options]
-        reference = reference_of(kernels[0])
-        launchers = [launcher(kernel) for kernel in kernels]  # only what gets chosen becomes an operator
-        self.progress(f"tuning {name}: building {len(kernels)} kernels")
+        builds = self.builds.pop(self._sized(group), [])
+        if not builds:
+            if self._left() < 0.0:
+                options = options[:1]
+            elif self.device.type == "cuda":
+                options = _in_turn(options)
+            builds = [self._build(group, name, option) for option in options]
+        reference = reference_of(builds[0].launcher.kernel)
+        self.progress(f"tuning {name}: building {len(builds)} kernels")
         times: dict[int, float] = {}
-        pool = ThreadPoolExecutor(min(16, cpu_count() or 1))
-        built = [pool.submit(_loads, candidate, self.device) for candidate in launchers]
         try:
             if self.device.type == "cpu":  # a compiler would take time from what is measured
-                wait(built, timeout=max(0.0, self.started + SECONDS / 2 - time.monotonic()))
+                wait([b.loads for b in builds], timeout=max(0.0, self.started + SECONDS / 2 - time.monotonic()))
             with torch.no_grad():
                 aten = _seconds(partial(reference, *operands), self.device)
-                for i, (candidate, future) in enumerate(zip(launchers, built, strict=True)):
-                    if not self._fits(future, wait=not times):
+                for i, build in enumerate(builds):
+                    if not self._fits(build.loads, wait=not times):
                         continue
                     most = 4 * min(times.values(), default=math.inf)
                     try:
-                        times[i] = _seconds(partial(candidate, *operands), self.device, most=most)
+                        times[i] = _seconds(partial(build.launcher, *operands), self.device, most=most)
                     except FusewrightError:
                         continue
-                    self.progress(f"tuning {name}: {len(times)} of {len(kernels)}")
+                    self.progress(f"tuning {name}: {len(times)} of {len(builds)}")
                 if not times:
                     return Decision(None, None, aten, 0)
                 best = min(times, key=times.__getitem__)
                 if self.device.type == "cuda":
                     close = sorted((i for i in times if times[i] < CLOSE * times[best]), key=times.__getitem__)
-                    calls = {i: partial(launchers[i], *operands) for i in close[:FINALISTS]}
+                    calls = {i: partial(builds[i].launcher, *operands) for i in close[:FINALISTS]}
                     best, times[best], aten = _final(calls, partial(reference, *operands), self.device)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-        return Decision(options[best], times[best], aten, len(times))
+            for build in builds:
+                build.loads.cancel()
+        return Decision(builds[best].option, times[best], aten, len(times))
+
+    def _build(self, group: Group, name: str, option: Option) -> Build:
+        """A kernel that a thread begins to build; only what gets chosen becomes an operator."""
+        made = launcher(self._kernel(group, name, option))
+        return Build(option, made, self.builders.submit(_loads, made, self.device))
 
 
-def _in_turn(options: list[Option]) -> list[Option]:
+def _in_turn(options: Sequence[Option]) -> list[Option]:
     """Options in the order they are timed: some from every part of the list, which has one way after the other, come
     before time is up."""
     part = math.ceil(len(options) / PARTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import stat
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from fusewright.codegen import cuda
 from fusewright.errors import UnsupportedError
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph
+from fusewright.ir.placement import placed
 from fusewright.plan import Work
 from fusewright.rules import RULES
 from fusewright.rules.engine import rewrite
@@ -28,9 +30,10 @@ from fusewright.runtime.launch import Launcher
 from fusewright.runtime.nvrtc import KernelError
 from fusewright.schedule.groups import Group, cut
 from fusewright.schedule.wishes import Wishes
+from fusewright.side_by_side import side_by_side
 from fusewright.tuning import Decision, Tuner
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 class Pair(nn.Module):
@@ -237,6 +240,83 @@ def test_another_device_is_left_alone(clock: Clock) -> None:
     graph = pair()
     tuner = Tuner(torch.device("meta"), {}, "always", (False, False))
     assert cut(graph, tuner).outputs == graph.outputs and not tuner.choices
+
+
+# -- what is prepared
+
+
+@pytest.fixture
+def far(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A GPU of compute capability 9.0 that is not here; nothing is remembered of it."""
+    monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
+    monkeypatch.setattr(Tuner, "_remembered_at", lambda tuner, group: None)
+    return clock
+
+
+def prepared(layers: int, **options: Any) -> Tuner:
+    """A tuner that was shown a network of convolutions, each of other sizes, and a pool behind the last."""
+    convs = [nn.Sequential(nn.Conv2d(8 * i, 8 * i + 8, 3), nn.ReLU()) for i in range(1, layers + 1)]
+    model = nn.Sequential(*convs, nn.MaxPool2d(2))
+    graph = placed(capture(model, (torch.rand(2, 8, 40, 40),), {}).graph, GPU)
+    tuner = Tuner(GPU, dict.fromkeys(graph.symbols, 2), "always", (True, True), **options)
+    tuner.prepare(graph, lambda node: False, {})
+    tuner.builders.shutdown()
+    return tuner
+
+
+@pytest.mark.skipif(side_by_side(len, [[1], []], 60.0) is None, reason="no processes can be forked here")
+def test_ways_of_all_groups_are_those_that_each_would_find(far: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuner = prepared(3)
+    assert len(tuner.ways) == 4  # of the last group there is a shorter one
+    monkeypatch.setattr(tuning, "side_by_side", lambda work, places, seconds: [work(place) for place in places])
+    assert prepared(3).ways == tuner.ways
+    assert all(ways.options for ways in tuner.ways.values())
+    assert sum(ways.early < math.inf for ways in tuner.ways.values()) == 1
+
+
+def test_kernels_of_all_groups_are_begun_ahead(far: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of every group, then some others of each, as many as are built in time."""
+    monkeypatch.setattr(tuning, "side_by_side", lambda work, places, seconds: [work(place) for place in places])
+    monkeypatch.setattr(tuning, "cores", lambda: 1)
+    begun: list[str] = []
+    build = Tuner._build
+
+    def watched(tuner: Tuner, group: Group, name: str, option: Any) -> tuning.Build:
+        begun.append(tuner._sized(group))
+        return build(tuner, group, name, option)
+
+    monkeypatch.setattr(Tuner, "_build", watched)
+    builds = prepared(3).builds
+    most = int(tuning.SECONDS / tuning.BUILD / len(builds))
+    assert begun[: len(builds)] == list(builds) and [len(some) for some in builds.values()] == [most] * len(builds)
+    assert begun[len(builds) :] == [sized for sized in builds for _ in range(most - 1)]
+
+
+def test_what_was_begun_is_what_is_measured(clock: Clock) -> None:
+    graph = pair()
+    groups: list[Group] = []
+    cut(graph, lambda group: groups.append(group))
+    group = next(group for group in groups if group.family == "contraction")
+    tuner = Tuner(CPU, dict.fromkeys(graph.symbols, 2), "always", (False, False))
+    option = cuda.options(group, tuner.hints, {})[-1]
+    tuner.builds[tuner._sized(group)] = [tuner._build(group, group.name, option)]
+    cut(graph, tuner)
+    assert contraction(tuner).option == option and contraction(tuner).tried == 1 and not tuner.builds
+
+
+@pytest.mark.parametrize(
+    "how", [{"measure": False}, {"wishes": Wishes(single=True)}, {"remembered": {"": Decision(None)}}]
+)
+def test_nothing_is_prepared_where_nothing_is_chosen_among(far: Clock, how: dict[str, Any]) -> None:
+    assert not prepared(2, **how).ways
+
+
+def test_a_single_group_is_not_prepared(far: Clock) -> None:
+    x = torch.rand(2, 8, 40, 40)
+    graph = placed(capture(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()), (x,), {}).graph, GPU)
+    tuner = Tuner(GPU, dict.fromkeys(graph.symbols, 2), "always", (True, True))
+    tuner.prepare(graph, lambda node: False, {})
+    assert not tuner.ways and not tuner.builds
 
 
 # -- kernels that do not work

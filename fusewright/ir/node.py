@@ -25,8 +25,8 @@ class Node:
     """One operation applied to nodes: `op` says which, with its attributes; the rest is inferred from both.
 
     `shape` entries are ints, or sympy expressions in the batch symbol.  `where` is the module path the operation came
-    from, for messages only.  Operations with several results
-    have the type of their first one; `Item` picks them apart.
+    from, for messages only.  `inputs` are the arguments that are there (an absent bias is `None` in `args`).
+    Operations with several results have the type of their first one; `Item` picks them apart.
     """
 
     op: Op
@@ -35,6 +35,10 @@ class Node:
     dtype: torch.dtype
     device: torch.device
     where: str = ""
+    inputs: tuple[Node, ...] = field(init=False)  # kept, since every walk through a graph asks every node for it
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", tuple(a for a in self.args if a is not None))
 
     @property
     def ndim(self) -> int:
@@ -43,11 +47,6 @@ class Node:
     @property
     def type(self) -> TensorType:
         return TensorType(self.shape, self.dtype, self.device, weak=isinstance(self.op, Number))
-
-    @property
-    def inputs(self) -> tuple[Node, ...]:
-        """The arguments that are there (an absent bias is `None` in `args`)."""
-        return tuple(a for a in self.args if a is not None)
 
     def arg(self, index: int) -> Node:
         """Argument `index`, which must be there."""

@@ -113,6 +113,7 @@ class _Search:
         original, saved = graph, self.mode == "always" or self.fusing
         fired: list[Fired] = []
         declined: dict[tuple[str, Node], Declined] = {}
+        work = total(graph, self.cost)
         limit = 20 * len(graph.nodes()) + 100
         for _ in range(limit):
             offer, rivals = self._next(graph, backwards, declined)
@@ -121,9 +122,9 @@ class _Search:
                 left = tuple(d for (_, n), d in declined.items() if n in kept)
                 return Rewritten(graph, tuple(fired), left) if saved else Rewritten(original, (), left)
             saved = saved or offer.saves > WORTHWHILE * offer.of
-            before, graph = graph, graph.substitute(offer.root, offer.new)
-            work = total(before, self.cost), total(graph, self.cost)
-            fired.append(Fired(offer.rule.name, _place(offer.root), offer.exactness, *work, rivals))
+            graph = graph.substitute(offer.root, offer.new)
+            before, work = work, total(graph, self.cost)
+            fired.append(Fired(offer.rule.name, _place(offer.root), offer.exactness, before, work, rivals))
         raise AssertionError(f"rules did not reach a fixpoint in {limit} steps: {[f.rule for f in fired[-6:]]}")
 
     def _next(

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import Array, addressof, c_uint64, c_void_p, sizeof
 from functools import partial
-from operator import attrgetter, methodcaller
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -89,7 +89,7 @@ class Launcher:
                     f"kernel {kernel.name} needs compute capability {kernel.needs / 10}"
                     f"{' and no other' if kernel.arch else ''}, device {driver.kind}:{index} has {capability / 10}"
                 )
-            cubin = nvrtc.compile(kernel.source, kernel.arch or f"sm_{capability}", name=kernel.name)
+            cubin = nvrtc.compile(kernel.unnumbered.source, kernel.arch or f"sm_{capability}", name=kernel.name)
             try:
                 self._loaded[index] = self._load(cubin, index)
             except KernelError as error:
@@ -100,9 +100,10 @@ class Launcher:
         with self.driver.guard(index):
             self.driver.attach(index)
             module = self.driver.load(cubin)
+            launches = zip(self.kernel.launches, self.kernel.unnumbered.launches, strict=True)
             return {
-                launch.entry: self.driver.function(module, launch.entry, launch.shared, launch.cluster)
-                for launch in sorted(self.kernel.launches, key=attrgetter("shared"))  # an entry keeps its largest
+                launch.entry: self.driver.function(module, built.entry, launch.shared, launch.cluster)
+                for launch, built in sorted(launches, key=lambda both: both[0].shared)  # an entry keeps its largest
             }
 
     @property

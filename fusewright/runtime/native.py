@@ -104,14 +104,16 @@ class NativeLauncher(Launcher):
 
 def _loaded(kernel: Kernel) -> Entries:
     """The entry points of a kernel, which stay loaded until the process ends."""
-    content = compiler.compile(kernel.source, name=kernel.name)
+    built = kernel.unnumbered
+    content = compiler.compile(built.source, name=kernel.name)
     # What was checked is what is loaded: the library is written to a place of its own, not loaded from the cache.
     try:
         with tempfile.TemporaryDirectory(prefix="fusewright-") as folder:
             path = Path(folder) / f"{kernel.name}.so"
             path.write_bytes(content)
             library = ctypes.CDLL(os.fspath(path))
-        return {launch.entry: _entry(library, launch, kernel.looks_up) for launch in kernel.launches}
+        launches = zip(kernel.launches, built.launches, strict=True)
+        return {launch.entry: _entry(library, found, kernel.looks_up) for launch, found in launches}
     except (OSError, AttributeError) as error:
         remedy = "; set TMPDIR to where programs may be run from" if "failed to map" in str(error) else ""
         raise KernelError(f"kernel {kernel.name} cannot be loaded: {error}{remedy}") from error

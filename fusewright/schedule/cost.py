@@ -86,6 +86,7 @@ class CostModel:
         self.derived_ahead = derived_ahead
         self.hints = dict(hints or {})
         self.known: WeakKeyDictionary[Node, dict[str, Any]] = WeakKeyDictionary()
+        self.lengths: dict[Size, int] = {}
 
     @_once
     def __call__(self, node: Node) -> Work:
@@ -120,7 +121,11 @@ class CostModel:
         return Work(flops, moved, launches, seconds)
 
     def _size(self, value: Size) -> int:
-        return value if isinstance(value, int) else int(value.subs(self.hints))
+        if isinstance(value, int):
+            return value
+        if value not in self.lengths:  # a network asks for the same few at every node
+            self.lengths[value] = int(value.subs(self.hints))
+        return self.lengths[value]
 
     def _numel(self, node: Node) -> int:
         return prod(map(self._size, node.shape))

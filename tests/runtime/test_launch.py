@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 import torch
-from fake_driver import FakeDriver, at, blend, rows
+from fake_driver import BLEND, ENTRIES, FakeDriver, at, blend, rows
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from fusewright.errors import FusewrightError, UnsupportedError
 from fusewright.kernel import Argument, evaluate
-from fusewright.runtime import cache, driver, launch
+from fusewright.runtime import cache, driver, launch, nvrtc
 from fusewright.runtime.launch import Launcher
 
 
@@ -68,6 +68,20 @@ def test_two_launches_with_scratch() -> None:
     torch.testing.assert_close(Launcher(rows(), fake)(x), (x * x).sum(1))
     assert [entry for entry, *_ in fake.launches] == ["square", "sum_rows"]
     assert sorted(fake.functions) == [("square", 57024, 1), ("sum_rows", 0, 1)]
+
+
+def test_the_number_of_a_kernel_is_not_in_what_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that differ by it alone are built once."""
+    built: list[str] = []
+    monkeypatch.setattr(nvrtc, "compile", lambda source, arch, *, name: built.append(source) or b"")
+    fake = FakeDriver()
+    monkeypatch.setitem(ENTRIES, "fused_blend", ENTRIES["blend"])
+    source = BLEND.replace("blend(", "fused_blend_12(")
+    launches = (replace(blend().launches[0], entry="fused_blend_12"),)
+    run = Launcher(blend(name="fused_blend_12", source=source, launches=launches), fake)
+    x, w = operands()
+    torch.testing.assert_close(run(x, w), expected(x, w))
+    assert built == [BLEND.replace("blend(", "fused_blend(")] and fake.functions == [("fused_blend", 0, 1)]
 
 
 def test_a_new_output_every_time() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,16 @@ def blend(**changes: Any) -> Kernel:
         "target": "cpu",
     }
     return Kernel(**record | changes)
+
+
+def test_kernels_that_differ_by_their_number_are_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(tmp_path / "cache"))
+    x, w = torch.rand(3, 5), torch.rand(5)
+    for name in ("fused_blend", "fused_blend_2", "fused_blend_30"):
+        source, launch = SOURCE.replace("blend(", f"{name}("), replace(blend().launches[0], entry=name)
+        run = launcher(blend(name=name, source=source, launches=(launch,)))
+        torch.testing.assert_close(run(x, w), x * w)
+    assert len(list((tmp_path / "cache").rglob("*.so"))) == 1
 
 
 def counting(work: str) -> Kernel:
