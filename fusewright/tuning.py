@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -67,6 +69,9 @@ PARTS = 4
 # On a GPU, of the kernels whose times are within this factor of the least, so many are timed once more, in turns.
 CLOSE, FINALISTS = 1.1, 4
 
+# That may take a second, and so many seconds when the time is up.
+BRIEF = 0.1
+
 Mode = Literal["auto", "always", "never"]
 Option = dict[str, Any]
 Call = Callable[[], Tensor]
@@ -104,11 +109,11 @@ class Ways:
 
 @dataclass(frozen=True)
 class Build:
-    """An option of a group whose kernel is being built: whether it can be is what `loads` will tell."""
+    """An option of a group whose kernel is being built: whether it can be is what `done` will tell."""
 
     option: Option
     launcher: Launcher
-    loads: Future[bool]
+    done: Future[bool]
 
 
 # What a group's kernels depend on beside sizes: family, body and the layouts of its operands.
@@ -155,7 +160,9 @@ class Tuner:
     twins: dict[tuple[Form, str], str] = field(default_factory=dict)
     builds: dict[str, list[Build]] = field(default_factory=dict)
     expected: dict[str, str] = field(default_factory=dict)
-    builders: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(min(16, cores())))
+    builders: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(min(16, cores()), initializer=_give_way)
+    )
     started: float = field(default_factory=time.monotonic)
 
     def __call__(self, group: Group) -> Node | None:
@@ -427,12 +434,17 @@ class Tuner:
         """Seconds that measuring may still take."""
         return self.started + SECONDS - time.monotonic()
 
-    def _fits(self, future: Future[bool], *, wait: bool) -> bool:
-        """Whether a kernel is built: waited for while there is time, and for the first one whatever it takes."""
+    def _fits(self, build: Build, *, wait: bool) -> bool:
+        """Whether a kernel is built, which is waited for while there is time and for the first one whatever it takes,
+        and loads.
+
+        Loading holds up launches, so nothing is loaded while others are timed.
+        """
         try:
-            return future.result(timeout=None if wait else max(0.0, self._left()))
+            built = build.done.result(timeout=None if wait else max(0.0, self._left()))
         except TimeoutError:
             return False
+        return built and _loads(build.launcher, self.device)
 
     def _remembered_at(self, group: Group) -> Path | None:
         """The file that keeps a group's times; `None` where no directory is safe to use."""
@@ -471,11 +483,11 @@ class Tuner:
         times: dict[int, float] = {}
         try:
             if self.device.type == "cpu":  # a compiler would take time from what is measured
-                wait([b.loads for b in builds], timeout=max(0.0, self.started + SECONDS / 2 - time.monotonic()))
+                wait([b.done for b in builds], timeout=max(0.0, self.started + SECONDS / 2 - time.monotonic()))
             with torch.no_grad():
                 aten = _seconds(partial(reference, *operands), self.device)
                 for i, build in enumerate(builds):
-                    if not self._fits(build.loads, wait=not times):
+                    if not self._fits(build, wait=not times):
                         continue
                     most = 4 * min(times.values(), default=math.inf)
                     try:
@@ -489,16 +501,17 @@ class Tuner:
                 if self.device.type == "cuda":
                     close = sorted((i for i in times if times[i] < CLOSE * times[best]), key=times.__getitem__)
                     calls = {i: partial(builds[i].launcher, *operands) for i in close[:FINALISTS]}
-                    best, times[best], aten = _final(calls, partial(reference, *operands), self.device)
+                    long = 1.0 if self._left() > 0.0 else BRIEF
+                    best, times[best], aten = _final(calls, partial(reference, *operands), self.device, long)
         finally:
             for build in builds:
-                build.loads.cancel()
+                build.done.cancel()
         return Decision(builds[best].option, times[best], aten, len(times))
 
     def _build(self, group: Group, name: str, option: Option) -> Build:
         """A kernel that a thread begins to build; only what gets chosen becomes an operator."""
         made = launcher(self._kernel(group, name, option))
-        return Build(option, made, self.builders.submit(_loads, made, self.device))
+        return Build(option, made, self.builders.submit(_builds, made, self.device))
 
 
 def _in_turn(options: Sequence[Option]) -> list[Option]:
@@ -508,10 +521,10 @@ def _in_turn(options: Sequence[Option]) -> list[Option]:
     return [option for first in range(part) for option in options[first::part]]
 
 
-def _final(calls: Mapping[int, Call], aten: Call, device: torch.device) -> tuple[int, float, float]:
+def _final(calls: Mapping[int, Call], aten: Call, device: torch.device, long: float) -> tuple[int, float, float]:
     """The fastest of a few calls, its time and that of ATen, in turns and as a program would find the cache: a clock
     that changes its rate between two calls makes more of a difference than they do."""
-    samples = compare({**calls, None: aten}, device=device, min_time=0.0, max_time=1.0)
+    samples = compare({**calls, None: aten}, device=device, min_time=0.0, max_time=long)
     best = min(calls, key=lambda i: samples[i].median)
     return best, samples[best].median, samples[None].median
 
@@ -521,10 +534,25 @@ def _taken(decision: Decision) -> float | None:
     return decision.aten if decision.option is None else decision.generated
 
 
+def _give_way() -> None:
+    """This thread has less of a claim to a core than the one that measures."""
+    with suppress(AttributeError, OSError):  # where threads have no priorities of their own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+
+def _builds(launcher: Launcher, device: torch.device) -> bool:
+    """Whether a kernel can be built for `device`."""
+    return _works(launcher.build, device)
+
+
 def _loads(launcher: Launcher, device: torch.device) -> bool:
-    """Whether a kernel can be built for, and loaded on, `device`."""
+    """Whether a kernel that is built can be loaded on `device`."""
+    return _works(launcher.load, device)
+
+
+def _works(step: Callable[[int], object], device: torch.device) -> bool:
     try:
-        launcher.load(torch.cuda.current_device() if device == torch.device("cuda") else device.index or 0)
+        step(torch.cuda.current_device() if device == torch.device("cuda") else device.index or 0)
     except (FusewrightError, RuntimeError):
         return False
     return True

@@ -194,6 +194,7 @@ class Times:
         monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
         monkeypatch.setattr(cuda, "early", lambda *_, **__: self.estimated)
         monkeypatch.setattr(tuning, "_seconds", self.seconds)
+        monkeypatch.setattr(tuning, "_builds", lambda launcher, device: True)
         monkeypatch.setattr(tuning, "_loads", lambda launcher, device: True)
         monkeypatch.setattr(tuning, "reference_of", self.reference)
         monkeypatch.setattr(Launcher, "__call__", lambda launcher, *operands: self.launch(launcher, operands[0]))

@@ -58,10 +58,12 @@ class Clock:
         monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(directory))
         monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
         monkeypatch.setattr(tuning, "_seconds", self.seconds)
+        monkeypatch.setattr(tuning, "_builds", lambda launcher, device: self.builds(launcher.kernel.source))
         monkeypatch.setattr(tuning, "_loads", lambda launcher, device: self.loads(launcher.kernel.source))
         monkeypatch.setattr(Launcher, "__call__", lambda launcher, *operands: self.launch(launcher, *operands))
         self.aten = 1.0
         self.takes: Callable[[str], float] = lambda source: 0.5
+        self.builds: Callable[[str], bool] = lambda source: True
         self.loads: Callable[[str], bool] = lambda source: True
         self.calls = 0
         self.launched: str | None = None
@@ -322,10 +324,11 @@ def test_a_single_group_is_not_prepared(far: Clock) -> None:
 # -- kernels that do not work
 
 
-def test_what_does_not_build_is_passed_over(clock: Clock) -> None:
+@pytest.mark.parametrize("step", ["builds", "loads"])
+def test_what_does_not_build_is_passed_over(clock: Clock, step: str) -> None:
     sources = made_for(pair())
     clock.takes = lambda source: 0.1 if source == sources[0] else 0.2 if source == sources[1] else 0.3
-    clock.loads = lambda source: source != sources[0]
+    setattr(clock, step, lambda source: source != sources[0])
     tuner, _ = tuned(pair())
     assert tuner.kernels["fused_conv_relu_sum"].source == sources[1]
     assert tuner.choices[0].tried == len(sources) - 1
@@ -572,6 +575,6 @@ def test_finalists_are_timed_in_turns() -> None:
 
         return call
 
-    best, seconds, aten = tuning._final({3: takes(0.02), 5: takes(0.002)}, takes(0.01), torch.device("cpu"))
+    best, seconds, aten = tuning._final({3: takes(0.02), 5: takes(0.002)}, takes(0.01), torch.device("cpu"), 1.0)
     assert best == 5
     assert 0.002 <= seconds < 0.01 <= aten < 0.02

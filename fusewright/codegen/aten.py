@@ -249,8 +249,9 @@ class _Writer:
 
     def stem(self, node: Node) -> str:
         """What to call a value: a derived one after the parameter it comes from, others after their operation."""
-        paths = [n.op.path for n in topological([node]) if isinstance(n.op, ops.Param | ops.Buffer)]
-        if not (self.deriving and paths):
+        below = topological([node]) if self.deriving else ()
+        paths = [n.op.path for n in below if isinstance(n.op, ops.Param | ops.Buffer)]
+        if not paths:
             return _stem(node)
         name = re.sub(r"\W", "_", paths[0])
         return name if name.isidentifier() else f"module_{name}"  # Sequential's digits

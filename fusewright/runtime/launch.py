@@ -60,7 +60,8 @@ class Launcher:
         self._driver = driver
         self._prepared = _Prepared()
         self._loaded: dict[int, dict[str, int]] = {}
-        self._lock = threading.Lock()
+        self._built: dict[int, bytes] = {}
+        self._lock, self._building = threading.Lock(), threading.Lock()
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         key: tuple[Any, ...] = ()
@@ -75,25 +76,37 @@ class Launcher:
             prepared[key] = call
         return call(tensors)
 
+    def build(self, index: int) -> bytes:
+        """Compiles the kernel for device `index`, once until it is loaded: nearly all that loading takes, and nothing
+        that the device or other launches would notice.  Returns its machine code."""
+        with self._building:
+            if index not in self._built:
+                kernel, capability = self.kernel, self.driver.capability(index)
+                if not kernel.runs_on(capability):
+                    raise UnsupportedError(
+                        f"kernel {kernel.name} needs compute capability {kernel.needs / 10}"
+                        f"{' and no other' if kernel.arch else ''}, device {self.driver.kind}:{index} has "
+                        f"{capability / 10}"
+                    )
+                arch = kernel.arch or f"sm_{capability}"
+                self._built[index] = nvrtc.compile(kernel.unnumbered.source, arch, name=kernel.name)
+            return self._built[index]
+
     def load(self, index: int) -> Mapping[str, Any]:
-        """Compiles the kernel and loads it on device `index`, once; returns its entry points."""
+        """Builds the kernel and loads it on device `index`, once; returns its entry points."""
         if index in self._loaded:
             return self._loaded[index]
-        driver, kernel = self.driver, self.kernel
         with self._lock:
             if index in self._loaded:
                 return self._loaded[index]
-            capability = driver.capability(index)
-            if not kernel.runs_on(capability):
-                raise UnsupportedError(
-                    f"kernel {kernel.name} needs compute capability {kernel.needs / 10}"
-                    f"{' and no other' if kernel.arch else ''}, device {driver.kind}:{index} has {capability / 10}"
-                )
-            cubin = nvrtc.compile(kernel.unnumbered.source, kernel.arch or f"sm_{capability}", name=kernel.name)
+            kernel, cubin = self.kernel, self.build(index)
             try:
                 self._loaded[index] = self._load(cubin, index)
             except KernelError as error:
-                raise KernelError(f"kernel {kernel.name} cannot be loaded on {driver.kind}:{index}: {error}") from error
+                raise KernelError(
+                    f"kernel {kernel.name} cannot be loaded on {self.driver.kind}:{index}: {error}"
+                ) from error
+            self._built.pop(index, None)
         return self._loaded[index]
 
     def _load(self, cubin: bytes, index: int) -> dict[str, int]:
