@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Literal
 
 import sympy
@@ -27,7 +28,8 @@ from fusewright.plan import Mode, Plan
 from fusewright.runtime import compiler
 from fusewright.runtime.derived import DerivedWeights
 from fusewright.runtime.device import capability_of
-from fusewright.runtime.observers import transforms
+from fusewright.runtime.observers import observed, transforms
+from fusewright.runtime.operators import is_ordinary
 from fusewright.runtime.watch import Watch, freeze, has_inner_hooks, has_plain_parameters
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors, tree_flatten
@@ -100,17 +102,31 @@ class Runner:
         self.precision = precision
         self.calls = 0
         derive, self._forward = program.functions()
+        self._direct = program.functions(direct=True)[1] if program.kernels and not program.opaque else None
+        self._judged: tuple[object, bool] = (None, False)
         self._derived = DerivedWeights(derive, program.sources, program.constants) if program.derived else None
         on_gpu = any(device.type == "cuda" for _, device in guard.kinds)
         self._context = _tf32(precision == "tf32") if on_gpu and precision != "eager" else contextlib.nullcontext
 
-    def __call__(self, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
-        """What the model would return for this call, which `guard` admits."""
+    def __call__(self, module: nn.Module, args: Args, kwargs: Kwargs, state: object = None) -> Any:
+        """What the model would return for this call, which `guard` admits; `state` is as `DerivedWeights` has it."""
         tensors = args if isinstance(self.guard.layout, int) else flat_tensors(args, kwargs)
         self.calls += 1
         with self._context():
-            derived = () if self._derived is None else self._derived(module)
-            return self._forward(module, *tensors, *derived)
+            derived = () if self._derived is None else self._derived(module, state)
+            forward = self._direct if self._direct is not None and self._is_ordinary(module, tensors, state) else None
+            return (forward or self._forward)(module, *tensors, *derived)
+
+    def _is_ordinary(self, module: nn.Module, tensors: Sequence[Any], state: object) -> bool:
+        """Whether a call without gradients, which nobody wants to see, has ordinary tensors alone to begin with."""
+        if state is None or torch.is_grad_enabled() or observed():
+            return False
+        judged, right = self._judged  # read once: another thread may replace it
+        if judged is not state:
+            held = [*module.parameters(), *module.buffers(), *self.program.constants.values()]
+            right = all(map(is_ordinary, (*held, *(attrgetter(path)(module) for path in self.program.attributes))))
+            self._judged = state, right
+        return right and all(map(is_ordinary, tensors))
 
     def __reduce__(self) -> Any:
         return Runner, (self.program, self.guard, self.precision)  # what was derived belongs to one module

@@ -43,7 +43,9 @@ def _subclass(base: Any) -> Any:
         # A wrapper that changes the class (sharding does) brings a forward of its own making.
         state = None if type(self) is not fused or _is_traced() else getattr(self, SLOT, None)
         runner = None if state is None else state.runner(args, kwargs)
-        return base.forward(self, *args, **kwargs) if runner is None else runner(self, args, kwargs)
+        if state is None or runner is None:
+            return base.forward(self, *args, **kwargs)
+        return runner(self, args, kwargs, state.watch)
 
     def shallow_copy(self: nn.Module) -> nn.Module:
         state: State = getattr(self, SLOT)

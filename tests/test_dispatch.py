@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.overrides import BaseTorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import fusewright.optimizer
@@ -23,6 +24,7 @@ from fusewright import dispatch
 from fusewright.dispatch import MOST_STATES, Entry, Guard, Options, Runner, State, guard_of
 from fusewright.ir.node import Symbol
 from fusewright.module import state_of
+from fusewright.runtime.operators import Operator
 from tests.dropin import Gap, Linear, fast, images, program_calls, same
 
 
@@ -107,6 +109,41 @@ def test_kernels_serve_the_order_in_memory_that_they_were_made_for() -> None:
                 got, want = f(x), model(x)
             torch.testing.assert_close(got, want)
             assert got.stride() == want.stride() and (program_calls(f) > before) == served
+
+
+def test_kernels_ask_nothing_that_the_call_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gradients, and with ordinary tensors alone, a program's kernels run as they are."""
+    asked: list[str] = []
+    call = Operator.__call__
+
+    def watched(operator: Operator, *tensors: torch.Tensor) -> torch.Tensor:
+        asked.append(operator.kernel.name)
+        return call(operator, *tensors)
+
+    monkeypatch.setattr(Operator, "__call__", watched)
+    model, x = Map().eval(), torch.randn(2, 3, 8, 8)
+    f = fusewright.optimize(model, (x,), kernels="always", measure=False)
+    want = model(x).detach()
+
+    def asks(x: torch.Tensor) -> bool:
+        asked.clear()
+        torch.testing.assert_close(f(x).detach(), want)
+        return bool(asked)
+
+    assert asks(x)  # it has parameters with gradients
+    with torch.no_grad():
+        assert not asks(x) and not asks(x)
+        with BaseTorchFunctionMode():
+            assert asks(x)
+        assert not asks(x)
+        negative = torch.complex(torch.zeros_like(x), -x).conj().imag
+        assert negative.is_neg() and asks(negative)
+        with torch.autograd.forward_ad.dual_level():
+            assert asks(x)
+        model.conv.bias = nn.Parameter(model.conv.bias.clone())  # another state, to be judged again
+        assert asks(x) is False
+        model.conv.bias = nn.Parameter(torch._neg_view(-model.conv.bias))
+        assert model.conv.bias.is_neg() and asks(x)
 
 
 class TestPlanning:
@@ -363,7 +400,7 @@ def test_a_pickle_leaves_kernels_of_another_architecture_behind(
 ) -> None:
     """A program whose kernels are for Hopper alone, unpickled on a machine with that GPU, another one or none."""
     kernel = SimpleNamespace(target="cuda", runs_on=lambda capability: capability == 90)
-    nothing = {"constants": {}, "derived": (), "sources": {}, "functions": lambda: (None, None)}
+    nothing = {"constants": {}, "derived": (), "sources": {}, "opaque": True, "functions": lambda: (None, None)}
     program = SimpleNamespace(kernels=(kernel,), **nothing)
     entry = Entry(Runner(cast("Any", program), TestGuard.guard), frozenset())
     monkeypatch.setattr(dispatch, "capability_of", lambda _: machine)

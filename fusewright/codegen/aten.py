@@ -47,11 +47,15 @@ class Program:
     derived: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()  # what the derived values depend on: dotted paths in the module, keys of constants
     kernels: tuple[Kernel, ...] = ()  # called by their names
+    attributes: tuple[str, ...] = ()  # dotted paths of what it reads in the module beside parameters and buffers
+    opaque: bool = False  # whether there are operations in it whose results may be no ordinary tensors
 
-    def functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """`derive(self)` and `forward(self, *inputs, *derived)`, compiled from `source`."""
+    def functions(self, *, direct: bool = False) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """`derive(self)` and `forward(self, *inputs, *derived)`, compiled from `source`; `direct` ones are for calls of
+        which every kernel's `Operator.direct` may be called."""
+        operators = {kernel.name: operator(kernel) for kernel in self.kernels}
         scope: dict[str, Any] = {"constants": self.constants}
-        scope |= {kernel.name: operator(kernel) for kernel in self.kernels}
+        scope |= {name: found.direct for name, found in operators.items()} if direct else operators
         exec(compile(self.source, "<fusewright program>", "exec"), scope)
         return scope["derive"], scope["forward"]
 
@@ -84,13 +88,15 @@ def lower(
     body.finish(graph.outputs, out_spec, effects=graph.effects)
     sources = [n.op for n in topological(derived) if isinstance(n.op, ops.Param | ops.Buffer | ops.Constant)]
     paths = {op.key if isinstance(op, ops.Constant) else op.path for op in sources}
-    held = dict(constants or {})
+    held, nodes = dict(constants or {}), graph.nodes()
     return Program(
         source=HEADER + head.text() + "\n\n" + body.text(),
         constants={key: held[key] for key in sorted(held.keys() - set(attributes))},
         derived=tuple(names),
         sources=tuple(sorted(paths)),
         kernels=tuple(kernels),
+        attributes=tuple(sorted(set(attributes) & {n.op.key for n in nodes if isinstance(n.op, ops.Constant)})),
+        opaque=any(isinstance(n.op, ops.Opaque) for n in nodes),
     )
 
 

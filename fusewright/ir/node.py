@@ -107,16 +107,18 @@ class Graph:
 
     def substitute(self, old: Node, new: Node) -> Graph:
         """This graph with `new` wherever `old` was used."""
+        return self.substituted(old, new)[0]
+
+    def substituted(self, old: Node, new: Node) -> tuple[Graph, dict[Node, Node]]:
+        """This graph with `new` wherever `old` was used, and what has become of each of its nodes."""
         mapping = {old: new}
         for node in self.nodes():
             if node in mapping:
                 continue
             args = tuple(None if a is None else mapping.get(a, a) for a in node.args)
             mapping[node] = node if args == node.args else make(node.op, *args, where=node.where)
-        effects = tuple(mapping[e] for e in self.effects)
-        return replace(
-            self, outputs=tuple(mapping[o] if isinstance(o, Node) else o for o in self.outputs), effects=effects
-        )
+        outputs = tuple(mapping[o] if isinstance(o, Node) else o for o in self.outputs)
+        return replace(self, outputs=outputs, effects=tuple(mapping[e] for e in self.effects)), mapping
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ reading any would stall the stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -16,32 +16,35 @@ from torch import Tensor, nn
 
 PROBED = 1 << 18
 
+_KINDS = frozenset({Tensor, nn.Parameter})
 
-@dataclass(frozen=True)
-class _Source:
-    """What one source tensor looked like when the values were derived."""
 
-    tensor: Tensor
-    version: int
-    pointer: int
-    probe: Tensor | None
-    seen: Tensor | None
+_version, _requires_grad = attrgetter("_version"), attrgetter("requires_grad")
+_pointer = torch.Tensor.data_ptr
 
-    @classmethod
-    def of(cls, tensor: Tensor) -> _Source:
-        """Take note of `tensor` as it is now."""
-        probe = seen = None
-        if tensor.device.type == "cpu" and tensor.numel():
-            span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-            probe = tensor.detach().as_strided((span,), (1,))[:: max(1, span // PROBED)]
-            seen = probe.clone()
-        return cls(tensor, tensor._version, tensor.data_ptr(), probe, seen)
 
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether `tensor` is the same one with the same content, as far as can be told without reading all of it."""
-        if tensor is not self.tensor or tensor._version != self.version or tensor.data_ptr() != self.pointer:
+class _Moment:
+    """What some tensors looked like when values were derived from them."""
+
+    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
+        self.tensors = tensors
+        self.versions, self.pointers = list(map(_version, tensors)), list(map(_pointer, tensors))
+        probes = [_probe(t) for t in tensors if t.device.type == "cpu" and t.numel()]
+        self.probes = [(probe, probe.clone()) for probe in probes]
+
+    def holds(self, tensors: tuple[Tensor, ...]) -> bool:
+        """Whether `tensors` are the same with the same content, as far as can be told without reading all of it."""
+        if tensors is not self.tensors and not all(map(is_, tensors, self.tensors)):
             return False
-        return self.probe is None or self.seen is None or _same_bits(self.probe, self.seen)
+        if list(map(_version, tensors)) != self.versions or list(map(_pointer, tensors)) != self.pointers:
+            return False
+        return all(_same_bits(probe, seen) for probe, seen in self.probes)
+
+
+def _probe(tensor: Tensor) -> Tensor:
+    """Elements of a tensor, where they lie."""
+    span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.detach().as_strided((span,), (1,))[:: max(1, span // PROBED)]
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
@@ -63,29 +66,41 @@ class DerivedWeights:
         self._derive = derive
         self._held = tuple(held[key] for key in sources if key in held)
         self._paths = [path.rpartition(".")[::2] for path in sources if path not in held]
-        self._known: tuple[list[_Source], tuple[Tensor, ...]] | None = None
+        self._found: tuple[object, nn.Module, tuple[Any, ...]] = (None, nn.Module(), ())
+        self._known: tuple[_Moment, tuple[Tensor, ...]] | None = None
 
-    def __call__(self, module: nn.Module) -> tuple[Tensor, ...]:
-        """The values for `module` as it is now."""
-        sources = [*self._held, *(_read(module, owner, name) for owner, name in self._paths)]
+    def __call__(self, module: nn.Module, state: object = None) -> tuple[Tensor, ...]:
+        """The values for `module` as it is now.
+
+        While `state` is the same object, so are all tensors of the module, and none is looked up again; that takes
+        longer for a network than all else.
+        """
+        sources = self._sources(module, state)
         if not self._cacheable(sources):
             return self._derive(module)
         known = self._known  # read once: another thread may replace it
-        if known is not None and all(s.holds(t) for s, t in zip(known[0], sources, strict=True)):
+        if known is not None and known[0].holds(sources):
             return known[1]
         with torch.inference_mode(False), torch.no_grad():
             values = self._derive(module)
-        self._known = ([_Source.of(t) for t in sources], values)
+        self._known = (_Moment(sources), values)
         return values
 
+    def _sources(self, module: nn.Module, state: object) -> tuple[Any, ...]:
+        known, of, found = self._found
+        if state is None or known is not state or of is not module:
+            found = (*self._held, *(_read(module, owner, name) for owner, name in self._paths))
+            self._found = state, module, found
+        return found
+
     @staticmethod
-    def _cacheable(sources: Sequence[Any]) -> bool:
+    def _cacheable(sources: tuple[Any, ...]) -> bool:
         """Not while gradients flow through them, nor for stand-ins (functional transforms, inference tensors)."""
-        if any(type(t) not in (Tensor, nn.Parameter) or t.is_inference() for t in sources):
+        if not _KINDS.issuperset(map(type, sources)) or any(map(Tensor.is_inference, sources)):
             return False
-        if torch.is_grad_enabled() and any(t.requires_grad for t in sources):
-            return False
-        return all(isinstance(t, nn.Parameter) or not torch.is_grad_enabled() for t in sources)
+        if not torch.is_grad_enabled():
+            return True
+        return not any(map(_requires_grad, sources)) and all(isinstance(t, nn.Parameter) for t in sources)
 
 
 def _read(module: nn.Module, owner: str, name: str) -> Any:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 
 def _somebody() -> bool:
@@ -29,3 +31,15 @@ dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack
 transforms: Callable[[], Any] = getattr(_functorch, "peek_interpreter_stack", _somebody)
 tracer: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", _tracing)
 global_hooks: Callable[[], bool] = getattr(nn.modules.module, "_has_any_global_hook", _somebody)
+
+
+def observed() -> bool:
+    """Whether anybody is there for whom a call has to go through the dispatcher."""
+    return bool(
+        is_compiling()
+        or function_modes()
+        or dispatch_modes()
+        or transforms() is not None
+        or tracer() is not None
+        or forward_ad._current_level >= 0
+    )

@@ -19,13 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling
 
 from fusewright.kernel import Kernel, evaluate
 from fusewright.runtime.launch import FORMATS, Launcher, sizes_of
 from fusewright.runtime.native import launcher
 from fusewright.runtime.nvrtc import CountError
-from fusewright.runtime.observers import dispatch_modes, function_modes, tracer, transforms
+from fusewright.runtime.observers import observed
 
 NAMESPACE = "fusewright"
 
@@ -38,6 +37,11 @@ _TARGETS = {"cuda": attrgetter("is_cuda"), "cpu": attrgetter("is_cpu")}
 _requires_grad = attrgetter("requires_grad")
 
 Reference = Callable[..., Tensor]
+
+
+def is_ordinary(t: Tensor) -> bool:
+    """Whether a kernel may read what a tensor has in memory: negating lazily is the dispatcher's affair."""
+    return type(t) in _KINDS and not t.is_neg()
 
 
 def operator(kernel: Kernel) -> Operator:
@@ -72,29 +76,25 @@ class Operator:
         self.overload = _register(kernel, self.reference, self.launch)
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        if is_compiling() or not self._plain(tensors):
+        if observed() or not all(map(self._takes, tensors)):
             return self.overload(*tensors)
-        try:
-            if is_grad_enabled() and any(map(_requires_grad, tensors)):
+        if is_grad_enabled() and any(map(_requires_grad, tensors)):
+            try:
                 return _recomputed(self.launch, self.reference, tensors)
+            except CountError:
+                return self.reference(*tensors)
+        return self.direct(*tensors)
+
+    def direct(self, *tensors: Tensor) -> Tensor:
+        """The value for ordinary tensors on the kernel's target, without gradients, where nobody wants to see the call:
+        whoever has made sure of that for a whole program need not have every kernel ask."""
+        try:
             return self.launch(*tensors)
         except CountError:
             return self.reference(*tensors)
 
-    def _plain(self, tensors: tuple[Tensor, ...]) -> bool:
-        """Whether these are ordinary tensors on the kernel's target and nothing (a mode, a transform, a tracer) wants
-        to see the call."""
-        if function_modes() or dispatch_modes() or transforms() is not None or tracer() is not None:
-            return False
-        if forward_ad._current_level >= 0:
-            return False
-        on_target = self._on_target
-        for t in tensors:
-            if type(t) not in _KINDS or not on_target(t):
-                return False
-            if t.is_neg():  # negating lazily is the dispatcher's affair
-                return False
-        return True
+    def _takes(self, t: Tensor) -> bool:
+        return is_ordinary(t) and bool(self._on_target(t))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return operator, (self.kernel,)

@@ -74,11 +74,11 @@ class Group:
         """The node that stands for the group."""
         return make(Fused(name, self.body), *self.operands, where=self.root.where)
 
-    def placed(self, graph: Graph, node: Node) -> Graph:
-        """`graph` with `node` computing what the group does."""
+    def placed(self, graph: Graph, node: Node) -> tuple[Graph, dict[Node, Node]]:
+        """`graph` with `node` computing what the group does, and what has become of each of its nodes."""
         if self.split is not None:
-            return graph.substitute(self.split.root, self.split.whole(node))
-        return graph.substitute(self.root, node)
+            return graph.substituted(self.split.root, self.split.whole(node))
+        return graph.substituted(self.root, node)
 
     def behind(self, node: Node) -> Node:
         """The group's last node, computed from `node` in place of what the shorter one computes."""
@@ -162,16 +162,17 @@ def cut(
         declined: set[Node] = set()
         while (group := _next(graph, family, declined, alone)) is not None:
             if group.shorter is not None:
-                behind = group.placed(graph, group.behind(group.shorter.fused("")))
+                behind, _ = group.placed(graph, group.behind(group.shorter.fused("")))
                 group = group if same_orders(behind, original, orders) else replace(group, shorter=None)
-            alike = same_orders(group.placed(graph, group.fused("")), original, orders)
-            node = decide(group) if alike else None
+            placed, _ = group.placed(graph, group.fused(""))
+            node = decide(group) if same_orders(placed, original, orders) else None
             if node is None:
                 # Without a tail, or with the softmax left to others, it may still pay.
                 may_end_earlier = any(getattr(group.record, name, None) is not None for name in ("tail", "shares"))
                 declined.add(group.root if may_end_earlier else _key(family, group))
                 continue
-            graph = group.placed(graph, node)
+            graph, became = group.placed(graph, node)
+            declined = {became.get(n, n) for n in declined}  # what follows is made anew, and is not asked about again
     return graph
 
 
@@ -199,7 +200,7 @@ def with_statistics(
         alike = graph.substitute(norm, pure)
         alike = replace(alike, effects=tuple(e for e in alike.effects if e is not pure))
         group = _longest(NORMALIZATION, pure, alike.nodes(), alike.users(), set())
-        if group is not None and same_orders(group.placed(alike, group.fused("")), alike, orders) and prefer(group):
+        if group is not None and same_orders(group.placed(alike, group.fused(""))[0], alike, orders) and prefer(group):
             y, update = normalization.apart(norm)
             graph = graph.substitute(norm, y)
             graph = replace(graph, effects=tuple(update if e is y else e for e in graph.effects))

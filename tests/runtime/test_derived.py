@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fusewright.runtime import derived as runtime
 from fusewright.runtime.derived import PROBED, DerivedWeights
 
 
@@ -51,6 +52,23 @@ def test_an_edit_is_seen(parts, edit: str) -> None:
     torch.testing.assert_close(derived(module)[0], module.weight.sum(0), equal_nan=True)
     derived(module)
     assert derive.count == 2
+
+
+@torch.no_grad()
+def test_tensors_are_looked_up_once_for_each_state_of_the_module(parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, derive, derived = parts
+    looked: list[str] = []
+    read = runtime._read
+    monkeypatch.setattr(runtime, "_read", lambda *args: looked.append(args[-1]) or read(*args))
+    first, second = object(), object()
+    for state, times in ((first, 1), (first, 1), (second, 2), (second, 2), (None, 3), (None, 4)):
+        derived(module, state)
+        assert len(looked) == times and derive.count == 1
+    derived(module, first)
+    module.weight.mul_(2)
+    torch.testing.assert_close(derived(module, first)[0], module.weight.sum(0))
+    other = nn.Linear(3, 4)
+    torch.testing.assert_close(derived(other, first)[0], other.weight.sum(0))
 
 
 @torch.no_grad()
