@@ -58,14 +58,13 @@ def is_channels_last(tensor: Tensor) -> bool:
     return not is_in_rows(tensor) and order_of(tensor) == _last(tensor)
 
 
-def same_orders(graph: Graph, other: Graph, given: Mapping[Node, Order]) -> bool:
-    """Whether the outputs of `graph`, run by kernels where it has `Fused` nodes, lie as those of `other` in eager.
+def output_orders(graph: Graph, given: Mapping[Node, Order], *, kernels: bool) -> list[Order | None]:
+    """How the outputs of `graph` lie: in eager, or run by `kernels` where it has `Fused` nodes.
 
     `given` has the inputs, parameters and buffers that do not lie row by row.
     """
-    actual, eager = _orders(graph, given, kernels=True), _orders(other, given, kernels=False)
-    outputs = [(a, b) for a, b in zip(graph.outputs, other.outputs, strict=True) if isinstance(a, Node)]
-    return all(_seen(a, actual[a]) == _seen(b, eager[b]) for a, b in outputs if isinstance(b, Node))
+    orders = _orders(graph, given, kernels=kernels)
+    return [_seen(o, orders[o]) if isinstance(o, Node) else None for o in graph.outputs]
 
 
 def follows_inputs(graph: Graph) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
-from fusewright.ir.memory_order import Order, same_orders
+from fusewright.ir.memory_order import Order, output_orders
 from fusewright.ir.node import Graph, Node, Symbol, make, topological
 from fusewright.schedule import (
     chain,
@@ -157,15 +157,16 @@ def cut(
     where the sources that do not lie row by row have these `orders`.  `decide` may take the shorter group of one it is
     given: the node is then what is left `behind` it, which is searched like the rest.
     """
-    original = graph
+    eager = output_orders(graph, orders, kernels=False)
     for family in FAMILIES:
         declined: set[Node] = set()
         while (group := _next(graph, family, declined, alone)) is not None:
             if group.shorter is not None:
                 behind, _ = group.placed(graph, group.behind(group.shorter.fused("")))
-                group = group if same_orders(behind, original, orders) else replace(group, shorter=None)
+                alike = output_orders(behind, orders, kernels=True) == eager
+                group = group if alike else replace(group, shorter=None)
             placed, _ = group.placed(graph, group.fused(""))
-            node = decide(group) if same_orders(placed, original, orders) else None
+            node = decide(group) if output_orders(placed, orders, kernels=True) == eager else None
             if node is None:
                 # Without a tail, or with the softmax left to others, it may still pay.
                 may_end_earlier = any(getattr(group.record, name, None) is not None for name in ("tail", "shares"))
@@ -200,7 +201,10 @@ def with_statistics(
         alike = graph.substitute(norm, pure)
         alike = replace(alike, effects=tuple(e for e in alike.effects if e is not pure))
         group = _longest(NORMALIZATION, pure, alike.nodes(), alike.users(), set())
-        if group is not None and same_orders(group.placed(alike, group.fused(""))[0], alike, orders) and prefer(group):
+        if group is None:
+            continue
+        eager, (placed, _) = output_orders(alike, orders, kernels=False), group.placed(alike, group.fused(""))
+        if output_orders(placed, orders, kernels=True) == eager and prefer(group):
             y, update = normalization.apart(norm)
             graph = graph.substitute(norm, y)
             graph = replace(graph, effects=tuple(update if e is y else e for e in graph.effects))
