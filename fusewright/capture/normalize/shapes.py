@@ -9,7 +9,7 @@ import torch
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.node import Node
-from fusewright.ir.ops import Cast, Cat, Embedding, Expand, Full, Op, Pad, Permute, Reshape, Size, Slice
+from fusewright.ir.ops import Cast, Cat, Detach, Embedding, Expand, Full, Op, Pad, Permute, Reshape, Size, Slice
 
 _ROW_MAJOR = (torch.contiguous_format, 0)  # the number is what a schema's default comes as
 
@@ -71,6 +71,13 @@ def _clone(call: Call) -> Normal:
     if call.escapes:
         return None
     return call.node("self") if call["memory_format"] in (None, torch.preserve_format) else _contiguous(call)
+
+
+def _detach(call: Call) -> Normal:
+    """The same tensor without a gradient; itself where it has none, and the caller does not see that it is no new one."""
+    x = call.node("self")
+    real = x.dtype.is_floating_point or x.dtype.is_complex
+    return call.make(Detach(), x) if call.returned or (real and not isinstance(x.op, Detach)) else x
 
 
 def _movedim(call: Call) -> Normal:
@@ -238,6 +245,7 @@ TABLE: dict[str, Handler] = {
     "aten.numpy_T.default": _reversed_dims,
     "aten.contiguous.default": _contiguous,
     "aten.clone.default": _clone,
+    "aten.detach.default": _detach,
     "aten.movedim.int": _movedim,
     "aten.movedim.intlist": _movedim,
     "aten.moveaxis.int": _movedim,
