@@ -30,7 +30,8 @@ def inlined(model: str, program: ExportedProgram) -> fx.Graph:
     Raises `CaptureError` for autocast that is not known to change nothing.
     """
     if not any(_mode(node) for node in program.graph.nodes):
-        return program.graph
+        untouched: fx.Graph = program.graph
+        return untouched
     writer = _Writer(model)
     placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
     operands = [writer.graph.node_copy(n) for n in placeholders]

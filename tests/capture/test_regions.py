@@ -56,7 +56,7 @@ def _several(m: Model, x: torch.Tensor) -> Any:
     with torch.no_grad():
         values, indices = (x * m.w).max(1)
         flat = x.reshape(-1)
-    return {"values": values, "indices": indices, "flat": flat, "rest": x * values[:, None]}
+    return {"values": values, "indices": indices, "rest": x.reshape(-1) * flat, "both": x * values[:, None]}
 
 
 @torch.no_grad()
@@ -66,11 +66,12 @@ def _whole(m: Model, x: torch.Tensor) -> Any:
 
 @torch.no_grad()
 def _within(m: Model, x: torch.Tensor) -> Any:
-    with plain_autocast():
+    with torch.no_grad():
         y = x * m.w
-        with torch.no_grad(), plain_autocast():
-            z = y.float() + m.w
-        z = z * m.w
+    with plain_autocast():
+        z = y.float() + m.w
+        with plain_autocast():
+            z = z * m.w
     return z, m.b * 2
 
 
@@ -144,7 +145,7 @@ REGIONS: dict[str, Forward] = {
 @pytest.mark.parametrize("name", REGIONS)
 def test_a_region_without_gradients(name: str, wanted: bool) -> None:
     captured = check(Model(REGIONS[name]), torch.randn(4, 3, requires_grad=wanted), batch=3)
-    assert set(opaque(captured)) <= ({"max", "argmax"} if name in ("several results", "integers") else set())
+    assert set(opaque(captured)) <= {"arange", "max", "argmax"}
 
 
 def test_what_no_gradient_comes_back_to_is_not_detached() -> None:
@@ -239,17 +240,48 @@ def _autocast(m: Model, x: torch.Tensor) -> Any:
         return m.layer(x)
 
 
-def _autocast_with_gradients(m: Model, x: torch.Tensor) -> Any:
-    with plain_autocast(), torch.no_grad():  # of which the trace keeps the first alone
+def _gradients_off_within(m: Model, x: torch.Tensor) -> Any:
+    with plain_autocast(), torch.no_grad():
         return m.layer(x)
 
 
+def _gradients_on_within(m: Model, x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        with plain_autocast(), plain_autocast(), torch.enable_grad():
+            y = m.layer(x)
+        return y * m.w
+
+
+def _gradients_set_within(m: Model, x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        y = m.layer(x)
+        with plain_autocast():
+            torch.set_grad_enabled(True)
+        return y * m.w
+
+
 @pytest.mark.parametrize(
-    ("forward", "reason"), [(_autocast, "turns autocast on"), (_autocast_with_gradients, "turns autocast off while")]
+    ("forward", "reason"),
+    [
+        (_autocast, "turns autocast on"),
+        (_gradients_off_within, "turns autocast off while"),
+        (_gradients_on_within, "turns autocast off while"),
+        (_gradients_set_within, "turns autocast off while"),
+    ],
 )
-def test_other_autocast_is_refused(forward: Forward, reason: str) -> None:
+def test_autocast_under_which_a_trace_says_too_little_is_refused(forward: Forward, reason: str) -> None:
     with pytest.raises(CaptureError, match=f"^Model cannot be captured: its forward {reason}.*; it runs as it did.$"):
         capture(Model(forward), (torch.randn(4, 3),))
+
+
+def test_a_forward_that_leaves_gradients_turned_off_is_refused() -> None:
+    def forward(m: Model, x: torch.Tensor) -> Any:
+        torch.set_grad_enabled(False)
+        return m.layer(x)
+
+    with pytest.raises(CaptureError, match="its forward leaves gradients turned off"):
+        capture(Model(forward), (torch.randn(4, 3),))
+    assert torch.is_grad_enabled()
 
 
 def test_a_region_that_is_called_another_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

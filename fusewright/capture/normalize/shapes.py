@@ -74,7 +74,7 @@ def _clone(call: Call) -> Normal:
 
 
 def _detach(call: Call) -> Normal:
-    """The same tensor without a gradient; itself where it has none, and the caller does not see that it is no new one."""
+    """The same tensor without a gradient; x where it has none, unless the caller would see that it is no new one."""
     x = call.node("self")
     real = x.dtype.is_floating_point or x.dtype.is_complex
     return call.make(Detach(), x) if call.returned or (real and not isinstance(x.op, Detach)) else x
@@ -163,10 +163,10 @@ def _alike(parts: Sequence[Node]) -> bool:
 
 
 def _cat(call: Call) -> Normal:
-    parts = call["tensors"]
-    if len(parts) == 1 and not call.escapes:  # a copy
+    parts = [p for p in call["tensors"] if p.shape != (0,) or p.dtype != call.result.dtype]  # passed over beside others
+    if len(parts) == 1 and parts[0].dtype == call.result.dtype and not call.escapes:  # a copy
         return parts[0]  # type: ignore[no-any-return]
-    return call.make(Cat(call["dim"] % parts[0].ndim), *parts) if _alike(parts) else None
+    return call.make(Cat(call["dim"] % parts[0].ndim), *parts) if parts and _alike(parts) else None
 
 
 def _stack(call: Call) -> Normal:
