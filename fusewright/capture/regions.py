@@ -109,14 +109,14 @@ class _Writer:
             elif node.op == "output":
                 return value(node.args[0])
             elif mode is not None:
-                values[node] = self.region(owner, node, mode, [value(a) for a in mode.operands], gradients)
+                values[node] = self.region(owner, mode, [value(a) for a in mode.operands], gradients)
             elif node.target is operator.getitem and isinstance(values[node.args[0]], tuple | list):
                 values[node] = values[node.args[0]][node.args[1]]
             elif node.op != "get_attr" or not all(map(_mode, node.users)):
                 values[node] = self.call(node, values.__getitem__, gradients)
         raise AssertionError("a graph without an output")
 
-    def region(self, owner: fx.GraphModule, node: fx.Node, mode: _Mode, operands: list[Any], gradients: bool) -> Any:
+    def region(self, owner: fx.GraphModule, mode: _Mode, operands: list[Any], gradients: bool) -> Any:
         """Write a region out; returns the list of its results."""
         if mode.kind == "wrap_with_set_grad_enabled":
             gradients = mode.enabled
@@ -126,7 +126,8 @@ class _Writer:
             what = "turns autocast off while gradients are on, and a trace of that loses sight of torch.no_grad()"
             raise refusal(self.model, mode.body, what)
         body = owner.get_submodule(str(mode.body.target))
-        assert isinstance(body, fx.GraphModule), f"the region {node} has no graph"
+        if not isinstance(body, fx.GraphModule):
+            raise refusal(self.model, mode.body, "holds a subprogram without a graph")
         return self.write(body, operands, gradients=gradients)
 
     def call(self, node: fx.Node, value: Callable[[fx.Node], fx.Node], gradients: bool) -> fx.Node:
