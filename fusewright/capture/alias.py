@@ -225,7 +225,7 @@ def _is_composite(target: OpOverload) -> bool:
 
 def _written(node: fx.Node) -> list[fx.Node]:
     """The arguments that `node` writes to by its schema."""
-    if not isinstance(node.target, OpOverload) or _is_idle_detach(node):
+    if not isinstance(node.target, OpOverload) or is_idle_detach(node):
         return []
     values = bound(node)
     arguments = node.target._schema.arguments
@@ -241,12 +241,13 @@ def _is_running(name: str) -> bool:
     return name in _STATISTICS
 
 
-def _is_idle_detach(node: fx.Node) -> bool:
-    """Whether `node` detaches in place what has no gradient anyway (every literal tensor of a model does)."""
-    if str(node.target) != "aten.detach_.default":
-        return False
-    value = node.all_input_nodes[0].meta.get("val")
-    return isinstance(value, torch.Tensor) and not value.requires_grad
+def is_idle_detach(node: fx.Node) -> bool:
+    """Whether `node` detaches a literal tensor in place, as every trace of one does: it has no gradient anyway.
+
+    (Whether other values have one, a trace does not tell.)
+    """
+    detaches = str(node.target) == "aten.detach_.default"
+    return detaches and str(node.all_input_nodes[0].target) == "aten.lift_fresh_copy.default"
 
 
 def norm_statistics(node: fx.Node) -> list[fx.Node]:

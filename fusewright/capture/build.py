@@ -15,8 +15,8 @@ from torch._ops import OpOverload
 from fusewright.capture import alias
 from fusewright.capture.export import Exported
 from fusewright.capture.normalize import TABLE, Call, Normal, normalize
+from fusewright.capture.regions import refusal, where
 from fusewright.capture.symbols import NotSymbolicError
-from fusewright.errors import CaptureError
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node, make
 from fusewright.ir.ops import TensorType
@@ -74,7 +74,7 @@ class _Builder:
             elif node.op == "call_function" and node not in self.aliases.idle:
                 self.visit(node)
             elif node.op == "get_attr":
-                raise CaptureError(self.complain(node, "holds a subprogram (such as torch.cond or torch.no_grad)"))
+                raise refusal(self.exported.model, node, "holds a subprogram (such as torch.cond)")
         outputs = self.outputs(self.exported.outputs)
         graph = Graph(self.exported.inputs, outputs, tuple(self.effects), dict(self.exported.symbols.places))
         return graph, tuple(self.reasons)
@@ -99,11 +99,6 @@ class _Builder:
         target = str(node.target)
         return node not in self.kept and alias.is_in_place(target) and alias.functional(target) in TABLE
 
-    def complain(self, node: fx.Node, what: str) -> str:
-        where = _where(node)
-        place = f"its module {where}" if where else "its forward"
-        return f"{self.exported.model} cannot be captured: {place} {what}; it runs as it did."
-
     def visit(self, node: fx.Node) -> None:
         found = node.meta.get("val")
         if isinstance(found, _SCALARS):
@@ -112,13 +107,13 @@ class _Builder:
             self.values[node] = self.item(node)
         elif not isinstance(node.target, OpOverload):
             what = f"uses {getattr(node.target, '__name__', node.target)}, which is no plain operation"
-            raise CaptureError(self.complain(node, what))
+            raise refusal(self.exported.model, node, what)
         else:
             self.call(node, str(node.target))
 
     def scalar(self, node: fx.Node, found: Any) -> Any:
         if str(node.target) in _READS:
-            raise CaptureError(self.complain(node, "reads a number out of a tensor (as .item() does)"))
+            raise refusal(self.exported.model, node, "reads a number out of a tensor (as .item() does)")
         if isinstance(found, torch.SymInt) or type(found) is int:
             return self.exported.symbols.size(found)
         if isinstance(found, bool | float):
@@ -156,7 +151,7 @@ class _Builder:
         """A literal tensor is copied at each call; where nothing writes to it or returns it, itself will do."""
         if target == "aten.lift_fresh_copy.default" and not self.aliases.escapes(node):
             return self.node(node.args[0])
-        if target == "aten.detach_.default" and not node.meta["val"].requires_grad:
+        if alias.is_idle_detach(node):
             return self.node(node.args[0])
         return None
 
@@ -169,7 +164,7 @@ class _Builder:
             used=frozenset(u.args[1] for u in users if isinstance(u.args[1], int)),
             returned=any(user.op == "output" for user in (*node.users, *(w for u in users for w in u.users))),
             escapes=self.aliases.escapes(node),
-            where=_where(node),
+            where=where(node),
             serial=self.serial,
         )
         found = normalize(call)
@@ -190,10 +185,10 @@ class _Builder:
         keywords = tuple((k, literal(self.value(a))) for k, a in node.kwargs.items())
         several = isinstance(node.meta.get("val"), tuple | list)
         op = ops.Opaque(target, positional, keywords, self.results(node), several, self.serial())
-        found = make(op, *args, where=_where(node))
+        found = make(op, *args, where=where(node))
         self.effects.append(found)
         why = "shares memory that is written in place" if self.aliases.touches_pinned(node) else "runs as it did"
-        self.reasons[f"{target} in {_where(node) or 'the model'} {why}"] = None
+        self.reasons[f"{target} in {where(node) or 'the model'} {why}"] = None
         return found
 
     def serial(self) -> int:
@@ -236,10 +231,3 @@ class _Builder:
         sets = self.aliases.sets
         if alias.find(sets, output) is not alias.find(sets, other) and isinstance(output.target, OpOverload):
             raise _Retry(output)
-
-
-def _where(node: fx.Node) -> str:
-    """The dotted path of the module that a call came from, if the trace knows it."""
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [entry[0] for entry in stack.values() if isinstance(entry, tuple) and entry and entry[0]]
-    return "" if not paths or "empty_nn_module_stack" in paths[-1] else str(paths[-1])

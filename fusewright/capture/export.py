@@ -15,6 +15,7 @@ from torch import fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind, OutputKind
 
+from fusewright.capture.regions import inlined
 from fusewright.capture.state import untouched
 from fusewright.capture.symbols import STATIC, NotSymbolicError, Symbols, read_symbols
 from fusewright.errors import CaptureError
@@ -164,7 +165,8 @@ def _check_tensors(name: str, model: nn.Module, flat: list[Any]) -> None:
 
 
 def _read(name: str, program: ExportedProgram, flat: list[Any], in_spec: TreeSpec) -> Exported:
-    placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
+    graph = inlined(name, program)
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     specs = program.graph_signature.input_specs
     user = [n for n, s in zip(placeholders, specs, strict=True) if s.kind is InputKind.USER_INPUT]
     if len(user) != len(flat):
@@ -188,8 +190,7 @@ def _read(name: str, program: ExportedProgram, flat: list[Any], in_spec: TreeSpe
     fixed = {i: value for i, value in enumerate(flat) if i not in positions}
     constants = {op.key: program.constants[op.key] for op in _constants(sources)}
     out_spec = _out_spec(name, program)
-    outputs = _outputs(name, program)
-    graph = program.graph
+    outputs = _outputs(name, program, graph)
     return Exported(name, graph, sources, inputs, outputs, symbols, constants, in_spec, out_spec, positions, fixed)
 
 
@@ -217,11 +218,11 @@ def _state(name: str, program: ExportedProgram, symbols: Symbols, node: fx.Node,
     raise _refusal(name, f"it holds {spec.target}, which is no tensor")
 
 
-def _outputs(name: str, program: ExportedProgram) -> tuple[Any, ...]:
+def _outputs(name: str, program: ExportedProgram, graph: fx.Graph) -> tuple[Any, ...]:
     specs = program.graph_signature.output_specs
     if any(s.kind is not OutputKind.USER_OUTPUT for s in specs):
         raise _refusal(name, "it has results beside its outputs")
-    output = next(n for n in program.graph.nodes if n.op == "output")
+    output = next(n for n in graph.nodes if n.op == "output")
     values = output.args[0]
     assert isinstance(values, tuple | list)
     for value in values:

@@ -22,14 +22,17 @@ _OWN = frozenset({"_parameters", "_buffers", "_forward_hooks"})
 def untouched(model: nn.Module, devices: set[torch.device]) -> Iterator[None]:
     """Restore every attribute of every submodule, and the random streams, afterwards.
 
-    Raises `CaptureError` when the forward changed a plain attribute: the captured program would not.
+    Raises `CaptureError` when the forward changed a plain attribute, or left gradients turned off: the captured program
+    would not.
     """
     before = {module: _held(module) for module in model.modules()}
     changed: list[str] = []
+    gradients: list[bool] = []
 
-    # At the end of the forward, because tracing puts plain attributes back before it returns.
+    # At the end of the forward, because tracing puts plain attributes and modes back before it returns.
     def look(*_: Any) -> None:
         changed.extend(name for module, held in before.items() for name in _changes(module, held))
+        gradients.append(torch.is_grad_enabled())
 
     handle = model.register_forward_hook(look)
     with torch.random.fork_rng(devices=[d for d in devices if d.type == "cuda"]):
@@ -46,6 +49,11 @@ def untouched(model: nn.Module, devices: set[torch.device]) -> Iterator[None]:
         raise CaptureError(
             f"{type(model).__name__} cannot be captured: its forward changes the attribute {changed[0]}, which the "
             "program would not; keep such state in a registered buffer."
+        )
+    if not all(gradients):
+        raise CaptureError(
+            f"{type(model).__name__} cannot be captured: its forward leaves gradients turned off, which the program "
+            "would not; use torch.no_grad() in a with statement."
         )
 
 

@@ -151,7 +151,7 @@ def _depends_on_batch(node: Node) -> bool:
 
 def _computed(node: Node) -> bool:
     """Whether anything below `node` is more than a view of a parameter."""
-    view = isinstance(node.op, ops.Reshape | ops.Permute | ops.Expand | ops.Slice)
+    view = isinstance(node.op, ops.Reshape | ops.Permute | ops.Expand | ops.Slice | ops.Detach)
     if not view or (isinstance(node.op, ops.Permute) and node.op.copy):
         return bool(node.inputs)
     return _computed(node.arg(0))

@@ -112,6 +112,11 @@ def _cast(op: ops.Cast, node: Node, args: Sequence[str]) -> str:
     return f"{args[0]}.to({op.dtype})"
 
 
+@_emits(ops.Detach)
+def _detach(op: ops.Detach, node: Node, args: Sequence[str]) -> str:
+    return f"{args[0]}.detach()"
+
+
 @_emits(ops.Transfer)
 def _transfer(op: ops.Transfer, node: Node, args: Sequence[str]) -> str:
     # A product passes the number along with its launch: a copy would wait for the device, and CUDA graphs refuse it.

@@ -123,6 +123,8 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
     if len(rows) < 2 or all(order == _rows(a) for a, order in operands):
         return rows
     match node.op:
+        case ops.Detach():
+            return operands[0][1]
         case ops.Matmul() | ops.Reduce() | ops.Statistics() | ops.Softmax() | ops.Embedding() | ops.Permute(copy=True):
             return rows
         case ops.Norm(kind="layer" | "instance"):

@@ -27,6 +27,7 @@ __all__ = [
     "Cat",
     "Constant",
     "Conv",
+    "Detach",
     "Dropout",
     "Embedding",
     "Expand",
@@ -313,6 +314,15 @@ class Cast(Op):
         x = types[0]
         assert x is not None
         return TensorType(x.shape, self.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Detach(Op):
+    """The same tensor, but no gradient comes back through it."""
+
+    def infer(self, types: Types) -> TensorType:
+        assert types[0] is not None
+        return types[0]
 
 
 @dataclass(frozen=True)

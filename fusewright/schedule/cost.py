@@ -32,6 +32,7 @@ FREE = (
     ops.Expand,
     ops.Slice,
     ops.Item,
+    ops.Detach,
     ops.Transfer,
 )
 # Ranges shorter than this are summed at the pace of pooling.

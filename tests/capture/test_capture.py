@@ -181,13 +181,6 @@ class Looping(nn.Module):
         return x
 
 
-class NoGrad(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            y = x * 2
-        return y + x
-
-
 class Cond(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
@@ -259,7 +252,7 @@ class LazyOne(nn.LazyLinear):
 
 
 REFUSED: list[Callable[[], nn.Module]] = [
-    *(Branching, Reading, Looping, NoGrad, Cond, Named, Custom, Stateful, Caching, Numpy, Quantised, Failing),
+    *(Branching, Reading, Looping, Cond, Named, Custom, Stateful, Caching, Numpy, Quantised, Failing),
     Unique,
     lambda: LazyOne(3),
 ]

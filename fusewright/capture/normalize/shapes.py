@@ -9,7 +9,7 @@ import torch
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.node import Node
-from fusewright.ir.ops import Cast, Cat, Embedding, Expand, Full, Op, Pad, Permute, Reshape, Size, Slice
+from fusewright.ir.ops import Cast, Cat, Detach, Embedding, Expand, Full, Op, Pad, Permute, Reshape, Size, Slice
 
 _ROW_MAJOR = (torch.contiguous_format, 0)  # the number is what a schema's default comes as
 
@@ -71,6 +71,13 @@ def _clone(call: Call) -> Normal:
     if call.escapes:
         return None
     return call.node("self") if call["memory_format"] in (None, torch.preserve_format) else _contiguous(call)
+
+
+def _detach(call: Call) -> Normal:
+    """The same tensor without a gradient; x where it has none, unless the caller would see that it is no new one."""
+    x = call.node("self")
+    real = x.dtype.is_floating_point or x.dtype.is_complex
+    return call.make(Detach(), x) if call.returned or (real and not isinstance(x.op, Detach)) else x
 
 
 def _movedim(call: Call) -> Normal:
@@ -156,10 +163,10 @@ def _alike(parts: Sequence[Node]) -> bool:
 
 
 def _cat(call: Call) -> Normal:
-    parts = call["tensors"]
-    if len(parts) == 1 and not call.escapes:  # a copy
+    parts = [p for p in call["tensors"] if p.shape != (0,) or p.dtype != call.result.dtype]  # passed over beside others
+    if len(parts) == 1 and parts[0].dtype == call.result.dtype and not call.escapes:  # a copy
         return parts[0]  # type: ignore[no-any-return]
-    return call.make(Cat(call["dim"] % parts[0].ndim), *parts) if _alike(parts) else None
+    return call.make(Cat(call["dim"] % parts[0].ndim), *parts) if parts and _alike(parts) else None
 
 
 def _stack(call: Call) -> Normal:
@@ -238,6 +245,7 @@ TABLE: dict[str, Handler] = {
     "aten.numpy_T.default": _reversed_dims,
     "aten.contiguous.default": _contiguous,
     "aten.clone.default": _clone,
+    "aten.detach.default": _detach,
     "aten.movedim.int": _movedim,
     "aten.movedim.intlist": _movedim,
     "aten.moveaxis.int": _movedim,
