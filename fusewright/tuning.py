@@ -485,28 +485,32 @@ class Tuner:
             if self.device.type == "cpu":  # a compiler would take time from what is measured
                 wait([b.done for b in builds], timeout=max(0.0, self.started + SECONDS / 2 - time.monotonic()))
             with torch.no_grad():
-                aten = _seconds(partial(reference, *operands), self.device)
                 for i, build in enumerate(builds):
                     if not self._fits(build, wait=not times):
                         continue
                     most = 4 * min(times.values(), default=math.inf)
+                    if self.device.type == "cuda" and self._left() < 0.0:
+                        most = 0.0  # one call is enough then: what is close is timed in turns
                     try:
                         times[i] = _seconds(partial(build.launcher, *operands), self.device, most=most)
                     except FusewrightError:
                         continue
                     self.progress(f"tuning {name}: {len(times)} of {len(builds)}")
+                aten = partial(reference, *operands)
                 if not times:
-                    return Decision(None, None, aten, 0)
+                    return Decision(None, None, _seconds(aten, self.device), 0)
                 best = min(times, key=times.__getitem__)
-                if self.device.type == "cuda":
+                if self.device.type != "cuda":
+                    least = _seconds(aten, self.device)
+                else:
                     close = sorted((i for i in times if times[i] < CLOSE * times[best]), key=times.__getitem__)
                     calls = {i: partial(builds[i].launcher, *operands) for i in close[:FINALISTS]}
                     long = 1.0 if self._left() > 0.0 else BRIEF
-                    best, times[best], aten = _final(calls, partial(reference, *operands), self.device, long)
+                    best, times[best], least = _final(calls, aten, self.device, long)
         finally:
             for build in builds:
                 build.done.cancel()
-        return Decision(builds[best].option, times[best], aten, len(times))
+        return Decision(builds[best].option, times[best], least, len(times))
 
     def _build(self, group: Group, name: str, option: Option) -> Build:
         """A kernel that a thread begins to build; only what gets chosen becomes an operator."""

@@ -356,7 +356,7 @@ def test_where_nothing_builds_aten_runs(clock: Clock, mode: tuning.Mode, tmp_pat
 
 
 def test_short_of_memory_the_best_guess_runs(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(call: Callable[[], Tensor], most: float = 0.0) -> float:
+    def fails(call: Callable[[], Tensor], device: torch.device, most: float = 0.0) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(tuning, "_seconds", fails)
