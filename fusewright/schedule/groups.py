@@ -7,7 +7,7 @@ stays as it is.  Nothing here knows a target; whether a group becomes a kernel i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -162,9 +162,7 @@ def cut(
             alike = same_orders(group.placed(graph, group.fused("")), original, orders)
             node = decide(group) if alike else None
             if node is None:
-                # Without a tail, or with the softmax left to others, it may still pay.
-                may_end_earlier = any(getattr(group.record, name, None) is not None for name in ("tail", "shares"))
-                declined.add(group.root if may_end_earlier else _key(family, group))
+                declined.update(_ends(group) or {_key(family, group)})
                 continue
             graph = group.placed(graph, node)
     return graph
@@ -205,6 +203,15 @@ def _key(family: Family, group: Group) -> Node:
     if family.anchor is None:
         return group.root
     return next(n for n in _covered(group) if isinstance(n.op, family.anchor))
+
+
+def _ends(group: Group) -> set[Node]:
+    """Where a group that is no kernel may not end, as it may pay still if it ends earlier: without a tail, with the
+    softmax left to others, or ahead of what reads a tensor as large as the convolution's output; empty for others."""
+    record = group.record
+    if getattr(record, "elements", ()):
+        return depends_on_any(group.inner, record.elements)
+    return {group.root} if any(getattr(record, name, None) is not None for name in ("tail", "shares")) else set()
 
 
 def _covered(group: Group) -> tuple[Node, ...]:
@@ -301,6 +308,16 @@ def depends_on_input(nodes: list[Node]) -> set[Node]:
     found: set[Node] = set()
     for node in nodes:
         if isinstance(node.op, ops.Input) or any(a in found for a in node.inputs):
+            found.add(node)
+    return found
+
+
+def depends_on_any(nodes: Iterable[Node], given: Iterable[Node]) -> set[Node]:
+    """Those of `nodes`, which come after what they read, that are computed from some that are `given`."""
+    given = set(given)
+    found: set[Node] = set()
+    for node in nodes:
+        if any(a in found or a in given for a in node.inputs):
             found.add(node)
     return found
 

@@ -45,6 +45,8 @@ LARGEST_MATRIX = 32 * 1024
 
 def options(c: Contraction, hints: Mapping[Any, int], layouts: Mapping[Node, str]) -> list[dict[str, Any]]:
     """Ways to cut a group, best guess first; none where this family does not take it."""
+    if c.elements or c.of_samples:
+        return []
     spatial = set(range(2, c.conv.ndim))
     if c.fold is not None and set(c.fold.op.dims) not in ({1}, spatial, {1} | spatial):
         return []

@@ -55,8 +55,11 @@ for (int i = 0; i < 4; ++i)
     if (there && left > 4 * i - 3 * lane) to[4 * i - 3 * lane] = narrow_to<$type>::of(run[i]);
 """
 
-OUT_ROW = """
+PLANE = """
 const long long plane = (long long)$p * $q * forgotten($r);    // from feature to feature
+"""
+
+OUT_ROW = """
 $type* const $name = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature$first) * plane);
 """
 
@@ -95,8 +98,9 @@ struct alignas(8) Neighbours { float first, second; };
 
 // Write them, each warp of the team some, whole parts of memory at a time: the first one begins at `to`; there are so
 // many `features`, and `left` elements of their rows.  What several rows have is read before any of it is written.
+$template
 __device__ __forceinline__ void write_rows(const float* rows, $type* to, long long plane, int features, int left,
-                                           int member, int lane) {
+                                           int member, int lane$more) {
     constexpr int PARTS = (POSITIONS + 62) / 32, AT_ONCE = $at_once;
 #pragma unroll 1
     for (int first = member; first < 8; first += AT_ONCE * TEAM) {
@@ -110,13 +114,14 @@ __device__ __forceinline__ void write_rows(const float* rows, $type* to, long lo
             for (int k = 0; k < PARTS; ++k)
                 values[i][k] = rows[feature * ROW_PITCH + min(max(at[i] + 32 * k, 0), POSITIONS - 1)];
         }
+        $reads
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const int feature = first + i * TEAM, count = feature < features ? left : 0;
             $type* const row = to + feature * plane + at[i];
 #pragma unroll
             for (int k = 0; k < PARTS; ++k)
-                if (unsigned(at[i] + 32 * k) < unsigned(count)) row[32 * k] = narrow_to<$type>::of(values[i][k]);
+                if (unsigned(at[i] + 32 * k) < unsigned(count)) row[32 * k] = narrow_to<$type>::of($change);
         }
     }
 }
@@ -132,6 +137,7 @@ const int p = $p, q = $q, first_r = $first;    // of the team's first position
 const bool inside = unsigned(p) < unsigned($P) && unsigned(q) < unsigned($Q);
 const int left = inside ? max(0, min($R - first_r, POSITIONS)) : 0;
 $type* const to = forgotten(out_features + unsigned((p * $Q + q) * $R + first_r));
+$beside
 $eights
 """
 
@@ -140,7 +146,7 @@ EIGHT_ROWS = """
 $sync;    // until the rows before have been read
 $held
 $sync;
-write_rows(team_rows, to + ($first) * plane, plane, O - first_feature - ($first), left, $member, lane);
+write_rows(team_rows, to + ($first) * plane, plane, O - first_feature - ($first), left, $member, lane$given);
 """
 
 CLOSE_POSITIONS = """

@@ -61,7 +61,7 @@ class DirectEpilogue(ValueText):
     t: Cut
 
     def of_channel(self, name: str) -> str:
-        return f"widened({name}[at])"
+        return f"widened({name}[{self.of_sample(name)}at])"
 
     @property
     def box(self) -> Box:
