@@ -224,7 +224,7 @@ def _of_contraction(
             rival = best / UNDERESTIMATED if ahead else rival
     if product:
         return _Ways(tuple(found), inf if rival is None else UNDERESTIMATED * rival)
-    if c.elements:
+    if c.channels_last and c.elements:  # copies of those would cost what there is to gain
         return _Ways(tuple(found), inf if rival is None else UNDERESTIMATED * rival)
     direct_tiles = direct_shortlist(replace(c, channels_last=False), lengths, samples, rival)
     others: list[Option] = [{"direct": asdict(t)} for t in direct_tiles.tiles]

@@ -25,11 +25,6 @@ class ElementText(ValueText):
     """Writes how they are read, for values that a thread has of channels (m, half)."""
 
     @property
-    @abstractmethod
-    def late(self) -> bool:
-        """Whether pointwise trees are evaluated as rows leave shared memory, each of which is one feature's."""
-
-    @property
     def place(self) -> str:
         return "int at" if self.late else "int m, int half"
 
@@ -48,7 +43,7 @@ class ElementText(ValueText):
         """Whether every block has all of its features."""
 
     def changed(self, value: str, at: str = "[m][half]") -> str:
-        return value if self.late else super().changed(value, at)
+        return super().changed(value, at)
 
     # -- where a thread has values of all of its channels
 
@@ -130,41 +125,6 @@ class ElementText(ValueText):
             "given": f", before, group * O + first_feature + ({first}){given}",
         }
 
-    def head(self) -> list[Lines]:
-        reads = [fill(_READ)] if self.beside else []
-        return [*super().head(), *reads]
-
-
-_READ = """
-// Memory that is read at once.
-template <int BYTES> struct Words { uint4 words; };
-template <> struct Words<8> { uint2 words; };
-template <> struct Words<4> { unsigned words; };
-template <> struct Words<2> { unsigned short words; };
-
-// COUNT neighbours of an operand, which nobody writes to meanwhile; zeros where they are not `there`.
-template <int COUNT, class T>
-__device__ __forceinline__ void read_neighbours(const T* from, bool there, Compute (&to)[COUNT]) {
-    using Together = decltype(Words<COUNT * sizeof(T)>::words);
-    union { Together words; T values[COUNT]; } read = {};
-    if (there) read.words = __ldg(reinterpret_cast<const Together*>(from));
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) to[i] = widened(read.values[i]);
-}
-template <class T>
-__device__ __forceinline__ Compute read_element(const T* from, bool there) {
-    Compute to[1];
-    read_neighbours(from, there, to);
-    return to[0];
-}
-// Neighbours of a row, of which `left` elements follow: at once where every row is a number of such runs.
-template <int COUNT, class T>
-__device__ __forceinline__ void read_run(const T* from, bool there, int left, int row, Compute (&to)[COUNT]) {
-    if (row % COUNT == 0) return read_neighbours(from, there && left > 0, to);
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) to[i] = read_element(from + i, there && left > i);
-}
-"""
 
 _READ_ROWS = """
 Compute ${name}_here[AT_ONCE][PARTS];

@@ -90,6 +90,37 @@ for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
         }
 """
 
+READ = """
+// Memory that is read at once.
+template <int BYTES> struct Words { uint4 words; };
+template <> struct Words<8> { uint2 words; };
+template <> struct Words<4> { unsigned words; };
+template <> struct Words<2> { unsigned short words; };
+
+// COUNT neighbours of an operand, which nobody writes to meanwhile; zeros where they are not `there`.
+template <int COUNT, class T>
+__device__ __forceinline__ void read_neighbours(const T* from, bool there, Compute (&to)[COUNT]) {
+    using Together = decltype(Words<COUNT * sizeof(T)>::words);
+    union { Together words; T values[COUNT]; } read = {};
+    if (there) read.words = __ldg(reinterpret_cast<const Together*>(from));
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) to[i] = widened(read.values[i]);
+}
+template <class T>
+__device__ __forceinline__ Compute read_element(const T* from, bool there) {
+    Compute to[1];
+    read_neighbours(from, there, to);
+    return to[0];
+}
+// Neighbours of a row, of which `left` elements follow: at once where every row is a number of such runs.
+template <int COUNT, class T>
+__device__ __forceinline__ void read_run(const T* from, bool there, int left, int row, Compute (&to)[COUNT]) {
+    if (row % COUNT == 0) return read_neighbours(from, there && left > 0, to);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) to[i] = read_element(from + i, there && left > i);
+}
+"""
+
 # Rows go to memory from shared memory (`fusewright.schedule.output_rows`).
 WRITE_ROWS = """
 // Rows of eight features wait in shared memory, of the POSITIONS that a team of warps has side by side.

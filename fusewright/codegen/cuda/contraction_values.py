@@ -10,6 +10,7 @@ from functools import cached_property
 from math import prod
 
 from fusewright.codegen.cpp import Scalars, compute_type
+from fusewright.codegen.cuda import contraction_finish_text as texts
 from fusewright.codegen.cuda.contraction_finish import Finish, operands
 from fusewright.codegen.cuda.loops import nest
 from fusewright.codegen.text import Lines, block, fill
@@ -30,6 +31,16 @@ class ValueText(Finish):
     @abstractmethod
     def of_channel(self, name: str) -> str:
         """An operand's number for the channel at hand."""
+
+    @property
+    @abstractmethod
+    def late(self) -> bool:
+        """Whether the pointwise tree is evaluated on the way out of shared memory, by which values go to be written
+        side by side: there their elements of operands are read side by side, too."""
+
+    def head(self) -> list[Lines]:
+        """Declarations of what follows the multiplication."""
+        return [*super().head(), *([fill(texts.READ)] if self.beside else [])]
 
     @property
     def beside(self) -> list[str]:
@@ -98,7 +109,7 @@ class ValueText(Finish):
     @property
     def one_by_one(self) -> bool:
         """Whether every product is changed where it is taken."""
-        return self.changes and not self.in_place
+        return self.changes and not self.in_place and not self.late
 
     def changed(self, value: str, at: str = "") -> str:
         """A product as it goes into the window or the reduction, or is written; what every element has is `at` of what

@@ -13,10 +13,11 @@ from element_cases import Found, assert_not_finite_as_eager, assert_right, find
 from emulation.emulate import ORDERS, emulate
 from warpgroup_cases import BF16, F16
 
-from fusewright.codegen.cuda import contraction, options, warpgroup
+from fusewright.codegen.cuda import contraction, direct, options, warpgroup
 from fusewright.kernel import Kernel
-from fusewright.schedule import tiling, warpgroup_positions, warpgroup_windows
+from fusewright.schedule import direct_choice, tiling, warpgroup_positions, warpgroup_windows
 from fusewright.schedule import warpgroup as warpgroup_features
+from fusewright.schedule.direct import DirectTile
 from fusewright.schedule.groups import Group
 from fusewright.schedule.tiling import Tiling, bytes_beside
 
@@ -35,6 +36,7 @@ FAMILIES: dict[str, Callable[[Found], list[Any]]] = {
     "features": _by_warpgroups(warpgroup_features),
     "positions": _by_warpgroups(warpgroup_positions),
     "windows": _by_warpgroups(warpgroup_windows),
+    "direct": lambda f: direct_choice.candidates(f.group, f.cells, f.case.batch),
 }
 
 # The family, a case, what is read, of which type beside the case's, and what the tile is to have.
@@ -50,6 +52,13 @@ CASES: dict[str, Row] = {
         {},
     ),
     "positions, rows": ("positions", Case((5, 71), 5, 12), "behind a channel", None, {"by_rows": True}),
+    "direct, depthwise": (
+        "direct",
+        Case((7, 13), 1, 1, padding=(1, 1), groups=6, tf32=False),
+        "scale and residual",
+        None,
+        {},
+    ),
 }
 SLOW: dict[str, Row] = {
     "warps, channels last": (
@@ -129,6 +138,24 @@ SLOW: dict[str, Row] = {
         None,
         {},
     ),
+    "direct": ("direct", Case((9, 33), 3, 20, stride=(2, 2), tf32=False), "ahead of a channel", None, {"features": 4}),
+    "direct, one by one": ("direct", Case((9, 20), 3, 5, groups=2, tf32=False), "behind a channel", None, {"run": 1}),
+    "direct, half precision": ("direct", Case((37,), 2, 3, (5,), (1,), (0,), (2,), dtype=F16), "residual", F32, {}),
+    "direct, float64": ("direct", Case((6, 9), 1, 2, groups=3, dtype=F64), "twice", None, {}),
+    "direct, transposed": (
+        "direct",
+        Case((5, 9), 1, 1, (4, 4), (2, 2), (1, 1), groups=4, transposed=True, tf32=False),
+        "residual",
+        None,
+        {},
+    ),
+    "direct, three dimensions": (
+        "direct",
+        Case((4, 5, 9), 1, 2, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), groups=3, tf32=False),
+        "gate",
+        None,
+        {},
+    ),
     "windows": ("windows", Case((22, 150), 8, 16, **POOL), "behind a channel", None, {}),
 }
 EVERY = CASES | SLOW
@@ -139,6 +166,8 @@ def found(name: str) -> tuple[Found, Kernel]:
     family, case, read, like, wanted = EVERY[name]
     f = find(case, read, like)
     t = next(t for t in FAMILIES[family](f) if all(getattr(t, key) == value for key, value in wanted.items()))
+    if isinstance(t, DirectTile):
+        return f, direct.generate(f.group, t, "fused_test", REFERENCE)
     if isinstance(t, Tiling):
         return f, contraction.generate(f.group, t, "fused_test", REFERENCE, tf32=case.tf32)
     return f, warpgroup.generate(f.group, t, "fused_test", REFERENCE)
