@@ -11,13 +11,14 @@ from fusewright.schedule.contraction import Contraction
 def shapes(c: Contraction) -> tuple[tuple[Expression, ...], ...]:
     """Per operand of a call: those of the input, and of what has as many elements as the output, by the input's sizes;
     all others fixed, but for one row per sample."""
-    x, *others = c.tensors
-    return ("N", str(x.shape[1]), *names(c)), *(_shape(c, node) for node in others)
+    return tuple(_shape(c, node) for node in c.tensors)
 
 
 def _shape(c: Contraction, operand: Node) -> tuple[Expression, ...]:
-    if operand in c.elements:
+    if operand in c.elements:  # and be it the input, which has the output's lengths then
         return "N", str(operand.shape[1]), *written(c)
+    if operand is c.x:
+        return "N", str(operand.shape[1]), *names(c)
     fixed = [str(d) if isinstance(d, int) else "N" for d in operand.shape]
     return ("N", *fixed[1:]) if operand in c.of_samples else tuple(fixed)
 

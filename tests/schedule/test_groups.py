@@ -288,8 +288,8 @@ def in_order(graph: Graph) -> list[list[str]]:
 
 
 def test_residual_blocks() -> None:
-    """The last convolution adds what came in; where that is of a convolution too, one of both adds what the other
-    gives, which has its own chain."""
+    """The last convolution adds what came in; where that is of a convolution too, the one that multiplies more adds
+    what the other gives, which has its own chain."""
     _, graph = taken(graph_of(Block(beside=False), torch.randn(2, 8, 12, 12)))
     assert in_order(graph) == [["conv", "relu"], ["conv", "mul", "add", "relu"]]
     for _ in range(2):

@@ -8,7 +8,7 @@ from math import inf
 
 import torch
 import torch.nn.functional as F
-from contraction_cases import _SLIDES_FIRST, Case, Model, tolerance
+from codegen.cuda.contraction_cases import _SLIDES_FIRST, Case, Model, tolerance
 from emulation.emulate import emulate
 from torch import Tensor
 
@@ -124,22 +124,27 @@ def find(case: Case, read: str, like: torch.dtype | None = None) -> Found:
 
 
 def assert_right(f: Found, kernel: Kernel, order: str = "forward", seed: int = 0, sanitize: bool = False) -> None:
+    """The kernel's value, emulated, is the model's."""
     example = f.example(seed)
+    assert_close(f, emulate(kernel, *f.tensors(example), order=order, sanitize=sanitize), example)
+
+
+def assert_close(f: Found, got: Tensor, example: tuple[Tensor, ...]) -> None:
     want, size = f.reference(example)
-    got = emulate(kernel, *f.tensors(example), order=order, sanitize=sanitize)
     assert got.shape == want.shape and got.dtype == f.group.root.dtype
+    assert not f.case.channels_last or f.case.fold or got.is_contiguous(memory_format=f.case.last)
     error = ((got.double() - want).abs() / (size + 1e-3)).nan_to_num(inf)
     assert error.max() <= tolerance(f.case, bool(f.case.pool)), error.max()
 
 
-def assert_not_finite_as_eager(f: Found, kernel: Kernel) -> None:
-    """NaN and infinities of what is as large as the output surface where eager has them."""
+def assert_finite_as_eager(f: Found, run: Callable[..., Tensor]) -> None:
+    """NaN and infinities of what is as large as the output surface where eager has them, and nowhere else."""
     x, r, s = f.example()
     middle = tuple(n // 2 for n in r.shape[2:])
     for channel, value in enumerate((torch.nan, inf, -inf)):
         r[(0, channel, *middle)] = value
     want, _ = f.reference((x, r, s))
-    got = emulate(kernel, *f.tensors((x, r, s))).double()
+    got = run(*f.tensors((x, r, s))).double()
     torch.testing.assert_close(got.isnan(), want.isnan())
     torch.testing.assert_close(got[want.isinf()], want[want.isinf()])
     assert want.isnan().any() and want.isinf().any() and got[1:].isfinite().all()
