@@ -6,7 +6,7 @@ target-independent; a family says which sources and which stages it takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -178,6 +178,16 @@ def _map(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Map | s
 def _weights(source: Node) -> int:
     """Elements of what a convolution or a matmul multiplies its input by, as far as they are known."""
     return prod(d for n in source.inputs[1:2] for d in n.shape if isinstance(d, int))
+
+
+def depends_on(nodes: Iterable[Node], given: Iterable[Node]) -> set[Node]:
+    """Those of `nodes`, which come after what they read, that are computed from some that are `given`."""
+    given = set(given)
+    found: set[Node] = set()
+    for node in nodes:
+        if any(a in found or a in given for a in node.inputs):
+            found.add(node)
+    return found
 
 
 def is_sized(node: Node) -> bool:

@@ -19,7 +19,7 @@ from fusewright.ir.node import Node, topological
 from fusewright.ir.slots import Windows, windows
 from fusewright.schedule import sample
 from fusewright.schedule.axes import Axis, Dims, axes_of, dims_of
-from fusewright.schedule.chain import MEMORY, Chain, Fold, Map, Shares, Users, Window, parse, region
+from fusewright.schedule.chain import MEMORY, Chain, Fold, Map, Shares, Users, Window, depends_on, parse, region
 from fusewright.schedule.sample import SampleProgram
 
 FOLDS = ("sum", "mean", "max", "min", "logsumexp")
@@ -260,9 +260,16 @@ def _with_tail(root: Node, users: Users) -> Contraction | None:
     return None
 
 
-def before_pool(c: Contraction) -> Node | None:
-    """What the group's pool reads, where it has one: a group may end there as well."""
-    return None if c.window is None else c.window.node.arg(0)
+def may_end(c: Contraction) -> Node | None:
+    """Where the group may end as well: ahead of its pool, or of where it reads what has a number for every element."""
+    if c.window is not None:
+        return c.window.node.arg(0)
+    if c.before is None:
+        return None
+    inner = topological([c.before.root], (c.before.value, *c.operands))
+    behind, values = depends_on(inner, c.elements), {c.before.value, *inner}
+    ends = {a for n in behind for a in n.inputs if a in values - behind and not isinstance(a.op, ops.Number)}
+    return ends.pop() if len(ends) == 1 else None
 
 
 def _chain(root: Node, users: Users) -> Contraction | str:

@@ -7,7 +7,7 @@ stays as it is.  Nothing here knows a target; whether a group becomes a kernel i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -40,7 +40,8 @@ class Group:
     """A subgraph that a family covers: from `operands` to `root`; `record` is the family's own description of it.
 
     split    where the group is the first step of a reduction, the reduction: `root` is not in the graph then
-    shorter  the group from the same anchor that ends in front of a pool which this one takes in, if any
+    shorter  the group from the same anchor that ends in front of a pool, or of a residual, which this one takes in, if
+             any
     """
 
     family: str
@@ -125,7 +126,7 @@ def _range_split(root: Node, users: Users) -> Split | None:
 NORMALIZATION = Family("normalization", normalization.parse, lambda n: n.tensors, ops.Norm)
 
 FAMILIES = (
-    Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split, contraction.before_pool),
+    Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split, contraction.may_end),
     Family("product", product.match, lambda p: p.tensors, ops.Matmul),
     Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum, _range_split),
     Family("stream", stream.parse, lambda s: s.tensors, ops.Embedding),
@@ -209,8 +210,8 @@ def _ends(group: Group) -> set[Node]:
     """Where a group that is no kernel may not end, as it may pay still if it ends earlier: without a tail, with the
     softmax left to others, or ahead of what reads a tensor as large as the convolution's output; empty for others."""
     record = group.record
-    if getattr(record, "elements", ()):
-        return depends_on_any(group.inner, record.elements)
+    if isinstance(record, contraction.Contraction) and record.elements:
+        return chain.depends_on(topological([group.root], (*group.operands, record.conv)), record.elements)
     return {group.root} if any(getattr(record, name, None) is not None for name in ("tail", "shares")) else set()
 
 
@@ -308,16 +309,6 @@ def depends_on_input(nodes: list[Node]) -> set[Node]:
     found: set[Node] = set()
     for node in nodes:
         if isinstance(node.op, ops.Input) or any(a in found for a in node.inputs):
-            found.add(node)
-    return found
-
-
-def depends_on_any(nodes: Iterable[Node], given: Iterable[Node]) -> set[Node]:
-    """Those of `nodes`, which come after what they read, that are computed from some that are `given`."""
-    given = set(given)
-    found: set[Node] = set()
-    for node in nodes:
-        if any(a in found or a in given for a in node.inputs):
             found.add(node)
     return found
 
