@@ -99,6 +99,8 @@ class Found:
             size = y.nan_to_num(0, 0, 0).abs().amax()
             if self.case.fold == "sum":
                 size = torch.maximum(y.abs().sum(self.case.dims, self.case.keepdim), size)
+            if self.case.fold == "logsumexp":  # of numbers near zero it is the logarithm of how many there are
+                size = size.maximum(want.abs().amax())
             return want, size
 
 
