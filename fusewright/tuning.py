@@ -41,6 +41,7 @@ from fusewright.runtime.launch import FORMATS, Launcher
 from fusewright.runtime.memory import is_out_of_memory
 from fusewright.runtime.native import launcher
 from fusewright.runtime.operators import reference_of
+from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.cost import FREE
 from fusewright.schedule.groups import Group, cut, depends_on_input, signature, sizes
 from fusewright.schedule.wishes import NO_WISHES, Wishes
@@ -82,7 +83,9 @@ EARLY: Option = {"early": True}
 # By so much estimates of two ways may be wrong: beyond, only the better one is measured.
 UNSURE = 1.5
 
-
+# An addition and a function take five passes over memory, or three in one kernel: so much of the time of ATen's
+# operations, a convolution among them, is left at least.
+AS_ONE = 0.6
 # Seconds of an update of running statistics by operations of its own, and elements that are worth one unmeasured.
 UPDATE = 1e-5
 WORTH_UPDATING = 2**20
@@ -173,6 +176,8 @@ class Tuner:
         decision = self._decision(group, name)
         if decision is None:
             return None
+        if decision.option == EARLY and _reads_elements(group):
+            return None  # the shorter group is offered next
         if decision.option == EARLY:
             node = None if group.shorter is None else self(group.shorter)
             return None if node is None else group.behind(node)
@@ -278,7 +283,8 @@ class Tuner:
         if times < 1 / UNSURE and (not self.measure or self._runs(group.shorter)):
             return Decision(dict(EARLY))
         found = self._whole(group, name)
-        return self._shorter(group, found) if self.measure and times < UNSURE and self._left() > 0.0 else found
+        open_ = self.measure and times < UNSURE and self._left() > 0.0 and not _is_ahead(group, found)
+        return self._shorter(group, found) if open_ else found
 
     def _part(self, shorter: Group) -> Decision | None:
         """The decision for what a group may end with."""
@@ -294,7 +300,7 @@ class Tuner:
         return part is not None and (part.option == EARLY or part.generated is not None)
 
     def _shorter(self, group: Group, found: Decision | None) -> Decision | None:
-        """The decision `found` for a group, or to end before its pool where that measured faster."""
+        """The decision `found` for a group, or to end before its pool or residual where that measured faster."""
         assert group.shorter is not None
         part = self._part(group.shorter)
         if part is None:
@@ -531,6 +537,21 @@ def _final(calls: Mapping[int, Call], aten: Call, device: torch.device, long: fl
     samples = compare({**calls, None: aten}, device=device, min_time=0.0, max_time=long)
     best = min(calls, key=lambda i: samples[i].median)
     return best, samples[best].median, samples[None].median
+
+
+def _reads_elements(group: Group) -> bool:
+    """Whether a convolution takes in what reads a tensor as large as its output, as a residual."""
+    return isinstance(group.record, Contraction) and bool(group.record.elements)
+
+
+def _is_ahead(group: Group, found: Decision | None) -> bool:
+    """Whether nothing is to be gained by ending ahead of a residual: no kernel reads it, or one is faster than ATen's
+    operations by more than they would gain if those behind the convolution were one pass (`AS_ONE`)."""
+    if not _reads_elements(group):
+        return False
+    if found is None or found.generated is None or found.aten is None:
+        return True
+    return found.option is None or found.generated < AS_ONE * found.aten
 
 
 def _taken(decision: Decision) -> float | None:

@@ -30,6 +30,7 @@ from fusewright.tuning import EARLY, Decision, Tuner
 
 CPU = torch.device("cpu")
 WHOLE, PARTS, ALL_BEHIND = ["fused_conv_abs_avg_atan"], ["fused_conv_abs", "fused_avg_atan"], "fused_abs_avg_atan"
+ADDED = ["fused_conv_tanh_add_relu", "fused_conv_tanh", "fused_add_relu", "fused_tanh_add_relu"]
 
 
 class Overlapping(nn.Module):
@@ -101,6 +102,23 @@ class Summed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(self.conv(x)).sum(self.dims)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.conv(x).tanh() + x)
+
+
+def test_a_group_with_a_residual_has_a_shorter_one() -> None:
+    """Which is offered as well where the whole one is no kernel."""
+    whole, *others = offered(Residual(), torch.rand(2, 3, 30, 40))
+    assert whole.name == ADDED[0] and [group.name for group in others] == ADDED[1:2]
+    assert whole.shorter is not None and whole.shorter.root is others[0].root
+    assert whole.rest().outputs[0].shape == whole.root.shape and others[0].shorter is None
 
 
 # -- by estimate
@@ -254,6 +272,30 @@ def test_measured(times: Times, name: str) -> None:
     times.generated = dict(zip((*WHOLE, *PARTS, ALL_BEHIND), (*generated, 1.0), strict=True))
     tuner, found = tuned(mode)
     assert found == expected == list(tuner.kernels)
+
+
+# Seconds of the kernels of the whole, of its parts, and of all behind the convolution; ATen's, and what is expected.
+MEASURED_RESIDUALS: dict[str, tuple[tuple[float, ...], tuple[float, ...], list[str], bool]] = {
+    "far ahead of ATen's operations": ((1.0, 0.1, 0.1, 0.1), (2.0, 0.1, 9.0), ADDED[:1], False),
+    "ahead": ((1.5, 1.0, 1.0, 1.0), (2.0, 9.0, 9.0), ADDED[:1], True),
+    "two kernels are faster": ((1.5, 0.5, 0.5, 1.0), (2.0, 9.0, 9.0), ADDED[1:3], True),
+    "ATen's convolution is faster": ((1.5, 1.0, 0.4, 0.5), (2.0, 0.5, 9.0), ADDED[3:], True),
+    "ATen's operations are faster": ((3.0, 1.0, 0.4, 0.5), (2.0, 9.0, 9.0), ADDED[1:3], True),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED_RESIDUALS)
+def test_measured_residuals(times: Times, name: str) -> None:
+    """Where ATen's operations are nearly as fast, its convolution with one kernel behind it may be faster."""
+    generated, aten, expected, parts = MEASURED_RESIDUALS[name]
+    times.generated = dict(zip(ADDED, generated, strict=True))
+    times.aten = dict(zip(ADDED, aten, strict=False))
+    graph = capture(Residual(), (torch.rand(2, 3, 30, 40),), {}).graph
+    tuner = Tuner(CPU, dict.fromkeys(graph.symbols, 2), "auto", (False, False))
+    assert names(cut(graph, tuner)) == expected == list(tuner.kernels)
+    assert (ADDED[1] in times.calls) == parts
+    found = [choice.name for choice in tuner.choices]
+    assert len(found) == len(set(found))
 
 
 def test_what_was_measured_is_not_measured_again(times: Times) -> None:

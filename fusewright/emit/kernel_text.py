@@ -170,7 +170,7 @@ class KernelText(ABC):
         known: set[str] = set()
         lines, again = [], []
         for i in (*readers, *(i for i in range(len(kernel.operands)) if i not in readers)):
-            later = [dim for dim, n in enumerate(kernel.shapes[i]) if (i, dim) not in given and _names(n) - known]
+            later = [dim for dim, n in enumerate(kernel.shapes[i]) if given.get((i, dim)) != n and _names(n) - known]
             open_ = {*later, *(dim for operand, dim in given if operand == i)}
             lines.append(self._expects(i, open_))
             own = {name: f"{kernel.operands[i]}_shape[{dim}]" for (operand, dim), name in given.items() if operand == i}

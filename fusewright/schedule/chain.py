@@ -6,8 +6,9 @@ target-independent; a family says which sources and which stages it takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import sympy
@@ -164,12 +165,29 @@ def pointwise_tree(
 def _map(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Map | str:
     """The largest pointwise tree that ends in `root` and starts at a source or at another stage."""
     _, own = pointwise_tree(root, users, is_source)
-    values = [n for n in own if is_source(n)] or [n for n in own if type(n.op) in STAGES]
+    sources = [n for n in own if is_source(n)]
+    # Of several, that which multiplies most: what the others give is read meanwhile.
+    values = [max(sources, key=_weights)] if sources else [n for n in own if type(n.op) in STAGES]
     if not values:
         return f"{root!r} combines values that no chain leads to"
     found = Map(values[0], root)
     sized = next(filter(is_sized, region(found)), None)
     return found if sized is None else f"{sized!r} depends on a size"
+
+
+def _weights(source: Node) -> int:
+    """Elements of what a convolution or a matmul multiplies its input by, as far as they are known."""
+    return prod(d for n in source.inputs[1:2] for d in n.shape if isinstance(d, int))
+
+
+def depends_on(nodes: Iterable[Node], given: Iterable[Node]) -> set[Node]:
+    """Those of `nodes`, which come after what they read, that are computed from some that are `given`."""
+    given = set(given)
+    found: set[Node] = set()
+    for node in nodes:
+        if any(a in found or a in given for a in node.inputs):
+            found.add(node)
+    return found
 
 
 def is_sized(node: Node) -> bool:

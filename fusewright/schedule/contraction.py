@@ -19,10 +19,13 @@ from fusewright.ir.node import Node, topological
 from fusewright.ir.slots import Windows, windows
 from fusewright.schedule import sample
 from fusewright.schedule.axes import Axis, Dims, axes_of, dims_of
-from fusewright.schedule.chain import MEMORY, Chain, Fold, Map, Shares, Users, Window, parse, region
+from fusewright.schedule.chain import MEMORY, Chain, Fold, Map, Shares, Users, Window, depends_on, parse, region
 from fusewright.schedule.sample import SampleProgram
 
 FOLDS = ("sum", "mean", "max", "min", "logsumexp")
+# How an operand of a pointwise tree varies over a convolution's output (N, C, *positions): not at all, or it has the
+# shape (1, C, 1, ...), (N, C, 1, ...) or (N, C, *positions).
+Varies = Literal["scalar", "channel", "sample's channel", "element"]
 # Indices inside a sample and inside the weight are 32-bit numbers.
 MOST_ELEMENTS = 2**31 - 1
 # Elements of a window that are added up for each window anew, in the type of x, and windows that share a row of it.
@@ -182,6 +185,21 @@ class Contraction:
         behind = self.tail_operands
         return tuple(dict.fromkeys((self.x, self.conv.arg(1), *((bias,) if bias else ()), *self.operands, *behind)))
 
+    @cached_property
+    def elements(self) -> tuple[Node, ...]:
+        """Operands that have a number for every element of the convolution's output: what a block of a residual
+        network adds.  They lie in memory as the output does."""
+        return tuple(n for n in self.operands if varies(n, self.conv) == "element")
+
+    @cached_property
+    def of_samples(self) -> tuple[Node, ...]:
+        """Operands (N, C, 1, ...), which have a number for every channel of a sample."""
+        return tuple(n for n in self.operands if varies(n, self.conv) == "sample's channel")
+
+    def layout_of(self, operand: Node) -> str:
+        """How one of `tensors` lies in memory (`fusewright.kernel.Kernel.layouts`)."""
+        return self.layout if operand is self.x or operand in self.elements else "contiguous"
+
     @property
     def tail_operands(self) -> tuple[Node, ...]:
         """What the tail reads beside the reduction's result."""
@@ -242,9 +260,16 @@ def _with_tail(root: Node, users: Users) -> Contraction | None:
     return None
 
 
-def before_pool(c: Contraction) -> Node | None:
-    """What the group's pool reads, where it has one: a group may end there as well."""
-    return None if c.window is None else c.window.node.arg(0)
+def may_end(c: Contraction) -> Node | None:
+    """Where the group may end as well: ahead of its pool, or of where it reads what has a number for every element."""
+    if c.window is not None:
+        return c.window.node.arg(0)
+    if c.before is None:
+        return None
+    inner = topological([c.before.root], (c.before.value, *c.operands))
+    behind, values = depends_on(inner, c.elements), {c.before.value, *inner}
+    ends = {a for n in behind for a in n.inputs if a in values - behind and not isinstance(a.op, ops.Number)}
+    return ends.pop() if len(ends) == 1 else None
 
 
 def _chain(root: Node, users: Users) -> Contraction | str:
@@ -258,7 +283,8 @@ def _chain(root: Node, users: Users) -> Contraction | str:
     before, shares, window, after, fold = shape
     conv = chain.source
     assert isinstance(conv.op, ops.Conv)
-    reason = _refused_conv(conv) or _refused(conv, window, fold, chain.operands) or _retyped(root, before, after, conv)
+    reason = _refused_conv(conv) or _refused(conv, window, fold) or _retyped(root, before, after, conv)
+    reason = reason or _refused_operands(conv, chain.operands, stored=window is None and shares is None)
     if reason is None and shares is not None and (shares.op.dim != 1 or conv.op.groups != 1):
         reason = "a fused softmax is over all channels of a convolution that has no groups"
     if reason is not None:
@@ -326,7 +352,7 @@ def _is_truth(node: Node) -> bool:
     return isinstance(node.op, ops.Pointwise) and node.dtype == torch.bool and node.op.traits.range == (0.0, 1.0)
 
 
-def _refused(conv: Node, window: Window | None, fold: Fold | None, operands: tuple[Node, ...]) -> str | None:
+def _refused(conv: Node, window: Window | None, fold: Fold | None) -> str | None:
     """Why this family does not take these stages, or `None`."""
     if window is not None and (len(window.op.kernel) != conv.ndim - 2 or set(window.op.dilation) != {1}):
         return "the pooling is dilated, or is not over all positions' dimensions"
@@ -337,19 +363,32 @@ def _refused(conv: Node, window: Window | None, fold: Fold | None, operands: tup
             return f"a fused reduction is one of {', '.join(FOLDS)}"
         if dims not in ({1}, spatial, {1} | spatial):
             return "the reduction is over some of the positions only"
-    bad = next((n for n in operands if _operand_kind(n, conv) is None), None)
-    return None if bad is None else f"operand {bad!r} is neither a number nor one number per channel"
+    return None
 
 
-def _operand_kind(node: Node, conv: Node) -> str | None:
-    """``"scalar"`` or ``"channel"``: how an operand of a pointwise tree varies over the output."""
-    if not node.dtype.is_floating_point:
+def _refused_operands(conv: Node, operands: tuple[Node, ...], *, stored: bool) -> str | None:
+    """Why pointwise trees may not read one of these, or `None`; `stored` where values stay at their positions."""
+    for node in operands:
+        kind = varies(node, conv)
+        if kind is None:
+            return f"operand {node!r} is neither a number nor one number per channel or element"
+        if kind == "element" and not stored:
+            return f"operand {node!r} has a number per element, and what is computed from it is pooled or a softmax"
+    return None
+
+
+def varies(operand: Node, conv: Node) -> Varies | None:
+    """How an operand of a pointwise tree does over the output of `conv`; `None` where it is in another way."""
+    if operand.dtype not in MEMORY:
         return None
-    if all(d == 1 for d in node.shape):
+    if all(d == 1 for d in operand.shape):
         return "scalar"
-    padded = (1,) * (conv.ndim - node.ndim) + tuple(node.shape)
-    channel = padded[1] == conv.shape[1] and all(d == 1 for i, d in enumerate(padded) if i != 1)
-    return "channel" if channel else None
+    samples, channels, *positions = (1,) * (conv.ndim - operand.ndim) + tuple(operand.shape)
+    if channels == conv.shape[1] and all(d == 1 for d in positions):
+        if samples == 1:
+            return "channel"
+        return "sample's channel" if samples == conv.shape[0] else None
+    return "element" if operand.shape == conv.shape else None
 
 
 def _boxed(conv: Node, users: Users) -> tuple[Node, Box | None]:

@@ -85,7 +85,7 @@ def _scored(
 ) -> list[tuple[float, DirectTile]]:
     """The same with their estimates, of those that take no more than `most` cycles per useful value, nor `behind` times
     what one before them does."""
-    if c.box is not None or c.shares is not None:
+    if c.box is not None or c.shares is not None or (c.elements and c.fold is not None):
         return []
     found = []
     for own in _owns(c, lengths):
@@ -223,7 +223,8 @@ def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int, of
     instructions = (multiplications + weights + runs) * channels + behind + PER_COPY * staged / (32 * warps)
     issue = instructions * warps / 4 / ISSUED
     shared = (weights * ceil(cut.weights.vector / 2) + runs * b.turns) * channels * warps + COPIED * staged / 32
-    busiest = max(issue, shared, staged * c.x.dtype.itemsize / FETCHED)
+    beside = sum(n.dtype.itemsize for n in c.elements) * cut.block_m * prod(b.positions)
+    busiest = max(issue, shared, (staged * c.x.dtype.itemsize + beside) / FETCHED)
     stages, works = LATENCY * cut.chunks, _alone(cut.values) * instructions
     alone = (max(stages, works) if t.buffers == 2 else stages + works) + BARRIER * cut.chunks
     # Of all tiles, the fullest multiprocessor's; and rounds in which all that fit run side by side.

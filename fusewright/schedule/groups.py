@@ -40,7 +40,8 @@ class Group:
     """A subgraph that a family covers: from `operands` to `root`; `record` is the family's own description of it.
 
     split    where the group is the first step of a reduction, the reduction: `root` is not in the graph then
-    shorter  the group from the same anchor that ends in front of a pool which this one takes in, if any
+    shorter  the group from the same anchor that ends in front of a pool, or of a residual, which this one takes in, if
+             any
     """
 
     family: str
@@ -130,7 +131,7 @@ def _range_split(root: Node, users: Users) -> Split | None:
 NORMALIZATION = Family("normalization", normalization.parse, lambda n: n.tensors, ops.Norm)
 
 FAMILIES = (
-    Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split, contraction.before_pool),
+    Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split, contraction.may_end),
     Family("product", product.match, lambda p: p.tensors, ops.Matmul),
     Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum, _range_split),
     Family("stream", stream.parse, lambda s: s.tensors, ops.Embedding),
@@ -168,9 +169,7 @@ def cut(
             placed, _ = group.placed(graph, group.fused(""))
             node = decide(group) if output_orders(placed, orders, kernels=True) == eager else None
             if node is None:
-                # Without a tail, or with the softmax left to others, it may still pay.
-                may_end_earlier = any(getattr(group.record, name, None) is not None for name in ("tail", "shares"))
-                declined.add(group.root if may_end_earlier else _key(family, group))
+                declined.update(_ends(group) or {_key(family, group)})
                 continue
             graph, became = group.placed(graph, node)
             declined = {became.get(n, n) for n in declined}  # what follows is made anew, and is not asked about again
@@ -215,6 +214,15 @@ def _key(family: Family, group: Group) -> Node:
     if family.anchor is None:
         return group.root
     return next(n for n in _covered(group) if isinstance(n.op, family.anchor))
+
+
+def _ends(group: Group) -> set[Node]:
+    """Where a group that is no kernel may not end, as it may pay still if it ends earlier: without a tail, with the
+    softmax left to others, or ahead of what reads a tensor as large as the convolution's output; empty for others."""
+    record = group.record
+    if isinstance(record, contraction.Contraction) and record.elements:
+        return chain.depends_on(topological([group.root], (*group.operands, record.conv)), record.elements)
+    return {group.root} if any(getattr(record, name, None) is not None for name in ("tail", "shares")) else set()
 
 
 def _covered(group: Group) -> tuple[Node, ...]:

@@ -345,6 +345,7 @@ def _cycles(
         phases = len(c.axes[2].phases)
         if phases > 1:  # each of which writes parts of sectors, of two cells of a lane; whole ones are in the fit
             streamed += WRITTEN * written_bytes(c, t, 2 * phases) / STREAMED
+        streamed += bytes_beside(c, t) / STREAMED
     else:
         tasks = c.channels * prod(t.cells) / (32 * t.warps)
         rows = prod(window_spans(c)[:2])
@@ -361,10 +362,20 @@ def written_bytes(c: Contraction, t: Cut, repeated: int) -> float:
     """Of a tile where all positions are written: whole sectors, each of them so many times."""
     if c.fold is not None or c.window is not None:
         return 0.0
-    size, positions = c.x.dtype.itemsize, prod(n * a.stride for n, a in zip(t.cells, c.axes, strict=True))
-    row = t.block_m if c.channels_last else t.cells[2] * c.axes[2].stride
-    once = c.features / ceil(c.features / t.block_m) * positions * (size + SECTOR / row)
+    once = _output_bytes(c, t, c.x.dtype.itemsize)
     return once if c.channels_last else once * repeated
+
+
+def bytes_beside(c: Contraction, t: Cut) -> float:
+    """Of operands that have a number for every element, as a tile reads them."""
+    return sum(_output_bytes(c, t, n.dtype.itemsize) for n in c.elements)
+
+
+def _output_bytes(c: Contraction, t: Cut, size: int) -> float:
+    """Of as many elements as a tile has results, each of so many bytes: whole sectors."""
+    positions = prod(n * a.stride for n, a in zip(t.cells, c.axes, strict=True))
+    row = t.block_m if c.channels_last else t.cells[2] * c.axes[2].stride
+    return c.features / ceil(c.features / t.block_m) * positions * (size + SECTOR / row)
 
 
 def _cycles_by_warp(c: Contraction, t: Tiling, mma: int, reads: float, element_bytes: int, per_sm: int) -> float:
@@ -419,7 +430,7 @@ def _registers(c: Contraction, t: Tiling, split: bool) -> int:
         return OTHERS_BY_WARP + wide * count + (SPLITTING if split else 0)
     count = OTHERS + own * t.rows_d * t.rows_h * _most(c.axes[2]) * t.m_tiles * 2
     count += 2 * (_work(c, t)[2] + 4) + SPLITTING if split else _work(c, t)[2] + 4
-    count += 2 * t.m_tiles * (1 + len(c.operands))
+    count += 2 * t.m_tiles * (1 + len(c.operands))  # numbers per channel, or those of a position's elements
     if c.window is not None:
         count += own * t.m_tiles * 2
     if c.over_positions and not c.over_channels:

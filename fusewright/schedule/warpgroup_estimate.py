@@ -15,7 +15,7 @@ from fusewright.schedule.changed import changed
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.output_rows import SECTOR, as_written, parted
 from fusewright.schedule.residues import useful
-from fusewright.schedule.tiling import MOST_SHARED, REGISTERS, WRITTEN, fitting, written_bytes
+from fusewright.schedule.tiling import MOST_SHARED, REGISTERS, WRITTEN, bytes_beside, fitting, written_bytes
 from fusewright.schedule.warpgroup_pairs import multiplied_vectors
 from fusewright.schedule.warpgroup_staging import (
     MOST_INDICES,
@@ -286,7 +286,8 @@ def _work(c: Contraction, t: WarpgroupCut, lay: Staged, row: int) -> _Work:
         weights += 0 if t.stay else times * vectors
     ways = [(pieces[each[0]], max(taps_of(c)[i].rows for i in each)) for each in passes(c, t.joined)]
     refills = count * sum(times for times, rows in ways if rows) if count > 1 else 1
-    read, written = _read_bytes(c, lay) * refills, written_bytes(c, t, _repeated(c, t))
+    read = _read_bytes(c, lay) * refills + bytes_beside(c, t)
+    written = written_bytes(c, t, _repeated(c, t))
     return _Work(
         multiplied,
         streamed=(read + WRITTEN * written * parted(c, t, row)) / STREAMED,

@@ -206,7 +206,7 @@ def numbers(c: Contraction) -> int:
     """Operands that have a number per channel."""
     bias = c.conv.args[2]
     read = dict.fromkeys([*([] if bias is None else [bias]), *c.operands])
-    return sum(any(d != 1 for d in n.shape) for n in read)
+    return sum(any(d != 1 for d in n.shape) for n in read if n not in c.elements)
 
 
 def accumulators(c: Contraction, t: PositionTile) -> int:

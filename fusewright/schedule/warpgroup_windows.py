@@ -15,7 +15,7 @@ from math import ceil, gcd, prod
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.output_rows import SECTOR, Team, as_written, rows_bytes
 from fusewright.schedule.residues import useful, walks
-from fusewright.schedule.tiling import ISSUED, MOST_SHARED, MULTIPLIED, fitting
+from fusewright.schedule.tiling import ISSUED, MOST_SHARED, MULTIPLIED, bytes_beside, fitting
 from fusewright.schedule.warpgroup_positions import RUNNING, FeatureColumns, features_at_once, numbers
 from fusewright.schedule.warpgroup_staging import ACCUMULATORS, MOST_REGISTERS, few_alike, multiplies
 from fusewright.schedule.window_rows import box_taps, rows_of_warp, window_spans
@@ -193,7 +193,8 @@ def _cycles(c: Contraction, t: WindowTile, per_sm: int) -> float:
     block = [(n - 1) * a.advance + r for a, n, r in zip(c.axes, t.cells, span, strict=True)]
     read = _fetched(block, size) / t.warps if t.near else _fetched((d, h, w), size)
     written = WRITTEN_IN_ROWS if t.by_rows else WRITTEN
-    streamed = c.channels * read / STREAMED + (32 * values * size / written if c.fold is None else 0)
+    streamed = (c.channels * read + bytes_beside(c, t) / t.warps) / STREAMED
+    streamed += 32 * values * size / written if c.fold is None else 0
     issued = instructions / 4 / ISSUED
     busiest = t.warps * max(products * t.block_m / 8 / MULTIPLIED, ports, issued, streamed)
     alone = ALONE * instructions + LATENCY * steps / t.buffers

@@ -13,7 +13,7 @@ from fusewright.ir.build import cast, pointwise
 from fusewright.ir.node import Graph, Node, make
 from fusewright.ir.ops import Slot
 from fusewright.schedule.axes import Axis
-from fusewright.schedule.contraction import Box, Contraction, match
+from fusewright.schedule.contraction import Box, Contraction, match, varies
 
 B = sympy.Symbol("B", integer=True, positive=True)
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -40,6 +40,10 @@ def conv(
 
 def pool(x: Node, k: int = 2, s: int = 2, dilation: int = 1, n: int = 2) -> Node:
     return make(ops.Pool("max", (k,) * n, (s,) * n, (0,) * n, (dilation,) * n), x)
+
+
+def number(value: float) -> Node:
+    return make(ops.Number(value))
 
 
 def fold(x: Node, kind: str, *dims: int) -> Node:
@@ -116,6 +120,22 @@ REFUSED: dict[str, tuple[Callable[[], Node], str]] = {
     "over one dimension": (lambda: fold(Y, "sum", 3), "over some of the positions only"),
     "over the batch": (lambda: fold(Y, "sum", 0), "over some of the positions only"),
     "operand per position": (lambda: pointwise("add", Y, weight(1, 5, 14, 14)), "neither a number nor one"),
+    "element that is pooled": (
+        lambda: pool(pointwise("add", Y, weight(2, 5, 14, 14))),
+        "what is computed from it is pooled",
+    ),
+    "element behind a pool": (
+        lambda: pointwise("add", pool(Y), weight(2, 5, 7, 7)),
+        "neither a number nor one number per channel",
+    ),
+    "element and softmax": (
+        lambda: make(ops.Softmax(1, False), pointwise("add", Y, weight(2, 5, 14, 14))),
+        "is pooled or a softmax",
+    ),
+    "truth per element": (
+        lambda: pointwise("where", pointwise("gt", inp(2, 5, 14, 14), number(0)), Y, number(0)),
+        "neither a",
+    ),
     "operand along the last dimension": (
         lambda: pointwise("add", conv(inp(2, 3, 7), 5), weight(5)),
         "neither a number",
@@ -148,6 +168,26 @@ def test_refused(name: str) -> None:
     root, reason = REFUSED[name]
     found = matched(root())
     assert isinstance(found, str) and reason in found
+
+
+def test_operands_vary() -> None:
+    """By the sample's channel before by the element, where both are so."""
+    y = conv(inp(B, 3, 8, 8))
+    shapes = {
+        (): "scalar",
+        (1, 1, 1, 1): "scalar",
+        (5, 1, 1): "channel",
+        (1, 5, 1, 1): "channel",
+        (B, 5, 1, 1): "sample's channel",
+        (B, 5, 6, 6): "element",
+        (5, 6, 6): None,
+        (B, 1, 6, 6): None,
+        (B, 1, 1, 1): None,
+        (2, 5, 1, 1): None,
+        (6,): None,
+    }
+    assert {shape: varies(inp(*shape), y) for shape in shapes} == shapes
+    assert varies(inp(B, 5, 1, 1), conv(inp(B, 3, 3, 3))) == "sample's channel"
 
 
 @pytest.mark.parametrize("x", [X, ON_GPU], ids=["cpu", "cuda"])

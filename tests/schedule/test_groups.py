@@ -18,6 +18,7 @@ from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph, Node, topological
 from fusewright.problem import load_problem
 from fusewright.runtime.device import DeviceFacts
+from fusewright.schedule import chain
 from fusewright.schedule.groups import Group, as_graph, body, cut, signature
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -250,6 +251,83 @@ def test_a_group_declined_with_its_softmax_is_offered_without() -> None:
     offered, _ = taken(graph_of(model, torch.rand(IMAGES)), lambda g: getattr(g.record, "shares", None) is None)
     names = [g.name for g in offered if g.family == "contraction"]
     assert names == ["fused_conv_relu_softmax_max", "fused_conv_relu_softmax", "fused_conv_relu"]
+
+
+class Block(nn.Module):
+    """Of a residual network, with a convolution beside the first two, or none."""
+
+    def __init__(self, *, beside: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.beside = nn.Conv2d(8, 8, 1) if beside else nn.Identity()
+        self.scale = nn.Parameter(torch.ones(8, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(self.first(x).relu()) * self.scale
+        return F.relu(y + (x if isinstance(self.beside, nn.Identity) else self.beside(x) * self.scale))
+
+
+class Normed(nn.Module):
+    """One that halves the image, with batch norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(64, 128, 3, 2, 1, bias=False), nn.Conv2d(128, 128, 3, 1, 1, bias=False)
+        self.beside = nn.Conv2d(64, 128, 1, 2, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(128) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norms[1](self.second(F.relu(self.norms[0](self.first(x)))))
+        return F.relu(y + self.norms[2](self.beside(x)))
+
+
+def in_order(graph: Graph) -> list[list[str]]:
+    """Short words of what the groups compute, in the order they are computed."""
+    bodies = [topological([n.op.body]) for n in graph.nodes() if isinstance(n.op, Fused)]
+    return [[w for n in nodes if (w := chain.word(n)) is not None] for nodes in bodies]
+
+
+def test_residual_blocks() -> None:
+    """The last convolution adds what came in; where that is of a convolution too, the one that multiplies more adds
+    what the other gives, which has its own chain."""
+    _, graph = taken(graph_of(Block(beside=False), torch.randn(2, 8, 12, 12)))
+    assert in_order(graph) == [["conv", "relu"], ["conv", "mul", "add", "relu"]]
+    for _ in range(2):
+        _, graph = taken(graph_of(Block(beside=True), torch.randn(2, 8, 12, 12)))
+        assert sorted(in_order(graph)) == [["conv", "mul"], ["conv", "mul", "add", "relu"], ["conv", "relu"]]
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_residual_blocks_in_the_pipeline(last: bool) -> None:
+    """Three kernels, batch norms inside, whichever way the input lies in memory."""
+    model, x = Normed().eval(), torch.empty(8, 64, 28, 28)
+    x = x.to(memory_format=torch.channels_last) if last else x
+    built = pipeline.build(model, (x,), {}, kernels="always", measure=False, target=torch.device("cuda"))
+    kernels = built.program.kernels
+    assert sorted(k.name for k in kernels) == ["fused_conv", "fused_conv_add_relu", "fused_conv_relu"]
+    assert {k.output.layout for k in kernels} == {"channels_last" if last else "contiguous"}
+    (added,) = (k for k in kernels if "add" in k.name)
+    assert [added.layouts[i] for i, shape in enumerate(added.shapes) if shape == added.output.shape] == [
+        added.output.layout
+    ]
+
+
+def test_a_block_declined_with_its_addition_is_offered_without() -> None:
+    found, graph = taken(
+        graph_of(Block(beside=False), torch.randn(2, 8, 12, 12)), lambda g: not getattr(g.record, "elements", ())
+    )
+    assert [g.name for g in found if g.family == "contraction"][1:] == ["fused_conv_mul_add_relu", "fused_conv_mul"]
+    assert in_order(graph)[1:] == [["conv", "mul"], ["add", "relu"]]
+
+
+def test_what_others_use_is_not_added_inside() -> None:
+    """The convolution's own output is one of the results, or its mean scales it."""
+    for function in (
+        lambda m, x, r: (F.relu((y := m.conv(x)) + r), y.square()),
+        lambda m, x, r: (y := m.conv(x)) * y.mean((2, 3), keepdim=True).sigmoid() + r,
+    ):
+        found, _ = taken(graph_of(Function(function), torch.randn(4, 3, 16, 16), torch.randn(4, 8, 14, 14)))
+        assert not any(getattr(g.record, "elements", ()) for g in found if g.family == "contraction")
 
 
 def test_a_declined_contraction_leaves_its_chain_to_other_families() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fusewright.codegen.contraction_shapes import shapes
+from fusewright.codegen.contraction_shapes import layouts, shapes
 from fusewright.codegen.contraction_sizes import lengths, sizes, written
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cpu import contraction_epilogue_text as epilogue_texts
@@ -26,7 +26,7 @@ from fusewright.codegen.cpu.contraction_stage import Staging
 from fusewright.codegen.cpu.elements import read
 from fusewright.codegen.cpu.sample import program_work
 from fusewright.codegen.cpu.text import function, source
-from fusewright.codegen.text import Lines, fill, indent
+from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Array, Kernel, Launch
@@ -53,6 +53,8 @@ def options(c: Contraction, hints: Mapping[Any, int], layouts: Mapping[Node, str
     if prod(sizes_of(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []
     last = layouts.get(c.x) == "channels_last" and c.takes_channels_last
+    if any(layouts.get(n, "contiguous") != ("channels_last" if last else "contiguous") for n in c.elements):
+        return []  # a copy would cost what there is to gain
     samples, _, *positions = sizes_of(c.window.node if c.window is not None else c.conv, hints)
     found = candidates(replace(c, channels_last=last), c.along_axes(positions), samples)[:WORTH_MEASURING]
     return [{"strips": {**asdict(s), "strip": list(s.strip)}, "channels_last": last} for s in found]
@@ -130,7 +132,7 @@ class _Writer:
             name=self.name,
             source=self.source(),
             operands=names,
-            layouts=(c.layout, *("contiguous",) * (len(names) - 1)),
+            layouts=layouts(c),
             dtypes=tuple(n.dtype for n in c.tensors),
             shapes=shapes(c),
             sizes=sizes(c),
@@ -324,10 +326,14 @@ class _Writer:
         return [line for i in range(len(phases)) for line in fill(texts.ROW_PHASE, phase=i)]
 
     def _strip(self) -> Lines:
-        e = self.epilogue
-        pooled = self.c.window is not None
+        c, e = self.c, self.epilogue
+        pooled = c.window is not None
         last = "" if self.s.chunk >= self.c.channels else "if (chunk + CHUNK >= CHANNELS) "
-        before = [f"{last}{e.call_of('before', 'row', 'to_w - from_w')}"] if e.has_before else []
+        before = [e.call_of("before", "row", "to_w - from_w")] if e.has_before else []
+        if e.beside:
+            read = e.beside_of("((long long)i * call.conv_h + j) * call.conv_w + from_w", "to_w - from_w")
+            before = block("", [*read, *before])
+        before[:1] = [f"{last}{line}" for line in before[:1]]
         after = [e.call_of("after", "results", "count")] if self.c.after is not None else []
         # Where each tap along d and h reads the image; of window sums, there is one wherever a tap reads.
         along = {f"along_{a}": f"left_{a} + row_{a}, STEP_{a.upper()}, call.in_{a}" for a in "dh"}
@@ -341,7 +347,8 @@ class _Writer:
             take=e.take(),
         )
         channels = e.kind == "channels"
-        opened = ["const Channels of(call, first_feature, features);"] if e.channel_operands else []
+        own = "sample, " if c.of_samples else ""
+        opened = [f"const Channels of(call, {own}first_feature, features);"] if e.channel_operands else []
         group = fill(
             texts.GROUP,
             group_of_x=self.staging.group_of_x(),
@@ -350,11 +357,12 @@ class _Writer:
             bands=bands,
             close_block=e.close_block(),
         )  # fmt: skip
+        beside = [f"std::vector<Line> {n} = std::vector<Line>(lines(PITCH * BLOCK));" for n in e.beside.values()]
         open_strip = ["own.over.assign(STRIP_D * STRIP_H * OVER, Folds(LANES));"] if channels else []
         open_strip += ["Fold all;"] if e.kind == "all" else []
         return fill(
             texts.STRIP,
-            over=["std::vector<Folds> over;"] if channels else [],
+            over=[*(["std::vector<Folds> over;"] if channels else []), *beside],
             one_group=[] if channels else fill(texts.ONE_GROUP),
             positions=self._positions("first", "from", "to"),
             open_strip=open_strip,

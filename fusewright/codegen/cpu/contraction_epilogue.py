@@ -65,7 +65,12 @@ class Epilogue:
     @cached_property
     def channel_operands(self) -> tuple[Node, ...]:
         """What the trees read that holds one number per channel, the bias among it."""
-        return tuple(n for n in self._read if any(d != 1 for d in n.shape))
+        return tuple(n for n in self._read if any(d != 1 for d in n.shape) and n not in self.c.elements)
+
+    @cached_property
+    def beside(self) -> dict[Node, str]:
+        """Where what they read that has a number for every element is, at a row of results: [position][BLOCK]."""
+        return {n: f"{operands(self.c)[n]}_here" for n in self.c.elements}
 
     @cached_property
     def _read(self) -> tuple[Node, ...]:
@@ -78,14 +83,18 @@ class Epilogue:
         sections: list[Lines] = []
         if self.channel_operands:
             fields = ", ".join(f"{names[n]}_at[BLOCK]" for n in self.channel_operands)
-            loads = [f"{names[n]}_at[f] = inside ? {self._element(n, 'feature')} : 0;" for n in self.channel_operands]
-            sections.append(fill(texts.CHANNEL_NUMBERS, fields=fields, loads=loads))
+            of_sample = dict.fromkeys(self.c.of_samples, "sample * (GROUPS * FEATURES) + feature")
+            each = [(names[n], self._element(n, of_sample.get(n, "feature"))) for n in self.channel_operands]
+            loads = [f"{name}_at[f] = inside ? {number} : 0;" for name, number in each]
+            sample = "long long sample, " if of_sample else ""
+            sections.append(fill(texts.CHANNEL_NUMBERS, fields=fields, loads=loads, sample=sample))
+        sections += map(self._read_beside, self.beside)
         for label, tree in (("before", self.c.before), ("after", self.c.after)):
             if tree is not None or (label == "before" and self.shifted):
                 sections.append(self._function(label, tree))
         if self.c.window is not None:
             sections.append(self._pool())
-        if self.turns:
+        if self.turns and self.kind == "store":
             sections.append(fill(texts.TURN_BACK, value=written("turned[i][lane]", self.c.root.dtype)))
         if self.c.fold is not None:
             kind, dtype = self.c.fold.op.kind, self.c.fold.node.dtype
@@ -113,7 +122,29 @@ class Epilogue:
         text = read(f"call.{operands(self.c)[node]}[{at}]", node.dtype)
         return text if compute_type(node.dtype) == compute_type(self.c.x.dtype) else f"Compute({text})"
 
+    def _read_beside(self, node: Node) -> Lines:
+        """The function that reads what an operand has at a row of results."""
+        names = {"name": operands(self.c)[node], "type": ELEMENT[node.dtype]}
+        if self.c.channels_last:
+            return fill(texts.READ_BESIDE_CHANNELS_LAST, **names, value=read("from[f]", node.dtype))
+        turned = read("from[lane * plane + n + i]", node.dtype)
+        return fill(texts.READ_BESIDE, **names, turned=turned, value=read("from[f * plane + n]", node.dtype))
+
+    def beside_of(self, at: str, count: str) -> Lines:
+        """Statements that read what operands have at so many positions from `at` on, of the sample's results."""
+        if not self.beside:
+            return []
+        reads = [
+            f"read_{operands(self.c)[n]}(call.{operands(self.c)[n]} + at, features, {count}, plane, "
+            f"own.{here}.data()->at);"
+            for n, here in self.beside.items()
+        ]
+        place = texts.AT_CHANNELS_LAST if self.c.channels_last else texts.AT
+        return [*fill(place, at=at), *reads]
+
     def _access(self, node: Node) -> str:
+        if node in self.beside:
+            return f"{self.beside[node]}[f]"
         if node in self.channel_operands:
             return f"of.{operands(self.c)[node]}_at[f]"
         return self._element(node, "0")
@@ -139,16 +170,20 @@ class Epilogue:
         """A function that applies a pointwise tree to a row of positions."""
         about = f"// What follows the {'convolution' if label == 'before' else 'pooling'}, on `count` positions."
         loop = lanes("for (int f = 0; f < BLOCK; ++f)", self._statements(label, tree), "f")
+        beside = list(self.beside.values()) if label == "before" else []
         first = [("const Call&", "call"), *([("const Channels&", "of")] if self.channel_operands else [])]
+        first += [("const Compute* __restrict", here) for here in beside]
+        on = "".join(f", {here} += BLOCK" for here in beside)
         rest = [("Compute* __restrict", "row"), ("int", "count")]
         if not calls(loop):
-            rows = block("for (int n = 0; n < count; ++n, row += BLOCK)", loop)
+            rows = block(f"for (int n = 0; n < count; ++n, row += BLOCK{on})", loop)
             return ["", *procedure(about, label, [*first, *rest], rows)]
         rest += [("int", "features")]
         loop = [line.replace("= row[f];", "= given[f];") for line in loop]
-        rows = block("for (int n = 0; n < count; ++n, given += BLOCK, row += BLOCK)", loop)
+        rows = block(f"for (int n = 0; n < count; ++n, given += BLOCK, row += BLOCK{on})", loop)
         kept = [*first, ("const Compute* __restrict", "given"), *rest]
-        again = repeated(label, [*self.arguments.split(", "), "given", "row", "some", "features"])
+        here = [f"{name} + n * BLOCK" for name in beside]
+        again = repeated(label, [*self.arguments, *here, "given", "row", "some", "features"])
         return [
             "",
             *attempt(about, label, kept, rows, "features"),
@@ -159,12 +194,14 @@ class Epilogue:
     def call_of(self, label: str, row: str, count: str) -> str:
         """The statement that applies a tree to a row; only features that there are may have rare arguments."""
         quick = calls(self._statements(label, self.c.before if label == "before" else self.c.after))
-        return f"{label}({self.arguments}, {row}, {count}{', features' if quick else ''});"
+        here = [f"own.{here}.data()->at" for here in self.beside.values()] if label == "before" else []
+        arguments = [*self.arguments, *here, row, count, *(["features"] if quick else [])]
+        return f"{label}({', '.join(arguments)});"
 
     @property
-    def arguments(self) -> str:
+    def arguments(self) -> list[str]:
         """What the functions of pointwise trees are called with first."""
-        return "call, of" if self.channel_operands else "call"
+        return ["call", "of"] if self.channel_operands else ["call"]
 
     # -- pooling -----------------------------------------------------------------------------------------------------
 
@@ -218,8 +255,8 @@ class Epilogue:
 
     @property
     def turns(self) -> bool:
-        """Whether what lies feature by feature is written position by position."""
-        return self.kind == "store" and not self.c.channels_last
+        """Whether what lies feature by feature is written, or read, position by position."""
+        return not self.c.channels_last and (self.kind == "store" or bool(self.beside))
 
     def take(self) -> Lines:
         """Statements for a row of results: `results[count][BLOCK]` at (d, h, first w) of features `first_feature`..."""

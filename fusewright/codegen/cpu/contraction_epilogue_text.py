@@ -14,7 +14,7 @@ CHANNEL_NUMBERS = """
 // What is given per channel, for a block of features.
 struct Channels {
     Compute $fields;
-    Channels(const Call& call, int first_feature, int features) {
+    Channels(const Call& call, ${sample}int first_feature, int features) {
         for (int f = 0; f < BLOCK; ++f) {
             const bool inside = f < features;
             const int feature = first_feature + f;
@@ -22,6 +22,55 @@ struct Channels {
         }
     }
 };
+"""
+
+READ_BESIDE = """
+
+// What $name has at a row of results: to[n * BLOCK + f] = from[f * plane + n], for `count` positions n of `features`;
+// zeros of features that are not there.
+template <int SIDE>
+inline void turn_$name(const $type* from, int count, long long plane, Compute* to) {
+    for (int n = 0; n < count; n = next_square<SIDE>(n, count)) {
+        Compute turned[SIDE][LANES];
+#pragma omp simd
+        for (int i = 0; i < SIDE; ++i)
+#pragma GCC unroll 16
+            for (int lane = 0; lane < LANES; ++lane) turned[i][lane] = $turned;
+        for (int i = 0; i < SIDE; ++i) store(load(turned[i]), to + (n + i) * BLOCK);
+    }
+}
+inline void read_$name(const $type* from, int features, int count, long long plane, Compute* __restrict to) {
+    if (features < BLOCK) std::fill(to, to + count * BLOCK, Compute(0));
+    int f = 0;
+    for (; f + LANES <= features; f += LANES)
+        if (count >= LANES) turn_$name<LANES>(from + f * plane, count, plane, to + f);
+        else if (count >= 4) turn_$name<4>(from + f * plane, count, plane, to + f);
+        else turn_$name<1>(from + f * plane, count, plane, to + f);
+    for (; f < features; ++f)
+        for (int n = 0; n < count; ++n) to[n * BLOCK + f] = $value;
+}
+"""
+
+READ_BESIDE_CHANNELS_LAST = """
+
+// What $name has at a row of results: to[n * BLOCK + f] = from[n * plane + f], for `count` positions n of `features`;
+// zeros of features that are not there.
+inline void read_$name(const $type* from, int features, int count, long long plane, Compute* __restrict to) {
+    for (int n = 0; n < count; ++n, from += plane, to += BLOCK) {
+        for (int f = 0; f < features; ++f) to[f] = $value;
+        for (int f = features; f < BLOCK; ++f) to[f] = 0;
+    }
+}
+"""
+
+# Of what has a number for every element: where that of the first feature and position is, and how far on the next is.
+AT = """
+const long long plane = (long long)call.conv_d * call.conv_h * call.conv_w;
+const long long at = ((long long)sample * (GROUPS * FEATURES) + first_feature) * plane + $at;
+"""
+AT_CHANNELS_LAST = """
+constexpr long long plane = GROUPS * FEATURES;
+const long long at = ((long long)sample * call.conv_d * call.conv_h * call.conv_w + $at) * plane + first_feature;
 """
 
 KEPT = """

@@ -120,6 +120,8 @@ def options(
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []
     c = replace(c, channels_last=_channels_last(c, layouts))
+    if any(layouts.get(n, "contiguous") != c.layout for n in c.elements):
+        return []  # a copy would cost what there is to gain
     found = _of_contraction(
         c, _cells(c, hints), sizes(c.x, hints)[0], isinstance(group.record, Product), tf32, capability
     )
@@ -221,6 +223,8 @@ def _of_contraction(
             found = more + few if ahead else few + more
             rival = best / UNDERESTIMATED if ahead else rival
     if product:
+        return _Ways(tuple(found), inf if rival is None else UNDERESTIMATED * rival)
+    if c.channels_last and c.elements:  # copies of those would cost what there is to gain
         return _Ways(tuple(found), inf if rival is None else UNDERESTIMATED * rival)
     direct_tiles = direct_shortlist(replace(c, channels_last=False), lengths, samples, rival)
     others: list[Option] = [{"direct": asdict(t)} for t in direct_tiles.tiles]

@@ -10,9 +10,10 @@ from typing import ClassVar, Protocol
 
 from fusewright.codegen.cuda import contraction_finish_text as texts
 from fusewright.codegen.cuda.contraction_box import scaled_early
+from fusewright.codegen.cuda.contraction_elements import CHANNELS, ElementText
 from fusewright.codegen.cuda.contraction_finish import Block
 from fusewright.codegen.cuda.contraction_folds import COLUMN, JOININGS, Joining
-from fusewright.codegen.cuda.contraction_values import ValueText, is_one
+from fusewright.codegen.cuda.contraction_values import is_one
 from fusewright.codegen.cuda.contraction_walk import moved
 from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, block, fill
@@ -39,16 +40,19 @@ class Cut(Block, WritesRows, Protocol):
 
 
 @dataclass(frozen=True)
-class Epilogue(ValueText):
+class Epilogue(ElementText):
     """Writes the text after the multiplication for one group and tiling."""
 
-    place = "int m, int half"
     # Features of which a warp writes a row in one turn of a loop: more of them take registers that others need.
     rows_in_turn: ClassVar[int] = 2
     # The value of the window that loops over a thread's are at, of channel (m, half).
     pooled_at: ClassVar[str] = "pooled[own_d][own_h][own_w][m][half]"
 
     t: Cut
+
+    @property
+    def late(self) -> bool:
+        return self.t.by_rows and bool(self.c.elements)
 
     # -- where a thread's values are
 
@@ -98,9 +102,6 @@ class Epilogue(ValueText):
         """The statement that says which feature the channel at hand is."""
         return f"const int feature = first_feature + {self.own_feature};"
 
-    def of_channel(self, name: str) -> str:
-        return f"{name}_at[m][half]"
-
     @property
     def scale(self) -> float | None:
         return None if self.c.box is None or scaled_early(self.c) else self.c.box.scale
@@ -113,10 +114,11 @@ class Epilogue(ValueText):
         """How two neighbours in memory are written at once, or whole rows."""
         if self.t.by_rows:
             team = self.t.team
-            at_once = min(FEATURES // team.warps, self.rows_in_turn)
+            # What is read on the way out is on its way for longer.
+            at_once = min(FEATURES // team.warps, 2 * self.rows_in_turn if self.late else self.rows_in_turn)
             assert FEATURES % (at_once * team.warps) == 0, "every warp of a team has as many rows"
             names = {"positions": team.positions, "pitch": team.pitch, "warps": team.warps, "at_once": at_once}
-            return [fill(texts.WRITE_ROWS, type=self.result_type, **names)]
+            return [fill(texts.WRITE_ROWS, type=self.result_type, **names, **self.late_names(""))]
         if self.neighbours:
             return [fill(texts.PAIR, type=self.result_type)]
         return [fill(texts.WRITE_PAIR, type=self.result_type)] if self.pairs else []
@@ -139,7 +141,7 @@ class Epilogue(ValueText):
 
     def prologue(self) -> Lines:
         """Per-channel numbers in registers, and running totals."""
-        lines = self.numbers(self._of_channels) if self._of_channels else []
+        lines = self.numbers(self.of_channels) if self.of_channels and not self.late else []
         lines += [f"Compute {name}_at = widened({name}[0]);" for name in self._ones]
         lines += self.functions()
         if self.t.by_rows:
@@ -159,11 +161,6 @@ class Epilogue(ValueText):
         return lines
 
     @property
-    def _of_channels(self) -> list[str]:
-        """The operands that have a number per channel, of shape (1, O, 1, ...)."""
-        return [name for node, name in self.read() if not is_one(node)]
-
-    @property
     def _ones(self) -> list[str]:
         """The operands that have one number."""
         return [name for node, name in self.read() if is_one(node)]
@@ -171,7 +168,7 @@ class Epilogue(ValueText):
     @property
     def in_registers(self) -> list[str]:
         """The operands of whose numbers per channel a thread keeps its own."""
-        return self._of_channels
+        return [] if self.late else self.of_channels
 
     def numbers(self, names: Sequence[str]) -> Lines:
         """The numbers per channel of these operands, where `of_channel` finds them."""
@@ -181,7 +178,7 @@ class Epilogue(ValueText):
 
     def number(self, name: str) -> str:
         """The number of the feature at hand in an operand that has one per channel."""
-        read = f"widened({name}[group * O + feature])"
+        read = f"widened({name}[{self.of_sample(name)}group * O + feature])"
         return read if self.whole else f"feature < O ? {read} : Compute(0)"
 
     @property
@@ -266,16 +263,20 @@ class Epilogue(ValueText):
         first, loops = self.first_of_rows
         team = self.t.team.warps
         sync, member = ("__syncwarp()", "0") if team == 1 else ("__syncthreads()", f"warp % {team}")
-        eight = fill(texts.EIGHT_ROWS, sync=sync, held=self.held_for_rows(slots), first=first, member=member)
+        held, given = self.held_for_rows(slots), self.late_names(first)["given"]
+        eight = fill(texts.EIGHT_ROWS, sync=sync, held=held, first=first, member=member, given=given)
         P, Q, R = lengths
-        place = {"p": position[0], "q": position[1], "first": self.first_r, "P": P, "Q": Q, "R": R}
+        place: dict[str, object] = {"p": position[0], "q": position[1], "first": self.first_r, "P": P, "Q": Q, "R": R}
+        place["beside"] = self.features_beside(lengths)
         each = fill(texts.ROWS, **place, type=self.result_type, eights=nest(loops, eight))
         return [*self._out_at("out_features", "", lengths), *nest(rows, each)]
 
     def _pair_loops(self, tiles: int, position: list[str]) -> Lines:
         p, q, _ = position
-        first, second = (self.changed(self.accumulator("j", f"2 * half{e}")) for e in ("", " + 1"))
-        at = {"pointer": self.pointer("P", "Q", "R"), "stored_at": self.stored_at}
+        first, second = (
+            self.changed(self.accumulator("j", f"2 * half{e}"), f"[m][half][{i}]") for i, e in enumerate(("", " + 1"))
+        )
+        at = {"pointer": [self.pointer("P", "Q", "R"), *self.runs_beside(2)], "stored_at": self.stored_at}
         pairs = fill(texts.PAIRS, p=p, q=q, tiles=tiles, first=first, second=second, type=self.result_type, **at)
         return [*self.out_row("P", "Q", "R"), *pairs]
 
@@ -286,10 +287,12 @@ class Epilogue(ValueText):
             lines += [f"const int {a} = {text};" for a, text in zip("pqr", position, strict=True)]
             inside = "unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q) && unsigned(r) < unsigned(R)"
             lines += [f"const bool inside = {inside};"]
+        lines += self.read_beside("PQR", paired=self.neighbours)
         value = self.accumulated(per_cell)
         value = self.changed(value)
         if self.c.window is None and self.several:
-            return self.joined_at_once(loops[:2], loops[2], str(slots), "s", lines, value)
+            joined = self.joined_at_once(loops[:2], loops[2], str(slots), "s", lines, value)
+            return [*self.out_row("P", "Q", "R"), *joined]
         if self.c.window is None:
             finished = nest(loops, [*lines, *self.result_of(value, ("P", "Q", "R"), self._local())])
             return [*self.out_row("P", "Q", "R"), *finished]
@@ -439,15 +442,19 @@ class Epilogue(ValueText):
         return last and self.other_channels == COLUMN and self.c.features % 2 == 0
 
     def out_row(self, P: str, Q: str, R: str) -> Lines:
-        """Where results of a thread's first feature go, and how far behind them those of the next one do."""
-        if self.kind != "store" or self.c.channels_last:
+        """Where results of a thread's first feature go, and how far behind them those of the next one do; where what
+        lies beside them is."""
+        if self.c.channels_last or (self.kind != "store" and not self.beside):
             return []
         return self._out_at("out_row", f" + {self.first_feature[0]}", (P, Q, R))
 
     def _out_at(self, name: str, first: str, lengths: Sequence[str]) -> Lines:
         """A pointer to the results of the block's features from the `first` on, and how far they are apart."""
         P, Q, R = lengths
-        return fill(texts.OUT_ROW, name=name, first=first, p=P, q=Q, r=R, type=self.result_type)
+        lines = fill(texts.PLANE, p=P, q=Q, r=R)
+        if self.kind == "store":
+            lines += fill(texts.OUT_ROW, name=name, first=first, type=self.result_type)
+        return [*lines, *self.rows_beside(name.removeprefix("out_"), first)]
 
     def _over_channels(self, value: str) -> Lines:
         """Join the channels of the lanes that share a position."""
@@ -520,6 +527,5 @@ class Epilogue(ValueText):
         return rows_bytes(self.t) // 4
 
 
-# Loops over the rows of a thread, and over its channels, and which one it is at.
+# Loops over the rows of a thread, and which one they are at.
 OWN_ROWS = ("for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)", "for (int rh = 0; rh < OWN_H * ROWS_H; ++rh)")
-CHANNELS = ("for (int m = 0; m < M_TILES; ++m)", "for (int half = 0; half < 2; ++half)")

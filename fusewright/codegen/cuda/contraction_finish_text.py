@@ -55,8 +55,11 @@ for (int i = 0; i < 4; ++i)
     if (there && left > 4 * i - 3 * lane) to[4 * i - 3 * lane] = narrow_to<$type>::of(run[i]);
 """
 
-OUT_ROW = """
+PLANE = """
 const long long plane = (long long)$p * $q * forgotten($r);    // from feature to feature
+"""
+
+OUT_ROW = """
 $type* const $name = forgotten(out + (((long long)sample * GROUPS + group) * O + first_feature$first) * plane);
 """
 
@@ -87,6 +90,37 @@ for (int rd = 0; rd < OWN_D * ROWS_D; ++rd)
         }
 """
 
+READ = """
+// Memory that is read at once.
+template <int BYTES> struct Words { uint4 words; };
+template <> struct Words<8> { uint2 words; };
+template <> struct Words<4> { unsigned words; };
+template <> struct Words<2> { unsigned short words; };
+
+// COUNT neighbours of an operand, which nobody writes to meanwhile; zeros where they are not `there`.
+template <int COUNT, class T>
+__device__ __forceinline__ void read_neighbours(const T* from, bool there, Compute (&to)[COUNT]) {
+    using Together = decltype(Words<COUNT * sizeof(T)>::words);
+    union { Together words; T values[COUNT]; } read = {};
+    if (there) read.words = __ldg(reinterpret_cast<const Together*>(from));
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) to[i] = widened(read.values[i]);
+}
+template <class T>
+__device__ __forceinline__ Compute read_element(const T* from, bool there) {
+    Compute to[1];
+    read_neighbours(from, there, to);
+    return to[0];
+}
+// Neighbours of a row, of which `left` elements follow: at once where every row is a number of such runs.
+template <int COUNT, class T>
+__device__ __forceinline__ void read_run(const T* from, bool there, int left, int row, Compute (&to)[COUNT]) {
+    if (row % COUNT == 0) return read_neighbours(from, there && left > 0, to);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) to[i] = read_element(from + i, there && left > i);
+}
+"""
+
 # Rows go to memory from shared memory (`fusewright.schedule.output_rows`).
 WRITE_ROWS = """
 // Rows of eight features wait in shared memory, of the POSITIONS that a team of warps has side by side.
@@ -95,8 +129,9 @@ struct alignas(8) Neighbours { float first, second; };
 
 // Write them, each warp of the team some, whole parts of memory at a time: the first one begins at `to`; there are so
 // many `features`, and `left` elements of their rows.  What several rows have is read before any of it is written.
+$template
 __device__ __forceinline__ void write_rows(const float* rows, $type* to, long long plane, int features, int left,
-                                           int member, int lane) {
+                                           int member, int lane$more) {
     constexpr int PARTS = (POSITIONS + 62) / 32, AT_ONCE = $at_once;
 #pragma unroll 1
     for (int first = member; first < 8; first += AT_ONCE * TEAM) {
@@ -110,13 +145,14 @@ __device__ __forceinline__ void write_rows(const float* rows, $type* to, long lo
             for (int k = 0; k < PARTS; ++k)
                 values[i][k] = rows[feature * ROW_PITCH + min(max(at[i] + 32 * k, 0), POSITIONS - 1)];
         }
+        $reads
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const int feature = first + i * TEAM, count = feature < features ? left : 0;
             $type* const row = to + feature * plane + at[i];
 #pragma unroll
             for (int k = 0; k < PARTS; ++k)
-                if (unsigned(at[i] + 32 * k) < unsigned(count)) row[32 * k] = narrow_to<$type>::of(values[i][k]);
+                if (unsigned(at[i] + 32 * k) < unsigned(count)) row[32 * k] = narrow_to<$type>::of($change);
         }
     }
 }
@@ -132,6 +168,7 @@ const int p = $p, q = $q, first_r = $first;    // of the team's first position
 const bool inside = unsigned(p) < unsigned($P) && unsigned(q) < unsigned($Q);
 const int left = inside ? max(0, min($R - first_r, POSITIONS)) : 0;
 $type* const to = forgotten(out_features + unsigned((p * $Q + q) * $R + first_r));
+$beside
 $eights
 """
 
@@ -140,7 +177,7 @@ EIGHT_ROWS = """
 $sync;    // until the rows before have been read
 $held
 $sync;
-write_rows(team_rows, to + ($first) * plane, plane, O - first_feature - ($first), left, $member, lane);
+write_rows(team_rows, to + ($first) * plane, plane, O - first_feature - ($first), left, $member, lane$given);
 """
 
 CLOSE_POSITIONS = """

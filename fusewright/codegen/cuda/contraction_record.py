@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from fusewright.codegen.contraction_shapes import shapes
+from fusewright.codegen.contraction_shapes import layouts, shapes
 from fusewright.codegen.contraction_sizes import lengths, names, sizes
 from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cuda import contraction_walk
@@ -89,7 +89,7 @@ def record(w: Writer, *, needs: int = 80, arch: str = "") -> Kernel:
         name=w.name,
         source=w.source(),
         operands=called,
-        layouts=(c.layout, *("contiguous",) * (len(called) - 1)),
+        layouts=layouts(c),
         dtypes=tuple(n.dtype for n in c.tensors),
         shapes=shapes(c),
         sizes=sizes(c),

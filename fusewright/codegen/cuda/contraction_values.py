@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import ClassVar
 
 from fusewright.codegen.cpp import Scalars, compute_type
+from fusewright.codegen.cuda import contraction_finish_text as texts
 from fusewright.codegen.cuda.contraction_finish import Finish, operands
 from fusewright.codegen.cuda.loops import nest
 from fusewright.codegen.text import Lines, block, fill
@@ -23,11 +23,39 @@ from fusewright.schedule.chain import Map
 class ValueText(Finish):
     """Writes the pointwise trees as lambdas of a value and of where its channel is."""
 
-    place: ClassVar[str]  # the parameters that say that
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """The parameters that say that."""
 
     @abstractmethod
     def of_channel(self, name: str) -> str:
         """An operand's number for the channel at hand."""
+
+    @property
+    @abstractmethod
+    def late(self) -> bool:
+        """Whether the pointwise tree is evaluated on the way out of shared memory, by which values go to be written
+        side by side: there their elements of operands are read side by side, too."""
+
+    def head(self) -> list[Lines]:
+        """Declarations of what follows the multiplication."""
+        return [*super().head(), *([fill(texts.READ)] if self.beside else [])]
+
+    @property
+    def beside(self) -> list[str]:
+        """The operands that have a number for every element, which is a parameter of its own."""
+        return [name for node, name in self.read() if node in self.c.elements]
+
+    @property
+    def of_channels(self) -> list[str]:
+        """Those that have a number per channel, of every sample's or of all."""
+        return [name for node, name in self.read() if not is_one(node) and node not in self.c.elements]
+
+    def of_sample(self, name: str) -> str:
+        """Text: how far behind each other the numbers of samples are in an operand that has some per channel."""
+        own = [name for node, name in self.read() if node in self.c.of_samples]
+        return "(long long)sample * (GROUPS * O) + " if name in own else ""
 
     @property
     def scale(self) -> float | None:
@@ -65,7 +93,7 @@ class ValueText(Finish):
     @cached_property
     def in_place(self) -> bool:
         """Whether a thread's products are changed all at once: where functions would branch for each (`functions`)."""
-        if self.c.before is None or self.c.shares is not None:
+        if self.c.before is None or self.c.shares is not None or self.c.elements:
             return False
         leaves = (*self.c.operands, self.c.before.value)
         scalars = Scalars(dict.fromkeys(leaves, ""), lambda node: "", cuda=True)
@@ -81,12 +109,13 @@ class ValueText(Finish):
     @property
     def one_by_one(self) -> bool:
         """Whether every product is changed where it is taken."""
-        return self.changes and not self.in_place
+        return self.changes and not self.in_place and not self.late
 
-    def changed(self, value: str) -> str:
-        """A product as it goes into the window or the reduction, or is written."""
+    def changed(self, value: str, at: str = "") -> str:
+        """A product as it goes into the window or the reduction, or is written; what every element has is `at` of what
+        was read."""
         if self.one_by_one:
-            return f"before({value}, {self._where})"
+            return f"before({', '.join([value, self._where, *(f'{name}_here{at}' for name in self.beside)])})"
         if not (self.in_place and self._exponentiates(self.c.before)):
             return value
         ((_, text),) = pointwise.traits("exp").cuda_within  # behind a sine of float32
@@ -125,12 +154,13 @@ class ValueText(Finish):
             exponentiated = self._exponentiates(tree) and not (label == "before" and self.in_place)
             result = scalars.value(build.pointwise("exp", tree.root) if exponentiated else tree.root)
             lines += scalars.lines
-        head = f"const auto {label} = [&](Compute value, {self.place})"
+        beside = "".join(f", Compute {name}_here" for name in self.beside) if label == "before" else ""
+        head = f"const auto {label} = [&](Compute value, {self.place}{beside})"
         return [*block(head, [*lines, f"return {result};"])[:-1], "};"]
 
     def _access(self, node: Node) -> str:
         name, cast = operands(self.c)[node], compute_type(node.dtype)
-        text = f"{name}_at" if is_one(node) else self.of_channel(name)
+        text = f"{name}_here" if node in self.c.elements else f"{name}_at" if is_one(node) else self.of_channel(name)
         return text if cast == compute_type(self.c.x.dtype) else f"{cast}({text})"
 
     # -- windows

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
+from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cuda.contraction_folds import JOININGS
 from fusewright.codegen.cuda.contraction_values import ValueText, is_one
 from fusewright.codegen.cuda.contraction_walk import moved
@@ -61,7 +62,11 @@ class DirectEpilogue(ValueText):
     t: Cut
 
     def of_channel(self, name: str) -> str:
-        return f"widened({name}[at])"
+        return f"widened({name}[{self.of_sample(name)}at])"
+
+    @property
+    def late(self) -> bool:
+        return bool(self.c.elements)
 
     @property
     def box(self) -> Box:
@@ -198,7 +203,7 @@ class DirectEpilogue(ValueText):
         """Loops over a thread's values, and statements that take one on."""
         loops = ["for (int o = 0; o < FEATURES; ++o)", *_ROWS]
         along = "for (int r = 0; r < RUN; ++r)"
-        needed = self.changes or self.kind == "all"
+        needed = (self.changes and not self.late) or self.kind == "all"
         lines = [*(feature if needed else []), *self._place()]
         if not self.stays:
             return [*loops, along], [*lines, *self._to_strip(value)]
@@ -290,9 +295,12 @@ class DirectEpilogue(ValueText):
             return [*self._of_tile(), *self._over_positions(place, value), *self._into_total()]
         cells, value = prod(self.counts), self._value(extents, source, "o")
         once = [*place, f"if (!({self._inside()})) continue;", *(self._to() if self.kind == "store" else [])]
-        body = [*([_CHANNEL] if self.c.after is not None else []), *value[:-1]]
+        body = [*([_CHANNEL] if self.c.after is not None or self.late else []), *value[:-1]]
         if self.kind == "store":
-            body.append(f"to[o * size] = narrow_to<{self.result_type}>::of({value[-1]});")
+            body += [f"const Compute {name}_here = read_element({name}_from + o * size, true);" for name in self.beside]
+            result = ", ".join([value[-1], "at", *(f"{name}_here" for name in self.beside)])
+            result = f"before({result})" if self.late else value[-1]
+            body.append(f"to[o * size] = narrow_to<{self.result_type}>::of({result});")
         else:
             body.append(f"of_tile = {self.joining.join('of_tile', value[-1])};")
         features = Dealt("o", self._own_features, self.t.block_m)
@@ -384,13 +392,17 @@ class DirectEpilogue(ValueText):
         return [*lines, f"after({value}, at)" if self.c.after is not None else value]
 
     def _to(self) -> Lines:
-        """Where the values of a cell go, those of a feature `size` behind those of the one before it."""
+        """Where the values of a cell go, and where what lies beside them is: those of a feature `size` behind those of
+        the one before it."""
         p, q, r = self._places_of_cell()
         P, Q, R = self._lengths()
         first = "(long long)sample * (GROUPS * O) + group * O + first_feature"
+        at = f"({first}) * size + ((long long)({p}) * {Q} + {q}) * {R} + {r}"
+        types = {name: ELEMENT[node.dtype] for node, name in self.read()}
         return [
             f"const long long size = (long long){P} * {Q} * {R};",
-            f"{self.result_type}* const to = out + ({first}) * size + ((long long)({p}) * {Q} + {q}) * {R} + {r};",
+            f"{self.result_type}* const to = out + {at};",
+            *(f"const {types[name]}* const {name}_from = {name} + {at};" for name in self.beside),
         ]
 
     def _write_over(self) -> Lines:

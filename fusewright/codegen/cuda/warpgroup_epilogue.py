@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from fusewright.codegen.cuda import contraction_finish_text as finish
 from fusewright.codegen.cuda import warpgroup_positions_text as texts
-from fusewright.codegen.cuda.contraction_epilogue import CHANNELS, OWN_ROWS, Epilogue
+from fusewright.codegen.cuda.contraction_elements import CHANNELS
+from fusewright.codegen.cuda.contraction_epilogue import OWN_ROWS, Epilogue
 from fusewright.codegen.cuda.contraction_folds import COLUMN, ROW
 from fusewright.codegen.cuda.loops import UNROLL, nest
 from fusewright.codegen.text import Lines, fill
@@ -65,7 +66,7 @@ class PhasesEpilogue(Epilogue):
         changed = self.products_changed(run.values, slots // run.taken, run.own_w)
         if self.t.by_rows:
             return [*changed, *self._row_loops(slots, OWN_ROWS, (p, q), "PQR")]
-        values = [self.changed(value) for value in run.values]
+        values = [self.changed(value, f"[m][half][{i}]") for i, value in enumerate(run.values)]
         written = [
             *([] if self.whole else [self.feature]),
             f"Compute run[{len(values)}] = {{{', '.join(values)}}};",
@@ -76,6 +77,7 @@ class PhasesEpilogue(Epilogue):
             f"const int p = {p}, q = {q}, r = {r};",
             "const bool inside = unsigned(p) < unsigned(P) && unsigned(q) < unsigned(Q);",
             self.pointer("P", "Q", "R"),
+            *self.runs_beside(len(values)),
             *nest(CHANNELS, written),
         ]
         return [
@@ -180,9 +182,9 @@ class _FeaturesEpilogue(Epilogue):
         return nest([f"for (int s = 0; s < {slots}; ++s)"], [*place, *held])
 
     def of_channel(self, name: str) -> str:
-        if self.t.keeps_numbers(self.c):
+        if self.late or self.t.keeps_numbers(self.c):
             return super().of_channel(name)
-        return f"numbers[{self._of_channels.index(name)}][{self.own_feature}]"
+        return f"numbers[{self.of_channels.index(name)}][{self.own_feature}]"
 
     def numbers(self, names: Sequence[str]) -> Lines:
         if self.t.keeps_numbers(self.c):
@@ -218,9 +220,9 @@ class PositionEpilogue(PhasesEpilogue, _FeaturesEpilogue):
             names = {"exponential": "value -= largest, total += exponential", "share": "log(total)", "joined": "-"}
         return [*super().head(), fill(texts.SOFTMAX, **names)]
 
-    def changed(self, value: str) -> str:
+    def changed(self, value: str, at: str = "[m][half]") -> str:
         if self.c.shares is None:
-            return super().changed(value)
+            return super().changed(value, at)
         there = self.c.after is not None and self.c.window is None
         return f"after({value}, m, half)" if there else value
 
