@@ -172,7 +172,8 @@ def cut(
                 declined.update(_ends(group) or {_key(family, group)})
                 continue
             graph, became = group.placed(graph, node)
-            declined = {became.get(n, n) for n in declined}  # what follows is made anew, and is not asked about again
+            if family.anchor is None:  # from the outputs on: what follows is made anew, but no other group
+                declined = {became.get(n, n) for n in declined}
     return graph
 
 
