@@ -390,18 +390,21 @@ class Tuner:
         """
         if self.device.type != "cuda" or not self.measure or self.remembered or self.wishes.single:
             return
-        expected = self._expected(graph, alone, orders)
-        groups = {self._place(g): g for whole in expected for g in (whole, whole.shorter) if g is not None}
-        missing, capability = [place for place in groups if place not in self.ways], capability_of(self.device)
-        if len(groups) < 2:
+        expected = {self._place(group): group for group in self._expected(graph, alone, orders)}
+        missing, capability = [place for place in expected if place not in self.ways], capability_of(self.device)
+        if len(expected) < 2:
             return
         if missing:
             self.progress(f"finding tiles of {len(missing)} groups")
-            found = side_by_side(lambda place: self._find(groups[place], capability), missing, FINDING)
+            # A group and the shorter one by one process: they have most in common.
+            parts = [[g for g in (expected[place], expected[place].shorter) if g is not None] for place in missing]
+            found = side_by_side(lambda some: [self._find(group, capability) for group in some], parts, FINDING)
             if found is None:
                 return
-            self.ways.update(zip(missing, found, strict=True))
-        self._begin([group for whole in expected for group in self._rivals(whole)])
+            for some, ways in zip(parts, found, strict=True):
+                self.ways.update((self._place(group), way) for group, way in zip(some, ways, strict=True))
+        self.progress("writing kernels")
+        self._begin([group for whole in expected.values() for group in self._rivals(whole)])
 
     def _expected(self, graph: Graph, alone: Callable[[Node], bool], orders: Mapping[Node, Order]) -> list[Group]:
         """The groups of `graph`, were each to become a kernel."""
