@@ -102,10 +102,12 @@ class Runner:
         self.precision = precision
         self.calls = 0
         derive, self._forward = program.functions()
-        self._direct = program.functions(direct=True)[1] if program.kernels and not program.opaque else None
+        # Where nothing is opaque, ordinary tensors are all that operations come across.
+        self._direct = program.functions(direct=True)[1] if program.kernels and not program.effects else None
         self._judged: tuple[object, bool] = (None, False)
         self._derived = DerivedWeights(derive, program.sources, program.constants) if program.derived else None
         on_gpu = any(device.type == "cuda" for _, device in guard.kinds)
+        self.may_go_ahead = on_gpu and not program.effects and not program.looks_up
         self._context = _tf32(precision == "tf32") if on_gpu and precision != "eager" else contextlib.nullcontext
 
     def __call__(self, module: nn.Module, args: Args, kwargs: Kwargs, state: object = None) -> Any:
@@ -172,6 +174,7 @@ class Entry:
 
 
 ORIGINAL = Entry()
+NO_ANSWER = object()
 Planner = Callable[[nn.Module, Args, Kwargs, Options], Entry]
 
 
@@ -194,17 +197,37 @@ class State:
         # The last call with gradients that its program was slower for: the like of it are handed on unexamined, since
         # on a GPU whatever runs before the first kernel is time that the backward cannot hide.
         self._slower: Hashable = None
+        # The last call without gradients whose program may go ahead: its key, the program, and the module's state.
+        self._last: tuple[Key, Runner, Watch] | None = None
         self._lock = threading.RLock()
         self._renew()
+
+    def ahead(self, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
+        """The answer to a call like the last one, or `NO_ANSWER`.
+
+        Whether the module has changed takes a network as long to find out as a few kernels run.  A program on a GPU
+        that does no harm is launched before, and its answer dropped where the module has.
+        """
+        last = self._last  # read once: another thread may replace it
+        if last is None or torch.is_grad_enabled() or _is_changed_from_outside():
+            return NO_ANSWER
+        key, runner, watch = last
+        if watch is not self.watch or _key(args, kwargs) != key:
+            return NO_ANSWER
+        try:
+            answer = runner(module, args, kwargs, watch)
+        except Exception:
+            if watch.unchanged():
+                raise
+            return NO_ANSWER
+        return answer if watch.unchanged() else NO_ANSWER
 
     def runner(self, args: Args, kwargs: Kwargs) -> Runner | None:
         """The program for this call, or `None` for the original."""
         training = self._training(args, kwargs) if torch.is_grad_enabled() else None
         if training is not None and training == self._slower:
             return None
-        if transforms() is not None:  # torch.func: the inputs may be stand-ins
-            return None
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        if _is_changed_from_outside():
             return None
         if not self.watch.unchanged():
             self._renew()
@@ -219,7 +242,10 @@ class State:
         if entry.runner is None:
             return None
         tensors = args if isinstance(key[0], int) else flat_tensors(args, kwargs)
-        if _mode(tensors) in entry.modes:
+        mode = _mode(tensors)
+        if mode in entry.modes:
+            if mode == "forward" and entry.runner.may_go_ahead:
+                self._last = key, entry.runner, self.watch
             return entry.runner
         self._slower = training
         return None
@@ -346,6 +372,12 @@ def _layout(args: Args, kwargs: Kwargs) -> Hashable:
     if not all(isinstance(leaf, _PLAIN) for leaf in leaves):
         return None
     return str(spec), tuple("tensor" if isinstance(leaf, Tensor) else freeze(leaf) for leaf in leaves)
+
+
+def _is_changed_from_outside() -> bool:
+    """Whether what a call computes depends on what is around it: inputs may be stand-ins of `torch.func`, and under
+    autocast operations choose dtypes of their own."""
+    return transforms() is not None or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
 def _key(args: Args, kwargs: Kwargs) -> Key | None:

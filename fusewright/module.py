@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from fusewright.dispatch import State
+from fusewright.dispatch import NO_ANSWER, State
 from fusewright.runtime.observers import global_hooks, tracer
 
 SLOT = "_fusewright"
@@ -42,10 +42,13 @@ def _subclass(base: Any) -> Any:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # A wrapper that changes the class (sharding does) brings a forward of its own making.
         state = None if type(self) is not fused or _is_traced() else getattr(self, SLOT, None)
-        runner = None if state is None else state.runner(args, kwargs)
-        if state is None or runner is None:
+        if state is None:
             return base.forward(self, *args, **kwargs)
-        return runner(self, args, kwargs, state.watch)
+        answer = state.ahead(self, args, kwargs)
+        if answer is not NO_ANSWER:
+            return answer
+        runner = state.runner(args, kwargs)
+        return base.forward(self, *args, **kwargs) if runner is None else runner(self, args, kwargs, state.watch)
 
     def shallow_copy(self: nn.Module) -> nn.Module:
         state: State = getattr(self, SLOT)

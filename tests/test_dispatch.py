@@ -20,7 +20,7 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import fusewright.optimizer
-from fusewright import dispatch
+from fusewright import dispatch, pipeline
 from fusewright.dispatch import MOST_STATES, Entry, Guard, Options, Runner, State, guard_of
 from fusewright.ir.node import Symbol
 from fusewright.module import state_of
@@ -144,6 +144,102 @@ def test_kernels_ask_nothing_that_the_call_was_asked(monkeypatch: pytest.MonkeyP
         assert asks(x) is False
         model.conv.bias = nn.Parameter(torch._neg_view(-model.conv.bias))
         assert model.conv.bias.is_neg() and asks(x)
+
+
+class Eager(nn.Module):
+    """A convolution that other shapes of its weight suit as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x)) * self.scale
+
+
+CHANGES: dict[str, Callable[[Eager], object]] = {
+    "an attribute": lambda m: setattr(m, "scale", 3.0),
+    "a parameter": lambda m: setattr(m.conv, "bias", nn.Parameter(torch.ones(4))),
+    "a shape": lambda m: setattr(m, "conv", nn.Conv2d(3, 5, 3)),
+    "nothing that is left": lambda m: delattr(m.conv, "weight"),
+    "a hook": lambda m: m.conv.register_forward_hook(lambda module, inputs, output: output + 1),
+    "the mode": lambda m: m.train(),
+}
+
+
+def goes_ahead(monkeypatch: pytest.MonkeyPatch) -> tuple[Eager, nn.Module, torch.Tensor, list[str]]:
+    """A model, its replacement, and what that asked in turn: whether the module is unchanged, and its program."""
+    torch.manual_seed(0)
+    model, x = Eager().eval(), torch.randn(2, 3, 8, 8)
+    f = fusewright.optimize(model, (x,), kernels="always", measure=False)
+    steps: list[str] = []
+    run, unchanged = Runner.__call__, dispatch.Watch.unchanged
+    monkeypatch.setattr(Runner, "__call__", lambda self, *args: steps.append("program") or run(self, *args))
+    monkeypatch.setattr(dispatch.Watch, "unchanged", lambda self: steps.append("unchanged") or unchanged(self))
+    for entry in state(f).entries.values():
+        assert entry.runner is not None and not entry.runner.may_go_ahead  # on a CPU, which would compute meanwhile
+        entry.runner.may_go_ahead = True
+    return model, f, x, steps
+
+
+@torch.no_grad()
+def test_a_program_goes_ahead_of_the_question_whether_its_module_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, f, x, steps = goes_ahead(monkeypatch)
+    want = model(x)
+    for expected in (["unchanged", "program"], ["program", "unchanged"], ["program", "unchanged"]):
+        steps.clear()
+        torch.testing.assert_close(f(x), want)
+        assert steps == expected
+    steps.clear()
+    torch.testing.assert_close(f(torch.cat([x, x])), torch.cat([want, want]))  # another call than the last one
+    assert steps == ["unchanged", "program"]
+    steps.clear()
+    with torch.enable_grad():
+        f(x)
+    assert steps[0] == "unchanged"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_what_went_ahead_is_dropped_where_the_module_has_changed(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, f, x, steps = goes_ahead(monkeypatch)
+    f(x), f(x)
+    steps.clear()
+    CHANGES[change](model)
+    try:
+        want = model(x)
+    except AttributeError:
+        with pytest.raises(AttributeError):
+            f(x)
+        return
+    torch.testing.assert_close(f(x), want)
+    assert steps[:2] == ["program", "unchanged"]
+
+
+def test_what_may_do_harm_does_not_go_ahead() -> None:
+    """Random numbers would be others next, and a row that is not there stops a GPU for good."""
+    gpu = replace(TestGuard.guard, kinds=((torch.float32, torch.device("cuda")),))
+
+    def may(model: nn.Module, x: torch.Tensor) -> bool:
+        return Runner(pipeline.build(model, (x,), {}).program, gpu).may_go_ahead
+
+    x = torch.randn(2, 3)
+    assert may(nn.Linear(3, 3), x) and not may(nn.Dropout(), x)
+    assert not may(nn.Embedding(3, 3), torch.tensor([0, 1]))
+
+
+@torch.no_grad()
+def test_what_fails_without_a_change_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, f, x, _ = goes_ahead(monkeypatch)
+    f(x)
+
+    def fails(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Runner, "__call__", fails)
+    with pytest.raises(MemoryError):
+        f(x)
 
 
 class TestPlanning:
@@ -400,7 +496,14 @@ def test_a_pickle_leaves_kernels_of_another_architecture_behind(
 ) -> None:
     """A program whose kernels are for Hopper alone, unpickled on a machine with that GPU, another one or none."""
     kernel = SimpleNamespace(target="cuda", runs_on=lambda capability: capability == 90)
-    nothing = {"constants": {}, "derived": (), "sources": {}, "opaque": True, "functions": lambda: (None, None)}
+    nothing = {
+        "constants": {},
+        "derived": (),
+        "sources": {},
+        "effects": True,
+        "looks_up": False,
+        "functions": lambda: (None, None),
+    }
     program = SimpleNamespace(kernels=(kernel,), **nothing)
     entry = Entry(Runner(cast("Any", program), TestGuard.guard), frozenset())
     monkeypatch.setattr(dispatch, "capability_of", lambda _: machine)

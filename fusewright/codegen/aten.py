@@ -48,7 +48,8 @@ class Program:
     sources: tuple[str, ...] = ()  # what the derived values depend on: dotted paths in the module, keys of constants
     kernels: tuple[Kernel, ...] = ()  # called by their names
     attributes: tuple[str, ...] = ()  # dotted paths of what it reads in the module beside parameters and buffers
-    opaque: bool = False  # whether there are operations in it whose results may be no ordinary tensors
+    effects: bool = False  # whether it does more than compute its outputs, as what is not understood may
+    looks_up: bool = False  # whether it reads rows at indices, which on a GPU is the end of it all where there is none
 
     def functions(self, *, direct: bool = False) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """`derive(self)` and `forward(self, *inputs, *derived)`, compiled from `source`; `direct` ones are for calls of
@@ -96,7 +97,8 @@ def lower(
         sources=tuple(sorted(paths)),
         kernels=tuple(kernels),
         attributes=tuple(sorted(set(attributes) & {n.op.key for n in nodes if isinstance(n.op, ops.Constant)})),
-        opaque=any(isinstance(n.op, ops.Opaque) for n in nodes),
+        effects=bool(graph.effects),
+        looks_up=any(k.looks_up for k in kernels) or any(isinstance(n.op, ops.Embedding) for n in nodes),
     )
 
 
