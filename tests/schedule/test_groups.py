@@ -238,6 +238,20 @@ def test_declined_groups_leave_the_graph_as_it_is() -> None:
     assert after.outputs == graph.outputs and after.nodes() == graph.nodes()
 
 
+def test_what_is_declined_is_not_asked_about_again_when_what_it_reads_becomes_a_kernel() -> None:
+    """Groups without an anchor are found from the outputs on: those behind a new kernel are made anew."""
+
+    def forward(m: Function, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.cat([torch.tanh(x * 2), x.sin()], 1).flip(0)  # nothing is fused across
+        return x.exp() + 1
+
+    found, after = taken(graph_of(Function(forward), torch.rand(4, 3, 9, 9)), lambda group: "tanh" in group.name)
+    names = [group.name for group in found]
+    assert sorted(names) == ["fused_exp", "fused_exp_add", *["fused_mul_tanh"] * 3, *["fused_sin"] * 3]
+    assert sum(isinstance(node.op, Fused) for node in after.nodes()) == 3
+
+
 def test_a_group_declined_with_its_tail_is_offered_without() -> None:
     graph = graph_of(Function(lambda m, x: m.linear(m.conv(x).relu().mean((2, 3))).softmax(1)), torch.rand(4, 3, 9, 9))
     offered, cut_graph = taken(graph, lambda g: getattr(g.record, "tail", None) is None)
