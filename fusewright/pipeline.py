@@ -118,10 +118,12 @@ def build(
     orders = _orders(rewritten.graph, model, captured.constants, tensors)
     final = rewritten.graph
     if fusing:
-        final = check(with_statistics(final, tuner.prefers, alone, orders))
-        tuner.prepare(final, alone, orders)
-        final = check(cut(final, tuner, alone, orders))
-        tuner.builders.shutdown(wait=False, cancel_futures=True)
+        try:
+            final = check(with_statistics(final, tuner.prefers, alone, orders))
+            tuner.prepare(final, alone, orders)
+            final = check(cut(final, tuner, alone, orders))
+        finally:
+            tuner.builders.shutdown(wait=False, cancel_futures=True)  # what was begun ahead, and not asked for
     attributes = [key for key, tensor in captured.constants.items() if _found(model, key) is tensor]
     program = lower(final, captured.out_spec, captured.constants, attributes, tuple(tuner.kernels.values()))
     work = total(graph, cost), total(final, cost), total(rewritten.graph, cost)

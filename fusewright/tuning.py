@@ -163,9 +163,7 @@ class Tuner:
     twins: dict[tuple[Form, str], str] = field(default_factory=dict)
     builds: dict[str, list[Build]] = field(default_factory=dict)
     expected: dict[str, str] = field(default_factory=dict)
-    builders: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(min(16, cores()), initializer=_give_way)
-    )
+    builders: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_at_once(), initializer=_give_way))
     started: float = field(default_factory=time.monotonic)
 
     def __call__(self, group: Group) -> Node | None:
@@ -433,7 +431,7 @@ class Tuner:
         kinds = {self._sized(group): group for group in groups if self._ways(group).options}
         paths = {sized: self._remembered_at(group) for sized, group in kinds.items()}
         kinds = {sized: group for sized, group in kinds.items() if not ((path := paths[sized]) and path.exists())}
-        most = max(1, int(cores() * SECONDS / BUILD / max(1, len(kinds))))
+        most = max(1, int(_at_once() * SECONDS / BUILD / max(1, len(kinds))))
         for part in (slice(0, 1), slice(1, most)):
             for sized, group in kinds.items():
                 options = _in_turn(self._ways(group).options)[part]
@@ -560,6 +558,11 @@ def _is_ahead(group: Group, found: Decision | None) -> bool:
 def _taken(decision: Decision) -> float | None:
     """Seconds of what was decided."""
     return decision.aten if decision.option is None else decision.generated
+
+
+def _at_once() -> int:
+    """Kernels that are built at one time."""
+    return min(16, cores())
 
 
 def _give_way() -> None:
