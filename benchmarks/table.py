@@ -33,6 +33,7 @@ PEERS = {
 def tables() -> str:
     """All tables, one per results file that exists, and one of all runs of the fused operators."""
     writers = {**dict.fromkeys(FILES, _table), "cpu_footprint.json": _footprint, "cpu_scaling.json": _scaling}
+    writers["h100_networks.json"] = _networks
     found = {name: json.loads((RESULTS / name).read_text()) for name in writers if (RESULTS / name).exists()}
     fused = {path.name: json.loads(path.read_text()) for path in RESULTS.glob(FUSED)}
     written = [writers[name](record, name) for name, record in found.items()]
@@ -142,6 +143,30 @@ def _fused(records: dict[str, Any]) -> str:
     where = next(iter(records.values()))["environment"]
     title = f"torch {where['torch']}, CUDA {where['cuda']}; fused operators (`benchmarks/fused.py`)"
     return "\n".join([f"{title}, geometric means:", "", *_rows(columns, rows, words=3)]) + "\n"
+
+
+def _networks(record: dict[str, Any], name: str) -> str:
+    """Whole networks; those that came to nothing are left out, and told of by the data."""
+    rows = []
+    for row in record["rows"]:
+        if not row["error"]:
+            times = {who: row["times"][who]["median"] for who in ("eager", "compile", "fusewright")}
+            gains = [f"{times[who] / times['fusewright']:.2f}" for who in ("eager", "compile")]
+            numbers = [*(_number(seconds * 1e3) for seconds in times.values()), *gains, f"{row['optimized']:.0f}"]
+            rows.append([row["name"], "x".join(map(str, row["shape"])), *numbers])
+    columns = [
+        "network",
+        "input",
+        *(PEERS[who] for who in ("eager", "compile", "fusewright")),
+        "times eager",
+        "times compile",
+        "planned in, s",
+    ]
+    proof = "" if record["verified"] else ", outputs compared with eager's but not verified"
+    title = (
+        f"{_where(record['environment'])}; whole networks (`benchmarks/networks.py`), {record['dtype']}, default flags"
+    )
+    return "\n".join([f"{title}{proof}, milliseconds, `results/{name}`:", "", *_rows(columns, rows, words=2)]) + "\n"
 
 
 def _label(case: dict[str, Any]) -> str:

@@ -98,6 +98,14 @@ def test_first_calls_memory_and_scaling_have_tables() -> None:
     assert "| side | 4 | 192 | 8 | 64 | 2 | 10 | 2 | 5.0 | 50% |" in text
 
 
+def test_networks_have_a_table() -> None:
+    times = {"eager": {"median": 0.01}, "compile": {"median": 0.005}, "fusewright": {"median": 0.002}}
+    row = {"name": "a", "shape": [8, 3], "error": "", "optimized": 12.3, "times": times}
+    record = {"environment": _case("a")["environment"], "dtype": "float32", "verified": False}
+    text = table._networks({**record, "rows": [row, {"name": "b", "error": "died"}]}, "x.json")
+    assert "| a | 8x3 | 10 | 5 | 2 | 5.00 | 2.50 | 12 |" in text and "not verified" in text and "| b |" not in text
+
+
 def test_a_sweep_varies_one_number_at_a_time() -> None:
     found = list(scaling.points(most_threads=2))
     assert len(found) == len({tuple(point.values()) for _, point in found}) + len(scaling.SWEEPS) - 1
