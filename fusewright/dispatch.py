@@ -130,6 +130,12 @@ class Runner:
             self._judged = state, right
         return right and all(map(is_ordinary, tensors))
 
+    def forget(self) -> None:
+        """Keep nothing alive of a state that its module has left."""
+        self._judged = None, False
+        if self._derived is not None:
+            self._derived.forget()
+
     def __reduce__(self) -> Any:
         return Runner, (self.program, self.guard, self.precision)  # what was derived belongs to one module
 
@@ -273,7 +279,10 @@ class State:
                 known = None
             elif known is None and len(self._epochs) < MOST_STATES:
                 known = self._epochs[watch.fingerprint] = len(self._epochs)
-            self.watch, self.epoch, self._slower = watch, known, None
+            self.watch, self.epoch, self._slower, self._last = watch, known, None, None
+            for entry in self.entries.values():
+                if entry.runner is not None:
+                    entry.runner.forget()
 
     def _resolve(self, key: Key, args: Args, kwargs: Kwargs) -> Entry:
         """An entry for a signature met for the first or second time."""

@@ -123,9 +123,10 @@ class Kernel:
     def unnumbered(self) -> Kernel:
         """Its text without the number that tells kernels of one chain in one program apart: what is equal but for that
         is built once."""
-        stem = re.sub(r"_\d+$", "", self.name)
-        if stem == self.name:
+        numbered = re.fullmatch(r"(fused_\w+)_\d+", self.name)  # as ours are; what a user chose stays
+        if numbered is None:
             return self
+        stem = numbered[1]
         launches = tuple(replace(launch, entry=launch.entry.replace(self.name, stem)) for launch in self.launches)
         return replace(self, name=stem, source=self.source.replace(self.name, stem), launches=launches)
 

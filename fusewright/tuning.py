@@ -30,8 +30,10 @@ from fusewright.codegen.fixed import fixed
 from fusewright.errors import FusewrightError, UnsupportedError
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
+from fusewright.ir.intervals import interval
 from fusewright.ir.memory_order import Order, order_of
 from fusewright.ir.node import Graph, Node, topological
+from fusewright.ir.pointwise import Interval
 from fusewright.kernel import Kernel
 from fusewright.measure import compare
 from fusewright.plan import KernelChoice
@@ -119,8 +121,9 @@ class Build:
     done: Future[bool]
 
 
-# What a group's kernels depend on beside sizes: family, body and the layouts of its operands.
-Form = tuple[str, Node, tuple[str | None, ...]]
+# What a group's kernels depend on beside sizes: family, body, and of its operands the layouts and the bounds of their
+# values: a logsumexp of what is known to be small leaves out the maximum.
+Form = tuple[str, Node, tuple[tuple[str | None, Interval], ...]]
 
 
 def _is_one_launch(kernel: Kernel) -> bool:
@@ -243,7 +246,7 @@ class Tuner:
 
     def _form(self, group: Group) -> Form:
         layouts = self._layouts(group)
-        return group.family, group.body, tuple(layouts.get(node) for node in group.operands)
+        return group.family, group.body, tuple((layouts.get(node), interval(node)) for node in group.operands)
 
     def _key(self, kind: str) -> str:
         """What a decision is remembered by: its kind and which of that kind it is, since they may differ in size."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -215,6 +217,18 @@ def test_what_went_ahead_is_dropped_where_the_module_has_changed(change: str, mo
         return
     torch.testing.assert_close(f(x), want)
     assert steps[:2] == ["program", "unchanged"]
+
+
+@torch.no_grad()
+def test_what_a_module_no_longer_holds_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, f, x, _ = goes_ahead(monkeypatch)
+    f(x), f(x)
+    old = weakref.ref(model.conv.weight)
+    model.load_state_dict({key: value.double() for key, value in model.state_dict().items()}, assign=True)
+    for _ in range(3):
+        f(x.double())
+    gc.collect()
+    assert old() is None
 
 
 def test_what_may_do_harm_does_not_go_ahead() -> None:

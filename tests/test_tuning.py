@@ -244,6 +244,27 @@ def test_another_device_is_left_alone(clock: Clock) -> None:
     assert cut(graph, tuner).outputs == graph.outputs and not tuner.choices
 
 
+def test_layers_whose_operands_have_other_bounds_share_no_kernel(clock: Clock) -> None:
+    """What is at most 1 needs no maximum subtracted before its exponential."""
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convs = nn.ModuleList(nn.Conv2d(8, 16, 3, padding=1) for _ in range(3))
+            self.scale = nn.Parameter(torch.ones(1, 16, 1, 1))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            scales = torch.sigmoid(self.scale), self.scale * 1.5, self.scale * 1.5
+            values = (conv(x).sigmoid() * scale for conv, scale in zip(self.convs, scales, strict=True))
+            return tuple(torch.logsumexp(value, 1) for value in values)
+
+    tuner, graph = tuned(capture(Sums(), (torch.rand(2, 8, 9, 9),), {}).graph, mode="always", measure=False)
+    first, second, third = fused(graph)
+    assert first != second == third
+    first, second = (tuner.kernels[name].unnumbered.source for name in (first, second))
+    assert first.replace("exp", "") != second.replace("exp", "")
+
+
 # -- what is prepared
 
 

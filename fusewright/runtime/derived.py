@@ -82,16 +82,24 @@ class DerivedWeights:
         if known is not None and known[0].holds(sources):
             return known[1]
         with torch.inference_mode(False), torch.no_grad():
-            values = self._derive(module)
+            # What is derived is of the tensors that are there now, whatever `state` was taken for.
+            sources, values = self._look_up(module), self._derive(module)
         self._known = (_Moment(sources), values)
         return values
+
+    def forget(self) -> None:
+        """Keep no tensors of a state alive for being looked up."""
+        self._found = (None, nn.Module(), ())
 
     def _sources(self, module: nn.Module, state: object) -> tuple[Any, ...]:
         known, of, found = self._found
         if state is None or known is not state or of is not module:
-            found = (*self._held, *(_read(module, owner, name) for owner, name in self._paths))
+            found = self._look_up(module)
             self._found = state, module, found
         return found
+
+    def _look_up(self, module: nn.Module) -> tuple[Any, ...]:
+        return (*self._held, *(_read(module, owner, name) for owner, name in self._paths))
 
     @staticmethod
     def _cacheable(sources: tuple[Any, ...]) -> bool:

@@ -61,6 +61,8 @@ def test_tensors_are_looked_up_once_for_each_state_of_the_module(parts, monkeypa
     read = runtime._read
     monkeypatch.setattr(runtime, "_read", lambda *args: looked.append(args[-1]) or read(*args))
     first, second = object(), object()
+    derived(module)
+    looked.clear()
     for state, times in ((first, 1), (first, 1), (second, 2), (second, 2), (None, 3), (None, 4)):
         derived(module, state)
         assert len(looked) == times and derive.count == 1
@@ -69,6 +71,19 @@ def test_tensors_are_looked_up_once_for_each_state_of_the_module(parts, monkeypa
     torch.testing.assert_close(derived(module, first)[0], module.weight.sum(0))
     other = nn.Linear(3, 4)
     torch.testing.assert_close(derived(other, first)[0], other.weight.sum(0))
+
+
+@torch.no_grad()
+def test_values_are_of_the_tensors_that_are_there(parts) -> None:
+    """A program that goes ahead may have been told a state that its module has left."""
+    module, _, derived = parts
+    state, old = object(), module.weight
+    derived(module, state)
+    old.mul_(2)
+    _replace(module)
+    derived(module, state)
+    module.weight = old
+    torch.testing.assert_close(derived(module, object())[0], old.sum(0))
 
 
 @torch.no_grad()

@@ -84,6 +84,13 @@ def test_the_number_of_a_kernel_is_not_in_what_is_built(monkeypatch: pytest.Monk
     assert built == [BLEND.replace("blend(", "fused_blend(")] and fake.functions == [("fused_blend", 0, 1)]
 
 
+@pytest.mark.parametrize("name", ["int_8", "main_1", "fused_2", "mine_20", "fused_blend"])
+def test_a_name_that_somebody_chose_is_what_is_built(name: str) -> None:
+    """Without its number it might be a word of C++."""
+    kernel = blend(name=name, source=BLEND.replace("blend(", f"{name}("))
+    assert kernel.unnumbered is kernel
+
+
 def test_a_new_output_every_time() -> None:
     run = Launcher(blend(), FakeDriver())
     x, w = operands()
