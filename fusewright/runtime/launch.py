@@ -76,9 +76,9 @@ class Launcher:
             prepared[key] = call
         return call(tensors)
 
-    def build(self, index: int) -> bytes:
+    def build(self, index: int) -> None:
         """Compiles the kernel for device `index`, once until it is loaded: nearly all that loading takes, and nothing
-        that the device or other launches would notice.  Returns its machine code."""
+        that the device or other launches would notice."""
         with self._building:
             if index not in self._built:
                 kernel, capability = self.kernel, self.driver.capability(index)
@@ -90,7 +90,6 @@ class Launcher:
                     )
                 arch = kernel.arch or f"sm_{capability}"
                 self._built[index] = nvrtc.compile(kernel.unnumbered.source, arch, name=kernel.name)
-            return self._built[index]
 
     def load(self, index: int) -> Mapping[str, Any]:
         """Builds the kernel and loads it on device `index`, once; returns its entry points."""
@@ -99,14 +98,12 @@ class Launcher:
         with self._lock:
             if index in self._loaded:
                 return self._loaded[index]
-            kernel, cubin = self.kernel, self.build(index)
+            self.build(index)
             try:
-                self._loaded[index] = self._load(cubin, index)
+                self._loaded[index] = self._load(self._built.pop(index), index)
             except KernelError as error:
-                raise KernelError(
-                    f"kernel {kernel.name} cannot be loaded on {self.driver.kind}:{index}: {error}"
-                ) from error
-            self._built.pop(index, None)
+                where = f"{self.driver.kind}:{index}"
+                raise KernelError(f"kernel {self.kernel.name} cannot be loaded on {where}: {error}") from error
         return self._loaded[index]
 
     def _load(self, cubin: bytes, index: int) -> dict[str, int]:
