@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "fusewright"
 
 # Low to high.  A name is a module or a whole package of fusewright; every module must be covered.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "tree", "plan", "kernel"),
+    ("errors", "tree", "plan", "kernel", "side_by_side"),
     ("ir", "runtime", "problem_batch"),
     ("rules", "capture", "schedule", "codegen"),
     ("autograd",),
