@@ -116,8 +116,10 @@ class Runner:
         self.calls += 1
         with self._context():
             derived = () if self._derived is None else self._derived(module, state)
-            forward = self._direct if self._direct is not None and self._is_ordinary(module, tensors, state) else None
-            return (forward or self._forward)(module, *tensors, *derived)
+            forward = self._forward
+            if self._direct is not None and self._is_ordinary(module, tensors, state):
+                forward = self._direct
+            return forward(module, *tensors, *derived)
 
     def _is_ordinary(self, module: nn.Module, tensors: Sequence[Any], state: object) -> bool:
         """Whether a call without gradients, which nobody wants to see, has ordinary tensors alone to begin with."""

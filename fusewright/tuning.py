@@ -88,6 +88,7 @@ UNSURE = 1.5
 # An addition and a function take five passes over memory, or three in one kernel: so much of the time of ATen's
 # operations, a convolution among them, is left at least.
 AS_ONE = 0.6
+
 # Seconds of an update of running statistics by operations of its own, and elements that are worth one unmeasured.
 UPDATE = 1e-5
 WORTH_UPDATING = 2**20
@@ -284,8 +285,8 @@ class Tuner:
         if times < 1 / UNSURE and (not self.measure or self._runs(group.shorter)):
             return Decision(dict(EARLY))
         found = self._whole(group, name)
-        open_ = self.measure and times < UNSURE and self._left() > 0.0 and not _is_ahead(group, found)
-        return self._shorter(group, found) if open_ else found
+        unsure = self.measure and times < UNSURE and self._left() > 0.0 and not _is_ahead(group, found)
+        return self._shorter(group, found) if unsure else found
 
     def _part(self, shorter: Group) -> Decision | None:
         """The decision for what a group may end with."""
@@ -431,9 +432,11 @@ class Tuner:
 
     def _begin(self, groups: list[Group]) -> None:
         """Builds of kernels: the first of every group, then others of each, as many as should be done in time."""
-        kinds = {self._sized(group): group for group in groups if self._ways(group).options}
-        paths = {sized: self._remembered_at(group) for sized, group in kinds.items()}
-        kinds = {sized: group for sized, group in kinds.items() if not ((path := paths[sized]) and path.exists())}
+        kinds: dict[str, Group] = {}
+        for group in groups:
+            path = self._remembered_at(group)
+            if self._ways(group).options and (path is None or not path.exists()):
+                kinds[self._sized(group)] = group
         most = max(1, int(_at_once() * SECONDS / BUILD / max(1, len(kinds))))
         for part in (slice(0, 1), slice(1, most)):
             for sized, group in kinds.items():

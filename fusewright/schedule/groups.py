@@ -317,11 +317,8 @@ def _downstream(anchor: Node, nodes: list[Node]) -> Iterator[Node]:
 
 def depends_on_input(nodes: list[Node]) -> set[Node]:
     """What must be computed in every call."""
-    found: set[Node] = set()
-    for node in nodes:
-        if isinstance(node.op, ops.Input) or any(a in found for a in node.inputs):
-            found.add(node)
-    return found
+    inputs = {node for node in nodes if isinstance(node.op, ops.Input)}
+    return inputs | chain.depends_on(nodes, inputs)
 
 
 def _placeholder(i: int, node: Node) -> Node:
