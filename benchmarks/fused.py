@@ -97,7 +97,7 @@ def _work(pipe: Connection, device: str, verify: bool, threads: int | None) -> N
     if threads:
         torch.set_num_threads(threads)
     where = torch.device(device)
-    if where.type == "cuda":
+    if where.type == "cuda" and where.index is not None:
         torch.cuda.set_device(where)
     pipe.send({"environment": environment(where)})
     answer(pipe, lambda row: measured(row, where, verify))
