@@ -35,6 +35,7 @@ from fusewright.runtime.device import LARGE_GPU, device_facts
 from fusewright.runtime.launch import layout_of
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.groups import cut, with_statistics
+from fusewright.schedule.window_sums import as_pools
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors
 from fusewright.tuning import TARGETS, Decision, Tuner, Ways
@@ -119,7 +120,7 @@ def build(
     final = rewritten.graph
     if fusing:
         try:
-            final = check(with_statistics(final, tuner.prefers, alone, orders))
+            final = check(with_statistics(as_pools(final), tuner.prefers, alone, orders))
             tuner.prepare(final, alone, orders)
             final = check(cut(final, tuner, alone, orders))
         finally:

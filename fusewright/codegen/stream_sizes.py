@@ -31,9 +31,10 @@ class Sizes:
         """Named numbers of a call, and the length of every dimension of `entry`."""
         named, lengths = [], []
         for d in range(self.s.entry.ndim):
-            carriers = (r for r in with_indices(self.s.reads) if r.place == "before" and d in r.dims)
-            read = next(carriers, None)
-            lengths.append(f"s{d}" if read else "1")
+            along = [r for r in with_indices(self.s.reads) if r.place == "before" and d in r.dims]
+            parts = [r.part for r in along if r.part is not None and r.part.dim == d]
+            read = next((r for r in along if r.part is None or r.part.dim != d), None)
+            lengths.append(f"s{d}" if read else str(max((p.begin + p.length for p in parts), default=1)))
             if read:
                 named.append((f"s{d}", self.s.tensors.index(read.tensor), read.dims.index(d)))
         named += [(f"v{i}", i, 0) for i in self.s.weights]
@@ -44,6 +45,8 @@ class Sizes:
         read = next(r for r in with_indices(self.s.reads) if r.tensor is tensor)
         length = self.lengths.__getitem__ if read.place == "before" else self.length
         shape = tuple("1" if d is None else length(d) for d in read.dims)
+        if read.part is not None:
+            shape = (*shape[: read.part.dim], str(read.part.length), *shape[read.part.dim + 1 :])
         return shape if read.indices is None else (f"v{self.s.tensors.index(tensor)}", *shape[1:])
 
     def length(self, d: int) -> Expression:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from math import prod
 from typing import ClassVar
 
-from fusewright.codegen.cpp import compute_type, literal
+from fusewright.codegen.cpp import ELEMENT, compute_type, literal
 from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.schedule.chain import Window
-from fusewright.schedule.stream import Place, Read, Stream
+from fusewright.schedule.stream import Part, Place, Read, Stream
 
 # How a window takes an element in; a maximum and a minimum keep a NaN.
 TAKE = {
@@ -112,8 +112,8 @@ class StreamValues(ABC):
     # ---- operands
 
     def reads(self, place: Place) -> list[Read]:
-        """The tensors read at `place`."""
-        return [r for r in self.s.reads if r.place == place]
+        """What is read at `place`: of a concatenation, the first part."""
+        return [r for r in self.s.reads if r.place == place and (r.part is None or r.part.begin == 0)]
 
     def last_of(self, place: Place) -> int:
         """The last axis of the values at `place`, -1 where none is left."""
@@ -121,19 +121,47 @@ class StreamValues(ABC):
         return max((a for a, axis in enumerate(self.s.axes) if axis.role not in hidden), default=-1)
 
     def element(self, r: Read) -> str:
-        """The name of an element: its tensor's, or that of an entry of an embedding."""
-        return self.names[r.tensor] if r.indices is None else f"entry{self.s.reads.index(r)}"
+        """The name of an element: its tensor's, or that of an entry of an embedding or of a concatenation."""
+        return self.names[r.tensor] if r.indices is None and r.part is None else f"entry{self._number(r)}"
+
+    def _number(self, r: Read) -> int:
+        return next(i for i, read in enumerate(self.s.reads) if read.value is r.value and read.place == r.place)
+
+    def start(self, r: Read) -> str:
+        """Text of the pointer from which offsets count."""
+        return f"d.{self.names[r.tensor]}" if r.part is None else f"part{self._number(r)}"
 
     def row_of(self, r: Read) -> str:
         """The name of the row of a weight that is read."""
         return f"row{self.s.reads.index(r)}"
 
     def found(self, r: Read) -> Lines:
-        """The statement that finds this row; none for a tensor that is no weight of an embedding."""
+        """The statements that find this row, or the part that is read; none for any other tensor."""
+        if r.part is not None:
+            return self._found_part(r)
         if r.indices is None:
             return []
         index = f"d.{self.names[r.indices.tensor]}[{self.offset(r.indices)}]"
         return [f"const index_t {self.row_of(r)} = row_of(d, {index}, d.v{self.s.tensors.index(r.tensor)});"]
+
+    def _found_part(self, r: Read) -> Lines:
+        """Where the part begins in memory and along its axis, and how long it is there."""
+        assert r.part is not None
+        k, axis = self._number(r), self._axis_of(r.part)
+
+        def chosen(parts: Sequence[tuple[Part, str]]) -> Lines:
+            if len(parts) == 1:
+                ((part, name),) = parts
+                return [f"part{k} = d.{name}, begin{k} = {part.begin}, length{k} = {part.length};"]
+            low, high = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+            return [*block(f"if (i{axis} < {high[0][0].begin})", chosen(low)), *block("else", chosen(high))]
+
+        reads = (read for read in self.s.reads if read.value is r.value and read.place == r.place)
+        parts = [(read.part, self.names[read.tensor]) for read in reads if read.part is not None]
+        return [f"const {ELEMENT[r.tensor.dtype]}* part{k};", f"index_t begin{k}, length{k};", *chosen(parts)]
+
+    def _axis_of(self, part: Part) -> int:
+        return next(a for a, axis in enumerate(self.s.axes) if axis.dims == (part.dim,))
 
     def offset(self, r: Read) -> str:
         """Where an element of a tensor lies: Horner's scheme over the axes along which it varies."""
@@ -141,6 +169,8 @@ class StreamValues(ABC):
         for a in r.axes:
             moved = r.place == "before" and self.s.axes[a].window is not None
             i, n = (f"j{a}", f"d.m{a}") if moved else (f"i{a}", f"d.n{a}")
+            if r.part is not None and a == self._axis_of(r.part):
+                i, n = f"(i{a} - begin{self._number(r)})", f"length{self._number(r)}"
             text = f"({text}) * {n} + {i}" if " " in text else f"{text} * {n} + {i}" if text else i
         return f"({text})" if " " in text else text or "0"
 

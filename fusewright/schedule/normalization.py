@@ -222,7 +222,7 @@ class _Parser:
 
     def found(self) -> Normalization | str:
         root, users = self._expanded()
-        behind = stream.parse(root, users)
+        behind = stream.parse(root, users, parts=False)
         if isinstance(behind, str):
             return behind
         own = set(self.statistics.values())

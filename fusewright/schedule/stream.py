@@ -1,8 +1,9 @@
 """The streaming family: pointwise -> window pool -> pointwise -> one or two reductions, over values in memory.
 
 Every element is read once and nothing but the result is written.  What a kernel needs to know of shapes is which
-dimensions are alike: neighbours that are pooled, reduced and broadcast alike merge into one *axis*.  An embedding is
-never in memory where the stream alone uses it: rows of its weight are read where they are wanted.
+dimensions are alike: neighbours that are pooled, reduced and broadcast alike merge into one *axis*.  Neither an
+embedding nor what is concatenated is ever in memory where the stream alone uses it: rows of the weight, and parts, are
+read where they are wanted.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from fusewright.ir.node import Node, make, topological
 from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, is_sized, pointwise_tree
 
 FOLDS = ("sum", "mean", "max", "min", "logsumexp")
+
+# Parts of a concatenation, each of which is an operand.
+MOST_PARTS = 64
 
 Role = Literal["kept", "first", "second"]
 Place = Literal["before", "after", "first", "second"]
@@ -49,14 +53,25 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class Part:
+    """What a tensor is of a concatenation along dimension `dim`: so many indices, from `begin` on."""
+
+    dim: int
+    begin: int
+    length: int
+
+
+@dataclass(frozen=True)
 class Read:
     """A tensor in memory that the pointwise tree at `place` reads.
 
-    value    what the tree knows it as: the tensor itself, or the embedding whose weight it is
+    value    what the tree knows it as: the tensor itself, the embedding whose weight it is, or the concatenation that
+             has it as a part
     dims     per dimension of the tensor, which dimension of the value it lies along; `None` where it is of size 1, and
              for the rows of a weight
     axes     along which it varies
     indices  of a weight, which row is read
+    part     of a concatenation, which one it is
     """
 
     value: Node
@@ -65,6 +80,7 @@ class Read:
     dims: tuple[int | None, ...]
     axes: tuple[int, ...] = ()
     indices: Read | None = None
+    part: Part | None = None
 
 
 @dataclass(frozen=True)
@@ -100,15 +116,16 @@ def with_indices(reads: Iterable[Read]) -> tuple[Read, ...]:
     return tuple(each for r in reads for each in (r, r.indices) if each is not None)
 
 
-def parse(root: Node, users: Users) -> Stream | str:
+def parse(root: Node, users: Users, *, parts: bool = True) -> Stream | str:
     """The longest stream that ends in `root`, or why there is none.
 
-    Inner nodes have no user outside of it: what others use is in memory, and a stream may start there.
+    Inner nodes have no user outside of it: what others use is in memory, and a stream may start there.  Without `parts`
+    what is concatenated is in memory as well.
     """
     stages = _backwards(root, users)
     problem = f"{root!r} is no stage of a stream"
     for start in range(len(stages)):
-        found = _stream(stages[start:], users)
+        found = _stream(stages[start:], users, parts)
         if isinstance(found, Stream):
             return found
         problem = found
@@ -152,7 +169,7 @@ def nodes(tree: Tree) -> tuple[Node, ...]:
     return tuple(found)
 
 
-def _stream(stages: list[Stage], users: Users) -> Stream | str:
+def _stream(stages: list[Stage], users: Users, parts: bool) -> Stream | str:
     """These stages as a stream: T?(WT?)?(FT?)?(FT?)? with T(ree), W(indow), F(old)."""
     letters = "".join(type(stage).__name__[0] for stage in stages)
     matched = re.fullmatch(r"(T?)((?:WT?)?)((?:FT?){0,2})", letters)
@@ -179,7 +196,7 @@ def _stream(stages: list[Stage], users: Users) -> Stream | str:
     value = after.root if after else window.node if window else entry
     last = stages[-1]
     root = last.root if isinstance(last, Tree) else last.node
-    return _Axes(entry, value, before, window, after, tuple(folds), users).stream(root)
+    return _Axes(entry, value, before, window, after, tuple(folds), users, parts).stream(root)
 
 
 def of_rows(tree: Tree, kind: Literal["var", "mean"], dims: tuple[int, ...], users: Users) -> Stream | str:
@@ -217,6 +234,7 @@ class _Axes:
     after: Tree | None
     folds: tuple[tuple[Fold, Tree | None], ...]
     users: Users
+    parts: bool = False
 
     def stream(self, root: Node, *, in_order: bool = True) -> Stream | str:
         """The stream that ends in `root`; `in_order` asks for reductions over neighbours."""
@@ -285,26 +303,52 @@ class _Axes:
                 if leaf is not tree.value and not isinstance(leaf.op, ops.Full):
                     whole = leaf.shape == tree.root.shape
                     own = zip(dims[len(dims) - leaf.ndim :], leaf.shape, strict=True)
-                    found.append(self._read(leaf, tree, place, tuple(d if whole or n != 1 else None for d, n in own)))
+                    found += self._read(leaf, tree, place, tuple(d if whole or n != 1 else None for d, n in own))
         return found
 
-    def _read(self, leaf: Node, tree: Tree, place: Place, dims: tuple[int | None, ...]) -> Read:
+    def _read(self, leaf: Node, tree: Tree, place: Place, dims: tuple[int | None, ...]) -> list[Read]:
         """How a leaf of the tree at `place` is read; an embedding of parameters alone is derived ahead of calls."""
         uses = sum(n.inputs.count(leaf) for n in nodes(tree)) if leaf is not tree.root else 1
-        if not (isinstance(leaf.op, ops.Embedding) and place in ("before", "after") and self.users[leaf] == uses):
-            return Read(leaf, leaf, place, dims)
-        weight, indices = leaf.inputs
-        if not any(isinstance(n.op, ops.Input) for n in topological([indices])):
-            return Read(leaf, leaf, place, dims)
-        return Read(leaf, weight, place, (None, dims[-1]), indices=Read(indices, indices, place, dims[:-1]))
+        if place in ("before", "after") and self.users[leaf] == uses:
+            if self._is_in_parts(leaf, place, dims):
+                return self._parts(leaf, place, dims)
+            if isinstance(leaf.op, ops.Embedding):
+                weight, indices = leaf.inputs
+                if any(isinstance(n.op, ops.Input) for n in topological([indices])):
+                    rows = Read(indices, indices, place, dims[:-1])
+                    return [Read(leaf, weight, place, (None, dims[-1]), indices=rows)]
+        return [Read(leaf, leaf, place, dims)]
+
+    def _is_in_parts(self, leaf: Node, place: Place, dims: tuple[int | None, ...]) -> bool:
+        """Whether a leaf is a concatenation of tensors in memory, all along one axis, which is not the last: neighbours
+        that are read together are in one part."""
+        if not (self.parts and isinstance(leaf.op, ops.Cat)) or dims != tuple(range(leaf.ndim)):
+            return False
+        pooled = place == "before" and self.window is not None and leaf.op.dim >= leaf.ndim - len(self.window.op.kernel)
+        lengths = [n.shape[leaf.op.dim] for n in leaf.inputs]
+        whole = all(isinstance(length, int) and length > 0 for length in lengths)
+        in_memory = not any(isinstance(n.op, ops.Full) for n in leaf.inputs)
+        return whole and in_memory and not pooled and leaf.op.dim < leaf.ndim - 1 and len(lengths) <= MOST_PARTS
+
+    @staticmethod
+    def _parts(leaf: Node, place: Place, dims: tuple[int | None, ...]) -> list[Read]:
+        assert isinstance(leaf.op, ops.Cat)
+        found, begin = [], 0
+        for n in leaf.inputs:
+            length = n.shape[leaf.op.dim]
+            assert isinstance(length, int)
+            found.append(Read(leaf, n, place, dims, part=Part(leaf.op.dim, begin, length)))
+            begin += length
+        return found
 
     def _merged(self, roles: list[Role], reads: Sequence[Read]) -> tuple[Axis, ...]:
-        """Neighbours of one role that no tensor tells apart, none of them pooled."""
+        """Neighbours of one role that no tensor tells apart, none of them pooled, and no concatenation along them."""
+        joined = {r.part.dim for r in reads if r.part is not None}
         pooled = self.value.ndim - len(self.window.op.kernel) if self.window else self.value.ndim
         groups: list[list[int]] = [[0]]
         for d in range(1, self.value.ndim):
             alike = all((d in r.dims) == (d - 1 in r.dims) for r in reads)
-            if alike and roles[d] == roles[d - 1] and d < pooled:
+            if alike and roles[d] == roles[d - 1] and d < pooled and not joined & {d - 1, d}:
                 groups[-1].append(d)
             else:
                 groups.append([d])

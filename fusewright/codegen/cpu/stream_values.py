@@ -107,7 +107,7 @@ class Values(StreamValues):
         `index` from a pointer on."""
         lines, given = [], {}
         for r in self.reads(place):
-            name, tensor, dtype = self.element(r), f"d.{self.names[r.tensor]}", r.tensor.dtype
+            name, tensor, dtype = self.element(r), self.start(r), r.tensor.dtype
             lines += self.found(r)
             if index and self.last_of(place) in r.axes:
                 lines.append(f"const {ELEMENT[dtype]}* __restrict__ const {name} = {tensor} + {self.offset(r)};")

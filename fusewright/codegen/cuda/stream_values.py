@@ -140,7 +140,7 @@ class Values(StreamValues):
         for r in self.reads(place):
             if among is not None and r.value not in among:
                 continue
-            name, tensor, compute = self.element(r), f"d.{self.names[r.tensor]}", compute_type(r.tensor.dtype)
+            name, tensor, compute = self.element(r), self.start(r), compute_type(r.tensor.dtype)
             given[r.value] = name
             before += self.found(r)
             if self.last_of(place) in r.axes:

@@ -1,0 +1,59 @@
+"""Range sums that are average pools, where nothing but a stream computes what they sum on the way.
+
+avg(conv(relu(x * scale + shift)))        as the model has it
+conv(range_sum(relu(x * scale + shift)))  the sum has moved, and is a pass of its own over what relu gave
+conv(avg(relu(x * scale + shift)))        one stream
+"""
+
+from __future__ import annotations
+
+from math import isclose, prod
+
+from fusewright.ir import ops
+from fusewright.ir.build import pointwise
+from fusewright.ir.node import Graph, Node, make
+from fusewright.ir.slots import windows
+from fusewright.schedule.range_sums import parse
+
+# Windows of more elements are not a stream's, whose threads have a window each.
+MOST_ELEMENTS = 64
+
+
+def as_pools(graph: Graph) -> Graph:
+    """`graph` with pools in place of range sums that are such, of values that no range reduction computes."""
+    users = graph.users()
+    sums = [n for n in graph.nodes() if isinstance(n.op, ops.RangeSum) and _is_streamed(n.arg(0), users[n.arg(0)])]
+    for node in reversed(sums):  # what comes before a replaced one stays as it is
+        pooled = pool(node) if isinstance(parse(node, lambda n: users[n] == 1), str) else None
+        if pooled is not None:
+            graph = graph.substitute(node, pooled)
+    return graph
+
+
+def _is_streamed(value: Node, users: int) -> bool:
+    return isinstance(value.op, ops.Pointwise | ops.Cast) and users == 1
+
+
+def pool(node: Node) -> Node | None:
+    """The average pool, perhaps times a number, that a range sum is; `None` where it is none."""
+    op, x = node.op, node.arg(0)
+    assert isinstance(op, ops.RangeSum)
+    table, first = dict(op.table), 2
+    if x.ndim not in (3, 4, 5) or min(table) < first or op.dtype != x.dtype:
+        return None
+    kernel, stride, scale = [1] * (x.ndim - first), [1] * (x.ndim - first), 1.0
+    for dim, slots in table.items():
+        length = x.shape[dim]
+        found = windows(slots, length) if isinstance(length, int) else None
+        if found is None or found.step != 1 or found.before or found.behind > 0:
+            return None
+        kernel[dim - first] = found.size
+        stride[dim - first] = found.stride if len(slots) > 1 else length
+        scale *= slots[0].scale * found.size
+    if prod(kernel) > MOST_ELEMENTS:
+        return None
+    zeros, ones = (0,) * len(kernel), (1,) * len(kernel)
+    pooled = make(ops.Pool("avg", tuple(kernel), tuple(stride), zeros, ones), x, where=node.where)
+    if pooled.shape != node.shape:
+        return None
+    return pooled if isclose(scale, 1.0, rel_tol=1e-12) else pointwise("mul", pooled, scale)
