@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -91,6 +92,8 @@ class Context:
     oracle: nn.Module | None = field(init=False, default=None)
     """The reference in float64; `None` where only eager itself can be the truth."""
     oracle_reason: str = field(init=False, default="")
+    looseness: float = field(init=False, default=8.0)
+    """How many times as wide the floors of the tolerance are where eager itself is the truth."""
     bytes_per_row: float = field(init=False, default=0.0)
     state: State = field(init=False)
 
@@ -186,7 +189,13 @@ class Context:
 
     def rules(self, planted: Any = None) -> Rules:
         """The kind of agreement that the options ask for."""
-        return Rules(self.options.exact, planted, looseness=1.0 if self.oracle is not None else 8.0)
+        return Rules(self.options.exact, planted, looseness=1.0 if self.oracle is not None else self.looseness)
+
+    def against_eager(self, *, looseness: float) -> Context:
+        """The same without a float64 reference: eager is the truth, and what rounding to tf32 does to it its error."""
+        bare = copy(self)
+        bare.oracle, bare.looseness = None, looseness
+        return bare
 
     def sample(self, call: Call, *, grad: bool = False) -> tuple[Run, Run, Baselines, Run]:
         """Eager, the candidate, the baselines of the error and the truth, all on `call`."""
