@@ -308,27 +308,28 @@ class _Axes:
 
     def _read(self, leaf: Node, tree: Tree, place: Place, dims: tuple[int | None, ...]) -> list[Read]:
         """How a leaf of the tree at `place` is read; an embedding of parameters alone is derived ahead of calls."""
+        plain = [Read(leaf, leaf, place, dims)]
+        if not isinstance(leaf.op, ops.Embedding | ops.Cat) or place not in ("before", "after"):
+            return plain
         uses = sum(n.inputs.count(leaf) for n in nodes(tree)) if leaf is not tree.root else 1
-        if place in ("before", "after") and self.users[leaf] == uses:
-            if self._is_in_parts(leaf, place, dims):
-                return self._parts(leaf, place, dims)
-            if isinstance(leaf.op, ops.Embedding):
-                weight, indices = leaf.inputs
-                if any(isinstance(n.op, ops.Input) for n in topological([indices])):
-                    rows = Read(indices, indices, place, dims[:-1])
-                    return [Read(leaf, weight, place, (None, dims[-1]), indices=rows)]
-        return [Read(leaf, leaf, place, dims)]
+        if self.users[leaf] != uses:
+            return plain
+        if isinstance(leaf.op, ops.Cat):
+            return self._parts(leaf, place, dims) if self._is_in_parts(leaf, leaf.op.dim, place, dims) else plain
+        weight, indices = leaf.inputs
+        if not any(isinstance(n.op, ops.Input) for n in topological([indices])):
+            return plain
+        return [Read(leaf, weight, place, (None, dims[-1]), indices=Read(indices, indices, place, dims[:-1]))]
 
-    def _is_in_parts(self, leaf: Node, place: Place, dims: tuple[int | None, ...]) -> bool:
-        """Whether a leaf is a concatenation of tensors in memory, all along one axis, which is not the last: neighbours
-        that are read together are in one part."""
-        if not (self.parts and isinstance(leaf.op, ops.Cat)) or dims != tuple(range(leaf.ndim)):
+    def _is_in_parts(self, leaf: Node, dim: int, place: Place, dims: tuple[int | None, ...]) -> bool:
+        """Whether what is concatenated along `dim` is read part by part: tensors in memory of known lengths, along an
+        axis that is neither pooled nor the last, so that neighbours which are read together are in one part."""
+        if not self.parts or dims != tuple(range(leaf.ndim)) or dim == leaf.ndim - 1:
             return False
-        pooled = place == "before" and self.window is not None and leaf.op.dim >= leaf.ndim - len(self.window.op.kernel)
-        lengths = [n.shape[leaf.op.dim] for n in leaf.inputs]
-        whole = all(isinstance(length, int) and length > 0 for length in lengths)
+        pooled = place == "before" and self.window is not None and dim >= leaf.ndim - len(self.window.op.kernel)
+        known = all(isinstance(n.shape[dim], int) and n.shape[dim] > 0 for n in leaf.inputs)
         in_memory = not any(isinstance(n.op, ops.Full) for n in leaf.inputs)
-        return whole and in_memory and not pooled and leaf.op.dim < leaf.ndim - 1 and len(lengths) <= MOST_PARTS
+        return known and in_memory and not pooled and len(leaf.inputs) <= MOST_PARTS
 
     @staticmethod
     def _parts(leaf: Node, place: Place, dims: tuple[int | None, ...]) -> list[Read]:
