@@ -40,7 +40,7 @@ BLOCKS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...], tuple[str,
     "transition": (
         lambda: nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1, bias=False), nn.AvgPool2d(2)),
         (2, 8, 12, 12),
-        ("fused_conv", "fused_mul_add_relu"),
+        ("fused_conv", "fused_mul_add_relu_avg"),
     ),
     "one dimension": (
         lambda: nn.Sequential(nn.Conv1d(4, 8, 3), nn.BatchNorm1d(8, momentum=None), nn.ReLU()),
