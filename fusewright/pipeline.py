@@ -120,7 +120,7 @@ def build(
     final = rewritten.graph
     if fusing:
         try:
-            final = check(with_statistics(as_pools(final), tuner.prefers, alone, orders))
+            final = check(with_statistics(as_pools(final, orders), tuner.prefers, alone, orders))
             tuner.prepare(final, alone, orders)
             final = check(cut(final, tuner, alone, orders))
         finally:

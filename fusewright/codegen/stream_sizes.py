@@ -31,9 +31,9 @@ class Sizes:
         """Named numbers of a call, and the length of every dimension of `entry`."""
         named, lengths = [], []
         for d in range(self.s.entry.ndim):
-            along = [r for r in with_indices(self.s.reads) if r.place == "before" and d in r.dims]
-            parts = [r.part for r in along if r.part is not None and r.part.dim == d]
-            read = next((r for r in along if r.part is None or r.part.dim != d), None)
+            parts = [r.part for r in self.s.reads if r.part is not None and r.part.dim == d]
+            carriers = (r for r in with_indices(self.s.reads) if r.place == "before" and d in r.dims)
+            read = None if parts else next(carriers, None)
             lengths.append(f"s{d}" if read else str(max((p.begin + p.length for p in parts), default=1)))
             if read:
                 named.append((f"s{d}", self.s.tensors.index(read.tensor), read.dims.index(d)))

@@ -247,6 +247,8 @@ class _Axes:
         if len(set(roles) - {"kept"}) < len(self.folds):
             return "a reduction over dimensions that one before it took away"
         reads = self._reads(dims)
+        if self.parts and _in_two_ways(reads):
+            return replace(self, parts=False).stream(root, in_order=in_order)
         every = dict.fromkeys(r.tensor for r in with_indices(reads))
         tensors = tuple(sorted(every, key=lambda v: v.shape != self.entry.shape))
         wrong = [r.tensor for r in reads if r.tensor.dtype not in (*MEMORY, torch.bool)]
@@ -315,18 +317,18 @@ class _Axes:
         if self.users[leaf] != uses:
             return plain
         if isinstance(leaf.op, ops.Cat):
-            return self._parts(leaf, place, dims) if self._is_in_parts(leaf, leaf.op.dim, place, dims) else plain
+            return self._parts(leaf, place, dims) if self._is_in_parts(leaf, leaf.op.dim, dims) else plain
         weight, indices = leaf.inputs
         if not any(isinstance(n.op, ops.Input) for n in topological([indices])):
             return plain
         return [Read(leaf, weight, place, (None, dims[-1]), indices=Read(indices, indices, place, dims[:-1]))]
 
-    def _is_in_parts(self, leaf: Node, dim: int, place: Place, dims: tuple[int | None, ...]) -> bool:
+    def _is_in_parts(self, leaf: Node, dim: int, dims: tuple[int | None, ...]) -> bool:
         """Whether what is concatenated along `dim` is read part by part: tensors in memory of known lengths, along an
         axis that is neither pooled nor the last, so that neighbours which are read together are in one part."""
         if not self.parts or dims != tuple(range(leaf.ndim)) or dim == leaf.ndim - 1:
             return False
-        pooled = place == "before" and self.window is not None and dim >= leaf.ndim - len(self.window.op.kernel)
+        pooled = self.window is not None and dim >= leaf.ndim - len(self.window.op.kernel)
         known = all(isinstance(n.shape[dim], int) and n.shape[dim] > 0 for n in leaf.inputs)
         in_memory = not any(isinstance(n.op, ops.Full) for n in leaf.inputs)
         return known and in_memory and not pooled and len(leaf.inputs) <= MOST_PARTS
@@ -354,6 +356,13 @@ class _Axes:
             else:
                 groups.append([d])
         return tuple(Axis(tuple(g), g[0] - pooled if g[0] >= pooled else None, roles[g[0]]) for g in groups)
+
+
+def _in_two_ways(reads: Sequence[Read]) -> bool:
+    """Whether a part of a concatenation lies along other dimensions where it is read beside that."""
+    parts = {(r.tensor, r.dims) for r in reads if r.part is not None}
+    tensors = {tensor for tensor, _ in parts}
+    return any((r.tensor, r.dims) not in parts for r in with_indices(reads) if r.tensor in tensors)
 
 
 def _along(axes: tuple[Axis, ...], r: Read) -> Read:

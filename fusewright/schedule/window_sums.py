@@ -7,10 +7,13 @@ conv(avg(relu(x * scale + shift)))        one stream
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isclose, prod
+from types import MappingProxyType
 
 from fusewright.ir import ops
 from fusewright.ir.build import pointwise
+from fusewright.ir.memory_order import Order, output_orders
 from fusewright.ir.node import Graph, Node, make
 from fusewright.ir.slots import windows
 from fusewright.schedule.range_sums import parse
@@ -19,15 +22,24 @@ from fusewright.schedule.range_sums import parse
 MOST_ELEMENTS = 64
 
 
-def as_pools(graph: Graph) -> Graph:
-    """`graph` with pools in place of range sums that are such, of values that no range reduction computes."""
+def as_pools(graph: Graph, orders: Mapping[Node, Order] = MappingProxyType({})) -> Graph:
+    """`graph` with pools in place of range sums that are such, of values that no range reduction computes.
+
+    Nor is what would make the results lie in memory otherwise, where the sources that do not lie row by row have these
+    `orders`.
+    """
     users = graph.users()
     sums = [n for n in graph.nodes() if isinstance(n.op, ops.RangeSum) and _is_streamed(n.arg(0), users[n.arg(0)])]
     for node in reversed(sums):  # what comes before a replaced one stays as it is
         pooled = pool(node) if isinstance(parse(node, lambda n: users[n] == 1), str) else None
-        if pooled is not None:
-            graph = graph.substitute(node, pooled)
+        placed = graph if pooled is None else graph.substitute(node, pooled)
+        if placed is not graph and _lie_alike(graph, placed, orders):
+            graph = placed
     return graph
+
+
+def _lie_alike(graph: Graph, other: Graph, orders: Mapping[Node, Order]) -> bool:
+    return output_orders(graph, orders, kernels=False) == output_orders(other, orders, kernels=False)
 
 
 def _is_streamed(value: Node, users: int) -> bool:
@@ -50,10 +62,11 @@ def pool(node: Node) -> Node | None:
         kernel[dim - first] = found.size
         stride[dim - first] = found.stride if len(slots) > 1 else length
         scale *= slots[0].scale * found.size
-    if prod(kernel) > MOST_ELEMENTS:
-        return None
+    whole = isclose(scale, 1.0, rel_tol=1e-12)
+    if prod(kernel) > MOST_ELEMENTS or (x.dtype.itemsize < 4 and not (whole and x.device.type == "cuda")):
+        return None  # ATen has no such pools of volumes in half precision on a CPU, and a product would round again
     zeros, ones = (0,) * len(kernel), (1,) * len(kernel)
     pooled = make(ops.Pool("avg", tuple(kernel), tuple(stride), zeros, ones), x, where=node.where)
     if pooled.shape != node.shape:
         return None
-    return pooled if isclose(scale, 1.0, rel_tol=1e-12) else pointwise("mul", pooled, scale)
+    return pooled if whole else pointwise("mul", pooled, scale)

@@ -53,6 +53,15 @@ def test_other_numbers_of_channels_are_refused() -> None:
         launch(torch.randn(2, 3, 4, 4), torch.randn(2, 6, 4, 4))
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_tensor_longer_than_the_parts_is_refused(order: int) -> None:
+    operands = [channels(3, 5), inp(2, 3, 8, 4, 8)][::order]
+    s = stream_of(pointwise("add", *operands))
+    shapes = {3: (2, 3, 4, 4), 5: (2, 5, 4, 4), 8: (2, 9, 4, 4)}
+    with pytest.raises(KernelError, match=r"of shape \(2, 8, 4, 4\)"):
+        Launcher(kernel(s, "fused_test"), FakeDriver())(*(torch.randn(shapes[n.shape[1]]) for n in s.tensors))
+
+
 @pytest.mark.parametrize("name", ["no vector", "padded pool", "many parts", "samples"])
 def test_nothing_is_read_or_written_outside(name: str) -> None:
     s = stream_of(CASES[name]())
@@ -87,6 +96,19 @@ def test_what_is_small_beside_the_value() -> None:
 def test_values_of_one_number() -> None:
     ones = make(ops.Full((3, 2, 4, 8), 1.0, torch.float32, torch.device("cpu")))
     in_memory(pointwise("relu", cat(1, inp(0, 3, 3, 4, 8), ones)))
+
+
+def test_windows_beside_different_parts() -> None:
+    """Behind a pool along the same dimension, whose length no part says."""
+    x = cat(2, inp(1, 2, 3, 1, 8), inp(2, 2, 3, 3, 8))
+    in_memory(pointwise("add", pool(inp(0, 2, 3, 8, 8), "max", (2, 1)), x))
+
+
+def test_a_part_that_is_broadcast_as_well() -> None:
+    """A batch of one that grows would be read in two ways."""
+    x, y = inp(0, 1, 1, 4, 8), inp(1, 1, 4, 4, 8)
+    for root in (pointwise("mul", cat(1, x, y), x), pointwise("mul", x, cat(1, x, y))):
+        in_memory(root)
 
 
 def test_very_many_parts() -> None:
