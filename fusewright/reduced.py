@@ -6,6 +6,7 @@ and the same groups became kernels.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,16 +22,22 @@ from fusewright.tree import flat_tensors, tree_map
 # A side is cut to the first of these, plus its own remainder by eight, so that strides and windows end as they did.
 SIDES = (24, 40, 72, 136)
 
+# No further side is tried after so many seconds: the batch of a network may be cut as well, at once.
+PATIENCE = 15.0
+
 
 def reduced(
     model: nn.Module, args: Args, kwargs: Kwargs, built: Built, build: Callable[[Args, Kwargs], Built]
 ) -> tuple[Args, Kwargs, Built] | None:
-    """The example call with its spatial sides cut, and the program built for it; `None` where none is like `built`.
+    """The example call with its spatial sides cut, and the program built for it; `None` where none is like `built`, or
+    was in time.
 
     Dimensions from the third on count as sides.  `build` runs the passes on a call.
     """
-    wanted = shape(built)
+    wanted, begun = shape(built), time.monotonic()
     for cut_args, cut_kwargs in _cuts(args, kwargs):
+        if time.monotonic() - begun > PATIENCE:
+            return None
         if not _accepts(model, cut_args, cut_kwargs):
             continue
         try:
