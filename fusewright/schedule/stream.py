@@ -1,9 +1,9 @@
 """The streaming family: pointwise -> window pool -> pointwise -> one or two reductions, over values in memory.
 
 Every element is read once and nothing but the result is written.  What a kernel needs to know of shapes is which
-dimensions are alike: neighbours that are pooled, reduced and broadcast alike merge into one *axis*.  Neither an
-embedding nor what is concatenated is ever in memory where the stream alone uses it: rows of the weight, and parts, are
-read where they are wanted.
+dimensions are alike: neighbours that are pooled, reduced and broadcast alike merge into one *axis*.  An embedding is
+never in memory where the stream alone uses it: rows of its weight are read where they are wanted.  So are the parts of
+a concatenation, where it is along an axis of its own before the last.
 """
 
 from __future__ import annotations

@@ -25,8 +25,7 @@ MOST_ELEMENTS = 64
 def as_pools(graph: Graph, orders: Mapping[Node, Order] = MappingProxyType({})) -> Graph:
     """`graph` with pools in place of range sums that are such, of values that no range reduction computes.
 
-    Nor is what would make the results lie in memory otherwise, where the sources that do not lie row by row have these
-    `orders`.
+    Results lie in memory as they did, where the sources that do not lie row by row have these `orders`.
     """
     users = graph.users()
     sums = [n for n in graph.nodes() if isinstance(n.op, ops.RangeSum) and _is_streamed(n.arg(0), users[n.arg(0)])]
