@@ -87,7 +87,8 @@ class Read:
 class Stream:
     """A chain of this family; absent stages are `None`.
 
-    tensors  what it reads from memory, those of the shape of `entry` first, no tensors of one value (`Full`)
+    tensors  what it reads from memory, those of the shape of `entry`, or parts of it, first, no tensors of one value
+             (`Full`)
     entry    the value that the window reads: the root of `before`, or a tensor in memory
     value    the value that the reductions read, or that is written
     folds    up to two reductions, each with the pointwise operations on its result
@@ -250,7 +251,8 @@ class _Axes:
         if self.parts and _in_two_ways(reads):
             return replace(self, parts=False).stream(root, in_order=in_order)
         every = dict.fromkeys(r.tensor for r in with_indices(reads))
-        tensors = tuple(sorted(every, key=lambda v: v.shape != self.entry.shape))
+        parts = {r.tensor for r in reads if r.part is not None}
+        tensors = tuple(sorted(every, key=lambda v: v.shape != self.entry.shape and v not in parts))
         wrong = [r.tensor for r in reads if r.tensor.dtype not in (*MEMORY, torch.bool)]
         wrong += [root] if root.dtype not in MEMORY else []
         if wrong or not tensors:
