@@ -122,14 +122,11 @@ class StreamValues(ABC):
 
     def element(self, r: Read) -> str:
         """The name of an element: its tensor's, or that of an entry of an embedding or of a concatenation."""
-        return self.names[r.tensor] if r.indices is None and r.part is None else f"entry{self._number(r)}"
-
-    def _number(self, r: Read) -> int:
-        return next(i for i, read in enumerate(self.s.reads) if read.value is r.value and read.place == r.place)
+        return self.names[r.tensor] if r.indices is None and r.part is None else f"entry{self.s.reads.index(r)}"
 
     def start(self, r: Read) -> str:
         """Text of the pointer from which offsets count."""
-        return f"d.{self.names[r.tensor]}" if r.part is None else f"part{self._number(r)}"
+        return f"d.{self.names[r.tensor]}" if r.part is None else f"part{self.s.reads.index(r)}"
 
     def row_of(self, r: Read) -> str:
         """The name of the row of a weight that is read."""
@@ -147,7 +144,7 @@ class StreamValues(ABC):
     def _found_part(self, r: Read) -> Lines:
         """Where the part begins in memory and along its axis, and how long it is there."""
         assert r.part is not None
-        k, axis = self._number(r), self._axis_of(r.part)
+        k, axis = self.s.reads.index(r), self._axis_of(r.part)
 
         def chosen(parts: Sequence[tuple[Part, str]]) -> Lines:
             if len(parts) == 1:
@@ -170,7 +167,8 @@ class StreamValues(ABC):
             moved = r.place == "before" and self.s.axes[a].window is not None
             i, n = (f"j{a}", f"d.m{a}") if moved else (f"i{a}", f"d.n{a}")
             if r.part is not None and a == self._axis_of(r.part):
-                i, n = f"(i{a} - begin{self._number(r)})", f"length{self._number(r)}"
+                k = self.s.reads.index(r)
+                i, n = f"(i{a} - begin{k})", f"length{k}"
             text = f"({text}) * {n} + {i}" if " " in text else f"{text} * {n} + {i}" if text else i
         return f"({text})" if " " in text else text or "0"
 
