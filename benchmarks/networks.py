@@ -92,6 +92,12 @@ NETWORKS = (
 )  # fmt: skip
 
 
+def _network(name: str) -> Network:
+    """The network of that name; one that the list above lacks is timm's, for images of 224 x 224."""
+    listed = (network for network in NETWORKS if network.name == name)
+    return next(listed, Network(name, _timm(name), (64, 3, 224, 224)))
+
+
 # -- one row, in the worker -------------------------------------------------------------------------------------------
 
 
@@ -113,9 +119,8 @@ def measured(network: Network, device: torch.device, dtype: torch.dtype, verify:
 def _work(pipe: Connection, device: str, dtype: str, verify: bool) -> None:
     """Answers names with records; first of all with facts."""
     where, of = torch.device(device), getattr(torch, dtype)
-    known = {network.name: network for network in NETWORKS}
     pipe.send({"environment": environment(where)})
-    answer(pipe, lambda name: measured(known[name], where, of, verify))
+    answer(pipe, lambda name: measured(_network(name), where, of, verify))
 
 
 # -- all rows ---------------------------------------------------------------------------------------------------------
@@ -160,7 +165,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 def main() -> None:
     begun = time.monotonic()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", default="", help="these networks alone (a,b,c)")
+    parser.add_argument("--rows", default="", help="these networks alone (a,b,c), any of timm's among them")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--no-verify", action="store_true")
@@ -169,7 +174,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     wanted = [name for name in chosen.rows.split(",") if name] or [network.name for network in NETWORKS]
-    shapes = {network.name: list(network.shape) for network in NETWORKS}
     worker = Worker(_work, chosen.device, chosen.dtype, not chosen.no_verify)
     record: dict[str, Any] = {"fusewright": fusewright.__version__, **worker.facts, "dtype": chosen.dtype}
     record |= {"verified": not chosen.no_verify, "summary": {}, "rows": []}
@@ -177,7 +181,7 @@ def main() -> None:
         for name in wanted:
             if time.monotonic() - begun > chosen.seconds:
                 break
-            found = worker.row(name, {"name": name, "shape": shapes[name]}, chosen.limit)
+            found = worker.row(name, {"name": name, "shape": list(_network(name).shape)}, chosen.limit)
             record["rows"].append(found)
             record["summary"] = summary(record["rows"])
             print(f"{' | '.join(_cells(found))} | {found['took']:.1f} s", file=sys.stderr, flush=True)
