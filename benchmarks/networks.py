@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,10 @@ def _network(name: str) -> Network:
 # -- one row, in the worker -------------------------------------------------------------------------------------------
 
 
+def _sized(network: Network, batch: int) -> Network:
+    return replace(network, shape=(batch, *network.shape[1:])) if batch else network
+
+
 def measured(network: Network, device: torch.device, dtype: torch.dtype, verify: bool) -> dict[str, Any]:
     """The record of one network, seconds throughout; what fails is told in it."""
 
@@ -116,11 +120,11 @@ def measured(network: Network, device: torch.device, dtype: torch.dtype, verify:
     return attempted({"name": network.name, "shape": list(network.shape)}, fill, device)
 
 
-def _work(pipe: Connection, device: str, dtype: str, verify: bool) -> None:
+def _work(pipe: Connection, device: str, dtype: str, verify: bool, batch: int) -> None:
     """Answers names with records; first of all with facts."""
     where, of = torch.device(device), getattr(torch, dtype)
     pipe.send({"environment": environment(where)})
-    answer(pipe, lambda name: measured(_network(name), where, of, verify))
+    answer(pipe, lambda name: measured(_sized(_network(name), batch), where, of, verify))
 
 
 # -- all rows ---------------------------------------------------------------------------------------------------------
@@ -168,20 +172,23 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="these networks alone (a,b,c), any of timm's among them")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--batch", type=int, default=0, help="so many images or sequences instead of the usual")
     parser.add_argument("--no-verify", action="store_true")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds after which a row is given up")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no row is begun")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     wanted = [name for name in chosen.rows.split(",") if name] or [network.name for network in NETWORKS]
-    worker = Worker(_work, chosen.device, chosen.dtype, not chosen.no_verify)
+    worker = Worker(_work, chosen.device, chosen.dtype, not chosen.no_verify, chosen.batch)
     record: dict[str, Any] = {"fusewright": fusewright.__version__, **worker.facts, "dtype": chosen.dtype}
     record |= {"verified": not chosen.no_verify, "summary": {}, "rows": []}
     try:
         for name in wanted:
             if time.monotonic() - begun > chosen.seconds:
                 break
-            found = worker.row(name, {"name": name, "shape": list(_network(name).shape)}, chosen.limit)
+            found = worker.row(
+                name, {"name": name, "shape": list(_sized(_network(name), chosen.batch).shape)}, chosen.limit
+            )
             record["rows"].append(found)
             record["summary"] = summary(record["rows"])
             print(f"{' | '.join(_cells(found))} | {found['took']:.1f} s", file=sys.stderr, flush=True)

@@ -73,6 +73,10 @@ RewriteOption = Annotated[
     Literal["cost", "always", "never"], typer.Option(help="cost: where the estimate says that it pays.")
 ]
 KernelsOption = Annotated[Literal["auto", "always", "never"], typer.Option(help="auto: where they measure faster.")]
+GraphsOption = Annotated[
+    Literal["auto", "always", "never"],
+    typer.Option(help="auto: replay forwards as CUDA graphs where that measures faster."),
+]
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")]
 
 
@@ -123,6 +127,7 @@ def optimize(
     precision: PrecisionOption = "eager",
     rewrite: RewriteOption = "cost",
     kernels: KernelsOption = "auto",
+    graphs: GraphsOption = "auto",
     finite: Annotated[bool, typer.Option("--finite", help="Allow rules that may lose a NaN.")] = False,
     batch: BatchOption = None,
     json_file: JsonOption = None,
@@ -148,6 +153,7 @@ def optimize(
             precision=precision,
             rewrite=rewrite,
             kernels=kernels,
+            graphs=graphs,
             finite=finite,
             verify=True,
             measure=not no_measure,

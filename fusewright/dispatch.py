@@ -30,6 +30,7 @@ from fusewright.runtime.derived import DerivedWeights
 from fusewright.runtime.device import capability_of
 from fusewright.runtime.observers import observed, transforms
 from fusewright.runtime.operators import is_ordinary
+from fusewright.runtime.recording import Recorder
 from fusewright.runtime.watch import Watch, freeze, has_inner_hooks, has_plain_parameters
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors, tree_flatten
@@ -60,6 +61,7 @@ class Options:
     wishes: Wishes = NO_WISHES
     target: torch.device | None = None  # a device that is not here, which nothing can run or be measured on
     sides: bool = False  # look for other lengths of an input that the program serves as it is
+    graphs: Literal["auto", "always", "never"] = "auto"  # record forwards on a GPU as CUDA graphs
 
 
 @dataclass(frozen=True)
@@ -94,52 +96,77 @@ class Guard:
 
 
 class Runner:
-    """A program, ready to be called on a module."""
+    """A program, ready to be called on a module; `recorded`: without gradients, as what it launches was recorded.
 
-    def __init__(self, program: Program, guard: Guard, precision: str = "eager") -> None:
+    Where it was not, a program that is `alone` worth its calls is called itself.
+    """
+
+    def __init__(
+        self, program: Program, guard: Guard, precision: str = "eager", recorded: bool = False, alone: bool = True
+    ) -> None:
+        assert program.repeatable or not recorded, "a replay computes and does nothing else"
         self.program = program
         self.guard = guard
         self.precision = precision
+        self.recorder = Recorder() if recorded else None
+        self.alone = alone
         self.calls = 0
         derive, self._forward = program.functions()
         # Where nothing is opaque, ordinary tensors are all that operations come across.
         self._direct = program.functions(direct=True)[1] if program.kernels and not program.effects else None
-        self._judged: tuple[object, bool] = (None, False)
+        self._judged: tuple[object, bool, list[Tensor]] = (None, False, [])
         self._derived = DerivedWeights(derive, program.sources, program.constants) if program.derived else None
         on_gpu = any(device.type == "cuda" for _, device in guard.kinds)
         self.may_go_ahead = on_gpu and not program.effects and not program.looks_up
         self._context = _tf32(precision == "tf32") if on_gpu and precision != "eager" else contextlib.nullcontext
 
     def __call__(self, module: nn.Module, args: Args, kwargs: Kwargs, state: object = None) -> Any:
-        """What the model would return for this call, which `guard` admits; `state` is as `DerivedWeights` has it."""
+        """What the model would return for this call, which `guard` admits; `state` is as `DerivedWeights` has it.
+
+        `NO_ANSWER` where the model itself should be asked.
+        """
         tensors = args if isinstance(self.guard.layout, int) else flat_tensors(args, kwargs)
         self.calls += 1
         with self._context():
             derived = () if self._derived is None else self._derived(module, state)
-            forward = self._forward
-            if self._direct is not None and self._is_ordinary(module, tensors, state):
-                forward = self._direct
+            held = self._read_by(module, tensors, state)
+            if self.recorder is not None and held is not None:
+                answer = self.recorder.replay(self._forward, module, tensors, derived, held)
+                if answer:
+                    return answer[0]
+            if not (self.alone or torch.is_grad_enabled()):
+                return NO_ANSWER
+            forward = self._forward if self._direct is None or held is None else self._direct
             return forward(module, *tensors, *derived)
 
-    def _is_ordinary(self, module: nn.Module, tensors: Sequence[Any], state: object) -> bool:
-        """Whether a call without gradients, which nobody wants to see, has ordinary tensors alone to begin with."""
-        if state is None or torch.is_grad_enabled() or observed():
-            return False
-        judged, right = self._judged  # read once: another thread may replace it
+    def _read_by(self, module: nn.Module, tensors: Sequence[Any], state: object) -> list[Tensor] | None:
+        """What a call without gradients, which nobody wants to see, may read beside its inputs; `None` for other calls,
+        and where not all of it is ordinary tensors."""
+        asked = self._direct is not None or self.recorder is not None
+        if not asked or state is None or torch.is_grad_enabled() or observed():
+            return None
+        judged, right, held = self._judged  # read once: another thread may replace it
         if judged is not state:
             held = [*module.parameters(), *module.buffers(), *self.program.constants.values()]
-            right = all(map(is_ordinary, (*held, *(attrgetter(path)(module) for path in self.program.attributes))))
-            self._judged = state, right
-        return right and all(map(is_ordinary, tensors))
+            held += (attrgetter(path)(module) for path in self.program.attributes)
+            right = all(map(is_ordinary, held))
+            self._judged = state, right, held
+        return held if right and all(map(is_ordinary, tensors)) else None
 
     def forget(self) -> None:
         """Keep nothing alive of a state that its module has left."""
-        self._judged = None, False
+        self._judged = None, False, []
         if self._derived is not None:
             self._derived.forget()
+        if self.recorder is not None:
+            self.recorder.forget()
 
-    def __reduce__(self) -> Any:
-        return Runner, (self.program, self.guard, self.precision)  # what was derived belongs to one module
+    def as_recorded(self, *, alone: bool) -> Runner:
+        """The same program, recorded."""
+        return Runner(self.program, self.guard, self.precision, recorded=True, alone=alone)
+
+    def __reduce__(self) -> Any:  # what was derived and recorded belongs to one module
+        return Runner, (self.program, self.guard, self.precision, self.recorder is not None, self.alone)
 
 
 def _tf32(allowed: bool) -> Callable[[], contextlib.AbstractContextManager[None]]:
@@ -363,8 +390,7 @@ def _runs_here(entry: Entry) -> bool:
 
 
 def _for_other_module(entry: Entry) -> Entry:
-    runner = entry.runner
-    return entry if runner is None else replace(entry, runner=Runner(runner.program, runner.guard, runner.precision))
+    return entry if entry.runner is None else replace(entry, runner=copy.copy(entry.runner))
 
 
 def _mode(tensors: tuple[Tensor, ...]) -> Mode:

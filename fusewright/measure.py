@@ -142,6 +142,19 @@ def _time_on_cuda(call: Candidate, repeats: int, device: torch.device, flush: Ca
         return milliseconds / 1e3 / repeats
 
 
+def share_of_host(call: Candidate, device: torch.device) -> float:
+    """The part of a call on a GPU until its host is done launching: near 1 where the GPU waits for it."""
+    shares = []
+    for _ in range(4):
+        torch.cuda.synchronize(device)
+        begun = time.perf_counter()
+        call()
+        launched = time.perf_counter()
+        torch.cuda.synchronize(device)
+        shares.append((launched - begun) / (time.perf_counter() - begun))
+    return min(shares[1:])  # the first one may compile
+
+
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 

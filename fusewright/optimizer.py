@@ -28,6 +28,7 @@ _CHOICES = {
     "precision": ("eager", "fp32", "tf32"),
     "rewrite": ("cost", "always", "never"),
     "kernels": ("auto", "always", "never"),
+    "graphs": ("auto", "always", "never"),
 }
 _plans: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
 
@@ -40,6 +41,7 @@ def optimize(
     precision: Literal["eager", "fp32", "tf32"] = "eager",
     rewrite: Literal["cost", "always", "never"] = "cost",
     kernels: Literal["auto", "always", "never"] = "auto",
+    graphs: Literal["auto", "always", "never"] = "auto",
     finite: bool = False,
     verify: bool = True,
     measure: bool = True,
@@ -48,17 +50,17 @@ def optimize(
     """A drop-in replacement for `model` that does less work, verified against it and kept only where measured faster.
 
     `example_inputs` holds positional arguments (a tuple or list, or one tensor) or keyword arguments (a dict).
-    `training` plans for that mode instead of ``model.training``.  `precision`, `rewrite`, `kernels` and `finite` are
-    described in the README; `verify=False` and `measure=False` leave the proof and the comparison out.  `progress` is
-    told what is being done.
+    `training` plans for that mode instead of ``model.training``.  `precision`, `rewrite`, `kernels`, `graphs` and
+    `finite` are described in the README; `verify=False` and `measure=False` leave the proof and the comparison out.
+    `progress` is told what is being done.
 
     The result shares parameters, buffers and attributes with `model`, which stays usable.  A model that cannot be
     captured, gains nothing, or fails verification is returned as it is; `explain` says why.
 
     Raises `FusewrightError` for arguments that are none of these, and `UnsupportedError` for ``kernels="always"`` where
-    no kernels can be generated.
+    no kernels can be generated, and for ``graphs="always"`` where there is no GPU.
     """
-    options = Options(training, precision, rewrite, kernels, finite, verify, measure)
+    options = Options(training, precision, rewrite, kernels, finite, verify, measure, graphs=graphs)
     args, kwargs = _checked(model, example_inputs, options)
     state = state_of(model)
     original = model if state is None else state.original
@@ -110,8 +112,10 @@ def _checked(model: nn.Module, example_inputs: Any, options: Options) -> tuple[A
         if getattr(options, name) not in choices:
             raise FusewrightError(f"{name} is {getattr(options, name)!r}; choose one of {', '.join(choices)}")
     args, kwargs = _call(example_inputs)
+    device = main_device(t.device for t in (*flat_tensors(args, kwargs), *model.parameters()))
+    if options.graphs == "always" and device.type != "cuda":
+        raise UnsupportedError(f"graphs='always' needs a model on a GPU, and this one is on {device}")
     if options.kernels == "always":
-        device = main_device(t.device for t in (*flat_tensors(args, kwargs), *model.parameters()))
         missing = kernel_target(options.target or device)
         if missing is not None:
             raise UnsupportedError(f"kernels='always' needs a generated kernel for every group, and {missing}")

@@ -51,14 +51,16 @@ class Declined:
 class Kept:
     """Which path serves calls of one mode, why, and the measured medians in seconds (`None` where not measured).
 
-    The modes: without gradients, with those of parameters, with those of inputs as well.
+    The modes: without gradients, with those of parameters, with those of inputs as well.  A path that is `recorded` is
+    the rewritten program as a CUDA graph.
     """
 
     mode: Mode
-    path: Literal["rewritten", "original"]
+    path: Literal["recorded", "rewritten", "original"]
     reason: str
     original: float | None = None
     rewritten: float | None = None
+    recorded: float | None = None
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from fusewright import advice
 from fusewright.dispatch import Args, Entry, Kwargs, Options, Runner, Sides, State, guard_of
 from fusewright.errors import CaptureError
 from fusewright.ir.memory_order import follows_inputs
 from fusewright.ir.types import main_device
-from fusewright.measure import compare, forward_call, training_call
+from fusewright.measure import compare, forward_call, share_of_host, training_call
 from fusewright.module import attach
 from fusewright.pipeline import Built, build, kernel_target
 from fusewright.plan import Kept, Mode, Plan
@@ -36,6 +37,10 @@ FASTER = 0.98
 # The share of an estimate that has to be saved before it is believed.
 SURE = 0.9
 
+# Where a host is done launching after less than this share of a call, the GPU does not wait for it.  A recording holds
+# the memory of a call, at most this share of a device's, and has to save more than noise.
+BOUND, MOST_HELD, WORTH = 0.5, 1 / 32, 0.95
+
 # Models estimated to take longer than this many seconds are verified at a smaller side: a verification is some hundred
 # runs, most of them in float64.
 SLOW = 0.0005
@@ -46,6 +51,7 @@ SECONDS = 30.0
 # So many rules that had rivals are also tried without, where the program was built in fewer than so many seconds.
 MOST_VARIANTS, PATIENCE = 2, 30.0
 
+AS_IT_WAS = "no rule applies"
 MODES: tuple[Mode, ...] = ("forward", "forward+backward", "with input gradients")
 
 _UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
@@ -94,14 +100,26 @@ def _judge(trial: Trial, built: Built, plan: Plan) -> Entry:
             reason = f"verification failed ({failed.name}: {failed.detail}); the original is kept"
             return Entry(plan=replace(plan, status="unchanged", reason=reason))
     with preserved(trial.model):
-        kept = _measured(trial, built, candidate)
-    modes = {k.mode for k in kept if k.path == "rewritten"}
-    if "forward" in modes and not _occurs(trial, "forward+backward"):
+        recorded = _recorded(trial, built, candidate)
+        kept = _measured(trial, built, candidate, recorded)
+    if not _is_rewritten(built):
+        kept = tuple(replace(k, path="original", reason=AS_IT_WAS) if k.path == "rewritten" else k for k in kept)
+    forward = next(k for k in kept if k.mode == "forward")
+    if forward.path == "recorded":
+        runner = runner.as_recorded(alone=_is_rewritten(built) and _is_faster(forward))
+    modes = {k.mode for k in kept if k.path != "original"}
+    if "forward" in modes and runner.alone and not _occurs(trial, "forward+backward"):
         modes.add("forward+backward")  # gradients are on, and nothing has one: that is a forward
     if not modes:
         reason = "the rewritten program was not faster; the original is kept"
+        reason = reason if _is_rewritten(built) else f"{AS_IT_WAS}, and a CUDA graph was not faster"
         return Entry(plan=replace(plan, status="unchanged", reason=reason, kept=kept))
     return Entry(runner, frozenset(modes), replace(plan, kept=kept), _sides(trial, built))
+
+
+def _is_rewritten(built: Built) -> bool:
+    """Whether the program differs from the model at all."""
+    return bool(built.rewritten.fired or built.program.kernels)
 
 
 def _sides(trial: Trial, built: Built) -> Sides:
@@ -122,16 +140,56 @@ def _sides(trial: Trial, built: Built) -> Sides:
         return free_sides(tensors[0], built, again, lambda x, ranges: path_is_one(trial.model, *on(x), x, ranges))
 
 
-def _candidate(trial: Trial, built: Built) -> tuple[nn.Module, Runner]:
-    """A module that runs `built` on every call it is valid for."""
+def _candidate(trial: Trial, built: Built, *, recorded: bool = False) -> tuple[nn.Module, Runner]:
+    """A module that runs `built` on every call it is valid for, `recorded` where it can be."""
     graph = built.captured.graph
     shapes = tuple(n.shape for n in graph.inputs)
     ordered = bool(built.program.kernels) and follows_inputs(graph)  # a kernel writes in one order
     guard = guard_of(trial.args, trial.kwargs, shapes, graph.symbols, ordered=ordered)
-    runner = Runner(built.program, guard, trial.options.precision)
+    runner = Runner(built.program, guard, trial.options.precision, recorded=recorded)
     state = State(trial.model, trial.options)
     state.add(Entry(runner, frozenset(MODES)), trial.args, trial.kwargs)
     return attach(trial.model, state), runner
+
+
+def _is_worth_recording(trial: Trial, built: Built) -> bool:
+    """Whether a GPU waits for its host to launch what a forward launches."""
+    if trial.options.graphs == "never" or trial.device.type != "cuda" or not built.program.repeatable:
+        return False
+    if any(t.device != trial.device for t in flat_tensors(trial.args, trial.kwargs)):
+        return False
+    if trial.options.graphs == "always" or not trial.options.measure:
+        return trial.options.graphs == "always"
+    call = forward_call(_candidate(trial, built)[0], trial.inputs)
+    with preserved(trial.model):
+        return share_of_host(call, trial.device) > BOUND
+
+
+def _recorded(trial: Trial, built: Built, candidate: nn.Module) -> nn.Module | None:
+    """A module that replays the forward of `built`, bit for bit the same; `None` where that is not to be had."""
+    if not _is_worth_recording(trial, built):
+        return None
+    trial.progress("recording the forward")
+    module, runner = _candidate(trial, built, recorded=True)
+    assert runner.recorder is not None
+    with torch.no_grad():
+        for args, kwargs in ((trial.args, trial.kwargs), tree_map(_turned_round, (trial.args, dict(trial.kwargs)))):
+            want = candidate(*args, **kwargs)
+            for _ in range(3):  # the program, a recording, and a replay of it
+                found = module(*args, **kwargs)
+            try:
+                assert_close(found, want, rtol=0, atol=0, equal_nan=True, check_stride=True)
+            except AssertionError:
+                return None
+    most = MOST_HELD * torch.cuda.get_device_properties(trial.device).total_memory
+    return module if runner.recorder.replays and runner.recorder.bytes <= most else None
+
+
+def _turned_round(value: Any) -> Any:
+    """Other numbers of the same kind: a tensor's own, last first."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_like(value).copy_(value.detach().flip(tuple(range(value.ndim))))
 
 
 def _verified(trial: Trial, built: Built) -> Verdict:
@@ -182,11 +240,14 @@ def _verify(trial: Trial, built: Built, **how: Any) -> Verdict:
     return verdict
 
 
-def _measured(trial: Trial, built: Built, candidate: nn.Module) -> tuple[Kept, ...]:
+def _measured(trial: Trial, built: Built, candidate: nn.Module, recorded: nn.Module | None = None) -> tuple[Kept, ...]:
     """Which path serves calls of each mode."""
     if not trial.options.measure:
-        return tuple(_estimated(trial, built, mode) for mode in MODES)
-    return tuple(_kept(trial, candidate, mode) for mode in MODES if _occurs(trial, mode))
+        kept = tuple(_estimated(trial, built, mode) for mode in MODES)
+        return kept if recorded is None else (Kept("forward", "recorded", "as asked; not measured"), *kept[1:])
+    replayed = {"forward": recorded}
+    modes = MODES if _is_rewritten(built) else MODES[:1]
+    return tuple(_kept(trial, candidate, mode, replayed.get(mode)) for mode in modes if _occurs(trial, mode))
 
 
 def _estimated(trial: Trial, built: Built, mode: Mode) -> Kept:
@@ -215,8 +276,8 @@ def _occurs(trial: Trial, mode: Mode) -> bool:
     return mode == "forward" or any(t.is_floating_point() for t in flat_tensors(trial.args, trial.kwargs))
 
 
-def _kept(trial: Trial, candidate: nn.Module, mode: Mode) -> Kept:
-    """The path that serves calls of `mode`, both measured in turns."""
+def _kept(trial: Trial, candidate: nn.Module, mode: Mode, recorded: nn.Module | None = None) -> Kept:
+    """The path that serves calls of `mode`, all measured in turns."""
 
     def call(module: nn.Module) -> Callable[[], object]:
         if mode == "forward":
@@ -225,16 +286,27 @@ def _kept(trial: Trial, candidate: nn.Module, mode: Mode) -> Kept:
 
     trial.progress(f"measuring {mode}")
     calls = {"original": call(trial.model), "rewritten": call(candidate)}
+    if recorded is not None:
+        calls["recorded"] = call(recorded)
     try:
         samples = compare(calls, device=trial.device, rounds=9, max_time=8.0)
     except ValueError as error:  # nothing to differentiate after all
         return Kept(mode, "original", str(error))
     before, after = samples["original"].median, samples["rewritten"].median
+    replayed = samples["recorded"].median if recorded is not None else None
+    seconds = (before, after, replayed)
+    if replayed is not None and (trial.options.graphs == "always" or replayed < WORTH * min(before, after)):
+        return Kept(mode, "recorded", "a CUDA graph of the rewritten program was faster", *seconds)
     if _as_asked(trial.options):
-        return Kept(mode, "rewritten", "as asked", before, after)
+        return Kept(mode, "rewritten", "as asked", *seconds)
     if after < FASTER * before:
-        return Kept(mode, "rewritten", "measured faster", before, after)
-    return Kept(mode, "original", "the rewritten program was not faster", before, after)
+        return Kept(mode, "rewritten", "measured faster", *seconds)
+    return Kept(mode, "original", "the rewritten program was not faster", *seconds)
+
+
+def _is_faster(kept: Kept) -> bool:
+    """Whether the rewritten program is the faster one where it is not replayed."""
+    return kept.original is None or kept.rewritten is None or kept.rewritten < FASTER * kept.original
 
 
 def tried(trial: Trial, draft: Plan) -> Entry:
@@ -244,7 +316,7 @@ def tried(trial: Trial, draft: Plan) -> Entry:
     built = _built(trial)
     patient = time.monotonic() - begun < PATIENCE
     plan = _described(draft, built)
-    if not plan.rules and not built.program.kernels:
+    if not _is_rewritten(built) and not _is_worth_recording(trial, built):
         reason = "no rule applies" if not plan.declined else "no rule that applies would pay"
         return Entry(plan=replace(plan, status="unchanged", reason=reason))
     entries = (
@@ -289,11 +361,16 @@ def _variants(trial: Trial, built: Built, most: int) -> list[Built]:
         variants.append(other)
     if built.program.kernels and trial.options.kernels == "auto":
         plain = _built(trial, kernels="never")
-        variants += [plain] if plain.rewritten.fired else []
+        variants += [plain] if plain.rewritten.fired or _is_worth_recording(trial, plain) else []
     if len(variants) == 1 or not trial.options.measure:
         return variants
     trial.progress("comparing variants")
-    calls = {i: forward_call(_candidate(trial, variant)[0], trial.inputs) for i, variant in enumerate(variants)}
+
+    def called(variant: Built) -> Callable[[], object]:
+        module, _ = _candidate(trial, variant, recorded=_is_worth_recording(trial, variant))
+        return forward_call(module, trial.inputs)
+
+    calls = {i: called(variant) for i, variant in enumerate(variants)}
     with preserved(trial.model):
         seconds = compare(calls, device=trial.device, min_time=0.05, rounds=5, max_time=5.0)
     return [variants[i] for i in sorted(seconds, key=lambda i: seconds[i].median)]

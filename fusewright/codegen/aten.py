@@ -12,6 +12,7 @@ import keyword
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import sympy
@@ -29,6 +30,8 @@ HEADER = "import torch\nimport torch.nn.functional as F\n\n\n"
 
 # Names that the text of a program uses for itself; ranges.py names its cores after the variable they belong to.
 _RESERVED = frozenset({"self", "torch", "F", "constants", "float", "getattr"})
+# The probabilities of what operations leave out.
+_DROPOUT = ("dropout_p", "dropout")
 _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 
 # Operations whose result is always memory of its own.
@@ -49,6 +52,7 @@ class Program:
     kernels: tuple[Kernel, ...] = ()  # called by their names
     attributes: tuple[str, ...] = ()  # dotted paths of what it reads in the module beside parameters and buffers
     effects: bool = False  # whether it does more than compute its outputs, as what is not understood may
+    repeatable: bool = True  # whether starting its launches again on other numbers is all that a call comes to
     looks_up: bool = False  # whether it reads rows at indices, which on a GPU is the end of it all where there is none
 
     def functions(self, *, direct: bool = False) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -98,6 +102,7 @@ def lower(
         kernels=tuple(kernels),
         attributes=tuple(sorted(set(attributes) & {n.op.key for n in nodes if isinstance(n.op, ops.Constant)})),
         effects=bool(graph.effects),
+        repeatable=all(map(_is_pure, graph.effects)),
         looks_up=any(k.looks_up for k in kernels) or any(isinstance(n.op, ops.Embedding) for n in nodes),
     )
 
@@ -113,6 +118,19 @@ def lower_function(name: str, graph: Graph) -> str:
     body.write([output], [output])
     body.line(f"return {body.operand(output)}")
     return body.text()
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether an operation that is not understood writes to nothing and draws no random numbers, by its schema."""
+    op = node.op
+    if not isinstance(op, ops.Opaque) or not op.target.startswith("aten."):
+        return False
+    overload = attrgetter(op.target)(torch.ops)
+    parameters = overload._schema.arguments
+    given = dict(zip((p.name for p in parameters), op.arguments, strict=False)) | dict(op.keywords)
+    dropped = [given.get(p.name, p.default_value) for p in parameters if p.name in _DROPOUT]
+    draws = torch.Tag.nondeterministic_seeded in overload.tags and not (dropped and all(p == 0 for p in dropped))
+    return not overload._schema.is_mutable and not draws
 
 
 def _derived(graph: Graph) -> list[Node]:

@@ -178,6 +178,7 @@ def drafted(
 
     Raises `UnsupportedError` where there is nothing to make one of, or not what was asked.
     """
+    options = replace(options, graphs="never")  # a file holds a program, which calls of it run
     either = _either_mode(model, inputs, options.wishes)
     if options.wishes.single:  # by estimate first: a refusal should not wait for all that a file needs
         _, _, entry = planned(model, inputs, replace(options, verify=False, measure=False), progress)

@@ -137,16 +137,17 @@ def _kept(kept: tuple[Kept, ...]) -> RenderableType:
         for entry in kept:
             made.add_row(entry.mode, entry.path, Text(entry.reason))
         return made
-    numbers = ("original", "rewritten", "speedup")
+    replayed = ("recorded",) if any(entry.recorded is not None for entry in kept) else ()
+    numbers = ("original", "rewritten", *replayed, "speedup")
     made = table(("calls", "run by", *numbers), right=numbers, fixed=("run by",))
     for entry in kept:
-        before, after = entry.original, entry.rewritten
+        before, after = entry.original, entry.recorded if entry.path == "recorded" else entry.rewritten
+        seconds = (before, entry.rewritten, *((entry.recorded,) if replayed else ()))
         made.add_row(
             # The reason goes below: a column of its own would leave a narrow terminal no room for the figures.
             Text.assemble(entry.mode, "\n", (entry.reason, "dim")) if entry.reason else Text(entry.mode),
             entry.path,
-            "-" if before is None else duration(before),
-            "-" if after is None else duration(after),
+            *("-" if time is None else duration(time) for time in seconds),
             "-" if before is None or not after else times(before / after),
         )
     return made
