@@ -1,6 +1,7 @@
 """The table of contents: the passes from a module to a program, in order.
 
     capture    module -> Graph               `fusewright.capture`
+    settle     Graph -> Graph                `fusewright.capture.masks`
     rewrite    Graph -> Graph                `fusewright.rules` under `fusewright.schedule.cost`
     cut        Graph -> Graph, kernels       `fusewright.schedule.groups` under `fusewright.tuning`
     lower      Graph -> Program              `fusewright.codegen.aten`
@@ -12,13 +13,14 @@ measuring follow on the built program (`fusewright.optimizer`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from fusewright.capture import Captured, capture
+from fusewright.capture.masks import asked_of, settled
 from fusewright.codegen.aten import Program, lower
 from fusewright.errors import CaptureError, UnsupportedError
 from fusewright.ir import ops
@@ -40,6 +42,7 @@ from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors
 from fusewright.tuning import TARGETS, Decision, Tuner, Ways
 from fusewright.verification.numerics import tf32_allowed
+from fusewright.verification.state import preserved
 
 Kernels = Literal["auto", "always", "never"]
 
@@ -94,6 +97,7 @@ def build(
     Raises `CaptureError` when the model cannot be captured whole.
     """
     captured = capture(model, args, dict(kwargs))
+    captured = replace(captured, graph=settled(captured.graph, lambda: _asked(model, args, kwargs)))
     graph = check(gathered(captured.graph))
     if len(graph.inputs) > 1 and _writes_to_inputs(graph):
         raise CaptureError(
@@ -143,6 +147,11 @@ def kernel_target(device: torch.device) -> str | None:
     except UnsupportedError as error:
         return str(error)
     return None
+
+
+def _asked(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[bool]:
+    with preserved(model):
+        return asked_of(model, args, dict(kwargs))
 
 
 def _writes_to_inputs(graph: Graph) -> bool:

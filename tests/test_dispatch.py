@@ -515,6 +515,7 @@ def test_a_pickle_leaves_kernels_of_another_architecture_behind(
         "derived": (),
         "sources": {},
         "effects": True,
+        "repeatable": False,
         "looks_up": False,
         "functions": lambda: (None, None),
     }

@@ -12,7 +12,6 @@ import keyword
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
 import sympy
@@ -30,8 +29,6 @@ HEADER = "import torch\nimport torch.nn.functional as F\n\n\n"
 
 # Names that the text of a program uses for itself; ranges.py names its cores after the variable they belong to.
 _RESERVED = frozenset({"self", "torch", "F", "constants", "float", "getattr"})
-# The probabilities of what operations leave out.
-_DROPOUT = ("dropout_p", "dropout")
 _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 
 # Operations whose result is always memory of its own.
@@ -102,7 +99,7 @@ def lower(
         kernels=tuple(kernels),
         attributes=tuple(sorted(set(attributes) & {n.op.key for n in nodes if isinstance(n.op, ops.Constant)})),
         effects=bool(graph.effects),
-        repeatable=all(map(_is_pure, graph.effects)),
+        repeatable=all(isinstance(e.op, ops.Opaque) and e.op.is_pure for e in graph.effects),
         looks_up=any(k.looks_up for k in kernels) or any(isinstance(n.op, ops.Embedding) for n in nodes),
     )
 
@@ -118,19 +115,6 @@ def lower_function(name: str, graph: Graph) -> str:
     body.write([output], [output])
     body.line(f"return {body.operand(output)}")
     return body.text()
-
-
-def _is_pure(node: Node) -> bool:
-    """Whether an operation that is not understood writes to nothing and draws no random numbers, by its schema."""
-    op = node.op
-    if not isinstance(op, ops.Opaque) or not op.target.startswith("aten."):
-        return False
-    overload = attrgetter(op.target)(torch.ops)
-    parameters = overload._schema.arguments
-    given = dict(zip((p.name for p in parameters), op.arguments, strict=False)) | dict(op.keywords)
-    dropped = [given.get(p.name, p.default_value) for p in parameters if p.name in _DROPOUT]
-    draws = torch.Tag.nondeterministic_seeded in overload.tags and not (dropped and all(p == 0 for p in dropped))
-    return not overload._schema.is_mutable and not draws
 
 
 def _derived(graph: Graph) -> list[Node]:

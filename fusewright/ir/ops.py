@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Literal
 
 import sympy
@@ -478,6 +479,10 @@ class Embedding(Op):
         return TensorType((*indices.shape, weight.shape[1]), weight.dtype, weight.device)
 
 
+# Of what operations leave out.
+_DROPOUT = ("dropout_p", "dropout")
+
+
 @dataclass(frozen=True)
 class Arg:
     """The place of tensor argument `index` in an opaque call."""
@@ -504,6 +509,26 @@ class Opaque(Op):
     @property
     def effectful(self) -> bool:
         return True
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The literal arguments by the names of its parameters."""
+        names = (p.name for p in self._overload._schema.arguments)
+        return dict(zip(names, self.arguments, strict=False)) | dict(self.keywords)
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether it is one of ATen's that writes to nothing and draws no random numbers, by its schema."""
+        if not self.target.startswith("aten."):
+            return False
+        overload, given = self._overload, self.given
+        left_out = [given.get(p.name, p.default_value) for p in overload._schema.arguments if p.name in _DROPOUT]
+        draws = torch.Tag.nondeterministic_seeded in overload.tags and not (left_out and all(p == 0 for p in left_out))
+        return not overload._schema.is_mutable and not draws
+
+    @property
+    def _overload(self) -> Any:
+        return attrgetter(self.target)(torch.ops)
 
     def infer(self, types: Types) -> TensorType:
         known = next((r for r in self.results if r is not None), None)
