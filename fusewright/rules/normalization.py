@@ -1,4 +1,6 @@
-"""Batch norm with running statistics is a scale and a shift per channel, which what comes before it may take in.
+"""Norms: what they are where their statistics are known, and what is one by another name.
+
+Batch norm with running statistics is a scale and a shift per channel, which what comes before it may take in.
 
     batchnorm(x) = x * s + t,    s = weight / sqrt(var + eps),    t = bias - mean * s
 
@@ -8,11 +10,14 @@ running statistics is the same.  Statistics of the input are left alone: they ar
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from fusewright.ir.build import cast, pointwise, reshape
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Buffer, Constant, Conv, Full, Matmul, Norm, Vector
+from fusewright.ir.ops import Buffer, Cast, Constant, Conv, Full, Matmul, Norm, Pointwise, Reduce, Vector
+from fusewright.rules.operands import function, is_shifted, number, place
 from fusewright.rules.rule import Match, Rule, op, rule, value
 
 
@@ -117,4 +122,90 @@ def norm_as_scale_and_shift(m: Match) -> Node:
     return cast(pointwise("add", scaled, _along_channels(shift, x)), norm.dtype)
 
 
-RULES: tuple[Rule, ...] = (norm_into_conv, norm_into_matmul, norm_as_scale_and_shift)
+def _spelled_out(root: Node) -> tuple[Norm, Node] | None:
+    """The norm over trailing dimensions that `root` is, and its input."""
+    if function(root) not in ("mul", "div") or not root.dtype.is_floating_point:
+        return None
+    for y, divisor in (root.args, root.args[::-1]) if function(root) == "mul" else (root.args,):
+        assert y is not None and divisor is not None
+        if (function(root), function(divisor)) not in (("mul", "rsqrt"), ("div", "sqrt")):
+            continue
+        shifted = divisor.arg(0)
+        eps = number(shifted.arg(place(shifted))) if function(shifted) == "add" and is_shifted(shifted) else None
+        if eps is None:
+            continue
+        spread = shifted.arg(1 - place(shifted))
+        found = _normalised(y, spread)
+        dims = _reduced(spread, "mean", "var")
+        if found is not None and dims == tuple(range(root.ndim - len(dims), root.ndim)):
+            kind, x = found
+            return Norm(kind, eps, trailing=len(dims)), cast(x, root.dtype)
+    return None
+
+
+def _normalised(y: Node, spread: Node) -> tuple[Literal["rms", "layer"], Node] | None:
+    """What y is divided by the root of `spread` for: a mean of squares, or a variance; and of which value."""
+    x, center = (y.arg(0), y.arg(1)) if function(y) == "sub" else (y, y)
+    centered = _reduced(center, "mean") == _reduced(spread, "mean", "var") != () and center.arg(0) is x
+    if _reduced(spread, "var"):
+        assert isinstance(spread.op, Reduce)
+        return ("layer", x) if centered and spread.arg(0) is x and spread.op.correction == 0 else None
+    squared = _square_root(spread.arg(0)) if _reduced(spread, "mean") else None
+    if squared is None or _unwidened(squared) is not _unwidened(y):
+        return None
+    return ("layer", x) if centered else ("rms", squared)
+
+
+def _reduced(node: Node, *kinds: str) -> tuple[int, ...]:
+    """The dimensions that `node` reduces and keeps, in one of these ways."""
+    op = node.op
+    return op.dims if isinstance(op, Reduce) and op.kind in kinds and op.keepdim else ()
+
+
+def _square_root(node: Node) -> Node | None:
+    """What `node` is the square of."""
+    match function(node):
+        case "square":
+            return node.arg(0)
+        case "pow" if isinstance(node.op, Pointwise) and node.op.params == (2,):
+            return node.arg(0)
+        case "mul" if node.arg(0) is node.arg(1):
+            return node.arg(0)
+    return None
+
+
+def _unwidened(node: Node) -> Node:
+    """A value before it was cast to a type that holds it."""
+    wider = isinstance(node.op, Cast) and node.arg(0).dtype.is_floating_point
+    return node.arg(0) if wider and node.dtype.itemsize > node.arg(0).dtype.itemsize else node
+
+
+def _norm_of(m: Match) -> tuple[Norm, Node]:
+    found = _spelled_out(m["root"])
+    assert found is not None  # the pattern asks for it
+    return found
+
+
+def _refuse_type(m: Match) -> str | None:
+    norm, x = _norm_of(m)
+    fixed = all(isinstance(n, int) for n in x.shape[x.ndim - norm.trailing :])
+    return None if fixed else "the length of a row depends on the batch"
+
+
+@rule(
+    "x / sqrt(mean(x^2) + eps) = rmsnorm(x)",
+    pattern=op("root", Pointwise, where=lambda node: _spelled_out(node) is not None),
+    condition=_refuse_type,
+    exactness="reassociates",
+)
+def spelled_out(m: Match) -> Node:
+    """x * rsqrt(mean(x^2) + eps) -> rmsnorm(x), (x - mean(x)) / sqrt(var(x) + eps) -> layernorm(x).
+
+    x (*, D...), statistics over the trailing dimensions, kept.  x may be of a narrower type than its squares are, as in
+    the norms of language models; so is the variance a mean of squares.  Class reassociates.
+    """
+    norm, x = _norm_of(m)
+    return make(norm, x, None, None, None, None)
+
+
+RULES: tuple[Rule, ...] = (norm_into_conv, norm_into_matmul, norm_as_scale_and_shift, spelled_out)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from linear_cases import Draw, convs
 
 from fusewright.ir import ops
+from fusewright.ir.build import pointwise
 from fusewright.ir.node import Node, make
 from fusewright.rules import normalization as rules
 
@@ -61,6 +62,36 @@ def flat_matmuls(draw: Draw) -> Node:
     return make(ops.Matmul(transpose), inp(draw(st.sampled_from([B, 3])), 5), w, inp(4) if bias else None)
 
 
+def rms(x: Node, eps: float = 0.1, *, by: str = "rsqrt", of: Node | None = None, dims: tuple[int, ...] = (-1,)) -> Node:
+    """x by the root of its mean square, or of that of another value."""
+    mean = reduced("mean", pointwise("square", x if of is None else of), dims)
+    root = pointwise(by, pointwise("add", mean, eps))
+    return pointwise("mul", root, x) if by == "rsqrt" else pointwise("div", x, root)
+
+
+def layer(
+    x: Node, *, kind: Any = "var", correction: float = 0, dims: tuple[int, ...] = (-1,), mean: Any = None
+) -> Node:
+    """x without its mean, by its deviation."""
+    y = pointwise("sub", x, reduced("mean", x, dims if mean is None else mean))
+    variance = reduced("mean", pointwise("mul", y, y), dims) if kind == "mean" else reduced(kind, x, dims, correction)
+    return pointwise("div", y, pointwise("sqrt", pointwise("add", variance, 0.1)))
+
+
+def reduced(kind: Any, x: Node, dims: tuple[int, ...], correction: float = 1, keepdim: bool = True) -> Node:
+    over = tuple(sorted(d % x.ndim for d in dims))
+    return make(ops.Reduce(kind, over, keepdim, correction), x)
+
+
+@st.composite
+def spelled(draw: Draw) -> Node:
+    x = draw(VALUES)
+    dims = tuple(range(-draw(st.integers(1, x.ndim - 1)), 0))
+    if draw(st.booleans()):
+        return rms(x, draw(st.sampled_from([0.1, 1.0])), by=draw(st.sampled_from(["rsqrt", "sqrt"])), dims=dims)
+    return layer(x, kind=draw(st.sampled_from(["mean", "var"])), dims=dims)
+
+
 VALUES = st.sampled_from([(B, 3), (B, 3, 4), (2, 1, 3, 4), (B, 2, 3, 2, 2)]).map(lambda shape: inp(*shape))
 
 SPECS = [
@@ -99,5 +130,19 @@ SPECS = [
             "# another norm": lambda: make(ops.Norm("layer", 0.1), inp(B, 3, 4), None, None, None, None),
         },
         exact_example=lambda: norm(inp(B, 3, 4), whole=True),
+    ),
+    RuleSpec(
+        rules.spelled_out,
+        example=lambda: rms(inp(B, 3, 4)),
+        cases=spelled(),
+        refusals={
+            "# of another value": lambda: rms(inp(B, 3, 4), of=inp(B, 3, 4)),
+            "# not over the last dimensions": lambda: rms(inp(B, 3, 4), dims=(1,)),
+            "# a sample deviation": lambda: layer(inp(B, 3, 4), correction=1),
+            "# another mean": lambda: layer(inp(B, 4, 4), mean=(1,)),
+            "# a maximum": lambda: layer(inp(B, 3, 4), kind="max"),
+            "the length of a row depends on the batch": lambda: rms(inp(3, B)),
+            "# the square itself": lambda: pointwise("sqrt", pointwise("add", inp(B, 3), 0.1)),
+        },
     ),
 ]
