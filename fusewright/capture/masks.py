@@ -121,6 +121,7 @@ def _value(node: Node) -> Tensor | None:
 
 
 def _is_fixed(node: Node) -> bool:
+    """Whether a node is the same in every call, given that its arguments are."""
     op = node.op
     if isinstance(op, ops.Source) or not all(isinstance(n, int) for n in node.shape):
         return False
@@ -132,7 +133,10 @@ def _is_fixed(node: Node) -> bool:
 
 
 def _without_idle(graph: Graph) -> Graph:
-    """`graph` without tensors made of nothing and for nobody."""
-    needed = [e for e in graph.effects if e.inputs]
+    """`graph` without what is the same in every call and used by nobody."""
+    fixed: dict[Node, bool] = {}
+    for node in graph.nodes():
+        fixed[node] = _is_fixed(node) and all(fixed[a] for a in node.inputs)
+    needed = [e for e in graph.effects if not fixed[e]]
     live = set(topological([*needed, *(o for o in graph.outputs if isinstance(o, Node))]))
     return replace(graph, effects=tuple(e for e in graph.effects if e in live))

@@ -1,0 +1,248 @@
+"""`fusewright.runtime.recording` without a GPU: which calls are recorded, replayed, and left to the program."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from dropin import same
+from torch import Tensor, nn
+
+import fusewright
+from fusewright.dispatch import Runner, State
+from fusewright.module import state_of
+from fusewright.runtime import recording
+from fusewright.runtime.recording import MOST, PAID, Recorder
+
+
+class Taped:
+    """A recording that computes on its own copies, as a graph on a GPU does: what it reads is what was there then."""
+
+    made = 0
+
+    def __init__(self, forward: Any, module: Any, tensors: Sequence[Tensor], around: Any) -> None:
+        type(self).made += 1
+        self.around, self.calls, self.bytes = around, 0, 1
+        self._forward = lambda *given: forward(module, *given, *around.derived)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        self.calls += 1
+        with torch.no_grad():
+            return self._forward(*tensors)
+
+
+@pytest.fixture(autouse=True)
+def taped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    Taped.made = 0
+    monkeypatch.setattr(recording, "Recording", Taped)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    yield
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.scale = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).mean((2, 3)) * self.scale
+
+
+def recorded(*, alone: bool = True) -> tuple[Net, nn.Module, Tensor, Runner]:
+    """A model, its replacement, an input, and the program with its recorder."""
+    torch.manual_seed(0)
+    model, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    f = fusewright.optimize(model, (x,), rewrite="always", measure=False)
+    entries = state(f).entries
+    for key, entry in entries.items():
+        assert entry.runner is not None
+        entries[key] = replace(entry, runner=entry.runner.as_recorded(alone=alone))
+    (runner,) = (entry.runner for entry in entries.values())
+    assert runner is not None and runner.recorder is not None
+    return model, f, x, runner
+
+
+def state(module: nn.Module) -> State:
+    found = state_of(module)
+    assert found is not None
+    return found
+
+
+def replays(runner: Runner) -> int:
+    assert runner.recorder is not None
+    return runner.recorder.replays
+
+
+@torch.no_grad()
+def test_calls_that_recur_are_recorded() -> None:
+    model, f, x, runner = recorded()
+    for expected in (0, 1, 2, 3):
+        same(f, model, x, program=True)
+        assert replays(runner) == expected
+    assert Taped.made == 1
+
+
+@torch.no_grad()
+def test_each_shape_has_its_own_recording() -> None:
+    model, f, x, runner = recorded()
+    for _ in range(3):
+        for batch in (2, 5):
+            same(f, model, torch.randn(batch, 3, 8, 8))
+    assert Taped.made == 2 and replays(runner) == 4
+
+
+@torch.no_grad()
+def test_so_many_recordings_are_held() -> None:
+    model, f, _, _ = recorded()
+    for batch in range(2, 2 * MOST):
+        for _ in range(3):
+            same(f, model, torch.randn(batch, 3, 8, 8))
+    assert Taped.made == MOST
+
+
+def test_calls_with_gradients_are_not_replayed() -> None:
+    model, f, x, runner = recorded()
+    for _ in range(4):
+        f(x).sum().backward()
+    assert replays(runner) == 0 and model.conv.weight.grad is not None
+
+
+CHANGES: dict[str, Any] = {
+    "in place": lambda m: m.conv.weight.mul_(2),
+    "through data": lambda m: setattr(m.conv.weight, "data", torch.randn_like(m.conv.weight)),
+    "another parameter": lambda m: setattr(m.conv, "weight", nn.Parameter(torch.randn_like(m.conv.weight))),
+    "an attribute": lambda m: setattr(m, "scale", 3.0),
+    "loaded": lambda m: m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()}),
+    "assigned": lambda m: m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()}, assign=True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_a_change_is_seen(change: str) -> None:
+    model, f, x, _ = recorded()
+    for _ in range(3):
+        same(f, model, x)
+    CHANGES[change](model)
+    for _ in range(4):
+        same(f, model, x)
+
+
+@torch.no_grad()
+def test_settings_are_part_of_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, f, x, runner = recorded()
+    for _ in range(3):
+        f(x)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    before = replays(runner)
+    f(x)
+    assert replays(runner) == before
+
+
+@torch.no_grad()
+def test_what_changes_often_is_recorded_less_and_less() -> None:
+    model, f, x, _ = recorded()
+    for _ in range(40):
+        model.conv.weight.add_(1)
+        for _ in range(3):
+            f(x)
+    assert Taped.made < 5
+    for _ in range(2 * PAID):
+        f(x)
+    made = Taped.made
+    model.conv.weight.add_(1)
+    f(x), f(x)
+    assert Taped.made == made + 1  # the last one paid
+
+
+@torch.no_grad()
+def test_a_program_that_is_slower_alone_leaves_calls_to_the_model() -> None:
+    model, f, x, runner = recorded(alone=False)
+    for _ in range(4):
+        same(f, model, x)
+    assert replays(runner) > 0
+
+
+@torch.no_grad()
+def test_what_cannot_be_recorded_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(recording, "Recording", refuses)
+    model, f, x, runner = recorded()
+    for _ in range(4):
+        same(f, model, x)
+    assert runner.recorder is not None
+    assert replays(runner) == 0 and runner.recorder.reason == "operation not permitted when stream is capturing"
+
+
+@torch.no_grad()
+def test_another_thread_does_not_wait() -> None:
+    model, f, x, runner = recorded()
+    for _ in range(3):
+        f(x)
+    assert runner.recorder is not None
+    before = replays(runner)
+    with runner.recorder._lock:
+        done = threading.Thread(target=lambda: same(f, model, x))
+        done.start()
+        done.join(10)
+        assert not done.is_alive()
+    assert replays(runner) == before
+
+
+@torch.no_grad()
+def test_nothing_of_a_left_state_is_kept() -> None:
+    model, f, x, _ = recorded()
+    for _ in range(3):
+        f(x)
+    old = weakref.ref(model.conv.weight)
+    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+    for _ in range(3):
+        f(x)
+    gc.collect()
+    assert old() is None
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))])
+@torch.no_grad()
+def test_copies_record_for_themselves(again: Any) -> None:
+    model, f, x, _ = recorded()
+    for _ in range(3):
+        f(x)
+    other = again(f)
+    made = Taped.made
+    model.conv.weight.zero_()
+    want = other(x)
+    for _ in range(3):
+        torch.testing.assert_close(other(x), want)
+    assert Taped.made == made + 1 and want.abs().sum() > 0
+
+
+def test_recorders_take_no_program_with_effects() -> None:
+    from fusewright import pipeline
+
+    program = pipeline.build(nn.Dropout(), (torch.randn(2, 3),), {}).program
+    assert not program.repeatable
+
+
+def test_graphs_need_a_gpu() -> None:
+    with pytest.raises(fusewright.UnsupportedError, match="graphs='always' needs a model on a GPU"):
+        fusewright.optimize(Net(), (torch.randn(2, 3, 8, 8),), graphs="always")
+    with pytest.raises(fusewright.FusewrightError, match="graphs is 'yes'"):
+        fusewright.optimize(Net(), (torch.randn(2, 3, 8, 8),), graphs="yes")  # type: ignore[arg-type]
+
+
+def test_nothing_is_waited_for_forever() -> None:
+    recorder = Recorder()
+    recorder.forget()
+    assert recorder.bytes == 0
