@@ -198,7 +198,8 @@ class _Writer:
     def bind_symbols(self) -> None:
         for symbol, where in self.graph.symbols.items():
             self.taken.add(str(symbol))
-            self.line(f"{symbol} = {self.names[self.graph.inputs[where.input]]}.shape[{where.dim}]")
+            part = f" // {where.times}" if where.times > 1 else ""
+            self.line(f"{symbol} = {self.names[self.graph.inputs[where.input]]}.shape[{where.dim}]{part}")
 
     def line(self, text: str) -> None:
         self.lines.append("    " + text)

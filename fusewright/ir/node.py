@@ -123,12 +123,13 @@ class Graph:
 
 @dataclass(frozen=True)
 class Symbol:
-    """Where a batch symbol is read from, and for which values the graph holds."""
+    """Where a batch symbol is read from, and for which values the graph holds; the dimension is it so many `times`."""
 
     input: int
     dim: int
     low: int
     high: int | None
+    times: int = 1
 
 
 def topological(roots: Sequence[Node], known: Iterable[Node] = ()) -> list[Node]:

@@ -336,13 +336,18 @@ def body(root: Node, operands: tuple[Node, ...]) -> Node:
 
 
 def as_graph(root: Node, operands: tuple[Node, ...]) -> Graph:
-    """A body as a graph of its own; sizes that are symbols are read from the first operand that has them."""
+    """A body as a graph of its own; sizes that are symbols are read from the first operand that has them, or whole
+    multiples of them."""
     inputs = tuple(_placeholder(i, node) for i, node in enumerate(operands))
     symbols: dict[Any, Symbol] = {}
     for i, node in enumerate(inputs):
         for dim, length in enumerate(node.shape):
-            if not isinstance(length, int) and length.is_Symbol:
-                symbols.setdefault(length, Symbol(i, dim, 0, None))
+            if isinstance(length, int):
+                continue
+            times, symbol = length.as_coeff_Mul()
+            known = symbols.get(symbol)
+            if symbol.is_Symbol and times.is_Integer and times > 0 and (known is None or known.times > times):
+                symbols[symbol] = Symbol(i, dim, 0, None, int(times))
     return Graph(inputs, (root,), symbols=symbols)
 
 

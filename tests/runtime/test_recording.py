@@ -93,7 +93,7 @@ def test_calls_that_recur_are_recorded() -> None:
 
 @torch.no_grad()
 def test_each_shape_has_its_own_recording() -> None:
-    model, f, x, runner = recorded()
+    model, f, _, runner = recorded()
     for _ in range(3):
         for batch in (2, 5):
             same(f, model, torch.randn(batch, 3, 8, 8))

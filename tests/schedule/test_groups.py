@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 from fusewright import pipeline, tuning
 from fusewright.capture import capture
 from fusewright.codegen import cuda
+from fusewright.codegen.aten import lower
 from fusewright.ir import ops, spec
 from fusewright.ir.fused import Fused
-from fusewright.ir.node import Graph, Node, topological
+from fusewright.ir.node import Graph, Node, make, topological
 from fusewright.problem import load_problem
 from fusewright.runtime.device import DeviceFacts
 from fusewright.schedule import chain
@@ -408,3 +410,16 @@ def test_signatures_leave_out_what_a_call_decides() -> None:
         return torch.relu(F.conv2d(x, m.conv.weight.repeat(2, 1, 1, 1), m.bias.repeat(2))).sum((2, 3))
 
     assert kind(gap, 4, 3, 16, 16) != kind(wider, 4, 3, 16, 16)  # tiles for 8 features are none for 16
+
+
+def test_a_symbol_is_read_from_a_multiple_where_nothing_else_has_it() -> None:
+    """Windows of images are 4*B samples."""
+    batch = sympy.Symbol("B", integer=True, positive=True)
+    windows = make(ops.Input((4 * batch, 3), torch.float32, torch.device("cpu"), "windows", 0))
+    halves = make(ops.Input((2 * batch, 6), torch.float32, torch.device("cpu"), "halves", 1))
+    root = make(ops.Cat(1), *(make(ops.Reshape((batch, 12)), part) for part in (windows, halves)))
+    graph = as_graph(body(root, (windows, halves)), (windows, halves))
+    assert [(s.input, s.dim, s.times) for s in graph.symbols.values()] == [(1, 0, 2)]
+    parts = torch.randn(20, 3), torch.randn(10, 6)
+    (found,) = lower(graph).functions()[1](None, *parts)
+    assert torch.equal(found, torch.cat([part.reshape(5, 12) for part in parts], 1))
