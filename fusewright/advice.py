@@ -16,7 +16,10 @@ def precision_notes(built: Built) -> tuple[str, ...]:
     classes = {fired.exactness for fired in built.rewritten.fired}
     kernels = built.program.kernels
     notes: list[str] = []
-    if classes == {"exact"} and not kernels:
+    if built.masks:
+        times = f"{built.masks} times" if built.masks > 1 else "once"
+        notes.append(f"attention without a mask that hides nothing, or that the model does not have: {times}")
+    if classes == {"exact"} and not (kernels or built.masks):
         notes.append("exact: the same bits as the original, non-finite values included")
     if "reassociates" in classes:
         notes.append("reassociates: the same real number, other rounding; an Inf may surface as NaN or the reverse")

@@ -12,6 +12,7 @@ import copy
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from fusewright.runtime.derived import DerivedWeights
 from fusewright.runtime.device import capability_of
 from fusewright.runtime.observers import observed, transforms
 from fusewright.runtime.operators import is_ordinary
-from fusewright.runtime.recording import Recorder
+from fusewright.runtime.recording import Recorder, Surroundings
 from fusewright.runtime.watch import Watch, freeze, has_inner_hooks, has_plain_parameters
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors, tree_flatten
@@ -96,19 +97,20 @@ class Guard:
 
 
 class Runner:
-    """A program, ready to be called on a module; `recorded`: without gradients, as what it launches was recorded.
+    """A program, ready to be called on a module.
 
-    Where it was not, a program that is `alone` worth its calls is called itself.
+    recorded  the most elements that inputs may have for a call without gradients to be a replay of what was recorded
+    alone     whether the program is worth calls that are no replays
     """
 
     def __init__(
-        self, program: Program, guard: Guard, precision: str = "eager", recorded: bool = False, alone: bool = True
+        self, program: Program, guard: Guard, precision: str = "eager", recorded: int = 0, alone: bool = True
     ) -> None:
         assert program.repeatable or not recorded, "a replay computes and does nothing else"
         self.program = program
         self.guard = guard
         self.precision = precision
-        self.recorder = Recorder() if recorded else None
+        self.recorder = Recorder(recorded) if recorded else None
         self.alone = alone
         self.calls = 0
         derive, self._forward = program.functions()
@@ -117,7 +119,7 @@ class Runner:
         self._judged: tuple[object, bool, list[Tensor]] = (None, False, [])
         self._derived = DerivedWeights(derive, program.sources, program.constants) if program.derived else None
         on_gpu = any(device.type == "cuda" for _, device in guard.kinds)
-        self.may_go_ahead = on_gpu and program.repeatable and not program.looks_up
+        self.may_go_ahead = on_gpu and alone and not program.effects and not program.looks_up
         self._context = _tf32(precision == "tf32") if on_gpu and precision != "eager" else contextlib.nullcontext
 
     def __call__(self, module: nn.Module, args: Args, kwargs: Kwargs, state: object = None) -> Any:
@@ -130,14 +132,20 @@ class Runner:
         with self._context():
             derived = () if self._derived is None else self._derived(module, state)
             held = self._read_by(module, tensors, state)
-            if self.recorder is not None and held is not None:
-                answer = self.recorder.replay(self._forward, module, tensors, derived, held)
-                if answer:
-                    return answer[0]
-            if not (self.alone or torch.is_grad_enabled()):
-                return NO_ANSWER
             forward = self._forward if self._direct is None or held is None else self._direct
-            return forward(module, *tensors, *derived)
+            if self.recorder is None or held is None:
+                return forward(module, *tensors, *derived) if self.alone or torch.is_grad_enabled() else NO_ANSWER
+            around = cache(partial(Surroundings, derived, held))
+            answer = self.recorder.replay(tensors, around)
+            if answer:
+                return answer[0]
+            due = self.recorder.is_due(tensors, around)
+            if not (due or self.alone):
+                return NO_ANSWER
+            result = forward(module, *tensors, *derived)
+            if due:
+                self.recorder.record(self._forward, module, tensors, around())
+            return result
 
     def _read_by(self, module: nn.Module, tensors: Sequence[Any], state: object) -> list[Tensor] | None:
         """What a call without gradients, which nobody wants to see, may read beside its inputs; `None` for other calls,
@@ -161,12 +169,13 @@ class Runner:
         if self.recorder is not None:
             self.recorder.forget()
 
-    def as_recorded(self, *, alone: bool) -> Runner:
-        """The same program, recorded."""
-        return Runner(self.program, self.guard, self.precision, recorded=True, alone=alone)
+    def as_recorded(self, most: int, *, alone: bool) -> Runner:
+        """The same program, recorded for inputs of up to so many elements."""
+        return Runner(self.program, self.guard, self.precision, recorded=most, alone=alone)
 
     def __reduce__(self) -> Any:  # what was derived and recorded belongs to one module
-        return Runner, (self.program, self.guard, self.precision, self.recorder is not None, self.alone)
+        most = 0 if self.recorder is None else self.recorder.most
+        return Runner, (self.program, self.guard, self.precision, most, self.alone)
 
 
 def _tf32(allowed: bool) -> Callable[[], contextlib.AbstractContextManager[None]]:

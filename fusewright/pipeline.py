@@ -53,6 +53,7 @@ class Built:
 
     before, after   work of the model, and of the program
     recomputed      work of the rewritten graph in PyTorch's own operations, which gradients flow through
+    masks           how many attentions do without a mask that the trace had
     """
 
     captured: Captured
@@ -65,6 +66,7 @@ class Built:
     without: frozenset[str] = frozenset()
     choices: tuple[KernelChoice, ...] = ()
     decisions: Mapping[str, Decision] = field(default_factory=dict)
+    masks: int = 0
 
 
 def build(
@@ -97,7 +99,10 @@ def build(
     Raises `CaptureError` when the model cannot be captured whole.
     """
     captured = capture(model, args, dict(kwargs))
-    captured = replace(captured, graph=settled(captured.graph, lambda: _asked(model, args, kwargs)))
+    settled_graph, masks = settled(captured.graph, lambda: _asked(model, args, kwargs))
+    left = {effect.op.target for effect in settled_graph.effects if isinstance(effect.op, ops.Opaque)}
+    reasons = tuple(reason for reason in captured.reasons if reason.partition(" ")[0] in left)
+    captured = replace(captured, graph=settled_graph, reasons=reasons)
     graph = check(gathered(captured.graph))
     if len(graph.inputs) > 1 and _writes_to_inputs(graph):
         raise CaptureError(
@@ -132,7 +137,7 @@ def build(
     attributes = [key for key, tensor in captured.constants.items() if _found(model, key) is tensor]
     program = lower(final, captured.out_spec, captured.constants, attributes, tuple(tuner.kernels.values()))
     work = total(graph, cost), total(final, cost), total(rewritten.graph, cost)
-    return Built(captured, rewritten, program, *work, device, without, tuple(tuner.choices), tuner.decisions)
+    return Built(captured, rewritten, program, *work, device, without, tuple(tuner.choices), tuner.decisions, masks)
 
 
 def kernel_target(device: torch.device) -> str | None:

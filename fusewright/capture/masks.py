@@ -25,21 +25,23 @@ from torch.overrides import TorchFunctionMode
 from fusewright.codegen.aten import lower
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node, make, topological
+from fusewright.tree import tree_map
 
 _ATTENTION = "aten.scaled_dot_product_attention.default"
 _MASK, _CAUSAL = "attn_mask", "is_causal"
 
 
-def settled(graph: Graph, asks: Callable[[], Sequence[bool]]) -> Graph:
-    """`graph` without masks that hide nothing, and with causal attention where the model has that.
+def settled(graph: Graph, asks: Callable[[], Sequence[bool]]) -> tuple[Graph, int]:
+    """`graph` without masks that hide nothing, and with causal attention where the model has that; and how many went.
 
     `asks` says of each attention of a call of the model, in their order, whether it is causal and has no mask.
     """
     if not all(isinstance(e.op, ops.Opaque) and e.op.is_pure for e in graph.effects):
-        return graph  # somebody may write to a mask
+        return graph, 0  # somebody may write to a mask
     calls = [e for e in graph.effects if _target(e) == _ATTENTION]
     known: dict[Node, Tensor | None] = {}
     asked: Sequence[bool] | None = None
+    gone = 0
     for place, call in enumerate(calls):
         mask = _argument(call, _MASK)
         if mask is None or mask.dtype != torch.bool:
@@ -56,10 +58,11 @@ def settled(graph: Graph, asks: Callable[[], Sequence[bool]]) -> Graph:
             causal = asked is not None and _is_causal(value) and len(asked) == len(calls) and asked[place]
             if not causal:
                 continue
-        # An earlier one may have given this one other operands.
-        present = next(e for e in graph.effects if e.op is call.op)
+        # An earlier one may have given this one other operands; serial numbers tell calls apart.
+        present = next(e for e in graph.effects if e.op == call.op)
         graph = graph.substitute(present, _unmasked(present, causal))
-    return _without_idle(graph)
+        gone += 1
+    return _without_idle(graph), gone
 
 
 def asked_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[bool]:
@@ -74,8 +77,12 @@ def asked_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             return func(*args, **(kwargs or {}))
 
     heard: list[bool] = []
-    with torch.no_grad(), Listening():
-        model(*args, **kwargs)
+    given, named = tree_map(lambda leaf: leaf, (args, kwargs))  # containers of its own, to which it may add
+    try:
+        with torch.no_grad(), Listening():
+            model(*given, **named)
+    except Exception:  # verification, or the caller's next call, says what is wrong
+        return []
     return heard
 
 
@@ -116,7 +123,11 @@ def _value(node: Node) -> Tensor | None:
     if not all(map(_is_fixed, below)):
         return None
     effects = tuple(n for n in below if isinstance(n.op, ops.Opaque))
-    (value,) = lower(Graph((), (node,), effects)).functions()[1](None)
+    derive, forward = lower(Graph((), (node,), effects)).functions()
+    try:
+        (value,) = forward(None, *derive(None))
+    except (RuntimeError, TypeError):  # whatever it is, the mask stays
+        return None
     return value if isinstance(value, Tensor) else None
 
 

@@ -49,7 +49,7 @@ class Program:
     kernels: tuple[Kernel, ...] = ()  # called by their names
     attributes: tuple[str, ...] = ()  # dotted paths of what it reads in the module beside parameters and buffers
     effects: bool = False  # whether it does more than compute its outputs, as what is not understood may
-    repeatable: bool = True  # whether starting its launches again on other numbers is all that a call comes to
+    repeatable: bool = False  # whether starting its launches again on other numbers is all that a call comes to
     looks_up: bool = False  # whether it reads rows at indices, which on a GPU is the end of it all where there is none
 
     def functions(self, *, direct: bool = False) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -99,9 +99,15 @@ def lower(
         kernels=tuple(kernels),
         attributes=tuple(sorted(set(attributes) & {n.op.key for n in nodes if isinstance(n.op, ops.Constant)})),
         effects=bool(graph.effects),
-        repeatable=all(isinstance(e.op, ops.Opaque) and e.op.is_pure for e in graph.effects),
+        repeatable=_is_repeatable(graph),
         looks_up=any(k.looks_up for k in kernels) or any(isinstance(n.op, ops.Embedding) for n in nodes),
     )
+
+
+def _is_repeatable(graph: Graph) -> bool:
+    """Whether everything happens on one device, and what is not understood does nothing else."""
+    devices = {n.device for n in graph.nodes() if not isinstance(n.op, ops.Number)}
+    return len(devices) == 1 and all(isinstance(e.op, ops.Opaque) and e.op.is_repeatable for e in graph.effects)
 
 
 def lower_function(name: str, graph: Graph) -> str:

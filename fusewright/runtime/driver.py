@@ -24,6 +24,7 @@ Start = Callable[[], int]
 
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
 _RELAXED = 2  # CUstreamCaptureMode
+_NON_BLOCKING = 1  # CUstream_flags
 _PLAIN_SHARED = 48 << 10  # bytes that need no permission
 _PORTABLE_CLUSTER = 8  # blocks
 _PROGRAMMATIC_SERIALIZATION = 6  # CUlaunchAttributeID
@@ -72,6 +73,9 @@ class Driver(Protocol):
     ) -> tuple[Configuration, Start]:
         """A launch with these addresses of its arguments, ready but for its stream; `early`: its blocks may begin
         while the launch before it ends, for which the kernel itself waits."""
+
+    def new_stream(self, index: int) -> int:
+        """The handle of a new stream on a device."""
 
     def error(self, status: int) -> str:
         """What a status other than 0 means."""
@@ -184,6 +188,15 @@ class CudaDriver:
         # With nothing left for `ctypes` to convert, which takes longer than the call itself.
         given = byref(configuration), c_void_p(function), byref(parameters), None
         return configuration, partial(self._cuda.cuLaunchKernelEx, *given)
+
+    def new_stream(self, index: int) -> int:
+        """A stream of a device that nobody else has, kept until the process ends."""
+        stream = c_void_p()
+        with self.guard(index):
+            self.attach(index)
+            self._check(self._cuda.cuStreamCreate(byref(stream), c_uint(_NON_BLOCKING)))
+        assert stream.value is not None
+        return stream.value
 
     def error(self, status: int) -> str:
         text = ctypes.c_char_p()

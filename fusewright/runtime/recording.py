@@ -2,8 +2,11 @@
 
 A host takes some ten microseconds for a launch, and a GPU often less for what is launched: a network of hundreds of
 small kernels then waits for its host.  A replay is one launch.  It reads and writes where it was recorded, so that
-inputs are copied in and results out; whatever else its numbers hang on is looked at before: where the tensors it reads
-lie, and how PyTorch was set to compute.
+inputs are copied in and results out; whatever else its numbers hang on is looked at before: the tensors it reads, where
+and how they lie, and how PyTorch was set to compute.
+
+All recordings of a device are captured on one stream, into one pool of memory, and take turns: what they compute on the
+way, and the workspaces that libraries keep for a stream, is nobody's when the next one runs.
 """
 
 from __future__ import annotations
@@ -12,116 +15,182 @@ import gc
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fusewright.runtime.driver import cuda_driver
 from fusewright.tree import tree_flatten, tree_unflatten
 
-# Recordings of a program at a time: each holds the memory of a call.
-MOST = 8
+# Recordings of a program at a time, and the share of a device's memory that they may hold.
+MOST, MOST_HELD = 8, 1 / 32
 # One that answered fewer calls before it had to go did not pay: the next is made after twice as many calls.
 PAID = 32
+# A recording that was not called for so many calls makes room.
+OLD = 256
+# Kinds of calls that are remembered for having come, or been refused.
+REMEMBERED = 32
 
 _torch: Any = torch  # some of what follows has no types
-_pointer = Tensor.data_ptr
+_pointer, _shape, _stride, _dtype = Tensor.data_ptr, attrgetter("shape"), Tensor.stride, attrgetter("dtype")
 Forward = Callable[..., Any]
-# A matmul's workspace belongs to a stream, and goes on to whoever uses that next: a recording needs its own.  Only a
-# private function gives them up; where it is gone, nothing is recorded.
-_free_workspaces: Callable[[], None] | None = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+
+# Why nothing is recorded any more in this process: PyTorch does not recover all memory of a capture that failed.
+_failures: list[str] = []
 
 
 class Recorder:
-    """Recordings of one program, by the kinds of its inputs."""
+    """Recordings of one program, by the kinds of its inputs; of inputs with up to so many elements."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self.most = most
         self.replays = 0
-        self.reason = ""  # why some kind of call cannot be recorded
-        self._recordings: dict[Hashable, Recording] = {}
-        self._waiting: dict[Hashable, tuple[_Surroundings, int]] = {}
+        self._recordings: dict[Hashable, Recording] = {}  # the one that was called last comes last
+        self._waiting: dict[Hashable, tuple[Surroundings, int]] = {}
         self._patience: dict[Hashable, int] = {}
-        self._refused: set[Hashable] = set()
+        self._refused: dict[Hashable, str] = {}
+        self._calls = 0
+        self._forgotten = False
         self._lock = threading.Lock()
 
-    def replay(
-        self, forward: Forward, module: Any, tensors: Sequence[Tensor], derived: Sequence[Tensor], held: list[Tensor]
-    ) -> tuple[Any, ...]:
-        """What ``forward(module, *tensors, *derived)`` returns, in a tuple; an empty one where that has to be called.
-
-        All are ordinary tensors, in a call without gradients; `held` are those that the program may read beside them.
-        The first calls of a kind are left to the program.
-        """
-        if not self._lock.acquire(blocking=False):  # another thread is at it, for which this call need not wait
-            return ()
+    def replay(self, tensors: Sequence[Tensor], around: Callable[[], Surroundings]) -> tuple[Any, ...]:
+        """What the program returns for these inputs, in a tuple; an empty one where it has to be called."""
+        if not self._recordings or not self._lock.acquire(blocking=False):
+            return ()  # another thread is at it, for which this call need not wait
         try:
-            if torch.cuda.is_current_stream_capturing():
-                return ()
-            kind = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
-            around = _Surroundings(derived, held)
+            self._catch_up()
+            kind = _kind(tensors)
             recording = self._recordings.get(kind)
-            if recording is None or recording.around != around:
-                recording = self._recorded(kind, around, forward, module, tensors)
-            if recording is None:
+            if recording is None or torch.cuda.is_current_stream_capturing() or recording.around != around():
                 return ()
-            self.replays += 1
-            return (recording(tensors),)
+            answer = recording(tensors)
+            if answer:
+                self.replays += 1
+                self._calls += 1
+                recording.last = self._calls
+                self._recordings[kind] = self._recordings.pop(kind)
+            return answer
         finally:
+            self._catch_up()
             self._lock.release()
 
-    def _recorded(
-        self, kind: Hashable, around: _Surroundings, forward: Forward, module: Any, tensors: Sequence[Tensor]
-    ) -> Recording | None:
-        """A recording of a kind of call that has come often enough."""
-        self._drop(kind)
-        if kind in self._refused or len(self._refused) >= MOST:
-            return None
-        seen, calls = self._waiting.get(kind, (around, 0))
-        if seen != around:
-            calls = 0
-        if calls < self._patience.get(kind, 1):
-            if kind in self._waiting or len(self._waiting) < 4 * MOST:
-                self._waiting[kind] = around, calls + 1
-            return None
-        if len(self._recordings) >= MOST:
-            return None
+    def is_due(self, tensors: Sequence[Tensor], around: Callable[[], Surroundings]) -> bool:
+        """Whether a call that was not replayed should be recorded once the program has been called: one of a kind that
+        has come often enough."""
+        if _failures or not self._lock.acquire(blocking=False):
+            return False
         try:
+            self._catch_up()
+            kind = _kind(tensors)
+            if kind in self._refused or sum(map(Tensor.numel, tensors)) > self.most:
+                return False
+            if torch.cuda.is_current_stream_capturing():
+                return False
+            now = around()
+            self._drop(kind)
+            seen, calls = self._waiting.pop(kind, (now, 0))
+            if seen == now and calls >= self._patience.get(kind, 1):
+                return self._has_room()
+            while len(self._waiting) >= REMEMBERED:
+                self._waiting.pop(next(iter(self._waiting)))
+            self._waiting[kind] = now, calls + 1 if seen == now else 1
+            return False
+        finally:
+            self._calls += 1
+            self._lock.release()
+
+    def record(self, forward: Forward, module: Any, tensors: Sequence[Tensor], around: Surroundings) -> None:
+        """Records ``forward(module, *tensors, *derived)``, which has just been called."""
+        if not self._lock.acquire(blocking=False):
+            return
+        kind = _kind(tensors)
+        try:
+            self._catch_up()
+            for other, old in list(self._recordings.items()):
+                if old.around != around:
+                    self._drop(other)
             made = Recording(forward, module, tensors, around)
-        except (RuntimeError, ValueError) as error:  # some of what PyTorch launches cannot be recorded
-            self.reason = str(error).partition("\n")[0]
-            self._refused.add(kind)
-            return None
-        self._recordings[kind] = made
-        return made
+            made.last = self._calls
+            if (share := self.share + made.share) > MOST_HELD:
+                self._refuse(kind, f"recordings would hold {100 * share:.0f}% of the device's memory")
+            else:
+                self._recordings[kind] = made
+        except BlockingIOError:  # another one has its turn, and so has this one some other time
+            pass
+        except torch.OutOfMemoryError:
+            self._patience[kind] = 2 * self._patience.get(kind, 1)
+        except ValueError as error:
+            self._refuse(kind, str(error))
+        except RuntimeError as error:
+            _failures.append(str(error).partition("\n")[0])
+        finally:
+            self._catch_up()
+            self._lock.release()
+
+    def forget(self) -> None:
+        """Keep nothing of a state that the module has left; whoever is at it does so, if this thread may not wait."""
+        self._forgotten = True
+        if self._lock.acquire(blocking=False):
+            try:
+                self._catch_up()
+            finally:
+                self._lock.release()
+
+    @property
+    def share(self) -> float:
+        """The part of their device's memory that recordings hold."""
+        return sum(recording.share for recording in self._recordings.values())
+
+    @property
+    def reason(self) -> str:
+        """Why something is not recorded, if anything."""
+        return next(iter((*self._refused.values(), *_failures)), "")
+
+    def _catch_up(self) -> None:
+        if self._forgotten:
+            self._forgotten = False
+            for kind in list(self._recordings):
+                self._drop(kind)
+            self._waiting.clear()
+            self._refused.clear()
 
     def _drop(self, kind: Hashable) -> None:
         gone = self._recordings.pop(kind, None)
         if gone is not None:
             self._patience[kind] = 1 if gone.calls >= PAID else 2 * self._patience.get(kind, 1)
 
-    def forget(self) -> None:
-        """Keep nothing of a state that the module has left."""
-        with self._lock:
-            for kind in list(self._recordings):
-                self._drop(kind)
-            self._waiting.clear()
+    def _has_room(self) -> bool:
+        if len(self._recordings) < MOST:
+            return True
+        first = next(iter(self._recordings))
+        if self._calls - self._recordings[first].last < OLD:
+            return False
+        del self._recordings[first]
+        return True
 
-    @property
-    def bytes(self) -> int:
-        """Memory that recordings hold on their device."""
-        return sum(recording.bytes for recording in self._recordings.values())
+    def _refuse(self, kind: Hashable, reason: str) -> None:
+        while len(self._refused) >= REMEMBERED:
+            self._refused.pop(next(iter(self._refused)))
+        self._refused[kind] = reason
 
 
-class _Surroundings:
-    """What a recording depends on beside its inputs; keeps these tensors alive."""
+def _kind(tensors: Sequence[Tensor]) -> Hashable:
+    return tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
+
+
+class Surroundings:
+    """What a recording depends on beside its inputs: tensors derived from weights, those `held` by the module, and how
+    PyTorch is set.  Keeps the tensors alive."""
 
     def __init__(self, derived: Sequence[Tensor], held: list[Tensor]) -> None:
         self.derived, self.held = tuple(derived), held
-        self.pointers, self.settings = list(map(_pointer, held)), settings()
+        self._seen = [*map(_pointer, held), *map(_shape, held), *map(_stride, held), *map(_dtype, held)]
+        self._settings = settings()
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Surroundings) or self.pointers != other.pointers or self.settings != other.settings:
+        if not isinstance(other, Surroundings) or self._seen != other._seen or self._settings != other._settings:
             return False
         same = self.held is other.held or all(map(is_, self.held, other.held))
         return same and len(self.derived) == len(other.derived) and all(map(is_, self.derived, other.derived))
@@ -142,52 +211,74 @@ def settings() -> tuple[Any, ...]:
     )
 
 
+class _Turns:
+    """What the recordings of a device share: where they are captured, and whose turn it is."""
+
+    def __init__(self, device: torch.device) -> None:
+        # A stream of PyTorch's would be somebody else's as well, and with it what libraries keep for it.
+        self.capturing = _torch.cuda.ExternalStream(cuda_driver().new_stream(device.index or 0), device=device)
+        self.pool = _torch.cuda.graph_pool_handle()
+        self.lock = threading.Lock()
+        self.stream = self.capturing
+        self.done = _torch.cuda.Event()
+
+
+_devices: dict[torch.device, _Turns] = {}
+_devices_lock = threading.Lock()
+
+
 class Recording:
-    """One forward as a CUDA graph, for inputs of one kind.
+    """One forward as a CUDA graph, for inputs of one kind; it has just been called, so that all it needs is there.
 
     Raises `ValueError` for what has to be called to be right, and `RuntimeError` where PyTorch cannot record it.
     """
 
-    def __init__(self, forward: Forward, module: Any, tensors: Sequence[Tensor], around: _Surroundings) -> None:
-        self.around, self.calls = around, 0
+    def __init__(self, forward: Forward, module: Any, tensors: Sequence[Tensor], around: Surroundings) -> None:
+        self.around, self.calls, self.last = around, 0, 0
         (device, *others) = dict.fromkeys(t.device for t in (*tensors, *around.derived, *around.held))
         if others or device.type != "cuda":
             raise ValueError(f"it reads what lies on {others[0] if others else device}")
         if not all(map(_is_dense, tensors)):
             raise ValueError("elements of an input lie apart, or share memory")
-        if _free_workspaces is None:
-            raise ValueError("this version of PyTorch does not give up workspaces")
-        current, side = torch.cuda.current_stream(device), _torch.cuda.Stream(device)
-        with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad():
-            self._inputs = [torch.empty_like(t).copy_(t) for t in tensors]
-            side.wait_stream(current)
-            with torch.cuda.stream(side), _no_garbage_collection():
-                forward(module, *self._inputs, *around.derived)  # loads kernels, and lets libraries choose
+        with _devices_lock:
+            self._turns = _devices.get(device) or _devices.setdefault(device, _Turns(device))
+        if not self._turns.lock.acquire(blocking=False):
+            raise BlockingIOError
+        try:
+            with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad():
+                self._inputs = [torch.empty_like(t).copy_(t) for t in tensors]
                 torch.cuda.synchronize(device)
                 before = torch.cuda.memory_reserved(device)
-                self._graph = torch.cuda.CUDAGraph()
-                answer = _captured(self._graph, lambda: forward(module, *self._inputs, *around.derived))
-            self.bytes = torch.cuda.memory_reserved(device) - before
-            self._done, self._stream = _torch.cuda.Event(), current
-            self._done.record(current)
+                with torch.cuda.stream(self._turns.capturing), _no_garbage_collection():
+                    captured = _captured(lambda: forward(module, *self._inputs, *around.derived), self._turns.pool)
+                more = torch.cuda.memory_reserved(device) - before
+        finally:
+            self._turns.lock.release()
+        self.share = max(0, more) / torch.cuda.get_device_properties(device).total_memory
+        self._graph, answer = captured
         self._leaves, self._spec = tree_flatten(answer)
         _require_own(self._leaves, (*self._inputs, *around.derived, *around.held))
 
-    def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        """The results for these inputs, on the current stream."""
-        self.calls += 1
-        stream = torch.cuda.current_stream(self._inputs[0].device)
-        if stream != self._stream:
-            stream.wait_event(self._done)
-            for own in self._inputs:
+    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        """The results for these inputs, on the current stream, in a tuple; an empty one where others have a turn."""
+        turns = self._turns
+        if not turns.lock.acquire(blocking=False):
+            return ()
+        try:
+            stream = torch.cuda.current_stream(self._inputs[0].device)
+            if stream != turns.stream:
+                stream.wait_event(turns.done)
+                turns.stream = stream
+            for own, given in zip(self._inputs, tensors, strict=True):
                 own.record_stream(stream)
-            self._stream = stream
-        for own, given in zip(self._inputs, tensors, strict=True):
-            own.copy_(given)
-        self._graph.replay()
-        answer = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
-        self._done.record(stream)
-        return tree_unflatten(answer, self._spec)
+                own.copy_(given)
+            self._graph.replay()
+            answer = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
+            turns.done.record(stream)
+        finally:
+            turns.lock.release()
+        self.calls += 1
+        return (tree_unflatten(answer, self._spec),)
 
 
 def _require_own(leaves: Sequence[Any], read: Sequence[Tensor]) -> None:
@@ -203,11 +294,10 @@ def _require_own(leaves: Sequence[Any], read: Sequence[Tensor]) -> None:
         places.append(place)
 
 
-def _captured(graph: Any, call: Callable[[], Any]) -> Any:
-    """What `call` returns, whose launches `graph` then holds with the memory they need."""
-    assert _free_workspaces is not None
-    _free_workspaces()
-    graph.capture_begin(capture_error_mode="thread_local")
+def _captured(call: Callable[[], Any], pool: Any) -> tuple[Any, Any]:
+    """A graph of what `call` launches, and what it returns: memory in `pool`."""
+    graph = _torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         answer = call()
     except BaseException:
@@ -215,8 +305,7 @@ def _captured(graph: Any, call: Callable[[], Any]) -> Any:
             graph.capture_end()
         raise
     graph.capture_end()
-    _free_workspaces()
-    return answer
+    return graph, answer
 
 
 def _is_dense(t: Tensor) -> bool:

@@ -127,6 +127,48 @@ def test_an_attention_that_draws_keeps_its_mask() -> None:
     assert "arange" in program.source
 
 
+class Listing(Attention):
+    """Adds to a list that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(before, causal=True)
+
+    def forward(self, x: Tensor, seen: list[Tensor]) -> Tensor:  # type: ignore[override]
+        y = super().forward(x)
+        if not torch.compiler.is_compiling():
+            seen.append(y)
+        return y
+
+
+def test_containers_of_a_call_are_its_own() -> None:
+    seen = [torch.zeros(1)]
+    pipeline.build(Listing().eval(), (torch.randn(2, 3, 6, 4), seen), {})
+    assert len(seen) == 1
+
+
+def computed(rows: Tensor, columns: Tensor) -> Tensor:
+    return (torch.ones(6, 6) * 2 - 1) == 1
+
+
+def test_a_mask_that_is_computed() -> None:
+    assert "(x, x, x)" in source(Attention(computed))
+
+
+def test_equal_models_at_once() -> None:
+    """Nodes are shared by all graphs that have them."""
+    x = torch.randn(2, 3, 6, 4)
+    held = [pipeline.build(Two().eval(), (x,), {}) for _ in range(2)]
+    assert all(built.masks == 1 for built in held)
+
+
+def test_the_plan_tells_of_masks() -> None:
+    model = nn.Sequential(Attention(everything), nn.Softsign(), nn.Softsign())
+    f = fusewright.optimize(model, (torch.randn(2, 3, 6, 4),), kernels="always", measure=False)
+    plan = fusewright.explain(f)
+    assert any("without a mask" in note and "once" in note for note in plan.precision)
+    assert not any("arange" in reason for reason in plan.opaque)
+
+
 class Written(nn.Module):
     """A mask that is written to between two uses."""
 
