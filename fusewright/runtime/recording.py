@@ -15,6 +15,7 @@ import gc
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from operator import attrgetter, is_
 from typing import Any
 
@@ -221,6 +222,7 @@ class _Turns:
         self.lock = threading.Lock()
         self.stream = self.capturing
         self.done = _torch.cuda.Event()
+        self._first = _nothing(device, self.capturing, self.pool)  # a pool ends with the last graph that uses it
 
 
 _devices: dict[torch.device, _Turns] = {}
@@ -249,8 +251,8 @@ class Recording:
                 self._inputs = [torch.empty_like(t).copy_(t) for t in tensors]
                 torch.cuda.synchronize(device)
                 before = torch.cuda.memory_reserved(device)
-                with torch.cuda.stream(self._turns.capturing), _no_garbage_collection():
-                    captured = _captured(lambda: forward(module, *self._inputs, *around.derived), self._turns.pool)
+                call = partial(forward, module, *self._inputs, *around.derived)
+                captured = _captured(call, device, self._turns.capturing, self._turns.pool)
                 more = torch.cuda.memory_reserved(device) - before
         finally:
             self._turns.lock.release()
@@ -294,18 +296,32 @@ def _require_own(leaves: Sequence[Any], read: Sequence[Tensor]) -> None:
         places.append(place)
 
 
-def _captured(call: Callable[[], Any], pool: Any) -> tuple[Any, Any]:
+def _captured(call: Callable[[], Any], device: torch.device, stream: Any, pool: Any) -> tuple[Any, Any]:
     """A graph of what `call` launches, and what it returns: memory in `pool`."""
     graph = _torch.cuda.CUDAGraph()
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
-        answer = call()
-    except BaseException:
-        with suppress(RuntimeError):  # it says once more that the capture has failed
+        with torch.cuda.stream(stream), _no_garbage_collection():
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            answer = call()
             graph.capture_end()
+    except BaseException:
+        with suppress(RuntimeError), torch.cuda.stream(stream):  # it says once more that the capture has failed
+            graph.capture_end()
+        # A generator of random numbers takes a capture for going on until one succeeds.
+        with suppress(RuntimeError):
+            _nothing(device, _torch.cuda.Stream(device), _torch.cuda.graph_pool_handle())
         raise
-    graph.capture_end()
     return graph, answer
+
+
+def _nothing(device: torch.device, stream: Any, pool: Any) -> Any:
+    """A graph of as little as possible."""
+    graph = _torch.cuda.CUDAGraph()
+    with torch.cuda.device(device), torch.cuda.stream(stream), _no_garbage_collection():
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        torch.empty(1, device=device).zero_()
+        graph.capture_end()
+    return graph
 
 
 def _is_dense(t: Tensor) -> bool:

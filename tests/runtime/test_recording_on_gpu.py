@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import fusewright
 from fusewright.dispatch import Runner
 from fusewright.module import state_of
+from fusewright.runtime import recording
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,7 +43,9 @@ def images(batch: int = 2) -> Tensor:
 def recorded() -> tuple[nn.Module, nn.Module, Runner]:
     torch.manual_seed(0)
     model = Net().cuda().eval()
-    f = fusewright.optimize(model, (images(),), graphs="always", verify=False)
+    f = fusewright.optimize(
+        model, (images(),), graphs="always", kernels="never", rewrite="always", verify=False, measure=False
+    )
     state = state_of(f)
     assert state is not None
     (runner,) = {id(e.runner): e.runner for e in state.entries.values()}.values()
@@ -170,6 +173,36 @@ def test_a_graph_of_the_callers_own() -> None:
         graph.replay()
         torch.testing.assert_close(y, model(x), rtol=1e-3, atol=1e-4)
     assert replays(runner) == before
+
+
+def test_a_capture_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "_failures", [])
+    model, f, runner = recorded()
+    x = images()
+
+    assert runner.recorder is not None
+    with torch.no_grad(), monkeypatch.context() as patch:
+        forward = runner._forward
+        # waits for the device, which no capture stands
+        patch.setattr(runner, "_forward", lambda *given: (forward(*given), forward(*given).sum().item())[0])
+        for _ in range(4):
+            torch.testing.assert_close(f(x), model(x), rtol=1e-3, atol=1e-4)
+    assert recording._failures and replays(runner) == 0
+    torch.rand(4, device="cuda")  # random numbers, memory and further captures are as they were
+    recording._failures.clear()
+    for _ in range(4):
+        agree(f, model, images())
+    assert replays(runner) > 0
+
+
+def test_recordings_come_and_go() -> None:
+    for _ in range(3):
+        model, f, runner = recorded()
+        for _ in range(4):
+            agree(f, model, images())
+        assert replays(runner) > 0, runner.recorder.reason if runner.recorder else ""
+        del model, f, runner
+        torch.cuda.empty_cache()
 
 
 class OnTheHost(nn.Module):
