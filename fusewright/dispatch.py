@@ -119,7 +119,7 @@ class Runner:
         self._judged: tuple[object, bool, list[Tensor]] = (None, False, [])
         self._derived = DerivedWeights(derive, program.sources, program.constants) if program.derived else None
         on_gpu = any(device.type == "cuda" for _, device in guard.kinds)
-        self.may_go_ahead = on_gpu and alone and not program.effects and not program.looks_up
+        self.may_go_ahead = on_gpu and alone and program.repeatable and not program.looks_up
         self._context = _tf32(precision == "tf32") if on_gpu and precision != "eager" else contextlib.nullcontext
 
     def __call__(self, module: nn.Module, args: Args, kwargs: Kwargs, state: object = None) -> Any:

@@ -16,6 +16,7 @@ import pytest
 import sympy
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.overrides import BaseTorchFunctionMode
@@ -231,6 +232,15 @@ def test_what_a_module_no_longer_holds_is_let_go(monkeypatch: pytest.MonkeyPatch
     assert old() is None
 
 
+class Calling(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
 def test_what_may_do_harm_does_not_go_ahead() -> None:
     """Random numbers would be others next, and a row that is not there stops a GPU for good."""
     gpu = replace(TestGuard.guard, kinds=((torch.float32, torch.device("cuda")),))
@@ -241,6 +251,9 @@ def test_what_may_do_harm_does_not_go_ahead() -> None:
     x = torch.randn(2, 3)
     assert may(nn.Linear(3, 3), x) and not may(nn.Dropout(), x)
     assert not may(nn.Embedding(3, 3), torch.tensor([0, 1]))
+    assert may(Calling(lambda x: F.scaled_dot_product_attention(x, x, x)), torch.randn(2, 3, 4))
+    assert not may(Calling(lambda i: torch.gather(torch.ones(3), 0, i)), torch.tensor([0, 1]))
+    assert not may(Calling(lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)), torch.randn(2, 3, 4))
 
 
 @torch.no_grad()

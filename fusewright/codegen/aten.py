@@ -100,7 +100,7 @@ def lower(
         attributes=tuple(sorted(set(attributes) & {n.op.key for n in nodes if isinstance(n.op, ops.Constant)})),
         effects=bool(graph.effects),
         repeatable=_is_repeatable(graph),
-        looks_up=any(k.looks_up for k in kernels) or any(isinstance(n.op, ops.Embedding) for n in nodes),
+        looks_up=any(k.looks_up for k in kernels) or any(map(_looks_up, nodes)),
     )
 
 
@@ -108,6 +108,11 @@ def _is_repeatable(graph: Graph) -> bool:
     """Whether everything happens on one device, and what is not understood does nothing else."""
     devices = {n.device for n in graph.nodes() if not isinstance(n.op, ops.Number)}
     return len(devices) == 1 and all(isinstance(e.op, ops.Opaque) and e.op.is_repeatable for e in graph.effects)
+
+
+def _looks_up(node: Node) -> bool:
+    op = node.op
+    return isinstance(op, ops.Embedding) or (isinstance(op, ops.Opaque) and op.looks_up)
 
 
 def lower_function(name: str, graph: Graph) -> str:

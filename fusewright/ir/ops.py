@@ -547,6 +547,11 @@ class Opaque(Op):
         return self.is_pure and self.target.split(".")[1] in _REPEATABLE
 
     @property
+    def looks_up(self) -> bool:
+        """Whether one of the repeatable ones reads at indices."""
+        return self.target.split(".")[1] in ("gather", "index_select", "take_along_dim")
+
+    @property
     def _overload(self) -> Any:
         return attrgetter(self.target)(torch.ops)
 

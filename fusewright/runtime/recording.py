@@ -307,7 +307,10 @@ def _captured(call: Callable[[], Any], device: torch.device, stream: Any, pool: 
     except BaseException:
         with suppress(RuntimeError), torch.cuda.stream(stream):  # it says once more that the capture has failed
             graph.capture_end()
-        # A generator of random numbers takes a capture for going on until one succeeds.
+        # Where the driver refuses to end a capture, PyTorch leaves it open in two places: the allocator's, and that of
+        # the generator of random numbers, which takes it for going on until one succeeds.
+        with suppress(RuntimeError, AttributeError):
+            _torch._C._cuda_endAllocateToPool(device.index, pool)
         with suppress(RuntimeError):
             _nothing(device, _torch.cuda.Stream(device), _torch.cuda.graph_pool_handle())
         raise
