@@ -110,6 +110,7 @@ class TestOptimize:
             "precision": "eager",
             "rewrite": "cost",
             "kernels": "auto",
+            "graphs": "auto",
             "finite": False,
             "verify": True,
             "measure": True,
@@ -120,15 +121,15 @@ class TestOptimize:
 
     def test_every_option(self, run: Run, api: Api, problem: Path, tmp_path: Path) -> None:
         target = tmp_path / "plan.json"
-        choices = "--precision fp32 --rewrite always --kernels never --finite --batch 3 --no-measure --device cpu"
-        result = run("optimize", problem, *choices.split(), "--inference", "--json", target)
+        choices = "--precision fp32 --rewrite always --kernels never --graphs never --finite --batch 3 --no-measure"
+        result = run("optimize", problem, *choices.split(), "--device", "cpu", "--inference", "--json", target)
         assert result.exit_code == 0, result.output
         _, (model, inputs), options = api.calls[0]
         assert not model.training
         assert inputs[0].shape == (3, 4)
         assert options["training"] is False
         assert (options["precision"], options["rewrite"], options["kernels"]) == ("fp32", "always", "never")
-        assert (options["finite"], options["measure"]) == (True, False)
+        assert (options["graphs"], options["finite"], options["measure"]) == ("never", True, False)
         assert json.loads(target.read_text())["model"] == "Model"
 
     def test_failed_verification(self, run: Run, api: Api, problem: Path) -> None:

@@ -129,6 +129,14 @@ def test_what_serves_calls_fits_a_narrow_terminal() -> None:
     assert "not faster with gradients" in words
 
 
+def test_replays_have_a_column_of_their_own() -> None:
+    kept = (Kept("forward", "recorded", "a CUDA graph was faster", 4e-3, 3e-3, 1e-3), *PLAN.kept[1:])
+    words = " ".join(render_plan(dataclasses.replace(PLAN, kept=kept), 100).split())
+    assert "calls run by original rewritten recorded speedup" in words
+    assert "forward recorded 4.00 ms 3.00 ms 1.00 ms 4.00x" in words
+    assert "forward+backward original 900 ms 1,200 ms - 0.75x" in words
+
+
 def test_nothing_measured_shows_no_figures() -> None:
     text = render_plan(dataclasses.replace(PLAN, kept=(Kept("with input gradients", "rewritten", "not measured"),)), 60)
     words = " ".join(text.split())
