@@ -119,7 +119,7 @@ class Runner:
         self._judged: tuple[object, bool, list[Tensor]] = (None, False, [])
         self._derived = DerivedWeights(derive, program.sources, program.constants) if program.derived else None
         on_gpu = any(device.type == "cuda" for _, device in guard.kinds)
-        self.may_go_ahead = on_gpu and alone and program.repeatable and not program.looks_up
+        self.may_go_ahead = on_gpu and program.repeatable and not program.looks_up
         self._context = _tf32(precision == "tf32") if on_gpu and precision != "eager" else contextlib.nullcontext
 
     def __call__(self, module: nn.Module, args: Args, kwargs: Kwargs, state: object = None) -> Any:
@@ -160,6 +160,10 @@ class Runner:
             right = all(map(is_ordinary, held))
             self._judged = state, right, held
         return held if right and all(map(is_ordinary, tensors)) else None
+
+    def has_answers(self) -> bool:
+        """Whether calls may well be answered here, and not by the model."""
+        return self.alone or (self.recorder is not None and not self.recorder.is_empty)
 
     def forget(self) -> None:
         """Keep nothing alive of a state that its module has left."""
@@ -256,7 +260,7 @@ class State:
         if last is None or torch.is_grad_enabled() or _is_changed_from_outside():
             return NO_ANSWER
         key, runner, watch = last
-        if watch is not self.watch or _key(args, kwargs) != key:
+        if watch is not self.watch or not runner.has_answers() or _key(args, kwargs) != key:
             return NO_ANSWER
         try:
             answer = runner(module, args, kwargs, watch)

@@ -145,7 +145,9 @@ def _candidate(trial: Trial, built: Built, *, recorded: bool = False) -> tuple[n
     """A module that runs `built` on every call it is valid for, `recorded` where it can be."""
     graph = built.captured.graph
     shapes = tuple(n.shape for n in graph.inputs)
-    ordered = bool(built.program.kernels) and follows_inputs(graph)  # a kernel writes in one order
+    # a kernel writes in one order, and so do some operations that rules leave
+    rows = bool(built.program.kernels) or not follows_inputs(built.rewritten.graph)
+    ordered = rows and follows_inputs(graph)
     guard = guard_of(trial.args, trial.kwargs, shapes, graph.symbols, ordered=ordered)
     runner = Runner(built.program, guard, trial.options.precision, _most_recorded(trial) if recorded else 0)
     state = State(trial.model, trial.options)

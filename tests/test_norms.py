@@ -10,6 +10,7 @@ import torch
 from gpu_build import as_on_a_gpu, emulated
 from torch import Tensor, nn
 
+import fusewright
 from fusewright import pipeline
 
 
@@ -24,8 +25,22 @@ class Residual(nn.Module):
         return torch.logsumexp(x + nn.functional.hardswish(torch.tanh(self.norm(x))), 1, keepdim=True)
 
 
+class SpelledOut(nn.Module):
+    """The RMS norm of language models, which compute it in float32 whatever they are of themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(96))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(x.dtype)
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "layer": (lambda: nn.Sequential(nn.LayerNorm(64), nn.GELU()), (3, 80, 64), "fused_layernorm_gelu"),
+    "rms, spelled out": (SpelledOut, (3, 50, 96), "fused_rmsnorm_mul"),
     "rms": (lambda: nn.Sequential(nn.RMSNorm(96), nn.SiLU()), (3, 50, 96), "fused_rmsnorm_silu"),
     "group, residual": (Residual, (3, 16, 18, 20), "fused_groupnorm_tanh_hardswish_add_logsumexp"),
     "group, pooled": (
@@ -85,3 +100,32 @@ def test_small_samples_are_sample_programs() -> None:
 def test_a_cpu_keeps_its_own() -> None:
     built = pipeline.build(Residual(), (torch.randn(3, 16, 18, 20),), {}, kernels="always", measure=False)
     assert "normalization" not in {c.family for c in built.choices}
+
+
+class ChannelsLast(nn.Module):
+    """A norm over channels that are last for its sake alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(torch.relu(self.conv(x))).permute(0, 2, 3, 1)
+        mean = y.mean(-1, keepdim=True)
+        return ((y - mean) / torch.sqrt((y - mean).pow(2).mean(-1, keepdim=True) + 1e-6)).permute(0, 3, 1, 2)
+
+
+def test_a_norm_that_would_lie_otherwise_is_left_spelled_out() -> None:
+    model, x = ChannelsLast(), torch.randn(2, 3, 9, 9)
+    f = fusewright.optimize(model, (x,), rewrite="always", kernels="never", measure=False)
+    plan = fusewright.explain(f)
+    assert plan.status == "rewritten" and plan.verdict is not None and plan.verdict.ok, plan.reason
+    assert f(x).stride() == model(x).stride()
+
+
+def test_inputs_in_another_order_have_results_in_it() -> None:
+    model, x = SpelledOut(), torch.randn(50, 3, 96)
+    f = fusewright.optimize(model, (x,), rewrite="always", kernels="never", measure=False)
+    assert fusewright.explain(f).rules and fusewright.explain(f).status == "rewritten", fusewright.explain(f).reason
+    turned = torch.randn(3, 50, 96).transpose(0, 1)
+    assert f(turned).stride() == model(turned).stride()

@@ -484,11 +484,11 @@ _DROPOUT = ("dropout_p", "dropout")
 # Opaque operations that launch the same in every call, of whatever values.
 _REPEATABLE = frozenset(
     """
-    scaled_dot_product_attention arange full zeros ones eye linspace zeros_like ones_like full_like new_zeros new_ones
+    scaled_dot_product_attention arange full zeros ones eye zeros_like ones_like full_like new_zeros new_ones
     new_full gather index_select take_along_dim roll flip tril triu cumsum cumprod argmax argmin
     upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d
     upsample_trilinear3d grid_sampler grid_sampler_2d grid_sampler_3d pixel_shuffle pixel_unshuffle channel_shuffle
-    im2col col2im einsum bmm baddbmm diagonal diag_embed unfold stack meshgrid where masked_fill
+    im2col col2im einsum bmm baddbmm diagonal diag_embed unfold stack meshgrid masked_fill
     bitwise_and bitwise_or bitwise_not __and__ __or__ __xor__ all any norm linalg_vector_norm glu pad constant_pad_nd
     reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
     """.split()  # noqa: SIM905

@@ -10,13 +10,31 @@ running statistics is the same.  Statistics of the input are left alone: they ar
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 
 from fusewright.ir.build import cast, pointwise, reshape
-from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Buffer, Cast, Constant, Conv, Full, Matmul, Norm, Pointwise, Reduce, Vector
+from fusewright.ir.node import Node, make, topological
+from fusewright.ir.ops import (
+    Buffer,
+    Cast,
+    Constant,
+    Conv,
+    Embedding,
+    Expand,
+    Full,
+    Matmul,
+    Norm,
+    Number,
+    Pointwise,
+    Reduce,
+    Reshape,
+    Slice,
+    Source,
+    Vector,
+)
 from fusewright.rules.operands import function, is_shifted, number, place
 from fusewright.rules.rule import Match, Rule, op, rule, value
 
@@ -132,7 +150,7 @@ def _spelled_out(root: Node) -> tuple[Norm, Node] | None:
             continue
         shifted = divisor.arg(0)
         eps = number(shifted.arg(place(shifted))) if function(shifted) == "add" and is_shifted(shifted) else None
-        if eps is None:
+        if eps is None or not math.isfinite(eps):
             continue
         spread = shifted.arg(1 - place(shifted))
         found = _normalised(y, spread)
@@ -151,7 +169,7 @@ def _normalised(y: Node, spread: Node) -> tuple[Literal["rms", "layer"], Node] |
         assert isinstance(spread.op, Reduce)
         return ("layer", x) if centered and spread.arg(0) is x and spread.op.correction == 0 else None
     squared = _square_root(spread.arg(0)) if _reduced(spread, "mean") else None
-    if squared is None or _unwidened(squared) is not _unwidened(y):
+    if squared is None or not squared.dtype.is_floating_point or _unwidened(squared) is not _unwidened(y):
         return None
     return ("layer", x) if centered else ("rms", squared)
 
@@ -188,8 +206,24 @@ def _norm_of(m: Match) -> tuple[Norm, Node]:
 
 def _refuse_type(m: Match) -> str | None:
     norm, x = _norm_of(m)
+    if not _lies_in_rows(x):
+        return "it may not lie row by row"  # as a norm does, and what spells one out need not
     fixed = all(isinstance(n, int) for n in x.shape[x.ndim - norm.trailing :])
     return None if fixed else "the length of a row depends on the batch"
+
+
+def _lies_in_rows(x: Node) -> bool:
+    """Whether what is computed from inputs in rows lies so as well."""
+    found = topological([x])
+    through = {x}
+    for node in reversed(found):
+        if node not in through:
+            continue
+        if isinstance(node.op, Pointwise | Cast | Reshape | Slice | Expand):
+            through.update(node.inputs)
+        elif not isinstance(node.op, Source | Full | Number | Vector | Matmul | Embedding | Reduce | Norm):
+            return False
+    return True
 
 
 @rule(
@@ -201,8 +235,8 @@ def _refuse_type(m: Match) -> str | None:
 def spelled_out(m: Match) -> Node:
     """x * rsqrt(mean(x^2) + eps) -> rmsnorm(x), (x - mean(x)) / sqrt(var(x) + eps) -> layernorm(x).
 
-    x (*, D...), statistics over the trailing dimensions, kept.  x may be of a narrower type than its squares are, as in
-    the norms of language models; so is the variance a mean of squares.  Class reassociates.
+    x (*, D...) in rows, statistics over the trailing dimensions, kept.  x may be of a narrower type than its squares
+    are, as in the norms of language models; the variance may be a mean of squares.  Class reassociates.
     """
     norm, x = _norm_of(m)
     return make(norm, x, None, None, None, None)

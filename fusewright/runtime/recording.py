@@ -5,8 +5,9 @@ small kernels then waits for its host.  A replay is one launch.  It reads and wr
 inputs are copied in and results out; whatever else its numbers hang on is looked at before: the tensors it reads, where
 and how they lie, and how PyTorch was set to compute.
 
-All recordings of a device are captured on one stream, into one pool of memory, and take turns: what they compute on the
-way, and the workspaces that libraries keep for a stream, is nobody's when the next one runs.
+All recordings of a device are captured on one stream, and take turns: the workspaces that libraries keep for a stream
+are all theirs, and lie in a pool of memory that lasts as long as the process.  What a recording computes on the way has
+a pool of its own, which goes with it.
 """
 
 from __future__ import annotations
@@ -74,8 +75,7 @@ class Recorder:
                 self._recordings[kind] = self._recordings.pop(kind)
             return answer
         finally:
-            self._catch_up()
-            self._lock.release()
+            self._release()
 
     def is_due(self, tensors: Sequence[Tensor], around: Callable[[], Surroundings]) -> bool:
         """Whether a call that was not replayed should be recorded once the program has been called: one of a kind that
@@ -90,6 +90,9 @@ class Recorder:
             if torch.cuda.is_current_stream_capturing():
                 return False
             now = around()
+            recording = self._recordings.get(kind)
+            if recording is not None and recording.around == now:
+                return False  # it is there, and had no turn
             self._drop(kind)
             seen, calls = self._waiting.pop(kind, (now, 0))
             if seen == now and calls >= self._patience.get(kind, 1):
@@ -100,7 +103,7 @@ class Recorder:
             return False
         finally:
             self._calls += 1
-            self._lock.release()
+            self._release()
 
     def record(self, forward: Forward, module: Any, tensors: Sequence[Tensor], around: Surroundings) -> None:
         """Records ``forward(module, *tensors, *derived)``, which has just been called."""
@@ -124,20 +127,16 @@ class Recorder:
             self._patience[kind] = 2 * self._patience.get(kind, 1)
         except ValueError as error:
             self._refuse(kind, str(error))
-        except RuntimeError as error:
-            _failures.append(str(error).partition("\n")[0])
+        except Exception as error:  # the call that is recorded has its result already
+            _failures.append(f"{type(error).__name__}: {error}".partition("\n")[0])
         finally:
-            self._catch_up()
-            self._lock.release()
+            self._release()
 
     def forget(self) -> None:
         """Keep nothing of a state that the module has left; whoever is at it does so, if this thread may not wait."""
         self._forgotten = True
         if self._lock.acquire(blocking=False):
-            try:
-                self._catch_up()
-            finally:
-                self._lock.release()
+            self._release()
 
     @property
     def share(self) -> float:
@@ -148,6 +147,19 @@ class Recorder:
     def reason(self) -> str:
         """Why something is not recorded, if anything."""
         return next(iter((*self._refused.values(), *_failures)), "")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is recorded at the moment."""
+        return not self._recordings
+
+    def _release(self) -> None:
+        """Gives the lock back, with nothing left to be done that somebody could not wait for."""
+        while True:
+            self._catch_up()
+            self._lock.release()
+            if not self._forgotten or not self._lock.acquire(blocking=False):
+                return
 
     def _catch_up(self) -> None:
         if self._forgotten:
@@ -160,6 +172,8 @@ class Recorder:
     def _drop(self, kind: Hashable) -> None:
         gone = self._recordings.pop(kind, None)
         if gone is not None:
+            while len(self._patience) >= REMEMBERED:
+                self._patience.pop(next(iter(self._patience)))
             self._patience[kind] = 1 if gone.calls >= PAID else 2 * self._patience.get(kind, 1)
 
     def _has_room(self) -> bool:
@@ -222,7 +236,7 @@ class _Turns:
         self.lock = threading.Lock()
         self.stream = self.capturing
         self.done = _torch.cuda.Event()
-        self._first = _nothing(device, self.capturing, self.pool)  # a pool ends with the last graph that uses it
+        self._first = _product(device, self.capturing, self.pool)  # a pool ends with the last graph that uses it
 
 
 _devices: dict[torch.device, _Turns] = {}
@@ -251,8 +265,10 @@ class Recording:
                 self._inputs = [torch.empty_like(t).copy_(t) for t in tensors]
                 torch.cuda.synchronize(device)
                 before = torch.cuda.memory_reserved(device)
+                # Somebody may have cleared the workspaces: the stream's comes from the pool that lasts.
+                _product(device, self._turns.capturing, self._turns.pool)
                 call = partial(forward, module, *self._inputs, *around.derived)
-                captured = _captured(call, device, self._turns.capturing, self._turns.pool)
+                captured = _captured(call, device, self._turns.capturing)
                 more = torch.cuda.memory_reserved(device) - before
         finally:
             self._turns.lock.release()
@@ -271,12 +287,14 @@ class Recording:
             if stream != turns.stream:
                 stream.wait_event(turns.done)
                 turns.stream = stream
-            for own, given in zip(self._inputs, tensors, strict=True):
-                own.record_stream(stream)
-                own.copy_(given)
-            self._graph.replay()
-            answer = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
-            turns.done.record(stream)
+            try:
+                for own, given in zip(self._inputs, tensors, strict=True):
+                    own.record_stream(stream)
+                    own.copy_(given)
+                self._graph.replay()
+                answer = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
+            finally:
+                turns.done.record(stream)
         finally:
             turns.lock.release()
         self.calls += 1
@@ -296,9 +314,9 @@ def _require_own(leaves: Sequence[Any], read: Sequence[Tensor]) -> None:
         places.append(place)
 
 
-def _captured(call: Callable[[], Any], device: torch.device, stream: Any, pool: Any) -> tuple[Any, Any]:
-    """A graph of what `call` launches, and what it returns: memory in `pool`."""
-    graph = _torch.cuda.CUDAGraph()
+def _captured(call: Callable[[], Any], device: torch.device, stream: Any, pool: Any = None) -> tuple[Any, Any]:
+    """A graph of what `call` launches, and what it returns: memory in `pool`, by default its own."""
+    graph, pool = _torch.cuda.CUDAGraph(), pool or _torch.cuda.graph_pool_handle()
     try:
         with torch.cuda.stream(stream), _no_garbage_collection():
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -311,20 +329,21 @@ def _captured(call: Callable[[], Any], device: torch.device, stream: Any, pool: 
         # the generator of random numbers, which takes it for going on until one succeeds.
         with suppress(RuntimeError, AttributeError):
             _torch._C._cuda_endAllocateToPool(device.index, pool)
-        with suppress(RuntimeError):
-            _nothing(device, _torch.cuda.Stream(device), _torch.cuda.graph_pool_handle())
+        with suppress(RuntimeError), torch.cuda.stream(other := _torch.cuda.Stream(device)), _no_garbage_collection():
+            settling = _torch.cuda.CUDAGraph()
+            settling.capture_begin(capture_error_mode="thread_local")
+            torch.empty(1, device=device).zero_()
+            settling.capture_end()
+            other.synchronize()
         raise
     return graph, answer
 
 
-def _nothing(device: torch.device, stream: Any, pool: Any) -> Any:
-    """A graph of as little as possible."""
-    graph = _torch.cuda.CUDAGraph()
-    with torch.cuda.device(device), torch.cuda.stream(stream), _no_garbage_collection():
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        torch.empty(1, device=device).zero_()
-        graph.capture_end()
-    return graph
+def _product(device: torch.device, stream: Any, pool: Any) -> Any:
+    """A graph of one small product, for which a library wants the stream's workspace."""
+    with torch.cuda.device(device), torch.no_grad():
+        small = torch.ones(8, 8, device=device)
+        return _captured(lambda: (small @ small).sum(), device, stream, pool)[0]
 
 
 def _is_dense(t: Tensor) -> bool:

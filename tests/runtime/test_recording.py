@@ -225,7 +225,8 @@ def test_what_cannot_be_recorded_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(4):
         same(f, model, x)
     assert runner.recorder is not None
-    assert replays(runner) == 0 and runner.recorder.reason == "operation not permitted when stream is capturing"
+    assert replays(runner) == 0
+    assert runner.recorder.reason == "RuntimeError: operation not permitted when stream is capturing"
 
 
 @torch.no_grad()
@@ -273,6 +274,32 @@ def test_another_thread_does_not_wait() -> None:
         done.join(10)
         assert not done.is_alive()
     assert replays(runner) == before
+
+
+@torch.no_grad()
+def test_a_recording_that_has_no_turn_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, f, x, runner = recorded()
+    for _ in range(3):
+        f(x)
+    with monkeypatch.context() as patch:
+        patch.setattr(Taped, "__call__", lambda *_: ())  # another one's is on its way
+        for _ in range(3):
+            same(f, model, x)
+    before = replays(runner)
+    same(f, model, x)
+    assert replays(runner) == before + 1 and Taped.made == 1
+
+
+@torch.no_grad()
+def test_whatever_a_capture_raises_the_call_has_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any) -> None:
+        raise TypeError
+
+    monkeypatch.setattr(recording, "Recording", refuses)
+    model, f, x, _ = recorded()
+    for _ in range(4):
+        same(f, model, x)
+    assert recording._failures
 
 
 @torch.no_grad()
