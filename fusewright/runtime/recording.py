@@ -115,6 +115,7 @@ class Recorder:
             for other, old in list(self._recordings.items()):
                 if old.around != around:
                     self._drop(other)
+            self._waiting = {other: seen for other, seen in self._waiting.items() if seen[0] == around}
             made = Recording(forward, module, tensors, around)
             made.last = self._calls
             if (share := self.share + made.share) > MOST_HELD:
@@ -240,7 +241,7 @@ class _Turns:
 
 
 _devices: dict[torch.device, _Turns] = {}
-_devices_lock = threading.Lock()
+_devices_lock = threading.RLock()  # a finalizer may want to record in the middle of it
 
 
 class Recording:
@@ -343,6 +344,7 @@ def _product(device: torch.device, stream: Any, pool: Any) -> Any:
     """A graph of one small product, for which a library wants the stream's workspace."""
     with torch.cuda.device(device), torch.no_grad():
         small = torch.ones(8, 8, device=device)
+        small = small @ small  # a library's handle has to be there before a capture
         return _captured(lambda: (small @ small).sum(), device, stream, pool)[0]
 
 
