@@ -212,10 +212,21 @@ def _norm(random: Random, x: Tensor) -> nn.Module:
             channels, affine=affine, track_running_stats=random.random() < 0.2
         ),
         lambda: nn.GroupNorm(random.choice([g for g in (1, 2, 3, channels) if channels % g == 0]), channels),
-        lambda: nn.LayerNorm(_trailing(random, x), elementwise_affine=affine),
-        lambda: nn.RMSNorm(_trailing(random, x), elementwise_affine=affine),
+        lambda: nn.LayerNorm(_trailing(random, x)) if affine else _spelled_out(_trailing(random, x), center=True),
+        lambda: nn.RMSNorm(_trailing(random, x)) if affine else _spelled_out(_trailing(random, x), center=False),
     ]
     return random.choice(kinds)()
+
+
+def _spelled_out(shape: tuple[int, ...], *, center: bool) -> nn.Module:
+    """A norm over trailing dimensions as people write it."""
+    dims = tuple(range(-len(shape), 0))
+
+    def norm(x: Tensor) -> Tensor:
+        x = x - x.mean(dims, keepdim=True) if center else x
+        return x * torch.rsqrt(x.pow(2).mean(dims, keepdim=True) + 1e-5)
+
+    return Apply(f"{'layer' if center else 'RMS'} norm over {shape}, spelled out", norm)
 
 
 def _trailing(random: Random, x: Tensor) -> tuple[int, ...]:

@@ -176,13 +176,16 @@ def test_a_change_is_seen(change: str) -> None:
 
 
 @torch.no_grad()
-def test_settings_are_part_of_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_part_of_what_was_recorded() -> None:
     _, f, x, runner = recorded()
     for _ in range(3):
         f(x)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark)
-    before = replays(runner)
-    f(x)
+    before, enabled = replays(runner), torch.backends.cuda.flash_sdp_enabled()
+    torch.backends.cuda.enable_flash_sdp(not enabled)
+    try:
+        f(x)
+    finally:
+        torch.backends.cuda.enable_flash_sdp(enabled)
     assert replays(runner) == before
 
 
