@@ -6,7 +6,6 @@ neither interleaves nor bounds the time that a slow model takes.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import math
@@ -14,8 +13,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fusewright.runtime.memory import no_garbage_collection
 from fusewright.tree import tree_flatten, tree_map
 
 Candidate = Callable[[], object]
@@ -120,7 +119,7 @@ def _timer_of(device: torch.device, cold: bool) -> Callable[[Candidate, int], fl
 
 
 def _time_on_host(call: Candidate, repeats: int) -> float:
-    with _no_garbage_collection():
+    with no_garbage_collection():
         start = time.perf_counter()
         for _ in range(repeats):
             call()
@@ -129,7 +128,7 @@ def _time_on_host(call: Candidate, repeats: int) -> float:
 
 def _time_on_cuda(call: Candidate, repeats: int, device: torch.device, flush: Candidate | None) -> float:
     """The mean over `repeats` calls of the time between two events around each."""
-    with torch.cuda.device(device), _no_garbage_collection():
+    with torch.cuda.device(device), no_garbage_collection():
         pairs = [(_event(), _event()) for _ in range(repeats)]
         for start, end in pairs:
             if flush is not None:
@@ -164,17 +163,6 @@ def _l2_flusher(device: torch.device) -> Candidate:
     size = torch.cuda.get_device_properties(device).L2_cache_size
     scratch = torch.empty(4 * size, dtype=torch.uint8, device=device)
     return scratch.zero_
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def forward_call(module: nn.Module, inputs: object) -> Candidate:

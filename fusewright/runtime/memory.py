@@ -1,7 +1,10 @@
-"""How much host memory is left, and what running out of it looks like."""
+"""How much host memory is left, what running out of it looks like, and a while in which none is collected."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -43,3 +46,15 @@ def _free_of_container() -> int | None:
         return None
     # Cached file pages count as used but are given up on demand.
     return int(limit) - used + int(stat.get("inactive_file", 0)) if limit.isdigit() else None
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """No cycle is collected meanwhile, which would take time, or free what others use."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

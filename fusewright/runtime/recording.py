@@ -12,10 +12,9 @@ a pool of its own, which goes with it.
 
 from __future__ import annotations
 
-import gc
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter, is_
 from typing import Any
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fusewright.runtime.driver import cuda_driver
+from fusewright.runtime.memory import no_garbage_collection
 from fusewright.tree import tree_flatten, tree_unflatten
 
 # Recordings of a program at a time, and the share of a device's memory that they may hold.
@@ -97,9 +97,7 @@ class Recorder:
             seen, calls = self._waiting.pop(kind, (now, 0))
             if seen == now and calls >= self._patience.get(kind, 1):
                 return self._has_room()
-            while len(self._waiting) >= REMEMBERED:
-                self._waiting.pop(next(iter(self._waiting)))
-            self._waiting[kind] = now, calls + 1 if seen == now else 1
+            _remember(self._waiting, kind, (now, calls + 1 if seen == now else 1))
             return False
         finally:
             self._calls += 1
@@ -119,15 +117,15 @@ class Recorder:
             made = Recording(forward, module, tensors, around)
             made.last = self._calls
             if (share := self.share + made.share) > MOST_HELD:
-                self._refuse(kind, f"recordings would hold {100 * share:.0f}% of the device's memory")
+                _remember(self._refused, kind, f"recordings would hold {100 * share:.0f}% of the device's memory")
             else:
                 self._recordings[kind] = made
         except BlockingIOError:  # another one has its turn, and so has this one some other time
             pass
         except torch.OutOfMemoryError:
-            self._patience[kind] = 2 * self._patience.get(kind, 1)
+            _remember(self._patience, kind, 2 * self._patience.get(kind, 1))
         except ValueError as error:
-            self._refuse(kind, str(error))
+            _remember(self._refused, kind, str(error))
         except Exception as error:  # the call that is recorded has its result already
             _failures.append(f"{type(error).__name__}: {error}".partition("\n")[0])
         finally:
@@ -173,9 +171,7 @@ class Recorder:
     def _drop(self, kind: Hashable) -> None:
         gone = self._recordings.pop(kind, None)
         if gone is not None:
-            while len(self._patience) >= REMEMBERED:
-                self._patience.pop(next(iter(self._patience)))
-            self._patience[kind] = 1 if gone.calls >= PAID else 2 * self._patience.get(kind, 1)
+            _remember(self._patience, kind, 1 if gone.calls >= PAID else 2 * self._patience.get(kind, 1))
 
     def _has_room(self) -> bool:
         if len(self._recordings) < MOST:
@@ -186,10 +182,13 @@ class Recorder:
         del self._recordings[first]
         return True
 
-    def _refuse(self, kind: Hashable, reason: str) -> None:
-        while len(self._refused) >= REMEMBERED:
-            self._refused.pop(next(iter(self._refused)))
-        self._refused[kind] = reason
+
+def _remember(of: dict[Hashable, Any], kind: Hashable, what: Any) -> None:
+    """Keeps `what` of a kind of call, and no more kinds than are remembered."""
+    of.pop(kind, None)
+    while len(of) >= REMEMBERED:
+        of.pop(next(iter(of)))
+    of[kind] = what
 
 
 def _kind(tensors: Sequence[Tensor]) -> Hashable:
@@ -319,7 +318,8 @@ def _captured(call: Callable[[], Any], device: torch.device, stream: Any, pool: 
     """A graph of what `call` launches, and what it returns: memory in `pool`, by default its own."""
     graph, pool = _torch.cuda.CUDAGraph(), pool or _torch.cuda.graph_pool_handle()
     try:
-        with torch.cuda.stream(stream), _no_garbage_collection():
+        # Nothing of other streams may be freed while a capture goes on.
+        with torch.cuda.stream(stream), no_garbage_collection():
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             answer = call()
             graph.capture_end()
@@ -330,7 +330,7 @@ def _captured(call: Callable[[], Any], device: torch.device, stream: Any, pool: 
         # the generator of random numbers, which takes it for going on until one succeeds.
         with suppress(RuntimeError, AttributeError):
             _torch._C._cuda_endAllocateToPool(device.index, pool)
-        with suppress(RuntimeError), torch.cuda.stream(other := _torch.cuda.Stream(device)), _no_garbage_collection():
+        with suppress(RuntimeError), torch.cuda.stream(other := _torch.cuda.Stream(device)), no_garbage_collection():
             settling = _torch.cuda.CUDAGraph()
             settling.capture_begin(capture_error_mode="thread_local")
             torch.empty(1, device=device).zero_()
@@ -351,15 +351,3 @@ def _product(device: torch.device, stream: Any, pool: Any) -> Any:
 def _is_dense(t: Tensor) -> bool:
     """Whether every element has a place of its own, and no gap is between them."""
     return torch.empty_like(t, device="meta").stride() == t.stride()
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Nothing of other streams may be freed while a capture goes on."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
