@@ -87,7 +87,9 @@ def lower(
     body.names.update(zip(derived, names, strict=True))
     body.given.update(derived)
     body.bind_symbols()
-    body.finish(graph.outputs, out_spec, effects=graph.effects)
+    below = set(topological(derived))
+    effects = [e for e in graph.effects if e not in below]
+    body.finish(graph.outputs, out_spec, effects=effects)
     sources = [n.op for n in topological(derived) if isinstance(n.op, ops.Param | ops.Buffer | ops.Constant)]
     paths = {op.key if isinstance(op, ops.Constant) else op.path for op in sources}
     held, nodes = dict(constants or {}), graph.nodes()
@@ -98,16 +100,16 @@ def lower(
         sources=tuple(sorted(paths)),
         kernels=tuple(kernels),
         attributes=tuple(sorted(set(attributes) & {n.op.key for n in nodes if isinstance(n.op, ops.Constant)})),
-        effects=bool(graph.effects),
-        repeatable=_is_repeatable(graph),
-        looks_up=any(k.looks_up for k in kernels) or any(map(_looks_up, nodes)),
+        effects=bool(effects),
+        repeatable=_is_repeatable(graph, effects),
+        looks_up=any(k.looks_up for k in kernels) or any(_looks_up(n) for n in nodes if n not in below),
     )
 
 
-def _is_repeatable(graph: Graph) -> bool:
+def _is_repeatable(graph: Graph, effects: Sequence[Node]) -> bool:
     """Whether everything happens on one device, and what is not understood does nothing else."""
     devices = {n.device for n in graph.nodes() if not isinstance(n.op, ops.Number)}
-    return len(devices) == 1 and all(isinstance(e.op, ops.Opaque) and e.op.is_repeatable for e in graph.effects)
+    return len(devices) == 1 and all(isinstance(e.op, ops.Opaque) and e.op.is_repeatable for e in effects)
 
 
 def _looks_up(node: Node) -> bool:
@@ -136,7 +138,8 @@ def _derived(graph: Graph) -> list[Node]:
     for node in graph.nodes():
         sources = isinstance(node.op, ops.Param | ops.Buffer | ops.Constant | ops.Number | ops.Full | ops.Vector)
         computed = bool(node.inputs) and node not in exposed and all(fixed[a] for a in node.inputs)
-        fixed[node] = not node.op.effectful and not _depends_on_batch(node) and (sources or computed)
+        movable = not node.op.effectful or _only_computes(node)
+        fixed[node] = movable and not _depends_on_batch(node) and (sources or computed)
         if not fixed[node]:
             frontier.update((a, None) for a in node.inputs if fixed[a] and _computed(a))
     return list(frontier)
@@ -153,9 +156,14 @@ def _exposed(graph: Graph) -> set[Node]:
     """The values that the caller or an opaque operation may get to write to: none of them may be kept for later."""
     exposed = {o for o in graph.outputs if isinstance(o, Node)}
     for node in reversed(graph.nodes()):
-        if node.op.effectful or (node in exposed and not isinstance(node.op, _ALLOCATES)):
+        allocates = isinstance(node.op, _ALLOCATES) or _only_computes(node)
+        if (node.op.effectful or node in exposed) and not allocates:
             exposed.update(node.inputs)
     return exposed
+
+
+def _only_computes(node: Node) -> bool:
+    return isinstance(node.op, ops.Opaque) and node.op.only_computes
 
 
 def _depends_on_batch(node: Node) -> bool:

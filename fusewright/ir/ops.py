@@ -20,6 +20,7 @@ from fusewright.ir import pointwise
 from fusewright.ir.pointwise import Scalar
 from fusewright.ir.types import Op, Size, TensorType, Types, broadcast, main_device, numel, require, size
 from fusewright.ir.views import Cat, Expand, Pad, Permute, Reshape, Slice
+from fusewright.tree import tree_flatten
 
 __all__ = [
     "Arg",
@@ -537,6 +538,14 @@ class Opaque(Op):
         left_out = [given.get(p.name, p.default_value) for p in overload._schema.arguments if p.name in _DROPOUT]
         draws = torch.Tag.nondeterministic_seeded in overload.tags and not (left_out and all(p == 0 for p in left_out))
         return not overload._schema.is_mutable and not draws
+
+    @property
+    def only_computes(self) -> bool:
+        """Whether it may be called at another time, on the same operands: it is pure, its results have memory of their
+        own, and no size is known to a call alone."""
+        if not self.is_pure or any(isinstance(v, sympy.Expr) for v in tree_flatten(self.given)[0]):
+            return False
+        return all(result.alias_info is None for result in self._overload._schema.returns)
 
     @property
     def is_repeatable(self) -> bool:

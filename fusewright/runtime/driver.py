@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from ctypes import Array, byref, c_int, c_uint, c_void_p
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from ctypes import Array, byref, c_int, c_uint, c_ulonglong, c_void_p
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from fusewright.runtime.nvrtc import KernelError
 Start = Callable[[], int]
 
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
-_RELAXED = 2  # CUstreamCaptureMode
+_THREAD_LOCAL, _RELAXED = 1, 2  # CUstreamCaptureMode
 _NON_BLOCKING = 1  # CUstream_flags
 _PLAIN_SHARED = 48 << 10  # bytes that need no permission
 _PORTABLE_CLUSTER = 8  # blocks
@@ -76,6 +76,21 @@ class Driver(Protocol):
 
     def new_stream(self, index: int) -> int:
         """The handle of a new stream on a device."""
+
+    def relaxed(self) -> AbstractContextManager[None]:
+        """Lets the thread do meanwhile what is refused while anyone captures a graph, and touches no stream."""
+
+    def begin_capture(self, stream: int) -> None:
+        """From here on, what the thread launches on a stream is captured instead."""
+
+    def end_capture(self, stream: int) -> int:
+        """A graph of what was captured, ready to start."""
+
+    def start_graph(self, graph: int, stream: int) -> None:
+        """Launches all that a graph holds, on a stream."""
+
+    def free_graph(self, graph: int) -> None:
+        """Gives up a graph; one that is on its way ends first."""
 
     def error(self, status: int) -> str:
         """What a status other than 0 means."""
@@ -153,13 +168,9 @@ class CudaDriver:
         return self._contexts[index]
 
     def load(self, cubin: bytes) -> int:
-        module, mode = c_void_p(), c_int(_RELAXED)
-        # Loading is refused while any thread captures a graph in the default mode; it touches no stream.
-        self._check(self._cuda.cuThreadExchangeStreamCaptureMode(byref(mode)))
-        try:
+        module = c_void_p()
+        with self.relaxed():
             self._check(self._cuda.cuModuleLoadData(byref(module), cubin))
-        finally:
-            self._check(self._cuda.cuThreadExchangeStreamCaptureMode(byref(mode)))
         assert module.value is not None
         return module.value
 
@@ -197,6 +208,34 @@ class CudaDriver:
             self._check(self._cuda.cuStreamCreate(byref(stream), c_uint(_NON_BLOCKING)))
         assert stream.value is not None
         return stream.value
+
+    @contextmanager
+    def relaxed(self) -> Iterator[None]:
+        mode = c_int(_RELAXED)
+        self._check(self._cuda.cuThreadExchangeStreamCaptureMode(byref(mode)))
+        try:
+            yield
+        finally:
+            self._check(self._cuda.cuThreadExchangeStreamCaptureMode(byref(mode)))
+
+    def begin_capture(self, stream: int) -> None:
+        self._check(self._cuda.cuStreamBeginCapture_v2(c_void_p(stream), c_int(_THREAD_LOCAL)))
+
+    def end_capture(self, stream: int) -> int:
+        recipe, graph = c_void_p(), c_void_p()
+        self._check(self._cuda.cuStreamEndCapture(c_void_p(stream), byref(recipe)))
+        try:
+            self._check(self._cuda.cuGraphInstantiateWithFlags(byref(graph), recipe, c_ulonglong(0)))
+        finally:
+            self._check(self._cuda.cuGraphDestroy(recipe))
+        assert graph.value is not None
+        return graph.value
+
+    def start_graph(self, graph: int, stream: int) -> None:
+        self._check(self._cuda.cuGraphLaunch(c_void_p(graph), c_void_p(stream)))
+
+    def free_graph(self, graph: int) -> None:
+        self._check(self._cuda.cuGraphExecDestroy(c_void_p(graph)))
 
     def error(self, status: int) -> str:
         text = ctypes.c_char_p()

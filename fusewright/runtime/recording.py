@@ -8,10 +8,14 @@ and how they lie, and how PyTorch was set to compute.
 All recordings of a device are captured on one stream, and take turns: the workspaces that libraries keep for a stream
 are all theirs, and lie in a pool of memory that lasts as long as the process.  What a recording computes on the way has
 a pool of its own, which goes with it.
+
+The driver is asked directly: a `torch.cuda.CUDAGraph` takes the device's generator of random numbers with it into its
+capture, and whoever draws from it in another thread meanwhile is refused.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
@@ -24,6 +28,7 @@ from torch import Tensor
 
 from fusewright.runtime.driver import cuda_driver
 from fusewright.runtime.memory import no_garbage_collection
+from fusewright.runtime.nvrtc import KernelError
 from fusewright.tree import tree_flatten, tree_unflatten
 
 # Recordings of a program at a time, and the share of a device's memory that they may hold.
@@ -38,9 +43,6 @@ REMEMBERED = 32
 _torch: Any = torch  # some of what follows has no types
 _pointer, _shape, _stride, _dtype = Tensor.data_ptr, attrgetter("shape"), Tensor.stride, attrgetter("dtype")
 Forward = Callable[..., Any]
-
-# Why nothing is recorded any more in this process: PyTorch does not recover all memory of a capture that failed.
-_failures: list[str] = []
 
 
 class Recorder:
@@ -80,7 +82,7 @@ class Recorder:
     def is_due(self, tensors: Sequence[Tensor], around: Callable[[], Surroundings]) -> bool:
         """Whether a call that was not replayed should be recorded once the program has been called: one of a kind that
         has come often enough."""
-        if _failures or not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             return False
         try:
             self._catch_up()
@@ -127,7 +129,7 @@ class Recorder:
         except ValueError as error:
             _remember(self._refused, kind, str(error))
         except Exception as error:  # the call that is recorded has its result already
-            _failures.append(f"{type(error).__name__}: {error}".partition("\n")[0])
+            _remember(self._refused, kind, f"{type(error).__name__}: {error}".partition("\n")[0])
         finally:
             self._release()
 
@@ -145,7 +147,7 @@ class Recorder:
     @property
     def reason(self) -> str:
         """Why something is not recorded, if anything."""
-        return next(iter((*self._refused.values(), *_failures)), "")
+        return next(iter(self._refused.values()), "")
 
     @property
     def is_empty(self) -> bool:
@@ -232,21 +234,72 @@ class _Turns:
     def __init__(self, device: torch.device) -> None:
         # A stream of PyTorch's would be somebody else's as well, and with it what libraries keep for it.
         self.capturing = _torch.cuda.ExternalStream(cuda_driver().new_stream(device.index or 0), device=device)
-        self.pool = _torch.cuda.graph_pool_handle()
+        self.pool = _torch.cuda.MemPool()
         self.lock = threading.Lock()
         self.stream = self.capturing
         self.done = _torch.cuda.Event()
-        self._first = _product(device, self.capturing, self.pool)  # a pool ends with the last graph that uses it
 
 
 _devices: dict[torch.device, _Turns] = {}
 _devices_lock = threading.RLock()  # a finalizer may want to record in the middle of it
 
 
+class _Graph:
+    """What ``call()`` launches, captured, and its results; they and all on the way to them lie in a pool of its own.
+
+    Raises `ValueError` where the caller's pool of memory is used instead, and what the call or the driver raise.
+    """
+
+    def __init__(self, call: Callable[[], Any], device: torch.device, turns: _Turns) -> None:
+        self._pool, self._done, self._handle = _torch.cuda.MemPool(), turns.done, 0
+        self.leaves: list[Any] = []
+        driver, stream = cuda_driver(), turns.capturing
+        with torch.cuda.stream(stream):
+            with _torch.cuda.use_mem_pool(self._pool, device):
+                torch.empty(1, device=device)
+            if not self.size:
+                raise ValueError("the caller has a pool of memory in use")
+            with _torch.cuda.use_mem_pool(turns.pool, device):
+                # A library wants a handle for the thread, and a workspace, which somebody may have cleared since.
+                small = torch.ones(8, 8, device=device)
+                (small @ small).sum()
+            torch.cuda.synchronize(device)
+            # Nothing of other streams may be freed while a capture goes on.
+            with no_garbage_collection(), _torch.cuda.use_mem_pool(self._pool, device):
+                driver.begin_capture(stream.cuda_stream)
+                try:
+                    self.leaves, self.spec = tree_flatten(call())
+                except BaseException:
+                    with suppress(KernelError):  # it says once more that the capture has failed
+                        self._handle = driver.end_capture(stream.cuda_stream)
+                    raise
+                self._handle = driver.end_capture(stream.cuda_stream)
+
+    @property
+    def size(self) -> int:
+        """The bytes of its pool."""
+        return sum(segment["total_size"] for segment in _torch.cuda.memory_snapshot(self._pool.id))
+
+    def replay(self, stream: int) -> None:
+        """Starts it on the stream with that handle."""
+        cuda_driver().start_graph(self._handle, stream)
+
+    def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
+        with cuda_driver().relaxed():  # memory is given back, whatever is captured meanwhile
+            self._done.synchronize()
+            if self._handle:
+                cuda_driver().free_graph(self._handle)
+            self.leaves.clear()
+            del self._pool
+
+
 class Recording:
     """One forward as a CUDA graph, for inputs of one kind; it has just been called, so that all it needs is there.
 
-    Raises `ValueError` for what has to be called to be right, and `RuntimeError` where PyTorch cannot record it.
+    Raises `ValueError` for what has to be called to be right, `BlockingIOError` where another one has its turn, and
+    what the forward, PyTorch or the driver raise where it cannot be recorded.
     """
 
     def __init__(self, forward: Forward, module: Any, tensors: Sequence[Tensor], around: Surroundings) -> None:
@@ -263,19 +316,13 @@ class Recording:
         try:
             with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad():
                 self._inputs = [torch.empty_like(t).copy_(t) for t in tensors]
-                torch.cuda.synchronize(device)
-                before = torch.cuda.memory_reserved(device)
-                # Somebody may have cleared the workspaces: the stream's comes from the pool that lasts.
-                _product(device, self._turns.capturing, self._turns.pool)
                 call = partial(forward, module, *self._inputs, *around.derived)
-                captured = _captured(call, device, self._turns.capturing)
-                more = torch.cuda.memory_reserved(device) - before
+                self._graph = _Graph(call, device, self._turns)
         finally:
             self._turns.lock.release()
-        self.share = max(0, more) / torch.cuda.get_device_properties(device).total_memory
-        self._graph, answer = captured
-        self._leaves, self._spec = tree_flatten(answer)
-        _require_own(self._leaves, (*self._inputs, *around.derived, *around.held))
+        _require_own(self._graph.leaves, (*self._inputs, *around.derived, *around.held))
+        held = self._graph.size + sum(t.nbytes for t in self._inputs)
+        self.share = held / torch.cuda.get_device_properties(device).total_memory
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """The results for these inputs, on the current stream, in a tuple; an empty one where others have a turn."""
@@ -291,14 +338,14 @@ class Recording:
                 for own, given in zip(self._inputs, tensors, strict=True):
                     own.record_stream(stream)
                     own.copy_(given)
-                self._graph.replay()
-                answer = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
+                self._graph.replay(stream.cuda_stream)
+                answer = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._graph.leaves]
             finally:
                 turns.done.record(stream)
         finally:
             turns.lock.release()
         self.calls += 1
-        return (tree_unflatten(answer, self._spec),)
+        return (tree_unflatten(answer, self._graph.spec),)
 
 
 def _require_own(leaves: Sequence[Any], read: Sequence[Tensor]) -> None:
@@ -312,40 +359,6 @@ def _require_own(leaves: Sequence[Any], read: Sequence[Tensor]) -> None:
         if (place := leaf.untyped_storage().data_ptr()) in places:
             raise ValueError("a result shares memory with another tensor")
         places.append(place)
-
-
-def _captured(call: Callable[[], Any], device: torch.device, stream: Any, pool: Any = None) -> tuple[Any, Any]:
-    """A graph of what `call` launches, and what it returns: memory in `pool`, by default its own."""
-    graph, pool = _torch.cuda.CUDAGraph(), pool or _torch.cuda.graph_pool_handle()
-    try:
-        # Nothing of other streams may be freed while a capture goes on.
-        with torch.cuda.stream(stream), no_garbage_collection():
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            answer = call()
-            graph.capture_end()
-    except BaseException:
-        with suppress(RuntimeError), torch.cuda.stream(stream):  # it says once more that the capture has failed
-            graph.capture_end()
-        # Where the driver refuses to end a capture, PyTorch leaves it open in two places: the allocator's, and that of
-        # the generator of random numbers, which takes it for going on until one succeeds.
-        with suppress(RuntimeError, AttributeError):
-            _torch._C._cuda_endAllocateToPool(device.index, pool)
-        with suppress(RuntimeError), torch.cuda.stream(other := _torch.cuda.Stream(device)), no_garbage_collection():
-            settling = _torch.cuda.CUDAGraph()
-            settling.capture_begin(capture_error_mode="thread_local")
-            torch.empty(1, device=device).zero_()
-            settling.capture_end()
-            other.synchronize()
-        raise
-    return graph, answer
-
-
-def _product(device: torch.device, stream: Any, pool: Any) -> Any:
-    """A graph of one small product, for which a library wants the stream's workspace."""
-    with torch.cuda.device(device), torch.no_grad():
-        small = torch.ones(8, 8, device=device)
-        small = small @ small  # a library's handle has to be there before a capture
-        return _captured(lambda: (small @ small).sum(), device, stream, pool)[0]
 
 
 def _is_dense(t: Tensor) -> bool:

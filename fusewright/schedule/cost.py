@@ -102,7 +102,8 @@ class CostModel:
         answers = self.known.setdefault(node, {})
         if "derived" not in answers:  # not `_once`: chains are as deep as models
             fixed = isinstance(node.op, ops.Param | ops.Buffer | ops.Constant | ops.Number | ops.Full | ops.Vector)
-            computed = bool(node.inputs) and not node.op.effectful and all(map(self._is_derived, node.inputs))
+            movable = not node.op.effectful or (isinstance(node.op, ops.Opaque) and node.op.only_computes)
+            computed = bool(node.inputs) and movable and all(map(self._is_derived, node.inputs))
             answers["derived"] = fixed or computed
         return bool(answers["derived"])
 

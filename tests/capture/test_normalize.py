@@ -170,6 +170,8 @@ FUNCTIONS: list[tuple[str, Callable[..., Any], list[type]]] = [
     ("pad", lambda x: F.pad(x, (1, 2, 0, 3), value=1.5), [Pad]),
     ("pad reflect", lambda x: F.pad(x, (1, 0, 2, 3), mode="reflect"), [Pad]),
     ("pad replicate", lambda x: F.pad(x, (1, 0, 2, 3), mode="replicate"), [Pad]),
+    ("pad by nothing", lambda x: F.pad(x, (0, 0, 0, 0)) + 1, [Pointwise]),
+    ("pad by nothing returned", lambda x: F.pad(x, (0, 0, 0, 0)), [Pad]),
     ("negative pad", lambda x: F.pad(x, (-1, 2)), [Opaque]),
     ("cast", lambda x: x.double(), [Cast]),
     ("cast to the same", lambda x: x.float() * 2, [Pointwise]),

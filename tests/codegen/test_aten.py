@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import fusewright
 from fusewright.codegen.aten import lower
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
@@ -208,6 +210,51 @@ class TestDerived:
         derived = derive(model)
         kept = {t.untyped_storage().data_ptr() for t in derived}
         assert not kept & {t.untyped_storage().data_ptr() for t in forward(model, x, *derived)}
+
+    def test_calls_that_only_compute_on_weights_are_derived(self) -> None:
+        """As a table of biases that is read at fixed places (a Swin's)."""
+
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.table = nn.Parameter(torch.randn(5, 4))
+                self.register_buffer("places", torch.tensor([3, 0, 0]))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return torch.roll(x + self.table[self.places].exp(), 1, 1)
+
+        model, x = Model(), torch.randn(2, 3, 4)
+        program = built(model, x).program
+        assert program.sources == ("places", "table") and program.repeatable and not program.looks_up
+        derive, forward = program.functions()
+        assert "aten.index.Tensor" in program.source.partition("def forward")[0]
+        torch.testing.assert_close(forward(model, x, *derive(model)), model(x))
+        f = fusewright.optimize(model, (x,), rewrite="always", verify=False, measure=False)
+        for change in (lambda: model.table.mul_(2), lambda: model.places.copy_(torch.tensor([1, 2, 4]))):
+            with torch.no_grad():
+                torch.testing.assert_close(f(x), model(x))
+                change()
+                torch.testing.assert_close(f(x), model(x))
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda w, x: torch.dropout(w, 0.5, True).sum() + x,  # draws
+            lambda w, x: torch.diagonal(w) + x,  # shares memory
+            lambda w, x: w.roll(x.shape[0], 1).sum() + x,  # another one at another batch size
+        ],
+    )
+    def test_other_calls_on_weights_are_not(self, call: Callable[[Tensor, Tensor], Tensor]) -> None:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(4, 4))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return call(self.weight, x)
+
+        program = built(Model(), torch.randn(3, 4)).program
+        assert "torch.ops" not in program.source.partition("def forward")[0]
 
     def test_what_depends_on_the_batch_is_computed_anew(self) -> None:
         class Model(nn.Module):

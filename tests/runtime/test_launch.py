@@ -373,6 +373,19 @@ int cuGetErrorString(int status, const char** text) {
     *text = "invalid argument";
     return 0;
 }
+int cuStreamBeginCapture_v2(void* stream, int mode) { return LOG("begin on %p, mode %d\n", stream, mode); }
+int cuStreamEndCapture(void* stream, void** graph) {
+    if (stream == (void*)0x700000000901) return 1;
+    *graph = (void*)0x7000000000dd;
+    return LOG("end on %p\n", stream);
+}
+int cuGraphInstantiateWithFlags(void** ready, void* graph, unsigned long long flags) {
+    *ready = (void*)0x7000000000ee;
+    return LOG("ready %p, flags %llu\n", graph, flags);
+}
+int cuGraphDestroy(void* graph) { return LOG("destroy %p\n", graph); }
+int cuGraphLaunch(void* ready, void* stream) { return LOG("start %p on %p\n", ready, stream); }
+int cuGraphExecDestroy(void* ready) { return LOG("free %p\n", ready); }
 typedef struct {
     unsigned gx, gy, gz, bx, by, bz, shared;
     void* stream;
@@ -621,3 +634,27 @@ class TestGpu:
         with capsys.disabled():
             print(f"\nlaunch {ours:.2f} us, x * w {aten:.2f} us, over it {ours - aten:.2f} us")
         assert ours - aten <= 6.0
+
+
+def test_a_graph_is_captured_for_this_thread_alone(stub: tuple[driver.CudaDriver, Path]) -> None:
+    made, log = stub
+    made.begin_capture(0x7000000000CC)
+    graph = made.end_capture(0x7000000000CC)
+    made.start_graph(graph, 0x7000000000CD)
+    with made.relaxed():
+        made.free_graph(graph)
+    assert log.read_text().splitlines() == [
+        "begin on 0x7000000000cc, mode 1",
+        "end on 0x7000000000cc",
+        "ready 0x7000000000dd, flags 0",
+        "destroy 0x7000000000dd",
+        "start 0x7000000000ee on 0x7000000000cd",
+        "mode 2",
+        "free 0x7000000000ee",
+        "mode 9",
+    ]
+
+
+def test_a_capture_that_failed_says_so(stub: tuple[driver.CudaDriver, Path]) -> None:
+    with pytest.raises(nvrtc.KernelError, match="invalid argument"):
+        stub[0].end_capture(0x700000000901)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 import fusewright
 from fusewright.dispatch import Runner
 from fusewright.module import state_of
-from fusewright.runtime import recording
 
 pytestmark = [
     pytest.mark.gpu,
@@ -229,7 +229,6 @@ def test_what_cannot_be_recorded_runs_as_it_did(kind: type[nn.Module]) -> None:
 
 
 def test_a_capture_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "_failures", [])
     model, f, runner = recorded()
     x = images()
 
@@ -240,7 +239,7 @@ def test_a_capture_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatc
         patch.setattr(runner, "_forward", lambda *given: (forward(*given), forward(*given).sum().item())[0])
         for _ in range(4):
             torch.testing.assert_close(f(x), model(x), rtol=1e-3, atol=1e-4)
-    assert recording._failures and replays(runner) == 0
+    assert runner.recorder.reason and replays(runner) == 0
     torch.rand(4, device="cuda")
     agree(f, model, images())
     graph = torch.cuda.CUDAGraph()
@@ -248,3 +247,65 @@ def test_a_capture_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatc
         y = x * 2
     graph.replay()
     assert torch.equal(y, x * 2)
+    _, again, runner = recorded()
+    with torch.no_grad():
+        for _ in range(4):
+            again(x)
+    assert replays(runner) > 0  # nothing is left of it
+
+
+@pytest.mark.filterwarnings("error")
+def test_memory_goes_with_the_recording() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    for turn in range(4):
+        model, f, runner = recorded()
+        x = images(64)
+        with torch.no_grad():
+            for _ in range(4):
+                f(x)
+        assert replays(runner) > 0
+        del model, f, runner, x
+        gc.collect()
+        torch.cuda.empty_cache()
+        if turn == 1:
+            before = torch.cuda.memory_reserved()
+    assert torch.cuda.memory_reserved() == before
+
+
+def test_other_threads_draw_while_a_forward_is_captured() -> None:
+    """A `torch.cuda.CUDAGraph` refuses them."""
+    wrong: list[BaseException] = []
+    over = threading.Event()
+
+    def draw() -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                while not over.is_set():
+                    torch.rand(8, device="cuda")
+        except BaseException as error:
+            wrong.append(error)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        for _ in range(4):
+            _, f, runner = recorded()
+            with torch.no_grad():
+                for _ in range(6):
+                    f(images())
+            assert replays(runner) > 0, runner.recorder
+    finally:
+        over.set()
+        thread.join()
+    assert not wrong
+
+
+def test_a_pool_of_the_callers_is_left_alone() -> None:
+    model, f, runner = recorded()
+    x, pool = images(3), torch.cuda.MemPool()
+    with torch.no_grad(), torch.cuda.use_mem_pool(pool):
+        for _ in range(4):
+            f(x)
+    assert replays(runner) == 0 and "pool" in runner.recorder.reason
+    agree(f, model, x)

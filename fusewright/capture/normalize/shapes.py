@@ -191,6 +191,8 @@ def _pad(call: Call) -> Normal:
     pads, value = _pads(x, call["pad"]), call["value"] or 0.0
     if pads is None or isinstance(value, complex):
         return None
+    if not any(left or right for _, left, right in pads) and not call.escapes:
+        return x
     return call.make(Pad(pads, mode, float(value)), x)
 
 
