@@ -73,6 +73,7 @@ def serve(record: dict[str, Any], model: nn.Module, x: Tensor, verify: bool) -> 
     record |= {"status": plan.status, "reason": plan.reason}
     record["verified"] = None if plan.verdict is None else plan.verdict.checked
     record["rules"] = [fired.rule for fired in plan.rules]
+    record["precision"] = list(plan.precision)
     record |= {"kernels": [asdict(k) for k in plan.kernels], "kept": [asdict(k) for k in plan.kept]}
     record["difference"] = difference(forward_call(model, (x,))(), forward_call(fast, (x,))())
     entrants: dict[str, nn.Module] = {"fusewright": fast}

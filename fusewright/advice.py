@@ -19,7 +19,10 @@ def precision_notes(built: Built) -> tuple[str, ...]:
     if built.masks:
         times = f"{built.masks} times" if built.masks > 1 else "once"
         notes.append(f"attention without a mask that hides nothing, or that the model does not have: {times}")
-    if classes == {"exact"} and not (kernels or built.masks):
+    if built.turned:
+        times = f"{built.turned} convolutions" if built.turned > 1 else "a convolution"
+        notes.append(f"channels last in memory: {times} by cuDNN, bias, residual and relu along with them")
+    if classes == {"exact"} and not (kernels or built.masks or built.turned):
         notes.append("exact: the same bits as the original, non-finite values included")
     if "reassociates" in classes:
         notes.append("reassociates: the same real number, other rounding; an Inf may surface as NaN or the reverse")

@@ -35,6 +35,7 @@ from fusewright.rules.engine import Mode, Rewritten, rewrite, total
 from fusewright.runtime import compiler, nvrtc
 from fusewright.runtime.device import LARGE_GPU, device_facts
 from fusewright.runtime.launch import layout_of
+from fusewright.schedule.channels_last import channels_last
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.groups import cut, with_statistics
 from fusewright.schedule.window_sums import as_pools
@@ -54,6 +55,7 @@ class Built:
     before, after   work of the model, and of the program
     recomputed      work of the rewritten graph in PyTorch's own operations, which gradients flow through
     masks           how many attentions do without a mask that the trace had
+    turned          how many convolutions have images whose channels lie last in memory
     """
 
     captured: Captured
@@ -67,6 +69,7 @@ class Built:
     choices: tuple[KernelChoice, ...] = ()
     decisions: Mapping[str, Decision] = field(default_factory=dict)
     masks: int = 0
+    turned: int = 0
 
 
 def build(
@@ -82,6 +85,7 @@ def build(
     precision: str = "eager",
     measure: bool = True,
     target: torch.device | None = None,
+    last: bool = False,
     wishes: Wishes = NO_WISHES,
     decisions: Mapping[str, Decision] | None = None,
     ways: dict[Any, Ways] | None = None,
@@ -92,6 +96,8 @@ def build(
 
     Groups become generated kernels as `kernels` says and as `decisions` of an earlier build have it; with `measure`,
     the rest is decided by measuring on the device.  `ways` keeps the tiles that were found for another build.
+
+    With `last`, images have their channels last in memory, as the convolutions of a GPU's libraries have them.
 
     For a `target` that is not here, everything is done as on a large GPU, by estimate; the program refers to it.
     `wishes` may leave operators alone.
@@ -126,7 +132,8 @@ def build(
     how: dict[str, Any] = {"progress": progress, "wishes": wishes, "ways": {} if ways is None else ways}
     tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, layouts, decisions or {}, **how)
     orders = _orders(rewritten.graph, model, captured.constants, tensors)
-    final = rewritten.graph
+    final, turned = channels_last(rewritten.graph, orders) if last else (rewritten.graph, 0)
+    check(final)
     if fusing:
         try:
             final = check(with_statistics(as_pools(final, orders), tuner.prefers, alone, orders))
@@ -137,7 +144,8 @@ def build(
     attributes = [key for key, tensor in captured.constants.items() if _found(model, key) is tensor]
     program = lower(final, captured.out_spec, captured.constants, attributes, tuple(tuner.kernels.values()))
     work = total(graph, cost), total(final, cost), total(rewritten.graph, cost)
-    return Built(captured, rewritten, program, *work, device, without, tuple(tuner.choices), tuner.decisions, masks)
+    tuned = tuple(tuner.choices), tuner.decisions
+    return Built(captured, rewritten, program, *work, device, without, *tuned, masks, turned)
 
 
 def kernel_target(device: torch.device) -> str | None:

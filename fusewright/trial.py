@@ -120,7 +120,7 @@ def _judge(trial: Trial, built: Built, plan: Plan) -> Entry:
 
 def _is_rewritten(built: Built) -> bool:
     """Whether the program differs from the model at all."""
-    return bool(built.rewritten.fired or built.program.kernels or built.masks)
+    return bool(built.rewritten.fired or built.program.kernels or built.masks or built.turned)
 
 
 def _sides(trial: Trial, built: Built) -> Sides:
@@ -146,7 +146,7 @@ def _candidate(trial: Trial, built: Built, *, recorded: bool = False) -> tuple[n
     graph = built.captured.graph
     shapes = tuple(n.shape for n in graph.inputs)
     # a kernel writes in one order, and so do some operations that rules leave
-    rows = bool(built.program.kernels) or not follows_inputs(built.rewritten.graph)
+    rows = bool(built.program.kernels or built.turned) or not follows_inputs(built.rewritten.graph)
     ordered = rows and follows_inputs(graph)
     guard = guard_of(trial.args, trial.kwargs, shapes, graph.symbols, ordered=ordered)
     runner = Runner(built.program, guard, trial.options.precision, _most_recorded(trial) if recorded else 0)
@@ -244,7 +244,7 @@ def _checked_against_float64(trial: Trial, built: Built) -> Verdict:
 
 def _verify(trial: Trial, built: Built, **how: Any) -> Verdict:
     candidate, runner = _candidate(trial, built)
-    exact = not (built.program.kernels or built.masks)
+    exact = not (built.program.kernels or built.masks or built.turned)
     exact = exact and all(fired.exactness == "exact" for fired in built.rewritten.fired)
     verdict = run_verification(
         trial.model,
@@ -367,12 +367,13 @@ def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:
     if like is not None:
         kernels = options.kernels if like.program.kernels else "never"
         wanted |= {"without": like.without, "decisions": like.decisions, "kernels": kernels}
+        wanted |= {"last": bool(like.turned)}
     return build(trial.model, trial.args, trial.kwargs, **wanted | changes)
 
 
 def _variants(trial: Trial, built: Built, most: int) -> list[Built]:
-    """`built`, and what becomes of it without rules that had rivals, `most` of them, or without kernels; the fastest
-    first where that may be measured."""
+    """`built`, and what becomes of it without rules that had rivals, `most` of them, without kernels, or with channels
+    last; the fastest first where that may be measured."""
     variants = [built]
     while len(variants) <= most:
         contested = next((fired.rule for fired in variants[-1].rewritten.fired if fired.rivals), None)
@@ -383,6 +384,9 @@ def _variants(trial: Trial, built: Built, most: int) -> list[Built]:
     if built.program.kernels and trial.options.kernels == "auto":
         plain = _built(trial, kernels="never")
         variants += [plain] if plain.rewritten.fired or _is_worth_recording(trial, plain) else []
+    if built.device.type == "cuda" and trial.options.kernels == "auto":
+        last = _built(trial, last=True)
+        variants += [last] if last.turned else []
     if len(variants) == 1 or not trial.options.measure:
         return variants
     trial.progress("comparing variants")

@@ -22,18 +22,19 @@ from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph, Node, topological
 from fusewright.kernel import Kernel
+from fusewright.runtime.conv_last import conv_last
 from fusewright.runtime.operators import operator
 from fusewright.tree import TreeSpec, tree_unflatten
 
 HEADER = "import torch\nimport torch.nn.functional as F\n\n\n"
 
 # Names that the text of a program uses for itself; ranges.py names its cores after the variable they belong to.
-_RESERVED = frozenset({"self", "torch", "F", "constants", "float", "getattr"})
+_RESERVED = frozenset({"self", "torch", "F", "constants", "float", "getattr", "conv_last"})
 _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 
 # Operations whose result is always memory of its own.
 _ALLOCATES = (
-    *(Fused, ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm),
+    *(Fused, ops.Conv, ops.ConvLast, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm),
     *(ops.Cat, ops.Embedding, ops.Statistics, ops.Transfer),
 )
 
@@ -56,7 +57,7 @@ class Program:
         """`derive(self)` and `forward(self, *inputs, *derived)`, compiled from `source`; `direct` ones are for calls of
         which every kernel's `Operator.direct` may be called."""
         operators = {kernel.name: operator(kernel) for kernel in self.kernels}
-        scope: dict[str, Any] = {"constants": self.constants}
+        scope: dict[str, Any] = {"constants": self.constants, "conv_last": conv_last}
         scope |= {name: found.direct for name, found in operators.items()} if direct else operators
         exec(compile(self.source, "<fusewright program>", "exec"), scope)
         return scope["derive"], scope["forward"]
@@ -358,4 +359,5 @@ def _stem(node: Node) -> str:
         return f"{op.kind}_{type(op).__name__.lower()}" if isinstance(op, ops.Norm | ops.Pool) else f"{op.kind}_over"
     if isinstance(op, ops.Opaque):
         return op.target.split(".")[1].rstrip("_")
-    return {ops.RangeSum: "range_sum", ops.Reshape: "shaped"}.get(type(op), type(op).__name__.lower())
+    names = {ops.RangeSum: "range_sum", ops.Reshape: "shaped", ops.ConvLast: "conv"}
+    return names.get(type(op), type(op).__name__.lower())

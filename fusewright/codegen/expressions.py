@@ -66,6 +66,22 @@ def _conv(op: ops.Conv, node: Node, args: Sequence[str]) -> str:
     return f"{function}({x}, {args[1]}{bias}{options})"
 
 
+@_emits(ops.ConvLast)
+def _conv_last(op: ops.ConvLast, node: Node, args: Sequence[str]) -> str:
+    operands = [
+        *args[:2],
+        *(f"{name}={text}" for name, text in zip(("bias", "residual"), args[2:], strict=True) if text),
+    ]
+    options = _options(
+        stride=(_pairs(op.stride), set(op.stride) == {1}),
+        padding=(_pairs(op.padding), not any(op.padding)),
+        dilation=(_pairs(op.dilation), set(op.dilation) == {1}),
+        groups=(op.groups, op.groups == 1),
+        relu=(op.relu, not op.relu),
+    )
+    return f"conv_last({', '.join(operands)}{options})"
+
+
 @_emits(ops.Matmul)
 def _matmul(op: ops.Matmul, node: Node, args: Sequence[str]) -> str:
     x, w, bias = args

@@ -125,7 +125,9 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
     match node.op:
         case ops.Detach():
             return operands[0][1]
-        case ops.Matmul() | ops.Reduce() | ops.Statistics() | ops.Softmax() | ops.Embedding() | ops.Permute(copy=True):
+        case ops.ConvLast() | ops.Matmul() | ops.Reduce() | ops.Statistics() | ops.Softmax() | ops.Embedding():
+            return rows
+        case ops.Permute(copy=True):
             return rows
         case ops.Norm(kind="layer" | "instance"):
             return rows

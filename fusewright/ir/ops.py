@@ -188,6 +188,29 @@ class Conv(Op):
 
 
 @dataclass(frozen=True)
+class ConvLast(Op):
+    """Convolution of images whose channels lie last, x (N, *, C), with w (O, *k, C/groups), plus bias (O,) and residual
+    (N, *, O) where they are not None, and `relu` of that: what a library computes in one call on a GPU."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+    relu: bool = False
+
+    def infer(self, types: Types) -> TensorType:
+        x, w, bias, residual = types
+        assert x is not None and w is not None
+        conv = Conv(self.stride, tuple((p, p) for p in self.padding), self.dilation, self.groups)
+        first = x._replace(shape=(x.shape[0], x.shape[-1], *x.shape[1:-1]))
+        found = conv.infer((first, w._replace(shape=(w.shape[0], w.shape[-1], *w.shape[1:-1]))))
+        found = found._replace(shape=(found.shape[0], *found.shape[2:], found.shape[1]))
+        require(bias is None or bias.shape == found.shape[-1:], f"bias {bias and bias.shape} of {found.shape}")
+        require(residual in (None, found), f"{residual} added to {found}")
+        return found
+
+
+@dataclass(frozen=True)
 class Matmul(Op):
     """x (..., M, K) @ w (..., K, N) [(..., N, K) when `transpose_w`] + bias (N,) or None; batches broadcast."""
 

@@ -43,7 +43,7 @@ def _has_running_statistics(node: Node) -> bool:
     return isinstance(node.op, Norm) and node.op.running
 
 
-def _scale_and_shift(norm: Node) -> tuple[Node, Node]:
+def scale_and_shift(norm: Node) -> tuple[Node, Node]:
     """s and t, (C,) each, in float32 or float64."""
     assert isinstance(norm.op, Norm) and norm.op.eps is not None
     dtype = norm.dtype if norm.dtype == torch.float64 else torch.float32
@@ -86,7 +86,7 @@ def norm_into_conv(m: Match) -> Node:
     """
     conv, w = m["conv"], m["w"]
     assert isinstance(conv.op, Conv)
-    scale, shift = _scale_and_shift(m["norm"])
+    scale, shift = scale_and_shift(m["norm"])
     if conv.op.transposed:  # the output channels of a group come behind its input channels
         groups, kernel = conv.op.groups, w.shape[2:]
         parts = reshape(cast(w, scale.dtype), (groups, w.shape[0] // groups, *w.shape[1:]))
@@ -116,7 +116,7 @@ def norm_into_matmul(m: Match) -> Node:
     """
     matmul, w = m["matmul"], m["w"]
     assert isinstance(matmul.op, Matmul)
-    scale, shift = _scale_and_shift(m["norm"])
+    scale, shift = scale_and_shift(m["norm"])
     rows = reshape(scale, (*scale.shape, 1)) if matmul.op.transpose_w else scale
     scaled = pointwise("mul", cast(w, scale.dtype), rows)
     return make(matmul.op, m["x"], cast(scaled, w.dtype), _folded(matmul.args[2], scale, shift, w.dtype))
@@ -135,7 +135,7 @@ def norm_as_scale_and_shift(m: Match) -> Node:
     x (N, C, *).  Class reassociates.
     """
     norm, x = m["norm"], m["x"]
-    scale, shift = _scale_and_shift(norm)
+    scale, shift = scale_and_shift(norm)
     scaled = pointwise("mul", cast(x, scale.dtype), _along_channels(scale, x))
     return cast(pointwise("add", scaled, _along_channels(shift, x)), norm.dtype)
 

@@ -301,11 +301,16 @@ def test_other_threads_draw_while_a_forward_is_captured() -> None:
     assert not wrong
 
 
-def test_a_pool_of_the_callers_is_left_alone() -> None:
+def test_a_pool_of_the_callers_may_go() -> None:
+    """What is recorded lies elsewhere, or is not recorded."""
     model, f, runner = recorded()
     x, pool = images(3), torch.cuda.MemPool()
     with torch.no_grad(), torch.cuda.use_mem_pool(pool):
         for _ in range(4):
-            f(x)
-    assert replays(runner) == 0 and "pool" in runner.recorder.reason
-    agree(f, model, x)
+            agree(f, model, x)
+    assert runner.recorder is not None
+    assert replays(runner) > 0 or "pool" in runner.recorder.reason
+    del pool
+    torch.cuda.empty_cache()
+    for _ in range(4):
+        agree(f, model, images(3))

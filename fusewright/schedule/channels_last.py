@@ -1,0 +1,239 @@
+"""Graph -> Graph with images whose channels lie last in memory, as a library's convolutions have them.
+
+    relu(conv(x, w, b) + y)   ->   to_first(conv_last(to_last(x), to_last(w), b, to_last(y), relu=True))
+
+An image (N, C, H, W) becomes a value (N, H, W, C) that lies row by row, and so does everything between convolutions
+that computes element by element, pools, concatenates or reduces: what a generated kernel or a library reads there is
+ordinary memory, a number per channel is one per column, and what the model itself turns that way costs nothing.  Values
+are copied into the other order where images come in and go out, which `channels_last` leaves to its caller to judge.
+Weights are, once, ahead of all calls.
+
+Convolutions take a bias, a residual and a relu behind them with them, one call of a library; a bias that no relu
+follows is an addition of its own, for which a kernel can be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+
+from fusewright.ir import ops
+from fusewright.ir.build import cast, permute, pointwise, reshape
+from fusewright.ir.memory_order import Order, output_orders
+from fusewright.ir.node import Graph, Node, make
+from fusewright.rules.normalization import scale_and_shift
+
+# Fewer bytes of channels than a library reads at once: those convolutions, of a picture's colors, stay as they are.
+VECTOR = 16
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def channels_last(graph: Graph, orders: Mapping[Node, Order]) -> tuple[Graph, int]:
+    """`graph` with channels last, and how many convolutions have them so; none where that cannot be.
+
+    The sources that do not lie row by row have these `orders`; the results lie in memory as they did.
+    """
+    eager = output_orders(graph, orders, kernels=False)
+    found, turned = _Turning(graph).run(eager)
+    if output_orders(found, orders, kernels=False) != eager:
+        return graph, 0
+    graph = _mapped(found, partial(_with_relu, found.users()))
+    return _mapped(graph, _bias_apart), turned
+
+
+# -- the other order --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Turning:
+    """What has become of each node: as it was, with its channels last, or both."""
+
+    graph: Graph
+    first: dict[Node, Node] = field(default_factory=dict)
+    last: dict[Node, Node] = field(default_factory=dict)
+
+    def run(self, eager: Sequence[Order | None]) -> tuple[Graph, int]:
+        turned = 0
+        for node in self.graph.nodes():
+            found = self.turned(node)
+            if node in self.first:
+                continue
+            if found is None:
+                args = tuple(None if a is None else self.as_first(a) for a in node.args)
+                self.first[node] = node if args == node.args else make(node.op, *args, where=node.where)
+            else:
+                turned += isinstance(found.op, ops.ConvLast)
+                self.last[node] = found
+        orders = zip(self.graph.outputs, eager, strict=True)
+        outputs = tuple(self.output(o, order) if isinstance(o, Node) else o for o, order in orders)
+        effects = tuple(self.as_first(e) for e in self.graph.effects)
+        return replace(self.graph, outputs=outputs, effects=effects), turned
+
+    def as_first(self, node: Node) -> Node:
+        """The value as it was, in whichever memory."""
+        if node not in self.first:
+            self.first[node] = permute(self.last[node], _to_first(node.ndim))
+        return self.first[node]
+
+    def as_last(self, node: Node) -> Node:
+        """The value with its channels last, row by row."""
+        if node not in self.last:
+            value = self.as_first(node)
+            if _is_pixel(node):
+                self.last[node] = reshape(value, (node.shape[0], *node.shape[2:], node.shape[1]))
+            else:
+                self.last[node] = permute(value, _to_last(node.ndim), copy=True)
+        return self.last[node]
+
+    def output(self, node: Node, order: Order | None) -> Node:
+        """An output, row by row where it lay so."""
+        if node in self.first or order != tuple(d for d, length in enumerate(node.shape) if length != 1):
+            return self.as_first(node)
+        return make(ops.Permute(_to_first(node.ndim), copy=True), self.last[node], where=node.where)
+
+    def turned(self, node: Node) -> Node | None:
+        """What computes the node with its channels last, or `None` where that is not to be."""
+        if isinstance(node.op, ops.Conv):
+            return self.conv(node) if _is_for_library(node) else None
+        if isinstance(node.op, ops.Permute) and node.arg(0) in self.last and node.op.dims == _to_last(node.ndim):
+            self.first[node] = self.last[node.arg(0)]  # the model's own turn
+            return None
+        if isinstance(node.op, ops.Permute) and node.ndim in (4, 5) and node.op.dims == _to_first(node.ndim):
+            return self.as_first(node.arg(0))
+        if isinstance(node.op, ops.Reshape) and node.arg(0) in self.last and _is_pixel(node.arg(0)):
+            self.first[node] = reshape(self.last[node.arg(0)], node.shape)
+            return None
+        if isinstance(node.op, ops.Reduce) and node.arg(0) in self.last:
+            return self.reduction(node, node.op)
+        images = [a for a in node.inputs if a.shape[1:] == node.shape[1:] or isinstance(node.op, ops.Cat | ops.Pool)]
+        if node.ndim not in (4, 5) or not any(a in self.last for a in images):
+            return None
+        match node.op:
+            case ops.Pointwise() | ops.Cast():
+                operands = [self.operand(a, node.ndim) for a in node.inputs]
+                return None if None in operands else make(node.op, *operands, where=node.where)
+            case ops.Norm(kind="batch", running=True):
+                scale, shift = scale_and_shift(node)
+                scaled = pointwise("mul", cast(self.as_last(node.arg(0)), scale.dtype), scale)
+                return cast(pointwise("add", scaled, shift), node.dtype)
+            case ops.Cat(dim=dim):
+                return make(ops.Cat(_place(dim, node.ndim)), *map(self.as_last, node.inputs), where=node.where)
+            case ops.Pool(kernel=kernel) if len(kernel) == node.ndim - 2:
+                pooled = make(node.op, self.as_first(node.arg(0)), where=node.where)
+                return permute(pooled, _to_last(node.ndim))  # a library keeps the order
+        return None
+
+    def conv(self, node: Node) -> Node:
+        assert isinstance(node.op, ops.Conv)
+        op, x, w = node.op, node.arg(0), node.arg(1)
+        padding = tuple(left for left, _ in op.padding)
+        return make(
+            ops.ConvLast(op.stride, padding, op.dilation, op.groups),
+            *(self.as_last(x), self.as_last(w), None if node.args[2] is None else self.as_first(node.arg(2)), None),
+            where=node.where,
+        )
+
+    def operand(self, node: Node, ndim: int) -> Node | None:
+        """An operand of a pointwise function of images; `None` where it would have to be copied to be one."""
+        if isinstance(node.op, ops.Number) or node.ndim == 0:
+            return self.as_first(node)
+        if node in self.last or (node.ndim == ndim and _is_pixel(node)):
+            return self.as_last(node)
+        shape = (*(1,) * (ndim - node.ndim), *node.shape)
+        if shape[2:] == (1,) * (ndim - 2):  # a number per channel
+            return reshape(self.as_first(node), (shape[0], *shape[2:], shape[1]))
+        if node.ndim == ndim and 1 not in shape[1:]:
+            return self.as_last(node)
+        return None
+
+    def reduction(self, node: Node, op: ops.Reduce) -> Node | None:
+        x = node.arg(0)
+        dims = tuple(sorted(_place(d, x.ndim) for d in op.dims))
+        if op.first or x.ndim not in (4, 5):
+            return None
+        found = make(replace(op, dims=dims), self.last[x], where=node.where)
+        if op.keepdim:
+            return found
+        left = [d for d in range(x.ndim) if d not in op.dims]
+        order = sorted(left, key=lambda d: _place(d, x.ndim))
+        if left != order:
+            return None
+        self.first[node] = found
+        return None
+
+
+def _is_for_library(node: Node) -> bool:
+    op, x = node.op, node.arg(0)
+    assert isinstance(op, ops.Conv)
+    symmetric = all(left == right for left, right in op.padding) and not op.transposed
+    channels = x.shape[1]
+    wide = isinstance(channels, int) and channels * x.dtype.itemsize >= VECTOR
+    return symmetric and wide and x.dtype in DTYPES and x.ndim in (4, 5)
+
+
+def _is_pixel(node: Node) -> bool:
+    """Whether an image has one position, so that its channels lie last as well."""
+    return node.ndim in (4, 5) and node.shape[2:] == (1,) * (node.ndim - 2)
+
+
+def _to_last(ndim: int) -> tuple[int, ...]:
+    return (0, *range(2, ndim), 1)
+
+
+def _to_first(ndim: int) -> tuple[int, ...]:
+    return (0, ndim - 1, *range(1, ndim - 1))
+
+
+def _place(dim: int, ndim: int) -> int:
+    """Where a dimension is if the channels are last."""
+    return _to_last(ndim).index(dim)
+
+
+# -- what a convolution takes with it ---------------------------------------------------------------------------------
+
+
+def _mapped(graph: Graph, change: Callable[[Node, Mapping[Node, Node]], Node | None]) -> Graph:
+    """`graph` with `change` of every node, given what has become of its operands; where that is `None`, as it was."""
+    became: dict[Node, Node] = {}
+    for node in graph.nodes():
+        found = change(node, became)
+        if found is None:
+            args = tuple(None if a is None else became[a] for a in node.args)
+            found = node if args == node.args else make(node.op, *args, where=node.where)
+        became[node] = found
+    outputs = tuple(became[o] if isinstance(o, Node) else o for o in graph.outputs)
+    return replace(graph, outputs=outputs, effects=tuple(became[e] for e in graph.effects))
+
+
+def _with_relu(users: Mapping[Node, int], node: Node, became: Mapping[Node, Node]) -> Node | None:
+    """relu(conv), relu(conv + y) and relu(y + conv) as one call."""
+    if not (isinstance(node.op, ops.Pointwise) and node.op.fn == "relu"):
+        return None
+    value, residual = node.arg(0), None
+    if isinstance(value.op, ops.Pointwise) and value.op.fn == "add" and users[value] == 1 and len(value.inputs) == 2:
+        summands = sorted(value.inputs, key=lambda n: not _is_bare(n, users))
+        value, residual = summands[0], became[summands[1]]
+    if not _is_bare(value, users) or (residual is not None and residual.type != value.type):
+        return None
+    x, w, bias, _ = (None if a is None else became[a] for a in value.args)
+    if residual is not None and bias is not None and _is_bare(residual, {residual: 1}) and residual.args[2] is not None:
+        bias = pointwise("add", bias, residual.arg(2))  # both at once, ahead of all calls
+        residual = make(residual.op, *residual.args[:2], None, None, where=residual.where)
+    assert isinstance(value.op, ops.ConvLast)
+    return make(replace(value.op, relu=True), x, w, bias, residual, where=node.where)
+
+
+def _is_bare(node: Node, users: Mapping[Node, int]) -> bool:
+    """Whether this is a convolution that takes nothing but a bias with it yet, and that nobody else uses."""
+    return isinstance(node.op, ops.ConvLast) and not node.op.relu and node.args[3] is None and users[node] == 1
+
+
+def _bias_apart(node: Node, became: Mapping[Node, Node]) -> Node | None:
+    """conv + bias, for the library would take another pass for it."""
+    if not isinstance(node.op, ops.ConvLast) or node.op.relu or node.args[2] is None:
+        return None
+    x, w, bias = (became[node.arg(i)] for i in range(3))
+    return pointwise("add", make(node.op, x, w, None, None, where=node.where), bias)
