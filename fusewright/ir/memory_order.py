@@ -27,7 +27,7 @@ Order = tuple[Any, ...]
 def order_of(tensor: Tensor, node: Node | None = None) -> Order:
     """Of the dimensions of `tensor`; where it stands for `node`, of those that may be longer than 1 in another call."""
     value = tensor if node is None else node
-    rows = _rows(value)
+    rows = rows_of(value)
     if _has_last_channel(tensor):
         return _last(value)
     if tensor.is_contiguous():
@@ -50,7 +50,7 @@ def is_in_rows(tensor: Tensor) -> bool:
     """Whether a tensor lies row by row."""
     if tensor.is_contiguous():  # as most are
         return tensor.ndim < 4 or not _has_last_channel(tensor)
-    return order_of(tensor) == _rows(tensor)
+    return order_of(tensor) == rows_of(tensor)
 
 
 def is_channels_last(tensor: Tensor) -> bool:
@@ -69,7 +69,7 @@ def output_orders(graph: Graph, given: Mapping[Node, Order], *, kernels: bool) -
 
 def follows_inputs(graph: Graph) -> bool:
     """Whether the same call in eager, with inputs in other orders, could give results in others."""
-    inputs: dict[Node, Order] = {n: (_UNKNOWN, n.op) for n in graph.inputs if len(_rows(n)) > 1}
+    inputs: dict[Node, Order] = {n: (_UNKNOWN, n.op) for n in graph.inputs if len(rows_of(n)) > 1}
     found = _orders(graph, inputs, kernels=False)
     return any(isinstance(o, Node) and not _is_known(found[o]) for o in graph.outputs)
 
@@ -93,18 +93,19 @@ def _fused(node: Node, known: Mapping[Node, Order], kernels: bool) -> Order:
             continue
         operand = node.arg(inner.op.index)
         kept = not kernels or isinstance(operand.op, ops.Input | Fused)
-        inside[inner] = known[operand] if kept else _rows(operand)
+        inside[inner] = known[operand] if kept else rows_of(operand)
     order = inside[node.op.body]
     convolves = any(isinstance(n.op, ops.Conv) for n in nodes)
-    return order if not kernels or (convolves and order == _last(node)) else _rows(node)
+    return order if not kernels or (convolves and order == _last(node)) else rows_of(node)
 
 
-def _rows(value: Node | Tensor) -> Order:
+def rows_of(value: Node | Tensor) -> Order:
+    """The order of what lies row by row."""
     return tuple(d for d, length in enumerate(value.shape) if length != 1)
 
 
 def _last(value: Node | Tensor) -> Order:
-    rows = _rows(value)
+    rows = rows_of(value)
     return (*(d for d in rows if d != 1), 1) if value.ndim in (4, 5) else rows
 
 
@@ -116,11 +117,11 @@ def _seen(node: Node, order: Order) -> Order:
 
 def _order(node: Node, known: Mapping[Node, Order]) -> Order:
     """Of what eager computes from operands in these orders."""
-    rows = _rows(node)
+    rows = rows_of(node)
     operands = [(a, known[a]) for a in node.inputs if not isinstance(a.op, ops.Number)]
     if isinstance(node.op, ops.Permute) and not node.op.copy and _is_known(operands[0][1]):
         return tuple(node.op.dims.index(d) for d in _seen(*operands[0]))
-    if len(rows) < 2 or all(order == _rows(a) for a, order in operands):
+    if len(rows) < 2 or all(order == rows_of(a) for a, order in operands):
         return rows
     match node.op:
         case ops.Detach():
@@ -135,8 +136,9 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
             return rows
         case ops.Pointwise() | ops.Cast() | ops.Dropout():
             # the first operand that has all dimensions decides
-            decides = next(((a, order) for a, order in operands if a.shape == node.shape), (node, rows))
-            return decides[1] if _seen(*decides) == decides[1] else (*rows, _UNKNOWN)
+            decides = next(((a, order) for a, order in operands if a.shape == node.shape), None)
+            if decides is not None:
+                return decides[1] if _seen(*decides) == decides[1] else (*rows, _UNKNOWN)
         case ops.Norm() if node.shape[1] == 1:
             return (*rows, _UNKNOWN)
         case ops.RangeSum(table=table) if table and _last(node) == rows and _is_format(*operands[0]):
@@ -156,15 +158,15 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
 def _in_format(node: Node, operands: Sequence[tuple[Node, Order]]) -> Order:
     """Of what is computed in the format of one of these operands."""
     last = _last(node)
-    if last == _rows(node) or any(order == _last(a) != _rows(a) for a, order in operands):
+    if last == rows_of(node) or any(order == _last(a) != rows_of(a) for a, order in operands):
         return last
-    return _rows(node) if all(_is_known(order) for _, order in operands) else _unknown(node, operands)
+    return rows_of(node) if all(_is_known(order) for _, order in operands) else _unknown(node, operands)
 
 
 def _is_format(node: Node, order: Order) -> bool:
     """Whether this is one of the two orders, known or not which."""
     computed = order[:2] in ((_UNKNOWN, kind.__name__) for kind in (ops.Conv, ops.Pool, ops.Norm))
-    return computed or order in (_rows(node), _last(node))
+    return computed or order in (rows_of(node), _last(node))
 
 
 # -- what nothing is known of -----------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.build import cast, permute, pointwise, reshape
-from fusewright.ir.memory_order import Order, output_orders
+from fusewright.ir.memory_order import Order, output_orders, rows_of
 from fusewright.ir.node import Graph, Node, make
 from fusewright.rules.normalization import scale_and_shift
 
@@ -37,11 +37,24 @@ def channels_last(graph: Graph, orders: Mapping[Node, Order]) -> tuple[Graph, in
     The sources that do not lie row by row have these `orders`; the results lie in memory as they did.
     """
     eager = output_orders(graph, orders, kernels=False)
-    found, turned = _Turning(graph).run(eager)
+    found, turned = _Turning(graph).run()
+    found = _in_rows(found, eager, output_orders(found, orders, kernels=False))
     if output_orders(found, orders, kernels=False) != eager:
         return graph, 0
     graph = _mapped(found, partial(_with_relu, found.users()))
     return _mapped(graph, _bias_apart), turned
+
+
+def _in_rows(graph: Graph, wanted: Sequence[Order | None], found: Sequence[Order | None]) -> Graph:
+    """`graph` with outputs copied that have to lie row by row and do not."""
+    outputs = list(graph.outputs)
+    for i, output in enumerate(outputs):
+        if isinstance(output, Node) and found[i] != wanted[i] == rows_of(output):
+            turn, x = ops.Permute(tuple(range(output.ndim)), copy=True), output
+            if isinstance(output.op, ops.Permute) and not output.op.copy:
+                turn, x = replace(output.op, copy=True), output.arg(0)
+            outputs[i] = make(turn, x, where=output.where)
+    return replace(graph, outputs=tuple(outputs))
 
 
 # -- the other order --------------------------------------------------------------------------------------------------
@@ -55,7 +68,7 @@ class _Turning:
     first: dict[Node, Node] = field(default_factory=dict)
     last: dict[Node, Node] = field(default_factory=dict)
 
-    def run(self, eager: Sequence[Order | None]) -> tuple[Graph, int]:
+    def run(self) -> tuple[Graph, int]:
         turned = 0
         for node in self.graph.nodes():
             found = self.turned(node)
@@ -67,8 +80,7 @@ class _Turning:
             else:
                 turned += isinstance(found.op, ops.ConvLast)
                 self.last[node] = found
-        orders = zip(self.graph.outputs, eager, strict=True)
-        outputs = tuple(self.output(o, order) if isinstance(o, Node) else o for o, order in orders)
+        outputs = tuple(self.as_first(o) if isinstance(o, Node) else o for o in self.graph.outputs)
         effects = tuple(self.as_first(e) for e in self.graph.effects)
         return replace(self.graph, outputs=outputs, effects=effects), turned
 
@@ -87,12 +99,6 @@ class _Turning:
             else:
                 self.last[node] = permute(value, _to_last(node.ndim), copy=True)
         return self.last[node]
-
-    def output(self, node: Node, order: Order | None) -> Node:
-        """An output, row by row where it lay so."""
-        if node in self.first or order != tuple(d for d, length in enumerate(node.shape) if length != 1):
-            return self.as_first(node)
-        return make(ops.Permute(_to_first(node.ndim), copy=True), self.last[node], where=node.where)
 
     def turned(self, node: Node) -> Node | None:
         """What computes the node with its channels last, or `None` where that is not to be."""
