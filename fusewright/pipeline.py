@@ -3,6 +3,7 @@
     capture    module -> Graph               `fusewright.capture`
     settle     Graph -> Graph                `fusewright.capture.masks`
     rewrite    Graph -> Graph                `fusewright.rules` under `fusewright.schedule.cost`
+    turn       Graph -> Graph                `fusewright.schedule.channels_last`, where that is asked for
     cut        Graph -> Graph, kernels       `fusewright.schedule.groups` under `fusewright.tuning`
     lower      Graph -> Program              `fusewright.codegen.aten`
 
@@ -132,8 +133,10 @@ def build(
     how: dict[str, Any] = {"progress": progress, "wishes": wishes, "ways": {} if ways is None else ways}
     tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, layouts, decisions or {}, **how)
     orders = _orders(rewritten.graph, model, captured.constants, tensors)
-    final, turned = channels_last(rewritten.graph, orders) if last else (rewritten.graph, 0)
-    check(final)
+    final, turned = rewritten.graph, 0
+    if last:
+        final, turned = channels_last(final, orders)
+        check(final)
     if fusing:
         try:
             final = check(with_statistics(as_pools(final, orders), tuner.prefers, alone, orders))
