@@ -22,6 +22,7 @@ from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph, Node, topological
 from fusewright.kernel import Kernel
+from fusewright.runtime.attention import attention
 from fusewright.runtime.conv_last import conv_last
 from fusewright.runtime.operators import operator
 from fusewright.tree import TreeSpec, tree_unflatten
@@ -29,12 +30,23 @@ from fusewright.tree import TreeSpec, tree_unflatten
 HEADER = "import torch\nimport torch.nn.functional as F\n\n\n"
 
 # Names that the text of a program uses for itself; ranges.py names its cores after the variable they belong to.
-_RESERVED = frozenset({"self", "torch", "F", "constants", "float", "getattr", "conv_last"})
+_RESERVED = frozenset({"self", "torch", "F", "constants", "float", "getattr", "attention", "conv_last"})
 _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 
 # Operations whose result is always memory of its own.
 _ALLOCATES = (
-    *(Fused, ops.Conv, ops.ConvLast, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm),
+    *(
+        Fused,
+        ops.Attention,
+        ops.Conv,
+        ops.ConvLast,
+        ops.Matmul,
+        ops.Pool,
+        ops.Pointwise,
+        ops.Reduce,
+        ops.Softmax,
+        ops.Norm,
+    ),
     *(ops.Cat, ops.Embedding, ops.Statistics, ops.Transfer),
 )
 
@@ -57,7 +69,7 @@ class Program:
         """`derive(self)` and `forward(self, *inputs, *derived)`, compiled from `source`; `direct` ones are for calls of
         which every kernel's `Operator.direct` may be called."""
         operators = {kernel.name: operator(kernel) for kernel in self.kernels}
-        scope: dict[str, Any] = {"constants": self.constants, "conv_last": conv_last}
+        scope: dict[str, Any] = {"constants": self.constants, "attention": attention, "conv_last": conv_last}
         scope |= {name: found.direct for name, found in operators.items()} if direct else operators
         exec(compile(self.source, "<fusewright program>", "exec"), scope)
         return scope["derive"], scope["forward"]

@@ -166,6 +166,12 @@ def _product(op: ops.Reduce, x: str, keep: str, cast: str) -> str:
     return x
 
 
+@_emits(ops.Attention)
+def _attention(op: ops.Attention, node: Node, args: Sequence[str]) -> str:
+    options = _options(mask=(args[3], args[3] is None), scale=(op.scale, False), turned=(op.turned, not op.turned))
+    return f"attention({', '.join(args[:3])}{options})"
+
+
 @_emits(ops.Softmax)
 def _softmax(op: ops.Softmax, node: Node, args: Sequence[str]) -> str:
     return f"F.{'log_' if op.log else ''}softmax({args[0]}, dim={op.dim})"

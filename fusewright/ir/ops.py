@@ -402,6 +402,31 @@ class Softmax(Op):
 
 
 @dataclass(frozen=True)
+class Attention(Op):
+    """softmax(scale q k^T + mask) v of q (N, H, L, E), k (N, H, S, E), v (N, H, S, D), and a mask that is added and
+    broadcast to (N, H, L, S), or None; row by row, `turned` as (N, L, H, D)."""
+
+    scale: float
+    turned: bool = False
+
+    def infer(self, types: Types) -> TensorType:
+        q, k, v, mask = types
+        assert q is not None and k is not None and v is not None
+        require(len(q.shape) == len(k.shape) == len(v.shape) == 4, f"attention of {q.shape}, {k.shape}, {v.shape}")
+        require(q.shape[:2] == k.shape[:2] == v.shape[:2], f"attention of {q.shape} to {k.shape} and {v.shape}")
+        require(
+            q.shape[3] == k.shape[3] and k.shape[2] == v.shape[2], f"attention of {q.shape} to {k.shape}, {v.shape}"
+        )
+        require(q.dtype == k.dtype == v.dtype, f"attention of {q.dtype} to {k.dtype} and {v.dtype}")
+        n, h, length, _ = q.shape
+        scores = (n, h, length, k.shape[2])
+        added = mask is None or (mask.dtype == q.dtype and broadcast(mask.shape, scores) == scores)
+        require(added, f"mask {mask} of scores {scores}")
+        shape = (n, length, h, v.shape[3]) if self.turned else (n, h, length, v.shape[3])
+        return TensorType(shape, q.dtype, q.device)
+
+
+@dataclass(frozen=True)
 class Norm(Op):
     """A normalisation of x; arguments (x, weight, bias, running_mean, running_var), each but x may be None.
 

@@ -1,9 +1,10 @@
 """The algebra: one explicit ordered table of rules.  No rule knows another."""
 
-from fusewright.rules import features, gaps, normalization, pointwise, pooling, sizes, sums, views, windows
+from fusewright.rules import attention, features, gaps, normalization, pointwise, pooling, sizes, sums, views, windows
 from fusewright.rules.rule import Rule
 
 RULES: tuple[Rule, ...] = (
+    *attention.RULES,
     *normalization.RULES,
     *windows.RULES,
     *features.RULES,

@@ -141,6 +141,8 @@ class CostModel:
                 w = node.arg(1)
                 positions = self._numel(x if transposed else node)
                 return 2.0 * positions * prod(map(self._size, w.shape[1:]))
+            case ops.Attention():
+                return 2.0 * self._numel(x) * self._size(node.arg(1).shape[2]) * (1 + node.shape[3] / x.shape[3])
             case ops.ConvLast():
                 return 2.0 * self._numel(node) * prod(map(self._size, node.arg(1).shape[1:]))
             case ops.Matmul():
@@ -252,7 +254,7 @@ class CostModel:
                 return self.facts.conv / 2 if transposed else self.facts.conv
             case ops.ConvLast():
                 return self.facts.conv
-            case ops.Matmul():
+            case ops.Attention() | ops.Matmul():
                 return self.facts.wide if node.dtype == torch.float64 else self.facts.matmul
             case ops.Pool():
                 return self.facts.window

@@ -61,9 +61,9 @@ def specs() -> list[RuleSpec]:
     return [s for name in modules for s in importlib.import_module(name).SPECS]
 
 
-def inp(*shape: Any, dtype: torch.dtype = torch.float64) -> Node:
+def inp(*shape: Any, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Node:
     """A fresh input of this shape; lengths may be `B`."""
-    return make(ops.Input(tuple(map(ops.size, shape)), dtype, torch.device("cpu"), f"x{next(_names)}", 0))
+    return make(ops.Input(tuple(map(ops.size, shape)), dtype, torch.device(device), f"x{next(_names)}", 0))
 
 
 def param(*shape: int, dtype: torch.dtype = torch.float64) -> Node:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.node import Node
-from fusewright.ir.ops import Reduce, Softmax
+from fusewright.ir.ops import Cast, Reduce, Softmax
 
 Kind = Literal["sum", "mean", "max", "min", "logsumexp", "var", "prod"]
 
@@ -49,9 +49,11 @@ def _unbiased(call: Call) -> Any:
 
 
 def _softmax(call: Call, log: bool) -> Normal:
-    x = call.node("self")
-    plain = x.ndim > 0 and x.dtype.is_floating_point and call.result.dtype == x.dtype
-    return call.make(Softmax(call["dim"] % x.ndim, log), x) if plain and call.get("dtype") is None else None
+    x, dtype = call.node("self"), call.result.dtype
+    plain = x.ndim > 0 and x.dtype.is_floating_point and call.get("dtype") in (None, dtype)
+    if not plain or not dtype.is_floating_point:
+        return None
+    return call.make(Softmax(call["dim"] % x.ndim, log), x if x.dtype == dtype else call.make(Cast(dtype), x))
 
 
 TABLE: dict[str, Handler] = {

@@ -73,6 +73,11 @@ def _clone(call: Call) -> Normal:
     return call.node("self") if call["memory_format"] in (None, torch.preserve_format) else _contiguous(call)
 
 
+def _alias(call: Call) -> Normal:
+    """What a slice of everything is traced as."""
+    return None if call.escapes else call.node("self")
+
+
 def _detach(call: Call) -> Normal:
     """The same tensor without a gradient; x where it has none, unless the caller would see that it is no new one."""
     x = call.node("self")
@@ -247,6 +252,7 @@ TABLE: dict[str, Handler] = {
     "aten.numpy_T.default": _reversed_dims,
     "aten.contiguous.default": _contiguous,
     "aten.clone.default": _clone,
+    "aten.alias.default": _alias,
     "aten.detach.default": _detach,
     "aten.movedim.int": _movedim,
     "aten.movedim.intlist": _movedim,

@@ -1,0 +1,112 @@
+"""Specs for `fusewright.rules.attention`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from harness import B, RuleSpec
+from harness import inp as anywhere
+from hypothesis import strategies as st
+from linear_cases import Draw
+
+from fusewright.ir import ops
+from fusewright.ir.build import cast, permute, pointwise, reshape
+from fusewright.ir.node import Node, make
+from fusewright.rules import attention as rules
+
+
+def inp(*shape: Any, dtype: torch.dtype = torch.float64) -> Node:
+    """An input on a GPU, where the rule holds; what is computed in its tests is computed on a CPU."""
+    return anywhere(*shape, dtype=dtype, device="cuda")
+
+
+def scores(q: Node, k: Node, *, scale: float = 0.5, where: str = "scores", transpose: bool = False) -> Node:
+    """q k^T, of which `where` says what is scaled."""
+
+    def scaled(x: Node, name: str) -> Node:
+        return pointwise("div", x, 1 / scale) if where == name else x
+
+    q, k = scaled(q, "q"), scaled(k, "k")
+    turned = k if transpose else permute(k, (*range(k.ndim - 2), k.ndim - 1, k.ndim - 2))
+    product = make(ops.Matmul(transpose), q, turned, None)
+    return pointwise("mul", product, scale) if where == "scores" else product
+
+
+def attention(of: Node | None = None, v: Node | None = None, *, dim: int = 3, log: bool = False) -> Node:
+    of = of or scores(inp(B, 2, 3, 8), inp(B, 2, 4, 8))
+    v = v or inp(*of.shape[:-2], of.shape[-1], 8)
+    return make(ops.Matmul(), make(ops.Softmax(dim if of.ndim == 4 else 2, log), of), v, None)
+
+
+def hidden(s: Node, shape: tuple[Any, ...], *, last: bool) -> Node:
+    """Some scores set to -inf: few, so that no row is hidden as a whole."""
+    few = pointwise("gt", inp(*shape), 2.5)
+    return pointwise("where", pointwise("logical_not", few), s, NOT) if last else pointwise("where", few, NOT, s)
+
+
+NOT = float("-inf")
+
+
+@st.composite
+def cases(draw: Draw) -> Node:
+    heads = draw(st.sampled_from([(B, 2), (2, B), (B,)]))
+    q, k, v = inp(*heads, 3, 8), inp(*heads, 4, 8), inp(*heads, 4, draw(st.sampled_from([8, 16])))
+    where = draw(st.sampled_from(["scores", "q", "k", ""]))
+    s = scores(q, k, where=where, transpose=draw(st.booleans()))
+    for _ in range(draw(st.integers(0, 2))):
+        mask = inp(*draw(st.sampled_from([(3, 4), (1, 4), (4,), s.shape])))
+        s = pointwise("add", *draw(st.permutations([s, mask])))
+    if draw(st.booleans()):
+        s = hidden(s, draw(st.sampled_from([(3, 4), (1, 4), s.shape])), last=draw(st.booleans()))
+    return attention(s, v)
+
+
+def turned(dims: tuple[int, ...] = (0, 2, 1, 3), *, copy: bool = False) -> Node:
+    q, k, v = inp(B, 2, 3, 8), inp(B, 2, 4, 8), inp(B, 2, 4, 8)
+    y = make(ops.Permute(dims, copy), make(ops.Attention(0.5), q, k, v, None))
+    return reshape(y, (*y.shape[:2], y.shape[2] * y.shape[3]))
+
+
+SPECS = [
+    RuleSpec(
+        rules.spelled_out,
+        example=attention,
+        cases=cases(),
+        exact_example=lambda: attention(scores(inp(B, 2, 3, 8), inp(B, 2, 1, 8))),
+        refusals={
+            "the kernels of a CPU lose NaN": lambda: attention(
+                scores(anywhere(B, 2, 3, 8), anywhere(B, 2, 4, 8)), anywhere(B, 2, 4, 8)
+            ),
+            "# over another dimension": lambda: attention(dim=2),
+            "# a logarithm": lambda: attention(log=True),
+            "# of no product": lambda: attention(inp(B, 2, 3, 4)),
+            "# with a bias": lambda: attention(
+                make(ops.Matmul(True), inp(B, 2, 3, 8), inp(4, 8), inp(4)), inp(B, 2, 4, 8)
+            ),
+            "# times what is no number": lambda: attention(
+                pointwise("mul", scores(inp(B, 2, 3, 8), inp(B, 2, 4, 8)), inp(1))
+            ),
+            "# turned around": lambda: attention(scores(inp(B, 2, 3, 8), inp(B, 2, 4, 8), scale=-1.0)),
+            "# twice as many": lambda: attention(
+                pointwise("add", scores(inp(1, 2, 3, 8), inp(1, 2, 4, 8)), inp(B, 2, 3, 4))
+            ),
+            "queries, keys and values are not as many": lambda: attention(scores(inp(B, 2, 3, 8), inp(2, 4, 8))),
+            "they are of several types": lambda: attention(
+                cast(scores(*(inp(B, 2, n, 8, dtype=torch.float32) for n in (3, 4))), torch.float64)
+            ),
+            "the kernels take heads of a number of eights": lambda: attention(
+                scores(inp(B, 2, 3, 6), inp(B, 2, 4, 6)), inp(B, 2, 4, 8)
+            ),
+            "it is no plain product with the values": lambda: make(
+                ops.Matmul(True), attention().arg(0), inp(B, 2, 5, 4), None
+            ),
+        },
+    ),
+    RuleSpec(
+        rules.by_positions,
+        example=turned,
+        cases=st.just(turned()),
+        refusals={"other dimensions are swapped": lambda: turned((0, 1, 3, 2))},
+    ),
+]

@@ -1,0 +1,126 @@
+"""Attention as one call: the values, the gradients and the NaN of what it stands for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import fusewright
+from fusewright.pipeline import build
+from fusewright.runtime.attention import attention
+
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def operands(device: str = "cpu", dtype: torch.dtype = torch.float32, length: int = 5) -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    shapes = (2, 3, length, 16), (2, 3, length + 2, 16), (2, 3, length + 2, 16), (length, length + 2)
+    q, k, v, mask = (torch.randn(shape, dtype=dtype, device=device) for shape in shapes)
+    return q, k, v, mask
+
+
+def spelled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float = 0.25) -> Tensor:
+    scores = q @ k.mT * scale
+    return torch.softmax(scores if mask is None else scores + mask, -1) @ v
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("turned", [True, False])
+def test_values_and_gradients(masked: bool, turned: bool) -> None:
+    q, k, v, mask = (t.double().requires_grad_() for t in operands())
+    given = [q, k, v, mask] if masked else [q, k, v]
+
+    def call(*leaves: Tensor) -> Tensor:
+        return attention(*leaves[:3], mask=leaves[3] if masked else None, scale=0.25, turned=turned)
+
+    want = spelled(q, k, v, mask if masked else None)
+    assert_close(call(*given), want.transpose(1, 2) if turned else want)
+    assert call(*given).is_contiguous()
+    assert torch.autograd.gradcheck(call, given) and torch.autograd.gradgradcheck(call, given)
+
+
+class MinGPT(nn.Module):
+    """Causal attention as it is written in many places."""
+
+    def __init__(self, width: int = 64, heads: int = 4, length: int = 16) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.register_buffer("bias", torch.tril(torch.ones(length, length)).view(1, 1, length, length))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, length, width = x.shape
+        q, k, v = (t.view(n, length, self.heads, -1).transpose(1, 2) for t in self.qkv(x).split(width, 2))
+        scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+        scores = scores.masked_fill(self.bias[:, :, :length, :length] == 0, float("-inf"))
+        y = F.dropout(F.softmax(scores, -1), 0.1, self.training) @ v
+        return self.out(y.transpose(1, 2).contiguous().view(n, length, width))
+
+
+class Widened(nn.Module):
+    """As transformers has it: a mask that is added, a softmax in float32."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        weights = torch.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.25 + mask, dim=-1, dtype=torch.float32)
+        return torch.matmul(weights.to(q.dtype), v).transpose(1, 2).contiguous()
+
+
+def test_what_libraries_write_is_one_call() -> None:
+    device = torch.device("cuda:0")
+    source = build(MinGPT().eval(), (torch.randn(2, 16, 64),), {}, target=device).program.source
+    derive, _, forward = source.partition("def forward")
+    assert "where" in derive and "softmax" not in source and forward.count("attention(") == 1
+    assert "turned=True" in forward and "contiguous" not in forward
+    given = tuple(t.bfloat16() for t in operands())
+    source = build(Widened(), given, {}, target=device).program.source
+    assert source.count("attention(") == 1 and "softmax" not in source
+
+
+def test_weights_that_are_returned_are_computed_once() -> None:
+    class Both(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            weights = torch.softmax(q @ k.mT, -1)
+            return weights @ v, weights
+
+    source = build(Both(), operands()[:3], {}, target=torch.device("cuda:0")).program.source
+    assert "attention(" not in source
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("length", [5, 49, 512])
+class TestOnGpu:
+    pytestmark = GPU
+
+    def test_values(self, dtype: torch.dtype, masked: bool, length: int) -> None:
+        q, k, v, mask = operands("cuda", dtype, length)
+        mask = mask if masked else None
+        want = spelled(q.double(), k.double(), v.double(), None if mask is None else mask.double())
+        own = (spelled(q, k, v, mask).double() - want).abs().max()
+        with torch.no_grad():
+            for turned in (True, False):
+                found = attention(q, k, v, mask=mask, scale=0.25, turned=turned)
+                found = found.transpose(1, 2) if turned else found
+                assert (found.double() - want).abs().max() <= 3 * own + 1e-6
+
+    def test_nan(self, dtype: torch.dtype, masked: bool, length: int) -> None:
+        for index in range(4 if masked else 3):
+            given = list(operands("cuda", dtype, length))
+            given[index].view(-1)[3] = float("nan")
+            q, k, v, mask = given
+            with torch.no_grad():
+                found = attention(q, k, v, mask=mask if masked else None, scale=0.25)
+                assert torch.equal(found.isnan(), spelled(q, k, v, mask if masked else None).isnan()), index
+
+    def test_models(self, dtype: torch.dtype, masked: bool, length: int) -> None:
+        torch.manual_seed(0)
+        model = MinGPT(64, 4, length).to("cuda", dtype).eval().requires_grad_(False)
+        x = torch.randn(3, length, 64, dtype=dtype, device="cuda")
+        f = fusewright.optimize(model, (x,), rewrite="always")
+        plan = fusewright.explain(f)
+        assert plan.status == "rewritten" and "attention(" in plan.program, plan
