@@ -4,12 +4,13 @@
     python benchmarks/networks.py --rows resnet50,bert_base --dtype bfloat16 --out rows.json
 
 Networks come from timm and transformers (which are not among this project's dependencies), untrained, in evaluation
-mode; images of 224 x 224, sequences of 128 and 512 tokens.  Calls are forward, without gradients, by default flags.
+mode; images of 224 x 224, sequences of 128 and 512 tokens; and one layer of attention.  Calls are forward, without gradients, by default flags.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections import Counter
@@ -44,6 +45,24 @@ class Output(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         answer: Tensor = self.network(x, return_dict=False)[self.index]
         return answer
+
+
+class SpelledOut(nn.Module):
+    """Causal attention of heads of 96 numbers as many write it: two products, a mask, a softmax."""
+
+    def __init__(self, width: int = 768, heads: int = 8, length: int = 512) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.register_buffer("seen", torch.ones(length, length).tril().view(1, 1, length, length))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, length, width = x.shape
+        q, k, v = (t.view(n, length, self.heads, -1).transpose(1, 2) for t in self.qkv(x).split(width, 2))
+        scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.shape[-1]))
+        scores = scores.masked_fill(self.seen[:, :, :length, :length] == 0, float("-inf"))
+        y = torch.softmax(scores, -1) @ v
+        return self.out(y.transpose(1, 2).contiguous().view(n, length, width))
 
 
 @dataclass(frozen=True)
@@ -89,6 +108,7 @@ NETWORKS = (
     Network("gpt2", _transformers("GPT2"), (8, 512)),
     Network("llama", _transformers("Llama", hidden_size=1024, intermediate_size=2816, num_hidden_layers=12,
                                    num_attention_heads=16), (8, 512)),
+    Network("attention_spelled_out", SpelledOut, (64, 512, 768)),
 )  # fmt: skip
 
 
