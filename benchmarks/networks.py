@@ -4,7 +4,8 @@
     python benchmarks/networks.py --rows resnet50,bert_base --dtype bfloat16 --out rows.json
 
 Networks come from timm and transformers (which are not among this project's dependencies), untrained, in evaluation
-mode; images of 224 x 224, sequences of 128 and 512 tokens; and one layer of attention.  Calls are forward, without gradients, by default flags.
+mode; images of 224 x 224, sequences of 128 and 512 tokens; and one layer of attention.  Calls are forward, without
+gradients, by default flags.
 """
 
 from __future__ import annotations
