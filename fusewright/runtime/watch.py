@@ -1,7 +1,7 @@
 """Noticing that a module is no longer what it was when it was captured.
 
 A forward reads attributes, submodules and hooks; a plan captured before they changed is stale.  `Watch.unchanged`
-compares identities, about a microsecond a submodule and half of one a parameter; what it cannot clear is compared by
+compares identities, about half a microsecond a submodule and as much a parameter; what it cannot clear is compared by
 value (`fingerprint`).
 """
 
@@ -43,25 +43,30 @@ class Watch:
         for module in model.modules():
             sized += _views(module, found, root=module is model)
         self._owners = tuple(found.values())  # kept alive, so that no id is given away
-        self._sized = tuple(sized)
-        self._lengths = list(map(len, sized))
-        self._views = tuple(view for view in sized if view)  # what is empty shows a change by its length
-        self._values = tuple(chain.from_iterable(self._views))
+        self._empty = tuple(view for view in sized if not view)
+        self._views = tuple(view for view in sized if view)
+        self._lengths = list(map(len, self._views))
+        self._values = tuple(chain.from_iterable(self._views))  # kept alive as well
+        self._places = _places(self._views)
         self._tensors = tuple(model.parameters())
-        self._dtypes = tuple(map(_dtype, self._tensors))
+        self._dtypes = list(map(_dtype, self._tensors))
         self._shapes = list(map(_shape, self._tensors))
         self._images = tuple(t for t in self._tensors if _has_strides(t) and t.ndim > 3)  # have memory formats
         self._strides = list(map(_strides, self._images))
 
     def unchanged(self) -> bool:
         """Whether every watched value is the very object it was; a false alarm is possible."""
-        if list(map(len, self._sized)) != self._lengths:
+        if any(self._empty) or list(map(len, self._views)) != self._lengths or _places(self._views) != self._places:
             return False
         # a parameter may change its dtype, shape or layout and stay the same object
-        same = all(map(is_, map(_dtype, self._tensors), self._dtypes))
-        same = same and list(map(_shape, self._tensors)) == self._shapes
-        same = same and list(map(_strides, self._images)) == self._strides
-        return same and all(map(is_, chain.from_iterable(self._views), self._values))
+        same = list(map(_dtype, self._tensors)) == self._dtypes and list(map(_shape, self._tensors)) == self._shapes
+        return same and list(map(_strides, self._images)) == self._strides
+
+
+def _places(views: Collection[Collection[Any]]) -> bytes:
+    """Where the objects in `views` lie: comparing that takes a third less time than `is` does for each."""
+    objects: bytes = numpy.fromiter(chain.from_iterable(views), object).tobytes()
+    return objects
 
 
 def _views(module: nn.Module, found: dict[int, Any], *, root: bool = False) -> Iterator[Collection[Any]]:
@@ -70,7 +75,8 @@ def _views(module: nn.Module, found: dict[int, Any], *, root: bool = False) -> I
         return
     found[id(module)] = module
     yield vars(module).values()
-    yield vars(module)["_modules"].keys()
+    if module._modules:
+        yield module._modules.keys()
     for name in _CONTAINERS if root else (*_CONTAINERS, *_HOOKS):
         yield vars(module)[name].values()
     for kind in _own_classes(module):
@@ -102,8 +108,10 @@ def _contents(value: Any, found: dict[int, Any]) -> Iterator[Collection[Any]]:
     if isinstance(value, dict):
         yield value.keys()
         yield (inner := value.values())
-    elif isinstance(value, list | set | frozenset | tuple):
+    elif isinstance(value, list | set):
         yield (inner := value)
+    elif isinstance(value, tuple | frozenset):
+        inner = value
     elif isinstance(value, MethodType):
         inner = (value.__self__,)
     elif isinstance(value, partial):
