@@ -31,7 +31,7 @@ from fusewright.runtime.derived import DerivedWeights
 from fusewright.runtime.device import capability_of
 from fusewright.runtime.observers import observed, transforms
 from fusewright.runtime.operators import is_ordinary
-from fusewright.runtime.recording import Recorder, Surroundings
+from fusewright.runtime.recording import NOTHING, Held, Recorder, Surroundings
 from fusewright.runtime.watch import Watch, freeze, has_inner_hooks, has_plain_parameters
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors, tree_flatten
@@ -116,7 +116,7 @@ class Runner:
         derive, self._forward = program.functions()
         # Where nothing is opaque, ordinary tensors are all that operations come across.
         self._direct = program.functions(direct=True)[1] if program.kernels and not program.effects else None
-        self._judged: tuple[object, bool, list[Tensor]] = (None, False, [])
+        self._judged: tuple[object, bool, Held] = (None, False, NOTHING)
         self._derived = DerivedWeights(derive, program.sources, program.constants) if program.derived else None
         on_gpu = any(device.type == "cuda" for _, device in guard.kinds)
         self.may_go_ahead = on_gpu and program.repeatable and not program.looks_up
@@ -130,15 +130,17 @@ class Runner:
         tensors = args if isinstance(self.guard.layout, int) else flat_tensors(args, kwargs)
         self.calls += 1
         with self._context():
-            derived = () if self._derived is None else self._derived(module, state)
             held = self._read_by(module, tensors, state)
+            if self.recorder is not None and held is not None:
+                derive = partial(self._derive, module, state)
+                answer = self.recorder.replay(tensors, held, derive, ahead=self.may_go_ahead)
+                if answer:
+                    return answer[0]
+            derived = self._derive(module, state)
             forward = self._forward if self._direct is None or held is None else self._direct
             if self.recorder is None or held is None:
                 return forward(module, *tensors, *derived) if self.alone or torch.is_grad_enabled() else NO_ANSWER
             around = cache(partial(Surroundings, derived, held))
-            answer = self.recorder.replay(tensors, around)
-            if answer:
-                return answer[0]
             due = self.recorder.is_due(tensors, around)
             if not (due or self.alone):
                 return NO_ANSWER
@@ -147,7 +149,10 @@ class Runner:
                 self.recorder.record(self._forward, module, tensors, around())
             return result
 
-    def _read_by(self, module: nn.Module, tensors: Sequence[Any], state: object) -> list[Tensor] | None:
+    def _derive(self, module: nn.Module, state: object) -> tuple[Tensor, ...]:
+        return () if self._derived is None else self._derived(module, state)
+
+    def _read_by(self, module: nn.Module, tensors: Sequence[Any], state: object) -> Held | None:
         """What a call without gradients, which nobody wants to see, may read beside its inputs; `None` for other calls,
         and where not all of it is ordinary tensors."""
         asked = self._direct is not None or self.recorder is not None
@@ -155,9 +160,11 @@ class Runner:
             return None
         judged, right, held = self._judged  # read once: another thread may replace it
         if judged is not state:
-            held = [*module.parameters(), *module.buffers(), *self.program.constants.values()]
-            held += (attrgetter(path)(module) for path in self.program.attributes)
-            right = all(map(is_ordinary, held))
+            constants = self.program.constants
+            everything = [*module.parameters(), *module.buffers(), *constants.values()]
+            everything += (attrgetter(path)(module) for path in self.program.attributes)
+            reads = [constants[p] if p in constants else attrgetter(p)(module) for p in self.program.reads]
+            right, held = all(map(is_ordinary, everything)), Held(everything, reads)
             self._judged = state, right, held
         return held if right and all(map(is_ordinary, tensors)) else None
 
@@ -167,7 +174,7 @@ class Runner:
 
     def forget(self) -> None:
         """Keep nothing alive of a state that its module has left."""
-        self._judged = None, False, []
+        self._judged = None, False, NOTHING
         if self._derived is not None:
             self._derived.forget()
         if self.recorder is not None:

@@ -59,6 +59,7 @@ class Program:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()  # what the derived values depend on: dotted paths in the module, keys of constants
+    reads: tuple[str, ...] = ()  # what `forward` reads itself, named like them
     kernels: tuple[Kernel, ...] = ()  # called by their names
     attributes: tuple[str, ...] = ()  # dotted paths of what it reads in the module beside parameters and buffers
     effects: bool = False  # whether it does more than compute its outputs, as what is not understood may
@@ -103,20 +104,26 @@ def lower(
     below = set(topological(derived))
     effects = [e for e in graph.effects if e not in below]
     body.finish(graph.outputs, out_spec, effects=effects)
-    sources = [n.op for n in topological(derived) if isinstance(n.op, ops.Param | ops.Buffer | ops.Constant)]
-    paths = {op.key if isinstance(op, ops.Constant) else op.path for op in sources}
+    results = [o for o in graph.outputs if isinstance(o, Node)]
     held, nodes = dict(constants or {}), graph.nodes()
     return Program(
         source=HEADER + head.text() + "\n\n" + body.text(),
         constants={key: held[key] for key in sorted(held.keys() - set(attributes))},
         derived=tuple(names),
-        sources=tuple(sorted(paths)),
+        sources=_paths(topological(derived)),
+        reads=_paths(topological([*results, *effects], derived)),
         kernels=tuple(kernels),
         attributes=tuple(sorted(set(attributes) & {n.op.key for n in nodes if isinstance(n.op, ops.Constant)})),
         effects=bool(effects),
         repeatable=_is_repeatable(graph, effects),
         looks_up=any(k.looks_up for k in kernels) or any(_looks_up(n) for n in nodes if n not in below),
     )
+
+
+def _paths(nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The tensors of the module among them, and the constants."""
+    read = [n.op for n in nodes if isinstance(n.op, ops.Param | ops.Buffer | ops.Constant)]
+    return tuple(sorted({op.key if isinstance(op, ops.Constant) else op.path for op in read}))
 
 
 def _is_repeatable(graph: Graph, effects: Sequence[Node]) -> bool:

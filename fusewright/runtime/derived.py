@@ -38,6 +38,8 @@ class _Moment:
             return False
         if list(map(_version, tensors)) != self.versions or list(map(_pointer, tensors)) != self.pointers:
             return False
+        if any(map(Tensor.is_inference, tensors)):
+            return False  # they may have been given the memory of such a tensor, and count no edits since
         return all(_same_bits(probe, seen) for probe, seen in self.probes)
 
 
@@ -76,11 +78,13 @@ class DerivedWeights:
         longer for a network than all else.
         """
         sources = self._sources(module, state)
-        if not self._cacheable(sources):
+        if torch.is_grad_enabled() and _may_require_grad(sources):
             return self._derive(module)
         known = self._known  # read once: another thread may replace it
         if known is not None and known[0].holds(sources):
             return known[1]
+        if not _are_ordinary(sources):
+            return self._derive(module)
         with torch.inference_mode(False), torch.no_grad():
             # What is derived is of the tensors that are there now, whatever `state` was taken for.
             sources, values = self._look_up(module), self._derive(module)
@@ -101,14 +105,15 @@ class DerivedWeights:
     def _look_up(self, module: nn.Module) -> tuple[Any, ...]:
         return (*self._held, *(_read(module, owner, name) for owner, name in self._paths))
 
-    @staticmethod
-    def _cacheable(sources: tuple[Any, ...]) -> bool:
-        """Not while gradients flow through them, nor for stand-ins (functional transforms, inference tensors)."""
-        if not _KINDS.issuperset(map(type, sources)) or any(map(Tensor.is_inference, sources)):
-            return False
-        if not torch.is_grad_enabled():
-            return True
-        return not any(map(_requires_grad, sources)) and all(isinstance(t, nn.Parameter) for t in sources)
+
+def _are_ordinary(sources: tuple[Any, ...]) -> bool:
+    """Not stand-ins (of functional transforms), nor inference tensors."""
+    return _KINDS.issuperset(map(type, sources)) and not any(map(Tensor.is_inference, sources))
+
+
+def _may_require_grad(sources: tuple[Any, ...]) -> bool:
+    """Whether gradients flow through them, or will once something that is no parameter is edited."""
+    return any(map(_requires_grad, sources)) or not all(isinstance(t, nn.Parameter) for t in sources)
 
 
 def _read(module: nn.Module, owner: str, name: str) -> Any:

@@ -2,8 +2,9 @@
 
 A host takes some ten microseconds for a launch, and a GPU often less for what is launched: a network of hundreds of
 small kernels then waits for its host.  A replay is one launch.  It reads and writes where it was recorded, so that
-inputs are copied in and results out; whatever else its numbers hang on is looked at before: the tensors it reads, where
-and how they lie, and how PyTorch was set to compute.
+inputs are copied in and results out.  Where the other tensors lie that it reads is looked at before; whatever else its
+numbers hang on, such as how they lie there and how PyTorch is set to compute, while the GPU is at work, where it may go
+ahead: a result that turns out to be another call's is dropped.
 
 All recordings of a device are captured on one stream, and take turns: the workspaces that libraries keep for a stream
 are all theirs, and lie in a pool of memory that lasts as long as the process.  What a recording computes on the way has
@@ -24,7 +25,7 @@ from operator import attrgetter, is_
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fusewright.runtime.driver import cuda_driver
 from fusewright.runtime.memory import no_garbage_collection
@@ -59,22 +60,31 @@ class Recorder:
         self._forgotten = False
         self._lock = threading.Lock()
 
-    def replay(self, tensors: Sequence[Tensor], around: Callable[[], Surroundings]) -> tuple[Any, ...]:
-        """What the program returns for these inputs, in a tuple; an empty one where it has to be called."""
+    def replay(
+        self, tensors: Sequence[Tensor], held: Held, derive: Callable[[], Sequence[Tensor]], *, ahead: bool
+    ) -> tuple[Any, ...]:
+        """What the program returns for these inputs, in a tuple; an empty one where it has to be called.
+
+        `ahead`: a launch whose result is not wanted does no harm where it finds its memory.
+        """
         if not self._recordings or not self._lock.acquire(blocking=False):
             return ()  # another thread is at it, for which this call need not wait
         try:
             self._catch_up()
             kind = _kind(tensors)
             recording = self._recordings.get(kind)
-            if recording is None or torch.cuda.is_current_stream_capturing() or recording.around != around():
+            if recording is None or torch.cuda.is_current_stream_capturing():
+                return ()
+            around = recording.around
+            if not around.is_in_place(held) or not (ahead or around.is_unchanged(derive())):
                 return ()
             answer = recording(tensors)
-            if answer:
-                self.replays += 1
-                self._calls += 1
-                recording.last = self._calls
-                self._recordings[kind] = self._recordings.pop(kind)
+            if not answer or (ahead and not around.is_unchanged(derive())):
+                return ()
+            self.replays += 1
+            self._calls += 1
+            recording.last = self._calls
+            self._recordings[kind] = self._recordings.pop(kind)
             return answer
         finally:
             self._release()
@@ -197,20 +207,45 @@ def _kind(tensors: Sequence[Tensor]) -> Hashable:
     return tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
 
 
+class Held:
+    """The tensors that a module holds, and those among them that a forward reads itself."""
+
+    def __init__(self, tensors: Sequence[Tensor], read: Sequence[Tensor]) -> None:
+        self.tensors, self.read = tuple(tensors), tuple(read)
+
+
+NOTHING = Held((), ())
+
+
 class Surroundings:
     """What a recording depends on beside its inputs: tensors derived from weights, those `held` by the module, and how
-    PyTorch is set.  Keeps the tensors alive."""
+    PyTorch is set.  Keeps the tensors alive, but not the memory of those that are given another."""
 
-    def __init__(self, derived: Sequence[Tensor], held: list[Tensor]) -> None:
+    def __init__(self, derived: Sequence[Tensor], held: Held) -> None:
         self.derived, self.held = tuple(derived), held
-        self._seen = [*map(_pointer, held), *map(_shape, held), *map(_stride, held), *map(_dtype, held)]
-        self._settings = settings()
+        self._read = (*held.read, *derived)
+        # Shapes and dtypes of parameters are part of the state that a module's `Watch` compares.
+        self._others = tuple(t for t in held.read if not isinstance(t, nn.Parameter))
+        self._places, self._layouts, self._settings = self._find(), self._look(), settings()
+
+    def _find(self) -> list[int]:
+        return list(map(_pointer, self._read))
+
+    def _look(self) -> list[Any]:
+        return [*map(_stride, self.held.read), *map(_shape, self._others), *map(_dtype, self._others)]
+
+    def is_in_place(self, held: Held) -> bool:
+        """Whether all memory that a launch reads is there."""
+        same = held is self.held or all(map(is_, held.read, self.held.read))
+        return same and self._find() == self._places
+
+    def is_unchanged(self, derived: Sequence[Tensor]) -> bool:
+        """Whether what is in place is what it was, and so are the derived tensors and PyTorch's settings."""
+        same = derived is self.derived or all(map(is_, derived, self.derived))
+        return same and self._look() == self._layouts and settings() == self._settings
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Surroundings) or self._seen != other._seen or self._settings != other._settings:
-            return False
-        same = self.held is other.held or all(map(is_, self.held, other.held))
-        return same and len(self.derived) == len(other.derived) and all(map(is_, self.derived, other.derived))
+        return isinstance(other, Surroundings) and self.is_in_place(other.held) and self.is_unchanged(other.derived)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -304,7 +339,7 @@ class Recording:
 
     def __init__(self, forward: Forward, module: Any, tensors: Sequence[Tensor], around: Surroundings) -> None:
         self.around, self.calls, self.last = around, 0, 0
-        (device, *others) = dict.fromkeys(t.device for t in (*tensors, *around.derived, *around.held))
+        (device, *others) = dict.fromkeys(t.device for t in (*tensors, *around.derived, *around.held.tensors))
         if others or device.type != "cuda":
             raise ValueError(f"it reads what lies on {others[0] if others else device}")
         if not all(map(_is_dense, tensors)):
@@ -320,7 +355,7 @@ class Recording:
                 self._graph = _Graph(call, device, self._turns)
         finally:
             self._turns.lock.release()
-        _require_own(self._graph.leaves, (*self._inputs, *around.derived, *around.held))
+        _require_own(self._graph.leaves, (*self._inputs, *around.derived, *around.held.tensors))
         held = self._graph.size + sum(t.nbytes for t in self._inputs)
         self.share = held / torch.cuda.get_device_properties(device).total_memory
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -136,6 +137,21 @@ def test_stand_ins_are_never_kept(parts) -> None:
         module.weight = torch.randn(4, 3)
         derived(module), derived(module)
     assert derive.count == 4
+
+
+@torch.no_grad()
+def test_a_parameter_that_became_an_inference_tensor_where_it_lay_is_not_kept(parts) -> None:
+    """Its edits are not counted."""
+    module, derive, derived = parts
+    values = numpy.ones((4, 3), numpy.float32)
+    module.weight.data = torch.from_numpy(values)
+    derived(module), derived(module)
+    assert derive.count == 1
+    with torch.inference_mode():
+        module.weight.data = torch.from_numpy(values)
+    assert module.weight.is_inference()
+    derived(module), derived(module)
+    assert derive.count == 3
 
 
 @torch.no_grad()

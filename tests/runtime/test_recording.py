@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -22,13 +23,13 @@ from fusewright import pipeline
 from fusewright.dispatch import Runner, State
 from fusewright.module import state_of
 from fusewright.runtime import recording
-from fusewright.runtime.recording import MOST, OLD, PAID
+from fusewright.runtime.recording import MOST, OLD, PAID, Surroundings
 
 
 class Taped:
     """A recording that computes on its own copies, as a graph on a GPU does: what it reads is what was there then."""
 
-    made = 0
+    made, launched = 0, 0
 
     def __init__(self, forward: Any, module: Any, tensors: Sequence[Tensor], around: Any) -> None:
         type(self).made += 1
@@ -37,13 +38,14 @@ class Taped:
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         self.calls += 1
+        type(self).launched += 1
         with torch.no_grad():
             return (self._forward(*tensors),)
 
 
 @pytest.fixture(autouse=True)
 def taped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    Taped.made = 0
+    Taped.made = Taped.launched = 0
     monkeypatch.setattr(recording, "Recording", Taped)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     yield
@@ -186,6 +188,107 @@ def test_settings_are_part_of_what_was_recorded() -> None:
     finally:
         torch.backends.cuda.enable_flash_sdp(enabled)
     assert replays(runner) == before
+
+
+class Reading(nn.Module):
+    """Reads a parameter and a buffer itself, and others through what is derived of them."""
+
+    shift: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.mix = nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("shift", torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x)).mean((2, 3))
+        return torch.sigmoid(y @ self.mix) @ self.shift
+
+
+def ahead_of_changes() -> tuple[Reading, nn.Module, Tensor, Runner]:
+    """Recorded for a GPU, where launches go ahead of all that need not be known before."""
+    torch.manual_seed(0)
+    model, x = Reading().eval(), torch.randn(2, 3, 8, 8)
+    f = fusewright.optimize(model, (x,), rewrite="always", kernels="never", measure=False)
+    entries = state(f).entries
+    ((key, entry),) = entries.items()
+    assert entry.runner is not None
+    runner = entry.runner.as_recorded(1 << 20, alone=True)
+    runner.may_go_ahead = True
+    entries[key] = replace(entry, runner=runner)
+    assert {"mix", "shift"} <= set(runner.program.reads) and "norm.running_mean" in runner.program.sources
+    for _ in range(3):
+        same(f, model, x)
+    assert replays(runner) == Taped.launched == 1
+    return model, f, x, runner
+
+
+GONE: dict[str, Any] = {
+    "a parameter": lambda m: setattr(m.mix, "data", torch.randn_like(m.mix)),
+    "a buffer": lambda m: setattr(m.shift, "data", torch.randn_like(m.shift)),
+    "all": lambda m: m._apply(torch.clone),
+}
+
+
+@pytest.mark.parametrize("change", GONE)
+@torch.no_grad()
+def test_nothing_is_launched_whose_memory_may_be_gone(change: str) -> None:
+    model, f, x, _ = ahead_of_changes()
+    GONE[change](model)
+    same(f, model, x)
+    assert Taped.launched == 1
+
+
+DROPPED: dict[str, Any] = {
+    "strides of a buffer": lambda m: setattr(m.shift, "data", m.shift.data.t()),
+    "shape of a buffer": lambda m: setattr(m.shift, "data", m.shift.data[:, :3]),
+    "dtype of a buffer": lambda m: setattr(m.shift, "data", m.shift.data.view(torch.int32)),
+    "strides of a parameter": lambda m: setattr(m.mix, "data", m.mix.data.t()),
+    "what weights are derived from": lambda m: m.norm.running_mean.add_(1),
+    "another parameter": lambda m: setattr(m.conv, "bias", nn.Parameter(torch.randn(4))),
+    "a setting": lambda m: torch.set_default_dtype(torch.float64),
+    "the mode": lambda m: m.norm.train(),
+}
+
+
+@pytest.mark.parametrize("change", DROPPED)
+@torch.no_grad()
+def test_what_was_launched_is_dropped_where_something_else_has_changed(change: str) -> None:
+    model, f, x, runner = ahead_of_changes()
+    DROPPED[change](model)
+    try:
+        if model.shift.is_floating_point():
+            torch.testing.assert_close(f(x), Reading.forward(copy.deepcopy(model), x))
+        else:  # which no product takes
+            with pytest.raises(RuntimeError):
+                f(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert Taped.launched == 2 and (replays(runner) == 1 or change in ("another parameter", "the mode"))
+
+
+@pytest.mark.parametrize("change", DROPPED)
+@torch.no_grad()
+def test_what_may_not_go_ahead_waits_for_all_that_may_have_changed(change: str) -> None:
+    model, f, x, runner = ahead_of_changes()
+    runner.may_go_ahead, state(f)._last = False, None  # as for rows at indices
+    DROPPED[change](model)
+    try:
+        with contextlib.suppress(RuntimeError):
+            f(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert Taped.launched == 1
+
+
+def test_a_derived_tensor_may_be_a_parameter() -> None:
+    weight = nn.Parameter(torch.randn(4))
+    around = Surroundings((weight.t(), weight), recording.Held((weight,), ()))
+    assert around.is_in_place(around.held)
+    weight.data = torch.randn(4)
+    assert not around.is_in_place(around.held)
 
 
 @torch.no_grad()

@@ -40,6 +40,8 @@ CHANGES = {
     "set": lambda m: m.names.add("y"),
     "keywords of a partial": lambda m: m.activation.keywords.update(min=1.0),
     "sign of a zero": lambda m: setattr(m.norm, "momentum", -0.0),
+    "first submodule of one": lambda m: m.norm.add_module("own", nn.ReLU()),
+    "flag that is equal": lambda m: setattr(m.norm, "training", 1),
     "submodule": lambda m: setattr(m, "conv", nn.Conv2d(1, 3, 3)),
     "name of a submodule": lambda m: setattr(m, "other", m._modules.pop("norm")),
     "kind of parameter": lambda m: m.conv.double(),
