@@ -20,7 +20,7 @@ _KINDS = frozenset({Tensor, nn.Parameter})
 
 
 _version, _requires_grad = attrgetter("_version"), attrgetter("requires_grad")
-_pointer = torch.Tensor.data_ptr
+_pointer, _stride = Tensor.data_ptr, Tensor.stride
 
 
 class _Moment:
@@ -29,6 +29,9 @@ class _Moment:
     def __init__(self, tensors: tuple[Tensor, ...]) -> None:
         self.tensors = tensors
         self.versions, self.pointers = list(map(_version, tensors)), list(map(_pointer, tensors))
+        # Those of images are part of the state that a module's `Watch` compares.
+        self.turned = tuple(t for t in tensors if 1 < t.ndim < 4)
+        self.strides = list(map(_stride, self.turned))
         probes = [_probe(t) for t in tensors if t.device.type == "cpu" and t.numel()]
         self.probes = [(probe, probe.clone()) for probe in probes]
 
@@ -37,6 +40,8 @@ class _Moment:
         if tensors is not self.tensors and not all(map(is_, tensors, self.tensors)):
             return False
         if list(map(_version, tensors)) != self.versions or list(map(_pointer, tensors)) != self.pointers:
+            return False
+        if list(map(_stride, self.turned)) != self.strides:
             return False
         if any(map(Tensor.is_inference, tensors)):
             return False  # they may have been given the memory of such a tensor, and count no edits since

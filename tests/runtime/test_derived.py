@@ -140,6 +140,17 @@ def test_stand_ins_are_never_kept(parts) -> None:
 
 
 @torch.no_grad()
+def test_a_weight_turned_in_its_place_is_seen_without_reading_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_same_bits", lambda *_: True)  # as on a GPU
+    module, derive = nn.Linear(4, 4), Derivation()
+    derived = DerivedWeights(derive, ["weight"])
+    derived(module), derived(module)
+    module.weight.data = module.weight.data.t()
+    torch.testing.assert_close(derived(module)[0], module.weight.sum(0))
+    assert derive.count == 2
+
+
+@torch.no_grad()
 def test_a_parameter_that_became_an_inference_tensor_where_it_lay_is_not_kept(parts) -> None:
     """Its edits are not counted."""
     module, derive, derived = parts
