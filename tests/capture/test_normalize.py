@@ -138,7 +138,7 @@ FUNCTIONS: list[tuple[str, Callable[..., Any], list[type]]] = [
     ("var correction", lambda x: torch.var(x, (1, 2), correction=2), [Reduce]),
     ("softmax", lambda x: x.softmax(-1), [Softmax]),
     ("log_softmax", lambda x: F.log_softmax(x, 1), [Softmax]),
-    ("softmax dtype", lambda x: x.softmax(1, dtype=torch.float64), [Opaque]),
+    ("softmax dtype", lambda x: x.softmax(1, dtype=torch.float64), [Cast, Softmax]),
     ("view", lambda x: x.view(x.shape[0], -1), [Reshape]),
     ("reshape merging the batch", lambda x: x.reshape(-1, 9, 11), [Reshape]),
     ("flatten", lambda x: x.flatten(1), [Reshape]),
