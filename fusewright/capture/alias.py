@@ -15,19 +15,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-# Composite operations have no alias annotation to rely on, and some return their argument; these never do.
-_FRESH = frozenset(
-    (
-        *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-        *("linear", "matmul", "embedding", "scaled_dot_product_attention", "lstm", "gru"),
-        *("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm"),
-        *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d"),
-        *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),
-        *("relu6", "selu", "square", "softmax", "log_softmax", "logsumexp", "var", "std"),
-        *("stack", "concat", "cross_entropy_loss"),
-    )
-)
-_STATISTICS = ("running_mean", "running_var")
+from fusewright.ir.overloads import STATISTICS, allocates
 
 
 def bound(node: fx.Node) -> dict[str, Any]:
@@ -203,8 +191,7 @@ def _aliased(node: fx.Node) -> list[fx.Node]:
         values = bound(node)
         marked = [a.name for a in schema.arguments if a.alias_info is not None]
         return [n for name in marked for n in _flat(values[name])]
-    name = str(node.target).split(".")[1]
-    return list(node.all_input_nodes) if name not in _FRESH and _is_composite(node.target) else []
+    return [] if allocates(node.target) else list(node.all_input_nodes)
 
 
 def _is_number(value: Any) -> bool:
@@ -214,13 +201,6 @@ def _is_number(value: Any) -> bool:
 def _is_dropout_that_drops(node: fx.Node) -> bool:
     values = bound(node) if str(node.target) == "aten.dropout.default" else {}
     return bool(values) and bool(values["train"]) and values["p"] != 0
-
-
-def _is_composite(target: OpOverload) -> bool:
-    """Whether an operation is made of others; assumed where PyTorch does not say."""
-    ask = getattr(target, "has_kernel_for_dispatch_key", None)
-    key = getattr(torch._C.DispatchKey, "CompositeImplicitAutograd", None)
-    return True if ask is None or key is None else bool(ask(key))
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
@@ -238,7 +218,7 @@ def _written(node: fx.Node) -> list[fx.Node]:
 
 
 def _is_running(name: str) -> bool:
-    return name in _STATISTICS
+    return name in STATISTICS
 
 
 def is_idle_detach(node: fx.Node) -> bool:
@@ -256,4 +236,4 @@ def norm_statistics(node: fx.Node) -> list[fx.Node]:
         return []
     values = bound(node)
     training = values.get("training", values.get("use_input_stats", values.get("train", True)))
-    return [n for name in _STATISTICS for n in _flat(values.get(name))] if training else []
+    return [n for name in STATISTICS for n in _flat(values.get(name))] if training else []

@@ -152,11 +152,12 @@ def lower_function(name: str, graph: Graph) -> str:
 
 def _derived(graph: Graph) -> list[Node]:
     """The values to derive ahead: computed from parameters and constants alone, and used by something that is not."""
-    exposed = _exposed(graph)
+    exposed, written = _exposed(graph), _written(graph)
     fixed: dict[Node, bool] = {}
     frontier: dict[Node, None] = {}
     for node in graph.nodes():
         sources = isinstance(node.op, ops.Param | ops.Buffer | ops.Constant | ops.Number | ops.Full | ops.Vector)
+        sources = sources and node not in written
         computed = bool(node.inputs) and node not in exposed and all(fixed[a] for a in node.inputs)
         movable = not node.op.effectful or _only_computes(node)
         fixed[node] = movable and not _depends_on_batch(node) and (sources or computed)
@@ -180,6 +181,19 @@ def _exposed(graph: Graph) -> set[Node]:
         if (node.op.effectful or node in exposed) and not allocates:
             exposed.update(node.inputs)
     return exposed
+
+
+def _written(graph: Graph) -> set[Node]:
+    """The values whose memory a call writes to, under whichever name: what is read after that is not known before."""
+    written: set[Node] = set()
+    for node in reversed(graph.nodes()):
+        if isinstance(node.op, ops.Opaque) and node.op.may_write:
+            written.update(node.inputs)
+        elif isinstance(node.op, ops.Track) or (isinstance(node.op, ops.Norm) and node.op.effectful):
+            written.update(a for a in node.args[-2:] if a is not None)  # running statistics
+        elif node in written and not (isinstance(node.op, _ALLOCATES) or _only_computes(node)):
+            written.update(node.inputs)
+    return written
 
 
 def _only_computes(node: Node) -> bool:

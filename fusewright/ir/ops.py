@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from fusewright.ir import pointwise
+from fusewright.ir.overloads import allocates, has_statistics
 from fusewright.ir.pointwise import Scalar
 from fusewright.ir.types import Op, Size, TensorType, Types, broadcast, main_device, numel, require, size
 from fusewright.ir.views import Cat, Expand, Pad, Permute, Reshape, Slice
@@ -588,12 +589,18 @@ class Opaque(Op):
         return not overload._schema.is_mutable and not draws
 
     @property
+    def may_write(self) -> bool:
+        """Whether it may write to an operand: by its schema, to running statistics, or as a stranger's may."""
+        known = self.target.startswith("aten.")
+        return not known or self._overload._schema.is_mutable or has_statistics(self._overload)
+
+    @property
     def only_computes(self) -> bool:
         """Whether it may be called at another time, on the same operands: it is pure, its results have memory of their
         own, and no size is known to a call alone."""
         if not self.is_pure or any(isinstance(v, sympy.Expr) for v in tree_flatten(self.given)[0]):
             return False
-        return all(result.alias_info is None for result in self._overload._schema.returns)
+        return allocates(self._overload) and not has_statistics(self._overload)
 
     @property
     def is_repeatable(self) -> bool:

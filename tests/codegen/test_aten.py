@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -324,6 +326,57 @@ def test_derived_weights_lie_as_kernels_read_them() -> None:
     fused = make(Fused("fused", make(ops.Pointwise("relu"), placeholder)), turned)
     program = lower(Graph((), (fused,)), kernels=(_kernel("fused"),))
     assert program.functions()[0](SimpleNamespace(weight=torch.randn(2, 3)))[0].is_contiguous()
+
+
+class Held(nn.Module):
+    """A function of an image, a weight and buffers."""
+
+    def __init__(self, function: Callable[[Held, Tensor], Any]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4, 4))
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("state", torch.rand(4))
+        self.register_buffer("indices", torch.tensor([3, 0, 2, 1]))
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+def set_and_read(m: Held, x: Tensor) -> Tensor:
+    m.state[:2] = x[0, :2]
+    return x + m.state[m.indices]
+
+
+def write_a_view(m: Held, x: Tensor) -> Tensor:
+    m.state.view(2, 2).mul_(0.5)
+    return x + m.state * 2
+
+
+def normalise_and_read(m: Held, x: Tensor) -> Tensor:
+    return m.norm(x) + m.norm.running_mean.flip(0)
+
+
+@pytest.mark.parametrize("function", [set_and_read, write_a_view, normalise_and_read])
+def test_what_a_call_writes_is_not_read_ahead(function: Callable[[Held, Tensor], Tensor]) -> None:
+    model, x = Held(function), torch.randn(2, 4)
+    eager = copy.deepcopy(model)
+    derive, forward = build(model, (x,), {}, measure=False).program.functions()
+    torch.testing.assert_close(forward(model, x, *derive(model)), eager(x))
+
+
+@pytest.mark.parametrize(
+    "view", [torch.atleast_2d, lambda w: torch.einsum("ij->ji", w), lambda w: torch.unsafe_split(w, 2)[0]]
+)
+@pytest.mark.parametrize("weight", [lambda m: m.weight[m.indices], lambda m: m.weight * 2])
+def test_results_may_be_written_to(view: Callable[[Tensor], Tensor], weight: Callable[[Held], Tensor]) -> None:
+    """What a call returns may share memory with its operands, though its schema does not tell."""
+    model, x = Held(lambda m, x: (view(weight(m)), x + 1)), torch.randn(2, 4)
+    derive, forward = build(model, (x,), {}, measure=False).program.functions()
+    derived = derive(model)
+    with torch.no_grad():
+        forward(model, x, *derived)[0].zero_()
+    torch.testing.assert_close(forward(model, x, *derived), model(x))
 
 
 def _kernel(name: str) -> Kernel:
