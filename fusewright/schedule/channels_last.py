@@ -87,7 +87,10 @@ class _Turning:
     def as_first(self, node: Node) -> Node:
         """The value as it was, in whichever memory."""
         if node not in self.first:
-            self.first[node] = permute(self.last[node], _to_first(node.ndim))
+            # one channel or one position lies row by row either way: a permuted view would have other strides
+            same = node.shape[1] == 1 or _is_pixel(node)
+            turn = partial(reshape, shape=node.shape) if same else partial(permute, dims=_to_first(node.ndim))
+            self.first[node] = turn(self.last[node])
         return self.first[node]
 
     def as_last(self, node: Node) -> Node:
@@ -108,7 +111,11 @@ class _Turning:
             self.first[node] = self.last[node.arg(0)]  # the model's own turn
             return None
         if isinstance(node.op, ops.Permute) and node.ndim in (4, 5) and node.op.dims == _to_first(node.ndim):
-            return self.as_first(node.arg(0))
+            found = self.as_first(node.arg(0))
+            if node.op.copy:
+                return make(ops.Permute(tuple(range(node.ndim)), copy=True), found, where=node.where)
+            self.first[node], self.last[node] = permute(found, node.op.dims), found  # the model's own view stays one
+            return found
         if isinstance(node.op, ops.Reshape) and node.arg(0) in self.last and _is_pixel(node.arg(0)):
             self.first[node] = reshape(self.last[node.arg(0)], node.shape)
             return None
@@ -122,7 +129,9 @@ class _Turning:
                 operands = [self.operand(a, node.ndim) for a in node.inputs]
                 return None if None in operands else make(node.op, *operands, where=node.where)
             case ops.Norm(kind="batch", running=True):
-                scale, shift = scale_and_shift(node)
+                # of what its operands have become: some may be computed from images
+                norm = make(node.op, *(None if a is None else self.as_first(a) for a in node.args))
+                scale, shift = scale_and_shift(norm)
                 scaled = pointwise("mul", cast(self.as_last(node.arg(0)), scale.dtype), scale)
                 return cast(pointwise("add", scaled, shift), node.dtype)
             case ops.Cat(dim=dim):
@@ -146,7 +155,7 @@ class _Turning:
         """An operand of a pointwise function of images; `None` where it would have to be copied to be one."""
         if isinstance(node.op, ops.Number) or node.ndim == 0:
             return self.as_first(node)
-        if node in self.last or (node.ndim == ndim and _is_pixel(node)):
+        if node.ndim == ndim and (node in self.last or _is_pixel(node)):
             return self.as_last(node)
         shape = (*(1,) * (ndim - node.ndim), *node.shape)
         if shape[2:] == (1,) * (ndim - 2):  # a number per channel

@@ -164,3 +164,44 @@ def test_volumes() -> None:
     derive, forward = built.program.functions()
     assert built.turned == 2
     assert_close(forward(made, x, *derive(made)), made(x), rtol=1e-4, atol=1e-5, check_stride=True)
+
+
+def narrowed(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """One channel, which lies row by row either way, and what is convolved from it."""
+    y = F.conv2d(x, m.b.weight[:1])
+    return y, F.conv2d(y, m.a.weight[:, :1])
+
+
+def copied(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A channel of its own memory, of others that lie last."""
+    one = x.permute(0, 2, 3, 1)[..., :1].permute(0, 3, 1, 2).contiguous()
+    return m.a(x), one[:, :, 1:]
+
+
+def seen(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A channel with gaps, that the model itself turns."""
+    return m.a(x), x.sigmoid().permute(0, 2, 3, 1).contiguous()[..., :1].permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("f", [narrowed, copied, seen])
+@pytest.mark.parametrize("last", [False, True])
+def test_one_channel(f: Callable[[Any, Tensor], Any], last: bool) -> None:
+    made, x = model(f), image()
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    derive, forward = turned(made, x).program.functions()
+    found, want = forward(made, x, *derive(made)), made(x)
+    for y, eager in zip(found, want, strict=True):
+        assert_close(y, eager, rtol=1e-4, atol=1e-5)
+        longer = [d for d, length in enumerate(y.shape) if length != 1]
+        assert [y.stride(d) for d in longer] == [eager.stride(d) for d in longer]
+        assert y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
+def test_images_of_two_ranks() -> None:
+    """Their channels are not the same dimension."""
+    made = model(lambda m, x: F.relu(F.conv3d(x, m.b.weight[..., None]) + m.b(x[0])).amax((2, 3, 4)))
+    x = torch.randn(2, 8, 8, 8, 8)
+    built = turned(made, x)
+    derive, forward = built.program.functions()
+    assert built.turned == 2
+    assert_close(forward(made, x, *derive(made)), made(x), rtol=1e-4, atol=1e-5)
