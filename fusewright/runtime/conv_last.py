@@ -20,6 +20,8 @@ from fusewright.runtime.observers import observed
 _torch: Any = torch  # some of what follows has no types
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _HALVES = (torch.float16, torch.bfloat16)
+# So many channels are multiplied without tf32 while memory is read and written twice.
+FEW = 128
 Number = int | tuple[int, ...]
 
 
@@ -39,9 +41,9 @@ class Call(NamedTuple):
     def kind(self) -> Hashable:
         """What a library chooses its kernel by."""
         x, w = self.x, self.w
-        settings = _torch.backends.cudnn.conv.fp32_precision, torch.are_deterministic_algorithms_enabled()
-        asked = self.bias is None, self.residual is None, *self[4:]
-        return x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), *asked, *settings
+        settings = (*_tf32(), _torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled())
+        asked = self.bias is None or self.bias.dtype, self.residual is None or self.residual.stride(), *self[4:]
+        return x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, *asked, *settings
 
 
 def conv_last(
@@ -99,6 +101,25 @@ def _by_cublas(call: Call) -> Tensor:
     return found.view(n, h, w, features).permute(0, 3, 1, 2)
 
 
+def _is_product(call: Call) -> bool:
+    """Whether cuBLAS may compute it, no less exactly than a convolution, and in less time than more passes take."""
+    one_tap = call.w.shape[2:].numel() == 1 and call.stride in (1, (1, 1)) and call.padding in (0, (0, 0))
+    if not one_tap or call.groups != 1 or call.residual is not None or call.bias is None:
+        return False
+    convolutions, products = _tf32()
+    if call.x.dtype != torch.float32 or convolutions == products:
+        return True
+    return convolutions and call.x.shape[1] <= FEW
+
+
+def _tf32() -> tuple[bool, bool]:
+    """Whether convolutions and products may use tf32."""
+    backends = _torch.backends
+    own = backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision
+    convolutions, products = ((backends.fp32_precision if value == "none" else value) == "tf32" for value in own)
+    return convolutions, products
+
+
 Way = Callable[[Call], Tensor]
 _known: dict[Hashable, Way] = {}
 # Kinds of calls that are remembered: those of a few networks at a few sizes.
@@ -115,8 +136,7 @@ def _way(call: Call) -> Way:
     if len(_known) >= _MOST:
         _known.clear()
     ways: list[Way] = [_by_cudnn]
-    is_product = call.w.shape[2:].numel() == 1 and call.stride in (1, (1, 1)) and call.padding in (0, (0, 0))
-    if is_product and call.groups == 1 and call.residual is None and call.bias is not None:
+    if _is_product(call):
         ways.append(_by_cublas)
     _known[kind] = next((way for way in ways if _passes_nan_on(way, call)), _plain)
     return _known[kind]

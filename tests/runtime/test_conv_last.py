@@ -105,6 +105,25 @@ def test_a_kernel_that_loses_nan_is_not_used(asked: dict[str, int]) -> None:
     assert library._way(called(**operands(residual=residual))) is library._by_cudnn
 
 
+@pytest.mark.parametrize(
+    ("tf32", "channels", "expected"),
+    [
+        ((True, True), 256, True),
+        ((False, False), 256, True),
+        ((False, True), 16, False),  # would be rounded more
+        ((True, False), 16, True),
+        ((True, False), 256, False),  # would take longer
+    ],
+)
+def test_a_product_is_as_exact(
+    tf32: tuple[bool, bool], channels: int, expected: bool, asked: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "_tf32", lambda: tf32)
+    x, w = torch.randn(1, 2, 2, channels), torch.randn(8, 1, 1, channels)
+    found = library._way(called(**operands(x=x, w=w, bias=torch.randn(8))))
+    assert (found is library._by_cublas) == expected
+
+
 def test_it_is_asked_once_for_every_kind_of_call(asked: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         library._way(called(**operands()))
