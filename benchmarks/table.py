@@ -33,7 +33,8 @@ PEERS = {
 def tables() -> str:
     """All tables, one per results file that exists, and one of all runs of the fused operators."""
     writers = {**dict.fromkeys(FILES, _table), "cpu_footprint.json": _footprint, "cpu_scaling.json": _scaling}
-    writers |= dict.fromkeys((f"h100_networks{kind}.json" for kind in ("", "_bf16", "_batch1")), _networks)
+    networks = (*(f"h100_networks{kind}.json" for kind in ("", "_bf16", "_batch1")), "h200_networks_channels_last.json")
+    writers |= dict.fromkeys(networks, _networks)
     found = {name: json.loads((RESULTS / name).read_text()) for name in writers if (RESULTS / name).exists()}
     fused = {path.name: json.loads(path.read_text()) for path in RESULTS.glob(FUSED)}
     written = [writers[name](record, name) for name, record in found.items()]
@@ -153,7 +154,7 @@ def _networks(record: dict[str, Any], name: str) -> str:
             times = {who: row["times"][who]["median"] for who in ("eager", "compile", "fusewright")}
             gains = [f"{times[who] / times['fusewright']:.2f}" for who in ("eager", "compile")]
             numbers = [*(_number(seconds * 1e3) for seconds in times.values()), *gains, f"{row['optimized']:.0f}"]
-            rows.append([row["name"], "x".join(map(str, row["shape"])), *numbers])
+            rows.append([row["name"] + _label(row), "x".join(map(str, row["shape"])), *numbers])
     columns = [
         "network",
         "input",
@@ -162,10 +163,15 @@ def _networks(record: dict[str, Any], name: str) -> str:
         "times compile",
         "planned in, s",
     ]
-    proof = "" if record["verified"] else ", outputs compared with eager's but not verified"
-    title = (
-        f"{_where(record['environment'])}; whole networks (`benchmarks/networks.py`), {record['dtype']}, default flags"
+    proven, unproven = (
+        [row["name"] for row in record["rows"] if not row["error"] and (row["verified"] is None) == missing]
+        for missing in (False, True)
     )
+    proof = ", outputs compared with eager's but not verified" if unproven else ""
+    if proven and unproven:
+        proof = f", {', '.join(proven)} verified, outputs of the others compared with eager's"
+    dtype = record.get("dtype", "float32 but for what the row says")
+    title = f"{_where(record['environment'])}; whole networks (`benchmarks/networks.py`), {dtype}, default flags"
     return "\n".join([f"{title}{proof}, milliseconds, `results/{name}`:", "", *_rows(columns, rows, words=2)]) + "\n"
 
 
