@@ -7,6 +7,7 @@ import torch
 from gpu_build import built_for_a_gpu
 from torch import Tensor, nn
 
+import fusewright
 from tests.dropin import fast, kernels_of, program_calls
 
 
@@ -97,6 +98,17 @@ def test_a_weight_in_channels_last() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.ReLU(), nn.AdaptiveMaxPool2d(1))
     f = fast(model.to(memory_format=torch.channels_last), torch.randn(2, 3, 8, 8), kernels="always", verify=True)
     assert kernels_of(f)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_weight_of_one_tap_in_channels_last(last: bool) -> None:
+    """It lies row by row as well, but eager goes by its strides."""
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU()).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 8, 6, 7)
+    x = x.to(memory_format=torch.channels_last) if last else x
+    f = fusewright.optimize(model, (x,), kernels="always", verify=False, measure=False)
+    torch.testing.assert_close(f(x), model(x), check_stride=True)
+    assert not model(x).is_contiguous() and (not last or kernels_of(f))
 
 
 class Joined(nn.Module):

@@ -31,7 +31,7 @@ def order_of(tensor: Tensor, node: Node | None = None) -> Order:
     if _has_last_channel(tensor):
         return _last(value)
     if tensor.is_contiguous():
-        return rows
+        return (*rows, _UNKNOWN) if _is_ambiguous(tensor) else rows
     moving = tuple(d for d in rows if tensor.stride(d))
     found = tuple(sorted(moving, key=tensor.stride, reverse=True))
     if found == moving:
@@ -44,6 +44,14 @@ def _has_last_channel(tensor: Tensor) -> bool:
     if tensor.ndim not in (4, 5) or tensor.shape[1] != 1 or tensor.stride(1) != 1:
         return False
     return tensor.shape[2:].numel() > 1 and tensor.is_contiguous()
+
+
+def _is_ambiguous(tensor: Tensor) -> bool:
+    """Whether an image of one position has the strides of channels-last format, as weights of such a model's 1 x 1
+    convolutions do."""
+    if tensor.ndim not in (4, 5) or tensor.shape[1] == 1 or tensor.shape[2:].numel() != 1:
+        return False
+    return tensor.stride(1) == 1 and min(tensor.stride()[2:]) >= tensor.shape[1]
 
 
 def is_in_rows(tensor: Tensor) -> bool:
