@@ -384,7 +384,7 @@ def _variants(trial: Trial, built: Built, most: int) -> list[Built]:
     if built.program.kernels and trial.options.kernels == "auto":
         plain = _built(trial, kernels="never")
         variants += [plain] if plain.rewritten.fired or _is_worth_recording(trial, plain) else []
-    if built.device.type == "cuda" and trial.options.kernels == "auto":
+    if built.device.type == "cuda" and trial.options.kernels == "auto" and trial.options.measure:
         last = _built(trial, last=True)
         variants += [last] if last.turned else []
     if len(variants) == 1 or not trial.options.measure:
