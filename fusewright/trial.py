@@ -23,6 +23,7 @@ from fusewright.module import attach
 from fusewright.pipeline import Built, build, kernel_target
 from fusewright.plan import Kept, Mode, Plan
 from fusewright.reduced import reduced, shape
+from fusewright.rules import attention
 from fusewright.sides import free_sides, path_is_one
 from fusewright.tree import flat_tensors, tree_flatten, tree_map
 from fusewright.tuning import Ways
@@ -51,6 +52,9 @@ SECONDS = 30.0
 
 # So many rules that had rivals are also tried without, where the program was built in fewer than so many seconds.
 MOST_VARIANTS, PATIENCE = 2, 30.0
+
+# Rules whose results call what is no part of a solution file, for which `sides` are asked.
+LIBRARIES = frozenset(rule.name for rule in attention.RULES)
 
 AS_IT_WAS = "no rule applies"
 MODES: tuple[Mode, ...] = ("forward", "forward+backward", "with input gradients")
@@ -360,6 +364,7 @@ def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:
         "precision": options.precision,
         "measure": options.measure and like is None,
         "target": options.target,
+        "without": LIBRARIES if options.sides else frozenset(),
         "wishes": options.wishes,
         "ways": trial.ways,
         "progress": trial.progress,
@@ -374,20 +379,20 @@ def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:
 def _variants(trial: Trial, built: Built, most: int) -> list[Built]:
     """`built`, and what becomes of it without rules that had rivals, `most` of them, without kernels, or with channels
     last; the fastest first where that may be measured."""
-    variants = [built]
+    variants, options = [built], trial.options
     while len(variants) <= most:
         contested = next((fired.rule for fired in variants[-1].rewritten.fired if fired.rivals), None)
         other = None if contested is None else _built(trial, without=variants[-1].without | {contested})
         if other is None or not other.rewritten.fired:
             break
         variants.append(other)
-    if built.program.kernels and trial.options.kernels == "auto":
+    if built.program.kernels and options.kernels == "auto":
         plain = _built(trial, kernels="never")
         variants += [plain] if plain.rewritten.fired or _is_worth_recording(trial, plain) else []
-    if built.device.type == "cuda" and trial.options.kernels == "auto" and trial.options.measure:
+    if built.device.type == "cuda" and options.kernels == "auto" and options.measure and not options.sides:
         last = _built(trial, last=True)
         variants += [last] if last.turned else []
-    if len(variants) == 1 or not trial.options.measure:
+    if len(variants) == 1 or not options.measure:
         return variants
     trial.progress("comparing variants")
 

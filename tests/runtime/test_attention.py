@@ -11,8 +11,10 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import fusewright
+from fusewright.dispatch import Options
 from fusewright.pipeline import build
 from fusewright.runtime.attention import attention
+from fusewright.trial import Trial, _built
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -79,6 +81,14 @@ def test_what_libraries_write_is_one_call() -> None:
     given = tuple(t.bfloat16() for t in operands())
     source = build(Widened(), given, {}, target=device).program.source
     assert source.count("attention(") == 1 and "softmax" not in source
+
+
+def test_a_solution_file_has_what_it_calls() -> None:
+    """Which our own functions are not."""
+    options = Options(sides=True, measure=False, target=torch.device("cuda:0"))
+    given = Trial(MinGPT().eval(), (torch.randn(2, 16, 64),), {}, options, lambda _: None)
+    again = _built(given, like=_built(given))
+    assert "attention(" not in again.program.source and "softmax" in again.program.source
 
 
 def test_weights_that_are_returned_are_computed_once() -> None:
