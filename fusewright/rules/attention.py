@@ -6,14 +6,23 @@ softmax(q k^T / 8 + mask) v = attention(q, k, v)
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial, reduce
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
+
+import torch
 
 from fusewright.ir.build import cast, permute, pointwise, reshape
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Attention, Cast, Matmul, Permute, Reshape, Softmax
-from fusewright.rules.operands import function, is_scaled, number, place
+from fusewright.ir.ops import Attention, Cast, Matmul, Number, Permute, Reshape, Softmax, size
+from fusewright.rules.operands import function, is_scaled, number, place, usable
 from fusewright.rules.rule import Match, Rule, op, rule, value
+
+# So many masks are looked for: each sum has two ways on.
+MASKS = 8
 
 
 class _Scores(NamedTuple):
@@ -27,41 +36,42 @@ class _Scores(NamedTuple):
 
 def _scores(node: Node) -> _Scores | None:
     """What `node` is, if scores of attention."""
-    mask: Node | None = None
-    node = _unwidened(node)
-    while (peeled := _unmasked(node)) is not None:
-        node, added = peeled
-        mask = added if mask is None else pointwise("add", mask, added)
-    node, scale = _unscaled(node)
-    if not isinstance(node.op, Matmul) or node.args[2] is not None or node.ndim not in (3, 4):
+    found = _unmasked(_unwidened(node))
+    if found is None:
+        return None
+    (node, scale), masks = _unscaled(found[0]), found[1]
+    if node.args[2] is not None or node.ndim not in (3, 4):
         return None
     q, w = node.arg(0), node.arg(1)
     (q, of_q), (w, of_w) = _unscaled(q), _unscaled(w)
+    assert isinstance(node.op, Matmul)
     k = w if node.op.transpose_w else _with_last_two_swapped(w)
+    mask = reduce(partial(pointwise, "add"), masks) if masks else None
     return _Scores(q, k, mask, scale * of_q * of_w)
 
 
-def _unmasked(node: Node) -> tuple[Node, Node] | None:
-    """Scores before something was added to them, or some were set to -inf, and what that adds to them."""
-    if function(node) == "add":
-        for x, mask in (node.args, node.args[::-1]):
-            if x is not None and mask is not None and x.shape == node.shape and _is_product(x):
-                return x, mask
-    if function(node) == "where":
-        condition, first, second = (node.arg(i) for i in range(3))
-        for x, other in ((second, first), (first, second)):
-            if number(other) == -math.inf and x.shape == node.shape and _is_product(x):
-                chosen = (-math.inf, 0.0) if x is second else (0.0, -math.inf)
-                return x, cast(pointwise("where", condition, *chosen), node.dtype)
+def _unmasked(node: Node, masks: int = MASKS) -> tuple[Node, list[Node]] | None:
+    """The product below scores to which at most `masks` were added, perhaps scaled, and these."""
+    if isinstance(_unscaled(node)[0].op, Matmul):
+        return node, []
+    for x, mask in _added(node) if masks else ():
+        if x.shape == node.shape and (found := _unmasked(x, masks - 1)) is not None:
+            return found[0], [mask, *found[1]]
     return None
 
 
-def _is_product(node: Node) -> bool:
-    """Whether scores of attention are below, not one of the masks."""
-    node = _unwidened(node)
-    while (peeled := _unmasked(node)) is not None:
-        node = peeled[0]
-    return isinstance(_unscaled(node)[0].op, Matmul)
+def _added(node: Node) -> Iterator[tuple[Node, Node]]:
+    """Values that something was added to, or of which some were set to -inf, and what that adds to them."""
+    if function(node) == "add":
+        for x, mask in ((node.arg(0), node.arg(1)), (node.arg(1), node.arg(0))):
+            if not isinstance(mask.op, Number) and torch.promote_types(x.dtype, mask.dtype) == x.dtype:
+                yield x, cast(mask, x.dtype)
+    if function(node) == "where":
+        condition, first, second = (node.arg(i) for i in range(3))
+        for x, other in ((second, first), (first, second)):
+            if number(other) == -math.inf:
+                chosen = (-math.inf, 0.0) if x is second else (0.0, -math.inf)
+                yield x, cast(pointwise("where", condition, *chosen), node.dtype)
 
 
 def _unscaled(node: Node) -> tuple[Node, float]:
@@ -118,8 +128,10 @@ def _refuse_attention(m: Match) -> str | None:
         return "they are of several types"
     if root.device.type == "cpu":
         return "the kernels of a CPU lose NaN"
-    if not isinstance(q.shape[-1], int) or q.shape[-1] % 8 or v.shape[-1] % 8:
+    if not all(isinstance(n, int) and n > 0 and n % 8 == 0 for n in (q.shape[-1], v.shape[-1])):
         return "the kernels take heads of a number of eights"
+    if not usable(scores.scale, root.dtype):
+        return "the scale is not normal"
     return None
 
 
@@ -133,7 +145,7 @@ def spelled_out(m: Match) -> Node:
     """softmax(s q k^T + mask) v -> attention(q, k, v), where masks are added, or scores set to -inf.
 
     q (N, H, L, E), k (N, H, S, E), v (N, H, S, D), or all without H; s > 0 may be anyone's factor.  E and D are
-    multiples of 8.  Class reassociates.
+    multiples of 8, and s is normal; masks are of types that q's holds.  Class reassociates.
     """
     root, v = m["root"], m["v"]
     q, k, mask, scale = _found(m)
@@ -141,19 +153,29 @@ def spelled_out(m: Match) -> Node:
         q, k, v = (reshape(t, (t.shape[0], 1, *t.shape[1:])) for t in (q, k, v))
         if mask is not None and mask.ndim == 3:
             mask = reshape(mask, (mask.shape[0], 1, *mask.shape[1:]))
-    mask = None if mask is None else cast(mask, q.dtype)
     return reshape(make(Attention(scale), q, k, v, mask), root.shape)
+
+
+def _refuse_positions(m: Match) -> str | None:
+    root, turn, attention = m["root"], m["turn"], m["attention"].op
+    assert isinstance(turn.op, Permute) and isinstance(attention, Attention)
+    if attention.turned or turn.op.dims != (0, 2, 1, 3):
+        return "other dimensions are swapped"
+    ends = set(accumulate(reversed(root.shape), mul))
+    if not turn.op.copy and {turn.shape[3], size(turn.shape[2] * turn.shape[3])} <= ends:
+        return "heads stay apart, and what is a view lies as before"
+    return None
 
 
 @rule(
     "permute(attention(q, k, v)) = attention(q, k, v) by positions",
     pattern=op("root", Reshape, of=(op("turn", Permute, of=(op("attention", Attention),)),)),
-    condition=lambda m: None if m["turn"].op.dims == (0, 2, 1, 3) else "other dimensions are swapped",  # type: ignore[attr-defined]
+    condition=_refuse_positions,
     exactness="exact",
     enables=True,
 )
 def by_positions(m: Match) -> Node:
-    """(N, H, L, D) -> (N, L, H, D) -> (N, L, H*D) is how the kernels write.  Class exact."""
+    """(N, H, L, D) -> (N, L, H, D) -> (N, L, H*D), which is a copy in eager, is how the kernels write.  Class exact."""
     attention = m["attention"]
     assert isinstance(attention.op, Attention)
     return reshape(make(replace(attention.op, turned=True), *attention.args), m["root"].shape)

@@ -55,17 +55,30 @@ def cases(draw: Draw) -> Node:
     where = draw(st.sampled_from(["scores", "q", "k", ""]))
     s = scores(q, k, where=where, transpose=draw(st.booleans()))
     for _ in range(draw(st.integers(0, 2))):
-        mask = inp(*draw(st.sampled_from([(3, 4), (1, 4), (4,), s.shape])))
+        kind = draw(st.sampled_from([torch.float64, torch.float32, torch.bool]))
+        mask = inp(*draw(st.sampled_from([(3, 4), (1, 4), (4,), s.shape])), dtype=kind)
         s = pointwise("add", *draw(st.permutations([s, mask])))
     if draw(st.booleans()):
         s = hidden(s, draw(st.sampled_from([(3, 4), (1, 4), s.shape])), last=draw(st.booleans()))
     return attention(s, v)
 
 
-def turned(dims: tuple[int, ...] = (0, 2, 1, 3), *, copy: bool = False) -> Node:
+def half() -> Node:
+    return scores(inp(B, 2, 3, 8, dtype=torch.float16), inp(B, 2, 4, 8, dtype=torch.float16))
+
+
+def masked(times: int) -> Node:
+    s = scores(inp(B, 2, 3, 8), inp(B, 2, 4, 8))
+    for _ in range(times):
+        s = pointwise("add", s, inp(3, 4))
+    return s
+
+
+def turned(dims: tuple[int, ...] = (0, 2, 1, 3), *, copy: bool = False, flat: bool = True) -> Node:
     q, k, v = inp(B, 2, 3, 8), inp(B, 2, 4, 8), inp(B, 2, 4, 8)
     y = make(ops.Permute(dims, copy), make(ops.Attention(0.5), q, k, v, None))
-    return reshape(y, (*y.shape[:2], y.shape[2] * y.shape[3]))
+    last = (y.shape[2] * y.shape[3],) if flat else (y.shape[2], 2, y.shape[3] // 2)
+    return reshape(y, (*y.shape[:2], *last))
 
 
 SPECS = [
@@ -87,6 +100,12 @@ SPECS = [
             "# times what is no number": lambda: attention(
                 pointwise("mul", scores(inp(B, 2, 3, 8), inp(B, 2, 4, 8)), inp(1))
             ),
+            "# plus a number": lambda: attention(pointwise("add", scores(inp(B, 2, 3, 8), inp(B, 2, 4, 8)), 1)),
+            "# plus a mask of a type that theirs does not hold": lambda: attention(
+                pointwise("add", half(), inp(3, 4, dtype=torch.float32)), inp(B, 2, 4, 8, dtype=torch.float32)
+            ),
+            "# below more masks than anyone has": lambda: attention(masked(rules.MASKS + 1)),
+            "the scale is not normal": lambda: attention(scores(inp(B, 2, 3, 8), inp(B, 2, 4, 8), scale=1e-310)),
             "# turned around": lambda: attention(scores(inp(B, 2, 3, 8), inp(B, 2, 4, 8), scale=-1.0)),
             "# twice as many": lambda: attention(
                 pointwise("add", scores(inp(1, 2, 3, 8), inp(1, 2, 4, 8)), inp(B, 2, 3, 4))
@@ -106,7 +125,10 @@ SPECS = [
     RuleSpec(
         rules.by_positions,
         example=turned,
-        cases=st.just(turned()),
-        refusals={"other dimensions are swapped": lambda: turned((0, 1, 3, 2))},
+        cases=st.sampled_from([turned(), turned(copy=True), turned(copy=True, flat=False)]),
+        refusals={
+            "other dimensions are swapped": lambda: turned((0, 1, 3, 2)),
+            "heads stay apart, and what is a view lies as before": lambda: turned(flat=False),
+        },
     ),
 ]

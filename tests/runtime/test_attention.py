@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -99,6 +101,69 @@ def test_weights_that_are_returned_are_computed_once() -> None:
 
     source = build(Both(), operands()[:3], {}, target=torch.device("cuda:0")).program.source
     assert "attention(" not in source
+
+
+class Of(nn.Module):
+    def __init__(self, f: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, *given: Tensor) -> Tensor:
+        return self.f(*given)
+
+
+def hidden(value: float, dtype: torch.dtype) -> Callable[..., Tensor]:
+    """A row is hidden as a whole, by a number that half precision does not have."""
+    mask = torch.full((5, 7), value, dtype=dtype)
+    return lambda q, k, v: torch.softmax(q @ k.mT + mask, -1).to(v.dtype) @ v
+
+
+def residual(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q @ k.mT
+    for _ in range(50):
+        s = s + torch.sin(s)
+    return torch.softmax(s, -1) @ v
+
+
+def samples(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    w = torch.ones(1, 3, 7, 8)
+    return torch.softmax(w @ w.mT, -1) @ v.permute(1, 2, 0, 3).reshape(1, 3, 7, -1)
+
+
+def by_positions(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (torch.softmax(q @ k.mT, -1) @ v).transpose(1, 2)
+
+
+def both(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Sums of masks that are true are no truth."""
+    return torch.softmax(q @ k.mT + (k > 0)[..., 0].unsqueeze(-2) + (q > 0)[..., :1], -1) @ v
+
+
+MODELS: dict[str, tuple[Callable[..., Tensor], torch.dtype]] = {
+    "a number that is added": (lambda q, k, v: torch.softmax(q @ k.mT + 1.5, -1) @ v, torch.float32),
+    "no features": (lambda q, k, v: torch.softmax(q[..., :0] @ k[..., :0].mT, -1) @ v, torch.float32),
+    "no values": (lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v[..., :0], torch.float32),
+    "a scale of infinity": (lambda q, k, v: torch.softmax(q @ k.mT / 1e-310, -1) @ v, torch.float32),
+    "features of all samples": (samples, torch.float32),
+    "masks of bool": (both, torch.float32),
+    "residuals": (residual, torch.float32),
+    "a mask beyond float16": (hidden(-1e9, torch.float32), torch.float16),
+    "a mask of bfloat16": (hidden(-1e9, torch.bfloat16), torch.float16),
+    "a mask beyond bfloat16": (hidden(torch.finfo(torch.float32).min, torch.float32), torch.bfloat16),
+    "heads apart": (lambda *qkv: by_positions(*qkv).unflatten(3, (2, 8)), torch.float32),
+    "the same shape": (lambda *qkv: by_positions(*qkv).view(2, 5, 3, 16), torch.float32),
+    "one sample": (lambda *qkv: by_positions(*(t[:1] for t in qkv)).squeeze(0), torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_gpu_would_compute_is_what_eager_has(name: str) -> None:
+    f, dtype = MODELS[name]
+    given = tuple(t.to(dtype) for t in operands()[:3])
+    program = build(Of(f), given, {}, mode="always", measure=False, target=torch.device("cuda:0")).program
+    derive, forward = replace(program, source=program.source.replace("cuda:0", "cpu")).functions()
+    found = forward(Of(f), *given, *derive(Of(f)))
+    torch.testing.assert_close(found, f(*given), check_stride=True, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
