@@ -372,3 +372,20 @@ def test_forks() -> None:
     code = IN_FORKS.format(path=[str(Path(__file__).parent)])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout == "done\n", done.stderr
+
+
+class Tied(nn.Module):
+    """Values whose rows are samples and that are a weight as well, as many as those."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.randn(3, 3))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.softmax(x @ y.mT + self.mask, -1) @ x
+
+
+def test_values_that_are_read_by_sample_and_as_a_whole() -> None:
+    model, given = Tied(), (torch.randn(3, 4), torch.randn(3, 4))
+    f = fusewright.optimize(model, given, rewrite="always", kernels="always", verify=False, measure=False)
+    torch.testing.assert_close(f(*given), model(*given))

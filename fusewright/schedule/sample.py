@@ -48,10 +48,18 @@ class SampleProgram:
         """Whether `node`, broadcast to a value of `ndim` dimensions, is another one for every sample."""
         return node.ndim == ndim and node.shape[0] == self.batch
 
+    def uses(self, leaf: Node) -> set[bool]:
+        """Whether a leaf is read by sample, of each of its uses: weights may be as many as samples."""
+        return {
+            self.sampled(leaf, n.ndim) if isinstance(n.op, ops.Pointwise) else i == 0
+            for n in self.inner
+            for i, a in enumerate(n.args)
+            if a is leaf
+        }
+
     def per_sample(self, leaf: Node) -> bool:
-        """Whether a leaf has a part for each sample, by how it is used: weights may be as many as samples."""
-        users = (n for n in self.inner if leaf in n.inputs)
-        return any(self.sampled(leaf, n.ndim) if isinstance(n.op, ops.Pointwise) else leaf is n.arg(0) for n in users)
+        """Whether a leaf has a part for each sample."""
+        return True in self.uses(leaf)
 
     @cached_property
     def constants(self) -> frozenset[Node]:
@@ -161,6 +169,9 @@ def _problem(p: SampleProgram, most: int) -> str | None:
     wrong = [n for n in (p.root, *p.leaves) if n.dtype not in MEMORY]
     if wrong:
         return f"{wrong[0]!r} lies in memory as {wrong[0].dtype}"
+    torn = [n for n in p.leaves if len(p.uses(n)) > 1]
+    if torn:
+        return f"{torn[0]!r} is read by sample and as a whole"
     if not p.given and not any(map(p.per_sample, p.leaves)):
         return f"{p.root!r} depends on no sample"
     if not p.given and not any(isinstance(n.op, (*ROWS, ops.Matmul)) for n in p.inner):
