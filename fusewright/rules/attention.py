@@ -65,13 +65,22 @@ def _added(node: Node) -> Iterator[tuple[Node, Node]]:
     if function(node) == "add":
         for x, mask in ((node.arg(0), node.arg(1)), (node.arg(1), node.arg(0))):
             if not isinstance(mask.op, Number) and torch.promote_types(x.dtype, mask.dtype) == x.dtype:
-                yield x, cast(mask, x.dtype)
+                yield x, _in_reach(cast(mask, x.dtype))
     if function(node) == "where":
         condition, first, second = (node.arg(i) for i in range(3))
         for x, other in ((second, first), (first, second)):
             if number(other) == -math.inf:
                 chosen = (-math.inf, 0.0) if x is second else (0.0, -math.inf)
                 yield x, cast(pointwise("where", condition, *chosen), node.dtype)
+
+
+def _in_reach(mask: Node) -> Node:
+    """What is added, where the kernels' product of it with log2 e would be -inf no less than half the least number:
+    rows that are hidden as a whole by that number have a mean, and those hidden by -inf have none."""
+    if mask.dtype not in (torch.float32, torch.bfloat16):
+        return mask
+    raised = pointwise("clamp_min", mask, params=(torch.finfo(mask.dtype).min / 2,))
+    return pointwise("where", pointwise("gt", mask, -math.inf), raised, mask)
 
 
 def _unscaled(node: Node) -> tuple[Node, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -83,6 +84,32 @@ def test_what_libraries_write_is_one_call() -> None:
     given = tuple(t.bfloat16() for t in operands())
     source = build(Widened(), given, {}, target=device).program.source
     assert source.count("attention(") == 1 and "softmax" not in source
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_mask_is_out_of_the_kernels_reach(dtype: torch.dtype) -> None:
+    """They multiply by log2 e, and what is hidden by the least number would be hidden by -inf then."""
+    q, k, v, mask = operands(dtype=dtype)
+    least = torch.finfo(dtype).min
+    mask[0], mask[1], mask[2, :3], mask[3, 0] = least, float("-inf"), least, float("nan")
+    built = build(Added(), (q, k, v, mask), {}, target=torch.device("cuda:0"))
+    _, forward = built.program.functions()
+    given: list[Tensor] = []
+
+    def listening(*tensors: Tensor, mask: Tensor, **how: Any) -> Tensor:
+        given.append(mask)
+        return attention(*tensors, mask=mask, **how)
+
+    forward.__globals__["attention"] = listening
+    torch.testing.assert_close(forward(None, q, k, v, mask), Added()(q, k, v, mask), equal_nan=True)
+    (seen,) = given
+    assert torch.equal((seen * math.log2(math.e)).isinf(), mask.isinf()) and torch.equal(seen.isnan(), mask.isnan())
+    assert torch.equal(seen[4], mask[4])
+
+
+class Added(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return torch.softmax(q @ k.mT * 0.25 + mask, -1) @ v
 
 
 def test_a_solution_file_has_what_it_calls() -> None:
@@ -191,6 +218,16 @@ class TestOnGpu:
             with torch.no_grad():
                 found = attention(q, k, v, mask=mask if masked else None, scale=0.25)
                 assert torch.equal(found.isnan(), spelled(q, k, v, mask if masked else None).isnan()), index
+
+    def test_rows_that_are_hidden(self, dtype: torch.dtype, masked: bool, length: int) -> None:
+        q, k, v, mask = operands("cuda", dtype, length)
+        mask[1], mask[2, 0] = torch.finfo(dtype).min, torch.finfo(dtype).min
+        f = fusewright.optimize(Added(), (q, k, v, mask), rewrite="always", verify=False, measure=False)
+        assert "attention(" in fusewright.explain(f).program
+        with torch.no_grad():
+            want = spelled(q.double(), k.double(), v.double(), mask.double())
+            own = (spelled(q, k, v, mask).double() - want).abs().max()
+            assert (f(q, k, v, mask).double() - want).abs().max() <= 3 * own + 1e-6
 
     def test_models(self, dtype: torch.dtype, masked: bool, length: int) -> None:
         torch.manual_seed(0)
