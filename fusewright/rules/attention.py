@@ -1,6 +1,8 @@
-"""Attention that is spelled out: products, a softmax and a mask are one operation, whose scores never reach memory.
+"""Attention that is spelled out: products, a softmax and a mask are one operation.
 
-softmax(q k^T / 8 + mask) v = attention(q, k, v)
+    softmax(q k^T / 8 + mask) v = attention(q, k, v)
+
+Its scores never reach memory.
 """
 
 from __future__ import annotations
