@@ -100,7 +100,7 @@ def test_first_calls_memory_and_scaling_have_tables() -> None:
 
 def test_networks_have_a_table() -> None:
     times = {"eager": {"median": 0.01}, "compile": {"median": 0.005}, "fusewright": {"median": 0.002}}
-    row = {"name": "a", "shape": [8, 3], "error": "", "optimized": 12.3, "times": times}
+    row = {"name": "a", "shape": [8, 3], "error": "", "optimized": 12.3, "times": times, "verified": None}
     record = {"environment": _case("a")["environment"], "dtype": "float32", "verified": False}
     text = table._networks({**record, "rows": [row, {"name": "b", "error": "died"}]}, "x.json")
     assert "| a | 8x3 | 10 | 5 | 2 | 5.00 | 2.50 | 12 |" in text and "not verified" in text and "| b |" not in text
