@@ -35,19 +35,8 @@ _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 
 # Operations whose result is always memory of its own.
 _ALLOCATES = (
-    *(
-        Fused,
-        ops.Attention,
-        ops.Conv,
-        ops.ConvLast,
-        ops.Matmul,
-        ops.Pool,
-        ops.Pointwise,
-        ops.Reduce,
-        ops.Softmax,
-        ops.Norm,
-    ),
-    *(ops.Cat, ops.Embedding, ops.Statistics, ops.Transfer),
+    *(Fused, ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm),
+    *(ops.Attention, ops.Cat, ops.ConvLast, ops.Embedding, ops.Statistics, ops.Transfer),
 )
 
 
@@ -177,8 +166,7 @@ def _exposed(graph: Graph) -> set[Node]:
     """The values that the caller or an opaque operation may get to write to: none of them may be kept for later."""
     exposed = {o for o in graph.outputs if isinstance(o, Node)}
     for node in reversed(graph.nodes()):
-        allocates = isinstance(node.op, _ALLOCATES) or _only_computes(node)
-        if (node.op.effectful or node in exposed) and not allocates:
+        if (node.op.effectful or node in exposed) and not _allocates(node):
             exposed.update(node.inputs)
     return exposed
 
@@ -191,9 +179,13 @@ def _written(graph: Graph) -> set[Node]:
             written.update(node.inputs)
         elif isinstance(node.op, ops.Track) or (isinstance(node.op, ops.Norm) and node.op.effectful):
             written.update(a for a in node.args[-2:] if a is not None)  # running statistics
-        elif node in written and not (isinstance(node.op, _ALLOCATES) or _only_computes(node)):
+        elif node in written and not _allocates(node):
             written.update(node.inputs)
     return written
+
+
+def _allocates(node: Node) -> bool:
+    return isinstance(node.op, _ALLOCATES) or _only_computes(node)
 
 
 def _only_computes(node: Node) -> bool:

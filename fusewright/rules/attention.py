@@ -20,7 +20,7 @@ import torch
 from fusewright.ir.build import cast, permute, pointwise, reshape
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Attention, Cast, Matmul, Number, Permute, Reshape, Softmax, size
-from fusewright.rules.operands import function, is_scaled, number, place, usable
+from fusewright.rules.operands import function, is_scaled, number, place, unwidened, usable
 from fusewright.rules.rule import Match, Rule, op, rule, value
 
 # So many masks are looked for: each sum has two ways on.
@@ -38,7 +38,7 @@ class _Scores(NamedTuple):
 
 def _scores(node: Node) -> _Scores | None:
     """What `node` is, if scores of attention."""
-    found = _unmasked(_unwidened(node))
+    found = _unmasked(unwidened(node))
     if found is None:
         return None
     (node, scale), masks = _unscaled(found[0]), found[1]
@@ -93,12 +93,6 @@ def _unscaled(node: Node) -> tuple[Node, float]:
         if factor is not None and math.isfinite(factor) and factor > 0.0 and x.dtype == node.dtype:
             return x, factor if function(node) == "mul" else 1.0 / factor
     return node, 1.0
-
-
-def _unwidened(node: Node) -> Node:
-    """A value before it was cast to a type that holds it."""
-    wider = isinstance(node.op, Cast) and node.dtype.itemsize > node.arg(0).dtype.itemsize
-    return node.arg(0) if wider and node.arg(0).dtype.is_floating_point else node
 
 
 def _with_last_two_swapped(w: Node) -> Node:

@@ -35,7 +35,7 @@ from fusewright.ir.ops import (
     Source,
     Vector,
 )
-from fusewright.rules.operands import function, is_shifted, number, place
+from fusewright.rules.operands import function, is_shifted, number, place, unwidened
 from fusewright.rules.rule import Match, Rule, op, rule, value
 
 
@@ -169,7 +169,7 @@ def _normalised(y: Node, spread: Node) -> tuple[Literal["rms", "layer"], Node] |
         assert isinstance(spread.op, Reduce)
         return ("layer", x) if centered and spread.arg(0) is x and spread.op.correction == 0 else None
     squared = _square_root(spread.arg(0)) if _reduced(spread, "mean") else None
-    if squared is None or not squared.dtype.is_floating_point or _unwidened(squared) is not _unwidened(y):
+    if squared is None or not squared.dtype.is_floating_point or unwidened(squared) is not unwidened(y):
         return None
     return ("layer", x) if centered else ("rms", squared)
 
@@ -190,12 +190,6 @@ def _square_root(node: Node) -> Node | None:
         case "mul" if node.arg(0) is node.arg(1):
             return node.arg(0)
     return None
-
-
-def _unwidened(node: Node) -> Node:
-    """A value before it was cast to a type that holds it."""
-    wider = isinstance(node.op, Cast) and node.arg(0).dtype.is_floating_point
-    return node.arg(0) if wider and node.dtype.itemsize > node.arg(0).dtype.itemsize else node
 
 
 def _norm_of(m: Match) -> tuple[Norm, Node]:

@@ -9,7 +9,7 @@ import torch
 
 from fusewright.ir.build import reshape
 from fusewright.ir.node import Node
-from fusewright.ir.ops import Number, Pointwise, Reduce
+from fusewright.ir.ops import Cast, Number, Pointwise, Reduce
 from fusewright.rules.linear import reduced_dims
 
 FLOATING = "the values are not floating point, or the result has another dtype"
@@ -78,3 +78,9 @@ def beside(x: Node, window: Node) -> Node:
         return x
     missing = window.arg(0).ndim - x.ndim
     return reshape(x, [n for i, n in enumerate(x.shape) if i + missing not in window.op.dims])
+
+
+def unwidened(node: Node) -> Node:
+    """A value before it was cast to a type that holds it."""
+    wider = isinstance(node.op, Cast) and node.arg(0).dtype.is_floating_point
+    return node.arg(0) if wider and node.dtype.itemsize > node.arg(0).dtype.itemsize else node

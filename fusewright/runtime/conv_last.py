@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusewright.runtime.observers import observed
+from fusewright.runtime.operators import is_ordinary
 
 _torch: Any = torch  # some of what follows has no types
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -68,7 +69,7 @@ def conv_last(
 
 def _may_be_one(*tensors: Tensor | None) -> bool:
     """Whether a library may be called for these: it knows no gradients, and nothing of what may watch."""
-    plain = all(t is None or (type(t) in (Tensor, torch.nn.Parameter) and t.is_cuda) for t in tensors)
+    plain = all(t is None or (is_ordinary(t) and t.is_cuda) for t in tensors)
     if not plain or observed() or not torch.backends.cudnn.enabled:
         return False
     x = tensors[0]
