@@ -21,6 +21,8 @@ HERE = Path(__file__).parent
 FLAGS = ("-std=c++17", "-w", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-ftrivial-auto-var-init=pattern")
 SANITIZERS = ("-g1", "-DEMULATION_PROGRAM", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 RUNTIME = ("fibers", "copies", "launch")
+# The header that brings the standard library's, parsed once for all kernels.
+PRECOMPILED = "fibers.h"
 DYNAMIC_SHARED = re.compile(r"extern\s+__shared__[^;]*\bshared_memory\[\];")
 # Plain C++ to the emulator: it means the same on a CPU.
 UNTOUCHED = {"nonfinite"}
@@ -114,6 +116,14 @@ def _runtime(name: str, flags: tuple[str, ...]) -> Path:
     return _once(".o", f"{name} {flags}", lambda made: _tool("g++", *arguments, "-o", made))
 
 
+@functools.cache
+def _precompiled(flags: tuple[str, ...]) -> Path:
+    """What to include for `PRECOMPILED`: g++ takes the file beside it whose name has another ``.gch``."""
+    arguments = (*flags, "-O1", "-x", "c++-header", HERE / PRECOMPILED)
+    made = _once(".h.gch", f"{PRECOMPILED} {flags}", lambda made: _tool("g++", *arguments, "-o", made))
+    return made.with_suffix("")
+
+
 def build(kernel: Kernel, sanitize: bool) -> Path:
     """A library with `emulation_run`, or the program that does the same under sanitizers."""
     flags = (*FLAGS, *(SANITIZERS if sanitize else ()))
@@ -123,7 +133,7 @@ def build(kernel: Kernel, sanitize: bool) -> Path:
     def make(made: Path) -> None:
         source, compiled = made.parent / "kernel.cpp", made.parent / "kernel.o"
         source.write_text(text)
-        _tool("g++", *flags, "-O1", "-c", "-I", HERE, source, "-o", compiled)
+        _tool("g++", *flags, "-O1", "-c", "-include", _precompiled(flags), "-I", HERE, source, "-o", compiled)
         # .bss holds the shared variables and nothing else: in a section with a C name, its ends have names too.
         _tool("objcopy", "--rename-section", ".bss=cuda_shared", compiled)
         kind = () if sanitize else ("-shared", "-fno-gnu-unique")
