@@ -8,7 +8,7 @@ Its scores never reach memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import accumulate
@@ -19,12 +19,23 @@ import torch
 
 from fusewright.ir.build import cast, permute, pointwise, reshape
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Attention, Cast, Matmul, Number, Permute, Reshape, Softmax, size
+from fusewright.ir.ops import Attention, Cast, Expand, Matmul, Number, Pad, Permute, Reshape, Size, Slice, Softmax, size
 from fusewright.rules.operands import function, is_scaled, number, place, unwidened, usable
 from fusewright.rules.rule import Match, Rule, op, rule, value
 
 # So many masks are looked for: each sum has two ways on.
 MASKS = 8
+
+
+# Rows of a mask begin at multiples of so many numbers, or are copied to where they do.
+ALIGNED = 8
+
+
+class _Mask(NamedTuple):
+    """What is added to scores, or to scores whose first dimension is `split` in two, as windows of an image are."""
+
+    added: Node
+    split: tuple[Size, Size] | None
 
 
 class _Scores(NamedTuple):
@@ -48,18 +59,55 @@ def _scores(node: Node) -> _Scores | None:
     (q, of_q), (w, of_w) = _unscaled(q), _unscaled(w)
     assert isinstance(node.op, Matmul)
     k = w if node.op.transpose_w else _with_last_two_swapped(w)
-    mask = reduce(partial(pointwise, "add"), masks) if masks else None
-    return _Scores(q, k, mask, scale * of_q * of_w)
+    return _Scores(q, k, _sum(masks, node.shape), scale * of_q * of_w)
 
 
-def _unmasked(node: Node, masks: int = MASKS) -> tuple[Node, list[Node]] | None:
+def _unmasked(node: Node, masks: int = MASKS) -> tuple[Node, list[_Mask]] | None:
     """The product below scores to which at most `masks` were added, perhaps scaled, and these."""
     if isinstance(_unscaled(node)[0].op, Matmul):
         return node, []
+    shape, split = node.shape, None
+    if isinstance(node.op, Reshape) and node.arg(0).shape[2:] == shape[1:]:
+        node = node.arg(0)
+        split = node.shape[0], node.shape[1]
     for x, mask in _added(node) if masks else ():
-        if x.shape == node.shape and (found := _unmasked(x, masks - 1)) is not None:
-            return found[0], [mask, *found[1]]
+        if x.shape == node.shape and (found := _unmasked(_as(shape, x), masks - 1)) is not None:
+            return found[0], [_Mask(mask, split), *found[1]]
     return None
+
+
+def _as(shape: tuple[Size, ...], x: Node) -> Node:
+    """x under a shape that it most often had before."""
+    return x.arg(0) if isinstance(x.op, Reshape) and x.arg(0).shape == shape else reshape(x, shape)
+
+
+def _sum(masks: Sequence[_Mask], shape: tuple[Size, ...]) -> Node | None:
+    """One mask for scores of `shape`.
+
+    What is added alike to all of a split dimension is added before the mask grows to the scores' number.
+    """
+    plain = [m.added for m in masks if m.split is None]
+    for split in dict.fromkeys(m.split for m in masks if m.split is not None):
+        alike = [m for m in plain if m.ndim < len(shape) or m.shape[0] == 1]
+        plain = [m for m in plain if m not in alike]
+        whole = _added_up([m.added for m in masks if m.split == split] + [reshape(m, (1, *m.shape)) for m in alike])
+        plain.append(_repeated(whole, split, shape))
+    return _added_up(plain) if plain else None
+
+
+def _repeated(mask: Node, split: tuple[Size, Size], shape: tuple[Size, ...]) -> Node:
+    """A copy of the mask for all that the first dimension of `shape` is of, in rows as aligned as kernels want them."""
+    columns = mask.shape[-1]
+    more = -columns % ALIGNED if isinstance(columns, int) and columns > 1 else 0
+    if more:
+        mask = make(Pad(((mask.ndim - 1, 0, more),)), mask)
+    own = ((1,) * len(shape) + mask.shape)[1 - len(shape) :]
+    whole = reshape(make(Expand((*split, *own)), mask), (shape[0], *own))
+    return make(Slice(whole.ndim - 1, 0, columns), whole) if more else whole
+
+
+def _added_up(masks: Sequence[Node]) -> Node:
+    return reduce(partial(pointwise, "add"), masks)
 
 
 def _added(node: Node) -> Iterator[tuple[Node, Node]]:
@@ -147,7 +195,8 @@ def _refuse_attention(m: Match) -> str | None:
     exactness="reassociates",
 )
 def spelled_out(m: Match) -> Node:
-    """softmax(s q k^T + mask) v -> attention(q, k, v), where masks are added, or scores set to -inf.
+    """softmax(s q k^T + mask) v -> attention(q, k, v), where masks are added, or scores set to -inf; to windows of
+    images, whose number is part of the first dimension, each its own.
 
     q (N, H, L, E), k (N, H, S, E), v (N, H, S, D), or all without H; s > 0 may be anyone's factor.  E and D are
     multiples of 8, and s is normal; masks are of types that q's holds.  Class reassociates.

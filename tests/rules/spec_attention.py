@@ -63,6 +63,34 @@ def cases(draw: Draw) -> Node:
     return attention(s, v)
 
 
+@st.composite
+def windows(draw: Draw) -> Node:
+    """Scores of the windows of several images, to which each image's, or each window's, mask is added."""
+    split = draw(st.sampled_from([(B, 3), (3, B), (2, 3)]))
+    heads = (split[0] * split[1], *draw(st.sampled_from([(), (2,)])))
+    q, k, v = (reshape(inp(*split, *heads[1:], n, 8), (*heads, n, 8)) for n in (3, 4, 4))
+    s = scores(q, k)
+    if draw(st.booleans()):
+        s = pointwise("add", s, inp(*draw(st.sampled_from([(1, *s.shape[1:]), (4,)]))))
+    for _ in range(draw(st.integers(1, 2))):
+        apart = (*split, *s.shape[1:])
+        ones = (1,) * (len(heads) - 1)
+        shapes = [(1, split[1], *ones, 3, 4), (split[1], *ones, 1, 4), (split[0], 1, *ones, 3, 4), apart, (3, 4)]
+        mask = inp(*draw(st.sampled_from(shapes)))
+        if draw(st.booleans()):
+            s = reshape(pointwise("add", *draw(st.permutations([reshape(s, apart), mask]))), s.shape)
+        else:
+            s = reshape(hidden(reshape(s, apart), mask.shape, last=draw(st.booleans())), s.shape)
+    return attention(s, v)
+
+
+def split(first: Any) -> Node:
+    """A mask for each of 3 windows, where scores of `first` are those of images, or of other things."""
+    s = scores(inp(*first, 2, 3, 8), inp(*first, 2, 4, 8))
+    added = pointwise("add", reshape(s, (B, 3, 2, 3, 4)), inp(3, 1, 3, 4))
+    return attention(reshape(added, (3 * B, 2, 3, 4)))
+
+
 def half() -> Node:
     return scores(inp(B, 2, 3, 8, dtype=torch.float16), inp(B, 2, 4, 8, dtype=torch.float16))
 
@@ -85,7 +113,7 @@ SPECS = [
     RuleSpec(
         rules.spelled_out,
         example=attention,
-        cases=cases(),
+        cases=st.one_of(cases(), windows()),
         exact_example=lambda: attention(scores(inp(B, 2, 3, 8), inp(B, 2, 1, 8))),
         refusals={
             "the kernels of a CPU lose NaN": lambda: attention(
@@ -105,6 +133,7 @@ SPECS = [
                 pointwise("add", half(), inp(3, 4, dtype=torch.float32)), inp(B, 2, 4, 8, dtype=torch.float32)
             ),
             "# below more masks than anyone has": lambda: attention(masked(rules.MASKS + 1)),
+            "# of three dimensions, the first of which is split for a mask": lambda: split((B, 3)),
             "the scale is not normal": lambda: attention(scores(inp(B, 2, 3, 8), inp(B, 2, 4, 8), scale=1e-310)),
             "# turned around": lambda: attention(scores(inp(B, 2, 3, 8), inp(B, 2, 4, 8), scale=-1.0)),
             "# twice as many": lambda: attention(

@@ -16,7 +16,8 @@ from torch.testing import assert_close
 import fusewright
 from fusewright.dispatch import Options
 from fusewright.pipeline import build
-from fusewright.runtime.attention import attention
+from fusewright.runtime import attention as module
+from fusewright.runtime.attention import attention, in_rows
 from fusewright.trial import Trial, _built
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -166,6 +167,16 @@ def both(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT + (k > 0)[..., 0].unsqueeze(-2) + (q > 0)[..., :1], -1) @ v
 
 
+def windows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Masks of windows, and one of all, which are three for each sample."""
+    n = q.shape[0]
+    q, k, v = (t.reshape(3 * n, 1, *t.shape[2:]) for t in (q, k, v))
+    own = torch.arange(105.0).reshape(3, 1, 5, 7).sin()
+    s = (q @ k.mT * 0.25 + own[:1, :, :1]).view(n, 3, 1, 5, 7) + own
+    s = s.masked_fill(own > 0.9, -math.inf).view(3 * n, 1, 5, 7)
+    return torch.softmax(s, -1) @ v
+
+
 MODELS: dict[str, tuple[Callable[..., Tensor], torch.dtype]] = {
     "a number that is added": (lambda q, k, v: torch.softmax(q @ k.mT + 1.5, -1) @ v, torch.float32),
     "no features": (lambda q, k, v: torch.softmax(q[..., :0] @ k[..., :0].mT, -1) @ v, torch.float32),
@@ -174,6 +185,7 @@ MODELS: dict[str, tuple[Callable[..., Tensor], torch.dtype]] = {
     "features of all samples": (samples, torch.float32),
     "masks of bool": (both, torch.float32),
     "residuals": (residual, torch.float32),
+    "windows": (windows, torch.float32),
     "a mask beyond float16": (hidden(-1e9, torch.float32), torch.float16),
     "a mask of bfloat16": (hidden(-1e9, torch.bfloat16), torch.float16),
     "a mask beyond bfloat16": (hidden(torch.finfo(torch.float32).min, torch.float32), torch.bfloat16),
@@ -193,9 +205,29 @@ def test_what_a_gpu_would_compute_is_what_eager_has(name: str) -> None:
     torch.testing.assert_close(found, f(*given), check_stride=True, equal_nan=True)
 
 
+def test_masks_of_windows_are_masks_of_attention() -> None:
+    source = build(Of(windows), operands()[:3], {}, mode="always", target=torch.device("cuda:0")).program.source
+    assert source.count("attention(") == 1 and "softmax" not in source and "pad" in source
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (2, 3, 5, 7), (3, 5, 1), (5, 8), (1, 3, 1, 8), (2, 1, 1, 1)])
+def test_rows_of_masks_are_aligned(shape: tuple[int, ...]) -> None:
+    mask, whole = torch.randn(shape), (2, 3, 5, max(shape[-1], 7))
+    for given in (mask, mask.mT.contiguous().mT):
+        found = in_rows(given, whole)
+        assert found is not None and torch.equal(found, given.expand(whole))
+        assert found.stride(-1) == 1 and not any(n % 8 for n in found.stride()[:-1])
+    assert in_rows(None, whole) is None
+
+
+def test_aligned_rows_are_not_copied() -> None:
+    mask = F.pad(torch.randn(2, 3, 5, 7), (0, 1))[..., :7]
+    assert in_rows(mask, (2, 3, 5, 7)).data_ptr() == mask.data_ptr()  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("length", [5, 49, 512])
+@pytest.mark.parametrize("length", [5, 49, 62, 512])
 class TestOnGpu:
     pytestmark = GPU
 
@@ -209,6 +241,26 @@ class TestOnGpu:
                 found = attention(q, k, v, mask=mask, scale=0.25, turned=turned)
                 found = found.transpose(1, 2) if turned else found
                 assert (found.double() - want).abs().max() <= 3 * own + 1e-6
+
+    def test_without_the_kernel_of_short_rows(
+        self, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, masked: bool, length: int
+    ) -> None:
+        q, k, v, mask = operands("cuda", dtype, length)
+        called: list[int] = []
+        kernel = module._KERNEL
+        assert kernel is not None
+
+        def counting(*given: Any, **how: Any) -> Any:
+            called.append(1)
+            return kernel(*given, **how)
+
+        with torch.no_grad():
+            monkeypatch.setattr(module, "_KERNEL", counting)
+            found = attention(q, k, v, mask=mask if masked else None, scale=0.25)
+            assert bool(called) == (length < 512)
+            monkeypatch.setattr(module, "_KERNEL", None)
+            again = attention(q, k, v, mask=mask if masked else None, scale=0.25)
+            torch.testing.assert_close(found, again, rtol=0.02, atol=0.02)
 
     def test_nan(self, dtype: torch.dtype, masked: bool, length: int) -> None:
         for index in range(4 if masked else 3):
