@@ -15,7 +15,7 @@ of odd and even numbers of vectors of channels) are built and run; `error` is ho
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from chains import Model
 from random_configurations import drawn
 from torch import nn
 
@@ -37,6 +36,19 @@ from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.groups import Group
 from fusewright.schedule.warpgroup_staging import vector
 from fusewright.tuning import Decision, Tuner
+
+
+class Model(nn.Module):
+    """A layer, and a function of what it gives."""
+
+    def __init__(self, layer: nn.Module, chain: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.chain = layer, chain
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As the chain has it."""
+        return self.chain(self.layer(x))
+
 
 WAYS = {"features": warpgroup, "positions": warpgroup_positions, "pools": warpgroup_pools}
 
@@ -58,7 +70,7 @@ def transposed() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
     )
     pool = nn.Sequential(nn.ConvTranspose2d(64, 64, 4, **up2), nn.MaxPool2d(2), nn.Hardtanh())
     yield "convT2d 64->64 k4 s2, maxpool 2, hardtanh", pool, _x(64, 64, 64, 64)
-    reduced = Model(nn.ConvTranspose3d(32, 48, 3, **up3), lambda y, _: y.logsumexp(1))
+    reduced = Model(nn.ConvTranspose3d(32, 48, 3, **up3), lambda y: y.logsumexp(1))
     yield "convT3d 32->48 k3 s2, logsumexp", reduced, _x(16, 32, 16, 32, 32)
 
 
@@ -89,14 +101,14 @@ def unfolded() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
 def one_tap() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
     """Convolutions of one tap along some dimensions, whose rows are short or fit no tile."""
     yield "conv3d 5250->134 k1", nn.Conv3d(5250, 134, 1), _x(64, 5250, 24, 10, 7)
-    half = Model(nn.Conv2d(128, 160, 1), lambda y, _: nn.functional.hardswish(y).mean((2, 3))).bfloat16()
+    half = Model(nn.Conv2d(128, 160, 1), lambda y: nn.functional.hardswish(y).mean((2, 3))).bfloat16()
     yield "conv2d 128->160 k1, hardswish, mean, bfloat16", half, _x(128, 128, 56, 56).bfloat16()
     yield "conv2d 256->64 k1, relu", nn.Sequential(nn.Conv2d(256, 64, 1), nn.ReLU()), _x(64, 256, 28, 28)
     half = nn.Sequential(nn.Conv2d(256, 64, 1), nn.ReLU()).bfloat16()
     yield "conv2d 256->64 k1, relu, bfloat16", half, _x(64, 256, 28, 28).bfloat16()
     half = nn.Sequential(nn.Conv2d(1024, 256, 1), nn.ReLU()).bfloat16()
     yield "conv2d 1024->256 k1, relu, bfloat16", half, _x(64, 1024, 14, 14).bfloat16()
-    last = Model(nn.Conv2d(320, 1280, 1), lambda y, _: nn.functional.hardswish(y).mean((2, 3)))
+    last = Model(nn.Conv2d(320, 1280, 1), lambda y: nn.functional.hardswish(y).mean((2, 3)))
     yield "conv2d 320->1280 k1, hardswish, mean", last, _x(256, 320, 7, 7)
     yield "conv2d 16->96 k1, relu6", nn.Sequential(nn.Conv2d(16, 96, 1), nn.ReLU6()), _x(64, 16, 112, 112)
     volume = nn.Sequential(nn.Conv3d(64, 64, (3, 1, 1), padding=(1, 0, 0)), nn.ReLU())
@@ -115,7 +127,24 @@ def pairs() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
     yield "conv3d 3->32 k3, relu", volume, _x(16, 3, 32, 96, 96)
 
 
-MODELS = {"transposed": transposed, "few": few, "unfolded": unfolded, "one_tap": one_tap, "pairs": pairs}
+def softmaxes() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
+    """Transposed convolutions with a softmax over channels behind them, of rows of even and of odd length."""
+    for features, more in ((128, 1), (128, 0), (64, 1), (96, 1)):
+        layer = nn.ConvTranspose2d(64, features, 4, stride=2, padding=1, output_padding=more)
+        model = Model(layer, lambda y: torch.sigmoid(torch.softmax(y, 1) * 2.0))
+        yield f"convT2d 64->{features} k4 s2 o{more}, softmax, sigmoid", model, _x(64, 64, 64, 64)
+    relu = nn.Sequential(nn.ConvTranspose2d(64, 128, 4, stride=2, padding=1, output_padding=1), nn.ReLU())
+    yield "convT2d 64->128 k4 s2 o1, relu", relu, _x(64, 64, 64, 64)
+
+
+MODELS = {
+    "softmaxes": softmaxes,
+    "transposed": transposed,
+    "few": few,
+    "unfolded": unfolded,
+    "one_tap": one_tap,
+    "pairs": pairs,
+}
 
 
 def _x(*shape: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -428,3 +429,8 @@ def test_workers_share_rows_and_a_file_is_continued(tmp_path: Path) -> None:
     assert [row["index"] for row in saved["rows"]] == saved["summary"]["failed"] == [1, 2, 3]
     fused.run([ROWS[4]], [Quick()], record, 0.0, options)  # type: ignore[list-item]
     assert len(record["rows"]) == 3, "the time had come"
+
+
+@pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py")))
+def test_every_script_finds_what_it_imports(script: str) -> None:
+    importlib.import_module(script)
