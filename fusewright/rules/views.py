@@ -1,11 +1,13 @@
-"""Reductions past views below them, so that a reduction meets the operation whose elements a view only moved.
+"""Reductions, and functions, past views below them, so that they meet the operation whose elements a view only moved.
 
-A reduction does not ask in which order its operand's dimensions lie, nor how the reduced ones are split:
+A reduction does not ask in which order its operand's dimensions lie, nor how the reduced ones are split; a function of
+each element asks for neither:
 
     mean(permute(x)) = permute(mean(x))        mean_-1(flatten_2(x)) = mean_{2,3}(x)
+    f(reshape(softmax(x))) = reshape(f(softmax(x)))
 
-Neither is cheaper by itself.  Both are taken for what may follow, and only above an operation that something may be
-done about.  They end, since views only ever move outwards.
+None is cheaper by itself.  All are taken for what may follow, and only above an operation that something may be done
+about.  They end, since views only ever move outwards.
 """
 
 from __future__ import annotations
@@ -18,7 +20,21 @@ import sympy
 
 from fusewright.ir.build import permute, reshape
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Conv, Matmul, Permute, Pointwise, Pool, RangeSum, Reduce, Reshape, Size, size
+from fusewright.ir.ops import (
+    Conv,
+    Matmul,
+    Norm,
+    Number,
+    Permute,
+    Pointwise,
+    Pool,
+    RangeSum,
+    Reduce,
+    Reshape,
+    Size,
+    Softmax,
+    size,
+)
 from fusewright.rules.rule import Exactness, Match, Rule, op, rule, value
 
 _VIEWS = (Reshape, Permute)
@@ -124,4 +140,83 @@ def reduction_of_permute(m: Match) -> Node:
     return reshape(permute(reduced, order, copy=True), root.shape)
 
 
-RULES: tuple[Rule, ...] = (reduction_of_reshape, reduction_of_permute)
+def _viewed(root: Node) -> int | None:
+    """Which operand of a function is a view of all that a norm or a softmax gives, or a function of that; or `None`."""
+    for i, a in enumerate(root.args):
+        if a is not None and isinstance(a.op, Reshape) and a.shape == root.shape and _is_normalised(a.arg(0)):
+            return i
+    return None
+
+
+def _is_normalised(x: Node) -> bool:
+    while isinstance(x.op, Pointwise):
+        alike = [a for a in x.inputs if a.shape == x.shape]
+        if not alike:
+            return False
+        x = alike[0]
+    return isinstance(x.op, Norm | Softmax)
+
+
+def _along(m: Node, outer: tuple[Size, ...], inner: tuple[Size, ...]) -> Node | None:
+    """m, which goes with a value of shape `outer`, as it goes with the same elements under shape `inner`; `None` where
+    it varies along part of what is one dimension there."""
+    if isinstance(m.op, Number):
+        return m
+    lengths = (1,) * (len(outer) - m.ndim) + m.shape
+    before, after = _ends(outer), _ends(inner)
+    shared = {end for _, end in before} & {end for _, end in after}
+    shape: list[Size] = [1] * len(inner)
+    while before:
+        at = next((i for i, (_, end) in enumerate(before) if end in shared), None)
+        to = next((i for i, (_, end) in enumerate(after) if end in shared), None)
+        if at is None or to is None:
+            return None
+        own = [lengths[d] for d, _ in before[: at + 1]]
+        if own == [outer[d] for d, _ in before[: at + 1]]:
+            for d, _ in after[: to + 1]:
+                shape[d] = inner[d]
+        elif any(n != 1 for n in own):
+            return None
+        before, after = before[at + 1 :], after[to + 1 :]
+    while len(shape) > 1 and shape[0] == 1 and len(shape) > m.ndim:
+        del shape[0]
+    return reshape(m, shape)
+
+
+def _operands(root: Node) -> list[Node] | None:
+    at = _viewed(root)
+    assert at is not None  # the pattern asks for it
+    x = root.arg(at).arg(0)
+    found = [x if i == at else _along(root.arg(i), root.shape, x.shape) for i in range(len(root.args))]
+    return [a for a in found if a is not None] if None not in found else None
+
+
+def _refuse_function(m: Match) -> str | None:
+    root = m["root"]
+    if 0 in root.shape:
+        return "a dimension is empty"
+    if _operands(root) is None:
+        return "another operand varies along part of a dimension"
+    return None
+
+
+@rule(
+    "f(reshape(norm(x))) = reshape(f(norm(x)))",
+    pattern=op("root", Pointwise, where=lambda root: _viewed(root) is not None),
+    condition=_refuse_function,
+    exactness="exact",
+    enables=True,
+)
+def function_of_reshape(m: Match) -> Node:
+    """f(reshape(y), m) -> reshape(f(y, m)), where y is a norm, a softmax, or a function of one.
+
+    y (N, C, H*W) seen as (N, C, H, W), m (C, 1, 1) beside it: (C, 1).  The kernel that normalises carries f out, too.
+    Class exact.
+    """
+    root = m["root"]
+    operands = _operands(root)
+    assert operands is not None
+    return reshape(make(root.op, *operands), root.shape)
+
+
+RULES: tuple[Rule, ...] = (reduction_of_reshape, reduction_of_permute, function_of_reshape)

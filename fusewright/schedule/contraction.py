@@ -261,9 +261,12 @@ def _with_tail(root: Node, users: Users) -> Contraction | None:
 
 
 def may_end(c: Contraction) -> Node | None:
-    """Where the group may end as well: ahead of its pool, or of where it reads what has a number for every element."""
+    """Where the group may end as well: ahead of its pool, of its softmax, or of where it reads what has a number for
+    every element."""
     if c.window is not None:
         return c.window.node.arg(0)
+    if c.shares is not None:
+        return c.shares.node.arg(0)
     if c.before is None:
         return None
     inner = topological([c.before.root], (c.before.value, *c.operands))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from types import MappingProxyType, UnionType
 from typing import Any
 
 from fusewright.ir import ops
@@ -104,7 +104,7 @@ class Family:
     name: str
     match: Callable[[Node, Users], Any]
     operands: Callable[[Any], tuple[Node, ...]]
-    anchor: type[ops.Op] | None = None
+    anchor: type[ops.Op] | UnionType | None = None
     split: Callable[[Node, Users], Split | None] = lambda root, users: None
     early: Callable[[Any], Node | None] = lambda record: None
 
@@ -128,7 +128,7 @@ def _range_split(root: Node, users: Users) -> Split | None:
     return None if isinstance(found, str) or not range_steps.in_steps(found) else range_steps.split(root, found)
 
 
-NORMALIZATION = Family("normalization", normalization.parse, lambda n: n.tensors, ops.Norm)
+NORMALIZATION = Family("normalization", normalization.parse, lambda n: n.tensors, ops.Norm | ops.Softmax)
 
 FAMILIES = (
     Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split, contraction.may_end),
@@ -136,7 +136,7 @@ FAMILIES = (
     Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum, _range_split),
     Family("stream", stream.parse, lambda s: s.tensors, ops.Embedding),
     Family("statistics", normalization.parse_statistics, lambda c: c.sums.tensors, ops.Statistics),
-    Family("normalization", normalization.parse_large, lambda n: n.tensors, ops.Norm),
+    Family("normalization", normalization.parse_large, lambda n: n.tensors, ops.Norm | ops.Softmax),
     Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
     NORMALIZATION,

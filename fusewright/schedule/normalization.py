@@ -1,6 +1,8 @@
 """Normalisations by statistics of their input, with the pointwise operations, window and reductions around them.
 
     norm(x) = (x - center) * scale * weight + bias,     center = mean(x),  scale = 1 / sqrt(var(x) + eps)
+    softmax(x) = exp(x - center) * scale,               center = max(x),   scale = 1 / sum(exp(x - center))
+    log_softmax(x) = x - center - scale,                center = max(x),   scale = log(sum(exp(x - center)))
 
 Statistics are those of *rows*: what one mean is taken over.  Once they are known, normalising is pointwise, so that
 what follows is a stream (`fusewright.schedule.stream`) over x.  Where nothing pools or reduces, a row may be kept while
@@ -27,24 +29,27 @@ from fusewright.schedule.stream import Stream, Tree
 # Elements of one sample from which on it is more than one block carries out soon.
 LARGE = 4096
 
-Kind = Literal["var", "mean"]
+Kind = Literal["var", "mean", "logsumexp"]
 
 POINTWISE = (ops.Pointwise, ops.Cast)
 STAGES = (*POINTWISE, ops.Pool, ops.Reduce)
+NORMS = (ops.Norm, ops.Softmax)
 CENTER, SCALE = "center", "scale"  # what stands for statistics
 VARIANCE: Kind = "var"
 MEAN: Kind = "mean"
+SHARES: Kind = "logsumexp"
 HELD = 99  # so many uses make a value one that is in memory
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """A norm with what is around it.
+    """A norm, or a softmax, with what is around it.
 
-    norm        the norm's node
+    norm        its node
     behind      the stream that normalises, over stand-ins for the statistics and for weights of other shapes
     x           what is normalised, as rows have it, from what lies in memory
-    sums        the stream that reduces each row of x: a variance, or for RMS norms a mean of squares
+    sums        the stream that reduces each row of x: a variance, for RMS norms a mean of squares, for a softmax what a
+                logsumexp carries
     within      where nothing pools or reduces, `behind` as if it reduced each row as well
     stands      what tensors of these streams stand for, statistics left out
     statistics  the names of those
@@ -61,8 +66,8 @@ class Normalization:
     split: int
 
     @property
-    def op(self) -> ops.Norm:
-        assert isinstance(self.norm.op, ops.Norm)
+    def op(self) -> ops.Norm | ops.Softmax:
+        assert isinstance(self.norm.op, NORMS)
         return self.norm.op
 
     @property
@@ -152,10 +157,10 @@ def _product(lengths: Iterable[Size]) -> int | None:
 def _norm_before(root: Node, users: Users) -> Node | None:
     """The last norm that `root` is computed from by stages of a stream."""
     node: Node | None = root
-    while node is not None and not isinstance(node.op, ops.Norm):
+    while node is not None and not isinstance(node.op, NORMS):
         if isinstance(node.op, POINTWISE):
             _, own = pointwise_tree(node, users)
-            norms = [n for n in own if isinstance(n.op, ops.Norm)]
+            norms = [n for n in own if isinstance(n.op, NORMS)]
             node = next(iter(norms), next((n for n in own if isinstance(n.op, ops.Pool | ops.Reduce)), None))
         elif isinstance(node.op, ops.Pool | ops.Reduce):
             node = node.arg(0) if users[node.arg(0)] == 1 else None
@@ -187,6 +192,10 @@ def _is_narrowed(node: Node) -> bool:
 def _unsupported(norm: Node) -> str | None:
     """Why a norm is not computed here, whatever surrounds it."""
     op, x = norm.op, norm.arg(0)
+    if isinstance(op, ops.Softmax):
+        if norm.dtype not in MEMORY:
+            return f"{norm!r} is computed in {norm.dtype}"
+        return f"{norm!r} has one row" if norm.ndim < 2 else None
     assert isinstance(op, ops.Norm)
     if op.effectful or op.running or norm.args[3] is not None:
         return f"{norm!r} uses or updates running statistics"
@@ -208,15 +217,15 @@ class _Parser:
     users: Users
 
     def __post_init__(self) -> None:
-        assert isinstance(self.norm.op, ops.Norm)
-        self.op: ops.Norm = self.norm.op
+        assert isinstance(self.norm.op, NORMS)
+        self.op: ops.Norm | ops.Softmax = self.norm.op
         self.x = self.norm.arg(0)
         self.stands: dict[Node, Node] = {}
         if _is_narrowed(self.x):  # in memory, it has lost the digits that it is to lose
             stand_in = make(ops.Input(self.x.shape, self.x.dtype, self.x.device, "narrowed", -1))
             self.x, self.stands = stand_in, {stand_in: self.x}
         self.wide = torch.float64 if self.norm.dtype == torch.float64 else torch.float32
-        names = (SCALE,) if self.op.kind == "rms" else (CENTER, SCALE)
+        names = (SCALE,) if self._kind == "rms" else (CENTER, SCALE)
         self.statistics = {name: self._statistic(name) for name in names}
         self.count = 0
 
@@ -235,16 +244,15 @@ class _Parser:
             return f"{self.root!r} reads a tensor in two ways"
         return self._with_rows(behind, users)
 
+    @property
+    def _kind(self) -> str:
+        return "softmax" if isinstance(self.op, ops.Softmax) else self.op.kind
+
     # ---- the norm as pointwise operations
 
     def _expanded(self) -> tuple[Node, Users]:
         """The last node with the norm as pointwise operations, and the users there."""
-        y = cast(self.x, self.wide)
-        y = pointwise("sub", y, self.statistics[CENTER]) if CENTER in self.statistics else y
-        y = pointwise("mul", y, self.statistics[SCALE])
-        weight, bias = (None if a is None else self._stand_in(a) for a in self.norm.args[1:3])
-        y = y if weight is None else pointwise("mul", y, weight)
-        y = cast(y if bias is None else pointwise("add", y, bias), self.norm.dtype)
+        y = cast(self._normalised(cast(self.x, self.wide)), self.norm.dtype)
         stand_ins = (*self.statistics.values(), *self.stands)
         users = dict(self.users) | dict.fromkeys(topological([y], (*self.norm.inputs, *stand_ins)), 1)
         users |= dict.fromkeys(stand_ins, HELD)
@@ -259,20 +267,34 @@ class _Parser:
                 users[node] = HELD
         return mapping[self.root], users
 
+    def _normalised(self, y: Node) -> Node:
+        """The norm of y, whose statistics are known."""
+        y = pointwise("sub", y, self.statistics[CENTER]) if CENTER in self.statistics else y
+        if isinstance(self.op, ops.Softmax):
+            y = y if self.op.log else pointwise("exp", y)
+            return pointwise("sub" if self.op.log else "mul", y, self.statistics[SCALE])
+        y = pointwise("mul", y, self.statistics[SCALE])
+        weight, bias = (None if a is None else self._stand_in(a) for a in self.norm.args[1:3])
+        y = y if weight is None else pointwise("mul", y, weight)
+        return y if bias is None else pointwise("add", y, bias)
+
     def _statistic(self, name: str) -> Node:
         x = self.x.shape
-        if self.op.kind == "batch":
-            shape: tuple[Size, ...] = (x[1], *(1,) * (len(x) - 2))
-        elif self.op.kind in ("layer", "rms"):
-            shape = (*x[: len(x) - self.op.trailing], *(1,) * self.op.trailing)
-        else:
-            channels = 1 if self.op.kind == "group" and self.op.groups == 1 else x[1]
-            shape = (x[0], channels, *(1,) * (len(x) - 2))
+        match self.op:
+            case ops.Softmax(dim=dim):
+                shape: tuple[Size, ...] = (*x[:dim], 1, *x[dim + 1 :])
+            case ops.Norm(kind="batch"):
+                shape = (x[1], *(1,) * (len(x) - 2))
+            case ops.Norm(kind="layer" | "rms", trailing=trailing):
+                shape = (*x[: len(x) - trailing], *(1,) * trailing)
+            case ops.Norm(kind=kind, groups=groups):
+                channels = 1 if kind == "group" and groups == 1 else x[1]
+                shape = (x[0], channels, *(1,) * (len(x) - 2))
         return make(ops.Input(shape, self.wide, self.x.device, name, -1))
 
     def _stand_in(self, operand: Node) -> Node:
         """A norm's weight or bias, broadcast against x."""
-        if self.op.kind in ("layer", "rms") or self.x.ndim == 2 or isinstance(operand.op, ops.Full):
+        if self._kind in ("layer", "rms") or self.x.ndim == 2 or isinstance(operand.op, ops.Full):
             return operand
         shape = (*operand.shape, *(1,) * (self.x.ndim - 2))
         found = next((s for s, real in self.stands.items() if real is operand), None)
@@ -295,15 +317,17 @@ class _Parser:
         own = tuple(seen[n] for n in leaves if n in below)
         tree, dims = Tree(x, own, None), self._dims(split)
         reduced, kind = tree, VARIANCE
-        if self.op.kind == "rms":
+        if self._kind == "rms":
             reduced, kind = Tree(pointwise("square", cast(x, self.wide)), own, None), MEAN
+        elif self._kind == "softmax":
+            reduced, kind = Tree(cast(x, self.wide), own, None), SHARES
         sums = stream.of_rows(reduced, kind, dims, users)
         if isinstance(sums, str):
             return sums
         if _product(x.shape[d] for d in dims) == 1 or not dims:
             return f"{self.norm!r} has rows of one element"
         within: Stream | str | None = None
-        if behind.window is None and not behind.folds and self.op.kind != "batch":
+        if behind.window is None and not behind.folds and dims[0] > 0 and dims[-1] == x.ndim - 1:
             within = stream.of_rows(Tree(value, tuple(seen[n] for n in leaves), None), kind, dims, users)
         within = None if isinstance(within, str) else within
         stands = self.stands | {seen[t]: real for t, real in self.stands.items() if t in seen}
@@ -325,8 +349,10 @@ class _Parser:
         return make(ops.Input(shape, leaf.dtype, leaf.device, "split", self.count))
 
     def _split(self) -> int:
+        if not isinstance(self.op, ops.Norm) or self.op.kind != "group":
+            return 1
         channels = self.x.shape[1]
-        if self.op.kind != "group" or self.op.groups in (1, channels):
+        if self.op.groups in (1, channels):
             return 1
         assert isinstance(channels, int)
         return channels // self.op.groups
@@ -334,13 +360,15 @@ class _Parser:
     def _dims(self, split: int) -> tuple[int, ...]:
         """The dimensions of a row, where channels of groups have one of their own."""
         ndim = self.x.ndim
-        match self.op.kind:
-            case "layer" | "rms":
-                return tuple(range(ndim - self.op.trailing, ndim))
-            case "batch":
+        match self.op:
+            case ops.Softmax(dim=dim):
+                return (dim,)
+            case ops.Norm(kind="layer" | "rms", trailing=trailing):
+                return tuple(range(ndim - trailing, ndim))
+            case ops.Norm(kind="batch"):
                 return (0, *range(2, ndim))
-            case "group" if split > 1:
+            case ops.Norm(kind="group") if split > 1:
                 return tuple(range(2, ndim + 1))
-            case "group" if self.op.groups == 1:
+            case ops.Norm(kind="group", groups=1):
                 return tuple(range(1, ndim))
         return tuple(range(2, ndim))

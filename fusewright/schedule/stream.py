@@ -200,7 +200,7 @@ def _stream(stages: list[Stage], users: Users, parts: bool) -> Stream | str:
     return _Axes(entry, value, before, window, after, tuple(folds), users, parts).stream(root)
 
 
-def of_rows(tree: Tree, kind: Literal["var", "mean"], dims: tuple[int, ...], users: Users) -> Stream | str:
+def of_rows(tree: Tree, kind: Literal["var", "mean", "logsumexp"], dims: tuple[int, ...], users: Users) -> Stream | str:
     """The stream that reduces what a tree computes over any dimensions."""
     value = tree.root
     fold = Fold(make(ops.Reduce(kind, dims, True, 0), value))

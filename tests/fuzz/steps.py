@@ -318,7 +318,12 @@ def _reduced(random: Random, x: Tensor, kind: str) -> nn.Module:
 
 
 def _softmax(random: Random, x: Tensor) -> nn.Module:
-    return random.choice((nn.Softmax, nn.LogSoftmax))(dim=random.randrange(x.ndim))
+    """Over one dimension, or over all positions of an image, whose shares are scaled as such."""
+    kind, dim = random.choice((nn.Softmax, nn.LogSoftmax)), random.randrange(x.ndim)
+    if dim < 3:
+        return kind(dim=dim)
+    shares = kind(dim=2)
+    return Apply(f"{shares} of flatten(x, 2), as x is, times 3", lambda x: shares(x.flatten(2)).view_as(x) * 3.0)
 
 
 def _head(random: Random, x: Tensor) -> nn.Module:

@@ -68,7 +68,32 @@ def turned(draw: Draw) -> Node:
     return reduce(draw(KINDS), view, *dims, keepdim=draw(st.booleans()))
 
 
+def shares(*shape: object) -> Node:
+    return make(ops.Softmax(len(shape) - 1), inp(*shape))
+
+
+@st.composite
+def seen_otherwise(draw: Draw) -> Node:
+    """Functions of shares under another shape, and of what goes with that."""
+    inner, outer = draw(st.sampled_from([
+        ((B, 3, 8), (B, 3, 2, 4)), ((B, 6, 4), (B, 2, 3, 4)), ((B, 3, 2, 4), (B, 3, 8)), ((B, 12), (B, 1, 3, 4)),
+        ((B, 6, 5), (B, 2, 3, 5)), ((B, 2, 3, 4), (B, 6, 4, 1)),
+    ]))  # fmt: skip
+    y = shares(*inner)
+    if draw(st.booleans()):
+        y = pointwise("mul", y, inp(*inner[-1:]))
+    view = shaped(y, *outer)
+    alone = {0} | {i for i, n in enumerate(outer) if n in inner}  # the others vary together, or not at all
+    together = draw(st.booleans())
+    varies = [draw(st.booleans()) if i in alone else together for i in range(len(outer))]
+    beside = inp(*(n if v else 1 for n, v in zip(outer, varies, strict=True)))
+    other = draw(st.sampled_from([beside, beside, 2.5]))
+    root = pointwise(draw(st.sampled_from(["mul", "add"])), *draw(st.permutations([view, other])))
+    return pointwise("tanh", root) if draw(st.booleans()) else root
+
+
 PART = "a reduced dimension holds part of one that is kept"
+VARIES = "another operand varies along part of a dimension"
 NONE = "no dimension longer than 1 is reduced"
 BARE = "no operation that goes with a reduction lies below"
 
@@ -109,5 +134,17 @@ SPECS = [
         },
         exact_example=lambda: reduce("min", permuted(x(), 3, 1, 0, 2, copy=True), 2),
         signed_zeros=False,
+    ),
+    RuleSpec(
+        rules.function_of_reshape,
+        lambda: pointwise("mul", shaped(shares(B, 3, 8), B, 3, 2, 4), inp(3, 1, 1)),
+        seen_otherwise(),
+        {
+            "a dimension is empty": lambda: pointwise("tanh", shaped(shares(B, 0, 8), B, 0, 2, 4)),
+            VARIES: lambda: pointwise("mul", shaped(shares(B, 3, 8), B, 3, 2, 4), inp(2, 1)),
+            f"{VARIES} # of which another has a part": lambda: pointwise("mul", shaped(shares(6, 4), 4, 6), inp(4, 1)),
+            "# of a value that no norm gives": lambda: pointwise("tanh", shaped(x(B, 3, 8), B, 3, 2, 4)),
+            "# broadcast": lambda: pointwise("mul", shaped(shares(3, 8), 3, 2, 4), inp(B, 3, 2, 4)),
+        },
     ),
 ]

@@ -131,12 +131,13 @@ def options(
 def early(
     group: Group, hints: Mapping[Any, int], layouts: Layouts, *, tf32: bool = False, capability: int | None = None
 ) -> float:
-    """About how long it takes to end before the group's pool and pool from memory, over how long the whole group does;
-    infinite where no other way is in sight than through the pool."""
+    """About how long it takes to end before the group's pool or softmax and to begin anew from memory, over how long
+    the whole group does; infinite where no other way is in sight than through it."""
     assert group.shorter is not None
     y = group.shorter.root
     whole = _seconds(group, hints, layouts, tf32, capability)
-    passing = 2 * prod(sizes(y, hints)) * y.dtype.itemsize / LARGE_GPU.memory + LARGE_GPU.launch
+    times = 2 if getattr(group.record, "shares", None) is None else 3  # read for the statistics of its rows, too
+    passing = times * prod(sizes(y, hints)) * y.dtype.itemsize / LARGE_GPU.memory + LARGE_GPU.launch
     shorter = _seconds(group.shorter, hints, layouts, tf32, capability) + passing
     return shorter / whole if shorter < inf else inf
 

@@ -158,7 +158,8 @@ class _Sums(Writer):
         shape, team = super()._shape(), 1
         if shape.form != "columns":
             return shape
-        column = 8 * PLANES["var"] * (self.wide.values if self.wide else 1)  # bytes that a thread hands to another
+        planes = PLANES[self.s.folds[0][0].op.kind]
+        column = 8 * planes * (self.wide.values if self.wide else 1)  # bytes that a thread hands to another
         while team < shape.team and (2 * team - 1) * THREADS // (2 * team) * column <= MOST_SHARED:
             team *= 2
         return replace(shape, team=team)
@@ -191,6 +192,9 @@ class _Statistics(_Sums):
     def tails(self) -> Lines:
         n, outputs = self.n, self.outputs()
         centred, element = CENTER in outputs, outputs[SCALE]
+        if isinstance(n.op, ops.Softmax):
+            targets = ", ".join(f"{element}* {name}" for name in outputs)
+            return [*fill(text.WRITE_SHARES, outputs=targets, shares=fill(text.OF_TOTAL[n.op.log], S=element)), ""]
         lines = fill(
             text.WRITE,
             outputs=", ".join(f"{element}* {name}" for name, element in outputs.items()),
@@ -262,10 +266,11 @@ class _Kept(Writer):
             fill(stream_text.TOOLS) if tools else [],
             self.data(),
             fill(text.SUM),
+            fill(text.MOST, T=compute_type(self.n.norm.dtype)) if isinstance(self.n.op, ops.Softmax) else [],
             self._entry_values(),
             self._normalised(),
         )
-        for section in (*sections, self._rows(), self._entry()):
+        for section in filter(None, (*sections, self._rows(), self._entry())):
             lines += ["", *section]
         return "\n".join(lines) + "\n"
 
@@ -303,8 +308,6 @@ class _Kept(Writer):
 
     def _rows(self) -> Lines:
         n, first, statistics = self.n, self.axes["first"], statistics_of(self.n)
-        centred, statistic = CENTER in statistics, statistics[SCALE]
-        over = "/ LENGTH" if statistic == "double" else "* (1.0 / LENGTH)"  # which is as exact as a float
         return fill(
             text.ROWS,
             out=self.outputs()["out"],
@@ -314,10 +317,23 @@ class _Kept(Writer):
             coordinates=self._coordinates,
             T=compute_type(n.x.root.dtype),
             R=compute_type(n.behind.root.dtype),
+            found=self._found(statistics[SCALE]),
+            statistics=", ".join(statistics),
+        )
+
+    def _found(self, statistic: str) -> Lines:
+        """The statistics of a row that is kept."""
+        n = self.n
+        if isinstance(n.op, ops.Softmax):
+            return fill(text.SHARES, S=statistic, of_total=fill(text.OF_TOTAL[n.op.log], S=statistic))
+        over = "/ LENGTH" if statistic == "double" else "* (1.0 / LENGTH)"  # which is as exact as a float
+        centred = CENTER in n.statistics.values()
+        return fill(
+            text.MOMENTS,
             S=statistic,
             mean=fill(text.MEAN, over=over) if centred else [],
             over=over,
             distance="kept[g][e] - mean" if centred else "kept[g][e]",
             epsilon=repr(epsilon(n.op, n.norm)),
-            statistics=f"{statistic}(mean), scale" if centred else "scale",
+            center=[f"const {statistic} center = mean;"] if centred else [],
         )

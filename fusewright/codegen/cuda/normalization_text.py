@@ -27,6 +27,23 @@ __device__ __forceinline__ void write(const Data& d, index_t row, const First& f
 }
 """
 
+# What the exponentials are multiplied by, or what is subtracted.  Where the most is infinite, nothing has a share.
+OF_TOTAL = {
+    False: """const $S own_scale = most == $S(INFINITY) ? $S(NAN) : $S(1 / total);""",
+    True: """const $S own_scale = most == $S(INFINITY) ? $S(NAN) : $S(log(total));""",
+}
+
+WRITE_SHARES = """
+// What is subtracted from the elements of a row, and what becomes of them then.
+__device__ __forceinline__ void write(const Data& d, index_t row, const First& fold, $outputs) {
+    const auto most = fold.most;
+    const double total = fold.total;
+    $shares
+    center[row] = most;
+    scale[row] = own_scale;
+}
+"""
+
 WRITE_COLUMNS = """
 #pragma unroll
 for (int e = 0; e < V; ++e) write(d, item * V + e, fold[e], $names);
@@ -75,17 +92,7 @@ __device__ __forceinline__ void rows(const Data& d, $out* out) {
         $decode_item
         entry<WIDE>(d, $coordinates, kept[g]);
     }
-    $mean
-    double squares = 0;
-#pragma unroll
-    for (int g = 0; g < GROUPS; ++g)
-        if (lane + g * TEAM < items)
-#pragma unroll
-            for (int e = 0; e < V; ++e) {
-                const double distance = $distance;
-                squares += distance * distance;
-            }
-    const $S scale = 1 / sqrt($S(sum_of<TEAM>(squares) $over + $epsilon));
+    $found
     if (team >= rows) return;
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g) {
@@ -108,4 +115,61 @@ for (int g = 0; g < GROUPS; ++g)
 #pragma unroll
         for (int e = 0; e < V; ++e) total += kept[g][e];
 const double mean = sum_of<TEAM>(total) $over;
+"""
+
+MOMENTS = """
+$mean
+double squares = 0;
+#pragma unroll
+for (int g = 0; g < GROUPS; ++g)
+    if (lane + g * TEAM < items)
+#pragma unroll
+        for (int e = 0; e < V; ++e) {
+            const double distance = $distance;
+            squares += distance * distance;
+        }
+$center
+const $S scale = 1 / sqrt($S(sum_of<TEAM>(squares) $over + $epsilon));
+"""
+
+MOST = """
+// The larger of two values, NaN once there is one.
+__device__ __forceinline__ $T larger(const $T a, const $T b) { return b > a || b != b ? b : a; }
+
+// The largest of the values of TEAM neighbouring threads, in all of them.
+template <int TEAM>
+__device__ __forceinline__ $T most_of($T value) {
+#pragma unroll
+    for (int offset = (TEAM < 32 ? TEAM : 32) / 2; offset > 0; offset /= 2)
+        value = larger(value, __shfl_xor_sync(~0u, value, offset));
+    if constexpr (TEAM > 32) {
+        __shared__ $T largest[THREADS / 32];
+        if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = value;
+        __syncthreads();
+        for (int warp = 0; warp < THREADS / 32; ++warp) value = larger(value, largest[warp]);
+    }
+    return value;
+}
+"""
+
+SHARES = """
+$S most = -$S(INFINITY);
+#pragma unroll
+for (int g = 0; g < GROUPS; ++g)  // beyond the last item there is the last one once more
+#pragma unroll
+    for (int e = 0; e < V; ++e) most = larger(most, kept[g][e]);
+most = most_of<TEAM>(most);
+double sum = 0;
+#pragma unroll
+for (int g = 0; g < GROUPS; ++g)
+    if (lane + g * TEAM < items) {
+        $S few = 0;
+#pragma unroll
+        for (int e = 0; e < V; ++e) few += exp(kept[g][e] - most);
+        sum += few;
+    }
+const double total = sum_of<TEAM>(sum);
+const $S center = most;
+$of_total
+const $S scale = own_scale;
 """

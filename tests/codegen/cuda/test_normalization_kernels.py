@@ -60,6 +60,10 @@ def batch(x: Node) -> Node:
     return affine(x, "batch", x.shape[1:2], training=True)
 
 
+def softmax(x: Node, dim: int = -1, *, log: bool = False) -> Node:
+    return make(ops.Softmax(dim % x.ndim, log), x)
+
+
 def pool(x: Node, kind: str, size: int, stride: int = 0, padding: int = 0) -> Node:
     n = x.ndim - 2
     return make(ops.Pool(kind, (size,) * n, (stride or size,) * n, (padding,) * n, (1,) * n), x)
@@ -141,7 +145,17 @@ CASES: dict[str, Callable[[], Node]] = {
     "batch of volumes": lambda: batch(VOLUME),
     "batch of features": lambda: pointwise("relu", batch(inp(0, 40, 12))),
     "batch of features, odd": lambda: pointwise("relu", batch(inp(0, 33, 7))),
+    "softmax": lambda: softmax(inp(0, B, 7, 64)),
+    "softmax, odd": lambda: softmax(inp(0, B, 7, 37)),
+    "softmax, long": lambda: softmax(inp(0, 3, 4500)),
+    "softmax of channels": lambda: softmax(X, 1),
+    "softmax of channels, odd": lambda: softmax(ODD, 1),
+    "softmax of samples": lambda: softmax(inp(0, 9, 20), 0),
+    "log softmax": lambda: softmax(inp(0, B, 7, 64), log=True),
+    "log softmax of channels": lambda: softmax(ODD, 1, log=True),
     # ahead of it
+    "scores": lambda: softmax(pointwise("add", pointwise("mul", X, 0.25), inp(1, B, 1, 8, 12))),
+    "scores of channels": lambda: softmax(pointwise("clamp", ODD, params=(0.0, 1.0)), 1),
     "relu first": lambda: group(pointwise("relu", ODD), 3),
     "residual first": lambda: layer(pointwise("add", X, inp(1, B, 6, 8, 12))),
     "channel bias first": lambda: group(pointwise("add", X, inp(1, 6, 1, 1)), 3),
@@ -160,7 +174,11 @@ CASES: dict[str, Callable[[], Node]] = {
     "relu again": lambda: (lambda y: pointwise("add", y, pointwise("tanh", group(y, 2))))(pointwise("relu", X)),
     "another": lambda: pointwise("mul", layer(X), inp(1, B, 6, 8, 12)),
     "two values": lambda: (lambda y: pointwise("mul", y, pointwise("sigmoid", y)))(group(ODD, 2)),
+    "shares": lambda: pointwise("mul", softmax(X), inp(1, B, 6, 8, 12)),
+    "shares of channels": lambda: pointwise("sigmoid", pointwise("add", softmax(ODD, 1), inp(1, 6, 1, 1))),
     # pools and reductions
+    "max pool of shares": lambda: pool(softmax(X, 1), "max", 4),
+    "sum of shares": lambda: fold(pointwise("mul", softmax(X), inp(1, B, 6, 8, 12)), "sum", 3),
     "max pool": lambda: pointwise(
         "clamp", pool(pointwise("mul", group(X, 3), inp(1, 6, 1, 1)), "max", 4), params=(0.0, 1.0)
     ),
@@ -185,7 +203,8 @@ def test_case(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "make_"), [*product((F16, BF16, F64), (layer, instance, lambda x: group(x, 2), batch))]
+    ("dtype", "make_"),
+    [*product((F16, BF16, F64), (layer, instance, lambda x: group(x, 2), batch, softmax, lambda x: softmax(x, 1)))],
 )
 def test_dtypes(dtype: torch.dtype, make_: Callable[[Node], Node]) -> None:
     for shape in ((3, 4, 6, 16), (3, 4, 5, 7)):
@@ -207,6 +226,28 @@ def test_far_means(name: str, mean: float) -> None:
         assert (got - want).abs().max() <= max(8 * ulp, 1.1 * (eager - want).abs().max()), option
 
 
+@pytest.mark.parametrize("name", ["softmax", "softmax of channels", "log softmax", "log softmax of channels", "scores"])
+@pytest.mark.parametrize("special", [inf, -inf, nan])
+def test_shares_of_what_is_not_finite(name: str, special: float) -> None:
+    """One number, and a whole row."""
+    root = CASES[name]()
+    x, *_ = graph_of(root).inputs
+    for index in ((1, 2, 3), (1, 2), (1, slice(None), 3)):
+        tensors = given(root)
+        tensors[x][index] = special
+        check(root, tensors)
+
+
+@pytest.mark.parametrize("name", ["softmax", "softmax of channels", "log softmax"])
+@pytest.mark.parametrize("scale", [100.0, 1e4])
+def test_far_shares(name: str, scale: float) -> None:
+    """Nothing overflows, and no share is lost."""
+    root = CASES[name]()
+    tensors = given(root)
+    tensors[graph_of(root).inputs[0]].mul_(scale).add_(scale)
+    check(root, tensors)
+
+
 @pytest.mark.parametrize("name", ["layer", "group", "batch"])
 def test_equal_values(name: str) -> None:
     root = CASES[name]()
@@ -215,7 +256,7 @@ def test_equal_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("special", [inf, nan])
-@pytest.mark.parametrize("name", ["layer", "group, odd", "max pool", "batch"])
+@pytest.mark.parametrize("name", ["layer", "group, odd", "max pool", "batch", "softmax of channels", "scores"])
 def test_non_finite_values(name: str, special: float) -> None:
     """They spoil their own rows, as in eager."""
     root = CASES[name]()
@@ -233,7 +274,8 @@ def test_empty_batch(name: str) -> None:
 
 def test_rows_in_parts() -> None:
     """Few long rows are cut, and their parts joined."""
-    for root in (instance(inp(0, 1, 2, 96, 128)), batch(inp(0, 6, 2, 48, 64)), layer(inp(0, 2, 9001))):
+    longest = softmax(inp(0, 1, 2, 96 * 128)), softmax(inp(0, 2, 9001), log=True)
+    for root in (instance(inp(0, 1, 2, 96, 128)), batch(inp(0, 6, 2, 48, 64)), layer(inp(0, 2, 9001)), *longest):
         n = found(root)
         k = kernel(n, "fused_test")
         assert [launch.entry for launch in k.launches][1:] == ["fused_test_statistics_finish", "fused_test"]
@@ -255,6 +297,8 @@ def test_ways() -> None:
     assert ways(instance(inp(0, B, 6, 126, 126))) == [1024, 512, None]
     assert ways(instance(inp(0, B, 6, 256, 256))) == [None]
     assert ways(batch(X)) == [None]
+    assert ways(softmax(inp(0, B, 64))) == [8, 4, None]
+    assert ways(softmax(X, 1)) == [None]
     assert ways(CASES["max pool"]()) == [None]
     assert ways(CASES["logsumexp of channels"]()) == [None]
 
