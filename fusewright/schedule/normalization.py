@@ -6,7 +6,7 @@
 
 Statistics are those of *rows*: what one mean is taken over.  Once they are known, normalising is pointwise, so that
 what follows is a stream (`fusewright.schedule.stream`) over x.  Where nothing pools or reduces, a row may be kept while
-its statistics are found.
+its statistics are found.  Rows of a softmax along another dimension than the last lie as columns.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Normalization:
     x           what is normalised, as rows have it, from what lies in memory
     sums        the stream that reduces each row of x: a variance, for RMS norms a mean of squares, for a softmax what a
                 logsumexp carries
-    within      where nothing pools or reduces, `behind` as if it reduced each row as well
+    within      where nothing pools or reduces, and rows, or the columns of a softmax, may be kept, `behind` as if it
+                reduced each as well
     stands      what tensors of these streams stand for, statistics left out
     statistics  the names of those
     split       channels of a group, where rows have x (N, C, *) as (N, C/split, split, *); else 1
@@ -327,7 +328,8 @@ class _Parser:
         if _product(x.shape[d] for d in dims) == 1 or not dims:
             return f"{self.norm!r} has rows of one element"
         within: Stream | str | None = None
-        if behind.window is None and not behind.folds and dims[0] > 0 and dims[-1] == x.ndim - 1:
+        apart = dims[0] == 0 or (dims[-1] != x.ndim - 1 and self._kind != "softmax")
+        if behind.window is None and not behind.folds and not apart:
             within = stream.of_rows(Tree(value, tuple(seen[n] for n in leaves), None), kind, dims, users)
         within = None if isinstance(within, str) else within
         stands = self.stands | {seen[t]: real for t, real in self.stands.items() if t in seen}

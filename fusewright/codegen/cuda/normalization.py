@@ -2,12 +2,13 @@
 
 apart  one launch (and another where rows are cut into parts) finds the statistics of all rows, and a stream normalises:
        x is read twice, whatever follows
-kept   a team of threads keeps a row in registers while its statistics are found: x is read once
+kept   a team of threads keeps a row, or some columns side by side, in registers while statistics are found: x is read
+       once
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,7 +19,7 @@ from fusewright.codegen.cuda import stream_text
 from fusewright.codegen.cuda.folds import PLANES
 from fusewright.codegen.cuda.primitives import preamble
 from fusewright.codegen.cuda.stream import THREADS, Shape, Writer
-from fusewright.codegen.cuda.stream_values import Values, decode, for_each, tree
+from fusewright.codegen.cuda.stream_values import Values, decode, for_each, tree, widths
 from fusewright.codegen.sample_steps import epsilon
 from fusewright.codegen.stream_sizes import Sizes
 from fusewright.codegen.text import Lines, block, fill
@@ -26,10 +27,15 @@ from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
 from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
 from fusewright.schedule.normalization import CENTER, SCALE, ChannelStatistics, Normalization
+from fusewright.schedule.stream import Stream
 
 # So many values of a row one thread keeps, as there is a choice (half as many of float64), in teams of so many threads.
 KEPT = (8, 16, 32)
 LEAST_TEAM, MOST_TEAM = 4, 1024
+
+# Values of columns that one thread keeps, as there is a choice, and threads that share a column at most.
+KEPT_OF_COLUMNS = (32, 64, 128)
+MOST_SHARING = 32
 
 # Bytes of shared memory that threads of one column may take to join what they found.
 MOST_SHARED = 40 * 1024
@@ -44,6 +50,8 @@ def options(n: Normalization) -> list[Option]:
     """Ways to compute a normalisation, best estimate first: by teams that keep a row each, and apart."""
     if n.within is None or n.length is None:
         return [{}]
+    if not _is_in_rows(n.within):
+        return [*({"team": team} for team in _teams_of_columns(n.within, n.length)), {}]
     teams = dict.fromkeys(_team(n.length, most // 2 if n.norm.dtype.itemsize == 8 else most) for most in KEPT)
     return [*({"team": team} for team in teams if team <= MOST_TEAM), {}]
 
@@ -56,10 +64,24 @@ def _team(length: int, values: int) -> int:
     return team
 
 
+def _is_in_rows(s: Stream) -> bool:
+    """Whether what is reduced lies along the last axis."""
+    return s.axes[-1].role == "first"
+
+
+def _teams_of_columns(s: Stream, length: int) -> list[int]:
+    """How many threads may share columns that lie side by side."""
+    wide = widths(s)
+    values = length * (wide.values if wide else 1) * (2 if compute_type(s.value.dtype) == "double" else 1)
+    teams = (next((t for t in (2, 4, 8, 16, 32) if t * most >= values), MOST_SHARING + 1) for most in KEPT_OF_COLUMNS)
+    return [team for team in dict.fromkeys(teams) if team <= min(MOST_SHARING, length)]
+
+
 def kernel(n: Normalization, name: str, reference: str = "", *, team: int | None = None) -> Kernel:
     """The kernel of a normalisation, whose rows teams of so many threads keep, or nobody."""
     call = _Call(n)
-    made = _apart(call, name) if team is None else _Kept(call, name, team).kernel(reference)
+    kept = _Kept if n.within is not None and _is_in_rows(n.within) else _KeptColumns
+    made = _apart(call, name) if team is None else kept(call, name, team).kernel(reference)
     return replace(
         made,
         operands=tuple(call.names.values()),
@@ -243,10 +265,13 @@ def statistics_of(n: Normalization) -> dict[str, str]:
 class _Kept(Writer):
     """Writes the launch in which teams keep rows."""
 
+    form = "rows"
+
     def __init__(self, call: _Call, name: str, team: int) -> None:
         assert call.n.within is not None
         super().__init__(call.n.within, name, call.of(call.n.within.tensors), call.lengths)
-        self.n, self.shape, self.threads = call.n, Shape("rows", team), team if team > 32 else THREADS
+        self.n, self.shape = call.n, Shape(self.form, team)
+        self.threads = team if self.form == "rows" and team > 32 else THREADS
 
     def _launches(self) -> tuple[Launch, ...]:
         arguments = self._arguments(Argument("pointer", "out"))
@@ -265,14 +290,22 @@ class _Kept(Writer):
         sections = (
             fill(stream_text.TOOLS) if tools else [],
             self.data(),
-            fill(text.SUM),
-            fill(text.MOST, T=compute_type(self.n.norm.dtype)) if isinstance(self.n.op, ops.Softmax) else [],
+            *self._joining(),
             self._entry_values(),
             self._normalised(),
+            self._body(),
+            self._entry(),
         )
-        for section in filter(None, (*sections, self._rows(), self._entry())):
-            lines += ["", *section]
+        for section in sections:
+            lines += ["", *section] if section else []
         return "\n".join(lines) + "\n"
+
+    def _joining(self) -> Iterator[Lines]:
+        """What threads of a team join by."""
+        if isinstance(self.n.op, ops.Softmax):
+            yield fill(text.LARGER, T=compute_type(self.s.root.dtype))
+            yield fill(text.MOST, T=compute_type(self.s.root.dtype))
+        yield fill(text.SUM)
 
     @property
     def _coordinates(self) -> str:
@@ -298,15 +331,21 @@ class _Kept(Writer):
         assert before is not None
         below = topological([before.root], [x])
         loads, given, element = self.values.loads("before", "VALUES<WIDE>", among=set(below) - set(self.n.statistics))
-        lines, value = tree(before, before.root, given | dict(self.n.statistics) | {x: "kept[e]"})
+        statistics = {t: f"{name}{self.each}" for t, name in self.n.statistics.items()}
+        lines, value = tree(before, before.root, given | statistics | {x: "kept[e]"})
         body = [*loads, *for_each([*element, *lines, f"value[e] = {value};"])]
-        statistics = statistics_of(self.n)
         parameters = [f"const {compute_type(x.dtype)} (&kept)[VALUES<WIDE>]"]
-        parameters += [f"{element} {name}" for name, element in statistics.items()]
+        parameters += [self._passed(name, element) for name, element in statistics_of(self.n).items()]
         parameters += [f"{compute_type(before.root.dtype)} (&value)[VALUES<WIDE>]"]
         return self._function("What becomes of them.", "normalised", parameters, body)
 
-    def _rows(self) -> Lines:
+    # A statistic of value e, and what passes it.
+    each = ""
+
+    def _passed(self, name: str, element: str) -> str:
+        return f"{element} {name}"
+
+    def _body(self) -> Lines:
         n, first, statistics = self.n, self.axes["first"], statistics_of(self.n)
         return fill(
             text.ROWS,
@@ -336,4 +375,44 @@ class _Kept(Writer):
             distance="kept[g][e] - mean" if centred else "kept[g][e]",
             epsilon=repr(epsilon(n.op, n.norm)),
             center=[f"const {statistic} center = mean;"] if centred else [],
+        )
+
+
+class _KeptColumns(_Kept):
+    """Writes the launch in which teams keep columns of a softmax."""
+
+    form = "columns"
+    each = "[e]"
+
+    def _launches(self) -> tuple[Launch, ...]:
+        arguments = self._arguments(Argument("pointer", "out"))
+        values = self.wide.values if self.wide else 1
+        lanes = self.threads // self.shape.team
+        blocks = f"ceil_div(ceil_div({self.sizes.product(self.results)}, {values}), {lanes})"
+        return (Launch(self.name, arguments, (blocks, "1", "1"), self.threads),)
+
+    def _joining(self) -> Iterator[Lines]:
+        yield fill(text.LARGER, T=compute_type(self.s.root.dtype))
+
+    def _passed(self, name: str, element: str) -> str:
+        return f"const {element} (&{name})[VALUES<WIDE>]"
+
+    def _body(self) -> Lines:
+        n, statistic = self.n, statistics_of(self.n)[SCALE]
+        assert isinstance(n.op, ops.Softmax)
+        place = ""
+        for a in self.all:
+            place = f"({place}) * d.n{a} + i{a}" if place else f"i{a}"
+        return fill(
+            text.COLUMNS,
+            out=self.outputs()["out"],
+            items=self._items(self.results),
+            decode_item=self._decode("item", self.results),
+            decode_reduced=decode("r", self.axes["first"], ""),
+            coordinates=self._coordinates,
+            place=place,
+            T=compute_type(n.x.root.dtype),
+            R=compute_type(n.behind.root.dtype),
+            S=statistic,
+            of_total=fill(text.OF_TOTAL[n.op.log], S=statistic),
         )

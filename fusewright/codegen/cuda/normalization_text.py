@@ -132,10 +132,12 @@ $center
 const $S scale = 1 / sqrt($S(sum_of<TEAM>(squares) $over + $epsilon));
 """
 
-MOST = """
+LARGER = """
 // The larger of two values, NaN once there is one.
 __device__ __forceinline__ $T larger(const $T a, const $T b) { return b > a || b != b ? b : a; }
+"""
 
+MOST = """
 // The largest of the values of TEAM neighbouring threads, in all of them.
 template <int TEAM>
 __device__ __forceinline__ $T most_of($T value) {
@@ -172,4 +174,69 @@ const double total = sum_of<TEAM>(sum);
 const $S center = most;
 $of_total
 const $S scale = own_scale;
+"""
+
+COLUMNS = """
+// LANES threads side by side along the last axis, TEAM of them on each other, which keep columns: read once, and
+// written once.
+template <bool WIDE>
+__device__ __forceinline__ void columns(const Data& d, $out* out) {
+    constexpr int V = VALUES<WIDE>, GROUPS = (LENGTH + TEAM - 1) / TEAM, LANES = THREADS / TEAM;
+    __shared__ $S most_of[TEAM][LANES * V];
+    __shared__ double total_of[TEAM][LANES * V];
+    const int lane = threadIdx.x % LANES, member = threadIdx.x / LANES;
+    const index_t items = $items, blocks = (items + LANES - 1) / LANES;
+    for (index_t job = blockIdx.x; job < blocks; job += gridDim.x) {
+        const bool inside = job * LANES + lane < items;
+        const index_t item = min(job * LANES + lane, items - 1);  // every thread takes part in sums
+        $decode_item
+        $T kept[GROUPS][V];
+#pragma unroll
+        for (int g = 0; g < GROUPS; ++g) {
+            const index_t r = min(member + g * TEAM, LENGTH - 1);
+            $decode_reduced
+            entry<WIDE>(d, $coordinates, kept[g]);
+        }
+        $S center[V], scale[V];
+#pragma unroll
+        for (int e = 0; e < V; ++e) {
+            $S most = kept[0][e];
+#pragma unroll
+            for (int g = 1; g < GROUPS; ++g) most = larger(most, kept[g][e]);
+            most_of[member][lane * V + e] = most;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int e = 0; e < V; ++e) {
+            $S most = most_of[0][lane * V + e];
+            for (int m = 1; m < TEAM; ++m) most = larger(most, most_of[m][lane * V + e]);
+            $S few = 0;
+#pragma unroll
+            for (int g = 0; g < GROUPS; ++g)
+                if (member + g * TEAM < LENGTH) few += exp(kept[g][e] - most);
+            center[e] = most;
+            total_of[member][lane * V + e] = few;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int e = 0; e < V; ++e) {
+            const $S most = center[e];
+            double total = 0;
+            for (int m = 0; m < TEAM; ++m) total += total_of[m][lane * V + e];
+            $of_total
+            scale[e] = own_scale;
+        }
+        if (inside)
+#pragma unroll
+            for (int g = 0; g < GROUPS; ++g) {
+                const index_t r = member + g * TEAM;
+                if (r < LENGTH) {
+                    $decode_reduced
+                    $R value[V];
+                    normalised<WIDE>(d, $coordinates, kept[g], center, scale, value);
+                    store<V>(out + ($place), value);
+                }
+            }
+    }
+}
 """

@@ -376,7 +376,7 @@ class Writer(StreamSections):
         last = self.last
         tests = [f"n{last} % VALUES<true> == 0"] if self.wide.values > 1 else []
         tests += [f"m{last} % CHUNK<true> == 0"] if self.s.axes[last].window is not None else []
-        loaded = dict.fromkeys(self.names[r.tensor] for r in self.s.reads if last in r.axes)
+        loaded = dict.fromkeys(self.names[r.tensor] for r in self.s.reads if last in r.axes and r.tensor in self.names)
         written = [*self.outputs()] if self.shape.form != "rows" and self.shape.parts is None else []
         return [*tests, *(f"aligned({name})" for name in (*loaded, *written))]
 
