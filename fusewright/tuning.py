@@ -106,7 +106,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Ways:
-    """The options of a group; `early` is how long it takes to end before its pool over how long the whole group does,
+    """The options of a group; `early` is how long it takes to end early over how long the whole group does,
     by estimate (infinite where there is no pool)."""
 
     options: tuple[Option, ...]
@@ -146,7 +146,8 @@ class Tuner:
     builds      of kernels that were begun ahead, by kind and sizes
     expected    layouts of what kernels will write, by the names that groups have while all are looked for
 
-    To end before its pool is an option of a group like its tiles, and what it leaves is decided like any other group.
+    To end before its pool or softmax is an option of a group like its tiles, and what it leaves is decided like any
+    other group.
     """
 
     device: torch.device
@@ -302,7 +303,7 @@ class Tuner:
         return part is not None and (part.option == EARLY or part.generated is not None)
 
     def _shorter(self, group: Group, found: Decision | None) -> Decision | None:
-        """The decision `found` for a group, or to end before its pool or residual where that measured faster."""
+        """The decision `found` for a group, or to end early where that measured faster."""
         assert group.shorter is not None
         part = self._part(group.shorter)
         if part is None:

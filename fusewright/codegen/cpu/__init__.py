@@ -64,8 +64,8 @@ def options(
 def early(
     group: Group, hints: Mapping[Any, int], layouts: Layouts, *, tf32: bool = False, capability: int | None = None
 ) -> float:
-    """How much longer it takes to end before the group's pool: a strip has whole rows when it pools, and computes no
-    position twice, so nothing is gained by that."""
+    """How much longer it takes to end before the group's pool or softmax: a strip has whole rows when it pools, and
+    computes no position twice, so nothing is gained by that."""
     return inf
 
 
