@@ -9,7 +9,7 @@ from math import ceil, inf, prod
 from fusewright.schedule import residues
 from fusewright.schedule.axes import Axis
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.direct import Cut, DirectTile, Own, make_box, side, weights_of
+from fusewright.schedule.direct import Box, Cut, DirectTile, Own, Weights, make_box, side, weights_of
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
 # Values that a thread accumulates at most, and numbers it holds beside them: weights and a run of the input.
@@ -100,6 +100,9 @@ def _scored(
             weights, work = weights_of(c, features, teams, own, together=together), None
             for b, of_sample in tiles:
                 if not FEWEST_THREADS <= b.unit_threads * teams <= MOST_THREADS:
+                    continue
+                blocks = of_sample * ceil(c.features / (features * teams))
+                if work and _least(c, b, weights, features * prod(own), work, lengths, samples, blocks) > most:
                     continue
                 for chunk in _chunks(c):
                     cut = Cut(c, DirectTile(features, teams, *own, *b.cells, chunk, together, 2), b, weights)
@@ -213,22 +216,61 @@ def _work(cut: Cut) -> Work:
     return cut.t.features * prod(cut.t.own) * cut.taps, weights, runs
 
 
+@dataclass(frozen=True)
+class _Load:
+    """What a block asks of its multiprocessor: instructions of a thread, and cycles of the issue slots and of the
+    busiest of its units."""
+
+    instructions: float
+    issue: float
+    busiest: float
+
+    @staticmethod
+    def of(b: Box, weights: Weights, work: Work, channels: int, behind: float, bytes_each: int, beside: float) -> _Load:
+        """Of so many channels, instructions of a thread `behind` its products, and bytes read `beside` the input."""
+        multiplications, reads, runs = work
+        warps, staged = b.unit_threads * weights.teams / 32, channels * b.plane
+        instructions = (multiplications + reads + runs) * channels + behind + PER_COPY * staged / (32 * warps)
+        shared = (reads * ceil(weights.vector / 2) + runs * b.turns) * channels * warps + COPIED * staged / 32
+        issue = instructions * warps / 4 / ISSUED
+        return _Load(instructions, issue, max(issue, shared, (staged * bytes_each + beside) / FETCHED))
+
+    def cycles(self, tiles: int, alone: float = 0.0) -> float:
+        """Of the fullest multiprocessor, where so many tiles are shared out; of rounds that take `alone`."""
+        return max(ceil(tiles / MULTIPROCESSORS) * self.busiest, alone) + 0.1 * tiles / MULTIPROCESSORS * self.issue
+
+
+def _per_useful(cycles: float, c: Contraction, lengths: tuple[int, int, int], samples: int) -> float:
+    return cycles * MULTIPROCESSORS / (samples * prod(lengths) * c.features * c.op.groups)
+
+
+def _least(
+    c: Contraction,
+    b: Box,
+    weights: Weights,
+    positions: int,
+    work: Work,
+    lengths: tuple[int, int, int],
+    samples: int,
+    blocks: int,
+) -> float:
+    """What no tile of this box and these weights takes less than, whatever its chunk: the busiest unit's cycles, where
+    a sample has so many blocks, whose threads have so many `positions` of their features."""
+    values = positions * prod(len(a.phases) for a in c.axes)
+    load = _Load.of(b, weights, work, c.channels, min(PER_VALUE, PER_OWNED) * values, c.x.dtype.itemsize, 0)
+    return _per_useful(load.cycles(samples * blocks * c.op.groups), c, lengths, samples)
+
+
 def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int, of_sample: int) -> float:
     """Estimated cycles of one multiprocessor per useful value; a sample has so many tiles per block of features."""
     c, t, b = cut.c, cut.t, cut.box
-    multiplications, weights, runs = work
-    warps, channels = cut.threads / 32, cut.chunks * t.chunk
-    staged = channels * b.plane
+    channels = cut.chunks * t.chunk
     behind = (PER_VALUE if cut.owned == (1, 1, 1) else PER_OWNED) * cut.values
-    instructions = (multiplications + weights + runs) * channels + behind + PER_COPY * staged / (32 * warps)
-    issue = instructions * warps / 4 / ISSUED
-    shared = (weights * ceil(cut.weights.vector / 2) + runs * b.turns) * channels * warps + COPIED * staged / 32
     beside = sum(n.dtype.itemsize for n in c.elements) * cut.block_m * prod(b.positions)
-    busiest = max(issue, shared, (staged * c.x.dtype.itemsize + beside) / FETCHED)
-    stages, works = LATENCY * cut.chunks, _alone(cut.values) * instructions
+    load = _Load.of(b, cut.weights, work, channels, behind, c.x.dtype.itemsize, beside)
+    stages, works = LATENCY * cut.chunks, _alone(cut.values) * load.instructions
     alone = (max(stages, works) if t.buffers == 2 else stages + works) + BARRIER * cut.chunks
     # Of all tiles, the fullest multiprocessor's; and rounds in which all that fit run side by side.
     tiles = samples * of_sample * c.op.groups * cut.o_blocks
-    cycles = max(ceil(tiles / MULTIPROCESSORS) * busiest, ceil(tiles / (MULTIPROCESSORS * cut.per_sm)) * alone)
-    useful = samples * prod(lengths) * c.features * c.op.groups
-    return (cycles + 0.1 * tiles / MULTIPROCESSORS * issue) * MULTIPROCESSORS / useful
+    cycles = load.cycles(tiles, ceil(tiles / (MULTIPROCESSORS * cut.per_sm)) * alone)
+    return _per_useful(cycles, c, lengths, samples)
