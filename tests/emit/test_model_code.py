@@ -143,13 +143,13 @@ PLAIN = "def forward(self, x{default}):\n    return torch.sigmoid(x * getattr(se
     ("name", "default"),
     [
         ("super", ""),
-        ("__debug__", ""),
+        pytest.param("__debug__", "", marks=pytest.mark.slow),
         ("__w", ""),
-        ("own", ""),
+        pytest.param("own", "", marks=pytest.mark.slow),
         ("pass", ', mode="by pass"'),
-        ("w", ", dtype=torch.float32"),
+        pytest.param("w", ", dtype=torch.float32", marks=pytest.mark.slow),
         ("w", ', top=float("inf")'),
-        ("w", ', top=float("nan")'),
+        pytest.param("w", ', top=float("nan")', marks=pytest.mark.slow),
     ],
 )
 def test_parameters_and_defaults_of_any_name_and_value(tmp_path: Path, name: str, default: str) -> None:

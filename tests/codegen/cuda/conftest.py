@@ -1,0 +1,34 @@
+"""Which cases of the tests with the most builds are left to ``make test-all``.
+
+Every kernel that runs here, or is compiled for a GPU, is built for it: half a second to several seconds on a machine
+with an empty cache.  Tests that do so for many cases run every other one of them with each commit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+HALVED = frozenset(
+    """
+    test_as_the_model_in_float64 test_right test_direct test_case test_every_family test_what_is_not_finite
+    test_lanes_do_not_meet test_other_values_keep_a_shift test_compiles_without_spills test_sanitizers_find_nothing
+    test_what_the_emulator_would_find test_random_cases test_channels_and_rows_of_taps test_reductions test_features
+    test_near_and_far test_orders_of_threads_agree test_against_float64 test_warpgroups test_tensor_cores test_dtypes
+    test_no_tile_takes_less_than_its_products
+    """.split()
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks every second case of these tests, in the order of their files, as slow."""
+    met: Counter[tuple[str, str]] = Counter()
+    for item in items:
+        name = getattr(item, "originalname", item.name)
+        if name in HALVED and item.path.is_relative_to(__file__.rpartition("/")[0]):
+            place = str(item.path), name
+            met[place] += 1
+            if met[place] % 2 == 0:
+                item.add_marker(pytest.mark.slow)
