@@ -11,13 +11,30 @@ from collections import Counter
 import pytest
 
 HALVED = frozenset(
-    """
-    test_as_the_model_in_float64 test_right test_direct test_case test_every_family test_what_is_not_finite
-    test_lanes_do_not_meet test_other_values_keep_a_shift test_compiles_without_spills test_sanitizers_find_nothing
-    test_what_the_emulator_would_find test_random_cases test_channels_and_rows_of_taps test_reductions test_features
-    test_near_and_far test_orders_of_threads_agree test_against_float64 test_warpgroups test_tensor_cores test_dtypes
-    test_no_tile_takes_less_than_its_products
-    """.split()
+    [
+        "test_as_the_model_in_float64",
+        "test_right",
+        "test_direct",
+        "test_case",
+        "test_every_family",
+        "test_what_is_not_finite",
+        "test_lanes_do_not_meet",
+        "test_other_values_keep_a_shift",
+        "test_compiles_without_spills",
+        "test_sanitizers_find_nothing",
+        "test_what_the_emulator_would_find",
+        "test_random_cases",
+        "test_channels_and_rows_of_taps",
+        "test_reductions",
+        "test_features",
+        "test_near_and_far",
+        "test_orders_of_threads_agree",
+        "test_against_float64",
+        "test_warpgroups",
+        "test_tensor_cores",
+        "test_dtypes",
+        "test_no_tile_takes_less_than_its_products",
+    ]
 )
 
 
