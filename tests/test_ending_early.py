@@ -30,6 +30,7 @@ from fusewright.tuning import EARLY, Decision, Tuner
 
 CPU = torch.device("cpu")
 WHOLE, PARTS, ALL_BEHIND = ["fused_conv_abs_avg_atan"], ["fused_conv_abs", "fused_avg_atan"], "fused_abs_avg_atan"
+SHARES = ["fused_convtranspose_softmax_mul_sigmoid", "fused_convtranspose", "fused_softmax_mul_sigmoid"]
 ADDED = ["fused_conv_tanh_add_relu", "fused_conv_tanh", "fused_add_relu", "fused_tanh_add_relu"]
 
 
@@ -121,7 +122,33 @@ def test_a_group_with_a_residual_has_a_shorter_one() -> None:
     assert whole.rest().outputs[0].shape == whole.root.shape and others[0].shorter is None
 
 
+class Shares(nn.Module):
+    """A softmax over the channels of a transposed convolution, whose rows have an even length or an odd one."""
+
+    def __init__(self, features: int, more: int = 0) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose2d(64, features, 4, stride=2, padding=1, output_padding=more)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(torch.softmax(self.conv(x), 1) * 2.0)
+
+
+def test_a_group_with_a_softmax_has_a_shorter_one() -> None:
+    whole, *_ = offered(Shares(16), torch.rand(2, 64, 8, 8))
+    assert whole.name == SHARES[0] and whole.shorter is not None and whole.shorter.name == SHARES[1]
+    assert whole.rest().outputs[0].shape == whole.root.shape
+
+
 # -- by estimate
+
+
+@pytest.mark.parametrize(("features", "more", "left"), [(64, 0, False), (128, 1, True)])
+def test_softmaxes_that_tiles_suffer_from_are_left_to_memory(
+    monkeypatch: pytest.MonkeyPatch, features: int, more: int, left: bool
+) -> None:
+    built = built_for_a_gpu(monkeypatch, Shares(features, more), torch.empty(64, 64, 64, 64))
+    assert [choice.name for choice in built.choices] == (SHARES[1:] if left else SHARES[:1])
+    assert [choice.family for choice in built.choices] == ["contraction", "normalization"][: 2 if left else 1]
 
 
 def test_overlapping_windows_are_left_to_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,33 @@ class SpelledOut(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
+class Scores(nn.Module):
+    """Of windows, to which one mask is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = nn.Parameter(torch.randn(40, 24))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x * 0.25 + self.mask, -1) * 2.0
+
+
+class OfPositions(nn.Module):
+    """Shares of all positions of an image, which a number per channel multiplies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(6, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x.flatten(2), 2).view_as(x) * self.scale
+
+
+class OfChannels(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(torch.log_softmax(x, 1) + 2.0)
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "layer": (lambda: nn.Sequential(nn.LayerNorm(64), nn.GELU()), (3, 80, 64), "fused_layernorm_gelu"),
     "rms, spelled out": (SpelledOut, (3, 50, 96), "fused_rmsnorm_mul"),
@@ -48,6 +75,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
         (3, 8, 24, 25),
         "fused_groupnorm_max_hardtanh",
     ),
+    "softmax of rows": (Scores, (3, 5, 40, 24), "fused_mul_add_softmax_mul"),
+    "softmax of positions": (OfPositions, (3, 6, 40, 25), "fused_softmax_mul"),
+    "softmax of channels": (OfChannels, (3, 18, 20, 21), "fused_logsoftmax_add_sigmoid"),
     "instance": (
         lambda: nn.Sequential(nn.Sigmoid(), nn.InstanceNorm2d(4, affine=True), nn.ReLU()),
         (3, 4, 33, 35),
