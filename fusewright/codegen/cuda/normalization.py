@@ -303,8 +303,8 @@ class _Kept(Writer):
     def _joining(self) -> Iterator[Lines]:
         """What threads of a team join by."""
         if isinstance(self.n.op, ops.Softmax):
-            yield fill(text.LARGER, T=compute_type(self.s.root.dtype))
-            yield fill(text.MOST, T=compute_type(self.s.root.dtype))
+            yield fill(text.LARGER, S=statistics_of(self.n)[SCALE])
+            yield fill(text.MOST, S=statistics_of(self.n)[SCALE])
         yield fill(text.SUM)
 
     @property
@@ -392,7 +392,7 @@ class _KeptColumns(_Kept):
         return (Launch(self.name, arguments, (blocks, "1", "1"), self.threads),)
 
     def _joining(self) -> Iterator[Lines]:
-        yield fill(text.LARGER, T=compute_type(self.s.root.dtype))
+        yield fill(text.LARGER, S=statistics_of(self.n)[SCALE])
 
     def _passed(self, name: str, element: str) -> str:
         return f"const {element} (&{name})[VALUES<WIDE>]"

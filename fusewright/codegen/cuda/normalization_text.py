@@ -134,18 +134,18 @@ const $S scale = 1 / sqrt($S(sum_of<TEAM>(squares) $over + $epsilon));
 
 LARGER = """
 // The larger of two values, NaN once there is one.
-__device__ __forceinline__ $T larger(const $T a, const $T b) { return b > a || b != b ? b : a; }
+__device__ __forceinline__ $S larger(const $S a, const $S b) { return b > a || b != b ? b : a; }
 """
 
 MOST = """
 // The largest of the values of TEAM neighbouring threads, in all of them.
 template <int TEAM>
-__device__ __forceinline__ $T most_of($T value) {
+__device__ __forceinline__ $S most_of($S value) {
 #pragma unroll
     for (int offset = (TEAM < 32 ? TEAM : 32) / 2; offset > 0; offset /= 2)
         value = larger(value, __shfl_xor_sync(~0u, value, offset));
     if constexpr (TEAM > 32) {
-        __shared__ $T largest[THREADS / 32];
+        __shared__ $S largest[THREADS / 32];
         if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = value;
         __syncthreads();
         for (int warp = 0; warp < THREADS / 32; ++warp) value = larger(value, largest[warp]);

@@ -239,6 +239,14 @@ def test_shares_of_what_is_not_finite(name: str, special: float) -> None:
         check(root, tensors)
 
 
+@pytest.mark.parametrize("dim", [1, 2])
+def test_shares_are_found_in_their_own_type(dim: int) -> None:
+    """Whatever type becomes of them behind."""
+    x = inp(0, 2, 9, 12, dtype=F64)
+    tensors = given(x) | {x: random(x, 0) * 1e300}
+    check(cast(softmax(x, dim), F32), tensors)
+
+
 @pytest.mark.parametrize("name", ["softmax", "softmax of channels", "log softmax"])
 @pytest.mark.parametrize("scale", [100.0, 1e4])
 def test_far_shares(name: str, scale: float) -> None:
