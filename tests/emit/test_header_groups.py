@@ -13,10 +13,10 @@ from torch import nn
 from fusewright.emit.header import left_to_pytorch
 
 CASES = {
-    "parts are not named": (
+    "parts are not named, but what is left where another part has a kernel": (
         nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Softmax(1)),
         (1024, 512),
-        ["fused_linear_gelu_softmax"],
+        ["fused_linear_gelu_softmax", "fused_softmax"],
     ),
     "another group with the name of a part is": (
         nn.Sequential(nn.Conv2d(256, 256, 1), nn.ReLU(), nn.Conv2d(256, 128, 1)),
