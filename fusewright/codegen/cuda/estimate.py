@@ -23,6 +23,7 @@ from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule.cost import FREE, CostModel, is_one_pass
 from fusewright.schedule.groups import Group, sizes
 from fusewright.schedule.matmul import Linear
+from fusewright.schedule.normalization import Normalization
 from fusewright.schedule.product import contraction_of
 from fusewright.schedule.sample import SampleProgram
 
@@ -45,7 +46,7 @@ def pays(group: Group, seconds: float, hints: Mapping[Any, int], *, tf32: bool) 
     """
     work = [n for n in group.inner if not isinstance(n.op, FREE)]
     if len(work) == 1 and is_one_pass(work[0]):
-        return False
+        return isinstance(group.record, Normalization) and _has_columns(work[0])
     multiplies = any(isinstance(n.op, ops.Matmul | ops.Conv) for n in work)
     if not multiplies and not isinstance(group.record, SampleProgram):
         return True
@@ -60,6 +61,12 @@ def pays(group: Group, seconds: float, hints: Mapping[Any, int], *, tf32: bool) 
     c = contraction_of(group.record)
     tail = 0.0 if c.tail is None else _sample_seconds(c.tail, hints, OF_TAIL)
     return max(least, UNSURE * seconds) + tail < library
+
+
+def _has_columns(node: Node) -> bool:
+    """Whether it is a softmax along another dimension than the last one, which takes ATen several times as long as
+    reading and writing do (benchmarks/results/h200_softmaxes.json)."""
+    return isinstance(node.op, ops.Softmax) and any(n != 1 for n in node.shape[node.op.dim + 1 :])
 
 
 def _library_seconds(node: Node, model: CostModel, *, tf32: bool) -> float:

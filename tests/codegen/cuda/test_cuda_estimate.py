@@ -123,3 +123,8 @@ def test_a_size_of_the_batch_behind_a_layer(layer: nn.Module, monkeypatch: pytes
 
 def test_one_plain_operation_saves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(paths(monkeypatch, nn.Tanh(), (1024, 1024), "auto").values()) == {"ATen"}
+
+
+@pytest.mark.parametrize(("dim", "path"), [(1, "generated"), (2, "ATen")])
+def test_a_softmax_over_channels_is_a_kernel(monkeypatch: pytest.MonkeyPatch, dim: int, path: str) -> None:
+    assert set(paths(monkeypatch, nn.Softmax(dim), (64, 96, 1024), "auto").values()) == {path}
