@@ -160,7 +160,7 @@ def _is_normalised(x: Node) -> bool:
 def _along(m: Node, outer: tuple[Size, ...], inner: tuple[Size, ...]) -> Node | None:
     """m, which goes with a value of shape `outer`, as it goes with the same elements under shape `inner`; `None` where
     it varies along part of what is one dimension there."""
-    if isinstance(m.op, Number):
+    if isinstance(m.op, Number) or m.ndim == 0:  # whose type counts less beside a tensor with dimensions
         return m
     lengths = (1,) * (len(outer) - m.ndim) + m.shape
     before, after = _ends(outer), _ends(inner)
@@ -195,8 +195,11 @@ def _refuse_function(m: Match) -> str | None:
     root = m["root"]
     if 0 in root.shape:
         return "a dimension is empty"
-    if _operands(root) is None:
+    operands = _operands(root)
+    if operands is None:
         return "another operand varies along part of a dimension"
+    if make(root.op, *operands).dtype != root.dtype:
+        return "none has dimensions there, and types count otherwise"
     return None
 
 

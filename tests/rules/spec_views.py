@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from harness import B, RuleSpec, inp
 from hypothesis import strategies as st
 from linear_cases import Draw, conv, reduce
@@ -87,6 +88,7 @@ def seen_otherwise(draw: Draw) -> Node:
     together = draw(st.booleans())
     varies = [draw(st.booleans()) if i in alone else together for i in range(len(outer))]
     beside = inp(*(n if v else 1 for n, v in zip(outer, varies, strict=True)))
+    beside = draw(st.sampled_from([beside, beside, inp(dtype=torch.float32)]))
     other = draw(st.sampled_from([beside, beside, 2.5]))
     root = pointwise(draw(st.sampled_from(["mul", "add"])), *draw(st.permutations([view, other])))
     return pointwise("tanh", root) if draw(st.booleans()) else root
@@ -143,6 +145,9 @@ SPECS = [
             "a dimension is empty": lambda: pointwise("tanh", shaped(shares(B, 0, 8), B, 0, 2, 4)),
             VARIES: lambda: pointwise("mul", shaped(shares(B, 3, 8), B, 3, 2, 4), inp(2, 1)),
             f"{VARIES} # of which another has a part": lambda: pointwise("mul", shaped(shares(6, 4), 4, 6), inp(4, 1)),
+            "none has dimensions there, and types count otherwise": lambda: pointwise(
+                "mul", shaped(make(ops.Softmax(0), inp(dtype=torch.float32)), 1), inp()
+            ),
             "# of a value that no norm gives": lambda: pointwise("tanh", shaped(x(B, 3, 8), B, 3, 2, 4)),
             "# broadcast": lambda: pointwise("mul", shaped(shares(3, 8), 3, 2, 4), inp(B, 3, 2, 4)),
         },
