@@ -107,7 +107,7 @@ class Decision:
 @dataclass(frozen=True)
 class Ways:
     """The options of a group; `early` is how long it takes to end early over how long the whole group does,
-    by estimate (infinite where there is no pool)."""
+    by estimate (infinite where there is no pool, nor a softmax)."""
 
     options: tuple[Option, ...]
     early: float

@@ -25,9 +25,7 @@ from fusewright.rules.rule import Match, Rule, op, rule, value
 
 # So many masks are looked for: each sum has two ways on.
 MASKS = 8
-
-
-# Rows of a mask begin at multiples of so many numbers, or are copied to where they do.
+# Rows of a mask that is repeated begin at multiples of so many numbers, as `runtime.attention` has kernels find them.
 ALIGNED = 8
 
 
@@ -72,8 +70,13 @@ def _unmasked(node: Node, masks: int = MASKS) -> tuple[Node, list[_Mask]] | None
         split = node.shape[0], node.shape[1]
     for x, mask in _added(node) if masks else ():
         if x.shape == node.shape and (found := _unmasked(_as(shape, x), masks - 1)) is not None:
-            return found[0], [_Mask(mask, split), *found[1]]
+            return found[0], [_Mask(_in_columns(mask), split), *found[1]]
     return None
+
+
+def _in_columns(mask: Node) -> Node:
+    """The mask with dimensions for rows and columns, as kernels want it."""
+    return reshape(mask, (*(1,) * (2 - mask.ndim), *mask.shape))
 
 
 def _as(shape: tuple[Size, ...], x: Node) -> Node:

@@ -183,6 +183,16 @@ def _along(m: Node, outer: tuple[Size, ...], inner: tuple[Size, ...]) -> Node | 
     return reshape(m, shape)
 
 
+def _is_seen_otherwise(a: Node, root: Node) -> bool:
+    """Whether an operand is, perhaps under another shape, what a norm gives whose shape is not that of the one the
+    function is moved to: they would take turns in being the view."""
+    at = _viewed(root)
+    assert at is not None
+    while isinstance(a.op, Reshape):
+        a = a.arg(0)
+    return _is_normalised(a) and a.shape != root.arg(at).arg(0).shape
+
+
 def _operands(root: Node) -> list[Node] | None:
     at = _viewed(root)
     assert at is not None  # the pattern asks for it
@@ -195,6 +205,8 @@ def _refuse_function(m: Match) -> str | None:
     root = m["root"]
     if 0 in root.shape:
         return "a dimension is empty"
+    if any(_is_seen_otherwise(a, root) for a in root.inputs):
+        return "another operand would be a view then"
     operands = _operands(root)
     if operands is None:
         return "another operand varies along part of a dimension"

@@ -53,7 +53,8 @@ def in_rows(mask: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
     if mask is None:
         return None
     columns = mask.shape[-1]
-    if columns == 1 or any(n % ALIGNED for n in mask.stride()[:-1]) or mask.stride(-1) != 1:
+    apart = any(n % ALIGNED for n in mask.stride()[:-1]) or mask.data_ptr() % (ALIGNED * mask.element_size())
+    if columns == 1 or apart or mask.stride(-1) != 1:
         columns = shape[-1]
         mask = F.pad(mask.expand(*mask.shape[:-1], columns), (0, -columns % ALIGNED)).contiguous()[..., :columns]
     return mask.expand(shape)

@@ -40,8 +40,8 @@ class Group:
     """A subgraph that a family covers: from `operands` to `root`; `record` is the family's own description of it.
 
     split    where the group is the first step of a reduction, the reduction: `root` is not in the graph then
-    shorter  the group from the same anchor that ends in front of a pool, or of a residual, which this one takes in, if
-             any
+    shorter  the group from the same anchor that ends in front of a pool, a softmax or a residual, which this one takes
+             in, if any
     """
 
     family: str

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 
 import torch
 from torch import Tensor, nn
@@ -172,6 +173,8 @@ def _aliases(module: nn.Module, run: Run) -> set[str]:
     owners |= {_storage(x): f"buffer {name}" for name, x in module.named_buffers()}
     owners.pop(0, None)
     found = {(key, owners.get(_storage(x))) for key, x in run.values.items()}
+    pairs = combinations(sorted(run.values.items(), key=lambda item: item[0]), 2)
+    found |= {(key, other) for (other, y), (key, x) in pairs if _storage(x) == _storage(y) != 0}
     return {f"{key} shares memory with {owner}" for key, owner in found if owner is not None}
 
 

@@ -145,6 +145,12 @@ SPECS = [
             "a dimension is empty": lambda: pointwise("tanh", shaped(shares(B, 0, 8), B, 0, 2, 4)),
             VARIES: lambda: pointwise("mul", shaped(shares(B, 3, 8), B, 3, 2, 4), inp(2, 1)),
             f"{VARIES} # of which another has a part": lambda: pointwise("mul", shaped(shares(6, 4), 4, 6), inp(4, 1)),
+            "another operand would be a view then": lambda: pointwise(
+                "add", shaped(shares(B, 3, 8), B, 3, 2, 4), shares(B, 3, 2, 4)
+            ),
+            "another operand would be a view then # and is one": lambda: pointwise(
+                "add", shaped(shares(B, 3, 8), B, 3, 2, 4), shaped(shares(B, 6, 4), B, 3, 2, 4)
+            ),
             "none has dimensions there, and types count otherwise": lambda: pointwise(
                 "mul", shaped(make(ops.Softmax(0), inp(dtype=torch.float32)), 1), inp()
             ),

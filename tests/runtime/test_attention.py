@@ -186,6 +186,8 @@ MODELS: dict[str, tuple[Callable[..., Tensor], torch.dtype]] = {
     "masks of bool": (both, torch.float32),
     "residuals": (residual, torch.float32),
     "windows": (windows, torch.float32),
+    "a number that is a tensor": (lambda q, k, v: torch.softmax(q @ k.mT + q.new_tensor(0.5), -1) @ v, torch.float32),
+    "a mask of columns": (lambda q, k, v: torch.softmax(q @ k.mT + k[0, 0, :, 0], -1) @ v, torch.float32),
     "a mask beyond float16": (hidden(-1e9, torch.float32), torch.float16),
     "a mask of bfloat16": (hidden(-1e9, torch.bfloat16), torch.float16),
     "a mask beyond bfloat16": (hidden(torch.finfo(torch.float32).min, torch.float32), torch.bfloat16),

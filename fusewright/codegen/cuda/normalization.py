@@ -47,7 +47,7 @@ Option = dict[str, Any]
 
 
 def options(n: Normalization) -> list[Option]:
-    """Ways to compute a normalisation, best estimate first: by teams that keep a row each, and apart."""
+    """Ways to compute a normalisation, best estimate first: by teams that keep a row or some columns, and apart."""
     if n.within is None or n.length is None:
         return [{}]
     if not _is_in_rows(n.within):
@@ -202,7 +202,7 @@ class _Sums(Writer):
 
 
 class _Statistics(_Sums):
-    """Those of the rows of a norm."""
+    """Those of the rows of a norm, or of a softmax."""
 
     def __init__(self, call: _Call, name: str) -> None:
         super().__init__(call.n.sums, name, call.of(call.n.sums.tensors), call.lengths)
