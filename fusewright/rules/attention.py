@@ -22,11 +22,10 @@ from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Attention, Cast, Expand, Matmul, Number, Pad, Permute, Reshape, Size, Slice, Softmax, size
 from fusewright.rules.operands import function, is_scaled, number, place, unwidened, usable
 from fusewright.rules.rule import Match, Rule, op, rule, value
+from fusewright.runtime.attention import ALIGNED
 
 # So many masks are looked for: each sum has two ways on.
 MASKS = 8
-# Rows of a mask that is repeated begin at multiples of so many numbers, as `runtime.attention` has kernels find them.
-ALIGNED = 8
 
 
 class _Mask(NamedTuple):

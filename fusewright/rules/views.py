@@ -183,29 +183,37 @@ def _along(m: Node, outer: tuple[Size, ...], inner: tuple[Size, ...]) -> Node | 
     return reshape(m, shape)
 
 
-def _is_seen_otherwise(a: Node, root: Node) -> bool:
-    """Whether an operand is, perhaps under another shape, what a norm gives whose shape is not that of the one the
-    function is moved to: they would take turns in being the view."""
-    at = _viewed(root)
-    assert at is not None
+def _is_seen_otherwise(a: Node, shape: tuple[Size, ...]) -> bool:
+    """Whether an operand is what a norm gives, perhaps under another shape than its own, and that is not `shape`: it
+    would take turns in being the view with the one that the function is moved to, which has `shape`."""
     while isinstance(a.op, Reshape):
         a = a.arg(0)
-    return _is_normalised(a) and a.shape != root.arg(at).arg(0).shape
+    return _is_normalised(a) and a.shape != shape
+
+
+def _below(root: Node) -> tuple[int, Node]:
+    """Which operand is a view, and of what."""
+    at = _viewed(root)
+    assert at is not None  # the pattern asks for it
+    return at, root.arg(at).arg(0)
 
 
 def _operands(root: Node) -> list[Node] | None:
-    at = _viewed(root)
-    assert at is not None  # the pattern asks for it
-    x = root.arg(at).arg(0)
-    found = [x if i == at else _along(root.arg(i), root.shape, x.shape) for i in range(len(root.args))]
-    return [a for a in found if a is not None] if None not in found else None
+    at, x = _below(root)
+    found: list[Node] = []
+    for i, a in enumerate(root.inputs):
+        moved = x if i == at else _along(a, root.shape, x.shape)
+        if moved is None:
+            return None
+        found.append(moved)
+    return found
 
 
 def _refuse_function(m: Match) -> str | None:
     root = m["root"]
     if 0 in root.shape:
         return "a dimension is empty"
-    if any(_is_seen_otherwise(a, root) for a in root.inputs):
+    if any(_is_seen_otherwise(a, _below(root)[1].shape) for a in root.inputs):
         return "another operand would be a view then"
     operands = _operands(root)
     if operands is None:

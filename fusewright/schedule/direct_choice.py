@@ -107,9 +107,6 @@ def _scored(
                 for chunk in _chunks(c):
                     cut = Cut(c, DirectTile(features, teams, *own, *b.cells, chunk, together, 2), b, weights)
                     work = work or _work(cut)
-                    products = sum(work) * c.channels * cut.threads / 128 / ISSUED
-                    if of_sample * cut.o_blocks * products > most * prod(lengths) * c.features:
-                        break  # its products and what they read take longer, whatever the chunk
                     fit = [each for each in _buffered(cut) if each.shared <= MOST_SHARED and each.per_sm >= 1]
                     if cut.held > MOST_HELD or not fit:
                         break  # nor does a larger chunk fit

@@ -73,7 +73,7 @@ def _teams_of_columns(s: Stream, length: int) -> list[int]:
     """How many threads may share columns that lie side by side."""
     wide = widths(s)
     values = length * (wide.values if wide else 1) * (2 if compute_type(s.value.dtype) == "double" else 1)
-    teams = (next((t for t in (2, 4, 8, 16, 32) if t * most >= values), MOST_SHARING + 1) for most in KEPT_OF_COLUMNS)
+    teams = (max(2, 1 << (-(-values // most) - 1).bit_length()) for most in KEPT_OF_COLUMNS)
     return [team for team in dict.fromkeys(teams) if team <= min(MOST_SHARING, length)]
 
 
@@ -266,6 +266,7 @@ class _Kept(Writer):
     """Writes the launch in which teams keep rows."""
 
     form = "rows"
+    each = ""  # behind the name of a statistic, that of value e
 
     def __init__(self, call: _Call, name: str, team: int) -> None:
         assert call.n.within is not None
@@ -338,9 +339,6 @@ class _Kept(Writer):
         parameters += [self._passed(name, element) for name, element in statistics_of(self.n).items()]
         parameters += [f"{compute_type(before.root.dtype)} (&value)[VALUES<WIDE>]"]
         return self._function("What becomes of them.", "normalised", parameters, body)
-
-    # A statistic of value e, and what passes it.
-    each = ""
 
     def _passed(self, name: str, element: str) -> str:
         return f"{element} {name}"

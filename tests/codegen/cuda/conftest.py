@@ -7,9 +7,11 @@ with an empty cache.  Tests that do so for many cases run every other one of the
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+HERE = Path(__file__).parent
 HALVED = frozenset(
     [
         "test_as_the_model_in_float64",
@@ -44,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     met: Counter[tuple[str, str]] = Counter()
     for item in items:
         name = getattr(item, "originalname", item.name)
-        if name in HALVED and item.path.is_relative_to(__file__.rpartition("/")[0]):
+        if name in HALVED and item.path.is_relative_to(HERE):
             place = str(item.path), name
             met[place] += 1
             if met[place] % 2 == 0:

@@ -411,7 +411,6 @@ def test_softmaxes_compile_without_spills(name: str, arch: str) -> None:
     for option in options(n):
         k = kernel(n, "fused_test", **option)
         taken = nvrtc.resources(nvrtc.compile(k.source, arch)).values()
-        most = (
-            8 if arch == "sm_80" and option.get("team") == 16 else 0
-        )  # two numbers, for a fourth block of 64 registers
+        # Two numbers, for a fourth block of 64 registers.
+        most = 8 if arch == "sm_80" and option.get("team") == 16 else 0
         assert all(r.stack <= most for r in taken), option
