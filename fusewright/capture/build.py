@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -16,7 +16,9 @@ from fusewright.capture import alias
 from fusewright.capture.export import Exported
 from fusewright.capture.normalize import TABLE, Call, Normal, normalize
 from fusewright.capture.regions import refusal, where
+from fusewright.capture.spelled import operands, spelled
 from fusewright.capture.symbols import NotSymbolicError
+from fusewright.errors import CaptureError
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node, make
 from fusewright.ir.ops import TensorType
@@ -34,6 +36,10 @@ class _Retry(Exception):
     def __init__(self, call: fx.Node) -> None:
         super().__init__(call)
         self.call = call
+
+
+class _Left(Exception):
+    """A call of a composition that is not understood."""
 
 
 def build(exported: Exported) -> tuple[Graph, tuple[str, ...]]:
@@ -139,6 +145,8 @@ class _Builder:
             found = self.lifted(node, target) or self.normal(node, alias.functional(target) if function else target)
         if found is None and function:
             raise _Retry(node)
+        if found is None and not self.must_stay(node):
+            found = self.composed(node)
         self.values[node] = found if found is not None else self.opaque(node, target)
         if function:
             for name in self.same[alias.find(self.aliases.names, node)]:
@@ -171,6 +179,26 @@ class _Builder:
         if isinstance(found, Node) and found.op.effectful and found not in self.effects:
             self.effects.append(found)
         return found
+
+    def composed(self, node: fx.Node) -> Normal:
+        """What the call is composed of, where all of that is understood."""
+        graph = spelled(node)
+        if graph is None:
+            return None
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        sources = dict(zip(placeholders, map(self.value, operands(node)), strict=True))
+        results = next(n for n in graph.nodes if n.op == "output").args[0]
+        several = isinstance(results, tuple | list)
+        try:
+            inner = replace(self.exported, graph=graph, sources=sources, outputs=results if several else (results,))
+            written, _ = _Composition(inner, frozenset()).run()
+        except (_Left, _Retry, CaptureError, NotSymbolicError):
+            return None
+        found, types = written.outputs, self.results(node)
+        if [n.type[:3] for n in found if isinstance(n, Node)] != [t[:3] for t in types if t is not None]:
+            return None
+        assert all(isinstance(n, Node) for n in found)
+        return found if several else found[0]  # type: ignore[return-value]
 
     def opaque(self, node: fx.Node, target: str) -> Node:
         args: list[Node] = []
@@ -231,3 +259,10 @@ class _Builder:
         sets = self.aliases.sets
         if alias.find(sets, output) is not alias.find(sets, other) and isinstance(output.target, OpOverload):
             raise _Retry(output)
+
+
+class _Composition(_Builder):
+    """The calls that one call is composed of; none of them may stay a call."""
+
+    def opaque(self, node: fx.Node, target: str) -> Node:
+        raise _Left(target)

@@ -54,8 +54,19 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, dy
     name = type(model).__name__
     flat, in_spec = tree_flatten((args, kwargs))
     _check_tensors(name, model, flat)
+    flat = _distinct(flat)
+    args, kwargs = tree_unflatten(flat, in_spec)
     program = _export(name, model, args, kwargs, _batched(flat) if dynamic else [])
     return _read(name, program, flat, in_spec)
+
+
+def _distinct(flat: list[Any]) -> list[Any]:
+    """The same arguments, each tensor once: a trace would take one that is given twice for one argument."""
+    found: list[Any] = []
+    for value in flat:
+        again = isinstance(value, torch.Tensor) and any(value is other for other in found)
+        found.append(value.detach().requires_grad_(value.requires_grad) if again else value)
+    return found
 
 
 def _batched(flat: list[Any]) -> list[torch.Tensor]:

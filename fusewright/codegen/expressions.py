@@ -151,8 +151,10 @@ def _reduce(op: ops.Reduce, node: Node, args: Sequence[str]) -> str:
             return f"torch.a{op.kind}({x}, {dims}{keep})"
         case "logsumexp":
             return f"torch.logsumexp({x}, {dims}{keep})"
-        case "var":
-            return f"torch.var({x}, {dims}, correction={op.correction:g}{keep})"
+        case "var" | "std":
+            return f"torch.{op.kind}({x}, {dims}, correction={op.correction:g}{keep})"
+        case "norm":
+            return f"torch.linalg.vector_norm({x}, dim={dims}{keep})"
         case "prod":
             return _product(op, x, keep, cast)
         case _:

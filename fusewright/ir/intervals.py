@@ -134,7 +134,7 @@ def _reduced(op: ops.Reduce, arg: Interval) -> Interval:
             return _sign(arg)
         case "prod":
             return NON_NEGATIVE if arg[0] >= 0 else REALS
-        case "var":
+        case "var" | "std" | "norm":
             return NON_NEGATIVE
         case _:
             return REALS

@@ -364,15 +364,21 @@ class Transfer(Op):
         return TensorType((), x.dtype, self.device)
 
 
+ReduceKind = Literal["sum", "mean", "max", "min", "logsumexp", "var", "std", "norm", "prod"]
+
+
 @dataclass(frozen=True)
 class Reduce(Op):
-    """A reduction over `dims` (ascending); `correction` belongs to ``var`` alone, `dtype` to sum, mean, prod.
+    """A reduction over `dims` (ascending); `correction` belongs to ``var`` and ``std``, `dtype` to sum, mean, prod.
+
+    A ``norm`` is the root of a sum of squares.  Where it is 0, so is its gradient, and that of ``std`` likewise: the
+    gradient of a root would be NaN there.
 
     first   the gradient of a max or min over one dimension goes to the first of several (``torch.max(x, dim)``), else
             they share it evenly (``torch.amax``)
     """
 
-    kind: Literal["sum", "mean", "max", "min", "logsumexp", "var", "prod"]
+    kind: ReduceKind
     dims: tuple[int, ...]
     keepdim: bool = False
     correction: float = 1

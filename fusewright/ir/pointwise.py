@@ -402,6 +402,7 @@ _PLAIN: dict[str, Traits] = {
     "div": Traits("{0} / {1}", arity=2),
     "maximum": Traits("torch.maximum({0}, {1})", arity=2),
     "minimum": Traits("torch.minimum({0}, {1})", arity=2),
+    "xlogy": Traits("torch.xlogy({0}, {1})", arity=2),
     "where": Traits("torch.where({0}, {1}, {2})", arity=3, nan_to_nan=False),
     **_TRUTHS,
 }

@@ -14,6 +14,10 @@ def _single(m: Match) -> bool:
     return bool(op.dims) and all(m["x"].shape[d] == 1 for d in op.dims)
 
 
+# Reductions of which one value is its own result.
+_KEEP = ("sum", "mean", "max", "min", "logsumexp", "prod")
+
+
 def _refuse_several(m: Match) -> str | None:
     return None if _single(m) else "a reduced dimension is not of length 1"
 
@@ -26,7 +30,7 @@ def _class_of_single(m: Match) -> Exactness:
 
 @rule(
     "sum_1(x) = x",
-    pattern=op("root", Reduce, of=(value("x"),), where=lambda node: node.op.kind != "var"),  # type: ignore[attr-defined]
+    pattern=op("root", Reduce, of=(value("x"),), where=lambda node: node.op.kind in _KEEP),  # type: ignore[attr-defined]
     condition=_refuse_several,
     exactness=_class_of_single,
 )

@@ -44,7 +44,7 @@ _PARTNERS = (Conv, Matmul, Pool, Pointwise, RangeSum, Reduce)
 
 def _moves(reduction: Node) -> bool:
     """Whether something may come of `reduction` moving down: no algebra takes a variance further."""
-    return isinstance(reduction.op, Reduce) and reduction.op.kind != "var"
+    return isinstance(reduction.op, Reduce) and reduction.op.kind not in ("var", "std")
 
 
 def _class(m: Match) -> Exactness:

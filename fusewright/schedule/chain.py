@@ -22,6 +22,9 @@ Users = Mapping[Node, int]
 # What tensors that kernels read and write consist of.
 MEMORY = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
+# Reductions that read twice.
+TWO_PASSES = ("logsumexp", "var", "std")
+
 
 @dataclass(frozen=True)
 class Map:

@@ -22,6 +22,7 @@ from fusewright.ir.ops import Size
 from fusewright.ir.slots import sliding, windows
 from fusewright.plan import Work
 from fusewright.runtime.device import DeviceFacts
+from fusewright.schedule.chain import TWO_PASSES
 from fusewright.schedule.contraction import window_sums
 
 FREE = (
@@ -49,7 +50,7 @@ _PER_ELEMENT = {ops.Pointwise: 1, ops.Softmax: 5, ops.Norm: 6, ops.Dropout: 2, o
 def is_one_pass(node: Node) -> bool:
     """Whether ATen computes this in one pass at the pace of memory."""
     if isinstance(node.op, ops.Reduce):
-        return node.op.kind not in ("logsumexp", "var")
+        return node.op.kind not in TWO_PASSES
     return isinstance(node.op, ops.Softmax | ops.Pointwise | ops.Cast)
 
 
@@ -239,7 +240,7 @@ class CostModel:
             return float(sum(1 + 2 * min(len(slots), 16) * (len(slots) > 1) for _, slots in node.op.table))
         if isinstance(node.op, ops.Pool) and node.op.kind == "min":
             return 3.0  # two negations around a max pooling
-        two = isinstance(node.op, ops.Reduce) and node.op.kind in ("logsumexp", "var")
+        two = isinstance(node.op, ops.Reduce) and node.op.kind in TWO_PASSES
         if isinstance(node.op, ops.Conv):  # float64 and transposed ones are not what libraries are tuned for
             return 1.0 + node.op.transposed + (node.dtype == torch.float64) + self._awaits(node)
         return 2.0 if two else 1.0

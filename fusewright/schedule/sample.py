@@ -16,7 +16,7 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Size
-from fusewright.schedule.chain import MEMORY, is_rounded
+from fusewright.schedule.chain import MEMORY, TWO_PASSES, is_rounded
 
 MOST_BYTES = 40 * 1024  # kept by a block at one time
 # Elements of one sample of a value: of any one, and of what consists of a few long rows.  One block has to do it all.
@@ -203,7 +203,7 @@ def units(node: Node) -> int:
 def _passes(node: Node) -> int:
     """How often a row operation reads its input."""
     if isinstance(node.op, ops.Reduce):
-        return 2 if node.op.kind in ("logsumexp", "var") else 1
+        return 2 if node.op.kind in TWO_PASSES else 1
     return 3 if isinstance(node.op, ops.Softmax | ops.Norm) else 0
 
 

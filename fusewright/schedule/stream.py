@@ -20,7 +20,7 @@ from fusewright.ir import ops
 from fusewright.ir.node import Node, make, topological
 from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, is_sized, pointwise_tree
 
-FOLDS = ("sum", "mean", "max", "min", "logsumexp")
+FOLDS = ("sum", "mean", "max", "min", "logsumexp", "norm")
 
 # Parts of a concatenation, each of which is an operand.
 MOST_PARTS = 64

@@ -4,7 +4,7 @@ A function returns the node (or one per result), or `None` for a call it does no
 and runs as it did.  Whatever a function returns is believed only if its type is the one that the trace found.
 """
 
-from fusewright.capture.normalize import conv, functions, norms, pooling, reductions, shapes
+from fusewright.capture.normalize import composites, conv, einsum, functions, norms, pooling, reductions, shapes
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.errors import GraphError
 from fusewright.ir.node import Node
@@ -18,6 +18,8 @@ TABLE: dict[str, Handler] = {
     **reductions.TABLE,
     **norms.TABLE,
     **functions.TABLE,
+    **composites.TABLE,
+    **einsum.TABLE,
 }
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Op, Size, TensorType
+from fusewright.ir.ops import Number, Op, Pointwise, Size, TensorType
+from fusewright.ir.pointwise import Scalar
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,10 @@ class Call:
     @property
     def shape(self) -> tuple[Size, ...]:
         return self.result.shape
+
+    def apply(self, fn: str, *args: Node | Scalar, params: tuple[Scalar, ...] = ()) -> Node:
+        """A pointwise function, likewise; Python numbers may stand for operands."""
+        return self.make(Pointwise(fn, params), *(a if isinstance(a, Node) else make(Number(a)) for a in args))
 
     def make(self, op: Op, *args: Node | None) -> Node:
         """A node that remembers where in the model it came from."""

@@ -98,6 +98,7 @@ def _table() -> dict[str, Handler]:
         "aten.hardshrink.default": partial(_unary, fn="hardshrink", params=("lambd",)),
         "aten.max.other": partial(_binary, fn="maximum"),
         "aten.min.other": partial(_binary, fn="minimum"),
+        "aten.xlogy.Tensor": partial(_binary, fn="xlogy"),
         "aten.rsub.Scalar": _reversed_sub,
         "aten.rsub.Tensor": _reversed_sub,
         "aten.clamp.default": _clamp,

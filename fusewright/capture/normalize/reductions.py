@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from math import inf
+from typing import Any
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.node import Node
-from fusewright.ir.ops import Cast, Reduce, Softmax
-
-Kind = Literal["sum", "mean", "max", "min", "logsumexp", "var", "prod"]
+from fusewright.ir.ops import Cast, Reduce, ReduceKind, Softmax
 
 
-def _reduce(call: Call, kind: Kind, *, first: bool = False) -> Node | None:
+def _reduce(call: Call, kind: ReduceKind, *, first: bool = False) -> Node | None:
     x = call.node("self")
     if x.ndim == 0:
         return None
@@ -21,7 +20,7 @@ def _reduce(call: Call, kind: Kind, *, first: bool = False) -> Node | None:
     return call.make(op, x)
 
 
-def _extreme(call: Call, kind: Kind) -> Normal:
+def _extreme(call: Call, kind: ReduceKind) -> Normal:
     """Values and indices, of which only the former are computed."""
     values = None if 1 in call.used else _reduce(call, kind, first=True)
     return None if values is None else (values, None)
@@ -32,12 +31,31 @@ def _prod(call: Call) -> Normal:
     return _reduce(call, "prod") if call.get("dim") is not None or call.node("self").ndim == 1 else None
 
 
-def _var(call: Call, correction: Callable[[Call], Any]) -> Normal:
+def _var(call: Call, correction: Callable[[Call], Any], kind: ReduceKind = "var") -> Node | None:
     x, amount = call.node("self"), correction(call)
     if x.ndim == 0 or not x.dtype.is_floating_point or float(f"{amount:g}") != amount:
         return None
-    op = Reduce("var", call.dims("dim", x.ndim), bool(call.get("keepdim", False)), correction=amount)
+    op = Reduce(kind, call.dims("dim", x.ndim), bool(call.get("keepdim", False)), correction=amount)
     return call.make(op, x)
+
+
+def _with_mean(call: Call, correction: Callable[[Call], Any], kind: ReduceKind) -> Normal:
+    """The variance or deviation, and the mean."""
+    spread = _var(call, correction, kind)
+    return None if spread is None else (spread, _reduce(call, "mean"))
+
+
+def _norm(call: Call) -> Normal:
+    """The norm of exponent 2, 1 or infinity."""
+    x, exponent = call.node("self"), call.get("ord", call.get("p"))
+    dtype = call.get("dtype")
+    if x.ndim == 0 or not x.dtype.is_floating_point or dtype not in (None, x.dtype):
+        return None
+    kinds: dict[Any, ReduceKind] = {None: "norm", 2: "norm", 1: "sum", inf: "max", -inf: "min"}
+    if exponent not in kinds:
+        return None
+    op = Reduce(kinds[exponent], call.dims("dim", x.ndim), bool(call.get("keepdim", False)))
+    return call.make(op, x if op.kind == "norm" else call.apply("abs", x))
 
 
 def _given(call: Call) -> Any:
@@ -73,6 +91,16 @@ TABLE: dict[str, Handler] = {
     "aten.var.correction": partial(_var, correction=_given),
     "aten.var.dim": partial(_var, correction=_unbiased),
     "aten.var.default": partial(_var, correction=_unbiased),
+    "aten.std.correction": partial(_var, correction=_given, kind="std"),
+    "aten.std.dim": partial(_var, correction=_unbiased, kind="std"),
+    "aten.std.default": partial(_var, correction=_unbiased, kind="std"),
+    "aten.var_mean.correction": partial(_with_mean, correction=_given, kind="var"),
+    "aten.var_mean.dim": partial(_with_mean, correction=_unbiased, kind="var"),
+    "aten.std_mean.correction": partial(_with_mean, correction=_given, kind="std"),
+    "aten.std_mean.dim": partial(_with_mean, correction=_unbiased, kind="std"),
+    "aten.linalg_vector_norm.default": _norm,
+    "aten.norm.ScalarOpt_dim": _norm,
+    "aten.norm.Scalar": _norm,
     "aten.softmax.int": partial(_softmax, log=False),
     "aten.log_softmax.int": partial(_softmax, log=True),
     "aten._softmax.default": partial(_softmax, log=False),

@@ -222,7 +222,7 @@ def _cast(call: Call) -> Normal:
 
 def _full(call: Call) -> Normal:
     value = {"zeros": 0, "ones": 1}.get(call.target.split(".")[1].removeprefix("new_").removesuffix("_like"))
-    value = call["fill_value"] if value is None else value
+    value = call.get("fill_value", call.get("s")) if value is None else value
     plain = call.get("layout") in (None, torch.strided) and not call.get("pin_memory")
     plain = plain and call.get("memory_format") in (None, torch.preserve_format, torch.contiguous_format)
     if not plain or not isinstance(value, bool | int | float) or call.escapes:
@@ -235,7 +235,7 @@ _RESHAPES = (
     *("flatten.using_ints", "unflatten.int", "ravel.default"),
     *("squeeze.default", "squeeze.dim", "squeeze.dims", "unsqueeze.default"),
 )
-_FACTORIES = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full")
+_FACTORIES = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "scalar_tensor")
 
 TABLE: dict[str, Handler] = {
     **{f"aten.{name}": _reshape for name in _RESHAPES},
@@ -243,6 +243,7 @@ TABLE: dict[str, Handler] = {
     **{f"aten.{name}.default": _expand for name in ("expand", "expand_as", "broadcast_to")},
     **{f"aten.to.{name}": _cast for name in ("dtype", "dtype_layout", "device", "other")},
     "aten.type_as.default": _cast,
+    "aten._to_copy.default": _cast,
     "aten.permute.default": _permute,
     "aten.transpose.int": _transpose,
     "aten.swapaxes.default": _transpose,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from string import Template
 
 # How many float64 numbers a saved fold takes.
-PLANES = {"sum": 1, "mean": 1, "max": 1, "min": 1, "logsumexp": 2}
+PLANES = {"sum": 1, "mean": 1, "max": 1, "min": 1, "logsumexp": 2, "norm": 1}
 
 _SUM = """
 // A running $kind, in float64.
@@ -22,7 +22,7 @@ struct $Name {
     void take(const $T* value, index_t count) {
         double sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (index_t e = 0; e < count; ++e) sum += value[e];
+        for (index_t e = 0; e < count; ++e) sum += $value;
         total += sum;
     }
     void merge(const $Name& other) { total += other.total; }
@@ -95,7 +95,7 @@ struct ${Name}s {
     void take(const $T* __restrict__ value, index_t count, index_t rows = 1, index_t pitch = 0) {
         for (index_t r = 0; r < rows; ++r)
 #pragma omp simd
-            for (index_t e = 0; e < count; ++e) total[e] += value[r * pitch + e];
+            for (index_t e = 0; e < count; ++e) total[e] += $values;
     }
     $Name of(index_t e) const { return {total[e]}; }
 };
@@ -181,6 +181,8 @@ def fold(kind: str, name: str, compute: str, result: str, *, blocks: bool = Fals
         function=kind,
         start=f"{compute}(INFINITY)" if kind == "min" else f"-{compute}(INFINITY)",
         better="<" if kind == "min" else ">",
-        result="total / count" if kind == "mean" else "total",
+        value="double(value[e]) * value[e]" if kind == "norm" else "value[e]",
+        values="double(value[r * pitch + e]) * value[r * pitch + e]" if kind == "norm" else "value[r * pitch + e]",
+        result={"mean": "total / count", "norm": "std::sqrt(total)"}.get(kind, "total"),
         count=" count" if kind == "mean" else "",
     )

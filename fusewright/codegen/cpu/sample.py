@@ -175,10 +175,13 @@ def _reduction(op: ops.Reduce, compute: str, length: int) -> tuple[Lines, str]:
     total = f"const double total = sum_of({length}, element);"
     if op.kind in ("sum", "mean"):
         return [total], "total" if op.kind == "sum" else f"total / {length}"
-    if op.kind == "var":
+    if op.kind == "norm":
+        return _sum_of_squares("squares", length, "element(r)"), "std::sqrt(squares)"
+    if op.kind in ("var", "std"):
         mean = f"const double mean = total / {length};"
         passes = [total, mean, *_sum_of_squares("squares", length, "element(r) - mean")]
-        return passes, f"squares / {float(max(length - op.correction, 0))!r}"
+        variance = f"squares / {float(max(length - op.correction, 0))!r}"
+        return passes, variance if op.kind == "var" else f"std::sqrt({variance})"
     assert op.kind == "logsumexp", op.kind
     most = f"const {compute} most = greatest_of<{compute}>({length}, element);"
     shift = (

@@ -11,18 +11,18 @@ from __future__ import annotations
 from string import Template
 
 # How many float64 numbers a saved fold takes.
-PLANES = {"sum": 1, "mean": 1, "max": 1, "min": 1, "logsumexp": 2, "var": 4}
+PLANES = {"sum": 1, "mean": 1, "max": 1, "min": 1, "logsumexp": 2, "var": 4, "norm": 1}
 
 _SUM = """
-// A running $kind: a few values are added in $T, the rest in float64.
+// A running $kind: a few $values are added in $T, the rest in float64.
 struct $Name {
     double total;
     static __device__ $Name empty() { return {0.0}; }
     template <int COUNT>
     __device__ void take(const $T (&value)[COUNT]) {
-        $T few = value[0];
+        $T few = $first;
 #pragma unroll
-        for (int i = 1; i < COUNT; ++i) few += value[i];
+        for (int i = 1; i < COUNT; ++i) few += $each;
         total += few;
     }
     __device__ void merge(const $Name& other) { total += other.total; }
@@ -142,6 +142,9 @@ def fold(kind: str, name: str, compute: str, result: str) -> str:
         kind={"max": "maximum", "min": "minimum"}.get(kind, kind),
         start=f"{compute}(INFINITY)" if kind == "min" else f"-{compute}(INFINITY)",
         better="<" if kind == "min" else ">",
-        result="total / count" if kind == "mean" else "total",
+        values="squares" if kind == "norm" else "values",
+        first="value[0] * value[0]" if kind == "norm" else "value[0]",
+        each="value[i] * value[i]" if kind == "norm" else "value[i]",
+        result={"mean": "total / count", "norm": "sqrt(total)"}.get(kind, "total"),
         count=" count" if kind == "mean" else "",
     )

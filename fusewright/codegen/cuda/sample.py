@@ -264,11 +264,15 @@ def _reduction(op: ops.Reduce, compute: str, lanes: int, length: int) -> tuple[L
     total = _over("double", "total", lanes, length, "0.0", "element", "Add")
     if op.kind in ("sum", "mean"):
         return [total], "total" if op.kind == "sum" else f"total / {length}"
-    if op.kind == "var":
+    if op.kind == "norm":
+        squares = "[&](int r) { const double x = element(r); return x * x; }"
+        return [_over("double", "squares", lanes, length, "0.0", squares, "Add")], "sqrt(squares)"
+    if op.kind in ("var", "std"):
         squares = "[&](int r) { const double x = element(r) - mean; return x * x; }"
         passes = [total, f"const double mean = total / {length};"]
         passes.append(_over("double", "squares", lanes, length, "0.0", squares, "Add"))
-        return passes, f"squares / {float(max(length - op.correction, 0))!r}"
+        variance = f"squares / {float(max(length - op.correction, 0))!r}"
+        return passes, variance if op.kind == "var" else f"sqrt({variance})"
     assert op.kind == "logsumexp", op.kind
     most = _over(compute, "most", lanes, length, f"-{compute}(INFINITY)", "element", "Greater")
     shift = f"const {compute} shift = fabs(most) == {compute}(INFINITY) ? {compute}(0) : most;  // nothing to subtract"

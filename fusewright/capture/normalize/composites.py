@@ -1,0 +1,178 @@
+"""Calls that stand for several operations, as PyTorch's documentation spells them: gated units, losses, shuffles.
+
+Of what PyTorch itself composes of other calls (`torch.einsum`, `F.cosine_similarity`, ...) nothing is said here: those
+are written out as it does (`fusewright.capture.spelled`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusewright.capture.normalize.call import Call, Handler, Normal
+from fusewright.ir.build import permute, reshape
+from fusewright.ir.node import Node, make
+from fusewright.ir.ops import Expand, Full, Reduce, Slice
+
+# What the number stands for that says how a loss is reduced; 0 leaves it as it is.
+_REDUCTIONS = {1: "mean", 2: "sum"}
+
+
+def _glu(call: Call) -> Normal:
+    """glu(x) = a * sigmoid(b), a and b being the halves of x along a dimension."""
+    x = call.node("self")
+    dim = call["dim"] % max(x.ndim, 1)
+    length = x.shape[dim]
+    if not isinstance(length, int):
+        return None
+    a, b = (call.make(Slice(dim, i * length // 2, (i + 1) * length // 2), x) for i in range(2))
+    return call.apply("mul", a, call.apply("sigmoid", b))
+
+
+def _shuffled(call: Call) -> Normal:
+    """(*, C r r, H, W) -> (*, C, H r, W r)."""
+    x, r = call.node("self"), call["upscale_factor"]
+    *batch, channels, h, w = x.shape
+    if r < 2 or not isinstance(channels, int):
+        return None
+    n = len(batch)
+    apart = reshape(x, (*batch, channels // r**2, r, r, h, w))
+    return reshape(permute(apart, (*range(n), n, n + 3, n + 1, n + 4, n + 2)), call.shape)
+
+
+def _unshuffled(call: Call) -> Normal:
+    """(*, C, H r, W r) -> (*, C r r, H, W)."""
+    x, r = call.node("self"), call["downscale_factor"]
+    *batch, channels, h, w = x.shape
+    if r < 2 or not isinstance(h, int) or not isinstance(w, int):
+        return None
+    n = len(batch)
+    apart = reshape(x, (*batch, channels, h // r, r, w // r, r))
+    return reshape(permute(apart, (*range(n), n, n + 2, n + 4, n + 1, n + 3)), call.shape)
+
+
+def _loss(call: Call, each: Node) -> Normal:
+    """A loss of every element, reduced as the call says."""
+    kind = _REDUCTIONS.get(call["reduction"])
+    if kind is None or each.ndim == 0:
+        return each if kind is None else None
+    return call.make(Reduce(kind, tuple(range(each.ndim))), each)  # type: ignore[arg-type]
+
+
+def _alike(call: Call) -> tuple[Node, Node] | None:
+    """The two tensors of a loss, where they are of one shape and type."""
+    x, target = call.node("self"), call.node("target")
+    return (x, target) if (x.shape, x.dtype) == (target.shape, target.dtype) and x.dtype.is_floating_point else None
+
+
+def _squared_error(call: Call) -> Normal:
+    pair = _alike(call)
+    return None if pair is None else _loss(call, call.apply("square", call.apply("sub", *pair)))
+
+
+def _bent(call: Call, width: Any, scale: float) -> Normal:
+    """d^2 / 2, and width (d - width / 2) from `width` on, of distances d; `scale` times that."""
+    pair = _alike(call)
+    if pair is None or not width > 0:
+        return None
+    d = call.apply("abs", call.apply("sub", *pair))
+    near = call.apply("mul", call.apply("mul", d, 0.5 * scale), d)
+    far = call.apply("mul", call.apply("sub", d, 0.5 * width), width * scale)
+    return _loss(call, call.apply("where", call.apply("lt", d, width), near, far))
+
+
+def _smooth_l1(call: Call) -> Normal:
+    return _bent(call, call["beta"], 1 / call["beta"]) if call["beta"] > 0 else None
+
+
+def _huber(call: Call) -> Normal:
+    return _bent(call, call["delta"], 1.0)
+
+
+def _cross_entropy_of_logits(call: Call) -> Normal:
+    """(1 - t) x - log_sigmoid(x)."""
+    pair = _alike(call)
+    if pair is None or call["weight"] is not None or call["pos_weight"] is not None:
+        return None
+    x, t = pair
+    each = call.apply("sub", call.apply("mul", call.apply("sub", 1, t), x), call.apply("log_sigmoid", x))
+    return _loss(call, each)
+
+
+def _scaled(call: Call, fn: str) -> Normal:
+    """self + value * (tensor1 `fn` tensor2)."""
+    x, a, b, value = call.node("self"), call.node("tensor1"), call.node("tensor2"), call["value"]
+    a = a if value == 1 else call.apply("mul", a, value)
+    return call.apply("add", x, call.apply(fn, a, b))
+
+
+def _product_added(call: Call) -> Normal:
+    return _scaled(call, "mul")
+
+
+def _quotient_added(call: Call) -> Normal:
+    return _scaled(call, "div")
+
+
+def _interpolated(call: Call) -> Normal:
+    """self + weight (end - self), from the nearer end."""
+    x, end, weight = call.node("self"), call.node("end"), call["weight"]
+    if not isinstance(weight, int | float):
+        return None
+    way = call.apply("sub", end, x)
+    if weight < 0.5:
+        return call.apply("add", x, call.apply("mul", way, weight))
+    return call.apply("sub", end, call.apply("mul", way, 1 - weight))
+
+
+def _clamped(call: Call, name: str) -> Normal:
+    """By a tensor of one value: by that."""
+    bound = call.node(name)
+    if not isinstance(bound.op, Full) or bound.ndim or bound.dtype != call.node("self").dtype:
+        return None
+    return call.apply(f"clamp_{name}", call.node("self"), params=(bound.op.value,))
+
+
+def _leaky(call: Call) -> Normal:
+    """x, and weight * x where it is not positive."""
+    x = call.node("self")
+    return call.apply("where", call.apply("gt", x, 0), x, call.apply("mul", call.node("weight"), x))
+
+
+def _repeated(call: Call) -> Normal:
+    """(a, b) -> (n a, m b), all of x n times along the first dimension, m times along the second."""
+    x, times = call.node("self"), call["repeats"]
+    if not all(isinstance(n, int) and n > 0 for n in times) or all(n == 1 for n in times):
+        return None
+    shape = (*(1,) * (len(times) - x.ndim), *x.shape)
+    apart = reshape(x, [length for n in shape for length in (1, n)])
+    wide = make(Expand(tuple(length for pair in zip(times, shape, strict=True) for length in pair)), apart)
+    return reshape(wide, call.shape)
+
+
+def _each_repeated(call: Call) -> Normal:
+    """Every index along a dimension so many times."""
+    x, times, dim = call.node("self"), call["repeats"], call["dim"]
+    if dim is None or not isinstance(times, int) or times < 2 or x.ndim == 0:
+        return None
+    behind = dim % x.ndim + 1
+    apart = reshape(x, (*x.shape[:behind], 1, *x.shape[behind:]))
+    return reshape(make(Expand((*x.shape[:behind], times, *x.shape[behind:])), apart), call.shape)
+
+
+TABLE: dict[str, Handler] = {
+    "aten._prelu_kernel.default": _leaky,
+    "aten.repeat.default": _repeated,
+    "aten.repeat_interleave.self_int": _each_repeated,
+    "aten.glu.default": _glu,
+    "aten.pixel_shuffle.default": _shuffled,
+    "aten.pixel_unshuffle.default": _unshuffled,
+    "aten.mse_loss.default": _squared_error,
+    "aten.smooth_l1_loss.default": _smooth_l1,
+    "aten.huber_loss.default": _huber,
+    "aten.binary_cross_entropy_with_logits.default": _cross_entropy_of_logits,
+    "aten.addcmul.default": _product_added,
+    "aten.addcdiv.default": _quotient_added,
+    "aten.lerp.Scalar": _interpolated,
+    "aten.clamp_min.Tensor": lambda call: _clamped(call, "min"),
+    "aten.clamp_max.Tensor": lambda call: _clamped(call, "max"),
+}

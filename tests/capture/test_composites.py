@@ -1,0 +1,217 @@
+"""Calls that stand for several operations: understood, and the same values and gradients as eager's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+from fusewright.capture import capture
+from fusewright.ir.ops import Matmul, Opaque, Permute, Pointwise, Reduce, Reshape
+from tests.capture.harness import Fn, check, kinds, opaque, program_of, resized
+
+
+def r(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def positive(*shape: int) -> Tensor:
+    return r(*shape).detach().abs().requires_grad_()
+
+
+ROW, IMAGE = (4, 6), (4, 8, 6, 10)
+Case = tuple[str, Callable[..., Any], tuple[Tensor, ...]]
+
+UNDERSTOOD: list[Case] = [
+    ("glu", F.glu, (r(*ROW),)),
+    ("glu over channels", lambda x: F.glu(x, 1), (r(*IMAGE),)),
+    ("pixel shuffle", lambda x: F.pixel_shuffle(x, 2), (r(*IMAGE),)),
+    ("pixel unshuffle", lambda x: F.pixel_unshuffle(x, 2), (r(*IMAGE),)),
+    ("mse", F.mse_loss, (r(*ROW), r(*ROW) * 2)),
+    ("mse, summed", lambda x, t: F.mse_loss(x, t, reduction="sum"), (r(*ROW), r(*ROW) * 2)),
+    ("mse, each", lambda x, t: F.mse_loss(x, t, reduction="none"), (r(*ROW), r(*ROW) * 2)),
+    ("smooth l1", F.smooth_l1_loss, (r(*ROW) * 2, r(*ROW))),
+    ("smooth l1, wide", lambda x, t: F.smooth_l1_loss(x, t, beta=2.5), (r(*ROW) * 3, r(*ROW))),
+    ("huber", lambda x, t: F.huber_loss(x, t, delta=0.5), (r(*ROW) * 2, r(*ROW))),
+    ("cross entropy of logits", F.binary_cross_entropy_with_logits, (r(*ROW), positive(*ROW))),
+    ("addcmul", lambda x, a, b: torch.addcmul(x, a, b, value=0.5), (r(*ROW), r(*ROW), r(1, 6))),
+    ("addcdiv", lambda x, a, b: torch.addcdiv(x, a, b, value=2), (r(*ROW), r(*ROW), positive(1, 6))),
+    ("lerp, near", lambda x, y: torch.lerp(x, y, 0.25), (r(*ROW), r(*ROW) * 2)),
+    ("lerp, far", lambda x, y: torch.lerp(x, y, 0.75), (r(*ROW), r(*ROW) * 2)),
+    ("prelu", F.prelu, (r(*IMAGE), r(8))),
+    ("repeat", lambda x: x.repeat(1, 3) + 1, (r(*ROW),)),
+    ("repeat in front", lambda x: x.repeat(2, 1, 3), (r(*ROW),)),
+    ("tile", lambda x: x.tile(2), (r(*ROW),)),
+    ("repeat_interleave", lambda x: x.repeat_interleave(3, 1), (r(*ROW),)),
+    ("xlogy", torch.xlogy, (r(*ROW), positive(*ROW))),
+    ("std", lambda x: x.std(1), (r(*ROW),)),
+    ("std, biased", lambda x: torch.std(x, (1, 2), correction=0, keepdim=True), (r(*IMAGE),)),
+    ("var_mean", lambda x: torch.var_mean(x, (2, 3)), (r(*IMAGE),)),
+    ("std_mean", lambda x: torch.std_mean(x, -1), (r(*ROW),)),
+    ("norm", lambda x: x.norm(dim=1), (r(*ROW),)),
+    ("norm of all", torch.norm, (r(*ROW),)),
+    ("norm, 1", lambda x: torch.linalg.vector_norm(x, 1, (1, 3)), (r(*IMAGE),)),
+    ("norm, infinity", lambda x: torch.linalg.vector_norm(x, torch.inf, 1, keepdim=True), (r(*ROW),)),
+    ("norm, -infinity", lambda x: torch.linalg.vector_norm(x, -torch.inf, 1), (r(*ROW),)),
+    ("normalize", F.normalize, (r(*ROW),)),
+    ("einsum of weights", lambda x, w: torch.einsum("bijl,lk->bijk", x, w), (r(*IMAGE), r(10, 3))),
+    ("einsum of heads", lambda q, k: torch.einsum("bhid,bhjd->bhij", q, k), (r(*IMAGE), r(*IMAGE) * 2)),
+    ("einsum, summed", lambda x: torch.einsum("bchw->bc", x), (r(*IMAGE),)),
+    ("tensordot", lambda x, w: torch.tensordot(x, w, 1), (r(*ROW), r(6, 3))),
+    ("outer", torch.outer, (r(4), r(6))),
+    ("cosine similarity", F.cosine_similarity, (r(*ROW), r(*ROW) * 2 + 1)),
+    ("l1", F.l1_loss, (r(*ROW), r(*ROW) * 2)),
+    ("kl_div", lambda x, t: F.kl_div(x, t, reduction="batchmean"), (r(*ROW), positive(*ROW))),
+    ("triplet", F.triplet_margin_loss, (r(*ROW), r(*ROW) * 2, r(*ROW) + 1)),
+    ("pairwise distance", F.pairwise_distance, (r(*ROW), r(*ROW) * 2)),
+    ("margin ranking", F.margin_ranking_loss, (r(4), r(4) * 2, r(4).sign())),
+    ("poisson", F.poisson_nll_loss, (r(*ROW), positive(*ROW))),
+    ("diff", torch.diff, (r(*ROW),)),
+    ("softmin", lambda x: F.softmin(x, 1), (r(*ROW),)),
+]  # fmt: skip
+
+
+def gradients(outputs: Any, inputs: tuple[Tensor, ...]) -> list[Tensor | None]:
+    tensors = [t for t in (outputs if isinstance(outputs, tuple) else (outputs,)) if t.requires_grad]
+    weights = [torch.linspace(0.5, 1.5, t.numel(), dtype=t.dtype).reshape(t.shape) for t in tensors]
+    leaves = [x.detach().requires_grad_() if not x.is_leaf else x for x in inputs]
+    return list(torch.autograd.grad(tensors, leaves, weights, allow_unused=True))
+
+
+def compared(fn: Callable[..., Any], args: tuple[Tensor, ...], **how: Any) -> None:
+    """The captured program on `args`, with its gradients, beside eager."""
+    model = Fn(fn)
+    captured = capture(model, args, {})
+    assert opaque(captured) == []
+    program = program_of(captured)
+    for given in (args, resized(args, len(args[0]), 3)) if captured.graph.symbols else (args,):
+        leaves = [x.detach().requires_grad_() for x in given]
+        found, expected = program(model, tuple(leaves), {}), fn(*leaves)
+        assert_close(found, expected, **how)
+        assert_close(gradients(found, tuple(leaves)), gradients(expected, tuple(leaves)), **how)
+
+
+@pytest.mark.parametrize(("fn", "args"), [c[1:] for c in UNDERSTOOD], ids=[c[0] for c in UNDERSTOOD])
+def test_understood(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
+    compared(fn, args, rtol=1e-12, atol=1e-12)
+
+
+EQUATIONS: list[tuple[str, tuple[tuple[int, ...], ...], list[type]]] = [
+    ("bijl,lk->bijk", ((4, 3, 5, 6), (6, 2)), [Matmul]),
+    ("bhid,bhjd->bhij", ((4, 3, 5, 6), (4, 3, 7, 6)), [Permute, Matmul]),
+    ("bhij,bhjd->bhid", ((4, 3, 5, 7), (4, 3, 7, 6)), [Matmul]),
+    ("bihd,bjhd->bhij", ((4, 5, 3, 6), (4, 7, 3, 6)), [Permute, Permute, Matmul]),
+    ("bhij,bjhd->bihd", ((4, 3, 5, 7), (4, 7, 3, 6)), [Permute, Matmul, Permute]),
+    ("bnd,hde->bhne", ((4, 5, 6), (3, 6, 2)), [Permute, Reshape, Matmul, Reshape, Permute]),
+    ("b h i d, b h j d -> b h i j", ((4, 3, 5, 6), (4, 3, 7, 6)), [Permute, Matmul]),
+    ("...id,...jd->...ij", ((4, 3, 5, 6), (4, 3, 7, 6)), [Permute, Matmul]),
+    ("...d,de", ((4, 3, 6), (6, 2)), [Matmul]),
+    ("ij,jk", ((4, 6), (6, 2)), [Matmul]),
+    ("bij,bjk->kbi", ((4, 3, 6), (4, 6, 2)), [Permute, Permute, Matmul, Permute]),
+    ("bid,bjd->bji", ((4, 3, 6), (4, 5, 6)), [Permute, Matmul]),
+    ("bixd,bjd->bijx", ((4, 3, 2, 6), (4, 5, 6)), [Reshape, Permute, Matmul, Reshape, Permute]),
+    ("bnd,hde->hbne", ((4, 5, 6), (3, 6, 2)), [Permute, Reshape, Matmul, Reshape, Permute]),
+    ("bxyc,bcz->bxyz", ((4, 3, 5, 6), (4, 6, 2)), [Reshape, Matmul, Reshape]),
+    ("bcxy,bcxy->b", ((4, 3, 5, 6), (4, 3, 5, 6)), [Reshape, Reshape, Matmul, Reshape]),
+    ("bi,bj->bij", ((4, 5), (4, 6)), [Reshape, Reshape, Pointwise]),
+    ("bi,bi->ib", ((4, 5), (4, 5)), [Permute, Permute, Pointwise]),
+    ("bi,c->bic", ((4, 5), (3,)), [Reshape, Reshape, Pointwise]),
+    ("bij,bk->bk", ((4, 5, 6), (4, 3)), [Reduce, Reshape, Pointwise]),
+    ("bij,jk->bk", ((4, 5, 6), (6, 3)), [Reduce, Matmul]),
+    ("bchw->bc", ((4, 3, 5, 6),), [Reduce]),
+    ("bchw->hbwc", ((4, 3, 5, 6),), [Permute]),
+    ("i,i->", ((6,), (6,)), [Reshape, Reshape, Matmul, Reshape]),
+]
+
+
+@pytest.mark.parametrize(("equation", "shapes", "expected"), EQUATIONS, ids=[e[0] for e in EQUATIONS])
+def test_einsum(equation: str, shapes: tuple[tuple[int, ...], ...], expected: list[type]) -> None:
+    args = tuple(r(*shape) for shape in shapes)
+
+    def fn(*xs: Tensor) -> Tensor:
+        return torch.einsum(equation, *xs)
+
+    compared(fn, args, rtol=1e-12, atol=1e-12)
+    captured = capture(Fn(fn), args)
+    assert kinds(captured) == expected
+    assert program_of(captured)(Fn(fn), args, {}).stride() == fn(*args).stride()
+
+
+@pytest.mark.parametrize("equation", ["bii->bi", "bij,bij,bij->b", "bij,bkj->bik"])
+def test_einsum_of_other_kinds(equation: str) -> None:
+    """Diagonals stay a call, more operands are composed as PyTorch does; so are sizes of 1 that are repeated."""
+    terms = equation.partition("->")[0].split(",")
+    args = tuple(r(4, 1 if i else 3, 3) for i in range(len(terms)))
+    captured = check(Fn(lambda *xs: torch.einsum(equation, *xs)), *args)
+    assert opaque(captured) == (["einsum"] if equation.startswith("bii") else [])
+
+
+ZEROS, STEPS = torch.zeros(4, 6).double(), torch.arange(24.0).reshape(4, 6).double() / 4
+EDGES: list[Case] = [
+    ("norm of zeros", lambda x: x.norm(dim=1), (ZEROS,)),
+    ("normalized zeros", F.normalize, (ZEROS,)),
+    ("similarity of zeros", F.cosine_similarity, (ZEROS, r(*ROW))),
+    ("deviation of constants", lambda x: x.std(1), (torch.ones(4, 6, dtype=torch.float64),)),
+    ("smooth l1 at its bend", F.smooth_l1_loss, (STEPS, ZEROS)),
+    ("huber at its bend", F.huber_loss, (STEPS, ZEROS)),
+    ("prelu at zero", F.prelu, (ZEROS, r(1))),
+    ("xlogy at zero", lambda x: torch.xlogy(x, x + 1), (ZEROS,)),
+    ("kl_div at zero", lambda x, t: F.kl_div(x, t), (r(*ROW), ZEROS)),
+    ("norm of infinity, of equals", lambda x: x.norm(torch.inf, 1), (torch.ones(4, 6, dtype=torch.float64),)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fn", "args"), [c[1:] for c in EDGES], ids=[c[0] for c in EDGES])
+def test_gradients_at_edges(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
+    """Where a composition of the same functions has another gradient, or none."""
+    compared(fn, args, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+LEFT: list[tuple[str, Callable[..., Any], tuple[Tensor, ...], str]] = [
+    ("attention", F.scaled_dot_product_attention, (r(4, 2, 3, 5),) * 3, "scaled_dot_product_attention"),
+    ("targets that are classes", F.cross_entropy, (r(*ROW), torch.arange(4)), "cross_entropy_loss"),
+    ("another exponent", lambda x: x.norm(3, dim=1), (r(*ROW),), "linalg_vector_norm"),
+    (
+        "weighted logits",
+        lambda x, t, w: F.binary_cross_entropy_with_logits(x, t, pos_weight=w),
+        (r(*ROW), r(*ROW) * 2, positive(6).detach()),
+        "binary_cross_entropy_with_logits",
+    ),
+    ("repeated once", lambda x: x.repeat(1, 1), (r(*ROW),), "repeat"),
+    ("weights of lerp", torch.lerp, (r(*ROW), r(*ROW), positive(*ROW)), "lerp"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fn", "args", "name"), [c[1:] for c in LEFT], ids=[c[0] for c in LEFT])
+def test_left_as_they_are(fn: Callable[..., Any], args: tuple[Tensor, ...], name: str) -> None:
+    captured = capture(Fn(fn), args)
+    assert [n.op.target.split(".")[1] for n in captured.graph.nodes() if isinstance(n.op, Opaque)][-1] == name
+
+
+def test_a_composition_whose_parts_are_not_all_understood_stays_one_call() -> None:
+    """Its parts would be slower than the call; what is around it is understood all the same."""
+    captured = check(Fn(lambda x, t: F.cross_entropy(x * 2, t) + x.norm()), r(*ROW), torch.arange(4))
+    assert opaque(captured) == ["cross_entropy_loss"]
+    assert any(kind is Reduce for kind in kinds(captured))
+
+
+def test_one_tensor_given_twice_stands_for_two() -> None:
+    x, y, model = r(*ROW), r(*ROW), Fn(lambda a, b: a * 2 - b)
+    captured = capture(model, (x, x))
+    assert len(captured.graph.inputs) == 2
+    assert_close(program_of(captured)(model, (x, y * 3), {}), x * 2 - y * 3)
+
+
+def test_compositions_remember_their_place() -> None:
+    class Inner(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.l1_loss(x, 2 * x)
+
+    captured = capture(torch.nn.Sequential(torch.nn.Identity(), Inner()), (r(*ROW),))
+    assert {n.where for n in captured.graph.nodes() if n.args} == {"1"}
