@@ -1,7 +1,7 @@
 """Which cases of the tests with the most builds are left to ``make test-all``.
 
 Every kernel that runs here, or is compiled for a GPU, is built for it: half a second to several seconds on a machine
-with an empty cache.  Tests that do so for many cases run every other one of them with each commit.
+with an empty cache.  Tests that do so for many cases run every third of them with each commit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-HALVED = frozenset(
+MANY = frozenset(
     [
         "test_as_the_model_in_float64",
         "test_right",
@@ -42,12 +42,12 @@ HALVED = frozenset(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks every second case of these tests, in the order of their files, as slow."""
+    """Marks two of three cases of these tests, in the order of their files, as slow."""
     met: Counter[tuple[str, str]] = Counter()
     for item in items:
         name = getattr(item, "originalname", item.name)
-        if name in HALVED and item.path.is_relative_to(HERE):
+        if name in MANY and item.path.is_relative_to(HERE):
             place = str(item.path), name
             met[place] += 1
-            if met[place] % 2 == 0:
+            if met[place] % 3 != 1:
                 item.add_marker(pytest.mark.slow)
