@@ -32,9 +32,11 @@ class Sizes:
         named, lengths = [], []
         for d in range(self.s.entry.ndim):
             parts = [r.part for r in self.s.reads if r.part is not None and r.part.dim == d]
-            carriers = (r for r in with_indices(self.s.reads) if r.place == "before" and d in r.dims)
-            read = None if parts else next(carriers, None)
-            lengths.append(f"s{d}" if read else str(max((p.begin + p.length for p in parts), default=1)))
+            carriers = [r for r in with_indices(self.s.reads) if r.place == "before" and d in r.dims]
+            slices = [w.size for r in carriers for w in r.within if r.dims[w.dim] == d]
+            read = None if parts or slices else next(iter(carriers), None)
+            known = max((p.begin + p.length for p in parts), default=max(slices, default=1))
+            lengths.append(f"s{d}" if read else str(known))
             if read:
                 named.append((f"s{d}", self.s.tensors.index(read.tensor), read.dims.index(d)))
         named += [(f"v{i}", i, 0) for i in self.s.weights]
@@ -44,10 +46,14 @@ class Sizes:
         """The shape of a tensor in memory."""
         read = next(r for r in with_indices(self.s.reads) if r.tensor is tensor)
         length = self.lengths.__getitem__ if read.place == "before" else self.length
-        shape = tuple("1" if d is None else length(d) for d in read.dims)
+        shape = ["1" if d is None else length(d) for d in read.dims]
         if read.part is not None:
-            shape = (*shape[: read.part.dim], str(read.part.length), *shape[read.part.dim + 1 :])
-        return shape if read.indices is None else (f"v{self.s.tensors.index(tensor)}", *shape[1:])
+            shape[read.dims.index(read.part.dim)] = str(read.part.length)
+        for w in read.within:
+            shape[w.dim] = str(w.length)
+        if read.indices is not None:
+            shape[0] = f"v{self.s.tensors.index(tensor)}"
+        return tuple(shape)
 
     def length(self, d: int) -> Expression:
         """The length of dimension `d` of the value."""

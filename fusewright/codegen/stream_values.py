@@ -7,7 +7,7 @@ those of the value the window reads.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.schedule.chain import Window
-from fusewright.schedule.stream import Part, Place, Read, Stream
+from fusewright.schedule.stream import Part, Place, Read, Stream, Within
 
 # How a window takes an element in; a maximum and a minimum keep a NaN.
 TAKE = {
@@ -121,12 +121,13 @@ class StreamValues(ABC):
         return max((a for a, axis in enumerate(self.s.axes) if axis.role not in hidden), default=-1)
 
     def element(self, r: Read) -> str:
-        """The name of an element: its tensor's, or that of an entry of an embedding or of a concatenation."""
-        return self.names[r.tensor] if r.indices is None and r.part is None else f"entry{self.s.reads.index(r)}"
+        """The name of an element: its tensor's, or that of an entry of an embedding, a concatenation or a view."""
+        plain = r.indices is None and r.part is None and r.value is r.tensor
+        return self.names[r.tensor] if plain else f"entry{self.s.reads.index(r)}"
 
     def start(self, r: Read) -> str:
         """Text of the pointer from which offsets count."""
-        return f"d.{self.names[r.tensor]}" if r.part is None else f"part{self.s.reads.index(r)}"
+        return self.pointer(r) if r.part is None else f"part{self.s.reads.index(r)}"
 
     def row_of(self, r: Read) -> str:
         """The name of the row of a weight that is read."""
@@ -146,31 +147,89 @@ class StreamValues(ABC):
         assert r.part is not None
         k, axis = self.s.reads.index(r), self._axis_of(r.part)
 
-        def chosen(parts: Sequence[tuple[Part, str]]) -> Lines:
+        def chosen(parts: Sequence[Read]) -> Lines:
             if len(parts) == 1:
-                ((part, name),) = parts
-                return [f"part{k} = d.{name}, begin{k} = {part.begin}, length{k} = {part.length};"]
+                begin, length = ends(parts[0])
+                return [f"part{k} = {self.pointer(parts[0])}, begin{k} = {begin}, length{k} = {length};"]
             low, high = parts[: len(parts) // 2], parts[len(parts) // 2 :]
-            return [*block(f"if (i{axis} < {high[0][0].begin})", chosen(low)), *block("else", chosen(high))]
+            first = high[0].part
+            assert first is not None
+            return [*block(f"if (i{axis} < {first.begin})", chosen(low)), *block("else", chosen(high))]
 
-        reads = (read for read in self.s.reads if read.value is r.value and read.place == r.place)
-        parts = [(read.part, self.names[read.tensor]) for read in reads if read.part is not None]
-        return [f"const {ELEMENT[r.tensor.dtype]}* part{k};", f"index_t begin{k}, length{k};", *chosen(parts)]
+        return [
+            f"const {ELEMENT[r.tensor.dtype]}* part{k};",
+            f"index_t begin{k}, length{k};",
+            *chosen(self.parts_of(r)),
+        ]
+
+    def parts_of(self, r: Read) -> list[Read]:
+        """Those of the concatenation that `r` is a part of."""
+        return [read for read in self.s.reads if read.value is r.value and read.place == r.place]
 
     def _axis_of(self, part: Part) -> int:
         return next(a for a, axis in enumerate(self.s.axes) if axis.dims == (part.dim,))
 
-    def offset(self, r: Read) -> str:
-        """Where an element of a tensor lies: Horner's scheme over the axes along which it varies."""
+    def along_last(self, r: Read) -> bool:
+        """Whether `r` is a part of what is concatenated along the last axis."""
+        return r.part is not None and self._axis_of(r.part) == self.last
+
+    def pointer(self, r: Read) -> str:
+        """Text of the pointer to a tensor."""
+        return f"d.{self.names[r.tensor]}"
+
+    def offset(self, r: Read, part: tuple[str, str] | None = None) -> str:
+        """Where an element of a tensor lies: Horner's scheme over what runs along its dimensions.
+
+        Of a part, where it begins along its axis and how long its tensor is there are numbers that `found` has found,
+        or those of `part`.
+        """
         text = "" if r.indices is None else self.row_of(r)
-        for a in r.axes:
+        for i, n in self._digits(r, part):
+            text = f"({text}) * {n} + {i}" if " " in text else f"{text} * {n} + {i}" if text else i if i != "0" else ""
+        return f"({text})" if " " in text else text or "0"
+
+    def _digits(self, r: Read, part: tuple[str, str] | None) -> Iterator[tuple[str, str]]:
+        """Index and length, in elements of the inner ones, of every axis along which a tensor varies, and of every
+        dimension of which one index is read; outermost first."""
+        within = {w.dim: w for w in r.within}
+        for j, d in enumerate(r.dims):
+            w = within.get(j)
+            if d is None and w is not None:
+                yield str(w.begin), str(w.length)
+            if d is None:
+                continue
+            a = next(a for a, axis in enumerate(self.s.axes) if d in axis.dims)
+            if d != self.s.axes[a].dims[0]:
+                continue
             moved = r.place == "before" and self.s.axes[a].window is not None
             i, n = (f"j{a}", f"d.m{a}") if moved else (f"i{a}", f"d.n{a}")
             if r.part is not None and a == self._axis_of(r.part):
                 k = self.s.reads.index(r)
-                i, n = f"(i{a} - begin{k})", f"length{k}"
-            text = f"({text}) * {n} + {i}" if " " in text else f"{text} * {n} + {i}" if text else i
-        return f"({text})" if " " in text else text or "0"
+                begin, n = part or (f"begin{k}", f"length{k}")
+                i = f"(i{a} - {begin})"
+            elif w is not None:
+                begin, n = shifted(w, n, len(self.s.axes[a].dims) == 1)
+                i = f"({i} + {begin})" if w.begin else i
+            yield i, n
+
+
+def ends(r: Read) -> tuple[int, int]:
+    """Where the tensor of a part would begin along its axis, and how long it is there."""
+    assert r.part is not None
+    w = next((w for w in r.within if r.dims[w.dim] == r.part.dim), None)
+    return (r.part.begin, r.part.length) if w is None else (r.part.begin - w.begin, w.length)
+
+
+def joints(r: Read) -> tuple[int, ...]:
+    """Where a part meets others and what is beside it in its tensor: neighbours are read together between these."""
+    assert r.part is not None
+    return (r.part.begin, *ends(r))
+
+
+def shifted(w: Within, n: str, alone: bool) -> tuple[str, str]:
+    """Text of where a view begins along an axis of `n` indices, whose outermost dimension it cuts, or whose only one
+    (`alone`); and of how many there are in all."""
+    return (str(w.begin), str(w.length)) if alone else (f"{n} / {w.size} * {w.begin}", f"({n} / {w.size} * {w.length})")
 
 
 def constant(leaf: Node) -> str:

@@ -3,7 +3,8 @@
 Every element is read once and nothing but the result is written.  What a kernel needs to know of shapes is which
 dimensions are alike: neighbours that are pooled, reduced and broadcast alike merge into one *axis*.  An embedding is
 never in memory where the stream alone uses it: rows of its weight are read where they are wanted.  So are the parts of
-a concatenation, where it is along an axis of its own before the last.
+a concatenation, where it is along an axis of its own, and views, which would have to be copied to lie row by row:
+slices, and permutations that leave the last dimension where it is.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.node import Node, make, topological
 from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, is_sized, pointwise_tree
+from fusewright.schedule.look_through import look_through
 
 FOLDS = ("sum", "mean", "max", "min", "logsumexp", "norm")
 
 # Parts of a concatenation, each of which is an operand.
 MOST_PARTS = 64
+
+VIEWS = (ops.Slice, ops.Permute, ops.Reshape)
 
 Role = Literal["kept", "first", "second"]
 Place = Literal["before", "after", "first", "second"]
@@ -62,16 +66,27 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Within:
+    """What a view has of dimension `dim` of its tensor: `size` indices, from `begin` on, of `length`."""
+
+    dim: int
+    begin: int
+    size: int
+    length: int
+
+
+@dataclass(frozen=True)
 class Read:
     """A tensor in memory that the pointwise tree at `place` reads.
 
-    value    what the tree knows it as: the tensor itself, the embedding whose weight it is, or the concatenation that
-             has it as a part
+    value    what the tree knows it as: the tensor itself, the embedding whose weight it is, the concatenation that has
+             it as a part, or a view of it
     dims     per dimension of the tensor, which dimension of the value it lies along; `None` where it is of size 1, and
              for the rows of a weight
     axes     along which it varies
     indices  of a weight, which row is read
     part     of a concatenation, which one it is
+    within   of a view, where it lies along the dimensions that it does not have all of
     """
 
     value: Node
@@ -81,6 +96,7 @@ class Read:
     axes: tuple[int, ...] = ()
     indices: Read | None = None
     part: Part | None = None
+    within: tuple[Within, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -313,6 +329,9 @@ class _Axes:
     def _read(self, leaf: Node, tree: Tree, place: Place, dims: tuple[int | None, ...]) -> list[Read]:
         """How a leaf of the tree at `place` is read; an embedding of parameters alone is derived ahead of calls."""
         plain = [Read(leaf, leaf, place, dims)]
+        if isinstance(leaf.op, VIEWS) and self.parts and place in ("before", "after"):
+            view = self._viewed(leaf, place, dims)
+            return plain if view is None else [view]
         if not isinstance(leaf.op, ops.Embedding | ops.Cat) or place not in ("before", "after"):
             return plain
         uses = sum(n.inputs.count(leaf) for n in nodes(tree)) if leaf is not tree.root else 1
@@ -325,39 +344,77 @@ class _Axes:
             return plain
         return [Read(leaf, weight, place, (None, dims[-1]), indices=Read(indices, indices, place, dims[:-1]))]
 
+    def _viewed(self, leaf: Node, place: Place, dims: tuple[int | None, ...]) -> Read | None:
+        """How a view is read from its tensor; `None` where it lies row by row itself, or where not even that does."""
+        base, places = look_through(leaf)
+        own = tuple(None if p.dim is None else dims[p.dim] for p in places)
+        shape = [1 if p.dim is None else leaf.shape[p.dim] for p in places]
+        cut = [j for j, (a, b) in enumerate(zip(shape, base.shape, strict=True)) if a != b]
+        known = all(isinstance(n, int) for j in cut for n in (shape[j], base.shape[j]))
+        missing = set(range(leaf.ndim)) - {p.dim for p in places}
+        along = [d for d in own if d is not None]
+        apart = self.value.ndim - 1 in along[:-1] or any(dims[d] is not None for d in missing)
+        in_rows = along == sorted(along) and all(n == 1 for j in cut for n in base.shape[:j])
+        if in_rows or apart or not known or not _in_rows(base):
+            return None
+        if not any(isinstance(n.op, ops.Input) for n in topological([base])):
+            return None  # derived ahead of calls
+        within = (Within(j, places[j].begin, shape[j], base.shape[j]) for j in cut)
+        return Read(leaf, base, place, own, within=tuple(within))
+
     def _is_in_parts(self, leaf: Node, dim: int, dims: tuple[int | None, ...]) -> bool:
         """Whether what is concatenated along `dim` is read part by part: tensors in memory of known lengths, along an
-        axis that is neither pooled nor the last, so that neighbours which are read together are in one part."""
-        if not self.parts or dims != tuple(range(leaf.ndim)) or dim == leaf.ndim - 1:
+        axis that is not pooled; along the last one, so that neighbours which are read together are in one part."""
+        if not self.parts or dims != tuple(range(leaf.ndim)):
             return False
         pooled = self.window is not None and dim >= leaf.ndim - len(self.window.op.kernel)
-        known = all(isinstance(n.shape[dim], int) and n.shape[dim] > 0 for n in leaf.inputs)
+        whole = 16 // leaf.dtype.itemsize if dim == leaf.ndim - 1 else 1
+        lengths = [n.shape[dim] for n in leaf.inputs]
+        known = all(isinstance(n, int) and n > 0 and n % whole == 0 for n in lengths)
         in_memory = not any(isinstance(n.op, ops.Full) for n in leaf.inputs)
         return known and in_memory and not pooled and len(leaf.inputs) <= MOST_PARTS
 
-    @staticmethod
-    def _parts(leaf: Node, place: Place, dims: tuple[int | None, ...]) -> list[Read]:
+    def _parts(self, leaf: Node, place: Place, dims: tuple[int | None, ...]) -> list[Read]:
+        """The parts as they lie in memory, or as views of what does if all lie there alike."""
         assert isinstance(leaf.op, ops.Cat)
+        dim = leaf.op.dim
+        views = [self._viewed(n, place, dims) if isinstance(n.op, VIEWS) else None for n in leaf.inputs]
+        alike = len({v and v.dims for v in views}) == 1
+        cuts = {tuple(w for w in v.within if v.dims[w.dim] != dim) for v in views if v is not None}
         found, begin = [], 0
-        for n in leaf.inputs:
-            length = n.shape[leaf.op.dim]
+        for n, view in zip(leaf.inputs, views, strict=True):
+            length = n.shape[dim]
             assert isinstance(length, int)
-            found.append(Read(leaf, n, place, dims, part=Part(leaf.op.dim, begin, length)))
+            plain = Read(leaf, n, place, dims)
+            read = replace(view, value=leaf) if view is not None and alike and len(cuts) == 1 else plain
+            found.append(replace(read, part=Part(dim, begin, length)))
             begin += length
         return found
 
     def _merged(self, roles: list[Role], reads: Sequence[Read]) -> tuple[Axis, ...]:
-        """Neighbours of one role that no tensor tells apart, none of them pooled, and no concatenation along them."""
+        """Neighbours of one role that no tensor tells apart, none of them pooled, no concatenation along them, and no
+        cut along the inner one: what follows a dimension that is cut is cut with it."""
+        cut = {r.dims[w.dim] for r in reads for w in r.within}
+        apart = {d for r in reads for before, d in pairwise((None, *r.dims)) if d is not None and before != d - 1}
         joined = {r.part.dim for r in reads if r.part is not None}
         pooled = self.value.ndim - len(self.window.op.kernel) if self.window else self.value.ndim
         groups: list[list[int]] = [[0]]
         for d in range(1, self.value.ndim):
             alike = all((d in r.dims) == (d - 1 in r.dims) for r in reads)
-            if alike and roles[d] == roles[d - 1] and d < pooled and not joined & {d - 1, d}:
+            if alike and roles[d] == roles[d - 1] and d < pooled and d not in cut | apart and not joined & {d - 1, d}:
                 groups[-1].append(d)
             else:
                 groups.append([d])
         return tuple(Axis(tuple(g), g[0] - pooled if g[0] >= pooled else None, roles[g[0]]) for g in groups)
+
+
+def _in_rows(base: Node) -> bool:
+    """Whether a value probably lies row by row: views of others often do not."""
+    while isinstance(base.op, ops.Reshape | ops.Detach):
+        base = base.arg(0)
+    return not isinstance(base.op, ops.Permute | ops.Expand | ops.Slice) or (
+        isinstance(base.op, ops.Permute) and base.op.copy
+    )
 
 
 def _in_two_ways(reads: Sequence[Read]) -> bool:

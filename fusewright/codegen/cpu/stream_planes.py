@@ -91,7 +91,7 @@ def lane_axis(s: Stream) -> int | None:
     kinds = [(r.place, _kind(r, lane, pooled)) for r in s.reads if r.place in ("before", "after")]
     if [kind for place, kind in kinds if place == "before"].count("plane") != 1:
         return None
-    looked_up = s.weights or any(r.part is not None for r in s.reads)
+    looked_up = s.weights or any(r.part is not None or (r.value is not r.tensor) for r in s.reads)
     if looked_up or any(kind is None or (kind, place) == ("plane", "after") for place, kind in kinds):
         return None
     few = sizes.count([len(s.axes) - 1]) < SHORT and sizes.count([lane]) >= BLOCK

@@ -9,11 +9,11 @@ import torch
 from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type, literal
 from fusewright.codegen.cpu.elements import HALVES, read, written
 from fusewright.codegen.cpu.loops import LaneScalars, lanes, procedure
-from fusewright.codegen.stream_values import TAKE, StreamValues, constant, unknown
+from fusewright.codegen.stream_values import TAKE, StreamValues, constant, ends, unknown
 from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
 from fusewright.ir.node import Node
-from fusewright.schedule.stream import Place, Stream, Tree
+from fusewright.schedule.stream import Place, Read, Stream, Tree
 
 
 class Values(StreamValues):
@@ -108,6 +108,10 @@ class Values(StreamValues):
         lines, given = [], {}
         for r in self.reads(place):
             name, tensor, dtype = self.element(r), self.start(r), r.tensor.dtype
+            if index and self.along_last(r):
+                more, given[r.value] = self._parts(r, index)
+                lines += more
+                continue
             lines += self.found(r)
             if index and self.last_of(place) in r.axes:
                 lines.append(f"const {ELEMENT[dtype]}* __restrict__ const {name} = {tensor} + {self.offset(r)};")
@@ -116,6 +120,22 @@ class Values(StreamValues):
                 lines.append(f"const {compute_type(dtype)} {name} = {read(f'{tensor}[{self.offset(r)}]', dtype)};")
                 given[r.value] = name
         return lines, given
+
+    def _parts(self, r: Read, index: str) -> tuple[Lines, str]:
+        """Pointers to all parts of what is concatenated along the last axis, as if each were there from the run's first
+        element on, and the text of element `index` of the run."""
+        lines, parts = [], self.parts_of(r)
+        names = [f"{self.element(r)}_{m}" for m in range(len(parts))]
+        for name, each in zip(names, parts, strict=True):
+            begin, length = ends(each)
+            at = f"{self.pointer(each)} + {self.offset(each, (str(begin), str(length)))}"
+            lines.append(f"const {ELEMENT[each.tensor.dtype]}* __restrict__ const {name} = {at};")
+        text = read(f"{names[-1]}[{index}]", r.tensor.dtype)
+        for name, each, behind in reversed(list(zip(names, parts, parts[1:], strict=False))):
+            assert behind.part is not None
+            here = read(f"{name}[{index}]", each.tensor.dtype)
+            text = f"(i{self.last} + {index} < {behind.part.begin} ? {here} : {text})"
+        return lines, text
 
 
 def tree(found: Tree | None, value: Node, given: dict[Node, str], kind: type[Scalars] = Scalars) -> tuple[Lines, str]:

@@ -23,6 +23,8 @@ from fusewright.codegen.cuda.stream_tall import TallValues, tall
 from fusewright.codegen.cuda.stream_values import Values, Widths, decode, widths
 from fusewright.codegen.stream_sections import StreamSections
 from fusewright.codegen.stream_sizes import hint
+from fusewright.codegen.stream_values import joints as joints_of
+from fusewright.codegen.stream_values import shifted
 from fusewright.codegen.text import Lines, fill, indent
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Expression, Kernel, Launch
@@ -105,7 +107,8 @@ class Writer(StreamSections):
     def _counts(self) -> tuple[Expression, ...]:
         """The greatest indices."""
         weights = (" * ".join(self.sizes.operand(self.s.tensors[i])) for i in self.s.weights)
-        elements = dict.fromkeys((self.sizes.product(self.all), " * ".join(self.sizes.lengths), *weights))
+        wholes = (" * ".join(self.sizes.operand(r.tensor)) for r in self.s.reads if r.within)
+        elements = dict.fromkeys((self.sizes.product(self.all), " * ".join(self.sizes.lengths), *weights, *wholes))
         return tuple(f"{self.beyond} * {n}" for n in elements)
 
     def _notes(self) -> tuple[str, ...]:
@@ -378,7 +381,15 @@ class Writer(StreamSections):
         tests += [f"m{last} % CHUNK<true> == 0"] if self.s.axes[last].window is not None else []
         loaded = dict.fromkeys(self.names[r.tensor] for r in self.s.reads if last in r.axes and r.tensor in self.names)
         written = [*self.outputs()] if self.shape.form != "rows" and self.shape.parts is None else []
-        return [*tests, *(f"aligned({name})" for name in (*loaded, *written))]
+        cuts = [(r, w) for r in self.s.reads for w in r.within if r.dims[w.dim] in self.s.axes[last].dims]
+        width = "CHUNK" if self.s.axes[last].window is not None else "VALUES"
+        for r, w in cuts:
+            n = f"m{last}" if r.place == "before" and self.s.axes[last].window is not None else f"n{last}"
+            ends = shifted(w, n, len(self.s.axes[last].dims) == 1)
+            tests += [f"{end} % {width}<true> == 0" for end in ends if end != "0"]
+        joints = [n for r in self.s.reads if self.values.along_last(r) for n in joints_of(r)]
+        tests += [f"{n} % VALUES<true> == 0" for n in joints if n]
+        return [*dict.fromkeys(tests), *(f"aligned({name})" for name in (*loaded, *written))]
 
     def _finish(self) -> Lines:
         two = len(self.s.folds) == 2
