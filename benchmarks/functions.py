@@ -33,7 +33,9 @@ _CLOCK_RATE = 13  # CUdevice_attribute, in kHz
 
 # Special results per evaluation.
 SPECIAL = {
-    **dict.fromkeys(("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal"), 1),
+    **dict.fromkeys(
+        ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "xlogy", "sqrt", "rsqrt", "reciprocal"), 1
+    ),
     **dict.fromkeys(("sin", "cos", "atan", "erf", "softsign", "elu", "celu", "selu"), 1),
     **dict.fromkeys(("sigmoid", "silu", "tanh", "tanhshrink", "mish", "log_sigmoid", "softplus"), 2),
 }

@@ -149,18 +149,26 @@ class StreamValues(ABC):
 
         def chosen(parts: Sequence[Read]) -> Lines:
             if len(parts) == 1:
-                begin, length = ends(parts[0])
-                return [f"part{k} = {self.pointer(parts[0])}, begin{k} = {begin}, length{k} = {length};"]
+                (begin, length), (one,) = ends(parts[0]), parts
+                sign = f", sign{k} = {-1 if one.part and one.part.negated else 1}" if signed else ""
+                return [f"part{k} = {self.pointer(one)}, begin{k} = {begin}, length{k} = {length}{sign};"]
             low, high = parts[: len(parts) // 2], parts[len(parts) // 2 :]
             first = high[0].part
             assert first is not None
             return [*block(f"if (i{axis} < {first.begin})", chosen(low)), *block("else", chosen(high))]
 
-        return [
-            f"const {ELEMENT[r.tensor.dtype]}* part{k};",
-            f"index_t begin{k}, length{k};",
-            *chosen(self.parts_of(r)),
-        ]
+        signed = self.is_signed(r)
+        declared = [f"const {ELEMENT[r.tensor.dtype]}* part{k};", f"index_t begin{k}, length{k};"]
+        declared += [f"{compute_type(r.tensor.dtype)} sign{k};"] if signed else []
+        return [*declared, *chosen(self.parts_of(r))]
+
+    def is_signed(self, r: Read) -> bool:
+        """Whether `r` is a part of what has negated parts."""
+        return r.part is not None and any(each.part is not None and each.part.negated for each in self.parts_of(r))
+
+    def sign(self, r: Read) -> str:
+        """Text ahead of an element that `found` may have found to be of a negated part."""
+        return f"sign{self.s.reads.index(r)} * " if self.is_signed(r) else ""
 
     def parts_of(self, r: Read) -> list[Read]:
         """Those of the concatenation that `r` is a part of."""

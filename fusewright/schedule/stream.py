@@ -58,11 +58,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class Part:
-    """What a tensor is of a concatenation along dimension `dim`: so many indices, from `begin` on."""
+    """What a tensor is of a concatenation along dimension `dim`: so many indices, from `begin` on, perhaps negated."""
 
     dim: int
     begin: int
     length: int
+    negated: bool = False
 
 
 @dataclass(frozen=True)
@@ -371,23 +372,29 @@ class _Axes:
         whole = 16 // leaf.dtype.itemsize if dim == leaf.ndim - 1 else 1
         lengths = [n.shape[dim] for n in leaf.inputs]
         known = all(isinstance(n, int) and n > 0 and n % whole == 0 for n in lengths)
-        in_memory = not any(isinstance(n.op, ops.Full) for n in leaf.inputs)
+        in_memory = not any(isinstance(n.op, ops.Full) for n, _ in map(self._sign, leaf.inputs))
         return known and in_memory and not pooled and len(leaf.inputs) <= MOST_PARTS
+
+    def _sign(self, part: Node) -> tuple[Node, bool]:
+        """What a part of a concatenation is, or is the negative of."""
+        negated = isinstance(part.op, ops.Pointwise) and part.op.fn == "neg" and self.users[part] == 1
+        return (part.arg(0), True) if negated else (part, False)
 
     def _parts(self, leaf: Node, place: Place, dims: tuple[int | None, ...]) -> list[Read]:
         """The parts as they lie in memory, or as views of what does if all lie there alike."""
         assert isinstance(leaf.op, ops.Cat)
         dim = leaf.op.dim
-        views = [self._viewed(n, place, dims) if isinstance(n.op, VIEWS) else None for n in leaf.inputs]
+        signed = [self._sign(n) for n in leaf.inputs]
+        views = [self._viewed(n, place, dims) if isinstance(n.op, VIEWS) else None for n, _ in signed]
         alike = len({v and v.dims for v in views}) == 1
         cuts = {tuple(w for w in v.within if v.dims[w.dim] != dim) for v in views if v is not None}
         found, begin = [], 0
-        for n, view in zip(leaf.inputs, views, strict=True):
+        for (n, negated), view in zip(signed, views, strict=True):
             length = n.shape[dim]
             assert isinstance(length, int)
             plain = Read(leaf, n, place, dims)
             read = replace(view, value=leaf) if view is not None and alike and len(cuts) == 1 else plain
-            found.append(replace(read, part=Part(dim, begin, length)))
+            found.append(replace(read, part=Part(dim, begin, length, negated)))
             begin += length
         return found
 

@@ -112,12 +112,13 @@ class Values(StreamValues):
                 more, given[r.value] = self._parts(r, index)
                 lines += more
                 continue
-            lines += self.found(r)
+            lines, sign = [*lines, *self.found(r)], self.sign(r)
             if index and self.last_of(place) in r.axes:
                 lines.append(f"const {ELEMENT[dtype]}* __restrict__ const {name} = {tensor} + {self.offset(r)};")
-                given[r.value] = read(f"{name}[{index}]", dtype)
+                given[r.value] = sign + read(f"{name}[{index}]", dtype)
             else:
-                lines.append(f"const {compute_type(dtype)} {name} = {read(f'{tensor}[{self.offset(r)}]', dtype)};")
+                element = sign + read(f"{tensor}[{self.offset(r)}]", dtype)
+                lines.append(f"const {compute_type(dtype)} {name} = {element};")
                 given[r.value] = name
         return lines, given
 
@@ -130,10 +131,11 @@ class Values(StreamValues):
             begin, length = ends(each)
             at = f"{self.pointer(each)} + {self.offset(each, (str(begin), str(length)))}"
             lines.append(f"const {ELEMENT[each.tensor.dtype]}* __restrict__ const {name} = {at};")
-        text = read(f"{names[-1]}[{index}]", r.tensor.dtype)
-        for name, each, behind in reversed(list(zip(names, parts, parts[1:], strict=False))):
+        signs = ["-" if each.part is not None and each.part.negated else "" for each in parts]
+        texts = [sign + read(f"{name}[{index}]", r.tensor.dtype) for sign, name in zip(signs, names, strict=True)]
+        text = texts[-1]
+        for here, behind in reversed(list(zip(texts, parts[1:], strict=False))):
             assert behind.part is not None
-            here = read(f"{name}[{index}]", each.tensor.dtype)
             text = f"(i{self.last} + {index} < {behind.part.begin} ? {here} : {text})"
         return lines, text
 

@@ -141,13 +141,15 @@ class Values(StreamValues):
             if among is not None and r.value not in among:
                 continue
             name, tensor, compute = self.element(r), self.start(r), compute_type(r.tensor.dtype)
+            sign = self.sign(r)
             given[r.value] = name
             before += self.found(r)
             if self.last_of(place) in r.axes:
                 before.append(f"const auto {name}s = load<{width}>({tensor} + {self.offset(r)});")
-                element.append(f"const {compute} {name} = {widened(f'{name}s.at[{each}]', r.tensor.dtype)};")
+                element.append(f"const {compute} {name} = {sign}{widened(f'{name}s.at[{each}]', r.tensor.dtype)};")
             else:
-                before.append(f"const {compute} {name} = {widened(f'{tensor}[{self.offset(r)}]', r.tensor.dtype)};")
+                at = f"{tensor}[{self.offset(r)}]"
+                before.append(f"const {compute} {name} = {sign}{widened(at, r.tensor.dtype)};")
         return before, given, element
 
 

@@ -84,8 +84,14 @@ def rotated(x: Node) -> Node:
     return make(ops.Cat(x.ndim - 1), b, a)
 
 
+def negated(x: Node) -> Node:
+    """Its halves exchanged, the first one negative."""
+    a, b = halves(x, x.ndim - 1)
+    return make(ops.Cat(x.ndim - 1), pointwise("neg", b), a)
+
+
 def rotary(x: Node, cos: Node, sin: Node) -> Node:
-    return pointwise("add", pointwise("mul", x, cos), pointwise("mul", rotated(x), sin))
+    return pointwise("add", pointwise("mul", x, cos), pointwise("mul", negated(x), sin))
 
 
 CASES |= {
@@ -104,6 +110,10 @@ CASES |= {
     "pooled heads": lambda: pool(heads(inp(0, 2, 6, 3, 8)), "max", (2, 2)),
     "halves exchanged": lambda: pointwise("tanh", rotated(inp(0, 5, 16))),
     "halves in bfloat16": lambda: pointwise("tanh", rotated(inp(0, 5, 32, dtype=torch.bfloat16))),
+    "halves exchanged, one negated": lambda: pointwise("tanh", negated(inp(0, 5, 16))),
+    "negated channels": lambda: pointwise(
+        "tanh", make(ops.Cat(1), pointwise("neg", inp(0, 3, 2, 4)), inp(1, 3, 3, 4), pointwise("neg", inp(2, 3, 1, 4)))
+    ),
     "parts side by side": lambda: pointwise("tanh", make(ops.Cat(1), inp(0, 5, 8), inp(1, 5, 4), inp(2, 5, 12))),
     "parts of other tensors": lambda: pointwise(
         "tanh", make(ops.Cat(1), part(inp(0, 5, 20), 1, 4, 12), part(inp(1, 5, 12), 1, 0, 4))
