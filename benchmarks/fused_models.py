@@ -1,7 +1,9 @@
 """Fused operators as benchmarks combine them: a convolution or a linear layer, what follows it, and a shape of input.
 
-Rows 1 to 100 were written from memory of which operators and sizes such benchmarks combine, the last ones for chains
-behind strided transposed convolutions.  Each row is written as a problem file, as a user would write it.
+Rows 1 to 100 were written from memory of which operators and sizes such benchmarks combine, 101 to 103 for chains
+behind strided transposed convolutions, the last ones for what there is without a layer, or with little: losses, norms
+that are spelled out, gates, rotary embeddings, attention by `torch.einsum`.  Each row is written as a problem file, as
+a user would write it.
 """
 
 from __future__ import annotations
@@ -244,5 +246,37 @@ ROWS = (
     _row(102, "convT2d 64-128 k5 s2 p2 o1", "gelu(y.min(1, keepdim=True)[0].sum(2, keepdim=True)) + 0.1",
          (16, 64, 64, 64)),
     _row(103, "convT2d 32-16 k4 s2 p1 o1", "tanh(y - b)", (128, 32, 64, 64)),
+    _row(104, "", "normalize(x)", (32768, 2048)),
+    _row(105, "", "x / x.norm(dim=1, keepdim=True)", (64, 64, 256, 256)),
+    _row(106, "", "x / torch.norm(x)", (64, 64, 128, 256)),
+    _row(107, "", "x / x.abs().mean(1, keepdim=True)", (32768, 2048)),
+    _row(108, "", "(x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-6)", (32768, 2048)),
+    _row(109, "", "cosine_similarity(x, t)", (16384, 4096), t=(4096,)),
+    _row(110, "", "smooth_l1_loss(x, t.expand_as(x))", (16384, 4096), t=(4096,)),
+    _row(111, "", "kl_div(log_softmax(x, 1), softmax(t.expand_as(x), 1), reduction='batchmean')", (16384, 4096),
+         t=(4096,)),
+    _row(112, "", "triplet_margin_loss(x, p.expand_as(x), n.expand_as(x))", (16384, 2048), p=(2048,), n=(2048,)),
+    _row(113, "", "mse_loss(sigmoid(x), t.expand_as(x))", (16384, 4096), t=(4096,)),
+    _row(114, "", "glu(x, 1)", (32768, 4096)),
+    _row(115, "linear 1024-4096", "glu(y)", (8192, 1024)),
+    _row(116, "", "one, other = x.chunk(2, -1); silu(one) * other", (16384, 8192)),
+    _row(117, "", "h = x.unflatten(-1, (16, 64)).transpose(1, 2); one, other = h.chunk(2, -1); "
+         "r = h * c + torch.cat((-other, one), -1) * s; "
+         "project(scaled_dot_product_attention(r, r, h).transpose(1, 2).flatten(2))", (16, 1024, 1024),
+         c=(1024, 64), s=(1024, 64), project="linear 1024-1024"),
+    _row(118, "", "q, k, v = x.unflatten(-1, (3, 12, 64)).unbind(2); "
+         "w = softmax(torch.einsum('bihd,bjhd->bhij', q, k) * 0.125, -1); "
+         "torch.einsum('bhij,bjhd->bihd', w, v).flatten(2)", (16, 512, 2304)),
+    _row(119, "linear 768-2304", "q, k, v = y.unflatten(-1, (3, 12, 64)).permute(2, 0, 3, 1, 4); "
+         "w = softmax(torch.einsum('bhid,bhjd->bhij', normalize(q, dim=-1), normalize(k, dim=-1)) * 10.0, -1); "
+         "torch.einsum('bhij,bhjd->bihd', w, v).flatten(2)", (16, 512, 768)),
+    _row(120, "conv2d 64-256 k3 p1", "pixel_shuffle(relu(y), 2)", (32, 64, 128, 128)),
+    _row(121, "conv2d 64-64 k3 p1", "prelu(y, w)", (64, 64, 128, 128), w=(64,)),
+    _row(122, "", "0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x ** 3)))", (16384, 4096)),
+    _row(123, "", "binary_cross_entropy_with_logits(x, sigmoid(t).expand_as(x))", (16384, 4096), t=(4096,)),
+    _row(124, "", "x * sigmoid(second(relu(first(x.mean((2, 3))))))[:, :, None, None]", (64, 128, 112, 112),
+         first="linear 128-32", second="linear 32-128"),
+    _row(125, "", "torch.cat((relu(x), relu(-x)), 1)", (64, 64, 128, 128)),
+    _row(126, "", "x.repeat_interleave(2, 2).repeat_interleave(2, 3) + t", (32, 64, 64, 64), t=(64, 1, 1)),
 )
 # fmt: on

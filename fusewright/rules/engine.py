@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusewright.ir.node import Graph, Node, topological
+from fusewright.ir.ops import Cast, Detach, Expand, Opaque, Permute, Reshape, Slice
 from fusewright.plan import Declined, Fired, Work
 from fusewright.rules.rule import Exactness, Match, Rule
 
@@ -28,6 +29,9 @@ WORTHWHILE = 1e-3
 # The share of a graph's time that another one may take that is kept in its place.  The cost model may be wrong by as
 # much: it does not see that few large windows keep no device busy.
 MUCH_LESS = 0.5
+
+# What may show the memory of its argument.
+VIEWS = (Cast, Detach, Expand, Permute, Reshape, Slice)
 
 FINITE_ONLY = "holds for finite values only; allow it with finite=True"
 
@@ -131,13 +135,15 @@ class _Search:
         self, graph: Graph, backwards: bool, declined: dict[tuple[str, Node], Declined]
     ) -> tuple[_Offer | None, tuple[str, ...]]:
         """The first application to take, and the other rules that could be applied there."""
-        users, nodes = graph.users(), graph.nodes()
+        users, nodes, seen = graph.users(), graph.nodes(), _seen(graph)
         for root in reversed(nodes) if backwards else nodes:
             offers: list[_Offer] = []
             for rule, match in _matches(root, self.rules):
                 if any(self.alone(node) for node in _operations(rule, match)):
                     continue
                 reason = refusal(rule, match, users, self.finite)
+                if reason is None and rule.repeats and root in seen:
+                    reason = "its memory is seen from outside"
                 if reason is None:
                     offers.append(_offer(rule, match, root, users, self.cost))
                 elif reason == FINITE_ONLY or (rule.pattern.inner() and self.cost(root).seconds > 0):
@@ -151,6 +157,15 @@ class _Search:
                 reason = f"would not pay: {-offer.saves * 1e6:+.1f} us by the cost model"
                 declined[offer.rule.name, root] = Declined(offer.rule.name, _place(root), reason)
         return None, ()
+
+
+def _seen(graph: Graph) -> set[Node]:
+    """The values whose memory the caller may see, or an operation that is not understood, as it is or by a view."""
+    seen = {o for o in graph.outputs if isinstance(o, Node)}
+    for node in reversed(graph.nodes()):
+        if isinstance(node.op, Opaque) or node.op.effectful or (node in seen and isinstance(node.op, VIEWS)):
+            seen.update(node.inputs)
+    return seen
 
 
 def _matches(root: Node, rules: Sequence[Rule]) -> Iterator[tuple[Rule, Match]]:

@@ -11,6 +11,8 @@
                  applied to is rewritten in the other order, too
     enables      it is taken where it costs nothing, for what it lets others do; it must end by itself, as views do that
                  only ever move outwards
+    repeats      what it leaves may be a view of less memory, several elements in one place: it is not applied to what
+                 is returned, or read by an operation that is not understood
 
 A rule is written as its replacement, under the `rule` decorator, which makes it the record.
 """
@@ -85,6 +87,7 @@ class Rule:
     doc: str
     enables: bool = False
     hides: bool = False
+    repeats: bool = False
 
     def classify(self, match: Match) -> Exactness:
         """The exactness class of this instance."""
@@ -99,11 +102,13 @@ def rule(
     exactness: Exactness | Callable[[Match], Exactness],
     enables: bool = False,
     hides: bool = False,
+    repeats: bool = False,
 ) -> Callable[[Callable[[Match], Node]], Rule]:
     """Make a replacement function the `Rule` it completes; its docstring says before -> after, shapes, condition."""
 
     def complete(replacement: Callable[[Match], Node]) -> Rule:
         assert replacement.__doc__, f"{name} has no docstring"
-        return Rule(name, pattern, condition, replacement, exactness, replacement.__doc__, enables, hides)
+        doc = replacement.__doc__
+        return Rule(name, pattern, condition, replacement, exactness, doc, enables, hides, repeats)
 
     return complete

@@ -5,6 +5,7 @@ each element asks for neither:
 
     mean(permute(x)) = permute(mean(x))        mean_-1(flatten_2(x)) = mean_{2,3}(x)
     f(reshape(softmax(x))) = reshape(f(softmax(x)))
+    f(expand(x), y) = f(x, y)                  reduce(expand(x)) = expand(reduce(x))
 
 None is cheaper by itself.  All are taken for what may follow, and only above an operation that something may be done
 about.  They end, since views only ever move outwards.
@@ -22,6 +23,7 @@ from fusewright.ir.build import permute, reshape
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import (
     Conv,
+    Expand,
     Matmul,
     Norm,
     Number,
@@ -242,4 +244,114 @@ def function_of_reshape(m: Match) -> Node:
     return reshape(make(root.op, *operands), root.shape)
 
 
-RULES: tuple[Rule, ...] = (reduction_of_reshape, reduction_of_permute, function_of_reshape)
+def _is_of_expanded(root: Node) -> bool:
+    return any(isinstance(a.op, Expand) for a in root.inputs)
+
+
+def _beside_others(root: Node) -> Node:
+    """The same function of what its operands are expanded from, wherever others have its shape and type."""
+    found = root
+    for i, a in enumerate(root.inputs):
+        if isinstance(a.op, Expand):
+            other = make(root.op, *found.args[:i], a.arg(0), *found.args[i + 1 :])
+            found = other if other.type == root.type else found
+    return found
+
+
+def _refuse_beside_others(m: Match) -> str | None:
+    changed = _beside_others(m["root"]) is not m["root"]
+    return None if changed else "no other operand has the shape and type"
+
+
+@rule(
+    "f(expand(x), y) = f(x, y)",
+    pattern=op("root", Pointwise, where=_is_of_expanded),
+    condition=_refuse_beside_others,
+    exactness="exact",
+    enables=True,
+)
+def function_of_expanded(m: Match) -> Node:
+    """f(expand(x), y) -> f(x, y), where y has the shape: operands are broadcast as it is.
+
+    x (N, 1), y (N, C).  Class exact.
+    """
+    return _beside_others(m["root"])
+
+
+def _as_they_are(root: Node) -> Node:
+    """The same function of what its operands are expanded from."""
+    args = (a.arg(0) if isinstance(a.op, Expand) else a for a in root.inputs)
+    return make(root.op, *args)
+
+
+def _refuse_as_they_are(m: Match) -> str | None:
+    found, root = _as_they_are(m["root"]), m["root"]
+    if found.shape == root.shape:
+        return "another operand has the shape"
+    return None if found.dtype == root.dtype else "an operand has no dimensions, and its type counts less then"
+
+
+@rule(
+    "f(expand(x)) = expand(f(x))",
+    pattern=op("root", Pointwise, where=_is_of_expanded),
+    condition=_refuse_as_they_are,
+    exactness="exact",
+    enables=True,
+    repeats=True,
+)
+def function_of_expansion(m: Match) -> Node:
+    """f(expand(x)) -> expand(f(x)), of several operands if none has the shape.
+
+    x (C), expanded to (N, C).  Class exact.
+    """
+    return make(Expand(m["root"].shape), _as_they_are(m["root"]))
+
+
+def _reduced_dims(root: Node) -> tuple[int, ...]:
+    """The dimensions along which a reduction or a softmax joins elements."""
+    return root.op.dims if isinstance(root.op, Reduce) else (root.op.dim,)  # type: ignore[attr-defined]
+
+
+def _own_dims(m: Match) -> tuple[int, ...] | None:
+    """These dimensions of what is expanded; `None` where it is along one of them."""
+    view = m["root"].arg(0)
+    x = view.arg(0)
+    more = view.ndim - x.ndim
+    dims = _reduced_dims(m["root"])
+    return None if any(d < more or x.shape[d - more] != view.shape[d] for d in dims) else tuple(d - more for d in dims)
+
+
+def _refuse_joined(m: Match) -> str | None:
+    return "elements are joined that the expansion repeats" if _own_dims(m) is None else None
+
+
+@rule(
+    "reduce(expand(x)) = expand(reduce(x))",
+    pattern=op("root", Reduce, Softmax, where=lambda root: isinstance(root.arg(0).op, Expand)),
+    condition=_refuse_joined,
+    exactness="exact",
+    enables=True,
+    repeats=True,
+)
+def reduction_of_expansion(m: Match) -> Node:
+    """reduce(expand(x)) -> expand(reduce(x)), over dimensions along which x is not expanded; likewise a softmax.
+
+    x (C), expanded to (N, C), over C: one number, expanded to (N).  Class exact.
+    """
+    root, dims = m["root"], _own_dims(m)
+    x = root.arg(0).arg(0)
+    assert dims is not None
+    if isinstance(root.op, Reduce):
+        return make(Expand(root.shape), make(replace(root.op, dims=dims), x))
+    assert isinstance(root.op, Softmax)
+    return make(Expand(root.shape), make(replace(root.op, dim=dims[0]), x))
+
+
+RULES: tuple[Rule, ...] = (
+    reduction_of_reshape,
+    reduction_of_permute,
+    function_of_reshape,
+    function_of_expanded,
+    function_of_expansion,
+    reduction_of_expansion,
+)

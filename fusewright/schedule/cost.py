@@ -99,13 +99,13 @@ class CostModel:
         return isinstance(node.op, FREE) or (self.derived_ahead and self._is_derived(node))
 
     def _is_derived(self, node: Node) -> bool:
-        """Whether the node depends on parameters and constants alone."""
+        """Whether the node depends on parameters and constants alone, and not on the batch size."""
         answers = self.known.setdefault(node, {})
         if "derived" not in answers:  # not `_once`: chains are as deep as models
             fixed = isinstance(node.op, ops.Param | ops.Buffer | ops.Constant | ops.Number | ops.Full | ops.Vector)
             movable = not node.op.effectful or (isinstance(node.op, ops.Opaque) and node.op.only_computes)
             computed = bool(node.inputs) and movable and all(map(self._is_derived, node.inputs))
-            answers["derived"] = fixed or computed
+            answers["derived"] = (fixed or computed) and all(isinstance(d, int) for d in node.shape)
         return bool(answers["derived"])
 
     def _work(self, node: Node) -> Work:

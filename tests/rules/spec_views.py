@@ -94,6 +94,46 @@ def seen_otherwise(draw: Draw) -> Node:
     return pointwise("tanh", root) if draw(st.booleans()) else root
 
 
+def expanded(v: Node, *shape: object) -> Node:
+    return make(ops.Expand(tuple(map(ops.size, shape))), v)
+
+
+@st.composite
+def beside_others(draw: Draw) -> Node:
+    """Functions of what is expanded and of what has that shape."""
+    shape = draw(st.sampled_from([(B, 3, 4), (2, 5), (4,), (1, 3)]))
+    own = [n if draw(st.booleans()) else 1 for n in shape][draw(st.integers(0, len(shape) - 1)) :]
+    operands = [expanded(inp(*own), *shape), x(*shape)]
+    return pointwise(draw(st.sampled_from(["add", "mul", "maximum"])), *draw(st.permutations(operands)))
+
+
+@st.composite
+def alone(draw: Draw) -> Node:
+    """Functions of what is expanded, alone or beside what is smaller or expanded itself."""
+    shape = draw(st.sampled_from([(2, 3, 4), (2, 5)]))
+    smaller = [(1, *shape[1:]), (*shape[:-1], 1), shape[1:], shape[-1:]]
+    view = expanded(inp(*draw(st.sampled_from(smaller))), *shape)
+    if draw(st.booleans()):
+        return pointwise("tanh", view)
+    other = inp(*draw(st.sampled_from([(1,), (1,) * len(shape)])))
+    return pointwise("add", *draw(st.permutations([view, draw(st.sampled_from([other, 2.5]))])))
+
+
+@st.composite
+def joined(draw: Draw) -> Node:
+    """Reductions and softmaxes over dimensions that are not expanded."""
+    shape = draw(st.sampled_from([(2, 3, 4), (2, 5, 3), (4, 3)]))
+    own = [n if i == len(shape) - 1 or draw(st.booleans()) else 1 for i, n in enumerate(shape)]
+    own = own[draw(st.integers(0, len(shape) - 1)) :]
+    kept = [d for d in range(len(shape)) if d >= len(shape) - len(own) and own[d - len(shape)] == shape[d]]
+    dims = sorted(draw(st.sets(st.sampled_from(kept), min_size=1)))
+    view = expanded(inp(*own), *shape)
+    if draw(st.booleans()):
+        return make(ops.Softmax(dims[0]), view)
+    return reduce(draw(KINDS), view, *dims, keepdim=draw(st.booleans()))
+
+
+JOINED = "elements are joined that the expansion repeats"
 PART = "a reduced dimension holds part of one that is kept"
 VARIES = "another operand varies along part of a dimension"
 NONE = "no dimension longer than 1 is reduced"
@@ -156,6 +196,43 @@ SPECS = [
             ),
             "# of a value that no norm gives": lambda: pointwise("tanh", shaped(x(B, 3, 8), B, 3, 2, 4)),
             "# broadcast": lambda: pointwise("mul", shaped(shares(3, 8), 3, 2, 4), inp(B, 3, 2, 4)),
+        },
+    ),
+    RuleSpec(
+        rules.function_of_expanded,
+        lambda: pointwise("div", inp(B, 3, 4), expanded(inp(B, 1, 4), B, 3, 4)),
+        beside_others(),
+        {
+            "no other operand has the shape and type": lambda: pointwise("tanh", expanded(inp(3), 2, 3)),
+            "no other operand has the shape and type # of two": lambda: pointwise(
+                "mul", expanded(inp(3), 2, 3), inp(1)
+            ),
+            "no other operand has the shape and type # no dimensions": lambda: pointwise(
+                "mul", inp(B, dtype=torch.float32), expanded(inp(), B)
+            ),
+            "# of a reduction": lambda: reduce("sum", expanded(inp(3), B, 3), 1),
+        },
+    ),
+    RuleSpec(
+        rules.function_of_expansion,
+        lambda: pointwise("neg", pointwise("tanh", expanded(inp(3, 1), 3, 4))),
+        alone().map(lambda root: pointwise("neg", root)),
+        {
+            "another operand has the shape": lambda: pointwise("mul", inp(3, 4), expanded(inp(3, 1), 3, 4)),
+            "an operand has no dimensions, and its type counts less then": lambda: pointwise(
+                "mul", inp(1, dtype=torch.float32), expanded(inp(), 2)
+            ),
+        },
+    ),
+    RuleSpec(
+        rules.reduction_of_expansion,
+        lambda: pointwise("neg", reduce("max", expanded(inp(3, 4), 2, 3, 4), 2)),
+        joined().map(lambda root: pointwise("neg", root)),
+        {
+            JOINED: lambda: reduce("sum", expanded(inp(3), 2, 3), 0),
+            f"{JOINED} # of length 1": lambda: reduce("sum", expanded(inp(3, 1), 3, 4), 1),
+            f"{JOINED} # a softmax": lambda: make(ops.Softmax(1), expanded(inp(3, 1), 3, 4)),
+            "# a function": lambda: pointwise("tanh", expanded(inp(3), 2, 3)),
         },
     ),
 ]

@@ -7,13 +7,15 @@ import torch
 import torch.nn.functional as F
 from harness import B, apply, classes, fired, graph_of, inp
 from linear_cases import conv, reduce
-from spec_views import permuted, shaped
+from spec_views import expanded, permuted, shaped
 from spec_views import x as computed
 from torch import Tensor, nn
 
 import fusewright.rules
 from fusewright import pipeline
 from fusewright.ir import ops
+from fusewright.ir.build import pointwise
+from fusewright.ir.node import make
 from fusewright.pipeline import build
 from fusewright.plan import Work
 from fusewright.rules import pooling, views
@@ -143,3 +145,39 @@ def test_class(kind: str) -> None:
 def test_dimensions(before, after, dims, moved) -> None:
     result = apply(views.reduction_of_reshape, graph_of(reduce("sum", shaped(computed(*before), *after), *dims)))
     assert [n.op.dims for n in result.graph.nodes() if isinstance(n.op, ops.Reduce)] == [moved]
+
+
+RETURNED = {
+    "a function": lambda: pointwise("tanh", expanded(inp(3, 1), 3, 4)),
+    "a view of it": lambda: shaped(pointwise("tanh", expanded(inp(3, 1), 3, 4)), 12),
+    "a reduction": lambda: reduce("max", expanded(inp(3, 4), 2, 3, 4), 2),
+    "a softmax": lambda: make(ops.Softmax(2), expanded(inp(3, 4), 2, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_what_is_returned_lies_as_it_did(name: str) -> None:
+    """An expansion has several elements in one place, and whoever gets it may write to it."""
+    root = RETURNED[name]()
+    found = rewrite(graph_of(root), fusewright.rules.RULES, cost, mode="always")
+    assert not found.fired
+    assert rewrite(graph_of(pointwise("neg", root)), fusewright.rules.RULES, cost, mode="always").fired
+
+
+def test_numbers_known_ahead_are_not_made_large_in_every_call() -> None:
+    """What depends on parameters alone is derived before it is expanded along the batch."""
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.target = nn.Parameter(torch.randn(24))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.cosine_similarity(x, torch.sigmoid(self.target).expand_as(x))
+
+    model = Loss().eval().requires_grad_(False)
+    built = build(model, (torch.randn(4, 24),), {})
+    derive, forward = built.program.functions()
+    assert "expand" not in built.program.source and [tuple(t.shape) for t in derive(model)] == [(24,)]
+    x = torch.randn(4, 24)
+    assert torch.allclose(forward(model, x, *derive(model))[0], model(x), rtol=1e-5)
