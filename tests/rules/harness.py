@@ -309,7 +309,9 @@ def inner_nodes(rule: Rule, graph: Graph) -> Iterator[Node]:
     """The nodes that may have no other user, where the rule matches."""
     root = graph.outputs[0]
     assert isinstance(root, Node)
-    match = rule.pattern.match(root.arg(0) if rule.repeats else root)  # such a rule is not applied to what is returned
+    match = rule.pattern.match(root)
+    if match is None and rule.repeats:  # such a rule is not applied to what is returned
+        match = rule.pattern.match(root.arg(0))
     assert match is not None, f"{rule.name} does not match the root of its example"
     yield from (match[name] for name in rule.pattern.inner())
 

@@ -180,4 +180,4 @@ def test_numbers_known_ahead_are_not_made_large_in_every_call() -> None:
     derive, forward = built.program.functions()
     assert "expand" not in built.program.source and [tuple(t.shape) for t in derive(model)] == [(24,)]
     x = torch.randn(4, 24)
-    assert torch.allclose(forward(model, x, *derive(model))[0], model(x), rtol=1e-5)
+    assert torch.allclose(forward(model, x, *derive(model)), model(x), rtol=1e-5, atol=1e-6)
