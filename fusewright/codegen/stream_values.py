@@ -207,7 +207,7 @@ class StreamValues(ABC):
             if d is None:
                 continue
             a = next(a for a, axis in enumerate(self.s.axes) if d in axis.dims)
-            if d != self.s.axes[a].dims[0]:
+            if d != self.s.axes[a].dims[0] or a not in r.axes:
                 continue
             moved = r.place == "before" and self.s.axes[a].window is not None
             i, n = (f"j{a}", f"d.m{a}") if moved else (f"i{a}", f"d.n{a}")
