@@ -19,6 +19,7 @@ from fusewright.ir.node import Graph, Node, Symbol, make, topological
 from fusewright.schedule import (
     chain,
     contraction,
+    kept_rows,
     matmul,
     normalization,
     partial,
@@ -137,6 +138,7 @@ FAMILIES = (
     Family("stream", stream.parse, lambda s: s.tensors, ops.Embedding),
     Family("statistics", normalization.parse_statistics, lambda c: c.sums.tensors, ops.Statistics),
     Family("normalization", normalization.parse_large, lambda n: n.tensors, ops.Norm | ops.Softmax),
+    Family("kept rows", kept_rows.parse, lambda k: k.tensors, ops.Reduce),
     Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
     NORMALIZATION,

@@ -28,6 +28,7 @@ from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.groups import Group
+from fusewright.schedule.kept_rows import KeptRows
 from fusewright.schedule.matmul import Linear
 from fusewright.schedule.normalization import ChannelStatistics, Normalization
 from fusewright.schedule.product import Product
@@ -56,7 +57,7 @@ def options(
         return []
     if isinstance(group.record, RangeReduction):
         return [] if group.record.stored is not None or in_one_pass(group.record) else [{}]
-    if isinstance(group.record, ChannelStatistics | Normalization):
+    if isinstance(group.record, ChannelStatistics | Normalization | KeptRows):
         return []  # a sample's statistics are left to sample programs, others to ATen
     return [] if isinstance(group.record, Stream) and not stream.fits(group.record) else [{}]
 

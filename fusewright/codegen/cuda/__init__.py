@@ -13,6 +13,7 @@ from fusewright.codegen.cuda import (
     contraction,
     direct,
     estimate,
+    kept_rows,
     matmul,
     normalization,
     ranges,
@@ -33,6 +34,7 @@ from fusewright.schedule.direct import DirectTile
 from fusewright.schedule.direct_choice import UNDERESTIMATED
 from fusewright.schedule.direct_choice import shortlist as direct_shortlist
 from fusewright.schedule.groups import Group, sizes
+from fusewright.schedule.kept_rows import KeptRows
 from fusewright.schedule.matmul import Linear, MatmulTile
 from fusewright.schedule.matmul import seconds as matmul_seconds
 from fusewright.schedule.matmul import tiles as matmul_tiles
@@ -114,6 +116,8 @@ def options(
         return [{"matmul": asdict(t)} for t in matmul_tiles(group.record, _rows(group.record, hints))] if takes else []
     if isinstance(group.record, Normalization):
         return normalization.options(group.record)
+    if isinstance(group.record, KeptRows):
+        return kept_rows.options(group.record)
     if not isinstance(group.record, Contraction | Product):
         return [{}]
     c = contraction_of(group.record)
@@ -332,6 +336,8 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
             return matmul.kernel(group.record, MatmulTile(**option["matmul"]), name, reference)
         case "statistics":
             return normalization.of_channels(group.record, name, reference)
+        case "kept rows":
+            return kept_rows.kernel(group.record, name, reference, **option)
         case "normalization":
             return normalization.kernel(group.record, name, reference, **option)
         case "sample program":

@@ -1,0 +1,293 @@
+"""CUDA C++ of rows that are kept: a team of threads reads a row, or some columns side by side, into registers.
+
+Pass after pass over these gives a number per row, which all threads of the team have; the last one writes the result.
+What varies otherwise than from element to element of every row is read wherever it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from fusewright.codegen.cpp import ELEMENT, compute_type
+from fusewright.codegen.cuda import kept_rows_text as text
+from fusewright.codegen.cuda import stream_text
+from fusewright.codegen.cuda.primitives import preamble
+from fusewright.codegen.cuda.stream import THREADS, Shape, Writer
+from fusewright.codegen.cuda.stream_values import Values, decode, for_each, tree
+from fusewright.codegen.text import Lines, block, fill
+from fusewright.kernel import Argument, Array, Kernel, Launch
+from fusewright.schedule.kept_rows import KeptRows, Pass
+from fusewright.schedule.stream import Tree
+
+# Values that one thread keeps, as there is a choice (half as many of float64), and threads that share a row.
+KEPT = (8, 16, 32, 64)
+LEAST_TEAM, MOST_TEAM = 8, 1024
+# Threads that share columns side by side.
+MOST_SHARING = 32
+
+Option = dict[str, Any]
+
+
+def options(k: KeptRows) -> list[Option]:
+    """Ways to compute a chain, best estimate first: by teams of so many threads."""
+    doubled = 2 if any(compute_type(r.tensor.dtype) == "double" for r in k.kept) else 1
+    numbers = k.length * len(k.kept) * doubled
+    if not _is_in_rows(k):
+        numbers *= 16 // max(r.tensor.dtype.itemsize for r in k.kept)
+        teams = (max(2, 1 << (-(-numbers // most) - 1).bit_length()) for most in KEPT[1:])
+        return [{"team": team} for team in dict.fromkeys(teams) if team <= min(MOST_SHARING, k.length)]
+    teams = (_team(numbers, most) for most in KEPT)
+    return [{"team": team} for team in dict.fromkeys(teams) if team <= MOST_TEAM]
+
+
+def _is_in_rows(k: KeptRows) -> bool:
+    """Whether rows lie along the last axis."""
+    return k.within.axes[-1].role == "first"
+
+
+def _team(numbers: int, most: int) -> int:
+    """How many threads keep so many numbers: part of a warp, or a block of several."""
+    team = LEAST_TEAM
+    while team * most < numbers:
+        team *= 4 if team == 32 else 2
+    return team
+
+
+def kernel(k: KeptRows, name: str, reference: str = "", *, team: int) -> Kernel:
+    """The kernel of a chain whose rows teams of so many threads keep."""
+    return (_Rows if _is_in_rows(k) else _Columns)(k, name, team).kernel(reference)
+
+
+class _Rows(Writer):
+    """Writes the launch in which teams keep rows."""
+
+    form = "rows"
+    each = ""  # behind the name of a number, that of value e
+
+    def __init__(self, k: KeptRows, name: str, team: int) -> None:
+        super().__init__(k.within, name)
+        self.k, self.shape = k, Shape(self.form, team)
+        self.threads = team if self.form == "rows" and team > 32 else THREADS
+
+    def kernel(self, reference: str) -> Kernel:
+        counts = self._counts() if self.index == "int" else ()
+        return self.record(
+            source=self.source(), scratch=(), launches=self._launches(), reference=reference, counts=counts
+        )
+
+    def record(self, **more: Any) -> Kernel:
+        """The kernel, whose output has an element for each of x or a number for each row."""
+        lengths = [self.sizes.length(d) for d in range(self.s.value.ndim)]
+        if not self.k.elements:
+            away = {d for axis in self.s.axes if axis.role == "first" for d in axis.dims}
+            kept = self.k.root.ndim == self.s.value.ndim
+            lengths = ["1" if d in away else n for d, n in enumerate(lengths) if kept or d not in away]
+        return replace(super().record(**more), output=Array("out", tuple(lengths), self.k.root.dtype))
+
+    def _launches(self) -> tuple[Launch, ...]:
+        arguments = self._arguments(Argument("pointer", "out"))
+        blocks = f"ceil_div({self.sizes.product(self.results)}, {self.threads // self.shape.team})"
+        return (Launch(self.name, arguments, (blocks, "1", "1"), self.threads),)
+
+    def outputs(self) -> dict[str, str]:
+        return {"out": ELEMENT[self.k.root.dtype]}
+
+    def source(self) -> str:
+        body, about = self.body(), f"// {self.name}: rows that are kept, {self.about()}"
+        return f"{about}\n\n{preamble(body, 'nonfinite', 'elements')}\n{body}"
+
+    def body(self, *, tools: bool = True) -> str:
+        lines = [f"using index_t = {self.index};", f"using count_t = unsigned {self.index};  // divides faster"]
+        lines += [f"constexpr int THREADS = {self.threads}, TEAM = {self.shape.team};  // of a block, and per row"]
+        lines += [f"constexpr int LENGTH = {self.k.length};  // of a row"]
+        lines += ["// Values that a thread takes together, in the wide variant (16-byte loads) and in the other."]
+        lines += self._widths("VALUES", self.wide.values if self.wide else 1, 1)
+        passes = (self._values(f"pass{i}", p.tree, i) for i, p in enumerate(self.k.passes))
+        sections = (
+            fill(stream_text.TOOLS),
+            self.data(),
+            self._joining(),
+            self._entry_values(),
+            *passes,
+            self._values("result", self.k.result, len(self.k.passes)),
+            self._body(),
+            self._entry(),
+        )
+        for section in sections:
+            lines += ["", *section]
+        return "\n".join(lines) + "\n"
+
+    def _joining(self) -> Lines:
+        return [*fill(text.JOINS), "", *fill(text.JOINED_ROWS)]
+
+    @property
+    def _coordinates(self) -> str:
+        return ", ".join(f"i{a}" for a in self.all)
+
+    def _function(self, about: str, name: str, parameters: Iterable[str], body: Lines) -> Lines:
+        coordinates = (f"index_t i{a}" for a in self.all)
+        head = f"void {name}({', '.join(['const Data& d', *coordinates, *parameters])})"
+        return [f"// {about}", "template <bool WIDE>", Values.inline, *block(head, body)]
+
+    def _kept(self) -> list[tuple[str, str]]:
+        """Types and names of what is kept."""
+        return [(compute_type(r.tensor.dtype), f"kept{i}") for i, r in enumerate(self.k.kept)]
+
+    def _entry_values(self) -> Lines:
+        """The function that reads neighbours in a row."""
+        own = [r.value for r in self.k.kept]
+        loads, given, element = self.values.loads("before", "VALUES<WIDE>", among=own)
+        written = [f"kept{i}[e] = {given[value]};" for i, value in enumerate(own)]
+        parameters = [f"{kind} (&{name})[VALUES<WIDE>]" for kind, name in self._kept()]
+        return self._function("Neighbours in a row.", "entry", parameters, [*loads, *for_each([*element, *written])])
+
+    def _values(self, name: str, found: Tree, known: int) -> Lines:
+        """The function that computes a tree from what is kept and so many known numbers."""
+        own = {r.value: f"kept{i}[e]" for i, r in enumerate(self.k.kept)}
+        numbers = {p.number: f"number{i}{self.each}" for i, p in enumerate(self.k.passes[:known])}
+        loads, given, element = self.values.loads("before", "VALUES<WIDE>", among=set(found.leaves) - set(own))
+        lines, value = tree(found, found.root, given | own | numbers)
+        parameters = [f"const {kind} (&{kept})[VALUES<WIDE>]" for kind, kept in self._kept()]
+        parameters += [self._passed(i) for i in range(known)]
+        parameters += [f"{compute_type(found.root.dtype)} (&value)[VALUES<WIDE>]"]
+        about = "What comes of them." if name == "result" else f"What gives number {known}."
+        body = [*loads, *for_each([*element, *lines, f"value[e] = {value};"])]
+        return self._function(about, name, parameters, body)
+
+    def _passed(self, i: int) -> str:
+        return f"{self._number(self.k.passes[i])} number{i}"
+
+    @staticmethod
+    def _number(p: Pass) -> str:
+        return compute_type(p.number.dtype)
+
+    def _arguments_of(self, known: int, group: str = "[g]") -> str:
+        kept = [f"{name}{group}" for _, name in self._kept()]
+        return ", ".join([*kept, *(f"number{i}" for i in range(known))])
+
+    def _passes(self) -> Lines:
+        """The statements that find all numbers."""
+        lines: Lines = []
+        for i, p in enumerate(self.k.passes):
+            names = {
+                "i": i,
+                "S": self._number(p),
+                "T": compute_type(p.tree.root.dtype),
+                "coordinates": self._coordinates,
+                "arguments": self._arguments_of(i),
+                "decode_item": self._decode_element(),
+            }
+            if p.kind in ("max", "min"):
+                infinity = "INFINITY" if p.kind == "min" else "-INFINITY"
+                lines += fill(text.EXTREME, start=infinity, Join=p.kind.title(), **names)
+                continue
+            if p.kind in ("var", "std"):
+                lines += fill(text.SUM, take="few += value[e];", **{**names, "i": f"{i}_mean"}, of=i)
+                over = float(max(self.k.length - p.correction, 0))
+                root = "sqrt" if p.kind == "std" else ""
+                lines += fill(text.SPREAD, over=repr(over), root=root, **names)
+                continue
+            take = "few += value[e] * value[e];" if p.kind == "norm" else "few += value[e];"
+            lines += fill(text.SUM, take=take, of=i, **names)
+            whole = {"sum": f"total{i}", "mean": f"total{i} / LENGTH", "norm": f"sqrt(total{i})"}[p.kind]
+            lines += fill(text.NUMBER, whole=whole, **names)
+        return lines
+
+    def _decode_element(self) -> Lines:
+        return self._decode("item", self.axes["first"])
+
+    def _body(self) -> Lines:
+        known = len(self.k.passes)
+        kind = compute_type(self.k.result.root.dtype)
+        names: dict[str, object] = {
+            "R": kind,
+            "coordinates": self._coordinates,
+            "decode_item": self._decode_element(),
+            "arguments": self._arguments_of(known),
+            "first": self._arguments_of(known, "[0]"),
+        }
+        return fill(
+            text.ROWS,
+            out=self.outputs()["out"],
+            rows=self._items(self.results),
+            decode_row=decode("row", self.results, ""),
+            kept=[f"{t} {name}[GROUPS][V];" for t, name in self._kept()],
+            entry=", ".join(f"{name}[g]" for _, name in self._kept()),
+            passes=self._passes(),
+            write=fill(text.WRITE_ELEMENTS if self.k.elements else text.WRITE_NUMBER, **names),
+            **names,
+        )
+
+
+class _Columns(_Rows):
+    """Writes the launch in which teams keep columns."""
+
+    form = "columns"
+    each = "[e]"
+
+    def _launches(self) -> tuple[Launch, ...]:
+        arguments = self._arguments(Argument("pointer", "out"))
+        values = self.wide.values if self.wide else 1
+        lanes = self.threads // self.shape.team
+        blocks = f"ceil_div(ceil_div({self.sizes.product(self.results)}, {values}), {lanes})"
+        return (Launch(self.name, arguments, (blocks, "1", "1"), self.threads),)
+
+    def _joining(self) -> Lines:
+        return [*fill(text.JOINS), "", *fill(text.JOINED_COLUMNS)]
+
+    def _passed(self, i: int) -> str:
+        return f"const {self._number(self.k.passes[i])} (&number{i})[VALUES<WIDE>]"
+
+    def _decode_element(self) -> Lines:
+        return decode("item", self.axes["first"], "")
+
+    def _passes(self) -> Lines:
+        lines: Lines = []
+        for i, p in enumerate(self.k.passes):
+            names = {
+                "i": i,
+                "S": self._number(p),
+                "T": compute_type(p.tree.root.dtype),
+                "coordinates": self._coordinates,
+                "arguments": self._arguments_of(i),
+                "decode_item": self._decode_element(),
+            }
+            if p.kind in ("max", "min"):
+                infinity = "INFINITY" if p.kind == "min" else "-INFINITY"
+                lines += fill(text.EXTREME_OF_COLUMNS, start=infinity, Join=p.kind.title(), **names)
+            elif p.kind in ("var", "std"):
+                over = float(max(self.k.length - p.correction, 0))
+                root = "sqrt" if p.kind == "std" else ""
+                lines += fill(text.SPREAD_OF_COLUMNS, over=repr(over), root=root, **names)
+            else:
+                take = "value[e] * value[e]" if p.kind == "norm" else "value[e]"
+                whole = {"sum": "total[e]", "mean": "total[e] / LENGTH", "norm": "sqrt(total[e])"}[p.kind]
+                lines += fill(text.SUM_OF_COLUMNS, take=take, whole=whole, **names)
+        return lines
+
+    def _body(self) -> Lines:
+        known = len(self.k.passes)
+        place = ""
+        for a in self.all if self.k.elements else self.results:
+            place = f"({place}) * d.n{a} + i{a}" if place else f"i{a}"
+        names: dict[str, object] = {
+            "R": compute_type(self.k.result.root.dtype),
+            "coordinates": self._coordinates,
+            "decode_item": self._decode_element(),
+            "arguments": self._arguments_of(known),
+            "first": self._arguments_of(known, "[0]"),
+            "place": place,
+        }
+        return fill(
+            text.COLUMNS,
+            out=self.outputs()["out"],
+            items=self._items(self.results),
+            decode_column=self._decode("column", self.results),
+            kept=[f"{t} {name}[GROUPS][V];" for t, name in self._kept()],
+            entry=", ".join(f"{name}[g]" for _, name in self._kept()),
+            passes=self._passes(),
+            write=fill(text.WRITE_COLUMNS if self.k.elements else text.WRITE_NUMBERS, **names),
+            **names,
+        )

@@ -1,0 +1,280 @@
+"""The fixed parts of kept rows in CUDA C++."""
+
+from __future__ import annotations
+
+JOINS = """
+struct Sum {
+    template <typename T>
+    __device__ __forceinline__ T operator()(T a, T b) const { return a + b; }
+};
+// NaN once there is one.
+struct Max {
+    template <typename T>
+    __device__ __forceinline__ T operator()(T a, T b) const { return b > a || b != b ? b : a; }
+};
+struct Min {
+    template <typename T>
+    __device__ __forceinline__ T operator()(T a, T b) const { return b < a || b != b ? b : a; }
+};
+"""
+
+JOINED_ROWS = """
+// The values of TEAM neighbouring threads together, in all of them, in the same order wherever that is.
+template <int TEAM, typename T, typename Join>
+__device__ __forceinline__ T joined(T value, Join join) {
+#pragma unroll
+    for (int offset = (TEAM < 32 ? TEAM : 32) / 2; offset > 0; offset /= 2)
+        value = join(value, __shfl_xor_sync(~0u, value, offset));
+    if constexpr (TEAM > 32) {
+        static_assert(TEAM == THREADS, "a team is part of a warp, or a block");
+        __shared__ T warps[THREADS / 32];
+        __syncthreads();  // others may still read what was joined before
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+        __syncthreads();
+        value = warps[0];
+        for (int warp = 1; warp < THREADS / 32; ++warp) value = join(value, warps[warp]);
+    }
+    return value;
+}
+"""
+
+JOINED_COLUMNS = """
+// The values of the TEAM threads on each other together, in all of them.
+template <typename T, int V, typename Join>
+__device__ __forceinline__ void join_columns(T (&value)[V], Join join) {
+    constexpr int LANES = THREADS / TEAM;
+    __shared__ T of[TEAM][LANES * V];
+    const int lane = threadIdx.x % LANES, member = threadIdx.x / LANES;
+    __syncthreads();  // others may still read what was joined before
+#pragma unroll
+    for (int e = 0; e < V; ++e) of[member][lane * V + e] = value[e];
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < V; ++e) {
+        value[e] = of[0][lane * V + e];
+        for (int m = 1; m < TEAM; ++m) value[e] = join(value[e], of[m][lane * V + e]);
+    }
+}
+"""
+
+ROWS = """
+// A team of threads per row, which it keeps: read once.
+template <bool WIDE>
+__device__ __forceinline__ void rows(const Data& d, $out* out) {
+    constexpr int V = VALUES<WIDE>, GROUPS = (LENGTH + TEAM * V - 1) / (TEAM * V);
+    const index_t team = index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM;
+    const index_t rows = $rows, items = LENGTH / V;
+    const index_t row = min(team, rows - 1);  // every thread takes part in what is joined
+    const int lane = threadIdx.x % TEAM;
+    $decode_row
+    $kept
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) {
+        const index_t item = min(lane + g * TEAM, items - 1);  // loads need no branch then
+        $decode_item
+        entry<WIDE>(d, $coordinates, $entry);
+    }
+    $passes
+    if (team >= rows) return;
+    $write
+}
+"""
+
+SUM = """
+double total$i = 0;
+#pragma unroll
+for (int g = 0; g < GROUPS; ++g) {
+    const index_t item = lane + g * TEAM;
+    if (item < items) {
+        $decode_item
+        $T value[V], few = 0;
+        pass$of<WIDE>(d, $coordinates, $arguments, value);
+#pragma unroll
+        for (int e = 0; e < V; ++e) $take
+        total$i += few;
+    }
+}
+total$i = joined<TEAM>(total$i, Sum());
+"""
+
+NUMBER = """
+const $S number$i = $S($whole);
+"""
+
+SPREAD = """
+double total$i = 0;
+#pragma unroll
+for (int g = 0; g < GROUPS; ++g) {
+    const index_t item = lane + g * TEAM;
+    if (item < items) {
+        $decode_item
+        $T value[V];
+        pass$i<WIDE>(d, $coordinates, $arguments, value);
+#pragma unroll
+        for (int e = 0; e < V; ++e) {
+            const double distance = value[e] - total${i}_mean / LENGTH;
+            total$i += distance * distance;
+        }
+    }
+}
+const $S number$i = $S($root(joined<TEAM>(total$i, Sum()) / $over));
+"""
+
+EXTREME = """
+$S number$i = $S($start);
+#pragma unroll
+for (int g = 0; g < GROUPS; ++g) {
+    const index_t item = min(lane + g * TEAM, items - 1);  // beyond the last one it is taken once more
+    $decode_item
+    $T value[V];
+    pass$i<WIDE>(d, $coordinates, $arguments, value);
+#pragma unroll
+    for (int e = 0; e < V; ++e) number$i = $Join()(number$i, $S(value[e]));
+}
+number$i = joined<TEAM>(number$i, $Join());
+"""
+
+WRITE_ELEMENTS = """
+#pragma unroll
+for (int g = 0; g < GROUPS; ++g) {
+    const index_t item = lane + g * TEAM;
+    if (item < items) {
+        $decode_item
+        $R value[V];
+        result<WIDE>(d, $coordinates, $arguments, value);
+        store<V>(out + row * LENGTH + item * V, value);
+    }
+}
+"""
+
+WRITE_NUMBER = """
+if (lane == 0) {
+    const index_t item = 0;
+    $decode_item
+    $R value[V];
+    result<WIDE>(d, $coordinates, $first, value);
+    const $R one[1] = {value[0]};
+    store<1>(out + row, one);
+}
+"""
+
+COLUMNS = """
+// LANES threads side by side along the last axis, TEAM of them on each other, which keep columns: read once.
+template <bool WIDE>
+__device__ __forceinline__ void columns(const Data& d, $out* out) {
+    constexpr int V = VALUES<WIDE>, GROUPS = (LENGTH + TEAM - 1) / TEAM, LANES = THREADS / TEAM;
+    const int lane = threadIdx.x % LANES, member = threadIdx.x / LANES;
+    const index_t items = $items, blocks = (items + LANES - 1) / LANES;
+    for (index_t job = blockIdx.x; job < blocks; job += gridDim.x) {
+        const bool inside = job * LANES + lane < items;
+        const index_t column = min(job * LANES + lane, items - 1);  // every thread takes part in what is joined
+        $decode_column
+        $kept
+#pragma unroll
+        for (int g = 0; g < GROUPS; ++g) {
+            const index_t item = min(member + g * TEAM, LENGTH - 1);
+            $decode_item
+            entry<WIDE>(d, $coordinates, $entry);
+        }
+        $passes
+        if (!inside) continue;
+        $write
+    }
+}
+"""
+
+SUM_OF_COLUMNS = """
+$S number$i[V];
+{
+    double total[V] = {};
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) {
+        const index_t item = member + g * TEAM;
+        if (item < LENGTH) {
+            $decode_item
+            $T value[V];
+            pass$i<WIDE>(d, $coordinates, $arguments, value);
+#pragma unroll
+            for (int e = 0; e < V; ++e) total[e] += $take;
+        }
+    }
+    join_columns(total, Sum());
+#pragma unroll
+    for (int e = 0; e < V; ++e) number$i[e] = $S($whole);
+}
+"""
+
+SPREAD_OF_COLUMNS = """
+$S number$i[V];
+{
+    double mean[V] = {}, total[V] = {};
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) {
+        const index_t item = member + g * TEAM;
+        if (item < LENGTH) {
+            $decode_item
+            $T value[V];
+            pass$i<WIDE>(d, $coordinates, $arguments, value);
+#pragma unroll
+            for (int e = 0; e < V; ++e) mean[e] += value[e];
+        }
+    }
+    join_columns(mean, Sum());
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) {
+        const index_t item = member + g * TEAM;
+        if (item < LENGTH) {
+            $decode_item
+            $T value[V];
+            pass$i<WIDE>(d, $coordinates, $arguments, value);
+#pragma unroll
+            for (int e = 0; e < V; ++e) {
+                const double distance = value[e] - mean[e] / LENGTH;
+                total[e] += distance * distance;
+            }
+        }
+    }
+    join_columns(total, Sum());
+#pragma unroll
+    for (int e = 0; e < V; ++e) number$i[e] = $S($root(total[e] / $over));
+}
+"""
+
+EXTREME_OF_COLUMNS = """
+$S number$i[V];
+#pragma unroll
+for (int e = 0; e < V; ++e) number$i[e] = $S($start);
+#pragma unroll
+for (int g = 0; g < GROUPS; ++g) {
+    const index_t item = min(member + g * TEAM, LENGTH - 1);
+    $decode_item
+    $T value[V];
+    pass$i<WIDE>(d, $coordinates, $arguments, value);
+#pragma unroll
+    for (int e = 0; e < V; ++e) number$i[e] = $Join()(number$i[e], $S(value[e]));
+}
+join_columns(number$i, $Join());
+"""
+
+WRITE_COLUMNS = """
+#pragma unroll
+for (int g = 0; g < GROUPS; ++g) {
+    const index_t item = member + g * TEAM;
+    if (item < LENGTH) {
+        $decode_item
+        $R value[V];
+        result<WIDE>(d, $coordinates, $arguments, value);
+        store<V>(out + ($place), value);
+    }
+}
+"""
+
+WRITE_NUMBERS = """
+if (member == 0) {
+    const index_t item = 0;
+    $decode_item
+    $R value[V];
+    result<WIDE>(d, $coordinates, $first, value);
+    store<V>(out + ($place), value);
+}
+"""

@@ -1,0 +1,189 @@
+"""The kept-rows family: reductions of rows, and what is made of their elements and these, while rows are at hand.
+
+    x / max(norm(x), eps)          (x - mean(x)) / (std(x) + eps)          sum(x / norm(x) * y)
+
+A row is what the reductions join: the last dimensions, or a *column* along another one.  Every value is an element of
+rows or one number of each.  Pointwise operations are computed again wherever they are asked for, so that nothing is
+kept but what is read from memory; `passes` over that give one number each, and a last one the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from fusewright.ir import ops
+from fusewright.ir.node import Node, make, topological
+from fusewright.ir.ops import ReduceKind, Size
+from fusewright.schedule import stream
+from fusewright.schedule.chain import MEMORY, Users
+from fusewright.schedule.stream import Read, Stream, Tree
+
+KINDS = ("sum", "mean", "max", "min", "norm", "var", "std")
+POINTWISE = (ops.Pointwise, ops.Cast)
+
+# Elements of a row from which on it is kept by several threads, and up to which they have registers for it.
+SHORTEST, LONGEST = 64, 32768
+# So many tensors may be kept side by side.
+MOST_KEPT = 3
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One reduction: of what `tree` computes, to what `number` stands for."""
+
+    kind: ReduceKind
+    correction: float
+    tree: Tree
+    number: Node
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """A chain of this family.
+
+    passes   the reductions, those that others need first
+    result   of elements, or of the numbers of rows, of which there is one result then
+    elements whether there is a result per element
+    within   what is read, and along which axes, as a stream that reduces rows
+    kept     of what is read, that which varies from element to element of every row
+    length   elements of a row
+    """
+
+    root: Node
+    passes: tuple[Pass, ...]
+    result: Tree
+    elements: bool
+    within: Stream
+    kept: tuple[Read, ...]
+    length: int
+
+    @property
+    def tensors(self) -> tuple[Node, ...]:
+        return self.within.tensors
+
+
+def parse(root: Node, users: Users) -> KeptRows | str:
+    """The longest chain of this family that ends in `root`, or why there is none."""
+    first = _reduction_before(root, users)
+    if first is None:
+        return f"{root!r} follows no reduction"
+    assert isinstance(first.op, ops.Reduce)
+    found = _Rows(root, users, first.arg(0).shape, first.op.dims)
+    return found.found()
+
+
+def _reduction_before(root: Node, users: Users) -> Node | None:
+    """A reduction that `root` is, or is computed from by pointwise operations."""
+    seen: set[Node] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node.op, ops.Reduce):
+            return node
+        if node not in seen and isinstance(node.op, POINTWISE):
+            seen.add(node)
+            stack += node.inputs
+    return None
+
+
+@dataclass
+class _Rows:
+    """Finds the chain around reductions over `dims` of values of one `shape`."""
+
+    root: Node
+    users: Users
+    shape: tuple[Size, ...]
+    dims: tuple[int, ...]
+
+    def found(self) -> KeptRows | str:
+        lengths = [self.shape[d] for d in self.dims]
+        if 0 in self.dims or not self.dims or not all(isinstance(n, int) for n in lengths):
+            return "the rows are whole batches, or of no known length"
+        length = prod(n for n in lengths if isinstance(n, int))
+        if not SHORTEST <= length <= LONGEST:
+            return f"rows of {length} elements are not kept"
+        trailing = self.dims == tuple(range(len(self.shape) - len(self.dims), len(self.shape)))
+        if not trailing and len(self.dims) > 1:
+            return "the rows are neither the last dimensions nor columns"
+        inner = self._inner()
+        reductions = [n for n in topological([self.root]) if n in inner and isinstance(n.op, ops.Reduce)]
+        elements = self.root.shape == self.shape
+        if len(reductions) < (1 if elements else 2):
+            return "there is one reduction and nothing of the rows behind it"
+        return self._chain(inner, reductions, elements, length)
+
+    def _inner(self) -> set[Node]:
+        """What is computed here: of the shapes of elements and of numbers, and used nowhere else."""
+        inner = {self.root} if self._fits(self.root) else set[Node]()
+        grown = bool(inner)
+        while grown:
+            uses: dict[Node, int] = {}
+            for node in inner:
+                for a in node.inputs:
+                    uses[a] = uses.get(a, 0) + 1
+            more = {n for n, count in uses.items() if n not in inner and count == self.users[n] and self._fits(n)}
+            inner |= more
+            grown = bool(more)
+        return inner
+
+    def _fits(self, node: Node) -> bool:
+        if isinstance(node.op, ops.Reduce):
+            own = node.op.kind in KINDS and node.op.dims == self.dims and node.arg(0).shape == self.shape
+            return own and (node.op.keepdim or node is self.root) and node.op.dtype in (None, node.arg(0).dtype)
+        return isinstance(node.op, POINTWISE) and node.shape in (self.shape, self._numbers)
+
+    @property
+    def _numbers(self) -> tuple[Size, ...]:
+        """The shape of one number per row."""
+        return tuple(1 if d in self.dims else n for d, n in enumerate(self.shape))
+
+    def _chain(self, inner: set[Node], reductions: list[Node], elements: bool, length: int) -> KeptRows | str:
+        order = [n for n in topological([self.root]) if n in inner]
+        leaves = dict.fromkeys(
+            a for n in order for a in n.inputs if a not in inner and not isinstance(a.op, ops.Number)
+        )
+        mapping: dict[Node, Node] = {}
+        numbers: dict[Node, Node] = {}
+        for node in order:
+            args = tuple(None if a is None else mapping.get(a, a) for a in node.args)
+            if node in reductions:
+                wide = torch.float64 if node.dtype == torch.float64 else torch.float32
+                stand_in = make(ops.Input(self._numbers, wide, node.device, f"number{len(numbers)}", -1))
+                numbers[node] = stand_in
+                mapping[node] = stand_in if wide == node.dtype else make(ops.Cast(node.dtype), stand_in)
+            else:
+                mapping[node] = make(node.op, *args)
+        passes = tuple(self._pass(n, mapping, leaves, numbers) for n in reductions)
+        result = self._tree(mapping[self.root], leaves, numbers)
+        trees = [t for t in (*(p.tree for p in passes), result) if t.leaves != (t.root,)]
+        problem = next(filter(None, map(stream.unsupported, trees)), None)
+        if problem or self.root.dtype not in MEMORY:
+            return problem or f"{self.root!r} is no floating-point value"
+        value = passes[0].tree.root
+        within = stream.of_rows(Tree(value, tuple(leaves), None), "sum", self.dims, self.users)  # type: ignore[arg-type]
+        if isinstance(within, str):
+            return within
+        everywhere = tuple(range(len(within.axes)))
+        kept = tuple(r for r in within.reads if r.axes == everywhere)
+        if not 1 <= len(kept) <= MOST_KEPT or len(kept) * length > LONGEST or within.axes[0].role == "first":
+            return "nothing is kept, or more than there are registers for"
+        return KeptRows(self.root, passes, result, elements, within, kept, length)
+
+    def _pass(
+        self, node: Node, mapping: Mapping[Node, Node], leaves: Mapping[Node, None], numbers: Mapping[Node, Node]
+    ) -> Pass:
+        assert isinstance(node.op, ops.Reduce)
+        x = node.arg(0)
+        tree = self._tree(mapping.get(x, x), leaves, numbers)
+        return Pass(node.op.kind, node.op.correction, tree, numbers[node])
+
+    def _tree(self, root: Node, leaves: Mapping[Node, None], numbers: Mapping[Node, Node]) -> Tree:
+        """The pointwise operations that lead to `root` from what is read and from numbers."""
+        ends = {*leaves, *numbers.values()}
+        below = topological([root], ends)
+        read = dict.fromkeys(a for n in below for a in n.inputs if a in ends)
+        return Tree(root, tuple(read) if below else (root,), None)

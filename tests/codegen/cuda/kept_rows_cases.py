@@ -1,0 +1,78 @@
+"""Chains whose rows are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from codegen.cuda.test_stream_kernels import inp
+
+from fusewright.ir import ops
+from fusewright.ir.build import pointwise
+from fusewright.ir.node import Node, make
+
+
+def over(x: Node, kind: str, *dims: int, keepdim: bool = True, correction: float = 1) -> Node:
+    return make(ops.Reduce(kind, tuple(d % x.ndim for d in dims), keepdim, correction), x)  # type: ignore[arg-type]
+
+
+def normalized(x: Node, *dims: int) -> Node:
+    return pointwise("div", x, pointwise("clamp_min", over(x, "norm", *dims), params=(1e-12,)))
+
+
+def standardized(x: Node, *dims: int, correction: float = 1) -> Node:
+    spread = over(x, "std", *dims, correction=correction)
+    return pointwise("div", pointwise("sub", x, over(x, "mean", *dims)), pointwise("add", spread, 1e-6))
+
+
+def rms(x: Node, *dims: int) -> Node:
+    square = pointwise("square", x)
+    return pointwise("div", x, pointwise("sqrt", pointwise("add", over(square, "mean", *dims), 1e-5)))
+
+
+def similar(x: Node, y: Node, keepdim: bool = False) -> Node:
+    return over(pointwise("mul", normalized(x, -1), normalized(y, -1)), "sum", -1, keepdim=keepdim)
+
+
+def scaled_to_one(x: Node, *dims: int) -> Node:
+    low, high = over(x, "min", *dims), over(x, "max", *dims)
+    return pointwise("div", pointwise("sub", x, low), pointwise("sub", high, low))
+
+
+IMAGE = (2, 70, 4, 5)
+CASES: dict[str, Callable[[], Node]] = {
+    "normalized": lambda: normalized(inp(0, 5, 96), 1),
+    "normalized, no vector": lambda: normalized(inp(0, 5, 101), 1),
+    "tokens": lambda: normalized(inp(0, 2, 3, 68), 2),
+    "long rows": lambda: normalized(inp(0, 3, 3000), 1),
+    "several dimensions": lambda: normalized(inp(0, 3, 2, 8, 9), 2, 3),
+    "by the mean of absolutes": lambda: pointwise(
+        "div", inp(0, 5, 96), over(pointwise("abs", inp(0, 5, 96)), "mean", 1)
+    ),
+    "standardized": lambda: standardized(inp(0, 5, 96), 1),
+    "standardized, of a population": lambda: standardized(inp(0, 5, 99), 1, correction=0),
+    "variance": lambda: pointwise("mul", inp(0, 5, 96), over(inp(0, 5, 96), "var", 1)),
+    "to one": lambda: scaled_to_one(inp(0, 5, 97), 1),
+    "root of mean square": lambda: rms(inp(0, 5, 96), 1),
+    "a function ahead": lambda: rms(pointwise("tanh", pointwise("add", inp(0, 5, 96), inp(1, 96))), 1),
+    "weights behind": lambda: pointwise(
+        "add", pointwise("mul", rms(inp(0, 5, 96), 1), inp(1, 96)), pointwise("exp", inp(2, 5, 1))
+    ),
+    "one number": lambda: similar(inp(0, 5, 96), inp(1, 5, 96)),
+    "one number, kept": lambda: similar(inp(0, 2, 3, 100), inp(1, 2, 3, 100), keepdim=True),
+    "numbers of both": lambda: pointwise(
+        "sub", over(pointwise("sub", inp(0, 5, 96), inp(1, 5, 96)), "norm", 1), over(inp(0, 5, 96), "max", 1)
+    ),
+    "a pass behind a pass": lambda: pointwise(
+        "mul", over(pointwise("exp", pointwise("sub", inp(0, 5, 96), over(inp(0, 5, 96), "max", 1))), "sum", 1),
+        over(inp(0, 5, 96), "min", 1),
+    ),
+    "columns": lambda: normalized(inp(0, *IMAGE), 1),
+    "columns, no vector": lambda: normalized(inp(0, 2, 70, 3, 5), 1),
+    "columns, standardized": lambda: standardized(inp(0, *IMAGE), 1),
+    "columns, to one": lambda: scaled_to_one(inp(0, *IMAGE), 1),
+    "columns, root of mean square": lambda: pointwise("mul", rms(inp(0, *IMAGE), 1), inp(1, 70, 1, 1)),
+    "columns, one number": lambda: pointwise(
+        "sub", over(inp(0, *IMAGE), "max", 1), over(pointwise("tanh", inp(0, *IMAGE)), "mean", 1)
+    ),
+    "rows of an image": lambda: normalized(inp(0, 2, 3, 66, 5), 2),
+}  # fmt: skip

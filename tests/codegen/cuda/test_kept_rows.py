@@ -1,0 +1,144 @@
+"""Rows that are kept: the generated CUDA C++ runs on the CPU."""
+
+from __future__ import annotations
+
+import zlib
+from math import inf, nan
+
+import pytest
+import torch
+from codegen.cuda.kept_rows_cases import CASES, normalized, over, rms, scaled_to_one, standardized
+from codegen.cuda.test_stream_kernels import BF16, F16, F64, inp, pointwise, random, reference
+from emulation.emulate import emulate
+from torch import Tensor
+
+from fusewright.codegen.cpu import options as cpu_options
+from fusewright.codegen.cuda.kept_rows import kernel, options
+from fusewright.ir import ops
+from fusewright.ir.node import Graph, Node, make
+from fusewright.kernel import Kernel
+from fusewright.schedule.groups import Group
+from fusewright.schedule.kept_rows import KeptRows, parse
+
+ORDERS = ("forward", "reverse", "shuffled")
+
+
+def kept(root: Node) -> KeptRows:
+    found = parse(root, Graph((), (root,)).users())
+    assert isinstance(found, KeptRows), found
+    return found
+
+
+def check(root: Node, tensors: dict[Node, Tensor] | None = None, order: str = "forward") -> list[Kernel]:
+    """The first ways to share rows out, against the same graph in float64."""
+    k = kept(root)
+    given = tensors or {n: random(n, i) for i, n in enumerate(k.tensors)}
+    kernels = [kernel(k, "fused_test", **option) for option in options(k)[:2]]
+    assert kernels
+    want = reference(root, given)
+    for made in kernels:
+        got = emulate(made, *(given[n] for n in k.tensors), order=order)
+        assert got.dtype == root.dtype and got.shape == want.shape
+        special = ~want.isfinite()
+        torch.testing.assert_close(got.double()[special], want[special], equal_nan=True, rtol=0, atol=0)
+        if not special.all():
+            scale = want[~special].abs().max().clamp(min=1e-3)
+            assert (got.double() - want)[~special].abs().max() <= scale * 8 * torch.finfo(root.dtype).eps
+    return kernels
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_value(name: str) -> None:
+    check(CASES[name](), order=ORDERS[zlib.crc32(name.encode()) % 3])
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F64], ids=str)
+@pytest.mark.parametrize("name", ["rows", "columns"])
+def test_dtypes(name: str, dtype: torch.dtype) -> None:
+    check(
+        {
+            "rows": lambda: rms(inp(0, 5, 96, dtype=dtype), 1),
+            "columns": lambda: rms(inp(0, 2, 70, 4, 8, dtype=dtype), 1),
+        }[name]()
+    )
+
+
+def test_one_kernel_serves_other_batches() -> None:
+    made = kernel(kept(normalized(inp(0, 5, 96), 1)), "fused_test", team=8)
+    for rows in (1, 31, 70):
+        x = torch.randn(rows, 96)
+        torch.testing.assert_close(emulate(made, x), torch.nn.functional.normalize(x))
+
+
+def test_rows_are_read_once_and_sixteen_bytes_at_a_time() -> None:
+    source = check(normalized(inp(0, 5, 96), 1))[0].source
+    assert source.count("load<VALUES<WIDE>>(d.x") == 1 and "n1 % VALUES<true> == 0" in source
+
+
+SPECIAL = {
+    "normalized": lambda x: normalized(x, 1),
+    "standardized": lambda x: standardized(x, 1),
+    "to one": lambda x: scaled_to_one(x, 1),
+    "columns": lambda x: normalized(x, 1),
+    "columns, to one": lambda x: scaled_to_one(x, 1),
+}
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf], ids=str)
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_values(name: str, value: float) -> None:
+    x = inp(0, 3, 70, 6) if name.startswith("columns") else inp(0, 5, 96)
+    t = random(x, 3)
+    t.view(-1)[5] = t.view(-1)[-40] = value
+    check(SPECIAL[name](x), {x: t})
+
+
+@pytest.mark.parametrize("name", ["normalized, no vector", "columns, no vector", "standardized, of a population"])
+def test_nothing_is_read_or_written_outside(name: str) -> None:
+    k = kept(CASES[name]())
+    given = [random(n, i) for i, n in enumerate(k.tensors)]
+    emulate(kernel(k, "fused_test", **options(k)[0]), *given, order="reverse", sanitize=True)
+
+
+def test_left_to_others_on_a_cpu() -> None:
+    root = CASES["normalized"]()
+    k = kept(root)
+    assert cpu_options(Group("kept rows", k, root, k.tensors), {}, {}) == []
+
+
+def more(*indices: int) -> list[Node]:
+    return [inp(i, 5, 96) for i in indices]
+
+
+X = inp(0, 5, 96)
+REFUSED: dict[str, tuple[Node, str]] = {
+    "one reduction": (over(pointwise("tanh", X), "sum", 1), "there is one reduction and nothing of the rows behind it"),
+    "no reduction": (pointwise("tanh", X), "follows no reduction"),
+    "short rows": (normalized(inp(0, 5, 12), 1), "rows of 12 elements are not kept"),
+    "very long rows": (normalized(inp(0, 5, 40_000), 1), "rows of 40000 elements are not kept"),
+    "the batch": (normalized(X, 0), "the rows are whole batches, or of no known length"),
+    "dimensions apart": (normalized(inp(0, 5, 8, 9, 10), 1, 3), "the rows are neither the last dimensions nor columns"),
+    "a product": (pointwise("div", X, over(X, "prod", 1)), "there is one reduction and nothing of the rows behind it"),
+    "four tensors": (
+        pointwise("mul", pointwise("mul", normalized(X, 1), inp(1, 5, 96)), pointwise("mul", *more(2, 3))),
+        "nothing is kept, or more than there are registers for",
+    ),
+    "rounded on the way": (
+        pointwise("mul", X, make(ops.Cast(torch.float32), make(ops.Cast(BF16), over(X, "sum", 1)))),
+        "is rounded to a narrower type on the way",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    root, reason = REFUSED[name]
+    found = parse(root, Graph((), (root,)).users())
+    assert isinstance(found, str) and reason in found
+
+
+def test_what_others_use_is_read_from_memory() -> None:
+    """A sum that somebody else asks for is no pass of this chain."""
+    total = over(X, "norm", 1)
+    root = pointwise("div", X, total)
+    assert isinstance(parse(root, Graph((), (root, total)).users()), str)
