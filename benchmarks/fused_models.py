@@ -278,5 +278,7 @@ ROWS = (
          first="linear 128-32", second="linear 32-128"),
     _row(125, "", "torch.cat((relu(x), relu(-x)), 1)", (64, 64, 128, 128)),
     _row(126, "", "x.repeat_interleave(2, 2).repeat_interleave(2, 3) + t", (32, 64, 64, 64), t=(64, 1, 1)),
+    _row(127, "", "x / torch.sqrt((x ** 2).mean(1, keepdim=True) + 1e-5)", (16, 64, 256, 256)),
+    _row(128, "", "low = x.amin(1, keepdim=True); (x - low) / (x.amax(1, keepdim=True) - low + 1e-6)", (32768, 2048)),
 )
 # fmt: on

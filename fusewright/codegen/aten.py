@@ -292,11 +292,11 @@ class _Writer:
         freed = [n for n in dying if n in self.names and not _inline(n)]
         heir = next((n for n in freed if n in node.inputs[:1] and n not in self.kept), None)
         name = self.names[heir] if heir is not None else self.fresh(self.stem(node))
-        emit = EMITTERS[type(node.op)]
+        emit, first = EMITTERS[type(node.op)], len(self.lines)
         for line in emit(node, operands, name):
             self.line(line)
         if not isinstance(node.op, ops.Opaque) or not node.op.several:
-            index = max(i for i, text in enumerate(self.lines) if text.startswith(f"    {name} = "))
+            index = max(i for i in range(first, len(self.lines)) if self.lines[i].startswith(f"    {name} = "))
             self.lines[index] += f"  # ({', '.join(map(str, node.shape))})"
         self.names[node] = name
         gone = [self.names[n] for n in freed if n is not heir and n not in self.kept and n not in self.given]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -93,7 +94,11 @@ class Graph:
 
     def nodes(self) -> list[Node]:
         """All live nodes, arguments before users, effects in their order."""
-        return topological(self.roots())
+        return list(self._nodes)
+
+    @cached_property
+    def _nodes(self) -> tuple[Node, ...]:
+        return tuple(topological(self.roots()))
 
     def users(self) -> dict[Node, int]:
         """How many uses each live node has; an output or effect counts as one use."""
