@@ -25,8 +25,9 @@ from fusewright.schedule.stream import Read, Stream, Tree
 KINDS = ("sum", "mean", "max", "min", "norm", "var", "std")
 POINTWISE = (ops.Pointwise, ops.Cast)
 
-# Elements of a row from which on it is kept by several threads, and up to which they have registers for it.
-SHORTEST, LONGEST = 64, 32768
+# Elements of a row from which on it is kept, of samples that are one row and of others, and up to which there are
+# registers for it.
+SHORTEST_ALONE, SHORTEST, LONGEST = 64, 16, 32768
 # So many tensors may be kept side by side.
 MOST_KEPT = 3
 
@@ -104,7 +105,8 @@ class _Rows:
         if 0 in self.dims or not self.dims or not all(isinstance(n, int) for n in lengths):
             return "the rows are whole batches, or of no known length"
         length = prod(n for n in lengths if isinstance(n, int))
-        if not SHORTEST <= length <= LONGEST:
+        alone = all(n == 1 for d, n in enumerate(self.shape) if d not in (0, *self.dims))
+        if not (SHORTEST_ALONE if alone else SHORTEST) <= length <= LONGEST:
             return f"rows of {length} elements are not kept"
         trailing = self.dims == tuple(range(len(self.shape) - len(self.dims), len(self.shape)))
         if not trailing and len(self.dims) > 1:

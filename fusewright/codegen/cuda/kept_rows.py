@@ -23,7 +23,7 @@ from fusewright.schedule.stream import Tree
 
 # Values that one thread keeps, as there is a choice (half as many of float64), and threads that share a row.
 KEPT = (8, 16, 32, 64)
-LEAST_TEAM, MOST_TEAM = 8, 1024
+LEAST_TEAM, MOST_TEAM = 4, 1024
 # Threads that share columns side by side.
 MOST_SHARING = 32
 

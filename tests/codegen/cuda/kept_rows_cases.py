@@ -43,6 +43,8 @@ CASES: dict[str, Callable[[], Node]] = {
     "normalized": lambda: normalized(inp(0, 5, 96), 1),
     "normalized, no vector": lambda: normalized(inp(0, 5, 101), 1),
     "tokens": lambda: normalized(inp(0, 2, 3, 68), 2),
+    "short rows": lambda: normalized(inp(0, 2, 3, 7, 32), 3),
+    "short rows, no vector": lambda: standardized(inp(0, 2, 9, 17), 2),
     "long rows": lambda: normalized(inp(0, 3, 3000), 1),
     "several dimensions": lambda: normalized(inp(0, 3, 2, 8, 9), 2, 3),
     "by the mean of absolutes": lambda: pointwise(

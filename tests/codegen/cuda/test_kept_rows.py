@@ -114,7 +114,8 @@ X = inp(0, 5, 96)
 REFUSED: dict[str, tuple[Node, str]] = {
     "one reduction": (over(pointwise("tanh", X), "sum", 1), "there is one reduction and nothing of the rows behind it"),
     "no reduction": (pointwise("tanh", X), "follows no reduction"),
-    "short rows": (normalized(inp(0, 5, 12), 1), "rows of 12 elements are not kept"),
+    "short rows": (normalized(inp(0, 5, 3, 12), 2), "rows of 12 elements are not kept"),
+    "samples of one short row": (normalized(inp(0, 5, 1, 40), 2), "rows of 40 elements are not kept"),
     "very long rows": (normalized(inp(0, 5, 40_000), 1), "rows of 40000 elements are not kept"),
     "the batch": (normalized(X, 0), "the rows are whole batches, or of no known length"),
     "dimensions apart": (normalized(inp(0, 5, 8, 9, 10), 1, 3), "the rows are neither the last dimensions nor columns"),
