@@ -171,7 +171,8 @@ def cut(
             placed, _ = group.placed(graph, group.fused(""))
             node = decide(group) if output_orders(placed, orders, kernels=True) == eager else None
             if node is None:
-                declined.update(_ends(group) or {_key(family, group)})
+                ends = _ends(group) or _keys(family, group)
+                declined.update(ends if ends - declined else _covered(group))  # or it would be found again
                 continue
             graph, became = group.placed(graph, node)
             if family.anchor is None:  # from the outputs on: what follows is made anew, but no other group
@@ -212,11 +213,12 @@ def with_statistics(
             graph = replace(graph, effects=tuple(update if e is y else e for e in graph.effects))
 
 
-def _key(family: Family, group: Group) -> Node:
-    """What a group is remembered by: its anchor, or its last node."""
+def _keys(family: Family, group: Group) -> set[Node]:
+    """What a group is remembered by: its anchor, all of several reductions of rows, or its last node."""
     if family.anchor is None:
-        return group.root
-    return next(n for n in _covered(group) if isinstance(n.op, family.anchor))
+        return {group.root}
+    anchors = [n for n in _covered(group) if isinstance(n.op, family.anchor)]
+    return set(anchors if isinstance(group.record, kept_rows.KeptRows) else anchors[:1])
 
 
 def _ends(group: Group) -> set[Node]:

@@ -354,7 +354,9 @@ class _Axes:
         known = all(isinstance(n, int) for j in cut for n in (shape[j], base.shape[j]))
         missing = set(range(leaf.ndim)) - {p.dim for p in places}
         along = [d for d in own if d is not None]
-        apart = self.value.ndim - 1 in along[:-1] or any(dims[d] is not None for d in missing)
+        last = self.value.ndim - 1  # neighbours along it are read together
+        behind = base.shape[own.index(last) + 1 :] if last in own else ()
+        apart = any(n != 1 for n in behind) or any(dims[d] is not None for d in missing)
         in_rows = along == sorted(along) and all(n == 1 for j in cut for n in base.shape[:j])
         if in_rows or apart or not known or not _in_rows(base):
             return None

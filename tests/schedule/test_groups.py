@@ -16,6 +16,7 @@ from fusewright.capture import capture
 from fusewright.codegen import cuda
 from fusewright.codegen.aten import lower
 from fusewright.ir import ops, spec
+from fusewright.ir.build import pointwise
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph, Node, make, topological
 from fusewright.problem import load_problem
@@ -423,3 +424,19 @@ def test_a_symbol_is_read_from_a_multiple_where_nothing_else_has_it() -> None:
     parts = torch.randn(20, 3), torch.randn(10, 6)
     (found,) = lower(graph).functions()[1](None, *parts)
     assert torch.equal(found, torch.cat([part.reshape(5, 12) for part in parts], 1))
+
+
+def test_groups_that_are_declined_are_not_found_again() -> None:
+    """Two reductions of rows that another one joins are one group, whichever of them it was found from."""
+    x, y = (make(ops.Input((4, 96), torch.float32, torch.device("cpu"), f"x{i}", i)) for i in range(2))
+    norms = [make(ops.Reduce("norm", (1,), True), v) for v in (x, y)]
+    scaled = [pointwise("div", v, n) for v, n in zip((x, y), norms, strict=True)]
+    graph = Graph((x, y), (make(ops.Reduce("sum", (1,)), pointwise("mul", *scaled)),))
+    met: list[str] = []
+
+    def decline(group: Group) -> None:
+        met.append(group.family)
+        assert len(met) < 50
+
+    assert cut(graph, decline) is graph
+    assert met.count("kept rows") == 1

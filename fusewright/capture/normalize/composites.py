@@ -141,8 +141,8 @@ def _leaky(call: Call) -> Normal:
 def _repeated(call: Call) -> Normal:
     """(a, b) -> (n a, m b), all of x n times along the first dimension, m times along the second."""
     x, times = call.node("self"), call["repeats"]
-    if not all(isinstance(n, int) and n > 0 for n in times) or all(n == 1 for n in times):
-        return None
+    if not all(isinstance(n, int) and n > 0 for n in times) or all(n == 1 for n in times) or call.escapes:
+        return None  # of what has one index it would be a view
     shape = (*(1,) * (len(times) - x.ndim), *x.shape)
     apart = reshape(x, [length for n in shape for length in (1, n)])
     wide = make(Expand(tuple(length for pair in zip(times, shape, strict=True) for length in pair)), apart)
@@ -152,7 +152,7 @@ def _repeated(call: Call) -> Normal:
 def _each_repeated(call: Call) -> Normal:
     """Every index along a dimension so many times."""
     x, times, dim = call.node("self"), call["repeats"], call["dim"]
-    if dim is None or not isinstance(times, int) or times < 2 or x.ndim == 0:
+    if dim is None or not isinstance(times, int) or times < 2 or x.ndim == 0 or call.escapes:
         return None
     behind = dim % x.ndim + 1
     apart = reshape(x, (*x.shape[:behind], 1, *x.shape[behind:]))

@@ -57,8 +57,12 @@ def _einsum(call: Call) -> Normal:
     parts = []
     for i, (term, x) in enumerate(zip(terms, operands, strict=True)):
         others = {*result, *"".join(terms[:i] + terms[i + 1 :])}
-        away = [d for d, letter in enumerate(term) if letter not in others]
-        parts.append(("".join(letter for letter in term if letter in others), total(x, away)))
+        away = [c for c in term if c not in others]
+        if away:  # in the order of the result, as PyTorch does
+            kept = sorted((c for c in term if c in others), key=(result + term).index)
+            x = total(_ordered(x, term, (*kept, *away)), range(len(kept), len(term)))
+            term = "".join(kept)
+        parts.append((term, x))
     if len(parts) == 1:
         ((term, x),) = parts
         return _ordered(x, term, result)

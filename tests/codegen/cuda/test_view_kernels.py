@@ -13,7 +13,7 @@ from runtime.fake_driver import FakeDriver
 
 from fusewright.codegen.cuda.stream import kernel
 from fusewright.ir import ops
-from fusewright.ir.build import permute
+from fusewright.ir.build import permute, reshape
 from fusewright.ir.node import Node
 from fusewright.runtime.launch import Launcher
 from fusewright.runtime.nvrtc import KernelError
@@ -82,6 +82,17 @@ def test_one_index_that_is_broadcast() -> None:
     column, x = part(inp(0, 5, 12), 1, 3, 4), inp(1, 5, 8)
     assert reads_views(pointwise("add", x, column))
     check(pointwise("add", x, column))
+
+
+@pytest.mark.parametrize("shape", [(5, 16, 4), (4, 1, 5), (5, 6)])
+def test_one_index_of_the_last_dimension(shape: tuple[int, ...]) -> None:
+    """Its elements are no neighbours, though the value's last dimension is the tensor's last but one."""
+    given = inp(0, *shape)
+    x, t = reshape(part(given, -1, 3, 4), shape[:-1]), random(given, 0)
+    s = stream_of(pointwise("relu", x))
+    (operand,) = s.tensors
+    value = t[..., 3] if operand is x else t[..., 3:4] if operand is x.arg(0) else t
+    torch.testing.assert_close(emulate(kernel(s, "fused_test"), value.contiguous()), t[..., 3].relu(), rtol=0, atol=0)
 
 
 def test_a_slice_that_others_use_as_well() -> None:

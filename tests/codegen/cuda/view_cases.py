@@ -108,6 +108,7 @@ CASES |= {
     "planes exchanged": lambda: pointwise("tanh", permute(inp(0, 3, 4, 5, 2), (1, 0, 2, 3))),
     "sum over heads": lambda: fold(heads(inp(0, 2, 5, 3, 8)), "sum", 1),
     "pooled heads": lambda: pool(heads(inp(0, 2, 6, 3, 8)), "max", (2, 2)),
+    "one index of heads": lambda: pointwise("tanh", picked(inp(0, 2, 5, 3, 4, 8), 2)),
     "halves exchanged": lambda: pointwise("tanh", rotated(inp(0, 5, 16))),
     "halves in bfloat16": lambda: pointwise("tanh", rotated(inp(0, 5, 32, dtype=torch.bfloat16))),
     "halves exchanged, one negated": lambda: pointwise("tanh", negated(inp(0, 5, 16))),
