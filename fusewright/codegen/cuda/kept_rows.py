@@ -24,8 +24,9 @@ from fusewright.schedule.stream import Tree
 # Values that one thread keeps, as there is a choice (half as many of float64), and threads that share a row.
 KEPT = (8, 16, 32, 64)
 LEAST_TEAM, MOST_TEAM = 4, 1024
-# Threads that share columns side by side.
-MOST_SHARING = 32
+# The same of columns side by side.
+KEPT_OF_COLUMNS = (16, 32)
+MOST_SHARING = 64
 
 Option = dict[str, Any]
 
@@ -36,7 +37,7 @@ def options(k: KeptRows) -> list[Option]:
     numbers = k.length * len(k.kept) * doubled
     if not _is_in_rows(k):
         numbers *= 16 // max(r.tensor.dtype.itemsize for r in k.kept)
-        teams = (max(2, 1 << (-(-numbers // most) - 1).bit_length()) for most in KEPT[1:])
+        teams = (max(2, 1 << (-(-numbers // most) - 1).bit_length()) for most in KEPT_OF_COLUMNS)
         return [{"team": team} for team in dict.fromkeys(teams) if team <= min(MOST_SHARING, k.length)]
     teams = (_team(numbers, most) for most in KEPT)
     return [{"team": team} for team in dict.fromkeys(teams) if team <= MOST_TEAM]
@@ -168,32 +169,33 @@ class _Rows(Writer):
         return ", ".join([*kept, *(f"number{i}" for i in range(known))])
 
     def _passes(self) -> Lines:
-        """The statements that find all numbers."""
+        """The statements that find all numbers, one after the other."""
         lines: Lines = []
         for i, p in enumerate(self.k.passes):
-            names = {
-                "i": i,
+            names: dict[str, object] = {
                 "S": self._number(p),
                 "T": compute_type(p.tree.root.dtype),
                 "coordinates": self._coordinates,
                 "arguments": self._arguments_of(i),
                 "decode_item": self._decode_element(),
+                "over": repr(float(max(self.k.length - p.correction, 0))),
+                "root": "sqrt" if p.kind == "std" else "",
+                "start": "INFINITY" if p.kind == "min" else "-INFINITY",
+                "Join": p.kind.title(),
             }
-            if p.kind in ("max", "min"):
-                infinity = "INFINITY" if p.kind == "min" else "-INFINITY"
-                lines += fill(text.EXTREME, start=infinity, Join=p.kind.title(), **names)
-                continue
-            if p.kind in ("var", "std"):
-                lines += fill(text.SUM, take="few += value[e];", **{**names, "i": f"{i}_mean"}, of=i)
-                over = float(max(self.k.length - p.correction, 0))
-                root = "sqrt" if p.kind == "std" else ""
-                lines += fill(text.SPREAD, over=repr(over), root=root, **names)
-                continue
-            take = "few += value[e] * value[e];" if p.kind == "norm" else "few += value[e];"
-            lines += fill(text.SUM, take=take, of=i, **names)
-            whole = {"sum": f"total{i}", "mean": f"total{i} / LENGTH", "norm": f"sqrt(total{i})"}[p.kind]
-            lines += fill(text.NUMBER, whole=whole, **names)
+            lines += self._pass(i, p, names)
         return lines
+
+    def _pass(self, i: int, p: Pass, names: dict[str, object]) -> Lines:
+        """The statements that find number `i`."""
+        if p.kind in ("max", "min"):
+            return fill(text.EXTREME, i=i, **names)
+        if p.kind in ("var", "std"):
+            mean = fill(text.SUM, take="few += value[e];", i=f"{i}_mean", of=i, **names)
+            return [*mean, *fill(text.SPREAD, i=i, **names)]
+        take = "few += value[e] * value[e];" if p.kind == "norm" else "few += value[e];"
+        whole = {"sum": f"total{i}", "mean": f"total{i} / LENGTH", "norm": f"sqrt(total{i})"}[p.kind]
+        return [*fill(text.SUM, take=take, i=i, of=i, **names), *fill(text.NUMBER, whole=whole, i=i, **names)]
 
     def _decode_element(self) -> Lines:
         return self._decode("item", self.axes["first"])
@@ -243,29 +245,14 @@ class _Columns(_Rows):
     def _decode_element(self) -> Lines:
         return decode("item", self.axes["first"], "")
 
-    def _passes(self) -> Lines:
-        lines: Lines = []
-        for i, p in enumerate(self.k.passes):
-            names = {
-                "i": i,
-                "S": self._number(p),
-                "T": compute_type(p.tree.root.dtype),
-                "coordinates": self._coordinates,
-                "arguments": self._arguments_of(i),
-                "decode_item": self._decode_element(),
-            }
-            if p.kind in ("max", "min"):
-                infinity = "INFINITY" if p.kind == "min" else "-INFINITY"
-                lines += fill(text.EXTREME_OF_COLUMNS, start=infinity, Join=p.kind.title(), **names)
-            elif p.kind in ("var", "std"):
-                over = float(max(self.k.length - p.correction, 0))
-                root = "sqrt" if p.kind == "std" else ""
-                lines += fill(text.SPREAD_OF_COLUMNS, over=repr(over), root=root, **names)
-            else:
-                take = "value[e] * value[e]" if p.kind == "norm" else "value[e]"
-                whole = {"sum": "total[e]", "mean": "total[e] / LENGTH", "norm": "sqrt(total[e])"}[p.kind]
-                lines += fill(text.SUM_OF_COLUMNS, take=take, whole=whole, **names)
-        return lines
+    def _pass(self, i: int, p: Pass, names: dict[str, object]) -> Lines:
+        if p.kind in ("max", "min"):
+            return fill(text.EXTREME_OF_COLUMNS, i=i, **names)
+        if p.kind in ("var", "std"):
+            return fill(text.SPREAD_OF_COLUMNS, i=i, **names)
+        take = "value[e] * value[e]" if p.kind == "norm" else "value[e]"
+        whole = {"sum": "total[e]", "mean": "total[e] / LENGTH", "norm": "sqrt(total[e])"}[p.kind]
+        return fill(text.SUM_OF_COLUMNS, take=take, whole=whole, i=i, **names)
 
     def _body(self) -> Lines:
         known = len(self.k.passes)

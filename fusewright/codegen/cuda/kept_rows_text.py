@@ -49,11 +49,15 @@ __device__ __forceinline__ void join_columns(T (&value)[V], Join join) {
 #pragma unroll
     for (int e = 0; e < V; ++e) of[member][lane * V + e] = value[e];
     __syncthreads();
-#pragma unroll
-    for (int e = 0; e < V; ++e) {
-        value[e] = of[0][lane * V + e];
-        for (int m = 1; m < TEAM; ++m) value[e] = join(value[e], of[m][lane * V + e]);
+    for (int column = threadIdx.x; column < LANES * V; column += THREADS) {
+        T all = of[0][column];
+#pragma unroll 8
+        for (int m = 1; m < TEAM; ++m) all = join(all, of[m][column]);
+        of[0][column] = all;
     }
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < V; ++e) value[e] = of[0][lane * V + e];
 }
 """
 

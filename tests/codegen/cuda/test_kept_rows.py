@@ -7,7 +7,7 @@ from math import inf, nan
 
 import pytest
 import torch
-from codegen.cuda.kept_rows_cases import CASES, normalized, over, rms, scaled_to_one, standardized
+from codegen.cuda.kept_rows_cases import CASES, normalized, over, rms, scaled_to_one, similar, standardized
 from codegen.cuda.test_stream_kernels import BF16, F16, F64, inp, pointwise, random, reference
 from emulation.emulate import emulate
 from torch import Tensor
@@ -17,6 +17,7 @@ from fusewright.codegen.cuda.kept_rows import kernel, options
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node, make
 from fusewright.kernel import Kernel
+from fusewright.runtime import nvrtc
 from fusewright.schedule.groups import Group
 from fusewright.schedule.kept_rows import KeptRows, parse
 
@@ -143,3 +144,20 @@ def test_what_others_use_is_read_from_memory() -> None:
     total = over(X, "norm", 1)
     root = pointwise("div", X, total)
     assert isinstance(parse(root, Graph((), (root, total)).users()), str)
+
+
+LARGE = {
+    "rows": lambda: standardized(inp(0, 64, 2048), 1),
+    "two rows": lambda: similar(inp(0, 64, 2048), inp(1, 64, 2048)),
+    "columns": lambda: rms(inp(0, 4, 128, 64, 64), 1),
+    "columns of bfloat16": lambda: normalized(inp(0, 4, 256, 64, 64, dtype=BF16), 1),
+}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("name", LARGE)
+def test_compiles_without_spills(name: str, arch: str) -> None:
+    k = kept(LARGE[name]())
+    for option in options(k):
+        taken = nvrtc.resources(nvrtc.compile(kernel(k, "fused_test", **option).source, arch)).values()
+        assert all(r.stack == 0 for r in taken), option
