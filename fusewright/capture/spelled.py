@@ -1,6 +1,6 @@
-"""Calls that PyTorch itself composes of others (`torch.einsum`, `F.cosine_similarity`, most losses), written out.
+"""Calls that PyTorch itself composes of others (`F.cosine_similarity`, `torch.tensordot`, most losses), written out.
 
-    einsum("bhid,bhjd->bhij", q, k)  ->  q.permute(..) .. bmm(..) .. permute(..)
+    l1_loss(x, t)  ->  mean(abs(x - t))
 
 Eager runs such a call as those others, and so do gradients: nothing changes but that they can be understood.
 """

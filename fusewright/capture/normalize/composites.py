@@ -1,7 +1,7 @@
 """Calls that stand for several operations, as PyTorch's documentation spells them: gated units, losses, shuffles.
 
-Of what PyTorch itself composes of other calls (`torch.einsum`, `F.cosine_similarity`, ...) nothing is said here: those
-are written out as it does (`fusewright.capture.spelled`).
+Of what PyTorch itself composes of other calls (`F.cosine_similarity`, ...) nothing is said here: those are written out
+as it does (`fusewright.capture.spelled`).
 """
 
 from __future__ import annotations

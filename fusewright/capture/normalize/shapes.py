@@ -217,7 +217,9 @@ def _cast(call: Call) -> Normal:
     moved = call.result.device != x.device or call.get("layout") not in (None, torch.strided)
     if moved or call.get("copy") or call.get("memory_format") not in formats or call.get("pin_memory"):
         return None
-    return x if call.result.dtype == x.dtype else call.make(Cast(call.result.dtype), x)
+    if call.result.dtype != x.dtype:
+        return call.make(Cast(call.result.dtype), x)
+    return None if call.escapes and call.target == "aten._to_copy.default" else x  # which is a copy
 
 
 def _full(call: Call) -> Normal:
