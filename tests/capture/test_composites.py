@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from fusewright.capture import capture
+from fusewright.capture import capture, spelled
 from fusewright.ir.ops import Matmul, Opaque, Permute, Pointwise, Reduce, Reshape
 from tests.capture.harness import Fn, check, kinds, opaque, program_of, resized
 
@@ -225,3 +225,13 @@ def test_compositions_remember_their_place() -> None:
 
     captured = capture(torch.nn.Sequential(torch.nn.Identity(), Inner()), (r(*ROW),))
     assert {n.where for n in captured.graph.nodes() if n.args} == {"1"}
+
+
+def test_a_composition_that_cannot_be_traced_stays_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tracer is no documented interface."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("another interface")
+
+    monkeypatch.setattr(spelled, "make_fx", refuse)
+    assert opaque(check(Fn(lambda x: F.l1_loss(x, x * 2)), r(*ROW))) == ["broadcast_tensors", "l1_loss"]
