@@ -1,7 +1,7 @@
 """Which cases of the tests with the most builds are left to ``make test-all``.
 
 Every kernel that runs here, or is compiled for a GPU, is built for it: half a second to several seconds on a machine
-with an empty cache.  Tests that do so for many cases run every third of them with each commit.
+with an empty cache.  Tests that do so for many cases run every fourth of them with each commit.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ MANY = frozenset(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks two of three cases of these tests, in the order of their files, as slow."""
+    """Marks three of four cases of these tests, in the order of their files, as slow."""
     met: Counter[tuple[str, str]] = Counter()
     for item in items:
         name = getattr(item, "originalname", item.name)
         if name in MANY and item.path.is_relative_to(HERE):
             place = str(item.path), name
             met[place] += 1
-            if met[place] % 3 != 1:
+            if met[place] % 4 != 1:
                 item.add_marker(pytest.mark.slow)
