@@ -1,9 +1,9 @@
 """Fused operators as benchmarks combine them: a convolution or a linear layer, what follows it, and a shape of input.
 
 Rows 1 to 100 were written from memory of which operators and sizes such benchmarks combine, 101 to 103 for chains
-behind strided transposed convolutions, the last ones for what there is without a layer, or with little: losses, norms
-that are spelled out, gates, rotary embeddings, attention by `torch.einsum`.  Each row is written as a problem file, as
-a user would write it.
+behind strided transposed convolutions, 104 to 128 for what there is without a layer, or with little: losses, norms
+that are spelled out, gates, rotary embeddings, attention by `torch.einsum`; the last ones for elements that only move,
+further losses, and blocks of common networks.  Each row is written as a problem file, as a user would write it.
 """
 
 from __future__ import annotations
@@ -280,5 +280,78 @@ ROWS = (
     _row(126, "", "x.repeat_interleave(2, 2).repeat_interleave(2, 3) + t", (32, 64, 64, 64), t=(64, 1, 1)),
     _row(127, "", "x / torch.sqrt((x ** 2).mean(1, keepdim=True) + 1e-5)", (16, 64, 256, 256)),
     _row(128, "", "low = x.amin(1, keepdim=True); (x - low) / (x.amax(1, keepdim=True) - low + 1e-6)", (32768, 2048)),
+    _row(129, "", "interpolate(relu(x), scale_factor=2.0)", (32, 64, 64, 64)),
+    _row(130, "conv2d 64-64 k3 p1", "interpolate(leaky_relu(y), scale_factor=2) + t", (32, 64, 64, 64),
+         t=(64, 128, 128)),
+    _row(131, "conv2d 64-1 k1", "sigmoid(interpolate(y, scale_factor=4, mode='bilinear'))", (32, 64, 128, 128)),
+    _row(132, "", "cross_entropy(x, arange(x.shape[0], device=x.device))", (8192, 16384)),
+    _row(133, "linear 1024-256", "z = normalize(y); "
+         "cross_entropy(z @ z.T / 0.5, arange(x.shape[0], device=x.device))", (8192, 1024)),
+    _row(134, "", "(t * (1.0 - sigmoid(x)) ** 2 * softplus(-x)).mean()", (16384, 4096), t=(4096,)),
+    _row(135, "", "p = sigmoid(x); 1.0 - (2.0 * (p * t).sum((1, 2, 3)) + 1.0) / (p.sum((1, 2, 3)) + t.sum() + 1.0)",
+         (64, 16, 256, 256), t=(256, 256)),
+    _row(136, "", "relu(torch.cumsum(x, 1))", (4096, 8192)),
+    _row(137, "", "torch.roll(x, (3, 3), (1, 2)) + x", (64, 56, 56, 96)),
+    _row(138, "", "h = torch.roll(x, (-3, -3), (1, 2)).unflatten(1, (8, 7)).unflatten(3, (8, 7)); "
+         "norm(h.transpose(2, 3).flatten(3, 4).flatten(0, 2))", (64, 56, 56, 96), norm="nn.LayerNorm(96)"),
+    _row(139, "", "one, other = x[..., ::2], x[..., 1::2]; "
+         "torch.stack((one * c - other * s, one * s + other * c), -1).flatten(-2)", (16, 16, 1024, 64),
+         c=(1024, 32), s=(1024, 32)),
+    _row(140, "", "x.flip(-1) + x", (64, 64, 128, 128)),
+    _row(141, "", "relu(channel_shuffle(x, 4))", (64, 128, 56, 56)),
+    _row(142, "", "x + project(relu6(norm2(depth(relu6(norm1(widen(x)))))))", (64, 32, 56, 56),
+         widen="conv2d 32-192 k1", norm1="nn.BatchNorm2d(192)", depth="nn.Conv2d(192, 192, 3, padding=1, groups=192)",
+         norm2="nn.BatchNorm2d(192)", project="conv2d 192-32 k1"),
+    _row(143, "", "relu(x + norm2(conv2(relu(norm1(conv1(x))))))", (64, 64, 56, 56), conv1="conv2d 64-64 k3 p1",
+         norm1="nn.BatchNorm2d(64)", conv2="conv2d 64-64 k3 p1", norm2="nn.BatchNorm2d(64)"),
+    _row(144, "", "x + conv2(silu(norm2(conv1(silu(norm1(x))))))", (16, 128, 64, 64), conv1="conv2d 128-128 k3 p1",
+         norm1="nn.GroupNorm(32, 128)", conv2="conv2d 128-128 k3 p1", norm2="nn.GroupNorm(32, 128)"),
+    _row(145, "", "x + (second(gelu(first(norm(depth(x).permute(0, 2, 3, 1))))) * g).permute(0, 3, 1, 2)",
+         (32, 96, 56, 56), depth="nn.Conv2d(96, 96, 7, padding=3, groups=96)", norm="nn.LayerNorm(96)",
+         first="linear 96-384", second="linear 384-96", g=(96,)),
+    _row(146, "", "down(silu(gate(x)) * up(x))", (4096, 1024), gate="linear 1024-2816 nobias",
+         up="linear 1024-2816 nobias", down="linear 2816-1024 nobias"),
+    _row(147, "", "q, k, v = qkv(norm1(x)).unflatten(-1, (3, 12, 64)).permute(2, 0, 3, 1, 4); "
+         "x = x + project(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)); "
+         "x + down(gelu(up(norm2(x))))", (16, 512, 768), norm1="nn.LayerNorm(768)", qkv="linear 768-2304",
+         project="linear 768-768", norm2="nn.LayerNorm(768)", up="linear 768-3072", down="linear 3072-768"),
+    _row(148, "", "tanh(f(x)) * sigmoid(g(x))", (32, 64, 16384), f="nn.Conv1d(64, 64, 3, padding=2, dilation=2)",
+         g="nn.Conv1d(64, 64, 3, padding=2, dilation=2)"),
+    _row(149, "", "silu(causal(x)[..., :-3])", (8, 1024, 4096),
+         causal="nn.Conv1d(1024, 1024, 4, padding=3, groups=1024)"),
+    _row(150, "", "x * sigmoid(both(torch.cat((x.mean(1, keepdim=True), x.amax(1, keepdim=True)), 1)))",
+         (64, 128, 56, 56), both="conv2d 2-1 k7 p3"),
+    _row(151, "", "x * sigmoid(second(relu(first(adaptive_avg_pool2d(x, 1)))))", (64, 128, 56, 56),
+         first="conv2d 128-32 k1", second="conv2d 32-128 k1"),
+    _row(152, "", "relu(norm2(point(relu(norm1(depth(x))))))", (64, 128, 56, 56),
+         depth="nn.Conv2d(128, 128, 3, padding=1, groups=128)", norm1="nn.BatchNorm2d(128)", point="conv2d 128-128 k1",
+         norm2="nn.BatchNorm2d(128)"),
+    _row(153, "", "torch.cat((relu(one(x)), relu(three(x)), max_pool2d(x, 3, 1, 1)), 1)", (64, 64, 56, 56),
+         one="conv2d 64-64 k1", three="conv2d 64-96 k3 p1"),
+    _row(154, "", "max_pool2d(relu(norm2(conv2(relu(norm1(conv1(x)))))), 2)", (16, 32, 256, 256),
+         conv1="conv2d 32-32 k3 p1", norm1="nn.BatchNorm2d(32)", conv2="conv2d 32-32 k3 p1",
+         norm2="nn.BatchNorm2d(32)"),
+    _row(155, "conv2d 64-128 k4 s2 p1", "leaky_relu(norm(y), 0.2)", (64, 64, 128, 128), norm="nn.InstanceNorm2d(128)"),
+    _row(156, "", "(x - x.mean((2, 3), keepdim=True)) / (x.std((2, 3), keepdim=True) + 1e-5) * s + t",
+         (32, 64, 128, 128), s=(64, 1, 1), t=(64, 1, 1)),
+    _row(157, "", "f = x.flatten(2); f @ f.transpose(1, 2) / f.shape[-1]", (32, 128, 128, 128)),
+    _row(158, "", "(x[:, :, 1:] - x[:, :, :-1]).abs().mean() + (x[..., 1:] - x[..., :-1]).abs().mean()",
+         (64, 3, 512, 512)),
+    _row(159, "", "mu = avg_pool2d(x, 11, 1); s = avg_pool2d(x * x, 11, 1) - mu * mu; "
+         "((2.0 * mu * t + 0.01) / (mu * mu + t * t + 0.01) / (s + 0.03)).mean()", (32, 3, 256, 256), t=(246, 246)),
+    _row(160, "", "log_softmax(x, 1).gather(1, x.argmax(1, keepdim=True))", (65536, 1024)),
+    _row(161, "linear 1024-64", "w, _ = softmax(y, -1).topk(2, -1); w / w.sum(-1, keepdim=True)", (65536, 1024)),
+    _row(162, "", "torch.cat((x[:, 0], (x @ x.transpose(1, 2)).flatten(1)), 1)", (4096, 27, 64)),
+    _row(163, "linear 3-128", "torch.cat((sin(y), cos(y)), -1)", (262144, 3)),
+    _row(164, "", "head(relu(c(relu(b(relu(a(x)))))))", (262144, 64), a="linear 64-256", b="linear 256-256",
+         c="linear 256-256", head="linear 256-4"),
+    _row(165, "", "head(norm(x).mean(1))", (64, 197, 768), norm="nn.LayerNorm(768)", head="linear 768-1000"),
+    _row(166, "", "(x - x.mean(1, True)) * torch.rsqrt(x.var(1, unbiased=False, keepdim=True) + 1e-6) * s + t",
+         (32, 96, 112, 112), s=(96, 1, 1), t=(96, 1, 1)),
+    _row(167, "conv2d 3-768 k16 s16", "y.flatten(2).transpose(1, 2) + t", (64, 3, 224, 224), t=(196, 768)),
+    _row(168, "", "relu(down(pixel_unshuffle(x, 2)))", (32, 32, 128, 128), down="conv2d 128-64 k1"),
+    _row(169, "conv1d 64-1024 k1", "relu(norm(y)).max(2)[0]", (32, 64, 4096), norm="nn.BatchNorm1d(1024)"),
+    _row(170, "", "(tanh(a(x)[:, :, None] + b(x)[:, None]) * v).sum(-1)", (32, 256, 64), a="linear 64-64",
+         b="linear 64-64", v=(64,)),
 )
 # fmt: on

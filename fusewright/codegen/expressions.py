@@ -260,6 +260,22 @@ def _slice(op: ops.Slice, node: Node, args: Sequence[str]) -> str:
     return f"{args[0]}[{':, ' * op.dim}{op.start or ''}:{'' if whole else op.stop}{step}]"
 
 
+@_emits(ops.Roll)
+def _roll(op: ops.Roll, node: Node, args: Sequence[str]) -> str:
+    dims, places = zip(*op.shifts, strict=True)
+    return f"torch.roll({args[0]}, {_tuple(places)}, {_tuple(dims)})"
+
+
+@_emits(ops.Flip)
+def _flip(op: ops.Flip, node: Node, args: Sequence[str]) -> str:
+    return f"torch.flip({args[0]}, {_tuple(op.dims)})"
+
+
+@_emits(ops.Upsample)
+def _upsample(op: ops.Upsample, node: Node, args: Sequence[str]) -> str:
+    return f"F.interpolate({args[0]}, scale_factor={_tuple(tuple(map(float, op.factors)))})"
+
+
 @_emits(ops.Cat)
 def _cat(op: ops.Cat, node: Node, args: Sequence[str]) -> str:
     return f"torch.cat(({', '.join(args)},), {op.dim})"

@@ -72,7 +72,9 @@ def _propagated(node: Node, args: list[Interval]) -> Interval:
             return _sign(args[0]) if all(s.scale >= 0 for _, slots in op.table for s in slots) else REALS
         case ops.Softmax():
             return _NON_POSITIVE if op.log else (0.0, 1.0)
-        case ops.Reshape() | ops.Permute() | ops.Expand() | ops.Slice() | ops.Cast() | ops.Detach() | ops.Transfer():
+        case ops.Reshape() | ops.Permute() | ops.Expand() | ops.Slice() | ops.Roll() | ops.Flip() | ops.Upsample():
+            return args[0] if node.inputs[0].dtype.is_floating_point else REALS
+        case ops.Cast() | ops.Detach() | ops.Transfer():
             return args[0] if node.inputs[0].dtype.is_floating_point else REALS
         case ops.Cat():
             return _hull(bound for arg in args for bound in arg)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
+from fusewright.ir.indices import is_view
 from fusewright.ir.node import Graph, Node, topological
 
 Order = tuple[Any, ...]
@@ -134,9 +135,13 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
     match node.op:
         case ops.Detach():
             return operands[0][1]
+        case ops.Reshape(shape=shape):
+            x, order = operands[0]
+            if _is_known(order) and not is_view(x.shape, order, shape):
+                return rows  # it is copied
         case ops.ConvLast() | ops.Matmul() | ops.Reduce() | ops.Statistics() | ops.Softmax() | ops.Embedding():
             return rows
-        case ops.Attention() | ops.Permute(copy=True):
+        case ops.Attention() | ops.Permute(copy=True) | ops.Roll():
             return rows
         case ops.Norm(kind="layer" | "instance"):
             return rows

@@ -20,7 +20,7 @@ from fusewright.ir import pointwise
 from fusewright.ir.overloads import allocates, has_statistics
 from fusewright.ir.pointwise import Scalar
 from fusewright.ir.types import Op, Size, TensorType, Types, broadcast, main_device, numel, require, size
-from fusewright.ir.views import Cat, Expand, Pad, Permute, Reshape, Slice
+from fusewright.ir.views import Cat, Expand, Flip, Pad, Permute, Reshape, Roll, Slice, Upsample
 from fusewright.tree import tree_flatten
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Dropout",
     "Embedding",
     "Expand",
+    "Flip",
     "Full",
     "Input",
     "Item",
@@ -50,6 +51,7 @@ __all__ = [
     "RangeSum",
     "Reduce",
     "Reshape",
+    "Roll",
     "Size",
     "Slice",
     "Slot",
@@ -60,6 +62,7 @@ __all__ = [
     "Track",
     "Transfer",
     "Types",
+    "Upsample",
     "Vector",
     "broadcast",
     "numel",

@@ -86,6 +86,47 @@ class Cat(Op):
 
 
 @dataclass(frozen=True)
+class Roll(Op):
+    """Elements moved by so many places along dimensions, those beyond the end to the beginning; `shifts` are pairs of
+    a dimension and its number of places."""
+
+    shifts: tuple[tuple[int, int], ...]
+
+    def infer(self, types: Types) -> TensorType:
+        return _same(types)
+
+
+@dataclass(frozen=True)
+class Flip(Op):
+    """Elements in the opposite order along each of `dims`."""
+
+    dims: tuple[int, ...]
+
+    def infer(self, types: Types) -> TensorType:
+        return _same(types)
+
+
+@dataclass(frozen=True)
+class Upsample(Op):
+    """Every element repeated `factors` times along the last dimensions: (N, C, *) -> (N, C, * times its factor)."""
+
+    factors: tuple[int, ...]
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        require(len(x.shape) == 2 + len(self.factors), f"upsampling of {x.shape} by {self.factors}")
+        lengths = (size(n * f) for n, f in zip(x.shape[2:], self.factors, strict=True))
+        return TensorType((*x.shape[:2], *lengths), x.dtype, x.device)
+
+
+def _same(types: Types) -> TensorType:
+    x = types[0]
+    assert x is not None
+    return x
+
+
+@dataclass(frozen=True)
 class Pad(Op):
     """Padding: `pads` is (dimension, left, right), all >= 0; `value` belongs to ``constant``."""
 

@@ -242,8 +242,8 @@ def word(node: Node) -> str | None:
             return "rangesum"
         case ops.Statistics():
             return "statistics"
-        case ops.Embedding():
-            return "embedding"
+        case ops.Embedding() | ops.Cat() | ops.Pad() | ops.Roll() | ops.Flip() | ops.Upsample():
+            return type(node.op).__name__.lower()
     return None
 
 

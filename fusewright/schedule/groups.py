@@ -26,6 +26,7 @@ from fusewright.schedule import (
     product,
     range_steps,
     range_sums,
+    rearrangement,
     sample,
     stream,
 )
@@ -65,6 +66,8 @@ class Group:
             words = [(n, w) for n, w in words if not isinstance(n.op, ops.RangeSum)]
             at = next(i for i, (n, _) in enumerate(words) if n is self.record.conv)
             words.insert(at + 1, (self.record.conv, "avg"))
+        if not words and isinstance(self.record, rearrangement.Rearrangement):
+            return chain.chain_name(["rearrange"])
         return chain.chain_name([w for _, w in words])
 
     @property
@@ -117,6 +120,27 @@ def _sample(root: Node, users: Users) -> Any:
     return sample.parse(root, lambda node: users[node] == 1, divided=divided)
 
 
+def _reducing(root: Node, users: Users) -> Any:
+    found = stream.parse(root, users)
+    flat = isinstance(found, stream.Stream) and not found.folds and found.window is None
+    return f"{root!r} reduces nothing" if flat else found
+
+
+def _elements(root: Node, users: Users) -> Any:
+    """A rearrangement, or a stream that reduces nothing where that reads the same tensors as they lie."""
+    found, other = rearrangement.parse(root, users), stream.parse(root, users)
+    if isinstance(found, str) or isinstance(other, str):
+        return other if isinstance(found, str) else found
+    return other if set(map(_base, other.tensors)) == set(found.tensors) else found
+
+
+def _base(x: Node) -> Node:
+    """The tensor whose memory a reshape shows."""
+    while isinstance(x.op, ops.Reshape) and rearrangement.shows(x):
+        x = x.arg(0)
+    return x
+
+
 def _range(root: Node, users: Users) -> Any:
     found = range_sums.parse(root, lambda node: users[node] == 1)
     in_steps = not isinstance(found, str) and range_steps.in_steps(found)
@@ -142,7 +166,8 @@ FAMILIES = (
     Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
     NORMALIZATION,
-    Family("stream", stream.parse, lambda s: s.tensors),
+    Family("stream", _reducing, lambda s: s.tensors),
+    Family("stream", _elements, lambda s: s.tensors),
 )
 
 Decide = Callable[[Group], Node | None]
@@ -255,10 +280,14 @@ def _next(graph: Graph, family: Family, declined: set[Node], alone: Callable[[No
     return None
 
 
+_ENDS = (
+    *(ops.Pointwise, ops.Cast, ops.Pool, ops.Reduce, ops.Softmax, ops.Norm, ops.Matmul, ops.Reshape),
+    *(ops.Permute, *rearrangement.MOVES),
+)
+
+
 def _may_end(node: Node) -> bool:
-    return isinstance(
-        node.op, ops.Pointwise | ops.Cast | ops.Pool | ops.Reduce | ops.Softmax | ops.Norm | ops.Matmul | ops.Reshape
-    ) and not (isinstance(node.op, ops.Norm) and node.op.effectful)
+    return isinstance(node.op, _ENDS) and not (isinstance(node.op, ops.Norm) and node.op.effectful)
 
 
 def _matched(family: Family, root: Node, users: Users) -> Group | None:
@@ -266,14 +295,16 @@ def _matched(family: Family, root: Node, users: Users) -> Group | None:
     if isinstance(record, str):
         return None
     operands = family.operands(record)
-    group = Group(family.name, record, root, operands)
+    name = "rearrangement" if isinstance(record, rearrangement.Rearrangement) else family.name
+    group = Group(name, record, root, operands)
     return group if group.inner and _worth(group) else None
 
 
 def _worth(group: Group) -> bool:
-    """Whether a group does anything but look at memory in another way."""
+    """Whether a group does anything but look at memory in another way, or brings elements into another order."""
     views = ops.Reshape | ops.Permute | ops.Expand | ops.Slice
-    return any(not isinstance(n.op, views) for n in group.inner)
+    moves = isinstance(group.record, rearrangement.Rearrangement)
+    return moves or any(not isinstance(n.op, views) for n in group.inner)
 
 
 def _longest(family: Family, anchor: Node, nodes: list[Node], users: Users, apart: set[Node]) -> Group | None:

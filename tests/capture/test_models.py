@@ -150,7 +150,7 @@ MODELS: list[tuple[type[nn.Module], tuple[Any, ...], list[str]]] = [
     (ResNet, (3, 17, 19), ["add_"] * 5),
     (DenseNet, (4, 8, 8), ["add_"] * 3),
     (MobileHead, (8, 7, 7), ["add_"]),
-    (UNet, (3, 8, 8), ["upsample_nearest2d"]),
+    (UNet, (3, 8, 8), []),
     (Recurrent, (7, 5), ["lstm"]),
     (VAE, (1, 8, 8), ["randn_like"]),
     (Noisy, (6,), ["add_", "feature_dropout", "alpha_dropout"]),

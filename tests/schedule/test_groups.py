@@ -109,7 +109,12 @@ TABLE: dict[str, tuple[Callable[..., object], tuple[int, ...], list[tuple[str, s
     ),
     "rows of samples": (lambda m, x: m.linear(x).softmax(-1), (4, 8), [("sample program", "fused_linear_softmax")]),
     "a norm": (lambda m, x: F.layer_norm(x, (8,)) + m.bias, (4, 6, 8), [("sample program", "fused_layernorm_add")]),
-    "only views": (lambda m, x: x[:, 1:].permute(0, 2, 1).reshape(4, -1), (4, 6, 8), []),
+    "only views": (lambda m, x: x[:, 1:].permute(0, 2, 1).reshape(4, 8, 5, 1), (4, 6, 8), []),
+    "views and a copy": (
+        lambda m, x: x[:, 1:].permute(0, 2, 1).reshape(4, -1),
+        (4, 6, 8),
+        [("rearrangement", "fused_rearrange")],
+    ),
     "only parameters": (lambda m, x: (x, torch.relu(m.scale * 2).sum()), (4, 6), []),
     "random numbers": (
         lambda m, x: torch.bernoulli(x.abs().clamp(max=1)),
@@ -246,7 +251,7 @@ def test_what_is_declined_is_not_asked_about_again_when_what_it_reads_becomes_a_
 
     def forward(m: Function, x: Tensor) -> Tensor:
         for _ in range(3):
-            x = torch.cat([torch.tanh(x * 2), x.sin()], 1).flip(0)  # nothing is fused across
+            x = torch.linalg.cross(torch.tanh(x * 2), x.sin(), dim=1)  # nothing is fused across
         return x.exp() + 1
 
     found, after = taken(graph_of(Function(forward), torch.rand(4, 3, 9, 9)), lambda group: "tanh" in group.name)

@@ -143,7 +143,7 @@ def test_a_transition_is_one_stream_ahead_of_its_convolution() -> None:
     model = Transition().eval().requires_grad_(False)
     given = torch.randn(2, 16, 12, 12), torch.randn(2, 8, 12, 12)
     built = build(model, given, {}, mode="always", kernels="always", measure=False)
-    assert [choice.family for choice in built.choices if choice.name == "fused_mul_add_relu_avg"] == ["stream"]
+    assert [choice.family for choice in built.choices if choice.name == "fused_cat_mul_add_relu_avg"] == ["stream"]
     assert "torch.cat" not in built.program.source and "pool" not in built.program.source
     derive, forward = built.program.functions()
     torch.testing.assert_close(forward(model, *given, *derive(model)), model(*given))

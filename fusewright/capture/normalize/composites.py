@@ -50,6 +50,16 @@ def _unshuffled(call: Call) -> Normal:
     return reshape(permute(apart, (*range(n), n, n + 2, n + 4, n + 1, n + 3)), call.shape)
 
 
+def _exchanged(call: Call) -> Normal:
+    """(N, g C, *) -> (N, C g, *): channel c of group k becomes channel k of group c."""
+    x, g = call.node("self"), call["groups"]
+    channels = x.shape[1]
+    if g < 2 or not isinstance(channels, int) or channels == g:
+        return None  # what would be a view
+    apart = reshape(x, (x.shape[0], g, channels // g, *x.shape[2:]))
+    return reshape(permute(apart, (0, 2, 1, *range(3, apart.ndim))), call.shape)
+
+
 def _loss(call: Call, each: Node) -> Normal:
     """A loss of every element, reduced as the call says."""
     kind = _REDUCTIONS.get(call["reduction"])
@@ -166,6 +176,7 @@ TABLE: dict[str, Handler] = {
     "aten.glu.default": _glu,
     "aten.pixel_shuffle.default": _shuffled,
     "aten.pixel_unshuffle.default": _unshuffled,
+    "aten.channel_shuffle.default": _exchanged,
     "aten.mse_loss.default": _squared_error,
     "aten.smooth_l1_loss.default": _smooth_l1,
     "aten.huber_loss.default": _huber,

@@ -9,7 +9,23 @@ import torch
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.node import Node
-from fusewright.ir.ops import Cast, Cat, Detach, Embedding, Expand, Full, Op, Pad, Permute, Reshape, Size, Slice
+from fusewright.ir.ops import (
+    Cast,
+    Cat,
+    Detach,
+    Embedding,
+    Expand,
+    Flip,
+    Full,
+    Op,
+    Pad,
+    Permute,
+    Reshape,
+    Roll,
+    Size,
+    Slice,
+    Upsample,
+)
 
 _ROW_MAJOR = (torch.contiguous_format, 0)  # the number is what a schema's default comes as
 
@@ -201,6 +217,35 @@ def _pad(call: Call) -> Normal:
     return call.make(Pad(pads, mode, float(value)), x)
 
 
+def _roll(call: Call) -> Normal:
+    x = call.node("self")
+    shifts, dims = call.ints("shifts", 1), [d % max(x.ndim, 1) for d in call.ints("dims", 1)]
+    together: dict[int, int] = {}
+    for d, shift in zip(dims, shifts, strict=False):
+        together[d] = together.get(d, 0) + shift
+    whole = len(dims) == len(shifts) and all(isinstance(x.shape[d], int) and x.shape[d] for d in together)
+    return call.make(Roll(tuple(sorted(together.items()))), x) if whole and dims else None
+
+
+def _flip(call: Call) -> Normal:
+    x = call.node("self")
+    dims = call.dims("dims", x.ndim) if call["dims"] else ()
+    return call.make(Flip(dims), x) if dims and all(isinstance(x.shape[d], int) for d in dims) else None
+
+
+def _upsample(call: Call) -> Normal:
+    """Nearest neighbours by whole factors, from the sizes or from the factors themselves."""
+    x = call.node("input")
+    lengths = (*x.shape[2:], *call.shape[2:])
+    if x.ndim < 3 or not all(isinstance(n, int) and n for n in lengths) or call.result.dtype.is_complex:
+        return None
+    pairs = [divmod(n, m) for n, m in zip(call.shape[2:], x.shape[2:], strict=True)]
+    factors = tuple(n for n, _ in pairs)
+    scales = call["scale_factors"]
+    exact = not any(rest for _, rest in pairs) and (scales is None or tuple(scales) == factors)
+    return call.make(Upsample(factors), x) if exact else None
+
+
 def _embedding(call: Call) -> Normal:
     """A weight that is renormalised on the way (`max_norm`) is written in place, so its lookup stays a call."""
     padding_idx = call["padding_idx"]
@@ -273,6 +318,9 @@ TABLE: dict[str, Handler] = {
     "aten.concat.default": _cat,
     "aten.concatenate.default": _cat,
     "aten.stack.default": _stack,
+    "aten.roll.default": _roll,
+    "aten.flip.default": _flip,
+    **{f"aten.upsample_nearest{n}d.vec": _upsample for n in (1, 2, 3)},
     "aten.embedding.default": _embedding,
     "aten.pad.default": _pad,
     "aten.constant_pad_nd.default": _pad,

@@ -19,6 +19,7 @@ from fusewright.codegen.cuda import (
     ranges,
     ranges_blocks,
     ranges_walks,
+    rearrangement,
     sample,
     stream,
     warpgroup,
@@ -43,6 +44,7 @@ from fusewright.schedule.product import Product, contraction_of
 from fusewright.schedule.range_blocks import Cut, cuts
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass
 from fusewright.schedule.range_walks import Walk, ahead, walks
+from fusewright.schedule.rearrangement import Rearrangement
 from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, shortlist
 from fusewright.schedule.tiling import estimate as estimate_of
 from fusewright.schedule.warpgroup import WarpgroupTile
@@ -118,6 +120,8 @@ def options(
         return normalization.options(group.record)
     if isinstance(group.record, KeptRows):
         return kept_rows.options(group.record)
+    if isinstance(group.record, Rearrangement):
+        return rearrangement.options(group.record)
     if not isinstance(group.record, Contraction | Product):
         return [{}]
     c = contraction_of(group.record)
@@ -338,6 +342,8 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
             return normalization.of_channels(group.record, name, reference)
         case "kept rows":
             return kept_rows.kernel(group.record, name, reference, **option)
+        case "rearrangement":
+            return rearrangement.kernel(group.record, name, reference, **option)
         case "normalization":
             return normalization.kernel(group.record, name, reference, **option)
         case "sample program":

@@ -1,0 +1,357 @@
+"""CUDA C++ of rearrangements: from the flat index of an element follows where its operands lie.
+
+A thread has a group of neighbours, which it writes by 16 bytes: operands that lie side by side are loaded together,
+others one by one.  Where neighbours may be of different parts of a concatenation, each is computed by itself.
+Lengths other than the first dimension's are in the text, where divisions by them are multiplications.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from textwrap import wrap
+from typing import Any
+
+import sympy
+import torch
+
+from fusewright.codegen.cpp import ELEMENT, compute_type, literal
+from fusewright.codegen.cuda import stream_text
+from fusewright.codegen.cuda.primitives import preamble
+from fusewright.codegen.cuda.rearrangement_text import KERNEL
+from fusewright.codegen.cuda.stream_values import for_each, tree, widened
+from fusewright.codegen.stream_sizes import hint
+from fusewright.codegen.text import Lines, block, fill, indent
+from fusewright.ir import ops
+from fusewright.ir.indices import Digit, Index, Variable
+from fusewright.ir.node import Node
+from fusewright.ir.ops import Size
+from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
+from fusewright.schedule.rearrangement import Computed, Load, Padded, Rearrangement, Selected, Value
+from fusewright.schedule.stream import Tree
+
+THREADS = 256
+# Groups of neighbours that a thread has, by how many there are in each.
+AT_ONCE = {1: 4, 2: 4, 4: 2, 8: 2}
+
+Option = dict[str, Any]
+
+
+def options(r: Rearrangement) -> list[Option]:
+    """Ways to share elements out, best estimate first: so many neighbours per thread."""
+    if _symbol(r) is None:
+        return []
+    most = 16 // r.root.dtype.itemsize
+    return [{"values": values} for values in (most, 1) if _is_whole(r.root, values)]
+
+
+def _is_whole(root: Node, values: int) -> bool:
+    """Whether the elements are a whole number of groups, whatever the first length."""
+    return prod(n for n in root.shape if isinstance(n, int)) % values == 0
+
+
+def kernel(r: Rearrangement, name: str, reference: str = "", *, values: int) -> Kernel:
+    """The kernel of a rearrangement whose threads have so many neighbours each."""
+    return _Writer(r, name, values).kernel(reference)
+
+
+def _symbol(r: Rearrangement) -> tuple[sympy.Symbol | None, tuple[str, int, int] | None] | None:
+    """The one length that only a call knows, if any, and where a call shows it; `None` where no operand does."""
+    sizes = [n for t in (r.root, *r.tensors) for n in t.shape if not isinstance(n, int)]
+    symbols = {s for n in sizes for s in n.free_symbols}
+    if not symbols:
+        return None, None
+    shown = ((i, d, n) for i, t in enumerate(r.tensors) for d, n in enumerate(t.shape))
+    for i, d, n in shown:
+        if symbols == {n} and all(each.is_polynomial(n) for each in sizes):
+            return n, ("s0", i, d)
+    return None
+
+
+class _Pace:
+    """What of an index varies among the `values` neighbours of a group, the first of which is a multiple of that."""
+
+    def __init__(self, values: int) -> None:
+        self.values = values
+
+    def of(self, index: Index) -> int | None:
+        """By how much the index grows from one neighbour to the next; `None` where that is not always the same."""
+        paces = [(n, self._of_digit(d)) for n, d in index.terms]
+        return None if any(p is None for _, p in paces) else sum(n * p for n, p in paces if p is not None)
+
+    def _of_digit(self, d: Digit) -> int | None:
+        of = self._of_variable(d.variable)
+        if not of:
+            return of
+        if d.step % self.values == 0:
+            return 0
+        return 1 if d.step == 1 and (d.length is None or d.length % self.values == 0) else None
+
+    def _of_variable(self, v: Variable) -> int | None:
+        """Likewise; 1 only of variables that begin at a multiple."""
+        if v.of is None:
+            return 1
+        of = self.of(v.of)
+        if of == 0:
+            return 0
+        unbroken = not v.wraps or (v.length is not None and v.length % self.values == 0)
+        return 1 if of == 1 and unbroken and self.begins(v.of) else None
+
+    def begins(self, index: Index) -> bool:
+        """Whether the first neighbour has a multiple of `values`."""
+        return index.constant % self.values == 0 and all(
+            n % self.values == 0 or self._of_digit(d) == 1 for n, d in index.terms
+        )
+
+    def is_loaded_together(self, load: Load) -> bool:
+        """Whether neighbours lie side by side, from a multiple on."""
+        return self.of(load.address) == 1 and self.begins(load.address)
+
+    def may_be_a_group(self, value: Value) -> bool:
+        """Whether neighbours always are of the same part."""
+        match value:
+            case Computed():
+                return all(self.may_be_a_group(leaf) for _, leaf in value.leaves)
+            case Selected():
+                return self._is_alike(value.index, value.ends) and all(map(self.may_be_a_group, value.parts))
+            case Padded():
+                alike = (self._is_alike(index, (length,)) for index, length in value.inside)
+                return all(alike) and self.may_be_a_group(value.value)
+        return True
+
+    def _is_alike(self, index: Index, ends: tuple[int, ...]) -> bool:
+        whole = all(end % self.values == 0 for end in ends)
+        return self.values == 1 or self.of(index) == 0 or (self.of(index) == 1 and self.begins(index) and whole)
+
+
+class _Writer:
+    """Writes the kernel of one rearrangement."""
+
+    def __init__(self, r: Rearrangement, name: str, values: int) -> None:
+        self.r, self.name, self.values = r, name, values
+        self.names = {t: f"p{i}" if i else "x" for i, t in enumerate(r.tensors)}
+        found = _symbol(r)
+        assert found is not None
+        self.symbol, self.shown = found
+        most = max(prod(map(hint, t.shape)) for t in (*r.tensors, r.root))
+        self.index = "int" if 2 * most < 2**31 else "long long"
+
+    def kernel(self, reference: str) -> Kernel:
+        r = self.r
+        number = "int" if self.index == "int" else "long"
+        groups = f"{self._count(r.root)} // {self.values}"
+        arguments = [Argument("pointer", name) for name in (*self.names.values(), "out")]
+        arguments.append(Argument(number, groups))
+        blocks = f"ceil_div({groups}, {THREADS * AT_ONCE[self.values]})"
+        return Kernel(
+            name=self.name,
+            source=self.source(),
+            operands=tuple(self.names.values()),
+            layouts=("contiguous",) * len(self.names),
+            sizes=() if self.shown is None else (self.shown,),
+            output=Array("out", self._shape(r.root), r.root.dtype),
+            scratch=(),
+            launches=(Launch(self.name, tuple(arguments), (blocks, "1", "1"), THREADS),),
+            reference=reference,
+            dtypes=tuple(t.dtype for t in r.tensors),
+            shapes=tuple(map(self._shape, r.tensors)),
+            counts=tuple(f"2 * {self._count(t)}" for t in (*r.tensors, r.root)) if self.index == "int" else (),
+        )
+
+    # ---- sizes
+
+    def _shape(self, node: Node) -> tuple[Expression, ...]:
+        return tuple(map(self._length, node.shape))
+
+    def _length(self, n: Size) -> Expression:
+        return str(n) if isinstance(n, int) else f"({n.subs(self.symbol, sympy.Symbol('s0'))})"
+
+    def _count(self, node: Node) -> Expression:
+        return f"({' * '.join(self._shape(node)) or '1'})"
+
+    # ---- the text
+
+    def source(self) -> str:
+        element, compute = ELEMENT[self.r.root.dtype], compute_type(self.r.root.dtype)
+        pointers = [f"const {ELEMENT[t.dtype]}* __restrict__ {name}" for t, name in self.names.items()]
+        glued = [p.replace(" ", "~") for p in (*pointers, f"{element}* __restrict__ out", f"{self.index} groups")]
+        head = wrap(f"{self.name}({', '.join(glued)})~{{", width=116, subsequent_indent="    ", break_long_words=False)
+        members = [f"const {ELEMENT[t.dtype]}* {name};" for t, name in self.names.items()]
+        lines = [
+            f"using index_t = {self.index};",
+            f"using count_t = unsigned {self.index};  // divides faster; differences below 0 are very large",
+            f"constexpr int THREADS = {THREADS}, VALUES = {self.values}, AT_ONCE = {AT_ONCE[self.values]};",
+            *("", *fill(stream_text.TOOLS)),
+            *("", "// What a call passes.", "struct Data {", *indent(members), "};"),
+            *("", *self._values(compute)),
+            *("", *fill(KERNEL, signature=[s.replace("~", " ") for s in head], T=compute,
+                        members=", ".join(self.names.values()))),
+        ]  # fmt: skip
+        body = "\n".join(lines) + "\n"
+        about = f"// {self.name}: elements in the order in which they are written."
+        return f"{about}\n\n{preamble(body, 'nonfinite', 'elements')}\n{body}"
+
+    def _values(self, compute: str) -> Lines:
+        """The function that computes a group of neighbours."""
+        about = "// Neighbours in the order of memory, from element i on."
+        head = f"__device__ __forceinline__ void values(const Data& d, const count_t i, {compute} (&value)[VALUES])"
+        if self.values > 1 and _Pace(self.values).may_be_a_group(self.r.value):
+            return [about, *block(head, _Values(self.r, self.names, self.values).text("value"))]
+        lines, element = _Values(self.r, self.names, 1).element()
+        one = f"__device__ __forceinline__ {compute} element(const Data& d, const count_t i)"
+        every = ["#pragma unroll", "for (int e = 0; e < VALUES; ++e) value[e] = element(d, i + e);"]
+        return ["// Element i.", *block(one, [*lines, f"return {element};"]), "", about, *block(head, every)]
+
+
+class _Values:
+    """Writes the statements that compute a group of neighbours, or one element."""
+
+    def __init__(self, r: Rearrangement, names: dict[Node, str], values: int) -> None:
+        self.r, self.tensors, self.values = r, names, values
+        self.pace = _Pace(values)
+        self.taken = 0
+
+    def text(self, to: str) -> Lines:
+        """The statements that write the group to an array."""
+        return self._into(to, self.r.value, {})
+
+    def element(self) -> tuple[Lines, str]:
+        """The statements that compute the only element, and its name."""
+        return self._value(self.r.value, {})
+
+    def _array(self, name: str) -> tuple[str, str]:
+        """What is declared for the values of a group, and what element e of them is called."""
+        return (f"{name}[VALUES]", f"{name}[e]") if self.values > 1 else (name, name)
+
+    def _each(self, body: Lines) -> Lines:
+        return for_each(body, "VALUES") if self.values > 1 else body
+
+    def _fresh(self, stem: str) -> str:
+        self.taken += 1
+        return f"{stem}{self.taken}"
+
+    def _value(self, value: Value, known: dict[Any, str]) -> tuple[Lines, str]:
+        """The statements that compute a value, where those in `known` have names, and what element e is called."""
+        if value in known:
+            return [], known[value]
+        match value:
+            case Load():
+                lines, name = self._load(value, known)
+            case Computed():
+                lines, name = self._computed(value, known)
+            case Selected():
+                lines, name = self._selected(value, known)
+            case Padded():
+                lines, name = self._padded(value, known)
+        known[value] = name
+        return lines, name
+
+    def _load(self, load: Load, known: dict[Any, str]) -> tuple[Lines, str]:
+        t, compute = load.tensor, compute_type(load.tensor.dtype)
+        name, from_ = self._fresh("x"), f"d.{self.tensors[load.tensor]}"
+        if self.pace.of(load.address) == 0:
+            lines, at = self._index(load.address, known)
+            return [*lines, f"const {compute} {name} = {widened(f'{from_}[index_t({at})]', t.dtype)};"], name
+        if self.pace.is_loaded_together(load):
+            lines, at = self._index(load.address, known)
+            element = widened(f"{name}.at[e]", t.dtype)
+            return [*lines, f"const auto {name} = load<VALUES>({from_} + index_t({at}));"], element
+        declared, element = self._array(name)
+        lines, at = self._index(load.address, {}, each=True)
+        body = [*lines, f"{element} = {widened(f'{from_}[index_t({at})]', t.dtype)};"]
+        return [f"{compute} {declared};", *self._each(body)], element
+
+    def _computed(self, value: Computed, known: dict[Any, str]) -> tuple[Lines, str]:
+        lines: Lines = []
+        given: dict[Node, str] = {}
+        for leaf, of in value.leaves:
+            more, given[leaf] = self._value(of, known)
+            lines += more
+        leaves = (*given, *_constants(value))
+        statements, result = tree(Tree(value.root, leaves, None), value.root, given)
+        if not statements:
+            return lines, result
+        declared, element = self._array(self._fresh("y"))
+        body = [*statements, f"{element} = {result};"]
+        scope = self._each(body) if self.values > 1 else block("", body)
+        return [*lines, f"{compute_type(value.root.dtype)} {declared};", *scope], element
+
+    def _selected(self, value: Selected, known: dict[Any, str]) -> tuple[Lines, str]:
+        name = self._fresh("part")
+        declared, element = self._array(name)
+        lines, at = self._index(value.index, known)
+        lines.append(f"{compute_type(value.node.dtype)} {declared};")
+        for k, (part, end) in enumerate(zip(value.parts, value.ends, strict=True)):
+            body = self._into(name, part, known)
+            last = k == len(value.parts) - 1
+            lines += block("else" if last else f"{'else ' if k else ''}if ({at} < {end})", body)
+        return lines, element
+
+    def _padded(self, value: Padded, known: dict[Any, str]) -> tuple[Lines, str]:
+        assert isinstance(value.node.op, ops.Pad)
+        name, compute = self._fresh("padded"), compute_type(value.node.dtype)
+        declared, element = self._array(name)
+        lines: Lines = []
+        tests = []
+        for index, length in value.inside:
+            more, at = self._index(index, known)
+            lines += more
+            tests.append(f"count_t({at}) < {length}")
+        outside = literal(_rounded(value.node.op.value, value.node.dtype), compute)
+        lines.append(f"{compute} {declared};")
+        lines += block(f"if ({' && '.join(tests)})", self._into(name, value.value, known))
+        return [*lines, *block("else", self._each([f"{element} = {outside};"]))], element
+
+    def _into(self, name: str, value: Value, known: dict[Any, str]) -> Lines:
+        """The statements of a branch that computes a value; what it names is not known outside."""
+        lines, element = self._value(value, dict(known))
+        return [*lines, *self._each([f"{self._array(name)[1]} = {element};"])]
+
+    # ---- indices
+
+    def _index(self, index: Index, known: dict[Any, str], *, each: bool = False) -> tuple[Lines, str]:
+        """The statements that an index wants, and its text: of the first neighbour, or of `each`."""
+        lines: Lines = []
+        texts = []
+        for n, d in index.terms:
+            more, text = self._digit(d, known, each)
+            lines += more
+            texts.append(text if n == 1 else f"{text} * {n}" if n > 0 else f"{text} * count_t({n})")
+        if index.constant or not texts:
+            texts.append(str(index.constant) if index.constant >= 0 else f"count_t({index.constant})")
+        return lines, " + ".join(texts)
+
+    def _digit(self, d: Digit, known: dict[Any, str], each: bool) -> tuple[Lines, str]:
+        lines, text = self._variable(d.variable, known, each)
+        text = text if d.step == 1 else f"{text} / {d.step}"
+        return lines, text if d.length is None else f"{text} % {d.length}"
+
+    def _variable(self, v: Variable, known: dict[Any, str], each: bool) -> tuple[Lines, str]:
+        if v.of is None:
+            return [], "(i + e)" if each and self.values > 1 else "i"
+        if v in known:
+            return [], known[v]
+        lines, text = self._index(v.of, known, each=each)
+        name = known[v] = self._fresh("k")
+        lines.append(f"const count_t {name} = {text};")
+        if v.wraps:
+            known[v] = f"{name}w"
+            lines.append(f"const count_t {name}w = {name} < {v.length} ? {name} : {name} - {v.length};")
+        return lines, known[v]
+
+
+def _constants(value: Computed) -> Iterator[Node]:
+    """Tensors of one value that a tree reads."""
+    leaves, seen, stack = dict(value.leaves), {value.root}, [value.root]
+    while stack:
+        for a in stack.pop().inputs:
+            if isinstance(a.op, ops.Full):
+                yield a
+            elif a not in seen and a not in leaves:
+                seen.add(a)
+                stack.append(a)
+
+
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    """A number as it is in memory."""
+    return float(torch.tensor(value, dtype=dtype).item())

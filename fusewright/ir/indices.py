@@ -1,0 +1,283 @@
+"""Where the elements of views lie: indices as sums of digits of one flat index.
+
+    x (N, 6, 5) seen as (N, 2, 3, 5), turned to (N, 3, 2, 5), seen as (N, 6, 5): element i of that, row by row, is
+    element i % 5 + i / 5 % 2 * 15 + i / 10 % 3 * 5 + i / 30 * 30 of x
+
+A *digit* of a number is what is left of it by a division and a remainder, both by constants.  Permutations exchange
+digits, reshapes split and join them, expansions leave some out.  Where that is not possible (an index that was rolled,
+or cut off, is split), a sum becomes a variable of its own, which has digits again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import sympy
+
+from fusewright.ir import ops
+from fusewright.ir.node import Node
+from fusewright.ir.ops import Size
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A number from 0 on: the flat index, or what the sum `of` is.
+
+    length  what it is less than, where that is known
+    wraps   whether the sum is taken less `length` where it is not less than that
+    """
+
+    length: int | None
+    of: Index | None = None
+    wraps: bool = False
+
+
+@dataclass(frozen=True)
+class Digit:
+    """variable / step % length; without a length, all that the division leaves."""
+
+    variable: Variable
+    step: int
+    length: int | None
+
+
+@dataclass(frozen=True)
+class Index:
+    """constant + the sum of so many times each digit."""
+
+    terms: tuple[tuple[int, Digit], ...] = ()
+    constant: int = 0
+
+    def __add__(self, other: Index) -> Index:
+        return _sum([*self.terms, *other.terms], self.constant + other.constant)
+
+    def __mul__(self, by: int) -> Index:
+        return _sum([(n * by, d) for n, d in self.terms], self.constant * by)
+
+    def at(self, known: Mapping[Variable, int]) -> int:
+        """Its value, where some variables are known."""
+        return self.constant + sum(n * _digit(d, known) for n, d in self.terms)
+
+
+def _digit(d: Digit, known: Mapping[Variable, int]) -> int:
+    found = known.get(d.variable)
+    if found is None:
+        assert d.variable.of is not None
+        found = d.variable.of.at(known)
+        if d.variable.wraps and d.variable.length is not None:
+            found %= d.variable.length
+    return found // d.step if d.length is None else found // d.step % d.length
+
+
+def _sum(terms: Iterable[tuple[int, Digit]], constant: int) -> Index:
+    """The sum, neighbouring digits of one variable as one where they count alike."""
+    found: list[tuple[int, Digit]] = []
+    for n, d in sorted((t for t in terms if t[0] and t[1].length != 1), key=_place):
+        if found:
+            times, inner = found[-1]
+            joined = inner.variable == d.variable and inner.length is not None
+            if joined and d.step == inner.step * inner.length and n == times * inner.length:  # type: ignore[operator]
+                length = None if d.length is None else inner.length * d.length  # type: ignore[operator]
+                found[-1] = (times, _whole(Digit(d.variable, inner.step, length)))
+                continue
+        found.append((n, _whole(d)))
+    return Index(tuple(found), constant)
+
+
+def _place(term: tuple[int, Digit]) -> tuple[int, int, int]:
+    n, d = term
+    return hash(d.variable), d.step, n
+
+
+def _whole(d: Digit) -> Digit:
+    """The same without a remainder that changes nothing."""
+    known = d.variable.length
+    all_of_it = known is not None and d.length is not None and d.step * d.length >= known
+    return Digit(d.variable, d.step, None) if all_of_it else d
+
+
+def variable(v: Variable) -> Index:
+    """A variable as an index."""
+    return Index() if v.length == 1 else Index(((1, Digit(v, 1, None)),))
+
+
+def flat(shape: Sequence[Size]) -> tuple[Variable, tuple[Index, ...]] | None:
+    """The flat index of a value, row by row, and the indices along its dimensions; `None` where another dimension than
+    the first one that is longer than 1 has no known length."""
+    first = next((d for d, n in enumerate(shape) if n != 1), 0)
+    if not all(isinstance(n, int) for n in shape[first + 1 :]):
+        return None
+    whole = all(isinstance(n, int) for n in shape)
+    i = Variable(prod(shape) if whole else None)
+    found = _split(variable(i), list(shape))
+    assert found is not None
+    return i, found
+
+
+def address(indices: Sequence[Index], shape: Sequence[Size]) -> Index | None:
+    """Where an element of a tensor lies that is stored row by row; `None` where its strides are not known."""
+    found, stride = Index(), 1
+    for d in reversed(range(len(shape))):
+        length = shape[d]
+        if length != 1:
+            found += indices[d] * stride
+        if isinstance(length, int):
+            stride *= length
+        elif any(n != 1 for n in shape[:d]):
+            return None
+    return found
+
+
+def of_argument(node: Node, indices: Sequence[Index]) -> tuple[Index, ...] | None:
+    """The indices into the argument of a view, or of what only moves elements, given those into its result; `None`
+    where that cannot be told."""
+    x = node.arg(0)
+    match node.op:
+        case ops.Permute(dims=dims):
+            return tuple(indices[dims.index(d)] for d in range(len(dims)))
+        case ops.Expand():
+            return broadcast(indices, x.shape)
+        case ops.Slice(dim=dim, start=start, step=step):
+            return _replaced(indices, dim, indices[dim] * step + Index((), start))
+        case ops.Reshape():
+            return _reshaped(indices, node.shape, x.shape)
+        case ops.Flip(dims=dims):
+            lengths = {d: x.shape[d] for d in dims}
+            if not all(isinstance(n, int) for n in lengths.values()):
+                return None
+            return tuple(
+                index * -1 + Index((), lengths[d] - 1) if d in lengths else index for d, index in enumerate(indices)
+            )
+        case ops.Roll(shifts=shifts):
+            found = tuple(indices)
+            for d, shift in shifts:
+                length = x.shape[d]
+                if not isinstance(length, int):
+                    return None
+                moved = Variable(length, found[d] + Index((), -shift % length), wraps=True)
+                found = _replaced(found, d, variable(moved)) if shift % length else found
+            return found
+        case ops.Upsample(factors=factors):
+            return _repeated(indices, node.shape, factors)
+    return None
+
+
+def broadcast(indices: Sequence[Index], shape: Sequence[Size]) -> tuple[Index, ...]:
+    """The indices into an operand of this shape."""
+    own = indices[len(indices) - len(shape) :]
+    return tuple(Index() if n == 1 else index for index, n in zip(own, shape, strict=True))
+
+
+def _replaced(indices: Sequence[Index], dim: int, index: Index) -> tuple[Index, ...]:
+    return (*indices[:dim], index, *indices[dim + 1 :])
+
+
+def _repeated(indices: Sequence[Index], shape: Sequence[Size], factors: tuple[int, ...]) -> tuple[Index, ...] | None:
+    found = list(indices)
+    for d, factor in enumerate(factors, len(shape) - len(factors)):
+        length = shape[d]
+        if not isinstance(length, int):
+            return None
+        split = _split(indices[d], [length // factor, factor])
+        assert split is not None
+        found[d] = split[0]
+    return tuple(found)
+
+
+def _reshaped(indices: Sequence[Index], shape: Sequence[Size], inner: Sequence[Size]) -> tuple[Index, ...] | None:
+    """The indices under another shape, run by run of dimensions that hold the same elements."""
+    found = [Index()] * len(inner)
+    outer = [(index, n) for index, n in zip(indices, shape, strict=True) if n != 1]
+    wanted = [(d, n) for d, n in enumerate(inner) if n != 1]
+    for some, others in _runs([n for _, n in outer], [n for _, n in wanted]):
+        if others is None:
+            return None
+        linear = address([outer[k][0] for k in some], [outer[k][1] for k in some])
+        split = None if linear is None else _split(linear, [wanted[k][1] for k in others])
+        if split is None:
+            return None
+        for k, index in zip(others, split, strict=True):
+            found[wanted[k][0]] = index
+    return tuple(found)
+
+
+def _runs(a: Sequence[Size], b: Sequence[Size]) -> Iterator[tuple[range, range | None]]:
+    """Runs of neighbours of two shapes with as many elements, as short as they may be; `None` where none ends."""
+    i = j = 0
+    while i < len(a) or j < len(b):
+        start, other = i, j
+        i, j = i + 1, j + 1
+        while i <= len(a) and j <= len(b):
+            ratio = sympy.sympify(prod(a[start:i])) / sympy.sympify(prod(b[other:j]))
+            if ratio == 1:
+                break
+            shorter = bool(ratio < 1) if ratio.is_number else isinstance(prod(a[start:i]), int)
+            i, j = (i + 1, j) if shorter else (i, j + 1)
+        else:
+            yield range(0), None
+            return
+        yield range(start, i), range(other, j)
+
+
+def _split(index: Index, shape: Sequence[Size]) -> tuple[Index, ...] | None:
+    """The indices along dimensions of which `index` is the linear one; the first of them may have any length."""
+    found: list[Index] = []
+    for length in reversed(shape[1:]):
+        if not isinstance(length, int):
+            return None
+        divided = _divided(index, length)
+        if divided is None:
+            whole = prod(shape[: len(shape) - len(found)])
+            divided = _divided(variable(Variable(whole if isinstance(whole, int) else None, index)), length)
+            assert divided is not None
+        index, rest = divided
+        found.append(rest)
+    return (index, *reversed(found))
+
+
+def _divided(index: Index, by: int) -> tuple[Index, Index] | None:
+    """Quotient and remainder, where every digit is part of one of them, or can be parted."""
+    if index.constant % by:
+        return None
+    above: list[tuple[int, Digit]] = []
+    below: list[tuple[int, Digit]] = []
+    reach = 0
+    for n, d in index.terms:
+        if n % by == 0:
+            above.append((n // by, d))
+            continue
+        if n < 0:
+            return None
+        if d.length is not None and n * (d.length - 1) < by:
+            low = d.length
+            below.append((n, d))
+        elif by % n == 0 and (d.length is None or d.length % (by // n) == 0):
+            low = by // n
+            above.append((1, Digit(d.variable, d.step * low, None if d.length is None else d.length // low)))
+            below.append((n, Digit(d.variable, d.step, low)))
+        else:
+            return None
+        reach += n * (low - 1)
+    return None if reach >= by else (_sum(above, index.constant // by), _sum(below, 0))
+
+
+def axes(shape: Sequence[Size]) -> tuple[Index, ...]:
+    """An index of its own along each dimension."""
+    lengths = (n if isinstance(n, int) else None for n in shape)
+    return tuple(variable(Variable(n, Index((), d))) for d, n in enumerate(lengths))
+
+
+def is_strided(indices: Sequence[Index], shape: Sequence[Size]) -> bool:
+    """Whether elements at these indices, computed from those `axes`, lie at so many times each of them, as those of a
+    view do; also where it cannot be told."""
+    found = address(indices, shape)
+    return found is None or all(d.step == 1 and d.length is None for _, d in found.terms)
+
+
+def is_view(x: Sequence[Size], order: Sequence[int], shape: Sequence[Size]) -> bool:
+    """Whether a tensor of shape `x` whose dimensions longer than 1 lie in this order, the densest last, can be seen
+    under another shape without a copy if it has no gaps; also where it cannot be told."""
+    found = _reshaped(axes(shape), shape, x)
+    return found is None or is_strided([found[d] for d in order], [x[d] for d in order])

@@ -1,0 +1,294 @@
+"""The rearrangement family: elements that lie elsewhere than they did, and functions of them.
+
+    relu(channel_shuffle(x))      upsample(x) + skip      cat(sin(x), cos(x))      x * c + cat(-x2, x1) * s
+
+What eager copies, a concatenation, a padding, a permutation in memory, is a matter of where a result's elements are
+read.  One pass computes them in the order in which they are written: from the flat index of an element follows, by
+constants, where in memory its operands lie (`indices`), and of which part of a concatenation it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from fusewright.ir import indices, ops
+from fusewright.ir.indices import Index, Variable
+from fusewright.ir.node import Node, topological
+from fusewright.schedule.chain import MEMORY, Users, is_rounded, is_sized
+
+POINTWISE = (ops.Pointwise, ops.Cast)
+VIEWS = (ops.Reshape, ops.Permute, ops.Expand, ops.Slice)
+# What eager copies for.
+MOVES = (ops.Cat, ops.Pad, ops.Roll, ops.Flip, ops.Upsample)
+
+# Loads of an element, in all branches, and operations that one kernel may have.
+MOST_LOADS, MOST_NODES = 64, 256
+# A warp may reach for so many times as many bytes as it uses, in all that it reads.
+WASTE = 3.0
+WARP, SECTOR = 32, 32
+
+
+@dataclass(frozen=True)
+class Load:
+    """An element of a tensor in memory."""
+
+    tensor: Node
+    address: Index
+
+
+@dataclass(frozen=True)
+class Computed:
+    """`root`, by pointwise operations, from the values that stand for `leaves`."""
+
+    root: Node
+    leaves: tuple[tuple[Node, Value], ...]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Of the parts of a concatenation the one whose end `index` has not reached."""
+
+    node: Node
+    index: Index
+    ends: tuple[int, ...]
+    parts: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Padded:
+    """`value` where every index is less than its length, and a constant elsewhere: below 0 it is as if very large."""
+
+    node: Node
+    inside: tuple[tuple[Index, int], ...]
+    value: Value
+
+
+Value = Load | Computed | Selected | Padded
+
+
+@dataclass(frozen=True)
+class Rearrangement:
+    """A group of this family: `value` is the element of `root` at the flat index `at`."""
+
+    root: Node
+    tensors: tuple[Node, ...]
+    at: Variable
+    value: Value
+
+
+def parse(root: Node, users: Users) -> Rearrangement | str:
+    """The largest group of this family that ends in `root`, or why there is none."""
+    if root.dtype not in MEMORY:
+        return f"{root!r} lies in memory as {root.dtype}"
+    inner = _inner(root, users)
+    if not any(map(copies, inner)):
+        return f"nothing is copied on the way to {root!r}"
+    start = indices.flat(root.shape)
+    if start is None or 0 in root.shape:
+        return f"{root!r} is empty, or of no known strides"
+    finder = _Finder(inner)
+    value = finder.value(root, start[1])
+    if isinstance(value, str):
+        return value
+    tensors = tuple(dict.fromkeys(load.tensor for load in loads(value)))
+    wrong = next((t for t in tensors if t.dtype not in (*MEMORY, torch.bool)), None)
+    if wrong is not None or not tensors:
+        return f"{wrong!r} lies in memory as {wrong.dtype}" if wrong is not None else f"{root!r} reads nothing"
+    if sum(1 for _ in loads(value)) > MOST_LOADS:
+        return "an element is read from too many places"
+    found = Rearrangement(root, tensors, start[0], value)
+    return "elements that are read together lie too far apart" if waste(found) > WASTE else found
+
+
+def loads(value: Value) -> Iterator[Load]:
+    """All that is read, in every branch."""
+    match value:
+        case Load():
+            yield value
+        case Computed():
+            for _, leaf in value.leaves:
+                yield from loads(leaf)
+        case Selected():
+            for part in value.parts:
+                yield from loads(part)
+        case Padded():
+            yield from loads(value.value)
+
+
+def _inner(root: Node, users: Users) -> set[Node]:
+    """What is computed here: used nowhere else, and not derived ahead of calls."""
+    inner = {root} if _fits(root) else set[Node]()
+    grown = bool(inner)
+    while grown and len(inner) <= MOST_NODES:
+        uses: dict[Node, int] = {}
+        for node in inner:
+            for a in node.inputs:
+                uses[a] = uses.get(a, 0) + 1
+        more = {n for n, count in uses.items() if n not in inner and count == users[n] and _fits(n)}
+        inner |= more
+        grown = bool(more)
+    varies = _varies(inner)
+    return {n for n in inner if n in varies}
+
+
+def _varies(inner: set[Node]) -> set[Node]:
+    """Those that some input reaches."""
+    found: set[Node] = set()
+    for node in topological(list(inner)):
+        if isinstance(node.op, ops.Input) or any(a in found for a in node.inputs):
+            found.add(node)
+    return found
+
+
+def _fits(node: Node) -> bool:
+    if node.dtype not in (*MEMORY, torch.bool):
+        return False
+    if isinstance(node.op, POINTWISE):
+        text = not isinstance(node.op, ops.Pointwise) or node.op.traits.cpp is not None
+        return text and not is_rounded(node) and not is_sized(node)
+    if isinstance(node.op, ops.Pad):
+        return node.op.mode == "constant"
+    return isinstance(node.op, (*VIEWS, *MOVES))
+
+
+def copies(node: Node) -> bool:
+    """Whether eager copies for this: no view of an operand that lies row by row would do, or none that a kernel may
+    read."""
+    if isinstance(node.op, ops.Slice):
+        return node.op.step != 1
+    if isinstance(node.op, ops.Permute):
+        return node.op.copy and node.op.dims != tuple(range(node.ndim))
+    return isinstance(node.op, MOVES) or (isinstance(node.op, ops.Reshape) and not _is_view(node))
+
+
+def shows(node: Node) -> bool:
+    """Whether this is a view of memory that lies row by row."""
+    if isinstance(node.op, ops.Permute):
+        return not node.op.copy
+    return isinstance(node.op, ops.Expand | ops.Slice) or (isinstance(node.op, ops.Reshape) and _is_view(node))
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a reshape, perhaps of other views, needs no copy."""
+    shape = node.shape
+    at: Sequence[Index] | None = indices.axes(shape)
+    while at is not None and isinstance(node.op, VIEWS):
+        at, node = indices.of_argument(node, at), node.arg(0)
+    return at is None or indices.is_strided(at, node.shape)
+
+
+@dataclass
+class _Finder:
+    """Follows indices from a result to what it is computed of."""
+
+    inner: set[Node]
+
+    def value(self, node: Node, at: tuple[Index, ...]) -> Value | str:
+        """The element of `node` at these indices."""
+        if node not in self.inner and not self._is_looked_through(node):
+            address = indices.address(at, node.shape)
+            return f"{node!r} has no known strides" if address is None else Load(node, address)
+        match node.op:
+            case ops.Cat(dim=dim):
+                return self._selected(node, at, dim)
+            case ops.Pad():
+                return self._padded(node, at)
+            case ops.Pointwise() | ops.Cast():
+                return self._computed(node, at)
+        found = indices.of_argument(node, at)
+        return f"{node!r} moves elements by no constants" if found is None else self.value(node.arg(0), found)
+
+    def _is_looked_through(self, node: Node) -> bool:
+        """Whether a view that others use as well is read from what it shows; one of parameters alone is copied ahead of
+        calls."""
+        return shows(node) and any(isinstance(n.op, ops.Input) for n in topological([node]))
+
+    def _selected(self, node: Node, at: tuple[Index, ...], dim: int) -> Value | str:
+        parts: list[Value] = []
+        ends: list[int] = []
+        begin = 0
+        for part in node.inputs:
+            length = part.shape[dim]
+            if not isinstance(length, int) or length == 0:
+                return f"a part of {node!r} is of no known length"
+            own = indices.variable(Variable(length, at[dim] + Index((), -begin)))
+            own = at[dim] if begin == 0 else own
+            found = self.value(part, (*at[:dim], Index() if length == 1 else own, *at[dim + 1 :]))
+            if isinstance(found, str):
+                return found
+            parts.append(found)
+            begin += length
+            ends.append(begin)
+        return Selected(node, at[dim], tuple(ends), tuple(parts))
+
+    def _padded(self, node: Node, at: tuple[Index, ...]) -> Value | str:
+        assert isinstance(node.op, ops.Pad)
+        x, found, inside = node.arg(0), list(at), []
+        for dim, left, right in node.op.pads:
+            length = x.shape[dim]
+            if not isinstance(length, int):
+                return f"{node!r} is padded along a dimension of no known length"
+            if left or right:
+                moved = at[dim] + Index((), -left)
+                inside.append((moved, length))
+                found[dim] = Index() if length == 1 else indices.variable(Variable(length, moved)) if left else at[dim]
+        value = self.value(x, tuple(found))
+        return value if isinstance(value, str) or not inside else Padded(node, tuple(inside), value)
+
+    def _computed(self, node: Node, at: tuple[Index, ...]) -> Value | str:
+        """Of all pointwise operations at one place; what is broadcast, or moved, is another value."""
+        leaves: dict[Node, Value] = {}
+        seen, stack = {node}, [node]
+        while stack:
+            for a in stack.pop().inputs:
+                if isinstance(a.op, ops.Number | ops.Full) or a in seen:
+                    continue
+                seen.add(a)
+                if a in self.inner and isinstance(a.op, POINTWISE) and a.shape == node.shape:
+                    stack.append(a)
+                    continue
+                found = self.value(a, indices.broadcast(at, a.shape))
+                if isinstance(found, str):
+                    return found
+                leaves[a] = found
+        return Computed(node, tuple(leaves.items()))
+
+
+def waste(r: Rearrangement) -> float:
+    """How many times as many bytes warps reach for as they use, on average over all that is read: neighbours that lie
+    apart take a sector of memory each."""
+    total = prod(n if isinstance(n, int) else 8 for n in r.root.shape)
+    taken = needed = 0.0
+    for first in {k * (total // 5) // WARP * WARP for k in range(5)}:
+        elements = range(first, min(first + 4 * WARP, total))
+        for tensor, addresses in _touched(r, elements).items():
+            size = tensor.dtype.itemsize
+            taken += SECTOR * len({a * size // SECTOR for a in addresses})
+            needed += max(size * len(addresses), SECTOR)
+    return taken / needed if needed else 1.0
+
+
+def _touched(r: Rearrangement, elements: range) -> dict[Node, set[int]]:
+    found: dict[Node, set[int]] = {}
+
+    def visit(value: Value, i: int) -> None:
+        match value:
+            case Load():
+                found.setdefault(value.tensor, set()).add(value.address.at({r.at: i}))
+            case Computed():
+                for _, leaf in value.leaves:
+                    visit(leaf, i)
+            case Selected():
+                at = value.index.at({r.at: i})
+                visit(next(p for p, end in zip(value.parts, value.ends, strict=True) if at < end), i)
+            case Padded():
+                if all(0 <= index.at({r.at: i}) < length for index, length in value.inside):
+                    visit(value.value, i)
+
+    for i in elements:
+        visit(r.value, i)
+    return found

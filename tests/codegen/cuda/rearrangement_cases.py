@@ -1,0 +1,103 @@
+"""Elements that lie elsewhere than they did, and functions of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from codegen.cuda.test_stream_kernels import inp
+
+from fusewright.ir import ops
+from fusewright.ir.build import permute, pointwise, reshape
+from fusewright.ir.node import Node, make
+
+CPU = torch.device("cpu")
+
+
+def cat(dim: int, *parts: Node) -> Node:
+    return make(ops.Cat(dim), *parts)
+
+
+def taken(x: Node, dim: int, start: int, stop: int, step: int = 1) -> Node:
+    return make(ops.Slice(dim, start, stop, step), x)
+
+
+def shuffled(x: Node, groups: int) -> Node:
+    n, c, *rest = x.shape
+    assert isinstance(c, int)
+    apart = reshape(x, (n, groups, c // groups, *rest))
+    return reshape(permute(apart, (0, 2, 1, *range(3, apart.ndim))), x.shape)
+
+
+def pixels(x: Node, r: int) -> Node:
+    n, c, h, w = x.shape
+    assert isinstance(c, int) and isinstance(h, int) and isinstance(w, int)
+    apart = reshape(x, (n, c // r**2, r, r, h, w))
+    return reshape(permute(apart, (0, 1, 4, 2, 5, 3)), (n, c // r**2, h * r, w * r))
+
+
+def windows(x: Node, side: int) -> Node:
+    """(N, H, W, C), rolled, in windows of side x side positions."""
+    n, h, w, c = x.shape
+    assert isinstance(n, int) and isinstance(h, int) and isinstance(w, int) and isinstance(c, int)
+    rolled = make(ops.Roll(((1, -2), (2, -1))), x)
+    apart = reshape(rolled, (n, h // side, side, w // side, side, c))
+    return reshape(permute(apart, (0, 1, 3, 2, 4, 5)), (n * h // side * w // side, side * side, c))
+
+
+def turned(x: Node, c: Node, s: Node) -> Node:
+    """A rotary embedding whose halves are interleaved."""
+    length = x.shape[-1]
+    assert isinstance(length, int)
+    one, other = (taken(x, x.ndim - 1, k, length, 2) for k in (0, 1))
+    first = pointwise("sub", pointwise("mul", one, c), pointwise("mul", other, s))
+    second = pointwise("add", pointwise("mul", one, s), pointwise("mul", other, c))
+    single = (*first.shape, 1)
+    return reshape(cat(x.ndim, reshape(first, single), reshape(second, single)), x.shape)
+
+
+def upsampled(x: Node, *factors: int) -> Node:
+    return make(ops.Upsample(factors), x)
+
+
+def padded(x: Node, *pads: tuple[int, int, int], value: float = 0.0) -> Node:
+    return make(ops.Pad(pads, "constant", value), x)
+
+
+X = inp(0, 2, 8, 4, 8)
+CASES: dict[str, Callable[[], Node]] = {
+    "channels shuffled": lambda: pointwise("relu", shuffled(X, 4)),
+    "channels shuffled, odd rows": lambda: pointwise("relu", shuffled(inp(0, 2, 6, 3, 5), 2)),
+    "pixels shuffled": lambda: pixels(pointwise("relu", X), 2),
+    "pixels shuffled by three": lambda: pointwise("tanh", pixels(inp(0, 1, 9, 2, 3), 3)),
+    "windows": lambda: windows(inp(0, 2, 4, 8, 12), 2),
+    "windows and a function": lambda: pointwise("exp", windows(inp(0, 1, 6, 3, 5), 3)),
+    "rolled beside itself": lambda: pointwise("add", make(ops.Roll(((1, 3), (2, 5))), X), X),
+    "rolled along rows": lambda: pointwise("add", make(ops.Roll(((3, 4),)), X), inp(1, 8, 1, 1)),
+    "rolled along rows, by one": lambda: pointwise("neg", make(ops.Roll(((3, 1),)), X)),
+    "flipped": lambda: pointwise("add", make(ops.Flip((3,)), X), X),
+    "flipped planes": lambda: pointwise("mul", make(ops.Flip((1, 2)), X), 2.0),
+    "upsampled": lambda: pointwise("add", upsampled(pointwise("relu", X), 2, 2), inp(1, 8, 8, 16)),
+    "upsampled by eight": lambda: upsampled(pointwise("tanh", X), 1, 8),
+    "upsampled by three": lambda: upsampled(inp(0, 2, 3, 5), 3),
+    "repeated": lambda: reshape(make(ops.Expand((2, 8, 4, 3, 8)), reshape(X, (2, 8, 4, 1, 8))), (2, 8, 12, 8)),
+    "interleaved halves": lambda: turned(inp(0, 2, 3, 4, 16), inp(1, 4, 8), inp(2, 4, 8)),
+    "functions side by side": lambda: cat(1, pointwise("relu", X), pointwise("relu", pointwise("neg", X))),
+    "functions in a row": lambda: cat(1, pointwise("sin", inp(0, 5, 12)), pointwise("cos", inp(0, 5, 12))),
+    "parts of odd lengths": lambda: cat(
+        1, pointwise("sin", inp(0, 5, 7)), inp(1, 5, 2), pointwise("exp", taken(inp(2, 5, 9), 1, 4, 8))
+    ),
+    "a part of a part": lambda: pointwise(
+        "tanh", cat(1, cat(2, inp(0, 2, 3, 4), inp(1, 2, 3, 8)), pointwise("neg", inp(2, 2, 5, 12)))
+    ),
+    "every other one": lambda: pointwise("mul", taken(inp(0, 5, 24), 1, 1, 24, 2), inp(1, 12)),
+    "padded": lambda: pointwise("add", padded(inp(0, 2, 3, 8), (1, 1, 2), (2, 4, 4)), 1.0),
+    "padded by little": lambda: padded(pointwise("relu", inp(0, 2, 3, 7)), (2, 1, 2), value=-2.5),
+    "padded, then turned": lambda: pointwise("relu", shuffled(padded(inp(0, 2, 5, 8), (1, 1, 0)), 2)),
+    "heads side by side": lambda: pointwise(
+        "tanh", reshape(permute(inp(0, 2, 3, 4, 8), (0, 2, 1, 3)), (2, 4, 24))
+    ),
+    "a mask": lambda: pointwise(
+        "where", shuffled(inp(0, 2, 4, 8, dtype=torch.bool), 2), inp(1, 2, 4, 8), 0.0
+    ),
+}  # fmt: skip

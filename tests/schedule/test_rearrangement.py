@@ -1,0 +1,267 @@
+"""Rearrangements: the places that indices lead to, computed in Python, against ATen; and which groups there are."""
+
+from __future__ import annotations
+
+import random
+from math import prod
+
+import pytest
+import torch
+from codegen.cuda.rearrangement_cases import CASES, cat, padded, pixels, shuffled, taken, turned
+from codegen.cuda.test_stream_kernels import CPU, graph_of, inp, reference
+from codegen.cuda.test_stream_kernels import random as numbers
+from torch import Tensor
+
+from fusewright.ir import indices, ops
+from fusewright.ir.build import permute, pointwise, reshape
+from fusewright.ir.memory_order import output_orders
+from fusewright.ir.node import Graph, Node, make
+from fusewright.schedule.groups import Group, cut
+from fusewright.schedule.rearrangement import (
+    Computed,
+    Load,
+    Padded,
+    Rearrangement,
+    Selected,
+    Value,
+    copies,
+    parse,
+    waste,
+)
+
+
+def found(root: Node) -> Rearrangement:
+    r = parse(root, graph_of(root).users())
+    assert isinstance(r, Rearrangement), r
+    return r
+
+
+def computed(r: Rearrangement, tensors: dict[Node, Tensor]) -> Tensor:
+    """What a group computes, all elements at once."""
+    known = {r.at: torch.arange(prod(r.root.shape))}  # type: ignore[arg-type]
+    memory = {t: tensors[t].double() if t.dtype.is_floating_point else tensors[t] for t in r.tensors}
+
+    def at(value: Value) -> Tensor:
+        match value:
+            case Load():
+                lying = memory[value.tensor].flatten()
+                place = torch.as_tensor(value.address.at(known)).expand(known[r.at].shape)  # type: ignore[arg-type]
+                return lying[place.clamp(0, len(lying) - 1)]  # what a branch that is not taken would read
+            case Computed():
+                stand_ins = {n: inp(k, len(known[r.at]), dtype=n.dtype) for k, (n, _) in enumerate(value.leaves)}
+                root = rebuilt(value.root, stand_ins)
+                return reference(root, {stand_ins[n]: at(v) for n, v in value.leaves})
+            case Selected():
+                index = torch.as_tensor(value.index.at(known))  # type: ignore[arg-type]
+                result = at(value.parts[-1])
+                for part, end in reversed([*zip(value.parts, value.ends, strict=True)][:-1]):
+                    result = torch.where(index < end, at(part), result)
+                return result
+            case Padded():
+                within = [torch.as_tensor(index.at(known)) for index, _ in value.inside]  # type: ignore[arg-type]
+                tests = [(i >= 0) & (i < n) for i, (_, n) in zip(within, value.inside, strict=True)]
+                assert isinstance(value.node.op, ops.Pad)
+                return torch.where(
+                    torch.stack(torch.broadcast_tensors(*tests)).all(0), at(value.value), value.node.op.value
+                )
+
+    return at(r.value).reshape(r.root.shape)  # type: ignore[arg-type]
+
+
+def rebuilt(node: Node, stand_ins: dict[Node, Node]) -> Node:
+    """The same pointwise operations of values in a row."""
+    if node in stand_ins or isinstance(node.op, ops.Number):
+        return stand_ins.get(node, node)
+    if isinstance(node.op, ops.Full):
+        return make(ops.Full((1,), node.op.value, node.dtype, node.device))
+    return make(node.op, *(rebuilt(a, stand_ins) for a in node.inputs))
+
+
+def check(root: Node) -> Rearrangement:
+    r = found(root)
+    given = {n: numbers(n, i) for i, n in enumerate(graph_of(root).inputs)}
+    torch.testing.assert_close(computed(r, given), reference(root, given))
+    return r
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_where_elements_lie(name: str) -> None:
+    check(CASES[name]())
+
+
+def moved(x: Node, rng: random.Random) -> Node:
+    """x after one more operation that moves elements, or a function."""
+    d = rng.randrange(x.ndim)
+    length = x.shape[d]
+    assert isinstance(length, int)
+    match rng.randrange(10):
+        case 0:
+            return permute(x, rng.sample(range(x.ndim), x.ndim))
+        case 1:
+            return reshape(x, factors(prod(x.shape), rng))  # type: ignore[arg-type]
+        case 2 if length > 2:
+            start = rng.randrange(length - 1)
+            return taken(x, d, start, rng.randrange(start + 1, length + 1), rng.choice((1, 1, 2, 3)))
+        case 3:
+            return make(ops.Roll(((d, rng.randrange(-length, 2 * length)),)), x)
+        case 4:
+            return make(ops.Flip((d,)), x)
+        case 5:
+            return cat(d, *rng.sample([x, pointwise("neg", x), make(ops.Flip((d,)), x)], rng.choice((2, 3))))
+        case 6:
+            return padded(x, (d, rng.randrange(3), rng.randrange(3)), value=1.5)
+        case 7 if x.ndim > 2:
+            return make(ops.Upsample(tuple(rng.choice((1, 2, 3)) for _ in x.shape[2:])), x)
+        case 8:
+            wide = (*x.shape[:d], rng.choice((2, 3)), *x.shape[d:])
+            return make(ops.Expand(wide), reshape(x, (*x.shape[:d], 1, *x.shape[d:])))
+        case _:
+            return pointwise("tanh", x)
+    return x
+
+
+def factors(n: int, rng: random.Random) -> tuple[int, ...]:
+    """Up to four numbers whose product is n."""
+    shape: list[int] = []
+    for _ in range(rng.randrange(3)):
+        shape.append(rng.choice([k for k in range(1, 13) if n % k == 0]))
+        n //= shape[-1]
+    return (*shape, n)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_moves(seed: int) -> None:
+    rng, groups = random.Random(seed), 0
+    for _ in range(60):
+        x = inp(0, *rng.choice([(2, 4, 6), (3, 8), (2, 6, 4, 6), (24,), (1, 5, 7)]))
+        for _ in range(rng.randrange(2, 7)):
+            x = moved(x, rng)
+            if prod(x.shape) > 20_000:  # type: ignore[arg-type]
+                break
+        root = pointwise("exp", x)
+        if isinstance(parse(root, graph_of(root).users()), Rearrangement):
+            check(root)
+            groups += 1
+    assert groups > 25
+
+
+X = inp(0, 2, 8, 4, 8)
+VIEWS: dict[str, tuple[Node, bool]] = {
+    "joined dimensions": (reshape(X, (2, 32, 8)), False),
+    "parted dimensions": (reshape(X, (2, 2, 4, 4, 8)), False),
+    "turned and parted": (reshape(permute(X, (0, 2, 3, 1)), (2, 4, 8, 2, 4)), False),
+    "turned and joined": (reshape(permute(X, (0, 2, 3, 1)), (2, 32, 8)), False),
+    "turned and joined elsewhere": (reshape(permute(X, (0, 2, 3, 1)), (2, 4, 64)), True),
+    "cut and joined": (reshape(taken(X, 2, 0, 3), (2, 8, 24)), False),
+    "cut and joined elsewhere": (reshape(taken(X, 2, 0, 3), (2, 24, 8)), True),
+    "repeated": (reshape(make(ops.Expand((2, 8, 4, 2, 8)), reshape(X, (2, 8, 4, 1, 8))), (2, 8, 8, 8)), True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_what_eager_copies_for(name: str) -> None:
+    root, copied = VIEWS[name]
+    assert copies(root) == copied
+    x = torch.randn(2, 8, 4, 8)
+    assert isinstance(root.op, ops.Reshape)
+    views = [root]
+    while not isinstance(views[-1].op, ops.Input):
+        views.append(views[-1].arg(0))
+    given = reference_view(views[1:], x)
+    assert (given.reshape(root.shape)._base is None) == copied  # type: ignore[arg-type]
+
+
+def reference_view(views: list[Node], x: Tensor) -> Tensor:
+    """These views of x, the last one first."""
+    for node in reversed(views[:-1]):
+        match node.op:
+            case ops.Permute(dims=dims):
+                x = x.permute(dims)
+            case ops.Slice(dim=dim, start=start, stop=stop):
+                x = x.narrow(dim, start, stop - start)  # type: ignore[arg-type]
+            case ops.Expand(shape=shape):
+                x = x.expand(shape)  # type: ignore[arg-type]
+            case ops.Reshape(shape=shape):
+                x = x.reshape(shape)  # type: ignore[arg-type]
+    return x
+
+
+@pytest.mark.parametrize("order, copied", [((0, 2, 3, 1), True), ((0, 1, 2, 3), False), ((1, 0, 2, 3), False)])
+def test_orders_of_reshapes(order: tuple[int, ...], copied: bool) -> None:
+    root = reshape(X, (2, 8, 32)) if copied is False else reshape(X, (2, 32, 8))
+    assert indices.is_view((2, 8, 4, 8), order, tuple(root.shape)) is not copied
+    (seen,) = output_orders(Graph((X,), (root,)), {X: order}, kernels=False)
+    assert (seen == (0, 1, 2)) == (copied or order == (0, 1, 2, 3))
+
+
+def test_an_index_that_is_rolled_is_split_again() -> None:
+    start = indices.flat((24,))
+    assert start is not None
+    (i, at), x = start, inp(0, 4, 6)
+    roll = make(ops.Roll(((0, 5),)), reshape(x, (24,)))
+    rolled = indices.of_argument(roll, at)
+    assert rolled is not None
+    row, column = indices.of_argument(roll.arg(0), rolled) or ()
+    assert [(row.at({i: k}), column.at({i: k})) for k in (0, 4, 5, 23)] == [(3, 1), (3, 5), (0, 0), (3, 0)]
+
+
+# Which groups there are.
+
+
+def groups_of(root: Node) -> list[Group]:
+    offered: list[Group] = []
+
+    def take(group: Group) -> Node:
+        offered.append(group)
+        return group.fused(group.name)
+
+    cut(graph_of(root), take)
+    return offered
+
+
+def test_functions_and_moves_are_one_group() -> None:
+    (group,) = groups_of(pointwise("relu", shuffled(X, 4)))
+    assert group.family == "rearrangement" and group.name == "fused_relu"
+    (group,) = groups_of(pixels(X, 2))
+    assert group.family == "rearrangement" and group.name == "fused_rearrange"
+    (group,) = groups_of(turned(inp(0, 2, 3, 4, 16), inp(1, 4, 8), inp(2, 4, 8)))
+    assert group.name == "fused_mul_sub_mul_add_cat"
+
+
+def test_what_a_stream_reads_where_it_lies_is_a_stream() -> None:
+    (group,) = groups_of(pointwise("relu", cat(1, inp(0, 2, 3, 4, 8), inp(1, 2, 5, 4, 8))))
+    assert group.family == "stream"
+    (group,) = groups_of(make(ops.Pool("max", (2, 2), (2, 2), (0, 0), (1, 1)), cat(1, X, inp(1, 2, 8, 4, 8))))
+    assert group.family == "stream"
+
+
+def test_what_others_use_is_read_from_memory() -> None:
+    y = pointwise("tanh", X)
+    root = pointwise("relu", shuffled(y, 4))
+    users = Graph((X,), (root, y)).users()
+    r = parse(root, users)
+    assert isinstance(r, Rearrangement) and r.tensors == (y,)
+
+
+REFUSED: dict[str, tuple[Node, str]] = {
+    "no copy": (pointwise("relu", reshape(X, (2, 32, 8))), "nothing is copied"),
+    "turned": (pointwise("relu", permute(inp(0, 64, 256), (1, 0), copy=True)), "lie too far apart"),
+    "of parameters": (
+        pointwise("relu", cat(0, *(make(ops.Param((2, 3), torch.float32, CPU, f"p{k}")) for k in range(2)))),
+        "nothing is copied",
+    ),
+    "too many parts": (cat(0, *(inp(k, 1, 8) for k in range(70))), "too many places"),
+    "of integers": (cat(0, inp(0, 2, 8, dtype=torch.int64), inp(1, 2, 8, dtype=torch.int64)), "lies in memory as"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    root, reason = REFUSED[name]
+    r = parse(root, graph_of(root).users())
+    assert isinstance(r, str) and reason in r
+
+
+def test_neighbours_that_lie_apart_are_counted() -> None:
+    assert waste(found(pointwise("relu", shuffled(X, 4)))) == 1.0
+    assert waste(found(pointwise("relu", pixels(inp(0, 2, 8, 32, 64), 2)))) == 1.0
