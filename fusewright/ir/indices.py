@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
 
 import sympy
 
@@ -20,18 +21,33 @@ from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Size
 
+# What becomes of an index below 0 or beyond the end.
+Beyond = Literal["", "circular", "reflect", "replicate"]
+
 
 @dataclass(frozen=True)
 class Variable:
     """A number from 0 on: the flat index, or what the sum `of` is.
 
     length  what it is less than, where that is known
-    wraps   whether the sum is taken less `length` where it is not less than that
+    beyond  how the sum is brought between these where it is not, as `torch.nn.functional.pad` has it; empty: it is
     """
 
     length: int | None
     of: Index | None = None
-    wraps: bool = False
+    beyond: Beyond = ""
+
+    def within(self, value: int) -> int:
+        """What a value of the sum becomes."""
+        if not self.beyond:
+            return value
+        assert self.length is not None
+        match self.beyond:
+            case "circular":
+                return value % self.length
+            case "reflect":
+                return self.length - 1 - abs(self.length - 1 - abs(value))
+        return min(max(value, 0), self.length - 1)
 
 
 @dataclass(frozen=True)
@@ -65,9 +81,7 @@ def _digit(d: Digit, known: Mapping[Variable, int]) -> int:
     found = known.get(d.variable)
     if found is None:
         assert d.variable.of is not None
-        found = d.variable.of.at(known)
-        if d.variable.wraps and d.variable.length is not None:
-            found %= d.variable.length
+        found = d.variable.within(d.variable.of.at(known))
     return found // d.step if d.length is None else found // d.step % d.length
 
 
@@ -156,9 +170,11 @@ def of_argument(node: Node, indices: Sequence[Index]) -> tuple[Index, ...] | Non
                 length = x.shape[d]
                 if not isinstance(length, int):
                     return None
-                moved = Variable(length, found[d] + Index((), -shift % length), wraps=True)
+                moved = Variable(length, found[d] + Index((), -shift % length), "circular")
                 found = _replaced(found, d, variable(moved)) if shift % length else found
             return found
+        case ops.Pad(pads=pads, mode=mode) if mode != "constant":
+            return _brought_inside(indices, x.shape, pads, mode)
         case ops.Upsample(factors=factors):
             return _repeated(indices, node.shape, factors)
     return None
@@ -172,6 +188,19 @@ def broadcast(indices: Sequence[Index], shape: Sequence[Size]) -> tuple[Index, .
 
 def _replaced(indices: Sequence[Index], dim: int, index: Index) -> tuple[Index, ...]:
     return (*indices[:dim], index, *indices[dim + 1 :])
+
+
+def _brought_inside(
+    indices: Sequence[Index], shape: Sequence[Size], pads: Sequence[tuple[int, int, int]], mode: Beyond
+) -> tuple[Index, ...] | None:
+    found = list(indices)
+    for d, left, right in pads:
+        length = shape[d]
+        if not isinstance(length, int):
+            return None
+        if left or right:
+            found[d] = variable(Variable(length, indices[d] + Index((), -left), mode))
+    return tuple(found)
 
 
 def _repeated(indices: Sequence[Index], shape: Sequence[Size], factors: tuple[int, ...]) -> tuple[Index, ...] | None:

@@ -150,8 +150,6 @@ def _fits(node: Node) -> bool:
     if isinstance(node.op, POINTWISE):
         text = not isinstance(node.op, ops.Pointwise) or node.op.traits.cpp is not None
         return text and not is_rounded(node) and not is_sized(node)
-    if isinstance(node.op, ops.Pad):
-        return node.op.mode == "constant"
     return isinstance(node.op, (*VIEWS, *MOVES))
 
 
@@ -195,7 +193,7 @@ class _Finder:
         match node.op:
             case ops.Cat(dim=dim):
                 return self._selected(node, at, dim)
-            case ops.Pad():
+            case ops.Pad(mode="constant"):
                 return self._padded(node, at)
             case ops.Pointwise() | ops.Cast():
                 return self._computed(node, at)

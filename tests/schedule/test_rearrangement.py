@@ -38,32 +38,34 @@ def found(root: Node) -> Rearrangement:
 
 def computed(r: Rearrangement, tensors: dict[Node, Tensor]) -> Tensor:
     """What a group computes, all elements at once."""
-    known = {r.at: torch.arange(prod(r.root.shape))}  # type: ignore[arg-type]
+    count = prod(r.root.shape)  # type: ignore[arg-type]
     memory = {t: tensors[t].double() if t.dtype.is_floating_point else tensors[t] for t in r.tensors}
+
+    def places(index: indices.Index) -> Tensor:
+        return torch.tensor([index.at({r.at: i}) for i in range(count)])
 
     def at(value: Value) -> Tensor:
         match value:
             case Load():
                 lying = memory[value.tensor].flatten()
-                place = torch.as_tensor(value.address.at(known)).expand(known[r.at].shape)  # type: ignore[arg-type]
-                return lying[place.clamp(0, len(lying) - 1)]  # what a branch that is not taken would read
+                return lying[
+                    places(value.address).clamp(0, len(lying) - 1)
+                ]  # what a branch that is not taken would read
             case Computed():
-                stand_ins = {n: inp(k, len(known[r.at]), dtype=n.dtype) for k, (n, _) in enumerate(value.leaves)}
+                stand_ins = {n: inp(k, count, dtype=n.dtype) for k, (n, _) in enumerate(value.leaves)}
                 root = rebuilt(value.root, stand_ins)
                 return reference(root, {stand_ins[n]: at(v) for n, v in value.leaves})
             case Selected():
-                index = torch.as_tensor(value.index.at(known))  # type: ignore[arg-type]
+                index = places(value.index)
                 result = at(value.parts[-1])
                 for part, end in reversed([*zip(value.parts, value.ends, strict=True)][:-1]):
                     result = torch.where(index < end, at(part), result)
                 return result
             case Padded():
-                within = [torch.as_tensor(index.at(known)) for index, _ in value.inside]  # type: ignore[arg-type]
-                tests = [(i >= 0) & (i < n) for i, (_, n) in zip(within, value.inside, strict=True)]
+                within = [(places(index), n) for index, n in value.inside]
+                inside = torch.stack([(i >= 0) & (i < n) for i, n in within]).all(0)
                 assert isinstance(value.node.op, ops.Pad)
-                return torch.where(
-                    torch.stack(torch.broadcast_tensors(*tests)).all(0), at(value.value), value.node.op.value
-                )
+                return torch.where(inside, at(value.value), value.node.op.value)
 
     return at(r.value).reshape(r.root.shape)  # type: ignore[arg-type]
 
@@ -110,7 +112,10 @@ def moved(x: Node, rng: random.Random) -> Node:
             return cat(d, *rng.sample([x, pointwise("neg", x), make(ops.Flip((d,)), x)], rng.choice((2, 3))))
         case 6:
             return padded(x, (d, rng.randrange(3), rng.randrange(3)), value=1.5)
-        case 7 if x.ndim > 2:
+        case 7 if x.ndim in (2, 3) and d == x.ndim - 1:  # PyTorch has the others for no other dimensions
+            most, mode = min(length, 3), rng.choice(("reflect", "replicate", "circular"))
+            return make(ops.Pad(((d, rng.randrange(most), rng.randrange(most)),), mode), x)
+        case 7 if 2 < x.ndim < 6:
             return make(ops.Upsample(tuple(rng.choice((1, 2, 3)) for _ in x.shape[2:])), x)
         case 8:
             wide = (*x.shape[:d], rng.choice((2, 3)), *x.shape[d:])

@@ -94,7 +94,7 @@ class _Pace:
         of = self.of(v.of)
         if of == 0:
             return 0
-        unbroken = not v.wraps or (v.length is not None and v.length % self.values == 0)
+        unbroken = not v.beyond or (v.beyond == "circular" and v.length is not None and v.length % self.values == 0)
         return 1 if of == 1 and unbroken and self.begins(v.of) else None
 
     def begins(self, index: Index) -> bool:
@@ -333,11 +333,16 @@ class _Values:
             return [], known[v]
         lines, text = self._index(v.of, known, each=each)
         name = known[v] = self._fresh("k")
-        lines.append(f"const count_t {name} = {text};")
-        if v.wraps:
-            known[v] = f"{name}w"
-            lines.append(f"const count_t {name}w = {name} < {v.length} ? {name} : {name} - {v.length};")
-        return lines, known[v]
+        if not v.beyond:
+            return [*lines, f"const count_t {name} = {text};"], name
+        n = f"index_t({v.length})"
+        lines.append(f"const index_t {name}s = index_t({text});")
+        inside = {
+            "circular": f"{name}s < 0 ? {name}s + {n} : {name}s < {n} ? {name}s : {name}s - {n}",
+            "reflect": f"{n} - 1 - abs({n} - 1 - abs({name}s))",
+            "replicate": f"min(max({name}s, index_t(0)), {n} - 1)",
+        }[v.beyond]
+        return [*lines, f"const count_t {name} = {inside};"], name
 
 
 def _constants(value: Computed) -> Iterator[Node]:

@@ -93,6 +93,12 @@ CASES: dict[str, Callable[[], Node]] = {
     "every other one": lambda: pointwise("mul", taken(inp(0, 5, 24), 1, 1, 24, 2), inp(1, 12)),
     "padded": lambda: pointwise("add", padded(inp(0, 2, 3, 8), (1, 1, 2), (2, 4, 4)), 1.0),
     "padded by little": lambda: padded(pointwise("relu", inp(0, 2, 3, 7)), (2, 1, 2), value=-2.5),
+    **{
+        f"padded, {mode}": lambda mode=mode: pointwise(  # type: ignore[misc]
+            "tanh", make(ops.Pad(((2, 2, 1), (3, 3, 4)), mode), inp(0, 2, 3, 5, 8))
+        )
+        for mode in ("reflect", "replicate", "circular")
+    },
     "padded, then turned": lambda: pointwise("relu", shuffled(padded(inp(0, 2, 5, 8), (1, 1, 0)), 2)),
     "heads side by side": lambda: pointwise(
         "tanh", reshape(permute(inp(0, 2, 3, 4, 8), (0, 2, 1, 3)), (2, 4, 24))
