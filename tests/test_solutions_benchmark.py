@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow  # a minute of compilers
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "benchmarks" / "solutions.py"
 

@@ -288,6 +288,7 @@ def prepared(layers: int, **options: Any) -> Tuner:
 
 
 @pytest.mark.skipif(side_by_side(len, [[1], []], 60.0) is None, reason="no processes can be forked here")
+@pytest.mark.slow  # searches all tiles twice
 def test_ways_of_all_groups_are_those_that_each_would_find(far: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     tuner = prepared(3)
     assert len(tuner.ways) == 4  # of the last group there is a shorter one

@@ -36,6 +36,19 @@ MANY = frozenset(
         "test_tensor_cores",
         "test_dtypes",
         "test_no_tile_takes_less_than_its_products",
+        "test_value",
+        "test_blocks_with_several_tiles",
+        "test_orders_agree",
+        "test_an_even_number_of_vectors_is_multiplied_as_it_was",
+        "test_all_ways_of_sharing_rows_out",
+        "test_equals_the_model",
+        "test_rare",
+        "test_random_groups",
+        "test_clusters_finish_samples_in_one_launch",
+        "test_planes_of_a_thread_share_their_input",
+        "test_softmaxes_compile_without_spills",
+        "test_twice_as_many_elements_on_their_way",
+        "test_where_inputs_would_be_read_in_vain_taps_are_not_spread",
     ]
 )
 
