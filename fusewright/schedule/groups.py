@@ -187,6 +187,7 @@ def cut(
     """
     eager = output_orders(graph, orders, kernels=False)
     for family in FAMILIES:
+        graph = _dense(graph) if family is FAMILIES[-1] else graph
         declined: set[Node] = set()
         while (group := _next(graph, family, declined, alone)) is not None:
             if group.shorter is not None:
@@ -203,6 +204,31 @@ def cut(
             if family.anchor is None:  # from the outputs on: what follows is made anew, but no other group
                 declined = {became.get(n, n) for n in declined}
     return graph
+
+
+def _dense(graph: Graph) -> Graph:
+    """`graph` with copies of the views that kernels would copy in every call to read them by rows.
+
+    fused_layernorm(permute(x)) -> fused_layernorm(permute_copy(x)), which is a group of its own
+    """
+    while True:
+        readers = (n for n in graph.nodes() if isinstance(n.op, Fused) and not _convolves(n))
+        node = next((n for n in readers if any(map(rearrangement.turns, n.inputs))), None)
+        if node is None:
+            return graph
+        args = (a if a is None or not rearrangement.turns(a) else _copied(a) for a in node.args)
+        graph = graph.substitute(node, make(node.op, *args, where=node.where))
+
+
+def _convolves(node: Node) -> bool:
+    """Whether a kernel may read images whose channels lie last as they are."""
+    assert isinstance(node.op, Fused)
+    return any(isinstance(n.op, ops.Conv) for n in topological([node.op.body]))
+
+
+def _copied(view: Node) -> Node:
+    assert isinstance(view.op, ops.Permute)
+    return make(replace(view.op, copy=True), view.arg(0), where=view.where)
 
 
 def with_statistics(

@@ -10,7 +10,7 @@ constants, where in memory its operands lie (`indices`), and of which part of a 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -27,9 +27,11 @@ MOVES = (ops.Cat, ops.Pad, ops.Roll, ops.Flip, ops.Upsample)
 
 # Loads of an element, in all branches, and operations that one kernel may have.
 MOST_LOADS, MOST_NODES = 64, 256
-# A warp may reach for so many times as many bytes as it uses, in all that it reads.
-WASTE = 3.0
+# A warp may reach for so many times as many bytes as it uses, in all that it reads; from so many on they are turned.
+WASTE, WORTH_TURNING = 3.0, 1.5
 WARP, SECTOR = 32, 32
+# What is turned has so many elements side by side, on both sides; so many loads are turned together.
+LEAST_TURNED, MOST_TURNED = 8, 4
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,26 @@ Value = Load | Computed | Selected | Padded
 
 
 @dataclass(frozen=True)
+class Turn:
+    """What is side by side in memory along the digit `at / step % length`, and not as it is written."""
+
+    step: int
+    length: int
+    loads: tuple[Load, ...]
+
+
+@dataclass(frozen=True)
 class Rearrangement:
-    """A group of this family: `value` is the element of `root` at the flat index `at`."""
+    """A group of this family: `value` is the element of `root` at the flat index `at`.
+
+    turn  what is read in another order than it is used, through shared memory
+    """
 
     root: Node
     tensors: tuple[Node, ...]
     at: Variable
     value: Value
+    turn: Turn | None = None
 
 
 def parse(root: Node, users: Users) -> Rearrangement | str:
@@ -85,7 +100,7 @@ def parse(root: Node, users: Users) -> Rearrangement | str:
     if root.dtype not in MEMORY:
         return f"{root!r} lies in memory as {root.dtype}"
     inner = _inner(root, users)
-    if not any(map(copies, inner)):
+    if not any(copies(n) for n in inner if n is not root or not turns(n)):
         return f"nothing is copied on the way to {root!r}"
     start = indices.flat(root.shape)
     if start is None or 0 in root.shape:
@@ -101,7 +116,9 @@ def parse(root: Node, users: Users) -> Rearrangement | str:
     if sum(1 for _ in loads(value)) > MOST_LOADS:
         return "an element is read from too many places"
     found = Rearrangement(root, tensors, start[0], value)
-    return "elements that are read together lie too far apart" if waste(found) > WASTE else found
+    if waste(found) > WORTH_TURNING:
+        found = replace(found, turn=_turn(found))
+    return found if waste(found) <= WASTE else "elements that are read together lie too far apart"
 
 
 def loads(value: Value) -> Iterator[Load]:
@@ -117,6 +134,38 @@ def loads(value: Value) -> Iterator[Load]:
                 yield from loads(part)
         case Padded():
             yield from loads(value.value)
+
+
+def _turn(r: Rearrangement) -> Turn | None:
+    """The digit along which loads lie that lie along another than the innermost, if it is one, and all are always
+    asked for."""
+    turned: dict[tuple[int, int], list[Load]] = {}
+    for load in dict.fromkeys(loads(r.value)):
+        digits = [d for n, d in load.address.terms if n == 1]
+        if len(digits) != 1 or digits[0].variable != r.at or digits[0].step < LEAST_TURNED:
+            continue
+        length = digits[0].length or _elements(r.root) // digits[0].step
+        turned.setdefault((digits[0].step, length), []).append(load)
+    always = set(_always(r.value))
+    if len(turned) != 1:
+        return None
+    (((step, length), some),) = turned.items()
+    fit = length >= LEAST_TURNED and len(some) <= MOST_TURNED and always.issuperset(some)
+    return Turn(step, length, tuple(some)) if fit else None
+
+
+def _always(value: Value) -> Iterator[Load]:
+    """What is read whichever branches are taken."""
+    if isinstance(value, Load):
+        yield value
+    elif isinstance(value, Computed):
+        for _, leaf in value.leaves:
+            yield from _always(leaf)
+
+
+def _elements(root: Node) -> int:
+    """The number of elements, where it is known, of a batch of eight elsewhere."""
+    return prod(n if isinstance(n, int) else 8 for n in root.shape)
 
 
 def _inner(root: Node, users: Users) -> set[Node]:
@@ -159,8 +208,16 @@ def copies(node: Node) -> bool:
     if isinstance(node.op, ops.Slice):
         return node.op.step != 1
     if isinstance(node.op, ops.Permute):
-        return node.op.copy and node.op.dims != tuple(range(node.ndim))
+        return node.op.dims != tuple(range(node.ndim)) if node.op.copy else turns(node)
     return isinstance(node.op, MOVES) or (isinstance(node.op, ops.Reshape) and not _is_view(node))
+
+
+def turns(node: Node) -> bool:
+    """Whether this is a view whose neighbours in a row are none in memory, so that a kernel wants a copy of it."""
+    if not isinstance(node.op, ops.Permute) or node.op.copy:
+        return False
+    longer = [d for d in node.op.dims if node.arg(0).shape[d] != 1]
+    return bool(longer) and longer[-1] != max(longer)
 
 
 def shows(node: Node) -> bool:
@@ -257,9 +314,9 @@ class _Finder:
 
 
 def waste(r: Rearrangement) -> float:
-    """How many times as many bytes warps reach for as they use, on average over all that is read: neighbours that lie
-    apart take a sector of memory each."""
-    total = prod(n if isinstance(n, int) else 8 for n in r.root.shape)
+    """How many times as many bytes warps reach for as they use, on average over all that is read as it is used:
+    neighbours that lie apart take a sector of memory each."""
+    total = _elements(r.root)
     taken = needed = 0.0
     for first in {k * (total // 5) // WARP * WARP for k in range(5)}:
         elements = range(first, min(first + 4 * WARP, total))
@@ -276,7 +333,8 @@ def _touched(r: Rearrangement, elements: range) -> dict[Node, set[int]]:
     def visit(value: Value, i: int) -> None:
         match value:
             case Load():
-                found.setdefault(value.tensor, set()).add(value.address.at({r.at: i}))
+                if r.turn is None or value not in r.turn.loads:
+                    found.setdefault(value.tensor, set()).add(value.address.at({r.at: i}))
             case Computed():
                 for _, leaf in value.leaves:
                     visit(leaf, i)

@@ -233,6 +233,18 @@ def test_functions_and_moves_are_one_group() -> None:
     assert group.name == "fused_mul_sub_mul_add_cat"
 
 
+def test_what_lies_along_another_dimension_is_turned() -> None:
+    r = found(pointwise("add", permute(inp(0, 2, 64, 9, 8), (0, 2, 3, 1)), inp(1, 2, 9, 8, 64)))
+    assert r.turn is not None and (r.turn.step, r.turn.length) == (64, 72)
+    assert [load.tensor.op.index for load in r.turn.loads] == [0]  # type: ignore[attr-defined]
+
+
+def test_kernels_read_copies_of_what_is_turned() -> None:
+    """Not those that take images whose channels lie last as they are."""
+    norm = make(ops.Norm("layer", 1e-5), permute(inp(0, 2, 64, 72), (0, 2, 1)), inp(1, 64), inp(2, 64), None, None)
+    assert [g.name for g in groups_of(norm)] == ["fused_layernorm", "fused_rearrange"]
+
+
 def test_what_a_stream_reads_where_it_lies_is_a_stream() -> None:
     (group,) = groups_of(pointwise("relu", cat(1, inp(0, 2, 3, 4, 8), inp(1, 2, 5, 4, 8))))
     assert group.family == "stream"
@@ -250,7 +262,15 @@ def test_what_others_use_is_read_from_memory() -> None:
 
 REFUSED: dict[str, tuple[Node, str]] = {
     "no copy": (pointwise("relu", reshape(X, (2, 32, 8))), "nothing is copied"),
-    "turned": (pointwise("relu", permute(inp(0, 64, 256), (1, 0), copy=True)), "lie too far apart"),
+    "a view": (permute(X, (0, 2, 3, 1)), "nothing is copied"),
+    "turned in one of several parts": (
+        cat(1, inp(0, 4, 64, 64), permute(inp(1, 4, 64, 256), (0, 2, 1))),
+        "lie too far apart",
+    ),
+    "turned in two ways": (
+        pointwise("add", permute(inp(0, 64, 64, 64), (2, 1, 0)), permute(inp(1, 64, 64, 64), (0, 2, 1))),
+        "lie too far apart",
+    ),
     "of parameters": (
         pointwise("relu", cat(0, *(make(ops.Param((2, 3), torch.float32, CPU, f"p{k}")) for k in range(2)))),
         "nothing is copied",

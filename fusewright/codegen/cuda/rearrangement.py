@@ -16,9 +16,9 @@ import sympy
 import torch
 
 from fusewright.codegen.cpp import ELEMENT, compute_type, literal
+from fusewright.codegen.cuda import rearrangement_text as text
 from fusewright.codegen.cuda import stream_text
 from fusewright.codegen.cuda.primitives import preamble
-from fusewright.codegen.cuda.rearrangement_text import KERNEL
 from fusewright.codegen.cuda.stream_values import for_each, tree, widened
 from fusewright.codegen.stream_sizes import hint
 from fusewright.codegen.text import Lines, block, fill, indent
@@ -26,7 +26,7 @@ from fusewright.ir import ops
 from fusewright.ir.indices import Digit, Index, Variable
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Size
-from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
+from fusewright.kernel import Argument, Array, Expression, Kernel, Launch, ceil_div
 from fusewright.schedule.rearrangement import Computed, Load, Padded, Rearrangement, Selected, Value
 from fusewright.schedule.stream import Tree
 
@@ -34,13 +34,18 @@ THREADS = 256
 # Groups of neighbours that a thread has, by how many there are in each.
 AT_ONCE = {1: 4, 2: 4, 4: 2, 8: 2}
 
+# Elements along the sides of a tile of what is turned, by the bytes of the widest.
+TILES = {1: 64, 2: 64, 4: 32, 8: 32}
+
 Option = dict[str, Any]
 
 
 def options(r: Rearrangement) -> list[Option]:
-    """Ways to share elements out, best estimate first: so many neighbours per thread."""
+    """Ways to share elements out, best estimate first: so many neighbours per thread, or tiles with such sides."""
     if _symbol(r) is None:
         return []
+    if r.turn is not None:
+        return [{"tile": TILES[max(load.tensor.dtype.itemsize for load in r.turn.loads)]}]
     most = 16 // r.root.dtype.itemsize
     return [{"values": values} for values in (most, 1) if _is_whole(r.root, values)]
 
@@ -50,9 +55,9 @@ def _is_whole(root: Node, values: int) -> bool:
     return prod(n for n in root.shape if isinstance(n, int)) % values == 0
 
 
-def kernel(r: Rearrangement, name: str, reference: str = "", *, values: int) -> Kernel:
-    """The kernel of a rearrangement whose threads have so many neighbours each."""
-    return _Writer(r, name, values).kernel(reference)
+def kernel(r: Rearrangement, name: str, reference: str = "", *, values: int = 1, tile: int = 0) -> Kernel:
+    """The kernel of a rearrangement whose threads have so many neighbours each, or whose blocks have such a tile."""
+    return (_TurnedWriter(r, name, tile) if r.turn is not None else _Writer(r, name, values)).kernel(reference)
 
 
 def _symbol(r: Rearrangement) -> tuple[sympy.Symbol | None, tuple[str, int, int] | None] | None:
@@ -138,11 +143,7 @@ class _Writer:
 
     def kernel(self, reference: str) -> Kernel:
         r = self.r
-        number = "int" if self.index == "int" else "long"
-        groups = f"{self._count(r.root)} // {self.values}"
-        arguments = [Argument("pointer", name) for name in (*self.names.values(), "out")]
-        arguments.append(Argument(number, groups))
-        blocks = f"ceil_div({groups}, {THREADS * AT_ONCE[self.values]})"
+        pointers = (Argument("pointer", name) for name in (*self.names.values(), "out"))
         return Kernel(
             name=self.name,
             source=self.source(),
@@ -151,14 +152,24 @@ class _Writer:
             sizes=() if self.shown is None else (self.shown,),
             output=Array("out", self._shape(r.root), r.root.dtype),
             scratch=(),
-            launches=(Launch(self.name, tuple(arguments), (blocks, "1", "1"), THREADS),),
+            launches=(Launch(self.name, (*pointers, *self.numbers()), (self.blocks(), "1", "1"), THREADS),),
             reference=reference,
             dtypes=tuple(t.dtype for t in r.tensors),
             shapes=tuple(map(self._shape, r.tensors)),
             counts=tuple(f"2 * {self._count(t)}" for t in (*r.tensors, r.root)) if self.index == "int" else (),
         )
 
+    def numbers(self) -> tuple[Argument, ...]:
+        """What a call passes beside pointers."""
+        return (Argument("int" if self.index == "int" else "long", self._groups()),)
+
+    def blocks(self) -> Expression:
+        return f"ceil_div({self._groups()}, {THREADS * AT_ONCE[self.values]})"
+
     # ---- sizes
+
+    def _groups(self) -> Expression:
+        return f"{self._count(self.r.root)} // {self.values}"
 
     def _shape(self, node: Node) -> tuple[Expression, ...]:
         return tuple(map(self._length, node.shape))
@@ -171,36 +182,105 @@ class _Writer:
 
     # ---- the text
 
+    @property
+    def compute(self) -> str:
+        return compute_type(self.r.root.dtype)
+
     def source(self) -> str:
-        element, compute = ELEMENT[self.r.root.dtype], compute_type(self.r.root.dtype)
-        pointers = [f"const {ELEMENT[t.dtype]}* __restrict__ {name}" for t, name in self.names.items()]
-        glued = [p.replace(" ", "~") for p in (*pointers, f"{element}* __restrict__ out", f"{self.index} groups")]
-        head = wrap(f"{self.name}({', '.join(glued)})~{{", width=116, subsequent_indent="    ", break_long_words=False)
         members = [f"const {ELEMENT[t.dtype]}* {name};" for t, name in self.names.items()]
         lines = [
             f"using index_t = {self.index};",
             f"using count_t = unsigned {self.index};  // divides faster; differences below 0 are very large",
-            f"constexpr int THREADS = {THREADS}, VALUES = {self.values}, AT_ONCE = {AT_ONCE[self.values]};",
+            self.constants(),
             *("", *fill(stream_text.TOOLS)),
             *("", "// What a call passes.", "struct Data {", *indent(members), "};"),
-            *("", *self._values(compute)),
-            *("", *fill(KERNEL, signature=[s.replace("~", " ") for s in head], T=compute,
-                        members=", ".join(self.names.values()))),
-        ]  # fmt: skip
+            *("", *self.functions()),
+            *("", *self.entry()),
+        ]
         body = "\n".join(lines) + "\n"
         about = f"// {self.name}: elements in the order in which they are written."
         return f"{about}\n\n{preamble(body, 'nonfinite', 'elements')}\n{body}"
 
-    def _values(self, compute: str) -> Lines:
+    def constants(self) -> str:
+        return f"constexpr int THREADS = {THREADS}, VALUES = {self.values}, AT_ONCE = {AT_ONCE[self.values]};"
+
+    def functions(self) -> Lines:
         """The function that computes a group of neighbours."""
         about = "// Neighbours in the order of memory, from element i on."
-        head = f"__device__ __forceinline__ void values(const Data& d, const count_t i, {compute} (&value)[VALUES])"
+        head = (
+            f"__device__ __forceinline__ void values(const Data& d, const count_t i, {self.compute} (&value)[VALUES])"
+        )
         if self.values > 1 and _Pace(self.values).may_be_a_group(self.r.value):
             return [about, *block(head, _Values(self.r, self.names, self.values).text("value"))]
-        lines, element = _Values(self.r, self.names, 1).element()
-        one = f"__device__ __forceinline__ {compute} element(const Data& d, const count_t i)"
         every = ["#pragma unroll", "for (int e = 0; e < VALUES; ++e) value[e] = element(d, i + e);"]
-        return ["// Element i.", *block(one, [*lines, f"return {element};"]), "", about, *block(head, every)]
+        return [*self.element(), "", about, *block(head, every)]
+
+    def element(self, given: dict[Any, str] | None = None, more: str = "") -> Lines:
+        """The function that computes one element, of what is `given` and the parameters that it has for that."""
+        lines, element = _Values(self.r, self.names, 1).element(given or {})
+        head = f"__device__ __forceinline__ {self.compute} element(const Data& d, const count_t i{more})"
+        return ["// Element i.", *block(head, [*lines, f"return {element};"])]
+
+    def signature(self, *more: str) -> Lines:
+        """``name(parameters) {``, in lines of ordinary length."""
+        pointers = [f"const {ELEMENT[t.dtype]}* __restrict__ {name}" for t, name in self.names.items()]
+        out = f"{ELEMENT[self.r.root.dtype]}* __restrict__ out"
+        glued = ", ".join(p.replace(" ", "~") for p in (*pointers, out, *more))
+        lines = wrap(f"{self.name}({glued})~{{", width=116, subsequent_indent="    ", break_long_words=False)
+        return [line.replace("~", " ") for line in lines]
+
+    def entry(self) -> Lines:
+        members = ", ".join(self.names.values())
+        return fill(text.KERNEL, signature=self.signature(f"{self.index} groups"), T=self.compute, members=members)
+
+
+class _TurnedWriter(_Writer):
+    """Writes the kernel of a rearrangement that is turned tile by tile."""
+
+    def __init__(self, r: Rearrangement, name: str, tile: int) -> None:
+        super().__init__(r, name, 1)
+        assert r.turn is not None
+        self.turn, self.tile = r.turn, tile
+        self.across, self.down = (ceil_div(n, tile) for n in (self.turn.step, self.turn.length))
+
+    def numbers(self) -> tuple[Argument, ...]:
+        return ()
+
+    def blocks(self) -> Expression:
+        planes = f"{self._count(self.r.root)} // {self.turn.step * self.turn.length}"
+        return f"{planes} * {self.across * self.down}"
+
+    def constants(self) -> str:
+        lengths = f"STEP = {self.turn.step}, LENGTH = {self.turn.length}"
+        return (
+            f"constexpr int THREADS = {THREADS}, TILE = {self.tile};\n"
+            f"constexpr int {lengths}, ACROSS = {self.across}, DOWN = {self.down};"
+        )
+
+    def functions(self) -> Lines:
+        given: dict[Any, str] = {}
+        parameters = ""
+        for k, load in enumerate(self.turn.loads):
+            given[load] = f"turned{k}"
+            parameters += f", const {compute_type(load.tensor.dtype)} turned{k}"
+        return self.element(given, parameters)
+
+    def entry(self) -> Lines:
+        tiles, read, turned = [], [], []
+        for k, load in enumerate(self.turn.loads):
+            tiles.append(f"__shared__ {ELEMENT[load.tensor.dtype]} tile{k}[TILE][TILE + 1];")
+            lines, at = _Values(self.r, self.names, 1).index(load.address)
+            read += [*lines, f"tile{k}[k][lane] = d.{self.names[load.tensor]}[index_t({at})];"]
+            turned.append(widened(f"tile{k}[lane][k]", load.tensor.dtype))
+        return fill(
+            text.TURNED,
+            signature=self.signature(),
+            members=", ".join(self.names.values()),
+            tiles=tiles,
+            read=read,
+            turned=", ".join(turned),
+            T=self.compute,
+        )
 
 
 class _Values:
@@ -215,9 +295,13 @@ class _Values:
         """The statements that write the group to an array."""
         return self._into(to, self.r.value, {})
 
-    def element(self) -> tuple[Lines, str]:
+    def element(self, known: dict[Any, str]) -> tuple[Lines, str]:
         """The statements that compute the only element, and its name."""
-        return self._value(self.r.value, {})
+        return self._value(self.r.value, dict(known))
+
+    def index(self, index: Index) -> tuple[Lines, str]:
+        """The statements that an index wants, and its text."""
+        return self._index(index, {})
 
     def _array(self, name: str) -> tuple[str, str]:
         """What is declared for the values of a group, and what element e of them is called."""

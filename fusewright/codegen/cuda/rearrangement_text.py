@@ -2,6 +2,34 @@
 
 from __future__ import annotations
 
+TURNED = """
+// A block computes a tile of TILE x TILE elements: neighbours of what is turned are read, neighbours of out written.
+extern "C" __global__ void __launch_bounds__(THREADS)
+$signature
+    await_launches();
+    const Data d{$members};
+    $tiles
+    const count_t block = blockIdx.x;
+    const count_t column = block % ACROSS * TILE, row = block / ACROSS % DOWN * TILE;
+    const count_t begin = block / (ACROSS * DOWN) * (count_t(STEP) * LENGTH);
+    const int lane = threadIdx.x % TILE, first = threadIdx.x / TILE;
+#pragma unroll
+    for (int k = first; k < TILE; k += THREADS / TILE) {
+        if (column + k >= STEP || row + lane >= LENGTH) continue;
+        const count_t i = begin + (row + lane) * STEP + (column + k);
+        $read
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = first; k < TILE; k += THREADS / TILE) {
+        if (column + lane >= STEP || row + k >= LENGTH) continue;
+        const count_t i = begin + (row + k) * STEP + (column + lane);
+        const $T value[1] = {element(d, i, $turned)};
+        store<1>(out + size_t(i), value);
+    }
+}
+"""
+
 KERNEL = """
 // A thread computes AT_ONCE groups of VALUES neighbours, a block apart, and then writes them.
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -103,6 +103,15 @@ CASES: dict[str, Callable[[], Node]] = {
     "heads side by side": lambda: pointwise(
         "tanh", reshape(permute(inp(0, 2, 3, 4, 8), (0, 2, 1, 3)), (2, 4, 24))
     ),
+    "turned": lambda: pointwise("tanh", permute(inp(0, 2, 40, 70), (0, 2, 1), copy=True)),
+    "turned planes": lambda: permute(inp(0, 2, 40, 3, 9), (0, 2, 3, 1), copy=True),
+    "turned, one plane": lambda: pointwise("neg", permute(inp(0, 33, 65), (1, 0), copy=True)),
+    "turned beside what is not": lambda: pointwise(
+        "add", permute(pointwise("exp", inp(0, 2, 40, 9, 8)), (0, 2, 3, 1), copy=True), inp(1, 9, 8, 40)
+    ),
+    "two that are turned": lambda: pointwise(
+        "mul", *(permute(inp(k, 2, 40, 72), (0, 2, 1), copy=True) for k in (0, 1))
+    ),
     "a mask": lambda: pointwise(
         "where", shuffled(inp(0, 2, 4, 8, dtype=torch.bool), 2), inp(1, 2, 4, 8), 0.0
     ),
