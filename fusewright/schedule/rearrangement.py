@@ -9,9 +9,10 @@ constants, where in memory its operands lie (`indices`), and of which part of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -180,17 +181,30 @@ def _inner(root: Node, users: Users) -> set[Node]:
         more = {n for n, count in uses.items() if n not in inner and count == users[n] and _fits(n)}
         inner |= more
         grown = bool(more)
-    varies = _varies(inner)
-    return {n for n in inner if n in varies}
+    return inner & _varying(topological([root], _outside(inner)))
 
 
-def _varies(inner: set[Node]) -> set[Node]:
-    """Those that some input reaches."""
+def _outside(inner: set[Node]) -> set[Node]:
+    """What nodes read that are none of these."""
+    return {a for node in inner for a in node.inputs if a not in inner}
+
+
+def _varying(nodes: Iterable[Node]) -> set[Node]:
+    """Those, operands first, that read what varies, and not parameters alone."""
     found: set[Node] = set()
-    for node in topological(list(inner)):
-        if isinstance(node.op, ops.Input) or any(a in found for a in node.inputs):
+    known = set[Node]()
+    for node in nodes:
+        known.add(node)
+        if any(a in found or (a not in known and not _is_fixed(a)) for a in node.inputs):
             found.add(node)
     return found
+
+
+def _is_fixed(node: Node) -> bool:
+    """Whether this is known ahead of calls: a parameter, a constant, or a view of one."""
+    while shows(node):
+        node = node.arg(0)
+    return isinstance(node.op, ops.Source | ops.Number | ops.Full) and not isinstance(node.op, ops.Input)
 
 
 def _fits(node: Node) -> bool:
@@ -227,11 +241,19 @@ def shows(node: Node) -> bool:
     return isinstance(node.op, ops.Expand | ops.Slice) or (isinstance(node.op, ops.Reshape) and _is_view(node))
 
 
+_VIEWS: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
+
+
 def _is_view(node: Node) -> bool:
     """Whether a reshape, perhaps of other views, needs no copy."""
-    shape = node.shape
-    at: Sequence[Index] | None = indices.axes(shape)
-    while at is not None and isinstance(node.op, VIEWS):
+    if node not in _VIEWS:  # every group that is looked for asks
+        _VIEWS[node] = _finds_view(node)
+    return _VIEWS[node]
+
+
+def _finds_view(node: Node) -> bool:
+    at, node = indices.of_argument(node, indices.axes(node.shape)), node.arg(0)
+    while at is not None and shows(node):
         at, node = indices.of_argument(node, at), node.arg(0)
     return at is None or indices.is_strided(at, node.shape)
 
@@ -260,7 +282,7 @@ class _Finder:
     def _is_looked_through(self, node: Node) -> bool:
         """Whether a view that others use as well is read from what it shows; one of parameters alone is copied ahead of
         calls."""
-        return shows(node) and any(isinstance(n.op, ops.Input) for n in topological([node]))
+        return shows(node) and not _is_fixed(node)
 
     def _selected(self, node: Node, at: tuple[Index, ...], dim: int) -> Value | str:
         parts: list[Value] = []
