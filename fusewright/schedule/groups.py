@@ -29,6 +29,7 @@ from fusewright.schedule import (
     sample,
     stream,
 )
+from fusewright.schedule.again import computed_again
 from fusewright.schedule.chain import Users
 from fusewright.schedule.partial import Split
 
@@ -100,7 +101,8 @@ class Group:
 @dataclass(frozen=True)
 class Family:
     """How to find groups of one kind: `match` takes a last node; `anchor` is the kind of node a group starts at;
-    `split` finds the part of a last node that a group may end in; `early` is where it may end sooner."""
+    `split` finds the part of a last node that a group may end in; `early` is where it may end sooner; `again` says
+    whether its groups compute themselves what is cheap, though others read it as well (`schedule.again`)."""
 
     name: str
     match: Callable[[Node, Users], Any]
@@ -108,6 +110,7 @@ class Family:
     anchor: type[ops.Op] | UnionType | None = None
     split: Callable[[Node, Users], Split | None] = lambda root, users: None
     early: Callable[[Any], Node | None] = lambda record: None
+    again: bool = False
 
 
 def _sample(root: Node, users: Users) -> Any:
@@ -142,7 +145,8 @@ FAMILIES = (
     Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
     NORMALIZATION,
-    Family("stream", stream.parse, lambda s: s.tensors),
+    # The last one: whatever no group has computed by now is in memory.
+    Family("stream", stream.parse, lambda s: s.tensors, again=True),
 )
 
 Decide = Callable[[Group], Node | None]
@@ -239,6 +243,8 @@ def _next(graph: Graph, family: Family, declined: set[Node], alone: Callable[[No
     users, nodes = graph.users(), graph.nodes()
     apart = {node for node in nodes if alone(node)}
     users.update((node, users[node] + 2) for node in apart)  # as if others used it: no group takes it in
+    if family.again:  # as if no others used it: every group takes it in
+        users.update(dict.fromkeys(computed_again(graph, users, apart), 1))
     computed = depends_on_input(nodes) - apart
     if family.anchor is None:
         for root in reversed(nodes):
