@@ -27,6 +27,7 @@ from fusewright.schedule import (
     range_steps,
     range_sums,
     sample,
+    several_folds,
     stream,
 )
 from fusewright.schedule.again import computed_again
@@ -145,7 +146,8 @@ FAMILIES = (
     Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
     NORMALIZATION,
-    # The last one: whatever no group has computed by now is in memory.
+    # The last ones: whatever no group has computed by now is in memory.
+    Family("several reductions", several_folds.parse, lambda s: s.tensors, again=True),
     Family("stream", stream.parse, lambda s: s.tensors, again=True),
 )
 
