@@ -55,8 +55,16 @@ def _readers(graph: Graph) -> dict[Node, list[Node]]:
 
 
 def _takes_in(reader: Node, node: Node) -> bool:
-    """Whether a stream that computes `reader` may compute `node` as well: trees are of one shape."""
-    return _is_stage(reader) and (not isinstance(reader.op, POINTWISE) or reader.shape == node.shape)
+    """Whether a stream that computes `reader` may compute `node` as well: trees are of one shape, and windows that
+    overlap would have it computed for each of them."""
+    match reader.op:
+        case ops.Pool(kernel=kernel, stride=stride):
+            alike = all(k <= s for k, s in zip(kernel, stride, strict=True))
+        case ops.Reduce():
+            alike = True
+        case _:
+            alike = reader.shape == node.shape
+    return alike and _is_stage(reader)
 
 
 def _is_stage(node: Node) -> bool:

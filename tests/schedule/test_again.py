@@ -52,6 +52,8 @@ AGAIN: dict[str, tuple[Callable[..., object], list[str]]] = {
     "many operations": (lambda m, x: sums(((x * 2).exp() + 1).log().tanh()), []),
     "read as it is": (lambda m, x: (*sums(x.sigmoid()), torch.cumsum(x.sigmoid(), 1)), []),
     "returned": (lambda m, x: (*sums(a := x.sigmoid()), a), []),
+    "for windows": (lambda m, x: (torch.max_pool2d(a := x.sigmoid(), 2), a.sum((2, 3))), ["sigmoid"]),
+    "for windows that overlap": (lambda m, x: (torch.max_pool2d(a := x.sigmoid(), 3, 2), a.sum((2, 3))), []),
     "of a sum": (lambda m, x: sums(x.unflatten(1, (2, 4)).sum(2).sigmoid()), []),
     "of a pool": (lambda m, x: sums(torch.max_pool2d(x, 2).sigmoid()), []),
     "random numbers": (lambda m, x: sums(torch.rand_like(x)), []),
