@@ -150,7 +150,8 @@ PLAIN: dict[str, str] = {
 }
 
 # In CUDA, float32 only: the device's own exponential and reciprocal (`exp2_approx`, `reciprocal_approx`), no division,
-# and the functions of `codegen.cuda.functions`; within 4 ulp of the result and right at the ends.
+# and the functions of `codegen.cuda.functions`; within 4 ulp of the result and right at the ends.  What may be near 1
+# is rounded as a division is (`reciprocal_rounded`): errors to one side add up where 1 is taken from it.
 _SIXTH = "0.16666667f"
 
 
@@ -182,9 +183,9 @@ CUDA: dict[str, str] = {
     "hardsigmoid": f"{_RAMP} * {_SIXTH}",
     "hardswish": f"{{0}} * saturated_product({{0}} + 3, {_SIXTH})",  # whatever that is of NaN
     # of a fourth of both sides: the reciprocal of the largest number is a normal number then, and no zero
-    "softsign": "0.25f * {0} * reciprocal_approx(0.25f * fabs({0}) + 0.25f)",
-    "sigmoid": "reciprocal_approx(1.0f + exp2_approx(-1.44269504f * {0}))",
-    "silu": "{0} * reciprocal_approx(1.0f + exp2_approx(-1.44269504f * {0}))",
+    "softsign": "0.25f * {0} * reciprocal_rounded(0.25f * fabs({0}) + 0.25f)",
+    "sigmoid": "sigmoid({0})",
+    "silu": "{0} * sigmoid({0})",
     "log_sigmoid": "0.0f - softplus(-{0})",
     "selu": elu_in_cuda(_SELU_ALPHA, _SELU_SCALE, 1),
     "erf": "error_function({0})",
@@ -198,7 +199,7 @@ CUDA: dict[str, str] = {
 
 # Shorter ones of arguments in an interval, the first of which is taken that holds them.
 CUDA_WITHIN: dict[str, tuple[tuple[tuple[float, float], str], ...]] = {
-    "softsign": (((-1e37, 1e37), "{0} * reciprocal_approx(fabs({0}) + 1.0f)"),),
+    "softsign": (((-1e37, 1e37), "{0} * reciprocal_rounded(fabs({0}) + 1.0f)"),),
     "exp": (((-2.0, 2.0), "exp2_approx(1.44269504f * {0})"),),
     "mish": (((-1.0, inf), "mish_above({0})"),),
     "sin": (((-1.5708, 1.5708), "sine_of_small({0})"), ((-1e5, 1e5), "sine_of_near({0})")),

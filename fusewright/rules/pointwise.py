@@ -329,6 +329,31 @@ def named(m: Match) -> Node:
     return pointwise(*_found(m))
 
 
+def _refuse_complement(m: Match) -> str | None:
+    if number(m["one"]) != 1:
+        return "the number is not 1"
+    return None if floating(m["root"], m["f"], m["x"]) else FLOATING
+
+
+@rule(
+    "1 - sigmoid(x) = sigmoid(-x)",
+    pattern=op(
+        "root",
+        Pointwise,
+        of=(value("one"), op("f", Pointwise, of=(value("x"),), where=lambda node: function(node) == "sigmoid")),
+        where=lambda node: function(node) == "sub",
+    ),
+    condition=_refuse_complement,
+    exactness="reassociates",
+    enables=True,
+)
+def complement(m: Match) -> Node:
+    """1 - sigmoid(x) -> sigmoid(-x), x of any shape; it takes as long, and is good to the last digit where x is large
+    and the difference is not.  Floating point only.  Class reassociates.
+    """
+    return pointwise("sigmoid", pointwise("neg", m["x"]))
+
+
 # Casts
 
 _FITS: dict[torch.dtype, int] = {  # bits of whole numbers that a dtype holds
@@ -405,6 +430,7 @@ RULES: tuple[Rule, ...] = (
     repeated,
     clip_of_clip,
     named,
+    complement,
     doubled,
     scale_of_scale,
     shift_of_shift,

@@ -158,7 +158,7 @@ def pointwise_tree(
             for a in node.inputs:
                 uses[a] = uses.get(a, 0) + 1
         read = {n: count for n, count in uses.items() if n not in region and not isinstance(n.op, ops.Number)}
-        own = [n for n, count in read.items() if count == users[n] and n.shape == root.shape]
+        own = [n for n, count in read.items() if count >= users[n] and n.shape == root.shape]
         grown = [n for n in own if isinstance(n.op, ops.Pointwise | ops.Cast) and not ends(n)]
         if not grown:
             return tuple(read), tuple(own)

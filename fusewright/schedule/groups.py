@@ -28,8 +28,10 @@ from fusewright.schedule import (
     range_sums,
     rearrangement,
     sample,
+    several_folds,
     stream,
 )
+from fusewright.schedule.again import computed_again
 from fusewright.schedule.chain import Users
 from fusewright.schedule.partial import Split
 
@@ -103,7 +105,8 @@ class Group:
 @dataclass(frozen=True)
 class Family:
     """How to find groups of one kind: `match` takes a last node; `anchor` is the kind of node a group starts at;
-    `split` finds the part of a last node that a group may end in; `early` is where it may end sooner."""
+    `split` finds the part of a last node that a group may end in; `early` is where it may end sooner; `again` says
+    whether its groups compute themselves what is cheap, though others read it as well (`schedule.again`)."""
 
     name: str
     match: Callable[[Node, Users], Any]
@@ -111,6 +114,7 @@ class Family:
     anchor: type[ops.Op] | UnionType | None = None
     split: Callable[[Node, Users], Split | None] = lambda root, users: None
     early: Callable[[Any], Node | None] = lambda record: None
+    again: bool = False
 
 
 def _sample(root: Node, users: Users) -> Any:
@@ -134,6 +138,12 @@ def _elements(root: Node, users: Users) -> Any:
     return other if set(map(_base, other.tensors)) == set(found.tensors) else found
 
 
+def _functions(root: Node, users: Users) -> Any:
+    """A stream of what was no kernel as a rearrangement: it reads copies."""
+    found = _elements(root, users)
+    return stream.parse(root, users) if isinstance(found, rearrangement.Rearrangement) else f"{root!r} moves nothing"
+
+
 def _base(x: Node) -> Node:
     """The tensor whose memory a reshape shows."""
     while isinstance(x.op, ops.Reshape) and rearrangement.shows(x):
@@ -153,6 +163,7 @@ def _range_split(root: Node, users: Users) -> Split | None:
     return None if isinstance(found, str) or not range_steps.in_steps(found) else range_steps.split(root, found)
 
 
+ELEMENTS = Family("stream", _elements, lambda s: s.tensors, again=True)
 NORMALIZATION = Family("normalization", normalization.parse, lambda n: n.tensors, ops.Norm | ops.Softmax)
 
 FAMILIES = (
@@ -166,8 +177,11 @@ FAMILIES = (
     Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
     NORMALIZATION,
-    Family("stream", _reducing, lambda s: s.tensors),
-    Family("stream", _elements, lambda s: s.tensors),
+    # The last ones: whatever no group has computed by now is in memory.
+    Family("several reductions", several_folds.parse, lambda s: s.tensors, again=True),
+    Family("stream", _reducing, lambda s: s.tensors, again=True),
+    ELEMENTS,
+    Family("stream", _functions, lambda s: s.tensors, again=True),
 )
 
 Decide = Callable[[Group], Node | None]
@@ -187,7 +201,7 @@ def cut(
     """
     eager = output_orders(graph, orders, kernels=False)
     for family in FAMILIES:
-        graph = _dense(graph) if family is FAMILIES[-1] else graph
+        graph = _dense(graph) if family is ELEMENTS else graph
         declined: set[Node] = set()
         while (group := _next(graph, family, declined, alone)) is not None:
             if group.shorter is not None:
@@ -290,6 +304,8 @@ def _next(graph: Graph, family: Family, declined: set[Node], alone: Callable[[No
     users, nodes = graph.users(), graph.nodes()
     apart = {node for node in nodes if alone(node)}
     users.update((node, users[node] + 2) for node in apart)  # as if others used it: no group takes it in
+    if family.again:  # as if no others used it: every group takes it in
+        users.update(dict.fromkeys(computed_again(graph, users, apart), 1))
     computed = depends_on_input(nodes) - apart
     if family.anchor is None:
         for root in reversed(nodes):

@@ -178,7 +178,7 @@ def _inner(root: Node, users: Users) -> set[Node]:
         for node in inner:
             for a in node.inputs:
                 uses[a] = uses.get(a, 0) + 1
-        more = {n for n, count in uses.items() if n not in inner and count == users[n] and _fits(n)}
+        more = {n for n, count in uses.items() if n not in inner and count >= users[n] and _fits(n)}
         inner |= more
         grown = bool(more)
     return inner & _varying(topological([root], _outside(inner)))

@@ -225,6 +225,13 @@ def of_rows(tree: Tree, kind: Literal["var", "mean", "logsumexp"], dims: tuple[i
     return _Axes(value, value, before, None, None, ((fold, None),), users).stream(fold.node, in_order=False)
 
 
+def of_reductions(fold: Fold, read: tuple[Node, ...], tail: Tree, users: Users) -> Stream | str:
+    """The stream of one of several reductions of what is computed from what is `read`, with what `tail` makes of all
+    (and reads beside them)."""
+    value = fold.node.arg(0)
+    return _Axes(value, value, Tree(value, read, None), None, None, ((fold, tail),), users).stream(tail.root)
+
+
 def unsupported(stage: Stage) -> str | None:
     """Why a stage cannot be carried out, whatever its sizes."""
     if isinstance(stage, Fold) and (stage.op.kind not in FOLDS or not stage.op.dims):

@@ -223,7 +223,12 @@ inline float saturated_product(float a, float b) { return std::fmin(std::fmax(a 
 
 #ifdef USES_approximations
 inline float exp2_approx(float x) { return std::exp2(x) < 1.17549435e-38f ? 0.0f : std::exp2(x); }
-inline float reciprocal_approx(float x) { return std::fabs(1.0f / x) < 1.17549435e-38f ? 0.0f : 1.0f / x; }
+// Leans to zero, as a device's may: errors of many add up.
+inline float reciprocal_approx(float x) {
+    const float y = 1.0f / x;
+    if (std::fabs(y) < 1.17549435e-38f) return 0.0f;
+    return std::isfinite(y) && (__float_as_uint(x) & 0x7fffffu) ? std::nextafter(y, 0.0f) : y;
+}
 #endif
 
 #ifdef USES_mma_tf32

@@ -160,7 +160,7 @@ def _twice(random: Random, x: Tensor) -> nn.Module:
         ("x * 0", lambda x: x * 0.0),
         ("x * 1 + 0", lambda x: x * 1.0 + 0.0),
         ("abs(-x)", lambda x: x.neg().abs()),
-        ("cos(-x)", lambda x: torch.cos(-x)),
+        ("1 - sigmoid(cos(-x))", lambda x: 1 - torch.sigmoid(torch.cos(-x))),
         ("view as it is", lambda x: x.expand(x.shape).permute(tuple(range(x.ndim))).reshape(x.shape)),
         ("relu6(relu)", lambda x: F.relu6(torch.relu(x))),
     ]

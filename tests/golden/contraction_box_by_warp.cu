@@ -24,6 +24,20 @@ __device__ __forceinline__ unsigned round_tf32(float x) {
     return bits;
 }
 
+// The greater and the smaller of two values; NaN wins.
+__device__ __forceinline__ float greater(float a, float b) {
+    float c;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+__device__ __forceinline__ float smaller(float a, float b) {
+    float c;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+__device__ __forceinline__ double greater(double a, double b) { return a > b || a != a ? a : b; }
+__device__ __forceinline__ double smaller(double a, double b) { return a < b || a != a ? a : b; }
+
 // 2^x and 1/x to 2 ulp; results below the normal numbers are zero.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
@@ -94,6 +108,16 @@ template <class T> __device__ __forceinline__ void at_hand(const T*& x) { asm vo
 // One of two values, both computed: a branch for each of many values takes longer.
 template <typename T>
 __device__ __forceinline__ T chosen(bool first, T one, T other) { return first ? one : other; }
+
+// 1/x of x from 2^-126 on, rounded as a division is: `reciprocal_approx` leans to one side, which a mean of
+// 1 - sigmoid(x) would show, and a step of Newton's makes up for that.  0 for what is greater than 2^126.
+__device__ __forceinline__ float reciprocal_rounded(float x) {
+    const float within = smaller(x, 0x1p127f), y = reciprocal_approx(within);
+    return fmaf(y, fmaf(-within, y, 1.0f), y);
+}
+
+// 1 / (1 + e^-x).
+__device__ __forceinline__ float sigmoid(float x) { return reciprocal_rounded(1 + exp2_approx(-1.44269504f * x)); }
 
 using Element = float;    // of tensors in memory
 using Compute = float;    // of everything else
@@ -370,7 +394,7 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         }
     const auto before = [&](Compute value, int m, int half) {
         const Compute shifted = value * Compute(0.0625) + bias_at[m][half];
-        const float v1 = reciprocal_approx(1.0f + exp2_approx(-1.44269504f * shifted));
+        const float v1 = sigmoid(shifted);
         return v1;
     };
     double total = Compute(0);

@@ -13,6 +13,20 @@ __device__ __forceinline__ void await_launches() {
 #endif
 }
 
+// The greater and the smaller of two values; NaN wins.
+__device__ __forceinline__ float greater(float a, float b) {
+    float c;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+__device__ __forceinline__ float smaller(float a, float b) {
+    float c;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+__device__ __forceinline__ double greater(double a, double b) { return a > b || a != a ? a : b; }
+__device__ __forceinline__ double smaller(double a, double b) { return a < b || a != a ? a : b; }
+
 // 2^x and 1/x to 2 ulp; results below the normal numbers are zero.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
@@ -53,6 +67,16 @@ template <> struct narrow_to<fp16> {
         return y;
     }
 };
+
+// 1/x of x from 2^-126 on, rounded as a division is: `reciprocal_approx` leans to one side, which a mean of
+// 1 - sigmoid(x) would show, and a step of Newton's makes up for that.  0 for what is greater than 2^126.
+__device__ __forceinline__ float reciprocal_rounded(float x) {
+    const float within = smaller(x, 0x1p127f), y = reciprocal_approx(within);
+    return fmaf(y, fmaf(-within, y, 1.0f), y);
+}
+
+// 1 / (1 + e^-x).
+__device__ __forceinline__ float sigmoid(float x) { return reciprocal_rounded(1 + exp2_approx(-1.44269504f * x)); }
 
 using index_t = int;
 using count_t = unsigned int;  // divides faster
@@ -163,7 +187,7 @@ void values(const Data& d, index_t i0, index_t i1, index_t i2, index_t i3, float
 #pragma unroll
     for (int e = 0; e < VALUES<WIDE>; ++e) {
         const float average = pooled[e] / 16.0f;
-        const float v1 = reciprocal_approx(1.0f + exp2_approx(-1.44269504f * average));
+        const float v1 = sigmoid(average);
         value[e] = v1;
     }
 }

@@ -142,7 +142,12 @@ inline float smaller(float a, float b) { return a < b || a != a ? a : b; }
 inline float rsqrt(float x) { return 1 / sqrt(x); }
 inline float saturated_product(float a, float b) { return fmin(fmax(a * b, 0.0f), 1.0f); }
 inline float exp2_approx(float x) { return x < -126 ? 0.0f : exp2(x); }
-inline float reciprocal_approx(float x) { return fabs(1.0f / x) < 1.17549435e-38f ? 0.0f : 1.0f / x; }
+// Leans to zero, as a device's may.
+inline float reciprocal_approx(float x) {
+    const float y = 1.0f / x;
+    if (fabs(y) < 1.17549435e-38f) return 0.0f;
+    return isfinite(y) && (__float_as_uint(x) & 0x7fffffu) ? nextafter(y, 0.0f) : y;
+}
 """
 # Those that are 2^x of a rounded multiple of x: where that is small they are small as well.
 ROUGH = ("sigmoid", "silu")
@@ -194,6 +199,17 @@ def test_cuda_is_what_torch_computes(case: tuple[str, tuple[pointwise.Scalar | s
     traits = pointwise.traits(*case)
     assert traits.cuda is not None and traits.cuda != traits.cpp
     check_cuda(case, traits.cuda, torch.cat([values(torch.float32), SMALL, *FAR]), tmp_path)
+
+
+@pytest.mark.parametrize("fn", ["sigmoid", "silu", "mish", "tanh"])
+def test_errors_near_the_limit_are_not_all_to_one_side(fn: str, tmp_path: Path) -> None:
+    """The mean of what is missing to 1, or to x, is as good as with PyTorch's own function."""
+    x, traits = torch.linspace(5, 12, 300_007), pointwise.traits(fn)
+    got = of_cuda(traits.cuda or traits.cpp or "", x, tmp_path)
+    limit = 1.0 if traits.range[1] == 1 else x.double()
+    values = expected(traits, (x.double(),)), got.double(), expected(traits, (x,)).double()
+    truth, ours, eagers = (float((limit - y).square().mean()) for y in values)
+    assert abs(ours / truth - 1) <= 1e-6 + 4 * abs(eagers / truth - 1)
 
 
 @pytest.mark.parametrize(("fn", "known", "text"), WITHIN, ids=[f"{fn} in {known}" for fn, known, _ in WITHIN])

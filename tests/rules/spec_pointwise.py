@@ -150,6 +150,21 @@ SPECS = [
         exact_example=lambda: written_out("softsign", x()),
     ),
     RuleSpec(
+        rules.complement,
+        lambda: pw("sub", 1, pw("sigmoid", x())),
+        INPUTS.map(lambda v: pw("sub", 1.0, pw("sigmoid", v))),
+        {
+            "the number is not 1": lambda: pw("sub", 2, pw("sigmoid", x())),
+            "the number is not 1 # not known": lambda: pw("sub", B, pw("sigmoid", x())),
+            "the number is not 1 # a tensor": lambda: pw("sub", inp(), pw("sigmoid", x())),
+            "the values are not floating point": lambda: pw("sub", 1, pw("sigmoid", x(WHOLE))),
+            "# sigmoid(x) - 1": lambda: pw("sub", pw("sigmoid", x()), 1),
+            "# 1 + sigmoid(x)": lambda: pw("add", 1, pw("sigmoid", x())),
+            "# another function": lambda: pw("sub", 1, pw("tanh", x())),
+        },
+        exact_example=lambda: pw("sub", 1, pw("sigmoid", pw("mul", x(), 1000.0))),
+    ),
+    RuleSpec(
         rules.negated_twice,
         lambda: pw("neg", pw("neg", x())),
         INPUTS.map(lambda v: pw("neg", pw("neg", v))),

@@ -235,6 +235,19 @@ def test_functions_and_moves_are_one_group() -> None:
     assert group.name == "fused_mul_sub_mul_add_cat"
 
 
+def test_functions_of_what_is_copied_are_a_stream_where_there_is_no_other_kernel() -> None:
+    """As on CPUs."""
+    offered: list[str] = []
+
+    def take(group: Group) -> Node | None:
+        offered.append(group.family)
+        return None if group.family == "rearrangement" else group.fused(group.name)
+
+    graph = cut(graph_of(pointwise("exp", pointwise("tanh", shuffled(X, 4)))), take)
+    assert offered == [*["rearrangement"] * 3, "stream"]
+    assert sum(type(n.op).__name__ == "Fused" for n in graph.nodes()) == 1
+
+
 def test_what_lies_along_another_dimension_is_turned() -> None:
     r = found(pointwise("add", permute(inp(0, 2, 64, 9, 8), (0, 2, 3, 1)), inp(1, 2, 9, 8, 64)))
     assert r.turn is not None and (r.turn.step, r.turn.length) == (64, 72)

@@ -21,6 +21,7 @@ from fusewright.codegen.cuda import (
     ranges_walks,
     rearrangement,
     sample,
+    several_folds,
     stream,
     warpgroup,
 )
@@ -346,6 +347,8 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
             return rearrangement.kernel(group.record, name, reference, **option)
         case "normalization":
             return normalization.kernel(group.record, name, reference, **option)
+        case "several reductions":
+            return several_folds.kernel(group.record, name, reference)
         case "sample program":
             return sample.kernel(group.record, name, reference)
     return stream.kernel(group.record, name, reference)

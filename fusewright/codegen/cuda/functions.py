@@ -19,6 +19,18 @@ _TEXTS: dict[str, str] = {
 template <typename T>
 __device__ __forceinline__ T chosen(bool first, T one, T other) { return first ? one : other; }
 """,
+    "reciprocal_rounded": """
+// 1/x of x from 2^-126 on, rounded as a division is: `reciprocal_approx` leans to one side, which a mean of
+// 1 - sigmoid(x) would show, and a step of Newton's makes up for that.  0 for what is greater than 2^126.
+__device__ __forceinline__ float reciprocal_rounded(float x) {
+    const float within = smaller(x, 0x1p127f), y = reciprocal_approx(within);
+    return fmaf(y, fmaf(-within, y, 1.0f), y);
+}
+""",
+    "sigmoid": """
+// 1 / (1 + e^-x).
+__device__ __forceinline__ float sigmoid(float x) { return reciprocal_rounded(1 + exp2_approx(-1.44269504f * x)); }
+""",
     "expm1_falling": """
 // e^x - 1 of x <= 0 from x = n ln 2 + r: adding 1.5 * 2^23 + 127 leaves the exponent of 2^n at the end.
 __device__ __forceinline__ float expm1_falling(float x) {
@@ -58,14 +70,14 @@ __device__ __forceinline__ float gelu(float x) {
     "gelu_by_tanh": """
 // x (1 + tanh u) / 2 = x / (1 + e^-2u) with u = sqrt(2 / pi) (x + 0.044715 x^3).
 __device__ __forceinline__ float gelu_by_tanh(float x) {
-    return x * reciprocal_approx(1 + exp2_approx(x * fmaf(x * x, -0.10294324f, -2.30220819f)));
+    return x * reciprocal_rounded(1 + exp2_approx(x * fmaf(x * x, -0.10294324f, -2.30220819f)));
 }
 """,
     "mish": """
 // x tanh(ln(1 + e^x)) = x n / (n + 2) with n = e^x (e^x + 2).
 __device__ __forceinline__ float mish_by(float exponential, float x) {
     const float n = exponential * (exponential + 2);
-    return x * (n * reciprocal_approx(n + 2));
+    return x * (n * reciprocal_rounded(n + 2));
 }
 __device__ __forceinline__ float mish(float x) { return mish_by(exp(fmin(x, 20.0f)), x); }
 // Of x from -1 on: the greater x is, the less is it what e^x is.

@@ -96,10 +96,10 @@ class Writer(StreamSections):
     # Text.
 
     def kernel(self, reference: str) -> Kernel:
-        s, parts = self.s, self.shape.parts
+        parts = self.shape.parts
         return self.record(
             source=self.source(),
-            scratch=self.scratch(PLANES[s.folds[0][0].op.kind], parts) if parts else (),
+            scratch=self.scratch(self.planes, parts) if parts else (),
             launches=self._launches(),
             reference=reference,
             notes=self._notes(),
@@ -159,11 +159,7 @@ class Writer(StreamSections):
         """The text behind the primitives, without the `tools` of all streams where there are others."""
         lines = [*self._constants(), *([*fill(text.TOOLS), ""] if tools else []), *self.data(), ""]
         lines += [*fill(text.ROW_OF), ""] if self.s.weights else []
-        compute = compute_type(self.s.value.dtype)
-        for i, (reduction, tail) in enumerate(self.s.folds):
-            kind, result = reduction.op.kind, compute_type(reduction.node.dtype)
-            lines += [*fold(kind, ("First", "Second")[i], compute, result).strip().split("\n"), ""]
-            compute = compute_type((tail.root if tail else reduction.node).dtype)
+        lines += self.carried()
         if self.shape.team > 1 or self.shape.parts is not None:
             lines += [*fill(text.JOINED), ""]
         lines += self.values.counted() + self.values.text() + [""]
@@ -173,6 +169,20 @@ class Writer(StreamSections):
         if self.shape.parts is not None:
             lines += ["", *self._finish()]
         return "\n".join(lines) + "\n"
+
+    def carried(self) -> Lines:
+        """What carries the reductions."""
+        lines, compute = [], compute_type(self.s.value.dtype)
+        for i, (reduction, tail) in enumerate(self.s.folds):
+            kind, result = reduction.op.kind, compute_type(reduction.node.dtype)
+            lines += [*fold(kind, ("First", "Second")[i], compute, result).strip().split("\n"), ""]
+            compute = compute_type((tail.root if tail else reduction.node).dtype)
+        return lines
+
+    @property
+    def planes(self) -> int:
+        """How many numbers a part of a result takes."""
+        return PLANES[self.s.folds[0][0].op.kind]
 
     def tails(self) -> Lines:
         """What finishes the reductions."""
@@ -218,7 +228,7 @@ class Writer(StreamSections):
         return None if found is None else TallValues(self.s, self.names, found)
 
     def _common(self) -> dict[str, object]:
-        return {"T": compute_type(self.s.value.dtype), "coordinates": ", ".join(f"i{a}" for a in self.all)}
+        return {"T": self.values.compute, "coordinates": ", ".join(f"i{a}" for a in self.all)}
 
     def _at_once(self, wide: int, narrow: int) -> str:
         return f"AT_ONCE = WIDE ? {self.at_once(wide)} : {self.at_once(narrow)}"

@@ -49,16 +49,20 @@ class Values(StreamValues):
 
     inline, std = "__device__ __forceinline__", ""
 
+    @property
+    def compute(self) -> str:
+        """The type of a value."""
+        return compute_type(self.s.value.dtype)
+
     def text(self) -> Lines:
         """The function ``values``."""
-        compute = compute_type(self.s.value.dtype)
         coordinates = ", ".join(f"index_t i{a}" for a in range(len(self.s.axes)))
         return [
             "// Neighbours along the last axis, from these coordinates on.",
             "template <bool WIDE>",
             self.inline,
             *block(
-                f"void values(const Data& d, {coordinates}, {compute} (&value)[VALUES<WIDE>])",
+                f"void values(const Data& d, {coordinates}, {self.compute} (&value)[VALUES<WIDE>])",
                 self._pooled() if self.s.window else self._plain(),
             ),
         ]
@@ -113,10 +117,10 @@ class Values(StreamValues):
         kept = [a for a, axis in enumerate(s.axes) if axis.role == "kept" or (fold == 0 and axis.role == "second")]
         away = [f"d.n{a}" for a, axis in enumerate(s.axes) if axis.role == place]
         loads, given, element = self.loads(place, "V")
-        lines, value = tree(after, reduction.node, given | {reduction.node: "reduced"})
-        compute, out = compute_type(reduction.node.dtype), compute_type((after.root if after else reduction.node).dtype)
-        count = " * ".join([f"double({away[0]})", *away[1:]])
-        each = [f"const {compute} reduced = fold[e].result({count});", *element, *lines, f"value[e] = {value};"]
+        out = compute_type((after.root if after else reduction.node).dtype)
+        reduced, names = self.reduced(fold, " * ".join([f"double({away[0]})", *away[1:]]))
+        lines, value = tree(after, reduction.node, given | names)
+        each = [*reduced, *element, *lines, f"value[e] = {value};"]
         body = [
             *(decode("result", kept, "") if any(r.axes for r in self.reads(place)) else []),
             *loads,
@@ -128,6 +132,11 @@ class Values(StreamValues):
             "template <int V>",
             *block(f"{self.inline} void finish({parameters})", body),
         ]
+
+    def reduced(self, fold: int, count: str) -> tuple[Lines, dict[Node, str]]:
+        """The statements that make what reduction `fold` gives, of so many values, and what that is called."""
+        node = self.s.folds[fold][0].node
+        return [f"const {compute_type(node.dtype)} reduced = fold[e].result({count});"], {node: "reduced"}
 
     def loads(
         self, place: Place, width: str, each: str = "e", among: Container[Node] | None = None

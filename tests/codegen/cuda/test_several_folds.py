@@ -1,0 +1,169 @@
+"""Several reductions in one pass: which are found, and the generated CUDA C++, which runs on the CPU."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from math import inf, nan
+
+import pytest
+import torch
+from codegen.cuda.test_stream_kernels import (
+    BF16,
+    F16,
+    F64,
+    fold,
+    graph_of,
+    inp,
+    pointwise,
+    pool,
+    random,
+    reference,
+)
+from emulation.emulate import emulate
+from torch import Tensor
+
+from fusewright.codegen.cpu import options as cpu_options
+from fusewright.codegen.cuda.several_folds import kernel
+from fusewright.ir.node import Node
+from fusewright.kernel import Kernel
+from fusewright.runtime import nvrtc
+from fusewright.schedule.groups import Group
+from fusewright.schedule.several_folds import SeveralFolds, parse
+
+ORDERS = ("forward", "reverse", "shuffled")
+
+
+def several(root: Node, shared: tuple[Node, ...] = ()) -> SeveralFolds | str:
+    """What is found where those that are `shared` may be computed again."""
+    return parse(root, {**graph_of(root).users(), **dict.fromkeys(shared, 1)})
+
+
+def found(root: Node) -> SeveralFolds:
+    s = several(root)
+    assert isinstance(s, SeveralFolds), s
+    return s
+
+
+def overlap(x: Node, t: Node, *dims: int) -> Node:
+    """A loss by the share of what two have in common."""
+    p = pointwise("sigmoid", x)
+    both, own = fold(pointwise("mul", p, t), "sum", *dims), fold(p, "sum", *dims)
+    return pointwise("sub", 1, pointwise("div", pointwise("add", both, 1), pointwise("add", own, 3)))
+
+
+def of_kinds(x: Node, *dims: int, kinds: tuple[str, ...], keepdim: bool = False) -> Node:
+    """Reductions of functions of x, added up."""
+    functions = ("tanh", "abs", "sigmoid", "square")
+    root, *others = (
+        fold(pointwise(f, x), kind, *dims, keepdim=keepdim) for f, kind in zip(functions, kinds, strict=False)
+    )
+    for other in others:
+        root = pointwise("add", root, other)
+    return root
+
+
+CASES: dict[str, Callable[[], Node]] = {
+    "rows": lambda: overlap(inp(0, 5, 300), inp(1, 5, 300), 1),
+    "odd rows": lambda: overlap(inp(0, 7, 131), inp(1, 131), 1),
+    "long rows, in parts": lambda: overlap(inp(0, 2, 3, 4096), inp(1, 3, 4096), 1, 2),
+    "all": lambda: overlap(inp(0, 3, 5000), inp(1, 3, 5000), 0, 1),
+    "columns": lambda: overlap(inp(0, 9, 64), inp(1, 9, 64), 0),
+    "columns, in parts": lambda: overlap(inp(0, 700, 20), inp(1, 700, 1), 0),
+    "a batch of channels": lambda: overlap(inp(0, 2, 33, 10), inp(1, 33, 1), 1),
+    "other kinds": lambda: of_kinds(inp(0, 4, 260), 1, kinds=("max", "norm", "mean")),
+    "kinds of two numbers": lambda: of_kinds(inp(0, 2, 20000), 1, kinds=("logsumexp", "min", "logsumexp", "sum")),
+    "dimensions kept": lambda: of_kinds(inp(0, 2, 6, 50), 1, kinds=("mean", "logsumexp"), keepdim=True),
+    "bfloat16": lambda: overlap(inp(0, 6, 320, dtype=BF16), inp(1, 6, 320, dtype=BF16), 1),
+    "float16": lambda: overlap(inp(0, 320, 8, dtype=F16), inp(1, 320, 8, dtype=F16), 0),
+    "float64": lambda: overlap(inp(0, 6, 320, dtype=F64), inp(1, 320, dtype=F64), 1),
+}
+
+
+def check(root: Node, tensors: dict[Node, Tensor] | None = None, order: str = "forward") -> Kernel:
+    """Against the same graph in float64."""
+    s = found(root)
+    given = tensors or {n: random(n, i) for i, n in enumerate(s.tensors)}
+    made, want = kernel(s, "fused_test"), reference(root, given)
+    got = emulate(made, *(given[n] for n in s.tensors), order=order)
+    assert got.dtype == root.dtype and got.shape == want.shape
+    torch.testing.assert_close(got.double(), want, equal_nan=True, rtol=8 * torch.finfo(root.dtype).eps, atol=1e-5)
+    return made
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name: str) -> None:
+    made = check(CASES[name](), order=ORDERS[zlib.crc32(name.encode()) % 3])
+    assert len(made.launches) == 1 + ("part" in name or name in ("all", "kinds of two numbers"))
+
+
+def test_memory_is_read_once() -> None:
+    source = check(CASES["long rows, in parts"]()).source
+    assert source.count("load<VALUES<WIDE>>(d.x") == source.count("= sigmoid(") == 1
+
+
+def test_other_batches() -> None:
+    s = found(CASES["rows"]())
+    x, t = torch.randn(2, 11, 77)
+    given = {"a0": x, "a1": t}
+    got = emulate(kernel(s, "fused_test"), *(given[n.op.name] for n in s.tensors))  # type: ignore[attr-defined]
+    p = x.sigmoid()
+    torch.testing.assert_close(got, 1 - ((p * t).sum(1) + 1) / (p.sum(1) + 3))
+
+
+def test_what_is_not_finite() -> None:
+    root = CASES["odd rows"]()
+    given = {n: random(n, i) for i, n in enumerate(found(root).tensors)}
+    (x,) = (given[n] for n in given if n.ndim == 2)
+    x[0, 5], x[1, 7], x[2, 9] = nan, inf, -inf
+    check(root, given)
+
+
+def test_sanitizers_find_nothing() -> None:
+    s = found(CASES["columns, in parts"]())
+    emulate(kernel(s, "fused_test"), *(random(n, i) for i, n in enumerate(s.tensors)), order="reverse", sanitize=True)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("name", ["long rows, in parts", "kinds of two numbers", "columns", "bfloat16"])
+def test_compiles_without_spills(name: str, arch: str) -> None:
+    taken = nvrtc.resources(nvrtc.compile(kernel(found(CASES[name]()), "fused_test").source, arch)).values()
+    assert all(r.stack == 0 for r in taken), taken
+
+
+X, Y, Z = inp(0, 4, 6, 300), inp(1, 4, 6, 300), inp(0, 4, 300, 300)
+REFUSED: dict[str, Callable[[], Node]] = {
+    "is made of no results": lambda: fold(X, "sum", 2),
+    "over the same dimensions": lambda: pointwise("add", fold(X, "sum", 2), 1),
+    "over the same dimensions # others": lambda: pointwise("add", fold(Z, "sum", 2), fold(Z, "sum", 1)),
+    "over the same dimensions # many": lambda: pointwise("add", of_kinds(X, 2, kinds=("sum",) * 4), fold(X, "sum", 2)),
+    "no two reductions read the same": lambda: pointwise("div", fold(X, "sum", 2), fold(Y, "sum", 2)),
+    "of more than pointwise": lambda: of_kinds(pool(X, "max", (2,)), 2, kinds=("sum", "max")),
+    "no reduction of a stream": lambda: pointwise("add", fold(X, "prod", 2), fold(X, "sum", 2)),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_refused(reason: str) -> None:
+    why = several(REFUSED[reason]())
+    assert isinstance(why, str) and reason.partition(" #")[0] in why
+
+
+def test_what_others_use_is_in_memory() -> None:
+    """A result, and a value, unless it may be computed again."""
+    p = pointwise("sigmoid", X)
+    a, b = fold(pointwise("mul", p, Y), "sum", 2), fold(p, "sum", 2)
+    root, outside = pointwise("div", a, b), pointwise("exp", p)
+    users = graph_of(pointwise("add", pointwise("mul", fold(outside, "sum", 2), root), 0)).users()
+    s = parse(root, users)
+    assert isinstance(s, SeveralFolds) and s.tensors == (p, Y)
+    s = parse(root, {**users, p: 1})
+    assert isinstance(s, SeveralFolds) and set(s.tensors) == {X, Y}
+    assert isinstance(parse(root, {**users, b: 2}), str)
+
+
+def test_not_on_cpus() -> None:
+    root = CASES["rows"]()
+    s = found(root)
+    group = Group("several reductions", s, root, s.tensors)
+    assert cpu_options(group, {}, {}) == []

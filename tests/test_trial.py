@@ -1,0 +1,46 @@
+"""Which path a trial keeps, from what it measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fusewright import trial
+from fusewright.dispatch import Options
+from fusewright.measure import Sample
+from fusewright.plan import Plan
+from fusewright.trial import Trial
+
+# Seconds of the original, the rewritten program and its replay; the path that is kept, whether calls are replayed, and
+# whether the program answers calls that are no replays.
+TIMES: dict[str, tuple[tuple[float, float, float], str, bool, bool]] = {
+    "a replay that is slower than both": ((1.30, 1.22, 2.36), "rewritten", False, True),
+    "a replay that is hardly faster": ((1.30, 1.22, 1.20), "rewritten", False, True),
+    "a replay that is faster": ((1.30, 1.22, 0.80), "recorded", True, True),
+    "a replay of what is slower by itself": ((1.30, 1.50, 0.80), "recorded", True, False),
+    "nothing that is faster": ((1.30, 1.29, 1.28), "original", False, False),
+}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_what_serves_is_what_measured_faster(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (before, after, replayed), path, records, alone = TIMES[name]
+    seconds = {"original": before, "rewritten": after, "recorded": replayed}
+
+    def compared(calls: dict[str, Any], **_: Any) -> dict[str, Sample]:
+        return {key: Sample(seconds[key], seconds[key], seconds[key], 1) for key in calls}
+
+    monkeypatch.setattr(trial, "compare", compared)
+    monkeypatch.setattr(trial, "_recorded", lambda of, built, candidate: candidate)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AvgPool2d(2), nn.Flatten(2)).eval()
+    of = Trial(model, (torch.rand(2, 3, 16, 16),), {}, Options(rewrite="cost", verify=False, kernels="never"), print)
+    built = trial._built(of)
+    monkeypatch.setattr(trial, "_is_rewritten", lambda built: True)
+    entry = trial._judge(of, built, Plan("Sequential", "rewritten", "", "cpu", ""))
+    assert entry.plan is not None and entry.plan.kept[0].path == path
+    assert (entry.runner is not None) == (path != "original")
+    if entry.runner is not None:
+        assert (entry.runner.recorder is not None) == records and entry.runner.alone == alone
