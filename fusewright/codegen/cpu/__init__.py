@@ -33,6 +33,7 @@ from fusewright.schedule.matmul import Linear
 from fusewright.schedule.normalization import ChannelStatistics, Normalization
 from fusewright.schedule.product import Product
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass
+from fusewright.schedule.scan import Scan
 from fusewright.schedule.stream import Stream
 
 # Whether the kernel of a contraction forms the window sums that it reads, at the pace of memory.
@@ -57,7 +58,7 @@ def options(
         return []
     if isinstance(group.record, RangeReduction):
         return [] if group.record.stored is not None or in_one_pass(group.record) else [{}]
-    if isinstance(group.record, ChannelStatistics | Normalization | KeptRows):
+    if isinstance(group.record, ChannelStatistics | Normalization | KeptRows | Scan):
         return []  # a sample's statistics are left to sample programs, others to ATen
     return [] if isinstance(group.record, Stream) and not stream.fits(group.record) else [{}]
 

@@ -20,6 +20,7 @@ from fusewright.codegen.cuda import (
     ranges_blocks,
     ranges_walks,
     sample,
+    scan,
     stream,
     warpgroup,
 )
@@ -43,6 +44,7 @@ from fusewright.schedule.product import Product, contraction_of
 from fusewright.schedule.range_blocks import Cut, cuts
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass
 from fusewright.schedule.range_walks import Walk, ahead, walks
+from fusewright.schedule.scan import Scan
 from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, shortlist
 from fusewright.schedule.tiling import estimate as estimate_of
 from fusewright.schedule.warpgroup import WarpgroupTile
@@ -118,6 +120,8 @@ def options(
         return normalization.options(group.record)
     if isinstance(group.record, KeptRows):
         return kept_rows.options(group.record)
+    if isinstance(group.record, Scan):
+        return scan.options(group.record)
     if not isinstance(group.record, Contraction | Product):
         return [{}]
     c = contraction_of(group.record)
@@ -159,6 +163,9 @@ def pays(
     seconds = 0.0
     if isinstance(group.record, Linear):
         seconds = matmul_seconds(group.record, MatmulTile(**option["matmul"]), _rows(group.record, hints))
+    elif isinstance(group.record, Scan):
+        blocks = max(1.0, scan.blocks(group.record, option, hints))
+        seconds = estimate.moved(group, hints) / (estimate.OF_BLOCK * blocks)
     elif isinstance(group.record, Contraction | Product):
         seconds = _seconds(group, hints, layouts, tf32, capability) / _busy(contraction_of(group.record), option, hints)
     return estimate.pays(group, seconds, hints, tf32=tf32)
@@ -338,6 +345,8 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
             return normalization.of_channels(group.record, name, reference)
         case "kept rows":
             return kept_rows.kernel(group.record, name, reference, **option)
+        case "scan":
+            return scan.kernel(group.record, name, reference, **option)
         case "normalization":
             return normalization.kernel(group.record, name, reference, **option)
         case "sample program":
