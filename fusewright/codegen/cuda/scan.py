@@ -66,9 +66,9 @@ def _team(numbers: int, most: int) -> int:
 
 def blocks(s: Scan, option: Option, hints: Mapping[Any, int]) -> float:
     """How many blocks there are, or the share of one that has anything to do."""
-    wide = widths(s.within)
-    threads = prod(sizes(s.node, hints)) / s.length * option["team"]
-    return threads / THREADS if s.in_rows or wide is None else threads / THREADS / wide.values
+    team: int = option["team"]
+    wide = None if s.in_rows else widths(s.within)
+    return prod(sizes(s.node, hints)) * team / (s.length * THREADS * (wide.values if wide else 1))
 
 
 def kernel(s: Scan, name: str, reference: str = "", *, team: int) -> Kernel:

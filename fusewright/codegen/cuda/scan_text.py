@@ -152,13 +152,13 @@ for (int e = 0; e < V; ++e) {
 """
 
 DECLARE_MEMBERS = """
-__shared__ $T sums[2][TEAM][LANES * V];  // by turns: the next tile need not wait for those that still read
+__shared__ $T sums[2][TEAM][V][LANES];  // by turns: the next tile need not wait for those that still read
 int turn = 0;
 """
 
 MEMBERS = """
 #pragma unroll
-for (int e = 0; e < V; ++e) sums[turn][member][lane * V + e] = value[AT_ONCE - 1][e];
+for (int e = 0; e < V; ++e) sums[turn][member][e][lane] = value[AT_ONCE - 1][e];
 __syncthreads();
 #pragma unroll
 for (int e = 0; e < V; ++e) {
@@ -166,7 +166,7 @@ for (int e = 0; e < V; ++e) {
 #pragma unroll
     for (int m = 0; m < TEAM; ++m) {
         if (m == member) before = all;
-        all += sums[turn][m][lane * V + e];
+        all += sums[turn][m][e][lane];
     }
     ahead[e] = $T(carry[e] + before);
     carry[e] += all;
