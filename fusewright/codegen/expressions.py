@@ -174,6 +174,12 @@ def _attention(op: ops.Attention, node: Node, args: Sequence[str]) -> str:
     return f"attention({', '.join(args[:3])}{options})"
 
 
+@_emits(ops.Cumsum)
+def _cumsum(op: ops.Cumsum, node: Node, args: Sequence[str]) -> str:
+    cast = f", dtype={op.dtype}" if op.dtype is not None else ""
+    return f"torch.cumsum({args[0]}, {op.dim}{cast})"
+
+
 @_emits(ops.Softmax)
 def _softmax(op: ops.Softmax, node: Node, args: Sequence[str]) -> str:
     return f"F.{'log_' if op.log else ''}softmax({args[0]}, dim={op.dim})"

@@ -70,6 +70,8 @@ def _propagated(node: Node, args: list[Interval]) -> Interval:
             return args[0] if not any(op.padding) and not op.ceil_mode else REALS
         case ops.RangeSum():
             return _sign(args[0]) if all(s.scale >= 0 for _, slots in op.table for s in slots) else REALS
+        case ops.Cumsum():
+            return _sign(args[0]) if node.inputs[0].dtype.is_floating_point else REALS
         case ops.Softmax():
             return _NON_POSITIVE if op.log else (0.0, 1.0)
         case ops.Reshape() | ops.Permute() | ops.Expand() | ops.Slice() | ops.Roll() | ops.Flip() | ops.Upsample():

@@ -30,6 +30,7 @@ __all__ = [
     "Cat",
     "Constant",
     "Conv",
+    "Cumsum",
     "Detach",
     "Dropout",
     "Embedding",
@@ -397,6 +398,22 @@ class Reduce(Op):
         shape = kept if self.keepdim else [d for i, d in enumerate(x.shape) if i not in self.dims]
         promoted = self.kind in ("sum", "prod") and not (x.dtype.is_floating_point or x.dtype.is_complex)
         return TensorType(tuple(shape), self.dtype or (torch.int64 if promoted else x.dtype), x.device)
+
+
+@dataclass(frozen=True)
+class Cumsum(Op):
+    """Prefix sums along `dim`: y[i] = x[0] + ... + x[i].  `dtype` is that of the result, to which x is converted first;
+    without it, integers are summed in int64."""
+
+    dim: int
+    dtype: torch.dtype | None = None
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        require(0 <= self.dim < len(x.shape), f"prefix sums along dimension {self.dim} of {x.shape}")
+        plain = x.dtype if x.dtype.is_floating_point or x.dtype.is_complex else torch.int64
+        return TensorType(x.shape, self.dtype or plain, x.device)
 
 
 @dataclass(frozen=True)

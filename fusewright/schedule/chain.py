@@ -238,6 +238,8 @@ def word(node: Node) -> str | None:
             return fn
         case ops.Softmax(log=log):
             return "logsoftmax" if log else "softmax"
+        case ops.Cumsum():
+            return "cumsum"
         case ops.RangeSum():
             return "rangesum"
         case ops.Statistics():

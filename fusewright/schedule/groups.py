@@ -28,6 +28,7 @@ from fusewright.schedule import (
     range_sums,
     rearrangement,
     sample,
+    scan,
     several_folds,
     stream,
 )
@@ -174,6 +175,7 @@ FAMILIES = (
     Family("statistics", normalization.parse_statistics, lambda c: c.sums.tensors, ops.Statistics),
     Family("normalization", normalization.parse_large, lambda n: n.tensors, ops.Norm | ops.Softmax),
     Family("kept rows", kept_rows.parse, lambda k: k.tensors, ops.Reduce),
+    Family("scan", scan.parse, lambda s: s.tensors, ops.Cumsum),
     Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
     NORMALIZATION,

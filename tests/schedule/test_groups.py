@@ -98,9 +98,19 @@ TABLE: dict[str, tuple[Callable[..., object], tuple[int, ...], list[tuple[str, s
         [("contraction", "fused_conv_relu"), ("sample program", "fused_softmax_sigmoid")],
     ),
     "an opaque operation in between": (
-        lambda m, x: torch.cumsum(torch.tanh(m.conv(x)), 1).relu().sum((2, 3)),
+        lambda m, x: torch.cumprod(torch.tanh(m.conv(x)), 1).relu().sum((2, 3)),
         IMAGES,
         [("contraction", "fused_conv_tanh"), ("sample program", "fused_relu_sum")],
+    ),
+    "prefix sums": (
+        lambda m, x: torch.cumsum(torch.tanh(x) + m.bias, 1).relu() + x,
+        (4, 96, 8),
+        [("scan", "fused_tanh_add_cumsum_relu_add")],
+    ),
+    "prefix sums of prefix sums": (
+        lambda m, x: torch.cumsum(torch.cumsum(x, 1) * 2, 2),
+        (4, 96, 24),
+        [("scan", "fused_cumsum_mul"), ("scan", "fused_cumsum")],
     ),
     "nothing but a stream": (
         lambda m, x: (x * torch.sigmoid(x)).sum((2, 3)),
@@ -369,7 +379,7 @@ def test_each_group_is_offered_once() -> None:
 def test_values_with_other_users_stay_outside(other: str) -> None:
     def function(m: Function, x: Tensor) -> object:
         y = torch.relu(m.conv(x))
-        second = {"output": lambda: y, "branch": lambda: y.amax(1), "opaque": lambda: torch.cumsum(y, 2)}[other]()
+        second = {"output": lambda: y, "branch": lambda: y.amax(1), "opaque": lambda: torch.cumprod(y, 2)}[other]()
         return y.sum((2, 3)), second
 
     graph = graph_of(Function(function), torch.rand(IMAGES))

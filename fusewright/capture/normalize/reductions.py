@@ -1,4 +1,4 @@
-"""Reductions and softmax."""
+"""Reductions, prefix sums and softmax."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.node import Node
-from fusewright.ir.ops import Cast, Reduce, ReduceKind, Softmax
+from fusewright.ir.ops import Cast, Cumsum, Reduce, ReduceKind, Softmax
 
 
 def _reduce(call: Call, kind: ReduceKind, *, first: bool = False) -> Node | None:
@@ -66,6 +66,11 @@ def _unbiased(call: Call) -> Any:
     return 1 if call["unbiased"] else 0
 
 
+def _cumsum(call: Call) -> Normal:
+    x = call.node("self")
+    return call.make(Cumsum(call["dim"] % x.ndim, call["dtype"]), x) if x.ndim else None
+
+
 def _softmax(call: Call, log: bool) -> Normal:
     x, dtype = call.node("self"), call.result.dtype
     plain = x.ndim > 0 and x.dtype.is_floating_point and call.get("dtype") in (None, dtype)
@@ -101,6 +106,7 @@ TABLE: dict[str, Handler] = {
     "aten.linalg_vector_norm.default": _norm,
     "aten.norm.ScalarOpt_dim": _norm,
     "aten.norm.Scalar": _norm,
+    "aten.cumsum.default": _cumsum,
     "aten.softmax.int": partial(_softmax, log=False),
     "aten.log_softmax.int": partial(_softmax, log=True),
     "aten._softmax.default": partial(_softmax, log=False),

@@ -34,6 +34,7 @@ from fusewright.schedule.normalization import ChannelStatistics, Normalization
 from fusewright.schedule.product import Product
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass
 from fusewright.schedule.rearrangement import Rearrangement
+from fusewright.schedule.scan import Scan
 from fusewright.schedule.several_folds import SeveralFolds
 from fusewright.schedule.stream import Stream
 
@@ -59,7 +60,8 @@ def options(
         return []
     if isinstance(group.record, RangeReduction):
         return [] if group.record.stored is not None or in_one_pass(group.record) else [{}]
-    if isinstance(group.record, ChannelStatistics | Normalization | KeptRows | Rearrangement | SeveralFolds):
+    record = group.record
+    if isinstance(record, ChannelStatistics | Normalization | KeptRows | Rearrangement | Scan | SeveralFolds):
         return []  # a sample's statistics are left to sample programs, others to streams and ATen
     return [] if isinstance(group.record, Stream) and not stream.fits(group.record) else [{}]
 

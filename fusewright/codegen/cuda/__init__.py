@@ -21,6 +21,7 @@ from fusewright.codegen.cuda import (
     ranges_walks,
     rearrangement,
     sample,
+    scan,
     several_folds,
     stream,
     warpgroup,
@@ -46,6 +47,7 @@ from fusewright.schedule.range_blocks import Cut, cuts
 from fusewright.schedule.range_sums import RangeReduction, in_one_pass
 from fusewright.schedule.range_walks import Walk, ahead, walks
 from fusewright.schedule.rearrangement import Rearrangement
+from fusewright.schedule.scan import Scan
 from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, shortlist
 from fusewright.schedule.tiling import estimate as estimate_of
 from fusewright.schedule.warpgroup import WarpgroupTile
@@ -123,6 +125,8 @@ def options(
         return kept_rows.options(group.record)
     if isinstance(group.record, Rearrangement):
         return rearrangement.options(group.record)
+    if isinstance(group.record, Scan):
+        return scan.options(group.record)
     if not isinstance(group.record, Contraction | Product):
         return [{}]
     c = contraction_of(group.record)
@@ -164,6 +168,9 @@ def pays(
     seconds = 0.0
     if isinstance(group.record, Linear):
         seconds = matmul_seconds(group.record, MatmulTile(**option["matmul"]), _rows(group.record, hints))
+    elif isinstance(group.record, Scan):
+        blocks = max(1.0, scan.blocks(group.record, option, hints))
+        seconds = estimate.moved(group, hints) / (estimate.OF_BLOCK * blocks)
     elif isinstance(group.record, Contraction | Product):
         seconds = _seconds(group, hints, layouts, tf32, capability) / _busy(contraction_of(group.record), option, hints)
     return estimate.pays(group, seconds, hints, tf32=tf32)
@@ -345,6 +352,8 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
             return kept_rows.kernel(group.record, name, reference, **option)
         case "rearrangement":
             return rearrangement.kernel(group.record, name, reference, **option)
+        case "scan":
+            return scan.kernel(group.record, name, reference, **option)
         case "normalization":
             return normalization.kernel(group.record, name, reference, **option)
         case "several reductions":

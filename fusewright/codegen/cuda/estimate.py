@@ -1,11 +1,12 @@
 """Whether a kernel can be expected to be faster than PyTorch's own operations, where nothing is timed.
 
-What PyTorch takes is the cost model's sum over the group's operations.  Most groups save passes over memory, and their
-kernels always pay.  Those with a product or a convolution have a library to beat, and the estimates of `schedule`,
-made to compare tiles with each other, have been as far off as `UNSURE` says: such a kernel is taken where it is faster
-by more than that.  Sample programs have one block per sample, which may have much to read.  The numbers are of kernels
-on an H200 (benchmarks/results/h200.json and h200_solutions.json); convolutions of many channels in half precision, for
-which a library may reach more than the cost model's rate, are not among them.
+What PyTorch takes is the cost model's sum over the group's operations. Most groups save passes over memory, and their
+kernels always pay; so do those of prefix sums, where there are rows enough. Those with a product or a convolution have
+a library to beat, and the estimates of `schedule`, made to compare tiles with each other, have been as far off as
+`UNSURE` says: such a kernel is taken where it is faster by more than that. Sample programs have one block per sample,
+which may have much to read. The numbers are of kernels on an H200 (benchmarks/results/h200.json and
+h200_solutions.json); convolutions of many channels in half precision, for which a library may reach more than the cost
+model's rate, are not among them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from fusewright.schedule.matmul import Linear
 from fusewright.schedule.normalization import Normalization
 from fusewright.schedule.product import contraction_of
 from fusewright.schedule.sample import SampleProgram
+from fusewright.schedule.scan import Scan
 
 # By so much the best estimate of a contraction may be too low.
 UNSURE = 2.0
@@ -41,26 +43,31 @@ LEAST = 1.5e-5
 def pays(group: Group, seconds: float, hints: Mapping[Any, int], *, tf32: bool) -> bool:
     """Whether the kernel of `group` should be faster than ATen's operations.
 
-    seconds  that its tiles should take, of a group with a convolution or of a matmul computed as one
+    seconds  that its tiles should take, of a group with a convolution or of a matmul computed as one; that its blocks
+             should take to read and to write, of prefix sums
     tf32     whether float32 operands of products may be rounded to it, by the libraries as well
     """
     work = [n for n in group.inner if not isinstance(n.op, FREE)]
     if len(work) == 1 and is_one_pass(work[0]):
         return isinstance(group.record, Normalization) and _has_columns(work[0])
     multiplies = any(isinstance(n.op, ops.Matmul | ops.Conv) for n in work)
-    if not multiplies and not isinstance(group.record, SampleProgram):
+    if not multiplies and not isinstance(group.record, SampleProgram | Scan):
         return True
     model = CostModel(LARGE_GPU, hints, derived_ahead=True)
     library = sum(_library_seconds(n, model, tf32=tf32) for n in work)
-    moved = sum(prod(sizes(n, hints)) * n.dtype.itemsize for n in (*group.operands, group.root))
-    least = LARGE_GPU.launch + moved / LARGE_GPU.memory
+    least = LARGE_GPU.launch + moved(group, hints) / LARGE_GPU.memory
     if isinstance(group.record, SampleProgram):
         return least + _sample_seconds(group.record, hints, OF_BLOCK) < library
-    if isinstance(group.record, Linear):
+    if isinstance(group.record, Linear | Scan):
         return max(least, seconds) < library
     c = contraction_of(group.record)
     tail = 0.0 if c.tail is None else _sample_seconds(c.tail, hints, OF_TAIL)
     return max(least, UNSURE * seconds) + tail < library
+
+
+def moved(group: Group, hints: Mapping[Any, int]) -> int:
+    """Bytes that a group reads and writes."""
+    return sum(prod(sizes(n, hints)) * n.dtype.itemsize for n in (*group.operands, group.root))
 
 
 def _has_columns(node: Node) -> bool:

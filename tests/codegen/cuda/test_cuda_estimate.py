@@ -128,3 +128,14 @@ def test_one_plain_operation_saves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(("dim", "path"), [(1, "generated"), (2, "ATen")])
 def test_a_softmax_over_channels_is_a_kernel(monkeypatch: pytest.MonkeyPatch, dim: int, path: str) -> None:
     assert set(paths(monkeypatch, nn.Softmax(dim), (64, 96, 1024), "auto").values()) == {path}
+
+
+@pytest.mark.parametrize(("shape", "path"), [((512, 8192), "generated"), ((8, 400_000), "ATen")])
+def test_prefix_sums_of_many_rows_are_a_kernel(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], path: str
+) -> None:
+    class Sums(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cumsum(x, 1)
+
+    assert set(paths(monkeypatch, Sums(), shape, "auto").values()) == {path}

@@ -1,0 +1,225 @@
+"""CUDA C++ of scans: prefix sums of rows, or of columns side by side, read once and written once.
+
+rows     a team of threads takes a tile of a row together: sums within threads, across warps, and across the block
+columns  a thread keeps a few neighbours of the last axis and walks down, alone or with others on each other
+
+Within a tile sums are those of the values' own compute type, in the order of a tree; what lies ahead of it is carried
+in double precision.  No sum is a difference of others, so what is not finite reaches all that follows, and that alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from fusewright.codegen.cpp import ELEMENT, compute_type
+from fusewright.codegen.cuda import scan_text as text
+from fusewright.codegen.cuda import stream_text
+from fusewright.codegen.cuda.primitives import preamble
+from fusewright.codegen.cuda.stream import THREADS, Shape, Writer
+from fusewright.codegen.cuda.stream_values import Values, decode, for_each, tree, widths
+from fusewright.codegen.stream_sizes import hint
+from fusewright.codegen.text import Lines, block, fill
+from fusewright.kernel import Argument, Array, Kernel, Launch
+from fusewright.schedule.groups import sizes
+from fusewright.schedule.scan import Scan
+
+# Values of a row that one thread has at a time (half as many of float64), as there is a choice, best first, and threads
+# that share it.
+KEPT = (16, 32, 8)
+LEAST_TEAM, MOST_TEAM = 4, 512
+# Vectors that one thread has at a time at most, of a row and of columns, and values where there are no vectors.
+OF_ROW, OF_COLUMNS, SINGLE = 8, 4, 8
+# Threads on each other that share columns, and threads that keep a large device busy.
+TEAMS_OF_COLUMNS = (1, 2, 8, 32)
+BUSY = 2**17
+
+Option = dict[str, Any]
+
+
+def options(s: Scan) -> list[Option]:
+    """Ways to compute a chain, best estimate first: by teams of so many threads."""
+    if s.in_rows:
+        teams = [_team(s.length * _doubled(s), most) for most in KEPT]
+        return [{"team": team} for team in dict.fromkeys((*teams, min(32, *teams)))]
+    wide = widths(s.within)
+    threads = prod(map(hint, s.node.shape)) // s.length // (wide.values if wide else 1)
+    found = [team for team in TEAMS_OF_COLUMNS if team == 1 or 2 * team <= s.length]
+    best = next((team for team in found if threads * team >= BUSY), found[-1])
+    return [{"team": team} for team in dict.fromkeys((best, *found))]
+
+
+def _doubled(s: Scan) -> int:
+    """How many registers a value takes."""
+    return 2 if compute_type(s.node.dtype) == "double" else 1
+
+
+def _team(numbers: int, most: int) -> int:
+    """How many threads keep so many numbers, as far as there are: part of a warp, or a block of several."""
+    team = LEAST_TEAM
+    while team * most < numbers and team < MOST_TEAM:
+        team *= 4 if team == 32 else 2
+    return team
+
+
+def blocks(s: Scan, option: Option, hints: Mapping[Any, int]) -> float:
+    """How many blocks there are, or the share of one that has anything to do."""
+    team: int = option["team"]
+    wide = None if s.in_rows else widths(s.within)
+    return prod(sizes(s.node, hints)) * team / (s.length * THREADS * (wide.values if wide else 1))
+
+
+def kernel(s: Scan, name: str, reference: str = "", *, team: int) -> Kernel:
+    """The kernel of a chain whose rows teams of so many threads walk along."""
+    return (_Rows if s.in_rows else _Columns)(s, name, team).kernel(reference)
+
+
+class _Rows(Writer):
+    """Writes the launch in which teams walk along rows."""
+
+    form, vectors = "rows", OF_ROW
+
+    def __init__(self, s: Scan, name: str, team: int) -> None:
+        super().__init__(s.within, name)
+        self.scan, self.shape = s, Shape(self.form, team)
+        self.threads = team if self.form == "rows" and team > 32 else THREADS
+
+    def kernel(self, reference: str) -> Kernel:
+        counts = self._counts() if self.index == "int" else ()
+        made = self.record(
+            source=self.source(), scratch=(), launches=self._launches(), reference=reference, counts=counts
+        )
+        shape = tuple(self.sizes.length(d) for d in range(self.s.value.ndim))
+        return replace(made, output=Array("out", shape, self.scan.root.dtype))
+
+    def _launches(self) -> tuple[Launch, ...]:
+        blocks = f"ceil_div({self.sizes.product(self.results)}, {self.threads // self.shape.team})"
+        return (self._launch(blocks),)
+
+    def _launch(self, blocks: str) -> Launch:
+        return Launch(self.name, self._arguments(Argument("pointer", "out")), (blocks, "1", "1"), self.threads)
+
+    def outputs(self) -> dict[str, str]:
+        return {"out": ELEMENT[self.scan.root.dtype]}
+
+    def source(self) -> str:
+        body = self.body()
+        return f"// {self.name}: prefix sums, {self.about()}\n\n{preamble(body, 'nonfinite', 'elements')}\n{body}"
+
+    def body(self, *, tools: bool = True) -> str:
+        values = self.wide.values if self.wide else 1
+        lines = [f"using index_t = {self.index};", f"using count_t = unsigned {self.index};  // divides faster"]
+        lines += [f"constexpr int THREADS = {self.threads}, TEAM = {self.shape.team};  // of a block, and per row"]
+        lines += ["// Values that a thread takes together, in the wide variant (16-byte loads) and in the other."]
+        lines += self._widths("VALUES", values, 1)
+        lines += ["// And how often in a tile."]
+        lines += self._widths("ITEMS", self._items_of(values), self._items_of(1))
+        sections = (
+            fill(stream_text.TOOLS),
+            self.data(),
+            *self._joining(),
+            self._entry_values(),
+            self._results(),
+            self._body(),
+            self._entry(),
+        )
+        for section in sections:
+            lines += ["", *section]
+        return "\n".join(lines) + "\n"
+
+    def _items_of(self, values: int) -> int:
+        """How many items of so many values a thread has of a tile: no more than there are."""
+        along = values if self.form == "rows" else 1  # elements of a row in an item
+        most = SINGLE if values == 1 else max(1, min(self.vectors, max(KEPT) // (values * _doubled(self.scan))))
+        return min(most, -(-self.scan.length // (along * self.shape.team)))
+
+    def _joining(self) -> list[Lines]:
+        return [fill(text.ACROSS)]
+
+    @property
+    def _coordinates(self) -> str:
+        return ", ".join(f"i{a}" for a in self.all)
+
+    def _function(self, about: str, name: str, parameters: Iterable[str], body: Lines) -> Lines:
+        coordinates = (f"index_t i{a}" for a in self.all)
+        head = f"void {name}({', '.join(['const Data& d', *coordinates, *parameters])})"
+        return [f"// {about}", "template <bool WIDE>", Values.inline, *block(head, body)]
+
+    @property
+    def _sum_type(self) -> str:
+        return compute_type(self.scan.node.dtype)
+
+    def _entry_values(self) -> Lines:
+        """The function that gives neighbours along the last axis of what is summed."""
+        before = self.scan.before
+        loads, given, element = self.values.loads("before", "VALUES<WIDE>", among=before.leaves)
+        lines, value = tree(before, before.root, given)
+        body = [*loads, *for_each([*element, *lines, f"value[e] = {value};"])]
+        parameter = f"{self._sum_type} (&value)[VALUES<WIDE>]"
+        return self._function("Neighbours along the last axis, from these coordinates on.", "entry", [parameter], body)
+
+    def _results(self) -> Lines:
+        """The function that gives what comes of their sums."""
+        node, after = self.scan.node, self.scan.after
+        leaves = () if after is None else after.leaves
+        loads, given, element = self.values.loads("before", "VALUES<WIDE>", among=leaves)
+        lines, value = tree(after, node, given | {node: "total[e]"})
+        body = [*loads, *for_each([*element, *lines, f"value[e] = {value};"])]
+        parameters = [f"const {self._sum_type} (&total)[VALUES<WIDE>]"]
+        parameters += [f"{compute_type(self.scan.root.dtype)} (&value)[VALUES<WIDE>]"]
+        return self._function("What comes of their sums.", "result", parameters, body)
+
+    def _names(self) -> dict[str, object]:
+        (along,) = self.axes["first"]
+        return {
+            "out": self.outputs()["out"],
+            "T": self._sum_type,
+            "R": compute_type(self.scan.root.dtype),
+            "coordinates": self._coordinates,
+            "length": f"d.n{along}",
+            "decode_item": self._decode("item", [along]),
+        }
+
+    def _body(self) -> Lines:
+        names, of_block = self._names(), self.shape.team > 32
+        return fill(
+            text.ROWS,
+            rows=self._items(self.results),
+            items=self._items(self.axes["first"]),
+            decode_row=decode("row", self.results, ""),
+            declare=fill(text.DECLARE_BLOCK) if of_block else [],
+            join=fill(text.JOIN_BLOCK) if of_block else [],
+            advance=fill(text.ADVANCE_BLOCK if of_block else text.ADVANCE_WARP, **names),
+            turn=fill(text.NEXT_TURN) if of_block else [],
+            **names,
+        )
+
+
+class _Columns(_Rows):
+    """Writes the launch in which threads walk down columns."""
+
+    form, vectors = "columns", OF_COLUMNS
+
+    def _launches(self) -> tuple[Launch, ...]:
+        values, lanes = self.wide.values if self.wide else 1, self.threads // self.shape.team
+        return (self._launch(f"ceil_div(ceil_div({self.sizes.product(self.results)}, {values}), {lanes})"),)
+
+    def _joining(self) -> list[Lines]:
+        return []
+
+    def _body(self) -> Lines:
+        names, alone = self._names(), self.shape.team == 1
+        place = ""
+        for a in self.all:
+            place = f"({place}) * d.n{a} + i{a}" if place else f"i{a}"
+        return fill(
+            text.COLUMNS,
+            columns=self._items(self.results),
+            decode_column=self._decode("column", self.results),
+            declare=[] if alone else fill(text.DECLARE_MEMBERS, **names),
+            join=fill(text.ALONE if alone else text.MEMBERS, **names),
+            place=place,
+            **names,
+        )
