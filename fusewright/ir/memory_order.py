@@ -136,7 +136,7 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
             return operands[0][1]
         case ops.ConvLast() | ops.Matmul() | ops.Reduce() | ops.Statistics() | ops.Softmax() | ops.Embedding():
             return rows
-        case ops.Attention() | ops.Cumsum() | ops.Permute(copy=True):
+        case ops.Attention() | ops.Cumsum() | ops.Nll() | ops.Permute(copy=True):
             return rows
         case ops.Norm(kind="layer" | "instance"):
             return rows
