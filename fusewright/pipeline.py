@@ -39,6 +39,7 @@ from fusewright.runtime.launch import layout_of
 from fusewright.schedule.channels_last import channels_last
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.groups import cut, with_statistics
+from fusewright.schedule.losses import of_logits
 from fusewright.schedule.window_sums import as_pools
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors
@@ -139,7 +140,8 @@ def build(
         check(final)
     if fusing:
         try:
-            final = check(with_statistics(as_pools(final, orders), tuner.prefers, alone, orders))
+            final = of_logits(as_pools(final, orders), facts, hints, orders)
+            final = check(with_statistics(final, tuner.prefers, alone, orders))
             tuner.prepare(final, alone, orders)
             final = check(cut(final, tuner, alone, orders))
         finally:

@@ -36,8 +36,8 @@ _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 # Operations whose result is always memory of its own.
 _ALLOCATES = (
     *(Fused, ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm),
-    *(ops.Attention, ops.Cat, ops.ConvLast, ops.Cumsum, ops.Embedding, ops.Statistics, ops.Transfer),
-    *(ops.Roll, ops.Flip, ops.Upsample),
+    *(ops.Attention, ops.Cat, ops.ConvLast, ops.Cumsum, ops.Embedding, ops.Nll, ops.Statistics),
+    *(ops.Transfer, ops.Roll, ops.Flip, ops.Upsample),
 )
 
 
@@ -124,7 +124,7 @@ def _is_repeatable(graph: Graph, effects: Sequence[Node]) -> bool:
 
 def _looks_up(node: Node) -> bool:
     op = node.op
-    return isinstance(op, ops.Embedding) or (isinstance(op, ops.Opaque) and op.looks_up)
+    return isinstance(op, ops.Embedding | ops.Nll) or (isinstance(op, ops.Opaque) and op.looks_up)
 
 
 def lower_function(name: str, graph: Graph) -> str:

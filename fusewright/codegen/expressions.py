@@ -297,6 +297,16 @@ def _embedding(op: ops.Embedding, node: Node, args: Sequence[str]) -> str:
     return f"F.embedding({args[1]}, {args[0]}{options})"
 
 
+@_emits(ops.Nll)
+def _nll(op: ops.Nll, node: Node, args: Sequence[str]) -> str:
+    options = _options(
+        weight=(args[2], args[2] is None),
+        ignore_index=(op.ignore, op.ignore == -100),
+        reduction=(f'"{op.reduction}"', op.reduction == "mean"),
+    )
+    return f"F.nll_loss({args[0]}, {args[1]}{options})"
+
+
 @_emits(ops.Pad)
 def _pad(op: ops.Pad, node: Node, args: Sequence[str]) -> str:
     first = min(dim for dim, _, _ in op.pads)

@@ -40,6 +40,7 @@ __all__ = [
     "Input",
     "Item",
     "Matmul",
+    "Nll",
     "Norm",
     "Number",
     "Op",
@@ -553,6 +554,27 @@ class Embedding(Op):
         require(len(weight.shape) == 2, f"embedding in a weight of {weight.shape}")
         require(indices.dtype in (torch.int64, torch.int32), f"embedding of indices of {indices.dtype}")
         return TensorType((*indices.shape, weight.shape[1]), weight.dtype, weight.device)
+
+
+@dataclass(frozen=True)
+class Nll(Op):
+    """-weight[t] x[n, t] of x (N, C, *), classes t (N, *) of int64 and a weight (C,), or None: (N, *), or one number.
+
+    Where t is `ignore` it is 0; any other t that is no class is an error, as in ``F.nll_loss``.  A mean is the sum over
+    that of the weights.
+    """
+
+    ignore: int = -100
+    reduction: Literal["none", "mean", "sum"] = "none"
+
+    def infer(self, types: Types) -> TensorType:
+        x, target, weight = types
+        assert x is not None and target is not None
+        require(len(x.shape) >= 2 and x.dtype.is_floating_point, f"classes of {x.shape} {x.dtype}")
+        shape = (x.shape[0], *x.shape[2:])
+        require(target.shape == shape and target.dtype == torch.int64, f"classes {target} of {x.shape}")
+        require(weight is None or (weight.shape, weight.dtype) == ((x.shape[1],), x.dtype), f"{weight} of {x.shape}")
+        return TensorType(shape if self.reduction == "none" else (), x.dtype, x.device)
 
 
 # Of what operations leave out.

@@ -201,7 +201,9 @@ class CostModel:
         return float(written + sum(self._elements(node, a) * a.dtype.itemsize for a in read))
 
     def _elements(self, node: Node, operand: Node) -> int:
-        """How much of an operand is read: of an embedding's weight the rows that are looked up."""
+        """How much of an operand is read: of an embedding's weight the rows that are looked up, of classes one each."""
+        if isinstance(node.op, ops.Nll) and operand is node.arg(0):
+            return self._numel(node.arg(1))
         inside, computed = operand, [node]
         if isinstance(node.op, Fused):
             computed, index = topological([node.op.body]), node.args.index(operand)

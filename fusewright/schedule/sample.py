@@ -135,13 +135,16 @@ def parse(
 
     `single` says that a value has one user; `given` are values that lie in shared memory, `most` the bytes of it that
     others may take; `divided` says that another family divides a reduction among many blocks, which is left to it where
-    a sample is much for one.
+    a sample is much for one, or would be read twice.
     """
     if root in given or not _sample(root, root):
         return f"{root!r} has no samples"
 
     def is_left(node: Node) -> bool:
-        return isinstance(node.op, ops.Reduce) and numel(node.arg(0)) > MOST_ELEMENTS and divided(node)
+        if not isinstance(node.op, ops.Reduce):
+            return False
+        much = numel(node.arg(0)) > MOST_ELEMENTS or (_passes(node) > 1 and not _fits(node.arg(0)))
+        return much and divided(node)
 
     problem = f"{root!r} is much for one block" if is_left(root) else _unsupported(root, root)
     if problem:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from fusewright.capture import capture, spelled
-from fusewright.ir.ops import Matmul, Opaque, Permute, Pointwise, Reduce, Reshape
+from fusewright.ir.ops import Matmul, Nll, Opaque, Permute, Pointwise, Reduce, Reshape, Softmax
 from tests.capture.harness import Fn, check, kinds, opaque, program_of, resized
 
 
@@ -102,6 +102,25 @@ def test_understood(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
     compared(fn, args, rtol=1e-12, atol=1e-12)
 
 
+CLASSES = torch.tensor([0, 2, 5, 2])
+OF_CLASSES: list[tuple[str, Callable[..., Any], tuple[Tensor, ...], list[type]]] = [
+    ("cross entropy", F.cross_entropy, (r(*ROW), CLASSES), [Softmax, Nll]),
+    (
+        "of positions, weighted, one of them ignored",
+        lambda x, t: F.cross_entropy(x, t, torch.arange(8.0).double(), ignore_index=2, reduction="sum"),
+        (r(*IMAGE), torch.arange(240).reshape(4, 6, 10) % 8),
+        [Softmax, Nll],
+    ),
+    ("each", lambda x, t: F.nll_loss(x.log_softmax(1), t, reduction="none"), (r(*ROW), CLASSES), [Softmax, Nll]),
+    ("of what is given", F.nll_loss, (r(*ROW), CLASSES), [Nll]),
+]
+
+
+@pytest.mark.parametrize(("fn", "args", "expected"), [c[1:] for c in OF_CLASSES], ids=[c[0] for c in OF_CLASSES])
+def test_losses_of_classes(fn: Callable[..., Any], args: tuple[Tensor, ...], expected: list[type]) -> None:
+    assert [kind for kind in kinds(check(Fn(fn), *args)) if kind in (Softmax, Nll)] == expected
+
+
 EQUATIONS: list[tuple[str, tuple[tuple[int, ...], ...], list[type]]] = [
     ("bijl,lk->bijk", ((4, 3, 5, 6), (6, 2)), [Matmul]),
     ("bhid,bhjd->bhij", ((4, 3, 5, 6), (4, 3, 7, 6)), [Permute, Matmul]),
@@ -185,7 +204,13 @@ def test_gradients_at_edges(fn: Callable[..., Any], args: tuple[Tensor, ...]) ->
 
 LEFT: list[tuple[str, Callable[..., Any], tuple[Tensor, ...], str]] = [
     ("attention", F.scaled_dot_product_attention, (r(4, 2, 3, 5),) * 3, "scaled_dot_product_attention"),
-    ("targets that are classes", F.cross_entropy, (r(*ROW), torch.arange(4)), "cross_entropy_loss"),
+    (
+        "smoothed classes",
+        lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1),
+        (r(*ROW), torch.arange(4)),
+        "cross_entropy_loss",
+    ),
+    ("classes of one row", F.cross_entropy, (r(6), torch.tensor(2)), "cross_entropy_loss"),
     ("another exponent", lambda x: x.norm(3, dim=1), (r(*ROW),), "linalg_vector_norm"),
     (
         "weighted logits",
@@ -207,7 +232,8 @@ def test_left_as_they_are(fn: Callable[..., Any], args: tuple[Tensor, ...], name
 
 def test_a_composition_whose_parts_are_not_all_understood_stays_one_call() -> None:
     """Its parts would be slower than the call; what is around it is understood all the same."""
-    captured = check(Fn(lambda x, t: F.cross_entropy(x * 2, t) + x.norm()), r(*ROW), torch.arange(4))
+    smoothed = Fn(lambda x, t: F.cross_entropy(x * 2, t, label_smoothing=0.1) + x.norm())
+    captured = check(smoothed, r(*ROW), torch.arange(4))
     assert opaque(captured) == ["cross_entropy_loss"]
     assert any(kind is Reduce for kind in kinds(captured))
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.build import permute, reshape
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Expand, Full, Reduce, Slice
+from fusewright.ir.ops import Expand, Full, Nll, Reduce, Slice, Softmax
 
 # What the number stands for that says how a loss is reduced; 0 leaves it as it is.
 _REDUCTIONS = {1: "mean", 2: "sum"}
@@ -108,6 +110,25 @@ def _cross_entropy_of_logits(call: Call) -> Normal:
     return _loss(call, each)
 
 
+def _of_classes(call: Call) -> Normal:
+    """-weight[t] log_p[t], reduced; a mean is over the weights of what is not ignored."""
+    return _picked(call, call.node("self"))
+
+
+def _cross_entropy(call: Call) -> Normal:
+    """Of classes; likelihoods of all classes are written out as PyTorch does."""
+    x = call.node("self")
+    plain = call["label_smoothing"] == 0 and call.node("target").dtype == torch.int64 and x.ndim > 1
+    return _picked(call, call.make(Softmax(1, log=True), x)) if plain else None
+
+
+def _picked(call: Call, x: Node) -> Normal:
+    ignore, reduction = call["ignore_index"], _REDUCTIONS.get(call["reduction"], "none")
+    if not isinstance(ignore, int):
+        return None
+    return call.make(Nll(ignore, reduction), x, call.node("target"), call.optional("weight"))  # type: ignore[arg-type]
+
+
 def _scaled(call: Call, fn: str) -> Normal:
     """self + value * (tensor1 `fn` tensor2)."""
     x, a, b, value = call.node("self"), call.node("tensor1"), call.node("tensor2"), call["value"]
@@ -181,6 +202,10 @@ TABLE: dict[str, Handler] = {
     "aten.smooth_l1_loss.default": _smooth_l1,
     "aten.huber_loss.default": _huber,
     "aten.binary_cross_entropy_with_logits.default": _cross_entropy_of_logits,
+    "aten.cross_entropy_loss.default": _cross_entropy,
+    "aten.nll_loss_nd.default": _of_classes,
+    "aten.nll_loss.default": _of_classes,
+    "aten.nll_loss2d.default": _of_classes,
     "aten.addcmul.default": _product_added,
     "aten.addcdiv.default": _quotient_added,
     "aten.lerp.Scalar": _interpolated,

@@ -184,3 +184,25 @@ def test_prefix_sums(name: str) -> None:
         got, own, want = fast(x), Sums()(x), Sums()(x.double())
     error, eager = ((found.double() - want).abs().max() for found in (got, own))
     assert error <= max(eager, 2 * torch.finfo(dtype).eps * want.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(8192, 16384), (1024, 50257), (16, 96, 256, 256)], ids=str)
+def test_losses_of_classes(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """One read of logits, no less exact than eager, and its gradients."""
+    classes = torch.randint(shape[1], (shape[0], *shape[2:]), device="cuda")
+    classes.view(-1)[::7] = -100
+
+    class Loss(nn.Module):
+        def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(x, t)
+
+    x = torch.randn(shape, device="cuda", dtype=dtype) * 3 + 20
+    fast = fusewright.optimize(Loss(), (x, classes), kernels="always")
+    assert any("logsumexp" in c.name and c.path == "generated" for c in fusewright.explain(fast).kernels)
+    with torch.no_grad():
+        got, own, want = fast(x, classes), Loss()(x, classes), Loss()(x.double(), classes)
+    assert (got - want).abs() <= max((own - want).abs(), 8 * torch.finfo(dtype).eps * want)
+    small = x[:64].clone().requires_grad_()
+    ours, theirs = (torch.autograd.grad(f(small, classes[:64]), small)[0] for f in (fast, Loss()))
+    torch.testing.assert_close(ours, theirs)
