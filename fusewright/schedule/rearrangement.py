@@ -18,7 +18,7 @@ import torch
 
 from fusewright.ir import indices, ops
 from fusewright.ir.indices import Index, Variable
-from fusewright.ir.node import Node, topological
+from fusewright.ir.node import Node, make, topological
 from fusewright.schedule.chain import MEMORY, Users, is_rounded, is_sized
 
 POINTWISE = (ops.Pointwise, ops.Cast)
@@ -145,8 +145,9 @@ def _turn(r: Rearrangement) -> Turn | None:
         digits = [d for n, d in load.address.terms if n == 1]
         if len(digits) != 1 or digits[0].variable != r.at or digits[0].step < LEAST_TURNED:
             continue
-        length = digits[0].length or _elements(r.root) // digits[0].step
-        turned.setdefault((digits[0].step, length), []).append(load)
+        length = digits[0].length or (r.at.length or 0) // digits[0].step  # 0 where nobody knows
+        if waste(replace(r, value=load)) > WORTH_TURNING:
+            turned.setdefault((digits[0].step, length), []).append(load)
     always = set(_always(r.value))
     if len(turned) != 1:
         return None
@@ -210,10 +211,22 @@ def _is_fixed(node: Node) -> bool:
 def _fits(node: Node) -> bool:
     if node.dtype not in (*MEMORY, torch.bool):
         return False
-    if isinstance(node.op, POINTWISE):
-        text = not isinstance(node.op, ops.Pointwise) or node.op.traits.cpp is not None
-        return text and not is_rounded(node) and not is_sized(node)
+    if isinstance(node.op, ops.Cast):
+        return not _is_rounded(node)
+    if isinstance(node.op, ops.Pointwise):
+        return node.op.traits.cpp is not None and not is_sized(node)
     return isinstance(node.op, (*VIEWS, *MOVES))
+
+
+def _is_rounded(node: Node) -> bool:
+    """Whether what a cast widens was narrowed, perhaps before it was moved, and must lose its last digits."""
+    stack = [node.arg(0)]
+    while stack:
+        x = stack.pop()
+        if isinstance(x.op, ops.Cast) and is_rounded(make(node.op, x)):
+            return True
+        stack += x.inputs if isinstance(x.op, (*VIEWS, *MOVES)) else ()
+    return False
 
 
 def copies(node: Node) -> bool:

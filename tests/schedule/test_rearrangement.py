@@ -6,6 +6,7 @@ import random
 from math import prod
 
 import pytest
+import sympy
 import torch
 from codegen.cuda.rearrangement_cases import CASES, cat, padded, pixels, shuffled, taken, turned
 from codegen.cuda.test_stream_kernels import CPU, graph_of, inp, reference
@@ -252,6 +253,22 @@ def test_what_lies_along_another_dimension_is_turned() -> None:
     r = found(pointwise("add", permute(inp(0, 2, 64, 9, 8), (0, 2, 3, 1)), inp(1, 2, 9, 8, 64)))
     assert r.turn is not None and (r.turn.step, r.turn.length) == (64, 72)
     assert [load.tensor.op.index for load in r.turn.loads] == [0]  # type: ignore[attr-defined]
+
+
+def test_what_is_broadcast_is_not_turned() -> None:
+    """Its digit has a length that depends on the batch."""
+    b = sympy.Symbol("B", integer=True, positive=True)
+    x, y = (make(ops.Input((b, n), torch.float32, CPU, f"a{n}", k)) for k, n in enumerate((32, 1)))
+    r = found(pointwise("mul", make(ops.Slice(1, 0, 32, 2), x), y))
+    assert r.turn is None and waste(r) > 1.5
+
+
+def test_what_was_narrowed_stays_so() -> None:
+    moves = make(ops.Roll(((1, 3),)), make(ops.Cast(torch.bfloat16), X))
+    root = make(ops.Cast(torch.float32), pointwise("relu", reshape(moves, (2, 32, 8))))
+    assert [n.dtype for n in found(root.arg(0)).tensors] == [torch.float32]
+    widened = make(ops.Cast(torch.float32), reshape(moves, (2, 32, 8)))
+    assert found(pointwise("add", widened, shuffled(inp(1, 2, 32, 8), 2))).tensors[0] is widened
 
 
 def test_kernels_read_copies_of_what_is_turned() -> None:
