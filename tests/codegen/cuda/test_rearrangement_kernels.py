@@ -10,7 +10,7 @@ import pytest
 import sympy
 import torch
 from codegen.cuda.rearrangement_cases import CASES, X, cat, padded, pixels, shuffled, taken, turned, upsampled, windows
-from codegen.cuda.test_stream_kernels import BF16, CPU, F16, F64, graph_of, inp, random, reference
+from codegen.cuda.test_stream_kernels import BF16, CPU, F16, F64, GOLDEN, graph_of, inp, random, reference
 from emulation.emulate import emulate
 from torch import Tensor
 
@@ -144,3 +144,15 @@ def test_compiles_without_spills(name: str, arch: str) -> None:
     for option in options(r):
         taken_ = nvrtc.resources(nvrtc.compile(kernel(r, "fused_test", **option).source, arch)).values()
         assert all(each.stack == 0 for each in taken_), option
+
+
+GOLDENS: dict[str, tuple[Callable[[], Node], dict[str, int]]] = {
+    "rearrangement_parts": (CASES["functions in a row"], {"values": 4}),
+    "rearrangement_turned": (CASES["turned"], {"tile": 32}),
+}
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_golden(name: str) -> None:
+    root, option = GOLDENS[name]
+    assert kernel(found(root()), "fused_cat", **option).source == (GOLDEN / f"{name}.cu").read_text()
