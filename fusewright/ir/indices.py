@@ -87,8 +87,10 @@ def _digit(d: Digit, known: Mapping[Variable, int]) -> int:
 
 def _sum(terms: Iterable[tuple[int, Digit]], constant: int) -> Index:
     """The sum, neighbouring digits of one variable as one where they count alike."""
+    kept = [(n, d) for n, d in terms if n and d.length != 1]
+    place = {v: k for k, v in enumerate(dict.fromkeys(d.variable for _, d in kept))}
     found: list[tuple[int, Digit]] = []
-    for n, d in sorted((t for t in terms if t[0] and t[1].length != 1), key=_place):
+    for n, d in sorted(kept, key=lambda t: (place[t[1].variable], t[1].step, t[0])):
         if found:
             times, inner = found[-1]
             joined = inner.variable == d.variable and inner.length is not None
@@ -98,11 +100,6 @@ def _sum(terms: Iterable[tuple[int, Digit]], constant: int) -> Index:
                 continue
         found.append((n, _whole(d)))
     return Index(tuple(found), constant)
-
-
-def _place(term: tuple[int, Digit]) -> tuple[int, int, int]:
-    n, d = term
-    return hash(d.variable), d.step, n
 
 
 def _whole(d: Digit) -> Digit:

@@ -107,37 +107,22 @@ struct Data {
 
 // Neighbours in the order of memory, from element i on.
 __device__ __forceinline__ void values(const Data& d, const count_t i, float (&value)[VALUES]) {
-    float part1[VALUES];
     if (i % 24 < 12) {
-        const auto x2 = load<VALUES>(d.x + index_t(i % 24 + i / 24 * 12));
-        float y3[VALUES];
+        const auto x1 = load<VALUES>(d.x + index_t(i % 24 + i / 24 * 12));
 #pragma unroll
         for (int e = 0; e < VALUES; ++e) {
-            const float v1 = sine(widened(x2.at[e]));
-            y3[e] = v1;
-        }
-#pragma unroll
-        for (int e = 0; e < VALUES; ++e) {
-            part1[e] = y3[e];
+            const float v1 = sine(widened(x1.at[e]));
+            value[e] = v1;
         }
     }
     else {
-        const count_t k5 = i % 24 + count_t(-12);
-        const auto x4 = load<VALUES>(d.x + index_t(k5 + i / 24 * 12));
-        float y6[VALUES];
+        const count_t k2 = i % 24 + count_t(-12);
+        const auto x3 = load<VALUES>(d.x + index_t(k2 + i / 24 * 12));
 #pragma unroll
         for (int e = 0; e < VALUES; ++e) {
-            const float v1 = cosine(widened(x4.at[e]));
-            y6[e] = v1;
+            const float v1 = cosine(widened(x3.at[e]));
+            value[e] = v1;
         }
-#pragma unroll
-        for (int e = 0; e < VALUES; ++e) {
-            part1[e] = y6[e];
-        }
-    }
-#pragma unroll
-    for (int e = 0; e < VALUES; ++e) {
-        value[e] = part1[e];
     }
 }
 

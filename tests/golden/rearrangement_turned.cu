@@ -72,12 +72,8 @@ struct Data {
 
 // Element i.
 __device__ __forceinline__ float element(const Data& d, const count_t i, const float turned0) {
-    float y1;
-    {
-        const float v1 = tanh(turned0);
-        y1 = v1;
-    }
-    return y1;
+    const float v1 = tanh(turned0);
+    return v1;
 }
 
 // A block computes a tile of TILE x TILE elements: neighbours of what is turned are read, neighbours of out written.

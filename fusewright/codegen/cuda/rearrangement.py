@@ -211,15 +211,14 @@ class _Writer:
             f"__device__ __forceinline__ void values(const Data& d, const count_t i, {self.compute} (&value)[VALUES])"
         )
         if self.values > 1 and _Pace(self.values).may_be_a_group(self.r.value):
-            return [about, *block(head, _Values(self.r, self.names, self.values).text("value"))]
+            return [about, *block(head, _Values(self.r, self.names, self.values).group("value"))]
         every = ["#pragma unroll", "for (int e = 0; e < VALUES; ++e) value[e] = element(d, i + e);"]
         return [*self.element(), "", about, *block(head, every)]
 
     def element(self, given: dict[Any, str] | None = None, more: str = "") -> Lines:
         """The function that computes one element, of what is `given` and the parameters that it has for that."""
-        lines, element = _Values(self.r, self.names, 1).element(given or {})
         head = f"__device__ __forceinline__ {self.compute} element(const Data& d, const count_t i{more})"
-        return ["// Element i.", *block(head, [*lines, f"return {element};"])]
+        return ["// Element i.", *block(head, _Values(self.r, self.names, 1).element(given or {}))]
 
     def signature(self, *more: str) -> Lines:
         """``name(parameters) {``, in lines of ordinary length."""
@@ -291,105 +290,112 @@ class _Values:
         self.pace = _Pace(values)
         self.taken = 0
 
-    def text(self, to: str) -> Lines:
-        """The statements that write the group to an array."""
-        return self._into(to, self.r.value, {})
+    def group(self, to: str) -> Lines:
+        """The statements that write a group to an array."""
+        return self._written(f"{to}[e]", self.r.value, {})
 
-    def element(self, known: dict[Any, str]) -> tuple[Lines, str]:
-        """The statements that compute the only element, and its name."""
-        return self._value(self.r.value, dict(known))
+    def element(self, known: dict[Any, str]) -> Lines:
+        """The statements that return the only element, of what has names already."""
+        value, names = self.r.value, dict(known)
+        if isinstance(value, Computed):
+            lines, statements, result = self._computed(value, names)
+            return [*lines, *statements, f"return {result};"]
+        lines, result = self._value(value, names)
+        return [*lines, f"return {result};"]
 
     def index(self, index: Index) -> tuple[Lines, str]:
         """The statements that an index wants, and its text."""
         return self._index(index, {})
 
-    def _array(self, name: str) -> tuple[str, str]:
-        """What is declared for the values of a group, and what element e of them is called."""
-        return (f"{name}[VALUES]", f"{name}[e]") if self.values > 1 else (name, name)
-
-    def _each(self, body: Lines) -> Lines:
-        return for_each(body, "VALUES") if self.values > 1 else body
-
     def _fresh(self, stem: str) -> str:
         self.taken += 1
         return f"{stem}{self.taken}"
+
+    def _declared(self, stem: str, dtype: torch.dtype) -> tuple[str, str]:
+        """The declaration of a group's values, and what element e of them is called."""
+        name = self._fresh(stem)
+        if self.values == 1:
+            return f"{compute_type(dtype)} {name};", name
+        return f"{compute_type(dtype)} {name}[VALUES];", f"{name}[e]"
+
+    def _each(self, body: Lines) -> Lines:
+        """Statements for every neighbour; those of the only element have names of their own."""
+        if self.values == 1:
+            return body if len(body) == 1 else block("", body)
+        if len(body) == 1:
+            return ["#pragma unroll", f"for (int e = 0; e < VALUES; ++e) {body[0]}"]
+        return for_each(body, "VALUES")
 
     def _value(self, value: Value, known: dict[Any, str]) -> tuple[Lines, str]:
         """The statements that compute a value, where those in `known` have names, and what element e is called."""
         if value in known:
             return [], known[value]
+        if isinstance(value, Load):
+            lines, known[value] = self._load(value, known)
+        else:
+            declared, known[value] = self._declared("y", _root(value).dtype)
+            lines = [declared, *self._written(known[value], value, known)]
+        return lines, known[value]
+
+    def _written(self, to: str, value: Value, known: dict[Any, str]) -> Lines:
+        """The statements that write a value to where element e of it shall be."""
         match value:
             case Load():
-                lines, name = self._load(value, known)
+                lines, name = self._value(value, known)
+                return [*lines, *self._each([f"{to} = {name};"])]
             case Computed():
-                lines, name = self._computed(value, known)
+                lines, statements, result = self._computed(value, known)
+                return [*lines, *self._each([*statements, f"{to} = {result};"])]
             case Selected():
-                lines, name = self._selected(value, known)
+                return self._selected(to, value, known)
             case Padded():
-                lines, name = self._padded(value, known)
-        known[value] = name
-        return lines, name
+                return self._padded(to, value, known)
 
     def _load(self, load: Load, known: dict[Any, str]) -> tuple[Lines, str]:
         t, compute = load.tensor, compute_type(load.tensor.dtype)
-        name, from_ = self._fresh("x"), f"d.{self.tensors[load.tensor]}"
+        from_ = f"d.{self.tensors[load.tensor]}"
         if self.pace.of(load.address) == 0:
             lines, at = self._index(load.address, known)
+            name = self._fresh("x")
             return [*lines, f"const {compute} {name} = {widened(f'{from_}[index_t({at})]', t.dtype)};"], name
         if self.pace.is_loaded_together(load):
             lines, at = self._index(load.address, known)
+            name = self._fresh("x")
             element = widened(f"{name}.at[e]", t.dtype)
             return [*lines, f"const auto {name} = load<VALUES>({from_} + index_t({at}));"], element
-        declared, element = self._array(name)
+        declared, element = self._declared("x", t.dtype)
         lines, at = self._index(load.address, {}, each=True)
-        body = [*lines, f"{element} = {widened(f'{from_}[index_t({at})]', t.dtype)};"]
-        return [f"{compute} {declared};", *self._each(body)], element
+        return [declared, *self._each([*lines, f"{element} = {widened(f'{from_}[index_t({at})]', t.dtype)};"])], element
 
-    def _computed(self, value: Computed, known: dict[Any, str]) -> tuple[Lines, str]:
+    def _computed(self, value: Computed, known: dict[Any, str]) -> tuple[Lines, Lines, str]:
+        """The statements that compute what pointwise operations read, those of the operations, and the result."""
         lines: Lines = []
         given: dict[Node, str] = {}
         for leaf, of in value.leaves:
             more, given[leaf] = self._value(of, known)
             lines += more
-        leaves = (*given, *_constants(value))
-        statements, result = tree(Tree(value.root, leaves, None), value.root, given)
-        if not statements:
-            return lines, result
-        declared, element = self._array(self._fresh("y"))
-        body = [*statements, f"{element} = {result};"]
-        scope = self._each(body) if self.values > 1 else block("", body)
-        return [*lines, f"{compute_type(value.root.dtype)} {declared};", *scope], element
+        statements, result = tree(Tree(value.root, (*given, *_constants(value)), None), value.root, given)
+        return lines, statements, result
 
-    def _selected(self, value: Selected, known: dict[Any, str]) -> tuple[Lines, str]:
-        name = self._fresh("part")
-        declared, element = self._array(name)
+    def _selected(self, to: str, value: Selected, known: dict[Any, str]) -> Lines:
         lines, at = self._index(value.index, known)
-        lines.append(f"{compute_type(value.node.dtype)} {declared};")
         for k, (part, end) in enumerate(zip(value.parts, value.ends, strict=True)):
-            body = self._into(name, part, known)
+            body = self._written(to, part, dict(known))  # what a branch names is not known outside
             last = k == len(value.parts) - 1
             lines += block("else" if last else f"{'else ' if k else ''}if ({at} < {end})", body)
-        return lines, element
+        return lines
 
-    def _padded(self, value: Padded, known: dict[Any, str]) -> tuple[Lines, str]:
+    def _padded(self, to: str, value: Padded, known: dict[Any, str]) -> Lines:
         assert isinstance(value.node.op, ops.Pad)
-        name, compute = self._fresh("padded"), compute_type(value.node.dtype)
-        declared, element = self._array(name)
         lines: Lines = []
         tests = []
         for index, length in value.inside:
             more, at = self._index(index, known)
             lines += more
             tests.append(f"count_t({at}) < {length}")
-        outside = literal(_rounded(value.node.op.value, value.node.dtype), compute)
-        lines.append(f"{compute} {declared};")
-        lines += block(f"if ({' && '.join(tests)})", self._into(name, value.value, known))
-        return [*lines, *block("else", self._each([f"{element} = {outside};"]))], element
-
-    def _into(self, name: str, value: Value, known: dict[Any, str]) -> Lines:
-        """The statements of a branch that computes a value; what it names is not known outside."""
-        lines, element = self._value(value, dict(known))
-        return [*lines, *self._each([f"{self._array(name)[1]} = {element};"])]
+        outside = literal(_rounded(value.node.op.value, value.node.dtype), compute_type(value.node.dtype))
+        lines += block(f"if ({' && '.join(tests)})", self._written(to, value.value, dict(known)))
+        return [*lines, *block("else", self._each([f"{to} = {outside};"]))]
 
     # ---- indices
 
@@ -427,6 +433,11 @@ class _Values:
             "replicate": f"min(max({name}s, index_t(0)), {n} - 1)",
         }[v.beyond]
         return [*lines, f"const count_t {name} = {inside};"], name
+
+
+def _root(value: Computed | Selected | Padded) -> Node:
+    """What has this value."""
+    return value.root if isinstance(value, Computed) else value.node
 
 
 def _constants(value: Computed) -> Iterator[Node]:
