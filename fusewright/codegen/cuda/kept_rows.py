@@ -109,6 +109,7 @@ class _Rows(Writer):
         sections = (
             fill(stream_text.TOOLS),
             self.data(),
+            *([fill(stream_text.ROW_OF)] if self.s.weights else []),
             self._joining(),
             self._entry_values(),
             *passes,

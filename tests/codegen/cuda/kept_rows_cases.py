@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from codegen.cuda.test_stream_kernels import inp
 
 from fusewright.ir import ops
@@ -38,6 +39,10 @@ def scaled_to_one(x: Node, *dims: int) -> Node:
     return pointwise("div", pointwise("sub", x, low), pointwise("sub", high, low))
 
 
+def looked_up(rows: Node, *indices: int) -> Node:
+    return make(ops.Embedding(), rows, inp(2, *indices, dtype=torch.int64))
+
+
 IMAGE = (2, 70, 4, 5)
 CASES: dict[str, Callable[[], Node]] = {
     "normalized": lambda: normalized(inp(0, 5, 96), 1),
@@ -68,6 +73,7 @@ CASES: dict[str, Callable[[], Node]] = {
         "mul", over(pointwise("exp", pointwise("sub", inp(0, 5, 96), over(inp(0, 5, 96), "max", 1))), "sum", 1),
         over(inp(0, 5, 96), "min", 1),
     ),
+    "rows that are looked up": lambda: rms(pointwise("mul", inp(0, 5, 96), looked_up(inp(1, 9, 96), 5)), 1),
     "columns": lambda: normalized(inp(0, *IMAGE), 1),
     "columns, no vector": lambda: normalized(inp(0, 2, 70, 3, 5), 1),
     "columns, standardized": lambda: standardized(inp(0, *IMAGE), 1),
