@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Literal
 
@@ -23,6 +24,10 @@ from fusewright.ir.ops import Size
 
 # What becomes of an index below 0 or beyond the end.
 Beyond = Literal["", "circular", "reflect", "replicate"]
+
+# Digits that the indices into a value may come to, those of their variables' sums among them: each variable may have
+# several digits of the one before it, so that long chains would come to twice as many with every step.
+MOST_DIGITS = 64
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,11 @@ class Variable:
     length: int | None
     of: Index | None = None
     beyond: Beyond = ""
+
+    @cached_property
+    def digits(self) -> int:
+        """How many it is computed from, those that these are computed from among them."""
+        return 0 if self.of is None else self.of.digits
 
     def within(self, value: int) -> int:
         """What a value of the sum becomes."""
@@ -71,6 +81,11 @@ class Index:
 
     def __mul__(self, by: int) -> Index:
         return _sum([(n * by, d) for n, d in self.terms], self.constant * by)
+
+    @property
+    def digits(self) -> int:
+        """How many it is computed from, those of sums that are variables among them."""
+        return sum(1 + d.variable.digits for _, d in self.terms)
 
     def at(self, known: Mapping[Variable, int]) -> int:
         """Its value, where some variables are known."""
@@ -143,8 +158,10 @@ def address(indices: Sequence[Index], shape: Sequence[Size]) -> Index | None:
 
 def of_argument(node: Node, indices: Sequence[Index]) -> tuple[Index, ...] | None:
     """The indices into the argument of a view, or of what only moves elements, given those into its result; `None`
-    where that cannot be told."""
+    where that cannot be told, or takes too many digits."""
     x = node.arg(0)
+    if sum(index.digits for index in indices) > MOST_DIGITS:
+        return None
     match node.op:
         case ops.Permute(dims=dims):
             return tuple(indices[dims.index(d)] for d in range(len(dims)))
@@ -215,6 +232,8 @@ def _repeated(indices: Sequence[Index], shape: Sequence[Size], factors: tuple[in
 def _reshaped(indices: Sequence[Index], shape: Sequence[Size], inner: Sequence[Size]) -> tuple[Index, ...] | None:
     """The indices under another shape, run by run of dimensions that hold the same elements."""
     found = [Index()] * len(inner)
+    if 0 in inner:
+        return tuple(found)
     outer = [(index, n) for index, n in zip(indices, shape, strict=True) if n != 1]
     wanted = [(d, n) for d, n in enumerate(inner) if n != 1]
     for some, others in _runs([n for _, n in outer], [n for _, n in wanted]):

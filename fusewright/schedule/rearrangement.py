@@ -114,8 +114,6 @@ def parse(root: Node, users: Users) -> Rearrangement | str:
     wrong = next((t for t in tensors if t.dtype not in (*MEMORY, torch.bool)), None)
     if wrong is not None or not tensors:
         return f"{wrong!r} lies in memory as {wrong.dtype}" if wrong is not None else f"{root!r} reads nothing"
-    if sum(1 for _ in loads(value)) > MOST_LOADS:
-        return "an element is read from too many places"
     found = Rearrangement(root, tensors, start[0], value)
     if waste(found) > WORTH_TURNING:
         found = replace(found, turn=_turn(found))
@@ -276,11 +274,15 @@ class _Finder:
     """Follows indices from a result to what it is computed of."""
 
     inner: set[Node]
+    loads: int = 0
 
     def value(self, node: Node, at: tuple[Index, ...]) -> Value | str:
         """The element of `node` at these indices."""
         if node not in self.inner and not self._is_looked_through(node):
             address = indices.address(at, node.shape)
+            self.loads += 1
+            if self.loads > MOST_LOADS:
+                return "an element is read from too many places"
             return f"{node!r} has no known strides" if address is None else Load(node, address)
         match node.op:
             case ops.Cat(dim=dim):

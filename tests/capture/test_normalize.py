@@ -184,6 +184,7 @@ FUNCTIONS: list[tuple[str, Callable[..., Any], list[type]]] = [
     ("upsampled", lambda x: F.interpolate(x, scale_factor=2), [Upsample]),
     ("upsampled to a size", lambda x: F.interpolate(x, size=(3 * x.shape[2], x.shape[3])), [Upsample]),
     ("upsampled rows", lambda x: F.interpolate(x.flatten(2), scale_factor=3), [Reshape, Upsample]),
+    ("upsampled by what float32 does not find", lambda x: F.interpolate(x, scale_factor=41), [Opaque]),
     ("upsampled by other factors", lambda x: F.interpolate(x, scale_factor=(2.0, 1.5)), [Opaque]),
     ("downsampled", lambda x: F.interpolate(x, scale_factor=0.5), [Opaque]),
     ("upsampled linearly", lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), [Opaque]),

@@ -284,6 +284,24 @@ def test_what_a_stream_reads_where_it_lies_is_a_stream() -> None:
     assert group.family == "stream"
 
 
+def test_what_is_as_long_as_a_batch_is_not_turned() -> None:
+    b = sympy.Symbol("B", integer=True, positive=True)
+    x, v = (make(ops.Input((b, n), torch.float32, CPU, f"a{n}", k)) for k, n in enumerate((128, 1)))
+    assert waste(r := found(pointwise("mul", taken(x, 1, 0, 128, 2), v))) > 1.5 and r.turn is None
+
+
+def test_long_chains_are_given_up_soon() -> None:
+    """Each step would read twice as many places, or indices be made of twice as many digits."""
+    y = z = inp(0, 4, 24)
+    for k in range(40):
+        y = pointwise("add", y, make(ops.Roll(((1, 1),)), y))
+        apart = reshape(z, (4, 4, 6) if k % 2 else (4, 6, 4))
+        z = reshape(make(ops.Roll(((1, 1), (2, 1))), apart), (4, 24))
+    for root, reason in ((y, "too many places"), (z, "by no constants")):
+        r = parse(root, graph_of(root).users())
+        assert isinstance(r, str) and reason in r
+
+
 def test_what_others_use_is_read_from_memory() -> None:
     y = pointwise("tanh", X)
     root = pointwise("relu", shuffled(y, 4))
@@ -307,6 +325,7 @@ REFUSED: dict[str, tuple[Node, str]] = {
         pointwise("relu", cat(0, *(make(ops.Param((2, 3), torch.float32, CPU, f"p{k}")) for k in range(2)))),
         "nothing is copied",
     ),
+    "empty": (pointwise("relu", reshape(inp(0, 0, 4), (0, 2, 2))), "nothing is copied"),
     "too many parts": (cat(0, *(inp(k, 1, 8) for k in range(70))), "too many places"),
     "of integers": (cat(0, inp(0, 2, 8, dtype=torch.int64), inp(1, 2, 8, dtype=torch.int64)), "lies in memory as"),
 }  # fmt: skip

@@ -234,7 +234,7 @@ def _flip(call: Call) -> Normal:
 
 
 def _upsample(call: Call) -> Normal:
-    """Nearest neighbours by whole factors, from the sizes or from the factors themselves."""
+    """Nearest neighbours by whole factors, from the sizes or from the factors themselves, where eager's are these."""
     x = call.node("input")
     lengths = (*x.shape[2:], *call.shape[2:])
     if x.ndim < 3 or not all(isinstance(n, int) and n for n in lengths) or call.result.dtype.is_complex:
@@ -243,7 +243,14 @@ def _upsample(call: Call) -> Normal:
     factors = tuple(n for n, _ in pairs)
     scales = call["scale_factors"]
     exact = not any(rest for _, rest in pairs) and (scales is None or tuple(scales) == factors)
+    exact = exact and all(map(_is_repeated, x.shape[2:], factors))
     return call.make(Upsample(factors), x) if exact else None
+
+
+def _is_repeated(length: int, factor: int) -> bool:
+    """Whether eager's float32 finds every element so many times: 41 * (1 / 41) is less than 1 there."""
+    found = (torch.arange(length * factor).float() * (torch.tensor(1.0) / factor)).long()
+    return torch.equal(found, torch.arange(length).repeat_interleave(factor))
 
 
 def _embedding(call: Call) -> Normal:
