@@ -228,11 +228,24 @@ store<1>(out + result, value);
 FINISH_TWO = """
 const index_t row = blockIdx.x, columns = $columns;
 Second second = Second::empty();
-for (index_t column = threadIdx.x / JOINERS; column < columns; column += THREADS / JOINERS) {
-    const First fold[1] = {whole(row * columns + column)};
+const auto take = [&](index_t column, const First& first) {
+    const First fold[1] = {first};
     $T value[1];
     finish(d, row * columns + column, fold, value);
-    if (lane == 0) second.take(value);
+    second.take(value);
+};
+if (JOINERS == 1 || 2 * columns >= parts) {  // many results of few parts: a thread for each is done sooner
+    for (index_t column = threadIdx.x; column < columns; column += THREADS) {
+        First fold = First::empty();
+        for (int part = 0; part < parts; ++part)
+            fold.merge(First::load(scratch + (index_t(part) * results + row * columns + column), parts * results));
+        take(column, fold);
+    }
+} else {
+    for (index_t column = threadIdx.x / JOINERS; column < columns; column += THREADS / JOINERS) {
+        const First fold = whole(row * columns + column);
+        if (lane == 0) take(column, fold);
+    }
 }
 const Second fold[1] = {joined<THREADS>(second)};
 if (threadIdx.x != 0) return;

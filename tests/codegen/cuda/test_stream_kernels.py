@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sympy
 import torch
 from emulation.emulate import emulate
 from runtime.fake_driver import FakeDriver
@@ -467,3 +468,15 @@ def overlapping() -> Node:
 def test_golden(name: str, root: Callable[[], Node]) -> None:
     text = kernel(stream_of(root()), f"fused_{name.removeprefix('stream_')}").source
     assert text == (GOLDEN / f"{name}.cu").read_text()
+
+
+@pytest.mark.parametrize("rows, length", [(40, 4096), (2, 32768)], ids=["a thread each", "a warp each"])
+def test_results_of_a_batch_are_joined_and_reduced(rows: int, length: int) -> None:
+    """Of as many as a call has: the text is for eight, whose parts warps would join."""
+    batch = sympy.Symbol("B", integer=True, positive=True)
+    x = make(ops.Input((batch, length), F32, CPU, "x", 0))
+    made = kernel(stream_of(fold(fold(x, "logsumexp", 1), "sum", 0)), "fused_test")
+    assert "JOINERS = 32" in made.source and "2 * columns >= parts" in made.source
+    given = torch.randn(rows, length, generator=torch.Generator().manual_seed(rows))
+    want = given.double().logsumexp(1).sum()
+    torch.testing.assert_close(emulate(made, given).double(), want, rtol=1e-6, atol=0)
