@@ -202,6 +202,13 @@ def test_orders_of_reshapes(order: tuple[int, ...], copied: bool) -> None:
     assert (seen == (0, 1, 2)) == (copied or order == (0, 1, 2, 3))
 
 
+def test_rolls_lie_as_a_concatenation_on_a_cpu() -> None:
+    order = (0, 2, 3, 1)
+    x = make(ops.Input(X.shape, X.dtype, torch.device("cuda"), "x", 0))
+    seen = [output_orders(Graph((n,), (make(ops.Roll(((2, 1),)), n),)), {n: order}, kernels=False)[0] for n in (X, x)]
+    assert seen[0] != (0, 1, 2, 3) and seen[1] == (0, 1, 2, 3)
+
+
 def test_an_index_that_is_rolled_is_split_again() -> None:
     start = indices.flat((24,))
     assert start is not None
@@ -272,6 +279,16 @@ def test_what_is_as_long_as_a_batch_is_not_turned() -> None:
     b = sympy.Symbol("B", integer=True, positive=True)
     x, v = (make(ops.Input((b, n), torch.float32, CPU, f"a{n}", k)) for k, n in enumerate((128, 1)))
     assert waste(r := found(pointwise("mul", taken(x, 1, 0, 128, 2), v))) > 1.5 and r.turn is None
+
+
+def test_a_batch_behind_a_dimension_of_one() -> None:
+    b = sympy.Symbol("B", integer=True, positive=True)
+    r = found(make(ops.Flip((2,)), make(ops.Input((1, b, 8), torch.float32, CPU, "x", 0))))
+    assert isinstance(r.value, Load) and [r.value.address.at({r.at: i}) for i in (0, 6, 17)] == [7, 1, 22]
+
+
+def test_one_number() -> None:
+    check(pointwise("exp", reshape(taken(inp(0, 4), 0, 1, 4, 5), ())))
 
 
 def test_long_chains_are_given_up_soon() -> None:
