@@ -17,6 +17,7 @@ from fusewright.ir import indices, ops
 from fusewright.ir.build import permute, pointwise, reshape
 from fusewright.ir.memory_order import output_orders
 from fusewright.ir.node import Graph, Node, make
+from fusewright.schedule import rearrangement
 from fusewright.schedule.groups import Group, cut
 from fusewright.schedule.rearrangement import (
     Computed,
@@ -279,6 +280,17 @@ def test_what_is_as_long_as_a_batch_is_not_turned() -> None:
     b = sympy.Symbol("B", integer=True, positive=True)
     x, v = (make(ops.Input((b, n), torch.float32, CPU, f"a{n}", k)) for k, n in enumerate((128, 1)))
     assert waste(r := found(pointwise("mul", taken(x, 1, 0, 128, 2), v))) > 1.5 and r.turn is None
+
+
+def test_what_is_read_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often groups of other nodes are looked for."""
+    counted: list[Node] = []
+    monkeypatch.setattr(rearrangement, "waste", lambda r: (counted.append(r.root), 1.0)[1])
+    root = inp(0, 4, 40)
+    for k in range(5):
+        root = pointwise("exp", make(ops.Roll(((1, k + 1),)), pointwise("cos", root)))
+    cut(graph_of(root), lambda group: None)
+    assert len(counted) == len(set(counted))
 
 
 def test_a_batch_behind_a_dimension_of_one() -> None:
