@@ -137,9 +137,9 @@ def flat(shape: Sequence[Size]) -> tuple[Variable, tuple[Index, ...]] | None:
         return None
     whole = all(isinstance(n, int) for n in shape)
     i = Variable(prod(shape) if whole else None)
-    found = _split(variable(i), list(shape))
+    found = _split(variable(i), shape[first:]) if shape else ()
     assert found is not None
-    return i, found
+    return i, (*[Index()] * first, *found)
 
 
 def address(indices: Sequence[Index], shape: Sequence[Size]) -> Index | None:

@@ -115,9 +115,20 @@ def parse(root: Node, users: Users) -> Rearrangement | str:
     if wrong is not None or not tensors:
         return f"{wrong!r} lies in memory as {wrong.dtype}" if wrong is not None else f"{root!r} reads nothing"
     found = Rearrangement(root, tensors, start[0], value)
-    if waste(found) > WORTH_TURNING:
+    if _measured(found, inner) > WORTH_TURNING:
         found = replace(found, turn=_turn(found))
-    return found if waste(found) <= WASTE else "elements that are read together lie too far apart"
+    return found if _measured(found, inner) <= WASTE else "elements that are read together lie too far apart"
+
+
+_WASTE: WeakKeyDictionary[Node, dict[tuple[frozenset[int], bool], float]] = WeakKeyDictionary()
+
+
+def _measured(r: Rearrangement, inner: set[Node]) -> float:
+    """The `waste` of what computes these nodes, which live as long as its root; every group that is looked for asks."""
+    known, key = _WASTE.setdefault(r.root, {}), (frozenset(map(id, inner)), r.turn is not None)
+    if key not in known:
+        known[key] = waste(r)
+    return known[key]
 
 
 def loads(value: Value) -> Iterator[Load]:

@@ -17,6 +17,7 @@ from fusewright.ir import indices, ops
 from fusewright.ir.build import permute, pointwise, reshape
 from fusewright.ir.memory_order import output_orders
 from fusewright.ir.node import Graph, Node, make
+from fusewright.schedule import rearrangement
 from fusewright.schedule.groups import Group, cut
 from fusewright.schedule.rearrangement import (
     Computed,
@@ -202,6 +203,13 @@ def test_orders_of_reshapes(order: tuple[int, ...], copied: bool) -> None:
     assert (seen == (0, 1, 2)) == (copied or order == (0, 1, 2, 3))
 
 
+def test_rolls_lie_as_a_concatenation_on_a_cpu() -> None:
+    order = (0, 2, 3, 1)
+    x = make(ops.Input(X.shape, X.dtype, torch.device("cuda"), "x", 0))
+    seen = [output_orders(Graph((n,), (make(ops.Roll(((2, 1),)), n),)), {n: order}, kernels=False)[0] for n in (X, x)]
+    assert seen[0] != (0, 1, 2, 3) and seen[1] == (0, 1, 2, 3)
+
+
 def test_an_index_that_is_rolled_is_split_again() -> None:
     start = indices.flat((24,))
     assert start is not None
@@ -288,6 +296,27 @@ def test_what_is_as_long_as_a_batch_is_not_turned() -> None:
     b = sympy.Symbol("B", integer=True, positive=True)
     x, v = (make(ops.Input((b, n), torch.float32, CPU, f"a{n}", k)) for k, n in enumerate((128, 1)))
     assert waste(r := found(pointwise("mul", taken(x, 1, 0, 128, 2), v))) > 1.5 and r.turn is None
+
+
+def test_what_is_read_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often groups of other nodes are looked for."""
+    counted: list[Node] = []
+    monkeypatch.setattr(rearrangement, "waste", lambda r: (counted.append(r.root), 1.0)[1])
+    root = inp(0, 4, 40)
+    for k in range(5):
+        root = pointwise("exp", make(ops.Roll(((1, k + 1),)), pointwise("cos", root)))
+    cut(graph_of(root), lambda group: None)
+    assert len(counted) == len(set(counted))
+
+
+def test_a_batch_behind_a_dimension_of_one() -> None:
+    b = sympy.Symbol("B", integer=True, positive=True)
+    r = found(make(ops.Flip((2,)), make(ops.Input((1, b, 8), torch.float32, CPU, "x", 0))))
+    assert isinstance(r.value, Load) and [r.value.address.at({r.at: i}) for i in (0, 6, 17)] == [7, 1, 22]
+
+
+def test_one_number() -> None:
+    check(pointwise("exp", reshape(taken(inp(0, 4), 0, 1, 4, 5), ())))
 
 
 def test_long_chains_are_given_up_soon() -> None:
