@@ -143,7 +143,7 @@ def build(
             final = of_logits(as_pools(final, orders), facts, hints, orders)
             final = check(with_statistics(final, tuner.prefers, alone, orders))
             tuner.prepare(final, alone, orders)
-            final = check(cut(final, tuner, alone, orders))
+            final = check(cut(final, tuner, alone, orders, moves=tuner.moves))
         finally:
             tuner.builders.shutdown(wait=False, cancel_futures=True)  # what was begun ahead, and not asked for
     attributes = [key for key, tensor in captured.constants.items() if _found(model, key) is tensor]

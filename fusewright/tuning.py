@@ -171,6 +171,11 @@ class Tuner:
     builders: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_at_once(), initializer=_give_way))
     started: float = field(default_factory=time.monotonic)
 
+    @property
+    def moves(self) -> bool:
+        """Whether the device's kernels move elements."""
+        return self.device.type != "cpu"
+
     def __call__(self, group: Group) -> Node | None:
         """The node that stands for `group`, or `None` where it stays as it is."""
         if group.root.device != self.device:
@@ -334,7 +339,8 @@ class Tuner:
             timed.update(found.inner if len(alone.choices) > known else ())
             return node
 
-        final = cut(rest, decide, orders={rest.inputs[0]: order_of(lies, rest.inputs[0])})
+        orders = {rest.inputs[0]: order_of(lies, rest.inputs[0])}
+        final = cut(rest, decide, orders=orders, moves=self.moves)
         left = depends_on_input(final.nodes()) - timed
         if any(not isinstance(node.op, (*FREE, Fused)) for node in left):
             return None
@@ -422,7 +428,7 @@ class Tuner:
             found.append(group)
             return group.fused(name)
 
-        cut(graph, decide, alone, orders)
+        cut(graph, decide, alone, orders, moves=self.moves)
         return found
 
     def _rivals(self, group: Group) -> list[Group]:

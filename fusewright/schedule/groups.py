@@ -186,6 +186,9 @@ FAMILIES = (
     Family("stream", _functions, lambda s: s.tensors, again=True),
 )
 
+# Where nobody moves elements in a kernel, looking for such groups would be in vain.
+STILL = (*FAMILIES[:-3], Family("stream", stream.parse, lambda s: s.tensors, again=True))
+
 Decide = Callable[[Group], Node | None]
 
 
@@ -194,15 +197,18 @@ def cut(
     decide: Decide,
     alone: Callable[[Node], bool] = lambda _: False,
     orders: Mapping[Node, Order] = MappingProxyType({}),
+    *,
+    moves: bool = True,
 ) -> Graph:
-    """`graph` with every group for which `decide` gives a node replaced by that node.
+    """`graph` with every group for which `decide` gives a node replaced by that node; rearrangements are among the
+    groups where kernels move elements (`moves`).
 
     Operations for which `alone` holds are in no group; nor is what would make the results lie in memory otherwise,
     where the sources that do not lie row by row have these `orders`.  `decide` may take the shorter group of one it is
     given: the node is then what is left `behind` it, which is searched like the rest.
     """
     eager = output_orders(graph, orders, kernels=False)
-    for family in FAMILIES:
+    for family in FAMILIES if moves else STILL:
         graph = _dense(graph) if family is ELEMENTS else graph
         declined: set[Node] = set()
         while (group := _next(graph, family, declined, alone)) is not None:

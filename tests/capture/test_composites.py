@@ -32,7 +32,6 @@ UNDERSTOOD: list[Case] = [
     ("glu", F.glu, (r(*ROW),)),
     ("glu over channels", lambda x: F.glu(x, 1), (r(*IMAGE),)),
     ("pixel shuffle", lambda x: F.pixel_shuffle(x, 2), (r(*IMAGE),)),
-    ("channel shuffle", lambda x: F.channel_shuffle(x, 2), (r(*IMAGE),)),
     ("pixel unshuffle", lambda x: F.pixel_unshuffle(x, 2), (r(*IMAGE),)),
     ("mse", F.mse_loss, (r(*ROW), r(*ROW) * 2)),
     ("mse, summed", lambda x, t: F.mse_loss(x, t, reduction="sum"), (r(*ROW), r(*ROW) * 2)),

@@ -257,6 +257,17 @@ def test_functions_of_what_is_copied_are_a_stream_where_there_is_no_other_kernel
     assert sum(type(n.op).__name__ == "Fused" for n in graph.nodes()) == 1
 
 
+def test_none_are_looked_for_where_no_kernel_moves_elements() -> None:
+    offered: list[str] = []
+
+    def take(group: Group) -> Node:
+        offered.append(group.family)
+        return group.fused(group.name)
+
+    cut(graph_of(pointwise("exp", pointwise("tanh", shuffled(X, 4)))), take, moves=False)
+    assert offered == ["stream"]
+
+
 def test_what_lies_along_another_dimension_is_turned() -> None:
     r = found(pointwise("add", permute(inp(0, 2, 64, 9, 8), (0, 2, 3, 1)), inp(1, 2, 9, 8, 64)))
     assert r.turn is not None and (r.turn.step, r.turn.length) == (64, 72)

@@ -56,8 +56,8 @@ def _exchanged(call: Call) -> Normal:
     """(N, g C, *) -> (N, C g, *): channel c of group k becomes channel k of group c."""
     x, g = call.node("self"), call["groups"]
     channels = x.shape[1]
-    if g < 2 or not isinstance(channels, int) or channels == g:
-        return None  # what would be a view
+    if g < 2 or not isinstance(channels, int) or channels == g or x.device.type == "cpu":
+        return None  # what would be a view; a CPU's own keeps channels last
     apart = reshape(x, (x.shape[0], g, channels // g, *x.shape[2:]))
     return reshape(permute(apart, (0, 2, 1, *range(3, apart.ndim))), call.shape)
 
