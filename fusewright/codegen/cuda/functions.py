@@ -76,8 +76,8 @@ __device__ __forceinline__ float gelu_by_tanh(float x) {
     "mish": """
 // x tanh(ln(1 + e^x)) = x n / (n + 2) with n = e^x (e^x + 2).
 __device__ __forceinline__ float mish_by(float exponential, float x) {
-    const float n = exponential * (exponential + 2);
-    return x * (n * reciprocal_rounded(n + 2));
+    const float n = exponential * (exponential + 2), y = reciprocal_approx(n + 2);  // of what is finite
+    return x * (n * fmaf(y, fmaf(-(n + 2), y, 1.0f), y));
 }
 __device__ __forceinline__ float mish(float x) { return mish_by(exp(fmin(x, 20.0f)), x); }
 // Of x from -1 on: the greater x is, the less is it what e^x is.
