@@ -95,7 +95,7 @@ def test_kernels_get_the_moves_that_save_nothing(monkeypatch: pytest.MonkeyPatch
     model = Behind(nn.Conv2d(16, 24, 3), lambda m, y: torch.relu(y).flatten(2).mean(-1))
     assert not build(model, (images(),), {}).rewritten.fired
     monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
-    monkeypatch.setattr(pipeline, "cut", lambda graph, *_: graph)
+    monkeypatch.setattr(pipeline, "cut", lambda graph, *_, **__: graph)
     assert [f.rule for f in build(model, (images(),), {}, kernels="auto").rewritten.fired] == [RESHAPE]
 
 
