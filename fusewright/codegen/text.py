@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from string import Template
+from textwrap import wrap
 
 Lines = list[str]
 
@@ -11,6 +12,13 @@ Lines = list[str]
 def indent(lines: Sequence[str], by: int = 1) -> Lines:
     """The lines moved to the right; directives stay where they are."""
     return [line if line.startswith("#") or not line else "    " * by + line for line in lines]
+
+
+def opened(entry: str, parameters: Sequence[str]) -> Lines:
+    """``entry(parameters) {``, in lines of ordinary length, no parameter in two of them."""
+    glued = ", ".join(p.replace(" ", "~") for p in parameters)
+    lines = wrap(f"{entry}({glued})~{{", width=116, subsequent_indent="    ", break_long_words=False)
+    return [line.replace("~", " ") for line in lines]
 
 
 def block(head: str, body: Sequence[str]) -> Lines:

@@ -16,10 +16,8 @@ from collections.abc import Container, Iterable
 
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node
-from fusewright.schedule.chain import Fold, Users, Window, pointwise_tree
+from fusewright.schedule.chain import POINTWISE, Fold, Users, Window, pointwise_tree
 from fusewright.schedule.stream import Stage, Tree, nodes, unsupported
-
-POINTWISE = ops.Pointwise | ops.Cast
 
 # So many operations take no longer than two passes over memory, whatever their functions are.
 MOST = 4

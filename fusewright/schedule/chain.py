@@ -22,6 +22,9 @@ Users = Mapping[Node, int]
 # What tensors that kernels read and write consist of.
 MEMORY = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
+# What computes each element by itself.
+POINTWISE = (ops.Pointwise, ops.Cast)
+
 # Reductions that read twice.
 TWO_PASSES = ("logsumexp", "var", "std")
 
@@ -96,7 +99,7 @@ def parse(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Chain 
     while not is_source(node):
         if node is not root and not isinstance(stages[-1], Map) and users[node] != 1:
             return f"{node!r} has another user"
-        if isinstance(node.op, ops.Pointwise | ops.Cast):
+        if isinstance(node.op, POINTWISE):
             stage = _map(node, users, is_source)
             if isinstance(stage, str):
                 return stage
@@ -128,7 +131,7 @@ def region(stage: Map) -> dict[Node, None]:
 
     def carry(node: Node) -> bool:
         if node not in carries:
-            carried = [carry(a) for a in node.inputs] if isinstance(node.op, ops.Pointwise | ops.Cast) else []
+            carried = [carry(a) for a in node.inputs] if isinstance(node.op, POINTWISE) else []
             carries[node] = any(carried)
         return carries[node]
 
@@ -159,10 +162,25 @@ def pointwise_tree(
                 uses[a] = uses.get(a, 0) + 1
         read = {n: count for n, count in uses.items() if n not in region and not isinstance(n.op, ops.Number)}
         own = [n for n, count in read.items() if count >= users[n] and n.shape == root.shape]
-        grown = [n for n in own if isinstance(n.op, ops.Pointwise | ops.Cast) and not ends(n)]
+        grown = [n for n in own if isinstance(n.op, POINTWISE) and not ends(n)]
         if not grown:
             return tuple(read), tuple(own)
         region.update(dict.fromkeys(grown))
+
+
+def used_inside(root: Node, users: Users, fits: Callable[[Node], bool], most: int = 1 << 30) -> set[Node]:
+    """The nodes that `fits` holds for, from `root` on as far as nobody else uses them; about so many at `most`."""
+    inner = {root} if fits(root) else set[Node]()
+    grown = bool(inner)
+    while grown and len(inner) <= most:
+        uses: dict[Node, int] = {}
+        for node in inner:
+            for a in node.inputs:
+                uses[a] = uses.get(a, 0) + 1
+        more = {n for n, count in uses.items() if n not in inner and count >= users[n] and fits(n)}
+        inner |= more
+        grown = bool(more)
+    return inner
 
 
 def _map(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Map | str:

@@ -19,11 +19,10 @@ from fusewright.ir import ops
 from fusewright.ir.node import Node, make, topological
 from fusewright.ir.ops import ReduceKind, Size
 from fusewright.schedule import stream
-from fusewright.schedule.chain import MEMORY, Users
+from fusewright.schedule.chain import MEMORY, POINTWISE, Users, used_inside
 from fusewright.schedule.stream import Read, Stream, Tree
 
 KINDS = ("sum", "mean", "max", "min", "norm", "var", "std")
-POINTWISE = (ops.Pointwise, ops.Cast)
 
 # Elements of a row from which on it is kept, of samples that are one row and of others, and up to which there are
 # registers for it.
@@ -120,17 +119,7 @@ class _Rows:
 
     def _inner(self) -> set[Node]:
         """What is computed here: of the shapes of elements and of numbers, and used nowhere else."""
-        inner = {self.root} if self._fits(self.root) else set[Node]()
-        grown = bool(inner)
-        while grown:
-            uses: dict[Node, int] = {}
-            for node in inner:
-                for a in node.inputs:
-                    uses[a] = uses.get(a, 0) + 1
-            more = {n for n, count in uses.items() if n not in inner and count == self.users[n] and self._fits(n)}
-            inner |= more
-            grown = bool(more)
-        return inner
+        return used_inside(self.root, self.users, self._fits)
 
     def _fits(self, node: Node) -> bool:
         if isinstance(node.op, ops.Reduce):

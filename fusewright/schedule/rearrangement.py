@@ -19,9 +19,8 @@ import torch
 from fusewright.ir import indices, ops
 from fusewright.ir.indices import Index, Variable
 from fusewright.ir.node import Node, make, topological
-from fusewright.schedule.chain import MEMORY, Users, is_rounded, is_sized
+from fusewright.schedule.chain import MEMORY, POINTWISE, Users, is_rounded, is_sized, used_inside
 
-POINTWISE = (ops.Pointwise, ops.Cast)
 VIEWS = (ops.Reshape, ops.Permute, ops.Expand, ops.Slice)
 # What eager copies for.
 MOVES = (ops.Cat, ops.Pad, ops.Roll, ops.Flip, ops.Upsample)
@@ -181,16 +180,7 @@ def _elements(root: Node) -> int:
 
 def _inner(root: Node, users: Users) -> set[Node]:
     """What is computed here: used nowhere else, and not derived ahead of calls."""
-    inner = {root} if _fits(root) else set[Node]()
-    grown = bool(inner)
-    while grown and len(inner) <= MOST_NODES:
-        uses: dict[Node, int] = {}
-        for node in inner:
-            for a in node.inputs:
-                uses[a] = uses.get(a, 0) + 1
-        more = {n for n, count in uses.items() if n not in inner and count >= users[n] and _fits(n)}
-        inner |= more
-        grown = bool(more)
+    inner = used_inside(root, users, _fits, MOST_NODES)
     return inner & _varying(topological([root], _outside(inner)))
 
 

@@ -14,10 +14,8 @@ from fusewright.ir import ops
 from fusewright.ir.build import cast
 from fusewright.ir.node import Node
 from fusewright.schedule import stream
-from fusewright.schedule.chain import MEMORY, Users, pointwise_tree
+from fusewright.schedule.chain import MEMORY, POINTWISE, Users, pointwise_tree
 from fusewright.schedule.stream import Stream, Tree
-
-POINTWISE = (ops.Pointwise, ops.Cast)
 
 # Elements of a row from which on several threads have something to do.
 SHORTEST = 16

@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.schedule import stream
-from fusewright.schedule.chain import Fold, Users, pointwise_tree
+from fusewright.schedule.chain import POINTWISE, Fold, Users, pointwise_tree
 from fusewright.schedule.stream import Stage, Stream, Tree
-
-POINTWISE = ops.Pointwise | ops.Cast
 
 # A thread carries so many reductions at most.
 MOST = 4

@@ -6,7 +6,6 @@ What varies otherwise than from element to element of every row is read wherever
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +14,8 @@ from fusewright.codegen.cuda import kept_rows_text as text
 from fusewright.codegen.cuda import stream_text
 from fusewright.codegen.cuda.primitives import preamble
 from fusewright.codegen.cuda.stream import THREADS, Shape, Writer
-from fusewright.codegen.cuda.stream_values import Values, decode, for_each, tree
-from fusewright.codegen.text import Lines, block, fill
+from fusewright.codegen.cuda.stream_values import decode, for_each, tree
+from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Argument, Array, Kernel, Launch
 from fusewright.schedule.kept_rows import KeptRows, Pass
 from fusewright.schedule.stream import Tree
@@ -123,15 +122,6 @@ class _Rows(Writer):
 
     def _joining(self) -> Lines:
         return [*fill(text.JOINS), "", *fill(text.JOINED_ROWS)]
-
-    @property
-    def _coordinates(self) -> str:
-        return ", ".join(f"i{a}" for a in self.all)
-
-    def _function(self, about: str, name: str, parameters: Iterable[str], body: Lines) -> Lines:
-        coordinates = (f"index_t i{a}" for a in self.all)
-        head = f"void {name}({', '.join(['const Data& d', *coordinates, *parameters])})"
-        return [f"// {about}", "template <bool WIDE>", Values.inline, *block(head, body)]
 
     def _kept(self) -> list[tuple[str, str]]:
         """Types and names of what is kept."""
@@ -257,9 +247,7 @@ class _Columns(_Rows):
 
     def _body(self) -> Lines:
         known = len(self.k.passes)
-        place = ""
-        for a in self.all if self.k.elements else self.results:
-            place = f"({place}) * d.n{a} + i{a}" if place else f"i{a}"
+        place = self._place(self.all if self.k.elements else self.results)
         names: dict[str, object] = {
             "R": compute_type(self.k.result.root.dtype),
             "coordinates": self._coordinates,

@@ -19,10 +19,10 @@ from fusewright.codegen.cuda import stream_text
 from fusewright.codegen.cuda.folds import PLANES
 from fusewright.codegen.cuda.primitives import preamble
 from fusewright.codegen.cuda.stream import THREADS, Shape, Writer
-from fusewright.codegen.cuda.stream_values import Values, decode, for_each, tree, widths
+from fusewright.codegen.cuda.stream_values import decode, for_each, tree, widths
 from fusewright.codegen.sample_steps import epsilon
 from fusewright.codegen.stream_sizes import Sizes
-from fusewright.codegen.text import Lines, block, fill
+from fusewright.codegen.text import Lines, fill
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
 from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
@@ -308,15 +308,6 @@ class _Kept(Writer):
             yield fill(text.MOST, S=statistics_of(self.n)[SCALE])
         yield fill(text.SUM)
 
-    @property
-    def _coordinates(self) -> str:
-        return ", ".join(f"i{a}" for a in self.all)
-
-    def _function(self, about: str, name: str, parameters: Iterable[str], body: Lines) -> Lines:
-        coordinates = (f"index_t i{a}" for a in self.all)
-        head = f"void {name}({', '.join(['const Data& d', *coordinates, *parameters])})"
-        return [f"// {about}", "template <bool WIDE>", Values.inline, *block(head, body)]
-
     def _entry_values(self) -> Lines:
         """The function that gives neighbours in a row of x."""
         x = self.n.x
@@ -398,9 +389,7 @@ class _KeptColumns(_Kept):
     def _body(self) -> Lines:
         n, statistic = self.n, statistics_of(self.n)[SCALE]
         assert isinstance(n.op, ops.Softmax)
-        place = ""
-        for a in self.all:
-            place = f"({place}) * d.n{a} + i{a}" if place else f"i{a}"
+        place = self._place(self.all)
         return fill(
             text.COLUMNS,
             out=self.outputs()["out"],

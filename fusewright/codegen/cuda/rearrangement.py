@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from textwrap import wrap
 from typing import Any
 
 import sympy
@@ -21,7 +20,7 @@ from fusewright.codegen.cuda import stream_text
 from fusewright.codegen.cuda.primitives import preamble
 from fusewright.codegen.cuda.stream_values import for_each, tree, widened
 from fusewright.codegen.stream_sizes import hint
-from fusewright.codegen.text import Lines, block, fill, indent
+from fusewright.codegen.text import Lines, block, fill, indent, opened
 from fusewright.ir import ops
 from fusewright.ir.indices import Digit, Index, Variable
 from fusewright.ir.node import Node
@@ -221,12 +220,9 @@ class _Writer:
         return ["// Element i.", *block(head, _Values(self.r, self.names, 1).element(given or {}))]
 
     def signature(self, *more: str) -> Lines:
-        """``name(parameters) {``, in lines of ordinary length."""
+        """``name(parameters) {``."""
         pointers = [f"const {ELEMENT[t.dtype]}* __restrict__ {name}" for t, name in self.names.items()]
-        out = f"{ELEMENT[self.r.root.dtype]}* __restrict__ out"
-        glued = ", ".join(p.replace(" ", "~") for p in (*pointers, out, *more))
-        lines = wrap(f"{self.name}({glued})~{{", width=116, subsequent_indent="    ", break_long_words=False)
-        return [line.replace("~", " ") for line in lines]
+        return opened(self.name, [*pointers, f"{ELEMENT[self.r.root.dtype]}* __restrict__ out", *more])
 
     def entry(self) -> Lines:
         members = ", ".join(self.names.values())

@@ -9,7 +9,7 @@ in double precision.  No sum is a difference of others, so what is not finite re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -19,9 +19,9 @@ from fusewright.codegen.cuda import scan_text as text
 from fusewright.codegen.cuda import stream_text
 from fusewright.codegen.cuda.primitives import preamble
 from fusewright.codegen.cuda.stream import THREADS, Shape, Writer
-from fusewright.codegen.cuda.stream_values import Values, decode, for_each, tree, widths
+from fusewright.codegen.cuda.stream_values import decode, for_each, tree, widths
 from fusewright.codegen.stream_sizes import hint
-from fusewright.codegen.text import Lines, block, fill
+from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Argument, Array, Kernel, Launch
 from fusewright.schedule.groups import sizes
 from fusewright.schedule.scan import Scan
@@ -139,15 +139,6 @@ class _Rows(Writer):
         return [fill(text.ACROSS)]
 
     @property
-    def _coordinates(self) -> str:
-        return ", ".join(f"i{a}" for a in self.all)
-
-    def _function(self, about: str, name: str, parameters: Iterable[str], body: Lines) -> Lines:
-        coordinates = (f"index_t i{a}" for a in self.all)
-        head = f"void {name}({', '.join(['const Data& d', *coordinates, *parameters])})"
-        return [f"// {about}", "template <bool WIDE>", Values.inline, *block(head, body)]
-
-    @property
     def _sum_type(self) -> str:
         return compute_type(self.scan.node.dtype)
 
@@ -211,9 +202,7 @@ class _Columns(_Rows):
 
     def _body(self) -> Lines:
         names, alone = self._names(), self.shape.team == 1
-        place = ""
-        for a in self.all:
-            place = f"({place}) * d.n{a} + i{a}" if place else f"i{a}"
+        place = self._place(self.all)
         return fill(
             text.COLUMNS,
             columns=self._items(self.results),

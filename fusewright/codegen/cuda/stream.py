@@ -10,10 +10,10 @@ in a fixed order.  A second reduction belongs to that launch as well.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from textwrap import wrap
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import stream_text as text
@@ -25,7 +25,7 @@ from fusewright.codegen.stream_sections import StreamSections
 from fusewright.codegen.stream_sizes import hint
 from fusewright.codegen.stream_values import joints as joints_of
 from fusewright.codegen.stream_values import shifted
-from fusewright.codegen.text import Lines, fill, indent
+from fusewright.codegen.text import Lines, block, fill, indent, opened
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Expression, Kernel, Launch
 from fusewright.schedule.stream import Stream
@@ -228,7 +228,7 @@ class Writer(StreamSections):
         return None if found is None else TallValues(self.s, self.names, found)
 
     def _common(self) -> dict[str, object]:
-        return {"T": self.values.compute, "coordinates": ", ".join(f"i{a}" for a in self.all)}
+        return {"T": self.values.compute, "coordinates": self._coordinates}
 
     def _at_once(self, wide: int, narrow: int) -> str:
         return f"AT_ONCE = WIDE ? {self.at_once(wide)} : {self.at_once(narrow)}"
@@ -355,13 +355,29 @@ class Writer(StreamSections):
             **names,
         )
 
+    @property
+    def _coordinates(self) -> str:
+        return ", ".join(f"i{a}" for a in self.all)
+
+    @staticmethod
+    def _place(axes: Sequence[int]) -> str:
+        """C++ for the linear index of coordinates of these axes."""
+        place = ""
+        for a in axes:
+            place = f"({place}) * d.n{a} + i{a}" if place else f"i{a}"
+        return place
+
+    def _function(self, about: str, name: str, parameters: Iterable[str], body: Lines) -> Lines:
+        """A function of coordinates and of more."""
+        coordinates = (f"index_t i{a}" for a in self.all)
+        head = f"void {name}({', '.join(['const Data& d', *coordinates, *parameters])})"
+        return [f"// {about}", "template <bool WIDE>", Values.inline, *block(head, body)]
+
     def _signature(self, entry: str, *more: str) -> Lines:
-        """``entry(parameters) {``, in lines of ordinary length."""
+        """``entry(parameters) {``."""
         number = "int" if self.index == "int" else "long long"
         pointers = [f"const {ELEMENT[t.dtype]}* __restrict__ {name}" for t, name in self.names.items()]
-        glued = [p.replace(" ", "~") for p in (*pointers, *(f"{number} {n}" for n in self.numbers()), *more)]
-        lines = wrap(f"{entry}({', '.join(glued)})~{{", width=116, subsequent_indent="    ", break_long_words=False)
-        return [line.replace("~", " ") for line in lines]
+        return opened(entry, [*pointers, *(f"{number} {n}" for n in self.numbers()), *more])
 
     def _members(self) -> str:
         return ", ".join([*self.names.values(), *self.numbers()])
