@@ -22,7 +22,6 @@ from fusewright.ir.node import Graph, make
 from fusewright.kernel import Array, Kernel
 from fusewright.pipeline import Built, build
 from fusewright.problem import load_problem
-from fusewright.runtime.device import DeviceFacts
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
@@ -97,15 +96,6 @@ MODELS = {
     "bypass": lambda: (Bypass(), (torch.randn(3, 6), torch.ones(3, 6, dtype=torch.bool))),
     "constants": lambda: (Constants(), (torch.randn(3, 6),)),
 }
-
-
-# Rates of no machine in particular: which of two valid rewrites is taken must not depend on where the tests run.
-FACTS = DeviceFacts("none", conv=1e11, matmul=1e11, wide=5e10, memory=1e10, reduce=1e10, window=1e9, launch=2e-6)
-
-
-@pytest.fixture(autouse=True)
-def fixed_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusewright.pipeline.device_facts", lambda _: FACTS)
 
 
 def built(model: nn.Module, *args: object, **kwargs: object) -> Built:

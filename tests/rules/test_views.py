@@ -20,15 +20,8 @@ from fusewright.pipeline import build
 from fusewright.plan import Work
 from fusewright.rules import pooling, views
 from fusewright.rules.engine import rewrite
-from fusewright.runtime.device import DeviceFacts
 
-FACTS = DeviceFacts("CPU", conv=1e11, matmul=1e11, wide=5e10, memory=1e10, reduce=1e10, window=1e9, launch=1e-6)
 RESHAPE, PERMUTE = views.reduction_of_reshape.name, views.reduction_of_permute.name
-
-
-@pytest.fixture(autouse=True)
-def _same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "device_facts", lambda device: FACTS)
 
 
 class Behind(nn.Module):
