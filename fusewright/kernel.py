@@ -83,7 +83,8 @@ class Kernel:
     layouts    per operand ``"contiguous"`` or ``"channels_last"``: the kernel sees it dense in that; on a GPU it starts
                at a multiple of 16 bytes, on a CPU at one of its elements' size
     sizes      named numbers of a call: (name, operand index, dimension)
-    output     the one array it returns
+    output     the array it returns
+    also       arrays that it returns beside that, in a tuple with it
     scratch    arrays allocated for the call and dropped after it (uninitialised)
     launches   in order, on one stream
     reference  ATen text of a function ``reference(*operands)`` that computes the same value
@@ -118,6 +119,17 @@ class Kernel:
     arch: str = ""
     looks_up: bool = False
     fixed: tuple[Fixed, ...] = ()
+    also: tuple[Array, ...] = ()
+
+    @property
+    def results(self) -> tuple[Array, ...]:
+        """All arrays that it returns."""
+        return (self.output, *self.also)
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """All that a call allocates, results first."""
+        return (*self.results, *self.scratch)
 
     @property
     def unnumbered(self) -> Kernel:

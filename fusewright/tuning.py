@@ -77,7 +77,7 @@ BRIEF = 0.1
 
 Mode = Literal["auto", "always", "never"]
 Option = dict[str, Any]
-Call = Callable[[], Tensor]
+Call = Callable[[], object]
 
 # The option to end before the pool of a group; what follows is in other groups then.
 EARLY: Option = {"early": True}
@@ -124,7 +124,7 @@ class Build:
 
 # What a group's kernels depend on beside sizes: family, body, and of its operands the layouts and the bounds of their
 # values: a logsumexp of what is known to be small leaves out the maximum.
-Form = tuple[str, Node, tuple[tuple[str | None, Interval], ...]]
+Form = tuple[str, tuple[Node, ...], tuple[tuple[str | None, Interval], ...]]
 
 
 def _is_one_launch(kernel: Kernel) -> bool:
@@ -174,7 +174,8 @@ class Tuner:
     @property
     def moves(self) -> bool:
         """Whether the device's kernels move elements."""
-        return self.device.type != "cpu"
+        moves: bool = TARGETS[self.device.type].MOVES_ELEMENTS
+        return moves
 
     def __call__(self, group: Group) -> Node | None:
         """The node that stands for `group`, or `None` where it stays as it is."""
@@ -253,7 +254,7 @@ class Tuner:
 
     def _form(self, group: Group) -> Form:
         layouts = self._layouts(group)
-        return group.family, group.body, tuple((layouts.get(node), interval(node)) for node in group.operands)
+        return group.family, group.bodies, tuple((layouts.get(node), interval(node)) for node in group.operands)
 
     def _key(self, kind: str) -> str:
         """What a decision is remembered by: its kind and which of that kind it is, since they may differ in size."""

@@ -128,15 +128,14 @@ def _looks_up(node: Node) -> bool:
 
 
 def lower_function(name: str, graph: Graph) -> str:
-    """The text of a function of the graph's inputs that returns its only output."""
+    """The text of a function of the graph's inputs that returns its outputs, of several a tuple."""
     inputs = _input_names(graph)
     body = _Writer(name, list(inputs.values()), graph)
     body.names.update(inputs)
     body.bind_symbols()
-    (output,) = graph.outputs
-    assert isinstance(output, Node)
-    body.write([output], [output])
-    body.line(f"return {body.operand(output)}")
+    outputs = [o for o in graph.outputs if isinstance(o, Node)]
+    body.write(outputs, outputs)
+    body.line(f"return {', '.join(map(body.operand, outputs))}")
     return body.text()
 
 
@@ -236,6 +235,7 @@ class _Writer:
         self.lines: list[str] = []
         self.names: dict[Node, str] = {}
         self.taken = set(parameters)
+        self.items: dict[Node, dict[int, Node]] = {}  # what is wanted of several results
         self.attributes = frozenset(attributes)
         self.kept: set[Node] = set()  # whose variables are never reused
         self.given: set[Node] = set()  # which others hold too, so that deleting them here frees nothing
@@ -282,17 +282,24 @@ class _Writer:
     def write(self, roots: Sequence[Node], results: Sequence[Node]) -> None:
         """Write every node the roots need; results stay alive."""
         order = topological(roots, self.names)  # what is derived ahead hides what lies below it
+        for node in order:
+            if isinstance(node.op, ops.Item):
+                self.items.setdefault(node.arg(0), {})[node.op.index] = node
         last = _last_uses(order, {*results, *self.kept})
         for index, node in enumerate(order):
             self.statement(node, last.get(index, ()))
 
     def statement(self, node: Node, dying: Sequence[Node]) -> None:
-        if _inline(node):
+        if _inline(node) or node in self.names:
             return
         operands = [None if a is None else self.operand(a) for a in node.args]
         freed = [n for n in dying if n in self.names and not _inline(n)]
         heir = next((n for n in freed if n in node.inputs[:1] and n not in self.kept), None)
         name = self.names[heir] if heir is not None else self.fresh(self.stem(node))
+        if isinstance(node.op, Fused) and node.op.also:
+            self._several(node, operands, name)
+            self._delete(freed, heir)
+            return
         emit, first = EMITTERS[type(node.op)], len(self.lines)
         for line in emit(node, operands, name):
             self.line(line)
@@ -300,6 +307,21 @@ class _Writer:
             index = max(i for i in range(first, len(self.lines)) if self.lines[i].startswith(f"    {name} = "))
             self.lines[index] += f"  # ({', '.join(map(str, node.shape))})"
         self.names[node] = name
+        self._delete(freed, heir)
+
+    def _several(self, node: Node, operands: Sequence[str | None], name: str) -> None:
+        """Write a kernel's call that gives several results, each to a variable of its own."""
+        assert isinstance(node.op, Fused)
+        wanted = self.items[node]
+        names = {i: name if i == min(wanted) else self.fresh(self.stem(node)) for i in sorted(wanted)}
+        targets = ", ".join(names.get(i, "_") for i in range(len(node.op.bodies)))
+        (line,) = EMITTERS[Fused](node, operands, targets)
+        shapes = (", ".join(map(str, result.shape)) for result in node.op.bodies)
+        self.line(f"{line}  # {', '.join(f'({shape})' for shape in shapes)}")
+        self.names |= {wanted[i]: found for i, found in names.items()}
+
+    def _delete(self, freed: Sequence[Node], heir: Node | None) -> None:
+        """Write that values are gone, but for the one whose variable has another value."""
         gone = [self.names[n] for n in freed if n is not heir and n not in self.kept and n not in self.given]
         if gone:
             self.line(f"del {', '.join(gone)}")

@@ -6,14 +6,14 @@ from functools import lru_cache
 
 from fusewright.codegen.aten import lower_function
 from fusewright.ir.node import Node
-from fusewright.schedule.groups import Group, as_graph, body
+from fusewright.schedule.groups import Group, as_graph, bodies
 
 
 def reference_text(group: Group) -> str:
     """The text of ``reference``, a function of the group's operands."""
-    return _reference(group.root, group.operands)
+    return _reference(group.results, group.operands)
 
 
 @lru_cache(maxsize=4)  # the same one for all of a group's options; windows along a row of 90,000 elements take a second
-def _reference(root: Node, operands: tuple[Node, ...]) -> str:
-    return lower_function("reference", as_graph(body(root, operands), operands))
+def _reference(results: tuple[Node, ...], operands: tuple[Node, ...]) -> str:
+    return lower_function("reference", as_graph(bodies(results, operands), operands))

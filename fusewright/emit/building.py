@@ -61,7 +61,8 @@ def functions(kernels: Sequence[KernelText]) -> list[str]:
         _operands(targets, several=kernels[0].several),
         *([support.ARGUMENTS] if any(k.kernel.fixed for k in kernels) else []),
     ]
-    parts += [support.GRADIENTS]
+    several = any(kernel.kernel.also for kernel in kernels)
+    parts += ["\n".join(fill(support.GRADIENTS, **(support.OF_SEVERAL if several else support.OF_ONE)))]
     references: set[str] = set()
     for kernel in kernels:
         lines = [kernel.sizes_function(), kernel.launch_function()]

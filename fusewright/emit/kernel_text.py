@@ -60,8 +60,7 @@ class KernelText(ABC):
         self.numbers = Arithmetic([name for name, _, _ in kernel.sizes])
         self.passed: dict[str, str] = {}  # numbers that the launcher takes: name -> kind
         self.launches = [self._launch(launch) for launch in kernel.launches]
-        self.shape = self._dims(kernel.output)
-        self.scratch = [self._dims(array) for array in kernel.scratch]
+        self.shapes = [self._dims(array) for array in kernel.arrays]
 
     @abstractmethod
     def _launch(self, launch: Launch) -> Lines:
@@ -104,9 +103,9 @@ class KernelText(ABC):
 
     @cached_property
     def pointers(self) -> dict[str, str]:
-        """The launcher's pointers with their types: operands, output, scratch."""
+        """The launcher's pointers with their types: operands, results, scratch."""
         kernel = self.kernel
-        names = (*kernel.operands, kernel.output.name, *(array.name for array in kernel.scratch))
+        names = (*kernel.operands, *(array.name for array in kernel.arrays))
         types: dict[str, str] = {}
         for launch in kernel.launches:
             for argument, parameter in zip(launch.arguments, parameters_of(kernel.source, launch.entry), strict=True):
@@ -129,6 +128,11 @@ class KernelText(ABC):
     # -- Python --------------------------------------------------------------------------------------------------------
 
     @property
+    def returned(self) -> str:
+        """What its functions return."""
+        return "tuple[torch.Tensor, ...]" if self.kernel.also else "torch.Tensor"
+
+    @property
     def argtypes(self) -> str:
         """The launcher's ctypes signature."""
         types = ["ctypes.c_void_p"] * len(self.pointers) + [_C_TYPES[kind][1] for kind in self.passed.values()]
@@ -142,8 +146,8 @@ class KernelText(ABC):
     def sizes_function(self) -> list[str]:
         """A function of the operands' shapes: what to allocate, and the numbers that the launcher takes."""
         kernel, names = self.kernel, [name for name, _, _ in self.kernel.sizes]
-        results = [self.shape, *self.scratch, _tuple(list(self.passed))]
-        what = " ".join(["the output's shape,", *(f"that of {a.name}," for a in kernel.scratch)])
+        results = [*self.shapes, _tuple(list(self.passed))]
+        what = " ".join(["the output's shape,", *(f"that of {a.name}," for a in kernel.arrays[1:])])
         ints = [name for name, kind in self.passed.items() if kind == "int"]
         ints += [self.numbers.text(count) for count in kernel.counts]
         largest = f"max({', '.join(ints)})" if len(ints) > 1 else "".join(ints)
@@ -194,23 +198,23 @@ class KernelText(ABC):
     def launch_function(self) -> list[str]:
         """The function that runs the kernel on tensors of its device."""
         kernel, name = self.kernel, self.name
-        arrays = [kernel.output.name, *(array.name for array in kernel.scratch)]
-        known = [f"{array}_shape" for array in arrays]
+        known = [f"{array.name}_shape" for array in kernel.arrays]
         shapes = ", ".join(f"{operand}.shape" for operand in kernel.operands)
         allocations = [
             f"{array.name} = torch.empty({shape}, dtype={array.dtype}, device={kernel.operands[0]}.device"
             f"{_memory_format(array.layout, len(array.shape))})"
-            for array, shape in zip((kernel.output, *kernel.scratch), known, strict=True)
+            for array, shape in zip(kernel.arrays, known, strict=True)
         ]
         pointers = ", ".join(f"{pointer}.data_ptr()" for pointer in self.pointers)
+        results = ", ".join(array.name for array in kernel.results)
         return [
-            f"def {name}_launch({', '.join(f'{o}: torch.Tensor' for o in kernel.operands)}) -> torch.Tensor:",
-            f'    """Launches the kernel and returns {kernel.output.name}."""',
+            f"def {name}_launch({', '.join(f'{o}: torch.Tensor' for o in kernel.operands)}) -> {self.returned}:",
+            f'    """Launches the kernel and returns {results}."""',
             f"    {', '.join(known)}, numbers = {name}_sizes({shapes})",
             *(f"    {line}" for line in self._dense()),
             *(f"    {line}" for line in allocations),
             *(f"    {line}" for line in self._called(f"{pointers}, *numbers, {self.last[2]}")),
-            f"    return {kernel.output.name}",
+            f"    return {results}",
         ]
 
     def _dense(self) -> list[str]:
@@ -245,7 +249,7 @@ class KernelText(ABC):
             given, wanted = _tuple([f.name for f in fixed]), _tuple([repr(f.value) for f in fixed])
             check = [f"    expect_arguments({self.name}, {given}, {wanted})"]
         return [
-            f"def {self.name}({', '.join(takes)}) -> torch.Tensor:",
+            f"def {self.name}({', '.join(takes)}) -> {self.returned}:",
             *about,
             *check,
             f"    return differentiable({self.name}_launch, {self.reference}, {', '.join(operands)})",

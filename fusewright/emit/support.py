@@ -136,27 +136,52 @@ class Recomputed(torch.autograd.Function):
         ctx.save_for_backward(*operands)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, $grads):
         """The gradients of the operands that need one."""
         again = torch.is_grad_enabled()
         needed = ctx.needs_input_grad[2:]
         with torch.enable_grad():
             # Views, so that no gradient flows from one operand to another that it was computed from.
             operands = [operand.view_as(operand) for operand in ctx.saved_tensors]
-            value = ctx.reference(*operands)
-        if not value.requires_grad:  # a step function, say
+            $values = ctx.reference(*operands)
+        $differentiable
+        if not $any:  # a step function, say
             return (None,) * (2 + len(operands))
         wanted = [operand for operand, need in zip(operands, needed, strict=True) if need]
-        found = iter(torch.autograd.grad(value, wanted, grad, create_graph=again, allow_unused=True))
+        $given
+        found = iter(torch.autograd.grad($values, wanted, $own, create_graph=again, allow_unused=True))
         return None, None, *(next(found) if need else None for need in needed)
 
 
-def differentiable(launch, reference, *operands: torch.Tensor) -> torch.Tensor:
+def differentiable(launch, reference, *operands: torch.Tensor) -> $returned:
     """`launch(*operands)`, through which gradients flow as through `reference(*operands)`."""
     if torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
         return Recomputed.apply(launch, reference, *operands)
     return launch(*operands)
 '''
+
+# How gradients are found of kernels that return a tensor, and of such as may return several.
+OF_ONE: dict[str, object] = {
+    "grads": "grad",
+    "values": "value",
+    "differentiable": [],
+    "any": "value.requires_grad",
+    "given": [],
+    "own": "grad",
+    "returned": "torch.Tensor",
+}
+OF_SEVERAL: dict[str, object] = {
+    "grads": "*grads",
+    "values": "values",
+    "differentiable": [
+        "values = (values,) if isinstance(values, torch.Tensor) else values",
+        "given = [(value, grad) for value, grad in zip(values, grads, strict=True) if value.requires_grad]",
+    ],
+    "any": "given",
+    "given": ["values, grads = zip(*given, strict=True)"],
+    "own": "grads",
+    "returned": "torch.Tensor | tuple[torch.Tensor, ...]",
+}
 
 TF32 = '''
 def tf32_allowed() -> bool:

@@ -13,13 +13,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fused(Op):
-    """`body`, a graph over `Input` placeholders, one per argument and in their order, computed by kernel `name`."""
+    """`body`, a graph over `Input` placeholders, one per argument and in their order, computed by kernel `name`.
+
+    `also` are values that are computed on the way and are results as well: `Item` 1 and so on, the body's being 0.
+    """
 
     name: str
     body: Node
+    also: tuple[Node, ...] = ()
+
+    @property
+    def bodies(self) -> tuple[Node, ...]:
+        """All results."""
+        return (self.body, *self.also)
 
     def infer(self, types: Types) -> TensorType:
         return self.body.type
 
     def __repr__(self) -> str:  # nodes are interned by it, and bodies are interned nodes
-        return f"Fused({self.name!r}, {id(self.body):#x})"
+        return f"Fused({self.name!r}, {', '.join(f'{id(result):#x}' for result in self.bodies)})"

@@ -87,25 +87,35 @@ def _orders(graph: Graph, given: Mapping[Node, Order], *, kernels: bool) -> dict
     found = dict(given)
     for node in graph.nodes():
         if node not in found:
-            found[node] = _fused(node, found, kernels) if isinstance(node.op, Fused) else _order(node, found)
+            result = _result(node)
+            found[node] = _order(node, found) if result is None else _fused(*result, found, kernels)
     return found
 
 
-def _fused(node: Node, known: Mapping[Node, Order], kernels: bool) -> Order:
+def _result(node: Node) -> tuple[Node, int] | None:
+    """The group that `node` is a result of, and which one; the group's node itself is its first one."""
+    if isinstance(node.op, Fused):
+        return node, 0
+    of = node.arg(0) if isinstance(node.op, ops.Item) else node
+    return (of, node.op.index) if isinstance(node.op, ops.Item) and isinstance(of.op, Fused) else None
+
+
+def _fused(node: Node, index: int, known: Mapping[Node, Order], kernels: bool) -> Order:
     """Kernels write row by row, but for positions of a convolution, in the format of an input or of another kernel."""
     assert isinstance(node.op, Fused)
     inside: dict[Node, Order] = {}
-    nodes = topological([node.op.body])
+    result = node.op.bodies[index]
+    nodes = topological([result])
     for inner in nodes:
         if not isinstance(inner.op, ops.Input):
             inside[inner] = _order(inner, inside)
             continue
         operand = node.arg(inner.op.index)
-        kept = not kernels or isinstance(operand.op, ops.Input | Fused)
+        kept = not kernels or isinstance(operand.op, ops.Input) or _result(operand) is not None
         inside[inner] = known[operand] if kept else rows_of(operand)
-    order = inside[node.op.body]
+    order = inside[result]
     convolves = any(isinstance(n.op, ops.Conv) for n in nodes)
-    return order if not kernels or (convolves and order == _last(node)) else rows_of(node)
+    return order if not kernels or (convolves and order == _last(result)) else rows_of(result)
 
 
 def rows_of(value: Node | Tensor) -> Order:

@@ -112,11 +112,14 @@ class Graph:
 
     def substitute(self, old: Node, new: Node) -> Graph:
         """This graph with `new` wherever `old` was used."""
-        return self.substituted(old, new)[0]
+        return self.substituted({old: new})[0]
 
-    def substituted(self, old: Node, new: Node) -> tuple[Graph, dict[Node, Node]]:
-        """This graph with `new` wherever `old` was used, and what has become of each of its nodes."""
-        mapping = {old: new}
+    def substituted(self, news: Mapping[Node, Node]) -> tuple[Graph, dict[Node, Node]]:
+        """This graph with new values wherever old ones were used, and what has become of each of its nodes.
+
+        The new ones are computed from none of the old.
+        """
+        mapping = dict(news)
         for node in self.nodes():
             if node in mapping:
                 continue

@@ -36,7 +36,8 @@ FORMATS = {
 }
 
 _torch: Any = torch  # some of what follows has no types
-Call = Callable[[tuple[Tensor, ...]], Tensor]
+Results = Tensor | tuple[Tensor, ...]
+Call = Callable[[tuple[Tensor, ...]], Results]
 Allocated = tuple[tuple[int, ...], torch.dtype, str]  # shape, dtype and layout
 
 
@@ -63,7 +64,7 @@ class Launcher:
         self._built: dict[int, bytes] = {}
         self._lock, self._building = threading.Lock(), threading.Lock()
 
-    def __call__(self, *tensors: Tensor) -> Tensor:
+    def __call__(self, *tensors: Tensor) -> Results:
         key: tuple[Any, ...] = ()
         for t in tensors:
             key += t.shape, t.dtype, t.device
@@ -157,11 +158,11 @@ class Launcher:
         cells: Array[c_uint64],
         launches: list[tuple[str, Configuration, Start]],
     ) -> Call:
-        driver, (new_output, *new_scratch) = self.driver, new
+        driver, results = self.driver, len(self.kernel.results)
         current, stream_of = driver.current, driver.stream
         is_dense, pointers = [dense(f) for f in formats], slice(len(formats) + len(new))
 
-        def call(tensors: tuple[Tensor, ...]) -> Tensor:
+        def call(tensors: tuple[Tensor, ...]) -> Results:
             if current() != index:
                 with driver.guard(index):
                     return call(tensors)
@@ -173,11 +174,9 @@ class Launcher:
                     held.append(t.clone(memory_format=formats[i]))
                     address = held[-1].data_ptr()
                 addresses.append(address)
-            output = new_output()
-            addresses.append(output.data_ptr())
-            for allocate in new_scratch:
-                held.append(allocate())
-                addresses.append(held[-1].data_ptr())
+            made = [allocate() for allocate in new]
+            for array in made:
+                addresses.append(array.data_ptr())
             stream = stream_of(index)
             for entry, configuration, start in launches:
                 # Ahead of every launch: between two of them a finalizer may run that calls the kernel as well.
@@ -186,14 +185,13 @@ class Launcher:
                 status = start()
                 if status:
                     raise self._error(f"could not launch {entry} ({driver.error(status)})", tensors)
-            return output
+            return made[0] if results == 1 else tuple(made[:results])
 
         return call
 
     def _arrays(self, tensors: tuple[Tensor, ...], sizes: Mapping[str, int]) -> list[Allocated]:
-        """What a call allocates, the output first."""
-        made = (self.kernel.output, *self.kernel.scratch)
-        arrays = [(tuple(evaluate(n, sizes) for n in a.shape), a.dtype, a.layout) for a in made]
+        """What a call allocates, results first."""
+        arrays = [(tuple(evaluate(n, sizes) for n in a.shape), a.dtype, a.layout) for a in self.kernel.arrays]
         if 0 not in arrays[0][0] and any(t.numel() == 0 for t in tensors):
             raise self._error("reads an empty tensor", tensors)
         return arrays
@@ -228,7 +226,7 @@ class Launcher:
     def _pack(self, sizes: Mapping[str, int]) -> tuple[Array[c_uint64], list[Array[c_void_p]]]:
         """Cells for all arguments, pointers first, and for each launch the addresses of those it takes."""
         kernel = self.kernel
-        names = (*kernel.operands, kernel.output.name, *(array.name for array in kernel.scratch))
+        names = (*kernel.operands, *(array.name for array in kernel.arrays))
         places = {name: place for place, name in enumerate(names)}
         values = [0] * len(places)
         taken: list[list[int]] = []

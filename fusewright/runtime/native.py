@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fusewright.kernel import Kernel, Launch, evaluate
 from fusewright.runtime import compiler
-from fusewright.runtime.launch import FORMATS, Call, Launcher, allocation
+from fusewright.runtime.launch import FORMATS, Call, Launcher, Results, allocation
 from fusewright.runtime.nvrtc import KernelError
 
 # Scalar operations that are worth waking PyTorch's threads for: some ten microseconds of vector instructions.
@@ -62,7 +62,7 @@ class NativeLauncher(Launcher):
     def _prepare(self, tensors: tuple[Tensor, ...]) -> Call:
         sizes, entries = self._check(tensors), self.load()
         arrays = self._arrays(tensors, sizes)
-        names = (*self.kernel.operands, self.kernel.output.name, *(a.name for a in self.kernel.scratch))
+        names = (*self.kernel.operands, *(a.name for a in self.kernel.arrays))
         places = {name: place for place, name in enumerate(names)}
         calls = [
             self._bound(entries[launch.entry], launch, places, sizes)
@@ -74,7 +74,9 @@ class NativeLauncher(Launcher):
         ]
         new = [allocation(*array, self.kind) for array in arrays]
 
-        def call(tensors: tuple[Tensor, ...]) -> Tensor:
+        results = len(self.kernel.results)
+
+        def call(tensors: tuple[Tensor, ...]) -> Results:
             held = [
                 t if t.is_contiguous(memory_format=f) and not t.data_ptr() % size else t.clone(memory_format=f)
                 for t, (f, size) in zip(tensors, formats, strict=True)
@@ -85,7 +87,7 @@ class NativeLauncher(Launcher):
             for start in calls:
                 if start(pointers, threads):
                     raise IndexError("index out of range in self")  # in eager's words
-            return made[0]
+            return made[0] if results == 1 else tuple(made[:results])
 
         return call
 

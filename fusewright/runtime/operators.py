@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
 
-from fusewright.kernel import Kernel, evaluate
-from fusewright.runtime.launch import FORMATS, Launcher, sizes_of
+from fusewright.kernel import Array, Kernel, evaluate
+from fusewright.runtime.launch import FORMATS, Launcher, Results, sizes_of
 from fusewright.runtime.native import launcher
 from fusewright.runtime.nvrtc import CountError
 from fusewright.runtime.observers import observed
@@ -36,7 +36,7 @@ _KINDS = frozenset({Tensor, torch.nn.Parameter})
 _TARGETS = {"cuda": attrgetter("is_cuda"), "cpu": attrgetter("is_cpu")}
 _requires_grad = attrgetter("requires_grad")
 
-Reference = Callable[..., Tensor]
+Reference = Callable[..., Results]
 
 
 def is_ordinary(t: Tensor) -> bool:
@@ -75,7 +75,7 @@ class Operator:
         self._on_target = _TARGETS[kernel.target]
         self.overload = _register(kernel, self.reference, self.launch)
 
-    def __call__(self, *tensors: Tensor) -> Tensor:
+    def __call__(self, *tensors: Tensor) -> Results:
         if observed() or not all(map(self._takes, tensors)):
             return self.overload(*tensors)
         if is_grad_enabled() and any(map(_requires_grad, tensors)):
@@ -85,9 +85,9 @@ class Operator:
                 return self.reference(*tensors)
         return self.direct(*tensors)
 
-    def direct(self, *tensors: Tensor) -> Tensor:
-        """The value for ordinary tensors on the kernel's target, without gradients, where nobody wants to see the call:
-        whoever has made sure of that for a whole program need not have every kernel ask."""
+    def direct(self, *tensors: Tensor) -> Results:
+        """What it gives for ordinary tensors on the kernel's target, without gradients, where nobody wants to see the
+        call: whoever has made sure of that for a whole program need not have every kernel ask."""
         try:
             return self.launch(*tensors)
         except CountError:
@@ -109,34 +109,43 @@ def _has_tangent(tensors: tuple[Tensor, ...]) -> bool:
 # -- registration --------------------------------------------------------------------------------------------------
 
 
-def _register(kernel: Kernel, reference: Reference, launch: Launcher) -> Callable[..., Tensor]:
+def _register(kernel: Kernel, reference: Reference, launch: Launcher) -> Callable[..., Results]:
     digest = hashlib.sha256(repr(kernel).encode()).hexdigest()
     name = f"{kernel.name}_{digest[:8]}"
-    _library.define(f"{name}({', '.join(f'Tensor {operand}' for operand in kernel.operands)}) -> Tensor")
+    returns = "Tensor" if not kernel.also else f"({', '.join(['Tensor'] * len(kernel.results))})"
+    _library.define(f"{name}({', '.join(f'Tensor {operand}' for operand in kernel.operands)}) -> {returns}")
     overload = getattr(getattr(torch.ops, NAMESPACE), name).default
-    memory_format = FORMATS[kernel.output.layout][len(kernel.output.shape)]
 
-    def elsewhere(*tensors: Tensor) -> Tensor:
-        value = reference(*tensors).contiguous(memory_format=memory_format)
-        return value.clone() if any(_torch._C._is_alias_of(value, t) for t in tensors) else value
+    def elsewhere(*tensors: Tensor) -> Results:
+        made: list[Tensor] = []
+        for value, array in zip(_several(reference(*tensors)), kernel.results, strict=True):
+            value = value.contiguous(memory_format=FORMATS[array.layout][value.ndim])
+            alias = any(_torch._C._is_alias_of(value, t) for t in (*tensors, *made))
+            made.append(value.clone() if alias else value)
+        return tuple(made) if kernel.also else made[0]
 
-    def fake(*tensors: Tensor) -> Tensor:
-        sizes = sizes_of(kernel, tensors)
-        shape = [evaluate(n, sizes) for n in kernel.output.shape]
-        return torch.empty(shape, dtype=kernel.output.dtype, device=tensors[0].device, memory_format=memory_format)
+    def fake(*tensors: Tensor) -> Results:
+        sizes, device = sizes_of(kernel, tensors), tensors[0].device
 
-    def below(keys: Any, *tensors: Tensor) -> Tensor:
+        def empty(array: Array) -> Tensor:
+            memory_format = FORMATS[array.layout][len(array.shape)]
+            shape = [evaluate(n, sizes) for n in array.shape]
+            return torch.empty(shape, dtype=array.dtype, device=device, memory_format=memory_format)
+
+        return tuple(map(empty, kernel.results)) if kernel.also else empty(kernel.output)
+
+    def below(keys: Any, *tensors: Tensor) -> Results:
         with torch._C._AutoDispatchBelowAutograd():
-            value: Tensor = overload.redispatch(keys & torch._C._after_autograd_keyset, *tensors)
-            return value
+            results: Results = overload.redispatch(keys & torch._C._after_autograd_keyset, *tensors)
+            return results
 
-    def on_target(*tensors: Tensor) -> Tensor:
+    def on_target(*tensors: Tensor) -> Results:
         try:
             return launch(*tensors)
         except CountError:
             return elsewhere(*tensors)
 
-    def differentiable(keys: Any, *tensors: Tensor) -> Tensor:
+    def differentiable(keys: Any, *tensors: Tensor) -> Results:
         if torch._C._are_functorch_transforms_active() or _has_tangent(tensors):
             return reference(*tensors)  # what autograd functions cannot do is left to ATen's own
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
@@ -148,42 +157,49 @@ def _register(kernel: Kernel, reference: Reference, launch: Launcher) -> Callabl
     _library.impl(name, differentiable, "Autograd", with_keyset=True)
     _library.impl(name, reference, "FuncTorchBatched")
     torch.library.register_fake(overload, fake, lib=_library)
-    operator: Callable[..., Tensor] = overload
+    operator: Callable[..., Results] = overload
     return operator
 
 
 # -- gradients -----------------------------------------------------------------------------------------------------
 
 
-def _recomputed(run: Callable[..., Tensor], reference: Reference, tensors: tuple[Tensor, ...]) -> Tensor:
+def _several(results: Results) -> tuple[Tensor, ...]:
+    return (results,) if isinstance(results, Tensor) else results
+
+
+def _recomputed(run: Callable[..., Results], reference: Reference, tensors: tuple[Tensor, ...]) -> Results:
     if any(map(Tensor.is_inference, tensors)):  # not to be kept for a backward; ATen's operations may do without
         return reference(*tensors)
-    value: Tensor = _Recomputed.apply(run, reference, *tensors)  # type: ignore[no-untyped-call]
-    return value
+    results: Results = _Recomputed.apply(run, reference, *tensors)  # type: ignore[no-untyped-call]
+    return results
 
 
 class _Recomputed(torch.autograd.Function):
     """``run(*tensors)``, differentiated as ``reference(*tensors)``, which is computed again for it."""
 
     @staticmethod
-    def forward(run: Callable[..., Tensor], reference: Reference, *tensors: Tensor) -> Tensor:
+    def forward(run: Callable[..., Results], reference: Reference, *tensors: Tensor) -> Results:
         return run(*tensors)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
         _, ctx.reference, *tensors = inputs
         ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)  # a result that nobody differentiates is left out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         twice = torch.is_grad_enabled()
         needed = ctx.needs_input_grad[2:]
         with torch.enable_grad():
             # Views, so that an operand computed from another one does not pass its gradient on in here.
             views = [t.view_as(t) for t in ctx.saved_tensors]
-            value = ctx.reference(*views)
+            results = _several(ctx.reference(*views))
         wanted = [view for view, need in zip(views, needed, strict=True) if need]
-        if not value.requires_grad:
+        given = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]
+        if not given:
             return (None,) * (2 + len(views))
-        found = iter(torch.autograd.grad(value, wanted, grad, create_graph=twice, allow_unused=True))
+        values, own = zip(*given, strict=True)
+        found = iter(torch.autograd.grad(values, wanted, own, create_graph=twice, allow_unused=True))
         return None, None, *(next(found) if need else None for need in needed)

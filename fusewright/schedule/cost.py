@@ -136,8 +136,8 @@ class CostModel:
     def _flops(self, node: Node) -> float:
         x = node.inputs[0] if node.inputs else node
         match node.op:
-            case Fused(body=body):
-                return sum(self._flops(n) for n in topological([body]) if n.inputs and not isinstance(n.op, FREE))
+            case Fused(bodies=results):
+                return sum(self._flops(n) for n in topological(results) if n.inputs and not isinstance(n.op, FREE))
             case ops.Conv(transposed=transposed):
                 w = node.arg(1)
                 positions = self._numel(x if transposed else node)
@@ -190,7 +190,8 @@ class CostModel:
         return total
 
     def _bytes(self, node: Node) -> float:
-        written = self._numel(node) * node.dtype.itemsize
+        results = node.op.bodies if isinstance(node.op, Fused) else (node,)
+        written = sum(self._numel(result) * result.dtype.itemsize for result in results)
         if self._on_the_way(node):
             return float(self._numel(node.arg(0)) * node.arg(0).dtype.itemsize)
         if isinstance(node.op, ops.RangeSum):
@@ -206,7 +207,7 @@ class CostModel:
             return self._numel(node.arg(1))
         inside, computed = operand, [node]
         if isinstance(node.op, Fused):
-            computed, index = topological([node.op.body]), node.args.index(operand)
+            computed, index = topological(node.op.bodies), node.args.index(operand)
             inside = next(n for n in computed if isinstance(n.op, ops.Input) and n.op.index == index)
         lookups = [n for n in computed if isinstance(n.op, ops.Embedding) and n.arg(0) is inside]
         return sum(map(self._numel, lookups)) if lookups else self._numel(operand)

@@ -44,6 +44,7 @@ REACH = 32
 class Group:
     """A subgraph that a family covers: from `operands` to `root`; `record` is the family's own description of it.
 
+    also     values on the way that others read as well, which are results beside `root`
     split    where the group is the first step of a reduction, the reduction: `root` is not in the graph then
     shorter  the group from the same anchor that ends in front of a pool, a softmax or a residual, which this one takes
              in, if any
@@ -53,13 +54,19 @@ class Group:
     record: Any
     root: Node
     operands: tuple[Node, ...]
+    also: tuple[Node, ...] = ()
     split: Split | None = None
     shorter: Group | None = None
 
     @property
+    def results(self) -> tuple[Node, ...]:
+        """All values that are there for others, the last node first."""
+        return (self.root, *self.also)
+
+    @property
     def inner(self) -> tuple[Node, ...]:
         """The nodes computed inside, operands before users."""
-        return tuple(n for n in topological([self.root], self.operands) if not isinstance(n.op, ops.Number))
+        return tuple(n for n in topological(self.results, self.operands) if not isinstance(n.op, ops.Number))
 
     @property
     def name(self) -> str:
@@ -74,19 +81,23 @@ class Group:
         return chain.chain_name([w for _, w in words])
 
     @property
-    def body(self) -> Node:
-        """The last node over placeholders for the operands: the very same of groups that compute the same."""
-        return body(self.root, self.operands)
+    def bodies(self) -> tuple[Node, ...]:
+        """Its results over placeholders for the operands: the very same of groups that compute the same."""
+        return bodies(self.results, self.operands)
 
     def fused(self, name: str) -> Node:
         """The node that stands for the group."""
-        return make(Fused(name, self.body), *self.operands, where=self.root.where)
+        first, *also = self.bodies
+        return make(Fused(name, first, tuple(also)), *self.operands, where=self.root.where)
 
     def placed(self, graph: Graph, node: Node) -> tuple[Graph, dict[Node, Node]]:
         """`graph` with `node` computing what the group does, and what has become of each of its nodes."""
         if self.split is not None:
-            return graph.substituted(self.split.root, self.split.whole(node))
-        return graph.substituted(self.root, node)
+            return graph.substituted({self.split.root: self.split.whole(node)})
+        if not self.also:
+            return graph.substituted({self.root: node})
+        items = [make(ops.Item(i, n.type), node, where=n.where) for i, n in enumerate(self.results)]
+        return graph.substituted(dict(zip(self.results, items, strict=True)))
 
     def behind(self, node: Node) -> Node:
         """The group's last node, computed from `node` in place of what the shorter one computes."""
@@ -100,14 +111,15 @@ class Group:
         assert self.shorter is not None
         varies = depends_on_input(topological(self.operands))
         operands = (self.shorter.root, *(n for n in self.operands if n in varies))
-        return as_graph(body(self.root, operands), operands)
+        return as_graph(bodies((self.root,), operands), operands)
 
 
 @dataclass(frozen=True)
 class Family:
     """How to find groups of one kind: `match` takes a last node; `anchor` is the kind of node a group starts at;
-    `split` finds the part of a last node that a group may end in; `early` is where it may end sooner; `again` says
-    whether its groups compute themselves what is cheap, though others read it as well (`schedule.again`)."""
+    `split` finds the part of a last node that a group may end in; `early` is where it may end sooner; `also` are values
+    on the way that its kernels write for others; `again` says whether its groups compute themselves what is cheap,
+    though others read it as well (`schedule.again`)."""
 
     name: str
     match: Callable[[Node, Users], Any]
@@ -115,6 +127,7 @@ class Family:
     anchor: type[ops.Op] | UnionType | None = None
     split: Callable[[Node, Users], Split | None] = lambda root, users: None
     early: Callable[[Any], Node | None] = lambda record: None
+    also: Callable[[Any], tuple[Node, ...]] = lambda record: ()
     again: bool = False
 
 
@@ -166,6 +179,13 @@ def _range_split(root: Node, users: Users) -> Split | None:
 
 ELEMENTS = Family("stream", _elements, lambda s: s.tensors, again=True)
 NORMALIZATION = Family("normalization", normalization.parse, lambda n: n.tensors, ops.Norm | ops.Softmax)
+SHARED = Family(
+    "normalization",
+    normalization.parse_shared,
+    lambda n: n.tensors,
+    ops.Norm | ops.Softmax,
+    also=lambda n: (n.also,),
+)
 
 FAMILIES = (
     Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split, contraction.may_end),
@@ -173,6 +193,7 @@ FAMILIES = (
     Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum, _range_split),
     Family("stream", stream.parse, lambda s: s.tensors, ops.Embedding),
     Family("statistics", normalization.parse_statistics, lambda c: c.sums.tensors, ops.Statistics),
+    SHARED,
     Family("normalization", normalization.parse_large, lambda n: n.tensors, ops.Norm | ops.Softmax),
     Family("kept rows", kept_rows.parse, lambda k: k.tensors, ops.Reduce),
     Family("scan", scan.parse, lambda s: s.tensors, ops.Cumsum),
@@ -186,8 +207,11 @@ FAMILIES = (
     Family("stream", _functions, lambda s: s.tensors, again=True),
 )
 
-# Where nobody moves elements in a kernel, looking for such groups would be in vain.
-STILL = (*FAMILIES[:-3], Family("stream", stream.parse, lambda s: s.tensors, again=True))
+# Where nobody moves elements in a kernel, looking for such groups would be in vain; nor has a kernel several results.
+STILL = (
+    *(f for f in FAMILIES[:-3] if f is not SHARED),
+    Family("stream", stream.parse, lambda s: s.tensors, again=True),
+)
 
 Decide = Callable[[Group], Node | None]
 
@@ -245,7 +269,7 @@ def _dense(graph: Graph) -> Graph:
 def _convolves(node: Node) -> bool:
     """Whether a kernel may read images whose channels lie last as they are."""
     assert isinstance(node.op, Fused)
-    return any(isinstance(n.op, ops.Conv) for n in topological([node.op.body]))
+    return any(isinstance(n.op, ops.Conv) for n in topological(node.op.bodies))
 
 
 def _copied(view: Node) -> Node:
@@ -346,7 +370,7 @@ def _matched(family: Family, root: Node, users: Users) -> Group | None:
         return None
     operands = family.operands(record)
     name = "rearrangement" if isinstance(record, rearrangement.Rearrangement) else family.name
-    group = Group(name, record, root, operands)
+    group = Group(name, record, root, operands, family.also(record))
     return group if group.inner and _worth(group) else None
 
 
@@ -411,17 +435,17 @@ def _placeholder(i: int, node: Node) -> Node:
     return make(ops.Input(node.shape, node.dtype, node.device, f"operand_{i}", i))
 
 
-def body(root: Node, operands: tuple[Node, ...]) -> Node:
-    """A group's last node over placeholders instead of its operands."""
+def bodies(results: tuple[Node, ...], operands: tuple[Node, ...]) -> tuple[Node, ...]:
+    """A group's results over placeholders instead of its operands."""
     mapping = {node: _placeholder(i, node) for i, node in enumerate(operands)}
-    for node in topological([root], operands):
+    for node in topological(results, operands):
         args = tuple(None if a is None else mapping[a] for a in node.args)
         mapping[node] = make(node.op, *args, where=node.where)
-    return mapping[root]
+    return tuple(mapping[result] for result in results)
 
 
-def as_graph(root: Node, operands: tuple[Node, ...]) -> Graph:
-    """A body as a graph of its own; sizes that are symbols are read from the first operand that has them, or whole
+def as_graph(results: tuple[Node, ...], operands: tuple[Node, ...]) -> Graph:
+    """Bodies as a graph of their own; sizes that are symbols are read from the first operand that has them, or whole
     multiples of them."""
     inputs = tuple(_placeholder(i, node) for i, node in enumerate(operands))
     symbols: dict[Any, Symbol] = {}
@@ -433,7 +457,7 @@ def as_graph(root: Node, operands: tuple[Node, ...]) -> Graph:
             known = symbols.get(symbol)
             if symbol.is_Symbol and times.is_Integer and times > 0 and (known is None or known.times > times):
                 symbols[symbol] = Symbol(i, dim, 0, None, int(times))
-    return Graph(inputs, (root,), symbols=symbols)
+    return Graph(inputs, results, symbols=symbols)
 
 
 def sizes(node: Node, hints: Mapping[Any, int]) -> tuple[int, ...]:
@@ -446,7 +470,8 @@ def signature(group: Group) -> str:
     kinds = [f"{type(n.op).__name__} {_attributes(n)}" for n in group.inner]
     varies = depends_on_input(topological(group.operands))
     operands = [f"{n.ndim if n in varies else n.shape} {n.dtype}" for n in group.operands]
-    return f"{group.family}: {'; '.join(kinds)} of {', '.join(operands)}"
+    results = f", {len(group.also)} more" if group.also else ""
+    return f"{group.family}: {'; '.join(kinds)} of {', '.join(operands)}{results}"
 
 
 def _attributes(node: Node) -> str:

@@ -29,6 +29,9 @@ from fusewright.schedule.stream import Stream, Tree
 # Elements of one sample from which on it is more than one block carries out soon.
 LARGE = 4096
 
+# Elements of the longest rows for which there are registers whatever they are of.
+LONGEST = 16384
+
 Kind = Literal["var", "mean", "logsumexp"]
 
 POINTWISE = (ops.Pointwise, ops.Cast)
@@ -55,6 +58,7 @@ class Normalization:
     stands      what tensors of these streams stand for, statistics left out
     statistics  the names of those
     split       channels of a group, where rows have x (N, C, *) as (N, C/split, split, *); else 1
+    also        what is normalised, where others read it as well and the kernel writes it: it keeps rows then
     """
 
     norm: Node
@@ -65,6 +69,7 @@ class Normalization:
     stands: Mapping[Node, Node]
     statistics: Mapping[Node, str]
     split: int
+    also: Node | None = None
 
     @property
     def op(self) -> ops.Norm | ops.Softmax:
@@ -139,6 +144,34 @@ def parse(root: Node, users: Users) -> Normalization | str:
         return f"{root!r} follows no norm"
     problem = _unsupported(norm)
     return problem or _Parser(norm, root, users).found()
+
+
+def parse_shared(root: Node, users: Users) -> Normalization | str:
+    """The longest chain through a norm of what the kernel computes, though others read it as well, and writes.
+
+    h = x + y;  h, layernorm(h)      before: x, y -> h; h -> norm      after: x, y -> h, norm
+    """
+    norm = _norm_before(root, users)
+    x = None if norm is None else norm.arg(0)
+    if norm is None or x is None or not isinstance(x.op, POINTWISE) or _is_narrowed(x) or x.dtype not in MEMORY:
+        return f"{root!r} follows no norm of a pointwise operation"
+    known = topological([root], [x])
+    inside = sum(a is x for n in known for a in n.inputs)
+    if users[x] <= inside:
+        return f"nobody else reads {x!r}"
+    problem = _unsupported(norm)
+    if problem is not None:
+        return problem
+    found = _Parser(norm, root, {**users, x: 1}).found()
+    if isinstance(found, str):
+        return found
+    in_rows = found.within is not None and found.within.axes[-1].role == "first"
+    if not in_rows or found.length is None or found.length > LONGEST:
+        return f"no threads keep the rows of {x!r}"
+    ahead = pointwise_tree(x, users)[0]
+    if any(x in topological([t]) for t in found.tensors if t not in ahead):
+        return f"what {root!r} reads is computed from {x!r}"
+    return replace(found, also=x)
 
 
 def parse_large(root: Node, users: Users) -> Normalization | str:

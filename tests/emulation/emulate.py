@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,8 +79,9 @@ class _Memory:
             raise EmulationError(f"{kernel.name} wrote outside {self.name}")
 
 
-def emulate(kernel: Kernel, *tensors: Tensor, order: str = "forward", seed: int = 0, sanitize: bool = False) -> Tensor:
-    """The output of `kernel` for these operands, on a CPU; raises `EmulationError` where the kernel is wrong."""
+def emulate(kernel: Kernel, *tensors: Tensor, order: str = "forward", seed: int = 0, sanitize: bool = False) -> Any:
+    """The output of `kernel` for these operands, on a CPU, of several all; raises `EmulationError` where the kernel is
+    wrong."""
     sizes = {name: tensors[operand].shape[dim] for name, operand, dim in kernel.sizes}
     dense = _checked(kernel, tensors, sizes)
     if os.environ.get(ON_DEVICE):
@@ -93,7 +95,7 @@ def emulate(kernel: Kernel, *tensors: Tensor, order: str = "forward", seed: int 
     for memory, tensor in zip(memories, dense, strict=True):
         memory.fill(tensor)
     memories += [_memory(array, sizes, poison) for array in kernel.scratch]
-    memories += [_memory(kernel.output, sizes, NAN)]
+    memories += [_memory(result, sizes, NAN) for result in kernel.results]
     index = {memory.name: i for i, memory in enumerate(memories)}
     call = "".join(_line(launch, sizes, index) for launch in kernel.launches)
     if sanitize:
@@ -103,22 +105,24 @@ def emulate(kernel: Kernel, *tensors: Tensor, order: str = "forward", seed: int 
     for memory, tensor in zip(memories, dense, strict=False):
         if memory.bytes and not torch.equal(memory.payload, tensor.reshape(-1).view(torch.uint8)):
             raise EmulationError(f"{kernel.name} wrote to its operand {memory.name}")
-    return memories[-1].value()
+    values = tuple(memory.value() for memory in memories[-len(kernel.results) :])
+    return values if kernel.also else values[0]
 
 
-def _on_device(kernel: Kernel, tensors: tuple[Tensor, ...], sizes: Mapping[str, int]) -> Tensor:
+def _on_device(kernel: Kernel, tensors: tuple[Tensor, ...], sizes: Mapping[str, int]) -> Any:
     """The same on a GPU, output and scratch in memory that held NaN, twice: the bits must agree."""
     launch, operands = Launcher(kernel), [_as_far(t) for t in tensors]
     results = []
     for _ in range(2):
-        for array in (*kernel.scratch, kernel.output):
+        for array in reversed(kernel.arrays):
             count = math.prod(evaluate(e, sizes) for e in array.shape) * array.dtype.itemsize
             torch.full((max(1, -(-count // 8)),), -1, dtype=torch.int64, device="cuda")  # what is given out next
-        results.append(launch(*operands).cpu())
-    bits = [r.reshape(-1).view(torch.uint8) for r in results]
-    if not torch.equal(*bits):
-        raise EmulationError(f"{kernel.name} gives other bits when it runs again")
-    return results[0]
+        given = launch(*operands)
+        results.append(tuple(r.cpu() for r in (given if kernel.also else (given,))))
+    for one, other in zip(*results, strict=True):
+        if not torch.equal(*(r.reshape(-1).view(torch.uint8) for r in (one, other))):
+            raise EmulationError(f"{kernel.name} gives other bits when it runs again")
+    return results[0] if kernel.also else results[0][0]
 
 
 def _as_far(tensor: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from fusewright.errors import FusewrightError, UnsupportedError
-from fusewright.kernel import Argument, evaluate
+from fusewright.kernel import Argument, Array, evaluate
 from fusewright.runtime import cache, driver, launch, nvrtc
 from fusewright.runtime.launch import Launcher
 
@@ -68,6 +68,14 @@ def test_two_launches_with_scratch() -> None:
     torch.testing.assert_close(Launcher(rows(), fake)(x), (x * x).sum(1))
     assert [entry for entry, *_ in fake.launches] == ["square", "sum_rows"]
     assert sorted(fake.functions) == [("square", 57024, 1), ("sum_rows", 0, 1)]
+
+
+def test_several_results() -> None:
+    """In the order that the kernel says, whatever else it allocates."""
+    squares = rows().scratch
+    kernel = replace(rows(), also=squares, scratch=(Array("unused", ("7",), torch.float32),))
+    x = torch.randn(9, 5, dtype=torch.float64)
+    torch.testing.assert_close(Launcher(kernel, FakeDriver())(x), ((x * x).sum(1), x * x))
 
 
 def test_the_number_of_a_kernel_is_not_in_what_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

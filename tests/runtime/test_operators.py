@@ -107,6 +107,68 @@ def test_opcheck(kernel: Kernel, grad: bool) -> None:
     assert len(tests) == 4 and set(tests.values()) == {"SUCCESS"}
 
 
+BESIDE = Array("beside", ("C", "N"), torch.float32)
+BOTH = "(torch.tanh(x) * w, (x + w).t())"
+
+
+def both(**changes: object) -> Kernel:
+    """Of two results."""
+    return with_reference(BOTH, name="fused_both", also=(BESIDE,), **changes)
+
+
+class TestSeveralResults:
+    def test_a_contiguous_value_of_its_own_each(self) -> None:
+        x, w = operands()
+        first, second = operator(both())(x, w)
+        torch.testing.assert_close((first, second), (torch.tanh(x) * w, (x + w).t()))
+        assert first.is_contiguous() and second.is_contiguous()
+        twice = operator(with_reference("(x, x)", also=(Array("beside", ("N", "C"), torch.float32),)))(x, w)
+        assert len({t.data_ptr() for t in (x, *twice)}) == 3
+
+    @pytest.mark.parametrize("grad", [False, True])
+    def test_opcheck(self, grad: bool) -> None:
+        run = operator(both())
+        assert str(run.overload._schema).endswith("(Tensor x, Tensor w) -> (Tensor, Tensor)")  # type: ignore[attr-defined]
+        tests = torch.library.opcheck(run.overload, operands(grad=grad))
+        assert len(tests) == 4 and set(tests.values()) == {"SUCCESS"}
+
+    def test_derivatives(self) -> None:
+        run, given = operator(both()), operands(grad=True, dtype=torch.float64)
+        assert torch.autograd.gradcheck(run, given) and torch.autograd.gradgradcheck(run, given)
+        for i in range(2):  # of one of them alone
+            assert torch.autograd.gradcheck(lambda x, w, i=i: run(x, w)[i], given)
+
+    def test_one_that_has_no_gradient(self) -> None:
+        run = operator(with_reference("(x * w, torch.ones_like(x))", also=(Array("one", ("N", "C"), torch.float32),)))
+        x, w = operands(grad=True)
+        first, second = run(x, w)
+        (first + second).sum().backward()
+        torch.testing.assert_close(x.grad, w.expand_as(x))
+
+    def test_function_transforms(self) -> None:
+        run = operator(both())
+        x, w = operands(dtype=torch.float64)
+
+        def eager(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.tanh(x) * w, (x + w).mT
+
+        for transform in (
+            lambda f: torch.func.jacrev(lambda x: f(x, w))(x),
+            lambda f: torch.func.jvp(lambda x: f(x, w), (x,), (torch.ones_like(x),)),
+            lambda f: torch.vmap(lambda v: f(x, v), 0)(w[None] * 2),
+        ):
+            torch.testing.assert_close(transform(run), transform(eager))
+
+    def test_traced(self) -> None:
+        run = operator(both())
+        x, w = operands(grad=True)
+        compiled = torch.compile(lambda x, w: sum(t.sum() for t in run(x, w)), backend="aot_eager", fullgraph=True)
+        ours, theirs = (
+            torch.autograd.grad(f(x, w), (x, w)) for f in (compiled, lambda x, w: sum(t.sum() for t in run(x, w)))
+        )
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_symbolic_sizes() -> None:
     """One graph for all sizes, with every function an expression may use."""
     kernel = with_reference(

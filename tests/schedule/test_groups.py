@@ -22,7 +22,7 @@ from fusewright.ir.node import Graph, Node, make, topological
 from fusewright.problem import load_problem
 from fusewright.runtime.device import DeviceFacts
 from fusewright.schedule import chain
-from fusewright.schedule.groups import Group, as_graph, body, cut, signature
+from fusewright.schedule.groups import Group, as_graph, bodies, cut, signature
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FACTS = DeviceFacts("GPU", conv=1.2e14, matmul=5e13, wide=5e13, memory=3.5e12, reduce=3e12, window=3e11, launch=6e-6)
@@ -403,11 +403,11 @@ def test_groups_of_derived_values_are_left_to_derive() -> None:
 def test_body_is_the_group_over_placeholders() -> None:
     found, _ = taken(graph_of(Function(TABLE["contraction and tail"][0]), torch.rand(IMAGES)))
     (group,) = found
-    root = body(group.root, group.operands)
+    (root,) = group.bodies
     inputs = [n for n in topological([root]) if not n.inputs and not isinstance(n.op, ops.Number)]
     assert all(isinstance(n.op, ops.Input) for n in inputs)
     assert sorted(n.op.index for n in inputs) == list(range(len(group.operands)))
-    graph = as_graph(root, group.operands)
+    graph = as_graph((root,), group.operands)
     assert [n.shape for n in graph.inputs] == [n.shape for n in group.operands]
     assert list(graph.symbols) and (root.shape, root.dtype) == (group.root.shape, group.root.dtype)
 
@@ -434,7 +434,7 @@ def test_a_symbol_is_read_from_a_multiple_where_nothing_else_has_it() -> None:
     windows = make(ops.Input((4 * batch, 3), torch.float32, torch.device("cpu"), "windows", 0))
     halves = make(ops.Input((2 * batch, 6), torch.float32, torch.device("cpu"), "halves", 1))
     root = make(ops.Cat(1), *(make(ops.Reshape((batch, 12)), part) for part in (windows, halves)))
-    graph = as_graph(body(root, (windows, halves)), (windows, halves))
+    graph = as_graph(bodies((root,), (windows, halves)), (windows, halves))
     assert [(s.input, s.dim, s.times) for s in graph.symbols.values()] == [(1, 0, 2)]
     parts = torch.randn(20, 3), torch.randn(10, 6)
     (found,) = lower(graph).functions()[1](None, *parts)

@@ -17,7 +17,7 @@ from fusewright.ir import ops, spec
 from fusewright.ir.build import pointwise
 from fusewright.ir.node import Graph, Node, make
 from fusewright.ir.placement import placed
-from fusewright.schedule.groups import Group, as_graph, body, cut
+from fusewright.schedule.groups import Group, as_graph, cut
 from fusewright.schedule.partial import split
 
 F64 = torch.float64
@@ -79,7 +79,7 @@ def test_the_kernel_of_the_first_step(name: str) -> None:
     graph, group = found(model, x)
     kernel = cuda.generate(group, "fused_test", cuda.options(group, dict.fromkeys(graph.symbols, 2), {})[0], tf32=False)
     operands = [x if isinstance(n.op, ops.Input) else model.get_parameter(n.op.path).detach() for n in group.operands]
-    derive, forward = lower(as_graph(body(group.root, group.operands), group.operands)).functions()
+    derive, forward = lower(as_graph(group.bodies, group.operands)).functions()
     torch.testing.assert_close(emulate(kernel, *operands), forward(model, *operands, *derive(model))[0])
 
 

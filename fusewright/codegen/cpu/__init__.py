@@ -41,6 +41,9 @@ from fusewright.schedule.stream import Stream
 # Whether the kernel of a contraction forms the window sums that it reads, at the pace of memory.
 FORMS_WINDOW_SUMS = True
 
+# Whether there are kernels of rearrangements, and of several results.
+MOVES_ELEMENTS = False
+
 Option = dict[str, Any]
 Layouts = Mapping[Node, str]
 

@@ -87,6 +87,9 @@ WORTH_CLUSTERING = 6
 # Whether the kernel of a contraction forms the window sums that it reads, at the pace of memory.
 FORMS_WINDOW_SUMS = True
 
+# Whether there are kernels of rearrangements, and of several results.
+MOVES_ELEMENTS = True
+
 # The tiles that an option may have: of warpgroups, and of all tensor cores.
 OF_WARPGROUP: dict[str, Any] = {
     "warpgroup": WarpgroupTile,

@@ -40,6 +40,9 @@ MOST_SHARING = 32
 # Bytes of shared memory that threads of one column may take to join what they found.
 MOST_SHARED = 40 * 1024
 
+# What is normalised, where it is a result as well.
+ALSO = "normed"
+
 # The array of parts of sums; what follows may have one of its own.
 PARTS = "parts_of_rows"
 
@@ -48,12 +51,13 @@ Option = dict[str, Any]
 
 def options(n: Normalization) -> list[Option]:
     """Ways to compute a normalisation, best estimate first: by teams that keep a row or some columns, and apart."""
+    apart: list[Option] = [{}] if n.also is None else []
     if n.within is None or n.length is None:
-        return [{}]
+        return apart
     if not _is_in_rows(n.within):
-        return [*({"team": team} for team in _teams_of_columns(n.within, n.length)), {}]
+        return [*({"team": team} for team in _teams_of_columns(n.within, n.length)), *apart]
     teams = dict.fromkeys(_team(n.length, most // 2 if n.norm.dtype.itemsize == 8 else most) for most in KEPT)
-    return [*({"team": team} for team in teams if team <= MOST_TEAM), {}]
+    return [*({"team": team} for team in teams if team <= MOST_TEAM), *apart]
 
 
 def _team(length: int, values: int) -> int:
@@ -88,6 +92,7 @@ def kernel(n: Normalization, name: str, reference: str = "", *, team: int | None
         layouts=("contiguous",) * len(call.names),
         sizes=call.named(),
         output=Array("out", call.sizes.output(), n.behind.root.dtype),
+        also=() if n.also is None else (Array(ALSO, call.sizes.output(), n.also.dtype),),
         dtypes=tuple(t.dtype for t in n.tensors),
         shapes=tuple(map(call.shape, n.tensors)),
         reference=reference,
@@ -275,12 +280,17 @@ class _Kept(Writer):
         self.threads = team if self.form == "rows" and team > 32 else THREADS
 
     def _launches(self) -> tuple[Launch, ...]:
-        arguments = self._arguments(Argument("pointer", "out"))
+        arguments = self._arguments(*(Argument("pointer", name) for name in self.outputs()))
         blocks = f"ceil_div({self.sizes.product(self.results)}, {self.threads // self.shape.team})"
         return (Launch(self.name, arguments, (blocks, "1", "1"), self.threads),)
 
     def outputs(self) -> dict[str, str]:
-        return {"out": ELEMENT[self.n.behind.root.dtype]}
+        also = {} if self.n.also is None else {ALSO: ELEMENT[self.n.also.dtype]}
+        return {"out": ELEMENT[self.n.behind.root.dtype], **also}
+
+    def _also(self, place: str) -> Lines:
+        """The statement that writes what is normalised."""
+        return [] if self.n.also is None else [f"store<V>({ALSO} + {place}, kept[g]);"]
 
     def body(self, *, tools: bool = True) -> str:
         lines = [f"using index_t = {self.index};", f"using count_t = unsigned {self.index};  // divides faster"]
@@ -338,7 +348,8 @@ class _Kept(Writer):
         n, first, statistics = self.n, self.axes["first"], statistics_of(self.n)
         return fill(
             text.ROWS,
-            out=self.outputs()["out"],
+            target=self._target(),
+            also=self._also("row * LENGTH + item * V"),
             rows=self._items(self.results),
             decode_row=decode("row", self.results, ""),
             decode_item=self._decode("item", first),
@@ -374,7 +385,7 @@ class _KeptColumns(_Kept):
     each = "[e]"
 
     def _launches(self) -> tuple[Launch, ...]:
-        arguments = self._arguments(Argument("pointer", "out"))
+        arguments = self._arguments(*(Argument("pointer", name) for name in self.outputs()))
         values = self.wide.values if self.wide else 1
         lanes = self.threads // self.shape.team
         blocks = f"ceil_div(ceil_div({self.sizes.product(self.results)}, {values}), {lanes})"
@@ -392,7 +403,8 @@ class _KeptColumns(_Kept):
         place = self._place(self.all)
         return fill(
             text.COLUMNS,
-            out=self.outputs()["out"],
+            target=self._target(),
+            also=self._also(f"({place})"),
             items=self._items(self.results),
             decode_item=self._decode("item", self.results),
             decode_reduced=decode("r", self.axes["first"], ""),

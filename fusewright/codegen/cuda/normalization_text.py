@@ -78,7 +78,7 @@ __device__ __forceinline__ double sum_of(double value) {
 ROWS = """
 // A team of threads per row, which it keeps: read once, and written once.
 template <bool WIDE>
-__device__ __forceinline__ void rows(const Data& d, $out* out) {
+__device__ __forceinline__ void rows(const Data& d, $target) {
     constexpr int V = VALUES<WIDE>, GROUPS = (LENGTH + TEAM * V - 1) / (TEAM * V);
     const index_t team = index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM;
     const index_t rows = $rows, items = LENGTH / V;
@@ -102,6 +102,7 @@ __device__ __forceinline__ void rows(const Data& d, $out* out) {
             $R value[V];
             normalised<WIDE>(d, $coordinates, kept[g], $statistics, value);
             store<V>(out + row * LENGTH + item * V, value);
+            $also
         }
     }
 }
@@ -180,7 +181,7 @@ COLUMNS = """
 // LANES threads side by side along the last axis, TEAM of them on each other, which keep columns: read once, and
 // written once.
 template <bool WIDE>
-__device__ __forceinline__ void columns(const Data& d, $out* out) {
+__device__ __forceinline__ void columns(const Data& d, $target) {
     constexpr int V = VALUES<WIDE>, GROUPS = (LENGTH + TEAM - 1) / TEAM, LANES = THREADS / TEAM;
     __shared__ $S most_of[TEAM][LANES * V];
     __shared__ double total_of[TEAM][LANES * V];
@@ -235,6 +236,7 @@ __device__ __forceinline__ void columns(const Data& d, $out* out) {
                     $R value[V];
                     normalised<WIDE>(d, $coordinates, kept[g], center, scale, value);
                     store<V>(out + ($place), value);
+                    $also
                 }
             }
     }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
+from typing import ClassVar
 
 import pytest
 import sympy
@@ -21,7 +23,7 @@ from fusewright.ir.node import Graph, Node, Symbol, make
 from fusewright.ir.ops import Size
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
-from fusewright.schedule.normalization import ChannelStatistics, Normalization, parse, parse_statistics
+from fusewright.schedule.normalization import ChannelStatistics, Normalization, parse, parse_shared, parse_statistics
 
 CPU = torch.device("cpu")
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -311,6 +313,67 @@ def test_ways() -> None:
     assert ways(softmax(inp(0, B, 2000, 40), 1)) == [None]
     assert ways(CASES["max pool"]()) == [None]
     assert ways(CASES["logsumexp of channels"]()) == [None]
+
+
+class TestShared:
+    """What is normalised is a result as well, where others read it."""
+
+    CASES: ClassVar[dict[str, Callable[[Node], Node]]] = {
+        "layer": layer,
+        "layer of two": lambda h: layer(h, 2),
+        "rms": lambda h: layer(h, kind="rms"),
+        "group": lambda h: group(h, 2),
+        "instance, behind it a function": lambda h: pointwise("relu", instance(h)),
+        "softmax": lambda h: softmax(h),
+        "x again": lambda h: pointwise("mul", h, pointwise("sigmoid", layer(h))),
+    }
+
+    @staticmethod
+    def found(h: Node, root: Node) -> Normalization | str:
+        """In a graph that returns both."""
+        return parse_shared(root, replace(graph_of(root), outputs=(h, root)).users())
+
+    @pytest.mark.parametrize("dtype", [F32, BF16, F64])
+    @pytest.mark.parametrize("shape", [(B, 6, 8, 12), (3, 4, 5, 7)])
+    @pytest.mark.parametrize("case", CASES)
+    def test_right(self, case: str, shape: tuple[Size, ...], dtype: torch.dtype) -> None:
+        a, b = (inp(i, *shape, dtype=dtype) for i in (0, 1))
+        h = pointwise("add", pointwise("tanh", a), b)
+        root = self.CASES[case](h)
+        n, tensors = self.found(h, root), given(root)
+        assert isinstance(n, Normalization) and n.also is h and h not in n.tensors
+        for i, option in enumerate(options(n)):
+            k = kernel(n, "fused_test", **option)
+            results = emulate(k, *(tensors[t] for t in n.tensors), order=ORDERS[i % 3])
+            for got, want in zip(results, (truth(root, tensors), truth(h, tensors)), strict=True):
+                compare(got, want, dtype, ulps=16 if dtype == F64 else 8 if dtype == F32 else 2)
+
+    def test_ways(self) -> None:
+        """Nothing but teams that keep rows, which is not for rows of any length, nor for columns."""
+        for shape, teams in (((B, 64), [8, 4]), ((B, 16384), [1024, 512])):
+            h = pointwise("add", inp(0, *shape), inp(1, *shape))
+            n = self.found(h, layer(h))
+            assert isinstance(n, Normalization) and [option["team"] for option in options(n)] == teams
+        long, image = (pointwise("add", inp(0, *shape), 1.0) for shape in ((B, 16385), (B, 6, 7)))
+        for h, root in ((long, layer(long)), (image, softmax(image, 1)), (image, batch(image))):
+            assert isinstance(self.found(h, root), str)
+
+    def test_what_is_read_is_there_before(self) -> None:
+        """A factor behind the norm that is computed from what the kernel writes would have to wait for itself."""
+        h = pointwise("add", X, 1.0)
+        gate = softmax(h, 1)
+        assert isinstance(self.found(h, pointwise("mul", layer(h), gate)), str)
+        assert isinstance(self.found(h, layer(h)), Normalization)
+
+    def test_what_nobody_else_reads(self) -> None:
+        h = pointwise("add", X, 1.0)
+        root = pointwise("mul", h, layer(h))
+        assert isinstance(parse_shared(root, graph_of(root).users()), str)
+
+    def test_what_is_rounded_before(self) -> None:
+        """A norm of rounded numbers in float32, say: it has to read them rounded."""
+        h = cast(pointwise("add", X, 1.0), BF16)
+        assert isinstance(self.found(h, layer(h)), str)
 
 
 def launches(k: Kernel) -> int:

@@ -1,0 +1,96 @@
+"""Kernels that write, beside their last value, what they compute on the way and others read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from gpu_build import as_on_a_gpu, emulated
+from torch import Tensor, nn
+
+from fusewright import pipeline
+
+
+class Residuals(nn.Module):
+    """x + f(norm(x)), as in transformers; what f moves is no part of the kernels around it."""
+
+    def __init__(self, *norms: nn.Module) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(norms)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm in self.norms:
+            x = x + torch.tanh(norm(x).flip(-1).contiguous() * 2).roll(3, 1)
+        return x
+
+
+class Both(nn.Module):
+    """A sum and its norm, both returned."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.relu(x) + 1
+        return h, self.norm(h)
+
+
+def several(built: pipeline.Built) -> list[str]:
+    return [kernel.name for kernel in built.program.kernels if kernel.also]
+
+
+NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "layer": (lambda: nn.LayerNorm(64), (3, 40, 64)),
+    "rms": (lambda: nn.RMSNorm(36), (3, 40, 36)),
+    "group": (lambda: nn.GroupNorm(4, 16), (2, 16, 8, 12)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", NORMS)
+def test_residual_streams(name: str, dtype: torch.dtype) -> None:
+    """Every sum but the last is written by the kernel that normalises it."""
+    make, shape = NORMS[name]
+    model, x = Residuals(make(), make(), make()).to(dtype).eval(), torch.randn(shape).to(dtype)
+    built = as_on_a_gpu(model, x)
+    assert len(several(built)) == 1 and sum(several(built)[0] in line for line in built.program.source.split("\n")) == 2
+    got, eager = emulated(built, model, x), model(x)
+    truth = model.double()(x.double())
+    assert (got - truth).abs().max() <= 2 * (eager - truth).abs().max()
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_results_that_are_returned(last: bool) -> None:
+    """They lie in memory as in eager, or no kernel writes them."""
+    model, x = Both(nn.GroupNorm(2, 8)).eval(), torch.randn(2, 8, 6, 10)
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    built = as_on_a_gpu(model, x)
+    assert len(several(built)) == (not last)
+    got, want = emulated(built, model, x), model(x)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.stride() == other.stride()
+    assert not {t.untyped_storage().data_ptr() for t in got[:1]} & {t.untyped_storage().data_ptr() for t in got[1:]}
+
+
+def test_gradients() -> None:
+    """Those of the reference, to whichever result they flow."""
+    model, x = Both(nn.LayerNorm(24)), torch.randn(5, 7, 24, requires_grad=True)
+    built = as_on_a_gpu(model.eval(), x)
+    assert several(built)
+    derive, forward = built.program.functions()
+    given = (x, *model.parameters())
+    for take in (lambda h, y: h.square() + y, lambda h, y: y.sin(), lambda h, y: h):
+        ours, theirs = (
+            torch.autograd.grad(take(*results).sum(), given, allow_unused=True)
+            for results in (forward(model, x, *derive(model)), model(x))
+        )
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_cpu_has_none() -> None:
+    model, x = Both(nn.LayerNorm(24)).eval(), torch.randn(5, 7, 24)
+    built = pipeline.build(model, (x,), {}, kernels="always", measure=False)
+    assert built.program.kernels and not several(built)
