@@ -37,6 +37,44 @@ class Both(nn.Module):
         return h, self.norm(h)
 
 
+class Attention(nn.Module):
+    """Channels and positions by their mean and their maximum (CBAM)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.shared = nn.Sequential(nn.Linear(channels, 4), nn.ReLU(), nn.Linear(4, channels))
+        self.conv = nn.Conv2d(2, 1, 7, padding=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * torch.sigmoid(self.shared(x.mean((2, 3))) + self.shared(x.amax((2, 3))))[:, :, None, None]
+        both = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
+        return x * torch.sigmoid(self.conv(both))
+
+
+class Cell(nn.Module):
+    """Steps of a recurrent cell."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.gates = nn.Linear(2 * features, 4 * features)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = c = torch.zeros_like(x[0])
+        for step in x:
+            i, f, g, o = self.gates(torch.cat([step, h], 1)).chunk(4, 1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+        return h, c
+
+
+class Product(nn.Module):
+    """Of complex numbers, real and imaginary parts apart."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        a, b, c, d = x.unbind(0)
+        return a * c - b * d, a * d + b * c
+
+
 def several(built: pipeline.Built) -> list[str]:
     return [kernel.name for kernel in built.program.kernels if kernel.also]
 
@@ -59,6 +97,29 @@ def test_residual_streams(name: str, dtype: torch.dtype) -> None:
     got, eager = emulated(built, model, x), model(x)
     truth = model.double()(x.double())
     assert (got - truth).abs().max() <= 2 * (eager - truth).abs().max()
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    "attention": (lambda: Attention(24), (2, 24, 40, 44), 2),
+    "cell": (lambda: Cell(40), (3, 30, 40), 1),
+    "product": (Product, (4, 20, 64), 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MODELS)
+def test_side_by_side(name: str, dtype: torch.dtype) -> None:
+    make, shape, calls = MODELS[name]
+    torch.manual_seed(0)
+    model, x = make().to(dtype).eval(), torch.randn(shape).to(dtype)
+    built = as_on_a_gpu(model, x)
+    text = built.program.source.split("\n")
+    assert sum(any(f" {kernel}(" in line for kernel in several(built)) for line in text) == calls
+    got, eager = emulated(built, model, x), model(x)
+    truth = model.double()(x.double())
+    for one, other, wanted in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, eager, truth)), strict=True):
+        assert one.stride() == other.stride()
+        assert (one - wanted).abs().max() <= 2 * (other - wanted).abs().max() + torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("last", [False, True])

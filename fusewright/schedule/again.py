@@ -12,10 +12,11 @@ twice.  Where all who read one take it in, nothing writes it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node
+from fusewright.schedule.beside import readers_of
 from fusewright.schedule.chain import POINTWISE, Fold, Users, Window, pointwise_tree
 from fusewright.schedule.stream import Stage, Tree, nodes, unsupported
 
@@ -25,7 +26,7 @@ MOST = 4
 
 def computed_again(graph: Graph, users: Users, apart: Container[Node]) -> set[Node]:
     """The values of `graph` that streams should compute wherever they read them; those `apart` are in no stream."""
-    readers = _readers(graph)
+    readers = readers_of(graph)
     roots = set(graph.roots())
     found: set[Node] = set()
     shared = dict(users)
@@ -40,15 +41,6 @@ def computed_again(graph: Graph, users: Users, apart: Container[Node]) -> set[No
         if not reduced and len(inner) <= MOST and all(map(_is_stage, inner)) and _saves(node, leaves, by):
             found.add(node)
             shared[node] = 1  # as if nobody else used it
-    return found
-
-
-def _readers(graph: Graph) -> dict[Node, list[Node]]:
-    """Who reads each value, operands before what is computed from them."""
-    found: dict[Node, list[Node]] = {node: [] for node in graph.nodes()}
-    for node in found:
-        for a in dict.fromkeys(node.inputs):
-            found[a].append(node)
     return found
 
 
@@ -80,7 +72,7 @@ def _is_stage(node: Node) -> bool:
     return unsupported(stage) is None
 
 
-def _saves(node: Node, leaves: Iterable[Node], by: list[Node]) -> bool:
+def _saves(node: Node, leaves: Iterable[Node], by: Sequence[Node]) -> bool:
     """Whether fewer bytes are moved per element: with it in memory, what it is computed from is read once, and it is
     written, and read by each; else each reads what it is computed from."""
     whole = [n for n in leaves if n.shape == node.shape and not isinstance(n.op, ops.Full)]

@@ -7,6 +7,7 @@ stays as it is.  Nothing here knows a target; whether a group becomes a kernel i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType, UnionType
@@ -29,10 +30,12 @@ from fusewright.schedule import (
     rearrangement,
     sample,
     scan,
+    several_elements,
     several_folds,
     stream,
 )
 from fusewright.schedule.again import computed_again
+from fusewright.schedule.beside import readers_of
 from fusewright.schedule.chain import Users
 from fusewright.schedule.partial import Split
 
@@ -118,16 +121,18 @@ class Group:
 class Family:
     """How to find groups of one kind: `match` takes a last node; `anchor` is the kind of node a group starts at;
     `split` finds the part of a last node that a group may end in; `early` is where it may end sooner; `also` are values
-    on the way that its kernels write for others; `again` says whether its groups compute themselves what is cheap,
-    though others read it as well (`schedule.again`)."""
+    on the way, or beside it, that its kernels write as well; `beside` says whether `match` looks for such and so wants
+    to know who reads each value; `again` whether its groups compute themselves what is cheap, though others read it as
+    well (`schedule.again`)."""
 
     name: str
-    match: Callable[[Node, Users], Any]
+    match: Callable[..., Any]
     operands: Callable[[Any], tuple[Node, ...]]
     anchor: type[ops.Op] | UnionType | None = None
     split: Callable[[Node, Users], Split | None] = lambda root, users: None
     early: Callable[[Any], Node | None] = lambda record: None
     also: Callable[[Any], tuple[Node, ...]] = lambda record: ()
+    beside: bool = False
     again: bool = False
 
 
@@ -156,6 +161,12 @@ def _functions(root: Node, users: Users) -> Any:
     """A stream of what was no kernel as a rearrangement: it reads copies."""
     found = _elements(root, users)
     return stream.parse(root, users) if isinstance(found, rearrangement.Rearrangement) else f"{root!r} moves nothing"
+
+
+def _others(record: Any) -> tuple[Node, ...]:
+    """The results of a group but for its last node."""
+    others: tuple[Node, ...] = record.results[1:]
+    return others
 
 
 def _base(x: Node) -> Node:
@@ -187,6 +198,12 @@ SHARED = Family(
     also=lambda n: (n.also,),
 )
 
+_SEVERAL: dict[str, Any] = {"operands": lambda s: s.tensors, "also": _others, "beside": True, "again": True}
+REDUCTIONS = Family("several reductions", several_folds.parse_beside, **_SEVERAL)
+VALUES = Family("several elements", several_elements.parse, **_SEVERAL)
+REDUCING = Family("stream", _reducing, lambda s: s.tensors, again=True)
+FUNCTIONS = Family("stream", _functions, lambda s: s.tensors, again=True)
+
 FAMILIES = (
     Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split, contraction.may_end),
     Family("product", product.match, lambda p: p.tensors, ops.Matmul),
@@ -202,14 +219,16 @@ FAMILIES = (
     NORMALIZATION,
     # The last ones: whatever no group has computed by now is in memory.
     Family("several reductions", several_folds.parse, lambda s: s.tensors, again=True),
-    Family("stream", _reducing, lambda s: s.tensors, again=True),
+    REDUCTIONS,
+    REDUCING,
+    VALUES,
     ELEMENTS,
-    Family("stream", _functions, lambda s: s.tensors, again=True),
+    FUNCTIONS,
 )
 
 # Where nobody moves elements in a kernel, looking for such groups would be in vain; nor has a kernel several results.
 STILL = (
-    *(f for f in FAMILIES[:-3] if f is not SHARED),
+    *(f for f in FAMILIES if f not in (SHARED, REDUCTIONS, REDUCING, VALUES, ELEMENTS, FUNCTIONS)),
     Family("stream", stream.parse, lambda s: s.tensors, again=True),
 )
 
@@ -233,7 +252,7 @@ def cut(
     """
     eager = output_orders(graph, orders, kernels=False)
     for family in FAMILIES if moves else STILL:
-        graph = _dense(graph) if family is ELEMENTS else graph
+        graph = _dense(graph) if family is VALUES else graph
         declined: set[Node] = set()
         while (group := _next(graph, family, declined, alone)) is not None:
             if group.shorter is not None:
@@ -311,9 +330,9 @@ def with_statistics(
 
 
 def _keys(family: Family, group: Group) -> set[Node]:
-    """What a group is remembered by: its anchor, all of several reductions of rows, or its last node."""
+    """What a group is remembered by: its anchor, all of several reductions of rows, or its results."""
     if family.anchor is None:
-        return {group.root}
+        return set(group.results)
     anchors = [n for n in _covered(group) if isinstance(n.op, family.anchor)]
     return set(anchors if isinstance(group.record, kept_rows.KeptRows) else anchors[:1])
 
@@ -339,6 +358,8 @@ def _next(graph: Graph, family: Family, declined: set[Node], alone: Callable[[No
     if family.again:  # as if no others used it: every group takes it in
         users.update(dict.fromkeys(computed_again(graph, users, apart), 1))
     computed = depends_on_input(nodes) - apart
+    if family.beside:
+        family = replace(family, match=functools.partial(family.match, readers=readers_of(graph)))
     if family.anchor is None:
         for root in reversed(nodes):
             if root in computed and root not in declined and _may_end(root):

@@ -225,11 +225,16 @@ def of_rows(tree: Tree, kind: Literal["var", "mean", "logsumexp"], dims: tuple[i
     return _Axes(value, value, before, None, None, ((fold, None),), users).stream(fold.node, in_order=False)
 
 
-def of_reductions(fold: Fold, read: tuple[Node, ...], tail: Tree, users: Users) -> Stream | str:
+def of_elements(tree: Tree, users: Users) -> Stream | str:
+    """The stream of one of several values that are computed from what the tree reads."""
+    return _Axes(tree.root, tree.root, tree, None, None, (), users, parts=True).stream(tree.root)
+
+
+def of_reductions(fold: Fold, read: tuple[Node, ...], tail: Tree | None, users: Users) -> Stream | str:
     """The stream of one of several reductions of what is computed from what is `read`, with what `tail` makes of all
     (and reads beside them)."""
-    value = fold.node.arg(0)
-    return _Axes(value, value, Tree(value, read, None), None, None, ((fold, tail),), users).stream(tail.root)
+    value, root = fold.node.arg(0), fold.node if tail is None else tail.root
+    return _Axes(value, value, Tree(value, read, None), None, None, ((fold, tail),), users).stream(root)
 
 
 def unsupported(stage: Stage) -> str | None:

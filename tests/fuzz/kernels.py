@@ -226,12 +226,23 @@ def _recorded(built: Built, call: Call) -> list[tuple[Kernel, tuple[Tensor, ...]
 def _check_kernel(kernel: Kernel, operands: tuple[Tensor, ...], random: Random) -> None:
     """Emulated on these operands as they are, and with a NaN in one of them."""
     dense = tuple(_laid_out(t, layout) for t, layout in zip(operands, kernel.layouts, strict=True))
-    got = emulate(kernel, *dense, order=random.choice(ORDERS), seed=random.randrange(3))
-    want = operator(kernel).reference(*operands)
+    emulated = _several(emulate(kernel, *dense, order=random.choice(ORDERS), seed=random.randrange(3)))
+    wanted = _several(operator(kernel).reference(*operands))
+    true, shaken = (_wide(kernel)(*given) for given in (operands, map(_shaken, operands)))
+    for results in zip(emulated, wanted, true, shaken, strict=True):
+        _check_result(kernel, *results)
+    _check_nan(kernel, dense, random)
+
+
+def _several(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (results,) if isinstance(results, Tensor) else results
+
+
+def _check_result(kernel: Kernel, got: Tensor, want: Tensor, truth: Tensor, moved: Tensor) -> None:
+    """Against ATen, the truth, and that of operands that were `moved` a little."""
     if got.shape != want.shape or got.dtype != want.dtype:
         raise Wrong(f"{kernel.name} gives {tuple(got.shape)} {got.dtype}, not {tuple(want.shape)} {want.dtype}")
-    truth = _wide(kernel)(*operands)
-    shaken = _error(_wide(kernel)(*map(_shaken, operands)), truth)
+    shaken = _error(moved, truth)
     eps = torch.finfo(want.dtype).eps
     scale = _largest(truth)
     allowed = 8 * (_error(want, truth) + shaken) + 16 * eps * scale + 1e-7 * min(1.0, eps / 1e-7)
@@ -239,7 +250,6 @@ def _check_kernel(kernel: Kernel, operands: tuple[Tensor, ...], random: Random) 
     error = _largest((got.double() - truth)[fits])
     if not error <= allowed:
         raise Wrong(f"{kernel.name} is off by {error:.3e}, ATen by {_error(want, truth):.3e}; {allowed:.3e} allowed")
-    _check_nan(kernel, dense, random)
 
 
 def _check_nan(kernel: Kernel, operands: tuple[Tensor, ...], random: Random) -> None:
@@ -250,9 +260,11 @@ def _check_nan(kernel: Kernel, operands: tuple[Tensor, ...], random: Random) -> 
         return
     places = [random.randrange(d) for d in t.shape]
     t[tuple(places)] = float("nan")
-    got = emulate(kernel, *spoiled, order=random.choice(ORDERS))
-    want = _wide(kernel)(*spoiled)  # a narrow convolution of ATen's makes more NaNs on a CPU
-    if not torch.equal(got.isnan(), want.isnan()):
+    emulated = _several(emulate(kernel, *spoiled, order=random.choice(ORDERS)))
+    wanted = _wide(kernel)(*spoiled)  # a narrow convolution of ATen's makes more NaNs on a CPU
+    for got, want in zip(emulated, wanted, strict=True):
+        if torch.equal(got.isnan(), want.isnan()):
+            continue
         lost, made = int((want.isnan() & ~got.isnan()).sum()), int((got.isnan() & ~want.isnan()).sum())
         raise Wrong(f"{kernel.name} loses {lost} NaNs and makes {made} of {want.numel()}, from one at {places}")
 
@@ -263,12 +275,16 @@ def _laid_out(t: Tensor, layout: str) -> Tensor:
     return t.contiguous(memory_format=torch.channels_last if t.ndim == 4 else torch.channels_last_3d)
 
 
-def _wide(kernel: Kernel) -> Callable[..., Tensor]:
-    """The reference with float64 for every floating-point type."""
+def _wide(kernel: Kernel) -> Callable[..., tuple[Tensor, ...]]:
+    """The reference with float64 for every floating-point type; all results."""
     namespace: dict[str, Any] = {"torch": torch, "F": nn.functional}
     exec(re.sub(r"torch\.(float32|float16|bfloat16|half|float)\b", "torch.float64", kernel.reference), namespace)
     function = namespace["reference"]
-    return lambda *tensors: function(*(_narrowed(t, torch.float64) for t in tensors)).double()
+
+    def wide(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(r.double() for r in _several(function(*(_narrowed(t, torch.float64) for t in tensors))))
+
+    return wide
 
 
 def _shaken(t: Tensor) -> Tensor:

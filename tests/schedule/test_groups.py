@@ -261,13 +261,22 @@ def test_what_is_declined_is_not_asked_about_again_when_what_it_reads_becomes_a_
 
     def forward(m: Function, x: Tensor) -> Tensor:
         for _ in range(3):
-            x = torch.linalg.cross(torch.tanh(x * 2), x.sin(), dim=1)  # nothing is fused across
+            x = torch.linalg.cross(torch.tanh(x * 2), x.sort(1)[0].sin(), dim=1)  # nothing is fused across
         return x.exp() + 1
 
     found, after = taken(graph_of(Function(forward), torch.rand(4, 3, 9, 9)), lambda group: "tanh" in group.name)
     names = [group.name for group in found]
     assert sorted(names) == ["fused_exp", "fused_exp_add", *["fused_mul_tanh"] * 3, *["fused_sin"] * 3]
     assert sum(isinstance(node.op, Fused) for node in after.nodes()) == 3
+
+
+def test_a_group_of_several_results_is_asked_about_once() -> None:
+    """Whichever of them it would be found from."""
+    model = Function(lambda m, x: (x.sin(), torch.tanh(x * 2)))
+    found, _ = taken(graph_of(model, torch.rand(4, 3, 9, 9)), lambda group: not group.also)
+    assert [group.name for group in found] == ["fused_mul_tanh_sin", "fused_mul_tanh", "fused_sin"]
+    ((first, second),) = (group.results for group in found if group.also)
+    assert first is found[1].root and second is found[2].root
 
 
 def test_a_group_declined_with_its_tail_is_offered_without() -> None:

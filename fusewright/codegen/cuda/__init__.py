@@ -22,6 +22,7 @@ from fusewright.codegen.cuda import (
     rearrangement,
     sample,
     scan,
+    several_elements,
     several_folds,
     stream,
     warpgroup,
@@ -361,6 +362,8 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
             return normalization.kernel(group.record, name, reference, **option)
         case "several reductions":
             return several_folds.kernel(group.record, name, reference)
+        case "several elements":
+            return several_elements.kernel(group.record, name, reference)
         case "sample program":
             return sample.kernel(group.record, name, reference)
     return stream.kernel(group.record, name, reference)

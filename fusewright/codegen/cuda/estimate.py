@@ -67,7 +67,7 @@ def pays(group: Group, seconds: float, hints: Mapping[Any, int], *, tf32: bool) 
 
 def moved(group: Group, hints: Mapping[Any, int]) -> int:
     """Bytes that a group reads and writes."""
-    return sum(prod(sizes(n, hints)) * n.dtype.itemsize for n in (*group.operands, group.root))
+    return sum(prod(sizes(n, hints)) * n.dtype.itemsize for n in (*group.operands, *group.results))
 
 
 def _has_columns(node: Node) -> bool:

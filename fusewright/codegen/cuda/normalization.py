@@ -16,9 +16,8 @@ from typing import Any
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import normalization_text as text
 from fusewright.codegen.cuda import stream_text
-from fusewright.codegen.cuda.folds import PLANES
 from fusewright.codegen.cuda.primitives import preamble
-from fusewright.codegen.cuda.stream import THREADS, Shape, Writer
+from fusewright.codegen.cuda.stream import THREADS, Shape, Writer, WriterOfSeveral
 from fusewright.codegen.cuda.stream_values import decode, for_each, tree, widths
 from fusewright.codegen.sample_steps import epsilon
 from fusewright.codegen.stream_sizes import Sizes
@@ -36,9 +35,6 @@ LEAST_TEAM, MOST_TEAM = 4, 1024
 # Values of columns that one thread keeps, as there is a choice, and threads that share a column at most.
 KEPT_OF_COLUMNS = (32, 64, 128)
 MOST_SHARING = 32
-
-# Bytes of shared memory that threads of one column may take to join what they found.
-MOST_SHARED = 40 * 1024
 
 # What is normalised, where it is a result as well.
 ALSO = "normed"
@@ -178,27 +174,8 @@ def _with_parts(launch: Launch) -> Launch:
     return replace(launch, arguments=tuple(arguments))
 
 
-class _Sums(Writer):
+class _Sums(WriterOfSeveral):
     """Writes the launches that find something of rows, or of columns."""
-
-    def _shape(self) -> Shape:
-        shape, team = super()._shape(), 1
-        if shape.form != "columns":
-            return shape
-        planes = PLANES[self.s.folds[0][0].op.kind]
-        column = 8 * planes * (self.wide.values if self.wide else 1)  # bytes that a thread hands to another
-        while team < shape.team and (2 * team - 1) * THREADS // (2 * team) * column <= MOST_SHARED:
-            team *= 2
-        return replace(shape, team=team)
-
-    def write_row(self) -> Lines:
-        return [f"write(d, row, fold, {', '.join(self.outputs())});"]
-
-    def write_columns(self) -> Lines:
-        return fill(text.WRITE_COLUMNS, names=", ".join(self.outputs()))
-
-    def finish_body(self) -> Lines:
-        return fill(text.FINISH, names=", ".join(self.outputs()))
 
     def count(self) -> str:
         """The number of elements of a row."""

@@ -44,17 +44,6 @@ __device__ __forceinline__ void write(const Data& d, index_t row, const First& f
 }
 """
 
-WRITE_COLUMNS = """
-#pragma unroll
-for (int e = 0; e < V; ++e) write(d, item * V + e, fold[e], $names);
-"""
-
-FINISH = """
-const index_t result = (index_t(blockIdx.x) * THREADS + threadIdx.x) / JOINERS;
-const First fold = whole(min(result, results - 1));
-if (lane == 0 && result < results) write(d, result, fold, $names);
-"""
-
 SUM = """
 // The sum of the values of TEAM neighbouring threads, in all of them, added up in the same order wherever that is.
 template <int TEAM>

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from fusewright.codegen.cpp import Scalars, compute_type
+from typing import Any
+
+from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type
 from fusewright.codegen.cuda import stream
 from fusewright.codegen.cuda.folds import PLANES, fold
-from fusewright.codegen.cuda.stream_values import Values, for_each
+from fusewright.codegen.cuda.stream_values import Values, decode, for_each, tree
 from fusewright.codegen.stream_values import constant, unknown
 from fusewright.codegen.text import Lines, block, indent
 from fusewright.ir import ops
 from fusewright.ir.node import Node
-from fusewright.kernel import Kernel
+from fusewright.kernel import Array, Kernel
 from fusewright.schedule.several_folds import SeveralFolds
 
 
 def kernel(s: SeveralFolds, name: str, reference: str = "") -> Kernel:
     """The kernel of several reductions."""
-    return Writer(s, name).kernel(reference)
+    return (WriterBeside if s.tails else Writer)(s, name).kernel(reference)
 
 
 class SeveralValues(Values):
@@ -51,8 +53,8 @@ class Writer(stream.Writer):
     """Writes the sections: those of the stream, with folds that are made of several."""
 
     def __init__(self, several: SeveralFolds, name: str) -> None:
-        super().__init__(several.within, name)
         self.several = several
+        super().__init__(several.within, name)
         self.values = SeveralValues(several, self.names)
 
     def at_once(self, most: int) -> int:
@@ -99,3 +101,34 @@ class Writer(stream.Writer):
             *block("__device__ void save(double* to, index_t stride) const", each("of{i}.save(to{at}, stride);")),
             *block("static __device__ First load(const double* from, index_t stride)", [f"return {{{loaded}}};"]),
         ]
+
+
+class WriterBeside(Writer, stream.WriterOfSeveral):
+    """Writes the sections of reductions that have a result each."""
+
+    def outputs(self) -> dict[str, str]:
+        return {name: ELEMENT[r.dtype] for name, r in zip(self._names_of_results(), self.several.results, strict=True)}
+
+    def _names_of_results(self) -> list[str]:
+        return ["out", *(f"out{i}" for i in range(1, len(self.several.results)))]
+
+    def record(self, **more: Any) -> Kernel:
+        shape, named = self.sizes.output(), zip(self._names_of_results(), self.several.results, strict=True)
+        _, *also = (Array(name, shape, r.dtype) for name, r in named)
+        return super().record(also=tuple(also), **more)
+
+    def tails(self) -> Lines:
+        """The function that writes what comes of each reduction."""
+        away = [f"d.n{a}" for a in self.axes["first"]]
+        kept, count = self.results, " * ".join([f"double({away[0]})", *away[1:]])
+        loads, given, element = self.values.loads("first", "1")
+        lines = [*(decode("result", kept, "") if any(r.axes for r in self.values.reads("first")) else []), *loads]
+        lines += ["constexpr int e = 0;", *element] if element else []
+        for i, (tail, name) in enumerate(zip(self.several.tails, self.outputs(), strict=True)):
+            reduction = self.several.folds[i].node
+            lines += [f"const {compute_type(reduction.dtype)} reduced{i} = fold.of{i}.result({count});"]
+            steps, value = tree(tail, reduction, given | {reduction: f"reduced{i}"})
+            lines += block("", [*steps, f"{name}[result] = narrow_to<{self.outputs()[name]}>::of({value});"])
+        targets = ", ".join(f"{element}* {name}" for name, element in self.outputs().items())
+        head = f"__device__ __forceinline__ void write(const Data& d, index_t result, const First& fold, {targets})"
+        return ["// The results of all reductions.", *block(head, lines), ""]

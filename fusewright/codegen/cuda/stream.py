@@ -34,6 +34,8 @@ THREADS = 256
 FULL = 1056  # blocks that keep a large device busy: eight on each of 132 multiprocessors
 # Parts of rows, all together: half as many, twice and four times as many took up to 1.08, 1.05 and 1.12 times as long.
 PARTS = 2 * FULL
+# Bytes of shared memory that threads of one column may take to join what they found.
+MOST_SHARED = 40 * 1024
 
 
 def kernel(s: Stream, name: str, reference: str = "") -> Kernel:
@@ -88,6 +90,9 @@ class Writer(StreamSections):
             return Shape("rows", team, parts, 32 if split and kept * 32 <= 2**16 else 1)
         threads = kept // (self.wide.values if self.wide else 1)
         team = next((t for t in (1, 2, 4, 8) if threads * t >= 2**18 or reduced < 8 * t), 8)
+        column = 8 * self.planes * (self.wide.values if self.wide else 1)  # bytes that a thread hands to another
+        while (team - 1) * THREADS // team * column > MOST_SHARED:
+            team //= 2
         split = threads * team < 2**16 and reduced >= 64 * team
         blocks = f"ceil_div({self.sizes.product(results)}, {THREADS // team})"
         cut = f"max(1, min(ceil_div({self.sizes.product(first)}, {16 * team}), ceil_div({4 * FULL}, max(1, {blocks}))))"
@@ -243,13 +248,18 @@ class Writer(StreamSections):
     def _flat(self) -> Lines:
         lines = fill(
             text.FLAT,
-            out=ELEMENT[self.s.root.dtype],
+            target=self._target(),
+            store=self.store("(first + t * THREADS) * V", "value[t]"),
             items=self._items(self.all),
             decode=self._decode("item", self.all),
             at_once=self._at_once(2, 4),
             **self._common(),
         )
         return lines if self.tall is None else [*lines, "", *self.tall.flat()]
+
+    def store(self, place: str, value: str) -> str:
+        """The statement that writes neighbours."""
+        return f"store<V>(out + {place}, {value});"
 
     def _target(self) -> str:
         outputs = ", ".join(f"{element}* {name}" for name, element in self.outputs().items())
@@ -441,3 +451,17 @@ class Writer(StreamSections):
             R=compute_type(self.s.root.dtype),
             columns=" * ".join(f"n{a}" for a in self.axes["second"]),
         )
+
+
+class WriterOfSeveral(Writer):
+    """Writes streams of whose reductions several numbers are made: a function `write` does so, which is among the
+    `tails`."""
+
+    def write_row(self) -> Lines:
+        return [f"write(d, row, fold, {', '.join(self.outputs())});"]
+
+    def write_columns(self) -> Lines:
+        return fill(text.WRITE_COLUMNS, names=", ".join(self.outputs()))
+
+    def finish_body(self) -> Lines:
+        return fill(text.FINISH_SEVERAL, names=", ".join(self.outputs()))

@@ -54,7 +54,7 @@ __device__ Fold joined(Fold fold) {
 FLAT = """
 // Every thread computes AT_ONCE groups of neighbours, a block apart, and then writes them.
 template <bool WIDE>
-__device__ __forceinline__ void flat(const Data& d, $out* out) {
+__device__ __forceinline__ void flat(const Data& d, $target) {
     constexpr int V = VALUES<WIDE>, $at_once;
     const index_t items = $items;
     for (index_t first = index_t(blockIdx.x) * (THREADS * AT_ONCE) + threadIdx.x; first < items;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void flat(const Data& d, $out* out) {
         }
 #pragma unroll
         for (int t = 0; t < AT_ONCE; ++t)
-            if (first + t * THREADS < items) store<V>(out + (first + t * THREADS) * V, value[t]);
+            if (first + t * THREADS < items) $store
     }
 }
 """
@@ -252,4 +252,15 @@ if (threadIdx.x != 0) return;
 $R value[1];
 finish(d, row, fold, value);
 store<1>(out + row, value);
+"""
+
+WRITE_COLUMNS = """
+#pragma unroll
+for (int e = 0; e < V; ++e) write(d, item * V + e, fold[e], $names);
+"""
+
+FINISH_SEVERAL = """
+const index_t result = (index_t(blockIdx.x) * THREADS + threadIdx.x) / JOINERS;
+const First fold = whole(min(result, results - 1));
+if (lane == 0 && result < results) write(d, result, fold, $names);
 """

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf, nan
 
 import pytest
 import torch
 from codegen.cuda.test_stream_kernels import (
     BF16,
+    CPU,
     F16,
+    F32,
     F64,
     fold,
     graph_of,
@@ -25,11 +28,13 @@ from torch import Tensor
 
 from fusewright.codegen.cpu import options as cpu_options
 from fusewright.codegen.cuda.several_folds import kernel
-from fusewright.ir.node import Node
+from fusewright.ir import ops
+from fusewright.ir.node import Node, make
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
+from fusewright.schedule.beside import readers_of
 from fusewright.schedule.groups import Group
-from fusewright.schedule.several_folds import SeveralFolds, parse
+from fusewright.schedule.several_folds import SeveralFolds, parse, parse_beside
 
 ORDERS = ("forward", "reverse", "shuffled")
 
@@ -160,6 +165,100 @@ def test_what_others_use_is_in_memory() -> None:
     s = parse(root, {**users, p: 1})
     assert isinstance(s, SeveralFolds) and set(s.tensors) == {X, Y}
     assert isinstance(parse(root, {**users, b: 2}), str)
+
+
+def kinds(x: Node, *dims: int, of: tuple[str, ...] = ("mean", "max"), keepdim: bool = False) -> tuple[Node, ...]:
+    return tuple(fold(x, kind, *dims, keepdim=keepdim) for kind in of)
+
+
+BESIDE: dict[str, Callable[[], tuple[Node, ...]]] = {
+    "rows": lambda: kinds(inp(0, 5, 300), 1),
+    "odd rows": lambda: kinds(pointwise("mul", inp(0, 7, 131), inp(1, 131)), 1),
+    "long rows, in parts": lambda: kinds(inp(0, 2, 3, 4096), 1, 2, of=("sum", "logsumexp")),
+    "all": lambda: kinds(inp(0, 3, 5000), 0, 1, of=("min", "max", "mean")),
+    "columns": lambda: kinds(inp(0, 3, 12, 40), 1, keepdim=True),
+    "columns, in parts": lambda: kinds(inp(0, 700, 20), 0, of=("norm", "mean")),
+    "wide columns of four": lambda: kinds(inp(0, 64, 64, dtype=BF16), 0, of=("logsumexp", "norm", "mean", "max")),
+    "with what is made of each": lambda: (
+        pointwise("sqrt", fold(pointwise("square", inp(0, 6, 260)), "sum", 1)),
+        pointwise("add", pointwise("mul", fold(inp(0, 6, 260), "mean", 1), 2.0), make(ops.Full((6,), 1.5, F32, CPU))),
+        pointwise("mul", fold(inp(0, 6, 260), "max", 1), make(ops.Param((6,), F32, CPU, "weight"))),
+    ),
+    "products": lambda: (
+        fold(pointwise("mul", inp(0, 4, 200), inp(1, 4, 200)), "sum", 1),
+        fold(pointwise("square", inp(1, 4, 200)), "sum", 1),
+    ),
+    "float64": lambda: kinds(inp(0, 6, 320, dtype=F64), 1, of=("sum", "min")),
+}
+
+
+class TestBeside:
+    """Reductions that have a result each."""
+
+    @staticmethod
+    def several(values: tuple[Node, ...], shared: tuple[Node, ...] = ()) -> SeveralFolds | str:
+        graph = replace(graph_of(values[-1]), outputs=values)
+        users = {**graph.users(), **dict.fromkeys(shared, 1)}
+        return parse_beside(values[-1], users, readers_of(graph))
+
+    @pytest.mark.parametrize("name", BESIDE)
+    def test_case(self, name: str) -> None:
+        values = BESIDE[name]()
+        s = self.several(values)
+        assert isinstance(s, SeveralFolds) and set(s.results) == set(values) and s.results[0] is values[-1]
+        given = {n: random(n, i) for i, n in enumerate(s.tensors)}
+        made = kernel(s, "fused_test")
+        assert len(made.launches) == 1 + ("part" in name or name == "all")
+        results = emulate(made, *(given[n] for n in s.tensors), order=ORDERS[len(name) % 3])
+        for got, root in zip(results, s.results, strict=True):
+            graph = graph_of(root)
+            params = [n for n in graph.nodes() if isinstance(n.op, ops.Param)]
+            for i, param in enumerate(params):  # a program would read it off its module
+                stand_in = inp(9 + i, *param.shape)
+                graph, given[stand_in] = graph.substitute(param, stand_in), given[param]
+            want, eps = reference(graph.outputs[0], given), torch.finfo(root.dtype).eps
+            assert got.dtype == root.dtype and got.shape == want.shape
+            torch.testing.assert_close(got.double(), want, rtol=8 * eps, atol=1e-5)
+
+    def test_memory_is_read_once(self) -> None:
+        s = self.several(BESIDE["products"]())
+        assert isinstance(s, SeveralFolds)
+        source = kernel(s, "fused_test").source
+        assert source.count("load<VALUES<WIDE>>(d.x ") == source.count("load<VALUES<WIDE>>(d.p1 ") == 1
+
+    @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+    @pytest.mark.parametrize("name", ["long rows, in parts", "wide columns of four", "with what is made of each"])
+    def test_compiles_without_spills(self, name: str, arch: str) -> None:
+        s = self.several(BESIDE[name]())
+        assert isinstance(s, SeveralFolds)
+        taken = nvrtc.resources(nvrtc.compile(kernel(s, "fused_test").source, arch)).values()
+        assert all(r.stack == 0 for r in taken), taken
+
+    def test_refused(self) -> None:
+        mean = fold(X, "mean", 2)
+        for values in (
+            (mean,),
+            (fold(Y, "max", 2), mean),  # of other memory
+            (fold(X, "max", 1, 2), mean),  # over other dimensions
+            (fold(X, "max", 2, keepdim=True), mean),
+            (fold(X, "prod", 2), mean),
+            (fold(pointwise("mul", X, fold(X, "mean", 2, keepdim=True)), "sum", 2), fold(X, "mean", 2, keepdim=True)),
+            (fold(X, "max", 2), pointwise("add", mean, fold(Y, "max", 2))),  # whose end is of more than one
+        ):
+            assert isinstance(self.several(values), str)
+
+    def test_what_is_computed_again(self) -> None:
+        p = pointwise("sigmoid", X)
+        s = self.several(kinds(p, 2), shared=(p,))
+        assert isinstance(s, SeveralFolds) and s.tensors == (X,)
+        s = self.several((*kinds(p, 2), p)[::-1])
+        assert isinstance(s, SeveralFolds) and s.tensors == (p,)
+
+    def test_a_result_that_others_read_on_the_way(self) -> None:
+        """What is made of it is made by others."""
+        mean, most = kinds(X, 2)
+        s = self.several((mean, pointwise("exp", mean), most))
+        assert isinstance(s, SeveralFolds) and set(s.results) == {mean, most}
 
 
 def test_not_on_cpus() -> None:
