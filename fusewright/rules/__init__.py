@@ -1,6 +1,18 @@
 """The algebra: one explicit ordered table of rules.  No rule knows another."""
 
-from fusewright.rules import attention, features, gaps, normalization, pointwise, pooling, sizes, sums, views, windows
+from fusewright.rules import (
+    attention,
+    features,
+    gaps,
+    normalization,
+    padding,
+    pointwise,
+    pooling,
+    sizes,
+    sums,
+    views,
+    windows,
+)
 from fusewright.rules.rule import Rule
 
 RULES: tuple[Rule, ...] = (
@@ -10,6 +22,7 @@ RULES: tuple[Rule, ...] = (
     *features.RULES,
     *gaps.RULES,
     *pooling.RULES,
+    *padding.RULES,
     *sums.RULES,
     *pointwise.RULES,
     *sizes.RULES,

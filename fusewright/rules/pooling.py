@@ -35,7 +35,8 @@ from fusewright.rules.rule import Exactness, Match, Rule, op, rule, value
 _OTHER: dict[str, Literal["max", "min"]] = {"max": "min", "min": "max"}
 
 
-def _is_extreme(node: Node) -> bool:
+def is_extreme(node: Node) -> bool:
+    """Whether `node` is a max or a min, of windows or of whole dimensions."""
     return getattr(node.op, "kind", "") in _OTHER
 
 
@@ -54,7 +55,7 @@ def _extreme(window: Node, x: Node, *, flip: bool) -> Node:
     return make(replace(op, kind=_OTHER[op.kind]) if flip else op, x)
 
 
-def _padded_away(window: Node) -> bool:
+def padded_away(window: Node) -> bool:
     """Whether a window may lie in the padding alone, where a max is -inf."""
     op = window.op
     if not isinstance(op, Pool) or not any(op.padding):
@@ -84,7 +85,7 @@ def _refuse_function(m: Match) -> str | None:
         return f"{f.op.fn} of NaN is not NaN"
     if any(not isfinite(b) and isnan(v) for b, v in zip(bounds, traits.limits or (0.0, 0.0), strict=True)):
         return f"{f.op.fn} of an infinity is NaN"
-    return "a window lies in the padding alone" if _padded_away(m["window"]) else None
+    return "a window lies in the padding alone" if padded_away(m["window"]) else None
 
 
 def _class_of_function(m: Match) -> Exactness:
@@ -94,7 +95,7 @@ def _class_of_function(m: Match) -> Exactness:
 
 @rule(
     "max(f(x)) = f(max(x))",
-    pattern=op("window", Pool, Reduce, of=(op("f", Pointwise, of=(value("x"),), where=_is_unary),), where=_is_extreme),
+    pattern=op("window", Pool, Reduce, of=(op("f", Pointwise, of=(value("x"),), where=_is_unary),), where=is_extreme),
     condition=_refuse_function,
     exactness=_class_of_function,
 )
@@ -121,7 +122,7 @@ def _refuse_scale(m: Match) -> str | None:
 
 @rule(
     "max(c*x) = c*max(x)",
-    pattern=op("window", Pool, Reduce, of=(op("scaled", Pointwise, where=is_scaled),), where=_is_extreme),
+    pattern=op("window", Pool, Reduce, of=(op("scaled", Pointwise, where=is_scaled),), where=is_extreme),
     condition=_refuse_scale,
     exactness="exact",
 )
@@ -163,7 +164,7 @@ def _class_of_shift(m: Match) -> Exactness:
 
 @rule(
     "max(x + b) = max(x) + b",
-    pattern=op("window", Pool, Reduce, of=(op("shifted", Pointwise, where=_is_sum),), where=_is_extreme),
+    pattern=op("window", Pool, Reduce, of=(op("shifted", Pointwise, where=_is_sum),), where=is_extreme),
     condition=_refuse_shift,
     exactness=_class_of_shift,
 )
@@ -210,7 +211,7 @@ def _refuse_max_of_max(m: Match) -> str | None:
 
 @rule(
     "maxpool(maxpool(x)) = maxpool(x)",
-    pattern=op("outer", Pool, of=(op("inner", Pool, of=(value("x"),)),), where=_is_extreme),
+    pattern=op("outer", Pool, of=(op("inner", Pool, of=(value("x"),)),), where=is_extreme),
     condition=_refuse_max_of_max,
     exactness="exact",
 )
@@ -242,7 +243,7 @@ def _refuse_avg_of_avg(m: Match) -> str | None:
 
 @rule(
     "avgpool(avgpool(x)) = avgpool(x)",
-    pattern=op("outer", Pool, of=(op("inner", Pool, of=(value("x"),)),), where=lambda node: not _is_extreme(node)),
+    pattern=op("outer", Pool, of=(op("inner", Pool, of=(value("x"),)),), where=lambda node: not is_extreme(node)),
     condition=_refuse_avg_of_avg,
     exactness="reassociates",
 )
@@ -297,7 +298,7 @@ def _refuse_cover(m: Match) -> str | None:
 
 @rule(
     "max_P(maxpool(x)) = max_P(x)",
-    pattern=op("outer", Reduce, of=(op("inner", Pool, of=(value("x"),)),), where=_is_extreme),
+    pattern=op("outer", Reduce, of=(op("inner", Pool, of=(value("x"),)),), where=is_extreme),
     condition=_refuse_cover,
     exactness="exact",
 )
@@ -325,7 +326,7 @@ def _refuse_reductions(m: Match) -> str | None:
 
 
 def _class_of_reductions(m: Match) -> Exactness:
-    return "exact" if _is_extreme(m["outer"]) else "reassociates"
+    return "exact" if is_extreme(m["outer"]) else "reassociates"
 
 
 @rule(

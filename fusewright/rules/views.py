@@ -142,6 +142,37 @@ def reduction_of_permute(m: Match) -> Node:
     return reshape(permute(reduced, order, copy=True), root.shape)
 
 
+def _refuse_pool(m: Match) -> str | None:
+    x, view, pool = m["x"], m["view"], m["pool"].op
+    assert isinstance(pool, Pool)
+    n = len(pool.kernel)
+    if x.shape[-n:] != view.shape[-n:]:
+        return "windows run over dimensions that are seen otherwise"
+    if x.ndim - n not in (1, 2):
+        return "PyTorch pools below one or two dimensions"
+    return None if make(pool, x).shape == m["root"].shape else "the result is seen otherwise"
+
+
+def _class_of_pool(m: Match) -> Exactness:
+    return "reassociates" if m["pool"].op.kind == "avg" else "exact"  # type: ignore[attr-defined]
+
+
+@rule(
+    "reshape(pool(reshape(x))) = pool(x)",
+    pattern=op("root", Reshape, of=(op("pool", Pool, of=(op("view", Reshape, of=(value("x"),)),)),)),
+    condition=_refuse_pool,
+    exactness=_class_of_pool,
+    enables=True,
+)
+def pool_between_reshapes(m: Match) -> Node:
+    """reshape(pool(reshape(x))) -> pool(x), where the pooled dimensions stay as they are and the others come back.
+
+    x (N, C, *L) seen as (N, 1, C, *L) and pooled over (C, *L), as a local response norm has it.
+    Class exact for max and min, else reassociates.
+    """
+    return make(m["pool"].op, m["x"])
+
+
 def _viewed(root: Node) -> int | None:
     """Which operand of a function is a view of all that a norm or a softmax gives, or a function of that; or `None`."""
     for i, a in enumerate(root.args):
@@ -350,6 +381,7 @@ def reduction_of_expansion(m: Match) -> Node:
 RULES: tuple[Rule, ...] = (
     reduction_of_reshape,
     reduction_of_permute,
+    pool_between_reshapes,
     function_of_reshape,
     function_of_expanded,
     function_of_expansion,

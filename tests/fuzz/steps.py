@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +58,7 @@ class Combine(nn.Module):
 def _conv(random: Random, x: Tensor) -> nn.Module:
     n = x.ndim - 2
     groups = random.choice([g for g in (1, 1, 1, 2, 3) if x.shape[1] % g == 0])
-    options = {
+    options: dict[str, Any] = {
         "kernel_size": _each(random, n, 1, 4),
         "stride": _each(random, n, 1, 3),
         "padding": _each(random, n, 0, 2),
@@ -68,7 +69,27 @@ def _conv(random: Random, x: Tensor) -> nn.Module:
         options |= {"padding": "same", "stride": 1}
     elif random.random() < 0.05:
         options["padding_mode"] = random.choice(("reflect", "replicate", "circular"))
-    return (nn.Conv1d, nn.Conv2d, nn.Conv3d)[n - 1](x.shape[1], groups * random.randint(1, 4), groups=groups, **options)
+    features = groups * random.randint(1, 4)
+    plain = options["padding"] != "same" and "padding_mode" not in options
+    sides = _sides(options) if plain else None
+    conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[n - 1](x.shape[1], features, groups=groups, **options)
+    return conv if sides is None else nn.Sequential(_PADS[n](sides), conv)
+
+
+_PADS = (None, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
+
+
+def _sides(options: dict[str, Any]) -> tuple[int, ...] | None:
+    """Now and then, the padding that `options` then no longer have, perhaps with one more at an end.
+
+    Drawn from what has been drawn, so that chains without are the same as before.
+    """
+    aside = Random(str(options))
+    if aside.random() < 0.75 or not any(options["padding"]):
+        return None
+    sides = [p + aside.choice((0, 0, 1)) * side for p in reversed(options["padding"]) for side in (0, 1)]
+    options["padding"] = tuple(aside.choice((0, 0, 1)) for _ in options["padding"])
+    return tuple(sides)
 
 
 def _conv_transpose(random: Random, x: Tensor) -> nn.Module:
@@ -211,11 +232,15 @@ def _norm(random: Random, x: Tensor) -> nn.Module:
         lambda: (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[n - 1](
             channels, affine=affine, track_running_stats=random.random() < 0.2
         ),
-        lambda: nn.GroupNorm(random.choice([g for g in (1, 2, 3, channels) if channels % g == 0]), channels),
+        lambda: _group_norm(random, channels) if affine else nn.LocalResponseNorm(random.randint(1, 5), 0.5),
         lambda: nn.LayerNorm(_trailing(random, x)) if affine else _spelled_out(_trailing(random, x), center=True),
         lambda: nn.RMSNorm(_trailing(random, x)) if affine else _spelled_out(_trailing(random, x), center=False),
     ]
     return random.choice(kinds)()
+
+
+def _group_norm(random: Random, channels: int) -> nn.Module:
+    return nn.GroupNorm(random.choice([g for g in (1, 2, 3, channels) if channels % g == 0]), channels)
 
 
 def _spelled_out(shape: tuple[int, ...], *, center: bool) -> nn.Module:
@@ -244,15 +269,27 @@ def _pool(random: Random, x: Tensor) -> nn.Module:
     kernel, stride = _each(random, n, 1, 4), _each(random, n, 1, 3)
     padding = tuple(random.randint(0, k // 2) for k in kernel)
     ceil = random.random() < 0.4
+    options: dict[str, Any] = {"kernel_size": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil}
     if random.random() < 0.5:
-        return (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[n - 1](
-            kernel, stride, padding, dilation=_each(random, n, 1, 2), ceil_mode=ceil
-        )
-    options = {"divisor_override": random.choice((None, None, 3))} if n > 1 else {}
-    counted = random.random() < 0.5
+        options["dilation"] = _each(random, n, 1, 2)
+        sides = _sides(options)
+        pool = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[n - 1](**options)
+        return pool if sides is None else nn.Sequential(_least(sides, sum(kernel) % 2 == 0), pool)
+    if n > 1:
+        options["divisor_override"] = random.choice((None, None, 3))
+    options["count_include_pad"] = random.random() < 0.5
     if random.random() < 0.3:
-        kernel, stride, padding = (kernel, kernel, (0,) * n)
-    return (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[n - 1](kernel, stride, padding, ceil, counted, **options)
+        options |= {"stride": kernel, "padding": (0,) * n}
+    sides = _sides(options)
+    average = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[n - 1](**options)
+    return average if sides is None else nn.Sequential(_PADS[n](sides), average)
+
+
+def _least(sides: tuple[int, ...], positive: bool) -> nn.Module:
+    """Padding with what no value is below."""
+    if positive:
+        return Apply(f"pad(relu(x), {sides})", lambda x: F.pad(torch.relu(x), sides))
+    return Apply(f"pad(x, {sides}, value=-inf)", lambda x: F.pad(x, sides, value=-math.inf))
 
 
 def _whole_windows(random: Random, x: Tensor) -> nn.Module:
@@ -267,6 +304,9 @@ def _channel_pool(random: Random, x: Tensor) -> nn.Module:
     k = random.randint(1, min(3, x.shape[1]))
     if random.random() < 0.5:
         return Apply(f"max pool over {k} channels", lambda x: F.max_pool1d(x.flatten(2).mT, k).mT)
+    if x.shape[1] % 2 == 0 and x.ndim in (3, 4):  # as in a local response norm
+        kind, kernel = (F.avg_pool2d, F.avg_pool3d)[x.ndim - 3], (k, *(1,) * (x.ndim - 2))
+        return Apply(f"avg pool {kernel} of one channel", lambda x: kind(x.unsqueeze(1), kernel).squeeze(1))
     return Apply(f"avg pool over {k} channels", lambda x: F.avg_pool2d(x.flatten(2), (k, 1)))
 
 

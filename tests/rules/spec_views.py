@@ -6,6 +6,7 @@ import torch
 from harness import B, RuleSpec, inp
 from hypothesis import strategies as st
 from linear_cases import Draw, conv, reduce
+from spec_pooling import image, pool
 
 from fusewright.ir import ops
 from fusewright.ir.build import pointwise
@@ -94,6 +95,30 @@ def seen_otherwise(draw: Draw) -> Node:
     return pointwise("tanh", root) if draw(st.booleans()) else root
 
 
+@st.composite
+def pooled_between(draw: Draw) -> Node:
+    """A pooling of trailing dimensions, the others seen otherwise meanwhile."""
+    n = draw(st.integers(1, 3))
+    lead, meanwhile = draw(
+        st.sampled_from([((B,), (B, 1)), ((2,), (1, 2)), ((B, 1), (B,)), ((2, 3), (6,)), ((6, 1), (2, 3))])
+    )
+    lengths = [draw(st.integers(4, 6)) for _ in range(n)]
+    kind, kernel = draw(st.sampled_from(["avg", "max", "min"])), [draw(st.integers(1, 4)) for _ in range(n)]
+    padding, stride = (
+        tuple(draw(st.integers(0, k // 2)) for k in kernel),
+        tuple(draw(st.integers(1, 3)) for _ in range(n)),
+    )
+    view = shaped(inp(*lead, *lengths), *meanwhile, *lengths)
+    y = pool(view, kind, *kernel, stride=stride, padding=padding, ceil_mode=draw(st.booleans()))
+    return shaped(y, *lead, *y.shape[-n:])
+
+
+def normed(*meanwhile: object, kind: str = "avg") -> Node:
+    """The windows over channels of a local response norm, which are those of an image of another shape."""
+    y = pool(shaped(image(B, 4, 3, 5), *meanwhile), kind, 3, 1, 1, stride=(1, 1, 1), padding=(1, 0, 0))
+    return shaped(y, B, 4, 3, 5)
+
+
 def expanded(v: Node, *shape: object) -> Node:
     return make(ops.Expand(tuple(map(ops.size, shape))), v)
 
@@ -175,6 +200,26 @@ SPECS = [
             "# a reshape": lambda: reduce("max", shaped(x(), B, 3, 8), 2),
         },
         exact_example=lambda: reduce("min", permuted(x(), 3, 1, 0, 2, copy=True), 2),
+        signed_zeros=False,
+    ),
+    RuleSpec(
+        rules.pool_between_reshapes,
+        lambda: normed(B, 1, 4, 3, 5),
+        pooled_between(),
+        {
+            "windows run over dimensions that are seen otherwise": lambda: normed(B, 4, 15, 1),
+            "PyTorch pools below one or two dimensions # none": lambda: shaped(
+                pool(shaped(image(4, 3, 5), 1, 4, 3, 5), "max", 2, 1, 1), 2, 3, 5
+            ),
+            "PyTorch pools below one or two dimensions # three": lambda: shaped(
+                pool(shaped(image(2, 3, 4, 6), 6, 4, 6), "max", 2), 2, 3, 4, 3
+            ),
+            "the result is seen otherwise": lambda: shaped(
+                pool(shaped(image(2, 3, 4, 6), 6, 4, 6), "max", 2, 2), 2, 3, 6
+            ),
+            "# it is not seen otherwise before": lambda: shaped(pool(image(), "max", 2, 2), B, 3, 6),
+            "# nor after": lambda: pool(shaped(image(2, 3, 4, 6), 6, 4, 6), "max", 2, 2),
+        },
         signed_zeros=False,
     ),
     RuleSpec(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
-from harness import classes, fired, graph_of, inp
-from linear_cases import reduce
+from harness import B, classes, fired, graph_of, inp
+from linear_cases import conv, reduce
+from spec_padding import padded
 from spec_pooling import of, pool
+from spec_views import normed
 
 from fusewright.ir.build import pointwise as pw
-from fusewright.rules import pointwise, pooling, sizes
+from fusewright.rules import padding, pointwise, pooling, sizes, views
 
 
 def x():
@@ -28,6 +32,11 @@ def x():
         (pooling.avg_pool_of_avg_pool, lambda: pool(pool(x(), "avg", 2, 2), "avg", 2, 2), "reassociates"),
         (pooling.reduction_of_reduction, lambda: reduce("max", reduce("max", x(), 2), 1), "exact"),
         (pooling.reduction_of_reduction, lambda: reduce("sum", reduce("sum", x(), 2), 1), "reassociates"),
+        (padding.padding_of_conv, lambda: conv(padded(x(), d2=(1, 1)), inp(2, 3, 2, 2)), "finite"),
+        (padding.padding_of_average, lambda: pool(padded(x(), d2=(1, 1)), "avg", 2, 2), "reassociates"),
+        (padding.padding_of_extreme, lambda: pool(padded(x(), -inf, d2=(1, 1)), "max", 2, 2), "exact"),
+        (views.pool_between_reshapes, lambda: normed(B, 1, 4, 3, 5), "reassociates"),
+        (views.pool_between_reshapes, lambda: normed(B, 1, 4, 3, 5, kind="max"), "exact"),
         (sizes.single_value, lambda: reduce("min", inp(2, 1), 1), "exact"),
         (sizes.single_value, lambda: reduce("sum", inp(2, 1), 1), "reassociates"),
         (pointwise.neutral, lambda: pw("mul", x(), 1), "exact"),
