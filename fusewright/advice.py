@@ -8,7 +8,6 @@ from fusewright.ir import ops
 from fusewright.pipeline import Built
 from fusewright.plan import Declined
 from fusewright.runtime import compiler
-from fusewright.schedule.groups import depends_on_input
 
 
 def precision_notes(built: Built) -> tuple[str, ...]:
@@ -38,7 +37,7 @@ def precision_notes(built: Built) -> tuple[str, ...]:
             "where the settings allow tf32, generated kernels round the float32 operands of their products to it"
         )
     summed = (ops.RangeSum, ops.Reduce)
-    computed = {n.dtype for n in depends_on_input(built.rewritten.graph.nodes()) if isinstance(n.op, summed)}
+    computed = {n.dtype for n in built.rewritten.graph.nodes() if n.varies and isinstance(n.op, summed)}
     if torch.float64 in computed and not any(n.dtype == torch.float64 for n in built.captured.graph.nodes()):
         notes.append("total sums are carried in float64 through the contraction that follows")
     return tuple(notes)

@@ -32,7 +32,7 @@ from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.intervals import interval
 from fusewright.ir.memory_order import Order, order_of
-from fusewright.ir.node import Graph, Node, topological
+from fusewright.ir.node import Graph, Node
 from fusewright.ir.pointwise import Interval
 from fusewright.kernel import Kernel
 from fusewright.measure import compare
@@ -45,7 +45,7 @@ from fusewright.runtime.native import launcher
 from fusewright.runtime.operators import reference_of
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.cost import FREE
-from fusewright.schedule.groups import Group, cut, depends_on_input, signature, sizes
+from fusewright.schedule.groups import Group, cut, signature, sizes
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.side_by_side import cores, side_by_side
 
@@ -342,7 +342,7 @@ class Tuner:
 
         orders = {rest.inputs[0]: order_of(lies, rest.inputs[0])}
         final = cut(rest, decide, orders=orders, moves=self.moves)
-        left = depends_on_input(final.nodes()) - timed
+        left = {node for node in final.nodes() if node.varies} - timed
         if any(not isinstance(node.op, (*FREE, Fused)) for node in left):
             return None
         times = [_taken(decision) for decision in alone.decisions.values()]
@@ -628,7 +628,7 @@ def _random(
         return torch.ones(shape, dtype=node.dtype, device=device)
     dtype = node.dtype if node.dtype.itemsize >= 4 else torch.float32
     drawn = torch.rand(shape, generator=generator, dtype=dtype, device=device)
-    if node.ndim >= 2 and not depends_on_input(topological([node])):
+    if node.ndim >= 2 and not node.varies:
         drawn = (2 * drawn - 1) / max(1, prod(shape[1:])) ** 0.5
     return drawn.to(node.dtype)
 

@@ -67,24 +67,27 @@ def is_channels_last(tensor: Tensor) -> bool:
     return not is_in_rows(tensor) and order_of(tensor) == _last(tensor)
 
 
-def output_orders(graph: Graph, given: Mapping[Node, Order], *, kernels: bool) -> list[Order | None]:
+def output_orders(
+    graph: Graph, given: Mapping[Node, Order], *, kernels: bool, known: dict[Node, Order] | None = None
+) -> list[Order | None]:
     """How the outputs of `graph` lie: in eager, or run by `kernels` where it has `Fused` nodes.
 
-    `given` has the inputs, parameters and buffers that do not lie row by row.
+    `given` has the inputs, parameters and buffers that do not lie row by row.  What is `known` of a graph that has most
+    nodes in common is kept for the next one.
     """
-    orders = _orders(graph, given, kernels=kernels)
+    orders = _orders(graph, given, kernels, {} if known is None else known)
     return [_seen(o, orders[o]) if isinstance(o, Node) else None for o in graph.outputs]
 
 
 def follows_inputs(graph: Graph) -> bool:
     """Whether the same call in eager, with inputs in other orders, could give results in others."""
     inputs: dict[Node, Order] = {n: (_UNKNOWN, n.op) for n in graph.inputs if len(rows_of(n)) > 1}
-    found = _orders(graph, inputs, kernels=False)
+    found = _orders(graph, inputs, False, {})
     return any(isinstance(o, Node) and not _is_known(found[o]) for o in graph.outputs)
 
 
-def _orders(graph: Graph, given: Mapping[Node, Order], *, kernels: bool) -> dict[Node, Order]:
-    found = dict(given)
+def _orders(graph: Graph, given: Mapping[Node, Order], kernels: bool, found: dict[Node, Order]) -> dict[Node, Order]:
+    found.update(given)
     for node in graph.nodes():
         if node not in found:
             result = _result(node)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
 import sympy
 import torch
 
-from fusewright.ir.ops import Number, Op, Size, TensorType
+from fusewright.ir.ops import Input, Number, Op, Size, TensorType
 
 _interned: WeakValueDictionary[tuple[Any, ...], Node] = WeakValueDictionary()
 
@@ -26,7 +26,8 @@ class Node:
     """One operation applied to nodes: `op` says which, with its attributes; the rest is inferred from both.
 
     `shape` entries are ints, or sympy expressions in the batch symbol.  `where` is the module path the operation came
-    from, for messages only.  `inputs` are the arguments that are there (an absent bias is `None` in `args`).
+    from, for messages only.  `inputs` are the arguments that are there (an absent bias is `None` in `args`); `text` is
+    that of the operation, by which nodes are found; `varies` says whether it is computed from an input, in every call.
     Operations with several results have the type of their first one; `Item` picks them apart.
     """
 
@@ -35,11 +36,14 @@ class Node:
     shape: tuple[Size, ...]
     dtype: torch.dtype
     device: torch.device
-    where: str = ""
+    where: str
+    text: str
     inputs: tuple[Node, ...] = field(init=False)  # kept, since every walk through a graph asks every node for it
+    varies: bool = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", tuple(a for a in self.args if a is not None))
+        object.__setattr__(self, "varies", isinstance(self.op, Input) or any(a.varies for a in self.inputs))
 
     @property
     def ndim(self) -> int:
@@ -56,8 +60,14 @@ class Node:
         return value
 
     def __repr__(self) -> str:
-        dims = ", ".join(map(str, self.shape))
+        dims = ", ".join(map(_shown, self.shape))
         return f"<{type(self.op).__name__} ({dims}) {str(self.dtype).removeprefix('torch.')}>"
+
+
+@lru_cache(maxsize=4096)
+def _shown(size: Size) -> str:
+    """Text of a size: what is no group says so about nodes, and sympy takes its time to print a product."""
+    return str(size)
 
 
 def make(op: Op, *args: Node | None, where: str = "") -> Node:
@@ -65,14 +75,36 @@ def make(op: Op, *args: Node | None, where: str = "") -> Node:
 
     Raises `GraphError` when the operation does not accept arguments of these shapes or dtypes.
     """
-    inferred = op.infer(tuple(None if a is None else a.type for a in args))
     # repr, because 1 == 1.0 == True and 0.0 == -0.0 although they mean different programs
-    key = (type(op), repr(op), tuple(map(id, args)), inferred.shape, inferred.dtype, inferred.device)
+    return _node(op, repr(op), args, op.infer(tuple(None if a is None else a.type for a in args)), where)
+
+
+def _node(op: Op, text: str, args: tuple[Node | None, ...], inferred: TensorType, where: str) -> Node:
+    key = (type(op), text, tuple(map(id, args)), inferred.shape, inferred.dtype, inferred.device)
     found = _interned.get(key)
     if found is None:
-        found = Node(op, args, inferred.shape, inferred.dtype, inferred.device, where)
+        found = Node(op, args, inferred.shape, inferred.dtype, inferred.device, where, text)
         _interned[key] = found
     return found
+
+
+def remade(node: Node, args: Iterable[Node | None]) -> Node:
+    """The same operation of other arguments: the node itself where they are the same."""
+    new = tuple(args)
+    if new == node.args:
+        return node
+    if all(map(_alike, new, node.args)):  # whose types say what comes of them
+        return _node(node.op, node.text, new, node.type, node.where)
+    return make(node.op, *new, where=node.where)
+
+
+def _alike(a: Node | None, b: Node | None) -> bool:
+    """Whether two arguments have the same type."""
+    if a is b:
+        return True
+    if a is None or b is None or isinstance(a.op, Number) or isinstance(b.op, Number):
+        return False
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
 
 
 @dataclass(frozen=True)
@@ -123,8 +155,7 @@ class Graph:
         for node in self.nodes():
             if node in mapping:
                 continue
-            args = tuple(None if a is None else mapping.get(a, a) for a in node.args)
-            mapping[node] = node if args == node.args else make(node.op, *args, where=node.where)
+            mapping[node] = remade(node, [None if a is None else mapping.get(a, a) for a in node.args])
         outputs = tuple(mapping[o] if isinstance(o, Node) else o for o in self.outputs)
         return replace(self, outputs=outputs, effects=tuple(mapping[e] for e in self.effects)), mapping
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from fusewright.ir import ops
-from fusewright.ir.node import Graph, Node, make
+from fusewright.ir.node import Graph, Node, make, remade
 from fusewright.ir.types import Op, TensorType
 
 Args = tuple[Node | None, ...]
@@ -51,7 +51,7 @@ def gathered(graph: Graph) -> Graph:
     def reading_near(node: Node, args: Args) -> Node:
         if isinstance(node.op, ops.Pointwise):
             args = tuple(None if a is None else _brought(a, node.device) for a in args)
-        return node if args == node.args else make(node.op, *args, where=node.where)
+        return remade(node, args)
 
     return _rebuilt(graph, reading_near)
 

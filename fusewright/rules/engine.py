@@ -11,11 +11,12 @@ more from the outputs on, which is kept if it takes much less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
-from fusewright.ir.node import Graph, Node, topological
+from fusewright.ir.node import Graph, Node
 from fusewright.ir.ops import Cast, Detach, Expand, Opaque, Permute, Reshape, Slice
 from fusewright.plan import Declined, Fired, Work
 from fusewright.rules.rule import Exactness, Match, Rule
@@ -111,6 +112,17 @@ class _Search:
     finite: bool
     fusing: bool
     alone: Callable[[Node], bool]
+    known: dict[Node, tuple[tuple[Rule, Match, str | None], ...]] = field(default_factory=dict)
+
+    def _matches(self, root: Node) -> tuple[tuple[Rule, Match, str | None], ...]:
+        """The rules whose patterns match at a node, and why one does not hold there: what it says of itself, whatever
+        the graph, is asked for once."""
+        found = self.known.get(root)
+        if found is None:
+            matches = ((rule, rule.pattern.match(root)) for rule in self.rules)
+            found = tuple((rule, match, _unmet(rule, match)) for rule, match in matches if match is not None)
+            self.known[root] = found
+        return found
 
     def fixpoint(self, graph: Graph, *, backwards: bool) -> Rewritten:
         """The graph when no rule is left to apply, from the inputs on, or `backwards` from the outputs on."""
@@ -138,10 +150,10 @@ class _Search:
         users, nodes, seen = graph.users(), graph.nodes(), _seen(graph)
         for root in reversed(nodes) if backwards else nodes:
             offers: list[_Offer] = []
-            for rule, match in _matches(root, self.rules):
+            for rule, match, unmet in self._matches(root):
                 if any(self.alone(node) for node in _operations(rule, match)):
                     continue
-                reason = refusal(rule, match, users, self.finite)
+                reason = _refused(rule, match, users, self.finite) if unmet is None else unmet
                 if reason is None and rule.repeats and root in seen:
                     reason = "its memory is seen from outside"
                 if reason is None:
@@ -168,21 +180,22 @@ def _seen(graph: Graph) -> set[Node]:
     return seen
 
 
-def _matches(root: Node, rules: Sequence[Rule]) -> Iterator[tuple[Rule, Match]]:
-    for rule in rules:
-        match = rule.pattern.match(root)
-        if match is not None:
-            yield rule, match
-
-
 def refusal(rule: Rule, match: Match, users: dict[Node, int], finite: bool) -> str | None:
     """Why `rule` may not be applied at this match; `None` when it may."""
+    # The condition first: "has another user" is told as the one thing in the way.
+    unmet = _unmet(rule, match)
+    return _refused(rule, match, users, finite) if unmet is None else unmet
+
+
+def _unmet(rule: Rule, match: Match) -> str | None:
+    """Why it may not be at what it matches."""
     if any(n.op.effectful for n in match.values() if n in _operations(rule, match)):
         return "an operation with effects stays where it is"
-    # The condition first: "has another user" is told as the one thing in the way.
-    reason = rule.condition(match)
-    if reason is not None:
-        return reason
+    return rule.condition(match)
+
+
+def _refused(rule: Rule, match: Match, users: dict[Node, int], finite: bool) -> str | None:
+    """Why it may not be in this graph."""
     shared = [name for name in rule.pattern.inner() if users.get(match[name], 0) > 1]
     if shared:
         return f"the {shared[0]} has another user"
@@ -200,23 +213,39 @@ def _offer(rule: Rule, match: Match, root: Node, users: dict[Node, int], cost: N
     same = (new.shape, new.dtype, new.device) == (root.shape, root.dtype, root.device)
     assert same, f"{rule.name} turned {root!r} into {new!r}"
     assert new is not root, f"{rule.name} left {root!r} as it was"
-    dying = sum(cost(n).seconds for n in _dying(root, new, users))
-    born = sum(cost(n).seconds for n in topological([new]) if n not in users)
-    return _Offer(rule, root, new, rule.classify(match), dying - born, dying)
+    born = _born(new, users)
+    dying = sum(cost(n).seconds for n in _dying(root, new, born, users))
+    return _Offer(rule, root, new, rule.classify(match), dying - sum(cost(n).seconds for n in born), dying)
 
 
-def _dying(root: Node, new: Node, users: dict[Node, int]) -> list[Node]:
+def _born(new: Node, users: Mapping[Node, int]) -> list[Node]:
+    """The nodes below `new`, and itself, that a graph does not have."""
+    found: dict[Node, None] = {}
+    stack = [new]
+    while stack:
+        node = stack.pop()
+        if node not in users and node not in found:
+            found[node] = None
+            stack += node.inputs
+    return list(found)
+
+
+def _dying(root: Node, new: Node, born: Sequence[Node], users: Mapping[Node, int]) -> list[Node]:
     """The nodes that nothing uses any more once `new` stands for `root`."""
-    kept = set(topological([new]))
-    left = dict(users)
+    left = Counter({new: 1})  # uses, of what is asked for
+    left.update(arg for node in born for arg in node.inputs)
     dead: list[Node] = []
-    stack = [root] if root not in kept else []
+    stack = [root] if root not in left else []
+    counted: set[Node] = set()
     while stack:
         node = stack.pop()
         dead.append(node)
         for arg in node.inputs:
+            if arg not in counted:
+                counted.add(arg)
+                left[arg] += users[arg]
             left[arg] -= 1
-            if left[arg] == 0 and arg not in kept and not arg.op.effectful:
+            if left[arg] == 0 and not arg.op.effectful:
                 stack.append(arg)
     return dead
 

@@ -23,7 +23,7 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.build import cast, permute, pointwise, reshape
 from fusewright.ir.memory_order import Order, output_orders, rows_of
-from fusewright.ir.node import Graph, Node, make
+from fusewright.ir.node import Graph, Node, make, remade
 from fusewright.rules.normalization import scale_and_shift
 
 # Fewer bytes of channels than a library reads at once: those convolutions, of a picture's colors, stay as they are.
@@ -76,7 +76,7 @@ class _Turning:
                 continue
             if found is None:
                 args = tuple(None if a is None else self.as_first(a) for a in node.args)
-                self.first[node] = node if args == node.args else make(node.op, *args, where=node.where)
+                self.first[node] = remade(node, args)
             else:
                 turned += isinstance(found.op, ops.ConvLast)
                 self.last[node] = found
@@ -127,7 +127,7 @@ class _Turning:
         match node.op:
             case ops.Pointwise() | ops.Cast():
                 operands = [self.operand(a, node.ndim) for a in node.inputs]
-                return None if None in operands else make(node.op, *operands, where=node.where)
+                return None if None in operands else remade(node, operands)
             case ops.Norm(kind="batch", running=True):
                 # of what its operands have become: some may be computed from images
                 norm = make(node.op, *(None if a is None else self.as_first(a) for a in node.args))
@@ -217,7 +217,7 @@ def _mapped(graph: Graph, change: Callable[[Node, Mapping[Node, Node]], Node | N
         found = change(node, became)
         if found is None:
             args = tuple(None if a is None else became[a] for a in node.args)
-            found = node if args == node.args else make(node.op, *args, where=node.where)
+            found = remade(node, args)
         became[node] = found
     outputs = tuple(became[o] if isinstance(o, Node) else o for o in graph.outputs)
     return replace(graph, outputs=outputs, effects=tuple(became[e] for e in graph.effects))

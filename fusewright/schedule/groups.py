@@ -16,7 +16,7 @@ from typing import Any
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.memory_order import Order, output_orders
-from fusewright.ir.node import Graph, Node, Symbol, make, topological
+from fusewright.ir.node import Graph, Node, Symbol, make, remade, topological
 from fusewright.schedule import (
     chain,
     contraction,
@@ -112,8 +112,7 @@ class Group:
     def rest(self) -> Graph:
         """What is left of the group behind the shorter one; what else varies from call to call is an input as well."""
         assert self.shorter is not None
-        varies = depends_on_input(topological(self.operands))
-        operands = (self.shorter.root, *(n for n in self.operands if n in varies))
+        operands = (self.shorter.root, *(n for n in self.operands if n.varies))
         return as_graph(bodies((self.root,), operands), operands)
 
 
@@ -250,17 +249,18 @@ def cut(
     where the sources that do not lie row by row have these `orders`.  `decide` may take the shorter group of one it is
     given: the node is then what is left `behind` it, which is searched like the rest.
     """
-    eager = output_orders(graph, orders, kernels=False)
+    eager, known = output_orders(graph, orders, kernels=False), dict[Node, Order]()
     for family in FAMILIES if moves else STILL:
         graph = _dense(graph) if family is VALUES else graph
         declined: set[Node] = set()
         while (group := _next(graph, family, declined, alone)) is not None:
             if group.shorter is not None:
                 behind, _ = group.placed(graph, group.behind(group.shorter.fused("")))
-                alike = output_orders(behind, orders, kernels=True) == eager
+                alike = output_orders(behind, orders, kernels=True, known=known) == eager
                 group = group if alike else replace(group, shorter=None)
             placed, _ = group.placed(graph, group.fused(""))
-            node = decide(group) if output_orders(placed, orders, kernels=True) == eager else None
+            alike = output_orders(placed, orders, kernels=True, known=known) == eager
+            node = decide(group) if alike else None
             if node is None:
                 ends = _ends(group) or _keys(family, group)
                 declined.update(ends if ends - declined else _covered(group))  # or it would be found again
@@ -282,7 +282,7 @@ def _dense(graph: Graph) -> Graph:
         if node is None:
             return graph
         args = (a if a is None or not rearrangement.turns(a) else _copied(a) for a in node.args)
-        graph = graph.substitute(node, make(node.op, *args, where=node.where))
+        graph = graph.substitute(node, remade(node, args))
 
 
 def _convolves(node: Node) -> bool:
@@ -357,7 +357,7 @@ def _next(graph: Graph, family: Family, declined: set[Node], alone: Callable[[No
     users.update((node, users[node] + 2) for node in apart)  # as if others used it: no group takes it in
     if family.again:  # as if no others used it: every group takes it in
         users.update(dict.fromkeys(computed_again(graph, users, apart), 1))
-    computed = depends_on_input(nodes) - apart
+    computed = {node for node in nodes if node.varies} - apart
     if family.beside:
         family = replace(family, match=functools.partial(family.match, readers=readers_of(graph)))
     if family.anchor is None:
@@ -445,12 +445,6 @@ def _downstream(anchor: Node, nodes: list[Node]) -> Iterator[Node]:
             return
 
 
-def depends_on_input(nodes: list[Node]) -> set[Node]:
-    """What must be computed in every call."""
-    inputs = {node for node in nodes if isinstance(node.op, ops.Input)}
-    return inputs | chain.depends_on(nodes, inputs)
-
-
 def _placeholder(i: int, node: Node) -> Node:
     """What stands for operand `i` in a body."""
     return make(ops.Input(node.shape, node.dtype, node.device, f"operand_{i}", i))
@@ -460,8 +454,7 @@ def bodies(results: tuple[Node, ...], operands: tuple[Node, ...]) -> tuple[Node,
     """A group's results over placeholders instead of its operands."""
     mapping = {node: _placeholder(i, node) for i, node in enumerate(operands)}
     for node in topological(results, operands):
-        args = tuple(None if a is None else mapping[a] for a in node.args)
-        mapping[node] = make(node.op, *args, where=node.where)
+        mapping[node] = remade(node, [None if a is None else mapping[a] for a in node.args])
     return tuple(mapping[result] for result in results)
 
 
@@ -489,8 +482,7 @@ def sizes(node: Node, hints: Mapping[Any, int]) -> tuple[int, ...]:
 def signature(group: Group) -> str:
     """What a group computes: the same for another batch or image of the same model, whose sizes are left out."""
     kinds = [f"{type(n.op).__name__} {_attributes(n)}" for n in group.inner]
-    varies = depends_on_input(topological(group.operands))
-    operands = [f"{n.ndim if n in varies else n.shape} {n.dtype}" for n in group.operands]
+    operands = [f"{n.ndim if n.varies else n.shape} {n.dtype}" for n in group.operands]
     results = f", {len(group.also)} more" if group.also else ""
     return f"{group.family}: {'; '.join(kinds)} of {', '.join(operands)}{results}"
 

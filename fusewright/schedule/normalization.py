@@ -20,7 +20,7 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise, reshape
-from fusewright.ir.node import Node, make, topological
+from fusewright.ir.node import Node, make, remade, topological
 from fusewright.ir.ops import Size
 from fusewright.schedule import stream
 from fusewright.schedule.chain import MEMORY, Users, pointwise_tree
@@ -293,8 +293,7 @@ class _Parser:
         mapping = {self.norm: y}
         for node in _through(self.root, self.norm):
             if node is not self.norm:
-                args = tuple(None if a is None else mapping.get(a, a) for a in node.args)
-                mapping[node] = node if args == node.args else make(node.op, *args, where=node.where)
+                mapping[node] = remade(node, [None if a is None else mapping.get(a, a) for a in node.args])
         users |= {new: self.users[old] for old, new in mapping.items() if old in self.users}
         for node in _through(self.x):  # what the norm reads is in memory, but for pointwise operations
             if not isinstance(node.op, POINTWISE):

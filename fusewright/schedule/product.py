@@ -13,7 +13,7 @@ from math import prod
 
 from fusewright.ir import ops
 from fusewright.ir.build import permute, reshape
-from fusewright.ir.node import Graph, Node, make, topological
+from fusewright.ir.node import Graph, Node, make, remade, topological
 from fusewright.schedule import contraction, sample
 from fusewright.schedule.chain import Chain, Fold, Map, Users, leaves, parse, varies
 from fusewright.schedule.contraction import Contraction
@@ -118,7 +118,7 @@ def _tree(stage: Map, value: Node, matmul: Node, views: dict[Node, Node]) -> Nod
                 return f"operand {leaf!r} is neither a number nor one number per feature"
             new[leaf] = views[leaf] = seen
     for node in topological([stage.root], new):
-        new[node] = make(node.op, *(None if a is None else new[a] for a in node.args), where=node.where)
+        new[node] = remade(node, [None if a is None else new[a] for a in node.args])
     return new[stage.root]
 
 

@@ -9,7 +9,7 @@ constants, where in memory its operands lie (`indices`), and of which part of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from weakref import WeakKeyDictionary
@@ -18,7 +18,7 @@ import torch
 
 from fusewright.ir import indices, ops
 from fusewright.ir.indices import Index, Variable
-from fusewright.ir.node import Node, make, topological
+from fusewright.ir.node import Node, make
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, is_rounded, is_sized, used_inside
 
 VIEWS = (ops.Reshape, ops.Permute, ops.Expand, ops.Slice)
@@ -100,7 +100,7 @@ def parse(root: Node, users: Users) -> Rearrangement | str:
     if root.dtype not in MEMORY:
         return f"{root!r} lies in memory as {root.dtype}"
     inner = _inner(root, users)
-    if not any(copies(n) for n in inner if n is not root or not turns(n)):
+    if not any(copies(n) or _joins(n, inner) for n in inner if n is not root or not turns(n)):
         return f"nothing is copied on the way to {root!r}"
     start = indices.flat(root.shape)
     if start is None or 0 in root.shape:
@@ -180,31 +180,13 @@ def _elements(root: Node) -> int:
 
 def _inner(root: Node, users: Users) -> set[Node]:
     """What is computed here: used nowhere else, and not derived ahead of calls."""
-    inner = used_inside(root, users, _fits, MOST_NODES)
-    return inner & _varying(topological([root], _outside(inner)))
+    return {node for node in used_inside(root, users, _fits, MOST_NODES) if node.varies}
 
 
-def _outside(inner: set[Node]) -> set[Node]:
-    """What nodes read that are none of these."""
-    return {a for node in inner for a in node.inputs if a not in inner}
-
-
-def _varying(nodes: Iterable[Node]) -> set[Node]:
-    """Those, operands first, that read what varies, and not parameters alone."""
-    found: set[Node] = set()
-    known = set[Node]()
-    for node in nodes:
-        known.add(node)
-        if any(a in found or (a not in known and not _is_fixed(a)) for a in node.inputs):
-            found.add(node)
-    return found
-
-
-def _is_fixed(node: Node) -> bool:
-    """Whether this is known ahead of calls: a parameter, a constant, or a view of one."""
-    while shows(node):
-        node = node.arg(0)
-    return isinstance(node.op, ops.Source | ops.Number | ops.Full) and not isinstance(node.op, ops.Input)
+def _joins(node: Node, inner: set[Node]) -> bool:
+    """Whether this is a function of what another function gives in another shape: no stream has both."""
+    ahead = [a.arg(0) for a in node.inputs if isinstance(a.op, ops.Reshape) and a in inner]
+    return isinstance(node.op, POINTWISE) and any(a in inner and isinstance(a.op, POINTWISE) for a in ahead)
 
 
 def _fits(node: Node) -> bool:
@@ -298,7 +280,7 @@ class _Finder:
     def _is_looked_through(self, node: Node) -> bool:
         """Whether a view that others use as well is read from what it shows; one of parameters alone is copied ahead of
         calls."""
-        return shows(node) and not _is_fixed(node)
+        return node.varies and shows(node)
 
     def _selected(self, node: Node, at: tuple[Index, ...], dim: int) -> Value | str:
         parts: list[Value] = []

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 
 from fusewright.ir import ops
-from fusewright.ir.node import Node, make, topological
+from fusewright.ir.node import Node, make
 from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, is_sized, pointwise_tree
 from fusewright.schedule.look_through import look_through
 
@@ -353,7 +353,7 @@ class _Axes:
         if isinstance(leaf.op, ops.Cat):
             return self._parts(leaf, place, dims) if self._is_in_parts(leaf, leaf.op.dim, dims) else plain
         weight, indices = leaf.inputs
-        if not any(isinstance(n.op, ops.Input) for n in topological([indices])):
+        if not indices.varies:
             return plain
         return [Read(leaf, weight, place, (None, dims[-1]), indices=Read(indices, indices, place, dims[:-1]))]
 
@@ -372,7 +372,7 @@ class _Axes:
         in_rows = along == sorted(along) and all(n == 1 for j in cut for n in base.shape[:j])
         if in_rows or apart or not known or not _in_rows(base):
             return None
-        if not any(isinstance(n.op, ops.Input) for n in topological([base])):
+        if not base.varies:
             return None  # derived ahead of calls
         within = (Within(j, places[j].begin, shape[j], base.shape[j]) for j in cut)
         return Read(leaf, base, place, own, within=tuple(within))

@@ -72,6 +72,12 @@ CASES: dict[str, Callable[[], Node]] = {
     "pixels shuffled by three": lambda: pointwise("tanh", pixels(inp(0, 1, 9, 2, 3), 3)),
     "windows": lambda: windows(inp(0, 2, 4, 8, 12), 2),
     "windows and a function": lambda: pointwise("exp", windows(inp(0, 1, 6, 3, 5), 3)),
+    "biased, and masked by windows": lambda: pointwise(
+        "add",
+        reshape(pointwise("add", inp(0, 6, 3, 4, 8), inp(1, 1, 3, 4, 8)), (2, 3, 3, 4, 8)),
+        inp(2, 1, 3, 1, 4, 8),
+    ),
+    "in another shape, odd": lambda: pointwise("tanh", reshape(pointwise("mul", inp(0, 3, 35), inp(1, 35)), (3, 5, 7))),
     "rolled beside itself": lambda: pointwise("add", make(ops.Roll(((1, 3), (2, 5))), X), X),
     "rolled along rows": lambda: pointwise("add", make(ops.Roll(((3, 4),)), X), inp(1, 8, 1, 1)),
     "rolled along rows, by one": lambda: pointwise("neg", make(ops.Roll(((3, 1),)), X)),
