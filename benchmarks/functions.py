@@ -25,7 +25,7 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node
-from fusewright.schedule.groups import depends_on_input, sizes
+from fusewright.schedule.groups import sizes
 
 # Results per clock and multiprocessor, the same on every architecture from sm_70 on.
 SPECIAL_UNITS = 16
@@ -57,7 +57,7 @@ class Evaluations:
 
 def evaluations(graph: Graph, hints: Mapping[Any, int]) -> Evaluations:
     """Those of `graph` that depend on an input."""
-    computed = depends_on_input(graph.nodes())
+    computed = {node for node in graph.nodes() if node.varies}
     counts = [(_evaluated(n, hints), _special(n, computed)) for n in computed]
     return Evaluations(float(sum(n for n, _ in counts)), float(sum(n * special for n, special in counts)))
 

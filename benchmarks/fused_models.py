@@ -423,5 +423,17 @@ ROWS = (
     _row(214, "", "(x.unsqueeze(2) - t).square().sum(-1).argmin(-1)", (32, 1024, 64), t=(64, 64)),
     _row(215, "", "norm(x.transpose(1, 2)).transpose(1, 2)", (64, 256, 4096), norm="nn.LayerNorm(256)"),
     _row(216, "", "pad(x, (1, 1, 1, 1), mode='reflect') * 0.5", (32, 64, 128, 128)),
+    _row(217, "", "h = x + a(x); h + b(relu(norm(h)))", (32768, 768), a="linear 768-768", norm="nn.LayerNorm(768)",
+         b="linear 768-768"),
+    _row(218, "", "x = x * sigmoid(up(relu(down(x.mean((2, 3))))) + up(relu(down(x.amax((2, 3))))))[:, :, None, None]; "
+         "x * sigmoid(conv(torch.cat((x.mean(1, keepdim=True), x.amax(1, keepdim=True)), 1)))", (64, 256, 56, 56),
+         down="linear 256-16", up="linear 16-256", conv="conv2d 2-1 k7 p3"),
+    _row(219, "", "i, f, g, o = gates(x).chunk(4, 1); c = sigmoid(f) * x + sigmoid(i) * tanh(g); "
+         "a(c) + b(sigmoid(o) * tanh(c))", (16384, 512), gates="linear 512-2048", a="linear 512-512",
+         b="linear 512-512"),
+    _row(220, "", "x.mean(1) / (1 + x.norm(dim=1).mean()) + x.amax(1).mean()", (64, 512, 4096)),
+    _row(221, "", "avg_pool2d(pad(x, (1, 1, 1, 1)), 3)", (64, 64, 128, 128)),
+    _row(222, "", "max_pool2d(pad(relu(x), (0, 1, 0, 1)), 3, 2)", (64, 64, 112, 112)),
+    _row(223, "", "(x + t).view(-1, 64, 4, 49, 49) * 0.5 + m", (2048, 4, 49, 49), t=(4, 49, 49), m=(64, 1, 49, 49)),
 )
 # fmt: on

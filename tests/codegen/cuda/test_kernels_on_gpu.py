@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import re
@@ -184,6 +185,71 @@ def test_prefix_sums(name: str) -> None:
         got, own, want = fast(x), Sums()(x), Sums()(x.double())
     error, eager = ((found.double() - want).abs().max() for found in (got, own))
     assert error <= max(eager, 2 * torch.finfo(dtype).eps * want.abs().max())
+
+
+class Residual(nn.Module):
+    """A sum that is normalised, and added to."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x + torch.tanh(x.roll(1, 1))
+        return h + self.norm(h).roll(2, 1)
+
+
+class Reduced(nn.Module):
+    """Reductions of the same memory."""
+
+    def __init__(self, *dims: int) -> None:
+        super().__init__()
+        self.dims = dims
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.relu(x)
+        return y.mean(self.dims) * 2, y.amax(self.dims), torch.logsumexp(x, self.dims)
+
+
+class States(nn.Module):
+    """Pointwise values of the same memory, one of them on the way to the other."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        i, f, g, o, c = x.unbind(0)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(c), c
+
+
+SEVERAL = {
+    "residual": (lambda: Residual(nn.LayerNorm(768)), (4096, 768)),
+    "residual of long rows": (lambda: Residual(nn.RMSNorm(16384)), (600, 16384)),
+    "residual of groups": (lambda: Residual(nn.GroupNorm(8, 64)), (64, 64, 28, 28)),
+    "residual, no vector": (lambda: Residual(nn.LayerNorm(333)), (4097, 333)),
+    "rows": (lambda: Reduced(2, 3), (64, 256, 56, 56)),
+    "columns": (lambda: Reduced(1), (64, 256, 56, 56)),
+    "columns, no vector": (lambda: Reduced(1), (64, 256, 333)),
+    "all": (lambda: Reduced(0, 1), (4096, 8191)),
+    "states": (States, (5, 4096, 1024)),
+    "states, no vector": (States, (5, 4095, 333)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_results(name: str, dtype: torch.dtype) -> None:
+    """Of one kernel, each no less exact than eager's."""
+    make, shape = SEVERAL[name]
+    torch.manual_seed(0)
+    model, x = make().cuda().to(dtype).eval(), torch.randn(shape, device="cuda", dtype=dtype)
+    fast = fusewright.optimize(model, x, kernels="always")
+    kernels = [k for e in fast._fusewright.entries.values() if e.runner for k in e.runner.program.kernels]
+    assert any(kernel.also for kernel in kernels)
+    with torch.no_grad():
+        got, own, want = fast(x), model(x), copy.deepcopy(model).double()(x.double())
+    for one, other, truth in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, own, want)), strict=True):
+        assert one.dtype == other.dtype and one.stride() == other.stride()
+        error, eager = ((found.double() - truth).abs().max() for found in (one, other))
+        assert error <= max(1.5 * eager, 8 * torch.finfo(dtype).eps * truth.abs().max())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
