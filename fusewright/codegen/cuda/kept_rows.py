@@ -6,17 +6,17 @@ What varies otherwise than from element to element of every row is read wherever
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import kept_rows_text as text
 from fusewright.codegen.cuda import stream_text
-from fusewright.codegen.cuda.primitives import preamble
-from fusewright.codegen.cuda.stream import THREADS, Shape, Writer
 from fusewright.codegen.cuda.stream_values import decode, for_each, tree
+from fusewright.codegen.cuda.teams import TeamWriter
 from fusewright.codegen.text import Lines, fill
-from fusewright.kernel import Argument, Array, Kernel, Launch
+from fusewright.kernel import Array, Kernel
 from fusewright.schedule.kept_rows import KeptRows, Pass
 from fusewright.schedule.stream import Tree
 
@@ -60,22 +60,12 @@ def kernel(k: KeptRows, name: str, reference: str = "", *, team: int) -> Kernel:
     return (_Rows if _is_in_rows(k) else _Columns)(k, name, team).kernel(reference)
 
 
-class _Rows(Writer):
+class _Rows(TeamWriter):
     """Writes the launch in which teams keep rows."""
 
-    form = "rows"
-    each = ""  # behind the name of a number, that of value e
-
     def __init__(self, k: KeptRows, name: str, team: int) -> None:
-        super().__init__(k.within, name)
-        self.k, self.shape = k, Shape(self.form, team)
-        self.threads = team if self.form == "rows" and team > 32 else THREADS
-
-    def kernel(self, reference: str) -> Kernel:
-        counts = self._counts() if self.index == "int" else ()
-        return self.record(
-            source=self.source(), scratch=(), launches=self._launches(), reference=reference, counts=counts
-        )
+        super().__init__(k.within, name, team)
+        self.k, self.length = k, k.length
 
     def record(self, **more: Any) -> Kernel:
         """The kernel, whose output has an element for each of x or a number for each row."""
@@ -86,39 +76,19 @@ class _Rows(Writer):
             lengths = ["1" if d in away else n for d, n in enumerate(lengths) if kept or d not in away]
         return replace(super().record(**more), output=Array("out", tuple(lengths), self.k.root.dtype))
 
-    def _launches(self) -> tuple[Launch, ...]:
-        arguments = self._arguments(Argument("pointer", "out"))
-        blocks = f"ceil_div({self.sizes.product(self.results)}, {self.threads // self.shape.team})"
-        return (Launch(self.name, arguments, (blocks, "1", "1"), self.threads),)
-
     def outputs(self) -> dict[str, str]:
         return {"out": ELEMENT[self.k.root.dtype]}
 
-    def source(self) -> str:
-        body, about = self.body(), f"// {self.name}: rows that are kept, {self.about()}"
-        return f"{about}\n\n{preamble(body, 'nonfinite', 'elements')}\n{body}"
+    def about(self) -> str:
+        return f"rows that are kept, {super().about()}"
 
-    def body(self, *, tools: bool = True) -> str:
-        lines = [f"using index_t = {self.index};", f"using count_t = unsigned {self.index};  // divides faster"]
-        lines += [f"constexpr int THREADS = {self.threads}, TEAM = {self.shape.team};  // of a block, and per row"]
-        lines += [f"constexpr int LENGTH = {self.k.length};  // of a row"]
-        lines += ["// Values that a thread takes together, in the wide variant (16-byte loads) and in the other."]
-        lines += self._widths("VALUES", self.wide.values if self.wide else 1, 1)
-        passes = (self._values(f"pass{i}", p.tree, i) for i, p in enumerate(self.k.passes))
-        sections = (
-            fill(stream_text.TOOLS),
-            self.data(),
-            *([fill(stream_text.ROW_OF)] if self.s.weights else []),
-            self._joining(),
-            self._entry_values(),
-            *passes,
-            self._values("result", self.k.result, len(self.k.passes)),
-            self._body(),
-            self._entry(),
-        )
-        for section in sections:
-            lines += ["", *section]
-        return "\n".join(lines) + "\n"
+    def _functions(self) -> Iterator[Lines]:
+        yield fill(stream_text.ROW_OF) if self.s.weights else []
+        yield self._joining()
+        yield self._entry_values()
+        for i, p in enumerate(self.k.passes):
+            yield self._values(f"pass{i}", p.tree, i)
+        yield self._values("result", self.k.result, len(self.k.passes))
 
     def _joining(self) -> Lines:
         return [*fill(text.JOINS), "", *fill(text.JOINED_ROWS)]
@@ -219,13 +189,6 @@ class _Columns(_Rows):
 
     form = "columns"
     each = "[e]"
-
-    def _launches(self) -> tuple[Launch, ...]:
-        arguments = self._arguments(Argument("pointer", "out"))
-        values = self.wide.values if self.wide else 1
-        lanes = self.threads // self.shape.team
-        blocks = f"ceil_div(ceil_div({self.sizes.product(self.results)}, {values}), {lanes})"
-        return (Launch(self.name, arguments, (blocks, "1", "1"), self.threads),)
 
     def _joining(self) -> Lines:
         return [*fill(text.JOINS), "", *fill(text.JOINED_COLUMNS)]

@@ -17,14 +17,15 @@ from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import normalization_text as text
 from fusewright.codegen.cuda import stream_text
 from fusewright.codegen.cuda.primitives import preamble
-from fusewright.codegen.cuda.stream import THREADS, Shape, Writer, WriterOfSeveral
+from fusewright.codegen.cuda.stream import Writer, WriterOfSeveral
 from fusewright.codegen.cuda.stream_values import decode, for_each, tree, widths
+from fusewright.codegen.cuda.teams import TeamWriter
 from fusewright.codegen.sample_steps import epsilon
 from fusewright.codegen.stream_sizes import Sizes
 from fusewright.codegen.text import Lines, fill
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
-from fusewright.kernel import Argument, Array, Expression, Kernel, Launch
+from fusewright.kernel import Array, Expression, Kernel, Launch
 from fusewright.schedule.normalization import CENTER, SCALE, ChannelStatistics, Normalization
 from fusewright.schedule.stream import Stream
 
@@ -244,22 +245,13 @@ def statistics_of(n: Normalization) -> dict[str, str]:
 # ---- in one launch
 
 
-class _Kept(Writer):
+class _Kept(TeamWriter):
     """Writes the launch in which teams keep rows."""
-
-    form = "rows"
-    each = ""  # behind the name of a statistic, that of value e
 
     def __init__(self, call: _Call, name: str, team: int) -> None:
         assert call.n.within is not None
-        super().__init__(call.n.within, name, call.of(call.n.within.tensors), call.lengths)
-        self.n, self.shape = call.n, Shape(self.form, team)
-        self.threads = team if self.form == "rows" and team > 32 else THREADS
-
-    def _launches(self) -> tuple[Launch, ...]:
-        arguments = self._arguments(*(Argument("pointer", name) for name in self.outputs()))
-        blocks = f"ceil_div({self.sizes.product(self.results)}, {self.threads // self.shape.team})"
-        return (Launch(self.name, arguments, (blocks, "1", "1"), self.threads),)
+        super().__init__(call.n.within, name, team, call.of(call.n.within.tensors), call.lengths)
+        self.n, self.length = call.n, call.n.length
 
     def outputs(self) -> dict[str, str]:
         also = {} if self.n.also is None else {ALSO: ELEMENT[self.n.also.dtype]}
@@ -269,24 +261,10 @@ class _Kept(Writer):
         """The statement that writes what is normalised."""
         return [] if self.n.also is None else [f"store<V>({ALSO} + {place}, kept[g]);"]
 
-    def body(self, *, tools: bool = True) -> str:
-        lines = [f"using index_t = {self.index};", f"using count_t = unsigned {self.index};  // divides faster"]
-        lines += [f"constexpr int THREADS = {self.threads}, TEAM = {self.shape.team};  // of a block, and per row"]
-        lines += [f"constexpr int LENGTH = {self.n.length};  // of a row"]
-        lines += ["// Values that a thread takes together, in the wide variant (16-byte loads) and in the other."]
-        lines += self._widths("VALUES", self.wide.values if self.wide else 1, 1)
-        sections = (
-            fill(stream_text.TOOLS) if tools else [],
-            self.data(),
-            *self._joining(),
-            self._entry_values(),
-            self._normalised(),
-            self._body(),
-            self._entry(),
-        )
-        for section in sections:
-            lines += ["", *section] if section else []
-        return "\n".join(lines) + "\n"
+    def _functions(self) -> Iterator[Lines]:
+        yield from self._joining()
+        yield self._entry_values()
+        yield self._normalised()
 
     def _joining(self) -> Iterator[Lines]:
         """What threads of a team join by."""
@@ -360,13 +338,6 @@ class _KeptColumns(_Kept):
 
     form = "columns"
     each = "[e]"
-
-    def _launches(self) -> tuple[Launch, ...]:
-        arguments = self._arguments(*(Argument("pointer", name) for name in self.outputs()))
-        values = self.wide.values if self.wide else 1
-        lanes = self.threads // self.shape.team
-        blocks = f"ceil_div(ceil_div({self.sizes.product(self.results)}, {values}), {lanes})"
-        return (Launch(self.name, arguments, (blocks, "1", "1"), self.threads),)
 
     def _joining(self) -> Iterator[Lines]:
         yield fill(text.LARGER, S=statistics_of(self.n)[SCALE])

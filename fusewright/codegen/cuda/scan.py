@@ -9,20 +9,19 @@ in double precision.  No sum is a difference of others, so what is not finite re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import scan_text as text
-from fusewright.codegen.cuda import stream_text
-from fusewright.codegen.cuda.primitives import preamble
-from fusewright.codegen.cuda.stream import THREADS, Shape, Writer
+from fusewright.codegen.cuda.stream import THREADS
 from fusewright.codegen.cuda.stream_values import decode, for_each, tree, widths
+from fusewright.codegen.cuda.teams import TeamWriter
 from fusewright.codegen.stream_sizes import hint
 from fusewright.codegen.text import Lines, fill
-from fusewright.kernel import Argument, Array, Kernel, Launch
+from fusewright.kernel import Array, Kernel
 from fusewright.schedule.groups import sizes
 from fusewright.schedule.scan import Scan
 
@@ -76,58 +75,33 @@ def kernel(s: Scan, name: str, reference: str = "", *, team: int) -> Kernel:
     return (_Rows if s.in_rows else _Columns)(s, name, team).kernel(reference)
 
 
-class _Rows(Writer):
+class _Rows(TeamWriter):
     """Writes the launch in which teams walk along rows."""
 
-    form, vectors = "rows", OF_ROW
+    vectors = OF_ROW
 
     def __init__(self, s: Scan, name: str, team: int) -> None:
-        super().__init__(s.within, name)
-        self.scan, self.shape = s, Shape(self.form, team)
-        self.threads = team if self.form == "rows" and team > 32 else THREADS
+        super().__init__(s.within, name, team)
+        self.scan = s
 
-    def kernel(self, reference: str) -> Kernel:
-        counts = self._counts() if self.index == "int" else ()
-        made = self.record(
-            source=self.source(), scratch=(), launches=self._launches(), reference=reference, counts=counts
-        )
+    def record(self, **more: Any) -> Kernel:
         shape = tuple(self.sizes.length(d) for d in range(self.s.value.ndim))
-        return replace(made, output=Array("out", shape, self.scan.root.dtype))
-
-    def _launches(self) -> tuple[Launch, ...]:
-        blocks = f"ceil_div({self.sizes.product(self.results)}, {self.threads // self.shape.team})"
-        return (self._launch(blocks),)
-
-    def _launch(self, blocks: str) -> Launch:
-        return Launch(self.name, self._arguments(Argument("pointer", "out")), (blocks, "1", "1"), self.threads)
+        return replace(super().record(**more), output=Array("out", shape, self.scan.root.dtype))
 
     def outputs(self) -> dict[str, str]:
         return {"out": ELEMENT[self.scan.root.dtype]}
 
-    def source(self) -> str:
-        body = self.body()
-        return f"// {self.name}: prefix sums, {self.about()}\n\n{preamble(body, 'nonfinite', 'elements')}\n{body}"
+    def about(self) -> str:
+        return f"prefix sums, {super().about()}"
 
-    def body(self, *, tools: bool = True) -> str:
-        values = self.wide.values if self.wide else 1
-        lines = [f"using index_t = {self.index};", f"using count_t = unsigned {self.index};  // divides faster"]
-        lines += [f"constexpr int THREADS = {self.threads}, TEAM = {self.shape.team};  // of a block, and per row"]
-        lines += ["// Values that a thread takes together, in the wide variant (16-byte loads) and in the other."]
-        lines += self._widths("VALUES", values, 1)
-        lines += ["// And how often in a tile."]
-        lines += self._widths("ITEMS", self._items_of(values), self._items_of(1))
-        sections = (
-            fill(stream_text.TOOLS),
-            self.data(),
-            *self._joining(),
-            self._entry_values(),
-            self._results(),
-            self._body(),
-            self._entry(),
-        )
-        for section in sections:
-            lines += ["", *section]
-        return "\n".join(lines) + "\n"
+    def _more_widths(self) -> Lines:
+        many, one = self._items_of(self.wide.values if self.wide else 1), self._items_of(1)
+        return ["// And how often in a tile.", *self._widths("ITEMS", many, one)]
+
+    def _functions(self) -> Iterator[Lines]:
+        yield from self._joining()
+        yield self._entry_values()
+        yield self._results()
 
     def _items_of(self, values: int) -> int:
         """How many items of so many values a thread has of a tile: no more than there are."""
@@ -192,10 +166,6 @@ class _Columns(_Rows):
     """Writes the launch in which threads walk down columns."""
 
     form, vectors = "columns", OF_COLUMNS
-
-    def _launches(self) -> tuple[Launch, ...]:
-        values, lanes = self.wide.values if self.wide else 1, self.threads // self.shape.team
-        return (self._launch(f"ceil_div(ceil_div({self.sizes.product(self.results)}, {values}), {lanes})"),)
 
     def _joining(self) -> list[Lines]:
         return []
