@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node, topological
-from fusewright.schedule.chain import POINTWISE, Users
+from fusewright.schedule.chain import POINTWISE, Users, taken_in
 from fusewright.schedule.rearrangement import MOVES
 
 # So many results, or reductions, one thread has at most.
@@ -32,27 +32,21 @@ def readers_of(graph: Graph) -> Readers:
 
 @dataclass(frozen=True)
 class Elements:
-    """What values are made of: the pointwise operations that nobody else uses, and what these read."""
+    """What values are made of: the pointwise operations that nobody else uses, and what all of them read, how often."""
 
     computed: tuple[Node, ...]
-    leaves: tuple[Node, ...]
+    read: Mapping[Node, int]
+
+    @property
+    def leaves(self) -> tuple[Node, ...]:
+        return tuple(self.read)
 
 
 def elements(ends: Iterable[Node], users: Users, shape: Sequence[object]) -> Elements:
     """Those of what `ends`, which are computed themselves, read; inner values have this shape."""
-    roots, computed = tuple(ends), dict[Node, None]()
-    while True:
-        uses: dict[Node, int] = {}
-        for reader in (*roots, *computed):
-            for a in reader.inputs:
-                uses[a] = uses.get(a, 0) + 1
-        inner = {*roots, *computed}
-        read = {n: count for n, count in uses.items() if n not in inner and not isinstance(n.op, ops.Number)}
-        own = (n for n, count in read.items() if count >= users[n] and n.shape == shape)
-        grown = [n for n in own if isinstance(n.op, POINTWISE)]
-        if not grown:
-            return Elements(tuple(computed), tuple(read))
-        computed.update(dict.fromkeys(grown))
+    roots = tuple(ends)
+    inner, read = taken_in(roots, users, lambda n: isinstance(n.op, POINTWISE) and n.shape == shape)
+    return Elements(tuple(n for n in inner if n not in roots), read)
 
 
 def gathered(

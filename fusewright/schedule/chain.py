@@ -154,33 +154,35 @@ def pointwise_tree(
 
     Inner nodes have the shape of `root` and are used inside the tree alone; those for which `ends` holds stay outside.
     """
-    region: dict[Node, None] = {root: None}
-    while True:
-        uses: dict[Node, int] = {}
-        for node in region:
-            for a in node.inputs:
-                uses[a] = uses.get(a, 0) + 1
-        read = {n: count for n, count in uses.items() if n not in region and not isinstance(n.op, ops.Number)}
-        own = [n for n, count in read.items() if count >= users[n] and n.shape == root.shape]
-        grown = [n for n in own if isinstance(n.op, POINTWISE) and not ends(n)]
-        if not grown:
-            return tuple(read), tuple(own)
-        region.update(dict.fromkeys(grown))
+
+    def fits(node: Node) -> bool:
+        return isinstance(node.op, POINTWISE) and node.shape == root.shape and not ends(node)
+
+    _, read = taken_in([root], users, fits)
+    return tuple(read), tuple(n for n, uses in read.items() if uses >= users[n] and n.shape == root.shape)
 
 
 def used_inside(root: Node, users: Users, fits: Callable[[Node], bool], most: int = 1 << 30) -> set[Node]:
     """The nodes that `fits` holds for, from `root` on as far as nobody else uses them; about so many at `most`."""
-    inner = {root} if fits(root) else set[Node]()
-    grown = bool(inner)
-    while grown and len(inner) <= most:
-        uses: dict[Node, int] = {}
+    return set(taken_in([root], users, fits, most)[0]) if fits(root) else set()
+
+
+def taken_in(
+    roots: Iterable[Node], users: Users, fits: Callable[[Node], bool], most: int = 1 << 30
+) -> tuple[dict[Node, None], dict[Node, int]]:
+    """`roots`, and the nodes that `fits` holds for, from them on as far as nobody else uses them, about so many at
+    `most`; and how often these use each of what they read, Python numbers left out."""
+    inner = dict.fromkeys(roots)
+    while True:
+        read: dict[Node, int] = {}
         for node in inner:
             for a in node.inputs:
-                uses[a] = uses.get(a, 0) + 1
-        more = {n for n, count in uses.items() if n not in inner and count >= users[n] and fits(n)}
-        inner |= more
-        grown = bool(more)
-    return inner
+                if a not in inner and not isinstance(a.op, ops.Number):
+                    read[a] = read.get(a, 0) + 1
+        more = [n for n, uses in read.items() if uses >= users[n] and fits(n)]
+        if not more or len(inner) > most:
+            return inner, read
+        inner.update(dict.fromkeys(more))
 
 
 def _map(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Map | str:

@@ -157,7 +157,7 @@ def _elements(folds: Sequence[Fold], users: Users) -> Elements | str:
     """What nobody else uses is computed; two of the reductions have something in memory in common."""
     shape = folds[0].node.arg(0).shape
     made = elements((f.node for f in folds), users, shape)
-    own = (n for n in made.leaves if n.shape == shape and _used_by(n, folds, made) >= users[n])
+    own = (n for n, uses in made.read.items() if n.shape == shape and uses >= users[n])
     if any(isinstance(n.op, ops.Pool | ops.Reduce | ops.Embedding | ops.Cat) for n in own):
         return "a reduction is of more than pointwise operations"
     known = set(made.computed)
@@ -165,10 +165,6 @@ def _elements(folds: Sequence[Fold], users: Users) -> Elements | str:
     if sum(map(len, whole)) == len(set().union(*whole)):
         return "no two reductions read the same"
     return made
-
-
-def _used_by(leaf: Node, folds: Sequence[Fold], made: Elements) -> int:
-    return sum(n.inputs.count(leaf) for n in (*(f.node for f in folds), *made.computed))
 
 
 def _below(node: Node, computed: set[Node]) -> set[Node]:
