@@ -184,8 +184,8 @@ class Steps(ABC):
 
 
 def epsilon(op: ops.Norm, x: Node) -> float:
-    """What a norm adds to a variance."""
-    return torch.finfo(x.dtype).eps if op.eps is None else op.eps
+    """What a norm adds to a variance: by default the epsilon of what PyTorch computes it in."""
+    return torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps if op.eps is None else op.eps
 
 
 def as_type(compute: str, text: str) -> str:

@@ -43,9 +43,12 @@ class Elements:
 
 
 def elements(ends: Iterable[Node], users: Users, shape: Sequence[object]) -> Elements:
-    """Those of what `ends`, which are computed themselves, read; inner values have this shape."""
+    """Those of what `ends`, which are computed themselves, read; inner values have this shape.  What is made of all
+    elements, as a reduction is, is read from memory where it is read beside them."""
     roots = tuple(ends)
     inner, read = taken_in(roots, users, lambda n: isinstance(n.op, POINTWISE) and n.shape == shape)
+    whole = [r for r in roots if not isinstance(r.op, POINTWISE)]
+    read |= {r: uses for r in whole if (uses := sum(n.inputs.count(r) for n in inner))}
     return Elements(tuple(n for n in inner if n not in roots), read)
 
 
@@ -69,8 +72,9 @@ def gathered(
         made = of(found)
         shared = [n for n in (*made.leaves, *found) if n.shape == shape and users[n] > 1]
         shared += [n for n in made.computed if len(readers[n]) > 1]  # and computed again by each of them
+        own = {*found, *made.computed}  # what others read as well, they compute again
         for candidate in dict.fromkeys(r for leaf in shared for n in (leaf, *readers[leaf]) for r in results(n)):
-            if candidate not in found and not _waits(of([*found, candidate]).leaves, [*found, candidate]):
+            if candidate not in own and not _waits(of([*found, candidate]).leaves, [*found, candidate]):
                 found.append(candidate)
                 grown = True
                 break
@@ -95,9 +99,12 @@ def _absorbs(reader: Node, users: Users, readers: Readers) -> bool:
 
 def ends_of(node: Node, users: Users, readers: Readers) -> Iterator[Node]:
     """The last pointwise operations of one shape from `node` on, all that they read between being computed for them."""
-    stack = [node]
+    stack, seen = [node], set[Node]()
     while stack:
         node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
         behind = [n for n in readers[node] if isinstance(n.op, POINTWISE) and n.shape == node.shape]
         if users[node] == 1 and behind:
             stack += behind

@@ -194,7 +194,7 @@ SHARED = Family(
     normalization.parse_shared,
     lambda n: n.tensors,
     ops.Norm | ops.Softmax,
-    also=lambda n: (n.also,),
+    also=lambda n: () if n.also is None else (n.also,),
 )
 
 _SEVERAL: dict[str, Any] = {"operands": lambda s: s.tensors, "also": _others, "beside": True, "again": True}

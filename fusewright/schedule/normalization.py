@@ -155,10 +155,12 @@ def parse_shared(root: Node, users: Users) -> Normalization | str:
     x = None if norm is None else norm.arg(0)
     if norm is None or x is None or not isinstance(x.op, POINTWISE) or _is_narrowed(x) or x.dtype not in MEMORY:
         return f"{root!r} follows no norm of a pointwise operation"
-    known = topological([root], [x])
-    inside = sum(a is x for n in known for a in n.inputs)
-    if users[x] <= inside:
-        return f"nobody else reads {x!r}"
+    ahead = pointwise_tree(x, users)[0]
+    if users[x] == 1 or any(isinstance(t.op, (*NORMS, ops.Pool)) and users[t] == 1 for t in ahead):
+        return f"nobody else reads {x!r}, or what is made of a norm, which has it behind itself"
+    chain = {norm, *(n for n in _through(root, norm, x) if isinstance(n.op, STAGES))} - {x}
+    if users[x] <= sum(n.inputs.count(x) for n in chain):
+        return parse(root, users)  # the chain has all who read it, and nothing to write for others
     problem = _unsupported(norm)
     if problem is not None:
         return problem
@@ -168,7 +170,6 @@ def parse_shared(root: Node, users: Users) -> Normalization | str:
     in_rows = found.within is not None and found.within.axes[-1].role == "first"
     if not in_rows or found.length is None or found.length > LONGEST:
         return f"no threads keep the rows of {x!r}"
-    ahead = pointwise_tree(x, users)[0]
     if any(x in topological([t]) for t in found.tensors if t not in ahead):
         return f"what {root!r} reads is computed from {x!r}"
     return replace(found, also=x)

@@ -6,6 +6,7 @@ after    f, c, i, g, o -> c2, o * tanh(c2)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -51,7 +52,9 @@ def parse(root: Node, users: Users, readers: Readers) -> SeveralElements | str:
     if root not in results_of(root):
         return f"{root!r} is no pointwise value that is written"
     results = gathered(root, results_of, of, root.shape, users, readers)
-    if len(results) == 1:
+    uses = Counter(a for node in (*results, *of(results).computed) for a in node.inputs)
+    results = tuple(r for r in results if users[r] > uses[r])  # others are computed on the way
+    if len(results) == 1 or root not in results:
         return f"nothing else is computed of what {root!r} reads"
     made = of(results)
     found = stream.of_elements(Tree(root, made.leaves, None), users)

@@ -182,6 +182,8 @@ def nodes(tree: Tree) -> tuple[Node, ...]:
     stack = [tree.root]
     while stack:
         node = stack.pop()
+        if node in found:
+            continue
         found[node] = None
         stack += [a for a in node.inputs if a not in tree.leaves and not isinstance(a.op, ops.Number)]
     return tuple(found)

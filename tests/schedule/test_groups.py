@@ -270,6 +270,19 @@ def test_what_is_declined_is_not_asked_about_again_when_what_it_reads_becomes_a_
     assert sum(isinstance(node.op, Fused) for node in after.nodes()) == 3
 
 
+def test_sharing_takes_no_longer_than_the_graph() -> None:
+    """Each value is read twice, by the next two: there are more ways through than anyone could follow."""
+
+    def forward(m: Function, x: Tensor) -> Tensor:
+        y = x.cos()
+        for _ in range(60):
+            x, y = y, x + y * 0.5
+        return x
+
+    found, _ = taken(graph_of(Function(forward), torch.rand(4, 3, 9, 9)))
+    assert len(found) == 1 and not found[0].also
+
+
 def test_a_group_of_several_results_is_asked_about_once() -> None:
     """Whichever of them it would be found from."""
     model = Function(lambda m, x: (x.sin(), torch.tanh(x * 2)))

@@ -19,10 +19,12 @@ from fusewright.codegen.aten import lower
 from fusewright.codegen.cuda.normalization import kernel, of_channels, options
 from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise
+from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph, Node, Symbol, make
 from fusewright.ir.ops import Size
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
+from fusewright.schedule.groups import cut
 from fusewright.schedule.normalization import ChannelStatistics, Normalization, parse, parse_shared, parse_statistics
 
 CPU = torch.device("cpu")
@@ -276,6 +278,19 @@ def test_non_finite_values(name: str, special: float) -> None:
     check(root, tensors)
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
+def test_epsilon_by_default(dtype: torch.dtype) -> None:
+    """That of the type it is computed in: numbers as small as the root of a narrower one's are normalised as well."""
+    root = norm(inp(0, 5, 64, dtype=dtype), "rms", eps=None, trailing=1)
+    (x,) = graph_of(root).inputs
+    tensors = {x: (random(x, 0).double() * (1e-7 if dtype == F64 else 1e-2)).to(dtype)}
+    eager = torch.nn.functional.rms_norm(tensors[x], (64,)).double()
+    n = found(root)
+    for option in options(n):
+        got = emulate(kernel(n, "fused_test", **option), tensors[x]).double()
+        assert (got - eager).abs().max() <= 4 * torch.finfo(dtype).eps * eager.abs().max()
+
+
 @pytest.mark.parametrize("name", ["layer", "group", "max pool", "logsumexp of channels"])
 def test_empty_batch(name: str) -> None:
     root = CASES[name]()
@@ -366,9 +381,18 @@ class TestShared:
         assert isinstance(self.found(h, layer(h)), Normalization)
 
     def test_what_nobody_else_reads(self) -> None:
+        """Where the chain has all its readers, nothing is written for others, and no shorter chain is longer."""
         h = pointwise("add", X, 1.0)
         root = pointwise("mul", h, layer(h))
-        assert isinstance(parse_shared(root, graph_of(root).users()), str)
+        n = parse_shared(root, graph_of(root).users())
+        assert isinstance(n, Normalization) and n.also is None and n.tensors[0] is X
+        assert isinstance(parse_shared(layer(h), graph_of(layer(h)).users()), str)
+        graph = cut(graph_of(root), lambda group: group.fused(group.name))
+        assert [n.op.name for n in graph.nodes() if isinstance(n.op, Fused)] == ["fused_add_layernorm_mul"]
+
+    def test_what_another_norm_has_behind_itself(self) -> None:
+        h = pointwise("add", layer(X, kind="rms"), inp(1, B, 6, 8, 12))
+        assert isinstance(self.found(h, norm(h, "layer", trailing=1)), str)
 
     def test_what_is_rounded_before(self) -> None:
         """A norm of rounded numbers in float32, say: it has to read them rounded."""

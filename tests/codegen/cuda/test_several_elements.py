@@ -174,8 +174,20 @@ class TestFound:
         a, b = pointwise("mul", EXP, Y), pointwise("add", EXP, 1)
         s = several((a, b), shared=(EXP,))
         assert isinstance(s, SeveralElements) and set(s.results) == {a, b} and set(s.tensors) == {X, Y}
+        assert several((a, b)) == s
+        assert set(several((EXP, a, b)).results) == {EXP, a, b}  # type: ignore[union-attr]
+
+    def test_nothing_is_written_that_nobody_reads(self) -> None:
+        """A value that two operations of one result read, computed again or not, and one that two results read."""
+        mask = pointwise("gt", EXP, 1.0)
+        chosen = pointwise("where", mask, EXP, pointwise("mul", EXP, 0.1))
+        for shared in ((), (EXP,)):
+            assert isinstance(several((chosen,), shared=shared), str)
+            s = several((chosen, TANH), shared=shared)
+            assert isinstance(s, SeveralElements) and set(s.results) == {chosen, TANH}
+        a, b = pointwise("mul", EXP, Y), pointwise("add", EXP, TANH)
         s = several((a, b))
-        assert isinstance(s, SeveralElements) and set(s.results) == {a, b, EXP}
+        assert isinstance(s, SeveralElements) and set(s.results) == {a, b}
 
     def test_so_many_at_most(self) -> None:
         values = tuple(pointwise(fn, X) for fn in ("tanh", "exp", "sigmoid", "abs", "relu", "silu"))

@@ -247,6 +247,18 @@ class TestBeside:
         ):
             assert isinstance(self.several(values), str)
 
+    @pytest.mark.parametrize("dims", [(0,), (0, 1), (2,), (0, 1, 2)])
+    def test_reductions_of_what_others_gave(self, dims: tuple[int, ...]) -> None:
+        """The parts of a softmax, or of a variance: the second has to wait for the first."""
+        x = inp(0, 4, 6, 300)
+        most, mean = (fold(x, kind, *dims, keepdim=True) for kind in ("max", "mean"))
+        total = fold(pointwise("exp", pointwise("sub", x, most)), "sum", *dims, keepdim=True)
+        spread = fold(pointwise("square", pointwise("sub", x, mean)), "mean", *dims, keepdim=True)
+        for values in ((most, total), (total, most), (mean, spread), (spread, mean)):
+            assert isinstance(self.several(values), str)
+        s = self.several((most, total, mean))
+        assert isinstance(s, SeveralFolds) and set(s.results) == {most, mean}
+
     def test_what_is_computed_again(self) -> None:
         p = pointwise("sigmoid", X)
         s = self.several(kinds(p, 2), shared=(p,))
