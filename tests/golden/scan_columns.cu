@@ -139,7 +139,7 @@ __device__ __forceinline__ void columns(const Data& d, float* out) {
 #pragma unroll
             for (int e = 0; e < V; ++e) {
                 float all = 0, before = 0;
-#pragma unroll
+#pragma unroll 8
                 for (int m = 0; m < TEAM; ++m) {
                     if (m == member) before = all;
                     all += sums[turn][m][e][lane];

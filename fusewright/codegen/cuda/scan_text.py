@@ -163,7 +163,7 @@ __syncthreads();
 #pragma unroll
 for (int e = 0; e < V; ++e) {
     $T all = 0, before = 0;
-#pragma unroll
+#pragma unroll 8
     for (int m = 0; m < TEAM; ++m) {
         if (m == member) before = all;
         all += sums[turn][m][e][lane];
