@@ -27,7 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_text(made: tuple[Path, Path]) -> None:
     text = made[1].read_text()
     assert "def fused_add_layernorm_cuda_launch(x: torch.Tensor" in text.replace("\n    ", "")
-    assert "Launches the kernel and returns out, normed." in text
+    assert "Launches the kernel and returns out, ahead." in text
     assert "-> tuple[torch.Tensor, ...]:" in text
     ruff(made[1])
 

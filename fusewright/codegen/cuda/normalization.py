@@ -37,8 +37,8 @@ LEAST_TEAM, MOST_TEAM = 4, 1024
 KEPT_OF_COLUMNS = (32, 64, 128)
 MOST_SHARING = 32
 
-# What is normalised, where it is a result as well.
-ALSO = "normed"
+# What is normalised, where it is a result as well: it lies ahead of the norm.
+ALSO = "ahead"
 
 # The array of parts of sums; what follows may have one of its own.
 PARTS = "parts_of_rows"
