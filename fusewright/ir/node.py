@@ -7,7 +7,7 @@ carry a serial number, so each is unique, and `Graph.effects` keeps their order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -171,23 +171,25 @@ class Symbol:
     times: int = 1
 
 
-def topological(roots: Sequence[Node], known: Iterable[Node] = ()) -> list[Node]:
+def topological(roots: Sequence[Node], known: Collection[Node] = ()) -> list[Node]:
     """The nodes below `roots` in post-order: every argument before its users, earlier roots first; no recursion.
 
     Values that are `known` are left out, and so is what only they need.
     """
     order: list[Node] = []
-    done: set[int] = set(map(id, known))
+    given = known if isinstance(known, Set | Mapping) else frozenset(known)  # as large as a graph at times
+    done: set[Node] = set()
     for root in roots:
-        stack: list[tuple[Node, Iterator[Node]]] = [(root, iter(root.inputs))] if id(root) not in done else []
-        done.add(id(root))
+        new = root not in given and root not in done
+        stack: list[tuple[Node, Iterator[Node]]] = [(root, iter(root.inputs))] if new else []
+        done.add(root)
         while stack:
             node, pending = stack[-1]
             child = next(pending, None)
             if child is None:
                 order.append(node)
                 stack.pop()
-            elif id(child) not in done:
-                done.add(id(child))
+            elif child not in done and child not in given:
+                done.add(child)
                 stack.append((child, iter(child.inputs)))
     return order

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fusewright.ir.node import Graph, Node
+from fusewright.ir.node import Graph, Node, topological
 from fusewright.ir.ops import Cast, Detach, Expand, Opaque, Permute, Reshape, Slice
 from fusewright.plan import Declined, Fired, Work
 from fusewright.rules.rule import Exactness, Match, Rule
@@ -213,21 +213,9 @@ def _offer(rule: Rule, match: Match, root: Node, users: dict[Node, int], cost: N
     same = (new.shape, new.dtype, new.device) == (root.shape, root.dtype, root.device)
     assert same, f"{rule.name} turned {root!r} into {new!r}"
     assert new is not root, f"{rule.name} left {root!r} as it was"
-    born = _born(new, users)
+    born = topological([new], users)
     dying = sum(cost(n).seconds for n in _dying(root, new, born, users))
     return _Offer(rule, root, new, rule.classify(match), dying - sum(cost(n).seconds for n in born), dying)
-
-
-def _born(new: Node, users: Mapping[Node, int]) -> list[Node]:
-    """The nodes below `new`, and itself, that a graph does not have."""
-    found: dict[Node, None] = {}
-    stack = [new]
-    while stack:
-        node = stack.pop()
-        if node not in users and node not in found:
-            found[node] = None
-            stack += node.inputs
-    return list(found)
 
 
 def _dying(root: Node, new: Node, born: Sequence[Node], users: Mapping[Node, int]) -> list[Node]:

@@ -232,11 +232,11 @@ def of_elements(tree: Tree, users: Users) -> Stream | str:
     return _Axes(tree.root, tree.root, tree, None, None, (), users, parts=True).stream(tree.root)
 
 
-def of_reductions(fold: Fold, read: tuple[Node, ...], tail: Tree | None, users: Users) -> Stream | str:
+def of_reductions(fold: Fold, read: tuple[Node, ...], tail: Tree, users: Users) -> Stream | str:
     """The stream of one of several reductions of what is computed from what is `read`, with what `tail` makes of all
     (and reads beside them)."""
-    value, root = fold.node.arg(0), fold.node if tail is None else tail.root
-    return _Axes(value, value, Tree(value, read, None), None, None, ((fold, tail),), users).stream(root)
+    value = fold.node.arg(0)
+    return _Axes(value, value, Tree(value, read, None), None, None, ((fold, tail),), users).stream(tail.root)
 
 
 def unsupported(stage: Stage) -> str | None:

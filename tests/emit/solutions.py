@@ -19,6 +19,7 @@ import torch
 from fusewright.dispatch import Options
 from fusewright.emit.draft import Draft
 from fusewright.emit.header import Checked
+from fusewright.emit.trying import tried
 from fusewright.emit.writing import content_of, drafted
 from fusewright.problem import load_problem
 
@@ -55,6 +56,15 @@ def problem(tmp_path: Path, init: str, forward: str, inputs: str, *, arguments: 
     ]
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def agrees_on_a_cpu(made: tuple[Path, Path], *, outputs: float, gradients: float) -> None:
+    """A problem's solution for both devices, on a CPU, where the kernels of a GPU stand in as their references."""
+    for target, stands_in in (("cpu", False), ("cuda", True)):
+        facts = tried(*made, "cpu", target=target, timed=False)
+        assert facts["stands in"] == stands_in
+        assert facts["errors"]["outputs"]["new"] < outputs
+        assert facts["errors"]["gradients"]["new"] < gradients
 
 
 def draft(path: Path, *, training: bool = True, target: str = "cuda", **options: Any) -> Draft:

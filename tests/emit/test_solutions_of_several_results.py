@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from solutions import cuda_source, load, nvcc, problem, ruff, write
-
-from fusewright.emit.trying import tried
+from solutions import agrees_on_a_cpu, cuda_source, load, nvcc, problem, ruff, write
 
 INIT = "self.norm = nn.LayerNorm(96)\nself.head = nn.Linear(96, 96)"
 FORWARD = "def forward(self, x, y):\n    h = x + y\n    return h * self.head(self.norm(h)), h"
@@ -33,11 +31,7 @@ def test_text(made: tuple[Path, Path]) -> None:
 
 
 def test_runs_on_a_cpu(made: tuple[Path, Path]) -> None:
-    for target, stands_in in (("cpu", False), ("cuda", True)):
-        facts = tried(*made, "cpu", target=target, timed=False)
-        assert facts["stands in"] == stands_in
-        assert facts["errors"]["outputs"]["new"] < 1e-5
-        assert facts["errors"]["gradients"]["new"] < 1e-4
+    agrees_on_a_cpu(made, outputs=1e-5, gradients=1e-4)
 
 
 def test_gradients(made: tuple[Path, Path]) -> None:

@@ -175,16 +175,7 @@ def _with_parts(launch: Launch) -> Launch:
     return replace(launch, arguments=tuple(arguments))
 
 
-class _Sums(WriterOfSeveral):
-    """Writes the launches that find something of rows, or of columns."""
-
-    def count(self) -> str:
-        """The number of elements of a row."""
-        first, *others = (f"d.n{a}" for a in self.axes["first"])
-        return " * ".join([f"double({first})", *others])
-
-
-class _Statistics(_Sums):
+class _Statistics(WriterOfSeveral):
     """Those of the rows of a norm, or of a softmax."""
 
     def __init__(self, call: _Call, name: str) -> None:
@@ -213,7 +204,7 @@ class _Statistics(_Sums):
         return [*lines, ""]
 
 
-class _Channels(_Sums):
+class _Channels(WriterOfSeveral):
     """Those of a batch, which are a result of their own."""
 
     def __init__(self, c: ChannelStatistics, name: str) -> None:

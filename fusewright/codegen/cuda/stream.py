@@ -465,3 +465,8 @@ class WriterOfSeveral(Writer):
 
     def finish_body(self) -> Lines:
         return fill(text.FINISH_SEVERAL, names=", ".join(self.outputs()))
+
+    def count(self) -> str:
+        """The number of elements of a row."""
+        first, *others = (f"d.n{a}" for a in self.axes["first"])
+        return " * ".join([f"double({first})", *others])
