@@ -70,7 +70,7 @@ def serve(record: dict[str, Any], model: nn.Module, x: Tensor, verify: bool) -> 
     fast = fusewright.optimize(model, (x,), verify=verify)
     record["optimized"] = time.perf_counter() - begun
     plan = fusewright.explain(fast)
-    record |= {"status": plan.status, "reason": plan.reason}
+    record |= {"status": plan.status, "reason": plan.reason, "refused": list(plan.refused)}
     record["verified"] = None if plan.verdict is None else plan.verdict.checked
     record["rules"] = [fired.rule for fired in plan.rules]
     record["precision"] = list(plan.precision)

@@ -85,7 +85,8 @@ class KernelChoice:
 class Plan:
     """The answer of `fusewright.explain`: printable, and JSON through `to_json`.
 
-    `no_kernels` says why none could be generated, where that is so.
+    `no_kernels` says why none could be generated, where that is so; `refused`, what was wrong with programs that
+    measured faster than the one kept.
     """
 
     model: str
@@ -103,6 +104,7 @@ class Plan:
     kept: tuple[Kept, ...] = ()
     precision: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     verdict: Verdict | None = None
     program: str = ""
 

@@ -57,6 +57,7 @@ MOST_VARIANTS, PATIENCE = 2, 30.0
 LIBRARIES = frozenset(rule.name for rule in attention.RULES)
 
 AS_IT_WAS = "no rule applies"
+KEPT = "; the original is kept"
 MODES: tuple[Mode, ...] = ("forward", "forward+backward", "with input gradients")
 
 _UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
@@ -102,7 +103,7 @@ def _judge(trial: Trial, built: Built, plan: Plan) -> Entry:
         plan = replace(plan, verdict=verdict)
         if not verdict.ok:
             failed = next(row for row in verdict.rows if row.ok is False)
-            reason = f"verification failed ({failed.name}: {failed.detail}); the original is kept"
+            reason = f"verification failed ({failed.name}: {failed.detail}){KEPT}"
             return Entry(plan=replace(plan, status="unchanged", reason=reason))
     with preserved(trial.model):
         recorded = _recorded(trial, built, candidate)
@@ -116,7 +117,7 @@ def _judge(trial: Trial, built: Built, plan: Plan) -> Entry:
     if "forward" in modes and runner.alone and not _occurs(trial, "forward+backward"):
         modes.add("forward+backward")  # gradients are on, and nothing has one: that is a forward
     if not modes:
-        reason = "the rewritten program was not faster; the original is kept"
+        reason = f"the rewritten program was not faster{KEPT}"
         reason = reason if _is_rewritten(built) else f"{AS_IT_WAS}, and a CUDA graph was not faster"
         return Entry(plan=replace(plan, status="unchanged", reason=reason, kept=kept))
     return Entry(runner, frozenset(modes), replace(plan, kept=kept), _sides(trial, built))
@@ -348,10 +349,23 @@ def tried(trial: Trial, draft: Plan) -> Entry:
         _judge(trial, variant, _described(draft, variant))
         for variant in _variants(trial, built, MOST_VARIANTS if patient else 0)
     )
-    first = next(entries)
-    if first.plan is None or first.plan.verdict is None or first.plan.verdict.ok:
-        return first
-    return next((e for e in entries if e.plan is not None and e.plan.verdict is not None and e.plan.verdict.ok), first)
+    first, refused = None, []
+    for entry in entries:
+        if entry.plan is None or entry.plan.verdict is None:
+            return entry
+        if entry.plan.verdict.ok:
+            return replace(entry, plan=replace(entry.plan, refused=tuple(refused)))
+        first = first or entry
+        refused.append(_refusal(entry.plan))
+    assert first is not None
+    return first
+
+
+def _refusal(plan: Plan) -> str:
+    """What a program that came before the one kept consisted of, and what was wrong with it."""
+    kernels = [choice.name for choice in plan.kernels if choice.path == "generated"]
+    made_of = ", ".join([*dict.fromkeys(fired.rule for fired in plan.rules), *kernels]) or "the same operations"
+    return f"{made_of}: {plan.reason.removesuffix(KEPT)}"
 
 
 def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:

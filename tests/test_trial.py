@@ -13,6 +13,7 @@ from fusewright.dispatch import Options
 from fusewright.measure import Sample
 from fusewright.plan import Plan
 from fusewright.trial import Trial
+from fusewright.verification.verdict import Check, Verdict
 
 # Seconds of the original, the rewritten program and its replay; the path that is kept, whether calls are replayed, and
 # whether the program answers calls that are no replays.
@@ -44,3 +45,23 @@ def test_what_serves_is_what_measured_faster(name: str, monkeypatch: pytest.Monk
     assert (entry.runner is not None) == (path != "original")
     if entry.runner is not None:
         assert (entry.runner.recorder is not None) == records and entry.runner.alone == alone
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_a_plan_tells_which_programs_were_refused(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What measured faster than the program kept, and was wrong; where all are, the reason says so of the first."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AvgPool2d(2), nn.Flatten(2)).eval()
+    of = Trial(model, (torch.rand(2, 3, 16, 16),), {}, Options(rewrite="always", kernels="never", measure=False), print)
+    rows = [Check("values", i >= refused, detail="" if i >= refused else "3e-1") for i in range(2)]
+    verdicts = iter([Verdict((row,), "", 0.0) for row in rows])
+    monkeypatch.setattr(trial, "_variants", lambda of, built, most: [built, built])
+    monkeypatch.setattr(trial, "_verified", lambda of, built: next(verdicts))
+    plan = trial.tried(of, Plan("Sequential", "rewritten", "", "cpu", "")).plan
+    assert plan is not None
+    said = "verification failed (values: 3e-1)"
+    if refused == 1:
+        (line,) = plan.refused
+        assert plan.status == "rewritten" and line.startswith("avg_pool(conv(x, w))") and line.endswith(said)
+        assert "Refused" in str(plan)
+    else:
+        assert plan.status == "unchanged" and plan.reason.startswith(said) and not plan.refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -97,7 +98,15 @@ def _matmul(op: ops.Matmul, node: Node, args: Sequence[str]) -> str:
 
 @_emits(ops.Pool)
 def _pool(op: ops.Pool, node: Node, args: Sequence[str]) -> str:
-    n = len(op.kernel)
+    merged = _as_image(op, node.arg(0)) if op.kind == "avg" else None
+    if merged is not None:
+        op, first, sizes = merged
+        return f"{_windows(op, f'{args[0]}.flatten({first}, {first + 1})')}.unflatten({first + 1}, {sizes})"
+    return _windows(op, args[0])
+
+
+def _windows(op: ops.Pool, x: str) -> str:
+    """The call for windows over x."""
     options = _options(
         stride=(_pairs(op.stride), op.stride == op.kernel),
         padding=(_pairs(op.padding), not any(op.padding)),
@@ -107,7 +116,25 @@ def _pool(op: ops.Pool, node: Node, args: Sequence[str]) -> str:
         divisor_override=(op.divisor, op.divisor is None),
     )
     sign, function = ("-", "max") if op.kind == "min" else ("", op.kind)
-    return f"{sign}F.{function}_pool{n}d({sign}{args[0]}, {_pairs(op.kernel)}{options})"
+    return f"{sign}F.{function}_pool{len(op.kernel)}d({sign}{x}, {_pairs(op.kernel)}{options})"
+
+
+def _as_image(op: ops.Pool, x: Node) -> tuple[ops.Pool, int, tuple[int, int]] | None:
+    """Windows over volumes that have one element along two neighbouring axes as windows over images: the pooling, the
+    first of these axes, counted from the end, and the lengths of both; `None` where there are none.
+
+    What PyTorch adds atomically in the gradient of volumes, in any order, it gathers in that of images.
+    """
+    for axis in range(len(op.kernel) - 1) if len(op.kernel) == 3 else ():
+        both, lengths = slice(axis, axis + 2), x.shape[axis - 3 : axis - 1 or None]
+        along = (*op.kernel[both], *op.stride[both], *(p + 1 for p in op.padding[both]))
+        unknown = [d for d in lengths if not isinstance(d, int)]
+        if set(along) == {1} and len(unknown) < 2:
+            fields = {name: getattr(op, name) for name in ("kernel", "stride", "padding", "dilation")}
+            image = {name: (*values[:axis], *values[axis + 1 :]) for name, values in fields.items()}
+            first, second = (d if isinstance(d, int) else -1 for d in lengths)
+            return replace(op, **image), axis - 3, (first, second)
+    return None
 
 
 def _range_sum(node: Node, args: Sequence[str | None], name: str) -> Sequence[str]:

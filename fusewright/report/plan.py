@@ -57,7 +57,7 @@ def _sections(plan: Plan) -> Iterator[RenderableType]:
     if plan.verdict is not None:
         yield heading("Verified")
         yield verdict_summary(plan.verdict)
-    for title, lines in (("Precision", plan.precision), ("Advice", plan.advice)):
+    for title, lines in (("Precision", plan.precision), ("Advice", plan.advice), ("Refused", plan.refused)):
         if lines:
             yield heading(title)
             yield bullets(lines)

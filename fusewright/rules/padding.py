@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from math import prod
 
 from fusewright.ir.intervals import interval
@@ -122,7 +123,7 @@ def _refuse_average(m: Match) -> str | None:
         return "it is not padded with zeros"
     if pool.divisor is None and any(pool.padding) and not pool.count_include_pad:
         return "the pooling counts its own padding out"
-    return _refuse_pool(m) or _refuse_end(m) or _refuse_small(m)
+    return _refuse_pool(m) or _refuse_end(m) or _refuse_small(m) or _refuse_volume(m)
 
 
 def _refuse_end(m: Match) -> str | None:
@@ -138,6 +139,14 @@ def _refuse_small(m: Match) -> str | None:
     lengths = m["x"].shape[-len(kernel) :]
     fits = len(kernel) < 3 or all(isinstance(d, int) and d >= k for d, k in zip(lengths, kernel, strict=True))
     return None if fits else "PyTorch averages no volumes that are smaller than a window"
+
+
+def _refuse_volume(m: Match) -> str | None:
+    """The gradient of volumes that are averaged at every place is gathered in order; not where they are padded too."""
+    pool = _pool(m)
+    ordered = len(pool.kernel) == 3 and set(pool.stride) == {1} and not any(pool.padding)
+    image = ordered and (1, 1) in pairwise(pool.kernel)
+    return "PyTorch sums gradients of padded volumes in any order" if ordered and not image else None
 
 
 @rule(

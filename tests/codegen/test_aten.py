@@ -381,3 +381,34 @@ def _kernel(name: str) -> Kernel:
         launches=(),
         reference="def reference(x):\n    return torch.relu(x)\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options", "merged"),
+    [
+        ((5, 1, 1), {"padding": (2, 0, 0)}, "flatten(-2, -1)"),
+        ((1, 1, 4), {"stride": (1, 1, 2), "padding": (0, 0, 1), "count_include_pad": False}, "flatten(-3, -2)"),
+        ((3, 1, 1), {"stride": (2, 1, 1), "ceil_mode": True, "divisor_override": 2}, "flatten(-2, -1)"),
+        ((3, 1, 3), {"stride": (1, 1, 1)}, None),
+        ((3, 1, 1), {"stride": (1, 2, 1)}, None),
+    ],
+    ids=str,
+)
+def test_averages_along_one_axis_are_averages_of_images(
+    kernel: tuple[int, ...], options: dict[str, Any], merged: str | None
+) -> None:
+    """PyTorch sums gradients of volumes in any order."""
+
+    class Average(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.avg_pool3d(x, kernel, **{"stride": 1, **options})
+
+    x = torch.randn(2, 3, 7, 6, 5, dtype=torch.float64, requires_grad=True)
+    built = build(Average(), (x,), {})
+    assert ("avg_pool3d" in built.program.source) == (merged is None)
+    assert merged is None or merged in built.program.source
+    _, forward = built.program.functions()
+    ours, theirs = forward(Average(), x), Average()(x)
+    torch.testing.assert_close(ours, theirs)
+    cotangent = torch.randn_like(theirs)
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, cotangent) for y in (ours, theirs)))

@@ -156,6 +156,9 @@ SPECS = [
             "PyTorch averages no volumes that are smaller than a window # perhaps": lambda: average(
                 padded(image(2, 3, B, 8), d2=(1, 1)), 1, 3, 1, stride=(1, 1, 1)
             ),
+            "PyTorch sums gradients of padded volumes in any order": lambda: average(
+                padded(image(2, 3, 8, 8), d1=(1, 1)), 3, 1, 3, stride=(1, 1, 1)
+            ),
             "# a max": lambda: largest(d2=(1, 1)),
         },
     ),
