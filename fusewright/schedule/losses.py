@@ -71,10 +71,10 @@ def _streamed(node: Node, users: Users) -> Node:
     whole = make(ops.Reduce("logsumexp", (1,)), shifted, where=node.where)
     whole = pointwise("where", pointwise("eq", whole, inf), nan, whole)  # as a softmax has it
     each = pointwise("add", whole, pointwise("sub", own, shift))
-    counted = _weights(x, target, None, op.ignore)
-    weights = counted if weight is None else _weights(x, target, weight, op.ignore)
+    is_counted = pointwise("ne", target, op.ignore)
+    weights = cast(is_counted, x.dtype) if weight is None else _weights(weight, target, is_counted)
     each = each if weight is None else pointwise("mul", each, weights)
-    loss = pointwise("where", pointwise("ne", counted, 0.0), each, 0.0)
+    loss = pointwise("where", is_counted, each, 0.0)
     dims = tuple(range(loss.ndim))
     if op.reduction != "none":
         loss = total(loss, dims)
@@ -89,7 +89,8 @@ def _as_read(x: Node, users: Users) -> Node:
     return narrow if narrow.dtype.is_floating_point and narrow.dtype.itemsize <= x.dtype.itemsize else x
 
 
-def _weights(x: Node, target: Node, weight: Node | None, ignore: int) -> Node:
-    """The weight of each row of x, 1 where there are none; 0 of those that are ignored."""
-    ones = make(ops.Full((1,) * x.ndim, -1.0, x.dtype, x.device))
-    return make(ops.Nll(ignore), make(ops.Expand(x.shape), ones), target, weight)
+def _weights(weight: Node, target: Node, is_counted: Node) -> Node:
+    """The weight of each class in `target`; 0 of those that are ignored, which need not be classes."""
+    classes = pointwise("where", is_counted, target, 0)
+    picked = make(ops.Embedding(), reshape(weight, (*weight.shape, 1)), classes)
+    return pointwise("where", is_counted, reshape(picked, target.shape), 0.0)

@@ -292,7 +292,8 @@ class Writer(StreamSections):
         if self.shape.parts is not None:
             share = ["const index_t row = team / parts, part = team % parts, share = (items + parts - 1) / parts;"]
             share += ["const index_t begin = part * share, end = row < rows ? min(items, begin + share) : 0;"]
-            write = ["fold.save(scratch + (part * rows + row), parts * rows);"]
+            save = ["fold.save(scratch + (part * rows + row), parts * rows);"]
+            write = self._saved(save, "row", "1", ["const First whole[1] = {fold};"], "whole")
         return fill(
             text.ROWS,
             head="\n".join(head),
@@ -303,6 +304,20 @@ class Writer(StreamSections):
             **self._common(),
             **names,
         )
+
+    def _saved(self, parts: Lines, first: str, count: str, head: Lines, folds: str) -> Lines:
+        """`parts` of results, saved; where one part is all of a result that is reduced again, that result."""
+        if len(self.s.folds) < 2:
+            return parts
+        whole = [*head, f"{self._between} value[{count}];", f"finish(d, {first}, {folds}, value);", "#pragma unroll"]
+        whole += [f"for (int e = 0; e < {count}; ++e) scratch[{first} + e] = value[e];"]
+        return ["if (parts == 1) {", *indent(whole), "} else {", *indent(parts), "}"]
+
+    @property
+    def _between(self) -> str:
+        """The type of what is computed of the first reduction."""
+        reduction, tail = self.s.folds[0]
+        return compute_type((tail.root if tail else reduction.node).dtype)
 
     def write_row(self) -> Lines:
         """What a thread does with the whole of a row, `fold`."""
@@ -351,6 +366,7 @@ class Writer(StreamSections):
             share += ["const index_t begin = part * share, end = item < items ? min(reduced, begin + share) : 0;"]
             save = "fold[e].save(scratch + ((part * items + item) * V + e), parts * items * V);"
             write = ["#pragma unroll", "for (int e = 0; e < V; ++e)", f"    {save}"]
+            write = self._saved(write, "item * V", "V", [], "fold")
         return fill(
             text.COLUMNS,
             head="\n".join(head),
@@ -444,10 +460,9 @@ class Writer(StreamSections):
 
     def finish_body(self) -> Lines:
         """What threads do with the wholes of results."""
-        tail = self.s.folds[0][1]
         return fill(
             text.FINISH_TWO if len(self.s.folds) == 2 else text.FINISH_ONE,
-            T=compute_type((tail.root if tail else self.s.folds[0][0].node).dtype),
+            T=self._between,
             R=compute_type(self.s.root.dtype),
             columns=" * ".join(f"n{a}" for a in self.axes["second"]),
         )

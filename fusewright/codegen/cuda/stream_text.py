@@ -234,7 +234,13 @@ const auto take = [&](index_t column, const First& first) {
     finish(d, row * columns + column, fold, value);
     second.take(value);
 };
-if (JOINERS == 1 || 2 * columns >= parts) {  // many results of few parts: a thread for each is done sooner
+if (parts == 1) {  // they are there
+#pragma unroll 8
+    for (index_t column = threadIdx.x; column < columns; column += THREADS) {
+        const $T value[1] = {$T(scratch[row * columns + column])};
+        second.take(value);
+    }
+} else if (JOINERS == 1 || 2 * columns >= parts) {  // many results of few parts: a thread for each is done sooner
     for (index_t column = threadIdx.x; column < columns; column += THREADS) {
         First fold = First::empty();
         for (int part = 0; part < parts; ++part)
