@@ -349,7 +349,8 @@ def tried(trial: Trial, draft: Plan) -> Entry:
         _judge(trial, variant, _described(draft, variant))
         for variant in _variants(trial, built, MOST_VARIANTS if patient else 0)
     )
-    first, refused = None, []
+    first: Entry | None = None
+    refused: list[str] = []
     for entry in entries:
         if entry.plan is None or entry.plan.verdict is None:
             return entry

@@ -130,10 +130,11 @@ def _as_image(op: ops.Pool, x: Node) -> tuple[ops.Pool, int, tuple[int, int]] | 
         along = (*op.kernel[both], *op.stride[both], *(p + 1 for p in op.padding[both]))
         unknown = [d for d in lengths if not isinstance(d, int)]
         if set(along) == {1} and len(unknown) < 2:
-            fields = {name: getattr(op, name) for name in ("kernel", "stride", "padding", "dilation")}
-            image = {name: (*values[:axis], *values[axis + 1 :]) for name, values in fields.items()}
+            fields = (op.kernel, op.stride, op.padding, op.dilation)
+            kernel, stride, padding, dilation = ((*values[:axis], *values[axis + 1 :]) for values in fields)
+            image = replace(op, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
             first, second = (d if isinstance(d, int) else -1 for d in lengths)
-            return replace(op, **image), axis - 3, (first, second)
+            return image, axis - 3, (first, second)
     return None
 
 

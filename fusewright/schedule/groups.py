@@ -189,6 +189,9 @@ def _range_split(root: Node, users: Users) -> Split | None:
 
 ELEMENTS = Family("stream", _elements, lambda s: s.tensors, again=True)
 NORMALIZATION = Family("normalization", normalization.parse, lambda n: n.tensors, ops.Norm | ops.Softmax)
+LARGE = replace(NORMALIZATION, match=normalization.parse_large)
+MOVING = replace(NORMALIZATION, match=normalization.parse_moving)
+LARGE_MOVING = replace(LARGE, match=functools.partial(normalization.parse_large, parse=normalization.parse_moving))
 SHARED = Family(
     "normalization",
     normalization.parse_shared,
@@ -210,12 +213,12 @@ FAMILIES = (
     Family("stream", stream.parse, lambda s: s.tensors, ops.Embedding),
     Family("statistics", normalization.parse_statistics, lambda c: c.sums.tensors, ops.Statistics),
     SHARED,
-    Family("normalization", normalization.parse_large, lambda n: n.tensors, ops.Norm | ops.Softmax),
+    LARGE_MOVING,
     Family("kept rows", kept_rows.parse, lambda k: k.tensors, ops.Reduce),
     Family("scan", scan.parse, lambda s: s.tensors, ops.Cumsum),
     Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
-    NORMALIZATION,
+    MOVING,
     # The last ones: whatever no group has computed by now is in memory.
     Family("several reductions", several_folds.parse, lambda s: s.tensors, again=True),
     REDUCTIONS,
@@ -226,8 +229,9 @@ FAMILIES = (
 )
 
 # Where nobody moves elements in a kernel, looking for such groups would be in vain; nor has a kernel several results.
+_STILL = {LARGE_MOVING: LARGE, MOVING: NORMALIZATION}
 STILL = (
-    *(f for f in FAMILIES if f not in (SHARED, REDUCTIONS, REDUCING, VALUES, ELEMENTS, FUNCTIONS)),
+    *(_STILL.get(f, f) for f in FAMILIES if f not in (SHARED, REDUCTIONS, REDUCING, VALUES, ELEMENTS, FUNCTIONS)),
     Family("stream", stream.parse, lambda s: s.tensors, again=True),
 )
 

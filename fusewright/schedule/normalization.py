@@ -11,7 +11,7 @@ its statistics are found.  Rows of a softmax along another dimension than the la
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
@@ -22,8 +22,9 @@ from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise, reshape
 from fusewright.ir.node import Node, make, remade, topological
 from fusewright.ir.ops import Size
-from fusewright.schedule import stream
+from fusewright.schedule import rearrangement, stream
 from fusewright.schedule.chain import MEMORY, Users, pointwise_tree
+from fusewright.schedule.rearrangement import Rearrangement
 from fusewright.schedule.stream import Stream, Tree
 
 # Elements of one sample from which on it is more than one block carries out soon.
@@ -31,6 +32,9 @@ LARGE = 4096
 
 # Elements of the longest rows for which there are registers whatever they are of.
 LONGEST = 16384
+
+# Bytes of the longest rows of which a block turns some in shared memory.
+MOST_TURNED = 4096
 
 Kind = Literal["var", "mean", "logsumexp"]
 
@@ -59,6 +63,7 @@ class Normalization:
     statistics  the names of those
     split       channels of a group, where rows have x (N, C, *) as (N, C/split, split, *); else 1
     also        what is normalised, where others read it as well and the kernel writes it: it keeps rows then
+    moved       where elements of x are read that eager moves first, in a copy: the kernel keeps rows then
     """
 
     norm: Node
@@ -70,6 +75,7 @@ class Normalization:
     statistics: Mapping[Node, str]
     split: int
     also: Node | None = None
+    moved: Rearrangement | None = None
 
     @property
     def op(self) -> ops.Norm | ops.Softmax:
@@ -146,6 +152,31 @@ def parse(root: Node, users: Users) -> Normalization | str:
     return problem or _Parser(norm, root, users).found()
 
 
+def parse_moving(root: Node, users: Users) -> Normalization | str:
+    """The same, reading x from before it was moved.
+
+    layernorm(permute(x))      before: x -> permute(x) -> norm      after: x -> norm
+    """
+    found = parse(root, users)
+    return found if isinstance(found, str) else _from_before_moves(found, root, users)
+
+
+def _from_before_moves(n: Normalization, root: Node, users: Users) -> Normalization:
+    """The same that reads x from before it was moved, if a team of threads can keep rows that lie like that and nobody
+    else reads them."""
+    if not _keeps_rows(n) or n.split > 1:
+        return n
+    chain = {n.norm, *(m for m in (*_through(root, n.norm), *_through(n.norm.arg(0))) if isinstance(m.op, STAGES))}
+    for leaf in n.x.leaves:
+        alone = n.stands.get(leaf) is leaf and users[leaf] == sum(m.inputs.count(leaf) for m in chain)
+        moved = rearrangement.moved(leaf, users) if alone else None
+        if moved is None or moved.tensors[0] in n.stands.values():
+            continue
+        if moved.turn is None or (moved.turn.step == n.length and n.length * leaf.dtype.itemsize <= MOST_TURNED):
+            return replace(n, stands={**n.stands, leaf: moved.tensors[0]}, moved=moved)
+    return n
+
+
 def parse_shared(root: Node, users: Users) -> Normalization | str:
     """The longest chain through a norm of what the kernel computes, though others read it as well, and writes.
 
@@ -167,18 +198,30 @@ def parse_shared(root: Node, users: Users) -> Normalization | str:
     found = _Parser(norm, root, {**users, x: 1}).found()
     if isinstance(found, str):
         return found
-    in_rows = found.within is not None and found.within.axes[-1].role == "first"
-    if not in_rows or found.length is None or found.length > LONGEST:
+    if not _keeps_rows(found):
         return f"no threads keep the rows of {x!r}"
     if any(x in topological([t]) for t in found.tensors if t not in ahead):
         return f"what {root!r} reads is computed from {x!r}"
-    return replace(found, also=x)
+    return _from_before_moves(replace(found, also=x), root, users)
 
 
-def parse_large(root: Node, users: Users) -> Normalization | str:
-    """The same where a sample is much for one block, as far as it is known."""
+def _saves_a_copy(n: Normalization) -> bool:
+    """Whether what it reads from before it was moved would be copied else."""
+    return n.moved is not None and any(map(rearrangement.copies, topological([n.moved.root], n.moved.tensors)))
+
+
+def _keeps_rows(n: Normalization) -> bool:
+    """Whether teams of threads may keep rows."""
+    in_rows = n.within is not None and n.within.axes[-1].role == "first"
+    return in_rows and n.length is not None and n.length <= LONGEST
+
+
+def parse_large(
+    root: Node, users: Users, parse: Callable[[Node, Users], Normalization | str] = parse
+) -> Normalization | str:
+    """The same where a sample is much for one block, as far as it is known, or would be copied for it."""
     found = parse(root, users)
-    if isinstance(found, str) or (_product(found.norm.shape[1:]) or LARGE) >= LARGE:
+    if isinstance(found, str) or (_product(found.norm.shape[1:]) or LARGE) >= LARGE or _saves_a_copy(found):
         return found
     return f"a block may carry out {root!r}"
 

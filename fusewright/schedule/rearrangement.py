@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from weakref import WeakKeyDictionary
 
+import sympy
 import torch
 
 from fusewright.ir import indices, ops
@@ -117,6 +118,37 @@ def parse(root: Node, users: Users) -> Rearrangement | str:
     if _measured(found, inner) > WORTH_TURNING:
         found = replace(found, turn=_turn(found))
     return found if _measured(found, inner) <= WASTE else "elements that are read together lie too far apart"
+
+
+def moved(root: Node, users: Users) -> Rearrangement | None:
+    """Where the elements of `root` lie in the one tensor that it consists of, if that is elsewhere than row by row;
+    what lies along another dimension than in `root` is turned, and there is a `turn`."""
+    start = indices.flat(root.shape)
+    if start is None or 0 in root.shape or root.dtype not in MEMORY:
+        return None
+    fits = (*VIEWS, *MOVES)
+    inner = {n for n in used_inside(root, users, lambda n: isinstance(n.op, fits), MOST_NODES) if n.varies}
+    value = _Finder(inner).value(root, start[1])
+    if not isinstance(value, Load) or not value.tensor.varies or value.address == indices.variable(start[0]):
+        return None
+    found = Rearrangement(root, (value.tensor,), start[0], value)
+    if call_length(found) is None:
+        return None
+    found = replace(found, turn=_turn(found)) if _measured(found, inner) > WORTH_TURNING else found
+    return found if _measured(found, inner) <= WORTH_TURNING else None
+
+
+def call_length(r: Rearrangement) -> tuple[sympy.Symbol | None, tuple[str, int, int] | None] | None:
+    """The one length that only a call knows, if any, and where a call shows it; `None` where no operand does."""
+    sizes = [n for t in (r.root, *r.tensors) for n in t.shape if not isinstance(n, int)]
+    symbols = {s for n in sizes for s in n.free_symbols}
+    if not symbols:
+        return None, None
+    shown = ((i, d, n) for i, t in enumerate(r.tensors) for d, n in enumerate(t.shape))
+    for i, d, n in shown:
+        if symbols == {n} and all(each.is_polynomial(n) for each in sizes):
+            return n, ("s0", i, d)
+    return None
 
 
 _WASTE: WeakKeyDictionary[Node, dict[tuple[frozenset[int], bool], float]] = WeakKeyDictionary()

@@ -3,7 +3,7 @@
 apart  one launch (and another where rows are cut into parts) finds the statistics of all rows, and a stream normalises:
        x is read twice, whatever follows
 kept   a team of threads keeps a row, or some columns side by side, in registers while statistics are found: x is read
-       once
+       once, from where it lies before it is moved if need be; a block turns rows that lie side by side there
 """
 
 from __future__ import annotations
@@ -13,21 +13,25 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import sympy
+
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import normalization_text as text
 from fusewright.codegen.cuda import stream_text
 from fusewright.codegen.cuda.primitives import preamble
-from fusewright.codegen.cuda.stream import Writer, WriterOfSeveral
-from fusewright.codegen.cuda.stream_values import decode, for_each, tree, widths
+from fusewright.codegen.cuda.rearrangement import Pace, address_of, length_of
+from fusewright.codegen.cuda.stream import THREADS, Writer, WriterOfSeveral
+from fusewright.codegen.cuda.stream_values import Values, decode, for_each, tree, widths
 from fusewright.codegen.cuda.teams import TeamWriter
 from fusewright.codegen.sample_steps import epsilon
 from fusewright.codegen.stream_sizes import Sizes
 from fusewright.codegen.text import Lines, fill
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
-from fusewright.kernel import Array, Expression, Kernel, Launch
+from fusewright.kernel import Array, Expression, Kernel, Launch, ceil_div
 from fusewright.schedule.normalization import CENTER, SCALE, ChannelStatistics, Normalization
-from fusewright.schedule.stream import Stream
+from fusewright.schedule.rearrangement import Load, Rearrangement, call_length
+from fusewright.schedule.stream import Read, Stream
 
 # So many values of a row one thread keeps, as there is a choice (half as many of float64), in teams of so many threads.
 KEPT = (8, 16, 32)
@@ -36,6 +40,11 @@ LEAST_TEAM, MOST_TEAM = 4, 1024
 # Values of columns that one thread keeps, as there is a choice, and threads that share a column at most.
 KEPT_OF_COLUMNS = (32, 64, 128)
 MOST_SHARING = 32
+
+# Values of what is turned that one thread keeps at most, rows that a block turns at least, bytes of shared memory that
+# it has for them, and those that memory hands out together.
+KEPT_OF_TURNED, LEAST_TURNED = 64, 8
+SHARED_MEMORY, LINE = 48 << 10, 128
 
 # What is normalised, where it is a result as well: it lies ahead of the norm.
 ALSO = "ahead"
@@ -48,9 +57,11 @@ Option = dict[str, Any]
 
 def options(n: Normalization) -> list[Option]:
     """Ways to compute a normalisation, best estimate first: by teams that keep a row or some columns, and apart."""
-    apart: list[Option] = [{}] if n.also is None else []
+    apart: list[Option] = [{}] if n.also is None and n.moved is None else []
     if n.within is None or n.length is None:
         return apart
+    if n.moved is not None and n.moved.turn is not None:
+        return [{"team": THREADS // rows} for rows in _rows_to_turn(n.length, n.moved.root.dtype.itemsize)]
     if not _is_in_rows(n.within):
         return [*({"team": team} for team in _teams_of_columns(n.within, n.length)), *apart]
     teams = dict.fromkeys(_team(n.length, most // 2 if n.norm.dtype.itemsize == 8 else most) for most in KEPT)
@@ -63,6 +74,22 @@ def _team(length: int, values: int) -> int:
     while team * values < length:
         team *= 4 if team == 32 else 2
     return team
+
+
+def _rows_to_turn(length: int, itemsize: int) -> list[int]:
+    """How many rows a block may turn, best estimate first: as many as fill sectors of memory, and fit."""
+    most = max(KEPT_OF_TURNED // max(1, itemsize // 4), ceil_div(length * LEAST_TURNED, THREADS))
+    fit = [
+        rows
+        for rows in (32, 16, LEAST_TURNED)
+        if length * rows <= most * THREADS and rows * _pitch(length, itemsize) * itemsize <= SHARED_MEMORY
+    ]
+    return sorted(fit, key=lambda rows: rows * itemsize < LINE)
+
+
+def _pitch(length: int, itemsize: int) -> int:
+    """Elements from one row to the next in shared memory: a few more than lines, for other banks."""
+    return ceil_div(length * itemsize, LINE) * LINE // itemsize + 16 // itemsize
 
 
 def _is_in_rows(s: Stream) -> bool:
@@ -81,7 +108,8 @@ def _teams_of_columns(s: Stream, length: int) -> list[int]:
 def kernel(n: Normalization, name: str, reference: str = "", *, team: int | None = None) -> Kernel:
     """The kernel of a normalisation, whose rows teams of so many threads keep, or nobody."""
     call = _Call(n)
-    kept = _Kept if n.within is not None and _is_in_rows(n.within) else _KeptColumns
+    kept = _KeptMoved if n.moved is not None else _Kept
+    kept = kept if n.within is not None and _is_in_rows(n.within) else _KeptColumns
     made = _apart(call, name) if team is None else kept(call, name, team).kernel(reference)
     return replace(
         made,
@@ -108,7 +136,21 @@ class _Call:
 
     @cached_property
     def sizes(self) -> Sizes:
-        return Sizes(self.n.behind)
+        sizes, moved = Sizes(self.n.behind), self.n.moved
+        if moved is not None:
+            sizes.lengths = [length_of(n, self.symbol) for n in moved.root.shape]
+        return sizes
+
+    @property
+    def symbol(self) -> sympy.Symbol | None:
+        """The length that a call shows of what is moved, if it shows any."""
+        found = None if self.n.moved is None else call_length(self.n.moved)
+        return None if found is None else found[0]
+
+    @property
+    def moved(self) -> Node | None:
+        """What is read before it is moved."""
+        return None if self.n.moved is None else self.n.moved.tensors[0]
 
     def of(self, stand_ins: Iterable[Node]) -> dict[Node, str]:
         """The names of what tensors of a stream stand for."""
@@ -126,12 +168,18 @@ class _Call:
 
     def named(self) -> tuple[tuple[str, int, int], ...]:
         """The names of sizes, with the operand and the dimension that each is read off."""
+        if self.n.moved is not None:
+            found = call_length(self.n.moved)
+            assert found is not None
+            return () if found[1] is None else ((found[1][0], self.n.tensors.index(self.moved), found[1][2]),)
         real = [self.n.stands.get(t) for t in self.n.behind.tensors]
         place = {t: i for i, t in enumerate(self.n.tensors)}
         return tuple((size, place[t], d) for size, i, d in self.sizes.named if (t := real[i]) is not None)
 
     def shape(self, tensor: Node) -> tuple[Expression, ...]:
         """The shape of an operand; what stands for it may have more dimensions behind."""
+        if tensor is self.moved:
+            return tuple(length_of(n, self.symbol) for n in tensor.shape)
         stand_in = next(t for t in self.n.behind.tensors if self.n.stands.get(t) is tensor)
         return self.sizes.operand(stand_in)[: tensor.ndim]
 
@@ -248,6 +296,10 @@ class _Kept(TeamWriter):
         also = {} if self.n.also is None else {ALSO: ELEMENT[self.n.also.dtype]}
         return {"out": ELEMENT[self.n.behind.root.dtype], **also}
 
+    def _staged(self) -> Lines:
+        """What a block does with its rows before teams keep them."""
+        return []
+
     def _also(self, place: str) -> Lines:
         """The statement that writes what is normalised."""
         return [] if self.n.also is None else [f"store<V>({ALSO} + {place}, kept[g]);"]
@@ -297,6 +349,7 @@ class _Kept(TeamWriter):
             target=self._target(),
             also=self._also("row * LENGTH + item * V"),
             rows=self._items(self.results),
+            staged=self._staged(),
             decode_row=decode("row", self.results, ""),
             decode_item=self._decode("item", first),
             coordinates=self._coordinates,
@@ -322,6 +375,63 @@ class _Kept(TeamWriter):
             epsilon=repr(epsilon(n.op, n.norm)),
             center=[f"const {statistic} center = mean;"] if centred else [],
         )
+
+
+class _KeptMoved(_Kept):
+    """Writes the launch in which teams keep rows of what eager moves first."""
+
+    def __init__(self, call: _Call, name: str, team: int) -> None:
+        super().__init__(call, name, team)
+        assert call.n.moved is not None and isinstance(call.n.moved.value, Load) and self.length is not None
+        self.moved, self.load = call.n.moved, call.n.moved.value
+        self.turned = self.moved.turn is not None
+        lies = f"(threadIdx.x / TEAM) * PITCH + {self._place(self.axes['first'])}" if self.turned else ""
+        self.values = _MovedValues(self.s, self.names, self.moved, lies or self._place(self.all), turned=self.turned)
+        if not self.turned and self.wide and not Pace(self.wide.values).is_loaded_together(self.load):
+            self.wide = None
+
+    def _functions(self) -> Iterator[Lines]:
+        if self.turned:
+            yield fill(text.TILE, E=ELEMENT[self.moved.root.dtype])
+        yield from super()._functions()
+
+    def _more_widths(self) -> Lines:
+        if not self.turned:
+            return []
+        assert self.length is not None
+        pitch = _pitch(self.length, self.moved.root.dtype.itemsize)
+        return [f"constexpr int ROWS = THREADS / TEAM, PITCH = {pitch};  // of what a block turns"]
+
+    def _staged(self) -> Lines:
+        if not self.turned:
+            return []
+        lines, at = address_of(self.moved, self.load)
+        element = f"d.{self.names[self.moved.root]}[index_t({at})]"
+        return fill(text.STAGED, E=ELEMENT[self.moved.root.dtype], address=lines, element=element)
+
+
+class _MovedValues(Values):
+    """Values that read one tensor from before it was moved, or from where a block has turned it.
+
+    place  C++ of the flat index of an element after that, or of where it lies in the tile
+    """
+
+    def __init__(self, s: Stream, names: dict[Node, str], moved: Rearrangement, place: str, *, turned: bool) -> None:
+        super().__init__(s, names)
+        assert isinstance(moved.value, Load)
+        self.moved, self.place, self.turned = moved, place, turned
+        self.address = ([], place) if turned else address_of(moved, moved.value)
+
+    def start(self, r: Read) -> str:
+        return "tile()" if self.turned and r.value is self.moved.root else super().start(r)
+
+    def found(self, r: Read) -> Lines:
+        if self.turned or r.value is not self.moved.root:
+            return super().found(r)
+        return [f"const count_t i = {self.place};", *self.address[0]]
+
+    def offset(self, r: Read, part: tuple[str, str] | None = None) -> str:
+        return f"index_t({self.address[1]})" if r.value is self.moved.root else super().offset(r, part)
 
 
 class _KeptColumns(_Kept):

@@ -64,6 +64,39 @@ __device__ __forceinline__ double sum_of(double value) {
 }
 """
 
+TILE = """
+// The rows that a block turns, one behind the other.
+__device__ __forceinline__ $E* tile() {
+    __shared__ __align__(16) $E rows[ROWS * PITCH];
+    return rows;
+}
+"""
+
+STAGED = """
+// Rows of a block lie side by side in memory, element by element: neighbouring threads take one element each of them.
+{
+    $E* const turned = tile();
+    constexpr int AT_ONCE = 8;
+    for (int first = threadIdx.x; first < ROWS * LENGTH; first += AT_ONCE * THREADS) {
+        $E element[AT_ONCE];
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; ++t) {
+            const int k = min(first + t * THREADS, ROWS * LENGTH - 1);
+            const index_t own = min(index_t(blockIdx.x) * ROWS + k % ROWS, rows - 1);
+            const count_t i = own * LENGTH + k / ROWS;
+            $address
+            element[t] = $element;
+        }
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; ++t) {
+            const int k = first + t * THREADS;
+            if (k < ROWS * LENGTH) turned[k % ROWS * PITCH + k / ROWS] = element[t];
+        }
+    }
+    __syncthreads();
+}
+"""
+
 ROWS = """
 // A team of threads per row, which it keeps: read once, and written once.
 template <bool WIDE>
@@ -73,6 +106,7 @@ __device__ __forceinline__ void rows(const Data& d, $target) {
     const index_t rows = $rows, items = LENGTH / V;
     const index_t row = min(team, rows - 1);  // every thread takes part in sums
     const int lane = threadIdx.x % TEAM;
+    $staged
     $decode_row
     $T kept[GROUPS][V];
 #pragma unroll

@@ -26,7 +26,7 @@ from fusewright.ir.indices import Digit, Index, Variable
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Size
 from fusewright.kernel import Argument, Array, Expression, Kernel, Launch, ceil_div
-from fusewright.schedule.rearrangement import Computed, Load, Padded, Rearrangement, Selected, Value
+from fusewright.schedule.rearrangement import Computed, Load, Padded, Rearrangement, Selected, Value, call_length
 from fusewright.schedule.stream import Tree
 
 THREADS = 256
@@ -41,7 +41,7 @@ Option = dict[str, Any]
 
 def options(r: Rearrangement) -> list[Option]:
     """Ways to share elements out, best estimate first: so many neighbours per thread, or tiles with such sides."""
-    if _symbol(r) is None:
+    if call_length(r) is None:
         return []
     if r.turn is not None:
         return [{"tile": TILES[max(load.tensor.dtype.itemsize for load in r.turn.loads)]}]
@@ -59,20 +59,17 @@ def kernel(r: Rearrangement, name: str, reference: str = "", *, values: int = 1,
     return (_TurnedWriter(r, name, tile) if r.turn is not None else _Writer(r, name, values)).kernel(reference)
 
 
-def _symbol(r: Rearrangement) -> tuple[sympy.Symbol | None, tuple[str, int, int] | None] | None:
-    """The one length that only a call knows, if any, and where a call shows it; `None` where no operand does."""
-    sizes = [n for t in (r.root, *r.tensors) for n in t.shape if not isinstance(n, int)]
-    symbols = {s for n in sizes for s in n.free_symbols}
-    if not symbols:
-        return None, None
-    shown = ((i, d, n) for i, t in enumerate(r.tensors) for d, n in enumerate(t.shape))
-    for i, d, n in shown:
-        if symbols == {n} and all(each.is_polynomial(n) for each in sizes):
-            return n, ("s0", i, d)
-    return None
+def length_of(n: Size, symbol: sympy.Symbol | None) -> Expression:
+    """A length, where a call's own number stands for the symbol."""
+    return str(n) if isinstance(n, int) else f"({n.subs(symbol, sympy.Symbol('s0'))})"
 
 
-class _Pace:
+def address_of(r: Rearrangement, load: Load) -> tuple[Lines, str]:
+    """The statements and the text of where a load lies for the element at the flat index ``i``, a ``count_t``."""
+    return _Values(r, {}, 1).index(load.address)
+
+
+class Pace:
     """What of an index varies among the `values` neighbours of a group, the first of which is a multiple of that."""
 
     def __init__(self, values: int) -> None:
@@ -134,7 +131,7 @@ class _Writer:
     def __init__(self, r: Rearrangement, name: str, values: int) -> None:
         self.r, self.name, self.values = r, name, values
         self.names = {t: f"p{i}" if i else "x" for i, t in enumerate(r.tensors)}
-        found = _symbol(r)
+        found = call_length(r)
         assert found is not None
         self.symbol, self.shown = found
         most = max(prod(map(hint, t.shape)) for t in (*r.tensors, r.root))
@@ -174,7 +171,7 @@ class _Writer:
         return tuple(map(self._length, node.shape))
 
     def _length(self, n: Size) -> Expression:
-        return str(n) if isinstance(n, int) else f"({n.subs(self.symbol, sympy.Symbol('s0'))})"
+        return length_of(n, self.symbol)
 
     def _count(self, node: Node) -> Expression:
         return f"({' * '.join(self._shape(node)) or '1'})"
@@ -209,7 +206,7 @@ class _Writer:
         head = (
             f"__device__ __forceinline__ void values(const Data& d, const count_t i, {self.compute} (&value)[VALUES])"
         )
-        if self.values > 1 and _Pace(self.values).may_be_a_group(self.r.value):
+        if self.values > 1 and Pace(self.values).may_be_a_group(self.r.value):
             return [about, *block(head, _Values(self.r, self.names, self.values).group("value"))]
         every = ["#pragma unroll", "for (int e = 0; e < VALUES; ++e) value[e] = element(d, i + e);"]
         return [*self.element(), "", about, *block(head, every)]
@@ -283,7 +280,7 @@ class _Values:
 
     def __init__(self, r: Rearrangement, names: dict[Node, str], values: int) -> None:
         self.r, self.tensors, self.values = r, names, values
-        self.pace = _Pace(values)
+        self.pace = Pace(values)
         self.taken = 0
 
     def group(self, to: str) -> Lines:
