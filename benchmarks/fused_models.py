@@ -437,7 +437,7 @@ ROWS = (
     _row(223, "", "(x + t).view(-1, 64, 4, 49, 49) * 0.5 + m", (2048, 4, 49, 49), t=(4, 49, 49), m=(64, 1, 49, 49)),
     _row(224, "", "norm(x.permute(0, 2, 3, 1))", (64, 96, 56, 56), norm="nn.LayerNorm(96)"),
     _row(225, "", "norm(x.flatten(2).transpose(1, 2) + t)", (128, 768, 14, 14), t=(196, 768), norm="nn.LayerNorm(768)"),
-    _row(226, "", "norm(x.unflatten(-1, (16, 64)).transpose(1, 2)) * 0.125", (16, 1024, 1024), norm="nn.RMSNorm(64)"),
+    _row(226, "", "norm(x.unflatten(-1, (16, 64)).transpose(1, 2)) * 0.125", (16, 1024, 1024), norm="nn.LayerNorm(64)"),
     _row(227, "", "u, v = x.chunk(2, -1); u * norm(v)", (64, 1024, 1024), norm="nn.LayerNorm(512)"),
 )
 # fmt: on

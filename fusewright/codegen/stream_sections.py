@@ -77,7 +77,7 @@ class StreamSections:
             return [f"index_t {', '.join(names)};  // {about}"] if names else []
 
         members = [
-            *(f"const {ELEMENT[t.dtype]}* {name};" for t, name in self.names.items()),
+            *dict.fromkeys(f"const {ELEMENT[t.dtype]}* {name};" for t, name in self.names.items()),
             *declared([f"n{a}" for a in self.all], "lengths of the axes"),
             *declared([f"m{a}" for a in self.pooled], "those of pooled axes before the window"),
             *declared([f"v{i}" for i in self.s.weights], "rows of the weights"),

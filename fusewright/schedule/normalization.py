@@ -12,7 +12,7 @@ its statistics are found.  Rows of a softmax along another dimension than the la
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal
 
@@ -24,7 +24,7 @@ from fusewright.ir.node import Node, make, remade, topological
 from fusewright.ir.ops import Size
 from fusewright.schedule import rearrangement, stream
 from fusewright.schedule.chain import MEMORY, Users, pointwise_tree
-from fusewright.schedule.rearrangement import Rearrangement
+from fusewright.schedule.rearrangement import Rearrangement, call_length
 from fusewright.schedule.stream import Stream, Tree
 
 # Elements of one sample from which on it is more than one block carries out soon.
@@ -63,7 +63,8 @@ class Normalization:
     statistics  the names of those
     split       channels of a group, where rows have x (N, C, *) as (N, C/split, split, *); else 1
     also        what is normalised, where others read it as well and the kernel writes it: it keeps rows then
-    moved       where elements of x are read that eager moves first, in a copy: the kernel keeps rows then
+    moved       where elements of x, or what goes with them, are read before they are moved, for those tensors of the
+                streams that lie elsewhere than row by row: the kernel keeps rows then
     """
 
     norm: Node
@@ -75,7 +76,7 @@ class Normalization:
     statistics: Mapping[Node, str]
     split: int
     also: Node | None = None
-    moved: Rearrangement | None = None
+    moved: Mapping[Node, Rearrangement] = field(default_factory=dict)
 
     @property
     def op(self) -> ops.Norm | ops.Softmax:
@@ -85,7 +86,12 @@ class Normalization:
     @property
     def tensors(self) -> tuple[Node, ...]:
         """What is read from memory, what is as large as x first."""
-        return tuple(self.stands[t] for t in self.behind.tensors if t in self.stands)
+        return tuple(dict.fromkeys(self.stands[t] for t in self.behind.tensors if t in self.stands))
+
+    @property
+    def turn(self) -> Rearrangement | None:
+        """What a block turns."""
+        return next((m for m in self.moved.values() if m.turn is not None), None)
 
     @property
     def length(self) -> int | None:
@@ -162,19 +168,26 @@ def parse_moving(root: Node, users: Users) -> Normalization | str:
 
 
 def _from_before_moves(n: Normalization, root: Node, users: Users) -> Normalization:
-    """The same that reads x from before it was moved, if a team of threads can keep rows that lie like that and nobody
-    else reads them."""
-    if not _keeps_rows(n) or n.split > 1:
+    """The same that reads what nobody else does from before it was moved, if a team of threads can keep rows that lie
+    like that."""
+    if not _keeps_rows(n) or n.split > 1 or n.behind.before is None:
         return n
     chain = {n.norm, *(m for m in (*_through(root, n.norm), *_through(n.norm.arg(0))) if isinstance(m.op, STAGES))}
-    for leaf in n.x.leaves:
+    moved: dict[Node, Rearrangement] = {}
+    turn: rearrangement.Turn | None = None  # there is memory for one
+    for leaf in n.behind.before.leaves:
         alone = n.stands.get(leaf) is leaf and users[leaf] == sum(m.inputs.count(leaf) for m in chain)
-        moved = rearrangement.moved(leaf, users) if alone else None
-        if moved is None or moved.tensors[0] in n.stands.values():
-            continue
-        if moved.turn is None or (moved.turn.step == n.length and n.length * leaf.dtype.itemsize <= MOST_TURNED):
-            return replace(n, stands={**n.stands, leaf: moved.tensors[0]}, moved=moved)
-    return n
+        found = rearrangement.moved(leaf, users) if alone and leaf.shape == n.norm.shape else None
+        if found is not None and (found.turn is None or (leaf in n.x.leaves and _is_turned(n, found) and turn is None)):
+            moved[leaf], turn = found, found.turn or turn
+    found_all = replace(n, stands={**n.stands, **{t: m.tensors[0] for t, m in moved.items()}}, moved=moved)
+    return n if call_length(n.norm, found_all.tensors) is None else found_all
+
+
+def _is_turned(n: Normalization, r: Rearrangement) -> bool:
+    """Whether a block can turn rows of what lies like that."""
+    fits = n.length is not None and n.length * r.root.dtype.itemsize <= MOST_TURNED
+    return fits and r.turn is not None and r.turn.step == n.length
 
 
 def parse_shared(root: Node, users: Users) -> Normalization | str:
@@ -207,7 +220,8 @@ def parse_shared(root: Node, users: Users) -> Normalization | str:
 
 def _saves_a_copy(n: Normalization) -> bool:
     """Whether what it reads from before it was moved would be copied else."""
-    return n.moved is not None and any(map(rearrangement.copies, topological([n.moved.root], n.moved.tensors)))
+    moves = (node for m in n.moved.values() for node in topological([m.root], m.tensors))
+    return any(map(rearrangement.copies, moves))
 
 
 def _keeps_rows(n: Normalization) -> bool:

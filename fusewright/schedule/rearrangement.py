@@ -9,7 +9,7 @@ constants, where in memory its operands lie (`indices`), and of which part of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from weakref import WeakKeyDictionary
@@ -132,19 +132,17 @@ def moved(root: Node, users: Users) -> Rearrangement | None:
     if not isinstance(value, Load) or not value.tensor.varies or value.address == indices.variable(start[0]):
         return None
     found = Rearrangement(root, (value.tensor,), start[0], value)
-    if call_length(found) is None:
-        return None
     found = replace(found, turn=_turn(found)) if _measured(found, inner) > WORTH_TURNING else found
     return found if _measured(found, inner) <= WORTH_TURNING else None
 
 
-def call_length(r: Rearrangement) -> tuple[sympy.Symbol | None, tuple[str, int, int] | None] | None:
+def call_length(root: Node, tensors: Sequence[Node]) -> tuple[sympy.Symbol | None, tuple[str, int, int] | None] | None:
     """The one length that only a call knows, if any, and where a call shows it; `None` where no operand does."""
-    sizes = [n for t in (r.root, *r.tensors) for n in t.shape if not isinstance(n, int)]
+    sizes = [n for t in (root, *tensors) for n in t.shape if not isinstance(n, int)]
     symbols = {s for n in sizes for s in n.free_symbols}
     if not symbols:
         return None, None
-    shown = ((i, d, n) for i, t in enumerate(r.tensors) for d, n in enumerate(t.shape))
+    shown = ((i, d, n) for i, t in enumerate(tensors) for d, n in enumerate(t.shape))
     for i, d, n in shown:
         if symbols == {n} and all(each.is_polynomial(n) for each in sizes):
             return n, ("s0", i, d)

@@ -8,7 +8,7 @@ kept   a team of threads keeps a row, or some columns side by side, in registers
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,7 @@ from fusewright.codegen.cuda.stream_values import Values, decode, for_each, tree
 from fusewright.codegen.cuda.teams import TeamWriter
 from fusewright.codegen.sample_steps import epsilon
 from fusewright.codegen.stream_sizes import Sizes
-from fusewright.codegen.text import Lines, fill
+from fusewright.codegen.text import Lines, block, fill
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
 from fusewright.kernel import Array, Expression, Kernel, Launch, ceil_div
@@ -57,11 +57,11 @@ Option = dict[str, Any]
 
 def options(n: Normalization) -> list[Option]:
     """Ways to compute a normalisation, best estimate first: by teams that keep a row or some columns, and apart."""
-    apart: list[Option] = [{}] if n.also is None and n.moved is None else []
+    apart: list[Option] = [{}] if n.also is None and not n.moved else []
     if n.within is None or n.length is None:
         return apart
-    if n.moved is not None and n.moved.turn is not None:
-        return [{"team": THREADS // rows} for rows in _rows_to_turn(n.length, n.moved.root.dtype.itemsize)]
+    if n.turn is not None:
+        return [{"team": THREADS // rows} for rows in _rows_to_turn(n.length, n.turn.root.dtype.itemsize)]
     if not _is_in_rows(n.within):
         return [*({"team": team} for team in _teams_of_columns(n.within, n.length)), *apart]
     teams = dict.fromkeys(_team(n.length, most // 2 if n.norm.dtype.itemsize == 8 else most) for most in KEPT)
@@ -108,7 +108,7 @@ def _teams_of_columns(s: Stream, length: int) -> list[int]:
 def kernel(n: Normalization, name: str, reference: str = "", *, team: int | None = None) -> Kernel:
     """The kernel of a normalisation, whose rows teams of so many threads keep, or nobody."""
     call = _Call(n)
-    kept = _KeptMoved if n.moved is not None else _Kept
+    kept = _KeptMoved if n.moved else _Kept
     kept = kept if n.within is not None and _is_in_rows(n.within) else _KeptColumns
     made = _apart(call, name) if team is None else kept(call, name, team).kernel(reference)
     return replace(
@@ -136,21 +136,18 @@ class _Call:
 
     @cached_property
     def sizes(self) -> Sizes:
-        sizes, moved = Sizes(self.n.behind), self.n.moved
-        if moved is not None:
-            sizes.lengths = [length_of(n, self.symbol) for n in moved.root.shape]
+        sizes = Sizes(self.n.behind)
+        if self.n.moved:
+            symbol, _ = self.length_of_call
+            sizes.lengths = [length_of(n, symbol) for n in self.n.norm.shape]
         return sizes
 
     @property
-    def symbol(self) -> sympy.Symbol | None:
-        """The length that a call shows of what is moved, if it shows any."""
-        found = None if self.n.moved is None else call_length(self.n.moved)
-        return None if found is None else found[0]
-
-    @property
-    def moved(self) -> Node | None:
-        """What is read before it is moved."""
-        return None if self.n.moved is None else self.n.moved.tensors[0]
+    def length_of_call(self) -> tuple[sympy.Symbol | None, tuple[str, int, int] | None]:
+        """The length that only a call knows, if any, and where it shows it, where operands lie elsewhere."""
+        found = call_length(self.n.norm, self.n.tensors)
+        assert found is not None
+        return found
 
     def of(self, stand_ins: Iterable[Node]) -> dict[Node, str]:
         """The names of what tensors of a stream stand for."""
@@ -168,18 +165,17 @@ class _Call:
 
     def named(self) -> tuple[tuple[str, int, int], ...]:
         """The names of sizes, with the operand and the dimension that each is read off."""
-        if self.n.moved is not None:
-            found = call_length(self.n.moved)
-            assert found is not None
-            return () if found[1] is None else ((found[1][0], self.n.tensors.index(self.moved), found[1][2]),)
+        if self.n.moved:
+            _, shown = self.length_of_call
+            return () if shown is None else (shown,)
         real = [self.n.stands.get(t) for t in self.n.behind.tensors]
         place = {t: i for i, t in enumerate(self.n.tensors)}
         return tuple((size, place[t], d) for size, i, d in self.sizes.named if (t := real[i]) is not None)
 
     def shape(self, tensor: Node) -> tuple[Expression, ...]:
         """The shape of an operand; what stands for it may have more dimensions behind."""
-        if tensor is self.moved:
-            return tuple(length_of(n, self.symbol) for n in tensor.shape)
+        if self.n.moved:
+            return tuple(length_of(n, self.length_of_call[0]) for n in tensor.shape)
         stand_in = next(t for t in self.n.behind.tensors if self.n.stands.get(t) is tensor)
         return self.sizes.operand(stand_in)[: tensor.ndim]
 
@@ -382,56 +378,71 @@ class _KeptMoved(_Kept):
 
     def __init__(self, call: _Call, name: str, team: int) -> None:
         super().__init__(call, name, team)
-        assert call.n.moved is not None and isinstance(call.n.moved.value, Load) and self.length is not None
-        self.moved, self.load = call.n.moved, call.n.moved.value
-        self.turned = self.moved.turn is not None
-        lies = f"(threadIdx.x / TEAM) * PITCH + {self._place(self.axes['first'])}" if self.turned else ""
-        self.values = _MovedValues(self.s, self.names, self.moved, lies or self._place(self.all), turned=self.turned)
-        if not self.turned and self.wide and not Pace(self.wide.values).is_loaded_together(self.load):
-            self.wide = None
+        in_tile = f"(threadIdx.x / TEAM) * PITCH + {self._place(self.axes['first'])}"
+        self.values = _MovedValues(self.s, self.names, call.n.moved, self._place(self.all), in_tile)
+        loads = [m.value for m in call.n.moved.values() if m.turn is None]
+        wide = self.wide and all(isinstance(v, Load) and Pace(self.wide.values).is_loaded_together(v) for v in loads)
+        self.wide = self.wide if wide else None
 
     def _functions(self) -> Iterator[Lines]:
-        if self.turned:
-            yield fill(text.TILE, E=ELEMENT[self.moved.root.dtype])
+        if self.n.turn is not None:
+            yield fill(text.TILE, E=ELEMENT[self.n.turn.root.dtype])
         yield from super()._functions()
 
     def _more_widths(self) -> Lines:
-        if not self.turned:
+        if self.n.turn is None:
             return []
         assert self.length is not None
-        pitch = _pitch(self.length, self.moved.root.dtype.itemsize)
+        pitch = _pitch(self.length, self.n.turn.root.dtype.itemsize)
         return [f"constexpr int ROWS = THREADS / TEAM, PITCH = {pitch};  // of what a block turns"]
 
     def _staged(self) -> Lines:
-        if not self.turned:
+        turn = self.n.turn
+        if turn is None:
             return []
-        lines, at = address_of(self.moved, self.load)
-        element = f"d.{self.names[self.moved.root]}[index_t({at})]"
-        return fill(text.STAGED, E=ELEMENT[self.moved.root.dtype], address=lines, element=element)
+        lines, at = address_of(turn)
+        element = f"d.{self.names[turn.root]}[index_t({at})]"
+        return fill(text.STAGED, E=ELEMENT[turn.root.dtype], address=lines, element=element)
 
 
 class _MovedValues(Values):
-    """Values that read one tensor from before it was moved, or from where a block has turned it.
+    """Values that read tensors from before they were moved, or from where a block has turned them.
 
-    place  C++ of the flat index of an element after that, or of where it lies in the tile
+    place    C++ of the flat index of an element of what is `moved`
+    in_tile  that of where it lies in what the block turned
     """
 
-    def __init__(self, s: Stream, names: dict[Node, str], moved: Rearrangement, place: str, *, turned: bool) -> None:
+    def __init__(
+        self, s: Stream, names: dict[Node, str], moved: Mapping[Node, Rearrangement], place: str, in_tile: str
+    ) -> None:
         super().__init__(s, names)
-        assert isinstance(moved.value, Load)
-        self.moved, self.place, self.turned = moved, place, turned
-        self.address = ([], place) if turned else address_of(moved, moved.value)
+        self.moved, self.place, self.in_tile = moved, place, in_tile
+
+    def element(self, r: Read) -> str:
+        return f"entry{self.s.reads.index(r)}" if r.value in self.moved else super().element(r)
 
     def start(self, r: Read) -> str:
-        return "tile()" if self.turned and r.value is self.moved.root else super().start(r)
+        return "tile()" if self._is_turned(r) else super().start(r)
 
     def found(self, r: Read) -> Lines:
-        if self.turned or r.value is not self.moved.root:
+        if r.value not in self.moved or self._is_turned(r):
             return super().found(r)
-        return [f"const count_t i = {self.place};", *self.address[0]]
+        lines, at = address_of(self.moved[r.value])
+        return [
+            f"index_t {self._at(r)};",
+            *block("", [f"const count_t i = {self.place};", *lines, f"{self._at(r)} = {at};"]),
+        ]
 
     def offset(self, r: Read, part: tuple[str, str] | None = None) -> str:
-        return f"index_t({self.address[1]})" if r.value is self.moved.root else super().offset(r, part)
+        if r.value not in self.moved:
+            return super().offset(r, part)
+        return self.in_tile if self._is_turned(r) else self._at(r)
+
+    def _at(self, r: Read) -> str:
+        return f"at{self.s.reads.index(r)}"
+
+    def _is_turned(self, r: Read) -> bool:
+        return r.value in self.moved and self.moved[r.value].turn is not None
 
 
 class _KeptColumns(_Kept):

@@ -41,7 +41,7 @@ Option = dict[str, Any]
 
 def options(r: Rearrangement) -> list[Option]:
     """Ways to share elements out, best estimate first: so many neighbours per thread, or tiles with such sides."""
-    if call_length(r) is None:
+    if call_length(r.root, r.tensors) is None:
         return []
     if r.turn is not None:
         return [{"tile": TILES[max(load.tensor.dtype.itemsize for load in r.turn.loads)]}]
@@ -64,9 +64,10 @@ def length_of(n: Size, symbol: sympy.Symbol | None) -> Expression:
     return str(n) if isinstance(n, int) else f"({n.subs(symbol, sympy.Symbol('s0'))})"
 
 
-def address_of(r: Rearrangement, load: Load) -> tuple[Lines, str]:
-    """The statements and the text of where a load lies for the element at the flat index ``i``, a ``count_t``."""
-    return _Values(r, {}, 1).index(load.address)
+def address_of(r: Rearrangement) -> tuple[Lines, str]:
+    """The statements and the text of where that lies which is the element at the flat index ``i``, a ``count_t``."""
+    assert isinstance(r.value, Load)
+    return _Values(r, {}, 1).index(r.value.address)
 
 
 class Pace:
@@ -131,7 +132,7 @@ class _Writer:
     def __init__(self, r: Rearrangement, name: str, values: int) -> None:
         self.r, self.name, self.values = r, name, values
         self.names = {t: f"p{i}" if i else "x" for i, t in enumerate(r.tensors)}
-        found = call_length(r)
+        found = call_length(r.root, r.tensors)
         assert found is not None
         self.symbol, self.shown = found
         most = max(prod(map(hint, t.shape)) for t in (*r.tensors, r.root))

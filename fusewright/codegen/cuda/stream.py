@@ -125,7 +125,7 @@ class Writer(StreamSections):
 
     def _arguments(self, *more: Argument) -> tuple[Argument, ...]:
         number = "int" if self.index == "int" else "long"
-        pointers = (Argument("pointer", name) for name in self.names.values())
+        pointers = (Argument("pointer", name) for name in dict.fromkeys(self.names.values()))
         return (*pointers, *(Argument(number, n) for n in self.lengths()), *more)
 
     def _launches(self) -> tuple[Launch, ...]:
@@ -402,11 +402,12 @@ class Writer(StreamSections):
     def _signature(self, entry: str, *more: str) -> Lines:
         """``entry(parameters) {``."""
         number = "int" if self.index == "int" else "long long"
-        pointers = [f"const {ELEMENT[t.dtype]}* __restrict__ {name}" for t, name in self.names.items()]
+        found = (f"const {ELEMENT[t.dtype]}* __restrict__ {name}" for t, name in self.names.items())
+        pointers = dict.fromkeys(found)  # two views may be of one tensor
         return opened(entry, [*pointers, *(f"{number} {n}" for n in self.numbers()), *more])
 
     def _members(self) -> str:
-        return ", ".join([*self.names.values(), *self.numbers()])
+        return ", ".join([*dict.fromkeys(self.names.values()), *self.numbers()])
 
     def _entry(self) -> Lines:
         target = ["scratch", "parts"] if self.shape.parts is not None else [*self.outputs()]
