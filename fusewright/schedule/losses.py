@@ -2,8 +2,8 @@
 
     nll(log_softmax(x), t) = logsumexp(x - x_t)
 
-x_t is picked ahead, from memory; what is left is a stream that reads x once.  Shifted by x_t the logarithm is the loss
-itself: no digit is lost to how large x is.
+x_t is picked ahead, from memory, of which it may be a function; what is left is a stream that reads that once.  Shifted
+by x_t the logarithm is the loss itself: no digit is lost to how large x is.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise, reshape, total
 from fusewright.ir.memory_order import Order, output_orders
-from fusewright.ir.node import Graph, Node, make
+from fusewright.ir.node import Graph, Node, make, remade
 from fusewright.runtime.device import DeviceFacts
-from fusewright.schedule.chain import MEMORY, Users
+from fusewright.schedule.chain import MEMORY, POINTWISE, Users, is_sized
 from fusewright.schedule.groups import sizes
 
 # So many more operations there are then, of one number for each row.
@@ -65,7 +65,7 @@ def _streamed(node: Node, users: Users) -> Node:
     assert isinstance(op, ops.Nll) and shares is not None and target is not None
     x = shares.arg(0)
     wide = x.dtype if x.dtype.itemsize > 2 else torch.float32
-    own = make(ops.Nll(op.ignore), _as_read(x, users), target, None)  # -x_t, and 0 of what is ignored
+    own = _picked(x, target, op.ignore, users)  # -x_t, and any number of what is ignored
     shift = pointwise("where", pointwise("lt", pointwise("abs", own), inf), own, 0.0)
     shifted = pointwise("add", cast(x, wide), reshape(shift, (x.shape[0], 1, *x.shape[2:])))
     whole = make(ops.Reduce("logsumexp", (1,)), shifted, where=node.where)
@@ -83,10 +83,26 @@ def _streamed(node: Node, users: Users) -> Node:
     return cast(loss, node.dtype)
 
 
-def _as_read(x: Node, users: Users) -> Node:
-    """What elements of x are picked from: from ahead of a cast to a wider type, which need not be in memory then."""
-    narrow = x.arg(0) if isinstance(x.op, ops.Cast) and users[x] == 1 else x
-    return narrow if narrow.dtype.is_floating_point and narrow.dtype.itemsize <= x.dtype.itemsize else x
+def _picked(x: Node, target: Node, ignore: int, users: Users) -> Node:
+    """-x_t, picked from what x is computed of by itself, element by element: x need not be in memory then."""
+    read, steps = x, list[Node]()
+    while users[read] == 1 and (ahead := _of_elements_of(read)) is not None:
+        steps.append(read)
+        read = ahead
+    own = make(ops.Nll(ignore), read, target, None)
+    if not steps:
+        return own
+    value = pointwise("neg", own)
+    for step in reversed(steps):
+        value = remade(step, [value if a is not None and not isinstance(a.op, ops.Number) else a for a in step.args])
+    return pointwise("neg", value)
+
+
+def _of_elements_of(x: Node) -> Node | None:
+    """The one tensor that each element of x is computed of, from the element in its place."""
+    tensors = [a for a in x.inputs if not isinstance(a.op, ops.Number)]
+    alone = isinstance(x.op, POINTWISE) and len(tensors) == 1 and tensors[0].shape == x.shape
+    return tensors[0] if alone and tensors[0].dtype.is_floating_point and not is_sized(x) else None
 
 
 def _weights(weight: Node, target: Node, is_counted: Node) -> Node:

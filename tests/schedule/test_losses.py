@@ -112,3 +112,27 @@ def test_of_a_wider_type() -> None:
     graph = streamed(model.fn, x, classes)
     assert graph.inputs[0] in [n.arg(0) for n in graph.nodes() if isinstance(n.op, Nll)]
     assert_close(of(graph, x, classes), model(x, classes))
+
+
+@pytest.mark.parametrize("ignored", [-100, 1])
+def test_of_functions_of_logits(ignored: int) -> None:
+    """Elements are picked from what lies in memory, and then scaled; what is ignored has no gradient, whatever that
+    would come to."""
+    model = Fn(lambda x, t: F.cross_entropy(1 / (x.float() / 0.5), t, ignore_index=ignored))
+    x, classes = torch.rand(6, 9, dtype=torch.bfloat16) + 0.5, torch.arange(6)
+    graph = streamed(model.fn, x, classes)
+    assert graph.inputs[0] in [n.arg(0) for n in graph.nodes() if isinstance(n.op, Nll)]
+    x.requires_grad_()
+    found, want = of(graph, x, classes), model(x, classes)
+    assert_close(found, want)
+    assert_close(*(torch.autograd.grad(y, x)[0] for y in (found, want)))
+
+
+def test_functions_that_others_read_are_in_memory() -> None:
+    def both(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        y = x / 0.5
+        return F.cross_entropy(y, t), y
+
+    graph = streamed(both, torch.randn(6, 9), torch.arange(6))
+    (nll,) = (n for n in graph.nodes() if isinstance(n.op, Nll))
+    assert nll.arg(0) is graph.outputs[1]
