@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf, isnan, nan
-from typing import Literal
+from typing import Any, Literal
 
 from fusewright.ir import scalars
 
@@ -261,11 +261,12 @@ def gelu(approximate: str = "none") -> Traits:
 
 @_family
 def pow_(exponent: Scalar) -> Traits:
-    program, cpp = f"torch.pow({{0}}, {text(exponent)})", scalars.power(exponent)
+    program = f"torch.pow({{0}}, {text(exponent)})"
+    texts: dict[str, Any] = {"cpp": scalars.power(exponent), "cuda_within": scalars.power_within(exponent)}
     if not exponent > 0 or exponent == inf:  # x ** 0 is 1 even for NaN
         falling = -inf < exponent < 0
         domain = POSITIVE if falling else REALS
-        return Traits(program, monotone="down" if falling else None, domain=domain, nan_to_nan=exponent != 0, cpp=cpp)
+        return Traits(program, monotone="down" if falling else None, domain=domain, nan_to_nan=exponent != 0, **texts)
     whole, even = exponent == int(exponent), exponent % 2 == 0
     return Traits(
         program,
@@ -276,7 +277,7 @@ def pow_(exponent: Scalar) -> Traits:
         range=REALS if whole and not even else NON_NEGATIVE,
         parity=None if not whole else "even" if even else "odd",
         at_zero=0.0,
-        cpp=cpp,
+        **texts,
     )
 
 

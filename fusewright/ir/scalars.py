@@ -95,6 +95,26 @@ def power(exponent: Scalar) -> str:
     return _POWERS.get(float(exponent), f"pow({{0}}, {number(exponent)})")
 
 
+# Of what is not negative, -0 being 0, by roots alone, which take fewer instructions.
+_SIZE = "fabs({0})"
+_ROOT = f"sqrt({_SIZE})"
+_BY_ROOTS = {
+    0.25: f"sqrt({_ROOT})",
+    0.75: f"{_ROOT} * sqrt({_ROOT})",
+    1.25: f"{_SIZE} * sqrt({_ROOT})",
+    1.5: f"{_SIZE} * {_ROOT}",
+    1.75: f"{_SIZE} * ({_ROOT} * sqrt({_ROOT}))",
+    -0.25: f"1 / sqrt({_ROOT})",
+    -0.75: f"1 / ({_ROOT} * sqrt({_ROOT}))",
+}
+
+
+def power_within(exponent: Scalar) -> tuple[tuple[tuple[float, float], str], ...]:
+    """As `CUDA_WITHIN` has it."""
+    text = _BY_ROOTS.get(float(exponent))
+    return () if text is None else (((0.0, inf), text),)
+
+
 PLAIN: dict[str, str] = {
     "relu": clipping(0, inf),
     "relu6": clipping(0, 6),

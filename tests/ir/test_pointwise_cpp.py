@@ -151,7 +151,7 @@ inline float reciprocal_approx(float x) {
 """
 # Those that are 2^x of a rounded multiple of x: where that is small they are small as well.
 ROUGH = ("sigmoid", "silu")
-WITHIN = [(fn, *known) for fn, params in CASES if not params for known in pointwise.traits(fn).cuda_within]
+WITHIN = [(case, *known) for case in CASES for known in pointwise.traits(*case).cuda_within]
 OF_CUDA = [case for case in CASES if pointwise.traits(*case).cuda is not None and case[0] not in ROUGH]
 
 
@@ -212,15 +212,17 @@ def test_errors_near_the_limit_are_not_all_to_one_side(fn: str, tmp_path: Path) 
     assert abs(ours / truth - 1) <= 1e-6 + 4 * abs(eagers / truth - 1)
 
 
-@pytest.mark.parametrize(("fn", "known", "text"), WITHIN, ids=[f"{fn} in {known}" for fn, known, _ in WITHIN])
+@pytest.mark.parametrize(
+    ("case", "known", "text"), WITHIN, ids=[f"{fn}{params or ''} in {known}" for (fn, params), known, _ in WITHIN]
+)
 def test_shorter_texts_are_as_good_where_they_hold(
-    fn: str, known: pointwise.Interval, text: str, tmp_path: Path
+    case: tuple[str, tuple[pointwise.Scalar | str, ...]], known: pointwise.Interval, text: str, tmp_path: Path
 ) -> None:
-    traits, (low, high) = pointwise.traits(fn), known
+    traits, (low, high) = pointwise.traits(*case), known
     assert text not in (traits.cuda, traits.cpp)
     inside = torch.linspace(max(low, -2.0), min(high, 2.0), 100_003)
     x = torch.cat([values(torch.float32), SMALL, *FAR, inside])
-    check_cuda((fn, ()), text, x[x.isnan() | ((x >= low) & (x <= high))], tmp_path)
+    check_cuda(case, text, x[x.isnan() | ((x >= low) & (x <= high))], tmp_path)
 
 
 def test_cpp_is_cuda() -> None:
