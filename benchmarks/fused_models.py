@@ -439,5 +439,9 @@ ROWS = (
     _row(225, "", "norm(x.flatten(2).transpose(1, 2) + t)", (128, 768, 14, 14), t=(196, 768), norm="nn.LayerNorm(768)"),
     _row(226, "", "norm(x.unflatten(-1, (16, 64)).transpose(1, 2)) * 0.125", (16, 1024, 1024), norm="nn.LayerNorm(64)"),
     _row(227, "", "u, v = x.chunk(2, -1); u * norm(v)", (64, 1024, 1024), norm="nn.LayerNorm(512)"),
+    _row(228, "", "softmax(x, -1)", (2048, 65536)),
+    _row(229, "", "relu(instance(x))", (16, 64, 512, 512), instance="nn.InstanceNorm2d(64)"),
+    _row(230, "", "norm(x)", (1024, 131072), norm="nn.LayerNorm(131072)"),
+    _row(231, "", "log_softmax(x * 0.5, -1)", (512, 393216)),
 )
 # fmt: on

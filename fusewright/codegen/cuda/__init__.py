@@ -124,7 +124,7 @@ def options(
         takes = capability == matmul.CAPABILITY and not tf32
         return [{"matmul": asdict(t)} for t in matmul_tiles(group.record, _rows(group.record, hints))] if takes else []
     if isinstance(group.record, Normalization):
-        return normalization.options(group.record)
+        return normalization.options(group.record, capability)
     if isinstance(group.record, KeptRows):
         return kept_rows.options(group.record)
     if isinstance(group.record, Rearrangement):

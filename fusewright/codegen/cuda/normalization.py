@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import sympy
@@ -37,6 +38,11 @@ from fusewright.schedule.stream import Read, Stream
 KEPT = (8, 16, 32)
 LEAST_TEAM, MOST_TEAM = 4, 1024
 
+# Blocks that may share a row, and how many threads each has then.  Of rows that are so many times as long as what these
+# can keep, the rest is read again: not from memory, for rows that are in work fit into the cache.
+CLUSTERS, TEAMS_OF_CLUSTERS = (2, 4, 8), (512, 256)
+LONGER = 4
+
 # Values of columns that one thread keeps, as there is a choice, and threads that share a column at most.
 KEPT_OF_COLUMNS = (32, 64, 128)
 MOST_SHARING = 32
@@ -49,14 +55,24 @@ SHARED_MEMORY, LINE = 48 << 10, 128
 # What is normalised, where it is a result as well: it lies ahead of the norm.
 ALSO = "ahead"
 
+# Bytes of shared memory at which blocks of a cluster join their sums, and maxima: a number for each warp, and one for
+# all.
+WARPS, OF_SUM, OF_MOST, SHARED_BY_CLUSTERS = 32, 0, 512, 1024
+
+# C++ of the team of a thread, where a block has several or one.
+TEAM_OF_A_BLOCK = "index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM"
+
 # The array of parts of sums; what follows may have one of its own.
 PARTS = "parts_of_rows"
 
 Option = dict[str, Any]
 
 
-def options(n: Normalization) -> list[Option]:
-    """Ways to compute a normalisation, best estimate first: by teams that keep a row or some columns, and apart."""
+def options(n: Normalization, capability: int | None = None) -> list[Option]:
+    """Ways to compute a normalisation, best estimate first: by teams that keep a row or some columns, and apart.
+
+    A device of this compute capability (times ten) may have clusters of blocks, which are the teams of long rows.
+    """
     apart: list[Option] = [{}] if n.also is None and not n.moved else []
     if n.within is None or n.length is None:
         return apart
@@ -64,8 +80,21 @@ def options(n: Normalization) -> list[Option]:
         return [{"team": THREADS // rows} for rows in _rows_to_turn(n.length, n.turn.root.dtype.itemsize)]
     if not _is_in_rows(n.within):
         return [*({"team": team} for team in _teams_of_columns(n.within, n.length)), *apart]
-    teams = dict.fromkeys(_team(n.length, most // 2 if n.norm.dtype.itemsize == 8 else most) for most in KEPT)
-    return [*({"team": team} for team in teams if team <= MOST_TEAM), *apart]
+    kept = [most // 2 if n.norm.dtype.itemsize == 8 else most for most in KEPT]
+    teams = dict.fromkeys(_team(n.length, most) for most in kept)
+    found = [{"team": team} for team in teams if team <= MOST_TEAM]
+    few = n.length <= MOST_TEAM * kept[-1] // 2
+    return [*([] if few else _clusters(n.length, kept[-1], capability)), *found, *apart]
+
+
+def _clusters(length: int, kept: int, capability: int | None) -> list[Option]:
+    """Clusters of so many blocks whose threads keep most of a row, each so many values at most."""
+    ways = [(blocks, team) for blocks in CLUSTERS for team in TEAMS_OF_CLUSTERS] if (capability or 0) >= 90 else []
+    fit = [(blocks, team) for blocks, team in ways if kept // 4 < -(-length // (blocks * team)) <= kept]
+    longest = CLUSTERS[-1], TEAMS_OF_CLUSTERS[0]
+    if ways and not fit and length <= LONGER * kept * prod(longest):
+        fit = [longest]
+    return [{"team": team, "blocks": blocks} for blocks, team in fit]
 
 
 def _team(length: int, values: int) -> int:
@@ -105,12 +134,12 @@ def _teams_of_columns(s: Stream, length: int) -> list[int]:
     return [team for team in dict.fromkeys(teams) if team <= min(MOST_SHARING, length)]
 
 
-def kernel(n: Normalization, name: str, reference: str = "", *, team: int | None = None) -> Kernel:
-    """The kernel of a normalisation, whose rows teams of so many threads keep, or nobody."""
+def kernel(n: Normalization, name: str, reference: str = "", *, team: int | None = None, blocks: int = 1) -> Kernel:
+    """The kernel of a normalisation, whose rows teams of so many threads in so many blocks keep, or nobody."""
     call = _Call(n)
     kept = _KeptMoved if n.moved else _Kept
     kept = kept if n.within is not None and _is_in_rows(n.within) else _KeptColumns
-    made = _apart(call, name) if team is None else kept(call, name, team).kernel(reference)
+    made = _apart(call, name) if team is None else kept(call, name, team, blocks).kernel(reference)
     return replace(
         made,
         operands=tuple(call.names.values()),
@@ -283,10 +312,11 @@ def statistics_of(n: Normalization) -> dict[str, str]:
 class _Kept(TeamWriter):
     """Writes the launch in which teams keep rows."""
 
-    def __init__(self, call: _Call, name: str, team: int) -> None:
+    def __init__(self, call: _Call, name: str, team: int, blocks: int = 1) -> None:
         assert call.n.within is not None
-        super().__init__(call.n.within, name, team, call.of(call.n.within.tensors), call.lengths)
+        super().__init__(call.n.within, name, team, call.of(call.n.within.tensors), call.lengths, blocks)
         self.n, self.length = call.n, call.n.length
+        self.shared = SHARED_BY_CLUSTERS if blocks > 1 else 0
 
     def outputs(self) -> dict[str, str]:
         also = {} if self.n.also is None else {ALSO: ELEMENT[self.n.also.dtype]}
@@ -307,10 +337,23 @@ class _Kept(TeamWriter):
 
     def _joining(self) -> Iterator[Lines]:
         """What threads of a team join by."""
+        S = statistics_of(self.n)[SCALE]
+        if self.blocks > 1:
+            yield fill(text.SHARED_MEMORY)
         if isinstance(self.n.op, ops.Softmax):
-            yield fill(text.LARGER, S=statistics_of(self.n)[SCALE])
-            yield fill(text.MOST, S=statistics_of(self.n)[SCALE])
-        yield fill(text.SUM)
+            yield fill(text.LARGER, S=S)
+            yield fill(text.MOST, S=S, **self._joined(S, "value = larger(value, other);", OF_MOST))
+        yield fill(text.SUM, **self._joined("double", "value += other;", OF_SUM))
+
+    def _joined(self, element: str, join: str, at: int) -> dict[str, Lines]:
+        """The array in which warps of a block join values, and the statements that make the value of a block that of
+        all blocks which share the row: these have shared memory for both from `at` on."""
+        if self.blocks == 1:
+            return {"warps": [f"__shared__ {element} warps[THREADS / 32];"], "of_blocks": []}
+        pointer = "{T}* const {name} = reinterpret_cast<{T}*>(shared_memory + {at});"
+        warps = pointer.format(T=element, name="warps", at=at)
+        own = pointer.format(T=element, name="own", at=at + WARPS * 8)
+        return {"warps": [warps], "of_blocks": fill(text.OF_BLOCKS, S=element, own=own, join=join)}
 
     def _entry_values(self) -> Lines:
         """The function that gives neighbours in a row of x."""
@@ -340,34 +383,78 @@ class _Kept(TeamWriter):
 
     def _body(self) -> Lines:
         n, first, statistics = self.n, self.axes["first"], statistics_of(self.n)
+        written = {"statistics": ", ".join(statistics), "R": compute_type(n.behind.root.dtype)}
         return fill(
             text.ROWS,
             target=self._target(),
+            groups=self._groups(),
+            again=self._again(fill(text.WRITE_AGAIN, coordinates=self._coordinates, **written)),
             also=self._also("row * LENGTH + item * V"),
+            team="index_t(blockIdx.x) / (TEAM / THREADS)" if self.blocks > 1 else TEAM_OF_A_BLOCK,
+            lane="cluster_rank() * THREADS + threadIdx.x" if self.blocks > 1 else "threadIdx.x % TEAM",
             rows=self._items(self.results),
             staged=self._staged(),
             decode_row=decode("row", self.results, ""),
             decode_item=self._decode("item", first),
             coordinates=self._coordinates,
             T=compute_type(n.x.root.dtype),
-            R=compute_type(n.behind.root.dtype),
             found=self._found(statistics[SCALE]),
-            statistics=", ".join(statistics),
+            **written,
         )
+
+    def _groups(self) -> str:
+        """C++ for how many groups of neighbours a thread keeps."""
+        whole = "(LENGTH + TEAM * V - 1) / (TEAM * V)"
+        return f"{self._most_kept} / V" if self._reads_again else whole
+
+    @property
+    def _most_kept(self) -> int:
+        return KEPT[-1] // 2 if self.n.norm.dtype.itemsize == 8 else KEPT[-1]
+
+    @property
+    def _reads_again(self) -> bool:
+        """Whether rows are longer than what threads keep."""
+        assert self.length is not None
+        return self.blocks > 1 and self.length > self._most_kept * self.shape.team
+
+    def _again(self, take: Lines) -> Lines:
+        """The statements that take in what threads do not keep, `again`."""
+        if not self._reads_again:
+            return []
+        return fill(
+            text.AGAIN,
+            decode_item=self._decode("item", self.axes["first"]),
+            coordinates=self._coordinates,
+            T=compute_type(self.n.x.root.dtype),
+            take=take,
+        )
+
+    def _again_each(self, *take: str) -> Lines:
+        """The same, element by element."""
+        return self._again(["#pragma unroll", *block("for (int e = 0; e < V; ++e)", list(take))])
 
     def _found(self, statistic: str) -> Lines:
         """The statistics of a row that is kept."""
         n = self.n
         if isinstance(n.op, ops.Softmax):
-            return fill(text.SHARES, S=statistic, of_total=fill(text.OF_TOTAL[n.op.log], S=statistic))
+            return fill(
+                text.SHARES,
+                S=statistic,
+                again_most=self._again_each("most = larger(most, again[e]);"),
+                again_sum=self._again_each("sum += exp(again[e] - most);"),
+                of_total=fill(text.OF_TOTAL[n.op.log], S=statistic),
+            )
         over = "/ LENGTH" if statistic == "double" else "* (1.0 / LENGTH)"  # which is as exact as a float
         centred = CENTER in n.statistics.values()
+        distance = "{} - mean" if centred else "{}"
+        again = [f"const double distance = {distance.format('again[e]')};", "squares += distance * distance;"]
         return fill(
             text.MOMENTS,
             S=statistic,
-            mean=fill(text.MEAN, over=over) if centred else [],
+            mean=fill(text.MEAN, over=over, again=self._again_each("total += again[e];")) if centred else [],
             over=over,
-            distance="kept[g][e] - mean" if centred else "kept[g][e]",
+            distance=distance.format("kept[g][e]"),
+            again=self._again_each(*again),
             epsilon=repr(epsilon(n.op, n.norm)),
             center=[f"const {statistic} center = mean;"] if centred else [],
         )
@@ -376,8 +463,8 @@ class _Kept(TeamWriter):
 class _KeptMoved(_Kept):
     """Writes the launch in which teams keep rows of what eager moves first."""
 
-    def __init__(self, call: _Call, name: str, team: int) -> None:
-        super().__init__(call, name, team)
+    def __init__(self, call: _Call, name: str, team: int, blocks: int = 1) -> None:
+        super().__init__(call, name, team, blocks)
         in_tile = f"(threadIdx.x / TEAM) * PITCH + {self._place(self.axes['first'])}"
         self.values = _MovedValues(self.s, self.names, call.n.moved, self._place(self.all), in_tile)
         loads = [m.value for m in call.n.moved.values() if m.turn is None]

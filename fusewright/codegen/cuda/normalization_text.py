@@ -52,16 +52,35 @@ __device__ __forceinline__ double sum_of(double value) {
     for (int offset = (TEAM < 32 ? TEAM : 32) / 2; offset > 0; offset /= 2)
         value += __shfl_xor_sync(~0u, value, offset);
     if constexpr (TEAM > 32) {
-        static_assert(TEAM == THREADS, "a team is part of a warp, or a block");
-        __shared__ double warps[THREADS / 32];
+        static_assert(TEAM % THREADS == 0, "a team is part of a warp, a block, or several");
+        $warps
         __syncthreads();  // others may still read an earlier sum
         if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
         __syncthreads();
         value = 0;
         for (int warp = 0; warp < THREADS / 32; ++warp) value += warps[warp];
     }
+    $of_blocks
     return value;
 }
+"""
+
+SHARED_MEMORY = """
+// What other blocks of the cluster read lies here.
+extern __shared__ __align__(16) unsigned char shared_memory[];
+"""
+
+# Behind the sum of a block, or its largest value: that of all blocks of a cluster, in their order.
+OF_BLOCKS = """
+$own
+if (threadIdx.x == 0) *own = value;
+cluster_barrier();
+value = cluster_load(own, 0);
+for (unsigned rank = 1; rank < TEAM / THREADS; ++rank) {
+    const $S other = cluster_load(own, rank);
+    $join
+}
+cluster_barrier();  // until the others have read it
 """
 
 TILE = """
@@ -101,11 +120,11 @@ ROWS = """
 // A team of threads per row, which it keeps: read once, and written once.
 template <bool WIDE>
 __device__ __forceinline__ void rows(const Data& d, $target) {
-    constexpr int V = VALUES<WIDE>, GROUPS = (LENGTH + TEAM * V - 1) / (TEAM * V);
-    const index_t team = index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM;
+    constexpr int V = VALUES<WIDE>, GROUPS = $groups;
+    const index_t team = $team;
     const index_t rows = $rows, items = LENGTH / V;
     const index_t row = min(team, rows - 1);  // every thread takes part in sums
-    const int lane = threadIdx.x % TEAM;
+    const int lane = $lane;
     $staged
     $decode_row
     $T kept[GROUPS][V];
@@ -128,7 +147,25 @@ __device__ __forceinline__ void rows(const Data& d, $target) {
             $also
         }
     }
+    $again
 }
+"""
+
+# The items of a row that threads do not keep.
+AGAIN = """
+#pragma unroll 4
+for (index_t item = lane + GROUPS * TEAM; item < items; item += TEAM) {
+    $decode_item
+    $T again[V];
+    entry<WIDE>(d, $coordinates, again);
+    $take
+}
+"""
+
+WRITE_AGAIN = """
+$R value[V];
+normalised<WIDE>(d, $coordinates, again, $statistics, value);
+store<V>(out + row * LENGTH + item * V, value);
 """
 
 MEAN = """
@@ -138,6 +175,7 @@ for (int g = 0; g < GROUPS; ++g)
     if (lane + g * TEAM < items)
 #pragma unroll
         for (int e = 0; e < V; ++e) total += kept[g][e];
+$again
 const double mean = sum_of<TEAM>(total) $over;
 """
 
@@ -152,6 +190,7 @@ for (int g = 0; g < GROUPS; ++g)
             const double distance = $distance;
             squares += distance * distance;
         }
+$again
 $center
 const $S scale = 1 / sqrt($S(sum_of<TEAM>(squares) $over + $epsilon));
 """
@@ -169,11 +208,12 @@ __device__ __forceinline__ $S most_of($S value) {
     for (int offset = (TEAM < 32 ? TEAM : 32) / 2; offset > 0; offset /= 2)
         value = larger(value, __shfl_xor_sync(~0u, value, offset));
     if constexpr (TEAM > 32) {
-        __shared__ $S largest[THREADS / 32];
-        if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = value;
+        $warps
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
         __syncthreads();
-        for (int warp = 0; warp < THREADS / 32; ++warp) value = larger(value, largest[warp]);
+        for (int warp = 0; warp < THREADS / 32; ++warp) value = larger(value, warps[warp]);
     }
+    $of_blocks
     return value;
 }
 """
@@ -184,6 +224,7 @@ $S most = -$S(INFINITY);
 for (int g = 0; g < GROUPS; ++g)  // beyond the last item there is the last one once more
 #pragma unroll
     for (int e = 0; e < V; ++e) most = larger(most, kept[g][e]);
+$again_most
 most = most_of<TEAM>(most);
 double sum = 0;
 #pragma unroll
@@ -194,6 +235,7 @@ for (int g = 0; g < GROUPS; ++g)
         for (int e = 0; e < V; ++e) few += exp(kept[g][e] - most);
         sum += few;
     }
+$again_sum
 const double total = sum_of<TEAM>(sum);
 const $S center = most;
 $of_total

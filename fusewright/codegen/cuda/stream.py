@@ -422,8 +422,12 @@ class Writer(StreamSections):
             body += [other]
         if self.s.weights:
             body.append("if (d.outside) __trap();  // an index was that of no row: eager's own kernel fails as well")
-        head = 'extern "C" __global__ void __launch_bounds__(THREADS)'
+        head = f'extern "C" __global__ void {self.attributes()}__launch_bounds__(THREADS)'
         return [head, *self._signature(self.name, *more), *indent(body), "}"]
+
+    def attributes(self) -> str:
+        """Of the entry, beside how many threads a block has."""
+        return ""
 
     def _written(self) -> tuple[str, ...]:
         return tuple(f"{element}* __restrict__ {name}" for name, element in self.outputs().items())

@@ -17,13 +17,16 @@ class TeamWriter(Writer):
     """Writes what such launches have in common.
 
     form    ``"rows"`` or ``"columns"``
+    blocks  that share a row, a cluster, each with `team` threads
     each    behind the name of a number that there is one of per row, that of value e
     length  elements of a row, where the text says so
+    shared  bytes of dynamic shared memory
     """
 
     form: ClassVar[str] = "rows"
     each: ClassVar[str] = ""
     length: int | None = None
+    shared: int = 0
 
     def __init__(
         self,
@@ -32,17 +35,23 @@ class TeamWriter(Writer):
         team: int,
         names: dict[Node, str] | None = None,
         lengths: list[Expression] | None = None,
+        blocks: int = 1,
     ) -> None:
         super().__init__(s, name, names, lengths)
-        self.shape = Shape(self.form, team)
+        self.shape, self.blocks = Shape(self.form, team * blocks), blocks
         self.threads = team if self.form == "rows" and team > 32 else THREADS
 
     def _launches(self) -> tuple[Launch, ...]:
         arguments = self._arguments(*(Argument("pointer", name) for name in self.outputs()))
         results, values = self.sizes.product(self.results), self.wide.values if self.wide else 1
         taken = results if self.form == "rows" else f"ceil_div({results}, {values})"
-        blocks = f"ceil_div({taken}, {self.threads // self.shape.team})"
-        return (Launch(self.name, arguments, (blocks, "1", "1"), self.threads),)
+        blocks = (
+            f"{taken} * {self.blocks}" if self.blocks > 1 else f"ceil_div({taken}, {self.threads // self.shape.team})"
+        )
+        return (Launch(self.name, arguments, (blocks, "1", "1"), self.threads, self.shared, self.blocks),)
+
+    def attributes(self) -> str:
+        return f"__cluster_dims__({self.blocks}) " if self.blocks > 1 else ""
 
     def body(self, *, tools: bool = True) -> str:
         lines = [f"using index_t = {self.index};", f"using count_t = unsigned {self.index};  // divides faster"]

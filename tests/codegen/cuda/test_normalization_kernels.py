@@ -330,6 +330,70 @@ def test_ways() -> None:
     assert ways(CASES["logsumexp of channels"]()) == [None]
 
 
+class TestClusters:
+    """Blocks of a cluster keep long rows, and read again what they cannot keep."""
+
+    CASES: ClassVar[dict[str, tuple[Callable[[], Node], list[tuple[int, int]]]]] = {
+        "instance": (
+            lambda: pointwise("relu", instance(inp(0, 2, 2, 160, 128))),
+            [(2, 512), (4, 512), (4, 256), (8, 256)],
+        ),
+        "layer, odd": (lambda: layer(inp(0, B, 33333)), [(4, 512), (8, 512), (8, 256)]),
+        "softmax": (lambda: softmax(inp(0, 2, 40000)), [(4, 512), (8, 512), (8, 256)]),
+        "log softmax, odd": (lambda: softmax(inp(0, 2, 33333), log=True), [(4, 512), (8, 512), (8, 256)]),
+        "group": (lambda: group(inp(0, 2, 4, 160, 160), 2), [(4, 512), (8, 512), (8, 256)]),
+        "half": (lambda: layer(inp(0, 2, 70000, dtype=BF16)), [(8, 512)]),
+        "float64": (lambda: softmax(inp(0, 2, 12001, dtype=F64)), [(2, 512), (4, 512), (4, 256), (8, 256)]),
+        "rms, as long as there are registers for": (lambda: layer(inp(0, 2, 131072), kind="rms"), [(8, 512)]),
+        "more than that": (lambda: layer(inp(0, 2, 200_000)), [(8, 512)]),
+        "more than that, odd": (lambda: layer(pointwise("mul", inp(0, 2, 140_001), 0.5)), [(8, 512)]),
+        "more shares": (lambda: softmax(inp(0, 2, 200_001)), [(8, 512)]),
+        "more of a group": (lambda: pointwise("relu", group(inp(0, 1, 8, 256, 256), 2)), [(8, 512)]),
+        "more of a root of squares": (lambda: layer(inp(0, 1, 262_144), kind="rms"), [(8, 512)]),
+    }
+
+    @staticmethod
+    def ways(n: Normalization, capability: int | None = 90) -> list[tuple[int, int]]:
+        return [(o["blocks"], o["team"]) for o in options(n, capability) if "blocks" in o]
+
+    @pytest.mark.parametrize("name", CASES)
+    def test_right(self, name: str) -> None:
+        make_, ways = self.CASES[name]
+        root = make_()
+        n, tensors = found(root), given(root)
+        want = truth(root, tensors)
+        assert self.ways(n) == ways and not self.ways(n, 80)
+        for i, (blocks, team) in enumerate(ways):
+            k = kernel(n, "fused_test", blocks=blocks, team=team)
+            assert [launch.cluster for launch in k.launches] == [blocks]
+            got = emulate(k, *(tensors[t] for t in n.tensors), order=ORDERS[i % 3])
+            compare(got, want, root.dtype, ulps={F64: 16, BF16: 2}.get(root.dtype, 8))
+
+    @pytest.mark.parametrize("special", [inf, -inf, nan])
+    @pytest.mark.parametrize("at", [7, 199_999])
+    def test_what_is_not_finite(self, special: float, at: int) -> None:
+        """In what is kept, and in what is read again."""
+        for root in (layer(inp(0, 2, 200_000)), softmax(inp(0, 2, 200_000))):
+            n, tensors = found(root), given(root)
+            tensors[graph_of(root).inputs[0]][1, at] = special
+            got = emulate(kernel(n, "fused_test", blocks=8, team=512), *(tensors[t] for t in n.tensors))
+            compare(got, truth(root, tensors), root.dtype)
+
+    def test_limits(self) -> None:
+        """One block keeps shorter rows; much longer ones are read again from memory, whoever does it."""
+        assert not self.ways(found(layer(inp(0, B, 16384)))) and self.ways(found(layer(inp(0, B, 16385))))
+        assert self.ways(found(layer(inp(0, B, 524_288)))) and not self.ways(found(layer(inp(0, B, 524_289))))
+
+    @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+    @pytest.mark.parametrize("name", [name for name in CASES if name != "float64"])  # whose exponential has a stack
+    def test_compile_without_spills(self, name: str, arch: str) -> None:
+        make_, ways = self.CASES[name]
+        for blocks, team in ways:
+            source = kernel(found(make_()), "fused_test", blocks=blocks, team=team).source
+            taken = nvrtc.resources(nvrtc.compile(source, arch)).values()
+            assert all(r.stack == 0 for r in taken), (blocks, team)
+
+
 class TestShared:
     """What is normalised is a result as well, where others read it."""
 
