@@ -38,10 +38,11 @@ from fusewright.schedule.stream import Read, Stream
 KEPT = (8, 16, 32)
 LEAST_TEAM, MOST_TEAM = 4, 1024
 
-# Blocks that may share a row, and how many threads each has then.  Of rows that are so many times as long as what these
-# can keep, the rest is read again: not from memory, for rows that are in work fit into the cache.
+# Blocks that may share a row, and how many threads each has then.
 CLUSTERS, TEAMS_OF_CLUSTERS = (2, 4, 8), (512, 256)
-LONGER = 4
+
+# Threads that a multiprocessor has at once where there are clusters, if so many registers for each do.
+AT_ONCE = 1024
 
 # Values of columns that one thread keeps, as there is a choice, and threads that share a column at most.
 KEPT_OF_COLUMNS = (32, 64, 128)
@@ -88,12 +89,9 @@ def options(n: Normalization, capability: int | None = None) -> list[Option]:
 
 
 def _clusters(length: int, kept: int, capability: int | None) -> list[Option]:
-    """Clusters of so many blocks whose threads keep most of a row, each so many values at most."""
+    """Clusters of so many blocks that keep a row, each thread so many values at most."""
     ways = [(blocks, team) for blocks in CLUSTERS for team in TEAMS_OF_CLUSTERS] if (capability or 0) >= 90 else []
-    fit = [(blocks, team) for blocks, team in ways if kept // 4 < -(-length // (blocks * team)) <= kept]
-    longest = CLUSTERS[-1], TEAMS_OF_CLUSTERS[0]
-    if ways and not fit and length <= LONGER * kept * prod(longest):
-        fit = [longest]
+    fit = [way for way in ways if kept // 4 < -(-length // prod(way)) <= kept]
     return [{"team": team, "blocks": blocks} for blocks, team in fit]
 
 
@@ -322,6 +320,13 @@ class _Kept(TeamWriter):
         also = {} if self.n.also is None else {ALSO: ELEMENT[self.n.also.dtype]}
         return {"out": ELEMENT[self.n.behind.root.dtype], **also}
 
+    def least_blocks(self) -> int:
+        """Blocks of a cluster wait for each other: others shall read and write meanwhile, if registers do for them."""
+        if self.blocks == 1 or self.length is None:
+            return 1
+        many = 32 if isinstance(self.n.op, ops.Softmax) else 16  # where nothing is in doubles
+        return AT_ONCE // self.threads if -(-self.length // self.shape.team) <= many else 1
+
     def _staged(self) -> Lines:
         """What a block does with its rows before teams keep them."""
         return []
@@ -383,12 +388,9 @@ class _Kept(TeamWriter):
 
     def _body(self) -> Lines:
         n, first, statistics = self.n, self.axes["first"], statistics_of(self.n)
-        written = {"statistics": ", ".join(statistics), "R": compute_type(n.behind.root.dtype)}
         return fill(
             text.ROWS,
             target=self._target(),
-            groups=self._groups(),
-            again=self._again(fill(text.WRITE_AGAIN, coordinates=self._coordinates, **written)),
             also=self._also("row * LENGTH + item * V"),
             team="index_t(blockIdx.x) / (TEAM / THREADS)" if self.blocks > 1 else TEAM_OF_A_BLOCK,
             lane="cluster_rank() * THREADS + threadIdx.x" if self.blocks > 1 else "threadIdx.x % TEAM",
@@ -398,63 +400,24 @@ class _Kept(TeamWriter):
             decode_item=self._decode("item", first),
             coordinates=self._coordinates,
             T=compute_type(n.x.root.dtype),
+            R=compute_type(n.behind.root.dtype),
             found=self._found(statistics[SCALE]),
-            **written,
+            statistics=", ".join(statistics),
         )
-
-    def _groups(self) -> str:
-        """C++ for how many groups of neighbours a thread keeps."""
-        whole = "(LENGTH + TEAM * V - 1) / (TEAM * V)"
-        return f"{self._most_kept} / V" if self._reads_again else whole
-
-    @property
-    def _most_kept(self) -> int:
-        return KEPT[-1] // 2 if self.n.norm.dtype.itemsize == 8 else KEPT[-1]
-
-    @property
-    def _reads_again(self) -> bool:
-        """Whether rows are longer than what threads keep."""
-        assert self.length is not None
-        return self.blocks > 1 and self.length > self._most_kept * self.shape.team
-
-    def _again(self, take: Lines) -> Lines:
-        """The statements that take in what threads do not keep, `again`."""
-        if not self._reads_again:
-            return []
-        return fill(
-            text.AGAIN,
-            decode_item=self._decode("item", self.axes["first"]),
-            coordinates=self._coordinates,
-            T=compute_type(self.n.x.root.dtype),
-            take=take,
-        )
-
-    def _again_each(self, *take: str) -> Lines:
-        """The same, element by element."""
-        return self._again(["#pragma unroll", *block("for (int e = 0; e < V; ++e)", list(take))])
 
     def _found(self, statistic: str) -> Lines:
         """The statistics of a row that is kept."""
         n = self.n
         if isinstance(n.op, ops.Softmax):
-            return fill(
-                text.SHARES,
-                S=statistic,
-                again_most=self._again_each("most = larger(most, again[e]);"),
-                again_sum=self._again_each("sum += exp(again[e] - most);"),
-                of_total=fill(text.OF_TOTAL[n.op.log], S=statistic),
-            )
+            return fill(text.SHARES, S=statistic, of_total=fill(text.OF_TOTAL[n.op.log], S=statistic))
         over = "/ LENGTH" if statistic == "double" else "* (1.0 / LENGTH)"  # which is as exact as a float
         centred = CENTER in n.statistics.values()
-        distance = "{} - mean" if centred else "{}"
-        again = [f"const double distance = {distance.format('again[e]')};", "squares += distance * distance;"]
         return fill(
             text.MOMENTS,
             S=statistic,
-            mean=fill(text.MEAN, over=over, again=self._again_each("total += again[e];")) if centred else [],
+            mean=fill(text.MEAN, over=over) if centred else [],
             over=over,
-            distance=distance.format("kept[g][e]"),
-            again=self._again_each(*again),
+            distance="kept[g][e] - mean" if centred else "kept[g][e]",
             epsilon=repr(epsilon(n.op, n.norm)),
             center=[f"const {statistic} center = mean;"] if centred else [],
         )

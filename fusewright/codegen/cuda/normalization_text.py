@@ -120,7 +120,7 @@ ROWS = """
 // A team of threads per row, which it keeps: read once, and written once.
 template <bool WIDE>
 __device__ __forceinline__ void rows(const Data& d, $target) {
-    constexpr int V = VALUES<WIDE>, GROUPS = $groups;
+    constexpr int V = VALUES<WIDE>, GROUPS = (LENGTH + TEAM * V - 1) / (TEAM * V);
     const index_t team = $team;
     const index_t rows = $rows, items = LENGTH / V;
     const index_t row = min(team, rows - 1);  // every thread takes part in sums
@@ -147,25 +147,7 @@ __device__ __forceinline__ void rows(const Data& d, $target) {
             $also
         }
     }
-    $again
 }
-"""
-
-# The items of a row that threads do not keep.
-AGAIN = """
-#pragma unroll 4
-for (index_t item = lane + GROUPS * TEAM; item < items; item += TEAM) {
-    $decode_item
-    $T again[V];
-    entry<WIDE>(d, $coordinates, again);
-    $take
-}
-"""
-
-WRITE_AGAIN = """
-$R value[V];
-normalised<WIDE>(d, $coordinates, again, $statistics, value);
-store<V>(out + row * LENGTH + item * V, value);
 """
 
 MEAN = """
@@ -175,7 +157,6 @@ for (int g = 0; g < GROUPS; ++g)
     if (lane + g * TEAM < items)
 #pragma unroll
         for (int e = 0; e < V; ++e) total += kept[g][e];
-$again
 const double mean = sum_of<TEAM>(total) $over;
 """
 
@@ -190,7 +171,6 @@ for (int g = 0; g < GROUPS; ++g)
             const double distance = $distance;
             squares += distance * distance;
         }
-$again
 $center
 const $S scale = 1 / sqrt($S(sum_of<TEAM>(squares) $over + $epsilon));
 """
@@ -224,7 +204,6 @@ $S most = -$S(INFINITY);
 for (int g = 0; g < GROUPS; ++g)  // beyond the last item there is the last one once more
 #pragma unroll
     for (int e = 0; e < V; ++e) most = larger(most, kept[g][e]);
-$again_most
 most = most_of<TEAM>(most);
 double sum = 0;
 #pragma unroll
@@ -235,7 +214,6 @@ for (int g = 0; g < GROUPS; ++g)
         for (int e = 0; e < V; ++e) few += exp(kept[g][e] - most);
         sum += few;
     }
-$again_sum
 const double total = sum_of<TEAM>(sum);
 const $S center = most;
 $of_total

@@ -422,12 +422,12 @@ class Writer(StreamSections):
             body += [other]
         if self.s.weights:
             body.append("if (d.outside) __trap();  // an index was that of no row: eager's own kernel fails as well")
-        head = f'extern "C" __global__ void {self.attributes()}__launch_bounds__(THREADS)'
+        head = f'extern "C" __global__ void {self.attributes()}'
         return [head, *self._signature(self.name, *more), *indent(body), "}"]
 
     def attributes(self) -> str:
-        """Of the entry, beside how many threads a block has."""
-        return ""
+        """Those of the entry."""
+        return "__launch_bounds__(THREADS)"
 
     def _written(self) -> tuple[str, ...]:
         return tuple(f"{element}* __restrict__ {name}" for name, element in self.outputs().items())

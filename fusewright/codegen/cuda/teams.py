@@ -51,7 +51,13 @@ class TeamWriter(Writer):
         return (Launch(self.name, arguments, (blocks, "1", "1"), self.threads, self.shared, self.blocks),)
 
     def attributes(self) -> str:
-        return f"__cluster_dims__({self.blocks}) " if self.blocks > 1 else ""
+        least = self.least_blocks()
+        bounds = f"__launch_bounds__(THREADS{f', {least}' if least > 1 else ''})"
+        return f"__cluster_dims__({self.blocks}) {bounds}" if self.blocks > 1 else bounds
+
+    def least_blocks(self) -> int:
+        """How many blocks a multiprocessor shall have registers for."""
+        return 1
 
     def body(self, *, tools: bool = True) -> str:
         lines = [f"using index_t = {self.index};", f"using count_t = unsigned {self.index};  // divides faster"]

@@ -331,7 +331,7 @@ def test_ways() -> None:
 
 
 class TestClusters:
-    """Blocks of a cluster keep long rows, and read again what they cannot keep."""
+    """Blocks of a cluster keep long rows."""
 
     CASES: ClassVar[dict[str, tuple[Callable[[], Node], list[tuple[int, int]]]]] = {
         "instance": (
@@ -344,12 +344,7 @@ class TestClusters:
         "group": (lambda: group(inp(0, 2, 4, 160, 160), 2), [(4, 512), (8, 512), (8, 256)]),
         "half": (lambda: layer(inp(0, 2, 70000, dtype=BF16)), [(8, 512)]),
         "float64": (lambda: softmax(inp(0, 2, 12001, dtype=F64)), [(2, 512), (4, 512), (4, 256), (8, 256)]),
-        "rms, as long as there are registers for": (lambda: layer(inp(0, 2, 131072), kind="rms"), [(8, 512)]),
-        "more than that": (lambda: layer(inp(0, 2, 200_000)), [(8, 512)]),
-        "more than that, odd": (lambda: layer(pointwise("mul", inp(0, 2, 140_001), 0.5)), [(8, 512)]),
-        "more shares": (lambda: softmax(inp(0, 2, 200_001)), [(8, 512)]),
-        "more of a group": (lambda: pointwise("relu", group(inp(0, 1, 8, 256, 256), 2)), [(8, 512)]),
-        "more of a root of squares": (lambda: layer(inp(0, 1, 262_144), kind="rms"), [(8, 512)]),
+        "rms, as long as may be": (lambda: layer(inp(0, 2, 131072), kind="rms"), [(8, 512)]),
     }
 
     @staticmethod
@@ -370,19 +365,19 @@ class TestClusters:
             compare(got, want, root.dtype, ulps={F64: 16, BF16: 2}.get(root.dtype, 8))
 
     @pytest.mark.parametrize("special", [inf, -inf, nan])
-    @pytest.mark.parametrize("at", [7, 199_999])
+    @pytest.mark.parametrize("at", [7, 19_999])
     def test_what_is_not_finite(self, special: float, at: int) -> None:
-        """In what is kept, and in what is read again."""
-        for root in (layer(inp(0, 2, 200_000)), softmax(inp(0, 2, 200_000))):
+        """In what any block keeps."""
+        for root in (layer(inp(0, 2, 20_000)), softmax(inp(0, 2, 20_000))):
             n, tensors = found(root), given(root)
             tensors[graph_of(root).inputs[0]][1, at] = special
-            got = emulate(kernel(n, "fused_test", blocks=8, team=512), *(tensors[t] for t in n.tensors))
+            got = emulate(kernel(n, "fused_test", blocks=4, team=256), *(tensors[t] for t in n.tensors))
             compare(got, truth(root, tensors), root.dtype)
 
     def test_limits(self) -> None:
-        """One block keeps shorter rows; much longer ones are read again from memory, whoever does it."""
+        """One block keeps shorter rows, nobody longer ones."""
         assert not self.ways(found(layer(inp(0, B, 16384)))) and self.ways(found(layer(inp(0, B, 16385))))
-        assert self.ways(found(layer(inp(0, B, 524_288)))) and not self.ways(found(layer(inp(0, B, 524_289))))
+        assert self.ways(found(layer(inp(0, B, 131_072)))) and not self.ways(found(layer(inp(0, B, 131_073))))
 
     @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
     @pytest.mark.parametrize("name", [name for name in CASES if name != "float64"])  # whose exponential has a stack
