@@ -9,6 +9,7 @@ from fusewright.rules import (
     pointwise,
     pooling,
     sizes,
+    slices,
     sums,
     views,
     windows,
@@ -26,6 +27,7 @@ RULES: tuple[Rule, ...] = (
     *sums.RULES,
     *pointwise.RULES,
     *sizes.RULES,
+    *slices.RULES,
     *views.RULES,
 )
 

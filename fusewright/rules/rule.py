@@ -11,8 +11,8 @@
                  applied to is rewritten in the other order, too
     enables      it is taken where it costs nothing, for what it lets others do; it must end by itself, as views do that
                  only ever move outwards
-    repeats      what it leaves may be a view of less memory, several elements in one place: it is not applied to what
-                 is returned, or read by an operation that is not understood
+    repeats      what it leaves may be a view of less memory, several elements in one place, or no view where there was
+                 one: it is not applied to what is returned, or read by an operation that is not understood
 
 A rule is written as its replacement, under the `rule` decorator, which makes it the record.
 """

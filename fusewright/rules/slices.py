@@ -1,0 +1,222 @@
+"""Slices ahead of what computes row by row: what nobody reads is not computed.
+
+    norm(x)[:, 0] = norm(x[:, 0])        (x @ w)[:, -1:] = x[:, -1:] @ w
+    attention(q, k, v)[:, :, 0] = attention(q[:, :, 0], k, v)
+
+The class token of a vision transformer, the last token of a language model: of the last block, everything is computed
+for one token, but for the keys and values that it attends to.  Slices only ever move inwards, and views outwards; they
+do where a norm, a softmax, a product or an attention lies below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import sympy
+
+from fusewright.ir.build import permute, reshape
+from fusewright.ir.node import Node, make
+from fusewright.ir.ops import Attention, Cast, Matmul, Norm, Number, Permute, Pointwise, Reshape, Slice, Softmax, numel
+from fusewright.rules.rule import Match, Rule, op, rule
+
+# Operations of a chain that are looked through at most.
+REACH = 64
+
+
+def _slice(m: Match) -> Slice:
+    found = m["slice"].op
+    assert isinstance(found, Slice)
+    return found
+
+
+def _sliced(x: Node, dim: int, like: Slice) -> Node:
+    return make(replace(like, dim=dim), x)
+
+
+def _operand(x: Node, root: Node, like: Slice) -> Node:
+    """An operand that is broadcast to `root`, as it goes with the slice of that."""
+    dim = like.dim - root.ndim + x.ndim
+    return x if dim < 0 or x.shape[dim] != root.shape[like.dim] else _sliced(x, dim, like)
+
+
+def _refuse_all(m: Match) -> str | None:
+    whole = m["slice"].shape == m["x"].shape or not isinstance(m["x"].shape[_slice(m).dim], int)
+    return "nothing is left out, or it is not known how much" if whole else None
+
+
+def _refuse(m: Match) -> str | None:
+    """Why the slice may not move below what others may compute row by row."""
+    reason = None if _row_by_row(m["x"], _slice(m).dim) else "nothing that computes row by row lies below"
+    return _refuse_all(m) or reason
+
+
+def _row_by_row(x: Node, dim: int) -> bool:
+    """Whether an operation that has rows along `dim` lies below, behind functions of each element and views."""
+    stack, seen = [(x, dim)], set[tuple[Node, int]]()
+    while stack and len(seen) < REACH:
+        node, d = stack.pop()
+        if (node, d) in seen:
+            continue
+        seen.add((node, d))
+        if _has_rows(node, d):
+            return True
+        stack += _below(node, d)
+    return False
+
+
+def _has_rows(node: Node, dim: int) -> bool:
+    match node.op:
+        case Norm(kind="layer" | "rms", trailing=trailing):
+            return dim < node.ndim - trailing
+        case Softmax(dim=along):
+            return dim != along
+        case Matmul():
+            return dim < node.ndim - 1
+        case Attention(turned=turned):
+            return dim == (1 if turned else 2)
+    return False
+
+
+def _below(node: Node, dim: int) -> Iterator[tuple[Node, int]]:
+    """What functions of each element, and views, are of, and where `dim` is there."""
+    if isinstance(node.op, Pointwise | Cast):
+        for x in node.inputs:
+            d = dim - node.ndim + x.ndim
+            if d >= 0 and x.shape[d] == node.shape[dim]:
+                yield x, d
+    elif isinstance(node.op, Permute):
+        yield node.arg(0), node.op.dims[dim]
+    elif isinstance(node.op, Reshape):
+        found = _seen_as(node, dim)
+        if found is not None:
+            yield node.arg(0), found
+
+
+def _seen_as(view: Node, dim: int) -> int | None:
+    """The dimension of a reshape's argument that is `dim` of the result, if one is."""
+    x = view.arg(0)
+    before = numel(view.shape[:dim])
+    alike = (d for d, n in enumerate(x.shape) if n == view.shape[dim] and _is_as_much(numel(x.shape[:d]), before))
+    return next(alike, None)
+
+
+def _is_as_much(a: object, b: object) -> bool:
+    return bool(sympy.expand(sympy.sympify(a) - sympy.sympify(b)) == 0)
+
+
+@rule(
+    "slice(f(x, y)) = f(slice(x), slice(y))",
+    pattern=op("slice", Slice, of=(op("x", Pointwise, Cast),)),
+    condition=_refuse,
+    exactness="exact",
+    repeats=True,
+)
+def slice_of_function(m: Match) -> Node:
+    """f(x, y)[a:b] -> f(x[a:b], y[a:b]), of operands that have the dimension; others are broadcast as they were.
+
+    f(x, y) (.., L, ..) of which a part is read, along a dimension of known length.  Class exact.
+    """
+    f = m["x"]
+    args = (a if a is None or isinstance(a.op, Number) else _operand(a, f, _slice(m)) for a in f.args)
+    return make(f.op, *args, where=f.where)
+
+
+def _refuse_norm(m: Match) -> str | None:
+    if not _has_rows(m["x"], _slice(m).dim):
+        return "it is cut along what a row joins"
+    return _refuse_all(m)
+
+
+@rule(
+    "slice(norm(x)) = norm(slice(x))",
+    pattern=op("slice", Slice, of=(op("x", Norm, Softmax),)),
+    condition=_refuse_norm,
+    exactness="reassociates",
+    repeats=True,
+)
+def slice_of_norm(m: Match) -> Node:
+    """norm(x)[:, a:b] -> norm(x[:, a:b]) for layer and RMS norms, and softmaxes, cut along another dimension.
+
+    x (N, L, C), normalised over C.  Class reassociates.
+    """
+    norm = m["x"]
+    return make(norm.op, _sliced(norm.arg(0), _slice(m).dim, _slice(m)), *norm.args[1:], where=norm.where)
+
+
+def _refuse_matmul(m: Match) -> str | None:
+    return _refuse_all(m) if _slice(m).dim < m["x"].ndim - 1 else "columns are left out"
+
+
+@rule(
+    "slice(matmul(x, w)) = matmul(slice(x), slice(w))",
+    pattern=op("slice", Slice, of=(op("x", Matmul),)),
+    condition=_refuse_matmul,
+    exactness="reassociates",
+    repeats=True,
+)
+def slice_of_matmul(m: Match) -> Node:
+    """(x @ w + b)[a:b] -> x[a:b] @ w + b for rows of x; along a batch dimension, of both.
+
+    x (.., M, K), w (.., K, N).  Class reassociates.
+    """
+    y, like = m["x"], _slice(m)
+    x, w = y.arg(0), y.arg(1)
+    rows = like.dim == y.ndim - 2
+    x = _sliced(x, x.ndim - 2, like) if rows else _operand(x, y, like)
+    return make(y.op, x, w if rows else _operand(w, y, like), *y.args[2:], where=y.where)
+
+
+def _refuse_attention(m: Match) -> str | None:
+    return _refuse_all(m) if _has_rows(m["x"], _slice(m).dim) else "it is not queries that are left out"
+
+
+@rule(
+    "slice(attention(q, k, v)) = attention(slice(q), k, v)",
+    pattern=op("slice", Slice, of=(op("x", Attention),)),
+    condition=_refuse_attention,
+    exactness="reassociates",
+    repeats=True,
+)
+def slice_of_attention(m: Match) -> Node:
+    """softmax(q k^T + mask) v [:, :, a:b] -> softmax(q[:, :, a:b] k^T + mask[:, :, a:b]) v.
+
+    q (N, H, L, E), the mask broadcast to (N, H, L, S) or left out.  Class reassociates.
+    """
+    attention, like = m["x"], _slice(m)
+    q, k, v, mask = attention.args
+    assert q is not None
+    if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
+        mask = _sliced(mask, mask.ndim - 2, like)
+    return make(attention.op, _sliced(q, 2, like), k, v, mask, where=attention.where)
+
+
+def _refuse_view(m: Match) -> str | None:
+    if isinstance(m["x"].op, Reshape) and _seen_as(m["x"], _slice(m).dim) is None:
+        return "what is left out is part of a dimension, or of several"
+    return _refuse(m)
+
+
+@rule(
+    "slice(view(x)) = view(slice(x))",
+    pattern=op("slice", Slice, of=(op("x", Reshape, Permute),)),
+    condition=_refuse_view,
+    exactness="exact",
+    enables=True,
+    repeats=True,
+)
+def slice_of_view(m: Match) -> Node:
+    """reshape(x)[:, a:b] -> reshape(x[:, a:b]), permute(x)[:, a:b] -> permute(x[.., a:b]).
+
+    x (N, L, H, D) seen as (N, L, HD): the dimension that is cut is one of x.  Class exact.
+    """
+    view, like = m["x"], _slice(m)
+    x = view.arg(0)
+    if isinstance(view.op, Permute):
+        return permute(_sliced(x, view.op.dims[like.dim], like), view.op.dims, copy=view.op.copy)
+    dim = _seen_as(view, like.dim)
+    assert dim is not None
+    return reshape(_sliced(x, dim, like), m["slice"].shape)
+
+
+RULES: tuple[Rule, ...] = (slice_of_function, slice_of_norm, slice_of_matmul, slice_of_attention, slice_of_view)

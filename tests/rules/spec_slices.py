@@ -1,0 +1,183 @@
+"""Specs for `fusewright.rules.slices`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness import B, RuleSpec, inp
+from hypothesis import strategies as st
+from linear_cases import Draw, conv
+from spec_views import permuted, shaped
+
+from fusewright.ir import ops
+from fusewright.ir.build import pointwise
+from fusewright.ir.node import Node, make
+from fusewright.rules import slices as rules
+
+
+def cut(x: Node, dim: int, start: int = 0, stop: int = 1, step: int = 1) -> Node:
+    """Something of a part, since nothing is done to what is returned."""
+    return pointwise("neg", make(ops.Slice(dim, start, stop, step), x))
+
+
+def layer(x: Node, trailing: int = 1, kind: str = "layer") -> Node:
+    shape = x.shape[-trailing:]
+    bias = None if kind == "rms" else inp(*shape)
+    return make(ops.Norm(kind, 1e-5, trailing=trailing), x, inp(*shape), bias, None, None)  # type: ignore[arg-type]
+
+
+def product(x: Node, *w: Any, bias: bool = False) -> Node:
+    return make(ops.Matmul(), x, inp(*w), inp(w[-1]) if bias else None)
+
+
+def attention(*, turned: bool = False, mask: tuple[Any, ...] | None = None) -> Node:
+    q, k, v = inp(B, 2, 5, 3), inp(B, 2, 4, 3), inp(B, 2, 4, 6)
+    return make(ops.Attention(0.5, turned), q, k, v, None if mask is None else inp(*mask))
+
+
+@st.composite
+def parts(draw: Draw, x: Node, dims: tuple[int, ...]) -> Node:
+    """A part along one of these dimensions."""
+    dim = draw(st.sampled_from([d for d in dims if isinstance(x.shape[d], int) and x.shape[d] > 1]))
+    length = x.shape[dim]
+    assert isinstance(length, int)
+    start = draw(st.integers(0, length - 1))
+    stop = draw(st.integers(start + 1, length - (start == 0)))
+    return cut(x, dim, start, stop, draw(st.sampled_from([1, 1, 2])))
+
+
+@st.composite
+def functions(draw: Draw) -> Node:
+    y = layer(inp(B, 3, 4))
+    other = draw(st.sampled_from([inp(B, 3, 4), inp(3, 4), inp(4), inp(B, 1, 4), inp(1, 3, 1), 2.5, y]))
+    f = pointwise(draw(st.sampled_from(["add", "mul", "sub"])), *draw(st.permutations([y, other])))
+    return draw(parts(draw(st.sampled_from([f, pointwise("tanh", f), pointwise("tanh", y)])), (1,)))
+
+
+@st.composite
+def norms(draw: Draw) -> Node:
+    x = inp(*draw(st.sampled_from([(B, 3, 4), (2, 3, 4), (3, 2, 2, 4)])))
+    trailing = draw(st.integers(1, x.ndim - 2))
+    if draw(st.booleans()):
+        dim = draw(st.integers(1, x.ndim - 1))
+        return draw(parts(make(ops.Softmax(dim, draw(st.booleans())), x), tuple({*range(1, x.ndim)} - {dim} or {0})))
+    norm = layer(x, trailing, draw(st.sampled_from(["layer", "rms"])))
+    return draw(parts(norm, tuple(range(1, x.ndim - trailing))))
+
+
+@st.composite
+def products(draw: Draw) -> Node:
+    x, w = draw(
+        st.sampled_from(
+            [
+                ((B, 3, 4), (4, 2)),
+                ((3, 4), (4, 2)),
+                ((B, 3, 5, 4), (3, 4, 2)),
+                ((5, 4), (3, 4, 2)),
+                ((3, 1, 4), (3, 4, 2)),
+            ]
+        )
+    )
+    y = product(inp(*x), *w, bias=len(w) == 2 and draw(st.booleans()))
+    return draw(parts(y, tuple(range(y.ndim - 1))))
+
+
+@st.composite
+def attentions(draw: Draw) -> Node:
+    turned = draw(st.booleans())
+    mask = draw(st.sampled_from([None, (4,), (5, 4), (1, 4), (2, 5, 4), (B, 1, 5, 4), (B, 2, 1, 4)]))
+    return draw(parts(attention(turned=turned, mask=mask), (1 if turned else 2,)))
+
+
+@st.composite
+def seen_otherwise(draw: Draw) -> Node:
+    """Views of what a product gives."""
+    y = product(inp(B, 3, 4), 4, 6)
+    view, dims = draw(
+        st.sampled_from(
+            [
+                (permuted(y, 0, 2, 1), (2,)),
+                (permuted(y, 1, 0, 2, copy=True), (0,)),
+                (shaped(y, B, 3, 2, 3), (1,)),
+                (shaped(y, B, 1, 3, 6), (2,)),
+                (permuted(shaped(y, B, 3, 2, 3), 2, 0, 1, 3), (2,)),
+                (shaped(permuted(shaped(y, B, 3, 2, 3), 0, 2, 1, 3), B, 2, 3, 1, 3), (2,)),
+            ]
+        )
+    )
+    return draw(parts(view, dims))
+
+
+UNKNOWN = "nothing is left out, or it is not known how much"
+BARE = "nothing that computes row by row lies below"
+JOINED = "it is cut along what a row joins"
+PART = "what is left out is part of a dimension, or of several"
+
+SPECS = [
+    RuleSpec(
+        rules.slice_of_function,
+        lambda: cut(pointwise("add", inp(3, 4), product(inp(B, 3, 4), 4, 4)), 1, 1, 3),
+        functions(),
+        {
+            f"{UNKNOWN} # a batch": lambda: cut(pointwise("tanh", layer(inp(B, 3, 4))), 0),
+            f"{UNKNOWN} # all of it": lambda: cut(pointwise("tanh", layer(inp(B, 3, 4))), 1, 0, 3),
+            f"{BARE} # an input": lambda: cut(pointwise("tanh", inp(B, 3, 4)), 1),
+            f"{BARE} # a convolution, that a kernel has the function behind": lambda: cut(
+                pointwise("relu", conv(inp(B, 2, 5), inp(3, 2, 2))), 2
+            ),
+            f"{BARE} # channels that are normalised": lambda: cut(pointwise("tanh", layer(inp(B, 3, 4))), 2),
+            f"{BARE} # columns": lambda: cut(pointwise("tanh", product(inp(B, 3, 4), 4, 2)), 2),
+            f"{BARE} # what is broadcast along it": lambda: cut(pointwise("add", inp(B, 3, 4), layer(inp(1, 4))), 1),
+            "# what is returned": lambda: make(ops.Slice(1, 0, 1), pointwise("tanh", layer(inp(B, 3, 4)))).arg(0),
+        },
+    ),
+    RuleSpec(
+        rules.slice_of_norm,
+        lambda: cut(layer(inp(B, 3, 4)), 1),
+        norms(),
+        {
+            JOINED: lambda: cut(layer(inp(B, 3, 4)), 2),
+            f"{JOINED} # one of two": lambda: cut(layer(inp(B, 3, 4), 2), 1),
+            f"{JOINED} # shares": lambda: cut(make(ops.Softmax(1), inp(B, 3, 4)), 1),
+            f"{JOINED} # channels of an image": lambda: cut(make(ops.Norm("group", 1e-5, groups=3), inp(B, 3, 4)), 1),
+            f"{UNKNOWN} # a batch": lambda: cut(layer(inp(B, 3, 4)), 0),
+        },
+        exact_example=lambda: cut(make(ops.Softmax(2), inp(B, 3, 1)), 1),
+    ),
+    RuleSpec(
+        rules.slice_of_matmul,
+        lambda: cut(product(inp(B, 3, 4), 4, 2, bias=True), 1, 2, 3),
+        products(),
+        {
+            "columns are left out": lambda: cut(product(inp(B, 3, 4), 4, 2), 2),
+            f"{UNKNOWN} # a batch": lambda: cut(product(inp(B, 4), 4, 2), 0),
+            f"{UNKNOWN} # all of it": lambda: cut(product(inp(B, 3, 4), 4, 2), 1, 0, 3),
+        },
+    ),
+    RuleSpec(
+        rules.slice_of_attention,
+        lambda: cut(attention(mask=(B, 1, 5, 4)), 2, 4, 5),
+        attentions(),
+        {
+            "it is not queries that are left out": lambda: cut(attention(), 3),
+            "it is not queries that are left out # heads": lambda: cut(attention(turned=True), 2),
+            f"{UNKNOWN} # all of it": lambda: cut(attention(), 2, 0, 5),
+        },
+        exact_example=lambda: cut(
+            make(ops.Attention(1.0), inp(B, 2, 5, 3), inp(B, 2, 1, 3), inp(B, 2, 1, 6), None), 2, 1, 4
+        ),
+    ),
+    RuleSpec(
+        rules.slice_of_view,
+        lambda: cut(permuted(shaped(product(inp(B, 3, 4), 4, 6), B, 3, 2, 3), 0, 2, 1, 3), 2),
+        seen_otherwise(),
+        {
+            PART: lambda: cut(shaped(product(inp(B, 3, 4), 4, 6), B, 3, 2, 3), 2),
+            f"{PART} # of several": lambda: cut(shaped(product(inp(2, 3, 4), 4, 6), 6, 6), 0),
+            f"{UNKNOWN} # a batch": lambda: cut(permuted(layer(inp(B, 3, 4)), 1, 0, 2), 1),
+            f"{BARE} # an input": lambda: cut(permuted(inp(B, 3, 4), 0, 2, 1), 1),
+            f"{BARE} # channels": lambda: cut(permuted(layer(inp(B, 3, 4)), 0, 2, 1), 1),
+            "# an expansion": lambda: cut(make(ops.Expand((3, 4)), inp(4)), 0),
+        },
+    ),
+]
