@@ -40,6 +40,7 @@ from fusewright.schedule.channels_last import channels_last
 from fusewright.schedule.cost import CostModel
 from fusewright.schedule.groups import cut, with_statistics
 from fusewright.schedule.losses import of_logits
+from fusewright.schedule.moves_first import moves_first
 from fusewright.schedule.window_sums import as_pools
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors
@@ -141,6 +142,7 @@ def build(
     if fusing:
         try:
             final = of_logits(as_pools(final, orders), facts, hints, orders)
+            final = moves_first(final, orders) if tuner.moves else final
             final = check(with_statistics(final, tuner.prefers, alone, orders))
             tuner.prepare(final, alone, orders)
             final = check(cut(final, tuner, alone, orders, moves=tuner.moves))
