@@ -101,7 +101,8 @@ def _pool(op: ops.Pool, node: Node, args: Sequence[str]) -> str:
     merged = _as_image(op, node.arg(0)) if op.kind == "avg" else None
     if merged is not None:
         op, first, sizes = merged
-        return f"{_windows(op, f'{args[0]}.flatten({first}, {first + 1})')}.unflatten({first + 1}, {sizes})"
+        image = f"{args[0]}.flatten({first}, {first + 1}).contiguous()"  # volumes' averages lie row by row
+        return f"{_windows(op, image)}.unflatten({first + 1}, {sizes})"
     return _windows(op, args[0])
 
 

@@ -180,7 +180,14 @@ def _from_before_moves(n: Normalization, root: Node, users: Users) -> Normalizat
         found = rearrangement.moved(leaf, users) if alone and leaf.shape == n.norm.shape else None
         if found is not None and (found.turn is None or (leaf in n.x.leaves and _is_turned(n, found) and turn is None)):
             moved[leaf], turn = found, found.turn or turn
-    found_all = replace(n, stands={**n.stands, **{t: m.tensors[0] for t, m in moved.items()}}, moved=moved)
+    while True:
+        own = {t: m.tensors[0] for t, m in moved.items()}
+        found_all = replace(n, stands={**n.stands, **own}, moved=moved)
+        operands = set(found_all.tensors)
+        seen = next((t for t, x in own.items() if operands & set(topological([t], [x])) - {x}), None)
+        if seen is None:
+            break
+        del moved[seen]  # it is computed from another operand, which stays one
     return n if call_length(n.norm, found_all.tensors) is None else found_all
 
 

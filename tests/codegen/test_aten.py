@@ -412,3 +412,5 @@ def test_averages_along_one_axis_are_averages_of_images(
     torch.testing.assert_close(ours, theirs)
     cotangent = torch.randn_like(theirs)
     torch.testing.assert_close(*(torch.autograd.grad(y, x, cotangent) for y in (ours, theirs)))
+    last = x.detach().contiguous(memory_format=torch.channels_last_3d)
+    assert forward(Average(), last).stride() == Average()(last).stride()

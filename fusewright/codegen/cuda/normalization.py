@@ -25,7 +25,7 @@ from fusewright.codegen.cuda.stream import THREADS, Writer, WriterOfSeveral
 from fusewright.codegen.cuda.stream_values import Values, decode, for_each, tree, widths
 from fusewright.codegen.cuda.teams import TeamWriter
 from fusewright.codegen.sample_steps import epsilon
-from fusewright.codegen.stream_sizes import Sizes
+from fusewright.codegen.stream_sizes import Sizes, hint
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
@@ -430,9 +430,17 @@ class _KeptMoved(_Kept):
         super().__init__(call, name, team, blocks)
         in_tile = f"(threadIdx.x / TEAM) * PITCH + {self._place(self.axes['first'])}"
         self.values = _MovedValues(self.s, self.names, call.n.moved, self._place(self.all), in_tile)
+        sources = [m.tensors[0] for m in call.n.moved.values()]
+        self.sources = [" * ".join(call.shape(x)) for x in dict.fromkeys(sources)]
+        if self.beyond * max(prod(map(hint, x.shape)) for x in sources) >= 2**31:
+            self.index = "long long"
         loads = [m.value for m in call.n.moved.values() if m.turn is None]
         wide = self.wide and all(isinstance(v, Load) and Pace(self.wide.values).is_loaded_together(v) for v in loads)
         self.wide = self.wide if wide else None
+
+    def _counts(self) -> tuple[Expression, ...]:
+        """There may be more elements than what is read of them."""
+        return (*super()._counts(), *(f"{self.beyond} * {n}" for n in self.sources))
 
     def _functions(self) -> Iterator[Lines]:
         if self.n.turn is not None:

@@ -35,8 +35,9 @@ from torch import Tensor, nn
 from fusewright.codegen.cuda.normalization import kernel, options
 from fusewright.ir import ops
 from fusewright.ir.build import permute, pointwise, reshape
-from fusewright.ir.node import Graph, Node, make
+from fusewright.ir.node import Graph, Node, make, topological
 from fusewright.runtime import nvrtc
+from fusewright.schedule.groups import bodies
 from fusewright.schedule.normalization import Normalization, parse_moving, parse_shared
 
 
@@ -196,6 +197,45 @@ def test_what_else_is_written() -> None:
         results = emulate(kernel(n, "fused_test", **option), *(tensors[t] for t in n.tensors))
         for got, want in zip(results, (truth(root, tensors), truth(h, tensors)), strict=True):
             compare(got, want, F32)
+
+
+def flipped(x: Node) -> Node:
+    return make(ops.Flip((1,)), x)
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        lambda h: softmax(pointwise("sub", h, flipped(h))),
+        lambda h: layer(pointwise("sub", h, pointwise("tanh", flipped(h)))),
+        lambda h: layer(pointwise("sub", flipped(h), make(ops.Roll(((1, 2),)), h))),
+    ],
+    ids=["a view and what it is moved to", "a function of that", "two moves of it"],
+)
+@pytest.mark.parametrize("view", [lambda: sequence(24, 35), lambda: taken(inp(0, B, 36, 24), 1, 1, 36)], ids="tv")
+def test_what_is_computed_from_another_operand(root: Callable[[Node], Node], view: Callable[[], Node]) -> None:
+    """A kernel reads what its group says that it does."""
+    node = root(view())
+    n, tensors = found(node), given(node)
+    assert isinstance(n, Normalization)
+    body = bodies((node,), n.tensors)[0]
+    assert {x.op.index for x in topological([body]) if isinstance(x.op, ops.Input)} == set(range(len(n.tensors)))
+    for option in options(n):
+        values = (tensors[t] if t in tensors else _value(t, tensors).contiguous() for t in n.tensors)
+        compare(emulate(kernel(n, "fused_test", **option), *values), truth(node, tensors), F32)
+
+
+def test_more_elements_than_are_read() -> None:
+    """Indices reach over all that what is normalised is a part of."""
+    few, many = (found(layer(taken(inp(0, B, length, 256), 1, length - 16, length))) for length in (50, 2_000_000))
+    for n, length in ((few, 50), (many, 2_000_000)):
+        assert isinstance(n, Normalization) and n.moved
+        k = kernel(n, "fused_test", **options(n)[0])
+        if length == 50:
+            assert "using index_t = int;" in k.source
+            assert any(eval(count, {"s0": 1000}) >= 1000 * length * 256 for count in k.counts)
+        else:
+            assert "using index_t = long long;" in k.source and not k.counts
 
 
 class TestRefused:
