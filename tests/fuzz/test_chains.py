@@ -12,7 +12,7 @@ import torch
 from chains import Wrong, check, draw, run
 
 import fusewright
-from fusewright.rules import RULES, attention, views
+from fusewright.rules import RULES, attention, slices, views
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 BLOCKS, SIZE = 26, 40
@@ -24,9 +24,9 @@ REFUSED = {
 }
 
 
-# Rules for GPUs alone, where no chain is run, and about what no chain expands.
+# Rules for GPUs alone, where no chain is run, and about what no chain expands or cuts.
 EXPANDED = (views.function_of_expanded, views.function_of_expansion, views.reduction_of_expansion)
-ELSEWHERE = {rule.name for rule in (*attention.RULES, *EXPANDED)}
+ELSEWHERE = {rule.name for rule in (*attention.RULES, *slices.RULES, *EXPANDED)}
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
