@@ -18,7 +18,8 @@ from fusewright.ir.memory_order import Order, output_orders
 from fusewright.ir.node import Graph, Node, make, remade
 from fusewright.schedule import rearrangement
 
-MOVES = (ops.Reshape, ops.Permute, ops.Slice, ops.Roll, ops.Flip)
+# Not a slice: it is a view of more, which is seen where it is returned (`rules.slices` has the others ahead).
+MOVES = (ops.Reshape, ops.Permute, ops.Roll, ops.Flip)
 
 
 def moves_first(graph: Graph, orders: Mapping[Node, Order] = MappingProxyType({})) -> Graph:
@@ -59,7 +60,7 @@ def _readers(graph: Graph) -> dict[Node, Node]:
 
 
 def _keep_rows(moves: list[Node], norm: Node) -> bool:
-    """Whether rows are moved whole, and nothing else is: there may be fewer of them."""
+    """Whether rows are moved whole."""
     assert isinstance(norm.op, ops.Norm)
     row, last = norm.shape[-norm.op.trailing :], moves[-1]
     lengths = [n for n in row if isinstance(n, int)]
