@@ -40,6 +40,11 @@ def numel(shape: Sequence[Size]) -> Size:
     return size(sympy.prod(shape)) if any(not isinstance(d, int) for d in shape) else math.prod(shape)
 
 
+def same_numel(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Whether shapes have as many elements, whatever the symbols stand for."""
+    return bool(sympy.expand(sympy.sympify(numel(a)) - sympy.sympify(numel(b))) == 0)
+
+
 def main_device(devices: Iterable[torch.device]) -> torch.device:
     """Where tensors on these devices are computed with: a CPU that is not the only one has but single numbers."""
     found = [*devices]

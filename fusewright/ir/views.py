@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import sympy
-
-from fusewright.ir.types import Op, Size, TensorType, Types, broadcast, numel, require, size
+from fusewright.ir.types import Op, Size, TensorType, Types, broadcast, require, same_numel, size
 
 
 @dataclass(frozen=True)
@@ -19,8 +17,7 @@ class Reshape(Op):
     def infer(self, types: Types) -> TensorType:
         x = types[0]
         assert x is not None
-        same = sympy.expand(sympy.sympify(numel(x.shape)) - sympy.sympify(numel(self.shape))) == 0
-        require(bool(same), f"reshape of {x.shape} to {self.shape}")
+        require(same_numel(x.shape, self.shape), f"reshape of {x.shape} to {self.shape}")
         return TensorType(self.shape, x.dtype, x.device)
 
 

@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import sympy
-
 from fusewright.ir.build import permute, reshape
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Attention, Cast, Matmul, Norm, Number, Permute, Pointwise, Reshape, Slice, Softmax, numel
+from fusewright.ir.ops import Attention, Cast, Matmul, Norm, Number, Permute, Pointwise, Reshape, Slice, Softmax
+from fusewright.ir.types import same_numel
 from fusewright.rules.rule import Match, Rule, op, rule
 
 # Operations of a chain that are looked through at most.
@@ -95,14 +94,8 @@ def _below(node: Node, dim: int) -> Iterator[tuple[Node, int]]:
 
 def _seen_as(view: Node, dim: int) -> int | None:
     """The dimension of a reshape's argument that is `dim` of the result, if one is."""
-    x = view.arg(0)
-    before = numel(view.shape[:dim])
-    alike = (d for d, n in enumerate(x.shape) if n == view.shape[dim] and _is_as_much(numel(x.shape[:d]), before))
-    return next(alike, None)
-
-
-def _is_as_much(a: object, b: object) -> bool:
-    return bool(sympy.expand(sympy.sympify(a) - sympy.sympify(b)) == 0)
+    shape, (length, before) = view.arg(0).shape, (view.shape[dim], view.shape[:dim])
+    return next((d for d, n in enumerate(shape) if n == length and same_numel(shape[:d], before)), None)
 
 
 @rule(

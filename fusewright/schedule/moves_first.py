@@ -17,6 +17,8 @@ from fusewright.ir.indices import Digit, Index, Variable
 from fusewright.ir.memory_order import Order, output_orders
 from fusewright.ir.node import Graph, Node, make, remade
 from fusewright.schedule import rearrangement
+from fusewright.schedule.beside import Readers, readers_of
+from fusewright.schedule.chain import Users
 
 # Not a slice: it is a view of more, which is seen where it is returned (`rules.slices` has the others ahead).
 MOVES = (ops.Reshape, ops.Permute, ops.Roll, ops.Flip)
@@ -27,10 +29,11 @@ def moves_first(graph: Graph, orders: Mapping[Node, Order] = MappingProxyType({}
 
     Results lie in memory as they did, where the sources that do not lie row by row have these `orders`.
     """
+    users, readers = graph.users(), readers_of(graph)
     for norm in reversed(graph.nodes()):  # what comes before a replaced one stays as it is
         if not isinstance(norm.op, ops.Norm) or norm.op.kind not in ("layer", "rms"):
             continue
-        moves = list(_moves(norm, graph))
+        moves = list(_moves(norm, users, readers))
         while moves and not _keep_rows(moves, norm):
             moves.pop()
         if not any(map(rearrangement.copies, moves)):
@@ -40,23 +43,18 @@ def moves_first(graph: Graph, orders: Mapping[Node, Order] = MappingProxyType({}
             x = remade(move, [x])
         last = moves[-1]
         placed = graph.substitute(last, make(norm.op, x, *norm.args[1:], where=norm.where))
-        alike = output_orders(graph, orders, kernels=False) == output_orders(placed, orders, kernels=False)
-        graph = placed if alike else graph
+        if output_orders(graph, orders, kernels=False) == output_orders(placed, orders, kernels=False):
+            graph = placed
+            users, readers = graph.users(), readers_of(graph)
     return graph
 
 
-def _moves(norm: Node, graph: Graph) -> Iterator[Node]:
+def _moves(norm: Node, users: Users, readers: Readers) -> Iterator[Node]:
     """The moves of all that a norm gives, which nobody else reads."""
-    users, readers = graph.users(), _readers(graph)
     node = norm
-    while users[node] == 1 and node in readers and isinstance(readers[node].op, MOVES):
-        node = readers[node]
+    while users[node] == 1 and len(readers[node]) == 1 and isinstance(readers[node][0].op, MOVES):
+        (node,) = readers[node]
         yield node
-
-
-def _readers(graph: Graph) -> dict[Node, Node]:
-    """One who reads each value."""
-    return {x: node for node in graph.nodes() for x in node.inputs}
 
 
 def _keep_rows(moves: list[Node], norm: Node) -> bool:

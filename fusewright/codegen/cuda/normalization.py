@@ -8,7 +8,7 @@ kept   a team of threads keeps a row, or some columns side by side, in registers
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -19,20 +19,21 @@ import sympy
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import normalization_text as text
 from fusewright.codegen.cuda import stream_text
+from fusewright.codegen.cuda.moved_rows import MovedValues, pitch_of, rows_to_turn
 from fusewright.codegen.cuda.primitives import preamble
 from fusewright.codegen.cuda.rearrangement import Pace, address_of, length_of
 from fusewright.codegen.cuda.stream import THREADS, Writer, WriterOfSeveral
-from fusewright.codegen.cuda.stream_values import Values, decode, for_each, tree, widths
+from fusewright.codegen.cuda.stream_values import decode, for_each, tree, widths
 from fusewright.codegen.cuda.teams import TeamWriter
 from fusewright.codegen.sample_steps import epsilon
 from fusewright.codegen.stream_sizes import Sizes, hint
-from fusewright.codegen.text import Lines, block, fill
+from fusewright.codegen.text import Lines, fill
 from fusewright.ir import ops
 from fusewright.ir.node import Node, topological
-from fusewright.kernel import Array, Expression, Kernel, Launch, ceil_div
+from fusewright.kernel import Array, Expression, Kernel, Launch
 from fusewright.schedule.normalization import CENTER, SCALE, ChannelStatistics, Normalization
-from fusewright.schedule.rearrangement import Load, Rearrangement, call_length
-from fusewright.schedule.stream import Read, Stream
+from fusewright.schedule.rearrangement import Load, call_length
+from fusewright.schedule.stream import Stream
 
 # So many values of a row one thread keeps, as there is a choice (half as many of float64), in teams of so many threads.
 KEPT = (8, 16, 32)
@@ -47,11 +48,6 @@ AT_ONCE = 1024
 # Values of columns that one thread keeps, as there is a choice, and threads that share a column at most.
 KEPT_OF_COLUMNS = (32, 64, 128)
 MOST_SHARING = 32
-
-# Values of what is turned that one thread keeps at most, rows that a block turns at least, bytes of shared memory that
-# it has for them, and those that memory hands out together.
-KEPT_OF_TURNED, LEAST_TURNED = 64, 8
-SHARED_MEMORY, LINE = 48 << 10, 128
 
 # What is normalised, where it is a result as well: it lies ahead of the norm.
 ALSO = "ahead"
@@ -78,7 +74,7 @@ def options(n: Normalization, capability: int | None = None) -> list[Option]:
     if n.within is None or n.length is None:
         return apart
     if n.turn is not None:
-        return [{"team": THREADS // rows} for rows in _rows_to_turn(n.length, n.turn.root.dtype.itemsize)]
+        return [{"team": THREADS // rows} for rows in rows_to_turn(n.length, n.turn.root.dtype.itemsize)]
     if not _is_in_rows(n.within):
         return [*({"team": team} for team in _teams_of_columns(n.within, n.length)), *apart]
     kept = [most // 2 if n.norm.dtype.itemsize == 8 else most for most in KEPT]
@@ -101,22 +97,6 @@ def _team(length: int, values: int) -> int:
     while team * values < length:
         team *= 4 if team == 32 else 2
     return team
-
-
-def _rows_to_turn(length: int, itemsize: int) -> list[int]:
-    """How many rows a block may turn, best estimate first: as many as fill sectors of memory, and fit."""
-    most = max(KEPT_OF_TURNED // max(1, itemsize // 4), ceil_div(length * LEAST_TURNED, THREADS))
-    fit = [
-        rows
-        for rows in (32, 16, LEAST_TURNED)
-        if length * rows <= most * THREADS and rows * _pitch(length, itemsize) * itemsize <= SHARED_MEMORY
-    ]
-    return sorted(fit, key=lambda rows: rows * itemsize < LINE)
-
-
-def _pitch(length: int, itemsize: int) -> int:
-    """Elements from one row to the next in shared memory: a few more than lines, for other banks."""
-    return ceil_div(length * itemsize, LINE) * LINE // itemsize + 16 // itemsize
 
 
 def _is_in_rows(s: Stream) -> bool:
@@ -429,7 +409,7 @@ class _KeptMoved(_Kept):
     def __init__(self, call: _Call, name: str, team: int, blocks: int = 1) -> None:
         super().__init__(call, name, team, blocks)
         in_tile = f"(threadIdx.x / TEAM) * PITCH + {self._place(self.axes['first'])}"
-        self.values = _MovedValues(self.s, self.names, call.n.moved, self._place(self.all), in_tile)
+        self.values = MovedValues(self.s, self.names, call.n.moved, self._place(self.all), in_tile)
         sources = [m.tensors[0] for m in call.n.moved.values()]
         self.sources = [" * ".join(call.shape(x)) for x in dict.fromkeys(sources)]
         if self.beyond * max(prod(map(hint, x.shape)) for x in sources) >= 2**31:
@@ -451,7 +431,7 @@ class _KeptMoved(_Kept):
         if self.n.turn is None:
             return []
         assert self.length is not None
-        pitch = _pitch(self.length, self.n.turn.root.dtype.itemsize)
+        pitch = pitch_of(self.length, self.n.turn.root.dtype.itemsize)
         return [f"constexpr int ROWS = THREADS / TEAM, PITCH = {pitch};  // of what a block turns"]
 
     def _staged(self) -> Lines:
@@ -461,46 +441,6 @@ class _KeptMoved(_Kept):
         lines, at = address_of(turn)
         element = f"d.{self.names[turn.root]}[index_t({at})]"
         return fill(text.STAGED, E=ELEMENT[turn.root.dtype], address=lines, element=element)
-
-
-class _MovedValues(Values):
-    """Values that read tensors from before they were moved, or from where a block has turned them.
-
-    place    C++ of the flat index of an element of what is `moved`
-    in_tile  that of where it lies in what the block turned
-    """
-
-    def __init__(
-        self, s: Stream, names: dict[Node, str], moved: Mapping[Node, Rearrangement], place: str, in_tile: str
-    ) -> None:
-        super().__init__(s, names)
-        self.moved, self.place, self.in_tile = moved, place, in_tile
-
-    def element(self, r: Read) -> str:
-        return f"entry{self.s.reads.index(r)}" if r.value in self.moved else super().element(r)
-
-    def start(self, r: Read) -> str:
-        return "tile()" if self._is_turned(r) else super().start(r)
-
-    def found(self, r: Read) -> Lines:
-        if r.value not in self.moved or self._is_turned(r):
-            return super().found(r)
-        lines, at = address_of(self.moved[r.value])
-        return [
-            f"index_t {self._at(r)};",
-            *block("", [f"const count_t i = {self.place};", *lines, f"{self._at(r)} = {at};"]),
-        ]
-
-    def offset(self, r: Read, part: tuple[str, str] | None = None) -> str:
-        if r.value not in self.moved:
-            return super().offset(r, part)
-        return self.in_tile if self._is_turned(r) else self._at(r)
-
-    def _at(self, r: Read) -> str:
-        return f"at{self.s.reads.index(r)}"
-
-    def _is_turned(self, r: Read) -> bool:
-        return r.value in self.moved and self.moved[r.value].turn is not None
 
 
 class _KeptColumns(_Kept):
