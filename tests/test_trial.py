@@ -19,7 +19,9 @@ from fusewright.verification.verdict import Check, Verdict
 # whether the program answers calls that are no replays.
 TIMES: dict[str, tuple[tuple[float, float, float], str, bool, bool]] = {
     "a replay that is slower than both": ((1.30, 1.22, 2.36), "rewritten", False, True),
-    "a replay that is hardly faster": ((1.30, 1.22, 1.20), "rewritten", False, True),
+    "a replay that is as fast as the program": ((1.30, 1.22, 1.225), "recorded", True, True),
+    "a replay that is hardly slower": ((1.30, 1.22, 1.25), "rewritten", False, True),
+    "a replay that is hardly faster than the original": ((1.30, 1.36, 1.28), "original", False, False),
     "a replay that is faster": ((1.30, 1.22, 0.80), "recorded", True, True),
     "a replay of what is slower by itself": ((1.30, 1.50, 0.80), "recorded", True, False),
     "nothing that is faster": ((1.30, 1.29, 1.28), "original", False, False),
