@@ -37,7 +37,7 @@ _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 _ALLOCATES = (
     *(Fused, ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm),
     *(ops.Attention, ops.Cat, ops.ConvLast, ops.Cumsum, ops.Embedding, ops.Nll, ops.Statistics),
-    *(ops.Transfer, ops.Roll, ops.Flip, ops.Upsample),
+    *(ops.Transfer, ops.Roll, ops.Flip, ops.Upsample, ops.Interpolate),
 )
 
 

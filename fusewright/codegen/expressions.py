@@ -311,6 +311,13 @@ def _upsample(op: ops.Upsample, node: Node, args: Sequence[str]) -> str:
     return f"F.interpolate({args[0]}, scale_factor={_tuple(tuple(map(float, op.factors)))})"
 
 
+@_emits(ops.Interpolate)
+def _interpolate(op: ops.Interpolate, node: Node, args: Sequence[str]) -> str:
+    mode = ("linear", "bilinear", "trilinear")[len(op.lengths) - 1]
+    options = _options(align_corners=(op.aligned, not op.aligned))
+    return f'F.interpolate({args[0]}, {_tuple(op.lengths)}, mode="{mode}"{options})'
+
+
 @_emits(ops.Cat)
 def _cat(op: ops.Cat, node: Node, args: Sequence[str]) -> str:
     return f"torch.cat(({', '.join(args)},), {op.dim})"

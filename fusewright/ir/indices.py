@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import gcd, prod
 from typing import Literal
 
 import sympy
@@ -192,6 +192,25 @@ def of_argument(node: Node, indices: Sequence[Index]) -> tuple[Index, ...] | Non
         case ops.Upsample(factors=factors):
             return _repeated(indices, node.shape, factors)
     return None
+
+
+def neighbours(index: Index, length: int, to: int, aligned: bool) -> tuple[Index, Index, Index, int] | None:
+    """Of an index into `to` elements that are interpolated between `length`: the element ahead of it, the next one,
+    and how many parts of the way it is from one to the other, of how many; `None` where that takes too many digits.
+
+    These are max(0, (i + 1/2) length / to - 1/2) of PyTorch's, and i (length - 1) / (to - 1) where corners are aligned,
+    in whole numbers.
+    """
+    times, plus, per = (length - 1, 0, max(to - 1, 1)) if aligned else (2 * length, length - to, 2 * to)
+    common = gcd(times, plus, per)
+    times, plus, per = times // common, plus // common, per // common
+    if index.digits > MOST_DIGITS:
+        return None
+    place = Variable(length * per, index * (times if to > 1 else 0) + Index((), plus), "replicate")
+    split = _split(variable(place), [length, per])
+    assert split is not None
+    ahead, part = split
+    return ahead, variable(Variable(length, ahead + Index((), 1), "replicate")), part, per
 
 
 def broadcast(indices: Sequence[Index], shape: Sequence[Size]) -> tuple[Index, ...]:

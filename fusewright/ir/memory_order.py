@@ -173,7 +173,7 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
             return rows
         case ops.Conv():
             return _in_format(node, operands[:2])
-        case ops.Pool() | ops.Norm(kind="batch" | "group"):
+        case ops.Pool() | ops.Interpolate() | ops.Norm(kind="batch" | "group"):
             return _in_format(node, operands[:1])
         case ops.Norm(kind="rms") if node.device.type == "cpu":
             return _in_format(node, operands[:1])

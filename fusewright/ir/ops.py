@@ -20,7 +20,7 @@ from fusewright.ir import pointwise
 from fusewright.ir.overloads import allocates, has_statistics
 from fusewright.ir.pointwise import Scalar
 from fusewright.ir.types import Op, Size, TensorType, Types, broadcast, main_device, numel, require, size
-from fusewright.ir.views import Cat, Expand, Flip, Pad, Permute, Reshape, Roll, Slice, Upsample
+from fusewright.ir.views import Cat, Expand, Flip, Interpolate, Pad, Permute, Reshape, Roll, Slice, Upsample
 from fusewright.tree import tree_flatten
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Flip",
     "Full",
     "Input",
+    "Interpolate",
     "Item",
     "Matmul",
     "Nll",

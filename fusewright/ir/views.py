@@ -117,6 +117,25 @@ class Upsample(Op):
         return TensorType((*x.shape[:2], *lengths), x.dtype, x.device)
 
 
+@dataclass(frozen=True)
+class Interpolate(Op):
+    """Linear interpolation along the last dimensions, (N, C, *) to (N, C, *lengths), as `F.interpolate` has it.
+
+    aligned  whether the centers of elements at corners lie at the same place; otherwise the corners themselves do
+    """
+
+    lengths: tuple[int, ...]
+    aligned: bool = False
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        inner = x.shape[2:]
+        fits = len(inner) == len(self.lengths) in (1, 2, 3) and all(isinstance(n, int) and n for n in inner)
+        require(fits and all(self.lengths), f"interpolation of {x.shape} to {self.lengths}")
+        return TensorType((*x.shape[:2], *self.lengths), x.dtype, x.device)
+
+
 def _same(types: Types) -> TensorType:
     x = types[0]
     assert x is not None

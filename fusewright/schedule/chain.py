@@ -264,7 +264,7 @@ def word(node: Node) -> str | None:
             return "rangesum"
         case ops.Statistics():
             return "statistics"
-        case ops.Embedding() | ops.Cat() | ops.Pad() | ops.Roll() | ops.Flip() | ops.Upsample():
+        case ops.Embedding() | ops.Cat() | ops.Pad() | ops.Roll() | ops.Flip() | ops.Upsample() | ops.Interpolate():
             return type(node.op).__name__.lower()
     return None
 

@@ -24,7 +24,7 @@ from fusewright.schedule.chain import MEMORY, POINTWISE, Users, is_rounded, is_s
 
 VIEWS = (ops.Reshape, ops.Permute, ops.Expand, ops.Slice)
 # What eager copies for.
-MOVES = (ops.Cat, ops.Pad, ops.Roll, ops.Flip, ops.Upsample)
+MOVES = (ops.Cat, ops.Pad, ops.Roll, ops.Flip, ops.Upsample, ops.Interpolate)
 
 # Loads of an element, in all branches, and operations that one kernel may have.
 MOST_LOADS, MOST_NODES = 64, 256
@@ -70,7 +70,18 @@ class Padded:
     value: Value
 
 
-Value = Load | Computed | Selected | Padded
+@dataclass(frozen=True)
+class Between:
+    """`part / per` of the way from one value to the next."""
+
+    node: Node
+    part: Index
+    per: int
+    ahead: Value
+    next: Value
+
+
+Value = Load | Computed | Selected | Padded | Between
 
 
 @dataclass(frozen=True)
@@ -173,6 +184,9 @@ def loads(value: Value) -> Iterator[Load]:
                 yield from loads(part)
         case Padded():
             yield from loads(value.value)
+        case Between():
+            yield from loads(value.ahead)
+            yield from loads(value.next)
 
 
 def _turn(r: Rearrangement) -> Turn | None:
@@ -201,6 +215,9 @@ def _always(value: Value) -> Iterator[Load]:
     elif isinstance(value, Computed):
         for _, leaf in value.leaves:
             yield from _always(leaf)
+    elif isinstance(value, Between):
+        yield from _always(value.ahead)
+        yield from _always(value.next)
 
 
 def _elements(root: Node) -> int:
@@ -304,6 +321,8 @@ class _Finder:
                 return self._padded(node, at)
             case ops.Pointwise() | ops.Cast():
                 return self._computed(node, at)
+            case ops.Interpolate(lengths=lengths):
+                return self._between(node, at, node.ndim - len(lengths))
         found = indices.of_argument(node, at)
         return f"{node!r} moves elements by no constants" if found is None else self.value(node.arg(0), found)
 
@@ -343,6 +362,25 @@ class _Finder:
                 found[dim] = Index() if length == 1 else indices.variable(Variable(length, moved)) if left else at[dim]
         value = self.value(x, tuple(found))
         return value if isinstance(value, str) or not inside else Padded(node, tuple(inside), value)
+
+    def _between(self, node: Node, at: tuple[Index, ...], dim: int) -> Value | str:
+        """Along `dim` and the dimensions behind it, of places that are known along the others."""
+        x = node.arg(0)
+        if dim == node.ndim:
+            return self.value(x, at)
+        length, to = x.shape[dim], node.shape[dim]
+        assert isinstance(node.op, ops.Interpolate) and isinstance(length, int) and isinstance(to, int)
+        # a GPU copies where all lengths are the same, and weighs a neighbour with 0, which may be NaN, elsewhere
+        if x.shape == node.shape if node.device.type == "cuda" else length == to:
+            return self._between(node, at, dim + 1)
+        found = indices.neighbours(at[dim], length, to, node.op.aligned)
+        if found is None:
+            return f"{node!r} is of too many digits"
+        *both, part, per = found
+        ahead, next_ = (self._between(node, (*at[:dim], i, *at[dim + 1 :]), dim + 1) for i in both)
+        if isinstance(ahead, str) or isinstance(next_, str):
+            return ahead if isinstance(ahead, str) else next_
+        return Between(node, part, per, ahead, next_)
 
     def _computed(self, node: Node, at: tuple[Index, ...]) -> Value | str:
         """Of all pointwise operations at one place; what is broadcast, or moved, is another value."""
@@ -394,6 +432,9 @@ def _touched(r: Rearrangement, elements: range) -> dict[Node, set[int]]:
             case Padded():
                 if all(0 <= index.at({r.at: i}) < length for index, length in value.inside):
                     visit(value.value, i)
+            case Between():
+                visit(value.ahead, i)
+                visit(value.next, i)
 
     for i in elements:
         visit(r.value, i)

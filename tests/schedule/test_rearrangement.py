@@ -21,6 +21,7 @@ from fusewright.ir.node import Graph, Node, make
 from fusewright.schedule import rearrangement
 from fusewright.schedule.groups import Group, cut
 from fusewright.schedule.rearrangement import (
+    Between,
     Computed,
     Load,
     Padded,
@@ -69,6 +70,9 @@ def computed(r: Rearrangement, tensors: dict[Node, Tensor]) -> Tensor:
                 inside = torch.stack([(i >= 0) & (i < n) for i, n in within]).all(0)
                 assert isinstance(value.node.op, ops.Pad)
                 return torch.where(inside, at(value.value), value.node.op.value)
+            case Between():
+                part = places(value.part).double() / value.per
+                return (1 - part) * at(value.ahead) + part * at(value.next)
 
     return at(r.value).reshape(r.root.shape)  # type: ignore[arg-type]
 
@@ -118,6 +122,9 @@ def moved(x: Node, rng: random.Random) -> Node:
         case 7 if x.ndim in (2, 3) and d == x.ndim - 1:  # PyTorch has the others for no other dimensions
             most, mode = min(length, 3), rng.choice(("reflect", "replicate", "circular"))
             return make(ops.Pad(((d, rng.randrange(most), rng.randrange(most)),), mode), x)
+        case 7 if 2 < x.ndim < 6 and rng.randrange(2):
+            lengths = tuple(rng.randrange(1, 9) for _ in x.shape[2:])
+            return make(ops.Interpolate(lengths, rng.random() < 0.5), x)
         case 7 if 2 < x.ndim < 6:
             return make(ops.Upsample(tuple(rng.choice((1, 2, 3)) for _ in x.shape[2:])), x)
         case 8:

@@ -17,6 +17,7 @@ from fusewright.ir.ops import (
     Expand,
     Flip,
     Full,
+    Interpolate,
     Op,
     Pad,
     Permute,
@@ -247,6 +248,17 @@ def _upsample(call: Call) -> Normal:
     return call.make(Upsample(factors), x) if exact else None
 
 
+def _interpolate(call: Call) -> Normal:
+    """Between neighbours, where the factors, if they are given, are what lengths come to."""
+    x = call.node("input")
+    lengths = (*x.shape[2:], *call.shape[2:])
+    if not all(isinstance(n, int) and n for n in lengths) or not call.result.dtype.is_floating_point:
+        return None
+    factors = call["scale_factors"] or ()
+    exact = all(n * factor == m for n, factor, m in zip(x.shape[2:], factors, call.shape[2:], strict=False))
+    return call.make(Interpolate(call.shape[2:], call["align_corners"]), x) if exact else None
+
+
 def _is_repeated(length: int, factor: int) -> bool:
     """Whether eager's float32 finds every element so many times: 41 * (1 / 41) is less than 1 there."""
     found = (torch.arange(length * factor).float() * (torch.tensor(1.0) / factor)).long()
@@ -328,6 +340,7 @@ TABLE: dict[str, Handler] = {
     "aten.roll.default": _roll,
     "aten.flip.default": _flip,
     **{f"aten.upsample_nearest{n}d.vec": _upsample for n in (1, 2, 3)},
+    **{f"aten.upsample_{kind}.vec": _interpolate for kind in ("linear1d", "bilinear2d", "trilinear3d")},
     "aten.embedding.default": _embedding,
     "aten.pad.default": _pad,
     "aten.constant_pad_nd.default": _pad,

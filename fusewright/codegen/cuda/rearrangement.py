@@ -26,7 +26,16 @@ from fusewright.ir.indices import Digit, Index, Variable
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Size
 from fusewright.kernel import Argument, Array, Expression, Kernel, Launch, ceil_div
-from fusewright.schedule.rearrangement import Computed, Load, Padded, Rearrangement, Selected, Value, call_length
+from fusewright.schedule.rearrangement import (
+    Between,
+    Computed,
+    Load,
+    Padded,
+    Rearrangement,
+    Selected,
+    Value,
+    call_length,
+)
 from fusewright.schedule.stream import Tree
 
 THREADS = 256
@@ -78,10 +87,11 @@ class Pace:
 
     def of(self, index: Index) -> int | None:
         """By how much the index grows from one neighbour to the next; `None` where that is not always the same."""
-        paces = [(n, self._of_digit(d)) for n, d in index.terms]
+        paces = [(n, self.of_digit(d)) for n, d in index.terms]
         return None if any(p is None for _, p in paces) else sum(n * p for n, p in paces if p is not None)
 
-    def _of_digit(self, d: Digit) -> int | None:
+    def of_digit(self, d: Digit) -> int | None:
+        """Likewise of a digit."""
         of = self._of_variable(d.variable)
         if not of:
             return of
@@ -102,7 +112,7 @@ class Pace:
     def begins(self, index: Index) -> bool:
         """Whether the first neighbour has a multiple of `values`."""
         return index.constant % self.values == 0 and all(
-            n % self.values == 0 or self._of_digit(d) == 1 for n, d in index.terms
+            n % self.values == 0 or self.of_digit(d) == 1 for n, d in index.terms
         )
 
     def is_loaded_together(self, load: Load) -> bool:
@@ -119,6 +129,8 @@ class Pace:
             case Padded():
                 alike = (self._is_alike(index, (length,)) for index, length in value.inside)
                 return all(alike) and self.may_be_a_group(value.value)
+            case Between():
+                return self.may_be_a_group(value.ahead) and self.may_be_a_group(value.next)
         return True
 
     def _is_alike(self, index: Index, ends: tuple[int, ...]) -> bool:
@@ -344,6 +356,8 @@ class _Values:
                 return self._selected(to, value, known)
             case Padded():
                 return self._padded(to, value, known)
+            case Between():
+                return self._between(to, value, known)
 
     def _load(self, load: Load, known: dict[Any, str]) -> tuple[Lines, str]:
         t, compute = load.tensor, compute_type(load.tensor.dtype)
@@ -391,6 +405,17 @@ class _Values:
         lines += block(f"if ({' && '.join(tests)})", self._written(to, value.value, dict(known)))
         return [*lines, *block("else", self._each([f"{to} = {outside};"]))]
 
+    def _between(self, to: str, value: Between, known: dict[Any, str]) -> Lines:
+        lines, ahead = self._value(value.ahead, known)
+        more, after = self._value(value.next, known)
+        each = self.pace.of(value.part) != 0
+        found, at = self._index(value.part, {} if each else known, each=each)
+        compute, part = compute_type(value.node.dtype), self._fresh("part")
+        found.append(f"const {compute} {part} = {compute}({at}) * {literal(1 / value.per, compute)};")
+        weighed = f"{to} = {ahead} * ({literal(1, compute)} - {part}) + {after} * {part};"
+        lines += more
+        return [*lines, *(self._each([*found, weighed]) if each else [*found, *self._each([weighed])])]
+
     # ---- indices
 
     def _index(self, index: Index, known: dict[Any, str], *, each: bool = False) -> tuple[Lines, str]:
@@ -406,6 +431,7 @@ class _Values:
         return lines, " + ".join(texts)
 
     def _digit(self, d: Digit, known: dict[Any, str], each: bool) -> tuple[Lines, str]:
+        each = each and self.pace.of_digit(d) != 0  # neighbours share it otherwise
         lines, text = self._variable(d.variable, known, each)
         text = text if d.step == 1 else f"{text} / {d.step}"
         return lines, text if d.length is None else f"{text} % {d.length}"
@@ -429,7 +455,7 @@ class _Values:
         return [*lines, f"const count_t {name} = {inside};"], name
 
 
-def _root(value: Computed | Selected | Padded) -> Node:
+def _root(value: Computed | Selected | Padded | Between) -> Node:
     """What has this value."""
     return value.root if isinstance(value, Computed) else value.node
 

@@ -60,6 +60,10 @@ def upsampled(x: Node, *factors: int) -> Node:
     return make(ops.Upsample(factors), x)
 
 
+def interpolated(x: Node, *lengths: int, aligned: bool = False) -> Node:
+    return make(ops.Interpolate(lengths, aligned), x)
+
+
 def padded(x: Node, *pads: tuple[int, int, int], value: float = 0.0) -> Node:
     return make(ops.Pad(pads, "constant", value), x)
 
@@ -86,6 +90,18 @@ CASES: dict[str, Callable[[], Node]] = {
     "upsampled": lambda: pointwise("add", upsampled(pointwise("relu", X), 2, 2), inp(1, 8, 8, 16)),
     "upsampled by eight": lambda: upsampled(pointwise("tanh", X), 1, 8),
     "upsampled by three": lambda: upsampled(inp(0, 2, 3, 5), 3),
+    "interpolated": lambda: interpolated(X, 8, 16),
+    "interpolated, corners aligned": lambda: pointwise("relu", interpolated(pointwise("tanh", X), 7, 20, aligned=True)),
+    "interpolated to odd lengths": lambda: pointwise("mul", interpolated(X, 11, 13), inp(1, 8, 11, 13)),
+    "interpolated to less": lambda: interpolated(inp(0, 2, 3, 9, 16), 4, 12),
+    "interpolated along rows": lambda: pointwise("add", interpolated(inp(0, 2, 3, 8), 24), 1.0),
+    "interpolated along one of two": lambda: interpolated(X, 12, 8),
+    "interpolated volumes": lambda: interpolated(inp(0, 2, 3, 2, 3, 4), 4, 5, 8, aligned=True),
+    "interpolated between one": lambda: interpolated(inp(0, 2, 3, 1, 1), 4, 8),
+    "interpolated to few": lambda: interpolated(X, 4, 3, aligned=True),
+    "interpolated twice": lambda: interpolated(pointwise("neg", interpolated(X, 6, 8)), 6, 12),
+    "interpolated, padded and upsampled": lambda: interpolated(upsampled(padded(X, (2, 1, 0)), 1, 2), 10, 24),
+    "interpolated beside what is not": lambda: cat(1, interpolated(X, 8, 16), inp(1, 2, 3, 8, 16)),
     "repeated": lambda: reshape(make(ops.Expand((2, 8, 4, 3, 8)), reshape(X, (2, 8, 4, 1, 8))), (2, 8, 12, 8)),
     "interleaved halves": lambda: turned(inp(0, 2, 3, 4, 16), inp(1, 4, 8), inp(2, 4, 8)),
     "functions side by side": lambda: cat(1, pointwise("relu", X), pointwise("relu", pointwise("neg", X))),

@@ -9,7 +9,19 @@ from math import inf, nan
 import pytest
 import sympy
 import torch
-from codegen.cuda.rearrangement_cases import CASES, X, cat, padded, pixels, shuffled, taken, turned, upsampled, windows
+from codegen.cuda.rearrangement_cases import (
+    CASES,
+    X,
+    cat,
+    interpolated,
+    padded,
+    pixels,
+    shuffled,
+    taken,
+    turned,
+    upsampled,
+    windows,
+)
 from codegen.cuda.test_stream_kernels import BF16, CPU, F16, F64, GOLDEN, graph_of, inp, random, reference
 from emulation.emulate import emulate
 from torch import Tensor
@@ -56,6 +68,7 @@ TYPED: dict[str, Callable[[torch.dtype], Node]] = {
     "shuffled": lambda t: pointwise("tanh", shuffled(inp(0, 2, 8, 4, 8, dtype=t), 4)),
     "in a row": lambda t: cat(1, pointwise("exp", inp(0, 5, 16, dtype=t)), padded(inp(1, 5, 5, dtype=t), (1, 1, 2))),
     "upsampled": lambda t: upsampled(inp(0, 2, 3, 4, 8, dtype=t), 2, 2),
+    "interpolated": lambda t: interpolated(pointwise("tanh", inp(0, 2, 3, 4, 8, dtype=t)), 12, 16),
 }  # fmt: skip
 
 
