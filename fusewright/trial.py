@@ -125,8 +125,9 @@ def _judge(trial: Trial, built: Built, plan: Plan) -> Entry:
 
 
 def _is_rewritten(built: Built) -> bool:
-    """Whether the program differs from the model at all."""
-    return bool(built.rewritten.fired or built.program.kernels or built.masks or built.turned)
+    """Whether the program differs from the model at all, if only in what is derived ahead of calls."""
+    program = built.program
+    return bool(built.rewritten.fired or program.kernels or program.derived or built.masks or built.turned)
 
 
 def _sides(trial: Trial, built: Built) -> Sides:

@@ -308,7 +308,7 @@ def _flip(op: ops.Flip, node: Node, args: Sequence[str]) -> str:
 
 @_emits(ops.Upsample)
 def _upsample(op: ops.Upsample, node: Node, args: Sequence[str]) -> str:
-    return f"F.interpolate({args[0]}, scale_factor={_tuple(tuple(map(float, op.factors)))})"
+    return f"F.interpolate({args[0]}, {_tuple(op.lengths)})"
 
 
 @_emits(ops.Interpolate)

@@ -189,8 +189,8 @@ def of_argument(node: Node, indices: Sequence[Index]) -> tuple[Index, ...] | Non
             return found
         case ops.Pad(pads=pads, mode=mode) if mode != "constant":
             return _brought_inside(indices, x.shape, pads, mode)
-        case ops.Upsample(factors=factors):
-            return _repeated(indices, node.shape, factors)
+        case ops.Upsample():
+            return _nearest(indices, node.shape, x.shape)
     return None
 
 
@@ -236,15 +236,16 @@ def _brought_inside(
     return tuple(found)
 
 
-def _repeated(indices: Sequence[Index], shape: Sequence[Size], factors: tuple[int, ...]) -> tuple[Index, ...] | None:
+def _nearest(indices: Sequence[Index], shape: Sequence[Size], inner: Sequence[Size]) -> tuple[Index, ...]:
+    """Those at index * n / length, rounded down, along the dimensions whose length is another."""
     found = list(indices)
-    for d, factor in enumerate(factors, len(shape) - len(factors)):
-        length = shape[d]
-        if not isinstance(length, int):
-            return None
-        split = _split(indices[d], [length // factor, factor])
-        assert split is not None
-        found[d] = split[0]
+    for d, (length, n) in enumerate(zip(shape, inner, strict=True)):
+        if length != n:
+            assert isinstance(length, int) and isinstance(n, int)
+            common = gcd(length, n)
+            split = _split(indices[d] * (n // common), [n, length // common])
+            assert split is not None
+            found[d] = split[0]
     return tuple(found)
 
 

@@ -105,16 +105,13 @@ class Flip(Op):
 
 @dataclass(frozen=True)
 class Upsample(Op):
-    """Every element repeated `factors` times along the last dimensions: (N, C, *) -> (N, C, * times its factor)."""
+    """Nearest neighbours along the last dimensions, (N, C, *) to (N, C, *lengths): element i is that at i * n / length,
+    rounded down."""
 
-    factors: tuple[int, ...]
+    lengths: tuple[int, ...]
 
     def infer(self, types: Types) -> TensorType:
-        x = types[0]
-        assert x is not None
-        require(len(x.shape) == 2 + len(self.factors), f"upsampling of {x.shape} by {self.factors}")
-        lengths = (size(n * f) for n, f in zip(x.shape[2:], self.factors, strict=True))
-        return TensorType((*x.shape[:2], *lengths), x.dtype, x.device)
+        return _resized(types, self.lengths)
 
 
 @dataclass(frozen=True)
@@ -128,12 +125,16 @@ class Interpolate(Op):
     aligned: bool = False
 
     def infer(self, types: Types) -> TensorType:
-        x = types[0]
-        assert x is not None
-        inner = x.shape[2:]
-        fits = len(inner) == len(self.lengths) in (1, 2, 3) and all(isinstance(n, int) and n for n in inner)
-        require(fits and all(self.lengths), f"interpolation of {x.shape} to {self.lengths}")
-        return TensorType((*x.shape[:2], *self.lengths), x.dtype, x.device)
+        return _resized(types, self.lengths)
+
+
+def _resized(types: Types, lengths: tuple[int, ...]) -> TensorType:
+    x = types[0]
+    assert x is not None
+    inner = x.shape[2:]
+    fits = len(inner) == len(lengths) in (1, 2, 3) and all(isinstance(n, int) and n for n in inner)
+    require(fits and all(lengths), f"{x.shape} resized to {lengths}")
+    return TensorType((*x.shape[:2], *lengths), x.dtype, x.device)
 
 
 def _same(types: Types) -> TensorType:

@@ -102,7 +102,7 @@ def _buffers(context: Context, name: str) -> Check:
             if given is None or given.shape != expected.shape or given.dtype != expected.dtype:
                 raise Fault(f"buffer {key} is missing or of another shape or dtype")
             sample = Sample(given, tuple(run.buffers[key] for run in baselines.values()), truth.buffers[key])
-            result = compare(sample, lambda: (), context.rules())
+            result = compare(sample, lambda times: (), context.rules())
             results.append(_named(result, f"buffer {key}"))
     return _row(name, worst_of(results))
 
@@ -120,7 +120,7 @@ def _inputs_unmodified(context: Context, name: str) -> Check:
         eager, tried = context.eager(context.side, grad=grad), context.tried(context.side, grad=grad)
         for i, (before, a, b) in enumerate(zip(context.side.tensors(), eager.inputs, tried.inputs, strict=True)):
             if not _same_bits(before, a):
-                result = compare(Sample(b, (a,), a), lambda: (), Rules(looseness=8.0))
+                result = compare(Sample(b, (a,), a), lambda times: (), Rules(looseness=8.0))
                 if not result.ok:
                     raise Fault(f"input {i} is modified by the reference, and differently by the candidate")
             elif not _same_bits(before, b):
@@ -130,7 +130,7 @@ def _inputs_unmodified(context: Context, name: str) -> Check:
 
 def _determinism(context: Context, name: str) -> Check:
     """Two runs from one state and one seed give the same bits."""
-    grad = context.options.gradients
+    grad = context.has_gradients
     if _same_run(context.tried(context.core, grad=grad), context.tried(context.core, grad=grad)):
         return Check(name, True)
     if not _same_run(context.eager(context.core, grad=grad), context.eager(context.core, grad=grad)):
@@ -190,7 +190,7 @@ def _poisoned_memory(context: Context, name: str) -> Check:
     try:
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
-        return _row(name, context.agreement(context.side, grad=context.options.gradients))
+        return _row(name, context.agreement(context.side, grad=context.has_gradients))
     finally:
         torch.use_deterministic_algorithms(was, warn_only=warn_only)
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
@@ -242,7 +242,7 @@ def _layout(context: Context, name: str, transform: Callable[[Call], Call]) -> C
     call = transform(context.side)
     if all(a.stride() == b.stride() for a, b in zip(call.tensors(), context.side.tensors(), strict=True)):
         raise NotApplicable("no input has another storage order of this kind")
-    return _row(name, context.agreement(call, grad=context.options.gradients))
+    return _row(name, context.agreement(call, grad=context.has_gradients))
 
 
 def _distribution(context: Context, name: str) -> Check:

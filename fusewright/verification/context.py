@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -100,6 +100,15 @@ class Context:
     def __post_init__(self) -> None:
         self.core = self.side = self.example
         self.state = State(self.reference, self.candidate)
+
+    @cached_property
+    def has_gradients(self) -> bool:
+        """Whether gradients are asked for, and the reference has no objection: cuDNN's RNNs have none in evaluation."""
+        if self.options.gradients:
+            with suppress(NotApplicable):
+                self.eager(self.side, grad=True)
+                return True
+        return False
 
     # -- one run ------------------------------------------------------------------------------------------------------
 
@@ -236,7 +245,8 @@ class Context:
 
 
 class _Evidence:
-    """Samples on inputs moved by noise of the size of a rounding, taken once for all tensors of a comparison.
+    """Samples on inputs moved by noise of the size of a rounding, or some times that, taken once for all tensors of a
+    comparison.
 
     For tensors that rounding to `tf32` moves, that is the rounding: a switch that it throws may stay as it is under
     the noise of float32.
@@ -244,29 +254,33 @@ class _Evidence:
 
     def __init__(self, context: Context, call: Call, grad: bool, base: Run, tf32: bool) -> None:
         self._context, self._call, self._grad, self._base, self._tf32 = context, call, grad, base, tf32
-        self._runs: list[tuple[Run, Run, Baselines, Run]] = []
+        self._runs: dict[int, list[tuple[Run, Run, Baselines, Run]]] = {}
         self._spent = False
-        self._seconds = 0.0
+        self._seconds: dict[int, float] = {}
 
-    def of(self, name: str, first: Sample) -> list[Sample]:
-        """The samples of one tensor."""
-        needed = max(_EVIDENCE_RUNS, min(_EVIDENCE_LIMIT, _EVIDENCE_ELEMENTS // first.candidate.numel()))
-        while len(self._runs) < needed and not self._spent:
+    def of(self, name: str, first: Sample, times: int) -> list[Sample]:
+        """The samples of one tensor, `times` as many as usual, with so much more noise."""
+        needed = times * max(_EVIDENCE_RUNS, min(_EVIDENCE_LIMIT, _EVIDENCE_ELEMENTS // first.candidate.numel()))
+        runs = self._runs.setdefault(times, [])
+        while len(runs) < needed and not self._spent and not self._is_late(times):
             start = time.monotonic()
-            self._take()
-            self._seconds += time.monotonic() - start
-            late = self._seconds > self._context.options.evidence_seconds
-            self._spent |= late and len(self._runs) >= _EVIDENCE_LEAST
-        return [sample for run in self._runs if (sample := self._sample(name, first, *run)) is not None]
+            self._take(times)
+            self._seconds[times] = self._seconds.get(times, 0.0) + time.monotonic() - start
+        return [sample for run in runs if (sample := self._sample(name, first, *run)) is not None]
 
-    def _take(self) -> None:
-        call = nudged(self._call, self._context.options.seed + 1 + len(self._runs), tf32=self._tf32)
+    def _is_late(self, times: int) -> bool:
+        allowed = times * self._context.options.evidence_seconds
+        return self._seconds.get(times, 0.0) > allowed and len(self._runs[times]) >= _EVIDENCE_LEAST
+
+    def _take(self, times: int) -> None:
+        taken = sum(map(len, self._runs.values()))
+        call = nudged(self._call, self._context.options.seed + 1 + taken, tf32=self._tf32, times=times)
         if not any(is_real(x) for x in call.tensors()):
             # Integers have no rounding-sized neighbours.
             self._spent = True
             return
         try:
-            self._runs.append(self._context.sample(call, grad=self._grad))
+            self._runs[times].append(self._context.sample(call, grad=self._grad))
         except (NotApplicable, Fault):
             self._spent = True
 

@@ -132,8 +132,9 @@ def permuted(call: Call, seed: int) -> Call:
     return call.map(shuffle)
 
 
-def nudged(call: Call, seed: int, *, tf32: bool = False) -> Call:
-    """`call` with every real entry moved by up to four units in its last place, float32 by up to one of `tf32`'s."""
+def nudged(call: Call, seed: int, *, tf32: bool = False, times: int = 1) -> Call:
+    """`call` with every real entry moved by up to four units in its last place, float32 by up to one of `tf32`'s; or
+    so many `times` as far."""
     generators = _generators(call, seed)
 
     def nudge(x: Tensor) -> Tensor:
@@ -142,7 +143,7 @@ def nudged(call: Call, seed: int, *, tf32: bool = False) -> Call:
         most = TF32_EPS if tf32 and x.dtype == torch.float32 else 4 * torch.finfo(x.dtype).eps
         noise = torch.rand(x.shape, generator=generators[x.device], device=x.device, dtype=torch.float64) * 2 - 1
         wide = x.to(torch.complex128 if x.is_complex() else torch.float64)
-        return (wide * (1 + most * noise)).to(x.dtype)
+        return (wide * (1 + times * most * noise)).to(x.dtype)
 
     return call.map(nudge)
 

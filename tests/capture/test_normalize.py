@@ -187,6 +187,8 @@ FUNCTIONS: list[tuple[str, Callable[..., Any], list[type]]] = [
     ("upsampled rows", lambda x: F.interpolate(x.flatten(2), scale_factor=3), [Reshape, Upsample]),
     ("upsampled by what float32 does not find", lambda x: F.interpolate(x, scale_factor=41), [Opaque]),
     ("upsampled by other factors", lambda x: F.interpolate(x, scale_factor=(2.0, 1.5)), [Opaque]),
+    ("resampled", lambda x: F.interpolate(x, (7, 20)), [Upsample]),
+    ("resampled rows", lambda x: F.interpolate(x.flatten(2), 50), [Reshape, Upsample]),
     ("downsampled", lambda x: F.interpolate(x, scale_factor=0.5), [Opaque]),
     ("interpolated", lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), [Interpolate]),
     ("interpolated to a size", lambda x: F.interpolate(x, (5, 9), mode="bilinear", align_corners=True), [Interpolate]),

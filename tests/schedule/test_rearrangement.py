@@ -124,9 +124,9 @@ def moved(x: Node, rng: random.Random) -> Node:
             return make(ops.Pad(((d, rng.randrange(most), rng.randrange(most)),), mode), x)
         case 7 if 2 < x.ndim < 6 and rng.randrange(2):
             lengths = tuple(rng.randrange(1, 9) for _ in x.shape[2:])
-            return make(ops.Interpolate(lengths, rng.random() < 0.5), x)
+            return make(rng.choice((ops.Interpolate(lengths, rng.random() < 0.5), ops.Upsample(lengths))), x)
         case 7 if 2 < x.ndim < 6:
-            return make(ops.Upsample(tuple(rng.choice((1, 2, 3)) for _ in x.shape[2:])), x)
+            return make(ops.Upsample(tuple(rng.choice((1, 2, 3)) * n for n in x.shape[2:])), x)  # type: ignore[misc]
         case 8:
             wide = (*x.shape[:d], rng.choice((2, 3)), *x.shape[d:])
             return make(ops.Expand(wide), reshape(x, (*x.shape[:d], 1, *x.shape[d:])))

@@ -185,6 +185,38 @@ def test_other_summation_order_passes_on_few_outputs_that_cancel(seed: int) -> N
     assert verdict.ok, details(verdict)
 
 
+class NoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, given: Tensor) -> Tensor:
+        raise RuntimeError("backward can only be called in training mode")
+
+
+class WithoutBackward(ConvNet):
+    """As cuDNN's recurrent networks are in evaluation mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return NoBackward.apply(super().forward(x))
+
+
+class WithoutBackwardAndLayouts(WithoutBackward):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1.0 if x.is_contiguous() else 1.01)
+
+
+def test_a_reference_without_gradients_is_verified_without() -> None:
+    model, x = WithoutBackward().eval(), torch.randn(4, 3, 12, 12)
+    verdict = verify(model, copy.deepcopy(model), (x,))
+    results = {row.name: row.ok for row in verdict.rows}
+    assert verdict.ok and results["determinism"] and results["poisoned memory"] and results["gradients"] is None
+    wrong = WithoutBackwardAndLayouts().eval()
+    failed = {row.name for row in verify(model, wrong, (x,)).rows if row.ok is False}
+    assert failed and all("last" in name or "stride" in name or "transposed" in name for name in failed), failed
+
+
 class Switches(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(x.sum(-1) * (1 / 3))

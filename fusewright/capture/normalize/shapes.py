@@ -235,34 +235,36 @@ def _flip(call: Call) -> Normal:
 
 
 def _upsample(call: Call) -> Normal:
-    """Nearest neighbours by whole factors, from the sizes or from the factors themselves, where eager's are these."""
+    """Nearest neighbours, where those that eager's float32 finds are those of whole numbers."""
     x = call.node("input")
-    lengths = (*x.shape[2:], *call.shape[2:])
-    if x.ndim < 3 or not all(isinstance(n, int) and n for n in lengths) or call.result.dtype.is_complex:
+    lengths = _lengths(call)
+    if lengths is None or call.result.dtype.is_complex or not all(map(_is_found, x.shape[2:], lengths)):
         return None
-    pairs = [divmod(n, m) for n, m in zip(call.shape[2:], x.shape[2:], strict=True)]
-    factors = tuple(n for n, _ in pairs)
-    scales = call["scale_factors"]
-    exact = not any(rest for _, rest in pairs) and (scales is None or tuple(scales) == factors)
-    exact = exact and all(map(_is_repeated, x.shape[2:], factors))
-    return call.make(Upsample(factors), x) if exact else None
+    return call.make(Upsample(lengths), x)
 
 
 def _interpolate(call: Call) -> Normal:
-    """Between neighbours, where the factors, if they are given, are what lengths come to."""
-    x = call.node("input")
-    lengths = (*x.shape[2:], *call.shape[2:])
-    if not all(isinstance(n, int) and n for n in lengths) or not call.result.dtype.is_floating_point:
+    """Between neighbours."""
+    lengths = _lengths(call)
+    if lengths is None or not call.result.dtype.is_floating_point:
+        return None
+    return call.make(Interpolate(lengths, call["align_corners"]), call.node("input"))
+
+
+def _lengths(call: Call) -> tuple[int, ...] | None:
+    """The lengths that images are resized to, where the factors, if they are given, are what these come to."""
+    pairs = list(zip(call.node("input").shape[2:], call.shape[2:], strict=True))
+    if not pairs or not all(isinstance(n, int) and n for pair in pairs for n in pair):
         return None
     factors = call["scale_factors"] or ()
-    exact = all(n * factor == m for n, factor, m in zip(x.shape[2:], factors, call.shape[2:], strict=False))
-    return call.make(Interpolate(call.shape[2:], call["align_corners"]), x) if exact else None
+    exact = all(n * factor == m for (n, m), factor in zip(pairs, factors, strict=False))
+    return tuple(m for _, m in pairs) if exact else None  # type: ignore[misc]
 
 
-def _is_repeated(length: int, factor: int) -> bool:
-    """Whether eager's float32 finds every element so many times: 41 * (1 / 41) is less than 1 there."""
-    found = (torch.arange(length * factor).float() * (torch.tensor(1.0) / factor)).long()
-    return torch.equal(found, torch.arange(length).repeat_interleave(factor))
+def _is_found(n: int, length: int) -> bool:
+    """Whether eager's float32 finds the nearest neighbours: 41 * (1 / 41) is less than 1 there."""
+    i = torch.arange(length)
+    return torch.equal((i.float() * (torch.tensor(float(n)) / length)).long(), i * n // length)
 
 
 def _embedding(call: Call) -> Normal:

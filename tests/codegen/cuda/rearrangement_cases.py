@@ -57,7 +57,11 @@ def turned(x: Node, c: Node, s: Node) -> Node:
 
 
 def upsampled(x: Node, *factors: int) -> Node:
-    return make(ops.Upsample(factors), x)
+    return resampled(x, *(n * k for n, k in zip(x.shape[2:], factors, strict=True)))  # type: ignore[arg-type]
+
+
+def resampled(x: Node, *lengths: int) -> Node:
+    return make(ops.Upsample(lengths), x)
 
 
 def interpolated(x: Node, *lengths: int, aligned: bool = False) -> Node:
@@ -90,6 +94,8 @@ CASES: dict[str, Callable[[], Node]] = {
     "upsampled": lambda: pointwise("add", upsampled(pointwise("relu", X), 2, 2), inp(1, 8, 8, 16)),
     "upsampled by eight": lambda: upsampled(pointwise("tanh", X), 1, 8),
     "upsampled by three": lambda: upsampled(inp(0, 2, 3, 5), 3),
+    "resampled": lambda: pointwise("relu", resampled(X, 10, 12)),
+    "resampled to less": lambda: resampled(X, 3, 6),
     "interpolated": lambda: interpolated(X, 8, 16),
     "interpolated, corners aligned": lambda: pointwise("relu", interpolated(pointwise("tanh", X), 7, 20, aligned=True)),
     "interpolated to odd lengths": lambda: pointwise("mul", interpolated(X, 11, 13), inp(1, 8, 11, 13)),
