@@ -1,4 +1,4 @@
-"""Losses of classes t (N, *), each 0 where t is ignored, as one number: their sum, or their mean by classes' weights."""
+"""Losses of classes t (N, *), 0 where t is ignored: their sum, or their mean by the weights of classes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def class_weights(weight: Node | None, target: Node, ignore: int, dtype: torch.d
 
 
 def reduced(each: Node, weights: Node, reduction: Reduction) -> Node:
-    """Losses (N, *) that classes of such `weights` have, as `reduction` says; sums are of what they are carried in."""
+    """Losses of classes of such `weights`, as `reduction` says; a sum has the type that it is carried in."""
     if reduction == "none":
         return each
     dims, wide = tuple(range(each.ndim)), carried(each.dtype)

@@ -8,7 +8,7 @@ by x_t the logarithm is the loss itself: no digit is lost to how large x is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf, nan, prod
 from types import MappingProxyType
 from typing import Any
@@ -41,7 +41,7 @@ def of_logits(
     for shares in reversed(graph.nodes()):  # what comes before a replaced one stays as it is
         users, readers = graph.users(), readers_of(graph)
         losses = _losses_of(shares, users, readers)
-        if losses and _is_much(shares, facts, hints):
+        if losses and is_much(shares, facts, hints):
             placed, _ = graph.substituted(_streamed(losses, users))
             alike = output_orders(graph, orders, kernels=False) == output_orders(placed, orders, kernels=False)
             graph = placed if alike else graph
@@ -80,7 +80,7 @@ def _weight(node: Node, shares: Node) -> Node | None:
     return others[0] if is_weight else None
 
 
-def _is_much(shares: Node, facts: DeviceFacts, hints: Mapping[Any, int]) -> bool:
+def is_much(shares: Node, facts: DeviceFacts, hints: Mapping[Any, int]) -> bool:
     """Whether writing them takes longer than to begin more operations."""
     return prod(sizes(shares, hints)) * shares.dtype.itemsize / facts.memory > MORE * facts.launch
 
@@ -91,7 +91,8 @@ def _streamed(losses: tuple[Node, ...], users: Users) -> dict[Node, Node]:
     op, (shares, target, weight) = nll.op, nll.args
     assert isinstance(op, ops.Nll) and shares is not None and target is not None
     x = shares.arg(0)
-    own = _picked(x, target, op.ignore, users)  # -x_t, and any number of what is ignored
+    own = negative(picked(x, users, lambda x: negative(make(ops.Nll(op.ignore), x, target, None))))
+    # -x_t, and any number of what is ignored
     shift = pointwise("where", pointwise("lt", pointwise("abs", own), inf), own, 0.0)
     shifted = pointwise("add", cast(x, carried(x.dtype)), reshape(shift, (x.shape[0], 1, *x.shape[2:])))
     whole = make(ops.Reduce("logsumexp", (1,)), shifted, where=nll.where)
@@ -102,6 +103,11 @@ def _streamed(losses: tuple[Node, ...], users: Users) -> dict[Node, Node]:
     each = pointwise("where", pointwise("ne", target, op.ignore), each, 0.0)
     news = {nll: cast(reduced(each, weights, op.reduction), nll.dtype)}
     return news | {node: cast(_of_all(node, shares, shifted, whole), node.dtype) for node in others}
+
+
+def negative(x: Node) -> Node:
+    """-x; what x is the negative of, if it is one."""
+    return x.arg(0) if isinstance(x.op, ops.Pointwise) and x.op.fn == "neg" else pointwise("neg", x)
 
 
 def _of_all(node: Node, shares: Node, shifted: Node, whole: Node) -> Node:
@@ -118,19 +124,17 @@ def _of_all(node: Node, shares: Node, shifted: Node, whole: Node) -> Node:
     return pointwise("sub", make(node.op, weighted, where=node.where), whole)
 
 
-def _picked(x: Node, target: Node, ignore: int, users: Users) -> Node:
-    """-x_t, picked from what x is computed of by itself, element by element: x need not be in memory then."""
+def picked(x: Node, users: Users, pick: Callable[[Node], Node]) -> Node:
+    """What `pick` takes from x, taken from what x is computed of by itself, element by element: x need not be in memory
+    then."""
     read, steps = x, list[Node]()
     while users[read] == 1 and (ahead := _of_elements_of(read)) is not None:
         steps.append(read)
         read = ahead
-    own = make(ops.Nll(ignore), read, target, None)
-    if not steps:
-        return own
-    value = pointwise("neg", own)
+    value = pick(read)
     for step in reversed(steps):
         value = remade(step, [value if a is not None and not isinstance(a.op, ops.Number) else a for a in step.args])
-    return pointwise("neg", value)
+    return value
 
 
 def _of_elements_of(x: Node) -> Node | None:
