@@ -58,7 +58,10 @@ def of_kept_rows(
     return graph
 
 
-VIEWS = (ops.Slice, ops.Reshape)
+def _is_slice(node: Node) -> bool:
+    while isinstance(node.op, ops.Reshape):
+        node = node.arg(0)
+    return isinstance(node.op, ops.Slice)
 
 
 @dataclass
@@ -119,7 +122,7 @@ class _Region:
         if len(self.ends) != 1 or not self.elements.isdisjoint(self.ends):
             return None
         ((end, (new, row)),) = self.ends.items()
-        if isinstance(end.op, VIEWS) and end in self.graph.roots():
+        if _is_slice(end) and end in self.graph.roots():
             return None  # it stays the view of more that it is
         return None if {end, self.shares} & set(topological([new])) else (end, new, row, self.most)
 
