@@ -25,7 +25,7 @@ from fusewright.ir.ops import Size
 from fusewright.runtime.device import DeviceFacts
 from fusewright.schedule import kept_rows
 from fusewright.schedule.beside import readers_of
-from fusewright.schedule.chain import MEMORY, Users, is_sized
+from fusewright.schedule.chain import MEMORY, Users, is_sized, parse
 from fusewright.schedule.losses import is_much, picked
 
 
@@ -43,7 +43,7 @@ def of_kept_rows(
     for shares in reversed(graph.nodes()):  # what comes before a replaced one stays as it is
         if not isinstance(shares.op, ops.Softmax) or shares.dtype not in MEMORY or not is_much(shares, facts, hints):
             continue
-        if all(isinstance(n.op, ops.Nll) for n in readers_of(graph)[shares]):
+        if _is_left_to_others(shares, graph):
             continue
         found = _Region(graph, shares).found()
         if found is None:
@@ -56,6 +56,14 @@ def of_kept_rows(
         if output_orders(graph, orders, kernels=False) == output_orders(placed, orders, kernels=False):
             graph = placed
     return graph
+
+
+def _is_left_to_others(shares: Node, graph: Graph) -> bool:
+    """Whether nothing but losses of classes reads them, or a convolution's kernel may have them, and one reader."""
+    users = graph.users()
+    if all(isinstance(n.op, ops.Nll) for n in readers_of(graph)[shares]):
+        return True
+    return users[shares] == 1 and not isinstance(parse(shares, users, lambda n: isinstance(n.op, ops.Conv)), str)
 
 
 def _is_slice(node: Node) -> bool:

@@ -126,6 +126,18 @@ def test_kernels(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype)
     assert error <= 2 * allowed + 4 * torch.finfo(dtype).eps * truth.abs().max()
 
 
+@pytest.mark.parametrize("name", ["smoothed", "smoothed, of positions", "by hand", "entropy", "likelihoods"])
+def test_gradients_of_kernels(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Through operators, whose gradients are those of their references."""
+    fn, shape = CASES[name]
+    torch.manual_seed(2)
+    model, x = Fn(fn), torch.randn(shape).requires_grad_()
+    derive, forward = built_of_rows(monkeypatch, model, x.detach()).program.functions()
+    found, want = forward(model, x, *derive(model)), model(x)
+    assert_close(found, want)
+    assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y in (found, want)), rtol=1e-4, atol=1e-7)
+
+
 @pytest.mark.parametrize("value", [nan, inf, -inf])
 @pytest.mark.parametrize("ignored", [-100, 3])
 @pytest.mark.parametrize("weighted", [False, True])
@@ -206,6 +218,10 @@ LEFT: dict[str, tuple[Model, tuple[int, ...]]] = {
     "a view of it is returned": (lambda x: F.log_softmax(x, 1)[:, 2], (6, 80)),
     "losses of classes alone": (lambda x: F.cross_entropy(x, classes_of(x)), (6, 80)),
     "of another shape": (lambda x: (F.softmax(x[..., :1], 1) * x).sum(1), (6, 40, 4)),
+    "left to a convolution": (
+        lambda x: F.softmax(F.conv2d(x, x.new_ones(80, 3, 3, 3)), 1).square().sum(1),
+        (2, 3, 9, 9),
+    ),
     "rows too long": (by_hand, (2, 40_000)),
     "a number comes back to elements": (
         lambda x: (lambda y: (y - y.amax(1).flip(0)[:, None]).sum(1))(F.log_softmax(x, 1)),
