@@ -41,6 +41,7 @@ from fusewright.schedule.cost import CostModel
 from fusewright.schedule.groups import cut, with_statistics
 from fusewright.schedule.losses import of_logits
 from fusewright.schedule.moves_first import moves_first
+from fusewright.schedule.reduced_shares import of_kept_rows
 from fusewright.schedule.window_sums import as_pools
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors
@@ -141,7 +142,9 @@ def build(
         check(final)
     if fusing:
         try:
-            final = of_logits(as_pools(final, orders), facts, hints, orders)
+            final = as_pools(final, orders)
+            final = of_kept_rows(final, facts, hints, orders) if tuner.moves else final
+            final = of_logits(final, facts, hints, orders)
             final = moves_first(final, orders) if tuner.moves else final
             final = check(with_statistics(final, tuner.prefers, alone, orders))
             tuner.prepare(final, alone, orders)

@@ -120,6 +120,44 @@ def test_losses_of_classes(fn: Callable[..., Any], args: tuple[Tensor, ...], exp
     assert [kind for kind in kinds(check(Fn(fn), *args)) if kind in (Softmax, Nll)] == expected
 
 
+@pytest.mark.parametrize("smoothing", [0.1, 1.0])
+@pytest.mark.parametrize("ignored", [-100, 2])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("shape", [ROW, IMAGE])
+def test_smoothed_classes(
+    shape: tuple[int, ...], reduction: str, weighted: bool, ignored: int, smoothing: float
+) -> None:
+    x, classes = r(*shape), torch.arange(5 * shape[0]).reshape(shape[0], 5)[:, :1] % shape[1]
+    classes = classes.reshape(shape[0], *(1,) * (len(shape) - 2)).expand(shape[0], *shape[2:]).contiguous()
+    weight = torch.linspace(0.2, 1, shape[1]).double() if weighted else None
+    how: dict[str, Any] = {"ignore_index": ignored, "reduction": reduction, "label_smoothing": smoothing}
+    compared(lambda x: F.cross_entropy(x, classes[: x.shape[0]], weight, **how), (x,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_smoothed_classes_of_half_precision(dtype: torch.dtype) -> None:
+    model, x = Fn(lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1)), r(8, 40).detach().to(dtype)
+    classes = torch.arange(8)
+    found, want = program_of(capture(model, (x, classes)))(model, (x, classes), {}), model(x, classes)
+    assert found.dtype == dtype
+    assert_close(found, want)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("smoothing", [0.1, 1.0])
+def test_smoothed_classes_that_are_not_finite(value: float, smoothing: float) -> None:
+    """In the place of the class, in another, in all, and in a row that is ignored; and where all are."""
+    x, classes = torch.randn(5, 6), torch.tensor([0, 1, 2, -100, 4])
+    x[0, 0] = x[1, 3] = value
+    x[2] = x[3] = value
+    for reduction in ("none", "sum", "mean"):
+        model = Fn(lambda x, t, how=reduction: F.cross_entropy(x, t, reduction=how, label_smoothing=smoothing))
+        program = program_of(capture(model, (x, classes)))
+        for given in (classes, torch.full_like(classes, -100)):
+            assert_close(program(model, (x, given), {}), model(x, given), equal_nan=True)
+
+
 EQUATIONS: list[tuple[str, tuple[tuple[int, ...], ...], list[type]]] = [
     ("bijl,lk->bijk", ((4, 3, 5, 6), (6, 2)), [Matmul]),
     ("bhid,bhjd->bhij", ((4, 3, 5, 6), (4, 3, 7, 6)), [Permute, Matmul]),
@@ -204,9 +242,9 @@ def test_gradients_at_edges(fn: Callable[..., Any], args: tuple[Tensor, ...]) ->
 LEFT: list[tuple[str, Callable[..., Any], tuple[Tensor, ...], str]] = [
     ("attention", F.scaled_dot_product_attention, (r(4, 2, 3, 5),) * 3, "scaled_dot_product_attention"),
     (
-        "smoothed classes",
+        "smoothed class of one row",
         lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1),
-        (r(*ROW), torch.arange(4)),
+        (r(6), torch.tensor(2)),
         "cross_entropy_loss",
     ),
     ("classes of one row", F.cross_entropy, (r(6), torch.tensor(2)), "cross_entropy_loss"),
@@ -231,8 +269,8 @@ def test_left_as_they_are(fn: Callable[..., Any], args: tuple[Tensor, ...], name
 
 def test_a_composition_whose_parts_are_not_all_understood_stays_one_call() -> None:
     """Its parts would be slower than the call; what is around it is understood all the same."""
-    smoothed = Fn(lambda x, t: F.cross_entropy(x * 2, t, label_smoothing=0.1) + x.norm())
-    captured = check(smoothed, r(*ROW), torch.arange(4))
+    smoothed = Fn(lambda x, t: F.cross_entropy((x * 2).sum(0), t, label_smoothing=0.1) + x.norm())
+    captured = check(smoothed, r(*ROW), torch.tensor(3))
     assert opaque(captured) == ["cross_entropy_loss"]
     assert any(kind is Reduce for kind in kinds(captured))
 

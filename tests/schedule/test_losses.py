@@ -40,18 +40,20 @@ def of(graph: Graph, *args: Tensor) -> Tensor:
     return result
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("ignored", [-100, 2])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("shape", [(6, 9), (2, 5, 3, 4)])
-def test_as_in_eager(shape: tuple[int, ...], reduction: str, weighted: bool, ignored: int) -> None:
+def test_as_in_eager(shape: tuple[int, ...], reduction: str, weighted: bool, ignored: int, smoothing: float) -> None:
     torch.manual_seed(0)
     x = (torch.randn(shape).double() * 3 + 100).requires_grad_()
     classes = torch.randint(5, (shape[0], *shape[2:]))
     weight = torch.rand(shape[1]).double() if weighted else None
 
     def loss(x: Tensor, classes: Tensor) -> Tensor:
-        return F.cross_entropy(x, classes, weight, ignore_index=ignored, reduction=reduction)
+        how: dict[str, Any] = {"ignore_index": ignored, "reduction": reduction, "label_smoothing": smoothing}
+        return F.cross_entropy(x, classes, weight, **how)
 
     captured = capture(Fn(loss), (x, classes))
     graph = placed(captured.graph)
@@ -67,8 +69,13 @@ def each(x: Tensor, classes: Tensor) -> Tensor:
     return F.cross_entropy(x, classes, reduction="none")
 
 
+def smoothed(x: Tensor, classes: Tensor) -> Tensor:
+    return F.cross_entropy(x, classes, reduction="none", label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("each", [each, smoothed])
 @pytest.mark.parametrize("value", [nan, inf, -inf])
-def test_special_values(value: float) -> None:
+def test_special_values(value: float, each: Callable[..., Tensor]) -> None:
     """In the place of the class, in another, in all, and in a row that is ignored."""
     x, classes = torch.randn(5, 6), torch.tensor([0, 1, 2, -100, 4])
     x[0, 0] = x[1, 3] = value
@@ -83,8 +90,9 @@ def test_what_is_no_class_is_an_error() -> None:
         of(graph, x, classes + 2)
 
 
+@pytest.mark.parametrize("each", [each, smoothed])
 @pytest.mark.parametrize("shift", [0.0, 100.0, 1e4])
-def test_as_exact_as_eager(shift: float) -> None:
+def test_as_exact_as_eager(shift: float, each: Callable[..., Tensor]) -> None:
     """However large logits are, and however sure."""
     torch.manual_seed(0)
     x, classes = torch.randn(256, 1024) + shift, torch.arange(256)
@@ -103,6 +111,16 @@ def test_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "log_softmax" not in built.program.source
     small = capture(model, (torch.randn(64, 100),)).graph
     assert placed(small, LARGE_GPU) is small
+
+
+def test_one_read_of_smoothed_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are too long to be kept: one stream has the logarithm and the mean of all."""
+    model = Fn(lambda x: F.cross_entropy(x, torch.arange(x.shape[0], device=x.device), label_smoothing=0.1))
+    built = built_for_a_gpu(monkeypatch, model, torch.empty(2048, 50_257), "auto")
+    assert [(c.family, c.path) for c in built.choices if {"logsumexp", "mean"} & set(c.name.split("_"))] == [
+        ("several reductions", "generated")
+    ]
+    assert "log_softmax" not in built.program.source
 
 
 def test_of_a_wider_type() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
-from fusewright.ir.build import permute, reshape
+from fusewright.ir.build import cast, permute, reshape
+from fusewright.ir.class_losses import Reduction, class_weights, reduced
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Expand, Full, Nll, Reduce, Slice, Softmax
 
@@ -118,8 +119,29 @@ def _of_classes(call: Call) -> Normal:
 def _cross_entropy(call: Call) -> Normal:
     """Of classes; likelihoods of all classes are written out as PyTorch does."""
     x = call.node("self")
-    plain = call["label_smoothing"] == 0 and call.node("target").dtype == torch.int64 and x.ndim > 1
-    return _picked(call, call.make(Softmax(1, log=True), x)) if plain else None
+    if call.node("target").dtype != torch.int64 or x.ndim < 2:
+        return None
+    shares = call.make(Softmax(1, log=True), x)
+    return _picked(call, shares) if call["label_smoothing"] == 0 else _smoothed(call, shares)
+
+
+def _smoothed(call: Call, shares: Node) -> Normal:
+    """(1 - s) -weight[t] log_p[t] - s mean(weight log_p), 0 where t is ignored, reduced: smoothing s of the labels.
+
+    PyTorch reduces both terms by themselves, and divides both means by the same.
+    """
+    s, ignore, n = call["label_smoothing"], call["ignore_index"], shares.shape[1]
+    target, weight = call.node("target"), call.optional("weight")
+    if not isinstance(ignore, int) or not isinstance(s, float) or not isinstance(n, int):
+        return None
+    weighted = shares
+    if weight is not None:
+        weighted = call.apply("mul", shares, reshape(weight, (n, *(1,) * (shares.ndim - 2))))
+    own, others = call.make(Nll(ignore), shares, target, weight), call.make(Reduce("mean", (1,)), weighted)
+    each = call.apply("sub", call.apply("mul", own, 1 - s), call.apply("mul", others, s))
+    each = call.apply("where", call.apply("ne", target, ignore), each, 0.0)
+    reduction: Reduction = _REDUCTIONS.get(call["reduction"], "none")  # type: ignore[assignment]
+    return cast(reduced(each, class_weights(weight, target, ignore, shares.dtype), reduction), shares.dtype)
 
 
 def _picked(call: Call, x: Node) -> Normal:

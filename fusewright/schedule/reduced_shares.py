@@ -1,0 +1,219 @@
+"""Softmaxes, and their logarithms, that nobody reads but reductions over the same dimension, which need not be written.
+
+    l = log_softmax(x);  mean(l), l[:, 0], sum(p * l), nll(l, t)
+
+    before   x -> l, which is written, and read by each
+    after    x -> max(x), log(sum(exp(x - max(x)))), and what is made of these and of the elements of x, row by row
+
+The second is a chain whose rows are kept (`schedule.kept_rows`): logits are read once.  One number of a row, that of a
+class or in one place, is picked from the logits, of which it is the same function as all the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from fusewright.ir import ops
+from fusewright.ir.build import cast, pointwise, reshape
+from fusewright.ir.class_losses import carried, class_weights, reduced
+from fusewright.ir.memory_order import Order, output_orders
+from fusewright.ir.node import Graph, Node, make, remade, topological
+from fusewright.ir.ops import Size
+from fusewright.runtime.device import DeviceFacts
+from fusewright.schedule import kept_rows
+from fusewright.schedule.beside import readers_of
+from fusewright.schedule.chain import MEMORY, Users, is_sized, parse
+from fusewright.schedule.losses import is_much, picked
+
+
+def of_kept_rows(
+    graph: Graph,
+    facts: DeviceFacts,
+    hints: Mapping[Any, int],
+    orders: Mapping[Node, Order] = MappingProxyType({}),
+) -> Graph:
+    """`graph` with such softmaxes as functions of rows, where those are kept and softmaxes are much for a device of
+    these `facts`, symbolic sizes taken at `hints`.  Losses of single classes alone are left to `schedule.losses`.
+
+    Results lie in memory as they did, where the sources that do not lie row by row have these `orders`.
+    """
+    for shares in reversed(graph.nodes()):  # what comes before a replaced one stays as it is
+        if not isinstance(shares.op, ops.Softmax) or shares.dtype not in MEMORY or not is_much(shares, facts, hints):
+            continue
+        if _is_left_to_others(shares, graph):
+            continue
+        found = _Region(graph, shares).found()
+        if found is None:
+            continue
+        end, new, row, most = found
+        placed = graph.substitute(end, new)
+        kept = kept_rows.parse(row, placed.users())
+        if isinstance(kept, str) or most in topological(kept.tensors):
+            continue
+        if output_orders(graph, orders, kernels=False) == output_orders(placed, orders, kernels=False):
+            graph = placed
+    return graph
+
+
+def _is_left_to_others(shares: Node, graph: Graph) -> bool:
+    """Whether nothing but losses of classes reads them, or a convolution's kernel may have them, and one reader."""
+    users = graph.users()
+    if all(isinstance(n.op, ops.Nll) for n in readers_of(graph)[shares]):
+        return True
+    return users[shares] == 1 and not isinstance(parse(shares, users, lambda n: isinstance(n.op, ops.Conv)), str)
+
+
+def _is_slice(node: Node) -> bool:
+    while isinstance(node.op, ops.Reshape):
+        node = node.arg(0)
+    return isinstance(node.op, ops.Slice)
+
+
+@dataclass
+class _Region:
+    """What is computed from a softmax, up to numbers that others read.
+
+    rows      each of these values as rows have it: elements as they were, numbers with the reduced dimension as one
+    elements  those that have an element for each of the softmax
+    ends      those that others read, and what they are read as; and of which number that is made
+    """
+
+    graph: Graph
+    shares: Node
+    rows: dict[Node, Node] = field(default_factory=dict)
+    elements: set[Node] = field(default_factory=set)
+    ends: dict[Node, tuple[Node, Node]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.shares.op, ops.Softmax)
+        self.op: ops.Softmax = self.shares.op
+        x, self.dim = self.shares.arg(0), self.op.dim
+        self.users: Users = self.graph.users()
+        logits = cast(x, carried(x.dtype))
+        self.most = make(ops.Reduce("max", (self.dim,), True), logits, where=self.shares.where)
+        away = pointwise("exp", pointwise("sub", logits, self.most))
+        self.total = make(ops.Reduce("sum", (self.dim,), True), away, where=self.shares.where)
+        self.rows[self.shares] = self._share(x)
+        self.elements.add(self.shares)
+
+    @property
+    def _kept(self) -> tuple[Size, ...]:
+        """The shape of a number per row, as rows have it."""
+        return self.most.shape
+
+    @property
+    def _dropped(self) -> tuple[Size, ...]:
+        """The same without the reduced dimension."""
+        return self.shares.shape[: self.dim] + self.shares.shape[self.dim + 1 :]
+
+    def found(self) -> tuple[Node, Node, Node, Node] | None:
+        """The one value that others read, what it is then, the number of rows that this is made of, and the maximum of
+        rows; `None` where others read elements, or more."""
+        read_by_others: dict[Node, None] = {}
+        for node in self.graph.nodes():
+            read = [a for a in node.inputs if a in self.rows]
+            if not read or node in self.rows:
+                continue
+            row = self._row(node)
+            found = self._end(node) if row is None else None
+            if row is not None:
+                self.rows[node] = row
+            elif found is not None:
+                self.ends[node] = found
+            else:
+                read_by_others.update(dict.fromkeys(read))
+        read_by_others.update(dict.fromkeys(n for n in self.graph.roots() if n in self.rows))
+        self.ends |= {n: (reshape(self.rows[n], n.shape), self.rows[n]) for n in read_by_others}
+        if len(self.ends) != 1 or not self.elements.isdisjoint(self.ends):
+            return None
+        ((end, (new, row)),) = self.ends.items()
+        if _is_slice(end) and end in self.graph.roots():
+            return None  # it stays the view of more that it is
+        return None if {end, self.shares} & set(topological([new])) else (end, new, row, self.most)
+
+    def _share(self, x: Node) -> Node:
+        """The softmax of some logits of rows whose maximum and sum are known."""
+        away = pointwise("sub", cast(x, self.most.dtype), self.most)
+        log = self.op.log
+        share = pointwise("sub", away, self._log) if log else pointwise("div", pointwise("exp", away), self.total)
+        return cast(share, self.shares.dtype)
+
+    @property
+    def _log(self) -> Node:
+        return pointwise("log", self.total)
+
+    def _row(self, node: Node) -> Node | None:
+        """A value as rows have it; `None` where it is none of these."""
+        match node.op:
+            case ops.Pointwise() | ops.Cast():
+                return None if is_sized(node) else self._function(node)
+            case ops.Reduce(dims=dims) if dims == (self.dim,) and node.arg(0) in self.elements:
+                return self._reduced(node)
+            case ops.Reshape() if self._is_number(node.arg(0)) and node.shape in (self._kept, self._dropped):
+                return self.rows[node.arg(0)]
+            case ops.Slice(dim=self.dim) if node.arg(0) is self.shares and node.shape == self._kept:
+                return self._share(picked(self.shares.arg(0), self.users, lambda x: remade(node, [x])))
+            case ops.Nll(reduction="none") if self._is_of_class(node):
+                return self._loss(node)
+        return None
+
+    def _is_number(self, node: Node) -> bool:
+        return node in self.rows and node not in self.elements
+
+    def _function(self, node: Node) -> Node | None:
+        """Elements of elements and numbers, or a number of numbers."""
+        read = [a for a in node.inputs if a in self.rows]
+        if node.shape == self.shares.shape and all(a.ndim == node.ndim for a in read):
+            self.elements.add(node)
+            return remade(node, [None if a is None else self.rows.get(a, a) for a in node.args])
+        if node.shape not in (self._kept, self._dropped) or any(not self._is_number(a) for a in read):
+            return None
+        if any(a.ndim and a.shape != node.shape for a in node.inputs):
+            return None
+        args = (a if a is None or not a.ndim else self.rows.get(a) or reshape(a, self._kept) for a in node.args)
+        return remade(node, args)
+
+    def _reduced(self, node: Node) -> Node | None:
+        """A number per row, of elements."""
+        op = node.op
+        assert isinstance(op, ops.Reduce)
+        if op.kind not in kept_rows.KINDS or op.dtype not in (None, node.arg(0).dtype):
+            return None
+        return make(replace(op, dims=(self.dim,), keepdim=True), self.rows[node.arg(0)], where=node.where)
+
+    def _loss(self, node: Node) -> Node:
+        """What the class of each row costs: -share(x_t), weighted; x_t is any number where classes are ignored."""
+        op, (_, target, weight) = node.op, node.args
+        assert isinstance(op, ops.Nll) and target is not None
+
+        def pick(x: Node) -> Node:
+            return pointwise("neg", reshape(make(ops.Nll(op.ignore), x, target, None), self._kept))
+
+        each = pointwise("neg", self._share(picked(self.shares.arg(0), self.users, pick)))
+        if weight is not None:
+            each = pointwise("mul", each, self._weights(node))
+        return pointwise("where", reshape(pointwise("ne", target, op.ignore), self._kept), each, 0.0)
+
+    def _weights(self, node: Node) -> Node:
+        """The weights of classes, a number per row."""
+        _, target, weight = node.args
+        assert isinstance(node.op, ops.Nll) and target is not None
+        return reshape(class_weights(weight, target, node.op.ignore, node.dtype), self._kept)
+
+    def _end(self, node: Node) -> tuple[Node, Node] | None:
+        """A reduction of more than rows, of elements or of the losses of classes; and of which numbers of rows."""
+        match node.op:
+            case ops.Reduce(kind="sum" | "mean" | "max" | "min", dims=dims):
+                within = self.dim in dims and node.arg(0) in self.elements
+                row = self._reduced(node) if within else None
+                return None if row is None else (remade(node, [row]), row)
+            case ops.Nll(reduction=reduction) if self._is_of_class(node):
+                row = self._loss(node)
+                return cast(reduced(row, self._weights(node), reduction), node.dtype), row
+        return None
+
+    def _is_of_class(self, node: Node) -> bool:
+        return node.arg(0) is self.shares and self.op.log and self.dim == 1

@@ -1,0 +1,247 @@
+"""Softmaxes that are only reduced: which are functions of kept rows, what eager gives, its gradients, and one read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, nan
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gpu_build import as_on_a_gpu, built_for_a_gpu, emulated
+from torch import Tensor
+from torch.testing import assert_close
+
+from fusewright.capture import capture
+from fusewright.codegen.aten import lower
+from fusewright.ir.node import Graph
+from fusewright.ir.ops import Softmax
+from fusewright.pipeline import Built
+from fusewright.runtime.device import LARGE_GPU, DeviceFacts
+from fusewright.schedule import losses
+from fusewright.schedule.reduced_shares import of_kept_rows
+from tests.capture.harness import Fn
+
+EVERY = DeviceFacts("any", conv=1.0, matmul=1.0, wide=1.0, memory=1.0, reduce=1.0, window=1.0, launch=0.0)
+Model = Callable[..., Any]
+
+
+def placed(graph: Graph, facts: DeviceFacts = EVERY) -> Graph:
+    return of_kept_rows(graph, facts, dict.fromkeys(graph.symbols, 64))
+
+
+def classes_of(x: Tensor) -> Tensor:
+    """A class for each row of x."""
+    rows = torch.arange(x.shape[0]).reshape(-1, *(1,) * (x.ndim - 2))
+    return (rows * 7 % x.shape[1]).expand(x.shape[0], *x.shape[2:])
+
+
+def smoothed(**options: Any) -> Model:
+    return lambda x: F.cross_entropy(x, classes_of(x), label_smoothing=0.1, **options)
+
+
+def by_hand(x: Tensor) -> Tensor:
+    shares = F.log_softmax(x, -1)
+    return -(0.9 * shares.mean(-1) + 0.1 * shares[..., 3]).mean()
+
+
+def entropy(x: Tensor) -> Tensor:
+    return -(F.softmax(x, 1) * F.log_softmax(x, 1)).sum(1).mean()
+
+
+def of_likelihoods(x: Tensor) -> Tensor:
+    return F.cross_entropy(x, F.softmax(x.flip(0) * 0.5, 1))
+
+
+def divergence(x: Tensor) -> Tensor:
+    return F.kl_div(F.log_softmax(x / 2, -1), F.softmax(x.flip(0), -1), reduction="batchmean")
+
+
+def between(x: Tensor) -> Tensor:
+    """The spread of shares, about means that are kept, with the dimension."""
+    p = F.softmax(2 * x, 1)
+    return ((p - p.mean(1, keepdim=True)) ** 2).sum(1, keepdim=True).sqrt() * p.amax(1, keepdim=True)
+
+
+WEIGHT = torch.arange(80) % 8 / 4 + 0.25  # of any type
+CASES: dict[str, tuple[Model, tuple[int, ...]]] = {
+    "smoothed": (smoothed(), (6, 80)),
+    "smoothed, each": (smoothed(reduction="none"), (6, 80)),
+    "smoothed, summed": (smoothed(reduction="sum"), (6, 80)),
+    "smoothed, weighted": (lambda x: smoothed(weight=WEIGHT.to(x.dtype))(x), (6, 80)),
+    "smoothed, some ignored": (smoothed(ignore_index=7), (6, 80)),
+    "smoothed, of positions": (lambda x: smoothed(weight=WEIGHT.to(x.dtype), ignore_index=7)(x), (2, 80, 3, 4)),
+    "long rows": (smoothed(), (3, 3000)),
+    "by hand": (by_hand, (6, 80)),
+    "of more dimensions": (by_hand, (2, 3, 80)),
+    "loss of classes and all": (
+        lambda x: F.nll_loss(F.log_softmax(x, 1), classes_of(x)) + F.log_softmax(x * 2, 1).mean(),
+        (6, 80),
+    ),
+    "entropy": (entropy, (6, 80)),
+    "of columns": (entropy, (2, 40, 12)),
+    "likelihoods": (of_likelihoods, (6, 80)),
+    "divergence": (divergence, (6, 80)),
+    "about means": (between, (6, 80)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_in_eager(name: str) -> None:
+    """The graph by ATen's operations, and gradients."""
+    fn, shape = CASES[name]
+    torch.manual_seed(0)
+    x = (torch.randn(shape).double() * 3 + 100).requires_grad_()
+    captured = capture(Fn(fn), (x,))
+    graph = placed(captured.graph)
+    assert graph is not captured.graph
+    derive, forward = lower(graph, None, captured.constants).functions()
+    (found,), want = forward(None, x, *derive(None)), fn(x)
+    assert_close(found, want, rtol=1e-12, atol=1e-12)
+    seed = torch.linspace(0.5, 1.5, want.numel()).double().reshape(want.shape)
+    assert_close(*(torch.autograd.grad(y, x, seed)[0] for y in (found, want)), rtol=1e-10, atol=1e-12)
+
+
+def built_of_rows(monkeypatch: pytest.MonkeyPatch, model: Fn, x: Tensor) -> Built:
+    """With CUDA kernels for a CPU's tensors, one of which has the softmaxes and keeps rows."""
+    monkeypatch.setattr(losses, "MORE", 0)
+    built = as_on_a_gpu(model, x)
+    assert [c.path for c in built.choices if c.family == "kept rows" and "exp" in c.name] == ["generated"]
+    assert "softmax(" not in built.program.source.partition("def forward")[2]
+    return built
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", [n for n in CASES if n != "loss of classes and all"])
+def test_kernels(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> None:
+    """As exact as eager, which rounds log-softmaxes to what they are of."""
+    fn, shape = CASES[name]
+    torch.manual_seed(1)
+    model, x = Fn(fn), (torch.randn(shape) * 2 + 10).to(dtype)
+    built = built_of_rows(monkeypatch, model, x)
+    truth, found, eager = fn(x.double()), emulated(built, model, x), model(x)
+    assert found.dtype == eager.dtype and found.shape == eager.shape
+    error, allowed = ((y.double() - truth).abs().max() for y in (found, eager))
+    assert error <= 2 * allowed + 4 * torch.finfo(dtype).eps * truth.abs().max()
+
+
+@pytest.mark.parametrize("name", ["smoothed", "smoothed, of positions", "by hand", "entropy", "likelihoods"])
+def test_gradients_of_kernels(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Through operators, whose gradients are those of their references."""
+    fn, shape = CASES[name]
+    torch.manual_seed(2)
+    model, x = Fn(fn), torch.randn(shape).requires_grad_()
+    derive, forward = built_of_rows(monkeypatch, model, x.detach()).program.functions()
+    found, want = forward(model, x, *derive(model)), model(x)
+    assert_close(found, want)
+    assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y in (found, want)), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+@pytest.mark.parametrize("ignored", [-100, 3])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_special_values(monkeypatch: pytest.MonkeyPatch, value: float, ignored: int, weighted: bool) -> None:
+    """In the place of the class, in another, in all, and in a row that may be ignored."""
+    x, classes = torch.randn(5, 80), torch.tensor([0, 1, 2, 3, 4])
+    x[0, 0] = x[1, 3] = value
+    x[2] = x[3] = value
+    options: dict[str, Any] = {"ignore_index": ignored, "weight": WEIGHT if weighted else None, "reduction": "none"}
+    model = Fn(lambda x: F.cross_entropy(x, classes, label_smoothing=0.1, **options))
+    assert_close(emulated(built_of_rows(monkeypatch, model, x), model, x), model(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("fn", [by_hand, entropy], ids=["by hand", "entropy"])
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_special_values_of_others(monkeypatch: pytest.MonkeyPatch, fn: Model, value: float) -> None:
+    model, x = Fn(lambda x: fn(x[:, None].mean(1))), torch.randn(3, 80)
+    for places in ((0, 3), (0, 5), (0, slice(None))):
+        given = x.clone()
+        given[places] = value
+        assert_close(emulated(built_of_rows(monkeypatch, model, given), model, given), model(given), equal_nan=True)
+
+
+def test_all_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Fn(lambda x: F.cross_entropy(x, torch.full((x.shape[0],), 5), ignore_index=5, label_smoothing=0.1))
+    x = torch.randn(4, 80)
+    assert model(x).isnan() and emulated(built_of_rows(monkeypatch, model, x), model, x).isnan()
+
+
+def test_what_is_no_class_is_an_error() -> None:
+    model = Fn(lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1))
+    x, classes = torch.randn(5, 80), torch.arange(5)
+    captured = capture(model, (x, classes))
+    graph = placed(captured.graph)
+    assert graph is not captured.graph
+    with pytest.raises(IndexError, match="out of bounds"):
+        lower(graph).functions()[1](None, x, classes + 77)
+
+
+@pytest.mark.parametrize("shift", [0.0, 100.0, 1e4])
+def test_as_exact_as_eager(monkeypatch: pytest.MonkeyPatch, shift: float) -> None:
+    """However large logits are, however sure, and where some are ruled out by a large number."""
+    torch.manual_seed(0)
+    x, classes = torch.randn(64, 256) + shift, torch.arange(64)
+    x[:32, :32] += 20 * torch.eye(32)
+    x[:, 0] = -1e9
+    model = Fn(lambda x: F.cross_entropy(x[:, 1:] * 1, classes, label_smoothing=0.1, reduction="none"))
+    for fn in (model, Fn(lambda x: (F.log_softmax(x, 1) * F.softmax(x, 1)).sum(1))):
+        truth = fn(x.double())
+        found = emulated(built_of_rows(monkeypatch, fn, x), fn, x)
+        error, eager = ((y - truth).abs() for y in (found, fn(x)))
+        assert error.square().mean().sqrt() <= 2 * eager.square().mean().sqrt() and error.max() <= 4 * eager.max()
+
+
+PLANNED: dict[str, Model] = {
+    "smoothed": smoothed(),
+    "by hand": by_hand,
+    "entropy": entropy,
+    "likelihoods": lambda x: F.cross_entropy(x, F.softmax(x.flip(0), 1)),
+}
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_one_read(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """One kernel reads all that is large and writes a number per row; small softmaxes stay as they were."""
+    built = built_for_a_gpu(monkeypatch, Fn(PLANNED[name]), torch.empty(8192, 4096), "auto")
+    assert [(c.family, c.path) for c in built.choices if "exp" in c.name] == [("kept rows", "generated")]
+    assert "softmax(" not in built.program.source.partition("def forward")[2]
+    small = capture(Fn(PLANNED[name]), (torch.randn(64, 100),)).graph
+    assert placed(small, LARGE_GPU) is small
+
+
+LEFT: dict[str, tuple[Model, tuple[int, ...]]] = {
+    "elements are read": (lambda x: F.softmax(x, 1) * 2, (6, 80)),
+    "elements are returned": (lambda x: (lambda y: (y, y.sum(1)))(F.log_softmax(x, 1)), (6, 80)),
+    "another dimension is reduced": (lambda x: F.softmax(x, 1).sum(0), (6, 80)),
+    "two numbers are read": (lambda x: (lambda y: (y.mean(1), y.amax(1)))(F.log_softmax(x, 1)), (6, 80)),
+    "a view of it is returned": (lambda x: F.log_softmax(x, 1)[:, 2], (6, 80)),
+    "losses of classes alone": (lambda x: F.cross_entropy(x, classes_of(x)), (6, 80)),
+    "of another shape": (lambda x: (F.softmax(x[..., :1], 1) * x).sum(1), (6, 40, 4)),
+    "left to a convolution": (
+        lambda x: F.softmax(F.conv2d(x, x.new_ones(80, 3, 3, 3)), 1).square().sum(1),
+        (2, 3, 9, 9),
+    ),
+    "rows too long": (by_hand, (2, 40_000)),
+    "a number comes back to elements": (
+        lambda x: (lambda y: (y - y.amax(1).flip(0)[:, None]).sum(1))(F.log_softmax(x, 1)),
+        (6, 80),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_left_as_they_are(name: str) -> None:
+    fn, shape = LEFT[name]
+    graph = capture(Fn(fn), (torch.randn(shape),)).graph
+    assert any(isinstance(n.op, Softmax) for n in graph.nodes())
+    assert placed(graph) is graph
+
+
+def test_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rows are kept there."""
+    from fusewright import pipeline
+
+    monkeypatch.setattr(losses, "MORE", 0)
+    built = pipeline.build(Fn(entropy), (torch.randn(64, 400),), {}, kernels="always", measure=False)
+    assert all("exp" not in c.name for c in built.choices)
