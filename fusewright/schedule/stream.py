@@ -22,7 +22,7 @@ from fusewright.ir.node import Node, make
 from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, is_sized, pointwise_tree
 from fusewright.schedule.look_through import look_through
 
-FOLDS = ("sum", "mean", "max", "min", "logsumexp", "norm")
+FOLDS = ("sum", "mean", "max", "min", "logsumexp", "norm", "var", "std")
 
 # Parts of a concatenation, each of which is an operand.
 MOST_PARTS = 64
