@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -358,6 +359,34 @@ def test_sums_are_wide() -> None:
     t = torch.rand(1, 60_000, generator=torch.Generator().manual_seed(1)) + 1000
     got = emulate(kernel(stream_of(root), "fused_test"), t)
     assert abs(got.double() - t.double().sum()) <= t.double().sum() * torch.finfo(F32).eps
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse", "shuffled"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_variances_lose_nothing_to_large_means(dim: int, order: str) -> None:
+    """Nor to a first value that is far from all others; in any order the same."""
+    k = kernel(stream_of(fold(inp(0, 1500, 8) if dim == 0 else inp(0, 2, 9000), "var", dim)), "fused_test")
+    assert len(k.launches) == 2
+    x = torch.randn(1500 if dim == 0 else 8, 8 if dim == 0 else 1500, generator=torch.Generator().manual_seed(1)) + 1e4
+    far = x.clone()
+    far.select(dim, 0).fill_(-1e6)
+    for t in (x, far):
+        got = emulate(k, t, order=order)
+        torch.testing.assert_close(got, t.double().var(dim).float(), rtol=2e-7, atol=0)
+        torch.testing.assert_close(got, emulate(k, t), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("correction", [0, 1, 2, 0.5])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_variances_of_few(dim: int, correction: float) -> None:
+    """Of none, one and two values, as eager has them."""
+    k = kernel(stream_of(fold(inp(0, 6, 7), "std", dim, correction=correction)), "fused_test")
+    for n in (0, 1, 2, 3):
+        x = torch.randn((n, 5) if dim == 0 else (5, n), generator=torch.Generator().manual_seed(n))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # eager's, about degrees of freedom
+            want = x.double().std(dim, correction=correction).float()
+        torch.testing.assert_close(emulate(k, x), want, equal_nan=True, rtol=2e-7, atol=0)
 
 
 def test_one_kernel_serves_other_sizes() -> None:
