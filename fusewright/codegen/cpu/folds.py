@@ -91,8 +91,9 @@ struct $Name {
 """
 
 _VAR = """
-// A running $kind: sums of distances, and of their squares, from a value among those taken.  It is no farther from
-// their mean than the root of their number times the deviation, so that nothing of note cancels in float64.
+// A running $kind: sums of distances, and of their squares, from a value among those taken.
+// It is no farther from their mean than the root of their number times the deviation, so that nothing of note cancels
+// in float64.
 struct $Name {
     double count = 0, shift = 0, total = 0, squares = 0;
     void take(const $T* value, index_t some) {

@@ -433,6 +433,7 @@ REFUSED: dict[str, Callable[[], Node]] = {
     "one number": lambda: pointwise("relu", inp(0)),
     "last dimensions": lambda: fold(fold(X, "sum", 3), "max", 0),
     "took away": lambda: fold(fold(X, "sum", 2, 3, keepdim=True), "max", 2, 3, keepdim=True),
+    "many to reduce again": lambda: fold(fold(inp(0, 4, 131, 2**15 + 1), "std", 0), "mean", 1),
 }
 
 
@@ -441,9 +442,17 @@ def test_refusals(phrase: str) -> None:
     root = REFUSED[phrase]()
     inner = parse(root, graph_of(root).users())
     if isinstance(inner, Stream):  # a shorter stream: what is refused is read from memory
-        assert phrase in ("last dimensions", "took away") and len(inner.folds) == 1
+        assert phrase in ("last dimensions", "took away", "many to reduce again") and len(inner.folds) == 1
     else:
         assert phrase in inner
+
+
+def test_what_a_block_reduces_again() -> None:
+    """Rows that are short, or as many as keep a device busy, or that nobody knows the number of."""
+    some, batch = 2**15, sympy.Symbol("B", integer=True, positive=True)
+    for rows, results in ((1, some), (132, some + 1), (batch, some + 1)):
+        x = make(ops.Input((4, rows, results), F32, CPU, "x", 0))
+        assert len(stream_of(fold(fold(x, "std", 0), "mean", 1)).folds) == 2
 
 
 def test_what_others_use_is_read_from_memory() -> None:
