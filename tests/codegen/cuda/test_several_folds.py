@@ -78,6 +78,8 @@ CASES: dict[str, Callable[[], Node]] = {
     "a batch of channels": lambda: overlap(inp(0, 2, 33, 10), inp(1, 33, 1), 1),
     "other kinds": lambda: of_kinds(inp(0, 4, 260), 1, kinds=("max", "norm", "mean")),
     "kinds of two numbers": lambda: of_kinds(inp(0, 2, 20000), 1, kinds=("logsumexp", "min", "logsumexp", "sum")),
+    "spreads of columns": lambda: of_kinds(inp(0, 40, 36), 0, kinds=("std", "mean", "var")),
+    "spreads of columns, in parts": lambda: of_kinds(inp(0, 900, 12), 0, kinds=("mean", "std"), keepdim=True),
     "dimensions kept": lambda: of_kinds(inp(0, 2, 6, 50), 1, kinds=("mean", "logsumexp"), keepdim=True),
     "bfloat16": lambda: overlap(inp(0, 6, 320, dtype=BF16), inp(1, 6, 320, dtype=BF16), 1),
     "float16": lambda: overlap(inp(0, 320, 8, dtype=F16), inp(1, 320, 8, dtype=F16), 0),
