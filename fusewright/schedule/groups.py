@@ -35,7 +35,7 @@ from fusewright.schedule import (
     stream,
 )
 from fusewright.schedule.again import computed_again
-from fusewright.schedule.beside import readers_of
+from fusewright.schedule.beside import Readers, readers_of
 from fusewright.schedule.chain import Users
 from fusewright.schedule.partial import Split
 
@@ -142,6 +142,16 @@ def _sample(root: Node, users: Users) -> Any:
     return sample.parse(root, lambda node: users[node] == 1, divided=divided)
 
 
+def _sample_apart(root: Node, users: Users, readers: Readers) -> Any:
+    """A sample program, unless all it does is a reduction that others of what it reads are found with."""
+    found = _sample(root, users)
+    if isinstance(found, str):
+        return found
+    joins = [n for n in found.inner if isinstance(n.op, (*sample.ROWS, ops.Matmul))]
+    beside = len(joins) == 1 and several_folds.is_beside(root, users, readers)
+    return f"{root!r} is reduced beside others" if beside else found
+
+
 def _reducing(root: Node, users: Users) -> Any:
     found = stream.parse(root, users)
     flat = isinstance(found, stream.Stream) and not found.folds and found.window is None
@@ -187,6 +197,8 @@ def _range_split(root: Node, users: Users) -> Split | None:
     return None if isinstance(found, str) or not range_steps.in_steps(found) else range_steps.split(root, found)
 
 
+SAMPLES = Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full)))
+SAMPLES_APART = replace(SAMPLES, match=_sample_apart, beside=True)
 ELEMENTS = Family("stream", _elements, lambda s: s.tensors, again=True)
 NORMALIZATION = Family("normalization", normalization.parse, lambda n: n.tensors, ops.Norm | ops.Softmax)
 LARGE = replace(NORMALIZATION, match=normalization.parse_large)
@@ -216,7 +228,7 @@ FAMILIES = (
     LARGE_MOVING,
     Family("kept rows", kept_rows.parse, lambda k: k.tensors, ops.Reduce),
     Family("scan", scan.parse, lambda s: s.tensors, ops.Cumsum),
-    Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full))),
+    SAMPLES_APART,
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
     MOVING,
     # The last ones: whatever no group has computed by now is in memory.
@@ -229,7 +241,7 @@ FAMILIES = (
 )
 
 # Where nobody moves elements in a kernel, looking for such groups would be in vain; nor has a kernel several results.
-_STILL = {LARGE_MOVING: LARGE, MOVING: NORMALIZATION}
+_STILL = {LARGE_MOVING: LARGE, MOVING: NORMALIZATION, SAMPLES_APART: SAMPLES}
 STILL = (
     *(_STILL.get(f, f) for f in FAMILIES if f not in (SHARED, REDUCTIONS, REDUCING, VALUES, ELEMENTS, FUNCTIONS)),
     Family("stream", stream.parse, lambda s: s.tensors, again=True),

@@ -91,6 +91,12 @@ def parse_beside(root: Node, users: Users, readers: Readers) -> SeveralFolds | s
     return _side_by_side(results, reductions(results), users)
 
 
+def is_beside(root: Node, users: Users, readers: Readers) -> bool:
+    """Whether other reductions are found with the one that `root` is made of alone."""
+    fold = _reduced(root, users)
+    return fold is not None and not isinstance(parse_beside(_end(fold, users, readers), users, readers), str)
+
+
 def _side_by_side(results: Sequence[Node], reductions: Sequence[Node], users: Users) -> SeveralFolds | str:
     folds = tuple(map(Fold, reductions))
     made = _elements(folds, users)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import prod
 from typing import Literal
 
 import torch
@@ -22,7 +23,11 @@ from fusewright.ir.node import Node, make
 from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, is_sized, pointwise_tree
 from fusewright.schedule.look_through import look_through
 
-FOLDS = ("sum", "mean", "max", "min", "logsumexp", "norm")
+FOLDS = ("sum", "mean", "max", "min", "logsumexp", "norm", "var", "std")
+
+# Rows of more results than this are not reduced a second time, each by one block or thread, where they are fewer than
+# the multiprocessors of a large device: to write them and to begin anew is sooner done.
+MOST_OF_SECOND, FEW_ROWS = 2**15, 132
 
 # Parts of a concatenation, each of which is an operand.
 MOST_PARTS = 64
@@ -273,7 +278,7 @@ class _Axes:
         if not self.value.shape:
             return f"{root!r} is one number"
         roles, dims = self._roles()
-        problem = _order(roles) if in_order else None
+        problem = (_order(roles) or self._much(roles)) if in_order else None
         if problem:
             return problem
         if len(set(roles) - {"kept"}) < len(self.folds):
@@ -301,6 +306,16 @@ class _Axes:
             axes=axes,
             reads=tuple(_along(axes, r) for r in reads),
         )
+
+    def _much(self, roles: Sequence[Role]) -> str | None:
+        """Why the second reduction is not carried out where the first one is joined, as far as sizes are known."""
+        lengths = {
+            role: [n for n, r in zip(self.value.shape, roles, strict=True) if r == role] for role in ("kept", "second")
+        }
+        if not all(isinstance(n, int) for n in (*lengths["kept"], *lengths["second"])):
+            return None
+        rows, results = (prod(map(int, lengths[role])) for role in ("kept", "second"))
+        return f"{results} results are many to reduce again" if results > MOST_OF_SECOND and rows < FEW_ROWS else None
 
     def _roles(self) -> tuple[list[Role], list[tuple[int | None, ...]]]:
         """The role of each dimension of the value; and per fold, which of them its result's dimensions are."""

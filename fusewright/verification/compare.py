@@ -31,8 +31,8 @@ _BEYOND, _OUTLIER, _GROSS = 64.0, 8.0, 100.0
 # What a switch does is no number times the noise (a softmax of large products gives 1 for 0), and few samples do not
 # throw all of them: as long as near-ties are rarer than this share, what the noise does to one it may do to another.
 _TIE, _TIE_FACTOR, _RARE = 16.0, 4.0, 0.01
-# How many times as much evidence, of so much more noise, is taken before few elements are called wrong: a candidate's own
-# roundings may be as large as eager's, and few samples of noise of that size do not reach as far as it may.
+# How many times as much evidence, of so much more noise, is taken before few elements are called wrong: a candidate's
+# roundings may be as large as eager's, and few samples of noise of that size do not reach as far as they may.
 _FURTHER = 4
 # Where the true value vanishes, eager's error is all there is, and it is a poor estimate of what rounding may do.
 _VANISHING, _VANISHING_FACTOR = 0.1, 16.0
@@ -94,7 +94,8 @@ def compare(first: Sample, more: Callable[[int], Sequence[Sample]], rules: Rules
     """Judges one tensor; `more` yields samples on inputs moved by rounding-sized noise, and is called only in doubt.
 
     Where few elements are wrong, it is asked for so many times as many, with so much more noise: a switch that rounding
-    throws is one that a few samples of its own size may leave as it is.  The samples' tensors have one shape.  Integer and boolean tensors must be equal but where noise changes the truth.
+    throws is one that a few samples of its own size may leave as it is.  The samples' tensors have one shape.  Integer
+    and boolean tensors must be equal but where noise changes the truth.
     """
     count = first.candidate.numel()
     if count == 0:

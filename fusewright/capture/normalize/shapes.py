@@ -258,7 +258,7 @@ def _lengths(call: Call) -> tuple[int, ...] | None:
         return None
     factors = call["scale_factors"] or ()
     exact = all(n * factor == m for (n, m), factor in zip(pairs, factors, strict=False))
-    return tuple(m for _, m in pairs) if exact else None  # type: ignore[misc]
+    return tuple(m for _, m in pairs) if exact else None
 
 
 def _is_found(n: int, length: int) -> bool:

@@ -97,10 +97,10 @@ class Epilogue:
         if self.turns and self.kind == "store":
             sections.append(fill(texts.TURN_BACK, value=written("turned[i][lane]", self.c.root.dtype)))
         if self.c.fold is not None:
-            kind, dtype = self.c.fold.op.kind, self.c.fold.node.dtype
+            op, dtype = self.c.fold.op, self.c.fold.node.dtype
             blocks = self.partial or self.kind == "channels"
             width = "LANES" if self.kind == "channels" else "BLOCK"
-            text = fold(kind, "Fold", "Compute", compute_type(dtype), blocks=blocks, width=width)
+            text = fold(op, "Fold", "Compute", compute_type(dtype), blocks=blocks, width=width)
             sections.append(text.split("\n"))
             if self.partial:
                 sections[-1] += [f"constexpr int PLANES = {self.planes};    // float64 numbers of a saved fold"]

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 from string import Template
 
+from fusewright.codegen.folds import divisor, word
+from fusewright.ir import ops
+
 # How many float64 numbers a saved fold takes.
-PLANES = {"sum": 1, "mean": 1, "max": 1, "min": 1, "logsumexp": 2, "norm": 1}
+PLANES = {"sum": 1, "mean": 1, "max": 1, "min": 1, "logsumexp": 2, "var": 4, "std": 4, "norm": 1}
 
 _SUM = """
 // A running $kind, in float64.
@@ -87,6 +90,44 @@ struct $Name {
 };
 """
 
+_VAR = """
+// A running $kind: sums of distances, and of their squares, from a value among those taken.
+// It is no farther from their mean than the root of their number times the deviation, so that nothing of note cancels
+// in float64.
+struct $Name {
+    double count = 0, shift = 0, total = 0, squares = 0;
+    void take(const $T* value, index_t some) {
+        if (count == 0) shift = value[0];
+        double sum = 0, sum_of_squares = 0;
+#pragma omp simd reduction(+ : sum, sum_of_squares)
+        for (index_t e = 0; e < some; ++e) {
+            const double distance = value[e] - shift;
+            sum += distance;
+            sum_of_squares += distance * distance;
+        }
+        count += some, total += sum, squares += sum_of_squares;
+    }
+    void merge(const $Name& other) {
+        if (other.count == 0) return;
+        if (count == 0) shift = other.shift;
+        const double distance = other.shift - shift;
+        total += other.total + other.count * distance;
+        squares += other.squares + distance * (2 * other.total + other.count * distance);
+        count += other.count;
+    }
+    void save(double* to, index_t stride) const {
+        to[0] = count, to[stride] = shift, to[2 * stride] = total, to[3 * stride] = squares;
+    }
+    static $Name load(const double* from, index_t stride) {
+        return {from[0], from[stride], from[2 * stride], from[3 * stride]};
+    }
+    $R result(double) const {
+        const double about_mean = squares - total * total / count;
+        return $R($root((about_mean < 0 ? 0 : about_mean) / $over));
+    }
+};
+"""
+
 _SUMS = """
 // Running ${kind}s of neighbouring results, in float64.
 struct ${Name}s {
@@ -98,6 +139,28 @@ struct ${Name}s {
             for (index_t e = 0; e < count; ++e) total[e] += $values;
     }
     $Name of(index_t e) const { return {total[e]}; }
+};
+"""
+
+_VARS = """
+// Running ${kind}s of neighbouring results: distances are those from the first row.
+struct ${Name}s {
+    double taken = 0, shift[$width], total[$width], squares[$width];
+    explicit ${Name}s(index_t count) {
+        for (double* each : {shift, total, squares}) std::fill(each, each + count, 0.0);
+    }
+    void take(const $T* __restrict__ value, index_t count, index_t rows = 1, index_t pitch = 0) {
+        if (taken == 0 && rows > 0) std::copy(value, value + count, shift);
+        for (index_t r = 0; r < rows; ++r)
+#pragma omp simd
+            for (index_t e = 0; e < count; ++e) {
+                const double distance = value[r * pitch + e] - shift[e];
+                total[e] += distance;
+                squares[e] += distance * distance;
+            }
+        taken += rows;
+    }
+    $Name of(index_t e) const { return {taken, shift[e], total[e], squares[e]}; }
 };
 """
 
@@ -165,19 +228,21 @@ struct ${Name}s {
 """
 
 
-def fold(kind: str, name: str, compute: str, result: str, *, blocks: bool = False, width: str = "BLOCK") -> str:
+def fold(op: ops.Reduce, name: str, compute: str, result: str, *, blocks: bool = False, width: str = "BLOCK") -> str:
     """The struct `name` of a reduction of values of type `compute` to one of type `result`.
 
     With `blocks` also ``<name>s``, of up to `width` results, of which ``of(e)`` is the fold of result e.
     """
+    kind = op.kind
     texts = {"logsumexp": (_LOGSUMEXP, _LOGSUMEXPS), "max": (_EXTREME, _EXTREMES), "min": (_EXTREME, _EXTREMES)}
+    texts |= dict.fromkeys(("var", "std"), (_VAR, _VARS))
     one, many = texts.get(kind, (_SUM, _SUMS))
     return Template(one + many if blocks else one).substitute(
         Name=name,
         width=width,
         T=compute,
         R=result,
-        kind={"max": "maximum", "min": "minimum"}.get(kind, kind),
+        kind=word(op),
         function=kind,
         start=f"{compute}(INFINITY)" if kind == "min" else f"-{compute}(INFINITY)",
         better="<" if kind == "min" else ">",
@@ -185,4 +250,6 @@ def fold(kind: str, name: str, compute: str, result: str, *, blocks: bool = Fals
         values="double(value[r * pitch + e]) * value[r * pitch + e]" if kind == "norm" else "value[r * pitch + e]",
         result={"mean": "total / count", "norm": "std::sqrt(total)"}.get(kind, "total"),
         count=" count" if kind == "mean" else "",
+        root="std::sqrt" if kind == "std" else "",
+        over=divisor(op),
     )

@@ -130,7 +130,7 @@ class _Writer(StreamSections):
         for i, (reduction, tail) in enumerate(s.folds):
             result = compute_type(reduction.node.dtype)
             blocks = (self.by_columns or self.planes is not None) and i == 0
-            lines += fold(reduction.op.kind, ("First", "Second")[i], compute, result, blocks=blocks).split("\n")
+            lines += fold(reduction.op, ("First", "Second")[i], compute, result, blocks=blocks).split("\n")
             compute = compute_type((tail.root if tail else reduction.node).dtype)
         row_of = [*fill(ROW_OF), ""] if s.weights else []
         values = [*row_of, *self.values.counted(), *self.values.text(), ""]

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from string import Template
 
+from fusewright.codegen.folds import divisor, word
+from fusewright.ir import ops
+
 # How many float64 numbers a saved fold takes.
-PLANES = {"sum": 1, "mean": 1, "max": 1, "min": 1, "logsumexp": 2, "var": 4, "norm": 1}
+PLANES = {"sum": 1, "mean": 1, "max": 1, "min": 1, "logsumexp": 2, "var": 4, "std": 4, "norm": 1}
 
 _SUM = """
 // A running $kind: a few $values are added in $T, the rest in float64.
@@ -89,8 +92,9 @@ struct $Name {
 """
 
 _VAR = """
-// A running variance: sums of distances, and of their squares, from a value among those taken.  It is no farther from
-// their mean than the root of their number times the deviation, so that nothing of note cancels in float64.
+// A running $kind: sums of distances, and of their squares, from a value among those taken.
+// It is no farther from their mean than the root of their number times the deviation, so that nothing of note cancels
+// in float64.
 struct $Name {
     double count, shift, total, squares;
     static __device__ $Name empty() { return {0.0, 0.0, 0.0, 0.0}; }
@@ -126,20 +130,21 @@ struct $Name {
     __device__ double mean() const { return shift + total / count; }
     __device__ $R result(double) const {
         const double about_mean = squares - total * total / count;
-        return $R(about_mean < 0 ? 0 : about_mean / count);
+        return $R($root((about_mean < 0 ? 0 : about_mean) / $over));
     }
 };
 """
 
 
-def fold(kind: str, name: str, compute: str, result: str) -> str:
+def fold(op: ops.Reduce, name: str, compute: str, result: str) -> str:
     """The struct `name` of a reduction of values of type `compute` to one of type `result`."""
-    texts = {"logsumexp": _LOGSUMEXP, "var": _VAR, "max": _EXTREME, "min": _EXTREME}
+    kind = op.kind
+    texts = {"logsumexp": _LOGSUMEXP, "var": _VAR, "std": _VAR, "max": _EXTREME, "min": _EXTREME}
     return Template(texts.get(kind, _SUM)).substitute(
         Name=name,
         T=compute,
         R=result,
-        kind={"max": "maximum", "min": "minimum"}.get(kind, kind),
+        kind=word(op),
         start=f"{compute}(INFINITY)" if kind == "min" else f"-{compute}(INFINITY)",
         better="<" if kind == "min" else ">",
         values="squares" if kind == "norm" else "values",
@@ -147,4 +152,6 @@ def fold(kind: str, name: str, compute: str, result: str) -> str:
         each="value[i] * value[i]" if kind == "norm" else "value[i]",
         result={"mean": "total / count", "norm": "sqrt(total)"}.get(kind, "total"),
         count=" count" if kind == "mean" else "",
+        root="sqrt" if kind == "std" else "",
+        over=divisor(op),
     )

@@ -50,7 +50,7 @@ class Writer(WriterOfValues):
         lines: Lines = []
         for i, f in enumerate(self.several.folds):
             kinds = compute_type(f.node.arg(0).dtype), compute_type(f.node.dtype)
-            lines += [*fold(f.op.kind, f"Fold{i}", *kinds).strip().split("\n"), ""]
+            lines += [*fold(f.op, f"Fold{i}", *kinds).strip().split("\n"), ""]
         lines += self.values.struct("What the reductions take of an element.")
         return [*lines, "// All of them.", "struct First {", *indent(self._together()), "};", ""]
 

@@ -179,8 +179,8 @@ class Writer(StreamSections):
         """What carries the reductions."""
         lines, compute = [], compute_type(self.s.value.dtype)
         for i, (reduction, tail) in enumerate(self.s.folds):
-            kind, result = reduction.op.kind, compute_type(reduction.node.dtype)
-            lines += [*fold(kind, ("First", "Second")[i], compute, result).strip().split("\n"), ""]
+            result = compute_type(reduction.node.dtype)
+            lines += [*fold(reduction.op, ("First", "Second")[i], compute, result).strip().split("\n"), ""]
             compute = compute_type((tail.root if tail else reduction.node).dtype)
         return lines
 

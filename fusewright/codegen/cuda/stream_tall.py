@@ -35,8 +35,8 @@ class Tall:
 
 def tall(s: Stream, role: Role) -> Tall | None:
     """The axis of a role along which windows share most; `None` where they share nothing, or are too large."""
-    if s.window is None:
-        return None
+    if s.window is None or (role == "first" and s.folds[0][0].op.kind in ("var", "std")):
+        return None  # what stands for a last window that is nobody's would be among the values that vary
     op, last = s.window.op, len(s.axes) - 1
     found: list[tuple[float, Tall]] = []
     for a, axis in enumerate(s.axes[:last]):

@@ -78,6 +78,8 @@ CASES: dict[str, Callable[[], Node]] = {
     "a batch of channels": lambda: overlap(inp(0, 2, 33, 10), inp(1, 33, 1), 1),
     "other kinds": lambda: of_kinds(inp(0, 4, 260), 1, kinds=("max", "norm", "mean")),
     "kinds of two numbers": lambda: of_kinds(inp(0, 2, 20000), 1, kinds=("logsumexp", "min", "logsumexp", "sum")),
+    "spreads of columns": lambda: of_kinds(inp(0, 40, 36), 0, kinds=("std", "mean", "var")),
+    "spreads of columns, in parts": lambda: of_kinds(inp(0, 900, 12), 0, kinds=("mean", "std"), keepdim=True),
     "dimensions kept": lambda: of_kinds(inp(0, 2, 6, 50), 1, kinds=("mean", "logsumexp"), keepdim=True),
     "bfloat16": lambda: overlap(inp(0, 6, 320, dtype=BF16), inp(1, 6, 320, dtype=BF16), 1),
     "float16": lambda: overlap(inp(0, 320, 8, dtype=F16), inp(1, 320, 8, dtype=F16), 0),
@@ -189,6 +191,9 @@ BESIDE: dict[str, Callable[[], tuple[Node, ...]]] = {
         fold(pointwise("square", inp(1, 4, 200)), "sum", 1),
     ),
     "float64": lambda: kinds(inp(0, 6, 320, dtype=F64), 1, of=("sum", "min")),
+    "deviations of columns": lambda: kinds(inp(0, 9, 64), 0, of=("std", "mean")),
+    "spreads of columns, in parts": lambda: kinds(inp(0, 3, 700, 20), 1, of=("mean", "var", "max"), keepdim=True),
+    "spreads in bfloat16": lambda: kinds(inp(0, 70, 64, dtype=BF16), 0, of=("mean", "std")),
 }
 
 
@@ -227,7 +232,10 @@ class TestBeside:
         assert source.count("load<VALUES<WIDE>>(d.x ") == source.count("load<VALUES<WIDE>>(d.p1 ") == 1
 
     @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-    @pytest.mark.parametrize("name", ["long rows, in parts", "wide columns of four", "with what is made of each"])
+    @pytest.mark.parametrize(
+        "name",
+        ["long rows, in parts", "wide columns of four", "with what is made of each", "spreads of columns, in parts"],
+    )
     def test_compiles_without_spills(self, name: str, arch: str) -> None:
         s = self.several(BESIDE[name]())
         assert isinstance(s, SeveralFolds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -41,8 +42,8 @@ def pool(
     return make(ops.Pool(kind, kernel, stride_, (padding,) * n, (dilation,) * n, **more), x)
 
 
-def fold(x: Node, kind: str, *dims: int, keepdim: bool = False) -> Node:
-    return make(ops.Reduce(kind, dims, keepdim), x)
+def fold(x: Node, kind: str, *dims: int, keepdim: bool = False, correction: float = 1) -> Node:
+    return make(ops.Reduce(kind, dims, keepdim, correction), x)
 
 
 def graph_of(root: Node) -> Graph:
@@ -152,6 +153,17 @@ CHAINS: dict[str, Callable[[], Node]] = {
     "norm of positions, halved": lambda: pointwise("mul", fold(pointwise("relu", X), "norm", 2, 3), 0.5),
     "norm of long rows": lambda: fold(inp(0, 2, 20_003), "norm", 1),
     "norm in bfloat16": lambda: fold(inp(0, 3, 4, 5, 33, dtype=BF16), "norm", 3),
+    "variance of channels": lambda: fold(ODD, "var", 1),
+    "deviation of channels, kept": lambda: fold(X, "std", 1, keepdim=True),
+    "variance of a batch": lambda: fold(inp(0, 300, 12), "var", 0, correction=0),
+    "variance of two in the middle": lambda: fold(pointwise("exp", inp(0, 2, 5, 7, 9)), "var", 1, 2, correction=2),
+    "variance of positions": lambda: pointwise("rsqrt", fold(ODD, "var", 2, 3)),
+    "deviation of tall columns": lambda: fold(inp(0, 1500, 8), "std", 0),
+    "deviation of long rows": lambda: fold(inp(0, 2, 20_003), "std", 1, correction=0.5),
+    "deviation in bfloat16": lambda: fold(inp(0, 70, 3, 5, 16, dtype=BF16), "std", 0),
+    "variance of few": lambda: fold(inp(0, 2, 3, 40), "var", 0, correction=3),
+    "deviation, then mean": lambda: fold(fold(inp(0, 4, 6, 40), "std", 0, correction=0), "mean", 1),
+    "long rows' mean, then deviation": lambda: fold(fold(inp(0, 2, 30, 900), "mean", 2), "std", 1),
     "min of channels, many": lambda: fold(inp(0, 2, 67, 3, 4), "min", 1),
     "depth only": lambda: fold(inp(0, 2, 3, 5, 4, 4), "mean", 2),
     "last only": lambda: fold(inp(0, 3, 4, 5, 33), "logsumexp", 3),
@@ -255,7 +267,7 @@ def test_values_on_each_other_of_other_sizes() -> None:
         torch.testing.assert_close(emulate(k, x), torch.nn.functional.max_pool2d(x, 3, 1), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["kept rows", "no overlap", "large", "dilated", "in parts"])
+@pytest.mark.parametrize("name", ["kept rows", "no overlap", "large", "dilated", "in parts", "variance"])
 def test_not_on_each_other(name: str) -> None:
     roots = {
         "kept rows": lambda: fold(pool(Y, "max", (3, 3), 1), "sum", 3),
@@ -263,9 +275,9 @@ def test_not_on_each_other(name: str) -> None:
         "large": lambda: pool(inp(0, 1, 1, 60, 61), "avg", (20, 20), 1),
         "dilated": lambda: pool(Y, "max", (3, 3), 1, dilation=2),
         "in parts": lambda: fold(pool(inp(0, 1, 600, 6, 5), "max", (3, 3), 1), "sum", 1),
+        "variance": lambda: fold(pool(Y, "max", (3, 3), 1), "var", 2, 3),  # nobody's value would vary
     }
-    k = kernel(stream_of(roots[name]()), "fused_test")
-    assert "tall" not in k.source
+    assert "tall" not in check(roots[name]()).source
 
 
 SPECIAL = {
@@ -285,6 +297,8 @@ SPECIAL = {
     "logsumexp of channels": lambda: fold(X, "logsumexp", 1),
     "mean, then max": lambda: fold(fold(X, "mean", 2, 3), "max", 1),
     "long": lambda: fold(fold(inp(0, 2, 3, 9000), "logsumexp", 2), "logsumexp", 1),
+    "variance of channels": lambda: fold(X, "var", 1),
+    "deviation of tall columns": lambda: fold(inp(0, 1500, 8), "std", 0),
 }
 
 
@@ -347,6 +361,34 @@ def test_sums_are_wide() -> None:
     assert abs(got.double() - t.double().sum()) <= t.double().sum() * torch.finfo(F32).eps
 
 
+@pytest.mark.parametrize("order", ["forward", "reverse", "shuffled"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_variances_lose_nothing_to_large_means(dim: int, order: str) -> None:
+    """Nor to a first value that is far from all others; in any order the same."""
+    k = kernel(stream_of(fold(inp(0, 1500, 8) if dim == 0 else inp(0, 2, 9000), "var", dim)), "fused_test")
+    assert len(k.launches) == 2
+    x = torch.randn(1500 if dim == 0 else 8, 8 if dim == 0 else 1500, generator=torch.Generator().manual_seed(1)) + 1e4
+    far = x.clone()
+    far.select(dim, 0).fill_(-1e6)
+    for t in (x, far):
+        got = emulate(k, t, order=order)
+        torch.testing.assert_close(got, t.double().var(dim).float(), rtol=2e-7, atol=0)
+        torch.testing.assert_close(got, emulate(k, t), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("correction", [0, 1, 2, 0.5])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_variances_of_few(dim: int, correction: float) -> None:
+    """Of none, one and two values, as eager has them."""
+    k = kernel(stream_of(fold(inp(0, 6, 7), "std", dim, correction=correction)), "fused_test")
+    for n in (0, 1, 2, 3):
+        x = torch.randn((n, 5) if dim == 0 else (5, n), generator=torch.Generator().manual_seed(n))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # eager's, about degrees of freedom
+            want = x.double().std(dim, correction=correction).float()
+        torch.testing.assert_close(emulate(k, x), want, equal_nan=True, rtol=2e-7, atol=0)
+
+
 def test_one_kernel_serves_other_sizes() -> None:
     """Sizes are arguments: aligned or not, more parts or fewer."""
 
@@ -391,6 +433,7 @@ REFUSED: dict[str, Callable[[], Node]] = {
     "one number": lambda: pointwise("relu", inp(0)),
     "last dimensions": lambda: fold(fold(X, "sum", 3), "max", 0),
     "took away": lambda: fold(fold(X, "sum", 2, 3, keepdim=True), "max", 2, 3, keepdim=True),
+    "many to reduce again": lambda: fold(fold(inp(0, 4, 131, 2**15 + 1), "std", 0), "mean", 1),
 }
 
 
@@ -399,9 +442,17 @@ def test_refusals(phrase: str) -> None:
     root = REFUSED[phrase]()
     inner = parse(root, graph_of(root).users())
     if isinstance(inner, Stream):  # a shorter stream: what is refused is read from memory
-        assert phrase in ("last dimensions", "took away") and len(inner.folds) == 1
+        assert phrase in ("last dimensions", "took away", "many to reduce again") and len(inner.folds) == 1
     else:
         assert phrase in inner
+
+
+def test_what_a_block_reduces_again() -> None:
+    """Rows that are short, or as many as keep a device busy, or that nobody knows the number of."""
+    some, batch = 2**15, sympy.Symbol("B", integer=True, positive=True)
+    for rows, results in ((1, some), (132, some + 1), (batch, some + 1)):
+        x = make(ops.Input((4, rows, results), F32, CPU, "x", 0))
+        assert len(stream_of(fold(fold(x, "std", 0), "mean", 1)).folds) == 2
 
 
 def test_what_others_use_is_read_from_memory() -> None:
@@ -431,6 +482,8 @@ COMPILED = [
     "3-d",
     "avg 4 s3 p2, ceil, without padding",
     "channels, many",
+    "deviation of tall columns",
+    "deviation in bfloat16",
 ]
 
 
