@@ -29,6 +29,7 @@ from fusewright.tree import flat_tensors, tree_flatten, tree_map
 from fusewright.tuning import Ways
 from fusewright.verification import Verdict
 from fusewright.verification import verify as run_verification
+from fusewright.verification.context import summary
 from fusewright.verification.state import preserved
 
 Progress = Callable[[str], None]
@@ -313,13 +314,16 @@ def _kept(trial: Trial, candidate: nn.Module, mode: Mode, recorded: nn.Module | 
         return training_call(module, trial.inputs, input_gradients=mode == "with input gradients")
 
     trial.progress(f"measuring {mode}")
+    try:
+        call(trial.model)()
+    except ValueError as error:  # nothing to differentiate after all
+        return Kept(mode, "original", str(error))
+    except Exception as error:  # cuDNN's recurrent networks have no gradients in evaluation mode
+        return Kept(mode, "original", f"the model itself raises {summary(error)}")
     calls = {"original": call(trial.model), "rewritten": call(candidate)}
     if recorded is not None:
         calls["recorded"] = call(recorded)
-    try:
-        samples = compare(calls, device=trial.device, rounds=9, max_time=8.0)
-    except ValueError as error:  # nothing to differentiate after all
-        return Kept(mode, "original", str(error))
+    samples = compare(calls, device=trial.device, rounds=9, max_time=8.0)
     replayed = samples["recorded"].median if recorded is not None else None
     return _chosen(trial.options, mode, samples["original"].median, samples["rewritten"].median, replayed)
 

@@ -93,7 +93,8 @@ class _Region:
         x, self.dim = self.shares.arg(0), self.op.dim
         self.users: Users = self.graph.users()
         logits = cast(x, carried(x.dtype))
-        self.most = make(ops.Reduce("max", (self.dim,), True), logits, where=self.shares.where)
+        self.greatest = make(ops.Reduce("max", (self.dim,), True), logits, where=self.shares.where)
+        self.most = pointwise("detach", self.greatest)  # any shift would do: what comes back through it is rounding
         away = pointwise("exp", pointwise("sub", logits, self.most))
         self.total = make(ops.Reduce("sum", (self.dim,), True), away, where=self.shares.where)
         self.rows[self.shares] = self._share(x)
@@ -132,7 +133,7 @@ class _Region:
         ((end, (new, row)),) = self.ends.items()
         if _is_slice(end) and end in self.graph.roots():
             return None  # it stays the view of more that it is
-        return None if {end, self.shares} & set(topological([new])) else (end, new, row, self.most)
+        return None if {end, self.shares} & set(topological([new])) else (end, new, row, self.greatest)
 
     def _share(self, x: Node) -> Node:
         """The softmax of some logits of rows whose maximum and sum are known."""

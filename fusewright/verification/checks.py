@@ -61,7 +61,7 @@ def _example(context: Context, name: str) -> Check:
 
 def _metadata(context: Context, name: str) -> Check:
     """Structure, shapes, dtypes, devices, strides and requires_grad of the outputs."""
-    for grad in (False, True):
+    for grad in context.modes:
         eager, tried = context.eager(context.core, grad=grad), context.tried(context.core, grad=grad)
         same_form(eager, tried)
         for i, (a, b) in enumerate(zip(eager.outputs, tried.outputs, strict=True)):
@@ -95,7 +95,7 @@ def _buffers(context: Context, name: str) -> Check:
     if not dict(context.reference.named_buffers()):
         raise NotApplicable("the model has no buffers")
     results = []
-    for grad in (False, True):
+    for grad in context.modes:
         eager, tried, baselines, truth = context.sample(context.core, grad=grad)
         for key, expected in eager.buffers.items():
             given = tried.buffers.get(key)
@@ -116,7 +116,7 @@ def _named(result: Comparison, name: str) -> Comparison:
 
 def _inputs_unmodified(context: Context, name: str) -> Check:
     """The inputs keep their bits, unless the reference writes to them too."""
-    for grad in (False, True):
+    for grad in context.modes:
         eager, tried = context.eager(context.side, grad=grad), context.tried(context.side, grad=grad)
         for i, (before, a, b) in enumerate(zip(context.side.tensors(), eager.inputs, tried.inputs, strict=True)):
             if not _same_bits(before, a):

@@ -102,13 +102,17 @@ class Context:
         self.state = State(self.reference, self.candidate)
 
     @cached_property
+    def modes(self) -> tuple[bool, ...]:
+        """Without gradients, and with them where the reference has any: cuDNN's RNNs have none in evaluation mode."""
+        with suppress(NotApplicable):
+            self.eager(self.side, grad=True)
+            return False, True
+        return (False,)
+
+    @property
     def has_gradients(self) -> bool:
-        """Whether gradients are asked for, and the reference has no objection: cuDNN's RNNs have none in evaluation."""
-        if self.options.gradients:
-            with suppress(NotApplicable):
-                self.eager(self.side, grad=True)
-                return True
-        return False
+        """Whether gradients are asked for, and the reference has them."""
+        return self.options.gradients and True in self.modes
 
     # -- one run ------------------------------------------------------------------------------------------------------
 
