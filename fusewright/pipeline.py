@@ -90,6 +90,7 @@ def build(
     measure: bool = True,
     target: torch.device | None = None,
     last: bool = False,
+    gradients: bool = True,
     wishes: Wishes = NO_WISHES,
     decisions: Mapping[str, Decision] | None = None,
     ways: dict[Any, Ways] | None = None,
@@ -103,12 +104,14 @@ def build(
 
     With `last`, images have their channels last in memory, as the convolutions of a GPU's libraries have them.
 
+    Without `gradients`, the program is for calls in which nothing has one (`capture.inference`).
+
     For a `target` that is not here, everything is done as on a large GPU, by estimate; the program refers to it.
     `wishes` may leave operators alone.
 
     Raises `CaptureError` when the model cannot be captured whole.
     """
-    captured = capture(model, args, dict(kwargs))
+    captured = capture(model, args, dict(kwargs), gradients=gradients)
     settled_graph, masks = settled(captured.graph, lambda: _asked(model, args, kwargs))
     left = {effect.op.target for effect in settled_graph.effects if isinstance(effect.op, ops.Opaque)}
     reasons = tuple(reason for reason in captured.reasons if reason.partition(" ")[0] in left)

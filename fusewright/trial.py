@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from fusewright import advice
+from fusewright.capture.inference import has_other_ways
 from fusewright.dispatch import Args, Entry, Kwargs, Options, Runner, Sides, State, guard_of
 from fusewright.errors import CaptureError
 from fusewright.ir.memory_order import follows_inputs
@@ -60,6 +61,7 @@ LIBRARIES = frozenset(rule.name for rule in attention.RULES)
 
 AS_IT_WAS = "no rule applies"
 KEPT = "; the original is kept"
+OTHER_WAY = "PyTorch computes another way where nothing has a gradient, which the program follows"
 MODES: tuple[Mode, ...] = ("forward", "forward+backward", "with input gradients")
 
 _UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
@@ -68,7 +70,8 @@ _REST = inspect.Parameter.VAR_KEYWORD
 
 @dataclass(frozen=True)
 class Trial:
-    """One call of one model, to be judged; the `ways` to cut its groups are found once for all programs."""
+    """One call of one model, to be judged, or one in which nothing has a gradient; the `ways` to cut its groups are
+    found once for all programs."""
 
     model: nn.Module
     args: Args
@@ -76,6 +79,7 @@ class Trial:
     options: Options
     progress: Progress
     ways: dict[Any, Ways] = field(default_factory=dict)
+    gradients: bool = True
 
     @property
     def device(self) -> torch.device:
@@ -110,13 +114,16 @@ def _judge(trial: Trial, built: Built, plan: Plan) -> Entry:
     with preserved(trial.model):
         recorded = _recorded(trial, built, candidate)
         kept = _measured(trial, built, candidate, recorded)
+    if not trial.gradients:
+        others = (Kept(mode, "original", OTHER_WAY) for mode in MODES[1:] if _occurs(trial, mode))
+        kept = (kept[0], *others)
     if not _is_rewritten(built):
         kept = tuple(replace(k, path="original", reason=AS_IT_WAS) if k.path == "rewritten" else k for k in kept)
     forward = next(k for k in kept if k.mode == "forward")
     if forward.path == "recorded":
         runner = runner.as_recorded(_most_recorded(trial), alone=_is_rewritten(built) and _is_faster(forward))
     modes = {k.mode for k in kept if k.path != "original"}
-    if "forward" in modes and runner.alone and not _occurs(trial, "forward+backward"):
+    if "forward" in modes and runner.alone and trial.gradients and not _occurs(trial, "forward+backward"):
         modes.add("forward+backward")  # gradients are on, and nothing has one: that is a forward
     if not modes:
         reason = f"the rewritten program was not faster{KEPT}"
@@ -262,6 +269,7 @@ def _verify(trial: Trial, built: Built, **how: Any) -> Verdict:
         precision=trial.options.precision,
         exact=exact,
         seconds=SECONDS,
+        gradients=trial.gradients,
         progress=lambda name: trial.progress(f"verifying: {name}"),
         **how,
     )
@@ -275,7 +283,7 @@ def _measured(trial: Trial, built: Built, candidate: nn.Module, recorded: nn.Mod
         kept = tuple(_estimated(trial, built, mode) for mode in MODES)
         return kept if recorded is None else (Kept("forward", "recorded", "as asked; not measured"), *kept[1:])
     replayed = {"forward": recorded}
-    modes = MODES if _is_rewritten(built) else MODES[:1]
+    modes = MODES if _is_rewritten(built) and trial.gradients else MODES[:1]
     return tuple(_kept(trial, candidate, mode, replayed.get(mode)) for mode in modes if _occurs(trial, mode))
 
 
@@ -350,7 +358,19 @@ def _is_faster(kept: Kept) -> bool:
 
 
 def tried(trial: Trial, draft: Plan) -> Entry:
-    """What building, verifying and measuring come to; raises `CaptureError` where it cannot be built."""
+    """What building, verifying and measuring come to; raises `CaptureError` where it cannot be built.
+
+    Where the way with gradients is refused, and there may be another one without, that is tried for such calls.
+    """
+    entry = _tried(trial, draft)
+    refused = entry.plan is not None and entry.plan.verdict is not None and not entry.plan.verdict.ok
+    if refused and has_other_ways(trial.model):
+        other = _tried(replace(trial, gradients=False), draft)
+        entry = other if other.runner is not None else entry
+    return entry
+
+
+def _tried(trial: Trial, draft: Plan) -> Entry:
     trial.progress("capturing and rewriting")
     begun = time.monotonic()
     built = _built(trial)
@@ -396,6 +416,7 @@ def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:
         "without": LIBRARIES if options.sides else frozenset(),
         "wishes": options.wishes,
         "ways": trial.ways,
+        "gradients": trial.gradients,
         "progress": trial.progress,
     }
     if like is not None:

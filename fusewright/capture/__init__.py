@@ -11,6 +11,7 @@ from torch import nn
 
 from fusewright.capture.build import build
 from fusewright.capture.export import Exported, trace
+from fusewright.capture.inference import without_gradients
 from fusewright.capture.symbols import NotSymbolicError
 from fusewright.errors import CaptureError, GraphError
 from fusewright.ir import spec
@@ -46,12 +47,21 @@ class Captured:
 
 
 def capture(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, dynamic_batch: bool = True
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_batch: bool = True,
+    gradients: bool = True,
 ) -> Captured:
     """The graph of `model` in its present mode on arguments like these; with `dynamic_batch`, of any batch if possible.
 
+    Without `gradients` it is what the model computes where nothing has one, if that is known to be something else.
     The model is left exactly as it was.  Raises `CaptureError` with one sentence when it cannot be captured whole.
     """
+    if not gradients:
+        with without_gradients(model):
+            return capture(model, args, kwargs, dynamic_batch=dynamic_batch)
     static = None
     if dynamic_batch:
         try:

@@ -55,6 +55,8 @@ def verify(
     itself, at 8 times the tolerance, where a float64 run is made elsewhere (at a smaller size, say); without
     `cut_batch` no check runs at a smaller batch, however long it takes.
 
+    Without `gradients`, nothing is run with them.
+
     Raises `FusewrightError` for arguments that are none of these.
     """
     if precision not in _PRECISIONS:

@@ -103,7 +103,10 @@ class Context:
 
     @cached_property
     def modes(self) -> tuple[bool, ...]:
-        """Without gradients, and with them where the reference has any: cuDNN's RNNs have none in evaluation mode."""
+        """Without gradients, and with them where they are asked for and there are any: cuDNN's recurrent networks have
+        none in evaluation mode."""
+        if not self.options.gradients:
+            return (False,)
         with suppress(NotApplicable):
             self.eager(self.side, grad=True)
             return False, True
@@ -111,8 +114,8 @@ class Context:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether gradients are asked for, and the reference has them."""
-        return self.options.gradients and True in self.modes
+        """Whether anything is run with gradients."""
+        return True in self.modes
 
     # -- one run ------------------------------------------------------------------------------------------------------
 
