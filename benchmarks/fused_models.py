@@ -443,5 +443,74 @@ ROWS = (
     _row(229, "", "relu(instance(x))", (16, 64, 512, 512), instance="nn.InstanceNorm2d(64)"),
     _row(230, "", "norm(x)", (1024, 131072), norm="nn.LayerNorm(131072)"),
     _row(231, "", "log_softmax(x * 0.5, -1)", (512, 393216)),
+    _row(232, "", "shift, scale, gate = ada(silu(t)).chunk(3, -1); x + gate[:, None] * up(norm(x) * (1 + scale[:, "
+         "None]) + shift[:, None])", (32, 256, 1152), t=(32, 1152), ada="nn.Linear(1152, 3456)",
+         norm="nn.LayerNorm(1152, elementwise_affine=False, eps=1e-6)", up="nn.Linear(1152, 1152)"),
+    _row(233, "", "w = weight[None] * (1 + a(s))[:, None, :, None, None]; w = w * torch.rsqrt(w.square().sum((2, 3, "
+         "4), keepdim=True) + 1e-8); y = conv2d(x.reshape(1, -1, *x.shape[2:]), w.flatten(0, 1), padding=1, "
+         "groups=x.shape[0]); leaky_relu(y.view(x.shape[0], -1, *x.shape[2:]), 0.2)", (16, 128, 64, 64),
+         weight=(128, 128, 3, 3), s=(16, 512), a="nn.Linear(512, 128)"),
+    _row(234, "", "m = x.mean(1, keepdim=True); s = torch.sqrt(x.var(1, keepdim=True, unbiased=False) + 1e-5); y = (x "
+         "- m) / s * w + b; lin(y.transpose(1, 2)).transpose(1, 2) * s + m", (256, 512, 64), w=(64,), b=(64,),
+         lin="nn.Linear(512, 96)"),
+    _row(235, "", "relu(x + relu(c2(pad(relu(c1(pad(x, (8, 0)))), (8, 0)))))", (32, 64, 8192),
+         c1="nn.Conv1d(64, 64, 3, dilation=4)", c2="nn.Conv1d(64, 64, 3, dilation=4)"),
+    _row(236, "", "torch.cat([x] + [interpolate(adaptive_avg_pool2d(x, n), size=x.shape[2:], mode='bilinear') for n "
+         "in (1, 2, 4)], 1)", (16, 128, 64, 64)),
+    _row(237, "", "out(lateral(x) + interpolate(t, scale_factor=2.0, mode='nearest'))", (16, 256, 64, 64),
+         lateral="nn.Conv2d(256, 128, 1)", out="nn.Conv2d(128, 128, 3, padding=1)", t=(16, 128, 32, 32)),
+    _row(238, "", "p = pad(x, (0, 0, 1, -1)); sigmoid(rr(x * a + p * (1 - a))) * vv(relu(kk(x * b + p * (1 - "
+         "b))).square())", (8, 1024, 768), a=(768,), b=(768,), rr="nn.Linear(768, 768)", kk="nn.Linear(768, 3072)",
+         vv="nn.Linear(3072, 768)"),
+    _row(239, "", "0.5 * (x.sum(1).square() - x.square().sum(1)).sum(-1)", (16384, 39, 64)),
+    _row(240, "", "sigma, rgb = relu(x[..., 3]), sigmoid(x[..., :3]); a = 1 - exp(-sigma * d); t = "
+         "torch.cumprod(torch.cat((torch.ones_like(a[:, :1]), 1 - a + 1e-10), 1), 1)[:, :-1]; ((a * t)[..., None] * "
+         "rgb).sum(1)", (65536, 128, 4), d=(128,)),
+    _row(241, "", "s = x.abs().amax(-1, keepdim=True) / 127; torch.clamp(torch.round(x / s), -128, 127) * s",
+         (16384, 4096)),
+    _row(242, "", "cross_entropy(x, arange(x.shape[0], device=x.device) % x.shape[1], label_smoothing=0.1)",
+         (16384, 4096)),
+    _row(243, "", "l = log_softmax(x, -1); -(0.9 * l.mean(-1) + 0.1 * l[:, 0]).mean()", (16384, 4096)),
+    _row(244, "", "a, b = (x - x.mean(0)) / x.std(0), (t - t.mean(0)) / t.std(0); c = a.T @ b / x.shape[0]; (c - "
+         "e).square().sum()", (4096, 2048), t=(4096, 2048), e=(2048, 2048)),
+    _row(245, "", "a, b = x[:, None], t[None]; i = (torch.min(a[..., 2:], b[..., 2:]) - torch.max(a[..., :2], b[..., "
+         ":2])).clamp(min=0).prod(-1); u = (a[..., 2:] - a[..., :2]).prod(-1) + (b[..., 2:] - b[..., :2]).prod(-1) - "
+         "i; i / u", (8192, 4), t=(4096, 4)),
+    _row(246, "", "(x.square().sum(1, keepdim=True) + w.square().sum(1) - 2 * x @ w.t())", (32768, 256), w=(1024, 256)),
+    _row(247, "", "q, k, v = qkv(x).unflatten(-1, (3, 12, 64)).permute(2, 0, 3, 1, 4); "
+         "o(scaled_dot_product_attention(qn(q), kn(k), v).transpose(1, 2).flatten(2))", (16, 512, 768),
+         qkv="nn.Linear(768, 2304)", qn="nn.LayerNorm(64)", kn="nn.LayerNorm(64)", o="nn.Linear(768, 768)"),
+    _row(248, "", "r, z, n = i(x).chunk(3, 1); hr, hz, hn = h(t).chunk(3, 1); r = sigmoid(r + hr); z = sigmoid(z + "
+         "hz); n = tanh(n + r * hn); n + z * (t - n)", (8192, 512), i="nn.Linear(512, 1536)", h="nn.Linear(512, 1536)",
+         t=(8192, 512)),
+    _row(249, "", "x = x + t2(gelu(t1(n1(x).transpose(1, 2)))).transpose(1, 2); x + c2(gelu(c1(n2(x))))",
+         (64, 196, 512), n1="nn.LayerNorm(512)", n2="nn.LayerNorm(512)", t1="nn.Linear(196, 256)",
+         t2="nn.Linear(256, 196)", c1="nn.Linear(512, 2048)", c2="nn.Linear(2048, 512)"),
+    _row(250, "", "q, k, v = qkv(x).unflatten(-1, (3, 8, 64)).permute(2, 0, 3, 1, 4); softmax(q @ k.transpose(-2, -1) "
+         "* 0.125 - s[:, None, None] * (arange(x.shape[1], device=x.device)[None, :] - arange(x.shape[1], "
+         "device=x.device)[:, None]).abs(), -1) @ v", (8, 1024, 512), qkv="nn.Linear(512, 1536)", s=(8,)),
+    _row(251, "", "enc(x)", (16, 512, 768), enc="nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True)"),
+    _row(252, "", "enc(x)", (16, 512, 768),
+         enc="nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, norm_first=True, activation='gelu')"),
+    _row(253, "", "dec(x, t)", (16, 256, 512), dec="nn.TransformerDecoderLayer(512, 8, 2048, batch_first=True)",
+         t=(16, 256, 512)),
+    _row(254, "", "mha(x, x, x)[0]", (16, 512, 768), mha="nn.MultiheadAttention(768, 12, batch_first=True)"),
+    _row(255, "", "up(relu(n(c(interpolate(x, scale_factor=2, mode='bilinear', align_corners=True)))))",
+         (16, 64, 64, 64), c="nn.Conv2d(64, 32, 3, padding=1)", n="nn.BatchNorm2d(32)", up="nn.Conv2d(32, 1, 1)"),
+    _row(256, "", "torch.cat((t, interpolate(x, scale_factor=2, mode='bilinear', align_corners=True)), 1)",
+         (16, 64, 64, 64), t=(16, 64, 128, 128)),
+    _row(257, "", "y = torch.cat([interpolate(relu(c(x)), size=t.shape[2:], mode='bilinear'), t], 1); head(y)",
+         (16, 256, 32, 32), c="nn.Conv2d(256, 128, 1)", t=(16, 64, 128, 128), head="nn.Conv2d(192, 21, 1)"),
+    _row(258, "", "sigmoid(interpolate(c(x), scale_factor=8, mode='bilinear'))", (16, 256, 32, 32),
+         c="nn.Conv2d(256, 1, 3, padding=1)"),
+    _row(259, "", "interpolate(x, size=(112, 112), mode='bilinear', align_corners=False)", (64, 64, 128, 128)),
+    _row(260, "", "relu(interpolate(x, size=(100, 100)))", (32, 64, 64, 64)),
+    _row(261, "", "interpolate(x, scale_factor=2, mode='trilinear')", (8, 32, 32, 32, 32)),
+    _row(262, "", "fold(unfold(x, 3, padding=1) * w, (64, 64), 3, padding=1)", (16, 64, 64, 64), w=(576, 1)),
+    _row(263, "", "cosine_embedding_loss(x, t, torch.ones(x.shape[0], device=x.device))", (16384, 512), t=(16384, 512)),
+    _row(264, "", "binary_cross_entropy(sigmoid(x), sigmoid(t).expand_as(x))", (16384, 4096), t=(4096,)),
+    _row(265, "", "h = first(x); h = attention(h, h, h)[0] + x; h + down(gelu(up(second(h))))", (16, 512, 768),
+         first="nn.LayerNorm(768)", attention="nn.MultiheadAttention(768, 12, batch_first=True)",
+         second="nn.LayerNorm(768)", up="nn.Linear(768, 3072)", down="nn.Linear(3072, 768)"),
 )
 # fmt: on
