@@ -76,11 +76,11 @@ class Accuracy:
             wide: Tensor = self.oracle(x[self.rows].double())
         return wide
 
-    def _more(self) -> list[Sample]:
+    def _more(self, times: int) -> list[Sample]:
         start, samples = time.monotonic(), []
-        for seed in range(_MORE):
-            if time.monotonic() - start < _SECONDS:
-                (x,) = nudged(Call.of((self.x,)), seed).tensors()
+        for seed in range(times * _MORE):
+            if time.monotonic() - start < times * _SECONDS:
+                (x,) = nudged(Call.of((self.x,)), times * _MORE + seed, times=times).tensors()
                 samples.append(self._sample(x, self.candidate(x), self.model(x)))
         return samples
 

@@ -490,8 +490,8 @@ ROWS = (
          "* 0.125 - s[:, None, None] * (arange(x.shape[1], device=x.device)[None, :] - arange(x.shape[1], "
          "device=x.device)[:, None]).abs(), -1) @ v", (8, 1024, 512), qkv="nn.Linear(512, 1536)", s=(8,)),
     _row(251, "", "enc(x)", (16, 512, 768), enc="nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True)"),
-    _row(252, "", "enc(x)", (16, 512, 768),
-         enc="nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, norm_first=True, activation='gelu')"),
+    _row(252, "", "block(x)", (16, 512, 768),
+         block="nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, norm_first=True, activation='gelu')"),
     _row(253, "", "dec(x, t)", (16, 256, 512), dec="nn.TransformerDecoderLayer(512, 8, 2048, batch_first=True)",
          t=(16, 256, 512)),
     _row(254, "", "mha(x, x, x)[0]", (16, 512, 768), mha="nn.MultiheadAttention(768, 12, batch_first=True)"),
