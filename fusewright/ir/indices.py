@@ -29,6 +29,9 @@ Beyond = Literal["", "circular", "reflect", "replicate"]
 # several digits of the one before it, so that long chains would come to twice as many with every step.
 MOST_DIGITS = 64
 
+# What numbers between that of an element and where it lies stay below, as they are 32 bits wide.
+REACH = 2**31
+
 
 @dataclass(frozen=True)
 class Variable:
@@ -196,7 +199,8 @@ def of_argument(node: Node, indices: Sequence[Index]) -> tuple[Index, ...] | Non
 
 def neighbours(index: Index, length: int, to: int, aligned: bool) -> tuple[Index, Index, Index, int] | None:
     """Of an index into `to` elements that are interpolated between `length`: the element ahead of it, the next one,
-    and how many parts of the way it is from one to the other, of how many; `None` where that takes too many digits.
+    and how many parts of the way it is from one to the other, of how many; `None` where that takes too many digits, or
+    too large numbers.
 
     These are max(0, (i + 1/2) length / to - 1/2) of PyTorch's, and i (length - 1) / (to - 1) where corners are aligned,
     in whole numbers.
@@ -204,7 +208,7 @@ def neighbours(index: Index, length: int, to: int, aligned: bool) -> tuple[Index
     times, plus, per = (length - 1, 0, max(to - 1, 1)) if aligned else (2 * length, length - to, 2 * to)
     common = gcd(times, plus, per)
     times, plus, per = times // common, plus // common, per // common
-    if index.digits > MOST_DIGITS:
+    if index.digits > MOST_DIGITS or length * per >= REACH:
         return None
     place = Variable(length * per, index * (times if to > 1 else 0) + Index((), plus), "replicate")
     split = _split(variable(place), [length, per])
@@ -236,13 +240,15 @@ def _brought_inside(
     return tuple(found)
 
 
-def _nearest(indices: Sequence[Index], shape: Sequence[Size], inner: Sequence[Size]) -> tuple[Index, ...]:
+def _nearest(indices: Sequence[Index], shape: Sequence[Size], inner: Sequence[Size]) -> tuple[Index, ...] | None:
     """Those at index * n / length, rounded down, along the dimensions whose length is another."""
     found = list(indices)
     for d, (length, n) in enumerate(zip(shape, inner, strict=True)):
         if length != n:
             assert isinstance(length, int) and isinstance(n, int)
             common = gcd(length, n)
+            if length * n // common >= REACH:
+                return None
             split = _split(indices[d] * (n // common), [n, length // common])
             assert split is not None
             found[d] = split[0]

@@ -375,7 +375,7 @@ class _Finder:
             return self._between(node, at, dim + 1)
         found = indices.neighbours(at[dim], length, to, node.op.aligned)
         if found is None:
-            return f"{node!r} is of too many digits"
+            return f"{node!r} takes too many digits, or too large numbers"
         *both, part, per = found
         ahead, next_ = (self._between(node, (*at[:dim], i, *at[dim + 1 :]), dim + 1) for i in both)
         if isinstance(ahead, str) or isinstance(next_, str):

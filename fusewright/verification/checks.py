@@ -204,10 +204,10 @@ def _leave_nan(run: Run) -> None:
 
 def _parameter_update(context: Context, name: str) -> Check:
     """An in-place edit of the parameters, as an optimizer makes, is seen by the next call."""
-    edited = dict(context.reference.named_parameters())
+    edited = {key: p for key, p in context.reference.named_parameters() if is_real(p)}
     theirs = dict(context.candidate.named_parameters(remove_duplicate=False))
     if not edited:
-        raise NotApplicable("the model has no parameters")
+        raise NotApplicable("the model has no parameters of real numbers")
     context.tried(context.side)
     before = context.state
     try:

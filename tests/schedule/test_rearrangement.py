@@ -160,6 +160,12 @@ def test_random_moves(seed: int) -> None:
     assert groups > 25
 
 
+@pytest.mark.parametrize("op", [ops.Interpolate((70001,)), ops.Interpolate((70001,), True), ops.Upsample((70001,))])
+def test_large_numbers_are_refused(op: ops.Op) -> None:
+    root = pointwise("relu", make(op, inp(0, 1, 1, 50000)))
+    assert not isinstance(parse(root, graph_of(root).users()), Rearrangement)
+
+
 X = inp(0, 2, 8, 4, 8)
 VIEWS: dict[str, tuple[Node, bool]] = {
     "joined dimensions": (reshape(X, (2, 32, 8)), False),

@@ -185,6 +185,22 @@ def test_other_summation_order_passes_on_few_outputs_that_cancel(seed: int) -> N
     assert verdict.ok, details(verdict)
 
 
+class Quantised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randint(-9, 9, (4, 4), dtype=torch.int8), requires_grad=False)
+        self.scale = nn.Parameter(torch.rand(4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.float() * self.scale)
+
+
+def test_whole_numbers_are_not_moved_as_real_ones_are() -> None:
+    model = Quantised()
+    verdict = verify(model, copy.deepcopy(model), (torch.randn(3, 4),))
+    assert verdict.ok and next(row.ok for row in verdict.rows if row.name == "parameter update")
+
+
 class NoBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:

@@ -275,7 +275,8 @@ class _TurnedWriter(_Writer):
         for k, load in enumerate(self.turn.loads):
             tiles.append(f"__shared__ {ELEMENT[load.tensor.dtype]} tile{k}[TILE][TILE + 1];")
             lines, at = _Values(self.r, self.names, 1).index(load.address)
-            read += [*lines, f"tile{k}[k][lane] = d.{self.names[load.tensor]}[index_t({at})];"]
+            body = [*lines, f"tile{k}[k][lane] = d.{self.names[load.tensor]}[index_t({at})];"]
+            read += block("", body) if lines else body  # loads name what they are computed of alike
             turned.append(widened(f"tile{k}[lane][k]", load.tensor.dtype))
         return fill(
             text.TURNED,

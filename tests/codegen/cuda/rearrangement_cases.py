@@ -105,6 +105,9 @@ CASES: dict[str, Callable[[], Node]] = {
     "interpolated volumes": lambda: interpolated(inp(0, 2, 3, 2, 3, 4), 4, 5, 8, aligned=True),
     "interpolated between one": lambda: interpolated(inp(0, 2, 3, 1, 1), 4, 8),
     "interpolated to few": lambda: interpolated(X, 4, 3, aligned=True),
+    "interpolated, then turned": lambda: pointwise(
+        "relu", interpolated(permute(inp(0, 2, 40, 3, 9), (0, 3, 2, 1)), 5, 48)
+    ),
     "interpolated twice": lambda: interpolated(pointwise("neg", interpolated(X, 6, 8)), 6, 12),
     "interpolated, padded and upsampled": lambda: interpolated(upsampled(padded(X, (2, 1, 0)), 1, 2), 10, 24),
     "interpolated beside what is not": lambda: cat(1, interpolated(X, 8, 16), inp(1, 2, 3, 8, 16)),
