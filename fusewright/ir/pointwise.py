@@ -406,9 +406,7 @@ _PLAIN: dict[str, Traits] = {
     ),
     "sin": _wave("torch.sin({0})", "up", (-1.57, 1.57), "odd", 0.0),
     "cos": _wave("torch.cos({0})", "down", (0.0, 3.14), "even", 1.0),
-    "tan": Traits(
-        "torch.tan({0})", monotone="up", domain=(-1.57, 1.57), limits=(nan, nan), parity="odd", at_zero=0.0
-    ),
+    "tan": Traits("torch.tan({0})", monotone="up", domain=(-1.57, 1.57), limits=(nan, nan), parity="odd", at_zero=0.0),
     "asin": Traits(
         "torch.asin({0})",
         monotone="up",

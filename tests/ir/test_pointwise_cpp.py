@@ -57,7 +57,7 @@ def operands(fn: str, arity: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def expected(traits: pointwise.Traits, args: tuple[Tensor, ...]) -> Tensor:
-    # PyTorch's float32 loops on x86 alone give gelu(inf) = NaN, and NaN as what a small divisor leaves of a large number
+    # PyTorch's float32 loops on x86 alone give gelu(inf) = NaN, and NaN as what a tiny divisor leaves of a huge number
     if traits.torch.startswith(("F.gelu", "torch.fmod", "torch.remainder")):
         args = tuple(a.double() for a in args)
     names = {f"v{i}": a for i, a in enumerate(args)}
