@@ -197,8 +197,7 @@ def _table() -> dict[str, Handler]:
     for name, fn in (_ARITHMETIC | {n: n for n in _COMPARISONS}).items():
         table |= {f"aten.{name}.{kind}": partial(_binary, fn=fn) for kind in ("Tensor", "Scalar")}
     table |= {f"aten.{name}.default": partial(_binary, fn=fn) for name, fn in _PAIRS.items()}
-    for name, fn in _OF_BITS.items():
-        table |= {f"aten.{name}.{kind}": partial(_binary, fn=fn) for kind in ("Tensor", "Scalar")}
+    table |= {f"aten.{name}.Tensor": partial(_binary, fn=fn) for name, fn in _OF_BITS.items()}
     for name, overloads in _OF_TWO.items():
         table |= {f"aten.{name}.{kind}": partial(_of_two, fn=name) for kind in overloads}
     table |= {f"aten.where.{kind}": _where for kind in ("self", "ScalarSelf", "ScalarOther", "Scalar")}
