@@ -359,6 +359,14 @@ def test_functions_of_libraries(fn: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, want, rtol=precision, atol=precision, equal_nan=True)
 
 
+@pytest.mark.parametrize("kind", ["max", "min"])
+@pytest.mark.parametrize("dims", [(3,), (1,), (1, 2, 3)], ids=str)
+def test_truths_of_rows(kind: str, dims: tuple[int, ...]) -> None:
+    """Whether any of them, or all, are true, as numbers."""
+    limit = 1.5 if kind == "max" else -1.5
+    check(cast(fold(pointwise("gt", X, limit), kind, *dims), F32))
+
+
 @pytest.mark.parametrize("decimals", [2, 0, -1])
 def test_rounding_to_decimals(decimals: int) -> None:
     root, x = pointwise("round_to", X, params=(decimals,)), random(X, 6) * 100
