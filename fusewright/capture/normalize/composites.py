@@ -167,17 +167,6 @@ def _quotient_added(call: Call) -> Normal:
     return _scaled(call, "div")
 
 
-def _interpolated(call: Call) -> Normal:
-    """self + weight (end - self), from the nearer end."""
-    x, end, weight = call.node("self"), call.node("end"), call["weight"]
-    if not isinstance(weight, int | float):
-        return None
-    way = call.apply("sub", end, x)
-    if weight < 0.5:
-        return call.apply("add", x, call.apply("mul", way, weight))
-    return call.apply("sub", end, call.apply("mul", way, 1 - weight))
-
-
 def _clamped(call: Call, name: str) -> Normal:
     """By a tensor of one value: by that."""
     bound = call.node(name)
@@ -233,7 +222,6 @@ TABLE: dict[str, Handler] = {
     "aten.nll_loss2d.default": _of_classes,
     "aten.addcmul.default": _product_added,
     "aten.addcdiv.default": _quotient_added,
-    "aten.lerp.Scalar": _interpolated,
     "aten.clamp_min.Tensor": lambda call: _clamped(call, "min"),
     "aten.clamp_max.Tensor": lambda call: _clamped(call, "max"),
 }

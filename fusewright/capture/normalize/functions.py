@@ -117,6 +117,10 @@ def _times(call: Call, factor: float) -> Normal:
     return call.apply("mul", x, factor) if x.dtype.is_floating_point else None
 
 
+def _interpolated(call: Call) -> Normal:
+    return _of_floats(call, "lerp", "self", "end", "weight")
+
+
 def _mean_slope(call: Call) -> Normal:
     """A leaky slope that is drawn in training only."""
     slope = (call["lower"] + call["upper"]) / 2
@@ -226,7 +230,8 @@ def _table() -> dict[str, Handler]:
         "aten.rad2deg.default": partial(_times, factor=180 / pi),
         "aten.deg2rad.default": partial(_times, factor=pi / 180),
         "aten.rrelu.default": _mean_slope,
-        "aten.lerp.Tensor": lambda call: _of_floats(call, "lerp", "self", "end", "weight"),
+        "aten.lerp.Scalar": _interpolated,
+        "aten.lerp.Tensor": _interpolated,
         "aten.masked_fill.Scalar": _masked_fill,
         "aten.masked_fill.Tensor": _masked_fill,
         "aten.pow.Tensor_Tensor": lambda call: _of_floats(call, "power", "self", "exponent"),
