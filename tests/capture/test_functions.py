@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fusewright.capture import capture
 from fusewright.ir.ops import Pointwise
-from tests.capture.harness import Fn, check, opaque
+from tests.capture.harness import Fn, check, opaque, program_of
 from tests.capture.test_composites import compared, r
 
 VALUES = (nan, inf, -inf, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 0.25, 2.5, -3.5, 7.0, 1e-3, 80.0, -1e5)
@@ -136,6 +136,13 @@ def test_truths(name: str) -> None:
 @pytest.mark.parametrize("name", LIKE)
 def test_tensors_of_one_value(name: str) -> None:
     understood(LIKE[name], (ANY.requires_grad_(),))
+
+
+def test_tensors_of_one_value_lie_as_what_is_beside_them() -> None:
+    x = r(2, 3, 4, 5).detach().to(memory_format=torch.channels_last)
+    for fn in (lambda x: torch.zeros_like(x) + x, lambda x: torch.where(x > 0, torch.ones_like(x), x)):
+        captured = check(Fn(fn), x)
+        assert program_of(captured)(Fn(fn), (x,), {}).stride() == fn(x).stride() == x.stride()
 
 
 @pytest.mark.parametrize("weighed", [False, True])
