@@ -32,9 +32,10 @@ ELEMENTS = 2**17
 # Parameters of families that have no defaults.
 PARAMETERS: dict[str, tuple[Any, ...]] = {
     **{"clamp": (-0.5, 0.5), "clamp_min": (-0.5,), "clamp_max": (0.5,), "threshold": (0.1, 0.0)},
-    **{"pow": (1.7,)},
+    **{"pow": (1.7,), "round_to": (2,)},
 }
 ABOVE_ZERO = {"log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow"}
+BELOW_ONE = {"asin", "acos", "atanh", "logit", "entr"}
 
 
 def functions() -> dict[str, tuple[Any, ...]]:
@@ -72,7 +73,8 @@ def main() -> None:
     rows = []
     for name, (function, *parameters) in wanted.items():
         x = args.scale * torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(0))
-        x = x.abs() + 1e-3 if function in ABOVE_ZERO else x
+        x = x.abs() + 1e-3 if function in ABOVE_ZERO else x.sigmoid() if function in BELOW_ONE else x
+        x = x.abs() + 1 if function == "acosh" else x
         times = measured(function, tuple(parameters), x)
         ours, aten = (times[who].median for who in ("ours", "aten"))
         rows.append({"function": name, "ours": ours, "aten": aten})

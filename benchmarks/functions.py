@@ -36,8 +36,11 @@ SPECIAL = {
     **dict.fromkeys(
         ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "xlogy", "sqrt", "rsqrt", "reciprocal"), 1
     ),
-    **dict.fromkeys(("sin", "cos", "atan", "erf", "softsign", "elu", "celu", "selu"), 1),
-    **dict.fromkeys(("sigmoid", "silu", "tanh", "tanhshrink", "mish", "log_sigmoid", "softplus"), 2),
+    **dict.fromkeys(("sin", "cos", "atan", "erf", "softsign", "elu", "celu", "selu", "asin", "acos", "entr"), 1),
+    **dict.fromkeys(("erfc", "hypot", "fmod", "remainder", "floor_divide", "trunc_divide"), 1),
+    **dict.fromkeys(("sigmoid", "silu", "tanh", "tanhshrink", "mish", "log_sigmoid", "softplus", "tan", "sinc"), 2),
+    **dict.fromkeys(("sinh", "cosh", "asinh", "acosh", "atanh", "logit", "logaddexp", "power", "atan2"), 2),
+    "binary_cross_entropy": 2,
 }
 
 

@@ -144,7 +144,12 @@ class Scalars:
 _PROMOTES = ops.Pointwise("add")
 
 # Functions whose results are far apart for arguments that are not.
-_STEPS = frozenset(["floor", "ceil", "round", "trunc", "eq", "ne", "lt", "le", "gt", "ge", "hardshrink", "threshold"])
+_STEPS = frozenset(
+    (
+        *("floor", "ceil", "round", "trunc", "round_to", "floor_divide", "trunc_divide", "fmod", "remainder"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "hardshrink", "threshold", "heaviside"),
+    )
+)
 
 
 def _stepped(root: Node, known: Container[Node]) -> dict[Node, bool]:

@@ -14,7 +14,8 @@ _FRESH = frozenset(
         *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d"),
         *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),
         *("relu6", "selu", "square", "softmax", "log_softmax", "logsumexp", "var", "std"),
-        *("stack", "concat", "cross_entropy_loss"),
+        *("stack", "concat", "cross_entropy_loss", "l1_loss", "kl_div", "poisson_nll_loss", "cosine_similarity"),
+        *("margin_ranking_loss", "triplet_margin_loss", "hinge_embedding_loss", "cosine_embedding_loss"),
     )
 )
 # Others return views, or their argument, and have no annotation.

@@ -281,8 +281,17 @@ def pow_(exponent: Scalar) -> Traits:
     )
 
 
+@_family
+def round_to(decimals: int) -> Traits:
+    """`torch.round` to so many decimals, or to multiples of a power of ten."""
+    return replace(
+        _rounding(f"torch.round({{0}}, decimals={decimals})", "odd"), idempotent=False, cpp=scalars.round_to(decimals)
+    )
+
+
 _SELU = -1.7580993408473766
 _QUARTER = 1.5707963267948968  # pi / 2, rounded up
+_HALF = 2 * _QUARTER
 _TRUTHS = {
     name: Traits(program, arity=2, nan_to_nan=False, range=(0.0, 1.0))
     for name, program in {
@@ -294,6 +303,7 @@ _TRUTHS = {
         "ge": "{0} >= {1}",
         "logical_and": "torch.logical_and({0}, {1})",
         "logical_or": "torch.logical_or({0}, {1})",
+        "logical_xor": "torch.logical_xor({0}, {1})",
     }.items()
 }
 _PLAIN: dict[str, Traits] = {
@@ -397,6 +407,36 @@ _PLAIN: dict[str, Traits] = {
     ),
     "sin": _wave("torch.sin({0})", "up", (-1.57, 1.57), "odd", 0.0),
     "cos": _wave("torch.cos({0})", "down", (0.0, 3.14), "even", 1.0),
+    "tan": Traits("torch.tan({0})", monotone="up", domain=(-1.57, 1.57), limits=(nan, nan), parity="odd", at_zero=0.0),
+    "asin": Traits(
+        "torch.asin({0})",
+        monotone="up",
+        domain=(-1.0, 1.0),
+        limits=(nan, nan),
+        range=(-_QUARTER, _QUARTER),
+        parity="odd",
+        at_zero=0.0,
+    ),
+    "acos": Traits("torch.acos({0})", monotone="down", domain=(-1.0, 1.0), limits=(nan, nan), range=(0.0, _HALF)),
+    "sinh": Traits("torch.sinh({0})", monotone="up", limits=(-inf, inf), parity="odd", at_zero=0.0),
+    "cosh": Traits(
+        "torch.cosh({0})",
+        monotone="up",
+        domain=NON_NEGATIVE,
+        limits=(inf, inf),
+        range=NON_NEGATIVE,
+        parity="even",
+        at_zero=1.0,
+    ),
+    "asinh": Traits("torch.asinh({0})", monotone="up", limits=(-inf, inf), parity="odd", at_zero=0.0),
+    "acosh": Traits("torch.acosh({0})", monotone="up", domain=(1.0, inf), limits=(nan, inf), range=NON_NEGATIVE),
+    "atanh": Traits(
+        "torch.atanh({0})", monotone="up", domain=(-1.0, 1.0), limits=(nan, nan), parity="odd", at_zero=0.0
+    ),
+    "erfc": Traits("torch.erfc({0})", monotone="down", limits=(2.0, 0.0), range=(0.0, 2.0), at_zero=1.0),
+    "sinc": Traits("torch.sinc({0})", limits=(nan, nan), range=(-0.2173, 1.0), parity="even", at_zero=1.0),
+    "logit": Traits("torch.logit({0})", monotone="up", domain=(0.0, 1.0), limits=(nan, nan), at_zero=-inf),
+    "entr": Traits("torch.special.entr({0})", limits=(-inf, -inf), range=(-inf, 0.3679), at_zero=0.0),
     "logical_not": Traits("torch.logical_not({0})", nan_to_nan=False, range=(0.0, 1.0), at_zero=1.0),
     "add": Traits("{0} + {1}", arity=2),
     "sub": Traits("{0} - {1}", arity=2),
@@ -404,6 +444,27 @@ _PLAIN: dict[str, Traits] = {
     "div": Traits("{0} / {1}", arity=2),
     "maximum": Traits("torch.maximum({0}, {1})", arity=2),
     "minimum": Traits("torch.minimum({0}, {1})", arity=2),
+    "fmax": Traits("torch.fmax({0}, {1})", arity=2, nan_to_nan=False),
+    "fmin": Traits("torch.fmin({0}, {1})", arity=2, nan_to_nan=False),
+    # what lies at a bound has a gradient of its own, whereas `maximum` shares it with the bound
+    "at_least": Traits("torch.clamp({0}, min={1})", arity=2),
+    "at_most": Traits("torch.clamp({0}, max={1})", arity=2),
+    "between": Traits("torch.clamp({0}, {1}, {2})", arity=3),
+    "lerp": Traits("torch.lerp({0}, {1}, {2})", arity=3),
+    "atan2": Traits("torch.atan2({0}, {1})", arity=2, range=(-_HALF, _HALF)),
+    "hypot": Traits("torch.hypot({0}, {1})", arity=2, nan_to_nan=False, range=NON_NEGATIVE),
+    "copysign": Traits("torch.copysign({0}, {1})", arity=2, nan_to_nan=False),
+    "fmod": Traits("torch.fmod({0}, {1})", arity=2),
+    "remainder": Traits("torch.remainder({0}, {1})", arity=2),
+    "floor_divide": Traits('torch.div({0}, {1}, rounding_mode="floor")', arity=2),
+    "trunc_divide": Traits('torch.div({0}, {1}, rounding_mode="trunc")', arity=2),
+    "power": Traits("torch.pow({0}, {1})", arity=2, nan_to_nan=False),
+    "logaddexp": Traits("torch.logaddexp({0}, {1})", arity=2),
+    "heaviside": Traits("torch.heaviside({0}, {1})", arity=2, nan_to_nan=False),
+    # of a probability and a target; of what is none eager refuses to compute it
+    "binary_cross_entropy": Traits(
+        'F.binary_cross_entropy(*torch.broadcast_tensors({0}, {1}), reduction="none")', arity=2
+    ),
     "xlogy": Traits("torch.xlogy({0}, {1})", arity=2),
     "where": Traits("torch.where({0}, {1}, {2})", arity=3, nan_to_nan=False),
     **_TRUTHS,

@@ -16,6 +16,7 @@ _SELU_ALPHA = 1.6732632423543772848170429916717
 _SELU_SCALE = 1.0507009873554804934193349852946
 _SQRT_HALF = 0.70710678118654752440
 _SQRT_TWO_OVER_PI = 0.79788456080286535588
+_PI = 3.14159265358979323846
 
 
 def number(value: Scalar) -> str:
@@ -95,6 +96,25 @@ def power(exponent: Scalar) -> str:
     return _POWERS.get(float(exponent), f"pow({{0}}, {number(exponent)})")
 
 
+def round_to(decimals: int) -> str:
+    ten_power = number(10.0 ** abs(decimals))
+    forth, back = ("/", "*") if decimals < 0 else ("*", "/")
+    return f"rint({{0}} {forth} {ten_power}) {back} {ten_power}"
+
+
+def _of_rest(result: str) -> str:
+    """`result`, of a / b and the rest m that C's fmod leaves of it, which has the sign of a."""
+    return f"[]({{T}} a, {{T}} b) {{{{ const {{T}} m = fmod(a, b); {result} }}}}({{0}}, {{1}})"
+
+
+# ATen corrects the sign of the rest, and takes the quotient without it for a whole number but for rounding.
+_REMAINDER = _of_rest("return m != 0 && (b < 0) != (m < 0) ? m + b : m;")
+_FLOOR_DIVIDE = _of_rest(
+    "const {T} q = (a - m) / b - (m != 0 && (b < 0) != (m < 0)), f = floor(q); "
+    "return b == 0 ? a / b : q == 0 ? copysign({T}(0), a / b) : q - f > {T}(0.5) ? f + 1 : f;"
+)
+
+
 # Of what is not negative, -0 being 0, by roots alone, which take fewer instructions.
 _SIZE = "fabs({0})"
 _ROOT = f"sqrt({_SIZE})"
@@ -151,6 +171,10 @@ PLAIN: dict[str, str] = {
     "atan": "atan({0})",
     "sin": "sin({0})",
     "cos": "cos({0})",
+    **{name: f"{name}({{0}})" for name in ("tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc")},
+    "sinc": f"{{0}} == 0 ? {{T}}(1) : sin({number(_PI)} * {{0}}) / ({number(_PI)} * {{0}})",
+    "logit": "log({0} / (1 - {0}))",
+    "entr": "{0} > 0 ? -{0} * log({0}) : {0} == 0 ? {T}(0) : {0} < 0 ? -{T}(INFINITY) : {0}",
     "logical_not": "{T}({0} == 0)",
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
@@ -158,6 +182,22 @@ PLAIN: dict[str, str] = {
     "div": "{0} / {1}",
     "maximum": "{0} > {1} || {0} != {0} ? {0} : {1}",
     "minimum": "{0} < {1} || {0} != {0} ? {0} : {1}",
+    "fmax": "{0} >= {1} || {1} != {1} ? {0} : {1}",
+    "fmin": "{0} <= {1} || {1} != {1} ? {0} : {1}",
+    "at_least": "{0} > {1} || {0} != {0} ? {0} : {1}",
+    "at_most": "{0} < {1} || {0} != {0} ? {0} : {1}",
+    "between": "{0} != {0} ? {0} : {1} != {1} ? {1} : {0} > {1} ? ({0} < {2} ? {0} : {2}) : {1} < {2} ? {1} : {2}",
+    "lerp": "fabs({2}) < {T}(0.5) ? fma({2}, {1} - {0}, {0}) : fma({2} - 1, {1} - {0}, {1})",
+    **{name: f"{name}({{0}}, {{1}})" for name in ("atan2", "hypot", "copysign", "fmod")},
+    "remainder": _REMAINDER,
+    "floor_divide": _FLOOR_DIVIDE,
+    "trunc_divide": "trunc({0} / {1})",
+    "power": "pow({0}, {1})",
+    "logaddexp": "{0} == {1} && fabs({0}) == {T}(INFINITY) ? {0} : "
+    "({0} > {1} ? {0} : {1}) + log1p(exp(-fabs({0} - {1})))",
+    "heaviside": "{0} == 0 ? {1} : {T}({0} > 0)",
+    "binary_cross_entropy": "({1} - 1) * (log1p(-{0}) < -100 ? {T}(-100) : log1p(-{0})) - "
+    "{1} * (log({0}) < -100 ? {T}(-100) : log({0}))",
     "xlogy": "{1} != {1} ? {1} : {0} == {T}(0) ? {T}(0) : {0} * log({1})",
     "where": "{0} != 0 ? {1} : {2}",
     "eq": "{T}({0} == {1})",
@@ -168,6 +208,7 @@ PLAIN: dict[str, str] = {
     "ge": "{T}({0} >= {1})",
     "logical_and": "{T}({0} != 0 && {1} != 0)",
     "logical_or": "{T}({0} != 0 || {1} != 0)",
+    "logical_xor": "{T}(({0} != 0) != ({1} != 0))",
 }
 
 # In CUDA, float32 only: the device's own exponential and reciprocal (`exp2_approx`, `reciprocal_approx`), no division,

@@ -26,6 +26,7 @@ def positive(*shape: int) -> Tensor:
 
 
 ROW, IMAGE = (4, 6), (4, 8, 6, 10)
+WEIGHTS, SIGNS = positive(6).detach(), torch.where(r(*ROW) > 0, 1.0, -1.0).double()
 Case = tuple[str, Callable[..., Any], tuple[Tensor, ...]]
 
 UNDERSTOOD: list[Case] = [
@@ -40,6 +41,27 @@ UNDERSTOOD: list[Case] = [
     ("smooth l1, wide", lambda x, t: F.smooth_l1_loss(x, t, beta=2.5), (r(*ROW) * 3, r(*ROW))),
     ("huber", lambda x, t: F.huber_loss(x, t, delta=0.5), (r(*ROW) * 2, r(*ROW))),
     ("cross entropy of logits", F.binary_cross_entropy_with_logits, (r(*ROW), positive(*ROW))),
+    (
+        "weighted logits",
+        lambda x, t: F.binary_cross_entropy_with_logits(x, t, WEIGHTS[0], pos_weight=WEIGHTS),
+        (r(*ROW), positive(*ROW)),
+    ),
+    (
+        "logits, what is true weighted",
+        lambda x, t: F.binary_cross_entropy_with_logits(x, t, pos_weight=torch.tensor(2.5), reduction="none"),
+        (r(*ROW), positive(*ROW)),
+    ),
+    ("soft margin", lambda x: F.soft_margin_loss(x, SIGNS), (r(*ROW) * 3,)),
+    ("soft margin, each", lambda x: F.soft_margin_loss(x, SIGNS, reduction="none"), (r(*ROW) * 3,)),
+    ("hinge", lambda x, t: F.hinge_embedding_loss(x * 2, t), (r(*ROW), SIGNS)),
+    ("hinge, each", lambda x, t: F.hinge_embedding_loss(x, t, 0.5, reduction="none"), (r(*ROW), SIGNS)),
+    ("cosine", F.cosine_embedding_loss, (r(*ROW), r(*ROW) * 2 + 1, SIGNS[:, 0])),
+    ("cosine, of ones", lambda x, y: F.cosine_embedding_loss(x, y, torch.ones(4)), (r(*ROW), r(*ROW) * 2 + 1)),
+    (
+        "cosine, summed",
+        lambda x, y, t: F.cosine_embedding_loss(x, y, t, margin=0.1, reduction="sum"),
+        (r(*ROW), r(*ROW) * 2 + 1, SIGNS[:, 0]),
+    ),
     ("addcmul", lambda x, a, b: torch.addcmul(x, a, b, value=0.5), (r(*ROW), r(*ROW), r(1, 6))),
     ("addcdiv", lambda x, a, b: torch.addcdiv(x, a, b, value=2), (r(*ROW), r(*ROW), positive(1, 6))),
     ("lerp, near", lambda x, y: torch.lerp(x, y, 0.25), (r(*ROW), r(*ROW) * 2)),
@@ -58,6 +80,12 @@ UNDERSTOOD: list[Case] = [
     ("norm, 1", lambda x: torch.linalg.vector_norm(x, 1, (1, 3)), (r(*IMAGE),)),
     ("norm, infinity", lambda x: torch.linalg.vector_norm(x, torch.inf, 1, keepdim=True), (r(*ROW),)),
     ("norm, -infinity", lambda x: torch.linalg.vector_norm(x, -torch.inf, 1), (r(*ROW),)),
+    ("norm, 3", lambda x: x.norm(3, dim=1), (r(*ROW),)),
+    ("norm, 1.5", lambda x: torch.linalg.vector_norm(x, 1.5, (1, 3), keepdim=True), (r(*IMAGE),)),
+    ("dist", torch.dist, (r(*ROW), r(1, 6))),
+    ("dist, 3", lambda x, y: torch.dist(x, y, 3), (r(*ROW), r(*ROW) * 2)),
+    ("aminmax", lambda x: tuple(torch.aminmax(x, dim=1, keepdim=True)), (r(*ROW),)),
+    ("aminmax of all", lambda x: tuple(torch.aminmax(x)), (r(*ROW),)),
     ("normalize", F.normalize, (r(*ROW),)),
     ("einsum of weights", lambda x, w: torch.einsum("bijl,lk->bijk", x, w), (r(*IMAGE), r(10, 3))),
     ("einsum of heads", lambda q, k: torch.einsum("bhid,bhjd->bhij", q, k), (r(*IMAGE), r(*IMAGE) * 2)),
@@ -219,6 +247,14 @@ ZEROS, STEPS = torch.zeros(4, 6).double(), torch.arange(24.0).reshape(4, 6).doub
 ODD = torch.tensor([torch.nan, 0.0, 1.0, -1.0, 0.3, -0.3]).double().repeat(4, 1)
 EDGES: list[Case] = [
     ("norm of zeros", lambda x: x.norm(dim=1), (ZEROS,)),
+    ("norm of zeros, 3", lambda x: x.norm(3, dim=1), (ZEROS,)),
+    ("norm of NaN, 3", lambda x: x.norm(3, dim=1), (ODD,)),
+    ("distance of equals, 1.5", lambda x, y: torch.dist(x, y, 1.5), (STEPS, STEPS.clone())),
+    ("least and greatest of equals", lambda x: tuple(torch.aminmax(x, dim=1)), (ZEROS,)),
+    ("soft margin of large ones", lambda x: F.soft_margin_loss(x, SIGNS, reduction="none"), (ODD * 1000,)),
+    ("hinge of NaN", lambda x, t: F.hinge_embedding_loss(x, t, reduction="none"), (ODD, SIGNS)),
+    ("cosine of zeros", F.cosine_embedding_loss, (ZEROS, r(*ROW), SIGNS[:, 0])),
+    ("weighted logits of NaN", lambda x: F.binary_cross_entropy_with_logits(x, ZEROS, pos_weight=WEIGHTS), (ODD,)),
     ("normalized zeros", F.normalize, (ZEROS,)),
     ("similarity of zeros", F.cosine_similarity, (ZEROS, r(*ROW))),
     ("deviation of constants", lambda x: x.std(1), (torch.ones(4, 6, dtype=torch.float64),)),
@@ -248,16 +284,9 @@ LEFT: list[tuple[str, Callable[..., Any], tuple[Tensor, ...], str]] = [
         "cross_entropy_loss",
     ),
     ("classes of one row", F.cross_entropy, (r(6), torch.tensor(2)), "cross_entropy_loss"),
-    ("another exponent", lambda x: x.norm(3, dim=1), (r(*ROW),), "linalg_vector_norm"),
-    (
-        "weighted logits",
-        lambda x, t, w: F.binary_cross_entropy_with_logits(x, t, pos_weight=w),
-        (r(*ROW), r(*ROW) * 2, positive(6).detach()),
-        "binary_cross_entropy_with_logits",
-    ),
+    ("another exponent", lambda x: x.norm(0.5, dim=1), (r(*ROW),), "linalg_vector_norm"),
     ("repeated once", lambda x: x.repeat(1, 1), (r(*ROW),), "repeat"),
     ("repeated and returned", lambda x: x[:, :1].repeat(1, 3), (r(*ROW),), "repeat"),
-    ("weights of lerp", torch.lerp, (r(*ROW), r(*ROW), positive(*ROW)), "lerp"),
 ]  # fmt: skip
 
 

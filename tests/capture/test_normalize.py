@@ -219,7 +219,7 @@ FUNCTIONS: list[tuple[str, Callable[..., Any], list[type]]] = [
     ("detach", lambda x: x.detach() + x, [Detach, Pointwise]),
     ("scalars", lambda x: (3 - x * 2 + 1.5) / 4, [Pointwise] * 4),
     ("alpha", lambda x: torch.add(x, x, alpha=2), [Opaque]),
-    ("rounding", lambda x: torch.div(x, 2, rounding_mode="floor"), [Opaque]),
+    ("rounding", lambda x: torch.div(x, 2, rounding_mode="floor"), [Pointwise]),
     ("reciprocal", lambda x: 2 / x, [Pointwise, Pointwise]),
     ("batch size as a number", lambda x: x.sum(0) / x.shape[0], [Reduce, Pointwise]),
     ("matmul", lambda x: x @ x.mT, [Permute, Matmul]),

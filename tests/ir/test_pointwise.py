@@ -26,6 +26,7 @@ PARAMS = {
     "elu": [(), (0.5,), (0.0,), (-1.0,), (2.0, 3.0, 0.5), (1.0, -1.0, 1.0), (1.0, 1.0, -1.0)],
     "celu": [(), (0.5,), (3.0,), (-1.0,)],
     "gelu": [(), ("tanh",)],
+    "round_to": [(1,), (3,), (0,), (-1,)],
     "pow": [
         (1,),
         (2,),
@@ -265,12 +266,32 @@ def test_text_is_the_function(fn, params):
 BINARY = [fn for fn in pointwise.functions() if fn not in PARAMS and pointwise.traits(fn).arity == 2]
 
 
+# Those that PyTorch has under another name; what lies outside of [0, 1] has no cross entropy.
+OTHER_NAMES = {
+    "at_least": torch.clamp_min,
+    "at_most": torch.clamp_max,
+    "power": torch.pow,
+    "trunc_divide": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+}
+BINARY.remove("binary_cross_entropy")
+
+
 @pytest.mark.parametrize("fn", BINARY)
 def test_binary_text_is_the_function(fn):
-    x, y = torch.tensor([1.0, -2.0, 0.5, nan, 3.0]), torch.tensor([1.0, 3.0, nan, 2.0, -1.0])
-    result = apply(pointwise.traits(fn), x, y)
-    assert torch.equal(torch.nan_to_num(result.float()), torch.nan_to_num(getattr(torch, fn)(x, y).float()))
-    assert pointwise.traits(fn).nan_to_nan == bool(torch.isnan(result[2:4].float()).all())
+    x = torch.tensor([0.5, nan, inf, nan, 1.0, nan, 1.0, -2.0, 3.0])
+    y = torch.tensor([nan, 2.0, nan, inf, nan, 0.0, 1.0, 3.0, -1.0])
+    result, peer = apply(pointwise.traits(fn), x, y), OTHER_NAMES.get(fn) or getattr(torch, fn)
+    assert torch.equal(torch.nan_to_num(result.float()), torch.nan_to_num(peer(x, y).float()))
+    assert pointwise.traits(fn).nan_to_nan == bool(torch.isnan(result[:6].float()).all())
+
+
+@pytest.mark.parametrize(("fn", "peer"), [("between", torch.clamp), ("lerp", torch.lerp)])
+def test_ternary_text_is_the_function(fn, peer):
+    one = torch.tensor([-1.0, 0.25, 2.0, nan])
+    args = [a.flatten() for a in torch.meshgrid(one, one, one, indexing="ij")]
+    result = apply(pointwise.traits(fn), *args)
+    assert torch.equal(torch.nan_to_num(result), torch.nan_to_num(peer(*args)))
+    assert pointwise.traits(fn).nan_to_nan == bool(torch.isnan(result[sum(args).isnan()]).all())
 
 
 def test_where():

@@ -102,13 +102,36 @@ def _huber(call: Call) -> Normal:
 
 
 def _cross_entropy_of_logits(call: Call) -> Normal:
-    """(1 - t) x - log_sigmoid(x)."""
+    """(1 - t) x - (1 + (p - 1) t) log_sigmoid(x), p being the weight of what is true."""
     pair = _alike(call)
-    if pair is None or call["weight"] is not None or call["pos_weight"] is not None:
+    if pair is None:
+        return None
+    (x, t), p = pair, call.optional("pos_weight")
+    likely = call.apply("log_sigmoid", x)
+    if p is not None:
+        likely = call.apply("mul", call.apply("add", call.apply("mul", call.apply("sub", p, 1), t), 1), likely)
+    return _weighed(call, call.apply("sub", call.apply("mul", call.apply("sub", 1, t), x), likely))
+
+
+def _cross_entropy_of_probabilities(call: Call) -> Normal:
+    pair = _alike(call)
+    return None if pair is None else _weighed(call, call.apply("binary_cross_entropy", *pair))
+
+
+def _weighed(call: Call, each: Node) -> Normal:
+    """A loss of every element, weighed and reduced."""
+    weight = call.optional("weight")
+    each = each if weight is None else call.apply("mul", each, weight)
+    return _loss(call, each) if each.shape == call.node("self").shape else None
+
+
+def _soft_margin(call: Call) -> Normal:
+    """ln(1 + e^-xt)."""
+    pair = _alike(call)
+    if pair is None:
         return None
     x, t = pair
-    each = call.apply("sub", call.apply("mul", call.apply("sub", 1, t), x), call.apply("log_sigmoid", x))
-    return _loss(call, each)
+    return _loss(call, call.apply("log1p", call.apply("exp", call.apply("mul", call.apply("neg", x), t))))
 
 
 def _of_classes(call: Call) -> Normal:
@@ -166,17 +189,6 @@ def _quotient_added(call: Call) -> Normal:
     return _scaled(call, "div")
 
 
-def _interpolated(call: Call) -> Normal:
-    """self + weight (end - self), from the nearer end."""
-    x, end, weight = call.node("self"), call.node("end"), call["weight"]
-    if not isinstance(weight, int | float):
-        return None
-    way = call.apply("sub", end, x)
-    if weight < 0.5:
-        return call.apply("add", x, call.apply("mul", way, weight))
-    return call.apply("sub", end, call.apply("mul", way, 1 - weight))
-
-
 def _clamped(call: Call, name: str) -> Normal:
     """By a tensor of one value: by that."""
     bound = call.node(name)
@@ -224,13 +236,14 @@ TABLE: dict[str, Handler] = {
     "aten.smooth_l1_loss.default": _smooth_l1,
     "aten.huber_loss.default": _huber,
     "aten.binary_cross_entropy_with_logits.default": _cross_entropy_of_logits,
+    "aten.binary_cross_entropy.default": _cross_entropy_of_probabilities,
+    "aten.soft_margin_loss.default": _soft_margin,
     "aten.cross_entropy_loss.default": _cross_entropy,
     "aten.nll_loss_nd.default": _of_classes,
     "aten.nll_loss.default": _of_classes,
     "aten.nll_loss2d.default": _of_classes,
     "aten.addcmul.default": _product_added,
     "aten.addcdiv.default": _quotient_added,
-    "aten.lerp.Scalar": _interpolated,
     "aten.clamp_min.Tensor": lambda call: _clamped(call, "min"),
     "aten.clamp_max.Tensor": lambda call: _clamped(call, "max"),
 }

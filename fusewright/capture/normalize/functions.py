@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import inf, pi
 from typing import Any
 
 import sympy
+import torch
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir import pointwise
@@ -32,6 +34,97 @@ def _unary(call: Call, fn: str, params: tuple[str, ...] = ()) -> Normal:
 def _binary(call: Call, fn: str) -> Normal:
     plain = call.get("alpha", 1) == 1 and call.get("rounding_mode") is None
     return _apply(call, fn, call["self"], call["other"]) if plain else None
+
+
+def _of_floats(call: Call, fn: str, *names: str) -> Normal:
+    """`fn` of the arguments `names`, whose tensors are all of floats: integers have semantics of their own."""
+    operands = [call[name] for name in names]
+    floats = all(o.dtype.is_floating_point for o in operands if isinstance(o, Node))
+    return _apply(call, fn, *operands) if floats else None
+
+
+def _of_two(call: Call, fn: str) -> Normal:
+    return _of_floats(call, fn, "self", "other" if fn != "heaviside" else "values")
+
+
+def _divided(call: Call) -> Normal:
+    """A quotient that is rounded as the call says, or not at all."""
+    fn = {None: "div", "floor": "floor_divide", "trunc": "trunc_divide"}[call["rounding_mode"]]
+    return _binary(call, fn) if fn == "div" else _of_two(call, fn)
+
+
+def _power_of_number(call: Call) -> Normal:
+    """2 ** x is what `exp2` is."""
+    exponent = call.node("exponent")
+    if call["self"] == 2 and exponent.dtype.is_floating_point:
+        return call.apply("exp2", exponent)
+    return _of_floats(call, "power", "self", "exponent")
+
+
+def _rounded(call: Call) -> Normal:
+    floats = call.node("self").dtype.is_floating_point
+    return _unary(call, "round_to", ("decimals",)) if floats else None
+
+
+def _bounded(call: Call) -> Normal:
+    """By tensors, of which one may be missing."""
+    names = [name for name in ("min", "max") if call[name] is not None]
+    fn = "between" if len(names) == 2 else "at_least" if names == ["min"] else "at_most"
+    return _of_floats(call, fn, "self", *names)
+
+
+def _logit(call: Call) -> Normal:
+    """Of what is clamped first, where it says so: 1 - eps is rounded to the type."""
+    x, eps = call.node("self"), call["eps"]
+    if not x.dtype.is_floating_point:
+        return None
+    if eps is not None and eps >= 0:
+        low = torch.tensor(eps, dtype=x.dtype)
+        x = call.apply("clamp", x, params=(low.item(), (1 - low).item()))
+    return call.apply("logit", x)
+
+
+def _is(call: Call, fn: str, value: float | None = None, magnitude: bool = False) -> Normal:
+    """Whether a number, or its magnitude, compares so with `value`, or with itself."""
+    x = call.node("self")
+    if not x.dtype.is_floating_point:
+        return None
+    return call.apply(fn, call.apply("abs", x) if magnitude else x, x if value is None else value)
+
+
+def _numbers_only(call: Call) -> Normal:
+    """NaN and the infinities as other numbers: zero and the largest, unless the call says which."""
+    x = call.node("self")
+    if not x.dtype.is_floating_point:
+        return None
+    info = torch.finfo(x.dtype)
+    low, high, other = (
+        default if call[name] is None else call[name]
+        for name, default in (("neginf", info.min), ("posinf", info.max), ("nan", 0.0))
+    )
+    bounded = call.apply("where", call.apply("eq", x, -inf), low, x)
+    bounded = call.apply("where", call.apply("eq", x, inf), high, bounded)
+    return call.apply("where", call.apply("ne", x, x), other, bounded)
+
+
+def _fraction(call: Call) -> Normal:
+    x = call.node("self")
+    return call.apply("sub", x, call.apply("trunc", x)) if x.dtype.is_floating_point else None
+
+
+def _times(call: Call, factor: float) -> Normal:
+    x = call.node("self")
+    return call.apply("mul", x, factor) if x.dtype.is_floating_point else None
+
+
+def _interpolated(call: Call) -> Normal:
+    return _of_floats(call, "lerp", "self", "end", "weight")
+
+
+def _mean_slope(call: Call) -> Normal:
+    """A leaky slope that is drawn in training only."""
+    slope = (call["lower"] + call["upper"]) / 2
+    return None if call["training"] else _apply(call, "leaky_relu", call["self"], params=(slope,))
 
 
 def _reversed_sub(call: Call) -> Normal:
@@ -60,8 +153,12 @@ _UNARY = (
     *("abs", "neg", "floor", "ceil", "round", "trunc", "sign", "logical_not"),
     *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "square"),
     *("erf", "atan", "sin", "cos"),
+    *("tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "sinc"),
 )
-_SYNONYMS = {"absolute": "abs", "negative": "neg", "arctan": "atan"}
+_SYNONYMS = {"absolute": "abs", "negative": "neg", "arctan": "atan"} | {
+    "special_entr": "entr",
+    "bitwise_not": "logical_not",  # of truths, as `_OF_BITS`
+}
 _WITH_PARAMETERS: dict[str, tuple[str, ...]] = {
     "hardtanh": ("min_val", "max_val"),
     "clamp_min": ("min",),
@@ -82,7 +179,18 @@ _ARITHMETIC = {"add": "add", "sub": "sub", "mul": "mul", "div": "div"} | {
     "true_divide": "div",
 }
 _COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
-_PAIRS = {n: n for n in ["maximum", "minimum", "logical_and", "logical_or"]}
+_PAIRS = {n: n for n in ["maximum", "minimum", "logical_and", "logical_or", "logical_xor"]}
+# Of truths; whatever else has bits has another type than what these give.
+_OF_BITS = {f"bitwise_{n}": f"logical_{n}" for n in ("and", "or", "xor")} | {
+    f"__{n}__": f"logical_{n}" for n in ("and", "or", "xor")
+}
+# name -> overloads of two tensors, or a tensor and a number, of floats.
+_OF_TWO = {
+    **dict.fromkeys(("fmax", "fmin", "atan2", "hypot", "logaddexp", "heaviside"), ("default",)),
+    **dict.fromkeys(("copysign", "fmod"), ("Tensor", "Scalar")),
+    "remainder": ("Tensor", "Scalar", "Scalar_Tensor"),
+    "floor_divide": ("default", "Scalar"),
+}
 
 
 def _table() -> dict[str, Handler]:
@@ -93,6 +201,9 @@ def _table() -> dict[str, Handler]:
     for name, fn in (_ARITHMETIC | {n: n for n in _COMPARISONS}).items():
         table |= {f"aten.{name}.{kind}": partial(_binary, fn=fn) for kind in ("Tensor", "Scalar")}
     table |= {f"aten.{name}.default": partial(_binary, fn=fn) for name, fn in _PAIRS.items()}
+    table |= {f"aten.{name}.Tensor": partial(_binary, fn=fn) for name, fn in _OF_BITS.items()}
+    for name, overloads in _OF_TWO.items():
+        table |= {f"aten.{name}.{kind}": partial(_of_two, fn=name) for kind in overloads}
     table |= {f"aten.where.{kind}": _where for kind in ("self", "ScalarSelf", "ScalarOther", "Scalar")}
     return table | {
         "aten.hardshrink.default": partial(_unary, fn="hardshrink", params=("lambd",)),
@@ -103,7 +214,28 @@ def _table() -> dict[str, Handler]:
         "aten.rsub.Tensor": _reversed_sub,
         "aten.clamp.default": _clamp,
         "aten.clip.default": _clamp,
+        "aten.clamp.Tensor": _bounded,
+        "aten.clip.Tensor": _bounded,
+        "aten.div.Tensor_mode": _divided,
+        "aten.div.Scalar_mode": _divided,
+        "aten.isnan.default": partial(_is, fn="ne"),
+        "aten.isinf.default": partial(_is, fn="eq", value=inf, magnitude=True),
+        "aten.isfinite.default": partial(_is, fn="lt", value=inf, magnitude=True),
+        "aten.isposinf.default": partial(_is, fn="eq", value=inf),
+        "aten.isneginf.default": partial(_is, fn="eq", value=-inf),
+        "aten.nan_to_num.default": _numbers_only,
+        "aten.logit.default": _logit,
+        "aten.frac.default": _fraction,
+        "aten.round.decimals": _rounded,
+        "aten.rad2deg.default": partial(_times, factor=180 / pi),
+        "aten.deg2rad.default": partial(_times, factor=pi / 180),
+        "aten.rrelu.default": _mean_slope,
+        "aten.lerp.Scalar": _interpolated,
+        "aten.lerp.Tensor": _interpolated,
         "aten.masked_fill.Scalar": _masked_fill,
+        "aten.masked_fill.Tensor": _masked_fill,
+        "aten.pow.Tensor_Tensor": lambda call: _of_floats(call, "power", "self", "exponent"),
+        "aten.pow.Scalar": _power_of_number,
         "aten.pow.Tensor_Scalar": partial(_unary, fn="pow", params=("exponent",)),
     }
 

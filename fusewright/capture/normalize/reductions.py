@@ -7,6 +7,8 @@ from functools import partial
 from math import inf
 from typing import Any
 
+import torch
+
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Cast, Cumsum, Reduce, ReduceKind, Softmax
@@ -45,17 +47,53 @@ def _with_mean(call: Call, correction: Callable[[Call], Any], kind: ReduceKind) 
     return None if spread is None else (spread, _reduce(call, "mean"))
 
 
+def _extremes(call: Call) -> Normal:
+    """The least and the greatest, whose gradients are those of `amin` and `amax`."""
+    least, greatest = _reduce(call, "min"), _reduce(call, "max")
+    return None if least is None or greatest is None else (least, greatest)
+
+
+def _truths(call: Call, kind: ReduceKind) -> Normal:
+    """The greatest or the least of truths."""
+    x = call.node("self")
+    dims = call.dims("dim", max(x.ndim, 1))
+    if x.ndim == 0 or call.result.dtype != torch.bool or any(x.shape[d] == 0 for d in dims):
+        return None
+    truths = x if x.dtype == torch.bool else call.apply("ne", x, 0)
+    return call.make(Reduce(kind, dims, bool(call.get("keepdim", False))), truths)
+
+
+def _count(call: Call) -> Normal:
+    x = call.node("self")
+    return None if x.ndim == 0 else call.make(Reduce("sum", call.dims("dim", x.ndim)), call.apply("ne", x, 0))
+
+
 def _norm(call: Call) -> Normal:
-    """The norm of exponent 2, 1 or infinity."""
-    x, exponent = call.node("self"), call.get("ord", call.get("p"))
+    return _norm_of(call, call.node("self"), call.get("ord", call.get("p")))
+
+
+def _distance(call: Call) -> Normal:
+    return _norm_of(call, call.apply("sub", call.node("self"), call.node("other")), call["p"])
+
+
+def _norm_of(call: Call, x: Node, exponent: Any) -> Normal:
+    """The norm of exponent 2, 1, infinity, or another above 1."""
     dtype = call.get("dtype")
     if x.ndim == 0 or not x.dtype.is_floating_point or dtype not in (None, x.dtype):
         return None
+    dims, keepdim = call.dims("dim", x.ndim), bool(call.get("keepdim", False))
     kinds: dict[Any, ReduceKind] = {None: "norm", 2: "norm", 1: "sum", inf: "max", -inf: "min"}
-    if exponent not in kinds:
+    if exponent in kinds:
+        op = Reduce(kinds[exponent], dims, keepdim)
+        return call.make(op, x if op.kind == "norm" else call.apply("abs", x))
+    if not isinstance(exponent, int | float) or not exponent > 1:  # below 1 gradients of zeros are infinite
         return None
-    op = Reduce(kinds[exponent], call.dims("dim", x.ndim), bool(call.get("keepdim", False)))
-    return call.make(op, x if op.kind == "norm" else call.apply("abs", x))
+    size = call.apply("abs", x if x.dtype.itemsize > 2 else call.make(Cast(torch.float32), x))
+    total = call.make(Reduce("sum", dims, keepdim), call.apply("pow", size, params=(exponent,)))
+    nothing = call.apply("eq", total, 0)  # of which the gradient is 0, that of a root NaN
+    root = call.apply("pow", call.apply("where", nothing, 1, total), params=(1 / exponent,))
+    found = call.apply("where", nothing, total, root)
+    return found if found.dtype == x.dtype else call.make(Cast(x.dtype), found)
 
 
 def _given(call: Call) -> Any:
@@ -90,6 +128,12 @@ TABLE: dict[str, Handler] = {
     "aten.min.default": partial(_reduce, kind="min"),
     "aten.max.dim": partial(_extreme, kind="max"),
     "aten.min.dim": partial(_extreme, kind="min"),
+    "aten.aminmax.default": _extremes,
+    **{f"aten.any.{kind}": partial(_truths, kind="max") for kind in ("default", "dim", "dims")},
+    **{f"aten.all.{kind}": partial(_truths, kind="min") for kind in ("default", "dim", "dims")},
+    "aten.count_nonzero.default": _count,
+    "aten.count_nonzero.dim_IntList": _count,
+    "aten.dist.default": _distance,
     "aten.logsumexp.default": partial(_reduce, kind="logsumexp"),
     "aten.prod.default": _prod,
     "aten.prod.dim_int": _prod,

@@ -289,13 +289,21 @@ def _cast(call: Call) -> Normal:
 
 
 def _full(call: Call) -> Normal:
-    value = {"zeros": 0, "ones": 1}.get(call.target.split(".")[1].removeprefix("new_").removesuffix("_like"))
-    value = call.get("fill_value", call.get("s")) if value is None else value
+    """A tensor of one value; of what is empty, of any.
+
+    One that lies as another tensor does is expanded from a number: functions of it lie as their other operands do.
+    """
+    name = call.target.split(".")[1].removeprefix("new_")
+    value = {"zeros": 0, "ones": 1, "empty": 0, "zero": 0}.get(name.removesuffix("_like"))
+    value = call.get("fill_value", call.get("s", call.get("value"))) if value is None else value
     plain = call.get("layout") in (None, torch.strided) and not call.get("pin_memory")
     plain = plain and call.get("memory_format") in (None, torch.preserve_format, torch.contiguous_format)
     if not plain or not isinstance(value, bool | int | float) or call.escapes:
         return None
-    return call.make(Full(call.shape, value, call.result.dtype, call.result.device))
+    alike = name.endswith("_like") or name in ("fill", "zero")
+    alike = alike and call.get("memory_format") != torch.contiguous_format and len(call.shape) > 0
+    one = call.make(Full(() if alike else call.shape, value, call.result.dtype, call.result.device))
+    return call.make(Expand(call.shape), one) if alike else one
 
 
 _RESHAPES = (
@@ -303,11 +311,15 @@ _RESHAPES = (
     *("flatten.using_ints", "unflatten.int", "ravel.default"),
     *("squeeze.default", "squeeze.dim", "squeeze.dims", "unsqueeze.default"),
 )
-_FACTORIES = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "scalar_tensor")
+_FACTORIES = (
+    *("zeros.default", "ones.default", "full.default", "new_zeros.default", "new_ones.default", "new_full.default"),
+    *("zeros_like.default", "ones_like.default", "full_like.default", "empty_like.default", "scalar_tensor.default"),
+    *("fill.Scalar", "zero.default"),
+)
 
 TABLE: dict[str, Handler] = {
     **{f"aten.{name}": _reshape for name in _RESHAPES},
-    **{f"aten.{name}.default": _full for name in _FACTORIES},
+    **{f"aten.{name}": _full for name in _FACTORIES},
     **{f"aten.{name}.default": _expand for name in ("expand", "expand_as", "broadcast_to")},
     **{f"aten.to.{name}": _cast for name in ("dtype", "dtype_layout", "device", "other")},
     "aten.type_as.default": _cast,

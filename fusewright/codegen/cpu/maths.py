@@ -12,7 +12,10 @@ from __future__ import annotations
 from fusewright.codegen.polynomials import with_polynomials
 
 # Those of the C++ library that compilers know as instructions, and those that are rare.
-LIBRARY = ("fabs", "copysign", "sqrt", "floor", "ceil", "rint", "trunc", "pow")
+LIBRARY = (
+    *("fabs", "copysign", "sqrt", "floor", "ceil", "rint", "trunc", "pow", "fma", "fmod", "hypot", "atan2"),
+    *("tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc"),
+)
 
 _TEXTS: dict[str, str] = {
     "exp_normal": """

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import standalone
 import torch
-from codegen.cuda.test_stream_kernels import inp, stream_of
-from native_cases import run
+from codegen.cuda.test_stream_kernels import OF_LIBRARIES, inp, odd_operands, reference, stream_of
+from native_cases import quick, run
 from torch import Tensor, nn
 
 from fusewright.codegen import polynomials
@@ -160,6 +160,16 @@ def test_functions_with_a_text_of_their_own(fn: str) -> None:
     ].all()
     near = x.abs() <= 25
     assert off[near].square().mean() <= 2**2 * (eager.double() - want)[near].square().mean()
+
+
+@pytest.mark.parametrize("fn", quick(OF_LIBRARIES, "remainder", "lerp", "binary_cross_entropy", "atan2"))
+def test_functions_of_libraries(fn: str) -> None:
+    given = odd_operands(OF_LIBRARIES[fn], fn == "binary_cross_entropy", F32)
+    root = pointwise(fn, *given)
+    got, want = run(kernel(stream_of(root), "fused_it"), *given.values()), reference(root, given).float()
+    if fn == "trunc_divide":  # a quotient rounded to a whole number is one
+        want = torch.div(*given.values(), rounding_mode="trunc")
+    torch.testing.assert_close(got, want, rtol=2e-6, atol=2e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("exponent", [1.7, -2.3, 4.0, 5, -3.0, 0.25, 30.0, 1e-3, 2e6])

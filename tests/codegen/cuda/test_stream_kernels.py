@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -336,6 +337,54 @@ def test_functions_of_its_own(fn: str) -> None:
     root, x = pointwise(fn, X, params=OWN[fn]), random(X, 5)
     assert "__device__ __forceinline__ float" in check(root, {X: x * 4}).source.split("// Elements of")[1]
     check(root, {X: x * 1e6})
+
+
+ODDITIES = (nan, inf, -inf, 0.0, -0.0, 1.0, -1.0, 0.5, 0.25, -2.5, 7.0, 1e-3, 20.0)
+OF_LIBRARIES = {
+    **dict.fromkeys(("tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "sinc"), 1),
+    **dict.fromkeys(("logit", "entr"), 1),
+    **dict.fromkeys(("fmax", "fmin", "at_least", "at_most", "atan2", "hypot", "copysign", "fmod", "remainder"), 2),
+    **dict.fromkeys(("floor_divide", "trunc_divide", "power", "logaddexp", "heaviside", "binary_cross_entropy"), 2),
+    **dict.fromkeys(("between", "lerp"), 3),
+}
+
+
+def odd_operands(count: int, shares: bool, dtype: torch.dtype) -> dict[Node, Tensor]:
+    """All combinations of numbers and of what is none; `shares` of one are left of those."""
+    kept = [v for v in ODDITIES if 0 <= v <= 1] if shares else ODDITIES
+    columns = torch.tensor(list(product(kept, repeat=count)), dtype=dtype).unbind(1)
+    noise = torch.randn(count, 300, generator=torch.Generator().manual_seed(2)).to(dtype)
+    noise = noise.sigmoid() if shares else noise * 3
+    values = [torch.cat([c, n]) for c, n in zip(columns, noise, strict=True)]
+    return {inp(i, len(v), dtype=dtype): v for i, v in enumerate(values)}
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, BF16], ids=str)
+@pytest.mark.parametrize("fn", OF_LIBRARIES)
+def test_functions_of_libraries(fn: str, dtype: torch.dtype) -> None:
+    """What each comes to is near what eager has in float64, and NaN or an infinity where that is."""
+    given = odd_operands(OF_LIBRARIES[fn], fn == "binary_cross_entropy", dtype)
+    root = pointwise(fn, *given)
+    got = emulate(kernel(stream_of(root), "fused_test"), *given.values())
+    precision = 16 * torch.finfo(dtype).eps
+    want = reference(root, given).to(dtype)
+    if fn == "trunc_divide":  # a quotient rounded to a whole number is one
+        want = torch.trunc(torch.div(*(v if dtype == F64 else v.float() for v in given.values()))).to(dtype)
+    torch.testing.assert_close(got, want, rtol=precision, atol=precision, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ["max", "min"])
+@pytest.mark.parametrize("dims", [(3,), (1,), (1, 2, 3)], ids=str)
+def test_truths_of_rows(kind: str, dims: tuple[int, ...]) -> None:
+    """Whether any of them, or all, are true, as numbers."""
+    limit = 1.5 if kind == "max" else -1.5
+    check(cast(fold(pointwise("gt", X, limit), kind, *dims), F32))
+
+
+@pytest.mark.parametrize("decimals", [2, 0, -1])
+def test_rounding_to_decimals(decimals: int) -> None:
+    root, x = pointwise("round_to", X, params=(decimals,)), random(X, 6) * 100
+    torch.testing.assert_close(emulate(kernel(stream_of(root), "fused_test"), x), torch.round(x, decimals=decimals))
 
 
 def test_a_known_divisor_is_a_factor() -> None:
