@@ -508,7 +508,7 @@ ROWS = (
     _row(261, "", "interpolate(x, scale_factor=2, mode='trilinear')", (8, 32, 32, 32, 32)),
     _row(262, "", "fold(unfold(x, 3, padding=1) * w, (64, 64), 3, padding=1)", (16, 64, 64, 64), w=(576, 1)),
     _row(263, "", "cosine_embedding_loss(x, t, torch.ones(x.shape[0], device=x.device))", (16384, 512), t=(16384, 512)),
-    _row(264, "", "binary_cross_entropy(sigmoid(x), sigmoid(t).expand_as(x))", (16384, 4096), t=(4096,)),
+    _row(264, "", "soft_margin_loss(x, torch.sign(t).detach().expand_as(x))", (16384, 4096), t=(4096,)),
     _row(265, "", "h = first(x); h = attention(h, h, h)[0] + x; h + down(gelu(up(second(h))))", (16, 512, 768),
          first="nn.LayerNorm(768)", attention="nn.MultiheadAttention(768, 12, batch_first=True)",
          second="nn.LayerNorm(768)", up="nn.Linear(768, 3072)", down="nn.Linear(3072, 768)"),

@@ -461,10 +461,6 @@ _PLAIN: dict[str, Traits] = {
     "power": Traits("torch.pow({0}, {1})", arity=2, nan_to_nan=False),
     "logaddexp": Traits("torch.logaddexp({0}, {1})", arity=2),
     "heaviside": Traits("torch.heaviside({0}, {1})", arity=2, nan_to_nan=False),
-    # of a probability and a target; of what is none eager refuses to compute it
-    "binary_cross_entropy": Traits(
-        'F.binary_cross_entropy(*torch.broadcast_tensors({0}, {1}), reduction="none")', arity=2
-    ),
     "xlogy": Traits("torch.xlogy({0}, {1})", arity=2),
     "where": Traits("torch.where({0}, {1}, {2})", arity=3, nan_to_nan=False),
     **_TRUTHS,

@@ -82,7 +82,6 @@ UNSEEDED = {
 ROUNDINGS = {
     **dict.fromkeys(("dist", "linalg.vector_norm", "masked_fill"), 64),
     **{f"nn.functional.{name}": 64 for name in ("binary_cross_entropy_with_logits", "soft_margin_loss")},
-    "nn.functional.binary_cross_entropy": 64,
 }
 # The rest of an operation's samples runs with the slow tests.
 SPREAD = 2

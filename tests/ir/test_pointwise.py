@@ -266,14 +266,13 @@ def test_text_is_the_function(fn, params):
 BINARY = [fn for fn in pointwise.functions() if fn not in PARAMS and pointwise.traits(fn).arity == 2]
 
 
-# Those that PyTorch has under another name; what lies outside of [0, 1] has no cross entropy.
+# Those that PyTorch has under another name.
 OTHER_NAMES = {
     "at_least": torch.clamp_min,
     "at_most": torch.clamp_max,
     "power": torch.pow,
     "trunc_divide": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
 }
-BINARY.remove("binary_cross_entropy")
 
 
 @pytest.mark.parametrize("fn", BINARY)

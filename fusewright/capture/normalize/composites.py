@@ -113,11 +113,6 @@ def _cross_entropy_of_logits(call: Call) -> Normal:
     return _weighed(call, call.apply("sub", call.apply("mul", call.apply("sub", 1, t), x), likely))
 
 
-def _cross_entropy_of_probabilities(call: Call) -> Normal:
-    pair = _alike(call)
-    return None if pair is None else _weighed(call, call.apply("binary_cross_entropy", *pair))
-
-
 def _weighed(call: Call, each: Node) -> Normal:
     """A loss of every element, weighed and reduced."""
     weight = call.optional("weight")
@@ -236,7 +231,6 @@ TABLE: dict[str, Handler] = {
     "aten.smooth_l1_loss.default": _smooth_l1,
     "aten.huber_loss.default": _huber,
     "aten.binary_cross_entropy_with_logits.default": _cross_entropy_of_logits,
-    "aten.binary_cross_entropy.default": _cross_entropy_of_probabilities,
     "aten.soft_margin_loss.default": _soft_margin,
     "aten.cross_entropy_loss.default": _cross_entropy,
     "aten.nll_loss_nd.default": _of_classes,

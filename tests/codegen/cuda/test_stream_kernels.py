@@ -344,17 +344,15 @@ OF_LIBRARIES = {
     **dict.fromkeys(("tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "sinc"), 1),
     **dict.fromkeys(("logit", "entr"), 1),
     **dict.fromkeys(("fmax", "fmin", "at_least", "at_most", "atan2", "hypot", "copysign", "fmod", "remainder"), 2),
-    **dict.fromkeys(("floor_divide", "trunc_divide", "power", "logaddexp", "heaviside", "binary_cross_entropy"), 2),
+    **dict.fromkeys(("floor_divide", "trunc_divide", "power", "logaddexp", "heaviside"), 2),
     **dict.fromkeys(("between", "lerp"), 3),
 }
 
 
-def odd_operands(count: int, shares: bool, dtype: torch.dtype) -> dict[Node, Tensor]:
-    """All combinations of numbers and of what is none; `shares` of one are left of those."""
-    kept = [v for v in ODDITIES if 0 <= v <= 1] if shares else ODDITIES
-    columns = torch.tensor(list(product(kept, repeat=count)), dtype=dtype).unbind(1)
-    noise = torch.randn(count, 300, generator=torch.Generator().manual_seed(2)).to(dtype)
-    noise = noise.sigmoid() if shares else noise * 3
+def odd_operands(count: int, dtype: torch.dtype) -> dict[Node, Tensor]:
+    """All combinations of numbers and of what is none."""
+    columns = torch.tensor(list(product(ODDITIES, repeat=count)), dtype=dtype).unbind(1)
+    noise = 3 * torch.randn(count, 300, generator=torch.Generator().manual_seed(2)).to(dtype)
     values = [torch.cat([c, n]) for c, n in zip(columns, noise, strict=True)]
     return {inp(i, len(v), dtype=dtype): v for i, v in enumerate(values)}
 
@@ -363,7 +361,7 @@ def odd_operands(count: int, shares: bool, dtype: torch.dtype) -> dict[Node, Ten
 @pytest.mark.parametrize("fn", OF_LIBRARIES)
 def test_functions_of_libraries(fn: str, dtype: torch.dtype) -> None:
     """What each comes to is near what eager has in float64, and NaN or an infinity where that is."""
-    given = odd_operands(OF_LIBRARIES[fn], fn == "binary_cross_entropy", dtype)
+    given = odd_operands(OF_LIBRARIES[fn], dtype)
     root = pointwise(fn, *given)
     got = emulate(kernel(stream_of(root), "fused_test"), *given.values())
     precision = 16 * torch.finfo(dtype).eps
@@ -428,9 +426,9 @@ def test_variances_lose_nothing_to_large_means(dim: int, order: str) -> None:
 @pytest.mark.parametrize("correction", [0, 1, 2, 0.5])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_variances_of_few(dim: int, correction: float) -> None:
-    """Of none, one and two values, as eager has them."""
+    """Of one and two values, as eager has them; of none no kernel is asked for."""
     k = kernel(stream_of(fold(inp(0, 6, 7), "std", dim, correction=correction)), "fused_test")
-    for n in (0, 1, 2, 3):
+    for n in (1, 2, 3):
         x = torch.randn((n, 5) if dim == 0 else (5, n), generator=torch.Generator().manual_seed(n))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # eager's, about degrees of freedom
