@@ -34,7 +34,7 @@ def tables() -> str:
     """All tables, one per results file that exists, and one of all runs of the fused operators."""
     writers = {**dict.fromkeys(FILES, _table), "cpu_footprint.json": _footprint, "cpu_scaling.json": _scaling}
     networks = [f"h100_networks{kind}.json" for kind in ("", "_bf16", "_batch1")]
-    networks += [f"h200_networks_{kind}.json" for kind in ("channels_last", "views")]
+    networks += [f"h200_networks_{kind}.json" for kind in ("channels_last", "bf16")]
     writers |= dict.fromkeys(networks, _networks)
     found = {name: json.loads((RESULTS / name).read_text()) for name in writers if (RESULTS / name).exists()}
     fused = {path.name: json.loads(path.read_text()) for path in RESULTS.glob(FUSED)}
