@@ -118,9 +118,6 @@ def _judge(trial: Trial, built: Built, plan: Plan) -> Entry:
     with preserved(trial.model):
         recorded = _recorded(trial, built, candidate)
         kept = _measured(trial, built, candidate, recorded)
-    if not trial.gradients:
-        others = (Kept(mode, "original", OTHER_WAY) for mode in MODES[1:] if _occurs(trial, mode))
-        kept = (kept[0], *others)
     if not _is_rewritten(built):
         kept = tuple(replace(k, path="original", reason=AS_IT_WAS) if k.path == "rewritten" else k for k in kept)
     forward = next(k for k in kept if k.mode == "forward")
@@ -283,12 +280,19 @@ def _verify(trial: Trial, built: Built, **how: Any) -> Verdict:
 
 def _measured(trial: Trial, built: Built, candidate: nn.Module, recorded: nn.Module | None = None) -> tuple[Kept, ...]:
     """Which path serves calls of each mode."""
+
+    def path(mode: Mode) -> Kept:
+        if mode != "forward" and not trial.gradients:
+            return Kept(mode, "original", OTHER_WAY)
+        if not trial.options.measure:
+            return _estimated(trial, built, mode)
+        return _kept(trial, candidate, mode, recorded if mode == "forward" else None)
+
     if not trial.options.measure:
-        kept = tuple(_estimated(trial, built, mode) for mode in MODES)
+        kept = tuple(map(path, MODES))
         return kept if recorded is None else (Kept("forward", "recorded", "as asked; not measured"), *kept[1:])
-    replayed = {"forward": recorded}
-    modes = MODES if _is_rewritten(built) and trial.gradients else MODES[:1]
-    return tuple(_kept(trial, candidate, mode, replayed.get(mode)) for mode in modes if _occurs(trial, mode))
+    modes = MODES if _is_rewritten(built) else MODES[:1]
+    return tuple(path(mode) for mode in modes if _occurs(trial, mode))
 
 
 def _estimated(trial: Trial, built: Built, mode: Mode) -> Kept:

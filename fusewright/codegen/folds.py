@@ -6,6 +6,20 @@ from fusewright.ir import ops
 
 _WORDS = {"max": "maximum", "min": "minimum", "var": "variance", "std": "standard deviation"}
 
+# Above a running variance, and how it takes in another one: of Templates of kernels.
+VARIANCE = """
+// A running $kind: sums of distances, and of their squares, from a value among those taken.
+// It is no farther from their mean than the root of their number times the deviation, so that nothing of note cancels
+// in float64.
+"""
+JOIN_VARIANCES = """        if (other.count == 0) return;
+        if (count == 0) shift = other.shift;
+        const double distance = other.shift - shift;
+        total += other.total + other.count * distance;
+        squares += other.squares + distance * (2 * other.total + other.count * distance);
+        count += other.count;
+"""
+
 
 def word(op: ops.Reduce) -> str:
     """What the result is called."""

@@ -79,6 +79,11 @@ def output_orders(
     return [_seen(o, orders[o]) if isinstance(o, Node) else None for o in graph.outputs]
 
 
+def lie_alike(graph: Graph, other: Graph, given: Mapping[Node, Order]) -> bool:
+    """Whether eager's outputs of two graphs lie alike in memory; `given` as `output_orders` has it."""
+    return output_orders(graph, given, kernels=False) == output_orders(other, given, kernels=False)
+
+
 def follows_inputs(graph: Graph) -> bool:
     """Whether the same call in eager, with inputs in other orders, could give results in others."""
     inputs: dict[Node, Order] = {n: (_UNKNOWN, n.op) for n in graph.inputs if len(rows_of(n)) > 1}

@@ -135,6 +135,7 @@ def power_within(exponent: Scalar) -> tuple[tuple[tuple[float, float], str], ...
     return () if text is None else (((0.0, inf), text),)
 
 
+_GREATER, _LESS = (f"{{0}} {than} {{1}} || {{0}} != {{0}} ? {{0}} : {{1}}" for than in "><")
 PLAIN: dict[str, str] = {
     "relu": clipping(0, inf),
     "relu6": clipping(0, 6),
@@ -180,12 +181,12 @@ PLAIN: dict[str, str] = {
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
     "div": "{0} / {1}",
-    "maximum": "{0} > {1} || {0} != {0} ? {0} : {1}",
-    "minimum": "{0} < {1} || {0} != {0} ? {0} : {1}",
+    "maximum": _GREATER,
+    "minimum": _LESS,
     "fmax": "{0} >= {1} || {1} != {1} ? {0} : {1}",
     "fmin": "{0} <= {1} || {1} != {1} ? {0} : {1}",
-    "at_least": "{0} > {1} || {0} != {0} ? {0} : {1}",
-    "at_most": "{0} < {1} || {0} != {0} ? {0} : {1}",
+    "at_least": _GREATER,
+    "at_most": _LESS,
     "between": "{0} != {0} ? {0} : {1} != {1} ? {1} : {0} > {1} ? ({0} < {2} ? {0} : {2}) : {1} < {2} ? {1} : {2}",
     "lerp": "fabs({2}) < {T}(0.5) ? fma({2}, {1} - {0}, {0}) : fma({2} - 1, {1} - {0}, {1})",
     **{name: f"{name}({{0}}, {{1}})" for name in ("atan2", "hypot", "copysign", "fmod")},

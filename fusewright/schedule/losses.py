@@ -16,7 +16,7 @@ from typing import Any
 from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise, reshape
 from fusewright.ir.class_losses import carried, class_weights, reduced
-from fusewright.ir.memory_order import Order, output_orders
+from fusewright.ir.memory_order import Order, lie_alike
 from fusewright.ir.node import Graph, Node, make, remade
 from fusewright.runtime.device import DeviceFacts
 from fusewright.schedule.beside import Readers, readers_of
@@ -43,8 +43,7 @@ def of_logits(
         losses = _losses_of(shares, users, readers)
         if losses and is_much(shares, facts, hints):
             placed, _ = graph.substituted(_streamed(losses, users))
-            alike = output_orders(graph, orders, kernels=False) == output_orders(placed, orders, kernels=False)
-            graph = placed if alike else graph
+            graph = placed if lie_alike(graph, placed, orders) else graph
     return graph
 
 

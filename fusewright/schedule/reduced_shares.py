@@ -19,7 +19,7 @@ from typing import Any
 from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise, reshape
 from fusewright.ir.class_losses import carried, class_weights, reduced
-from fusewright.ir.memory_order import Order, output_orders
+from fusewright.ir.memory_order import Order, lie_alike
 from fusewright.ir.node import Graph, Node, make, remade, topological
 from fusewright.ir.ops import Size
 from fusewright.runtime.device import DeviceFacts
@@ -53,7 +53,7 @@ def of_kept_rows(
         kept = kept_rows.parse(row, placed.users())
         if isinstance(kept, str) or most in topological(kept.tensors):
             continue
-        if output_orders(graph, orders, kernels=False) == output_orders(placed, orders, kernels=False):
+        if lie_alike(graph, placed, orders):
             graph = placed
     return graph
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from fusewright.ir import ops
 from fusewright.ir.build import pointwise
-from fusewright.ir.memory_order import Order, output_orders
+from fusewright.ir.memory_order import Order, lie_alike
 from fusewright.ir.node import Graph, Node, make
 from fusewright.ir.slots import windows
 from fusewright.schedule.range_sums import parse
@@ -32,13 +32,9 @@ def as_pools(graph: Graph, orders: Mapping[Node, Order] = MappingProxyType({})) 
     for node in reversed(sums):  # what comes before a replaced one stays as it is
         pooled = pool(node) if isinstance(parse(node, lambda n: users[n] == 1), str) else None
         placed = graph if pooled is None else graph.substitute(node, pooled)
-        if placed is not graph and _lie_alike(graph, placed, orders):
+        if placed is not graph and lie_alike(graph, placed, orders):
             graph = placed
     return graph
-
-
-def _lie_alike(graph: Graph, other: Graph, orders: Mapping[Node, Order]) -> bool:
-    return output_orders(graph, orders, kernels=False) == output_orders(other, orders, kernels=False)
 
 
 def _is_streamed(value: Node, users: int) -> bool:

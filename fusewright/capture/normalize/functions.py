@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from math import inf, pi
 from typing import Any
 
@@ -47,6 +47,16 @@ def _of_two(call: Call, fn: str) -> Normal:
     return _of_floats(call, fn, "self", "other" if fn != "heaviside" else "values")
 
 
+def _of_float(handler: Callable[..., Normal]) -> Callable[..., Normal]:
+    """Likewise of what handles a call of one tensor."""
+
+    @wraps(handler)
+    def handled(call: Call, **how: Any) -> Normal:
+        return handler(call, **how) if call.node("self").dtype.is_floating_point else None
+
+    return handled
+
+
 def _divided(call: Call) -> Normal:
     """A quotient that is rounded as the call says, or not at all."""
     fn = {None: "div", "floor": "floor_divide", "trunc": "trunc_divide"}[call["rounding_mode"]]
@@ -61,9 +71,9 @@ def _power_of_number(call: Call) -> Normal:
     return _of_floats(call, "power", "self", "exponent")
 
 
+@_of_float
 def _rounded(call: Call) -> Normal:
-    floats = call.node("self").dtype.is_floating_point
-    return _unary(call, "round_to", ("decimals",)) if floats else None
+    return _unary(call, "round_to", ("decimals",))
 
 
 def _bounded(call: Call) -> Normal:
@@ -73,30 +83,27 @@ def _bounded(call: Call) -> Normal:
     return _of_floats(call, fn, "self", *names)
 
 
+@_of_float
 def _logit(call: Call) -> Normal:
     """Of what is clamped first, where it says so: 1 - eps is rounded to the type."""
     x, eps = call.node("self"), call["eps"]
-    if not x.dtype.is_floating_point:
-        return None
     if eps is not None and eps >= 0:
         low = torch.tensor(eps, dtype=x.dtype)
         x = call.apply("clamp", x, params=(low.item(), (1 - low).item()))
     return call.apply("logit", x)
 
 
+@_of_float
 def _is(call: Call, fn: str, value: float | None = None, magnitude: bool = False) -> Normal:
     """Whether a number, or its magnitude, compares so with `value`, or with itself."""
     x = call.node("self")
-    if not x.dtype.is_floating_point:
-        return None
     return call.apply(fn, call.apply("abs", x) if magnitude else x, x if value is None else value)
 
 
+@_of_float
 def _numbers_only(call: Call) -> Normal:
     """NaN and the infinities as other numbers: zero and the largest, unless the call says which."""
     x = call.node("self")
-    if not x.dtype.is_floating_point:
-        return None
     info = torch.finfo(x.dtype)
     low, high, other = (
         default if call[name] is None else call[name]
@@ -107,14 +114,15 @@ def _numbers_only(call: Call) -> Normal:
     return call.apply("where", call.apply("ne", x, x), other, bounded)
 
 
+@_of_float
 def _fraction(call: Call) -> Normal:
     x = call.node("self")
-    return call.apply("sub", x, call.apply("trunc", x)) if x.dtype.is_floating_point else None
+    return call.apply("sub", x, call.apply("trunc", x))
 
 
+@_of_float
 def _times(call: Call, factor: float) -> Normal:
-    x = call.node("self")
-    return call.apply("mul", x, factor) if x.dtype.is_floating_point else None
+    return call.apply("mul", call.node("self"), factor)
 
 
 def _interpolated(call: Call) -> Normal:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from string import Template
 
-from fusewright.codegen.folds import divisor, word
+from fusewright.codegen.folds import JOIN_VARIANCES, VARIANCE, divisor, word
 from fusewright.ir import ops
 
 # How many float64 numbers a saved fold takes.
@@ -90,11 +90,9 @@ struct $Name {
 };
 """
 
-_VAR = """
-// A running $kind: sums of distances, and of their squares, from a value among those taken.
-// It is no farther from their mean than the root of their number times the deviation, so that nothing of note cancels
-// in float64.
-struct $Name {
+_VAR = (
+    VARIANCE
+    + """struct $Name {
     double count = 0, shift = 0, total = 0, squares = 0;
     void take(const $T* value, index_t some) {
         if (count == 0) shift = value[0];
@@ -108,13 +106,9 @@ struct $Name {
         count += some, total += sum, squares += sum_of_squares;
     }
     void merge(const $Name& other) {
-        if (other.count == 0) return;
-        if (count == 0) shift = other.shift;
-        const double distance = other.shift - shift;
-        total += other.total + other.count * distance;
-        squares += other.squares + distance * (2 * other.total + other.count * distance);
-        count += other.count;
-    }
+"""
+    + JOIN_VARIANCES
+    + """    }
     void save(double* to, index_t stride) const {
         to[0] = count, to[stride] = shift, to[2 * stride] = total, to[3 * stride] = squares;
     }
@@ -127,6 +121,7 @@ struct $Name {
     }
 };
 """
+)
 
 _SUMS = """
 // Running ${kind}s of neighbouring results, in float64.

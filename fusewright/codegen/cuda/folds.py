@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from string import Template
 
-from fusewright.codegen.folds import divisor, word
+from fusewright.codegen.folds import JOIN_VARIANCES, VARIANCE, divisor, word
 from fusewright.ir import ops
 
 # How many float64 numbers a saved fold takes.
@@ -91,11 +91,9 @@ struct $Name {
 };
 """
 
-_VAR = """
-// A running $kind: sums of distances, and of their squares, from a value among those taken.
-// It is no farther from their mean than the root of their number times the deviation, so that nothing of note cancels
-// in float64.
-struct $Name {
+_VAR = (
+    VARIANCE
+    + """struct $Name {
     double count, shift, total, squares;
     static __device__ $Name empty() { return {0.0, 0.0, 0.0, 0.0}; }
     template <int COUNT>
@@ -110,13 +108,9 @@ struct $Name {
         count += COUNT;
     }
     __device__ void merge(const $Name& other) {
-        if (other.count == 0) return;
-        if (count == 0) shift = other.shift;
-        const double distance = other.shift - shift;
-        total += other.total + other.count * distance;
-        squares += other.squares + distance * (2 * other.total + other.count * distance);
-        count += other.count;
-    }
+"""
+    + JOIN_VARIANCES
+    + """    }
     __device__ $Name from(int offset) const {
         return {__shfl_down_sync(~0u, count, offset), __shfl_down_sync(~0u, shift, offset),
                 __shfl_down_sync(~0u, total, offset), __shfl_down_sync(~0u, squares, offset)};
@@ -134,6 +128,7 @@ struct $Name {
     }
 };
 """
+)
 
 
 def fold(op: ops.Reduce, name: str, compute: str, result: str) -> str:
