@@ -13,11 +13,13 @@ from fusewright.kernel import Expression
 from fusewright.schedule.stream import Stream, with_indices
 
 
-def hint(size: Size) -> int:
-    """A number for a size: eight for a symbolic batch."""
-    if isinstance(size, int):
-        return size
-    return int(size.subs(dict.fromkeys(size.free_symbols, 8)))
+# What a symbolic batch is taken for: few samples where each has results of its own, many where all are reduced to one.
+FEW, MANY = 8, 4096
+
+
+def hint(size: Size, batch: int = FEW) -> int:
+    """A number for a size, of a symbolic batch taken for so many samples."""
+    return size if isinstance(size, int) else int(size.subs(dict.fromkeys(size.free_symbols, batch)))
 
 
 class Sizes:
@@ -72,7 +74,14 @@ class Sizes:
 
     def count(self, axes: list[int]) -> int:
         """The same, for the sizes the graph knows."""
-        return prod(hint(self.s.value.shape[d]) for a in axes for d in self.s.axes[a].dims)
+        return self._count(axes, FEW)
+
+    def reduced(self, axes: list[int]) -> int:
+        """The same, where these axes are reduced: a batch among them may be large."""
+        return self._count(axes, MANY)
+
+    def _count(self, axes: list[int], batch: int) -> int:
+        return prod(hint(self.s.value.shape[d], batch) for a in axes for d in self.s.axes[a].dims)
 
     def entry_count(self, axes: list[int]) -> int:
         """The same of the value that the window reads."""

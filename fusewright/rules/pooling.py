@@ -14,10 +14,11 @@ from dataclasses import replace
 from math import gcd, isfinite, isnan, prod
 from typing import Literal
 
-from fusewright.ir.build import reshape
+from fusewright.ir.build import pointwise, reshape
 from fusewright.ir.intervals import interval, within
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Number, Pointwise, Pool, Reduce
+from fusewright.ir.ops import Number, Op, Pointwise, Pool, Reduce
+from fusewright.rules.linear import refuse_linear
 from fusewright.rules.operands import (
     FLOATING,
     beside,
@@ -341,11 +342,47 @@ def reduction_of_reduction(m: Match) -> Node:
     x of any shape; the same kind and dtype.  Class exact for max and min, whose ties then share one gradient evenly;
     else reassociates.
     """
-    outer, inner, x = m["outer"].op, m["inner"].op, m["x"]
-    assert isinstance(outer, Reduce) and isinstance(inner, Reduce)
+    return _of_both(m, m["inner"].op)
+
+
+def _of_both(m: Match, op: Op) -> Node:
+    """`op`, a reduction, over what two of them reduce one after the other."""
+    outer, inner, x = m["outer"], m["inner"].op, m["x"]
+    assert isinstance(outer.op, Reduce) and isinstance(inner, Reduce) and isinstance(op, Reduce)
     left = [d for d in range(x.ndim) if inner.keepdim or d not in inner.dims]
-    dims = tuple(sorted({*inner.dims, *(left[d] for d in outer.dims)}))
-    return reshape(make(replace(inner, dims=dims), x), m["outer"].shape)
+    dims = tuple(sorted({*inner.dims, *(left[d] for d in outer.op.dims)}))
+    return reshape(make(replace(op, dims=dims, keepdim=inner.keepdim), x), outer.shape)
+
+
+_NARROW = ("torch.float16", "torch.bfloat16")
+
+
+def _refuse_sum_and_mean(m: Match) -> str | None:
+    outer, inner = m["outer"], m["inner"]
+    assert isinstance(outer.op, Reduce) and isinstance(inner.op, Reduce)
+    if {outer.op.kind, inner.op.kind} != {"sum", "mean"}:
+        return "they are no sum and a mean"
+    if inner.op.kind == "mean" and str(inner.dtype) in _NARROW:
+        return "a sum of everything is rounded to few digits, and may be too large"
+    return refuse_linear(inner, inner.op.dims) or (None if outer.dtype == inner.dtype else "they sum in two dtypes")
+
+
+@rule(
+    "mean(sum(x)) = n*mean(x)",
+    pattern=op("outer", Reduce, of=(op("inner", Reduce, of=(value("x"),)),)),
+    condition=_refuse_sum_and_mean,
+    exactness="reassociates",
+)
+def sum_and_mean(m: Match) -> Node:
+    """mean_E(sum_D(x)) -> n*mean(x), sum_E(mean_D(x)) -> sum(x)/n, over all of D and E, D having n elements.
+
+    x of any shape, n known; a mean that is summed has at least 32 bits.  Class reassociates.
+    """
+    outer, inner = m["outer"].op, m["inner"].op
+    assert isinstance(inner, Reduce)
+    n = prod(d for i in inner.dims if isinstance(d := m["x"].shape[i], int))
+    both = _of_both(m, outer)
+    return pointwise("mul" if inner.kind == "sum" else "div", both, n)
 
 
 RULES: tuple[Rule, ...] = (
@@ -356,4 +393,5 @@ RULES: tuple[Rule, ...] = (
     avg_pool_of_avg_pool,
     extreme_of_pool,
     reduction_of_reduction,
+    sum_and_mean,
 )

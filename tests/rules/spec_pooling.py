@@ -153,6 +153,17 @@ def reductions(draw: Draw) -> Node:
 
 
 @st.composite
+def sums_and_means(draw: Draw) -> Node:
+    kinds = draw(st.sampled_from([("sum", "mean"), ("mean", "sum")]))
+    x = draw(INPUTS)
+    inner = reduce(x, kinds[0], *draw(st.sampled_from([(1, 2), (1,), (2,)])), keepdim=draw(st.booleans()))
+    assume(all(isinstance(x.shape[d], int) for d in inner.op.dims))  # type: ignore[attr-defined]
+    dims = draw(st.sampled_from([(0,), (1,), (0, 1)]))
+    assume(max(dims) < inner.ndim)
+    return reduce(inner, kinds[1], *dims, keepdim=draw(st.booleans()))
+
+
+@st.composite
 def reduced_pools(draw: Draw) -> Node:
     """A max over dimensions of windows that leave no gaps, or of which one dimension can do with smaller ones."""
     kind, n = draw(st.sampled_from(["max", "min"])), draw(st.integers(1, 2))
@@ -369,6 +380,24 @@ SPECS = [
             ),
             "the gradient goes to the first of several": lambda: reduce(first(image(), 2), "max", 1),
             "the gradient goes to the first of several # of the outer": lambda: first(reduce(image(), "max", 2), 1),
+            "# a single reduction": lambda: reduce(image(), "sum", 2),
+        },
+        signed_zeros=False,
+    ),
+    RuleSpec(
+        rules.sum_and_mean,
+        lambda: reduce(reduce(image(B, 4, 8, 3), "sum", 2), "mean", 1, keepdim=True),
+        sums_and_means(),
+        {
+            "they are no sum and a mean": lambda: reduce(reduce(image(), "sum", 2), "sum", 1),
+            "they are no sum and a mean # a maximum": lambda: reduce(reduce(image(), "max", 2), "mean", 1),
+            "a sum of everything is rounded to few digits, and may be too large": lambda: reduce(
+                reduce(image(dtype=torch.float16), "mean", 2), "sum", 1
+            ),
+            "the length of a reduced dimension is not known": lambda: reduce(reduce(image(), "sum", 0), "mean", 1),
+            "they sum in two dtypes": lambda: reduce(
+                reduce(image(dtype=torch.float32), "sum", 2), "mean", 1, dtype=torch.float64
+            ),
             "# a single reduction": lambda: reduce(image(), "sum", 2),
         },
         signed_zeros=False,

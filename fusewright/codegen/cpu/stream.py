@@ -88,7 +88,7 @@ class _Writer(StreamSections):
     def _few(self) -> bool:
         """Whether there are too few results for each to be one thread's."""
         items = self.sizes.count(self.results) // (self.run if self.by_columns else 1)
-        return items < ENOUGH // 4 and self.sizes.count(self.axes["first"]) >= 2 * WORTH_A_PART // self._neighbours()
+        return items < ENOUGH // 4 and self.sizes.reduced(self.axes["first"]) >= 2 * WORTH_A_PART // self._neighbours()
 
     def _neighbours(self) -> int:
         """Results that are reduced together."""

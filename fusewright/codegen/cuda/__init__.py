@@ -16,6 +16,7 @@ from fusewright.codegen.cuda import (
     kept_rows,
     matmul,
     normalization,
+    pairs,
     ranges,
     ranges_blocks,
     ranges_walks,
@@ -366,7 +367,7 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
             return several_elements.kernel(group.record, name, reference)
         case "sample program":
             return sample.kernel(group.record, name, reference)
-    return stream.kernel(group.record, name, reference)
+    return pairs.kernel(group.record, name, reference) or stream.kernel(group.record, name, reference)
 
 
 def _on_tensor_cores(c: Contraction, option: Option, name: str, reference: str, *, tf32: bool) -> Kernel:

@@ -78,7 +78,7 @@ class Writer(StreamSections):
         if not self.s.folds:
             return Shape("flat")
         first, results = self.axes["first"], self.results
-        reduced, kept = self.sizes.count(first), self.sizes.count(results)
+        reduced, kept = self.sizes.reduced(first), self.sizes.count(results)
         two = len(self.s.folds) == 2
         if self.last in first:
             split = kept < FULL // 4 and reduced >= 16 * THREADS
@@ -327,7 +327,7 @@ class Writer(StreamSections):
     def _fitting(self, most: int, *, wide: bool) -> int:
         """How many groups of values a thread of a team takes together: no more than a row has for it."""
         values = self.wide.values if self.wide and wide else 1
-        share = self.sizes.count(self.axes["first"]) // (self.shape.team * values)
+        share = self.sizes.reduced(self.axes["first"]) // (self.shape.team * values)
         return next((n for n in (8, 4, 2) if n <= min(most, share)), 1)
 
     def _columns(self) -> Lines:
