@@ -38,6 +38,7 @@ from fusewright.runtime.device import LARGE_GPU, device_facts
 from fusewright.runtime.launch import layout_of
 from fusewright.schedule.channels_last import channels_last
 from fusewright.schedule.cost import CostModel
+from fusewright.schedule.few_elements import of_few
 from fusewright.schedule.groups import cut, with_statistics
 from fusewright.schedule.losses import of_logits
 from fusewright.schedule.moves_first import moves_first
@@ -148,6 +149,7 @@ def build(
             final = as_pools(final, orders)
             final = of_kept_rows(final, facts, hints, orders) if tuner.moves else final
             final = of_logits(final, facts, hints, orders)
+            final = of_few(final, orders) if tuner.moves else final
             final = moves_first(final, orders) if tuner.moves else final
             final = check(with_statistics(final, tuner.prefers, alone, orders))
             tuner.prepare(final, alone, orders)

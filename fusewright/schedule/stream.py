@@ -93,6 +93,7 @@ class Read:
     indices  of a weight, which row is read
     part     of a concatenation, which one it is
     within   of a view, where it lies along the dimensions that it does not have all of
+    step     of a view, how far neighbours along the last dimension of the value are from each other
     """
 
     value: Node
@@ -103,6 +104,7 @@ class Read:
     indices: Read | None = None
     part: Part | None = None
     within: tuple[Within, ...] = ()
+    step: int = 1
 
 
 @dataclass(frozen=True)
@@ -383,16 +385,18 @@ class _Axes:
         known = all(isinstance(n, int) for j in cut for n in (shape[j], base.shape[j]))
         missing = set(range(leaf.ndim)) - {p.dim for p in places}
         along = [d for d in own if d is not None]
-        last = self.value.ndim - 1  # neighbours along it are read together
-        behind = base.shape[own.index(last) + 1 :] if last in own else ()
-        apart = any(n != 1 for n in behind) or any(dims[d] is not None for d in missing)
         in_rows = along == sorted(along) and all(n == 1 for j in cut for n in base.shape[:j])
-        if in_rows or apart or not known or not _in_rows(base):
+        added = any(dims[d] is not None and (d == 0 or leaf.shape[d] != 1) for d in missing)  # a batch of one may grow
+        if in_rows or added or not known or not _in_rows(base):
             return None
-        if not base.varies:
-            return None  # derived ahead of calls
+        last = self.value.ndim - 1  # neighbours along it are read together
+        behind = range(own.index(last) + 1 if last in own else len(own), len(own))
+        step = prod(n for j in behind if isinstance(n := base.shape[j], int))
+        turned = any(own[j] is not None and base.shape[j] != 1 for j in behind)
+        if turned or (step > 1 and self.window is not None):
+            return None
         within = (Within(j, places[j].begin, shape[j], base.shape[j]) for j in cut)
-        return Read(leaf, base, place, own, within=tuple(within))
+        return Read(leaf, base, place, own, within=tuple(within), step=step)
 
     def _is_in_parts(self, leaf: Node, dim: int, dims: tuple[int | None, ...]) -> bool:
         """Whether what is concatenated along `dim` is read part by part: tensors in memory of known lengths, along an
@@ -417,7 +421,7 @@ class _Axes:
         dim = leaf.op.dim
         signed = [self._sign(n) for n in leaf.inputs]
         views = [self._viewed(n, place, dims) if isinstance(n.op, VIEWS) else None for n, _ in signed]
-        alike = len({v and v.dims for v in views}) == 1
+        alike = len({v and v.dims for v in views}) == 1 and all(v is None or v.step == 1 for v in views)
         cuts = {tuple(w for w in v.within if v.dims[w.dim] != dim) for v in views if v is not None}
         found, begin = [], 0
         for (n, negated), view in zip(signed, views, strict=True):

@@ -123,7 +123,8 @@ def test_kernels(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype)
     truth, found, eager = fn(x.double()), emulated(built, model, x), model(x)
     assert found.dtype == eager.dtype and found.shape == eager.shape
     error, allowed = ((y.double() - truth).abs().max() for y in (found, eager))
-    assert error <= 2 * allowed + 4 * torch.finfo(dtype).eps * truth.abs().max()
+    roundings = 8 if dtype == torch.float64 else 4  # there what is taken for the truth has as many of its own
+    assert error <= 2 * allowed + roundings * torch.finfo(dtype).eps * truth.abs().max()
 
 
 @pytest.mark.parametrize("name", ["smoothed", "smoothed, of positions", "by hand", "entropy", "likelihoods"])

@@ -115,7 +115,7 @@ class Values(StreamValues):
             lines, sign = [*lines, *self.found(r)], self.sign(r)
             if index and self.last_of(place) in r.axes:
                 lines.append(f"const {ELEMENT[dtype]}* __restrict__ const {name} = {tensor} + {self.offset(r)};")
-                given[r.value] = sign + read(f"{name}[{index}]", dtype)
+                given[r.value] = sign + read(f"{name}[{index}{f' * {r.step}' if r.step > 1 else ''}]", dtype)
             else:
                 element = sign + read(f"{tensor}[{self.offset(r)}]", dtype)
                 lines.append(f"const {compute_type(dtype)} {name} = {element};")

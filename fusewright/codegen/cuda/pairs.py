@@ -169,7 +169,10 @@ class PairWriter(Writer):
     def _stage(self, r: Read) -> Lines:
         """Neighbours in memory are read by neighbouring threads."""
         a, k = self._side_of(r), self.at.along
-        name, element = self.values.element(r), widened(f"{self.values.start(r)}[{self.values.offset(r)}]", r.tensor.dtype)
+        name, element = (
+            self.values.element(r),
+            widened(f"{self.values.start(r)}[{self.values.offset(r)}]", r.tensor.dtype),
+        )
         at_k = f"const index_t i{k} = min(first{k} + k, d.n{k} - 1);"
         if a is None:
             body = [at_k, f"staged.{name}[k] = {element};"]
@@ -295,4 +298,3 @@ class PairWriter(Writer):
         body = ["await_launches();", f"const Data d{{{self._members()}}};", "pairs(d, out);"]
         head = f'extern "C" __global__ void {self.attributes()}'
         return [head, *self._signature(self.name, *self._written()), *indent(body), "}"]
-

@@ -438,9 +438,10 @@ class Writer(StreamSections):
         last = self.last
         tests = [f"n{last} % VALUES<true> == 0"] if self.wide.values > 1 else []
         tests += [f"m{last} % CHUNK<true> == 0"] if self.s.axes[last].window is not None else []
-        loaded = dict.fromkeys(self.names[r.tensor] for r in self.s.reads if last in r.axes and r.tensor in self.names)
+        together = [r for r in self.s.reads if last in r.axes and r.step == 1]
+        loaded = dict.fromkeys(self.names[r.tensor] for r in together if r.tensor in self.names)
         written = [*self.outputs()] if self.shape.form != "rows" and self.shape.parts is None else []
-        cuts = [(r, w) for r in self.s.reads for w in r.within if r.dims[w.dim] in self.s.axes[last].dims]
+        cuts = [(r, w) for r in together for w in r.within if r.dims[w.dim] in self.s.axes[last].dims]
         width = "CHUNK" if self.s.axes[last].window is not None else "VALUES"
         for r, w in cuts:
             n = f"m{last}" if r.place == "before" and self.s.axes[last].window is not None else f"n{last}"

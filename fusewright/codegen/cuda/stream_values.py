@@ -29,7 +29,7 @@ class Widths:
 def widths(s: Stream) -> Widths | None:
     """16-byte loads; `None` where the last axis gives nothing to load together."""
     last = len(s.axes) - 1
-    loaded = [r.tensor.dtype.itemsize for r in s.reads if r.place == "before" and last in r.axes]
+    loaded = [r.tensor.dtype.itemsize for r in s.reads if r.place == "before" and last in r.axes and r.step == 1]
     if not loaded:
         return None
     chunk = 16 // max(loaded)
@@ -153,7 +153,10 @@ class Values(StreamValues):
             sign = self.sign(r)
             given[r.value] = name
             before += self.found(r)
-            if self.last_of(place) in r.axes:
+            if self.last_of(place) in r.axes and r.step > 1:
+                at = f"{tensor}[{self.offset(r)} + {each} * {r.step}]"
+                element.append(f"const {compute} {name} = {sign}{widened(at, r.tensor.dtype)};")
+            elif self.last_of(place) in r.axes:
                 before.append(f"const auto {name}s = load<{width}>({tensor} + {self.offset(r)});")
                 element.append(f"const {compute} {name} = {sign}{widened(f'{name}s.at[{each}]', r.tensor.dtype)};")
             else:

@@ -27,6 +27,11 @@ def gated(x: Node, dim: int) -> Node:
     return pointwise("mul", a, pointwise("sigmoid", b))
 
 
+def column(x: Node, which: int) -> Node:
+    """One index of the last dimension: neighbours lie apart."""
+    return reshape(part(x, -1, which, which + 1), x.shape[:-1])
+
+
 def turned(x: Node, cos: Node, sin: Node) -> Node:
     """One half of a rotary embedding."""
     a, b = halves(x, x.ndim - 1)
@@ -63,6 +68,16 @@ CASES: dict[str, Callable[[], Node]] = {
     "sum over the slice": lambda: fold(gated(inp(0, 5, 64), 1), "sum", 1),
     "mean over channels": lambda: fold(pointwise("exp", part(inp(0, *IMAGE), 1, 1, 4)), "mean", 1),
     "then max": lambda: fold(fold(part(inp(0, *IMAGE), 1, 2, 5), "logsumexp", 1), "max", 1, 2),
+    "columns": lambda: pointwise("mul", column(inp(0, 6, 33, 4), 3), pointwise("exp", column(inp(1, 6, 33, 3), 0))),
+    "columns of one": lambda: pointwise("sub", column(xyz := inp(0, 37, 3), 2), column(xyz, 1)),
+    "a column beside a tensor": lambda: pointwise("mul", inp(0, 6, 32), column(inp(1, 6, 32, 4), 1)),
+    "a column of truth values": lambda: pointwise(
+        "where", column(inp(0, 6, 32, 4, dtype=torch.bool), 1), inp(1, 6, 32), 0.0
+    ),
+    "a column of a slice": lambda: pointwise("exp", column(part(inp(0, 6, 40, 4), 1, 3, 36), 2)),
+    "a column broadcast": lambda: pointwise("mul", inp(0, 6, 5, 32), column(inp(1, 32, 4), 1)),
+    "sum over columns": lambda: fold(pointwise("mul", column(inp(0, 6, 40, 4), 1), inp(1, 6, 40)), "sum", 1),
+    "sums of a column": lambda: fold(pointwise("mul", column(inp(0, 40, 6, 4), 1), inp(1, 40, 6)), "max", 0),
     "long rows": lambda: fold(part(inp(0, 2, 20_000), 1, 4, 16_000), "sum", 1),
 }
 
