@@ -12,7 +12,6 @@ from fusewright.ir.ops import Size
 from fusewright.kernel import Expression
 from fusewright.schedule.stream import Stream, with_indices
 
-
 # What a symbolic batch is taken for: few samples where each has results of its own, many where all are reduced to one.
 FEW, MANY = 8, 4096
 

@@ -97,7 +97,7 @@ struct Staged {
     float p1[STEP][SIDE + 4];  // rows along axis 1
 };
 
-// Read them, from these coordinates on; what would be beyond an end is read of the last one in place of it.
+// Read them, from these coordinates on, and beyond an end the last ones again.
 __device__ __forceinline__ void stage(const Data& d, index_t first0, index_t first1, index_t first2, Staged& staged) {
 #pragma unroll
     for (int t = threadIdx.x; t < STEP * SIDE; t += THREADS) {

@@ -158,7 +158,7 @@ class PairWriter(Writer):
             *indent(members),
             "};",
             "",
-            "// Read them, from these coordinates on; what would be beyond an end is read of the last one in place of it.",
+            "// Read them, from these coordinates on, and beyond an end the last ones again.",
             *block(f"__device__ __forceinline__ void stage(const Data& d, {coordinates}, Staged& staged)", steps),
         ]
 
@@ -186,6 +186,10 @@ class PairWriter(Writer):
             f"staged.{name}[k][row] = {element};",
         ]
         return ["#pragma unroll", *block("for (int t = threadIdx.x; t < STEP * SIDE; t += THREADS)", body)]
+
+    def _read(self, r: Read) -> str:
+        """Text of an element at the coordinates in scope."""
+        return widened(f"{self.values.start(r)}[{self.values.offset(r)}]", r.tensor.dtype)
 
     def _innermost(self, r: Read) -> int:
         """The axis along which neighbours in memory lie."""
@@ -256,7 +260,7 @@ class PairWriter(Writer):
         lines = []
         for r in self._fixed():
             name, a, compute = self.values.element(r), self._side_of(r), compute_type(r.tensor.dtype)
-            element = widened(f"{self.values.start(r)}[{self.values.offset(r)}]", r.tensor.dtype)
+            element = self._read(r)
             if a is None:
                 lines.append(f"const {compute} {name} = {element};")
                 continue
