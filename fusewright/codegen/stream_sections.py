@@ -80,7 +80,7 @@ class StreamSections:
             *dict.fromkeys(f"const {ELEMENT[t.dtype]}* {name};" for t, name in self.names.items()),
             *declared([f"n{a}" for a in self.all], "lengths of the axes"),
             *declared([f"m{a}" for a in self.pooled], "those of pooled axes before the window"),
-            *declared([f"v{i}" for i in self.s.weights], "rows of the weights"),
+            *declared([f"v{i}" for i in self.s.weights], "rows of weights, or classes"),
             *(["mutable int outside = 0;  // whether an index was that of no row"] if self.s.weights else []),
         ]
         return ["// What a call passes.", "struct Data {", *indent(members), "};"]
@@ -105,10 +105,10 @@ class StreamSections:
 
 
 def _names(s: Stream) -> dict[Node, str]:
-    """What the tensors are called: the first one x, unless it belongs to an embedding."""
+    """What the tensors are called: the first one x, unless it is an embedding's."""
     names = {t: f"p{i}" if i else "x" for i, t in enumerate(s.tensors)}
     for r in s.reads:
         if r.indices is not None:
             names[r.indices.tensor] = f"indices{s.tensors.index(r.indices.tensor)}"
-            names[r.tensor] = f"weight{s.tensors.index(r.tensor)}"
+            names[r.tensor] = names[r.tensor] if r.at else f"weight{s.tensors.index(r.tensor)}"
     return names

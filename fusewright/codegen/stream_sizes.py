@@ -40,7 +40,7 @@ class Sizes:
             lengths.append(f"s{d}" if read else str(known))
             if read:
                 named.append((f"s{d}", self.s.tensors.index(read.tensor), read.dims.index(d)))
-        named += [(f"v{i}", i, 0) for i in self.s.weights]
+        named += [(f"v{i}", i, self.s.at(i)) for i in self.s.weights]
         return tuple(named), lengths
 
     def operand(self, tensor: Node) -> tuple[Expression, ...]:
@@ -53,7 +53,7 @@ class Sizes:
         for w in read.within:
             shape[w.dim] = str(w.length)
         if read.indices is not None:
-            shape[0] = f"v{self.s.tensors.index(tensor)}"
+            shape[read.at] = f"v{self.s.tensors.index(tensor)}"
         return tuple(shape)
 
     def length(self, d: int) -> Expression:

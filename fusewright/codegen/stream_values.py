@@ -139,8 +139,26 @@ class StreamValues(ABC):
             return self._found_part(r)
         if r.indices is None:
             return []
-        index = f"d.{self.names[r.indices.tensor]}[{self.offset(r.indices)}]"
-        return [f"const index_t {self.row_of(r)} = row_of(d, {index}, d.v{self.s.tensors.index(r.tensor)});"]
+        index, rows = f"d.{self.names[r.indices.tensor]}[{self.offset(r.indices)}]", self._rows(r)
+        if r.ignored is None:
+            return [f"const index_t {self.row_of(r)} = row_of(d, {index}, {rows});"]
+        given = self._index(r)
+        row = f"{given} == {r.ignored} ? 0 : {given}"
+        return [f"const long long {given} = {index};", f"const index_t {self.row_of(r)} = row_of(d, {row}, {rows});"]
+
+    def _rows(self, r: Read) -> str:
+        """Text of how many indices there may be."""
+        return f"d.v{self.s.tensors.index(r.tensor)}"
+
+    def _index(self, r: Read) -> str:
+        """The name of an index some of which are ignored."""
+        return f"index{self.s.reads.index(r)}"
+
+    def picked(self, r: Read, element: str) -> str:
+        """Text of the value of an element that `found` has found."""
+        if r.ignored is None:
+            return self.sign(r) + element
+        return f"{self._index(r)} == {r.ignored} ? {compute_type(r.tensor.dtype)}(0) : -{element}"
 
     def _found_part(self, r: Read) -> Lines:
         """Where the part begins in memory and along its axis, and how long it is there."""
@@ -191,7 +209,7 @@ class StreamValues(ABC):
         Of a part, where it begins along its axis and how long its tensor is there are numbers that `found` has found,
         or those of `part`.
         """
-        text = "" if r.indices is None else self.row_of(r)
+        text = ""
         for i, n in self._digits(r, part):
             text = f"({text}) * {n} + {i}" if " " in text else f"{text} * {n} + {i}" if text else i if i != "0" else ""
         return f"({text})" if " " in text else text or "0"
@@ -201,6 +219,8 @@ class StreamValues(ABC):
         dimension of which one index is read; outermost first."""
         within = {w.dim: w for w in r.within}
         for j, d in enumerate(r.dims):
+            if r.indices is not None and j == r.at:
+                yield self.row_of(r), self._rows(r)
             w = within.get(j)
             if d is None and w is not None:
                 yield str(w.begin), str(w.length)

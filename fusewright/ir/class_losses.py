@@ -32,6 +32,5 @@ def reduced(each: Node, weights: Node, reduction: Reduction) -> Node:
     """Losses of classes of such `weights`, as `reduction` says; a sum has the type that it is carried in."""
     if reduction == "none":
         return each
-    dims, wide = tuple(range(each.ndim)), carried(each.dtype)
-    loss = total(cast(each, wide), dims)
-    return loss if reduction == "sum" else pointwise("div", loss, total(cast(weights, wide), dims))
+    loss, of_weights = (total(cast(x, carried(each.dtype)), range(x.ndim)) for x in (each, weights))
+    return loss if reduction == "sum" else pointwise("div", loss, of_weights)

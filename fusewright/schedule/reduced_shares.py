@@ -24,9 +24,9 @@ from fusewright.ir.node import Graph, Node, make, remade, topological
 from fusewright.ir.ops import Size
 from fusewright.runtime.device import DeviceFacts
 from fusewright.schedule import kept_rows
-from fusewright.schedule.beside import readers_of
 from fusewright.schedule.chain import MEMORY, Users, is_sized, parse
 from fusewright.schedule.losses import is_much, picked
+from fusewright.schedule.stream import COMPARISONS
 
 
 def of_kept_rows(
@@ -36,7 +36,7 @@ def of_kept_rows(
     orders: Mapping[Node, Order] = MappingProxyType({}),
 ) -> Graph:
     """`graph` with such softmaxes as functions of rows, where those are kept and softmaxes are much for a device of
-    these `facts`, symbolic sizes taken at `hints`.  Losses of single classes alone are left to `schedule.losses`.
+    these `facts`, symbolic sizes taken at `hints`.  Losses of longer rows are left to `schedule.losses`.
 
     Results lie in memory as they did, where the sources that do not lie row by row have these `orders`.
     """
@@ -59,10 +59,8 @@ def of_kept_rows(
 
 
 def _is_left_to_others(shares: Node, graph: Graph) -> bool:
-    """Whether nothing but losses of classes reads them, or a convolution's kernel may have them, and one reader."""
+    """Whether a convolution's kernel may have them, and what reads them."""
     users = graph.users()
-    if all(isinstance(n.op, ops.Nll) for n in readers_of(graph)[shares]):
-        return True
     return users[shares] == 1 and not isinstance(parse(shares, users, lambda n: isinstance(n.op, ops.Conv)), str)
 
 
@@ -174,8 +172,13 @@ class _Region:
             return None
         if any(a.ndim and a.shape != node.shape for a in node.inputs):
             return None
-        args = (a if a is None or not a.ndim else self.rows.get(a) or reshape(a, self._kept) for a in node.args)
-        return remade(node, args)
+        return remade(node, (a if a is None or not a.ndim else self.rows.get(a) or self._number(a) for a in node.args))
+
+    def _number(self, a: Node) -> Node:
+        """What is no part of this, as a number per row; a comparison is made once more, sooner than it is read."""
+        if isinstance(a.op, ops.Pointwise) and a.op.fn in COMPARISONS and a not in self.rows:
+            return remade(a, [n if n is None or not n.ndim else self._number(n) for n in a.args])
+        return reshape(a, self._kept)
 
     def _reduced(self, node: Node) -> Node | None:
         """A number per row, of elements."""
@@ -195,14 +198,14 @@ class _Region:
 
         each = pointwise("neg", self._share(picked(self.shares.arg(0), self.users, pick)))
         if weight is not None:
-            each = pointwise("mul", each, self._weights(node))
-        return pointwise("where", reshape(pointwise("ne", target, op.ignore), self._kept), each, 0.0)
+            each = pointwise("mul", each, reshape(self._weights(node), self._kept))
+        return pointwise("where", pointwise("ne", reshape(target, self._kept), op.ignore), each, 0.0)
 
     def _weights(self, node: Node) -> Node:
-        """The weights of classes, a number per row."""
+        """The weights of classes."""
         _, target, weight = node.args
         assert isinstance(node.op, ops.Nll) and target is not None
-        return reshape(class_weights(weight, target, node.op.ignore, node.dtype), self._kept)
+        return class_weights(weight, target, node.op.ignore, node.dtype)
 
     def _end(self, node: Node) -> tuple[Node, Node] | None:
         """A reduction of more than rows, of elements or of the losses of classes; and of which numbers of rows."""

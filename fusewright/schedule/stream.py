@@ -20,6 +20,7 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.node import Node, make
+from fusewright.ir.types import same_numel
 from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, is_sized, pointwise_tree
 from fusewright.schedule.look_through import look_through
 
@@ -31,6 +32,10 @@ MOST_OF_SECOND, FEW_ROWS = 2**15, 132
 
 # Parts of a concatenation, each of which is an operand.
 MOST_PARTS = 64
+
+# Whole numbers lie in memory to be compared with others.
+WHOLE = (torch.int64, torch.int32)
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 VIEWS = (ops.Slice, ops.Permute, ops.Reshape)
 
@@ -88,9 +93,11 @@ class Read:
     value    what the tree knows it as: the tensor itself, the embedding whose weight it is, the concatenation that has
              it as a part, or a view of it
     dims     per dimension of the tensor, which dimension of the value it lies along; `None` where it is of size 1, and
-             for the rows of a weight
+             where indices say what is read
     axes     along which it varies
-    indices  of a weight, which row is read
+    indices  of a weight, which row is read; of classes, which one is
+    at       along which dimension of the tensor these indices are
+    ignored  an index at which the value is 0, where it is the negative of an element at all others: of a loss of classes
     part     of a concatenation, which one it is
     within   of a view, where it lies along the dimensions that it does not have all of
     step     of a view, how far neighbours along the last dimension of the value are from each other
@@ -102,6 +109,8 @@ class Read:
     dims: tuple[int | None, ...]
     axes: tuple[int, ...] = ()
     indices: Read | None = None
+    at: int = 0
+    ignored: int | None = None
     part: Part | None = None
     within: tuple[Within, ...] = ()
     step: int = 1
@@ -132,12 +141,16 @@ class Stream:
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """Which of `tensors` are weights of embeddings."""
+        """Which of `tensors` are read at indices."""
         return tuple(sorted({self.tensors.index(r.tensor) for r in self.reads if r.indices}))
+
+    def at(self, weight: int) -> int:
+        """Along which dimension these indices are."""
+        return next(r.at for r in self.reads if r.indices and r.tensor is self.tensors[weight])
 
 
 def with_indices(reads: Iterable[Read]) -> tuple[Read, ...]:
-    """Every read of a tensor: those of the indices of embeddings follow their weights'."""
+    """Every read of a tensor: those of indices follow those of what is read there."""
     return tuple(each for r in reads for each in (r, r.indices) if each is not None)
 
 
@@ -250,6 +263,10 @@ def unsupported(stage: Stage) -> str | None:
     """Why a stage cannot be carried out, whatever its sizes."""
     if isinstance(stage, Fold) and (stage.op.kind not in FOLDS or not stage.op.dims):
         return f"{stage.op.kind} over {stage.op.dims} is no reduction of a stream"
+    if isinstance(stage, Tree):
+        counted = next((n for n in stage.leaves if n.dtype in WHOLE and not _is_compared(n, stage)), None)
+        if counted is not None:
+            return f"{counted!r} is computed with in {counted.dtype}"
     for node in nodes(stage) if isinstance(stage, Tree) else (stage.node,):
         if node.dtype not in (*MEMORY, torch.bool):
             return f"{node!r} is computed in {node.dtype}"
@@ -260,6 +277,22 @@ def unsupported(stage: Stage) -> str | None:
         if is_sized(node):
             return f"{node!r} depends on a size"
     return None
+
+
+def _is_compared(leaf: Node, tree: Tree) -> bool:
+    """Whether whole numbers are compared with small ones and nothing else: as in float32, to which they are rounded."""
+
+    def compares(node: Node) -> bool:
+        others = [a for a in node.inputs if a is not leaf]
+        small = [a for a in others if isinstance(a.op, ops.Number) and is_small(a.op.value)]
+        return isinstance(node.op, ops.Pointwise) and node.op.fn in COMPARISONS and len(small) == len(others) == 1
+
+    return all(compares(node) for node in nodes(tree) if leaf in node.inputs)
+
+
+def is_small(value: object) -> bool:
+    """Whether a number is one of those up to which float32 has all whole numbers."""
+    return isinstance(value, int) and abs(value) < 2**24
 
 
 @dataclass
@@ -286,12 +319,14 @@ class _Axes:
         if len(set(roles) - {"kept"}) < len(self.folds):
             return "a reduction over dimensions that one before it took away"
         reads = self._reads(dims)
+        if len({(r.tensor, r.at) for r in reads if r.indices}) > len({r.tensor for r in reads if r.indices}):
+            return "a tensor is read at indices along two of its dimensions"
         if self.parts and _in_two_ways(reads):
             return replace(self, parts=False).stream(root, in_order=in_order)
         every = dict.fromkeys(r.tensor for r in with_indices(reads))
         parts = {r.tensor for r in reads if r.part is not None}
         tensors = tuple(sorted(every, key=lambda v: v.shape != self.entry.shape and v not in parts))
-        wrong = [r.tensor for r in reads if r.tensor.dtype not in (*MEMORY, torch.bool)]
+        wrong = [r.tensor for r in reads if r.tensor.dtype not in (*MEMORY, torch.bool, *WHOLE)]
         wrong += [root] if root.dtype not in MEMORY else []
         if wrong or not tensors:
             return f"{wrong[0]!r} lies in memory as {wrong[0].dtype}" if wrong else f"{root!r} reads nothing"
@@ -361,6 +396,9 @@ class _Axes:
     def _read(self, leaf: Node, tree: Tree, place: Place, dims: tuple[int | None, ...]) -> list[Read]:
         """How a leaf of the tree at `place` is read; an embedding of parameters alone is derived ahead of calls."""
         plain = [Read(leaf, leaf, place, dims)]
+        picked = self._picked(leaf, place, dims)
+        if picked is not None:
+            return [picked]
         if isinstance(leaf.op, VIEWS) and self.parts and place in ("before", "after"):
             view = self._viewed(leaf, place, dims)
             return plain if view is None else [view]
@@ -375,6 +413,19 @@ class _Axes:
         if not indices.varies:
             return plain
         return [Read(leaf, weight, place, (None, dims[-1]), indices=Read(indices, indices, place, dims[:-1]))]
+
+    def _picked(self, leaf: Node, place: Place, dims: tuple[int | None, ...]) -> Read | None:
+        """How a loss of one class each is read from what its classes have: from their number on, however it is seen."""
+        loss, places = look_through(leaf)
+        if not isinstance(loss.op, ops.Nll) or loss.op.reduction != "none" or loss.args[2] is not None:
+            return None
+        own = tuple(None if p.dim is None else dims[p.dim] for p in places)
+        x, classes = loss.inputs
+        whole = all(p.begin == 0 for p in places) and same_numel(leaf.shape, loss.shape)
+        if not whole or self.value.ndim - 1 in own or place not in ("before", "after"):
+            return None  # neighbours would be read together
+        index = Read(classes, classes, place, own)
+        return Read(leaf, x, place, (own[0], None, *own[1:]), indices=index, at=1, ignored=loss.op.ignore)
 
     def _viewed(self, leaf: Node, place: Place, dims: tuple[int | None, ...]) -> Read | None:
         """How a view is read from its tensor; `None` where it lies row by row itself, or where not even that does."""

@@ -112,12 +112,12 @@ class Values(StreamValues):
                 more, given[r.value] = self._parts(r, index)
                 lines += more
                 continue
-            lines, sign = [*lines, *self.found(r)], self.sign(r)
+            lines = [*lines, *self.found(r)]
             if index and self.last_of(place) in r.axes:
                 lines.append(f"const {ELEMENT[dtype]}* __restrict__ const {name} = {tensor} + {self.offset(r)};")
-                given[r.value] = sign + read(f"{name}[{index}{f' * {r.step}' if r.step > 1 else ''}]", dtype)
+                given[r.value] = self.sign(r) + read(f"{name}[{index}{f' * {r.step}' if r.step > 1 else ''}]", dtype)
             else:
-                element = sign + read(f"{tensor}[{self.offset(r)}]", dtype)
+                element = self.picked(r, read(f"{tensor}[{self.offset(r)}]", dtype))
                 lines.append(f"const {compute_type(dtype)} {name} = {element};")
                 given[r.value] = name
         return lines, given

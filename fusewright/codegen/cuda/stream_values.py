@@ -150,24 +150,23 @@ class Values(StreamValues):
             if among is not None and r.value not in among:
                 continue
             name, tensor, compute = self.element(r), self.start(r), compute_type(r.tensor.dtype)
-            sign = self.sign(r)
             given[r.value] = name
             before += self.found(r)
             if self.last_of(place) in r.axes and r.step > 1:
                 at = f"{tensor}[{self.offset(r)} + {each} * {r.step}]"
-                element.append(f"const {compute} {name} = {sign}{widened(at, r.tensor.dtype)};")
+                element.append(f"const {compute} {name} = {self.picked(r, widened(at, r.tensor.dtype))};")
             elif self.last_of(place) in r.axes:
                 before.append(f"const auto {name}s = load<{width}>({tensor} + {self.offset(r)});")
-                element.append(f"const {compute} {name} = {sign}{widened(f'{name}s.at[{each}]', r.tensor.dtype)};")
+                element.append(f"const {compute} {name} = {self.picked(r, widened(f'{name}s.at[{each}]', r.tensor.dtype))};")
             else:
                 at = f"{tensor}[{self.offset(r)}]"
-                before.append(f"const {compute} {name} = {sign}{widened(at, r.tensor.dtype)};")
+                before.append(f"const {compute} {name} = {self.picked(r, widened(at, r.tensor.dtype))};")
         return before, given, element
 
 
 def widened(element: str, dtype: torch.dtype) -> str:
     """Text of an element in the compute type of its dtype."""
-    return f"float({element})" if dtype == torch.bool else f"widened({element})"
+    return f"widened({element})" if dtype.is_floating_point else f"float({element})"
 
 
 def tree(found: Tree | None, value: Node, given: dict[Node, str]) -> tuple[Lines, str]:
