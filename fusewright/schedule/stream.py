@@ -23,7 +23,7 @@ from fusewright.ir.node import Node, make
 from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, is_sized, pointwise_tree
 from fusewright.schedule.look_through import look_through
 
-FOLDS = ("sum", "mean", "max", "min", "logsumexp", "norm", "var", "std")
+FOLDS = ("sum", "mean", "max", "min", "logsumexp", "norm", "var", "std", "argmax", "argmin")
 
 # Rows of more results than this are not reduced a second time, each by one block or thread, where they are fewer than
 # the multiprocessors of a large device: to write them and to begin anew is sooner done.
@@ -248,7 +248,8 @@ def unsupported(stage: Stage) -> str | None:
     """Why a stage cannot be carried out, whatever its sizes."""
     if isinstance(stage, Fold) and (stage.op.kind not in FOLDS or not stage.op.dims):
         return f"{stage.op.kind} over {stage.op.dims} is no reduction of a stream"
-    for node in nodes(stage) if isinstance(stage, Tree) else (stage.node,):
+    index = isinstance(stage, Fold) and stage.op.gives_index
+    for node in nodes(stage) if isinstance(stage, Tree) else () if index else (stage.node,):
         if node.dtype not in (*MEMORY, torch.bool):
             return f"{node!r} is computed in {node.dtype}"
         if isinstance(node.op, ops.Pointwise) and node.op.traits.cpp is None:
@@ -290,7 +291,8 @@ class _Axes:
         parts = {r.tensor for r in reads if r.part is not None}
         tensors = tuple(sorted(every, key=lambda v: v.shape != self.entry.shape and v not in parts))
         wrong = [r.tensor for r in reads if r.tensor.dtype not in (*MEMORY, torch.bool)]
-        wrong += [root] if root.dtype not in MEMORY else []
+        index = bool(self.folds) and root is self.folds[-1][0].node and self.folds[-1][0].op.gives_index
+        wrong += [root] if root.dtype not in MEMORY and not index else []
         if wrong or not tensors:
             return f"{wrong[0]!r} lies in memory as {wrong[0].dtype}" if wrong else f"{root!r} reads nothing"
         axes = self._merged(roles, with_indices(reads))

@@ -22,10 +22,18 @@ def _reduce(call: Call, kind: ReduceKind, *, first: bool = False) -> Node | None
     return call.make(op, x)
 
 
-def _extreme(call: Call, kind: ReduceKind) -> Normal:
-    """Values and indices, of which only the former are computed."""
-    values = None if 1 in call.used else _reduce(call, kind, first=True)
-    return None if values is None else (values, None)
+def _place(call: Call, kind: ReduceKind) -> Node | None:
+    x = call.node("self")
+    return None if x.ndim == 0 else call.make(Reduce(kind, call.dims("dim", x.ndim), bool(call["keepdim"])), x)
+
+
+def _extreme(call: Call, kind: ReduceKind, place: ReduceKind) -> Normal:
+    """Values, or their indices; a call of which both are used stays one."""
+    if 1 not in call.used:
+        values = _reduce(call, kind, first=True)
+        return None if values is None else (values, None)
+    indices = None if 0 in call.used else _place(call, place)
+    return None if indices is None else (None, indices)
 
 
 def _prod(call: Call) -> Normal:
@@ -126,8 +134,10 @@ TABLE: dict[str, Handler] = {
     "aten.amin.default": partial(_reduce, kind="min"),
     "aten.max.default": partial(_reduce, kind="max"),  # of all elements; gradients are shared, as amax's are
     "aten.min.default": partial(_reduce, kind="min"),
-    "aten.max.dim": partial(_extreme, kind="max"),
-    "aten.min.dim": partial(_extreme, kind="min"),
+    "aten.max.dim": partial(_extreme, kind="max", place="argmax"),
+    "aten.min.dim": partial(_extreme, kind="min", place="argmin"),
+    "aten.argmax.default": partial(_place, kind="argmax"),
+    "aten.argmin.default": partial(_place, kind="argmin"),
     "aten.aminmax.default": _extremes,
     **{f"aten.any.{kind}": partial(_truths, kind="max") for kind in ("default", "dim", "dims")},
     **{f"aten.all.{kind}": partial(_truths, kind="min") for kind in ("default", "dim", "dims")},
