@@ -11,7 +11,10 @@ import torch
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.node import Node
-from fusewright.ir.ops import Cast, Cumsum, Reduce, ReduceKind, Softmax
+from fusewright.ir.ops import Cast, Cumsum, Reduce, ReduceKind, Reshape, Softmax
+
+# What is found where these point to.
+_OF: dict[ReduceKind, ReduceKind] = {"argmax": "max", "argmin": "min"}
 
 
 def _reduce(call: Call, kind: ReduceKind, *, first: bool = False) -> Node | None:
@@ -34,6 +37,17 @@ def _extreme(call: Call, kind: ReduceKind, place: ReduceKind) -> Normal:
         return None if values is None else (values, None)
     indices = None if 0 in call.used else _place(call, place)
     return None if indices is None else (None, indices)
+
+
+def _picked(call: Call) -> Normal:
+    """What stands where the greatest stands is the greatest: of the same values, or of a softmax, which keeps order."""
+    x, index = call.node("self"), call.node("index")
+    found = index.arg(0) if isinstance(index.op, Reshape) else index
+    if x.ndim == 0 or not isinstance(found.op, Reduce) or found.op.dims != (call["dim"] % x.ndim,):
+        return None
+    (dim,), of, kind = found.op.dims, found.arg(0), _OF.get(found.op.kind)
+    same = x is of or (x.op == Softmax(dim) or x.op == Softmax(dim, log=True)) and x.arg(0) is of
+    return call.make(Reduce(kind, (dim,), keepdim=True, first=True), x) if same and kind is not None else None
 
 
 def _prod(call: Call) -> Normal:
@@ -136,6 +150,7 @@ TABLE: dict[str, Handler] = {
     "aten.min.default": partial(_reduce, kind="min"),
     "aten.max.dim": partial(_extreme, kind="max", place="argmax"),
     "aten.min.dim": partial(_extreme, kind="min", place="argmin"),
+    "aten.gather.default": _picked,
     "aten.argmax.default": partial(_place, kind="argmax"),
     "aten.argmin.default": partial(_place, kind="argmin"),
     "aten.aminmax.default": _extremes,
