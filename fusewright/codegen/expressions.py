@@ -192,6 +192,11 @@ def _reduce(op: ops.Reduce, node: Node, args: Sequence[str]) -> str:
             return f"{x}.{op.kind}({dims}{keep}{cast})"
 
 
+@_emits(ops.Extreme)
+def _extreme(op: ops.Extreme, node: Node, args: Sequence[str]) -> str:
+    return f"torch.{op.kind}({args[0]}, {op.dim}{', keepdim=True' if op.keepdim else ''})"
+
+
 def _product(op: ops.Reduce, x: str, keep: str, cast: str) -> str:
     """`torch.prod` takes one dimension at a time."""
     for dim in reversed(op.dims):

@@ -414,6 +414,18 @@ class Reduce(Op):
 
 
 @dataclass(frozen=True)
+class Extreme(Op):
+    """The greatest or the least along `dim`, and where the first of them is: two results, as programs call for both."""
+
+    kind: Literal["max", "min"]
+    dim: int
+    keepdim: bool
+
+    def infer(self, types: Types) -> TensorType:
+        return Reduce(self.kind, (self.dim,), self.keepdim, first=True).infer(types)
+
+
+@dataclass(frozen=True)
 class Cumsum(Op):
     """Prefix sums along `dim`: y[i] = x[0] + ... + x[i].  `dtype` is that of the result, to which x is converted first;
     without it, integers are summed in int64."""

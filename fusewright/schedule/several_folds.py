@@ -105,12 +105,16 @@ def _side_by_side(results: Sequence[Node], reductions: Sequence[Node], users: Us
     tails = tuple(_tail(result, fold.node) for result, fold in zip(results, folds, strict=True))
     steps: list[Stage] = [*folds, *(Tree(n, n.inputs, None) for n in made.computed)]
     problem = next(filter(None, map(stream.unsupported, [*steps, *(t for t in tails if t.root is not t.value)])), None)
-    if problem or any(result.dtype not in MEMORY for result in results):
-        return problem or "a result is no floating-point value"
+    if problem or not all(map(_is_written, results)):
+        return problem or "a result is no floating-point value, and no index"
     read = dict.fromkeys(leaf for tail in tails for leaf in tail.leaves if leaf is not tail.value)
     tail = Tree(results[0], (*read, folds[0].node), folds[0].node)
     found = stream.of_reductions(folds[0], made.leaves, tail, users)
     return found if isinstance(found, str) else SeveralFolds(folds, found, tails)
+
+
+def _is_written(result: Node) -> bool:
+    return result.dtype in MEMORY or (isinstance(result.op, ops.Reduce) and result.op.gives_index)
 
 
 def _is_like(node: Node, fold: Node) -> bool:

@@ -27,16 +27,15 @@ def _reduce(call: Call, kind: ReduceKind, *, first: bool = False) -> Node | None
 
 def _place(call: Call, kind: ReduceKind) -> Node | None:
     x = call.node("self")
-    return None if x.ndim == 0 else call.make(Reduce(kind, call.dims("dim", x.ndim), bool(call["keepdim"])), x)
+    plain = x.ndim > 0 and x.dtype != torch.bool  # of which ATen finds extremes alone
+    return call.make(Reduce(kind, call.dims("dim", x.ndim), bool(call["keepdim"])), x) if plain else None
 
 
 def _extreme(call: Call, kind: ReduceKind, place: ReduceKind) -> Normal:
-    """Values, or their indices; a call of which both are used stays one."""
-    if 1 not in call.used:
-        values = _reduce(call, kind, first=True)
-        return None if values is None else (values, None)
-    indices = None if 0 in call.used else _place(call, place)
-    return None if indices is None else (None, indices)
+    """Values, and their indices, as far as they are used."""
+    values = _reduce(call, kind, first=True)
+    indices = _place(call, place) if 1 in call.used else None
+    return None if values is None or (1 in call.used and indices is None) else (values, indices)
 
 
 def _picked(call: Call) -> Normal:
@@ -46,7 +45,7 @@ def _picked(call: Call) -> Normal:
     if x.ndim == 0 or not isinstance(found.op, Reduce) or found.op.dims != (call["dim"] % x.ndim,):
         return None
     (dim,), of, kind = found.op.dims, found.arg(0), _OF.get(found.op.kind)
-    same = x is of or (x.op == Softmax(dim) or x.op == Softmax(dim, log=True)) and x.arg(0) is of
+    same = x is of or ((x.op == Softmax(dim) or x.op == Softmax(dim, log=True)) and x.arg(0) is of)
     return call.make(Reduce(kind, (dim,), keepdim=True, first=True), x) if same and kind is not None else None
 
 
