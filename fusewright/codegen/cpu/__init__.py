@@ -66,8 +66,6 @@ def options(
     record = group.record
     if isinstance(record, ChannelStatistics | Normalization | KeptRows | Rearrangement | Scan | SeveralFolds):
         return []  # a sample's statistics are left to sample programs, others to streams and ATen
-    if isinstance(record, Stream) and any(fold.op.gives_index for fold, _ in record.folds):
-        return []
     return [] if isinstance(group.record, Stream) and not stream.fits(group.record) else [{}]
 
 

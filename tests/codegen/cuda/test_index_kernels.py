@@ -29,14 +29,12 @@ from emulation.emulate import ORDERS, emulate
 from torch import Tensor
 
 from fusewright.codegen.aten import lower
-from fusewright.codegen.cpu import options as cpu_options
 from fusewright.codegen.cuda.stream import kernel
 from fusewright.errors import GraphError
 from fusewright.ir import ops
 from fusewright.ir.node import Node, make
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
-from fusewright.schedule.groups import Group
 from fusewright.schedule.stream import parse
 
 X, ODD = inp(0, 2, 3, 8, 12), inp(0, 2, 3, 7, 13)
@@ -234,8 +232,3 @@ def test_refusals() -> None:
     assert "is computed in torch.int64" in parse(more, graph_of(more).users())  # type: ignore[operator]
     numbers = fold(inp(0, 4, 6, dtype=torch.int64), "argmax", 1)
     assert "lies in memory as torch.int64" in parse(numbers, graph_of(numbers).users())  # type: ignore[operator]
-
-
-def test_a_cpu_leaves_them_to_aten() -> None:
-    s = stream_of(CASES["functions ahead"]())
-    assert cpu_options(Group("stream", s, s.root, s.tensors), {}, {}) == []
