@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_build import as_on_a_gpu, emulated
+from gpu_build import as_on_a_gpu, built_for_a_gpu, emulated
 from torch import Tensor, nn
 
 from fusewright import pipeline
@@ -100,6 +100,20 @@ def test_values_and_indices_are_read_once(name: str, dtype: torch.dtype) -> None
         tolerance = 0.0 if dtype == torch.bfloat16 or not other.is_floating_point() else 1e-5
         assert one.dtype == other.dtype and one.stride() == other.stride()
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance / 10)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("name", ["along rows", "along columns, kept", "of all", "nearest codes", "behind functions"])
+def test_unmeasured_kernels_find_them(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which ATen does not at the pace of memory."""
+    function, shape, words = MODELS[name]
+    model, x = Model(function), torch.randn(shape)
+    if device == "cuda":
+        built = built_for_a_gpu(monkeypatch, model, x, kernels="auto")
+    else:
+        built = pipeline.build(model, (x,), {}, kernels="auto", measure=False)
+        torch.testing.assert_close(built.program.functions()[1](model, x), model(x))
+    assert f"fused_{words}(" in built.program.source and "torch.arg" not in built.program.source
 
 
 def test_without_kernels_both_are_one_call() -> None:
