@@ -130,10 +130,11 @@ class Scalars:
         return next((text for known, text in node.op.traits.cuda_within if within(bounds, known)), None)
 
     def _argument(self, node: Node, compute: str) -> str:
-        if not isinstance(node.op, ops.Number):
-            return self.value(node)
-        assert isinstance(node.op.value, bool | int | float)
-        return literal(node.op.value, compute)
+        if isinstance(node.op, ops.Number):
+            assert isinstance(node.op.value, bool | int | float)
+            return literal(node.op.value, compute)
+        text = self.value(node)
+        return f"{compute}({text})" if node.dtype == torch.int64 else text
 
     def _compared(self, node: Node, comparison: Node) -> str:
         """An operand in the type that all operands of a comparison are promoted to, where that matters."""

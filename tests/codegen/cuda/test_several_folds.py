@@ -85,6 +85,10 @@ CASES: dict[str, Callable[[], Node]] = {
     "bfloat16": lambda: overlap(inp(0, 6, 320, dtype=BF16), inp(1, 6, 320, dtype=BF16), 1),
     "float16": lambda: overlap(inp(0, 320, 8, dtype=F16), inp(1, 320, 8, dtype=F16), 0),
     "an index of rows": lambda: with_index(inp(0, 5, 300), 1),
+    "a quotient of indices": lambda: pointwise(
+        "div", fold(inp(0, 40, 64), "argmax", 1), pointwise("add", cast(fold(inp(0, 40, 64), "argmin", 1), F32), 1.5)
+    ),
+    "a quotient of two indices": lambda: pointwise("div", *(fold(inp(0, 40, 64), k, 1) for k in ("argmax", "argmin"))),
     "an index of columns, in parts": lambda: with_index(inp(0, 900, 12), 0),
     "an index of long rows, in parts": lambda: with_index(inp(0, 2, 20_003), 1),
     "float64": lambda: overlap(inp(0, 6, 320, dtype=F64), inp(1, 320, dtype=F64), 1),
