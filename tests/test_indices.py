@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from dropin import fast, kernels_of
 from gpu_build import as_on_a_gpu, built_for_a_gpu, emulated
 from torch import Tensor, nn
 
@@ -44,7 +45,7 @@ MODELS: dict[str, tuple[Function, tuple[int, ...], str]] = {
     "nearest codes": (
         lambda m, x: (x.unsqueeze(2) - m.codes).square().sum(-1).argmin(-1), (3, 50, 24), "sub_square_sum_argmin",
     ),
-    "as classes of a mean": (lambda m, x: x.neg().argmax(-1).float().mean(1), (3, 50, 24), "neg_argmax_mean"),
+    "as classes of a mean": (lambda m, x: x.neg().argmax(-1).float().mean(1), (3, 50, 24), "neg_argmax"),
     "of a softmax of channels": (lambda m, x: F.softmax(x, 1).argmax(1), (2, 24, 400), "softmax_argmax"),
     "of a softmax that is kept": (lambda m, x: F.softmax(x, -1).argmax(-1), (6, 40, 100), "argmax"),
     "of a normalised row": (lambda m, x: F.layer_norm(x, x.shape[-1:]).argmax(-1), (6, 40, 100), "argmax"),
@@ -165,3 +166,17 @@ def test_what_is_picked_elsewhere_is_not() -> None:
         built = pipeline.build(model, (x,), {}, kernels="never", measure=False)
         assert "gather" in built.program.source
         torch.testing.assert_close(built.program.functions()[1](None, x), model(x))
+
+
+@pytest.mark.parametrize("name", ["nearest codes", "behind functions", "as classes of a mean"])
+def test_they_serve_once_they_are_verified(name: str) -> None:
+    """On a CPU, with and without gradients, which an index has none of."""
+    function, shape, words = MODELS[name]
+    torch.manual_seed(7)
+    model, x = Model(function), torch.randn(shape)
+    ours = fast(model, x, rewrite="cost", kernels="always")
+    assert f"fused_{words}" in [k.name for k in kernels_of(ours)]
+    for given in (x, x.clone().requires_grad_()):
+        got, want = ours(given), model(given)
+        assert not got.requires_grad and got.dtype == want.dtype
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=0)

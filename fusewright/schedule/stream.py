@@ -216,12 +216,20 @@ def _stream(stages: list[Stage], users: Users, parts: bool) -> Stream | str:
             folds[-1] = (folds[-1][0], stage)
         else:
             after = stage
+    used = [f for i, (f, tail) in enumerate(folds) if f.op.gives_index and (tail is not None or i + 1 < len(folds))]
+    if used:  # as a kernel's result it would seem to have one
+        return f"what is made of {used[0].node!r} has no gradient"
     first = stages[0]
     entry = first.root if isinstance(first, Tree) else first.node.arg(0)
     value = after.root if after else window.node if window else entry
     last = stages[-1]
     root = last.root if isinstance(last, Tree) else last.node
     return _Axes(entry, value, before, window, after, tuple(folds), users, parts).stream(root)
+
+
+def is_index(node: Node) -> bool:
+    """Whether a value is an index that a reduction gives."""
+    return isinstance(node.op, ops.Reduce) and node.op.gives_index
 
 
 def of_rows(tree: Tree, kind: Literal["var", "mean", "logsumexp"], dims: tuple[int, ...], users: Users) -> Stream | str:
@@ -291,8 +299,7 @@ class _Axes:
         parts = {r.tensor for r in reads if r.part is not None}
         tensors = tuple(sorted(every, key=lambda v: v.shape != self.entry.shape and v not in parts))
         wrong = [r.tensor for r in reads if r.tensor.dtype not in (*MEMORY, torch.bool)]
-        index = bool(self.folds) and root is self.folds[-1][0].node and self.folds[-1][0].op.gives_index
-        wrong += [root] if root.dtype not in MEMORY and not index else []
+        wrong += [root] if root.dtype not in MEMORY and not is_index(root) else []
         if wrong or not tensors:
             return f"{wrong[0]!r} lies in memory as {wrong[0].dtype}" if wrong else f"{root!r} reads nothing"
         axes = self._merged(roles, with_indices(reads))

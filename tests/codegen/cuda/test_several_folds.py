@@ -86,9 +86,10 @@ CASES: dict[str, Callable[[], Node]] = {
     "float16": lambda: overlap(inp(0, 320, 8, dtype=F16), inp(1, 320, 8, dtype=F16), 0),
     "an index of rows": lambda: with_index(inp(0, 5, 300), 1),
     "a quotient of indices": lambda: pointwise(
-        "div", fold(inp(0, 40, 64), "argmax", 1), pointwise("add", cast(fold(inp(0, 40, 64), "argmin", 1), F32), 1.5)
+        "add",
+        pointwise("div", *(fold(pointwise("sin", inp(0, 40, 64)), k, 1) for k in ("argmax", "argmin"))),
+        fold(inp(0, 40, 64), "sum", 1),
     ),
-    "a quotient of two indices": lambda: pointwise("div", *(fold(inp(0, 40, 64), k, 1) for k in ("argmax", "argmin"))),
     "an index of columns, in parts": lambda: with_index(inp(0, 900, 12), 0),
     "an index of long rows, in parts": lambda: with_index(inp(0, 2, 20_003), 1),
     "float64": lambda: overlap(inp(0, 6, 320, dtype=F64), inp(1, 320, dtype=F64), 1),
@@ -160,6 +161,7 @@ REFUSED: dict[str, Callable[[], Node]] = {
     "over the same dimensions # many": lambda: pointwise("add", of_kinds(X, 2, kinds=("sum",) * 4), fold(X, "sum", 2)),
     "no two reductions read the same": lambda: pointwise("div", fold(X, "sum", 2), fold(Y, "sum", 2)),
     "of more than pointwise": lambda: of_kinds(pool(X, "max", (2,)), 2, kinds=("sum", "max")),
+    "has no gradient": lambda: pointwise("div", fold(X, "argmax", 2), fold(X, "argmin", 2)),
     "no reduction of a stream": lambda: pointwise("add", fold(X, "prod", 2), fold(X, "sum", 2)),
 }
 
