@@ -18,6 +18,7 @@ import sympy
 import torch
 
 from fusewright.codegen.expressions import EMITTERS, repr_number
+from fusewright.codegen.extremes import with_indices
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph, Node, topological
@@ -36,7 +37,7 @@ _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 # Operations whose result is always memory of its own.
 _ALLOCATES = (
     *(Fused, ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm),
-    *(ops.Attention, ops.Cat, ops.ConvLast, ops.Cumsum, ops.Embedding, ops.Nll, ops.Statistics),
+    *(ops.Attention, ops.Cat, ops.ConvLast, ops.Extreme, ops.Cumsum, ops.Embedding, ops.Nll, ops.Statistics),
     *(ops.Transfer, ops.Roll, ops.Flip, ops.Upsample, ops.Interpolate),
 )
 
@@ -79,6 +80,7 @@ def lower(
     `constants`, but for those in `attributes`, whose key is a dotted path in the module.
     """
     called = [kernel.name for kernel in kernels]
+    graph = with_indices(graph)
     inputs = _input_names(graph, called)
     derived = _derived(graph)
     head = _Writer("derive", ["self"], graph, attributes)
@@ -129,6 +131,7 @@ def _looks_up(node: Node) -> bool:
 
 def lower_function(name: str, graph: Graph) -> str:
     """The text of a function of the graph's inputs that returns its outputs, of several a tuple."""
+    graph = with_indices(graph)
     inputs = _input_names(graph)
     body = _Writer(name, list(inputs.values()), graph)
     body.names.update(inputs)

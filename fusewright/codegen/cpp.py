@@ -1,7 +1,7 @@
 """Scalar C++ for trees of pointwise operations: the same text for CUDA and for a CPU.
 
 Values are computed in the *compute type* of their dtype: `double` for float64, `float` for everything narrower,
-which is at least as accurate as eager's rounding after every operation.
+which is at least as accurate as eager's rounding after every operation; indices stay whole.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ELEMENT = {
 
 def compute_type(dtype: torch.dtype) -> str:
     """What a value of this dtype is computed in."""
-    return "double" if dtype == torch.float64 else "float"
+    return {torch.float64: "double", torch.int64: "long long"}.get(dtype, "float")
 
 
 def literal(value: bool | int | float, compute: str) -> str:
@@ -56,12 +56,15 @@ class Scalars:
     given     nodes that have a variable already (the value the tree starts from)
     operand   text that reads any other leaf at the current element, in the compute type of its dtype
     cuda      whether the text is for CUDA, which has faster instructions for some functions
+    rounds    whether, there, every result is rounded to its dtype, as eager does
     """
 
     multiplies: ClassVar[bool] = False  # whether known divisors are factors where the text is not for CUDA
 
-    def __init__(self, given: Mapping[Node, str], operand: Callable[[Node], str], cuda: bool = False) -> None:
-        self.cuda = cuda
+    def __init__(
+        self, given: Mapping[Node, str], operand: Callable[[Node], str], cuda: bool = False, *, rounds: bool = False
+    ) -> None:
+        self.cuda, self.rounds = cuda, rounds
         self.names = dict(given)
         self.operand = operand
         self.lines: list[str] = []
@@ -80,6 +83,7 @@ class Scalars:
             text = self._pointwise(node)
         else:
             text = self.operand(node)
+        text = rounded(text, node.dtype) if self.rounds else text
         name = self.names[node] = f"v{len(self.names)}"
         self.lines.append(f"const {compute_type(node.dtype)} {name} = {text};")
         return name
@@ -126,10 +130,11 @@ class Scalars:
         return next((text for known, text in node.op.traits.cuda_within if within(bounds, known)), None)
 
     def _argument(self, node: Node, compute: str) -> str:
-        if not isinstance(node.op, ops.Number):
-            return self.value(node)
-        assert isinstance(node.op.value, bool | int | float)
-        return literal(node.op.value, compute)
+        if isinstance(node.op, ops.Number):
+            assert isinstance(node.op.value, bool | int | float)
+            return literal(node.op.value, compute)
+        text = self.value(node)
+        return f"{compute}({text})" if node.dtype == torch.int64 else text
 
     def _compared(self, node: Node, comparison: Node) -> str:
         """An operand in the type that all operands of a comparison are promoted to, where that matters."""
@@ -187,6 +192,11 @@ def reciprocal(node: Node) -> str | None:
     if not isinstance(divisor, ops.Number) or not isinstance(divisor.value, int | float):
         return None
     return literal(1 / divisor.value, "float") if 1e-37 < abs(divisor.value) < 1e37 else None
+
+
+def rounded(text: str, dtype: torch.dtype) -> str:
+    """CUDA text of a value as it lies in memory."""
+    return f"widened(narrow_to<{ELEMENT[dtype]}>::of({text}))" if dtype in (torch.bfloat16, torch.float16) else text
 
 
 def _truth(text: str) -> str:

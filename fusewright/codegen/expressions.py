@@ -186,8 +186,15 @@ def _reduce(op: ops.Reduce, node: Node, args: Sequence[str]) -> str:
             return f"torch.linalg.vector_norm({x}, dim={dims}{keep})"
         case "prod":
             return _product(op, x, keep, cast)
+        case "argmax" | "argmin":
+            return _index(op, node.arg(0), x, keep)
         case _:
             return f"{x}.{op.kind}({dims}{keep}{cast})"
+
+
+@_emits(ops.Extreme)
+def _extreme(op: ops.Extreme, node: Node, args: Sequence[str]) -> str:
+    return f"torch.{op.kind}({args[0]}, {op.dim}{', keepdim=True' if op.keepdim else ''})"
 
 
 def _product(op: ops.Reduce, x: str, keep: str, cast: str) -> str:
@@ -195,6 +202,17 @@ def _product(op: ops.Reduce, x: str, keep: str, cast: str) -> str:
     for dim in reversed(op.dims):
         x = f"torch.prod({x}, {dim}{keep}{cast})"
     return x
+
+
+def _index(op: ops.Reduce, of: Node, x: str, keep: str) -> str:
+    """ATen looks along one dimension, or through all."""
+    first, count = op.dims[0], len(op.dims)
+    if count == of.ndim:
+        return f"torch.{op.kind}({x}, dim=None{keep})" if keep or count > 1 else f"torch.{op.kind}({x}, 0)"
+    if count == 1:
+        return f"torch.{op.kind}({x}, {first}{keep})"
+    found = f"torch.{op.kind}({x}.flatten({first}, {op.dims[-1]}), {first}{keep})"
+    return f"{found}.unflatten({first}, {(1,) * count})" if keep else found
 
 
 @_emits(ops.Attention)

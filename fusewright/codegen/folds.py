@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from fusewright.ir import ops
 
-_WORDS = {"max": "maximum", "min": "minimum", "var": "variance", "std": "standard deviation"}
+_WORDS = {
+    **{"max": "maximum", "min": "minimum", "var": "variance", "std": "standard deviation"},
+    **{"argmax": "index of a maximum", "argmin": "index of a minimum"},
+}
 
 # Above a running variance, and how it takes in another one: of Templates of kernels.
 VARIANCE = """

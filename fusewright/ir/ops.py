@@ -370,7 +370,7 @@ class Transfer(Op):
         return TensorType((), x.dtype, self.device)
 
 
-ReduceKind = Literal["sum", "mean", "max", "min", "logsumexp", "var", "std", "norm", "prod"]
+ReduceKind = Literal["sum", "mean", "max", "min", "logsumexp", "var", "std", "norm", "prod", "argmax", "argmin"]
 
 
 @dataclass(frozen=True)
@@ -379,6 +379,9 @@ class Reduce(Op):
 
     A ``norm`` is the root of a sum of squares.  Where it is 0, so is its gradient, and that of ``std`` likewise: the
     gradient of a root would be NaN there.
+
+    An ``argmax`` or ``argmin`` is an index of int64 without a gradient, counted row by row through `dims`, which are
+    neighbours: that of the first NaN, or else of the first of the greatest or least.
 
     first   the gradient of a max or min over one dimension goes to the first of several (``torch.max(x, dim)``), else
             they share it evenly (``torch.amax``)
@@ -396,10 +399,30 @@ class Reduce(Op):
         assert x is not None
         require(not self.first or (self.kind in ("max", "min") and len(self.dims) == 1), f"the first of {self.dims}")
         require(all(0 <= d < len(x.shape) for d in self.dims), f"{self.kind} over {self.dims} of {x.shape}")
+        counted = bool(self.dims) and self.dims == tuple(range(self.dims[0], self.dims[-1] + 1))
+        require(counted or not self.gives_index, f"{self.kind} through {self.dims}")
         kept = [1 if i in self.dims else d for i, d in enumerate(x.shape)]
         shape = kept if self.keepdim else [d for i, d in enumerate(x.shape) if i not in self.dims]
         promoted = self.kind in ("sum", "prod") and not (x.dtype.is_floating_point or x.dtype.is_complex)
-        return TensorType(tuple(shape), self.dtype or (torch.int64 if promoted else x.dtype), x.device)
+        whole = promoted or self.gives_index
+        return TensorType(tuple(shape), self.dtype or (torch.int64 if whole else x.dtype), x.device)
+
+    @property
+    def gives_index(self) -> bool:
+        """Whether it tells where an element is, not what it is."""
+        return self.kind in ("argmax", "argmin")
+
+
+@dataclass(frozen=True)
+class Extreme(Op):
+    """The greatest or the least along `dim`, and where the first of them is: two results, as programs call for both."""
+
+    kind: Literal["max", "min"]
+    dim: int
+    keepdim: bool
+
+    def infer(self, types: Types) -> TensorType:
+        return Reduce(self.kind, (self.dim,), self.keepdim, first=True).infer(types)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 
 import sympy
 
@@ -52,13 +52,21 @@ def _moves(reduction: Node) -> bool:
 def _class(m: Match) -> Exactness:
     # the order in which values are added is the order in which they lie
     assert isinstance(m["reduction"].op, Reduce)
-    return "exact" if m["reduction"].op.kind in ("max", "min") else "reassociates"
+    return "exact" if m["reduction"].op.kind in ("max", "min", "argmax", "argmin") else "reassociates"
 
 
 def _refuse_below(x: Node) -> str | None:
     while isinstance(x.op, _VIEWS):
         x = x.arg(0)
     return None if isinstance(x.op, _PARTNERS) else "no operation that goes with a reduction lies below"
+
+
+def _refuse_count(m: Match, dims: tuple[int, ...]) -> str | None:
+    """Why elements along these dimensions of x would be counted in another order."""
+    op = m["reduction"].op
+    assert isinstance(op, Reduce)
+    apart = any(b != a + 1 for a, b in pairwise(dims))
+    return "an index is counted through neighbours" if op.gives_index and apart else None
 
 
 def _ends(shape: Sequence[Size]) -> list[tuple[int, Size]]:
@@ -94,7 +102,7 @@ def _refuse_reshape(m: Match) -> str | None:
         return "a reduced dimension holds part of one that is kept"
     if m["reduction"].op.first and len(dims) > 1:  # type: ignore[attr-defined]
         return "the gradient goes to the first along one dimension"
-    return _refuse_below(m["x"]) if dims else "no dimension longer than 1 is reduced"
+    return _refuse_count(m, dims) or _refuse_below(m["x"]) if dims else "no dimension longer than 1 is reduced"
 
 
 @rule(
@@ -109,7 +117,7 @@ def reduction_of_reshape(m: Match) -> Node:
 
     x (N, C, H, W) seen as (N, C, H*W) over -1 becomes x over (2, 3).  Neighbouring reduced dimensions hold whole
     dimensions of x.
-    Class exact for max and min, else reassociates.
+    Class exact for max, min and their indices, else reassociates.
     """
     root, dims = m["reduction"], _before(m)
     assert isinstance(root.op, Reduce) and dims is not None
@@ -117,7 +125,9 @@ def reduction_of_reshape(m: Match) -> Node:
 
 
 def _refuse_permute(m: Match) -> str | None:
-    return _refuse_below(m["x"])
+    root, view = m["reduction"].op, m["view"].op
+    assert isinstance(root, Reduce) and isinstance(view, Permute)
+    return _refuse_count(m, tuple(view.dims[d] for d in root.dims)) or _refuse_below(m["x"])
 
 
 @rule(
@@ -131,7 +141,7 @@ def reduction_of_permute(m: Match) -> Node:
     """mean over D of permute(x) -> permute(mean over the dimensions of x that D names); likewise for every kind.
 
     x (N, C, H, W) seen as (N, H, W, C) over (1, 2) becomes x over (2, 3).  What is left is copied into row-major
-    memory, as a reduction's result lies.  Class exact for max and min, else reassociates.
+    memory, as a reduction's result lies.  Class exact for max, min and their indices, else reassociates.
     """
     root, view = m["reduction"], m["view"].op
     assert isinstance(root.op, Reduce) and isinstance(view, Permute)

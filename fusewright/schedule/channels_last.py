@@ -167,7 +167,8 @@ class _Turning:
     def reduction(self, node: Node, op: ops.Reduce) -> Node | None:
         x = node.arg(0)
         dims = tuple(sorted(_place(d, x.ndim) for d in op.dims))
-        if op.first or x.ndim not in (4, 5):
+        counted = op.gives_index and len(op.dims) > 1
+        if op.first or counted or x.ndim not in (4, 5):
             return None
         found = make(replace(op, dims=dims), self.last[x], where=node.where)
         if op.keepdim:

@@ -48,9 +48,9 @@ _PER_ELEMENT = {ops.Pointwise: 1, ops.Softmax: 5, ops.Norm: 6, ops.Dropout: 2, o
 
 
 def is_one_pass(node: Node) -> bool:
-    """Whether ATen computes this in one pass at the pace of memory."""
+    """Whether ATen computes this in one pass at the pace of memory; of an index it compares one value at a time."""
     if isinstance(node.op, ops.Reduce):
-        return node.op.kind not in TWO_PASSES
+        return node.op.kind not in TWO_PASSES and not node.op.gives_index
     return isinstance(node.op, ops.Softmax | ops.Pointwise | ops.Cast)
 
 

@@ -52,6 +52,8 @@ def parse(root: Node, users: Users) -> SeveralFolds | str:
     folds = tuple(Fold(n) for n in own if isinstance(n.op, ops.Reduce))
     if not 2 <= len(folds) <= MOST or len({(f.node.arg(0).shape, f.op.dims, f.op.keepdim) for f in folds}) > 1:
         return f"{root!r} is not made of a few reductions of one shape over the same dimensions"
+    if all(f.op.gives_index for f in folds):
+        return f"{root!r} has no gradient"
     made = _elements(folds, users)
     if isinstance(made, str):
         return made
@@ -105,8 +107,8 @@ def _side_by_side(results: Sequence[Node], reductions: Sequence[Node], users: Us
     tails = tuple(_tail(result, fold.node) for result, fold in zip(results, folds, strict=True))
     steps: list[Stage] = [*folds, *(Tree(n, n.inputs, None) for n in made.computed)]
     problem = next(filter(None, map(stream.unsupported, [*steps, *(t for t in tails if t.root is not t.value)])), None)
-    if problem or any(result.dtype not in MEMORY for result in results):
-        return problem or "a result is no floating-point value"
+    if problem or any(result.dtype not in MEMORY and not stream.is_index(result) for result in results):
+        return problem or "a result is no floating-point value, and no index"
     read = dict.fromkeys(leaf for tail in tails for leaf in tail.leaves if leaf is not tail.value)
     tail = Tree(results[0], (*read, folds[0].node), folds[0].node)
     found = stream.of_reductions(folds[0], made.leaves, tail, users)
@@ -133,9 +135,11 @@ def _reduced(result: Node, users: Users) -> Node | None:
 
 
 def _end(fold: Node, users: Users, readers: Readers) -> Node:
-    """The last of the operations on what a reduction gives, each of which nobody else reads."""
+    """The last of the operations on what a reduction gives, each of which nobody else reads; an index itself."""
     node = fold
-    while users[node] == 1 and len(readers[node]) == 1 and _before(readers[node][0]) is node:
+    while (
+        not stream.is_index(node) and users[node] == 1 and len(readers[node]) == 1 and _before(readers[node][0]) is node
+    ):
         (node,) = readers[node]
     return node
 

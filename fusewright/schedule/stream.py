@@ -24,7 +24,7 @@ from fusewright.ir.types import same_numel
 from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, is_sized, pointwise_tree
 from fusewright.schedule.look_through import look_through
 
-FOLDS = ("sum", "mean", "max", "min", "logsumexp", "norm", "var", "std")
+FOLDS = ("sum", "mean", "max", "min", "logsumexp", "norm", "var", "std", "argmax", "argmin")
 
 # Rows of more results than this are not reduced a second time, each by one block or thread, where they are fewer than
 # the multiprocessors of a large device: to write them and to begin anew is sooner done.
@@ -231,12 +231,20 @@ def _stream(stages: list[Stage], users: Users, parts: bool) -> Stream | str:
             folds[-1] = (folds[-1][0], stage)
         else:
             after = stage
+    used = [f for i, (f, tail) in enumerate(folds) if f.op.gives_index and (tail is not None or i + 1 < len(folds))]
+    if used:  # as a kernel's result it would seem to have one
+        return f"what is made of {used[0].node!r} has no gradient"
     first = stages[0]
     entry = first.root if isinstance(first, Tree) else first.node.arg(0)
     value = after.root if after else window.node if window else entry
     last = stages[-1]
     root = last.root if isinstance(last, Tree) else last.node
     return _Axes(entry, value, before, window, after, tuple(folds), users, parts).stream(root)
+
+
+def is_index(node: Node) -> bool:
+    """Whether a value is an index that a reduction gives."""
+    return isinstance(node.op, ops.Reduce) and node.op.gives_index
 
 
 def of_rows(tree: Tree, kind: Literal["var", "mean", "logsumexp"], dims: tuple[int, ...], users: Users) -> Stream | str:
@@ -267,7 +275,8 @@ def unsupported(stage: Stage) -> str | None:
         counted = next((n for n in stage.leaves if n.dtype in WHOLE and not _is_compared(n, stage)), None)
         if counted is not None:
             return f"{counted!r} is computed with in {counted.dtype}"
-    for node in nodes(stage) if isinstance(stage, Tree) else (stage.node,):
+    index = isinstance(stage, Fold) and stage.op.gives_index
+    for node in nodes(stage) if isinstance(stage, Tree) else () if index else (stage.node,):
         if node.dtype not in (*MEMORY, torch.bool):
             return f"{node!r} is computed in {node.dtype}"
         if isinstance(node.op, ops.Pointwise) and node.op.traits.cpp is None:
@@ -327,7 +336,7 @@ class _Axes:
         parts = {r.tensor for r in reads if r.part is not None}
         tensors = tuple(sorted(every, key=lambda v: v.shape != self.entry.shape and v not in parts))
         wrong = [r.tensor for r in reads if r.tensor.dtype not in (*MEMORY, torch.bool, *WHOLE)]
-        wrong += [root] if root.dtype not in MEMORY else []
+        wrong += [root] if root.dtype not in MEMORY and not is_index(root) else []
         if wrong or not tensors:
             return f"{wrong[0]!r} lies in memory as {wrong[0].dtype}" if wrong else f"{root!r} reads nothing"
         axes = self._merged(roles, with_indices(reads))

@@ -74,6 +74,9 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Any], int, int]] = {
     "pooled and flat": (lambda m, x: m.fc(F.adaptive_avg_pool2d(m.a(x), 1).flatten(1)), 1, 1),
     "features": (lambda m, x: (m.a(x), F.relu(m.wide(x)), m.b(x).sum(1)), 3, 3),
     "kept dimension": (lambda m, x: m.a(x).mean(1, keepdim=True) + m.b(x).amax(2, keepdim=True), 2, 2),
+    "which channel": (lambda m, x: ((y := F.relu(m.a(x))).argmax(1), y.mean((2, 3))), 1, 1),
+    "which position": (lambda m, x: (torch.argmax((y := m.b(m.a(x))).flatten(2), -1), y.mean((2, 3))), 2, 1),
+    "which of all": (lambda m, x: (torch.argmin(y := m.b(m.a(x))), y.mean((2, 3))), 2, 2),
     "upsampled": (lambda m, x: F.interpolate(m.a(x), scale_factor=2.0).mean((2, 3)), 1, 1),
 }
 

@@ -96,6 +96,25 @@ def test_integers_are_equal_but_where_noise_changes_them() -> None:
     assert not compare(Sample(torch.tensor([1, 9, 4]), (eager,), eager), lambda times: (moved,), Rules()).ok
 
 
+def test_few_wrong_integers_are_right_where_more_noise_finds_them() -> None:
+    eager = torch.arange(300)
+    candidate, moved = eager.clone(), eager.clone()
+    candidate[7], moved[7], moved[9] = 5, 5, 11
+    asked = []
+
+    def more(times: int) -> list[Sample]:
+        asked.append(times)
+        return [Sample(eager, (eager,), moved if times > 1 else eager)]
+
+    found = compare(Sample(candidate, (eager,), eager), more, Rules())
+    assert found.ok and found.ties == 1 and asked == [1, 4]
+    for place, value in ((7, 6), (9, 12), (11, 5)):  # not what any of them gives there
+        other = eager.clone()
+        other[place] = value
+        assert not compare(Sample(other, (eager,), eager), more, Rules()).ok
+    assert not compare(Sample(eager.roll(1), (eager,), eager), more, Rules()).ok and asked[-1] == 1  # too many for that
+
+
 def test_element_that_noise_moves_is_held_to_that_movement() -> None:
     truth = torch.ones(1000).double()
     other = truth.clone()

@@ -11,7 +11,10 @@ import torch
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.node import Node
-from fusewright.ir.ops import Cast, Cumsum, Reduce, ReduceKind, Softmax
+from fusewright.ir.ops import Cast, Cumsum, Reduce, ReduceKind, Reshape, Softmax
+
+# What is found where these point to.
+_OF: dict[ReduceKind, ReduceKind] = {"argmax": "max", "argmin": "min"}
 
 
 def _reduce(call: Call, kind: ReduceKind, *, first: bool = False) -> Node | None:
@@ -22,10 +25,28 @@ def _reduce(call: Call, kind: ReduceKind, *, first: bool = False) -> Node | None
     return call.make(op, x)
 
 
-def _extreme(call: Call, kind: ReduceKind) -> Normal:
-    """Values and indices, of which only the former are computed."""
-    values = None if 1 in call.used else _reduce(call, kind, first=True)
-    return None if values is None else (values, None)
+def _place(call: Call, kind: ReduceKind) -> Node | None:
+    x = call.node("self")
+    plain = x.ndim > 0 and x.dtype != torch.bool  # of which ATen finds extremes alone
+    return call.make(Reduce(kind, call.dims("dim", x.ndim), bool(call["keepdim"])), x) if plain else None
+
+
+def _extreme(call: Call, kind: ReduceKind, place: ReduceKind) -> Normal:
+    """Values, and their indices, as far as they are used."""
+    values = _reduce(call, kind, first=True)
+    indices = _place(call, place) if 1 in call.used else None
+    return None if values is None or (1 in call.used and indices is None) else (values, indices)
+
+
+def _picked(call: Call) -> Normal:
+    """What stands where the greatest stands is the greatest: of the same values, or of a softmax, which keeps order."""
+    x, index = call.node("self"), call.node("index")
+    found = index.arg(0) if isinstance(index.op, Reshape) else index
+    if x.ndim == 0 or not isinstance(found.op, Reduce) or found.op.dims != (call["dim"] % x.ndim,):
+        return None
+    (dim,), of, kind = found.op.dims, found.arg(0), _OF.get(found.op.kind)
+    same = x is of or ((x.op == Softmax(dim) or x.op == Softmax(dim, log=True)) and x.arg(0) is of)
+    return call.make(Reduce(kind, (dim,), keepdim=True, first=True), x) if same and kind is not None else None
 
 
 def _prod(call: Call) -> Normal:
@@ -126,8 +147,11 @@ TABLE: dict[str, Handler] = {
     "aten.amin.default": partial(_reduce, kind="min"),
     "aten.max.default": partial(_reduce, kind="max"),  # of all elements; gradients are shared, as amax's are
     "aten.min.default": partial(_reduce, kind="min"),
-    "aten.max.dim": partial(_extreme, kind="max"),
-    "aten.min.dim": partial(_extreme, kind="min"),
+    "aten.max.dim": partial(_extreme, kind="max", place="argmax"),
+    "aten.min.dim": partial(_extreme, kind="min", place="argmin"),
+    "aten.gather.default": _picked,
+    "aten.argmax.default": partial(_place, kind="argmax"),
+    "aten.argmin.default": partial(_place, kind="argmin"),
     "aten.aminmax.default": _extremes,
     **{f"aten.any.{kind}": partial(_truths, kind="max") for kind in ("default", "dim", "dims")},
     **{f"aten.all.{kind}": partial(_truths, kind="min") for kind in ("default", "dim", "dims")},

@@ -5,7 +5,8 @@ not know which it is:
 
     take(values, count), merge(other), save(to, stride), load(from, stride), result(count)
 
-A block's take an element each of several rows, `pitch` apart.
+A block's take an element each of several rows, `pitch` apart.  Those that give an index are told that of the first
+value, or of the row, as well: take(values, count, index).
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from fusewright.codegen.folds import JOIN_VARIANCES, VARIANCE, divisor, word
 from fusewright.ir import ops
 
 # How many float64 numbers a saved fold takes.
-PLANES = {"sum": 1, "mean": 1, "max": 1, "min": 1, "logsumexp": 2, "var": 4, "std": 4, "norm": 1}
+PLANES = {
+    **{"sum": 1, "mean": 1, "norm": 1, "max": 1, "min": 1, "logsumexp": 2, "var": 4, "std": 4},
+    **{"argmax": 2, "argmin": 2},
+}
 
 _SUM = """
 // A running $kind, in float64.
@@ -54,6 +58,36 @@ struct $Name {
     void save(double* to, index_t) const { *to = best; }
     static $Name load(const double* from, index_t) { return {$T(*from)}; }
     $R result(double) const { return $R(best); }
+};
+"""
+
+# Where nothing is better than what there is to begin with, all are as it is, and the first of them is at 0.
+_PLACE = """
+// A running $kind: of the first NaN, or else of the first that nothing is better than.
+struct $Name {
+    $T best = $start;
+    index_t place = 0;
+    void take(const $T* value, index_t count, index_t first) {  // which is found once it is known that there is one
+        $T found = $start;
+        int unordered = 0, better = 0;
+#pragma omp simd reduction($function : found) reduction(| : unordered, better)
+        for (index_t e = 0; e < count; ++e) {
+            found = value[e] $better found ? value[e] : found;
+            unordered |= value[e] != value[e];
+            better |= value[e] $better best;
+        }
+        if (best != best || !(unordered || better)) return;
+        index_t e = 0;
+        while (unordered ? value[e] == value[e] : value[e] != found) ++e;
+        best = value[e], place = first + e;
+    }
+    void merge(const $Name& other) {
+        const bool alike = other.best == best || (other.best != other.best && best != best);
+        if (alike ? other.place < place : other.best $better best || other.best != other.best) *this = other;
+    }
+    void save(double* to, index_t stride) const { to[0] = best, to[stride] = double(place); }
+    static $Name load(const double* from, index_t stride) { return {$T(from[0]), index_t(from[stride])}; }
+    $R result(double) const { return place; }
 };
 """
 
@@ -176,6 +210,27 @@ struct ${Name}s {
 };
 """
 
+_PLACES = """
+// Running ${kind}s of neighbouring results.
+struct ${Name}s {
+    $T best[$width];
+    index_t place[$width];
+    explicit ${Name}s(index_t count) {
+        std::fill(best, best + count, $start);
+        std::fill(place, place + count, index_t(0));
+    }
+    void take(const $T* __restrict__ value, index_t count, index_t row) {
+#pragma omp simd
+        for (index_t e = 0; e < count; ++e) {
+            const bool better = value[e] $better best[e] || (value[e] != value[e] && best[e] == best[e]);
+            best[e] = better ? value[e] : best[e];
+            place[e] = better ? row : place[e];
+        }
+    }
+    $Name of(index_t e) const { return {best[e], place[e]}; }
+};
+"""
+
 _LOGSUMEXPS = """
 // Running logsumexps of neighbouring results: the largest values of all rows come first.
 struct ${Name}s {
@@ -230,7 +285,7 @@ def fold(op: ops.Reduce, name: str, compute: str, result: str, *, blocks: bool =
     """
     kind = op.kind
     texts = {"logsumexp": (_LOGSUMEXP, _LOGSUMEXPS), "max": (_EXTREME, _EXTREMES), "min": (_EXTREME, _EXTREMES)}
-    texts |= dict.fromkeys(("var", "std"), (_VAR, _VARS))
+    texts |= {**dict.fromkeys(("var", "std"), (_VAR, _VARS)), **dict.fromkeys(("argmax", "argmin"), (_PLACE, _PLACES))}
     one, many = texts.get(kind, (_SUM, _SUMS))
     return Template(one + many if blocks else one).substitute(
         Name=name,
@@ -238,9 +293,9 @@ def fold(op: ops.Reduce, name: str, compute: str, result: str, *, blocks: bool =
         T=compute,
         R=result,
         kind=word(op),
-        function=kind,
-        start=f"{compute}(INFINITY)" if kind == "min" else f"-{compute}(INFINITY)",
-        better="<" if kind == "min" else ">",
+        function=kind.removeprefix("arg"),
+        start=f"{compute}(INFINITY)" if kind in ("min", "argmin") else f"-{compute}(INFINITY)",
+        better="<" if kind in ("min", "argmin") else ">",
         value="double(value[e]) * value[e]" if kind == "norm" else "value[e]",
         values="double(value[r * pitch + e]) * value[r * pitch + e]" if kind == "norm" else "value[r * pitch + e]",
         result={"mean": "total / count", "norm": "std::sqrt(total)"}.get(kind, "total"),

@@ -17,7 +17,7 @@ from math import prod
 import torch
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
-from fusewright.codegen.cpu.elements import written
+from fusewright.codegen.cpu.elements import HALVES, written
 from fusewright.codegen.cpu.folds import PLANES, fold
 from fusewright.codegen.cpu.stream_planes import BLOCK, Planes, lane_axis
 from fusewright.codegen.cpu.stream_values import Values, tree
@@ -25,7 +25,7 @@ from fusewright.codegen.cpu.text import function, parallel, source
 from fusewright.codegen.stream_sections import StreamSections
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.kernel import Argument, Expression, Kernel, Launch
-from fusewright.schedule.stream import Place, Stream
+from fusewright.schedule.stream import Place, Role, Stream
 
 # Neighbours that are computed together: their buffers stay in the first cache.
 RUN = 512
@@ -52,7 +52,12 @@ def kernel(s: Stream, name: str, reference: str = "") -> Kernel:
 
 
 def fits(s: Stream) -> bool:
-    """Whether the buffers of a stream fit a thread's stack."""
+    """Whether there is a kernel, the buffers of which fit a thread's stack.
+
+    An index is not found where planes lie side by side, nor of halves, which eager rounds, and numbers beside them.
+    """
+    if any(fold.op.gives_index for fold, _ in s.folds) and (lane_axis(s) is not None or s.value.dtype in HALVES):
+        return False
     return lane_axis(s) is not None or span(s, run(s)) <= MOST_SPAN
 
 
@@ -236,10 +241,12 @@ class _Writer(StreamSections):
             about = "// Takes runs `begin` to `end` of a block of neighbouring results."
             if s.folds[0][0].op.kind == "logsumexp":
                 return [about, *block(head, self._several_runs(decode, compute))]
-            body = [*decode, f"values(d{self._coordinates(self.all)}, count, value);", "folds.take(value, count);"]
+            take = f"folds.take(value, count{self._at('first')});"
+            body = [*decode, f"values(d{self._coordinates(self.all)}, count, value);", take]
             return [about, *block(head, [f"{compute} value[BLOCK];", *self._runs(body)])]
         body = [*decode, f"const index_t count = std::min(BLOCK, d.n{self.last} - i{self.last});"]
-        body += [f"values(d{self._coordinates(self.all)}, count, value);", "fold.take(value, count);"]
+        take = f"fold.take(value, count{self._at('first')});"
+        body += [f"values(d{self._coordinates(self.all)}, count, value);", take]
         head = f"inline First reduced(const Data& d{coordinates}, index_t begin, index_t end)"
         lines = ["First fold;", f"{compute} value[BLOCK];", *self._runs(body), "return fold;"]
         return ["// The fold of runs `begin` to `end` of a result.", *block(head, lines)]
@@ -257,6 +264,17 @@ class _Writer(StreamSections):
             f"{compute} value[TOGETHER * BLOCK];",
             *block("for (index_t first = begin; first < end; first += TOGETHER)", body),
         ]
+
+    def _at(self, role: Role, **called: str) -> str:
+        """What a fold is told beside a run: where it begins along what is reduced, if it gives an index."""
+        reduction, _ = self.s.folds[role == "second"]
+        if not reduction.op.gives_index:
+            return ""
+        place, length = "", "d.n" if role == "first" else "n"
+        for a in self.axes[role]:
+            index = called.get(f"i{a}", f"i{a}")
+            place = f"({place}) * {length}{a} + {index}" if place else index
+        return f", {place}"
 
     @staticmethod
     def _runs(body: Lines) -> Lines:
@@ -319,7 +337,7 @@ class _Writer(StreamSections):
         inner = [
             f"const index_t count = std::min(BLOCK, n{a} - start);",
             *block("for (index_t e = 0; e < count; ++e)", [f"const index_t i{a} = start + e;", f"value[e] = {first};"]),
-            "fold.take(value, count);",
+            f"fold.take(value, count{self._at('second', **{f'i{a}': 'start'})});",
         ]
         lines = block(f"for (index_t start = 0; start < n{a}; start += BLOCK)", inner)
         for b in reversed(second[:-1]):

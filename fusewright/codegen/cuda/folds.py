@@ -4,6 +4,8 @@ Sums are carried in float64 after a few additions in the values' own type; maxim
 have the same members, so that the code around them does not know which it is:
 
     empty(), take(values), merge(other), from(offset in lanes), save(to, stride), load(from, stride), result(count)
+
+Those that give an index want to know where values are: take(values, index of the first, distance to the next).
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from fusewright.codegen.folds import JOIN_VARIANCES, VARIANCE, divisor, word
 from fusewright.ir import ops
 
 # How many float64 numbers a saved fold takes.
-PLANES = {"sum": 1, "mean": 1, "max": 1, "min": 1, "logsumexp": 2, "var": 4, "std": 4, "norm": 1}
+PLANES = {
+    **{"sum": 1, "mean": 1, "norm": 1, "max": 1, "min": 1, "logsumexp": 2, "var": 4, "std": 4},
+    **{"argmax": 2, "argmin": 2},
+}
 
 _SUM = """
 // A running $kind: a few $values are added in $T, the rest in float64.
@@ -52,6 +57,38 @@ struct $Name {
     __device__ void save(double* to, index_t) const { *to = best; }
     static __device__ $Name load(const double* from, index_t) { return {$T(*from)}; }
     __device__ $R result(double) const { return $R(best); }
+};
+"""
+
+# Where nothing is better than what there is to begin with, all are as it is, and the first of them is at 0.
+_PLACE = """
+// A running $kind: of the first NaN, or else of the first that nothing is better than.
+// What one thread takes comes in order.
+struct $Name {
+    $T best;
+    index_t place;
+    static __device__ $Name empty() { return {$start, 0}; }
+    template <int COUNT>
+    __device__ void take(const $T (&value)[COUNT], index_t first, index_t step = 1) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const bool better = value[i] $better best || (value[i] != value[i] && best == best);
+            best = better ? value[i] : best;
+            place = better ? first + i * step : place;
+        }
+    }
+    __device__ void merge(const $Name& other) {
+        const bool alike = other.best == best || (other.best != other.best && best != best);
+        const bool better = alike ? other.place < place : other.best $better best || other.best != other.best;
+        best = better ? other.best : best;
+        place = better ? other.place : place;
+    }
+    __device__ $Name from(int offset) const {
+        return {__shfl_down_sync(~0u, best, offset), __shfl_down_sync(~0u, place, offset)};
+    }
+    __device__ void save(double* to, index_t stride) const { to[0] = best, to[stride] = double(place); }
+    static __device__ $Name load(const double* from, index_t stride) { return {$T(from[0]), index_t(from[stride])}; }
+    __device__ $R result(double) const { return place; }
 };
 """
 
@@ -135,13 +172,14 @@ def fold(op: ops.Reduce, name: str, compute: str, result: str) -> str:
     """The struct `name` of a reduction of values of type `compute` to one of type `result`."""
     kind = op.kind
     texts = {"logsumexp": _LOGSUMEXP, "var": _VAR, "std": _VAR, "max": _EXTREME, "min": _EXTREME}
+    texts |= {"argmax": _PLACE, "argmin": _PLACE}
     return Template(texts.get(kind, _SUM)).substitute(
         Name=name,
         T=compute,
         R=result,
         kind=word(op),
-        start=f"{compute}(INFINITY)" if kind == "min" else f"-{compute}(INFINITY)",
-        better="<" if kind == "min" else ">",
+        start=f"{compute}(INFINITY)" if kind in ("min", "argmin") else f"-{compute}(INFINITY)",
+        better="<" if kind in ("min", "argmin") else ">",
         values="squares" if kind == "norm" else "values",
         first="value[0] * value[0]" if kind == "norm" else "value[0]",
         each="value[i] * value[i]" if kind == "norm" else "value[i]",

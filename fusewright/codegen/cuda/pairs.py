@@ -51,7 +51,7 @@ def pairs(s: Stream) -> Pairs | None:
     has for every pair."""
     away = [a for a, axis in enumerate(s.axes) if axis.role == "first"]
     kept = [a for a, axis in enumerate(s.axes) if axis.role == "kept"]
-    if len(s.folds) != 1 or len(away) != 1 or len(kept) < 2 or s.window is not None or s.weights:
+    if len(s.folds) != 1 or s.folds[0][0].op.gives_index or len(away) != 1 or len(kept) < 2 or s.window is not None or s.weights:
         return None
     read = [r for r in s.reads if r.place == "before"]
     if any(r.part is not None for r in read):

@@ -25,6 +25,10 @@ class FoldedValues(SeveralValues):
         super().__init__(several.within, names, [f.node.arg(0) for f in several.folds])
         self.several = several
 
+    @property
+    def rounds(self) -> bool:
+        return any(f.op.gives_index for f in self.several.folds)
+
     def reduced(self, fold: int, count: str) -> tuple[Lines, dict[Node, str]]:
         names = {f.node: f"reduced{i}" for i, f in enumerate(self.several.folds)}
         lines = [
@@ -45,6 +49,9 @@ class Writer(WriterOfValues):
     @property
     def planes(self) -> int:
         return sum(PLANES[f.op.kind] for f in self.several.folds)
+
+    def at(self, first: str, *step: str, fold: int = 0) -> str:
+        return "".join(f", {n}" for n in (first, *step)) if self.values.rounds else ""
 
     def carried(self) -> Lines:
         lines: Lines = []
@@ -71,11 +78,14 @@ class Writer(WriterOfValues):
         loaded = ", ".join(each("Fold{i}::load(from{at}, stride)"))
         taken = [f"{compute_type(f.node.arg(0).dtype)} taken{i}[COUNT];" for i, f in enumerate(self.several.folds)]
         taken += for_each(each("taken{i}[e] = value[e].of{i};"), "COUNT")
+        at = [", first, step" if f.op.gives_index else "" for f in self.several.folds]
+        taken += [f"of{i}.take(taken{i}{told});" for i, told in enumerate(at)]
+        where = ", index_t first, index_t step = 1" if any(at) else ""
         return [
             *each("Fold{i} of{i};"),
             f"static __device__ First empty() {{ return {{{listed('Fold{i}::empty()')}}}; }}",
             "template <int COUNT>",
-            *block("__device__ void take(const Each (&value)[COUNT])", [*taken, *each("of{i}.take(taken{i});")]),
+            *block(f"__device__ void take(const Each (&value)[COUNT]{where})", taken),
             *block("__device__ void merge(const First& other)", each("of{i}.merge(other.of{i});")),
             f"__device__ First from(int offset) const {{ return {{{listed('of{i}.from(offset)')}}}; }}",
             *block("__device__ void save(double* to, index_t stride) const", each("of{i}.save(to{at}, stride);")),

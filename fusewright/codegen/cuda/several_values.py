@@ -36,7 +36,7 @@ class SeveralValues(Values):
         loads, given, element = self.loads("before", "VALUES<WIDE>")
         assert self.s.before is not None
         constants = {leaf: constant(leaf) for leaf in self.s.before.leaves if isinstance(leaf.op, ops.Full)}
-        scalars = Scalars(given | constants, unknown, cuda=True)
+        scalars = Scalars(given | constants, unknown, cuda=True, rounds=self.rounds)
         found = [scalars.value(value) for value in self.computed]
         return [*loads, *for_each([*element, *scalars.lines, f"value[e] = {{{', '.join(found)}}};"])]
 

@@ -164,6 +164,7 @@ class Writer(StreamSections):
         """The text behind the primitives, without the `tools` of all streams where there are others."""
         lines = [*self._constants(), *([*fill(text.TOOLS), ""] if tools else []), *self.data(), ""]
         lines += [*fill(text.ROW_OF), ""] if self.s.weights else []
+        lines += [*fill(text.INDEX), ""] if "long long" in self.outputs().values() else []
         lines += self.carried()
         if self.shape.team > 1 or self.shape.parts is not None:
             lines += [*fill(text.JOINED), ""]
@@ -188,6 +189,10 @@ class Writer(StreamSections):
     def planes(self) -> int:
         """How many numbers a part of a result takes."""
         return PLANES[self.s.folds[0][0].op.kind]
+
+    def at(self, first: str, *step: str, fold: int = 0) -> str:
+        """What a fold is told beside values: where they are along what is reduced, if it gives an index."""
+        return "".join(f", {n}" for n in (first, *step)) if self.s.folds[fold][0].op.gives_index else ""
 
     def tails(self) -> Lines:
         """What finishes the reductions."""
@@ -301,6 +306,8 @@ class Writer(StreamSections):
             share=share,
             decode_row=decode("row", self.results, ""),
             write=write,
+            at_each=self.at("(item + t * TEAM) * V"),
+            at=self.at("item * V"),
             **self._common(),
             **names,
         )
@@ -376,6 +383,8 @@ class Writer(StreamSections):
             share=share,
             decode_reduced=decode("r", self.axes["first"], ""),
             join=fill(text.COLUMNS_JOIN) if team > 1 else [],
+            at_each=self.at("r", "TEAM"),
+            at=self.at("r"),
             write=[f"if ({'member == 0 && ' if team > 1 else ''}item < items) {{", *indent(write), "}"],
             **self._common(),
             **names,
@@ -466,8 +475,10 @@ class Writer(StreamSections):
 
     def finish_body(self) -> Lines:
         """What threads do with the wholes of results."""
+        two = len(self.s.folds) == 2
         return fill(
-            text.FINISH_TWO if len(self.s.folds) == 2 else text.FINISH_ONE,
+            text.FINISH_TWO if two else text.FINISH_ONE,
+            at=self.at("column", fold=1) if two else "",
             T=self._between,
             R=compute_type(self.s.root.dtype),
             columns=" * ".join(f"n{a}" for a in self.axes["second"]),

@@ -10,7 +10,7 @@ from math import prod
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import stream_text
-from fusewright.codegen.cuda.stream_values import Values, tree
+from fusewright.codegen.cuda.stream_values import Values
 from fusewright.codegen.stream_sizes import hint
 from fusewright.codegen.stream_values import TAKE
 from fusewright.codegen.text import Lines, block, fill
@@ -35,8 +35,8 @@ class Tall:
 
 def tall(s: Stream, role: Role) -> Tall | None:
     """The axis of a role along which windows share most; `None` where they share nothing, or are too large."""
-    if s.window is None or (role == "first" and s.folds[0][0].op.kind in ("var", "std")):
-        return None  # what stands for a last window that is nobody's would be among the values that vary
+    if s.window is None or (role == "first" and s.folds[0][0].op.kind in ("var", "std", "argmax", "argmin")):
+        return None  # what stands for a last window that is nobody's would be among the values that vary, or count
     op, last = s.window.op, len(s.axes) - 1
     found: list[tuple[float, Tall]] = []
     for a, axis in enumerate(s.axes[:last]):
@@ -77,10 +77,11 @@ class TallValues(Values):
         compute = compute_type(self.window.node.dtype)
         behind, given, element = self.loads("after", "1", "0")
         divisor = self.divisor(tall=a)
-        lines, value = tree(
+        lines, value = self.tree(
             self.s.after, self.window.node, given | {self.window.node: "average" if divisor else "of_e"}
         )
-        average = [f"const {compute} average = of_e / {divisor};"] if divisor else []
+        quotient = self.as_stored(f"of_e / {divisor}", self.window.node.dtype)
+        average = [f"const {compute} average = {quotient};"] if divisor else []
         if self.s.axes[a].role == "first":  # a reduction takes all values of a thread
             value = f"first{a} + e < d.n{a} ? {value} : {self._nothing()}"
         each = [
@@ -128,7 +129,7 @@ class TallValues(Values):
     def _row(self) -> Lines:
         """The taps of all other axes, taken into ``row``."""
         loads, given, element = self.loads("before", "1", "0")
-        lines, value = tree(self.s.before, self.s.entry, given)
+        lines, value = self.tree(self.s.before, self.s.entry, given)
         body = [*loads, *element, *lines, taken("row", value, self.window.op)]
         for a, axis in reversed(list(enumerate(self.s.axes))):
             k = axis.window

@@ -33,6 +33,10 @@ __device__ __forceinline__ index_t row_of(const Data& d, I index, index_t rows) 
 }
 """
 
+INDEX = """
+template <> struct narrow_to<long long> { static __device__ __forceinline__ long long of(long long x) { return x; } };
+"""
+
 JOINED = """
 // The folds of TEAM neighbouring threads together, in the first of them.
 template <int TEAM, typename Fold>
@@ -93,12 +97,12 @@ $head {
 #pragma unroll
         for (int t = 0; t < AT_ONCE; ++t) item_values(item + t * TEAM, value[t]);
 #pragma unroll
-        for (int t = 0; t < AT_ONCE; ++t) fold.take(value[t]);
+        for (int t = 0; t < AT_ONCE; ++t) fold.take(value[t]$at_each);
     }
     for (; item < end; item += TEAM) {
         $T value[V];
         item_values(item, value);
-        fold.take(value);
+        fold.take(value$at);
     }
     fold = joined<TEAM>(fold);
     if (lane != 0 || row >= rows) return;
@@ -135,7 +139,7 @@ $head {
                 $T taken[AT_ONCE];
 #pragma unroll
                 for (int t = 0; t < AT_ONCE; ++t) taken[t] = value[t][e];
-                fold[e].take(taken);
+                fold[e].take(taken$at_each);
             }
         }
         for (; r < end; r += TEAM) {
@@ -144,7 +148,7 @@ $head {
 #pragma unroll
             for (int e = 0; e < V; ++e) {
                 const $T taken[1] = {value[e]};
-                fold[e].take(taken);
+                fold[e].take(taken$at);
             }
         }
         $join
@@ -232,13 +236,13 @@ const auto take = [&](index_t column, const First& first) {
     const First fold[1] = {first};
     $T value[1];
     finish(d, row * columns + column, fold, value);
-    second.take(value);
+    second.take(value$at);
 };
 if (parts == 1) {  // they are there
 #pragma unroll 8
     for (index_t column = threadIdx.x; column < columns; column += THREADS) {
         const $T value[1] = {$T(scratch[row * columns + column])};
-        second.take(value);
+        second.take(value$at);
     }
 } else if (JOINERS == 1 || 2 * columns >= parts) {  // many results of few parts: a thread for each is done sooner
     for (index_t column = threadIdx.x; column < columns; column += THREADS) {

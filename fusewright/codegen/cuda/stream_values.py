@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from fusewright.codegen.cpp import Scalars, compute_type
+from fusewright.codegen.cpp import Scalars, compute_type, rounded
 from fusewright.codegen.stream_values import TAKE, StreamValues, constant, unknown
 from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
@@ -54,6 +54,19 @@ class Values(StreamValues):
         """The type of a value."""
         return compute_type(self.s.value.dtype)
 
+    @property
+    def rounds(self) -> bool:
+        """Whether values are rounded where eager rounds them: what is alike there must be alike for an index."""
+        return any(fold.op.gives_index for fold, _ in self.s.folds)
+
+    def tree(self, found: Tree | None, value: Node, given: dict[Node, str]) -> tuple[Lines, str]:
+        """The statements of a tree and the name of its root; `value` stands for an absent one."""
+        return tree(found, value, given, rounds=self.rounds)
+
+    def as_stored(self, text: str, dtype: torch.dtype) -> str:
+        """Text of a value that eager writes."""
+        return rounded(text, dtype) if self.rounds else text
+
     def text(self) -> Lines:
         """The function ``values``."""
         coordinates = ", ".join(f"index_t i{a}" for a in range(len(self.s.axes)))
@@ -69,7 +82,7 @@ class Values(StreamValues):
 
     def _plain(self) -> Lines:
         loads, given, element = self.loads("before", "VALUES<WIDE>")
-        lines, value = tree(self.s.before, self.s.entry, given)
+        lines, value = self.tree(self.s.before, self.s.entry, given)
         return [*loads, *for_each([*element, *lines, f"value[e] = {value};"])]
 
     # ---- windows
@@ -79,9 +92,10 @@ class Values(StreamValues):
         behind, given, element = self.loads("after", "VALUES<WIDE>")
         divisor = self.divisor()
         result = {pooled: "average" if divisor else "pooled[e]"}
-        lines, value = tree(self.s.after, pooled, given | result)
+        lines, value = self.tree(self.s.after, pooled, given | result)
         count = [f"const {compute} count = {divisor};"] if self.counts() else []
-        average = [f"const {compute} average = pooled[e] / {'count' if count else divisor};"] if divisor else []
+        quotient = self.as_stored(f"pooled[e] / {'count' if count else divisor}", pooled.dtype)
+        average = [f"const {compute} average = {quotient};"] if divisor else []
         unroll = "#pragma unroll" if prod(self.window.op.kernel) <= UNROLLED_TAPS else "#pragma unroll 1"
         return [
             f"{compute} pooled[VALUES<WIDE>];",
@@ -96,7 +110,7 @@ class Values(StreamValues):
         """A chunk of neighbouring elements at a time, each for all the windows that it is in."""
         a, k, op = self.last, self.s.axes[self.last].window, self.window.op
         loads, given, element = self.loads("before", "CHUNK<WIDE>", "c")
-        lines, value = tree(self.s.before, self.s.entry, given)
+        lines, value = self.tree(self.s.before, self.s.entry, given)
         on_a_tap = f" && tap % DILATION[{k}] == 0" if op.dilation[-1] > 1 else ""
         taps = [f"const int tap = u + c - (SKEW<WIDE> - PADDING[{k}]) - e * STRIDE[{k}];"]
         taps += [f"if (tap >= 0 && tap <= REACH{on_a_tap}) {TAKE[op.kind]}"]
@@ -119,7 +133,7 @@ class Values(StreamValues):
         loads, given, element = self.loads(place, "V")
         out = compute_type((after.root if after else reduction.node).dtype)
         reduced, names = self.reduced(fold, " * ".join([f"double({away[0]})", *away[1:]]))
-        lines, value = tree(after, reduction.node, given | names)
+        lines, value = self.tree(after, reduction.node, given | names)
         each = [*reduced, *element, *lines, f"value[e] = {value};"]
         body = [
             *(decode("result", kept, "") if any(r.axes for r in self.reads(place)) else []),
@@ -136,7 +150,8 @@ class Values(StreamValues):
     def reduced(self, fold: int, count: str) -> tuple[Lines, dict[Node, str]]:
         """The statements that make what reduction `fold` gives, of so many values, and what that is called."""
         node = self.s.folds[fold][0].node
-        return [f"const {compute_type(node.dtype)} reduced = fold[e].result({count});"], {node: "reduced"}
+        result = self.as_stored(f"fold[e].result({count})", node.dtype)
+        return [f"const {compute_type(node.dtype)} reduced = {result};"], {node: "reduced"}
 
     def loads(
         self, place: Place, width: str, each: str = "e", among: Container[Node] | None = None
@@ -169,12 +184,12 @@ def widened(element: str, dtype: torch.dtype) -> str:
     return f"widened({element})" if dtype.is_floating_point else f"float({element})"
 
 
-def tree(found: Tree | None, value: Node, given: dict[Node, str]) -> tuple[Lines, str]:
-    """The statements of a tree and the name of its root; `value` stands for an absent one."""
+def tree(found: Tree | None, value: Node, given: dict[Node, str], *, rounds: bool = False) -> tuple[Lines, str]:
+    """The statements of a tree and the name of its root; `value` stands for an absent one, `rounds` as in `Scalars`."""
     if found is None:
         return [], given[value]
     constants = {leaf: constant(leaf) for leaf in found.leaves if isinstance(leaf.op, ops.Full)}
-    scalars = Scalars(given | constants, unknown, cuda=True)
+    scalars = Scalars(given | constants, unknown, cuda=True, rounds=rounds)
     root = scalars.value(found.root)
     return scalars.lines, root
 

@@ -15,6 +15,7 @@ from codegen.cuda.test_stream_kernels import (
     F16,
     F32,
     F64,
+    cast,
     fold,
     graph_of,
     inp,
@@ -83,8 +84,22 @@ CASES: dict[str, Callable[[], Node]] = {
     "dimensions kept": lambda: of_kinds(inp(0, 2, 6, 50), 1, kinds=("mean", "logsumexp"), keepdim=True),
     "bfloat16": lambda: overlap(inp(0, 6, 320, dtype=BF16), inp(1, 6, 320, dtype=BF16), 1),
     "float16": lambda: overlap(inp(0, 320, 8, dtype=F16), inp(1, 320, 8, dtype=F16), 0),
+    "an index of rows": lambda: with_index(inp(0, 5, 300), 1),
+    "a quotient of indices": lambda: pointwise(
+        "add",
+        pointwise("div", *(fold(pointwise("sin", inp(0, 40, 64)), k, 1) for k in ("argmax", "argmin"))),
+        fold(inp(0, 40, 64), "sum", 1),
+    ),
+    "an index of columns, in parts": lambda: with_index(inp(0, 900, 12), 0),
+    "an index of long rows, in parts": lambda: with_index(inp(0, 2, 20_003), 1),
     "float64": lambda: overlap(inp(0, 6, 320, dtype=F64), inp(1, 320, dtype=F64), 1),
 }
+
+
+def with_index(x: Node, *dims: int) -> Node:
+    """A maximum and where it is, added up."""
+    place = cast(fold(pointwise("abs", x), "argmax", *dims), x.dtype)
+    return pointwise("add", fold(pointwise("abs", x), "max", *dims), place)
 
 
 def check(root: Node, tensors: dict[Node, Tensor] | None = None, order: str = "forward") -> Kernel:
@@ -146,6 +161,7 @@ REFUSED: dict[str, Callable[[], Node]] = {
     "over the same dimensions # many": lambda: pointwise("add", of_kinds(X, 2, kinds=("sum",) * 4), fold(X, "sum", 2)),
     "no two reductions read the same": lambda: pointwise("div", fold(X, "sum", 2), fold(Y, "sum", 2)),
     "of more than pointwise": lambda: of_kinds(pool(X, "max", (2,)), 2, kinds=("sum", "max")),
+    "has no gradient": lambda: pointwise("div", fold(X, "argmax", 2), fold(X, "argmin", 2)),
     "no reduction of a stream": lambda: pointwise("add", fold(X, "prod", 2), fold(X, "sum", 2)),
 }
 
