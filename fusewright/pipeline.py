@@ -42,6 +42,7 @@ from fusewright.schedule.groups import cut, with_statistics
 from fusewright.schedule.losses import of_logits
 from fusewright.schedule.moves_first import moves_first
 from fusewright.schedule.reduced_shares import of_kept_rows
+from fusewright.schedule.turned_products import as_they_lie
 from fusewright.schedule.window_sums import as_pools
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors
@@ -149,6 +150,8 @@ def build(
             final = of_kept_rows(final, facts, hints, orders) if tuner.moves else final
             final = of_logits(final, facts, hints, orders)
             final = moves_first(final, orders) if tuner.moves else final
+            # in training, gradients of weights want what is turned in rows
+            final = as_they_lie(final, facts, hints, orders) if tuner.moves and not model.training else final
             final = check(with_statistics(final, tuner.prefers, alone, orders))
             tuner.prepare(final, alone, orders)
             final = check(cut(final, tuner, alone, orders, moves=tuner.moves))
