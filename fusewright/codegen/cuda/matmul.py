@@ -27,6 +27,8 @@ def kernel(group: Linear, t: MatmulTile, name: str, reference: str) -> Kernel:
     of = {group.x: "x", group.w: "w"}
     of |= {n: "bias" if n is group.bias else f"operand_{i}" for i, n in enumerate(behind) if n not in of}
     lengths = [f"rows_{i}" for i in range(group.x.ndim - 1)]
+    if group.turned or group.across:
+        lengths[-1] = str(group.rows[-1])
     rows, chunks = " * ".join(lengths), -(-group.summed // CHUNK)
     across = f"ceil_div({rows}, {t.columns})"
     packed = Array("packed", (f"{across} * {chunks * t.stage_bytes // 4}",), group.x.dtype)
@@ -54,8 +56,8 @@ def kernel(group: Linear, t: MatmulTile, name: str, reference: str) -> Kernel:
         layouts=("contiguous",) * len(of),
         dtypes=tuple(n.dtype for n in of),
         shapes=tuple(_shape(group, n, lengths) for n in of),
-        sizes=tuple((length, 0, i) for i, length in enumerate(lengths)),
-        output=Array("out", (*lengths, str(group.features)), group.root.dtype),
+        sizes=tuple((length, 0, i) for i, length in enumerate(lengths) if not length.isdecimal()),
+        output=Array("out", _laid(lengths, group.features, group.across), group.root.dtype),
         scratch=(packed, *([partial] if t.parts > 1 else [])),
         launches=tuple(launches),
         reference=reference,
@@ -68,34 +70,41 @@ def _pointers(*names: str) -> tuple[Argument, ...]:
     return tuple(Argument("pointer", name) for name in names)
 
 
+def _laid(lengths: list[str], columns: int, turned: bool) -> tuple[str, ...]:
+    """The shape of rows of so many columns, or of columns of the rows of each sample."""
+    return (*lengths[:-1], str(columns), lengths[-1]) if turned else (*lengths, str(columns))
+
+
 def _shape(group: Linear, node: Node, lengths: list[str]) -> tuple[str, ...]:
     if node is group.x:
-        return (*lengths, str(group.summed))
+        return _laid(lengths, group.summed, group.turned)
     if node in group.operands and group.varies(node) == "element":
-        return (*lengths, str(group.features))
+        return _laid(lengths, group.features, group.across)
     return tuple(map(str, node.shape))
 
 
 def _source(group: Linear, t: MatmulTile, name: str, behind: dict[Node, str], inside: list[str]) -> str:
     lines, value = _after(group, behind)
     bias = "" if group.bias is None else " + bias[feature]"
+    at = matmul_text.AT[group.across]
     follows: dict[str, object] = {"lines": lines, "value": value}
     written = "partial" if t.parts > 1 else "out"
-    write = fill(matmul_text.WRITE, sum=f"sums[i / 4][i % 4]{bias}", **follows)
+    write = fill(matmul_text.WRITE, at=at, sum=f"sums[i / 4][i % 4]{bias}", **follows)
     finish = fill(
         matmul_text.FINISH, name=name, parameters=_parameters(["partial", *behind.values()], "out"), sum=f"total{bias}",
-        **follows,
+        feature=matmul_text.FEATURE[group.across], **follows,
     )  # fmt: skip
+    by_sample = fill(matmul_text.SAMPLES, rows=group.rows[-1]) if group.turned or group.across else []
     return with_primitives([
         fill(
             matmul_text.CONSTANTS, summed=group.summed, features=group.features, columns=t.columns, groups=t.groups,
-            stages=t.stages, parts=t.parts, split=fill(SPLIT),
+            stages=t.stages, parts=t.parts, samples=by_sample, split=fill(SPLIT),
         ),
-        fill(matmul_text.PACK, name=name),
+        fill(matmul_text.PACK, name=name, read=fill(matmul_text.READ_ROW[group.turned])),
         fill(
             matmul_text.KERNEL, name=name, columns=t.columns, per_sm=t.per_sm, parameters=_parameters(inside, written),
             read=fill(matmul_text.READ[group.features_first]),
-            write=fill(matmul_text.PARTIAL) if t.parts > 1 else write,
+            write=fill(matmul_text.PARTIAL, at=at) if t.parts > 1 else write,
         ),
         finish if t.parts > 1 else [],
     ])  # fmt: skip
