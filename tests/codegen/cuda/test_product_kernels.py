@@ -48,7 +48,9 @@ def test_as_the_model_in_float64(name: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 7])
-@pytest.mark.parametrize("name", ["rows, logsumexp", "tokens, over tokens", "more features than a block has", "turned, over features"])
+@pytest.mark.parametrize(
+    "name", ["rows, logsumexp", "tokens, over tokens", "more features than a block has", "turned, over features"]
+)
 def test_another_batch(name: str, batch: int) -> None:
     """Rows, be they positions or samples, are counted at run time."""
     f = found(CASES[name])
