@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 from math import ceil
+from typing import Literal
 
 import torch
 
@@ -88,7 +89,7 @@ class Linear:
         """The lengths of x but for K: what rows are counted by."""
         return (*self.x.shape[:-2], self.x.shape[-1 if self.turned else -2])
 
-    def varies(self, operand: Node) -> Varies:
+    def varies(self, operand: Node) -> Varies | Literal["row"]:
         found = _varies(operand, self.root, self.across)
         assert found is not None
         return found
@@ -155,7 +156,7 @@ def match(root: Node, users: Users) -> Linear | str:
         return f"{root!r} is not of float32 alone"
     wrong = [n for n in operands if _varies(n, root, across) is None]
     if wrong:
-        return f"operand {wrong[0]!r} is neither a number, nor one per feature, nor one per element"
+        return f"operand {wrong[0]!r} is neither a number, nor one per feature or row, nor one per element"
     return Linear(root, matmul, x, turned, w, features_first, across, after, operands)
 
 
@@ -179,8 +180,12 @@ def _is_turned(x: Node) -> bool:
     return isinstance(x.op, ops.Permute) and not x.op.copy and x.op.dims == swapped
 
 
-def _varies(operand: Node, root: Node, across: bool) -> Varies | None:
-    """How an operand does over the result, whose features lie along the last dimension, or `across`."""
+def _varies(operand: Node, root: Node, across: bool) -> Varies | Literal["row"] | None:
+    """How an operand does over the result, whose features lie along the last dimension, or `across`: one number per
+    row as well."""
+    feature = root.ndim - (2 if across else 1)
+    if operand.shape == (*root.shape[:feature], 1, *root.shape[feature + 1 :]) and numel(operand.shape) != 1:
+        return "row"
     if not across or all(d == 1 for d in operand.shape):
         return varies(operand, root)
     if operand.ndim > 1 and operand.shape[-2] == root.shape[-2] and numel(operand.shape) == root.shape[-2]:

@@ -78,21 +78,20 @@ def _laid(lengths: list[str], columns: int, turned: bool) -> tuple[str, ...]:
 def _shape(group: Linear, node: Node, lengths: list[str]) -> tuple[str, ...]:
     if node is group.x:
         return _laid(lengths, group.summed, group.turned)
-    if node in group.operands and group.varies(node) == "element":
-        return _laid(lengths, group.features, group.across)
+    columns = {"element": group.features, "row": 1}
+    if node in group.operands and (how := group.varies(node)) in columns:
+        return _laid(lengths, columns[how], group.across)
     return tuple(map(str, node.shape))
 
 
 def _source(group: Linear, t: MatmulTile, name: str, behind: dict[Node, str], inside: list[str]) -> str:
-    lines, value = _after(group, behind)
     bias = "" if group.bias is None else " + bias[feature]"
     at = matmul_text.AT[group.across]
-    follows: dict[str, object] = {"lines": lines, "value": value}
     written = "partial" if t.parts > 1 else "out"
-    write = fill(matmul_text.WRITE, at=at, sum=f"sums[i / 4][i % 4]{bias}", **follows)
+    write = fill(matmul_text.WRITE, at=at, sum=f"sums[i / 4][i % 4]{bias}", **_after(group, behind, "row"))
     finish = fill(
         matmul_text.FINISH, name=name, parameters=_parameters(["partial", *behind.values()], "out"), sum=f"total{bias}",
-        feature=matmul_text.FEATURE[group.across], **follows,
+        feature=matmul_text.FEATURE[group.across], **_after(group, behind, matmul_text.ROW[group.across]),
     )  # fmt: skip
     by_sample = fill(matmul_text.SAMPLES, rows=group.rows[-1]) if group.turned or group.across else []
     return with_primitives([
@@ -115,8 +114,9 @@ def _parameters(read: list[str], written: str) -> str:
     return ", ".join([*(f"const float* __restrict__ {name}" for name in read), f"float* __restrict__ {written}"])
 
 
-def _after(group: Linear, names: dict[Node, str]) -> tuple[Lines, str]:
-    """The statements behind `sum`, and the name of what is written."""
-    index = {"": "0", "feature": "feature", "element": "at"}
+def _after(group: Linear, names: dict[Node, str], row: str) -> dict[str, object]:
+    """The statements behind `sum`, and the name of what is written; `row` is which one it is of."""
+    index = {"": "0", "feature": "feature", "row": row, "element": "at"}
     read = {n: f"{names[n]}[{index[group.varies(n)]}]" for n in group.operands}
-    return tree(group.after, group.matmul, read | {group.matmul: "sum"})
+    lines, value = tree(group.after, group.matmul, read | {group.matmul: "sum"})
+    return {"lines": lines, "value": value}

@@ -31,9 +31,10 @@ constexpr int ROWS = $rows;
 """
 
 # Where a row has a feature, where the results of a row lie side by side, and where those of a feature do; and which
-# feature is there.
+# feature, and which row, is there.
 AT = {False: "row * O + feature", True: "(row / ROWS * O + feature) * ROWS + row % ROWS"}
 FEATURE = {False: "at % O", True: "at / ROWS % O"}
+ROW = {False: "at / O", True: "at / (ROWS * O) * ROWS + at % ROWS"}
 
 # How a thread reads sixteen numbers of a row of x, which lies as (rows, K), and as (K, rows) of every sample.
 READ_ROW = {

@@ -28,6 +28,7 @@ CHAINS: dict[str, Callable[[Tensor, nn.Module, Tensor], Tensor]] = {
     "one number": lambda y, m, x: torch.minimum(y, m.q) - m.q,
     "an element each": lambda y, m, x: torch.sigmoid(y) * (y + m.r),
     "its own input": lambda y, m, x: y - x,
+    "a number per row": lambda y, m, x: y * m.s,
     "a constant": lambda y, m, x: y * torch.full(y.shape[-1:], -0.5),
 }
 
@@ -56,6 +57,7 @@ CASES = {
         MatmulTile(32, 1, 1),
     ),
     "in parts": (Case((20, 200), 96, "an element each"), MatmulTile(16, 1, 3)),
+    "of rows, in parts": (Case((3, 7, 200), 96, "a number per row"), MatmulTile(16, 1, 3)),
     "in parts, of which one is empty": (Case((20, 129), 64, bias=False), MatmulTile(32, 1, 4)),
     "more chunks than stages": (Case((8, 32 * 11), 64), MatmulTile(128, 1, 1)),
     "the input again": (Case((24, 96), 96, "its own input"), MatmulTile(32, 1, 1)),
@@ -73,6 +75,7 @@ class Model(nn.Module):
         self.b = nn.Parameter(torch.randn(o)) if case.bias else None
         self.p, self.q = nn.Parameter(torch.rand(o) + 0.5), nn.Parameter(torch.tensor(0.75))
         self.r = nn.Parameter(torch.randn(*case.shape[:-1], o))
+        self.s = nn.Parameter(torch.randn(*case.shape[:-1], 1))
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,16 +131,16 @@ class Turned(nn.Module):
         self.way, (k, m) = way, shape[-2:]
         self.w, self.b = nn.Parameter(torch.randn(features, k) / k**0.5), nn.Parameter(torch.randn(features))
         self.p = nn.Parameter(torch.rand(features) + 0.5)
-        result = (features, m) if way == "weight first" else (m, features)
-        self.r = nn.Parameter(torch.randn(*shape[:-2], *result))
+        result, each = ((features, m), (1, m)) if way == "weight first" else ((m, features), (m, 1))
+        self.r, self.q = nn.Parameter(torch.randn(*shape[:-2], *result)), nn.Parameter(torch.rand(*shape[:-2], *each))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.way == "weight first":
             y = self.w.expand(*x.shape[:-2], -1, -1) @ x + self.b[:, None]
-            return torch.tanh(y * self.p[:, None] + self.r)
+            return torch.tanh(y * self.p[:, None] * self.q + self.r)
         weights = self.w.mT.expand(*x.shape[:-2], -1, -1)
         y = x.mT @ weights + self.b if self.way == "samples" else F.linear(x.mT, self.w, self.b)
-        return torch.tanh(y * self.p + self.r)
+        return torch.tanh(y * self.p * self.q + self.r)
 
 
 TURNED = {
