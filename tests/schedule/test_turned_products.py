@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import sympy
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from gpu_build import as_on_a_gpu, built_for_a_gpu, emulated
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusewright import tuning
 from fusewright.capture import capture
@@ -97,6 +99,31 @@ def test_read_as_they_lie(name: str) -> None:
     for matmul in (n for n in after.nodes() if isinstance(n.op, ops.Matmul)):
         assert isinstance(matmul.arg(1).op, ops.Expand), matmul
     torch.testing.assert_close(result, APART[name](x), check_stride=True, rtol=1e-4, atol=1e-4)
+
+
+class Calls(TorchDispatchMode):
+    """The names of all that PyTorch calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["as it is", "by a weight (K, N)", "two products"])
+def test_nothing_is_copied(name: str) -> None:
+    """Not of parameters either, for whose gradients `torch.matmul` and `F.linear` would."""
+    x, f = torch.randn(2, N, C), (APART | MET)[name]
+    captured = capture(Fn(f), (x,))
+    found = as_they_lie(captured.graph, LARGE_GPU, {symbol: 2 for symbol in captured.graph.symbols}, {})
+    constants = {key: nn.Parameter(value) for key, value in captured.constants.items()}
+    derive, forward = lower(found, None, constants).functions()
+    with torch.no_grad(), Calls() as calls:
+        forward(None, x, *derive(None))
+    assert "bmm" in calls.names and {"clone", "copy_", "mm"}.isdisjoint(calls.names), calls.names
 
 
 @pytest.mark.parametrize("name", STAYS)
