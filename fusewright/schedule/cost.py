@@ -59,7 +59,8 @@ def _is_of_moved_rows(node: Node) -> bool:
     if not isinstance(node.op, ops.Matmul) or node.arg(1).ndim != 2:
         return False
     view = node.arg(0)
-    return isinstance(view.op, ops.Permute) and not view.op.copy and view.ndim > 2 and view.op.dims != (*range(view.ndim),)
+    turned = isinstance(view.op, ops.Permute) and not view.op.copy and view.op.dims != tuple(range(view.ndim))
+    return turned and view.ndim > 2
 
 
 def _once(method: Callable[[CostModel, Node], Answer]) -> Callable[[CostModel, Node], Answer]:

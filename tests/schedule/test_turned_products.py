@@ -118,7 +118,7 @@ def test_nothing_is_copied(name: str) -> None:
     """Not of parameters either, for whose gradients `torch.matmul` and `F.linear` would."""
     x, f = torch.randn(2, N, C), (APART | MET)[name]
     captured = capture(Fn(f), (x,))
-    found = as_they_lie(captured.graph, LARGE_GPU, {symbol: 2 for symbol in captured.graph.symbols}, {})
+    found = as_they_lie(captured.graph, LARGE_GPU, dict.fromkeys(captured.graph.symbols, 2), {})
     constants = {key: nn.Parameter(value) for key, value in captured.constants.items()}
     derive, forward = lower(found, None, constants).functions()
     with torch.no_grad(), Calls() as calls:

@@ -11,7 +11,7 @@ from fusewright.codegen.cuda import matmul_text
 from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.cuda.split_text import SPLIT
 from fusewright.codegen.cuda.stream_values import tree
-from fusewright.codegen.text import Lines, fill
+from fusewright.codegen.text import fill
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Array, Kernel, Launch
 from fusewright.schedule.matmul import CHUNK, Linear, MatmulTile
