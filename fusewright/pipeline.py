@@ -61,6 +61,7 @@ class Built:
     recomputed      work of the rewritten graph in PyTorch's own operations, which gradients flow through
     masks           how many attentions do without a mask that the trace had
     turned          how many convolutions have images whose channels lie last in memory
+    batches         how many products read as it lies what the model turns for them
     """
 
     captured: Captured
@@ -75,6 +76,7 @@ class Built:
     decisions: Mapping[str, Decision] = field(default_factory=dict)
     masks: int = 0
     turned: int = 0
+    batches: int = 0
 
 
 def build(
@@ -140,7 +142,7 @@ def build(
     how: dict[str, Any] = {"progress": progress, "wishes": wishes, "ways": {} if ways is None else ways}
     tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, layouts, decisions or {}, **how)
     orders = _orders(rewritten.graph, model, captured.constants, tensors)
-    final, turned = rewritten.graph, 0
+    final, turned, batches = rewritten.graph, 0, 0
     if last:
         final, turned = channels_last(final, orders)
         check(final)
@@ -151,7 +153,8 @@ def build(
             final = of_logits(final, facts, hints, orders)
             final = moves_first(final, orders) if tuner.moves else final
             # in training, gradients of weights want what is turned in rows
-            final = as_they_lie(final, facts, hints, orders) if tuner.moves and not model.training else final
+            if tuner.moves and not model.training:
+                final, batches = as_they_lie(final, facts, hints, orders)
             final = check(with_statistics(final, tuner.prefers, alone, orders))
             tuner.prepare(final, alone, orders)
             final = check(cut(final, tuner, alone, orders, moves=tuner.moves))
@@ -161,7 +164,7 @@ def build(
     program = lower(final, captured.out_spec, captured.constants, attributes, tuple(tuner.kernels.values()))
     work = total(graph, cost), total(final, cost), total(rewritten.graph, cost)
     tuned = tuple(tuner.choices), tuner.decisions
-    return Built(captured, rewritten, program, *work, device, without, *tuned, masks, turned)
+    return Built(captured, rewritten, program, *work, device, without, *tuned, masks, turned, batches)
 
 
 def kernel_target(device: torch.device) -> str | None:

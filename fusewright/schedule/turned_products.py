@@ -41,24 +41,26 @@ def as_they_lie(
     facts: DeviceFacts,
     hints: Mapping[Any, int],
     orders: Mapping[Node, Order] = MappingProxyType({}),
-) -> Graph:
-    """`graph` with products of what is turned as products of what lies in rows, where a device of these `facts` takes
-    longer to turn it than what a batch of products leaves idle, symbolic sizes taken at `hints`.
+) -> tuple[Graph, int]:
+    """`graph` with products of what is turned as products of what lies in rows, and how many these are, where a device
+    of these `facts` takes longer to turn it than what a batch of products leaves idle, symbolic sizes taken at `hints`.
 
     Results lie in memory as they did, where the sources that do not lie row by row have these `orders`.
     """
     known: dict[Node, Order] = {}
+    users, products = graph.users(), 0
     for find in (_met, _apart):
         for node in reversed(graph.nodes()):  # what comes before a replaced one stays as it is
-            users = graph.users()
             found = find(node, users) if node in users else None
             if found is None or not found.pays(facts, hints):
                 continue
             sources = replace(graph, outputs=found.sources, effects=())
-            if output_orders(sources, orders, kernels=False, known=known) == list(map(rows_of, found.sources)):
-                placed = graph.substitute(node, found.value)
-                graph = placed if lie_alike(graph, placed, orders) else graph
-    return graph
+            if output_orders(sources, orders, kernels=False, known=known) != list(map(rows_of, found.sources)):
+                continue
+            placed = graph.substitute(node, found.value)
+            if lie_alike(graph, placed, orders):
+                graph, users, products = placed, placed.users(), products + len(found.products)
+    return graph, products
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,11 @@ from fusewright.codegen.aten import lower
 from fusewright.ir import ops
 from fusewright.ir.memory_order import order_of
 from fusewright.ir.node import Graph, Node
+from fusewright.reduced import shape
 from fusewright.runtime.device import LARGE_GPU, DeviceFacts
 from fusewright.schedule import rearrangement
 from fusewright.schedule.turned_products import as_they_lie
+from fusewright.trial import _is_rewritten
 from tests.capture.harness import Fn
 
 torch.manual_seed(0)
@@ -71,7 +73,8 @@ def run(f: Callable[[Tensor], Tensor], x: Tensor, facts: DeviceFacts = LARGE_GPU
     captured = capture(Fn(f), (x,))
     (given,) = captured.graph.inputs
     hints = {symbol: x.shape[where.dim] for symbol, where in captured.graph.symbols.items()}
-    found = as_they_lie(captured.graph, facts, hints, {given: order_of(x, given)})
+    found, batches = as_they_lie(captured.graph, facts, hints, {given: order_of(x, given)})
+    assert bool(batches) == (found is not captured.graph)
     derive, forward = lower(found, None, captured.constants).functions()
     return captured.graph, found, forward(None, x, *derive(None))[0]
 
@@ -118,7 +121,7 @@ def test_nothing_is_copied(name: str) -> None:
     """Not of parameters either, for whose gradients `torch.matmul` and `F.linear` would."""
     x, f = torch.randn(2, N, C), (APART | MET)[name]
     captured = capture(Fn(f), (x,))
-    found = as_they_lie(captured.graph, LARGE_GPU, dict.fromkeys(captured.graph.symbols, 2), {})
+    found, _ = as_they_lie(captured.graph, LARGE_GPU, dict.fromkeys(captured.graph.symbols, 2), {})
     constants = {key: nn.Parameter(value) for key, value in captured.constants.items()}
     derive, forward = lower(found, None, constants).functions()
     with torch.no_grad(), Calls() as calls:
@@ -232,10 +235,33 @@ def test_gradients(kind: type[nn.Module]) -> None:
 
 
 def test_as_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No copies, of any batch size; in training, rows are wanted for gradients, and nothing changes."""
+    """No copies, of any batch size."""
     model, x = Mixer(), torch.randn(64, N, C)
     built = built_for_a_gpu(monkeypatch, model, x, kernels="never")
     assert "expand" not in built.program.source
     built = built_for_a_gpu(monkeypatch, model, x)
     assert "permute" not in built.program.source and "rearrange" not in built.program.source
     assert any(isinstance(d, sympy.Expr) for n in built.rewritten.graph.inputs for d in n.shape)
+    assert built.batches == 2
+
+
+def test_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mixer, "eval", nn.Module.train)
+    built = built_for_a_gpu(monkeypatch, Mixer(), torch.randn(64, N, C))
+    assert built.batches == 0 and "expand" not in built.program.source
+
+
+def test_a_product_alone_is_a_program_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but how a library is called differs from the model, and the result as sums in another order do."""
+
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(N, M, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x.transpose(1, 2))
+
+    built = built_for_a_gpu(monkeypatch, Alone(), torch.randn(64, N, C), kernels="auto", capability=80)
+    assert not built.program.kernels and not built.rewritten.fired and built.batches == 1
+    assert _is_rewritten(built) and shape(built) != shape(replace(built, batches=0))
