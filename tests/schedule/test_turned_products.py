@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from fusewright.ir.memory_order import order_of
 from fusewright.ir.node import Graph, Node
 from fusewright.reduced import shape
 from fusewright.runtime.device import LARGE_GPU, DeviceFacts
-from fusewright.schedule import rearrangement
+from fusewright.schedule import rearrangement, turned_products
 from fusewright.schedule.turned_products import as_they_lie
 from fusewright.trial import _is_rewritten
 from tests.capture.harness import Fn
@@ -151,6 +153,41 @@ def test_along_the_first_dimension() -> None:
     _, after, result = run(lambda x: model(x).permute(2, 0, 1).sum(0), x)
     assert [n.shape for n in after.nodes() if isinstance(n.op, ops.Matmul)] == [(150, 1200)]
     torch.testing.assert_close(result, model(x).sum(2), check_stride=True, rtol=1e-4, atol=1e-4)
+
+
+def permuted_product(dims: list[int], w: Tensor, bias: Tensor | None, beside: Tensor | None, x: Tensor) -> Tensor:
+    y = F.linear(x.permute(dims), w, bias)
+    return y if beside is None else (y * beside).tanh()
+
+
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(i, marks=pytest.mark.slow) for i in range(12, 200))])
+def test_any_permutations(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two to five dimensions, with products and functions between them, by a device that is always in favour."""
+    monkeypatch.setattr(turned_products, "SMALL", 0)
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    lengths = [rng.choice([1, 2, 3, 5, 12]) for _ in range(rng.randint(2, 5))]
+    x, steps = torch.randn(lengths), list[Callable[[Tensor], Tensor]]()
+    y = x
+    for _ in range(rng.randint(2, 4)):
+        dims = rng.choice([rng.sample(range(x.ndim), x.ndim), [*range(x.ndim - 2), x.ndim - 1, x.ndim - 2]])
+        y = y.permute(dims)
+        w, b = torch.randn(rng.choice([2, 7]), y.shape[-1]), rng.random() < 0.5
+        bias = torch.randn(len(w)) if b else None
+        shape = [n if rng.random() < 0.5 else 1 for n in (*y.shape[:-1], len(w))][rng.randint(0, x.ndim) :]
+        beside, with_function = torch.rand(shape), rng.random() < 0.6
+
+        steps.append(partial(permuted_product, dims, w, bias, beside if with_function else None))
+        y = F.linear(y, w)
+    last = rng.sample(range(x.ndim), x.ndim)
+
+    def model(x: Tensor) -> Tensor:
+        for step in steps:
+            x = step(x)
+        return x.permute(last) + 1 if seed % 2 else (x.permute(last) * 2).sum(0)
+
+    _, _, result = run(model, x, replace(LARGE_GPU, matmul=1e30))
+    torch.testing.assert_close(result, model(x), check_stride=True, rtol=1e-3, atol=1e-3)
 
 
 def test_images() -> None:
