@@ -21,7 +21,10 @@ def precision_notes(built: Built) -> tuple[str, ...]:
     if built.turned:
         times = f"{built.turned} convolutions" if built.turned > 1 else "a convolution"
         notes.append(f"channels last in memory: {times} by cuDNN, bias, residual and relu along with them")
-    if classes == {"exact"} and not (kernels or built.masks or built.turned):
+    if built.batches:
+        times = f"{built.batches} products" if built.batches > 1 else "a product"
+        notes.append(f"values are read as they lie, not turned first: by {times} of every sample by one weight")
+    if classes == {"exact"} and not (kernels or built.masks or built.turned or built.batches):
         notes.append("exact: the same bits as the original, non-finite values included")
     if "reassociates" in classes:
         notes.append("reassociates: the same real number, other rounding; an Inf may surface as NaN or the reverse")

@@ -43,6 +43,7 @@ from fusewright.schedule.groups import cut, with_statistics
 from fusewright.schedule.losses import of_logits
 from fusewright.schedule.moves_first import moves_first
 from fusewright.schedule.reduced_shares import of_kept_rows
+from fusewright.schedule.turned_products import as_they_lie
 from fusewright.schedule.window_sums import as_pools
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors
@@ -61,6 +62,7 @@ class Built:
     recomputed      work of the rewritten graph in PyTorch's own operations, which gradients flow through
     masks           how many attentions do without a mask that the trace had
     turned          how many convolutions have images whose channels lie last in memory
+    batches         how many products read as it lies what the model turns for them
     """
 
     captured: Captured
@@ -75,6 +77,7 @@ class Built:
     decisions: Mapping[str, Decision] = field(default_factory=dict)
     masks: int = 0
     turned: int = 0
+    batches: int = 0
 
 
 def build(
@@ -140,7 +143,7 @@ def build(
     how: dict[str, Any] = {"progress": progress, "wishes": wishes, "ways": {} if ways is None else ways}
     tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, layouts, decisions or {}, **how)
     orders = _orders(rewritten.graph, model, captured.constants, tensors)
-    final, turned = rewritten.graph, 0
+    final, turned, batches = rewritten.graph, 0, 0
     if last:
         final, turned = channels_last(final, orders)
         check(final)
@@ -151,6 +154,9 @@ def build(
             final = of_logits(final, facts, hints, orders)
             final = of_few(final, orders) if tuner.moves else final
             final = moves_first(final, orders) if tuner.moves else final
+            # in training, gradients of weights want what is turned in rows
+            if tuner.moves and not model.training:
+                final, batches = as_they_lie(final, facts, hints, orders)
             final = check(with_statistics(final, tuner.prefers, alone, orders))
             tuner.prepare(final, alone, orders)
             final = check(cut(final, tuner, alone, orders, moves=tuner.moves))
@@ -160,7 +166,7 @@ def build(
     program = lower(final, captured.out_spec, captured.constants, attributes, tuple(tuner.kernels.values()))
     work = total(graph, cost), total(final, cost), total(rewritten.graph, cost)
     tuned = tuple(tuner.choices), tuner.decisions
-    return Built(captured, rewritten, program, *work, device, without, *tuned, masks, turned)
+    return Built(captured, rewritten, program, *work, device, without, *tuned, masks, turned, batches)
 
 
 def kernel_target(device: torch.device) -> str | None:

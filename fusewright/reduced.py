@@ -49,9 +49,10 @@ def reduced(
     return None
 
 
-def shape(built: Built) -> tuple[list[str], list[str]]:
-    """What must be the same for one program to stand for another: its rules and its kernels."""
-    return [fired.rule for fired in built.rewritten.fired], [k.name for k in built.program.kernels]
+def shape(built: Built) -> tuple[list[str], list[str], int]:
+    """What must be the same for one program to stand for another: its rules, its kernels, and its products of what is
+    turned."""
+    return [fired.rule for fired in built.rewritten.fired], [k.name for k in built.program.kernels], built.batches
 
 
 def _cuts(args: Args, kwargs: Kwargs) -> Iterator[tuple[Args, Kwargs]]:

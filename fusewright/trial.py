@@ -135,8 +135,8 @@ def _judge(trial: Trial, built: Built, plan: Plan) -> Entry:
 
 def _is_rewritten(built: Built) -> bool:
     """Whether the program differs from the model at all, if only in what is derived ahead of calls."""
-    program = built.program
-    return bool(built.rewritten.fired or program.kernels or program.derived or built.masks or built.turned)
+    program, others = built.program, built.masks or built.turned or built.batches
+    return bool(built.rewritten.fired or program.kernels or program.derived or others)
 
 
 def _sides(trial: Trial, built: Built) -> Sides:
@@ -162,7 +162,7 @@ def _candidate(trial: Trial, built: Built, *, recorded: bool = False) -> tuple[n
     graph = built.captured.graph
     shapes = tuple(n.shape for n in graph.inputs)
     # a kernel writes in one order, and so do some operations that rules leave
-    rows = bool(built.program.kernels or built.turned) or not follows_inputs(built.rewritten.graph)
+    rows = bool(built.program.kernels or built.turned or built.batches) or not follows_inputs(built.rewritten.graph)
     ordered = rows and follows_inputs(graph)
     guard = guard_of(trial.args, trial.kwargs, shapes, graph.symbols, ordered=ordered)
     runner = Runner(built.program, guard, trial.options.precision, _most_recorded(trial) if recorded else 0)
@@ -260,7 +260,7 @@ def _checked_against_float64(trial: Trial, built: Built) -> Verdict:
 
 def _verify(trial: Trial, built: Built, **how: Any) -> Verdict:
     candidate, runner = _candidate(trial, built)
-    exact = not (built.program.kernels or built.masks or built.turned)
+    exact = not (built.program.kernels or built.masks or built.turned or built.batches)
     exact = exact and all(fired.exactness == "exact" for fired in built.rewritten.fired)
     verdict = run_verification(
         trial.model,

@@ -45,6 +45,11 @@ def test_exact_rules_give_the_same_bits(rewritten: Built) -> None:
     assert precision_notes(rewritten) == ("exact: the same bits as the original, non-finite values included",)
 
 
+def test_products_in_batches_do_not(rewritten: Built) -> None:
+    (note,) = precision_notes(replace(rewritten, batches=2))
+    assert note == "values are read as they lie, not turned first: by 2 products of every sample by one weight"
+
+
 def test_kernels_do_not(with_kernels: Built) -> None:
     (note,) = precision_notes(with_kernels)
     assert note.startswith("generated kernels: sums in another order")

@@ -14,11 +14,12 @@ from fusewright.errors import CaptureError
 from fusewright.reduced import reduced
 
 
-def built(*rules: str, kernels: tuple[str, ...] = ()) -> Any:
+def built(*rules: str, kernels: tuple[str, ...] = (), batches: int = 0) -> Any:
     fired = [SimpleNamespace(rule=rule) for rule in rules]
     return SimpleNamespace(
         rewritten=SimpleNamespace(fired=fired),
         program=SimpleNamespace(kernels=[SimpleNamespace(name=name) for name in kernels]),
+        batches=batches,
     )
 
 

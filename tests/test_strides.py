@@ -12,7 +12,7 @@ from tests.dropin import fast, kernels_of, program_calls
 
 
 class Heads(nn.Module):
-    """Two results, of which one lies transposed."""
+    """Two results, of which a product's lies transposed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,6 +21,13 @@ class Heads(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.linear(x).transpose(1, 2).relu(), self.conv(x).relu()
+
+
+class Shares(nn.Module):
+    """A result that lies transposed, and is no product's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.softmax(2).transpose(1, 2).relu()
 
 
 class Doubled(nn.Module):
@@ -46,7 +53,12 @@ def check(model: nn.Module, x: Tensor, *kernels: str) -> None:
 
 
 def test_a_result_that_lies_transposed() -> None:
-    check(Heads(), torch.randn(2, 4, 6), "fused_conv_relu", "fused_linear")
+    check(Shares(), torch.randn(2, 4, 6), "fused_softmax")
+
+
+def test_a_product_that_is_transposed() -> None:
+    """What follows is computed first, and then seen transposed."""
+    check(Heads(), torch.randn(2, 4, 6), "fused_conv_relu", "fused_linear_relu")
 
 
 @pytest.mark.parametrize("last", [False, True])

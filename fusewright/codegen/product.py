@@ -18,14 +18,18 @@ def of_tensors(kernel: Kernel, p: Product) -> Kernel:
     names = {"N": " * ".join(samples) or "1", "in_h": "1", "in_w": f"({' * '.join(positions)})"}
     fold = p.root.op
     assert isinstance(fold, Reduce)
+    k, places = p.x.shape[1 if p.turned else -1], (0, 2) if p.turned else range(len(rows))
     lengths = [*rows, str(p.root.arg(0).shape[-1])]  # of what is reduced; none is known but the features
     shape = ["1" if i in fold.dims else n for i, n in enumerate(lengths) if fold.keepdim or i not in fold.dims]
     return replace(
         kernel,
         layouts=("contiguous",) * len(kernel.layouts),
-        shapes=((*rows, str(p.x.shape[-1])), *(tuple(map(str, n.shape)) for n in p.tensors[1:])),
-        sizes=tuple((row, 0, i) for i, row in enumerate(rows)),
-        counts=(f"{' * '.join(positions)} * {p.x.shape[-1]}",),
+        shapes=(
+            (rows[0], str(k), rows[1]) if p.turned else (*rows, str(k)),
+            *(tuple(map(str, n.shape)) for n in p.tensors[1:]),
+        ),
+        sizes=tuple((row, 0, i) for row, i in zip(rows, places, strict=True)),
+        counts=(f"{' * '.join(positions)} * {k}",),
         output=Array("out", tuple(shape), p.root.dtype),
         scratch=tuple(replace(a, shape=tuple(_renamed(e, names) for e in a.shape)) for a in kernel.scratch),
         launches=tuple(_launch(launch, names) for launch in kernel.launches),

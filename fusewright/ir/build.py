@@ -29,6 +29,18 @@ def permute(x: Node, dims: Sequence[int], *, copy: bool = False) -> Node:
     return x if tuple(dims) == tuple(range(x.ndim)) else make(ops.Permute(tuple(dims), copy), x)
 
 
+def before_permute(x: Node, dims: Sequence[int]) -> Node:
+    """x, which is broadcast to permute(y, dims), as it is to y."""
+    if x.ndim == 0 or isinstance(x.op, ops.Number):
+        return x
+    places = [dims.index(d) for d in range(len(dims))]
+    shape = (1,) * (len(dims) - x.ndim) + x.shape
+    longer = [i for i in places if shape[i] != 1]
+    if longer == sorted(longer):  # only dimensions of one element move
+        return reshape(x, [shape[i] for i in places])
+    return permute(reshape(x, shape), places)
+
+
 def cast(x: Node, dtype: torch.dtype) -> Node:
     """x in another dtype; x itself when it has it already."""
     return x if x.dtype == dtype else make(ops.Cast(dtype), x)

@@ -5,6 +5,7 @@ each element asks for neither:
 
     mean(permute(x)) = permute(mean(x))        mean_-1(flatten_2(x)) = mean_{2,3}(x)
     f(reshape(softmax(x))) = reshape(f(softmax(x)))
+    f(permute(x @ w)) = permute(f(x @ w))
     f(expand(x), y) = f(x, y)                  reduce(expand(x)) = expand(reduce(x))
 
 None is cheaper by itself.  All are taken for what may follow, and only above an operation that something may be done
@@ -19,7 +20,7 @@ from itertools import accumulate, groupby, pairwise
 
 import sympy
 
-from fusewright.ir.build import permute, reshape
+from fusewright.ir.build import before_permute, permute, reshape
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import (
     Conv,
@@ -285,6 +286,48 @@ def function_of_reshape(m: Match) -> Node:
     return reshape(make(root.op, *operands), root.shape)
 
 
+def _turn(root: Node) -> Permute | None:
+    """How a product, or a function of one, is turned that is an operand of a function."""
+    for a in root.inputs:
+        x = a.arg(0) if isinstance(a.op, Permute) and a.shape == root.shape else None
+        while x is not None and isinstance(x.op, Pointwise):
+            x = next((b for b in x.inputs if b.shape == x.shape), None)
+        if x is not None and isinstance(x.op, Matmul):
+            assert isinstance(a.op, Permute)
+            return a.op
+    return None
+
+
+def _refuse_turned(m: Match) -> str | None:
+    root, turn = m["root"], _turn(m["root"])
+    assert turn is not None  # the pattern asks for it
+    longer = [d for d in turn.dims if root.shape[turn.dims.index(d)] != 1]
+    if turn.copy or not longer or longer[-1] == max(longer):
+        return "rows stay whole, or are copied"
+    if any(a.shape == root.shape and a.op != turn for a in root.inputs):
+        return "another operand is not turned so"
+    return None
+
+
+@rule(
+    "f(permute(x @ w), y) = permute(f(x @ w, y))",
+    pattern=op("root", Pointwise, where=lambda root: _turn(root) is not None),
+    condition=_refuse_turned,
+    exactness="exact",
+    enables=True,
+)
+def function_of_permute(m: Match) -> Node:
+    """f(permute(y), m) -> permute(f(y, m)), where y is a product or a function of one, all other operands are turned
+    alike or smaller, and the permutation moves y's last dimension: a kernel that computes f would want a copy of it.
+
+    y (N, L, M) seen as (N, M, L), m (N, 1, L) beside it: (N, L, 1).  Results lie in memory as they did.  Class exact.
+    """
+    root, turn = m["root"], _turn(m["root"])
+    assert turn is not None
+    args = (a.arg(0) if a.shape == root.shape else before_permute(a, turn.dims) for a in root.inputs)
+    return permute(make(root.op, *args, where=root.where), turn.dims)
+
+
 def _is_of_expanded(root: Node) -> bool:
     return any(isinstance(a.op, Expand) for a in root.inputs)
 
@@ -393,6 +436,7 @@ RULES: tuple[Rule, ...] = (
     reduction_of_permute,
     pool_between_reshapes,
     function_of_reshape,
+    function_of_permute,
     function_of_expanded,
     function_of_expansion,
     reduction_of_expansion,

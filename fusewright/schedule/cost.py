@@ -54,6 +54,15 @@ def is_one_pass(node: Node) -> bool:
     return isinstance(node.op, ops.Softmax | ops.Pointwise | ops.Cast)
 
 
+def _is_of_moved_rows(node: Node) -> bool:
+    """Whether this is a product of rows that are moved, for which they are copied one behind the other."""
+    if not isinstance(node.op, ops.Matmul) or node.arg(1).ndim != 2:
+        return False
+    view = node.arg(0)
+    turned = isinstance(view.op, ops.Permute) and not view.op.copy and view.op.dims != tuple(range(view.ndim))
+    return turned and view.ndim > 2
+
+
 def _once(method: Callable[[CostModel, Node], Answer]) -> Callable[[CostModel, Node], Answer]:
     """The method, asked once per node: tables of slots take long to look through."""
     name = method.__name__
@@ -197,6 +206,8 @@ class CostModel:
         if isinstance(node.op, ops.RangeSum):
             return self._read(node.op, node.arg(0)) * node.arg(0).dtype.itemsize + written
         read = [a for a in node.inputs if not (self._forms(node) and a is node.arg(0))]
+        if _is_of_moved_rows(node):
+            written += 2 * self._numel(x := node.arg(0)) * x.dtype.itemsize
         if self._awaits(node):
             written += self._numel(x := node.arg(0)) * x.dtype.itemsize
         return float(written + sum(self._elements(node, a) * a.dtype.itemsize for a in read))
@@ -246,6 +257,8 @@ class CostModel:
         two = isinstance(node.op, ops.Reduce) and node.op.kind in TWO_PASSES
         if isinstance(node.op, ops.Conv):  # float64 and transposed ones are not what libraries are tuned for
             return 1.0 + node.op.transposed + (node.dtype == torch.float64) + self._awaits(node)
+        if _is_of_moved_rows(node):
+            return 2.0
         return 2.0 if two else 1.0
 
     def _rate(self, node: Node) -> float:

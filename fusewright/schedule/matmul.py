@@ -1,6 +1,7 @@
 """Matmuls of float32 by a weight, with pointwise operations behind them, for the tensor cores of Hopper.
 
-    f(x @ w + bias)        x (..., M, K), w (K, N) or (N, K)
+    f(x @ w + bias)            x (..., M, K), w (K, N) or (N, K)
+    f(x.mT @ w), f(w @ x)      x (..., K, M), w one weight for all samples: x is split as it lies
 
 Where tf32 is not allowed, every number is the sum of two of tf32, and a product is three (3xTF32: Ootomo and Yokota,
 "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022).
@@ -12,11 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 from math import ceil
+from typing import Literal
 
 import torch
 
 from fusewright.ir import ops
 from fusewright.ir.node import Node
+from fusewright.ir.types import Size, numel
 from fusewright.schedule.chain import Map, Users, Varies, leaves, parse, varies
 from fusewright.schedule.stream import Tree, unsupported
 from fusewright.schedule.tiling import MULTIPROCESSORS
@@ -46,21 +49,22 @@ LAUNCH = 5e-6
 class Linear:
     """A group: matmul -> pointwise.
 
+    x         the other operand, as it lies in memory: (..., K, M) where it is `turned`, else (..., M, K)
     w         the weight, as it lies in memory: (N, K) with `features_first`, else (K, N)
+    across    whether the result is (..., N, M), and not (..., M, N)
     after     the pointwise operations, if any
     operands  what these read from memory
     """
 
     root: Node
     matmul: Node
+    x: Node
+    turned: bool
     w: Node
     features_first: bool
+    across: bool
     after: Tree | None
     operands: tuple[Node, ...]
-
-    @property
-    def x(self) -> Node:
-        return self.matmul.arg(0)
 
     @property
     def bias(self) -> Node | None:
@@ -73,15 +77,20 @@ class Linear:
 
     @property
     def features(self) -> int:
-        return int(self.root.shape[-1])
+        return int(self.root.shape[-2 if self.across else -1])
 
     @property
     def summed(self) -> int:
         """Numbers that are multiplied and added for one of the output's."""
-        return int(self.x.shape[-1])
+        return int(self.x.shape[-2 if self.turned else -1])
 
-    def varies(self, operand: Node) -> Varies:
-        found = varies(operand, self.root)
+    @property
+    def rows(self) -> tuple[Size, ...]:
+        """The lengths of x but for K: what rows are counted by."""
+        return (*self.x.shape[:-2], self.x.shape[-1 if self.turned else -2])
+
+    def varies(self, operand: Node) -> Varies | Literal["row"]:
+        found = _varies(operand, self.root, self.across)
         assert found is not None
         return found
 
@@ -124,29 +133,64 @@ def match(root: Node, users: Users) -> Linear | str:
     if isinstance(chain, str):
         return chain
     matmul, stages = chain.source, chain.stages
-    x, w, bias = matmul.args
-    assert x is not None and w is not None and isinstance(matmul.op, ops.Matmul)
-    features_first = matmul.op.transpose_w
-    turned = isinstance(w.op, ops.Permute) and w.op.dims == (1, 0)
-    if turned and w not in chain.operands:  # a view, which need not be a copy
+    x, w, features_first, across = _roles(matmul)
+    turned = across
+    if _is_turned(x) and x not in chain.operands and isinstance(x.shape[-2], int):  # a view, which need not be a copy
+        x, turned = x.arg(0), not turned
+    if _is_turned(w) and w not in chain.operands:
         w, features_first = w.arg(0), not features_first
     behind = [stage for stage in stages if isinstance(stage, Map)]
     if len(stages) > 1 or len(behind) < len(stages):
         return f"{root!r} is not pointwise behind a matmul"
-    if w is x or w.ndim != 2 or not all(isinstance(d, int) for d in (*w.shape, x.shape[-1])):
+    if w is x or w.ndim != 2 or not all(isinstance(d, int) for d in (*w.shape, x.shape[-2 if turned else -1])):
         return f"{matmul!r} multiplies two computed values"
+    if (turned or across) and not isinstance(x.shape[-1 if turned else -2], int):
+        return f"{matmul!r} has samples of rows of which it is not known how many there are"
     after = Tree(root, leaves(behind[0]), matmul) if behind else None
     problem = None if after is None else unsupported(after)
     if problem is not None:
         return problem
     operands = tuple(n for n in chain.operands if not isinstance(n.op, ops.Full))
-    memory = (x, w, *operands, root, *([] if bias is None else [bias]))
+    memory = (x, w, *operands, root, *([] if matmul.args[2] is None else [matmul.arg(2)]))
     if any(n.dtype != torch.float32 for n in memory):
         return f"{root!r} is not of float32 alone"
-    wrong = [n for n in operands if varies(n, root) is None]
+    wrong = [n for n in operands if _varies(n, root, across) is None]
     if wrong:
-        return f"operand {wrong[0]!r} is neither a number, nor one per feature, nor one per element"
-    return Linear(root, matmul, w, features_first, after, operands)
+        return f"operand {wrong[0]!r} is neither a number, nor one per feature or row, nor one per element"
+    return Linear(root, matmul, x, turned, w, features_first, across, after, operands)
+
+
+def _roles(matmul: Node) -> tuple[Node, Node, bool, bool]:
+    """x, the weight, whether that is (N, K), and whether it comes first; one weight for all samples is that weight."""
+    assert isinstance(matmul.op, ops.Matmul)
+    x, w = matmul.arg(0), matmul.arg(1)
+    if _is_repeated(x) and not matmul.op.transpose_w and matmul.args[2] is None:
+        return w, x.arg(0), True, True
+    return x, w.arg(0) if _is_repeated(w) else w, matmul.op.transpose_w, False
+
+
+def _is_repeated(w: Node) -> bool:
+    """Whether this is one matrix for every sample."""
+    return isinstance(w.op, ops.Expand) and w.arg(0).ndim == 2 and w.shape[-2:] == w.arg(0).shape
+
+
+def _is_turned(x: Node) -> bool:
+    """Whether this is a view with the last two dimensions swapped."""
+    swapped = (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
+    return isinstance(x.op, ops.Permute) and not x.op.copy and x.op.dims == swapped
+
+
+def _varies(operand: Node, root: Node, across: bool) -> Varies | Literal["row"] | None:
+    """How an operand does over the result, whose features lie along the last dimension, or `across`: one number per
+    row as well."""
+    feature = root.ndim - (2 if across else 1)
+    if operand.shape == (*root.shape[:feature], 1, *root.shape[feature + 1 :]) and numel(operand.shape) != 1:
+        return "row"
+    if not across or all(d == 1 for d in operand.shape):
+        return varies(operand, root)
+    if operand.ndim > 1 and operand.shape[-2] == root.shape[-2] and numel(operand.shape) == root.shape[-2]:
+        return "feature"
+    return "element" if operand.shape == root.shape else None
 
 
 def tiles(group: Linear, rows: int) -> list[MatmulTile]:

@@ -24,9 +24,9 @@ REFUSED = {
 }
 
 
-# Rules for GPUs alone, where no chain is run, and about what no chain expands or cuts.
+# Rules for GPUs alone, where no chain is run, and about what no chain expands or cuts, or turns behind a product.
 EXPANDED = (views.function_of_expanded, views.function_of_expansion, views.reduction_of_expansion)
-ELSEWHERE = {rule.name for rule in (*attention.RULES, *slices.RULES, *EXPANDED)}
+ELSEWHERE = {rule.name for rule in (*attention.RULES, *slices.RULES, *EXPANDED, views.function_of_permute)}
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))

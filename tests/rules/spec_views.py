@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from harness import B, RuleSpec, inp
 from hypothesis import strategies as st
@@ -117,6 +119,31 @@ def normed(*meanwhile: object, kind: str = "avg") -> Node:
     """The windows over channels of a local response norm, which are those of an image of another shape."""
     y = pool(shaped(image(B, 4, 3, 5), *meanwhile), kind, 3, 1, 1, stride=(1, 1, 1), padding=(1, 0, 0))
     return shaped(y, B, 4, 3, 5)
+
+
+def product(*shape: object, features: int = 5) -> Node:
+    """Rows of this shape by a weight."""
+    return make(ops.Matmul(), inp(*shape), inp(shape[-1], features), None)
+
+
+@st.composite
+def turned_products(draw: Draw) -> Node:
+    """Functions of products that are turned, of what is turned alike and of what is smaller."""
+    y = product(*draw(st.sampled_from([(B, 3, 2), (4, 2), (B, 2, 1, 3), (2, B, 2, 3)])))
+    y = draw(st.sampled_from([y, y, pointwise("tanh", y)]))
+    order = draw(st.permutations(range(y.ndim)).filter(lambda dims: _moves_last(y, dims)))
+    view = permuted(y, *order)
+    same = permuted(inp(*y.shape), *order)
+    smaller = inp(*[n if draw(st.booleans()) else 1 for n in view.shape][draw(st.integers(0, y.ndim)) :])
+    smaller = inp(1) if smaller.shape == view.shape else smaller
+    other = draw(st.sampled_from([same, smaller, smaller, inp(dtype=torch.float32), 2.5]))
+    root = pointwise(draw(st.sampled_from(["mul", "sub"])), *draw(st.permutations([view, other])))
+    return pointwise("tanh", root) if draw(st.booleans()) else root
+
+
+def _moves_last(y: Node, dims: Sequence[int]) -> bool:
+    longer = [d for d in dims if y.shape[d] != 1]
+    return longer[-1] != max(longer)
 
 
 def expanded(v: Node, *shape: object) -> Node:
@@ -243,6 +270,28 @@ SPECS = [
             ),
             "# of a value that no norm gives": lambda: pointwise("tanh", shaped(x(B, 3, 8), B, 3, 2, 4)),
             "# broadcast": lambda: pointwise("mul", shaped(shares(3, 8), 3, 2, 4), inp(B, 3, 2, 4)),
+        },
+    ),
+    RuleSpec(
+        rules.function_of_permute,
+        lambda: pointwise("mul", permuted(product(B, 3, 2), 0, 2, 1), inp(B, 1, 3)),
+        turned_products(),
+        {
+            "rows stay whole, or are copied": lambda: pointwise("tanh", permuted(product(B, 4, 3, 2), 0, 2, 1, 3)),
+            "rows stay whole, or are copied # of one element": lambda: pointwise(
+                "tanh", permuted(product(B, 3, 2, features=1), 0, 2, 1)
+            ),
+            "rows stay whole, or are copied # a copy": lambda: pointwise(
+                "tanh", permuted(product(B, 3, 2), 0, 2, 1, copy=True)
+            ),
+            "another operand is not turned so": lambda: pointwise(
+                "add", permuted(product(B, 3, 2), 0, 2, 1), inp(B, 5, 3)
+            ),
+            "another operand is not turned so # but otherwise": lambda: pointwise(
+                "add", permuted(product(2, 5, 2), 0, 2, 1), permuted(inp(5, 2, 5), 1, 0, 2)
+            ),
+            "# of what is no product": lambda: pointwise("tanh", permuted(x(B, 3, 4), 0, 2, 1)),
+            "# broadcast": lambda: pointwise("add", permuted(product(3, 2), 1, 0), inp(B, 5, 3)),
         },
     ),
     RuleSpec(

@@ -55,6 +55,17 @@ class TestFlops:
         assert large.flops == 10 * small.flops
 
 
+def test_rows_that_are_moved_are_copied() -> None:
+    """For a product by one matrix, and not for a batch of products."""
+    x, w = value(3, 7, 6), value(7, 5, name="w")
+    turned = make(ops.Permute((0, 2, 1)), x)
+    lies, copied = cost(ops.Matmul(), value(3, 6, 7), w, None), cost(ops.Matmul(), turned, w, None)
+    assert (copied.launches, copied.bytes) == (lies.launches + 1, lies.bytes + 2 * 4 * 3 * 7 * 6)
+    assert cost(ops.Matmul(), turned, make(ops.Expand((3, 7, 5)), w), None).launches == lies.launches
+    matrix = make(ops.Permute((1, 0)), value(7, 6))
+    assert cost(ops.Matmul(), matrix, w, None).launches == lies.launches
+
+
 class TestRangeSums:
     def test_a_total_reads_all_once(self) -> None:
         x = value(2, 3, 100)

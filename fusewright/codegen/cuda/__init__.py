@@ -208,7 +208,7 @@ def _seconds(group: Group, hints: Mapping[Any, int], layouts: Layouts, tf32: boo
 
 def _rows(group: Linear, hints: Mapping[Any, int]) -> int:
     """Those of x."""
-    return prod(sizes(group.x, hints)[:-1])
+    return prod(sizes(group.x, hints)) // group.summed
 
 
 def _channels_last(c: Contraction, layouts: Layouts) -> bool:

@@ -11,7 +11,7 @@ from fusewright.codegen.cuda import matmul_text
 from fusewright.codegen.cuda.primitives import with_primitives
 from fusewright.codegen.cuda.split_text import SPLIT
 from fusewright.codegen.cuda.stream_values import tree
-from fusewright.codegen.text import Lines, fill
+from fusewright.codegen.text import fill
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Array, Kernel, Launch
 from fusewright.schedule.matmul import CHUNK, Linear, MatmulTile
@@ -27,6 +27,8 @@ def kernel(group: Linear, t: MatmulTile, name: str, reference: str) -> Kernel:
     of = {group.x: "x", group.w: "w"}
     of |= {n: "bias" if n is group.bias else f"operand_{i}" for i, n in enumerate(behind) if n not in of}
     lengths = [f"rows_{i}" for i in range(group.x.ndim - 1)]
+    if group.turned or group.across:
+        lengths[-1] = str(group.rows[-1])
     rows, chunks = " * ".join(lengths), -(-group.summed // CHUNK)
     across = f"ceil_div({rows}, {t.columns})"
     packed = Array("packed", (f"{across} * {chunks * t.stage_bytes // 4}",), group.x.dtype)
@@ -54,8 +56,8 @@ def kernel(group: Linear, t: MatmulTile, name: str, reference: str) -> Kernel:
         layouts=("contiguous",) * len(of),
         dtypes=tuple(n.dtype for n in of),
         shapes=tuple(_shape(group, n, lengths) for n in of),
-        sizes=tuple((length, 0, i) for i, length in enumerate(lengths)),
-        output=Array("out", (*lengths, str(group.features)), group.root.dtype),
+        sizes=tuple((length, 0, i) for i, length in enumerate(lengths) if not length.isdecimal()),
+        output=Array("out", _laid(lengths, group.features, group.across), group.root.dtype),
         scratch=(packed, *([partial] if t.parts > 1 else [])),
         launches=tuple(launches),
         reference=reference,
@@ -68,34 +70,40 @@ def _pointers(*names: str) -> tuple[Argument, ...]:
     return tuple(Argument("pointer", name) for name in names)
 
 
+def _laid(lengths: list[str], columns: int, turned: bool) -> tuple[str, ...]:
+    """The shape of rows of so many columns, or of columns of the rows of each sample."""
+    return (*lengths[:-1], str(columns), lengths[-1]) if turned else (*lengths, str(columns))
+
+
 def _shape(group: Linear, node: Node, lengths: list[str]) -> tuple[str, ...]:
     if node is group.x:
-        return (*lengths, str(group.summed))
-    if node in group.operands and group.varies(node) == "element":
-        return (*lengths, str(group.features))
+        return _laid(lengths, group.summed, group.turned)
+    columns = {"element": group.features, "row": 1}
+    if node in group.operands and (how := group.varies(node)) in columns:
+        return _laid(lengths, columns[how], group.across)
     return tuple(map(str, node.shape))
 
 
 def _source(group: Linear, t: MatmulTile, name: str, behind: dict[Node, str], inside: list[str]) -> str:
-    lines, value = _after(group, behind)
     bias = "" if group.bias is None else " + bias[feature]"
-    follows: dict[str, object] = {"lines": lines, "value": value}
+    at = matmul_text.AT[group.across]
     written = "partial" if t.parts > 1 else "out"
-    write = fill(matmul_text.WRITE, sum=f"sums[i / 4][i % 4]{bias}", **follows)
+    write = fill(matmul_text.WRITE, at=at, sum=f"sums[i / 4][i % 4]{bias}", **_after(group, behind, "row"))
     finish = fill(
         matmul_text.FINISH, name=name, parameters=_parameters(["partial", *behind.values()], "out"), sum=f"total{bias}",
-        **follows,
+        feature=matmul_text.FEATURE[group.across], **_after(group, behind, matmul_text.ROW[group.across]),
     )  # fmt: skip
+    by_sample = fill(matmul_text.SAMPLES, rows=group.rows[-1]) if group.turned or group.across else []
     return with_primitives([
         fill(
             matmul_text.CONSTANTS, summed=group.summed, features=group.features, columns=t.columns, groups=t.groups,
-            stages=t.stages, parts=t.parts, split=fill(SPLIT),
+            stages=t.stages, parts=t.parts, samples=by_sample, split=fill(SPLIT),
         ),
-        fill(matmul_text.PACK, name=name),
+        fill(matmul_text.PACK, name=name, read=fill(matmul_text.READ_ROW[group.turned])),
         fill(
             matmul_text.KERNEL, name=name, columns=t.columns, per_sm=t.per_sm, parameters=_parameters(inside, written),
             read=fill(matmul_text.READ[group.features_first]),
-            write=fill(matmul_text.PARTIAL) if t.parts > 1 else write,
+            write=fill(matmul_text.PARTIAL, at=at) if t.parts > 1 else write,
         ),
         finish if t.parts > 1 else [],
     ])  # fmt: skip
@@ -106,8 +114,9 @@ def _parameters(read: list[str], written: str) -> str:
     return ", ".join([*(f"const float* __restrict__ {name}" for name in read), f"float* __restrict__ {written}"])
 
 
-def _after(group: Linear, names: dict[Node, str]) -> tuple[Lines, str]:
-    """The statements behind `sum`, and the name of what is written."""
-    index = {"": "0", "feature": "feature", "element": "at"}
+def _after(group: Linear, names: dict[Node, str], row: str) -> dict[str, object]:
+    """The statements behind `sum`, and the name of what is written; `row` is which one it is of."""
+    index = {"": "0", "feature": "feature", "row": row, "element": "at"}
     read = {n: f"{names[n]}[{index[group.varies(n)]}]" for n in group.operands}
-    return tree(group.after, group.matmul, read | {group.matmul: "sum"})
+    lines, value = tree(group.after, group.matmul, read | {group.matmul: "sum"})
+    return {"lines": lines, "value": value}

@@ -6,6 +6,7 @@ CONSTANTS = """
 // x (rows, K) times w is (rows, O): a block has FEATURES of the features, 64 of each of its warpgroups, which are the
 // rows of what they multiply, and COLUMNS rows of x, which are its columns.
 constexpr int K = $summed, O = $features;
+$samples
 constexpr int COLUMNS = $columns, WARPGROUPS = $groups, FEATURES = 64 * WARPGROUPS;
 // K is gone through in chunks, [part of a number][vector][row of x][4 numbers]; the next ones are on their way.
 // Each of PARTS blocks has a part of them.
@@ -24,6 +25,31 @@ __device__ __forceinline__ float4 four(const float* row, int k) {
 }
 """
 
+SAMPLES = """
+// Rows of a sample: where one is not after the other in memory, a sample is.
+constexpr int ROWS = $rows;
+"""
+
+# Where a row has a feature, where the results of a row lie side by side, and where those of a feature do; and which
+# feature, and which row, is there.
+AT = {False: "row * O + feature", True: "(row / ROWS * O + feature) * ROWS + row % ROWS"}
+FEATURE = {False: "at % O", True: "at / ROWS % O"}
+ROW = {False: "at / O", True: "at / (ROWS * O) * ROWS + at % ROWS"}
+
+# How a thread reads sixteen numbers of a row of x, which lies as (rows, K), and as (K, rows) of every sample.
+READ_ROW = {
+    False: """
+for (int j = 0; j < 4; ++j)
+    reinterpret_cast<float4*>(numbers)[j] = four(x + row * K, 16 * sixteen + 4 * j);
+""",
+    True: """
+for (int j = 0; j < 16; ++j) {
+    const int k = 16 * sixteen + j;
+    numbers[j] = k < K ? __ldg(x + (row / ROWS * K + k) * ROWS + row % ROWS) : 0;
+}
+""",
+}
+
 PACK = """
 // Split x and lay it out as a block copies it, zeros behind its last row.  Which of a chunk's numbers an instruction
 // multiplies together does not matter: vector j of every sixteen has numbers j, j + 4, j + 8 and j + 12, so that a
@@ -38,8 +64,7 @@ ${name}_pack(const float* __restrict__ x, float* __restrict__ packed, long long 
     float numbers[16] = {};
     if (row < rows)
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-            reinterpret_cast<float4*>(numbers)[j] = four(x + row * K, 16 * sixteen + 4 * j);
+        $read
     float* const to = packed + (across * CHUNKS + sixteen / 2) * STAGE + (sixteen % 2 * 4 * COLUMNS + column) * 4;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -164,11 +189,11 @@ $name($parameters, long long rows) {
 """
 
 PARTIAL = """
-partial[(part * rows + row) * O + feature] = sums[i / 4][i % 4];
+partial[part * rows * O + $at] = sums[i / 4][i % 4];
 """
 
 WRITE = """
-const long long at = row * O + feature;
+const long long at = $at;
 const float sum = $sum;
 $lines
 out[at] = $value;
@@ -181,7 +206,7 @@ ${name}_finish($parameters, long long rows) {
     await_launches();
     const long long at = (long long)blockIdx.x * 256 + threadIdx.x;
     if (at >= rows * O) return;
-    const int feature = at % O;
+    const int feature = $feature;
     float total = 0;
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) total += partial[part * rows * O + at];

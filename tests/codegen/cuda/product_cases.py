@@ -32,11 +32,18 @@ class Case:
     bias: bool = True
     transposed: bool = True
     keepdim: bool = False
+    turned: bool = False  # x lies as (N, K, M)
+    repeated: bool = False  # and the weight is one for every sample
 
     @property
     def dims(self) -> tuple[int, ...]:
         last = len(self.shape) - 1
         return (*(range(1, last) if "t" in self.over else ()), *((last,) if "f" in self.over else ()))
+
+    def drawn(self, batch: int) -> Tensor:
+        """A random x, as it lies."""
+        x = torch.randn(batch, *self.shape[1:])
+        return x.mT.contiguous() if self.turned else x
 
     def short(self, x: Tensor) -> Tensor:
         """Numbers of tf32 where those may be used."""
@@ -52,6 +59,10 @@ CASES = {
     "a weight (in, out)": Case((2, 17, 100), 170, ("reverse",), "min", "f", transposed=False, bias=False),
     "more features than a block has": Case((20, 32), 704, ("minus one",), "logsumexp", "f"),
     "bfloat16": Case((5, 30, 128), 136, ("relu",), "logsumexp", "t", BF16),
+    "turned, over features": Case((3, 40, 128), 140, ("relu",), "logsumexp", "f", turned=True),
+    "turned, over tokens": Case((3, 50, 131), 129, ("add channel",), "mean", "t", tf32=True, turned=True),
+    "turned, over both": Case((2, 17, 100), 170, ("square",), "sum", "ft", F64, keepdim=True, turned=True),
+    "turned, in a batch": Case((3, 70, 128), 144, ("gate",), "max", "t", turned=True, repeated=True),
     "float16": Case((50, 160), 128, ("tanh", "both"), "mean", "f", F16),
 }
 
@@ -72,7 +83,11 @@ class Model(nn.Module):
         return getattr(torch, {"max": "amax", "min": "amin"}.get(c.fold, c.fold))(y, c.dims, c.keepdim)
 
     def before_fold(self, x: Tensor) -> Tensor:
-        if self.case.transposed:
+        x = x.mT if self.case.turned else x
+        if self.case.repeated:
+            y = x @ self.w.mT.expand(len(x), -1, -1)
+            y = y if self.b is None else y + self.b
+        elif self.case.transposed:
             y = nn.functional.linear(x, self.w, self.b)
         else:
             y = x @ self.w if self.b is None else x @ self.w + self.b
@@ -99,7 +114,7 @@ class Found:
         """`run`, called with the operands for `batch` samples, gives what the model does in float64."""
         case = self.case
         torch.manual_seed(1)
-        x = case.short(torch.randn(batch or case.shape[0], *case.shape[1:])).to(case.dtype)
+        x = case.short(case.drawn(batch or case.shape[0])).to(case.dtype)
         wide = Model(case).double()
         wide.load_state_dict(self.model.state_dict())
         with torch.no_grad():
@@ -121,7 +136,7 @@ class Found:
 
 def found(case: Case) -> Found:
     model = Model(case)
-    graph = capture(model, (torch.randn(case.shape).to(case.dtype),), {}).graph
+    graph = capture(model, (case.drawn(case.shape[0]).to(case.dtype),), {}).graph
     group = match(graph.outputs[0], graph.users())
     assert isinstance(group, Product), group
     return Found(case, model, group)
@@ -141,4 +156,5 @@ def draw(rng: random.Random) -> Case:
         bias=rng.random() < 0.6,
         transposed=rng.random() < 0.7,
         keepdim=rng.random() < 0.5,
+        turned=len(tokens) == 1 and rng.random() < 0.5,
     )

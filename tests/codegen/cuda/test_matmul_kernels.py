@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
 from emulation.emulate import ORDERS, emulate
@@ -15,7 +16,10 @@ from torch import Tensor, nn
 from fusewright.capture import capture
 from fusewright.codegen.cuda import matmul as cuda
 from fusewright.ir import ops
+from fusewright.ir.build import permute
+from fusewright.ir.node import Graph, Node, make
 from fusewright.kernel import Kernel
+from fusewright.runtime import nvrtc
 from fusewright.schedule.matmul import COLUMNS, PARTS, Linear, MatmulTile, match, tiles
 
 CHAINS: dict[str, Callable[[Tensor, nn.Module, Tensor], Tensor]] = {
@@ -24,6 +28,7 @@ CHAINS: dict[str, Callable[[Tensor, nn.Module, Tensor], Tensor]] = {
     "one number": lambda y, m, x: torch.minimum(y, m.q) - m.q,
     "an element each": lambda y, m, x: torch.sigmoid(y) * (y + m.r),
     "its own input": lambda y, m, x: y - x,
+    "a number per row": lambda y, m, x: y * m.s,
     "a constant": lambda y, m, x: y * torch.full(y.shape[-1:], -0.5),
 }
 
@@ -52,6 +57,7 @@ CASES = {
         MatmulTile(32, 1, 1),
     ),
     "in parts": (Case((20, 200), 96, "an element each"), MatmulTile(16, 1, 3)),
+    "of rows, in parts": (Case((3, 7, 200), 96, "a number per row"), MatmulTile(16, 1, 3)),
     "in parts, of which one is empty": (Case((20, 129), 64, bias=False), MatmulTile(32, 1, 4)),
     "more chunks than stages": (Case((8, 32 * 11), 64), MatmulTile(128, 1, 1)),
     "the input again": (Case((24, 96), 96, "its own input"), MatmulTile(32, 1, 1)),
@@ -69,6 +75,7 @@ class Model(nn.Module):
         self.b = nn.Parameter(torch.randn(o)) if case.bias else None
         self.p, self.q = nn.Parameter(torch.rand(o) + 0.5), nn.Parameter(torch.tensor(0.75))
         self.r = nn.Parameter(torch.randn(*case.shape[:-1], o))
+        self.s = nn.Parameter(torch.randn(*case.shape[:-1], 1))
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,6 +120,84 @@ def assert_right(case: Case, t: MatmulTile, order: str = "forward", mean: float 
 def test_as_the_model_in_float64(name: str) -> None:
     for order in ORDERS[1:]:
         assert_right(*CASES[name], order)
+
+
+class Turned(nn.Module):
+    """x (.., K, M) as it lies: rows turned for the product, those of samples by one weight, and the weight by x."""
+
+    def __init__(self, way: str, shape: tuple[int, ...], features: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way, (k, m) = way, shape[-2:]
+        self.w, self.b = nn.Parameter(torch.randn(features, k) / k**0.5), nn.Parameter(torch.randn(features))
+        self.p = nn.Parameter(torch.rand(features) + 0.5)
+        result, each = ((features, m), (1, m)) if way == "weight first" else ((m, features), (m, 1))
+        self.r, self.q = nn.Parameter(torch.randn(*shape[:-2], *result)), nn.Parameter(torch.rand(*shape[:-2], *each))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "weight first":
+            y = self.w.expand(*x.shape[:-2], -1, -1) @ x + self.b[:, None]
+            return torch.tanh(y * self.p[:, None] * self.q + self.r)
+        weights = self.w.mT.expand(*x.shape[:-2], -1, -1)
+        y = x.mT @ weights + self.b if self.way == "samples" else F.linear(x.mT, self.w, self.b)
+        return torch.tanh(y * self.p * self.q + self.r)
+
+
+TURNED = {
+    "rows": ("rows", (3, 40, 23), 70, MatmulTile(32, 2, 1)),
+    "rows in parts": ("rows", (130, 45), 33, MatmulTile(16, 1, 2)),
+    "samples": ("samples", (3, 37, 50), 65, MatmulTile(32, 2, 1)),
+    "weight first": ("weight first", (3, 37, 50), 65, MatmulTile(64, 2, 1)),
+    "of four dimensions": ("weight first", (2, 2, 64, 9), 64, MatmulTile(16, 1, 1)),
+    "weight first, in parts": ("weight first", (3, 256, 20), 70, MatmulTile(32, 1, 3)),
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_of_what_is_turned(name: str) -> None:
+    way, shape, features, tile = TURNED[name]
+    model, x = Turned(way, shape, features).eval(), torch.randn(shape)
+    graph = capture(model, (x,), {}).graph
+    group = match(graph.outputs[0], graph.users())
+    assert isinstance(group, Linear), group
+    assert group.turned and group.across == (way == "weight first")
+    assert isinstance(group.x.op, ops.Input) and isinstance(group.w.op, ops.Param)  # neither is copied
+    values = {"x": x, **dict(model.named_parameters())}
+
+    def value(n: Node) -> Tensor:
+        if isinstance(n.op, ops.Reshape):
+            return value(n.arg(0)).reshape(n.shape)
+        return x if isinstance(n.op, ops.Input) else values[n.op.path].detach()
+
+    with torch.no_grad():
+        want = Turned(way, shape, features).eval().double()(x.double())
+    for order in ORDERS[1:]:
+        got = emulate(generated(group, tile), *map(value, group.tensors), order=order)
+        torch.testing.assert_close(got.double(), want, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("way", ["rows", "weight first"])
+def test_of_what_is_turned_compiles_without_spills(way: str) -> None:
+    graph = capture(Turned(way, (4, 196, 512), 256).eval(), (torch.randn(4, 196, 512),), {}).graph
+    group = match(graph.outputs[0], graph.users())
+    assert isinstance(group, Linear), group
+    kernel = generated(group, MatmulTile(128, 2, 1))
+    taken = nvrtc.resources(nvrtc.compile(kernel.source, "sm_90a"))
+    assert taken.keys() == {launch.entry for launch in kernel.launches}
+    assert all(entry.stack == 0 for entry in taken.values()), taken
+
+
+def test_rows_of_samples_have_to_be_known() -> None:
+    """How many there are is a constant of the text; without, the view is an operand."""
+    length = sympy.Symbol("L", integer=True, positive=True)
+    x = make(ops.Input((3, 40, length), torch.float32, torch.device("cpu"), "x", 0))
+    w = make(ops.Param((70, 40), torch.float32, torch.device("cpu"), "w"))
+    y = make(ops.Matmul(transpose_w=True), permute(x, (0, 2, 1)), w, None)
+    group = match(y, Graph((x,), (y,)).users())
+    assert isinstance(group, Linear) and not group.turned and group.x is y.arg(0)
+    y = make(ops.Matmul(), make(ops.Expand((3, 70, 40)), w), x, None)
+    refused = match(y, Graph((x,), (y,)).users())
+    assert isinstance(refused, str) and "it is not known how many" in refused
 
 
 def test_numbers_with_a_mean() -> None:

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from contraction_cases import some
 from emulation.emulate import ORDERS, emulate
-from product_cases import CASES, Case, Found, draw, found
+from product_cases import CASES, F16, Case, Found, draw, found
 from torch import Tensor
 
 from fusewright.codegen.cuda import contraction
@@ -48,7 +48,9 @@ def test_as_the_model_in_float64(name: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 7])
-@pytest.mark.parametrize("name", ["rows, logsumexp", "tokens, over tokens", "more features than a block has"])
+@pytest.mark.parametrize(
+    "name", ["rows, logsumexp", "tokens, over tokens", "more features than a block has", "turned, over features"]
+)
 def test_another_batch(name: str, batch: int) -> None:
     """Rows, be they positions or samples, are counted at run time."""
     f = found(CASES[name])
@@ -94,6 +96,8 @@ WARPGROUPS = {
     "rows, logsumexp": (replace(CASES["rows, logsumexp"], tf32=True), warpgroup_positions),
     "tokens, over features": (CASES["tokens, over features"], warpgroup),
     "bfloat16": (CASES["bfloat16"], warpgroup),
+    "turned": (replace(CASES["turned, over features"], dtype=F16), warpgroup),
+    "turned, positions": (replace(CASES["turned, over features"], tf32=True, features=130), warpgroup_positions),
     "float16": (replace(CASES["float16"], features=130), warpgroup_positions),
     "rows that are no whole vectors": (replace(CASES["bfloat16"], shape=(5, 30, 131)), warpgroup),
 }
