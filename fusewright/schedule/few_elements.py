@@ -51,7 +51,8 @@ def _is_of_few(node: Node) -> bool:
 def _written_out(node: Node, users: Users) -> Node | None:
     """The function of the elements; `None` where what they are computed of is not in memory, or takes too many."""
     x = node.arg(0)
-    inner, leaves = {}, {x: 1}
+    inner: dict[Node, None] = {}
+    leaves = {x: 1}
     if isinstance(x.op, POINTWISE) and users[x] == 1:
         inner, leaves = taken_in([x], users, lambda n: isinstance(n.op, POINTWISE) and n.ndim == x.ndim, LONGEST)
     if len(inner) > LONGEST or not all(isinstance(look_through(leaf)[0].op, ops.Source) for leaf in leaves):

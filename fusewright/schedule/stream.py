@@ -97,7 +97,7 @@ class Read:
     axes     along which it varies
     indices  of a weight, which row is read; of classes, which one is
     at       along which dimension of the tensor these indices are
-    ignored  an index at which the value is 0, where it is the negative of an element at all others: of a loss of classes
+    ignored  of a loss of classes, an index at which it is 0; at all others it is the negative of an element
     part     of a concatenation, which one it is
     within   of a view, where it lies along the dimensions that it does not have all of
     step     of a view, how far neighbours along the last dimension of the value are from each other

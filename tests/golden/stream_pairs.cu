@@ -167,7 +167,7 @@ __device__ __forceinline__ void pairs(const Data& d, float* out) {
 #pragma unroll
         for (int n = 0; n < EACH; ++n) fold[m][n] = First::empty();
     for (index_t first2 = 0; first2 < d.n2; first2 += STEP) {
-        if (first2 != 0) __syncthreads();  // all threads are done with the elements before
+        __syncthreads();  // all threads are done with the elements before
         stage(d, first0, first1, first2, staged);
         __syncthreads();
         const int count = min(index_t(STEP), d.n2 - first2);

@@ -1,10 +1,12 @@
 """CUDA C++ of streams over pairs: rows of one tensor meet rows of another, and each pair is reduced to a number.
 
-    (x[:, None] - y).square().sum(-1)        distances, x (N, K), y (M, K)
-    logsumexp(x[:, :, None] + t, 1)          x (N, K), t (K, M)
+    (x[:, None] - y).square().sum(-1)               distances, x (N, K), y (M, K)
+    logsumexp(x[:, :, None] + t, 1)                 x (N, K), t (K, M)
+    (x[:, None] - y).square().sum(-1).argmin(-1)    of pairs of a row, one
 
 As in a product, a block stages a few elements of SIDE rows of either, each thread reduces EACH by EACH pairs from
-registers: an element that is staged is used SIDE times, one in a register EACH times.
+registers: an element that is staged is used SIDE times, one in a register EACH times.  Where the pairs of a row are
+reduced once more, a block goes on to all other rows, and no pair is written.
 """
 
 from __future__ import annotations
@@ -13,9 +15,8 @@ from dataclasses import dataclass
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import pairs_text as text
-from fusewright.codegen.cuda import stream_text
 from fusewright.codegen.cuda.stream import FULL, THREADS, Shape, Writer
-from fusewright.codegen.cuda.stream_values import decode, tree, widened
+from fusewright.codegen.cuda.stream_values import decode, widened
 from fusewright.codegen.stream_sizes import MANY, hint
 from fusewright.codegen.text import Lines, block, fill, indent
 from fusewright.kernel import Argument, Kernel, Launch
@@ -33,7 +34,7 @@ TOGETHER = 4  # of these, as many as a thread reduces one behind the other
 @dataclass(frozen=True)
 class Pairs:
     """Which axes of a stream run over the rows of the one (`down`) and of the other (`across`), which is the last of
-    the result, and along which one (`along`) they are reduced."""
+    the reduction's result, and along which one (`along`) they are reduced."""
 
     down: int
     across: int
@@ -47,11 +48,13 @@ def kernel(s: Stream, name: str, reference: str = "") -> Kernel | None:
 
 
 def pairs(s: Stream) -> Pairs | None:
-    """The axes of a stream over pairs, `None` where there are no such: one reduction along one axis, of what no tensor
-    has for every pair."""
-    away = [a for a, axis in enumerate(s.axes) if axis.role == "first"]
-    kept = [a for a, axis in enumerate(s.axes) if axis.role == "kept"]
-    if len(s.folds) != 1 or s.folds[0][0].op.gives_index or len(away) != 1 or len(kept) < 2 or s.window is not None or s.weights:
+    """The axes of a stream over pairs, `None` where there are no such: a reduction along one axis, of what no tensor
+    has for every pair; and perhaps another one, of all pairs of a row."""
+    away, kept, again = ([a for a, x in enumerate(s.axes) if x.role == role] for role in ("first", "kept", "second"))
+    if len(away) != 1 or len(again) > 1 or s.window is not None or s.weights:
+        return None
+    kept += again  # the last axes
+    if len(kept) < 2:
         return None
     read = [r for r in s.reads if r.place == "before"]
     if any(r.part is not None for r in read):
@@ -81,8 +84,10 @@ class PairWriter(Writer):
     """Writes the sections of one stream over pairs."""
 
     def __init__(self, s: Stream, name: str, axes: Pairs) -> None:
-        self.at = axes
-        blocks = _length(s, axes.down) * _length(s, axes.across) // (MOST * ACROSS) ** 2
+        self.over = axes
+        self.again = len(s.folds) == 2
+        side = MOST * ACROSS
+        blocks = _length(s, axes.down) // side * (1 if self.again else _length(s, axes.across) // side)
         self.each = MOST if blocks >= ENOUGH else LEAST
         super().__init__(s, name)
         self.wide = None
@@ -91,26 +96,22 @@ class PairWriter(Writer):
         return Shape("pairs")
 
     def _launches(self) -> tuple[Launch, ...]:
-        down, across = (f"ceil_div({self.sizes.product([a])}, {self.side})" for a in (self.at.down, self.at.across))
-        grid = " * ".join([down, across, *(self.sizes.product([a]) for a in self._batch)])
+        rows = (self.over.down,) if self.again else (self.over.down, self.over.across)
+        blocks = (f"ceil_div({self.sizes.product([a])}, {self.each * ACROSS})" for a in rows)
+        grid = " * ".join([*blocks, *(self.sizes.product([a]) for a in self._batch)])
         arguments = self._arguments(Argument("pointer", "out"))
         return (Launch(self.name, arguments, (grid, "1", "1"), THREADS),)
 
     @property
-    def side(self) -> int:
-        """Rows of a block along either axis."""
-        return self.each * ACROSS
-
-    @property
     def step(self) -> int:
         """Elements of a row that are staged together."""
-        reduced = self.sizes.reduced([self.at.along])
+        reduced = self.sizes.reduced([self.over.along])
         return next(n for n in (4, 8, MOST_STEP) if n >= min(reduced, MOST_STEP))
 
     @property
     def _batch(self) -> list[int]:
         """The axes of which a block has one index."""
-        return [a for a in self.results if a not in (self.at.down, self.at.across)]
+        return [a for a in self.results if a not in (self.over.down, self.over.across)]
 
     def _constants(self) -> Lines:
         return [
@@ -122,25 +123,25 @@ class PairWriter(Writer):
             "",
         ]
 
-    def body(self, *, tools: bool = True) -> str:
-        """The text behind the primitives."""
-        lines = [*self._constants(), *fill(stream_text.TOOLS), "", *self.data(), "", *self.carried()]
-        lines += [*self._staged(), "", *self._taken(), "", *self.tails(), *self._pairs(), "", *self._entry()]
-        return "\n".join(lines) + "\n"
+    def _joins(self) -> bool:
+        return self.again
+
+    def _computed(self) -> Lines:
+        return [*self._staged(), "", *self._taken(), ""]
 
     # ---- what is read
 
     def _moving(self) -> list[Read]:
         """What varies along the rows, which is staged."""
-        return [r for r in self.values.reads("before") if self.at.along in r.axes]
+        return [r for r in self.values.reads("before") if self.over.along in r.axes]
 
     def _fixed(self) -> list[Read]:
         """What does not, which a thread reads once."""
-        return [r for r in self.values.reads("before") if self.at.along not in r.axes]
+        return [r for r in self.values.reads("before") if self.over.along not in r.axes]
 
     def _side_of(self, r: Read) -> int | None:
         """The axis of rows along which a tensor varies, if any."""
-        return next((a for a in (self.at.down, self.at.across) if a in r.axes), None)
+        return next((a for a in (self.over.down, self.over.across) if a in r.axes), None)
 
     def _staged(self) -> Lines:
         """What a block has of the rows, and the function that reads it."""
@@ -168,7 +169,7 @@ class PairWriter(Writer):
 
     def _stage(self, r: Read) -> Lines:
         """Neighbours in memory are read by neighbouring threads."""
-        a, k = self._side_of(r), self.at.along
+        a, k = self._side_of(r), self.over.along
         name, element = (
             self.values.element(r),
             widened(f"{self.values.start(r)}[{self.values.offset(r)}]", r.tensor.dtype),
@@ -223,13 +224,15 @@ class PairWriter(Writer):
         for r in self._fixed():
             name, a = self.values.element(r), self._side_of(r)
             given[r.value] = f"{name}" if a is None else f"{name}[{self._index(a)}]"
-        lines, value = tree(self.s.before, self.s.entry, given)
+        lines, value = self.values.tree(self.s.before, self.s.entry, given)
         square = f"{value} * {value}" if self.s.folds[0][0].op.kind == "norm" else value
         each = [*element, *lines, f"few[m][n] += {square};" if self._adds else f"value[c] = {value};"]
         each = ["#pragma unroll", *block("for (int c = 0; c < COUNT; ++c)", each)]
         if not self._adds:
-            each = [f"{self.values.compute} value[COUNT];", *each, "fold[m][n].take(value);"]
-        parameters = ["const Staged& staged", "int k", "int row", "int column", *fixed, f"{target}[EACH][EACH]"]
+            taken = f"fold[m][n].take(value{self.at('at')});"
+            each = [f"{self.values.compute} value[COUNT];", *each, taken]
+        where = ["index_t at"] if self.at("at") else []
+        parameters = ["const Staged& staged", "int k", "int row", "int column", *where, *fixed, f"{target}[EACH][EACH]"]
         return [
             "// Take COUNT elements of all pairs of a thread, from element k on.",
             "template <int COUNT>",
@@ -250,10 +253,10 @@ class PairWriter(Writer):
         return name if self._side_of(r) is None else f"(&{name})[EACH]"
 
     def _place_of(self, a: int) -> str:
-        return "row" if a == self.at.down else "column"
+        return "row" if a == self.over.down else "column"
 
     def _index(self, a: int) -> str:
-        return "m" if a == self.at.down else "n"
+        return "m" if a == self.over.down else "n"
 
     def _own(self) -> Lines:
         """Reads of what does not vary along the rows."""
@@ -269,34 +272,41 @@ class PairWriter(Writer):
             lines += block("for (int e = 0; e < EACH; ++e)", [at, f"{name}[e] = {element};"])
         return lines
 
-    def _pairs(self) -> Lines:
+    def _body(self) -> Lines:
         """The function of a block."""
-        at, root = self.at, self.s.root
-        names = ", ".join(self.values.element(r) for r in self._fixed())
-        into = "few" if self._adds else "fold"
-        return fill(
-            text.PAIRS,
-            out=ELEMENT[root.dtype],
-            T=self.values.compute,
-            R=compute_type(root.dtype),
-            a=at.down,
-            b=at.across,
-            k=at.along,
-            batch=decode("rest", self._batch, "")[1 if len(self._batch) > 1 else 0 :],
+        at, root = self.over, self.s.root
+        where = [f"first{at.along} + k"] if self.at("at") else []
+        arguments = [*where, *(self.values.element(r) for r in self._fixed()), "few" if self._adds else "fold"]
+        names: dict[str, object] = {
+            "a": at.down,
+            "b": at.across,
+            "k": at.along,
+            "batch": decode("rest", self._batch, "")[1 if len(self._batch) > 1 else 0 :],
+            "place": self._place(self.results),
+            "T": self._between,
+            "R": compute_type(root.dtype),
+            "wide": " && ".join([f"d.n{at.across} % EACH == 0", *(f"aligned({n})" for n in self._along_pairs())]),
+        }
+        reduce = fill(
+            text.REDUCE,
             own=self._own(),
             coordinates=", ".join(self._name(a) for a in self.all),
             first=[f"{self.values.compute} few[EACH][EACH] = {{}};"] if self._adds else [],
             last=fill(text.ADD) if self._adds else [],
-            arguments=f"{names}, {into}" if names else into,
+            arguments=", ".join(arguments),
             together=TOGETHER,
-            place=self._place(self.results),
-            wide=" && ".join([f"d.n{at.across} % EACH == 0", *(f"aligned({n})" for n in self._written_along())]),
+            **names,
         )
+        if self.again:
+            behind = self._place([a for a in self.results if a != at.across]) or "0"
+            told = self.at(f"i{at.across}", fold=1)
+            return fill(text.PAIRS_OF_ROWS, out=ELEMENT[root.dtype], reduce=reduce, behind=behind, told=told, **names)
+        return fill(text.PAIRS, out=ELEMENT[root.dtype], reduce=reduce, **names)
 
-    def _written_along(self) -> list[str]:
+    def _along_pairs(self) -> list[str]:
         """What is read or written for neighbouring pairs behind the reduction."""
         read = [self.values.start(r) for r in self.values.reads("first") if self.values.last_of("first") in r.axes]
-        return [*dict.fromkeys(read), "out"]
+        return [*dict.fromkeys(read), *([] if self.again else ["out"])]
 
     def _entry(self) -> Lines:
         body = ["await_launches();", f"const Data d{{{self._members()}}};", "pairs(d, out);"]

@@ -166,15 +166,21 @@ class Writer(StreamSections):
         lines += [*fill(text.ROW_OF), ""] if self.s.weights else []
         lines += [*fill(text.INDEX), ""] if "long long" in self.outputs().values() else []
         lines += self.carried()
-        if self.shape.team > 1 or self.shape.parts is not None:
-            lines += [*fill(text.JOINED), ""]
-        lines += self.values.counted() + self.values.text() + [""]
-        lines += [*self.tall.text(), ""] if self.tall is not None else []
-        lines += self.tails()
+        lines += [*fill(text.JOINED), ""] if self._joins() else []
+        lines += [*self._computed(), *self.tails()]
         lines += [*self._body(), "", *self._entry()]
         if self.shape.parts is not None:
             lines += ["", *self._finish()]
         return "\n".join(lines) + "\n"
+
+    def _joins(self) -> bool:
+        """Whether threads join what they found."""
+        return self.shape.team > 1 or self.shape.parts is not None
+
+    def _computed(self) -> Lines:
+        """The functions that compute values."""
+        tall = [*self.tall.text(), ""] if self.tall is not None else []
+        return [*self.values.counted(), *self.values.text(), "", *tall]
 
     def carried(self) -> Lines:
         """What carries the reductions."""

@@ -172,7 +172,9 @@ class Values(StreamValues):
                 element.append(f"const {compute} {name} = {self.picked(r, widened(at, r.tensor.dtype))};")
             elif self.last_of(place) in r.axes:
                 before.append(f"const auto {name}s = load<{width}>({tensor} + {self.offset(r)});")
-                element.append(f"const {compute} {name} = {self.picked(r, widened(f'{name}s.at[{each}]', r.tensor.dtype))};")
+                element.append(
+                    f"const {compute} {name} = {self.picked(r, widened(f'{name}s.at[{each}]', r.tensor.dtype))};"
+                )
             else:
                 at = f"{tensor}[{self.offset(r)}]"
                 before.append(f"const {compute} {name} = {self.picked(r, widened(at, r.tensor.dtype))};")
