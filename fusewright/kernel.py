@@ -96,8 +96,8 @@ class Kernel:
     shapes     likewise their shapes, as expressions over the sizes
     target     ``"cuda"`` or ``"cpu"``
     counts     what the text counts in 32 bits beside its arguments; a call in which that is not enough is refused
-    looks_up   whether it reads rows at indices of a call: where one is that of no row, functions for a CPU return 1,
-               and those for a GPU trap
+    looks_up   whether it reads rows, or what classes have, at indices of a call: where one is that of none, functions for
+               a CPU return 1, and those for a GPU trap
     fixed      what its text holds as constants and no shape tells; functions in a solution file compare it
     """
 
@@ -120,6 +120,12 @@ class Kernel:
     looks_up: bool = False
     fixed: tuple[Fixed, ...] = ()
     also: tuple[Array, ...] = ()
+
+    @property
+    def outside(self) -> str:
+        """What an index that is that of none is answered with, as eager does (which tells a class, too)."""
+        rows = any(name.startswith("v") and dim == 0 for name, _, dim in self.sizes)
+        return "index out of range in self" if rows else "Target is out of bounds."
 
     @property
     def results(self) -> tuple[Array, ...]:

@@ -43,4 +43,4 @@ class CpuText(KernelText):
         call = f"{self.builder}().launch_{self.kernel.name}({arguments})"
         if not self.kernel.looks_up:
             return [call]
-        return [f"if {call}:", '    raise IndexError("index out of range in self")  # in eager\'s words']
+        return [f"if {call}:", f'    raise IndexError("{self.kernel.outside}")  # as eager does']

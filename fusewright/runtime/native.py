@@ -86,7 +86,7 @@ class NativeLauncher(Launcher):
             threads = torch.get_num_threads()
             for start in calls:
                 if start(pointers, threads):
-                    raise IndexError("index out of range in self")  # in eager's words
+                    raise IndexError(self.kernel.outside)
             return made[0] if results == 1 else tuple(made[:results])
 
         return call

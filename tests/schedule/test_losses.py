@@ -103,9 +103,10 @@ def test_as_exact_as_eager(shift: float, each: Callable[..., Tensor]) -> None:
 
 
 def test_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream of two reductions does all that is large, behind what is picked; small ones stay as they were."""
+    """A stream of two reductions does all that is large, behind what is picked, where rows are too long to be kept;
+    small ones stay as they were."""
     model = Fn(lambda x: F.cross_entropy(x, torch.arange(x.shape[0], device=x.device)))
-    built = built_for_a_gpu(monkeypatch, model, torch.empty(8192, 16384), "auto")
+    built = built_for_a_gpu(monkeypatch, model, torch.empty(2048, 50_257), "auto")
     assert [c.path for c in built.choices if "logsumexp" in c.name] == ["generated"]
     assert [c.family for c in built.choices if "logsumexp" in c.name] == ["stream"]
     assert "log_softmax" not in built.program.source

@@ -66,6 +66,9 @@ def between(x: Tensor) -> Tensor:
 
 WEIGHT = torch.arange(80) % 8 / 4 + 0.25  # of any type
 CASES: dict[str, tuple[Model, tuple[int, ...]]] = {
+    "classes": (lambda x: F.cross_entropy(x, classes_of(x)), (6, 80)),
+    "classes of positions": (lambda x: F.cross_entropy(x, classes_of(x), WEIGHT.to(x.dtype)), (2, 80, 3, 4)),
+    "classes, of functions": (lambda x: F.cross_entropy(x.tanh() * 9, classes_of(x), reduction="sum"), (6, 80)),
     "smoothed": (smoothed(), (6, 80)),
     "smoothed, each": (smoothed(reduction="none"), (6, 80)),
     "smoothed, summed": (smoothed(reduction="sum"), (6, 80)),
@@ -217,7 +220,7 @@ LEFT: dict[str, tuple[Model, tuple[int, ...]]] = {
     "another dimension is reduced": (lambda x: F.softmax(x, 1).sum(0), (6, 80)),
     "two numbers are read": (lambda x: (lambda y: (y.mean(1), y.amax(1)))(F.log_softmax(x, 1)), (6, 80)),
     "a view of it is returned": (lambda x: F.log_softmax(x, 1)[:, 2], (6, 80)),
-    "losses of classes alone": (lambda x: F.cross_entropy(x, classes_of(x)), (6, 80)),
+    "losses of long rows": (lambda x: F.cross_entropy(x, classes_of(x)), (2, 40_000)),
     "of another shape": (lambda x: (F.softmax(x[..., :1], 1) * x).sum(1), (6, 40, 4)),
     "left to a convolution": (
         lambda x: F.softmax(F.conv2d(x, x.new_ones(80, 3, 3, 3)), 1).square().sum(1),
