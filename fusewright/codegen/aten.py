@@ -36,7 +36,7 @@ _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 # Operations whose result is always memory of its own.
 _ALLOCATES = (
     *(Fused, ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm),
-    *(ops.Attention, ops.Cat, ops.ConvLast, ops.Cumsum, ops.Embedding, ops.Nll, ops.Statistics),
+    *(ops.Attention, ops.Cat, ops.ConvLast, ops.Embedding, ops.Nll, ops.Scan, ops.Statistics),
     *(ops.Transfer, ops.Roll, ops.Flip, ops.Upsample, ops.Interpolate),
 )
 

@@ -227,7 +227,7 @@ FAMILIES = (
     SHARED,
     LARGE_MOVING,
     Family("kept rows", kept_rows.parse, lambda k: k.tensors, ops.Reduce),
-    Family("scan", scan.parse, lambda s: s.tensors, ops.Cumsum),
+    Family("scan", scan.parse, lambda s: s.tensors, ops.Scan),
     SAMPLES_APART,
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
     MOVING,
@@ -444,6 +444,7 @@ def _split(family: Family, root: Node, users: Users) -> Group | None:
 _FOLLOWS = (
     *(ops.Pointwise, ops.Cast, ops.Pool, ops.Reduce),
     *(ops.Reshape, ops.Permute, ops.Expand, ops.Slice, ops.Matmul, ops.Softmax, ops.Norm),
+    *(ops.Cat, ops.Flip, ops.Pad),
 )
 
 

@@ -1,10 +1,11 @@
-"""CUDA C++ of scans: prefix sums of rows, or of columns side by side, read once and written once.
+"""CUDA C++ of scans: prefixes of rows, or of columns side by side, read once and written once.
 
-rows     a team of threads takes a tile of a row together: sums within threads, across warps, and across the block
+rows     a team of threads takes a tile of a row together: joined within threads, across warps, and across the block
 columns  a thread keeps a few neighbours of the last axis and walks down, alone or with others on each other
 
-Within a tile sums are those of the values' own compute type, in the order of a tree; what lies ahead of it is carried
-in double precision.  No sum is a difference of others, so what is not finite reaches all that follows, and that alone.
+Within a tile prefixes are those of the values' own compute type, in the order of a tree; sums and products of what lies
+ahead of it are carried in double precision.  No sum is a difference of others, so what is not finite reaches all that
+follows, and that alone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from fusewright.codegen.cpp import ELEMENT, compute_type
+from fusewright.codegen.cpp import ELEMENT, compute_type, literal
 from fusewright.codegen.cuda import scan_text as text
 from fusewright.codegen.cuda.stream import THREADS
 from fusewright.codegen.cuda.stream_values import decode, for_each, tree, widths
@@ -24,6 +25,7 @@ from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Array, Kernel
 from fusewright.schedule.groups import sizes
 from fusewright.schedule.scan import Scan
+from fusewright.schedule.scan_moves import NEUTRAL
 
 # Values of a row that one thread has at a time (half as many of float64), as there is a choice, best first, and threads
 # that share it.
@@ -44,7 +46,7 @@ def options(s: Scan) -> list[Option]:
         teams = [_team(s.length * _doubled(s), most) for most in KEPT]
         return [{"team": team} for team in dict.fromkeys((*teams, min(32, *teams)))]
     wide = widths(s.within)
-    threads = prod(map(hint, s.node.shape)) // s.length // (wide.values if wide else 1)
+    threads = prod(map(hint, s.root.shape)) // s.length // (wide.values if wide else 1)
     found = [team for team in TEAMS_OF_COLUMNS if team == 1 or 2 * team <= s.length]
     best = next((team for team in found if threads * team >= BUSY), found[-1])
     return [{"team": team} for team in dict.fromkeys((best, *found))]
@@ -67,7 +69,7 @@ def blocks(s: Scan, option: Option, hints: Mapping[Any, int]) -> float:
     """How many blocks there are, or the share of one that has anything to do."""
     team: int = option["team"]
     wide = None if s.in_rows else widths(s.within)
-    return prod(sizes(s.node, hints)) * team / (s.length * THREADS * (wide.values if wide else 1))
+    return prod(sizes(s.root, hints)) * team / (s.length * THREADS * (wide.values if wide else 1))
 
 
 def kernel(s: Scan, name: str, reference: str = "", *, team: int) -> Kernel:
@@ -83,6 +85,7 @@ class _Rows(TeamWriter):
     def __init__(self, s: Scan, name: str, team: int) -> None:
         super().__init__(s.within, name, team)
         self.scan = s
+        self.wide = None if s.spare and s.in_rows else self.wide  # rows end elsewhere than in memory
 
     def record(self, **more: Any) -> Kernel:
         shape = tuple(self.sizes.length(d) for d in range(self.s.value.ndim))
@@ -92,7 +95,7 @@ class _Rows(TeamWriter):
         return {"out": ELEMENT[self.scan.root.dtype]}
 
     def about(self) -> str:
-        return f"prefix sums, {super().about()}"
+        return f"prefixes ({self.scan.kind}), {super().about()}"
 
     def _more_widths(self) -> Lines:
         many, one = self._items_of(self.wide.values if self.wide else 1), self._items_of(1)
@@ -110,37 +113,59 @@ class _Rows(TeamWriter):
         return min(most, -(-self.scan.length // (along * self.shape.team)))
 
     def _joining(self) -> list[Lines]:
-        return [fill(text.ACROSS)]
+        """What joins elements."""
+        turned = [fill(text.TURNED)] if self.scan.from_end or self.scan.to_end else []
+        return [self._joined(), fill(text.ACROSS, neutral=self._neutral), *turned]
+
+    def _joined(self) -> Lines:
+        return fill(text.JOINED, join=fill(text.JOIN[self.scan.kind]))
 
     @property
-    def _sum_type(self) -> str:
+    def _neutral(self) -> str:
+        return literal(NEUTRAL[self.scan.kind], self._type)
+
+    @property
+    def _type(self) -> str:
         return compute_type(self.scan.node.dtype)
 
+    def _walked(self, index: str) -> dict[str, str]:
+        """Which item of a row is read, and written, at `index` of the order in which they are joined."""
+        s = self.scan
+        last = f"items - {1 + s.spare}"
+        return {
+            "read": f"max({last} - ({index}), index_t(0))" if s.from_end else f"min({index}, {last})",
+            "written": f"items - 1 - ({index})" if s.to_end else index,
+            "inside": "item >= 0" if s.to_end else "item < items",
+        }
+
     def _entry_values(self) -> Lines:
-        """The function that gives neighbours along the last axis of what is summed."""
+        """The function that gives neighbours along the last axis of what is joined."""
         before = self.scan.before
         loads, given, element = self.values.loads("before", "VALUES<WIDE>", among=before.leaves)
         lines, value = tree(before, before.root, given)
         body = [*loads, *for_each([*element, *lines, f"value[e] = {value};"])]
-        parameter = f"{self._sum_type} (&value)[VALUES<WIDE>]"
+        parameter = f"{self._type} (&value)[VALUES<WIDE>]"
         return self._function("Neighbours along the last axis, from these coordinates on.", "entry", [parameter], body)
 
     def _results(self) -> Lines:
-        """The function that gives what comes of their sums."""
-        node, after = self.scan.node, self.scan.after
-        leaves = () if after is None else after.leaves
+        """The function that gives what comes of prefixes."""
+        after = self.scan.after
+        leaves, seen = (after.leaves, after.value) if after is not None else ((), self.scan.node)
+        assert seen is not None
         loads, given, element = self.values.loads("before", "VALUES<WIDE>", among=leaves)
-        lines, value = tree(after, node, given | {node: "total[e]"})
+        lines, value = tree(after, seen, given | {seen: "prefix[e]"})
         body = [*loads, *for_each([*element, *lines, f"value[e] = {value};"])]
-        parameters = [f"const {self._sum_type} (&total)[VALUES<WIDE>]"]
+        parameters = [f"const {self._type} (&prefix)[VALUES<WIDE>]"]
         parameters += [f"{compute_type(self.scan.root.dtype)} (&value)[VALUES<WIDE>]"]
-        return self._function("What comes of their sums.", "result", parameters, body)
+        return self._function("What comes of prefixes.", "result", parameters, body)
 
     def _names(self) -> dict[str, object]:
         (along,) = self.axes["first"]
         return {
             "out": self.outputs()["out"],
-            "T": self._sum_type,
+            "T": self._type,
+            "C": "double" if self.scan.kind in ("sum", "prod") else self._type,
+            "neutral": self._neutral,
             "R": compute_type(self.scan.root.dtype),
             "coordinates": self._coordinates,
             "length": f"d.n{along}",
@@ -154,10 +179,14 @@ class _Rows(TeamWriter):
             rows=self._items(self.results),
             items=self._items(self.axes["first"]),
             decode_row=decode("row", self.results, ""),
-            declare=fill(text.DECLARE_BLOCK) if of_block else [],
+            declare=fill(text.DECLARE_BLOCK, **names) if of_block else [],
             join=fill(text.JOIN_BLOCK) if of_block else [],
             advance=fill(text.ADVANCE_BLOCK if of_block else text.ADVANCE_WARP, **names),
             turn=fill(text.NEXT_TURN) if of_block else [],
+            prefixes=fill(text.OF_ROWS_AHEAD if self.scan.exclusive else text.OF_ROWS),
+            turn_read=["flip(value[g]);"] if self.scan.from_end else [],
+            turn_written=["flip(value[g]);"] if self.scan.to_end else [],
+            **self._walked("tile + lane + g * TEAM"),
             **names,
         )
 
@@ -168,11 +197,16 @@ class _Columns(_Rows):
     form, vectors = "columns", OF_COLUMNS
 
     def _joining(self) -> list[Lines]:
-        return []
+        return [self._joined()]
 
     def _body(self) -> Lines:
         names, alone = self._names(), self.shape.team == 1
         place = self._place(self.all)
+        prefix = (
+            "t > 0 ? joined(ahead[e], value[t - 1][e]) : ahead[e]"
+            if self.scan.exclusive
+            else "joined(ahead[e], value[t][e])"
+        )
         return fill(
             text.COLUMNS,
             columns=self._items(self.results),
@@ -180,5 +214,7 @@ class _Columns(_Rows):
             declare=[] if alone else fill(text.DECLARE_MEMBERS, **names),
             join=fill(text.ALONE if alone else text.MEMBERS, **names),
             place=place,
+            prefix=prefix,
+            **self._walked("begin + t"),
             **names,
         )
