@@ -18,10 +18,10 @@ from fusewright.ir.node import Node, remade, topological
 from fusewright.schedule import scan_moves, stream
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, used_inside
 from fusewright.schedule.scan_moves import MOVES, NEUTRAL, Place, below, is_along
-from fusewright.schedule.stream import Read, Stream, Tree, Within
+from fusewright.schedule.stream import Read, Stream, Tree
 
-# Elements of a row from which on several threads have something to do.
-SHORTEST = 16
+# Elements that a row has at least.
+SHORTEST = 4
 # Operations that one group may have.
 MOST_NODES = 256
 
@@ -37,6 +37,7 @@ class Scan:
     to_end
     exclusive  whether a prefix ends ahead of its own element
     spare      how many elements fewer than results a row has: the last one would be part of no prefix
+    is_apart   whether neighbours along the last axis are none in some tensor
     within     what is read, and along which axes, as a stream that reduces rows
     """
 
@@ -48,6 +49,7 @@ class Scan:
     to_end: bool
     exclusive: bool
     spare: int
+    is_apart: bool
     within: Stream
 
     @property
@@ -182,11 +184,15 @@ class _Finder:
             return f"{self.root!r} asks for elements that are not in memory"
         spare, places = found
         before = _on(before, {leaf: p.stands for leaf, p in places.items()})
-        after = after if after is None else _on(after, {leaf: p.stands for leaf, p in behind.items()})
-        within = self._within(before, after, [*places.values(), *behind.values()])
+        if after is not None and after.value is not None:
+            asked_for = scan_moves.resized(after.value, self.dim, self.length)
+            after = _on(after, {after.value: asked_for, **{leaf: p.stands for leaf, p in behind.items()}})
+        read = [*places.values(), *behind.values()]
+        within = self._within(before, after, {p.stands: p for p in read})
         if isinstance(within, str):
             return within
-        return Scan(self.root, node, before, after, from_end, asked.turned, ahead == 1, spare, within)
+        apart = any(p.is_apart for p in read)
+        return Scan(self.root, node, before, after, from_end, asked.turned, ahead == 1, spare, apart, within)
 
     def _joined(self, x: Node) -> Tree:
         """What is joined, in the type of the prefixes; what must lose digits lies in memory."""
@@ -227,27 +233,25 @@ class _Finder:
             return None
         for spare in range(ahead + 1):
             begin = have - (self.length - spare) if from_end else 0
-            found = [scan_moves.place(z, self._own(z), begin, self.length, spare, self.inner) for z in along]
+            found = [scan_moves.place(z, self._own(z), begin, self.length, spare) for z in along]
             places = {z: p for z, p in zip(along, found, strict=True) if p is not None}
             if len(places) == len(along):
                 return spare, places
         return None
 
     def _behind(self, after: Tree) -> dict[Node, Place] | None:
-        """Where what is read beside prefixes lies in memory; and what stands for these."""
+        """Where what is read beside prefixes lies in memory."""
         assert after.value is not None
         along = [z for z in after.leaves if z is not after.value and is_along(z, after.root, self.dim)]
         cuts = [n.op for n in self.way.outside]
         if any(isinstance(op, ops.Cat | ops.Pad) or (along and isinstance(op, ops.Flip)) for op in cuts):
             return None
         begin = sum(op.start for op in cuts if isinstance(op, ops.Slice))
-        found = [scan_moves.place(z, self._own(z), begin, self.length, 0, self.inner) for z in along]
+        found = [scan_moves.place(z, self._own(z), begin, self.length, 0) for z in along]
         places = {z: p for z, p in zip(along, found, strict=True) if p is not None}
-        stands = scan_moves.cut(after.value, self.dim, 0, self.length)
-        own = Place(stands, stands, self.dim, 0)
-        return {after.value: own, **places} if len(places) == len(along) else None
+        return places if len(places) == len(along) else None
 
-    def _within(self, before: Tree, after: Tree | None, places: list[Place]) -> Stream | str:
+    def _within(self, before: Tree, after: Tree | None, places: Mapping[Node, Place]) -> Stream | str:
         """What is read, as a stream."""
         read = dict.fromkeys((*before.leaves, *(() if after is None else after.leaves)))
         if after is not None and after.value is not None:
@@ -259,19 +263,19 @@ class _Finder:
             return f"{self.way.node!r} reads nothing as large as it"
         if within.weights:
             return f"{self.way.node!r} looks rows up"
-        return _in_tensors(within, {p.stands: p for p in places if p.stands is not p.tensor}, self.length)
+        return _in_tensors(within, places)
 
 
-def _in_tensors(s: Stream, places: Mapping[Node, Place], length: int) -> Stream:
+def _in_tensors(s: Stream, places: Mapping[Node, Place]) -> Stream:
     """The same stream, which reads tensors in place of what stands for their elements."""
 
     def read(r: Read) -> Read:
         p = places.get(r.value)
         if p is None:
             return r
-        whole = p.tensor.shape[p.dim]
-        assert isinstance(whole, int)
-        return replace(r, tensor=p.tensor, within=(Within(p.dim, p.begin, length, whole),))
+        return replace(
+            r, tensor=p.tensor, dims=tuple(None if d is None else r.dims[d] for d in p.dims), within=p.within
+        )
 
     tensors = dict.fromkeys(places[t].tensor if t in places else t for t in s.tensors)
     return replace(s, tensors=tuple(tensors), reads=tuple(map(read, s.reads)))

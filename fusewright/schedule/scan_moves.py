@@ -14,6 +14,8 @@ from math import inf
 
 from fusewright.ir import ops
 from fusewright.ir.node import Node, make
+from fusewright.schedule.look_through import Along, look_through
+from fusewright.schedule.stream import Within, lies_in_rows
 
 MOVES = (ops.Flip, ops.Slice, ops.Cat, ops.Pad)
 
@@ -37,13 +39,19 @@ class Moved:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the elements of a leaf lie: `stands`, as long as results are, for those of `tensor` along its `dim`, from
-    `begin` on."""
+    """Where the elements of a leaf lie: in `tensor`, whose dimensions are `dims` of the leaf, `within` those of which it
+    has others as well.  What `stands` for them is as long as results are."""
 
     stands: Node
     tensor: Node
-    dim: int
-    begin: int
+    dims: tuple[int | None, ...]
+    within: tuple[Within, ...]
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether neighbours along the last dimension are none in memory."""
+        behind = max(j for j, d in enumerate(self.dims) if d is not None) + 1
+        return any(w.dim >= behind for w in self.within)
 
 
 def below(node: Node) -> Node:
@@ -112,19 +120,46 @@ def is_along(leaf: Node, root: Node, dim: int) -> bool:
     return own >= 0 and leaf.shape[own] != 1
 
 
-def place(leaf: Node, dim: int, begin: int, length: int, spare: int, inner: Collection[Node]) -> Place | None:
-    """Where `length` elements of a leaf are, or `spare` fewer, from `begin` on along its `dim`; a slice may be of a
-    tensor that has those beside it."""
-    tensor = leaf
-    if leaf in inner and isinstance(leaf.op, ops.Slice) and (leaf.op.dim, leaf.op.step) == (dim, 1):
-        tensor, begin = leaf.arg(0), begin + leaf.op.start
-    whole = tensor.shape[dim]
-    if not isinstance(whole, int) or begin < 0 or begin + length - spare > whole:
+def place(leaf: Node, dim: int, begin: int, length: int, spare: int) -> Place | None:
+    """Where `length` elements of a leaf are, or `spare` fewer, from `begin` on along its `dim`: in the tensor that it
+    is a view of, which may have those beside it; `None` where there are no such."""
+    tensor, places = _in_memory(leaf, dim)
+    along = next(j for j, p in enumerate(places) if p.dim == dim)
+    first, whole = places[along].begin + begin, tensor.shape[along]
+    if not isinstance(whole, int) or first < 0 or first + length - spare > whole:
         return None
-    stands = cut(tensor, dim, begin, length - spare)
-    return Place(make(ops.Pad(((dim, 0, spare),)), stands) if spare else stands, tensor, dim, begin)
+    cuts = [
+        Within(j, p.begin, 1, int(tensor.shape[j]))
+        for j, p in enumerate(places)
+        if p.dim is None and tensor.shape[j] != 1
+    ]
+    cuts += [Within(along, first, length, whole)] if (first, whole) != (0, length) else []
+    stands = make(ops.Roll(((dim, -begin),)), leaf) if begin else leaf
+    return Place(resized(stands, dim, length), tensor, tuple(p.dim for p in places), tuple(cuts))
 
 
-def cut(x: Node, dim: int, begin: int, length: int) -> Node:
-    """So many elements along `dim`; x itself for all of them."""
-    return x if (begin, x.shape[dim]) == (0, length) else make(ops.Slice(dim, begin, begin + length), x)
+def _in_memory(leaf: Node, dim: int) -> tuple[Node, tuple[Along, ...]]:
+    """The tensor that a leaf is read from, and what runs along its dimensions.
+
+    Those are the leaf's, of which all but `dim` are whole, and others, of which one index is read; none of these is
+    between two that may be run along together.  Any other view is in memory itself.
+    """
+    base, places = look_through(leaf)
+    own = [p.dim for p in places if p.dim is not None]
+    single = [j for j, p in enumerate(places) if p.dim is None]
+    parted = any(dim not in (places[j - 1].dim, places[j + 1].dim) for j in single if 0 < j < len(places) - 1)
+    whole = all(
+        p.dim in (dim, None) or base.shape[j] == leaf.shape[p.dim] for j, p in enumerate(places) if p.dim != dim
+    )
+    known = all(isinstance(base.shape[j], int) for j in single)
+    fine = own == [*range(leaf.ndim)] and whole and known and not parted and base.varies and lies_in_rows(base)
+    return (base, places) if fine else (leaf, tuple(map(Along, range(leaf.ndim))))
+
+
+def resized(x: Node, dim: int, length: int) -> Node:
+    """What stands for elements of `x` where there are so many along `dim`."""
+    have = x.shape[dim]
+    assert isinstance(have, int)
+    if have < length:
+        return make(ops.Pad(((dim, 0, length - have),)), x)
+    return x if have == length else make(ops.Slice(dim, 0, length), x)

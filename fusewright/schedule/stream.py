@@ -387,7 +387,7 @@ class _Axes:
         behind = base.shape[own.index(last) + 1 :] if last in own else ()
         apart = any(n != 1 for n in behind) or any(dims[d] is not None for d in missing)
         in_rows = along == sorted(along) and all(n == 1 for j in cut for n in base.shape[:j])
-        if in_rows or apart or not known or not _in_rows(base):
+        if in_rows or apart or not known or not lies_in_rows(base):
             return None
         if not base.varies:
             return None  # derived ahead of calls
@@ -446,7 +446,7 @@ class _Axes:
         return tuple(Axis(tuple(g), g[0] - pooled if g[0] >= pooled else None, roles[g[0]]) for g in groups)
 
 
-def _in_rows(base: Node) -> bool:
+def lies_in_rows(base: Node) -> bool:
     """Whether a value probably lies row by row: views of others often do not."""
     while isinstance(base.op, ops.Reshape | ops.Detach):
         base = base.arg(0)

@@ -18,7 +18,7 @@ from typing import Any
 from fusewright.codegen.cpp import ELEMENT, compute_type, literal
 from fusewright.codegen.cuda import scan_text as text
 from fusewright.codegen.cuda.stream import THREADS
-from fusewright.codegen.cuda.stream_values import decode, for_each, tree, widths
+from fusewright.codegen.cuda.stream_values import Widths, decode, for_each, tree, widths
 from fusewright.codegen.cuda.teams import TeamWriter
 from fusewright.codegen.stream_sizes import hint
 from fusewright.codegen.text import Lines, fill
@@ -31,6 +31,8 @@ from fusewright.schedule.scan_moves import NEUTRAL
 # that share it.
 KEPT = (16, 32, 8)
 LEAST_TEAM, MOST_TEAM = 4, 512
+# Elements of a row that is too short for such a team, for each thread.
+EACH = 4
 # Vectors that one thread has at a time at most, of a row and of columns, and values where there are no vectors.
 OF_ROW, OF_COLUMNS, SINGLE = 8, 4, 8
 # Threads on each other that share columns, and threads that keep a large device busy.
@@ -45,11 +47,16 @@ def options(s: Scan) -> list[Option]:
     if s.in_rows:
         teams = [_team(s.length * _doubled(s), most) for most in KEPT]
         return [{"team": team} for team in dict.fromkeys((*teams, min(32, *teams)))]
-    wide = widths(s.within)
+    wide = _widths(s)
     threads = prod(map(hint, s.root.shape)) // s.length // (wide.values if wide else 1)
     found = [team for team in TEAMS_OF_COLUMNS if team == 1 or 2 * team <= s.length]
     best = next((team for team in found if threads * team >= BUSY), found[-1])
     return [{"team": team} for team in dict.fromkeys((best, *found))]
+
+
+def _widths(s: Scan) -> Widths | None:
+    """Those of the wide variant, if neighbours of results are neighbours in memory."""
+    return None if s.is_apart or (s.spare and s.in_rows) else widths(s.within)
 
 
 def _doubled(s: Scan) -> int:
@@ -59,7 +66,9 @@ def _doubled(s: Scan) -> int:
 
 def _team(numbers: int, most: int) -> int:
     """How many threads keep so many numbers, as far as there are: part of a warp, or a block of several."""
-    team = LEAST_TEAM
+    team = 1
+    while team < LEAST_TEAM and team * EACH < numbers:
+        team *= 2
     while team * most < numbers and team < MOST_TEAM:
         team *= 4 if team == 32 else 2
     return team
@@ -68,7 +77,7 @@ def _team(numbers: int, most: int) -> int:
 def blocks(s: Scan, option: Option, hints: Mapping[Any, int]) -> float:
     """How many blocks there are, or the share of one that has anything to do."""
     team: int = option["team"]
-    wide = None if s.in_rows else widths(s.within)
+    wide = None if s.in_rows else _widths(s)
     return prod(sizes(s.root, hints)) * team / (s.length * THREADS * (wide.values if wide else 1))
 
 
@@ -85,7 +94,7 @@ class _Rows(TeamWriter):
     def __init__(self, s: Scan, name: str, team: int) -> None:
         super().__init__(s.within, name, team)
         self.scan = s
-        self.wide = None if s.spare and s.in_rows else self.wide  # rows end elsewhere than in memory
+        self.wide = _widths(s)
 
     def record(self, **more: Any) -> Kernel:
         shape = tuple(self.sizes.length(d) for d in range(self.s.value.ndim))

@@ -53,6 +53,10 @@ def joined(x: Node, dim: int, value: float, *, last: bool = False) -> Node:
     return make(ops.Cat(dim), x, full) if last else make(ops.Cat(dim), full, x)
 
 
+def shaped(x: Node, *shape: int) -> Node:
+    return make(ops.Reshape(shape), x)
+
+
 def padded(x: Node, dim: int, left: int, right: int = 0, value: float = 0.0) -> Node:
     return make(ops.Pad(((dim, left, right),), "constant", value), x)
 
@@ -91,6 +95,9 @@ def framed(x: Node, y: Node, dim: int) -> Node:
 CASES: dict[str, tuple[Callable[[], Node], tuple[int, ...]]] = {
     "rows": (lambda: pointwise("relu", sums(inp(0, 5, 96), 1)), (8, 32)),
     "rows, no vector": (lambda: sums(inp(0, 2, 3, 101), 2), (4, 32)),
+    "short rows": (lambda: sums(inp(0, 70, 4), 1), (1,)),
+    "short rows, no vector": (lambda: flip(sums(flip(inp(0, 5, 7), 1), 1), 1), (2,)),
+    "short columns": (lambda: sums(inp(0, 3, 5, 8), 1), (1,)),
     "long rows": (lambda: sums(inp(0, 3, 5000), 1), (32, 128, 512)),
     "long rows, no vector": (lambda: sums(inp(0, 3, 3001), 1), (128,)),
     "framed rows": (lambda: framed(inp(0, 4, 260), inp(1, 4, 260), 1), (16,)),
@@ -143,6 +150,14 @@ DIRECTIONS: dict[str, tuple[Node, tuple[int, ...], tuple[bool, bool, bool, int]]
     "columns ahead": (part(sums(joined(Y, 1, 0.0), 1), 1, 0, -1), (1, 4), (False, False, True, 0)),
     "columns ahead, of the first dimension": (
         part(sums(joined(inp(0, 40, 12), 0, 0.0), 0), 0, 0, -1), (1, 4), (False, False, True, 0)),
+    "apart": (sums(shaped(part(inp(0, 3, 40, 4), 2, 3, 4), 3, 40), 1), (4, 16), (False, False, False, 0)),
+    "columns apart": (
+        sums(shaped(part(inp(0, 2, 40, 12, 3), 3, 1, 2), 2, 40, 12), 1), (1, 4), (False, False, False, 0)),
+    "one of several heads": (
+        pointwise("mul", sums(shaped(part(inp(0, 2, 4, 40), 1, 1, 2), 2, 40), 1), inp(1, 2, 40)),
+        (4,), (False, False, False, 0)),
+    "apart and from the end": (
+        flip(sums(flip(shaped(part(inp(0, 3, 40, 4), 2, 3, 4), 3, 40), 1), 1), 1), (4, 16), (True, True, False, 0)),
     "transmittance": (transmittance(X, 1), (8, 64), (False, False, True, 0)),
     "columns of transmittance": (transmittance(Y, 1), (1, 4), (False, False, True, 0)),
 }  # fmt: skip
@@ -234,7 +249,7 @@ def test_left_to_others_on_a_cpu() -> None:
 Z = inp(0, 5, 96)
 REFUSED: dict[str, tuple[Node, str]] = {
     "no prefix sums": (pointwise("tanh", Z), "follows no prefixes"),
-    "short rows": (sums(inp(0, 5, 12), 1), "rows of 12 elements are not scanned"),
+    "short rows": (sums(inp(0, 5, 3), 1), "rows of 3 elements are not scanned"),
     "one row": (sums(inp(0, 1, 5000), 1), "has one row"),
     "whole numbers": (sums(inp(0, 5, 96, dtype=torch.int64), 1), "is no floating-point value"),
     "rounded ahead": (sums(Z, 1, BF16), "is rounded to a narrower type on the way"),
