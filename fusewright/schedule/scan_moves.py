@@ -39,8 +39,8 @@ class Moved:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the elements of a leaf lie: in `tensor`, whose dimensions are `dims` of the leaf, `within` those of which it
-    has others as well.  What `stands` for them is as long as results are."""
+    """Where the elements of a leaf lie: in `tensor`, whose dimensions are `dims` of the leaf, `within` those it has
+    others of as well.  What `stands` for them is as long as results are."""
 
     stands: Node
     tensor: Node

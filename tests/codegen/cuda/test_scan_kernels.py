@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable
 from math import inf, nan
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -171,6 +172,55 @@ def test_directions(name: str) -> None:
     assert all(isinstance(n.op, ops.Input) for n in s.tensors)
     assert (s.from_end, s.to_end, s.exclusive, s.spare) == (from_end, to_end, exclusive, spare)
     check(root, teams=teams, order=ORDERS[zlib.crc32(name.encode()) % 3])
+
+
+def drawn(rng: Random) -> Node:
+    """Prefixes of what is moved and computed on, moved and computed on."""
+    shape = rng.choice([(3, 24), (2, 21), (2, 24, 5), (24, 3)])
+    dim, kind = shape.index(max(shape)), rng.choice(["sum", "prod", "max"])
+    count = iter(range(9))
+
+    def moved(x: Node) -> Node:
+        value = NEUTRAL[kind] if rng.random() < 0.9 else 0.5
+        match rng.choice(["flip", "cut", "cut", "cat", "pad", "function", "beside", "none"]):
+            case "flip":
+                return flip(x, rng.choice([dim, dim, dim, 0]))
+            case "cut" if x.shape[dim] > 12:
+                start = rng.choice([0, 0, 1])
+                return part(x, dim, start, -rng.choice([0, 1, 1, 4]))
+            case "cat":
+                return joined(x, dim, value, last=rng.random() < 0.4)
+            case "pad":
+                return padded(x, dim, *rng.choice([(1, 0), (0, 1), (1, 1)]), value)
+            case "function":
+                return pointwise("relu", pointwise("sub", 1.0, pointwise("mul", x, 0.05)))
+            case "beside":
+                other = inp(next(count), *x.shape)
+                return pointwise("add", pointwise("mul", x, 0.25), rng.choice([other, flip(other, dim)]))
+        return x
+
+    root = inp(next(count), *shape)
+    for _ in range(rng.randrange(4)):
+        root = moved(root)
+    root = scanned(kind, root, dim)
+    for _ in range(rng.randrange(4)):
+        root = moved(root)
+    return root
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_random_moves(block: int) -> None:
+    """Whatever is found to be one kernel computes what the graph says; many of these are, others by shorter ways."""
+    rng, found = Random(block), 0
+    for _ in range(60):
+        root = drawn(rng)
+        s = parse(root, Graph((), (root,)).users())
+        if isinstance(s, Scan) and set(s.tensors) == {
+            n for n in Graph((), (root,)).nodes() if isinstance(n.op, ops.Input)
+        }:
+            found += 1
+            check(root, order=ORDERS[found % 3])
+    assert found >= 15
 
 
 KINDS: tuple[ops.ScanKind, ...] = ("sum", "prod", "max", "min", "logsumexp")
