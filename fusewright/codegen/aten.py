@@ -244,8 +244,10 @@ class _Writer:
     def bind_symbols(self) -> None:
         for symbol, where in self.graph.symbols.items():
             self.taken.add(str(symbol))
+            length = f"{self.names[self.graph.inputs[where.input]]}.shape[{where.dim}]"
+            length = f"({length} {-where.more:+})" if where.more else length
             part = f" // {where.times}" if where.times > 1 else ""
-            self.line(f"{symbol} = {self.names[self.graph.inputs[where.input]]}.shape[{where.dim}]{part}")
+            self.line(f"{symbol} = {length}{part}")
 
     def line(self, text: str) -> None:
         self.lines.append("    " + text)
