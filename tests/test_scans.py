@@ -36,6 +36,11 @@ def weights(density: Tensor) -> Tensor:
     return a * torch.cumprod(torch.cat((torch.ones_like(a[:, :1]), 1 - a + 1e-10), 1), 1)[:, :-1]
 
 
+def rendered(x: Tensor) -> Tensor:
+    """Colours of rays through layers of a density each."""
+    return (weights(x[..., 3])[..., None] * torch.sigmoid(x[..., :3])).sum(1)
+
+
 MODELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "products": lambda x, m: torch.cumprod(1 + x / 8, 1),
     "from the end": lambda x, m: torch.cumsum(x.flip(1), 1).flip(1),
@@ -53,6 +58,8 @@ MODELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "filled": lambda x, m: torch.cumsum(x.masked_fill(m, 0.0), 1),
     "transmittance": lambda x, m: weights(x),
     "apart": lambda x, m: weights(x.view(-1, 12, 4)[..., 3]),
+    "rendered": lambda x, m: rendered(x.view(-1, 12, 4)),
+    "a sum of what is left": lambda x, m: (weights(x) * x).sum(1),
     "the greatest": lambda x, m: torch.cummax(x, 1)[0],
     "logarithms": lambda x, m: torch.logcumsumexp(x, 1),
 }

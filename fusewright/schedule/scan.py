@@ -1,10 +1,12 @@
 """The scan family: pointwise -> prefixes along one dimension -> pointwise, over values in memory.
 
     relu(cumsum(x * scale, 1) + y)        a * cumprod(cat((ones, 1 - a), 1), 1)[:, :-1]
+    (cumsum(x, 1)[..., None] * colours).sum(1)
 
 A *row* is what one scan runs along: the last dimension, or a *column* along another one.  However long it is, it is
 read once and written once: what lies ahead of a stretch of it is one number, which is carried along.  From which end,
-and which of the prefixes are asked for, are no copies (`schedule.scan_moves`).
+and which of the prefixes are asked for, are no copies (`schedule.scan_moves`).  What comes of a row's prefixes may be
+summed over it, alone or times a few features that lie behind every element.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from fusewright.ir import ops
 from fusewright.ir.build import cast
-from fusewright.ir.node import Node, remade, topological
+from fusewright.ir.node import Node, make, remade, topological
 from fusewright.schedule import scan_moves, stream
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, used_inside
 from fusewright.schedule.scan_moves import MOVES, NEUTRAL, Place, below, is_along
@@ -24,12 +26,25 @@ from fusewright.schedule.stream import Read, Stream, Tree
 SHORTEST = 4
 # Operations that one group may have.
 MOST_NODES = 256
+# Features behind an element that are summed.
+MOST_FEATURES = 8
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What is summed over rows: so many `features` for each element, by `tree` from what lies in memory and, its
+    `value`, what comes of prefixes; `None` where that is summed itself.  A `mean` is divided by a row's length."""
+
+    tree: Tree | None
+    features: int
+    mean: bool
 
 
 @dataclass(frozen=True)
 class Scan:
     """A chain of this family.
 
+    value      what comes of prefixes, for each of them: the root, unless that is summed
     node       the prefixes, as the model has them
     before     what is joined, from what lies in memory
     after      what comes of the prefixes and of what lies in memory, `None` where they are the result
@@ -39,9 +54,11 @@ class Scan:
     spare      how many elements fewer than results a row has: the last one would be part of no prefix
     is_apart   whether neighbours along the last axis are none in some tensor
     within     what is read, and along which axes, as a stream that reduces rows
+    folded     what is summed, if anything is
     """
 
     root: Node
+    value: Node
     node: Node
     before: Tree
     after: Tree | None
@@ -51,6 +68,7 @@ class Scan:
     spare: int
     is_apart: bool
     within: Stream
+    folded: Folded | None = None
 
     @property
     def tensors(self) -> tuple[Node, ...]:
@@ -63,14 +81,14 @@ class Scan:
     @property
     def length(self) -> int:
         """Results of a row."""
-        length = self.root.shape[_op(self.node).dim]
+        length = self.value.shape[_op(self.node).dim]
         assert isinstance(length, int)
         return length
 
     @property
     def in_rows(self) -> bool:
         """Whether rows lie along the last axis."""
-        return self.within.axes[-1].role == "first"
+        return _op(self.node).dim == self.node.ndim - 1
 
 
 @dataclass(frozen=True)
@@ -90,7 +108,19 @@ def parse(root: Node, users: Users) -> Scan | str:
 
     Inner nodes have no user outside of it; what is read both for prefixes and beside them is computed for either.
     """
-    inner = used_inside(root, users, lambda n: isinstance(n.op, (*POINTWISE, ops.Scan, *MOVES)), MOST_NODES)
+    if isinstance(root.op, ops.Reduce):
+        return _sum_of(root, users)
+    return _prefixes(root, _inner(root, users), users)
+
+
+def _inner(root: Node, users: Users, also: tuple[type[ops.Op], ...] = ()) -> set[Node]:
+    """What a group that ends in `root` may compute."""
+    kinds = (*POINTWISE, ops.Scan, *MOVES, *also)
+    return used_inside(root, users, lambda n: isinstance(n.op, kinds), MOST_NODES)
+
+
+def _prefixes(root: Node, inner: Collection[Node], users: Users, folded: Folded | None = None) -> Scan | str:
+    """What comes of prefixes, for each of them; it is the `value` of what is `folded`, if that is given."""
     way = _way(root, inner)
     if way is None:
         return f"{root!r} follows no prefixes"
@@ -100,7 +130,31 @@ def parse(root: Node, users: Users) -> Scan | str:
         return f"rows of {length} elements are not scanned"
     if all(n == 1 for d, n in enumerate(root.shape) if d != dim):
         return f"{way.node!r} has one row"
-    return _Finder(root, way, dim, length, inner, users).scan()
+    return _Finder(root, way, dim, length, inner, users, folded).scan()
+
+
+def _sum_of(root: Node, users: Users) -> Scan | str:
+    """A sum over rows of what comes of prefixes."""
+    assert isinstance(root.op, ops.Reduce)
+    op, x = root.op, root.arg(0)
+    if op.kind not in ("sum", "mean") or len(op.dims) != 1 or users[x] != 1 or root.dtype != x.dtype:
+        return f"{root!r} is no sum over rows"
+    inner = _inner(x, users, (ops.Reshape,))
+    leaves = _tree(x, inner).leaves if isinstance(x.op, POINTWISE) and x in inner else ()
+    spread = next((z for z in leaves if z in inner and _is_spread(z, x)), None)
+    value, features = (x, 1) if spread is None else (spread.arg(0), x.shape[-1])
+    if not isinstance(features, int) or features > MOST_FEATURES:
+        return f"{root!r} has {features} features for each element"
+    folded = Folded(None if spread is None else Tree(x, leaves, spread), features, op.kind == "mean")
+    found = _prefixes(value, inner, users, folded)
+    if isinstance(found, Scan) and not (found.in_rows and op.dims == (_op(found.node).dim,)):
+        return f"{root!r} is no sum over rows"
+    return replace(found, root=root) if isinstance(found, Scan) else found
+
+
+def _is_spread(z: Node, x: Node) -> bool:
+    """Whether one number for each element stands beside features."""
+    return isinstance(z.op, ops.Reshape) and z.shape == (*z.arg(0).shape, 1) == (*x.shape[:-1], 1)
 
 
 def _op(node: Node) -> ops.Scan:
@@ -164,6 +218,7 @@ class _Finder:
     length: int
     inner: Collection[Node]
     users: Users
+    folded: Folded | None
 
     def scan(self) -> Scan | str:
         node, neutral = self.way.node, NEUTRAL[_op(self.way.node).kind]
@@ -187,12 +242,58 @@ class _Finder:
         if after is not None and after.value is not None:
             asked_for = scan_moves.resized(after.value, self.dim, self.length)
             after = _on(after, {after.value: asked_for, **{leaf: p.stands for leaf, p in behind.items()}})
-        read = [*places.values(), *behind.values()]
-        within = self._within(before, after, {p.stands: p for p in read})
+        read = {p.stands: p for p in (*places.values(), *behind.values())}
+        apart = any(p.is_apart for p in read.values())
+        folded = self.folded
+        if folded is not None and folded.tree is not None:
+            spread = self._spread(before, after, read)
+            if spread is None:
+                return f"features of {folded.tree.root!r} are not read as they lie"
+            before, after, read = spread
+            apart = True  # features are taken one by one
+        within = self._within(before, after, read)
         if isinstance(within, str):
             return within
-        apart = any(p.is_apart for p in read)
-        return Scan(self.root, node, before, after, from_end, asked.turned, ahead == 1, spare, apart, within)
+        return Scan(
+            root=self.root,
+            value=self.root,
+            node=node,
+            before=before,
+            after=after,
+            from_end=from_end,
+            to_end=asked.turned,
+            exclusive=ahead == 1,
+            spare=spare,
+            is_apart=apart,
+            within=within,
+            folded=folded,
+        )
+
+    def _spread(
+        self, before: Tree, after: Tree | None, read: Mapping[Node, Place]
+    ) -> tuple[Tree, Tree | None, dict[Node, Place]] | None:
+        """What is read for prefixes and beside them, with a dimension of length 1 behind all others, as it stands
+        beside features; and where these lie as well."""
+        assert self.folded is not None and self.folded.tree is not None
+        seen = None if after is None else after.value
+        leaves = dict.fromkeys((*before.leaves, *(() if after is None else after.leaves)))
+        if any(isinstance(z.op, ops.Full) and z.ndim for z in leaves):
+            return None
+        new = {z: make(ops.Reshape((*z.shape, 1)), z) for z in leaves if z.ndim}
+        places = {}
+        for z, up in new.items():
+            if z is not seen:
+                whole = Place(z, z, tuple(range(z.ndim)), ())
+                places[up] = replace(read.get(z, whole), stands=up)
+        tree = self.folded.tree
+        for z in tree.leaves:
+            if z is not tree.value and is_along(z, tree.root, self.dim):
+                own = self.dim - tree.root.ndim + z.ndim
+                place = scan_moves.place(z, own, 0, self.length, 0, features=True)
+                if place is None or place.stands is not z:
+                    return None
+                places[z] = place
+        return _on(before, new), after and _on(after, new), places
 
     def _joined(self, x: Node) -> Tree:
         """What is joined, in the type of the prefixes; what must lose digits lies in memory."""
@@ -215,13 +316,14 @@ class _Finder:
 
     def _problem(self, before: Tree, after: Tree | None) -> str | None:
         node = self.way.node
-        trees = [t for t in (before, after) if t is not None and t.leaves != (t.root,)]
+        over = None if self.folded is None else self.folded.tree
+        trees = [t for t in (before, after, over) if t is not None and t.leaves != (t.root,)]
         problem = next(filter(None, map(stream.unsupported, trees)), None)
         if problem or self.root.dtype not in MEMORY or node.dtype not in MEMORY:
             return problem or f"{self.root!r} is no floating-point value"
         if _is_narrowed(before.root) and before.leaves != (before.root,):
             return f"{before.root!r} is rounded to a narrower type on the way"
-        others = {} if after is None else {leaf for leaf in after.leaves if leaf is not after.value}
+        others = {z for t in (after, over) if t is not None for z in t.leaves if z is not t.value}
         reach = [leaf for leaf in others if leaf in self.inner]
         return f"{node!r} is read in two ways" if node in topological(reach, [node.arg(0)]) else None
 
@@ -253,13 +355,16 @@ class _Finder:
 
     def _within(self, before: Tree, after: Tree | None, places: Mapping[Node, Place]) -> Stream | str:
         """What is read, as a stream."""
-        read = dict.fromkeys((*before.leaves, *(() if after is None else after.leaves)))
-        if after is not None and after.value is not None:
-            del read[after.value]
-        within = stream.of_rows(Tree(before.root, tuple(read), None), "mean", (self.dim,), self.users)
+        over = None if self.folded is None else self.folded.tree
+        trees = [t for t in (before, after, over) if t is not None]
+        read = dict.fromkeys(z for t in trees for z in t.leaves if z is not t.value)
+        root = before.root if over is None else over.root
+        within = stream.of_rows(Tree(root, tuple(read), None), "mean", (self.dim,), self.users)
         if isinstance(within, str):
             return within
-        if before.root.shape != self.root.shape or all(len(r.axes) < len(within.axes) for r in within.reads):
+        if self.root.shape != before.root.shape[: self.root.ndim] or all(
+            len(r.axes) < len(within.axes) for r in within.reads
+        ):
             return f"{self.way.node!r} reads nothing as large as it"
         if within.weights:
             return f"{self.way.node!r} looks rows up"

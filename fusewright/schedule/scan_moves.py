@@ -120,38 +120,39 @@ def is_along(leaf: Node, root: Node, dim: int) -> bool:
     return own >= 0 and leaf.shape[own] != 1
 
 
-def place(leaf: Node, dim: int, begin: int, length: int, spare: int) -> Place | None:
+def place(leaf: Node, dim: int, begin: int, length: int, spare: int, *, features: bool = False) -> Place | None:
     """Where `length` elements of a leaf are, or `spare` fewer, from `begin` on along its `dim`: in the tensor that it
-    is a view of, which may have those beside it; `None` where there are no such."""
-    tensor, places = _in_memory(leaf, dim)
+    is a view of, which may have those beside it; `None` where there are no such.  Of `features`, which lie along the
+    last dimension, it may have others as well."""
+    free = (dim, leaf.ndim - 1) if features else (dim,)
+    tensor, places = _in_memory(leaf, dim, free)
     along = next(j for j, p in enumerate(places) if p.dim == dim)
     first, whole = places[along].begin + begin, tensor.shape[along]
     if not isinstance(whole, int) or first < 0 or first + length - spare > whole:
         return None
-    cuts = [
-        Within(j, p.begin, 1, int(tensor.shape[j]))
-        for j, p in enumerate(places)
-        if p.dim is None and tensor.shape[j] != 1
-    ]
-    cuts += [Within(along, first, length, whole)] if (first, whole) != (0, length) else []
+    cuts = []
+    for j, p in enumerate(places):
+        if p.dim in (None, *free):
+            size = 1 if p.dim is None else leaf.shape[p.dim]
+            cuts.append(Within(j, *((first, length) if j == along else (p.begin, int(size))), int(tensor.shape[j])))
+    cuts = [w for w in cuts if (w.begin, w.size) != (0, w.length)]
     stands = make(ops.Roll(((dim, -begin),)), leaf) if begin else leaf
     return Place(resized(stands, dim, length), tensor, tuple(p.dim for p in places), tuple(cuts))
 
 
-def _in_memory(leaf: Node, dim: int) -> tuple[Node, tuple[Along, ...]]:
+def _in_memory(leaf: Node, dim: int, free: tuple[int, ...]) -> tuple[Node, tuple[Along, ...]]:
     """The tensor that a leaf is read from, and what runs along its dimensions.
 
-    Those are the leaf's, of which all but `dim` are whole, and others, of which one index is read; none of these is
-    between two that may be run along together.  Any other view is in memory itself.
+    Those are the leaf's, of which all that are not `free` are whole, and others, of which one index is read; none of
+    these is between two that may be run along together.  Any other view is in memory itself.
     """
     base, places = look_through(leaf)
     own = [p.dim for p in places if p.dim is not None]
     single = [j for j, p in enumerate(places) if p.dim is None]
     parted = any(dim not in (places[j - 1].dim, places[j + 1].dim) for j in single if 0 < j < len(places) - 1)
-    whole = all(
-        p.dim in (dim, None) or base.shape[j] == leaf.shape[p.dim] for j, p in enumerate(places) if p.dim != dim
-    )
-    known = all(isinstance(base.shape[j], int) for j in single)
+    runs = [(j, p.dim) for j, p in enumerate(places) if p.dim is not None and p.dim not in free]
+    whole = all(base.shape[j] == leaf.shape[d] for j, d in runs)
+    known = all(isinstance(base.shape[j], int) for j, p in enumerate(places) if p.dim in (*free, None))
     fine = own == [*range(leaf.ndim)] and whole and known and not parted and base.varies and lies_in_rows(base)
     return (base, places) if fine else (leaf, tuple(map(Along, range(leaf.ndim))))
 

@@ -22,10 +22,12 @@ from fusewright.codegen.cuda.stream_values import Widths, decode, for_each, tree
 from fusewright.codegen.cuda.teams import TeamWriter
 from fusewright.codegen.stream_sizes import hint
 from fusewright.codegen.text import Lines, fill
+from fusewright.ir import ops
 from fusewright.kernel import Array, Kernel
 from fusewright.schedule.groups import sizes
 from fusewright.schedule.scan import Scan
 from fusewright.schedule.scan_moves import NEUTRAL
+from fusewright.schedule.stream import Tree
 
 # Values of a row that one thread has at a time (half as many of float64), as there is a choice, best first, and threads
 # that share it.
@@ -48,7 +50,7 @@ def options(s: Scan) -> list[Option]:
         teams = [_team(s.length * _doubled(s), most) for most in KEPT]
         return [{"team": team} for team in dict.fromkeys((*teams, min(32, *teams)))]
     wide = _widths(s)
-    threads = prod(map(hint, s.root.shape)) // s.length // (wide.values if wide else 1)
+    threads = prod(map(hint, s.value.shape)) // s.length // (wide.values if wide else 1)
     found = [team for team in TEAMS_OF_COLUMNS if team == 1 or 2 * team <= s.length]
     best = next((team for team in found if threads * team >= BUSY), found[-1])
     return [{"team": team} for team in dict.fromkeys((best, *found))]
@@ -60,8 +62,8 @@ def _widths(s: Scan) -> Widths | None:
 
 
 def _doubled(s: Scan) -> int:
-    """How many registers a value takes."""
-    return 2 if compute_type(s.node.dtype) == "double" else 1
+    """How many registers a value takes, with what joins it to others."""
+    return 2 if compute_type(s.node.dtype) == "double" or s.kind == "logsumexp" else 1
 
 
 def _team(numbers: int, most: int) -> int:
@@ -78,12 +80,13 @@ def blocks(s: Scan, option: Option, hints: Mapping[Any, int]) -> float:
     """How many blocks there are, or the share of one that has anything to do."""
     team: int = option["team"]
     wide = None if s.in_rows else _widths(s)
-    return prod(sizes(s.root, hints)) * team / (s.length * THREADS * (wide.values if wide else 1))
+    return prod(sizes(s.value, hints)) * team / (s.length * THREADS * (wide.values if wide else 1))
 
 
 def kernel(s: Scan, name: str, reference: str = "", *, team: int) -> Kernel:
     """The kernel of a chain whose rows teams of so many threads walk along."""
-    return (_Rows if s.in_rows else _Columns)(s, name, team).kernel(reference)
+    writer = _Columns if not s.in_rows else _Rows if s.folded is None else _Sums
+    return writer(s, name, team).kernel(reference)
 
 
 class _Rows(TeamWriter):
@@ -137,6 +140,10 @@ class _Rows(TeamWriter):
     def _type(self) -> str:
         return compute_type(self.scan.node.dtype)
 
+    @property
+    def _result(self) -> str:
+        return compute_type(self.scan.value.dtype)
+
     def _walked(self, index: str) -> dict[str, str]:
         """Which item of a row is read, and written, at `index` of the order in which they are joined."""
         s = self.scan
@@ -165,7 +172,7 @@ class _Rows(TeamWriter):
         lines, value = tree(after, seen, given | {seen: "prefix[e]"})
         body = [*loads, *for_each([*element, *lines, f"value[e] = {value};"])]
         parameters = [f"const {self._type} (&prefix)[VALUES<WIDE>]"]
-        parameters += [f"{compute_type(self.scan.root.dtype)} (&value)[VALUES<WIDE>]"]
+        parameters += [f"{self._result} (&value)[VALUES<WIDE>]"]
         return self._function("What comes of prefixes.", "result", parameters, body)
 
     def _names(self) -> dict[str, object]:
@@ -175,20 +182,34 @@ class _Rows(TeamWriter):
             "T": self._type,
             "C": "double" if self.scan.kind in ("sum", "prod") else self._type,
             "neutral": self._neutral,
-            "R": compute_type(self.scan.root.dtype),
+            "R": self._result,
             "coordinates": self._coordinates,
             "length": f"d.n{along}",
             "decode_item": self._decode("item", [along]),
         }
 
+    def _write(self) -> Lines:
+        """What becomes of the results of an item."""
+        return fill(text.WRITE, **self._names())
+
+    def _declared(self) -> Lines:
+        """What a thread keeps beside what lies ahead."""
+        return []
+
+    def _finish(self) -> Lines:
+        """What follows the last tile."""
+        return []
+
     def _body(self) -> Lines:
         names, of_block = self._names(), self.shape.team > 32
         return fill(
             text.ROWS,
+            write=self._write(),
+            finish=self._finish(),
             rows=self._items(self.results),
             items=self._items(self.axes["first"]),
             decode_row=decode("row", self.results, ""),
-            declare=fill(text.DECLARE_BLOCK, **names) if of_block else [],
+            declare=[*self._declared(), *(fill(text.DECLARE_BLOCK, **names) if of_block else [])],
             join=fill(text.JOIN_BLOCK) if of_block else [],
             advance=fill(text.ADVANCE_BLOCK if of_block else text.ADVANCE_WARP, **names),
             turn=fill(text.NEXT_TURN) if of_block else [],
@@ -198,6 +219,66 @@ class _Rows(TeamWriter):
             **self._walked("tile + lane + g * TEAM"),
             **names,
         )
+
+
+class _Sums(_Rows):
+    """Writes the launch in which teams walk along rows and sum what comes of their prefixes."""
+
+    def __init__(self, s: Scan, name: str, team: int) -> None:
+        super().__init__(s, name, team)
+        assert s.folded is not None
+        self.folded = s.folded
+        (along,) = self.axes["first"]
+        self.results = [a for a in self.results if a < along]  # others are features
+
+    def record(self, **more: Any) -> Kernel:
+        op = self.scan.root.op
+        assert isinstance(op, ops.Reduce)
+        lengths = [self.sizes.length(d) for d in range(self.s.value.ndim)]
+        kept = ["1" if d in op.dims else n for d, n in enumerate(lengths)]
+        shape = tuple(n for d, n in enumerate(kept) if op.keepdim or d not in op.dims)
+        return replace(super().record(**more), output=Array("out", shape, self.scan.root.dtype))
+
+    def about(self) -> str:
+        return f"sums of {super().about()}"
+
+    def _more_widths(self) -> Lines:
+        return [*super()._more_widths(), f"constexpr int FEATURES = {self.folded.features};  // that are summed"]
+
+    def _functions(self) -> Iterator[Lines]:
+        yield from super()._functions()
+        if self.folded.tree is not None:
+            yield self._features(self.folded.tree)
+
+    def _features(self, found: Tree) -> Lines:
+        """The function that gives a feature of an element."""
+        assert found.value is not None
+        loads, given, element = self.values.loads("before", "VALUES<WIDE>", among=found.leaves)
+        lines, value = tree(found, found.value, given | {found.value: "result[e]"})
+        body = [*loads, *for_each([*element, *lines, f"value[e] = {value};"])]
+        parameters = [f"const {self._result} (&result)[VALUES<WIDE>]", f"{self._feature} (&value)[VALUES<WIDE>]"]
+        return self._function(
+            "A feature, of what comes of a prefix and of what lies beside it.", "features", parameters, body
+        )
+
+    @property
+    def _feature(self) -> str:
+        return compute_type(self.scan.root.dtype)
+
+    def _declared(self) -> Lines:
+        spread = [f"const index_t i{self.last} = 0;"] if self.folded.tree is not None else []
+        return ["double sums[FEATURES] = {};", *spread]
+
+    def _write(self) -> Lines:
+        if self.folded.tree is None:
+            return fill(text.FOLD)
+        before = ", ".join(f"i{a}" for a in self.all[:-1])
+        return fill(text.FOLD_FEATURES, F=self._feature, before=before)
+
+    def _finish(self) -> Lines:
+        across = fill(text.FOLD_ACROSS) if self.shape.team > 32 else []
+        divided = f" / {self.scan.length}" if self.folded.mean else ""
+        return fill(text.FINISH_FOLD, S=self._feature, across=across, divided=divided)
 
 
 class _Columns(_Rows):

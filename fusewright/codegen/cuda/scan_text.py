@@ -92,11 +92,59 @@ __device__ __forceinline__ void rows(const Data& d, $out* out) {
                 $turn_written
                 $R results[V];
                 result<WIDE>(d, $coordinates, value[g], results);
-                store<V>(out + row * $length + item * V, results);
+                $write
             }
         }
         $turn
     }
+    $finish
+}
+"""
+
+WRITE = """
+store<V>(out + row * $length + item * V, results);
+"""
+
+# Where what comes of prefixes is summed over rows.
+FOLD = """
+#pragma unroll
+for (int e = 0; e < V; ++e) sums[0] += results[e];
+"""
+
+FOLD_FEATURES = """
+#pragma unroll
+for (int c = 0; c < FEATURES; ++c) {
+    $F feature[1];
+    features<WIDE>(d, $before, c, results, feature);
+    sums[c] += feature[0];
+}
+"""
+
+FINISH_FOLD = """
+#pragma unroll
+for (int c = 0; c < FEATURES; ++c)
+#pragma unroll
+    for (int offset = WIDTH / 2; offset > 0; offset /= 2) sums[c] += __shfl_xor_sync(~0u, sums[c], offset);
+$across
+if (lane == 0 && team < rows) {
+#pragma unroll
+    for (int c = 0; c < FEATURES; ++c) {
+        const $S result[1] = {$S(sums[c]$divided)};
+        store<1>(out + row * FEATURES + c, result);
+    }
+}
+"""
+
+FOLD_ACROSS = """
+__shared__ double of_warps[FEATURES][TEAM / 32];
+#pragma unroll
+for (int c = 0; c < FEATURES; ++c)
+    if (lane % 32 == 0) of_warps[c][lane / 32] = sums[c];
+__syncthreads();
+#pragma unroll
+for (int c = 0; c < FEATURES; ++c) {
+    sums[c] = 0;
+    for (int warp = 0; warp < TEAM / 32; ++warp) sums[c] += of_warps[c][warp];
 }
 """
 

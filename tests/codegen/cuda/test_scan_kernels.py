@@ -174,6 +174,40 @@ def test_directions(name: str) -> None:
     check(root, teams=teams, order=ORDERS[zlib.crc32(name.encode()) % 3])
 
 
+def rendered(x: Node, colours: Node, *, keep: bool = False, kind: str = "sum") -> Node:
+    """Features of layers by what is left of light."""
+    share = shaped(transmittance(x, 1), *x.shape, 1)
+    return make(ops.Reduce(kind, (1,), keep), pointwise("mul", share, pointwise("sigmoid", colours)))
+
+
+R4 = inp(0, 5, 40, 4)
+FOLDED: dict[str, tuple[Node, tuple[int, ...]]] = {
+    "a sum": (make(ops.Reduce("sum", (1,)), transmittance(X, 1)), (8, 64)),
+    "a mean of what is left": (
+        make(ops.Reduce("mean", (1,), True), pointwise("mul", sums(X, 1), inp(1, 3, 200))),
+        (8, 128),
+    ),
+    "no vector": (make(ops.Reduce("sum", (2,)), pointwise("relu", sums(inp(0, 2, 5, 31), 2))), (8,)),
+    "from the end": (
+        make(ops.Reduce("sum", (1,)), pointwise("mul", flip(sums(flip(X, 1), 1), 1), inp(1, 3, 200))),
+        (8,),
+    ),
+    "features": (rendered(X, inp(1, 3, 200, 3)), (8, 64)),
+    "features, kept": (rendered(X, inp(1, 3, 200, 2), keep=True, kind="mean"), (16,)),
+    "features beside each other": (rendered(shaped(part(R4, 2, 3, 4), 5, 40), part(R4, 2, 0, 3)), (4, 8)),
+    "features of bfloat16": (rendered(inp(0, 3, 64, dtype=BF16), inp(1, 3, 64, 4, dtype=BF16)), (4,)),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_sums_of_rows(name: str) -> None:
+    """What comes of prefixes is summed where it is computed: one kernel, which reads what lies in memory."""
+    root, teams = FOLDED[name]
+    s = scan_of(root)
+    assert s.folded is not None and all(isinstance(n.op, ops.Input) for n in s.tensors)
+    check(root, teams=teams, order=ORDERS[zlib.crc32(name.encode()) % 3])
+
+
 def drawn(rng: Random) -> Node:
     """Prefixes of what is moved and computed on, moved and computed on."""
     shape = rng.choice([(3, 24), (2, 21), (2, 24, 5), (24, 3)])
@@ -273,12 +307,22 @@ def test_one_kernel_serves_other_batches() -> None:
         torch.testing.assert_close(emulate(made, x), x.cumsum(1).relu())
 
 
-@pytest.mark.parametrize("name", ["rows, no vector", "columns, no vector"])
+SANITIZED: dict[str, tuple[Node, int]] = {
+    **{name: (CASES[name][0](), CASES[name][1][0]) for name in ("rows, no vector", "columns, no vector")},
+    **{
+        name: (DIRECTIONS[name][0], DIRECTIONS[name][1][0])
+        for name in ("one more from the end", "one more column", "behind")
+    },
+    "features beside each other": (FOLDED["features beside each other"][0], 4),
+}
+
+
+@pytest.mark.parametrize("name", SANITIZED)
 def test_sanitizers_find_nothing(name: str) -> None:
-    root, teams = CASES[name]
-    s = scan_of(root())
+    root, team = SANITIZED[name]
+    s = scan_of(root)
     given = [random(n, i) for i, n in enumerate(s.tensors)]
-    emulate(kernel(s, "fused_test", team=teams[0]), *given, order="reverse", sanitize=True)
+    emulate(kernel(s, "fused_test", team=team), *given, order="reverse", sanitize=True)
 
 
 def test_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,6 +348,12 @@ REFUSED: dict[str, tuple[Node, str]] = {
     "whole numbers": (sums(inp(0, 5, 96, dtype=torch.int64), 1), "is no floating-point value"),
     "rounded ahead": (sums(Z, 1, BF16), "is rounded to a narrower type on the way"),
     "rounded behind": (cast(cast(sums(Z, 1), BF16), F32), "is rounded to a narrower type on the way"),
+    "two ahead": (sums(joined(joined(Z, 1, 0.0), 1, 0.0), 1), "asks for other prefixes than those from an end on"),
+    "prefixes that are read in two ways": (
+        pointwise("mul", part(W := sums(Z, 1), 1, 0, -1), part(W, 1, 1, 0)), "is read in two ways"),
+    "many features": (rendered(Z, inp(1, 5, 96, 9)), "has 9 features for each element"),
+    "a sum over other rows": (make(ops.Reduce("sum", (0,)), pointwise("relu", sums(Z, 1))), "is no sum over rows"),
+    "the greatest of rows": (make(ops.Reduce("max", (1,)), sums(Z, 1)), "is no sum over rows"),
     "rows that are repeated": (sums(pointwise("add", inp(0, 5, 1), inp(1, 1, 96)), 1), "reads nothing as large as it"),
 }  # fmt: skip
 
@@ -313,6 +363,18 @@ def test_refused(name: str) -> None:
     root, reason = REFUSED[name]
     found = parse(root, Graph((), (root,)).users())
     assert isinstance(found, str) and reason in found
+
+
+@pytest.mark.parametrize(
+    "moved", [joined(Z, 1, 1.0), padded(Z, 1, 1, 1), part(Z, 1, 2, 0), flip(Z, 0), joined(Z, 1, 0.0, last=True)]
+)
+def test_other_moves_are_of_what_is_in_memory(moved: Node) -> None:
+    """Ones ahead of a sum, more behind the end, a cut, other dimensions: copies, or read where they lie."""
+    s = scan_of(sums(moved, 1))
+    assert not (s.exclusive or s.from_end or s.to_end)
+    assert s.tensors == (Z if isinstance(moved.op, ops.Slice) else moved,)
+    if s.tensors == (Z,):
+        check(s.root)
 
 
 def test_what_others_use_is_in_memory() -> None:
@@ -336,6 +398,10 @@ LARGE = {
     "rows of float64": lambda: framed(inp(0, 512, 9000, dtype=F64), inp(1, 512, 9000, dtype=F64), 1),
     "columns": lambda: framed(inp(0, 16, 512, 64, 64), inp(1, 16, 512, 64, 64), 1),
     "rows, no vector": lambda: pointwise("relu", sums(inp(0, 512, 8191), 1)),
+    "transmittance": lambda: transmittance(inp(0, 512, 8192), 1),
+    "products from the end": lambda: flip(scanned("prod", flip(inp(0, 512, 8192, dtype=F16), 1), 1), 1),
+    "logarithms": lambda: scanned("logsumexp", inp(0, 512, 8192), 1),
+    "features": lambda: rendered(inp(0, 65536, 128), part(inp(1, 65536, 128, 4), 2, 0, 3)),
 }  # fmt: skip
 
 
