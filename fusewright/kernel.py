@@ -96,8 +96,8 @@ class Kernel:
     shapes     likewise their shapes, as expressions over the sizes
     target     ``"cuda"`` or ``"cpu"``
     counts     what the text counts in 32 bits beside its arguments; a call in which that is not enough is refused
-    looks_up   whether it reads rows, or what classes have, at indices of a call: where one is that of none, functions for
-               a CPU return 1, and those for a GPU trap
+    looks_up   whether it reads rows, or what classes have, at indices of a call: where one is that of none, functions
+               for a CPU return 1, and those for a GPU trap
     fixed      what its text holds as constants and no shape tells; functions in a solution file compare it
     """
 

@@ -37,7 +37,7 @@ _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 # Operations whose result is always memory of its own.
 _ALLOCATES = (
     *(Fused, ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm),
-    *(ops.Attention, ops.Cat, ops.ConvLast, ops.Extreme, ops.Cumsum, ops.Embedding, ops.Nll, ops.Statistics),
+    *(ops.Attention, ops.Cat, ops.ConvLast, ops.Extreme, ops.Embedding, ops.Nll, ops.Scan, ops.Statistics),
     *(ops.Transfer, ops.Roll, ops.Flip, ops.Upsample, ops.Interpolate),
 )
 
@@ -247,8 +247,10 @@ class _Writer:
     def bind_symbols(self) -> None:
         for symbol, where in self.graph.symbols.items():
             self.taken.add(str(symbol))
+            length = f"{self.names[self.graph.inputs[where.input]]}.shape[{where.dim}]"
+            length = f"({length} {-where.more:+})" if where.more else length
             part = f" // {where.times}" if where.times > 1 else ""
-            self.line(f"{symbol} = {self.names[self.graph.inputs[where.input]]}.shape[{where.dim}]{part}")
+            self.line(f"{symbol} = {length}{part}")
 
     def line(self, text: str) -> None:
         self.lines.append("    " + text)

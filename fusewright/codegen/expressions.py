@@ -221,10 +221,15 @@ def _attention(op: ops.Attention, node: Node, args: Sequence[str]) -> str:
     return f"attention({', '.join(args[:3])}{options})"
 
 
-@_emits(ops.Cumsum)
-def _cumsum(op: ops.Cumsum, node: Node, args: Sequence[str]) -> str:
+@_emits(ops.Scan)
+def _scan(op: ops.Scan, node: Node, args: Sequence[str]) -> str:
     cast = f", dtype={op.dtype}" if op.dtype is not None else ""
-    return f"torch.cumsum({args[0]}, {op.dim}{cast})"
+    match op.kind:
+        case "max" | "min":
+            return f"torch.cum{op.kind}({args[0]}, {op.dim})[0]"
+        case "logsumexp":
+            return f"torch.logcumsumexp({args[0]}, {op.dim})"
+    return f"torch.cum{op.kind}({args[0]}, {op.dim}{cast})"
 
 
 @_emits(ops.Softmax)

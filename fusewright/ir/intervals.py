@@ -72,8 +72,8 @@ def _propagated(node: Node, args: list[Interval]) -> Interval:
             return _sign(args[0]) if all(s.scale >= 0 for _, slots in op.table for s in slots) else REALS
         case ops.Interpolate():
             return _sign(args[0])
-        case ops.Cumsum():
-            return _sign(args[0]) if node.inputs[0].dtype.is_floating_point else REALS
+        case ops.Scan():
+            return _scanned(op.kind, args[0]) if node.inputs[0].dtype.is_floating_point else REALS
         case ops.Softmax():
             return _NON_POSITIVE if op.log else (0.0, 1.0)
         case ops.Reshape() | ops.Permute() | ops.Expand() | ops.Slice() | ops.Roll() | ops.Flip() | ops.Upsample():
@@ -158,6 +158,18 @@ def _averaged(op: ops.Pool, arg: Interval, dtype: torch.dtype) -> Interval:
 def _sign(arg: Interval) -> Interval:
     """What survives a sum: the sign."""
     return NON_NEGATIVE if arg[0] >= 0 else _NON_POSITIVE if arg[1] <= 0 else REALS
+
+
+def _scanned(kind: ops.ScanKind, arg: Interval) -> Interval:
+    """Of prefixes: one of the elements, or a sum or a product of some."""
+    match kind:
+        case "max" | "min":
+            return arg
+        case "sum":
+            return _sign(arg)
+        case "prod":
+            return NON_NEGATIVE if arg[0] >= 0 else REALS
+    return REALS
 
 
 def _hull(values: Iterable[float]) -> Interval:

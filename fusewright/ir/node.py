@@ -162,13 +162,15 @@ class Graph:
 
 @dataclass(frozen=True)
 class Symbol:
-    """Where a batch symbol is read from, and for which values the graph holds; the dimension is it so many `times`."""
+    """Where a batch symbol is read from, and for which values the graph holds; the dimension is it so many `times`, and
+    so many `more`."""
 
     input: int
     dim: int
     low: int
     high: int | None
     times: int = 1
+    more: int = 0
 
 
 def topological(roots: Sequence[Node], known: Collection[Node] = ()) -> list[Node]:

@@ -30,7 +30,6 @@ __all__ = [
     "Cat",
     "Constant",
     "Conv",
-    "Cumsum",
     "Detach",
     "Dropout",
     "Embedding",
@@ -55,6 +54,7 @@ __all__ = [
     "Reduce",
     "Reshape",
     "Roll",
+    "Scan",
     "Size",
     "Slice",
     "Slot",
@@ -425,20 +425,27 @@ class Extreme(Op):
         return Reduce(self.kind, (self.dim,), self.keepdim, first=True).infer(types)
 
 
-@dataclass(frozen=True)
-class Cumsum(Op):
-    """Prefix sums along `dim`: y[i] = x[0] + ... + x[i].  `dtype` is that of the result, to which x is converted first;
-    without it, integers are summed in int64."""
+ScanKind = Literal["sum", "prod", "max", "min", "logsumexp"]
 
+
+@dataclass(frozen=True)
+class Scan(Op):
+    """Prefix sums along `dim`, y[i] = x[0] + ... + x[i], or what else joins elements.
+
+    `dtype` belongs to sum and prod and is that of the result, to which x is converted first; without it, integers are
+    joined in int64.
+    """
+
+    kind: ScanKind
     dim: int
     dtype: torch.dtype | None = None
 
     def infer(self, types: Types) -> TensorType:
         x = types[0]
         assert x is not None
-        require(0 <= self.dim < len(x.shape), f"prefix sums along dimension {self.dim} of {x.shape}")
-        plain = x.dtype if x.dtype.is_floating_point or x.dtype.is_complex else torch.int64
-        return TensorType(x.shape, self.dtype or plain, x.device)
+        require(0 <= self.dim < len(x.shape), f"prefixes along dimension {self.dim} of {x.shape}")
+        promoted = self.kind in ("sum", "prod") and not (x.dtype.is_floating_point or x.dtype.is_complex)
+        return TensorType(x.shape, self.dtype or (torch.int64 if promoted else x.dtype), x.device)
 
 
 @dataclass(frozen=True)

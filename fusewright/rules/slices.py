@@ -5,7 +5,7 @@
 
 The class token of a vision transformer, the last token of a language model: of the last block, everything is computed
 for one token, but for the keys and values that it attends to.  Slices only ever move inwards, and views outwards; they
-do where a norm, a softmax, a product or an attention lies below.
+do where a norm, a softmax, a product or an attention lies below, and into parts whose rows are concatenated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from fusewright.ir.build import permute, reshape
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Attention, Cast, Matmul, Norm, Number, Permute, Pointwise, Reshape, Slice, Softmax
+from fusewright.ir.ops import Attention, Cast, Cat, Matmul, Norm, Number, Permute, Pointwise, Reshape, Slice, Softmax
 from fusewright.ir.types import same_numel
 from fusewright.rules.rule import Match, Rule, op, rule
 
@@ -212,4 +212,39 @@ def slice_of_view(m: Match) -> Node:
     return reshape(_sliced(x, dim, like), m["slice"].shape)
 
 
-RULES: tuple[Rule, ...] = (slice_of_function, slice_of_norm, slice_of_matmul, slice_of_attention, slice_of_view)
+def _refuse_cat(m: Match) -> str | None:
+    dim, cat = _slice(m).dim, m["x"].op
+    assert isinstance(cat, Cat)
+    if dim == cat.dim:
+        return "it is cut along the dimension of the parts"
+    if m["slice"].shape == m["x"].shape:
+        return "nothing is left out"
+    rows = all(n == 1 for n in m["x"].shape[:dim])
+    return None if rows else "what is left of a part would not lie side by side"
+
+
+@rule(
+    "slice(cat(x, y)) = cat(slice(x), slice(y))",
+    pattern=op("slice", Slice, of=(op("x", Cat),)),
+    condition=_refuse_cat,
+    exactness="exact",
+    enables=True,
+    repeats=True,
+)
+def slice_of_cat(m: Match) -> Node:
+    """cat(x, y)[a:b] -> cat(x[a:b], y[a:b]), where parts are beside each other along another dimension.
+
+    x (N, K), y (N, L), of which rows are read.  A scan of what is concatenated has no use for the copy.  Class exact.
+    """
+    cat, like = m["x"], _slice(m)
+    return make(cat.op, *(_sliced(part, like.dim, like) for part in cat.inputs), where=cat.where)
+
+
+RULES: tuple[Rule, ...] = (
+    slice_of_function,
+    slice_of_norm,
+    slice_of_matmul,
+    slice_of_attention,
+    slice_of_view,
+    slice_of_cat,
+)

@@ -258,8 +258,8 @@ def word(node: Node) -> str | None:
             return None if fn == "detach" else fn
         case ops.Softmax(log=log):
             return "logsoftmax" if log else "softmax"
-        case ops.Cumsum():
-            return "cumsum"
+        case ops.Scan(kind=kind):
+            return "logcumsumexp" if kind == "logsumexp" else f"cum{kind}"
         case ops.RangeSum():
             return "rangesum"
         case ops.Statistics():

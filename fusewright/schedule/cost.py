@@ -278,6 +278,6 @@ class CostModel:
         return self.facts.memory
 
     def _bandwidth(self, node: Node) -> float:
-        if isinstance(node.op, ops.Cumsum):  # one after the other: a GPU reaches half the pace at most
+        if isinstance(node.op, ops.Scan):  # one after the other: a GPU reaches half the pace at most
             return self.facts.memory / 2
         return self.facts.reduce if isinstance(node.op, ops.Reduce | ops.RangeSum) else self.facts.memory

@@ -227,7 +227,7 @@ FAMILIES = (
     SHARED,
     LARGE_MOVING,
     Family("kept rows", kept_rows.parse, lambda k: k.tensors, ops.Reduce),
-    Family("scan", scan.parse, lambda s: s.tensors, ops.Cumsum),
+    Family("scan", scan.parse, lambda s: s.tensors, ops.Scan),
     SAMPLES_APART,
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
     MOVING,
@@ -444,6 +444,7 @@ def _split(family: Family, root: Node, users: Users) -> Group | None:
 _FOLLOWS = (
     *(ops.Pointwise, ops.Cast, ops.Pool, ops.Reduce),
     *(ops.Reshape, ops.Permute, ops.Expand, ops.Slice, ops.Matmul, ops.Softmax, ops.Norm),
+    *(ops.Cat, ops.Flip, ops.Pad),
 )
 
 
@@ -476,17 +477,20 @@ def bodies(results: tuple[Node, ...], operands: tuple[Node, ...]) -> tuple[Node,
 
 def as_graph(results: tuple[Node, ...], operands: tuple[Node, ...]) -> Graph:
     """Bodies as a graph of their own; sizes that are symbols are read from the first operand that has them, or whole
-    multiples of them."""
+    multiples of them, or so many more or fewer."""
     inputs = tuple(_placeholder(i, node) for i, node in enumerate(operands))
     symbols: dict[Any, Symbol] = {}
     for i, node in enumerate(inputs):
         for dim, length in enumerate(node.shape):
             if isinstance(length, int):
                 continue
-            times, symbol = length.as_coeff_Mul()
-            known = symbols.get(symbol)
-            if symbol.is_Symbol and times.is_Integer and times > 0 and (known is None or known.times > times):
-                symbols[symbol] = Symbol(i, dim, 0, None, int(times))
+            more, multiple = length.as_coeff_Add()
+            times, symbol = multiple.as_coeff_Mul()
+            if not (symbol.is_Symbol and times.is_Integer and times > 0 and more.is_Integer):
+                continue
+            found, known = Symbol(i, dim, 0, None, int(times), int(more)), symbols.get(symbol)
+            if known is None or (known.times, known.more != 0) > (found.times, found.more != 0):
+                symbols[symbol] = found
     return Graph(inputs, results, symbols=symbols)
 
 

@@ -447,7 +447,7 @@ class _Axes:
         along = [d for d in own if d is not None]
         in_rows = along == sorted(along) and all(n == 1 for j in cut for n in base.shape[:j])
         added = any(dims[d] is not None and (d == 0 or leaf.shape[d] != 1) for d in missing)  # a batch of one may grow
-        if in_rows or added or not known or not _in_rows(base):
+        if in_rows or added or not known or not lies_in_rows(base):
             return None
         last = self.value.ndim - 1  # neighbours along it are read together
         behind = range(own.index(last) + 1 if last in own else len(own), len(own))
@@ -510,7 +510,7 @@ class _Axes:
         return tuple(Axis(tuple(g), g[0] - pooled if g[0] >= pooled else None, roles[g[0]]) for g in groups)
 
 
-def _in_rows(base: Node) -> bool:
+def lies_in_rows(base: Node) -> bool:
     """Whether a value probably lies row by row: views of others often do not."""
     while isinstance(base.op, ops.Reshape | ops.Detach):
         base = base.arg(0)

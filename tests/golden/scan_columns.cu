@@ -1,4 +1,4 @@
-// fused_cumsum: prefix sums, axes i0 over dimension 0, i1 over dimension 1, i2 over dimension 2.
+// fused_cumsum: prefixes (sum), axes i0 over dimension 0, i1 over dimension 1, i2 over dimension 2.
 
 // NVRTC has no <cmath> to define these.
 #ifndef INFINITY
@@ -77,6 +77,11 @@ struct Data {
     index_t n0, n1, n2;  // lengths of the axes
 };
 
+template <typename T>
+__device__ __forceinline__ T joined(T a, T b) {
+    return a + b;
+}
+
 // Neighbours along the last axis, from these coordinates on.
 template <bool WIDE>
 __device__ __forceinline__
@@ -89,15 +94,15 @@ void entry(const Data& d, index_t i0, index_t i1, index_t i2, float (&value)[VAL
     }
 }
 
-// What comes of their sums.
+// What comes of prefixes.
 template <bool WIDE>
 __device__ __forceinline__
-void result(const Data& d, index_t i0, index_t i1, index_t i2, const float (&total)[VALUES<WIDE>], float (&value)[VALUES<WIDE>]) {
+void result(const Data& d, index_t i0, index_t i1, index_t i2, const float (&prefix)[VALUES<WIDE>], float (&value)[VALUES<WIDE>]) {
     const auto p1s = load<VALUES<WIDE>>(d.p1 + i2);
 #pragma unroll
     for (int e = 0; e < VALUES<WIDE>; ++e) {
         const float p1 = widened(p1s.at[e]);
-        const float v2 = total[e] * p1;
+        const float v2 = prefix[e] * p1;
         value[e] = v2;
     }
 }
@@ -109,22 +114,24 @@ __device__ __forceinline__ void columns(const Data& d, float* out) {
     constexpr int V = VALUES<WIDE>, AT_ONCE = ITEMS<WIDE>, LANES = THREADS / TEAM;
     const int lane = threadIdx.x % LANES, member = threadIdx.x / LANES;
     const index_t columns = d.n0 * (d.n2 / V), blocks = (columns + LANES - 1) / LANES, items = d.n1;
-    __shared__ float sums[2][TEAM][V][LANES];  // by turns: the next tile need not wait for those that still read
+    __shared__ float wholes[2][TEAM][V][LANES];  // by turns: the next tile need not wait for those that still read
     int turn = 0;
     for (index_t job = blockIdx.x; job < blocks; job += gridDim.x) {
-        const bool inside = job * LANES + lane < columns;
-        const index_t column = min(job * LANES + lane, columns - 1);  // every thread takes part in what is summed
+        const bool own = job * LANES + lane < columns;
+        const index_t column = min(job * LANES + lane, columns - 1);  // every thread takes part in what is joined
         count_t rest = column;
         const index_t i2 = rest % count_t(d.n2 / V) * V;
         rest /= count_t(d.n2 / V);
         const index_t i0 = rest;
-        double carry[V] = {};  // the sums of what lies ahead
+        double carry[V];  // the joins of what lies ahead
+#pragma unroll
+        for (int e = 0; e < V; ++e) carry[e] = 0.0f;
         for (index_t tile = 0; tile < items; tile += TEAM * AT_ONCE) {
             const index_t begin = tile + member * AT_ONCE;
             float value[AT_ONCE][V], ahead[V];
 #pragma unroll
             for (int t = 0; t < AT_ONCE; ++t) {
-                // Loads need no branch then: what is summed behind the last item reaches none ahead of it.
+                // Loads need no branch then: what is joined behind the last item reaches none ahead of it.
                 const index_t item = min(begin + t, items - 1);
                 const index_t i1 = item;
                 entry<WIDE>(d, i0, i1, i2, value[t]);
@@ -132,31 +139,32 @@ __device__ __forceinline__ void columns(const Data& d, float* out) {
 #pragma unroll
             for (int t = 1; t < AT_ONCE; ++t)
 #pragma unroll
-                for (int e = 0; e < V; ++e) value[t][e] += value[t - 1][e];
+                for (int e = 0; e < V; ++e) value[t][e] = joined(value[t - 1][e], value[t][e]);
 #pragma unroll
-            for (int e = 0; e < V; ++e) sums[turn][member][e][lane] = value[AT_ONCE - 1][e];
+            for (int e = 0; e < V; ++e) wholes[turn][member][e][lane] = value[AT_ONCE - 1][e];
             __syncthreads();
 #pragma unroll
             for (int e = 0; e < V; ++e) {
-                float all = 0, before = 0;
+                float all = 0.0f, before = all;
 #pragma unroll 8
                 for (int m = 0; m < TEAM; ++m) {
                     if (m == member) before = all;
-                    all += sums[turn][m][e][lane];
+                    all = joined(all, wholes[turn][m][e][lane]);
                 }
-                ahead[e] = float(carry[e] + before);
-                carry[e] += all;
+                ahead[e] = float(joined(carry[e], double(before)));
+                carry[e] = joined(carry[e], double(all));
             }
             turn ^= 1;
 #pragma unroll
             for (int t = 0; t < AT_ONCE; ++t) {
-                const index_t item = begin + t;
-                if (item >= items || !inside) continue;
+                float prefix[V];
 #pragma unroll
-                for (int e = 0; e < V; ++e) value[t][e] += ahead[e];
+                for (int e = 0; e < V; ++e) prefix[e] = joined(ahead[e], value[t][e]);
+                const index_t item = begin + t;
+                if (!(item < items) || !own) continue;
                 const index_t i1 = item;
                 float results[V];
-                result<WIDE>(d, i0, i1, i2, value[t], results);
+                result<WIDE>(d, i0, i1, i2, prefix, results);
                 store<V>(out + (((i0) * d.n1 + i1) * d.n2 + i2), results);
             }
         }

@@ -1,4 +1,4 @@
-// fused_cumsum: prefix sums, axes i0 over dimension 0, i1 over dimension 1.
+// fused_cumsum: prefixes (sum), axes i0 over dimension 0, i1 over dimension 1.
 
 // NVRTC has no <cmath> to define these.
 #ifndef INFINITY
@@ -76,17 +76,22 @@ struct Data {
     index_t n0, n1;  // lengths of the axes
 };
 
-// Prefix sums of one value of each of WIDTH neighbouring threads: `ahead` of this one, and of all of them.
+template <typename T>
+__device__ __forceinline__ T joined(T a, T b) {
+    return a + b;
+}
+
+// Prefixes of one value of each of WIDTH neighbouring threads: `ahead` of this one, and of all of them.
 template <int WIDTH, typename T>
 __device__ __forceinline__ T across(T value, T& ahead) {
     const int lane = threadIdx.x % WIDTH;
 #pragma unroll
     for (int offset = 1; offset < WIDTH; offset *= 2) {
         const T before = __shfl_up_sync(~0u, value, offset, WIDTH);
-        if (lane >= offset) value += before;
+        if (lane >= offset) value = joined(before, value);
     }
-    const T before = __shfl_up_sync(~0u, value, 1, WIDTH);  // no difference: of infinities it would be NaN
-    ahead = lane > 0 ? before : T(0);
+    const T before = __shfl_up_sync(~0u, value, 1, WIDTH);  // nothing is taken away: of infinities it would be NaN
+    ahead = lane > 0 ? before : T(0.0f);
     return __shfl_sync(~0u, value, WIDTH - 1, WIDTH);
 }
 
@@ -102,13 +107,13 @@ void entry(const Data& d, index_t i0, index_t i1, float (&value)[VALUES<WIDE>]) 
     }
 }
 
-// What comes of their sums.
+// What comes of prefixes.
 template <bool WIDE>
 __device__ __forceinline__
-void result(const Data& d, index_t i0, index_t i1, const float (&total)[VALUES<WIDE>], float (&value)[VALUES<WIDE>]) {
+void result(const Data& d, index_t i0, index_t i1, const float (&prefix)[VALUES<WIDE>], float (&value)[VALUES<WIDE>]) {
 #pragma unroll
     for (int e = 0; e < VALUES<WIDE>; ++e) {
-        const float v1 = total[e] < float(0.0) ? float(0.0) : total[e];
+        const float v1 = prefix[e] < float(0.0) ? float(0.0) : prefix[e];
         value[e] = v1;
     }
 }
@@ -119,17 +124,17 @@ __device__ __forceinline__ void rows(const Data& d, float* out) {
     constexpr int V = VALUES<WIDE>, GROUPS = ITEMS<WIDE>, WIDTH = TEAM < 32 ? TEAM : 32;
     const index_t team = index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM;
     const index_t rows = d.n0, items = (d.n1 / V);
-    const index_t row = min(team, rows - 1);  // every thread takes part in what is summed
+    const index_t row = min(team, rows - 1);  // every thread takes part in what is joined
     const int lane = threadIdx.x % TEAM;
     const index_t i0 = row;
-    double carry = 0;  // the sum of what lies ahead
-    __shared__ double sums[2][GROUPS][TEAM / 32];
+    double carry = 0.0f;  // the join of what lies ahead
+    __shared__ double wholes[2][GROUPS][TEAM / 32];
     int turn = 0;
     for (index_t tile = 0; tile < items; tile += TEAM * GROUPS) {
         float value[GROUPS][V], ahead[GROUPS], whole[GROUPS];
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g) {
-            // Loads need no branch then: what is summed behind the last item reaches none ahead of it.
+            // Loads need no branch then: what is joined behind the last item reaches none ahead of it.
             const index_t item = min(tile + lane + g * TEAM, items - 1);
             const index_t i1 = item * V;
             entry<WIDE>(d, i0, i1, value[g]);
@@ -137,24 +142,24 @@ __device__ __forceinline__ void rows(const Data& d, float* out) {
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g) {
 #pragma unroll
-            for (int e = 1; e < V; ++e) value[g][e] += value[g][e - 1];
+            for (int e = 1; e < V; ++e) value[g][e] = joined(value[g][e - 1], value[g][e]);
             whole[g] = across<WIDTH>(value[g][V - 1], ahead[g]);
         }
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g)
-            if (lane % 32 == 0) sums[turn][g][lane / 32] = whole[g];
+            if (lane % 32 == 0) wholes[turn][g][lane / 32] = whole[g];
         __syncthreads();
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g) {
-            double start = 0;
+            double start = 0.0f;
 #pragma unroll
             for (int warp = 0; warp < TEAM / 32; ++warp) {
                 if (warp == lane / 32) start = carry;
-                carry += sums[turn][g][warp];
+                carry = joined(carry, wholes[turn][g][warp]);
             }
-            ahead[g] = float(start + ahead[g]);
+            ahead[g] = float(joined(start, double(ahead[g])));
 #pragma unroll
-            for (int e = 0; e < V; ++e) value[g][e] += ahead[g];
+            for (int e = 0; e < V; ++e) value[g][e] = joined(ahead[g], value[g][e]);
             const index_t item = tile + lane + g * TEAM;
             if (item < items && team < rows) {
                 const index_t i1 = item * V;

@@ -108,6 +108,15 @@ def seen_otherwise(draw: Draw) -> Node:
     return draw(parts(view, dims))
 
 
+@st.composite
+def concatenated(draw: Draw) -> Node:
+    """Rows of what is concatenated, of which some are read."""
+    first = draw(st.sampled_from([(), (1,)]))
+    widths = draw(st.lists(st.integers(1, 3), min_size=2, max_size=3))
+    cat = make(ops.Cat(len(first) + 1), *(pointwise("tanh", inp(*first, 5, n)) for n in widths))
+    return draw(parts(cat, (len(first),)))
+
+
 UNKNOWN = "nothing is left out, or it is not known how much"
 BARE = "nothing that computes row by row lies below"
 JOINED = "it is cut along what a row joins"
@@ -178,6 +187,18 @@ SPECS = [
             f"{BARE} # an input": lambda: cut(permuted(inp(B, 3, 4), 0, 2, 1), 1),
             f"{BARE} # channels": lambda: cut(permuted(layer(inp(B, 3, 4)), 0, 2, 1), 1),
             "# an expansion": lambda: cut(make(ops.Expand((3, 4)), inp(4)), 0),
+        },
+    ),
+    RuleSpec(
+        rules.slice_of_cat,
+        lambda: cut(make(ops.Cat(1), inp(B, 3), inp(B, 4)), 0, 0, B - 1),
+        concatenated(),
+        {
+            "it is cut along the dimension of the parts": lambda: cut(make(ops.Cat(0), inp(B, 3), inp(2, 3)), 0, 0, 5),
+            "nothing is left out": lambda: cut(make(ops.Cat(1), inp(5, 3), inp(5, 4)), 0, 0, 5),
+            "what is left of a part would not lie side by side": lambda: cut(
+                make(ops.Cat(2), inp(B, 3, 4), inp(B, 3, 2)), 1, 0, 2
+            ),
         },
     ),
 ]

@@ -1,4 +1,4 @@
-"""Reductions, prefix sums and softmax."""
+"""Reductions, scans and softmax."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.node import Node
-from fusewright.ir.ops import Cast, Cumsum, Reduce, ReduceKind, Reshape, Softmax
+from fusewright.ir.ops import Cast, Reduce, ReduceKind, Reshape, Scan, ScanKind, Softmax
 
 # What is found where these point to.
 _OF: dict[ReduceKind, ReduceKind] = {"argmax": "max", "argmin": "min"}
@@ -125,9 +125,16 @@ def _unbiased(call: Call) -> Any:
     return 1 if call["unbiased"] else 0
 
 
-def _cumsum(call: Call) -> Normal:
+def _scan(call: Call, kind: ScanKind) -> Node | None:
     x = call.node("self")
-    return call.make(Cumsum(call["dim"] % x.ndim, call["dtype"]), x) if x.ndim else None
+    fine = x.ndim > 0 and (kind != "logsumexp" or x.dtype.is_floating_point)
+    return call.make(Scan(kind, call["dim"] % x.ndim, call.get("dtype")), x) if fine else None
+
+
+def _extreme_scan(call: Call, kind: ScanKind) -> Normal:
+    """Values and indices, of which only the former are computed."""
+    values = None if 1 in call.used else _scan(call, kind)
+    return None if values is None else (values, None)
 
 
 def _softmax(call: Call, log: bool) -> Normal:
@@ -174,7 +181,11 @@ TABLE: dict[str, Handler] = {
     "aten.linalg_vector_norm.default": _norm,
     "aten.norm.ScalarOpt_dim": _norm,
     "aten.norm.Scalar": _norm,
-    "aten.cumsum.default": _cumsum,
+    "aten.cumsum.default": partial(_scan, kind="sum"),
+    "aten.cumprod.default": partial(_scan, kind="prod"),
+    "aten.logcumsumexp.default": partial(_scan, kind="logsumexp"),
+    "aten.cummax.default": partial(_extreme_scan, kind="max"),
+    "aten.cummin.default": partial(_extreme_scan, kind="min"),
     "aten.softmax.int": partial(_softmax, log=False),
     "aten.log_softmax.int": partial(_softmax, log=True),
     "aten._softmax.default": partial(_softmax, log=False),

@@ -202,10 +202,18 @@ def _stack(call: Call) -> Normal:
 
 def _pads(x: Node, amounts: Sequence[Any]) -> tuple[tuple[int, int, int], ...] | None:
     """(dimension, left, right) from PyTorch's list, which starts at the last dimension."""
-    if not amounts or not all(isinstance(a, int) and a >= 0 for a in amounts):
+    if not amounts or not all(isinstance(a, int) for a in amounts):
         return None
     pairs = zip(amounts[::2], amounts[1::2], strict=True)
     return tuple(sorted((x.ndim - 1 - i, left, right) for i, (left, right) in enumerate(pairs)))
+
+
+def _cropped(call: Call, x: Node, pads: tuple[tuple[int, int, int], ...]) -> Node:
+    """Without what negative paddings leave out."""
+    for dim, left, right in pads:
+        if min(left, right) < 0:
+            x = call.make(Slice(dim, max(-left, 0), int(x.shape[dim]) + min(right, 0)), x)
+    return x
 
 
 def _pad(call: Call) -> Normal:
@@ -213,6 +221,11 @@ def _pad(call: Call) -> Normal:
     pads, value = _pads(x, call["pad"]), call["value"] or 0.0
     if pads is None or isinstance(value, complex):
         return None
+    if any(min(left, right) < 0 for _, left, right in pads):
+        more = any(max(left, right) > 0 for _, left, right in pads)
+        if mode != "constant" or not more or any(not isinstance(x.shape[d], int) for d, _, _ in pads):
+            return None
+        x, pads = _cropped(call, x, pads), tuple((d, max(left, 0), max(right, 0)) for d, left, right in pads)
     if not any(left or right for _, left, right in pads) and not call.escapes:
         return x
     return call.make(Pad(pads, mode, float(value)), x)
