@@ -272,7 +272,8 @@ def unsupported(stage: Stage) -> str | None:
     if isinstance(stage, Fold) and (stage.op.kind not in FOLDS or not stage.op.dims):
         return f"{stage.op.kind} over {stage.op.dims} is no reduction of a stream"
     if isinstance(stage, Tree):
-        counted = next((n for n in stage.leaves if n.dtype in WHOLE and not _is_compared(n, stage)), None)
+        numbers = (n for n in stage.leaves if n.dtype in WHOLE and not isinstance(n.op, ops.Number))
+        counted = next((n for n in numbers if not _is_compared(n, stage)), None)
         if counted is not None:
             return f"{counted!r} is computed with in {counted.dtype}"
     index = isinstance(stage, Fold) and stage.op.gives_index

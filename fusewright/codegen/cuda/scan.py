@@ -3,9 +3,10 @@
 rows     a team of threads takes a tile of a row together: joined within threads, across warps, and across the block
 columns  a thread keeps a few neighbours of the last axis and walks down, alone or with others on each other
 
-Within a tile prefixes are those of the values' own compute type, in the order of a tree; sums and products of what lies
-ahead of it are carried in double precision.  No sum is a difference of others, so what is not finite reaches all that
-follows, and that alone.
+Within a tile prefixes are those of the values' own compute type, in the order of a tree; sums of what lies ahead of it
+are carried in double precision.  No sum is a difference of others, so what is not finite reaches all that follows, and
+that alone.  Products are joined in double precision, too: one of elements behind a zero that float32 does not have
+would be NaN.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _widths(s: Scan) -> Widths | None:
 
 def _doubled(s: Scan) -> int:
     """How many registers a value takes, with what joins it to others."""
-    return 2 if compute_type(s.node.dtype) == "double" or s.kind == "logsumexp" else 1
+    return 2 if compute_type(s.node.dtype) == "double" or s.kind in ("prod", "logsumexp") else 1
 
 
 def _team(numbers: int, most: int) -> int:
@@ -121,7 +122,7 @@ class _Rows(TeamWriter):
     def _items_of(self, values: int) -> int:
         """How many items of so many values a thread has of a tile: no more than there are."""
         along = values if self.form == "rows" else 1  # elements of a row in an item
-        most = SINGLE if values == 1 else max(1, min(self.vectors, max(KEPT) // (values * _doubled(self.scan))))
+        most = SINGLE // _doubled(self.scan) if values == 1 else max(1, min(self.vectors, max(KEPT) // (values * _doubled(self.scan))))
         return min(most, -(-self.scan.length // (along * self.shape.team)))
 
     def _joining(self) -> list[Lines]:
@@ -138,7 +139,8 @@ class _Rows(TeamWriter):
 
     @property
     def _type(self) -> str:
-        return compute_type(self.scan.node.dtype)
+        """In what elements are joined."""
+        return "double" if self.scan.kind == "prod" else compute_type(self.scan.node.dtype)
 
     @property
     def _result(self) -> str:
@@ -169,11 +171,17 @@ class _Rows(TeamWriter):
         leaves, seen = (after.leaves, after.value) if after is not None else ((), self.scan.node)
         assert seen is not None
         loads, given, element = self.values.loads("before", "VALUES<WIDE>", among=leaves)
-        lines, value = tree(after, seen, given | {seen: "prefix[e]"})
+        lines, value = tree(after, seen, given | {seen: self._prefix})
         body = [*loads, *for_each([*element, *lines, f"value[e] = {value};"])]
         parameters = [f"const {self._type} (&prefix)[VALUES<WIDE>]"]
         parameters += [f"{self._result} (&value)[VALUES<WIDE>]"]
         return self._function("What comes of prefixes.", "result", parameters, body)
+
+    @property
+    def _prefix(self) -> str:
+        """Text of a prefix in the compute type of its dtype."""
+        own = compute_type(self.scan.node.dtype)
+        return "prefix[e]" if own == self._type else f"{own}(prefix[e])"
 
     def _names(self) -> dict[str, object]:
         (along,) = self.axes["first"]
