@@ -84,9 +84,12 @@ def serve(record: dict[str, Any], model: nn.Module, x: Tensor, verify: bool) -> 
 
 
 def difference(expected: Tensor, given: Tensor) -> float:
-    """The largest difference, as a share of the largest expected value, or of `SMALL`; infinite where one is NaN."""
+    """The largest difference, as a share of the largest expected value, or of `SMALL`; infinite where one is NaN.  Of
+    whole numbers, indices that is, the share of those that differ."""
     if expected.shape != given.shape:
         return float("inf")
+    if not expected.is_floating_point():
+        return float((expected != given).float().mean())
     gap = (expected - given).abs_()
     gap[(expected == given) | (expected.isnan() & given.isnan())] = 0.0
     share = float(gap.max()) / max(float(expected.nan_to_num(0.0, 0.0, 0.0).abs_().max()), SMALL)

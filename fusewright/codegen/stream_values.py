@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import ClassVar
 
@@ -213,6 +214,16 @@ class StreamValues(ABC):
         for i, n in self._digits(r, part):
             text = f"({text}) * {n} + {i}" if " " in text else f"{text} * {n} + {i}" if text else i if i != "0" else ""
         return f"({text})" if " " in text else text or "0"
+
+    def place_in_record(self, r: Read) -> tuple[int, str]:
+        """Which element of what lies between neighbours a tensor is read at, and text of where the first one lies."""
+        last = r.dims.index(self.s.value.ndim - 1)
+        place = 0
+        for w in sorted(r.within, key=lambda w: w.dim):
+            place = place * w.length + w.begin if w.dim > last else place
+        return place, self.offset(
+            replace(r, within=tuple(replace(w, begin=0) if w.dim > last else w for w in r.within))
+        )
 
     def _digits(self, r: Read, part: tuple[str, str] | None) -> Iterator[tuple[str, str]]:
         """Index and length, in elements of the inner ones, of every axis along which a tensor varies, and of every

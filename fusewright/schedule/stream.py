@@ -273,7 +273,7 @@ def unsupported(stage: Stage) -> str | None:
         return f"{stage.op.kind} over {stage.op.dims} is no reduction of a stream"
     if isinstance(stage, Tree):
         numbers = (n for n in stage.leaves if n.dtype in WHOLE and not isinstance(n.op, ops.Number))
-        counted = next((n for n in numbers if not _is_compared(n, stage)), None)
+        counted = next((n for n in numbers if not _is_as_in_float32(n, stage)), None)
         if counted is not None:
             return f"{counted!r} is computed with in {counted.dtype}"
     index = isinstance(stage, Fold) and stage.op.gives_index
@@ -289,20 +289,27 @@ def unsupported(stage: Stage) -> str | None:
     return None
 
 
-def _is_compared(leaf: Node, tree: Tree) -> bool:
-    """Whether whole numbers are compared with small ones and nothing else: as in float32, to which they are rounded."""
+def _is_as_in_float32(leaf: Node, tree: Tree) -> bool:
+    """Whether all that is done with whole numbers comes to the same when they are rounded to float32 first: they become
+    that, or are compared with, or are themselves, numbers so small that float32 has all of them."""
 
-    def compares(node: Node) -> bool:
-        others = [a for a in node.inputs if a is not leaf]
-        small = [a for a in others if isinstance(a.op, ops.Number) and is_small(a.op.value)]
-        return isinstance(node.op, ops.Pointwise) and node.op.fn in COMPARISONS and len(small) == len(others) == 1
+    def fits(node: Node) -> bool:
+        if isinstance(node.op, ops.Cast):
+            return node.dtype == torch.float32
+        compared = isinstance(node.op, ops.Pointwise) and node.op.fn in COMPARISONS
+        return compared and any(map(_is_small, node.inputs))
 
-    return all(compares(node) for node in nodes(tree) if leaf in node.inputs)
+    return all(fits(node) for node in nodes(tree) if leaf in node.inputs)
 
 
-def is_small(value: object) -> bool:
-    """Whether a number is one of those up to which float32 has all whole numbers."""
-    return isinstance(value, int) and abs(value) < 2**24
+def _is_small(node: Node) -> bool:
+    """Whether whole numbers are among those that float32 has."""
+    if isinstance(node.op, ops.Number):
+        return isinstance(node.op.value, int) and abs(node.op.value) < 2**24
+    if not isinstance(node.op, ops.Reduce) or not node.op.gives_index:
+        return False
+    lengths = [node.arg(0).shape[d] for d in node.op.dims]
+    return all(isinstance(n, int) for n in lengths) and prod(n for n in lengths if isinstance(n, int)) < 2**24
 
 
 @dataclass

@@ -20,7 +20,7 @@ from fusewright.codegen.cuda import stream_text as text
 from fusewright.codegen.cuda.folds import PLANES, fold
 from fusewright.codegen.cuda.primitives import preamble
 from fusewright.codegen.cuda.stream_tall import TallValues, tall
-from fusewright.codegen.cuda.stream_values import Values, Widths, decode, widths
+from fusewright.codegen.cuda.stream_values import Values, Widths, decode, is_of_records, widths
 from fusewright.codegen.stream_sections import StreamSections
 from fusewright.codegen.stream_sizes import hint
 from fusewright.codegen.stream_values import joints as joints_of
@@ -454,7 +454,8 @@ class Writer(StreamSections):
         tests = [f"n{last} % VALUES<true> == 0"] if self.wide.values > 1 else []
         tests += [f"m{last} % CHUNK<true> == 0"] if self.s.axes[last].window is not None else []
         together = [r for r in self.s.reads if last in r.axes and r.step == 1]
-        loaded = dict.fromkeys(self.names[r.tensor] for r in together if r.tensor in self.names)
+        records = (r for r in self.s.reads if last in r.axes and is_of_records(r))
+        loaded = dict.fromkeys(self.names[r.tensor] for r in (*together, *records) if r.tensor in self.names)
         written = [*self.outputs()] if self.shape.form != "rows" and self.shape.parts is None else []
         cuts = [(r, w) for r in together for w in r.within if r.dims[w.dim] in self.s.axes[last].dims]
         width = "CHUNK" if self.s.axes[last].window is not None else "VALUES"

@@ -13,7 +13,7 @@ from fusewright.codegen.stream_values import TAKE, StreamValues, constant, unkno
 from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
 from fusewright.ir.node import Node
-from fusewright.schedule.stream import Place, Stream, Tree
+from fusewright.schedule.stream import Place, Read, Stream, Tree
 
 UNROLLED_TAPS = 64
 
@@ -27,9 +27,12 @@ class Widths:
 
 
 def widths(s: Stream) -> Widths | None:
-    """16-byte loads; `None` where the last axis gives nothing to load together."""
+    """16-byte loads; `None` where the last axis gives nothing to load together, nor to store."""
     last = len(s.axes) - 1
-    loaded = [r.tensor.dtype.itemsize for r in s.reads if r.place == "before" and last in r.axes and r.step == 1]
+    along = [r for r in s.reads if r.place == "before" and last in r.axes]
+    loaded = [r.tensor.dtype.itemsize for r in along if r.step == 1]
+    if not loaded and along and not s.folds:
+        loaded = [s.root.dtype.itemsize]
     if not loaded:
         return None
     chunk = 16 // max(loaded)
@@ -167,7 +170,13 @@ class Values(StreamValues):
             name, tensor, compute = self.element(r), self.start(r), compute_type(r.tensor.dtype)
             given[r.value] = name
             before += self.found(r)
-            if self.last_of(place) in r.axes and r.step > 1:
+            if self.last_of(place) in r.axes and is_of_records(r):
+                begin, first = self.place_in_record(r)
+                at = f"{first} + {each} * {r.step} + (WIDE ? 0 : {begin})"
+                element.append(f"const auto {name}s = load<WIDE ? {r.step} : 1>({tensor} + {at});")
+                one = widened(f"{name}s.at[WIDE ? {begin} : 0]", r.tensor.dtype)
+                element.append(f"const {compute} {name} = {self.picked(r, one)};")
+            elif self.last_of(place) in r.axes and r.step > 1:
                 at = f"{tensor}[{self.offset(r)} + {each} * {r.step}]"
                 element.append(f"const {compute} {name} = {self.picked(r, widened(at, r.tensor.dtype))};")
             elif self.last_of(place) in r.axes:
@@ -179,6 +188,11 @@ class Values(StreamValues):
                 at = f"{tensor}[{self.offset(r)}]"
                 before.append(f"const {compute} {name} = {self.picked(r, widened(at, r.tensor.dtype))};")
         return before, given, element
+
+
+def is_of_records(r: Read) -> bool:
+    """Whether what lies between neighbours can be loaded with one of them: others want it at the same time, mostly."""
+    return r.step > 1 and r.step * r.tensor.dtype.itemsize in (4, 8, 16)
 
 
 def widened(element: str, dtype: torch.dtype) -> str:

@@ -41,5 +41,6 @@ PICKED: dict[str, Callable[[], Node]] = {
 COMPARED: dict[str, Callable[[], Node]] = {
     "not ignored": lambda: fold(counted("ne", 3), "sum", 0, 1),
     "of 32 bits": lambda: fold(counted("ge", 3, I32), "mean", 1),
+    "as they are": lambda: pointwise("mul", cast(inp(0, 40, 3, dtype=I64), F32), inp(1, 40, 3)),
     "chosen": lambda: pointwise("where", pointwise("lt", inp(0, 40, 3, dtype=I64), 4), inp(1, 40, 3), 0.5),
 }

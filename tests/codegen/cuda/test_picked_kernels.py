@@ -13,7 +13,7 @@ from emulation.emulate import ORDERS, EmulationError, emulate
 from fusewright.codegen.cuda.stream import kernel
 from fusewright.ir import ops
 from fusewright.ir.build import cast
-from fusewright.ir.node import Node
+from fusewright.ir.node import Node, make
 from fusewright.schedule.stream import parse
 
 
@@ -36,6 +36,16 @@ def test_large_whole_numbers() -> None:
         for number in (7, -100, 2**24 - 1):
             root = cast(pointwise(fn, x, number), torch.float32)
             check(root, {x: numbers})
+
+
+def test_predictions() -> None:
+    """An index is compared with any other: float32 has one of the two, however large the other is."""
+    found, classes = make(ops.Reduce("argmax", (1,)), inp(0, 7, 5)), inp(1, 7, dtype=I64)
+    root = fold(cast(pointwise("eq", found, classes), torch.float32), "sum", 0)
+    s = stream_of(root)
+    assert set(s.tensors) == {found, classes}
+    given = {found: torch.tensor([0, 1, 2, 3, 4, 0, 1]), classes: torch.tensor([0, 2, 2, 2**40, -1, 0, 2**24])}
+    assert emulate(kernel(s, "fused_test"), *(given[n] for n in s.tensors)) == 3
 
 
 @pytest.mark.parametrize("wrong", [-1, 20, 2**31, -(2**63)])
@@ -67,8 +77,13 @@ def computed_with(fn: str, other: Node | float) -> Node:
 
 @pytest.mark.parametrize(
     "root",
-    [computed_with("add", 1), computed_with("eq", 2**24), computed_with("eq", inp(1, 40, 3, dtype=I64))],
-    ids=["a sum", "a large number", "two of them"],
+    [
+        computed_with("add", 1),
+        computed_with("eq", 2**24),
+        computed_with("eq", inp(1, 40, 3, dtype=I64)),
+        fold(cast(inp(0, 40, 3, dtype=I64), torch.float64), "sum", 0, 1),
+    ],
+    ids=["a sum", "a large number", "two of them", "as float64"],
 )
 def test_whole_numbers_that_are_not_compared(root: Node) -> None:
     found = parse(root, graph_of(root).users())
