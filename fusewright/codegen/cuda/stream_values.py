@@ -29,9 +29,9 @@ class Widths:
 def widths(s: Stream) -> Widths | None:
     """16-byte loads; `None` where the last axis gives nothing to load together, nor to store."""
     last = len(s.axes) - 1
-    along = [r for r in s.reads if r.place == "before" and last in r.axes]
-    loaded = [r.tensor.dtype.itemsize for r in along if r.step == 1]
-    if not loaded and along and not s.folds:
+    read = [r for r in s.reads if r.place == "before" and last in r.axes]
+    loaded = [r.tensor.dtype.itemsize for r in read if r.step == 1]
+    if read and not loaded and not s.folds:
         loaded = [s.root.dtype.itemsize]
     if not loaded:
         return None
