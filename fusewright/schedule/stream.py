@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 
 from fusewright.ir import ops
+from fusewright.ir.fused import Fused
 from fusewright.ir.node import Node, make
 from fusewright.ir.types import same_numel
 from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, is_sized, pointwise_tree
@@ -306,6 +307,12 @@ def _is_small(node: Node) -> bool:
     """Whether whole numbers are among those that float32 has."""
     if isinstance(node.op, ops.Number):
         return isinstance(node.op.value, int) and abs(node.op.value) < 2**24
+    if isinstance(node.op, ops.Reshape):
+        return _is_small(node.arg(0))
+    if isinstance(node.op, Fused):
+        return _is_small(node.op.body)
+    if isinstance(node.op, ops.Item) and isinstance(fused := node.arg(0).op, Fused):
+        return _is_small(fused.bodies[node.op.index])
     if not isinstance(node.op, ops.Reduce) or not node.op.gives_index:
         return False
     lengths = [node.arg(0).shape[d] for d in node.op.dims]

@@ -141,6 +141,12 @@ FUNCTIONS: list[tuple[str, Callable[..., Any], list[type]]] = [
     ("argmax of all", lambda x: torch.argmax(x), [Reduce]),
     ("argmin of all, kept", lambda x: torch.argmin(x, keepdim=True), [Reduce]),
     ("argmin of numbers made whole", lambda x: x.long().argmin(0, keepdim=True), [Cast, Reduce]),
+    (
+        "one hot, of the greatest",
+        lambda x: F.one_hot(x.argmax(1), 6) * x.permute(0, 2, 3, 1),
+        [Reduce, Reshape, Full, Scan, Pointwise, Pointwise, Cast, Permute, Pointwise],
+    ),
+    ("one hot, of any", lambda x: F.one_hot((x > 0).long(), 2), [Pointwise, Cast, Opaque]),
     ("max over all", lambda x: x.max(), [Reduce]),
     ("logsumexp", lambda x: x.logsumexp(1, keepdim=True), [Reduce]),
     ("prod", lambda x: x.prod(1), [Reduce]),

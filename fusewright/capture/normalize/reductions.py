@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import torch
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
-from fusewright.ir.node import Node
-from fusewright.ir.ops import Cast, Reduce, ReduceKind, Reshape, Scan, ScanKind, Softmax
+from fusewright.ir.build import reshape
+from fusewright.ir.node import Node, make
+from fusewright.ir.ops import Cast, Full, Reduce, ReduceKind, Reshape, Scan, ScanKind, Softmax
 
 # What is found where these point to.
 _OF: dict[ReduceKind, ReduceKind] = {"argmax": "max", "argmin": "min"}
@@ -47,6 +48,24 @@ def _picked(call: Call) -> Normal:
     (dim,), of, kind = found.op.dims, found.arg(0), _OF.get(found.op.kind)
     same = x is of or ((x.op == Softmax(dim) or x.op == Softmax(dim, log=True)) and x.arg(0) is of)
     return call.make(Reduce(kind, (dim,), keepdim=True, first=True), x) if same and kind is not None else None
+
+
+def _one_hot(call: Call) -> Normal:
+    """Which class each is of, where that is an index of as many: any other may be none, which is an error."""
+    x, classes = call.node("self"), call["num_classes"]
+    index = x
+    while isinstance(index.op, Reshape):
+        index = index.arg(0)
+    if not isinstance(index.op, Reduce) or not index.op.gives_index:
+        return None
+    lengths = [index.arg(0).shape[d] for d in index.op.dims]
+    known = prod(n for n in lengths if isinstance(n, int)) if all(isinstance(n, int) for n in lengths) else inf
+    if not 0 < known <= classes < 2**24:  # float32 has all of them
+        return None
+    ones = make(Full((classes,), 1.0, torch.float32, x.device))
+    numbers = call.apply("sub", call.make(Scan("sum", 0), ones), 1)
+    is_one = call.apply("eq", reshape(x, (*x.shape, 1)), numbers)
+    return call.make(Cast(torch.int64), is_one)
 
 
 def _prod(call: Call) -> Normal:
@@ -157,6 +176,7 @@ TABLE: dict[str, Handler] = {
     "aten.max.dim": partial(_extreme, kind="max", place="argmax"),
     "aten.min.dim": partial(_extreme, kind="min", place="argmin"),
     "aten.gather.default": _picked,
+    "aten.one_hot.default": _one_hot,
     "aten.argmax.default": partial(_place, kind="argmax"),
     "aten.argmin.default": partial(_place, kind="argmin"),
     "aten.aminmax.default": _extremes,

@@ -30,7 +30,7 @@ from fusewright.codegen.cuda import (
 )
 from fusewright.codegen.product import of_tensors
 from fusewright.codegen.reference import reference_text
-from fusewright.ir.node import Node
+from fusewright.ir.node import Graph, Node
 from fusewright.kernel import Kernel
 from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule import residues
@@ -50,6 +50,7 @@ from fusewright.schedule.range_sums import RangeReduction, in_one_pass
 from fusewright.schedule.range_walks import Walk, ahead, walks
 from fusewright.schedule.rearrangement import Rearrangement
 from fusewright.schedule.scan import Scan
+from fusewright.schedule.stream import Stream, parse
 from fusewright.schedule.tiling import MULTIPROCESSORS, Tiling, shortlist
 from fusewright.schedule.tiling import estimate as estimate_of
 from fusewright.schedule.warpgroup import WarpgroupTile
@@ -133,7 +134,7 @@ def options(
     if isinstance(group.record, Scan):
         return scan.options(group.record)
     if not isinstance(group.record, Contraction | Product):
-        return [{}]
+        return [] if group.family == "sample program" and _is_over_pairs(group) else [{}]
     c = contraction_of(group.record)
     if prod(sizes(c.x, hints)[1:]) > MOST_ELEMENTS:
         return []
@@ -144,6 +145,13 @@ def options(
         c, _cells(c, hints), sizes(c.x, hints)[0], isinstance(group.record, Product), tf32, capability
     )
     return list(found.options)
+
+
+def _is_over_pairs(group: Group) -> bool:
+    """Whether a sample program is a stream over pairs, which reads less often what it has read."""
+    root = group.bodies[0]
+    found = parse(root, Graph((), (root,)).users())
+    return isinstance(found, Stream) and pairs.pairs(found) is not None
 
 
 def early(

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from codegen.cuda.test_stream_kernels import BF16, F16, F64, GOLDEN, inp, random, reference, stream_of
 from emulation.emulate import ORDERS, emulate
-from torch import Tensor
+from gpu_build import built_for_a_gpu, emulated
+from torch import Tensor, nn
 
 from fusewright.codegen.cuda import pairs
 from fusewright.ir import ops
@@ -153,3 +155,27 @@ def test_golden() -> None:
     root = pw("exp", pw("mul", squares(distances(8192, 1024, 32)), -0.5))
     found = pairs.kernel(stream_of(root), "fused_sub_mul_sum_mul_exp")
     assert found is not None and found.source == (GOLDEN / "stream_pairs.cu").read_text()
+
+
+class Nearest(nn.Module):
+    """The code nearest to each row, by its number or as which of all codes it is."""
+
+    def __init__(self, one_hot: bool = False) -> None:
+        super().__init__()
+        self.one_hot, self.codes = one_hot, nn.Parameter(torch.randn(48, 12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = (x[:, None] - self.codes).square().sum(-1).argmin(-1)
+        return F.one_hot(found, 48).float() @ self.codes if self.one_hot else found
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_models(monkeypatch: pytest.MonkeyPatch, one_hot: bool) -> None:
+    """A sample program is no better, where rows are read once for many; no distance is written."""
+    torch.manual_seed(0)
+    model, x = Nearest(one_hot), torch.randn(70, 12)
+    built = built_for_a_gpu(monkeypatch, model, x)
+    assert built.choices[0 if not one_hot else 1].family == "stream"
+    nearest = next(k for k in built.program.kernels if k.name == "fused_sub_square_sum_argmin")
+    assert "pairs(d, out)" in nearest.source and len(nearest.launches) == 1
+    torch.testing.assert_close(emulated(built, model, x), model(x))
