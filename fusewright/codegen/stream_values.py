@@ -134,13 +134,14 @@ class StreamValues(ABC):
         """The name of the row of a weight that is read."""
         return f"row{self.s.reads.index(r)}"
 
-    def found(self, r: Read) -> Lines:
-        """The statements that find this row, or the part that is read; none for any other tensor."""
+    def found(self, r: Read, element: str = "") -> Lines:
+        """The statements that find this row, or the part that is read; none for any other tensor.  Where each of
+        several neighbours is read at its own index, of an `element` (`` + e``)."""
         if r.part is not None:
             return self._found_part(r)
         if r.indices is None:
             return []
-        index, rows = f"d.{self.names[r.indices.tensor]}[{self.offset(r.indices)}]", self._rows(r)
+        index, rows = f"d.{self.names[r.indices.tensor]}[{self.offset(r.indices)}{element}]", self._rows(r)
         if r.ignored is None:
             return [f"const index_t {self.row_of(r)} = row_of(d, {index}, {rows});"]
         given = self._index(r)

@@ -155,6 +155,11 @@ def with_indices(reads: Iterable[Read]) -> tuple[Read, ...]:
     return tuple(each for r in reads for each in (r, r.indices) if each is not None)
 
 
+def picks_each(r: Read) -> bool:
+    """Whether each of several neighbours is read at an index of its own."""
+    return r.indices is not None and bool(r.axes) and r.axes[-1] in r.indices.axes
+
+
 def parse(root: Node, users: Users, *, parts: bool = True) -> Stream | str:
     """The longest stream that ends in `root`, or why there is none.
 
@@ -446,7 +451,7 @@ class _Axes:
         own = tuple(None if p.dim is None else dims[p.dim] for p in places)
         x, classes = loss.inputs
         whole = all(p.begin == 0 for p in places) and same_numel(leaf.shape, loss.shape)
-        if not whole or self.value.ndim - 1 in own or place not in ("before", "after"):
+        if not whole or place not in ("before", "after") or (self.value.ndim - 1 in own and not self.folds):
             return None  # neighbours would be read together
         index = Read(classes, classes, place, own)
         return Read(leaf, x, place, (own[0], None, *own[1:]), indices=index, at=1, ignored=loss.op.ignore)

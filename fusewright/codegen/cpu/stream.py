@@ -25,7 +25,7 @@ from fusewright.codegen.cpu.text import function, parallel, source
 from fusewright.codegen.stream_sections import StreamSections
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.kernel import Argument, Expression, Kernel, Launch
-from fusewright.schedule.stream import Place, Role, Stream
+from fusewright.schedule.stream import Place, Role, Stream, picks_each
 
 # Neighbours that are computed together: their buffers stay in the first cache.
 RUN = 512
@@ -55,7 +55,10 @@ def fits(s: Stream) -> bool:
     """Whether there is a kernel, the buffers of which fit a thread's stack.
 
     An index is not found where planes lie side by side, nor of halves, which eager rounds, and numbers beside them.
+    Neighbours are not read at an index each.
     """
+    if any(picks_each(r) and len(s.axes) - 1 in r.axes for r in s.reads):
+        return False
     if any(fold.op.gives_index for fold, _ in s.folds) and (lane_axis(s) is not None or s.value.dtype in HALVES):
         return False
     return lane_axis(s) is not None or span(s, run(s)) <= MOST_SPAN

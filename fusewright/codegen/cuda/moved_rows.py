@@ -55,9 +55,9 @@ class MovedValues(Values):
     def start(self, r: Read) -> str:
         return "tile()" if self._is_turned(r) else super().start(r)
 
-    def found(self, r: Read) -> Lines:
+    def found(self, r: Read, element: str = "") -> Lines:
         if r.value not in self.moved or self._is_turned(r):
-            return super().found(r)
+            return super().found(r, element)
         lines, at = address_of(self.moved[r.value])
         return [
             f"index_t {self._at(r)};",

@@ -28,7 +28,7 @@ from fusewright.codegen.stream_values import shifted
 from fusewright.codegen.text import Lines, block, fill, indent, opened
 from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Expression, Kernel, Launch
-from fusewright.schedule.stream import Stream
+from fusewright.schedule.stream import Stream, picks_each
 
 THREADS = 256
 FULL = 1056  # blocks that keep a large device busy: eight on each of 132 multiprocessors
@@ -453,7 +453,7 @@ class Writer(StreamSections):
         last = self.last
         tests = [f"n{last} % VALUES<true> == 0"] if self.wide.values > 1 else []
         tests += [f"m{last} % CHUNK<true> == 0"] if self.s.axes[last].window is not None else []
-        together = [r for r in self.s.reads if last in r.axes and r.step == 1]
+        together = [r for r in self.s.reads if last in r.axes and r.step == 1 and not picks_each(r)]
         records = (r for r in self.s.reads if last in r.axes and is_of_records(r))
         loaded = dict.fromkeys(self.names[r.tensor] for r in (*together, *records) if r.tensor in self.names)
         written = [*self.outputs()] if self.shape.form != "rows" and self.shape.parts is None else []

@@ -13,7 +13,7 @@ from fusewright.codegen.stream_values import TAKE, StreamValues, constant, unkno
 from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
 from fusewright.ir.node import Node
-from fusewright.schedule.stream import Place, Read, Stream, Tree
+from fusewright.schedule.stream import Place, Read, Stream, Tree, picks_each
 
 UNROLLED_TAPS = 64
 
@@ -30,7 +30,7 @@ def widths(s: Stream) -> Widths | None:
     """16-byte loads; `None` where the last axis gives nothing to load together, nor to store."""
     last = len(s.axes) - 1
     read = [r for r in s.reads if r.place == "before" and last in r.axes]
-    loaded = [r.tensor.dtype.itemsize for r in read if r.step == 1]
+    loaded = [r.tensor.dtype.itemsize for r in read if r.step == 1 and not picks_each(r)]
     if read and not loaded and not s.folds:
         loaded = [s.root.dtype.itemsize]
     if not loaded:
@@ -169,6 +169,11 @@ class Values(StreamValues):
                 continue
             name, tensor, compute = self.element(r), self.start(r), compute_type(r.tensor.dtype)
             given[r.value] = name
+            if self.last_of(place) in r.axes and picks_each(r):
+                at = f"{tensor}[{self.offset(r)} + {each}]"
+                element += self.found(r, f" + {each}")
+                element.append(f"const {compute} {name} = {self.picked(r, widened(at, r.tensor.dtype))};")
+                continue
             before += self.found(r)
             if self.last_of(place) in r.axes and is_of_records(r):
                 begin, first = self.place_in_record(r)

@@ -90,9 +90,22 @@ def test_whole_numbers_that_are_not_compared(root: Node) -> None:
     assert isinstance(found, str) or not any(isinstance(n.op, ops.Input) for n in found.tensors)
 
 
-def test_neighbours_that_are_picked() -> None:
-    """Classes of positions, which would be read together, are read from memory."""
-    x = inp(0, 2, 9, 3, 4)
-    picked = loss(x, inp(1, 2, 3, 4, dtype=I64))
-    found = stream_of(fold(pointwise("add", x, picked), "logsumexp", 1))
-    assert found.tensors == (x, picked) and not found.weights
+@pytest.mark.parametrize("shape", [(2, 9, 3, 4), (3, 12, 16), (2, 8, 1, 5)])
+@pytest.mark.parametrize("ignore", [-100, 3])
+def test_neighbours_that_are_picked(shape: tuple[int, ...], ignore: int) -> None:
+    """Classes of positions: each is read at its own number, beside a reduction of classes; else from memory."""
+    x = inp(0, *shape)
+    picked = loss(x, inp(1, shape[0], *shape[2:], dtype=I64), ignore)
+    root = fold(pointwise("add", x, picked), "logsumexp", 1)
+    assert check(root).looks_up
+    assert not stream_of(pointwise("relu", picked)).weights
+
+
+def test_neighbours_are_no_classes() -> None:
+    root = fold(pointwise("add", x := inp(0, 2, 8, 16), loss(x, inp(1, 2, 16, dtype=I64))), "logsumexp", 1)
+    s = stream_of(root)
+    given = {n: random(n, i) for i, n in enumerate(s.tensors)}
+    (classes,) = (t for t in given.values() if t.dtype == I64)
+    classes[1, 9] = 8
+    with pytest.raises(EmulationError, match="__trap"):
+        emulate(kernel(s, "fused_test"), *given.values(), sanitize=True)
