@@ -226,7 +226,7 @@ def test_refusals() -> None:
     with pytest.raises(GraphError, match="argmax through"):
         fold(X, "argmax", 0, 2)
     more = pointwise("add", fold(X, "argmax", 3), 1)
-    assert "is computed in torch.int64" in parse(more, graph_of(more).users())  # type: ignore[operator]
+    assert "is computed with in torch.int64" in parse(more, graph_of(more).users())  # type: ignore[operator]
     number = cast(fold(X, "argmax", 3), F32)  # without a gradient
     assert isinstance(parse(number, graph_of(number).users()), str)
     assert stream_of(fold(number, "sum", 2)).tensors == (number,)
