@@ -122,7 +122,11 @@ class _Rows(TeamWriter):
     def _items_of(self, values: int) -> int:
         """How many items of so many values a thread has of a tile: no more than there are."""
         along = values if self.form == "rows" else 1  # elements of a row in an item
-        most = SINGLE // _doubled(self.scan) if values == 1 else max(1, min(self.vectors, max(KEPT) // (values * _doubled(self.scan))))
+        most = (
+            SINGLE // _doubled(self.scan)
+            if values == 1
+            else max(1, min(self.vectors, max(KEPT) // (values * _doubled(self.scan))))
+        )
         return min(most, -(-self.scan.length // (along * self.shape.team)))
 
     def _joining(self) -> list[Lines]:
