@@ -283,6 +283,8 @@ def unsupported(stage: Stage) -> str | None:
         if counted is not None:
             return f"{counted!r} is computed with in {counted.dtype}"
     index = isinstance(stage, Fold) and stage.op.gives_index
+    if isinstance(stage, Fold) and index and stage.node.arg(0).dtype in WHOLE:
+        return f"{stage.node.arg(0)!r} lies in memory as {stage.node.arg(0).dtype}"
     for node in nodes(stage) if isinstance(stage, Tree) else () if index else (stage.node,):
         if node.dtype not in (*MEMORY, torch.bool):
             return f"{node!r} is computed in {node.dtype}"

@@ -476,7 +476,7 @@ REFUSED: dict[str, Callable[[], Node]] = {
     "no stage": lambda: make(ops.Reshape((6, 96)), X),
     "no reduction": lambda: fold(X, "prod", 1),
     "not neighbours": lambda: fold(X, "sum", 0, 2),
-    "computed in": lambda: pointwise("floor", inp(0, 4, dtype=torch.int64)),
+    "computed with in": lambda: pointwise("floor", inp(0, 4, dtype=torch.int64)),
     "one number": lambda: pointwise("relu", inp(0)),
     "last dimensions": lambda: fold(fold(X, "sum", 3), "max", 0),
     "took away": lambda: fold(fold(X, "sum", 2, 3, keepdim=True), "max", 2, 3, keepdim=True),
