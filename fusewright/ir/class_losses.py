@@ -18,19 +18,52 @@ def carried(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize > 2 else torch.float32
 
 
-def class_weights(weight: Node | None, target: Node, ignore: int, dtype: torch.dtype) -> Node:
-    """The weight of each class in `target`; 0 of those that are ignored, which need not be classes: (N, *)."""
-    is_counted = pointwise("ne", target, ignore)
+def class_weights(weight: Node | None, target: Node, ignore: int, dtype: torch.dtype) -> Node | None:
+    """The weight of each class in `target`; 0 of those that are ignored, which need not be classes: (N, *).  `None`
+    where all of them are 1."""
+    classes = (
+        target if is_of_classes(target, ignore) else pointwise("where", pointwise("ne", target, ignore), target, 0)
+    )
     if weight is None:
-        return cast(is_counted, dtype)
-    classes = pointwise("where", is_counted, target, 0)
+        return None if classes is target else cast(pointwise("ne", target, ignore), dtype)
     picked = make(ops.Embedding(), reshape(weight, (*weight.shape, 1)), classes)
-    return pointwise("where", is_counted, reshape(picked, target.shape), 0.0)
+    return counted(reshape(picked, target.shape), target, ignore)
 
 
-def reduced(each: Node, weights: Node, reduction: Reduction) -> Node:
+def counted(each: Node, target: Node, ignore: int) -> Node:
+    """Losses of classes, 0 of those that are ignored."""
+    return each if is_of_classes(target, ignore) else pointwise("where", pointwise("ne", target, ignore), each, 0.0)
+
+
+def is_of_classes(target: Node, ignore: int) -> bool:
+    """Whether what is ignored is known to be none of `target`: that is negative, and these are not."""
+    return ignore < 0 and _is_natural(target)
+
+
+def _is_natural(node: Node) -> bool:
+    """Whether whole numbers are positive or 0: positions, as a contrastive loss has them, and indices of extremes."""
+    match node.op:
+        case ops.Reshape() | ops.Expand():
+            return _is_natural(node.arg(0))
+        case ops.Reduce() as reduce:
+            return reduce.gives_index
+        case ops.Opaque(target=name) as call if name.startswith("aten.arange."):
+            start, step = call.given.get("start", 0), call.given.get("step", 1)
+            return isinstance(start, int) and isinstance(step, int) and start >= 0 and step > 0
+        case ops.Opaque(target="aten.remainder.Scalar") as call:
+            other = call.given["other"]
+            return isinstance(other, int) and other > 0  # of its sign
+    return False
+
+
+def reduced(each: Node, weights: Node | None, reduction: Reduction) -> Node:
     """Losses of classes of such `weights`, as `reduction` says; a sum has the type that it is carried in."""
     if reduction == "none":
         return each
-    loss, of_weights = (total(cast(x, carried(each.dtype)), range(x.ndim)) for x in (each, weights))
-    return loss if reduction == "sum" else pointwise("div", loss, of_weights)
+    each = cast(each, carried(each.dtype))
+    if weights is None and reduction == "mean":
+        return make(ops.Reduce("mean", tuple(range(each.ndim))), each)
+    loss = total(each, range(each.ndim))
+    if weights is None or reduction == "sum":
+        return loss
+    return pointwise("div", loss, total(cast(weights, each.dtype), range(weights.ndim)))

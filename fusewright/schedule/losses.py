@@ -15,7 +15,7 @@ from typing import Any
 
 from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise, reshape
-from fusewright.ir.class_losses import carried, class_weights, reduced
+from fusewright.ir.class_losses import carried, class_weights, counted, reduced
 from fusewright.ir.memory_order import Order, lie_alike
 from fusewright.ir.node import Graph, Node, make, remade
 from fusewright.runtime.device import DeviceFacts
@@ -98,8 +98,8 @@ def _streamed(losses: tuple[Node, ...], users: Users) -> dict[Node, Node]:
     whole = pointwise("where", pointwise("eq", whole, inf), nan, whole)  # as a softmax has it
     each = pointwise("add", whole, pointwise("sub", own, shift))
     weights = class_weights(weight, target, op.ignore, x.dtype)
-    each = each if weight is None else pointwise("mul", each, weights)
-    each = pointwise("where", pointwise("ne", target, op.ignore), each, 0.0)
+    each = each if weight is None or weights is None else pointwise("mul", each, weights)
+    each = counted(each, target, op.ignore)
     news = {nll: cast(reduced(each, weights, op.reduction), nll.dtype)}
     return news | {node: cast(_of_all(node, shares, shifted, whole), node.dtype) for node in others}
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise, reshape
-from fusewright.ir.class_losses import carried, class_weights, reduced
+from fusewright.ir.class_losses import carried, class_weights, counted, reduced
 from fusewright.ir.memory_order import Order, lie_alike
 from fusewright.ir.node import Graph, Node, make, remade, topological
 from fusewright.ir.ops import Size
@@ -197,12 +197,13 @@ class _Region:
             return pointwise("neg", reshape(make(ops.Nll(op.ignore), x, target, None), self._kept))
 
         each = pointwise("neg", self._share(picked(self.shares.arg(0), self.users, pick)))
-        if weight is not None:
-            each = pointwise("mul", each, reshape(self._weights(node), self._kept))
-        return pointwise("where", pointwise("ne", reshape(target, self._kept), op.ignore), each, 0.0)
+        weights = self._weights(node)
+        if weight is not None and weights is not None:
+            each = pointwise("mul", each, reshape(weights, self._kept))
+        return counted(each, reshape(target, self._kept), op.ignore)
 
-    def _weights(self, node: Node) -> Node:
-        """The weights of classes."""
+    def _weights(self, node: Node) -> Node | None:
+        """The weights of classes, if there are any but 1."""
         _, target, weight = node.args
         assert isinstance(node.op, ops.Nll) and target is not None
         return class_weights(weight, target, node.op.ignore, node.dtype)

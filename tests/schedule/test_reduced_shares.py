@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from fusewright.capture import capture
 from fusewright.codegen.aten import lower
 from fusewright.ir.node import Graph
-from fusewright.ir.ops import Softmax
+from fusewright.ir.ops import Pointwise, Softmax
 from fusewright.pipeline import Built
 from fusewright.runtime.device import LARGE_GPU, DeviceFacts
 from fusewright.schedule import losses
@@ -70,6 +70,12 @@ CASES: dict[str, tuple[Model, tuple[int, ...]]] = {
     "classes": (lambda x: F.cross_entropy(x, classes_of(x)), (6, 80)),
     "classes of positions": (lambda x: F.cross_entropy(x, classes_of(x), WEIGHT.to(x.dtype)), (2, 80, 3, 4)),
     "classes, of functions": (lambda x: F.cross_entropy(x.tanh() * 9, classes_of(x), reduction="sum"), (6, 80)),
+    "positions": (lambda x: F.cross_entropy(x, torch.arange(x.shape[0])), (6, 80)),
+    "positions, weighted": (
+        lambda x: F.cross_entropy(x, torch.arange(x.shape[0]) % x.shape[1], WEIGHT.to(x.dtype), label_smoothing=0.1),
+        (6, 80),
+    ),
+    "positions, one ignored": (lambda x: F.cross_entropy(x, torch.arange(x.shape[0]), ignore_index=3), (6, 80)),
     "smoothed": (smoothed(), (6, 80)),
     "smoothed, each": (smoothed(reduction="none"), (6, 80)),
     "smoothed, summed": (smoothed(reduction="sum"), (6, 80)),
@@ -195,6 +201,16 @@ def test_as_exact_as_eager(monkeypatch: pytest.MonkeyPatch, shift: float) -> Non
         found = emulated(built_of_rows(monkeypatch, fn, x), fn, x)
         error, eager = ((y - truth).abs() for y in (found, fn(x)))
         assert error.square().mean().sqrt() <= 2 * eager.square().mean().sqrt() and error.max() <= 4 * eager.max()
+
+
+@pytest.mark.parametrize("name", ["positions", "positions, weighted", "positions, one ignored", "predictions"])
+def test_what_is_never_ignored(name: str) -> None:
+    """Positions are classes, so that none is compared with a negative number, and a mean is one."""
+    fn = CASES[name][0] if name in CASES else lambda x: F.cross_entropy(x, x.argmax(1))
+    functions = [
+        n.op.fn for n in placed(capture(Fn(fn), (torch.randn(6, 80),)).graph).nodes() if isinstance(n.op, Pointwise)
+    ]
+    assert ("ne" in functions) == (name == "positions, one ignored")
 
 
 PLANNED: dict[str, Model] = {

@@ -12,7 +12,7 @@ import torch
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.build import cast, permute, reshape
-from fusewright.ir.class_losses import Reduction, class_weights, reduced
+from fusewright.ir.class_losses import Reduction, class_weights, counted, reduced
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Expand, Full, Nll, Reduce, Slice, Softmax
 
@@ -157,7 +157,7 @@ def _smoothed(call: Call, shares: Node) -> Normal:
         weighted = call.apply("mul", shares, reshape(weight, (n, *(1,) * (shares.ndim - 2))))
     own, others = call.make(Nll(ignore), shares, target, weight), call.make(Reduce("mean", (1,)), weighted)
     each = call.apply("sub", call.apply("mul", own, 1 - s), call.apply("mul", others, s))
-    each = call.apply("where", call.apply("ne", target, ignore), each, 0.0)
+    each = counted(each, target, ignore)
     reduction: Reduction = _REDUCTIONS.get(call["reduction"], "none")  # type: ignore[assignment]
     return cast(reduced(each, class_weights(weight, target, ignore, shares.dtype), reduction), shares.dtype)
 
