@@ -118,9 +118,7 @@ def test_one_read_of_smoothed_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are too long to be kept: one stream has the logarithm and the mean of all."""
     model = Fn(lambda x: F.cross_entropy(x, torch.arange(x.shape[0], device=x.device), label_smoothing=0.1))
     built = built_for_a_gpu(monkeypatch, model, torch.empty(2048, 50_257), "auto")
-    assert [(c.family, c.path) for c in built.choices if {"logsumexp", "mean"} & set(c.name.split("_"))] == [
-        ("several reductions", "generated")
-    ]
+    assert [(c.family, c.path) for c in built.choices if "logsumexp" in c.name] == [("several reductions", "generated")]
     assert "log_softmax" not in built.program.source
 
 
