@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 
 import pytest
@@ -100,9 +101,15 @@ def check(root: Node, tensors: dict[Node, Tensor] | None = None, order: str = "f
     assert error <= 8 * torch.finfo(root.dtype).eps * scale, (error, scale)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_pairs(name: str) -> None:
+    check(CASES[name](), order=ORDERS[zlib.crc32(name.encode()) % 3])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", CASES)
-def test_pairs(name: str, order: str) -> None:
+def test_pairs_in_every_order(name: str, order: str) -> None:
     check(CASES[name](), order=order)
 
 
