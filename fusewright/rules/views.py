@@ -409,18 +409,23 @@ def _refuse_joined(m: Match) -> str | None:
     return "elements are joined that the expansion repeats" if _own_dims(m) is None else None
 
 
+def _class_of_joined(m: Match) -> Exactness:
+    return "exact" if isinstance(m["root"].op, Reduce) else "reassociates"
+
+
 @rule(
     "reduce(expand(x)) = expand(reduce(x))",
     pattern=op("root", Reduce, Softmax, where=lambda root: isinstance(root.arg(0).op, Expand)),
     condition=_refuse_joined,
-    exactness="exact",
+    exactness=_class_of_joined,
     enables=True,
     repeats=True,
 )
 def reduction_of_expansion(m: Match) -> Node:
     """reduce(expand(x)) -> expand(reduce(x)), over dimensions along which x is not expanded; likewise a softmax.
 
-    x (C), expanded to (N, C), over C: one number, expanded to (N).  Class exact.
+    x (C), expanded to (N, C), over C: one number, expanded to (N).  Class exact; reassociates for a softmax: a CPU has
+    exponentials in vectors but for the last ones, which are others where there are fewer rows.
     """
     root, dims = m["root"], _own_dims(m)
     x = root.arg(0).arg(0)

@@ -395,6 +395,10 @@ SPECS = [
                 reduce(image(dtype=torch.float16), "mean", 2), "sum", 1
             ),
             "the length of a reduced dimension is not known": lambda: reduce(reduce(image(), "sum", 0), "mean", 1),
+            "a reduced dimension is empty": lambda: reduce(reduce(inp(2, 0, 5), "sum", 1), "mean", 1),
+            "sums in another dtype than its operand's": lambda: reduce(
+                reduce(image(dtype=torch.float32), "sum", 2, dtype=torch.float64), "mean", 1
+            ),
             "they sum in two dtypes": lambda: reduce(
                 reduce(image(dtype=torch.float32), "sum", 2), "mean", 1, dtype=torch.float64
             ),
