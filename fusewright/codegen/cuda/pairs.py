@@ -12,6 +12,7 @@ reduced once more, a block goes on to all other rows, and no pair is written.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import pairs_text as text
@@ -74,10 +75,7 @@ def pairs(s: Stream) -> Pairs | None:
 
 def _length(s: Stream, axis: int) -> int:
     """How long an axis is, or may be."""
-    n = 1
-    for d in s.axes[axis].dims:
-        n *= hint(s.value.shape[d], MANY)
-    return n
+    return prod(hint(s.value.shape[d], MANY) for d in s.axes[axis].dims)
 
 
 class PairWriter(Writer):
@@ -170,10 +168,7 @@ class PairWriter(Writer):
     def _stage(self, r: Read) -> Lines:
         """Neighbours in memory are read by neighbouring threads."""
         a, k = self._side_of(r), self.over.along
-        name, element = (
-            self.values.element(r),
-            widened(f"{self.values.start(r)}[{self.values.offset(r)}]", r.tensor.dtype),
-        )
+        name, element = self.values.element(r), self._read(r)
         at_k = f"const index_t i{k} = min(first{k} + k, d.n{k} - 1);"
         if a is None:
             body = [at_k, f"staged.{name}[k] = {element};"]
