@@ -33,6 +33,17 @@ def interval(node: Node, depth: int = DEPTH) -> Interval:
     return outward(_propagated(node, [interval(a, depth - 1) for a in node.inputs]), node.dtype)
 
 
+def index_count(node: Node) -> int | None:
+    """How many an index of an extreme may be, 0 among them; `None` where `node` is no such, or that is not known."""
+    while isinstance(node.op, ops.Reshape):
+        node = node.arg(0)
+    if not isinstance(node.op, ops.Reduce) or not node.op.gives_index:
+        return None
+    lengths = [node.arg(0).shape[d] for d in node.op.dims]
+    known = [n for n in lengths if isinstance(n, int)]
+    return prod(known) if len(known) == len(lengths) else None
+
+
 def outward(bounds: Interval, dtype: torch.dtype) -> Interval:
     """`bounds`, wider by a few roundings in `dtype`; zero and infinity stay, since rounding keeps signs."""
     info = torch.finfo(dtype)

@@ -20,6 +20,7 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.fused import Fused
+from fusewright.ir.intervals import index_count
 from fusewright.ir.node import Node, make
 from fusewright.ir.types import same_numel
 from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, is_sized, pointwise_tree
@@ -320,10 +321,8 @@ def _is_small(node: Node) -> bool:
         return _is_small(node.op.body)
     if isinstance(node.op, ops.Item) and isinstance(fused := node.arg(0).op, Fused):
         return _is_small(fused.bodies[node.op.index])
-    if not isinstance(node.op, ops.Reduce) or not node.op.gives_index:
-        return False
-    lengths = [node.arg(0).shape[d] for d in node.op.dims]
-    return all(isinstance(n, int) for n in lengths) and prod(n for n in lengths if isinstance(n, int)) < 2**24
+    count = index_count(node)
+    return count is not None and count < 2**24
 
 
 @dataclass

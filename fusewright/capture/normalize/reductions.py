@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import inf, prod
+from math import inf
 from typing import Any
 
 import torch
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.build import reshape
+from fusewright.ir.intervals import index_count
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Cast, Full, Reduce, ReduceKind, Reshape, Scan, ScanKind, Softmax
 
@@ -53,14 +54,8 @@ def _picked(call: Call) -> Normal:
 def _one_hot(call: Call) -> Normal:
     """Which class each is of, where that is an index of as many: any other may be none, which is an error."""
     x, classes = call.node("self"), call["num_classes"]
-    index = x
-    while isinstance(index.op, Reshape):
-        index = index.arg(0)
-    if not isinstance(index.op, Reduce) or not index.op.gives_index:
-        return None
-    lengths = [index.arg(0).shape[d] for d in index.op.dims]
-    known = prod(n for n in lengths if isinstance(n, int)) if all(isinstance(n, int) for n in lengths) else inf
-    if not 0 < known <= classes < 2**24:  # float32 has all of them
+    count = index_count(x)
+    if count is None or not 0 < count <= classes < 2**24:  # float32 has all of them
         return None
     ones = make(Full((classes,), 1.0, torch.float32, x.device))
     numbers = call.apply("sub", call.make(Scan("sum", 0), ones), 1)
