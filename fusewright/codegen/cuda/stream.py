@@ -1,6 +1,6 @@
 """CUDA C++ of streams: one pass over values in memory, 16 bytes at a time where the last axis allows it.
 
-flat     no reduction: a thread writes a few neighbours
+flat     no reduction: a thread writes a few neighbours; where no operand has both of the last axes, of several rows
 rows     the last axes are reduced: a team of threads per row, or per part of one
 columns  axes before the last are reduced: a thread keeps a few neighbours of the last axis and walks along the others
 
@@ -34,6 +34,8 @@ THREADS = 256
 FULL = 1056  # blocks that keep a large device busy: eight on each of 132 multiprocessors
 # Parts of rows, all together: half as many, twice and four times as many took up to 1.08, 1.05 and 1.12 times as long.
 PARTS = 2 * FULL
+# Rows that a thread computes together, by its neighbours in each, where so many warps are left.
+CROSSED, WARPS_OF_CROSSED = {1: 8, 2: 8, 4: 4, 8: 2}, 4 * FULL
 # Bytes of shared memory that threads of one column may take to join what they found.
 MOST_SHARED = 40 * 1024
 
@@ -50,12 +52,14 @@ class Shape:
     team     threads per row (rows), or rows of threads per block (columns)
     parts    how many parts a row or column is cut into; `None` for one launch
     joiners  threads that join the parts of one result
+    crossed  rows that a thread computes neighbours of (flat); 0 where they share nothing
     """
 
     form: str
     team: int = 1
     parts: Expression | None = None
     joiners: int = 1
+    crossed: int = 0
 
 
 class Writer(StreamSections):
@@ -76,7 +80,7 @@ class Writer(StreamSections):
     def _shape(self) -> Shape:
         """The form, and how it is cut: enough threads for a large device, and long enough runs for each."""
         if not self.s.folds:
-            return Shape("flat")
+            return Shape("flat", crossed=self._crossed())
         first, results = self.axes["first"], self.results
         reduced, kept = self.sizes.reduced(first), self.sizes.count(results)
         two = len(self.s.folds) == 2
@@ -97,6 +101,18 @@ class Writer(StreamSections):
         blocks = f"ceil_div({self.sizes.product(results)}, {THREADS // team})"
         cut = f"max(1, min(ceil_div({self.sizes.product(first)}, {16 * team}), ceil_div({4 * FULL}, max(1, {blocks}))))"
         return Shape("columns", team, cut if split else "1" if two else None, 32 if split and kept <= 2**11 else 1)
+
+    def _crossed(self) -> int:
+        """Rows whose neighbours a thread computes: operands vary along them or along the last axis, none along both."""
+        row, last = len(self.s.axes) - 2, self.last
+        plain = all(r.indices is None and r.part is None for r in self.s.reads)
+        shared = any(last in r.axes for r in self.s.reads) and not any({row, last} <= {*r.axes} for r in self.s.reads)
+        if row < 0 or self.s.window is not None or not plain or not shared:
+            return 0
+        values = self.wide.values if self.wide else 1
+        threads = self.sizes.reduced(self.all) // (values * WARPS_OF_CROSSED * 32)
+        most = min(self.sizes.reduced([row]), threads, CROSSED[values])
+        return next((n for n in (8, 4, 2) if n <= most), 0)
 
     # Text.
 
@@ -136,7 +152,7 @@ class Writer(StreamSections):
         parts = f"({shape.parts or 1})"
         values = self.wide.values if self.wide else 1
         blocks = {
-            "flat": f"ceil_div({results}, {THREADS * values * self.at_once(2)})",
+            "flat": f"ceil_div({results}, {THREADS * values * (shape.crossed or self.at_once(2))})",
             "rows": f"ceil_div({results} * {parts}, {THREADS // shape.team})",
             "columns": f"ceil_div(ceil_div({results}, {values}), {THREADS // shape.team}) * {parts}",
         }[shape.form]
@@ -257,6 +273,19 @@ class Writer(StreamSections):
         return decode(index, axes, " * V" if axes[-1:] == [self.last] else "")
 
     def _flat(self) -> Lines:
+        if self.shape.crossed:
+            row, outer = self.last - 1, self.all[:-2]
+            return fill(
+                text.CROSSED,
+                target=self._target(),
+                store=self.store(f"place + t * d.n{self.last}", "value[t]"),
+                rows=self.shape.crossed,
+                row=row,
+                last=self.last,
+                items=" * ".join([*(f"d.n{a}" for a in outer), "index_t(groups * across)"]),
+                decode=decode("others", outer, ""),
+                **self._common(),
+            )
         lines = fill(
             text.FLAT,
             target=self._target(),

@@ -77,6 +77,32 @@ __device__ __forceinline__ void flat(const Data& d, $target) {
 }
 """
 
+CROSSED = """
+// Every thread computes ROWS groups of neighbours on each other, which share what varies along the last axis, and then
+// writes them.
+template <bool WIDE>
+__device__ __forceinline__ void flat(const Data& d, $target) {
+    constexpr int V = VALUES<WIDE>, ROWS = $rows;
+    const count_t across = d.n$last / V, groups = (d.n$row + ROWS - 1) / ROWS;
+    const index_t items = $items, all = index_t(gridDim.x) * THREADS;
+    for (index_t item = index_t(blockIdx.x) * THREADS + threadIdx.x; item < items; item += all) {
+        const index_t i$last = item % across * V, first = item / across % groups * ROWS;
+        const index_t others = item / across / groups;
+        $decode
+        $T value[ROWS][V];
+#pragma unroll
+        for (int t = 0; t < ROWS; ++t) {
+            const index_t i$row = min(first + t, d.n$row - 1);  // loads need no branch then
+            values<WIDE>(d, $coordinates, value[t]);
+        }
+        const index_t place = (others * d.n$row + first) * d.n$last + i$last;
+#pragma unroll
+        for (int t = 0; t < ROWS; ++t)
+            if (first + t < d.n$row) $store
+    }
+}
+"""
+
 ROWS = """
 // A team of threads per part of a row; its threads take neighbouring items.
 $head {

@@ -30,6 +30,8 @@ def widths(s: Stream) -> Widths | None:
     """16-byte loads; `None` where the last axis gives nothing to load together, nor to store."""
     last = len(s.axes) - 1
     read = [r for r in s.reads if r.place == "before" and last in r.axes]
+    if not s.folds and any(r.step * r.tensor.dtype.itemsize == 16 for r in read if is_of_records(r)):
+        return Widths(1, 1)  # a record is 16 bytes itself, and threads read those side by side
     loaded = [r.tensor.dtype.itemsize for r in read if r.step == 1 and not picks_each(r)]
     if read and not loaded and not s.folds:
         loaded = [s.root.dtype.itemsize]
