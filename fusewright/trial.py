@@ -17,7 +17,6 @@ from fusewright import advice
 from fusewright.capture.inference import has_other_ways
 from fusewright.dispatch import Args, Entry, Kwargs, Options, Runner, Sides, State, guard_of
 from fusewright.errors import CaptureError
-from fusewright.ir import ops
 from fusewright.ir.memory_order import follows_inputs
 from fusewright.ir.types import main_device
 from fusewright.measure import compare, forward_call, share_of_host, training_call
@@ -59,9 +58,6 @@ MOST_VARIANTS, PATIENCE = 2, 30.0
 
 # Rules whose results call what is no part of a solution file, for which `sides` are asked.
 LIBRARIES = frozenset(rule.name for rule in attention.RULES)
-
-# Calls that assert on a GPU that their numbers are probabilities.
-OF_PROBABILITIES = ("binary_cross_entropy", "bernoulli", "multinomial")
 
 AS_IT_WAS = "no rule applies"
 KEPT = "; the original is kept"
@@ -384,8 +380,6 @@ def _tried(trial: Trial, draft: Plan) -> Entry:
     built = _built(trial)
     patient = time.monotonic() - begun < PATIENCE
     plan = _described(draft, built)
-    if ends := _ends_process(trial, built):
-        return Entry(plan=replace(plan, status="unchanged", reason=f"{ends}{KEPT}"))
     if not _is_rewritten(built) and not _is_worth_recording(trial, built):
         reason = "no rule applies" if not plan.declined else "no rule that applies would pay"
         return Entry(plan=replace(plan, status="unchanged", reason=reason))
@@ -404,15 +398,6 @@ def _tried(trial: Trial, draft: Plan) -> Entry:
         refused.append(_refusal(entry.plan))
     assert first is not None
     return first
-
-
-def _ends_process(trial: Trial, built: Built) -> str:
-    """Which call would end a process on a GPU if verification gave the model what is no number, if any."""
-    targets = (n.op.target for n in built.captured.graph.nodes() if isinstance(n.op, ops.Opaque))
-    wrong = next((t for t in targets if t.split(".")[1] in OF_PROBABILITIES), None)
-    if wrong is None or trial.device.type != "cuda" or not trial.options.verify:
-        return ""
-    return f"{wrong} ends a process whose GPU finds that a number is no probability, and so it cannot be verified"
 
 
 def _refusal(plan: Plan) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from fusewright import trial
 from fusewright.dispatch import Options
@@ -68,18 +67,3 @@ def test_a_plan_tells_which_programs_were_refused(refused: int, monkeypatch: pyt
         assert "Refused" in str(plan)
     else:
         assert plan.status == "unchanged" and plan.reason.startswith(said) and not plan.refused
-
-
-def test_what_would_end_a_process_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cross entropy of what is no probability, which a GPU asserts."""
-
-    class Loss(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return F.binary_cross_entropy(torch.sigmoid(F.avg_pool2d(x, 2)), torch.ones(2, 3, 8, 8))
-
-    of = Trial(Loss(), (torch.rand(2, 3, 16, 16),), {}, Options(kernels="never", measure=False), print)
-    draft = Plan("Loss", "rewritten", "", "cpu", "")
-    assert not trial._ends_process(of, trial._built(of))
-    monkeypatch.setattr(Trial, "device", torch.device("cuda"))
-    plan = trial.tried(of, draft).plan
-    assert plan is not None and plan.status == "unchanged" and plan.reason.startswith("aten.binary_cross_entropy")

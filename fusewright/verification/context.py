@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fusewright.ir.types import main_device
 from fusewright.runtime.memory import is_out_of_memory
 from fusewright.tree import TreeSpec, tree_flatten
+from fusewright.verification.asserted import OnHost
 from fusewright.verification.compare import Comparison, Rules, Sample, compare, worst_of
 from fusewright.verification.inputs import Call, copied, is_real, nudged
 from fusewright.verification.numerics import (
@@ -121,9 +122,11 @@ class Context:
 
     def eager(self, call: Call, *, grad: bool = False) -> Run:
         """The reference, as the user runs it.  Raises `NotApplicable` where it refuses these inputs."""
-        mode = ieee_float32() if self.options.precision == "fp32" else nullcontext()
+        modes: list[AbstractContextManager[Any]] = [ieee_float32()] if self.options.precision == "fp32" else []
+        if any(x.is_cuda for x in call.tensors()):
+            modes.append(OnHost())  # type: ignore[no-untyped-call]
         try:
-            return self._run(self.reference, call, grad, [mode])
+            return self._run(self.reference, call, grad, modes)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
