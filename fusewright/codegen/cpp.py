@@ -79,6 +79,8 @@ class Scalars:
             self._stepped |= _stepped(node, self.names)
         if isinstance(node.op, ops.Cast):
             text = self._cast(node)
+        elif isinstance(node.op, ops.Detach):
+            text = self.value(node.arg(0))
         elif isinstance(node.op, ops.Pointwise):
             text = self._pointwise(node)
         else:
@@ -163,7 +165,7 @@ def _stepped(root: Node, known: Container[Node]) -> dict[Node, bool]:
     stack = [(root, False)]
     while stack:
         node, read = stack.pop()
-        tree = isinstance(node.op, ops.Pointwise | ops.Cast) and node not in known
+        tree = isinstance(node.op, ops.Pointwise | ops.Cast | ops.Detach) and node not in known
         if tree and (node not in found or read > found[node]):
             found[node] = read
             read = read or (isinstance(node.op, ops.Pointwise) and node.op.fn in _STEPS)

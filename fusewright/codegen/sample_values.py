@@ -55,7 +55,7 @@ class _Tree(Scalars):
         self.reader, self.root = reader, root
 
     def value(self, node: Node) -> str:
-        tree = isinstance(node.op, ops.Pointwise | ops.Cast)
+        tree = isinstance(node.op, ops.Pointwise | ops.Cast | ops.Detach)
         if node in self.names or (tree and node not in self.reader.stops):
             return super().value(node)
         name = self.names[node] = f"v{len(self.names)}"
@@ -123,6 +123,6 @@ class Reader:
     def element(self, node: Node, index: str) -> tuple[Lines, str]:
         """Statements and text of one element of a value that a step reads."""
         tree = _Tree(self, node, index)
-        if isinstance(node.op, ops.Pointwise | ops.Cast) and node not in self.stops:
+        if isinstance(node.op, ops.Pointwise | ops.Cast | ops.Detach) and node not in self.stops:
             return tree.lines, tree.value(node)
         return [], self.at(node, index)

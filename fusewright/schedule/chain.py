@@ -23,7 +23,7 @@ Users = Mapping[Node, int]
 MEMORY = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 # What computes each element by itself.
-POINTWISE = (ops.Pointwise, ops.Cast)
+POINTWISE = (ops.Pointwise, ops.Cast, ops.Detach)
 
 # Reductions that read twice.
 TWO_PASSES = ("logsumexp", "var", "std")

@@ -8,6 +8,7 @@ stays as it is.  Nothing here knows a target; whether a group becomes a kernel i
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType, UnionType
@@ -408,7 +409,21 @@ def _matched(family: Family, root: Node, users: Users) -> Group | None:
     operands = family.operands(record)
     name = "rearrangement" if isinstance(record, rearrangement.Rearrangement) else family.name
     group = Group(name, record, root, operands, family.also(record))
+    if severed := _severed(group):  # a kernel's result would have a gradient
+        return None if root in severed else _matched(family, root, Counter(users) + Counter(dict.fromkeys(severed, 2)))
     return group if group.inner and _worth(group) else None
+
+
+def _severed(group: Group) -> list[Node]:
+    """The detached values on the way to a result that no gradient comes back from; empty where there is none such."""
+    detached = [n for n in group.inner if isinstance(n.op, ops.Detach)]
+    if not detached:
+        return []
+    reached = {n for n in group.operands if n.dtype.is_floating_point}
+    for node in topological(group.results, group.operands):
+        if not isinstance(node.op, ops.Detach) and any(a in reached for a in node.inputs):
+            reached.add(node)
+    return detached if any(r.dtype.is_floating_point and r not in reached for r in group.results) else []
 
 
 def _worth(group: Group) -> bool:
@@ -442,7 +457,7 @@ def _split(family: Family, root: Node, users: Users) -> Group | None:
 
 
 _FOLLOWS = (
-    *(ops.Pointwise, ops.Cast, ops.Pool, ops.Reduce),
+    *(ops.Pointwise, ops.Cast, ops.Detach, ops.Pool, ops.Reduce),
     *(ops.Reshape, ops.Permute, ops.Expand, ops.Slice, ops.Matmul, ops.Softmax, ops.Norm),
     *(ops.Cat, ops.Flip, ops.Pad),
 )

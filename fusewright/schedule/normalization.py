@@ -23,7 +23,7 @@ from fusewright.ir.build import cast, pointwise, reshape
 from fusewright.ir.node import Node, make, remade, topological
 from fusewright.ir.ops import Size
 from fusewright.schedule import rearrangement, stream
-from fusewright.schedule.chain import MEMORY, Users, pointwise_tree
+from fusewright.schedule.chain import MEMORY, POINTWISE, Users, pointwise_tree
 from fusewright.schedule.rearrangement import Rearrangement, call_length
 from fusewright.schedule.stream import Stream, Tree
 
@@ -38,7 +38,6 @@ MOST_TURNED = 4096
 
 Kind = Literal["var", "mean", "logsumexp"]
 
-POINTWISE = (ops.Pointwise, ops.Cast)
 STAGES = (*POINTWISE, ops.Pool, ops.Reduce)
 NORMS = (ops.Norm, ops.Softmax)
 CENTER, SCALE = "center", "scale"  # what stands for statistics

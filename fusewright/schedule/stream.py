@@ -23,7 +23,7 @@ from fusewright.ir.fused import Fused
 from fusewright.ir.intervals import index_count
 from fusewright.ir.node import Node, make
 from fusewright.ir.types import same_numel
-from fusewright.schedule.chain import MEMORY, Fold, Users, Window, is_rounded, is_sized, pointwise_tree
+from fusewright.schedule.chain import MEMORY, POINTWISE, Fold, Users, Window, is_rounded, is_sized, pointwise_tree
 from fusewright.schedule.look_through import look_through
 
 FOLDS = ("sum", "mean", "max", "min", "logsumexp", "norm", "var", "std", "argmax", "argmin")
@@ -185,7 +185,7 @@ def _backwards(root: Node, users: Users) -> list[Stage]:
     stages: list[Stage] = []
     node: Node | None = root
     while node is not None:
-        if isinstance(node.op, ops.Pointwise | ops.Cast):
+        if isinstance(node.op, POINTWISE):
             tree = _tree(node, users)
             stages.append(tree)
             node = tree.value
