@@ -1,4 +1,4 @@
-"""What the test run says at its end."""
+"""Which cases `make test` runs, and what the run says at its end."""
 
 from __future__ import annotations
 
@@ -15,6 +15,19 @@ from fusewright.runtime.device import DeviceFacts, device_facts
 CPU = DeviceFacts(
     "two cores", conv=6.5e10, matmul=7e10, wide=3.5e10, memory=5e9, reduce=2.2e10, window=6e8, launch=6e-6
 )
+
+
+# Of the cases of a test that is `sampled`, `make test` runs every so manieth, `make test-all` all of them.
+EVERY = 4
+
+
+@pytest.hookimpl(tryfirst=True)  # ahead of the selection by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is `sampled` and not among these is slow: by its place among the cases, whatever else was asked for."""
+    for item in items:
+        sampled = item.get_closest_marker("sampled") is not None and isinstance(item, pytest.Function)
+        if sampled and sum(item.callspec.indices.values()) % EVERY:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

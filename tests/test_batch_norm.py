@@ -76,6 +76,7 @@ def planned(model: nn.Module, x: Tensor) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.sampled
 def test_block(name: str) -> None:
     make, shape, kernels = BLOCKS[name]
     model, x = settled(make()), torch.randn(shape)
@@ -167,6 +168,7 @@ class TestTraining:
 
     @pytest.mark.parametrize("mean", [0.0, 1000.0])
     @pytest.mark.parametrize("name", TRAINING)
+    @pytest.mark.sampled
     def test_forward(self, name: str, mean: float) -> None:
         make, shape, kernels = TRAINING[name]
         torch.manual_seed(0)

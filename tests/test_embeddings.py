@@ -59,6 +59,7 @@ def program_of(model: nn.Module, *args: Tensor) -> Callable[..., Tensor]:
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.sampled
 def test_values_and_gradients_are_eagers(name: str, kind: torch.dtype) -> None:
     torch.manual_seed(0)
     model, tokens = Model(FUNCTIONS[name], padding_idx=0), torch.randint(11, (5, 9)).to(kind)

@@ -294,6 +294,7 @@ MEASURED: dict[str, tuple[tuning.Mode, tuple[float, float, float], dict[str, flo
 
 
 @pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.sampled
 def test_measured(times: Times, name: str) -> None:
     mode, generated, times.aten, expected = MEASURED[name]
     times.generated = dict(zip((*WHOLE, *PARTS, ALL_BEHIND), (*generated, 1.0), strict=True))
@@ -312,6 +313,7 @@ MEASURED_RESIDUALS: dict[str, tuple[tuple[float, ...], tuple[float, ...], list[s
 
 
 @pytest.mark.parametrize("name", MEASURED_RESIDUALS)
+@pytest.mark.sampled
 def test_measured_residuals(times: Times, name: str) -> None:
     """Where ATen's operations are nearly as fast, its convolution with one kernel behind it may be faster."""
     generated, aten, expected, parts = MEASURED_RESIDUALS[name]

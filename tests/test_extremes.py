@@ -38,6 +38,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_values_and_gradients_are_eagers(name: str) -> None:
     torch.manual_seed(0)
     model, x = Model(CASES[name]), torch.randn(3, 4, 8, 4).repeat(1, 1, 1, 2)

@@ -54,6 +54,7 @@ MODELS: dict[str, tuple[Function, tuple[int, ...], str]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled
 def test_kernels_find_what_eager_finds(name: str, dtype: torch.dtype) -> None:
     function, shape, words = MODELS[name]
     torch.manual_seed(3)
@@ -90,6 +91,7 @@ class Several(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", BOTH)
+@pytest.mark.sampled
 def test_values_and_indices_are_read_once(name: str, dtype: torch.dtype) -> None:
     function, shape = BOTH[name]
     torch.manual_seed(3)

@@ -134,6 +134,7 @@ Pair = tuple[nn.Module, nn.Module, Tensor]
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5, 64, 257])
+@pytest.mark.sampled
 def test_batches(pair: Pair, batch: int) -> None:
     fast, model, x = pair
     given = torch.randn(batch, *x.shape[1:], generator=torch.Generator().manual_seed(batch))
@@ -231,6 +232,7 @@ def test_inference_tensors(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("how", ["double", "float64 by default", "poisoned memory", "device by default", "shared"])
+@pytest.mark.sampled
 def test_settings(pair: Pair, how: str) -> None:
     fast, model, x = pair
     if how == "double":

@@ -88,6 +88,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
 
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled
 def test_forward(name: str, mean: float) -> None:
     make, shape, kernel = MODELS[name]
     torch.manual_seed(0)

@@ -77,6 +77,7 @@ class TestDecisions:
         "forward, training, program",
         [(0.5, 0.5, (True, True)), (0.5, 2.0, (True, False)), (2.0, 0.5, (False, True)), (0.99, 0.99, None)],
     )
+    @pytest.mark.sampled
     def test_each_mode_takes_the_faster_path(
         self, model: Gap, monkeypatch: pytest.MonkeyPatch, forward: float, training: float, program: Any
     ) -> None:

@@ -67,6 +67,7 @@ MODELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled
 def test_one_kernel(name: str, dtype: torch.dtype) -> None:
     """Nothing else is computed, and no less exactly than in eager."""
     torch.manual_seed(0)
@@ -81,6 +82,7 @@ def test_one_kernel(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled
 def test_gradients(name: str) -> None:
     """They are PyTorch's."""
     torch.manual_seed(0)

@@ -88,6 +88,7 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", NORMS)
+@pytest.mark.sampled
 def test_residual_streams(name: str, dtype: torch.dtype) -> None:
     """Every sum but the last is written by the kernel that normalises it."""
     make, shape = NORMS[name]
@@ -108,6 +109,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled
 def test_side_by_side(name: str, dtype: torch.dtype) -> None:
     make, shape, calls = MODELS[name]
     torch.manual_seed(0)

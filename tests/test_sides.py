@@ -64,6 +64,7 @@ def test_a_size_that_is_a_number_in_the_program() -> None:
         lambda x: x.shape[2] // 2 % 19 == 10,
     ],
 )
+@pytest.mark.sampled
 def test_a_forward_that_asks_for_a_size(branch: Callable[[Tensor], bool]) -> None:
     found = sides(lambda y, x: y.tanh().mean((2, 3)) if branch(x) else y.relu().mean((2, 3)))
     assert found == Sides()

@@ -81,6 +81,7 @@ def test_a_convolution_in_channels_last() -> None:
 
 @pytest.mark.parametrize("given", [1, 3])
 @pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.sampled
 def test_a_slice_of_channels(given: int, batch: int) -> None:
     """Some channels of more, with gaps between them, or one of its own: what is convolved has their format."""
     x = torch.randn(batch, 4, 8, 8).to(memory_format=torch.channels_last)

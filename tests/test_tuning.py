@@ -129,6 +129,7 @@ def made_for(graph: Graph) -> list[str]:
 
 @pytest.mark.parametrize(("capability", "tf32", "there"), [(90, True, True), (90, False, False), (80, True, False),
                                                             (100, True, False), (None, True, False)])  # fmt: skip
+@pytest.mark.sampled
 def test_what_only_hopper_runs_is_an_option_there_alone(capability: int | None, tf32: bool, there: bool) -> None:
     """Kernels for warpgroups multiply tf32 numbers, and their instructions are in no other architecture."""
     graph, found = pair(), []
@@ -509,6 +510,7 @@ CORRUPT = {
 
 
 @pytest.mark.parametrize("name", CORRUPT)
+@pytest.mark.sampled
 def test_a_corrupt_file_is_ignored(clock: Clock, tmp_path: Path, name: str) -> None:
     first, _ = tuned(pair())
     path, calls = kept(tmp_path), clock.calls

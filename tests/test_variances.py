@@ -84,6 +84,7 @@ def results(y: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled
 def test_one_kernel_reads_once(name: str, dtype: torch.dtype) -> None:
     model, x, built = made(name, dtype)
     got, eager = results(emulated(built, model, x)), results(model(x))
@@ -95,6 +96,7 @@ def test_one_kernel_reads_once(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled
 def test_a_large_mean(name: str) -> None:
     model, x, built = made(name, torch.float32)
     x = x + 1e4
@@ -106,6 +108,7 @@ def test_a_large_mean(name: str) -> None:
 
 @pytest.mark.parametrize("value", [nan, inf, -inf], ids=str)
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled
 def test_what_is_not_finite(name: str, value: float) -> None:
     model, x, built = made(name, torch.float32)
     x.view(-1)[7] = value
@@ -115,6 +118,7 @@ def test_what_is_not_finite(name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled
 def test_gradients_are_eagers(name: str) -> None:
     """Where none is asked for, a CPU's kernels compute the same."""
     torch.manual_seed(2)

@@ -43,6 +43,7 @@ class Block(nn.Module):
 
 @pytest.mark.parametrize("model", [Attends, Block])
 @pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.sampled
 def test_calls_without_gradients_are_served(model: type[nn.Module], trained: bool) -> None:
     torch.manual_seed(0)
     module, x = model().eval().requires_grad_(trained), torch.randn(6, 16, 32)

@@ -159,6 +159,7 @@ MODELS: list[tuple[type[nn.Module], tuple[Any, ...], list[str]]] = [
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize(("model", "shape", "known"), MODELS, ids=[m[0].__name__ for m in MODELS])
+@pytest.mark.sampled
 def test_networks(model: type[nn.Module], shape: tuple[int, ...], known: list[str], training: bool) -> None:
     torch.manual_seed(0)
     captured = check(model().train(training), torch.randn(4, *shape, requires_grad=True), batch=3)

@@ -56,6 +56,7 @@ WHERE: dict[str, tuple[dict[str, Any], bool, bool, bool]] = {
 
 
 @pytest.mark.parametrize("case", WHERE)
+@pytest.mark.sampled
 def test_tf32_has_a_part_where_kernels_ran_with_it(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only then would a file without it be another one."""
     options, here, allowed, expected = WHERE[case]

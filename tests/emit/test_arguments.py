@@ -104,6 +104,7 @@ def called(text: str, name: str) -> Given:
 
 @pytest.mark.parametrize("target", ["cuda", "cpu"])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled
 def test_calls_say_what_a_kernel_was_made_for(case: str, target: str, tmp_path: Path) -> None:
     """The call names what is no default of PyTorch's; others are refused in a sentence, and nothing is launched."""
     made = draft(of(case, tmp_path), target=target, kernels="always", rewrite="always")
@@ -216,6 +217,7 @@ def meant(kernel: Kernel, x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("case", PLAIN)
+@pytest.mark.sampled
 def test_arguments_are_what_the_kernel_computes(case: str, tmp_path: Path) -> None:
     conv, expression, sample = PLAIN[case]
     forward = f"def forward(self, x):\n    return {expression}"

@@ -129,6 +129,7 @@ def recorded(solution: Any, kernels: tuple[Kernel, ...]) -> dict[str, list[torch
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled
 def test_launches_are_those_of_the_record(case: str, tmp_path: Path) -> None:
     draft, solution = made(tmp_path, case)
     kernels = draft.program.kernels

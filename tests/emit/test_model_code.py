@@ -152,6 +152,7 @@ PLAIN = "def forward(self, x{default}):\n    return torch.sigmoid(x * getattr(se
         pytest.param("w", ', top=float("nan")', marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.sampled
 def test_parameters_and_defaults_of_any_name_and_value(tmp_path: Path, name: str, default: str) -> None:
     """Names that a method or a class body takes for something else, and values that Python does not write so."""
     forward = PLAIN.format(name, default=default)

@@ -127,6 +127,7 @@ def test_four_million_elements_in_a_moment() -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", ["float", "double", "int"])
+@pytest.mark.sampled
 def test_shuffles(text: str, lane: object, dtype: str) -> None:
     assert callable(lane)
     types = {"float": torch.float32, "double": torch.float64, "int": torch.int32}

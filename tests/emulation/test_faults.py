@@ -70,6 +70,7 @@ def test_wild_pointer_is_an_error_not_a_crash() -> None:
         ("__shfl_sync(1u, 1, 0);", "lacks the calling lane"),
     ],
 )
+@pytest.mark.sampled
 def test_threads_that_do_not_meet(body: str, message: str) -> None:
     record = kernel(body, "const float* x", "float* y", grid="3")
     for order in ORDERS:

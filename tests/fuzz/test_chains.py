@@ -15,7 +15,7 @@ import fusewright
 from fusewright.rules import RULES, attention, slices, views
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
-BLOCKS, SIZE = 26, 40
+BLOCKS, SIZE = 20, 40
 MANY_BLOCKS, MANY = 200, 100
 
 # Chains whose rewritten program draws a dropout's mask in another order than eager, which verification finds out.

@@ -15,6 +15,7 @@ FAMILIES = {"contraction", "range reduction", "sample program", "stream"}
 
 
 @pytest.mark.parametrize("first", range(0, 80, 20))
+@pytest.mark.sampled
 def test_programs(first: int) -> None:
     """Without a kernel being run: building them, and the program around them."""
     _check(range(first, first + 20), most=0)

@@ -90,6 +90,7 @@ def grow(children: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.sampled
 def test_intervals_hold_every_value(dtype):
     @settings(max_examples=300, derandomize=True, deadline=None, database=None)
     @given(st.recursive(st.just(source(dtype)), grow, max_leaves=4))

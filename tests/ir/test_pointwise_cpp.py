@@ -195,6 +195,7 @@ def check_cuda(case: tuple[str, tuple[pointwise.Scalar | str, ...]], text: str, 
 
 
 @pytest.mark.parametrize("case", OF_CUDA, ids=[f"{fn}{params}" for fn, params in OF_CUDA])
+@pytest.mark.sampled
 def test_cuda_is_what_torch_computes(case: tuple[str, tuple[pointwise.Scalar | str, ...]], tmp_path: Path) -> None:
     """Texts of CUDA's own, also far away."""
     traits = pointwise.traits(*case)
@@ -216,6 +217,7 @@ def test_errors_near_the_limit_are_not_all_to_one_side(fn: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("case", "known", "text"), WITHIN, ids=[f"{fn}{params or ''} in {known}" for (fn, params), known, _ in WITHIN]
 )
+@pytest.mark.sampled
 def test_shorter_texts_are_as_good_where_they_hold(
     case: tuple[str, tuple[pointwise.Scalar | str, ...]], known: pointwise.Interval, text: str, tmp_path: Path
 ) -> None:

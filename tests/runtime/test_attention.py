@@ -47,7 +47,8 @@ def test_values_and_gradients(masked: bool, turned: bool) -> None:
     want = spelled(q, k, v, mask if masked else None)
     assert_close(call(*given), want.transpose(1, 2) if turned else want)
     assert call(*given).is_contiguous()
-    assert torch.autograd.gradcheck(call, given) and torch.autograd.gradgradcheck(call, given)
+    assert torch.autograd.gradcheck(call, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, given, fast_mode=True)
 
 
 class MinGPT(nn.Module):

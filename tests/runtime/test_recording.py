@@ -167,6 +167,7 @@ CHANGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @torch.no_grad()
+@pytest.mark.sampled
 def test_a_change_is_seen(change: str) -> None:
     model, f, x, _ = recorded()
     for _ in range(3):
@@ -255,6 +256,7 @@ DROPPED: dict[str, Any] = {
 
 @pytest.mark.parametrize("change", DROPPED)
 @torch.no_grad()
+@pytest.mark.sampled
 def test_what_was_launched_is_dropped_where_something_else_has_changed(change: str) -> None:
     model, f, x, runner = ahead_of_changes()
     DROPPED[change](model)
@@ -271,6 +273,7 @@ def test_what_was_launched_is_dropped_where_something_else_has_changed(change: s
 
 @pytest.mark.parametrize("change", DROPPED)
 @torch.no_grad()
+@pytest.mark.sampled
 def test_what_may_not_go_ahead_waits_for_all_that_may_have_changed(change: str) -> None:
     model, f, x, runner = ahead_of_changes()
     runner.may_go_ahead, state(f)._last = False, None  # as for rows at indices

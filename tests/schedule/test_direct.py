@@ -88,6 +88,7 @@ def test_tiles_fit() -> None:
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("rival", [0.02, 0.2, 2.0])
+@pytest.mark.sampled
 def test_tiles_out_of_reach_are_left_out_and_no_others(name: str, rival: float) -> None:
     c = group(CONVOLUTIONS[name], 3, 60, 70)
     lengths = (1, 28, 30)

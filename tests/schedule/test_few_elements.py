@@ -69,6 +69,7 @@ def test_as_in_eager(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_kernels(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     fn, shape = CASES[name]
     model, x = Fn(fn), torch.rand(shape, generator=torch.Generator().manual_seed(0))

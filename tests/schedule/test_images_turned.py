@@ -82,6 +82,7 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Any], int, int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_values_and_memory(name: str) -> None:
     f, convolutions, copies = CASES[name]
     made, x = model(f), image()
@@ -98,6 +99,7 @@ def test_values_and_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_gradients(name: str) -> None:
     made, x = model(CASES[name][0]), image().requires_grad_()
     derive, forward = turned(made, x.detach()).program.functions()

@@ -73,6 +73,7 @@ def test_the_same_value_in_two_steps(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_the_kernel_of_the_first_step(name: str) -> None:
     model_of, shape, _ = CASES[name]
     model, x = model_of().to(F64), torch.randn(shape, dtype=F64)

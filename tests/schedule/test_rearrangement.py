@@ -145,6 +145,7 @@ def factors(n: int, rng: random.Random) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sampled
 def test_random_moves(seed: int) -> None:
     rng, groups = random.Random(seed), 0
     for _ in range(60):

@@ -124,6 +124,7 @@ def built_of_rows(monkeypatch: pytest.MonkeyPatch, model: Fn, x: Tensor) -> Buil
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", [n for n in CASES if n != "loss of classes and all"])
+@pytest.mark.sampled
 def test_kernels(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> None:
     """As exact as eager, which rounds log-softmaxes to what they are of."""
     fn, shape = CASES[name]
@@ -152,6 +153,7 @@ def test_gradients_of_kernels(monkeypatch: pytest.MonkeyPatch, name: str) -> Non
 @pytest.mark.parametrize("value", [nan, inf, -inf])
 @pytest.mark.parametrize("ignored", [-100, 3])
 @pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.sampled
 def test_special_values(monkeypatch: pytest.MonkeyPatch, value: float, ignored: int, weighted: bool) -> None:
     """In the place of the class, in another, in all, and in a row that may be ignored."""
     x, classes = torch.randn(5, 80), torch.tensor([0, 1, 2, 3, 4])
@@ -164,6 +166,7 @@ def test_special_values(monkeypatch: pytest.MonkeyPatch, value: float, ignored: 
 
 @pytest.mark.parametrize("fn", [by_hand, entropy], ids=["by hand", "entropy"])
 @pytest.mark.parametrize("value", [nan, inf, -inf])
+@pytest.mark.sampled
 def test_special_values_of_others(monkeypatch: pytest.MonkeyPatch, fn: Model, value: float) -> None:
     model, x = Fn(lambda x: fn(x[:, None].mean(1))), torch.randn(3, 80)
     for places in ((0, 3), (0, 5), (0, slice(None))):

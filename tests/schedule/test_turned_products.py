@@ -97,6 +97,7 @@ def test_turns_meet(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", APART)
+@pytest.mark.sampled
 def test_read_as_they_lie(name: str) -> None:
     x = torch.randn(2, N, C)
     before, after, result = run(APART[name], x)
@@ -161,6 +162,7 @@ def permuted_product(dims: list[int], w: Tensor, bias: Tensor | None, beside: Te
 
 
 @pytest.mark.parametrize("seed", [*range(12), *(pytest.param(i, marks=pytest.mark.slow) for i in range(12, 200))])
+@pytest.mark.sampled
 def test_any_permutations(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two to five dimensions, with products and functions between them, by a device that is always in favour."""
     monkeypatch.setattr(turned_products, "SMALL", 0)

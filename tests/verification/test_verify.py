@@ -100,6 +100,7 @@ def details(verdict: Verdict) -> str:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled
 def test_model_agrees_with_itself(name: str, training: bool) -> None:
     torch.manual_seed(0)
     build, inputs = MODELS[name]
@@ -177,6 +178,7 @@ class MeansInTwoSteps(nn.Module):
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.sampled
 def test_other_summation_order_passes_on_few_outputs_that_cancel(seed: int) -> None:
     # One output that nearly vanishes: eager's error on it alone is a matter of luck.
     torch.manual_seed(seed)
@@ -461,6 +463,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda c: c.__name__)
+@pytest.mark.sampled
 def test_planted_fault_is_caught_by_its_check(fault: type[nn.Module]) -> None:
     torch.manual_seed(0)
     verdict = verify(ConvNet(), fault(), (torch.randn(4, 3, 9, 9),))

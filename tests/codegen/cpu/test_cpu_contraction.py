@@ -168,6 +168,7 @@ def assert_close(f: Found, got: Tensor, x: Tensor, boxed: bool) -> None:
 
 
 @pytest.mark.parametrize("name", [*CASES, *BOXED])
+@pytest.mark.sampled
 def test_equals_the_model(name: str) -> None:
     boxed = name in BOXED
     f = found((BOXED if boxed else CASES)[name], boxed)
@@ -179,6 +180,7 @@ def test_equals_the_model(name: str) -> None:
     ("window", "step", "padding"),
     [((7,), (7,), (3,)), ((4, 3), (1, 5), (0, 1)), ((2, 4, 3), (2, 3, 1), (0, 2, 1)), ((1, 5), (2, 4), (0, 0))],
 )
+@pytest.mark.sampled
 def test_windows_that_begin_apart(window: tuple[int, ...], step: tuple[int, ...], padding: tuple[int, ...]) -> None:
     """Of a 1x1 convolution nothing but window sums is left, wherever they begin, at several sizes."""
     torch.manual_seed(0)
@@ -200,6 +202,7 @@ def test_windows_that_begin_apart(window: tuple[int, ...], step: tuple[int, ...]
 
 
 @pytest.mark.parametrize("kind", ["sum", "mean", "amax", "amin"])
+@pytest.mark.sampled
 def test_over_some_of_the_positions(kind: str) -> None:
     """What a strip leaves of such a reduction is a window's: its sum, mean, maximum or minimum."""
     torch.manual_seed(0)
@@ -239,6 +242,7 @@ class Tail(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64, BF16], ids=str)
 @pytest.mark.parametrize("kind", ["logsumexp", "linear", "softmax", "all"])
+@pytest.mark.sampled
 def test_tails(kind: str, dtype: torch.dtype) -> None:
     model = Tail(kind, dtype)
     x = torch.randn(3, 4, 9, 11).to(dtype)
@@ -285,6 +289,7 @@ def assert_random(seed: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(14))
+@pytest.mark.sampled
 def test_random_groups(seed: int) -> None:
     assert_random(seed)
 
@@ -331,6 +336,7 @@ def test_empty_batch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["windows, then all", "logsumexp", "flat", "over channels of groups", "stem"])
+@pytest.mark.sampled
 def test_threads_do_not_change_bits(name: str) -> None:
     case = replace(CASES[name], batch=7)
     f = found(case)
@@ -363,6 +369,7 @@ def test_values_that_are_not_finite_reach_what_they_reach(value: float) -> None:
     Case((7, 7), 320, 64, (1, 1), before=("hardswish",), fold="mean", fold_dims="p"),
     Case((9, 9), 512, 16, (3, 3)),
 ], ids=["many channels", "box", "head", "long chains"])  # fmt: skip
+@pytest.mark.sampled
 def test_is_as_accurate_as_eager(case: Case, mean: float) -> None:
     boxed = case.pool == "avg"
     f = found(case, boxed)

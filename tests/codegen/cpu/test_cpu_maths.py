@@ -79,6 +79,7 @@ def ulps(got: Tensor, want: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("fn", ULPS)
+@pytest.mark.sampled
 def test_float32(fn: str) -> None:
     assert_float32(fn, run)
 
@@ -211,6 +212,7 @@ CHAINS: dict[str, Callable[[Node], Node]] = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.sampled
 def test_loops_become_vectors(name: str) -> None:
     """The compiler says so of the loop itself; a call or a branch in one of the functions would keep it from it."""
     found = compiler.compiler()

@@ -32,6 +32,7 @@ CASES = {
         for name in names
     ],
 )
+@pytest.mark.sampled
 def test_right_on(machine: str, family: str, name: str) -> None:
     standalone.MACHINES[machine].skip_where_missing()
     case = FAMILIES[family](name)

@@ -32,6 +32,7 @@ def assert_right(f: Found, option: int, batch: int | None = None) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_as_the_model_in_float64(name: str) -> None:
     f = found(CASES[name])
     for batch in (None, 5):
@@ -39,6 +40,7 @@ def test_as_the_model_in_float64(name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(i, marks=pytest.mark.slow) for i in range(4, 44))])
+@pytest.mark.sampled
 def test_random_products(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "SMALL", 0)
     torch.manual_seed(seed)

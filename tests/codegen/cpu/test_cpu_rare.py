@@ -44,6 +44,7 @@ CASES: dict[str, tuple[nn.Module, Callable[[Tensor], Tensor], tuple[int, ...]]] 
 
 @pytest.mark.parametrize("rare", [None, nan, inf, -inf, 7168.0, 1e38, 1e-41])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_rare(name: str, rare: float | None) -> None:
     layer, chain, shape = CASES[name]
     model, x = Chain(layer, chain).requires_grad_(False), torch.randn(shape, generator=torch.Generator().manual_seed(1))

@@ -143,6 +143,7 @@ PLANES: dict[str, Callable[[torch.dtype], Node]] = {
 
 @pytest.mark.parametrize("dtype", [F32, BF16, F64], ids=str)
 @pytest.mark.parametrize("name", quick(PLANES, "overlapping", "per channel", "then mean"))
+@pytest.mark.sampled
 def test_planes(name: str, dtype: torch.dtype) -> None:
     """A NaN and infinities reach what they reach, too."""
     root = PLANES[name](dtype)

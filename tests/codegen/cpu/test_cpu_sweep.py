@@ -32,6 +32,7 @@ def assert_right(family: str, first: int, cases: int) -> None:
 
 
 @pytest.mark.parametrize("family", sweep.FAMILIES)
+@pytest.mark.sampled
 def test_some(family: str) -> None:
     assert_right(family, 0, 20)
 
@@ -81,6 +82,7 @@ QUICK = ("columns of one", "more padding than image", "many rows", "depthwise")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in UNUSUAL])
+@pytest.mark.sampled
 def test_unusual(name: str) -> None:
     make, shape = UNUSUAL[name]
     torch.manual_seed(0)

@@ -63,6 +63,7 @@ def test_a_tensor_longer_than_the_parts_is_refused(order: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["no vector", "padded pool", "many parts", "samples"])
+@pytest.mark.sampled
 def test_nothing_is_read_or_written_outside(name: str) -> None:
     s = stream_of(CASES[name]())
     emulate(kernel(s, "fused_test"), *(random(n, i) for i, n in enumerate(s.tensors)), order="reverse", sanitize=True)

@@ -206,6 +206,7 @@ def assert_right(
 
 
 @pytest.mark.parametrize(("case", "boxed"), EACH)
+@pytest.mark.sampled
 def test_as_the_model_in_float64(case: Case, boxed: bool) -> None:
     """The best tiling and one that differs from it."""
     f = found(case, boxed)
@@ -325,6 +326,7 @@ def joined(f: Found, t: Tiling) -> bool:
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("fold", ["mean", "min", "logsumexp"])
 @pytest.mark.parametrize("name", ["float64", "pool, then all", "three dimensions"])
+@pytest.mark.sampled
 def test_clusters_finish_samples_in_one_launch(name: str, fold: str, blocks: int) -> None:
     f = found(replace(CASES[name], fold=fold), False)
     t = next(t for t in f.tilings() if joined(f, t))
@@ -343,6 +345,7 @@ EXTREMES = [
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize(("dims", "blocks"), [("p", None), ("p", 2), ("c", None), ("cp", None), ("cp", 1)])
+@pytest.mark.sampled
 def test_logsumexp_of_extremes(dims: str, blocks: int | None, dtype: torch.dtype) -> None:
     """The values come from the positions of x where those are reduced, else from the channels' biases."""
     case = Case((6,), 1, 6, (1,), (1,), (0,), (1,), tf32=False, fold="logsumexp", fold_dims=dims, dtype=dtype)

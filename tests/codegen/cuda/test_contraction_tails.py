@@ -35,6 +35,7 @@ class Model(nn.Module):
 @pytest.mark.parametrize("blocks", [None, 1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", TAILS)
+@pytest.mark.sampled
 def test_as_the_model(name: str, dtype: torch.dtype, blocks: int | None) -> None:
     model, x = Model(name).to(dtype).eval(), torch.randn(2, 3, 9, 14, dtype=dtype)
     graph = capture(model, (x,), {}).graph

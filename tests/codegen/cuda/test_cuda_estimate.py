@@ -98,6 +98,7 @@ def test_a_matmul_of_float32_is_a_kernel(name: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", KERNEL)
+@pytest.mark.sampled
 def test_a_kernel_multiplies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = paths(monkeypatch, *KERNEL[name], "auto")
     assert found and set(found.values()) == {"generated"}, found

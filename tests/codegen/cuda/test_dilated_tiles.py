@@ -89,6 +89,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in STEPS.items()])
+@pytest.mark.sampled
 def test_rows_that_no_tap_reads_are_not_staged(case: Case) -> None:
     f = found(case)
     tile = next(t for _, t in warpgroup.candidates(f.group, f.cells, tf32=True) if t.cells_h > 1)
@@ -112,6 +113,7 @@ def test_another_image(sizes: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("case", EACH)
+@pytest.mark.sampled
 def test_tensor_cores(case: Case) -> None:
     f = found(case)
     for order, t in zip(ORDERS, some(apart(f, f.tilings()), 3, random.Random(4)), strict=False):
@@ -121,6 +123,7 @@ def test_tensor_cores(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CONTIGUOUS)
+@pytest.mark.sampled
 def test_warpgroups(case: Case) -> None:
     f = found(replace(case, tf32=True))
     tiles = apart(f, [t for _, t in warpgroup.candidates(f.group, f.cells, tf32=True)])
@@ -132,6 +135,7 @@ def test_warpgroups(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CONTIGUOUS)
+@pytest.mark.sampled
 def test_direct(case: Case) -> None:
     f = found(replace(case, tf32=False))
     every = direct_choice.candidates(f.group, f.cells, case.batch)

@@ -41,6 +41,7 @@ def test_tiles_that_cannot_win_are_not_measured() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sampled
 def test_no_tile_takes_less_than_its_products(seed: int) -> None:
     """So none is looked at where these alone take longer than tensor cores."""
     rng = random.Random(seed)

@@ -227,6 +227,7 @@ OWNED = {
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in OWNED.items()])
+@pytest.mark.sampled
 def test_windows_that_a_thread_folds_itself(case: Case) -> None:
     f = found(case)
     fit = [t for t in tiles(f) if Cut.of(f.group, t).owned == (1, 2, 2)]
@@ -291,6 +292,7 @@ def test_windows_in_three_dimensions_that_a_thread_folds_itself() -> None:
         pytest.param(Case((7, 8), 40, 40, before=("relu",)), id="weights that do not stay"),
     ],
 )
+@pytest.mark.sampled
 def test_one_buffer(case: Case) -> None:
     """What is staged waits until all threads have read what was there."""
     f = found(case)
@@ -298,6 +300,7 @@ def test_one_buffer(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", EACH)
+@pytest.mark.sampled
 def test_orders_of_threads_agree(case: Case) -> None:
     """The best tile, into memory that holds one poison after the other."""
     f = found(case)
@@ -308,6 +311,7 @@ def test_orders_of_threads_agree(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", EACH)
+@pytest.mark.sampled
 def test_what_is_not_finite(case: Case) -> None:
     """NaN and infinities surface where eager has them."""
     f, x = found(case), replace(case, batch=4).example()

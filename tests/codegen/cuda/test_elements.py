@@ -181,6 +181,7 @@ def test_against_float64(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled
 def test_not_finite_as_eager(name: str) -> None:
     f, kernel = found(name)
     if f.case.fold or f.model.read in ("sine", "twice", "gate", "the input"):

@@ -45,6 +45,7 @@ def test_sample_program() -> None:
 
 
 @pytest.mark.parametrize("dims", ["", "p", "c", "cp"])
+@pytest.mark.sampled
 def test_contraction(dims: str) -> None:
     f = found(Case((9, 9), fold="mean" if dims else "", fold_dims=dims))
     for kernel in (f.kernel(f.tilings()[0]), direct(f, tiles(f)[0])):

@@ -51,6 +51,7 @@ FAMILIES = (of_tilings, direct, of_warpgroups, of_positions)
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sampled
 def test_near_and_far(family: Callable[[Found], Kernel], name: str) -> None:
     f = find(CASES[name])
     assert isinstance(f, Found), f

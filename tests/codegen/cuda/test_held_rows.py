@@ -103,6 +103,7 @@ EACH = [pytest.param(name, way, id=f"{name}, {way}") for way, of in CASES.items(
 
 
 @pytest.mark.parametrize(("name", "way"), EACH)
+@pytest.mark.sampled
 def test_as_the_model_in_float64(name: str, way: str) -> None:
     """In one order of threads each."""
     assert_right(*found(*CASES[way][name], way), ORDERS[[*CASES[way]].index(name) % 3])

@@ -115,6 +115,7 @@ def few(node: Node, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("values", [random, few])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_value(name: str, values: Callable[[Node, int], Tensor]) -> None:
     root = CASES[name]()
     given = {n: values(n, i) for i, n in enumerate(stream_of(root).tensors)}

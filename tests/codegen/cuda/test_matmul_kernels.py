@@ -154,6 +154,7 @@ TURNED = {
 
 
 @pytest.mark.parametrize("name", TURNED)
+@pytest.mark.sampled
 def test_of_what_is_turned(name: str) -> None:
     way, shape, features, tile = TURNED[name]
     model, x = Turned(way, shape, features).eval(), torch.randn(shape)

@@ -140,6 +140,7 @@ def _value(node: Node, tensors: dict[Node, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_case(name: str) -> None:
     make_, turned = CASES[name]
     root = make_()
@@ -305,6 +306,7 @@ def test_models(model: nn.Module, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("name", ["images", "sequences", "long rows", "half rows", "windows", "log shares"])
+@pytest.mark.sampled
 def test_compile_without_spills(name: str, arch: str) -> None:
     n = found(CASES[name][0]())
     assert isinstance(n, Normalization)

@@ -203,6 +203,7 @@ CASES: dict[str, Callable[[], Node]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_case(name: str) -> None:
     check(CASES[name](), order=ORDERS[zlib.crc32(name.encode()) % len(ORDERS)])
 
@@ -211,6 +212,7 @@ def test_case(name: str) -> None:
     ("dtype", "make_"),
     [*product((F16, BF16, F64), (layer, instance, lambda x: group(x, 2), batch, softmax, lambda x: softmax(x, 1)))],
 )
+@pytest.mark.sampled
 def test_dtypes(dtype: torch.dtype, make_: Callable[[Node], Node]) -> None:
     for shape in ((3, 4, 6, 16), (3, 4, 5, 7)):
         check(pointwise("mul", make_(inp(0, *shape, dtype=dtype)), 1.5), ulps=16 if dtype == F64 else 2)
@@ -279,6 +281,7 @@ def test_non_finite_values(name: str, special: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
+@pytest.mark.sampled
 def test_epsilon_by_default(dtype: torch.dtype) -> None:
     """That of the type it is computed in: numbers as small as the root of a narrower one's are normalised as well."""
     root = norm(inp(0, 5, 64, dtype=dtype), "rms", eps=None, trailing=1)
@@ -352,6 +355,7 @@ class TestClusters:
         return [(o["blocks"], o["team"]) for o in options(n, capability) if "blocks" in o]
 
     @pytest.mark.parametrize("name", CASES)
+    @pytest.mark.sampled
     def test_right(self, name: str) -> None:
         make_, ways = self.CASES[name]
         root = make_()
@@ -381,6 +385,7 @@ class TestClusters:
 
     @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
     @pytest.mark.parametrize("name", [name for name in CASES if name != "float64"])  # whose exponential has a stack
+    @pytest.mark.sampled
     def test_compile_without_spills(self, name: str, arch: str) -> None:
         make_, ways = self.CASES[name]
         for blocks, team in ways:
@@ -486,6 +491,7 @@ class TestStatistics:
 
     @pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
     @pytest.mark.parametrize("shape", [(4, 6, 5, 7), (4, 6, 8), (3, 2, 4, 4, 4), (40, 12), (33, 7)])
+    @pytest.mark.sampled
     def test_values(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.check(inp(0, *shape, dtype=dtype))
 

@@ -132,6 +132,7 @@ def kernel(f: Found, t: Any) -> Kernel:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_right(name: str) -> None:
     """In every order of threads the same bits, and as near as products are; what rows do not reach stays as it was."""
     f, t = found(name)
@@ -144,6 +145,7 @@ def test_right(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["warps", "features, a row's end", "positions", "windows"])
+@pytest.mark.sampled
 def test_stays_inside(name: str) -> None:
     """Nothing is read or written out of bounds, in memory or in shared memory."""
     f, t = found(name)
@@ -172,6 +174,7 @@ def test_stays_inside(name: str) -> None:
         pytest.param(Case((9, 14), 5, 20, stride=(3, 3), transposed=True), False, id="every third position"),
     ],
 )
+@pytest.mark.sampled
 def test_where_rows_pay(case: Case, by_rows: bool) -> None:
     """Rows that are whole sectors are written as lanes have them."""
     f = find(case)
@@ -187,6 +190,7 @@ def test_where_rows_pay(case: Case, by_rows: bool) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_lanes_do_not_meet(name: str) -> None:
     """Lanes that put eight features into shared memory at once have a bank each."""
     _, t = found(name)

@@ -65,6 +65,7 @@ ROWS = (1, 2, 3, 5, 7)
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.sampled
 def test_channels_and_rows_of_taps(channels: int, rows: int) -> None:
     at = CHANNELS.index(channels) + 2 * ROWS.index(rows)
     per_row, stride, way = (1, 2, 3, 4)[at % 4], (1, 2)[at % 2], (*WAYS,)[at // 2 % 2]
@@ -140,6 +141,7 @@ EACH = [pytest.param(name, way, id=f"{name}, {way}") for name in CASES for way i
 
 
 @pytest.mark.parametrize(("name", "way"), EACH)
+@pytest.mark.sampled
 def test_as_the_model_in_float64(name: str, way: str) -> None:
     """In one order of threads each."""
     right(*found(*CASES[name], way), ORDERS[[*CASES].index(name) % 3])
@@ -171,6 +173,7 @@ PHASES = "windows in pieces", "taps as channels", "transposed, phases joined", "
 
 @pytest.mark.parametrize("name", [*ALONE, *PHASES])
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sampled
 def test_what_is_not_finite(name: str, way: str) -> None:
     """An input meets no zeros that are no weights."""
     assert_not_finite_as_eager(*found(*CASES[name], way))
@@ -185,6 +188,7 @@ SPREAD: dict[str, tuple[Case, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SPREAD)
+@pytest.mark.sampled
 def test_spread_taps(name: str) -> None:
     case, wanted = SPREAD[name]
     f, t = best(lambda f: [t for t in odd_tiles(f, ("positions",)) if getattr(t, "spread", 0)], case, wanted)
@@ -277,6 +281,7 @@ def test_parts_of_channels() -> None:
 
 
 @pytest.mark.parametrize(("channels", "vectors"), [(4, 1), (12, 3), (20, 2), (36, 3)])
+@pytest.mark.sampled
 def test_runs(channels: int, vectors: int) -> None:
     f, t = found(Case((9, 21), channels, 9), {"chunk": channels}, "features")
     assert run(of_tile(f.group, t), t) == vectors
@@ -349,6 +354,7 @@ REAL = {
 @pytest.mark.parametrize("producers", [0, 4])
 @pytest.mark.parametrize("name", REAL)
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sampled
 def test_compiles_without_spills(name: str, way: str, producers: int) -> None:
     case, wanted = REAL[name]
     f, t = found(case, {**wanted, "producers": producers}, way)

@@ -168,6 +168,7 @@ EACH = [pytest.param(case, wanted, id=name) for name, (case, wanted) in CASES.it
 
 
 @pytest.mark.parametrize(("case", "wanted"), EACH)
+@pytest.mark.sampled
 def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any]) -> None:
     """In all orders of threads, with the same bits."""
     f, t = found(case, wanted)
@@ -176,6 +177,7 @@ def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("case", "wanted"), EACH)
+@pytest.mark.sampled
 def test_what_is_not_finite(case: Case, wanted: dict[str, Any]) -> None:
     """Positions that are in no window have values of nowhere."""
     assert_not_finite_as_eager(*found(case, wanted))

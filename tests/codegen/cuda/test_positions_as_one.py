@@ -111,6 +111,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("family", "name"), PAIRS)
+@pytest.mark.sampled
 def test_every_family(family: str, name: str) -> None:
     case, dims = CASES[name]
     f = find(case)

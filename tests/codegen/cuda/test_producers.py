@@ -108,6 +108,7 @@ def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few_multiprocessors")
 @pytest.mark.parametrize(("case", "wanted", "way"), EACH)
+@pytest.mark.sampled
 def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any], way: str) -> None:
     """In all orders of threads, with the same bits."""
     f, t = found(case, wanted, way)
@@ -120,6 +121,7 @@ def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any], way: str) -
 
 @pytest.mark.usefixtures("few_multiprocessors")
 @pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.sampled
 def test_of_positions(name: str) -> None:
     f, t = found(*POSITIONS[name], "positions")
     for order in ORDERS:
@@ -277,6 +279,7 @@ def test_more_random_cases(seed: int) -> None:
         ),
     ],
 )
+@pytest.mark.sampled
 def test_teams_take_turns_where_every_step_has_an_input(case: Case, wanted: dict[str, Any], turns: bool) -> None:
     f, t = found(case, wanted, "positions")
     assert stages_every_step(of_tile(f.group, t), t) == turns
@@ -298,6 +301,7 @@ REAL = {
     ("name", "way"),
     [(name, way) for name in REAL for way in WAYS if (name, way) != ("stored", "positions")],  # features fill 64
 )
+@pytest.mark.sampled
 def test_compiles_without_spills(name: str, way: str, producers: int) -> None:
     """Those that multiply may have more registers than the kernel is compiled for, by what the others leave them."""
     case, wanted = REAL[name]

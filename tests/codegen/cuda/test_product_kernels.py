@@ -40,6 +40,7 @@ def assert_right(
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_as_the_model_in_float64(name: str) -> None:
     """The best tiling and one that differs from it, in two orders of threads."""
     f = found(CASES[name])
@@ -82,6 +83,7 @@ def test_rows_of_one_sample_are_counted() -> None:
 
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(i, marks=pytest.mark.slow) for i in range(6, 66))])
+@pytest.mark.sampled
 def test_random_products(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "SMALL", 0)
     rng = random.Random(seed)
@@ -104,6 +106,7 @@ WARPGROUPS = {
 
 
 @pytest.mark.parametrize("name", WARPGROUPS)
+@pytest.mark.sampled
 def test_by_warpgroups(name: str) -> None:
     """The rows of x are channels-last positions, whose features lie as vectors already."""
     case, way = WARPGROUPS[name]

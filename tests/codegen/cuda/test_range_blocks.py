@@ -150,6 +150,7 @@ def test_value(name: str, which: int) -> None:
 
 
 @pytest.mark.parametrize("name", SOME)
+@pytest.mark.sampled
 def test_every_order_gives_the_same_bits(name: str) -> None:
     r = parsed(CASES[name]())
     x = random(r.x, 2)

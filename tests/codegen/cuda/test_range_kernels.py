@@ -180,6 +180,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_value(name: str) -> None:
     check(CASES[name](), order=ORDERS[zlib.crc32(name.encode()) % 3])
 
@@ -209,6 +210,7 @@ PARKED = {
 
 @pytest.mark.parametrize("threads", [64, 256])
 @pytest.mark.parametrize("name", PARKED)
+@pytest.mark.sampled
 def test_parked_sums(name: str, threads: int) -> None:
     k = check(PARKED[name](), order=ORDERS[(zlib.crc32(name.encode()) + threads) % 3], threads=threads)
     assert "parked[set][down]" in k.source and k.launches[0].threads == threads

@@ -108,6 +108,7 @@ def check(root: Node, walk: Walk, x: torch.Tensor | None = None, order: str = "f
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.sampled
 def test_value(name: str, walk: Walk) -> None:
     check(CASES[name](), walk, order=ORDERS[zlib.crc32(name.encode()) % 3])
 

@@ -198,6 +198,7 @@ CASES: dict[str, Callable[[], Node]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_value(name: str) -> None:
     check(CASES[name](), order=ORDERS[zlib.crc32(name.encode()) % 3])
 

@@ -165,6 +165,7 @@ DIRECTIONS: dict[str, tuple[Node, tuple[int, ...], tuple[bool, bool, bool, int]]
 
 
 @pytest.mark.parametrize("name", DIRECTIONS)
+@pytest.mark.sampled
 def test_directions(name: str) -> None:
     """Nothing is copied ahead of a scan or behind it: one kernel reads what lies in memory, and writes the result."""
     root, teams, (from_end, to_end, exclusive, spare) = DIRECTIONS[name]
@@ -200,6 +201,7 @@ FOLDED: dict[str, tuple[Node, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", FOLDED)
+@pytest.mark.sampled
 def test_sums_of_rows(name: str) -> None:
     """What comes of prefixes is summed where it is computed: one kernel, which reads what lies in memory."""
     root, teams = FOLDED[name]
@@ -243,6 +245,7 @@ def drawn(rng: Random) -> Node:
 
 
 @pytest.mark.parametrize("block", range(4))
+@pytest.mark.sampled
 def test_random_moves(block: int) -> None:
     """Whatever is found to be one kernel computes what the graph says; many of these are, others by shorter ways."""
     rng, found = Random(block), 0
@@ -262,6 +265,7 @@ KINDS: tuple[ops.ScanKind, ...] = ("sum", "prod", "max", "min", "logsumexp")
 
 @pytest.mark.parametrize("dtype", [F32, F64, BF16, F16])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled
 def test_kinds(kind: ops.ScanKind, dtype: torch.dtype) -> None:
     """What joins elements, of rows by a warp and by a block, and of columns."""
     for x, teams in ((inp(0, 3, 520, dtype=dtype), (8, 128)), (inp(0, 2, 40, 5, dtype=dtype), (1, 4))):
@@ -278,6 +282,7 @@ def test_against_float64(name: str) -> None:
 
 @pytest.mark.parametrize(("shape", "team"), [((3, 1030), 32), ((3, 1030, 4), 8)])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled
 def test_special_values(kind: ops.ScanKind, shape: tuple[int, ...], team: int) -> None:
     """All behind a NaN is NaN, and so is what follows infinities of both signs, or an infinite product of 0; nothing
     else is."""
@@ -407,6 +412,7 @@ LARGE = {
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("name", LARGE)
+@pytest.mark.sampled
 def test_compiles_without_spills(name: str, arch: str) -> None:
     s = scan_of(LARGE[name]())
     for option in options(s):

@@ -30,6 +30,7 @@ def found(case: Case) -> Found:
 
 @pytest.mark.parametrize(("width", "dtype"), [(21, F32), (22, F32), (24, F32), (21, torch.bfloat16)])
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sampled
 def test_all_ways_of_sharing_rows_out(
     way: tuple[int, int], width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,6 +194,7 @@ CHAINS: dict[str, Callable[[], Node]] = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.sampled
 def test_value(name: str) -> None:
     check(CHAINS[name](), order=("forward", "reverse", "shuffled")[zlib.crc32(name.encode()) % 3])
 
@@ -255,6 +256,7 @@ TALL: dict[str, Callable[[], Node]] = {
 
 
 @pytest.mark.parametrize("name", TALL)
+@pytest.mark.sampled
 def test_values_on_each_other(name: str) -> None:
     k = check(TALL[name](), order=("forward", "reverse", "shuffled")[zlib.crc32(name.encode()) % 3])
     assert "tall(d, out);" in k.source or "tall(d, scratch, parts);" in k.source
@@ -359,6 +361,7 @@ def odd_operands(count: int, dtype: torch.dtype) -> dict[Node, Tensor]:
 
 @pytest.mark.parametrize("dtype", [F32, F64, BF16], ids=str)
 @pytest.mark.parametrize("fn", OF_LIBRARIES)
+@pytest.mark.sampled
 def test_functions_of_libraries(fn: str, dtype: torch.dtype) -> None:
     """What each comes to is near what eager has in float64, and NaN or an infinity where that is."""
     given = odd_operands(OF_LIBRARIES[fn], dtype)

@@ -41,6 +41,7 @@ def found(case: Case) -> Found:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sampled
 def test_against_float64(family: Callable[[Found], Kernel], name: str) -> None:
     f = found(CASES[name])
     k = family(f)
@@ -62,6 +63,7 @@ def test_in_float64(family: Callable[[Found], Kernel]) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sampled
 def test_no_number_is_kept(family: Callable[[Found], Kernel]) -> None:
     f = found(replace(SINE, batch=3))
     x = f.case.example()
@@ -83,5 +85,6 @@ def test_no_number_is_kept(family: Callable[[Found], Kernel]) -> None:
     ids=["not bounded", "too large", "of products", "behind a pool"],
 )
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sampled
 def test_other_values_keep_a_shift(family: Callable[[Found], Kernel], case: Case) -> None:
     assert "LogSum" in family(found(case)).source

@@ -94,6 +94,7 @@ EACH = [pytest.param(*of, way, id=f"{name}, {way}") for name, of in CASES.items(
 
 
 @pytest.mark.parametrize(("case", "wanted", "way"), EACH)
+@pytest.mark.sampled
 def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any], way: str) -> None:
     """In all orders of threads, with the same bits."""
     f, t = found(case, wanted, way)
@@ -103,6 +104,7 @@ def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any], way: str) -
 
 
 @pytest.mark.parametrize(("case", "wanted", "way"), EACH)
+@pytest.mark.sampled
 def test_what_is_not_finite(case: Case, wanted: dict[str, Any], way: str) -> None:
     """Channels that fill a vector multiply zeros."""
     assert_not_finite_as_eager(*found(case, wanted, way))

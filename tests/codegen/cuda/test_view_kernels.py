@@ -25,6 +25,7 @@ def reads_views(root: Node) -> bool:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_value(name: str) -> None:
     assert reads_views(CASES[name]())
     check(CASES[name](), order=("forward", "reverse", "shuffled")[zlib.crc32(name.encode()) % 3])

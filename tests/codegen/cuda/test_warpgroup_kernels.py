@@ -141,6 +141,7 @@ def found(case: Case, wanted: dict[str, Any]) -> tuple[Found, WarpgroupTile]:
 
 
 @pytest.mark.parametrize(("case", "wanted"), EACH)
+@pytest.mark.sampled
 def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any]) -> None:
     """In all orders of threads, with the same bits."""
     f, t = found(case, wanted)
@@ -149,6 +150,7 @@ def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("case", "wanted"), EACH)
+@pytest.mark.sampled
 def test_what_is_not_finite(case: Case, wanted: dict[str, Any]) -> None:
     assert_not_finite_as_eager(*found(case, wanted))
 
@@ -215,6 +217,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("name", LARGE)
+@pytest.mark.sampled
 def test_every_tile_has_place_for_what_its_warps_exchange(name: str) -> None:
     """A block of sm_90 can ask for 227 KB."""
     f = find(LARGE[name])

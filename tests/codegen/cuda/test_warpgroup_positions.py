@@ -56,6 +56,7 @@ FEATURES = (1, 2, 3, 5, 7, 8, 9, 11, 13, 16, 17, 19, 22, 24, 40, 141)
 
 @pytest.mark.parametrize("wide", [False, True], ids=["high", "wide"])
 @pytest.mark.parametrize(("kind", "dims"), FOLDS)
+@pytest.mark.sampled
 def test_reductions(kind: str, dims: str, wide: bool) -> None:
     at = 2 * FOLDS.index((kind, dims)) + wide
     case = Case((13, 37), 5, FEATURES[at % len(FEATURES)], before=("relu", "add channel"), fold=kind, fold_dims=dims)
@@ -65,6 +66,7 @@ def test_reductions(kind: str, dims: str, wide: bool) -> None:
 
 
 @pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.sampled
 def test_features(features: int) -> None:
     """Many of them have their numbers in shared memory."""
     case = Case(
@@ -203,6 +205,7 @@ EACH = [pytest.param(case, wanted, id=name) for name, (case, wanted) in CASES.it
 
 
 @pytest.mark.parametrize(("case", "wanted"), EACH)
+@pytest.mark.sampled
 def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any]) -> None:
     """In all orders of threads, with the same bits."""
     f, t = found(case, wanted)
@@ -220,6 +223,7 @@ def test_neighbouring_features_are_written_at_once(features: int, pairs: bool) -
 
 
 @pytest.mark.parametrize(("case", "wanted"), EACH)
+@pytest.mark.sampled
 def test_what_is_not_finite(case: Case, wanted: dict[str, Any]) -> None:
     assert_not_finite_as_eager(*found(case, wanted))
 
@@ -285,6 +289,7 @@ def test_blocks_with_several_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("features", "worth"), [(22, True), (56, True), (58, False), (64, False), (141, True), (192, False)]
 )
+@pytest.mark.sampled
 def test_where_64_features_at_a_time_waste_little_they_are_the_only_way(features: int, worth: bool) -> None:
     f = find(Case((30, 30), 16, features))
     assert isinstance(f, Found)

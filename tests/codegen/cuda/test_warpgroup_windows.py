@@ -106,6 +106,7 @@ def found(case: Case, wanted: dict[str, Any]) -> tuple[Found, WindowTile]:
 
 
 @pytest.mark.parametrize(("case", "wanted"), EACH)
+@pytest.mark.sampled
 def test_as_the_model_in_float64(case: Case, wanted: dict[str, Any]) -> None:
     """In all orders of threads, with the same bits."""
     f, t = found(case, wanted)

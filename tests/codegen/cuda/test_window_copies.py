@@ -83,6 +83,7 @@ def found(case: Case) -> tuple[Found, Kernel]:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_each_kind_of_copy(name: str) -> None:
     case, elements, *_ = CASES[name]
     (f, record), x = found(case), case.example(5)
@@ -96,6 +97,7 @@ def test_each_kind_of_copy(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_what_the_emulator_would_find(name: str) -> None:
     """The result needs just the kinds of copies that it should: a GPU has in shared memory what others left there."""
     case, elements, vector, kinds = CASES[name]

@@ -59,6 +59,7 @@ def by_warp(tilings: list[Tiling]) -> list[Tiling]:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled
 def test_as_the_model_in_float64(name: str) -> None:
     found = find(CASES[name], boxed=True)
     assert not isinstance(found, str) and found.group.box is not None
