@@ -8,7 +8,18 @@ from math import prod
 import pytest
 import sympy
 import torch
-from codegen.cuda.rearrangement_cases import CASES, cat, padded, pixels, shuffled, taken, turned
+from codegen.cuda.rearrangement_cases import (
+    CASES,
+    again,
+    along,
+    cat,
+    folded,
+    padded,
+    pixels,
+    shuffled,
+    taken,
+    turned,
+)
 from codegen.cuda.test_stream_kernels import CPU, graph_of, inp, reference
 from codegen.cuda.test_stream_kernels import random as numbers
 from torch import Tensor
@@ -27,6 +38,7 @@ from fusewright.schedule.rearrangement import (
     Padded,
     Rearrangement,
     Selected,
+    Summed,
     Value,
     copies,
     parse,
@@ -68,11 +80,12 @@ def computed(r: Rearrangement, tensors: dict[Node, Tensor]) -> Tensor:
             case Padded():
                 within = [(places(index), n) for index, n in value.inside]
                 inside = torch.stack([(i >= 0) & (i < n) for i, n in within]).all(0)
-                assert isinstance(value.node.op, ops.Pad)
-                return torch.where(inside, at(value.value), value.node.op.value)
+                return torch.where(inside, at(value.value), value.outside)
             case Between():
                 part = places(value.part).double() / value.per
                 return (1 - part) * at(value.ahead) + part * at(value.next)
+            case Summed():
+                return torch.stack([at(part) for part in value.parts]).sum(0)
 
     return at(r.value).reshape(r.root.shape)  # type: ignore[arg-type]
 
@@ -395,6 +408,14 @@ REFUSED: dict[str, tuple[Node, str]] = {
         "nothing is copied",
     ),
     "empty": (pointwise("relu", reshape(inp(0, 0, 4), (0, 2, 2))), "nothing is copied"),
+    "windows alone": (along(pointwise("relu", X), 3, 4, 2), "is a view"),
+    "windows, seen in another way": (permute(along(padded(X, (3, 1, 1)), 3, 4, 2), (0, 2, 1, 3, 4)), "is a view"),
+    "every other row, seen in another way": (reshape(taken(X, 1, 0, 8, 2), (2, 1, 4, 4, 8)), "is a view"),
+    "too many taps": (folded(inp(0, 1, 81, 144), (12, 12), (9, 9), (1, 1), (4, 4)), "too many places"),
+    "too many taps, of windows": (
+        again(inp(0, 1, 2, 12, 12), (9, 9), (1, 1), (4, 4)),
+        "too many places",
+    ),
     "too many parts": (cat(0, *(inp(k, 1, 8) for k in range(70))), "too many places"),
     "of integers": (cat(0, inp(0, 2, 8, dtype=torch.int64), inp(1, 2, 8, dtype=torch.int64)), "lies in memory as"),
 }  # fmt: skip
