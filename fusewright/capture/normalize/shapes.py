@@ -155,22 +155,14 @@ def _select(call: Call) -> Normal:
 
 
 def _windows(call: Call) -> Normal:
-    """Windows along a dimension; those that touch and do not overlap are a dimension in two parts."""
     x, length, step = call.node("self"), call["size"], call["step"]
     dim = call["dimension"] % max(x.ndim, 1)
-    if x.ndim == 0 or not isinstance(x.shape[dim], int) or not length:
-        return None
-    if length != step:
-        return call.make(Windows(dim, length, step), x)
-    count = call.shape[dim]
-    whole = x if count * step == x.shape[dim] else call.make(Slice(dim, 0, count * step), x)
-    parted = call.make(Reshape((*x.shape[:dim], count, step, *x.shape[dim + 1 :])), whole)
-    others = (d for d in range(x.ndim + 1) if d != dim + 1)
-    return call.make(Permute((*others, dim + 1)), parted)
+    known = x.ndim > 0 and isinstance(x.shape[dim], int) and length > 0
+    return call.make(Windows(dim, length, step), x) if known else None
 
 
 def _unfold(call: Call) -> Normal:
-    """Of one image likewise."""
+    """The windows of images; of one alone likewise."""
     x = call.node("self")
     if not all(isinstance(n, int) for n in x.shape[-3:]):
         return None
@@ -180,7 +172,7 @@ def _unfold(call: Call) -> Normal:
 
 
 def _fold(call: Call) -> Normal:
-    """Of the columns of one image likewise."""
+    """Images of columns; one alone likewise."""
     x = call.node("self")
     if not all(isinstance(n, int) for n in x.shape[-2:]):
         return None
