@@ -14,11 +14,13 @@ from codegen.cuda.rearrangement_cases import (
     along,
     cat,
     folded,
+    grid,
     padded,
     pixels,
     shuffled,
     taken,
     turned,
+    unfolded,
 )
 from codegen.cuda.test_stream_kernels import CPU, graph_of, inp, reference
 from codegen.cuda.test_stream_kernels import random as numbers
@@ -116,7 +118,7 @@ def moved(x: Node, rng: random.Random) -> Node:
     d = rng.randrange(x.ndim)
     length = x.shape[d]
     assert isinstance(length, int)
-    match rng.randrange(10):
+    match rng.randrange(12):
         case 0:
             return permute(x, rng.sample(range(x.ndim), x.ndim))
         case 1:
@@ -143,9 +145,28 @@ def moved(x: Node, rng: random.Random) -> Node:
         case 8:
             wide = (*x.shape[:d], rng.choice((2, 3)), *x.shape[d:])
             return make(ops.Expand(wide), reshape(x, (*x.shape[:d], 1, *x.shape[d:])))
+        case 9 if length > 2 and x.ndim < 5:
+            return along(x, d, rng.randrange(1, min(length, 5)), rng.choice((1, 2, 3)))
+        case 10 if x.ndim == 4:
+            return unfolded(x, *lattice(rng, *x.shape[2:]))  # type: ignore[arg-type]
+        case 10 if x.ndim == 3:
+            lengths = rng.choice((3, 4, 6, 7)), rng.choice((4, 6, 8))
+            given = lattice(rng, *lengths)
+            taps, count = (prod(v) for v in (given[0], grid(*given).windows(lengths)))
+            fits = x.shape[1] % taps == 0 and x.shape[2] == count  # type: ignore[operator]
+            return folded(x if fits else inp(0, 2, 2 * taps, count), lengths, *given)
         case _:
             return pointwise("tanh", x)
     return x
+
+
+def lattice(rng: random.Random, *lengths: int) -> list[tuple[int, int]]:
+    """How windows lie in images that are so long: taps, their distance, padding, and steps."""
+    ways = ((1, 2, 3), (1, 1, 2), (0, 1, 2), (1, 2, 3))
+    while True:
+        kernel, apart, padding, _ = given = [(rng.choice(some), rng.choice(some)) for some in ways]
+        if all(n + 2 * p > d * (k - 1) for n, k, d, p in zip(lengths, kernel, apart, padding, strict=True)):
+            return given
 
 
 def factors(n: int, rng: random.Random) -> tuple[int, ...]:
