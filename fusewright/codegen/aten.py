@@ -38,7 +38,7 @@ _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 _ALLOCATES = (
     *(Fused, ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm),
     *(ops.Attention, ops.Cat, ops.ConvLast, ops.Extreme, ops.Embedding, ops.Nll, ops.Scan, ops.Statistics),
-    *(ops.Transfer, ops.Roll, ops.Flip, ops.Upsample, ops.Interpolate),
+    *(ops.Transfer, ops.Roll, ops.Flip, ops.Upsample, ops.Interpolate, ops.Unfold, ops.Fold),
 )
 
 
@@ -161,7 +161,7 @@ def _derived(graph: Graph) -> list[Node]:
 def _wanted_dense(graph: Graph, derived: Sequence[Node]) -> list[Node]:
     """Derived values that a kernel reads and that may not lie row by row: it would copy them in every call."""
     read = {a for node in graph.nodes() if isinstance(node.op, Fused) for a in node.inputs}
-    turned = (ops.Permute, ops.Expand, ops.Slice)
+    turned = (ops.Permute, ops.Expand, ops.Slice, ops.Windows)
     return [d for d in derived if d in read and any(isinstance(n.op, turned) for n in topological([d]))]
 
 
@@ -203,7 +203,7 @@ def _depends_on_batch(node: Node) -> bool:
 
 def _computed(node: Node) -> bool:
     """Whether anything below `node` is more than a view of a parameter."""
-    view = isinstance(node.op, ops.Reshape | ops.Permute | ops.Expand | ops.Slice | ops.Detach)
+    view = isinstance(node.op, ops.Reshape | ops.Permute | ops.Expand | ops.Slice | ops.Windows | ops.Detach)
     if not view or (isinstance(node.op, ops.Permute) and node.op.copy):
         return bool(node.inputs)
     return _computed(node.arg(0))

@@ -318,6 +318,30 @@ def _slice(op: ops.Slice, node: Node, args: Sequence[str]) -> str:
     return f"{args[0]}[{':, ' * op.dim}{op.start or ''}:{'' if whole else op.stop}{step}]"
 
 
+@_emits(ops.Windows)
+def _windows_along(op: ops.Windows, node: Node, args: Sequence[str]) -> str:
+    return f"{args[0]}.unfold({op.dim}, {op.size}, {op.step})"
+
+
+@_emits(ops.Unfold)
+def _unfold(op: ops.Unfold, node: Node, args: Sequence[str]) -> str:
+    return f"F.unfold({args[0]}, {_grid(op.grid)})"
+
+
+@_emits(ops.Fold)
+def _fold(op: ops.Fold, node: Node, args: Sequence[str]) -> str:
+    return f"F.fold({args[0]}, {op.lengths}, {_grid(op.grid)})"
+
+
+def _grid(grid: ops.Grid) -> str:
+    options = _options(
+        dilation=(_pairs(grid.dilation), set(grid.dilation) == {1}),
+        padding=(_pairs(grid.padding), not any(grid.padding)),
+        stride=(_pairs(grid.stride), set(grid.stride) == {1}),
+    )
+    return f"{_pairs(grid.kernel)}{options}"
+
+
 @_emits(ops.Roll)
 def _roll(op: ops.Roll, node: Node, args: Sequence[str]) -> str:
     dims, places = zip(*op.shifts, strict=True)

@@ -38,7 +38,7 @@ _WORDS = {
 _OPERATION = re.compile("|".join([*(name for name in functions() if "_" in name), "[^_]+"]))
 
 # A call of PyTorch's in a program's text by name, and names of those that compute nothing.
-_CALLED = re.compile(r"(?<![\w.])\w+\.(\w+)\(")
+_CALLED = re.compile(r"(?<![\w.])(\w+)\.(\w+)\(")
 _VIEWS = frozenset(
     {"reshape", "view", "permute", "expand", "flatten", "squeeze", "unsqueeze", "narrow", "unfold", "to"}
 )
@@ -122,7 +122,8 @@ def computed_by(kernel: Kernel) -> list[str]:
 
 def called_in(program: str) -> list[str]:
     """The operations that a program asks PyTorch for by name, views left out."""
-    return [name for name in dict.fromkeys(_CALLED.findall(program)) if name not in _VIEWS]
+    called = (name for owner, name in _CALLED.findall(program) if owner == "F" or name not in _VIEWS)
+    return list(dict.fromkeys(called))
 
 
 def listed(items: list[str]) -> str:

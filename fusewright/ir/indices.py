@@ -127,6 +127,12 @@ def _whole(d: Digit) -> Digit:
     return Digit(d.variable, d.step, None) if all_of_it else d
 
 
+def _length(d: Digit) -> int | None:
+    """What a digit is less than, where that is known."""
+    known = d.variable.length
+    return d.length if d.length is not None or known is None else -(-known // d.step)
+
+
 def variable(v: Variable) -> Index:
     """A variable as an index."""
     return Index() if v.length == 1 else Index(((1, Digit(v, 1, None)),))
@@ -172,6 +178,8 @@ def of_argument(node: Node, indices: Sequence[Index]) -> tuple[Index, ...] | Non
             return broadcast(indices, x.shape)
         case ops.Slice(dim=dim, start=start, step=step):
             return _replaced(indices, dim, indices[dim] * step + Index((), start))
+        case ops.Windows(dim=dim, step=step):
+            return _replaced(indices[:-1], dim, indices[dim] * step + indices[-1])
         case ops.Reshape():
             return _reshaped(indices, node.shape, x.shape)
         case ops.Flip(dims=dims):
@@ -215,6 +223,101 @@ def neighbours(index: Index, length: int, to: int, aligned: bool) -> tuple[Index
     assert split is not None
     ahead, part = split
     return ahead, variable(Variable(length, ahead + Index((), 1), "replicate")), part, per
+
+
+def in_image(op: ops.Unfold, indices: Sequence[Index], shape: Sequence[Size]) -> tuple[Index, ...] | None:
+    """The indices into images, those along the last two dimensions perhaps in their padding, given those into their
+    windows as columns; `None` where that takes too many digits."""
+    sample, row, column = indices
+    if sum(index.digits for index in indices) > MOST_DIGITS:
+        return None
+    grid = op.grid
+    rows, columns = _split(row, [shape[1], *grid.kernel]), _split(column, grid.windows(shape[2:]))
+    assert rows is not None and columns is not None
+    channel, *taps = rows
+    each = zip(columns, taps, grid.stride, grid.dilation, grid.padding, strict=True)
+    found = (_spelled(at * stride + tap * apart + Index((), -left)) for at, tap, stride, apart, left in each)
+    return (sample, channel, *found)
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One that may reach an element: `tap` of the window `at`, where each of `inside` is at least 0 and less than its
+    length."""
+
+    tap: Index
+    at: Index
+    inside: tuple[tuple[Index, int], ...]
+
+
+def taps(grid: ops.Grid, dim: int, index: Index, length: int) -> list[Tap]:
+    """The taps that may reach an element at this index along dimension `dim` of images that are so long, those of the
+    first windows first.
+
+    Tap u of window o lies at o * stride + u * dilation, so only every stride-th tap reaches the same element.
+    """
+    kernel, left = grid.kernel[dim], grid.padding[dim]
+    common = gcd(grid.stride[dim], grid.dilation[dim])
+    stride, apart = grid.stride[dim] // common, grid.dilation[dim] // common
+    windows = (length + 2 * left - grid.dilation[dim] * (kernel - 1) - 1) // grid.stride[dim] + 1
+    most = -(-(length + left) // common)
+    place, off = _parted(index + Index((), left), common, length + left)
+    # place = o * stride + u * apart where nothing is off: u is the phase, modulo the stride
+    if apart == 1:
+        first, phase = _parted(place, stride, most)
+    else:
+        times = pow(apart, -1, stride)
+        _, phase = _parted(place * times, stride, most * times)
+        more = -(-(stride - 1) * apart // stride)  # so that no difference is below 0
+        first, _ = _parted(place + phase * -apart + Index((), more * stride), stride, most + more * stride)
+        first += Index((), -more)
+    found = []
+    for j in reversed(range(-(-kernel // stride))):
+        tap, at = phase + Index((), j * stride), first + Index((), -j * apart)
+        inside = ((off, 1), (tap, kernel), (at, windows))
+        found.append(Tap(limited(tap, kernel), limited(at, windows), inside))
+    return found
+
+
+def _parted(index: Index, by: int, length: int) -> tuple[Index, Index]:
+    """Quotient and remainder of a number below `length`."""
+    found = _split(index, [-(-length // by), by])
+    assert found is not None
+    quotient, rest = found
+    return quotient, rest
+
+
+def limited(index: Index, length: int) -> Index:
+    """A number that is known to be in front of `length`, which it may not show."""
+    if length == 1 or not index.terms or is_inside(index, length):
+        return Index() if length == 1 else index
+    return variable(Variable(length, index))
+
+
+def is_inside(index: Index, length: int) -> bool:
+    """Whether it shows that this is at least 0 and less than a length."""
+    low = high = index.constant
+    for n, d in index.terms:
+        count = _length(d)
+        if count is None:
+            return False
+        low, high = low + min(n, 0) * (count - 1), high + max(n, 0) * (count - 1)
+    return low >= 0 and high < length
+
+
+def _spelled(index: Index) -> Index:
+    """The same with sums in place of the variables that stand for them."""
+    while any(_is_sum(d) for _, d in index.terms):
+        found = Index((), index.constant)
+        for n, d in index.terms:
+            found += d.variable.of * n if _is_sum(d) else Index(((n, d),))  # type: ignore[operator]
+        index = found
+    return index
+
+
+def _is_sum(d: Digit) -> bool:
+    """Whether this is all of a variable that stands for a sum."""
+    return d.step == 1 and d.length is None and d.variable.of is not None and not d.variable.beyond
 
 
 def broadcast(indices: Sequence[Index], shape: Sequence[Size]) -> tuple[Index, ...]:
@@ -310,19 +413,18 @@ def _split(index: Index, shape: Sequence[Size]) -> tuple[Index, ...] | None:
 
 def _divided(index: Index, by: int) -> tuple[Index, Index] | None:
     """Quotient and remainder, where every digit is part of one of them, or can be parted."""
-    if index.constant % by:
-        return None
     above: list[tuple[int, Digit]] = []
     below: list[tuple[int, Digit]] = []
-    reach = 0
+    reach = rest = index.constant % by
     for n, d in index.terms:
         if n % by == 0:
             above.append((n // by, d))
             continue
         if n < 0:
             return None
-        if d.length is not None and n * (d.length - 1) < by:
-            low = d.length
+        length = _length(d)
+        if length is not None and n * (length - 1) < by:
+            low = length
             below.append((n, d))
         elif by % n == 0 and (d.length is None or d.length % (by // n) == 0):
             low = by // n
@@ -331,7 +433,7 @@ def _divided(index: Index, by: int) -> tuple[Index, Index] | None:
         else:
             return None
         reach += n * (low - 1)
-    return None if reach >= by else (_sum(above, index.constant // by), _sum(below, 0))
+    return None if reach >= by else (_sum(above, index.constant // by), _sum(below, rest))
 
 
 def axes(shape: Sequence[Size]) -> tuple[Index, ...]:

@@ -81,16 +81,20 @@ def _propagated(node: Node, args: list[Interval]) -> Interval:
             return args[0] if not any(op.padding) and not op.ceil_mode else REALS
         case ops.RangeSum():
             return _sign(args[0]) if all(s.scale >= 0 for _, slots in op.table for s in slots) else REALS
-        case ops.Interpolate():
+        case ops.Interpolate() | ops.Fold():
             return _sign(args[0])
         case ops.Scan():
             return _scanned(op.kind, args[0]) if node.inputs[0].dtype.is_floating_point else REALS
         case ops.Softmax():
             return _NON_POSITIVE if op.log else (0.0, 1.0)
-        case ops.Reshape() | ops.Permute() | ops.Expand() | ops.Slice() | ops.Roll() | ops.Flip() | ops.Upsample():
+        case ops.Reshape() | ops.Permute() | ops.Expand() | ops.Slice() | ops.Windows():
+            return args[0] if node.inputs[0].dtype.is_floating_point else REALS
+        case ops.Roll() | ops.Flip() | ops.Upsample():
             return args[0] if node.inputs[0].dtype.is_floating_point else REALS
         case ops.Cast() | ops.Detach() | ops.Transfer():
             return args[0] if node.inputs[0].dtype.is_floating_point else REALS
+        case ops.Unfold(grid=grid):
+            return _hull([*args[0], 0.0]) if any(grid.padding) else args[0]
         case ops.Cat():
             return _hull(bound for arg in args for bound in arg)
         case ops.Pad():

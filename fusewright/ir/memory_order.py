@@ -148,6 +148,8 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
     operands = [(a, known[a]) for a in node.inputs if not isinstance(a.op, ops.Number)]
     if isinstance(node.op, ops.Permute) and not node.op.copy and _is_known(operands[0][1]):
         return tuple(node.op.dims.index(d) for d in _seen(*operands[0]))
+    if isinstance(node.op, ops.Windows) and _is_known(operands[0][1]):
+        return _of_windows(node, node.op, _seen(*operands[0]))
     if len(rows) < 2 or all(order == rows_of(a) for a, order in operands):
         return rows
     match node.op:
@@ -159,7 +161,7 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
                 return rows  # it is copied
         case ops.ConvLast() | ops.Matmul() | ops.Reduce() | ops.Statistics() | ops.Softmax() | ops.Embedding():
             return rows
-        case ops.Attention() | ops.Scan() | ops.Nll() | ops.Permute(copy=True):
+        case ops.Attention() | ops.Scan() | ops.Nll() | ops.Permute(copy=True) | ops.Unfold() | ops.Fold():
             return rows
         case ops.Roll() if node.device.type != "cpu":  # a concatenation there
             return rows
@@ -183,6 +185,17 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
         case ops.Norm(kind="rms") if node.device.type == "cpu":
             return _in_format(node, operands[:1])
     return _unknown(node, operands)
+
+
+def _of_windows(node: Node, op: ops.Windows, order: Order) -> Order:
+    """Of windows along a dimension: where the step is 1 they lie as close as the elements in them, and what is computed
+    of them has the fewer of both side by side."""
+    count, inner = node.shape[op.dim], node.ndim - 1
+    if op.step == 1 and not isinstance(count, int):
+        return _unknown(node, [(node.arg(0), order)])
+    both = (inner, op.dim) if op.step == 1 and op.size > count else (op.dim, inner)
+    found = (e for d in order for e in (both if d == op.dim else (d,)))
+    return tuple(d for d in found if node.shape[d] != 1)
 
 
 # -- formats: channels last where an operand is, else row by row ------------------------------------------------------

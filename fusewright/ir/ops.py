@@ -20,7 +20,22 @@ from fusewright.ir import pointwise
 from fusewright.ir.overloads import allocates, has_statistics
 from fusewright.ir.pointwise import Scalar
 from fusewright.ir.types import Op, Size, TensorType, Types, broadcast, main_device, numel, require, size
-from fusewright.ir.views import Cat, Expand, Flip, Interpolate, Pad, Permute, Reshape, Roll, Slice, Upsample
+from fusewright.ir.views import (
+    Cat,
+    Expand,
+    Flip,
+    Fold,
+    Grid,
+    Interpolate,
+    Pad,
+    Permute,
+    Reshape,
+    Roll,
+    Slice,
+    Unfold,
+    Upsample,
+    Windows,
+)
 from fusewright.tree import tree_flatten
 
 __all__ = [
@@ -35,7 +50,9 @@ __all__ = [
     "Embedding",
     "Expand",
     "Flip",
+    "Fold",
     "Full",
+    "Grid",
     "Input",
     "Interpolate",
     "Item",
@@ -65,8 +82,10 @@ __all__ = [
     "Track",
     "Transfer",
     "Types",
+    "Unfold",
     "Upsample",
     "Vector",
+    "Windows",
     "broadcast",
     "numel",
     "require",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from fusewright.ir.types import Op, Size, TensorType, Types, broadcast, require, same_numel, size
@@ -65,6 +67,75 @@ class Slice(Op):
         assert x is not None
         length = size(-(-(self.stop - self.start) // self.step))
         return TensorType((*x.shape[: self.dim], length, *x.shape[self.dim + 1 :]), x.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Windows(Op):
+    """Windows of `size` elements along `dim`, `step` apart, which become the last dimension: x[..., o * step + u, ...]
+    is element [..., o, ..., u], as `Tensor.unfold` sees it without a copy."""
+
+    dim: int
+    size: int
+    step: int
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        length = x.shape[self.dim]
+        fits = isinstance(length, int) and 0 < self.size <= length and self.step > 0
+        require(fits, f"windows of {self.size} along {self.dim} of {x.shape}")
+        count = size((length - self.size) // self.step + 1)
+        return TensorType((*x.shape[: self.dim], count, *x.shape[self.dim + 1 :], self.size), x.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How windows lie over the last two dimensions of images, as `F.unfold` has it: taps `dilation` apart, windows
+    `stride` apart, and `padding` zeros on both sides."""
+
+    kernel: tuple[int, int]
+    dilation: tuple[int, int]
+    padding: tuple[int, int]
+    stride: tuple[int, int]
+
+    def windows(self, lengths: Sequence[Size]) -> tuple[int, ...]:
+        """How many there are along each dimension of images that are so long."""
+        found = []
+        for n, k, d, p, s in zip(lengths, self.kernel, self.dilation, self.padding, self.stride, strict=True):
+            require(isinstance(n, int) and n > 0 and min(k, d, s) > 0 and p >= 0, f"{self} over {lengths}")
+            found.append((int(n) + 2 * p - d * (k - 1) - 1) // s + 1)
+        require(min(found) > 0, f"{self} over {lengths}")
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Unfold(Op):
+    """The windows of images (N, C, H, W) as columns, (N, C * taps, windows): `F.unfold`."""
+
+    grid: Grid
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        require(len(x.shape) == 4, f"windows of {x.shape}")
+        columns, windows = prod(self.grid.kernel), prod(self.grid.windows(x.shape[2:]))
+        return TensorType((x.shape[0], size(x.shape[1] * columns), windows), x.dtype, x.device)
+
+
+@dataclass(frozen=True)
+class Fold(Op):
+    """Columns (N, C * taps, windows) added up where they lie in images (N, C, *lengths): `F.fold`."""
+
+    lengths: tuple[int, int]
+    grid: Grid
+
+    def infer(self, types: Types) -> TensorType:
+        x = types[0]
+        assert x is not None
+        taps = prod(self.grid.kernel)
+        fits = len(x.shape) == 3 and isinstance(x.shape[1], int) and x.shape[1] % taps == 0
+        require(fits and x.shape[2] == prod(self.grid.windows(self.lengths)), f"{self} of {x.shape}")
+        return TensorType((x.shape[0], int(x.shape[1]) // taps, *self.lengths), x.dtype, x.device)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fusewright.ir.node import Graph, Node, topological
-from fusewright.ir.ops import Cast, Detach, Expand, Opaque, Permute, Reshape, Slice
+from fusewright.ir.ops import Cast, Detach, Expand, Opaque, Permute, Reshape, Slice, Windows
 from fusewright.plan import Declined, Fired, Work
 from fusewright.rules.rule import Exactness, Match, Rule
 
@@ -32,7 +32,7 @@ WORTHWHILE = 1e-3
 MUCH_LESS = 0.5
 
 # What may show the memory of its argument.
-VIEWS = (Cast, Detach, Expand, Permute, Reshape, Slice)
+VIEWS = (Cast, Detach, Expand, Permute, Reshape, Slice, Windows)
 
 FINITE_ONLY = "holds for finite values only; allow it with finite=True"
 

@@ -94,7 +94,7 @@ def is_absorbed(node: Node, users: Users, readers: Readers) -> bool:
 def _absorbs(reader: Node, users: Users, readers: Readers) -> bool:
     if isinstance(reader.op, ops.Reshape | ops.Slice | ops.Expand):
         return is_absorbed(reader, users, readers)
-    return isinstance(reader.op, (ops.Permute, *MOVES))
+    return isinstance(reader.op, (ops.Permute, ops.Windows, *MOVES))
 
 
 def ends_of(node: Node, users: Users, readers: Readers) -> Iterator[Node]:

@@ -32,6 +32,7 @@ FREE = (
     ops.Permute,
     ops.Expand,
     ops.Slice,
+    ops.Windows,
     ops.Item,
     ops.Detach,
     ops.Transfer,

@@ -428,7 +428,7 @@ def _severed(group: Group) -> list[Node]:
 
 def _worth(group: Group) -> bool:
     """Whether a group does anything but look at memory in another way, or brings elements into another order."""
-    views = ops.Reshape | ops.Permute | ops.Expand | ops.Slice
+    views = ops.Reshape | ops.Permute | ops.Expand | ops.Slice | ops.Windows
     moves = isinstance(group.record, rearrangement.Rearrangement)
     return moves or any(not isinstance(n.op, views) for n in group.inner)
 

@@ -9,8 +9,9 @@ constants, where in memory its operands lie (`indices`), and of which part of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 from weakref import WeakKeyDictionary
 
@@ -22,9 +23,9 @@ from fusewright.ir.indices import Index, Variable
 from fusewright.ir.node import Node, make
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, is_rounded, is_sized, used_inside
 
-VIEWS = (ops.Reshape, ops.Permute, ops.Expand, ops.Slice)
+VIEWS = (ops.Reshape, ops.Permute, ops.Expand, ops.Slice, ops.Windows)
 # What eager copies for.
-MOVES = (ops.Cat, ops.Pad, ops.Roll, ops.Flip, ops.Upsample, ops.Interpolate)
+MOVES = (ops.Cat, ops.Pad, ops.Roll, ops.Flip, ops.Upsample, ops.Interpolate, ops.Unfold, ops.Fold)
 
 # Loads of an element, in all branches, and operations that one kernel may have.
 MOST_LOADS, MOST_NODES = 64, 256
@@ -63,11 +64,12 @@ class Selected:
 
 @dataclass(frozen=True)
 class Padded:
-    """`value` where every index is less than its length, and a constant elsewhere: below 0 it is as if very large."""
+    """`value` where every index is less than its length, and `outside` elsewhere: below 0 it is as if very large."""
 
     node: Node
     inside: tuple[tuple[Index, int], ...]
     value: Value
+    outside: float
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,15 @@ class Between:
     next: Value
 
 
-Value = Load | Computed | Selected | Padded | Between
+@dataclass(frozen=True)
+class Summed:
+    """The sum of values, in this order from 0 on."""
+
+    node: Node
+    parts: tuple[Value, ...]
+
+
+Value = Load | Computed | Selected | Padded | Between | Summed
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,9 @@ def parse(root: Node, users: Users) -> Rearrangement | str:
     inner = _inner(root, users)
     if not any(copies(n) or _joins(n, inner) for n in inner if n is not root or not turns(n)):
         return f"nothing is copied on the way to {root!r}"
+    seen, of = _seen(root, inner)
+    if of not in inner or any(isinstance(n.op, ops.Windows) for n in seen):
+        return f"{root!r} is a view, perhaps of windows that share elements"
     start = indices.flat(root.shape)
     if start is None or 0 in root.shape:
         return f"{root!r} is empty, or of no known strides"
@@ -179,7 +192,7 @@ def loads(value: Value) -> Iterator[Load]:
         case Computed():
             for _, leaf in value.leaves:
                 yield from loads(leaf)
-        case Selected():
+        case Selected() | Summed():
             for part in value.parts:
                 yield from loads(part)
         case Padded():
@@ -200,29 +213,42 @@ def _turn(r: Rearrangement) -> Turn | None:
         length = digits[0].length or (r.at.length or 0) // digits[0].step  # 0 where nobody knows
         if waste(replace(r, value=load)) > WORTH_TURNING:
             turned.setdefault((digits[0].step, length), []).append(load)
-    always = set(_always(r.value))
+    always_read = set(always(r.value))
     if len(turned) != 1:
         return None
     (((step, length), some),) = turned.items()
-    fit = length >= LEAST_TURNED and len(some) <= MOST_TURNED and always.issuperset(some)
+    fit = length >= LEAST_TURNED and len(some) <= MOST_TURNED and always_read.issuperset(some)
     return Turn(step, length, tuple(some)) if fit else None
 
 
-def _always(value: Value) -> Iterator[Load]:
+def always(value: Value) -> Iterator[Load]:
     """What is read whichever branches are taken."""
-    if isinstance(value, Load):
-        yield value
-    elif isinstance(value, Computed):
-        for _, leaf in value.leaves:
-            yield from _always(leaf)
-    elif isinstance(value, Between):
-        yield from _always(value.ahead)
-        yield from _always(value.next)
+    match value:
+        case Load():
+            yield value
+        case Computed():
+            for _, leaf in value.leaves:
+                yield from always(leaf)
+        case Summed():
+            for part in value.parts:
+                yield from always(part)
+        case Between():
+            yield from always(value.ahead)
+            yield from always(value.next)
 
 
 def _elements(root: Node) -> int:
     """The number of elements, where it is known, of a batch of eight elsewhere."""
     return prod(n if isinstance(n, int) else 8 for n in root.shape)
+
+
+def _seen(root: Node, inner: set[Node]) -> tuple[list[Node], Node]:
+    """The views that a group ends in, and of what."""
+    views = []
+    while root in inner and shows(root):
+        views.append(root)
+        root = root.arg(0)
+    return views, root
 
 
 def _inner(root: Node, users: Users) -> set[Node]:
@@ -262,6 +288,8 @@ def copies(node: Node) -> bool:
     read."""
     if isinstance(node.op, ops.Slice):
         return node.op.step != 1
+    if isinstance(node.op, ops.Windows):
+        return True
     if isinstance(node.op, ops.Permute):
         return node.op.dims != tuple(range(node.ndim)) if node.op.copy else turns(node)
     return isinstance(node.op, MOVES) or (isinstance(node.op, ops.Reshape) and not _is_view(node))
@@ -279,7 +307,9 @@ def shows(node: Node) -> bool:
     """Whether this is a view of memory that lies row by row."""
     if isinstance(node.op, ops.Permute):
         return not node.op.copy
-    return isinstance(node.op, ops.Expand | ops.Slice) or (isinstance(node.op, ops.Reshape) and _is_view(node))
+    return isinstance(node.op, ops.Expand | ops.Slice | ops.Windows) or (
+        isinstance(node.op, ops.Reshape) and _is_view(node)
+    )
 
 
 _VIEWS: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
@@ -319,6 +349,10 @@ class _Finder:
                 return self._selected(node, at, dim)
             case ops.Pad(mode="constant"):
                 return self._padded(node, at)
+            case ops.Unfold():
+                return self._unfolded(node, at)
+            case ops.Fold():
+                return self._folded(node, at)
             case ops.Pointwise() | ops.Cast():
                 return self._computed(node, at)
             case ops.Interpolate(lengths=lengths):
@@ -351,17 +385,52 @@ class _Finder:
 
     def _padded(self, node: Node, at: tuple[Index, ...]) -> Value | str:
         assert isinstance(node.op, ops.Pad)
-        x, found, inside = node.arg(0), list(at), []
+        x, found, tests = node.arg(0), list(at), []
         for dim, left, right in node.op.pads:
             length = x.shape[dim]
             if not isinstance(length, int):
                 return f"{node!r} is padded along a dimension of no known length"
             if left or right:
                 moved = at[dim] + Index((), -left)
-                inside.append((moved, length))
+                tests.append((moved, length))
                 found[dim] = Index() if length == 1 else indices.variable(Variable(length, moved)) if left else at[dim]
-        value = self.value(x, tuple(found))
-        return value if isinstance(value, str) or not inside else Padded(node, tuple(inside), value)
+        return self._inside(node, found, tests, node.op.value)
+
+    def _inside(
+        self, node: Node, at: Iterable[Index], tests: Iterable[tuple[Index, int]], outside: float = 0.0
+    ) -> Value | str:
+        """The element of the argument of `node` where what is tested is less than its length, or a constant."""
+        value = self.value(node.arg(0), tuple(at))
+        open_ = tuple((index, length) for index, length in tests if not indices.is_inside(index, length))
+        return value if isinstance(value, str) or not open_ else Padded(node, open_, value, outside)
+
+    def _unfolded(self, node: Node, at: tuple[Index, ...]) -> Value | str:
+        assert isinstance(node.op, ops.Unfold)
+        shape = node.arg(0).shape
+        found = indices.in_image(node.op, at, shape)
+        if found is None:
+            return f"{node!r} takes too many digits"
+        tests = [(index, int(n)) for index, n in zip(found[2:], shape[2:], strict=True)]
+        return self._inside(node, (*found[:2], *(indices.limited(*test) for test in tests)), tests)
+
+    def _folded(self, node: Node, at: tuple[Index, ...]) -> Value | str:
+        """The sum over what reaches an element, in the order in which a GPU adds it up in eager."""
+        assert isinstance(node.op, ops.Fold)
+        sample, channel, *places = at
+        grid, lengths = node.op.grid, node.op.lengths
+        if sum(index.digits for index in at) > indices.MOST_DIGITS:
+            return f"{node!r} takes too many digits"
+        along = (indices.taps(grid, d, index, n) for d, (index, n) in enumerate(zip(places, lengths, strict=True)))
+        parts: list[Value] = []
+        for both in product(*along):
+            row = indices.address((channel, *(t.tap for t in both)), (node.shape[1], *grid.kernel))
+            column = indices.address([t.at for t in both], grid.windows(lengths))
+            assert row is not None and column is not None
+            part = self._inside(node, (sample, row, column), [test for t in both for test in t.inside])
+            if isinstance(part, str):
+                return part
+            parts.append(part)
+        return Summed(node, tuple(parts))
 
     def _between(self, node: Node, at: tuple[Index, ...], dim: int) -> Value | str:
         """Along `dim` and the dimensions behind it, of places that are known along the others."""
@@ -435,6 +504,9 @@ def _touched(r: Rearrangement, elements: range) -> dict[Node, set[int]]:
             case Between():
                 visit(value.ahead, i)
                 visit(value.next, i)
+            case Summed():
+                for part in value.parts:
+                    visit(part, i)
 
     for i in elements:
         visit(r.value, i)

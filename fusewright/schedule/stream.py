@@ -535,7 +535,7 @@ def lies_in_rows(base: Node) -> bool:
     """Whether a value probably lies row by row: views of others often do not."""
     while isinstance(base.op, ops.Reshape | ops.Detach):
         base = base.arg(0)
-    return not isinstance(base.op, ops.Permute | ops.Expand | ops.Slice) or (
+    return not isinstance(base.op, ops.Permute | ops.Expand | ops.Slice | ops.Windows) or (
         isinstance(base.op, ops.Permute) and base.op.copy
     )
 

@@ -132,7 +132,23 @@ def _both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return h, view
 
 
+def _windows_used(x: torch.Tensor) -> torch.Tensor:
+    h = fresh(x)
+    windows = h.unfold(2, 3, 1)
+    h.add_(1)
+    return windows * 2
+
+
+def _windows_written(x: torch.Tensor) -> torch.Tensor:
+    h = fresh(x)
+    h.unfold(2, 2, 2).mul_(3)
+    h.unfold(2, 1, 3).add_(1)
+    return h * 2
+
+
 CALLS: dict[str, Callable[..., Any]] = {
+    "windows used": _windows_used,
+    "windows written": _windows_written,
     "column": _column,
     "base used": _base_used,
     "view used": _view_used,
@@ -243,6 +259,13 @@ def test_equal_outputs_stay_two_tensors() -> None:
     captured = check(Fn(lambda x: (x * 2, x * 2)), torch.randn(4, 3))
     first, second = captured.graph.outputs
     assert first is not second
+
+
+@pytest.mark.parametrize("size, step", [(3, 1), (2, 2), (1, 2)])
+def test_windows_that_are_returned_are_a_view(size: int, step: int) -> None:
+    model, x = Fn(lambda x: x.unfold(1, size, step)), torch.randn(4, 7)
+    found, want = program_of(check(model, x))(model, (x,), {}), model(x)
+    assert (found.data_ptr(), found.stride(), found.shape) == (x.data_ptr(), want.stride(), want.shape)
 
 
 def test_a_view_of_the_same_shape_is_not_the_input() -> None:

@@ -35,6 +35,7 @@ NAMES = frozenset(
         *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as", "ravel"),
         *("permute", "transpose", "t", "mT", "movedim", "swapaxes", "expand", "expand_as", "broadcast_to"),
         *("select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "cat", "stack", "__getitem__"),
+        *("nn.functional.unfold", "nn.functional.fold", "unfold"),
         *("nn.functional.pad", "constant_pad_nd", "double", "type_as", "to"),
         *("add", "sub", "mul", "div", "rsub", "neg", "pow", "maximum", "minimum", "where", "masked_fill", "__rsub__"),
         *(

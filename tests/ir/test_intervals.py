@@ -180,3 +180,14 @@ def test_a_deep_chain_gives_up():
 
 def test_within():
     assert within((0, 1), (0, 1)) and not within((-1, 1), (0, 1)) and not within((0, 2), (0, 1))
+
+
+def test_windows_of_images_hold_what_is_in_them() -> None:
+    x = pointwise(
+        "add", pointwise("sigmoid", make(ops.Input((2, 3, 8, 8), torch.float32, torch.device("cpu"), "x", 0))), 1.0
+    )
+    assert interval(make(ops.Windows(3, 3, 2), x))[0] > 0.9
+    bare, padded = (ops.Grid((3, 3), (1, 1), (p, p), (1, 1)) for p in (0, 1))
+    assert interval(make(ops.Unfold(bare), x))[0] > 0.9
+    assert interval(columns := make(ops.Unfold(padded), x))[0] == 0.0
+    assert interval(make(ops.Fold((8, 8), padded), columns)) == NON_NEGATIVE

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusewright.capture import capture
-from fusewright.ir.memory_order import follows_inputs, order_of
+from fusewright.ir.memory_order import follows_inputs, order_of, output_orders
 
 
 class Model(nn.Module):
@@ -71,3 +71,21 @@ def test_orders_of_tensors() -> None:
     assert order_of(last[:1]) == (2, 3, 1)
     assert order_of(x[:1].expand(2, 3, 4, 5)) == (0, 1, 2, 3)
     assert order_of(last[:1].expand(2, 3, 4, 5)) not in ((0, 1, 2, 3), (0, 2, 3, 1))
+
+
+@pytest.mark.parametrize("dims", [(0, 1, 2, 3), (0, 2, 3, 1), (0, 3, 2, 1), (1, 0, 3, 2)])
+@pytest.mark.parametrize("dim", range(1, 4))
+@pytest.mark.parametrize("size, step", [(2, 1), (5, 1), (4, 1), (3, 2), (2, 3), (6, 1)])
+def test_windows_lie_as_in_eager(dims: tuple[int, ...], dim: int, size: int, step: int) -> None:
+    x = torch.randn(2, 7, 8, 9)
+    x = x.permute(dims).contiguous().permute([dims.index(d) for d in range(4)])
+    graph = capture(Model(lambda m, x: x.unfold(dim, size, step) * 2).eval(), (x,), {}).graph
+    (order,) = output_orders(graph, {graph.inputs[0]: order_of(x)}, kernels=False)
+    assert order == order_of(x.unfold(dim, size, step) * 2)
+
+
+def test_columns_lie_row_by_row() -> None:
+    x = torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last)
+    graph = capture(Model(lambda m, x: F.unfold(x, 3) + 1).eval(), (x,), {}).graph
+    (order,) = output_orders(graph, {graph.inputs[0]: order_of(x)}, kernels=False)
+    assert order == order_of(F.unfold(x, 3) + 1) == (0, 1, 2)

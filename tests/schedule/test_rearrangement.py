@@ -8,7 +8,20 @@ from math import prod
 import pytest
 import sympy
 import torch
-from codegen.cuda.rearrangement_cases import CASES, cat, padded, pixels, shuffled, taken, turned
+from codegen.cuda.rearrangement_cases import (
+    CASES,
+    again,
+    along,
+    cat,
+    folded,
+    grid,
+    padded,
+    pixels,
+    shuffled,
+    taken,
+    turned,
+    unfolded,
+)
 from codegen.cuda.test_stream_kernels import CPU, graph_of, inp, reference
 from codegen.cuda.test_stream_kernels import random as numbers
 from torch import Tensor
@@ -27,6 +40,7 @@ from fusewright.schedule.rearrangement import (
     Padded,
     Rearrangement,
     Selected,
+    Summed,
     Value,
     copies,
     parse,
@@ -68,11 +82,12 @@ def computed(r: Rearrangement, tensors: dict[Node, Tensor]) -> Tensor:
             case Padded():
                 within = [(places(index), n) for index, n in value.inside]
                 inside = torch.stack([(i >= 0) & (i < n) for i, n in within]).all(0)
-                assert isinstance(value.node.op, ops.Pad)
-                return torch.where(inside, at(value.value), value.node.op.value)
+                return torch.where(inside, at(value.value), value.outside)
             case Between():
                 part = places(value.part).double() / value.per
                 return (1 - part) * at(value.ahead) + part * at(value.next)
+            case Summed():
+                return torch.stack([at(part) for part in value.parts]).sum(0)
 
     return at(r.value).reshape(r.root.shape)  # type: ignore[arg-type]
 
@@ -103,7 +118,7 @@ def moved(x: Node, rng: random.Random) -> Node:
     d = rng.randrange(x.ndim)
     length = x.shape[d]
     assert isinstance(length, int)
-    match rng.randrange(10):
+    match rng.randrange(12):
         case 0:
             return permute(x, rng.sample(range(x.ndim), x.ndim))
         case 1:
@@ -130,9 +145,28 @@ def moved(x: Node, rng: random.Random) -> Node:
         case 8:
             wide = (*x.shape[:d], rng.choice((2, 3)), *x.shape[d:])
             return make(ops.Expand(wide), reshape(x, (*x.shape[:d], 1, *x.shape[d:])))
+        case 9 if length > 2 and x.ndim < 5:
+            return along(x, d, rng.randrange(1, min(length, 5)), rng.choice((1, 2, 3)))
+        case 10 if x.ndim == 4:
+            return unfolded(x, *lattice(rng, *x.shape[2:]))  # type: ignore[arg-type]
+        case 10 if x.ndim == 3:
+            lengths = rng.choice((3, 4, 6, 7)), rng.choice((4, 6, 8))
+            given = lattice(rng, *lengths)
+            taps, count = (prod(v) for v in (given[0], grid(*given).windows(lengths)))
+            fits = x.shape[1] % taps == 0 and x.shape[2] == count  # type: ignore[operator]
+            return folded(x if fits else inp(0, 2, 2 * taps, count), lengths, *given)
         case _:
             return pointwise("tanh", x)
     return x
+
+
+def lattice(rng: random.Random, *lengths: int) -> list[tuple[int, int]]:
+    """How windows lie in images that are so long: taps, their distance, padding, and steps."""
+    ways = ((1, 2, 3), (1, 1, 2), (0, 1, 2), (1, 2, 3))
+    while True:
+        kernel, apart, padding, _ = given = [(rng.choice(some), rng.choice(some)) for some in ways]
+        if all(n + 2 * p > d * (k - 1) for n, k, d, p in zip(lengths, kernel, apart, padding, strict=True)):
+            return given
 
 
 def factors(n: int, rng: random.Random) -> tuple[int, ...]:
@@ -396,6 +430,14 @@ REFUSED: dict[str, tuple[Node, str]] = {
         "nothing is copied",
     ),
     "empty": (pointwise("relu", reshape(inp(0, 0, 4), (0, 2, 2))), "nothing is copied"),
+    "windows alone": (along(pointwise("relu", X), 3, 4, 2), "is a view"),
+    "windows, seen in another way": (permute(along(padded(X, (3, 1, 1)), 3, 4, 2), (0, 2, 1, 3, 4)), "is a view"),
+    "every other row, seen in another way": (reshape(taken(X, 1, 0, 8, 2), (2, 1, 4, 4, 8)), "is a view"),
+    "too many taps": (folded(inp(0, 1, 81, 144), (12, 12), (9, 9), (1, 1), (4, 4)), "too many places"),
+    "too many taps, of windows": (
+        again(inp(0, 1, 2, 12, 12), (9, 9), (1, 1), (4, 4)),
+        "too many places",
+    ),
     "too many parts": (cat(0, *(inp(k, 1, 8) for k in range(70))), "too many places"),
     "of integers": (cat(0, inp(0, 2, 8, dtype=torch.int64), inp(1, 2, 8, dtype=torch.int64)), "lies in memory as"),
 }  # fmt: skip

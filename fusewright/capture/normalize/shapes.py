@@ -16,7 +16,9 @@ from fusewright.ir.ops import (
     Embedding,
     Expand,
     Flip,
+    Fold,
     Full,
+    Grid,
     Interpolate,
     Op,
     Pad,
@@ -25,7 +27,9 @@ from fusewright.ir.ops import (
     Roll,
     Size,
     Slice,
+    Unfold,
     Upsample,
+    Windows,
 )
 
 _ROW_MAJOR = (torch.contiguous_format, 0)  # the number is what a schema's default comes as
@@ -148,6 +152,42 @@ def _select(call: Call) -> Normal:
     if not isinstance(index, int) or index < 0:
         return None
     return call.make(Reshape(call.shape), call.make(Slice(dim, index, index + 1), x))
+
+
+def _windows(call: Call) -> Normal:
+    x, length, step = call.node("self"), call["size"], call["step"]
+    dim = call["dimension"] % max(x.ndim, 1)
+    known = x.ndim > 0 and isinstance(x.shape[dim], int) and length > 0
+    return call.make(Windows(dim, length, step), x) if known else None
+
+
+def _unfold(call: Call) -> Normal:
+    """The windows of images; of one alone likewise."""
+    x = call.node("self")
+    if not all(isinstance(n, int) for n in x.shape[-3:]):
+        return None
+    images = x if x.ndim == 4 else call.make(Reshape((1, *x.shape)), x)
+    columns = call.make(Unfold(_grid(call)), images)
+    return columns if x.ndim == 4 else call.make(Reshape(call.shape), columns)
+
+
+def _fold(call: Call) -> Normal:
+    """Images of columns; one alone likewise."""
+    x = call.node("self")
+    if not all(isinstance(n, int) for n in x.shape[-2:]):
+        return None
+    columns = x if x.ndim == 3 else call.make(Reshape((1, *x.shape)), x)
+    images = call.make(Fold(_pair(call, "output_size"), _grid(call)), columns)
+    return images if x.ndim == 3 else call.make(Reshape(call.shape), images)
+
+
+def _grid(call: Call) -> Grid:
+    return Grid(*(_pair(call, name) for name in ("kernel_size", "dilation", "padding", "stride")))
+
+
+def _pair(call: Call, name: str) -> tuple[int, int]:
+    first, second = call.ints(name, 2)
+    return first, second
 
 
 def _narrow(call: Call) -> Normal:
@@ -366,6 +406,9 @@ TABLE: dict[str, Handler] = {
     "aten.stack.default": _stack,
     "aten.roll.default": _roll,
     "aten.flip.default": _flip,
+    "aten.unfold.default": _windows,
+    "aten.im2col.default": _unfold,
+    "aten.col2im.default": _fold,
     **{f"aten.upsample_nearest{n}d.vec": _upsample for n in (1, 2, 3)},
     **{f"aten.upsample_{kind}.vec": _interpolate for kind in ("linear1d", "bilinear2d", "trilinear3d")},
     "aten.embedding.default": _embedding,

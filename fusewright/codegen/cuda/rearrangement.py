@@ -33,7 +33,9 @@ from fusewright.schedule.rearrangement import (
     Padded,
     Rearrangement,
     Selected,
+    Summed,
     Value,
+    always,
     call_length,
 )
 from fusewright.schedule.stream import Tree
@@ -131,6 +133,8 @@ class Pace:
                 return all(alike) and self.may_be_a_group(value.value)
             case Between():
                 return self.may_be_a_group(value.ahead) and self.may_be_a_group(value.next)
+            case Summed():
+                return all(map(self.may_be_a_group, value.parts))
         return True
 
     def _is_alike(self, index: Index, ends: tuple[int, ...]) -> bool:
@@ -359,6 +363,8 @@ class _Values:
                 return self._padded(to, value, known)
             case Between():
                 return self._between(to, value, known)
+            case Summed():
+                return self._summed(to, value, known)
 
     def _load(self, load: Load, known: dict[Any, str]) -> tuple[Lines, str]:
         t, compute = load.tensor, compute_type(load.tensor.dtype)
@@ -395,14 +401,13 @@ class _Values:
         return lines
 
     def _padded(self, to: str, value: Padded, known: dict[Any, str]) -> Lines:
-        assert isinstance(value.node.op, ops.Pad)
         lines: Lines = []
         tests = []
         for index, length in value.inside:
             more, at = self._index(index, known)
             lines += more
             tests.append(f"count_t({at}) < {length}")
-        outside = literal(_rounded(value.node.op.value, value.node.dtype), compute_type(value.node.dtype))
+        outside = literal(_rounded(value.outside, value.node.dtype), compute_type(value.node.dtype))
         lines += block(f"if ({' && '.join(tests)})", self._written(to, value.value, dict(known)))
         return [*lines, *block("else", self._each([f"{to} = {outside};"]))]
 
@@ -416,6 +421,16 @@ class _Values:
         weighed = f"{to} = {ahead} * ({literal(1, compute)} - {part}) + {after} * {part};"
         lines += more
         return [*lines, *(self._each([*found, weighed]) if each else [*found, *self._each([weighed])])]
+
+    def _summed(self, to: str, value: Summed, known: dict[Any, str]) -> Lines:
+        lines: Lines = []
+        for load in dict.fromkeys(always(value)):  # once, not in a branch each
+            lines += self._value(load, known)[0]
+        lines += self._each([f"{to} = {literal(0, compute_type(value.node.dtype))};"])
+        for part in value.parts:
+            more, name = self._value(part, known)
+            lines += [*more, *self._each([f"{to} += {name};"])]
+        return lines
 
     # ---- indices
 
@@ -456,7 +471,7 @@ class _Values:
         return [*lines, f"const count_t {name} = {inside};"], name
 
 
-def _root(value: Computed | Selected | Padded | Between) -> Node:
+def _root(value: Computed | Selected | Padded | Between | Summed) -> Node:
     """What has this value."""
     return value.root if isinstance(value, Computed) else value.node
 

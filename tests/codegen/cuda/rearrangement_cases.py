@@ -72,6 +72,32 @@ def padded(x: Node, *pads: tuple[int, int, int], value: float = 0.0) -> Node:
     return make(ops.Pad(pads, "constant", value), x)
 
 
+def along(x: Node, dim: int, size: int, step: int) -> Node:
+    return make(ops.Windows(dim, size, step), x)
+
+
+def grid(
+    kernel: tuple[int, int], dilation: tuple[int, int] = (1, 1), padding: tuple[int, int] = (0, 0),
+    stride: tuple[int, int] = (1, 1),
+) -> ops.Grid:  # fmt: skip
+    return ops.Grid(kernel, dilation, padding, stride)
+
+
+def unfolded(x: Node, *given: tuple[int, int]) -> Node:
+    return make(ops.Unfold(grid(*given)), x)
+
+
+def folded(x: Node, lengths: tuple[int, int], *given: tuple[int, int]) -> Node:
+    return make(ops.Fold(lengths, grid(*given)), x)
+
+
+def again(x: Node, *given: tuple[int, int]) -> Node:
+    """Windows of x, weighed tap by tap, added up where they were."""
+    columns = unfolded(x, *given)
+    lengths = x.shape[2:]
+    return folded(pointwise("mul", columns, inp(1, columns.shape[1], 1)), lengths, *given)  # type: ignore[arg-type]
+
+
 X = inp(0, 2, 8, 4, 8)
 CASES: dict[str, Callable[[], Node]] = {
     "channels shuffled": lambda: pointwise("relu", shuffled(X, 4)),
@@ -143,6 +169,33 @@ CASES: dict[str, Callable[[], Node]] = {
     "two that are turned": lambda: pointwise(
         "mul", *(permute(inp(k, 2, 40, 72), (0, 2, 1), copy=True) for k in (0, 1))
     ),
+    "frames": lambda: pointwise("mul", along(inp(0, 2, 50), 1, 12, 4), inp(1, 12)),
+    "frames, odd": lambda: pointwise("tanh", along(pointwise("neg", inp(0, 3, 41)), 1, 7, 3)),
+    "frames with gaps": lambda: pointwise("exp", along(inp(0, 2, 41), 1, 3, 5)),
+    "windows in two dimensions": lambda: reshape(
+        permute(along(along(padded(X, (2, 1, 1), (3, 1, 1)), 2, 3, 1), 3, 3, 1), (0, 1, 4, 5, 2, 3)), (2, 72, 32)
+    ),
+    "unfolded": lambda: unfolded(X, (3, 3), (1, 1), (1, 1)),
+    "unfolded without padding": lambda: pointwise("tanh", unfolded(X, (2, 3))),
+    "unfolded, in steps": lambda: unfolded(pointwise("exp", inp(0, 2, 3, 9, 16)), (3, 2), (1, 2), (2, 1), (2, 1)),
+    "unfolded, in patches": lambda: pointwise("neg", unfolded(inp(0, 2, 3, 8, 16), (4, 8), (1, 1), (0, 0), (4, 8))),
+    "unfolded, one window": lambda: pointwise("neg", unfolded(inp(0, 2, 3, 3, 4), (3, 4))),
+    "unfolded, then apart": lambda: reshape(
+        permute(reshape(unfolded(X, (3, 3), (1, 1), (1, 1)), (2, 8, 9, 32)), (0, 3, 1, 2)), (2, 32, 72)
+    ),
+    "folded": lambda: folded(inp(0, 2, 27, 40), (5, 8), (3, 3), (1, 1), (1, 1)),
+    "folded, in steps": lambda: folded(inp(0, 2, 27, 20), (9, 7), (3, 3), (1, 1), (1, 1), (2, 2)),
+    "folded, taps apart": lambda: folded(pointwise("exp", inp(0, 2, 27, 48)), (8, 6), (3, 3), (2, 2), (2, 2)),
+    "folded, steps and taps apart": lambda: folded(inp(0, 2, 27, 25), (9, 11), (3, 3), (2, 2), (0, 1), (1, 2)),
+    "folded, steps and taps of no common factor": lambda: folded(
+        inp(0, 2, 15, 21), (11, 13), (3, 5), (2, 2), (1, 1), (3, 1)
+    ),
+    "folded, few elements of a window": lambda: folded(inp(0, 1, 12, 9), (6, 8), (2, 2), (1, 1), (1, 0), (3, 3)),
+    "folded, patches": lambda: pointwise("relu", folded(inp(0, 2, 48, 12), (8, 24), (4, 4), (1, 1), (0, 0), (4, 4))),
+    "folded, one window": lambda: pointwise("neg", folded(inp(0, 2, 36, 1), (3, 4), (3, 4))),
+    "unfolded and folded": lambda: again(X, (3, 3), (1, 1), (1, 1)),
+    "unfolded and folded, in steps": lambda: again(inp(0, 2, 3, 9, 8), (3, 4), (1, 1), (1, 2), (2, 2)),
+    "unfolded and folded, taps apart": lambda: pointwise("tanh", again(inp(0, 2, 3, 9, 8), (3, 3), (2, 2), (2, 1))),
     "a mask": lambda: pointwise(
         "where", shuffled(inp(0, 2, 4, 8, dtype=torch.bool), 2), inp(1, 2, 4, 8), 0.0
     ),

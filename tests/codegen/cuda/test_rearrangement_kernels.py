@@ -12,13 +12,17 @@ import torch
 from codegen.cuda.rearrangement_cases import (
     CASES,
     X,
+    again,
+    along,
     cat,
+    folded,
     interpolated,
     padded,
     pixels,
     shuffled,
     taken,
     turned,
+    unfolded,
     upsampled,
     windows,
 )
@@ -69,6 +73,9 @@ TYPED: dict[str, Callable[[torch.dtype], Node]] = {
     "shuffled": lambda t: pointwise("tanh", shuffled(inp(0, 2, 8, 4, 8, dtype=t), 4)),
     "in a row": lambda t: cat(1, pointwise("exp", inp(0, 5, 16, dtype=t)), padded(inp(1, 5, 5, dtype=t), (1, 1, 2))),
     "upsampled": lambda t: upsampled(inp(0, 2, 3, 4, 8, dtype=t), 2, 2),
+    "frames": lambda t: pointwise("tanh", along(inp(0, 2, 50, dtype=t), 1, 8, 3)),
+    "unfolded": lambda t: pointwise("tanh", unfolded(inp(0, 2, 3, 5, 8, dtype=t), (3, 3), (1, 1), (1, 1))),
+    "folded": lambda t: folded(inp(0, 2, 27, 40, dtype=t), (5, 8), (3, 3), (1, 1), (1, 1)),
     "interpolated": lambda t: interpolated(pointwise("tanh", inp(0, 2, 3, 4, 8, dtype=t)), 12, 16),
 }  # fmt: skip
 
@@ -98,6 +105,10 @@ def test_one_kernel_serves_other_batches() -> None:
     x = make(ops.Input((b, 8, 4, 8), torch.float32, CPU, "x", 0))
     for root, eager in (
         (pointwise("relu", shuffled(x, 4)), lambda t: torch.nn.functional.channel_shuffle(t, 4).relu()),
+        (
+            pointwise("neg", unfolded(x, (3, 3), (1, 1), (1, 1))),
+            lambda t: -torch.nn.functional.unfold(t, 3, padding=1),
+        ),
         (pixels(pointwise("relu", x), 2), lambda t: torch.nn.functional.pixel_shuffle(t.relu(), 2)),
     ):
         made = kernel(found(root), "fused_test", values=4)
@@ -122,11 +133,45 @@ def test_samples_may_become_rows() -> None:
 def test_special_values(value: float) -> None:
     x = random(X, 0)
     x.view(-1)[5] = x.view(-1)[-40] = value
-    for name in ("channels shuffled", "pixels shuffled"):
+    for name in ("channels shuffled", "pixels shuffled", "unfolded", "unfolded without padding"):
         check(CASES[name](), {X: x})
 
 
-@pytest.mark.parametrize("name", ["parts of odd lengths", "rolled along rows", "padded by little", "upsampled"])
+@pytest.mark.parametrize("value", [nan, inf], ids=str)
+def test_nothing_comes_of_windows_that_do_not_reach_an_element(value: float) -> None:
+    root = CASES["unfolded and folded"]()
+    w = next(n for n in graph_of(root).inputs if n is not X)
+    given = {X: random(X, 0), w: random(w, 1)}
+    given[w][::9] = value  # of the first tap, which reaches neither the last row nor the last column
+    for made in check(root, given):
+        got = emulate(made, *(given[n] for n in found(root).tensors))
+        assert got[..., -1, :].isfinite().all() and got[..., -1].isfinite().all()
+        assert not got[..., :-1, :-1].isfinite().any()
+
+
+def test_what_windows_share_is_read_once() -> None:
+    source = kernel(found(CASES["unfolded and folded"]()), "fused_test", values=1).source
+    assert source.count("d.x[") == 1 and source.count("d.p1[") == 9
+    assert "const count_t k" not in source  # which tap it is, and of which window, is a matter of constants
+
+
+def test_columns_are_added_up_as_on_a_gpu() -> None:
+    """Those of the first windows first, from 0 on."""
+    columns = inp(0, 1, 9, 36)
+    made = kernel(found(folded(columns, (6, 6), (3, 3), (1, 1), (1, 1))), "fused_test", values=1)
+    x = random(columns, 0) * 10.0 ** torch.randint(-6, 7, (1, 9, 36))
+    want = torch.zeros(8, 8)
+    for window in range(36):
+        row, column = divmod(window, 6)
+        want[row : row + 3, column : column + 3] += x[0, :, window].view(3, 3)
+    assert torch.equal(emulate(made, x)[0, 0], want[1:-1, 1:-1])
+    assert not torch.equal(torch.nn.functional.fold(x, 6, 3, padding=1)[0, 0], want[1:-1, 1:-1])  # as on a CPU
+
+
+@pytest.mark.parametrize("name", [
+    "parts of odd lengths", "rolled along rows", "padded by little", "upsampled", "frames, odd", "unfolded, in steps",
+    "folded, in steps", "folded, steps and taps of no common factor", "unfolded and folded",
+])  # fmt: skip
 def test_nothing_is_read_or_written_outside(name: str) -> None:
     r = found(CASES[name]())
     for option in options(r):
@@ -143,6 +188,8 @@ LARGE: dict[str, Callable[[], Node]] = {
     "shuffled": lambda: pointwise("relu", shuffled(inp(0, 64, 128, 56, 56), 4)),
     "windows": lambda: windows(inp(0, 64, 56, 56, 96, dtype=BF16), 7),
     "rotary": lambda: turned(inp(0, 16, 16, 1024, 64), inp(1, 1024, 32), inp(2, 1024, 32)),
+    "windows again": lambda: again(inp(0, 16, 64, 64, 64), (3, 3), (1, 1), (1, 1)),
+    "patches": lambda: folded(inp(0, 16, 768, 196, dtype=BF16), (224, 224), (16, 16), (1, 1), (0, 0), (16, 16)),
     "parts": lambda: cat(
         1,
         *(pointwise("silu", taken(inp(k, 32, 80, 28, 28), 1, k, 70)) for k in range(6)),
