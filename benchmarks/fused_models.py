@@ -583,9 +583,10 @@ ROWS = (
     _row(301, "", "x[:, :, ::2, ::2] + x[:, :, 1::2, ::2] - x[:, :, ::2, 1::2] - x[:, :, 1::2, 1::2]",
          (32, 64, 128, 128)),
     _row(302, "", "p = sigmoid(x); q = p * t + (1 - p) * (1 - t); l = binary_cross_entropy_with_logits(x, t, "
-         "reduction='none'); ((0.25 * t + 0.75 * (1 - t)) * l * (1 - q) ** 2).mean()", (16384, 1024), t="nn.Parameter((torch.rand(16384, 1024) > 0.9).float())"),
-    _row(303, "", "a, b = normalize(f(x)), normalize(g(t)); l = s.exp() * a @ b.T; i = arange(x.shape[0], device=x.device); "
-         "(cross_entropy(l, i) + cross_entropy(l.T, i)) / 2", (4096, 768), f="linear 768-512 nobias",
+         "reduction='none'); ((0.25 * t + 0.75 * (1 - t)) * l * (1 - q) ** 2).mean()", (16384, 1024),
+         t="nn.Parameter((torch.rand(16384, 1024) > 0.9).float())"),
+    _row(303, "", "a, b = normalize(f(x)), normalize(g(t)); l = s.exp() * a @ b.T; i = arange(x.shape[0], "
+         "device=x.device); (cross_entropy(l, i) + cross_entropy(l.T, i)) / 2", (4096, 768), f="linear 768-512 nobias",
          g="linear 1024-512 nobias", t=(4096, 1024), s=NUMBER),
     _row(304, "", "a, b = w12(x).chunk(2, -1); x + w3(silu(a) * b)", (8192, 1024), w12="linear 1024-5632 nobias",
          w3="linear 2816-1024 nobias"),
@@ -601,69 +602,71 @@ ROWS = (
     _row(312, "", "x - interpolate(avg_pool2d(x, 2), scale_factor=2, mode='bilinear')", (32, 32, 128, 128)),
     _row(313, "", "m = avg_pool2d(x, 9, 1, 4); (x - m) / torch.sqrt(avg_pool2d(x * x, 9, 1, 4) - m * m + 1.0)",
          (16, 32, 256, 256)),
-    _row(314, "", "a = softmax(s(x).flatten(2), -1); c = x.flatten(2) @ a.transpose(1, 2); "
-         "x + e(relu(n(d(c.unsqueeze(-1)))))", (32, 256, 56, 56), s="conv2d 256-1 k1", d="conv2d 256-64 k1",
+    _row(314, "", "a = softmax(s(x).flatten(2), -1); c = x.flatten(2) @ a.transpose(1, 2); x + "
+         "e(relu(n(d(c.unsqueeze(-1)))))", (32, 256, 56, 56), s="conv2d 256-1 k1", d="conv2d 256-64 k1",
          n="nn.LayerNorm((64, 1, 1))", e="conv2d 64-256 k1"),
-    _row(315, "", "h = pad(x[:, :, :16], (0, 0, 0, 0, 0, 0, 0, 1))[:, 1:]; k = pad(x[:, :, 16:32], (0, 0, 0, 0, 0, 0, 1, 0))"
-         "[:, :-1]; torch.cat((h, k, x[:, :, 32:]), 2)", (16, 8, 128, 56, 56)),
-    _row(316, "", "p = log_softmax(pi(x), -1); z = (t[:, None] - mu(x)) * torch.exp(-s(x)); "
-         "-logsumexp(p - 0.5 * z * z - s(x), -1).mean()", (65536, 128), pi="linear 128-32", mu="linear 128-32",
-         s="linear 128-32", t=(65536,)),
+    _row(315, "", "h = pad(x[:, :, :16], (0, 0, 0, 0, 0, 0, 0, 1))[:, 1:]; k = pad(x[:, :, 16:32], (0, 0, 0, 0, 0, 0, "
+         "1, 0))[:, :-1]; torch.cat((h, k, x[:, :, 32:]), 2)", (16, 8, 128, 56, 56)),
+    _row(316, "", "p = log_softmax(pi(x), -1); z = (t[:, None] - mu(x)) * torch.exp(-s(x)); -logsumexp(p - 0.5 * z * "
+         "z - s(x), -1).mean()", (65536, 128), pi="linear 128-32", mu="linear 128-32", s="linear 128-32", t=(65536,)),
     _row(317, "", "x + (t - x).detach()", (4096, 4096), t=(4096, 4096)),
     _row(318, "", "p = softmax(x, -1); -(p * log(p + 1e-8)).sum(-1).mean()", (16384, 4096)),
-    _row(319, "", "p, q = softmax(x, -1), softmax(t, -1); m = 0.5 * (p + q); 0.5 * ((p * (p / m).log()).sum(-1) + "
-         "(q * (q / m).log()).sum(-1)).mean()", (16384, 1024), t=(16384, 1024)),
-    _row(320, "", "r = exp(x - t); a = (d - d.mean()) / (d.std() + 1e-8); "
-         "-torch.min(r * a, r.clamp(0.8, 1.2) * a).mean()", (4194304,), t=(4194304,), d=(4194304,)),
-    _row(321, "", "m, s = x.chunk(2, -1); s = clamp(s, -20, 2); a = m + torch.exp(s) * e; "
-         "(-0.5 * e * e - s - 0.9189385).sum(-1) - (2 * (0.6931472 - a - softplus(-2 * a))).sum(-1)", (262144, 64),
-         e=(262144, 32)),
-    _row(322, "", "(torch.cumsum(f(k)[..., None] * x[..., None, :], 1) * f(q)[..., None]).sum(-2)", (8, 512, 64), f="nn.Softplus()",
-         k=(8, 512, 64), q=(8, 512, 64)),
-    _row(323, "", "p = softmax(x.flatten(2), -1).view(x.shape); torch.stack(((p * gx).sum((2, 3)), (p * gy).sum((2, 3))), -1)",
-         (64, 17, 128, 128), gx=(128,), gy=(128, 1)),
+    _row(319, "", "p, q = softmax(x, -1), softmax(t, -1); m = 0.5 * (p + q); 0.5 * ((p * (p / m).log()).sum(-1) + (q "
+         "* (q / m).log()).sum(-1)).mean()", (16384, 1024), t=(16384, 1024)),
+    _row(320, "", "r = exp(x - t); a = (d - d.mean()) / (d.std() + 1e-8); -torch.min(r * a, r.clamp(0.8, 1.2) * "
+         "a).mean()", (4194304,), t=(4194304,), d=(4194304,)),
+    _row(321, "", "m, s = x.chunk(2, -1); s = clamp(s, -20, 2); a = m + torch.exp(s) * e; (-0.5 * e * e - s - "
+         "0.9189385).sum(-1) - (2 * (0.6931472 - a - softplus(-2 * a))).sum(-1)", (262144, 64), e=(262144, 32)),
+    _row(322, "", "(torch.cumsum(f(k)[..., None] * x[..., None, :], 1) * f(q)[..., None]).sum(-2)", (8, 512, 64),
+         f="nn.Softplus()", k=(8, 512, 64), q=(8, 512, 64)),
+    _row(323, "", "p = softmax(x.flatten(2), -1).view(x.shape); torch.stack(((p * gx).sum((2, 3)), (p * gy).sum((2, "
+         "3))), -1)", (64, 17, 128, 128), gx=(128,), gy=(128, 1)),
     _row(324, "", "exp(-((gx - x[..., :1, None]) ** 2 + (gy - x[..., 1:, None]) ** 2) / 8.0)", (256, 17, 2), gx=(128,),
          gy=(128, 1)),
-    _row(325, "", "q = t.expand(-1, 50, -1); h = relu(a(torch.cat((q, x, q - x, q * x), -1))); w = b(h); (w * x).sum(1)",
-         (2048, 50, 64), t=(2048, 1, 64), a="linear 256-36", b="linear 36-1"),
+    _row(325, "", "q = t.expand(-1, 50, -1); h = relu(a(torch.cat((q, x, q - x, q * x), -1))); w = b(h); (w * "
+         "x).sum(1)", (2048, 50, 64), t=(2048, 1, 64), a="linear 256-36", b="linear 36-1"),
     _row(326, "", "t * (x @ w + b) + x", (65536, 256), t=(65536, 256), w=(256, 256), b=(256,)),
-    _row(327, "", "m, n = x.mean((2, 3), keepdim=True), t.mean((2, 3), keepdim=True); s, u = x.std((2, 3), keepdim=True), "
-         "t.std((2, 3), keepdim=True); (x - m) / (s + 1e-5) * u + n", (32, 128, 64, 64), t=(32, 128, 64, 64)),
-    _row(328, "", "c = normalize(x) @ normalize(w).T; h = one_hot(arange(x.shape[0], device=x.device) % 8192, 8192).to(x.dtype); "
-         "64.0 * (c - 0.35 * h)", (2048, 512), w=(8192, 512)),
-    _row(329, "", "h = clamp(sigmoid(x), 1e-4, 1 - 1e-4); h * (max_pool2d(h, 3, 1, 1) == h).float()", (64, 80, 128, 128)),
+    _row(327, "", "m, n = x.mean((2, 3), keepdim=True), t.mean((2, 3), keepdim=True); s, u = x.std((2, 3), "
+         "keepdim=True), t.std((2, 3), keepdim=True); (x - m) / (s + 1e-5) * u + n", (32, 128, 64, 64),
+         t=(32, 128, 64, 64)),
+    _row(328, "", "c = normalize(x) @ normalize(w).T; h = one_hot(arange(x.shape[0], device=x.device) % 8192, "
+         "8192).to(x.dtype); 64.0 * (c - 0.35 * h)", (2048, 512), w=(8192, 512)),
+    _row(329, "", "h = clamp(sigmoid(x), 1e-4, 1 - 1e-4); h * (max_pool2d(h, 3, 1, 1) == h).float()",
+         (64, 80, 128, 128)),
     _row(330, "", "(softmax(x.view(x.shape[0], 4, 16, -1), 2) * p[:, None]).sum(2)", (32, 64, 8400), p=(16,)),
-    _row(331, "", "m = avg_pool1d(pad(x.transpose(1, 2), (12, 12), mode='replicate'), 25, 1).transpose(1, 2); "
-         "s((x - m).transpose(1, 2)).transpose(1, 2) + r(m.transpose(1, 2)).transpose(1, 2)", (256, 336, 64),
+    _row(331, "", "m = avg_pool1d(pad(x.transpose(1, 2), (12, 12), mode='replicate'), 25, 1).transpose(1, 2); s((x - "
+         "m).transpose(1, 2)).transpose(1, 2) + r(m.transpose(1, 2)).transpose(1, 2)", (256, 336, 64),
          s="linear 336-96", r="linear 336-96"),
-    _row(332, "", "avg_pool2d(clamp(x, min=1e-6).pow(p), x.shape[-2:]).pow(1.0 / p)", (64, 512, 32, 32), p="nn.Parameter(torch.ones(1) * 3)"),
-    _row(333, "", "a = max_pool2d(x, 5, 1, 2); b = max_pool2d(a, 5, 1, 2); torch.cat((x, a, b, max_pool2d(b, 5, 1, 2)), 1)",
-         (32, 128, 40, 40)),
-    _row(334, "", "silu(n(c(torch.cat((x[..., ::2, ::2], x[..., 1::2, ::2], x[..., ::2, 1::2], x[..., 1::2, 1::2]), 1))))",
-         (32, 3, 320, 320), c="conv2d 12-32 k3 p1 nobias", n="nn.BatchNorm2d(32)"),
+    _row(332, "", "avg_pool2d(clamp(x, min=1e-6).pow(p), x.shape[-2:]).pow(1.0 / p)", (64, 512, 32, 32),
+         p="nn.Parameter(torch.ones(1) * 3)"),
+    _row(333, "", "a = max_pool2d(x, 5, 1, 2); b = max_pool2d(a, 5, 1, 2); torch.cat((x, a, b, max_pool2d(b, 5, 1, "
+         "2)), 1)", (32, 128, 40, 40)),
+    _row(334, "", "silu(n(c(torch.cat((x[..., ::2, ::2], x[..., 1::2, ::2], x[..., ::2, 1::2], x[..., 1::2, 1::2]), "
+         "1))))", (32, 3, 320, 320), c="conv2d 12-32 k3 p1 nobias", n="nn.BatchNorm2d(32)"),
     _row(335, "", "y = relu(n(c(x))); torch.cat((y, relu(m(d(y)))), 1)", (64, 32, 56, 56), c="conv2d 32-32 k1",
          n="nn.BatchNorm2d(32)", d="nn.Conv2d(32, 32, 3, 1, 1, groups=32)", m="nn.BatchNorm2d(32)"),
-    _row(336, "", "h, w = x.mean(3, keepdim=True), x.mean(2, keepdim=True).transpose(2, 3); "
-         "y = hardswish(n(c(torch.cat((h, w), 2)))); h, w = y.split([56, 56], 2); "
-         "x * sigmoid(a(h)) * sigmoid(b(w.transpose(2, 3)))", (32, 128, 56, 56), c="conv2d 128-16 k1",
-         n="nn.BatchNorm2d(16)", a="conv2d 16-128 k1", b="conv2d 16-128 k1"),
+    _row(336, "", "h, w = x.mean(3, keepdim=True), x.mean(2, keepdim=True).transpose(2, 3); y = "
+         "hardswish(n(c(torch.cat((h, w), 2)))); h, w = y.split([56, 56], 2); x * sigmoid(a(h)) * "
+         "sigmoid(b(w.transpose(2, 3)))", (32, 128, 56, 56), c="conv2d 128-16 k1", n="nn.BatchNorm2d(16)",
+         a="conv2d 16-128 k1", b="conv2d 16-128 k1"),
     _row(337, "", "x * sigmoid(p(relu(a(x) + b(t))))", (32, 64, 64, 64), p="conv2d 32-1 k1", a="conv2d 64-32 k1",
          b="conv2d 128-32 k1", t=(32, 128, 64, 64)),
-    _row(338, "", "a, b = x.chunk(2, -1); s, m = f(a).chunk(2, -1); s = tanh(s); torch.cat((a, b * torch.exp(s) + m), -1)",
-         (65536, 256), f="linear 128-256"),
+    _row(338, "", "a, b = x.chunk(2, -1); s, m = f(a).chunk(2, -1); s = tanh(s); torch.cat((a, b * torch.exp(s) + m), "
+         "-1)", (65536, 256), f="linear 128-256"),
     _row(339, "", "((normalize(x) - normalize(t)).square() * w).sum(1).mean((1, 2))", (16, 256, 64, 64),
          t=(16, 256, 64, 64), w=(256, 1, 1)),
-    _row(340, "", "z = x - x.mean(0); s = torch.sqrt(z.var(0) + 1e-4); c = z.T @ z / (x.shape[0] - 1); "
-         "relu(1 - s).mean() + (c.square().sum() - c.diagonal().square().sum()) / x.shape[1]", (4096, 1024)),
-    _row(341, "", "-(softmax((t - c) / 0.04, -1) * log_softmax(x / 0.1, -1)).sum(-1).mean()", (4096, 16384), t=(4096, 16384), c=(16384,)),
+    _row(340, "", "z = x - x.mean(0); s = torch.sqrt(z.var(0) + 1e-4); c = z.T @ z / (x.shape[0] - 1); relu(1 - "
+         "s).mean() + (c.square().sum() - c.diagonal().square().sum()) / x.shape[1]", (4096, 1024)),
+    _row(341, "", "-(softmax((t - c) / 0.04, -1) * log_softmax(x / 0.1, -1)).sum(-1).mean()", (4096, 16384),
+         t=(4096, 16384), c=(16384,)),
     _row(342, "", "i, f, o, g = c(torch.cat((x, h), 1)).chunk(4, 1); k = sigmoid(f) * m + sigmoid(i) * tanh(g); "
          "sigmoid(o) * tanh(k)", (16, 32, 64, 64), c="conv2d 96-256 k3 p1", h=(16, 64, 64, 64), m=(16, 64, 64, 64)),
     _row(343, "", "f(x, t)", (16384, 128), f="nn.Bilinear(128, 128, 64)", t=(16384, 128)),
-    _row(344, "", "f = x.flatten(2); y = (f @ f.transpose(1, 2) / f.shape[-1]).flatten(1); "
-         "normalize(torch.sign(y) * torch.sqrt(y.abs() + 1e-10))", (64, 256, 28, 28)),
-    _row(345, "", "i = torch.min(x[:, 2:], t[:, 2:]) - torch.max(x[:, :2], t[:, :2]); c = torch.max(x[:, 2:], t[:, 2:]) - "
-         "torch.min(x[:, :2], t[:, :2]); i = i.clamp(min=0).prod(1); a = c.prod(1); "
-         "u = (x[:, 2:] - x[:, :2]).prod(1) + (t[:, 2:] - t[:, :2]).prod(1) - i; (1 - i / u + (a - u) / a).mean()",
-         (1048576, 4), t=(1048576, 4)),
+    _row(344, "", "f = x.flatten(2); y = (f @ f.transpose(1, 2) / f.shape[-1]).flatten(1); normalize(torch.sign(y) * "
+         "torch.sqrt(y.abs() + 1e-10))", (64, 256, 28, 28)),
+    _row(345, "", "i = torch.min(x[:, 2:], t[:, 2:]) - torch.max(x[:, :2], t[:, :2]); c = torch.max(x[:, 2:], t[:, "
+         "2:]) - torch.min(x[:, :2], t[:, :2]); i = i.clamp(min=0).prod(1); a = c.prod(1); u = (x[:, 2:] - x[:, "
+         ":2]).prod(1) + (t[:, 2:] - t[:, :2]).prod(1) - i; (1 - i / u + (a - u) / a).mean()", (1048576, 4),
+         t=(1048576, 4)),
 )
 # fmt: on
