@@ -92,3 +92,38 @@ def test_products_reduce_so_too() -> None:
 class Largest(nn.Module):
     def forward(self, y: Tensor) -> Tensor:
         return y.max(dim=1, keepdim=True).values
+
+
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a max pool of all": lambda y: nn.functional.max_pool2d(y, y.shape[2:]),
+    "an adaptive one": lambda y: nn.functional.adaptive_max_pool2d(y.relu(), 1).flatten(1),
+    "along rows": lambda y: nn.functional.max_pool1d(y.flatten(2), 64).squeeze(2),
+    "an average pool of all": lambda y: nn.functional.avg_pool2d(y.relu(), (8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_one_window_of_all_is_a_reduction(name: str) -> None:
+    """Behind a convolution in one kernel, with the gradient of the pool: to the first of several."""
+    torch.manual_seed(0)
+    model, x = Model(POOLS[name]), torch.randn(3, 4, 8, 4).repeat(1, 1, 1, 2)
+    built = pipeline.build(model, (x,), {}, mode="always", kernels="always", measure=False)
+    assert not any(isinstance(n.op, ops.Pool | ops.Opaque) for n in built.captured.graph.nodes())
+    assert [choice.family for choice in built.choices if choice.path == "generated"] == ["contraction"]
+    derive, forward = built.program.functions()
+    results = []
+    for call in (model, lambda given: forward(model, given, *derive(model))):
+        given = x.clone().requires_grad_()
+        value = call(given)
+        weights = torch.linspace(1, 2, value.numel()).view_as(value)
+        results.append((value.detach(), *torch.autograd.grad((value * weights).sum(), (given, *model.parameters()))))
+    for eager, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, eager)
+
+
+@pytest.mark.parametrize("more", [{"padding": 1}, {"dilation": 2}, {"stride": 1, "kernel": 7}], ids=str)
+def test_other_windows_are_pools(more: dict[str, int]) -> None:
+    kernel = more.get("kernel", 4 if "dilation" in more else 8)
+    pool = nn.MaxPool2d(kernel, more.get("stride", 8), more.get("padding", 0), more.get("dilation", 1))
+    built = pipeline.build(Model(pool), (torch.randn(3, 4, 8, 8),), {}, measure=False)
+    assert any(isinstance(n.op, ops.Pool) for n in built.captured.graph.nodes())

@@ -175,7 +175,7 @@ def _reduce(op: ops.Reduce, node: Node, args: Sequence[str]) -> str:
     cast = f", dtype={op.dtype}" if op.dtype is not None else ""
     match op.kind:
         case "max" | "min" if op.first:
-            return f"torch.{op.kind}({x}, {dims}{keep}).values"
+            return _first(op, x, keep)
         case "max" | "min":
             return f"torch.a{op.kind}({x}, {dims}{keep})"
         case "logsumexp":
@@ -190,6 +190,15 @@ def _reduce(op: ops.Reduce, node: Node, args: Sequence[str]) -> str:
             return _index(op, node.arg(0), x, keep)
         case _:
             return f"{x}.{op.kind}({dims}{keep}{cast})"
+
+
+def _first(op: ops.Reduce, x: str, keep: str) -> str:
+    """`torch.max` takes one dimension, as which neighbours are seen."""
+    begin, end = op.dims[0], op.dims[-1]
+    if begin == end:
+        return f"torch.{op.kind}({x}, {begin}{keep}).values"
+    ones = f".unflatten({begin}, {(1,) * len(op.dims)})" if op.keepdim else ""
+    return f"torch.{op.kind}({x}.flatten({begin}, {end}), {begin}{keep}).values{ones}"
 
 
 @_emits(ops.Extreme)

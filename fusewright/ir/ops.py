@@ -402,8 +402,8 @@ class Reduce(Op):
     An ``argmax`` or ``argmin`` is an index of int64 without a gradient, counted row by row through `dims`, which are
     neighbours: that of the first NaN, or else of the first of the greatest or least.
 
-    first   the gradient of a max or min over one dimension goes to the first of several (``torch.max(x, dim)``), else
-            they share it evenly (``torch.amax``)
+    first   the gradient of a max or min over neighbouring dimensions goes to the first of several, counted likewise
+            (``torch.max(x, dim)``, a max pool), else they share it evenly (``torch.amax``)
     """
 
     kind: ReduceKind
@@ -416,10 +416,10 @@ class Reduce(Op):
     def infer(self, types: Types) -> TensorType:
         x = types[0]
         assert x is not None
-        require(not self.first or (self.kind in ("max", "min") and len(self.dims) == 1), f"the first of {self.dims}")
+        require(not self.first or self.kind in ("max", "min"), f"the first of {self.kind}")
         require(all(0 <= d < len(x.shape) for d in self.dims), f"{self.kind} over {self.dims} of {x.shape}")
         counted = bool(self.dims) and self.dims == tuple(range(self.dims[0], self.dims[-1] + 1))
-        require(counted or not self.gives_index, f"{self.kind} through {self.dims}")
+        require(counted or not (self.gives_index or self.first), f"{self.kind} through {self.dims}")
         kept = [1 if i in self.dims else d for i, d in enumerate(x.shape)]
         shape = kept if self.keepdim else [d for i, d in enumerate(x.shape) if i not in self.dims]
         promoted = self.kind in ("sum", "prod") and not (x.dtype.is_floating_point or x.dtype.is_complex)

@@ -63,11 +63,11 @@ def _refuse_below(x: Node) -> str | None:
 
 
 def _refuse_count(m: Match, dims: tuple[int, ...]) -> str | None:
-    """Why elements along these dimensions of x would be counted in another order."""
+    """Why elements along these dimensions of x would be counted in another order, where one of several is meant."""
     op = m["reduction"].op
     assert isinstance(op, Reduce)
     apart = any(b != a + 1 for a, b in pairwise(dims))
-    return "an index is counted through neighbours" if op.gives_index and apart else None
+    return "the first is counted through neighbours" if (op.gives_index or op.first) and apart else None
 
 
 def _ends(shape: Sequence[Size]) -> list[tuple[int, Size]]:
@@ -101,8 +101,6 @@ def _refuse_reshape(m: Match) -> str | None:
     dims = _before(m)
     if dims is None:
         return "a reduced dimension holds part of one that is kept"
-    if m["reduction"].op.first and len(dims) > 1:  # type: ignore[attr-defined]
-        return "the gradient goes to the first along one dimension"
     return _refuse_count(m, dims) or _refuse_below(m["x"]) if dims else "no dimension longer than 1 is reduced"
 
 

@@ -144,11 +144,15 @@ def _sample(root: Node, users: Users) -> Any:
 
 
 def _sample_apart(root: Node, users: Users, readers: Readers) -> Any:
-    """A sample program, unless all it does is a reduction that others of what it reads are found with."""
+    """A sample program, unless all it does are reductions that one pass has, or one that others of what it reads are
+    found with."""
     found = _sample(root, users)
     if isinstance(found, str):
         return found
     joins = [n for n in found.inner if isinstance(n.op, (*sample.ROWS, ops.Matmul))]
+    several = several_folds.parse(root, users)
+    if not isinstance(several, str) and {fold.node for fold in several.folds} == {*joins}:
+        return f"{root!r} is made of reductions that one pass has"
     beside = len(joins) == 1 and several_folds.is_beside(root, users, readers)
     return f"{root!r} is reduced beside others" if beside else found
 

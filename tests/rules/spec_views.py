@@ -203,10 +203,10 @@ SPECS = [
             f"{PART} # the batch, too": lambda: reduce("sum", shaped(x(B, 6), 2, 3 * B), 1),
             f"{PART} # across": lambda: reduce("max", shaped(x(B, 4, 6), B, 6, 4), 2),
             f"{PART} # one of two": lambda: reduce("max", shaped(x(2, 3, 4), 2, 2, 6), 0, 2),
-            "the gradient goes to the first along one dimension": lambda: make(
-                ops.Reduce("max", (2,), first=True), shaped(x(B, 3, 2, 4), B, 3, 8)
+            "the first is counted through neighbours # its gradient": lambda: make(
+                ops.Reduce("max", (1,), first=True), shaped(x(B, 3, 1, 4), B, 12)
             ),
-            "an index is counted through neighbours": lambda: reduce("argmax", shaped(x(B, 3, 1, 4), B, 12), 1),
+            "the first is counted through neighbours": lambda: reduce("argmax", shaped(x(B, 3, 1, 4), B, 12), 1),
             NONE: lambda: reduce("mean", shaped(x(B, 6), B, 1, 6), 1, keepdim=True),
             BARE: lambda: reduce("mean", shaped(inp(B, 3, 2, 4), B, 3, 8), 2),
             f"{BARE} # a view of an input": lambda: reduce("mean", shaped(permuted(inp(B, 3, 4), 0, 2, 1), B, 12), 1),
@@ -222,7 +222,7 @@ SPECS = [
         lambda: reduce("mean", permuted(convolved(), 0, 2, 3, 1), 1, 2),
         turned(),
         {
-            "an index is counted through neighbours": lambda: reduce("argmin", permuted(x(), 0, 2, 3, 1), 1, 2, 3),
+            "the first is counted through neighbours": lambda: reduce("argmin", permuted(x(), 0, 2, 3, 1), 1, 2, 3),
             BARE: lambda: reduce("mean", permuted(inp(B, 3, 4), 0, 2, 1), 1),
             f"{BARE} # a view of an input": lambda: reduce("mean", permuted(shaped(inp(B, 12), B, 3, 4), 0, 2, 1), 1),
             "# a variance": lambda: make(ops.Reduce("var", (2,)), permuted(x(), 0, 2, 3, 1)),

@@ -11,10 +11,23 @@ from fusewright.ir.ops import Pool, RangeSum, Reduce, Reshape
 
 
 def _max_pool(call: Call, n: int) -> Normal:
-    kernel = call.ints("kernel_size", n)
+    kernel, dilation = call.ints("kernel_size", n), call.ints("dilation", n)
     stride, padding = call.ints("stride", n, kernel), call.ints("padding", n)
-    op = Pool("max", kernel, stride, padding, call.ints("dilation", n), call["ceil_mode"])
-    return call.make(op, call.node("self"))
+    if _is_whole(call, kernel, padding) and set(dilation) == {1}:
+        return _max_of_all(call, n)
+    return call.make(Pool("max", kernel, stride, padding, dilation, call["ceil_mode"]), call.node("self"))
+
+
+def _is_whole(call: Call, kernel: tuple[int, ...], padding: tuple[int, ...]) -> bool:
+    """Whether there is one window, of all there is."""
+    whole = call.node("self").shape[-len(kernel) :] == kernel and not any(padding)
+    return whole and set(call.shape[-len(kernel) :]) == {1}
+
+
+def _max_of_all(call: Call, n: int) -> Node:
+    """The greatest of all positions, the first of several of which has the gradient."""
+    x = call.node("self")
+    return call.make(Reduce("max", tuple(range(x.ndim - n, x.ndim)), keepdim=True, first=True), x)
 
 
 def _max_pool_with_indices(call: Call, n: int) -> Normal:
@@ -26,6 +39,9 @@ def _avg_pool(call: Call, n: int) -> Normal:
     kernel = call.ints("kernel_size", n)
     stride, padding = call.ints("stride", n, kernel), call.ints("padding", n)
     included, divisor = bool(call["count_include_pad"]), call.get("divisor_override")
+    if divisor is None and _is_whole(call, kernel, padding):
+        x = call.node("self")
+        return call.make(Reduce("mean", tuple(range(x.ndim - n, x.ndim)), keepdim=True), x)
     op = Pool("avg", kernel, stride, padding, (1,) * n, call["ceil_mode"], included, divisor)
     return call.make(op, call.node("self"))
 
@@ -60,6 +76,8 @@ def _adaptive_max_pool(call: Call, n: int) -> Normal:
     sizes = _windows(call, n)
     if sizes is None or 1 in call.used or any(a % b for a, b in zip(*sizes, strict=True)):
         return None
+    if set(sizes[1]) == {1}:
+        return (_max_of_all(call, n), None)
     kernel = tuple(a // b for a, b in zip(*sizes, strict=True))
     return (call.make(Pool("max", kernel, kernel, (0,) * n, (1,) * n), call.node("self")), None)
 
