@@ -37,7 +37,7 @@ from fusewright.schedule import (
 )
 from fusewright.schedule.again import computed_again
 from fusewright.schedule.beside import Readers, readers_of
-from fusewright.schedule.chain import Users
+from fusewright.schedule.chain import Fold, Users
 from fusewright.schedule.partial import Split
 
 # A chain longer than this many operations is not searched to its end.
@@ -149,12 +149,16 @@ def _sample_apart(root: Node, users: Users, readers: Readers) -> Any:
     found = _sample(root, users)
     if isinstance(found, str):
         return found
-    joins = [n for n in found.inner if isinstance(n.op, (*sample.ROWS, ops.Matmul))]
-    several = several_folds.parse(root, users)
-    if not isinstance(several, str) and {fold.node for fold in several.folds} == {*joins}:
-        return f"{root!r} is made of reductions that one pass has"
+    joins = {n for n in found.inner if isinstance(n.op, (*sample.ROWS, ops.Matmul))}
+    for one_pass in (stream.parse(root, users), several_folds.parse(root, users)):
+        if not isinstance(one_pass, str) and joins == {step.node for step in _folds(one_pass)}:
+            return f"{root!r} is made of reductions that one pass has"
     beside = len(joins) == 1 and several_folds.is_beside(root, users, readers)
     return f"{root!r} is reduced beside others" if beside else found
+
+
+def _folds(one_pass: stream.Stream | several_folds.SeveralFolds) -> list[Fold]:
+    return [fold for fold, _ in one_pass.folds] if isinstance(one_pass, stream.Stream) else list(one_pass.folds)
 
 
 def _reducing(root: Node, users: Users) -> Any:

@@ -271,7 +271,9 @@ def of_reductions(fold: Fold, read: tuple[Node, ...], tail: Tree, users: Users) 
     """The stream of one of several reductions of what is computed from what is `read`, with what `tail` makes of all
     (and reads beside them)."""
     value = fold.node.arg(0)
-    return _Axes(value, value, Tree(value, read, None), None, None, ((fold, tail),), users).stream(tail.root)
+    return _Axes(value, value, Tree(value, read, None), None, None, ((fold, tail),), users, parts=True).stream(
+        tail.root
+    )
 
 
 def unsupported(stage: Stage) -> str | None:
@@ -300,10 +302,11 @@ def unsupported(stage: Stage) -> str | None:
 
 def _is_as_in_float32(leaf: Node, tree: Tree) -> bool:
     """Whether all that is done with whole numbers comes to the same when they are rounded to float32 first: they become
-    that, or are compared with, or are themselves, numbers so small that float32 has all of them."""
+    that, as operands of its functions do, or are compared with, or are themselves, numbers so small that float32 has
+    all of them."""
 
     def fits(node: Node) -> bool:
-        if isinstance(node.op, ops.Cast):
+        if isinstance(node.op, ops.Cast) or node.dtype == torch.float32:
             return node.dtype == torch.float32
         compared = isinstance(node.op, ops.Pointwise) and node.op.fn in COMPARISONS
         return compared and any(map(_is_small, node.inputs))

@@ -93,7 +93,18 @@ CASES: dict[str, Callable[[], Node]] = {
     "an index of columns, in parts": lambda: with_index(inp(0, 900, 12), 0),
     "an index of long rows, in parts": lambda: with_index(inp(0, 2, 20_003), 1),
     "float64": lambda: overlap(inp(0, 6, 320, dtype=F64), inp(1, 320, dtype=F64), 1),
+    "halves of rows": lambda: halves(inp(0, 5, 64), 32),
+    "odd halves of rows": lambda: halves(inp(0, 7, 37), 13),
+    "halves of long rows, in parts": lambda: halves(inp(0, 2, 30_000), 15_000),
 }
+
+
+def cut(x: Node, begin: int, length: int) -> Node:
+    return make(ops.Slice(1, begin, begin + length), x)
+
+
+def halves(x: Node, length: int) -> Node:
+    return overlap(cut(x, 0, length), cut(x, length, length), 1)
 
 
 def with_index(x: Node, *dims: int) -> Node:
