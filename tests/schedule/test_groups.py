@@ -100,7 +100,7 @@ TABLE: dict[str, tuple[Callable[..., object], tuple[int, ...], list[tuple[str, s
     "an opaque operation in between": (
         lambda m, x: torch.tril(torch.tanh(m.conv(x))).relu().sum((2, 3)),
         IMAGES,
-        [("contraction", "fused_conv_tanh"), ("sample program", "fused_relu_sum")],
+        [("contraction", "fused_conv_tanh"), ("stream", "fused_relu_sum")],
     ),
     "prefix sums": (
         lambda m, x: torch.cumsum(torch.tanh(x) + m.bias, 1).relu() + x,
@@ -173,7 +173,7 @@ LOOKUPS: dict[str, tuple[Callable[[Tokens, Tensor], object], list[tuple[str, str
     ),
     "with another user": (
         lambda m, t: (y := m.table(t), y.mean(1).tanh()),
-        [("sample program", "fused_mean_tanh")],
+        [("stream", "fused_mean_tanh")],
     ),
 }
 
