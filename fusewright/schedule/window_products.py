@@ -172,8 +172,8 @@ def _found(node: Node, cost: CostModel, *, always: bool) -> _Convolution | None:
     x, w = node.inputs[:2]
     lengths = (*x.shape[1:], *w.shape, *node.shape[1:])
     padded = all(left >= 0 and right >= 0 for left, right in op.padding)
-    if isinstance(x.op, ops.RangeSum):
-        return None  # a convolution's kernel forms them while it reads
+    if isinstance(x.op, ops.RangeSum) or all(n == 1 for n in w.shape[2:]):
+        return None  # its kernel forms them while it reads, or it is a product as it is
     if not padded or w.varies or not all(isinstance(n, int) and n > 0 for n in lengths):
         return None
     found = _Convolution(node)
