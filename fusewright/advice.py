@@ -38,7 +38,8 @@ def precision_notes(built: Built) -> tuple[str, ...]:
         notes.append(
             "generated kernels: sums in another order and other rounding; an Inf may surface as NaN or the reverse"
         )
-    products = {choice.name for choice in built.choices if choice.family == "contraction"}
+    rounding = {"contraction", *(("matmul", "product") if built.windows else ())}
+    products = {choice.name for choice in built.choices if choice.family in rounding}
     if built.device.type == "cuda" and any(k.name in products and torch.float32 in k.dtypes for k in kernels):
         notes.append(
             "where the settings allow tf32, generated kernels round the float32 operands of their products to it"
