@@ -53,6 +53,7 @@ from fusewright.verification.numerics import tf32_allowed
 from fusewright.verification.state import preserved
 
 Kernels = Literal["auto", "always", "never"]
+Windows = Literal["estimated", "measured", "never"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def build(
     measure: bool = True,
     target: torch.device | None = None,
     last: bool = False,
-    windows: bool = True,
+    windows: Windows = "estimated",
     gradients: bool = True,
     wishes: Wishes = NO_WISHES,
     decisions: Mapping[str, Decision] | None = None,
@@ -110,8 +111,10 @@ def build(
     Groups become generated kernels as `kernels` says and as `decisions` of an earlier build have it; with `measure`,
     the rest is decided by measuring on the device.  `ways` keeps the tiles that were found for another build.
 
-    With `last`, images have their channels last in memory, as the convolutions of a GPU's libraries have them.  With
-    `windows`, convolutions of few windows may be products of these.
+    With `last`, images have their channels last in memory, as the convolutions of a GPU's libraries have them.
+
+    Convolutions of few windows become products of these where `windows` is not "never" and that is less work by
+    estimate; or, where programs are "measured", where it may be.
 
     Without `gradients`, the program is for calls in which nothing has one (`capture.inference`).
 
@@ -154,11 +157,11 @@ def build(
         check(final)
     if fusing:
         try:
-            # in training, gradients of weights want the windows, and a library's convolutions do not write them
-            if windows and mode != "never" and tuner.moves and not model.training:
-                final, multiplied = as_products(final, cost, orders, alone=alone, always=mode == "always")
+            if windows != "never" and mode != "never" and tuner.moves:
+                wanted: dict[str, Any] = {"always": mode == "always", "measured": windows == "measured"}
+                final, multiplied = as_products(final, cost, orders, alone=alone, **wanted)
             if multiplied:  # what was behind the convolutions, past the views of their products
-                outwards = [rule for rule in rules if rule in views.RULES]
+                outwards = [rule for rule in views.RULES if rule.name not in without]
                 final = check(rewrite(final, outwards, cost, fusing=fusing, alone=alone).graph)
             final = as_pools(final, orders)
             final = of_kept_rows(final, facts, hints, orders) if tuner.moves else final

@@ -420,6 +420,7 @@ def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:
         "finite": options.finite,
         "kernels": options.kernels,
         "precision": options.precision,
+        "windows": "measured" if options.measure else "estimated",
         "measure": options.measure and like is None,
         "target": options.target,
         "without": LIBRARIES if options.sides else frozenset(),
@@ -431,7 +432,7 @@ def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:
     if like is not None:
         kernels = options.kernels if like.program.kernels else "never"
         wanted |= {"without": like.without, "decisions": like.decisions, "kernels": kernels}
-        wanted |= {"last": bool(like.turned), "windows": bool(like.windows)}
+        wanted |= {"last": bool(like.turned)} | ({} if like.windows else {"windows": "never"})
     return build(trial.model, trial.args, trial.kwargs, **wanted | changes)
 
 
@@ -446,7 +447,7 @@ def _variants(trial: Trial, built: Built, most: int) -> list[Built]:
             break
         variants.append(other)
     if built.windows and "always" not in (options.rewrite, options.kernels):
-        convolved = _built(trial, windows=False)
+        convolved = _built(trial, windows="never")
         variants += [convolved] if _is_rewritten(convolved) else []
     if built.program.kernels and options.kernels == "auto":
         plain = _built(trial, kernels="never")

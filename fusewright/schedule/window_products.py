@@ -33,7 +33,7 @@ from fusewright.schedule.tiling import MULTIPROCESSORS
 # The windows of a convolution have at most so many times the elements of what they are windows of, and so many where
 # they are fewer than features: the weight is larger than they are then.
 OVERLAP, OVERLAP_OF_FEW = 1.5, 4.0
-# Positions, and features, that a block of a library's convolution has: fewer take as long.
+# Positions, and features, that a block of a convolution has: fewer take as long.
 TILE = 64
 # By how much slower a library is where it cannot read several channels at once: of 3 -> 768 channels, 16 x 16 taps in
 # steps of 16 and 64 images of 224 x 224, 0.62 ms on an H100, a fourth of its usual rate.
@@ -54,17 +54,20 @@ def as_products(
     *,
     alone: Callable[[Node], bool] = lambda _: False,
     always: bool = False,
+    measured: bool = False,
 ) -> tuple[Graph, int]:
     """`graph` with products in place of convolutions of few windows, and how many: where that is much less by `cost`,
     or else `always`.
 
+    Where programs are `measured`, a product is tried as well where it is much less than what a library takes, though
+    a kernel of ours may be as fast: no estimate tells these apart.
     Operations for which `alone` holds stay.  Results lie in memory as they did, where the sources that do not lie row
     by row have these `orders`.
     """
     eager, known, products = output_orders(graph, orders, kernels=False), dict[Node, Order](), 0
     for node in reversed(graph.nodes()):  # what comes before a replaced one stays as it is
-        found = None if alone(node) else _found(node, cost, always=always)
-        if found is None:
+        found = None if alone(node) else _found(node, cost)
+        if found is None or not (always or _pays(found, cost, measured=measured)):
             continue
         sources = replace(graph, outputs=found.sources, effects=())
         if output_orders(sources, orders, kernels=False, known=known) != list(map(rows_of, found.sources)):
@@ -164,8 +167,8 @@ def _turned_by_the_model(y: Node, positions: tuple[int, ...], readers: Readers) 
     return y, positions
 
 
-def _found(node: Node, cost: CostModel, *, always: bool) -> _Convolution | None:
-    """A convolution of few windows that is to be a product."""
+def _found(node: Node, cost: CostModel) -> _Convolution | None:
+    """A convolution of few windows that may be a product."""
     op = node.op
     if not isinstance(op, ops.Conv) or op.transposed or op.groups != 1 or not node.varies or node.dtype not in MEMORY:
         return None
@@ -181,7 +184,7 @@ def _found(node: Node, cost: CostModel, *, always: bool) -> _Convolution | None:
     overlap = OVERLAP_OF_FEW if rows <= int(node.shape[1]) else OVERLAP
     if not 0 < numbers <= min(overlap * prod(sizes(x, cost.hints)), MOST_ELEMENTS - 1):
         return None
-    return found if always or _seconds(found, cost) < CLEARLY * _of_library(found, cost) else None
+    return found
 
 
 def _numbers(c: _Convolution, cost: CostModel) -> tuple[int, int]:
@@ -190,14 +193,16 @@ def _numbers(c: _Convolution, cost: CostModel) -> tuple[int, int]:
     return rows * c.summed, rows
 
 
-def _of_library(c: _Convolution, cost: CostModel) -> float:
-    """Seconds that a library's convolution takes: blocks for a part of the multiprocessors alone take longer."""
+def _pays(c: _Convolution, cost: CostModel, *, measured: bool) -> bool:
+    """Whether a product takes much less than the convolution: than a library's, or where nothing is `measured` than one
+    of our kernels', which read pictures as fast as others.  Either takes longer where it has few blocks.
+    """
     work, (_, rows) = cost(c.y), _numbers(c, cost)
     blocks = ceil(rows / TILE) * ceil(int(c.y.shape[1]) / TILE)
     slower = max(1.0, MULTIPROCESSORS / blocks)
-    if int(c.y.arg(0).shape[1]) * c.y.dtype.itemsize < VECTOR:
+    if measured and int(c.y.arg(0).shape[1]) * c.y.dtype.itemsize < VECTOR:
         slower *= OF_FEW_CHANNELS
-    return max(work.seconds, slower * work.flops / cost.facts.conv)
+    return _seconds(c, cost) < CLEARLY * max(work.seconds, slower * work.flops / cost.facts.conv)
 
 
 def _seconds(c: _Convolution, cost: CostModel) -> float:
