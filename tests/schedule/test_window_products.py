@@ -293,3 +293,12 @@ def test_a_picture_where_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) ->
     model, x = Model(3, 768, (16, 16), stride=16).eval(), torch.empty(64, 3, 224, 224)
     assert built_for_a_gpu(monkeypatch, model, x, kernels="auto").windows == 0
     assert built_for_a_gpu(monkeypatch, model, x, kernels="auto", windows="measured").windows == 1
+
+
+def test_of_a_pool_that_moved_into_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four positions a sample, and sums of 120159 products: all that is left of the weight is derived ahead."""
+    how: dict[str, Any] = {"stride": 3, "padding": (1, 2, 2), "dilation": (3, 1, 1)}
+    model = Model(79, 91, (7, 7, 7), lambda y, m: torch.logsumexp(F.avg_pool3d(y * 2, 3), (1, 2, 3, 4)), **how)
+    built = built_for_a_gpu(monkeypatch, model, torch.empty(32, 79, 27, 25, 21), kernels="auto")
+    assert built.windows == 1 and len(built.program.derived) == 1
+    assert built.program.source.partition("def forward")[2].count("\n    x = ") == 3  # windows, product, the rest
