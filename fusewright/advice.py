@@ -24,7 +24,11 @@ def precision_notes(built: Built) -> tuple[str, ...]:
     if built.batches:
         times = f"{built.batches} products" if built.batches > 1 else "a product"
         notes.append(f"values are read as they lie, not turned first: by {times} of every sample by one weight")
-    if classes == {"exact"} and not (kernels or built.masks or built.turned or built.batches):
+    if built.windows:
+        times = f"{built.windows} convolutions are products" if built.windows > 1 else "a convolution is a product"
+        notes.append(f"{times} of all windows by the weight: sums in another order; an Inf may surface as NaN")
+    others = built.masks or built.turned or built.batches or built.windows
+    if classes == {"exact"} and not (kernels or others):
         notes.append("exact: the same bits as the original, non-finite values included")
     if "reassociates" in classes:
         notes.append("reassociates: the same real number, other rounding; an Inf may surface as NaN or the reverse")
@@ -34,7 +38,8 @@ def precision_notes(built: Built) -> tuple[str, ...]:
         notes.append(
             "generated kernels: sums in another order and other rounding; an Inf may surface as NaN or the reverse"
         )
-    products = {choice.name for choice in built.choices if choice.family == "contraction"}
+    rounding = {"contraction", *(("matmul", "product") if built.windows else ())}
+    products = {choice.name for choice in built.choices if choice.family in rounding}
     if built.device.type == "cuda" and any(k.name in products and torch.float32 in k.dtypes for k in kernels):
         notes.append(
             "where the settings allow tf32, generated kernels round the float32 operands of their products to it"

@@ -31,7 +31,7 @@ from fusewright.ir.placement import gathered, placed
 from fusewright.ir.spec import check
 from fusewright.ir.types import main_device
 from fusewright.plan import KernelChoice, Work
-from fusewright.rules import RULES
+from fusewright.rules import RULES, views
 from fusewright.rules.engine import Mode, Rewritten, rewrite, total
 from fusewright.runtime import compiler, nvrtc
 from fusewright.runtime.device import LARGE_GPU, device_facts
@@ -44,6 +44,7 @@ from fusewright.schedule.losses import of_logits
 from fusewright.schedule.moves_first import moves_first
 from fusewright.schedule.reduced_shares import of_kept_rows
 from fusewright.schedule.turned_products import as_they_lie
+from fusewright.schedule.window_products import as_products
 from fusewright.schedule.window_sums import as_pools
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.tree import flat_tensors
@@ -52,6 +53,7 @@ from fusewright.verification.numerics import tf32_allowed
 from fusewright.verification.state import preserved
 
 Kernels = Literal["auto", "always", "never"]
+Windows = Literal["estimated", "measured", "never"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Built:
     masks           how many attentions do without a mask that the trace had
     turned          how many convolutions have images whose channels lie last in memory
     batches         how many products read as it lies what the model turns for them
+    windows         how many convolutions of few windows are products of these
     """
 
     captured: Captured
@@ -78,6 +81,7 @@ class Built:
     masks: int = 0
     turned: int = 0
     batches: int = 0
+    windows: int = 0
 
 
 def build(
@@ -94,6 +98,7 @@ def build(
     measure: bool = True,
     target: torch.device | None = None,
     last: bool = False,
+    windows: Windows = "estimated",
     gradients: bool = True,
     wishes: Wishes = NO_WISHES,
     decisions: Mapping[str, Decision] | None = None,
@@ -107,6 +112,9 @@ def build(
     the rest is decided by measuring on the device.  `ways` keeps the tiles that were found for another build.
 
     With `last`, images have their channels last in memory, as the convolutions of a GPU's libraries have them.
+
+    Convolutions of few windows become products of these where `windows` is not "never" and that is less work by
+    estimate; or, where programs are "measured", where it may be.
 
     Without `gradients`, the program is for calls in which nothing has one (`capture.inference`).
 
@@ -143,12 +151,18 @@ def build(
     how: dict[str, Any] = {"progress": progress, "wishes": wishes, "ways": {} if ways is None else ways}
     tuner = Tuner(device, hints, kernels, tf32_allowed(precision), measure, layouts, decisions or {}, **how)
     orders = _orders(rewritten.graph, model, captured.constants, tensors)
-    final, turned, batches = rewritten.graph, 0, 0
+    final, turned, batches, multiplied = rewritten.graph, 0, 0, 0
     if last:
         final, turned = channels_last(final, orders)
         check(final)
     if fusing:
         try:
+            if windows != "never" and mode != "never" and tuner.moves:
+                wanted: dict[str, Any] = {"always": mode == "always", "measured": windows == "measured"}
+                final, multiplied = as_products(final, cost, orders, alone=alone, **wanted)
+            if multiplied:  # what was behind the convolutions, past the views of their products
+                outwards = [rule for rule in views.RULES if rule.name not in without]
+                final = check(rewrite(final, outwards, cost, fusing=fusing, alone=alone).graph)
             final = as_pools(final, orders)
             final = of_kept_rows(final, facts, hints, orders) if tuner.moves else final
             final = of_logits(final, facts, hints, orders)
@@ -166,7 +180,7 @@ def build(
     program = lower(final, captured.out_spec, captured.constants, attributes, tuple(tuner.kernels.values()))
     work = total(graph, cost), total(final, cost), total(rewritten.graph, cost)
     tuned = tuple(tuner.choices), tuner.decisions
-    return Built(captured, rewritten, program, *work, device, without, *tuned, masks, turned, batches)
+    return Built(captured, rewritten, program, *work, device, without, *tuned, masks, turned, batches, multiplied)
 
 
 def kernel_target(device: torch.device) -> str | None:

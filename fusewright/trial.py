@@ -131,8 +131,13 @@ def _judge(trial: Trial, built: Built, plan: Plan) -> Entry:
 
 def _is_rewritten(built: Built) -> bool:
     """Whether the program differs from the model at all, if only in what is derived ahead of calls."""
-    program, others = built.program, built.masks or built.turned or built.batches
-    return bool(built.rewritten.fired or program.kernels or program.derived or others)
+    program = built.program
+    return bool(built.rewritten.fired or program.kernels or program.derived or built.masks or _is_turned(built))
+
+
+def _is_turned(built: Built) -> bool:
+    """Whether values are read or written in other orders than the model's, though no rule says so."""
+    return bool(built.turned or built.batches or built.windows)
 
 
 def _sides(trial: Trial, built: Built) -> Sides:
@@ -158,7 +163,7 @@ def _candidate(trial: Trial, built: Built, *, recorded: bool = False) -> tuple[n
     graph = built.captured.graph
     shapes = tuple(n.shape for n in graph.inputs)
     # a kernel writes in one order, and so do some operations that rules leave
-    rows = bool(built.program.kernels or built.turned or built.batches) or not follows_inputs(built.rewritten.graph)
+    rows = bool(built.program.kernels) or _is_turned(built) or not follows_inputs(built.rewritten.graph)
     ordered = rows and follows_inputs(graph)
     guard = guard_of(trial.args, trial.kwargs, shapes, graph.symbols, ordered=ordered)
     runner = Runner(built.program, guard, trial.options.precision, _most_recorded(trial) if recorded else 0)
@@ -256,7 +261,7 @@ def _checked_against_float64(trial: Trial, built: Built) -> Verdict:
 
 def _verify(trial: Trial, built: Built, **how: Any) -> Verdict:
     candidate, runner = _candidate(trial, built)
-    exact = not (built.program.kernels or built.masks or built.turned or built.batches)
+    exact = not (built.program.kernels or built.masks or _is_turned(built))
     exact = exact and all(fired.exactness == "exact" for fired in built.rewritten.fired)
     verdict = run_verification(
         trial.model,
@@ -415,6 +420,7 @@ def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:
         "finite": options.finite,
         "kernels": options.kernels,
         "precision": options.precision,
+        "windows": "measured" if options.measure else "estimated",
         "measure": options.measure and like is None,
         "target": options.target,
         "without": LIBRARIES if options.sides else frozenset(),
@@ -426,13 +432,13 @@ def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:
     if like is not None:
         kernels = options.kernels if like.program.kernels else "never"
         wanted |= {"without": like.without, "decisions": like.decisions, "kernels": kernels}
-        wanted |= {"last": bool(like.turned)}
+        wanted |= {"last": bool(like.turned)} | ({} if like.windows else {"windows": "never"})
     return build(trial.model, trial.args, trial.kwargs, **wanted | changes)
 
 
 def _variants(trial: Trial, built: Built, most: int) -> list[Built]:
-    """`built`, and what becomes of it without rules that had rivals, `most` of them, without kernels, or with channels
-    last; the fastest first where that may be measured."""
+    """`built`, and what becomes of it without rules that had rivals, `most` of them, with convolutions for products of
+    windows, without kernels, or with channels last; the fastest first where that may be measured."""
     variants, options = [built], trial.options
     while len(variants) <= most:
         contested = next((fired.rule for fired in variants[-1].rewritten.fired if fired.rivals), None)
@@ -440,6 +446,9 @@ def _variants(trial: Trial, built: Built, most: int) -> list[Built]:
         if other is None or not other.rewritten.fired:
             break
         variants.append(other)
+    if built.windows and "always" not in (options.rewrite, options.kernels):
+        convolved = _built(trial, windows="never")
+        variants += [convolved] if _is_rewritten(convolved) else []
     if built.program.kernels and options.kernels == "auto":
         plain = _built(trial, kernels="never")
         variants += [plain] if plain.rewritten.fired or _is_worth_recording(trial, plain) else []

@@ -273,7 +273,8 @@ class Tuner:
     def _rounds(self, group: Group) -> bool:
         """Whether operands of the group's products may be rounded to tf32."""
         convolutions, matmuls = self.tf32
-        return convolutions if group.family == "contraction" else matmuls
+        convolves = any(isinstance(n.op, ops.Matmul) and n.op.convolves for n in group.inner)
+        return convolutions if convolves or group.family == "contraction" else matmuls
 
     def _kernel(self, group: Group, name: str, option: Option) -> Kernel:
         kernel: Kernel = TARGETS[self.device.type].generate(group, name, option, tf32=self._rounds(group))

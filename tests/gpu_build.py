@@ -32,14 +32,14 @@ def built_for_a_gpu(
     return pipeline.build(model.eval(), (x,), {}, kernels=kernels, measure=False, target=target, **options)
 
 
-def as_on_a_gpu(model: nn.Module, x: Tensor) -> pipeline.Built:
+def as_on_a_gpu(model: nn.Module, x: Tensor, **options: Any) -> pipeline.Built:
     """With CUDA kernels for tensors of a CPU, whose operators run their references there."""
     with (
         patch.dict(tuning.TARGETS, cpu=cuda),
         patch.object(pipeline, "kernel_target", lambda device: None),
         patch.object(pipeline, "tf32_allowed", lambda precision: (False, False)),
     ):
-        return pipeline.build(model, (x,), {}, kernels="always", measure=False)
+        return pipeline.build(model, (x,), {}, kernels="always", measure=False, **options)
 
 
 def _launched(kernel: Kernel, *tensors: Tensor) -> Tensor:

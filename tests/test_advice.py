@@ -50,6 +50,11 @@ def test_products_in_batches_do_not(rewritten: Built) -> None:
     assert note == "values are read as they lie, not turned first: by 2 products of every sample by one weight"
 
 
+def test_products_of_windows_do_not(rewritten: Built) -> None:
+    (note,) = precision_notes(replace(rewritten, windows=1))
+    assert note.startswith("a convolution is a product of all windows by the weight")
+
+
 def test_kernels_do_not(with_kernels: Built) -> None:
     (note,) = precision_notes(with_kernels)
     assert note.startswith("generated kernels: sums in another order")

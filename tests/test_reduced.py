@@ -20,6 +20,7 @@ def built(*rules: str, kernels: tuple[str, ...] = (), batches: int = 0) -> Any:
         rewritten=SimpleNamespace(fired=fired),
         program=SimpleNamespace(kernels=[SimpleNamespace(name=name) for name in kernels]),
         batches=batches,
+        windows=0,
     )
 
 

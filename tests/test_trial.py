@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from fusewright import trial
+from fusewright import pipeline, trial, tuning
+from fusewright.codegen import cuda
 from fusewright.dispatch import Options
 from fusewright.measure import Sample
 from fusewright.plan import Plan
+from fusewright.runtime.device import LARGE_GPU
 from fusewright.trial import Trial
 from fusewright.verification.verdict import Check, Verdict
 
@@ -67,3 +69,18 @@ def test_a_plan_tells_which_programs_were_refused(refused: int, monkeypatch: pyt
         assert "Refused" in str(plan)
     else:
         assert plan.status == "unchanged" and plan.reason.startswith(said) and not plan.refused
+
+
+def test_a_convolution_that_became_a_product_is_tried_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of them is faster, estimates do not know; a smaller call is verified in the way of the larger one."""
+    monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
+    monkeypatch.setattr(pipeline, "device_facts", lambda device: LARGE_GPU)
+    monkeypatch.setitem(tuning.TARGETS, "cpu", cuda)
+    model = nn.Sequential(nn.Conv2d(64, 64, 16, stride=16), nn.GELU(), nn.Softplus()).eval()
+    of = Trial(model, (torch.rand(8, 64, 64, 64),), {}, Options(verify=False, measure=False), print)
+    built = trial._built(of)
+    assert built.windows == 1 and trial._is_rewritten(built)
+    variants = trial._variants(of, built, 0)
+    assert [v.windows for v in variants[:2]] == [1, 0] and "F.linear" in variants[0].program.source
+    assert "F.conv2d" in variants[1].program.source and variants[1].program.kernels
+    assert trial._built(of, built).windows == 1 and trial._built(of, variants[1]).windows == 0

@@ -238,9 +238,13 @@ class ConvLast(Op):
 
 @dataclass(frozen=True)
 class Matmul(Op):
-    """x (..., M, K) @ w (..., K, N) [(..., N, K) when `transpose_w`] + bias (N,) or None; batches broadcast."""
+    """x (..., M, K) @ w (..., K, N) [(..., N, K) when `transpose_w`] + bias (N,) or None; batches broadcast.
+
+    Where it `convolves`, the model has a convolution in its place: a kernel may round as convolutions are allowed to.
+    """
 
     transpose_w: bool = False
+    convolves: bool = False
 
     def infer(self, types: Types) -> TensorType:
         x, w = types[0], types[1]

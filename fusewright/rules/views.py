@@ -183,7 +183,8 @@ def pool_between_reshapes(m: Match) -> Node:
 
 
 def _viewed(root: Node) -> int | None:
-    """Which operand of a function is a view of all that a norm or a softmax gives, or a function of that; or `None`."""
+    """Which operand of a function is a view of all that a norm, a softmax or a convolution as a product gives, or a
+    function of that; or `None`."""
     for i, a in enumerate(root.args):
         if a is not None and isinstance(a.op, Reshape) and a.shape == root.shape and _is_normalised(a.arg(0)):
             return i
@@ -196,7 +197,7 @@ def _is_normalised(x: Node) -> bool:
         if not alike:
             return False
         x = alike[0]
-    return isinstance(x.op, Norm | Softmax)
+    return isinstance(x.op, Norm | Softmax) or (isinstance(x.op, Matmul) and x.op.convolves)
 
 
 def _along(m: Node, outer: tuple[Size, ...], inner: tuple[Size, ...]) -> Node | None:
@@ -273,7 +274,8 @@ def _refuse_function(m: Match) -> str | None:
     enables=True,
 )
 def function_of_reshape(m: Match) -> Node:
-    """f(reshape(y), m) -> reshape(f(y, m)), where y is a norm, a softmax, or a function of one.
+    """f(reshape(y), m) -> reshape(f(y, m)), where y is a norm, a softmax, a convolution as a product of all windows of
+    each sample, or a function of one.
 
     y (N, C, H*W) seen as (N, C, H, W), m (C, 1, 1) beside it: (C, 1).  The kernel that normalises carries f out, too.
     Class exact.

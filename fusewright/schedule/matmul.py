@@ -6,6 +6,9 @@
 Where tf32 is not allowed, every number is the sum of two of tf32, and a product is three (3xTF32: Ootomo and Yokota,
 "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022).
 Tensor cores truncate as they accumulate, so that sums over a few numbers are added up in float32.
+
+Where the model has a convolution in a matmul's place (`ops.Matmul.convolves`) and those may be rounded to tf32, a
+number is one of tf32, and a product is one.
 """
 
 from __future__ import annotations
@@ -31,12 +34,12 @@ COLUMNS, FEATURES = (16, 32, 64, 96, 128), 64
 # Warpgroups of a block; of three, threads have registers for fewer columns.
 GROUPS, OF_THREE = (1, 2, 3), 64
 # Into how many parts what is summed may be cut, of which a further launch adds up the results.
-PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 # Bytes of shared memory for what is on its way, and chunks of it.
 STAGED, MOST_STAGES = 196608, 8
 # Worth measuring.
 TILES = 6
-# Bytes that x may take once it is split, twice its own: a call allocates them.
+# Bytes that x may take once it is split, twice its own, or rounded: a call allocates them.
 MOST_PACKED = 2**30
 # Cycles per second; bytes per cycle that a multiprocessor gets from the level-2 cache; cycles that a block takes beside
 # its chunks, and a chunk beside its products; bytes per second of memory.
@@ -71,6 +74,11 @@ class Linear:
         return self.matmul.args[2]
 
     @property
+    def convolves(self) -> bool:
+        """Whether it stands for a convolution, and may be rounded as these may."""
+        return isinstance(self.matmul.op, ops.Matmul) and self.matmul.op.convolves
+
+    @property
     def tensors(self) -> tuple[Node, ...]:
         """What a call passes."""
         return tuple(dict.fromkeys([self.x, self.w, *([] if self.bias is None else [self.bias]), *self.operands]))
@@ -89,7 +97,7 @@ class Linear:
         """The lengths of x but for K: what rows are counted by."""
         return (*self.x.shape[:-2], self.x.shape[-1 if self.turned else -2])
 
-    def varies(self, operand: Node) -> Varies | Literal["row"]:
+    def varies(self, operand: Node) -> Varies | Literal["row", "repeated"]:
         found = _varies(operand, self.root, self.across)
         assert found is not None
         return found
@@ -102,11 +110,13 @@ class MatmulTile:
     columns  rows of x of a block
     groups   warpgroups of a block, each with 64 features
     parts    into how many the sums are cut
+    rounded  whether numbers are rounded to tf32, and not split into two of these
     """
 
     columns: int
     groups: int
     parts: int
+    rounded: bool = False
 
     @property
     def features(self) -> int:
@@ -114,8 +124,13 @@ class MatmulTile:
 
     @property
     def stage_bytes(self) -> int:
-        """Of a chunk of x: two numbers of tf32 for each of its own."""
-        return 8 * CHUNK * self.columns
+        """Of a chunk of x: two numbers of tf32 for each of its own, or one."""
+        return 4 * self.numbers * CHUNK * self.columns
+
+    @property
+    def numbers(self) -> int:
+        """Of tf32, for each of x."""
+        return 1 if self.rounded else 2
 
     @property
     def stages(self) -> int:
@@ -180,12 +195,14 @@ def _is_turned(x: Node) -> bool:
     return isinstance(x.op, ops.Permute) and not x.op.copy and x.op.dims == swapped
 
 
-def _varies(operand: Node, root: Node, across: bool) -> Varies | Literal["row"] | None:
+def _varies(operand: Node, root: Node, across: bool) -> Varies | Literal["row", "repeated"] | None:
     """How an operand does over the result, whose features lie along the last dimension, or `across`: one number per
-    row as well."""
+    row as well, and one per element of a sample, the same for each."""
     feature = root.ndim - (2 if across else 1)
     if operand.shape == (*root.shape[:feature], 1, *root.shape[feature + 1 :]) and numel(operand.shape) != 1:
         return "row"
+    if _is_repeated_for_samples(operand, root):
+        return "repeated"
     if not across or all(d == 1 for d in operand.shape):
         return varies(operand, root)
     if operand.ndim > 1 and operand.shape[-2] == root.shape[-2] and numel(operand.shape) == root.shape[-2]:
@@ -193,11 +210,20 @@ def _varies(operand: Node, root: Node, across: bool) -> Varies | Literal["row"] 
     return "element" if operand.shape == root.shape else None
 
 
-def tiles(group: Linear, rows: int) -> list[MatmulTile]:
-    """Tiles worth measuring for so many rows of x, best estimate first."""
-    if 8 * rows * group.summed > MOST_PACKED:
+def _is_repeated_for_samples(operand: Node, root: Node) -> bool:
+    """Whether this is as the last dimensions of `root`, two at least: a position's embedding."""
+    lengths = [*operand.shape]
+    while lengths and lengths[0] == 1:
+        del lengths[0]
+    of_root = [*root.shape[root.ndim - len(lengths) :]]
+    return 1 < len(lengths) < root.ndim and lengths == of_root and all(isinstance(n, int) for n in lengths)
+
+
+def tiles(group: Linear, rows: int, *, rounded: bool = False) -> list[MatmulTile]:
+    """Tiles worth measuring for so many rows of x, best estimate first; `rounded` to tf32 where that is allowed."""
+    if (4 if rounded else 8) * rows * group.summed > MOST_PACKED:
         return []
-    each = product(COLUMNS, GROUPS, PARTS)
+    each = product(COLUMNS, GROUPS, PARTS, (rounded,))
     most = max(1, group.summed // (4 * CHUNK))
     cut = [t for t in (MatmulTile(*one) for one in each) if t.parts <= most]
     found = [t for t in cut if t.groups < 3 or t.columns <= OF_THREE]
@@ -211,10 +237,10 @@ def seconds(group: Linear, t: MatmulTile, rows: int) -> float:
     blocks = across * ceil(n / t.features) * t.parts
     at_once = MULTIPROCESSORS * t.per_sm
     chunks = ceil(k / CHUNK / t.parts)
-    multiplied = 12 * (t.columns / 2) * t.groups + STEP
+    multiplied = (4 if t.rounded else 12) * (t.columns / 2) * t.groups + STEP
     streamed = (t.stage_bytes + 4 * CHUNK * t.features) / STREAMED
     cycles = ceil(blocks / at_once) * (chunks * max(multiplied, streamed) * (at_once // MULTIPROCESSORS) + BLOCK)
-    packed = 12 * across * t.columns * k
+    packed = 4 * (1 + t.numbers) * across * t.columns * k
     joined = 0 if t.parts == 1 else 4 * (2 * t.parts + 1) * m * n
     passing = (packed + joined) / MEMORY + LAUNCH * (1 + (t.parts > 1))
     return max(cycles / CLOCK, 4 * n * k / MEMORY) + passing

@@ -123,8 +123,11 @@ def options(
     if isinstance(group.record, RangeReduction):
         return _of_ranges(group.record, hints)
     if isinstance(group.record, Linear):
-        takes = capability == matmul.CAPABILITY and not tf32
-        return [{"matmul": asdict(t)} for t in matmul_tiles(group.record, _rows(group.record, hints))] if takes else []
+        rounded = tf32 and group.record.convolves
+        if capability != matmul.CAPABILITY or (tf32 and not rounded):
+            return []  # the library rounds as well
+        tiles = matmul_tiles(group.record, _rows(group.record, hints), rounded=rounded)
+        return [{"matmul": asdict(t)} for t in tiles]
     if isinstance(group.record, Normalization):
         return normalization.options(group.record, capability)
     if isinstance(group.record, KeptRows):

@@ -81,7 +81,7 @@ def _library_seconds(node: Node, model: CostModel, *, tf32: bool) -> float:
     work = model(node)
     if not isinstance(node.op, ops.Matmul):
         return work.seconds
-    if node.dtype.itemsize == 2 or (node.dtype == torch.float32 and tf32):
+    if node.dtype.itemsize == 2 or (node.dtype == torch.float32 and tf32 and not node.op.convolves):
         facts = replace(LARGE_GPU, matmul=HALF if node.dtype.itemsize == 2 else ROUNDED)
         work = CostModel(facts, model.hints, derived_ahead=True)(node)
     return LEAST + work.seconds

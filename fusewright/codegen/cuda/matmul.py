@@ -1,18 +1,19 @@
-"""CUDA C++ of float32 matmuls as accurate as float32 ones, on the tensor cores of Hopper (sm_90a).
+"""CUDA C++ of float32 matmuls as accurate as float32 ones, or rounded to tf32, on the tensor cores of Hopper (sm_90a).
 
-A launch beforehand splits x into numbers of tf32 and lays them out (`matmul_text.PACK`): one thread of a block keeps
-copies of the next chunks on their way, and warpgroups multiply them by what they read of the weight, which they split
-in registers.
+A launch beforehand splits x into numbers of tf32, or rounds it, and lays them out (`matmul_text.PACK`): one thread of
+a block keeps copies of the next chunks on their way, and warpgroups multiply them by what they read of the weight,
+which they split or round in registers.
 """
 
 from __future__ import annotations
 
 from fusewright.codegen.cuda import matmul_text
 from fusewright.codegen.cuda.primitives import with_primitives
-from fusewright.codegen.cuda.split_text import SPLIT
+from fusewright.codegen.cuda.split_text import ROUND, SPLIT
 from fusewright.codegen.cuda.stream_values import tree
 from fusewright.codegen.text import fill
 from fusewright.ir.node import Node
+from fusewright.ir.types import numel
 from fusewright.kernel import Argument, Array, Kernel, Launch
 from fusewright.schedule.matmul import CHUNK, Linear, MatmulTile
 
@@ -93,16 +94,18 @@ def _source(group: Linear, t: MatmulTile, name: str, behind: dict[Node, str], in
         matmul_text.FINISH, name=name, parameters=_parameters(["partial", *behind.values()], "out"), sum=f"total{bias}",
         feature=matmul_text.FEATURE[group.across], **_after(group, behind, matmul_text.ROW[group.across]),
     )  # fmt: skip
+    split = fill(ROUND if t.rounded else SPLIT)
     by_sample = fill(matmul_text.SAMPLES, rows=group.rows[-1]) if group.turned or group.across else []
     return with_primitives([
         fill(
             matmul_text.CONSTANTS, summed=group.summed, features=group.features, columns=t.columns, groups=t.groups,
-            stages=t.stages, parts=t.parts, samples=by_sample, split=fill(SPLIT),
+            stages=t.stages, parts=t.parts, samples=by_sample, numbers=t.numbers, split=split,
         ),
         fill(matmul_text.PACK, name=name, read=fill(matmul_text.READ_ROW[group.turned])),
         fill(
             matmul_text.KERNEL, name=name, columns=t.columns, per_sm=t.per_sm, parameters=_parameters(inside, written),
-            read=fill(matmul_text.READ[group.features_first]),
+            read=fill(matmul_text.READ[group.features_first]), small="" if t.rounded else ", small = big + MATRIX / 4",
+            products=fill(matmul_text.PRODUCTS[t.rounded], columns=t.columns),
             write=fill(matmul_text.PARTIAL, at=at) if t.parts > 1 else write,
         ),
         finish if t.parts > 1 else [],
@@ -117,6 +120,7 @@ def _parameters(read: list[str], written: str) -> str:
 def _after(group: Linear, names: dict[Node, str], row: str) -> dict[str, object]:
     """The statements behind `sum`, and the name of what is written; `row` is which one it is of."""
     index = {"": "0", "feature": "feature", "row": row, "element": "at"}
-    read = {n: f"{names[n]}[{index[group.varies(n)]}]" for n in group.operands}
+    each = ((n, index | {"repeated": f"at % {numel(n.shape)}"}) for n in group.operands)
+    read = {n: f"{names[n]}[{at[group.varies(n)]}]" for n, at in each}
     lines, value = tree(group.after, group.matmul, read | {group.matmul: "sum"})
     return {"lines": lines, "value": value}

@@ -12,7 +12,9 @@ constexpr int COLUMNS = $columns, WARPGROUPS = $groups, FEATURES = 64 * WARPGROU
 // Each of PARTS blocks has a part of them.
 constexpr int CHUNK = 32, VECTORS = CHUNK / 4, CHUNKS = (K + CHUNK - 1) / CHUNK, STAGES = $stages;
 constexpr int PARTS = $parts, CHUNKS_OF_PART = (CHUNKS + PARTS - 1) / PARTS;
-constexpr int MATRIX = VECTORS * COLUMNS * 4, STAGE = 2 * MATRIX;    // numbers
+constexpr int MATRIX = VECTORS * COLUMNS * 4;    // numbers
+// Those of tf32 that one of x is: the nearest one, or with it what is left.
+constexpr int NUMBERS = $numbers, STAGE = NUMBERS * MATRIX;
 // Copies of chunks are started so many steps ahead that every warp has read what lay there two steps ago.
 constexpr int THREADS = 128 * WARPGROUPS, AHEAD = STAGES - 2;
 
@@ -76,7 +78,7 @@ ${name}_pack(const float* __restrict__ x, float* __restrict__ packed, long long 
             bigs[p] = each.big, smalls[p] = each.small;
         }
         *reinterpret_cast<uint4*>(to + j * 4 * COLUMNS) = big;
-        *reinterpret_cast<uint4*>(to + MATRIX + j * 4 * COLUMNS) = small;
+        if (NUMBERS == 2) *reinterpret_cast<uint4*>(to + MATRIX + j * 4 * COLUMNS) = small;
     }
 }
 """
@@ -153,11 +155,9 @@ $name($parameters, long long rows) {
         warpgroup_arrive();
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const unsigned long long big = x + 2 * i * COLUMNS, small = big + MATRIX / 4;
+            const unsigned long long big = x + 2 * i * COLUMNS$small;
             const Split(&a)[4] = own[i];
-            wgmma_rows_tf32_$columns(products, a[0].small, a[1].small, a[2].small, a[3].small, big, i > 0);
-            wgmma_rows_tf32_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, small, true);
-            wgmma_rows_tf32_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, big, true);
+            $products
         }
         warpgroup_commit();
         if (step + 1 < steps) split_fetched(next);
@@ -187,6 +187,18 @@ $name($parameters, long long rows) {
     }
 }
 """
+
+# The products of an instruction's numbers: of those that are split, all but that of what is left of both.
+PRODUCTS = {
+    False: """
+wgmma_rows_tf32_$columns(products, a[0].small, a[1].small, a[2].small, a[3].small, big, i > 0);
+wgmma_rows_tf32_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, small, true);
+wgmma_rows_tf32_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, big, true);
+""",
+    True: """
+wgmma_rows_tf32_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, big, i > 0);
+""",
+}
 
 PARTIAL = """
 partial[part * rows * O + $at] = sums[i / 4][i % 4];

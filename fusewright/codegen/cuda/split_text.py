@@ -15,3 +15,10 @@ __device__ __forceinline__ Split split(float x) {
     return {finite ? big : 0, finite ? round_tf32(x - __uint_as_float(big)) : nearest};
 }
 """
+
+ROUND = """
+// A float32 as the nearest tf32 number; nothing is made of what is left.
+struct Split { unsigned big, small; };
+
+__device__ __forceinline__ Split split(float x) { return {round_tf32(x), 0}; }
+"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import sympy
@@ -20,7 +21,8 @@ from fusewright.ir.build import permute
 from fusewright.ir.node import Graph, Node, make
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
-from fusewright.schedule.matmul import COLUMNS, PARTS, Linear, MatmulTile, match, tiles
+from fusewright.schedule.matmul import COLUMNS, PARTS, Linear, MatmulTile, match, seconds, tiles
+from fusewright.verification.numerics import round_to_tf32
 
 CHAINS: dict[str, Callable[[Tensor, nn.Module, Tensor], Tensor]] = {
     "nothing": lambda y, m, x: y,
@@ -30,6 +32,7 @@ CHAINS: dict[str, Callable[[Tensor, nn.Module, Tensor], Tensor]] = {
     "its own input": lambda y, m, x: y - x,
     "a number per row": lambda y, m, x: y * m.s,
     "a constant": lambda y, m, x: y * torch.full(y.shape[-1:], -0.5),
+    "the same for each sample": lambda y, m, x: torch.tanh(y + m.e) * 2,
 }
 
 
@@ -62,6 +65,8 @@ CASES = {
     "more chunks than stages": (Case((8, 32 * 11), 64), MatmulTile(128, 1, 1)),
     "the input again": (Case((24, 96), 96, "its own input"), MatmulTile(32, 1, 1)),
     "many rows": (Case((1200, 33), 70), MatmulTile(128, 1, 1)),
+    "the same for each sample": (Case((3, 7, 50), 70, "the same for each sample"), MatmulTile(16, 1, 1)),
+    "the same for each sample, in parts": (Case((3, 7, 200), 70, "the same for each sample"), MatmulTile(16, 1, 3)),
 }
 
 
@@ -76,6 +81,7 @@ class Model(nn.Module):
         self.p, self.q = nn.Parameter(torch.rand(o) + 0.5), nn.Parameter(torch.tensor(0.75))
         self.r = nn.Parameter(torch.randn(*case.shape[:-1], o))
         self.s = nn.Parameter(torch.randn(*case.shape[:-1], 1))
+        self.e = nn.Parameter(torch.randn(*case.shape[-2:-1], o))
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,6 +126,46 @@ def assert_right(case: Case, t: MatmulTile, order: str = "forward", mean: float 
 def test_as_the_model_in_float64(name: str) -> None:
     for order in ORDERS[1:]:
         assert_right(*CASES[name], order)
+
+
+ROUNDED = {
+    "one block": (Case((32, 64), 64), MatmulTile(32, 1, 1, rounded=True)),
+    "rows and features left over": (Case((70, 67), 130, "a number per feature"), MatmulTile(32, 2, 1, rounded=True)),
+    "a weight (K, N)": (Case((40, 70), 130, bias=False, features_first=False), MatmulTile(64, 2, 1, rounded=True)),
+    "in parts": (Case((20, 200), 96, "an element each"), MatmulTile(16, 1, 3, rounded=True)),
+    "more chunks than stages": (Case((8, 32 * 19), 64), MatmulTile(128, 1, 1, rounded=True)),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.sampled
+def test_rounded(name: str) -> None:
+    """As the model in float64 of operands that are rounded to tf32, as convolutions may be."""
+    case, tile = ROUNDED[name]
+    model, group = found(case)
+    torch.manual_seed(1)
+    x = torch.randn(case.shape)
+    with torch.no_grad():
+        exact = Model(case).double()
+        exact.w.copy_(round_to_tf32(model.w))
+        want = exact(round_to_tf32(x).double())
+        size = 1 + F.linear(x.double().abs(), (model.w if case.features_first else model.w.mT).double().abs())
+    for order in ORDERS[1:]:
+        got = called(model, group, tile, x, order)
+        assert ((got - want).abs() <= 1e-6 * size).all(), ((got - want).abs() / size).max()
+    assert not torch.allclose(want.float(), model(x), rtol=0, atol=1e-6)
+
+
+def test_rounded_where_a_convolution_may_be() -> None:
+    """Half the memory, and a third of the products."""
+    _, group = found(Case((128, 4096), 96))
+    tiles_of = partial(tiles, group, 128)
+    assert all(t.rounded for t in tiles_of(rounded=True)) and not any(t.rounded for t in tiles_of())
+    exact = generated(group, MatmulTile(32, 1, 1)).source
+    rounded = generated(group, MatmulTile(32, 1, 1, rounded=True)).source
+    assert exact.count("wgmma_rows_tf32_32(products") == 3 * rounded.count("wgmma_rows_tf32_32(products")
+    assert seconds(group, MatmulTile(128, 2, 1, rounded=True), 8192) < seconds(group, MatmulTile(128, 2, 1), 8192)
+    assert tiles(group, 2**16, rounded=True) and not tiles(group, 2**16)
 
 
 class Turned(nn.Module):
@@ -177,12 +223,13 @@ def test_of_what_is_turned(name: str) -> None:
         torch.testing.assert_close(got.double(), want, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("way", ["rows", "weight first"])
-def test_of_what_is_turned_compiles_without_spills(way: str) -> None:
+def test_of_what_is_turned_compiles_without_spills(way: str, rounded: bool) -> None:
     graph = capture(Turned(way, (4, 196, 512), 256).eval(), (torch.randn(4, 196, 512),), {}).graph
     group = match(graph.outputs[0], graph.users())
     assert isinstance(group, Linear), group
-    kernel = generated(group, MatmulTile(128, 2, 1))
+    kernel = generated(group, MatmulTile(128, 2, 1, rounded))
     taken = nvrtc.resources(nvrtc.compile(kernel.source, "sm_90a"))
     assert taken.keys() == {launch.entry for launch in kernel.launches}
     assert all(entry.stack == 0 for entry in taken.values()), taken
