@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +26,9 @@ from fusewright.ir.ops import Size
 from fusewright.runtime.device import DeviceFacts
 from fusewright.schedule import kept_rows
 from fusewright.schedule.chain import MEMORY, Users, is_sized, parse
-from fusewright.schedule.losses import is_much, picked
+from fusewright.schedule.groups import sizes
+from fusewright.schedule.kept_rows import KeptRows
+from fusewright.schedule.losses import picked
 from fusewright.schedule.stream import COMPARISONS
 
 
@@ -35,13 +38,14 @@ def of_kept_rows(
     hints: Mapping[Any, int],
     orders: Mapping[Node, Order] = MappingProxyType({}),
 ) -> Graph:
-    """`graph` with such softmaxes as functions of rows, where those are kept and softmaxes are much for a device of
-    these `facts`, symbolic sizes taken at `hints`.  Losses of longer rows are left to `schedule.losses`.
+    """`graph` with such softmaxes as functions of rows, where those are kept and that pays on a device of these
+    `facts`, symbolic sizes taken at `hints`.  Losses of longer rows are left to `schedule.losses`, and softmaxes of
+    parameters alone are derived ahead of calls.
 
     Results lie in memory as they did, where the sources that do not lie row by row have these `orders`.
     """
     for shares in reversed(graph.nodes()):  # what comes before a replaced one stays as it is
-        if not isinstance(shares.op, ops.Softmax) or shares.dtype not in MEMORY or not is_much(shares, facts, hints):
+        if not isinstance(shares.op, ops.Softmax) or shares.dtype not in MEMORY or not shares.varies:
             continue
         if _is_left_to_others(shares, graph):
             continue
@@ -53,9 +57,22 @@ def of_kept_rows(
         kept = kept_rows.parse(row, placed.users())
         if isinstance(kept, str) or most in topological(kept.tensors):
             continue
-        if lie_alike(graph, placed, orders):
+        if pays(shares, _added(graph, placed, kept), facts, hints) and lie_alike(graph, placed, orders):
             graph = placed
     return graph
+
+
+def pays(shares: Node, added: int, facts: DeviceFacts, hints: Mapping[Any, int]) -> bool:
+    """Whether to write softmaxes, and to read them once, takes longer than to begin so many more operations, and than
+    what the time of one is known to."""
+    moved = 2 * prod(sizes(shares, hints)) * shares.dtype.itemsize
+    return moved / facts.memory > max(added, 1) * facts.launch
+
+
+def _added(graph: Graph, placed: Graph, kept: KeptRows) -> int:
+    """How many operations there are beside the chain that were none before."""
+    known = {*graph.nodes(), *topological([kept.root], kept.tensors)}
+    return sum(n not in known and n.varies and not isinstance(n.op, ops.Reshape | ops.Full) for n in placed.nodes())
 
 
 def _is_left_to_others(shares: Node, graph: Graph) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf, nan
 from typing import Any
 
@@ -20,7 +21,7 @@ from fusewright.ir.node import Graph
 from fusewright.ir.ops import Pointwise, Softmax
 from fusewright.pipeline import Built
 from fusewright.runtime.device import LARGE_GPU, DeviceFacts
-from fusewright.schedule import losses
+from fusewright.schedule import reduced_shares
 from fusewright.schedule.reduced_shares import of_kept_rows
 from tests.capture.harness import Fn
 
@@ -59,6 +60,13 @@ def divergence(x: Tensor) -> Tensor:
     return F.kl_div(F.log_softmax(x / 2, -1), F.softmax(x.flip(0), -1), reduction="batchmean")
 
 
+def jensen_shannon(x: Tensor, t: Tensor | None = None) -> Tensor:
+    """Two rows that are kept, combined, and reduced twice."""
+    p, q = F.softmax(x, 1), F.softmax(x.flip(0) if t is None else t, 1)
+    m = 0.5 * (p + q)
+    return 0.5 * ((p * (p / m).log()).sum(1) + (q * (q / m).log()).sum(1)).mean()
+
+
 def between(x: Tensor) -> Tensor:
     """The spread of shares, about means that are kept, with the dimension."""
     p = F.softmax(2 * x, 1)
@@ -93,6 +101,8 @@ CASES: dict[str, tuple[Model, tuple[int, ...]]] = {
     "of columns": (entropy, (2, 40, 12)),
     "likelihoods": (of_likelihoods, (6, 80)),
     "divergence": (divergence, (6, 80)),
+    "between softmaxes": (jensen_shannon, (6, 80)),
+    "between softmaxes of columns": (jensen_shannon, (2, 40, 12)),
     "about means": (between, (6, 80)),
 }
 
@@ -115,7 +125,7 @@ def test_as_in_eager(name: str) -> None:
 
 def built_of_rows(monkeypatch: pytest.MonkeyPatch, model: Fn, x: Tensor) -> Built:
     """With CUDA kernels for a CPU's tensors, one of which has the softmaxes and keeps rows."""
-    monkeypatch.setattr(losses, "MORE", 0)
+    monkeypatch.setattr(reduced_shares, "pays", lambda *_: True)
     built = as_on_a_gpu(model, x)
     assert [c.path for c in built.choices if c.family == "kept rows" and "exp" in c.name] == ["generated"]
     assert not {"softmax(", "nll_loss("} & set(re.findall(r"\w+\(", built.program.source.partition("def forward")[2]))
@@ -234,6 +244,21 @@ def test_one_read(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert placed(small, LARGE_GPU) is small
 
 
+@pytest.mark.parametrize("rows, apart", [(16384, False), (256, True)])
+def test_what_pays(rows: int, apart: bool) -> None:
+    """What is written and read is weighed against what begins beside the chain, which is nothing here."""
+    facts = replace(LARGE_GPU, memory=2.8e12, launch=6e-6)
+    captured = capture(Fn(jensen_shannon), (torch.empty(rows, 1024), torch.empty(rows, 1024))).graph
+    graph = of_kept_rows(captured, facts, dict.fromkeys(captured.symbols, rows))
+    assert any(isinstance(n.op, Softmax) for n in graph.nodes()) == apart
+
+
+def test_softmaxes_of_parameters_are_derived() -> None:
+    model = Fn(lambda x: jensen_shannon(x, model.t), t=torch.randn(6, 80))
+    softmaxes = [n for n in placed(capture(model, (torch.randn(6, 80),)).graph).nodes() if isinstance(n.op, Softmax)]
+    assert len(softmaxes) == 1 and not softmaxes[0].varies
+
+
 LEFT: dict[str, tuple[Model, tuple[int, ...]]] = {
     "elements are read": (lambda x: F.softmax(x, 1) * 2, (6, 80)),
     "elements are returned": (lambda x: (lambda y: (y, y.sum(1)))(F.log_softmax(x, 1)), (6, 80)),
@@ -266,6 +291,6 @@ def test_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rows are kept there."""
     from fusewright import pipeline
 
-    monkeypatch.setattr(losses, "MORE", 0)
+    monkeypatch.setattr(reduced_shares, "pays", lambda *_: True)
     built = pipeline.build(Fn(entropy), (torch.randn(64, 400),), {}, kernels="always", measure=False)
     assert all("exp" not in c.name for c in built.choices)
