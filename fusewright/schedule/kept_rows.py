@@ -4,14 +4,16 @@
 
 A row is what the reductions join: the last dimensions, or a *column* along another one.  Every value is an element of
 rows or one number of each.  Pointwise operations are computed again wherever they are asked for, so that nothing is
-kept but what is read from memory; `passes` over that give one number each, and a last one the result.
+kept but what is read from memory; `passes` over that give one number each, and a last one the results, elements or
+numbers: all that is made of the same rows and read by others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 
 import torch
 
@@ -19,7 +21,8 @@ from fusewright.ir import ops
 from fusewright.ir.node import Node, make, topological
 from fusewright.ir.ops import ReduceKind, Size
 from fusewright.schedule import stream
-from fusewright.schedule.chain import MEMORY, POINTWISE, Users, used_inside
+from fusewright.schedule.beside import Elements, Readers, gathered
+from fusewright.schedule.chain import MEMORY, POINTWISE, Users, depends_on, taken_in
 from fusewright.schedule.stream import Read, Stream, Tree
 
 KINDS = ("sum", "mean", "max", "min", "norm", "var", "std")
@@ -42,41 +45,60 @@ class Pass:
 
 
 @dataclass(frozen=True)
+class Result:
+    """What is made of elements, an element each, or of the numbers of a row, one for each row.
+
+    root      as the graph has it
+    tree      from what is read and from numbers
+    elements  whether there is one per element
+    """
+
+    root: Node
+    tree: Tree
+    elements: bool
+
+
+@dataclass(frozen=True)
 class KeptRows:
     """A chain of this family.
 
     passes   the reductions, those that others need first
-    result   of elements, or of the numbers of rows, of which there is one result then
-    elements whether there is a result per element
+    results  what is written
     within   what is read, and along which axes, as a stream that reduces rows
     kept     of what is read, that which varies from element to element of every row
     length   elements of a row
     """
 
-    root: Node
     passes: tuple[Pass, ...]
-    result: Tree
-    elements: bool
+    results: tuple[Result, ...]
     within: Stream
     kept: tuple[Read, ...]
     length: int
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        """The results as the graph has them."""
+        return tuple(result.root for result in self.results)
 
     @property
     def tensors(self) -> tuple[Node, ...]:
         return self.within.tensors
 
 
-def parse(root: Node, users: Users) -> KeptRows | str:
-    """The longest chain of this family that ends in `root`, or why there is none."""
-    first = _reduction_before(root, users)
+def parse(root: Node, users: Users, readers: Readers = MappingProxyType({})) -> KeptRows | str:
+    """The longest chain of this family that ends in `root`, or why there is none; with others that are made of the same
+    rows, where `readers` say who reads each value."""
+    first = _reduction_before(root)
     if first is None:
         return f"{root!r} follows no reduction"
     assert isinstance(first.op, ops.Reduce)
-    found = _Rows(root, users, first.arg(0).shape, first.op.dims)
-    return found.found()
+    rows = _Rows(users, readers, first.arg(0).shape, first.op.dims)
+    beside = rows.beside(root) if readers else (root,)
+    found = rows.found(beside) if len(beside) > 1 else ""
+    return rows.found((root,)) if isinstance(found, str) else found
 
 
-def _reduction_before(root: Node, users: Users) -> Node | None:
+def _reduction_before(root: Node) -> Node | None:
     """A reduction that `root` is, or is computed from by pointwise operations."""
     seen: set[Node] = set()
     stack = [root]
@@ -92,14 +114,14 @@ def _reduction_before(root: Node, users: Users) -> Node | None:
 
 @dataclass
 class _Rows:
-    """Finds the chain around reductions over `dims` of values of one `shape`."""
+    """Finds the chains around reductions over `dims` of values of one `shape`."""
 
-    root: Node
     users: Users
+    readers: Readers
     shape: tuple[Size, ...]
     dims: tuple[int, ...]
 
-    def found(self) -> KeptRows | str:
+    def found(self, roots: tuple[Node, ...]) -> KeptRows | str:
         lengths = [self.shape[d] for d in self.dims]
         if 0 in self.dims or not self.dims or not all(isinstance(n, int) for n in lengths):
             return "the rows are whole batches, or of no known length"
@@ -110,21 +132,65 @@ class _Rows:
         trailing = self.dims == tuple(range(len(self.shape) - len(self.dims), len(self.shape)))
         if not trailing and len(self.dims) > 1:
             return "the rows are neither the last dimensions nor columns"
-        inner = self._inner()
-        reductions = [n for n in topological([self.root]) if n in inner and isinstance(n.op, ops.Reduce)]
-        elements = self.root.shape == self.shape
+        inner = self._inner(roots)
+        order = [n for n in topological(roots) if n in inner]
+        reductions = [n for n in order if isinstance(n.op, ops.Reduce)]
+        elements = any(root.shape == self.shape for root in roots)
         if len(reductions) < (1 if elements else 2):
             return "there is one reduction and nothing of the rows behind it"
-        return self._chain(inner, reductions, elements, length)
+        if len(roots) > 1 and not elements and not self._is_behind_another(order, reductions):
+            return "all results are reductions of what is read"
+        return self._chain(roots, order, reductions, length)
 
-    def _inner(self) -> set[Node]:
+    def beside(self, root: Node) -> tuple[Node, ...]:
+        """`root`, and other results that are made of the same rows."""
+
+        def of(roots: Sequence[Node]) -> Elements:
+            inner, read = taken_in(roots, self.users, lambda n: self._fits(n, roots))
+            return Elements(tuple(n for n in inner if n not in roots), read)
+
+        return gathered(root, self._ends, of, self.shape, self.users, self.readers)
+
+    def _ends(self, node: Node) -> Iterator[Node]:
+        """The values that others read of all that is made of one, and of reductions."""
+        stack, made = [node], dict[Node, None]()
+        while stack:
+            node = stack.pop()
+            if node not in made and self._fits(node, (node,)):
+                made[node] = None
+                stack += self.readers[node]
+        for node in made:
+            inside = sum(n.inputs.count(node) for n in self.readers[node] if n in made)
+            if inside < self.users[node] and (node.shape != self.shape or self._is_behind(node)):
+                yield node
+
+    def _is_behind(self, node: Node) -> bool:
+        """Whether elements are made of a number of their row."""
+        stack, seen = [node], set[Node]()
+        while stack:
+            node = stack.pop()
+            if isinstance(node.op, ops.Reduce):
+                return True
+            if node not in seen:
+                seen.add(node)
+                stack += [a for a in node.inputs if self._fits(a, ())]
+        return False
+
+    def _is_behind_another(self, order: list[Node], reductions: list[Node]) -> bool:
+        """Whether elements that are reduced are made of a number of their row."""
+        behind = depends_on(order, reductions)
+        return any(n.arg(0) in behind for n in reductions)
+
+    def _inner(self, roots: Sequence[Node]) -> set[Node]:
         """What is computed here: of the shapes of elements and of numbers, and used nowhere else."""
-        return used_inside(self.root, self.users, self._fits)
+        if not all(self._fits(root, roots) for root in roots):
+            return set()
+        return set(taken_in(roots, self.users, lambda n: self._fits(n, roots))[0])
 
-    def _fits(self, node: Node) -> bool:
+    def _fits(self, node: Node, roots: Sequence[Node]) -> bool:
         if isinstance(node.op, ops.Reduce):
             own = node.op.kind in KINDS and node.op.dims == self.dims and node.arg(0).shape == self.shape
-            return own and (node.op.keepdim or node is self.root) and node.op.dtype in (None, node.arg(0).dtype)
+            return own and (node.op.keepdim or node in roots) and node.op.dtype in (None, node.arg(0).dtype)
         return isinstance(node.op, POINTWISE) and node.shape in (self.shape, self._numbers)
 
     @property
@@ -132,8 +198,8 @@ class _Rows:
         """The shape of one number per row."""
         return tuple(1 if d in self.dims else n for d, n in enumerate(self.shape))
 
-    def _chain(self, inner: set[Node], reductions: list[Node], elements: bool, length: int) -> KeptRows | str:
-        order = [n for n in topological([self.root]) if n in inner]
+    def _chain(self, roots: tuple[Node, ...], order: list[Node], reductions: list[Node], length: int) -> KeptRows | str:
+        inner = set(order)
         leaves = dict.fromkeys(
             a for n in order for a in n.inputs if a not in inner and not isinstance(a.op, ops.Number)
         )
@@ -149,11 +215,12 @@ class _Rows:
             else:
                 mapping[node] = make(node.op, *args)
         passes = tuple(self._pass(n, mapping, leaves, numbers) for n in reductions)
-        result = self._tree(mapping[self.root], leaves, numbers)
-        trees = [t for t in (*(p.tree for p in passes), result) if t.leaves != (t.root,)]
+        results = tuple(Result(r, self._tree(mapping[r], leaves, numbers), r.shape == self.shape) for r in roots)
+        trees = [t for t in (*(p.tree for p in passes), *(r.tree for r in results)) if t.leaves != (t.root,)]
         problem = next(filter(None, map(stream.unsupported, trees)), None)
-        if problem or self.root.dtype not in MEMORY:
-            return problem or f"{self.root!r} is no floating-point value"
+        wrong = next((root for root in roots if root.dtype not in MEMORY), None)
+        if problem or wrong is not None:
+            return problem or f"{wrong!r} is no floating-point value"
         value = passes[0].tree.root
         within = stream.of_rows(Tree(value, tuple(leaves), None), "sum", self.dims, self.users)  # type: ignore[arg-type]
         if isinstance(within, str):
@@ -162,7 +229,7 @@ class _Rows:
         kept = tuple(r for r in within.reads if r.axes == everywhere)
         if not 1 <= len(kept) <= MOST_KEPT or len(kept) * length > LONGEST or within.axes[0].role == "first":
             return "nothing is kept, or more than there are registers for"
-        return KeptRows(self.root, passes, result, elements, within, kept, length)
+        return KeptRows(passes, results, within, kept, length)
 
     def _pass(
         self, node: Node, mapping: Mapping[Node, Node], leaves: Mapping[Node, None], numbers: Mapping[Node, Node]

@@ -1,12 +1,13 @@
-"""Softmaxes, and their logarithms, that nobody reads but reductions over the same dimension, which need not be written.
+"""Softmaxes, and their logarithms, that reductions over the same dimension read, for which they need not be written.
 
     l = log_softmax(x);  mean(l), l[:, 0], sum(p * l), nll(l, t)
 
     before   x -> l, which is written, and read by each
     after    x -> max(x), log(sum(exp(x - max(x)))), and what is made of these and of the elements of x, row by row
 
-The second is a chain whose rows are kept (`schedule.kept_rows`): logits are read once.  One number of a row, that of a
-class or in one place, is picked from the logits, of which it is the same function as all the others.
+The second is a chain whose rows are kept (`schedule.kept_rows`): logits are read once, however many results there are.
+Elements may be among those, beside numbers of the same rows, or made of them.  One number of a row, that of a class or
+in one place, is picked from the logits, of which it is the same function as all the others.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fusewright.ir.node import Graph, Node, make, remade, topological
 from fusewright.ir.ops import Size
 from fusewright.runtime.device import DeviceFacts
 from fusewright.schedule import kept_rows
+from fusewright.schedule.beside import MOST, readers_of
 from fusewright.schedule.chain import MEMORY, Users, is_sized, parse
 from fusewright.schedule.groups import sizes
 from fusewright.schedule.kept_rows import KeptRows
@@ -52,26 +54,33 @@ def of_kept_rows(
         found = _Region(graph, shares).found()
         if found is None:
             continue
-        end, new, row, most = found
-        placed = graph.substitute(end, new)
-        kept = kept_rows.parse(row, placed.users())
-        if isinstance(kept, str) or most in topological(kept.tensors):
+        ends, most = found
+        placed, _ = graph.substituted({end: new for end, (new, _) in ends.items()})
+        rows = [row for _, row in ends.values()]
+        kept = kept_rows.parse(rows[-1], placed.users(), readers_of(placed))
+        if isinstance(kept, str) or most in topological(kept.tensors) or not set(rows) <= set(kept.roots):
             continue
-        if pays(shares, _added(graph, placed, kept), facts, hints) and lie_alike(graph, placed, orders):
+        added = _added(graph, placed, kept)
+        if pays(_passes(kept), shares, added, facts, hints) and lie_alike(graph, placed, orders):
             graph = placed
     return graph
 
 
-def pays(shares: Node, added: int, facts: DeviceFacts, hints: Mapping[Any, int]) -> bool:
-    """Whether to write softmaxes, and to read them once, takes longer than to begin so many more operations, and than
-    what the time of one is known to."""
-    moved = 2 * prod(sizes(shares, hints)) * shares.dtype.itemsize
+def pays(passes: int, shares: Node, added: int, facts: DeviceFacts, hints: Mapping[Any, int]) -> bool:
+    """Whether so many passes over softmaxes take longer than to begin so many more operations, and than what the time
+    of one is known to."""
+    moved = passes * prod(sizes(shares, hints)) * shares.dtype.itemsize
     return moved / facts.memory > max(added, 1) * facts.launch
+
+
+def _passes(kept: KeptRows) -> int:
+    """How often softmaxes would be written, or read, else: once each, but where elements are written still."""
+    return 1 if any(result.elements for result in kept.results) else 2
 
 
 def _added(graph: Graph, placed: Graph, kept: KeptRows) -> int:
     """How many operations there are beside the chain that were none before."""
-    known = {*graph.nodes(), *topological([kept.root], kept.tensors)}
+    known = {*graph.nodes(), *topological(kept.roots, kept.tensors)}
     return sum(n not in known and n.varies and not isinstance(n.op, ops.Reshape | ops.Full) for n in placed.nodes())
 
 
@@ -93,7 +102,8 @@ class _Region:
 
     rows      each of these values as rows have it: elements as they were, numbers with the reduced dimension as one
     elements  those that have an element for each of the softmax
-    ends      those that others read, and what they are read as; and of which number that is made
+    ends      those that others read, and what they are read as; and of which number, or element, that is made
+    reduces   whether anything is reduced beside what the softmax itself is made of
     """
 
     graph: Graph
@@ -101,6 +111,7 @@ class _Region:
     rows: dict[Node, Node] = field(default_factory=dict)
     elements: set[Node] = field(default_factory=set)
     ends: dict[Node, tuple[Node, Node]] = field(default_factory=dict)
+    reduces: bool = False
 
     def __post_init__(self) -> None:
         assert isinstance(self.shares.op, ops.Softmax)
@@ -125,9 +136,9 @@ class _Region:
         """The same without the reduced dimension."""
         return self.shares.shape[: self.dim] + self.shares.shape[self.dim + 1 :]
 
-    def found(self) -> tuple[Node, Node, Node, Node] | None:
-        """The one value that others read, what it is then, the number of rows that this is made of, and the maximum of
-        rows; `None` where others read elements, or more."""
+    def found(self) -> tuple[dict[Node, tuple[Node, Node]], Node] | None:
+        """The values that others read, what they are then, and the numbers or elements of rows that these are made of;
+        and the maximum of rows.  `None` where there are too many, or elements and nothing that is reduced."""
         read_by_others: dict[Node, None] = {}
         for node in self.graph.nodes():
             read = [a for a in node.inputs if a in self.rows]
@@ -143,12 +154,12 @@ class _Region:
                 read_by_others.update(dict.fromkeys(read))
         read_by_others.update(dict.fromkeys(n for n in self.graph.roots() if n in self.rows))
         self.ends |= {n: (reshape(self.rows[n], n.shape), self.rows[n]) for n in read_by_others}
-        if len(self.ends) != 1 or not self.elements.isdisjoint(self.ends):
+        if not 1 <= len(self.ends) <= MOST or not (self.reduces or self.elements.isdisjoint(self.ends)):
             return None
-        ((end, (new, row)),) = self.ends.items()
-        if _is_slice(end) and end in self.graph.roots():
+        if any(_is_slice(end) and end in self.graph.roots() for end in self.ends):
             return None  # it stays the view of more that it is
-        return None if {end, self.shares} & set(topological([new])) else (end, new, row, self.greatest)
+        below = topological([new for new, _ in self.ends.values()])
+        return None if {*self.ends, self.shares}.intersection(below) else (self.ends, self.greatest)
 
     def _share(self, x: Node) -> Node:
         """The softmax of some logits of rows whose maximum and sum are known."""
@@ -203,6 +214,7 @@ class _Region:
         assert isinstance(op, ops.Reduce)
         if op.kind not in kept_rows.KINDS or op.dtype not in (None, node.arg(0).dtype):
             return None
+        self.reduces = True
         return make(replace(op, dims=(self.dim,), keepdim=True), self.rows[node.arg(0)], where=node.where)
 
     def _loss(self, node: Node) -> Node:

@@ -23,6 +23,7 @@ from fusewright.pipeline import Built
 from fusewright.runtime.device import LARGE_GPU, DeviceFacts
 from fusewright.schedule import reduced_shares
 from fusewright.schedule.reduced_shares import of_kept_rows
+from fusewright.tree import tree_flatten
 from tests.capture.harness import Fn
 
 EVERY = DeviceFacts("any", conv=1.0, matmul=1.0, wide=1.0, memory=1.0, reduce=1.0, window=1.0, launch=0.0)
@@ -148,6 +149,77 @@ def test_kernels(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype)
     assert error <= 2 * allowed + roundings * torch.finfo(dtype).eps * truth.abs().max()
 
 
+def both(x: Tensor) -> tuple[Tensor, Tensor]:
+    """An entropy, and how likely the most likely is."""
+    p = F.softmax(x, 1)
+    return -(p * (p + 1e-6).log()).sum(1), p.amax(1)
+
+
+def soft_argmax(x: Tensor) -> Tensor:
+    """Where the mass of each row is, along two axes."""
+    p, places = F.softmax(x, 1), torch.linspace(-1, 1, x.shape[1], dtype=x.dtype)
+    places = places.reshape(-1, *(1,) * (x.ndim - 2))
+    return torch.stack(((p * places).sum(1), (p * places.cos()).sum(1)), -1)
+
+
+def sharpened(x: Tensor) -> Tensor:
+    p = F.softmax(x, 1).square()
+    return p / p.sum(1, keepdim=True)
+
+
+SEVERAL: dict[str, tuple[Model, tuple[int, ...]]] = {
+    "two numbers": (both, (6, 80)),
+    "two numbers of odd rows": (both, (1, 83)),
+    "two numbers of columns": (both, (2, 40, 12)),
+    "two means": (lambda x: tuple(y.mean() for y in both(x)), (6, 80)),
+    "side by side": (soft_argmax, (6, 80)),
+    "side by side, of columns": (soft_argmax, (2, 40, 7)),
+    "elements and a number": (lambda x: (lambda y: (y, y.sum(1)))(F.log_softmax(x, 1)), (6, 80)),
+    "elements and a number of columns": (lambda x: (lambda y: (y, y.amax(1)))(F.softmax(x, 1)), (2, 40, 12)),
+    "elements": (sharpened, (6, 80)),
+    "elements of columns": (sharpened, (2, 40, 5)),
+    "elements of long rows": (sharpened, (2, 3000)),
+    "beside what is of the same rows": (lambda x: (F.log_softmax(x, 1).amin(1), x.mean(1, keepdim=True)), (6, 80)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.sampled
+def test_several_results(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> None:
+    """One kernel reads the rows, and writes all that comes of them."""
+    fn, shape = SEVERAL[name]
+    torch.manual_seed(3)
+    model, x = Fn(fn), (torch.randn(shape) * 2).to(dtype)
+    built = built_of_rows(monkeypatch, model, x)
+    everything = zip(*(tree_flatten(y)[0] for y in (fn(x.double()), emulated(built, model, x), fn(x))), strict=True)
+    for truth, found, eager in everything:
+        assert found.dtype == eager.dtype and found.shape == eager.shape
+        error, allowed = ((y.double() - truth).abs().max() for y in (found, eager))
+        assert error <= 2 * allowed + 8 * torch.finfo(dtype).eps * truth.abs().max()
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_gradients_of_several_results(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    fn, shape = SEVERAL[name]
+    torch.manual_seed(4)
+    model, x = Fn(fn), torch.randn(shape).double().requires_grad_()
+    derive, forward = built_of_rows(monkeypatch, model, x.detach()).program.functions()
+    found, want = (tree_flatten(y)[0] for y in (forward(model, x, *derive(model)), model(x)))
+    sums = [sum((i + 1) * y.square().sum() for i, y in enumerate(each)) for each in (found, want)]
+    assert_close(*(torch.autograd.grad(y, x)[0] for y in sums), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["two numbers", "elements and a number", "elements"])
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+@pytest.mark.sampled
+def test_special_values_of_several_results(monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
+    model, x = Fn(SEVERAL[name][0]), torch.randn(4, 80)
+    x[0, 5] = x[2] = value
+    built = built_of_rows(monkeypatch, model, x)
+    assert_close(emulated(built, model, x), model(x), equal_nan=True)
+
+
 @pytest.mark.parametrize("name", ["smoothed", "smoothed, of positions", "by hand", "entropy", "likelihoods"])
 def test_gradients_of_kernels(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Through operators, whose gradients are those of their references."""
@@ -261,9 +333,12 @@ def test_softmaxes_of_parameters_are_derived() -> None:
 
 LEFT: dict[str, tuple[Model, tuple[int, ...]]] = {
     "elements are read": (lambda x: F.softmax(x, 1) * 2, (6, 80)),
-    "elements are returned": (lambda x: (lambda y: (y, y.sum(1)))(F.log_softmax(x, 1)), (6, 80)),
+    "elements are returned": (lambda x: (lambda y: (y, y.sum(0)))(F.log_softmax(x, 1)), (6, 80)),
     "another dimension is reduced": (lambda x: F.softmax(x, 1).sum(0), (6, 80)),
-    "two numbers are read": (lambda x: (lambda y: (y.mean(1), y.amax(1)))(F.log_softmax(x, 1)), (6, 80)),
+    "five numbers are read": (
+        lambda x: (lambda y: [(y * i).sum(1) for i in range(2, 7)])(F.softmax(x, 1)),
+        (6, 80),
+    ),
     "a view of it is returned": (lambda x: F.log_softmax(x, 1)[:, 2], (6, 80)),
     "losses of long rows": (lambda x: F.cross_entropy(x, classes_of(x)), (2, 40_000)),
     "of another shape": (lambda x: (F.softmax(x[..., :1], 1) * x).sum(1), (6, 40, 4)),

@@ -17,7 +17,7 @@ from fusewright.codegen.cuda.stream_values import decode, for_each, tree
 from fusewright.codegen.cuda.teams import TeamWriter
 from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Array, Kernel
-from fusewright.schedule.kept_rows import KeptRows, Pass
+from fusewright.schedule.kept_rows import KeptRows, Pass, Result
 from fusewright.schedule.stream import Tree
 
 # Values that one thread keeps, as there is a choice (half as many of float64), and threads that share a row.
@@ -68,16 +68,20 @@ class _Rows(TeamWriter):
         self.k, self.length = k, k.length
 
     def record(self, **more: Any) -> Kernel:
-        """The kernel, whose output has an element for each of x or a number for each row."""
+        """The kernel, whose results have an element for each of x or a number for each row."""
+        output, *also = map(self._array, self.outputs(), self.k.results)
+        return replace(super().record(**more), output=output, also=tuple(also))
+
+    def _array(self, name: str, result: Result) -> Array:
         lengths = [self.sizes.length(d) for d in range(self.s.value.ndim)]
-        if not self.k.elements:
+        if not result.elements:
             away = {d for axis in self.s.axes if axis.role == "first" for d in axis.dims}
-            kept = self.k.root.ndim == self.s.value.ndim
+            kept = result.root.ndim == self.s.value.ndim
             lengths = ["1" if d in away else n for d, n in enumerate(lengths) if kept or d not in away]
-        return replace(super().record(**more), output=Array("out", tuple(lengths), self.k.root.dtype))
+        return Array(name, tuple(lengths), result.root.dtype)
 
     def outputs(self) -> dict[str, str]:
-        return {"out": ELEMENT[self.k.root.dtype]}
+        return {f"out{i or ''}": ELEMENT[r.root.dtype] for i, r in enumerate(self.k.results)}
 
     def about(self) -> str:
         return f"rows that are kept, {super().about()}"
@@ -88,7 +92,8 @@ class _Rows(TeamWriter):
         yield self._entry_values()
         for i, p in enumerate(self.k.passes):
             yield self._values(f"pass{i}", p.tree, i)
-        yield self._values("result", self.k.result, len(self.k.passes))
+        for i, r in enumerate(self.k.results):
+            yield self._values(f"result{i or ''}", r.tree, len(self.k.passes))
 
     def _joining(self) -> Lines:
         return [*fill(text.JOINS), "", *fill(text.JOINED_ROWS)]
@@ -114,7 +119,7 @@ class _Rows(TeamWriter):
         parameters = [f"const {kind} (&{kept})[VALUES<WIDE>]" for kind, kept in self._kept()]
         parameters += [self._passed(i) for i in range(known)]
         parameters += [f"{compute_type(found.root.dtype)} (&value)[VALUES<WIDE>]"]
-        about = "What comes of them." if name == "result" else f"What gives number {known}."
+        about = "What comes of them." if name.startswith("result") else f"What gives number {known}."
         body = [*loads, *for_each([*element, *lines, f"value[e] = {value};"])]
         return self._function(about, name, parameters, body)
 
@@ -162,26 +167,36 @@ class _Rows(TeamWriter):
         return self._decode("item", self.axes["first"])
 
     def _body(self) -> Lines:
-        known = len(self.k.passes)
-        kind = compute_type(self.k.result.root.dtype)
-        names: dict[str, object] = {
-            "R": kind,
-            "coordinates": self._coordinates,
-            "decode_item": self._decode_element(),
-            "arguments": self._arguments_of(known),
-            "first": self._arguments_of(known, "[0]"),
-        }
         return fill(
             text.ROWS,
-            out=self.outputs()["out"],
+            target=self._target(),
             rows=self._items(self.results),
             decode_row=decode("row", self.results, ""),
             kept=[f"{t} {name}[GROUPS][V];" for t, name in self._kept()],
             entry=", ".join(f"{name}[g]" for _, name in self._kept()),
             passes=self._passes(),
-            write=fill(text.WRITE_ELEMENTS if self.k.elements else text.WRITE_NUMBER, **names),
-            **names,
+            write=self._written_results(text.WRITE_ELEMENTS, text.WRITE_NUMBER),
+            coordinates=self._coordinates,
+            decode_item=self._decode_element(),
         )
+
+    def _written_results(self, elements: str, number: str) -> Lines:
+        """The statements that write all results."""
+        lines: Lines = []
+        for i, (r, out) in enumerate(zip(self.k.results, self.outputs(), strict=True)):
+            known = len(self.k.passes)
+            lines += fill(
+                elements if r.elements else number,
+                result=f"result{i or ''}",
+                out=out,
+                R=compute_type(r.tree.root.dtype),
+                coordinates=self._coordinates,
+                decode_item=self._decode_element(),
+                arguments=self._arguments_of(known),
+                first=self._arguments_of(known, "[0]"),
+                place=self._place(self.all if r.elements else self.results),
+            )
+        return lines
 
 
 class _Columns(_Rows):
@@ -209,24 +224,15 @@ class _Columns(_Rows):
         return fill(text.SUM_OF_COLUMNS, take=take, whole=whole, i=i, **names)
 
     def _body(self) -> Lines:
-        known = len(self.k.passes)
-        place = self._place(self.all if self.k.elements else self.results)
-        names: dict[str, object] = {
-            "R": compute_type(self.k.result.root.dtype),
-            "coordinates": self._coordinates,
-            "decode_item": self._decode_element(),
-            "arguments": self._arguments_of(known),
-            "first": self._arguments_of(known, "[0]"),
-            "place": place,
-        }
         return fill(
             text.COLUMNS,
-            out=self.outputs()["out"],
+            target=self._target(),
             items=self._items(self.results),
             decode_column=self._decode("column", self.results),
             kept=[f"{t} {name}[GROUPS][V];" for t, name in self._kept()],
             entry=", ".join(f"{name}[g]" for _, name in self._kept()),
             passes=self._passes(),
-            write=fill(text.WRITE_COLUMNS if self.k.elements else text.WRITE_NUMBERS, **names),
-            **names,
+            write=self._written_results(text.WRITE_COLUMNS, text.WRITE_NUMBERS),
+            coordinates=self._coordinates,
+            decode_item=self._decode_element(),
         )

@@ -64,7 +64,7 @@ __device__ __forceinline__ void join_columns(T (&value)[V], Join join) {
 ROWS = """
 // A team of threads per row, which it keeps: read once.
 template <bool WIDE>
-__device__ __forceinline__ void rows(const Data& d, $out* out) {
+__device__ __forceinline__ void rows(const Data& d, $target) {
     constexpr int V = VALUES<WIDE>, GROUPS = (LENGTH + TEAM * V - 1) / (TEAM * V);
     const index_t team = index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM;
     const index_t rows = $rows, items = LENGTH / V;
@@ -145,8 +145,8 @@ for (int g = 0; g < GROUPS; ++g) {
     if (item < items) {
         $decode_item
         $R value[V];
-        result<WIDE>(d, $coordinates, $arguments, value);
-        store<V>(out + row * LENGTH + item * V, value);
+        $result<WIDE>(d, $coordinates, $arguments, value);
+        store<V>($out + row * LENGTH + item * V, value);
     }
 }
 """
@@ -156,16 +156,16 @@ if (lane == 0) {
     const index_t item = 0;
     $decode_item
     $R value[V];
-    result<WIDE>(d, $coordinates, $first, value);
+    $result<WIDE>(d, $coordinates, $first, value);
     const $R one[1] = {value[0]};
-    store<1>(out + row, one);
+    store<1>($out + row, one);
 }
 """
 
 COLUMNS = """
 // LANES threads side by side along the last axis, TEAM of them on each other, which keep columns: read once.
 template <bool WIDE>
-__device__ __forceinline__ void columns(const Data& d, $out* out) {
+__device__ __forceinline__ void columns(const Data& d, $target) {
     constexpr int V = VALUES<WIDE>, GROUPS = (LENGTH + TEAM - 1) / TEAM, LANES = THREADS / TEAM;
     const int lane = threadIdx.x % LANES, member = threadIdx.x / LANES;
     const index_t items = $items, blocks = (items + LANES - 1) / LANES;
@@ -267,8 +267,8 @@ for (int g = 0; g < GROUPS; ++g) {
     if (item < LENGTH) {
         $decode_item
         $R value[V];
-        result<WIDE>(d, $coordinates, $arguments, value);
-        store<V>(out + ($place), value);
+        $result<WIDE>(d, $coordinates, $arguments, value);
+        store<V>($out + ($place), value);
     }
 }
 """
@@ -278,7 +278,7 @@ if (member == 0) {
     const index_t item = 0;
     $decode_item
     $R value[V];
-    result<WIDE>(d, $coordinates, $first, value);
-    store<V>(out + ($place), value);
+    $result<WIDE>(d, $coordinates, $first, value);
+    store<V>($out + ($place), value);
 }
 """

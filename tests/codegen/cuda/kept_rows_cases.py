@@ -84,3 +84,40 @@ CASES: dict[str, Callable[[], Node]] = {
     ),
     "rows of an image": lambda: normalized(inp(0, 2, 3, 66, 5), 2),
 }  # fmt: skip
+
+
+def with_norm(x: Node, dim: int) -> tuple[Node, ...]:
+    """What is divided by its norm, and the norm."""
+    norm = over(x, "norm", dim)
+    return pointwise("div", x, norm), norm
+
+
+def with_moments(x: Node, dim: int) -> tuple[Node, ...]:
+    """Elements, and both numbers that they are made of."""
+    mean, spread = over(x, "mean", dim), over(x, "std", dim)
+    return pointwise("div", pointwise("sub", x, mean), spread), mean, spread
+
+
+def moments_of_shares(x: Node, *places: Node) -> tuple[Node, ...]:
+    """Numbers of what has a share of its row each."""
+    share = pointwise("div", pointwise("abs", x), over(pointwise("abs", x), "sum", -1))
+    return tuple(over(pointwise("mul", share, place), "sum", -1, keepdim=False) for place in places)
+
+
+def of_two(x: Node, y: Node) -> tuple[Node, ...]:
+    """Elements of two rows, each of which its own number scales, and what these have in common."""
+    a, b = normalized(x, -1), normalized(y, -1)
+    return pointwise("sub", a, b), over(pointwise("mul", a, b), "sum", -1, keepdim=False)
+
+
+# The last result first.
+SEVERAL: dict[str, Callable[[], tuple[Node, ...]]] = {
+    "a norm beside": lambda: with_norm(inp(0, 5, 96), 1),
+    "a norm beside, no vector": lambda: with_norm(inp(0, 1, 101), 1),
+    "moments beside": lambda: with_moments(inp(0, 5, 300), 1),
+    "moments beside long rows": lambda: with_moments(inp(0, 3, 3000), 1),
+    "moments of shares": lambda: moments_of_shares(inp(0, 2, 3, 68), inp(1, 68), inp(2, 3, 68)),
+    "elements of two, and a number": lambda: of_two(inp(0, 5, 96), inp(1, 5, 96)),
+    "columns, a norm beside": lambda: with_norm(inp(0, *IMAGE), 1),
+    "columns, moments beside": lambda: with_moments(inp(0, 2, 70, 3, 5), 1),
+}  # fmt: skip

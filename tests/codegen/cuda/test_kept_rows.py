@@ -7,7 +7,18 @@ from math import inf, nan
 
 import pytest
 import torch
-from codegen.cuda.kept_rows_cases import CASES, normalized, over, rms, scaled_to_one, similar, standardized
+from codegen.cuda.kept_rows_cases import (
+    CASES,
+    SEVERAL,
+    normalized,
+    of_two,
+    over,
+    rms,
+    scaled_to_one,
+    similar,
+    standardized,
+    with_norm,
+)
 from codegen.cuda.test_stream_kernels import BF16, F16, F64, inp, pointwise, random, reference
 from emulation.emulate import emulate
 from torch import Tensor
@@ -18,6 +29,7 @@ from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node, make
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
+from fusewright.schedule.beside import readers_of
 from fusewright.schedule.groups import Group
 from fusewright.schedule.kept_rows import KeptRows, parse
 
@@ -52,6 +64,31 @@ def check(root: Node, tensors: dict[Node, Tensor] | None = None, order: str = "f
 @pytest.mark.sampled
 def test_value(name: str) -> None:
     check(CASES[name](), order=ORDERS[zlib.crc32(name.encode()) % 3])
+
+
+def several(roots: tuple[Node, ...]) -> KeptRows:
+    """What is found from any of these, which are alike but for their order."""
+    graph = Graph((), roots)
+    found = [parse(root, graph.users(), readers_of(graph)) for root in roots]
+    first = found[0]
+    assert isinstance(first, KeptRows), first
+    assert all(isinstance(k, KeptRows) and set(k.roots) == set(roots) for k in found)
+    return first
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.sampled
+def test_several_results(name: str) -> None:
+    k = several(SEVERAL[name]())
+    given = {n: random(n, i) for i, n in enumerate(k.tensors)}
+    for option in options(k)[:2]:
+        made = kernel(k, "fused_test", **option)
+        results = emulate(made, *(given[n] for n in k.tensors), order=ORDERS[zlib.crc32(name.encode()) % 3])
+        for root, got in zip(k.roots, results, strict=True):
+            own = Graph((), (root,)).nodes()
+            want = reference(root, {n: t for n, t in given.items() if n in own})
+            assert got.dtype == root.dtype and got.shape == want.shape
+            assert (got.double() - want).abs().max() <= want.abs().max() * 8 * torch.finfo(root.dtype).eps
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F64], ids=str)
@@ -93,6 +130,13 @@ def test_special_values(name: str, value: float) -> None:
     t = random(x, 3)
     t.view(-1)[5] = t.view(-1)[-40] = value
     check(SPECIAL[name](x), {x: t})
+
+
+@pytest.mark.parametrize("name", ["a norm beside, no vector", "columns, moments beside"])
+def test_several_results_lie_side_by_side(name: str) -> None:
+    k = several(SEVERAL[name]())
+    given = [random(n, i) for i, n in enumerate(k.tensors)]
+    emulate(kernel(k, "fused_test", **options(k)[0]), *given, order="reverse", sanitize=True)
 
 
 @pytest.mark.parametrize("name", ["normalized, no vector", "columns, no vector", "standardized, of a population"])
@@ -147,6 +191,25 @@ def test_what_others_use_is_read_from_memory() -> None:
     assert isinstance(parse(root, Graph((), (root, total)).users()), str)
 
 
+def test_what_waits_is_no_result_beside() -> None:
+    """A number that another result reads by a way of its own is in memory by then."""
+    x = inp(0, 5, 96)
+    first, norm = with_norm(x, 1)
+    turned = make(ops.Permute((1, 0)), norm)
+    second = pointwise("div", x, over(pointwise("mul", x, make(ops.Reshape((5, 1)), turned)), "sum", 1))
+    graph = Graph((), (second, first))
+    for root in (first, second):
+        k = parse(root, graph.users(), readers_of(graph))
+        assert isinstance(k, KeptRows) and not {norm, second} <= set(k.roots)
+
+
+def test_reductions_alone_are_left_to_streams() -> None:
+    x = inp(0, 5, 96)
+    roots = (over(x, "max", 1), over(x, "mean", 1))
+    graph = Graph((), roots)
+    assert isinstance(parse(roots[0], graph.users(), readers_of(graph)), str)
+
+
 LARGE = {
     "rows": lambda: standardized(inp(0, 64, 2048), 1),
     "two rows": lambda: similar(inp(0, 64, 2048), inp(1, 64, 2048)),
@@ -155,10 +218,17 @@ LARGE = {
 }
 
 
+LARGE_OF_SEVERAL = {
+    "a norm beside rows": lambda: with_norm(inp(0, 64, 2048), 1),
+    "of two rows": lambda: of_two(inp(0, 64, 2048), inp(1, 64, 2048)),
+    "a norm beside columns": lambda: with_norm(inp(0, 4, 128, 64, 64), 1),
+}
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", [*LARGE, *LARGE_OF_SEVERAL])
 def test_compiles_without_spills(name: str, arch: str) -> None:
-    k = kept(LARGE[name]())
+    k = kept(LARGE[name]()) if name in LARGE else several(LARGE_OF_SEVERAL[name]())
     for option in options(k):
         taken = nvrtc.resources(nvrtc.compile(kernel(k, "fused_test", **option).source, arch)).values()
         assert all(r.stack == 0 for r in taken), option
