@@ -1,6 +1,7 @@
 """The kept-rows family: reductions of rows, and what is made of their elements and these, while rows are at hand.
 
     x / max(norm(x), eps)          (x - mean(x)) / (std(x) + eps)          sum(x / norm(x) * y)
+    where(i == argmax(x), 0, x)
 
 A row is what the reductions join: the last dimensions, or a *column* along another one.  Every value is an element of
 rows or one number of each.  Pointwise operations are computed again wherever they are asked for, so that nothing is
@@ -25,7 +26,7 @@ from fusewright.schedule.beside import Elements, Readers, gathered
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, depends_on, taken_in
 from fusewright.schedule.stream import Read, Stream, Tree
 
-KINDS = ("sum", "mean", "max", "min", "norm", "var", "std")
+KINDS = ("sum", "mean", "max", "min", "norm", "var", "std", "argmax", "argmin")
 
 # Elements of a row from which on it is kept, of samples that are one row and of others, and up to which there are
 # registers for it.
@@ -106,10 +107,14 @@ def _reduction_before(root: Node) -> Node | None:
         node = stack.pop()
         if isinstance(node.op, ops.Reduce):
             return node
-        if node not in seen and isinstance(node.op, POINTWISE):
+        if node not in seen and isinstance(node.op, (*POINTWISE, ops.Reshape)):
             seen.add(node)
             stack += node.inputs
     return None
+
+
+def _is_float(node: Node) -> bool:
+    return node.dtype in MEMORY
 
 
 @dataclass
@@ -161,7 +166,7 @@ class _Rows:
                 stack += self.readers[node]
         for node in made:
             inside = sum(n.inputs.count(node) for n in self.readers[node] if n in made)
-            if inside < self.users[node] and (node.shape != self.shape or self._is_behind(node)):
+            if inside < self.users[node] and (self._is_behind(node) if node.shape == self.shape else _is_float(node)):
                 yield node
 
     def _is_behind(self, node: Node) -> bool:
@@ -189,9 +194,15 @@ class _Rows:
 
     def _fits(self, node: Node, roots: Sequence[Node]) -> bool:
         if isinstance(node.op, ops.Reduce):
-            own = node.op.kind in KINDS and node.op.dims == self.dims and node.arg(0).shape == self.shape
-            return own and (node.op.keepdim or node in roots) and node.op.dtype in (None, node.arg(0).dtype)
+            return self._is_pass(node) and (_is_float(node) or node not in roots)
+        if isinstance(node.op, ops.Reshape):
+            number = node.shape == self._numbers and self._is_pass(node.arg(0))
+            return number and (_is_float(node) or node not in roots)
         return isinstance(node.op, POINTWISE) and node.shape in (self.shape, self._numbers)
+
+    def _is_pass(self, node: Node) -> bool:
+        own = isinstance(node.op, ops.Reduce) and node.op.kind in KINDS and node.op.dims == self.dims
+        return own and node.arg(0).shape == self.shape and node.op.dtype in (None, node.arg(0).dtype)  # type: ignore[attr-defined]
 
     @property
     def _numbers(self) -> tuple[Size, ...]:
@@ -203,17 +214,23 @@ class _Rows:
         leaves = dict.fromkeys(
             a for n in order for a in n.inputs if a not in inner and not isinstance(a.op, ops.Number)
         )
+        if any(self._is_read_otherwise(n, order) for n in reductions):
+            return "a number of a row is read along other dimensions"
         mapping: dict[Node, Node] = {}
         numbers: dict[Node, Node] = {}
         for node in order:
             args = tuple(None if a is None else mapping.get(a, a) for a in node.args)
             if node in reductions:
-                wide = torch.float64 if node.dtype == torch.float64 else torch.float32
-                stand_in = make(ops.Input(self._numbers, wide, node.device, f"number{len(numbers)}", -1))
-                numbers[node] = stand_in
-                mapping[node] = stand_in if wide == node.dtype else make(ops.Cast(node.dtype), stand_in)
+                numbers[node] = stand_in = self._number(node, len(numbers))
+                narrow = stand_in.dtype != node.dtype
+                mapping[node] = make(ops.Cast(node.dtype), stand_in) if narrow else stand_in
+            elif isinstance(node.op, ops.Reshape):
+                mapping[node] = mapping[node.arg(0)]
             else:
                 mapping[node] = make(node.op, *args)
+        problem = self._about_indices(roots, order, reductions, leaves)
+        if problem:
+            return problem
         passes = tuple(self._pass(n, mapping, leaves, numbers) for n in reductions)
         results = tuple(Result(r, self._tree(mapping[r], leaves, numbers), r.shape == self.shape) for r in roots)
         trees = [t for t in (*(p.tree for p in passes), *(r.tree for r in results)) if t.leaves != (t.root,)]
@@ -230,6 +247,40 @@ class _Rows:
         if not 1 <= len(kept) <= MOST_KEPT or len(kept) * length > LONGEST or within.axes[0].role == "first":
             return "nothing is kept, or more than there are registers for"
         return KeptRows(passes, results, within, kept, length)
+
+    def _number(self, node: Node, i: int) -> Node:
+        """What stands for the number that a reduction gives: sums are wide, and an index one of as many."""
+        assert isinstance(node.op, ops.Reduce)
+        wide = torch.float64 if node.arg(0).dtype == torch.float64 else torch.float32
+        if node.op.gives_index:
+            return make(ops.Reduce(node.op.kind, self.dims, True), self._stand_in(self.shape, wide, node, i))
+        return self._stand_in(self._numbers, wide, node, i)
+
+    @staticmethod
+    def _stand_in(shape: tuple[Size, ...], dtype: torch.dtype, node: Node, i: int) -> Node:
+        return make(ops.Input(shape, dtype, node.device, f"number{i}", -1))
+
+    def _is_read_otherwise(self, number: Node, order: Sequence[Node]) -> bool:
+        """Whether something reads what has lost the reduced dimensions as it is."""
+        assert isinstance(number.op, ops.Reduce)
+        return not number.op.keepdim and any(number in n.inputs and not isinstance(n.op, ops.Reshape) for n in order)
+
+    def _about_indices(
+        self, roots: Sequence[Node], order: Sequence[Node], reductions: Sequence[Node], leaves: Mapping[Node, None]
+    ) -> str | None:
+        """Why indices of extremes are not found here: what eager compares, it has rounded, and a kernel's result would
+        seem to have a gradient."""
+        indices = list(filter(stream.is_index, reductions))
+        behind = depends_on(order, reductions)
+        for x in (n.arg(0) for n in indices):
+            if x in behind or (x not in leaves and x.dtype.itemsize < 4):
+                return f"{x!r} may be rounded otherwise than what is compared"
+        reached = {n for n in leaves if n.dtype.is_floating_point}
+        for node in order:
+            if node.dtype.is_floating_point and not isinstance(node.op, ops.Detach):
+                reached.update([node] if not reached.isdisjoint(node.inputs) else [])
+        without = next((root for root in roots if root not in reached), None)
+        return f"{without!r} has no gradient" if indices and without is not None else None
 
     def _pass(
         self, node: Node, mapping: Mapping[Node, Node], leaves: Mapping[Node, None], numbers: Mapping[Node, Node]

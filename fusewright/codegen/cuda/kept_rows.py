@@ -27,6 +27,9 @@ LEAST_TEAM, MOST_TEAM = 4, 1024
 KEPT_OF_COLUMNS = (16, 32)
 MOST_SHARING = 64
 
+# What joins extremes, and their places.
+JOINS = {"max": "Max", "min": "Min", "argmax": "First<Max>", "argmin": "First<Min>"}
+
 Option = dict[str, Any]
 
 
@@ -96,7 +99,12 @@ class _Rows(TeamWriter):
             yield self._values(f"result{i or ''}", r.tree, len(self.k.passes))
 
     def _joining(self) -> Lines:
-        return [*fill(text.JOINS), "", *fill(text.JOINED_ROWS)]
+        exchanged = fill(text.PLACE_OF_LANE) if self._places() else []
+        return [*fill(text.JOINS), "", *self._places(), *exchanged, *fill(text.JOINED_ROWS)]
+
+    def _places(self) -> Lines:
+        """How places of extremes are joined, if any are looked for."""
+        return [*fill(text.JOINS_OF_PLACES), ""] if any(p.kind in ("argmax", "argmin") for p in self.k.passes) else []
 
     def _kept(self) -> list[tuple[str, str]]:
         """Types and names of what is kept."""
@@ -128,7 +136,8 @@ class _Rows(TeamWriter):
 
     @staticmethod
     def _number(p: Pass) -> str:
-        return compute_type(p.number.dtype)
+        """The type of a number; rows have few enough elements for any index of one."""
+        return compute_type(p.number.dtype) if p.number.dtype.is_floating_point else "float"
 
     def _arguments_of(self, known: int, group: str = "[g]") -> str:
         kept = [f"{name}{group}" for _, name in self._kept()]
@@ -146,8 +155,8 @@ class _Rows(TeamWriter):
                 "decode_item": self._decode_element(),
                 "over": repr(float(max(self.k.length - p.correction, 0))),
                 "root": "sqrt" if p.kind == "std" else "",
-                "start": "INFINITY" if p.kind == "min" else "-INFINITY",
-                "Join": p.kind.title(),
+                "start": "INFINITY" if p.kind in ("min", "argmin") else "-INFINITY",
+                "Join": JOINS.get(p.kind, ""),
             }
             lines += self._pass(i, p, names)
         return lines
@@ -156,6 +165,8 @@ class _Rows(TeamWriter):
         """The statements that find number `i`."""
         if p.kind in ("max", "min"):
             return fill(text.EXTREME, i=i, **names)
+        if p.kind in ("argmax", "argmin"):
+            return fill(text.PLACE, i=i, **names)
         if p.kind in ("var", "std"):
             mean = fill(text.SUM, take="few += value[e];", i=f"{i}_mean", of=i, **names)
             return [*mean, *fill(text.SPREAD, i=i, **names)]
@@ -206,7 +217,7 @@ class _Columns(_Rows):
     each = "[e]"
 
     def _joining(self) -> Lines:
-        return [*fill(text.JOINS), "", *fill(text.JOINED_COLUMNS)]
+        return [*fill(text.JOINS), "", *self._places(), *fill(text.JOINED_COLUMNS)]
 
     def _passed(self, i: int) -> str:
         return f"const {self._number(self.k.passes[i])} (&number{i})[VALUES<WIDE>]"
@@ -217,6 +228,8 @@ class _Columns(_Rows):
     def _pass(self, i: int, p: Pass, names: dict[str, object]) -> Lines:
         if p.kind in ("max", "min"):
             return fill(text.EXTREME_OF_COLUMNS, i=i, **names)
+        if p.kind in ("argmax", "argmin"):
+            return fill(text.PLACE_OF_COLUMNS, i=i, **names)
         if p.kind in ("var", "std"):
             return fill(text.SPREAD_OF_COLUMNS, i=i, **names)
         take = "value[e] * value[e]" if p.kind == "norm" else "value[e]"

@@ -9,15 +9,18 @@ import pytest
 import torch
 from codegen.cuda.kept_rows_cases import (
     CASES,
+    PLACES,
     SEVERAL,
     normalized,
     of_two,
     over,
+    place,
     rms,
     scaled_to_one,
     similar,
     standardized,
     with_norm,
+    without_best,
 )
 from codegen.cuda.test_stream_kernels import BF16, F16, F64, inp, pointwise, random, reference
 from emulation.emulate import emulate
@@ -89,6 +92,25 @@ def test_several_results(name: str) -> None:
             want = reference(root, {n: t for n, t in given.items() if n in own})
             assert got.dtype == root.dtype and got.shape == want.shape
             assert (got.double() - want).abs().max() <= want.abs().max() * 8 * torch.finfo(root.dtype).eps
+
+
+@pytest.mark.parametrize("special", [None, nan, inf, -inf])
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.sampled
+def test_places(name: str, special: float | None) -> None:
+    """Of equals, and of several NaN, the first; where all are infinite, the very first."""
+    root = PLACES[name]()
+    k = kept(root)
+    x, positions = (next(n for n in k.tensors if n.op.index == i) for i in (0, 1))  # type: ignore[attr-defined]
+    given = random(x, 1).round()  # many are alike
+    if special is not None:
+        given[0] = special
+        given.view(-1)[-40] = given.view(-1)[-7] = special
+    tensors = {x: given, positions: torch.arange(k.length).reshape(positions.shape).float()}
+    want = reference(root, tensors)
+    for option in options(k)[:2]:
+        got = emulate(kernel(k, "fused_test", **option), *(tensors[n] for n in k.tensors), order="shuffled")
+        torch.testing.assert_close(got.double(), want, equal_nan=True, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F64], ids=str)
@@ -169,6 +191,26 @@ REFUSED: dict[str, tuple[Node, str]] = {
     "four tensors": (
         pointwise("mul", pointwise("mul", normalized(X, 1), inp(1, 5, 96)), pointwise("mul", *more(2, 3))),
         "nothing is kept, or more than there are registers for",
+    ),
+    "an index of what is rounded": (
+        without_best(pointwise("tanh", inp(0, 5, 96, dtype=BF16)), "argmax", 1),
+        "may be rounded otherwise than what is compared",
+    ),
+    "an index of what is made of a number": (
+        without_best(normalized(X, 1), "argmax", 1),
+        "may be rounded otherwise than what is compared",
+    ),
+    "an index that is computed with": (
+        pointwise("mul", X, make(ops.Cast(torch.float64), place(X, "argmax", 1))),
+        "is computed with in torch.int64",
+    ),
+    "one hot": (
+        make(ops.Cast(torch.float32), pointwise("eq", inp(1, 96), place(X, "argmax", 1))),
+        "has no gradient",
+    ),
+    "a number along other dimensions": (
+        pointwise("div", inp(0, 96, 96), over(inp(0, 96, 96), "sum", 1, keepdim=False)),
+        "a number of a row is read along other dimensions",
     ),
     "rounded on the way": (
         pointwise("mul", X, make(ops.Cast(torch.float32), make(ops.Cast(BF16), over(X, "sum", 1)))),
