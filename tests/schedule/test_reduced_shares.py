@@ -167,6 +167,33 @@ def sharpened(x: Tensor) -> Tensor:
     return p / p.sum(1, keepdim=True)
 
 
+def places_of(x: Tensor, ahead: float = 1.0) -> Tensor:
+    """Where the mass of each image is, which is a row of all its positions."""
+    p = F.softmax(x.flatten(2) * ahead, -1).view(x.shape)
+    across = torch.linspace(-1, 1, x.shape[3], dtype=x.dtype)
+    down = torch.linspace(-1, 1, x.shape[2], dtype=x.dtype)[:, None]
+    return torch.stack(((p * across).sum((2, 3)), (p * down).sum((2, 3))), -1)
+
+
+def regrouped(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of images one behind the other, as images of several channels."""
+    p = F.softmax(x.reshape(-1, x.shape[2] * x.shape[3]), -1)
+    return (p.reshape(x.shape) * x).mean((2, 3)), p.amax(-1)
+
+
+def weighed_in_both(x: Tensor) -> Tensor:
+    """Shares that are weighed as a row, then seen as an image, and numbers of both."""
+    p = F.softmax(x.flatten(2), -1)
+    p = p * torch.linspace(0.5, 1.5, p.shape[-1], dtype=x.dtype)
+    p = p / p.sum(-1, keepdim=True)
+    return (p.view(x.shape) * torch.linspace(0, 1, x.shape[3], dtype=x.dtype)).sum((2, 3)) + p.amax(-1)
+
+
+def straight_through(x: Tensor) -> Tensor:
+    hard, soft = F.one_hot(x.argmax(-1), x.shape[-1]).to(x.dtype), F.softmax(x, -1)
+    return hard - soft.detach() + soft
+
+
 SEVERAL: dict[str, tuple[Model, tuple[int, ...]]] = {
     "two numbers": (both, (6, 80)),
     "two numbers of odd rows": (both, (1, 83)),
@@ -179,6 +206,13 @@ SEVERAL: dict[str, tuple[Model, tuple[int, ...]]] = {
     "elements": (sharpened, (6, 80)),
     "elements of columns": (sharpened, (2, 40, 5)),
     "elements of long rows": (sharpened, (2, 3000)),
+    "straight through": (straight_through, (6, 80)),
+    "straight through, odd rows": (straight_through, (3, 2, 83)),
+    "of an image": (places_of, (2, 3, 6, 20)),
+    "of an odd image": (places_of, (1, 3, 5, 21)),
+    "of an image, a function ahead": (lambda x: places_of(x, 0.5), (2, 3, 6, 20)),
+    "of images one behind the other": (regrouped, (2, 3, 6, 20)),
+    "of an image and a row": (weighed_in_both, (2, 3, 6, 20)),
     "beside what is of the same rows": (lambda x: (F.log_softmax(x, 1).amin(1), x.mean(1, keepdim=True)), (6, 80)),
 }
 
@@ -210,7 +244,7 @@ def test_gradients_of_several_results(monkeypatch: pytest.MonkeyPatch, name: str
     assert_close(*(torch.autograd.grad(y, x)[0] for y in sums), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["two numbers", "elements and a number", "elements"])
+@pytest.mark.parametrize("name", ["two numbers", "elements and a number", "elements", "straight through"])
 @pytest.mark.parametrize("value", [nan, inf, -inf])
 @pytest.mark.sampled
 def test_special_values_of_several_results(monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
