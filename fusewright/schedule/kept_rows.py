@@ -60,6 +60,18 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Replaced:
+    """What is kept in the place of something from a number of passes on: `tree` makes it of that and of their numbers.
+
+    exp(x - max(x)), of which a sum and shares are made        kept in the place of x, once the maximum is known
+    """
+
+    known: int
+    kept: int
+    tree: Tree
+
+
+@dataclass(frozen=True)
 class KeptRows:
     """A chain of this family.
 
@@ -68,6 +80,7 @@ class KeptRows:
     within   what is read, and along which axes, as a stream that reduces rows
     kept     of what is read, that which varies from element to element of every row
     length   elements of a row
+    replaced what several of the passes and results that follow read it as, and nothing else
     """
 
     passes: tuple[Pass, ...]
@@ -75,6 +88,12 @@ class KeptRows:
     within: Stream
     kept: tuple[Read, ...]
     length: int
+    replaced: tuple[Replaced, ...]
+
+    def held(self, kept: int, known: int) -> Node:
+        """What is kept there when so many numbers are known."""
+        made = (r.tree.root for r in reversed(self.replaced) if r.kept == kept and r.known <= known)
+        return next(made, self.kept[kept].value)
 
     @property
     def roots(self) -> tuple[Node, ...]:
@@ -117,6 +136,40 @@ def _is_float(node: Node) -> bool:
     return node.dtype in MEMORY
 
 
+def _replaced(passes: Sequence[Pass], results: Sequence[Result], held: list[Node]) -> Iterator[Replaced]:
+    """What may be kept in the place of what was, one pass after the other."""
+    for known in range(1, len(passes)):
+        numbers = {p.number for p in passes[:known]}
+        later = [*(p.tree for p in passes[known:]), *(r.tree for r in results)]
+        below = [{t.root, *topological([t.root], {*t.leaves, *(p.number for p in passes)})} for t in later]
+        for i, value in enumerate(held):
+            end = _end_of_line(value, later, below, numbers)
+            if end is not value and sum(end in nodes for nodes in below) > 1:
+                held[i] = end
+                yield Replaced(known, i, Tree(end, (value, *numbers), None))
+
+
+def _end_of_line(value: Node, later: Sequence[Tree], below: Sequence[set[Node]], numbers: set[Node]) -> Node:
+    """The last of the operations on a value and known numbers alone, each of which is all that reads the one before."""
+    while True:
+        readers = {n for nodes in below for n in nodes if value in n.inputs}
+        if len(readers) != 1 or any(tree.root is value for tree in later):
+            return value
+        (reader,) = readers
+        others = [a for a in reader.inputs if a is not value]
+        wide = [n.dtype == torch.float64 for n in (reader, value)]
+        if not _is_float(reader) or wide[0] != wide[1] or not all(_is_known(a, numbers) for a in others):
+            return value
+        value = reader
+
+
+def _is_known(node: Node, numbers: set[Node]) -> bool:
+    """Whether a value is made of numbers alone."""
+    if node in numbers or isinstance(node.op, ops.Number):
+        return True
+    return isinstance(node.op, POINTWISE) and all(_is_known(a, numbers) for a in node.inputs)
+
+
 @dataclass
 class _Rows:
     """Finds the chains around reductions over `dims` of values of one `shape`."""
@@ -154,7 +207,9 @@ class _Rows:
             inner, read = taken_in(roots, self.users, lambda n: self._fits(n, roots))
             return Elements(tuple(n for n in inner if n not in roots), read)
 
-        return gathered(root, self._ends, of, self.shape, self.users, self.readers)
+        inside = sum(n.inputs.count(root) for n in self.readers[root] if self._fits(n, ()))
+        ends = inside < self.users[root]  # or what follows it has all results
+        return gathered(root, self._ends, of, self.shape, self.users, self.readers) if ends else (root,)
 
     def _ends(self, node: Node) -> Iterator[Node]:
         """The values that others read of all that is made of one, and of reductions."""
@@ -246,7 +301,8 @@ class _Rows:
         kept = tuple(r for r in within.reads if r.axes == everywhere)
         if not 1 <= len(kept) <= MOST_KEPT or len(kept) * length > LONGEST or within.axes[0].role == "first":
             return "nothing is kept, or more than there are registers for"
-        return KeptRows(passes, results, within, kept, length)
+        replaced = tuple(_replaced(passes, results, [r.value for r in kept]))
+        return KeptRows(passes, results, within, kept, length, replaced)
 
     def _number(self, node: Node, i: int) -> Node:
         """What stands for the number that a reduction gives: sums are wide, and an index one of as many."""

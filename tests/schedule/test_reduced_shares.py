@@ -212,6 +212,10 @@ SEVERAL: dict[str, tuple[Model, tuple[int, ...]]] = {
     "of an odd image": (places_of, (1, 3, 5, 21)),
     "of an image, a function ahead": (lambda x: places_of(x, 0.5), (2, 3, 6, 20)),
     "of images one behind the other": (regrouped, (2, 3, 6, 20)),
+    "of a row in two views": (
+        lambda x: (lambda p: (p.view(2, 3, 6, 20).amax((2, 3)), p.view(2, 3, 20, 6).sum(3)))(F.softmax(x, -1)),
+        (2, 3, 120),
+    ),
     "of an image and a row": (weighed_in_both, (2, 3, 6, 20)),
     "beside what is of the same rows": (lambda x: (F.log_softmax(x, 1).amin(1), x.mean(1, keepdim=True)), (6, 80)),
 }
@@ -368,6 +372,8 @@ def test_softmaxes_of_parameters_are_derived() -> None:
 LEFT: dict[str, tuple[Model, tuple[int, ...]]] = {
     "elements are read": (lambda x: F.softmax(x, 1) * 2, (6, 80)),
     "elements are returned": (lambda x: (lambda y: (y, y.sum(0)))(F.log_softmax(x, 1)), (6, 80)),
+    "elements of an image are read": (lambda x: F.softmax(x.flatten(2), -1).view(x.shape) * 2, (2, 3, 6, 20)),
+    "a part of an image is reduced": (lambda x: F.softmax(x.flatten(2), -1).view(x.shape).sum(3), (2, 3, 6, 20)),
     "another dimension is reduced": (lambda x: F.softmax(x, 1).sum(0), (6, 80)),
     "five numbers are read": (
         lambda x: (lambda y: [(y * i).sum(1) for i in range(2, 7)])(F.softmax(x, 1)),

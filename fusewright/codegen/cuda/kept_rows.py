@@ -1,6 +1,7 @@
 """CUDA C++ of rows that are kept: a team of threads reads a row, or some columns side by side, into registers.
 
-Pass after pass over these gives a number per row, which all threads of the team have; the last one writes the result.
+Pass after pass over these gives a number per row, which all threads of the team have; the last one writes the results.
+What is made of elements and numbers, and several passes want, takes the place of the elements.
 What varies otherwise than from element to element of every row is read wherever it is asked for.
 """
 
@@ -15,7 +16,8 @@ from fusewright.codegen.cuda import kept_rows_text as text
 from fusewright.codegen.cuda import stream_text
 from fusewright.codegen.cuda.stream_values import decode, for_each, tree
 from fusewright.codegen.cuda.teams import TeamWriter
-from fusewright.codegen.text import Lines, fill
+from fusewright.codegen.text import Lines, block, fill
+from fusewright.ir.node import Node
 from fusewright.kernel import Array, Kernel
 from fusewright.schedule.kept_rows import KeptRows, Pass, Result
 from fusewright.schedule.stream import Tree
@@ -120,16 +122,30 @@ class _Rows(TeamWriter):
 
     def _values(self, name: str, found: Tree, known: int) -> Lines:
         """The function that computes a tree from what is kept and so many known numbers."""
-        own = {r.value: f"kept{i}[e]" for i, r in enumerate(self.k.kept)}
-        numbers = {p.number: f"number{i}{self.each}" for i, p in enumerate(self.k.passes[:known])}
-        loads, given, element = self.values.loads("before", "VALUES<WIDE>", among=set(found.leaves) - set(own))
-        lines, value = tree(found, found.root, given | own | numbers)
+        own = {self.k.held(i, known): f"kept{i}[e]" for i in range(len(self.k.kept))}
+        others = set(found.leaves) - {r.value for r in self.k.kept}
+        loads, given, element = self.values.loads("before", "VALUES<WIDE>", among=others)
+        lines, value = tree(found, found.root, given | own | self._numbers(known))
         parameters = [f"const {kind} (&{kept})[VALUES<WIDE>]" for kind, kept in self._kept()]
         parameters += [self._passed(i) for i in range(known)]
         parameters += [f"{compute_type(found.root.dtype)} (&value)[VALUES<WIDE>]"]
         about = "What comes of them." if name.startswith("result") else f"What gives number {known}."
         body = [*loads, *for_each([*element, *lines, f"value[e] = {value};"])]
         return self._function(about, name, parameters, body)
+
+    def _numbers(self, known: int) -> dict[Node, str]:
+        """The names of so many numbers."""
+        return {p.number: f"number{i}{self.each}" for i, p in enumerate(self.k.passes[:known])}
+
+    def _replaced(self, known: int) -> Lines:
+        """The statements that replace what is kept when so many numbers are known."""
+        found: Lines = []
+        for r in (r for r in self.k.replaced if r.known == known):
+            name, before = f"kept{r.kept}[g][e]", self.k.held(r.kept, known - 1)
+            lines, value = tree(r.tree, r.tree.root, {before: name} | self._numbers(known))
+            each = for_each([*lines, f"{name} = {value};"], "V")
+            found += ["#pragma unroll", *block("for (int g = 0; g < GROUPS; ++g)", each)]
+        return found
 
     def _passed(self, i: int) -> str:
         return f"{self._number(self.k.passes[i])} number{i}"
@@ -158,7 +174,7 @@ class _Rows(TeamWriter):
                 "start": "INFINITY" if p.kind in ("min", "argmin") else "-INFINITY",
                 "Join": JOINS.get(p.kind, ""),
             }
-            lines += self._pass(i, p, names)
+            lines += [*self._pass(i, p, names), *self._replaced(i + 1)]
         return lines
 
     def _pass(self, i: int, p: Pass, names: dict[str, object]) -> Lines:

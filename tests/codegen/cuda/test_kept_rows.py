@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
+from dataclasses import replace
 from math import inf, nan
 
 import pytest
 import torch
 from codegen.cuda.kept_rows_cases import (
     CASES,
+    IMAGE,
     PLACES,
     SEVERAL,
     normalized,
-    of_two,
     over,
     place,
     rms,
@@ -233,6 +235,60 @@ def test_what_others_use_is_read_from_memory() -> None:
     assert isinstance(parse(root, Graph((), (root, total)).users()), str)
 
 
+def shares(x: Node) -> Node:
+    """A softmax by eager's steps."""
+    away = pointwise("exp", pointwise("sub", x, over(x, "max", 1)))
+    return pointwise("div", away, over(away, "sum", 1))
+
+
+def entropy(x: Node) -> Node:
+    p = shares(x)
+    return over(pointwise("mul", p, pointwise("log", p)), "sum", 1, keepdim=False)
+
+
+def apart(x: Node, y: Node) -> Node:
+    """How far two softmaxes are from their mean, each by a sum of its own."""
+    p, q = shares(x), shares(y)
+    mean = pointwise("mul", pointwise("add", p, q), 0.5)
+    each = (pointwise("mul", a, pointwise("log", pointwise("div", a, mean))) for a in (p, q))
+    return pointwise("add", *(over(a, "sum", 1) for a in each))
+
+
+REPLACED: dict[str, tuple[Callable[[], Node], list[tuple[int, int, str]]]] = {
+    "shares": (lambda: shares(inp(0, 5, 96)), [(1, 0, "exp")]),
+    "an entropy": (lambda: entropy(inp(0, 5, 101)), [(1, 0, "exp")]),
+    "two softmaxes": (
+        lambda: apart(inp(0, 5, 96), inp(1, 5, 96)),
+        [(1, 0, "exp"), (2, 0, "div"), (3, 1, "exp"), (4, 1, "div")],
+    ),
+    "two softmaxes of columns": (
+        lambda: apart(inp(0, *IMAGE), inp(1, *IMAGE)),
+        [(1, 0, "exp"), (2, 0, "div"), (3, 1, "exp"), (4, 1, "div")],
+    ),
+    "a distance from the mean": (
+        lambda: pointwise("mul", shares(pointwise("sub", inp(0, 5, 96), over(inp(0, 5, 96), "mean", 1))), 2.0),
+        [(1, 0, "sub"), (2, 0, "exp")],
+    ),
+    "nothing that two read": (lambda: normalized(inp(0, 5, 96), 1), []),
+    "what is read as it is": (lambda: pointwise("mul", inp(0, 5, 96), shares(inp(0, 5, 96))), []),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16, F64], ids=str)
+@pytest.mark.parametrize("name", REPLACED)
+@pytest.mark.sampled
+def test_what_several_passes_read_is_kept(name: str, dtype: torch.dtype) -> None:
+    """In the place of what it is made of, as far as nobody wants that any more."""
+    build, want = REPLACED[name]
+    root = build()
+    given = {n: make(replace(n.op, dtype=dtype)) for n in kept(root).tensors}
+    (root,) = Graph((), (root,)).substituted(given)[0].outputs
+    assert isinstance(root, Node)
+    functions = [(r.known, r.kept, r.tree.root.op.fn) for r in kept(root).replaced]  # type: ignore[attr-defined]
+    assert functions == want
+    check(root, order=ORDERS[len(name) % 3])
+
+
 def test_what_waits_is_no_result_beside() -> None:
     """A number that another result reads by a way of its own is in memory by then."""
     x = inp(0, 5, 96)
@@ -255,6 +311,9 @@ def test_reductions_alone_are_left_to_streams() -> None:
 LARGE = {
     "rows": lambda: standardized(inp(0, 64, 2048), 1),
     "two rows": lambda: similar(inp(0, 64, 2048), inp(1, 64, 2048)),
+    "two softmaxes": lambda: apart(inp(0, 64, 1024), inp(1, 64, 1024)),
+    "places": lambda: without_best(inp(0, 64, 1024), "argmax", 1),
+    "places of columns": lambda: without_best(inp(0, 4, 128, 64, 64), "argmax", 1),
     "columns": lambda: rms(inp(0, 4, 128, 64, 64), 1),
     "columns of bfloat16": lambda: normalized(inp(0, 4, 256, 64, 64, dtype=BF16), 1),
 }
@@ -262,7 +321,6 @@ LARGE = {
 
 LARGE_OF_SEVERAL = {
     "a norm beside rows": lambda: with_norm(inp(0, 64, 2048), 1),
-    "of two rows": lambda: of_two(inp(0, 64, 2048), inp(1, 64, 2048)),
     "a norm beside columns": lambda: with_norm(inp(0, 4, 128, 64, 64), 1),
 }
 
