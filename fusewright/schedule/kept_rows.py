@@ -133,6 +133,7 @@ def _reduction_before(root: Node) -> Node | None:
 
 
 def _is_float(node: Node) -> bool:
+    """Whether a value may be a result."""
     return node.dtype in MEMORY
 
 
@@ -141,7 +142,7 @@ def _replaced(passes: Sequence[Pass], results: Sequence[Result], held: list[Node
     for known in range(1, len(passes)):
         numbers = {p.number for p in passes[:known]}
         later = [*(p.tree for p in passes[known:]), *(r.tree for r in results)]
-        below = [{t.root, *topological([t.root], {*t.leaves, *(p.number for p in passes)})} for t in later]
+        below = [set(topological([t.root], {*t.leaves, *(p.number for p in passes)})) for t in later]
         for i, value in enumerate(held):
             end = _end_of_line(value, later, below, numbers)
             if end is not value and sum(end in nodes for nodes in below) > 1:
@@ -245,9 +246,12 @@ class _Rows:
         """What is computed here: of the shapes of elements and of numbers, and used nowhere else."""
         if not all(self._fits(root, roots) for root in roots):
             return set()
-        return set(taken_in(roots, self.users, lambda n: self._fits(n, roots))[0])
+        inner = set(taken_in(roots, self.users, lambda n: self._fits(n, roots))[0])
+        inner = {n for n in inner if not isinstance(n.op, ops.Reshape) or n.arg(0) in inner}  # others are in memory
+        return inner if inner.issuperset(roots) else set()
 
     def _fits(self, node: Node, roots: Sequence[Node]) -> bool:
+        """Whether a value is an element or a number of rows, and no index that others read."""
         if isinstance(node.op, ops.Reduce):
             return self._is_pass(node) and (_is_float(node) or node not in roots)
         if isinstance(node.op, ops.Reshape):
@@ -256,8 +260,11 @@ class _Rows:
         return isinstance(node.op, POINTWISE) and node.shape in (self.shape, self._numbers)
 
     def _is_pass(self, node: Node) -> bool:
-        own = isinstance(node.op, ops.Reduce) and node.op.kind in KINDS and node.op.dims == self.dims
-        return own and node.arg(0).shape == self.shape and node.op.dtype in (None, node.arg(0).dtype)  # type: ignore[attr-defined]
+        """Whether this is one of the reductions of rows."""
+        if not isinstance(node.op, ops.Reduce) or node.arg(0).shape != self.shape:
+            return False
+        op = node.op
+        return op.kind in KINDS and op.dims == self.dims and op.dtype in (None, node.arg(0).dtype)
 
     @property
     def _numbers(self) -> tuple[Size, ...]:

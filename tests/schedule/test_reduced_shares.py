@@ -194,6 +194,14 @@ def straight_through(x: Tensor) -> Tensor:
     return hard - soft.detach() + soft
 
 
+def norm_and_place(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What an index and a number that others read as well are made into."""
+    place, norm = x.argmax(-1), x.norm(dim=-1)
+    p = F.softmax(x, -1)
+    best = torch.arange(x.shape[-1]) == place[..., None]
+    return torch.where(best, 0, p * p.amax(-1, keepdim=True)) / norm[..., None], norm * 2, place.to(x.dtype)
+
+
 SEVERAL: dict[str, tuple[Model, tuple[int, ...]]] = {
     "two numbers": (both, (6, 80)),
     "two numbers of odd rows": (both, (1, 83)),
@@ -208,6 +216,7 @@ SEVERAL: dict[str, tuple[Model, tuple[int, ...]]] = {
     "elements of long rows": (sharpened, (2, 3000)),
     "straight through": (straight_through, (6, 80)),
     "straight through, odd rows": (straight_through, (3, 2, 83)),
+    "beside what others read": (norm_and_place, (6, 80)),
     "of an image": (places_of, (2, 3, 6, 20)),
     "of an odd image": (places_of, (1, 3, 5, 21)),
     "of an image, a function ahead": (lambda x: places_of(x, 0.5), (2, 3, 6, 20)),
