@@ -235,7 +235,7 @@ FAMILIES = (
     Family("statistics", normalization.parse_statistics, lambda c: c.sums.tensors, ops.Statistics),
     SHARED,
     LARGE_MOVING,
-    Family("kept rows", kept_rows.parse, lambda k: k.tensors, ops.Reduce),
+    Family("kept rows", kept_rows.parse, lambda k: k.tensors, ops.Reduce, also=lambda k: k.roots[1:], beside=True),
     Family("scan", scan.parse, lambda s: s.tensors, ops.Scan),
     SAMPLES_APART,
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),

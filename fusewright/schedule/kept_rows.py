@@ -1,17 +1,20 @@
 """The kept-rows family: reductions of rows, and what is made of their elements and these, while rows are at hand.
 
     x / max(norm(x), eps)          (x - mean(x)) / (std(x) + eps)          sum(x / norm(x) * y)
+    where(i == argmax(x), 0, x)
 
 A row is what the reductions join: the last dimensions, or a *column* along another one.  Every value is an element of
 rows or one number of each.  Pointwise operations are computed again wherever they are asked for, so that nothing is
-kept but what is read from memory; `passes` over that give one number each, and a last one the result.
+kept but what is read from memory; `passes` over that give one number each, and a last one the results, elements or
+numbers: all that is made of the same rows and read by others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 
 import torch
 
@@ -19,10 +22,11 @@ from fusewright.ir import ops
 from fusewright.ir.node import Node, make, topological
 from fusewright.ir.ops import ReduceKind, Size
 from fusewright.schedule import stream
-from fusewright.schedule.chain import MEMORY, POINTWISE, Users, used_inside
+from fusewright.schedule.beside import Elements, Readers, gathered
+from fusewright.schedule.chain import MEMORY, POINTWISE, Users, depends_on, taken_in
 from fusewright.schedule.stream import Read, Stream, Tree
 
-KINDS = ("sum", "mean", "max", "min", "norm", "var", "std")
+KINDS = ("sum", "mean", "max", "min", "norm", "var", "std", "argmax", "argmin")
 
 # Elements of a row from which on it is kept, of samples that are one row and of others, and up to which there are
 # registers for it.
@@ -42,41 +46,79 @@ class Pass:
 
 
 @dataclass(frozen=True)
+class Result:
+    """What is made of elements, an element each, or of the numbers of a row, one for each row.
+
+    root      as the graph has it
+    tree      from what is read and from numbers
+    elements  whether there is one per element
+    """
+
+    root: Node
+    tree: Tree
+    elements: bool
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What is kept in the place of something from a number of passes on: `tree` makes it of that and of their numbers.
+
+    exp(x - max(x)), of which a sum and shares are made        kept in the place of x, once the maximum is known
+    """
+
+    known: int
+    kept: int
+    tree: Tree
+
+
+@dataclass(frozen=True)
 class KeptRows:
     """A chain of this family.
 
     passes   the reductions, those that others need first
-    result   of elements, or of the numbers of rows, of which there is one result then
-    elements whether there is a result per element
+    results  what is written
     within   what is read, and along which axes, as a stream that reduces rows
     kept     of what is read, that which varies from element to element of every row
     length   elements of a row
+    replaced what several of the passes and results that follow read it as, and nothing else
     """
 
-    root: Node
     passes: tuple[Pass, ...]
-    result: Tree
-    elements: bool
+    results: tuple[Result, ...]
     within: Stream
     kept: tuple[Read, ...]
     length: int
+    replaced: tuple[Replaced, ...]
+
+    def held(self, kept: int, known: int) -> Node:
+        """What is kept there when so many numbers are known."""
+        made = (r.tree.root for r in reversed(self.replaced) if r.kept == kept and r.known <= known)
+        return next(made, self.kept[kept].value)
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        """The results as the graph has them."""
+        return tuple(result.root for result in self.results)
 
     @property
     def tensors(self) -> tuple[Node, ...]:
         return self.within.tensors
 
 
-def parse(root: Node, users: Users) -> KeptRows | str:
-    """The longest chain of this family that ends in `root`, or why there is none."""
-    first = _reduction_before(root, users)
+def parse(root: Node, users: Users, readers: Readers = MappingProxyType({})) -> KeptRows | str:
+    """The longest chain of this family that ends in `root`, or why there is none; with others that are made of the same
+    rows, where `readers` say who reads each value."""
+    first = _reduction_before(root)
     if first is None:
         return f"{root!r} follows no reduction"
     assert isinstance(first.op, ops.Reduce)
-    found = _Rows(root, users, first.arg(0).shape, first.op.dims)
-    return found.found()
+    rows = _Rows(users, readers, first.arg(0).shape, first.op.dims)
+    beside = rows.beside(root) if readers else (root,)
+    found = rows.found(beside) if len(beside) > 1 else ""
+    return rows.found((root,)) if isinstance(found, str) else found
 
 
-def _reduction_before(root: Node, users: Users) -> Node | None:
+def _reduction_before(root: Node) -> Node | None:
     """A reduction that `root` is, or is computed from by pointwise operations."""
     seen: set[Node] = set()
     stack = [root]
@@ -84,22 +126,61 @@ def _reduction_before(root: Node, users: Users) -> Node | None:
         node = stack.pop()
         if isinstance(node.op, ops.Reduce):
             return node
-        if node not in seen and isinstance(node.op, POINTWISE):
+        if node not in seen and isinstance(node.op, (*POINTWISE, ops.Reshape)):
             seen.add(node)
             stack += node.inputs
     return None
 
 
+def _is_float(node: Node) -> bool:
+    """Whether a value may be a result."""
+    return node.dtype in MEMORY
+
+
+def _replaced(passes: Sequence[Pass], results: Sequence[Result], held: list[Node]) -> Iterator[Replaced]:
+    """What may be kept in the place of what was, one pass after the other."""
+    for known in range(1, len(passes)):
+        numbers = {p.number for p in passes[:known]}
+        later = [*(p.tree for p in passes[known:]), *(r.tree for r in results)]
+        below = [set(topological([t.root], {*t.leaves, *(p.number for p in passes)})) for t in later]
+        for i, value in enumerate(held):
+            end = _end_of_line(value, later, below, numbers)
+            if end is not value and sum(end in nodes for nodes in below) > 1:
+                held[i] = end
+                yield Replaced(known, i, Tree(end, (value, *numbers), None))
+
+
+def _end_of_line(value: Node, later: Sequence[Tree], below: Sequence[set[Node]], numbers: set[Node]) -> Node:
+    """The last of the operations on a value and known numbers alone, each of which is all that reads the one before."""
+    while True:
+        readers = {n for nodes in below for n in nodes if value in n.inputs}
+        if len(readers) != 1 or any(tree.root is value for tree in later):
+            return value
+        (reader,) = readers
+        others = [a for a in reader.inputs if a is not value]
+        wide = [n.dtype == torch.float64 for n in (reader, value)]
+        if not _is_float(reader) or wide[0] != wide[1] or not all(_is_known(a, numbers) for a in others):
+            return value
+        value = reader
+
+
+def _is_known(node: Node, numbers: set[Node]) -> bool:
+    """Whether a value is made of numbers alone."""
+    if node in numbers or isinstance(node.op, ops.Number):
+        return True
+    return isinstance(node.op, POINTWISE) and all(_is_known(a, numbers) for a in node.inputs)
+
+
 @dataclass
 class _Rows:
-    """Finds the chain around reductions over `dims` of values of one `shape`."""
+    """Finds the chains around reductions over `dims` of values of one `shape`."""
 
-    root: Node
     users: Users
+    readers: Readers
     shape: tuple[Size, ...]
     dims: tuple[int, ...]
 
-    def found(self) -> KeptRows | str:
+    def found(self, roots: tuple[Node, ...]) -> KeptRows | str:
         lengths = [self.shape[d] for d in self.dims]
         if 0 in self.dims or not self.dims or not all(isinstance(n, int) for n in lengths):
             return "the rows are whole batches, or of no known length"
@@ -110,50 +191,115 @@ class _Rows:
         trailing = self.dims == tuple(range(len(self.shape) - len(self.dims), len(self.shape)))
         if not trailing and len(self.dims) > 1:
             return "the rows are neither the last dimensions nor columns"
-        inner = self._inner()
-        reductions = [n for n in topological([self.root]) if n in inner and isinstance(n.op, ops.Reduce)]
-        elements = self.root.shape == self.shape
+        inner = self._inner(roots)
+        order = [n for n in topological(roots) if n in inner]
+        reductions = [n for n in order if isinstance(n.op, ops.Reduce)]
+        elements = any(root.shape == self.shape for root in roots)
         if len(reductions) < (1 if elements else 2):
             return "there is one reduction and nothing of the rows behind it"
-        return self._chain(inner, reductions, elements, length)
+        if len(roots) > 1 and not elements and not self._is_behind_another(order, reductions):
+            return "all results are reductions of what is read"
+        return self._chain(roots, order, reductions, length)
 
-    def _inner(self) -> set[Node]:
+    def beside(self, root: Node) -> tuple[Node, ...]:
+        """`root`, and other results that are made of the same rows."""
+
+        def of(roots: Sequence[Node]) -> Elements:
+            inner, read = taken_in(roots, self.users, lambda n: self._fits(n, roots))
+            return Elements(tuple(n for n in inner if n not in roots), read)
+
+        inside = sum(n.inputs.count(root) for n in self.readers[root] if self._fits(n, ()))
+        ends = inside < self.users[root]  # or what follows it has all results
+        return gathered(root, self._ends, of, self.shape, self.users, self.readers) if ends else (root,)
+
+    def _ends(self, node: Node) -> Iterator[Node]:
+        """The values that others read of all that is made of one, and of reductions."""
+        stack, made = [node], dict[Node, None]()
+        while stack:
+            node = stack.pop()
+            if node not in made and self._fits(node, (node,)):
+                made[node] = None
+                stack += self.readers[node]
+        for node in made:
+            inside = sum(n.inputs.count(node) for n in self.readers[node] if n in made)
+            if inside < self.users[node] and (self._is_behind(node) if node.shape == self.shape else _is_float(node)):
+                yield node
+
+    def _is_behind(self, node: Node) -> bool:
+        """Whether elements are made of a number of their row."""
+        stack, seen = [node], set[Node]()
+        while stack:
+            node = stack.pop()
+            if isinstance(node.op, ops.Reduce):
+                return True
+            if node not in seen:
+                seen.add(node)
+                stack += [a for a in node.inputs if self._fits(a, ())]
+        return False
+
+    def _is_behind_another(self, order: list[Node], reductions: list[Node]) -> bool:
+        """Whether elements that are reduced are made of a number of their row."""
+        behind = depends_on(order, reductions)
+        return any(n.arg(0) in behind for n in reductions)
+
+    def _inner(self, roots: Sequence[Node]) -> set[Node]:
         """What is computed here: of the shapes of elements and of numbers, and used nowhere else."""
-        return used_inside(self.root, self.users, self._fits)
+        if not all(self._fits(root, roots) for root in roots):
+            return set()
+        inner = set(taken_in(roots, self.users, lambda n: self._fits(n, roots))[0])
+        inner = {n for n in inner if not isinstance(n.op, ops.Reshape) or n.arg(0) in inner}  # others are in memory
+        return inner if inner.issuperset(roots) else set()
 
-    def _fits(self, node: Node) -> bool:
+    def _fits(self, node: Node, roots: Sequence[Node]) -> bool:
+        """Whether a value is an element or a number of rows, and no index that others read."""
         if isinstance(node.op, ops.Reduce):
-            own = node.op.kind in KINDS and node.op.dims == self.dims and node.arg(0).shape == self.shape
-            return own and (node.op.keepdim or node is self.root) and node.op.dtype in (None, node.arg(0).dtype)
+            return self._is_pass(node) and (_is_float(node) or node not in roots)
+        if isinstance(node.op, ops.Reshape):
+            number = node.shape == self._numbers and self._is_pass(node.arg(0))
+            return number and (_is_float(node) or node not in roots)
         return isinstance(node.op, POINTWISE) and node.shape in (self.shape, self._numbers)
+
+    def _is_pass(self, node: Node) -> bool:
+        """Whether this is one of the reductions of rows."""
+        if not isinstance(node.op, ops.Reduce) or node.arg(0).shape != self.shape:
+            return False
+        op = node.op
+        return op.kind in KINDS and op.dims == self.dims and op.dtype in (None, node.arg(0).dtype)
 
     @property
     def _numbers(self) -> tuple[Size, ...]:
         """The shape of one number per row."""
         return tuple(1 if d in self.dims else n for d, n in enumerate(self.shape))
 
-    def _chain(self, inner: set[Node], reductions: list[Node], elements: bool, length: int) -> KeptRows | str:
-        order = [n for n in topological([self.root]) if n in inner]
+    def _chain(self, roots: tuple[Node, ...], order: list[Node], reductions: list[Node], length: int) -> KeptRows | str:
+        inner = set(order)
         leaves = dict.fromkeys(
             a for n in order for a in n.inputs if a not in inner and not isinstance(a.op, ops.Number)
         )
+        if any(self._is_read_otherwise(n, order) for n in reductions):
+            return "a number of a row is read along other dimensions"
         mapping: dict[Node, Node] = {}
         numbers: dict[Node, Node] = {}
         for node in order:
             args = tuple(None if a is None else mapping.get(a, a) for a in node.args)
             if node in reductions:
-                wide = torch.float64 if node.dtype == torch.float64 else torch.float32
-                stand_in = make(ops.Input(self._numbers, wide, node.device, f"number{len(numbers)}", -1))
-                numbers[node] = stand_in
-                mapping[node] = stand_in if wide == node.dtype else make(ops.Cast(node.dtype), stand_in)
+                numbers[node] = stand_in = self._number(node, len(numbers))
+                narrow = stand_in.dtype != node.dtype
+                mapping[node] = make(ops.Cast(node.dtype), stand_in) if narrow else stand_in
+            elif isinstance(node.op, ops.Reshape):
+                mapping[node] = mapping[node.arg(0)]
             else:
                 mapping[node] = make(node.op, *args)
+        problem = self._about_indices(roots, order, reductions, leaves)
+        if problem:
+            return problem
         passes = tuple(self._pass(n, mapping, leaves, numbers) for n in reductions)
-        result = self._tree(mapping[self.root], leaves, numbers)
-        trees = [t for t in (*(p.tree for p in passes), result) if t.leaves != (t.root,)]
+        results = tuple(Result(r, self._tree(mapping[r], leaves, numbers), r.shape == self.shape) for r in roots)
+        trees = [t for t in (*(p.tree for p in passes), *(r.tree for r in results)) if t.leaves != (t.root,)]
         problem = next(filter(None, map(stream.unsupported, trees)), None)
-        if problem or self.root.dtype not in MEMORY:
-            return problem or f"{self.root!r} is no floating-point value"
+        wrong = next((root for root in roots if root.dtype not in MEMORY), None)
+        if problem or wrong is not None:
+            return problem or f"{wrong!r} is no floating-point value"
         value = passes[0].tree.root
         within = stream.of_rows(Tree(value, tuple(leaves), None), "sum", self.dims, self.users)  # type: ignore[arg-type]
         if isinstance(within, str):
@@ -162,7 +308,42 @@ class _Rows:
         kept = tuple(r for r in within.reads if r.axes == everywhere)
         if not 1 <= len(kept) <= MOST_KEPT or len(kept) * length > LONGEST or within.axes[0].role == "first":
             return "nothing is kept, or more than there are registers for"
-        return KeptRows(self.root, passes, result, elements, within, kept, length)
+        replaced = tuple(_replaced(passes, results, [r.value for r in kept]))
+        return KeptRows(passes, results, within, kept, length, replaced)
+
+    def _number(self, node: Node, i: int) -> Node:
+        """What stands for the number that a reduction gives: sums are wide, and an index one of as many."""
+        assert isinstance(node.op, ops.Reduce)
+        wide = torch.float64 if node.arg(0).dtype == torch.float64 else torch.float32
+        if node.op.gives_index:
+            return make(ops.Reduce(node.op.kind, self.dims, True), self._stand_in(self.shape, wide, node, i))
+        return self._stand_in(self._numbers, wide, node, i)
+
+    @staticmethod
+    def _stand_in(shape: tuple[Size, ...], dtype: torch.dtype, node: Node, i: int) -> Node:
+        return make(ops.Input(shape, dtype, node.device, f"number{i}", -1))
+
+    def _is_read_otherwise(self, number: Node, order: Sequence[Node]) -> bool:
+        """Whether something reads what has lost the reduced dimensions as it is."""
+        assert isinstance(number.op, ops.Reduce)
+        return not number.op.keepdim and any(number in n.inputs and not isinstance(n.op, ops.Reshape) for n in order)
+
+    def _about_indices(
+        self, roots: Sequence[Node], order: Sequence[Node], reductions: Sequence[Node], leaves: Mapping[Node, None]
+    ) -> str | None:
+        """Why indices of extremes are not found here: what eager compares, it has rounded, and a kernel's result would
+        seem to have a gradient."""
+        indices = list(filter(stream.is_index, reductions))
+        behind = depends_on(order, reductions)
+        for x in (n.arg(0) for n in indices):
+            if x in behind or (x not in leaves and x.dtype.itemsize < 4):
+                return f"{x!r} may be rounded otherwise than what is compared"
+        reached = {n for n in leaves if n.dtype.is_floating_point}
+        for node in order:
+            if node.dtype.is_floating_point and not isinstance(node.op, ops.Detach):
+                reached.update([node] if not reached.isdisjoint(node.inputs) else [])
+        without = next((root for root in roots if root not in reached), None)
+        return f"{without!r} has no gradient" if indices and without is not None else None
 
     def _pass(
         self, node: Node, mapping: Mapping[Node, Node], leaves: Mapping[Node, None], numbers: Mapping[Node, Node]

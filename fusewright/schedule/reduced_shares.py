@@ -1,18 +1,20 @@
-"""Softmaxes, and their logarithms, that nobody reads but reductions over the same dimension, which need not be written.
+"""Softmaxes, and their logarithms, that reductions over the same dimension read, for which they need not be written.
 
     l = log_softmax(x);  mean(l), l[:, 0], sum(p * l), nll(l, t)
 
     before   x -> l, which is written, and read by each
     after    x -> max(x), log(sum(exp(x - max(x)))), and what is made of these and of the elements of x, row by row
 
-The second is a chain whose rows are kept (`schedule.kept_rows`): logits are read once.  One number of a row, that of a
-class or in one place, is picked from the logits, of which it is the same function as all the others.
+The second is a chain whose rows are kept (`schedule.kept_rows`): logits are read once, however many results there are.
+Elements may be among those, beside numbers of the same rows, or made of them.  One number of a row, that of a class or
+in one place, is picked from the logits, of which it is the same function as all the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -24,9 +26,16 @@ from fusewright.ir.node import Graph, Node, make, remade, topological
 from fusewright.ir.ops import Size
 from fusewright.runtime.device import DeviceFacts
 from fusewright.schedule import kept_rows
+from fusewright.schedule.beside import MOST, readers_of
 from fusewright.schedule.chain import MEMORY, Users, is_sized, parse
-from fusewright.schedule.losses import is_much, picked
+from fusewright.schedule.groups import sizes
+from fusewright.schedule.kept_rows import KeptRows
+from fusewright.schedule.losses import picked
+from fusewright.schedule.row_views import row_view
 from fusewright.schedule.stream import COMPARISONS
+
+# Reductions that a softmax is made of.
+OWN = 2
 
 
 def of_kept_rows(
@@ -35,27 +44,50 @@ def of_kept_rows(
     hints: Mapping[Any, int],
     orders: Mapping[Node, Order] = MappingProxyType({}),
 ) -> Graph:
-    """`graph` with such softmaxes as functions of rows, where those are kept and softmaxes are much for a device of
-    these `facts`, symbolic sizes taken at `hints`.  Losses of longer rows are left to `schedule.losses`.
+    """`graph` with such softmaxes as functions of rows, where those are kept and that pays on a device of these
+    `facts`, symbolic sizes taken at `hints`.  Losses of longer rows are left to `schedule.losses`, and softmaxes of
+    parameters alone are derived ahead of calls.
 
     Results lie in memory as they did, where the sources that do not lie row by row have these `orders`.
     """
     for shares in reversed(graph.nodes()):  # what comes before a replaced one stays as it is
-        if not isinstance(shares.op, ops.Softmax) or shares.dtype not in MEMORY or not is_much(shares, facts, hints):
+        if not isinstance(shares.op, ops.Softmax) or shares.dtype not in MEMORY or not shares.varies:
             continue
         if _is_left_to_others(shares, graph):
             continue
         found = _Region(graph, shares).found()
         if found is None:
             continue
-        end, new, row, most = found
-        placed = graph.substitute(end, new)
-        kept = kept_rows.parse(row, placed.users())
-        if isinstance(kept, str) or most in topological(kept.tensors):
+        ends, most = found
+        placed, _ = graph.substituted({end: new for end, (new, _) in ends.items()})
+        rows = [row for _, row in ends.values()]
+        kept = kept_rows.parse(rows[-1], placed.users(), readers_of(placed))
+        if isinstance(kept, str) or most in topological(kept.tensors) or not set(rows) <= set(kept.roots):
             continue
-        if lie_alike(graph, placed, orders):
+        if len(kept.passes) == OWN and any(result.elements for result in kept.results):
+            continue  # a normalisation writes them as well
+        added = _added(graph, placed, kept)
+        if pays(_passes(kept), shares, added, facts, hints) and lie_alike(graph, placed, orders):
             graph = placed
     return graph
+
+
+def pays(passes: int, shares: Node, added: int, facts: DeviceFacts, hints: Mapping[Any, int]) -> bool:
+    """Whether so many passes over softmaxes take longer than to begin so many more operations, and than what the time
+    of one is known to."""
+    moved = passes * prod(sizes(shares, hints)) * shares.dtype.itemsize
+    return moved / facts.memory > max(added, 1) * facts.launch
+
+
+def _passes(kept: KeptRows) -> int:
+    """How often softmaxes would be written, or read, else: once each, but where elements are written still."""
+    return 1 if any(result.elements for result in kept.results) else 2
+
+
+def _added(graph: Graph, placed: Graph, kept: KeptRows) -> int:
+    """How many operations there are beside the chain that were none before."""
+    known = {*graph.nodes(), *topological(kept.roots, kept.tensors)}
+    return sum(n not in known and n.varies and not isinstance(n.op, ops.Reshape | ops.Full) for n in placed.nodes())
 
 
 def _is_left_to_others(shares: Node, graph: Graph) -> bool:
@@ -76,7 +108,8 @@ class _Region:
 
     rows      each of these values as rows have it: elements as they were, numbers with the reduced dimension as one
     elements  those that have an element for each of the softmax
-    ends      those that others read, and what they are read as; and of which number that is made
+    ends      those that others read, and what they are read as; and of which number, or element, that is made
+    view      the shape in which rows have elements, which some may be split into
     """
 
     graph: Graph
@@ -90,27 +123,25 @@ class _Region:
         self.op: ops.Softmax = self.shares.op
         x, self.dim = self.shares.arg(0), self.op.dim
         self.users: Users = self.graph.users()
-        logits = cast(x, carried(x.dtype))
-        self.greatest = make(ops.Reduce("max", (self.dim,), True), logits, where=self.shares.where)
+        self.view = row_view(self.shares, self.graph)
+        seen = self.view.seen(x, self.users)
+        assert seen is not None
+        logits = cast(seen, carried(x.dtype))
+        self.greatest = make(ops.Reduce("max", self.view.dims, True), logits, where=self.shares.where)
         self.most = pointwise("detach", self.greatest)  # any shift would do: what comes back through it is rounding
         away = pointwise("exp", pointwise("sub", logits, self.most))
-        self.total = make(ops.Reduce("sum", (self.dim,), True), away, where=self.shares.where)
-        self.rows[self.shares] = self._share(x)
+        self.total = make(ops.Reduce("sum", self.view.dims, True), away, where=self.shares.where)
+        self.rows[self.shares] = self._share(seen)
         self.elements.add(self.shares)
 
     @property
     def _kept(self) -> tuple[Size, ...]:
         """The shape of a number per row, as rows have it."""
-        return self.most.shape
+        return self.view.number
 
-    @property
-    def _dropped(self) -> tuple[Size, ...]:
-        """The same without the reduced dimension."""
-        return self.shares.shape[: self.dim] + self.shares.shape[self.dim + 1 :]
-
-    def found(self) -> tuple[Node, Node, Node, Node] | None:
-        """The one value that others read, what it is then, the number of rows that this is made of, and the maximum of
-        rows; `None` where others read elements, or more."""
+    def found(self) -> tuple[dict[Node, tuple[Node, Node]], Node] | None:
+        """The values that others read, what they are then, and the numbers or elements of rows that these are made of;
+        and the maximum of rows.  `None` where there are too many."""
         read_by_others: dict[Node, None] = {}
         for node in self.graph.nodes():
             read = [a for a in node.inputs if a in self.rows]
@@ -126,12 +157,12 @@ class _Region:
                 read_by_others.update(dict.fromkeys(read))
         read_by_others.update(dict.fromkeys(n for n in self.graph.roots() if n in self.rows))
         self.ends |= {n: (reshape(self.rows[n], n.shape), self.rows[n]) for n in read_by_others}
-        if len(self.ends) != 1 or not self.elements.isdisjoint(self.ends):
+        if not 1 <= len(self.ends) <= MOST:
             return None
-        ((end, (new, row)),) = self.ends.items()
-        if _is_slice(end) and end in self.graph.roots():
+        if any(_is_slice(end) and end in self.graph.roots() for end in self.ends):
             return None  # it stays the view of more that it is
-        return None if {end, self.shares} & set(topological([new])) else (end, new, row, self.greatest)
+        below = topological([new for new, _ in self.ends.values()])
+        return None if {*self.ends, self.shares}.intersection(below) else (self.ends, self.greatest)
 
     def _share(self, x: Node) -> Node:
         """The softmax of some logits of rows whose maximum and sum are known."""
@@ -146,14 +177,18 @@ class _Region:
 
     def _row(self, node: Node) -> Node | None:
         """A value as rows have it; `None` where it is none of these."""
+        x, whole = node.arg(0), self.view.shape == self.shares.shape
         match node.op:
-            case ops.Pointwise() | ops.Cast():
+            case ops.Pointwise() | ops.Cast() | ops.Detach():
                 return None if is_sized(node) else self._function(node)
-            case ops.Reduce(dims=dims) if dims == (self.dim,) and node.arg(0) in self.elements:
+            case ops.Reduce(dims=dims) if x in self.elements and dims == self.view.rows_of(x):
                 return self._reduced(node)
-            case ops.Reshape() if self._is_number(node.arg(0)) and node.shape in (self._kept, self._dropped):
-                return self.rows[node.arg(0)]
-            case ops.Slice(dim=self.dim) if node.arg(0) is self.shares and node.shape == self._kept:
+            case ops.Reshape() if self._is_number(x) and node.shape in self.view.numbers:
+                return self.rows[x]
+            case ops.Reshape() if x in self.elements and node.shape in (self.view.flat, self.view.shape):
+                self.elements.add(node)
+                return self.rows[x]
+            case ops.Slice(dim=self.dim) if x is self.shares and node.shape == self._kept and whole:
                 return self._share(picked(self.shares.arg(0), self.users, lambda x: remade(node, [x])))
             case ops.Nll(reduction="none") if self._is_of_class(node):
                 return self._loss(node)
@@ -165,14 +200,22 @@ class _Region:
     def _function(self, node: Node) -> Node | None:
         """Elements of elements and numbers, or a number of numbers."""
         read = [a for a in node.inputs if a in self.rows]
-        if node.shape == self.shares.shape and all(a.ndim == node.ndim for a in read):
+        alike = (node.shape, self.view.number_of(node))
+        if node.shape in (self.view.flat, self.view.shape) and all(a.shape in alike for a in read):
+            args = [None if a is None else self.rows.get(a) or self._seen(a, node) for a in node.args]
+            if any(b is None for a, b in zip(node.args, args, strict=True) if a is not None):
+                return None
             self.elements.add(node)
-            return remade(node, [None if a is None else self.rows.get(a, a) for a in node.args])
-        if node.shape not in (self._kept, self._dropped) or any(not self._is_number(a) for a in read):
+            return remade(node, args)
+        if node.shape not in self.view.numbers or any(not self._is_number(a) for a in read):
             return None
         if any(a.ndim and a.shape != node.shape for a in node.inputs):
             return None
         return remade(node, (a if a is None or not a.ndim else self.rows.get(a) or self._number(a) for a in node.args))
+
+    def _seen(self, a: Node, node: Node) -> Node | None:
+        """What is no part of this, as what is made of elements reads it."""
+        return a if node.shape == self.view.shape else self.view.seen(a, self.users)
 
     def _number(self, a: Node) -> Node:
         """What is no part of this, as a number per row; a comparison is made once more, sooner than it is read."""
@@ -186,7 +229,7 @@ class _Region:
         assert isinstance(op, ops.Reduce)
         if op.kind not in kept_rows.KINDS or op.dtype not in (None, node.arg(0).dtype):
             return None
-        return make(replace(op, dims=(self.dim,), keepdim=True), self.rows[node.arg(0)], where=node.where)
+        return make(replace(op, dims=self.view.dims, keepdim=True), self.rows[node.arg(0)], where=node.where)
 
     def _loss(self, node: Node) -> Node:
         """What the class of each row costs: -share(x_t), weighted; x_t is any number where classes are ignored."""
@@ -212,13 +255,15 @@ class _Region:
         """A reduction of more than rows, of elements or of the losses of classes; and of which numbers of rows."""
         match node.op:
             case ops.Reduce(kind="sum" | "mean" | "max" | "min", dims=dims):
-                within = self.dim in dims and node.arg(0) in self.elements
+                x = node.arg(0)
+                within = x in self.elements and set(self.view.rows_of(x)) < set(dims)
                 row = self._reduced(node) if within else None
-                return None if row is None else (remade(node, [row]), row)
+                return None if row is None else (remade(node, [reshape(row, self.view.number_of(x))]), row)
             case ops.Nll(reduction=reduction) if self._is_of_class(node):
                 row = self._loss(node)
                 return cast(reduced(row, self._weights(node), reduction), node.dtype), row
         return None
 
     def _is_of_class(self, node: Node) -> bool:
-        return node.arg(0) is self.shares and self.op.log and self.dim == 1
+        whole = self.view.shape == self.shares.shape
+        return node.arg(0) is self.shares and self.op.log and self.dim == 1 and whole

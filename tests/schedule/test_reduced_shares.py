@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf, nan
 from typing import Any
 
@@ -20,8 +21,9 @@ from fusewright.ir.node import Graph
 from fusewright.ir.ops import Pointwise, Softmax
 from fusewright.pipeline import Built
 from fusewright.runtime.device import LARGE_GPU, DeviceFacts
-from fusewright.schedule import losses
+from fusewright.schedule import reduced_shares
 from fusewright.schedule.reduced_shares import of_kept_rows
+from fusewright.tree import tree_flatten
 from tests.capture.harness import Fn
 
 EVERY = DeviceFacts("any", conv=1.0, matmul=1.0, wide=1.0, memory=1.0, reduce=1.0, window=1.0, launch=0.0)
@@ -59,6 +61,13 @@ def divergence(x: Tensor) -> Tensor:
     return F.kl_div(F.log_softmax(x / 2, -1), F.softmax(x.flip(0), -1), reduction="batchmean")
 
 
+def jensen_shannon(x: Tensor, t: Tensor | None = None) -> Tensor:
+    """Two rows that are kept, combined, and reduced twice."""
+    p, q = F.softmax(x, 1), F.softmax(x.flip(0) if t is None else t, 1)
+    m = 0.5 * (p + q)
+    return 0.5 * ((p * (p / m).log()).sum(1) + (q * (q / m).log()).sum(1)).mean()
+
+
 def between(x: Tensor) -> Tensor:
     """The spread of shares, about means that are kept, with the dimension."""
     p = F.softmax(2 * x, 1)
@@ -93,6 +102,8 @@ CASES: dict[str, tuple[Model, tuple[int, ...]]] = {
     "of columns": (entropy, (2, 40, 12)),
     "likelihoods": (of_likelihoods, (6, 80)),
     "divergence": (divergence, (6, 80)),
+    "between softmaxes": (jensen_shannon, (6, 80)),
+    "between softmaxes of columns": (jensen_shannon, (2, 40, 12)),
     "about means": (between, (6, 80)),
 }
 
@@ -115,7 +126,7 @@ def test_as_in_eager(name: str) -> None:
 
 def built_of_rows(monkeypatch: pytest.MonkeyPatch, model: Fn, x: Tensor) -> Built:
     """With CUDA kernels for a CPU's tensors, one of which has the softmaxes and keeps rows."""
-    monkeypatch.setattr(losses, "MORE", 0)
+    monkeypatch.setattr(reduced_shares, "pays", lambda *_: True)
     built = as_on_a_gpu(model, x)
     assert [c.path for c in built.choices if c.family == "kept rows" and "exp" in c.name] == ["generated"]
     assert not {"softmax(", "nll_loss("} & set(re.findall(r"\w+\(", built.program.source.partition("def forward")[2]))
@@ -136,6 +147,124 @@ def test_kernels(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype)
     error, allowed = ((y.double() - truth).abs().max() for y in (found, eager))
     roundings = 8 if dtype == torch.float64 else 4  # there what is taken for the truth has as many of its own
     assert error <= 2 * allowed + roundings * torch.finfo(dtype).eps * truth.abs().max()
+
+
+def both(x: Tensor) -> tuple[Tensor, Tensor]:
+    """An entropy, and how likely the most likely is."""
+    p = F.softmax(x, 1)
+    return -(p * (p + 1e-6).log()).sum(1), p.amax(1)
+
+
+def soft_argmax(x: Tensor) -> Tensor:
+    """Where the mass of each row is, along two axes."""
+    p, places = F.softmax(x, 1), torch.linspace(-1, 1, x.shape[1], dtype=x.dtype)
+    places = places.reshape(-1, *(1,) * (x.ndim - 2))
+    return torch.stack(((p * places).sum(1), (p * places.cos()).sum(1)), -1)
+
+
+def sharpened(x: Tensor) -> Tensor:
+    p = F.softmax(x, 1).square()
+    return p / p.sum(1, keepdim=True)
+
+
+def places_of(x: Tensor, ahead: float = 1.0) -> Tensor:
+    """Where the mass of each image is, which is a row of all its positions."""
+    p = F.softmax(x.flatten(2) * ahead, -1).view(x.shape)
+    across = torch.linspace(-1, 1, x.shape[3], dtype=x.dtype)
+    down = torch.linspace(-1, 1, x.shape[2], dtype=x.dtype)[:, None]
+    return torch.stack(((p * across).sum((2, 3)), (p * down).sum((2, 3))), -1)
+
+
+def regrouped(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of images one behind the other, as images of several channels."""
+    p = F.softmax(x.reshape(-1, x.shape[2] * x.shape[3]), -1)
+    return (p.reshape(x.shape) * x).mean((2, 3)), p.amax(-1)
+
+
+def weighed_in_both(x: Tensor) -> Tensor:
+    """Shares that are weighed as a row, then seen as an image, and numbers of both."""
+    p = F.softmax(x.flatten(2), -1)
+    p = p * torch.linspace(0.5, 1.5, p.shape[-1], dtype=x.dtype)
+    p = p / p.sum(-1, keepdim=True)
+    return (p.view(x.shape) * torch.linspace(0, 1, x.shape[3], dtype=x.dtype)).sum((2, 3)) + p.amax(-1)
+
+
+def straight_through(x: Tensor) -> Tensor:
+    hard, soft = F.one_hot(x.argmax(-1), x.shape[-1]).to(x.dtype), F.softmax(x, -1)
+    return hard - soft.detach() + soft
+
+
+def norm_and_place(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What an index and a number that others read as well are made into."""
+    place, norm = x.argmax(-1), x.norm(dim=-1)
+    p = F.softmax(x, -1)
+    best = torch.arange(x.shape[-1]) == place[..., None]
+    return torch.where(best, 0, p * p.amax(-1, keepdim=True)) / norm[..., None], norm * 2, place.to(x.dtype)
+
+
+SEVERAL: dict[str, tuple[Model, tuple[int, ...]]] = {
+    "two numbers": (both, (6, 80)),
+    "two numbers of odd rows": (both, (1, 83)),
+    "two numbers of columns": (both, (2, 40, 12)),
+    "two means": (lambda x: tuple(y.mean() for y in both(x)), (6, 80)),
+    "side by side": (soft_argmax, (6, 80)),
+    "side by side, of columns": (soft_argmax, (2, 40, 7)),
+    "elements and a number": (lambda x: (lambda y: (y, y.sum(1)))(F.log_softmax(x, 1)), (6, 80)),
+    "elements and a number of columns": (lambda x: (lambda y: (y, y.amax(1)))(F.softmax(x, 1)), (2, 40, 12)),
+    "elements": (sharpened, (6, 80)),
+    "elements of columns": (sharpened, (2, 40, 5)),
+    "elements of long rows": (sharpened, (2, 3000)),
+    "straight through": (straight_through, (6, 80)),
+    "straight through, odd rows": (straight_through, (3, 2, 83)),
+    "beside what others read": (norm_and_place, (6, 80)),
+    "of an image": (places_of, (2, 3, 6, 20)),
+    "of an odd image": (places_of, (1, 3, 5, 21)),
+    "of an image, a function ahead": (lambda x: places_of(x, 0.5), (2, 3, 6, 20)),
+    "of images one behind the other": (regrouped, (2, 3, 6, 20)),
+    "of a row in two views": (
+        lambda x: (lambda p: (p.view(2, 3, 6, 20).amax((2, 3)), p.view(2, 3, 20, 6).sum(3)))(F.softmax(x, -1)),
+        (2, 3, 120),
+    ),
+    "of an image and a row": (weighed_in_both, (2, 3, 6, 20)),
+    "beside what is of the same rows": (lambda x: (F.log_softmax(x, 1).amin(1), x.mean(1, keepdim=True)), (6, 80)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.sampled
+def test_several_results(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> None:
+    """One kernel reads the rows, and writes all that comes of them."""
+    fn, shape = SEVERAL[name]
+    torch.manual_seed(3)
+    model, x = Fn(fn), (torch.randn(shape) * 2).to(dtype)
+    built = built_of_rows(monkeypatch, model, x)
+    everything = zip(*(tree_flatten(y)[0] for y in (fn(x.double()), emulated(built, model, x), fn(x))), strict=True)
+    for truth, found, eager in everything:
+        assert found.dtype == eager.dtype and found.shape == eager.shape
+        error, allowed = ((y.double() - truth).abs().max() for y in (found, eager))
+        assert error <= 2 * allowed + 8 * torch.finfo(dtype).eps * truth.abs().max()
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_gradients_of_several_results(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    fn, shape = SEVERAL[name]
+    torch.manual_seed(4)
+    model, x = Fn(fn), torch.randn(shape).double().requires_grad_()
+    derive, forward = built_of_rows(monkeypatch, model, x.detach()).program.functions()
+    found, want = (tree_flatten(y)[0] for y in (forward(model, x, *derive(model)), model(x)))
+    sums = [sum((i + 1) * y.square().sum() for i, y in enumerate(each)) for each in (found, want)]
+    assert_close(*(torch.autograd.grad(y, x)[0] for y in sums), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["two numbers", "elements and a number", "elements", "straight through"])
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+@pytest.mark.sampled
+def test_special_values_of_several_results(monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
+    model, x = Fn(SEVERAL[name][0]), torch.randn(4, 80)
+    x[0, 5] = x[2] = value
+    built = built_of_rows(monkeypatch, model, x)
+    assert_close(emulated(built, model, x), model(x), equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["smoothed", "smoothed, of positions", "by hand", "entropy", "likelihoods"])
@@ -234,11 +363,31 @@ def test_one_read(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert placed(small, LARGE_GPU) is small
 
 
+@pytest.mark.parametrize("rows, apart", [(16384, False), (256, True)])
+def test_what_pays(rows: int, apart: bool) -> None:
+    """What is written and read is weighed against what begins beside the chain, which is nothing here."""
+    facts = replace(LARGE_GPU, memory=2.8e12, launch=6e-6)
+    captured = capture(Fn(jensen_shannon), (torch.empty(rows, 1024), torch.empty(rows, 1024))).graph
+    graph = of_kept_rows(captured, facts, dict.fromkeys(captured.symbols, rows))
+    assert any(isinstance(n.op, Softmax) for n in graph.nodes()) == apart
+
+
+def test_softmaxes_of_parameters_are_derived() -> None:
+    model = Fn(lambda x: jensen_shannon(x, model.t), t=torch.randn(6, 80))
+    softmaxes = [n for n in placed(capture(model, (torch.randn(6, 80),)).graph).nodes() if isinstance(n.op, Softmax)]
+    assert len(softmaxes) == 1 and not softmaxes[0].varies
+
+
 LEFT: dict[str, tuple[Model, tuple[int, ...]]] = {
     "elements are read": (lambda x: F.softmax(x, 1) * 2, (6, 80)),
-    "elements are returned": (lambda x: (lambda y: (y, y.sum(1)))(F.log_softmax(x, 1)), (6, 80)),
+    "elements are returned": (lambda x: (lambda y: (y, y.sum(0)))(F.log_softmax(x, 1)), (6, 80)),
+    "elements of an image are read": (lambda x: F.softmax(x.flatten(2), -1).view(x.shape) * 2, (2, 3, 6, 20)),
+    "a part of an image is reduced": (lambda x: F.softmax(x.flatten(2), -1).view(x.shape).sum(3), (2, 3, 6, 20)),
     "another dimension is reduced": (lambda x: F.softmax(x, 1).sum(0), (6, 80)),
-    "two numbers are read": (lambda x: (lambda y: (y.mean(1), y.amax(1)))(F.log_softmax(x, 1)), (6, 80)),
+    "five numbers are read": (
+        lambda x: (lambda y: [(y * i).sum(1) for i in range(2, 7)])(F.softmax(x, 1)),
+        (6, 80),
+    ),
     "a view of it is returned": (lambda x: F.log_softmax(x, 1)[:, 2], (6, 80)),
     "losses of long rows": (lambda x: F.cross_entropy(x, classes_of(x)), (2, 40_000)),
     "of another shape": (lambda x: (F.softmax(x[..., :1], 1) * x).sum(1), (6, 40, 4)),
@@ -266,6 +415,6 @@ def test_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rows are kept there."""
     from fusewright import pipeline
 
-    monkeypatch.setattr(losses, "MORE", 0)
+    monkeypatch.setattr(reduced_shares, "pays", lambda *_: True)
     built = pipeline.build(Fn(entropy), (torch.randn(64, 400),), {}, kernels="always", measure=False)
     assert all("exp" not in c.name for c in built.choices)

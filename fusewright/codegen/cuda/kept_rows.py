@@ -1,6 +1,7 @@
 """CUDA C++ of rows that are kept: a team of threads reads a row, or some columns side by side, into registers.
 
-Pass after pass over these gives a number per row, which all threads of the team have; the last one writes the result.
+Pass after pass over these gives a number per row, which all threads of the team have; the last one writes the results.
+What is made of elements and numbers, and several passes want, takes the place of the elements.
 What varies otherwise than from element to element of every row is read wherever it is asked for.
 """
 
@@ -15,9 +16,10 @@ from fusewright.codegen.cuda import kept_rows_text as text
 from fusewright.codegen.cuda import stream_text
 from fusewright.codegen.cuda.stream_values import decode, for_each, tree
 from fusewright.codegen.cuda.teams import TeamWriter
-from fusewright.codegen.text import Lines, fill
+from fusewright.codegen.text import Lines, block, fill
+from fusewright.ir.node import Node
 from fusewright.kernel import Array, Kernel
-from fusewright.schedule.kept_rows import KeptRows, Pass
+from fusewright.schedule.kept_rows import KeptRows, Pass, Result
 from fusewright.schedule.stream import Tree
 
 # Values that one thread keeps, as there is a choice (half as many of float64), and threads that share a row.
@@ -26,6 +28,9 @@ LEAST_TEAM, MOST_TEAM = 4, 1024
 # The same of columns side by side.
 KEPT_OF_COLUMNS = (16, 32)
 MOST_SHARING = 64
+
+# What joins extremes, and their places.
+JOINS = {"max": "Max", "min": "Min", "argmax": "First<Max>", "argmin": "First<Min>"}
 
 Option = dict[str, Any]
 
@@ -68,16 +73,20 @@ class _Rows(TeamWriter):
         self.k, self.length = k, k.length
 
     def record(self, **more: Any) -> Kernel:
-        """The kernel, whose output has an element for each of x or a number for each row."""
+        """The kernel, whose results have an element for each of x or a number for each row."""
+        output, *also = map(self._array, self.outputs(), self.k.results)
+        return replace(super().record(**more), output=output, also=tuple(also))
+
+    def _array(self, name: str, result: Result) -> Array:
         lengths = [self.sizes.length(d) for d in range(self.s.value.ndim)]
-        if not self.k.elements:
+        if not result.elements:
             away = {d for axis in self.s.axes if axis.role == "first" for d in axis.dims}
-            kept = self.k.root.ndim == self.s.value.ndim
+            kept = result.root.ndim == self.s.value.ndim
             lengths = ["1" if d in away else n for d, n in enumerate(lengths) if kept or d not in away]
-        return replace(super().record(**more), output=Array("out", tuple(lengths), self.k.root.dtype))
+        return Array(name, tuple(lengths), result.root.dtype)
 
     def outputs(self) -> dict[str, str]:
-        return {"out": ELEMENT[self.k.root.dtype]}
+        return {f"out{i or ''}": ELEMENT[r.root.dtype] for i, r in enumerate(self.k.results)}
 
     def about(self) -> str:
         return f"rows that are kept, {super().about()}"
@@ -88,10 +97,16 @@ class _Rows(TeamWriter):
         yield self._entry_values()
         for i, p in enumerate(self.k.passes):
             yield self._values(f"pass{i}", p.tree, i)
-        yield self._values("result", self.k.result, len(self.k.passes))
+        for i, r in enumerate(self.k.results):
+            yield self._values(f"result{i or ''}", r.tree, len(self.k.passes))
 
     def _joining(self) -> Lines:
-        return [*fill(text.JOINS), "", *fill(text.JOINED_ROWS)]
+        exchanged = fill(text.PLACE_OF_LANE) if self._places() else []
+        return [*fill(text.JOINS), "", *self._places(), *exchanged, *fill(text.JOINED_ROWS)]
+
+    def _places(self) -> Lines:
+        """How places of extremes are joined, if any are looked for."""
+        return [*fill(text.JOINS_OF_PLACES), ""] if any(p.kind in ("argmax", "argmin") for p in self.k.passes) else []
 
     def _kept(self) -> list[tuple[str, str]]:
         """Types and names of what is kept."""
@@ -107,23 +122,38 @@ class _Rows(TeamWriter):
 
     def _values(self, name: str, found: Tree, known: int) -> Lines:
         """The function that computes a tree from what is kept and so many known numbers."""
-        own = {r.value: f"kept{i}[e]" for i, r in enumerate(self.k.kept)}
-        numbers = {p.number: f"number{i}{self.each}" for i, p in enumerate(self.k.passes[:known])}
-        loads, given, element = self.values.loads("before", "VALUES<WIDE>", among=set(found.leaves) - set(own))
-        lines, value = tree(found, found.root, given | own | numbers)
+        own = {self.k.held(i, known): f"kept{i}[e]" for i in range(len(self.k.kept))}
+        others = set(found.leaves) - {r.value for r in self.k.kept}
+        loads, given, element = self.values.loads("before", "VALUES<WIDE>", among=others)
+        lines, value = tree(found, found.root, given | own | self._numbers(known))
         parameters = [f"const {kind} (&{kept})[VALUES<WIDE>]" for kind, kept in self._kept()]
         parameters += [self._passed(i) for i in range(known)]
         parameters += [f"{compute_type(found.root.dtype)} (&value)[VALUES<WIDE>]"]
-        about = "What comes of them." if name == "result" else f"What gives number {known}."
+        about = "What comes of them." if name.startswith("result") else f"What gives number {known}."
         body = [*loads, *for_each([*element, *lines, f"value[e] = {value};"])]
         return self._function(about, name, parameters, body)
+
+    def _numbers(self, known: int) -> dict[Node, str]:
+        """The names of so many numbers."""
+        return {p.number: f"number{i}{self.each}" for i, p in enumerate(self.k.passes[:known])}
+
+    def _replaced(self, known: int) -> Lines:
+        """The statements that replace what is kept when so many numbers are known."""
+        found: Lines = []
+        for r in (r for r in self.k.replaced if r.known == known):
+            name, before = f"kept{r.kept}[g][e]", self.k.held(r.kept, known - 1)
+            lines, value = tree(r.tree, r.tree.root, {before: name} | self._numbers(known))
+            each = for_each([*lines, f"{name} = {value};"], "V")
+            found += ["#pragma unroll", *block("for (int g = 0; g < GROUPS; ++g)", each)]
+        return found
 
     def _passed(self, i: int) -> str:
         return f"{self._number(self.k.passes[i])} number{i}"
 
     @staticmethod
     def _number(p: Pass) -> str:
-        return compute_type(p.number.dtype)
+        """The type of a number; rows have few enough elements for any index of one."""
+        return compute_type(p.number.dtype) if p.number.dtype.is_floating_point else "float"
 
     def _arguments_of(self, known: int, group: str = "[g]") -> str:
         kept = [f"{name}{group}" for _, name in self._kept()]
@@ -141,16 +171,18 @@ class _Rows(TeamWriter):
                 "decode_item": self._decode_element(),
                 "over": repr(float(max(self.k.length - p.correction, 0))),
                 "root": "sqrt" if p.kind == "std" else "",
-                "start": "INFINITY" if p.kind == "min" else "-INFINITY",
-                "Join": p.kind.title(),
+                "start": "INFINITY" if p.kind in ("min", "argmin") else "-INFINITY",
+                "Join": JOINS.get(p.kind, ""),
             }
-            lines += self._pass(i, p, names)
+            lines += [*self._pass(i, p, names), *self._replaced(i + 1)]
         return lines
 
     def _pass(self, i: int, p: Pass, names: dict[str, object]) -> Lines:
         """The statements that find number `i`."""
         if p.kind in ("max", "min"):
             return fill(text.EXTREME, i=i, **names)
+        if p.kind in ("argmax", "argmin"):
+            return fill(text.PLACE, i=i, **names)
         if p.kind in ("var", "std"):
             mean = fill(text.SUM, take="few += value[e];", i=f"{i}_mean", of=i, **names)
             return [*mean, *fill(text.SPREAD, i=i, **names)]
@@ -162,26 +194,36 @@ class _Rows(TeamWriter):
         return self._decode("item", self.axes["first"])
 
     def _body(self) -> Lines:
-        known = len(self.k.passes)
-        kind = compute_type(self.k.result.root.dtype)
-        names: dict[str, object] = {
-            "R": kind,
-            "coordinates": self._coordinates,
-            "decode_item": self._decode_element(),
-            "arguments": self._arguments_of(known),
-            "first": self._arguments_of(known, "[0]"),
-        }
         return fill(
             text.ROWS,
-            out=self.outputs()["out"],
+            target=self._target(),
             rows=self._items(self.results),
             decode_row=decode("row", self.results, ""),
             kept=[f"{t} {name}[GROUPS][V];" for t, name in self._kept()],
             entry=", ".join(f"{name}[g]" for _, name in self._kept()),
             passes=self._passes(),
-            write=fill(text.WRITE_ELEMENTS if self.k.elements else text.WRITE_NUMBER, **names),
-            **names,
+            write=self._written_results(text.WRITE_ELEMENTS, text.WRITE_NUMBER),
+            coordinates=self._coordinates,
+            decode_item=self._decode_element(),
         )
+
+    def _written_results(self, elements: str, number: str) -> Lines:
+        """The statements that write all results."""
+        lines: Lines = []
+        for i, (r, out) in enumerate(zip(self.k.results, self.outputs(), strict=True)):
+            known = len(self.k.passes)
+            lines += fill(
+                elements if r.elements else number,
+                result=f"result{i or ''}",
+                out=out,
+                R=compute_type(r.tree.root.dtype),
+                coordinates=self._coordinates,
+                decode_item=self._decode_element(),
+                arguments=self._arguments_of(known),
+                first=self._arguments_of(known, "[0]"),
+                place=self._place(self.all if r.elements else self.results),
+            )
+        return lines
 
 
 class _Columns(_Rows):
@@ -191,7 +233,7 @@ class _Columns(_Rows):
     each = "[e]"
 
     def _joining(self) -> Lines:
-        return [*fill(text.JOINS), "", *fill(text.JOINED_COLUMNS)]
+        return [*fill(text.JOINS), "", *self._places(), *fill(text.JOINED_COLUMNS)]
 
     def _passed(self, i: int) -> str:
         return f"const {self._number(self.k.passes[i])} (&number{i})[VALUES<WIDE>]"
@@ -202,6 +244,8 @@ class _Columns(_Rows):
     def _pass(self, i: int, p: Pass, names: dict[str, object]) -> Lines:
         if p.kind in ("max", "min"):
             return fill(text.EXTREME_OF_COLUMNS, i=i, **names)
+        if p.kind in ("argmax", "argmin"):
+            return fill(text.PLACE_OF_COLUMNS, i=i, **names)
         if p.kind in ("var", "std"):
             return fill(text.SPREAD_OF_COLUMNS, i=i, **names)
         take = "value[e] * value[e]" if p.kind == "norm" else "value[e]"
@@ -209,24 +253,15 @@ class _Columns(_Rows):
         return fill(text.SUM_OF_COLUMNS, take=take, whole=whole, i=i, **names)
 
     def _body(self) -> Lines:
-        known = len(self.k.passes)
-        place = self._place(self.all if self.k.elements else self.results)
-        names: dict[str, object] = {
-            "R": compute_type(self.k.result.root.dtype),
-            "coordinates": self._coordinates,
-            "decode_item": self._decode_element(),
-            "arguments": self._arguments_of(known),
-            "first": self._arguments_of(known, "[0]"),
-            "place": place,
-        }
         return fill(
             text.COLUMNS,
-            out=self.outputs()["out"],
+            target=self._target(),
             items=self._items(self.results),
             decode_column=self._decode("column", self.results),
             kept=[f"{t} {name}[GROUPS][V];" for t, name in self._kept()],
             entry=", ".join(f"{name}[g]" for _, name in self._kept()),
             passes=self._passes(),
-            write=fill(text.WRITE_COLUMNS if self.k.elements else text.WRITE_NUMBERS, **names),
-            **names,
+            write=self._written_results(text.WRITE_COLUMNS, text.WRITE_NUMBERS),
+            coordinates=self._coordinates,
+            decode_item=self._decode_element(),
         )

@@ -18,13 +18,43 @@ struct Min {
 };
 """
 
+# Of equals, and of several NaN, the first is meant, in whatever order they are joined.  Where nothing is better than
+# what there is to begin with, all are as it is, and the first of them is at 0.
+JOINS_OF_PLACES = """
+template <typename T>
+struct Place {
+    T value;
+    int at;
+};
+// The better of two, or the first.
+template <typename Better>
+struct First {
+    template <typename T>
+    __device__ __forceinline__ Place<T> operator()(const Place<T> a, const Place<T> b) const {
+        const bool alike = a.value == b.value || (a.value != a.value && b.value != b.value);
+        const T better = Better()(a.value, b.value);
+        const bool second = alike ? b.at < a.at : b.value != b.value || better == b.value;
+        return second ? b : a;
+    }
+};
+"""
+
+PLACE_OF_LANE = """
+template <typename T>
+__device__ __forceinline__ Place<T> of_lane(const Place<T> place, int offset) {
+    return {__shfl_xor_sync(~0u, place.value, offset), __shfl_xor_sync(~0u, place.at, offset)};
+}
+"""
+
 JOINED_ROWS = """
+template <typename T>
+__device__ __forceinline__ T of_lane(T value, int offset) { return __shfl_xor_sync(~0u, value, offset); }
 // The values of TEAM neighbouring threads together, in all of them, in the same order wherever that is.
 template <int TEAM, typename T, typename Join>
 __device__ __forceinline__ T joined(T value, Join join) {
 #pragma unroll
     for (int offset = (TEAM < 32 ? TEAM : 32) / 2; offset > 0; offset /= 2)
-        value = join(value, __shfl_xor_sync(~0u, value, offset));
+        value = join(value, of_lane(value, offset));
     if constexpr (TEAM > 32) {
         static_assert(TEAM == THREADS, "a team is part of a warp, or a block");
         __shared__ T warps[THREADS / 32];
@@ -64,7 +94,7 @@ __device__ __forceinline__ void join_columns(T (&value)[V], Join join) {
 ROWS = """
 // A team of threads per row, which it keeps: read once.
 template <bool WIDE>
-__device__ __forceinline__ void rows(const Data& d, $out* out) {
+__device__ __forceinline__ void rows(const Data& d, $target) {
     constexpr int V = VALUES<WIDE>, GROUPS = (LENGTH + TEAM * V - 1) / (TEAM * V);
     const index_t team = index_t(blockIdx.x) * (THREADS / TEAM) + threadIdx.x / TEAM;
     const index_t rows = $rows, items = LENGTH / V;
@@ -138,6 +168,20 @@ for (int g = 0; g < GROUPS; ++g) {
 number$i = joined<TEAM>(number$i, $Join());
 """
 
+PLACE = """
+Place<$T> place$i = {$T($start), 0};
+#pragma unroll
+for (int g = 0; g < GROUPS; ++g) {
+    const index_t item = min(lane + g * TEAM, items - 1);  // beyond the last one it is taken once more
+    $decode_item
+    $T value[V];
+    pass$i<WIDE>(d, $coordinates, $arguments, value);
+#pragma unroll
+    for (int e = 0; e < V; ++e) place$i = $Join()(place$i, Place<$T>{value[e], int(item * V + e)});
+}
+const $S number$i = $S(joined<TEAM>(place$i, $Join()).at);
+"""
+
 WRITE_ELEMENTS = """
 #pragma unroll
 for (int g = 0; g < GROUPS; ++g) {
@@ -145,8 +189,8 @@ for (int g = 0; g < GROUPS; ++g) {
     if (item < items) {
         $decode_item
         $R value[V];
-        result<WIDE>(d, $coordinates, $arguments, value);
-        store<V>(out + row * LENGTH + item * V, value);
+        $result<WIDE>(d, $coordinates, $arguments, value);
+        store<V>($out + row * LENGTH + item * V, value);
     }
 }
 """
@@ -156,16 +200,16 @@ if (lane == 0) {
     const index_t item = 0;
     $decode_item
     $R value[V];
-    result<WIDE>(d, $coordinates, $first, value);
+    $result<WIDE>(d, $coordinates, $first, value);
     const $R one[1] = {value[0]};
-    store<1>(out + row, one);
+    store<1>($out + row, one);
 }
 """
 
 COLUMNS = """
 // LANES threads side by side along the last axis, TEAM of them on each other, which keep columns: read once.
 template <bool WIDE>
-__device__ __forceinline__ void columns(const Data& d, $out* out) {
+__device__ __forceinline__ void columns(const Data& d, $target) {
     constexpr int V = VALUES<WIDE>, GROUPS = (LENGTH + TEAM - 1) / TEAM, LANES = THREADS / TEAM;
     const int lane = threadIdx.x % LANES, member = threadIdx.x / LANES;
     const index_t items = $items, blocks = (items + LANES - 1) / LANES;
@@ -260,6 +304,27 @@ for (int g = 0; g < GROUPS; ++g) {
 join_columns(number$i, $Join());
 """
 
+PLACE_OF_COLUMNS = """
+$S number$i[V];
+{
+    Place<$T> place[V];
+#pragma unroll
+    for (int e = 0; e < V; ++e) place[e] = {$T($start), 0};
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) {
+        const index_t item = min(member + g * TEAM, LENGTH - 1);
+        $decode_item
+        $T value[V];
+        pass$i<WIDE>(d, $coordinates, $arguments, value);
+#pragma unroll
+        for (int e = 0; e < V; ++e) place[e] = $Join()(place[e], Place<$T>{value[e], int(item)});
+    }
+    join_columns(place, $Join());
+#pragma unroll
+    for (int e = 0; e < V; ++e) number$i[e] = $S(place[e].at);
+}
+"""
+
 WRITE_COLUMNS = """
 #pragma unroll
 for (int g = 0; g < GROUPS; ++g) {
@@ -267,8 +332,8 @@ for (int g = 0; g < GROUPS; ++g) {
     if (item < LENGTH) {
         $decode_item
         $R value[V];
-        result<WIDE>(d, $coordinates, $arguments, value);
-        store<V>(out + ($place), value);
+        $result<WIDE>(d, $coordinates, $arguments, value);
+        store<V>($out + ($place), value);
     }
 }
 """
@@ -278,7 +343,7 @@ if (member == 0) {
     const index_t item = 0;
     $decode_item
     $R value[V];
-    result<WIDE>(d, $coordinates, $first, value);
-    store<V>(out + ($place), value);
+    $result<WIDE>(d, $coordinates, $first, value);
+    store<V>($out + ($place), value);
 }
 """

@@ -43,6 +43,24 @@ def looked_up(rows: Node, *indices: int) -> Node:
     return make(ops.Embedding(), rows, inp(2, *indices, dtype=torch.int64))
 
 
+def place(x: Node, kind: str, dim: int, keepdim: bool = True) -> Node:
+    """Where the greatest of a row is, or the least, as one number per row."""
+    found = over(x, kind, dim, keepdim=keepdim)
+    return found if keepdim else make(ops.Reshape((*x.shape[:dim], 1, *x.shape[dim + 1 :])), found)
+
+
+def without_best(x: Node, kind: str, dim: int, keepdim: bool = True) -> Node:
+    """x with nothing in one place of each row."""
+    best = pointwise("eq", inp(1, x.shape[dim], *(1,) * (x.ndim - 1 - dim)), place(x, kind, dim, keepdim))
+    return pointwise("where", best, 0.0, x)
+
+
+def unsqueezed(x: Node, kind: str, dim: int) -> Node:
+    """What is divided by a number of its row, which lost the dimension and got it back."""
+    shape = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
+    return pointwise("div", x, make(ops.Reshape(shape), over(x, kind, dim, keepdim=False)))
+
+
 IMAGE = (2, 70, 4, 5)
 CASES: dict[str, Callable[[], Node]] = {
     "normalized": lambda: normalized(inp(0, 5, 96), 1),
@@ -74,7 +92,9 @@ CASES: dict[str, Callable[[], Node]] = {
         over(inp(0, 5, 96), "min", 1),
     ),
     "rows that are looked up": lambda: rms(pointwise("mul", inp(0, 5, 96), looked_up(inp(1, 9, 96), 5)), 1),
+    "unsqueezed": lambda: unsqueezed(pointwise("abs", inp(0, 5, 96)), "sum", 1),
     "columns": lambda: normalized(inp(0, *IMAGE), 1),
+    "columns, unsqueezed": lambda: unsqueezed(inp(0, *IMAGE), "norm", 1),
     "columns, no vector": lambda: normalized(inp(0, 2, 70, 3, 5), 1),
     "columns, standardized": lambda: standardized(inp(0, *IMAGE), 1),
     "columns, to one": lambda: scaled_to_one(inp(0, *IMAGE), 1),
@@ -84,3 +104,53 @@ CASES: dict[str, Callable[[], Node]] = {
     ),
     "rows of an image": lambda: normalized(inp(0, 2, 3, 66, 5), 2),
 }  # fmt: skip
+
+
+def with_norm(x: Node, dim: int) -> tuple[Node, ...]:
+    """What is divided by its norm, and the norm."""
+    norm = over(x, "norm", dim)
+    return pointwise("div", x, norm), norm
+
+
+def with_moments(x: Node, dim: int) -> tuple[Node, ...]:
+    """Elements, and both numbers that they are made of."""
+    mean, spread = over(x, "mean", dim), over(x, "std", dim)
+    return pointwise("div", pointwise("sub", x, mean), spread), mean, spread
+
+
+def moments_of_shares(x: Node, *places: Node) -> tuple[Node, ...]:
+    """Numbers of what has a share of its row each."""
+    share = pointwise("div", pointwise("abs", x), over(pointwise("abs", x), "sum", -1))
+    return tuple(over(pointwise("mul", share, place), "sum", -1, keepdim=False) for place in places)
+
+
+def of_two(x: Node, y: Node) -> tuple[Node, ...]:
+    """Elements of two rows, each of which its own number scales, and what these have in common."""
+    a, b = normalized(x, -1), normalized(y, -1)
+    return pointwise("sub", a, b), over(pointwise("mul", a, b), "sum", -1, keepdim=False)
+
+
+# The last result first.
+SEVERAL: dict[str, Callable[[], tuple[Node, ...]]] = {
+    "a norm beside": lambda: with_norm(inp(0, 5, 96), 1),
+    "a norm beside, no vector": lambda: with_norm(inp(0, 1, 101), 1),
+    "moments beside": lambda: with_moments(inp(0, 5, 300), 1),
+    "moments beside long rows": lambda: with_moments(inp(0, 3, 3000), 1),
+    "moments of shares": lambda: moments_of_shares(inp(0, 2, 3, 68), inp(1, 68), inp(2, 3, 68)),
+    "elements of two, and a number": lambda: of_two(inp(0, 5, 96), inp(1, 5, 96)),
+    "columns, a norm beside": lambda: with_norm(inp(0, *IMAGE), 1),
+    "columns, moments beside": lambda: with_moments(inp(0, 2, 70, 3, 5), 1),
+}  # fmt: skip
+
+# Positions, which are compared with an index, are the second operand.
+PLACES: dict[str, Callable[[], Node]] = {
+    "greatest": lambda: without_best(inp(0, 5, 96), "argmax", 1),
+    "least, no vector": lambda: without_best(inp(0, 1, 101), "argmin", 1),
+    "unsqueezed": lambda: without_best(inp(0, 2, 3, 68), "argmax", 2, keepdim=False),
+    "of long rows": lambda: without_best(inp(0, 3, 3000), "argmax", 1),
+    "of a function": lambda: without_best(pointwise("abs", inp(0, 5, 96)), "argmin", 1),
+    "of halves": lambda: without_best(inp(0, 5, 96, dtype=torch.bfloat16), "argmax", 1),
+    "of doubles": lambda: without_best(inp(0, 5, 96, dtype=torch.float64), "argmax", 1),
+    "columns": lambda: without_best(inp(0, *IMAGE), "argmax", 1),
+    "columns, no vector": lambda: without_best(inp(0, 2, 70, 3, 5), "argmin", 1, keepdim=False),
+}

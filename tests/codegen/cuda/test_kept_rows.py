@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
+from dataclasses import replace
 from math import inf, nan
 
 import pytest
 import torch
-from codegen.cuda.kept_rows_cases import CASES, normalized, over, rms, scaled_to_one, similar, standardized
+from codegen.cuda.kept_rows_cases import (
+    CASES,
+    IMAGE,
+    PLACES,
+    SEVERAL,
+    normalized,
+    over,
+    place,
+    rms,
+    scaled_to_one,
+    similar,
+    standardized,
+    with_norm,
+    without_best,
+)
 from codegen.cuda.test_stream_kernels import BF16, F16, F64, inp, pointwise, random, reference
 from emulation.emulate import emulate
 from torch import Tensor
@@ -18,6 +34,7 @@ from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node, make
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
+from fusewright.schedule.beside import readers_of
 from fusewright.schedule.groups import Group
 from fusewright.schedule.kept_rows import KeptRows, parse
 
@@ -52,6 +69,50 @@ def check(root: Node, tensors: dict[Node, Tensor] | None = None, order: str = "f
 @pytest.mark.sampled
 def test_value(name: str) -> None:
     check(CASES[name](), order=ORDERS[zlib.crc32(name.encode()) % 3])
+
+
+def several(roots: tuple[Node, ...]) -> KeptRows:
+    """What is found from any of these, which are alike but for their order."""
+    graph = Graph((), roots)
+    found = [parse(root, graph.users(), readers_of(graph)) for root in roots]
+    first = found[0]
+    assert isinstance(first, KeptRows), first
+    assert all(isinstance(k, KeptRows) and set(k.roots) == set(roots) for k in found)
+    return first
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.sampled
+def test_several_results(name: str) -> None:
+    k = several(SEVERAL[name]())
+    given = {n: random(n, i) for i, n in enumerate(k.tensors)}
+    for option in options(k)[:2]:
+        made = kernel(k, "fused_test", **option)
+        results = emulate(made, *(given[n] for n in k.tensors), order=ORDERS[zlib.crc32(name.encode()) % 3])
+        for root, got in zip(k.roots, results, strict=True):
+            own = Graph((), (root,)).nodes()
+            want = reference(root, {n: t for n, t in given.items() if n in own})
+            assert got.dtype == root.dtype and got.shape == want.shape
+            assert (got.double() - want).abs().max() <= want.abs().max() * 8 * torch.finfo(root.dtype).eps
+
+
+@pytest.mark.parametrize("special", [None, nan, inf, -inf])
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.sampled
+def test_places(name: str, special: float | None) -> None:
+    """Of equals, and of several NaN, the first; where all are infinite, the very first."""
+    root = PLACES[name]()
+    k = kept(root)
+    x, positions = (next(n for n in k.tensors if n.op.index == i) for i in (0, 1))  # type: ignore[attr-defined]
+    given = random(x, 1).round()  # many are alike
+    if special is not None:
+        given[0] = special
+        given.view(-1)[-40] = given.view(-1)[-7] = special
+    tensors = {x: given, positions: torch.arange(k.length).reshape(positions.shape).float()}
+    want = reference(root, tensors)
+    for option in options(k)[:2]:
+        got = emulate(kernel(k, "fused_test", **option), *(tensors[n] for n in k.tensors), order="shuffled")
+        torch.testing.assert_close(got.double(), want, equal_nan=True, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F64], ids=str)
@@ -95,6 +156,13 @@ def test_special_values(name: str, value: float) -> None:
     check(SPECIAL[name](x), {x: t})
 
 
+@pytest.mark.parametrize("name", ["a norm beside, no vector", "columns, moments beside"])
+def test_several_results_lie_side_by_side(name: str) -> None:
+    k = several(SEVERAL[name]())
+    given = [random(n, i) for i, n in enumerate(k.tensors)]
+    emulate(kernel(k, "fused_test", **options(k)[0]), *given, order="reverse", sanitize=True)
+
+
 @pytest.mark.parametrize("name", ["normalized, no vector", "columns, no vector", "standardized, of a population"])
 def test_nothing_is_read_or_written_outside(name: str) -> None:
     k = kept(CASES[name]())
@@ -126,6 +194,26 @@ REFUSED: dict[str, tuple[Node, str]] = {
         pointwise("mul", pointwise("mul", normalized(X, 1), inp(1, 5, 96)), pointwise("mul", *more(2, 3))),
         "nothing is kept, or more than there are registers for",
     ),
+    "an index of what is rounded": (
+        without_best(pointwise("tanh", inp(0, 5, 96, dtype=BF16)), "argmax", 1),
+        "may be rounded otherwise than what is compared",
+    ),
+    "an index of what is made of a number": (
+        without_best(normalized(X, 1), "argmax", 1),
+        "may be rounded otherwise than what is compared",
+    ),
+    "an index that is computed with": (
+        pointwise("mul", X, make(ops.Cast(torch.float64), place(X, "argmax", 1))),
+        "is computed with in torch.int64",
+    ),
+    "one hot": (
+        make(ops.Cast(torch.float32), pointwise("eq", inp(1, 96), place(X, "argmax", 1))),
+        "has no gradient",
+    ),
+    "a number along other dimensions": (
+        pointwise("div", inp(0, 96, 96), over(inp(0, 96, 96), "sum", 1, keepdim=False)),
+        "a number of a row is read along other dimensions",
+    ),
     "rounded on the way": (
         pointwise("mul", X, make(ops.Cast(torch.float32), make(ops.Cast(BF16), over(X, "sum", 1)))),
         "is rounded to a narrower type on the way",
@@ -147,18 +235,100 @@ def test_what_others_use_is_read_from_memory() -> None:
     assert isinstance(parse(root, Graph((), (root, total)).users()), str)
 
 
+def shares(x: Node) -> Node:
+    """A softmax by eager's steps."""
+    away = pointwise("exp", pointwise("sub", x, over(x, "max", 1)))
+    return pointwise("div", away, over(away, "sum", 1))
+
+
+def entropy(x: Node) -> Node:
+    p = shares(x)
+    return over(pointwise("mul", p, pointwise("log", p)), "sum", 1, keepdim=False)
+
+
+def apart(x: Node, y: Node) -> Node:
+    """How far two softmaxes are from their mean, each by a sum of its own."""
+    p, q = shares(x), shares(y)
+    mean = pointwise("mul", pointwise("add", p, q), 0.5)
+    each = (pointwise("mul", a, pointwise("log", pointwise("div", a, mean))) for a in (p, q))
+    return pointwise("add", *(over(a, "sum", 1) for a in each))
+
+
+REPLACED: dict[str, tuple[Callable[[], Node], list[tuple[int, int, str]]]] = {
+    "shares": (lambda: shares(inp(0, 5, 96)), [(1, 0, "exp")]),
+    "an entropy": (lambda: entropy(inp(0, 5, 101)), [(1, 0, "exp")]),
+    "two softmaxes": (
+        lambda: apart(inp(0, 5, 96), inp(1, 5, 96)),
+        [(1, 0, "exp"), (2, 0, "div"), (3, 1, "exp"), (4, 1, "div")],
+    ),
+    "two softmaxes of columns": (
+        lambda: apart(inp(0, *IMAGE), inp(1, *IMAGE)),
+        [(1, 0, "exp"), (2, 0, "div"), (3, 1, "exp"), (4, 1, "div")],
+    ),
+    "a distance from the mean": (
+        lambda: pointwise("mul", shares(pointwise("sub", inp(0, 5, 96), over(inp(0, 5, 96), "mean", 1))), 2.0),
+        [(1, 0, "sub"), (2, 0, "exp")],
+    ),
+    "nothing that two read": (lambda: normalized(inp(0, 5, 96), 1), []),
+    "what is read as it is": (lambda: pointwise("mul", inp(0, 5, 96), shares(inp(0, 5, 96))), []),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16, F64], ids=str)
+@pytest.mark.parametrize("name", REPLACED)
+@pytest.mark.sampled
+def test_what_several_passes_read_is_kept(name: str, dtype: torch.dtype) -> None:
+    """In the place of what it is made of, as far as nobody wants that any more."""
+    build, want = REPLACED[name]
+    root = build()
+    given = {n: make(replace(n.op, dtype=dtype)) for n in kept(root).tensors}
+    (root,) = Graph((), (root,)).substituted(given)[0].outputs
+    assert isinstance(root, Node)
+    functions = [(r.known, r.kept, r.tree.root.op.fn) for r in kept(root).replaced]  # type: ignore[attr-defined]
+    assert functions == want
+    check(root, order=ORDERS[len(name) % 3])
+
+
+def test_what_waits_is_no_result_beside() -> None:
+    """A number that another result reads by a way of its own is in memory by then."""
+    x = inp(0, 5, 96)
+    first, norm = with_norm(x, 1)
+    turned = make(ops.Permute((1, 0)), norm)
+    second = pointwise("div", x, over(pointwise("mul", x, make(ops.Reshape((5, 1)), turned)), "sum", 1))
+    graph = Graph((), (second, first))
+    for root in (first, second):
+        k = parse(root, graph.users(), readers_of(graph))
+        assert isinstance(k, KeptRows) and not {norm, second} <= set(k.roots)
+
+
+def test_reductions_alone_are_left_to_streams() -> None:
+    x = inp(0, 5, 96)
+    roots = (over(x, "max", 1), over(x, "mean", 1))
+    graph = Graph((), roots)
+    assert isinstance(parse(roots[0], graph.users(), readers_of(graph)), str)
+
+
 LARGE = {
     "rows": lambda: standardized(inp(0, 64, 2048), 1),
     "two rows": lambda: similar(inp(0, 64, 2048), inp(1, 64, 2048)),
+    "two softmaxes": lambda: apart(inp(0, 64, 1024), inp(1, 64, 1024)),
+    "places": lambda: without_best(inp(0, 64, 1024), "argmax", 1),
+    "places of columns": lambda: without_best(inp(0, 4, 128, 64, 64), "argmax", 1),
     "columns": lambda: rms(inp(0, 4, 128, 64, 64), 1),
     "columns of bfloat16": lambda: normalized(inp(0, 4, 256, 64, 64, dtype=BF16), 1),
 }
 
 
+LARGE_OF_SEVERAL = {
+    "a norm beside rows": lambda: with_norm(inp(0, 64, 2048), 1),
+    "a norm beside columns": lambda: with_norm(inp(0, 4, 128, 64, 64), 1),
+}
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", [*LARGE, *LARGE_OF_SEVERAL])
 def test_compiles_without_spills(name: str, arch: str) -> None:
-    k = kept(LARGE[name]())
+    k = kept(LARGE[name]()) if name in LARGE else several(LARGE_OF_SEVERAL[name]())
     for option in options(k):
         taken = nvrtc.resources(nvrtc.compile(kernel(k, "fused_test", **option).source, arch)).values()
         assert all(r.stack == 0 for r in taken), option
