@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 from roofline import contractions, floor, rates
 from torch import Tensor, nn
-from worker import Worker, answer, attempted, sentence
+from worker import LOST, Worker, answer, attempted, sentence
 
 import fusewright
 from fusewright.dispatch import Entry, Options, Runner, State, guard_of
@@ -84,6 +84,9 @@ def _fill(row: dict[str, Any], configuration: Configuration, device: torch.devic
         row["auto"] = [asdict(c) for c in chosen.choices]
         entrants = {"fusewright": _drop_in(model, chosen, x)[0], "always": fast}
     row["reasons"] = admit(entrants, model, x, names)
+    row["lost"] = next((name for name, reason in row["reasons"].items() if LOST in reason), "")
+    if row["lost"]:
+        raise RuntimeError(f"{LOST} in {row['lost']}")
     calls = {name: forward_call(module, (x,)) for name, module in entrants.items()}
     times = compare(calls, device=device, min_time=0.02, rounds=7, max_time=TIMING)
     row["times"] = {name: asdict(sample) for name, sample in times.items()}
@@ -151,13 +154,25 @@ def admit(entrants: dict[str, nn.Module], model: nn.Module, x: Tensor, names: tu
 # -- the worker -------------------------------------------------------------------------------------------------------
 
 
-def _work(pipe: Connection, device: str, names: tuple[str, ...], threads: int | None) -> None:
-    """Answers (configuration, index) with a row; first of all with facts."""
+def _work(pipe: Connection, device: str, threads: int | None) -> None:
+    """Answers (configuration, index, names of peers) with a row; first of all with facts."""
     if threads:
         torch.set_num_threads(threads)
     reached = rates(torch.device(device), torch.float32, tf32_allowed("eager")[0])
     pipe.send({"environment": environment(device), "rates": asdict(reached)})
-    answer(pipe, lambda job: measured(*job, torch.device(device), names))
+    answer(pipe, lambda job: measured(*job[:2], torch.device(device), job[2]))
+
+
+def _row(
+    worker: Worker, job: tuple[Configuration, int], names: tuple[str, ...], lost: dict[str, Any], limit: float
+) -> dict[str, Any]:
+    """A row; where a peer lost the device, measured again without it."""
+    row = worker.row((*job, names), lost, limit)
+    peer = row.get("lost")
+    if not peer:
+        return row
+    again = worker.row((*job, tuple(name for name in names if name != peer)), lost, limit)
+    return {**again, "reasons": {**again.get("reasons", {}), peer: row["reasons"][peer]}}
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
@@ -227,7 +242,7 @@ def main() -> None:
     chosen = parser.parse_args()
     names = tuple(chosen.peers.split(","))
     low, high = chosen.bytes or BYTES[chosen.device]
-    worker = Worker(_work, chosen.device, names, chosen.threads)
+    worker = Worker(_work, chosen.device, chosen.threads)
     record: dict[str, Any] = {"seed": chosen.seed, "bytes": [low, high], "fusewright": fusewright.__version__}
     record |= {**worker.facts, "summary": {}, "rows": []}
     try:
@@ -235,7 +250,7 @@ def main() -> None:
         for index in map(int, chosen.rows.split(",")) if chosen.rows else every:
             configuration = draw(chosen.seed, index, low, high)
             lost = {"index": index, "name": str(configuration), "source": configuration.source()}
-            row = worker.row((configuration, index), lost, chosen.limit)
+            row = _row(worker, (configuration, index), names, lost, chosen.limit)
             record["rows"].append(row)
             record["summary"] = summary(record["rows"])
             print(f"{' | '.join(_cells(row, names))} | {row['took']:.1f} s", file=sys.stderr, flush=True)

@@ -13,6 +13,9 @@ import torch
 
 Work = Callable[..., None]
 
+# What an error says after which a process can do no more on its GPU.
+LOST = "CUDA error"
+
 
 def sentence(failure: Exception) -> str:
     """What went wrong, in one line."""
@@ -30,7 +33,7 @@ def attempted(record: dict[str, Any], fill: Callable[[dict[str, Any]], None], de
         record["error"] = sentence(failure)
     torch.compiler.reset()
     gc.collect()
-    if device.type == "cuda" and "CUDA error" not in record["error"]:
+    if device.type == "cuda" and LOST not in record["error"]:
         torch.cuda.empty_cache()
     return {**record, "took": time.perf_counter() - begun}
 
@@ -40,7 +43,7 @@ def answer(pipe: Connection, row: Callable[[Any], dict[str, Any]]) -> None:
     while (job := pipe.recv()) is not None:
         found = row(job)
         pipe.send(found)
-        if "CUDA error" in found["error"]:  # the context is of no more use
+        if LOST in found["error"]:  # the context is of no more use
             return
 
 
@@ -71,7 +74,7 @@ class Worker:
         try:
             if self._pipe.poll(limit):
                 row: dict[str, Any] = self._pipe.recv()
-                if "CUDA error" in row["error"]:
+                if LOST in row["error"]:
                     self._process.join(10)
                 return row
             reason = f"it took more than {limit:g} s"

@@ -205,16 +205,39 @@ def test_a_path_says_what_computes_the_convolution() -> None:
 
 
 @pytest.mark.slow
+def test_a_peer_that_loses_the_device_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Rows:
+        def row(self, job: tuple[object, ...], lost: dict[str, object], limit: float) -> dict[str, object]:
+            if "compile" in job[2]:  # type: ignore[operator]
+                return {
+                    "error": "RuntimeError: CUDA error in compile",
+                    "lost": "compile",
+                    "reasons": {"compile": "why"},
+                }
+            return {"error": "", "lost": "", "reasons": {}, "names": job[2]}
+
+    row = random_configurations._row(Rows(), ("a", 3), ("eager", "compile"), {}, 1.0)  # type: ignore[arg-type]
+    assert row == {"error": "", "lost": "", "reasons": {"compile": "why"}, "names": ("eager",)}
+
+    def admits(entrants: object, *_: object) -> dict[str, str]:
+        return {"compile": "AcceleratorError: CUDA error: an illegal memory access was encountered"}
+
+    monkeypatch.setattr(random_configurations, "admit", admits)
+    configuration = random_configurations.draw(1, 3, *random_configurations.BYTES["cpu"])
+    found = random_configurations.measured(configuration, 3, torch.device("cpu"), ("eager", "compile"))
+    assert found["lost"] == "compile" and found["error"] == "RuntimeError: CUDA error in compile"
+
+
 def test_a_worker_that_takes_too_long_is_replaced() -> None:
     drawn = configurations.draw(1, 3, 5e4, 2e5)
-    worker = Worker(random_configurations._work, "cpu", ("eager",), 1)
+    worker = Worker(random_configurations._work, "cpu", 1)
     try:
         assert worker.facts["rates"]["bandwidth"] > 0
-        assert worker.row((drawn, 3), {"index": 3}, 0.0)["error"] == "it took more than 0 s"
-        assert worker.row((drawn, 3), {"index": 3}, 100.0)["error"] == ""
+        assert worker.row((drawn, 3, ("eager",)), {"index": 3}, 0.0)["error"] == "it took more than 0 s"
+        assert worker.row((drawn, 3, ("eager",)), {"index": 3}, 100.0)["error"] == ""
         worker._process.kill()
         worker._process.join()
-        assert worker.row((drawn, 3), {"index": 3}, 100.0)["error"] == ""
+        assert worker.row((drawn, 3, ("eager",)), {"index": 3}, 100.0)["error"] == ""
     finally:
         worker.stop()
 
