@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusewright import pipeline
+from fusewright import pipeline, tuning
 from fusewright.pipeline import Built
 
 CASES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
@@ -64,3 +64,26 @@ def test_a_result_without_gradient_stays_one() -> None:
     result = ours(x.requires_grad_())
     torch.testing.assert_close(result, model(x))
     assert not result.requires_grad and not model(x).requires_grad
+
+
+def test_what_is_computed_again_is_detached_once() -> None:
+    """Several results whose reductions compute what they read themselves, some without a gradient."""
+    model = Model(lambda x, t: ((x - x).detach() + x).mul((t - x).detach() + x).sum(1) - t.mean(1))
+    x = torch.randn(6, 40)
+    torch.testing.assert_close(built(model, x)[1](x), model(x))
+
+
+def test_detached_reductions_on_a_gpu_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Families that take in what others use as well cannot leave a detached value outside."""
+
+    def function(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        one, other = (x - x).detach() + x, (t - x).detach() + x
+        return (other * t).sum(1) - one.mean(1), (one * one).sum(1).mean()
+
+    monkeypatch.setattr(pipeline, "kernel_target", lambda device: None)
+    monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
+    for detached in (function, lambda x, t: tuple(y.detach() * 2 for y in function(x.detach(), t.detach()))):
+        found = pipeline.build(
+            Model(detached), (torch.randn(6, 40),), {}, kernels="always", measure=False, target=torch.device("cuda")
+        )
+        assert any(choice.path == "generated" for choice in found.choices)

@@ -42,6 +42,8 @@ from fusewright.schedule.partial import Split
 
 # A chain longer than this many operations is not searched to its end.
 REACH = 32
+# As if so many others used a value: no family that asks takes it in.
+APART = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -418,7 +420,9 @@ def _matched(family: Family, root: Node, users: Users) -> Group | None:
     name = "rearrangement" if isinstance(record, rearrangement.Rearrangement) else family.name
     group = Group(name, record, root, operands, family.also(record))
     if severed := _severed(group):  # a kernel's result would have a gradient
-        return None if root in severed else _matched(family, root, Counter(users) + Counter(dict.fromkeys(severed, 2)))
+        told = any(users[n] >= APART for n in severed)  # this family takes in what others use as well
+        apart = Counter(users) + Counter(dict.fromkeys(severed, APART))
+        return None if told or root in severed else _matched(family, root, apart)
     return group if group.inner and _worth(group) else None
 
 

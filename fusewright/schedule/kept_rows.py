@@ -159,7 +159,8 @@ def _end_of_line(value: Node, later: Sequence[Tree], below: Sequence[set[Node]],
         (reader,) = readers
         others = [a for a in reader.inputs if a is not value]
         wide = [n.dtype == torch.float64 for n in (reader, value)]
-        if not _is_float(reader) or wide[0] != wide[1] or not all(_is_known(a, numbers) for a in others):
+        kept_so = _is_float(reader) and _is_float(value) and wide[0] == wide[1]  # in a register of that type
+        if not kept_so or not all(_is_known(a, numbers) for a in others):
             return value
         value = reader
 
