@@ -37,6 +37,18 @@ class Model(nn.Module):
         return self.reduce(self.conv(x))
 
 
+def assert_as_eager(model: nn.Module, ours: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """Values and all gradients, of results that are weighed one otherwise than the next."""
+    results = []
+    for call in (model, ours):
+        given = x.clone().requires_grad_()
+        value = call(given)
+        weights = torch.linspace(1, 2, value.numel()).view_as(value)
+        results.append((value.detach(), *torch.autograd.grad((value * weights).sum(), (given, *model.parameters()))))
+    for eager, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, eager)
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.sampled
 def test_values_and_gradients_are_eagers(name: str) -> None:
@@ -49,14 +61,7 @@ def test_values_and_gradients_are_eagers(name: str) -> None:
         found: Tensor = forward(model, given, *derive(model))
         return found
 
-    results = []
-    for call in (model, ours):
-        given = x.clone().requires_grad_()
-        value = call(given)
-        weights = torch.linspace(1, 2, value.numel()).view_as(value)
-        results.append((value.detach(), *torch.autograd.grad((value * weights).sum(), (given, *model.parameters()))))
-    for eager, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, eager)
+    assert_as_eager(model, ours, x)
     assert any(choice.path == "generated" and choice.family == "contraction" for choice in built.choices)
     assert not any(isinstance(n.op, ops.Opaque) for n in built.captured.graph.nodes())
 
@@ -111,14 +116,7 @@ def test_one_window_of_all_is_a_reduction(name: str) -> None:
     assert not any(isinstance(n.op, ops.Pool | ops.Opaque) for n in built.captured.graph.nodes())
     assert [choice.family for choice in built.choices if choice.path == "generated"] == ["contraction"]
     derive, forward = built.program.functions()
-    results = []
-    for call in (model, lambda given: forward(model, given, *derive(model))):
-        given = x.clone().requires_grad_()
-        value = call(given)
-        weights = torch.linspace(1, 2, value.numel()).view_as(value)
-        results.append((value.detach(), *torch.autograd.grad((value * weights).sum(), (given, *model.parameters()))))
-    for eager, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, eager)
+    assert_as_eager(model, lambda given: forward(model, given, *derive(model)), x)
 
 
 @pytest.mark.parametrize("more", [{"padding": 1}, {"dilation": 2}, {"stride": 1, "kernel": 7}], ids=str)
@@ -127,3 +125,15 @@ def test_other_windows_are_pools(more: dict[str, int]) -> None:
     pool = nn.MaxPool2d(kernel, more.get("stride", 8), more.get("padding", 0), more.get("dilation", 1))
     built = pipeline.build(Model(pool), (torch.randn(3, 4, 8, 8),), {}, measure=False)
     assert any(isinstance(n.op, ops.Pool) for n in built.captured.graph.nodes())
+
+
+def test_averages_of_integers_stay_a_pool() -> None:
+    """A mean has none, and eager's pool on a CPU does."""
+
+    class Pooled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.avg_pool2d(x, 4)
+
+    model, x = Pooled(), torch.arange(32).view(1, 2, 4, 4)
+    derive, forward = pipeline.build(model, (x,), {}, measure=False).program.functions()
+    assert torch.equal(forward(model, x, *derive(model)), model(x))

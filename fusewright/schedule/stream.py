@@ -306,8 +306,8 @@ def _is_as_in_float32(leaf: Node, tree: Tree) -> bool:
     all of them."""
 
     def fits(node: Node) -> bool:
-        if isinstance(node.op, ops.Cast) or node.dtype == torch.float32:
-            return node.dtype == torch.float32
+        if node.dtype == torch.float32:
+            return True
         compared = isinstance(node.op, ops.Pointwise) and node.op.fn in COMPARISONS
         return compared and any(map(_is_small, node.inputs))
 

@@ -30,10 +30,12 @@ class OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs one operation."""
         name = getattr(func, "overloadpacket", func).__name__
-        check = _CHECKS.get(name.removesuffix("_"))
+        check = _CHECKS.get(name.removesuffix("_")) if getattr(func, "namespace", "") == "aten" else None
         if check is not None:
-            names = (parameter.name for parameter in func._schema.arguments)  # type: ignore[attr-defined]
-            check(name, dict(zip(names, args, strict=False)) | dict(kwargs or {}))
+            parameters = func._schema.arguments  # type: ignore[attr-defined]
+            given = {p.name: p.default_value for p in parameters if p.has_default_value()}
+            given |= dict(zip((p.name for p in parameters), args, strict=False))
+            check(name, given | dict(kwargs or {}))
         return func(*args, **dict(kwargs or {}))
 
 
@@ -78,8 +80,8 @@ def _classes(given: Given) -> Iterator[tuple[Tensor, int]]:
 
 
 def _probabilities(name: str, given: Given) -> None:
-    p = given["p"] if isinstance(given.get("p"), Tensor) else given["self"]
-    if not bool(((p >= 0) & (p <= 1)).all()):  # NaN is neither
+    p = given.get("p", given["self"])
+    if isinstance(p, Tensor) and not bool(((p >= 0) & (p <= 1)).all()):  # NaN is neither
         raise ValueError(f"{name}: a number is no probability")
 
 

@@ -68,6 +68,19 @@ def test_refused_as_on_a_cpu(name: str) -> None:
     assert refused.type is not RuntimeError
 
 
+def test_other_numbers_are_none_of_these() -> None:
+    """Masks are drawn in memory that holds anything, and a stranger's operation has arguments of its own."""
+
+    @torch.library.custom_op("tests_of_asserted::gather", mutates_args=())
+    def gather(rows: Tensor, at: Tensor) -> Tensor:
+        return rows + at
+
+    with OnHost():
+        for draw in (lambda x: x.bernoulli_(0.3), lambda x: x.bernoulli_(), lambda x: torch.bernoulli(x, 0.5)):
+            assert set(draw(X + 7).unique().tolist()) <= {0.0, 1.0}
+        assert torch.equal(gather(X, X), X + X)
+
+
 def test_nan_is_no_probability() -> None:
     x = torch.tensor([0.5, nan])
     with OnHost(), pytest.raises(ValueError, match="no probability"):

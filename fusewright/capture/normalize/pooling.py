@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
 from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.codegen.ranges import adaptive_slots
@@ -14,7 +15,7 @@ def _max_pool(call: Call, n: int) -> Normal:
     kernel, dilation = call.ints("kernel_size", n), call.ints("dilation", n)
     stride, padding = call.ints("stride", n, kernel), call.ints("padding", n)
     if _is_whole(call, kernel, padding) and set(dilation) == {1}:
-        return _max_of_all(call, n)
+        return _of_all(call, "max", n)
     return call.make(Pool("max", kernel, stride, padding, dilation, call["ceil_mode"]), call.node("self"))
 
 
@@ -24,10 +25,10 @@ def _is_whole(call: Call, kernel: tuple[int, ...], padding: tuple[int, ...]) -> 
     return whole and set(call.shape[-len(kernel) :]) == {1}
 
 
-def _max_of_all(call: Call, n: int) -> Node:
-    """The greatest of all positions, the first of several of which has the gradient."""
+def _of_all(call: Call, kind: Literal["max", "mean"], n: int) -> Node:
+    """What all positions come to; of several that are the greatest the first has the gradient."""
     x = call.node("self")
-    return call.make(Reduce("max", tuple(range(x.ndim - n, x.ndim)), keepdim=True, first=True), x)
+    return call.make(Reduce(kind, tuple(range(x.ndim - n, x.ndim)), keepdim=True, first=kind == "max"), x)
 
 
 def _max_pool_with_indices(call: Call, n: int) -> Normal:
@@ -39,9 +40,8 @@ def _avg_pool(call: Call, n: int) -> Normal:
     kernel = call.ints("kernel_size", n)
     stride, padding = call.ints("stride", n, kernel), call.ints("padding", n)
     included, divisor = bool(call["count_include_pad"]), call.get("divisor_override")
-    if divisor is None and _is_whole(call, kernel, padding):
-        x = call.node("self")
-        return call.make(Reduce("mean", tuple(range(x.ndim - n, x.ndim)), keepdim=True), x)
+    if divisor is None and _is_whole(call, kernel, padding) and call.node("self").dtype.is_floating_point:
+        return _of_all(call, "mean", n)
     op = Pool("avg", kernel, stride, padding, (1,) * n, call["ceil_mode"], included, divisor)
     return call.make(op, call.node("self"))
 
@@ -58,9 +58,8 @@ def _adaptive_avg_pool(call: Call, n: int) -> Normal:
     if sizes is None or not x.dtype.is_floating_point:
         return None
     lengths, out = sizes
-    spatial = tuple(range(x.ndim - n, x.ndim))
     if set(out) == {1}:
-        return call.make(Reduce("mean", spatial, keepdim=True), x)
+        return _of_all(call, "mean", n)
     kernel = tuple(a // b for a, b in zip(lengths, out, strict=True))
     # PyTorch divides by one window length after the other; that rounds as one division does if all but one are exact.
     inexact = sum(k & (k - 1) != 0 for k in kernel)
@@ -77,7 +76,7 @@ def _adaptive_max_pool(call: Call, n: int) -> Normal:
     if sizes is None or 1 in call.used or any(a % b for a, b in zip(*sizes, strict=True)):
         return None
     if set(sizes[1]) == {1}:
-        return (_max_of_all(call, n), None)
+        return (_of_all(call, "max", n), None)
     kernel = tuple(a // b for a, b in zip(*sizes, strict=True))
     return (call.make(Pool("max", kernel, kernel, (0,) * n, (1,) * n), call.node("self")), None)
 
