@@ -75,12 +75,12 @@ class Scalars:
         found = self.names.get(node)
         if found is not None:
             return found
+        if isinstance(node.op, ops.Detach):
+            return self.value(node.arg(0))
         if node not in self._stepped:
             self._stepped |= _stepped(node, self.names)
         if isinstance(node.op, ops.Cast):
             text = self._cast(node)
-        elif isinstance(node.op, ops.Detach):
-            text = self.value(node.arg(0))
         elif isinstance(node.op, ops.Pointwise):
             text = self._pointwise(node)
         else:

@@ -332,7 +332,6 @@ _PLAIN: dict[str, Traits] = {
         at_zero=0.0,
     ),
     "neg": Traits("-{0}", monotone="down", float_monotone=True, limits=(inf, -inf), parity="odd", at_zero=0.0),
-    "detach": _rounding("{0}.detach()", "odd"),  # as it is, and no gradient comes back through it
     "floor": _rounding("torch.floor({0})"),
     "ceil": _rounding("torch.ceil({0})"),
     "round": _rounding("torch.round({0})", "odd"),

@@ -142,7 +142,6 @@ PLAIN: dict[str, str] = {
     "hardsigmoid": "{0} < -3 ? {T}(0) : {0} > 3 ? {T}(1) : ({0} + 3) / 6",
     "abs": "fabs({0})",
     "neg": "-{0}",
-    "detach": "{0}",
     "floor": "floor({0})",
     "ceil": "ceil({0})",
     "round": "rint({0})",  # half to even

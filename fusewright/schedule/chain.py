@@ -255,7 +255,7 @@ def word(node: Node) -> str | None:
         case ops.Norm(kind=kind):
             return WORDS.get(kind, f"{kind}norm")
         case ops.Pointwise(fn=fn):
-            return None if fn == "detach" else fn
+            return fn
         case ops.Softmax(log=log):
             return "logsoftmax" if log else "softmax"
         case ops.Scan(kind=kind):

@@ -128,7 +128,7 @@ class _Region:
         assert seen is not None
         logits = cast(seen, carried(x.dtype))
         self.greatest = make(ops.Reduce("max", self.view.dims, True), logits, where=self.shares.where)
-        self.most = pointwise("detach", self.greatest)  # any shift would do: what comes back through it is rounding
+        self.most = make(ops.Detach(), self.greatest)  # any shift would do: what comes back through it is rounding
         away = pointwise("exp", pointwise("sub", logits, self.most))
         self.total = make(ops.Reduce("sum", self.view.dims, True), away, where=self.shares.where)
         self.rows[self.shares] = self._share(seen)
