@@ -46,11 +46,12 @@ def tuned(mode: tuning.Mode = "auto") -> Tuner:
 
 
 def test_measured_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    (choice,) = tuned().choices
-    assert choice.tried == 1 and choice.generated is not None and choice.aten is not None
-    assert choice.family == "stream" and choice.generated > 0 and choice.aten > 0
+    choices = tuned().choices  # more than one where a busy machine had the whole chain lose: its parts are asked next
+    for choice in choices:
+        assert choice.tried == 1 and choice.generated is not None and choice.aten is not None
+        assert choice.family == "stream" and choice.generated > 0 and choice.aten > 0
     monkeypatch.setattr(NativeLauncher, "__call__", lambda *_: pytest.fail("measured again"))
-    assert tuned().choices == [choice]
+    assert choices and tuned().choices == choices
 
 
 def test_the_random_stream_stays_where_it_is() -> None:
