@@ -1,24 +1,31 @@
-"""Writes the README's measured tables from the data under `benchmarks/results/`; nothing there is typed by hand.
+"""Writes the measured tables of the documents from the data under `benchmarks/results/`; none is typed by hand.
 
-python benchmarks/table.py            # rewrite README.md
-python benchmarks/table.py --check    # exit 1 if README.md does not hold what the data say
+python benchmarks/table.py            # rewrite the tables of README.md and docs/measurements.md
+python benchmarks/table.py --check    # exit 1 if a document does not hold what the data say
+
+A document says ``<!-- table: NAME -->`` where a table goes, and ``<!-- end of table -->`` behind it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-README = ROOT / "README.md"
-START, END = "<!-- measured tables: benchmarks/table.py writes what follows -->\n", "<!-- end of measured tables -->\n"
-FILES = ("cpu.json", "h200.json", "h100.json", "h200_aten.json")
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "measurements.md")
+TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->\n)", re.DOTALL)
 FUSED = "h[12]00_fused*.json"
+FOUNDING = ("conv_avgpool_sigmoid_sum", "conv3d_div_maxpool_gap_bias_sum", "convtranspose_gap_bias_logsumexp")
 # What sets a file's run apart.
 SETTINGS = {"h200_aten.json": "without generated kernels"}
+# A model is slower than a peer if it takes so many times as long (as `fused.SLOWER`).
+SLOWER = 1.03
 # A peer's name in the data, and at the head of its column; one that no case has gets none.
 PEERS = {
     "eager": "eager",
@@ -30,16 +37,16 @@ PEERS = {
 }
 
 
-def tables() -> str:
-    """All tables, one per results file that exists, and one of all runs of the fused operators."""
-    writers = {**dict.fromkeys(FILES, _table), "cpu_footprint.json": _footprint, "cpu_scaling.json": _scaling}
-    networks = [f"h100_networks{kind}.json" for kind in ("", "_bf16", "_batch1")]
-    networks += [f"h200_networks_{kind}.json" for kind in ("channels_last", "bf16")]
-    writers |= dict.fromkeys(networks, _networks)
-    found = {name: json.loads((RESULTS / name).read_text()) for name in writers if (RESULTS / name).exists()}
-    fused = {path.name: json.loads(path.read_text()) for path in RESULTS.glob(FUSED)}
-    written = [writers[name](record, name) for name, record in found.items()]
-    return "\n".join([*written, *([_fused(fused)] if fused else [])])
+def text_of(name: str) -> str:
+    """The table of that name: of one results file, or of several under a name of its own."""
+    if name in SEVERAL:
+        return SEVERAL[name]()
+    write = next((write for start, write in WRITERS.items() if re.fullmatch(start, name)), _table)
+    return write(_data(name), name)
+
+
+def _data(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
 
 
 def _where(environment: dict[str, Any]) -> str:
@@ -122,10 +129,16 @@ def _scaling(record: dict[str, Any], name: str) -> str:
     return "\n".join([f"{title}, `results/{name}`:", "", *_rows(columns, rows, words=1)]) + "\n"
 
 
-def _fused(records: dict[str, Any]) -> str:
-    """What came of each run of the fused operators, the earliest first."""
-    rows = []
-    for name, record in sorted(records.items(), key=lambda item: item[1]["environment"]["date"]):
+def _fused_runs() -> dict[str, Any]:
+    """The runs of the fused operators by their file, the earliest first."""
+    runs = {path.name: _data(path.name) for path in RESULTS.glob(FUSED)}
+    return dict(sorted(runs.items(), key=lambda item: item[1]["environment"]["date"]))
+
+
+def _fused() -> str:
+    """What came of each run of the fused operators."""
+    rows, records = [], _fused_runs()
+    for name, record in records.items():
         found = record["summary"]
         means = [found[key] for key in ("compile over eager", "fusewright over eager", "fusewright over compile")]
         where = record["environment"]
@@ -200,17 +213,109 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def _founding() -> str:
+    """The founding models on a GPU and on a CPU."""
+    rows = []
+    for name in ("h200.json", "cpu.json"):
+        for case in _data(name)["cases"]:
+            if case["problem"] in FOUNDING and not _label(case):
+                found = {row["name"]: row for row in case["rows"]}
+                times = [found[who]["forward"]["median"] for who in ("eager", "compile", "fusewright")]
+                texts = [case["problem"], "x".join(map(str, case["inputs"][0])), _device(case["environment"])]
+                gains = [f"{seconds / times[-1]:.1f}" for seconds in times[:-1]]
+                rows.append([*texts, *(_number(seconds * 1e3) for seconds in times), *gains])
+    columns = ["model", "input", "device", "eager, ms", "torch.compile, ms", "Fusewright, ms"]
+    return "\n".join(_rows([*columns, "times eager", "times torch.compile"], rows, words=3)) + "\n"
+
+
+def _summary() -> str:
+    """Geometric means over everything else that was timed beside `torch.compile`."""
+    latest = {(row["name"], *row["shape"]): row for run in _fused_runs().values() for row in run["rows"] if _timed(row)}
+    networks = [(label, f"h{card}_networks{kind}.json") for label, card, kind in NETWORKS]
+    drawn = [row for name in RANDOM if name.startswith("h200") for row in _data(name)["rows"] if _timed(row)]
+    rows = [_gains("fused operators, the latest run of each", "H100, H200", latest.values())]
+    rows += [_gains(label, name[:4].upper(), filter(_timed, _data(name)["rows"])) for label, name in networks]
+    rows += [_gains("random convolutions with what follows", "H200", drawn)]
+    rows += [_gains("random convolutions with what follows", "CPU", filter(_timed, _data("cpu_random.json")["rows"]))]
+    columns = [
+        "models",
+        "device",
+        "number",
+        "times eager",
+        "times torch.compile",
+        "at least",
+        "slower than torch.compile",
+    ]
+    return "\n".join(_rows(columns, rows, words=2)) + "\n"
+
+
+def _random() -> str:
+    """Every seed of random models by itself."""
+    rows = []
+    for name in RANDOM:
+        record = _data(name)
+        gains = _gains(str(record["seed"]), _device(record["environment"]), filter(_timed, record["rows"]))
+        found = record["summary"]
+        fractions = [f"{found[key]:.0%}" for key in ("median fraction", "worst fraction")]
+        rows.append([*gains[:2], record["environment"]["date"][:10], f"`results/{name}`", *gains[3:], *fractions])
+    columns = ["seed", "device", "date", "data", "times eager", "times torch.compile", "at least"]
+    columns += ["slower than torch.compile", "median of the floor", "worst"]
+    return "\n".join(_rows(columns, rows, words=4)) + "\n"
+
+
+def _device(environment: dict[str, Any]) -> str:
+    """A card's short name, or `CPU`."""
+    return environment["device"].split()[1] if "cuda" in environment else "CPU"
+
+
+def _timed(row: dict[str, Any]) -> bool:
+    return not row["error"] and {"eager", "compile", "fusewright"} <= row["times"].keys()
+
+
+def _gains(label: str, device: str, found: Iterable[dict[str, Any]]) -> list[str]:
+    times = [{who: row["times"][who]["median"] for who in ("eager", "compile", "fusewright")} for row in found]
+    eager, compiled = ([row[who] / row["fusewright"] for row in times] for who in ("eager", "compile"))
+    means = [f"{geometric_mean(gains):.2f}" for gains in (eager, compiled)]
+    slower = sum(gain * SLOWER < 1 for gain in compiled)
+    return [label, device, str(len(times)), *means, f"{min(compiled):.2f}", str(slower)]
+
+
+NETWORKS = (
+    ("networks, float32", "100", ""),
+    ("networks, bfloat16", "200", "_bf16"),
+    ("networks, channels last", "200", "_channels_last"),
+    ("networks at batch 1", "100", "_batch1"),
+)
+# The last whole run of each seed.
+RANDOM = (
+    *(f"h200_random{seed}.json" for seed in ("_after_140", "_seed2", "_seed3", "_seed6", "_seed31")),
+    *(f"h100_random{seed}.json" for seed in ("_after_126", "_seed2", "_seed3", "_seed4", "_seed5")),
+    "cpu_random.json",
+)
+WRITERS: dict[str, Callable[[dict[str, Any], str], str]] = {
+    "cpu_footprint.*": _footprint,
+    "cpu_scaling.*": _scaling,
+    ".*_networks.*": _networks,
+}
+SEVERAL: dict[str, Callable[[], str]] = {
+    "founding": _founding,
+    "summary": _summary,
+    "fused": _fused,
+    "random": _random,
+}
+
+
 def written(text: str) -> str:
-    """`text` with the tables between the markers."""
-    head, rest = text.split(START)
-    return head + START + "\n" + tables() + "\n" + END + rest.split(END)[1]
+    """`text` with every table between its markers."""
+    return TABLE.sub(lambda found: f"{found[1]}\n{text_of(found[2])}\n{found[3]}", text)
 
 
 def main() -> int:
-    text = README.read_text()
+    texts = {path: path.read_text() for path in DOCUMENTS}
     if "--check" in sys.argv:
-        return int(written(text) != text)
-    README.write_text(written(text))
+        return int(any(written(text) != text for text in texts.values()))
+    for path, text in texts.items():
+        path.write_text(written(text))
     return 0
 
 

@@ -39,7 +39,7 @@ from fused_models import ROWS, Row  # noqa: E402
 from worker import Worker  # noqa: E402
 
 
-def test_readme_tables_are_the_data() -> None:
+def test_tables_of_documents_are_the_data() -> None:
     done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "table.py"), "--check"], check=False)
     assert done.returncode == 0, "run: python benchmarks/table.py"
 
@@ -105,6 +105,39 @@ def test_networks_have_a_table() -> None:
     record = {"environment": _case("a")["environment"], "dtype": "float32", "verified": False}
     text = table._networks({**record, "rows": [row, {"name": "b", "error": "died"}]}, "x.json")
     assert "| a | 8x3 | 10 | 5 | 2 | 5.00 | 2.50 | 12 |" in text and "not verified" in text and "| b |" not in text
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, **rows: tuple[float, float, float]) -> None:
+    """Runs of one fused operator each, by their date; seconds of eager, `torch.compile` and Fusewright."""
+    peers = ("eager", "compile", "fusewright")
+    runs = {
+        date: {
+            "environment": {"date": date, "device": "NVIDIA D"},
+            "rows": [
+                {
+                    "name": "a",
+                    "shape": [2],
+                    "error": "",
+                    "times": {p: {"median": t} for p, t in zip(peers, times, strict=True)},
+                },
+                {"name": "b", "shape": [2], "error": "died"},
+            ],
+        }
+        for date, times in rows.items()
+    }
+    monkeypatch.setattr(table, "_fused_runs", lambda: dict(sorted(runs.items())))
+
+
+def test_the_summary_has_the_latest_run_of_each_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    _run(monkeypatch, day2=(0.8, 0.2, 0.4), day1=(0.8, 0.4, 0.1))
+    assert "| fused operators, the latest run of each | H100, H200 | 1 | 2.00 | 0.50 | 0.50 | 1 |" in table._summary()
+
+
+def test_a_table_goes_where_its_name_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "text_of", lambda name: f"({name})\n")
+    text = "a\n<!-- table: x.json -->\nold\n<!-- end of table -->\nb\n<!-- table: y -->\n<!-- end of table -->\n"
+    once = table.written(text)
+    assert once == text.replace("old\n", "\n(x.json)\n\n").replace("y -->\n", "y -->\n\n(y)\n\n") == table.written(once)
 
 
 def test_a_sweep_varies_one_number_at_a_time() -> None:
