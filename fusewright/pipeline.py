@@ -34,7 +34,7 @@ from fusewright.plan import KernelChoice, Work
 from fusewright.rules import RULES, views
 from fusewright.rules.engine import Mode, Rewritten, rewrite, total
 from fusewright.runtime import compiler, nvrtc
-from fusewright.runtime.device import LARGE_GPU, device_facts
+from fusewright.runtime.device import LARGE_GPU, DeviceFacts, device_facts
 from fusewright.runtime.launch import layout_of
 from fusewright.schedule.channels_last import channels_last
 from fusewright.schedule.cost import CostModel
@@ -123,19 +123,7 @@ def build(
 
     Raises `CaptureError` when the model cannot be captured whole.
     """
-    captured = capture(model, args, dict(kwargs), gradients=gradients)
-    settled_graph, masks = settled(captured.graph, lambda: _asked(model, args, kwargs))
-    left = {effect.op.target for effect in settled_graph.effects if isinstance(effect.op, ops.Opaque)}
-    reasons = tuple(reason for reason in captured.reasons if reason.partition(" ")[0] in left)
-    captured = replace(captured, graph=settled_graph, reasons=reasons)
-    graph = check(gathered(captured.graph))
-    if len(graph.inputs) > 1 and _writes_to_inputs(graph):
-        raise CaptureError(
-            f"{type(model).__name__} cannot be planned: it writes to an input, and what that changes depends on which "
-            "of its inputs share memory; it runs as it did."
-        )
-    if target is not None:
-        graph = check(placed(graph, target))
+    captured, graph, masks = _traced(model, args, kwargs, gradients, target)
     device = main_device(n.device for n in graph.nodes())
     tensors = flat_tensors(args, kwargs)
     hints = {symbol: tensors[where.input].shape[where.dim] for symbol, where in graph.symbols.items()}
@@ -156,24 +144,12 @@ def build(
         final, turned = channels_last(final, orders)
         check(final)
     if fusing:
+        passes = _Passes(tuner, cost, facts, hints, orders, alone, without, training=model.training)
         try:
-            if windows != "never" and mode != "never" and tuner.moves:
-                wanted: dict[str, Any] = {"always": mode == "always", "measured": windows == "measured"}
-                final, multiplied = as_products(final, cost, orders, alone=alone, **wanted)
-            if multiplied:  # what was behind the convolutions, past the views of their products
-                outwards = [rule for rule in views.RULES if rule.name not in without]
-                final = check(rewrite(final, outwards, cost, fusing=fusing, alone=alone).graph)
-            final = as_pools(final, orders)
-            final = of_kept_rows(final, facts, hints, orders) if tuner.moves else final
-            final = of_logits(final, facts, hints, orders)
-            final = of_few(final, orders) if tuner.moves else final
-            final = moves_first(final, orders) if tuner.moves else final
-            # in training, gradients of weights want what is turned in rows
-            if tuner.moves and not model.training:
-                final, batches = as_they_lie(final, facts, hints, orders)
-            final = check(with_statistics(final, tuner.prefers, alone, orders))
-            tuner.prepare(final, alone, orders)
-            final = check(cut(final, tuner, alone, orders, moves=tuner.moves))
+            if windows != "never" and mode != "never":
+                final, multiplied = passes.products(final, always=mode == "always", measured=windows == "measured")
+            final, batches = passes.shapes(final)
+            final = passes.groups(final)
         finally:
             tuner.builders.shutdown(wait=False, cancel_futures=True)  # what was begun ahead, and not asked for
     attributes = [key for key, tensor in captured.constants.items() if _found(model, key) is tensor]
@@ -181,6 +157,75 @@ def build(
     work = total(graph, cost), total(final, cost), total(rewritten.graph, cost)
     tuned = tuple(tuner.choices), tuner.decisions
     return Built(captured, rewritten, program, *work, device, without, *tuned, masks, turned, batches, multiplied)
+
+
+def _traced(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], gradients: bool, target: torch.device | None
+) -> tuple[Captured, Graph, int]:
+    """What was captured, its graph where it is to run, and how many attentions do without a mask.
+
+    Raises `CaptureError` as `build` does.
+    """
+    captured = capture(model, args, dict(kwargs), gradients=gradients)
+    settled_graph, masks = settled(captured.graph, lambda: _asked(model, args, kwargs))
+    left = {effect.op.target for effect in settled_graph.effects if isinstance(effect.op, ops.Opaque)}
+    reasons = tuple(reason for reason in captured.reasons if reason.partition(" ")[0] in left)
+    captured = replace(captured, graph=settled_graph, reasons=reasons)
+    graph = check(gathered(captured.graph))
+    if len(graph.inputs) > 1 and _writes_to_inputs(graph):
+        raise CaptureError(
+            f"{type(model).__name__} cannot be planned: it writes to an input, and what that changes depends on which "
+            "of its inputs share memory; it runs as it did."
+        )
+    return captured, graph if target is None else check(placed(graph, target)), masks
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """The passes between the rules and the lowering, where kernels are generated; each gives a graph that is checked.
+
+    alone      whether a node is left as it is
+    without    names of rules that are left out
+    """
+
+    tuner: Tuner
+    cost: CostModel
+    facts: DeviceFacts
+    hints: Mapping[Any, int]
+    orders: Mapping[Node, Order]
+    alone: Callable[[Node], bool]
+    without: frozenset[str]
+    training: bool
+
+    def products(self, graph: Graph, *, always: bool, measured: bool) -> tuple[Graph, int]:
+        """Convolutions of few windows as products of these, and how many."""
+        if not self.tuner.moves:
+            return graph, 0
+        found, number = as_products(graph, self.cost, self.orders, alone=self.alone, always=always, measured=measured)
+        if not number:
+            return found, 0
+        # What was behind the convolutions goes past the views of their products.
+        outwards = [rule for rule in views.RULES if rule.name not in self.without]
+        return check(rewrite(found, outwards, self.cost, fusing=True, alone=self.alone).graph), number
+
+    def shapes(self, graph: Graph) -> tuple[Graph, int]:
+        """In the forms that families know, and how many products read what is turned as it lies."""
+        moves, orders, sizes = self.tuner.moves, self.orders, (self.facts, self.hints, self.orders)
+        graph = as_pools(graph, orders)
+        graph = of_kept_rows(graph, *sizes) if moves else graph
+        graph = of_logits(graph, *sizes)
+        graph = of_few(graph, orders) if moves else graph
+        graph = moves_first(graph, orders) if moves else graph
+        # In training, gradients of weights want what is turned in rows.
+        graph, batches = as_they_lie(graph, *sizes) if moves and not self.training else (graph, 0)
+        return check(graph), batches
+
+    def groups(self, graph: Graph) -> Graph:
+        """Cut into groups, with the kernels that the tuner takes for them."""
+        tuner = self.tuner
+        graph = check(with_statistics(graph, tuner.prefers, self.alone, self.orders))
+        tuner.prepare(graph, self.alone, self.orders)
+        return check(cut(graph, tuner, self.alone, self.orders, moves=tuner.moves))
 
 
 def kernel_target(device: torch.device) -> str | None:
