@@ -25,7 +25,7 @@ import torch
 
 from fusewright.ir import ops
 from fusewright.ir.node import Graph, Node
-from fusewright.schedule.groups import sizes
+from fusewright.schedule.group import sizes
 
 # Results per clock and multiprocessor, the same on every architecture from sm_70 on.
 SPECIAL_UNITS = 16

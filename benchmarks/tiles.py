@@ -33,7 +33,7 @@ from fusewright.pipeline import build
 from fusewright.runtime.operators import reference_of
 from fusewright.schedule import warpgroup, warpgroup_pools, warpgroup_positions
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.groups import Group
+from fusewright.schedule.group import Group
 from fusewright.schedule.warpgroup_staging import vector
 from fusewright.tuning import Decision, Tuner
 

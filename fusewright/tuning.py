@@ -45,7 +45,8 @@ from fusewright.runtime.native import launcher
 from fusewright.runtime.operators import reference_of
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.cost import FREE
-from fusewright.schedule.groups import Group, cut, signature, sizes
+from fusewright.schedule.group import Group, signature, sizes
+from fusewright.schedule.groups import cut
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.side_by_side import cores, side_by_side
 

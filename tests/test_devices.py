@@ -20,7 +20,8 @@ from fusewright.ir.spec import check
 from fusewright.ir.types import main_device
 from fusewright.pipeline import Built, build
 from fusewright.runtime.derived import DerivedWeights
-from fusewright.schedule.groups import Group, cut
+from fusewright.schedule.group import Group
+from fusewright.schedule.groups import cut
 from tests.gpu_build import built_for_a_gpu
 
 HOST, DEVICE = torch.device("cpu"), torch.device("cpu", 0)

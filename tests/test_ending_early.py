@@ -24,7 +24,8 @@ from fusewright.reduced import shape
 from fusewright.runtime import cache
 from fusewright.runtime.launch import Launcher
 from fusewright.runtime.nvrtc import KernelError
-from fusewright.schedule.groups import Group, cut
+from fusewright.schedule.group import Group
+from fusewright.schedule.groups import cut
 from fusewright.schedule.wishes import Wishes
 from fusewright.tuning import EARLY, Decision, Tuner
 

@@ -28,7 +28,8 @@ from fusewright.rules.engine import rewrite
 from fusewright.runtime import cache, operators
 from fusewright.runtime.launch import Launcher
 from fusewright.runtime.nvrtc import KernelError
-from fusewright.schedule.groups import Group, cut
+from fusewright.schedule.group import Group
+from fusewright.schedule.groups import cut
 from fusewright.schedule.wishes import Wishes
 from fusewright.side_by_side import side_by_side
 from fusewright.tuning import Decision, Tuner

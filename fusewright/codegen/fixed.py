@@ -13,7 +13,7 @@ from fusewright.ir.node import Node
 from fusewright.ir.slots import Windows, windows
 from fusewright.kernel import Fixed
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.groups import Group
+from fusewright.schedule.group import Group
 from fusewright.schedule.range_sums import RangeReduction
 
 # So many index ranges a call may list; of a longer table only the lengths that it is for are compared.

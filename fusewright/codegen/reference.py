@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from fusewright.codegen.aten import lower_function
 from fusewright.ir.node import Node
-from fusewright.schedule.groups import Group, as_graph, bodies
+from fusewright.schedule.group import Group, as_graph, bodies
 
 
 def reference_text(group: Group) -> str:

@@ -21,7 +21,7 @@ from fusewright.ir.node import Graph, Node, make, remade
 from fusewright.runtime.device import DeviceFacts
 from fusewright.schedule.beside import Readers, readers_of
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, is_sized
-from fusewright.schedule.groups import sizes
+from fusewright.schedule.group import sizes
 
 # So many more operations there are then, of one number for each row.
 MORE = 5

@@ -28,7 +28,7 @@ from fusewright.runtime.device import DeviceFacts
 from fusewright.schedule import kept_rows
 from fusewright.schedule.beside import MOST, readers_of
 from fusewright.schedule.chain import MEMORY, Users, is_sized, parse
-from fusewright.schedule.groups import sizes
+from fusewright.schedule.group import sizes
 from fusewright.schedule.kept_rows import KeptRows
 from fusewright.schedule.losses import picked
 from fusewright.schedule.row_views import row_view

@@ -27,7 +27,7 @@ from fusewright.ir.ops import numel
 from fusewright.runtime.device import DeviceFacts
 from fusewright.schedule import rearrangement, sample
 from fusewright.schedule.chain import POINTWISE, Users
-from fusewright.schedule.groups import sizes
+from fusewright.schedule.group import sizes
 from fusewright.schedule.product import SMALL
 
 # Rows that a library multiplies at a time: fewer of a sample take as long.

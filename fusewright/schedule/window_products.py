@@ -27,7 +27,7 @@ from fusewright.schedule.beside import Readers, readers_of
 from fusewright.schedule.chain import MEMORY
 from fusewright.schedule.channels_last import VECTOR
 from fusewright.schedule.cost import CostModel
-from fusewright.schedule.groups import sizes
+from fusewright.schedule.group import sizes
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
 # The windows of a convolution have at most so many times the elements of what they are windows of, and so many where

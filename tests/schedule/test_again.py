@@ -14,7 +14,9 @@ from fusewright.ir.fused import Fused
 from fusewright.ir.node import Graph, Node, topological
 from fusewright.schedule.again import computed_again
 from fusewright.schedule.chain import word
-from fusewright.schedule.groups import FAMILIES, Group, cut
+from fusewright.schedule.families import FAMILIES
+from fusewright.schedule.group import Group
+from fusewright.schedule.groups import cut
 
 LARGE = (2, 8, 300, 300)
 

@@ -22,7 +22,8 @@ from fusewright.ir.node import Graph, Node, make, topological
 from fusewright.problem import load_problem
 from fusewright.runtime.device import DeviceFacts
 from fusewright.schedule import chain
-from fusewright.schedule.groups import Group, as_graph, bodies, cut, signature
+from fusewright.schedule.group import Group, as_graph, bodies, signature
+from fusewright.schedule.groups import cut
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FACTS = DeviceFacts("GPU", conv=1.2e14, matmul=5e13, wide=5e13, memory=3.5e12, reduce=3e12, window=3e11, launch=6e-6)

@@ -17,7 +17,8 @@ from fusewright.ir import ops, spec
 from fusewright.ir.build import pointwise
 from fusewright.ir.node import Graph, Node, make
 from fusewright.ir.placement import placed
-from fusewright.schedule.groups import Group, as_graph, cut
+from fusewright.schedule.group import Group, as_graph
+from fusewright.schedule.groups import cut
 from fusewright.schedule.partial import split
 
 F64 = torch.float64

@@ -13,7 +13,8 @@ from fusewright.ir import ops
 from fusewright.ir.build import pointwise
 from fusewright.ir.node import Graph, Node, make
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.groups import Group, cut
+from fusewright.schedule.group import Group
+from fusewright.schedule.groups import cut
 from fusewright.schedule.product import Product, match
 
 CPU = torch.device("cpu")

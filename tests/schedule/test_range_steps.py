@@ -14,7 +14,8 @@ from fusewright.ir.node import Graph, Node, make
 from fusewright.ir.ops import Slot
 from fusewright.pipeline import build
 from fusewright.schedule import range_sums
-from fusewright.schedule.groups import Group, cut
+from fusewright.schedule.group import Group
+from fusewright.schedule.groups import cut
 from fusewright.schedule.range_steps import in_steps
 
 Slots = tuple[Slot, ...]

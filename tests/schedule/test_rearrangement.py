@@ -32,7 +32,8 @@ from fusewright.ir.fused import Fused
 from fusewright.ir.memory_order import output_orders
 from fusewright.ir.node import Graph, Node, make
 from fusewright.schedule import rearrangement
-from fusewright.schedule.groups import Group, cut
+from fusewright.schedule.group import Group
+from fusewright.schedule.groups import cut
 from fusewright.schedule.rearrangement import (
     Between,
     Computed,

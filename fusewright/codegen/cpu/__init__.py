@@ -27,7 +27,7 @@ from fusewright.codegen.reference import reference_text
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.groups import Group
+from fusewright.schedule.group import Group
 from fusewright.schedule.kept_rows import KeptRows
 from fusewright.schedule.matmul import Linear
 from fusewright.schedule.normalization import ChannelStatistics, Normalization

@@ -32,7 +32,7 @@ from fusewright.ir.node import Node
 from fusewright.kernel import Argument, Array, Kernel, Launch
 from fusewright.schedule.axes import Axis
 from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
-from fusewright.schedule.groups import sizes as sizes_of
+from fusewright.schedule.group import sizes as sizes_of
 from fusewright.schedule.strips import Strips, candidates, features, groups, is_channelwise, pooling, span
 
 # So many ways to cut a group are worth measuring.

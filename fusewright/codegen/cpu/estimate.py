@@ -19,7 +19,7 @@ from fusewright.ir.node import Node
 from fusewright.schedule.axes import is_plain
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.cost import FREE, is_one_pass
-from fusewright.schedule.groups import Group, sizes
+from fusewright.schedule.group import Group, sizes
 from fusewright.schedule.product import Product, contraction_of
 from fusewright.schedule.sample import SampleProgram
 

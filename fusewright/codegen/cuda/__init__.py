@@ -38,7 +38,7 @@ from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
 from fusewright.schedule.direct import DirectTile
 from fusewright.schedule.direct_choice import UNDERESTIMATED
 from fusewright.schedule.direct_choice import shortlist as direct_shortlist
-from fusewright.schedule.groups import Group, sizes
+from fusewright.schedule.group import Group, sizes
 from fusewright.schedule.kept_rows import KeptRows
 from fusewright.schedule.matmul import Linear, MatmulTile
 from fusewright.schedule.matmul import seconds as matmul_seconds

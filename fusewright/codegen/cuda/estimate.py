@@ -22,7 +22,7 @@ from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.runtime.device import LARGE_GPU
 from fusewright.schedule.cost import FREE, CostModel, is_one_pass
-from fusewright.schedule.groups import Group, sizes
+from fusewright.schedule.group import Group, sizes
 from fusewright.schedule.matmul import Linear
 from fusewright.schedule.normalization import Normalization
 from fusewright.schedule.product import contraction_of

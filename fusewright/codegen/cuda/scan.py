@@ -25,7 +25,7 @@ from fusewright.codegen.stream_sizes import hint
 from fusewright.codegen.text import Lines, fill
 from fusewright.ir import ops
 from fusewright.kernel import Array, Kernel
-from fusewright.schedule.groups import sizes
+from fusewright.schedule.group import sizes
 from fusewright.schedule.scan import Scan
 from fusewright.schedule.scan_moves import NEUTRAL
 from fusewright.schedule.stream import Tree

@@ -15,7 +15,7 @@ from torch import Tensor
 from fusewright.codegen.cpu import options
 from fusewright.codegen.cpu.stream import kernel
 from fusewright.ir.node import Node
-from fusewright.schedule.groups import Group
+from fusewright.schedule.group import Group
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = [name for name in cases.CASES if not name.startswith(("bfloat16", "float16"))]

@@ -18,7 +18,7 @@ from fusewright.kernel import Kernel
 from fusewright.schedule import direct_choice, tiling, warpgroup_positions, warpgroup_windows
 from fusewright.schedule import warpgroup as warpgroup_features
 from fusewright.schedule.direct import DirectTile
-from fusewright.schedule.groups import Group
+from fusewright.schedule.group import Group
 from fusewright.schedule.tiling import Tiling, bytes_beside
 
 F32, F64 = torch.float32, torch.float64

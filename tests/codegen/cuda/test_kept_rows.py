@@ -35,7 +35,7 @@ from fusewright.ir.node import Graph, Node, make
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
 from fusewright.schedule.beside import readers_of
-from fusewright.schedule.groups import Group
+from fusewright.schedule.group import Group
 from fusewright.schedule.kept_rows import KeptRows, parse
 
 ORDERS = ("forward", "reverse", "shuffled")

@@ -37,7 +37,7 @@ from fusewright.ir import ops
 from fusewright.ir.build import permute, pointwise, reshape
 from fusewright.ir.node import Graph, Node, make, topological
 from fusewright.runtime import nvrtc
-from fusewright.schedule.groups import bodies
+from fusewright.schedule.group import bodies
 from fusewright.schedule.normalization import Normalization, parse_moving, parse_shared
 
 

@@ -21,7 +21,7 @@ from fusewright.ir.node import Node
 from fusewright.ir.ops import Slot
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
-from fusewright.schedule.groups import Group
+from fusewright.schedule.group import Group
 from fusewright.schedule.range_sums import RangeReduction
 from fusewright.schedule.range_walks import Walk, Walked, walked, walks
 

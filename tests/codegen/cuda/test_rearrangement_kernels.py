@@ -37,7 +37,7 @@ from fusewright.ir.build import pointwise
 from fusewright.ir.node import Node, make
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
-from fusewright.schedule.groups import Group
+from fusewright.schedule.group import Group
 from fusewright.schedule.rearrangement import Rearrangement, parse
 
 ORDERS = ("forward", "reverse", "shuffled")

@@ -21,7 +21,7 @@ from fusewright.ir import ops
 from fusewright.ir.build import cast
 from fusewright.ir.node import Graph, Node, make
 from fusewright.runtime import nvrtc
-from fusewright.schedule.groups import Group
+from fusewright.schedule.group import Group
 from fusewright.schedule.scan import Scan, parse
 from fusewright.schedule.scan_moves import NEUTRAL
 from tests.capture.harness import Fn

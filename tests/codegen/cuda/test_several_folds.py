@@ -34,7 +34,7 @@ from fusewright.ir.node import Node, make
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
 from fusewright.schedule.beside import readers_of
-from fusewright.schedule.groups import Group
+from fusewright.schedule.group import Group
 from fusewright.schedule.several_folds import SeveralFolds, parse, parse_beside
 
 ORDERS = ("forward", "reverse", "shuffled")

@@ -1,0 +1,171 @@
+"""The table of kernel families, in the order in which they are tried, and how each finds a group."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import UnionType
+from typing import Any
+
+from fusewright.ir import ops
+from fusewright.ir.node import Node
+from fusewright.schedule import (
+    contraction,
+    kept_rows,
+    matmul,
+    normalization,
+    partial,
+    product,
+    range_steps,
+    range_sums,
+    rearrangement,
+    sample,
+    scan,
+    several_elements,
+    several_folds,
+    stream,
+)
+from fusewright.schedule.beside import Readers
+from fusewright.schedule.chain import Fold, Users
+from fusewright.schedule.partial import Split
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to find groups of one kind: `match` takes a last node; `anchor` is the kind of node a group starts at;
+    `split` finds the part of a last node that a group may end in; `early` is where it may end sooner; `also` are values
+    on the way, or beside it, that its kernels write as well; `beside` says whether `match` looks for such and so wants
+    to know who reads each value; `again` whether its groups compute themselves what is cheap, though others read it as
+    well (`schedule.again`)."""
+
+    name: str
+    match: Callable[..., Any]
+    operands: Callable[[Any], tuple[Node, ...]]
+    anchor: type[ops.Op] | UnionType | None = None
+    split: Callable[[Node, Users], Split | None] = lambda root, users: None
+    early: Callable[[Any], Node | None] = lambda record: None
+    also: Callable[[Any], tuple[Node, ...]] = lambda record: ()
+    beside: bool = False
+    again: bool = False
+
+
+def _sample(root: Node, users: Users) -> Any:
+    def divided(node: Node) -> bool:
+        return isinstance(stream.parse(node, users), stream.Stream)
+
+    return sample.parse(root, lambda node: users[node] == 1, divided=divided)
+
+
+def _sample_apart(root: Node, users: Users, readers: Readers) -> Any:
+    """A sample program, unless all it does are reductions that one pass has, or one that others of what it reads are
+    found with."""
+    found = _sample(root, users)
+    if isinstance(found, str):
+        return found
+    joins = {n for n in found.inner if isinstance(n.op, (*sample.ROWS, ops.Matmul))}
+    for one_pass in (stream.parse(root, users), several_folds.parse(root, users)):
+        if not isinstance(one_pass, str) and joins == {step.node for step in _folds(one_pass)}:
+            return f"{root!r} is made of reductions that one pass has"
+    beside = len(joins) == 1 and several_folds.is_beside(root, users, readers)
+    return f"{root!r} is reduced beside others" if beside else found
+
+
+def _folds(one_pass: stream.Stream | several_folds.SeveralFolds) -> list[Fold]:
+    return [fold for fold, _ in one_pass.folds] if isinstance(one_pass, stream.Stream) else list(one_pass.folds)
+
+
+def _reducing(root: Node, users: Users) -> Any:
+    found = stream.parse(root, users)
+    flat = isinstance(found, stream.Stream) and not found.folds and found.window is None
+    return f"{root!r} reduces nothing" if flat else found
+
+
+def _elements(root: Node, users: Users) -> Any:
+    """A rearrangement, or a stream that reduces nothing where that reads the same tensors as they lie."""
+    found, other = rearrangement.parse(root, users), stream.parse(root, users)
+    if isinstance(found, str) or isinstance(other, str):
+        return other if isinstance(found, str) else found
+    return other if set(map(_base, other.tensors)) == set(found.tensors) else found
+
+
+def _functions(root: Node, users: Users) -> Any:
+    """A stream of what was no kernel as a rearrangement: it reads copies."""
+    found = _elements(root, users)
+    return stream.parse(root, users) if isinstance(found, rearrangement.Rearrangement) else f"{root!r} moves nothing"
+
+
+def _others(record: Any) -> tuple[Node, ...]:
+    """The results of a group but for its last node."""
+    others: tuple[Node, ...] = record.results[1:]
+    return others
+
+
+def _base(x: Node) -> Node:
+    """The tensor whose memory a reshape shows."""
+    while isinstance(x.op, ops.Reshape) and rearrangement.shows(x):
+        x = x.arg(0)
+    return x
+
+
+def _range(root: Node, users: Users) -> Any:
+    found = range_sums.parse(root, lambda node: users[node] == 1)
+    in_steps = not isinstance(found, str) and range_steps.in_steps(found)
+    return f"{root!r} is summed over its inner dimensions first" if in_steps else found
+
+
+def _range_split(root: Node, users: Users) -> Split | None:
+    """The two steps of a range sum; what moves its results follows the second."""
+    found = range_sums.parse(root, lambda node: users[node] == 1) if isinstance(root.op, ops.RangeSum) else ""
+    return None if isinstance(found, str) or not range_steps.in_steps(found) else range_steps.split(root, found)
+
+
+SAMPLES = Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full)))
+SAMPLES_APART = replace(SAMPLES, match=_sample_apart, beside=True)
+ELEMENTS = Family("stream", _elements, lambda s: s.tensors, again=True)
+NORMALIZATION = Family("normalization", normalization.parse, lambda n: n.tensors, ops.Norm | ops.Softmax)
+LARGE = replace(NORMALIZATION, match=normalization.parse_large)
+MOVING = replace(NORMALIZATION, match=normalization.parse_moving)
+LARGE_MOVING = replace(LARGE, match=functools.partial(normalization.parse_large, parse=normalization.parse_moving))
+SHARED = Family(
+    "normalization",
+    normalization.parse_shared,
+    lambda n: n.tensors,
+    ops.Norm | ops.Softmax,
+    also=lambda n: () if n.also is None else (n.also,),
+)
+
+_SEVERAL: dict[str, Any] = {"operands": lambda s: s.tensors, "also": _others, "beside": True, "again": True}
+REDUCTIONS = Family("several reductions", several_folds.parse_beside, **_SEVERAL)
+VALUES = Family("several elements", several_elements.parse, **_SEVERAL)
+REDUCING = Family("stream", _reducing, lambda s: s.tensors, again=True)
+FUNCTIONS = Family("stream", _functions, lambda s: s.tensors, again=True)
+
+FAMILIES = (
+    Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split, contraction.may_end),
+    Family("product", product.match, lambda p: p.tensors, ops.Matmul),
+    Family("range reduction", _range, lambda r: (r.x,), ops.RangeSum, _range_split),
+    Family("stream", stream.parse, lambda s: s.tensors, ops.Embedding),
+    Family("statistics", normalization.parse_statistics, lambda c: c.sums.tensors, ops.Statistics),
+    SHARED,
+    LARGE_MOVING,
+    Family("kept rows", kept_rows.parse, lambda k: k.tensors, ops.Reduce, also=lambda k: k.roots[1:], beside=True),
+    Family("scan", scan.parse, lambda s: s.tensors, ops.Scan),
+    SAMPLES_APART,
+    Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
+    MOVING,
+    # The last ones: whatever no group has computed by now is in memory.
+    Family("several reductions", several_folds.parse, lambda s: s.tensors, again=True),
+    REDUCTIONS,
+    REDUCING,
+    VALUES,
+    ELEMENTS,
+    FUNCTIONS,
+)
+
+# Where nobody moves elements in a kernel, looking for such groups would be in vain; nor has a kernel several results.
+_STILL = {LARGE_MOVING: LARGE, MOVING: NORMALIZATION, SAMPLES_APART: SAMPLES}
+STILL = (
+    *(_STILL.get(f, f) for f in FAMILIES if f not in (SHARED, REDUCTIONS, REDUCING, VALUES, ELEMENTS, FUNCTIONS)),
+    Family("stream", stream.parse, lambda s: s.tensors, again=True),
+)
