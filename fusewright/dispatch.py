@@ -379,7 +379,8 @@ class State:
     def portable(self) -> dict[str, Any]:
         """What a copy or a pickle takes along: options, plan, and the entries of the module's present state."""
         current = self.watch.unchanged()
-        entries = {key[1:]: e for key, e in self.entries.items() if current and key[0] == self.epoch}
+        kept = self.entries.items() if current else ()
+        entries = {key[1:]: _for_other_module(e) for key, e in kept if key[0] == self.epoch}
         return {"options": self.options, "planner": self.planner, "entries": entries, "plan": self.plan}
 
     @classmethod
