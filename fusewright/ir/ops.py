@@ -358,6 +358,11 @@ class Pointwise(Op):
     def traits(self) -> pointwise.Traits:
         return pointwise.traits(self.fn, self.params)
 
+    @property
+    def refuses(self) -> bool:
+        """Whether there are numbers that eager does not answer."""
+        return self.traits.admits is not None
+
 
 @dataclass(frozen=True)
 class Cast(Op):

@@ -125,7 +125,7 @@ class Family:
     `split` finds the part of a last node that a group may end in; `early` is where it may end sooner; `also` are values
     on the way, or beside it, that its kernels write as well; `beside` says whether `match` looks for such and so wants
     to know who reads each value; `again` whether its groups compute themselves what is cheap, though others read it as
-    well (`schedule.again`)."""
+    well (`schedule.again`); `traps` whether a GPU's kernels end as eager does at a number that a function refuses."""
 
     name: str
     match: Callable[..., Any]
@@ -136,6 +136,7 @@ class Family:
     also: Callable[[Any], tuple[Node, ...]] = lambda record: ()
     beside: bool = False
     again: bool = False
+    traps: bool = False
 
 
 def _sample(root: Node, users: Users) -> Any:
@@ -210,7 +211,7 @@ def _range_split(root: Node, users: Users) -> Split | None:
 
 SAMPLES = Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full)))
 SAMPLES_APART = replace(SAMPLES, match=_sample_apart, beside=True)
-ELEMENTS = Family("stream", _elements, lambda s: s.tensors, again=True)
+ELEMENTS = Family("stream", _elements, lambda s: s.tensors, again=True, traps=True)
 NORMALIZATION = Family("normalization", normalization.parse, lambda n: n.tensors, ops.Norm | ops.Softmax)
 LARGE = replace(NORMALIZATION, match=normalization.parse_large)
 MOVING = replace(NORMALIZATION, match=normalization.parse_moving)
@@ -224,10 +225,12 @@ SHARED = Family(
 )
 
 _SEVERAL: dict[str, Any] = {"operands": lambda s: s.tensors, "also": _others, "beside": True, "again": True}
-REDUCTIONS = Family("several reductions", several_folds.parse_beside, **_SEVERAL)
+REDUCTIONS = Family("several reductions", several_folds.parse_beside, **_SEVERAL, traps=True)
 VALUES = Family("several elements", several_elements.parse, **_SEVERAL)
-REDUCING = Family("stream", _reducing, lambda s: s.tensors, again=True)
-FUNCTIONS = Family("stream", _functions, lambda s: s.tensors, again=True)
+REDUCING = Family("stream", _reducing, lambda s: s.tensors, again=True, traps=True)
+FUNCTIONS = Family("stream", _functions, lambda s: s.tensors, again=True, traps=True)
+
+TOGETHER = Family("several reductions", several_folds.parse, lambda s: s.tensors, again=True, traps=True)
 
 FAMILIES = (
     Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split, contraction.may_end),
@@ -243,7 +246,7 @@ FAMILIES = (
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
     MOVING,
     # The last ones: whatever no group has computed by now is in memory.
-    Family("several reductions", several_folds.parse, lambda s: s.tensors, again=True),
+    TOGETHER,
     REDUCTIONS,
     REDUCING,
     VALUES,
@@ -252,7 +255,10 @@ FAMILIES = (
 )
 
 # Where nobody moves elements in a kernel, looking for such groups would be in vain; nor has a kernel several results.
-_STILL = {LARGE_MOVING: LARGE, MOVING: NORMALIZATION, SAMPLES_APART: SAMPLES}
+_STILL = {
+    **{LARGE_MOVING: LARGE, MOVING: NORMALIZATION, SAMPLES_APART: SAMPLES},
+    TOGETHER: replace(TOGETHER, traps=False),  # loops of a CPU remember nothing to raise
+}
 STILL = (
     *(_STILL.get(f, f) for f in FAMILIES if f not in (SHARED, REDUCTIONS, REDUCING, VALUES, ELEMENTS, FUNCTIONS)),
     Family("stream", stream.parse, lambda s: s.tensors, again=True),
@@ -380,7 +386,7 @@ def _covered(group: Group) -> tuple[Node, ...]:
 
 def _next(graph: Graph, family: Family, declined: set[Node], alone: Callable[[Node], bool]) -> Group | None:
     users, nodes = graph.users(), graph.nodes()
-    apart = {node for node in nodes if alone(node)}
+    apart = {node for node in nodes if alone(node) or (chain.refuses(node) and not family.traps)}
     users.update((node, users[node] + 2) for node in apart)  # as if others used it: no group takes it in
     if family.again:  # as if no others used it: every group takes it in
         users.update(dict.fromkeys(computed_again(graph, users, apart), 1))
@@ -419,15 +425,16 @@ def _matched(family: Family, root: Node, users: Users) -> Group | None:
     operands = family.operands(record)
     name = "rearrangement" if isinstance(record, rearrangement.Rearrangement) else family.name
     group = Group(name, record, root, operands, family.also(record))
-    if severed := _severed(group):  # a kernel's result would have a gradient
-        told = any(users[n] >= APART for n in severed)  # this family takes in what others use as well
-        apart = Counter(users) + Counter(dict.fromkeys(severed, APART))
-        return None if told or root in severed else _matched(family, root, apart)
+    if outside := _severed(group) or _late(group):
+        told = any(users[n] >= APART for n in outside)  # this family takes in what others use as well
+        apart = Counter(users) + Counter(dict.fromkeys(outside, APART))
+        return None if told or root in outside else _matched(family, root, apart)
     return group if group.inner and _worth(group) else None
 
 
 def _severed(group: Group) -> list[Node]:
-    """The detached values on the way to a result that no gradient comes back from; empty where there is none such."""
+    """The detached values on the way to a result that no gradient comes back from, where a kernel's would have one;
+    empty where there is none such."""
     detached = [n for n in group.inner if isinstance(n.op, ops.Detach)]
     if not detached:
         return []
@@ -436,6 +443,18 @@ def _severed(group: Group) -> list[Node]:
         if not isinstance(node.op, ops.Detach) and any(a in reached for a in node.inputs):
             reached.add(node)
     return detached if any(r.dtype.is_floating_point and r not in reached for r in group.results) else []
+
+
+def _late(group: Group) -> list[Node]:
+    """The functions that refuse numbers elsewhere than ahead of reductions: only there do kernels remember."""
+    refusing = [n for n in group.inner if chain.refuses(n)]
+    if not refusing or isinstance(group.record, rearrangement.Rearrangement):
+        return refusing
+    joins = [n for n in group.inner if isinstance(n.op, ops.Reduce | ops.Pool)]
+    if any(isinstance(n.op, ops.Pool) for n in joins):
+        return refusing
+    behind = chain.depends_on(group.inner, joins)
+    return [n for n in refusing if n in behind]
 
 
 def _worth(group: Group) -> bool:

@@ -113,6 +113,14 @@ def _cross_entropy_of_logits(call: Call) -> Normal:
     return _weighed(call, call.apply("sub", call.apply("mul", call.apply("sub", 1, t), x), likely))
 
 
+def _cross_entropy(call: Call) -> Normal:
+    """A function that eager refuses numbers of: what it rounds to 1 in half precision is more than that elsewhere."""
+    pair = _alike(call)
+    if pair is None or pair[0].dtype not in (torch.float32, torch.float64):
+        return None
+    return _weighed(call, call.apply("binary_cross_entropy", *pair))
+
+
 def _weighed(call: Call, each: Node) -> Normal:
     """A loss of every element, weighed and reduced."""
     weight = call.optional("weight")
@@ -134,7 +142,7 @@ def _of_classes(call: Call) -> Normal:
     return _picked(call, call.node("self"))
 
 
-def _cross_entropy(call: Call) -> Normal:
+def _cross_entropy_of_classes(call: Call) -> Normal:
     """Of classes; likelihoods of all classes are written out as PyTorch does."""
     x = call.node("self")
     if call.node("target").dtype != torch.int64 or x.ndim < 2:
@@ -230,9 +238,10 @@ TABLE: dict[str, Handler] = {
     "aten.mse_loss.default": _squared_error,
     "aten.smooth_l1_loss.default": _smooth_l1,
     "aten.huber_loss.default": _huber,
+    "aten.binary_cross_entropy.default": _cross_entropy,
     "aten.binary_cross_entropy_with_logits.default": _cross_entropy_of_logits,
     "aten.soft_margin_loss.default": _soft_margin,
-    "aten.cross_entropy_loss.default": _cross_entropy,
+    "aten.cross_entropy_loss.default": _cross_entropy_of_classes,
     "aten.nll_loss_nd.default": _of_classes,
     "aten.nll_loss.default": _of_classes,
     "aten.nll_loss2d.default": _of_classes,
