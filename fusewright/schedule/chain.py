@@ -269,7 +269,9 @@ def word(node: Node) -> str | None:
             return "rangesum"
         case ops.Statistics():
             return "statistics"
-        case ops.Embedding() | ops.Cat() | ops.Pad() | ops.Roll() | ops.Flip() | ops.Unfold() | ops.Fold():
+        case (
+            ops.Cross() | ops.Embedding() | ops.Cat() | ops.Pad() | ops.Roll() | ops.Flip() | ops.Unfold() | ops.Fold()
+        ):
             return type(node.op).__name__.lower()
         case ops.Upsample() | ops.Interpolate():
             return type(node.op).__name__.lower()

@@ -14,7 +14,7 @@ from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.build import cast, permute, reshape
 from fusewright.ir.class_losses import Reduction, class_weights, counted, reduced
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Expand, Full, Nll, Reduce, Slice, Softmax
+from fusewright.ir.ops import Cross, Expand, Full, Nll, Reduce, Slice, Softmax
 
 # What the number stands for that says how a loss is reduced; 0 leaves it as it is.
 _REDUCTIONS = {1: "mean", 2: "sum"}
@@ -61,6 +61,19 @@ def _exchanged(call: Call) -> Normal:
         return None  # what would be a view; a CPU's own keeps channels last
     apart = reshape(x, (x.shape[0], g, channels // g, *x.shape[2:]))
     return reshape(permute(apart, (0, 2, 1, *range(3, apart.ndim))), call.shape)
+
+
+def _crossed(call: Call) -> Normal:
+    """Along the first dimension of three elements, where none is said."""
+    a, b, dim = call.node("self"), call.node("other"), call["dim"]
+    if a.ndim != b.ndim or a.dtype != b.dtype or not a.dtype.is_floating_point:
+        return None
+    if dim is None:
+        known = [d for d, n in enumerate(a.shape) if n == 3]
+        if not known or any(not isinstance(n, int) for n in a.shape[: known[0]]):
+            return None
+        dim = known[0]
+    return call.make(Cross(dim % a.ndim), a, b)
 
 
 def _loss(call: Call, each: Node) -> Normal:
@@ -231,6 +244,8 @@ TABLE: dict[str, Handler] = {
     "aten._prelu_kernel.default": _leaky,
     "aten.repeat.default": _repeated,
     "aten.repeat_interleave.self_int": _each_repeated,
+    "aten.cross.default": _crossed,
+    "aten.linalg_cross.default": _crossed,
     "aten.glu.default": _glu,
     "aten.pixel_shuffle.default": _shuffled,
     "aten.pixel_unshuffle.default": _unshuffled,
