@@ -39,7 +39,9 @@ SPECIAL = {
     **dict.fromkeys(("sin", "cos", "atan", "erf", "softsign", "elu", "celu", "selu", "asin", "acos", "entr"), 1),
     **dict.fromkeys(("erfc", "hypot", "fmod", "remainder", "floor_divide", "trunc_divide"), 1),
     **dict.fromkeys(("sigmoid", "silu", "tanh", "tanhshrink", "mish", "log_sigmoid", "softplus", "tan", "sinc"), 2),
-    **dict.fromkeys(("sinh", "cosh", "asinh", "acosh", "atanh", "logit", "logaddexp", "power", "atan2"), 2),
+    **dict.fromkeys(
+        ("sinh", "cosh", "asinh", "acosh", "atanh", "logit", "logaddexp", "power", "atan2", "binary_cross_entropy"), 2
+    ),
 }
 
 

@@ -97,7 +97,7 @@ class Kernel:
     target     ``"cuda"`` or ``"cpu"``
     counts     what the text counts in 32 bits beside its arguments; a call in which that is not enough is refused
     looks_up   whether it reads rows, or what classes have, at indices of a call: where one is that of none, functions
-               for a CPU return 1, and those for a GPU trap
+               for a CPU return 1, and those for a GPU trap; or whether it traps at a number that eager refuses
     fixed      what its text holds as constants and no shape tells; functions in a solution file compare it
     """
 

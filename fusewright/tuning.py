@@ -43,12 +43,14 @@ from fusewright.runtime.launch import FORMATS, Launcher
 from fusewright.runtime.memory import is_out_of_memory
 from fusewright.runtime.native import launcher
 from fusewright.runtime.operators import reference_of
+from fusewright.schedule.chain import refuses
 from fusewright.schedule.contraction import Contraction
 from fusewright.schedule.cost import FREE
 from fusewright.schedule.group import Group, signature, sizes
 from fusewright.schedule.groups import cut
 from fusewright.schedule.wishes import NO_WISHES, Wishes
 from fusewright.side_by_side import cores, side_by_side
+from fusewright.verification.asserted import OnHost
 
 # Bump when kernels change so much that old timings mean nothing.
 REVISION = 23
@@ -485,12 +487,27 @@ class Tuner:
         try:
             layouts = self._layouts(group)
             rows = _rows(group, self.hints)
-            operands = [_dense(_random(n, self.hints, self.device, rows), layouts.get(n)) for n in group.operands]
+            refusing = any(map(refuses, group.inner))
+            drawn = [_random(n, self.hints, self.device, rows, alike=refusing) for n in group.operands]
+            operands = [_dense(x, layouts.get(n)) for x, n in zip(drawn, group.operands, strict=True)]
+            if refusing and not self._answers(group, name, options[0], operands):
+                return Decision(options[0])
             return self._raced(group, name, options, operands)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 return Decision(None if group.family == "matmul" else options[0])  # that takes more than ATen
             raise
+
+    def _answers(self, group: Group, name: str, option: Option, operands: list[Tensor]) -> bool:
+        """Whether eager has an answer to `operands`, which are any numbers: where it has none, a GPU's kernels end the
+        process, ATen's and ours."""
+        reference = reference_of(self._kernel(group, name, option))
+        try:
+            with torch.no_grad(), OnHost():
+                reference(*operands)
+        except (IndexError, ValueError):
+            return False
+        return True
 
     def _raced(self, group: Group, name: str, options: list[Option], operands: list[Tensor]) -> Decision:
         """The times on `operands`, of kernels as they get built; those that cannot be built or run are passed over."""
@@ -616,12 +633,17 @@ def _rows(group: Group, hints: Mapping[Any, int]) -> dict[Node, int]:
 
 
 def _random(
-    node: Node, hints: Mapping[Any, int], device: torch.device, rows: Mapping[Node, int] = MappingProxyType({})
+    node: Node,
+    hints: Mapping[Any, int],
+    device: torch.device,
+    rows: Mapping[Node, int] = MappingProxyType({}),
+    *,
+    alike: bool = False,
 ) -> Tensor:
     """An operand of this size; drawn from a generator of its own, for the program's own stream stays where it is.
 
-    Weights are as layers begin with: functions of large sums would take another way than a model's do.  Indices are
-    those of any of so many `rows`.
+    Numbers lie between 0 and 1.  Weights are as layers begin with, unless all are to be `alike`: functions of large
+    sums would take another way than a model's do.  Indices are those of any of so many `rows`.
     """
     shape, generator = sizes(node, hints), torch.Generator(device).manual_seed(0)
     if node in rows:
@@ -630,7 +652,7 @@ def _random(
         return torch.ones(shape, dtype=node.dtype, device=device)
     dtype = node.dtype if node.dtype.itemsize >= 4 else torch.float32
     drawn = torch.rand(shape, generator=generator, dtype=dtype, device=device)
-    if node.ndim >= 2 and not node.varies:
+    if node.ndim >= 2 and not node.varies and not alike:
         drawn = (2 * drawn - 1) / max(1, prod(shape[1:])) ** 0.5
     return drawn.to(node.dtype)
 

@@ -75,6 +75,11 @@ def logarithm_of_sum(u):  # type: ignore[no-untyped-def]
     return log1p(u) / u if u > 1e-15 else mpf(1)
 
 
+def logarithm_of_rest(d):  # type: ignore[no-untyped-def]
+    """(-ln(1 - d) - d) / d^2"""
+    return (-log1p(-d) - d) / d**2 if d > 1e-15 else mpf(1) / 2
+
+
 # name: function, interval, number of coefficients, digits
 POLYNOMIALS = {
     "exp32": (exponential, (-HALF_LN2, HALF_LN2), 5, 9),
@@ -91,6 +96,7 @@ POLYNOMIALS = {
     "cos32": (cosine, (0, (pi / 4) ** 2), 3, 9),
     "atan32": (arc_tangent, (0, 1), 9, 9),
     "log1p32": (logarithm_of_sum, (0, 1), 9, 9),
+    "rest32": (logarithm_of_rest, (0, mpf("0.5")), 8, 9),
 }
 
 

@@ -38,7 +38,7 @@ _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 _ALLOCATES = (
     *(Fused, ops.Conv, ops.Matmul, ops.Pool, ops.Pointwise, ops.Reduce, ops.Softmax, ops.Norm),
     *(ops.Attention, ops.Cat, ops.ConvLast, ops.Extreme, ops.Embedding, ops.Nll, ops.Scan, ops.Statistics),
-    *(ops.Transfer, ops.Roll, ops.Flip, ops.Upsample, ops.Interpolate, ops.Unfold, ops.Fold),
+    *(ops.Cross, ops.Transfer, ops.Roll, ops.Flip, ops.Upsample, ops.Interpolate, ops.Unfold, ops.Fold),
 )
 
 
@@ -55,7 +55,7 @@ class Program:
     attributes: tuple[str, ...] = ()  # dotted paths of what it reads in the module beside parameters and buffers
     effects: bool = False  # whether it does more than compute its outputs, as what is not understood may
     repeatable: bool = False  # whether starting its launches again on other numbers is all that a call comes to
-    looks_up: bool = False  # whether it reads rows at indices, which on a GPU is the end of it all where there is none
+    looks_up: bool = False  # whether indices, or numbers, may be such that they are the end of it all on a GPU
 
     def functions(self, *, direct: bool = False) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """`derive(self)` and `forward(self, *inputs, *derived)`, compiled from `source`; `direct` ones are for calls of
@@ -126,7 +126,8 @@ def _is_repeatable(graph: Graph, effects: Sequence[Node]) -> bool:
 
 def _looks_up(node: Node) -> bool:
     op = node.op
-    return isinstance(op, ops.Embedding | ops.Nll) or (isinstance(op, ops.Opaque) and op.looks_up)
+    refuses = isinstance(op, ops.Pointwise) and op.refuses
+    return refuses or isinstance(op, ops.Embedding | ops.Nll) or (isinstance(op, ops.Opaque) and op.looks_up)
 
 
 def lower_function(name: str, graph: Graph) -> str:

@@ -104,6 +104,7 @@ class Scalars:
         compared = truth and len(node.inputs) == 2
         texts = [self._compared(a, node) if compared else self._argument(a, compute) for a in node.inputs]
         template = self._shorter(node, compute) or self.template(op, compute)
+        self.lines += [admitted(op, text, compute) for text in texts if op.refuses]
         text = template.format(*texts, T=compute)
         return text if not truth or op.traits.range == (0.0, 1.0) else _truth(text)  # true + true is true
 
@@ -146,6 +147,18 @@ class Scalars:
             return literal(value, compute_type(common))
         text = self.value(node)
         return text if compute_type(node.dtype) == "float" or compute_type(common) == "double" else f"float({text})"
+
+
+# How far rounding may take what eager rounds to 0 or 1: what lies so close to a bound is not refused.
+PAST = 2.0**-16
+
+
+def admitted(op: ops.Pointwise, value: str, compute: str) -> str:
+    """The statement that says so where a function refuses an operand."""
+    assert op.traits.admits is not None
+    low, high = op.traits.admits
+    bounds = literal(low - PAST, compute), literal(high + PAST, compute)
+    return f"d.refused |= !({value} >= {bounds[0]} && {value} <= {bounds[1]});"
 
 
 _PROMOTES = ops.Pointwise("add")

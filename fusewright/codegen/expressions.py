@@ -152,6 +152,11 @@ def _pointwise(op: ops.Pointwise, node: Node, args: Sequence[str]) -> str:
     return op.traits.torch.format(*args)
 
 
+@_emits(ops.Cross)
+def _cross(op: ops.Cross, node: Node, args: Sequence[str]) -> str:
+    return f"torch.linalg.cross({args[0]}, {args[1]}, dim={op.dim})"
+
+
 @_emits(ops.Cast)
 def _cast(op: ops.Cast, node: Node, args: Sequence[str]) -> str:
     return f"{args[0]}.to({op.dtype})"

@@ -38,6 +38,11 @@ class StreamSections:
         self.all = list(range(len(s.axes)))
         self.last = self.all[-1]
 
+    @property
+    def refuses(self) -> bool:
+        """Whether a function of the values refuses numbers."""
+        return self.s.refuses
+
     def about(self) -> str:
         """The axes, in words."""
 
@@ -82,6 +87,7 @@ class StreamSections:
             *declared([f"m{a}" for a in self.pooled], "those of pooled axes before the window"),
             *declared([f"v{i}" for i in self.s.weights], "rows of weights, or classes"),
             *(["mutable int outside = 0;  // whether an index was that of no row"] if self.s.weights else []),
+            *(["mutable int refused = 0;  // whether a number was one that eager refuses"] if self.refuses else []),
         ]
         return ["// What a call passes.", "struct Data {", *indent(members), "};"]
 
@@ -99,7 +105,7 @@ class StreamSections:
             output=Array("out", self.sizes.output(), self.s.root.dtype),
             dtypes=tuple(t.dtype for t in self.s.tensors),
             shapes=tuple(map(self.sizes.operand, self.s.tensors)),
-            looks_up=bool(self.s.weights),
+            looks_up=bool(self.s.weights) or self.refuses,
             **more,
         )
 

@@ -195,14 +195,24 @@ def of_argument(node: Node, indices: Sequence[Index]) -> tuple[Index, ...] | Non
                 length = x.shape[d]
                 if not isinstance(length, int):
                     return None
-                moved = Variable(length, found[d] + Index((), -shift % length), "circular")
-                found = _replaced(found, d, variable(moved)) if shift % length else found
+                found = _replaced(found, d, _rolled(found[d], -shift % length, length)) if shift % length else found
             return found
         case ops.Pad(pads=pads, mode=mode) if mode != "constant":
             return _brought_inside(indices, x.shape, pads, mode)
         case ops.Upsample():
             return _nearest(indices, node.shape, x.shape)
     return None
+
+
+def _rolled(index: Index, places: int, length: int) -> Index:
+    """So many places further in a circle of this length; what was moved along it before is moved once."""
+    if len(index.terms) == 1 and index.constant == 0:
+        times, digit = index.terms[0]
+        before, whole = digit.variable, times == digit.step == 1 and digit.length is None
+        if whole and before.beyond == "circular" and before.length == length and before.of is not None:
+            index = before.of
+    moved = Index(index.terms, (index.constant + places) % length)
+    return moved if is_inside(moved, length) else variable(Variable(length, moved, "circular"))
 
 
 def neighbours(index: Index, length: int, to: int, aligned: bool) -> tuple[Index, Index, Index, int] | None:

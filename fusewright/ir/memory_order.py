@@ -161,7 +161,9 @@ def _order(node: Node, known: Mapping[Node, Order]) -> Order:
                 return rows  # it is copied
         case ops.ConvLast() | ops.Matmul() | ops.Reduce() | ops.Statistics() | ops.Softmax() | ops.Embedding():
             return rows
-        case ops.Attention() | ops.Scan() | ops.Nll() | ops.Permute(copy=True) | ops.Unfold() | ops.Fold():
+        case (
+            ops.Attention() | ops.Scan() | ops.Nll() | ops.Permute(copy=True) | ops.Unfold() | ops.Fold() | ops.Cross()
+        ):
             return rows
         case ops.Roll() if node.device.type != "cpu":  # a concatenation there
             return rows

@@ -45,6 +45,7 @@ __all__ = [
     "Cat",
     "Constant",
     "Conv",
+    "Cross",
     "Detach",
     "Dropout",
     "Embedding",
@@ -357,6 +358,25 @@ class Pointwise(Op):
     @property
     def traits(self) -> pointwise.Traits:
         return pointwise.traits(self.fn, self.params)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether there are numbers that eager does not answer."""
+        return self.traits.admits is not None
+
+
+@dataclass(frozen=True)
+class Cross(Op):
+    """Cross products of the vectors of three numbers along `dim`; operands, which are of one dtype, broadcast."""
+
+    dim: int
+
+    def infer(self, types: Types) -> TensorType:
+        a, b = types
+        assert a is not None and b is not None
+        fits = len(a.shape) == len(b.shape) and a.shape[self.dim] == b.shape[self.dim] == 3 and a.dtype == b.dtype
+        require(fits, f"cross products along {self.dim} of {a.shape} and {b.shape}")
+        return TensorType(broadcast(a.shape, b.shape), a.dtype, a.device)
 
 
 @dataclass(frozen=True)

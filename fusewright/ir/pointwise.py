@@ -44,6 +44,8 @@ class Traits:
     cuda            another text for float32 in CUDA, where the device has faster instructions within 4 ulp
     cuda_within     intervals, and shorter ones for arguments in them: the first that holds them has it
     cpu             another text for float32 in loops of a CPU, with functions that are there (`codegen/cpu/maths.py`)
+    admits          what operands have to be: eager refuses any other number, NaN among them, with an error on a CPU and
+                    the end of the process on a GPU, as kernels do (`codegen.cpp.admitted`)
     """
 
     torch: str
@@ -61,6 +63,7 @@ class Traits:
     cuda: str | None = None
     cuda_within: tuple[tuple[Interval, str], ...] = ()
     cpu: str | None = None
+    admits: Interval | None = None
 
 
 _FAMILIES: dict[str, Callable[..., Traits]] = {}
@@ -461,6 +464,10 @@ _PLAIN: dict[str, Traits] = {
     "logaddexp": Traits("torch.logaddexp({0}, {1})", arity=2),
     "heaviside": Traits("torch.heaviside({0}, {1})", arity=2, nan_to_nan=False),
     "xlogy": Traits("torch.xlogy({0}, {1})", arity=2),
+    # of tensors that do not broadcast by themselves, as operands of a function do
+    "binary_cross_entropy": Traits(
+        'F.binary_cross_entropy(*torch.broadcast_tensors({0}, {1}), reduction="none")', arity=2, admits=(0.0, 1.0)
+    ),
     "where": Traits("torch.where({0}, {1}, {2})", arity=3, nan_to_nan=False),
     **_TRUTHS,
 }

@@ -197,6 +197,9 @@ PLAIN: dict[str, str] = {
     "({0} > {1} ? {0} : {1}) + log1p(exp(-fabs({0} - {1})))",
     "heaviside": "{0} == 0 ? {1} : {T}({0} > 0)",
     "xlogy": "{1} != {1} ? {1} : {0} == {T}(0) ? {T}(0) : {0} * log({1})",
+    # logarithms of what rounding took past 0 or 1 are those of 0
+    "binary_cross_entropy": "({1} - 1) * fmax(log1p(-fmin({0}, {T}(1))), {T}(-100)) "
+    "- {1} * fmax(log(fmax({0}, {T}(0))), {T}(-100))",
     "where": "{0} != 0 ? {1} : {2}",
     "eq": "{T}({0} == {1})",
     "ne": "{T}({0} != {1})",
@@ -255,6 +258,7 @@ CUDA: dict[str, str] = {
     "atan": "arc_tangent({0})",
     "sin": "sine({0})",
     "cos": "cosine({0})",
+    "binary_cross_entropy": "cross_entropy({0}, {1})",
 }
 
 # Shorter ones of arguments in an interval, the first of which is taken that holds them.

@@ -62,6 +62,11 @@ def reference_of(kernel: Kernel) -> Reference:
     return function
 
 
+def written_out(overload: object) -> Reference | None:
+    """The reference program of one of these operators; `None` for any other."""
+    return next((o.reference for o in list(_operators.values()) if o.overload is overload), None)
+
+
 class Operator:
     """Calls a kernel's operator, or the kernel itself where the dispatcher has nothing to add.
 

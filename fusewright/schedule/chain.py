@@ -213,6 +213,11 @@ def depends_on(nodes: Iterable[Node], given: Iterable[Node]) -> set[Node]:
     return found
 
 
+def refuses(node: Node) -> bool:
+    """Whether `node` is a function that eager does not answer for every number."""
+    return isinstance(node.op, ops.Pointwise) and node.op.refuses
+
+
 def is_sized(node: Node) -> bool:
     """Whether `node` reads a number that depends on the batch: no text of ours has those."""
     return any(isinstance(a.op, ops.Number) and isinstance(a.op.value, sympy.Expr) for a in node.inputs)
@@ -264,7 +269,9 @@ def word(node: Node) -> str | None:
             return "rangesum"
         case ops.Statistics():
             return "statistics"
-        case ops.Embedding() | ops.Cat() | ops.Pad() | ops.Roll() | ops.Flip() | ops.Unfold() | ops.Fold():
+        case (
+            ops.Cross() | ops.Embedding() | ops.Cat() | ops.Pad() | ops.Roll() | ops.Flip() | ops.Unfold() | ops.Fold()
+        ):
             return type(node.op).__name__.lower()
         case ops.Upsample() | ops.Interpolate():
             return type(node.op).__name__.lower()

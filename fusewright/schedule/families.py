@@ -37,7 +37,7 @@ class Family:
     `split` finds the part of a last node that a group may end in; `early` is where it may end sooner; `also` are values
     on the way, or beside it, that its kernels write as well; `beside` says whether `match` looks for such and so wants
     to know who reads each value; `again` whether its groups compute themselves what is cheap, though others read it as
-    well (`schedule.again`)."""
+    well (`schedule.again`); `traps` whether a GPU's kernels end as eager does at a number that a function refuses."""
 
     name: str
     match: Callable[..., Any]
@@ -48,6 +48,7 @@ class Family:
     also: Callable[[Any], tuple[Node, ...]] = lambda record: ()
     beside: bool = False
     again: bool = False
+    traps: bool = False
 
 
 def _sample(root: Node, users: Users) -> Any:
@@ -122,7 +123,7 @@ def _range_split(root: Node, users: Users) -> Split | None:
 
 SAMPLES = Family("sample program", _sample, lambda s: tuple(n for n in s.leaves if not isinstance(n.op, ops.Full)))
 SAMPLES_APART = replace(SAMPLES, match=_sample_apart, beside=True)
-ELEMENTS = Family("stream", _elements, lambda s: s.tensors, again=True)
+ELEMENTS = Family("stream", _elements, lambda s: s.tensors, again=True, traps=True)
 NORMALIZATION = Family("normalization", normalization.parse, lambda n: n.tensors, ops.Norm | ops.Softmax)
 LARGE = replace(NORMALIZATION, match=normalization.parse_large)
 MOVING = replace(NORMALIZATION, match=normalization.parse_moving)
@@ -136,10 +137,11 @@ SHARED = Family(
 )
 
 _SEVERAL: dict[str, Any] = {"operands": lambda s: s.tensors, "also": _others, "beside": True, "again": True}
-REDUCTIONS = Family("several reductions", several_folds.parse_beside, **_SEVERAL)
+REDUCTIONS = Family("several reductions", several_folds.parse_beside, **_SEVERAL, traps=True)
 VALUES = Family("several elements", several_elements.parse, **_SEVERAL)
-REDUCING = Family("stream", _reducing, lambda s: s.tensors, again=True)
-FUNCTIONS = Family("stream", _functions, lambda s: s.tensors, again=True)
+REDUCING = Family("stream", _reducing, lambda s: s.tensors, again=True, traps=True)
+FUNCTIONS = Family("stream", _functions, lambda s: s.tensors, again=True, traps=True)
+TOGETHER = Family("several reductions", several_folds.parse, lambda s: s.tensors, again=True, traps=True)
 
 FAMILIES = (
     Family("contraction", contraction.match, lambda c: c.tensors, ops.Conv, partial.split, contraction.may_end),
@@ -155,7 +157,7 @@ FAMILIES = (
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),
     MOVING,
     # The last ones: whatever no group has computed by now is in memory.
-    Family("several reductions", several_folds.parse, lambda s: s.tensors, again=True),
+    TOGETHER,
     REDUCTIONS,
     REDUCING,
     VALUES,
@@ -164,7 +166,10 @@ FAMILIES = (
 )
 
 # Where nobody moves elements in a kernel, looking for such groups would be in vain; nor has a kernel several results.
-_STILL = {LARGE_MOVING: LARGE, MOVING: NORMALIZATION, SAMPLES_APART: SAMPLES}
+_STILL = {
+    **{LARGE_MOVING: LARGE, MOVING: NORMALIZATION, SAMPLES_APART: SAMPLES},
+    TOGETHER: replace(TOGETHER, traps=False),  # loops of a CPU remember nothing to raise
+}
 STILL = (
     *(_STILL.get(f, f) for f in FAMILIES if f not in (SHARED, REDUCTIONS, REDUCING, VALUES, ELEMENTS, FUNCTIONS)),
     Family("stream", stream.parse, lambda s: s.tensors, again=True),

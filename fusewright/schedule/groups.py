@@ -152,7 +152,7 @@ def _covered(group: Group) -> tuple[Node, ...]:
 
 def _next(graph: Graph, family: Family, declined: set[Node], alone: Callable[[Node], bool]) -> Group | None:
     users, nodes = graph.users(), graph.nodes()
-    apart = {node for node in nodes if alone(node)}
+    apart = {node for node in nodes if alone(node) or (chain.refuses(node) and not family.traps)}
     users.update((node, users[node] + 2) for node in apart)  # as if others used it: no group takes it in
     if family.again:  # as if no others used it: every group takes it in
         users.update(dict.fromkeys(computed_again(graph, users, apart), 1))
@@ -191,15 +191,16 @@ def _matched(family: Family, root: Node, users: Users) -> Group | None:
     operands = family.operands(record)
     name = "rearrangement" if isinstance(record, rearrangement.Rearrangement) else family.name
     group = Group(name, record, root, operands, family.also(record))
-    if severed := _severed(group):  # a kernel's result would have a gradient
-        told = any(users[n] >= APART for n in severed)  # this family takes in what others use as well
-        apart = Counter(users) + Counter(dict.fromkeys(severed, APART))
-        return None if told or root in severed else _matched(family, root, apart)
+    if outside := _severed(group) or _late(group):
+        told = any(users[n] >= APART for n in outside)  # this family takes in what others use as well
+        apart = Counter(users) + Counter(dict.fromkeys(outside, APART))
+        return None if told or root in outside else _matched(family, root, apart)
     return group if group.inner and _worth(group) else None
 
 
 def _severed(group: Group) -> list[Node]:
-    """The detached values on the way to a result that no gradient comes back from; empty where there is none such."""
+    """The detached values on the way to a result that no gradient comes back from, where a kernel's would have one;
+    empty where there is none such."""
     detached = [n for n in group.inner if isinstance(n.op, ops.Detach)]
     if not detached:
         return []
@@ -208,6 +209,18 @@ def _severed(group: Group) -> list[Node]:
         if not isinstance(node.op, ops.Detach) and any(a in reached for a in node.inputs):
             reached.add(node)
     return detached if any(r.dtype.is_floating_point and r not in reached for r in group.results) else []
+
+
+def _late(group: Group) -> list[Node]:
+    """The functions that refuse numbers elsewhere than ahead of reductions: only there do kernels remember."""
+    refusing = [n for n in group.inner if chain.refuses(n)]
+    if not refusing or isinstance(group.record, rearrangement.Rearrangement):
+        return refusing
+    joins = [n for n in group.inner if isinstance(n.op, ops.Reduce | ops.Pool)]
+    if any(isinstance(n.op, ops.Pool) for n in joins):
+        return refusing
+    behind = chain.depends_on(group.inner, joins)
+    return [n for n in refusing if n in behind]
 
 
 def _worth(group: Group) -> bool:

@@ -19,13 +19,14 @@ import sympy
 import torch
 
 from fusewright.ir import indices, ops
+from fusewright.ir.build import pointwise
 from fusewright.ir.indices import Index, Variable
 from fusewright.ir.node import Node, make
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, is_rounded, is_sized, used_inside
 
 VIEWS = (ops.Reshape, ops.Permute, ops.Expand, ops.Slice, ops.Windows)
-# What eager copies for.
-MOVES = (ops.Cat, ops.Pad, ops.Roll, ops.Flip, ops.Upsample, ops.Interpolate, ops.Unfold, ops.Fold)
+# What eager copies for, or computes of elements that lie elsewhere.
+MOVES = (ops.Cat, ops.Pad, ops.Roll, ops.Flip, ops.Upsample, ops.Interpolate, ops.Unfold, ops.Fold, ops.Cross)
 
 # Loads of an element, in all branches, and operations that one kernel may have.
 MOST_LOADS, MOST_NODES = 64, 256
@@ -355,15 +356,20 @@ class _Finder:
                 return self._folded(node, at)
             case ops.Pointwise() | ops.Cast():
                 return self._computed(node, at)
+            case ops.Cross(dim=dim):
+                return self._crossed(node, at, dim)
             case ops.Interpolate(lengths=lengths):
                 return self._between(node, at, node.ndim - len(lengths))
         found = indices.of_argument(node, at)
         return f"{node!r} moves elements by no constants" if found is None else self.value(node.arg(0), found)
 
     def _is_looked_through(self, node: Node) -> bool:
-        """Whether a view that others use as well is read from what it shows; one of parameters alone is copied ahead of
-        calls."""
-        return node.varies and shows(node)
+        """Whether a view that others use as well is read from what it shows: one of what is derived of parameters is
+        derived as well, but one of a parameter would be copied in every call."""
+        base, turned = node, False
+        while shows(base):
+            base, turned = base.arg(0), turned or turns(base)
+        return shows(node) and (node.varies or not (base.inputs or turned))
 
     def _selected(self, node: Node, at: tuple[Index, ...], dim: int) -> Value | str:
         parts: list[Value] = []
@@ -450,6 +456,21 @@ class _Finder:
         if isinstance(ahead, str) or isinstance(next_, str):
             return ahead if isinstance(ahead, str) else next_
         return Between(node, part, per, ahead, next_)
+
+    def _crossed(self, node: Node, at: tuple[Index, ...], dim: int) -> Value | str:
+        """a' b'' - a'' b' of the next elements along `dim`, in a circle, and those behind them."""
+        leaves: list[tuple[Node, Value]] = []
+        for x in node.inputs:
+            for places in (-1, -2):
+                moved = make(ops.Roll(((dim, places),)), x)
+                at_x = indices.of_argument(moved, indices.broadcast(at, x.shape))
+                found = f"{node!r} takes too many digits" if at_x is None else self.value(x, at_x)
+                if isinstance(found, str):
+                    return found
+                leaves.append((moved, found))
+        (a1, a2), (b1, b2) = ([moved for moved, _ in leaves[i : i + 2]] for i in (0, 2))
+        ahead, behind = pointwise("mul", a1, b2), pointwise("mul", a2, b1)
+        return Computed(pointwise("sub", ahead, behind), tuple(leaves))
 
     def _computed(self, node: Node, at: tuple[Index, ...]) -> Value | str:
         """Of all pointwise operations at one place; what is broadcast, or moved, is another value."""

@@ -23,6 +23,7 @@ from fusewright.ir.fused import Fused
 from fusewright.ir.intervals import index_count
 from fusewright.ir.node import Node, make
 from fusewright.ir.types import same_numel
+from fusewright.schedule import chain
 from fusewright.schedule.chain import MEMORY, POINTWISE, Fold, Users, Window, is_rounded, is_sized, pointwise_tree
 from fusewright.schedule.look_through import look_through
 
@@ -146,9 +147,19 @@ class Stream:
         """Which of `tensors` are read at indices."""
         return tuple(sorted({self.tensors.index(r.tensor) for r in self.reads if r.indices}))
 
+    @property
+    def refuses(self) -> bool:
+        """Whether a function ahead of the reductions refuses numbers."""
+        return self.before is not None and refuses([self.before.root], self.before.leaves)
+
     def at(self, weight: int) -> int:
         """Along which dimension these indices are."""
         return next(r.at for r in self.reads if r.indices and r.tensor is self.tensors[weight])
+
+
+def refuses(values: Iterable[Node], leaves: tuple[Node, ...]) -> bool:
+    """Whether a function on the way from `leaves` to `values` refuses numbers."""
+    return any(chain.refuses(n) for value in values for n in nodes(Tree(value, leaves, None)))
 
 
 def with_indices(reads: Iterable[Read]) -> tuple[Read, ...]:

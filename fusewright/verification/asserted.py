@@ -19,7 +19,16 @@ Given = Mapping[str, Any]
 
 
 class OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises `IndexError` or `ValueError` ahead of an operation that would fail an assertion on a GPU."""
+    """Raises `IndexError` or `ValueError` ahead of an operation that would fail an assertion on a GPU.
+
+    What an operation is written as for this purpose `written_out` says: a kernel that ends the process like the
+    operations that it stands for is these.  `refuses` is whether any came across may refuse real numbers.
+    """
+
+    def __init__(self, written_out: Callable[[Any], Callable[..., Any] | None] = lambda func: None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.written_out = written_out
+        self.refuses = False
 
     def __torch_dispatch__(
         self,
@@ -29,9 +38,14 @@ class OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Runs one operation."""
+        program = self.written_out(func)
+        if program is not None:
+            with self:
+                return program(*args, **dict(kwargs or {}))
         name = getattr(func, "overloadpacket", func).__name__
         check = _CHECKS.get(name.removesuffix("_")) if getattr(func, "namespace", "") == "aten" else None
         if check is not None:
+            self.refuses |= check in (_probabilities, _weights)
             parameters = func._schema.arguments  # type: ignore[attr-defined]
             given = {p.name: p.default_value for p in parameters if p.has_default_value()}
             given |= dict(zip((p.name for p in parameters), args, strict=False))
@@ -80,9 +94,9 @@ def _classes(given: Given) -> Iterator[tuple[Tensor, int]]:
 
 
 def _probabilities(name: str, given: Given) -> None:
-    p = given.get("p", given["self"])
-    if isinstance(p, Tensor) and not bool(((p >= 0) & (p <= 1)).all()):  # NaN is neither
-        raise ValueError(f"{name}: a number is no probability")
+    for p in (given.get("p", given["self"]), given.get("target")):
+        if isinstance(p, Tensor) and not bool(((p >= 0) & (p <= 1)).all()):  # NaN is neither
+            raise ValueError(f"{name}: a number is no probability")
 
 
 def _weights(name: str, given: Given) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fusewright.ir.types import main_device
 from fusewright.runtime.memory import is_out_of_memory
+from fusewright.runtime.operators import written_out
 from fusewright.tree import TreeSpec, tree_flatten
 from fusewright.verification.asserted import OnHost
 from fusewright.verification.compare import Comparison, Rules, Sample, compare, worst_of
@@ -97,6 +98,8 @@ class Context:
     """How many times as wide the floors of the tolerance are where eager itself is the truth."""
     bytes_per_row: float = field(init=False, default=0.0)
     state: State = field(init=False)
+    refuses: bool = field(init=False, default=False)
+    """Whether the reference was seen to refuse numbers on a GPU."""
 
     def __post_init__(self) -> None:
         self.core = self.side = self.example
@@ -123,18 +126,24 @@ class Context:
     def eager(self, call: Call, *, grad: bool = False) -> Run:
         """The reference, as the user runs it.  Raises `NotApplicable` where it refuses these inputs."""
         modes: list[AbstractContextManager[Any]] = [ieee_float32()] if self.options.precision == "fp32" else []
+        host = OnHost()
         if any(x.is_cuda for x in call.tensors()):
-            modes.append(OnHost())  # type: ignore[no-untyped-call]
+            modes.append(host)
         try:
             return self._run(self.reference, call, grad, modes)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             raise NotApplicable(f"the reference itself raises {summary(error)}") from error
+        finally:
+            self.refuses |= host.refuses
 
     def tried(self, call: Call, *, grad: bool = False, within: AbstractContextManager[Any] | None = None) -> Run:
-        """The candidate.  Raises `Fault` where it refuses inputs that the reference accepts."""
+        """The candidate.  Raises `Fault` where it refuses inputs that the reference accepts, for which it is asked
+        without kernels first where those would end the process."""
         try:
+            if self.refuses:
+                self._run(self.candidate, call, grad, [OnHost(written_out)])
             return self._run(self.candidate, call, grad, [within or nullcontext()])
         except Exception as error:
             if is_out_of_memory(error):

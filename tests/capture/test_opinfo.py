@@ -70,6 +70,7 @@ NAMES = frozenset(
         *("__rmod__", "any", "all", "aminmax", "count_nonzero", "dist", "linalg.vector_norm"),
         *(f"nn.functional.{name}" for name in ("binary_cross_entropy", "binary_cross_entropy_with_logits", "rrelu")),
         *(f"nn.functional.{name}" for name in ("soft_margin_loss", "hinge_embedding_loss", "cosine_embedding_loss")),
+        *("cross", "linalg.cross"),
         *("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like"),
     )
 )

@@ -263,7 +263,11 @@ def test_text_is_the_function(fn, params):
         torch.testing.assert_close(apply(traits, x), peer(x), equal_nan=True, rtol=1e-14, atol=1e-15)
 
 
-BINARY = [fn for fn in pointwise.functions() if fn not in PARAMS and pointwise.traits(fn).arity == 2]
+BINARY = [
+    fn
+    for fn in pointwise.functions()
+    if fn not in PARAMS and pointwise.traits(fn).arity == 2 and pointwise.traits(fn).admits is None
+]
 
 
 # Those that PyTorch has under another name.
@@ -291,6 +295,35 @@ def test_ternary_text_is_the_function(fn, peer):
     result = apply(pointwise.traits(fn), *args)
     assert torch.equal(torch.nan_to_num(result), torch.nan_to_num(peer(*args)))
     assert pointwise.traits(fn).nan_to_nan == bool(torch.isnan(result[sum(args).isnan()]).all())
+
+
+REFUSING = [fn for fn in pointwise.functions() if fn not in PARAMS and pointwise.traits(fn).admits is not None]
+
+
+@pytest.mark.parametrize("fn", REFUSING)
+def test_what_a_function_admits(fn):
+    """Eager answers for all operands at both ends, and for none beyond them."""
+    traits = pointwise.traits(fn)
+    assert traits.admits is not None and traits.arity == 2
+    low, high = traits.admits
+    inside = torch.tensor([low, high], dtype=torch.float64)
+    assert apply(traits, inside, inside.flip(0)).isfinite().all()
+    for beyond in (math.nextafter(low, -inf), math.nextafter(high, inf), nan, inf):
+        for operands in ((beyond, high), (low, beyond)):
+            with pytest.raises(RuntimeError):
+                apply(traits, *(torch.tensor([n], dtype=torch.float64) for n in operands))
+
+
+def test_likelihoods_of_a_binary_class():
+    """Operands broadcast, which those of PyTorch's function do not, and have its gradients, where it saturates too."""
+    x, t = torch.tensor([[0.0], [1e-30], [0.3], [1.0]], requires_grad=True), torch.tensor([0.0, 0.4, 0.9, 1.0])
+    wide = x.detach().expand(4, 4).clone().requires_grad_()
+    y = apply(pointwise.traits("binary_cross_entropy"), x, t)
+    peer = F.binary_cross_entropy(wide, t.repeat(4, 1), reduction="none")
+    assert torch.equal(y, peer) and y.shape == (4, 4)
+    y.sum().backward()
+    peer.sum().backward()
+    torch.testing.assert_close(x.grad, wide.grad.sum(1, keepdim=True))
 
 
 def test_where():

@@ -51,6 +51,9 @@ def operands(fn: str, arity: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     columns = torch.tensor(list(itertools.product(few, repeat=arity)), dtype=dtype).unbind(1)
     noise = torch.randn(arity, 4000, dtype=dtype, generator=torch.Generator().manual_seed(7)) * 3
     columns = tuple(torch.cat([c, n]) for c, n in zip(columns, noise, strict=True))
+    admitted = pointwise.traits(fn).admits if fn not in PARAMS else None
+    if admitted is not None:
+        return tuple(c.nan_to_num(0.5).clamp(*admitted) for c in columns)
     return (columns[0] > 0, *columns[1:]) if fn == "where" else columns
 
 
@@ -154,6 +157,7 @@ inline float reciprocal_approx(float x) {
 ROUGH = ("sigmoid", "silu")
 WITHIN = [(case, *known) for case in CASES for known in pointwise.traits(*case).cuda_within]
 OF_CUDA = [case for case in CASES if pointwise.traits(*case).cuda is not None and case[0] not in ROUGH]
+OF_ONE = [case for case in OF_CUDA if pointwise.traits(*case).arity == 1]
 
 
 # Far ends, where sines and softplus have arguments of their own.
@@ -163,15 +167,16 @@ FAR = (torch.linspace(-2e5, 2e5, 40_007), torch.arange(-999, 1000) * 1.5707963, 
 SMALL = torch.linspace(-88, -5, 100_003)
 
 
-def of_cuda(text: str, x: Tensor, folder: Path) -> Tensor:
-    """What a text for CUDA gives, compiled for a CPU."""
+def of_cuda(text: str, x: Tensor, folder: Path, y: Tensor | None = None) -> Tensor:
+    """What a text for CUDA gives, of one or two operands, compiled for a CPU."""
     source, library = folder / "functions.cpp", folder / "functions.so"
-    loop = f"for (long i = 0; i < n; ++i) {{ const float a = x[i]; r[i] = {text.format('a', T='float')}; }}"
+    given = "const float a = x[i], b = y[i];"
+    loop = f"for (long i = 0; i < n; ++i) {{ {given} r[i] = {text.format('a', 'b', T='float')}; }}"
     head = CUDA_ON_CPU + used_functions(text)
-    source.write_text(f'{head}extern "C" void f(const float* x, float* r, long n) {{ {loop} }}\n')
+    source.write_text(f'{head}extern "C" void f(const float* x, const float* y, float* r, long n) {{ {loop} }}\n')
     subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", source, "-o", library], check=True)
     got = torch.empty_like(x)
-    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, got)]
+    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, x if y is None else y, got)]
     ctypes.CDLL(str(library)).f(*pointers, ctypes.c_long(x.numel()))
     return got
 
@@ -194,13 +199,27 @@ def check_cuda(case: tuple[str, tuple[pointwise.Scalar | str, ...]], text: str, 
     assert off[worst] <= 4, (x[worst], got[worst], exact[worst], off[worst])
 
 
-@pytest.mark.parametrize("case", OF_CUDA, ids=[f"{fn}{params}" for fn, params in OF_CUDA])
+@pytest.mark.parametrize("case", OF_ONE, ids=[f"{fn}{params}" for fn, params in OF_ONE])
 @pytest.mark.sampled
 def test_cuda_is_what_torch_computes(case: tuple[str, tuple[pointwise.Scalar | str, ...]], tmp_path: Path) -> None:
     """Texts of CUDA's own, also far away."""
     traits = pointwise.traits(*case)
     assert traits.cuda is not None and traits.cuda != traits.cpp
     check_cuda(case, traits.cuda, torch.cat([values(torch.float32), SMALL, *FAR]), tmp_path)
+
+
+def test_likelihoods_in_cuda(tmp_path: Path) -> None:
+    """Near both ends, where one of two logarithms is next to nothing, as good as in between; and past them."""
+    near = torch.cat([torch.logspace(-40, -1, 4001), 10 ** torch.linspace(-7, -0.3, 20_011)])
+    x = torch.cat([near, 1 - near, torch.linspace(0, 1, 100_003), torch.tensor([0.0, 1.0, 0.5, 1e-45])])
+    text = pointwise.traits("binary_cross_entropy").cuda
+    assert text is not None
+    for t in (0.0, 1.0, 0.5, 0.001):
+        wanted = torch.full_like(x, t)
+        exact = F.binary_cross_entropy(x.double(), wanted.double(), reduction="none").float()
+        assert ulps(of_cuda(text, x, tmp_path, wanted), exact, 0.0).max() <= 4
+    past = torch.tensor([-1e-6, 1 + 1e-6])
+    assert of_cuda(text, past, tmp_path, torch.tensor([1.0, 0.0])).tolist() == [100.0, 100.0]
 
 
 @pytest.mark.parametrize("fn", ["sigmoid", "silu", "mish", "tanh"])
@@ -231,7 +250,7 @@ def test_shorter_texts_are_as_good_where_they_hold(
 def test_cpp_is_cuda() -> None:
     core = pytest.importorskip("cuda.core", reason="no NVRTC")
     text = program(primitives("nonfinite"), "__device__")
-    calls = [pointwise.traits(*case).cuda.format("x[i]", T="float") for case in OF_CUDA]  # type: ignore[union-attr]
+    calls = [pointwise.traits(*case).cuda.format("x[i]", "r[i]", T="float") for case in OF_CUDA]  # type: ignore[union-attr]
     calls += [text.format("x[i]", T="float") for *_, text in WITHIN]
     functions = used_functions("\n".join(calls))
     body = "".join(f"    r[{n} * 32 + i] = {call};\n" for n, call in enumerate(calls))

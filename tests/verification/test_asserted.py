@@ -50,6 +50,7 @@ CASES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: F.multi_margin_loss(X, i(0, 6, 1, 1)),
     ),
     "probabilities": (lambda: F.binary_cross_entropy(X, X), lambda: F.binary_cross_entropy(X + 1, X)),
+    "probabilities that are wanted": (lambda: F.binary_cross_entropy(X, X), lambda: F.binary_cross_entropy(X, -X)),
     "bernoulli": (lambda: torch.bernoulli(X), lambda: torch.bernoulli(-X)),
     "bernoulli in place": (lambda: X.clone().bernoulli_(X), lambda: X.clone().bernoulli_(X + 1)),
     "multinomial": (lambda: torch.multinomial(X, 2), lambda: torch.multinomial(-X, 2)),

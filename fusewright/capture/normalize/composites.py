@@ -14,7 +14,7 @@ from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.build import cast, permute, reshape
 from fusewright.ir.class_losses import Reduction, class_weights, counted, reduced
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Expand, Full, Nll, Reduce, Slice, Softmax
+from fusewright.ir.ops import Cross, Expand, Full, Nll, Reduce, Slice, Softmax
 
 # What the number stands for that says how a loss is reduced; 0 leaves it as it is.
 _REDUCTIONS = {1: "mean", 2: "sum"}
@@ -61,6 +61,19 @@ def _exchanged(call: Call) -> Normal:
         return None  # what would be a view; a CPU's own keeps channels last
     apart = reshape(x, (x.shape[0], g, channels // g, *x.shape[2:]))
     return reshape(permute(apart, (0, 2, 1, *range(3, apart.ndim))), call.shape)
+
+
+def _crossed(call: Call) -> Normal:
+    """Along the first dimension of three elements, where none is said."""
+    a, b, dim = call.node("self"), call.node("other"), call["dim"]
+    if a.ndim != b.ndim or a.dtype != b.dtype or not a.dtype.is_floating_point:
+        return None
+    if dim is None:
+        known = [d for d, n in enumerate(a.shape) if n == 3]
+        if not known or any(not isinstance(n, int) for n in a.shape[: known[0]]):
+            return None
+        dim = known[0]
+    return call.make(Cross(dim % a.ndim), a, b)
 
 
 def _loss(call: Call, each: Node) -> Normal:
@@ -113,6 +126,14 @@ def _cross_entropy_of_logits(call: Call) -> Normal:
     return _weighed(call, call.apply("sub", call.apply("mul", call.apply("sub", 1, t), x), likely))
 
 
+def _cross_entropy(call: Call) -> Normal:
+    """A function that eager refuses numbers of: what it rounds to 1 in half precision is more than that elsewhere."""
+    pair = _alike(call)
+    if pair is None or pair[0].dtype not in (torch.float32, torch.float64):
+        return None
+    return _weighed(call, call.apply("binary_cross_entropy", *pair))
+
+
 def _weighed(call: Call, each: Node) -> Normal:
     """A loss of every element, weighed and reduced."""
     weight = call.optional("weight")
@@ -134,7 +155,7 @@ def _of_classes(call: Call) -> Normal:
     return _picked(call, call.node("self"))
 
 
-def _cross_entropy(call: Call) -> Normal:
+def _cross_entropy_of_classes(call: Call) -> Normal:
     """Of classes; likelihoods of all classes are written out as PyTorch does."""
     x = call.node("self")
     if call.node("target").dtype != torch.int64 or x.ndim < 2:
@@ -223,6 +244,8 @@ TABLE: dict[str, Handler] = {
     "aten._prelu_kernel.default": _leaky,
     "aten.repeat.default": _repeated,
     "aten.repeat_interleave.self_int": _each_repeated,
+    "aten.cross.default": _crossed,
+    "aten.linalg_cross.default": _crossed,
     "aten.glu.default": _glu,
     "aten.pixel_shuffle.default": _shuffled,
     "aten.pixel_unshuffle.default": _unshuffled,
@@ -230,9 +253,10 @@ TABLE: dict[str, Handler] = {
     "aten.mse_loss.default": _squared_error,
     "aten.smooth_l1_loss.default": _smooth_l1,
     "aten.huber_loss.default": _huber,
+    "aten.binary_cross_entropy.default": _cross_entropy,
     "aten.binary_cross_entropy_with_logits.default": _cross_entropy_of_logits,
     "aten.soft_margin_loss.default": _soft_margin,
-    "aten.cross_entropy_loss.default": _cross_entropy,
+    "aten.cross_entropy_loss.default": _cross_entropy_of_classes,
     "aten.nll_loss_nd.default": _of_classes,
     "aten.nll_loss.default": _of_classes,
     "aten.nll_loss2d.default": _of_classes,

@@ -129,6 +129,17 @@ __device__ __forceinline__ float cosine(float x) {
     return y;
 }
 """,
+    "cross_entropy": """
+// -t ln x - (1 - t) ln(1 - x), where no logarithm is less than -100: those of d, which is how far x is from the nearer
+// of 0 and 1, and of 1 - d.
+__device__ __forceinline__ float cross_entropy(float x, float t) {
+    const float within = fmin(fmax(x, 0.0f), 1.0f), d = fmin(within, 1 - within);
+    const float p = $rest32;
+    const float rest = fmaf(d * d, p, d), far = fmin(-log(d), 100.0f);
+    const bool likely = within > 0.5f;
+    return t * chosen(likely, rest, far) + (1 - t) * chosen(likely, far, rest);
+}
+""",
     "maths": """
 // The same for many values, of which a branch each would let only one be under way: as if all were near, unless `any`
 // may be far.

@@ -52,7 +52,7 @@ def pairs(s: Stream) -> Pairs | None:
     """The axes of a stream over pairs, `None` where there are no such: a reduction along one axis, of what no tensor
     has for every pair; and perhaps another one, of all pairs of a row."""
     away, kept, again = ([a for a, x in enumerate(s.axes) if x.role == role] for role in ("first", "kept", "second"))
-    if len(away) != 1 or len(again) > 1 or s.window is not None or s.weights:
+    if len(away) != 1 or len(again) > 1 or s.window is not None or s.weights or s.refuses:
         return None
     kept += again  # the last axes
     if len(kept) < 2:

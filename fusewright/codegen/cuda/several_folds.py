@@ -11,6 +11,7 @@ from fusewright.codegen.text import Lines, block, indent
 from fusewright.ir.node import Node
 from fusewright.kernel import Kernel
 from fusewright.schedule.several_folds import SeveralFolds
+from fusewright.schedule.stream import refuses
 
 
 def kernel(s: SeveralFolds, name: str, reference: str = "") -> Kernel:
@@ -45,6 +46,11 @@ class Writer(WriterOfValues):
         self.several = several
         super().__init__(several.within, name)
         self.values: FoldedValues = FoldedValues(several, self.names)
+
+    @property
+    def refuses(self) -> bool:
+        tree = self.several.within.before
+        return tree is not None and refuses([f.node.arg(0) for f in self.several.folds], tree.leaves)
 
     @property
     def planes(self) -> int:

@@ -466,6 +466,8 @@ class Writer(StreamSections):
             body += [other]
         if self.s.weights:
             body.append("if (d.outside) __trap();  // an index was that of no row: eager's own kernel fails as well")
+        if self.refuses:
+            body.append("if (d.refused) __trap();  // a number was none that there may be: so does eager's own kernel")
         head = f'extern "C" __global__ void {self.attributes()}'
         return [head, *self._signature(self.name, *more), *indent(body), "}"]
 

@@ -56,6 +56,16 @@ def turned(x: Node, c: Node, s: Node) -> Node:
     return reshape(cat(x.ndim, reshape(first, single), reshape(second, single)), x.shape)
 
 
+def crossed(a: Node, b: Node, dim: int) -> Node:
+    return make(ops.Cross(dim), a, b)
+
+
+def twice_crossed(q: Node, x: Node) -> Node:
+    """Vectors that quaternions turn, but for what is added and a factor."""
+    u, w = taken(q, 1, 0, 3), taken(q, 1, 3, 4)
+    return crossed(u, pointwise("add", crossed(u, x, 1), pointwise("mul", w, x)), 1)
+
+
 def upsampled(x: Node, *factors: int) -> Node:
     return resampled(x, *(n * k for n, k in zip(x.shape[2:], factors, strict=True)))  # type: ignore[arg-type]
 
@@ -114,6 +124,11 @@ CASES: dict[str, Callable[[], Node]] = {
     "in another shape, odd": lambda: pointwise("tanh", reshape(pointwise("mul", inp(0, 3, 35), inp(1, 35)), (3, 5, 7))),
     "rolled beside itself": lambda: pointwise("add", make(ops.Roll(((1, 3), (2, 5))), X), X),
     "rolled along rows": lambda: pointwise("add", make(ops.Roll(((3, 4),)), X), inp(1, 8, 1, 1)),
+    "rolled twice": lambda: make(ops.Roll(((1, 4),)), pointwise("exp", make(ops.Roll(((1, 3), (3, 1))), X))),
+    "rolled back": lambda: pointwise("neg", make(ops.Roll(((3, -2),)), pointwise("exp", make(ops.Roll(((3, 2),)), X)))),
+    "crossed": lambda: crossed(inp(0, 40, 3), inp(1, 40, 3), 1),
+    "crossed in front": lambda: pointwise("neg", crossed(inp(0, 3, 5, 8), inp(1, 3, 1, 8), 0)),
+    "crossed twice": lambda: twice_crossed(inp(0, 40, 4), inp(1, 40, 3)),
     "rolled along rows, by one": lambda: pointwise("neg", make(ops.Roll(((3, 1),)), X)),
     "flipped": lambda: pointwise("add", make(ops.Flip((3,)), X), X),
     "flipped planes": lambda: pointwise("mul", make(ops.Flip((1, 2)), X), 2.0),
