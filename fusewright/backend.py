@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 # What `options` may say as `fusewright.optimize` has it; beside these, who has a graph otherwise.
 OPTIONS = frozenset({"precision", "rewrite", "kernels", "graphs", "finite", "verify", "measure"})
-OTHERWISE = "inductor"
+OURS, OTHERWISE = "fusewright", "inductor"
 # Layers that are alike share a graph; for more sets of weights than this the other compiler serves it.
 MOST_WEIGHTS = 64
 
@@ -131,12 +131,16 @@ class Programs:
 class Served:
     """A graph of Dynamo's, called as Dynamo calls it.
 
-    plan       what Fusewright made of it; `None` before the first call
-    seconds    of a call by `fusewright` and by the compiler that has it `otherwise`, where they were timed
+    other, otherwise    the name of the other compiler, and what it made of the graph
+    plan                what Fusewright made of it; `None` before the first call
+    seconds             of a call, by who was called ("fusewright", `other`); empty where nothing was timed
     """
 
-    def __init__(self, graph: GraphModule, inputs: Inputs, otherwise: Call, options: Mapping[str, Any]) -> None:
-        self.graph, self.inputs, self.otherwise, self.options = graph, inputs, otherwise, options
+    def __init__(
+        self, graph: GraphModule, inputs: Inputs, other: str, otherwise: Call, options: Mapping[str, Any]
+    ) -> None:
+        self.graph, self.inputs, self.options = graph, inputs, options
+        self.other, self.otherwise = other, otherwise
         self.plan: Plan | None = None
         self.seconds: dict[str, float] = {}
         self._trains = False
@@ -190,7 +194,7 @@ class Served:
         if state is not None and self.options.get("measure", True):
             peer = Region(self.graph, self.inputs, region.held, self.otherwise).train(self._trains)
             timed = partial(training_call, input_gradients=any(wanted)) if self._trains else forward_call
-            calls = {"fusewright": timed(planned, examples), "otherwise": timed(peer, examples)}
+            calls = {OURS: timed(planned, examples), self.other: timed(peer, examples)}
             device = main_device(x.device for x in (*region.held, *examples) if isinstance(x, Tensor))
             found = compare(calls, device=device, min_time=0.1, rounds=7, max_time=5.0)
             self.seconds = {who: sample.median for who, sample in found.items()}
@@ -220,13 +224,13 @@ class Served:
         """Whether Fusewright's program serves the graph, at least some calls of it."""
         if self.plan is None or self.plan.status != "rewritten":
             return False
-        return not self.seconds or self.seconds["fusewright"] < self.seconds["otherwise"]
+        return not self.seconds or self.seconds[OURS] < self.seconds[self.other]
 
     def __str__(self) -> str:
         """In one line; `plan` says it all."""
         if self.plan is None:
             return "a graph that was not called yet"
-        who = "Fusewright" if self.serves else "the other compiler"
+        who = OURS if self.serves else self.other
         times = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in self.seconds.items())
         why = times or self.plan.reason or "not measured"
         return f"a graph of {len(self.inputs.held)} weights for {self.plan.signature}: served by {who} ({why})"
@@ -275,7 +279,7 @@ def backend(graph: GraphModule, examples: Sequence[Any], *, mode: str | None = N
         )
     inputs = Inputs.of(graph, examples)
     ours = GraphModule(graph, copy.deepcopy(graph.graph))  # its code is there from the start; theirs may be changed
-    found = Served(ours, inputs, _compiled(otherwise, graph, examples), chosen)
+    found = Served(ours, inputs, otherwise, _compiled(otherwise, graph, examples), chosen)
     _served.add(found)
     return found
 
@@ -285,7 +289,7 @@ def _compiled(name: str, graph: GraphModule, examples: Sequence[Any]) -> Call:
 
     Raises `FusewrightError` where there is no such backend.
     """
-    known = torch.compiler.list_backends(())
+    known = [other for other in torch.compiler.list_backends(()) if other != OURS]
     if name not in known:
         raise FusewrightError(f"otherwise is {name!r}, which is no backend here; choose one of {', '.join(known)}")
     try:

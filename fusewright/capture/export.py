@@ -15,6 +15,7 @@ from torch import fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind, OutputKind
 
+from fusewright.capture.mapped import unmapped
 from fusewright.capture.regions import inlined
 from fusewright.capture.state import untouched
 from fusewright.capture.symbols import STATIC, NotSymbolicError, Symbols, read_symbols
@@ -176,7 +177,7 @@ def _check_tensors(name: str, model: nn.Module, flat: list[Any]) -> None:
 
 
 def _read(name: str, program: ExportedProgram, flat: list[Any], in_spec: TreeSpec) -> Exported:
-    graph = inlined(name, program)
+    graph = unmapped(inlined(name, program))
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     specs = program.graph_signature.input_specs
     user = [n for n, s in zip(placeholders, specs, strict=True) if s.kind is InputKind.USER_INPUT]
