@@ -38,7 +38,6 @@ CASES: dict[str, Callable[..., Tensor]] = {
     "pairs": causal,
     "rows": lambda m, x: torch.vmap(lambda row: F.softmax(row, 0) - row.mean())(x),
     "weights": lambda m, x: torch.vmap(lambda row: F.linear(row, m.weight).sigmoid())(x),
-    "turned": lambda m, x: torch.vmap(lambda row: row.cumsum(0) * 2, 0, 1)(x),
     "two": lambda m, x: torch.vmap(torch.exp)(x) + torch.vmap(torch.dot)(x, x * 2)[:, None],
     "outer": lambda m, x: torch.vmap(torch.vmap(torch.dot, (None, 0)), (0, None))(x, m.weight),
 }
