@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain
 from logging import Logger
 from operator import attrgetter, is_
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, GenericAlias, MethodType, ModuleType
 from typing import Any
 
 import numpy
@@ -25,7 +25,7 @@ _CONTAINERS = ("_parameters", "_buffers", "_modules")
 # What modules carry for PyTorch's own use; `torch.compile` leaves the last with the module that it is given.
 _INTERNAL = frozenset(vars(nn.Module())) - {"training"} | {"_is_torch_compile"}
 # Whole worlds hang on these, and no model's result.
-_NAMED = (type, ModuleType, Logger)
+_NAMED = (type, ModuleType, Logger, GenericAlias)
 _PLAIN = (bool, int, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 _dtype = attrgetter("dtype")

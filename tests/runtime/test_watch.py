@@ -124,6 +124,25 @@ def test_cycles(model: Model) -> None:
     assert fingerprint(model) == fingerprint(model)
 
 
+def test_generic_types_are_no_state() -> None:
+    """`list[int].__dict__` is the list's own, and another object whenever it is asked for."""
+
+    class Annotated(nn.Linear):
+        sizes: list[int]
+        kinds = (dict[str, int], tuple[int, ...])
+
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            self.kind = list[float]
+
+    model = Annotated()
+    assert fingerprint(model) == fingerprint(model)
+    assert Watch(model).unchanged()
+    before = fingerprint(model)
+    model.kind = list[int]  # type: ignore[assignment]
+    assert fingerprint(model) != before
+
+
 def test_loggers_and_modules_are_not_looked_into(model: Model) -> None:
     model.log, model.library = logging.getLogger("one"), torch.nn.functional  # type: ignore[assignment]
     watch = Watch(model)
