@@ -1,8 +1,8 @@
 """Derived weights (summed taps, composed kernels): recomputed while training, kept while nothing moved when not.
 
 An in-place edit, `load_state_dict` or an optimizer step moves a parameter's version counter.  An edit through ``.data``
-does not: on a CPU, sources of up to `PROBED` elements are compared whole and larger ones at as many places, on a GPU
-reading any would stall the stream.
+does not: on a CPU, sources of up to `WHOLE` elements are compared whole and larger ones at `PLACES` or more, one at least
+in each row of a weight with fewer rows; on a GPU reading any would stall the stream.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PROBED = 1 << 18
+WHOLE, PLACES = 1 << 14, 1 << 12
 
 _KINDS = frozenset({Tensor, nn.Parameter})
 
@@ -51,7 +51,7 @@ class _Moment:
 def _probe(tensor: Tensor) -> Tensor:
     """Elements of a tensor, where they lie."""
     span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.detach().as_strided((span,), (1,))[:: max(1, span // PROBED)]
+    return tensor.detach().as_strided((span,), (1,))[:: 1 if span <= WHOLE else span // PLACES]
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fusewright.runtime import derived as runtime
-from fusewright.runtime.derived import PROBED, DerivedWeights
+from fusewright.runtime.derived import PLACES, WHOLE, DerivedWeights
 
 
 class Derivation:
@@ -99,12 +99,23 @@ def test_a_weight_of_nan_is_kept(parts) -> None:
 @pytest.mark.parametrize("stride", [1, 2])
 def test_large_weights_are_probed(stride: int) -> None:
     module, derive = nn.Linear(3, 4), Derivation()
-    module.weight = nn.Parameter(torch.randn(8 * PROBED, 3)[:, ::stride].t()[:1].t())
+    module.weight = nn.Parameter(torch.randn(8 * WHOLE, 3)[:, ::stride].t()[:1].t())
     derived = DerivedWeights(derive, ["weight"])
     derived(module)
     module.weight.data.mul_(2)  # what an optimizer's step touches is everything
     derived(module)
     assert derive.count == 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("rows", "columns"), [(100, 3000), (PLACES, 5), (2, WHOLE // 2), (1, 1)])
+def test_an_edited_row_is_noticed(rows: int, columns: int) -> None:
+    module, derive = nn.Linear(columns, rows), Derivation()
+    derived = DerivedWeights(derive, ["weight"])
+    for count, row in enumerate((0, rows // 2, rows - 1), 1):
+        derived(module)
+        assert derive.count == count
+        module.weight.data[row] += 1
 
 
 def test_gradients_flow(parts) -> None:
