@@ -1,8 +1,8 @@
 """Derived weights (summed taps, composed kernels): recomputed while training, kept while nothing moved when not.
 
 An in-place edit, `load_state_dict` or an optimizer step moves a parameter's version counter.  An edit through ``.data``
-does not: on a CPU, sources of up to `WHOLE` elements are compared whole and larger ones at `PLACES` or more, one at least
-in each row of a weight with fewer rows; on a GPU reading any would stall the stream.
+does not: on a CPU, sources of up to `WHOLE` elements are compared whole and larger ones at `PLACES` or more, in each
+row of a weight with fewer rows; on a GPU reading any would stall the stream.
 """
 
 from __future__ import annotations
