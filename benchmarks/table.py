@@ -231,10 +231,11 @@ def _founding() -> str:
 def _summary() -> str:
     """Geometric means over everything else that was timed beside `torch.compile`."""
     latest = {(row["name"], *row["shape"]): row for run in _fused_runs().values() for row in run["rows"] if _timed(row)}
-    networks = [(label, f"h{card}_networks{kind}.json") for label, card, kind in NETWORKS]
     drawn = [row for name in RANDOM if name.startswith("h200") for row in _data(name)["rows"] if _timed(row)]
     rows = [_gains("fused operators, the latest run of each", "H100, H200", latest.values())]
-    rows += [_gains(label, name[:4].upper(), filter(_timed, _data(name)["rows"])) for label, name in networks]
+    for label, name in NETWORKS:
+        record = _data(name)
+        rows.append(_gains(label, _device(record["environment"]), filter(_timed, record["rows"])))
     rows += [_gains("random convolutions with what follows", "H200", drawn)]
     rows += [_gains("random convolutions with what follows", "CPU", filter(_timed, _data("cpu_random.json")["rows"]))]
     columns = [
@@ -281,10 +282,11 @@ def _gains(label: str, device: str, found: Iterable[dict[str, Any]]) -> list[str
 
 
 NETWORKS = (
-    ("networks, float32", "100", ""),
-    ("networks, bfloat16", "200", "_bf16"),
-    ("networks, channels last", "200", "_channels_last"),
-    ("networks at batch 1", "100", "_batch1"),
+    ("networks, float32", "h100_networks.json"),
+    ("networks, bfloat16", "h200_networks_bf16.json"),
+    ("networks, channels last", "h200_networks_channels_last.json"),
+    ("networks at batch 1", "h100_networks_batch1.json"),
+    ("networks at batch 1", "cpu_networks.json"),
 )
 # The last whole run of each seed.
 RANDOM = (
