@@ -44,6 +44,7 @@ def examine() -> Iterator[Fact]:
         yield _compiler(name, command)
     yield _kernels()
     yield _native_kernels()
+    yield _backend()
     yield _cache()
     for package in _OPTIONAL:
         yield _package(package)
@@ -76,6 +77,13 @@ def _native_kernels() -> Fact:
     threads = "PyTorch's threads" if found.openmp else f"one thread: {found.one_thread}"
     native = next((flag for flag in compiler.NATIVE if flag in found.flags), "portable flags")
     return Fact("CPU kernels", True, f"compiled by {' '.join(found.command)} ({native}), run in {threads}")
+
+
+def _backend() -> Fact:
+    known = {point.name for point in importlib.metadata.entry_points(group="torch_dynamo_backends")}
+    if "fusewright" in known:
+        return Fact("torch.compile", True, 'has backend="fusewright"')
+    return Fact("torch.compile", None, 'does not know backend="fusewright": install fusewright once more')
 
 
 def _compiler(name: str, command: str) -> Fact:
