@@ -18,7 +18,7 @@ CPU = DeviceFacts(
 
 
 # Of the cases of a test that is `sampled`, `make test` runs every so manieth, `make test-all` all of them.
-EVERY = 4
+EVERY = 6
 
 
 @pytest.hookimpl(tryfirst=True)  # ahead of the selection by marks

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from fusewright import backend
+from fusewright import backend, trial
 from fusewright.backend import Inputs, Region, Served, served
 from fusewright.measure import Sample
 from fusewright.module import state_of
@@ -29,6 +29,7 @@ ALWAYS = {"rewrite": "always", "kernels": "always", "verify": False, "measure": 
 def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(tmp_path / "cache"))
     torch._dynamo.reset()
+    torch.manual_seed(0)
     yield
     torch._dynamo.reset()
 
@@ -78,7 +79,8 @@ def test_a_model_is_served() -> None:
     assert rewritten(model).inputs.given == (2,)
 
 
-def test_by_default_it_is_verified_and_timed_beside_the_other_compiler() -> None:
+def test_by_default_it_is_verified_and_timed_beside_the_other_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "FASTER", 1e9)  # whatever a busy machine says
     model, x = Head().eval(), torch.randn(4, 3, 64, 64)
     with torch.no_grad():
         fast = torch.compile(model, backend="fusewright", options={"otherwise": "eager"})
@@ -91,6 +93,8 @@ def test_by_default_it_is_verified_and_timed_beside_the_other_compiler() -> None
 
 @pytest.mark.parametrize("ours", [1.0, 3.0])
 def test_the_faster_one_serves(ours: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "FASTER", 1e9)
+
     def compare(calls: dict[str, Any], **_: Any) -> dict[str, Sample]:
         assert_close(calls["fusewright"](), calls["eager"]())
         return {"fusewright": Sample.of([ours]), "eager": Sample.of([2.0])}
@@ -98,7 +102,7 @@ def test_the_faster_one_serves(ours: float, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(backend, "compare", compare)
     model, x = Head().eval(), images()
     with torch.no_grad():
-        assert_close(compiled(model, measure=True)(x), model(x))
+        assert_close(compiled(model, kernels="never", measure=True)(x), model(x))
     assert only(model).serves == (ours < 2)
     assert ("served by fusewright" if ours < 2 else "served by eager") in str(only(model))
 
