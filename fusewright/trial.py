@@ -351,6 +351,8 @@ def _kept(trial: Trial, candidate: nn.Module, mode: Mode, recorded: nn.Module | 
         return Kept(mode, "original", str(error))
     except Exception as error:  # cuDNN's recurrent networks have no gradients in evaluation mode
         return Kept(mode, "original", f"the model itself raises {summary(error)}")
+    if not all(buffer.is_leaf for buffer in trial.model.buffers()):
+        return Kept(mode, "original", "a buffer keeps what a call computed, and a second backward would raise")
     calls = {"original": call(trial.model), "rewritten": call(candidate)}
     if recorded is not None:
         calls["recorded"] = call(recorded)

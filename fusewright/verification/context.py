@@ -211,6 +211,8 @@ class Context:
         """Each run starts the float64 reference from the reference's state of that moment, edits included."""
         with torch.no_grad():
             for own, theirs in zip(_tensors_of(oracle), _tensors_of(self.reference), strict=True):
+                if not own.is_leaf:  # a buffer that its last run wrote to
+                    own.detach_()
                 own.copy_(theirs)
 
     # -- agreement ----------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ class _Saved:
     version: int
     requires_grad: bool
     grad: Tensor | None
+    is_leaf: bool
     is_parameter: bool
 
 
@@ -38,7 +39,10 @@ class State:
 
     def _save(self, x: Tensor, is_parameter: bool) -> None:
         if id(x) not in self._saved:
-            self._saved[id(x)] = _Saved(x, x.detach().clone(), x._version, x.requires_grad, x.grad, is_parameter)
+            grad = x.grad if x.is_leaf else None
+            self._saved[id(x)] = _Saved(
+                x, x.detach().clone(), x._version, x.requires_grad, grad, x.is_leaf, is_parameter
+            )
 
     def restore(self, *, thorough: bool = False) -> None:
         """Puts back what has changed, and touches nothing else: a write would outdate what is cached for a version.
@@ -56,9 +60,11 @@ class State:
     @staticmethod
     def _restore_tensor(saved: _Saved, thorough: bool) -> None:
         x = saved.tensor
-        if x.grad is not saved.grad:
+        if saved.is_leaf and not x.is_leaf:  # a buffer that something with a gradient was written to
+            x.detach_()
+        if saved.is_leaf and x.grad is not saved.grad:
             x.grad = saved.grad
-        if x.requires_grad != saved.requires_grad:
+        if saved.is_leaf and x.requires_grad != saved.requires_grad:
             x.requires_grad_(saved.requires_grad)
         if saved.is_parameter and not thorough and x._version == saved.version:
             return
