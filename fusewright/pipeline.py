@@ -47,7 +47,7 @@ from fusewright.schedule.turned_products import as_they_lie
 from fusewright.schedule.window_products import as_products
 from fusewright.schedule.window_sums import as_pools
 from fusewright.schedule.wishes import NO_WISHES, Wishes
-from fusewright.tree import flat_tensors
+from fusewright.tree import flat_tensors, odd_container
 from fusewright.tuning import TARGETS, Decision, Tuner, Ways
 from fusewright.verification.numerics import tf32_allowed
 from fusewright.verification.state import preserved
@@ -100,6 +100,7 @@ def build(
     last: bool = False,
     windows: Windows = "estimated",
     gradients: bool = True,
+    plain: bool = False,
     wishes: Wishes = NO_WISHES,
     decisions: Mapping[str, Decision] | None = None,
     ways: dict[Any, Ways] | None = None,
@@ -118,12 +119,19 @@ def build(
 
     Without `gradients`, the program is for calls in which nothing has one (`capture.inference`).
 
+    Where outputs have to be `plain`, as a text of their own has them, they are in dicts, lists and tuples.
+
     For a `target` that is not here, everything is done as on a large GPU, by estimate; the program refers to it.
     `wishes` may leave operators alone.
 
-    Raises `CaptureError` when the model cannot be captured whole.
+    Raises `CaptureError` when the model cannot be captured whole, or so.
     """
     captured, graph, masks = _traced(model, args, kwargs, gradients, target)
+    if plain and (odd := odd_container(captured.out_spec)) is not None:
+        raise CaptureError(
+            f"{type(model).__name__} cannot be written down: it returns a {odd}; return tensors in dicts, lists or "
+            "tuples instead."
+        )
     device = main_device(n.device for n in graph.nodes())
     tensors = flat_tensors(args, kwargs)
     hints = {symbol: tensors[where.input].shape[where.dim] for symbol, where in graph.symbols.items()}

@@ -443,6 +443,7 @@ def _built(trial: Trial, like: Built | None = None, **changes: Any) -> Built:
         "wishes": options.wishes,
         "ways": trial.ways,
         "gradients": trial.gradients,
+        "plain": options.sides,
         "progress": trial.progress,
     }
     if like is not None:

@@ -26,7 +26,7 @@ class Captured:
     """A model as a graph, and how to call it.
 
     in_spec    the structure of (args, kwargs); `positions` says which of its leaves are the graph's inputs, in order
-    out_spec   the structure of the outputs: dicts, lists and tuples
+    out_spec   the structure of the outputs
     fixed      the arguments that are no tensors, by position; the graph holds for these values only
     constants  the tensors that the graph refers to by key: attributes of the model itself, and literals
     shared     groups of dotted paths that are one parameter

@@ -177,7 +177,7 @@ def _check_tensors(name: str, model: nn.Module, flat: list[Any]) -> None:
 
 
 def _read(name: str, program: ExportedProgram, flat: list[Any], in_spec: TreeSpec) -> Exported:
-    graph = unmapped(inlined(name, program))
+    graph = unmapped(inlined(name, program), program.graph_module)
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     specs = program.graph_signature.input_specs
     user = [n for n, s in zip(placeholders, specs, strict=True) if s.kind is InputKind.USER_INPUT]
@@ -201,7 +201,8 @@ def _read(name: str, program: ExportedProgram, flat: list[Any], in_spec: TreeSpe
             sources[node] = _state(name, program, symbols, node, spec)
     fixed = {i: value for i, value in enumerate(flat) if i not in positions}
     constants = {op.key: program.constants[op.key] for op in _constants(sources)}
-    out_spec = _out_spec(name, program)
+    out_spec: TreeSpec | None = program.call_spec.out_spec
+    assert out_spec is not None
     outputs = _outputs(name, program, graph)
     return Exported(name, graph, sources, inputs, outputs, symbols, constants, in_spec, out_spec, positions, fixed)
 
@@ -242,25 +243,3 @@ def _outputs(name: str, program: ExportedProgram, graph: fx.Graph) -> tuple[Any,
         if not plain:
             raise _refusal(name, f"it returns a {type(value).__name__}")
     return tuple(values)
-
-
-def _out_spec(name: str, program: ExportedProgram) -> TreeSpec:
-    """The outputs' structure; only what prints as Python text will do."""
-    spec: TreeSpec | None = program.call_spec.out_spec
-    assert spec is not None
-    odd = _odd(tree_unflatten([0] * spec.num_leaves, spec))
-    if odd is not None:
-        raise CaptureError(
-            f"{name} cannot be captured: it returns a {odd}; return tensors in dicts, lists or tuples instead."
-        )
-    return spec
-
-
-def _odd(value: Any) -> str | None:
-    """The name of the first container in `value` that is no plain dict, list or tuple."""
-    if type(value) is dict:
-        bad = next((type(k).__name__ for k in value if not isinstance(k, str | int)), None)
-        return f"dict with a {bad} for a key" if bad else next(filter(None, map(_odd, value.values())), None)
-    if type(value) in (list, tuple):
-        return next(filter(None, map(_odd, value)), None)
-    return None if type(value) is int or value is None else type(value).__name__

@@ -9,6 +9,7 @@ dimension is hidden.  Masks of attention are made so in `transformers`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ _DEEPER, _SHALLOWER = "_vmap_increment_nesting", "_vmap_decrement_nesting"
 _IDLE = "lazy_load_decompositions"
 
 
-def unmapped(graph: fx.Graph) -> fx.Graph:
-    """`graph` without any of `torch.vmap`'s machinery; what its batching rules cannot be traced for stays."""
+def unmapped(graph: fx.Graph, owner: fx.GraphModule) -> fx.Graph:
+    """`graph`, whose attributes `owner` has, without any of `torch.vmap`'s machinery; what its batching rules cannot be
+    traced for stays."""
     if not any(_kind(node) == _DEEPER for node in graph.nodes):
         return graph
     copy = fx.Graph()
@@ -29,7 +31,9 @@ def unmapped(graph: fx.Graph) -> fx.Graph:
     for node in [n for n in copy.nodes if _kind(n) == _IDLE and not n.users]:
         copy.erase_node(node)
     for region in list(_regions(copy)):
-        _write_out(copy, region)
+        _write_out(copy, region, owner)
+    for node in [n for n in copy.nodes if n.op == "get_attr" and not n.users]:
+        copy.erase_node(node)
     return copy
 
 
@@ -51,17 +55,18 @@ def _regions(graph: fx.Graph) -> Iterator[list[fx.Node]]:
             region = []
 
 
-def _write_out(graph: fx.Graph, region: Sequence[fx.Node]) -> None:
+def _write_out(graph: fx.Graph, region: Sequence[fx.Node], owner: fx.GraphModule) -> None:
     inside = set(region)
-    inputs = list(dict.fromkeys(a for node in region for a in node.all_input_nodes if a not in inside))
+    read = dict.fromkeys(a for node in region for a in node.all_input_nodes if a not in inside)
+    inputs, attributes = ([n for n in read if (n.op == "get_attr") == held] for held in (False, True))
     results = [node for node in region if any(user not in inside for user in node.users)]
 
     def run(*given: Any) -> list[Any]:
         values = dict(zip(inputs, given, strict=True))
         depth = 0
         try:
-            for node in region:
-                values[node] = _called(node, values)
+            for node in (*attributes, *region):
+                values[node] = _value(node, values, owner)
                 depth += (_kind(node) == _DEEPER) - (_kind(node) == _SHALLOWER)
             return [values[node] for node in results]
         finally:
@@ -87,6 +92,8 @@ def _write_out(graph: fx.Graph, region: Sequence[fx.Node]) -> None:
         graph.erase_node(node)
 
 
-def _called(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+def _value(node: fx.Node, values: dict[fx.Node, Any], owner: fx.GraphModule) -> Any:
+    if node.op == "get_attr":  # the function of a call that takes one, say
+        return attrgetter(str(node.target))(owner)
     assert callable(node.target)
     return node.target(*fx.map_arg(node.args, values.__getitem__), **fx.map_arg(node.kwargs, values.__getitem__))

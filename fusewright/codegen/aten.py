@@ -12,6 +12,7 @@ import keyword
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import sympy
@@ -26,12 +27,12 @@ from fusewright.kernel import Kernel
 from fusewright.runtime.attention import attention
 from fusewright.runtime.conv_last import conv_last
 from fusewright.runtime.operators import operator
-from fusewright.tree import TreeSpec, tree_unflatten
+from fusewright.tree import TreeSpec, odd_container, tree_unflatten
 
 HEADER = "import torch\nimport torch.nn.functional as F\n\n\n"
 
 # Names that the text of a program uses for itself; ranges.py names its cores after the variable they belong to.
-_RESERVED = frozenset({"self", "torch", "F", "constants", "float", "getattr", "attention", "conv_last"})
+_RESERVED = frozenset({"self", "torch", "F", "constants", "float", "getattr", "attention", "conv_last", "arranged"})
 _CORE = re.compile(r"_(core(_\d+)?|slot_\d+)$")
 
 # Operations whose result is always memory of its own.
@@ -55,6 +56,7 @@ class Program:
     attributes: tuple[str, ...] = ()  # dotted paths of what it reads in the module beside parameters and buffers
     effects: bool = False  # whether it does more than compute its outputs, as what is not understood may
     repeatable: bool = False  # whether starting its launches again on other numbers is all that a call comes to
+    structure: TreeSpec | None = None  # how `arranged` is to return the outputs, where text cannot say so
     looks_up: bool = False  # whether indices, or numbers, may be such that they are the end of it all on a GPU
 
     def functions(self, *, direct: bool = False) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -62,6 +64,8 @@ class Program:
         which every kernel's `Operator.direct` may be called."""
         operators = {kernel.name: operator(kernel) for kernel in self.kernels}
         scope: dict[str, Any] = {"constants": self.constants, "attention": attention, "conv_last": conv_last}
+        if self.structure is not None:
+            scope["arranged"] = partial(tree_unflatten, treespec=self.structure)
         scope |= {name: found.direct for name, found in operators.items()} if direct else operators
         exec(compile(self.source, "<fusewright program>", "exec"), scope)
         return scope["derive"], scope["forward"]
@@ -108,6 +112,7 @@ def lower(
         attributes=tuple(sorted(set(attributes) & {n.op.key for n in nodes if isinstance(n.op, ops.Constant)})),
         effects=bool(effects),
         repeatable=_is_repeatable(graph, effects),
+        structure=out_spec if out_spec is not None and odd_container(out_spec) is not None else None,
         looks_up=any(k.looks_up for k in kernels) or any(_looks_up(n) for n in nodes if n not in below),
     )
 
@@ -398,6 +403,8 @@ class _Text:
 
 
 def _structure(texts: Sequence[str], spec: TreeSpec | None) -> str:
+    if spec is not None and odd_container(spec) is not None:
+        return f"arranged([{', '.join(texts)}])"
     if spec is not None:
         return repr(tree_unflatten([_Text(t) for t in texts], spec))
     return ", ".join(texts) + ("," if len(texts) == 1 else "") if texts else "()"

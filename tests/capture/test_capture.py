@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import warnings
 from collections.abc import Callable
@@ -186,14 +185,6 @@ class Cond(nn.Module):
         return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
 
 
-Pair = collections.namedtuple("Pair", "a b")
-
-
-class Named(nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        return Pair(x, x * 2)
-
-
 class Result:
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
@@ -252,7 +243,7 @@ class LazyOne(nn.LazyLinear):
 
 
 REFUSED: list[Callable[[], nn.Module]] = [
-    *(Branching, Reading, Looping, Cond, Named, Custom, Stateful, Caching, Numpy, Quantised, Failing),
+    *(Branching, Reading, Looping, Cond, Custom, Stateful, Caching, Numpy, Quantised, Failing),
     Unique,
     lambda: LazyOne(3),
 ]

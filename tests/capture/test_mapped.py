@@ -64,6 +64,23 @@ def test_masks_are_operations_as_others() -> None:
     assert any(isinstance(node.op, ops.Pointwise) and node.op.fn == "le" for node in graph.nodes())
 
 
+def test_indexing_by_places() -> None:
+    """As `transformers` looks up which tokens are padding: `TransformGetItemToIndex` makes a function of it."""
+    module = pytest.importorskip("torch._dynamo._trace_wrapped_higher_order_op")
+
+    def padded(_: nn.Module, x: Tensor) -> Tensor:
+        seen, rows, columns = x > 0, torch.arange(x.shape[0]), torch.arange(x.shape[1])
+        with module.TransformGetItemToIndex():
+            kept = torch.vmap(torch.vmap(lambda i, j: seen[i, j] & (j <= i), (None, 0)), (0, None))(rows, columns)
+        return torch.where(kept, x, 0.0) * 2
+
+    for batch in (1, 3):
+        x = torch.randn(batch, 6)
+        built = pipeline.build(model := Model(padded), (x,), {})
+        derive, forward = built.program.functions()
+        assert_close(forward(model, x, *derive(model)), model(x))
+
+
 def test_derivatives_within_are_refused_and_leave_nothing_behind() -> None:
     model = Model(lambda m, x: torch.vmap(torch.func.grad(lambda row: row.square().sum()))(x))
     with pytest.raises(CaptureError, match="cannot be captured"):
