@@ -262,7 +262,7 @@ def _writes_to_inputs(graph: Graph) -> bool:
         if isinstance(node.op, ops.Opaque) and node.args and node.args[0] in shares:
             if node.op.target.split(".")[1].endswith("_"):
                 return True
-            shares.add(node)
+            shares |= set() if node.op.allocates else {node}
     return False
 
 

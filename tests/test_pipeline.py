@@ -93,6 +93,21 @@ def test_writing_to_one_of_several_inputs_is_left_alone() -> None:
     assert build(Writes(), (torch.ones(2, 8),), {}).captured.reasons
 
 
+def test_what_an_input_is_the_pattern_of_is_no_input() -> None:
+    class Shifted(nn.Module):
+        """As decoders shift their labels."""
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            shifted = labels.new_zeros(labels.shape)
+            shifted[..., 1:] = labels[..., :-1].clone()
+            return x + shifted.masked_fill_(shifted == -100, 3)
+
+    args = torch.randn(2, 8), torch.randint(-101, -99, (2, 8))
+    built = build(model := Shifted(), args, {})
+    derive, forward = built.program.functions()
+    assert torch.equal(forward(model, *args, *derive(model)), model(*args))
+
+
 def test_what_cannot_be_captured_is_said() -> None:
     class Reads(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

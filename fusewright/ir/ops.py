@@ -722,7 +722,12 @@ class Opaque(Op):
         own, and no size is known to a call alone."""
         if not self.is_pure or any(isinstance(v, sympy.Expr) for v in tree_flatten(self.given)[0]):
             return False
-        return allocates(self._overload) and not has_statistics(self._overload)
+        return self.allocates and not has_statistics(self._overload)
+
+    @property
+    def allocates(self) -> bool:
+        """Whether its results are known to have memory of their own."""
+        return self.target.startswith("aten.") and allocates(self._overload)
 
     @property
     def is_repeatable(self) -> bool:
