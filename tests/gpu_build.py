@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +16,19 @@ from fusewright import pipeline, tuning
 from fusewright.codegen import cuda
 from fusewright.kernel import Kernel
 from fusewright.runtime.launch import FORMATS
+
+Function = Callable[[Tensor, Tensor], Tensor]
+
+
+class Weighted(nn.Module):
+    """A function of the input and of one parameter of that shape."""
+
+    def __init__(self, function: Function, *shape: int) -> None:
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.randn(shape, generator=torch.manual_seed(1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.weight)
 
 
 def built_for_a_gpu(

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from gpu_build import as_on_a_gpu, emulated
-from torch import Tensor, nn
+from gpu_build import Function, Weighted, as_on_a_gpu, emulated
+from torch import Tensor
 
 from fusewright import pipeline
 from fusewright.capture import capture
 from fusewright.ir import ops
-
-Function = Callable[[Tensor, Tensor], Tensor]
-
-
-class Model(nn.Module):
-    def __init__(self, function: Function, *shape: int) -> None:
-        super().__init__()
-        self.function, self.weight = function, nn.Parameter(torch.randn(shape, generator=torch.manual_seed(1)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, self.weight)
 
 
 def _turned(x: Tensor, q: Tensor) -> Tensor:
@@ -61,7 +48,7 @@ MODELS: dict[str, tuple[Function, tuple[int, ...], tuple[int, ...], list[str]]] 
 @pytest.mark.parametrize("name", MODELS)
 def test_kernels(name: str, dtype: torch.dtype) -> None:
     function, weight, shape, kernels = MODELS[name]
-    model, x = Model(function, *weight).to(dtype).eval(), torch.randn(shape, dtype=dtype)
+    model, x = Weighted(function, *weight).to(dtype).eval(), torch.randn(shape, dtype=dtype)
     built = as_on_a_gpu(model, x)
     assert sorted(k.name for k in built.program.kernels) == sorted(kernels)
     assert "linalg.cross" not in built.program.source
@@ -71,7 +58,7 @@ def test_kernels(name: str, dtype: torch.dtype) -> None:
 
 def test_every_number_is_read_once_for_an_element() -> None:
     """Two products in a row reach for the same elements, of the model's tensors as they lie."""
-    built = as_on_a_gpu(Model(_turned, 48, 4).eval(), torch.randn(48, 3))
+    built = as_on_a_gpu(Weighted(_turned, 48, 4).eval(), torch.randn(48, 3))
     (kernel,) = built.program.kernels
     assert "fused_cross_mul_add_cross_mul_add(x, self.weight)" in built.program.source
     vectors, quaternions = (sum(f"d.{name}[" in line for line in kernel.source.splitlines()) for name in ("x", "p1"))
@@ -81,7 +68,7 @@ def test_every_number_is_read_once_for_an_element() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_eagers(name: str) -> None:
     function, weight, shape, _ = MODELS[name]
-    model, x = Model(function, *weight).eval(), torch.randn(shape, requires_grad=True)
+    model, x = Weighted(function, *weight).eval(), torch.randn(shape, requires_grad=True)
     derive, forward = as_on_a_gpu(model, x.detach()).program.functions()
     found = [
         torch.autograd.grad(y.square().sum(), (x, model.weight)) for y in (model(x), forward(model, x, *derive(model)))
@@ -90,7 +77,7 @@ def test_gradients_are_eagers(name: str) -> None:
 
 
 def test_a_cpu_calls_it() -> None:
-    model, x = Model(_turned, 50, 4).eval(), torch.randn(50, 3)
+    model, x = Weighted(_turned, 50, 4).eval(), torch.randn(50, 3)
     built = pipeline.build(model, (x,), {}, kernels="always", measure=False)
     assert built.program.source.count("torch.linalg.cross(") == 2
     derive, forward = built.program.functions()
@@ -99,7 +86,7 @@ def test_a_cpu_calls_it() -> None:
 
 def test_the_first_dimension_of_three_elements() -> None:
     def of(shape: tuple[int, ...]) -> list[ops.Op]:
-        model = Model(lambda x, w: torch.cross(x, w), *shape)
+        model = Weighted(lambda x, w: torch.cross(x, w), *shape)
         return [n.op for n in capture(model, (torch.randn(shape),), {}).graph.nodes() if isinstance(n.op, ops.Cross)]
 
     assert of((3, 4, 3)) == [ops.Cross(0)]

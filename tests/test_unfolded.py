@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf, nan
 
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_build import as_on_a_gpu, emulated
-from torch import Tensor, nn
+from gpu_build import Function, Weighted, as_on_a_gpu, emulated
+from torch import Tensor
 
 from fusewright import pipeline
-
-Function = Callable[[Tensor, Tensor], Tensor]
-
-
-class Model(nn.Module):
-    def __init__(self, function: Function, *shape: int) -> None:
-        super().__init__()
-        self.function, self.weight = function, nn.Parameter(torch.randn(shape, generator=torch.manual_seed(1)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, self.weight)
 
 
 def _overlapping(x: Tensor, w: Tensor) -> Tensor:
@@ -77,7 +65,7 @@ MODELS: dict[str, tuple[Function, tuple[int, ...], tuple[int, ...], list[str]]] 
 def test_one_kernel(name: str, dtype: torch.dtype) -> None:
     """At any batch, and of images whose channels lie last."""
     function, weight, shape, kernels = MODELS[name]
-    model = Model(function, *weight).to(dtype).eval()
+    model = Weighted(function, *weight).to(dtype).eval()
     built = as_on_a_gpu(model, torch.randn(4, *shape).to(dtype))
     assert [k.name for k in built.program.kernels] == kernels
     rtol, atol = (0.02, 0.05) if dtype.itemsize == 2 else (1e-5, 1e-5)
@@ -96,7 +84,7 @@ def test_one_kernel(name: str, dtype: torch.dtype) -> None:
 def test_special_values(name: str, value: float) -> None:
     """They reach what they reach in eager."""
     function, weight, shape, _ = MODELS[name]
-    model = Model(function, *weight).eval()
+    model = Weighted(function, *weight).eval()
     x = torch.randn(2, *shape)
     x.view(-1)[7] = x.view(-1)[-1] = value
     model.weight.data.view(-1)[3] = value
@@ -109,7 +97,7 @@ def test_special_values(name: str, value: float) -> None:
 def test_gradients(name: str) -> None:
     """Through the operators' references, as eager's."""
     function, weight, shape, _ = MODELS[name]
-    model = Model(function, *weight)
+    model = Weighted(function, *weight)
     x = torch.randn(3, *shape, requires_grad=True)
     derive, forward = as_on_a_gpu(model, x.detach()).program.functions()
     y, want = forward(model, x, *derive(model)), model(x)
@@ -132,7 +120,7 @@ ONE_CALL: dict[str, tuple[Function, tuple[int, ...], str]] = {
 @pytest.mark.parametrize("name", ONE_CALL)
 def test_one_call_stays_one_without_a_kernel(name: str) -> None:
     function, shape, text = ONE_CALL[name]
-    model, x = Model(function, 1), torch.randn(2, *shape)
+    model, x = Weighted(function, 1), torch.randn(2, *shape)
     program = pipeline.build(model, (x,), {}, kernels="never", measure=False).program
     assert text in program.source and program.source.count("  # (") == 1
     derive, forward = program.functions()
@@ -140,6 +128,6 @@ def test_one_call_stays_one_without_a_kernel(name: str) -> None:
 
 
 def test_as_many_taps_as_an_element_would_read_are_left_to_aten() -> None:
-    model = Model(lambda x, w: F.fold(x.sin() * w, (16, 16), 9, padding=4), 1)
+    model = Weighted(lambda x, w: F.fold(x.sin() * w, (16, 16), 9, padding=4), 1)
     built = as_on_a_gpu(model, torch.randn(2, 81, 256))
     assert "F.fold(" in built.program.source and [k.name for k in built.program.kernels] == ["fused_sin_mul"]
