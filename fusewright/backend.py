@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakSet, finalize, ref
+from weakref import WeakKeyDictionary, WeakSet, finalize, ref
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from fusewright.measure import compare, forward_call, training_call
 from fusewright.module import attach, state_of
 from fusewright.optimizer import explain, optimize
 from fusewright.plan import Plan
+from fusewright.verification.state import preserved
 
 log = logging.getLogger(__name__)
 
@@ -116,13 +117,13 @@ class Region(nn.Module):
 
 
 class Programs:
-    """Programs for the graphs that a tensor is a weight of, as an attribute of that tensor.
+    """Programs for the graphs that a tensor is a weight of, by their graph, as an attribute of that tensor.
 
-    They refer to it, and live as long as it does.  Whoever saves or copies the tensor gets `None`.
+    They refer to it, and live as long as it and their graph do.  Whoever saves or copies the tensor gets `None`.
     """
 
     def __init__(self) -> None:
-        self.kept: list[nn.Module] = []
+        self.kept: WeakKeyDictionary[Served, list[nn.Module]] = WeakKeyDictionary()
 
     def __reduce__(self) -> Any:
         return type(None), ()
@@ -144,6 +145,7 @@ class Served:
         self.plan: Plan | None = None
         self.seconds: dict[str, float] = {}
         self._trains = False
+        self._is_kept = False  # whether calls like the first one are served by the program at all
         self._portable: Mapping[str, Any] = {}  # what was planned, without its weights
         # By the `id`s of weights, until one of these dies; nothing for those that the other compiler serves.
         self._by_weights: dict[tuple[int, ...], ref[nn.Module] | None] = {}
@@ -178,7 +180,7 @@ class Served:
             finalize(tensor, self._by_weights.pop, key, None).atexit = False
         self._by_weights[key] = None if program is None else ref(program)
         if program is not None and held:
-            _programs_of(held[0]).append(program)
+            _programs_of(held[0]).setdefault(self, []).append(program)
         else:
             self._without_weights = program
 
@@ -187,16 +189,19 @@ class Served:
         examples = tuple(_copied(x) for x in given)
         wanted = [x.requires_grad for x in examples if isinstance(x, Tensor)]
         self._trains = torch.is_grad_enabled() and (any(wanted) or any(p.requires_grad for p in region.parameters()))
+        mode = ("with input gradients" if any(wanted) else "forward+backward") if self._trains else "forward"
         planned = optimize(region.train(self._trains), examples, **self.options)
         plan, state = explain(planned), state_of(planned)
         if state is not None:
             self._portable = state.portable()
-        if state is not None and self.options.get("measure", True):
+        self._is_kept = any(kept.mode == mode and kept.path != "original" for kept in plan.kept)
+        if self._is_kept and self.options.get("measure", True):
             peer = Region(self.graph, self.inputs, region.held, self.otherwise).train(self._trains)
             timed = partial(training_call, input_gradients=any(wanted)) if self._trains else forward_call
             calls = {OURS: timed(planned, examples), self.other: timed(peer, examples)}
             device = main_device(x.device for x in (*region.held, *examples) if isinstance(x, Tensor))
-            found = compare(calls, device=device, min_time=0.1, rounds=7, max_time=5.0)
+            with preserved(region):
+                found = compare(calls, device=device, min_time=0.1, rounds=7, max_time=5.0)
             self.seconds = {who: sample.median for who, sample in found.items()}
         self.plan = plan
         log.info("%s", self)
@@ -222,7 +227,7 @@ class Served:
     @property
     def serves(self) -> bool:
         """Whether Fusewright's program serves the graph, at least some calls of it."""
-        if self.plan is None or self.plan.status != "rewritten":
+        if not self._is_kept:
             return False
         return not self.seconds or self.seconds[OURS] < self.seconds[self.other]
 
@@ -236,7 +241,7 @@ class Served:
         return f"a graph of {len(self.inputs.held)} weights for {self.plan.signature}: served by {who} ({why})"
 
 
-def _programs_of(tensor: Tensor) -> list[nn.Module]:
+def _programs_of(tensor: Tensor) -> WeakKeyDictionary[Served, list[nn.Module]]:
     found = getattr(tensor, _SLOT, None)
     if not isinstance(found, Programs):
         found = Programs()

@@ -21,6 +21,7 @@ from fusewright.backend import Inputs, Region, Served, served
 from fusewright.measure import Sample
 from fusewright.module import state_of
 from fusewright.runtime import cache
+from tests.dropin import Normed
 
 ALWAYS = {"rewrite": "always", "kernels": "always", "verify": False, "measure": False, "otherwise": "eager"}
 
@@ -295,6 +296,40 @@ def test_training_is_eager_s(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
     found = only(model)
     assert found.plan is not None and "training mode" in found.plan.signature
+
+
+def test_timing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither running statistics nor the stream of random numbers."""
+    monkeypatch.setattr(trial, "FASTER", 1e9)
+    model = Normed()
+    twin, x = copy.deepcopy(model), images()
+    fast = compiled(model, kernels="never", measure=True)
+    for module in (fast, twin):
+        torch.manual_seed(3)
+        module(x).square().sum().backward()
+    assert only(model).seconds
+    assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
+    torch.manual_seed(3)
+    found = fast(x)
+    torch.manual_seed(3)
+    assert_close(found, twin(x))
+
+
+def test_what_cannot_be_called_twice_with_gradients_is_not_timed() -> None:
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+            self.register_buffer("seen", torch.zeros(4, 10, 10))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen[:1] = self.conv(x).sum(1)[:1]
+            return self.seen * 2
+
+    model = Cached()
+    twin, x = copy.deepcopy(model), images()
+    assert_close(compiled(model, measure=True)(x), twin(x))
+    assert not only(model).seconds
 
 
 def test_planning_draws_no_numbers() -> None:

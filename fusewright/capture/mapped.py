@@ -26,8 +26,7 @@ def unmapped(graph: fx.Graph, owner: fx.GraphModule) -> fx.Graph:
     if not any(_kind(node) == _DEEPER for node in graph.nodes):
         return graph
     copy = fx.Graph()
-    values: dict[fx.Node, fx.Node] = {}
-    copy.output(copy.graph_copy(graph, values))  # a trace belongs to its program
+    copy.output(copy.graph_copy(graph, {}))  # a trace belongs to its program
     for node in [n for n in copy.nodes if _kind(n) == _IDLE and not n.users]:
         copy.erase_node(node)
     for region in list(_regions(copy)):

@@ -727,7 +727,7 @@ class Opaque(Op):
     @property
     def allocates(self) -> bool:
         """Whether its results are known to have memory of their own."""
-        return self.target.startswith("aten.") and allocates(self._overload)
+        return allocates(self._overload)
 
     @property
     def is_repeatable(self) -> bool:
