@@ -3,8 +3,9 @@ eager's, is called with no numbers that were made up before a host was asked abo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import nan
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -87,9 +88,17 @@ MODELS: dict[str, tuple[Function, list[str]]] = {
 }
 
 
+# PyTorch 2.11 traces no weight of this loss (its pull request 180583): such models stay as they are.
+unless_weighed = pytest.mark.skipif(hasattr(F, "_infer_size"), reason="this PyTorch traces no weight of a loss")
+
+
+def some(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=unless_weighed) if name == "weighed" else name for name in names]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", [(37, 40), (5, 7)], ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS))
 @pytest.mark.sampled
 def test_kernels(name: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
     function, kernels = MODELS[name]
@@ -133,7 +142,7 @@ def test_what_rounding_took_past_a_bound_is_none() -> None:
     torch.testing.assert_close(emulated(built, model, x), want, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["mean", "each", "columns", "weighed", "of values in memory"])
+@pytest.mark.parametrize("name", some(["mean", "each", "columns", "weighed", "of values in memory"]))
 def test_gradients_are_eagers(name: str) -> None:
     """Where a sigmoid is nearly 0 or 1 as well."""
     model, x = Model(MODELS[name][0], 40).eval(), (30 * torch.randn(37, 40)).requires_grad_()

@@ -362,10 +362,8 @@ class _Finder:
         within = stream.of_rows(Tree(root, tuple(read), None), "mean", (self.dim,), self.users)
         if isinstance(within, str):
             return within
-        if self.root.shape != before.root.shape[: self.root.ndim] or all(
-            len(r.axes) < len(within.axes) for r in within.reads
-        ):
-            return f"{self.way.node!r} reads nothing as large as it"
+        if self.root.shape != before.root.shape[: self.root.ndim]:
+            return f"{self.way.node!r} has rows that are repeated"
         if within.weights:
             return f"{self.way.node!r} looks rows up"
         return _in_tensors(within, places)

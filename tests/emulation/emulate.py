@@ -1,10 +1,10 @@
 """`emulate`: what a generated kernel computes, found on a CPU, with everything checked that a GPU would not tell.
 
 Threads are fibers that run until they meet a barrier or a collective of their warp, in one of three orders.  Output,
-shared memory, scratch, and what lies around every array, start as poison.  A missing barrier, a read of
-something nobody wrote and an overrun show as poison or as results that differ between orders; `EmulationError` names a
-deadlock, a divergent barrier or shuffle, a write outside of an array, an operand written to, a tensor core's operand
-that was not rounded, a misaligned asynchronous copy.  `sanitize=True` runs under AddressSanitizer and UBSan instead.
+shared memory, scratch, and what lies around every array, start as poison.  A missing barrier and a read of something
+nobody wrote show as poison or as results that differ between orders; `EmulationError` names a deadlock, a divergent
+barrier or shuffle, a read or a write outside of an array, an operand written to, a tensor core's operand that was not
+rounded, a misaligned asynchronous copy.  `sanitize=True` runs under AddressSanitizer and UBSan instead.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import mmap
 import os
 import re
 import subprocess
@@ -34,14 +35,24 @@ ORDERS = ("forward", "reverse", "shuffled")
 # What unwritten memory holds, by turns: NaN; since fmaxf and fminf ignore that, 3.4e38 and -1.7e38 as well.
 POISONS = (0xFF, 0x7F, 0xFE)
 NAN = 0xFF  # what no thread writes of the output, under every order
-GUARD = 4096  # bytes of poison on either side of an array
+GUARD = 4096  # bytes of poison on one side of an array; a page that may not be touched is on the other
 LIMITS = (2**31 - 1, 65535, 65535)  # of a grid
 MOST_SHARED = 232448  # bytes a block can ask for on sm_90
 _KINDS = {"pointer": "p", "int": "i", "long": "l"}
 
 
+def _fenced(size: int, ahead: bool) -> Tensor:
+    """At least so many bytes, next to a page that may not be touched: ahead of the first one, or behind the last."""
+    size = math.ceil(size / mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = mmap.mmap(-1, size + mmap.PAGESIZE)
+    fence = ctypes.addressof(ctypes.c_char.from_buffer(pages)) + (0 if ahead else size)
+    if ctypes.CDLL(None).mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(mmap.PAGESIZE), 0):
+        raise EmulationError("a page could not be protected")
+    return torch.frombuffer(pages, dtype=torch.uint8, count=size, offset=mmap.PAGESIZE if ahead else 0)
+
+
 class _Memory:
-    """An array's bytes with poison around them (a sanitizer has its own guards)."""
+    """An array's bytes between poison and a page that may not be touched (a sanitizer has its own guards)."""
 
     def __init__(
         self,
@@ -51,12 +62,13 @@ class _Memory:
         poison: int,
         layout: str = "contiguous",
         behind: int = 0,
+        ahead: bool = False,
     ) -> None:
-        """`behind`: bytes from a boundary of 16 to its begin."""
+        """`behind`: bytes from a boundary of 16 to its begin; `ahead`: whether the page is ahead of it."""
         self.name, self.dtype, self.shape, self.poison, self.layout = name, dtype, shape, poison, layout
         self.bytes = math.prod(shape) * dtype.itemsize
-        self.begin = GUARD + behind
-        self.raw = torch.full((self.bytes + 2 * GUARD,), poison, dtype=torch.uint8)
+        self.raw = _fenced(self.bytes + behind + GUARD, ahead).fill_(poison)
+        self.begin = behind if ahead else (self.raw.numel() - self.bytes - behind) // 16 * 16 + behind
 
     @property
     def payload(self) -> Tensor:
@@ -89,13 +101,13 @@ def emulate(kernel: Kernel, *tensors: Tensor, order: str = "forward", seed: int 
     turn = ORDERS.index(order)
     poison = POISONS[(turn + seed) % 3]
     memories = [
-        _Memory(name, tuple(t.shape), t.dtype, poison, behind=t.data_ptr() % 16)
+        _Memory(name, tuple(t.shape), t.dtype, poison, behind=t.data_ptr() % 16, ahead=turn == 1)
         for name, t in zip(kernel.operands, tensors, strict=True)
     ]
     for memory, tensor in zip(memories, dense, strict=True):
         memory.fill(tensor)
-    memories += [_memory(array, sizes, poison) for array in kernel.scratch]
-    memories += [_memory(result, sizes, NAN) for result in kernel.results]
+    memories += [_memory(array, sizes, poison, turn == 1) for array in kernel.scratch]
+    memories += [_memory(result, sizes, NAN, turn == 1) for result in kernel.results]
     index = {memory.name: i for i, memory in enumerate(memories)}
     call = "".join(_line(launch, sizes, index) for launch in kernel.launches)
     if sanitize:
@@ -147,8 +159,9 @@ def _checked(kernel: Kernel, tensors: tuple[Tensor, ...], sizes: Mapping[str, in
     return dense
 
 
-def _memory(array: Array, sizes: Mapping[str, int], poison: int) -> _Memory:
-    return _Memory(array.name, tuple(evaluate(e, sizes) for e in array.shape), array.dtype, poison, array.layout)
+def _memory(array: Array, sizes: Mapping[str, int], poison: int, ahead: bool) -> _Memory:
+    shape = tuple(evaluate(e, sizes) for e in array.shape)
+    return _Memory(array.name, shape, array.dtype, poison, array.layout, ahead=ahead)
 
 
 def _line(launch: Launch, sizes: Mapping[str, int], index: Mapping[str, int]) -> str:

@@ -23,17 +23,27 @@ def test_dynamic_shared_overrun() -> None:
         emulate(record[252], ramp(1), sanitize=True)
 
 
-def test_read_out_of_bounds() -> None:
-    late = saxpy(body=SAXPY.replace("z[i]", "z[i + 1]"))
-    assert emulate(late, torch.ones(64), torch.ones(64)).isnan().tolist() == [False] * 63 + [True]
+@pytest.mark.parametrize(("index", "order"), [("i + 1", "forward"), ("i - 1", "reverse"), ("i + 1", "shuffled")])
+def test_read_out_of_bounds(index: str, order: str) -> None:
+    wrong = saxpy(body=SAXPY.replace("z[i]", f"z[{index}]"))
+    with pytest.raises(EmulationError, match="memory fault"):
+        emulate(wrong, torch.ones(64), torch.ones(64), order=order)
     with pytest.raises(EmulationError, match=r"heap-buffer-overflow[^$]*f\.cu:4"):
-        emulate(late, torch.ones(64), torch.ones(64), sanitize=True)
+        emulate(wrong, torch.ones(64), torch.ones(64), sanitize=True)
+
+
+def test_read_that_ends_within_a_vector_of_the_end() -> None:
+    """What is no multiple of 16 bytes does not reach the page behind it: the read gives poison."""
+    late = saxpy(body=SAXPY.replace("z[i]", "z[i + 1]"))
+    assert emulate(late, torch.ones(63), torch.ones(63)).isnan().tolist() == [False] * 62 + [True]
 
 
 def test_write_out_of_bounds() -> None:
     late = saxpy(body=SAXPY.replace("y[i]", "y[i + 1]"))
-    with pytest.raises(EmulationError, match="wrote outside y"):
+    with pytest.raises(EmulationError, match="memory fault"):
         emulate(late, torch.ones(64), torch.ones(64))
+    with pytest.raises(EmulationError, match="wrote outside y"):
+        emulate(late, torch.ones(64), torch.ones(64), order="reverse")
 
 
 def test_write_to_an_operand() -> None:

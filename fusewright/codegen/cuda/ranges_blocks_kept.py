@@ -79,7 +79,7 @@ class KeptStages(BlockSections):
             pitch=self.pitch,
         )
         count = self.cut.planes * self.parts[0].groups
-        ones = Dealt(one, times("PLANES" if several else "", groups) or "1", count)
+        ones = Dealt(one, times("PLANES" if several else "", self._groups_here(0)) or "1", count)
         about = f"Sums along {self.letters[0]}: what slots share is read and added once."
         return self.dealt(about, self.columns, ones, body, 1)
 
@@ -148,6 +148,13 @@ class KeptStages(BlockSections):
     def _groups(self, axis: int) -> str:
         """How many groups a block has, where it has several."""
         return f"GROUPS_{self.letters[axis].upper()}" if self._family(axis).groups > 1 else ""
+
+    def _groups_here(self, axis: int) -> str:
+        """The same; the last part of an axis may have fewer, and those beyond may not be read."""
+        p, family, groups = self.parts[axis], self._family(axis), self._groups(axis)
+        if p.parts * p.groups <= family.groups:
+            return groups
+        return f"min({groups}, {family.groups} - part_{self.letters[axis]} * {groups})"
 
     def _first(self, axis: int, before: str, pitch: str) -> str:
         """Where the results of a thread's group begin: behind those of `before`, and of the groups before it."""

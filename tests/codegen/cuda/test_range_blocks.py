@@ -227,6 +227,19 @@ def test_large_planes_are_dealt_to_several_blocks() -> None:
         assert cut.planes == 1 and max(cut.parts) > 1 and shared_bytes(r, cut) <= MOST_SHARED
 
 
+def test_groups_that_the_last_part_lacks_are_not_read() -> None:
+    """Which would be rows behind the last plane."""
+    root = sums(inp(1, 2, 126, 9), {2: pooled(126, 4, 1), 3: pooled(9, 2, 2)}, F32)
+    r = parsed(root)
+    short = []
+    for parts in range(2, 5):
+        p = parts_of(r, Cut(1, (parts, 1)))[0]
+        assert p.family is not None and p.family.inside
+        short += [parts] if p.parts * p.groups > p.family.groups else []
+        check(root, Cut(1, (parts, 1)))
+    assert short
+
+
 def test_parts_cover_their_slots() -> None:
     for slots, n in ((pooled(61, 7, 3, 3), 61), (mixed(25), 25), (pooled(90, 30, 15, 2), 90)):
         for parts in range(1, len(slots) + 1):

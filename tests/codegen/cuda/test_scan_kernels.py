@@ -106,6 +106,9 @@ CASES: dict[str, tuple[Callable[[], Node], tuple[int, ...]]] = {
     "columns, no vector": (lambda: sums(inp(0, 2, 70, 5), 1), (1, 4)),
     "the first dimension": (lambda: sums(inp(0, 67, 12), 0), (4,)),
     "columns of bfloat16": (lambda: framed(inp(0, 2, 40, 16, dtype=BF16), inp(1, 2, 40, 16, dtype=BF16), 1), (4,)),
+    "outer products": (lambda: sums(pointwise("mul", inp(0, 2, 20, 5, 1), inp(1, 2, 20, 1, 8)), 1), (1, 4)),
+    "outer products, no vector": (lambda: sums(pointwise("mul", inp(0, 2, 9, 5, 1), inp(1, 2, 9, 1, 7)), 1), (1,)),
+    "rows of columns and rows": (lambda: sums(pointwise("add", inp(0, 5, 1), inp(1, 1, 96)), 1), (8,)),
     "a mask": (lambda: sums(pointwise("gt", inp(0, 4, 64), 0.0), 1, F32), (4,)),
     "wider": (lambda: cast(sums(inp(0, 4, 64, dtype=F16), 1, F64), F32), (4,)),
 }  # fmt: skip
@@ -359,7 +362,8 @@ REFUSED: dict[str, tuple[Node, str]] = {
     "many features": (rendered(Z, inp(1, 5, 96, 9)), "has 9 features for each element"),
     "a sum over other rows": (make(ops.Reduce("sum", (0,)), pointwise("relu", sums(Z, 1))), "is no sum over rows"),
     "the greatest of rows": (make(ops.Reduce("max", (1,)), sums(Z, 1)), "is no sum over rows"),
-    "rows that are repeated": (sums(pointwise("add", inp(0, 5, 1), inp(1, 1, 96)), 1), "reads nothing as large as it"),
+    "rows that are repeated": (
+        pointwise("add", sums(inp(0, 2, 1, 96), 2), inp(1, 2, 5, 1)), "has rows that are repeated"),
 }  # fmt: skip
 
 
