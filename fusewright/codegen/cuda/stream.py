@@ -5,7 +5,7 @@ rows     the last axes are reduced: a team of threads per row, or per part of on
 columns  axes before the last are reduced: a thread keeps a few neighbours of the last axis and walks along the others
 
 Where there are too few rows or columns to fill a device, each is reduced in parts, and a second launch joins the parts
-in a fixed order.  A second reduction belongs to that launch as well.
+in a fixed order.  A second reduction belongs to that launch as well, unless its blocks would join for long.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ FULL = 1056  # blocks that keep a large device busy: eight on each of 132 multip
 PARTS = 2 * FULL
 # Rows that a thread computes together, by its neighbours in each, where so many warps are left.
 CROSSED, WARPS_OF_CROSSED = {1: 8, 2: 8, 4: 4, 8: 2}, 4 * FULL
+# Parts of columns that a thread of the second launch joins at most where it has fewer blocks than so many; others are
+# joined in a launch of their own: by one block, 32 parts of 1024 columns each took 60 us behind 8 us of reading.
+JOINED, FEW_BLOCKS = 16, 64
 # Bytes of shared memory that threads of one column may take to join what they found.
 MOST_SHARED = 40 * 1024
 
@@ -52,6 +55,7 @@ class Shape:
     team     threads per row (rows), or rows of threads per block (columns)
     parts    how many parts a row or column is cut into; `None` for one launch
     joiners  threads that join the parts of one result
+    apart    whether parts are joined in a launch between the one that finds them and the one that reduces the results
     crossed  rows that a thread computes neighbours of (flat); 0 where they share nothing
     """
 
@@ -59,6 +63,7 @@ class Shape:
     team: int = 1
     parts: Expression | None = None
     joiners: int = 1
+    apart: bool = False
     crossed: int = 0
 
 
@@ -100,7 +105,11 @@ class Writer(StreamSections):
         split = threads * team < 2**16 and reduced >= 64 * team
         blocks = f"ceil_div({self.sizes.product(results)}, {THREADS // team})"
         cut = f"max(1, min(ceil_div({self.sizes.product(first)}, {16 * team}), ceil_div({4 * FULL}, max(1, {blocks}))))"
-        return Shape("columns", team, cut if split else "1" if two else None, 32 if split and kept <= 2**11 else 1)
+        count = min(reduced // (16 * team), 4 * FULL * (THREADS // team) // kept)
+        rows = self.sizes.count(self.axes["kept"])
+        apart = two and split and rows < FEW_BLOCKS and kept * count > JOINED * THREADS * rows
+        joiners = 32 if split and kept <= 2**11 else 1
+        return Shape("columns", team, cut if split else "1" if two else None, joiners, apart)
 
     def _crossed(self) -> int:
         """Rows whose neighbours a thread computes: operands vary along them or along the last axis, none along both."""
@@ -161,8 +170,13 @@ class Writer(StreamSections):
             return (main,)
         joined = f"ceil_div({results}, {THREADS // shape.joiners})"
         grid = self.sizes.product(self.axes["kept"]) if len(self.s.folds) == 2 else joined
-        last = Launch(f"{self.name}_finish", self._arguments(*partial, *outputs), (grid, "1", "1"), THREADS)
-        return (main, last)
+        if not shape.apart:
+            last = Launch(f"{self.name}_finish", self._arguments(*partial, *outputs), (grid, "1", "1"), THREADS)
+            return (main, last)
+        several = (f"{joined} * min(1, {shape.parts} - 1)", "1", "1")  # a single part is all of a result
+        join = Launch(f"{self.name}_join", self._arguments(*partial), several, THREADS)
+        arguments = self._arguments(partial[0], *outputs)
+        return main, join, Launch(f"{self.name}_finish", arguments, (grid, "1", "1"), THREADS)
 
     def at_once(self, most: int) -> int:
         """How many groups of values a thread loads together: fewer where a window makes many loads anyway."""
@@ -185,6 +199,8 @@ class Writer(StreamSections):
         lines += [*fill(text.JOINED), ""] if self._joins() else []
         lines += [*self._computed(), *self.tails()]
         lines += [*self._body(), "", *self._entry()]
+        if self.shape.apart:
+            lines += ["", *self._join()]
         if self.shape.parts is not None:
             lines += ["", *self._finish()]
         return "\n".join(lines) + "\n"
@@ -498,29 +514,35 @@ class Writer(StreamSections):
         tests += [f"{n} % VALUES<true> == 0" for n in joints if n]
         return [*dict.fromkeys(tests), *(f"aligned({name})" for name in (*loaded, *written))]
 
-    def _finish(self) -> Lines:
-        two = len(self.s.folds) == 2
-        return fill(
-            text.FINISH,
-            also=", and reduces the results" if two else "",
-            signature=self._signature(
-                f"{self.name}_finish", "const double* __restrict__ scratch", "int parts", *self._written()
-            ),
-            data=self._members(),
-            results=" * ".join(f"n{a}" for a in self.results) or "1",
-            body=self.finish_body(),
+    def _join(self) -> Lines:
+        """The launch that leaves each result where its first part was."""
+        signature = self._signature(f"{self.name}_join", "double* scratch", "int parts")
+        return self._later(
+            "Joins the parts of every result, in their order", signature, fill(text.JOIN, T=self._between)
         )
+
+    def _finish(self) -> Lines:
+        """The launch that writes results."""
+        apart, also = self.shape.apart, ", and reduces the results" if len(self.s.folds) == 2 else ""
+        about = "Reduces the results" if apart else f"Joins the parts of every result, in their order{also}"
+        given = ["const double* __restrict__ scratch", *([] if apart else ["int parts"]), *self._written()]
+        return self._later(about, self._signature(f"{self.name}_finish", *given), self.finish_body(), parts=not apart)
+
+    def _later(self, about: str, signature: Lines, body: Lines, *, parts: bool = True) -> Lines:
+        """A later launch, which may make wholes of parts."""
+        results = " * ".join(f"n{a}" for a in self.results) or "1"
+        body = fill(text.OF_PARTS, results=results, body=body) if parts else body
+        return fill(text.LATER, about=f"{about}.", signature=signature, data=self._members(), body=body)
 
     def finish_body(self) -> Lines:
         """What threads do with the wholes of results."""
-        two = len(self.s.folds) == 2
-        return fill(
-            text.FINISH_TWO if two else text.FINISH_ONE,
-            at=self.at("column", fold=1) if two else "",
-            T=self._between,
-            R=compute_type(self.s.root.dtype),
-            columns=" * ".join(f"n{a}" for a in self.axes["second"]),
-        )
+        result = compute_type(self.s.root.dtype)
+        if len(self.s.folds) == 1:
+            return fill(text.FINISH_ONE, T=self._between, R=result)
+        names = {"T": self._between, "at": self.at("column", fold=1)}
+        wholes = fill(text.TAKE_WHOLES, **names)
+        take = wholes if self.shape.apart else fill(text.TAKE_PARTS, wholes=wholes, **names)
+        return fill(text.FINISH_TWO, R=result, take=take, columns=" * ".join(f"n{a}" for a in self.axes["second"]))
 
 
 class WriterOfSeveral(Writer):

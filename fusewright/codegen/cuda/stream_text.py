@@ -228,22 +228,36 @@ if (member == 0)
 __syncthreads();
 """
 
-FINISH = """
-// Joins the parts of every result, in their order$also.
+LATER = """
+// $about
 extern "C" __global__ void __launch_bounds__(THREADS)
 $signature
     await_launches();
     const Data d{$data};
-    const index_t results = $results;
-    const int lane = threadIdx.x % JOINERS;
-    const auto whole = [&](index_t result) {
-        First fold = First::empty();
-        for (int part = lane; part < parts; part += JOINERS)
-            fold.merge(First::load(scratch + (index_t(part) * results + result), parts * results));
-        return joined<JOINERS>(fold);
-    };
     $body
 }
+"""
+
+OF_PARTS = """
+const index_t results = $results;
+const int lane = threadIdx.x % JOINERS;
+const auto whole = [&](index_t result) {
+    First fold = First::empty();
+    for (int part = lane; part < parts; part += JOINERS)
+        fold.merge(First::load(scratch + (index_t(part) * results + result), parts * results));
+    return joined<JOINERS>(fold);
+};
+$body
+"""
+
+JOIN = """
+const index_t result = (index_t(blockIdx.x) * THREADS + threadIdx.x) / JOINERS;
+if (result >= results) return;
+const First fold[1] = {whole(result)};
+if (lane != 0) return;
+$T value[1];
+finish(d, result, fold, value);
+scratch[result] = value[0];
 """
 
 FINISH_ONE = """
@@ -258,6 +272,23 @@ store<1>(out + result, value);
 FINISH_TWO = """
 const index_t row = blockIdx.x, columns = $columns;
 Second second = Second::empty();
+$take
+const Second fold[1] = {joined<THREADS>(second)};
+if (threadIdx.x != 0) return;
+$R value[1];
+finish(d, row, fold, value);
+store<1>(out + row, value);
+"""
+
+TAKE_WHOLES = """
+#pragma unroll 8
+for (index_t column = threadIdx.x; column < columns; column += THREADS) {
+    const $T value[1] = {$T(scratch[row * columns + column])};
+    second.take(value$at);
+}
+"""
+
+TAKE_PARTS = """
 const auto take = [&](index_t column, const First& first) {
     const First fold[1] = {first};
     $T value[1];
@@ -265,11 +296,7 @@ const auto take = [&](index_t column, const First& first) {
     second.take(value$at);
 };
 if (parts == 1) {  // they are there
-#pragma unroll 8
-    for (index_t column = threadIdx.x; column < columns; column += THREADS) {
-        const $T value[1] = {$T(scratch[row * columns + column])};
-        second.take(value$at);
-    }
+    $wholes
 } else if (JOINERS == 1 || 2 * columns >= parts) {  // many results of few parts: a thread for each is done sooner
     for (index_t column = threadIdx.x; column < columns; column += THREADS) {
         First fold = First::empty();
@@ -283,11 +310,6 @@ if (parts == 1) {  // they are there
         if (lane == 0) take(column, fold);
     }
 }
-const Second fold[1] = {joined<THREADS>(second)};
-if (threadIdx.x != 0) return;
-$R value[1];
-finish(d, row, fold, value);
-store<1>(out + row, value);
 """
 
 WRITE_COLUMNS = """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sympy
 import torch
-from emulation.emulate import emulate
+from emulation.emulate import ORDERS, emulate
 from runtime.fake_driver import FakeDriver
 from torch import Tensor
 
@@ -583,3 +583,19 @@ def test_results_of_a_batch_are_joined_and_reduced(rows: int, length: int) -> No
     given = torch.randn(rows, length, generator=torch.Generator().manual_seed(rows))
     want = given.double().logsumexp(1).sum()
     torch.testing.assert_close(emulate(made, given).double(), want, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("rows", [4096, 700, 20, 1])
+@pytest.mark.parametrize("kind", ["mean", "max", "argmax"])
+def test_many_parts_of_columns_are_joined_by_many_blocks(rows: int, kind: str) -> None:
+    """In a launch between the two others, for which nothing is left where there is one part."""
+    batch = sympy.Symbol("B", integer=True, positive=True)
+    x = make(ops.Input((batch, 1024), F32, CPU, "x", 0))
+    made = kernel(stream_of(fold(fold(x, "var", 0, correction=0), kind, 0)), "fused_test")
+    assert [launch.entry for launch in made.launches] == ["fused_test", "fused_test_join", "fused_test_finish"]
+    given = torch.randn(rows, 1024, generator=torch.Generator().manual_seed(rows))
+    var = given.double().var(0, correction=0)
+    for order in ORDERS:
+        got = emulate(made, given, order=order)
+        want = getattr(var, {"max": "amax"}.get(kind, kind))(0)
+        torch.testing.assert_close(got.double(), want.double(), rtol=1e-6, atol=1e-12)
