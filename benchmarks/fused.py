@@ -54,20 +54,26 @@ def measured(row: Row, device: torch.device, verify: bool) -> dict[str, Any]:
 
     def fill(record: dict[str, Any]) -> None:
         torch.manual_seed(row.index)
-        model, x = model_from(row.source(), device).train(row.training), torch.randn(row.shape, device=device)
-        serve(record, model, x, verify)
+        model = model_from(row.source(), device).train(row.training)
+        serve(record, model, tuple(torch.randn(shape, device=device) for shape in row.inputs), verify)
 
     return attempted(_named(row), fill, device)
 
 
 def _named(row: Row) -> dict[str, Any]:
-    return {"index": row.index, "name": str(row), "shape": list(row.shape), "training": row.training}
+    return {
+        "index": row.index,
+        "name": str(row),
+        "shape": list(row.shape),
+        "given": row.given,
+        "training": row.training,
+    }
 
 
-def serve(record: dict[str, Any], model: nn.Module, x: Tensor, verify: bool) -> None:
+def serve(record: dict[str, Any], model: nn.Module, inputs: tuple[Tensor, ...], verify: bool) -> None:
     """Adds what is known after each step, so that a failure leaves the steps before it in the record."""
     begun = time.perf_counter()
-    fast = fusewright.optimize(model, (x,), verify=verify)
+    fast = fusewright.optimize(model, inputs, verify=verify)
     record["optimized"] = time.perf_counter() - begun
     plan = fusewright.explain(fast)
     record |= {"status": plan.status, "reason": plan.reason, "refused": list(plan.refused)}
@@ -75,11 +81,11 @@ def serve(record: dict[str, Any], model: nn.Module, x: Tensor, verify: bool) -> 
     record["rules"] = [fired.rule for fired in plan.rules]
     record["precision"] = list(plan.precision)
     record |= {"kernels": [asdict(k) for k in plan.kernels], "kept": [asdict(k) for k in plan.kept]}
-    record["difference"] = difference(forward_call(model, (x,))(), forward_call(fast, (x,))())
+    record["difference"] = difference(forward_call(model, inputs)(), forward_call(fast, inputs)())
     entrants: dict[str, nn.Module] = {"fusewright": fast}
-    record["reasons"] = admit(entrants, model, x, PEERS)
-    calls = {name: forward_call(module, (x,)) for name, module in entrants.items()}
-    times = compare(calls, device=x.device, min_time=0.02, rounds=7, max_time=TIMING)
+    record["reasons"] = admit(entrants, model, inputs, PEERS)
+    calls = {name: forward_call(module, inputs) for name, module in entrants.items()}
+    times = compare(calls, device=inputs[0].device, min_time=0.02, rounds=7, max_time=TIMING)
     record["times"] = {name: asdict(sample) for name, sample in times.items()}
 
 

@@ -31,6 +31,8 @@ class Row:
     shape     of the input
     held      what else the model has by name: the shape of a parameter, another layer, or the Python that makes it
     training  whether batch norms use the statistics of the batch
+    given     shapes of further inputs, by name: what a model is called with is no parameter, of which much could be
+              computed ahead
     """
 
     index: int
@@ -39,13 +41,21 @@ class Row:
     shape: Shape
     held: dict[str, Shape | str] = field(default_factory=dict)
     training: bool = False
+    given: dict[str, Shape] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.layer}, {self.chain}" if self.layer else self.chain
 
     def divided(self, by: int) -> Row:
         """With a batch so many times smaller, of at least two samples."""
-        return replace(self, shape=(min(self.shape[0], max(2, self.shape[0] // by)), *self.shape[1:]))
+        batch = min(self.shape[0], max(2, self.shape[0] // by))
+        given = {name: (batch, *shape[1:]) for name, shape in self.given.items()}
+        return replace(self, shape=(batch, *self.shape[1:]), given=given)
+
+    @property
+    def inputs(self) -> tuple[Shape, ...]:
+        """Shapes of all inputs."""
+        return self.shape, *self.given.values()
 
     def source(self) -> str:
         """The text of a problem file."""
@@ -61,9 +71,9 @@ class Row:
             *_imports(self.chain, held),
             "\n\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()",
             *(f"        self.{name} = {_made(what)}" for name, what in held.items()),
-            "\n    def forward(self, x):",
+            f"\n    def forward(self, {', '.join(('x', *self.given))}):",
             *(f"        {line}" for line in (*own, *steps, f"return {last}")),
-            f"\n\ndef get_inputs():\n    return [torch.randn{self.shape}]",
+            f"\n\ndef get_inputs():\n    return [{', '.join(f'torch.randn{shape}' for shape in self.inputs)}]",
             "\n\ndef get_init_inputs():\n    return []",
         ]
         return "\n".join(lines) + "\n"
@@ -105,8 +115,16 @@ def _made(what: Shape | str) -> str:
     return f"{_LAYERS[match[1]].format(n=match[2])}({', '.join(arguments)})"
 
 
-def _row(index: int, layer: str, chain: str, shape: Shape, training: bool = False, **held: Shape | str) -> Row:
-    return Row(index, layer, chain, shape, held, training)
+def _row(
+    index: int,
+    layer: str,
+    chain: str,
+    shape: Shape,
+    training: bool = False,
+    given: dict[str, Shape] | None = None,
+    **held: Shape | str,
+) -> Row:
+    return Row(index, layer, chain, shape, held, training, given or {})
 
 
 # fmt: off
@@ -399,7 +417,7 @@ ROWS = (
     _row(198, "", "x + down(gelu(up(norm(x))))", (16, 512, 768), norm="nn.LayerNorm(768)", up="linear 768-3072",
          down="linear 3072-768"),
     _row(199, "", "y = normalize(x); y @ y.T", (4096, 512)),
-    _row(200, "", "torch.cdist(x, t)", (4096, 64), t=(4096, 64)),
+    _row(200, "", "torch.cdist(x, t)", (4096, 64), given={"t": (4096, 64)}),
     _row(201, "", "max_pool2d(relu(norm(conv(x))), 3, 2, 1)", (64, 3, 224, 224), conv="conv2d 3-64 k7 s2 p3 nobias",
          norm="nn.BatchNorm2d(64)"),
     _row(202, "", "torch.cat((x.mean((2, 3)), x.amax((2, 3))), 1)", (64, 256, 56, 56)),
@@ -444,12 +462,13 @@ ROWS = (
     _row(230, "", "norm(x)", (1024, 131072), norm="nn.LayerNorm(131072)"),
     _row(231, "", "log_softmax(x * 0.5, -1)", (512, 393216)),
     _row(232, "", "shift, scale, gate = ada(silu(t)).chunk(3, -1); x + gate[:, None] * up(norm(x) * (1 + scale[:, "
-         "None]) + shift[:, None])", (32, 256, 1152), t=(32, 1152), ada="nn.Linear(1152, 3456)",
-         norm="nn.LayerNorm(1152, elementwise_affine=False, eps=1e-6)", up="nn.Linear(1152, 1152)"),
+         "None]) + shift[:, None])", (32, 256, 1152), ada="nn.Linear(1152, 3456)",
+         norm="nn.LayerNorm(1152, elementwise_affine=False, eps=1e-6)", up="nn.Linear(1152, 1152)",
+         given={"t": (32, 1152)}),
     _row(233, "", "w = weight[None] * (1 + a(s))[:, None, :, None, None]; w = w * torch.rsqrt(w.square().sum((2, 3, "
          "4), keepdim=True) + 1e-8); y = conv2d(x.reshape(1, -1, *x.shape[2:]), w.flatten(0, 1), padding=1, "
          "groups=x.shape[0]); leaky_relu(y.view(x.shape[0], -1, *x.shape[2:]), 0.2)", (16, 128, 64, 64),
-         weight=(128, 128, 3, 3), s=(16, 512), a="nn.Linear(512, 128)"),
+         weight=(128, 128, 3, 3), a="nn.Linear(512, 128)", given={"s": (16, 512)}),
     _row(234, "", "m = x.mean(1, keepdim=True); s = torch.sqrt(x.var(1, keepdim=True, unbiased=False) + 1e-5); y = (x "
          "- m) / s * w + b; lin(y.transpose(1, 2)).transpose(1, 2) * s + m", (256, 512, 64), w=(64,), b=(64,),
          lin="nn.Linear(512, 96)"),
@@ -458,7 +477,7 @@ ROWS = (
     _row(236, "", "torch.cat([x] + [interpolate(adaptive_avg_pool2d(x, n), size=x.shape[2:], mode='bilinear') for n "
          "in (1, 2, 4)], 1)", (16, 128, 64, 64)),
     _row(237, "", "out(lateral(x) + interpolate(t, scale_factor=2.0, mode='nearest'))", (16, 256, 64, 64),
-         lateral="nn.Conv2d(256, 128, 1)", out="nn.Conv2d(128, 128, 3, padding=1)", t=(16, 128, 32, 32)),
+         lateral="nn.Conv2d(256, 128, 1)", out="nn.Conv2d(128, 128, 3, padding=1)", given={"t": (16, 128, 32, 32)}),
     _row(238, "", "p = pad(x, (0, 0, 1, -1)); sigmoid(rr(x * a + p * (1 - a))) * vv(relu(kk(x * b + p * (1 - "
          "b))).square())", (8, 1024, 768), a=(768,), b=(768,), rr="nn.Linear(768, 768)", kk="nn.Linear(768, 3072)",
          vv="nn.Linear(3072, 768)"),
@@ -472,7 +491,7 @@ ROWS = (
          (16384, 4096)),
     _row(243, "", "l = log_softmax(x, -1); -(0.9 * l.mean(-1) + 0.1 * l[:, 0]).mean()", (16384, 4096)),
     _row(244, "", "a, b = (x - x.mean(0)) / x.std(0), (t - t.mean(0)) / t.std(0); c = a.T @ b / x.shape[0]; (c - "
-         "e).square().sum()", (4096, 2048), t=(4096, 2048), e=(2048, 2048)),
+         "e).square().sum()", (4096, 2048), e=(2048, 2048), given={"t": (4096, 2048)}),
     _row(245, "", "a, b = x[:, None], t[None]; i = (torch.min(a[..., 2:], b[..., 2:]) - torch.max(a[..., :2], b[..., "
          ":2])).clamp(min=0).prod(-1); u = (a[..., 2:] - a[..., :2]).prod(-1) + (b[..., 2:] - b[..., :2]).prod(-1) - "
          "i; i / u", (8192, 4), t=(4096, 4)),
@@ -482,7 +501,7 @@ ROWS = (
          qkv="nn.Linear(768, 2304)", qn="nn.LayerNorm(64)", kn="nn.LayerNorm(64)", o="nn.Linear(768, 768)"),
     _row(248, "", "r, z, n = i(x).chunk(3, 1); hr, hz, hn = h(t).chunk(3, 1); r = sigmoid(r + hr); z = sigmoid(z + "
          "hz); n = tanh(n + r * hn); n + z * (t - n)", (8192, 512), i="nn.Linear(512, 1536)", h="nn.Linear(512, 1536)",
-         t=(8192, 512)),
+         given={"t": (8192, 512)}),
     _row(249, "", "x = x + t2(gelu(t1(n1(x).transpose(1, 2)))).transpose(1, 2); x + c2(gelu(c1(n2(x))))",
          (64, 196, 512), n1="nn.LayerNorm(512)", n2="nn.LayerNorm(512)", t1="nn.Linear(196, 256)",
          t2="nn.Linear(256, 196)", c1="nn.Linear(512, 2048)", c2="nn.Linear(2048, 512)"),
@@ -493,21 +512,22 @@ ROWS = (
     _row(252, "", "block(x)", (16, 512, 768),
          block="nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, norm_first=True, activation='gelu')"),
     _row(253, "", "dec(x, t)", (16, 256, 512), dec="nn.TransformerDecoderLayer(512, 8, 2048, batch_first=True)",
-         t=(16, 256, 512)),
+         given={"t": (16, 256, 512)}),
     _row(254, "", "mha(x, x, x)[0]", (16, 512, 768), mha="nn.MultiheadAttention(768, 12, batch_first=True)"),
     _row(255, "", "up(relu(n(c(interpolate(x, scale_factor=2, mode='bilinear', align_corners=True)))))",
          (16, 64, 64, 64), c="nn.Conv2d(64, 32, 3, padding=1)", n="nn.BatchNorm2d(32)", up="nn.Conv2d(32, 1, 1)"),
     _row(256, "", "torch.cat((t, interpolate(x, scale_factor=2, mode='bilinear', align_corners=True)), 1)",
-         (16, 64, 64, 64), t=(16, 64, 128, 128)),
+         (16, 64, 64, 64), given={"t": (16, 64, 128, 128)}),
     _row(257, "", "y = torch.cat([interpolate(relu(c(x)), size=t.shape[2:], mode='bilinear'), t], 1); head(y)",
-         (16, 256, 32, 32), c="nn.Conv2d(256, 128, 1)", t=(16, 64, 128, 128), head="nn.Conv2d(192, 21, 1)"),
+         (16, 256, 32, 32), c="nn.Conv2d(256, 128, 1)", head="nn.Conv2d(192, 21, 1)", given={"t": (16, 64, 128, 128)}),
     _row(258, "", "sigmoid(interpolate(c(x), scale_factor=8, mode='bilinear'))", (16, 256, 32, 32),
          c="nn.Conv2d(256, 1, 3, padding=1)"),
     _row(259, "", "interpolate(x, size=(112, 112), mode='bilinear', align_corners=False)", (64, 64, 128, 128)),
     _row(260, "", "relu(interpolate(x, size=(100, 100)))", (32, 64, 64, 64)),
     _row(261, "", "interpolate(x, scale_factor=2, mode='trilinear')", (8, 32, 32, 32, 32)),
     _row(262, "", "fold(unfold(x, 3, padding=1) * w, (64, 64), 3, padding=1)", (16, 64, 64, 64), w=(576, 1)),
-    _row(263, "", "cosine_embedding_loss(x, t, torch.ones(x.shape[0], device=x.device))", (16384, 512), t=(16384, 512)),
+    _row(263, "", "cosine_embedding_loss(x, t, torch.ones(x.shape[0], device=x.device))", (16384, 512),
+         given={"t": (16384, 512)}),
     _row(264, "", "soft_margin_loss(x, torch.sign(t).detach().expand_as(x))", (16384, 4096), t=(4096,)),
     _row(265, "", "h = first(x); h = attention(h, h, h)[0] + x; h + down(gelu(up(second(h))))", (16, 512, 768),
          first="nn.LayerNorm(768)", attention="nn.MultiheadAttention(768, 12, batch_first=True)",
@@ -516,12 +536,12 @@ ROWS = (
     _row(267, "", "torch.argmin(x, -1)", (16384, 4096)),
     _row(268, "", "torch.cumprod(x, 1)", (4096, 8192)),
     _row(269, "", "torch.cumsum(torch.cat((torch.zeros_like(x[:, :1]), x), 1)[:, :-1], 1)", (4096, 8192)),
-    _row(270, "", "torch.cumsum(x * (t > 0), 1)", (4096, 8192), t=(4096, 8192)),
+    _row(270, "", "torch.cumsum(x * (t > 0), 1)", (4096, 8192), given={"t": (4096, 8192)}),
     _row(271, "", "head(rnn(x)[0][:, -1])", (64, 128, 128), rnn="nn.LSTM(128, 256, 2, batch_first=True)",
          head="linear 256-10"),
     _row(272, "", "rnn(x)[0]", (128, 64, 128), rnn="nn.GRU(128, 256, 2, batch_first=True)"),
     _row(273, "", "h2o(tanh(i2h(torch.cat((x, t), 1))))", (256, 4096), i2h="linear 8192-4096", h2o="linear 4096-1024",
-         t=(256, 4096)),
+         given={"t": (256, 4096)}),
     _row(274, "", "a = softmax(norm(x.reshape(-1, 512) @ c), 1)[:, :32].view(x.shape[0], -1, 32); "
          "v = (a.transpose(1, 2) @ x).transpose(1, 2) - a.sum(1, keepdim=True) * d; "
          "normalize(normalize(v).reshape(x.shape[0], -1))", (512, 100, 512), norm="nn.BatchNorm1d(48)", c=(512, 48),
@@ -549,7 +569,7 @@ ROWS = (
     _row(283, "", "relu(n2(c2(relu(n1(c1(x)))))).max(-1)[0]", (16, 64, 1024, 32), c1="conv2d 64-64 k1",
          n1="nn.BatchNorm2d(64)", c2="conv2d 64-128 k1", n2="nn.BatchNorm2d(128)"),
     _row(284, "", "m, v = x.chunk(2, 1); -0.5 * (1 + v - m.square() - exp(v)).sum(1).mean()", (65536, 512)),
-    _row(285, "", "m, v = x.chunk(2, 1); m + exp(0.5 * v) * t", (65536, 512), t=(65536, 256)),
+    _row(285, "", "m, v = x.chunk(2, 1); m + exp(0.5 * v) * t", (65536, 512), given={"t": (65536, 256)}),
     _row(286, "", "torch.sqrt(gx(x).square() + gy(x).square() + 1e-6)", (16, 1, 1024, 1024),
          gx="conv2d 1-1 k3 p1 nobias", gy="conv2d 1-1 k3 p1 nobias"),
     _row(287, "", "blur(pad(x, (1, 2, 1, 2), mode='reflect'))", (32, 64, 128, 128),
@@ -566,7 +586,7 @@ ROWS = (
     _row(292, "linear 2048-2048", "y + up(down(x)) * 2.0", (8192, 2048), down="linear 2048-16 nobias",
          up="linear 16-2048 nobias"),
     _row(293, "", "g, b = film(t).chunk(2, 1); relu(norm(x) * (1 + g[:, :, None, None]) + b[:, :, None, None])",
-         (32, 128, 64, 64), film="linear 256-256", t=(32, 256), norm="nn.InstanceNorm2d(128)"),
+         (32, 128, 64, 64), film="linear 256-256", norm="nn.InstanceNorm2d(128)", given={"t": (32, 256)}),
     _row(294, "", "x = x - logsumexp(x, 2, keepdim=True); x = x - logsumexp(x, 1, keepdim=True); "
          "x = x - logsumexp(x, 2, keepdim=True); exp(x - logsumexp(x, 1, keepdim=True))", (64, 512, 512)),
     _row(295, "", "logsumexp(x.unsqueeze(2) + t, 1)", (4096, 64), t=(64, 64)),
@@ -577,7 +597,7 @@ ROWS = (
          qk="linear 1024-1024 nobias", kv="linear 1024-512 nobias", o="linear 1024-1024 nobias"),
     _row(298, "", "log(clamp(x.square() @ f, 1e-10)).transpose(1, 2)", (64, 1024, 257), f=(257, 80)),
     _row(299, "", "m = 0.9 * t + 0.1 * x; v = 0.999 * s + 0.001 * x.square(); p - 0.001 * m / (torch.sqrt(v) + 1e-8)",
-         (4096, 4096), t=(4096, 4096), s=(4096, 4096), p=(4096, 4096)),
+         (4096, 4096), given={"t": (4096, 4096), "s": (4096, 4096), "p": (4096, 4096)}),
     _row(300, "", "hard = one_hot(x.argmax(-1), x.shape[-1]).to(x.dtype); "
          "hard - softmax(x, -1).detach() + softmax(x, -1)", (16384, 1024)),
     _row(301, "", "x[:, :, ::2, ::2] + x[:, :, 1::2, ::2] - x[:, :, ::2, 1::2] - x[:, :, 1::2, 1::2]",
@@ -587,18 +607,18 @@ ROWS = (
          t="nn.Parameter((torch.rand(16384, 1024) > 0.9).float())"),
     _row(303, "", "a, b = normalize(f(x)), normalize(g(t)); l = s.exp() * a @ b.T; i = arange(x.shape[0], "
          "device=x.device); (cross_entropy(l, i) + cross_entropy(l.T, i)) / 2", (4096, 768), f="linear 768-512 nobias",
-         g="linear 1024-512 nobias", t=(4096, 1024), s=NUMBER),
+         g="linear 1024-512 nobias", s=NUMBER, given={"t": (4096, 1024)}),
     _row(304, "", "a, b = w12(x).chunk(2, -1); x + w3(silu(a) * b)", (8192, 1024), w12="linear 1024-5632 nobias",
          w3="linear 2816-1024 nobias"),
     _row(305, "linear 1024-1024", "y.unflatten(-1, (256, 4)).amax(-1)", (16384, 1024)),
     _row(306, "", "a = sigmoid(g(x)); a * relu(h(x)) + (1 - a) * x", (16384, 1024), g="linear 1024-1024",
          h="linear 1024-1024"),
     _row(307, "", "s = x.std(0).mean(); torch.cat((x, s.expand(x.shape[0], 1, 16, 16)), 1)", (256, 512, 16, 16)),
-    _row(308, "", "x @ r.transpose(1, 2) + t", (64, 16384, 3), r=(64, 3, 3), t=(64, 1, 3)),
+    _row(308, "", "x @ r.transpose(1, 2) + t", (64, 16384, 3), given={"r": (64, 3, 3), "t": (64, 1, 3)}),
     _row(309, "", "u = q[..., :3]; c = torch.cross(u, x, dim=-1) + q[..., 3:] * x; x + 2 * torch.cross(u, c, dim=-1)",
-         (1048576, 3), q=(1048576, 4)),
+         (1048576, 3), given={"q": (1048576, 4)}),
     _row(310, "", "h = (x[..., None] * f).flatten(-2); torch.cat((x, sin(h), cos(h)), -1)", (262144, 3), f=(10,)),
-    _row(311, "", "-10 * log10((x - t).square().mean((1, 2, 3)))", (64, 3, 512, 512), t=(64, 3, 512, 512)),
+    _row(311, "", "-10 * log10((x - t).square().mean((1, 2, 3)))", (64, 3, 512, 512), given={"t": (64, 3, 512, 512)}),
     _row(312, "", "x - interpolate(avg_pool2d(x, 2), scale_factor=2, mode='bilinear')", (32, 32, 128, 128)),
     _row(313, "", "m = avg_pool2d(x, 9, 1, 4); (x - m) / torch.sqrt(avg_pool2d(x * x, 9, 1, 4) - m * m + 1.0)",
          (16, 32, 256, 256)),
@@ -608,27 +628,29 @@ ROWS = (
     _row(315, "", "h = pad(x[:, :, :16], (0, 0, 0, 0, 0, 0, 0, 1))[:, 1:]; k = pad(x[:, :, 16:32], (0, 0, 0, 0, 0, 0, "
          "1, 0))[:, :-1]; torch.cat((h, k, x[:, :, 32:]), 2)", (16, 8, 128, 56, 56)),
     _row(316, "", "p = log_softmax(pi(x), -1); z = (t[:, None] - mu(x)) * torch.exp(-s(x)); -logsumexp(p - 0.5 * z * "
-         "z - s(x), -1).mean()", (65536, 128), pi="linear 128-32", mu="linear 128-32", s="linear 128-32", t=(65536,)),
-    _row(317, "", "x + (t - x).detach()", (4096, 4096), t=(4096, 4096)),
+         "z - s(x), -1).mean()", (65536, 128), pi="linear 128-32", mu="linear 128-32", s="linear 128-32",
+         given={"t": (65536,)}),
+    _row(317, "", "x + (t - x).detach()", (4096, 4096), given={"t": (4096, 4096)}),
     _row(318, "", "p = softmax(x, -1); -(p * log(p + 1e-8)).sum(-1).mean()", (16384, 4096)),
     _row(319, "", "p, q = softmax(x, -1), softmax(t, -1); m = 0.5 * (p + q); 0.5 * ((p * (p / m).log()).sum(-1) + (q "
-         "* (q / m).log()).sum(-1)).mean()", (16384, 1024), t=(16384, 1024)),
+         "* (q / m).log()).sum(-1)).mean()", (16384, 1024), given={"t": (16384, 1024)}),
     _row(320, "", "r = exp(x - t); a = (d - d.mean()) / (d.std() + 1e-8); -torch.min(r * a, r.clamp(0.8, 1.2) * "
-         "a).mean()", (4194304,), t=(4194304,), d=(4194304,)),
+         "a).mean()", (4194304,), given={"t": (4194304,), "d": (4194304,)}),
     _row(321, "", "m, s = x.chunk(2, -1); s = clamp(s, -20, 2); a = m + torch.exp(s) * e; (-0.5 * e * e - s - "
-         "0.9189385).sum(-1) - (2 * (0.6931472 - a - softplus(-2 * a))).sum(-1)", (262144, 64), e=(262144, 32)),
+         "0.9189385).sum(-1) - (2 * (0.6931472 - a - softplus(-2 * a))).sum(-1)", (262144, 64),
+         given={"e": (262144, 32)}),
     _row(322, "", "(torch.cumsum(f(k)[..., None] * x[..., None, :], 1) * f(q)[..., None]).sum(-2)", (8, 512, 64),
-         f="nn.Softplus()", k=(8, 512, 64), q=(8, 512, 64)),
+         f="nn.Softplus()", given={"k": (8, 512, 64), "q": (8, 512, 64)}),
     _row(323, "", "p = softmax(x.flatten(2), -1).view(x.shape); torch.stack(((p * gx).sum((2, 3)), (p * gy).sum((2, "
          "3))), -1)", (64, 17, 128, 128), gx=(128,), gy=(128, 1)),
     _row(324, "", "exp(-((gx - x[..., :1, None]) ** 2 + (gy - x[..., 1:, None]) ** 2) / 8.0)", (256, 17, 2), gx=(128,),
          gy=(128, 1)),
     _row(325, "", "q = t.expand(-1, 50, -1); h = relu(a(torch.cat((q, x, q - x, q * x), -1))); w = b(h); (w * "
-         "x).sum(1)", (2048, 50, 64), t=(2048, 1, 64), a="linear 256-36", b="linear 36-1"),
-    _row(326, "", "t * (x @ w + b) + x", (65536, 256), t=(65536, 256), w=(256, 256), b=(256,)),
+         "x).sum(1)", (2048, 50, 64), a="linear 256-36", b="linear 36-1", given={"t": (2048, 1, 64)}),
+    _row(326, "", "t * (x @ w + b) + x", (65536, 256), w=(256, 256), b=(256,), given={"t": (65536, 256)}),
     _row(327, "", "m, n = x.mean((2, 3), keepdim=True), t.mean((2, 3), keepdim=True); s, u = x.std((2, 3), "
          "keepdim=True), t.std((2, 3), keepdim=True); (x - m) / (s + 1e-5) * u + n", (32, 128, 64, 64),
-         t=(32, 128, 64, 64)),
+         given={"t": (32, 128, 64, 64)}),
     _row(328, "", "c = normalize(x) @ normalize(w).T; h = one_hot(arange(x.shape[0], device=x.device) % 8192, "
          "8192).to(x.dtype); 64.0 * (c - 0.35 * h)", (2048, 512), w=(8192, 512)),
     _row(329, "", "h = clamp(sigmoid(x), 1e-4, 1 - 1e-4); h * (max_pool2d(h, 3, 1, 1) == h).float()",
@@ -650,23 +672,24 @@ ROWS = (
          "sigmoid(b(w.transpose(2, 3)))", (32, 128, 56, 56), c="conv2d 128-16 k1", n="nn.BatchNorm2d(16)",
          a="conv2d 16-128 k1", b="conv2d 16-128 k1"),
     _row(337, "", "x * sigmoid(p(relu(a(x) + b(t))))", (32, 64, 64, 64), p="conv2d 32-1 k1", a="conv2d 64-32 k1",
-         b="conv2d 128-32 k1", t=(32, 128, 64, 64)),
+         b="conv2d 128-32 k1", given={"t": (32, 128, 64, 64)}),
     _row(338, "", "a, b = x.chunk(2, -1); s, m = f(a).chunk(2, -1); s = tanh(s); torch.cat((a, b * torch.exp(s) + m), "
          "-1)", (65536, 256), f="linear 128-256"),
-    _row(339, "", "((normalize(x) - normalize(t)).square() * w).sum(1).mean((1, 2))", (16, 256, 64, 64),
-         t=(16, 256, 64, 64), w=(256, 1, 1)),
+    _row(339, "", "((normalize(x) - normalize(t)).square() * w).sum(1).mean((1, 2))", (16, 256, 64, 64), w=(256, 1, 1),
+         given={"t": (16, 256, 64, 64)}),
     _row(340, "", "z = x - x.mean(0); s = torch.sqrt(z.var(0) + 1e-4); c = z.T @ z / (x.shape[0] - 1); relu(1 - "
          "s).mean() + (c.square().sum() - c.diagonal().square().sum()) / x.shape[1]", (4096, 1024)),
-    _row(341, "", "-(softmax((t - c) / 0.04, -1) * log_softmax(x / 0.1, -1)).sum(-1).mean()", (4096, 16384),
-         t=(4096, 16384), c=(16384,)),
+    _row(341, "", "-(softmax((t - c) / 0.04, -1) * log_softmax(x / 0.1, -1)).sum(-1).mean()", (4096, 16384), c=(16384,),
+         given={"t": (4096, 16384)}),
     _row(342, "", "i, f, o, g = c(torch.cat((x, h), 1)).chunk(4, 1); k = sigmoid(f) * m + sigmoid(i) * tanh(g); "
-         "sigmoid(o) * tanh(k)", (16, 32, 64, 64), c="conv2d 96-256 k3 p1", h=(16, 64, 64, 64), m=(16, 64, 64, 64)),
-    _row(343, "", "f(x, t)", (16384, 128), f="nn.Bilinear(128, 128, 64)", t=(16384, 128)),
+         "sigmoid(o) * tanh(k)", (16, 32, 64, 64), c="conv2d 96-256 k3 p1",
+         given={"h": (16, 64, 64, 64), "m": (16, 64, 64, 64)}),
+    _row(343, "", "f(x, t)", (16384, 128), f="nn.Bilinear(128, 128, 64)", given={"t": (16384, 128)}),
     _row(344, "", "f = x.flatten(2); y = (f @ f.transpose(1, 2) / f.shape[-1]).flatten(1); normalize(torch.sign(y) * "
          "torch.sqrt(y.abs() + 1e-10))", (64, 256, 28, 28)),
     _row(345, "", "i = torch.min(x[:, 2:], t[:, 2:]) - torch.max(x[:, :2], t[:, :2]); c = torch.max(x[:, 2:], t[:, "
          "2:]) - torch.min(x[:, :2], t[:, :2]); i = i.clamp(min=0).prod(1); a = c.prod(1); u = (x[:, 2:] - x[:, "
          ":2]).prod(1) + (t[:, 2:] - t[:, :2]).prod(1) - i; (1 - i / u + (a - u) / a).mean()", (1048576, 4),
-         t=(1048576, 4)),
+         given={"t": (1048576, 4)}),
 )
 # fmt: on

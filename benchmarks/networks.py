@@ -132,7 +132,7 @@ def measured(network: Network, device: torch.device, dtype: torch.dtype, verify:
     def fill(record: dict[str, Any]) -> None:
         torch.manual_seed(0)
         model = network.build().to(device, dtype).eval().requires_grad_(False)
-        serve(record, model, network.example(device, dtype), verify)
+        serve(record, model, (network.example(device, dtype),), verify)
         kernels = record["kernels"]
         record["rules"] = Counter(record["rules"])
         record["kernels"] = Counter(f"{kernel['family']}: {kernel['path']}" for kernel in kernels)

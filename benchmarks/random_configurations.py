@@ -83,7 +83,7 @@ def _fill(row: dict[str, Any], configuration: Configuration, device: torch.devic
         chosen = build(model, (x,), {}, kernels="auto")
         row["auto"] = [asdict(c) for c in chosen.choices]
         entrants = {"fusewright": _drop_in(model, chosen, x)[0], "always": fast}
-    row["reasons"] = admit(entrants, model, x, names)
+    row["reasons"] = admit(entrants, model, (x,), names)
     row["lost"] = next((name for name, reason in row["reasons"].items() if LOST in reason), "")
     if row["lost"]:
         raise RuntimeError(f"{LOST} in {row['lost']}")
@@ -137,13 +137,15 @@ def _declined(built: Built) -> bool:
     return any(c.generated is not None and c.aten is not None and c.generated > FASTER * c.aten for c in built.choices)
 
 
-def admit(entrants: dict[str, nn.Module], model: nn.Module, x: Tensor, names: tuple[str, ...]) -> dict[str, str]:
+def admit(
+    entrants: dict[str, nn.Module], model: nn.Module, inputs: tuple[Tensor, ...], names: tuple[str, ...]
+) -> dict[str, str]:
     """Adds the peers that survive one call to `entrants`; why the others do not."""
     reasons = {}
     for peer in peers(names):
         try:
-            module = peer.build(model, (x,))
-            forward_call(module, (x,))()
+            module = peer.build(model, inputs)
+            forward_call(module, inputs)()
         except Exception as failure:
             reasons[peer.name] = sentence(failure)
         else:

@@ -409,8 +409,8 @@ def test_a_fused_operator_runs_at_its_full_size(row: Row) -> None:
     scope: dict[str, Any] = {}
     exec(row.source(), scope)
     with torch.device("meta"):
-        model, (x,) = scope["Model"]().train(row.training), scope["get_inputs"]()
-        assert x.shape == row.shape and model(x).numel() > 0
+        model, inputs = scope["Model"]().train(row.training), scope["get_inputs"]()
+        assert inputs[0].shape == row.shape and model(*inputs).numel() > 0
     norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
     batch = any(not isinstance(m, torch.nn.modules.instancenorm._InstanceNorm) for m in norms)
     assert row.training == batch or row.index > 128  # whose networks are in evaluation mode
@@ -426,6 +426,15 @@ def test_rows_of_fused_operators_are_shared_out() -> None:
     assert sorted((row for part in parts for row in part), key=lambda row: row.index) == [*ROWS]
     (only,) = fused.chosen_rows("5", "1/1", 8)
     assert only.shape == (4, *ROWS[4].shape[1:]) and only.divided(10**6).shape[0] == 2
+
+
+def test_what_a_fused_operator_is_called_with_is_no_parameter() -> None:
+    row = Row(7, "", "x * t.exp() + b", (64, 8), {"b": (8,)}, given={"t": (64, 8)})
+    scope: dict[str, Any] = {}
+    exec(row.divided(16).source(), scope)
+    model, inputs = scope["Model"](), scope["get_inputs"]()
+    assert [*dict(model.named_parameters())] == ["b"] and [t.shape for t in inputs] == [(4, 8), (4, 8)]
+    torch.testing.assert_close(model(*inputs), inputs[0] * inputs[1].exp() + model.b)
 
 
 SMALL = Row(7, "conv2d 2-3 k3", "norm(relu(y) + b)", (4, 2, 12, 12), {"norm": "nn.BatchNorm2d(3)"}, training=True)

@@ -19,13 +19,6 @@ from fusewright.ir.node import Node
 from fusewright.schedule.chain import Window
 from fusewright.schedule.stream import Part, Place, Read, Stream, Within
 
-# How a window takes an element in; a maximum and a minimum keep a NaN.
-TAKE = {
-    "max": "pooled[e] = element > pooled[e] || element != element ? element : pooled[e];",
-    "min": "pooled[e] = element < pooled[e] || element != element ? element : pooled[e];",
-    "avg": "pooled[e] += element;",
-}
-
 
 class StreamValues(ABC):
     """Writes the function ``values``; `names` are the tensors' names in `Data`."""

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import sympy
 import torch
 
 from fusewright.ir import ops
-from fusewright.ir.node import Node
+from fusewright.ir.node import Node, topological
 
 Users = Mapping[Node, int]
 
@@ -24,6 +25,9 @@ MEMORY = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 # What computes each element by itself.
 POINTWISE = (ops.Pointwise, ops.Cast, ops.Detach)
+
+# What computes nothing, though an operation of others may copy it.
+VIEWS = (ops.Reshape, ops.Permute, ops.Expand, ops.Slice, ops.Windows, ops.Detach)
 
 # Reductions that read twice.
 TWO_PASSES = ("logsumexp", "var", "std")
@@ -171,7 +175,8 @@ def taken_in(
     roots: Iterable[Node], users: Users, fits: Callable[[Node], bool], most: int = 1 << 30
 ) -> tuple[dict[Node, None], dict[Node, int]]:
     """`roots`, and the nodes that `fits` holds for, from them on as far as nobody else uses them, about so many at
-    `most`; and how often these use each of what they read, Python numbers left out."""
+    `most`; and how often these use each of what they read, Python numbers left out.  What is computed ahead of calls is
+    read."""
     inner = dict.fromkeys(roots)
     while True:
         read: dict[Node, int] = {}
@@ -179,10 +184,46 @@ def taken_in(
             for a in node.inputs:
                 if a not in inner and not isinstance(a.op, ops.Number):
                     read[a] = read.get(a, 0) + 1
-        more = [n for n, uses in read.items() if uses >= users[n] and fits(n)]
+        more = [n for n, uses in read.items() if uses >= users[n] and fits(n) and not is_ahead(n)]
         if not more or len(inner) > most:
             return inner, read
         inner.update(dict.fromkeys(more))
+
+
+_AHEAD: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
+
+
+def is_ahead(node: Node) -> bool:
+    """Whether a value is computed ahead of calls, and is to be: of weights alone, and no larger than what is read of
+    all of those.
+
+    t / norm(t)  is;  a (N, 1) + b (M)  is not: a kernel reads less of both than of their sum
+    """
+    if node.varies or not node.inputs or isinstance(node.op, VIEWS):
+        return False
+    if node not in _AHEAD:
+        below = topological([node])
+        known = not any(isinstance(d, sympy.Expr) for n in below for d in n.shape)
+        settled = known and not any(n.op.effectful for n in below)
+        _AHEAD[node] = settled and _bytes(node) <= sum(_weights_read(below).values())
+    return _AHEAD[node]
+
+
+def _weights_read(nodes: Iterable[Node]) -> dict[Node, int]:
+    """Bytes of the weights that some of these nodes compute on, or of what these see of them."""
+    found: dict[Node, int] = {}
+    for view in {a for n in nodes if not isinstance(n.op, VIEWS) for a in n.inputs}:
+        least, weight = _bytes(view), view
+        while isinstance(weight.op, VIEWS):
+            weight = weight.arg(0)
+            least = min(least, _bytes(weight))
+        if isinstance(weight.op, ops.Param | ops.Buffer | ops.Constant):
+            found[view] = least
+    return found
+
+
+def _bytes(node: Node) -> int:
+    return prod(map(int, node.shape)) * node.dtype.itemsize
 
 
 def _map(root: Node, users: Users, is_source: Callable[[Node], bool]) -> Map | str:

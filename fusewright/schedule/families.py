@@ -128,6 +128,15 @@ NORMALIZATION = Family("normalization", normalization.parse, lambda n: n.tensors
 LARGE = replace(NORMALIZATION, match=normalization.parse_large)
 MOVING = replace(NORMALIZATION, match=normalization.parse_moving)
 LARGE_MOVING = replace(LARGE, match=functools.partial(normalization.parse_large, parse=normalization.parse_moving))
+KEPT_ROWS = Family(
+    "kept rows",
+    kept_rows.parse,
+    lambda k: k.tensors,
+    ops.Reduce,
+    kept_rows.split,
+    also=lambda k: k.roots[1:],
+    beside=True,
+)
 SHARED = Family(
     "normalization",
     normalization.parse_shared,
@@ -151,7 +160,7 @@ FAMILIES = (
     Family("statistics", normalization.parse_statistics, lambda c: c.sums.tensors, ops.Statistics),
     SHARED,
     LARGE_MOVING,
-    Family("kept rows", kept_rows.parse, lambda k: k.tensors, ops.Reduce, also=lambda k: k.roots[1:], beside=True),
+    KEPT_ROWS,
     Family("scan", scan.parse, lambda s: s.tensors, ops.Scan),
     SAMPLES_APART,
     Family("matmul", matmul.match, lambda m: m.tensors, ops.Matmul),

@@ -24,6 +24,7 @@ from fusewright.ir.ops import ReduceKind, Size
 from fusewright.schedule import stream
 from fusewright.schedule.beside import Elements, Readers, gathered
 from fusewright.schedule.chain import MEMORY, POINTWISE, Users, depends_on, taken_in
+from fusewright.schedule.partial import Split
 from fusewright.schedule.stream import Read, Stream, Tree
 
 KINDS = ("sum", "mean", "max", "min", "norm", "var", "std", "argmax", "argmin")
@@ -113,9 +114,32 @@ def parse(root: Node, users: Users, readers: Readers = MappingProxyType({})) -> 
         return f"{root!r} follows no reduction"
     assert isinstance(first.op, ops.Reduce)
     rows = _Rows(users, readers, first.arg(0).shape, first.op.dims)
-    beside = rows.beside(root) if readers else (root,)
+    beside = rows.beside(root) if root in readers else (root,)  # a step of a reduction has no readers yet
     found = rows.found(beside) if len(beside) > 1 else ""
     return rows.found((root,)) if isinstance(found, str) else found
+
+
+def split(root: Node, users: Users) -> Split | None:
+    """The two steps of a reduction over rows that are kept and more: of each row, and of what those give.
+
+    mean(x / norm(x, 1), (1, 2))  is  sum(x / norm(x, 1), 1), and what is left of that
+
+    Sums of half precisions stay whole: they would be rounded in between.
+    """
+    op = root.op
+    if not isinstance(op, ops.Reduce) or op.kind not in ("sum", "mean", "max", "min") or op.dtype is not None:
+        return None
+    x = root.arg(0)
+    if op.kind in ("sum", "mean") and x.dtype.itemsize < torch.float32.itemsize:
+        return None
+    first = _reduction_before(x) if users[x] == 1 and all(isinstance(x.shape[d], int) for d in op.dims) else None
+    if first is None or first.arg(0).shape != x.shape:
+        return None
+    assert isinstance(first.op, ops.Reduce)
+    if not set(first.op.dims) < set(op.dims):
+        return None
+    part = make(ops.Reduce("sum" if op.kind == "mean" else op.kind, first.op.dims, True), x, where=root.where)
+    return None if isinstance(parse(part, {**users, part: 1}), str) else Split(root, part)
 
 
 def _reduction_before(root: Node) -> Node | None:

@@ -16,7 +16,7 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Size
-from fusewright.schedule.chain import MEMORY, TWO_PASSES, is_rounded
+from fusewright.schedule.chain import MEMORY, TWO_PASSES, is_ahead, is_rounded
 
 MOST_BYTES = 40 * 1024  # kept by a block at one time
 # Elements of one sample of a value: of any one, and of what consists of a few long rows.  One block has to do it all.
@@ -155,7 +155,7 @@ def parse(
     def visit(node: Node, sampled: bool) -> None:
         if node in given or node in inner or isinstance(node.op, ops.Number | ops.Full):
             return
-        inside = sampled and single(node) and _unsupported(node, root) is None
+        inside = sampled and single(node) and _unsupported(node, root) is None and not is_ahead(node)
         if node is not root and (not inside or is_left(node)):
             leaves[node] = None
             return

@@ -13,6 +13,20 @@ __device__ __forceinline__ void await_launches() {
 #endif
 }
 
+// The greater and the smaller of two values; NaN wins.
+__device__ __forceinline__ float greater(float a, float b) {
+    float c;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+__device__ __forceinline__ float smaller(float a, float b) {
+    float c;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+__device__ __forceinline__ double greater(double a, double b) { return a > b || a != a ? a : b; }
+__device__ __forceinline__ double smaller(double a, double b) { return a < b || a != a ? a : b; }
+
 // Elements of tensors in half precisions are bits until they are read: bf16 and fp16 <-> float32.
 struct bf16 { unsigned short bits; };
 struct fp16 { unsigned short bits; };
@@ -142,7 +156,7 @@ void values(const Data& d, index_t i0, index_t i1, index_t i2, index_t i3, float
 #pragma unroll
                 for (int e = 0; e < VALUES<WIDE>; ++e) {
                     const int tap = u + c - (SKEW<WIDE> - PADDING[1]) - e * STRIDE[1];
-                    if (tap >= 0 && tap <= REACH) pooled[e] = element > pooled[e] || element != element ? element : pooled[e];
+                    if (tap >= 0 && tap <= REACH) pooled[e] = greater(pooled[e], element);
                 }
             }
         }
@@ -169,12 +183,12 @@ __device__ __forceinline__ void tall_values(const Data& d, index_t i0, index_t i
             const index_t j3 = i3 * STRIDE[1] - PADDING[1] + u3 * DILATION[1];
             const auto xs = load<1>(d.x + (((i0 * d.n1 + i1) * d.m2 + j2) * d.m3 + j3));
             const float x = widened(xs.at[0]);
-            row = x > row || x != x ? x : row;
+            row = greater(row, x);
         }
 #pragma unroll
         for (int e = 0; e < TALL; ++e) {
             const int tap = u2 - e * STRIDE[0];
-            if (tap >= 0 && tap < KERNEL[0]) pooled[e] = row > pooled[e] || row != row ? row : pooled[e];
+            if (tap >= 0 && tap < KERNEL[0]) pooled[e] = greater(pooled[e], row);
         }
     }
 #pragma unroll

@@ -14,10 +14,9 @@ import torch
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cpu.elements import read, written
 from fusewright.codegen.cpu.loops import LaneScalars, lanes, procedure
-from fusewright.codegen.cpu.stream_values import Values, tree
+from fusewright.codegen.cpu.stream_values import TAKE, Values, tree
 from fusewright.codegen.cpu.text import parallel
 from fusewright.codegen.stream_sizes import Sizes
-from fusewright.codegen.stream_values import TAKE
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.ir.node import Node
 from fusewright.schedule.stream import Read, Stream

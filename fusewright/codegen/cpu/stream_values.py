@@ -9,11 +9,18 @@ import torch
 from fusewright.codegen.cpp import ELEMENT, Scalars, compute_type, literal
 from fusewright.codegen.cpu.elements import HALVES, read, written
 from fusewright.codegen.cpu.loops import LaneScalars, lanes, procedure
-from fusewright.codegen.stream_values import TAKE, StreamValues, constant, ends, unknown
+from fusewright.codegen.stream_values import StreamValues, constant, ends, unknown
 from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.schedule.stream import Place, Read, Stream, Tree
+
+# How a window takes an element in, as compilers make vectors of it; a maximum and a minimum keep a NaN.
+TAKE = {
+    "max": "pooled[e] = element > pooled[e] || element != element ? element : pooled[e];",
+    "min": "pooled[e] = element < pooled[e] || element != element ? element : pooled[e];",
+    "avg": "pooled[e] += element;",
+}
 
 
 class Values(StreamValues):

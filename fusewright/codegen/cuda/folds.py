@@ -46,7 +46,7 @@ _EXTREME = """
 struct $Name {
     $T best;
     static __device__ $Name empty() { return {$start}; }
-    __device__ void take_one($T value) { best = value $better best || value != value ? value : best; }
+    __device__ void take_one($T value) { best = $join(best, value); }
     template <int COUNT>
     __device__ void take(const $T (&value)[COUNT]) {
 #pragma unroll
@@ -102,14 +102,14 @@ struct $Name {
     static __device__ $T shift($T most) { return fabs(most) == $T(INFINITY) ? $T(0) : most; }
     __device__ void raise($T value) {
         const $T least = most;
-        most = value > most || value != value ? value : most;
+        most = greater(most, value);
         if (most != least) total *= exp(least - most);
     }
     template <int COUNT>
     __device__ void take(const $T (&value)[COUNT]) {
         $T top = value[0], few = 0;
 #pragma unroll
-        for (int i = 1; i < COUNT; ++i) top = value[i] > top || value[i] != value[i] ? value[i] : top;
+        for (int i = 1; i < COUNT; ++i) top = greater(top, value[i]);
         raise(top);
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) few += exp(value[i] - shift(most));
@@ -180,6 +180,7 @@ def fold(op: ops.Reduce, name: str, compute: str, result: str) -> str:
         kind=word(op),
         start=f"{compute}(INFINITY)" if kind in ("min", "argmin") else f"-{compute}(INFINITY)",
         better="<" if kind in ("min", "argmin") else ">",
+        join="smaller" if kind == "min" else "greater",
         values="squares" if kind == "norm" else "values",
         first="value[0] * value[0]" if kind == "norm" else "value[0]",
         each="value[i] * value[i]" if kind == "norm" else "value[i]",

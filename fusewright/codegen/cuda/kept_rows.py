@@ -29,8 +29,9 @@ LEAST_TEAM, MOST_TEAM = 4, 1024
 KEPT_OF_COLUMNS = (16, 32)
 MOST_SHARING = 64
 
-# What joins extremes, and their places.
+# What joins extremes, and their places; and which of these such an extreme is at.
 JOINS = {"max": "Max", "min": "Min", "argmax": "First<Max>", "argmin": "First<Min>"}
+PLACES = {"max": "argmax", "min": "argmin"}
 
 Option = dict[str, Any]
 
@@ -179,6 +180,8 @@ class _Rows(TeamWriter):
 
     def _pass(self, i: int, p: Pass, names: dict[str, object]) -> Lines:
         """The statements that find number `i`."""
+        if (place := self._place_of(i)) is not None:
+            return fill(text.AT_PLACE, i=i, of=place, **names)
         if p.kind in ("max", "min"):
             return fill(text.EXTREME, i=i, **names)
         if p.kind in ("argmax", "argmin"):
@@ -189,6 +192,14 @@ class _Rows(TeamWriter):
         take = "few += value[e] * value[e];" if p.kind == "norm" else "few += value[e];"
         whole = {"sum": f"total{i}", "mean": f"total{i} / LENGTH", "norm": f"sqrt(total{i})"}[p.kind]
         return [*fill(text.SUM, take=take, i=i, of=i, **names), *fill(text.NUMBER, whole=whole, i=i, **names)]
+
+    def _place_of(self, i: int) -> int | None:
+        """The pass before that found the place of the extreme which pass `i` is to find."""
+        p = self.k.passes[i]
+        found = (
+            j for j, q in enumerate(self.k.passes[:i]) if q.kind == PLACES.get(p.kind) and q.tree.root is p.tree.root
+        )
+        return next(found, None)
 
     def _decode_element(self) -> Lines:
         return self._decode("item", self.axes["first"])
@@ -242,6 +253,8 @@ class _Columns(_Rows):
         return decode("item", self.axes["first"], "")
 
     def _pass(self, i: int, p: Pass, names: dict[str, object]) -> Lines:
+        if (place := self._place_of(i)) is not None:
+            return fill(text.AT_PLACE_OF_COLUMNS, i=i, of=place, **names)
         if p.kind in ("max", "min"):
             return fill(text.EXTREME_OF_COLUMNS, i=i, **names)
         if p.kind in ("argmax", "argmin"):

@@ -10,11 +10,15 @@ struct Sum {
 // NaN once there is one.
 struct Max {
     template <typename T>
-    __device__ __forceinline__ T operator()(T a, T b) const { return b > a || b != b ? b : a; }
+    __device__ __forceinline__ T operator()(T a, T b) const { return greater(a, b); }
+    template <typename T>
+    static __device__ __forceinline__ bool keeps(T a, T b) { return b <= a; }
 };
 struct Min {
     template <typename T>
-    __device__ __forceinline__ T operator()(T a, T b) const { return b < a || b != b ? b : a; }
+    __device__ __forceinline__ T operator()(T a, T b) const { return smaller(a, b); }
+    template <typename T>
+    static __device__ __forceinline__ bool keeps(T a, T b) { return b >= a; }
 };
 """
 
@@ -35,6 +39,12 @@ struct First {
         const T better = Better()(a.value, b.value);
         const bool second = alike ? b.at < a.at : b.value != b.value || better == b.value;
         return second ? b : a;
+    }
+    // The same of a value that lies behind.
+    template <typename T>
+    __device__ __forceinline__ Place<T> operator()(const Place<T> a, T value, int at) const {
+        const bool second = !Better::keeps(a.value, value) && a.value == a.value;
+        return {second ? value : a.value, second ? at : a.at};
     }
 };
 """
@@ -135,6 +145,10 @@ NUMBER = """
 const $S number$i = $S($whole);
 """
 
+AT_PLACE = """
+const $S number$i = $S(place$of.value);
+"""
+
 SPREAD = """
 double total$i = 0;
 #pragma unroll
@@ -177,9 +191,10 @@ for (int g = 0; g < GROUPS; ++g) {
     $T value[V];
     pass$i<WIDE>(d, $coordinates, $arguments, value);
 #pragma unroll
-    for (int e = 0; e < V; ++e) place$i = $Join()(place$i, Place<$T>{value[e], int(item * V + e)});
+    for (int e = 0; e < V; ++e) place$i = $Join()(place$i, value[e], int(item * V + e));
 }
-const $S number$i = $S(joined<TEAM>(place$i, $Join()).at);
+place$i = joined<TEAM>(place$i, $Join());
+const $S number$i = $S(place$i.at);
 """
 
 WRITE_ELEMENTS = """
@@ -305,24 +320,28 @@ join_columns(number$i, $Join());
 """
 
 PLACE_OF_COLUMNS = """
-$S number$i[V];
-{
-    Place<$T> place[V];
+Place<$T> place$i[V];
 #pragma unroll
-    for (int e = 0; e < V; ++e) place[e] = {$T($start), 0};
+for (int e = 0; e < V; ++e) place$i[e] = {$T($start), 0};
 #pragma unroll
-    for (int g = 0; g < GROUPS; ++g) {
-        const index_t item = min(member + g * TEAM, LENGTH - 1);
-        $decode_item
-        $T value[V];
-        pass$i<WIDE>(d, $coordinates, $arguments, value);
+for (int g = 0; g < GROUPS; ++g) {
+    const index_t item = min(member + g * TEAM, LENGTH - 1);
+    $decode_item
+    $T value[V];
+    pass$i<WIDE>(d, $coordinates, $arguments, value);
 #pragma unroll
-        for (int e = 0; e < V; ++e) place[e] = $Join()(place[e], Place<$T>{value[e], int(item)});
-    }
-    join_columns(place, $Join());
-#pragma unroll
-    for (int e = 0; e < V; ++e) number$i[e] = $S(place[e].at);
+    for (int e = 0; e < V; ++e) place$i[e] = $Join()(place$i[e], value[e], int(item));
 }
+join_columns(place$i, $Join());
+$S number$i[V];
+#pragma unroll
+for (int e = 0; e < V; ++e) number$i[e] = $S(place$i[e].at);
+"""
+
+AT_PLACE_OF_COLUMNS = """
+$S number$i[V];
+#pragma unroll
+for (int e = 0; e < V; ++e) number$i[e] = $S(place$of[e].value);
 """
 
 WRITE_COLUMNS = """

@@ -326,8 +326,7 @@ class _Kept(TeamWriter):
         if self.blocks > 1:
             yield fill(text.SHARED_MEMORY)
         if isinstance(self.n.op, ops.Softmax):
-            yield fill(text.LARGER, S=S)
-            yield fill(text.MOST, S=S, **self._joined(S, "value = larger(value, other);", OF_MOST))
+            yield fill(text.MOST, S=S, **self._joined(S, "value = greater(value, other);", OF_MOST))
         yield fill(text.SUM, **self._joined("double", "value += other;", OF_SUM))
 
     def _joined(self, element: str, join: str, at: int) -> dict[str, Lines]:
@@ -450,7 +449,7 @@ class _KeptColumns(_Kept):
     each = "[e]"
 
     def _joining(self) -> Iterator[Lines]:
-        yield fill(text.LARGER, S=statistics_of(self.n)[SCALE])
+        yield from ()
 
     def _passed(self, name: str, element: str) -> str:
         return f"const {element} (&{name})[VALUES<WIDE>]"

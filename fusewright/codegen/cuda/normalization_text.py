@@ -175,23 +175,18 @@ $center
 const $S scale = 1 / sqrt($S(sum_of<TEAM>(squares) $over + $epsilon));
 """
 
-LARGER = """
-// The larger of two values, NaN once there is one.
-__device__ __forceinline__ $S larger(const $S a, const $S b) { return b > a || b != b ? b : a; }
-"""
-
 MOST = """
 // The largest of the values of TEAM neighbouring threads, in all of them.
 template <int TEAM>
 __device__ __forceinline__ $S most_of($S value) {
 #pragma unroll
     for (int offset = (TEAM < 32 ? TEAM : 32) / 2; offset > 0; offset /= 2)
-        value = larger(value, __shfl_xor_sync(~0u, value, offset));
+        value = greater(value, __shfl_xor_sync(~0u, value, offset));
     if constexpr (TEAM > 32) {
         $warps
         if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
         __syncthreads();
-        for (int warp = 0; warp < THREADS / 32; ++warp) value = larger(value, warps[warp]);
+        for (int warp = 0; warp < THREADS / 32; ++warp) value = greater(value, warps[warp]);
     }
     $of_blocks
     return value;
@@ -203,7 +198,7 @@ $S most = -$S(INFINITY);
 #pragma unroll
 for (int g = 0; g < GROUPS; ++g)  // beyond the last item there is the last one once more
 #pragma unroll
-    for (int e = 0; e < V; ++e) most = larger(most, kept[g][e]);
+    for (int e = 0; e < V; ++e) most = greater(most, kept[g][e]);
 most = most_of<TEAM>(most);
 double sum = 0;
 #pragma unroll
@@ -246,14 +241,14 @@ __device__ __forceinline__ void columns(const Data& d, $target) {
         for (int e = 0; e < V; ++e) {
             $S most = kept[0][e];
 #pragma unroll
-            for (int g = 1; g < GROUPS; ++g) most = larger(most, kept[g][e]);
+            for (int g = 1; g < GROUPS; ++g) most = greater(most, kept[g][e]);
             most_of[member][lane * V + e] = most;
         }
         __syncthreads();
 #pragma unroll
         for (int e = 0; e < V; ++e) {
             $S most = most_of[0][lane * V + e];
-            for (int m = 1; m < TEAM; ++m) most = larger(most, most_of[m][lane * V + e]);
+            for (int m = 1; m < TEAM; ++m) most = greater(most, most_of[m][lane * V + e]);
             $S few = 0;
 #pragma unroll
             for (int g = 0; g < GROUPS; ++g)

@@ -8,8 +8,8 @@ from fusewright.ir.ops import ScanKind
 JOIN: dict[ScanKind, str] = {
     "sum": "return a + b;",
     "prod": "return a * b;",
-    "max": "return b > a || b != b ? b : a;",
-    "min": "return b < a || b != b ? b : a;",
+    "max": "return greater(a, b);",
+    "min": "return smaller(a, b);",
     "logsumexp": """
 const bool first = a > b || a != a;
 const T most = first ? a : b, least = first ? b : a;

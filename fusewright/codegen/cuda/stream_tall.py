@@ -10,9 +10,8 @@ from math import prod
 
 from fusewright.codegen.cpp import ELEMENT, compute_type
 from fusewright.codegen.cuda import stream_text
-from fusewright.codegen.cuda.stream_values import Values
+from fusewright.codegen.cuda.stream_values import TAKE, Values
 from fusewright.codegen.stream_sizes import hint
-from fusewright.codegen.stream_values import TAKE
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.ir import ops
 from fusewright.ir.node import Node

@@ -9,13 +9,20 @@ from math import prod
 import torch
 
 from fusewright.codegen.cpp import Scalars, compute_type, rounded
-from fusewright.codegen.stream_values import TAKE, StreamValues, constant, unknown
+from fusewright.codegen.stream_values import StreamValues, constant, unknown
 from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.schedule.stream import Place, Read, Stream, Tree, picks_each
 
 UNROLLED_TAPS = 64
+
+# How a window takes an element in; a maximum and a minimum keep a NaN.
+TAKE = {
+    "max": "pooled[e] = greater(pooled[e], element);",
+    "min": "pooled[e] = smaller(pooled[e], element);",
+    "avg": "pooled[e] += element;",
+}
 
 
 @dataclass(frozen=True)

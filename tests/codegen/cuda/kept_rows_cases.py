@@ -62,6 +62,11 @@ def without_best(x: Node, kind: str, dim: int, keepdim: bool = True) -> Node:
     return pointwise("where", best, 0.0, x)
 
 
+def below_best(x: Node, kind: str, dim: int) -> Node:
+    """The same, less what was there."""
+    return pointwise("sub", without_best(x, f"arg{kind}", dim), over(x, kind, dim))
+
+
 def unsqueezed(x: Node, kind: str, dim: int) -> Node:
     """What is divided by a number of its row, which lost the dimension and got it back."""
     shape = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
@@ -161,4 +166,7 @@ PLACES: dict[str, Callable[[], Node]] = {
     "of doubles": lambda: without_best(inp(0, 5, 96, dtype=torch.float64), "argmax", 1),
     "columns": lambda: without_best(inp(0, *IMAGE), "argmax", 1),
     "columns, no vector": lambda: without_best(inp(0, 2, 70, 3, 5), "argmin", 1, keepdim=False),
+    "greatest, and where": lambda: below_best(inp(0, 5, 96), "max", 1),
+    "least, and where": lambda: below_best(inp(0, 3, 1000), "min", 1),
+    "columns, greatest, and where": lambda: below_best(inp(0, *IMAGE), "max", 1),
 }

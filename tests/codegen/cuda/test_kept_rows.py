@@ -115,6 +115,15 @@ def test_places(name: str, special: float | None) -> None:
         torch.testing.assert_close(got.double(), want, equal_nan=True, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["greatest, and where", "columns, greatest, and where"])
+def test_an_extreme_is_found_with_its_place(name: str) -> None:
+    """In one pass over the elements."""
+    k = kept(PLACES[name]())
+    assert [p.kind for p in k.passes] == ["argmax", "max"]
+    source = kernel(k, "fused_test", **options(k)[0]).source
+    assert "pass0<WIDE>(d" in source and "pass1<WIDE>(d" not in source
+
+
 @pytest.mark.parametrize("dtype", [BF16, F16, F64], ids=str)
 @pytest.mark.parametrize("name", ["rows", "columns"])
 def test_dtypes(name: str, dtype: torch.dtype) -> None:
