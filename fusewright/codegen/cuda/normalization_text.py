@@ -248,7 +248,10 @@ __device__ __forceinline__ void columns(const Data& d, $target) {
 #pragma unroll
         for (int e = 0; e < V; ++e) {
             $S most = most_of[0][lane * V + e];
-            for (int m = 1; m < TEAM; ++m) most = greater(most, most_of[m][lane * V + e]);
+            for (int m = 1; m < TEAM; ++m) {
+                const $S next = most_of[m][lane * V + e];
+                most = next > most || next != next ? next : most;  // by `greater`, sm_90 would have too few registers
+            }
             $S few = 0;
 #pragma unroll
             for (int g = 0; g < GROUPS; ++g)
