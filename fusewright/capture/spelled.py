@@ -44,7 +44,7 @@ def spelled(node: fx.Node) -> fx.Graph | None:
             graph = make_fx(composed)(*given).graph
     except Exception:  # whatever stands in the way: the call itself runs as it did
         return None
-    if any(n.target is torch.ops.aten.size.default for n in graph.nodes):  # asks for what is no tensor
+    if any(str(n.target) == "aten.size.default" for n in graph.nodes):  # asks for what is no tensor; not all PyTorch do
         return None
     for inner in graph.nodes:
         inner.meta["nn_module_stack"] = node.meta.get("nn_module_stack")

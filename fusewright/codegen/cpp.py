@@ -57,14 +57,21 @@ class Scalars:
     operand   text that reads any other leaf at the current element, in the compute type of its dtype
     cuda      whether the text is for CUDA, which has faster instructions for some functions
     rounds    whether, there, every result is rounded to its dtype, as eager does
+    steady    whether, there, many are divided by a value, so that its reciprocal is worth a division
     """
 
     multiplies: ClassVar[bool] = False  # whether known divisors are factors where the text is not for CUDA
 
     def __init__(
-        self, given: Mapping[Node, str], operand: Callable[[Node], str], cuda: bool = False, *, rounds: bool = False
+        self,
+        given: Mapping[Node, str],
+        operand: Callable[[Node], str],
+        cuda: bool = False,
+        *,
+        rounds: bool = False,
+        steady: Callable[[Node], bool] = lambda _: False,
     ) -> None:
-        self.cuda, self.rounds = cuda, rounds
+        self.cuda, self.rounds, self.steady = cuda, rounds, steady
         self.names = dict(given)
         self.operand = operand
         self.lines: list[str] = []
@@ -127,7 +134,11 @@ class Scalars:
     def _shorter(self, node: Node, compute: str) -> str | None:
         """The text of a function that takes fewer instructions for what its argument can be, if there is one."""
         assert isinstance(node.op, ops.Pointwise)
-        if not self.cuda or compute != "float" or not node.op.traits.cuda_within:
+        if not self.cuda or compute != "float":
+            return None
+        if node.op.fn == "div" and self.steady(node.arg(1)):
+            return "quotient({0}, {1})"
+        if not node.op.traits.cuda_within:
             return None
         bounds = interval(node.arg(0))
         return next((text for known, text in node.op.traits.cuda_within if within(bounds, known)), None)

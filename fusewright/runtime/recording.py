@@ -16,6 +16,7 @@ capture, and whoever draws from it in another thread meanwhile is refused.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -23,6 +24,7 @@ from contextlib import suppress
 from functools import partial
 from operator import attrgetter, is_
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -279,6 +281,18 @@ _devices: dict[torch.device, _Turns] = {}
 _devices_lock = threading.RLock()  # a finalizer may want to record in the middle of it
 
 
+_graphs: WeakSet[_Graph] = WeakSet()
+_inherited: list[_Graph] = []
+
+
+def _keep_inherited() -> None:
+    """A process that was forked has no device of its own: what it has of the other's may not be given back there."""
+    _inherited.extend(_graphs)
+
+
+os.register_at_fork(after_in_child=_keep_inherited)
+
+
 class _Graph:
     """What ``call()`` launches, captured, and its results; they and all on the way to them lie in a pool of its own.
 
@@ -287,6 +301,7 @@ class _Graph:
 
     def __init__(self, call: Callable[[], Any], device: torch.device, turns: _Turns) -> None:
         self._pool, self._done, self._handle = _torch.cuda.MemPool(), turns.done, 0
+        _graphs.add(self)
         self.leaves: list[Any] = []
         driver, stream = cuda_driver(), turns.capturing
         with torch.cuda.stream(stream):

@@ -184,16 +184,16 @@ def _end_of_line(value: Node, later: Sequence[Tree], below: Sequence[set[Node]],
         others = [a for a in reader.inputs if a is not value]
         wide = [n.dtype == torch.float64 for n in (reader, value)]
         kept_so = _is_float(reader) and _is_float(value) and wide[0] == wide[1]  # in a register of that type
-        if not kept_so or not all(_is_known(a, numbers) for a in others):
+        if not kept_so or not all(is_known(a, numbers) for a in others):
             return value
         value = reader
 
 
-def _is_known(node: Node, numbers: set[Node]) -> bool:
+def is_known(node: Node, numbers: set[Node]) -> bool:
     """Whether a value is made of numbers alone."""
     if node in numbers or isinstance(node.op, ops.Number):
         return True
-    return isinstance(node.op, POINTWISE) and all(_is_known(a, numbers) for a in node.inputs)
+    return isinstance(node.op, POINTWISE) and all(is_known(a, numbers) for a in node.inputs)
 
 
 @dataclass

@@ -27,6 +27,17 @@ __device__ __forceinline__ float reciprocal_rounded(float x) {
     return fmaf(y, fmaf(-within, y, 1.0f), y);
 }
 """,
+    "quotient": """
+// a / b where many are divided by b: by its reciprocal, which is found once, and what that leaves (P. Markstein, 1990).
+// A division has a slow path for an `a` near 0, as shares of a softmax are.  Below 2^-100 a last bit may differ.
+__device__ __forceinline__ float quotient(float a, float b) {
+    const float size = fabs(b), unit = size < 0x1p-64f ? 0x1p64f : size > 0x1p64f ? 0x1p-64f : 1.0f;
+    const float scaled = b * unit, once = 1 / scaled, part = size < INFINITY ? scaled : 0.0f;
+    const float rough = a * once;
+    const bool whole = !(fabs(rough) < INFINITY) || rough == 0;  // nothing is left, and zeros have their sign
+    return (whole ? rough : fmaf(fmaf(-rough, part, a), once, rough)) * unit;
+}
+""",
     "sigmoid": """
 // 1 / (1 + e^-x).
 __device__ __forceinline__ float sigmoid(float x) { return reciprocal_rounded(1 + exp2_approx(-1.44269504f * x)); }

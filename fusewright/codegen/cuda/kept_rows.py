@@ -7,7 +7,7 @@ What varies otherwise than from element to element of every row is read wherever
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from fusewright.codegen.cuda.teams import TeamWriter
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.ir.node import Node
 from fusewright.kernel import Array, Kernel
-from fusewright.schedule.kept_rows import KeptRows, Pass, Result
+from fusewright.schedule.kept_rows import KeptRows, Pass, Result, is_known
 from fusewright.schedule.stream import Tree
 
 # Values that one thread keeps, as there is a choice (half as many of float64), and threads that share a row.
@@ -126,7 +126,7 @@ class _Rows(TeamWriter):
         own = {self.k.held(i, known): f"kept{i}[e]" for i in range(len(self.k.kept))}
         others = set(found.leaves) - {r.value for r in self.k.kept}
         loads, given, element = self.values.loads("before", "VALUES<WIDE>", among=others)
-        lines, value = tree(found, found.root, given | own | self._numbers(known))
+        lines, value = tree(found, found.root, given | own | self._numbers(known), steady=self._is_steady(known))
         parameters = [f"const {kind} (&{kept})[VALUES<WIDE>]" for kind, kept in self._kept()]
         parameters += [self._passed(i) for i in range(known)]
         parameters += [f"{compute_type(found.root.dtype)} (&value)[VALUES<WIDE>]"]
@@ -138,12 +138,18 @@ class _Rows(TeamWriter):
         """The names of so many numbers."""
         return {p.number: f"number{i}{self.each}" for i, p in enumerate(self.k.passes[:known])}
 
+    def _is_steady(self, known: int) -> Callable[[Node], bool]:
+        """Whether a value is the same for all elements of a row, made of so many numbers."""
+        numbers = {p.number for p in self.k.passes[:known]}
+        return lambda node: is_known(node, numbers)
+
     def _replaced(self, known: int) -> Lines:
         """The statements that replace what is kept when so many numbers are known."""
         found: Lines = []
         for r in (r for r in self.k.replaced if r.known == known):
             name, before = f"kept{r.kept}[g][e]", self.k.held(r.kept, known - 1)
-            lines, value = tree(r.tree, r.tree.root, {before: name} | self._numbers(known))
+            given = {before: name} | self._numbers(known)
+            lines, value = tree(r.tree, r.tree.root, given, steady=self._is_steady(known))
             each = for_each([*lines, f"{name} = {value};"], "V")
             found += ["#pragma unroll", *block("for (int g = 0; g < GROUPS; ++g)", each)]
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -214,12 +214,19 @@ def widened(element: str, dtype: torch.dtype) -> str:
     return f"widened({element})" if dtype.is_floating_point else f"float({element})"
 
 
-def tree(found: Tree | None, value: Node, given: dict[Node, str], *, rounds: bool = False) -> tuple[Lines, str]:
-    """The statements of a tree and the name of its root; `value` stands for an absent one, `rounds` as in `Scalars`."""
+def tree(
+    found: Tree | None,
+    value: Node,
+    given: dict[Node, str],
+    *,
+    rounds: bool = False,
+    steady: Callable[[Node], bool] = lambda _: False,
+) -> tuple[Lines, str]:
+    """The statements of a tree and the name of its root; `value` stands for an absent one, the rest as in `Scalars`."""
     if found is None:
         return [], given[value]
     constants = {leaf: constant(leaf) for leaf in found.leaves if isinstance(leaf.op, ops.Full)}
-    scalars = Scalars(given | constants, unknown, cuda=True, rounds=rounds)
+    scalars = Scalars(given | constants, unknown, cuda=True, rounds=rounds, steady=steady)
     root = scalars.value(found.root)
     return scalars.lines, root
 

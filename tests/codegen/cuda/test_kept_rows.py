@@ -341,3 +341,20 @@ def test_compiles_without_spills(name: str, arch: str) -> None:
     for option in options(k):
         taken = nvrtc.resources(nvrtc.compile(kernel(k, "fused_test", **option).source, arch)).values()
         assert all(r.stack == 0 for r in taken), option
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-35, 1e30], ids=str)
+def test_quotients_are_those_of_divisions(size: float) -> None:
+    """By the reciprocal of a row's number, to the last bit, down to the smallest number; of zeros, infinities and what
+    is not a number as well."""
+    x, odd = inp(0, 64, 96), torch.tensor([0.0, -0.0, inf, -inf, nan, 1.0, 1e-45, 3e38, -1e-30])
+    root = pointwise("div", x, over(inp(1, 64, 96), "max", 1))
+    k = kept(root)
+    made = kernel(k, "fused_test", **options(k)[0])
+    assert "quotient(" in made.source
+    given, by = random(x, 1) * 10, random(x, 2).abs() * size
+    given[:, :9], by[:9] = odd, odd[:, None]
+    got = emulate(made, *({0: given, 1: by}[t.op.index] for t in k.tensors))  # type: ignore[attr-defined]
+    want = given / by.amax(1, keepdim=True)
+    torch.testing.assert_close(got.double(), want.double(), rtol=0, atol=2.0**-149, equal_nan=True)
+    assert torch.equal(got.signbit()[~got.isnan()], want.signbit()[~want.isnan()])
