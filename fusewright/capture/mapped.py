@@ -74,6 +74,7 @@ def _write_out(graph: fx.Graph, region: Sequence[fx.Node], owner: fx.GraphModule
 
     try:
         traced = make_fx(run)(*(node.meta["val"] for node in inputs)).graph
+        traced.eliminate_dead_code()  # some batching rules ask for sizes, which are known
     except Exception:  # whoever reads the graph says that it is no plain operation
         return
     if any(node.op == "get_attr" for node in traced.nodes):
