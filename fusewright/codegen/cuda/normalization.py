@@ -449,7 +449,7 @@ class _KeptColumns(_Kept):
     each = "[e]"
 
     def _joining(self) -> Iterator[Lines]:
-        yield from ()
+        return iter(())
 
     def _passed(self, name: str, element: str) -> str:
         return f"const {element} (&{name})[VALUES<WIDE>]"

@@ -105,7 +105,7 @@ class Writer(StreamSections):
         split = threads * team < 2**16 and reduced >= 64 * team
         blocks = f"ceil_div({self.sizes.product(results)}, {THREADS // team})"
         cut = f"max(1, min(ceil_div({self.sizes.product(first)}, {16 * team}), ceil_div({4 * FULL}, max(1, {blocks}))))"
-        count = min(reduced // (16 * team), 4 * FULL * (THREADS // team) // kept)
+        count = min(reduced // (16 * team), 4 * FULL * (THREADS // team) // max(1, kept))
         rows = self.sizes.count(self.axes["kept"])
         apart = two and split and rows < FEW_BLOCKS and kept * count > JOINED * THREADS * rows
         joiners = 32 if split and kept <= 2**11 else 1
