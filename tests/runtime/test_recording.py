@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import os
 import pickle
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -483,18 +484,23 @@ def test_programs_that_may_be_recorded(function: Any, given: tuple[Tensor, ...],
     assert pipeline.build(Function(), given, {}).program.repeatable == expected
 
 
-def test_a_forked_process_gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As compilers fork that `torch.compile` starts: a device, and what was recorded there, is the other process's."""
-    given_back: list[int] = []
-    monkeypatch.setattr(recording._Graph, "__del__", lambda graph: given_back.append(1))
-    graph = object.__new__(recording._Graph)
-    recording._graphs.add(graph)
-    child = os.fork()
-    if not child:
-        del graph
-        gc.collect()
-        os._exit(len(given_back))
-    assert os.waitpid(child, 0)[1] == 0
-    del graph
-    gc.collect()
-    assert given_back == [1] and not recording._inherited
+FORKED = """
+import os
+from fusewright.runtime import recording
+
+given_back = []
+recording._Graph.__del__ = lambda graph: given_back.append(1)
+graph = object.__new__(recording._Graph)
+recording._graphs.add(graph)
+child = os.fork()
+del graph
+if not child:
+    os._exit(len(given_back))
+assert os.waitpid(child, 0)[1] == 0 and given_back == [1] and not recording._inherited
+"""
+
+
+def test_a_forked_process_gives_nothing_back() -> None:
+    """As compilers are forked that `torch.compile` starts: a device, and what was recorded there, is the other's."""
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
