@@ -14,7 +14,8 @@ from fusewright.pipeline import Built
 CASES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "straight through": (lambda x, t: x + (t - x).detach(), "sub_add"),
     "rounded": (lambda x, t: ((x * t).round() - x * t).detach() + x * t, "mul_round_sub_add"),
-    "a target": (lambda x, t: (x * 2 - t.tanh().detach()).square().mean(), "mul_tanh_sub_square_mean"),
+    "a target": (lambda x, t: (x * 2 - (x * t).tanh().detach()).square().mean(), "mul_tanh_sub_square_mean"),
+    "a target of weights": (lambda x, t: (x * 2 - t.tanh().detach()).square().mean(), "mul_sub_square_mean"),
     "beside itself": (lambda x, t: x.exp().detach() * x.exp() + t, "exp_mul_add"),
 }
 
