@@ -27,6 +27,7 @@ from fusewright.kernel import Kernel
 from fusewright.runtime.attention import attention
 from fusewright.runtime.conv_last import conv_last
 from fusewright.runtime.operators import operator
+from fusewright.schedule.chain import VIEWS
 from fusewright.tree import TreeSpec, odd_container, tree_unflatten
 
 HEADER = "import torch\nimport torch.nn.functional as F\n\n\n"
@@ -209,8 +210,7 @@ def _depends_on_batch(node: Node) -> bool:
 
 def _computed(node: Node) -> bool:
     """Whether anything below `node` is more than a view of a parameter."""
-    view = isinstance(node.op, ops.Reshape | ops.Permute | ops.Expand | ops.Slice | ops.Windows | ops.Detach)
-    if not view or (isinstance(node.op, ops.Permute) and node.op.copy):
+    if not isinstance(node.op, VIEWS) or (isinstance(node.op, ops.Permute) and node.op.copy):
         return bool(node.inputs)
     return _computed(node.arg(0))
 

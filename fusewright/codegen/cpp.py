@@ -132,7 +132,7 @@ class Scalars:
         return template
 
     def _shorter(self, node: Node, compute: str) -> str | None:
-        """The text of a function that takes fewer instructions for what its argument can be, if there is one."""
+        """The text of a function that takes fewer instructions for what its arguments can be, if there is one."""
         assert isinstance(node.op, ops.Pointwise)
         if not self.cuda or compute != "float":
             return None
