@@ -691,5 +691,73 @@ ROWS = (
          "2:]) - torch.min(x[:, :2], t[:, :2]); i = i.clamp(min=0).prod(1); a = c.prod(1); u = (x[:, 2:] - x[:, "
          ":2]).prod(1) + (t[:, 2:] - t[:, :2]).prod(1) - i; (1 - i / u + (a - u) / a).mean()", (1048576, 4),
          given={"t": (1048576, 4)}),
+    _row(346, "convT2d 48-24 k4 s2 p1", "y * hardsigmoid(y).mean(1, keepdim=True)", (32, 48, 64, 64)),
+    _row(347, "conv3d 8-32 k3 p1", "gelu(y.amax(2)).mean((2, 3))", (16, 8, 16, 64, 64)),
+    _row(348, "conv2d 16-96 k5 s2 p2", "avg_pool2d(y * sigmoid(1.702 * y), 3, 2, 1)", (64, 16, 128, 128)),
+    _row(349, "conv1d 64-128 k9 p4", "max_pool1d(y, 4).std(-1)", (32, 64, 8192)),
+    _row(350, "linear 1024-4096", "logsumexp(y.unflatten(1, (64, 64)), -1).amax(1)", (4096, 1024)),
+    _row(351, "conv2d 32-64 k3 s2 p1", "torch.cat((y.amax((2, 3)), y.mean((2, 3)), y.std((2, 3))), 1)",
+         (64, 32, 128, 128)),
+    _row(352, "convT3d 16-8 k3 s2 p1 o1", "softmax(y, 1).amax(1)", (8, 16, 24, 32, 32)),
+    _row(353, "conv2d 3-64 k7 s2 p3", "lp_pool2d(relu(y), 2.0, 2)", (64, 3, 224, 224)),
+    _row(354, "conv2d 32-32 k3 p1", "y / (1e-5 + y.abs().amax((2, 3), keepdim=True))", (32, 32, 128, 128)),
+    _row(355, "conv2d 16-32 k3 p1", "y[:, :, 1:-1, 1:-1].mean((2, 3))", (32, 16, 256, 256)),
+    _row(356, "", "m, n = g(x), g(t); a, b, c = g(x * x) - m * m, g(t * t) - n * n, g(x * t) - m * n; ((2 * m * n + "
+         "1e-4) * (2 * c + 9e-4) / ((m * m + n * n + 1e-4) * (a + b + 9e-4))).mean()", (16, 3, 256, 256),
+         g="nn.Conv2d(3, 3, 11, padding=5, groups=3, bias=False)", given={"t": (16, 3, 256, 256)}),
+    _row(357, "", "torch.sqrt((x - t).square() + 1e-6).mean() + 0.1 * ((x[..., 1:] - x[..., :-1]) - (t[..., 1:] - "
+         "t[..., :-1])).abs().mean()", (32, 3, 512, 512), given={"t": (32, 3, 512, 512)}),
+    _row(358, "", "2 * x - t + 0.1 * (torch.roll(x, 1, 2) + torch.roll(x, -1, 2) + torch.roll(x, 1, 3) + torch.roll(x, "
+         "-1, 3) - 4 * x)", (64, 1, 512, 512), given={"t": (64, 1, 512, 512)}),
+    _row(359, "", "d = (x[:, :, None] - x[:, None]).square().sum(-1) + 0.1; s = 1 / d ** 3; (s * s - s).sum((1, 2))",
+         (64, 512, 3)),
+    _row(360, "", "exp(-torch.cdist(x, x).square()).mean() + exp(-torch.cdist(t, t).square()).mean() - 2 * "
+         "exp(-torch.cdist(x, t).square()).mean()", (4096, 64), given={"t": (4096, 64)}),
+    _row(361, "", "e = t[:, None] - x; torch.maximum(q * e, (q - 1) * e).mean()", (262144, 9), q=(9,),
+         given={"t": (262144,)}),
+    _row(362, "", "m, s = x.chunk(2, -1); (0.5 * (s + (t - m).square() * exp(-s))).mean()", (262144, 128),
+         given={"t": (262144, 64)}),
+    _row(363, "", "g = softmax(x, -1); (g.mean(0) * (g > 0.015625).float().mean(0)).sum() * 64", (262144, 64)),
+    _row(364, "", "a = sigmoid(c)[arange(x.shape[0], device=x.device) % 1000][:, None, None, None]; torch.sqrt(a) * x + "
+         "torch.sqrt(1 - a) * t", (64, 3, 256, 256), c=(1000,), given={"t": (64, 3, 256, 256)}),
+    _row(365, "", "torch.addcdiv(torch.lerp(x, t, 0.1), t, s.square() + 1.0, value=-0.01)", (4096, 4096),
+         given={"t": (4096, 4096), "s": (4096, 4096)}),
+    _row(366, "", "r(n(torch.cat((x[:, ::2, ::2], x[:, 1::2, ::2], x[:, ::2, 1::2], x[:, 1::2, 1::2]), -1)))",
+         (32, 56, 56, 96), n="nn.LayerNorm(384)", r="linear 384-192 nobias"),
+    _row(367, "", "n(x + g * tanh(t))", (16384, 1024), n="nn.LayerNorm(1024)", g=(1024,), given={"t": (16384, 1024)}),
+    _row(368, "", "a = softmax(torch.einsum('bhij,hg->bgij', x, w), -1); torch.einsum('bhij,hg->bgij', a, v)",
+         (16, 8, 512, 512), w=(8, 8), v=(8, 8)),
+    _row(369, "", "(x - c[arange(x.shape[0], device=x.device) % 100]).square().sum(-1).mean()", (65536, 256),
+         c=(100, 256)),
+    _row(370, "", "d = x.square().sum(-1, keepdim=True) - 2 * x @ e.T + e.square().sum(-1); q = e[d.argmin(-1)]; x + (q "
+         "- x).detach()", (65536, 64), e=(512, 64)),
+    _row(371, "", "p = softmax(x, 1); 1 - ((2 * (p * t).sum((2, 3)) + 1) / ((p + t).sum((2, 3)) + 1)).mean()",
+         (16, 8, 256, 256), given={"t": (16, 8, 256, 256)}),
+    _row(372, "", "w = softmax(a(tanh(b(x))), 2); m = (w * x).sum(2); s = torch.sqrt(((w * x * x).sum(2) - m * "
+         "m).clamp(min=1e-6)); torch.cat((m, s), 1)", (64, 512, 400), b="conv1d 512-128 k1", a="conv1d 128-512 k1"),
+    _row(373, "", "d = (x - x.mean((2, 3), keepdim=True)).square(); v = d.sum((2, 3), keepdim=True) / 3135; x * "
+         "sigmoid(d / (4 * (v + 1e-4)) + 0.5)", (32, 128, 56, 56)),
+    _row(374, "", "y = x.view(4, -1, 1, 512, 8, 8); y = (y - y.mean(0)).square().mean(0); y = torch.sqrt(y + "
+         "1e-8).mean((2, 3, 4), keepdim=True).mean(2).repeat(4, 1, 8, 8); torch.cat((x, y), 1)", (256, 512, 8, 8)),
+    _row(375, "", "conv2d(torch.sign(x), torch.sign(w) * w.abs().mean((1, 2, 3), keepdim=True), padding=1)",
+         (32, 64, 56, 56), w=(64, 64, 3, 3)),
+    _row(376, "", "torch.fft.irfft(torch.fft.rfft(x, n=2048) * torch.fft.rfft(k, n=2048), n=2048)[..., :1024]",
+         (32, 256, 1024), k=(256, 1024)),
+    _row(377, "", "a, b, c = x.unbind(-1); torch.stack((a * b, b * c, 3 * c * c - 1, a * c, a * a - b * b), -1)",
+         (1048576, 3)),
+    _row(378, "", "r, i, j, k = normalize(x, dim=-1).unbind(-1); torch.stack((1 - 2 * (j * j + k * k), 2 * (i * j - k * "
+         "r), 2 * (i * k + j * r), 2 * (i * j + k * r), 1 - 2 * (i * i + k * k), 2 * (j * k - i * r), 2 * (i * k - j * "
+         "r), 2 * (j * k + i * r), 1 - 2 * (i * i + j * j)), -1).view(-1, 3, 3)", (524288, 4)),
+    _row(379, "", "u = t.abs() / (1 + t.abs()); softmax((x - log(-log(u + 1e-9) + 1e-9)) / 0.5, -1)", (16384, 1024),
+         given={"t": (16384, 1024)}),
+    _row(380, "", "interpolate(x, scale_factor=0.5, mode='bilinear') - max_pool2d(x, 2)", (32, 64, 128, 128)),
+    _row(381, "", "clamp(interpolate(x, scale_factor=2, mode='bicubic'), 0, 1)", (16, 3, 256, 256)),
+    _row(382, "", "(x * t[..., None]).sum(1) / t.sum(1, keepdim=True).clamp(min=1)", (64, 512, 768),
+         given={"t": (64, 512)}),
+    _row(383, "", "q, k, v = x.unflatten(-1, (3, 8, 64)).permute(2, 0, 3, 4, 1); softmax(normalize(q, dim=-1) @ "
+         "normalize(k, dim=-1).transpose(-2, -1) * s, -1) @ v", (16, 784, 1536), s=(8, 1, 1)),
+    _row(384, "", "head(n(x)[:, 0])", (64, 197, 768), n="nn.LayerNorm(768)", head="linear 768-1000"),
+    _row(385, "conv2d 32-64 k3 p1", "adaptive_avg_pool2d(relu(y), 7).flatten(1) @ w", (32, 32, 112, 112), w=(3136, 10)),
+    _row(386, "conv2d 16-64 k3 p1", "pixel_unshuffle(y, 2).mean(1)", (32, 16, 128, 128)),
 )
 # fmt: on
