@@ -718,8 +718,8 @@ ROWS = (
     _row(362, "", "m, s = x.chunk(2, -1); (0.5 * (s + (t - m).square() * exp(-s))).mean()", (262144, 128),
          given={"t": (262144, 64)}),
     _row(363, "", "g = softmax(x, -1); (g.mean(0) * (g > 0.015625).float().mean(0)).sum() * 64", (262144, 64)),
-    _row(364, "", "a = sigmoid(c)[arange(x.shape[0], device=x.device) % 1000][:, None, None, None]; torch.sqrt(a) * x + "
-         "torch.sqrt(1 - a) * t", (64, 3, 256, 256), c=(1000,), given={"t": (64, 3, 256, 256)}),
+    _row(364, "", "a = sigmoid(c)[arange(x.shape[0], device=x.device) % 1000][:, None, None, None]; torch.sqrt(a) * x "
+         "+ torch.sqrt(1 - a) * t", (64, 3, 256, 256), c=(1000,), given={"t": (64, 3, 256, 256)}),
     _row(365, "", "torch.addcdiv(torch.lerp(x, t, 0.1), t, s.square() + 1.0, value=-0.01)", (4096, 4096),
          given={"t": (4096, 4096), "s": (4096, 4096)}),
     _row(366, "", "r(n(torch.cat((x[:, ::2, ::2], x[:, 1::2, ::2], x[:, ::2, 1::2], x[:, 1::2, 1::2]), -1)))",
@@ -729,8 +729,8 @@ ROWS = (
          (16, 8, 512, 512), w=(8, 8), v=(8, 8)),
     _row(369, "", "(x - c[arange(x.shape[0], device=x.device) % 100]).square().sum(-1).mean()", (65536, 256),
          c=(100, 256)),
-    _row(370, "", "d = x.square().sum(-1, keepdim=True) - 2 * x @ e.T + e.square().sum(-1); q = e[d.argmin(-1)]; x + (q "
-         "- x).detach()", (65536, 64), e=(512, 64)),
+    _row(370, "", "d = x.square().sum(-1, keepdim=True) - 2 * x @ e.T + e.square().sum(-1); q = e[d.argmin(-1)]; x + "
+         "(q - x).detach()", (65536, 64), e=(512, 64)),
     _row(371, "", "p = softmax(x, 1); 1 - ((2 * (p * t).sum((2, 3)) + 1) / ((p + t).sum((2, 3)) + 1)).mean()",
          (16, 8, 256, 256), given={"t": (16, 8, 256, 256)}),
     _row(372, "", "w = softmax(a(tanh(b(x))), 2); m = (w * x).sum(2); s = torch.sqrt(((w * x * x).sum(2) - m * "
@@ -745,9 +745,9 @@ ROWS = (
          (32, 256, 1024), k=(256, 1024)),
     _row(377, "", "a, b, c = x.unbind(-1); torch.stack((a * b, b * c, 3 * c * c - 1, a * c, a * a - b * b), -1)",
          (1048576, 3)),
-    _row(378, "", "r, i, j, k = normalize(x, dim=-1).unbind(-1); torch.stack((1 - 2 * (j * j + k * k), 2 * (i * j - k * "
-         "r), 2 * (i * k + j * r), 2 * (i * j + k * r), 1 - 2 * (i * i + k * k), 2 * (j * k - i * r), 2 * (i * k - j * "
-         "r), 2 * (j * k + i * r), 1 - 2 * (i * i + j * j)), -1).view(-1, 3, 3)", (524288, 4)),
+    _row(378, "", "r, i, j, k = normalize(x, dim=-1).unbind(-1); torch.stack((1 - 2 * (j * j + k * k), 2 * (i * j - "
+         "k * r), 2 * (i * k + j * r), 2 * (i * j + k * r), 1 - 2 * (i * i + k * k), 2 * (j * k - i * r), 2 * (i * k - "
+         "j * r), 2 * (j * k + i * r), 1 - 2 * (i * i + j * j)), -1).view(-1, 3, 3)", (524288, 4)),
     _row(379, "", "u = t.abs() / (1 + t.abs()); softmax((x - log(-log(u + 1e-9) + 1e-9)) / 0.5, -1)", (16384, 1024),
          given={"t": (16384, 1024)}),
     _row(380, "", "interpolate(x, scale_factor=0.5, mode='bilinear') - max_pool2d(x, 2)", (32, 64, 128, 128)),

@@ -103,6 +103,40 @@ def _digit(d: Digit, known: Mapping[Variable, int]) -> int:
     return found // d.step if d.length is None else found // d.step % d.length
 
 
+def substituted(index: Index, v: Variable, by: Index) -> Index:
+    """The same where `by` stands for a variable.
+
+    i / 3 * 4 + i % 3  where  i = 3 r + 2  is  4 r + 2
+    """
+    found = Index((), index.constant)
+    for n, d in index.terms:
+        if d.variable == v:
+            found += _part_of(by, d.step, d.length) * n
+        elif d.variable.of is None:
+            found += Index(((n, d),))
+        else:
+            of = substituted(d.variable.of, v, by)
+            found += _part_of(_within(d.variable, of), d.step, d.length) * n
+    return found
+
+
+def _within(v: Variable, of: Index) -> Index:
+    """What `v` is of a sum."""
+    if not of.terms:
+        return Index((), v.within(of.constant))
+    return variable(Variable(v.length, of, v.beyond))
+
+
+def _part_of(index: Index, step: int, length: int | None) -> Index:
+    """index / step % length."""
+    for by, rest in ((step, 0), (length, 1)):
+        if by is not None and (by != 1 or rest):
+            divided = _divided(index, by) or _divided(variable(Variable(None, index)), by)
+            assert divided is not None
+            index = divided[rest]
+    return index
+
+
 def _sum(terms: Iterable[tuple[int, Digit]], constant: int) -> Index:
     """The sum, neighbouring digits of one variable as one where they count alike."""
     kept = [(n, d) for n, d in terms if n and d.length != 1]

@@ -254,7 +254,7 @@ def _with_tail(root: Node, users: Users) -> Contraction | None:
         found = _chain(node, users)
         if isinstance(found, str) or not found.over_positions:
             continue
-        tail = sample.parse(root, lambda n: users[n] == 1, given=(node,))
+        tail = sample.parse(root, users, given=(node,))
         if not isinstance(tail, str) and any(node in n.inputs for n in tail.inner):
             return replace(found, root=root, tail=tail)
     return None

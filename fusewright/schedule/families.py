@@ -55,7 +55,7 @@ def _sample(root: Node, users: Users) -> Any:
     def divided(node: Node) -> bool:
         return isinstance(stream.parse(node, users), stream.Stream)
 
-    return sample.parse(root, lambda node: users[node] == 1, divided=divided)
+    return sample.parse(root, users, divided=divided)
 
 
 def _sample_apart(root: Node, users: Users, readers: Readers) -> Any:

@@ -1,6 +1,7 @@
 """Reductions of a few neighbours in memory, as functions of them.
 
     (x - y).square().sum(-1)    of x (N, 1, 3), y (M, 3) is    (x_0 - y_0)^2 + (x_1 - y_1)^2 + (x_2 - y_2)^2
+    norm(x, dim=-1)             of x (N, 2) is                 sqrt(x_0^2 + x_1^2)
 
 Threads that reduce rows have little to do for one of two to four elements; a function is part of what is around it.
 """
@@ -23,7 +24,7 @@ FEWEST, MOST = 2, 4
 # Operations that are written out once for each element, at most.
 LONGEST = 16
 # What makes one of two elements.
-OF_TWO = {"sum": "add", "mean": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+OF_TWO = {"sum": "add", "mean": "add", "norm": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 
 def of_few(graph: Graph, orders: Mapping[Node, Order] = MappingProxyType({})) -> Graph:
@@ -60,11 +61,20 @@ def _written_out(node: Node, users: Users) -> Node | None:
     count = x.shape[-1]
     assert isinstance(node.op, ops.Reduce) and isinstance(count, int)
     elements = [_element(x, inner, k) for k in range(count)]
+    if node.op.kind == "norm":
+        elements = [pointwise("square", element) for element in elements]
     value = elements[0]
     for element in elements[1:]:
         value = pointwise(OF_TWO[node.op.kind], value, element)
-    value = pointwise("div", value, count) if node.op.kind == "mean" else value
-    return reshape(value, node.shape)
+    if node.op.kind == "mean":
+        value = pointwise("div", value, count)
+    return reshape(_root(value) if node.op.kind == "norm" else value, node.shape)
+
+
+def _root(total: Node) -> Node:
+    """The square root, whose gradient at zero is that of a norm, zero, and not infinite."""
+    some = pointwise("gt", total, 0)
+    return pointwise("where", some, pointwise("sqrt", pointwise("where", some, total, 1)), total)
 
 
 def _element(x: Node, inner: Mapping[Node, object], k: int) -> Node:

@@ -62,7 +62,7 @@ def match(root: Node, users: Users) -> Product | str:
         return reason
     x, (w, _) = chain.source.arg(0), _weight(chain.source)
     lies = _as_it_lies(x)
-    program = prod(d for d in w.shape if isinstance(d, int)) < SMALL and sample.parse(root, lambda n: users[n] == 1)
+    program = prod(d for d in w.shape if isinstance(d, int)) < SMALL and sample.parse(root, users)
     if isinstance(program, sample.SampleProgram):
         return f"{root!r} is small enough for one block per sample"
     fold = chain.stages[-1]

@@ -10,7 +10,7 @@ constants, where in memory its operands lie (`indices`), and of which part of a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from weakref import WeakKeyDictionary
@@ -28,8 +28,8 @@ VIEWS = (ops.Reshape, ops.Permute, ops.Expand, ops.Slice, ops.Windows)
 # What eager copies for, or computes of elements that lie elsewhere.
 MOVES = (ops.Cat, ops.Pad, ops.Roll, ops.Flip, ops.Upsample, ops.Interpolate, ops.Unfold, ops.Fold, ops.Cross)
 
-# Loads of an element, in all branches, and operations that one kernel may have.
-MOST_LOADS, MOST_NODES = 64, 256
+# Places from which elements are read, in all branches; reads, each as often as it is used; and operations of a kernel.
+MOST_PLACES, MOST_LOADS, MOST_NODES = 64, 256, 256
 # A warp may reach for so many times as many bytes as it uses, in all that it reads; from so many on they are turned.
 WASTE, WORTH_TURNING = 3.0, 1.5
 WARP, SECTOR = 32, 32
@@ -172,6 +172,11 @@ def call_length(root: Node, tensors: Sequence[Node]) -> tuple[sympy.Symbol | Non
         if symbols == {n} and all(each.is_polynomial(n) for each in sizes):
             return n, ("s0", i, d)
     return None
+
+
+def is_whole(root: Node, values: int) -> bool:
+    """Whether the elements are a whole number of groups of so many, whatever the first length."""
+    return prod(n for n in root.shape if isinstance(n, int)) % values == 0
 
 
 _WASTE: WeakKeyDictionary[Node, dict[tuple[frozenset[int], bool], float]] = WeakKeyDictionary()
@@ -335,15 +340,25 @@ class _Finder:
     """Follows indices from a result to what it is computed of."""
 
     inner: set[Node]
-    loads: int = 0
+    loads: int = 0  # each as often as it is used, and so more than are made of them
+    places: int = 0
+    known: dict[tuple[Node, tuple[Index, ...]], tuple[Value, int]] = field(default_factory=dict)
 
     def value(self, node: Node, at: tuple[Index, ...]) -> Value | str:
         """The element of `node` at these indices."""
+        known, before = self.known.get((node, at)), self.loads
+        found = self._found(node, at) if known is None else known[0]
+        self.loads += 0 if known is None else known[1]
+        if isinstance(found, str) or self.loads > MOST_LOADS or self.places > MOST_PLACES:
+            return found if isinstance(found, str) else "an element is read from too many places"
+        self.known[node, at] = found, self.loads - before
+        return found
+
+    def _found(self, node: Node, at: tuple[Index, ...]) -> Value | str:
         if node not in self.inner and not self._is_looked_through(node):
             address = indices.address(at, node.shape)
             self.loads += 1
-            if self.loads > MOST_LOADS:
-                return "an element is read from too many places"
+            self.places += 1
             return f"{node!r} has no known strides" if address is None else Load(node, address)
         match node.op:
             case ops.Cat(dim=dim):

@@ -16,7 +16,7 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.ir.ops import Size
-from fusewright.schedule.chain import MEMORY, TWO_PASSES, is_ahead, is_rounded
+from fusewright.schedule.chain import MEMORY, POINTWISE, TWO_PASSES, Users, is_ahead, is_rounded
 
 MOST_BYTES = 40 * 1024  # kept by a block at one time
 # Elements of one sample of a value: of any one, and of what consists of a few long rows.  One block has to do it all.
@@ -85,8 +85,23 @@ class SampleProgram:
                 kept.add(node.arg(0))
             if _passes(node) > 1 and isinstance(node.arg(0).op, ops.Pointwise | ops.Cast) and _fits(node.arg(0)):
                 kept.add(node.arg(0))
+        kept |= self._shared(kept)
         order = [n for n in dict.fromkeys((*self.leaves, *self.inner)) if n in kept and n is not self.result]
         return (*(n for n in order if n in self.inner or n in kept), self.result)
+
+    def _shared(self, kept: Collection[Node]) -> set[Node]:
+        """The pointwise values that several steps would compute, each for itself, as far as there is room for them."""
+        found: set[Node] = set()
+        readers: dict[Node, set[Node]] = {n: set() for n in self.inner}
+        for node in reversed(self.inner):  # users before operands
+            several = len(readers[node]) > 1 and isinstance(node.op, POINTWISE) and node is not self.result
+            if several and node not in kept and _fits(node):
+                found.add(node)
+            own = node in kept or node in found or node is self.root
+            for a in node.inputs:
+                if a in readers:
+                    readers[a] |= {node} if own else readers[node]
+        return found
 
     def _held(self, node: Node, kept: Collection[Node]) -> bool:
         """Whether a value can be read from shared memory as it is."""
@@ -126,16 +141,16 @@ class SampleProgram:
 
 def parse(
     root: Node,
-    single: Callable[[Node], bool],
+    users: Users,
     given: Collection[Node] = (),
     most: int = MOST_BYTES,
     divided: Callable[[Node], bool] = lambda _: False,
 ) -> SampleProgram | str:
     """The sample program that ends in `root`, or why there is none.
 
-    `single` says that a value has one user; `given` are values that lie in shared memory, `most` the bytes of it that
-    others may take; `divided` says that another family divides a reduction among many blocks, which is left to it where
-    a sample is much for one, or would be read twice.
+    `given` are values that lie in shared memory, `most` the bytes of it that others may take; `divided` says that
+    another family divides a reduction among many blocks, which is left to it where a sample is much for one, or would
+    be read twice.
     """
     if root in given or not _sample(root, root):
         return f"{root!r} has no samples"
@@ -146,26 +161,48 @@ def parse(
         much = numel(node.arg(0)) > MOST_ELEMENTS or (_passes(node) > 1 and not _fits(node.arg(0)))
         return much and divided(node)
 
+    def fits(node: Node) -> bool:
+        known = node not in given and not isinstance(node.op, ops.Number | ops.Full)
+        return known and _unsupported(node, root) is None and not is_ahead(node) and not is_left(node)
+
     problem = f"{root!r} is much for one block" if is_left(root) else _unsupported(root, root)
     if problem:
         return problem
+    found = _program(root, _inside(root, users, fits), given)
+    if _problem(found, most) is not None:  # with less of it there may be room
+        found = _program(root, _inside(root, users, lambda node: users[node] == 1 and fits(node)), given)
+    return _problem(found, most) or found
+
+
+def _program(root: Node, inside: Collection[Node], given: Collection[Node]) -> SampleProgram:
     inner: dict[Node, None] = {}
     leaves: dict[Node, None] = {}
 
-    def visit(node: Node, sampled: bool) -> None:
-        if node in given or node in inner or isinstance(node.op, ops.Number | ops.Full):
-            return
-        inside = sampled and single(node) and _unsupported(node, root) is None and not is_ahead(node)
-        if node is not root and (not inside or is_left(node)):
+    def visit(node: Node) -> None:
+        if node in inside and node not in inner:
+            for arg in node.inputs:
+                visit(arg)
+            inner[node] = None
+        elif node not in inside and node not in given and not isinstance(node.op, ops.Number | ops.Full):
             leaves[node] = None
-            return
-        for i, arg in enumerate(node.inputs):
-            visit(arg, arg.ndim == node.ndim if isinstance(node.op, ops.Pointwise) else i == 0)
-        inner[node] = None
 
-    visit(root, True)
-    program = SampleProgram(root, tuple(leaves), tuple(inner), frozenset(given))
-    return _problem(program, most) or program
+    visit(root)
+    return SampleProgram(root, tuple(leaves), tuple(inner), frozenset(given))
+
+
+def _inside(root: Node, users: Users, fits: Callable[[Node], bool]) -> set[Node]:
+    """`root`, and what it is computed from as far as `fits` holds and all who read it are inside, sample by sample."""
+    inside = {root}
+    while True:
+        uses: dict[Node, list[bool]] = {}
+        for node in inside:
+            for i, a in enumerate(node.inputs):
+                by_sample = a.ndim == node.ndim if isinstance(node.op, ops.Pointwise) else i == 0
+                uses.setdefault(a, []).append(by_sample)
+        more = {a for a, by in uses.items() if a not in inside and len(by) >= users[a] and all(by) and fits(a)}
+        if not more:
+            return inside
+        inside |= more
 
 
 def _problem(p: SampleProgram, most: int) -> str | None:

@@ -199,7 +199,7 @@ def _is_by_weight(node: Node, users: Users) -> bool:
     if not all(isinstance(n, int) for n in lengths):
         return False
     small = prod(int(n) for n in lengths) < SMALL
-    return not (small and isinstance(sample.parse(node, lambda n: users[n] == 1), sample.SampleProgram))
+    return not (small and isinstance(sample.parse(node, users), sample.SampleProgram))
 
 
 def _product(matmul: Node, x: _Found) -> _Found | None:

@@ -25,6 +25,7 @@ from fusewright.codegen.cuda import (
     scan,
     several_elements,
     several_folds,
+    stacked_rows,
     stream,
     warpgroup,
 )
@@ -133,7 +134,7 @@ def options(
     if isinstance(group.record, KeptRows):
         return kept_rows.options(group.record)
     if isinstance(group.record, Rearrangement):
-        return rearrangement.options(group.record)
+        return [*stacked_rows.options(group.record), *rearrangement.options(group.record)]
     if isinstance(group.record, Scan):
         return scan.options(group.record)
     if not isinstance(group.record, Contraction | Product):
@@ -366,6 +367,8 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
             return normalization.of_channels(group.record, name, reference)
         case "kept rows":
             return kept_rows.kernel(group.record, name, reference, **option)
+        case "rearrangement" if "row" in option:
+            return stacked_rows.kernel(group.record, name, reference, **option)
         case "rearrangement":
             return rearrangement.kernel(group.record, name, reference, **option)
         case "scan":

@@ -37,6 +37,7 @@ from fusewright.schedule.rearrangement import (
     Value,
     always,
     call_length,
+    is_whole,
 )
 from fusewright.schedule.stream import Tree
 
@@ -57,17 +58,12 @@ def options(r: Rearrangement) -> list[Option]:
     if r.turn is not None:
         return [{"tile": TILES[max(load.tensor.dtype.itemsize for load in r.turn.loads)]}]
     most = 16 // r.root.dtype.itemsize
-    return [{"values": values} for values in (most, 1) if _is_whole(r.root, values)]
-
-
-def _is_whole(root: Node, values: int) -> bool:
-    """Whether the elements are a whole number of groups, whatever the first length."""
-    return prod(n for n in root.shape if isinstance(n, int)) % values == 0
+    return [{"values": values} for values in (most, 1) if is_whole(r.root, values)]
 
 
 def kernel(r: Rearrangement, name: str, reference: str = "", *, values: int = 1, tile: int = 0) -> Kernel:
     """The kernel of a rearrangement whose threads have so many neighbours each, or whose blocks have such a tile."""
-    return (_TurnedWriter(r, name, tile) if r.turn is not None else _Writer(r, name, values)).kernel(reference)
+    return (_TurnedWriter(r, name, tile) if r.turn is not None else Writer(r, name, values)).kernel(reference)
 
 
 def length_of(n: Size, symbol: sympy.Symbol | None) -> Expression:
@@ -78,7 +74,7 @@ def length_of(n: Size, symbol: sympy.Symbol | None) -> Expression:
 def address_of(r: Rearrangement) -> tuple[Lines, str]:
     """The statements and the text of where that lies which is the element at the flat index ``i``, a ``count_t``."""
     assert isinstance(r.value, Load)
-    return _Values(r, {}, 1).index(r.value.address)
+    return Values(r, {}, 1).index(r.value.address)
 
 
 class Pace:
@@ -142,7 +138,7 @@ class Pace:
         return self.values == 1 or self.of(index) == 0 or (self.of(index) == 1 and self.begins(index) and whole)
 
 
-class _Writer:
+class Writer:
     """Writes the kernel of one rearrangement."""
 
     def __init__(self, r: Rearrangement, name: str, values: int) -> None:
@@ -224,14 +220,14 @@ class _Writer:
             f"__device__ __forceinline__ void values(const Data& d, const count_t i, {self.compute} (&value)[VALUES])"
         )
         if self.values > 1 and Pace(self.values).may_be_a_group(self.r.value):
-            return [about, *block(head, _Values(self.r, self.names, self.values).group("value"))]
+            return [about, *block(head, Values(self.r, self.names, self.values).group("value"))]
         every = ["#pragma unroll", "for (int e = 0; e < VALUES; ++e) value[e] = element(d, i + e);"]
         return [*self.element(), "", about, *block(head, every)]
 
     def element(self, given: dict[Any, str] | None = None, more: str = "") -> Lines:
         """The function that computes one element, of what is `given` and the parameters that it has for that."""
         head = f"__device__ __forceinline__ {self.compute} element(const Data& d, const count_t i{more})"
-        return ["// Element i.", *block(head, _Values(self.r, self.names, 1).element(given or {}))]
+        return ["// Element i.", *block(head, Values(self.r, self.names, 1).element(given or {}))]
 
     def signature(self, *more: str) -> Lines:
         """``name(parameters) {``."""
@@ -243,7 +239,7 @@ class _Writer:
         return fill(text.KERNEL, signature=self.signature(f"{self.index} groups"), T=self.compute, members=members)
 
 
-class _TurnedWriter(_Writer):
+class _TurnedWriter(Writer):
     """Writes the kernel of a rearrangement that is turned tile by tile."""
 
     def __init__(self, r: Rearrangement, name: str, tile: int) -> None:
@@ -278,7 +274,7 @@ class _TurnedWriter(_Writer):
         tiles, read, turned = [], [], []
         for k, load in enumerate(self.turn.loads):
             tiles.append(f"__shared__ {ELEMENT[load.tensor.dtype]} tile{k}[TILE][TILE + 1];")
-            lines, at = _Values(self.r, self.names, 1).index(load.address)
+            lines, at = Values(self.r, self.names, 1).index(load.address)
             body = [*lines, f"tile{k}[k][lane] = d.{self.names[load.tensor]}[index_t({at})];"]
             read += block("", body) if lines else body  # loads name what they are computed of alike
             turned.append(widened(f"tile{k}[lane][k]", load.tensor.dtype))
@@ -293,7 +289,7 @@ class _TurnedWriter(_Writer):
         )
 
 
-class _Values:
+class Values:
     """Writes the statements that compute a group of neighbours, or one element."""
 
     def __init__(self, r: Rearrangement, names: dict[Node, str], values: int) -> None:

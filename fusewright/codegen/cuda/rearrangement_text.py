@@ -46,3 +46,28 @@ $signature
         if (first + t * THREADS < groups) store<VALUES>(out + size_t(first + t * THREADS) * VALUES, value[t]);
 }
 """
+
+ROWS = """
+// A thread computes AT_ONCE rows of VALUES elements, a block apart; then the block writes them as they lie.
+extern "C" __global__ void __launch_bounds__(THREADS)
+$signature
+    await_launches();
+    const Data d{$members};
+    __shared__ $E rows[AT_ONCE][THREADS * VALUES];
+    const count_t first = count_t(blockIdx.x) * (THREADS * AT_ONCE);
+#pragma unroll
+    for (int t = 0; t < AT_ONCE; ++t) {
+        $T value[VALUES];
+        values(d, min(first + t * THREADS + threadIdx.x, count_t(groups) - 1), value);  // loads need no branch then
+#pragma unroll
+        for (int e = 0; e < VALUES; ++e) rows[t][threadIdx.x * VALUES + e] = narrow_to<$E>::of(value[e]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < AT_ONCE; ++t) {
+        const count_t begin = first + t * THREADS;
+        const int count = begin < groups ? int(min(count_t(groups) - begin, count_t(THREADS))) * VALUES : 0;
+        for (int k = threadIdx.x; k < count; k += THREADS) out[size_t(begin) * VALUES + k] = rows[t][k];
+    }
+}
+"""

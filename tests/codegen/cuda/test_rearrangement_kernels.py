@@ -31,12 +31,14 @@ from emulation.emulate import emulate
 from torch import Tensor
 
 from fusewright.codegen.cpu import options as cpu_options
+from fusewright.codegen.cuda import stacked_rows
 from fusewright.codegen.cuda.rearrangement import kernel, options
 from fusewright.ir import ops
 from fusewright.ir.build import pointwise
 from fusewright.ir.node import Node, make
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
+from fusewright.schedule.few_elements import of_few
 from fusewright.schedule.group import Group
 from fusewright.schedule.rearrangement import Rearrangement, parse
 
@@ -55,6 +57,7 @@ def check(root: Node, tensors: dict[Node, Tensor] | None = None, order: str = "f
     given = tensors or {n: random(n, i) for i, n in enumerate(graph_of(root).inputs)}
     kernels = [kernel(r, "fused_test", **option) for option in options(r)]
     assert kernels
+    kernels += [stacked_rows.kernel(r, "fused_test", **option) for option in stacked_rows.options(r)]
     want = reference(root, given)
     for made in kernels:
         got = emulate(made, *(given[n] for n in r.tensors), order=order)
@@ -98,6 +101,39 @@ def test_elements_that_lie_side_by_side_are_loaded_together() -> None:
 def test_neighbours_of_different_parts_are_computed_by_themselves() -> None:
     source = kernel(found(turned(inp(0, 2, 3, 4, 16), inp(1, 4, 8), inp(2, 4, 8))), "fused_test", values=4).source
     assert "value[e] = element(d, i + e);" in source
+
+
+def test_a_thread_computes_rows_of_few_elements() -> None:
+    """Of quaternions, rotations: what the elements of a row have in common is computed once."""
+    x = inp(0, 300, 4)
+    length = make(ops.Reduce("norm", (1,), keepdim=True), x)
+    quaternion = pointwise("div", x, pointwise("clamp_min", length, params=(1e-12,)))
+    w, i, j, k = (taken(quaternion, 1, n, n + 1) for n in range(4))
+    two = [pointwise("mul", *pair) for pair in ((i, j), (k, w), (i, k), (j, w))]
+    parts = pointwise("sub", two[0], two[1]), pointwise("add", two[2], two[3]), pointwise("add", two[0], two[1])
+    root = cat(1, *parts)
+    (written,) = of_few(graph_of(root)).outputs
+    assert isinstance(written, Node)
+    r = found(written)
+    assert stacked_rows.options(r) == [{"row": 3}]
+    check(written, {x: random(x, 0)})
+    source = stacked_rows.kernel(r, "fused_test", row=3).source
+    assert (source.count("= widened("), source.count("sqrt("), source.count(" / ")) == (4, 1, 4)
+    t = torch.zeros(300, 4)  # whose length is none
+    assert not emulate(stacked_rows.kernel(r, "fused_test", row=3), t).any()
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16, F64], ids=str)
+def test_rows_of_other_batches(count: int, dtype: torch.dtype) -> None:
+    b = sympy.Symbol("B", integer=True, positive=True)
+    x = make(ops.Input((b, 3), dtype, CPU, "x", 0))
+    one, other = taken(x, 1, 0, 1), taken(x, 1, 1, 3)
+    root = cat(1, pointwise("neg", one), other, pointwise("exp", other))
+    t = torch.randn(count, 3).to(dtype)
+    want = torch.cat((-t[:, :1], t[:, 1:], t[:, 1:].double().exp().to(dtype)), 1)
+    made = stacked_rows.kernel(found(root), "fused_test", row=5)
+    torch.testing.assert_close(emulate(made, t), want)
 
 
 def test_one_kernel_serves_other_batches() -> None:

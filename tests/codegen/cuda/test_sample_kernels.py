@@ -63,7 +63,7 @@ def norm(
 
 
 def program(root: Node) -> SampleProgram:
-    found = parse(root, lambda node: True)
+    found = parse(root, Graph((), (root,)).users())
     assert isinstance(found, SampleProgram), found
     return found
 
@@ -248,7 +248,7 @@ def test_long_sums_are_as_accurate_as_float64() -> None:
 
 def tail(root: Node, sums: Node, leaves: dict[Node, str], threads: int = 64) -> Kernel:
     """A hand-written kernel that sums rows, with a block program behind it."""
-    p = parse(root, lambda node: True, given=(sums,))
+    p = parse(root, Graph((), (root,)).users(), given=(sums,))
     assert isinstance(p, SampleProgram), p
     block = block_program(p, {sums: "sums"}, leaves, "blockIdx.x", threads, out="result", arena="kept")
     rows, length = sums.shape[1], sums.arg(0).shape[2]
@@ -329,15 +329,39 @@ NO: dict[str, tuple[Callable[[], Node], str]] = {
 @pytest.mark.parametrize("name", NO)
 def test_refuses(name: str) -> None:
     root, why = NO[name]
-    found = parse(root(), lambda node: True)
+    last = root()
+    found = parse(last, Graph((), (last,)).users())
     assert isinstance(found, str) and why in found, found
 
 
 def test_values_with_other_users_are_operands() -> None:
     y = pointwise("relu", X)
     z = fold(pointwise("exp", y), "sum", 1)
-    found = parse(z, lambda node: node is not y)
+    found = parse(z, Graph((), (z, y)).users())
     assert isinstance(found, SampleProgram) and found.leaves == (y,)
+
+
+def test_values_that_are_used_inside_several_times_are_computed_inside() -> None:
+    y = pointwise("relu", X)
+    twice = pointwise("div", y, pointwise("add", y, 1.0))
+    assert program(softmax(twice, 1)).leaves == (X,)
+    check(softmax(twice, 1))
+
+
+def test_values_that_several_steps_read_are_kept() -> None:
+    y = pointwise("exp", X)
+    root = pointwise("div", y, fold(pointwise("sub", y, fold(y, "mean", 1, keepdim=True)), "max", 1, keepdim=True))
+    p = program(root)
+    assert p.leaves == (X,) and p.steps[0] is y and sum(n.op == y.op for n in p.steps) == 1
+    check(root)
+
+
+def test_what_there_is_no_room_for_is_an_operand() -> None:
+    """Where all that is used inside alone is too much to keep, less of it may not be."""
+    x = inp(0, B, 64, 96)
+    y = softmax(x, 2)
+    root = pointwise("add", pointwise("mul", y, 2.0), softmax(y, 2))
+    assert program(root).leaves in ((y,), (x,))
 
 
 def test_weights_computed_ahead_are_operands() -> None:
