@@ -386,6 +386,8 @@ def _cat(op: ops.Cat, node: Node, args: Sequence[str]) -> str:
 
 @_emits(ops.Embedding)
 def _embedding(op: ops.Embedding, node: Node, args: Sequence[str]) -> str:
+    if op.wraps:
+        return f"{args[0]}[{args[1]}]"
     options = _options(
         padding_idx=(op.padding_idx, op.padding_idx < 0),
         scale_grad_by_freq=(op.scale_grad_by_freq, not op.scale_grad_by_freq),

@@ -135,10 +135,11 @@ class StreamValues(ABC):
         if r.indices is None:
             return []
         index, rows = f"d.{self.names[r.indices.tensor]}[{self.offset(r.indices)}{element}]", self._rows(r)
-        if r.ignored is None:
+        wraps = isinstance(r.value.op, ops.Embedding) and r.value.op.wraps
+        if r.ignored is None and not wraps:
             return [f"const index_t {self.row_of(r)} = row_of(d, {index}, {rows});"]
         given = self._index(r)
-        row = f"{given} == {r.ignored} ? 0 : {given}"
+        row = f"{given} < 0 ? {given} + {rows} : {given}" if wraps else f"{given} == {r.ignored} ? 0 : {given}"
         return [f"const long long {given} = {index};", f"const index_t {self.row_of(r)} = row_of(d, {row}, {rows});"]
 
     def _rows(self, r: Read) -> str:
@@ -146,7 +147,7 @@ class StreamValues(ABC):
         return f"d.v{self.s.tensors.index(r.tensor)}"
 
     def _index(self, r: Read) -> str:
-        """The name of an index some of which are ignored."""
+        """The name of an index as it was given: some are ignored, or count from the end."""
         return f"index{self.s.reads.index(r)}"
 
     def picked(self, r: Read, element: str) -> str:

@@ -615,12 +615,14 @@ class Dropout(Op):
 class Embedding(Op):
     """Rows of a weight (V, D) at indices (*) of int64 or int32: (*, D).
 
-    The attributes are those of ``F.embedding`` and matter to the weight's gradient alone; `padding_idx` -1 is none.
+    The first attributes are those of ``F.embedding`` and matter to the weight's gradient alone; `padding_idx` -1 is
+    none.  Where it `wraps`, negative indices count from the end, as those of ``weight[indices]`` do.
     """
 
     padding_idx: int = -1
     scale_grad_by_freq: bool = False
     sparse: bool = False
+    wraps: bool = False
 
     def infer(self, types: Types) -> TensorType:
         weight, indices = types
@@ -657,7 +659,7 @@ _DROPOUT = ("dropout_p", "dropout")
 _REPEATABLE = frozenset(
     """
     scaled_dot_product_attention arange full zeros ones eye zeros_like ones_like full_like new_zeros new_ones
-    new_full gather index_select take_along_dim roll flip tril triu cumsum cumprod argmax argmin
+    new_full gather index_select take_along_dim roll flip tril triu cumsum cumprod argmax argmin remainder
     upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d
     upsample_trilinear3d grid_sampler grid_sampler_2d grid_sampler_3d pixel_shuffle pixel_unshuffle channel_shuffle
     im2col col2im einsum bmm baddbmm diagonal diag_embed unfold stack meshgrid masked_fill

@@ -454,7 +454,7 @@ class _Axes:
         if isinstance(leaf.op, ops.Cat):
             return self._parts(leaf, place, dims) if self._is_in_parts(leaf, leaf.op.dim, dims) else plain
         weight, indices = leaf.inputs
-        if not indices.varies:
+        if not indices.varies and all(isinstance(n, int) for n in indices.shape):
             return plain
         return [Read(leaf, weight, place, (None, dims[-1]), indices=Read(indices, indices, place, dims[:-1]))]
 

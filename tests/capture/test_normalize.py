@@ -360,6 +360,50 @@ def test_embedding(options: dict[str, Any], expected: Embedding, kind: torch.dty
     assert [n.op for n in captured.graph.nodes() if n.inputs] == [expected]
 
 
+class Table(nn.Module):
+    """A function of a parameter and of what it is called with."""
+
+    def __init__(self, fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.fn, self.table = fn, nn.Parameter(r(*shape))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fn(self.table, x)
+
+
+TABLES = {1: (9,), 2: (9, 5), 3: (9, 5, 2)}
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("ndim", TABLES)
+def test_entries_of_a_table(ndim: int, kind: torch.dtype) -> None:
+    """Counted from the end as well; gradients of entries that are taken twice are compared."""
+    places = torch.tensor([[0, -1, 2, 2], [8, 3, -9, 0]]).to(kind)
+    captured = check(Table(lambda t, i: t[i], TABLES[ndim]), places, batch=3)
+    assert [n.op for n in captured.graph.nodes() if isinstance(n.op, Embedding)] == [Embedding(wraps=True)]
+    captured = check(Table(lambda t, i: t.index_select(0, i), TABLES[ndim]), places[0].abs(), batch=3)
+    assert [n.op for n in captured.graph.nodes() if isinstance(n.op, Embedding)] == [Embedding()]
+
+
+@pytest.mark.parametrize(
+    "fn, given",
+    [
+        (lambda t, i: t[:, i], torch.tensor([0, 4, -1])),
+        (lambda t, i: t[i, i], torch.tensor([0, 4, -1])),
+        (lambda t, i: t.index_select(1, i), torch.tensor([0, 4, 1])),
+        (lambda t, i: t.long()[i].float() * t.sum(), torch.tensor([0, 4, 1])),
+    ],
+    ids=["of columns", "two", "selected columns", "integers"],
+)
+def test_other_indices_stay_calls(fn: Any, given: torch.Tensor) -> None:
+    assert Embedding not in kinds(capture(Table(fn, TABLES[2]), (given,), {}))
+
+
+def test_entries_of_a_batch_stay_a_call() -> None:
+    """Samples would mix."""
+    assert Embedding not in kinds(capture(Fn(lambda x: x[torch.tensor([0, 1, 0])]), (r(4, 5),), {}))
+
+
 def test_a_renormalised_embedding_stays_a_call() -> None:
     model = nn.Embedding(9, 5, max_norm=0.5)
     captured = check(copy.deepcopy(model), torch.tensor([[0, 2, 2, 8]]))

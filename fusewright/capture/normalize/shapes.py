@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -329,6 +330,26 @@ def _embedding(call: Call) -> Normal:
     return call.make(op, call.node("weight"), call.node("indices"))
 
 
+def _index(call: Call) -> Normal:
+    """Entries along the first dimension of a weight, or of what has a known shape, at the numbers of one tensor."""
+    indices = call["indices"]
+    return _entries(call, indices[0], wraps=True) if len(indices) == 1 else None
+
+
+def _index_select(call: Call) -> Normal:
+    return _entries(call, call.node("index"), wraps=False) if call["dim"] == 0 else None
+
+
+def _entries(call: Call, indices: Node, *, wraps: bool) -> Normal:
+    x = call.node("self")
+    numbers = indices.dtype in (torch.int64, torch.int32) and indices.device == x.device
+    if not (numbers and x.ndim and x.dtype.is_floating_point and all(isinstance(n, int) and n for n in x.shape)):
+        return None
+    rows = x if x.ndim == 2 else call.make(Reshape((x.shape[0], prod(x.shape[1:]))), x)
+    found = call.make(Embedding(wraps=wraps), rows, indices)
+    return found if x.ndim == 2 else call.make(Reshape(call.shape), found)
+
+
 def _cast(call: Call) -> Normal:
     """A change of dtype alone; a tensor that has it already comes back itself, as in PyTorch."""
     x = call.node("self")
@@ -412,6 +433,8 @@ TABLE: dict[str, Handler] = {
     **{f"aten.upsample_nearest{n}d.vec": _upsample for n in (1, 2, 3)},
     **{f"aten.upsample_{kind}.vec": _interpolate for kind in ("linear1d", "bilinear2d", "trilinear3d")},
     "aten.embedding.default": _embedding,
+    "aten.index.Tensor": _index,
+    "aten.index_select.default": _index_select,
     "aten.pad.default": _pad,
     "aten.constant_pad_nd.default": _pad,
 }

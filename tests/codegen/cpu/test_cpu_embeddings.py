@@ -11,6 +11,8 @@ from native_cases import quick, run
 from test_cpu_stream import check
 
 from fusewright.codegen.cpu.stream import kernel
+from fusewright.ir import ops
+from fusewright.ir.node import make
 from fusewright.runtime.native import launcher
 
 
@@ -30,6 +32,18 @@ def test_one_kernel_serves_other_sizes() -> None:
     for rows, width, *tokens in ((11, 32, 1, 1), (9, 7, 5, 30), (300, 1500, 2, 70)):
         weight, indices = torch.randn(rows, width), torch.randint(rows, tokens)
         torch.testing.assert_close(run(k, weight, indices), weight[indices].mean(1))
+
+
+def test_indices_count_from_the_end() -> None:
+    rows = make(ops.Embedding(wraps=True), cases.inp(0, 11, 12), cases.inp(1, 3, 9, dtype=I64))
+    k = kernel(cases.stream_of(fold(rows, "mean", 1)), "fused_test")
+    weight, indices = torch.randn(11, 12), torch.randint(-11, 11, (3, 9))
+    indices.view(-1)[:2] = torch.tensor([-11, 10])
+    torch.testing.assert_close(run(k, weight, indices), weight[indices].mean(1))
+    for wrong in (-12, 11):
+        indices[1, 4] = wrong
+        with pytest.raises(IndexError):
+            run(k, weight, indices)
 
 
 def test_strided_operands() -> None:

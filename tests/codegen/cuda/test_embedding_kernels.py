@@ -58,6 +58,24 @@ def test_an_index_of_no_row_is_a_trap(name: str, wrong: int) -> None:
         emulate(kernel(s, "fused_test"), *given.values())
 
 
+@pytest.mark.parametrize("kind", [I64, I32], ids=str)
+@pytest.mark.parametrize("name", ["mean", "width", "one element", "several"])
+def test_indices_count_from_the_end(name: str, kind: torch.dtype) -> None:
+    rows = make(ops.Embedding(wraps=True), inp(0, 11, 1 if name == "one element" else 12), inp(1, 3, 9, dtype=kind))
+    root = (
+        pointwise("exp", rows) if name in ("one element", "several") else fold(rows, "mean", 1 if name == "mean" else 2)
+    )
+    k = kernel(stream_of(root), "fused_test")
+    weight, indices = torch.randn(*rows.arg(0).shape), torch.randint(-11, 11, (3, 9)).to(kind)  # type: ignore[arg-type]
+    indices.view(-1)[:2] = torch.tensor([-11, 10])
+    want = {"mean": lambda x: x.mean(1), "width": lambda x: x.mean(2)}.get(name, torch.exp)(weight[indices])
+    torch.testing.assert_close(emulate(k, weight, indices, sanitize=name == "mean"), want)
+    for wrong in (-12, 11):
+        indices[1, 4] = wrong
+        with pytest.raises(EmulationError, match="__trap"):
+            emulate(k, weight, indices)
+
+
 def test_an_index_of_no_row_reads_nothing_outside() -> None:
     """The sanitizer has nothing to say before the trap."""
     k = kernel(stream_of(fold(embedding(0, 12, 3, 9), "mean", 1)), "fused_test")
