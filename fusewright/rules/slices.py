@@ -2,6 +2,7 @@
 
     norm(x)[:, 0] = norm(x[:, 0])        (x @ w)[:, -1:] = x[:, -1:] @ w
     attention(q, k, v)[:, :, 0] = attention(q[:, :, 0], k, v)
+    conv(x)[..., a:] = conv(x), padded less
 
 The class token of a vision transformer, the last token of a language model: of the last block, everything is computed
 for one token, but for the keys and values that it attends to.  Slices only ever move inwards, and views outwards; they
@@ -15,7 +16,20 @@ from dataclasses import replace
 
 from fusewright.ir.build import permute, reshape
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Attention, Cast, Cat, Matmul, Norm, Number, Permute, Pointwise, Reshape, Slice, Softmax
+from fusewright.ir.ops import (
+    Attention,
+    Cast,
+    Cat,
+    Conv,
+    Matmul,
+    Norm,
+    Number,
+    Permute,
+    Pointwise,
+    Reshape,
+    Slice,
+    Softmax,
+)
 from fusewright.ir.types import same_numel
 from fusewright.rules.rule import Match, Rule, op, rule
 
@@ -160,6 +174,49 @@ def slice_of_matmul(m: Match) -> Node:
     return make(y.op, x, w if rows else _operand(w, y, like), *y.args[2:], where=y.where)
 
 
+def _cut(m: Match) -> Conv | None:
+    """The convolution of the same input whose output is the slice; `None` where the input would have to be cut."""
+    conv, like = m["x"], _slice(m)
+    op, d = conv.op, like.dim - 2
+    assert isinstance(op, Conv)
+    length, count, kernel = (n.shape[like.dim] for n in (conv.arg(0), m["slice"], conv.arg(1)))
+    if not (isinstance(length, int) and isinstance(count, int) and isinstance(kernel, int)):
+        return None
+    left = op.padding[d][0] - like.start * op.stride[d]
+    stride = op.stride[d] * like.step
+    reach = (count - 1) * stride + op.dilation[d] * (kernel - 1) + 1
+    padding, strides = list(op.padding), list(op.stride)
+    padding[d], strides[d] = (left, max(reach - left - length, 0)), stride
+    cut = replace(op, padding=tuple(padding), stride=tuple(strides))
+    return cut if left >= 0 and cut.spatial((length,) * len(strides), (kernel,) * len(strides))[d] == count else None
+
+
+def _refuse_conv(m: Match) -> str | None:
+    op, dim = m["x"].op, _slice(m).dim
+    assert isinstance(op, Conv)
+    if op.transposed or dim < 2:
+        return "it is cut along no dimension of windows"
+    return _refuse_all(m) or ("the input would have to be cut" if _cut(m) is None else None)
+
+
+@rule(
+    "slice(conv(x, w)) = conv_padded_less(x, w)",
+    pattern=op("slice", Slice, of=(op("x", Conv),)),
+    condition=_refuse_conv,
+    exactness="reassociates",
+    repeats=True,
+)
+def slice_of_conv(m: Match) -> Node:
+    """conv(x, w)[..., a:b:t] -> conv(x, w) of t times the stride, whose windows begin a later and end with b.
+
+    x (N, C, *), w (O, C/groups, *k).  A causal convolution is padded on both sides and cut behind; what is cut off are
+    the windows that reach into the padding.  Class reassociates.
+    """
+    conv, op = m["x"], _cut(m)
+    assert op is not None
+    return make(op, *conv.args, where=conv.where)
+
+
 def _refuse_attention(m: Match) -> str | None:
     return _refuse_all(m) if _has_rows(m["x"], _slice(m).dim) else "it is not queries that are left out"
 
@@ -244,6 +301,7 @@ RULES: tuple[Rule, ...] = (
     slice_of_function,
     slice_of_norm,
     slice_of_matmul,
+    slice_of_conv,
     slice_of_attention,
     slice_of_view,
     slice_of_cat,

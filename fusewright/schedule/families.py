@@ -59,8 +59,8 @@ def _sample(root: Node, users: Users) -> Any:
 
 
 def _sample_apart(root: Node, users: Users, readers: Readers) -> Any:
-    """A sample program, unless all it does are reductions that one pass has, or one that others of what it reads are
-    found with."""
+    """A sample program, unless all it does are reductions that one pass has, one that others of what it reads are
+    found with, or a normalisation of rows that teams of threads keep."""
     found = _sample(root, users)
     if isinstance(found, str):
         return found
@@ -68,6 +68,10 @@ def _sample_apart(root: Node, users: Users, readers: Readers) -> Any:
     for one_pass in (stream.parse(root, users), several_folds.parse(root, users)):
         if not isinstance(one_pass, str) and joins == {step.node for step in _folds(one_pass)}:
             return f"{root!r} is made of reductions that one pass has"
+    if len(joins) == 1 and isinstance(next(iter(joins)).op, normalization.NORMS):
+        rows = normalization.parse_moving(root, users)
+        if not isinstance(rows, str) and normalization.keeps_rows(rows):
+            return f"{root!r} normalises rows"
     beside = len(joins) == 1 and several_folds.is_beside(root, users, readers)
     return f"{root!r} is reduced beside others" if beside else found
 

@@ -169,7 +169,7 @@ def parse_moving(root: Node, users: Users) -> Normalization | str:
 def _from_before_moves(n: Normalization, root: Node, users: Users) -> Normalization:
     """The same that reads what nobody else does from before it was moved, if a team of threads can keep rows that lie
     like that."""
-    if not _keeps_rows(n) or n.split > 1 or n.behind.before is None:
+    if not keeps_rows(n) or n.split > 1 or n.behind.before is None:
         return n
     chain = {n.norm, *(m for m in (*_through(root, n.norm), *_through(n.norm.arg(0))) if isinstance(m.op, STAGES))}
     moved: dict[Node, Rearrangement] = {}
@@ -217,7 +217,7 @@ def parse_shared(root: Node, users: Users) -> Normalization | str:
     found = _Parser(norm, root, {**users, x: 1}).found()
     if isinstance(found, str):
         return found
-    if not _keeps_rows(found):
+    if not keeps_rows(found):
         return f"no threads keep the rows of {x!r}"
     if any(x in topological([t]) for t in found.tensors if t not in ahead):
         return f"what {root!r} reads is computed from {x!r}"
@@ -230,7 +230,7 @@ def _saves_a_copy(n: Normalization) -> bool:
     return any(map(rearrangement.copies, moves))
 
 
-def _keeps_rows(n: Normalization) -> bool:
+def keeps_rows(n: Normalization) -> bool:
     """Whether teams of threads may keep rows."""
     in_rows = n.within is not None and n.within.axes[-1].role == "first"
     return in_rows and n.length is not None and n.length <= LONGEST

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness import B, RuleSpec, inp
+from hypothesis import assume
 from hypothesis import strategies as st
 from linear_cases import Draw, conv
 from spec_views import permuted, shaped
@@ -117,9 +118,35 @@ def concatenated(draw: Draw) -> Node:
     return draw(parts(cat, (len(first),)))
 
 
+@st.composite
+def convolutions(draw: Draw) -> Node:
+    """Cut where windows reach into the padding, or every few."""
+    n = draw(st.integers(1, 2))
+    d = draw(st.integers(0, n - 1))
+    (kernel, stride, dilation, left, right), step = (draw(st.integers(1, 3)) for _ in range(5)), draw(st.integers(1, 2))
+    length = dilation * (kernel - 1) + 4
+    pads = tuple((left, right) if i == d else (0, 1) for i in range(n))
+    shape = tuple(length if i == d else 3 for i in range(n))
+    w = tuple(kernel if i == d else 2 for i in range(n))
+    steps = {
+        "stride": (1,) * d + (stride,) + (1,) * (n - d - 1),
+        "dilation": (1,) * d + (dilation,) + (1,) * (n - d - 1),
+    }
+    bias = inp(4) if draw(st.booleans()) else None
+    y = conv(inp(B, 2, *shape), inp(4, 1, *w), bias, padding=pads, groups=2, **steps)
+    count = y.shape[d + 2]
+    assert isinstance(count, int)
+    start = draw(st.integers(0, min(left // stride, count - 1)))
+    stop = draw(st.integers(start + 1, count))
+    reach = (start + (stop - 1 - start) // step * step) * stride + dilation * (kernel - 1) + 1 - left
+    assume((start, stop, step) != (0, count, 1) and length - reach < stride * step)  # nothing of x is cut off
+    return cut(y, d + 2, start, stop, step)
+
+
 UNKNOWN = "nothing is left out, or it is not known how much"
 BARE = "nothing that computes row by row lies below"
 JOINED = "it is cut along what a row joins"
+WINDOWS = "it is cut along no dimension of windows"
 PART = "what is left out is part of a dimension, or of several"
 
 SPECS = [
@@ -161,6 +188,20 @@ SPECS = [
             "columns are left out": lambda: cut(product(inp(B, 3, 4), 4, 2), 2),
             f"{UNKNOWN} # a batch": lambda: cut(product(inp(B, 4), 4, 2), 0),
             f"{UNKNOWN} # all of it": lambda: cut(product(inp(B, 3, 4), 4, 2), 1, 0, 3),
+        },
+    ),
+    RuleSpec(
+        rules.slice_of_conv,
+        lambda: cut(conv(inp(B, 2, 5), inp(3, 2, 3), inp(3), padding=2), 2, 0, 5),
+        convolutions(),
+        {
+            f"{WINDOWS} # channels": lambda: cut(conv(inp(B, 2, 5), inp(3, 2, 3)), 1),
+            f"{WINDOWS} # transposed": lambda: cut(conv(inp(B, 2, 5), inp(2, 3, 3), transposed=True), 2),
+            "the input would have to be cut": lambda: cut(conv(inp(B, 2, 5), inp(3, 2, 3)), 2, 1, 3),
+            "the input would have to be cut # behind": lambda: cut(
+                conv(inp(B, 2, 5), inp(3, 2, 3), padding=1), 2, 0, 3
+            ),
+            f"{UNKNOWN} # all of it": lambda: cut(conv(inp(B, 2, 5), inp(3, 2, 3)), 2, 0, 3),
         },
     ),
     RuleSpec(
