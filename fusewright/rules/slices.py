@@ -204,6 +204,7 @@ def _refuse_conv(m: Match) -> str | None:
     pattern=op("slice", Slice, of=(op("x", Conv),)),
     condition=_refuse_conv,
     exactness="reassociates",
+    enables=True,  # a kernel has the functions behind
     repeats=True,
 )
 def slice_of_conv(m: Match) -> Node:
