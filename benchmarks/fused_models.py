@@ -702,9 +702,11 @@ ROWS = (
     _row(353, "conv2d 3-64 k7 s2 p3", "lp_pool2d(relu(y), 2.0, 2)", (64, 3, 224, 224)),
     _row(354, "conv2d 32-32 k3 p1", "y / (1e-5 + y.abs().amax((2, 3), keepdim=True))", (32, 32, 128, 128)),
     _row(355, "conv2d 16-32 k3 p1", "y[:, :, 1:-1, 1:-1].mean((2, 3))", (32, 16, 256, 256)),
-    _row(356, "", "m, n = g(x), g(t); a, b, c = g(x * x) - m * m, g(t * t) - n * n, g(x * t) - m * n; ((2 * m * n + "
-         "1e-4) * (2 * c + 9e-4) / ((m * m + n * n + 1e-4) * (a + b + 9e-4))).mean()", (16, 3, 256, 256),
-         g="nn.Conv2d(3, 3, 11, padding=5, groups=3, bias=False)", given={"t": (16, 3, 256, 256)}),
+    _row(356, "", "m, n = conv2d(x, w, padding=5, groups=3), conv2d(t, w, padding=5, groups=3); a = conv2d(x * "
+         "x, w, padding=5, groups=3) - m * m; b = conv2d(t * t, w, padding=5, groups=3) - n * n; c = conv2d(x * t, w, "
+         "padding=5, groups=3) - m * n; ((2 * m * n + 1e-4) * (2 * c + 9e-4) / ((m * m + n * n + 1e-4) * (a + b + "
+         "9e-4))).mean()", (16, 3, 256, 256),
+         w="nn.Parameter(torch.full((3, 1, 11, 11), 1 / 121))", given={"t": (16, 3, 256, 256)}),
     _row(357, "", "torch.sqrt((x - t).square() + 1e-6).mean() + 0.1 * ((x[..., 1:] - x[..., :-1]) - (t[..., 1:] - "
          "t[..., :-1])).abs().mean()", (32, 3, 512, 512), given={"t": (32, 3, 512, 512)}),
     _row(358, "", "2 * x - t + 0.1 * (torch.roll(x, 1, 2) + torch.roll(x, -1, 2) + torch.roll(x, 1, 3) + torch.roll(x, "

@@ -184,6 +184,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What is asked of all rows together; rows are named by their index."""
     whole = [row for row in rows if not row["error"]]
     fractions = [row["roofline"]["fraction"] for row in whole]
+    with_functions = [fraction_with_functions(row["roofline"]) for row in whole]
     compared = [row for row in whole if "compile" in row["times"]]
     slower = [r for r in compared if r["times"]["fusewright"]["median"] > r["times"]["compile"]["median"]]
     return {
@@ -195,9 +196,17 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "convolution left to ATen": [row["index"] for row in whole if row["path"] == "ATen"],
         "median fraction": statistics.median(fractions) if fractions else None,
         "worst fraction": min(fractions, default=None),
+        "median fraction, functions as well": statistics.median(with_functions) if with_functions else None,
+        "worst fraction, functions as well": min(with_functions, default=None),
         "compared with compile": len(compared),
         "slower than compile": [row["index"] for row in slower],
     }
+
+
+def fraction_with_functions(roofline: dict[str, Any]) -> float:
+    """The fraction of a floor that also waits for pointwise functions, which no kernel evaluates faster."""
+    fraction: float = roofline["fraction"]
+    return fraction * max(1.0, (roofline["functions"] or 0.0) / roofline["seconds"])
 
 
 def show(record: dict[str, Any], names: tuple[str, ...]) -> None:
