@@ -12,7 +12,7 @@ more from the outputs on, which is kept if it takes much less.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -149,19 +149,8 @@ class _Search:
         """The first application to take, and the other rules that could be applied there."""
         users, nodes, seen = graph.users(), graph.nodes(), _seen(graph)
         for root in reversed(nodes) if backwards else nodes:
-            offers: list[_Offer] = []
-            for rule, match, unmet in self._matches(root):
-                if any(self.alone(node) for node in _operations(rule, match)):
-                    continue
-                reason = _refused(rule, match, users, self.finite) if unmet is None else unmet
-                if reason is None and rule.repeats and root in seen:
-                    reason = "its memory is seen from outside"
-                if reason is None:
-                    offers.append(_offer(rule, match, root, users, self.cost))
-                elif reason == FINITE_ONLY or (rule.pattern.inner() and self.cost(root).seconds > 0):
-                    # any other reason of a rule about one operation, or about views, mostly says: not its case
-                    declined[rule.name, root] = Declined(rule.name, _place(root), reason)
-            worth = (o for o in offers if self.mode == "always" or o.pays)
+            offers = self._offers(root, users, seen, declined)
+            worth = (o for o in offers if self.mode == "always" or o.pays or self._leads(graph, o))
             best = max(worth, key=lambda o: o.saves, default=None)
             if best is not None:
                 return best, tuple(o.rule.name for o in offers if o is not best)
@@ -169,6 +158,38 @@ class _Search:
                 reason = f"would not pay: {-offer.saves * 1e6:+.1f} us by the cost model"
                 declined[offer.rule.name, root] = Declined(offer.rule.name, _place(root), reason)
         return None, ()
+
+    def _offers(
+        self,
+        root: Node,
+        users: dict[Node, int],
+        seen: Collection[Node],
+        declined: dict[tuple[str, Node], Declined],
+    ) -> list[_Offer]:
+        """The valid applications at a node; why others are not is told in `declined`."""
+        offers: list[_Offer] = []
+        for rule, match, unmet in self._matches(root):
+            if any(self.alone(node) for node in _operations(rule, match)):
+                continue
+            reason = _refused(rule, match, users, self.finite) if unmet is None else unmet
+            if reason is None and rule.repeats and root in seen:
+                reason = "its memory is seen from outside"
+            if reason is None:
+                offers.append(_offer(rule, match, root, users, self.cost))
+            elif reason == FINITE_ONLY or (rule.pattern.inner() and self.cost(root).seconds > 0):
+                # any other reason of a rule about one operation, or about views, mostly says: not its case
+                declined[rule.name, root] = Declined(rule.name, _place(root), reason)
+        return offers
+
+    def _leads(self, graph: Graph, offer: _Offer) -> bool:
+        """Whether an application that is made for the next one costs less than that saves."""
+        if not offer.rule.invests:
+            return False
+        before, after = set(graph.nodes()), graph.substitute(offer.root, offer.new)
+        users, seen = after.users(), _seen(after)
+        born = [node for node in after.nodes() if node not in before]
+        saved = (o.saves for node in born for o in self._offers(node, users, seen, {}) if o.pays)
+        return offer.saves + max(saved, default=0.0) > WORTHWHILE * offer.of
 
 
 def _seen(graph: Graph) -> set[Node]:

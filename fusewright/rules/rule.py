@@ -11,6 +11,7 @@
                  applied to is rewritten in the other order, too
     enables      it is taken where it costs nothing, for what it lets others do; it must end by itself, as views do that
                  only ever move outwards
+    invests      it is taken where it costs less than the rule that it lets follow saves
     repeats      what it leaves may be a view of less memory, several elements in one place, or no view where there was
                  one: it is not applied to what is returned, or read by an operation that is not understood
 
@@ -87,6 +88,7 @@ class Rule:
     doc: str
     enables: bool = False
     hides: bool = False
+    invests: bool = False
     repeats: bool = False
 
     def classify(self, match: Match) -> Exactness:
@@ -102,6 +104,7 @@ def rule(
     exactness: Exactness | Callable[[Match], Exactness],
     enables: bool = False,
     hides: bool = False,
+    invests: bool = False,
     repeats: bool = False,
 ) -> Callable[[Callable[[Match], Node]], Rule]:
     """Make a replacement function the `Rule` it completes; its docstring says before -> after, shapes, condition."""
@@ -109,6 +112,6 @@ def rule(
     def complete(replacement: Callable[[Match], Node]) -> Rule:
         assert replacement.__doc__, f"{name} has no docstring"
         doc = replacement.__doc__
-        return Rule(name, pattern, condition, replacement, exactness, doc, enables, hides, repeats)
+        return Rule(name, pattern, condition, replacement, exactness, doc, enables, hides, invests, repeats)
 
     return complete
