@@ -96,7 +96,7 @@ TABLE: dict[str, tuple[Callable[..., object], tuple[int, ...], list[tuple[str, s
     "a softmax over rows": (
         lambda m, x: torch.sigmoid(torch.softmax(torch.relu(m.conv(x)), 3)),
         IMAGES,
-        [("contraction", "fused_conv_relu"), ("sample program", "fused_softmax_sigmoid")],
+        [("contraction", "fused_conv_relu"), ("normalization", "fused_softmax_sigmoid")],
     ),
     "an opaque operation in between": (
         lambda m, x: torch.tril(torch.tanh(m.conv(x))).relu().sum((2, 3)),
@@ -119,7 +119,7 @@ TABLE: dict[str, tuple[Callable[..., object], tuple[int, ...], list[tuple[str, s
         [("stream", "fused_sigmoid_mul_sum")],
     ),
     "rows of samples": (lambda m, x: m.linear(x).softmax(-1), (4, 8), [("sample program", "fused_linear_softmax")]),
-    "a norm": (lambda m, x: F.layer_norm(x, (8,)) + m.bias, (4, 6, 8), [("sample program", "fused_layernorm_add")]),
+    "a norm": (lambda m, x: F.layer_norm(x, (8,)) + m.bias, (4, 6, 8), [("normalization", "fused_layernorm_add")]),
     "only views": (lambda m, x: x[:, 1:].permute(0, 2, 1).reshape(4, 8, 5, 1), (4, 6, 8), []),
     "views and a copy": (
         lambda m, x: x[:, 1:].permute(0, 2, 1).reshape(4, -1),
