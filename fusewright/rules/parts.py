@@ -1,9 +1,10 @@
-"""Means over part of a dimension that a view has split: they are range sums.
+"""Average poolings that are written in another way.
 
     mean_{3,5}(reshape(x)) = avg_pool(x)      of x (N, C, H, W) seen as (N, C, H/2, 2, W/2, 2)
+    interpolate(x) = avg_pool(x)              to half the length
 
-This is how a pooling is written where shapes are (`einops.reduce`, `pixel_unshuffle(x).mean(1)`, groups of features).
-As range sums they slide in front of a convolution, or move into the weight.
+A pooling is a mean over part of a split dimension where shapes are written (`einops.reduce`, `pixel_unshuffle(x)
+.mean(1)`, groups of features).  As range sums and pools they slide in front of a convolution, or move into the weight.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from itertools import groupby
 from math import prod
 
 from fusewright.ir.build import range_sum, reshape
-from fusewright.ir.node import Node
-from fusewright.ir.ops import Conv, Matmul, Reduce, Reshape, Slot
+from fusewright.ir.node import Node, make
+from fusewright.ir.ops import Conv, Interpolate, Matmul, Pool, Reduce, Reshape, Slot
 from fusewright.ir.slots import Slots
 from fusewright.ir.types import same_numel
 from fusewright.rules.linear import FLOATS, is_linear
@@ -96,4 +97,33 @@ def mean_of_split(m: Match) -> Node:
     return reshape(range_sum(_base(m), tables, root.dtype), root.shape)
 
 
-RULES: tuple[Rule, ...] = (mean_of_split,)
+def _halves(m: Match) -> tuple[int, ...]:
+    """How many neighbours each element of the result is the mean of, along each of the last dimensions."""
+    return tuple(2 if n != to else 1 for n, to in zip(m["conv"].shape[2:], m["root"].shape[2:], strict=True))
+
+
+def _refuse_interpolation(m: Match) -> str | None:
+    lengths = zip(m["conv"].shape[2:], _halves(m), m["root"].shape[2:], strict=True)
+    if m["root"].op.aligned or any(n != k * to for n, k, to in lengths):  # type: ignore[attr-defined]
+        return "an element lies elsewhere than halfway between two"
+    return None
+
+
+@rule(
+    "interpolate_half(conv(x)) = avg_pool(conv(x))",
+    pattern=op("root", Interpolate, of=(op("conv", Conv),)),
+    condition=_refuse_interpolation,
+    exactness="reassociates",
+    invests=True,
+)
+def interpolation_to_half(m: Match) -> Node:
+    """conv(x) (N, C, *L) interpolated linearly to L/2, corners apart -> avg_pool_2(conv(x)); L may stay along some.
+
+    Element i lies at 2i + 1/2, halfway between two, which weigh 1/2 each.  Class reassociates.
+    """
+    kernel = _halves(m)
+    zeros, ones = (0,) * len(kernel), (1,) * len(kernel)
+    return make(Pool("avg", kernel, kernel, zeros, ones), m["conv"], where=m["root"].where)
+
+
+RULES: tuple[Rule, ...] = (mean_of_split, interpolation_to_half)

@@ -57,6 +57,19 @@ def split(draw: Draw) -> Node:
     return reduce(kind, shaped(middle, *shape), *dims, keepdim=keepdim)
 
 
+def interpolated(x: Node, *lengths: int, aligned: bool = False) -> Node:
+    return make(ops.Interpolate(lengths, aligned), x)
+
+
+@st.composite
+def halved(draw: Draw) -> Node:
+    """Along one dimension or both, images or rows."""
+    if draw(st.booleans()):
+        return interpolated(conv(inp(B, 2, 8), inp(3, 2, 1), inp(3)), 4)
+    return interpolated(images(6, padding=1), *draw(st.sampled_from([(3, 4), (6, 4), (3, 8)])))
+
+
+ELSEWHERE = "an element lies elsewhere than halfway between two"
 PART = "no part of a dimension is joined, or no range"
 BELOW = "no convolution or product that goes with it lies below"
 
@@ -78,5 +91,16 @@ SPECS = [
             "# a maximum": lambda: reduce("max", shaped(images(6), B, 3, 2, 4, 6), 2),
         },
         exact_example=lambda: reduce("sum", shaped(images(6), B, 6, 2, 2, 6), 3),
-    )
+    ),
+    RuleSpec(
+        rules.interpolation_to_half,
+        lambda: interpolated(images(6), 2, 3),
+        halved(),
+        {
+            f"{ELSEWHERE} # to a third": lambda: interpolated(images(6, h=6), 2, 3),
+            f"{ELSEWHERE} # to more": lambda: interpolated(images(6), 8, 3),
+            f"{ELSEWHERE} # corners together": lambda: interpolated(images(6), 2, 3, aligned=True),
+            "# an input": lambda: interpolated(inp(B, 6, 4, 6), 2, 3),
+        },
+    ),
 ]
