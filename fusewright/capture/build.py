@@ -181,7 +181,7 @@ class _Builder:
         return found
 
     def is_returned(self, node: fx.Node, users: Sequence[fx.Node]) -> bool:
-        """Whether the caller gets the result of a call, or one of those that `users` take, and sees what tensor it is."""
+        """Whether the caller gets the result of a call, or one of those that `users` take, and can tell which it is."""
         return any(user.op == "output" for user in (*node.users, *(w for u in users for w in u.users)))
 
     def composed(self, node: fx.Node) -> Normal:
