@@ -197,7 +197,7 @@ def _source(names: _Names, t: MatmulTile, name: str, read: tuple[str, ...]) -> s
             matmul_text.KERNEL, name=name, columns=t.columns, per_sm=t.per_sm,
             parameters=_parameters(["packed", "w", *read], written, counts),
             sample=_sample(names, read) if by_sample else [], block="block" if by_sample else "blockIdx.x",
-            read=fill(matmul_text.READ[group.features_first]), small="" if t.rounded else ", small = big + MATRIX / 4",
+            read=fill(matmul_text.READ[group.features_first]),
             products=fill(matmul_text.PRODUCTS[t.rounded], columns=t.columns),
             write=_write(names, t, at), reduce=[] if group.fold is None else fill(matmul_text.REDUCE),
         ),

@@ -208,3 +208,13 @@ def test_compiles_without_spills(name: str, t: MatmulTile) -> None:
     taken = nvrtc.resources(nvrtc.compile(kernel.source, "sm_90a"))
     assert taken.keys() == {launch.entry for launch in kernel.launches}
     assert all(entry.stack == 0 for entry in taken.values()), taken
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, 10.0])
+def test_sums_lean_to_neither_side(mean: float) -> None:
+    """What tensor cores truncate is a part of all that was added up, while a distance is a small difference of that."""
+    root = product(inp(0, P, 64), inp(1, R, 64))
+    given = {n: drawn(n) + mean for n in inputs(root)}
+    got = emulate(cuda.kernel(group_of(root), TILES[2], "fused_test", ""), *given.values())
+    (want,) = values(root, [root], {n: x.double() for n, x in given.items()})
+    assert (got - want).mean().abs() <= 6e-8 * want.abs().mean()
