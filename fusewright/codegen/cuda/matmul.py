@@ -109,7 +109,8 @@ def _named(group: Linear) -> _Names:
     lengths = [f"rows_{i}" for i in range(group.x.ndim - 1)]
     if group.turned or group.across:
         lengths[-1] = str(group.rows[-1])
-    features = str(group.features) if isinstance(group.features, int) else "features"
+    own = lengths[-1] if group.w is group.x else "features"
+    features = str(group.features) if isinstance(group.features, int) else own
     known = ({n: tensors[n] for n in nodes} for nodes in (behind, group.numbers))
     return _Names(group, tensors, tuple(lengths), features, *known)
 
@@ -146,7 +147,7 @@ def kernel(group: Linear, t: MatmulTile, name: str, reference: str) -> Kernel:
         launches.append(Launch(f"{name}_finish", joined, threads=128 * t.groups))
     operands = list(of)
     sizes = [(length, 0, i) for i, length in enumerate(names.lengths) if not length.isdecimal()]
-    if not names.features.isdecimal():
+    if names.features == "features":
         sizes.append((names.features, operands.index(group.w), group.w.ndim - (2 if group.features_first else 1)))
     return Kernel(
         name=name,
