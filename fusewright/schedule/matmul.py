@@ -193,7 +193,7 @@ def match(root: Node, users: Users) -> Linear | str:
     if problem is not None:
         return problem
     operands, numbers = _operands(after), _operands(last)
-    memory = (x, w, *operands, *numbers, root, *([] if matmul.args[2] is None else [matmul.arg(2)]))
+    memory = (x, w, root, *(n for n in (*operands, *numbers, *matmul.inputs[2:]) if n.dtype != torch.bool))
     if any(n.dtype != torch.float32 for n in memory):
         return f"{root!r} is not of float32 alone"
     wrong = [n for n in operands if _varies(n, value, across) is None or (w.ndim > 2 and n is w)]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cuda import matmul_text
 from fusewright.codegen.cuda.folds import PLANES, fold
 from fusewright.codegen.cuda.primitives import with_primitives
@@ -65,6 +66,12 @@ class _Names:
         """The lengths that a kernel is told, as C++ declares them."""
         told = {"long long rows": Argument("long", self.rows)}
         return told if self.features.isdecimal() else told | {"int O": Argument("int", self.features)}
+
+    def parameters(self, read: list[str], written: str, counts: list[str]) -> str:
+        """Text of those of a kernel: pointers, and lengths."""
+        kinds = {"reduced": "double"} | {name: ELEMENT[n.dtype] for n, name in self.tensors.items()}
+        pointers = (f"const {kinds.get(name, 'float')}* __restrict__ {name}" for name in read)
+        return ", ".join([*pointers, f"{kinds.get(written, 'float')}* __restrict__ {written}", *counts])
 
     def shape(self, node: Node) -> tuple[str, ...]:
         """That of a tensor as it lies in memory."""
@@ -196,7 +203,7 @@ def _source(names: _Names, t: MatmulTile, name: str, read: tuple[str, ...]) -> s
         ),
         fill(
             matmul_text.KERNEL, name=name, columns=t.columns, per_sm=t.per_sm,
-            parameters=_parameters(["packed", "w", *read], written, counts),
+            parameters=names.parameters(["packed", "w", *read], written, counts),
             sample=_sample(names, read) if by_sample else [], block="block" if by_sample else "blockIdx.x",
             read=fill(matmul_text.READ[group.features_first]),
             products=fill(matmul_text.PRODUCTS[t.rounded], columns=t.columns),
@@ -242,26 +249,15 @@ def _finish(names: _Names, t: MatmulTile, name: str) -> Lines:
     if group.fold is not None:
         read = {n: f"{each}[0]" for n, each in names.last.items()}
         lines, value = tree(group.last, group.fold.node, read | {group.fold.node: "sum"})
-        told = ["float* __restrict__ out", "long long blocks", "long long count"]
-        parameters = ", ".join(["const double* __restrict__ reduced", *map(_read, names.last.values()), *told])
+        parameters = names.parameters(["reduced", *names.last.values()], "out", ["long long blocks", "long long count"])
         return fill(matmul_text.JOIN, name=name, parameters=parameters, lines=lines, value=value)
     if t.parts == 1:
         return []
-    parameters = _parameters(["partial", *names.behind.values()], "out", list(names.counts))
+    parameters = names.parameters(["partial", *names.behind.values()], "out", list(names.counts))
     return fill(
         matmul_text.FINISH, name=name, parameters=parameters, sum=f"total{names.bias}",
         feature=matmul_text.FEATURE[group.across], **_after(names, matmul_text.ROW[group.across]),
     )  # fmt: skip
-
-
-def _parameters(read: list[str], written: str, counts: list[str]) -> str:
-    """Text: pointers, and lengths."""
-    kind = "double" if written == "reduced" else "float"
-    return ", ".join([*map(_read, read), f"{kind}* __restrict__ {written}", *counts])
-
-
-def _read(name: str) -> str:
-    return f"const float* __restrict__ {name}"
 
 
 def _after(names: _Names, row: str) -> dict[str, object]:

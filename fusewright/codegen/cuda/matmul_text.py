@@ -204,9 +204,10 @@ $name($parameters) {
 
 # Where every sample has a weight of its own: which sample a block is of, and where what there is of it begins.
 SAMPLE = """
-const int of_sample = blocks_o * across_all, sample = blockIdx.x / of_sample, block = blockIdx.x % of_sample;
-packed += (long long)sample * across_all * CHUNKS * STAGE;
-w += (long long)sample * O * K;
+const int of_sample = blocks_o * across_all, block = blockIdx.x % of_sample;
+const long long sample = blockIdx.x / of_sample;
+packed += sample * across_all * CHUNKS * STAGE;
+w += sample * O * K;
 """
 
 # The products of a chunk's numbers: of those that are split, all but that of what is left of both.  The small ones come

@@ -57,6 +57,7 @@ def with_itself(k: int = 20) -> Node:
     return distances(x, x, inp(1, P, 1), inp(2, 1, P))
 
 
+X, Y = inp(0, S, P, 20), inp(1, S, R, 20)
 CASES: dict[str, Callable[[], Node]] = {
     # all rows
     "rows": of_rows,
@@ -82,6 +83,10 @@ CASES: dict[str, Callable[[], Node]] = {
     "samples of samples": lambda: pw("mul", product(inp(0, 2, S, P, 9), inp(1, 2, S, R, 9)), inp(2, 2, S, P, R)),
     "a number per feature": lambda: pw("add", product(inp(0, S, P, 9), inp(1, S, R, 9)), inp(2, R)),
     "elements of every sample": lambda: pw("mul", product(inp(0, S, 30, 9), inp(1, S, 25, 9)), inp(2, 30, 25)),
+    "masks": lambda: pw("where", inp(2, 30, 25, dtype=torch.bool), product(inp(0, S, 30, 9), inp(1, S, 25, 9)), 0.0),
+    "masks of samples": lambda: pw(
+        "where", inp(2, S, 1, R, dtype=torch.bool), pw("mul", product(X, Y), 0.5), inp(3, S, P, 1)
+    ),
     "its own input": lambda: (lambda x: pw("sub", product(x, inp(1, S, 45, 45)), x))(inp(0, S, P, 45)),
     # one for all samples, ahead of what differs
     "across": lambda: distances(inp(0, P, 20), inp(1, S, 40, 20), inp(2, P, 1), inp(3, S, 1, 40)),
@@ -112,7 +117,8 @@ def group_of(root: Node) -> Linear:
 def drawn(node: Node) -> Tensor:
     generator = torch.Generator().manual_seed(zlib.crc32(node.op.name.encode()))
     shape = [d if isinstance(d, int) else int(d.subs(LENGTHS)) for d in node.shape]
-    return torch.randn(shape, generator=generator)
+    found = torch.randn(shape, generator=generator)
+    return found > 0 if node.dtype == torch.bool else found
 
 
 def inputs(root: Node) -> list[Node]:
@@ -134,7 +140,7 @@ def check(root: Node, t: MatmulTile, order: str, given: dict[Node, Tensor] | Non
     given = given or {n: drawn(n) for n in inputs(root)}
     operands = [given[n] if n in given else values(root, [n], given)[0] for n in group.tensors]
     got = emulate(cuda.kernel(group, t, "fused_test", "def reference(*operands): ..."), *operands, order=order)
-    (want,) = values(root, [root], {n: x.double() for n, x in given.items()})
+    (want,) = values(root, [root], {n: x if x.dtype == torch.bool else x.double() for n, x in given.items()})
     assert got.shape == want.shape and got.dtype == torch.float32
     size = want[want.isfinite()].abs().max().item()
     torch.testing.assert_close(got.double(), want, rtol=4e-6, atol=4e-6 * size, equal_nan=True)
@@ -176,9 +182,6 @@ def test_in_parts(name: str) -> None:
 
 def wides() -> dict[str, Node]:
     return {"rows": of_rows(4096), "samples": of_samples(4096), "reduced": fold(of_rows(4096), "mean")}
-
-
-X, Y = inp(0, S, P, 20), inp(1, S, R, 20)
 
 
 @pytest.mark.parametrize(
