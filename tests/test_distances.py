@@ -10,7 +10,10 @@ import torch
 from gpu_build import as_on_a_gpu, emulated
 from torch import Tensor, nn
 
+import fusewright
 from fusewright import pipeline, tuning
+from fusewright.kernel import evaluate
+from fusewright.runtime.operators import operator
 
 Distances = Callable[..., Tensor]
 
@@ -97,3 +100,27 @@ def test_gradients(name: str) -> None:
     for got, want in zip(gradients(lambda *xs: forward(model, *xs, *derive(model))), gradients(model), strict=True):
         assert want.isfinite().all()
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["of rows", "kernel means", "of samples to a parameter"])
+def test_opcheck(name: str) -> None:
+    """Lengths of either operand are a call's, and of one that is both, the same."""
+    kernels = [k for k in built(name)[0].program.kernels if k.arch]
+    assert kernels
+    for kernel in kernels:
+        lengths = {length: 40 + i for i, (length, _, _) in enumerate(kernel.sizes)}
+        given = [torch.rand([evaluate(n, lengths) for n in shape], requires_grad=True) for shape in kernel.shapes]
+        found = torch.library.opcheck(operator(kernel).overload, tuple(given))
+        assert set(found.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize(("rows", "status"), [(40, "verified"), (20, "unchanged")])
+def test_few_rows_are_subtracted(rows: int, status: str) -> None:
+    """Whichever number of rows a plan was made for, distances of near points are as eager has them, at any other."""
+    model = Model(lambda x, w: torch.cdist(x, x), torch.zeros(1)).eval()
+    optimized = fusewright.optimize(model, (r(rows, 8),), rewrite="always", measure=False)
+    assert status in str(fusewright.explain(optimized))
+    for count in (rows, 60 - rows):
+        x = torch.stack([r(8) + 100 + 1e-3 * i for i in range(count)])
+        want, error = model(x.double()), 2 * (model(x) - model(x.double())).abs().max()
+        assert (optimized(x) - want).abs().max() <= error + 1e-6
