@@ -46,14 +46,14 @@ def built_for_a_gpu(
     return pipeline.build(model.eval(), (x,), {}, kernels=kernels, measure=False, target=target, **options)
 
 
-def as_on_a_gpu(model: nn.Module, x: Tensor, **options: Any) -> pipeline.Built:
+def as_on_a_gpu(model: nn.Module, *args: Tensor, **options: Any) -> pipeline.Built:
     """With CUDA kernels for tensors of a CPU, whose operators run their references there."""
     with (
         patch.dict(tuning.TARGETS, cpu=cuda),
         patch.object(pipeline, "kernel_target", lambda device: None),
         patch.object(pipeline, "tf32_allowed", lambda precision: (False, False)),
     ):
-        return pipeline.build(model, (x,), {}, kernels="always", measure=False, **options)
+        return pipeline.build(model, args, {}, kernels="always", measure=False, **options)
 
 
 def _launched(kernel: Kernel, *tensors: Tensor) -> Tensor:
@@ -62,11 +62,11 @@ def _launched(kernel: Kernel, *tensors: Tensor) -> Tensor:
     return emulate(kernel, *(t.contiguous(memory_format=FORMATS[layout][t.ndim]) for layout, t in layouts))
 
 
-def emulated(built: pipeline.Built, model: nn.Module, x: Tensor) -> Tensor:
+def emulated(built: pipeline.Built, model: nn.Module, *args: Tensor) -> Tensor:
     """What a program gives whose kernels are emulated."""
     derive, forward = built.program.functions()
     for kernel in built.program.kernels:
         forward.__globals__[kernel.name] = partial(_launched, kernel)
     with torch.no_grad():
-        result: Tensor = forward(model, x, *derive(model))
+        result: Tensor = forward(model, *args, *derive(model))
     return result

@@ -170,7 +170,7 @@ class _Builder:
             values={name: self.value(v) for name, v in alias.bound(node).items()},
             results=self.results(node),
             used=frozenset(u.args[1] for u in users if isinstance(u.args[1], int)),
-            returned=any(user.op == "output" for user in (*node.users, *(w for u in users for w in u.users))),
+            returned=self.is_returned(node, users),
             escapes=self.aliases.escapes(node),
             where=where(node),
             serial=self.serial,
@@ -179,6 +179,10 @@ class _Builder:
         if isinstance(found, Node) and found.op.effectful and found not in self.effects:
             self.effects.append(found)
         return found
+
+    def is_returned(self, node: fx.Node, users: Sequence[fx.Node]) -> bool:
+        """Whether the caller gets the result of a call, or one of those that `users` take, and can tell which it is."""
+        return any(user.op == "output" for user in (*node.users, *(w for u in users for w in u.users)))
 
     def composed(self, node: fx.Node) -> Normal:
         """What the call is composed of, where all of that is understood."""
@@ -263,6 +267,12 @@ class _Builder:
 
 class _Composition(_Builder):
     """The calls that one call is composed of; none of them may stay a call."""
+
+    def is_returned(self, node: fx.Node, users: Sequence[fx.Node]) -> bool:
+        """A view of what is computed on the way is all that there is of it; one of an operand is not."""
+        sets = self.aliases.sets
+        of_operand = any(alias.find(sets, n) is alias.find(sets, node) for n in self.exported.sources)
+        return of_operand and super().is_returned(node, users)
 
     def opaque(self, node: fx.Node, target: str) -> Node:
         raise _Left(target)

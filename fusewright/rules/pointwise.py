@@ -11,9 +11,10 @@ from typing import Literal
 import torch
 
 from fusewright.ir.build import cast, pointwise
+from fusewright.ir.intervals import interval, within
 from fusewright.ir.node import Node, make
 from fusewright.ir.ops import Cast, Full, Pointwise
-from fusewright.ir.pointwise import Interval
+from fusewright.ir.pointwise import NON_NEGATIVE, Interval
 from fusewright.rules.operands import (
     FLOATING,
     floating,
@@ -354,6 +355,41 @@ def complement(m: Match) -> Node:
     return pointwise("sigmoid", pointwise("neg", m["x"]))
 
 
+def _root(node: Node) -> Node | None:
+    """The root whose square `node` is."""
+    assert isinstance(node.op, Pointwise)
+    squares = function(node) == "square" or repr(node.op) == repr(Pointwise("pow", (2,)))
+    product = function(node) == "mul" and node.args[0] is node.args[1]
+    found = node.arg(0) if squares or product else None
+    return found if found is not None and function(found) == "sqrt" else None
+
+
+def _radicand(m: Match) -> Node:
+    root = _root(m["root"])
+    assert root is not None  # the pattern asks for it
+    return root.arg(0)
+
+
+def _refuse_radicand(m: Match) -> str | None:
+    if not floating(m["root"], _radicand(m)):
+        return FLOATING
+    return None if within(interval(_radicand(m)), NON_NEGATIVE) else "the root may be of negative numbers"
+
+
+@rule(
+    "sqrt(x)^2 = x",
+    pattern=op("root", Pointwise, where=lambda node: _root(node) is not None),
+    condition=_refuse_radicand,
+    exactness="reassociates",
+)
+def square_of_root(m: Match) -> Node:
+    """square(sqrt(x)) -> x, as x itself has been computed whoever else reads the root; x of any shape.
+
+    x is nowhere negative: a distance squared is max(v, 0).  Floating point only.  Class reassociates.
+    """
+    return _radicand(m)
+
+
 # Casts
 
 _FITS: dict[torch.dtype, int] = {  # bits of whole numbers that a dtype holds
@@ -431,6 +467,7 @@ RULES: tuple[Rule, ...] = (
     clip_of_clip,
     named,
     complement,
+    square_of_root,
     doubled,
     scale_of_scale,
     shift_of_shift,

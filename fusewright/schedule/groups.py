@@ -17,7 +17,7 @@ from fusewright.ir import ops
 from fusewright.ir.fused import Fused
 from fusewright.ir.memory_order import Order, output_orders
 from fusewright.ir.node import Graph, Node, make, remade, topological
-from fusewright.schedule import chain, contraction, kept_rows, normalization, rearrangement
+from fusewright.schedule import chain, contraction, kept_rows, matmul, normalization, rearrangement
 from fusewright.schedule.again import computed_again
 from fusewright.schedule.beside import readers_of
 from fusewright.schedule.chain import Users
@@ -138,11 +138,14 @@ def _keys(family: Family, group: Group) -> set[Node]:
 
 def _ends(group: Group) -> set[Node]:
     """Where a group that is no kernel may not end, as it may pay still if it ends earlier: without a tail, with the
-    softmax left to others, or ahead of what reads a tensor as large as the convolution's output; empty for others."""
+    softmax left to others, ahead of what reduces a product, or of what reads a tensor as large as the convolution's
+    output; empty for others."""
     record = group.record
     if isinstance(record, contraction.Contraction) and record.elements:
         return chain.depends_on(topological([group.root], (*group.operands, record.conv)), record.elements)
-    return {group.root} if any(getattr(record, name, None) is not None for name in ("tail", "shares")) else set()
+    reduces = isinstance(record, matmul.Linear) and record.fold is not None
+    shortens = reduces or any(getattr(record, name, None) is not None for name in ("tail", "shares"))
+    return {group.root} if shortens else set()
 
 
 def _covered(group: Group) -> tuple[Node, ...]:

@@ -1,7 +1,10 @@
-"""Matmuls of float32 by a weight, with pointwise operations behind them, for the tensor cores of Hopper.
+"""Matmuls of float32, with pointwise operations behind them and a reduction of all there is, for the tensor cores of
+Hopper.
 
-    f(x @ w + bias)            x (..., M, K), w (K, N) or (N, K)
-    f(x.mT @ w), f(w @ x)      x (..., K, M), w one weight for all samples: x is split as it lies
+    f(x @ w + bias)            x (..., M, K), w (K, N) or (N, K), a weight or computed
+    f(x.mT @ w), f(w @ x)      x (..., K, M), w one for all samples: x is split as it lies
+    f(x @ w)                   x (..., M, K), w (..., K, N) or (..., N, K): a product of each sample
+    mean(f(x @ w))             of any of these
 
 Where tf32 is not allowed, every number is the sum of two of tf32, and a product is three (3xTF32: Ootomo and Yokota,
 "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022).
@@ -23,7 +26,7 @@ import torch
 from fusewright.ir import ops
 from fusewright.ir.node import Node
 from fusewright.ir.types import Size, numel
-from fusewright.schedule.chain import Map, Users, Varies, leaves, parse, varies
+from fusewright.schedule.chain import Fold, Map, Stage, Users, Varies, leaves, parse, varies
 from fusewright.schedule.stream import Tree, unsupported
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
@@ -48,15 +51,23 @@ CLOCK, STREAMED, BLOCK, STEP, MEMORY = 1.75e9, 28.0, 6000.0, 100.0, 2.8e12
 LAUNCH = 5e-6
 
 
+# How an operand varies over the result: as over that of a convolution; one number per row, or per feature of a sample;
+# or as one sample does, alike for all of them.
+Operand = Varies | Literal["row", "feature of sample", "repeated"]
+
+
 @dataclass(frozen=True)
 class Linear:
-    """A group: matmul -> pointwise.
+    """A group: matmul -> pointwise -> reduction.
 
     x         the other operand, as it lies in memory: (..., K, M) where it is `turned`, else (..., M, K)
-    w         the weight, as it lies in memory: (N, K) with `features_first`, else (K, N)
+    w         the weight, as it lies in memory: (N, K) with `features_first`, else (K, N), of each sample where that has
+              one of its own
     across    whether the result is (..., N, M), and not (..., M, N)
     after     the pointwise operations, if any
-    operands  what these read from memory
+    fold      the reduction of all of that to one number, if any
+    last      pointwise operations on that number, if any
+    operands  what the pointwise operations read from memory: ahead of the reduction, and numbers that are read behind
     """
 
     root: Node
@@ -67,11 +78,19 @@ class Linear:
     features_first: bool
     across: bool
     after: Tree | None
+    fold: Fold | None
+    last: Tree | None
     operands: tuple[Node, ...]
+    numbers: tuple[Node, ...]
 
     @property
     def bias(self) -> Node | None:
         return self.matmul.args[2]
+
+    @property
+    def value(self) -> Node:
+        """What is reduced, or written."""
+        return self.matmul if self.after is None else self.after.root
 
     @property
     def convolves(self) -> bool:
@@ -79,13 +98,20 @@ class Linear:
         return isinstance(self.matmul.op, ops.Matmul) and self.matmul.op.convolves
 
     @property
-    def tensors(self) -> tuple[Node, ...]:
-        """What a call passes."""
-        return tuple(dict.fromkeys([self.x, self.w, *([] if self.bias is None else [self.bias]), *self.operands]))
+    def by_sample(self) -> bool:
+        """Whether every sample has a weight of its own."""
+        return self.w.ndim > 2
 
     @property
-    def features(self) -> int:
-        return int(self.root.shape[-2 if self.across else -1])
+    def tensors(self) -> tuple[Node, ...]:
+        """What a call passes."""
+        return tuple(
+            dict.fromkeys([self.x, self.w, *([] if self.bias is None else [self.bias]), *self.operands, *self.numbers])
+        )
+
+    @property
+    def features(self) -> Size:
+        return self.w.shape[-2 if self.features_first else -1]
 
     @property
     def summed(self) -> int:
@@ -97,8 +123,8 @@ class Linear:
         """The lengths of x but for K: what rows are counted by."""
         return (*self.x.shape[:-2], self.x.shape[-1 if self.turned else -2])
 
-    def varies(self, operand: Node) -> Varies | Literal["row", "repeated"]:
-        found = _varies(operand, self.root, self.across)
+    def varies(self, operand: Node) -> Operand:
+        found = _varies(operand, self.value, self.across)
         assert found is not None
         return found
 
@@ -147,46 +173,81 @@ def match(root: Node, users: Users) -> Linear | str:
     chain = parse(root, users, lambda n: isinstance(n.op, ops.Matmul))
     if isinstance(chain, str):
         return chain
-    matmul, stages = chain.source, chain.stages
-    x, w, features_first, across = _roles(matmul)
-    turned = across
+    matmul = chain.source
+    x, w, turned, features_first, across = _roles(matmul)
     if _is_turned(x) and x not in chain.operands and isinstance(x.shape[-2], int):  # a view, which need not be a copy
         x, turned = x.arg(0), not turned
     if _is_turned(w) and w not in chain.operands:
         w, features_first = w.arg(0), not features_first
-    behind = [stage for stage in stages if isinstance(stage, Map)]
-    if len(stages) > 1 or len(behind) < len(stages):
-        return f"{root!r} is not pointwise behind a matmul"
-    if w is x or w.ndim != 2 or not all(isinstance(d, int) for d in (*w.shape, x.shape[-2 if turned else -1])):
-        return f"{matmul!r} multiplies two computed values"
+    before, fold, behind = _stages(chain.stages)
+    if [stage for stage in (before, fold, behind) if stage is not None] != list(chain.stages):
+        return f"{root!r} is not pointwise behind a matmul, and then reduced"
+    if not isinstance(x.shape[-2 if turned else -1], int) or (w.ndim > 2 and w.shape[:-2] != x.shape[:-2]):
+        return f"{matmul!r} multiplies computed values of unlike samples, or sums nobody knows how many products"
     if (turned or across) and not isinstance(x.shape[-1 if turned else -2], int):
         return f"{matmul!r} has samples of rows of which it is not known how many there are"
-    after = Tree(root, leaves(behind[0]), matmul) if behind else None
-    problem = None if after is None else unsupported(after)
+    after, last = _tree(before), _tree(behind)
+    value = matmul if after is None else after.root
+    trees = (None if tree is None else unsupported(tree) for tree in (after, last))
+    problem = next((p for p in (_refused(fold, value.ndim), *trees) if p is not None), None)
     if problem is not None:
         return problem
-    operands = tuple(n for n in chain.operands if not isinstance(n.op, ops.Full))
-    memory = (x, w, *operands, root, *([] if matmul.args[2] is None else [matmul.arg(2)]))
+    operands, numbers = _operands(after), _operands(last)
+    memory = (x, w, root, *(n for n in (*operands, *numbers, *matmul.inputs[2:]) if n.dtype != torch.bool))
     if any(n.dtype != torch.float32 for n in memory):
         return f"{root!r} is not of float32 alone"
-    wrong = [n for n in operands if _varies(n, root, across) is None]
+    wrong = [n for n in operands if _varies(n, value, across) is None or (w.ndim > 2 and n is w)]
+    wrong += [n for n in numbers if any(d != 1 for d in n.shape)]
     if wrong:
         return f"operand {wrong[0]!r} is neither a number, nor one per feature or row, nor one per element"
-    return Linear(root, matmul, x, turned, w, features_first, across, after, operands)
+    return Linear(root, matmul, x, turned, w, features_first, across, after, fold, last, operands, numbers)
 
 
-def _roles(matmul: Node) -> tuple[Node, Node, bool, bool]:
-    """x, the weight, whether that is (N, K), and whether it comes first; one weight for all samples is that weight."""
+def _stages(stages: tuple[Stage, ...]) -> tuple[Map | None, Fold | None, Map | None]:
+    """The pointwise operations, the reduction and what follows it, as far as there are such."""
+    folds = [stage for stage in stages if isinstance(stage, Fold)]
+    maps = [stage for stage in stages if isinstance(stage, Map)]
+    fold = folds[0] if folds else None
+    before = maps[0] if maps and stages[0] is maps[0] else None
+    return before, fold, maps[-1] if fold is not None and maps and stages[-1] is maps[-1] else None
+
+
+def _tree(stage: Map | None) -> Tree | None:
+    return None if stage is None else Tree(stage.root, leaves(stage), stage.value)
+
+
+def _operands(tree: Tree | None) -> tuple[Node, ...]:
+    """What a tree reads from memory."""
+    found = () if tree is None else tree.leaves
+    return tuple(n for n in found if tree is not None and n is not tree.value and not isinstance(n.op, ops.Full))
+
+
+def _refused(fold: Fold | None, ndim: int) -> str | None:
+    """Why a reduction is none of a block's elements alone."""
+    if fold is None:
+        return None
+    whole = fold.op.dims == tuple(range(ndim)) and not fold.op.gives_index
+    return unsupported(fold) if whole else f"{fold.node!r} leaves more than one number"
+
+
+def _roles(matmul: Node) -> tuple[Node, Node, bool, bool, bool]:
+    """x and whether it is turned, the weight, whether that is (N, K), and whether it comes first; one matrix for all
+    samples is the weight."""
     assert isinstance(matmul.op, ops.Matmul)
-    x, w = matmul.arg(0), matmul.arg(1)
-    if _is_repeated(x) and not matmul.op.transpose_w and matmul.args[2] is None:
-        return w, x.arg(0), True, True
-    return x, w.arg(0) if _is_repeated(w) else w, matmul.op.transpose_w, False
+    x, w, transposed = matmul.arg(0), matmul.arg(1), matmul.op.transpose_w
+    if _is_repeated(x) and w.ndim > 2 and matmul.args[2] is None:
+        return w, _once(x), not transposed, True, True
+    return x, _once(w), False, transposed, False
 
 
 def _is_repeated(w: Node) -> bool:
     """Whether this is one matrix for every sample."""
-    return isinstance(w.op, ops.Expand) and w.arg(0).ndim == 2 and w.shape[-2:] == w.arg(0).shape
+    return w.ndim == 2 or (isinstance(w.op, ops.Expand) and w.arg(0).ndim == 2 and w.shape[-2:] == w.arg(0).shape)
+
+
+def _once(w: Node) -> Node:
+    """The matrix that is repeated, if this is one."""
+    return w.arg(0) if w.ndim > 2 and _is_repeated(w) else w
 
 
 def _is_turned(x: Node) -> bool:
@@ -195,45 +256,55 @@ def _is_turned(x: Node) -> bool:
     return isinstance(x.op, ops.Permute) and not x.op.copy and x.op.dims == swapped
 
 
-def _varies(operand: Node, root: Node, across: bool) -> Varies | Literal["row", "repeated"] | None:
-    """How an operand does over the result, whose features lie along the last dimension, or `across`: one number per
-    row as well, and one per element of a sample, the same for each."""
-    feature = root.ndim - (2 if across else 1)
-    if operand.shape == (*root.shape[:feature], 1, *root.shape[feature + 1 :]) and numel(operand.shape) != 1:
+def _varies(operand: Node, value: Node, across: bool) -> Operand | None:
+    """How an operand does over the result, whose features lie along the last dimension, or `across`."""
+    feature = value.ndim - (2 if across else 1)
+    if operand.shape == (*value.shape[:feature], 1, *value.shape[feature + 1 :]) and numel(operand.shape) != 1:
         return "row"
-    if _is_repeated_for_samples(operand, root):
+    if not across and value.ndim > 2 and operand.shape == (*value.shape[:-2], 1, value.shape[-1]):
+        return "feature" if numel(operand.shape) == value.shape[-1] else "feature of sample"
+    if _is_repeated_for_samples(operand, value):
         return "repeated"
     if not across or all(d == 1 for d in operand.shape):
-        return varies(operand, root)
-    if operand.ndim > 1 and operand.shape[-2] == root.shape[-2] and numel(operand.shape) == root.shape[-2]:
+        return varies(operand, value)
+    if operand.ndim > 1 and operand.shape[-2] == value.shape[-2] and numel(operand.shape) == value.shape[-2]:
         return "feature"
-    return "element" if operand.shape == root.shape else None
+    return "element" if operand.shape == value.shape else None
 
 
-def _is_repeated_for_samples(operand: Node, root: Node) -> bool:
-    """Whether this is as the last dimensions of `root`, two at least: a position's embedding."""
+def _is_repeated_for_samples(operand: Node, value: Node) -> bool:
+    """Whether this is as the last dimensions of `value`, two at least: a position's embedding."""
     lengths = [*operand.shape]
     while lengths and lengths[0] == 1:
         del lengths[0]
-    of_root = [*root.shape[root.ndim - len(lengths) :]]
-    return 1 < len(lengths) < root.ndim and lengths == of_root and all(isinstance(n, int) for n in lengths)
+    of_value = [*value.shape[value.ndim - len(lengths) :]]
+    return 1 < len(lengths) < value.ndim and lengths == of_value and all(isinstance(n, int) for n in lengths)
 
 
-def tiles(group: Linear, rows: int, *, rounded: bool = False) -> list[MatmulTile]:
-    """Tiles worth measuring for so many rows of x, best estimate first; `rounded` to tf32 where that is allowed."""
-    if (4 if rounded else 8) * rows * group.summed > MOST_PACKED:
+@dataclass(frozen=True)
+class Extent:
+    """How much there is of a group in one call: rows of x and features of each of so many samples."""
+
+    rows: int
+    features: int
+    samples: int = 1
+
+
+def tiles(group: Linear, of: Extent, *, rounded: bool = False) -> list[MatmulTile]:
+    """Tiles worth measuring, best estimate first; `rounded` to tf32 where that is allowed."""
+    if (4 if rounded else 8) * of.samples * of.rows * group.summed > MOST_PACKED:
         return []
     each = product(COLUMNS, GROUPS, PARTS, (rounded,))
-    most = max(1, group.summed // (4 * CHUNK))
+    most = 1 if group.by_sample or group.fold is not None else max(1, group.summed // (4 * CHUNK))
     cut = [t for t in (MatmulTile(*one) for one in each) if t.parts <= most]
     found = [t for t in cut if t.groups < 3 or t.columns <= OF_THREE]
-    return sorted(found, key=lambda t: seconds(group, t, rows))[:TILES]
+    return sorted(found, key=lambda t: seconds(group, t, of))[:TILES]
 
 
-def seconds(group: Linear, t: MatmulTile, rows: int) -> float:
-    """About how long the kernel takes for so many rows of x."""
-    m, n, k = rows, group.features, group.summed
-    across = ceil(m / t.columns)
+def seconds(group: Linear, t: MatmulTile, of: Extent) -> float:
+    """About how long the kernel takes."""
+    m, n, k = of.samples * of.rows, of.features, group.summed
+    across = of.samples * ceil(of.rows / t.columns)
     blocks = across * ceil(n / t.features) * t.parts
     at_once = MULTIPROCESSORS * t.per_sm
     chunks = ceil(k / CHUNK / t.parts)

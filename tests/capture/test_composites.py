@@ -25,6 +25,7 @@ def positive(*shape: int) -> Tensor:
     return r(*shape).detach().abs().requires_grad_()
 
 
+MULTIPLIED, SUBTRACTED = "use_mm_for_euclid_dist", "donot_use_mm_for_euclid_dist"
 ROW, IMAGE = (4, 6), (4, 8, 6, 10)
 WEIGHTS, SIGNS = positive(6).detach(), torch.where(r(*ROW) > 0, 1.0, -1.0).double()
 Case = tuple[str, Callable[..., Any], tuple[Tensor, ...]]
@@ -93,6 +94,12 @@ UNDERSTOOD: list[Case] = [
     ("tensordot", lambda x, w: torch.tensordot(x, w, 1), (r(*ROW), r(6, 3))),
     ("outer", torch.outer, (r(4), r(6))),
     ("cosine similarity", F.cosine_similarity, (r(*ROW), r(*ROW) * 2 + 1)),
+    ("distances", lambda x, y: torch.cdist(x, y, compute_mode=MULTIPLIED), (r(*ROW), r(5, 6))),
+    ("distances of samples", lambda x, y: torch.cdist(x, y).square(), (r(4, 9, 6), r(4, 30, 6))),
+    ("distances of samples to themselves", lambda x: torch.exp(-torch.cdist(x, x * 2)), (r(4, 30, 6),)),
+    ("distances of samples to the same", lambda x, y: torch.cdist(x, y), (r(4, 9, 6), r(30, 6))),
+    ("distances of the same to samples", lambda x, y: torch.cdist(y, x), (r(4, 9, 6), r(30, 6))),
+    ("distances of samples of samples", torch.cdist, (r(4, 1, 30, 6), r(3, 9, 6))),
     ("l1", F.l1_loss, (r(*ROW), r(*ROW) * 2)),
     ("kl_div", lambda x, t: F.kl_div(x, t, reduction="batchmean"), (r(*ROW), positive(*ROW))),
     ("triplet", F.triplet_margin_loss, (r(*ROW), r(*ROW) * 2, r(*ROW) + 1)),
@@ -258,6 +265,9 @@ EDGES: list[Case] = [
     ("normalized zeros", F.normalize, (ZEROS,)),
     ("similarity of zeros", F.cosine_similarity, (ZEROS, r(*ROW))),
     ("deviation of constants", lambda x: x.std(1), (torch.ones(4, 6, dtype=torch.float64),)),
+    ("distances of equals", lambda x: torch.cdist(x, x, compute_mode=MULTIPLIED), (STEPS.repeat(1, 3)[:, ::2],)),
+    ("distances of equals, squared", lambda x: torch.cdist(x, x, compute_mode=MULTIPLIED).square(), (STEPS,)),
+    ("distances of NaN", lambda x: torch.cdist(x, x, compute_mode=MULTIPLIED), (ODD * STEPS,)),
     ("smooth l1 at its bend", F.smooth_l1_loss, (STEPS, ZEROS)),
     ("huber of NaN", lambda x, t: F.huber_loss(x, t, reduction="none"), (ODD, ZEROS)),
     ("smooth l1 of NaN", lambda x, t: F.smooth_l1_loss(x, t, reduction="none", beta=0.3), (ODD, ZEROS)),
@@ -284,6 +294,10 @@ LEFT: list[tuple[str, Callable[..., Any], tuple[Tensor, ...], str]] = [
         "cross_entropy_loss",
     ),
     ("classes of one row", F.cross_entropy, (r(6), torch.tensor(2)), "cross_entropy_loss"),
+    ("distances of few", torch.cdist, (r(4, 25, 6), r(4, 25, 6)), "cdist"),
+    ("distances by subtraction", lambda x: torch.cdist(x, x, compute_mode=SUBTRACTED), (r(4, 30, 6),), "cdist"),
+    ("distances of another exponent", lambda x: torch.cdist(x, x, p=1.5), (r(4, 30, 6),), "cdist"),
+    ("distances of half precision", torch.cdist, (r(4, 30, 6).half(), r(4, 9, 6).half()), "cdist"),
     ("another exponent", lambda x: x.norm(0.5, dim=1), (r(*ROW),), "linalg_vector_norm"),
     ("repeated once", lambda x: x.repeat(1, 1), (r(*ROW),), "repeat"),
     ("repeated and returned", lambda x: x[:, :1].repeat(1, 3), (r(*ROW),), "repeat"),
@@ -294,6 +308,23 @@ LEFT: list[tuple[str, Callable[..., Any], tuple[Tensor, ...], str]] = [
 def test_left_as_they_are(fn: Callable[..., Any], args: tuple[Tensor, ...], name: str) -> None:
     captured = capture(Fn(fn), args)
     assert [n.op.target.split(".")[1] for n in captured.graph.nodes() if isinstance(n.op, Opaque)][-1] == name
+
+
+def test_how_distances_are_found_holds_for_a_range_of_rows() -> None:
+    """Up to 25 of both PyTorch subtracts, so that a graph that multiplies is for more, or for what it was shown."""
+    x, y = r(40, 6), r(10, 6)
+    captured = capture(Fn(lambda x: torch.cdist(x, y.detach()).sqrt()), (x,))
+    assert opaque(captured) == [] and Matmul in kinds(captured)
+    assert [place.low for place in captured.graph.symbols.values()] == [26]
+    few = capture(Fn(lambda x: torch.cdist(x, y.detach()).sqrt()), (x[:20],))
+    assert opaque(few) == ["cdist"]
+    assert few.static is not None or [place.high for place in few.graph.symbols.values()] == [25]
+
+
+def test_distances_are_no_views() -> None:
+    """A composition ends in one, which is all that there is of what it shows."""
+    captured = capture(Fn(torch.cdist), (r(40, 6), r(30, 6)))
+    assert kinds(captured)[-2:] == [Pointwise, Pointwise]
 
 
 def test_a_composition_whose_parts_are_not_all_understood_stays_one_call() -> None:

@@ -16,6 +16,7 @@ import torch
 from solutions import draft as drafted
 from solutions import load, problem, text_of
 
+from fusewright import tuning
 from fusewright.emit.draft import Draft
 from fusewright.kernel import Kernel, evaluate
 
@@ -40,6 +41,9 @@ CASES = {
     "norm, pooled": ("self.norm = nn.GroupNorm(3, 12)", "F.max_pool2d(self.norm(x.tanh()), 2)", "12, 70, 66"),
     "ranges": ("self.conv = nn.Conv2d(6, 9, 4, stride=3, padding=2)", "self.conv(x).mean((2, 3))", "6, 200, 240"),
     "embedding": ("self.table = nn.Embedding(90, 24)", "self.table((x * 90).long()).relu().mean(1)", "60"),
+    "products of rows": ("self.p = nn.Parameter(torch.rand(1))", "(x @ x.mT).tanh() * self.p", "600"),
+    "products of samples": ("self.p = nn.Parameter(torch.rand(1))", "torch.cdist(x, x).square() * self.p", "700, 40"),
+    "products, reduced": ("self.p = nn.Parameter(torch.rand(1))", "(x @ x.mT).tanh().mean() * self.p", "600, 40"),
 }
 
 FAMILIES = {
@@ -55,13 +59,17 @@ FAMILIES = {
     "norm, pooled": {"normalization"},
     "ranges": {"range reduction"},
     "embedding": {"stream"},
+    "products of rows": {"matmul"},
+    "products of samples": {"matmul"},
+    "products, reduced": {"matmul"},
 }
 
 
 def made(tmp_path: Path, case: str) -> tuple[Draft, ModuleType]:
     init, expression, shape = CASES[case]
     path = problem(tmp_path, init, f"def forward(self, x):\n    return {expression}", f"[torch.rand(4, {shape})]")
-    found = drafted(path, kernels="always", rewrite="always")
+    with patch.object(tuning, "capability_of", lambda device: 90 if case.startswith("products") else None):
+        found = drafted(path, kernels="always", rewrite="always")
     solution = path.with_name("solution.py")
     solution.write_text(text_of(found))
     return found, load(solution)

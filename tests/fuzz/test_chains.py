@@ -12,7 +12,7 @@ import torch
 from chains import Wrong, check, draw, run
 
 import fusewright
-from fusewright.rules import RULES, attention, parts, slices, views
+from fusewright.rules import RULES, attention, parts, pointwise, slices, views
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 BLOCKS, SIZE = 20, 40
@@ -24,12 +24,11 @@ REFUSED = {
 }
 
 
-# Rules for GPUs alone, where no chain is run, and about what no chain expands, cuts or splits, or turns behind a
-# product.
+# Rules for GPUs alone, where no chain is run, and about what no chain expands, cuts or splits, turns behind a product
+# or takes the root of.
 EXPANDED = (views.function_of_expanded, views.function_of_expansion, views.reduction_of_expansion)
-ELSEWHERE = {
-    rule.name for rule in (*attention.RULES, *slices.RULES, *parts.RULES, *EXPANDED, views.function_of_permute)
-}
+OTHERS = (views.function_of_permute, pointwise.square_of_root)
+ELSEWHERE = {rule.name for rule in (*attention.RULES, *slices.RULES, *parts.RULES, *EXPANDED, *OTHERS)}
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))

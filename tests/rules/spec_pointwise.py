@@ -39,6 +39,13 @@ def beside(draw: Draw, fns: tuple[str, ...], v: Node, c: float) -> Node:
     return pw(fn, c, v) if fn in ("mul", "add") and draw(st.booleans()) else pw(fn, v, c)
 
 
+SQUARES = ("square", "pow", "mul")
+
+
+def squared(way: str, v: Node) -> Node:
+    return pw("pow", v, params=(2,)) if way == "pow" else pw(way, *[v] * (1 + (way == "mul")))
+
+
 @st.composite
 def scales(draw: Draw) -> Node:
     numbers = st.sampled_from([2, 0.5, -3.0, 0.1, 7, 10.0, 1])
@@ -215,6 +222,19 @@ SPECS = [
             "# another function": lambda: pw("relu", pw("abs", x())),
         },
         exact_example=lambda: pw("relu6", pw("relu", x())),
+    ),
+    RuleSpec(
+        rules.square_of_root,
+        lambda: pw("square", pw("sqrt", pw("relu", x()))),
+        INPUTS.flatmap(lambda v: st.sampled_from([squared(way, pw("sqrt", pw("abs", v))) for way in SQUARES])),
+        {
+            "the root may be of negative numbers": lambda: pw("square", pw("sqrt", x())),
+            "the values are not floating point": lambda: pw("square", pw("sqrt", x(WHOLE))),
+            "# another power": lambda: pw("pow", pw("sqrt", pw("relu", x())), params=(3,)),
+            "# another root": lambda: pw("mul", pw("sqrt", pw("relu", x())), pw("sqrt", pw("abs", x()))),
+            "# a reciprocal": lambda: pw("square", pw("rsqrt", pw("relu", x()))),
+        },
+        exact_example=lambda: pw("square", pw("sqrt", pw("square", x()))),
     ),
     RuleSpec(
         rules.doubled,

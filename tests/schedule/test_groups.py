@@ -478,3 +478,16 @@ def test_groups_that_are_declined_are_not_found_again() -> None:
 
     assert cut(graph, decline) is graph
     assert met.count("kept rows") == 1
+
+
+def test_a_product_that_is_not_reduced_may_be_written_still() -> None:
+    """A group that ends in a reduction and does not pay ends ahead of it."""
+    x, y = (make(ops.Input((512, 40), torch.float32, torch.device("cpu"), f"x{i}", i)) for i in range(2))
+    value = pointwise("exp", make(ops.Matmul(transpose_w=True), x, y, None))
+    graph = Graph((x, y), (make(ops.Reduce("mean", (0, 1)), value),))
+
+    def decide(group: Group) -> Node | None:
+        return None if group.family != "matmul" or group.root is not value else group.fused("written")
+
+    names = [n.op.name for n in cut(graph, decide).nodes() if isinstance(n.op, Fused)]
+    assert names == ["written"]

@@ -14,7 +14,7 @@ from fusewright.capture.normalize.call import Call, Handler, Normal
 from fusewright.ir.build import cast, permute, reshape
 from fusewright.ir.class_losses import Reduction, class_weights, counted, reduced
 from fusewright.ir.node import Node, make
-from fusewright.ir.ops import Cross, Expand, Full, Nll, Reduce, Slice, Softmax
+from fusewright.ir.ops import Cross, Expand, Full, Matmul, Nll, Permute, Reduce, Slice, Softmax, broadcast
 
 # What the number stands for that says how a loss is reduced; 0 leaves it as it is.
 _REDUCTIONS = {1: "mean", 2: "sum"}
@@ -190,6 +190,32 @@ def _picked(call: Call, x: Node) -> Normal:
     return call.make(Nll(ignore, reduction), x, call.node("target"), call.optional("weight"))  # type: ignore[arg-type]
 
 
+def _euclidean(call: Call) -> Normal:
+    """sqrt(relu(|y|^2 - 2 x y^T + |x|^2)) of x (*, P, K) and y (*, R, K): distances (*, P, R).
+
+    PyTorch has `torch.cdist` so where it does not subtract every pair, and appends both norms to what it multiplies.
+    Where a distance is 0, so is its gradient: what would come back from the root is infinite, and `relu` stops it.
+    Half precision stays a call, since it would round the product ahead of the sum.
+    """
+    x, y = (_unrepeated(call.node(name)) for name in ("x1", "x2"))
+    if x.dtype not in (torch.float32, torch.float64) or broadcast(x.shape[:-2], y.shape[:-2]) != call.shape[:-2]:
+        return None
+    rows, columns = (call.make(Reduce("sum", (n.ndim - 1,), keepdim=True), call.apply("square", n)) for n in (x, y))
+    columns = reshape(columns, (*columns.shape[:-2], 1, columns.shape[-2]))
+    product = call.make(Matmul(transpose_w=True), x, y, None)
+    squared = call.apply("add", call.apply("sub", columns, call.apply("mul", product, 2)), rows)
+    return call.apply("sqrt", call.apply("relu", squared))
+
+
+def _unrepeated(x: Node) -> Node:
+    """The matrix that a batch of the same one has, in a copy or not."""
+    while isinstance(x.op, Expand) or (isinstance(x.op, Permute) and x.op.copy and x.op.dims == tuple(range(x.ndim))):
+        if x.arg(0).shape[-2:] != x.shape[-2:]:
+            break
+        x = x.arg(0)
+    return x
+
+
 def _scaled(call: Call, fn: str) -> Normal:
     """self + value * (tensor1 `fn` tensor2)."""
     x, a, b, value = call.node("self"), call.node("tensor1"), call.node("tensor2"), call["value"]
@@ -260,6 +286,7 @@ TABLE: dict[str, Handler] = {
     "aten.nll_loss_nd.default": _of_classes,
     "aten.nll_loss.default": _of_classes,
     "aten.nll_loss2d.default": _of_classes,
+    "aten._euclidean_dist.default": _euclidean,
     "aten.addcmul.default": _product_added,
     "aten.addcdiv.default": _quotient_added,
     "aten.clamp_min.Tensor": lambda call: _clamped(call, "min"),

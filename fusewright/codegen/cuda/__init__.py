@@ -41,7 +41,7 @@ from fusewright.schedule.direct_choice import UNDERESTIMATED
 from fusewright.schedule.direct_choice import shortlist as direct_shortlist
 from fusewright.schedule.group import Group, sizes
 from fusewright.schedule.kept_rows import KeptRows
-from fusewright.schedule.matmul import Linear, MatmulTile
+from fusewright.schedule.matmul import Extent, Linear, MatmulTile
 from fusewright.schedule.matmul import seconds as matmul_seconds
 from fusewright.schedule.matmul import tiles as matmul_tiles
 from fusewright.schedule.normalization import Normalization
@@ -127,7 +127,7 @@ def options(
         rounded = tf32 and group.record.convolves
         if capability != matmul.CAPABILITY or (tf32 and not rounded):
             return []  # the library rounds as well
-        tiles = matmul_tiles(group.record, _rows(group.record, hints), rounded=rounded)
+        tiles = matmul_tiles(group.record, _extent(group.record, hints), rounded=rounded)
         return [{"matmul": asdict(t)} for t in tiles]
     if isinstance(group.record, Normalization):
         return normalization.options(group.record, capability)
@@ -184,7 +184,7 @@ def pays(
     """Whether the kernel of `group` should be faster than ATen's operations (`estimate`); `option` is its best cut."""
     seconds = 0.0
     if isinstance(group.record, Linear):
-        seconds = matmul_seconds(group.record, MatmulTile(**option["matmul"]), _rows(group.record, hints))
+        seconds = matmul_seconds(group.record, MatmulTile(**option["matmul"]), _extent(group.record, hints))
     elif isinstance(group.record, Scan):
         blocks = max(1.0, scan.blocks(group.record, option, hints))
         seconds = estimate.moved(group, hints) / (estimate.OF_BLOCK * blocks)
@@ -218,9 +218,12 @@ def _seconds(group: Group, hints: Mapping[Any, int], layouts: Layouts, tf32: boo
     return cycles * values / (MULTIPROCESSORS * CLOCK)
 
 
-def _rows(group: Linear, hints: Mapping[Any, int]) -> int:
-    """Those of x."""
-    return prod(sizes(group.x, hints)) // group.summed
+def _extent(group: Linear, hints: Mapping[Any, int]) -> Extent:
+    """How much there is of it in a call."""
+    rows = prod(sizes(group.x, hints)) // group.summed
+    matrix = prod(sizes(group.w, hints)[-2:]) // group.summed
+    samples = prod(sizes(group.w, hints)[:-2])
+    return Extent(rows // max(1, samples), matrix, samples)
 
 
 def _channels_last(c: Contraction, layouts: Layouts) -> bool:

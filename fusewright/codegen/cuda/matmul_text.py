@@ -5,7 +5,7 @@ from __future__ import annotations
 CONSTANTS = """
 // x (rows, K) times w is (rows, O): a block has FEATURES of the features, 64 of each of its warpgroups, which are the
 // rows of what they multiply, and COLUMNS rows of x, which are its columns.
-constexpr int K = $summed, O = $features;
+constexpr int K = $summed$features;
 $samples
 constexpr int COLUMNS = $columns, WARPGROUPS = $groups, FEATURES = 64 * WARPGROUPS;
 // K is gone through in chunks, [part of a number][vector][row of x][4 numbers]; the next ones are on their way.
@@ -15,6 +15,8 @@ constexpr int PARTS = $parts, CHUNKS_OF_PART = (CHUNKS + PARTS - 1) / PARTS;
 constexpr int MATRIX = VECTORS * COLUMNS * 4;    // numbers
 // Those of tf32 that one of x is: the nearest one, or with it what is left.
 constexpr int NUMBERS = $numbers, STAGE = NUMBERS * MATRIX;
+// What makes up for it that tensor cores truncate a chunk's sum, where that has more than half of its numbers.
+constexpr float TRUNCATED = K > CHUNK / 2 ? 1 + 0x1p-23f : 1;
 // Copies of chunks are started so many steps ahead that every warp has read what lay there two steps ago.
 constexpr int THREADS = 128 * WARPGROUPS, AHEAD = STAGES - 2;
 
@@ -52,19 +54,32 @@ for (int j = 0; j < 16; ++j) {
 """,
 }
 
+# Which row of x a thread packs, and whether there is one: of all rows, and of every sample's.
+PLACE = {
+    False: """
+const long long across = i / (COLUMNS * 2 * CHUNKS), row = across * COLUMNS + column;
+if (across * COLUMNS >= rows) return;
+""",
+    True: """
+const long long across = i / (COLUMNS * 2 * CHUNKS), across_all = (rows + COLUMNS - 1) / COLUMNS;
+if (across >= samples * across_all) return;
+const long long of_sample = across % across_all * COLUMNS + column, row = across / across_all * rows + of_sample;
+""",
+}
+INSIDE = {False: "row < rows", True: "of_sample < rows"}
+
 PACK = """
 // Split x and lay it out as a block copies it, zeros behind its last row.  Which of a chunk's numbers an instruction
 // multiplies together does not matter: vector j of every sixteen has numbers j, j + 4, j + 8 and j + 12, so that a
 // thread of the kernel reads four neighbours of a weight, of each vector one.
 extern "C" __global__ void __launch_bounds__(256)
-${name}_pack(const float* __restrict__ x, float* __restrict__ packed, long long rows) {
+${name}_pack(const float* __restrict__ x, float* __restrict__ packed, $counts) {
     await_launches();
     const long long i = (long long)blockIdx.x * 256 + threadIdx.x;
     const int column = i % COLUMNS, sixteen = i / COLUMNS % (2 * CHUNKS);
-    const long long across = i / (COLUMNS * 2 * CHUNKS), row = across * COLUMNS + column;
-    if (across * COLUMNS >= rows) return;
+    $place
     float numbers[16] = {};
-    if (row < rows)
+    if ($inside)
 #pragma unroll
         $read
     float* const to = packed + (across * CHUNKS + sixteen / 2) * STAGE + (sixteen % 2 * 4 * COLUMNS + column) * 4;
@@ -104,7 +119,7 @@ for (int i = 0; i < 16; ++i) {
 
 KERNEL = """
 extern "C" __global__ void __launch_bounds__(THREADS, $per_sm)
-$name($parameters, long long rows) {
+$name($parameters) {
     await_launches();
     extern __shared__ __align__(128) unsigned char shared_memory[];
     float* const staged = reinterpret_cast<float*>(shared_memory);
@@ -114,8 +129,9 @@ $name($parameters, long long rows) {
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32, quad = lane % 4;
     // Blocks that run together have few different rows of x and features: eight times as many as there are rows.
     const int blocks_o = (O + FEATURES - 1) / FEATURES, across_all = int((rows + COLUMNS - 1) / COLUMNS);
-    const int eights = blockIdx.x / (8 * blocks_o), of_eight = min(8, across_all - 8 * eights);
-    const int at = blockIdx.x - 8 * eights * blocks_o, across = 8 * eights + at % of_eight;
+    $sample
+    const int eights = $block / (8 * blocks_o), of_eight = min(8, across_all - 8 * eights);
+    const int at = $block - 8 * eights * blocks_o, across = 8 * eights + at % of_eight;
     const int block_o = at / of_eight, part = blockIdx.y;
     const int first_chunk = part * CHUNKS_OF_PART, steps = min(CHUNKS - first_chunk, CHUNKS_OF_PART);
     if (threadIdx.x == 0)
@@ -153,20 +169,17 @@ $name($parameters, long long rows) {
         const unsigned long long x = shared_matrix(staged + stage * STAGE, 16 * COLUMNS, 128);
         float products[COLUMNS / 8][4];
         warpgroup_arrive();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const unsigned long long big = x + 2 * i * COLUMNS$small;
-            const Split(&a)[4] = own[i];
-            $products
-        }
+        $products
         warpgroup_commit();
         if (step + 1 < steps) split_fetched(next);
         if (step + 2 < steps) fetch(first_chunk + step + 2);
         warpgroup_wait();
         if (lane == 0) landing_close(read + stage);
-        // Tensor cores truncate as they accumulate: chains stay short, and are added in float32.
+        // Tensor cores truncate as they accumulate: chains stay short, and are added in float32.  Of a chain whose
+        // numbers are alike, that takes 0.9 units in the last place on average.
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 2; ++i) sums[i / 4][i % 4] += products[i / 4][i % 4];
+        for (int i = 0; i < COLUMNS / 2; ++i)
+            sums[i / 4][i % 4] = fmaf(products[i / 4][i % 4], TRUNCATED, sums[i / 4][i % 4]);
     };
     Split even[4][4], odd[4][4];
     if (steps > 0) fetch(first_chunk), split_fetched(even);
@@ -185,18 +198,41 @@ $name($parameters, long long rows) {
             $write
         }
     }
+    $reduce
 }
 """
 
-# The products of an instruction's numbers: of those that are split, all but that of what is left of both.
+# Where every sample has a weight of its own: which sample a block is of, and where what there is of it begins.
+SAMPLE = """
+const int of_sample = blocks_o * across_all, block = blockIdx.x % of_sample;
+const long long sample = blockIdx.x / of_sample;
+packed += sample * across_all * CHUNKS * STAGE;
+w += sample * O * K;
+"""
+
+# The products of a chunk's numbers: of those that are split, all but that of what is left of both.  The small ones come
+# first, since what is truncated is a part of all that has been added up.
 PRODUCTS = {
     False: """
-wgmma_rows_tf32_$columns(products, a[0].small, a[1].small, a[2].small, a[3].small, big, i > 0);
-wgmma_rows_tf32_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, small, true);
-wgmma_rows_tf32_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, big, true);
+#pragma unroll
+for (int i = 0; i < 4; ++i) {
+    const unsigned long long big = x + 2 * i * COLUMNS, small = big + MATRIX / 4;
+    const Split(&a)[4] = own[i];
+    wgmma_rows_tf32_$columns(products, a[0].small, a[1].small, a[2].small, a[3].small, big, i > 0);
+    wgmma_rows_tf32_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, small, true);
+}
+#pragma unroll
+for (int i = 0; i < 4; ++i) {
+    const Split(&a)[4] = own[i];
+    wgmma_rows_tf32_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, x + 2 * i * COLUMNS, true);
+}
 """,
     True: """
-wgmma_rows_tf32_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, big, i > 0);
+#pragma unroll
+for (int i = 0; i < 4; ++i) {
+    const Split(&a)[4] = own[i];
+    wgmma_rows_tf32_$columns(products, a[0].big, a[1].big, a[2].big, a[3].big, x + 2 * i * COLUMNS, i > 0);
+}
 """,
 }
 
@@ -211,10 +247,51 @@ $lines
 out[at] = $value;
 """
 
+VALUE = """
+const float sum = $sum;
+$lines
+sums[i / 4][i % 4] = $value;
+"""
+
+# What a block has of a reduction.
+REDUCE = """
+const bool whole = (across + 1ll) * COLUMNS <= rows && (block_o + 1) * FEATURES <= O;
+Whole fold = Whole::empty();
+#pragma unroll
+for (int i = 0; i < COLUMNS / 8; ++i) {
+    if (whole) {
+        fold.take(sums[i]);
+        continue;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        const float one[1] = {sums[i][j]};
+        if (across * COLUMNS + 8 * i + 2 * quad + j % 2 < rows && first_feature + j / 2 * 8 < O) fold.take(one);
+    }
+}
+fold = joined<THREADS>(fold);
+if (threadIdx.x == 0) fold.save(reduced + blockIdx.x, gridDim.x);
+"""
+
+JOIN = """
+// Join what the blocks have.
+extern "C" __global__ void __launch_bounds__(THREADS)
+${name}_finish($parameters) {
+    await_launches();
+    Whole fold = Whole::empty();
+    for (index_t i = threadIdx.x; i < blocks; i += THREADS) fold.merge(Whole::load(reduced + i, blocks));
+    fold = joined<THREADS>(fold);
+    if (threadIdx.x > 0) return;
+    const float sum = fold.result(double(count));
+    $lines
+    *out = $value;
+}
+"""
+
 FINISH = """
 // Add up the parts of every element of the output, and do what follows.
 extern "C" __global__ void __launch_bounds__(256)
-${name}_finish($parameters, long long rows) {
+${name}_finish($parameters) {
     await_launches();
     const long long at = (long long)blockIdx.x * 256 + threadIdx.x;
     if (at >= rows * O) return;

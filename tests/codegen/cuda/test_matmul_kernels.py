@@ -21,7 +21,7 @@ from fusewright.ir.build import permute
 from fusewright.ir.node import Graph, Node, make
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
-from fusewright.schedule.matmul import COLUMNS, PARTS, Linear, MatmulTile, match, seconds, tiles
+from fusewright.schedule.matmul import COLUMNS, PARTS, Extent, Linear, MatmulTile, match, seconds, tiles
 from fusewright.verification.numerics import round_to_tf32
 
 CHAINS: dict[str, Callable[[Tensor, nn.Module, Tensor], Tensor]] = {
@@ -166,13 +166,14 @@ def test_rounded(name: str) -> None:
 def test_rounded_where_a_convolution_may_be() -> None:
     """Half the memory, and a third of the products."""
     _, group = found(Case((128, 4096), 96))
-    tiles_of = partial(tiles, group, 128)
+    tiles_of = partial(tiles, group, Extent(128, 96))
     assert all(t.rounded for t in tiles_of(rounded=True)) and not any(t.rounded for t in tiles_of())
     exact = generated(group, MatmulTile(32, 1, 1)).source
     rounded = generated(group, MatmulTile(32, 1, 1, rounded=True)).source
     assert exact.count("wgmma_rows_tf32_32(products") == 3 * rounded.count("wgmma_rows_tf32_32(products")
-    assert seconds(group, MatmulTile(128, 2, 1, rounded=True), 8192) < seconds(group, MatmulTile(128, 2, 1), 8192)
-    assert tiles(group, 2**16, rounded=True) and not tiles(group, 2**16)
+    of = Extent(8192, 96)
+    assert seconds(group, MatmulTile(128, 2, 1, rounded=True), of) < seconds(group, MatmulTile(128, 2, 1), of)
+    assert tiles(group, Extent(2**16, 96), rounded=True) and not tiles(group, Extent(2**16, 96))
 
 
 class Turned(nn.Module):
@@ -323,13 +324,13 @@ def test_a_turned_view_that_is_an_operand_as_well_stays_one() -> None:
 
 def test_much_more_memory_is_no_option() -> None:
     _, group = found(Case((16, 4096), 512))
-    assert tiles(group, 2**15) and not tiles(group, 2**15 + 1)
+    assert tiles(group, Extent(2**15, 512)) and not tiles(group, Extent(2**15 + 1, 512))
 
 
 def test_tiles_that_are_worth_measuring() -> None:
     """Few rows leave room for parts, many do not need them; none has empty parts alone."""
     _, group = found(Case((16, 4096), 512))
-    few, many = tiles(group, 16), tiles(group, 8192)
+    few, many = tiles(group, Extent(16, 512)), tiles(group, Extent(8192, 512))
     assert few[0].parts > 1 and few[0].columns == 16
     assert many[0].parts == 1 and many[0].columns >= 96
     assert all(t.columns in COLUMNS and t.parts in PARTS for t in (*few, *many))
