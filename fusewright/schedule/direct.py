@@ -64,7 +64,7 @@ class DirectTile:
 class Side:
     """One dimension of a block's box, in staged rows; along w those are input indices.
 
-    period     positions between two that a phase computes; `per_unit` of those belong to one thread, side by side
+    period     `period_of` the axis; `per_unit` of a phase's positions belong to one thread, side by side
     units      threads along this dimension
     low        first row that is staged for cell 0; `length` rows are
     walk       which cells and input rows they are; `begin` is the input index of row 0
@@ -104,10 +104,15 @@ class Side:
         return (self.per_unit - 1) * self.per_element + taps * abs(phase.per_tap) + 1
 
 
+def period_of(axis: Axis) -> int:
+    """Positions between two that a phase computes."""
+    return axis.stride * axis.together * axis.phases[0].per_element // axis.advance
+
+
 @lru_cache(maxsize=4096)
 def side(axis: Axis, cells: int, per_unit: int, align: int = 1) -> Side:
     """The box along one dimension; reads are of `align` elements, from multiples of that many."""
-    period = axis.stride * axis.phases[0].per_element // axis.advance
+    period = period_of(axis)
     wanted = (cells - 1) * axis.stride + axis.cell
     units = ceil(ceil(wanted / period) / per_unit)
     found = Side(axis, period, per_unit, units, 0, 0, Walk(1, 1, axis))
@@ -392,6 +397,11 @@ class Cut:
 
 def _eights(n: int) -> int:
     return ceil(n / 8) * 8
+
+
+def with_windows(c: Contraction) -> Contraction:
+    """The group as these tiles have it: cells are windows, wherever those begin."""
+    return c if c.cells_are_windows else replace(c, axes=c.window_axes)
 
 
 def compute_bytes(c: Contraction) -> int:

@@ -9,7 +9,18 @@ from math import ceil, inf, prod
 from fusewright.schedule import residues
 from fusewright.schedule.axes import Axis
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.direct import Box, Cut, DirectTile, Own, Weights, make_box, side, weights_of
+from fusewright.schedule.direct import (
+    Box,
+    Cut,
+    DirectTile,
+    Own,
+    Weights,
+    make_box,
+    period_of,
+    side,
+    weights_of,
+    with_windows,
+)
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
 # Values that a thread accumulates at most, and numbers it holds beside them: weights and a run of the input.
@@ -49,6 +60,7 @@ class Shortlist:
 def shortlist(c: Contraction, lengths: tuple[int, int, int], samples: int, rival: float | None) -> Shortlist:
     """The tiles that may be as fast as tensor cores, few of them alike in what a thread holds; `lengths` are the cells
     of the whole output along d, h, w, `rival` is the best estimate of a tiling, in the same unit."""
+    c = with_windows(c)
     theirs = inf if rival is None else UNDERESTIMATED * rival
     most = SLOWER * theirs
     scored = _scored(c, lengths, samples, most, BEHIND) if _multiplying(c) <= most else []
@@ -70,14 +82,14 @@ def _multiplying(c: Contraction) -> float:
     fewer."""
     products = float(c.channels)
     for a in c.axes:
-        of_cell = sum(len(p.elements) * len(p.taps) for p in a.phases)
-        products *= of_cell * min(a.cell, a.stride) / a.cell  # where windows overlap, positions are computed once
+        of_cell = sum(len(p.elements) * len(p.taps) for p in a.phases) / sum(len(p.elements) for p in a.phases)
+        products *= of_cell * min(a.cell, a.stride)  # where windows overlap, positions are computed once
     return products / 128 / ISSUED
 
 
 def candidates(c: Contraction, lengths: tuple[int, int, int], samples: int) -> list[DirectTile]:
     """Tiles that fit, best estimate first; `lengths` are the cells of the whole output along d, h, w."""
-    return [t for _, t in _scored(c, lengths, samples)]
+    return [t for _, t in _scored(with_windows(c), lengths, samples)]
 
 
 def _scored(
@@ -173,7 +185,7 @@ def _shapes(c: Contraction, own: Own) -> list[tuple[int, int, bool]]:
 
 def _cells(axis: Axis, length: int, per_unit: int) -> list[int]:
     """Cells along one dimension that are worth a try: those that whole threads compute, and a few windows."""
-    period = axis.stride * axis.phases[0].per_element // axis.advance
+    period, together = period_of(axis), axis.together
     found = {1, 2, 3, 4, 6} if axis.cell != period else set()
     even = {side(axis, ceil(length / parts), per_unit).units for parts in PARTS}
     several = (1, 2, 4, 8, 16, 32, 64, 128) if axis.cell == period else (8, 16, 28, 32, 64)
@@ -181,6 +193,7 @@ def _cells(axis: Axis, length: int, per_unit: int) -> list[int]:
         positions = units * per_unit * period
         if positions >= axis.cell:
             found.add((positions - axis.cell) // axis.stride + 1)
+    found = {max(1, n // together) * together for n in found}
     return [n for n in sorted(found) if n == min(found) or n <= 1.25 * length]
 
 

@@ -240,16 +240,15 @@ def _of_contraction(
     c: Contraction, lengths: tuple[int, int, int], samples: int, product: bool, tf32: bool, capability: int | None
 ) -> _Ways:
     """Ways to cut a convolution with what follows it, or a matmul (`product`) as one, on tensor cores alone."""
-    if not c.cells_are_windows:
-        return _of_pools(c, lengths, samples, tf32, capability)
-    tilings = shortlist(c, lengths, WORTH_MEASURING, tf32=tf32)
+    whole = c.cells_are_windows  # else threads pool together
+    tilings = shortlist(c, lengths, WORTH_MEASURING, tf32=tf32) if whole else []
     counts = (contraction.blocks_per_sample, contraction.blocks_at_once)
     joined = [(t, count(c, t, samples, lengths)) for t in tilings[:WORTH_CLUSTERING] for count in counts]
     cuts = [*dict.fromkeys((t, n) for t, n in joined if n is not None), *((t, None) for t in tilings)]
     found: list[Option] = [{"tiling": asdict(t), "blocks": n, "channels_last": c.channels_last} for t, n in cuts]
     rival = estimate_of(c, tilings[0], lengths, tf32=tf32) if tilings else None
     if capability == warpgroup.CAPABILITY:
-        best, more = _of_warpgroups(c, lengths, samples, tf32)
+        best, more = _of_warpgroups(c, lengths, samples, tf32, OF_EVERY_WAY if whole else (by_pools,))
         if more:
             few = [option for option in found if option["tiling"] in [asdict(t) for t in tilings[:BESIDE_WARPGROUPS]]]
             ahead = rival is None or best <= UNDERESTIMATED * rival
@@ -263,15 +262,6 @@ def _of_contraction(
     others: list[Option] = [{"direct": asdict(t)} for t in direct_tiles.tiles]
     cycles = min(direct_tiles.best, inf if rival is None else UNDERESTIMATED * rival)
     return _Ways(tuple(others + found if direct_tiles.ahead else found + others), cycles)
-
-
-def _of_pools(c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool, capability: int | None) -> _Ways:
-    """Ways to cut a group whose windows begin in the midst of cells: what threads have is pooled across them, where
-    there are warpgroups."""
-    if capability != warpgroup.CAPABILITY:
-        return _Ways((), inf)
-    best, found = _of_warpgroups(c, lengths, samples, tf32, (by_pools,))
-    return _Ways(tuple(found), best if found else inf)
 
 
 def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:
@@ -292,7 +282,7 @@ def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:
 
 
 def _of_warpgroups(
-    c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool, finders: Finders = OF_EVERY_WAY
+    c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool, finders: Finders
 ) -> tuple[float, list[Option]]:
     """Ways to cut a group for the tensor cores of Hopper, and the estimate of the best.
 

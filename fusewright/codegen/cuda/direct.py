@@ -23,7 +23,7 @@ from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Argument, Kernel, Launch
 from fusewright.schedule.axes import Phase
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.direct import Box, Cut, DirectTile
+from fusewright.schedule.direct import Box, Cut, DirectTile, with_windows
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
 # Products that one turn of the loop over channels should have at least, and at most where all is unrolled.
@@ -32,7 +32,7 @@ FEWEST, MOST = 128, 1024
 
 def generate(c: Contraction, t: DirectTile, name: str, reference: str) -> Kernel:
     """The kernel of a group for one tile."""
-    return _Writer(c, t, name, reference).kernel()
+    return _Writer(with_windows(c), t, name, reference).kernel()
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,10 @@ class _Writer:
         copy = "copy_async<sizeof(Compute)>(to, from, there);"
         if self.c.x.dtype.itemsize < 4:
             copy = "*to = there ? widened(*from) : Compute(0);"
-        names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)}
+        names: dict[str, object] = {}
+        for a, axis in zip("dhw", self.c.axes, strict=True):
+            cell = f"cell_{a}" if axis.together == 1 else f"cell_{a} / {axis.together}"
+            names[f"begin_{a}"] = f"{cell} * {axis.advance}"
         stage = fill(direct_text.STAGE, **names, row=row, copy=copy, stage=self._stage_rows())
         return [*fill(contraction_text.COPY, near=""), "", *staged_rows.text(self.box.walks), "", *stage]
 
@@ -148,7 +151,8 @@ class _Writer:
         """By vectors of 16 bytes where rows of x and the box's start at such, else by pairs, else one by one."""
         size, (d, h, w) = self.c.x.dtype.itemsize, self.box.sides
         rows = staged_rows.Rows(d.length * h.length, self.t.chunk, size, self.cut.threads)
-        start = self.t.cells_w * self.c.axes[2].advance  # of a box's rows: a multiple of it
+        w_axis = self.c.axes[2]
+        start = self.t.cells_w // w_axis.together * w_axis.advance  # of a box's rows: a multiple of it
         lines: Lines = []
         for vector in dict.fromkeys((16 // size, 2)):
             aligned = f"W % {vector} == 0 && reinterpret_cast<unsigned long long>(x) % {vector * size} == 0"

@@ -110,8 +110,8 @@ STAGE = """
 // Start copying the input of a box of positions, in vectors as large as its rows and those of x allow.
 __device__ __forceinline__ void stage_input(const Element* x, Element* tile, int chunk, int cell_d, int cell_h,
                                             int cell_w, int D, int H, int W) {
-    const int low_d = cell_d * $advance_d + LOW_D, low_h = cell_h * $advance_h + LOW_H;
-    const int low_w = cell_w * $advance_w + LOW_W, channels = C - chunk * CHUNK;
+    const int low_d = $begin_d + LOW_D, low_h = $begin_h + LOW_H;
+    const int low_w = $begin_w + LOW_W, channels = C - chunk * CHUNK;
     const Element* const from = x + (long long)(chunk * CHUNK) * D * H * W;
     $stage
 }
