@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, inf, prod
+from math import ceil, gcd, inf, prod
 
 from fusewright.schedule import residues
 from fusewright.schedule.axes import Axis
@@ -35,6 +35,8 @@ PARTS, LONGEST = (1, 2, 3, 4), 128
 
 # Positions of a thread along d or h that are many; a multiprocessor's blocks that are few.
 MANY, FEW_BLOCKS = range(6, 14), 4
+# Positions of a window that a thread folds itself.
+MOST_TOGETHER = 6
 
 # So many tiles are worth measuring, so many of the same values per thread, and none that takes so many times the best.
 WORTH_MEASURING, ALIKE, BEHIND = 8, 3, 1.5
@@ -42,8 +44,9 @@ WORTH_MEASURING, ALIKE, BEHIND = 8, 3, 1.5
 # Estimates for an H200: cycles from a copy to its use, at a barrier, that a warp's copy takes in shared memory; the
 # share of the issue slots that kernels reach; bytes per cycle of one multiprocessor from the level-2 cache.
 LATENCY, BARRIER, COPIED, ISSUED, FETCHED = 1000.0, 100.0, 2.0, 0.7, 30.0
-# Instructions per value behind the products, fewer where a thread folds windows itself, and per copy to shared memory.
-PER_VALUE, PER_OWNED, PER_COPY = 14.0, 10.0, 4.0
+# Instructions per value behind the products, fewer where a thread folds some of them itself, per copy to shared memory,
+# and per number that is read again for a window, but for the first one of each value.
+PER_VALUE, PER_OWNED, PER_COPY, PER_READ = 14.0, 10.0, 4.0, 2.0
 # Tensor cores take about as many times what `tiling.estimate` says; how much slower than they an estimate may be here.
 UNDERESTIMATED, SLOWER = 2.0, 2.0
 
@@ -145,7 +148,7 @@ def _counts(c: Contraction, i: int, length: int) -> list[int]:
     axis = c.axes[i]
     if length * axis.cell == 1 or (i == 0 and axis.taps == 1 and c.window is None):
         return [1]
-    found = {1, 2, 4, axis.cell if c.window is not None and axis.cell <= 4 else 1}
+    found = {1, 2, 4, axis.cell if c.window is not None and axis.cell <= 4 else 1, *_whole(axis)}
     if axis.taps > 4 and (positions := side(axis, length, 1).units) >= MANY[0]:
         found.add(min(MANY, key=lambda n: (ceil(positions / n) * n, -n)))
     return sorted(found)
@@ -162,7 +165,14 @@ def _buffered(cut: Cut) -> list[Cut]:
 def _runs(c: Contraction) -> list[int]:
     """Runs whose reads by neighbouring lanes spread over the banks."""
     step = c.axes[2].phases[0].per_element * c.x.dtype.itemsize
-    return [n for n in (1, 2, 3, 4, 6, 8, 12) if n * step % 32 == 16 or n * step % 16] or [1]
+    counts = sorted({1, 2, 3, 4, 6, 8, 12, *_whole(c.axes[2])})
+    return [n for n in counts if n * step % 32 == 16 or n * step % 16] or [1]
+
+
+def _whole(axis: Axis) -> list[int]:
+    """Positions of which windows have all or none, so that a thread folds them itself."""
+    together = gcd(axis.cell, axis.stride) if period_of(axis) == 1 else 1
+    return [together] if together <= MOST_TOGETHER else []
 
 
 def _shapes(c: Contraction, own: Own) -> list[tuple[int, int, bool]]:
@@ -276,6 +286,7 @@ def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int, of
     c, t, b = cut.c, cut.t, cut.box
     channels = cut.chunks * t.chunk
     behind = (PER_VALUE if cut.owned == (1, 1, 1) else PER_OWNED) * cut.values
+    behind += PER_READ * max(0, cut.read_again / cut.threads - cut.values)
     beside = sum(n.dtype.itemsize for n in c.elements) * cut.block_m * prod(b.positions)
     load = _Load.of(b, cut.weights, work, channels, behind, c.x.dtype.itemsize, beside)
     stages, works = LATENCY * cut.chunks, _alone(cut.values) * load.instructions

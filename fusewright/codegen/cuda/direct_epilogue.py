@@ -14,7 +14,7 @@ from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cuda.contraction_folds import JOININGS
 from fusewright.codegen.cuda.contraction_values import ValueText, is_one
 from fusewright.codegen.cuda.contraction_walk import moved
-from fusewright.codegen.cuda.direct_text import CLOSE_ALL, CLOSE_POSITIONS
+from fusewright.codegen.cuda.direct_text import CLOSE_ALL, CLOSE_POSITIONS, FOLD_WINDOWS, FOLDED_ALONG
 from fusewright.codegen.cuda.loops import UNROLL, Dealt, dealt, nest
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.schedule.direct import Box, Cut, folded_early, loops_over_groups
@@ -25,6 +25,7 @@ MOST_AT_ONCE = 10
 CELLS_AT_ONCE = 4
 
 _ROWS = ["for (int pd = 0; pd < PLANES; ++pd)", "for (int rh = 0; rh < ROWS; ++rh)"]
+_OWN = ("unit_d * PLANES + pd", "unit_h * ROWS + rh", "unit_w * RUN + r")
 _CHANNEL = "const int at = group * O + first_feature + o;"
 
 _OVER_CHANNELS = """
@@ -91,6 +92,15 @@ class DirectEpilogue(ValueText):
     def counts(self) -> tuple[int, int, int]:
         """Results of a block along d, h, w: cells, or positions where there is no window."""
         return self.box.cells if self.c.window is not None else self.box.positions
+
+    def head(self) -> list[Lines]:
+        """Declarations of what follows the multiplication."""
+        if not self.t.window_passes:
+            return super().head()
+        assert self.c.window is not None
+        joining = JOININGS[self.c.window.op.kind]
+        ahead, behind = joining.join("value", "from[k * STEP]"), joining.join("several[ended]", "value")
+        return [*super().head(), fill(FOLD_WINDOWS, ahead=ahead, behind=behind, empty=joining.empty)]
 
     # -- before the first tile ---------------------------------------------------------------------------------------
 
@@ -170,8 +180,7 @@ class DirectEpilogue(ValueText):
 
     def _place(self) -> Lines:
         """Where the value at hand lies inside the tile."""
-        own = ("unit_d * PLANES + pd", "unit_h * ROWS + rh", "unit_w * RUN + r")
-        d, h, w = (_times(text, side.period) for text, side in zip(own, self.box.sides, strict=True))
+        d, h, w = (_times(text, side.period) for text, side in zip(_OWN, self.box.sides, strict=True))
         return [f"const int d = {d} + phase_d, h = {h} + phase_h;", f"const int w = {w} + phase_w;"]
 
     def _over_features(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
@@ -186,16 +195,25 @@ class DirectEpilogue(ValueText):
         """Loops over a thread's own windows, and statements that fold one and leave it in the strip."""
         assert self.c.window is not None
         joining, own = JOININGS[self.c.window.op.kind], self.t.owned
+        sides = self.box.sides
         counts = [f"{n} / {k}" for n, k in zip(("PLANES", "ROWS", "RUN"), own, strict=True)]
         loops = ["for (int o = 0; o < FEATURES; ++o)"]
         loops += [f"for (int own_{a} = 0; own_{a} < {n}; ++own_{a})" for a, n in zip("dhw", counts, strict=True)]
-        place = ("(unit_d * PLANES + pd)", "(unit_h * ROWS + rh)", "(unit_w * RUN + r)")
+        place = [
+            f"({_times(f'({text})', side.period)} + phase_{a})" if side.period > 1 else f"({text})"
+            for text, side, a in zip(_OWN, sides, "dhw", strict=True)
+        ]
         there = f"chosen({self._exists(place)}, {value}, {joining.empty})" if self.overhangs else value
         pd, rh, r = (f"{_times(f'own_{a}', k)} + k{a}" for a, k in zip("dhw", own, strict=True))
         taps = [f"const int pd = {pd}, rh = {rh}, r = {r};", f"pooled = {joining.join('pooled', there)};"]
         lines = [*(feature if self.changes else []), f"Compute pooled = {joining.empty};"]
         lines += nest([f"for (int k{a} = 0; k{a} < {k}; ++k{a})" for a, k in zip("dhw", own, strict=True)], taps)
-        d, h, w = (f"{a} = unit_{a} * ({n}) + own_{a}" for a, n in zip("dhw", counts, strict=True))
+        d, h, w = (
+            f"{a} = (unit_{a} * ({n}) + own_{a}) * {side.period} + phase_{a}"
+            if side.period > 1
+            else f"{a} = unit_{a} * ({n}) + own_{a}"
+            for a, n, side in zip("dhw", counts, sides, strict=True)
+        )
         lines += [f"const int {d}, {h}, {w};"]
         return loops, [*lines, f"if (active) strip[{self._at('(team * FEATURES + o)', self.t.extents)}] = pooled;"]
 
@@ -262,27 +280,12 @@ class DirectEpilogue(ValueText):
 
     def _folded_along(self, axis: int, extents: list[int], source: str, target: str) -> Lines:
         """Fold the windows along one dimension."""
-        assert self.c.window is not None
-        joining, side = JOININGS[self.c.window.op.kind], self.c.axes[axis]
+        (size, apart), several = self.t.windows[axis], self.t.neighbours(axis)
         inner, cells = prod(extents[axis + 1 :]), self.box.cells[axis]
-        outer = self.t.block_m * prod(extents[:axis])
-        joined = joining.join("value", f"{source}[from + k * {inner}]" if inner > 1 else f"{source}[from + k]")
-        within = f"i / {inner}" if inner > 1 else "i"
-        place = f"({within} / {cells} * {extents[axis]} + {_times(f'({within} % {cells})', side.stride)})"
-        place += f" * {inner} + i % {inner}" if inner > 1 else ""
-        return [
-            *block(
-                f"for (int i = threadIdx.x; i < {outer * cells * inner}; i += THREADS)",
-                [
-                    f"const int from = {place};",
-                    f"Compute value = {source}[from];",
-                    UNROLL,
-                    f"for (int k = 1; k < {side.cell}; ++k) value = {joined};",
-                    f"{target}[i] = value;",
-                ],
-            ),
-            "__syncthreads();",
-        ]
+        outer, turns = self.t.block_m * prod(extents[:axis]), ceil(cells / several)
+        names = {"count": outer * turns * inner, "inner": inner, "turns": turns, "several": several, "size": size}
+        names |= {"apart": apart, "cells": cells, "extent": extents[axis]}
+        return fill(FOLDED_ALONG, **names, source=source, target=target)
 
     def _cells(self, extents: list[int], source: str) -> Lines:
         """Fold what is left of each cell's window, and take it on."""
@@ -373,10 +376,9 @@ class DirectEpilogue(ValueText):
         """Statements that fold the window of one cell and feature, and the text of what it comes to."""
         if self.c.window is None:
             return [f"{source}[{self._at(row, extents)}]"]
-        done, own = self.t.window_passes, self.t.owned
+        done = self.t.window_passes
         op, joining = self.c.window.op, JOININGS[self.c.window.op.kind]
-        size = [1 if i in done else a.cell // own[i] for i, a in enumerate(self.c.axes)]
-        step = [1 if i in done else a.stride // own[i] for i, a in enumerate(self.c.axes)]
+        size, step = zip(*((1, 1) if i in done else window for i, window in enumerate(self.t.windows)), strict=True)
         d, h, w = (_times(n, s) for n, s in zip("dhw", step, strict=True))
         lines = [f"const Compute* const from = {source} + {self._at(row, extents, (d, h, w))};"]
         strides = (extents[1] * extents[2], extents[2], 1)

@@ -215,6 +215,44 @@ $name($parameters,
 }
 """
 
+# The last windows of a row may be folded twice, so that all threads fold as many.
+FOLDED_ALONG = """
+for (int i = threadIdx.x; i < $count; i += THREADS) {
+    const int first = min(i / $inner % $turns * $several, $cells - $several), outer = i / ($inner * $turns);
+    Compute several[$several];
+    fold_windows<$size, $apart, $inner>($source + (outer * $extent + first * $apart) * $inner + i % $inner, several);
+#pragma unroll
+    for (int k = 0; k < $several; ++k)
+        $target[(outer * $cells + first + k) * $inner + i % $inner] = several[k];
+}
+__syncthreads();
+"""
+
+FOLD_WINDOWS = """
+// What SEVERAL windows come to: of SIZE numbers STEP apart, each APART numbers behind the one before.  What all of them
+// have is joined first, then what lies ahead of it, from which more and more windows begin, and behind it.
+template <int SIZE, int APART, int STEP, int SEVERAL>
+__device__ __forceinline__ void fold_windows(const Compute* from, Compute (&several)[SEVERAL]) {
+    constexpr int LAST = (SEVERAL - 1) * APART;    // where the last one begins
+    Compute value = from[LAST * STEP];
+#pragma unroll
+    for (int k = LAST + 1; k < SIZE; ++k) value = $ahead;
+    several[SEVERAL - 1] = value;
+#pragma unroll
+    for (int k = LAST - 1; k >= 0; --k) {
+        value = $ahead;
+        if (k % APART == 0) several[k / APART] = value;
+    }
+    value = $empty;
+#pragma unroll
+    for (int k = SIZE; k < SIZE + LAST; ++k) {
+        value = $ahead;
+        const int ended = (k - SIZE) / APART + 1;
+        if ((k - SIZE) % APART == APART - 1) several[ended] = $behind;
+    }
+}
+"""
+
 CLOSE_POSITIONS = """
 // Over the lanes of a warp, then over a team's warps, in a fixed order.
 __syncthreads();
