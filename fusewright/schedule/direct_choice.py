@@ -104,7 +104,7 @@ def _scored(
         return []
     found = []
     for own in _owns(c, lengths):
-        cells = [_cells(a, n, k) for a, n, k in zip(c.axes, lengths, own, strict=True)]
+        cells = [cells_along(a, n, k) for a, n, k in zip(c.axes, lengths, own, strict=True)]
         boxes = [make_box(c.axes, (d, h, w), own, c.x.dtype.itemsize) for d, h, w in product(*cells)]
         tiles = [
             (b, residues.tiles(b.walks, lengths, b.cells))
@@ -193,7 +193,7 @@ def _shapes(c: Contraction, own: Own) -> list[tuple[int, int, bool]]:
     return found
 
 
-def _cells(axis: Axis, length: int, per_unit: int) -> list[int]:
+def cells_along(axis: Axis, length: int, per_unit: int) -> list[int]:
     """Cells along one dimension that are worth a try: those that whole threads compute, and a few windows."""
     period, together = period_of(axis), axis.together
     found = {1, 2, 3, 4, 6} if axis.cell != period else set()
@@ -260,7 +260,8 @@ class _Load:
         return max(ceil(tiles / MULTIPROCESSORS) * self.busiest, alone) + 0.1 * tiles / MULTIPROCESSORS * self.issue
 
 
-def _per_useful(cycles: float, c: Contraction, lengths: tuple[int, int, int], samples: int) -> float:
+def per_useful(cycles: float, c: Contraction, lengths: tuple[int, int, int], samples: int) -> float:
+    """Cycles of one multiprocessor per cell and feature, of cycles that all of them take."""
     return cycles * MULTIPROCESSORS / (samples * prod(lengths) * c.features * c.op.groups)
 
 
@@ -278,7 +279,7 @@ def _least(
     a sample has so many blocks, whose threads have so many `positions` of their features."""
     values = positions * prod(len(a.phases) for a in c.axes)
     load = _Load.of(b, weights, work, c.channels, min(PER_VALUE, PER_OWNED) * values, c.x.dtype.itemsize, 0)
-    return _per_useful(load.cycles(samples * blocks * c.op.groups), c, lengths, samples)
+    return per_useful(load.cycles(samples * blocks * c.op.groups), c, lengths, samples)
 
 
 def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int, of_sample: int) -> float:
@@ -294,4 +295,4 @@ def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int, of
     # Of all tiles, the fullest multiprocessor's; and rounds in which all that fit run side by side.
     tiles = samples * of_sample * c.op.groups * cut.o_blocks
     cycles = load.cycles(tiles, ceil(tiles / (MULTIPROCESSORS * cut.per_sm)) * alone)
-    return _per_useful(cycles, c, lengths, samples)
+    return per_useful(cycles, c, lengths, samples)

@@ -12,6 +12,7 @@ from typing import Any
 from fusewright.codegen.cuda import (
     contraction,
     direct,
+    direct_taps,
     estimate,
     kept_rows,
     matmul,
@@ -38,6 +39,8 @@ from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
 from fusewright.schedule.direct import DirectTile
 from fusewright.schedule.direct_choice import UNDERESTIMATED
 from fusewright.schedule.direct_choice import shortlist as direct_shortlist
+from fusewright.schedule.direct_taps import TapTile
+from fusewright.schedule.direct_taps import shortlist as by_taps
 from fusewright.schedule.group import Group, sizes
 from fusewright.schedule.kept_rows import KeptRows
 from fusewright.schedule.matmul import Linear, MatmulTile
@@ -261,7 +264,10 @@ def _of_contraction(
     direct_tiles = direct_shortlist(replace(c, channels_last=False), lengths, samples, rival)
     others: list[Option] = [{"direct": asdict(t)} for t in direct_tiles.tiles]
     cycles = min(direct_tiles.best, inf if rival is None else UNDERESTIMATED * rival)
-    return _Ways(tuple(others + found if direct_tiles.ahead else found + others), cycles)
+    found = others + found if direct_tiles.ahead else found + others
+    best, taps = by_taps(replace(c, channels_last=False), lengths, samples, cycles, tf32=tf32)
+    by_tap: list[Option] = [{"taps": asdict(t)} for t in taps]
+    return _Ways(tuple(by_tap + found if best < cycles else found + by_tap), min(best, cycles))
 
 
 def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:
@@ -337,6 +343,8 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
     match group.family:
         case "contraction" if "direct" in option:
             return direct.generate(group.record, DirectTile(**option["direct"]), name, reference)
+        case "contraction" if "taps" in option:
+            return direct_taps.generate(group.record, TapTile(**option["taps"]), name, reference)
         case "contraction":
             c = replace(group.record, channels_last=option["channels_last"])
             return _on_tensor_cores(c, option, name, reference, tf32=tf32)

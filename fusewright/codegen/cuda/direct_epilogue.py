@@ -132,7 +132,7 @@ class DirectEpilogue(ValueText):
 
     def finished(self, phases: list[tuple[int, int, int]]) -> Lines:
         """What to do with the values of a tile; `phases` are the first positions of the phases, in order."""
-        lines = [*self._keep(), *(f"keep(acc[{i}], {d}, {h}, {w});" for i, (d, h, w) in enumerate(phases))]
+        lines = self.kept(phases)
         if self.stays:
             return [*self._of_tile(), *lines, *self._into_total()]
         lines.append("__syncthreads();")
@@ -142,6 +142,10 @@ class DirectEpilogue(ValueText):
             lines += self._folded_along(axis, extents, source, target)
             extents[axis], source = self.box.cells[axis], target
         return [*lines, *self._cells(extents, source)]
+
+    def kept(self, phases: list[tuple[int, int, int]]) -> Lines:
+        """Take on the values that threads have."""
+        return [*self._keep(), *(f"keep(acc[{i}], {d}, {h}, {w});" for i, (d, h, w) in enumerate(phases))]
 
     def _of_tile(self) -> Lines:
         """Running results of one tile, in the compute type."""
@@ -180,7 +184,7 @@ class DirectEpilogue(ValueText):
 
     def _place(self) -> Lines:
         """Where the value at hand lies inside the tile."""
-        d, h, w = (_times(text, side.period) for text, side in zip(_OWN, self.box.sides, strict=True))
+        d, h, w = (times(text, side.period) for text, side in zip(_OWN, self.box.sides, strict=True))
         return [f"const int d = {d} + phase_d, h = {h} + phase_h;", f"const int w = {w} + phase_w;"]
 
     def _over_features(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
@@ -188,23 +192,22 @@ class DirectEpilogue(ValueText):
         there = f"chosen(feature < O, {value}, {self.joining.empty})"
         joined = [*feature, f"over = {self.joining.join('over', there)};"]
         lines = [f"Compute over = {self.joining.empty};", *nest(["for (int o = 0; o < FEATURES; ++o)"], joined)]
-        lines += [*self._place(), f"if (active) strip[{self._at('team', self.t.extents)}] = over;"]
+        lines += [*self._place(), f"if (active) strip[{self.at('team', self.t.extents)}] = over;"]
         return [*_ROWS, "for (int r = 0; r < RUN; ++r)"], lines
 
     def _windows(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
         """Loops over a thread's own windows, and statements that fold one and leave it in the strip."""
         assert self.c.window is not None
-        joining, own = JOININGS[self.c.window.op.kind], self.t.owned
-        sides = self.box.sides
+        joining, own, sides = JOININGS[self.c.window.op.kind], self.t.owned, self.box.sides
         counts = [f"{n} / {k}" for n, k in zip(("PLANES", "ROWS", "RUN"), own, strict=True)]
         loops = ["for (int o = 0; o < FEATURES; ++o)"]
         loops += [f"for (int own_{a} = 0; own_{a} < {n}; ++own_{a})" for a, n in zip("dhw", counts, strict=True)]
         place = [
-            f"({_times(f'({text})', side.period)} + phase_{a})" if side.period > 1 else f"({text})"
+            f"({times(f'({text})', side.period)} + phase_{a})" if side.period > 1 else f"({text})"
             for text, side, a in zip(_OWN, sides, "dhw", strict=True)
         ]
-        there = f"chosen({self._exists(place)}, {value}, {joining.empty})" if self.overhangs else value
-        pd, rh, r = (f"{_times(f'own_{a}', k)} + k{a}" for a, k in zip("dhw", own, strict=True))
+        there = f"chosen({self.exists(place)}, {value}, {joining.empty})" if self.overhangs else value
+        pd, rh, r = (f"{times(f'own_{a}', k)} + k{a}" for a, k in zip("dhw", own, strict=True))
         taps = [f"const int pd = {pd}, rh = {rh}, r = {r};", f"pooled = {joining.join('pooled', there)};"]
         lines = [*(feature if self.changes else []), f"Compute pooled = {joining.empty};"]
         lines += nest([f"for (int k{a} = 0; k{a} < {k}; ++k{a})" for a, k in zip("dhw", own, strict=True)], taps)
@@ -215,7 +218,7 @@ class DirectEpilogue(ValueText):
             for a, n, side in zip("dhw", counts, sides, strict=True)
         )
         lines += [f"const int {d}, {h}, {w};"]
-        return loops, [*lines, f"if (active) strip[{self._at('(team * FEATURES + o)', self.t.extents)}] = pooled;"]
+        return loops, [*lines, f"if (active) strip[{self.at('(team * FEATURES + o)', self.t.extents)}] = pooled;"]
 
     def _one_by_one(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
         """Loops over a thread's values, and statements that take one on."""
@@ -241,15 +244,15 @@ class DirectEpilogue(ValueText):
         return "of_tile[o]", " && ".join(inside)
 
     def _to_strip(self, value: str) -> Lines:
-        target = f"strip[{self._at('(team * FEATURES + o)', self.t.extents)}]"
+        target = f"strip[{self.at('(team * FEATURES + o)', self.t.extents)}]"
         if not self.overhangs:
             return [f"if (active) {target} = {value};"]
         assert self.c.window is not None
         empty = JOININGS[self.c.window.op.kind].empty
-        exists = f"const bool inside = {self._exists('dhw')};"
+        exists = f"const bool inside = {self.exists('dhw')};"
         return [exists, f"if (active) {target} = chosen(inside, {value}, {empty});"]
 
-    def _exists(self, place: Sequence[str]) -> str:
+    def exists(self, place: Sequence[str]) -> str:
         """Whether a place of the tile, which may lie before the output too, is a position of it."""
         return " && ".join(
             f"unsigned({p}) < unsigned({n})" for p, n in zip(self._positions_of(place), "PQR", strict=True)
@@ -266,9 +269,9 @@ class DirectEpilogue(ValueText):
     def _behind(self, i: int, name: str, stride: int = 1) -> str:
         """A position or cell along dimension i, so many of the tile behind its first, `stride` times a cell."""
         a = "dhw"[i]
-        return moved(_times(f"cell_{a}", stride), name, self.box.walks[i], a)
+        return moved(times(f"cell_{a}", stride), name, self.box.walks[i], a)
 
-    def _at(self, row: str, extents: Sequence[int], place: Sequence[str] = "dhw") -> str:
+    def at(self, row: str, extents: Sequence[int], place: Sequence[str] = "dhw") -> str:
         """Place d, h, w of a row of the strip; dimensions of extent 1 are left out."""
         text = row
         for name, extent in zip(place, extents, strict=True):
@@ -375,15 +378,15 @@ class DirectEpilogue(ValueText):
     def _value(self, extents: list[int], source: str, row: str) -> Lines:
         """Statements that fold the window of one cell and feature, and the text of what it comes to."""
         if self.c.window is None:
-            return [f"{source}[{self._at(row, extents)}]"]
+            return [f"{source}[{self.at(row, extents)}]"]
         done = self.t.window_passes
         op, joining = self.c.window.op, JOININGS[self.c.window.op.kind]
         size, step = zip(*((1, 1) if i in done else window for i, window in enumerate(self.t.windows)), strict=True)
-        d, h, w = (_times(n, s) for n, s in zip("dhw", step, strict=True))
-        lines = [f"const Compute* const from = {source} + {self._at(row, extents, (d, h, w))};"]
+        d, h, w = (times(n, s) for n, s in zip("dhw", step, strict=True))
+        lines = [f"const Compute* const from = {source} + {self.at(row, extents, (d, h, w))};"]
         strides = (extents[1] * extents[2], extents[2], 1)
         looped = [(f"k{a}", n, s) for a, n, s in zip("dhw", size, strides, strict=True) if n > 1]
-        at = " + ".join(_times(k, s) for k, _, s in looped) or "0"
+        at = " + ".join(times(k, s) for k, _, s in looped) or "0"
         lines += [f"Compute pooled = {joining.empty};"]
         heads = [f"for (int {k} = 0; {k} < {n}; ++{k})" for k, n, _ in looped]
         lines += nest(heads, [f"pooled = {joining.join('pooled', f'from[{at}]')};"])
@@ -430,7 +433,8 @@ class DirectEpilogue(ValueText):
         return fill(CLOSE_ALL, total=total, lanes=lanes, warps=warps)
 
 
-def _times(text: str, factor: int) -> str:
+def times(text: str, factor: int) -> str:
+    """So many times what a text says."""
     if factor == 1:
         return f"({text})" if " " in text and not text.startswith("(") else text
     return f"({text}) * {factor}" if " " in text and not text.startswith("(") else f"{text} * {factor}"

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from contraction_cases import Case, Found, draw, find, some, tolerance
-from direct_cases import error_of
+from contraction_cases import Case, Found, find, some, tolerance
+from direct_cases import error_of, random_found
 from emulation.emulate import ORDERS, emulate
 
 from fusewright.codegen.cuda import contraction as cuda
@@ -57,11 +57,7 @@ def test_as_the_model_in_float64(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 def test_random_cases(seed: int) -> None:
-    rng = random.Random(seed)
-    while True:
-        f = find(replace(draw(rng), channels=rng.choice((1, 1, 2, 3)), groups=rng.choice((1, 3))))
-        if isinstance(f, Found) and tilings(f):
-            break
+    f, rng = random_found(seed, tilings, few_channels=True)
     assert_right(f, some(tilings(f), 2, rng)[-1], ORDERS[seed % 3])
 
 
