@@ -23,7 +23,8 @@ from fusewright.schedule.chain import Window
 class Phase:
     """Positions `elements` of a cell and the taps that reach them.
 
-    Element j and tap t read input index ``cell * Axis.advance + first + j * per_element + t * per_tap``.
+    Element j and tap t read input index ``cell * Axis.advance + first + j * per_element + t * per_tap``, where
+    `Axis.together` is one; else they do of every cell that lies a multiple of so many behind the first.
     """
 
     elements: tuple[int, ...]
@@ -42,7 +43,8 @@ class Axis:
 
     cell      output positions computed per cell (overlapping pooling windows compute some positions twice)
     stride    distance of cells in output positions; `start` is the first position of cell 0 (negative: pool padding)
-    advance   distance of cells in input indices
+    together  cells that advance by whole strides of a transposed convolution: several where windows begin between those
+    advance   distance in input indices of cells that are `together` apart
     """
 
     taps: int
@@ -51,6 +53,7 @@ class Axis:
     start: int
     advance: int
     phases: tuple[Phase, ...]
+    together: int = 1
 
     def reach(self) -> tuple[int, int]:
         """Least and greatest input index of cell 0."""
@@ -85,7 +88,7 @@ def dims_of(conv: Node, *, as_one: bool) -> Dims:
     return d, h, w
 
 
-def axes_of(conv: Node, window: Window | None, dims: Dims) -> tuple[Axis, Axis, Axis] | str:
+def axes_of(conv: Node, window: Window | None, dims: Dims) -> tuple[Axis, Axis, Axis]:
     """The axis of each of `dims`, of extent 1 where there is none."""
     assert isinstance(conv.op, ops.Conv)
     found: list[Axis] = []
@@ -99,8 +102,6 @@ def axes_of(conv: Node, window: Window | None, dims: Dims) -> tuple[Axis, Axis, 
         s, d, pad = conv.op.stride[i], conv.op.dilation[i], conv.op.padding[i][0]
         pool = None if window is None else (window.op.kernel[i], window.op.stride[i], window.op.padding[i])
         if conv.op.transposed:
-            if pool is not None and pool[1] % s:
-                return "the pooling's stride is no multiple of the transposed convolution's"
             found.append(_transposed_axis(taps, s, d, pad, pool))
         else:
             found.append(_plain_axis(taps, s, d, pad, pool))
@@ -121,12 +122,14 @@ def _plain_axis(taps: int, s: int, d: int, pad: int, pool: Pooling) -> Axis:
 def _transposed_axis(taps: int, s: int, d: int, pad: int, pool: Pooling) -> Axis:
     """x index = (p + pad - u * d) / s for the taps u that make it whole: a progression per residue of p + pad."""
     cell, stride, left = pool or (s, s, 0)
+    together = s // gcd(s, stride)
     phases: list[Phase] = []
-    for first in range(min(s, cell)):
-        elements = tuple(range(first, cell, s))
+    # Of cells that advance by whole strides no other phases are needed than those of the first one.
+    for first in range(min(s, cell) if together == 1 else s):
+        elements = tuple(range(first, max(cell, first + 1), s))
         target = first - left + pad
         reaching = tuple(u for u in range(taps) if (target - u * d) % s == 0)
         between = s // gcd(s, d)
         index = (target - reaching[0] * d) // s if reaching else 0
         phases.append(Phase(elements, reaching, index, 1, -between * d // s))
-    return Axis(taps, cell, stride, -left, stride // s, tuple(phases))
+    return Axis(taps, cell, stride, -left, stride * together // s, tuple(phases), together)

@@ -145,16 +145,20 @@ class Contraction:
     def cells_are_windows(self) -> bool:
         """Whether what is pooled is pooled in cells.
 
-        Else windows begin in the midst of them: on a CPU rows are pooled, on a GPU what threads have (`across`).
+        Else windows begin in the midst of them: on a CPU rows are pooled, on a GPU what the threads of a block have
+        (`across`, and `window_axes` in direct tiles).
         """
-        return self.window is None or not isinstance(axes_of(self.conv, self.window, self.dims), str)
+        return all(a.together == 1 for a in self.window_axes)
+
+    @property
+    def window_axes(self) -> tuple[Axis, Axis, Axis]:
+        """The axes with the pooling, wherever its windows begin."""
+        return self.axes if self.window is None else axes_of(self.conv, self.window, self.dims)
 
     @property
     def plain_axes(self) -> tuple[Axis, Axis, Axis]:
         """The axes of the convolution alone, without the pooling: a cell is what lies between two strides."""
-        found = self.axes if self.window is None else axes_of(self.conv, None, self.dims)
-        assert not isinstance(found, str), found
-        return found
+        return self.axes if self.window is None else axes_of(self.conv, None, self.dims)
 
     def pooling(self, i: int) -> tuple[int, int, int]:
         """Size, stride and padding of the windows along axis `i`."""
@@ -295,10 +299,8 @@ def _chain(root: Node, users: Users) -> Contraction | str:
     x, box = _boxed(conv, users) if window is None else (conv.arg(0), None)
     dims = dims_of(conv, as_one=window is None and box is None)
     axes = axes_of(conv, window, dims)
-    if isinstance(axes, str):
+    if any(a.together > 1 for a in axes):
         axes = axes_of(conv, None, dims)
-    if isinstance(axes, str):
-        return axes
     return Contraction(root, conv, x, box, axes, dims, before, shares, window, after, fold, chain.operands)
 
 

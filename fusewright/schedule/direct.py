@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
-from math import ceil, gcd, prod
+from math import ceil, gcd, inf, prod
 
 from fusewright.schedule.axes import Axis, Phase
 from fusewright.schedule.contraction import Contraction
@@ -23,8 +23,8 @@ from fusewright.schedule.residues import Walk, Walks, walk
 
 # Bytes of shared memory up to which all weights of a block stay there.
 WEIGHTS_STAY = 48 * 1024
-# Windows of more elements are folded one dimension after the other.
-AT_ONCE = 9
+# Windows of more elements are folded one dimension after the other, and a thread folds so many neighbours at once.
+AT_ONCE, NEIGHBOURS = 9, 4
 
 # Positions along d, h, w that a thread has side by side.
 Own = tuple[int, int, int]
@@ -64,7 +64,7 @@ class DirectTile:
 class Side:
     """One dimension of a block's box, in staged rows; along w those are input indices.
 
-    period     positions between two that a phase computes; `per_unit` of those belong to one thread, side by side
+    period     `period_of` the axis; `per_unit` of a phase's positions belong to one thread, side by side
     units      threads along this dimension
     low        first row that is staged for cell 0; `length` rows are
     walk       which cells and input rows they are; `begin` is the input index of row 0
@@ -104,10 +104,15 @@ class Side:
         return (self.per_unit - 1) * self.per_element + taps * abs(phase.per_tap) + 1
 
 
+def period_of(axis: Axis) -> int:
+    """Positions between two that a phase computes."""
+    return axis.stride * axis.together * axis.phases[0].per_element // axis.advance
+
+
 @lru_cache(maxsize=4096)
 def side(axis: Axis, cells: int, per_unit: int, align: int = 1) -> Side:
     """The box along one dimension; reads are of `align` elements, from multiples of that many."""
-    period = axis.stride * axis.phases[0].per_element // axis.advance
+    period = period_of(axis)
     wanted = (cells - 1) * axis.stride + axis.cell
     units = ceil(ceil(wanted / period) / per_unit)
     found = Side(axis, period, per_unit, units, 0, 0, Walk(1, 1, axis))
@@ -334,12 +339,11 @@ class Cut:
 
     @cached_property
     def owned(self) -> tuple[int, int, int]:
-        """Positions along d, h, w that a thread folds itself: whole windows that do not overlap, where it has such."""
-        d, h, w = (s.axis.cell for s in self.box.sides)
-        whole = all(
-            s.period == 1 and s.axis.stride == s.axis.cell and s.per_unit % s.axis.cell == 0 for s in self.box.sides
-        )
-        return (d, h, w) if self.c.window is not None and whole else (1, 1, 1)
+        """Positions along d, h, w that a thread folds itself: of which windows have all or none."""
+        if self.c.window is None:
+            return 1, 1, 1
+        d, h, w = (gcd(s.per_unit, s.axis.cell, s.axis.stride) if s.period == 1 else 1 for s in self.box.sides)
+        return d, h, w
 
     @cached_property
     def extents(self) -> tuple[int, int, int]:
@@ -348,11 +352,46 @@ class Cut:
         return d, h, w
 
     @cached_property
+    def windows(self) -> tuple[tuple[int, int], ...]:
+        """Of what threads leave to others, the size of windows along d, h, w, and how far they are apart."""
+        return tuple((a.cell // own, a.stride // own) for a, own in zip(self.c.axes, self.owned, strict=True))
+
+    @cached_property
     def window_passes(self) -> tuple[int, ...]:
-        """Dimensions along which windows are folded beforehand, one after the other; the rest is folded at once."""
-        sizes = [a.cell // own for a, own in zip(self.c.axes, self.owned, strict=True)]
-        wide = [i for i in (2, 1, 0) if sizes[i] > 1]
-        return tuple(wide[:-1]) if self.c.window is not None and prod(sizes) > AT_ONCE else ()
+        """Dimensions along which windows are folded beforehand, one after the other; the rest is folded at once.
+
+        First those that leave the least to the others, for what they read.
+        """
+        if self.c.window is None or prod(size for size, _ in self.windows) <= AT_ONCE:
+            return ()
+        wide = [i for i, (size, _) in enumerate(self.windows) if size > 1]
+        return tuple(sorted(wide, key=self._read_for)[:-1])
+
+    def _read_for(self, i: int) -> float:
+        """What windows along dimension `i` read for what they leave less to the others."""
+        size, apart = self.windows[i]
+        return size / (apart - 1) if apart > 1 else inf
+
+    def neighbours(self, i: int) -> int:
+        """Windows that a thread folds at once along dimension `i`, where they overlap: what all of them have is joined
+        once.  Along w lanes read an odd number of windows apart, for the banks' sake."""
+        size, apart = self.windows[i]
+        several = min(NEIGHBOURS, ceil(size / apart), self.box.cells[i])
+        return several - (1 - several % 2 if i == 2 else 0)
+
+    @cached_property
+    def read_again(self) -> int:
+        """Numbers that a block reads of what threads leave to others."""
+        if self.c.window is None:
+            return 0
+        extents, read = list(self.extents), 0
+        for i in self.window_passes:
+            size, apart = self.windows[i]
+            extents[i] = ceil(self.box.cells[i] / self.neighbours(i))
+            read += prod(extents) * ((self.neighbours(i) - 1) * apart + size)
+            extents[i] = self.box.cells[i]
+        rest = prod(size for i, (size, _) in enumerate(self.windows) if i not in self.window_passes)
+        return self.block_m * (read + prod(self.box.cells) * rest)
 
     @cached_property
     def strips(self) -> tuple[int, int, int]:
@@ -363,7 +402,9 @@ class Cut:
             return 0, 0, 0
         rows = t.teams if folded_early(c) else self.block_m
         d, h, w = self.extents
-        folded = rows * d * h * t.cells_w if self.window_passes else 0
+        folded = 0
+        for i in self.window_passes[:1]:
+            folded = rows * d * h * w // self.extents[i] * self.box.cells[i]
         cells = prod(t.cells) if c.window is not None else d * h * w
         words = 2 if c.fold is not None and c.fold.op.kind == "logsumexp" else 1
         running = cells * words if loops_over_groups(c) else 0
@@ -392,6 +433,11 @@ class Cut:
 
 def _eights(n: int) -> int:
     return ceil(n / 8) * 8
+
+
+def with_windows(c: Contraction) -> Contraction:
+    """The group as these tiles have it: cells are windows, wherever those begin."""
+    return c if c.cells_are_windows else replace(c, axes=c.window_axes)
 
 
 def compute_bytes(c: Contraction) -> int:

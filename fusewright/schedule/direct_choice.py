@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, inf, prod
+from math import ceil, gcd, inf, prod
 
 from fusewright.schedule import residues
 from fusewright.schedule.axes import Axis
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.direct import Box, Cut, DirectTile, Own, Weights, make_box, side, weights_of
+from fusewright.schedule.direct import (
+    Box,
+    Cut,
+    DirectTile,
+    Own,
+    Weights,
+    make_box,
+    period_of,
+    side,
+    weights_of,
+    with_windows,
+)
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
 # Values that a thread accumulates at most, and numbers it holds beside them: weights and a run of the input.
@@ -24,6 +35,8 @@ PARTS, LONGEST = (1, 2, 3, 4), 128
 
 # Positions of a thread along d or h that are many; a multiprocessor's blocks that are few.
 MANY, FEW_BLOCKS = range(6, 14), 4
+# Positions of a window that a thread folds itself.
+MOST_TOGETHER = 6
 
 # So many tiles are worth measuring, so many of the same values per thread, and none that takes so many times the best.
 WORTH_MEASURING, ALIKE, BEHIND = 8, 3, 1.5
@@ -31,8 +44,9 @@ WORTH_MEASURING, ALIKE, BEHIND = 8, 3, 1.5
 # Estimates for an H200: cycles from a copy to its use, at a barrier, that a warp's copy takes in shared memory; the
 # share of the issue slots that kernels reach; bytes per cycle of one multiprocessor from the level-2 cache.
 LATENCY, BARRIER, COPIED, ISSUED, FETCHED = 1000.0, 100.0, 2.0, 0.7, 30.0
-# Instructions per value behind the products, fewer where a thread folds windows itself, and per copy to shared memory.
-PER_VALUE, PER_OWNED, PER_COPY = 14.0, 10.0, 4.0
+# Instructions per value behind the products, fewer where a thread folds some of them itself, per copy to shared memory,
+# and per number that is read again for a window, but for the first one of each value.
+PER_VALUE, PER_OWNED, PER_COPY, PER_READ = 14.0, 10.0, 4.0, 2.0
 # Tensor cores take about as many times what `tiling.estimate` says; how much slower than they an estimate may be here.
 UNDERESTIMATED, SLOWER = 2.0, 2.0
 
@@ -49,6 +63,7 @@ class Shortlist:
 def shortlist(c: Contraction, lengths: tuple[int, int, int], samples: int, rival: float | None) -> Shortlist:
     """The tiles that may be as fast as tensor cores, few of them alike in what a thread holds; `lengths` are the cells
     of the whole output along d, h, w, `rival` is the best estimate of a tiling, in the same unit."""
+    c = with_windows(c)
     theirs = inf if rival is None else UNDERESTIMATED * rival
     most = SLOWER * theirs
     scored = _scored(c, lengths, samples, most, BEHIND) if _multiplying(c) <= most else []
@@ -70,14 +85,14 @@ def _multiplying(c: Contraction) -> float:
     fewer."""
     products = float(c.channels)
     for a in c.axes:
-        of_cell = sum(len(p.elements) * len(p.taps) for p in a.phases)
-        products *= of_cell * min(a.cell, a.stride) / a.cell  # where windows overlap, positions are computed once
+        of_cell = sum(len(p.elements) * len(p.taps) for p in a.phases) / sum(len(p.elements) for p in a.phases)
+        products *= of_cell * min(a.cell, a.stride)  # where windows overlap, positions are computed once
     return products / 128 / ISSUED
 
 
 def candidates(c: Contraction, lengths: tuple[int, int, int], samples: int) -> list[DirectTile]:
     """Tiles that fit, best estimate first; `lengths` are the cells of the whole output along d, h, w."""
-    return [t for _, t in _scored(c, lengths, samples)]
+    return [t for _, t in _scored(with_windows(c), lengths, samples)]
 
 
 def _scored(
@@ -89,7 +104,7 @@ def _scored(
         return []
     found = []
     for own in _owns(c, lengths):
-        cells = [_cells(a, n, k) for a, n, k in zip(c.axes, lengths, own, strict=True)]
+        cells = [cells_along(a, n, k) for a, n, k in zip(c.axes, lengths, own, strict=True)]
         boxes = [make_box(c.axes, (d, h, w), own, c.x.dtype.itemsize) for d, h, w in product(*cells)]
         tiles = [
             (b, residues.tiles(b.walks, lengths, b.cells))
@@ -133,7 +148,7 @@ def _counts(c: Contraction, i: int, length: int) -> list[int]:
     axis = c.axes[i]
     if length * axis.cell == 1 or (i == 0 and axis.taps == 1 and c.window is None):
         return [1]
-    found = {1, 2, 4, axis.cell if c.window is not None and axis.cell <= 4 else 1}
+    found = {1, 2, 4, axis.cell if c.window is not None and axis.cell <= 4 else 1, *_whole(axis)}
     if axis.taps > 4 and (positions := side(axis, length, 1).units) >= MANY[0]:
         found.add(min(MANY, key=lambda n: (ceil(positions / n) * n, -n)))
     return sorted(found)
@@ -150,7 +165,14 @@ def _buffered(cut: Cut) -> list[Cut]:
 def _runs(c: Contraction) -> list[int]:
     """Runs whose reads by neighbouring lanes spread over the banks."""
     step = c.axes[2].phases[0].per_element * c.x.dtype.itemsize
-    return [n for n in (1, 2, 3, 4, 6, 8, 12) if n * step % 32 == 16 or n * step % 16] or [1]
+    counts = sorted({1, 2, 3, 4, 6, 8, 12, *_whole(c.axes[2])})
+    return [n for n in counts if n * step % 32 == 16 or n * step % 16] or [1]
+
+
+def _whole(axis: Axis) -> list[int]:
+    """Positions of which windows have all or none, so that a thread folds them itself."""
+    together = gcd(axis.cell, axis.stride) if period_of(axis) == 1 else 1
+    return [together] if together <= MOST_TOGETHER else []
 
 
 def _shapes(c: Contraction, own: Own) -> list[tuple[int, int, bool]]:
@@ -171,9 +193,9 @@ def _shapes(c: Contraction, own: Own) -> list[tuple[int, int, bool]]:
     return found
 
 
-def _cells(axis: Axis, length: int, per_unit: int) -> list[int]:
+def cells_along(axis: Axis, length: int, per_unit: int) -> list[int]:
     """Cells along one dimension that are worth a try: those that whole threads compute, and a few windows."""
-    period = axis.stride * axis.phases[0].per_element // axis.advance
+    period, together = period_of(axis), axis.together
     found = {1, 2, 3, 4, 6} if axis.cell != period else set()
     even = {side(axis, ceil(length / parts), per_unit).units for parts in PARTS}
     several = (1, 2, 4, 8, 16, 32, 64, 128) if axis.cell == period else (8, 16, 28, 32, 64)
@@ -181,6 +203,7 @@ def _cells(axis: Axis, length: int, per_unit: int) -> list[int]:
         positions = units * per_unit * period
         if positions >= axis.cell:
             found.add((positions - axis.cell) // axis.stride + 1)
+    found = {max(1, n // together) * together for n in found}
     return [n for n in sorted(found) if n == min(found) or n <= 1.25 * length]
 
 
@@ -237,7 +260,8 @@ class _Load:
         return max(ceil(tiles / MULTIPROCESSORS) * self.busiest, alone) + 0.1 * tiles / MULTIPROCESSORS * self.issue
 
 
-def _per_useful(cycles: float, c: Contraction, lengths: tuple[int, int, int], samples: int) -> float:
+def per_useful(cycles: float, c: Contraction, lengths: tuple[int, int, int], samples: int) -> float:
+    """Cycles of one multiprocessor per cell and feature, of cycles that all of them take."""
     return cycles * MULTIPROCESSORS / (samples * prod(lengths) * c.features * c.op.groups)
 
 
@@ -255,7 +279,7 @@ def _least(
     a sample has so many blocks, whose threads have so many `positions` of their features."""
     values = positions * prod(len(a.phases) for a in c.axes)
     load = _Load.of(b, weights, work, c.channels, min(PER_VALUE, PER_OWNED) * values, c.x.dtype.itemsize, 0)
-    return _per_useful(load.cycles(samples * blocks * c.op.groups), c, lengths, samples)
+    return per_useful(load.cycles(samples * blocks * c.op.groups), c, lengths, samples)
 
 
 def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int, of_sample: int) -> float:
@@ -263,6 +287,7 @@ def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int, of
     c, t, b = cut.c, cut.t, cut.box
     channels = cut.chunks * t.chunk
     behind = (PER_VALUE if cut.owned == (1, 1, 1) else PER_OWNED) * cut.values
+    behind += PER_READ * max(0, cut.read_again / cut.threads - cut.values)
     beside = sum(n.dtype.itemsize for n in c.elements) * cut.block_m * prod(b.positions)
     load = _Load.of(b, cut.weights, work, channels, behind, c.x.dtype.itemsize, beside)
     stages, works = LATENCY * cut.chunks, _alone(cut.values) * load.instructions
@@ -270,4 +295,4 @@ def _score(cut: Cut, work: Work, lengths: tuple[int, int, int], samples: int, of
     # Of all tiles, the fullest multiprocessor's; and rounds in which all that fit run side by side.
     tiles = samples * of_sample * c.op.groups * cut.o_blocks
     cycles = load.cycles(tiles, ceil(tiles / (MULTIPROCESSORS * cut.per_sm)) * alone)
-    return _per_useful(cycles, c, lengths, samples)
+    return per_useful(cycles, c, lengths, samples)

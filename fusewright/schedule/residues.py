@@ -74,7 +74,7 @@ def walk(axis: Axis, cells: int, *, neighbours: bool = False) -> Walk:
 
 def _alone(axis: Axis) -> bool:
     """Whether every position is a cell of its own."""
-    return axis.cell == axis.stride == 1
+    return axis.cell == axis.stride == axis.together == 1
 
 
 @lru_cache(maxsize=4096)

@@ -47,6 +47,8 @@ class Tiling:
     stages   of shared memory: with two, the next chunk is copied while this one is multiplied
     by_warp   each warp stages the rows below its cells, and window sums stay in the lanes that multiply them
     by_rows   rows of the output are written by way of shared memory (`fusewright.schedule.output_rows`)
+    all_taps  a step of the tensor cores, of eight channels and taps, goes on from one row of taps to the next: where
+            channels are few, a row's last step would be mostly idle
     """
 
     m_tiles: int
@@ -64,6 +66,7 @@ class Tiling:
     stages: int = 1
     by_warp: bool = False
     by_rows: bool = False
+    all_taps: bool = False
 
     @property
     def warps(self) -> int:
@@ -174,7 +177,7 @@ def shortlist(c: Contraction, lengths: tuple[int, int, int], count: int, *, tf32
     found: list[Tiling] = []
     alike: dict[tuple[int, ...], int] = {}
     for t in candidates(c, lengths, tf32=tf32):
-        key = (t.m_tiles, t.rows_d * t.cells_d, t.rows_h * t.cells_h, t.cells_w, t.stages, t.by_warp)
+        key = (t.m_tiles, t.rows_d * t.cells_d, t.rows_h * t.cells_h, t.cells_w, t.stages, t.by_warp, t.all_taps)
         alike[key] = alike.get(key, 0) + 1
         if alike[key] <= ALIKE:
             found.append(t)
@@ -205,6 +208,13 @@ def _all(c: Contraction, lengths: tuple[int, int, int]) -> Iterator[Tiling]:
                 yield t
                 if c.box is not None and cells_w > 1 and cells_d == 1:
                     yield changed(t, by_warp=True)
+                if not (together_d or together_h) and _has_idle_steps(c, t):
+                    yield changed(t, all_taps=True)
+
+
+def _has_idle_steps(c: Contraction, t: Tiling) -> bool:
+    """Whether steps are fewer where they go on from one row of taps to the next."""
+    return c.box is None and t.chunk == c.channels and _work(c, changed(t, all_taps=True))[0] < _work(c, t)[0]
 
 
 def _features(c: Contraction) -> Iterator[tuple[int, int]]:
@@ -456,7 +466,9 @@ def _work(c: Contraction, t: Tiling) -> tuple[int, float, int]:
     cells, rows = (t.cells_d, t.cells_h, t.cells_w), (t.rows_d, t.rows_h)
     together = t.together_d, t.together_h
     d, h, w = (walk.staged for walk in walks(c, t.cells))
-    return _work_of_warp((d, h, w), t.m_tiles, cells, rows, t.chunk, together, 16 if paired(c, t.chunk) else 8)
+    return _work_of_warp(
+        (d, h, w), t.m_tiles, cells, rows, t.chunk, together, 16 if paired(c, t.chunk) else 8, t.all_taps
+    )
 
 
 @lru_cache(maxsize=1 << 15)  # many tilings differ only in how warps lie side by side
@@ -468,11 +480,14 @@ def _work_of_warp(
     chunk: int,
     together: tuple[bool, bool],
     step: int,
+    all_taps: bool,
 ) -> tuple[int, float, int]:
     """`_work` of a convolution of x itself, `step` channels and taps at a time."""
     count, loads, held = 0, 0.0, 0
     for phases in product(*(a.phases for a in axes)):
         td, th, tw = (len(p.taps) for p in phases)
+        if all_taps:
+            td, th, tw = (1, 1, td * th * tw)
         steps = ceil(chunk * tw / step)
         tiles = max(1, cells[2] * len(phases[2].elements) // 2)
         pieces = prod(ceil(len(p.elements) / r) for p, r in zip(phases[:2], rows, strict=True))

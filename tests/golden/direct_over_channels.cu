@@ -91,7 +91,8 @@ constexpr int RESIDUES_D = 1, RESIDUES_H = 1, RESIDUES_W = 1;
 constexpr int HAND_D = 1, HAND_H = 5, HAND_W = 5, TURNS_D = 1, TURNS_H = 1;
 constexpr int W_VECTOR = 4, AT_HAND = ceil_div(HAND_D * HAND_H * HAND_W * FEATURES, W_VECTOR) * W_VECTOR;
 constexpr int W_RESIDUE = TURNS_D * TURNS_H * AT_HAND, W_TEAM = RESIDUES_D * RESIDUES_H * RESIDUES_W * W_RESIDUE;
-constexpr int W_TILE = CHUNK * TEAMS * W_TEAM, W_TILES = 1792;
+constexpr int W_TILE = CHUNK * TEAMS * W_TEAM;
+constexpr int W_TILES = 1792;
 
 // COUNT numbers that are read from shared memory at once.
 template <typename T, int COUNT>
@@ -262,9 +263,9 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
     const bool active = unit < UNITS_D * UNITS_H * UNITS_W;
     const int own = active ? unit : 0;
     const int unit_d = own / (UNITS_W * UNITS_H), unit_h = own / UNITS_W % UNITS_H, unit_w = own % UNITS_W;
-    const Element* const x_sample = x + (long long)sample * (GROUPS * C) * D * H * W;
     const int x_row = unit_d * PLANES * ELEMENT_D * X_H + unit_h * ROWS * ELEMENT_H;
     const int x_unit = x_row * X_W + unit_w * RUN * ELEMENT_W;
+    const Element* const x_sample = x + (long long)sample * (GROUPS * C) * D * H * W;
     const int first_round = blockIdx.z;    // a block of features of a group
     const auto before = [&](Compute value, int at) {
         const Compute shifted = value + widened(bias[at]);
@@ -312,14 +313,14 @@ fused_test(const float* __restrict__ x, const float* __restrict__ w, const float
         copy_async_wait<0>();
         __syncthreads();    // what this step reads is there, what the last one read is free
         if (BUFFERS == 2 && next.tile < tiles) stage(next, buffer ^ 1);
+        const Element* const x_tile = x_tiles + buffer * X_TILE;
+        const Compute* const w_tile = w_tiles + (now.round - first_round) * W_TILE + team * W_TEAM;
         if (now.chunk == 0)
 #pragma unroll
             for (int i = 0; i < PHASES * FEATURES * PLANES * ROWS * RUN; ++i) (&acc[0][0][0][0][0])[i] = Compute(0);
-        const Element* const x_tile = x_tiles + buffer * X_TILE + x_unit;
-        const Compute* const w_tile = w_tiles + (now.round - first_round) * W_TILE + team * W_TEAM;
 #pragma unroll 1
         for (int c = 0; c < CHUNK; ++c) {
-            const Element* const x_c = x_tile + c * (X_D * X_H * X_W);
+            const Element* const x_c = x_tile + x_unit + c * (X_D * X_H * X_W);
             const Compute* const w_c = w_tile + c * (TEAMS * W_TEAM);
             accumulate<1, 5, 5, 3>(acc[0], x_c, w_c);
         }

@@ -196,6 +196,7 @@ def test_windows_between_strides(x: Node) -> None:
     group = matched(pool(y, s=3))
     assert isinstance(group, Contraction) and group.window is not None
     assert group.axes == group.plain_axes and not group.cells_are_windows  # as without the pooling
+    assert {(a.stride, a.together, a.advance) for a in group.window_axes[1:]} == {(3, 2, 3)}
     group = matched(pool(y, s=4))
     assert isinstance(group, Contraction) and group.axes != group.plain_axes and group.cells_are_windows
 

@@ -12,7 +12,7 @@ from torch import nn
 from fusewright.capture import capture
 from fusewright.schedule import contraction, direct_choice, tiling
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.direct import Cut, side
+from fusewright.schedule.direct import Cut, side, with_windows
 
 
 def group(model: nn.Module, *shape: int) -> Contraction:
@@ -26,13 +26,17 @@ CONVOLUTIONS = {
     "plain": nn.Conv2d(3, 4, (2, 5), stride=(1, 3), padding=(1, 2), dilation=(3, 1)),
     "transposed": nn.ConvTranspose2d(3, 4, (3, 4), stride=(2, 3), padding=(1, 0), dilation=(1, 2)),
     "pool": nn.Sequential(nn.Conv2d(3, 4, 3, dilation=2), nn.MaxPool2d((3, 4), (2, 5), padding=(1, 2))),
+    "windows between strides": nn.Sequential(
+        nn.ConvTranspose2d(3, 4, (3, 5), stride=(4, 3), padding=(1, 0), dilation=(1, 2)),
+        nn.MaxPool2d((2, 4), (2, 1), padding=(1, 0)),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_a_box_stages_what_its_cells_read(name: str) -> None:
     """Every position of every cell is computed by a thread, from elements that are staged."""
-    c = group(CONVOLUTIONS[name], 3, 30, 40)
+    c = with_windows(group(CONVOLUTIONS[name], 3, 30, 40))
     for axis, cells, per_unit, align in product(c.axes, (1, 3, 8), (1, 2, 5), (1, 4)):
         found = side(axis, cells, per_unit, align)
         assert found.positions >= (cells - 1) * axis.stride + axis.cell
@@ -41,13 +45,13 @@ def test_a_box_stages_what_its_cells_read(name: str) -> None:
             elements = found.positions // found.period
             for j, tap in product(range(elements), range(len(phase.taps))):
                 assert 0 <= phase.offset(j, tap) - found.low < found.length
-        for cell, phase in product(range(cells), axis.phases):
+        for cell, phase in product(range(0, cells, axis.together), axis.phases):
             for j, element in enumerate(phase.elements):
                 # Element j of a cell is the thread's (cell * stride + element) // period-th of this phase.
                 at = (cell * axis.stride + element) // found.period
                 assert at < elements
                 if phase.taps:
-                    assert cell * axis.advance + phase.offset(j, 0) == phase.offset(at, 0)
+                    assert cell // axis.together * axis.advance + phase.offset(j, 0) == phase.offset(at, 0)
 
 
 def test_lanes_of_a_warp_read_without_conflicts() -> None:

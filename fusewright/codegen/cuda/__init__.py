@@ -12,6 +12,7 @@ from typing import Any
 from fusewright.codegen.cuda import (
     contraction,
     direct,
+    direct_taps,
     estimate,
     kept_rows,
     matmul,
@@ -39,6 +40,8 @@ from fusewright.schedule.contraction import MOST_ELEMENTS, Contraction
 from fusewright.schedule.direct import DirectTile
 from fusewright.schedule.direct_choice import UNDERESTIMATED
 from fusewright.schedule.direct_choice import shortlist as direct_shortlist
+from fusewright.schedule.direct_taps import TapTile
+from fusewright.schedule.direct_taps import shortlist as by_taps
 from fusewright.schedule.group import Group, sizes
 from fusewright.schedule.kept_rows import KeptRows
 from fusewright.schedule.matmul import Extent, Linear, MatmulTile
@@ -244,16 +247,15 @@ def _of_contraction(
     c: Contraction, lengths: tuple[int, int, int], samples: int, product: bool, tf32: bool, capability: int | None
 ) -> _Ways:
     """Ways to cut a convolution with what follows it, or a matmul (`product`) as one, on tensor cores alone."""
-    if not c.cells_are_windows:
-        return _of_pools(c, lengths, samples, tf32, capability)
-    tilings = shortlist(c, lengths, WORTH_MEASURING, tf32=tf32)
+    whole = c.cells_are_windows  # else threads pool together
+    tilings = shortlist(c, lengths, WORTH_MEASURING, tf32=tf32) if whole else []
     counts = (contraction.blocks_per_sample, contraction.blocks_at_once)
     joined = [(t, count(c, t, samples, lengths)) for t in tilings[:WORTH_CLUSTERING] for count in counts]
     cuts = [*dict.fromkeys((t, n) for t, n in joined if n is not None), *((t, None) for t in tilings)]
     found: list[Option] = [{"tiling": asdict(t), "blocks": n, "channels_last": c.channels_last} for t, n in cuts]
     rival = estimate_of(c, tilings[0], lengths, tf32=tf32) if tilings else None
     if capability == warpgroup.CAPABILITY:
-        best, more = _of_warpgroups(c, lengths, samples, tf32)
+        best, more = _of_warpgroups(c, lengths, samples, tf32, OF_EVERY_WAY if whole else (by_pools,))
         if more:
             few = [option for option in found if option["tiling"] in [asdict(t) for t in tilings[:BESIDE_WARPGROUPS]]]
             ahead = rival is None or best <= UNDERESTIMATED * rival
@@ -266,16 +268,10 @@ def _of_contraction(
     direct_tiles = direct_shortlist(replace(c, channels_last=False), lengths, samples, rival)
     others: list[Option] = [{"direct": asdict(t)} for t in direct_tiles.tiles]
     cycles = min(direct_tiles.best, inf if rival is None else UNDERESTIMATED * rival)
-    return _Ways(tuple(others + found if direct_tiles.ahead else found + others), cycles)
-
-
-def _of_pools(c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool, capability: int | None) -> _Ways:
-    """Ways to cut a group whose windows begin in the midst of cells: what threads have is pooled across them, where
-    there are warpgroups."""
-    if capability != warpgroup.CAPABILITY:
-        return _Ways((), inf)
-    best, found = _of_warpgroups(c, lengths, samples, tf32, (by_pools,))
-    return _Ways(tuple(found), best if found else inf)
+    found = others + found if direct_tiles.ahead else found + others
+    best, taps = by_taps(replace(c, channels_last=False), lengths, samples, cycles, tf32=tf32)
+    by_tap: list[Option] = [{"taps": asdict(t)} for t in taps]
+    return _Ways(tuple(by_tap + found if best < cycles else found + by_tap), min(best, cycles))
 
 
 def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:
@@ -296,7 +292,7 @@ def _of_ranges(r: RangeReduction, hints: Mapping[Any, int]) -> list[Option]:
 
 
 def _of_warpgroups(
-    c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool, finders: Finders = OF_EVERY_WAY
+    c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool, finders: Finders
 ) -> tuple[float, list[Option]]:
     """Ways to cut a group for the tensor cores of Hopper, and the estimate of the best.
 
@@ -351,6 +347,8 @@ def _generated(group: Group, name: str, option: Option, *, tf32: bool) -> Kernel
     match group.family:
         case "contraction" if "direct" in option:
             return direct.generate(group.record, DirectTile(**option["direct"]), name, reference)
+        case "contraction" if "taps" in option:
+            return direct_taps.generate(group.record, TapTile(**option["taps"]), name, reference)
         case "contraction":
             c = replace(group.record, channels_last=option["channels_last"])
             return _on_tensor_cores(c, option, name, reference, tf32=tf32)

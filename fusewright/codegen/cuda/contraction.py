@@ -197,8 +197,10 @@ class _Writer:
             stage = contraction_layout.stage(self.c, self.t, self.layout, crowded=split)
         inside, packed = self.weights.channels_inside, self.weights.packed
         return [
-            contraction_layout.indexing(self.c, paired=self.paired, channels_inside=inside, packed=packed),
-            contraction_layout.accumulate(self.paired),
+            contraction_layout.indexing(
+                self.c, paired=self.paired, channels_inside=inside, packed=packed, all_taps=self.t.all_taps
+            ),
+            contraction_layout.accumulate(paired=self.paired, all_taps=self.t.all_taps),
             fill(contraction_text.COPY, near=""),
             stage,
             *self.weights.packing_kernel(self.name),

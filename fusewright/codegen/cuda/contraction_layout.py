@@ -64,11 +64,19 @@ def spread(elements: int, residue: int, size: int) -> int:
     return elements + (wanted - elements) % banks
 
 
-def indexing(c: Contraction, *, paired: bool, channels_inside: bool, packed: bool) -> Lines:
+def indexing(c: Contraction, *, paired: bool, channels_inside: bool, packed: bool, all_taps: bool) -> Lines:
     """Where the lanes find their operands: k counts the channels of one tap first, or the taps of one channel; `paired`
-    where an operand holds two channels, `packed` where weights lie as [tap][channel]."""
-    names = {"order": "taps along w, then channels" if channels_inside else "channels, then taps along w"}
-    names |= {"channel": "k % CHUNK", "tap": "k / CHUNK"} if channels_inside else _TAPS_INSIDE
+    where an operand holds two channels, `packed` where weights lie as [tap][channel], `all_taps` where k goes through
+    more than a row of them."""
+    names: dict[str, object] = {"row": "one row of taps", "sizes": "int TAPS_W", "count": "TAPS_W", "rows": []}
+    if all_taps:
+        names = {"row": "a phase", "sizes": "int TAPS_D, int TAPS_H, int TAPS_W", "count": "TAPS_D * TAPS_H * TAPS_W"}
+        names["rows"] = fill(contraction_multiply_text.ROWS_OF_TAPS)
+    taps, count = ("taps", f"({names['count']})") if all_taps else ("taps along w", "TAPS_W")
+    tap = "k / CHUNK" if channels_inside else f"k % {count}"
+    names |= {"order": f"{taps}, then channels" if channels_inside else f"channels, then {taps}"}
+    names |= {"channel": "k % CHUNK" if channels_inside else f"k / {count}", "tap": tap}
+    names["x_tap"] = f"x_of({tap})" if all_taps else f"{tap} * TAP_W"
     names |= {"weights": "[feature][d][h][w][channel]" if packed else "[feature][channel][d][h][w]"}
     names |= {"of_channel": "1", "of_tap": "CHUNK"} if packed else {"of_channel": "TAPS", "of_tap": "1"}
     if paired:
@@ -81,10 +89,7 @@ def indexing(c: Contraction, *, paired: bool, channels_inside: bool, packed: boo
     return fill(contraction_multiply_text.INDEXING, **names, columns=fill(columns))
 
 
-_TAPS_INSIDE = {"channel": "k / TAPS_W", "tap": "k % TAPS_W"}
-
-
-def accumulate(paired: bool) -> Lines:
+def accumulate(*, paired: bool, all_taps: bool) -> Lines:
     """The text that multiplies, with its reads of weights and input."""
     weight, x = (
         "weight_operand(L::inside(k[i / 2]) ? w_k[i / 2][at] : Element{})",
@@ -95,7 +100,10 @@ def accumulate(paired: bool) -> Lines:
             "L::inside(k[i / 2]) ? pair<P::CHANNEL>(w_k[i / 2] + at) : 0",
             "L::inside(k[i]) ? pair<1>(x_k[i] + at) : 0",
         )
-    return fill(contraction_multiply_text.ACCUMULATE, weight=weight, input=x)
+    names: dict[str, object] = {"sizes": "TAPS_W", "turns_d": "TAPS_D", "turns_h": "TAPS_H"}
+    if all_taps:
+        names = {"sizes": "TAPS_D, TAPS_H, TAPS_W", "turns_d": 1, "turns_h": 1}
+    return fill(contraction_multiply_text.ACCUMULATE, **names, weight=weight, input=x)
 
 
 def constants(c: Contraction, lay: Layout) -> dict[str, object]:

@@ -62,13 +62,14 @@ __device__ __forceinline__ void multiply_add(double (&d)[4], const Operand (&a)[
 
 # Shared by both ways to multiply.
 INDEXING = """
-// The k indices of one row of taps run over $order; a lane supplies $supply.
-template <int TAPS_W>
+// The k indices of $row run over $order; a lane supplies $supply.
+template <$sizes>
 struct Lane {
-    static constexpr int K = CHUNK * TAPS_W, STEPS = (K + $past) / $step;
+    static constexpr int K = CHUNK * $count, STEPS = (K + $past) / $step;
     static __device__ __forceinline__ int k(int step, int half) { return $k; }
     static __device__ __forceinline__ bool inside(int k) { return K % $step == 0 || k < K; }
-    static __device__ __forceinline__ int x(int k) { return $channel * X_CHANNEL + $tap * TAP_W; }
+    $rows
+    static __device__ __forceinline__ int x(int k) { return $channel * X_CHANNEL + $x_tap; }
 };
 
 // A phase's weights in shared memory: $weights, features spread over the banks.
@@ -81,6 +82,12 @@ struct Phase {
 };
 
 $columns"""
+
+ROWS_OF_TAPS = """
+static __device__ __forceinline__ int x_of(int tap) {
+    return tap / (TAPS_H * TAPS_W) * TAP_D + tap / TAPS_W % TAPS_H * TAP_H + tap % TAPS_W * TAP_W;
+}
+"""
 
 # Where the columns of 8-column tiles are, of cells with several positions and with one.
 COLUMNS = """\
@@ -116,7 +123,7 @@ ACCUMULATE = """
 // multiplied by all of the TOGETHER_D x TOGETHER_H taps at hand that lead from it to a row of this warp.
 template <int TILES, int TAPS_D, int TAPS_H, int TAPS_W, int PER_CELL>
 __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, const Element* w, int feature) {
-    using L = Lane<TAPS_W>;
+    using L = Lane<$sizes>;
     using P = Phase<TAPS_D, TAPS_H, TAPS_W>;
     constexpr int D = OWN_D * ROWS_D, H = OWN_H * ROWS_H;
     constexpr int AT_ONCE_D = TOGETHER_D ? TAPS_D : 1, AT_ONCE_H = TOGETHER_H ? TAPS_H : 1;
@@ -128,9 +135,9 @@ __device__ __forceinline__ void accumulate(Accumulators& acc, const Element* x, 
         const Element* const x_k[2] = {x_lane + L::x(k[0]), x_lane + L::x(k[1])};
         const Element* const w_k[2] = {w_lane + P::at(k[0]), w_lane + P::at(k[1])};
 #pragma unroll 1
-        for (int td_0 = 0; td_0 < TAPS_D; td_0 += AT_ONCE_D)
+        for (int td_0 = 0; td_0 < $turns_d; td_0 += AT_ONCE_D)
 #pragma unroll 1
-            for (int th_0 = 0; th_0 < TAPS_H; th_0 += AT_ONCE_H) {
+            for (int th_0 = 0; th_0 < $turns_h; th_0 += AT_ONCE_H) {
                 Operand a[AT_ONCE_D][AT_ONCE_H][M_TILES][4];
 #pragma unroll
                 for (int td = 0; td < AT_ONCE_D; ++td)

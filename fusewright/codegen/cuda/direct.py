@@ -8,6 +8,7 @@ float32, or float64 for that.  The text lies in `direct_text`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -23,7 +24,7 @@ from fusewright.codegen.text import Lines, fill
 from fusewright.kernel import Argument, Kernel, Launch
 from fusewright.schedule.axes import Phase
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.direct import Box, Cut, DirectTile
+from fusewright.schedule.direct import Box, Cut, DirectTile, with_windows
 from fusewright.schedule.tiling import MULTIPROCESSORS
 
 # Products that one turn of the loop over channels should have at least, and at most where all is unrolled.
@@ -32,11 +33,13 @@ FEWEST, MOST = 128, 1024
 
 def generate(c: Contraction, t: DirectTile, name: str, reference: str) -> Kernel:
     """The kernel of a group for one tile."""
-    return _Writer(c, t, name, reference).kernel()
+    return Writer(with_windows(c), t, name, reference).kernel()
 
 
 @dataclass(frozen=True)
-class _Writer:
+class Writer:
+    """Writes the kernel of one group and tile."""
+
     c: Contraction
     t: DirectTile
     name: str
@@ -95,7 +98,7 @@ class _Writer:
     def source(self) -> str:
         return with_primitives([
             self._constants(),
-            self._multiply(),
+            self.multiply(),
             self._stage(),
             *self.epilogue.head(),
             self._kernel_text(),
@@ -105,24 +108,31 @@ class _Writer:
     def _constants(self) -> Lines:
         c, t, b, weights = self.c, self.t, self.box, self.cut.weights
         names: dict[str, object] = {}
+        of_weights: dict[str, object] = {"w_vector": weights.vector}
         for i, (a, side) in enumerate(zip("dhw", b.sides, strict=True)):
             names |= {f"units_{a}": side.units, f"x_{a}": side.length, f"low_{a}": side.first_index}
             names |= {f"cells_{a}": t.cells[i], f"element_{a}": side.per_element}
             names[f"tap_{a}"] = next((p.per_tap for p in side.axis.phases if len(p.taps) > 1), 0)
             taps, together = weights.taps[i], weights.together[i]
             names |= {f"taps_{a}": c.axes[i].taps, f"residues_{a}": weights.residues[i]}
-            names |= {f"hand_{a}": taps if together else 1, f"turns_{a}": 1 if together else taps}
+            of_weights |= {f"hand_{a}": taps if together else 1, f"turns_{a}": 1 if together else taps}
         names |= {
             "element": ELEMENT[c.x.dtype], "compute": self.compute, "channels": c.channels, "features": c.features,
             "groups": c.op.groups, "taps": self.cut.taps, "own_features": t.features,
             "planes": t.planes, "rows": t.rows, "run": t.run, "buffers": t.buffers,
             "phases": len(self.phases), "team": b.unit_threads, "teams": t.teams, "o_blocks": self.cut.o_blocks,
             "chunk": t.chunk, "chunks": self.cut.chunks, "passes": self.cut.passes, "x_w": b.pitch,
-            "x_tile": self.cut.x_elements, "w_tiles": self.cut.w_elements, "w_vector": weights.vector,
+            "x_tile": self.cut.x_elements, "w_tiles": self.cut.w_elements,
+            "weights": self.weights(of_weights),
         }  # fmt: skip
         return [*fill(direct_text.CONSTANTS, **names), *contraction_walk.constants(b.walks)]
 
-    def _multiply(self) -> Lines:
+    def weights(self, names: Mapping[str, object]) -> Lines:
+        """Constants: how weights lie in shared memory."""
+        return fill(direct_text.WEIGHTS, **names)
+
+    def multiply(self) -> Lines:
+        """The function that multiplies."""
         weights = self.cut.weights
         at_once = prod(self.t.own) * weights.at_hand
         rows, planes = (1 if weights.together[i] else weights.taps[i] for i in (1, 0))
@@ -133,22 +143,34 @@ class _Writer:
             unroll_d="" if at_once * rows * planes <= MOST else "1",
         )
 
-    def _stage(self) -> Lines:
-        row = "((group * C + chunk * CHUNK + c) * O + first_feature + feature)"
-        if not self.c.op.transposed:
-            row = "((group * O + first_feature + feature) * C + chunk * CHUNK + c)"
+    def stage_weights(self) -> Lines:
+        """The function that copies weights to shared memory."""
         copy = "copy_async<sizeof(Compute)>(to, from, there);"
         if self.c.x.dtype.itemsize < 4:
             copy = "*to = there ? widened(*from) : Compute(0);"
-        names: dict[str, object] = {f"advance_{a}": axis.advance for a, axis in zip("dhw", self.c.axes, strict=True)}
-        stage = fill(direct_text.STAGE, **names, row=row, copy=copy, stage=self._stage_rows())
+        row = self.row_of_weights("first_feature + feature", "chunk * CHUNK + c")
+        return fill(direct_text.STAGE_WEIGHTS, row=row, copy=copy)
+
+    def row_of_weights(self, feature: str, channel: str) -> str:
+        """Where the taps of a group's feature and channel lie among all."""
+        if self.c.op.transposed:
+            return f"((group * C + {channel}) * O + {feature})"
+        return f"((group * O + {feature}) * C + {channel})"
+
+    def _stage(self) -> Lines:
+        names: dict[str, object] = {}
+        for a, axis in zip("dhw", self.c.axes, strict=True):
+            cell = f"cell_{a}" if axis.together == 1 else f"cell_{a} / {axis.together}"
+            names[f"begin_{a}"] = f"{cell} * {axis.advance}"
+        stage = fill(direct_text.STAGE, **names, stage=self._stage_rows(), stage_weights=self.stage_weights())
         return [*fill(contraction_text.COPY, near=""), "", *staged_rows.text(self.box.walks), "", *stage]
 
     def _stage_rows(self) -> Lines:
         """By vectors of 16 bytes where rows of x and the box's start at such, else by pairs, else one by one."""
         size, (d, h, w) = self.c.x.dtype.itemsize, self.box.sides
         rows = staged_rows.Rows(d.length * h.length, self.t.chunk, size, self.cut.threads)
-        start = self.t.cells_w * self.c.axes[2].advance  # of a box's rows: a multiple of it
+        w_axis = self.c.axes[2]
+        start = self.t.cells_w // w_axis.together * w_axis.advance  # of a box's rows: a multiple of it
         lines: Lines = []
         for vector in dict.fromkeys((16 // size, 2)):
             aligned = f"W % {vector} == 0 && reinterpret_cast<unsigned long long>(x) % {vector * size} == 0"
@@ -167,7 +189,6 @@ class _Writer:
         if stay:
             prologue += self._stay()
         staged = [] if stay else ["stage_weights(w, w_tiles + buffer * W_TILE, at.round, at.chunk);"]
-        products = self.t.features * prod(self.t.own) * self.cut.taps
         return fill(
             direct_text.KERNEL,
             per_sm=self.cut.per_sm,
@@ -178,13 +199,29 @@ class _Writer:
             prologue=prologue,
             stage_weights=staged,
             w_tile=self._w_tile(stay),
-            unroll=max(1, min(self.t.chunk, FEWEST // products)),
-            accumulate=[line for i, p in enumerate(self.phases) for line in self._accumulate(i, p)],
+            own=self.own(),
+            values=self.values(),
+            products=self.products(),
             finished=self.epilogue.finished(
                 [(p[0].elements[0], p[1].elements[0], p[2].elements[0]) for p in self.phases]
             ),
             close=[*(fill(contraction_text.LANDED) if stay else []), *self.epilogue.close()],
         )
+
+    def own(self) -> Lines:
+        """What a thread computes."""
+        return fill(direct_text.OWN)
+
+    def values(self) -> Lines:
+        """Declares what a thread adds up, chunk by chunk."""
+        return ["Compute acc[PHASES][FEATURES][PLANES][ROWS][RUN];"]
+
+    def products(self) -> Lines:
+        """Add those of a chunk, and go on where there are more."""
+        products = self.t.features * prod(self.t.own) * self.cut.taps
+        unroll = max(1, min(self.t.chunk, FEWEST // products))
+        accumulate = [line for i, p in enumerate(self.phases) for line in self._accumulate(i, p)]
+        return [*fill(direct_text.PRODUCTS, unroll=unroll, accumulate=accumulate), ""]
 
     def _stay(self) -> Lines:
         """Weights that stay are staged once."""

@@ -14,7 +14,7 @@ from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cuda.contraction_folds import JOININGS
 from fusewright.codegen.cuda.contraction_values import ValueText, is_one
 from fusewright.codegen.cuda.contraction_walk import moved
-from fusewright.codegen.cuda.direct_text import CLOSE_ALL, CLOSE_POSITIONS
+from fusewright.codegen.cuda.direct_text import CLOSE_ALL, CLOSE_POSITIONS, FOLD_WINDOWS, FOLDED_ALONG
 from fusewright.codegen.cuda.loops import UNROLL, Dealt, dealt, nest
 from fusewright.codegen.text import Lines, block, fill
 from fusewright.schedule.direct import Box, Cut, folded_early, loops_over_groups
@@ -25,6 +25,7 @@ MOST_AT_ONCE = 10
 CELLS_AT_ONCE = 4
 
 _ROWS = ["for (int pd = 0; pd < PLANES; ++pd)", "for (int rh = 0; rh < ROWS; ++rh)"]
+_OWN = ("unit_d * PLANES + pd", "unit_h * ROWS + rh", "unit_w * RUN + r")
 _CHANNEL = "const int at = group * O + first_feature + o;"
 
 _OVER_CHANNELS = """
@@ -92,6 +93,15 @@ class DirectEpilogue(ValueText):
         """Results of a block along d, h, w: cells, or positions where there is no window."""
         return self.box.cells if self.c.window is not None else self.box.positions
 
+    def head(self) -> list[Lines]:
+        """Declarations of what follows the multiplication."""
+        if not self.t.window_passes:
+            return super().head()
+        assert self.c.window is not None
+        joining = JOININGS[self.c.window.op.kind]
+        ahead, behind = joining.join("value", "from[k * STEP]"), joining.join("several[ended]", "value")
+        return [*super().head(), fill(FOLD_WINDOWS, ahead=ahead, behind=behind, empty=joining.empty)]
+
     # -- before the first tile ---------------------------------------------------------------------------------------
 
     def exchange(self) -> Lines:
@@ -122,7 +132,7 @@ class DirectEpilogue(ValueText):
 
     def finished(self, phases: list[tuple[int, int, int]]) -> Lines:
         """What to do with the values of a tile; `phases` are the first positions of the phases, in order."""
-        lines = [*self._keep(), *(f"keep(acc[{i}], {d}, {h}, {w});" for i, (d, h, w) in enumerate(phases))]
+        lines = self.kept(phases)
         if self.stays:
             return [*self._of_tile(), *lines, *self._into_total()]
         lines.append("__syncthreads();")
@@ -132,6 +142,10 @@ class DirectEpilogue(ValueText):
             lines += self._folded_along(axis, extents, source, target)
             extents[axis], source = self.box.cells[axis], target
         return [*lines, *self._cells(extents, source)]
+
+    def kept(self, phases: list[tuple[int, int, int]]) -> Lines:
+        """Take on the values that threads have."""
+        return [*self._keep(), *(f"keep(acc[{i}], {d}, {h}, {w});" for i, (d, h, w) in enumerate(phases))]
 
     def _of_tile(self) -> Lines:
         """Running results of one tile, in the compute type."""
@@ -170,8 +184,7 @@ class DirectEpilogue(ValueText):
 
     def _place(self) -> Lines:
         """Where the value at hand lies inside the tile."""
-        own = ("unit_d * PLANES + pd", "unit_h * ROWS + rh", "unit_w * RUN + r")
-        d, h, w = (_times(text, side.period) for text, side in zip(own, self.box.sides, strict=True))
+        d, h, w = (times(text, side.period) for text, side in zip(_OWN, self.box.sides, strict=True))
         return [f"const int d = {d} + phase_d, h = {h} + phase_h;", f"const int w = {w} + phase_w;"]
 
     def _over_features(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
@@ -179,25 +192,33 @@ class DirectEpilogue(ValueText):
         there = f"chosen(feature < O, {value}, {self.joining.empty})"
         joined = [*feature, f"over = {self.joining.join('over', there)};"]
         lines = [f"Compute over = {self.joining.empty};", *nest(["for (int o = 0; o < FEATURES; ++o)"], joined)]
-        lines += [*self._place(), f"if (active) strip[{self._at('team', self.t.extents)}] = over;"]
+        lines += [*self._place(), f"if (active) strip[{self.at('team', self.t.extents)}] = over;"]
         return [*_ROWS, "for (int r = 0; r < RUN; ++r)"], lines
 
     def _windows(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
         """Loops over a thread's own windows, and statements that fold one and leave it in the strip."""
         assert self.c.window is not None
-        joining, own = JOININGS[self.c.window.op.kind], self.t.owned
+        joining, own, sides = JOININGS[self.c.window.op.kind], self.t.owned, self.box.sides
         counts = [f"{n} / {k}" for n, k in zip(("PLANES", "ROWS", "RUN"), own, strict=True)]
         loops = ["for (int o = 0; o < FEATURES; ++o)"]
         loops += [f"for (int own_{a} = 0; own_{a} < {n}; ++own_{a})" for a, n in zip("dhw", counts, strict=True)]
-        place = ("(unit_d * PLANES + pd)", "(unit_h * ROWS + rh)", "(unit_w * RUN + r)")
-        there = f"chosen({self._exists(place)}, {value}, {joining.empty})" if self.overhangs else value
-        pd, rh, r = (f"{_times(f'own_{a}', k)} + k{a}" for a, k in zip("dhw", own, strict=True))
+        place = [
+            f"({times(f'({text})', side.period)} + phase_{a})" if side.period > 1 else f"({text})"
+            for text, side, a in zip(_OWN, sides, "dhw", strict=True)
+        ]
+        there = f"chosen({self.exists(place)}, {value}, {joining.empty})" if self.overhangs else value
+        pd, rh, r = (f"{times(f'own_{a}', k)} + k{a}" for a, k in zip("dhw", own, strict=True))
         taps = [f"const int pd = {pd}, rh = {rh}, r = {r};", f"pooled = {joining.join('pooled', there)};"]
         lines = [*(feature if self.changes else []), f"Compute pooled = {joining.empty};"]
         lines += nest([f"for (int k{a} = 0; k{a} < {k}; ++k{a})" for a, k in zip("dhw", own, strict=True)], taps)
-        d, h, w = (f"{a} = unit_{a} * ({n}) + own_{a}" for a, n in zip("dhw", counts, strict=True))
+        d, h, w = (
+            f"{a} = (unit_{a} * ({n}) + own_{a}) * {side.period} + phase_{a}"
+            if side.period > 1
+            else f"{a} = unit_{a} * ({n}) + own_{a}"
+            for a, n, side in zip("dhw", counts, sides, strict=True)
+        )
         lines += [f"const int {d}, {h}, {w};"]
-        return loops, [*lines, f"if (active) strip[{self._at('(team * FEATURES + o)', self.t.extents)}] = pooled;"]
+        return loops, [*lines, f"if (active) strip[{self.at('(team * FEATURES + o)', self.t.extents)}] = pooled;"]
 
     def _one_by_one(self, value: str, feature: Lines) -> tuple[Lines, Lines]:
         """Loops over a thread's values, and statements that take one on."""
@@ -223,15 +244,15 @@ class DirectEpilogue(ValueText):
         return "of_tile[o]", " && ".join(inside)
 
     def _to_strip(self, value: str) -> Lines:
-        target = f"strip[{self._at('(team * FEATURES + o)', self.t.extents)}]"
+        target = f"strip[{self.at('(team * FEATURES + o)', self.t.extents)}]"
         if not self.overhangs:
             return [f"if (active) {target} = {value};"]
         assert self.c.window is not None
         empty = JOININGS[self.c.window.op.kind].empty
-        exists = f"const bool inside = {self._exists('dhw')};"
+        exists = f"const bool inside = {self.exists('dhw')};"
         return [exists, f"if (active) {target} = chosen(inside, {value}, {empty});"]
 
-    def _exists(self, place: Sequence[str]) -> str:
+    def exists(self, place: Sequence[str]) -> str:
         """Whether a place of the tile, which may lie before the output too, is a position of it."""
         return " && ".join(
             f"unsigned({p}) < unsigned({n})" for p, n in zip(self._positions_of(place), "PQR", strict=True)
@@ -248,9 +269,9 @@ class DirectEpilogue(ValueText):
     def _behind(self, i: int, name: str, stride: int = 1) -> str:
         """A position or cell along dimension i, so many of the tile behind its first, `stride` times a cell."""
         a = "dhw"[i]
-        return moved(_times(f"cell_{a}", stride), name, self.box.walks[i], a)
+        return moved(times(f"cell_{a}", stride), name, self.box.walks[i], a)
 
-    def _at(self, row: str, extents: Sequence[int], place: Sequence[str] = "dhw") -> str:
+    def at(self, row: str, extents: Sequence[int], place: Sequence[str] = "dhw") -> str:
         """Place d, h, w of a row of the strip; dimensions of extent 1 are left out."""
         text = row
         for name, extent in zip(place, extents, strict=True):
@@ -262,27 +283,12 @@ class DirectEpilogue(ValueText):
 
     def _folded_along(self, axis: int, extents: list[int], source: str, target: str) -> Lines:
         """Fold the windows along one dimension."""
-        assert self.c.window is not None
-        joining, side = JOININGS[self.c.window.op.kind], self.c.axes[axis]
+        (size, apart), several = self.t.windows[axis], self.t.neighbours(axis)
         inner, cells = prod(extents[axis + 1 :]), self.box.cells[axis]
-        outer = self.t.block_m * prod(extents[:axis])
-        joined = joining.join("value", f"{source}[from + k * {inner}]" if inner > 1 else f"{source}[from + k]")
-        within = f"i / {inner}" if inner > 1 else "i"
-        place = f"({within} / {cells} * {extents[axis]} + {_times(f'({within} % {cells})', side.stride)})"
-        place += f" * {inner} + i % {inner}" if inner > 1 else ""
-        return [
-            *block(
-                f"for (int i = threadIdx.x; i < {outer * cells * inner}; i += THREADS)",
-                [
-                    f"const int from = {place};",
-                    f"Compute value = {source}[from];",
-                    UNROLL,
-                    f"for (int k = 1; k < {side.cell}; ++k) value = {joined};",
-                    f"{target}[i] = value;",
-                ],
-            ),
-            "__syncthreads();",
-        ]
+        outer, turns = self.t.block_m * prod(extents[:axis]), ceil(cells / several)
+        names = {"count": outer * turns * inner, "inner": inner, "turns": turns, "several": several, "size": size}
+        names |= {"apart": apart, "cells": cells, "extent": extents[axis]}
+        return fill(FOLDED_ALONG, **names, source=source, target=target)
 
     def _cells(self, extents: list[int], source: str) -> Lines:
         """Fold what is left of each cell's window, and take it on."""
@@ -372,16 +378,15 @@ class DirectEpilogue(ValueText):
     def _value(self, extents: list[int], source: str, row: str) -> Lines:
         """Statements that fold the window of one cell and feature, and the text of what it comes to."""
         if self.c.window is None:
-            return [f"{source}[{self._at(row, extents)}]"]
-        done, own = self.t.window_passes, self.t.owned
+            return [f"{source}[{self.at(row, extents)}]"]
+        done = self.t.window_passes
         op, joining = self.c.window.op, JOININGS[self.c.window.op.kind]
-        size = [1 if i in done else a.cell // own[i] for i, a in enumerate(self.c.axes)]
-        step = [1 if i in done else a.stride // own[i] for i, a in enumerate(self.c.axes)]
-        d, h, w = (_times(n, s) for n, s in zip("dhw", step, strict=True))
-        lines = [f"const Compute* const from = {source} + {self._at(row, extents, (d, h, w))};"]
+        size, step = zip(*((1, 1) if i in done else window for i, window in enumerate(self.t.windows)), strict=True)
+        d, h, w = (times(n, s) for n, s in zip("dhw", step, strict=True))
+        lines = [f"const Compute* const from = {source} + {self.at(row, extents, (d, h, w))};"]
         strides = (extents[1] * extents[2], extents[2], 1)
         looped = [(f"k{a}", n, s) for a, n, s in zip("dhw", size, strides, strict=True) if n > 1]
-        at = " + ".join(_times(k, s) for k, _, s in looped) or "0"
+        at = " + ".join(times(k, s) for k, _, s in looped) or "0"
         lines += [f"Compute pooled = {joining.empty};"]
         heads = [f"for (int {k} = 0; {k} < {n}; ++{k})" for k, n, _ in looped]
         lines += nest(heads, [f"pooled = {joining.join('pooled', f'from[{at}]')};"])
@@ -428,7 +433,8 @@ class DirectEpilogue(ValueText):
         return fill(CLOSE_ALL, total=total, lanes=lanes, warps=warps)
 
 
-def _times(text: str, factor: int) -> str:
+def times(text: str, factor: int) -> str:
+    """So many times what a text says."""
     if factor == 1:
         return f"({text})" if " " in text and not text.startswith("(") else text
     return f"({text}) * {factor}" if " " in text and not text.startswith("(") else f"{text} * {factor}"

@@ -29,10 +29,15 @@ constexpr int ELEMENT_D = $element_d, ELEMENT_H = $element_h, ELEMENT_W = $eleme
 constexpr int TAP_D = $tap_d, TAP_H = $tap_h, TAP_W = $tap_w;
 // Taps of a phase are congruent; of those along d and h either all are at hand at once, or one at a turn.
 constexpr int RESIDUES_D = $residues_d, RESIDUES_H = $residues_h, RESIDUES_W = $residues_w;
+$weights
+constexpr int W_TILES = $w_tiles;
+"""
+
+WEIGHTS = """
 constexpr int HAND_D = $hand_d, HAND_H = $hand_h, HAND_W = $hand_w, TURNS_D = $turns_d, TURNS_H = $turns_h;
 constexpr int W_VECTOR = $w_vector, AT_HAND = ceil_div(HAND_D * HAND_H * HAND_W * FEATURES, W_VECTOR) * W_VECTOR;
 constexpr int W_RESIDUE = TURNS_D * TURNS_H * AT_HAND, W_TEAM = RESIDUES_D * RESIDUES_H * RESIDUES_W * W_RESIDUE;
-constexpr int W_TILE = CHUNK * TEAMS * W_TEAM, W_TILES = $w_tiles;
+constexpr int W_TILE = CHUNK * TEAMS * W_TEAM;
 """
 
 MULTIPLY = """
@@ -110,12 +115,16 @@ STAGE = """
 // Start copying the input of a box of positions, in vectors as large as its rows and those of x allow.
 __device__ __forceinline__ void stage_input(const Element* x, Element* tile, int chunk, int cell_d, int cell_h,
                                             int cell_w, int D, int H, int W) {
-    const int low_d = cell_d * $advance_d + LOW_D, low_h = cell_h * $advance_h + LOW_H;
-    const int low_w = cell_w * $advance_w + LOW_W, channels = C - chunk * CHUNK;
+    const int low_d = $begin_d + LOW_D, low_h = $begin_h + LOW_H;
+    const int low_w = $begin_w + LOW_W, channels = C - chunk * CHUNK;
     const Element* const from = x + (long long)(chunk * CHUNK) * D * H * W;
     $stage
 }
 
+$stage_weights
+"""
+
+STAGE_WEIGHTS = """
 // Start copying the weights of a round's features and the channels of a chunk, zeros where there are none.
 __device__ __forceinline__ void stage_weights(const Element* w, Compute* tile, int round, int chunk) {
     const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
@@ -150,12 +159,8 @@ $name($parameters,
     $exchange
     const int sample = blockIdx.x, part = blockIdx.y, parts = gridDim.y;    // of the sample's blocks
     const int team = threadIdx.x / TEAM, unit = threadIdx.x % TEAM;
-    const bool active = unit < UNITS_D * UNITS_H * UNITS_W;
-    const int own = active ? unit : 0;
-    const int unit_d = own / (UNITS_W * UNITS_H), unit_h = own / UNITS_W % UNITS_H, unit_w = own % UNITS_W;
+    $own
     const Element* const x_sample = x + (long long)sample * (GROUPS * C) * D * H * W;
-    const int x_row = unit_d * PLANES * ELEMENT_D * X_H + unit_h * ROWS * ELEMENT_H;
-    const int x_unit = x_row * X_W + unit_w * RUN * ELEMENT_W;
     const int first_round = blockIdx.z;    // a block of features of a group
     $prologue
 
@@ -183,7 +188,7 @@ $name($parameters,
     Step next = {part, first_round, 0, 0, 0, 0};
     place(next);
     if (BUFFERS == 2 && part < tiles) stage(next, 0);
-    Compute acc[PHASES][FEATURES][PLANES][ROWS][RUN];
+    $values
     for (int buffer = 0; next.tile < tiles; buffer ^= BUFFERS - 1) {
         const Step now = next;
         advance(next);
@@ -194,25 +199,75 @@ $name($parameters,
         copy_async_wait<0>();
         __syncthreads();    // what this step reads is there, what the last one read is free
         if (BUFFERS == 2 && next.tile < tiles) stage(next, buffer ^ 1);
-        if (now.chunk == 0)
-#pragma unroll
-            for (int i = 0; i < PHASES * FEATURES * PLANES * ROWS * RUN; ++i) (&acc[0][0][0][0][0])[i] = Compute(0);
-        const Element* const x_tile = x_tiles + buffer * X_TILE + x_unit;
+        const Element* const x_tile = x_tiles + buffer * X_TILE;
         const Compute* const w_tile = w_tiles + $w_tile * W_TILE + team * W_TEAM;
-#pragma unroll $unroll
-        for (int c = 0; c < CHUNK; ++c) {
-            const Element* const x_c = x_tile + c * (X_D * X_H * X_W);
-            const Compute* const w_c = w_tile + c * (TEAMS * W_TEAM);
-            $accumulate
-        }
-        if (now.chunk < CHUNKS - 1) continue;
-
+        $products
         const int cell_d = now.cell_d, cell_h = now.cell_h, cell_w = now.cell_w, round = now.round;
         const int group = round / O_BLOCKS, first_feature = round % O_BLOCKS * BLOCK_O;
         $finished
     }
     $close
 }
+"""
+
+# The last windows of a row may be folded twice, so that all threads fold as many.
+FOLDED_ALONG = """
+for (int i = threadIdx.x; i < $count; i += THREADS) {
+    const int first = min(i / $inner % $turns * $several, $cells - $several), outer = i / ($inner * $turns);
+    Compute several[$several];
+    fold_windows<$size, $apart, $inner>($source + (outer * $extent + first * $apart) * $inner + i % $inner, several);
+#pragma unroll
+    for (int k = 0; k < $several; ++k)
+        $target[(outer * $cells + first + k) * $inner + i % $inner] = several[k];
+}
+__syncthreads();
+"""
+
+FOLD_WINDOWS = """
+// What SEVERAL windows come to: of SIZE numbers STEP apart, each APART numbers behind the one before.  What all of them
+// have is joined first, then what lies ahead of it, from which more and more windows begin, and behind it.
+template <int SIZE, int APART, int STEP, int SEVERAL>
+__device__ __forceinline__ void fold_windows(const Compute* from, Compute (&several)[SEVERAL]) {
+    constexpr int LAST = (SEVERAL - 1) * APART;    // where the last one begins
+    Compute value = from[LAST * STEP];
+#pragma unroll
+    for (int k = LAST + 1; k < SIZE; ++k) value = $ahead;
+    several[SEVERAL - 1] = value;
+#pragma unroll
+    for (int k = LAST - 1; k >= 0; --k) {
+        value = $ahead;
+        if (k % APART == 0) several[k / APART] = value;
+    }
+    value = $empty;
+#pragma unroll
+    for (int k = SIZE; k < SIZE + LAST; ++k) {
+        value = $ahead;
+        const int ended = (k - SIZE) / APART + 1;
+        if ((k - SIZE) % APART == APART - 1) several[ended] = $behind;
+    }
+}
+"""
+
+# What a thread computes, of which it has the values of several chunks in registers.
+OWN = """
+const bool active = unit < UNITS_D * UNITS_H * UNITS_W;
+const int own = active ? unit : 0;
+const int unit_d = own / (UNITS_W * UNITS_H), unit_h = own / UNITS_W % UNITS_H, unit_w = own % UNITS_W;
+const int x_row = unit_d * PLANES * ELEMENT_D * X_H + unit_h * ROWS * ELEMENT_H;
+const int x_unit = x_row * X_W + unit_w * RUN * ELEMENT_W;
+"""
+
+PRODUCTS = """
+if (now.chunk == 0)
+#pragma unroll
+    for (int i = 0; i < PHASES * FEATURES * PLANES * ROWS * RUN; ++i) (&acc[0][0][0][0][0])[i] = Compute(0);
+#pragma unroll $unroll
+for (int c = 0; c < CHUNK; ++c) {
+    const Element* const x_c = x_tile + x_unit + c * (X_D * X_H * X_W);
+    const Compute* const w_c = w_tile + c * (TEAMS * W_TEAM);
+    $accumulate
+}
+if (now.chunk < CHUNKS - 1) continue;
 """
 
 CLOSE_POSITIONS = """

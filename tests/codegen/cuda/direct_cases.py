@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from contraction_cases import Case, Found, Model, draw, find, tolerance
@@ -62,15 +63,22 @@ def assert_right(f: Found, t: DirectTile, order: str = "forward", sanitize: bool
     assert error_of(got, want, size) <= precision(f.case), t
 
 
-def random_found(seed: int) -> tuple[Found, random.Random]:
-    """The first case that is drawn from `seed` and that PyTorch and the family take."""
+def random_found(
+    seed: int,
+    fit: Callable[[Found], Sequence[object]] = lambda f: direct_choice.candidates(f.group, f.cells, f.case.batch),
+    *,
+    few_channels: bool = False,
+) -> tuple[Found, random.Random]:
+    """The first case that is drawn from `seed`, that PyTorch and the family take, and that some tile does `fit`."""
     rng = random.Random(seed)
     while True:
         case = replace(draw(rng), channels_last=False)
+        if few_channels:
+            case = replace(case, channels=rng.choice((1, 1, 2, 3)), groups=rng.choice((1, 3)))
         try:
             Model(case)(case.example())
         except RuntimeError:  # nothing is left of the image, or no such pooling in this dtype
             continue
         f = find(case)
-        if isinstance(f, Found) and direct_choice.candidates(f.group, f.cells, f.case.batch):
+        if isinstance(f, Found) and fit(f):
             return f, rng

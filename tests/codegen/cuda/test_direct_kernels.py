@@ -14,7 +14,7 @@ from emulation.emulate import ORDERS, emulate
 
 from fusewright.runtime import nvrtc
 from fusewright.schedule import direct_choice
-from fusewright.schedule.direct import Cut, DirectTile
+from fusewright.schedule.direct import Cut, DirectTile, with_windows
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 F16, BF16, F64 = torch.float16, torch.bfloat16, torch.float64
@@ -154,6 +154,58 @@ CASES = {
         fold="mean",
         fold_dims="cp",
     ),
+    "windows that begin between strides": Case(
+        (7, 9),
+        1,
+        5,
+        (5, 5),
+        (2, 2),
+        (1, 0),
+        groups=3,
+        transposed=True,
+        pool="max",
+        window=(7, 7),
+        step=(7, 1),
+        after=("add channel",),
+        fold="min",
+        fold_dims="p",
+    ),
+    "windows that begin between strides, padding": Case(
+        (9, 8),
+        2,
+        3,
+        (3, 4),
+        (3, 4),
+        (1, 1),
+        (2, 3),
+        transposed=True,
+        output_padding=(1, 2),
+        before=("relu",),
+        pool="avg",
+        window=(4, 3),
+        step=(1, 6),
+        pool_padding=(2, 1),
+        include_pad=False,
+        fold="logsumexp",
+        fold_dims="c",
+    ),
+    "windows of one row that begin between strides": Case(
+        (5, 4, 6),
+        1,
+        2,
+        (3, 2, 3),
+        (2, 3, 2),
+        (0, 1, 2),
+        (1, 3, 1),
+        4,
+        True,
+        (0, 0, 1),
+        pool="avg",
+        window=(1, 4, 2),
+        step=(1, 1, 3),
+        pool_padding=(0, 2, 0),
+        ceil_mode=True,
+    ),
     "many features, over positions": Case((11, 18), 3, 40, before=("gelu",), fold="max", fold_dims="p"),
     "logsumexp over positions": Case((11, 18), 3, 7, before=("large",), fold="logsumexp", fold_dims="p", groups=2),
     "logsumexp over positions, pooled": Case(
@@ -281,6 +333,33 @@ def test_windows_in_three_dimensions_that_a_thread_folds_itself() -> None:
     f = found(replace(volumes, pool_padding=(1, 0, 1), after=("both",), fold="", fold_dims=""))
     fit = [t for t in tiles(f) if Cut.of(f.group, t).owned == (2, 2, 2)]
     assert_right(f, next(t for t in fit if t.together), "shuffled")
+
+
+@pytest.mark.parametrize(
+    ("window", "step", "padding", "owned"),
+    [((6, 6), (2, 2), (3, 0), (2, 2)), ((4, 9), (2, 3), (1, 4), (2, 3)), ((7, 5), (1, 1), (0, 2), (1, 1))],
+)
+@pytest.mark.parametrize("pool", ["max", "avg"])
+def test_windows_that_overlap(
+    pool: str, window: tuple[int, ...], step: tuple[int, ...], padding: tuple[int, ...], owned: tuple[int, ...]
+) -> None:
+    """A thread folds those of its values that windows have all or none of; others fold several windows at once."""
+    f = found(replace(WINDOWS, pool=pool, window=window, step=step, pool_padding=padding, after=("both",)))
+    cuts = [Cut.of(f.group, t) for t in tiles(f)]
+    cuts = [cut for cut in cuts if cut.owned[1:] == owned]
+    several = [cut for cut in cuts if any(cut.neighbours(i) > 1 for i in cut.window_passes)]
+    rng = random.Random(3)
+    for cut in [rng.choice(cuts), *([rng.choice(several)] if several else [])]:
+        assert_right(f, cut.t, "shuffled")
+    assert several or owned != (1, 1)
+
+
+def test_windows_between_strides_that_a_thread_folds_in_part() -> None:
+    """Along the dimension whose positions are a thread's own."""
+    f = found(replace(CASES["windows that begin between strides"], stride=(2, 1), window=(3, 4), step=(3, 2)))
+    fit = [t for t in tiles(f) if Cut.of(with_windows(f.group), t).owned == (1, 1, 2)]
+    for t in random.Random(1).sample(fit, 2):
+        assert_right(f, t, "shuffled")
 
 
 @pytest.mark.parametrize(
