@@ -72,8 +72,8 @@ _REST = inspect.Parameter.VAR_KEYWORD
 
 @dataclass(frozen=True)
 class Trial:
-    """One call of one model, to be judged, or one in which nothing has a gradient; the `ways` to cut its groups are
-    found once for all programs."""
+    """One call of one model, to be judged; or, without `gradients`, one in which nothing has any, `because` of what
+    others are left to the original.  The `ways` to cut its groups are found once for all programs."""
 
     model: nn.Module
     args: Args
@@ -82,6 +82,7 @@ class Trial:
     progress: Progress
     ways: dict[Any, Ways] = field(default_factory=dict)
     gradients: bool = True
+    because: str = OTHER_WAY
 
     @property
     def device(self) -> torch.device:
@@ -298,7 +299,7 @@ def _measured(trial: Trial, built: Built, candidate: nn.Module, recorded: nn.Mod
 
     def path(mode: Mode) -> Kept:
         if mode != "forward" and not trial.gradients:
-            return Kept(mode, "original", OTHER_WAY)
+            return Kept(mode, "original", trial.because)
         if not trial.options.measure:
             return _estimated(trial, built, mode)
         return _kept(trial, candidate, mode, recorded if mode == "forward" else None)
@@ -385,14 +386,20 @@ def _is_faster(kept: Kept) -> bool:
 def tried(trial: Trial, draft: Plan) -> Entry:
     """What building, verifying and measuring come to; raises `CaptureError` where it cannot be built.
 
-    Where the way with gradients is refused, and there may be another one without, that is tried for such calls.
+    Where the way with gradients is refused, and there may be another one without, or nothing but gradients are wrong,
+    it is tried for calls without.
     """
     entry = _tried(trial, draft)
-    refused = entry.plan is not None and entry.plan.verdict is not None and not entry.plan.verdict.ok
-    if refused and has_other_ways(trial.model):
-        other = _tried(replace(trial, gradients=False), draft)
-        entry = other if other.runner is not None else entry
-    return entry
+    plan = entry.plan
+    if plan is None or plan.verdict is None or plan.verdict.ok:
+        return entry
+    without = replace(trial, gradients=False)
+    if all(check.name.startswith("gradients") for check in plan.verdict.failed):
+        without = replace(without, because=plan.reason.removesuffix(KEPT))
+    elif not has_other_ways(trial.model):
+        return entry
+    other = _tried(without, draft)
+    return other if other.runner is not None else entry
 
 
 def _tried(trial: Trial, draft: Plan) -> Entry:

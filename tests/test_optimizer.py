@@ -73,6 +73,28 @@ class TestDecisions:
         assert plan.status == "unchanged" and plan.verdict is bad
         assert plan.reason == "verification failed (example: planted); the original is kept"
 
+    def test_wrong_gradients_leave_calls_without_them(self, model: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Those that have any are the original's, and told why."""
+        real = fusewright.trial._verify
+
+        def verify(trial: Any, built: Any, **how: Any) -> Verdict:
+            wrong = Check("gradients, normal", False, "planted")
+            return (
+                Verdict((Check("example", True, ""), wrong), "all", 0.0)
+                if trial.gradients
+                else real(trial, built, **how)
+            )
+
+        monkeypatch.setattr("fusewright.trial._verify", verify)
+        f = fusewright.optimize(model, (images(),), rewrite="always", measure=False)
+        plan = fusewright.explain(f)
+        assert plan.status == "rewritten" and plan.verdict is not None and plan.verdict.ok
+        said = "verification failed (gradients, normal: planted)"
+        assert [(k.path, k.reason == said) for k in plan.kept] == [("rewritten", False), *[("original", True)] * 2]
+        with torch.no_grad():
+            same(f, model, images(), program=True)
+        same(f, model, images(), program=False)
+
     @pytest.mark.parametrize(
         "forward, training, program",
         [(0.5, 0.5, (True, True)), (0.5, 2.0, (True, False)), (2.0, 0.5, (False, True)), (0.99, 0.99, None)],
