@@ -386,15 +386,15 @@ def _is_faster(kept: Kept) -> bool:
 def tried(trial: Trial, draft: Plan) -> Entry:
     """What building, verifying and measuring come to; raises `CaptureError` where it cannot be built.
 
-    Where the way with gradients is refused, and there may be another one without, or nothing but gradients are wrong,
-    it is tried for calls without.
+    Where the way with gradients is refused, and there may be another one without, or gradients are wrong, calls without
+    are tried by themselves.
     """
     entry = _tried(trial, draft)
     plan = entry.plan
     if plan is None or plan.verdict is None or plan.verdict.ok:
         return entry
     without = replace(trial, gradients=False)
-    if all(check.name.startswith("gradients") for check in plan.verdict.failed):
+    if any(check.name == "gradients" for check in plan.verdict.failed):
         without = replace(without, because=plan.reason.removesuffix(KEPT))
     elif not has_other_ways(trial.model):
         return entry

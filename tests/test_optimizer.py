@@ -78,7 +78,7 @@ class TestDecisions:
         real = fusewright.trial._verify
 
         def verify(trial: Any, built: Any, **how: Any) -> Verdict:
-            wrong = Check("gradients, normal", False, "planted")
+            wrong = Check("gradients", False, "planted")
             return (
                 Verdict((Check("example", True, ""), wrong), "all", 0.0)
                 if trial.gradients
@@ -89,7 +89,7 @@ class TestDecisions:
         f = fusewright.optimize(model, (images(),), rewrite="always", measure=False)
         plan = fusewright.explain(f)
         assert plan.status == "rewritten" and plan.verdict is not None and plan.verdict.ok
-        said = "verification failed (gradients, normal: planted)"
+        said = "verification failed (gradients: planted)"
         assert [(k.path, k.reason == said) for k in plan.kept] == [("rewritten", False), *[("original", True)] * 2]
         with torch.no_grad():
             same(f, model, images(), program=True)
