@@ -93,7 +93,8 @@ class TapCut(Cut):
     @cached_property
     def held(self) -> int:
         of_positions = 3 * self.t.features if self.c.over_positions and not self.c.over_channels else 0
-        return self.kept_weights + 6 * max(map(self.steps, self.box.phases)) + of_positions
+        places = 6 * max(map(self.steps, self.box.phases)) + 16  # of what is read, and of units
+        return self.kept_weights + places + of_positions
 
 
 def takes(c: Contraction, *, tf32: bool) -> bool:

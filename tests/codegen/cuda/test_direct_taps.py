@@ -14,11 +14,13 @@ from direct_cases import error_of, random_found
 from emulation.emulate import ORDERS, emulate
 
 from fusewright.codegen.cuda import direct_taps as cuda
+from fusewright.codegen.cuda import generate, options
 from fusewright.kernel import Kernel
 from fusewright.runtime import nvrtc
 from fusewright.schedule import direct_taps
 from fusewright.schedule.direct import with_windows
 from fusewright.schedule.direct_taps import TapCut, TapTile
+from fusewright.schedule.group import Group
 
 ONE = (1, 1, 1)
 PLAIN = Case((20, 26), 1, 21, (3, 3), padding=(1, 1), groups=2, pool="max", window=(2, 3), step=(2, 3))
@@ -138,6 +140,28 @@ def test_what_they_do_not_take(case: Case) -> None:
     assert not tiles(found(case))
 
 
+@pytest.mark.parametrize(
+    ("name", "capability", "first"),
+    [
+        ("volumes", 90, "taps"),
+        ("volumes", 80, "taps"),
+        ("overlap", 90, "taps"),
+        ("between strides", 90, "direct"),
+        ("between strides", 80, "direct"),
+    ],
+)
+def test_which_way_is_expected_to_be_best(name: str, capability: int, first: str) -> None:
+    """Windows that begin between strides have ways without warpgroups, too."""
+    f = found(LARGE[name])
+    group = Group("contraction", f.group, f.group.root, f.group.tensors)
+    listed = options(group, {f.group.x.shape[0]: f.case.batch}, {}, tf32=True, capability=capability)
+    assert next(iter(listed[0])) == first
+    assert any("direct" in option for option in listed) and any("taps" in option for option in listed)
+    assert any("pools" in option for option in listed) == (capability == 90)
+    text = generate(group, "fused_test", listed[0], tf32=True).source
+    assert ("mma_tf32(acc" in text) == (first == "taps")
+
+
 LARGE = {
     "volumes": replace(
         CASES["volumes"], sizes=(57, 56, 54), window=(5, 5, 5), step=(5, 5, 5), groups=4, batch=128
@@ -145,6 +169,10 @@ LARGE = {
     "overlap": replace(
         CASES["windows that overlap"], sizes=(469, 462), features=79, kernel=(5, 6), stride=(3, 2), padding=(3, 1),
         dilation=(2, 2), before=("tanh", "leaky"), batch=128,
+    ),
+    "between strides": Case(
+        (128, 113), 1, 5, (5, 5), (2, 2), (1, 0), groups=30, transposed=True, pool="max", window=(7, 7), step=(7, 1),
+        fold="min", fold_dims="p", batch=128,
     ),
 }  # fmt: skip
 
