@@ -47,8 +47,8 @@ MODELS: dict[str, tuple[Function, tuple[int, ...], str]] = {
     ),
     "as classes of a mean": (lambda m, x: x.neg().argmax(-1).float().mean(1), (3, 50, 24), "neg_argmax"),
     "of a softmax of channels": (lambda m, x: F.softmax(x, 1).argmax(1), (2, 24, 400), "softmax_argmax"),
-    "of a softmax that is kept": (lambda m, x: F.softmax(x, -1).argmax(-1), (6, 40, 100), "argmax"),
-    "of a normalised row": (lambda m, x: F.layer_norm(x, x.shape[-1:]).argmax(-1), (6, 40, 100), "argmax"),
+    "of a softmax of rows": (lambda m, x: F.softmax(x, -1).argmax(-1), (6, 40, 100), "softmax_argmax"),
+    "of a normalised row": (lambda m, x: F.layer_norm(x, x.shape[-1:]).argmax(-1), (6, 40, 100), "layernorm_argmax"),
 }  # fmt: skip
 
 

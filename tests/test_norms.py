@@ -123,8 +123,11 @@ def test_channels_last_input() -> None:
     torch.testing.assert_close(emulated(built, model, x), model(x))
 
 
-def test_small_samples_are_sample_programs() -> None:
-    built = as_on_a_gpu(nn.Sequential(nn.LayerNorm(64), nn.GELU()), torch.randn(3, 20, 64))
+def test_small_samples_are_rows_where_nothing_else_is_done() -> None:
+    x = torch.randn(3, 20, 64)
+    built = as_on_a_gpu(nn.Sequential(nn.LayerNorm(64), nn.GELU()), x)
+    assert [c.family for c in built.choices] == ["normalization"]
+    built = as_on_a_gpu(nn.Sequential(nn.LayerNorm(64), nn.GELU(), nn.LayerNorm(64)), x)
     assert [c.family for c in built.choices] == ["sample program"]
 
 
