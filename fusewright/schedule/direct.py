@@ -109,6 +109,11 @@ def period_of(axis: Axis) -> int:
     return axis.stride * axis.together * axis.phases[0].per_element // axis.advance
 
 
+def undivided(axis: Axis) -> int:
+    """Positions side by side of which windows have all or none."""
+    return gcd(axis.cell, axis.stride) if period_of(axis) == 1 else 1
+
+
 @lru_cache(maxsize=4096)
 def side(axis: Axis, cells: int, per_unit: int, align: int = 1) -> Side:
     """The box along one dimension; reads are of `align` elements, from multiples of that many."""
@@ -342,7 +347,7 @@ class Cut:
         """Positions along d, h, w that a thread folds itself: of which windows have all or none."""
         if self.c.window is None:
             return 1, 1, 1
-        d, h, w = (gcd(s.per_unit, s.axis.cell, s.axis.stride) if s.period == 1 else 1 for s in self.box.sides)
+        d, h, w = (gcd(s.per_unit, undivided(s.axis)) for s in self.box.sides)
         return d, h, w
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, gcd, inf, prod
+from math import ceil, inf, prod
 
 from fusewright.schedule import residues
 from fusewright.schedule.axes import Axis
@@ -18,6 +18,7 @@ from fusewright.schedule.direct import (
     make_box,
     period_of,
     side,
+    undivided,
     weights_of,
     with_windows,
 )
@@ -171,7 +172,7 @@ def _runs(c: Contraction) -> list[int]:
 
 def _whole(axis: Axis) -> list[int]:
     """Positions of which windows have all or none, so that a thread folds them itself."""
-    together = gcd(axis.cell, axis.stride) if period_of(axis) == 1 else 1
+    together = undivided(axis)
     return [together] if together <= MOST_TOGETHER else []
 
 

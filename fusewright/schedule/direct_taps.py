@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from math import ceil, gcd, inf, prod
+from math import ceil, inf, prod
 
 import torch
 
 from fusewright.schedule import residues
 from fusewright.schedule.axes import Phase
 from fusewright.schedule.contraction import Contraction
-from fusewright.schedule.direct import Cut, DirectTile, make_box, period_of, weights_of, with_windows
+from fusewright.schedule.direct import Cut, DirectTile, make_box, undivided, weights_of, with_windows
 from fusewright.schedule.direct_choice import (
     BARRIER,
     COPIED,
@@ -129,7 +129,7 @@ def candidates(c: Contraction, lengths: tuple[int, int, int], samples: int, *, t
 def _scored(c: Contraction, lengths: tuple[int, int, int], samples: int, tf32: bool) -> list[tuple[float, TapTile]]:
     if not takes(c, tf32=tf32):
         return []
-    d, h, w = (gcd(a.cell, a.stride) if period_of(a) == 1 else 1 for a in c.axes)
+    d, h, w = map(undivided, c.axes)
     own, found = (d, h, w), []
     along = [cells_along(a, n, k) for a, n, k in zip(c.axes, lengths, own, strict=True)]
     for cells in product(*along):

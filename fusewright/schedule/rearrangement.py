@@ -192,20 +192,24 @@ def _measured(r: Rearrangement, inner: set[Node]) -> float:
 
 def loads(value: Value) -> Iterator[Load]:
     """All that is read, in every branch."""
+    return (found for found in below(value) if isinstance(found, Load))
+
+
+def below(value: Value) -> Iterator[Value]:
+    """A value, and what it is made of, in every branch."""
+    yield value
     match value:
-        case Load():
-            yield value
         case Computed():
             for _, leaf in value.leaves:
-                yield from loads(leaf)
+                yield from below(leaf)
         case Selected() | Summed():
             for part in value.parts:
-                yield from loads(part)
+                yield from below(part)
         case Padded():
-            yield from loads(value.value)
+            yield from below(value.value)
         case Between():
-            yield from loads(value.ahead)
-            yield from loads(value.next)
+            yield from below(value.ahead)
+            yield from below(value.next)
 
 
 def _turn(r: Rearrangement) -> Turn | None:

@@ -169,9 +169,10 @@ def parse(
     if problem:
         return problem
     found = _program(root, _inside(root, users, fits), given)
-    if _problem(found, most) is not None:  # with less of it there may be room
-        found = _program(root, _inside(root, users, lambda node: users[node] == 1 and fits(node)), given)
-    return _problem(found, most) or found
+    if _problem(found, most) is None:
+        return found
+    less = _program(root, _inside(root, users, lambda node: users[node] == 1 and fits(node)), given)
+    return _problem(less, most) or less  # for which there may be room
 
 
 def _program(root: Node, inside: Collection[Node], given: Collection[Node]) -> SampleProgram:

@@ -24,6 +24,7 @@ from fusewright.schedule.rearrangement import (
     Selected,
     Summed,
     Value,
+    below,
     is_whole,
 )
 
@@ -34,31 +35,17 @@ MOST = 16
 def row_length(r: Rearrangement) -> int | None:
     """How many elements a row has, where the last dimension is a concatenation of a few, and perhaps those before it;
     else `None`."""
-    found = set(_stacked(r.value, r.at))
+    selected = (value for value in below(r.value) if isinstance(value, Selected))
+    found = {digit for value in selected for digit in _stacked(value, r.at)}
     lengths = [step * length for step, length in found if step * length <= MOST and is_whole(r.root, step * length)]
     return max(lengths, default=None) if r.turn is None and any(step == 1 for step, _ in found) else None
 
 
-def _stacked(value: Value, at: Variable) -> Iterator[tuple[int, int]]:
-    """Steps and lengths of the digits of `at` by which concatenations are parted."""
-    match value:
-        case Computed():
-            for _, leaf in value.leaves:
-                yield from _stacked(leaf, at)
-        case Selected():
-            for n, d in value.index.terms:
-                if n == 1 and d.variable == at and d.length == value.ends[-1]:
-                    yield d.step, d.length
-            for part in value.parts:
-                yield from _stacked(part, at)
-        case Padded():
-            yield from _stacked(value.value, at)
-        case Between():
-            yield from _stacked(value.ahead, at)
-            yield from _stacked(value.next, at)
-        case Summed():
-            for part in value.parts:
-                yield from _stacked(part, at)
+def _stacked(value: Selected, at: Variable) -> Iterator[tuple[int, int]]:
+    """Steps and lengths of the digits of `at` by which a concatenation is parted."""
+    for n, d in value.index.terms:
+        if n == 1 and d.variable == at and d.length == value.ends[-1]:
+            yield d.step, d.length
 
 
 def row(r: Rearrangement, length: int) -> tuple[Variable, tuple[Value, ...]]:

@@ -173,7 +173,12 @@ class Writer:
         return (Argument("int" if self.index == "int" else "long", self._groups()),)
 
     def blocks(self) -> Expression:
-        return f"ceil_div({self._groups()}, {THREADS * AT_ONCE[self.values]})"
+        return f"ceil_div({self._groups()}, {THREADS * self.at_once})"
+
+    @property
+    def at_once(self) -> int:
+        """Groups that a thread has."""
+        return AT_ONCE[self.values]
 
     # ---- sizes
 
@@ -211,18 +216,22 @@ class Writer:
         return f"{about}\n\n{preamble(body, 'nonfinite', 'elements')}\n{body}"
 
     def constants(self) -> str:
-        return f"constexpr int THREADS = {THREADS}, VALUES = {self.values}, AT_ONCE = {AT_ONCE[self.values]};"
+        return f"constexpr int THREADS = {THREADS}, VALUES = {self.values}, AT_ONCE = {self.at_once};"
+
+    @property
+    def head(self) -> str:
+        """Of the function that computes a group."""
+        return (
+            f"__device__ __forceinline__ void values(const Data& d, const count_t i, {self.compute} (&value)[VALUES])"
+        )
 
     def functions(self) -> Lines:
         """The function that computes a group of neighbours."""
         about = "// Neighbours in the order of memory, from element i on."
-        head = (
-            f"__device__ __forceinline__ void values(const Data& d, const count_t i, {self.compute} (&value)[VALUES])"
-        )
         if self.values > 1 and Pace(self.values).may_be_a_group(self.r.value):
-            return [about, *block(head, Values(self.r, self.names, self.values).group("value"))]
+            return [about, *block(self.head, Values(self.r, self.names, self.values).group("value"))]
         every = ["#pragma unroll", "for (int e = 0; e < VALUES; ++e) value[e] = element(d, i + e);"]
-        return [*self.element(), "", about, *block(head, every)]
+        return [*self.element(), "", about, *block(self.head, every)]
 
     def element(self, given: dict[Any, str] | None = None, more: str = "") -> Lines:
         """The function that computes one element, of what is `given` and the parameters that it has for that."""

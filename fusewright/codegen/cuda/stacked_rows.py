@@ -10,9 +10,9 @@ from typing import Any
 
 from fusewright.codegen.cpp import ELEMENT
 from fusewright.codegen.cuda import rearrangement_text as text
-from fusewright.codegen.cuda.rearrangement import THREADS, Values, Writer
+from fusewright.codegen.cuda.rearrangement import Values, Writer
 from fusewright.codegen.text import Lines, block, fill
-from fusewright.kernel import Expression, Kernel
+from fusewright.kernel import Kernel
 from fusewright.schedule.rearrangement import Rearrangement, call_length
 from fusewright.schedule.stacked import row, row_length
 
@@ -38,17 +38,8 @@ class _RowWriter(Writer):
     def at_once(self) -> int:
         return max(1, ELEMENTS // self.values)
 
-    def blocks(self) -> Expression:
-        return f"ceil_div({self._groups()}, {THREADS * self.at_once})"
-
-    def constants(self) -> str:
-        return f"constexpr int THREADS = {THREADS}, VALUES = {self.values}, AT_ONCE = {self.at_once};"
-
     def functions(self) -> Lines:
-        head = (
-            f"__device__ __forceinline__ void values(const Data& d, const count_t i, {self.compute} (&value)[VALUES])"
-        )
-        return ["// Row i.", *block(head, _RowValues(self.r, self.names, 1).row("value", self.values))]
+        return ["// Row i.", *block(self.head, _RowValues(self.r, self.names, 1).row("value", self.values))]
 
     def entry(self) -> Lines:
         element = ELEMENT[self.r.root.dtype]
