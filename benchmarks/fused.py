@@ -3,6 +3,7 @@
     python benchmarks/fused.py --device cuda:0,cuda:1 --out benchmarks/results/h100_fused.json
     python benchmarks/fused.py --rows 1,5 --no-verify --out rows.json
     python benchmarks/fused.py --device cpu --divide 64 --part 1/4 --out part.json
+    python benchmarks/fused.py --dtype bfloat16 --channels-last --part 1/8 --out part.json
 
 Calls are forward, without gradients, by default flags.  Devices share the rows, each with a process of its own, which
 is replaced when it dies or takes too long; whatever goes wrong becomes a row of one sentence.  Results are saved after
@@ -17,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import geometric_mean
@@ -49,15 +50,32 @@ SLOWER = 1.03
 # -- one row, in the worker -------------------------------------------------------------------------------------------
 
 
-def measured(row: Row, device: torch.device, verify: bool) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Setting:
+    """Where and how all rows are measured: floating-point numbers are of `dtype`, images have their channels last."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    channels_last: bool = False
+
+    def placed(self, tensor: Tensor) -> Tensor:
+        """`tensor` in this dtype and memory format."""
+        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+        layout = last if self.channels_last and last else torch.preserve_format
+        return tensor.to(self.dtype if tensor.is_floating_point() else tensor.dtype, memory_format=layout)
+
+
+def measured(row: Row, setting: Setting, verify: bool) -> dict[str, Any]:
     """The record of one row, seconds throughout; what fails is told in it."""
 
     def fill(record: dict[str, Any]) -> None:
         torch.manual_seed(row.index)
-        model = model_from(row.source(), device).train(row.training)
-        serve(record, model, tuple(torch.randn(shape, device=device) for shape in row.inputs), verify)
+        model = model_from(row.source(), setting.device).train(row.training)
+        model._apply(setting.placed)
+        inputs = (setting.placed(torch.randn(shape, device=setting.device)) for shape in row.inputs)
+        serve(record, model, tuple(inputs), verify)
 
-    return attempted(_named(row), fill, device)
+    return attempted(_named(row), fill, setting.device)
 
 
 def _named(row: Row) -> dict[str, Any]:
@@ -102,28 +120,27 @@ def difference(expected: Tensor, given: Tensor) -> float:
     return share if share == share else float("inf")
 
 
-def _work(pipe: Connection, device: str, verify: bool, threads: int | None) -> None:
+def _work(pipe: Connection, setting: Setting, verify: bool, threads: int | None) -> None:
     """Answers rows with records; first of all with facts."""
     if threads:
         torch.set_num_threads(threads)
-    where = torch.device(device)
-    if where.type == "cuda" and where.index is not None:
-        torch.cuda.set_device(where)
-    pipe.send({"environment": environment(where)})
-    answer(pipe, lambda row: measured(row, where, verify))
+    if setting.device.type == "cuda" and setting.device.index is not None:
+        torch.cuda.set_device(setting.device)
+    pipe.send({"environment": environment(setting.device)})
+    answer(pipe, lambda row: measured(row, setting, verify))
 
 
 # -- all rows ---------------------------------------------------------------------------------------------------------
 
 
-def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary(records: Sequence[dict[str, Any]], dtype: str = "float32") -> dict[str, Any]:
     """What is asked of all rows together; rows are named by their index."""
     whole = [record for record in records if not record["error"]]
     compared = [record for record in whole if "compile" in record["times"]]
     return {
         "rows": len(records),
         "failed": [record["index"] for record in records if record["error"]],
-        "wrong": [record["index"] for record in whole if not record["difference"] <= WRONG],
+        "wrong": [record["index"] for record in whole if not record["difference"] <= wrong(dtype)],
         "verification failed": [r["index"] for r in whole if r["reason"].startswith("verification failed")],
         "kept as they are": [record["index"] for record in whole if record["status"] != "rewritten"],
         "compile over eager": _mean(compared, "eager", "compile"),
@@ -137,6 +154,11 @@ def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def times(record: dict[str, Any], one: str, other: str) -> float:
     """How many times as long `one` takes as the `other`."""
     return float(record["times"][one]["median"] / record["times"][other]["median"])
+
+
+def wrong(dtype: str) -> float:
+    """The difference from eager beyond which a row is wrong: half precision may differ by some of its own digits."""
+    return max(WRONG, 16 * torch.finfo(getattr(torch, dtype)).eps)
 
 
 def _mean(records: Iterable[dict[str, Any]], one: str, other: str) -> float | None:
@@ -193,7 +215,7 @@ def run(rows: Sequence[Row], workers: Sequence[Worker], record: dict[str, Any], 
             found = worker.row(row, _named(row), options.limit)
             with lock:
                 record["rows"] = sorted([*record["rows"], found], key=lambda r: r["index"])
-                record["summary"] = summary(record["rows"])
+                record["summary"] = summary(record["rows"], options.dtype)
                 print(f"{' | '.join(_cells(found))} | {found['took']:.1f} s", file=sys.stderr, flush=True)
                 if options.out:
                     save_results(options.out, record)
@@ -208,6 +230,8 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="these rows alone (a,b,c)")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every N-th of the rows, from the I-th on")
     parser.add_argument("--device", default="cuda", help="or several that share the rows: cuda:0,cuda:1")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--channels-last", action="store_true", help="images and their weights have channels last")
     parser.add_argument("--divide", type=int, default=1, help="batches by this number")
     parser.add_argument("--no-verify", action="store_true")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds after which a row is given up")
@@ -223,9 +247,11 @@ def main() -> None:
     workers: list[Worker] = []
     try:
         for device in chosen.device.split(","):
-            workers.append(Worker(_work, device, not chosen.no_verify, chosen.threads))
+            setting = Setting(torch.device(device), getattr(torch, chosen.dtype), chosen.channels_last)
+            workers.append(Worker(_work, setting, not chosen.no_verify, chosen.threads))
         record: dict[str, Any] = {"fusewright": fusewright.__version__, **workers[0].facts, "divided": chosen.divide}
-        record |= {"verified": not chosen.no_verify, "summary": summary(had), "rows": had}
+        record |= {"dtype": chosen.dtype, "channels_last": chosen.channels_last}
+        record |= {"verified": not chosen.no_verify, "summary": summary(had, chosen.dtype), "rows": had}
         run(rows, workers, record, begun + chosen.seconds, chosen)
     finally:
         for worker in workers:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fused import LIMIT, PEERS, SLOWER, WRONG, serve, times
+from fused import LIMIT, PEERS, SLOWER, serve, times, wrong
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -152,13 +152,12 @@ def _work(pipe: Connection, device: str, dtype: str, verify: bool, batch: int) -
 
 
 def summary(records: Sequence[dict[str, Any]], dtype: str) -> dict[str, Any]:
-    """What is asked of all networks together; outputs of half precision may differ by some of its own digits."""
-    most = max(WRONG, 16 * torch.finfo(getattr(torch, dtype)).eps)
+    """What is asked of all networks together."""
     whole = [record for record in records if not record["error"]]
     compared = [record for record in whole if "compile" in record["times"]]
     return {
         "failed": [record["name"] for record in records if record["error"]],
-        "wrong": [record["name"] for record in whole if not record["difference"] <= most],
+        "wrong": [record["name"] for record in whole if not record["difference"] <= wrong(dtype)],
         "kept as they are": [record["name"] for record in whole if record["status"] != "rewritten"],
         "slower than eager": [r["name"] for r in whole if times(r, "fusewright", "eager") > SLOWER],
         "slower than compile": [r["name"] for r in compared if times(r, "fusewright", "compile") > SLOWER],

@@ -442,11 +442,11 @@ SMALL = Row(7, "conv2d 2-3 k3", "norm(relu(y) + b)", (4, 2, 12, 12), {"norm": "n
 
 def test_a_fused_operator_becomes_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "PEERS", ("eager",))
-    row = json.loads(json.dumps(fused.measured(SMALL, torch.device("cpu"), verify=False)))
+    row = json.loads(json.dumps(fused.measured(SMALL, fused.Setting(torch.device("cpu")), verify=False)))
     assert row["error"] == "" and row["difference"] < 1e-5 and row["times"].keys() == {"eager", "fusewright"}
     assert row["name"] == "conv2d 2-3 k3, norm(relu(y) + b)" and row["kernels"] and fused._cells(row)[-1] == "-"
     monkeypatch.setattr(fused, "model_from", lambda *_: None)
-    failed = fused.measured(SMALL, torch.device("cpu"), verify=False)
+    failed = fused.measured(SMALL, fused.Setting(torch.device("cpu")), verify=False)
     assert failed["error"].startswith("AttributeError") and fused._cells(failed)[-1] == failed["error"]
 
 
