@@ -103,7 +103,7 @@ def _refused(chain: Chain) -> str | None:
     x, (w, _) = matmul.arg(0), _weight(matmul)
     if w.ndim != 2 or not all(isinstance(d, int) for d in w.shape):
         return f"{matmul!r} multiplies two computed values"
-    if not stages or not isinstance(stages[-1], Fold) or len(stages) > 2 or not isinstance(stages[0], Map | Fold):
+    if [type(stage) for stage in stages] not in ([Fold], [Map, Fold]):
         return "a product ends in one reduction, behind pointwise operations at most"
     features, tokens = {x.ndim - 1}, set(range(1, x.ndim - 1))
     if set(stages[-1].op.dims) not in (features, tokens, features | tokens) or not stages[-1].op.dims:

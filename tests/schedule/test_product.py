@@ -87,6 +87,7 @@ REFUSED: dict[str, tuple[Callable[[], Node], str]] = {
     "nothing shrinks": (lambda: pointwise("relu", Y), "ends in one reduction"),
     "pooled": (lambda: fold(make(ops.Pool("max", (2,), (2,), (0,), (1,)), Y), "sum", 1), "ends in one reduction"),
     "after the reduction": (lambda: pointwise("relu", fold(Y, "sum", 1)), "ends in one reduction"),
+    "reduced twice": (lambda: fold(fold(Y, "sum", 2), "max", 1), "ends in one reduction"),
     "over the batch": (lambda: fold(linear(X), "sum", 0), "some of the tokens only"),
     "over some tokens": (lambda: fold(linear(inp(4, 8, 9, 128)), "sum", 2), "some of the tokens only"),
     "product": (lambda: fold(Y, "prod", 1), "a fused reduction is one of"),

@@ -10,9 +10,8 @@ Those that give an index want to know where values are: take(values, index of th
 
 from __future__ import annotations
 
-from string import Template
-
 from fusewright.codegen.folds import JOIN_VARIANCES, VARIANCE, divisor, word
+from fusewright.codegen.text import fill
 from fusewright.ir import ops
 
 # How many float64 numbers a saved fold takes.
@@ -136,12 +135,7 @@ _VAR = (
     template <int COUNT>
     __device__ void take(const $T (&value)[COUNT]) {
         if (count == 0) shift = value[0];
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            const double distance = value[i] - shift;
-            total += distance;
-            squares += distance * distance;
-        }
+        $spread
         count += COUNT;
     }
     __device__ void merge(const $Name& other) {
@@ -168,12 +162,36 @@ _VAR = (
 )
 
 
-def fold(op: ops.Reduce, name: str, compute: str, result: str) -> str:
-    """The struct `name` of a reduction of values of type `compute` to one of type `result`."""
+_DISTANCES = """
+#pragma unroll
+for (int i = 0; i < COUNT; ++i) {
+    const double distance = value[i] - shift;
+    total += distance;
+    squares += distance * distance;
+}
+"""
+
+# Values of half precision have few digits, and conversions to float64 take longer than reading them.
+_DISTANCES_OF_HALF = """
+$T few = 0, few_squares = 0;
+#pragma unroll
+for (int i = 0; i < COUNT; ++i) {
+    const $T distance = value[i] - $T(shift);
+    few += distance;
+    few_squares += distance * distance;
+}
+total += few, squares += few_squares;
+"""
+
+
+def fold(op: ops.Reduce, name: str, compute: str, result: str, *, half: bool = False) -> str:
+    """The struct `name` of a reduction of values of type `compute`, which may have been of half precision, to one of type
+    `result`."""
     kind = op.kind
     texts = {"logsumexp": _LOGSUMEXP, "var": _VAR, "std": _VAR, "max": _EXTREME, "min": _EXTREME}
     texts |= {"argmax": _PLACE, "argmin": _PLACE}
-    return Template(texts.get(kind, _SUM)).substitute(
+    lines = fill(
+        texts.get(kind, _SUM),
         Name=name,
         T=compute,
         R=result,
@@ -188,4 +206,6 @@ def fold(op: ops.Reduce, name: str, compute: str, result: str) -> str:
         count=" count" if kind == "mean" else "",
         root="sqrt" if kind == "std" else "",
         over=divisor(op),
+        spread=fill(_DISTANCES_OF_HALF if half else _DISTANCES, T=compute),
     )
+    return "\n".join(lines)

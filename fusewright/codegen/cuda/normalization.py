@@ -391,12 +391,15 @@ class _Kept(TeamWriter):
             return fill(text.SHARES, S=statistic, of_total=fill(text.OF_TOTAL[n.op.log], S=statistic))
         over = "/ LENGTH" if statistic == "double" else "* (1.0 / LENGTH)"  # which is as exact as a float
         centred = CENTER in n.statistics.values()
+        half = n.x.root.dtype.itemsize == 2
+        mean, moments = (text.MEAN_OF_HALF, text.MOMENTS_OF_HALF) if half else (text.MEAN, text.MOMENTS)
+        subtracted = " - center" if half else " - mean"
         return fill(
-            text.MOMENTS,
+            moments,
             S=statistic,
-            mean=fill(text.MEAN, over=over) if centred else [],
+            mean=fill(mean, S=statistic, over=over) if centred else [],
             over=over,
-            distance="kept[g][e] - mean" if centred else "kept[g][e]",
+            distance=f"kept[g][e]{subtracted if centred else ''}",
             epsilon=repr(epsilon(n.op, n.norm)),
             center=[f"const {statistic} center = mean;"] if centred else [],
         )

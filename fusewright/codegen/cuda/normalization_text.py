@@ -160,6 +160,37 @@ for (int g = 0; g < GROUPS; ++g)
 const double mean = sum_of<TEAM>(total) $over;
 """
 
+# Values of half precision have few digits, and conversions to float64 take longer than reading them.
+MEAN_OF_HALF = """
+double total = 0;
+#pragma unroll
+for (int g = 0; g < GROUPS; ++g)
+    if (lane + g * TEAM < items) {
+        $S few = 0;
+#pragma unroll
+        for (int e = 0; e < V; ++e) few += kept[g][e];
+        total += few;
+    }
+const $S center = sum_of<TEAM>(total) $over;
+"""
+
+MOMENTS_OF_HALF = """
+$mean
+double squares = 0;
+#pragma unroll
+for (int g = 0; g < GROUPS; ++g)
+    if (lane + g * TEAM < items) {
+        $S few = 0;
+#pragma unroll
+        for (int e = 0; e < V; ++e) {
+            const $S distance = $distance;
+            few += distance * distance;
+        }
+        squares += few;
+    }
+const $S scale = 1 / sqrt($S(sum_of<TEAM>(squares) $over + $epsilon));
+"""
+
 MOMENTS = """
 $mean
 double squares = 0;

@@ -39,6 +39,8 @@ CROSSED, WARPS_OF_CROSSED = {1: 8, 2: 8, 4: 4, 8: 2}, 4 * FULL
 # Parts of columns that a thread of the second launch joins at most where it has fewer blocks than so many; others are
 # joined in a launch of their own: by one block, 32 parts of 1024 columns each took 60 us behind 8 us of reading.
 JOINED, FEW_BLOCKS = 16, 64
+# A part of a column is read in so many times as many bytes as it is saved in, at least.
+SAVED = 8
 # Bytes of shared memory that threads of one column may take to join what they found.
 MOST_SHARED = 40 * 1024
 
@@ -102,14 +104,25 @@ class Writer(StreamSections):
         column = 8 * self.planes * (self.wide.values if self.wide else 1)  # bytes that a thread hands to another
         while (team - 1) * THREADS // team * column > MOST_SHARED:
             team //= 2
-        split = threads * team < 2**16 and reduced >= 64 * team
+        least = max(16 * team, SAVED * 8 * self.planes // self.itemsize)  # rows of a part
+        split = threads * team < 2**16 and reduced >= 4 * least
         blocks = f"ceil_div({self.sizes.product(results)}, {THREADS // team})"
-        cut = f"max(1, min(ceil_div({self.sizes.product(first)}, {16 * team}), ceil_div({4 * FULL}, max(1, {blocks}))))"
-        count = min(reduced // (16 * team), 4 * FULL * (THREADS // team) // max(1, kept))
+        cut = f"max(1, min(ceil_div({self.sizes.product(first)}, {least}), ceil_div({4 * FULL}, max(1, {blocks}))))"
+        count = min(reduced // least, 4 * FULL * (THREADS // team) // max(1, kept))
         rows = self.sizes.count(self.axes["kept"])
         apart = two and split and rows < FEW_BLOCKS and kept * count > JOINED * THREADS * rows
-        joiners = 32 if split and kept <= 2**11 else 1
+        joiners = min(32, max(1, 2**16 // kept)) if split else 1
         return Shape("columns", team, cut if split else "1" if two else None, joiners, apart)
+
+    @cached_property
+    def itemsize(self) -> int:
+        """Bytes of the widest element that is read ahead of the reductions."""
+        return max((r.tensor.dtype.itemsize for r in self.s.reads if r.place == "before"), default=4)
+
+    @property
+    def _together(self) -> int:
+        """Groups of values that a thread loads before it writes them, in the wide variant: of 16 bytes, or twice as many."""
+        return 4 if self.wide and self.wide.values * self.itemsize <= 8 else 2
 
     def _crossed(self) -> int:
         """Rows whose neighbours a thread computes: operands vary along them or along the last axis, none along both."""
@@ -161,7 +174,7 @@ class Writer(StreamSections):
         parts = f"({shape.parts or 1})"
         values = self.wide.values if self.wide else 1
         blocks = {
-            "flat": f"ceil_div({results}, {THREADS * values * (shape.crossed or self.at_once(2))})",
+            "flat": f"ceil_div({results}, {THREADS * values * (shape.crossed or self.at_once(self._together))})",
             "rows": f"ceil_div({results} * {parts}, {THREADS // shape.team})",
             "columns": f"ceil_div(ceil_div({results}, {values}), {THREADS // shape.team}) * {parts}",
         }[shape.form]
@@ -219,7 +232,8 @@ class Writer(StreamSections):
         lines, compute = [], compute_type(self.s.value.dtype)
         for i, (reduction, tail) in enumerate(self.s.folds):
             result = compute_type(reduction.node.dtype)
-            lines += [*fold(reduction.op, ("First", "Second")[i], compute, result).strip().split("\n"), ""]
+            half = i == 0 and self.itemsize == 2
+            lines += [*fold(reduction.op, ("First", "Second")[i], compute, result, half=half).strip().split("\n"), ""]
             compute = compute_type((tail.root if tail else reduction.node).dtype)
         return lines
 
@@ -308,7 +322,7 @@ class Writer(StreamSections):
             store=self.store("(first + t * THREADS) * V", "value[t]"),
             items=self._items(self.all),
             decode=self._decode("item", self.all),
-            at_once=self._at_once(2, 4),
+            at_once=self._at_once(self._together, 4),
             **self._common(),
         )
         return lines if self.tall is None else [*lines, "", *self.tall.flat()]

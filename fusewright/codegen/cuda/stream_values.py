@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 import torch
 
 from fusewright.codegen.cpp import Scalars, compute_type, rounded
+from fusewright.codegen.stream_sizes import hint
 from fusewright.codegen.stream_values import StreamValues, constant, unknown
 from fusewright.codegen.text import Lines, block
 from fusewright.ir import ops
@@ -34,12 +35,16 @@ class Widths:
 
 
 def widths(s: Stream) -> Widths | None:
-    """16-byte loads; `None` where the last axis gives nothing to load together, nor to store."""
+    """Loads of 16 bytes, or of fewer where the last axis has no whole number of those (rows of 126 x 126 elements of two
+    bytes have 8 at a time); `None` where the last axis gives nothing to load together, nor to store."""
     last = len(s.axes) - 1
     read = [r for r in s.reads if r.place == "before" and last in r.axes]
     if not s.folds and any(r.step * r.tensor.dtype.itemsize == 16 for r in read if is_of_records(r)):
         return Widths(1, 1)  # a record is 16 bytes itself, and threads read those side by side
-    loaded = [r.tensor.dtype.itemsize for r in read if r.step == 1 and not picks_each(r)]
+    together = [r for r in read if r.step == 1 and not picks_each(r)]
+    # What varies along most axes is most of what is read: parameters of rows are read in two loads, if they are wider.
+    most = max((len(r.axes) for r in together), default=0)
+    loaded = [r.tensor.dtype.itemsize for r in together if len(r.axes) == most]
     if read and not loaded and not s.folds:
         loaded = [s.root.dtype.itemsize]
     if not loaded:
@@ -47,6 +52,8 @@ def widths(s: Stream) -> Widths | None:
     chunk = 16 // max(loaded)
     along = s.axes[last].window
     if along is None or s.window is None:
+        length = prod(hint(s.entry.shape[dim]) for dim in s.axes[last].dims)
+        chunk = gcd(chunk, length) if length % 2 == 0 else chunk  # of odd ones, another size may have wider loads
         return Widths(chunk, chunk)
     op = s.window.op
     stride, reach = op.stride[along], op.dilation[along] * (op.kernel[along] - 1)

@@ -6,6 +6,7 @@ import warnings
 import zlib
 from collections.abc import Callable
 from itertools import product
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from fusewright.codegen.cuda.stream import kernel
 from fusewright.ir import ops
 from fusewright.ir.build import cast, pointwise
 from fusewright.ir.node import Graph, Node, make
-from fusewright.kernel import Kernel
+from fusewright.kernel import Kernel, evaluate
 from fusewright.runtime.launch import Launcher
 from fusewright.runtime.nvrtc import CountError
 from fusewright.schedule.stream import Stream, parse
@@ -162,6 +163,10 @@ CHAINS: dict[str, Callable[[], Node]] = {
     "deviation of tall columns": lambda: fold(inp(0, 1500, 8), "std", 0),
     "deviation of long rows": lambda: fold(inp(0, 2, 20_003), "std", 1, correction=0.5),
     "deviation in bfloat16": lambda: fold(inp(0, 70, 3, 5, 16, dtype=BF16), "std", 0),
+    "deviation of rows in bfloat16": lambda: fold(inp(0, 5, 3, 6, 6, dtype=BF16), "std", 2, 3),
+    "variance of many rows in float16": lambda: fold(inp(0, 5000, 12, dtype=F16), "var", 0),
+    "rows of eight bytes": lambda: pointwise("add", inp(0, 2, 3, 6, 6, dtype=BF16), inp(1, 3, 1, 1, dtype=BF16)),
+    "wide parameters of narrow rows": lambda: pointwise("mul", inp(0, 40, 48, dtype=BF16), inp(1, 48)),
     "variance of few": lambda: fold(inp(0, 2, 3, 40), "var", 0, correction=3),
     "deviation, then mean": lambda: fold(fold(inp(0, 4, 6, 40), "std", 0, correction=0), "mean", 1),
     "long rows' mean, then deviation": lambda: fold(fold(inp(0, 2, 30, 900), "mean", 2), "std", 1),
@@ -465,6 +470,32 @@ def test_operands_are_described() -> None:
     assert all(
         f"aligned({name})" in k.source for name, shape in zip(k.operands, k.shapes, strict=True) if shape == whole
     )
+
+
+@pytest.mark.parametrize(
+    ("root", "values"),
+    [
+        (pointwise("add", inp(0, 2, 3, 6, 6, dtype=BF16), inp(1, 3, 1, 1, dtype=BF16)), 4),
+        (pointwise("add", inp(0, 2, 3, 4, 6, dtype=BF16), inp(1, 3, 1, 1, dtype=BF16)), 8),
+        (fold(inp(0, 2, 3, 7, 2, dtype=BF16), "var", 2, 3), 2),
+        (pointwise("mul", inp(0, 40, 48, dtype=BF16), inp(1, 48)), 8),
+        (pointwise("mul", inp(0, 40, 48, dtype=BF16), inp(1, 40, 48)), 4),
+        (pointwise("relu", inp(0, 3, 5, 7)), 4),
+    ],
+)
+def test_loads_are_as_wide_as_rows_allow(root: Node, values: int) -> None:
+    """Rows of 36 elements of two bytes have no whole number of 16-byte loads; what is read once for all rows counts for
+    less than they do."""
+    k = kernel(stream_of(root), "fused_test")
+    assert f"VALUES = WIDE ? {values} : 1;" in k.source
+
+
+def test_parts_of_columns_are_fewer_bytes_than_what_is_read() -> None:
+    """A variance takes four numbers of eight bytes for each part of a column, here of 8192 elements of two bytes."""
+    k = kernel(stream_of(fold(inp(0, 8192, 4096, dtype=BF16), "var", 0)), "fused_test")
+    (scratch,) = k.scratch
+    saved = prod(evaluate(n, {"s0": 8192, "s1": 4096}) for n in scratch.shape) * scratch.dtype.itemsize
+    assert 0 < saved <= 8192 * 4096 * 2 // 8
 
 
 @pytest.mark.parametrize(
