@@ -118,6 +118,8 @@ class Epilogue(ElementText):
             at_once = min(FEATURES // team.warps, 2 * self.rows_in_turn if self.late else self.rows_in_turn)
             assert FEATURES % (at_once * team.warps) == 0, "every warp of a team has as many rows"
             names = {"positions": team.positions, "pitch": team.pitch, "warps": team.warps, "at_once": at_once}
+            if self.c.root.dtype.itemsize == 2 and not self.late:
+                return [fill(texts.WRITE_ROWS_OF_HALF, type=self.result_type, **names)]
             return [fill(texts.WRITE_ROWS, type=self.result_type, **names, **self.late_names(""))]
         if self.neighbours:
             return [fill(texts.PAIR, type=self.result_type)]

@@ -158,6 +158,52 @@ __device__ __forceinline__ void write_rows(const float* rows, $type* to, long lo
 }
 """
 
+# Of elements of two bytes a lane has two neighbours, which are one of memory's words.
+WRITE_ROWS_OF_HALF = """
+// Rows of eight features wait in shared memory, of the POSITIONS that a team of warps has side by side.
+constexpr int POSITIONS = $positions, ROW_PITCH = $pitch, TEAM = $warps;    // a team's warps
+struct alignas(8) Neighbours { float first, second; };
+struct alignas(4) Word { $type first, second; };
+
+// Write them, each warp of the team some, whole words and parts of memory at a time: the first one begins at `to`; there
+// are so many `features`, and `left` elements of their rows.  What several rows have is read before any of it is written.
+__device__ __forceinline__ void write_rows(const float* rows, $type* to, long long plane, int features, int left,
+                                           int member, int lane) {
+    constexpr int PARTS = (POSITIONS + 126) / 64, AT_ONCE = $at_once;
+#pragma unroll 1
+    for (int first = member; first < 8; first += AT_ONCE * TEAM) {
+        Word words[AT_ONCE][PARTS];
+        int at[AT_ONCE];    // the first element of a lane's first word: before the row in words that it has half of
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int feature = first + i * TEAM;
+            const auto value = [&](int at) {
+                return narrow_to<$type>::of(rows[feature * ROW_PITCH + min(max(at, 0), POSITIONS - 1)]);
+            };
+            at[i] = 2 * lane - int(reinterpret_cast<unsigned long long>(to + feature * plane) / sizeof($type) % 64);
+#pragma unroll
+            for (int k = 0; k < PARTS; ++k) words[i][k] = Word{value(at[i] + 64 * k), value(at[i] + 64 * k + 1)};
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int feature = first + i * TEAM, count = feature < features ? left : 0;
+            $type* const row = to + feature * plane + at[i];
+#pragma unroll
+            for (int k = 0; k < PARTS; ++k) {
+                const bool has_first = unsigned(at[i] + 64 * k) < unsigned(count);
+                const bool has_second = unsigned(at[i] + 64 * k + 1) < unsigned(count);
+                if (has_first && has_second)
+                    *reinterpret_cast<Word*>(row + 64 * k) = words[i][k];
+                else if (has_first)
+                    row[64 * k] = words[i][k].first;
+                else if (has_second)
+                    row[64 * k + 1] = words[i][k].second;
+            }
+        }
+    }
+}
+"""
+
 ROWS_THERE = """
 float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED$behind) + $team * 8 * ROW_PITCH;
 """

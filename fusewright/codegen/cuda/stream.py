@@ -120,7 +120,7 @@ class Writer(StreamSections):
         return max((r.tensor.dtype.itemsize for r in self.s.reads if r.place == "before"), default=4)
 
     @property
-    def _together(self) -> int:
+    def _flat_groups(self) -> int:
         """Groups of values that a thread loads before it writes them, in the wide variant: of 16 bytes, or twice as many."""
         return 4 if self.wide and self.wide.values * self.itemsize <= 8 else 2
 
@@ -174,7 +174,7 @@ class Writer(StreamSections):
         parts = f"({shape.parts or 1})"
         values = self.wide.values if self.wide else 1
         blocks = {
-            "flat": f"ceil_div({results}, {THREADS * values * (shape.crossed or self.at_once(self._together))})",
+            "flat": f"ceil_div({results}, {THREADS * values * (shape.crossed or self.at_once(self._flat_groups))})",
             "rows": f"ceil_div({results} * {parts}, {THREADS // shape.team})",
             "columns": f"ceil_div(ceil_div({results}, {values}), {THREADS // shape.team}) * {parts}",
         }[shape.form]
@@ -322,7 +322,7 @@ class Writer(StreamSections):
             store=self.store("(first + t * THREADS) * V", "value[t]"),
             items=self._items(self.all),
             decode=self._decode("item", self.all),
-            at_once=self._at_once(self._together, 4),
+            at_once=self._at_once(self._flat_groups, 4),
             **self._common(),
         )
         return lines if self.tall is None else [*lines, "", *self.tall.flat()]
