@@ -103,10 +103,11 @@ def _refused(chain: Chain) -> str | None:
     x, (w, _) = matmul.arg(0), _weight(matmul)
     if w.ndim != 2 or not all(isinstance(d, int) for d in w.shape):
         return f"{matmul!r} multiplies two computed values"
-    if [type(stage) for stage in stages] not in ([Fold], [Map, Fold]):
+    *ahead, last = stages or (None,)
+    if not isinstance(last, Fold) or len(ahead) > 1 or not all(isinstance(stage, Map) for stage in ahead):
         return "a product ends in one reduction, behind pointwise operations at most"
     features, tokens = {x.ndim - 1}, set(range(1, x.ndim - 1))
-    if set(stages[-1].op.dims) not in (features, tokens, features | tokens) or not stages[-1].op.dims:
+    if set(last.op.dims) not in (features, tokens, features | tokens) or not last.op.dims:
         return "the reduction is over some of the tokens only"
     return None
 

@@ -24,6 +24,7 @@ from fusewright.schedule.warpgroup_staging import (
     Tile,
     WarpgroupCut,
     chunks,
+    columns_read,
     couples,
     passes,
     run,
@@ -38,6 +39,7 @@ from fusewright.schedule.warpgroup_staging import (
     vector,
     vectors_by_thread,
     weight_vectors,
+    words,
 )
 
 # Blocks that share a multiprocessor, and that the estimate knows of.
@@ -70,7 +72,8 @@ def blocks_per_sm(c: Contraction, t: WarpgroupCut, shared: int) -> int:
 def blocks_planned(c: Contraction, t: WarpgroupCut, shared: int) -> int:
     """Blocks that share one as kernels are compiled: with registers for vectors that make runs whole, and none alone
     for the sake of a few."""
-    more = 0 if t.producers else 4 * (run(c, t) * staged_by_thread(c, t)[1] - vectors_by_thread(c, t)[1])
+    each = 8 if words(c, t) else 4  # registers of a vector, or of words of as many channels
+    more = 0 if t.producers else each * run(c, t) * staged_by_thread(c, t)[1] - 4 * vectors_by_thread(c, t)[1]
     registers = t.registers(c) + max(0, more)
     blocks = min(MOST_BLOCKS, _fitting(c, t, shared, registers))
     return max(1, blocks, min(2, _fitting(c, t, shared, registers - FOUND)))
@@ -295,7 +298,7 @@ def _work(c: Contraction, t: WarpgroupCut, lay: Staged, row: int) -> _Work:
         readings=readings,
         values=VALUE * products.accumulators * sum(times for times, _ in ways) * t.warps,
         steps=count * sum(times * ceil(rows / t.tap_rows) for times, rows in ways),
-        vectors=lay.vectors * prod(lay.lengths),
+        vectors=lay.vectors * columns_read(c, t),
         refills=refills,
     )
 

@@ -335,6 +335,35 @@ def run(c: Contraction, t: WarpgroupCut) -> int:
     return 3 if vectors % 6 == 3 else min(2, vectors)
 
 
+@dataclass(frozen=True)
+class Words:
+    """Rows of elements of two bytes, read as words of four: a thread has two neighbours of each channel.
+
+    before   elements of the first word that are before the tile's row: words begin at even elements
+    count    words of a row
+    """
+
+    before: int
+    count: int
+
+
+def words(c: Contraction, t: WarpgroupCut) -> Words | None:
+    """The words of a tile's rows, where all rows of the input are whole ones and neighbours stay neighbours."""
+    lay, (low, advance), length = staged(c, t), c.reads(2), c.x.shape[-1]
+    if c.x.dtype.itemsize != 2 or c.channels_last or lay.advance > 1 or advance * t.cells[2] % 2:
+        return None
+    if not isinstance(length, int) or length % 2 or lay.lengths[2] + low % 2 > MOST_INDICES:
+        return None
+    return Words(low % 2, ceil((lay.lengths[2] + low % 2) / 2))
+
+
+def columns_read(c: Contraction, t: WarpgroupCut) -> int:
+    """How often a thread finds a column of the tile's input, or two that it reads as words."""
+    d, h, w = staged(c, t).lengths
+    found = words(c, t)
+    return d * h * (found.count if found else w)
+
+
 # What a thread reads before it writes it to shared memory, each in a register: vectors that lie in memory as they are,
 # or elements.
 AHEAD, AHEAD_ELEMENTS = 6, 24
@@ -359,8 +388,7 @@ def staged_by_thread(c: Contraction, t: WarpgroupCut) -> tuple[int, int]:
 def _dealt(c: Contraction, t: WarpgroupCut, vectors: int, most: int) -> tuple[int, int]:
     """A tile's columns, so many vectors of each at a time: what a thread gets of them, and in one of its rounds, which
     have `most` at most."""
-    lay = staged(c, t)
-    each = ceil(ceil(lay.vectors / vectors) * prod(lay.lengths) / t.staging_threads)
+    each = ceil(ceil(staged(c, t).vectors / vectors) * columns_read(c, t) / t.staging_threads)
     return each, ceil(each / ceil(each / most))
 
 

@@ -90,6 +90,7 @@ __device__ __forceinline__ void copy_bulk(void* to_shared, const void* from_glob
 // An element of an operand, which nobody writes to meanwhile: so it may be read or left out without a branch.
 __device__ __forceinline__ float read_only(const float* x) { return __ldg(x); }
 __device__ __forceinline__ uint4 read_only(const uint4* x) { return __ldg(x); }
+__device__ __forceinline__ unsigned read_only(const unsigned* x) { return __ldg(x); }
 template <class T> __device__ __forceinline__ T read_only(const T* x) { return {__ldg(&x->bits)}; }
 
 // A number of which the compiler knows nothing, so that what follows from it is not kept in registers between uses.
@@ -199,8 +200,8 @@ union alignas(16) Channels {
 
 // What a thread stages at a time: runs of vectors of one column.  What has been read of them, and where in the tile
 // they are, in columns of shared memory, packed indices of the input, elements of x.  The column of no run is negative.
-constexpr int COLUMNS = X_D * X_H * X_W, RUN = 2, COUNT = VECTORS / RUN * COLUMNS;    // of a vector; of a run; runs
-constexpr int AT_ONCE = 1;
+constexpr int COLUMNS = X_D * X_H * X_W;    // of a vector
+constexpr int RUN = 2, COUNT = VECTORS / RUN * COLUMNS, AT_ONCE = 1;    // vectors of a run; runs; on their way
 struct Fetched { Channels read[AT_ONCE][RUN]; };
 struct Places {
     int to[AT_ONCE];
@@ -214,7 +215,7 @@ __device__ __forceinline__ Places places_of(int begin, int D, int H, int W) {
     for (int n = 0; n < AT_ONCE; ++n) {
         const unsigned i = begin + n * THREADS, v = i / COLUMNS * RUN, at = i % COLUMNS;
         const unsigned row = at / X_W, d = 0, h = row, w = at % X_W;
-        places.to[n] = i < COUNT ? int(v * PLANE + row * ROW + column(w)) : -1;
+        places.to[n] = i < COUNT ? int(v * PLANE + row * ROW) + column(w) : -1;
         places.index[n] = v * VECTOR << 24 | d << 16 | h << 8 | w;
         places.from[n] = ((v * VECTOR * D + d) * H + h) * W + w;
     }
@@ -234,7 +235,7 @@ __device__ __forceinline__ void fetch_input(Fetched& fetched, const Places& plac
         const unsigned index = places.index[n];
         const int channel = 0;
         const int d = 0, h = int(index >> 8 & 255), w = index & 255;
-        const bool inside = places.to[n] >= 0 && unsigned(low_d + d) < unsigned(D) &&
+        const bool inside = places.to[n] > -1 && unsigned(low_d + d) < unsigned(D) &&
                             unsigned(low_h + h) < unsigned(H) && unsigned(low_w + w) < unsigned(W);
         const Element* from = start + (places.from[n]);
 #pragma unroll
@@ -260,7 +261,7 @@ __device__ __forceinline__ void put_input(Fetched& fetched, const Places& places
                 value = __uint_as_float(round_tf32(value));
             }
             Element* const to = tile + (places.to[n] + k * PLANE) * VECTOR;
-            if (places.to[n] >= 0) *reinterpret_cast<uint4*>(to) = fetched.read[n][k].word;
+            if (places.to[n] > -1) *reinterpret_cast<uint4*>(to) = fetched.read[n][k].word;
         }
     }
 }

@@ -165,8 +165,9 @@ constexpr int POSITIONS = $positions, ROW_PITCH = $pitch, TEAM = $warps;    // a
 struct alignas(8) Neighbours { float first, second; };
 struct alignas(4) Word { $type first, second; };
 
-// Write them, each warp of the team some, whole words and parts of memory at a time: the first one begins at `to`; there
-// are so many `features`, and `left` elements of their rows.  What several rows have is read before any of it is written.
+// Write them, each warp of the team some, whole words and parts of memory at a time: the first one begins at `to`;
+// there are so many `features`, and `left` elements of their rows.  What several rows have is read before any of it is
+// written.
 __device__ __forceinline__ void write_rows(const float* rows, $type* to, long long plane, int features, int left,
                                            int member, int lane) {
     constexpr int PARTS = (POSITIONS + 126) / 64, AT_ONCE = $at_once;

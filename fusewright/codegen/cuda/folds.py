@@ -185,8 +185,8 @@ total += few, squares += few_squares;
 
 
 def fold(op: ops.Reduce, name: str, compute: str, result: str, *, half: bool = False) -> str:
-    """The struct `name` of a reduction of values of type `compute`, which may have been of half precision, to one of type
-    `result`."""
+    """The struct `name` of a reduction of values of type `compute`, which may be `half` precision in memory, to one of
+    type `result`."""
     kind = op.kind
     texts = {"logsumexp": _LOGSUMEXP, "var": _VAR, "std": _VAR, "max": _EXTREME, "min": _EXTREME}
     texts |= {"argmax": _PLACE, "argmin": _PLACE}

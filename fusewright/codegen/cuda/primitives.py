@@ -289,6 +289,7 @@ PRIMITIVES["read_only"] = r"""
 // An element of an operand, which nobody writes to meanwhile: so it may be read or left out without a branch.
 __device__ __forceinline__ float read_only(const float* x) { return __ldg(x); }
 __device__ __forceinline__ uint4 read_only(const uint4* x) { return __ldg(x); }
+__device__ __forceinline__ unsigned read_only(const unsigned* x) { return __ldg(x); }
 template <class T> __device__ __forceinline__ T read_only(const T* x) { return {__ldg(&x->bits)}; }
 """
 

@@ -121,7 +121,8 @@ class Writer(StreamSections):
 
     @property
     def _flat_groups(self) -> int:
-        """Groups of values that a thread loads before it writes them, in the wide variant: of 16 bytes, or twice as many."""
+        """Groups of values that a thread loads before it writes them, in the wide variant: more where they are less
+        than 16 bytes."""
         return 4 if self.wide and self.wide.values * self.itemsize <= 8 else 2
 
     def _crossed(self) -> int:

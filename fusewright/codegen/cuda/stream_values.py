@@ -35,8 +35,8 @@ class Widths:
 
 
 def widths(s: Stream) -> Widths | None:
-    """Loads of 16 bytes, or of fewer where the last axis has no whole number of those (rows of 126 x 126 elements of two
-    bytes have 8 at a time); `None` where the last axis gives nothing to load together, nor to store."""
+    """Loads of 16 bytes, or of fewer where the last axis has no whole number of those (rows of 126 x 126 elements of
+    two bytes have 8 at a time); `None` where the last axis gives nothing to load together, nor to store."""
     last = len(s.axes) - 1
     read = [r for r in s.reads if r.place == "before" and last in r.axes]
     if not s.folds and any(r.step * r.tensor.dtype.itemsize == 16 for r in read if is_of_records(r)):
