@@ -118,7 +118,7 @@ class Epilogue(ElementText):
             at_once = min(FEATURES // team.warps, 2 * self.rows_in_turn if self.late else self.rows_in_turn)
             assert FEATURES % (at_once * team.warps) == 0, "every warp of a team has as many rows"
             names = {"positions": team.positions, "pitch": team.pitch, "warps": team.warps, "at_once": at_once}
-            if self.c.root.dtype.itemsize == 2 and not self.late:
+            if self.holds_half:
                 return [fill(texts.WRITE_ROWS_OF_HALF, type=self.result_type, **names)]
             return [fill(texts.WRITE_ROWS, type=self.result_type, **names, **self.late_names(""))]
         if self.neighbours:
@@ -149,7 +149,8 @@ class Epilogue(ElementText):
         if self.t.by_rows:
             behind, warps = 4 * self.kept_elements() - rows_bytes(self.t), self.t.team.warps
             team = "warp" if warps == 1 else f"warp / {warps}"
-            lines += fill(texts.ROWS_THERE, behind=f" + {behind}" if behind else "", team=team)
+            held = self.result_type if self.holds_half else "float"
+            lines += fill(texts.ROWS_THERE, behind=f" + {behind}" if behind else "", team=team, held=held)
         empty = self.joining.empty
         if self.kind == "positions":
             lines += [f"{self.total_type} total[M_TILES][2];", UNROLL]
@@ -245,20 +246,30 @@ class Epilogue(ElementText):
         """Of the block's features the first of eight that a team writes, in these loops."""
         return "16 * (warp_m * M_TILES + m) + 8 * half", CHANNELS
 
+    @property
+    def holds_half(self) -> bool:
+        """Whether rows are held as elements of two bytes: nothing more is computed of them on the way out."""
+        return self.c.root.dtype.itemsize == 2 and not self.late
+
+    def held(self, value: str) -> str:
+        """A value as it is held."""
+        return f"narrow_to<{self.result_type}>::of({value})" if self.holds_half else value
+
     def held_for_rows(self, slots: int) -> Lines:
         """A thread's values of eight features, to where they are written from."""
         if self.c.window is not None:
             loops, column = ["for (int own_w = 0; own_w < OWN_W; ++own_w)"], "own_w / 2 * 8 + 2 * quad + own_w % 2"
             return nest(loops, self._pooled_to(f"row * ROW_PITCH + {column}", column))
-        first, second = (self.changed(self.accumulator("j", f"2 * half{e}")) for e in ("", " + 1"))
-        at = "reinterpret_cast<Neighbours*>(&team_rows[row * ROW_PITCH + 8 * j + 2 * quad])"
-        return nest([f"for (int j = 0; j < {slots // 2}; ++j)"], [f"*{at} = Neighbours{{{first}, {second}}};"])
+        first, second = (self.held(self.changed(self.accumulator("j", f"2 * half{e}"))) for e in ("", " + 1"))
+        kind = "Word" if self.holds_half else "Neighbours"
+        at = f"reinterpret_cast<{kind}*>(&team_rows[row * ROW_PITCH + 8 * j + 2 * quad])"
+        return nest([f"for (int j = 0; j < {slots // 2}; ++j)"], [f"*{at} = {kind}{{{first}, {second}}};"])
 
     def _pooled_to(self, at: str, column: str) -> Lines:
         """Leave the pooled value of cell `own_w`, which is `column` of the team's row, in shared memory."""
         place = f"const int r = first_r + {column};"
         share = self.share("pqr")
-        return [*([place] if share else []), *share, f"team_rows[{at}] = {self.of_cell()};"]
+        return [*([place] if share else []), *share, f"team_rows[{at}] = {self.held(self.of_cell())};"]
 
     def _row_loops(self, slots: int, rows: Sequence[str], position: Sequence[str], lengths: Sequence[str]) -> Lines:
         """Write every position of a thread's rows, some features' at a time."""

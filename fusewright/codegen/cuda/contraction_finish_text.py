@@ -158,17 +158,16 @@ __device__ __forceinline__ void write_rows(const float* rows, $type* to, long lo
 }
 """
 
-# Of elements of two bytes a lane has two neighbours, which are one of memory's words.
+# Elements of two bytes are held as they are written, and a lane writes two neighbours, which are a word of memory.
 WRITE_ROWS_OF_HALF = """
 // Rows of eight features wait in shared memory, of the POSITIONS that a team of warps has side by side.
 constexpr int POSITIONS = $positions, ROW_PITCH = $pitch, TEAM = $warps;    // a team's warps
-struct alignas(8) Neighbours { float first, second; };
 struct alignas(4) Word { $type first, second; };
 
 // Write them, each warp of the team some, whole words and parts of memory at a time: the first one begins at `to`;
 // there are so many `features`, and `left` elements of their rows.  What several rows have is read before any of it is
 // written.
-__device__ __forceinline__ void write_rows(const float* rows, $type* to, long long plane, int features, int left,
+__device__ __forceinline__ void write_rows(const $type* rows, $type* to, long long plane, int features, int left,
                                            int member, int lane) {
     constexpr int PARTS = (POSITIONS + 126) / 64, AT_ONCE = $at_once;
 #pragma unroll 1
@@ -178,27 +177,40 @@ __device__ __forceinline__ void write_rows(const float* rows, $type* to, long lo
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const int feature = first + i * TEAM;
-            const auto value = [&](int at) {
-                return narrow_to<$type>::of(rows[feature * ROW_PITCH + min(max(at, 0), POSITIONS - 1)]);
-            };
+            const $type* const row = rows + feature * ROW_PITCH;
             at[i] = 2 * lane - int(reinterpret_cast<unsigned long long>(to + feature * plane) / sizeof($type) % 64);
+            if (at[i] % 2 == 0) {
 #pragma unroll
-            for (int k = 0; k < PARTS; ++k) words[i][k] = Word{value(at[i] + 64 * k), value(at[i] + 64 * k + 1)};
+                for (int k = 0; k < PARTS; ++k)
+                    words[i][k] = *reinterpret_cast<const Word*>(row + min(max(at[i] + 64 * k, 0), POSITIONS - 2));
+            } else {
+#pragma unroll
+                for (int k = 0; k < PARTS; ++k)
+                    words[i][k] = Word{row[min(max(at[i] + 64 * k, 0), POSITIONS - 1)],
+                                       row[min(max(at[i] + 64 * k + 1, 0), POSITIONS - 1)]};
+            }
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const int feature = first + i * TEAM, count = feature < features ? left : 0;
             $type* const row = to + feature * plane + at[i];
+            if (at[i] % 2 == 0 && count % 2 == 0) {    // whole words
 #pragma unroll
-            for (int k = 0; k < PARTS; ++k) {
-                const bool has_first = unsigned(at[i] + 64 * k) < unsigned(count);
-                const bool has_second = unsigned(at[i] + 64 * k + 1) < unsigned(count);
-                if (has_first && has_second)
-                    *reinterpret_cast<Word*>(row + 64 * k) = words[i][k];
-                else if (has_first)
-                    row[64 * k] = words[i][k].first;
-                else if (has_second)
-                    row[64 * k + 1] = words[i][k].second;
+                for (int k = 0; k < PARTS; ++k)
+                    if (unsigned(at[i] + 64 * k) < unsigned(count))
+                        *reinterpret_cast<Word*>(row + 64 * k) = words[i][k];
+            } else {
+#pragma unroll
+                for (int k = 0; k < PARTS; ++k) {
+                    const bool has_first = unsigned(at[i] + 64 * k) < unsigned(count);
+                    const bool has_second = unsigned(at[i] + 64 * k + 1) < unsigned(count);
+                    if (has_first && has_second)
+                        *reinterpret_cast<Word*>(row + 64 * k) = words[i][k];
+                    else if (has_first)
+                        row[64 * k] = words[i][k].first;
+                    else if (has_second)
+                        row[64 * k + 1] = words[i][k].second;
+                }
             }
         }
     }
@@ -206,7 +218,7 @@ __device__ __forceinline__ void write_rows(const float* rows, $type* to, long lo
 """
 
 ROWS_THERE = """
-float* const team_rows = reinterpret_cast<float*>(shared_memory + STAGED$behind) + $team * 8 * ROW_PITCH;
+$held* const team_rows = reinterpret_cast<$held*>(shared_memory + STAGED$behind) + $team * 8 * ROW_PITCH;
 """
 
 # Of a thread's rows along d and h, in two loops.

@@ -120,9 +120,13 @@ class WarpgroupEpilogue(PhasesEpilogue):
         if not self.couples:
             return super().held_for_rows(slots)
         run = self.run
-        values = ", ".join(self.changed(value) for value in run.values)
-        at = "reinterpret_cast<float4*>(&team_rows[row * ROW_PITCH + 16 * s + 4 * quad])"
-        held = [f"const int own_w = {run.own_w};", f"*{at} = float4{{{values}}};"]
+        values = [self.held(self.changed(value)) for value in run.values]
+        held = [f"const int own_w = {run.own_w};"]
+        kind, taken = ("Word", 2) if self.holds_half else ("float4", 4)
+        for i in range(0, 4, taken):
+            place = f"row * ROW_PITCH + 16 * s + 4 * quad{f' + {i}' if i else ''}"
+            whole = f"{kind}{{{', '.join(values[i : i + taken])}}}"
+            held.append(f"*reinterpret_cast<{kind}*>(&team_rows[{place}]) = {whole};")
         return nest([f"for (int s = 0; s < {slots // run.taken}; ++s)"], held)
 
     def accumulator(self, tile: str, lane: str) -> str:
@@ -177,7 +181,7 @@ class _FeaturesEpilogue(Epilogue):
             held = self._pooled_to(f"(2 * quad + half) * ROW_PITCH + {self.column_of_team}", self.column_of_team)
             return nest(["for (int own_w = 0; own_w < OWN_W; ++own_w)", CHANNELS[1]], held)
         value = self.changed(self.accumulated(1))
-        held = nest(CHANNELS[1:], [f"team_rows[(2 * quad + half) * ROW_PITCH + column] = {value};"])
+        held = nest(CHANNELS[1:], [f"team_rows[(2 * quad + half) * ROW_PITCH + column] = {self.held(value)};"])
         place = ["const int own_w = s;", f"const int column = {self.column_of_team};"]
         return nest([f"for (int s = 0; s < {slots}; ++s)"], [*place, *held])
 
