@@ -290,10 +290,11 @@ def _track(node: Node, args: Sequence[str | None], name: str) -> Sequence[str]:
             f"torch._foreach_mul_([{mean}, {variance}], {keep})",
             f"{name} = torch._foreach_add_([{mean}, {variance}], list({found}.detach()[::2]), alpha={take})",
         ]
-    # Rounded to the narrower type once.
-    updates = ((running, f"{running}.to({node.arg(0).dtype}) * {keep}", i) for running, i in ((mean, 0), (variance, 2)))
-    both = ", ".join(f"{running}.copy_({kept} + {found}.detach()[{i}] * {take})" for running, kept, i in updates)
-    return [f"{name} = ({both})"]  # at once: the result may take the name of what both read
+    # Both at once, rounded to the narrower type when they are written.
+    return [
+        f"{name} = ({found}.detach()[::2] * {take}).add_(torch.stack(({mean}, {variance})), alpha={keep})",
+        f"{name} = ({mean}.copy_({name}[0]), {variance}.copy_({name}[1]))",
+    ]
 
 
 EMITTERS[ops.Statistics] = _statistics
